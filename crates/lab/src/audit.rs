@@ -1,0 +1,146 @@
+//! The API server's audit log, read back as typed records: who did what to which object, when, with what result.
+//!
+//! This is how a test counts requests. It sees what really arrived, not what a client believes it sent.
+
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use jiff::Timestamp;
+use serde::Deserialize;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Record {
+    /// One request has one id, even where it leaves several records (a watch has a start and an end).
+    pub id: String,
+    pub user: String,
+    pub user_agent: String,
+    pub verb: String,
+    pub group: String,
+    pub resource: String,
+    pub subresource: String,
+    pub namespace: String,
+    pub name: String,
+    /// The HTTP status; none if the request never got an answer.
+    pub code: Option<u16>,
+    pub time: Timestamp,
+    pub dry_run: bool,
+}
+
+impl Record {
+    /// Something that may change an object.
+    pub fn is_write(&self) -> bool {
+        !self.dry_run && matches!(self.verb.as_str(), "create" | "update" | "patch" | "delete" | "deletecollection")
+    }
+}
+
+/// Every record of the log so far, in the order in which requests arrived, one per request (the last of each id).
+pub(crate) fn read(log: &Path) -> Result<Vec<Record>> {
+    let text = std::fs::read_to_string(log).with_context(|| format!("reading {}", log.display()))?;
+    parse(&text)
+}
+
+fn parse(text: &str) -> Result<Vec<Record>> {
+    let mut records: Vec<Record> = Vec::new();
+    let mut position = std::collections::HashMap::new();
+    // The last line may still be in the writing.
+    let complete = text.rfind('\n').map_or("", |end| text.get(..end).unwrap_or_default());
+    for line in complete.lines() {
+        let event: Event = serde_json::from_str(line).with_context(|| format!("not an audit event: {line}"))?;
+        let record = Record::from(event);
+        match position.get(&record.id).and_then(|index: &usize| records.get_mut(*index)) {
+            Some(earlier) => *earlier = Record { time: earlier.time, ..record },
+            None => {
+                position.insert(record.id.clone(), records.len());
+                records.push(record);
+            }
+        }
+    }
+    records.sort_by_key(|record| record.time);
+    Ok(records)
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Event {
+    #[serde(rename = "auditID")]
+    audit_id: String,
+    verb: String,
+    #[serde(rename = "requestURI")]
+    request_uri: String,
+    user: User,
+    #[serde(default)]
+    user_agent: String,
+    object_ref: Option<ObjectRef>,
+    response_status: Option<ResponseStatus>,
+    request_received_timestamp: Timestamp,
+}
+
+#[derive(Deserialize)]
+struct User {
+    #[serde(default)]
+    username: String,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "camelCase", default)]
+struct ObjectRef {
+    api_group: String,
+    resource: String,
+    subresource: String,
+    namespace: String,
+    name: String,
+}
+
+#[derive(Deserialize)]
+struct ResponseStatus {
+    code: Option<u16>,
+}
+
+impl From<Event> for Record {
+    fn from(event: Event) -> Self {
+        let object = event.object_ref.unwrap_or_default();
+        let query = event.request_uri.split_once('?').map_or("", |(_, query)| query);
+        Record {
+            id: event.audit_id,
+            user: event.user.username,
+            user_agent: event.user_agent,
+            verb: event.verb,
+            group: object.api_group,
+            resource: object.resource,
+            subresource: object.subresource,
+            namespace: object.namespace,
+            name: object.name,
+            code: event.response_status.and_then(|status| status.code),
+            time: event.request_received_timestamp,
+            dry_run: query.split('&').any(|pair| pair.starts_with("dryRun=")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LINE: &str = r#"{"kind":"Event","apiVersion":"audit.k8s.io/v1","level":"Metadata","auditID":"a1","stage":"ResponseComplete","requestURI":"/apis/kubevirt.io/v1/namespaces/default/virtualmachines?dryRun=All","verb":"create","user":{"username":"lab-admin","groups":["system:masters"]},"sourceIPs":["10.1.0.1"],"userAgent":"kubectl/v1.36.3","objectRef":{"resource":"virtualmachines","namespace":"default","name":"vm","apiGroup":"kubevirt.io","apiVersion":"v1"},"responseStatus":{"metadata":{},"code":201},"requestReceivedTimestamp":"2026-11-15T10:00:00.123456Z","stageTimestamp":"2026-11-15T10:00:00.2Z"}"#;
+
+    #[test]
+    fn a_record_says_who_did_what() {
+        let records = parse(&format!("{LINE}\n")).unwrap();
+        let [record] = records.as_slice() else { panic!("{records:?}") };
+        assert_eq!((record.user.as_str(), record.verb.as_str(), record.code), ("lab-admin", "create", Some(201)));
+        assert_eq!((record.resource.as_str(), record.name.as_str()), ("virtualmachines", "vm"));
+        assert!(record.dry_run && !record.is_write(), "a dry run writes nothing");
+    }
+
+    #[test]
+    fn one_request_is_one_record_with_its_last_result() {
+        let started = LINE.replace("201", "200");
+        let records = parse(&format!("{started}\n{LINE}\n")).unwrap();
+        assert_eq!(records.iter().map(|record| record.code).collect::<Vec<_>>(), [Some(201)]);
+    }
+
+    #[test]
+    fn a_line_in_the_writing_is_left_for_later() {
+        assert_eq!(parse(&format!("{LINE}\n{}", LINE.get(..40).unwrap())).unwrap().len(), 1);
+    }
+}

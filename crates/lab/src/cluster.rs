@@ -1,0 +1,385 @@
+//! One lab: started from options, used through its client and kubeconfig, gone when it is dropped.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use k8s_openapi::api::core::v1::ServiceAccount;
+use k8s_openapi::api::rbac::v1::Role;
+use kube::api::{Patch, PatchParams, PostParams};
+use kube::{Api, Client};
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+use crate::addresses::Slot;
+use crate::audit::{self, Record};
+use crate::control_plane::ControlPlane;
+use crate::credentials::{Credentials, of_service_account};
+use crate::extensions::{self, Extension};
+use crate::kubelet::{Kubelet, OwnProgram, PodAddresses, PodBehaviour};
+use crate::kubevirt::simulated::SimulatedKubeVirt;
+use crate::kubevirt::{self, KubeVirt};
+use crate::program::{Program, ProgramOptions};
+use crate::proxy::{FaultProxy, ProxyOptions};
+use crate::server::{Health, Server};
+use crate::virt_handler::{GuestBehaviour, GuestEnd, VirtHandler};
+use crate::vmi::VmiPhases;
+use crate::{isolate, manifests, node, place, storage};
+
+/// What a lab is made of.
+#[derive(Clone, Debug)]
+pub struct LabOptions {
+    pub nodes: u8,
+    pub kubevirt: KubeVirt,
+    pub pods: PodBehaviour,
+    pub guests: GuestBehaviour,
+    pub extensions: Vec<Extension>,
+    /// Programs of ours that pods may run, by image.
+    pub own_programs: Vec<OwnProgram>,
+}
+
+impl Default for LabOptions {
+    fn default() -> Self {
+        LabOptions {
+            nodes: 2,
+            kubevirt: KubeVirt::None,
+            pods: PodBehaviour::default(),
+            guests: GuestBehaviour::default(),
+            extensions: Vec::new(),
+            own_programs: Vec::new(),
+        }
+    }
+}
+
+pub struct Lab {
+    control_plane: ControlPlane,
+    proxy: FaultProxy,
+    client: Client,
+    folder: PathBuf,
+    kubeconfig: PathBuf,
+    health: Health,
+    slot: Arc<Slot>,
+    pods: watch::Sender<PodBehaviour>,
+    guests: watch::Sender<GuestBehaviour>,
+    own_programs: watch::Sender<Vec<OwnProgram>>,
+    virt_handler: VirtHandler,
+    programs: AtomicU8,
+    /// The simulators; they end with the lab.
+    simulators: JoinSet<()>,
+}
+
+/// The image under which a lab runs our own virt-operator.
+pub const OWN_VIRT_OPERATOR_IMAGE: &str = "ghcr.io/vitistack/virt-operator:lab";
+
+impl Lab {
+    /// Starts everything that `options` ask for, and returns when it is ready.
+    pub async fn start(options: LabOptions) -> Result<Self> {
+        isolate::require_inside()?;
+        if !(1..=250).contains(&options.nodes) {
+            bail!("a lab has 1 to 250 nodes, not {}", options.nodes);
+        }
+        let slot = Arc::new(Slot::take()?);
+        let folder = place::run_dir()?.join(format!("lab-{}", slot.number));
+        std::fs::create_dir_all(&folder).with_context(|| format!("creating {}", folder.display()))?;
+        let health = Health::default();
+        let control_plane = ControlPlane::start(&folder, &slot, &health).await?;
+        let admin = control_plane.admin.clone();
+        let client = admin.client("lab")?;
+        let proxy = FaultProxy::start(ProxyOptions {
+            listen: slot.proxy(),
+            upstream: slot.api_server(),
+            certificate: control_plane.certificates.proxy_certificate_pem.clone(),
+            key: control_plane.certificates.proxy_key_pem.clone(),
+            upstream_ca: control_plane.certificates.authority_pem.clone(),
+            upstream_name: "kubernetes.default.svc".to_owned(),
+        })
+        .await
+        .context("starting the fault proxy")?;
+
+        let (pods, pod_behaviour) = watch::channel(options.pods);
+        let (guests, guest_behaviour) = watch::channel(options.guests);
+        let (own_programs, own_programs_seen) = watch::channel(options.own_programs);
+        let (vmis, addresses) = (VmiPhases::default(), PodAddresses::default());
+        let kubelet = Kubelet {
+            client: admin.client("lab-kubelet")?,
+            admin: admin.clone(),
+            slot: slot.clone(),
+            folder: folder.clone(),
+            behaviour: pod_behaviour,
+            own_programs: own_programs_seen,
+            vmis: vmis.clone(),
+            addresses: addresses.clone(),
+        };
+        let virt_handler = VirtHandler {
+            client: admin.client("lab-virt-handler")?,
+            admin: admin.clone(),
+            slot: slot.clone(),
+            behaviour: guest_behaviour.clone(),
+            vmis,
+            addresses,
+            identities: Arc::default(),
+        };
+
+        health.guard(prepare_cluster(&client, &slot, options.nodes, &options.extensions)).await?;
+        let mut simulators = JoinSet::new();
+        simulators.spawn(node::heartbeat(client.clone()));
+        simulators.spawn(storage::provision(admin.client("lab-storage")?));
+        simulators.spawn(kubelet.run());
+        if matches!(options.kubevirt, KubeVirt::Simulated) {
+            let simulated = SimulatedKubeVirt {
+                client: admin.client("lab-kubevirt")?,
+                slot: slot.clone(),
+                nodes: options.nodes,
+                behaviour: guest_behaviour,
+            };
+            simulators.spawn(simulated.run());
+        } else {
+            simulators.spawn(virt_handler.clone().run());
+        }
+
+        let lab = Lab {
+            kubeconfig: folder.join("admin.kubeconfig"),
+            control_plane,
+            proxy,
+            client,
+            folder,
+            health,
+            slot,
+            pods,
+            guests,
+            own_programs,
+            virt_handler,
+            programs: AtomicU8::new(0),
+            simulators,
+        };
+        lab.health.guard(lab.install_kubevirt(options.kubevirt)).await?;
+        Ok(lab)
+    }
+
+    async fn install_kubevirt(&self, kubevirt: KubeVirt) -> Result<()> {
+        match kubevirt {
+            KubeVirt::None => Ok(()),
+            KubeVirt::Simulated => {
+                let definitions =
+                    kubevirt::install_strategy::resource_definitions(&self.client, &self.kubeconfig).await?;
+                manifests::create(&self.client, &definitions).await
+            }
+            KubeVirt::Reference { custom_resource } => {
+                self.create_virt_operator(kubevirt::REFERENCE_IMAGE).await?;
+                self.deploy_kubevirt(custom_resource).await
+            }
+            KubeVirt::Ours { program, custom_resource } => {
+                self.own_programs.send_modify(|programs| {
+                    programs.push(OwnProgram { image: "vitistack/virt-operator".to_owned(), file: program });
+                });
+                self.create_virt_operator(OWN_VIRT_OPERATOR_IMAGE).await?;
+                self.deploy_kubevirt(custom_resource).await
+            }
+        }
+    }
+
+    /// Everything that a virt-operator needs, and its Deployment with this image.
+    pub async fn create_virt_operator(&self, image: &str) -> Result<()> {
+        kubevirt::create_operator(&self.client, image).await
+    }
+
+    /// Creates the KubeVirt custom resource (the release's own by default) and waits until it is deployed.
+    pub async fn deploy_kubevirt(&self, custom_resource: Option<Value>) -> Result<()> {
+        kubevirt::deploy(&self.client, custom_resource).await
+    }
+
+    /// A client with all rights. What is tested should not use it: see [`Lab::credentials`].
+    pub fn client(&self) -> Client {
+        self.client.clone()
+    }
+
+    /// For kubectl; all rights.
+    pub fn kubeconfig(&self) -> &Path {
+        &self.kubeconfig
+    }
+
+    /// The lab's files: logs, kubeconfigs, the audit log.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    pub fn admin(&self) -> &Credentials {
+        &self.control_plane.admin
+    }
+
+    /// What a service account may use; the account is created if it is missing.
+    pub async fn credentials(&self, namespace: &str, account: &str) -> Result<Credentials> {
+        let accounts: Api<ServiceAccount> = Api::namespaced(self.client.clone(), namespace);
+        if accounts.get_opt(account).await?.is_none() {
+            let mut object = ServiceAccount::default();
+            object.metadata.name = Some(account.to_owned());
+            accounts.create(&PostParams::default(), &object).await.context("creating a service account")?;
+        }
+        of_service_account(self.admin(), &self.client, namespace, account, None).await
+    }
+
+    /// Makes a namespace and lets a service account do there what `rules` (of a Role) say.
+    pub async fn grant(&self, namespace: &str, account: &str, rules: &Value) -> Result<()> {
+        let group = "rbac.authorization.k8s.io";
+        let metadata = json!({"name": account, "namespace": namespace});
+        let role = json!({"apiVersion": format!("{group}/v1"), "kind": "Role", "metadata": metadata, "rules": rules});
+        let binding = json!({
+            "apiVersion": format!("{group}/v1"),
+            "kind": "RoleBinding",
+            "metadata": metadata,
+            "roleRef": {"apiGroup": group, "kind": "Role", "name": account},
+            "subjects": [{"kind": "ServiceAccount", "name": account, "namespace": namespace}],
+        });
+        let place = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}});
+        manifests::create(&self.client, &[place, role, binding]).await
+    }
+
+    /// Replaces what [`Lab::grant`] allowed.
+    pub async fn change_grant(&self, namespace: &str, account: &str, rules: &Value) -> Result<()> {
+        let roles: Api<Role> = Api::namespaced(self.client.clone(), namespace);
+        roles
+            .patch(account, &PatchParams::default(), &Patch::Merge(json!({"rules": rules})))
+            .await
+            .context("changing a Role")?;
+        Ok(())
+    }
+
+    /// A client with the token of a node's virt-handler pod.
+    pub async fn virt_handler_client(&self, node: &str) -> Result<Client> {
+        self.virt_handler.identity(node).await
+    }
+
+    /// Starts one of our programs as its own service account, with an address and a log of its own.
+    pub async fn run(&self, options: ProgramOptions) -> Result<Program> {
+        let number = self.programs.fetch_add(1, Ordering::Relaxed);
+        let mut credentials = self.credentials(&options.namespace, &options.service_account).await?;
+        if options.through_proxy {
+            credentials = credentials.through(self.proxy.addr());
+        }
+        Program::start(options, &credentials, self.slot.program(number), &self.folder, number)
+    }
+
+    /// Every request that the API server has seen so far.
+    pub fn audit(&self) -> Result<Vec<Record>> {
+        audit::read(&self.control_plane.audit_log)
+    }
+
+    /// The proxy in front of the API server, for rules that make requests fail.
+    pub fn proxy(&self) -> &FaultProxy {
+        &self.proxy
+    }
+
+    /// What pods do from now on.
+    pub fn set_pods(&self, change: impl FnOnce(&mut PodBehaviour)) {
+        self.pods.send_modify(change);
+    }
+
+    /// What guests do from now on.
+    pub fn set_guests(&self, change: impl FnOnce(&mut GuestBehaviour)) {
+        self.guests.send_modify(change);
+    }
+
+    /// A guest shuts down or crashes, by itself.
+    pub async fn end_guest(&self, namespace: &str, name: &str, end: GuestEnd) -> Result<()> {
+        self.virt_handler.end(namespace, name, end).await
+    }
+
+    pub async fn install(&self, extension: Extension) -> Result<()> {
+        extensions::install(&self.client, extension).await
+    }
+
+    /// Creates the objects of a YAML text.
+    pub async fn create(&self, yaml: &str) -> Result<()> {
+        manifests::create(&self.client, &manifests::parse(yaml)?).await
+    }
+
+    pub async fn stop_api_server(&self) -> Result<()> {
+        self.control_plane.api_server.stop(Signal::SIGKILL).await
+    }
+
+    /// Returns when the API server answers again.
+    pub async fn start_api_server(&self) -> Result<()> {
+        self.control_plane.resume_api_server(&self.health).await
+    }
+
+    pub async fn stop_etcd(&self) -> Result<()> {
+        self.control_plane.etcd.stop(Signal::SIGKILL).await
+    }
+
+    pub async fn start_etcd(&self) -> Result<()> {
+        self.control_plane.etcd.resume()
+    }
+
+    /// The server processes by name, for tests that kill one.
+    pub fn servers(&self) -> [(&'static str, &Server); 4] {
+        [
+            ("etcd", &self.control_plane.etcd),
+            ("kube-apiserver", &self.control_plane.api_server),
+            ("kube-controller-manager", &self.control_plane.controller_manager),
+            ("kube-scheduler", &self.control_plane.scheduler),
+        ]
+    }
+
+    /// Whether the lab itself is well.
+    pub fn health(&self) -> &Health {
+        &self.health
+    }
+
+    /// Waits until an object (or its absence) satisfies `is_so`; a failing lab and a time-out end the wait with the
+    /// last state that was seen.
+    pub async fn wait<K>(
+        &self,
+        what: &str,
+        patience: Duration,
+        api: Api<K>,
+        name: &str,
+        is_so: impl Fn(Option<&K>) -> bool + Send + Sync,
+    ) -> Result<Option<K>>
+    where
+        K: kube::Resource + Clone + serde::de::DeserializeOwned + serde::Serialize + std::fmt::Debug + Send + 'static,
+    {
+        let done = kube::runtime::wait::await_condition(api.clone(), name, |object: Option<&K>| is_so(object));
+        let waited = self.health.guard(async {
+            match tokio::time::timeout(patience, done).await {
+                Ok(result) => result.context("watching").map(Some),
+                Err(_) => Ok(None),
+            }
+        });
+        if let Some(object) = waited.await? {
+            return Ok(object);
+        }
+        let last: Option<Value> = api.get_opt(name).await?.and_then(|object| serde_json::to_value(object).ok());
+        bail!(
+            "{what}: not within {patience:?}; {name} is {}",
+            last.map_or("absent".to_owned(), |last| last.to_string())
+        )
+    }
+
+    /// Stops everything in order. Dropping the lab does the same without order.
+    pub async fn stop(mut self) -> Result<()> {
+        self.simulators.shutdown().await;
+        self.control_plane.stop().await
+    }
+}
+
+/// The files are in memory; servers and simulators end with their fields.
+impl Drop for Lab {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.folder);
+    }
+}
+
+async fn prepare_cluster(client: &Client, slot: &Slot, nodes: u8, wanted: &[Extension]) -> Result<()> {
+    for number in 1..=nodes {
+        node::create(client, slot, number).await?;
+    }
+    storage::create_classes(client).await?;
+    for extension in wanted {
+        extensions::install(client, *extension).await?;
+    }
+    Ok(())
+}

@@ -1,0 +1,96 @@
+//! Resource definitions of neighbours that a cluster may or may not have. Their schemas accept anything: the operators
+//! only have to find out whether they exist, and to read and write their objects.
+
+use anyhow::{Context, Result};
+use kube::Client;
+use serde_json::{Value, json};
+
+use crate::manifests;
+
+/// A neighbour of KubeVirt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Extension {
+    /// NetworkAttachmentDefinition
+    Multus,
+    /// ServiceMonitor and PrometheusRule
+    Monitoring,
+    /// DataVolume, DataSource, VolumeImportSource and CDI's own kinds
+    Cdi,
+    /// SecurityContextConstraints and Route
+    OpenShift,
+}
+
+struct Kind {
+    group: &'static str,
+    version: &'static str,
+    kind: &'static str,
+    plural: &'static str,
+    namespaced: bool,
+}
+
+const fn kind(
+    group: &'static str,
+    version: &'static str,
+    kind: &'static str,
+    plural: &'static str,
+    namespaced: bool,
+) -> Kind {
+    Kind { group, version, kind, plural, namespaced }
+}
+
+impl Extension {
+    pub const ALL: [Extension; 4] = [Extension::Multus, Extension::Monitoring, Extension::Cdi, Extension::OpenShift];
+
+    fn kinds(self) -> &'static [Kind] {
+        const MULTUS: &[Kind] =
+            &[kind("k8s.cni.cncf.io", "v1", "NetworkAttachmentDefinition", "network-attachment-definitions", true)];
+        const MONITORING: &[Kind] = &[
+            kind("monitoring.coreos.com", "v1", "ServiceMonitor", "servicemonitors", true),
+            kind("monitoring.coreos.com", "v1", "PrometheusRule", "prometheusrules", true),
+        ];
+        const CDI: &[Kind] = &[
+            kind("cdi.kubevirt.io", "v1beta1", "CDI", "cdis", false),
+            kind("cdi.kubevirt.io", "v1beta1", "CDIConfig", "cdiconfigs", false),
+            kind("cdi.kubevirt.io", "v1beta1", "DataVolume", "datavolumes", true),
+            kind("cdi.kubevirt.io", "v1beta1", "DataSource", "datasources", true),
+            kind("cdi.kubevirt.io", "v1beta1", "DataImportCron", "dataimportcrons", true),
+            kind("cdi.kubevirt.io", "v1beta1", "StorageProfile", "storageprofiles", false),
+            kind("cdi.kubevirt.io", "v1beta1", "VolumeImportSource", "volumeimportsources", true),
+            kind("cdi.kubevirt.io", "v1beta1", "VolumeCloneSource", "volumeclonesources", true),
+        ];
+        const OPENSHIFT: &[Kind] = &[
+            kind("security.openshift.io", "v1", "SecurityContextConstraints", "securitycontextconstraints", false),
+            kind("route.openshift.io", "v1", "Route", "routes", true),
+        ];
+        match self {
+            Extension::Multus => MULTUS,
+            Extension::Monitoring => MONITORING,
+            Extension::Cdi => CDI,
+            Extension::OpenShift => OPENSHIFT,
+        }
+    }
+}
+
+pub(crate) async fn install(client: &Client, extension: Extension) -> Result<()> {
+    let documents: Vec<Value> = extension.kinds().iter().map(definition).collect();
+    manifests::create(client, &documents).await.with_context(|| format!("installing {extension:?}"))
+}
+
+fn definition(kind: &Kind) -> Value {
+    json!({
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": format!("{}.{}", kind.plural, kind.group)},
+        "spec": {
+            "group": kind.group,
+            "names": {"kind": kind.kind, "plural": kind.plural, "singular": kind.kind.to_lowercase(), "listKind": format!("{}List", kind.kind)},
+            "scope": if kind.namespaced { "Namespaced" } else { "Cluster" },
+            "versions": [{
+                "name": kind.version,
+                "served": true,
+                "storage": true,
+                "schema": {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": true}},
+            }],
+        },
+    })
+}

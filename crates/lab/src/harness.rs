@@ -1,0 +1,155 @@
+//! The `main` of a test binary that uses labs.
+//!
+//! The standard test harness gives no chance to enter namespaces before its threads exist, so these binaries have a
+//! `main` of their own; they take the same arguments and print the same lines. Tests may share a lab (starting one with
+//! KubeVirt takes half a minute) or start their own. A lab that fails ends its tests at once with the cause, and its
+//! logs are kept for reading.
+
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow};
+use libtest_mimic::{Arguments, Failed, Trial};
+use tokio::runtime::Runtime;
+use tokio::sync::OnceCell;
+
+use crate::parts::{self, Group};
+use crate::{KubeVirt, Lab, LabOptions, isolate, place};
+
+/// No test of ours needs longer; a hanging one is an error with a name.
+const PATIENCE: Duration = Duration::from_secs(300);
+
+/// The labs that tests share, each started by the first test that asks for it.
+#[derive(Default)]
+pub struct SharedLabs {
+    plain: OnceCell<Arc<Lab>>,
+    reference: OnceCell<Arc<Lab>>,
+}
+
+impl SharedLabs {
+    /// Kubernetes without KubeVirt.
+    pub async fn plain(&self) -> Result<Arc<Lab>> {
+        self.plain.get_or_try_init(|| start(KubeVirt::None)).await.cloned()
+    }
+
+    /// KubeVirt installed by its own operator, with the release's custom resource.
+    pub async fn reference(&self) -> Result<Arc<Lab>> {
+        self.reference.get_or_try_init(|| start(KubeVirt::Reference { custom_resource: None })).await.cloned()
+    }
+
+    fn started(&self) -> impl Iterator<Item = &Arc<Lab>> {
+        [&self.plain, &self.reference].into_iter().filter_map(OnceCell::get)
+    }
+
+    /// Resolves when a shared lab that has been started fails.
+    async fn failed(&self) -> anyhow::Error {
+        loop {
+            let labs: Vec<_> = self.started().cloned().collect();
+            let failures = labs.iter().map(|lab| Box::pin(lab.health().failed()));
+            let again = tokio::time::sleep(Duration::from_millis(500));
+            if labs.is_empty() {
+                again.await;
+                continue;
+            }
+            tokio::select! {
+                (failure, ..) = futures::future::select_all(failures) => return failure,
+                () = again => {}
+            }
+        }
+    }
+}
+
+async fn start(kubevirt: KubeVirt) -> Result<Arc<Lab>> {
+    Lab::start(LabOptions { kubevirt, ..LabOptions::default() }).await.map(Arc::new)
+}
+
+/// Collects tests and runs them.
+pub struct Suite {
+    runtime: Arc<Runtime>,
+    labs: Arc<SharedLabs>,
+    trials: Vec<Trial>,
+}
+
+impl Suite {
+    fn new() -> Result<Self> {
+        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("starting tokio")?;
+        Ok(Suite { runtime: Arc::new(runtime), labs: Arc::default(), trials: Vec::new() })
+    }
+
+    /// Adds a test. It fails with an error or a panic.
+    pub fn test<T>(&mut self, name: &'static str, test: impl FnOnce(Arc<SharedLabs>) -> T + Send + 'static)
+    where
+        T: Future<Output = Result<()>> + Send + 'static,
+    {
+        let (runtime, labs) = (self.runtime.clone(), self.labs.clone());
+        self.trials.push(Trial::test(name, move || {
+            let task = runtime.spawn({
+                let labs = labs.clone();
+                async move {
+                    tokio::select! {
+                        result = test(labs.clone()) => result,
+                        failure = labs.failed() => Err(failure),
+                        () = tokio::time::sleep(PATIENCE) => Err(anyhow!("not done within {PATIENCE:?}")),
+                    }
+                }
+            });
+            let result = runtime.block_on(task).unwrap_or_else(|panic| Err(anyhow!("{}", message(panic))));
+            result.map_err(|error| {
+                let logs = keep_logs(name).unwrap_or_else(|error| format!("no logs kept: {error:#}"));
+                Failed::from(format!("{error:#}\n{logs}"))
+            })
+        }));
+    }
+}
+
+fn message(panic: tokio::task::JoinError) -> String {
+    match panic.try_into_panic() {
+        Ok(panic) => panic
+            .downcast_ref::<String>()
+            .cloned()
+            .or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()))
+            .unwrap_or_else(|| "it panicked".to_owned()),
+        Err(error) => error.to_string(),
+    }
+}
+
+/// Copies what the labs wrote to disk: their own place vanishes with them.
+fn keep_logs(test: &str) -> Result<String> {
+    let kept = place::failures_dir()?.join(test);
+    let _ = std::fs::remove_dir_all(&kept);
+    for lab in std::fs::read_dir(place::run_dir()?)?.flatten() {
+        let target = kept.join(lab.file_name());
+        copy_files(&lab.path(), &target)?;
+        copy_files(&lab.path().join("logs"), &target)?;
+    }
+    Ok(format!("the labs' logs are kept in {}", kept.display()))
+}
+
+fn copy_files(from: &Path, to: &Path) -> Result<()> {
+    std::fs::create_dir_all(to).with_context(|| format!("creating {}", to.display()))?;
+    for file in std::fs::read_dir(from).into_iter().flatten().flatten().filter(|file| file.path().is_file()) {
+        std::fs::copy(file.path(), to.join(file.file_name())).context("copying a log")?;
+    }
+    Ok(())
+}
+
+/// Runs the tests that `fill` adds, inside namespaces of their own.
+pub fn main(groups: &[Group], fill: impl FnOnce(&mut Suite)) -> ExitCode {
+    if let Err(error) = isolate::begin() {
+        eprintln!("error: {error:#}");
+        return ExitCode::FAILURE;
+    }
+    let arguments = Arguments::from_args();
+    isolate::run(
+        // Listing tests needs no lab.
+        || if arguments.list { Ok(()) } else { parts::ensure(groups) },
+        || {
+            let mut suite = Suite::new()?;
+            fill(&mut suite);
+            let conclusion = libtest_mimic::run(&arguments, std::mem::take(&mut suite.trials));
+            Ok(conclusion.exit_code())
+        },
+    )
+}

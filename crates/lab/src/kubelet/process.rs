@@ -1,0 +1,207 @@
+//! Pods whose program really runs: KubeVirt's virt-api, virt-controller and virt-operator, and our own operators.
+//!
+//! Each acts with its own service account's token. That matters twice: virt-api silently drops VMI status that anyone
+//! but KubeVirt's service accounts writes, and it proves that the installed RBAC is sufficient.
+
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use k8s_openapi::api::core::v1::{Container, EnvVar, Pod};
+use kube::{Client, ResourceExt};
+use tokio::process::Child;
+use tokio::task::JoinSet;
+
+use super::volumes;
+use crate::credentials::{Credentials, of_service_account};
+use crate::launch::Launch;
+use crate::parts::{self, Group};
+use crate::server::ServerCommand;
+
+const SERVICE_ACCOUNT_FOLDER: &str = "var/run/secrets/kubernetes.io/serviceaccount";
+
+/// A program of ours and the image name under which pods ask for it.
+#[derive(Clone, Debug)]
+pub struct OwnProgram {
+    /// Matches the image's repository, without registry and tag: `vitistack/virt-operator`.
+    pub image: String,
+    pub file: PathBuf,
+}
+
+/// The file that a container's image and command stand for; none if the container is only simulated.
+pub(crate) fn program_of(container: &Container, own: &[OwnProgram]) -> Option<Result<PathBuf>> {
+    let image = container.image.as_deref().unwrap_or_default();
+    let (repository, tag) = split_image(image);
+    if let Some(program) = own.iter().find(|program| repository.ends_with(&program.image)) {
+        return Some(Ok(program.file.clone()));
+    }
+    let command = container.command.as_ref()?.first()?;
+    let name = Path::new(command).file_name()?.to_str()?;
+    if !matches!(name, "virt-api" | "virt-controller" | "virt-operator") {
+        return None;
+    }
+    // Images may be renamed and given by digest; only the previous release has to be told apart.
+    let group = if tag == Some("v1.7.0") { Group::KubeVirtPrevious } else { Group::KubeVirt };
+    Some(parts::binary(group, name))
+}
+
+/// `registry:5000/a/b:tag@sha256:…` → (`registry:5000/a/b`, `tag`)
+fn split_image(image: &str) -> (&str, Option<&str>) {
+    let undigested = image.split('@').next().unwrap_or_default();
+    let slash = undigested.rfind('/').map_or(0, |slash| slash + 1);
+    match undigested.get(slash..).and_then(|name| name.find(':')) {
+        Some(colon) => (undigested.get(..slash + colon).unwrap_or_default(), undigested.get(slash + colon + 1..)),
+        None => (undigested, None),
+    }
+}
+
+/// Everything that outlives a restart of the program.
+pub(crate) struct PodProcess {
+    command: ServerCommand,
+    /// Keeps the volumes fresh.
+    _volumes: JoinSet<()>,
+}
+
+pub(crate) struct Surroundings<'a> {
+    pub(crate) admin: &'a Credentials,
+    pub(crate) client: &'a Client,
+    pub(crate) folder: &'a Path,
+}
+
+impl PodProcess {
+    pub(crate) async fn prepare(
+        surroundings: &Surroundings<'_>,
+        pod: &Pod,
+        address: IpAddr,
+        program: PathBuf,
+    ) -> Result<Self> {
+        let namespace = pod.namespace().unwrap_or_default();
+        let spec = pod.spec.clone().unwrap_or_default();
+        let container = spec.containers.first().context("a pod has a container")?;
+        let root = surroundings.folder.join("pods").join(pod.uid().unwrap_or_default());
+        std::fs::create_dir_all(root.join("tmp")).context("creating the pod's root folder")?;
+        let volumes = volumes::mount(surroundings.client, pod, &root).await?;
+
+        let account = spec.service_account_name.as_deref().unwrap_or("default");
+        let identity =
+            of_service_account(surroundings.admin, surroundings.client, &namespace, account, Some(pod)).await?;
+        let secrets = root.join(SERVICE_ACCOUNT_FOLDER);
+        std::fs::create_dir_all(&secrets).context("creating the service account's folder")?;
+        for (name, text) in identity.in_cluster_files(&namespace) {
+            std::fs::write(secrets.join(name), text)
+                .with_context(|| format!("writing the service account's {name}"))?;
+        }
+
+        let name = pod.name_any();
+        let launch = Launch {
+            hostname: name.clone(),
+            root,
+            program,
+            name: container
+                .command
+                .as_ref()
+                .and_then(|command| command.first())
+                .cloned()
+                .unwrap_or_else(|| container.name.clone()),
+            arguments: arguments(container, address),
+            environment: environment(container, pod, address, identity.server),
+        };
+        let (file, environment) = launch.command()?;
+        let command = ServerCommand {
+            name: format!("pod {namespace}/{name}"),
+            program: file,
+            arguments: Vec::new(),
+            environment,
+            log: surroundings.folder.join("logs").join(format!("pod-{namespace}-{name}.log")),
+            gives_up: false,
+        };
+        Ok(PodProcess { command, _volumes: volumes })
+    }
+
+    pub(crate) fn spawn(&self) -> Result<Child> {
+        self.command.spawn()
+    }
+}
+
+/// Several programs listen on the same port: each gets its pod's address to listen on.
+fn arguments(container: &Container, address: IpAddr) -> Vec<String> {
+    let command = container.command.clone().unwrap_or_default();
+    let mut arguments: Vec<String> =
+        command.into_iter().skip(1).chain(container.args.clone().unwrap_or_default()).collect();
+    if container.ports.as_ref().is_some_and(|ports| !ports.is_empty()) {
+        arguments.extend(["--listen".to_owned(), address.to_string()]);
+    }
+    arguments
+}
+
+fn environment(
+    container: &Container,
+    pod: &Pod,
+    address: IpAddr,
+    server: std::net::SocketAddr,
+) -> Vec<(String, String)> {
+    let mut environment = vec![
+        ("HOSTNAME".to_owned(), pod.name_any()),
+        ("PATH".to_owned(), "/usr/local/bin:/usr/bin:/bin".to_owned()),
+        ("KUBERNETES_SERVICE_HOST".to_owned(), server.ip().to_string()),
+        ("KUBERNETES_SERVICE_PORT".to_owned(), server.port().to_string()),
+    ];
+    environment.extend(container.env.iter().flatten().map(|variable| {
+        (variable.name.clone(), variable.value.clone().unwrap_or_else(|| field(variable, pod, address)))
+    }));
+    environment
+}
+
+/// The downward API, as far as the programs use it.
+fn field(variable: &EnvVar, pod: &Pod, address: IpAddr) -> String {
+    let path =
+        variable.value_from.as_ref().and_then(|from| from.field_ref.as_ref()).map(|field| field.field_path.as_str());
+    let spec = pod.spec.as_ref();
+    match path {
+        Some("metadata.name") => pod.name_any(),
+        Some("metadata.namespace") => pod.namespace().unwrap_or_default(),
+        Some("metadata.uid") => pod.uid().unwrap_or_default(),
+        Some("status.podIP") => address.to_string(),
+        Some("spec.nodeName") => spec.and_then(|spec| spec.node_name.clone()).unwrap_or_default(),
+        Some("spec.serviceAccountName") => spec.and_then(|spec| spec.service_account_name.clone()).unwrap_or_default(),
+        Some(path) => path
+            .strip_prefix("metadata.annotations['")
+            .and_then(|rest| rest.strip_suffix("']"))
+            .and_then(|key| pod.annotations().get(key).cloned())
+            .unwrap_or_default(),
+        None => String::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn images_are_split_into_repository_and_tag() {
+        for (image, expected) in [
+            ("quay.io/kubevirt/virt-api:v1.8.4", ("quay.io/kubevirt/virt-api", Some("v1.8.4"))),
+            ("registry:5000/virt-api", ("registry:5000/virt-api", None)),
+            ("registry:5000/virt-api:x@sha256:abc", ("registry:5000/virt-api", Some("x"))),
+            ("virt-api@sha256:abc", ("virt-api", None)),
+        ] {
+            assert_eq!(split_image(image), expected, "{image}");
+        }
+    }
+
+    #[test]
+    fn the_downward_api_knows_annotations() {
+        let pod: Pod = serde_json::from_value(serde_json::json!({
+            "metadata": {"name": "p", "annotations": {"olm.targetNamespaces": "a,b"}},
+        }))
+        .unwrap();
+        let variable = |path: &str| -> EnvVar {
+            serde_json::from_value(serde_json::json!({"name": "X", "valueFrom": {"fieldRef": {"fieldPath": path}}}))
+                .unwrap()
+        };
+        let address: IpAddr = [10, 1, 2, 0].into();
+        assert_eq!(field(&variable("metadata.annotations['olm.targetNamespaces']"), &pod, address), "a,b");
+        assert_eq!(field(&variable("status.podIP"), &pod, address), "10.1.2.0");
+        assert_eq!(field(&variable("metadata.annotations['none']"), &pod, address), "");
+    }
+}

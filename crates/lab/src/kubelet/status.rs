@@ -1,0 +1,238 @@
+//! What a kubelet would report of a pod: pure functions from the pod and the state of its containers to a PodStatus.
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{
+    Container, ContainerState, ContainerStateRunning, ContainerStateTerminated, ContainerStateWaiting, ContainerStatus,
+    HostIP, Pod, PodCondition, PodIP, PodStatus,
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use sha2::{Digest, Sha256};
+
+/// How a pod's ordinary containers are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Containers {
+    Running {
+        ready: bool,
+    },
+    /// Between two attempts of a program that keeps ending.
+    Crashing {
+        restarts: i32,
+    },
+    Ended {
+        success: bool,
+    },
+}
+
+pub(crate) struct Sighting<'a> {
+    pub(crate) pod: &'a Pod,
+    pub(crate) containers: Containers,
+    pub(crate) pod_ip: &'a str,
+    pub(crate) host_ip: &'a str,
+    pub(crate) started: Timestamp,
+    pub(crate) now: Timestamp,
+}
+
+/// A pod is ready when its containers are and every readiness gate is open. Whoever owns a gate opens it (for
+/// `kubevirt.io/virtual-machine-unpaused` that is virt-controller).
+pub(crate) fn is_ready(pod: &Pod, containers: Containers) -> bool {
+    let gates = pod.spec.as_ref().and_then(|spec| spec.readiness_gates.as_ref());
+    let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
+    let open = |gate: &str| {
+        conditions.into_iter().flatten().any(|condition| condition.type_ == gate && condition.status == "True")
+    };
+    containers == Containers::Running { ready: true }
+        && gates.into_iter().flatten().all(|gate| open(&gate.condition_type))
+}
+
+impl Sighting<'_> {
+    pub(crate) fn status(&self) -> PodStatus {
+        let spec = self.pod.spec.clone().unwrap_or_default();
+        let phase = match self.containers {
+            Containers::Running { .. } | Containers::Crashing { .. } => "Running",
+            Containers::Ended { success: true } => "Succeeded",
+            Containers::Ended { success: false } => "Failed",
+        };
+        PodStatus {
+            phase: Some(phase.to_owned()),
+            conditions: Some(self.conditions()),
+            pod_ip: Some(self.pod_ip.to_owned()),
+            pod_ips: Some(vec![PodIP { ip: self.pod_ip.to_owned() }]),
+            host_ip: Some(self.host_ip.to_owned()),
+            host_ips: Some(vec![HostIP { ip: self.host_ip.to_owned() }]),
+            start_time: Some(Time(self.started)),
+            container_statuses: Some(spec.containers.iter().map(|container| self.container(container)).collect()),
+            init_container_statuses: spec
+                .init_containers
+                .map(|containers| containers.iter().map(|container| self.init_container(container)).collect()),
+            ..PodStatus::default()
+        }
+    }
+
+    /// Only what a kubelet writes: conditions of others (PodScheduled, readiness gates) are merged by type.
+    fn conditions(&self) -> Vec<PodCondition> {
+        let ended = matches!(self.containers, Containers::Ended { .. });
+        let containers = self.containers == Containers::Running { ready: true };
+        [
+            ("PodReadyToStartContainers", !ended),
+            ("Initialized", true),
+            ("ContainersReady", containers),
+            ("Ready", is_ready(self.pod, self.containers)),
+        ]
+        .into_iter()
+        .map(|(type_, status)| PodCondition {
+            type_: type_.to_owned(),
+            status: if status { "True" } else { "False" }.to_owned(),
+            reason: match (status, ended) {
+                (true, _) => None,
+                (false, true) => Some("PodCompleted".to_owned()),
+                (false, false) => Some("ContainersNotReady".to_owned()),
+            },
+            last_transition_time: Some(Time(self.now)),
+            ..PodCondition::default()
+        })
+        .collect()
+    }
+
+    fn container(&self, container: &Container) -> ContainerStatus {
+        let terminated = |code| ContainerState {
+            terminated: Some(ContainerStateTerminated {
+                exit_code: code,
+                reason: Some(if code == 0 { "Completed" } else { "Error" }.to_owned()),
+                started_at: Some(Time(self.started)),
+                finished_at: Some(Time(self.now)),
+                ..ContainerStateTerminated::default()
+            }),
+            ..ContainerState::default()
+        };
+        let (state, ready, restarts) = match self.containers {
+            Containers::Running { ready } => (self.running(), ready, 0),
+            Containers::Ended { success } => (terminated(i32::from(!success)), false, 0),
+            Containers::Crashing { restarts } => {
+                let state = ContainerState {
+                    waiting: Some(ContainerStateWaiting {
+                        reason: Some("CrashLoopBackOff".to_owned()),
+                        message: Some("back-off restarting failed container".to_owned()),
+                    }),
+                    ..ContainerState::default()
+                };
+                (state, false, restarts)
+            }
+        };
+        ContainerStatus {
+            last_state: (restarts > 0).then(|| terminated(1)),
+            ..describe(container, state, ready, restarts)
+        }
+    }
+
+    /// A sidecar (`restartPolicy: Always`) runs as long as the pod does; an ordinary init container is done.
+    fn init_container(&self, container: &Container) -> ContainerStatus {
+        let sidecar = container.restart_policy.as_deref() == Some("Always");
+        let ended = matches!(self.containers, Containers::Ended { .. });
+        let state = if sidecar && !ended {
+            self.running()
+        } else {
+            ContainerState {
+                terminated: Some(ContainerStateTerminated {
+                    exit_code: 0,
+                    reason: Some("Completed".to_owned()),
+                    started_at: Some(Time(self.started)),
+                    finished_at: Some(Time(self.now)),
+                    ..ContainerStateTerminated::default()
+                }),
+                ..ContainerState::default()
+            }
+        };
+        describe(container, state, true, 0)
+    }
+
+    fn running(&self) -> ContainerState {
+        ContainerState {
+            running: Some(ContainerStateRunning { started_at: Some(Time(self.started)) }),
+            ..ContainerState::default()
+        }
+    }
+}
+
+fn describe(container: &Container, state: ContainerState, ready: bool, restarts: i32) -> ContainerStatus {
+    let image = container.image.clone().unwrap_or_default();
+    // virt-controller wants a digest of container disks before it lets a VMI migrate.
+    let digest: String = Sha256::digest(&image).iter().map(|byte| format!("{byte:02x}")).collect();
+    ContainerStatus {
+        name: container.name.clone(),
+        image_id: format!("{}@sha256:{digest}", image.split(['@', ':']).next().unwrap_or_default()),
+        container_id: Some(format!("lab://{}", container.name)),
+        image,
+        ready,
+        started: Some(state.running.is_some()),
+        restart_count: restarts,
+        state: Some(state),
+        ..ContainerStatus::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn pod(gate_open: bool) -> Pod {
+        let conditions = if gate_open { json!([{"type": "example.org/gate", "status": "True"}]) } else { json!([]) };
+        serde_json::from_value(json!({
+            "metadata": {"name": "p"},
+            "spec": {
+                "readinessGates": [{"conditionType": "example.org/gate"}],
+                "initContainers": [
+                    {"name": "setup", "image": "a"},
+                    {"name": "sidecar", "image": "b", "restartPolicy": "Always"},
+                ],
+                "containers": [{"name": "main", "image": "registry/x:1"}],
+            },
+            "status": {"conditions": conditions},
+        }))
+        .unwrap()
+    }
+
+    fn status(pod: &Pod, containers: Containers) -> PodStatus {
+        let now = Timestamp::UNIX_EPOCH;
+        Sighting { pod, containers, pod_ip: "10.1.2.3", host_ip: "10.1.1.1", started: now, now }.status()
+    }
+
+    fn condition(status: &PodStatus, type_: &str) -> String {
+        status.conditions.iter().flatten().find(|condition| condition.type_ == type_).unwrap().status.clone()
+    }
+
+    #[test]
+    fn a_closed_readiness_gate_keeps_a_pod_from_being_ready() {
+        let running = Containers::Running { ready: true };
+        assert_eq!(condition(&status(&pod(false), running), "Ready"), "False");
+        assert_eq!(condition(&status(&pod(false), running), "ContainersReady"), "True");
+        assert_eq!(condition(&status(&pod(true), running), "Ready"), "True");
+    }
+
+    #[test]
+    fn sidecars_run_and_init_containers_are_done() {
+        let status = status(&pod(true), Containers::Running { ready: true });
+        let states: Vec<bool> = status
+            .init_container_statuses
+            .iter()
+            .flatten()
+            .map(|container| container.state.as_ref().unwrap().running.is_some())
+            .collect();
+        assert_eq!(states, [false, true]);
+    }
+
+    #[test]
+    fn a_crashing_container_says_so() {
+        let status = status(&pod(true), Containers::Crashing { restarts: 3 });
+        let container = status.container_statuses.unwrap().remove(0);
+        assert_eq!(container.restart_count, 3);
+        assert_eq!(container.state.unwrap().waiting.unwrap().reason.unwrap(), "CrashLoopBackOff");
+        assert_eq!(status.phase.as_deref(), Some("Running"));
+    }
+
+    #[test]
+    fn an_ended_pod_has_a_final_phase() {
+        assert_eq!(status(&pod(true), Containers::Ended { success: true }).phase.as_deref(), Some("Succeeded"));
+        assert_eq!(status(&pod(true), Containers::Ended { success: false }).phase.as_deref(), Some("Failed"));
+    }
+}

@@ -1,0 +1,178 @@
+//! VM and VMI status without virt-api, virt-controller and pods, for benchmarks with thousands of machines.
+//!
+//! It writes what virt-controller and virt-handler would end with, in as few writes as possible. Behaviour is never
+//! tested against it, only cost.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use kube::api::{ApiResource, DeleteParams, DynamicObject, Patch, PatchParams, PostParams};
+use kube::runtime::watcher;
+use kube::{Api, Client, ResourceExt};
+use serde_json::{Value, json};
+use tokio::sync::watch;
+
+use crate::addresses::Slot;
+use crate::follow::follow_each;
+use crate::virt_handler::GuestBehaviour;
+use crate::vmi;
+
+const AGAIN: Duration = Duration::from_millis(200);
+
+#[derive(Clone)]
+pub(crate) struct SimulatedKubeVirt {
+    pub(crate) client: Client,
+    pub(crate) slot: Arc<Slot>,
+    pub(crate) nodes: u8,
+    pub(crate) behaviour: watch::Receiver<GuestBehaviour>,
+}
+
+fn vm_resource() -> ApiResource {
+    ApiResource { kind: "VirtualMachine".to_owned(), plural: "virtualmachines".to_owned(), ..vmi::resource() }
+}
+
+impl SimulatedKubeVirt {
+    /// Runs until cancelled.
+    pub(crate) async fn run(self) {
+        let machines: Api<DynamicObject> = Api::all_with(self.client.clone(), &vm_resource());
+        follow_each(machines, watcher::Config::default(), |_, _| {}, |news| self.clone().look_after(news)).await;
+    }
+
+    async fn look_after(self, mut news: watch::Receiver<Option<DynamicObject>>) {
+        let address = self.slot.next_pod();
+        let mut done = None;
+        loop {
+            let Some(vm) = news.borrow_and_update().clone() else { return };
+            if vm.metadata.deletion_timestamp.is_some() {
+                return;
+            }
+            let wanted = is_wanted(&vm);
+            if done == Some((wanted, vm.metadata.generation)) {
+                if news.changed().await.is_err() {
+                    return;
+                }
+                continue;
+            }
+            match self.settle(&vm, wanted, address).await {
+                Ok(()) => done = Some((wanted, vm.metadata.generation)),
+                Err(error) => {
+                    tracing::debug!("simulated KubeVirt, {}: {error:#}", vm.name_any());
+                    tokio::time::sleep(AGAIN).await;
+                }
+            }
+        }
+    }
+
+    async fn settle(&self, vm: &DynamicObject, wanted: bool, address: IpAddr) -> Result<()> {
+        let (name, namespace) = (vm.name_any(), vm.namespace().unwrap_or_default());
+        let instances: Api<DynamicObject> = Api::namespaced_with(self.client.clone(), &namespace, &vmi::resource());
+        if wanted {
+            let boots_after = self.behaviour.borrow().boots_after;
+            tokio::time::sleep(boots_after).await;
+            let [_, _, third, fourth] = match address {
+                IpAddr::V4(address) => address.octets(),
+                IpAddr::V6(_) => [0; 4],
+            };
+            let node = crate::node::name(1 + (third ^ fourth) % self.nodes.max(1));
+            let instance: DynamicObject =
+                serde_json::from_value(instance(vm, &node, &address.to_string())).context("making a VMI")?;
+            ignore_existing(instances.create(&PostParams::default(), &instance).await)?;
+        } else {
+            ignore_missing(instances.delete(&name, &DeleteParams::default()).await)?;
+        }
+        let machines: Api<DynamicObject> = Api::namespaced_with(self.client.clone(), &namespace, &vm_resource());
+        let status = json!({"status": vm_status(vm, wanted)});
+        machines
+            .patch_status(&name, &PatchParams::default(), &Patch::Merge(status))
+            .await
+            .context("writing VM status")?;
+        Ok(())
+    }
+}
+
+fn is_wanted(vm: &DynamicObject) -> bool {
+    let strategy = vm.data.pointer("/spec/runStrategy").and_then(Value::as_str);
+    let running = vm.data.pointer("/spec/running").and_then(Value::as_bool);
+    !matches!(strategy, Some("Halted")) && running != Some(false)
+}
+
+fn vm_status(vm: &DynamicObject, running: bool) -> Value {
+    let now = vmi::now();
+    json!({
+        "created": running,
+        "ready": running,
+        "printableStatus": if running { "Running" } else { "Stopped" },
+        "observedGeneration": vm.metadata.generation,
+        "desiredGeneration": vm.metadata.generation,
+        "runStrategy": vm.data.pointer("/spec/runStrategy"),
+        "conditions": [{
+            "type": "Ready",
+            "status": if running { "True" } else { "False" },
+            "lastProbeTime": null,
+            "lastTransitionTime": now,
+        }],
+    })
+}
+
+fn instance(vm: &DynamicObject, node: &str, address: &str) -> Value {
+    let now = vmi::now();
+    let interfaces = vm
+        .data
+        .pointer("/spec/template/spec/domain/devices/interfaces")
+        .and_then(Value::as_array)
+        .map(|interfaces| {
+            interfaces
+                .iter()
+                .map(|interface| {
+                    json!({
+                        "name": interface.get("name"),
+                        "mac": interface.get("macAddress"),
+                        "ipAddress": address,
+                        "ipAddresses": [address],
+                        "infoSource": "domain",
+                    })
+                })
+                .collect::<Vec<_>>()
+        })
+        .unwrap_or_default();
+    json!({
+        "apiVersion": "kubevirt.io/v1",
+        "kind": "VirtualMachineInstance",
+        "metadata": {
+            "name": vm.name_any(),
+            "namespace": vm.namespace(),
+            "labels": vm.data.pointer("/spec/template/metadata/labels"),
+            "ownerReferences": [{
+                "apiVersion": "kubevirt.io/v1",
+                "kind": "VirtualMachine",
+                "name": vm.name_any(),
+                "uid": vm.uid(),
+                "controller": true,
+                "blockOwnerDeletion": true,
+            }],
+        },
+        "spec": vm.data.pointer("/spec/template/spec"),
+        "status": {
+            "phase": "Running",
+            "nodeName": node,
+            "interfaces": interfaces,
+            "conditions": [{"type": "Ready", "status": "True", "lastProbeTime": null, "lastTransitionTime": now}],
+        },
+    })
+}
+
+fn ignore_existing<T>(result: kube::Result<T>) -> Result<()> {
+    match result {
+        Err(kube::Error::Api(status)) if status.is_already_exists() => Ok(()),
+        other => other.map(|_| ()).context("creating a VMI"),
+    }
+}
+
+fn ignore_missing<T>(result: kube::Result<T>) -> Result<()> {
+    match result {
+        Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
+        other => other.map(|_| ()).context("deleting a VMI"),
+    }
+}

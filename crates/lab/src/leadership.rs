@@ -1,0 +1,91 @@
+//! When which program led, read from their logs: the proof that there were never two at once.
+
+use anyhow::{Context, Result, ensure};
+use jiff::Timestamp;
+use serde_json::Value;
+
+/// The two log messages between which a program leads.
+#[derive(Clone, Copy)]
+pub struct Messages {
+    pub begins: &'static str,
+    pub ends: &'static str,
+}
+
+/// A span in which one program led; without an end if its log has none.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reign {
+    pub who: String,
+    pub from: Timestamp,
+    pub to: Option<Timestamp>,
+}
+
+/// The reigns of one program. `died` is when it was killed, if it was: it wrote nothing about that end.
+pub fn reigns(who: &str, log: &[Value], messages: Messages, died: Option<Timestamp>) -> Result<Vec<Reign>> {
+    let mut reigns: Vec<Reign> = Vec::new();
+    for line in log {
+        let message = line.get("message").and_then(Value::as_str).unwrap_or_default();
+        let time = || -> Result<Timestamp> {
+            let text = line.get("timestamp").and_then(Value::as_str).context("a log line without a timestamp")?;
+            text.parse().with_context(|| format!("{text:?} is no time"))
+        };
+        if message == messages.begins {
+            reigns.push(Reign { who: who.to_owned(), from: time()?, to: None });
+        } else if message == messages.ends
+            && let Some(reign) = reigns.last_mut()
+        {
+            reign.to = Some(time()?);
+        }
+    }
+    if let Some(reign) = reigns.last_mut() {
+        reign.to = reign.to.or(died);
+    }
+    Ok(reigns)
+}
+
+/// Fails if two reigns overlap, and names them.
+pub fn never_two(mut reigns: Vec<Reign>) -> Result<()> {
+    reigns.sort_by_key(|reign| reign.from);
+    for (earlier, later) in reigns.iter().zip(reigns.iter().skip(1)) {
+        ensure!(
+            earlier.to.is_some_and(|end| end <= later.from),
+            "{} led until {:?}, but {} led from {} on",
+            earlier.who,
+            earlier.to,
+            later.who,
+            later.from
+        );
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    const MESSAGES: Messages = Messages { begins: "begin", ends: "end" };
+
+    fn line(second: i64, message: &str) -> Value {
+        json!({"timestamp": Timestamp::from_second(second).unwrap().to_string(), "message": message})
+    }
+
+    #[test]
+    fn reigns_are_read_from_the_log() {
+        let log = [line(1, "begin"), line(2, "something"), line(3, "end"), line(5, "begin")];
+        let spans: Vec<(i64, Option<i64>)> = reigns("a", &log, MESSAGES, Some(Timestamp::from_second(9).unwrap()))
+            .unwrap()
+            .iter()
+            .map(|reign| (reign.from.as_second(), reign.to.map(|to| to.as_second())))
+            .collect();
+        assert_eq!(spans, [(1, Some(3)), (5, Some(9))]);
+    }
+
+    #[test]
+    fn an_overlap_is_found() {
+        let a = reigns("a", &[line(1, "begin"), line(4, "end")], MESSAGES, None).unwrap();
+        let b = reigns("b", &[line(3, "begin")], MESSAGES, None).unwrap();
+        let c = reigns("c", &[line(4, "begin")], MESSAGES, None).unwrap();
+        assert!(never_two([a.clone(), b].concat()).unwrap_err().to_string().contains("b led from"));
+        never_two([a, c].concat()).unwrap();
+    }
+}

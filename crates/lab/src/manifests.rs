@@ -1,0 +1,69 @@
+//! YAML documents into a cluster, as `kubectl create` would.
+
+use anyhow::{Context, Result};
+use kube::api::{DynamicObject, PostParams};
+use kube::core::GroupVersionKind;
+use kube::discovery::{Scope, oneshot};
+use kube::{Api, Client, ResourceExt};
+use serde_json::Value;
+
+/// The documents of a YAML text; empty ones are left out.
+pub fn parse(yaml: &str) -> Result<Vec<Value>> {
+    let documents: Vec<Value> =
+        serde_saphyr::from_multiple(yaml).map_err(|error| anyhow::anyhow!("not YAML: {error}"))?;
+    Ok(documents.into_iter().filter(|document| document.is_object()).collect())
+}
+
+/// Creates the objects in their order; one that exists already stays as it is.
+pub async fn create(client: &Client, documents: &[Value]) -> Result<()> {
+    for document in documents {
+        create_one(client, document).await?;
+    }
+    for document in documents.iter().filter(|document| document.get("kind").is_some_and(|kind| kind == DEFINITION)) {
+        wait_until_served(client, document).await?;
+    }
+    Ok(())
+}
+
+const DEFINITION: &str = "CustomResourceDefinition";
+
+/// A new kind is served a moment after its definition has been accepted.
+async fn wait_until_served(client: &Client, definition: &Value) -> Result<()> {
+    let text = |pointer: &str| definition.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
+    let versions = definition.pointer("/spec/versions").and_then(Value::as_array).into_iter().flatten();
+    for version in versions.filter_map(|version| version.get("name").and_then(Value::as_str)) {
+        let path = format!("/apis/{}/{version}/{}?limit=1", text("/spec/group"), text("/spec/names/plural"));
+        let served = async {
+            while client.request_text(http::Request::get(&path).body(Vec::new())?).await.is_err() {
+                tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+            }
+            anyhow::Ok(())
+        };
+        tokio::time::timeout(PATIENCE, served)
+            .await
+            .with_context(|| format!("{path} was not served within {PATIENCE:?}"))??;
+    }
+    Ok(())
+}
+
+const PATIENCE: std::time::Duration = std::time::Duration::from_secs(30);
+
+async fn create_one(client: &Client, document: &Value) -> Result<()> {
+    let object: DynamicObject =
+        serde_json::from_value(document.clone()).context("a document is not a Kubernetes object")?;
+    let types = object.types.clone().context("a document has no kind")?;
+    let kind = GroupVersionKind::try_from(&types).context("a document's apiVersion cannot be read")?;
+    let (resource, capabilities) =
+        oneshot::pinned_kind(client, &kind).await.with_context(|| format!("the cluster knows no {}", types.kind))?;
+    let api: Api<DynamicObject> = match (capabilities.scope, object.namespace()) {
+        (Scope::Namespaced, namespace) => {
+            Api::namespaced_with(client.clone(), namespace.as_deref().unwrap_or("default"), &resource)
+        }
+        (Scope::Cluster, _) => Api::all_with(client.clone(), &resource),
+    };
+    match api.create(&PostParams::default(), &object).await {
+        Ok(_) => Ok(()),
+        Err(kube::Error::Api(status)) if status.is_already_exists() => Ok(()),
+        Err(error) => Err(error).with_context(|| format!("creating {} {}", types.kind, object.name_any())),
+    }
+}

@@ -1,0 +1,128 @@
+//! Simulated nodes: what scheduler and virt-controller want to see of one, and its heartbeat.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Node, NodeAddress, NodeCondition, NodeStatus};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use kube::api::{Patch, PatchParams, PostParams};
+use kube::{Api, Client, ResourceExt};
+use serde_json::json;
+
+use crate::addresses::Slot;
+
+/// virt-controller gives a node up after five minutes of silence.
+const HEARTBEAT: Duration = Duration::from_secs(60);
+pub(crate) const HEARTBEAT_ANNOTATION: &str = "kubevirt.io/heartbeat";
+pub(crate) const SCHEDULABLE: &str = "kubevirt.io/schedulable";
+
+/// Machine types, CPU models and features that VMs of the tests may ask for.
+const CAPABILITIES: &[&str] = &[
+    "machine-type.node.kubevirt.io/q35",
+    "machine-type.node.kubevirt.io/pc-q35-rhel9.6.0",
+    "machine-type.node.kubevirt.io/pc",
+    "machine-type.node.kubevirt.io/pc-i440fx-2.12",
+    "cpu-model.node.kubevirt.io/Skylake-Client",
+    "cpu-model-migration.node.kubevirt.io/Skylake-Client",
+    "host-model-cpu.node.kubevirt.io/Skylake-Client",
+    "cpu-vendor.node.kubevirt.io/Intel",
+    "hyperv.node.kubevirt.io/base",
+    "hyperv.node.kubevirt.io/frequencies",
+    "hyperv.node.kubevirt.io/ipi",
+    "hyperv.node.kubevirt.io/reenlightenment",
+    "hyperv.node.kubevirt.io/reset",
+    "hyperv.node.kubevirt.io/runtime",
+    "hyperv.node.kubevirt.io/synic",
+    "hyperv.node.kubevirt.io/synic2",
+    "hyperv.node.kubevirt.io/synictimer",
+    "hyperv.node.kubevirt.io/time",
+    "hyperv.node.kubevirt.io/tlbflush",
+    "hyperv.node.kubevirt.io/vpindex",
+];
+
+pub(crate) fn name(number: u8) -> String {
+    format!("node-{number}")
+}
+
+pub(crate) async fn create(client: &Client, slot: &Slot, number: u8) -> Result<()> {
+    let nodes: Api<Node> = Api::all(client.clone());
+    let name = name(number);
+    let mut labels: BTreeMap<String, String> =
+        CAPABILITIES.iter().map(|label| ((*label).to_owned(), "true".to_owned())).collect();
+    for (label, value) in [
+        ("kubernetes.io/os", "linux"),
+        ("kubernetes.io/arch", "amd64"),
+        ("kubernetes.io/hostname", name.as_str()),
+        ("node-role.kubernetes.io/control-plane", ""),
+        ("node-role.kubernetes.io/worker", ""),
+        (SCHEDULABLE, "true"),
+    ] {
+        labels.insert(label.to_owned(), value.to_owned());
+    }
+    let node = Node {
+        metadata: ObjectMeta {
+            name: Some(name.clone()),
+            labels: Some(labels),
+            annotations: Some([(HEARTBEAT_ANNOTATION.to_owned(), crate::vmi::now())].into()),
+            ..ObjectMeta::default()
+        },
+        ..Node::default()
+    };
+    nodes.create(&PostParams::default(), &node).await.with_context(|| format!("creating {name}"))?;
+    let status = json!({"status": status(slot.node(number).to_string(), &name)});
+    nodes.patch_status(&name, &PatchParams::default(), &Patch::Merge(status)).await?;
+    // Admission taints every new node as not ready, and node-lifecycle, which would lift that, does not run here.
+    nodes.patch(&name, &PatchParams::default(), &Patch::Merge(json!({"spec": {"taints": null}}))).await?;
+    Ok(())
+}
+
+fn status(address: String, name: &str) -> NodeStatus {
+    let resources: BTreeMap<String, Quantity> = [
+        ("cpu", "256"),
+        ("memory", "2Ti"),
+        ("ephemeral-storage", "10Ti"),
+        ("pods", "10000"),
+        ("devices.kubevirt.io/kvm", "10000"),
+        ("devices.kubevirt.io/tun", "10000"),
+        ("devices.kubevirt.io/vhost-net", "10000"),
+    ]
+    .into_iter()
+    .map(|(name, value)| (name.to_owned(), Quantity(value.to_owned())))
+    .collect();
+    NodeStatus {
+        allocatable: Some(resources.clone()),
+        capacity: Some(resources),
+        addresses: Some(vec![
+            NodeAddress { type_: "InternalIP".to_owned(), address },
+            NodeAddress { type_: "Hostname".to_owned(), address: name.to_owned() },
+        ]),
+        conditions: Some(vec![NodeCondition {
+            type_: "Ready".to_owned(),
+            status: "True".to_owned(),
+            reason: Some("KubeletReady".to_owned()),
+            last_heartbeat_time: Some(Time(Timestamp::now())),
+            last_transition_time: Some(Time(Timestamp::now())),
+            ..NodeCondition::default()
+        }]),
+        ..NodeStatus::default()
+    }
+}
+
+/// Runs until cancelled.
+pub(crate) async fn heartbeat(client: Client) {
+    let nodes: Api<Node> = Api::all(client);
+    loop {
+        tokio::time::sleep(HEARTBEAT).await;
+        let Ok(list) = nodes.list_metadata(&Default::default()).await else { continue };
+        for node in list {
+            let beat = json!({"metadata": {
+                "annotations": {HEARTBEAT_ANNOTATION: crate::vmi::now()},
+                "labels": {SCHEDULABLE: "true"},
+            }});
+            let _ = nodes.patch_metadata(&node.name_any(), &PatchParams::default(), &Patch::Merge(beat)).await;
+        }
+    }
+}

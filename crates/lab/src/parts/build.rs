@@ -1,0 +1,239 @@
+//! Builds one group with `go build`: shows how far it is, and says in one sentence what went wrong.
+
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, IsTerminal};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, bail};
+use indicatif::{ProgressBar, ProgressStyle};
+
+use super::{Group, Recipe};
+
+/// The biggest group's binaries and Go's own intermediate files.
+const DISK_NEEDED: u64 = 6 << 30;
+
+pub(crate) fn build(group: Group) -> Result<()> {
+    let recipe = group.recipe();
+    let folder = group.folder()?;
+    let parent = folder.parent().context("the cache folder has no parent")?;
+    fs::create_dir_all(parent).map_err(|error| explain(&recipe, &format!("creating {}: {error}", parent.display())))?;
+    check_space(parent)?;
+
+    // Two programs that start at once build only once.
+    let lock = File::create(parent.join(format!("{}.lock", recipe.name))).context("creating a lock file")?;
+    lock.lock().context("waiting for another build of the same parts")?;
+    if group.is_built()? {
+        return Ok(());
+    }
+
+    let work = tempfile::Builder::new().prefix("build-").tempdir_in(parent).context("making a build folder")?;
+    fs::write(work.path().join("go.mod"), recipe.go_mod).context("writing go.mod")?;
+    fs::write(work.path().join("go.sum"), recipe.go_sum).context("writing go.sum")?;
+    let out = work.path().join("out");
+    compile(&recipe, work.path(), &out)?;
+    for (built, name) in recipe.binaries.iter().filter(|(built, name)| built != name) {
+        fs::rename(out.join(built), out.join(name)).with_context(|| format!("renaming {built} to {name}"))?;
+    }
+    if folder.exists() {
+        fs::remove_dir_all(&folder).with_context(|| format!("removing the incomplete {}", folder.display()))?;
+    }
+    fs::rename(&out, &folder).with_context(|| format!("moving the binaries to {}", folder.display()))
+}
+
+fn check_space(folder: &Path) -> Result<()> {
+    let stat =
+        nix::sys::statvfs::statvfs(folder).with_context(|| format!("asking for free space in {}", folder.display()))?;
+    let free = stat.blocks_available().saturating_mul(stat.fragment_size());
+    if free < DISK_NEEDED {
+        bail!(
+            "{} has {} MiB free, and building the lab's parts needs {} MiB: free some space or point XDG_CACHE_HOME elsewhere",
+            folder.display(),
+            free >> 20,
+            DISK_NEEDED >> 20
+        );
+    }
+    Ok(())
+}
+
+fn go(directory: &Path) -> Command {
+    let mut command = Command::new("go");
+    command
+        .current_dir(directory)
+        .env("CGO_ENABLED", "0")
+        .env("GOWORK", "off")
+        .env("GOTOOLCHAIN", "local")
+        .env("GOFLAGS", "-mod=readonly -buildvcs=false")
+        .stdin(Stdio::null());
+    command
+}
+
+fn compile(recipe: &Recipe, directory: &Path, out: &Path) -> Result<()> {
+    let progress = Progress::new(recipe.name);
+    progress.say("downloading modules");
+    let listed = go(directory).args(["list", "-deps", "tool"]).output().context("running `go list`")?;
+    if !listed.status.success() {
+        return Err(explain(recipe, &String::from_utf8_lossy(&listed.stderr)));
+    }
+    let packages = listed.stdout.iter().filter(|byte| **byte == b'\n').count();
+    progress.expect(packages as u64);
+
+    let stamps: Vec<String> = recipe.stamps.iter().map(|(variable, value)| format!("-X {variable}={value}")).collect();
+    let mut child = go(directory)
+        .args(["build", "-v", "-trimpath", "-ldflags", &format!("-s -w {}", stamps.join(" ")), "-o"])
+        .arg(format!("{}/", out.display()))
+        .arg("tool")
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .context("running `go build`")?;
+    let stderr = child.stderr.take().context("go build has no standard error")?;
+    let mut complaints = Vec::new();
+    for line in BufReader::new(stderr).lines() {
+        let line = line.context("reading what `go build` says")?;
+        // With -v each compiled package is one line with its import path; anything else is worth keeping.
+        if line.contains(' ') { complaints.push(line) } else { progress.compiled(&line) }
+    }
+    let status = child.wait().context("waiting for `go build`")?;
+    if !status.success() {
+        return Err(explain(recipe, &complaints.join("\n")));
+    }
+    progress.done();
+    Ok(())
+}
+
+/// One sentence: what is wrong and what to do.
+fn explain(recipe: &Recipe, output: &str) -> anyhow::Error {
+    let name = recipe.name;
+    let mut lines = output.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
+    let first = lines
+        .clone()
+        .find(|line| !line.starts_with("go: downloading") && !line.starts_with("go: finding"))
+        .or_else(|| lines.next())
+        .unwrap_or("it said nothing");
+    let lower = output.to_lowercase();
+    if lower.contains("no space left on device") {
+        anyhow!(
+            "the disk is full while building {name}: free some space, point XDG_CACHE_HOME, GOCACHE or GOMODCACHE elsewhere, \
+             or run `go clean -cache`"
+        )
+    } else if [
+        "dial tcp",
+        "no such host",
+        "connection refused",
+        "i/o timeout",
+        "not found",
+        "forbidden",
+        "bad gateway",
+        "disabled by goproxy",
+    ]
+    .iter()
+    .any(|sign| lower.contains(sign))
+    {
+        anyhow!(
+            "a Go module of {name} is not to be had ({first}): check the network and `go env GOPROXY`, then run the same command again"
+        )
+    } else {
+        anyhow!(
+            "building {name} with Go failed ({first}): run the same command again; if it stays, `go clean -modcache` helps after a damaged download"
+        )
+    }
+}
+
+/// A bar for people; for a log file a line now and then, because a build that prints nothing for minutes looks dead.
+struct Progress {
+    name: &'static str,
+    bar: Option<ProgressBar>,
+    started: Instant,
+    state: parking_lot::Mutex<Spoken>,
+}
+
+struct Spoken {
+    last: Instant,
+    compiled: u64,
+    expected: u64,
+}
+
+impl Progress {
+    const EVERY: Duration = Duration::from_secs(20);
+
+    fn new(name: &'static str) -> Self {
+        let bar = std::io::stderr().is_terminal().then(|| {
+            let style = ProgressStyle::with_template("  building {prefix:<18} [{bar:30}] {pos}/{len} {msg:.dim}")
+                .unwrap_or_else(|_| ProgressStyle::default_bar());
+            ProgressBar::new(0).with_style(style).with_prefix(name)
+        });
+        let now = Instant::now();
+        Progress {
+            name,
+            bar,
+            started: now,
+            state: parking_lot::Mutex::new(Spoken { last: now, compiled: 0, expected: 0 }),
+        }
+    }
+
+    fn say(&self, what: &str) {
+        match &self.bar {
+            Some(bar) => bar.set_message(what.to_owned()),
+            None => eprintln!("  building {}: {what}", self.name),
+        }
+    }
+
+    fn expect(&self, packages: u64) {
+        self.state.lock().expected = packages;
+        if let Some(bar) = &self.bar {
+            bar.set_length(packages);
+        }
+    }
+
+    fn compiled(&self, package: &str) {
+        let mut state = self.state.lock();
+        state.compiled += 1;
+        match &self.bar {
+            Some(bar) => {
+                bar.inc(1);
+                bar.set_message(package.to_owned());
+            }
+            None if state.last.elapsed() >= Self::EVERY => {
+                state.last = Instant::now();
+                eprintln!("  building {}: {} of at most {} packages", self.name, state.compiled, state.expected);
+            }
+            None => {}
+        }
+    }
+
+    fn done(&self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+        eprintln!("  built {} in {:.0?}", self.name, self.started.elapsed());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_disk_is_named() {
+        let error = explain(&Group::Etcd.recipe(), "# foo\nopen /x/y: no space left on device");
+        assert!(error.to_string().starts_with("the disk is full while building etcd"));
+    }
+
+    #[test]
+    fn an_unreachable_module_is_named_with_the_first_real_complaint() {
+        let error = explain(
+            &Group::Kubernetes.recipe(),
+            "go: downloading k8s.io/api v0.36.3\ngo: k8s.io/api@v0.36.3: Get \"https://proxy/…\": dial tcp: lookup proxy: no such host",
+        );
+        let text = error.to_string();
+        assert!(text.contains("not to be had (go: k8s.io/api@v0.36.3") && text.contains("GOPROXY"), "{text}");
+    }
+
+    #[test]
+    fn anything_else_keeps_its_first_line() {
+        let error = explain(&Group::Etcd.recipe(), "# go.etcd.io/etcd\nmain.go:3: undefined: x");
+        assert!(error.to_string().contains("main.go:3: undefined: x"));
+    }
+}

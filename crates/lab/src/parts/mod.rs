@@ -1,0 +1,163 @@
+//! The programs that a lab runs, built from pinned Go modules and cached by their versions.
+//!
+//! Each group is a `go.mod` with a `tool` block and a `go.sum`, no Go code of ours: what is built is exactly what the
+//! checksums name. The files are embedded, so the lab works from wherever it is linked into.
+
+mod build;
+mod toolchain;
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Result, bail};
+use sha2::{Digest, Sha256};
+
+use crate::place;
+
+/// A set of programs that come out of one Go module graph.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Group {
+    Etcd,
+    Kubernetes,
+    /// KubeVirt v1.8.4, the release that is installed.
+    KubeVirt,
+    /// KubeVirt v1.7.0, the release that is upgraded from.
+    KubeVirtPrevious,
+}
+
+/// What a lab with KubeVirt's reference operator needs.
+pub const STANDARD: [Group; 3] = [Group::Etcd, Group::Kubernetes, Group::KubeVirt];
+
+struct Recipe {
+    name: &'static str,
+    go_mod: &'static str,
+    go_sum: &'static str,
+    /// What `go build` calls the binary, and what we call it.
+    binaries: &'static [(&'static str, &'static str)],
+    /// Variables that the linker sets, so that the programs know their version.
+    stamps: &'static [(&'static str, &'static str)],
+}
+
+macro_rules! module {
+    ($folder:literal) => {
+        (include_str!(concat!("../../go/", $folder, "/go.mod")), include_str!(concat!("../../go/", $folder, "/go.sum")))
+    };
+}
+
+impl Group {
+    fn recipe(self) -> Recipe {
+        const VIRT: &[(&str, &str)] =
+            &[("virt-api", "virt-api"), ("virt-controller", "virt-controller"), ("virt-operator", "virt-operator")];
+        let (name, (go_mod, go_sum), binaries, stamps): (_, _, &[_], &[_]) = match self {
+            Group::Etcd => ("etcd", module!("etcd"), &[("server", "etcd")], &[]),
+            Group::Kubernetes => (
+                "kubernetes",
+                module!("kubernetes"),
+                &[
+                    ("kube-apiserver", "kube-apiserver"),
+                    ("kube-controller-manager", "kube-controller-manager"),
+                    ("kube-scheduler", "kube-scheduler"),
+                    ("kubectl", "kubectl"),
+                ],
+                &[
+                    ("k8s.io/component-base/version.gitVersion", "v1.36.3"),
+                    ("k8s.io/component-base/version.gitMajor", "1"),
+                    ("k8s.io/component-base/version.gitMinor", "36"),
+                    ("k8s.io/client-go/pkg/version.gitVersion", "v1.36.3"),
+                ],
+            ),
+            Group::KubeVirt => (
+                "kubevirt",
+                module!("kubevirt"),
+                &[
+                    ("virt-api", "virt-api"),
+                    ("virt-controller", "virt-controller"),
+                    ("virt-operator", "virt-operator"),
+                    ("resource-generator", "resource-generator"),
+                ],
+                &[("kubevirt.io/client-go/version.gitVersion", "v1.8.4")],
+            ),
+            Group::KubeVirtPrevious => (
+                "kubevirt-previous",
+                module!("kubevirt-previous"),
+                VIRT,
+                &[("kubevirt.io/client-go/version.gitVersion", "v1.7.0")],
+            ),
+        };
+        Recipe { name, go_mod, go_sum, binaries, stamps }
+    }
+
+    /// The folder of the built binaries. Its name changes with everything that influences them.
+    fn folder(self) -> Result<PathBuf> {
+        let recipe = self.recipe();
+        let mut hash = Sha256::new();
+        for text in [recipe.go_mod, recipe.go_sum] {
+            hash.update(text);
+        }
+        for (variable, value) in recipe.stamps {
+            hash.update(variable);
+            hash.update(value);
+        }
+        let digest = hash.finalize();
+        let short: String = digest.iter().take(6).map(|byte| format!("{byte:02x}")).collect();
+        Ok(place::parts_dir()?.join(format!("{}-{short}", recipe.name)))
+    }
+
+    fn is_built(self) -> Result<bool> {
+        let folder = self.folder()?;
+        Ok(self.recipe().binaries.iter().all(|(_, binary)| folder.join(binary).is_file()))
+    }
+}
+
+/// Builds what is missing of `groups`. Needs the network, so it runs before a lab's namespaces are made.
+pub fn ensure(groups: &[Group]) -> Result<()> {
+    let missing: Vec<Group> = groups
+        .iter()
+        .copied()
+        .filter_map(|group| Some(group).filter(|group| !matches!(group.is_built(), Ok(true))))
+        .collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    toolchain::check()?;
+    for group in missing {
+        build::build(group)?;
+    }
+    Ok(())
+}
+
+/// Where a program is. `KUBEBUILDER_ASSETS` may supply etcd and kube-apiserver.
+pub fn binary(group: Group, name: &str) -> Result<PathBuf> {
+    if matches!(name, "etcd" | "kube-apiserver")
+        && let Some(assets) = std::env::var_os("KUBEBUILDER_ASSETS")
+        && let path = Path::new(&assets).join(name)
+        && path.is_file()
+    {
+        return Ok(path);
+    }
+    let path = group.folder()?.join(name);
+    if !path.is_file() {
+        bail!("{name} has not been built: run `cargo xtask lab build` once, with the network at hand");
+    }
+    Ok(path)
+}
+
+/// The folder with kubectl, for a user's PATH.
+pub fn kubectl_dir() -> Result<PathBuf> {
+    Group::Kubernetes.folder()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_group_pins_what_it_builds() {
+        for group in [Group::Etcd, Group::Kubernetes, Group::KubeVirt, Group::KubeVirtPrevious] {
+            let recipe = group.recipe();
+            assert!(!recipe.go_sum.is_empty(), "{} has no checksums", recipe.name);
+            for (built, _) in recipe.binaries.iter().filter(|(built, _)| *built != "server") {
+                assert!(recipe.go_mod.contains(&format!("/{built}\n")), "{built} is not a tool of {}", recipe.name);
+            }
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! One of our operators as a process: it runs as its own service account, never with the lab's rights.
+
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use bytes::Bytes;
+use http_body_util::{BodyExt, Empty};
+use hyper_util::rt::TokioIo;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+use tokio::net::TcpStream;
+use tokio::process::{Child, Command};
+
+use crate::credentials::Credentials;
+
+#[derive(Clone, Debug)]
+pub struct ProgramOptions {
+    pub file: PathBuf,
+    pub namespace: String,
+    pub service_account: String,
+    pub arguments: Vec<String>,
+    pub environment: Vec<(String, String)>,
+    /// Its requests go through the fault proxy.
+    pub through_proxy: bool,
+}
+
+pub struct Program {
+    child: Child,
+    pid: i32,
+    address: IpAddr,
+    log: PathBuf,
+}
+
+impl Program {
+    /// `{address}` in an argument or variable becomes the program's own address.
+    pub(crate) fn start(
+        options: ProgramOptions,
+        credentials: &Credentials,
+        address: IpAddr,
+        folder: &Path,
+        number: u8,
+    ) -> Result<Self> {
+        let kubeconfig = folder.join(format!("program-{number}.kubeconfig"));
+        credentials.write(&kubeconfig)?;
+        let name = options.file.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        let log = folder.join("logs").join(format!("program-{number}-{name}.log"));
+        let sink = std::fs::File::create(&log).with_context(|| format!("creating {}", log.display()))?;
+        let fill = |text: &String| text.replace("{address}", &address.to_string());
+        let child = Command::new(&options.file)
+            .args(options.arguments.iter().map(fill))
+            .env_clear()
+            .env("KUBECONFIG", &kubeconfig)
+            .envs(options.environment.iter().map(|(name, value)| (name.clone(), fill(value))))
+            .stdin(Stdio::null())
+            .stdout(sink.try_clone().context("sharing the log file")?)
+            .stderr(sink)
+            .kill_on_drop(true)
+            .spawn()
+            .with_context(|| format!("starting {}", options.file.display()))?;
+        let pid = child.id().and_then(|pid| i32::try_from(pid).ok()).context("the program ended at once")?;
+        Ok(Program { child, pid, address, log })
+    }
+
+    pub fn pid(&self) -> i32 {
+        self.pid
+    }
+
+    pub fn address(&self) -> IpAddr {
+        self.address
+    }
+
+    pub fn signal(&self, signal: Signal) -> Result<()> {
+        kill(Pid::from_raw(self.pid), signal).context("signalling the program")
+    }
+
+    /// The end of the program, or an error if it does not end in time.
+    pub async fn wait(&mut self, patience: Duration) -> Result<ExitStatus> {
+        match tokio::time::timeout(patience, self.child.wait()).await {
+            Ok(status) => status.context("waiting for the program"),
+            Err(_) => bail!("the program did not end within {patience:?}; its log:\n{}", self.log_text()),
+        }
+    }
+
+    /// Asks one of the program's plain HTTP endpoints: the status and the body.
+    pub async fn get(&self, port: u16, path: &str) -> Result<(u16, String)> {
+        let stream =
+            TcpStream::connect((self.address, port)).await.with_context(|| format!("connecting to port {port}"))?;
+        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
+        let driver = tokio::spawn(connection);
+        let request = http::Request::get(path)
+            .header(http::header::HOST, self.address.to_string())
+            .body(Empty::<Bytes>::new())
+            .context("building a request")?;
+        let answer = sender.send_request(request).await?;
+        let status = answer.status().as_u16();
+        let body = answer.into_body().collect().await?.to_bytes();
+        driver.abort();
+        Ok((status, String::from_utf8_lossy(&body).into_owned()))
+    }
+
+    pub fn log_text(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    /// The log as JSON objects; a line in the writing is left out.
+    pub fn log_lines(&self) -> Vec<Value> {
+        self.log_text().lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
+    }
+
+    /// Waits until a log line has this message, and returns it.
+    pub async fn wait_for_message(&self, message: &str, patience: Duration) -> Result<Value> {
+        let looking = async {
+            loop {
+                let lines = self.log_lines();
+                if let Some(line) =
+                    lines.into_iter().find(|line| line.get("message").and_then(Value::as_str) == Some(message))
+                {
+                    return line;
+                }
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        match tokio::time::timeout(patience, looking).await {
+            Ok(line) => Ok(line),
+            Err(_) => bail!("no {message:?} within {patience:?}; the program's log:\n{}", self.log_text()),
+        }
+    }
+}

@@ -1,0 +1,76 @@
+//! The answers that the proxy gives itself, as the API server would phrase them: a client decides what to do by
+//! `reason`, `code` and `retryAfterSeconds`, so an answer without them would test a path that no real one takes.
+
+use bytes::Bytes;
+use http::{Response, StatusCode, header};
+use http_body_util::{BodyExt as _, Full};
+use serde_json::json;
+
+use super::{
+    forward::AnswerBody,
+    request::{RequestInfo, Verb},
+};
+
+/// A `Status` object, kind `Failure`.
+pub(super) fn failure(code: StatusCode, info: &RequestInfo, retry_after: Option<u64>) -> Response<AnswerBody> {
+    let message = format!(
+        "fault injected by the lab: {} for {:?} {} {:?}",
+        code.canonical_reason().unwrap_or("failure"),
+        info.verb,
+        info.resource,
+        info.name
+    );
+    write(code, info, retry_after, &message)
+}
+
+/// Upgraded connections are not relayed, because nothing in the lab uses them (there is no kubelet to exec into).
+pub(super) fn no_upgrades(info: &RequestInfo) -> Response<AnswerBody> {
+    let message = "the lab's fault proxy does not relay upgraded connections (exec, attach, port-forward, console): \
+                   ask the API server directly";
+    write(StatusCode::NOT_IMPLEMENTED, info, None, message)
+}
+
+fn write(code: StatusCode, info: &RequestInfo, retry_after: Option<u64>, message: &str) -> Response<AnswerBody> {
+    let mut details = json!({ "name": info.name, "group": info.group, "kind": info.resource });
+    if let (Some(seconds), Some(details)) = (retry_after, details.as_object_mut()) {
+        details.insert("retryAfterSeconds".to_owned(), json!(seconds));
+    }
+    let status = json!({
+        "kind": "Status",
+        "apiVersion": "v1",
+        "metadata": {},
+        "status": "Failure",
+        "message": message,
+        "reason": reason(code, info.verb),
+        "details": details,
+        "code": code.as_u16(),
+    });
+    let body = Full::new(Bytes::from(status.to_string())).map_err(|never| match never {}).boxed_unsync();
+    let mut response = Response::new(body);
+    *response.status_mut() = code;
+    response.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static("application/json"));
+    if let Some(seconds) = retry_after {
+        response.headers_mut().insert(header::RETRY_AFTER, seconds.into());
+    }
+    response
+}
+
+fn reason(code: StatusCode, verb: Verb) -> &'static str {
+    match (code.as_u16(), verb) {
+        (400, _) => "BadRequest",
+        (401, _) => "Unauthorized",
+        (403, _) => "Forbidden",
+        (404, _) => "NotFound",
+        (405, _) => "MethodNotAllowed",
+        (409, Verb::Create) => "AlreadyExists",
+        (409, _) => "Conflict",
+        (410, _) => "Expired",
+        (413, _) => "RequestEntityTooLarge",
+        (422, _) => "Invalid",
+        (429, _) => "TooManyRequests",
+        (500, _) => "InternalError",
+        (503, _) => "ServiceUnavailable",
+        (504, _) => "Timeout",
+        _ => "",
+    }
+}

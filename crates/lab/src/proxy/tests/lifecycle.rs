@@ -1,0 +1,209 @@
+//! The API server goes and comes back, and the proxy goes without a trace.
+
+use std::sync::Arc;
+
+use http::{Request, StatusCode};
+use http_body_util::Full;
+use tokio::net::TcpStream;
+
+use super::{
+    super::{Fault, FaultProxy, Match, Outcome, ProxyOptions, Rule, Then},
+    ApiServer, Bench, PODS, Pki, both,
+};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_dead_api_server_is_a_broken_connection_and_comes_back() {
+    both(async |mut bench| {
+        let mut client = bench.client().await;
+        client.create("before").await.unwrap();
+        let mut watch = bench.client().await.watch().await;
+        bench.api.feed(0).await;
+
+        bench.api.kill().await;
+        watch.next().await.unwrap_err();
+        let error = client.create("lost").await.unwrap_err();
+        let error = format!("{error:?}");
+        assert!(!error.contains("INTERNAL_ERROR") && !error.contains("CANCEL"), "a stream reset: {error}");
+        client.create("lost").await.unwrap_err();
+        bench.client().await.create("lost").await.unwrap_err();
+        assert_eq!(bench.outcomes()[2], Outcome::Unreachable);
+
+        bench.api = ApiServer::start(&bench.pki, bench.api.address).await;
+        assert_eq!(bench.client().await.create("after").await.unwrap(), StatusCode::CREATED);
+        assert_eq!(bench.api.committed_bodies(), ["after"]);
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_restarted_api_server_goes_unnoticed_between_requests() {
+    both(async |mut bench| {
+        let mut client = bench.client().await;
+        for round in ["first", "second", "third"] {
+            assert_eq!(client.create(round).await.unwrap(), StatusCode::CREATED);
+            bench.api.kill().await;
+            bench.api = ApiServer::start(&bench.pki, bench.api.address).await;
+        }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn connections_to_the_api_server_are_used_again() {
+    both(async |bench| {
+        let mut client = bench.client().await;
+        for _ in 0..20 {
+            client.create("some").await.unwrap();
+        }
+        // A connection is given back a moment after its response ended, so now and then a second is needed.
+        assert!(bench.api.connections() <= 4, "{} connections for 20 requests", bench.api.connections());
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_watches_and_requests_share_one_client_connection() {
+    both(async |bench| {
+        if bench.protocol == super::Protocol::Http1 {
+            return;
+        }
+        let mut client = bench.client().await;
+        let mut watches = Vec::new();
+        for _ in 0..120 {
+            watches.push(client.watch().await);
+        }
+        client.create("between").await.unwrap();
+        for (n, watch) in watches.iter_mut().enumerate() {
+            bench.api.feed(n).await.send(format!("{n}\n").into()).unwrap();
+            assert_eq!(watch.event().await, n.to_string());
+        }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_api_server_that_cannot_prove_itself_is_not_talked_to() {
+    both(async |mut bench| {
+        bench.api.kill().await;
+        bench.api = ApiServer::start(&Pki::new(), bench.api.address).await;
+        bench.client().await.create("secret").await.unwrap_err();
+        assert!(bench.api.committed().is_empty());
+        assert_eq!(bench.outcomes(), [Outcome::Unreachable]);
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn upgrades_are_refused_with_a_reason() {
+    both(async |bench| {
+        let mut client = bench.client().await;
+        let path = "/api/v1/namespaces/ns/pods/p/exec";
+        let response = match bench.protocol {
+            super::Protocol::Http1 => {
+                let request = Request::get(path)
+                    .header("host", "localhost")
+                    .header("connection", "Upgrade")
+                    .header("upgrade", "websocket");
+                client.request(request.body(Full::default()).unwrap()).await.unwrap()
+            }
+            super::Protocol::Http2 => return,
+        };
+        assert_eq!(response.status(), StatusCode::NOT_IMPLEMENTED);
+        assert!(bench.api.committed().is_empty());
+        assert_eq!(bench.outcomes(), [Outcome::Refused]);
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stopped_proxy_leaves_nothing_behind() {
+    both(async |bench| {
+        let Bench { pki, api, proxy, protocol } = bench;
+        let address = proxy.addr();
+        let marker = Arc::new(());
+        let witness = Arc::downgrade(&marker);
+        let callback = move || {
+            let _ = &marker;
+            Then::Deliver
+        };
+        let callback_rule =
+            proxy.add(Rule::always(Match::any().resource("unused"), Fault::AfterCommit(Arc::new(callback))));
+        let stall = proxy.add(Rule::always(Match::any(), Fault::StallWatch { after_events: 0 }));
+        let hold = proxy.add(Rule::always(Match::writes(), Fault::Drop));
+        let delay = proxy.add(Rule::always(Match::any().resource("nodes"), Fault::Delay(super::DEADLINE * 10)));
+        let bench = Bench { pki, api, proxy, protocol };
+        let (mut idle, mut busy, mut late) = (bench.client().await, bench.client().await, bench.client().await);
+        let mut watching = bench.client().await;
+        idle.call("GET", PODS, "").await.unwrap();
+        let mut watch = watching.watch().await;
+        stall.wait_hit(1).await.unwrap();
+        let held = tokio::spawn(async move { busy.create("held").await });
+        hold.wait_hit(1).await.unwrap();
+        let delayed = tokio::spawn(async move { late.call("GET", "/api/v1/nodes", "").await });
+        delay.wait_hit(1).await.unwrap();
+        let silent = TcpStream::connect(address).await.unwrap();
+
+        let Bench { api, proxy, .. } = bench;
+        proxy.stop().await;
+        held.await.unwrap().unwrap_err();
+        delayed.await.unwrap().unwrap_err();
+        watch.next().await.unwrap_err();
+        idle.call("GET", PODS, "").await.unwrap_err();
+        TcpStream::connect(address).await.unwrap_err();
+        silent.readable().await.unwrap();
+        api.wait_no_connections().await;
+        assert_eq!(api.committed().len(), 2, "the delayed request must not go on");
+        hold.wait_hit(2).await.unwrap_err();
+        drop((stall, hold, delay));
+        assert!(witness.upgrade().is_some(), "a handle keeps its rule");
+        drop(callback_rule);
+        assert!(witness.upgrade().is_none());
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn dropping_is_stopping_even_in_a_partition() {
+    both(async |bench| {
+        let Bench { pki, api, proxy, protocol } = bench;
+        let tasks = proxy.tasks.clone();
+        let bench = Bench { pki, api, proxy, protocol };
+        let mut watch = bench.client().await.watch().await;
+        bench.proxy.partition(super::super::Partition::BlackHole);
+        let address = bench.proxy.addr();
+        let silent = TcpStream::connect(address).await.unwrap();
+        let Bench { api, proxy, .. } = bench;
+        drop(proxy);
+        tasks.wait().await;
+        watch.next().await.unwrap_err();
+        silent.readable().await.unwrap();
+        TcpStream::connect(address).await.unwrap_err();
+        api.wait_no_connections().await;
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bad_options_are_named() {
+    let pki = Pki::new();
+    let options = || ProxyOptions {
+        listen: "127.0.0.1:0".parse().unwrap(),
+        certificate: pki.certificate.clone(),
+        key: pki.key.clone(),
+        upstream: "127.0.0.1:1".parse().unwrap(),
+        upstream_name: "localhost".to_owned(),
+        upstream_ca: pki.authority.clone(),
+    };
+    let first = FaultProxy::start(options()).await.unwrap();
+    let table = [
+        (ProxyOptions { listen: first.addr(), ..options() }, "cannot listen on"),
+        (ProxyOptions { certificate: String::new(), ..options() }, "the fault proxy's certificate"),
+        (ProxyOptions { key: "x".to_owned(), ..options() }, "the fault proxy's key"),
+        (ProxyOptions { upstream_ca: String::new(), ..options() }, "the API server's authority"),
+        (ProxyOptions { upstream_name: "no name".to_owned(), ..options() }, "is no server name"),
+    ];
+    for (options, expected) in table {
+        let error = FaultProxy::start(options).await.err().expect(expected);
+        assert!(format!("{error:#}").contains(expected), "{error:#}");
+    }
+}

@@ -1,0 +1,52 @@
+//! The two TLS configurations. The crypto provider is named here and not taken from the process, whose default is for
+//! the program to choose.
+
+use std::sync::Arc;
+
+use anyhow::{Context as _, ensure};
+use rustls::{
+    ClientConfig, RootCertStore, ServerConfig,
+    crypto::{CryptoProvider, ring},
+    pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject as _},
+};
+
+pub(super) fn server(certificate: &str, key: &str) -> anyhow::Result<Arc<ServerConfig>> {
+    let chain = certificates(certificate).context("the fault proxy's certificate")?;
+    let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).context("the fault proxy's key")?;
+    let mut config = ServerConfig::builder_with_provider(provider())
+        .with_safe_default_protocol_versions()
+        .context("TLS versions")?
+        .with_no_client_auth()
+        .with_single_cert(chain, key)
+        .context("the fault proxy's certificate and key")?;
+    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    Ok(Arc::new(config))
+}
+
+pub(super) fn client(authority: &str) -> anyhow::Result<Arc<ClientConfig>> {
+    let mut roots = RootCertStore::empty();
+    for certificate in certificates(authority).context("the API server's authority")? {
+        roots.add(certificate).context("the API server's authority")?;
+    }
+    let mut config = ClientConfig::builder_with_provider(provider())
+        .with_safe_default_protocol_versions()
+        .context("TLS versions")?
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    Ok(Arc::new(config))
+}
+
+pub(super) fn server_name(name: &str) -> anyhow::Result<ServerName<'static>> {
+    ServerName::try_from(name.to_owned()).with_context(|| format!("{name:?} is no server name"))
+}
+
+fn certificates(pem: &str) -> anyhow::Result<Vec<CertificateDer<'static>>> {
+    let certificates: Vec<_> = CertificateDer::pem_slice_iter(pem.as_bytes()).collect::<Result<_, _>>()?;
+    ensure!(!certificates.is_empty(), "no certificate in the PEM text");
+    Ok(certificates)
+}
+
+fn provider() -> Arc<CryptoProvider> {
+    Arc::new(ring::default_provider())
+}

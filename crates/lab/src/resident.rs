@@ -1,0 +1,185 @@
+//! A lab that outlives the command that started it: held by a process of its own, found by name, entered and ended.
+
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use nix::sched::{CloneFlags, setns};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde::{Deserialize, Serialize};
+
+use crate::{Lab, LabOptions, isolate, parts, place};
+
+/// What is known of a resident lab.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Resident {
+    /// The process that holds it; with it everything ends.
+    pub holder: i32,
+    /// When the holder was started, in the kernel's clock ticks: process numbers are used again.
+    holder_started: u64,
+    /// The first process of the lab's namespaces.
+    inner: i32,
+    pub state: State,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum State {
+    Starting,
+    Ready { kubeconfig: PathBuf },
+}
+
+impl Resident {
+    /// The lab of this name, if it lives. What a dead one left is removed.
+    pub fn find(name: &str) -> Result<Option<Self>> {
+        let path = file(name)?;
+        let Ok(text) = std::fs::read(&path) else { return Ok(None) };
+        let resident: Resident =
+            serde_json::from_slice(&text).with_context(|| format!("{} is damaged: remove it", path.display()))?;
+        if started(resident.holder) == Some(resident.holder_started) {
+            return Ok(Some(resident));
+        }
+        let _ = std::fs::remove_file(path);
+        Ok(None)
+    }
+
+    fn require(name: &str) -> Result<Self> {
+        Self::find(name)?.with_context(|| format!("no lab {name:?} runs: start it with `cargo xtask lab up`"))
+    }
+
+    fn save(&self, name: &str) -> Result<()> {
+        let path = file(name)?;
+        let fresh = path.with_extension("new");
+        std::fs::write(&fresh, serde_json::to_vec(self).context("writing the lab's file")?)?;
+        std::fs::rename(&fresh, &path).with_context(|| format!("writing {}", path.display()))
+    }
+}
+
+/// Where a resident lab's process writes what it has to say.
+pub fn log_file(name: &str) -> Result<PathBuf> {
+    Ok(file(name)?.with_extension("log"))
+}
+
+fn file(name: &str) -> Result<PathBuf> {
+    if name.is_empty() || !name.chars().all(|character| character.is_ascii_alphanumeric() || character == '-') {
+        bail!("{name:?} cannot name a lab: use letters, digits and dashes");
+    }
+    let folder = place::cache_dir()?.join("labs");
+    std::fs::create_dir_all(&folder).with_context(|| format!("creating {}", folder.display()))?;
+    Ok(folder.join(format!("{name}.json")))
+}
+
+/// The main function of the process that holds a lab. It returns when the lab ends or cannot be started.
+pub fn hold(name: &str, options: impl FnOnce() -> Result<LabOptions>) -> ExitCode {
+    // A session of its own: neither Ctrl-C in the terminal nor the terminal's end concern it.
+    let _ = nix::unistd::setsid();
+    isolate::run_with(
+        || Ok(()),
+        |inner| {
+            let holder = i32::try_from(std::process::id()).context("a process number")?;
+            let inner = i32::try_from(inner).context("a process number")?;
+            let holder_started = started(holder).context("reading /proc")?;
+            Resident { holder, holder_started, inner, state: State::Starting }.save(name)
+        },
+        || {
+            let runtime = tokio::runtime::Runtime::new().context("starting tokio")?;
+            runtime.block_on(async {
+                let lab = Lab::start(options()?).await?;
+                announce(name, &lab)?;
+                Err(lab.health().failed().await)
+            })
+        },
+    )
+}
+
+/// The holder wrote the file; the lab inside completes it.
+fn announce(name: &str, lab: &Lab) -> Result<()> {
+    let text = std::fs::read(file(name)?).context("reading the lab's file")?;
+    let resident: Resident = serde_json::from_slice(&text).context("reading the lab's file")?;
+    Resident { state: State::Ready { kubeconfig: lab.kubeconfig().to_owned() }, ..resident }.save(name)
+}
+
+/// Runs a command in the namespaces of a resident lab and returns its exit code.
+pub fn exec(name: &str, command: &[String]) -> Result<ExitCode> {
+    let resident = Resident::require(name)?;
+    let State::Ready { kubeconfig } = resident.state else {
+        bail!("the lab {name:?} is still starting: try again in a moment");
+    };
+    let (Some(program), arguments) = (command.first(), command.get(1..).unwrap_or_default()) else {
+        bail!("there is no command to run");
+    };
+    let folder = std::env::current_dir().context("finding the current folder")?;
+    enter(resident.inner)?;
+    // The mount namespace has its own view of the same folder.
+    let _ = std::env::set_current_dir(folder);
+    let status = Command::new(program)
+        .args(arguments)
+        .env("KUBECONFIG", kubeconfig)
+        .env("PATH", with_kubectl()?)
+        .status()
+        .with_context(|| format!("running {program:?} inside the lab"))?;
+    Ok(isolate::exit_code(status))
+}
+
+fn with_kubectl() -> Result<std::ffi::OsString> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let folders = std::iter::once(parts::kubectl_dir()?).chain(std::env::split_paths(&path));
+    std::env::join_paths(folders).context("adding kubectl to PATH")
+}
+
+/// Joins the namespaces of `pid`: the user namespace first, because the others belong to it.
+fn enter(pid: i32) -> Result<()> {
+    let of = |owner: &str, kind: &str| Path::new("/proc").join(owner).join("ns").join(kind);
+    let opened: Vec<(CloneFlags, File)> = [
+        ("user", CloneFlags::CLONE_NEWUSER),
+        ("net", CloneFlags::CLONE_NEWNET),
+        ("pid", CloneFlags::CLONE_NEWPID),
+        ("mnt", CloneFlags::CLONE_NEWNS),
+    ]
+    .into_iter()
+    .filter(|(kind, _)| {
+        std::fs::read_link(of(&pid.to_string(), kind)).ok() != std::fs::read_link(of("self", kind)).ok()
+    })
+    .map(|(kind, flag)| {
+        let file =
+            File::open(of(&pid.to_string(), kind)).with_context(|| format!("opening the lab's {kind} namespace"))?;
+        Ok((flag, file))
+    })
+    .collect::<Result<_>>()?;
+    for (flag, file) in opened {
+        setns(file.as_fd(), flag)
+            .context("entering the lab's namespaces; were you another user when you started it?")?;
+    }
+    Ok(())
+}
+
+/// Ends a resident lab and waits until it is gone.
+pub fn down(name: &str) -> Result<()> {
+    let resident = Resident::require(name)?;
+    kill(Pid::from_raw(resident.holder), Signal::SIGTERM).context("ending the lab's process")?;
+    let asked = Instant::now();
+    while started(resident.holder) == Some(resident.holder_started)
+        || Path::new("/proc").join(resident.inner.to_string()).exists()
+    {
+        if asked.elapsed() > Duration::from_secs(20) {
+            bail!("process {} does not end", resident.holder);
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let _ = std::fs::remove_file(file(name)?);
+    Ok(())
+}
+
+/// The 22nd field of /proc/<pid>/stat; none if there is no such process.
+fn started(pid: i32) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let mut fields = stat.rsplit(')').next()?.split_whitespace();
+    let state = fields.next()?;
+    if matches!(state, "Z" | "X") {
+        return None;
+    }
+    fields.nth(18)?.parse().ok()
+}

@@ -1,0 +1,226 @@
+//! A server process of the lab: started, watched, stopped, started again.
+//!
+//! A server that ends without being asked to is reported at once, with the last lines that it wrote, so that a test
+//! fails with the cause instead of a time-out.
+
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use parking_lot::Mutex;
+use tokio::process::{Child, Command};
+use tokio::sync::watch;
+
+/// The reason why a lab is of no use any more; empty while it is well.
+#[derive(Clone)]
+pub struct Health {
+    failure: Arc<watch::Sender<Option<String>>>,
+}
+
+impl Default for Health {
+    fn default() -> Self {
+        Health { failure: Arc::new(watch::Sender::new(None)) }
+    }
+}
+
+impl Health {
+    pub(crate) fn fail(&self, reason: String) {
+        self.failure.send_if_modified(|failure| {
+            let first = failure.is_none();
+            if first {
+                tracing::error!("{reason}");
+                *failure = Some(reason);
+            }
+            first
+        });
+    }
+
+    /// Resolves when the lab has failed; never otherwise.
+    pub async fn failed(&self) -> anyhow::Error {
+        let mut failure = self.failure.subscribe();
+        let reason = failure.wait_for(Option::is_some).await.ok().and_then(|reason| reason.clone());
+        anyhow!(reason.unwrap_or_else(|| "the lab is gone".to_owned()))
+    }
+
+    /// `work`, or the lab's failure if that comes first.
+    pub async fn guard<T>(&self, work: impl Future<Output = Result<T>>) -> Result<T> {
+        tokio::select! {
+            result = work => result,
+            failure = self.failed() => Err(failure),
+        }
+    }
+}
+
+/// What to start, so that it can be started again.
+#[derive(Clone)]
+pub(crate) struct ServerCommand {
+    pub(crate) name: String,
+    pub(crate) program: PathBuf,
+    pub(crate) arguments: Vec<String>,
+    pub(crate) environment: Vec<(String, String)>,
+    pub(crate) log: PathBuf,
+    /// Gives up by itself when the API server is away, and is started again as a kubelet would. Being killed is another
+    /// matter: nobody but a test does that.
+    pub(crate) gives_up: bool,
+}
+
+impl ServerCommand {
+    pub(crate) fn spawn(&self) -> Result<Child> {
+        let log = std::fs::OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(&self.log)
+            .with_context(|| format!("opening {}", self.log.display()))?;
+        Command::new(&self.program)
+            .args(&self.arguments)
+            .env_clear()
+            .envs(self.environment.iter().map(|(name, value)| (name, value)))
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().context("sharing the log file")?)
+            .stderr(log)
+            .kill_on_drop(true)
+            .spawn()
+            .with_context(|| format!("starting {} ({})", self.name, self.program.display()))
+    }
+}
+
+pub struct Server {
+    command: Arc<ServerCommand>,
+    health: Health,
+    running: Arc<Mutex<Option<Running>>>,
+}
+
+struct Running {
+    pid: Pid,
+    /// Set before the process is asked to end, so that its end is no failure of the lab.
+    expected: Arc<watch::Sender<bool>>,
+    ended: watch::Receiver<bool>,
+}
+
+impl Server {
+    pub(crate) fn start(command: ServerCommand, health: &Health) -> Result<Self> {
+        let server = Server { command: Arc::new(command), health: health.clone(), running: Arc::default() };
+        server.resume()?;
+        Ok(server)
+    }
+
+    /// Starts the process again after [`Server::stop`]; nothing if it runs.
+    pub fn resume(&self) -> Result<()> {
+        let mut running = self.running.lock();
+        if running.as_ref().is_some_and(|running| !*running.ended.borrow()) {
+            return Ok(());
+        }
+        let child = self.command.spawn()?;
+        let expected = Arc::new(watch::Sender::new(false));
+        let (end, ended) = watch::channel(false);
+        *running = Some(Running { pid: pid_of(&child)?, expected: expected.clone(), ended });
+        let watcher = Watcher {
+            command: self.command.clone(),
+            health: self.health.clone(),
+            running: self.running.clone(),
+            expected,
+        };
+        tokio::spawn(async move {
+            watcher.watch(child).await;
+            end.send_replace(true);
+        });
+        Ok(())
+    }
+
+    /// Ends the process with `signal` and waits until it is gone.
+    pub async fn stop(&self, signal: Signal) -> Result<()> {
+        let Some(running) = self.running.lock().take() else { return Ok(()) };
+        running.expected.send_replace(true);
+        let _ = kill(running.pid, signal);
+        let mut ended = running.ended;
+        let patience = tokio::time::timeout(Duration::from_secs(20), ended.wait_for(|ended| *ended)).await.is_ok();
+        if !patience {
+            let _ = kill(running.pid, Signal::SIGKILL);
+            let _ = ended.wait_for(|ended| *ended).await;
+        }
+        Ok(())
+    }
+
+    /// The process number, while it runs.
+    pub fn pid(&self) -> Option<i32> {
+        self.running.lock().as_ref().map(|running| running.pid.as_raw())
+    }
+
+    pub fn log(&self) -> &Path {
+        &self.command.log
+    }
+}
+
+/// Looks after one process until it ends for good.
+struct Watcher {
+    command: Arc<ServerCommand>,
+    health: Health,
+    running: Arc<Mutex<Option<Running>>>,
+    expected: Arc<watch::Sender<bool>>,
+}
+
+impl Watcher {
+    async fn watch(self, mut child: Child) {
+        loop {
+            let status = child.wait().await;
+            let gave_up = self.command.gives_up && status.as_ref().is_ok_and(|status| status.code().is_some());
+            if *self.expected.borrow() {
+                return;
+            }
+            if gave_up {
+                tokio::time::sleep(RESTART).await;
+                match self.start_again() {
+                    Ok(Some(fresh)) => {
+                        child = fresh;
+                        continue;
+                    }
+                    Ok(None) => return,
+                    Err(error) => return self.health.fail(format!("{error:#}")),
+                }
+            }
+            let how = status.map_or_else(|error| error.to_string(), |status| status.to_string());
+            let words = last_words(&self.command.log);
+            return self
+                .health
+                .fail(format!("{} ended unexpectedly ({how}); its last words: {words}", self.command.name));
+        }
+    }
+
+    /// Under the lock, so that a stop that comes now either sees the new process or prevents it.
+    fn start_again(&self) -> Result<Option<Child>> {
+        let mut running = self.running.lock();
+        let Some(running) = running.as_mut().filter(|_| !*self.expected.borrow()) else { return Ok(None) };
+        let child = self.command.spawn()?;
+        running.pid = pid_of(&child)?;
+        Ok(Some(child))
+    }
+}
+
+const RESTART: Duration = Duration::from_millis(500);
+
+fn pid_of(child: &Child) -> Result<Pid> {
+    child.id().and_then(|pid| i32::try_from(pid).ok()).map(Pid::from_raw).context("the process ended at once")
+}
+
+/// A lab that is dropped takes its servers with it.
+impl Drop for Server {
+    fn drop(&mut self) {
+        if let Some(running) = self.running.lock().take() {
+            running.expected.send_replace(true);
+            let _ = kill(running.pid, Signal::SIGKILL);
+        }
+    }
+}
+
+/// The end of a log file, on one line.
+pub(crate) fn last_words(log: &Path) -> String {
+    let text = std::fs::read(log).unwrap_or_default();
+    let text = String::from_utf8_lossy(&text);
+    let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
+    let tail: Vec<&str> = lines.iter().rev().take(5).rev().copied().collect();
+    if tail.is_empty() { "(nothing)".to_owned() } else { tail.join(" | ") }
+}

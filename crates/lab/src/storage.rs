@@ -1,0 +1,196 @@
+//! Simulated storage: a PersistentVolume per claim, bound by the real controller; and expansion of bound claims.
+//!
+//! The lab is the external provisioner of two provisioner names. `BINDING` makes volumes, at once or for the first
+//! consumer, as the StorageClass says; nobody ever serves `NEVER`, which is how a test gets a claim that stays pending.
+
+use anyhow::{Context, Result};
+use k8s_openapi::api::core::v1::{
+    HostPathVolumeSource, ObjectReference, PersistentVolume, PersistentVolumeClaim, PersistentVolumeSpec,
+};
+use k8s_openapi::api::storage::v1::StorageClass;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::api::{Patch, PatchParams, PostParams};
+use kube::runtime::watcher;
+use kube::{Api, Client, ResourceExt};
+use serde_json::json;
+
+use crate::follow::follow_applied;
+
+pub(crate) const BINDING: &str = "lab.vitistack.io/binding";
+pub(crate) const NEVER: &str = "lab.vitistack.io/never";
+
+/// The cluster's default class; binds at once.
+pub const CLASS_STANDARD: &str = "standard";
+/// Binds when a pod that uses the claim has been scheduled.
+pub const CLASS_WAIT: &str = "wait-for-consumer";
+/// Never binds.
+pub const CLASS_NEVER: &str = "never-binds";
+
+const PROVISIONER: &str = "volume.kubernetes.io/storage-provisioner";
+const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
+
+pub(crate) async fn create_classes(client: &Client) -> Result<()> {
+    let classes: Api<StorageClass> = Api::all(client.clone());
+    for (name, provisioner, mode, default) in [
+        (CLASS_STANDARD, BINDING, "Immediate", true),
+        (CLASS_WAIT, BINDING, "WaitForFirstConsumer", false),
+        (CLASS_NEVER, NEVER, "Immediate", false),
+    ] {
+        let class = StorageClass {
+            metadata: ObjectMeta {
+                name: Some(name.to_owned()),
+                annotations: default
+                    .then(|| [("storageclass.kubernetes.io/is-default-class".to_owned(), "true".to_owned())].into()),
+                ..ObjectMeta::default()
+            },
+            provisioner: provisioner.to_owned(),
+            volume_binding_mode: Some(mode.to_owned()),
+            allow_volume_expansion: Some(true),
+            ..StorageClass::default()
+        };
+        classes
+            .create(&PostParams::default(), &class)
+            .await
+            .with_context(|| format!("creating StorageClass {name}"))?;
+    }
+    Ok(())
+}
+
+/// Runs until cancelled.
+pub(crate) async fn provision(client: Client) {
+    let claims: Api<PersistentVolumeClaim> = Api::all(client.clone());
+    follow_applied(claims, watcher::Config::default(), |claim| {
+        let client = client.clone();
+        let task = wanted(&claim);
+        tokio::spawn(async move {
+            let result = match task {
+                Wanted::Nothing => Ok(()),
+                Wanted::Volume => create_volume(&client, &claim).await,
+                Wanted::Growth => grow(&client, &claim).await,
+            };
+            if let Err(error) = result {
+                tracing::warn!("storage for {}: {error:#}", claim.name_any());
+            }
+        });
+    })
+    .await;
+}
+
+#[derive(Debug, PartialEq)]
+enum Wanted {
+    Nothing,
+    Volume,
+    Growth,
+}
+
+/// What the provisioner owes this claim. The controller names the provisioner once a volume may be made: at once, or
+/// for a class that waits, with the node that the scheduler selected.
+fn wanted(claim: &PersistentVolumeClaim) -> Wanted {
+    let annotations = claim.annotations();
+    let status = claim.status.as_ref();
+    let phase = status.and_then(|status| status.phase.as_deref()).unwrap_or("Pending");
+    let volume = claim.spec.as_ref().and_then(|spec| spec.volume_name.as_deref());
+    if annotations.get(PROVISIONER).map(String::as_str) != Some(BINDING) || claim.metadata.deletion_timestamp.is_some()
+    {
+        return Wanted::Nothing;
+    }
+    match (phase, volume) {
+        ("Pending", None) => Wanted::Volume,
+        ("Bound", Some(_)) if requested(claim) != status.and_then(|status| status.capacity.clone()) => Wanted::Growth,
+        _ => Wanted::Nothing,
+    }
+}
+
+fn requested(claim: &PersistentVolumeClaim) -> Option<Quantities> {
+    claim.spec.as_ref()?.resources.as_ref()?.requests.clone()
+}
+
+type Quantities = std::collections::BTreeMap<String, k8s_openapi::apimachinery::pkg::api::resource::Quantity>;
+
+async fn create_volume(client: &Client, claim: &PersistentVolumeClaim) -> Result<()> {
+    let classes: Api<StorageClass> = Api::all(client.clone());
+    let spec = claim.spec.clone().unwrap_or_default();
+    let class_name = spec.storage_class_name.clone().unwrap_or_default();
+    let Some(class) = classes.get_opt(&class_name).await? else { return Ok(()) };
+    let waits = class.volume_binding_mode.as_deref() == Some("WaitForFirstConsumer");
+    if waits && !claim.annotations().contains_key(SELECTED_NODE) {
+        return Ok(());
+    }
+    let name = format!("pvc-{}", claim.uid().unwrap_or_default());
+    let volume = PersistentVolume {
+        metadata: ObjectMeta {
+            name: Some(name.clone()),
+            annotations: Some([("pv.kubernetes.io/provisioned-by".to_owned(), BINDING.to_owned())].into()),
+            ..ObjectMeta::default()
+        },
+        spec: Some(PersistentVolumeSpec {
+            access_modes: spec.access_modes,
+            capacity: requested(claim),
+            claim_ref: Some(ObjectReference {
+                api_version: Some("v1".to_owned()),
+                kind: Some("PersistentVolumeClaim".to_owned()),
+                namespace: claim.namespace(),
+                name: claim.metadata.name.clone(),
+                uid: claim.uid(),
+                ..ObjectReference::default()
+            }),
+            host_path: Some(HostPathVolumeSource { path: format!("/volumes/{name}"), type_: None }),
+            // The lab's volumes have no contents; the controller cannot delete what nobody stores.
+            persistent_volume_reclaim_policy: Some("Retain".to_owned()),
+            storage_class_name: Some(class_name),
+            volume_mode: spec.volume_mode,
+            ..PersistentVolumeSpec::default()
+        }),
+        status: None,
+    };
+    let volumes: Api<PersistentVolume> = Api::all(client.clone());
+    match volumes.create(&PostParams::default(), &volume).await {
+        Ok(_) => Ok(()),
+        Err(kube::Error::Api(status)) if status.is_already_exists() => Ok(()),
+        Err(error) => Err(error).context("creating a PersistentVolume"),
+    }
+}
+
+/// What external-resizer and the kubelet do together.
+async fn grow(client: &Client, claim: &PersistentVolumeClaim) -> Result<()> {
+    let volume = claim.spec.as_ref().and_then(|spec| spec.volume_name.clone()).unwrap_or_default();
+    let capacity = requested(claim);
+    let parameters = PatchParams::default();
+    let volumes: Api<PersistentVolume> = Api::all(client.clone());
+    volumes.patch(&volume, &parameters, &Patch::Merge(json!({"spec": {"capacity": capacity}}))).await?;
+    let claims: Api<PersistentVolumeClaim> = Api::namespaced(client.clone(), &claim.namespace().unwrap_or_default());
+    claims
+        .patch_status(&claim.name_any(), &parameters, &Patch::Merge(json!({"status": {"capacity": capacity}})))
+        .await?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn claim(json: serde_json::Value) -> PersistentVolumeClaim {
+        serde_json::from_value(json).unwrap()
+    }
+
+    #[test]
+    fn a_pending_claim_of_ours_wants_a_volume() {
+        let ours = json!({"metadata": {"annotations": {PROVISIONER: BINDING}}, "status": {"phase": "Pending"}});
+        assert_eq!(wanted(&claim(ours)), Wanted::Volume);
+        let never = json!({"metadata": {"annotations": {PROVISIONER: NEVER}}, "status": {"phase": "Pending"}});
+        assert_eq!(wanted(&claim(never)), Wanted::Nothing);
+    }
+
+    #[test]
+    fn a_bound_claim_that_asks_for_more_wants_growth() {
+        let bound = |capacity: &str| {
+            claim(json!({
+                "metadata": {"annotations": {PROVISIONER: BINDING}},
+                "spec": {"volumeName": "pv", "resources": {"requests": {"storage": "2Gi"}}},
+                "status": {"phase": "Bound", "capacity": {"storage": capacity}},
+            }))
+        };
+        assert_eq!(wanted(&bound("1Gi")), Wanted::Growth);
+        assert_eq!(wanted(&bound("2Gi")), Wanted::Nothing);
+    }
+}

@@ -1,0 +1,196 @@
+//! The simulated virt-handler of every node: it starts, migrates and ends guests that do not exist.
+//!
+//! It writes as `system:serviceaccount:kubevirt:kubevirt-handler` with a token bound to the virt-handler pod of the
+//! node, exactly as the real one: virt-api drops status that anybody else writes, and the node-restriction policy looks
+//! at the node that a token names.
+
+mod lifecycle;
+mod migration;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow};
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{DynamicObject, ListParams, PostParams};
+use kube::runtime::watcher;
+use kube::{Api, Client, ResourceExt};
+use serde_json::Value;
+use tokio::sync::{Mutex, watch};
+
+use crate::addresses::Slot;
+use crate::credentials::{Credentials, of_service_account};
+use crate::follow::follow_each;
+use crate::kubelet::PodAddresses;
+use crate::vmi::{self, VmiPhases, VmiSummary};
+use lifecycle::Guest;
+
+pub(crate) const NAMESPACE: &str = "kubevirt";
+const ACCOUNT: &str = "kubevirt-handler";
+const AGAIN: Duration = Duration::from_millis(200);
+
+/// What guests do.
+#[derive(Clone, Debug)]
+pub struct GuestBehaviour {
+    pub boots_after: Duration,
+    pub live_migratable: bool,
+    pub migration_takes: Duration,
+    pub migrations_fail: bool,
+}
+
+impl Default for GuestBehaviour {
+    fn default() -> Self {
+        GuestBehaviour {
+            boots_after: Duration::ZERO,
+            live_migratable: true,
+            migration_takes: Duration::ZERO,
+            migrations_fail: false,
+        }
+    }
+}
+
+/// How a guest ends by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GuestEnd {
+    Shutdown,
+    Crash,
+}
+
+#[derive(Clone)]
+pub(crate) struct VirtHandler {
+    pub(crate) client: Client,
+    pub(crate) admin: Credentials,
+    pub(crate) slot: Arc<Slot>,
+    pub(crate) behaviour: watch::Receiver<GuestBehaviour>,
+    pub(crate) vmis: VmiPhases,
+    pub(crate) addresses: PodAddresses,
+    /// By node: the pod whose token it is, and a client with that token.
+    pub(crate) identities: Arc<Mutex<HashMap<String, (String, Client)>>>,
+}
+
+impl VirtHandler {
+    /// Runs until cancelled.
+    pub(crate) async fn run(self) {
+        let note = |uid: &str, vmi: Option<&DynamicObject>| match vmi {
+            Some(vmi) => self.vmis.set(uid.to_owned(), VmiSummary::of(vmi)),
+            None => self.vmis.remove(uid),
+        };
+        let vmis = vmi::all(self.client.clone());
+        follow_each(vmis, watcher::Config::default(), note, |news| self.clone().look_after(news)).await;
+    }
+
+    async fn look_after(self, mut news: watch::Receiver<Option<DynamicObject>>) {
+        loop {
+            let Some(vmi) = news.borrow_and_update().clone() else { return };
+            match self.act(&vmi).await {
+                Ok(true) => {}
+                Ok(false) => {
+                    if news.changed().await.is_err() {
+                        return;
+                    }
+                }
+                Err(error) => {
+                    tracing::debug!("virt-handler, {}: {error:#}", vmi.name_any());
+                    tokio::time::sleep(AGAIN).await;
+                }
+            }
+        }
+    }
+
+    /// The next write for this VMI, if there is one. Returns whether to look again without waiting for news.
+    async fn act(&self, vmi: &DynamicObject) -> Result<bool> {
+        let behaviour = self.behaviour.borrow().clone();
+        let now = vmi::now();
+        let document = serde_json::to_value(vmi).context("reading a VMI")?;
+        let node = vmi.data.pointer("/status/nodeName").and_then(Value::as_str).unwrap_or_default().to_owned();
+        let (node, next) = match lifecycle::phase(&document) {
+            _ if node.is_empty() => return Ok(false),
+            "Scheduled" if lifecycle::is_leaving(&document) => (node, lifecycle::ended(&document, "Succeeded", &now)),
+            "Scheduled" => {
+                tokio::time::sleep(behaviour.boots_after).await;
+                let guest =
+                    Guest { address: self.address_of(vmi, &node), live_migratable: behaviour.live_migratable, now };
+                (node, lifecycle::started(&document, &guest))
+            }
+            "Running" if lifecycle::is_leaving(&document) => (node, lifecycle::ended(&document, "Succeeded", &now)),
+            "Running" => {
+                let Some(write) = self.migrate(&document, &now, behaviour.migrations_fail) else { return Ok(false) };
+                if write.copies {
+                    tokio::time::sleep(behaviour.migration_takes).await;
+                }
+                (write.node, write.vmi)
+            }
+            _ => return Ok(false),
+        };
+        self.write(&node, next).await.map(|()| false)
+    }
+
+    fn migrate(&self, vmi: &Value, now: &str, fails: bool) -> Option<migration::Write> {
+        let address_of = |node: &str| self.host_address(node);
+        migration::next(vmi, &migration::Circumstances { now, fails, address_of: &address_of })
+    }
+
+    /// The guest ends by itself.
+    pub(crate) async fn end(&self, namespace: &str, name: &str, end: GuestEnd) -> Result<()> {
+        let api: Api<DynamicObject> = Api::namespaced_with(self.client.clone(), namespace, &vmi::resource());
+        let vmi = api.get(name).await.with_context(|| format!("reading VMI {namespace}/{name}"))?;
+        let node = VmiSummary::of(&vmi).node;
+        let phase = match end {
+            GuestEnd::Shutdown => "Succeeded",
+            GuestEnd::Crash => "Failed",
+        };
+        let document = serde_json::to_value(&vmi).context("reading a VMI")?;
+        self.write(&node, lifecycle::ended(&document, phase, &vmi::now())).await
+    }
+
+    /// With the resourceVersion that was read: virt-controller writes the same object.
+    async fn write(&self, node: &str, vmi: Value) -> Result<()> {
+        let vmi: DynamicObject = serde_json::from_value(vmi).context("writing a VMI")?;
+        let client = self.identity(node).await?;
+        let api: Api<DynamicObject> =
+            Api::namespaced_with(client, &vmi.namespace().unwrap_or_default(), &vmi::resource());
+        match api.replace(&vmi.name_any(), &PostParams::default(), &vmi).await {
+            Ok(_) => Ok(()),
+            // A newer version is on its way, and will be looked at.
+            Err(kube::Error::Api(status)) if status.is_conflict() || status.is_not_found() => Ok(()),
+            Err(error) => {
+                self.identities.lock().await.remove(node);
+                Err(error).context("writing a VMI as virt-handler")
+            }
+        }
+    }
+
+    fn address_of(&self, vmi: &DynamicObject, node: &str) -> Option<String> {
+        let pods = vmi.data.pointer("/status/activePods")?.as_object()?;
+        let (uid, _) = pods.iter().find(|(_, on)| on.as_str() == Some(node))?;
+        Some(self.addresses.get(uid)?.to_string())
+    }
+
+    fn host_address(&self, node: &str) -> String {
+        let number = node.rsplit('-').next().and_then(|number| number.parse().ok()).unwrap_or(1);
+        self.slot.node(number).to_string()
+    }
+
+    /// A client with the token of the node's virt-handler pod.
+    pub(crate) async fn identity(&self, node: &str) -> Result<Client> {
+        let mut identities = self.identities.lock().await;
+        let pods: Api<Pod> = Api::namespaced(self.client.clone(), NAMESPACE);
+        if let Some((_, client)) = identities.get(node) {
+            return Ok(client.clone());
+        }
+        let selection =
+            ListParams::default().labels("kubevirt.io=virt-handler").fields(&format!("spec.nodeName={node}"));
+        let pod = pods
+            .list(&selection)
+            .await?
+            .items
+            .into_iter()
+            .find(|pod| pod.metadata.deletion_timestamp.is_none())
+            .ok_or_else(|| anyhow!("there is no virt-handler pod on {node}"))?;
+        let credentials = of_service_account(&self.admin, &self.client, NAMESPACE, ACCOUNT, Some(&pod)).await?;
+        let client = credentials.client("virt-handler")?;
+        identities.insert(node.to_owned(), (pod.uid().unwrap_or_default(), client.clone()));
+        Ok(client)
+    }
+}

@@ -1,0 +1,220 @@
+//! Each fault point does what it says, on the real API server.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use futures::TryStreamExt;
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::Api;
+use kube::api::{ListParams, Patch, PatchParams, PostParams, WatchEvent, WatchParams};
+use lab::harness::Suite;
+use lab::proxy::{Fault, Match, Rule, RuleHandle, Verb, When};
+use lab::{Lab, LabOptions};
+use serde_json::json;
+
+/// Long enough for an answer that comes, short enough to wait for one that does not.
+const MOMENT: Duration = Duration::from_secs(2);
+
+pub(crate) fn add(suite: &mut Suite) {
+    suite.test("the_api_server_stops_and_starts", |_| async move {
+        let lab = Lab::start(LabOptions::default()).await?;
+        create(&default_maps(&lab), "before").await?;
+        lab.stop_api_server().await?;
+        ensure!(lab.client().apiserver_version().await.is_err(), "a stopped API server must not answer");
+        lab.start_api_server().await?;
+        ensure!(default_maps(&lab).get_opt("before").await?.is_some(), "what was stored is still there");
+        lab.stop().await
+    });
+
+    suite.test("etcd_stops_and_starts", |_| async move {
+        let lab = Lab::start(LabOptions::default()).await?;
+        create(&default_maps(&lab), "before").await?;
+        lab.stop_etcd().await?;
+        let stuck = tokio::time::timeout(MOMENT, create(&default_maps(&lab), "during")).await;
+        ensure!(!matches!(stuck, Ok(Ok(()))), "without etcd nothing can be stored");
+        lab.start_etcd().await?;
+        let again = Instant::now();
+        while create(&default_maps(&lab), "after").await.is_err() {
+            ensure!(again.elapsed() < Duration::from_secs(60), "the API server did not find etcd again");
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+        ensure!(default_maps(&lab).get_opt("before").await?.is_some(), "what was stored is still there");
+        lab.stop().await
+    });
+
+    suite.test("a_delayed_request_is_late", |labs| async move {
+        let tester = Tester::new(labs.plain().await?, "delay")?;
+        let delay = Duration::from_millis(700);
+        let rule = tester.add(Verb::Create, When::Always, Fault::Delay(delay));
+        let started = Instant::now();
+        tester.create("late").await?;
+        ensure!(started.elapsed() >= delay, "it took only {:?}", started.elapsed());
+        ensure!(rule.hits() == 1, "the rule struck {} times", rule.hits());
+        Ok(())
+    });
+
+    suite.test("a_dropped_request_is_never_answered_nor_stored", |labs| async move {
+        let tester = Tester::new(labs.plain().await?, "drop")?;
+        let _rule = tester.add(Verb::Create, When::Always, Fault::Drop);
+        let unanswered = tokio::time::timeout(MOMENT, tester.create("dropped")).await;
+        ensure!(unanswered.is_err(), "it was answered: {unanswered:?}");
+        ensure!(!tester.exists("dropped").await?, "it must not reach the API server");
+        Ok(())
+    });
+
+    suite.test("answers_are_invented_as_told", |labs| async move {
+        let tester = Tester::new(labs.plain().await?, "answer")?;
+        for status in [409, 429, 500, 503, 504] {
+            let name = format!("answer-{status}");
+            let rule = tester.add(Verb::Create, When::Always, Fault::Answer { status, retry_after: None });
+            match tester.create(&name).await {
+                Err(kube::Error::Api(answer)) => {
+                    ensure!(answer.code == status, "{status} was asked for, not {answer:?}")
+                }
+                other => bail!("{status} was asked for, not {other:?}"),
+            }
+            ensure!(!tester.exists(&name).await?, "an invented answer must not reach the API server");
+            rule.remove();
+            tester.create(&name).await?;
+        }
+        Ok(())
+    });
+
+    suite.test("a_cut_before_the_commit_stores_nothing", |labs| async move {
+        let tester = Tester::new(labs.plain().await?, "cut-before")?;
+        let _rule = tester.add(Verb::Create, When::Always, Fault::Cut);
+        ensure!(tester.create("cut-before").await.is_err(), "the connection must break");
+        ensure!(!tester.exists("cut-before").await?, "nothing may be stored");
+        Ok(())
+    });
+
+    suite.test("a_cut_after_the_commit_stores_all_the_same", |labs| async move {
+        let tester = Tester::new(labs.plain().await?, "cut-after")?;
+        let _rule = tester.add(Verb::Create, When::Always, Fault::CutAfter);
+        ensure!(tester.create("cut-after").await.is_err(), "the client must not learn of it");
+        ensure!(tester.exists("cut-after").await?, "it was stored");
+        Ok(())
+    });
+
+    suite.test("only_the_nth_request_is_struck", |labs| async move {
+        let tester = Tester::new(labs.plain().await?, "nth")?;
+        let rule = tester.add(Verb::Create, When::Nth(2), Fault::Answer { status: 500, retry_after: None });
+        let mut outcomes = Vec::new();
+        for name in ["nth-1", "nth-2", "nth-3"] {
+            outcomes.push(tester.create(name).await.is_ok());
+        }
+        ensure!(outcomes == [true, false, true], "{outcomes:?}");
+        ensure!(rule.hits() == 1, "{} hits", rule.hits());
+        Ok(())
+    });
+
+    suite.test("a_stalled_watch_tells_nothing_more", |labs| async move {
+        let tester = Tester::new(labs.plain().await?, "stall")?;
+        let mut events = tester.watch("stalled").await?;
+        tester.create("stalled").await?;
+        ensure!(next(&mut events).await?.is_some(), "an open watch tells");
+        let rule = tester.add(Verb::Watch, When::Always, Fault::StallWatch { after_events: 0 });
+        tester.touch("stalled").await?;
+        ensure!(next(&mut events).await?.is_none(), "a stalled watch is silent, and does not end");
+        rule.remove();
+        ensure!(next(&mut events).await?.is_some(), "it goes on when the rule is gone");
+        Ok(())
+    });
+
+    suite.test("a_cut_watch_ends", |labs| async move {
+        let tester = Tester::new(labs.plain().await?, "cut-watch")?;
+        let mut events = tester.watch("cut-watch").await?;
+        tester.create("cut-watch").await?;
+        ensure!(next(&mut events).await?.is_some(), "an open watch tells");
+        let _rule = tester.add(Verb::Watch, When::Always, Fault::CutWatch { after_events: 0 });
+        match tokio::time::timeout(MOMENT, events.try_next()).await {
+            Ok(Ok(Some(event))) => bail!("the watch went on: {event:?}"),
+            Ok(_) => Ok(()),
+            Err(_) => bail!("the watch neither told nor ended"),
+        }
+    });
+
+    suite.test("the_audit_log_says_who_did_what", |labs| async move {
+        let lab = labs.plain().await?;
+        let credentials = lab.credentials("default", "auditee").await?;
+        let api: Api<ConfigMap> = Api::namespaced(credentials.client("auditee/2")?, "default");
+        let refused = api.list(&ListParams::default()).await;
+        ensure!(
+            matches!(refused, Err(kube::Error::Api(ref status)) if status.code == 403),
+            "RBAC is in force: {refused:?}"
+        );
+        let records = lab.audit()?;
+        let record =
+            records.iter().find(|record| record.user_agent == "auditee/2").context("the request was recorded")?;
+        ensure!(record.user == "system:serviceaccount:default:auditee", "{record:?}");
+        ensure!(
+            (record.verb.as_str(), record.resource.as_str(), record.code) == ("list", "configmaps", Some(403)),
+            "{record:?}"
+        );
+        Ok(())
+    });
+}
+
+/// Each test is a client of its own, told apart by its user agent, because tests share a lab.
+struct Tester {
+    lab: std::sync::Arc<Lab>,
+    name: &'static str,
+    maps: Api<ConfigMap>,
+}
+
+impl Tester {
+    fn new(lab: std::sync::Arc<Lab>, name: &'static str) -> Result<Self> {
+        let client = lab.admin().through(lab.proxy().addr()).client(name)?;
+        Ok(Tester { maps: Api::namespaced(client, "default"), lab, name })
+    }
+
+    fn add(&self, verb: Verb, when: When, fault: Fault) -> RuleHandle {
+        let matcher = Match::verb(verb).resource("configmaps").user_agent(self.name);
+        self.lab.proxy().add(Rule::new(matcher, when, fault))
+    }
+
+    async fn create(&self, name: &str) -> kube::Result<()> {
+        create(&self.maps, name).await
+    }
+
+    /// Asked past the proxy.
+    async fn exists(&self, name: &str) -> Result<bool> {
+        let api: Api<ConfigMap> = Api::namespaced(self.lab.client(), "default");
+        Ok(api.get_opt(name).await?.is_some())
+    }
+
+    async fn touch(&self, name: &str) -> Result<()> {
+        let api: Api<ConfigMap> = Api::namespaced(self.lab.client(), "default");
+        api.patch(name, &PatchParams::default(), &Patch::Merge(json!({"data": {"touched": "yes"}}))).await?;
+        Ok(())
+    }
+
+    /// A watch of one object, through the proxy.
+    async fn watch(&self, name: &str) -> Result<Events> {
+        // Without bookmarks, so that each event is a change.
+        let only = WatchParams::default().disable_bookmarks().fields(&format!("metadata.name={name}"));
+        Ok(Box::pin(self.maps.watch(&only, "0").await?))
+    }
+}
+
+type Events = std::pin::Pin<Box<dyn futures::Stream<Item = kube::Result<WatchEvent<ConfigMap>>> + Send>>;
+
+/// The next event; none if there is silence for a moment.
+async fn next(events: &mut Events) -> Result<Option<WatchEvent<ConfigMap>>> {
+    match tokio::time::timeout(MOMENT, events.try_next()).await {
+        Ok(Ok(Some(event))) => Ok(Some(event)),
+        Ok(Ok(None)) => bail!("the watch ended"),
+        Ok(Err(error)) => Err(error).context("the watch broke"),
+        Err(_) => Ok(None),
+    }
+}
+
+async fn create(maps: &Api<ConfigMap>, name: &str) -> kube::Result<()> {
+    let mut map = ConfigMap::default();
+    map.metadata.name = Some(name.to_owned());
+    maps.create(&PostParams::default(), &map).await.map(|_| ())
+}
+
+fn default_maps(lab: &Lab) -> Api<ConfigMap> {
+    Api::namespaced(lab.client(), "default")
+}

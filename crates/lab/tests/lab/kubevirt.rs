@@ -1,0 +1,188 @@
+//! A real virt-api and a real virt-controller, with guests that are simulated.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use kube::Api;
+use kube::api::{ApiResource, DeleteParams, DynamicObject, Patch, PatchParams, PostParams};
+use lab::harness::Suite;
+use lab::{GuestEnd, KubeVirt, Lab, LabOptions};
+use serde_json::{Value, json};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+pub(crate) fn add(suite: &mut Suite) {
+    suite.test("a_virtual_machine_reaches_running", |labs| async move {
+        let lab = labs.reference().await?;
+        create_vm(&lab, "runs").await?;
+        let vm = wait_for_status(&lab, "runs", "Running").await?;
+        ensure!(
+            text(&vm, "/spec/template/spec/domain/machine/type") == "q35",
+            "virt-api's mutating webhook was not asked: {vm:?}"
+        );
+        let vmi = vmis(&lab).get("runs").await?;
+        let address = text(&vmi, "/status/interfaces/0/ipAddress");
+        ensure!(address.starts_with("10."), "the guest has no address: {address:?}");
+        delete_vm(&lab, "runs").await
+    });
+
+    suite.test("virt_api_refuses_a_bad_machine", |labs| async move {
+        let lab = labs.reference().await?;
+        let mut vm = vm("bad");
+        vm["spec"]["template"]["spec"]["volumes"] = json!([]);
+        let error = vms(&lab)
+            .create(&PostParams::default(), &serde_json::from_value(vm)?)
+            .await
+            .expect_err("a disk without a volume");
+        ensure!(error.to_string().contains("admission webhook"), "{error}");
+        Ok(())
+    });
+
+    suite.test("vmi_status_counts_only_from_kubevirts_own_accounts", |labs| async move {
+        let lab = labs.reference().await?;
+        create_vm(&lab, "identity").await?;
+        wait_for_status(&lab, "identity", "Running").await?;
+        let lie = Patch::Merge(json!({"status": {"phase": "Failed"}}));
+
+        // Not even an administrator may write it: virt-api puts the old status back without a word.
+        let answered = vmis(&lab).patch("identity", &PatchParams::default(), &lie).await?;
+        ensure!(text(&answered, "/status/phase") == "Running", "the status of another user was taken: {answered:?}");
+
+        let node = text(&answered, "/status/nodeName");
+        let handler = lab.virt_handler_client(&node).await?;
+        let as_handler: Api<DynamicObject> =
+            Api::namespaced_with(handler, "default", &resource("VirtualMachineInstance"));
+        let answered = as_handler.patch("identity", &PatchParams::default(), &lie).await?;
+        ensure!(text(&answered, "/status/phase") == "Failed", "virt-handler's status was not taken: {answered:?}");
+        delete_vm(&lab, "identity").await
+    });
+
+    suite.test("a_guest_that_shuts_down_is_started_again", |labs| async move {
+        let lab = labs.reference().await?;
+        create_vm(&lab, "again").await?;
+        wait_for_status(&lab, "again", "Running").await?;
+        let first = vmis(&lab).get("again").await?.metadata.uid;
+        lab.end_guest("default", "again", GuestEnd::Shutdown).await?;
+        lab.wait("a second guest", PATIENCE, vmis(&lab), "again", |vmi| {
+            vmi.is_some_and(|vmi| vmi.metadata.uid != first && text(vmi, "/status/phase") == "Running")
+        })
+        .await?;
+        delete_vm(&lab, "again").await
+    });
+
+    suite.test("a_guest_migrates", |labs| async move {
+        let lab = labs.reference().await?;
+        create_vm(&lab, "moves").await?;
+        wait_for_status(&lab, "moves", "Running").await?;
+        for round in ["there", "back"] {
+            let from = text(&vmis(&lab).get("moves").await?, "/status/nodeName");
+            migrate(&lab, "moves", round).await?;
+            let moved = lab
+                .wait("the guest on another node", PATIENCE, vmis(&lab), "moves", |vmi| {
+                    vmi.is_some_and(|vmi| text(vmi, "/status/nodeName") != from)
+                })
+                .await?;
+            ensure!(moved.is_some_and(|vmi| text(&vmi, "/status/phase") == "Running"), "the guest stopped");
+        }
+        delete_vm(&lab, "moves").await
+    });
+
+    suite.test("simulated_kubevirt_serves_many_machines", |_| async move {
+        let lab = Lab::start(LabOptions { kubevirt: KubeVirt::Simulated, ..LabOptions::default() }).await?;
+        for number in 0..20 {
+            create_vm(&lab, &format!("vm-{number}")).await?;
+        }
+        for number in 0..20 {
+            wait_for_status(&lab, &format!("vm-{number}"), "Running").await?;
+        }
+        let halt = Patch::Merge(json!({"spec": {"runStrategy": "Halted"}}));
+        vms(&lab).patch("vm-0", &PatchParams::default(), &halt).await?;
+        wait_for_status(&lab, "vm-0", "Stopped").await?;
+        delete_vm(&lab, "vm-1").await?;
+        lab.stop().await
+    });
+}
+
+async fn migrate(lab: &Lab, name: &str, round: &str) -> Result<()> {
+    let migrations: Api<DynamicObject> =
+        Api::namespaced_with(lab.client(), "default", &resource("VirtualMachineInstanceMigration"));
+    let migration = json!({
+        "apiVersion": "kubevirt.io/v1",
+        "kind": "VirtualMachineInstanceMigration",
+        "metadata": {"name": round, "namespace": "default"},
+        "spec": {"vmiName": name},
+    });
+    migrations
+        .create(&PostParams::default(), &serde_json::from_value(migration)?)
+        .await
+        .context("creating a migration")?;
+    lab.wait("a migration that succeeds", PATIENCE, migrations, round, |migration| {
+        migration.is_some_and(|migration| text(migration, "/status/phase") == "Succeeded")
+    })
+    .await
+    .map(|_| ())
+}
+
+fn resource(kind: &str) -> ApiResource {
+    ApiResource {
+        group: "kubevirt.io".to_owned(),
+        version: "v1".to_owned(),
+        api_version: "kubevirt.io/v1".to_owned(),
+        kind: kind.to_owned(),
+        plural: format!("{}s", kind.to_lowercase()),
+    }
+}
+
+fn vms(lab: &Lab) -> Api<DynamicObject> {
+    Api::namespaced_with(lab.client(), "default", &resource("VirtualMachine"))
+}
+
+fn vmis(lab: &Lab) -> Api<DynamicObject> {
+    Api::namespaced_with(lab.client(), "default", &resource("VirtualMachineInstance"))
+}
+
+fn text(object: &DynamicObject, pointer: &str) -> String {
+    object.data.pointer(pointer).and_then(Value::as_str).unwrap_or_default().to_owned()
+}
+
+fn vm(name: &str) -> Value {
+    json!({
+        "apiVersion": "kubevirt.io/v1",
+        "kind": "VirtualMachine",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {
+            "runStrategy": "Always",
+            "template": {"spec": {
+                "domain": {
+                    "cpu": {"cores": 1},
+                    "memory": {"guest": "128Mi"},
+                    "devices": {
+                        "disks": [{"name": "root", "disk": {"bus": "virtio"}}],
+                        "interfaces": [{"name": "default", "masquerade": {}}],
+                    },
+                },
+                "networks": [{"name": "default", "pod": {}}],
+                "volumes": [{"name": "root", "containerDisk": {"image": "quay.io/containerdisks/fedora:42"}}],
+            }},
+        },
+    })
+}
+
+async fn create_vm(lab: &Lab, name: &str) -> Result<()> {
+    let object: DynamicObject = serde_json::from_value(vm(name))?;
+    vms(lab).create(&PostParams::default(), &object).await.map(|_| ()).with_context(|| format!("creating VM {name}"))
+}
+
+async fn wait_for_status(lab: &Lab, name: &str, status: &str) -> Result<DynamicObject> {
+    lab.wait(&format!("a VM that is {status}"), PATIENCE, vms(lab), name, |vm| {
+        vm.is_some_and(|vm| text(vm, "/status/printableStatus") == status)
+    })
+    .await?
+    .context("the VM is gone")
+}
+
+async fn delete_vm(lab: &Lab, name: &str) -> Result<()> {
+    vms(lab).delete(name, &DeleteParams::default()).await?;
+    lab.wait("no VM", PATIENCE, vms(lab), name, |vm| vm.is_none()).await?;
+    lab.wait("no VMI", PATIENCE, vmis(lab), name, |vmi| vmi.is_none()).await.map(|_| ())
+}

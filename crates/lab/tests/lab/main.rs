@@ -1,0 +1,23 @@
+//! The lab's own tests: what every later test relies on.
+
+mod bad_input;
+mod faults;
+mod isolation;
+mod kubevirt;
+mod nested;
+mod simulators;
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    if let Some(code) = nested::take_over_if_asked() {
+        return code;
+    }
+    lab::harness::main(&lab::parts::STANDARD, |suite| {
+        kubevirt::add(suite);
+        isolation::add(suite);
+        faults::add(suite);
+        simulators::add(suite);
+        bad_input::add(suite);
+    })
+}

@@ -1,0 +1,98 @@
+//! This binary once more, as a user would start it: outside of any lab, in a process that a test may kill.
+
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, ExitCode, Stdio};
+
+use anyhow::{Context, Result, bail};
+use lab::{Lab, LabOptions, isolate, parts};
+
+const TASK: &str = "LAB_TEST_TASK";
+/// Starts a lab, says so and stays.
+pub(crate) const HOLD: &str = "hold";
+/// Starts a lab where its API server's port is taken.
+pub(crate) const PORT_TAKEN: &str = "port-taken";
+const READY: &str = "ready";
+
+/// The main function of the nested process; none in any other.
+pub(crate) fn take_over_if_asked() -> Option<ExitCode> {
+    let task = std::env::var(TASK).ok()?;
+    if let Err(error) = isolate::begin() {
+        eprintln!("error: {error:#}");
+        return Some(ExitCode::FAILURE);
+    }
+    Some(isolate::run(
+        || parts::ensure(&parts::STANDARD),
+        || {
+            let runtime = tokio::runtime::Runtime::new()?;
+            runtime.block_on(async {
+                let _taken =
+                    if task == PORT_TAKEN { Some(std::net::TcpListener::bind("10.1.0.1:6443")?) } else { None };
+                let _lab = Lab::start(LabOptions { nodes: 1, ..LabOptions::default() }).await?;
+                println!("{READY}");
+                std::future::pending::<Result<ExitCode>>().await
+            })
+        },
+    ))
+}
+
+/// A command that runs this binary's `task` as if no lab were around.
+pub(crate) fn command(program: &Path, task: &str) -> Command {
+    let mut command = Command::new(program);
+    isolate::outside(&mut command);
+    command.env(TASK, task).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+/// Starts `command` and waits until its lab is ready.
+pub(crate) async fn start(mut command: Command) -> Result<Child> {
+    tokio::task::spawn_blocking(move || {
+        let mut child = command.spawn().context("starting the nested process")?;
+        let stdout = child.stdout.take().context("no standard output")?;
+        let mut line = String::new();
+        BufReader::new(stdout).read_line(&mut line)?;
+        if line.trim() != READY {
+            let output = child.wait_with_output()?;
+            bail!("the nested lab did not start: {}", String::from_utf8_lossy(&output.stderr));
+        }
+        Ok(child)
+    })
+    .await?
+}
+
+/// Runs `command` to its end: its exit code and what it complained of.
+pub(crate) async fn complaint(mut command: Command) -> Result<(Option<i32>, String)> {
+    let output = tokio::task::spawn_blocking(move || command.output()).await??;
+    Ok((output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned()))
+}
+
+/// The living processes below `pid`, with their command lines.
+pub(crate) fn descendants(pid: u32) -> Vec<(u32, String)> {
+    let mut found = Vec::new();
+    let mut parents = vec![pid];
+    let all: Vec<(u32, u32, String)> =
+        std::fs::read_dir("/proc").into_iter().flatten().flatten().filter_map(|entry| living(&entry.path())).collect();
+    while let Some(parent) = parents.pop() {
+        for (child, _, name) in all.iter().filter(|(_, of, _)| *of == parent) {
+            found.push((*child, name.clone()));
+            parents.push(*child);
+        }
+    }
+    found
+}
+
+pub(crate) fn is_alive(pid: u32) -> bool {
+    living(&Path::new("/proc").join(pid.to_string())).is_some()
+}
+
+/// pid, parent and command line; none for a process that has ended and only waits to be reaped.
+fn living(path: &Path) -> Option<(u32, u32, String)> {
+    let pid = path.file_name()?.to_str()?.parse().ok()?;
+    let stat = std::fs::read_to_string(path.join("stat")).ok()?;
+    let mut after_name = stat.rsplit(')').next()?.split_whitespace();
+    let state = after_name.next()?;
+    let parent = after_name.next()?.parse().ok()?;
+    let command = std::fs::read(path.join("cmdline")).ok()?;
+    let command = String::from_utf8_lossy(&command).replace('\0', " ");
+    (!matches!(state, "Z" | "X")).then_some((pid, parent, command))
+}

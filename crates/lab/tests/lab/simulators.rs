@@ -1,0 +1,175 @@
+//! Simulated storage, pods and neighbours behave as the real ones would.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
+use kube::Api;
+use kube::api::{ListParams, Patch, PatchParams, PostParams};
+use lab::harness::Suite;
+use lab::{CLASS_NEVER, CLASS_STANDARD, CLASS_WAIT, Extension, Lab, LabOptions, PodFate, PodRule};
+use serde_json::{Value, json};
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+pub(crate) fn add(suite: &mut Suite) {
+    suite.test("storage_binds_waits_or_never_binds", |labs| async move {
+        let lab = labs.plain().await?;
+        for (name, class) in [("binds", CLASS_STANDARD), ("waits", CLASS_WAIT), ("never", CLASS_NEVER)] {
+            create_claim(&lab, name, class).await?;
+        }
+        wait_for_claim(&lab, "binds", "Bound").await?;
+        ensure!(phase(&lab, "waits").await? == "Pending", "nobody has used it yet");
+        create_pod(&lab, "consumer", "example.org/consumer", Some("waits")).await?;
+        wait_for_claim(&lab, "waits", "Bound").await?;
+        ensure!(phase(&lab, "never").await? == "Pending", "this class never binds");
+
+        let more = Patch::Merge(json!({"spec": {"resources": {"requests": {"storage": "3Gi"}}}}));
+        claims(&lab).patch("binds", &PatchParams::default(), &more).await?;
+        lab.wait("a bigger claim", PATIENCE, claims(&lab), "binds", |claim| {
+            let capacity = claim.and_then(|claim| claim.status.as_ref()?.capacity.as_ref()?.get("storage").cloned());
+            capacity.is_some_and(|capacity| capacity.0 == "3Gi")
+        })
+        .await
+        .map(|_| ())
+    });
+
+    suite.test("pods_crash_or_never_get_ready_by_image", |labs| async move {
+        let lab = labs.plain().await?;
+        let rule = |image: &str, fate| PodRule { image_contains: image.to_owned(), fate };
+        lab.set_pods(|pods| {
+            pods.rules.push(rule("example.org/crashes", PodFate::Crashes));
+            pods.rules.push(rule("example.org/sluggish", PodFate::NeverReady));
+        });
+        for (name, image) in
+            [("good", "example.org/good"), ("crashes", "example.org/crashes:1"), ("sluggish", "example.org/sluggish:1")]
+        {
+            create_pod(&lab, name, image, None).await?;
+        }
+        wait_for_pod(&lab, "good", is_ready).await?;
+        wait_for_pod(&lab, "crashes", |pod| restarts(pod) >= 2).await?;
+        wait_for_pod(&lab, "sluggish", |pod| has_address(pod) && !is_ready(pod)).await?;
+        lab.set_pods(|pods| pods.rules.clear());
+        wait_for_pod(&lab, "sluggish", is_ready).await
+    });
+
+    suite.test("pods_are_ready_after_a_delay", |_| async move {
+        let delay = Duration::from_secs(2);
+        let mut options = LabOptions { nodes: 1, ..LabOptions::default() };
+        options.pods.ready_after = delay;
+        let lab = Lab::start(options).await?;
+        let started = std::time::Instant::now();
+        create_pod(&lab, "late", "example.org/late", None).await?;
+        wait_for_pod(&lab, "late", is_ready).await?;
+        ensure!(started.elapsed() >= delay, "it was ready after {:?}", started.elapsed());
+        lab.stop().await
+    });
+
+    suite.test("a_deployment_is_rolled_out_and_removed", |labs| async move {
+        let lab = labs.plain().await?;
+        let deployments: Api<Deployment> = Api::namespaced(lab.client(), "default");
+        let labels = json!({"app": "rollout"});
+        let deployment = json!({
+            "metadata": {"name": "rollout"},
+            "spec": {"replicas": 3, "selector": {"matchLabels": labels}, "template": {
+                "metadata": {"labels": labels},
+                "spec": {"containers": [{"name": "main", "image": "example.org/rollout"}]},
+            }},
+        });
+        deployments.create(&PostParams::default(), &serde_json::from_value(deployment)?).await?;
+        lab.wait("three ready pods", PATIENCE, deployments.clone(), "rollout", |deployment| {
+            deployment.and_then(|deployment| deployment.status.as_ref()?.ready_replicas) == Some(3)
+        })
+        .await?;
+        let pod = pods(&lab).list(&ListParams::default().labels("app=rollout")).await?.items.remove(0);
+        let name = pod.metadata.name.context("a pod has a name")?;
+        deployments.delete("rollout", &Default::default()).await?;
+        lab.wait("no pod", PATIENCE, pods(&lab), &name, |pod| pod.is_none()).await.map(|_| ())
+    });
+
+    suite.test("neighbours_are_there_or_not", |_| async move {
+        let lab =
+            Lab::start(LabOptions { nodes: 1, extensions: vec![Extension::Multus], ..LabOptions::default() }).await?;
+        for (extension, path) in [
+            (Extension::Multus, "/apis/k8s.cni.cncf.io/v1/network-attachment-definitions"),
+            (Extension::Monitoring, "/apis/monitoring.coreos.com/v1/servicemonitors"),
+            (Extension::Cdi, "/apis/cdi.kubevirt.io/v1beta1/datavolumes"),
+            (Extension::OpenShift, "/apis/security.openshift.io/v1/securitycontextconstraints"),
+        ] {
+            ensure!(is_served(&lab, path).await? == (extension == Extension::Multus), "{extension:?}");
+            lab.install(extension).await?;
+            ensure!(is_served(&lab, path).await?, "{extension:?} was installed");
+        }
+        lab.stop().await
+    });
+}
+
+async fn is_served(lab: &Lab, path: &str) -> Result<bool> {
+    match lab.client().request_text(http::Request::get(path).body(Vec::new())?).await {
+        Ok(_) => Ok(true),
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn claims(lab: &Lab) -> Api<PersistentVolumeClaim> {
+    Api::namespaced(lab.client(), "default")
+}
+
+fn pods(lab: &Lab) -> Api<Pod> {
+    Api::namespaced(lab.client(), "default")
+}
+
+async fn create_claim(lab: &Lab, name: &str, class: &str) -> Result<()> {
+    let claim = json!({
+        "metadata": {"name": name},
+        "spec": {"accessModes": ["ReadWriteOnce"], "storageClassName": class, "resources": {"requests": {"storage": "1Gi"}}},
+    });
+    claims(lab).create(&PostParams::default(), &serde_json::from_value(claim)?).await?;
+    Ok(())
+}
+
+async fn phase(lab: &Lab, name: &str) -> Result<String> {
+    Ok(claims(lab).get(name).await?.status.and_then(|status| status.phase).unwrap_or_default())
+}
+
+async fn wait_for_claim(lab: &Lab, name: &str, phase: &str) -> Result<()> {
+    lab.wait(&format!("a claim that is {phase}"), PATIENCE, claims(lab), name, |claim| {
+        claim.and_then(|claim| claim.status.as_ref()?.phase.as_deref()) == Some(phase)
+    })
+    .await
+    .map(|_| ())
+}
+
+async fn create_pod(lab: &Lab, name: &str, image: &str, claim: Option<&str>) -> Result<()> {
+    let volumes: Vec<Value> =
+        claim.iter().map(|claim| json!({"name": "disk", "persistentVolumeClaim": {"claimName": claim}})).collect();
+    let pod = json!({
+        "metadata": {"name": name},
+        "spec": {"containers": [{"name": "main", "image": image}], "volumes": volumes},
+    });
+    // The default service account comes a moment after the namespace.
+    let accounts: Api<k8s_openapi::api::core::v1::ServiceAccount> = Api::namespaced(lab.client(), "default");
+    lab.wait("the default service account", PATIENCE, accounts, "default", |account| account.is_some()).await?;
+    pods(lab).create(&PostParams::default(), &serde_json::from_value(pod)?).await?;
+    Ok(())
+}
+
+async fn wait_for_pod(lab: &Lab, name: &str, is_so: impl Fn(&Pod) -> bool + Send + Sync) -> Result<()> {
+    lab.wait("a pod as expected", PATIENCE, pods(lab), name, |pod| pod.is_some_and(&is_so)).await.map(|_| ())
+}
+
+fn is_ready(pod: &Pod) -> bool {
+    let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
+    conditions.into_iter().flatten().any(|condition| condition.type_ == "Ready" && condition.status == "True")
+}
+
+fn has_address(pod: &Pod) -> bool {
+    pod.status.as_ref().is_some_and(|status| status.pod_ip.is_some())
+}
+
+fn restarts(pod: &Pod) -> i32 {
+    let statuses = pod.status.as_ref().and_then(|status| status.container_statuses.as_ref());
+    statuses.into_iter().flatten().map(|status| status.restart_count).sum()
+}
