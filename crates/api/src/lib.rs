@@ -1,0 +1,19 @@
+//! The vocabulary of both operators: what a pass wants to write, what came of it, why something failed.
+//!
+//! Everything here is data. There is no client in this crate's dependencies, no async and no clock, so a crate that
+//! builds on it alone can decide but not do. The doing is in `runtime`, which takes these values and nothing else.
+//! The custom resource types join this crate with the operators that read them.
+
+mod condition;
+mod failure;
+mod key;
+mod plan;
+
+pub use condition::{ConditionStatus, set_condition};
+pub use failure::{Class, Failure, reason};
+pub use key::ObjectKey;
+pub use kube_core::ApiResource;
+pub use plan::{
+    Body, EventKind, EventNote, ObjectRef, Outcome, Plan, Propagation, Report, StatusWrite, Step, Stop, Target, Wait,
+    Write,
+};

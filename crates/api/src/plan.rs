@@ -1,0 +1,264 @@
+//! The four steps of a pass as data: what it wants to write (`Plan`), what came of it (`Outcome`), what to tell
+//! (`Report`).
+//!
+//! Only `runtime`'s executor turns these into requests. Bodies may hold user data and keys, therefore nothing here
+//! prints a body: `Debug` of a write names its verb and its target.
+
+use std::{fmt, time::Duration};
+
+use kube_core::{ApiResource, Resource};
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::{Failure, ObjectKey, reason};
+
+/// Where a write goes.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct Target {
+    pub resource: ApiResource,
+    pub key: ObjectKey,
+}
+
+impl Target {
+    pub fn new(resource: ApiResource, key: ObjectKey) -> Self {
+        Self { resource, key }
+    }
+
+    pub fn of<K: Resource<DynamicType = ()>>(key: ObjectKey) -> Self {
+        Self { resource: ApiResource::erase::<K>(&()), key }
+    }
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.resource.kind, self.key)
+    }
+}
+
+impl fmt::Debug for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// The JSON of an object. It has no `Debug`, because it may be a Secret.
+#[derive(Clone, PartialEq)]
+pub struct Body(Value);
+
+impl Body {
+    pub fn of<T: Serialize>(object: &T) -> Result<Self, Failure> {
+        serde_json::to_value(object)
+            .map(Self)
+            .map_err(|error| Failure::bug(reason::BAD_REQUEST, format!("an object could not be serialized: {error}")))
+    }
+
+    pub fn json(&self) -> &Value {
+        &self.0
+    }
+
+    pub fn into_json(self) -> Value {
+        self.0
+    }
+}
+
+impl From<Value> for Body {
+    fn from(value: Value) -> Self {
+        Self(value)
+    }
+}
+
+/// How the dependents of a deleted object go.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Propagation {
+    #[default]
+    Background,
+    Foreground,
+    Orphan,
+}
+
+/// One request that changes something.
+#[derive(Clone, PartialEq)]
+pub enum Write {
+    /// The first write of an object, a POST. If the name is taken, the live object is read and its ownership decided.
+    Create { target: Target, body: Body },
+    /// Every later write: server-side apply that carries the UID, so that it fails on a re-created object.
+    Apply { target: Target, uid: String, body: Body },
+    /// Carries the UID as a precondition. An object that is gone already counts as deleted.
+    Delete { target: Target, uid: String, propagation: Propagation },
+    /// Server-side apply of the status subresource, carrying the UID.
+    Status { target: Target, uid: String, body: Body },
+}
+
+impl Write {
+    pub fn target(&self) -> &Target {
+        match self {
+            Self::Create { target, .. }
+            | Self::Apply { target, .. }
+            | Self::Delete { target, .. }
+            | Self::Status { target, .. } => target,
+        }
+    }
+
+    /// The verb as RBAC names it.
+    pub fn verb(&self) -> &'static str {
+        match self {
+            Self::Create { .. } => "create",
+            Self::Apply { .. } | Self::Status { .. } => "patch",
+            Self::Delete { .. } => "delete",
+        }
+    }
+}
+
+impl fmt::Debug for Write {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = match self {
+            Self::Create { .. } => "Create",
+            Self::Apply { .. } => "Apply",
+            Self::Delete { .. } => "Delete",
+            Self::Status { .. } => "Status",
+        };
+        write!(f, "{name}({})", self.target())
+    }
+}
+
+/// What a step waits for before the next one may begin.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wait {
+    pub reason: &'static str,
+    pub message: String,
+    /// A watch wakes the pass; this is for the waits that only a clock ends.
+    pub wake_after: Option<Duration>,
+}
+
+/// Writes that do not depend on each other, and what must be seen before the next step.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Step {
+    pub name: &'static str,
+    pub writes: Vec<Write>,
+    pub wait: Option<Wait>,
+}
+
+impl Step {
+    pub fn new(name: &'static str) -> Self {
+        Self { name, writes: Vec::new(), wait: None }
+    }
+
+    #[must_use]
+    pub fn write(mut self, write: Write) -> Self {
+        self.writes.push(write);
+        self
+    }
+
+    #[must_use]
+    pub fn wait(mut self, wait: Wait) -> Self {
+        self.wait = Some(wait);
+        self
+    }
+}
+
+/// Every write that a pass wants, in order. An empty plan is a settled object.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Plan {
+    pub steps: Vec<Step>,
+}
+
+impl Plan {
+    /// Whether nothing is to be written and nothing is waited for.
+    pub fn is_settled(&self) -> bool {
+        self.steps.iter().all(|step| step.writes.is_empty() && step.wait.is_none())
+    }
+
+    pub fn write_count(&self) -> usize {
+        self.steps.iter().map(|step| step.writes.len()).sum()
+    }
+}
+
+/// Where the executor stopped.
+#[derive(Clone, PartialEq)]
+pub enum Stop {
+    /// Every step was done.
+    Done,
+    /// A step must wait; the later ones were not begun.
+    Waiting { step: &'static str, wait: Wait },
+    /// A name that we need belongs to another object. Nothing was done to it; here it is.
+    Taken { step: &'static str, target: Target, live: Body },
+    /// A request failed; the later steps were not begun.
+    Failed { step: &'static str, failure: Failure },
+}
+
+impl fmt::Debug for Stop {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Done => f.write_str("Done"),
+            Self::Waiting { step, wait } => write!(f, "Waiting({step}: {})", wait.reason),
+            Self::Taken { step, target, .. } => write!(f, "Taken({step}: {target})"),
+            Self::Failed { step, failure } => write!(f, "Failed({step}: {failure})"),
+        }
+    }
+}
+
+/// What came of a plan.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Outcome {
+    pub stop: Stop,
+    /// How many writes the server accepted.
+    pub written: usize,
+}
+
+/// A status as it was seen and as it should be. It is written only when the two differ.
+#[derive(Clone, PartialEq)]
+pub struct StatusWrite {
+    pub target: Target,
+    pub uid: String,
+    pub observed: Value,
+    pub desired: Value,
+}
+
+impl StatusWrite {
+    pub fn differs(&self) -> bool {
+        self.observed != self.desired
+    }
+}
+
+/// The object that an event is about.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct ObjectRef {
+    pub api_version: String,
+    pub kind: String,
+    pub key: ObjectKey,
+    pub uid: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum EventKind {
+    Normal,
+    Warning,
+}
+
+impl EventKind {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Normal => "Normal",
+            Self::Warning => "Warning",
+        }
+    }
+}
+
+/// Something worth telling about an object.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct EventNote {
+    pub about: ObjectRef,
+    pub kind: EventKind,
+    pub reason: &'static str,
+    /// What the controller was doing, in a word, as `events.k8s.io` wants it.
+    pub action: &'static str,
+    pub message: String,
+}
+
+/// What a pass tells the world, and when it wants to look again of its own accord.
+#[derive(Clone, Default, PartialEq)]
+pub struct Report {
+    pub status: Option<StatusWrite>,
+    pub events: Vec<EventNote>,
+    pub wake_after: Option<Duration>,
+}

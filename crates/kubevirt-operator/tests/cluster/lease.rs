@@ -1,0 +1,134 @@
+//! Two processes and one lease: never two holders, whatever happens to the one that holds it.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use jiff::Timestamp;
+use lab::harness::Suite;
+use lab::leadership;
+use lab::proxy::{Fault, Match, Partition, Rule, When};
+use lab::{Lab, LabOptions};
+use nix::sys::signal::Signal;
+use runtime::lease::message;
+use runtime::program::message::STARTED;
+
+use crate::replica::{PATIENCE, reigns, start, start_leader};
+
+pub(crate) fn add(suite: &mut Suite) {
+    suite.test("the_death_of_the_holder_is_taken_over_within_17_s", |labs| async move {
+        let lab = labs.plain().await?;
+        let mut first = start_leader(&lab, "lease-death", false).await?;
+        let second = start(&lab, "lease-death", false).await?;
+        second.wait_for_message(STARTED, PATIENCE).await?;
+        first.signal(Signal::SIGKILL)?;
+        let (died, clock) = (Timestamp::now(), Instant::now());
+        first.wait(Duration::from_secs(5)).await?;
+        second.wait_for_message(message::ACQUIRED, PATIENCE).await?;
+        ensure!(clock.elapsed() <= Duration::from_secs(17), "it took {:?}", clock.elapsed());
+        leadership::never_two([reigns("first", &first, Some(died))?, reigns("second", &second, None)?].concat())
+    });
+
+    suite.test("a_sigterm_hands_the_lease_over_within_3_s", |labs| async move {
+        let lab = labs.plain().await?;
+        let mut first = start_leader(&lab, "lease-term", false).await?;
+        let second = start(&lab, "lease-term", false).await?;
+        second.wait_for_message(STARTED, PATIENCE).await?;
+        first.signal(Signal::SIGTERM)?;
+        let clock = Instant::now();
+        second.wait_for_message(message::ACQUIRED, PATIENCE).await?;
+        ensure!(clock.elapsed() <= Duration::from_secs(3), "it took {:?}", clock.elapsed());
+        let status = first.wait(Duration::from_secs(5)).await?;
+        ensure!(status.code() == Some(0), "a SIGTERM is a clean end: {status}");
+        first.wait_for_message(message::RELEASED, Duration::ZERO).await?;
+        leadership::never_two([reigns("first", &first, None)?, reigns("second", &second, None)?].concat())
+    });
+
+    suite.test("a_holder_that_is_cut_off_stops_before_its_lease_can_be_taken", |_| async move {
+        // A lab of its own: the partition takes everything that goes through the proxy.
+        let lab = Lab::start(LabOptions::default()).await?;
+        for (namespace, partition) in [("black-hole", Partition::BlackHole), ("refused", Partition::Refuse)] {
+            let first = start_leader(&lab, namespace, true).await?;
+            let mut second = start(&lab, namespace, false).await?;
+            second.wait_for_message(STARTED, PATIENCE).await?;
+            lab.proxy().partition(partition);
+            second.wait_for_message(message::ACQUIRED, PATIENCE).await?;
+            let stopped = reigns("first", &first, None)?;
+            ensure!(stopped.iter().all(|reign| reign.to.is_some()), "the cut off holder still works: {stopped:?}");
+            leadership::never_two([stopped, reigns("second", &second, None)?].concat())?;
+
+            // The one that was cut off is well again afterwards, and leads when it may.
+            lab.proxy().partition(Partition::None);
+            second.signal(Signal::SIGTERM)?;
+            second.wait(Duration::from_secs(10)).await?;
+            let again = async {
+                while reigns("first", &first, None)?.len() < 2 {
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                }
+                anyhow::Ok(())
+            };
+            tokio::time::timeout(PATIENCE, again).await.context("the first did not come back")??;
+            leadership::never_two([reigns("first", &first, None)?, reigns("second", &second, None)?].concat())?;
+        }
+        lab.stop().await
+    });
+
+    suite.test("a_standby_does_not_poll", |labs| async move {
+        let lab = labs.plain().await?;
+        let leader = start_leader(&lab, "lease-quiet", false).await?;
+        let standby = start(&lab, "lease-quiet", true).await?;
+        standby.wait_for_message(STARTED, PATIENCE).await?;
+        let asked = |lab: &Lab| -> usize {
+            let of_standby = |record: &lab::proxy::RequestRecord| record.caller.info.namespace == "lease-quiet";
+            lab.proxy().requests().iter().filter(|record| of_standby(record)).count()
+        };
+        // It sees the holder renew: then its watch is open.
+        tokio::time::timeout(PATIENCE, async {
+            while asked(&lab) < 2 {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        })
+        .await
+        .context("the standby never looked at the lease")?;
+        let before = asked(&lab);
+        let renewals = renewals(&lab)?;
+        tokio::time::timeout(PATIENCE, async {
+            while self::renewals(&lab)? < renewals + 4 {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+            anyhow::Ok(())
+        })
+        .await
+        .context("the holder does not renew")??;
+        ensure!(asked(&lab) == before, "the standby sent {} requests while the holder renewed", asked(&lab) - before);
+        drop(leader);
+        Ok(())
+    });
+
+    suite.test("a_program_is_killed_after_its_nth_write", |labs| async move {
+        let lab = labs.plain().await?;
+        let mut program = start_leader(&lab, "nth-write", true).await?;
+        let matcher = Match::writes().user_agent("kubevirt-operator/").namespace("nth-write");
+        let rule = lab.proxy().add(Rule::new(matcher, When::Nth(2), Fault::kill(u32::try_from(program.pid())?)?));
+        let status = program.wait(PATIENCE).await?;
+        ensure!(std::os::unix::process::ExitStatusExt::signal(&status) == Some(9), "it ended with {status}");
+        ensure!(rule.hits() == 1, "{} hits", rule.hits());
+        let writes: Vec<_> = lab
+            .audit()?
+            .into_iter()
+            .filter(|record| {
+                record.namespace == "nth-write"
+                    && record.user.starts_with("system:serviceaccount:")
+                    && record.is_write()
+            })
+            .collect();
+        ensure!(writes.len() == 3, "the lease was made once and renewed twice, all of it stored: {writes:?}");
+        ensure!(writes.iter().all(|write| write.code.is_some_and(|code| code < 300)), "{writes:?}");
+        Ok(())
+    });
+}
+
+/// How often the leases of the quiet namespace were renewed.
+fn renewals(lab: &Lab) -> Result<usize> {
+    let is_renewal = |record: &lab::Record| record.namespace == "lease-quiet" && record.verb == "update";
+    Ok(lab.audit()?.iter().filter(|record| is_renewal(record)).count())
+}

@@ -1,0 +1,86 @@
+//! A token bucket that makes callers wait in the order in which they came.
+//!
+//! Each caller reserves the next free moment under a lock and then sleeps until it, once: there is no queue to manage,
+//! no polling, and a crowd cannot push ahead of who waits already. A caller that gives up while it waits loses its
+//! reservation; that costs the others one token and never lets more through than the rate.
+
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::time::{Instant, sleep_until};
+
+#[derive(Debug)]
+pub struct Bucket {
+    /// The time that one token takes to come.
+    interval: Duration,
+    /// How far the schedule may lag behind the clock: the tokens of a rested bucket.
+    slack: Duration,
+    next: Mutex<Option<Instant>>,
+}
+
+impl Bucket {
+    /// `per_second` requests in the long run, and `burst` of them at once after a rest.
+    pub fn new(per_second: f64, burst: u32) -> Self {
+        let interval = Duration::try_from_secs_f64(1.0 / per_second).unwrap_or(Duration::ZERO);
+        Self { interval, slack: interval * burst.saturating_sub(1), next: Mutex::new(None) }
+    }
+
+    pub async fn wait(&self) {
+        let at = self.reserve(Instant::now());
+        // A sleep that has nothing to wait for would still go through the timer.
+        if at > Instant::now() {
+            sleep_until(at).await;
+        }
+    }
+
+    fn reserve(&self, now: Instant) -> Instant {
+        let mut next = self.next.lock();
+        let rested = now.checked_sub(self.slack).unwrap_or(now);
+        let slot = next.map_or(rested, |next| next.max(rested));
+        *next = Some(slot + self.interval);
+        slot
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn burst_passes_at_once_and_the_rest_at_the_rate() {
+        tokio::time::advance(Duration::from_secs(60)).await;
+        let bucket = Bucket::new(10.0, 5);
+        let begin = Instant::now();
+        for _ in 0..5 {
+            bucket.wait().await;
+        }
+        assert_eq!(begin.elapsed(), Duration::ZERO);
+        for _ in 0..20 {
+            bucket.wait().await;
+        }
+        let passed = begin.elapsed();
+        assert!(passed >= Duration::from_millis(2000) && passed < Duration::from_millis(2050), "{passed:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn callers_are_served_in_order() {
+        tokio::time::advance(Duration::from_secs(60)).await;
+        let bucket = std::sync::Arc::new(Bucket::new(100.0, 1));
+        bucket.wait().await;
+        let order = std::sync::Arc::new(Mutex::new(Vec::new()));
+        let mut waiters = Vec::new();
+        for n in 0..20 {
+            let (bucket, order) = (bucket.clone(), order.clone());
+            let mut waiter = Box::pin(async move {
+                bucket.wait().await;
+                order.lock().push(n);
+            });
+            // Polled once, in order: from here on each has its place.
+            let _ = futures::poll!(&mut waiter);
+            waiters.push(waiter);
+        }
+        // Driven in reverse, so that the order could only come from the bucket.
+        futures::future::join_all(waiters.into_iter().rev()).await;
+        assert_eq!(*order.lock(), (0..20).collect::<Vec<_>>());
+    }
+}

@@ -1,0 +1,139 @@
+//! Clients for the API server, with a deadline, a rate and a name.
+//!
+//! Two are made of one configuration. `ordinary` waits for its turn at the configured rate. `urgent` does not: it is
+//! for the lease and for events, which have limits of their own, and it has its own connections, so that a lease is
+//! renewed however busy the other is.
+//!
+//! The stack is put together here rather than by `kube`'s default builder: that one retries by itself for minutes,
+//! which would hide a server's state from the error classes, and opens connections without keep-alive.
+
+mod bucket;
+#[cfg(test)]
+mod tests;
+mod transport;
+mod verb;
+
+use std::{path::Path, sync::Arc, time::Duration};
+
+use http::{HeaderValue, header};
+use hyper_util::{
+    client::legacy::{Builder, connect::HttpConnector},
+    rt::{TokioExecutor, TokioTimer},
+};
+use kube::{
+    Client, Config,
+    client::{Body, ConfigExt},
+    config::{KubeConfigOptions, Kubeconfig},
+};
+use tower::{BoxError, ServiceBuilder};
+
+pub use self::{
+    bucket::Bucket,
+    transport::{DeadlineExceeded, Guarded, Transport, Transported},
+    verb::Verb,
+};
+use crate::metrics::Metrics;
+
+/// Longer than any webhook of a cluster may take, shorter than a pass.
+pub const REQUEST_DEADLINE: Duration = Duration::from_secs(15);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+const WATCHES_PER_SECOND: f64 = 10.0;
+const WATCHES_AT_ONCE: u32 = 100;
+
+/// Requests per second in the long run, and how many at once after a rest.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rate {
+    pub per_second: f64,
+    pub burst: u32,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    #[error("the kubeconfig {path} cannot be used: {source}")]
+    Kubeconfig { path: String, source: kube::config::KubeconfigError },
+    #[error(
+        "no cluster is configured: KUBECONFIG is not set, ~/.kube/config is not usable, \
+         and this is not a pod with a service account: {0}"
+    )]
+    Infer(#[from] kube::config::InferConfigError),
+    #[error("the kubeconfig asks for the proxy {0}, which is not supported")]
+    Proxy(String),
+    #[error("the cluster's configuration cannot be used: {0}")]
+    Client(#[from] kube::Error),
+}
+
+#[derive(Clone)]
+pub struct Clients {
+    pub ordinary: Client,
+    pub urgent: Client,
+}
+
+/// `--kubeconfig`, else `KUBECONFIG`, else `~/.kube/config`, else the service account of the pod.
+pub async fn configuration(kubeconfig: Option<&Path>) -> Result<Config, ConnectError> {
+    let options = KubeConfigOptions::default();
+    let from_environment = std::env::var("KUBECONFIG").ok().filter(|value| !value.is_empty());
+    if let Some(path) = kubeconfig {
+        let named = |source| ConnectError::Kubeconfig { path: path.display().to_string(), source };
+        let read = Kubeconfig::read_from(path).map_err(named)?;
+        Config::from_custom_kubeconfig(read, &options).await.map_err(named)
+    } else if let Some(path) = from_environment {
+        // Whoever names a file means it: falling back to another cluster would be a surprise.
+        Config::from_kubeconfig(&options).await.map_err(|source| ConnectError::Kubeconfig { path, source })
+    } else {
+        Ok(Config::infer().await?)
+    }
+}
+
+/// Makes both clients. No request is sent yet.
+pub fn connect(
+    config: &Config,
+    user_agent: &str,
+    rate: Option<Rate>,
+    metrics: &Arc<Metrics>,
+) -> Result<Clients, ConnectError> {
+    let transport = |requests| Transport {
+        deadline: REQUEST_DEADLINE,
+        requests,
+        watches: Arc::new(Bucket::new(WATCHES_PER_SECOND, WATCHES_AT_ONCE)),
+        metrics: metrics.clone(),
+    };
+    let bucket = rate.map(|rate| Arc::new(Bucket::new(rate.per_second, rate.burst)));
+    Ok(Clients {
+        ordinary: client(config, user_agent, &transport(bucket))?,
+        urgent: client(config, user_agent, &transport(None))?,
+    })
+}
+
+fn client(config: &Config, user_agent: &str, transport: &Transport) -> Result<Client, ConnectError> {
+    if let Some(proxy) = &config.proxy_url {
+        return Err(ConnectError::Proxy(proxy.to_string()));
+    }
+    // The first caller decides for the process; all of ours choose the same.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let mut config = config.clone();
+    let agent = HeaderValue::from_str(user_agent).map_err(|error| kube::Error::HttpError(error.into()))?;
+    config.headers.push((header::USER_AGENT, agent));
+
+    let mut http = HttpConnector::new();
+    http.enforce_http(false);
+    http.set_nodelay(true);
+    http.set_connect_timeout(Some(CONNECT_TIMEOUT));
+    // A peer that vanished without a word is noticed by the kernel long before a watch's own limit.
+    http.set_keepalive(Some(Duration::from_secs(30)));
+    http.set_keepalive_interval(Some(Duration::from_secs(10)));
+    http.set_keepalive_retries(Some(3));
+    let connector = config.rustls_https_connector_with_connector(http)?;
+    let hyper = Builder::new(TokioExecutor::new())
+        .pool_timer(TokioTimer::new())
+        .pool_idle_timeout(Duration::from_secs(60))
+        .build::<_, Body>(connector);
+
+    let service = ServiceBuilder::new()
+        .layer(transport)
+        .layer(config.base_uri_layer())
+        .option_layer(config.auth_layer()?)
+        .layer(config.extra_headers_layer()?)
+        .map_err(BoxError::from)
+        .service(hyper);
+    Ok(Client::new(service, config.default_namespace.clone()))
+}

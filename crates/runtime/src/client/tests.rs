@@ -1,0 +1,182 @@
+//! The transport: deadlines of answers and of bodies, the patience of watches, the rate, and what the server reads.
+
+use std::{convert::Infallible, net::Ipv4Addr};
+
+use bytes::Bytes;
+use futures::{StreamExt, stream};
+use http::{Request, Response};
+use http_body::Frame;
+use http_body_util::{BodyExt, Full, StreamBody, combinators::UnsyncBoxBody};
+use hyper::{body::Incoming, server::conn::http1, service::service_fn};
+use hyper_util::rt::TokioIo;
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::{
+    Api,
+    api::{ListParams, WatchParams},
+};
+use parking_lot::Mutex;
+use tokio::{net::TcpListener, time::Instant};
+use tower::Layer;
+
+use super::*;
+use crate::pass::classify;
+
+type Answer = Response<UnsyncBoxBody<Bytes, BoxError>>;
+
+fn client(rate: Option<Rate>, answer: impl Fn(&Request<Body>) -> Option<Answer> + Send + Sync + 'static) -> Client {
+    let answer = Arc::new(answer);
+    let service = tower::service_fn(move |request: Request<Body>| {
+        let answer = answer.clone();
+        async move {
+            match answer(&request) {
+                Some(answer) => Ok::<_, BoxError>(answer),
+                None => std::future::pending().await,
+            }
+        }
+    });
+    let transport = Transport {
+        deadline: Duration::from_secs(15),
+        requests: rate.map(|rate| Arc::new(Bucket::new(rate.per_second, rate.burst))),
+        watches: Arc::new(Bucket::new(10.0, 10)),
+        metrics: Arc::new(Metrics::new("test")),
+    };
+    Client::new(transport.layer(service), "default")
+}
+
+fn whole(body: &'static str) -> Answer {
+    Response::new(Full::new(Bytes::from_static(body.as_bytes())).map_err(Into::into).boxed_unsync())
+}
+
+/// Sends these pieces and then nothing, without an end.
+fn endless(pieces: Vec<&'static str>) -> Answer {
+    let frames = stream::iter(pieces).map(|piece| Ok(Frame::data(Bytes::from_static(piece.as_bytes()))));
+    Response::new(StreamBody::new(frames.chain(stream::pending())).boxed_unsync())
+}
+
+const EMPTY_LIST: &str = r#"{"kind":"List","apiVersion":"v1","metadata":{"resourceVersion":"1"},"items":[]}"#;
+
+fn maps(client: Client) -> Api<ConfigMap> {
+    Api::namespaced(client, "ns")
+}
+
+fn reason_of(error: &kube::Error) -> &'static str {
+    classify(error, "list", &api::Target::of::<ConfigMap>(api::ObjectKey::namespaced("ns", "a"))).reason
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_answer_and_half_an_answer_end_at_the_deadline() {
+    for half in [false, true] {
+        let api = maps(client(None, move |_| half.then(|| endless(vec!["{\"kind\":"]))));
+        let begin = Instant::now();
+        let error = api.list(&ListParams::default()).await.unwrap_err();
+        assert_eq!(begin.elapsed(), Duration::from_secs(15));
+        assert_eq!(reason_of(&error), api::reason::DEADLINE_EXCEEDED, "{error:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_watch_may_be_quiet_for_longer_than_a_deadline_but_not_for_ever() {
+    let event = concat!(
+        r#"{"type":"ADDED","object":{"metadata":{"name":"a","resourceVersion":"2"}}}"#, "\n"
+    );
+    let api = maps(client(None, move |_| Some(endless(vec![event]))));
+    let begin = Instant::now();
+    let mut watch = api.watch(&WatchParams::default().timeout(60), "1").await.unwrap().boxed();
+    assert!(watch.next().await.unwrap().is_ok());
+    assert!(watch.next().await.is_none());
+    assert_eq!(begin.elapsed(), Duration::from_secs(70));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_watch_that_cannot_be_opened_is_not_waited_for() {
+    let api = maps(client(None, |_| None));
+    let begin = Instant::now();
+    let error = api.watch(&WatchParams::default(), "1").await.err().unwrap();
+    assert_eq!(begin.elapsed(), Duration::from_secs(15));
+    assert_eq!(reason_of(&error), api::reason::DEADLINE_EXCEEDED);
+}
+
+#[tokio::test(start_paused = true)]
+async fn waiting_for_a_turn_is_not_counted_against_the_deadline_and_watches_need_no_turn() {
+    tokio::time::advance(Duration::from_secs(3600)).await;
+    let api = maps(client(Some(Rate { per_second: 1.0, burst: 1 }), |_| Some(whole(EMPTY_LIST))));
+    let begin = Instant::now();
+    let lists = futures::future::join_all((0..31).map(|_| async { api.list(&ListParams::default()).await.is_ok() }));
+    let watch = async {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        let opened = api.watch(&WatchParams::default(), "1").await.is_ok();
+        (opened, begin.elapsed())
+    };
+    let (lists, (opened, after)) = futures::future::join(lists, watch).await;
+    assert!(lists.into_iter().all(|ok| ok) && opened);
+    assert!(after < Duration::from_millis(10), "{after:?}");
+    assert_eq!(begin.elapsed().as_secs(), 30);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_closes_every_watch_is_not_stormed() {
+    let opened = Arc::new(Mutex::new(0));
+    let count = opened.clone();
+    let client = client(None, move |request| {
+        if Verb::of(request.method(), request.uri()) == Verb::Watch {
+            *count.lock() += 1;
+            return Some(whole(""));
+        }
+        Some(whole(EMPTY_LIST))
+    });
+    let watching = kube::runtime::watcher(maps(client), kube::runtime::watcher::Config::default());
+    let all = watching.for_each(|_| async {});
+    assert!(tokio::time::timeout(Duration::from_secs(60), all).await.is_err());
+    let opened = *opened.lock();
+    assert!((500..=620).contains(&opened), "{opened}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn retry_after_reaches_the_failure() {
+    let api = maps(client(None, |_| {
+        let mut answer = whole("Too many requests, please try again later.\n");
+        *answer.status_mut() = http::StatusCode::TOO_MANY_REQUESTS;
+        answer.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("4"));
+        Some(answer)
+    }));
+    let error = api.list(&ListParams::default()).await.unwrap_err();
+    let failure = classify(&error, "list", &api::Target::of::<ConfigMap>(api::ObjectKey::namespaced("ns", "a")));
+    assert_eq!((failure.reason, failure.retry_after), (api::reason::TOO_MANY_REQUESTS, Some(Duration::from_secs(4))));
+}
+
+/// The whole stack, over a real connection: every request says who sends it, on both clients.
+#[tokio::test]
+async fn every_request_carries_the_user_agent() {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let url: http::Uri = format!("http://{}", listener.local_addr().unwrap()).parse().unwrap();
+    let agents = Arc::new(Mutex::new(Vec::new()));
+    let seen = agents.clone();
+    let server = tokio::spawn(async move {
+        loop {
+            let (stream, _) = listener.accept().await.unwrap();
+            let seen = seen.clone();
+            tokio::spawn(async move {
+                let service = service_fn(move |request: Request<Incoming>| {
+                    let agent = request.headers()[header::USER_AGENT].to_str().unwrap().to_owned();
+                    seen.lock().push(agent);
+                    async { Ok::<_, Infallible>(Response::new(Full::new(Bytes::from_static(EMPTY_LIST.as_bytes())))) }
+                });
+                let _ = http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
+            });
+        }
+    });
+    let metrics = Arc::new(Metrics::new("test"));
+    let clients = connect(&Config::new(url), "virt-operator/1.2.3", None, &metrics).unwrap();
+    for client in [clients.ordinary, clients.urgent] {
+        maps(client).list(&ListParams::default()).await.unwrap();
+    }
+    assert_eq!(*agents.lock(), ["virt-operator/1.2.3", "virt-operator/1.2.3"]);
+    assert!(metrics.encode().unwrap().contains("test_api_requests_total{verb=\"list\",code=\"200\"} 2"));
+    server.abort();
+}
+
+#[tokio::test]
+async fn a_kubeconfig_that_is_not_there_is_named() {
+    let error = configuration(Some(Path::new("/nowhere/config"))).await.unwrap_err().to_string();
+    assert!(error.starts_with("the kubeconfig /nowhere/config cannot be used"), "{error}");
+}

@@ -1,0 +1,111 @@
+//! Which verb a request is, as RBAC and the audit log would name it. Metrics count by it, and the transport treats a
+//! watch differently from everything else.
+
+use std::time::Duration;
+
+use http::{Method, Uri};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Verb {
+    Get,
+    List,
+    Watch,
+    Create,
+    Update,
+    Patch,
+    Delete,
+    Other,
+}
+
+impl Verb {
+    pub fn of(method: &Method, uri: &Uri) -> Self {
+        match *method {
+            Method::GET if parameter(uri, "watch").is_some_and(|value| value == "true" || value == "1") => Self::Watch,
+            Method::GET if names_one_object(uri.path()) => Self::Get,
+            Method::GET => Self::List,
+            Method::POST => Self::Create,
+            Method::PUT => Self::Update,
+            Method::PATCH => Self::Patch,
+            Method::DELETE => Self::Delete,
+            _ => Self::Other,
+        }
+    }
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Get => "get",
+            Self::List => "list",
+            Self::Watch => "watch",
+            Self::Create => "create",
+            Self::Update => "update",
+            Self::Patch => "patch",
+            Self::Delete => "delete",
+            Self::Other => "other",
+        }
+    }
+}
+
+/// How long the server was asked to keep a watch open.
+pub(super) fn server_timeout(uri: &Uri) -> Option<Duration> {
+    parameter(uri, "timeoutSeconds")?.parse().ok().map(Duration::from_secs)
+}
+
+fn parameter<'a>(uri: &'a Uri, name: &str) -> Option<&'a str> {
+    uri.query()?
+        .split('&')
+        .filter_map(|pair| pair.split_once('='))
+        .find_map(|(key, value)| (key == name).then_some(value))
+}
+
+/// `/api/v1/…` and `/apis/group/version/…`, with or without `namespaces/<name>/` before `<resource>[/<name>[/…]]`.
+/// Anything else that is read (discovery, version) is one document.
+fn names_one_object(path: &str) -> bool {
+    let mut parts = path.split('/').filter(|part| !part.is_empty());
+    let prefix = match parts.next() {
+        Some("api") => 1,
+        Some("apis") => 2,
+        _ => return true,
+    };
+    let rest: Vec<&str> = parts.skip(prefix).collect();
+    match rest.as_slice() {
+        [] => true,
+        ["namespaces", _, _resource] => false,
+        ["namespaces", _, _resource, ..] => true,
+        [_resource] => false,
+        [_resource, ..] => true,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn verb(method: Method, uri: &'static str) -> Verb {
+        Verb::of(&method, &Uri::from_static(uri))
+    }
+
+    #[test]
+    fn reads_are_told_apart() {
+        assert_eq!(verb(Method::GET, "/api/v1/pods"), Verb::List);
+        assert_eq!(verb(Method::GET, "/api/v1/namespaces/a/pods?limit=5"), Verb::List);
+        assert_eq!(verb(Method::GET, "/api/v1/namespaces/a/pods/b"), Verb::Get);
+        assert_eq!(verb(Method::GET, "/api/v1/namespaces/a"), Verb::Get);
+        assert_eq!(verb(Method::GET, "/api/v1/namespaces"), Verb::List);
+        assert_eq!(verb(Method::GET, "/apis/kubevirt.io/v1/virtualmachines"), Verb::List);
+        assert_eq!(verb(Method::GET, "/apis/kubevirt.io/v1/namespaces/a/virtualmachines/b/status"), Verb::Get);
+        assert_eq!(verb(Method::GET, "/version"), Verb::Get);
+        assert_eq!(verb(Method::GET, "/apis/kubevirt.io/v1"), Verb::Get);
+    }
+
+    #[test]
+    fn only_a_watch_is_a_watch() {
+        assert_eq!(verb(Method::GET, "/api/v1/pods?&watch=true&timeoutSeconds=290"), Verb::Watch);
+        assert_eq!(verb(Method::GET, "/api/v1/pods?watch=false"), Verb::List);
+        assert_eq!(verb(Method::GET, "/api/v1/pods?labelSelector=watch%3Dtrue"), Verb::List);
+        assert_eq!(verb(Method::POST, "/api/v1/namespaces/a/pods?watch=true"), Verb::Create);
+        assert_eq!(
+            server_timeout(&Uri::from_static("/p?&watch=true&timeoutSeconds=290")),
+            Some(Duration::from_secs(290))
+        );
+    }
+}

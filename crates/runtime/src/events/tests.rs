@@ -1,0 +1,78 @@
+//! Events as they arrive at a server.
+
+use std::time::Duration;
+
+use api::{EventKind, ObjectKey, ObjectRef};
+
+use super::*;
+use crate::{client::Verb, testing::Server};
+
+fn note(name: &str, message: &str) -> EventNote {
+    EventNote {
+        about: ObjectRef {
+            api_version: "vitistack.io/v1alpha1".to_owned(),
+            kind: "Machine".to_owned(),
+            key: ObjectKey::namespaced("shop", name),
+            uid: format!("uid-{name}"),
+        },
+        kind: EventKind::Warning,
+        reason: "StorageClassNotFound",
+        action: "Provision",
+        message: message.to_owned(),
+    }
+}
+
+fn reporter() -> Reporter {
+    Reporter { controller: "kubevirt-operator".to_owned(), instance: "kubevirt-operator-0".to_owned() }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_repeated_note_is_one_event_with_a_count() {
+    let server = Server::new();
+    let (client, link) = server.client();
+    let (recorder, sending) = recorder(client, reporter(), Arc::new(Metrics::new("test")));
+    tokio::spawn(sending);
+    for _ in 0..60 {
+        recorder.record(note("db", "no such class"));
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert_eq!(link.count(Verb::Create), 1);
+    assert!((2..=3).contains(&link.count(Verb::Patch)), "{}", link.count(Verb::Patch));
+    let uri = link.requests.lock().iter().find(|(verb, _)| *verb == Verb::Patch).map(|(_, uri)| uri.clone()).unwrap();
+    let name = uri.split(['/', '?']).find(|part| part.starts_with("db.")).unwrap();
+    let event = server.get("/apis/events.k8s.io/v1/events", "shop", name).unwrap();
+    assert_eq!(event["series"]["count"], 60);
+    assert_eq!(event["regarding"]["kind"], "Machine");
+    assert_eq!(event["reason"], "StorageClassNotFound");
+    assert_eq!(event["type"], "Warning");
+    assert_eq!(event["reportingController"], "kubevirt-operator");
+}
+
+#[tokio::test(start_paused = true)]
+async fn recording_never_waits_and_the_rate_is_bounded() {
+    let server = Server::new();
+    let (client, link) = server.client();
+    link.cut();
+    let metrics = Arc::new(Metrics::new("test"));
+    let (recorder, sending) = recorder(client, reporter(), metrics.clone());
+    tokio::spawn(sending);
+    let begin = Instant::now();
+    for n in 0..10_000 {
+        recorder.record(note(&format!("m{n}"), "x"));
+    }
+    assert_eq!(begin.elapsed(), Duration::ZERO);
+    let dropped = metrics.encode().unwrap();
+    assert!(dropped.contains(&format!("test_events_dropped_total {}", 10_000 - WAITING_LIMIT)), "{dropped}");
+    link.mend();
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert!(link.count(Verb::Create) <= 100 + 2 * 20 + 1, "{}", link.count(Verb::Create));
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert_eq!(link.count(Verb::Create), WAITING_LIMIT);
+}
+
+#[test]
+fn a_note_is_cut_to_what_the_server_takes() {
+    let note = bounded(note("db", &"ø".repeat(2000)));
+    assert!(note.message.len() <= NOTE_LIMIT && note.message.ends_with('…'));
+}

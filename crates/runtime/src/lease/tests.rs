@@ -1,0 +1,331 @@
+//! The lease against a server with real resource versions, on a clock that the test moves.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+};
+
+use parking_lot::Mutex;
+use rand::{Rng, SeedableRng, rngs::SmallRng};
+use serde_json::json;
+use tokio::task::JoinHandle;
+
+use super::*;
+use crate::{
+    client::Verb,
+    metrics::Metrics,
+    testing::{Fault, Link, Server},
+};
+
+const LEASES: &str = "/apis/coordination.k8s.io/v1/leases";
+
+fn lease(holder: &str, version: &str, seconds: i32) -> Lease {
+    serde_json::from_value(json!({
+        "metadata": { "name": "l", "resourceVersion": version },
+        "spec": { "holderIdentity": holder, "leaseDurationSeconds": seconds },
+    }))
+    .unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn decisions() {
+    let timing = Timing::default();
+    let t = Instant::now();
+    let after = |seconds| t + Duration::from_secs(seconds);
+    let mut sight = Sight::default();
+    assert_eq!(decide(&sight, t, "me"), Action::Look);
+
+    sight.see(None, t, &timing);
+    assert_eq!(decide(&sight, t, "me"), Action::Create);
+
+    sight.see(Some(lease("other", "1", 15)), t, &timing);
+    assert_eq!(decide(&sight, after(14), "me"), Action::Wait(after(15)));
+    assert_eq!(decide(&sight, after(15), "me"), Action::Take);
+    assert_eq!(decide(&sight, t, "other"), Action::Take);
+
+    // Seen again unchanged: the clock goes on. Changed: it starts anew.
+    sight.see(Some(lease("other", "1", 15)), after(10), &timing);
+    assert_eq!(decide(&sight, after(15), "me"), Action::Take);
+    sight.see(Some(lease("other", "2", 15)), after(10), &timing);
+    assert_eq!(decide(&sight, after(15), "me"), Action::Wait(after(25)));
+
+    // Deleted while it was held: its holder does not know yet.
+    sight.see(None, after(11), &timing);
+    assert_eq!(decide(&sight, after(25), "me"), Action::Wait(after(26)));
+    assert_eq!(decide(&sight, after(26), "me"), Action::Create);
+
+    sight.see(Some(lease("", "3", 1)), after(30), &timing);
+    assert_eq!(decide(&sight, after(30), "me"), Action::Take);
+
+    // A holder with a longer duration is believed, within reason; a shorter one is not.
+    sight.see(Some(lease("other", "4", 60)), t, &timing);
+    assert_eq!(decide(&sight, t, "me"), Action::Wait(after(60)));
+    sight.see(Some(lease("other", "5", 1)), t, &timing);
+    assert_eq!(decide(&sight, t, "me"), Action::Wait(after(15)));
+    sight.see(Some(lease("other", "6", i32::MAX)), t, &timing);
+    assert_eq!(decide(&sight, t, "me"), Action::Wait(after(300)));
+}
+
+/// What happened, and that no two ever worked at once.
+#[derive(Default)]
+struct Journal {
+    working: AtomicUsize,
+    most: AtomicUsize,
+    entries: Mutex<Vec<(Instant, String, &'static str)>>,
+}
+
+struct Working {
+    journal: Arc<Journal>,
+    who: String,
+}
+
+impl Drop for Working {
+    fn drop(&mut self) {
+        self.journal.working.fetch_sub(1, Ordering::SeqCst);
+        self.journal.note(&self.who, "stopped");
+    }
+}
+
+impl Journal {
+    fn note(&self, who: &str, what: &'static str) {
+        self.entries.lock().push((Instant::now(), who.to_owned(), what));
+    }
+
+    fn begin(self: &Arc<Self>, who: &str) -> Working {
+        let now = self.working.fetch_add(1, Ordering::SeqCst) + 1;
+        self.most.fetch_max(now, Ordering::SeqCst);
+        self.note(who, "began");
+        Working { journal: self.clone(), who: who.to_owned() }
+    }
+
+    fn when(&self, who: &str, what: &str) -> Option<Instant> {
+        self.entries.lock().iter().rev().find(|(_, by, did)| by == who && *did == what).map(|(at, ..)| *at)
+    }
+
+    async fn until(&self, who: &str, what: &str) -> Instant {
+        loop {
+            if let Some(at) = self.when(who, what) {
+                return at;
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+}
+
+struct Replica {
+    link: Arc<Link>,
+    shutdown: CancellationToken,
+    task: JoinHandle<Result<(), LeaseError>>,
+}
+
+fn elector(client: kube::Client, who: &str) -> Elector {
+    Elector {
+        client,
+        namespace: "ns".to_owned(),
+        name: "l".to_owned(),
+        identity: who.to_owned(),
+        timing: Timing::default(),
+        drain: Duration::from_secs(2),
+        metrics: Arc::new(Metrics::new("test")),
+    }
+}
+
+/// `obedient`: whether the work stops when it is asked to, or only when it is dropped.
+fn replica(server: &Arc<Server>, journal: &Arc<Journal>, who: &'static str, obedient: bool) -> Replica {
+    let (client, link) = server.client();
+    let (shutdown, journal) = (CancellationToken::new(), journal.clone());
+    let elector = elector(client, who);
+    let token = shutdown.clone();
+    let task = tokio::spawn(async move {
+        let lead = |leadership: Leadership| {
+            let working = journal.begin(who);
+            async move {
+                let _working = working;
+                if obedient {
+                    leadership.stop.cancelled().await;
+                } else {
+                    std::future::pending::<()>().await;
+                }
+            }
+        };
+        elector.run(&token, lead).await
+    });
+    Replica { link, shutdown, task }
+}
+
+fn holder_of(server: &Server) -> String {
+    let lease = server.get(LEASES, "ns", "l").unwrap();
+    lease["spec"]["holderIdentity"].as_str().unwrap().to_owned()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_dead_holder_is_replaced_within_17_seconds() {
+    let (server, journal) = (Server::new(), Arc::new(Journal::default()));
+    let a = replica(&server, &journal, "a", true);
+    journal.until("a", "began").await;
+    let _b = replica(&server, &journal, "b", true);
+    tokio::time::sleep(Duration::from_millis(31_900)).await;
+    // As by kill -9: nothing is written any more, and nothing is released.
+    a.link.cut();
+    a.task.abort();
+    let death = Instant::now();
+    let taken = journal.until("b", "began").await;
+    assert!(taken - death <= Duration::from_secs(17), "{:?}", taken - death);
+    assert_eq!(journal.most.load(Ordering::SeqCst), 1);
+    assert_eq!(holder_of(&server), "b");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_signal_hands_over_within_3_seconds_even_if_the_work_does_not_stop() {
+    for obedient in [true, false] {
+        let (server, journal) = (Server::new(), Arc::new(Journal::default()));
+        let a = replica(&server, &journal, "a", obedient);
+        journal.until("a", "began").await;
+        let _b = replica(&server, &journal, "b", true);
+        tokio::time::sleep(Duration::from_secs(30)).await;
+        a.shutdown.cancel();
+        let signal = Instant::now();
+        let taken = journal.until("b", "began").await;
+        assert!(taken - signal < Duration::from_secs(3), "{:?}", taken - signal);
+        assert_eq!(journal.most.load(Ordering::SeqCst), 1);
+        assert!(a.task.await.unwrap().is_ok());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_holder_that_is_cut_off_stops_before_its_lease_can_be_taken() {
+    for obedient in [true, false] {
+        let (server, journal) = (Server::new(), Arc::new(Journal::default()));
+        let a = replica(&server, &journal, "a", obedient);
+        journal.until("a", "began").await;
+        let _b = replica(&server, &journal, "b", true);
+        tokio::time::sleep(Duration::from_millis(30_500)).await;
+        a.link.cut();
+        let cut = Instant::now();
+        let stopped = journal.until("a", "stopped").await;
+        let taken = journal.until("b", "began").await;
+        assert!(stopped < taken);
+        assert!(stopped - cut <= Duration::from_secs(if obedient { 10 } else { 14 }), "{:?}", stopped - cut);
+        assert_eq!(journal.most.load(Ordering::SeqCst), 1);
+        // Back on the network it is a standby like any other.
+        a.link.mend();
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        assert_eq!(holder_of(&server), "b");
+        assert!(!a.task.is_finished());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lost_answer_does_not_lose_the_lease() {
+    let (server, journal) = (Server::new(), Arc::new(Journal::default()));
+    let a = replica(&server, &journal, "a", true);
+    journal.until("a", "began").await;
+    let _b = replica(&server, &journal, "b", true);
+    for _ in 0..10 {
+        a.link.faults.lock().push_back(Fault::LoseAnswer(Verb::Update));
+        tokio::time::sleep(Duration::from_secs(12)).await;
+    }
+    for _ in 0..10 {
+        a.link.faults.lock().push_back(Fault::Refuse(Verb::Update, 500));
+        tokio::time::sleep(Duration::from_secs(5)).await;
+    }
+    assert_eq!(journal.when("a", "stopped"), None);
+    assert_eq!(holder_of(&server), "a");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_deleted_lease_stays_with_its_holder() {
+    let (server, journal) = (Server::new(), Arc::new(Journal::default()));
+    let _a = replica(&server, &journal, "a", true);
+    journal.until("a", "began").await;
+    let _b = replica(&server, &journal, "b", true);
+    tokio::time::sleep(Duration::from_millis(20_700)).await;
+    server.remove(LEASES, "ns", "l");
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert_eq!(holder_of(&server), "a");
+    assert_eq!(journal.when("b", "began"), None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_standby_does_not_poll_and_a_holder_only_renews() {
+    let (server, journal) = (Server::new(), Arc::new(Journal::default()));
+    let a = replica(&server, &journal, "a", true);
+    journal.until("a", "began").await;
+    let b = replica(&server, &journal, "b", true);
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    a.link.requests.lock().clear();
+    b.link.requests.lock().clear();
+    tokio::time::sleep(Duration::from_secs(240)).await;
+    let all = a.link.requests.lock().len();
+    let renewals = a.link.count(Verb::Update);
+    assert_eq!(b.link.requests.lock().len(), 0);
+    assert_eq!(all, renewals);
+    assert!((119..=121).contains(&renewals), "{renewals}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_fence_closes_by_itself() {
+    let fence = Fence::until(Instant::now() + Duration::from_secs(10));
+    tokio::time::advance(Duration::from_millis(9_999)).await;
+    assert!(fence.may_write());
+    tokio::time::advance(Duration::from_millis(1)).await;
+    assert!(!fence.may_write());
+    fence.extend(Instant::now() + Duration::from_secs(1));
+    assert!(fence.may_write());
+    fence.close();
+    assert!(!fence.may_write());
+}
+
+/// Three replicas on networks that come and go at random: at no moment do two work, and in the end one does.
+#[tokio::test(start_paused = true)]
+async fn never_two_whatever_the_network_does() {
+    for seed in 0..30 {
+        let mut random = SmallRng::seed_from_u64(seed);
+        let (server, journal) = (Server::new(), Arc::new(Journal::default()));
+        let all: Vec<Replica> = [("a", true), ("b", false), ("c", true)]
+            .into_iter()
+            .map(|(who, obedient)| replica(&server, &journal, who, obedient))
+            .collect();
+        for _ in 0..40 {
+            let link = &all[random.random_range(0..all.len())].link;
+            match random.random_range(0..6) {
+                0 | 1 => link.cut(),
+                2 | 3 => link.mend(),
+                4 => link.faults.lock().push_back(Fault::LoseAnswer(Verb::Update)),
+                _ => link.faults.lock().push_back(Fault::Refuse(Verb::Update, 503)),
+            }
+            tokio::time::sleep(Duration::from_millis(random.random_range(10..9_000))).await;
+        }
+        all.iter().for_each(|replica| replica.link.mend());
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        assert_eq!(journal.most.load(Ordering::SeqCst), 1, "seed {seed}");
+        assert_eq!(journal.working.load(Ordering::SeqCst), 1, "seed {seed}");
+        all.iter().for_each(|replica| replica.task.abort());
+    }
+}
+
+/// Work that blocks its thread cannot be stopped: then the process has to end, and it is told so in time.
+#[tokio::test(flavor = "multi_thread", worker_threads = 3)]
+async fn blocked_work_is_reported_when_the_lease_runs_out() {
+    let server = Server::new();
+    let (client, link) = server.client();
+    let timing = Timing {
+        duration: Duration::from_millis(900),
+        renew_deadline: Duration::from_millis(500),
+        retry_period: Duration::from_millis(50),
+    };
+    let elector = Elector { timing, ..elector(client, "a") };
+    let (release, blocked) = std::sync::mpsc::channel::<()>();
+    let blocked = Arc::new(Mutex::new(blocked));
+    let cut = link.clone();
+    let lead = |_: Leadership| {
+        let blocked = blocked.clone();
+        cut.cut();
+        async move {
+            let _ = blocked.lock().recv();
+        }
+    };
+    let result = elector.run(&CancellationToken::new(), lead).await;
+    assert!(matches!(result, Err(LeaseError::WorkStuck)));
+    drop(release);
+}

@@ -1,0 +1,240 @@
+//! The only place that writes. It takes a plan step by step, sends the writes of a step at the same time, and stops
+//! where the plan says wait, where a name is taken, or where a request failed.
+//!
+//! What was written is laid over the caches at once, so that the next pass sees it before the watch does.
+
+use std::{collections::HashMap, sync::Arc};
+
+use api::{ApiResource, Body, Failure, Outcome, Plan, Propagation, StatusWrite, Stop, Target, Write, reason};
+use futures::{StreamExt, stream};
+use kube::{
+    Client, Resource,
+    api::{DeleteParams, DynamicObject, GetParams, Patch, PatchParams, PostParams, Preconditions, PropagationPolicy},
+    core::Request,
+};
+use serde_json::{Map, Value};
+
+use super::classify;
+use crate::{lease::Fence, watch::Overlay};
+
+/// How many independent writes of one step are under way at once. The client's rate is the real limit.
+const WRITES_AT_ONCE: usize = 16;
+
+pub struct Executor {
+    client: Client,
+    field_manager: &'static str,
+    overlays: HashMap<(String, String), Vec<Arc<dyn Overlay>>>,
+}
+
+/// What one write ended with.
+enum Written {
+    Done,
+    /// The name belongs to an object that is not ours.
+    Taken(Value),
+}
+
+impl Executor {
+    /// One field manager per program: it is what server-side apply knows us by.
+    pub fn new(client: Client, field_manager: &'static str) -> Self {
+        Self { client, field_manager, overlays: HashMap::new() }
+    }
+
+    /// Tells `cache` about every write of this kind.
+    #[must_use]
+    pub fn overlay(mut self, resource: &ApiResource, cache: Arc<dyn Overlay>) -> Self {
+        self.overlays.entry((resource.group.clone(), resource.kind.clone())).or_default().push(cache);
+        self
+    }
+
+    /// `owns` decides about a live object whose name we wanted: is it one that we made?
+    pub async fn apply<F>(&self, plan: &Plan, fence: &Fence, owns: F) -> Outcome
+    where
+        F: Fn(&Target, &Value) -> bool,
+    {
+        let mut written = 0;
+        for step in &plan.steps {
+            // Writes of one step do not depend on each other: a failing one does not hold up the rest, and none is
+            // dropped half way, when nobody would know whether it arrived.
+            let calls: Vec<_> = step.writes.iter().map(|write| self.write(write, fence, &owns)).collect();
+            let results: Vec<_> = stream::iter(calls).buffered(WRITES_AT_ONCE).collect().await;
+            let mut stop = None;
+            for (target, result) in step.writes.iter().map(Write::target).zip(results) {
+                match result {
+                    Ok(Written::Done) => written += 1,
+                    Ok(Written::Taken(live)) => {
+                        let taken = Stop::Taken { step: step.name, target: target.clone(), live: Body::from(live) };
+                        stop.get_or_insert(taken);
+                    }
+                    Err(failure) => {
+                        stop.get_or_insert(Stop::Failed { step: step.name, failure });
+                    }
+                }
+            }
+            if let Some(stop) = stop {
+                return Outcome { stop, written };
+            }
+            if let Some(wait) = &step.wait {
+                return Outcome { stop: Stop::Waiting { step: step.name, wait: wait.clone() }, written };
+            }
+        }
+        Outcome { stop: Stop::Done, written }
+    }
+
+    /// Writes a status that differs from the observed one. Tells whether it did.
+    pub async fn report(&self, status: &StatusWrite, fence: &Fence) -> Result<bool, Failure> {
+        if !status.differs() {
+            return Ok(false);
+        }
+        let mut body = Map::new();
+        body.insert("status".to_owned(), status.desired.clone());
+        let write = Write::Status {
+            target: status.target.clone(),
+            uid: status.uid.clone(),
+            body: Body::from(Value::Object(body)),
+        };
+        self.write(&write, fence, &|_, _| false).await.map(|_| true)
+    }
+
+    /// The object as the server has it now, for decisions that a cache is not good enough for.
+    pub async fn read(&self, target: &Target) -> Result<Option<Value>, Failure> {
+        let request = request(target).get(target.key.name(), &GetParams::default());
+        match self.send("get", target, request).await {
+            Ok(live) => Ok(Some(live)),
+            Err(failure) if failure.reason == reason::OBJECT_GONE => Ok(None),
+            Err(failure) => Err(failure),
+        }
+    }
+
+    async fn write<F>(&self, write: &Write, fence: &Fence, owns: &F) -> Result<Written, Failure>
+    where
+        F: Fn(&Target, &Value) -> bool,
+    {
+        if !fence.may_write() {
+            let message = format!("{} {} was not sent: this replica does not lead", write.verb(), write.target());
+            return Err(Failure::transient(reason::NOT_LEADING, message));
+        }
+        let target = write.target();
+        let name = target.key.name();
+        let result = match write {
+            Write::Create { target, body } => return self.create(target, body, owns).await,
+            Write::Apply { uid, body, .. } => {
+                let patch = Patch::Apply(identified(target, Some(uid), body));
+                self.send("patch", target, request(target).patch(name, &self.patch_parameters(), &patch)).await
+            }
+            Write::Status { uid, body, .. } => {
+                let patch = Patch::Apply(identified(target, Some(uid), body));
+                let parameters = self.patch_parameters();
+                self.send("patch", target, request(target).patch_subresource("status", name, &parameters, &patch)).await
+            }
+            Write::Delete { uid, propagation, .. } => return self.delete(target, uid, *propagation).await,
+        };
+        let object = result?;
+        self.tell_written(target, &object);
+        Ok(Written::Done)
+    }
+
+    async fn create<F>(&self, target: &Target, body: &Body, owns: &F) -> Result<Written, Failure>
+    where
+        F: Fn(&Target, &Value) -> bool,
+    {
+        let bytes = serde_json::to_vec(&identified(target, None, body))
+            .map_err(|error| Failure::bug(reason::BAD_REQUEST, format!("create {target}: {error}")))?;
+        let parameters = PostParams { field_manager: Some(self.field_manager.to_owned()), ..PostParams::default() };
+        let request = request(target).create(&parameters, bytes);
+        let failure = match self.send("create", target, request).await {
+            Ok(object) => {
+                self.tell_written(target, &object);
+                return Ok(Written::Done);
+            }
+            Err(failure) if failure.reason == reason::OBJECT_CHANGED => failure,
+            Err(failure) => return Err(failure),
+        };
+        match self.read(target).await? {
+            // An earlier create of ours whose answer was lost. The caches learn of it; the next pass goes on from it.
+            Some(live) if owns(target, &live) => {
+                self.tell_written(target, &live);
+                Err(failure)
+            }
+            Some(live) => Ok(Written::Taken(live)),
+            // Gone between the two requests.
+            None => Err(failure),
+        }
+    }
+
+    async fn delete(&self, target: &Target, uid: &str, propagation: Propagation) -> Result<Written, Failure> {
+        let parameters = DeleteParams {
+            propagation_policy: Some(match propagation {
+                Propagation::Background => PropagationPolicy::Background,
+                Propagation::Foreground => PropagationPolicy::Foreground,
+                Propagation::Orphan => PropagationPolicy::Orphan,
+            }),
+            preconditions: Some(Preconditions { uid: Some(uid.to_owned()), resource_version: None }),
+            ..DeleteParams::default()
+        };
+        let request = request(target).delete(target.key.name(), &parameters);
+        match self.send("delete", target, request).await {
+            // Finalizers keep it: it is still there, marked.
+            Ok(answer) if answer.pointer("/metadata/deletionTimestamp").is_some_and(|time| !time.is_null()) => {
+                self.tell_written(target, &answer);
+            }
+            Ok(_) => self.tell_deleted(target, uid),
+            Err(failure) if failure.reason == reason::OBJECT_GONE => self.tell_deleted(target, uid),
+            Err(failure) => return Err(failure),
+        }
+        Ok(Written::Done)
+    }
+
+    async fn send(
+        &self,
+        verb: &str,
+        target: &Target,
+        request: Result<http::Request<Vec<u8>>, kube::core::request::Error>,
+    ) -> Result<Value, Failure> {
+        let request = request.map_err(|error| classify(&kube::Error::BuildRequest(error), verb, target))?;
+        let text = self.client.request_text(request).await.map_err(|error| classify(&error, verb, target))?;
+        serde_json::from_str(&text).map_err(|error| classify(&kube::Error::SerdeError(error), verb, target))
+    }
+
+    /// What we manage is exact, whoever wrote it before: conflicts of field managers are decided for us.
+    fn patch_parameters(&self) -> PatchParams {
+        PatchParams::apply(self.field_manager).force()
+    }
+
+    fn overlays_of(&self, target: &Target) -> impl Iterator<Item = &Arc<dyn Overlay>> {
+        let kind = (target.resource.group.clone(), target.resource.kind.clone());
+        self.overlays.get(&kind).into_iter().flatten()
+    }
+
+    fn tell_written(&self, target: &Target, object: &Value) {
+        self.overlays_of(target).for_each(|cache| cache.wrote(object));
+    }
+
+    fn tell_deleted(&self, target: &Target, uid: &str) {
+        self.overlays_of(target).for_each(|cache| cache.deleted(&target.key, uid));
+    }
+}
+
+fn request(target: &Target) -> Request {
+    Request::new(DynamicObject::url_path(&target.resource, target.key.namespace()))
+}
+
+/// The body with what makes it an object of its kind and place, and with the UID that it must have.
+fn identified(target: &Target, uid: Option<&str>, body: &Body) -> Value {
+    let mut object = match body.json() {
+        Value::Object(fields) => fields.clone(),
+        _ => Map::new(),
+    };
+    object.insert("apiVersion".to_owned(), target.resource.api_version.clone().into());
+    object.insert("kind".to_owned(), target.resource.kind.clone().into());
+    let metadata = object.entry("metadata").or_insert_with(|| Value::Object(Map::new()));
+    if let Value::Object(metadata) = metadata {
+        metadata.insert("name".to_owned(), target.key.name().into());
+        if let Some(namespace) = target.key.namespace() {
+            metadata.insert("namespace".to_owned(), namespace.into());
+        }
+        if let Some(uid) = uid {
+            metadata.insert("uid".to_owned(), uid.into());
+        }
+    }
+    Value::Object(object)
+}

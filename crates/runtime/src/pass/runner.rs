@@ -1,0 +1,128 @@
+//! Takes keys from the queue and passes over them, several at once and never two for one key.
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use api::{Failure, ObjectKey};
+use rand::{Rng, SeedableRng, rngs::SmallRng};
+use tokio::{task::JoinSet, time::Instant};
+use tracing::Instrument;
+
+use super::{Controller, Executor, Passed, message, pass, retry_delay, sooner};
+use crate::{events::Recorder, health::Health, lease::Leadership, metrics::Metrics, queue::Queue};
+
+#[derive(Clone, Copy, Debug)]
+pub struct RunnerOptions {
+    pub workers: usize,
+    pub pass_deadline: Duration,
+    /// The longest time that a settled object goes without a pass. It costs no request: caches are compared.
+    pub resync: Option<Duration>,
+}
+
+impl Default for RunnerOptions {
+    fn default() -> Self {
+        Self { workers: 5, pass_deadline: Duration::from_secs(60), resync: None }
+    }
+}
+
+pub struct Runner<C> {
+    pub controller: Arc<C>,
+    pub queue: Queue<ObjectKey>,
+    pub executor: Arc<Executor>,
+    pub events: Recorder,
+    pub metrics: Arc<Metrics>,
+    pub health: Arc<Health>,
+    pub options: RunnerOptions,
+}
+
+impl<C: Controller> Runner<C> {
+    /// Works until the leadership ends, and then until the passes that were begun have ended. Dropping the future
+    /// drops them.
+    pub async fn run(&self, leadership: Leadership) {
+        let depth = self.metrics.queue_depth(C::NAME);
+        let mut failures: HashMap<ObjectKey, u32> = HashMap::new();
+        let mut jitter = SmallRng::from_os_rng();
+        let mut passes = JoinSet::new();
+        loop {
+            depth.set(i64::try_from(self.queue.depth()).unwrap_or(i64::MAX));
+            tokio::select! {
+                biased;
+                () = leadership.stop.cancelled() => break,
+                Some(done) = passes.join_next(), if !passes.is_empty() => {
+                    self.finish(done, &mut failures, &mut jitter);
+                }
+                key = self.queue.next(), if passes.len() < self.options.workers.max(1) => {
+                    passes.spawn(self.one(key, &leadership));
+                }
+            }
+        }
+        while let Some(done) = passes.join_next().await {
+            self.finish(done, &mut failures, &mut jitter);
+        }
+        // A standby has no queue.
+        depth.set(0);
+    }
+
+    fn one(
+        &self,
+        key: ObjectKey,
+        leadership: &Leadership,
+    ) -> impl Future<Output = (ObjectKey, Passed)> + Send + use<C> {
+        let (controller, executor) = (self.controller.clone(), self.executor.clone());
+        let (events, metrics) = (self.events.clone(), self.metrics.clone());
+        let watched = self.health.begin(C::NAME, self.options.pass_deadline);
+        let (deadline, fence) = (self.options.pass_deadline, leadership.fence.clone());
+        let span = self.controller.span(&key);
+        async move {
+            let begin = Instant::now();
+            let passed = pass(&*controller, &key, &executor, &events, &fence, deadline).await;
+            drop(watched);
+            let failure = match &passed {
+                Passed::Failed { failure, .. } => Some(failure),
+                Passed::Settled { .. } => None,
+            };
+            metrics.observe_pass(C::NAME, begin.elapsed().as_secs_f64(), failure);
+            if let Some(failure) = failure {
+                log(failure);
+            }
+            (key, passed)
+        }
+        .instrument(span)
+    }
+
+    fn finish(
+        &self,
+        done: Result<(ObjectKey, Passed), tokio::task::JoinError>,
+        failures: &mut HashMap<ObjectKey, u32>,
+        jitter: &mut impl Rng,
+    ) {
+        // Panics are caught inside, and nobody aborts a pass but the drop of all of them.
+        let Ok((key, passed)) = done else { return };
+        let wake_after = match passed {
+            Passed::Settled { wake_after } => {
+                failures.remove(&key);
+                let resync = self.options.resync.map(|every| every.mul_f64(jitter.random_range(0.8..=1.0)));
+                sooner(wake_after, resync)
+            }
+            Passed::Failed { failure, wake_after } => {
+                let earlier = failures.entry(key.clone()).or_insert(0);
+                let retry = retry_delay(&failure, *earlier, jitter);
+                *earlier = earlier.saturating_add(1);
+                sooner(wake_after, retry)
+            }
+        };
+        if let Some(delay) = wake_after {
+            self.queue.add_after(key.clone(), delay);
+        }
+        self.queue.done(&key);
+    }
+}
+
+fn log(failure: &Failure) {
+    let (class, reason) = (failure.class.as_str(), failure.reason);
+    match failure.class {
+        // The ordinary business of many writers.
+        api::Class::Conflict => tracing::debug!(class, reason, error = failure.message, "{}", message::FAILED),
+        api::Class::Bug => tracing::error!(class, reason, error = failure.message, "{}", message::FAILED),
+        _ => tracing::warn!(class, reason, error = failure.message, "{}", message::FAILED),
+    }
+}

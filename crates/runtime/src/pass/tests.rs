@@ -1,0 +1,359 @@
+//! Passes against a server: what is written, in which order, what stops them, and that one object's trouble stays its own.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+};
+
+use api::{Body, EventKind, EventNote, ObjectRef, Propagation, StatusWrite, Step, Wait, Write};
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::Api;
+use parking_lot::Mutex;
+use rand::{SeedableRng, rngs::SmallRng};
+use serde_json::json;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::*;
+use crate::{
+    client::Verb,
+    events::{Reporter, recorder},
+    health::Health,
+    lease::Leadership,
+    metrics::Metrics,
+    queue::Queue,
+    testing::{Fault, Link, Server},
+    watch::{Cache, Selection, follow},
+};
+
+const MAPS: &str = "/api/v1/configmaps";
+
+fn target(name: &str) -> Target {
+    Target::of::<ConfigMap>(ObjectKey::namespaced("ns", name))
+}
+
+fn create(name: &str) -> Write {
+    Write::Create { target: target(name), body: json!({ "data": { "value": "new" } }).into() }
+}
+
+fn apply(name: &str, uid: &str, value: &str) -> Write {
+    Write::Apply { target: target(name), uid: uid.to_owned(), body: json!({ "data": { "value": value } }).into() }
+}
+
+fn delete(name: &str, uid: &str) -> Write {
+    Write::Delete { target: target(name), uid: uid.to_owned(), propagation: Propagation::Background }
+}
+
+fn plan(steps: impl IntoIterator<Item = Step>) -> Plan {
+    Plan { steps: steps.into_iter().collect() }
+}
+
+fn executor(server: &Arc<Server>) -> (Executor, Arc<Link>) {
+    let (client, link) = server.client();
+    (Executor::new(client, "tester"), link)
+}
+
+fn uid(object: &Value) -> String {
+    object["metadata"]["uid"].as_str().unwrap().to_owned()
+}
+
+#[tokio::test(start_paused = true)]
+async fn steps_are_done_in_order_until_one_must_wait() {
+    let server = Server::new();
+    let (executor, link) = executor(&server);
+    let wait = Wait { reason: "Booting", message: "it boots".to_owned(), wake_after: None };
+    let plan = plan([
+        Step::new("disks").write(create("a")).write(create("b")),
+        Step::new("machine").write(create("c")).wait(wait.clone()),
+        Step::new("network").write(create("d")),
+    ]);
+    let outcome = executor.apply(&plan, &Fence::open(), |_, _| false).await;
+    assert_eq!(outcome, Outcome { stop: Stop::Waiting { step: "machine", wait }, written: 3 });
+    assert_eq!(link.requests.lock().len(), 3);
+    assert!(server.get(MAPS, "ns", "d").is_none());
+    let made = server.get(MAPS, "ns", "a").unwrap();
+    assert_eq!((made["kind"].as_str(), made["apiVersion"].as_str()), (Some("ConfigMap"), Some("v1")));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_taken_name_is_handed_back_and_nothing_is_done_to_it() {
+    let server = Server::new();
+    let foreign = server.put(MAPS, json!({ "metadata": { "name": "a", "namespace": "ns" }, "data": { "whose": "theirs" } }));
+    let (executor, link) = executor(&server);
+    let plan = plan([Step::new("first").write(create("a")).write(create("b")), Step::new("second").write(create("c"))]);
+    let outcome = executor.apply(&plan, &Fence::open(), |_, live| live["data"]["whose"] == "ours").await;
+    // The other writes of the step are done; the next step is not begun.
+    assert_eq!(outcome.written, 1);
+    let Stop::Taken { target: taken, live, .. } = outcome.stop else { panic!("{:?}", outcome.stop) };
+    assert_eq!((taken, live.json()), (target("a"), &foreign));
+    assert_eq!(server.get(MAPS, "ns", "a"), Some(foreign));
+    assert!(server.get(MAPS, "ns", "c").is_none());
+    assert_eq!((link.count(Verb::Create), link.count(Verb::Get)), (2, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn our_own_create_whose_answer_was_lost_is_found_again() {
+    let server = Server::new();
+    server.put(MAPS, json!({ "metadata": { "name": "a", "namespace": "ns" }, "data": { "whose": "ours" } }));
+    let (cache, following) = cache(&server);
+    tokio::spawn(following);
+    let (client, _link) = server.client();
+    let executor = Executor::new(client, "tester").overlay(&target("a").resource, Arc::new(cache.clone()));
+    let plan = plan([Step::new("first").write(create("a"))]);
+    let outcome = executor.apply(&plan, &Fence::open(), |_, live| live["data"]["whose"] == "ours").await;
+    // Known at once, although the cache has not been listed yet; the next pass goes on from there.
+    assert!(cache.get(&target("a").key).is_some());
+    assert!(matches!(outcome.stop, Stop::Failed { failure, .. } if failure.class == Class::Conflict));
+}
+
+fn cache(server: &Arc<Server>) -> (Cache<Value>, impl Future<Output = ()> + Send + use<>) {
+    let (client, _link) = server.client();
+    let value = |map: ConfigMap| json!(map.data);
+    follow(Api::<ConfigMap>::all(client), Selection::default(), &[], value, |_| {}, CancellationToken::new())
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_recreated_object_is_neither_changed_nor_deleted() {
+    let server = Server::new();
+    let old = server.put(MAPS, json!({ "metadata": { "name": "a", "namespace": "ns" } }));
+    server.remove(MAPS, "ns", "a");
+    let foreign = server.put(MAPS, json!({ "metadata": { "name": "a", "namespace": "ns" }, "data": { "value": "x" } }));
+    assert_ne!(uid(&old), uid(&foreign));
+    let (executor, _link) = executor(&server);
+    for write in [apply("a", &uid(&old), "mine"), delete("a", &uid(&old))] {
+        let outcome = executor.apply(&plan([Step::new("s").write(write)]), &Fence::open(), |_, _| false).await;
+        assert!(matches!(outcome.stop, Stop::Failed { failure, .. } if failure.class == Class::Conflict));
+    }
+    assert_eq!(server.get(MAPS, "ns", "a"), Some(foreign));
+}
+
+#[tokio::test(start_paused = true)]
+async fn writes_are_laid_over_the_cache() {
+    let server = Server::new();
+    let (cache, following) = cache(&server);
+    tokio::spawn(following);
+    cache.ready().await;
+    let (client, link) = server.client();
+    let executor = Executor::new(client, "tester").overlay(&target("a").resource, Arc::new(cache.clone()));
+    let key = target("a").key;
+    let run = async |write: Write| {
+        let outcome = executor.apply(&plan([Step::new("s").write(write)]), &Fence::open(), |_, _| false).await;
+        assert_eq!(outcome.stop, Stop::Done);
+    };
+    run(create("a")).await;
+    let entry = cache.entry(&key).unwrap();
+    assert_eq!(entry.value["value"], "new");
+    run(apply("a", &entry.uid, "changed")).await;
+    assert_eq!(cache.get(&key).unwrap()["value"], "changed");
+    run(delete("a", &entry.uid)).await;
+    assert_eq!(cache.get(&key), None);
+    // Deleting what is gone is done already.
+    run(delete("a", &entry.uid)).await;
+    assert_eq!(link.writes(), 4);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_replica_that_does_not_lead_writes_nothing() {
+    let server = Server::new();
+    let (executor, link) = executor(&server);
+    let fence = Fence::open();
+    fence.close_for_test();
+    let outcome = executor.apply(&plan([Step::new("s").write(create("a"))]), &fence, |_, _| false).await;
+    assert!(matches!(outcome.stop, Stop::Failed { failure, .. } if failure.reason == reason::NOT_LEADING));
+    assert!(link.requests.lock().is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_status_is_written_once_and_only_when_it_differs() {
+    let server = Server::new();
+    let live = server.put(MAPS, json!({ "metadata": { "name": "a", "namespace": "ns" } }));
+    let (executor, link) = executor(&server);
+    let mut status = StatusWrite {
+        target: target("a"),
+        uid: uid(&live),
+        observed: json!({ "phase": "Pending" }),
+        desired: json!({ "phase": "Pending" }),
+    };
+    assert_eq!(executor.report(&status, &Fence::open()).await, Ok(false));
+    assert_eq!(link.requests.lock().len(), 0);
+    status.desired = json!({ "phase": "Running" });
+    assert_eq!(executor.report(&status, &Fence::open()).await, Ok(true));
+    assert_eq!(server.get(MAPS, "ns", "a").unwrap()["status"]["phase"], "Running");
+    assert!(link.requests.lock()[0].1.contains("/a/status?"));
+    status.uid = "of another".to_owned();
+    assert_eq!(executor.report(&status, &Fence::open()).await.unwrap_err().class, Class::Conflict);
+}
+
+/// Makes one config map per key, and misbehaves for some keys.
+struct Maker {
+    passes: Mutex<Vec<(Instant, String)>>,
+    under_way: AtomicUsize,
+    most: AtomicUsize,
+}
+
+impl Controller for Maker {
+    type Observed = ObjectKey;
+    const NAME: &'static str = "Maker";
+
+    async fn observe(&self, key: &ObjectKey) -> Result<Option<ObjectKey>, Failure> {
+        self.passes.lock().push((Instant::now(), key.name().to_owned()));
+        self.most.fetch_max(self.under_way.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        self.under_way.fetch_sub(1, Ordering::SeqCst);
+        match key.name() {
+            "hangs" => std::future::pending().await,
+            "invalid" => Err(Failure::invalid("Wrong", "it cannot be")),
+            "gone" => Ok(None),
+            _ => Ok(Some(key.clone())),
+        }
+    }
+
+    fn plan(&self, observed: &ObjectKey) -> Plan {
+        assert_ne!(observed.name(), "panics", "as the test wants it");
+        if self.passes.lock().iter().filter(|(_, name)| name == observed.name()).count() > 1 {
+            return Plan::default();
+        }
+        plan([Step::new("make").write(Write::Create {
+            target: target(observed.name()),
+            body: Body::from(json!({ "data": {} })),
+        })])
+    }
+
+    fn owns(&self, _: &ObjectKey, _: &Target, _: &Value) -> bool {
+        false
+    }
+
+    fn report(&self, observed: &ObjectKey, _: &Plan, outcome: &Outcome) -> Report {
+        let about = ObjectRef {
+            api_version: "v1".to_owned(),
+            kind: "ConfigMap".to_owned(),
+            key: observed.clone(),
+            uid: "u".to_owned(),
+        };
+        let events = (outcome.written > 0).then(|| EventNote {
+            about,
+            kind: EventKind::Normal,
+            reason: "Made",
+            action: "Make",
+            message: "made".to_owned(),
+        });
+        Report { status: None, events: events.into_iter().collect(), wake_after: None }
+    }
+}
+
+struct Bench {
+    server: Arc<Server>,
+    link: Arc<Link>,
+    events: Arc<Link>,
+    maker: Arc<Maker>,
+    queue: Queue<ObjectKey>,
+    metrics: Arc<Metrics>,
+    stop: CancellationToken,
+    running: tokio::task::JoinHandle<()>,
+}
+
+fn bench(options: RunnerOptions) -> Bench {
+    let server = Server::new();
+    let (client, link) = server.client();
+    let metrics = Arc::new(Metrics::new("test"));
+    let reporter = Reporter { controller: "test".to_owned(), instance: "test-1".to_owned() };
+    let (event_client, events_link) = server.client();
+    let (events, sending) = recorder(event_client, reporter, metrics.clone());
+    tokio::spawn(sending);
+    let maker = Arc::new(Maker { passes: Mutex::default(), under_way: 0.into(), most: 0.into() });
+    let queue = Queue::default();
+    let runner = Runner {
+        controller: maker.clone(),
+        queue: queue.clone(),
+        executor: Arc::new(Executor::new(client, "tester")),
+        events,
+        metrics: metrics.clone(),
+        health: Arc::new(Health::default()),
+        options,
+    };
+    let stop = CancellationToken::new();
+    let leadership = Leadership::unopposed(stop.clone());
+    let running = tokio::spawn(async move { runner.run(leadership).await });
+    Bench { server, link, events: events_link, maker, queue, metrics, stop, running }
+}
+
+impl Bench {
+    fn add(&self, name: &str) {
+        self.queue.add(ObjectKey::namespaced("ns", name));
+    }
+
+    fn passes(&self, name: &str) -> Vec<Instant> {
+        self.maker.passes.lock().iter().filter(|(_, of)| of == name).map(|(at, _)| *at).collect()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_objects_trouble_is_its_own() {
+    let bench = bench(RunnerOptions { workers: 3, pass_deadline: Duration::from_secs(30), resync: None });
+    for name in ["panics", "hangs", "invalid", "gone", "good-1", "good-2"] {
+        bench.add(name);
+    }
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert!(bench.server.get(MAPS, "ns", "good-1").is_some() && bench.server.get(MAPS, "ns", "good-2").is_some());
+    tokio::time::sleep(Duration::from_secs(600)).await;
+    // A panic and a hang are tried again, less and less often; what is invalid waits for a change.
+    assert!((5..30).contains(&bench.passes("panics").len()), "{}", bench.passes("panics").len());
+    assert!(bench.passes("hangs").len() > 3);
+    assert_eq!([bench.passes("invalid").len(), bench.passes("gone").len(), bench.passes("good-1").len()], [1, 1, 1]);
+    let text = bench.metrics.encode().unwrap();
+    for line in [
+        "test_reconciliation_errors_total{controller=\"Maker\",error_type=\"Wrong\"} 1",
+        "test_reconciliation_errors_by_class_total{controller=\"Maker\",class=\"Invalid\"} 1",
+    ] {
+        assert!(text.contains(line), "{text}");
+    }
+    assert!(text.contains("error_type=\"Panic\"") && text.contains("error_type=\"PassDeadlineExceeded\""));
+    // The two that were made, and nothing from the ones in trouble.
+    assert_eq!(bench.events.count(Verb::Create), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn workers_are_limited_and_the_rest_is_drained_at_the_end() {
+    let bench = bench(RunnerOptions { workers: 3, ..RunnerOptions::default() });
+    for n in 0..50 {
+        bench.add(&format!("m{n}"));
+    }
+    tokio::time::sleep(Duration::from_millis(15)).await;
+    bench.stop.cancel();
+    bench.running.await.unwrap();
+    assert_eq!(bench.maker.most.load(Ordering::SeqCst), 3);
+    assert_eq!(bench.maker.under_way.load(Ordering::SeqCst), 0);
+    let begun = bench.maker.passes.lock().len();
+    assert!((3..=6).contains(&begun), "{begun}");
+    // What was begun was ended.
+    assert_eq!(bench.link.count(Verb::Create), begun);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failing_write_is_retried_and_success_forgets_it() {
+    let bench = bench(RunnerOptions { resync: Some(Duration::from_secs(30)), ..RunnerOptions::default() });
+    bench.link.faults.lock().push_back(Fault::Refuse(Verb::Create, 503));
+    bench.add("a");
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let passes = bench.passes("a");
+    assert_eq!(passes.len(), 2);
+    assert!(passes[1] - passes[0] >= Duration::from_millis(125));
+    // Then every resync, and no request.
+    tokio::time::sleep(Duration::from_secs(300)).await;
+    assert!((11..=15).contains(&bench.passes("a").len()), "{}", bench.passes("a").len());
+    assert_eq!(bench.link.requests.lock().len(), 1);
+}
+
+#[test]
+fn the_class_decides_when_to_try_again() {
+    let mut random = SmallRng::seed_from_u64(1);
+    let mut delay = |class, failures| retry_delay(&Failure::new(class, "R", "m"), failures, &mut random);
+    assert!(delay(Class::Transient, 0).unwrap() <= Duration::from_millis(250));
+    assert!(delay(Class::Transient, 50).unwrap() <= Duration::from_secs(60));
+    assert!(delay(Class::Conflict, 0).unwrap() <= Duration::from_millis(20));
+    assert_eq!(delay(Class::Invalid, 0), None);
+    assert!(delay(Class::Forbidden, 0).unwrap() >= Duration::from_millis(2_500));
+    assert!(delay(Class::Bug, 9).unwrap() >= Duration::from_secs(150));
+    let asked = Failure::transient("R", "m").retry_after(Duration::from_secs(7));
+    assert_eq!(retry_delay(&asked, 0, &mut random), Some(Duration::from_secs(7)));
+}

@@ -1,0 +1,204 @@
+//! From settings to a running program and its exit code: logs, listeners, client, lease, work, end.
+//!
+//! What runs on every replica is prepared first and returns the work that only the leader does. Either ends with the
+//! first signal, the work within a bound, and then the lease is given back.
+
+use std::{
+    path::{Path, PathBuf},
+    process::ExitCode,
+    sync::Arc,
+    time::Duration,
+};
+
+use rand::Rng;
+use tokio_util::sync::CancellationToken;
+use tower::BoxError;
+
+use crate::{
+    client::{Clients, Rate, configuration, connect},
+    events::{Recorder, Reporter, recorder},
+    health::{Bind, Health, Routes, serve},
+    lease::{Elector, Leadership, Timing},
+    metrics::Metrics,
+    shutdown,
+    telemetry::{self, LogFormat, LogLevel},
+};
+
+pub mod message {
+    pub const STARTED: &str = "started";
+    pub const CANNOT_START: &str = "cannot start";
+}
+
+/// Together with the release it must leave room for another replica to take over within three seconds of a signal.
+pub const DRAIN: Duration = Duration::from_secs(2);
+/// Two are enough for work that waits most of the time, and one that blocks cannot silence the health endpoints.
+const THREADS: usize = 2;
+
+pub struct Program {
+    pub name: &'static str,
+    pub version: &'static str,
+    pub log_format: LogFormat,
+    pub log_level: LogLevel,
+    pub kubeconfig: Option<PathBuf>,
+    /// `None`: no limit.
+    pub rate: Option<Rate>,
+    pub metrics_prefix: &'static str,
+    pub listeners: Vec<Listener>,
+    /// `None`: this process leads without asking.
+    pub lease: Option<LeaseName>,
+    pub identity: String,
+}
+
+pub struct Listener {
+    pub bind: Bind,
+    /// Who listens, for an error.
+    pub what: &'static str,
+    pub health: bool,
+    pub metrics: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LeaseName {
+    pub namespace: String,
+    pub name: String,
+}
+
+/// What the parts of a program share.
+#[derive(Clone)]
+pub struct Context {
+    pub clients: Clients,
+    pub metrics: Arc<Metrics>,
+    pub health: Arc<Health>,
+    pub events: Recorder,
+    /// Cancelled by the first signal.
+    pub shutdown: CancellationToken,
+}
+
+impl Program {
+    /// `prepare` runs on every replica, once; what it returns runs while this replica leads, perhaps several times.
+    pub fn run<P, F, L, W>(self, prepare: P) -> ExitCode
+    where
+        P: FnOnce(Context) -> F,
+        F: Future<Output = Result<L, BoxError>>,
+        L: Fn(Leadership) -> W,
+        W: Future<Output = ()> + Send + 'static,
+    {
+        telemetry::init(self.log_format, self.log_level);
+        let runtime = match tokio::runtime::Builder::new_multi_thread().worker_threads(THREADS).enable_all().build() {
+            Ok(runtime) => runtime,
+            Err(error) => return failed(&error),
+        };
+        let result = runtime.block_on(self.serve(prepare));
+        // Whatever still blocks a thread ends with the process.
+        runtime.shutdown_background();
+        match result {
+            Ok(()) => {
+                tracing::info!("{}", shutdown::message::STOPPED);
+                ExitCode::SUCCESS
+            }
+            Err(error) => failed(&*error),
+        }
+    }
+
+    async fn serve<P, F, L, W>(self, prepare: P) -> Result<(), BoxError>
+    where
+        P: FnOnce(Context) -> F,
+        F: Future<Output = Result<L, BoxError>>,
+        L: Fn(Leadership) -> W,
+        W: Future<Output = ()> + Send + 'static,
+    {
+        let shutdown = CancellationToken::new();
+        shutdown::listen(shutdown.clone())?;
+        let metrics = Arc::new(Metrics::new(self.metrics_prefix));
+        let health = Arc::new(Health::default());
+        for listener in &self.listeners {
+            let socket = listener.bind.listen(listener.what).await?;
+            let routes = Routes {
+                health: listener.health.then(|| health.clone()),
+                metrics: listener.metrics.then(|| metrics.clone()),
+            };
+            // Until the very end: a replica that stops is still alive.
+            tokio::spawn(serve(socket, routes, CancellationToken::new()));
+        }
+
+        let config = configuration(self.kubeconfig.as_deref()).await?;
+        let user_agent = format!("{}/{}", self.name, self.version);
+        let clients = connect(&config, &user_agent, self.rate, &metrics)?;
+        let reporter = Reporter { controller: self.name.to_owned(), instance: self.identity.clone() };
+        let (events, send_events) = recorder(clients.urgent.clone(), reporter, metrics.clone());
+        tokio::spawn(send_events);
+        let context =
+            Context { clients: clients.clone(), metrics: metrics.clone(), health, events, shutdown: shutdown.clone() };
+        let lead = prepare(context).await?;
+        let server = config.cluster_url.to_string();
+        tracing::info!(
+            program = self.name,
+            version = self.version,
+            identity = self.identity,
+            server,
+            "{}",
+            message::STARTED
+        );
+
+        let Some(lease) = self.lease else {
+            metrics.set_leader(true);
+            return unopposed(&shutdown, lead).await;
+        };
+        let elector = Elector {
+            client: clients.urgent,
+            namespace: lease.namespace,
+            name: lease.name,
+            identity: self.identity,
+            timing: Timing::default(),
+            drain: DRAIN,
+            metrics,
+        };
+        Ok(elector.run(&shutdown, lead).await?)
+    }
+}
+
+/// The work of a program that needs no lease, with the same end.
+async fn unopposed<L, W>(shutdown: &CancellationToken, lead: L) -> Result<(), BoxError>
+where
+    L: Fn(Leadership) -> W,
+    W: Future<Output = ()> + Send + 'static,
+{
+    let stop = CancellationToken::new();
+    let mut work = tokio::spawn(lead(Leadership::unopposed(stop.clone())));
+    tokio::select! {
+        () = shutdown.cancelled() => stop.cancel(),
+        _ = &mut work => return Err("the work ended by itself".into()),
+    }
+    if tokio::time::timeout(DRAIN, &mut work).await.is_err() {
+        work.abort();
+    }
+    Ok(())
+}
+
+fn failed(error: &(dyn std::error::Error + 'static)) -> ExitCode {
+    tracing::error!(error = %error, "{}: {error}", message::CANNOT_START);
+    ExitCode::FAILURE
+}
+
+/// A name for this process that no other has: the pod's or the host's name and something random.
+pub fn identity(pod: Option<&str>, random: &mut impl Rng) -> String {
+    let host = || {
+        let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+        Some(name.trim().to_owned()).filter(|name| !name.is_empty())
+    };
+    let place = pod.filter(|pod| !pod.is_empty()).map(ToOwned::to_owned).or_else(host);
+    let place = place.unwrap_or_else(|| "unknown".to_owned());
+    format!("{place}_{:08x}-{:08x}", random.random::<u32>(), random.random::<u32>())
+}
+
+pub const SERVICE_ACCOUNT_NAMESPACE: &str = "/var/run/secrets/kubernetes.io/serviceaccount/namespace";
+
+/// The namespace that this program lives in: as told, else that of its service account, else the one it is usually
+/// installed in.
+pub fn own_namespace(told: Option<&str>, service_account: &Path, otherwise: &str) -> String {
+    let mounted = || std::fs::read_to_string(service_account).ok().map(|text| text.trim().to_owned());
+    told.map(|told| told.trim().to_owned())
+        .filter(|told| !told.is_empty())
+        .or_else(|| mounted().filter(|name| !name.is_empty()))
+        .unwrap_or_else(|| otherwise.to_owned())
+}

@@ -1,0 +1,261 @@
+//! The rules of the queue, alone and under random use.
+
+use std::{
+    collections::{HashMap, HashSet},
+    time::Duration,
+};
+
+use proptest::prelude::*;
+use tokio::time::Instant;
+
+use super::{Queue, State};
+
+#[test]
+fn first_come_first_served_and_each_once() {
+    let (mut queue, now) = (State::default(), Instant::now());
+    for key in ["a", "b", "a", "c", "b"] {
+        queue.add(key);
+    }
+    assert_eq!(queue.depth(), 3);
+    assert_eq!(
+        [queue.take(now), queue.take(now), queue.take(now), queue.take(now)],
+        [Some("a"), Some("b"), Some("c"), None]
+    );
+}
+
+#[test]
+fn a_key_that_wakes_itself_goes_behind_all_who_wait() {
+    let (mut queue, now) = (State::default(), Instant::now());
+    queue.add("selfish");
+    assert_eq!(queue.take(now), Some("selfish"));
+    queue.add("selfish");
+    queue.add("b");
+    assert_eq!(queue.take(now), Some("b"));
+    queue.add("c");
+    queue.done(&"selfish");
+    assert_eq!(queue.take(now), Some("c"));
+    assert_eq!(queue.take(now), Some("selfish"));
+}
+
+#[test]
+fn of_two_timers_the_sooner_counts_and_there_is_only_one() {
+    let (mut queue, now) = (State::default(), Instant::now());
+    let after = |seconds| now + Duration::from_secs(seconds);
+    queue.add_at("a", after(10));
+    queue.add_at("a", after(5));
+    queue.add_at("a", after(20));
+    assert_eq!(queue.next_due(), Some(after(5)));
+    assert_eq!(queue.take(after(4)), None);
+    assert_eq!(queue.take(after(5)), Some("a"));
+    queue.done(&"a");
+    assert_eq!(queue.take(after(100)), None);
+}
+
+#[test]
+fn a_pass_that_comes_sooner_makes_the_timer_needless() {
+    let (mut queue, now) = (State::default(), Instant::now());
+    queue.add_at("a", now + Duration::from_secs(10));
+    queue.add("a");
+    assert_eq!(queue.take(now), Some("a"));
+    assert_eq!(queue.next_due(), None);
+    // A timer that is set while the pass runs is for the next one.
+    queue.add_at("a", now + Duration::from_secs(3));
+    queue.done(&"a");
+    assert_eq!(queue.take(now + Duration::from_secs(3)), Some("a"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn timers_wake_the_waiter_in_time() {
+    let queue = Queue::default();
+    let begin = Instant::now();
+    let waiter = tokio::spawn({
+        let queue = queue.clone();
+        async move {
+            let mut order = Vec::new();
+            for _ in 0..3 {
+                let key = queue.next().await;
+                order.push((key, begin.elapsed().as_secs()));
+                queue.done(&key);
+            }
+            order
+        }
+    });
+    tokio::task::yield_now().await;
+    queue.add_after("late", Duration::from_secs(60));
+    queue.add_after("soon", Duration::from_secs(5));
+    queue.add("now");
+    assert_eq!(waiter.await.unwrap(), [("now", 0), ("soon", 5), ("late", 60)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_burst_within_the_window_is_one_pass() {
+    let queue = Queue::new(Duration::from_millis(500));
+    let begin = Instant::now();
+    for _ in 0..10 {
+        queue.add_coalesced("a");
+        tokio::time::sleep(Duration::from_millis(40)).await;
+    }
+    assert_eq!(queue.next().await, "a");
+    assert_eq!(begin.elapsed(), Duration::from_millis(500));
+    queue.done(&"a");
+    tokio::select! {
+        _ = queue.next() => panic!("the burst was one"),
+        () = tokio::time::sleep(Duration::from_secs(5)) => {}
+    }
+    // What is urgent does not wait for the window.
+    queue.add_coalesced("a");
+    queue.add("a");
+    let urgent = Instant::now();
+    queue.next().await;
+    assert_eq!(urgent.elapsed(), Duration::ZERO);
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    Add(u8),
+    AddAfter(u8, u64),
+    Take,
+    /// Ends the n-th of the running passes.
+    Done(usize),
+    Pass(u64),
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        4 => (0..12_u8).prop_map(Op::Add),
+        2 => (0..12_u8, 0..50_u64).prop_map(|(key, after)| Op::AddAfter(key, after)),
+        4 => Just(Op::Take),
+        3 => (0..8_usize).prop_map(Op::Done),
+        1 => (1..30_u64).prop_map(Op::Pass),
+    ]
+}
+
+proptest! {
+    /// Against the plainest account of what was asked for: no two workers on a key, no wish forgotten, no key taken
+    /// without a wish, and nobody overtaken by a key that became dirty later.
+    #[test]
+    fn holds_its_promises(ops in prop::collection::vec(op(), 1..300)) {
+        let mut now = Instant::now();
+        let mut queue = State::default();
+        let mut running: Vec<u8> = Vec::new();
+        // Wishes that no pass has begun after: those to be served now, and those for later.
+        let mut wanted: HashSet<u8> = HashSet::new();
+        let mut later: HashMap<u8, Instant> = HashMap::new();
+        // How many takes went to others while this key was waiting and free.
+        let mut passed_over: HashMap<u8, usize> = HashMap::new();
+        for op in ops {
+            match op {
+                Op::Add(key) => {
+                    queue.add(key);
+                    wanted.insert(key);
+                }
+                Op::AddAfter(key, after) => {
+                    let at = now + Duration::from_secs(after);
+                    queue.add_at(key, at);
+                    // A key that waits already gets its pass sooner than any timer.
+                    if !wanted.contains(&key) || running.contains(&key) {
+                        later.entry(key).and_modify(|have| *have = (*have).min(at)).or_insert(at);
+                    }
+                }
+                Op::Pass(seconds) => now += Duration::from_secs(seconds),
+                Op::Done(n) => {
+                    if !running.is_empty() {
+                        let key = running.remove(n % running.len());
+                        queue.done(&key);
+                    }
+                }
+                Op::Take => {
+                    later.retain(|key, at| {
+                        let due = *at <= now;
+                        if due {
+                            wanted.insert(*key);
+                        }
+                        !due
+                    });
+                    let taken = queue.take(now);
+                    let free: Vec<u8> = wanted.iter().filter(|key| !running.contains(key)).copied().collect();
+                    match taken {
+                        Some(key) => {
+                            prop_assert!(!running.contains(&key), "two workers on {key}");
+                            prop_assert!(wanted.remove(&key), "{key} was not wanted");
+                            later.remove(&key);
+                            passed_over.remove(&key);
+                            running.push(key);
+                            for other in free.into_iter().filter(|other| *other != key) {
+                                let count = passed_over.entry(other).or_insert(0);
+                                *count += 1;
+                                // Each other key can be before it once.
+                                prop_assert!(*count <= 12, "{other} starves");
+                            }
+                        }
+                        None => prop_assert!(free.is_empty(), "{free:?} were forgotten"),
+                    }
+                }
+            }
+        }
+        // In the end everything that was wanted is served.
+        for key in running.drain(..) {
+            queue.done(&key);
+        }
+        now += Duration::from_secs(100);
+        wanted.extend(later.keys());
+        while let Some(key) = queue.take(now) {
+            prop_assert!(wanted.remove(&key), "{key} was not wanted");
+            queue.done(&key);
+        }
+        prop_assert!(wanted.is_empty(), "{wanted:?} were forgotten");
+        prop_assert_eq!(queue.next_due(), None);
+    }
+}
+
+/// Many workers and many wakers on real threads: never two on one key, and the last wish of every key is served.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn many_workers_share_one_queue() {
+    use std::sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    };
+    const KEYS: usize = 7;
+    let queue: Queue<usize> = Queue::default();
+    let busy: Arc<Vec<AtomicBool>> = Arc::new((0..KEYS).map(|_| AtomicBool::new(false)).collect());
+    let asked: Arc<Vec<AtomicU64>> = Arc::new((0..KEYS).map(|_| AtomicU64::new(0)).collect());
+    let served: Arc<Vec<AtomicU64>> = Arc::new((0..KEYS).map(|_| AtomicU64::new(0)).collect());
+    let workers: Vec<_> = (0..4)
+        .map(|_| {
+            let (queue, busy, asked, served) = (queue.clone(), busy.clone(), asked.clone(), served.clone());
+            tokio::spawn(async move {
+                loop {
+                    let key = queue.next().await;
+                    assert!(!busy[key].swap(true, Ordering::SeqCst), "two workers on {key}");
+                    let seen = asked[key].load(Ordering::SeqCst);
+                    tokio::task::yield_now().await;
+                    served[key].store(seen, Ordering::SeqCst);
+                    busy[key].store(false, Ordering::SeqCst);
+                    queue.done(&key);
+                }
+            })
+        })
+        .collect();
+    for n in 0..20_000 {
+        let key = n % KEYS;
+        asked[key].fetch_add(1, Ordering::SeqCst);
+        if n % 3 == 0 {
+            queue.add_after(key, Duration::from_micros(50));
+        } else {
+            queue.add(key);
+        }
+        if n % 64 == 0 {
+            tokio::task::yield_now().await;
+        }
+    }
+    let all_served = async {
+        while (0..KEYS).any(|key| served[key].load(Ordering::SeqCst) != asked[key].load(Ordering::SeqCst)) {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(30), all_served).await.expect("a wish was forgotten");
+    for worker in workers {
+        assert!(!worker.is_finished());
+        worker.abort();
+    }
+}

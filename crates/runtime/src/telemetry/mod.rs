@@ -1,0 +1,80 @@
+//! Log lines on standard error: one flat JSON object each for machines, or text for people.
+
+mod json;
+
+use std::{
+    fmt,
+    io::{self, IsTerminal},
+};
+
+use tracing::level_filters::LevelFilter;
+use tracing_subscriber::{Layer, Registry, filter::Targets, layer::SubscriberExt, util::SubscriberInitExt};
+
+pub use json::JsonLayer;
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum LogFormat {
+    /// One JSON object per line.
+    #[default]
+    Json,
+    /// For people.
+    Text,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum LogLevel {
+    Error,
+    Warn,
+    #[default]
+    Info,
+    Debug,
+    Trace,
+}
+
+impl fmt::Display for LogLevel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Error => "error",
+            Self::Warn => "warn",
+            Self::Info => "info",
+            Self::Debug => "debug",
+            Self::Trace => "trace",
+        })
+    }
+}
+
+/// Ours at `level`. Libraries say less, and `kube`'s client nothing at all: when it cannot read an answer it logs the
+/// whole of it, which may be a Secret. What happens to requests is logged by our own transport.
+fn filter(level: LogLevel) -> Targets {
+    let ours = match level {
+        LogLevel::Error => LevelFilter::ERROR,
+        LogLevel::Warn => LevelFilter::WARN,
+        LogLevel::Info => LevelFilter::INFO,
+        LogLevel::Debug => LevelFilter::DEBUG,
+        LogLevel::Trace => LevelFilter::TRACE,
+    };
+    let theirs = ours.min(LevelFilter::WARN);
+    Targets::new()
+        .with_default(ours)
+        .with_targets(["kube_client", "kube_runtime", "kube_core"].map(|name| (name, LevelFilter::OFF)))
+        .with_targets(["h2", "hyper", "hyper_util", "rustls", "tower"].map(|name| (name, theirs)))
+}
+
+/// Once per process, before anything is logged.
+pub fn init(format: LogFormat, level: LogLevel) {
+    let layer = match format {
+        LogFormat::Json => JsonLayer::new(io::stderr, jiff::Timestamp::now).boxed(),
+        LogFormat::Text => {
+            let ansi = io::stderr().is_terminal();
+            tracing_subscriber::fmt::layer().with_writer(io::stderr).with_target(false).with_ansi(ansi).boxed()
+        }
+    };
+    // A second call is a test's; the first one's settings stay.
+    let _ = Registry::default().with(layer.with_filter(filter(level))).try_init();
+    std::panic::set_hook(Box::new(|panic| {
+        let text = panic.payload().downcast_ref::<&str>().copied();
+        let text = text.or_else(|| panic.payload().downcast_ref::<String>().map(String::as_str)).unwrap_or_default();
+        let location = panic.location().map(ToString::to_string);
+        tracing::error!(panic = text, location, "panic");
+    }));
+}

@@ -1,0 +1,208 @@
+//! Keeps a cache in step with the cluster: list, watch, and what to do when either fails.
+
+use std::{fmt::Debug, time::Duration};
+
+use futures::{StreamExt, stream::BoxStream};
+use kube::{
+    Api, Resource, ResourceExt,
+    runtime::watcher::{self, Event, watcher},
+};
+use rand::{Rng, SeedableRng, rngs::SmallRng};
+use serde::de::DeserializeOwned;
+use tokio::time::{Instant, sleep};
+use tokio_util::sync::CancellationToken;
+
+use api::ObjectKey;
+
+use super::{Cache, Change, IndexFn, Sync, entry};
+use crate::pass::Backoff;
+
+/// Which objects of a kind are followed, and how.
+#[derive(Clone, Debug)]
+pub struct Selection {
+    pub labels: Option<String>,
+    pub fields: Option<String>,
+    /// Objects per page of a list: the peak of memory at start is one page of whole objects.
+    pub page_size: u32,
+    /// How long the server is asked to keep a watch open. A connection that is silent for longer is dead.
+    pub watch_timeout: Duration,
+    /// How often an absent kind is looked for.
+    pub absent_retry: Backoff,
+    pub error_retry: Backoff,
+}
+
+impl Default for Selection {
+    fn default() -> Self {
+        Self {
+            labels: None,
+            fields: None,
+            page_size: 100,
+            watch_timeout: Duration::from_secs(290),
+            absent_retry: Backoff::new(Duration::from_secs(1), Duration::from_secs(60)),
+            error_retry: Backoff::new(Duration::from_millis(500), Duration::from_secs(30)),
+        }
+    }
+}
+
+impl Selection {
+    pub fn labels(selector: &str) -> Self {
+        Self { labels: Some(selector.to_owned()), ..Self::default() }
+    }
+
+    /// Lists are paged and ask for the most recent state, so every page is of one consistent version. Streaming lists
+    /// are not used: they may begin at an old one.
+    fn config(&self) -> watcher::Config {
+        let seconds = u32::try_from(self.watch_timeout.as_secs()).unwrap_or(290);
+        let mut config = watcher::Config::default().page_size(self.page_size).timeout(seconds);
+        config.label_selector.clone_from(&self.labels);
+        config.field_selector.clone_from(&self.fields);
+        config
+    }
+}
+
+/// A cache of a kind's objects, pruned by `prune` to what will be read, and the future that keeps it in step until
+/// `stop`. `on_change` maps changes to keys of a queue; it must not block. With `Api<PartialObjectMeta<K>>` only
+/// metadata is asked for.
+pub fn follow<K, V, C>(
+    api: Api<K>,
+    selection: Selection,
+    indexes: &[(&'static str, IndexFn<V>)],
+    prune: fn(K) -> V,
+    on_change: C,
+    stop: CancellationToken,
+) -> (Cache<V>, impl Future<Output = ()> + Send + use<K, V, C>)
+where
+    K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
+    V: PartialEq + Send + std::marker::Sync + 'static,
+    C: Fn(&Change<V>) + Send + std::marker::Sync + 'static,
+{
+    let cache = Cache::new(indexes, prune, on_change);
+    let config = selection.config();
+    let kind = api.resource_url().to_owned();
+    let open = move || watcher(api.clone(), config.clone()).boxed();
+    (cache.clone(), run(cache, kind, selection, prune, open, stop))
+}
+
+type Events<T> = BoxStream<'static, Result<Event<T>, watcher::Error>>;
+
+async fn run<T, V>(
+    cache: Cache<V>,
+    kind: String,
+    selection: Selection,
+    prune: fn(T) -> V,
+    open: impl Fn() -> Events<T> + Send,
+    stop: CancellationToken,
+) where
+    T: Resource + Send + 'static,
+    V: PartialEq + Send + std::marker::Sync + 'static,
+{
+    let mut jitter = SmallRng::from_os_rng();
+    let mut events = open();
+    let mut failures = 0;
+    loop {
+        let event = tokio::select! {
+            () = stop.cancelled() => return,
+            event = events.next() => event,
+        };
+        let error = match event {
+            Some(Ok(event)) => {
+                if !matches!(event, Event::Init) {
+                    failures = 0;
+                }
+                apply(&cache, event, prune);
+                continue;
+            }
+            Some(Err(error)) => error,
+            None => {
+                events = open();
+                continue;
+            }
+        };
+        let absent = is_absent(&error);
+        let delay = if absent {
+            if cache.sync() != Sync::Absent {
+                tracing::info!(kind, "the API server does not know this kind; waiting for it");
+            }
+            become_absent(&cache);
+            // A watcher that failed to resume would try to resume for ever: the kind is listed anew when it is back.
+            events = open();
+            selection.absent_retry.delay(failures, &mut jitter)
+        } else {
+            tracing::warn!(kind, error = %error, "watch failed");
+            cache.0.health.write().last_error = Some(Instant::now());
+            selection.error_retry.delay(failures, &mut jitter)
+        };
+        failures += 1;
+        if !pause(&cache, delay, absent, &mut jitter, &stop).await {
+            return;
+        }
+    }
+}
+
+/// Waits, or less long if somebody knows that an absent kind has come. False at the end.
+async fn pause<V>(
+    cache: &Cache<V>,
+    delay: Duration,
+    absent: bool,
+    jitter: &mut impl Rng,
+    stop: &CancellationToken,
+) -> bool {
+    tokio::select! {
+        () = stop.cancelled() => false,
+        () = sleep(delay) => true,
+        () = cache.0.look_again.notified(), if absent => {
+            // A CRD is served a moment after it is stored.
+            sleep(Duration::from_millis(jitter.random_range(20..80))).await;
+            true
+        }
+    }
+}
+
+fn apply<T: Resource, V: PartialEq + Send + std::marker::Sync + 'static>(
+    cache: &Cache<V>,
+    event: Event<T>,
+    prune: fn(T) -> V,
+) {
+    match event {
+        Event::Init => {
+            cache.0.health.write().listing = true;
+            cache.0.store.write().begin_list();
+        }
+        Event::InitApply(object) | Event::Apply(object) => {
+            let key = ObjectKey::of(object.meta());
+            let entry = entry(object, prune);
+            let change = cache.0.store.write().seen(key, entry);
+            cache.tell(&change);
+        }
+        Event::Delete(object) => {
+            let key = ObjectKey::of(object.meta());
+            let version = object.resource_version().unwrap_or_default();
+            let change = cache.0.store.write().seen_deleted(key, &version);
+            cache.tell(&change);
+        }
+        Event::InitDone => {
+            let gone = cache.0.store.write().end_list();
+            *cache.0.health.write() = super::Health::default();
+            cache.0.sync.send_if_modified(|sync| std::mem::replace(sync, Sync::Synced) != Sync::Synced);
+            cache.tell_all(&gone);
+        }
+    }
+}
+
+fn become_absent<V: PartialEq + Send + std::marker::Sync + 'static>(cache: &Cache<V>) {
+    let gone = cache.0.store.write().clear();
+    *cache.0.health.write() = super::Health::default();
+    cache.0.sync.send_if_modified(|sync| std::mem::replace(sync, Sync::Absent) != Sync::Absent);
+    cache.tell_all(&gone);
+}
+
+/// A list or a watch of a kind answers 404 only when there is no such kind.
+fn is_absent(error: &watcher::Error) -> bool {
+    match error {
+        watcher::Error::InitialListFailed(kube::Error::Api(status))
+        | watcher::Error::WatchStartFailed(kube::Error::Api(status))
+        | watcher::Error::WatchFailed(kube::Error::Api(status))
+        | watcher::Error::WatchError(status) => status.code == 404,
+        _ => false,
+    }
+}

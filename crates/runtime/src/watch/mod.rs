@@ -1,0 +1,204 @@
+//! Caches that follow the cluster: a list, a watch, and a store that keeps of each object only what is read.
+//!
+//! A cache tells whoever it was given about every change that matters to its readers, including our own writes, which
+//! it shows before the watch does. A kind whose API is not installed is not an error: the cache is `Absent`, looks
+//! again from time to time, and is `Absent` again when the CRD goes.
+
+mod follow;
+mod store;
+#[cfg(test)]
+mod tests;
+
+use std::{sync::Arc, time::Duration};
+
+use api::ObjectKey;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::{Resource, ResourceExt};
+use parking_lot::RwLock;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use tokio::{
+    sync::{Notify, watch},
+    time::Instant,
+};
+
+use self::store::Store;
+pub use self::{
+    follow::{Selection, follow},
+    store::{Change, Entry, IndexFn},
+};
+
+/// After an error of a watch, how long without another until its connection is trusted again: longer than opening one
+/// may take and than the pause before it.
+const SETTLING: Duration = Duration::from_secs(45);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sync {
+    /// The first list has not ended.
+    Pending,
+    /// The content is a complete list with the changes since.
+    Synced,
+    /// The API server does not know the kind.
+    Absent,
+}
+
+type Prune<V> = Box<dyn Fn(Value) -> Result<Entry<V>, serde_json::Error> + Send + std::marker::Sync>;
+type OnChange<V> = Box<dyn Fn(&Change<V>) + Send + std::marker::Sync>;
+
+/// A handle to a cache; clones share it.
+pub struct Cache<V>(Arc<Shared<V>>);
+
+impl<V> Clone for Cache<V> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+struct Shared<V> {
+    store: RwLock<Store<V>>,
+    sync: watch::Sender<Sync>,
+    health: RwLock<Health>,
+    look_again: Notify,
+    on_change: OnChange<V>,
+    /// Makes an entry of the JSON that the server answered to a write of ours.
+    prune: Prune<V>,
+}
+
+#[derive(Default)]
+struct Health {
+    listing: bool,
+    last_error: Option<Instant>,
+}
+
+impl<V: PartialEq + Send + std::marker::Sync + 'static> Cache<V> {
+    fn new<K>(
+        indexes: &[(&'static str, IndexFn<V>)],
+        prune: fn(K) -> V,
+        on_change: impl Fn(&Change<V>) + Send + std::marker::Sync + 'static,
+    ) -> Self
+    where
+        K: Resource + DeserializeOwned + 'static,
+    {
+        Self(Arc::new(Shared {
+            store: RwLock::new(Store::new(indexes)),
+            sync: watch::Sender::new(Sync::Pending),
+            health: RwLock::default(),
+            look_again: Notify::new(),
+            on_change: Box::new(on_change),
+            prune: Box::new(move |json| Ok(entry(serde_json::from_value::<K>(json)?, prune))),
+        }))
+    }
+
+    pub fn get(&self, key: &ObjectKey) -> Option<Arc<V>> {
+        self.entry(key).map(|entry| entry.value)
+    }
+
+    pub fn entry(&self, key: &ObjectKey) -> Option<Entry<V>> {
+        self.0.store.read().get(key).map(clone_entry)
+    }
+
+    /// All objects, in no order.
+    pub fn all(&self) -> Vec<(ObjectKey, Entry<V>)> {
+        self.0.store.read().iter().map(|(key, entry)| (key.clone(), clone_entry(entry))).collect()
+    }
+
+    pub fn keys(&self) -> Vec<ObjectKey> {
+        self.0.store.read().iter().map(|(key, _)| key.clone()).collect()
+    }
+
+    /// Objects that an index has under `value`, by key.
+    pub fn by_index(&self, index: &str, value: &str) -> Vec<(ObjectKey, Entry<V>)> {
+        let store = self.0.store.read();
+        store.keys_by(index, value).filter_map(|key| Some((key.clone(), clone_entry(store.get(key)?)))).collect()
+    }
+
+    pub fn len(&self) -> usize {
+        self.0.store.read().len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    pub fn sync(&self) -> Sync {
+        *self.0.sync.borrow()
+    }
+
+    /// Follows changes of `sync`, for readiness.
+    pub fn sync_changes(&self) -> watch::Receiver<Sync> {
+        self.0.sync.subscribe()
+    }
+
+    /// Returns when the content can be believed: listed, or known to be absent.
+    pub async fn ready(&self) {
+        // The sender lives as long as this handle.
+        let _ = self.sync_changes().wait_for(|sync| *sync != Sync::Pending).await;
+    }
+
+    /// Whether absence from this cache may be taken for absence from the cluster, as far as a cache can know: a
+    /// complete list, no relist under way, and a watch that works. Destructive steps ask this first and then read the
+    /// object live.
+    pub fn is_complete(&self) -> bool {
+        let health = self.0.health.read();
+        let settled = health.last_error.is_none_or(|at| at.elapsed() > SETTLING);
+        self.sync() != Sync::Pending && !health.listing && settled
+    }
+
+    /// Tries an absent kind again now, because somebody saw its CRD appear.
+    pub fn look_again(&self) {
+        self.0.look_again.notify_one();
+    }
+
+    /// Tells readers about one change of the store.
+    fn tell(&self, change: &Option<Change<V>>) {
+        self.tell_all(change.as_slice());
+    }
+
+    fn tell_all(&self, changes: &[Change<V>]) {
+        changes.iter().for_each(|change| (self.0.on_change)(change));
+    }
+}
+
+/// What the executor tells about writes, so that the next pass sees them before the watch does.
+pub trait Overlay: Send + std::marker::Sync {
+    fn wrote(&self, object: &Value);
+    fn deleted(&self, key: &ObjectKey, uid: &str);
+}
+
+impl<V: PartialEq + Send + std::marker::Sync + 'static> Overlay for Cache<V> {
+    fn wrote(&self, object: &Value) {
+        match (self.0.prune)(object.clone()) {
+            Ok(entry) => {
+                let metadata = |field: &str| {
+                    object.pointer(&format!("/metadata/{field}")).and_then(Value::as_str).unwrap_or_default()
+                };
+                let key = ObjectKey::namespaced(metadata("namespace"), metadata("name"));
+                let change = self.0.store.write().wrote(key, entry);
+                self.tell(&change);
+            }
+            // The watch will bring it, or say why it cannot be read. The error may quote the object: it is not shown.
+            Err(_) => tracing::warn!("the answer to a write could not be read into its cache"),
+        }
+    }
+
+    fn deleted(&self, key: &ObjectKey, uid: &str) {
+        let change = self.0.store.write().deleted(key.clone(), uid);
+        self.tell(&change);
+    }
+}
+
+fn entry<K: Resource, V>(object: K, prune: impl Fn(K) -> V) -> Entry<V> {
+    let uid = object.uid().unwrap_or_default().into();
+    let resource_version = object.resource_version().unwrap_or_default().into();
+    Entry { uid, resource_version, value: Arc::new(prune(object)) }
+}
+
+fn clone_entry<V>(entry: &Entry<V>) -> Entry<V> {
+    Entry { uid: entry.uid.clone(), resource_version: entry.resource_version.clone(), value: entry.value.clone() }
+}
+
+/// The UID of an object's controller: what an index from owners to what they own is made of.
+pub fn controller_uid(metadata: &ObjectMeta) -> Option<&str> {
+    let references = metadata.owner_references.as_deref()?;
+    references.iter().find(|owner| owner.controller == Some(true)).map(|owner| owner.uid.as_str())
+}

@@ -1,0 +1,57 @@
+//! virt-operator on the lab, as its own service account.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use lab::harness::Suite;
+use lab::{Lab, Program, ProgramOptions};
+use nix::sys::signal::Signal;
+use runtime::lease::message;
+use serde_json::json;
+
+const ACCOUNT: &str = "kubevirt-operator";
+const PATIENCE: Duration = Duration::from_secs(30);
+
+fn main() -> ExitCode {
+    lab::harness::main(&lab::parts::STANDARD, add)
+}
+
+fn add(suite: &mut Suite) {
+    suite.test("it_leads_serves_and_stops", |labs| async move {
+        let lab = labs.plain().await?;
+        let mut program = start(&lab, "kubevirt").await?;
+        program.wait_for_message(message::ACQUIRED, PATIENCE).await?;
+        for (path, expected) in [("/healthz", 200), ("/readyz", 200), ("/metrics", 200), ("/else", 404)] {
+            let (status, body) = program.get(8186, path).await?;
+            ensure!(status == expected, "{path} answered {status}: {body}");
+        }
+        program.signal(Signal::SIGTERM)?;
+        let status = program.wait(Duration::from_secs(5)).await?;
+        ensure!(status.code() == Some(0), "a SIGTERM is a clean end: {status}");
+        program.wait_for_message(message::RELEASED, Duration::ZERO).await?;
+
+        let own: Vec<_> =
+            lab.audit()?.into_iter().filter(|record| record.user.ends_with(":kubevirt:kubevirt-operator")).collect();
+        ensure!(!own.is_empty(), "it acted as its own service account");
+        let agent = concat!("virt-operator/", env!("CARGO_PKG_VERSION"));
+        ensure!(own.iter().all(|record| record.user_agent == agent), "every request carries {agent:?}: {own:?}");
+        ensure!(own.iter().any(|record| record.name == "virt-operator" && record.resource == "leases"), "{own:?}");
+        Ok(())
+    });
+}
+
+async fn start(lab: &Lab, namespace: &str) -> Result<Program> {
+    let rules = json!([{"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["get", "list", "watch", "create", "update"]}]);
+    lab.grant(namespace, ACCOUNT, &rules).await?;
+    lab.run(ProgramOptions {
+        file: PathBuf::from(env!("CARGO_BIN_EXE_virt-operator")),
+        namespace: namespace.to_owned(),
+        service_account: ACCOUNT.to_owned(),
+        arguments: ["--listen", "{address}"].map(str::to_owned).to_vec(),
+        environment: Vec::new(),
+        through_proxy: false,
+    })
+    .await
+}
