@@ -1,0 +1,126 @@
+//! `cargo xtask bench …`: figures, with the raw results kept. Counts and ratios matter here, not this machine's seconds.
+
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use clap::Subcommand;
+use jiff::Timestamp;
+use k8s_openapi::api::apps::v1::Deployment;
+use kube::Api;
+use lab::{Lab, LabOptions, REFERENCE_IMAGE, Record, isolate, parts};
+use serde::Serialize;
+
+use crate::programs;
+use crate::terminal::step;
+
+#[derive(Subcommand)]
+pub(crate) enum Bench {
+    /// How KubeVirt's own operator installs v1.8.4: time, memory, requests; the mark that ours is measured against
+    Install {
+        /// How often
+        #[arg(long, default_value_t = 1)]
+        runs: usize,
+        /// For how many seconds it is watched when it has nothing to do
+        #[arg(long, default_value_t = 60)]
+        idle: u64,
+    },
+}
+
+const OPERATOR: &str = "system:serviceaccount:kubevirt:kubevirt-operator";
+
+#[derive(Debug, Serialize)]
+struct Installation {
+    operator: &'static str,
+    seconds_to_deployed: f64,
+    peak_memory_mib: u64,
+    requests_to_deployed: usize,
+    /// Lease renewals left out.
+    idle_requests_per_minute: f64,
+    idle_lease_requests_per_minute: f64,
+}
+
+pub(crate) fn run(bench: &Bench) -> ExitCode {
+    let Bench::Install { runs, idle } = bench;
+    isolate::run(
+        || parts::ensure(&parts::STANDARD),
+        || {
+            let runtime = tokio::runtime::Runtime::new().context("starting tokio")?;
+            let mut results = Vec::new();
+            for run in 1..=*runs {
+                let what = format!("run {run} of {runs}: the reference operator");
+                results.push(runtime.block_on(step(&what, install_by_reference(Duration::from_secs(*idle))))?);
+            }
+            keep("install", &results)?;
+            for result in &results {
+                println!("{}", serde_json::to_string(result).context("writing a result")?);
+            }
+            Ok(ExitCode::SUCCESS)
+        },
+    )
+}
+
+async fn install_by_reference(idle: Duration) -> Result<Installation> {
+    let lab = Lab::start(LabOptions::default()).await?;
+    lab.create_virt_operator(REFERENCE_IMAGE).await?;
+    let deployments: Api<Deployment> = Api::namespaced(lab.client(), "kubevirt");
+    lab.wait("a warm operator", Duration::from_secs(120), deployments, "virt-operator", |deployment| {
+        deployment.and_then(|deployment| deployment.status.as_ref()?.ready_replicas) == Some(2)
+    })
+    .await?;
+
+    let (begun, clock) = (Timestamp::now(), Instant::now());
+    lab.deploy_kubevirt(None).await?;
+    let (deployed, seconds_to_deployed) = (Timestamp::now(), clock.elapsed().as_secs_f64());
+    tokio::time::sleep(idle).await;
+
+    let records = lab.audit()?;
+    let by_operator = |from: Timestamp, to: Timestamp, lease: bool| {
+        records
+            .iter()
+            .filter(|record| record.user == OPERATOR && is_lease(record) == lease && (from..to).contains(&record.time))
+            .count()
+    };
+    let now = Timestamp::now();
+    let per_minute = |count: usize| count as f64 * 60.0 / idle.as_secs_f64();
+    let result = Installation {
+        operator: "reference v1.8.4",
+        seconds_to_deployed,
+        peak_memory_mib: peak_memory("virt-operator")?,
+        requests_to_deployed: by_operator(begun, deployed, false),
+        idle_requests_per_minute: per_minute(by_operator(deployed, now, false)),
+        idle_lease_requests_per_minute: per_minute(by_operator(deployed, now, true)),
+    };
+    lab.stop().await?;
+    Ok(result)
+}
+
+fn is_lease(record: &Record) -> bool {
+    record.resource == "leases"
+}
+
+/// The most that any process of this name has ever had in memory, in MiB.
+fn peak_memory(name: &str) -> Result<u64> {
+    let mut peak = 0;
+    for process in std::fs::read_dir("/proc").context("reading /proc")?.flatten() {
+        let command = std::fs::read(process.path().join("cmdline")).unwrap_or_default();
+        if !command.starts_with(name.as_bytes()) {
+            continue;
+        }
+        let status = std::fs::read_to_string(process.path().join("status")).unwrap_or_default();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
+        peak = peak.max(kib.unwrap_or_default() >> 10);
+    }
+    Ok(peak)
+}
+
+fn keep(name: &str, results: &impl Serialize) -> Result<()> {
+    let folder = programs::target_dir()?.join("bench");
+    std::fs::create_dir_all(&folder).with_context(|| format!("creating {}", folder.display()))?;
+    let path = folder.join(format!("{name}-{}.json", Timestamp::now().strftime("%Y%m%dT%H%M%SZ")));
+    std::fs::write(&path, serde_json::to_vec_pretty(results).context("writing the results")?)
+        .with_context(|| format!("writing {}", path.display()))?;
+    eprintln!("raw results: {}", path.display());
+    Ok(())
+}

@@ -1,0 +1,163 @@
+//! `cargo xtask chaos …`: long campaigns with a seed, so that a failure can be had again.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use clap::Subcommand;
+use jiff::Timestamp;
+use lab::leadership::{self, Messages, Reign};
+use lab::proxy::Partition;
+use lab::{Lab, LabOptions, Program, ProgramOptions, isolate, parts};
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use runtime::lease::message;
+
+use crate::programs;
+
+#[derive(Subcommand)]
+pub(crate) enum Chaos {
+    /// Kill, stop and cut off replicas of kubevirt-operator at random: never may two of them lead at once
+    Lease {
+        /// How many faults
+        #[arg(long, default_value_t = 20)]
+        rounds: usize,
+        /// The same seed gives the same faults
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
+    },
+}
+
+const NAMESPACE: &str = "chaos";
+const ACCOUNT: &str = "kubevirt-operator-controller-manager";
+const PATIENCE: Duration = Duration::from_secs(40);
+const MESSAGES: Messages = Messages { begins: message::ACQUIRED, ends: message::WORK_STOPPED };
+
+pub(crate) fn run(chaos: &Chaos) -> ExitCode {
+    let Chaos::Lease { rounds, seed } = chaos;
+    isolate::run(
+        || {
+            parts::ensure(&parts::STANDARD)?;
+            programs::build(false).map(|_| ())
+        },
+        || {
+            let runtime = tokio::runtime::Runtime::new().context("starting tokio")?;
+            runtime.block_on(lease(*rounds, *seed)).map(|()| ExitCode::SUCCESS)
+        },
+    )
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Fault {
+    Kill,
+    Terminate,
+    CutOff,
+    ApiServerAway,
+}
+
+/// Two replicas: one reaches the API server directly, the other through the proxy, which can be cut.
+struct Campaign {
+    lab: Lab,
+    file: PathBuf,
+    replicas: [Program; 2],
+    past: Vec<Reign>,
+}
+
+async fn lease(rounds: usize, seed: u64) -> Result<()> {
+    let mut random = StdRng::seed_from_u64(seed);
+    let lab = Lab::start(LabOptions { nodes: 1, ..LabOptions::default() }).await?;
+    let rules = serde_json::json!([{"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["get", "list", "watch", "create", "update"]}]);
+    lab.grant(NAMESPACE, ACCOUNT, &rules).await?;
+    let file = programs::target_dir()?.join("debug/kubevirt-operator");
+    let replicas = [start(&lab, &file, 0).await?, start(&lab, &file, 1).await?];
+    let mut campaign = Campaign { lab, file, replicas, past: Vec::new() };
+    for round in 1..=rounds {
+        let fault = [Fault::Kill, Fault::Terminate, Fault::CutOff, Fault::ApiServerAway][random.random_range(0..4)];
+        let which = random.random_range(0..2);
+        let pause = Duration::from_millis(random.random_range(0..3000));
+        eprintln!("round {round} of {rounds}: {fault:?} of replica {which} after {pause:?}");
+        campaign.wait_for_leader().await?;
+        tokio::time::sleep(pause).await;
+        campaign.strike(fault, which).await?;
+        campaign.wait_for_leader().await?;
+        leadership::never_two(campaign.reigns()?).with_context(|| format!("in round {round} with seed {seed}"))?;
+    }
+    println!("{rounds} faults, {} reigns, never two leaders", campaign.reigns()?.len());
+    campaign.lab.stop().await
+}
+
+async fn start(lab: &Lab, file: &std::path::Path, which: usize) -> Result<Program> {
+    let environment = [
+        ("NAMESPACE", NAMESPACE),
+        ("METRICS_BIND_ADDRESS", "{address}:8080"),
+        ("HEALTH_PROBE_BIND_ADDRESS", "{address}:8081"),
+    ];
+    lab.run(ProgramOptions {
+        file: file.to_owned(),
+        namespace: NAMESPACE.to_owned(),
+        service_account: ACCOUNT.to_owned(),
+        arguments: Vec::new(),
+        environment: environment.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec(),
+        through_proxy: which == 1,
+    })
+    .await
+}
+
+impl Campaign {
+    fn reigns(&self) -> Result<Vec<Reign>> {
+        let mut all = self.past.clone();
+        for (number, replica) in self.replicas.iter().enumerate() {
+            all.extend(leadership::reigns(&format!("replica {number}"), &replica.log_lines(), MESSAGES, None)?);
+        }
+        Ok(all)
+    }
+
+    async fn wait_for_leader(&self) -> Result<()> {
+        let looking = async {
+            while !self.reigns()?.iter().any(|reign| reign.to.is_none()) {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+            anyhow::Ok(())
+        };
+        match tokio::time::timeout(PATIENCE, looking).await {
+            Ok(result) => result,
+            Err(_) => bail!("nobody leads after {PATIENCE:?}: {:?}", self.reigns()?),
+        }
+    }
+
+    async fn strike(&mut self, fault: Fault, which: usize) -> Result<()> {
+        match fault {
+            Fault::Kill => self.replace(which, nix::sys::signal::Signal::SIGKILL).await,
+            Fault::Terminate => self.replace(which, nix::sys::signal::Signal::SIGTERM).await,
+            Fault::CutOff => {
+                self.lab.proxy().partition(Partition::BlackHole);
+                tokio::time::sleep(Duration::from_secs(18)).await;
+                self.lab.proxy().partition(Partition::None);
+                Ok(())
+            }
+            Fault::ApiServerAway => {
+                self.lab.stop_api_server().await?;
+                tokio::time::sleep(Duration::from_secs(12)).await;
+                self.lab.start_api_server().await
+            }
+        }
+    }
+
+    /// Ends a replica with a signal and starts another in its place.
+    async fn replace(&mut self, which: usize, signal: nix::sys::signal::Signal) -> Result<()> {
+        let fresh = start(&self.lab, &self.file, which).await?;
+        let place = self.replicas.get_mut(which).context("there are two replicas")?;
+        let mut old = std::mem::replace(place, fresh);
+        old.signal(signal)?;
+        let died = Timestamp::now();
+        old.wait(Duration::from_secs(10)).await?;
+        self.past.extend(leadership::reigns(
+            &format!("a past replica {which}"),
+            &old.log_lines(),
+            MESSAGES,
+            Some(died),
+        )?);
+        Ok(())
+    }
+}

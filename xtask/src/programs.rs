@@ -1,0 +1,38 @@
+//! The two operators, built by cargo.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+/// Builds both operators and returns the folder with their files.
+pub(crate) fn build(release: bool) -> Result<PathBuf> {
+    let mut command = cargo();
+    command.args(["build", "--quiet", "--package", "kubevirt-operator", "--package", "virt-operator"]);
+    if release {
+        command.arg("--release");
+    }
+    if !command.status().context("running cargo build")?.success() {
+        bail!("the operators do not compile; cargo says why above");
+    }
+    Ok(target_dir()?.join(if release { "release" } else { "debug" }))
+}
+
+pub(crate) fn cargo() -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.current_dir(root());
+    command
+}
+
+/// The workspace's root folder.
+pub(crate) fn root() -> PathBuf {
+    let own = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    own.parent().map(PathBuf::from).unwrap_or(own)
+}
+
+/// Where cargo builds: this program lies in it.
+pub(crate) fn target_dir() -> Result<PathBuf> {
+    let own = std::env::current_exe().context("finding this program's own file")?;
+    let target = own.parent().and_then(|profile| profile.parent()).context("this program lies in no target folder")?;
+    Ok(target.to_owned())
+}
