@@ -11,6 +11,7 @@ use lab::leadership::{self, Messages, Reign};
 use lab::proxy::Partition;
 use lab::{Lab, LabOptions, Program, ProgramOptions, isolate, parts};
 use rand::rngs::StdRng;
+use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 use runtime::lease::message;
 
@@ -73,7 +74,8 @@ async fn lease(rounds: usize, seed: u64) -> Result<()> {
     let replicas = [start(&lab, &file, 0).await?, start(&lab, &file, 1).await?];
     let mut campaign = Campaign { lab, file, replicas, past: Vec::new() };
     for round in 1..=rounds {
-        let fault = [Fault::Kill, Fault::Terminate, Fault::CutOff, Fault::ApiServerAway][random.random_range(0..4)];
+        let faults = [Fault::Kill, Fault::Terminate, Fault::CutOff, Fault::ApiServerAway];
+        let fault = *faults.choose(&mut random).context("there are faults")?;
         let which = random.random_range(0..2);
         let pause = Duration::from_millis(random.random_range(0..3000));
         eprintln!("round {round} of {rounds}: {fault:?} of replica {which} after {pause:?}");

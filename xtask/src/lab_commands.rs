@@ -116,6 +116,9 @@ fn up(options: &UpOptions) -> Result<()> {
     }
     lab_options(options)?;
     parts::ensure(&parts::STANDARD)?;
+    if matches!(options.kubevirt, KubeVirtChoice::Ours) {
+        programs::build(false)?;
+    }
     let log = resident::log_file(&options.name)?;
     let sink = std::fs::File::create(&log).with_context(|| format!("creating {}", log.display()))?;
     let own = std::env::current_exe().context("finding this program's own file")?;

@@ -260,7 +260,7 @@ impl Lab {
         if options.through_proxy {
             credentials = credentials.through(self.proxy.addr());
         }
-        Program::start(options, &credentials, self.slot.program(number), &self.folder, number)
+        Program::start(&options, &credentials, self.slot.program(number), &self.folder, number)
     }
 
     /// Every request that the API server has seen so far.

@@ -75,7 +75,7 @@ mod tests {
         let spans: Vec<(i64, Option<i64>)> = reigns("a", &log, MESSAGES, Some(Timestamp::from_second(9).unwrap()))
             .unwrap()
             .iter()
-            .map(|reign| (reign.from.as_second(), reign.to.map(|to| to.as_second())))
+            .map(|reign| (reign.from.as_second(), reign.to.map(Timestamp::as_second)))
             .collect();
         assert_eq!(spans, [(1, Some(3)), (5, Some(9))]);
     }

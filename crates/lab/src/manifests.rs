@@ -11,7 +11,7 @@ use serde_json::Value;
 pub fn parse(yaml: &str) -> Result<Vec<Value>> {
     let documents: Vec<Value> =
         serde_saphyr::from_multiple(yaml).map_err(|error| anyhow::anyhow!("not YAML: {error}"))?;
-    Ok(documents.into_iter().filter(|document| document.is_object()).collect())
+    Ok(documents.into_iter().filter(Value::is_object).collect())
 }
 
 /// Creates the objects in their order; one that exists already stays as it is.

@@ -38,7 +38,7 @@ pub struct Program {
 impl Program {
     /// `{address}` in an argument or variable becomes the program's own address.
     pub(crate) fn start(
-        options: ProgramOptions,
+        options: &ProgramOptions,
         credentials: &Credentials,
         address: IpAddr,
         folder: &Path,

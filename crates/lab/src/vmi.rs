@@ -65,8 +65,8 @@ impl Default for VmiPhases {
 }
 
 impl VmiPhases {
-    pub(crate) fn set(&self, uid: String, summary: VmiSummary) {
-        self.0.send_if_modified(|known| known.insert(uid, summary.clone()).as_ref() != Some(&summary));
+    pub(crate) fn set(&self, uid: String, summary: &VmiSummary) {
+        self.0.send_if_modified(|known| known.insert(uid, summary.clone()).as_ref() != Some(summary));
     }
 
     pub(crate) fn remove(&self, uid: &str) {

@@ -202,3 +202,30 @@ pub fn own_namespace(told: Option<&str>, service_account: &Path, otherwise: &str
         .or_else(|| mounted().filter(|name| !name.is_empty()))
         .unwrap_or_else(|| otherwise.to_owned())
 }
+
+#[cfg(test)]
+mod tests {
+    use rand::{SeedableRng, rngs::SmallRng};
+
+    use super::*;
+
+    #[test]
+    fn identities_differ_even_on_one_host() {
+        let mut random = SmallRng::seed_from_u64(1);
+        let (first, second) = (identity(Some("pod-0"), &mut random), identity(Some("pod-0"), &mut random));
+        assert!(first.starts_with("pod-0_") && second.starts_with("pod-0_"));
+        assert_ne!(first, second);
+        assert!(!identity(Some(""), &mut random).starts_with('_'));
+    }
+
+    #[test]
+    fn the_namespace_is_told_or_mounted_or_usual() {
+        let file = std::env::temp_dir().join(format!("namespace-of-test-{}", std::process::id()));
+        assert_eq!(own_namespace(None, &file, "usual"), "usual");
+        std::fs::write(&file, "mounted\n").unwrap();
+        assert_eq!(own_namespace(None, &file, "usual"), "mounted");
+        assert_eq!(own_namespace(Some(""), &file, "usual"), "mounted");
+        assert_eq!(own_namespace(Some("told"), &file, "usual"), "told");
+        std::fs::remove_file(&file).unwrap();
+    }
+}

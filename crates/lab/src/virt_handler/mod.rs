@@ -73,7 +73,7 @@ impl VirtHandler {
     /// Runs until cancelled.
     pub(crate) async fn run(self) {
         let note = |uid: &str, vmi: Option<&DynamicObject>| match vmi {
-            Some(vmi) => self.vmis.set(uid.to_owned(), VmiSummary::of(vmi)),
+            Some(vmi) => self.vmis.set(uid.to_owned(), &VmiSummary::of(vmi)),
             None => self.vmis.remove(uid),
         };
         let vmis = vmi::all(self.client.clone());

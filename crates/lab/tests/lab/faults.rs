@@ -69,7 +69,7 @@ pub(crate) fn add(suite: &mut Suite) {
             let rule = tester.add(Verb::Create, When::Always, Fault::Answer { status, retry_after: None });
             match tester.create(&name).await {
                 Err(kube::Error::Api(answer)) => {
-                    ensure!(answer.code == status, "{status} was asked for, not {answer:?}")
+                    ensure!(answer.code == status, "{status} was asked for, not {answer:?}");
                 }
                 other => bail!("{status} was asked for, not {other:?}"),
             }

@@ -76,9 +76,7 @@ async fn no_answer_and_half_an_answer_end_at_the_deadline() {
 
 #[tokio::test(start_paused = true)]
 async fn a_watch_may_be_quiet_for_longer_than_a_deadline_but_not_for_ever() {
-    let event = concat!(
-        r#"{"type":"ADDED","object":{"metadata":{"name":"a","resourceVersion":"2"}}}"#, "\n"
-    );
+    let event = concat!(r#"{"type":"ADDED","object":{"metadata":{"name":"a","resourceVersion":"2"}}}"#, "\n");
     let api = maps(client(None, move |_| Some(endless(vec![event]))));
     let begin = Instant::now();
     let mut watch = api.watch(&WatchParams::default().timeout(60), "1").await.unwrap().boxed();

@@ -80,29 +80,29 @@ fn names_one_object(path: &str) -> bool {
 mod tests {
     use super::*;
 
-    fn verb(method: Method, uri: &'static str) -> Verb {
-        Verb::of(&method, &Uri::from_static(uri))
+    fn verb(method: &Method, uri: &'static str) -> Verb {
+        Verb::of(method, &Uri::from_static(uri))
     }
 
     #[test]
     fn reads_are_told_apart() {
-        assert_eq!(verb(Method::GET, "/api/v1/pods"), Verb::List);
-        assert_eq!(verb(Method::GET, "/api/v1/namespaces/a/pods?limit=5"), Verb::List);
-        assert_eq!(verb(Method::GET, "/api/v1/namespaces/a/pods/b"), Verb::Get);
-        assert_eq!(verb(Method::GET, "/api/v1/namespaces/a"), Verb::Get);
-        assert_eq!(verb(Method::GET, "/api/v1/namespaces"), Verb::List);
-        assert_eq!(verb(Method::GET, "/apis/kubevirt.io/v1/virtualmachines"), Verb::List);
-        assert_eq!(verb(Method::GET, "/apis/kubevirt.io/v1/namespaces/a/virtualmachines/b/status"), Verb::Get);
-        assert_eq!(verb(Method::GET, "/version"), Verb::Get);
-        assert_eq!(verb(Method::GET, "/apis/kubevirt.io/v1"), Verb::Get);
+        assert_eq!(verb(&Method::GET, "/api/v1/pods"), Verb::List);
+        assert_eq!(verb(&Method::GET, "/api/v1/namespaces/a/pods?limit=5"), Verb::List);
+        assert_eq!(verb(&Method::GET, "/api/v1/namespaces/a/pods/b"), Verb::Get);
+        assert_eq!(verb(&Method::GET, "/api/v1/namespaces/a"), Verb::Get);
+        assert_eq!(verb(&Method::GET, "/api/v1/namespaces"), Verb::List);
+        assert_eq!(verb(&Method::GET, "/apis/kubevirt.io/v1/virtualmachines"), Verb::List);
+        assert_eq!(verb(&Method::GET, "/apis/kubevirt.io/v1/namespaces/a/virtualmachines/b/status"), Verb::Get);
+        assert_eq!(verb(&Method::GET, "/version"), Verb::Get);
+        assert_eq!(verb(&Method::GET, "/apis/kubevirt.io/v1"), Verb::Get);
     }
 
     #[test]
     fn only_a_watch_is_a_watch() {
-        assert_eq!(verb(Method::GET, "/api/v1/pods?&watch=true&timeoutSeconds=290"), Verb::Watch);
-        assert_eq!(verb(Method::GET, "/api/v1/pods?watch=false"), Verb::List);
-        assert_eq!(verb(Method::GET, "/api/v1/pods?labelSelector=watch%3Dtrue"), Verb::List);
-        assert_eq!(verb(Method::POST, "/api/v1/namespaces/a/pods?watch=true"), Verb::Create);
+        assert_eq!(verb(&Method::GET, "/api/v1/pods?&watch=true&timeoutSeconds=290"), Verb::Watch);
+        assert_eq!(verb(&Method::GET, "/api/v1/pods?watch=false"), Verb::List);
+        assert_eq!(verb(&Method::GET, "/api/v1/pods?labelSelector=watch%3Dtrue"), Verb::List);
+        assert_eq!(verb(&Method::POST, "/api/v1/namespaces/a/pods?watch=true"), Verb::Create);
         assert_eq!(
             server_timeout(&Uri::from_static("/p?&watch=true&timeoutSeconds=290")),
             Some(Duration::from_secs(290))

@@ -178,7 +178,10 @@ impl Executor {
                 self.tell_written(target, &answer);
             }
             Ok(_) => self.tell_deleted(target, uid),
-            Err(failure) if failure.reason == reason::OBJECT_GONE => self.tell_deleted(target, uid),
+            // Gone already, alone or with its whole kind.
+            Err(failure) if [reason::OBJECT_GONE, reason::API_NOT_INSTALLED].contains(&failure.reason) => {
+                self.tell_deleted(target, uid);
+            }
             Err(failure) => return Err(failure),
         }
         Ok(Written::Done)
