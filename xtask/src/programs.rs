@@ -8,9 +8,12 @@ use anyhow::{Context, Result, bail};
 /// Builds both operators and returns the folder with their files.
 pub(crate) fn build(release: bool) -> Result<PathBuf> {
     let mut command = cargo();
-    command.args(["build", "--quiet", "--package", "kubevirt-operator", "--package", "virt-operator"]);
     if release {
-        command.arg("--release");
+        // Only what is shipped, with only the features that it asks for.
+        command.args(["build", "--quiet", "--release", "--package", "kubevirt-operator", "--package", "virt-operator"]);
+    } else {
+        // With everything, so that dependencies are built as for every other command.
+        command.args(["build", "--quiet", "--workspace", "--bins"]);
     }
     if !command.status().context("running cargo build")?.success() {
         bail!("the operators do not compile; cargo says why above");

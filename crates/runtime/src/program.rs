@@ -4,12 +4,14 @@
 //! first signal, the work within a bound, and then the lease is given back.
 
 use std::{
+    panic::AssertUnwindSafe,
     path::{Path, PathBuf},
     process::ExitCode,
     sync::Arc,
     time::Duration,
 };
 
+use futures::FutureExt;
 use rand::Rng;
 use tokio_util::sync::CancellationToken;
 use tower::BoxError;
@@ -26,7 +28,7 @@ use crate::{
 
 pub mod message {
     pub const STARTED: &str = "started";
-    pub const CANNOT_START: &str = "cannot start";
+    pub const FAILED: &str = "cannot go on";
 }
 
 /// Together with the release it must leave room for another replica to take over within three seconds of a signal.
@@ -72,6 +74,19 @@ pub struct Context {
     pub events: Recorder,
     /// Cancelled by the first signal.
     pub shutdown: CancellationToken,
+}
+
+impl Context {
+    /// Runs something for as long as the process lives. Should it panic, nobody would miss it: therefore the process
+    /// says that it is not healthy, and is replaced.
+    pub fn spawn(&self, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
+        let health = self.health.clone();
+        tokio::spawn(async move {
+            if AssertUnwindSafe(task).catch_unwind().await.is_err() {
+                health.fail(format!("{name} has panicked"));
+            }
+        });
+    }
 }
 
 impl Program {
@@ -126,9 +141,9 @@ impl Program {
         let clients = connect(&config, &user_agent, self.rate, &metrics)?;
         let reporter = Reporter { controller: self.name.to_owned(), instance: self.identity.clone() };
         let (events, send_events) = recorder(clients.urgent.clone(), reporter, metrics.clone());
-        tokio::spawn(send_events);
         let context =
             Context { clients: clients.clone(), metrics: metrics.clone(), health, events, shutdown: shutdown.clone() };
+        context.spawn("the sender of events", send_events);
         let lead = prepare(context).await?;
         let server = config.cluster_url.to_string();
         tracing::info!(
@@ -176,7 +191,7 @@ where
 }
 
 fn failed(error: &(dyn std::error::Error + 'static)) -> ExitCode {
-    tracing::error!(error = %error, "{}: {error}", message::CANNOT_START);
+    tracing::error!("{}: {error}", message::FAILED);
     ExitCode::FAILURE
 }
 

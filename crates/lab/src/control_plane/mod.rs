@@ -185,10 +185,7 @@ fn write(folder: &Path, name: &str, text: &str) -> Result<()> {
 }
 
 fn random_token() -> Result<String> {
-    use std::io::Read;
     let mut bytes = [0; 16];
-    std::fs::File::open("/dev/urandom")
-        .and_then(|mut file| file.read_exact(&mut bytes))
-        .context("reading /dev/urandom")?;
+    getrandom::fill(&mut bytes).context("asking the kernel for randomness")?;
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }

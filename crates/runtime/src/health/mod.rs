@@ -1,6 +1,6 @@
 //! What the kubelet asks (`/healthz`, `/readyz`) and what Prometheus reads (`/metrics`).
 //!
-//! Healthy: no pass is stuck past its deadline. Ready: every cache that was named here is in step; who does not lead
+//! Healthy: no pass is stuck past its deadline, and nothing that has to run has ended. Ready: every cache that was named here is in step; who does not lead
 //! is as ready as who does. Plain HTTP; a program that has a certificate brings its own listener.
 
 mod server;
@@ -21,6 +21,7 @@ type Check = Box<dyn Fn() -> bool + Send + Sync>;
 pub struct Health {
     checks: Mutex<Vec<(String, Check)>>,
     passes: Mutex<Passes>,
+    failed: Mutex<Option<String>>,
 }
 
 #[derive(Default)]
@@ -56,8 +57,16 @@ impl Health {
         Watched { health: self.clone(), serial }
     }
 
+    /// Something that the program cannot do without has ended. This does not heal.
+    pub fn fail(&self, why: String) {
+        self.failed.lock().get_or_insert(why);
+    }
+
     /// What is wrong, if anything.
     pub fn sickness(&self) -> Option<String> {
+        if let Some(why) = &*self.failed.lock() {
+            return Some(why.clone());
+        }
         let now = Instant::now();
         let passes = self.passes.lock();
         let (controller, _) = passes.running.values().find(|(_, limit)| now > *limit)?;
@@ -87,6 +96,8 @@ mod tests {
         assert!(health.sickness().unwrap().contains("Machine"));
         drop(watched);
         assert_eq!(health.sickness(), None);
+        health.fail("the cache has panicked".to_owned());
+        assert!(health.sickness().is_some());
     }
 
     #[test]
