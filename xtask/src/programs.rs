@@ -24,6 +24,13 @@ pub(crate) fn build(release: bool) -> Result<PathBuf> {
 pub(crate) fn cargo() -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(root());
+    // `cargo run` tells a program about its own package. A cargo below it would take that for a change of environment
+    // and build half of the dependencies again.
+    for (name, _) in std::env::vars_os() {
+        if name.to_str().is_some_and(|name| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_")) {
+            command.env_remove(name);
+        }
+    }
     command
 }
 
