@@ -7,6 +7,8 @@
 mod condition;
 mod failure;
 mod key;
+pub mod kubevirt;
+pub mod machine;
 mod plan;
 
 pub use condition::{ConditionStatus, set_condition};
@@ -14,6 +16,6 @@ pub use failure::{Class, Failure, reason};
 pub use key::ObjectKey;
 pub use kube_core::ApiResource;
 pub use plan::{
-    Body, EventKind, EventNote, ObjectRef, Outcome, Plan, Propagation, Report, StatusWrite, Step, Stop, Target, Wait,
+    Body, EventKind, EventNote, ObjectRef, Operation, Outcome, Plan, Propagation, Report, StatusWrite, Step, Stop, Target, Wait,
     Write,
 };

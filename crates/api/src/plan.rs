@@ -83,6 +83,9 @@ pub enum Write {
     Create { target: Target, body: Body },
     /// Every later write: server-side apply that carries the UID, so that it fails on a re-created object.
     Apply { target: Target, uid: String, body: Body },
+    /// A JSON patch that first tests the UID. It is for what must be exact: a replaced field loses what others added to
+    /// it, which server-side apply would leave alone.
+    Patch { target: Target, uid: String, operations: Vec<Operation> },
     /// Carries the UID as a precondition. An object that is gone already counts as deleted.
     Delete { target: Target, uid: String, propagation: Propagation },
     /// Server-side apply of the status subresource, carrying the UID.
@@ -94,6 +97,7 @@ impl Write {
         match self {
             Self::Create { target, .. }
             | Self::Apply { target, .. }
+            | Self::Patch { target, .. }
             | Self::Delete { target, .. }
             | Self::Status { target, .. } => target,
         }
@@ -103,7 +107,7 @@ impl Write {
     pub fn verb(&self) -> &'static str {
         match self {
             Self::Create { .. } => "create",
-            Self::Apply { .. } | Self::Status { .. } => "patch",
+            Self::Apply { .. } | Self::Patch { .. } | Self::Status { .. } => "patch",
             Self::Delete { .. } => "delete",
         }
     }
@@ -114,10 +118,32 @@ impl fmt::Debug for Write {
         let name = match self {
             Self::Create { .. } => "Create",
             Self::Apply { .. } => "Apply",
+            Self::Patch { .. } => "Patch",
             Self::Delete { .. } => "Delete",
             Self::Status { .. } => "Status",
         };
         write!(f, "{name}({})", self.target())
+    }
+}
+
+/// One operation of a JSON patch. Its value may be user data: no `Debug`.
+#[derive(Clone, PartialEq)]
+pub struct Operation {
+    /// A JSON pointer.
+    pub path: String,
+    /// None removes what is there.
+    pub value: Option<Value>,
+}
+
+impl Operation {
+    /// Puts a value in the place of whatever is there or not there. The parent must exist.
+    pub fn set(path: impl Into<String>, value: Value) -> Self {
+        Self { path: path.into(), value: Some(value) }
+    }
+
+    /// A key as a part of a JSON pointer.
+    pub fn escape(key: &str) -> String {
+        key.replace('~', "~0").replace('/', "~1")
     }
 }
 

@@ -1,6 +1,25 @@
-//! What a Machine should become: its VirtualMachine, disks, networks and cloud-init Secret, and which change of it
-//! applies live, at a restart, or never.
+//! What a Machine should become: pure functions from what is observed to what should be written and told.
 //!
-//! These will be pure functions from what was observed to a `Plan`. A client, async, a clock and randomness must never
-//! enter this crate: time and random values come as arguments, and everything it wants to happen leaves it as data.
-//! The doing is in `runtime`, the observing in the program `kubevirt-operator`.
+//! No client, no async, no clock, no randomness may enter here: a decision can then be replayed in a test, tried by the
+//! thousand, and shown before it is carried out. The order of reading is `resolve` (what is meant), `render` (the objects
+//! that it becomes), `analysis` (what stands in the way), `plan` and `delete` (what to write now) and `report` (what to
+//! say about it).
+
+mod analysis;
+mod delete;
+pub mod observed;
+mod plan;
+mod problem;
+mod quantity;
+pub mod render;
+mod report;
+pub mod resolve;
+
+pub use observed::Observed;
+pub use plan::{
+    import_source_resource, network_attachment_resource, owns, plan, virtual_machine_instance_resource,
+    virtual_machine_resource,
+};
+pub use problem::{Problem, ProblemKind};
+pub use quantity::Quantity;
+pub use report::report;

@@ -1,0 +1,121 @@
+//! The custom resource `kubevirt.io/v1 KubeVirt`: what an installation of KubeVirt should be, and what it is.
+//!
+//! Everything that the operator reads or writes is typed; everything else of the release's schema is read by
+//! KubeVirt's own components and is kept as it came (`extra`). The schema itself is data of the release and lives in
+//! the crate `install`.
+
+mod spec;
+mod status;
+
+use std::borrow::Cow;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube_core::Resource;
+use serde::{Deserialize, Serialize};
+
+pub use spec::{
+    Architecture, CertificateLifetime, CertificateRotation, ComponentConfig, Configuration, Customization,
+    CustomizeComponents, DeveloperConfiguration, Flags, Hypervisor, KubeVirtSpec, LogVerbosity, Migrations,
+    NodePlacement, SelfSigned, Tls, Toggle,
+};
+pub use status::{Generation, KubeVirtCondition, KubeVirtStatus};
+
+pub const GROUP: &str = "kubevirt.io";
+pub const VERSION: &str = "v1";
+pub const KIND: &str = "KubeVirt";
+pub const PLURAL: &str = "kubevirts";
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct KubeVirt {
+    #[serde(flatten)]
+    pub types: Types,
+    #[serde(default)]
+    pub metadata: ObjectMeta,
+    #[serde(default)]
+    pub spec: KubeVirtSpec,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub status: Option<KubeVirtStatus>,
+}
+
+/// What the object calls itself. Two versions are served, and the older one reads the same.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Types {
+    pub api_version: String,
+    pub kind: String,
+}
+
+impl Default for Types {
+    fn default() -> Self {
+        Self { api_version: format!("{GROUP}/{VERSION}"), kind: KIND.to_owned() }
+    }
+}
+
+impl Resource for KubeVirt {
+    type DynamicType = ();
+    type Scope = kube_core::NamespaceResourceScope;
+
+    fn kind((): &()) -> Cow<'_, str> {
+        KIND.into()
+    }
+
+    fn group((): &()) -> Cow<'_, str> {
+        GROUP.into()
+    }
+
+    fn version((): &()) -> Cow<'_, str> {
+        VERSION.into()
+    }
+
+    fn plural((): &()) -> Cow<'_, str> {
+        PLURAL.into()
+    }
+
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+
+    fn meta_mut(&mut self) -> &mut ObjectMeta {
+        &mut self.metadata
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[test]
+    fn what_is_not_typed_survives_a_round_trip() {
+        let object = json!({
+            "apiVersion": "kubevirt.io/v1", "kind": "KubeVirt",
+            "metadata": {"name": "kubevirt", "namespace": "kubevirt"},
+            "spec": {
+                "imageTag": "v1.8.4",
+                "unheardOf": {"deep": [1, 2]},
+                "workloadUpdateStrategy": {"workloadUpdateMethods": ["LiveMigrate"]},
+                "configuration": {
+                    "network": {"permitSlirpInterface": false},
+                    "developerConfiguration": {"featureGates": ["NUMA"], "useEmulation": true, "memoryOvercommit": 150},
+                    "tlsConfiguration": {"minTLSVersion": "VersionTLS13", "later": 1},
+                },
+                "infra": {"nodePlacement": {"affinity": {}}, "replicas": 2},
+            },
+        });
+        let parsed: KubeVirt = serde_json::from_value(object.clone()).unwrap();
+        assert_eq!(parsed.spec.configuration.gates(), ["NUMA"]);
+        assert_eq!(parsed.spec.infra.as_ref().and_then(|infra| infra.replicas), Some(2));
+        assert_eq!(serde_json::to_value(&parsed).unwrap(), object);
+    }
+
+    #[test]
+    fn an_empty_spec_writes_nothing() {
+        let parsed: KubeVirt = serde_json::from_value(json!({
+            "apiVersion": "kubevirt.io/v1", "kind": "KubeVirt", "metadata": {"name": "kubevirt"}, "spec": {},
+        }))
+        .unwrap();
+        assert_eq!(serde_json::to_value(&parsed).unwrap().get("spec"), Some(&Value::Object(Default::default())));
+    }
+}

@@ -1,0 +1,48 @@
+//! The resource definitions, made from the Rust types.
+
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{CustomResourceDefinition, ValidationRule};
+use kube_core::CustomResourceExt;
+
+use super::{Machine, NetworkConfiguration, schema};
+
+/// Machine and NetworkConfiguration, as they are installed.
+pub fn crds() -> Vec<CustomResourceDefinition> {
+    let mut machine = Machine::crd();
+    let rules: Vec<ValidationRule> = serde_json::from_value(schema::root_rules()).unwrap_or_default();
+    for version in &mut machine.spec.versions {
+        if let Some(schema) = version.schema.as_mut().and_then(|schema| schema.open_api_v3_schema.as_mut()) {
+            schema.x_kubernetes_validations = Some(rules.clone());
+        }
+    }
+    vec![machine, NetworkConfiguration::crd()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_rule_reaches_the_definition() {
+        let text = serde_json::to_string(&crds()).unwrap();
+        for part in [
+            "the VirtualMachine has the same name",
+            "the disk name cloudinitdisk is reserved",
+            "a source is exactly one of",
+            "secureBoot needs efi",
+            "\"x-kubernetes-list-map-keys\":[\"name\"]",
+            "\"x-kubernetes-preserve-unknown-fields\":true",
+            "\"default\":{\"phase\":\"Pending\"}",
+        ] {
+            assert!(text.contains(part), "{part} is missing");
+        }
+    }
+
+    #[test]
+    fn every_field_is_described() {
+        let spec = crds()[0].spec.versions[0].schema.clone().unwrap().open_api_v3_schema.unwrap().properties.unwrap();
+        let fields = spec["spec"].properties.clone().unwrap();
+        for (name, field) in fields {
+            assert!(field.description.is_some(), "spec.{name} has no description for kubectl explain");
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! What stands between a Machine and its VM. `plan` and `report` both ask here, so that what is written and what is said
+//! can never disagree. The checks are a chain; the first that finds something decides.
+
+use api::machine::{LABEL_MACHINE, LABEL_MACHINE_UID, machine_reason as reason};
+
+use crate::observed::{Observed, SourceView, StorageClassView};
+use crate::problem::Problem;
+use crate::quantity::Quantity;
+use crate::render::cloud_init::secret_name;
+use crate::resolve::{Content, Resolved, ResolvedDisk, Source, resolve};
+
+pub(crate) struct Analysis {
+    /// None if the spec cannot be understood.
+    pub(crate) resolved: Option<Resolved>,
+    /// Nothing is made while there is one.
+    pub(crate) problem: Option<Problem>,
+    /// Changes that can never be made; everything else of the edit still applies.
+    pub(crate) refused: Vec<String>,
+}
+
+pub(crate) fn analyse(observed: &Observed) -> Analysis {
+    let resolved = match resolve(&observed.machine) {
+        Ok(resolved) => resolved,
+        Err(problem) => return Analysis { resolved: None, problem: Some(problem), refused: Vec::new() },
+    };
+    let checks: [fn(&Observed, &Resolved) -> Option<Problem>; 8] = [
+        taken_names,
+        mac_addresses,
+        missing_networks,
+        missing_multus,
+        missing_classes,
+        missing_cdi,
+        missing_source,
+        missing_kubevirt,
+    ];
+    let problem = checks.iter().find_map(|check| check(observed, &resolved));
+    let refused = resolved.disks.iter().filter_map(|disk| refused_change(observed, disk)).collect();
+    Analysis { resolved: Some(resolved), problem, refused }
+}
+
+/// A name that belongs to something else is never shared.
+fn taken_names(observed: &Observed, resolved: &Resolved) -> Option<Problem> {
+    let taken = |what: &str, name: &str, by: &str| {
+        Some(Problem::failed(
+            reason::NAME_TAKEN,
+            format!("{what} {name} exists already and belongs to {by}; rename this Machine or remove the other"),
+        ))
+    };
+    let ours = |controller: &Option<String>| controller.as_deref() == Some(observed.uid());
+    if let Some(vm) = observed.vm.as_ref().filter(|vm| !ours(&vm.controller_uid)) {
+        if vm.deleting {
+            return Some(Problem::pending(
+                reason::NAME_TAKEN,
+                format!(
+                    "an earlier VirtualMachine {} is still going away; this Machine waits for that",
+                    observed.name()
+                ),
+            ));
+        }
+        return taken("VirtualMachine", observed.name(), "somebody else");
+    }
+    let wants_secret = resolved.cloud_init.is_some();
+    if observed.secret.as_ref().is_some_and(|secret| wants_secret && !ours(&secret.controller_uid)) {
+        return taken("Secret", &secret_name(observed.name()), "somebody else");
+    }
+    for disk in &resolved.disks {
+        let Content::Claim { claim, .. } = &disk.content else { continue };
+        let Some(view) = observed.claims.get(claim) else { continue };
+        if view.labels.get(LABEL_MACHINE_UID).map(String::as_str) == Some(observed.uid()) {
+            if view.deleting {
+                return Some(Problem::pending(
+                    reason::PVC_PENDING,
+                    format!("PersistentVolumeClaim {claim} is being deleted; it is made anew when it is gone"),
+                ));
+            }
+            continue;
+        }
+        let owner =
+            view.labels.get(LABEL_MACHINE).map_or("somebody else".to_owned(), |name| match name == observed.name() {
+                true => format!("an earlier Machine {name} that kept its disk"),
+                false => format!("the Machine {name}"),
+            });
+        return taken("PersistentVolumeClaim", claim, &owner);
+    }
+    None
+}
+
+fn mac_addresses(observed: &Observed, resolved: &Resolved) -> Option<Problem> {
+    resolved.networks.iter().find_map(|network| {
+        let on = network.configuration().unwrap_or(api::machine::POD_NETWORK);
+        let other = observed.macs_in_use.get(&(on.to_owned(), network.mac.clone()))?;
+        Some(Problem::failed(
+            reason::MAC_ADDRESS_IN_USE,
+            format!(
+                "the MAC address {} of network {} is used by the Machine {other}; choose another",
+                network.mac, network.name
+            ),
+        ))
+    })
+}
+
+fn missing_networks(observed: &Observed, resolved: &Resolved) -> Option<Problem> {
+    resolved.networks.iter().filter_map(|network| network.configuration()).find_map(|name| {
+        let message = match observed.networks.get(name) {
+            None => {
+                format!("there is no NetworkConfiguration {name} in this namespace; create it or correct networkName")
+            }
+            Some(network) if network.deleting => {
+                format!("the NetworkConfiguration {name} is being deleted; create it anew or use another")
+            }
+            Some(network) if network.bridge.is_none() => {
+                format!("the NetworkConfiguration {name} names no bridge; set its spec.bridge")
+            }
+            Some(_) => return None,
+        };
+        Some(Problem::pending(reason::NETWORK_CONFIGURATION_NOT_FOUND, message))
+    })
+}
+
+fn missing_multus(observed: &Observed, resolved: &Resolved) -> Option<Problem> {
+    let name = resolved.networks.iter().find_map(|network| network.configuration())?;
+    (!observed.installed.multus).then(|| {
+        Problem::pending(
+            reason::MULTUS_NOT_INSTALLED,
+            format!("the network {name} needs Multus, which is not installed in this cluster; install it or use networkName: pod"),
+        )
+    })
+}
+
+/// Only claims that do not exist yet need their class.
+fn missing_classes(observed: &Observed, resolved: &Resolved) -> Option<Problem> {
+    resolved.disks.iter().find_map(|disk| {
+        let Content::Claim { claim, storage_class, .. } = &disk.content else { return None };
+        if observed.claims.contains_key(claim) || storage_class_of(observed, storage_class.as_deref()).is_some() {
+            return None;
+        }
+        let message = match storage_class.as_deref() {
+            None | Some("default") => format!(
+                "disk {} uses the default StorageClass, and the cluster has none; mark a class as default or name one",
+                disk.name
+            ),
+            Some(class) => format!("disk {}: there is no StorageClass {class}; create it or name another", disk.name),
+        };
+        Some(Problem::pending(reason::STORAGE_CLASS_NOT_FOUND, message))
+    })
+}
+
+/// "default" means the cluster's default class, unless a class of that very name exists.
+pub(crate) fn storage_class_of<'a>(observed: &'a Observed, wanted: Option<&str>) -> Option<&'a StorageClassView> {
+    let classes = &observed.storage_classes;
+    let named = wanted.and_then(|name| classes.iter().find(|class| class.name == name));
+    match wanted {
+        None | Some("default") => named.or_else(|| classes.iter().find(|class| class.is_default)),
+        Some(_) => named,
+    }
+}
+
+fn missing_cdi(observed: &Observed, resolved: &Resolved) -> Option<Problem> {
+    let needs = |disk: &&ResolvedDisk| {
+        matches!(&disk.content, Content::Claim { claim, source: Some(Source::Http(_) | Source::Registry(_)), .. }
+            if !observed.claims.contains_key(claim))
+    };
+    let disk = resolved.disks.iter().find(needs)?;
+    (!observed.installed.cdi).then(|| {
+        Problem::pending(
+            reason::CDI_NOT_INSTALLED,
+            format!("disk {} is filled from a URL, which needs CDI (Containerized Data Importer); install it or use another source", disk.name),
+        )
+    })
+}
+
+fn missing_source(observed: &Observed, resolved: &Resolved) -> Option<Problem> {
+    let source = resolved.cloud_init.as_ref()?.source.as_ref()?;
+    let message = match observed.source {
+        SourceView::SecretMissing => {
+            format!("cloudInit.secretRef: there is no Secret {} in this namespace; create it", source.name)
+        }
+        SourceView::KeyMissing => {
+            format!(
+                "cloudInit.secretRef: the Secret {} has no key {}; add it or name another key",
+                source.name, source.key
+            )
+        }
+        SourceView::NotNeeded | SourceView::Read(_) | SourceView::Unchanged(_) => return None,
+    };
+    Some(Problem::pending(reason::SECRET_NOT_FOUND, message))
+}
+
+fn missing_kubevirt(observed: &Observed, _: &Resolved) -> Option<Problem> {
+    (!observed.installed.kubevirt).then(|| {
+        Problem::creating(
+            reason::KUBEVIRT_API_ERROR,
+            "KubeVirt is not installed in this cluster (no VirtualMachine API); install it, and this Machine goes on by itself",
+        )
+    })
+}
+
+/// What can never change about a claim that exists.
+fn refused_change(observed: &Observed, disk: &ResolvedDisk) -> Option<String> {
+    let Content::Claim { claim, size, storage_class, .. } = &disk.content else { return None };
+    let view = observed.claims.get(claim)?;
+    let requested = Quantity::parse(&view.requested)?;
+    if size.bytes() < requested.bytes() {
+        return Some(format!("disk {} cannot shrink from {} to {size}; set it back", disk.name, view.requested));
+    }
+    let current = view.storage_class.as_deref().unwrap_or_default();
+    if let Some(class) = storage_class.as_deref().filter(|class| *class != "default" && *class != current) {
+        return Some(format!("disk {} cannot move from StorageClass {current} to {class}; set it back", disk.name));
+    }
+    let expands = observed.storage_classes.iter().find(|class| class.name == current).is_none_or(|class| class.expands);
+    (size.bytes() > requested.bytes() && !expands).then(|| {
+        format!(
+            "disk {} cannot grow: the StorageClass {current} does not allow expansion; set it back to {}",
+            disk.name, view.requested
+        )
+    })
+}

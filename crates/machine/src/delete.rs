@@ -1,0 +1,95 @@
+//! What to write now for a Machine that is to go: VM and guest first (their shutdown is respected), then claims, then
+//! network references, then the finalizer. It needs nothing of what the Machine refers to, so it works when the template,
+//! the Secret, the networks, the classes or KubeVirt itself are gone.
+
+use api::machine::{LABEL_MACHINE_UID, LABEL_ON_DELETE, NetworkConfiguration, ON_DELETE_RETAIN};
+use api::{Body, Plan, Propagation, Step, Target, Wait, Write};
+use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use serde_json::json;
+
+use crate::observed::Observed;
+use crate::plan::{has_finalizer, virtual_machine_resource};
+
+pub(crate) mod step {
+    pub(crate) const VIRTUAL_MACHINE: &str = "deletion of the VirtualMachine";
+    pub(crate) const CLAIMS: &str = "deletion of the claims";
+    pub(crate) const NETWORKS: &str = "network references";
+    pub(crate) const FINALIZER: &str = "removal of the finalizer";
+}
+
+pub(crate) fn plan(observed: &Observed) -> Plan {
+    if !has_finalizer(observed) {
+        return Plan::default();
+    }
+    let steps = [virtual_machine(observed), claims(observed), networks(observed), finalizer(observed)];
+    Plan { steps: steps.into_iter().filter(|step| !step.writes.is_empty() || step.wait.is_some()).collect() }
+}
+
+fn wait(message: String) -> Wait {
+    Wait { reason: api::machine::machine_reason::DELETING, message, wake_after: None }
+}
+
+fn virtual_machine(observed: &Observed) -> Step {
+    let step = Step::new(step::VIRTUAL_MACHINE);
+    let ours = observed.vm.as_ref().filter(|vm| vm.controller_uid.as_deref() == Some(observed.uid()));
+    match (ours, &observed.vmi) {
+        (Some(vm), _) => {
+            let waiting = step.wait(wait(format!("the VirtualMachine {} is shutting down", observed.name())));
+            if vm.deleting {
+                return waiting;
+            }
+            waiting.write(Write::Delete {
+                target: Target::new(virtual_machine_resource(), observed.key(observed.name())),
+                uid: vm.uid.clone(),
+                propagation: Propagation::Background,
+            })
+        }
+        (None, Some(_)) if observed.vm.is_none() => {
+            step.wait(wait(format!("the guest {} is shutting down", observed.name())))
+        }
+        (None, _) => step,
+    }
+}
+
+/// Claims that carry our UID, also of disks that have left the spec.
+fn claims(observed: &Observed) -> Step {
+    let mut step = Step::new(step::CLAIMS);
+    for (name, claim) in &observed.claims {
+        let ours = claim.labels.get(LABEL_MACHINE_UID).map(String::as_str) == Some(observed.uid());
+        let kept = claim.labels.get(LABEL_ON_DELETE).map(String::as_str) == Some(ON_DELETE_RETAIN);
+        if ours && !kept && !claim.deleting {
+            step.writes.push(Write::Delete {
+                target: Target::of::<PersistentVolumeClaim>(observed.key(name)),
+                uid: claim.uid.clone(),
+                propagation: Propagation::Background,
+            });
+        }
+    }
+    step
+}
+
+/// A NetworkConfiguration may go when its last user has.
+fn networks(observed: &Observed) -> Step {
+    let mut step = Step::new(step::NETWORKS);
+    for name in observed.network_names() {
+        let Some(network) = observed.networks.get(name).filter(|network| network.protected && !network.other_users)
+        else {
+            continue;
+        };
+        step.writes.push(Write::Apply {
+            target: Target::of::<NetworkConfiguration>(observed.key(name)),
+            uid: network.uid.clone(),
+            body: Body::from(json!({"metadata": {}})),
+        });
+    }
+    step
+}
+
+/// What we applied before was only the finalizer; applying nothing takes it back.
+fn finalizer(observed: &Observed) -> Step {
+    Step::new(step::FINALIZER).write(Write::Apply {
+        target: observed.machine_target(),
+        uid: observed.uid().to_owned(),
+        body: Body::from(json!({"metadata": {}})),
+    })
+}

@@ -1,0 +1,287 @@
+//! What to write now for a Machine that should exist, in order: finalizer → claims, Secret, networks → VM. Everything is
+//! made in one pass; a pass over a settled Machine plans nothing.
+
+use std::collections::BTreeMap;
+
+use api::machine::{
+    ANNOTATION_CONTENT, FINALIZER_MACHINE, FINALIZER_NETWORK, LABEL_MACHINE_UID, Machine, NetworkConfiguration,
+};
+use api::{ApiResource, Body, ObjectKey, Operation, Plan, Propagation, Step, Target, Write};
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Secret};
+use serde_json::{Value, json};
+
+use crate::analysis::{Analysis, analyse, storage_class_of};
+use crate::observed::{Observed, SourceView};
+use crate::quantity::Quantity;
+use crate::render::{self, claim, cloud_init, network, vm};
+use crate::resolve::{Content, Resolved};
+
+pub(crate) mod step {
+    pub(crate) const FINALIZER: &str = "finalizer";
+    pub(crate) const CHILDREN: &str = "claims, Secret and networks";
+    pub(crate) const VIRTUAL_MACHINE: &str = "VirtualMachine";
+    pub(crate) const REPLACE: &str = "replacement of a guest that never ran";
+}
+
+pub fn plan(observed: &Observed) -> Plan {
+    if observed.is_deleting() {
+        return crate::delete::plan(observed);
+    }
+    let Analysis { resolved, problem, .. } = analyse(observed);
+    let Some(resolved) = resolved.filter(|_| problem.is_none()) else { return Plan::default() };
+    let steps = [
+        finalizer(observed),
+        children(observed, &resolved),
+        virtual_machine(observed, &resolved),
+        replacement(observed),
+    ];
+    Plan { steps: steps.into_iter().filter(|step| !step.writes.is_empty()).collect() }
+}
+
+pub fn virtual_machine_resource() -> ApiResource {
+    kubevirt("VirtualMachine", "virtualmachines")
+}
+
+pub fn virtual_machine_instance_resource() -> ApiResource {
+    kubevirt("VirtualMachineInstance", "virtualmachineinstances")
+}
+
+pub fn network_attachment_resource() -> ApiResource {
+    resource("k8s.cni.cncf.io", "v1", "NetworkAttachmentDefinition", "network-attachment-definitions")
+}
+
+pub fn import_source_resource() -> ApiResource {
+    resource("cdi.kubevirt.io", "v1beta1", "VolumeImportSource", "volumeimportsources")
+}
+
+fn kubevirt(kind: &str, plural: &str) -> ApiResource {
+    resource("kubevirt.io", "v1", kind, plural)
+}
+
+fn resource(group: &str, version: &str, kind: &str, plural: &str) -> ApiResource {
+    ApiResource {
+        group: group.to_owned(),
+        version: version.to_owned(),
+        api_version: format!("{group}/{version}"),
+        kind: kind.to_owned(),
+        plural: plural.to_owned(),
+    }
+}
+
+impl Observed {
+    pub(crate) fn key(&self, name: &str) -> ObjectKey {
+        ObjectKey::namespaced(self.namespace(), name)
+    }
+
+    pub(crate) fn machine_target(&self) -> Target {
+        Target::of::<Machine>(self.key(self.name()))
+    }
+}
+
+fn finalizer(observed: &Observed) -> Step {
+    let step = Step::new(step::FINALIZER);
+    if has_finalizer(observed) {
+        return step;
+    }
+    step.write(Write::Apply {
+        target: observed.machine_target(),
+        uid: observed.uid().to_owned(),
+        body: Body::from(json!({"metadata": {"finalizers": [FINALIZER_MACHINE]}})),
+    })
+}
+
+pub(crate) fn has_finalizer(observed: &Observed) -> bool {
+    observed.machine.metadata.finalizers.iter().flatten().any(|finalizer| finalizer == FINALIZER_MACHINE)
+}
+
+/// Everything that the VM refers to. None of it depends on another.
+fn children(observed: &Observed, resolved: &Resolved) -> Step {
+    let mut step = Step::new(step::CHILDREN);
+    step.writes.extend(networks(observed, resolved));
+    step.writes.extend(secret(observed, resolved));
+    for disk in &resolved.disks {
+        step.writes.extend(import_source(observed, &disk.content));
+        step.writes.extend(claim(observed, &disk.content));
+    }
+    step
+}
+
+fn networks(observed: &Observed, resolved: &Resolved) -> Vec<Write> {
+    let mut writes = Vec::new();
+    let names: std::collections::BTreeSet<&str> =
+        resolved.networks.iter().filter_map(|network| network.configuration()).collect();
+    for name in names {
+        let Some(view) = observed.networks.get(name) else { continue };
+        if !view.protected {
+            writes.push(Write::Apply {
+                target: Target::of::<NetworkConfiguration>(observed.key(name)),
+                uid: view.uid.clone(),
+                body: Body::from(json!({"metadata": {"finalizers": [FINALIZER_NETWORK]}})),
+            });
+        }
+        let target = Target::new(network_attachment_resource(), observed.key(name));
+        match observed.attachments.get(name) {
+            None => writes.push(Write::Create { target, body: Body::from(network::render(name, view)) }),
+            Some(attachment) if attachment.controller_uid.as_ref() != Some(&view.uid) => {
+                // Somebody else's: asking for the name anew makes the executor say whose.
+                writes.push(Write::Create { target, body: Body::from(network::render(name, view)) });
+            }
+            Some(attachment) if attachment.config != network::config(name, view) => writes.push(Write::Patch {
+                target,
+                uid: attachment.uid.clone(),
+                operations: vec![Operation::set("/spec", network::spec(name, view))],
+            }),
+            Some(_) => {}
+        }
+    }
+    writes
+}
+
+fn secret(observed: &Observed, resolved: &Resolved) -> Option<Write> {
+    resolved.cloud_init.as_ref()?;
+    let machine = &observed.machine;
+    let target = Target::of::<Secret>(observed.key(&cloud_init::secret_name(observed.name())));
+    let source = match &observed.source {
+        SourceView::Read(bytes) => Some(bytes),
+        _ => None,
+    };
+    let digest = match &observed.source {
+        SourceView::Unchanged(digest) => digest.clone(),
+        _ => cloud_init::digest(machine, source.map(|bytes| bytes.0.as_slice())),
+    };
+    let Some(view) = &observed.secret else {
+        return Some(Write::Create { target, body: Body::from(cloud_init::render(machine, source)) });
+    };
+    let labels = missing(&render::labels(machine), &view.labels);
+    if view.content.as_ref() == Some(&digest) && !view.tampered && labels.is_empty() {
+        return None;
+    }
+    let given = machine.spec.cloud_init.clone().unwrap_or_default();
+    let mut operations = vec![
+        Operation::set("/data", cloud_init::data(&given, source)),
+        Operation::set(
+            format!("/metadata/annotations/{}", Operation::escape(ANNOTATION_CONTENT)),
+            digest.clone().into(),
+        ),
+    ];
+    if view.content.is_none() {
+        // Somebody removed the annotations with ours in them.
+        operations.pop();
+        operations.push(Operation::set("/metadata/annotations", json!({ANNOTATION_CONTENT: digest})));
+    }
+    operations.extend(set_labels(&labels, &view.labels));
+    Some(Write::Patch { target, uid: view.uid.clone(), operations })
+}
+
+fn import_source(observed: &Observed, content: &Content) -> Option<Write> {
+    let Content::Claim { claim: name, .. } = content else { return None };
+    // Only the first filling of a claim reads it.
+    if observed.claims.contains_key(name) || observed.import_sources.contains_key(name) {
+        return None;
+    }
+    let body = claim::import_source(&observed.machine, content)?;
+    Some(Write::Create { target: Target::new(import_source_resource(), observed.key(name)), body: Body::from(body) })
+}
+
+fn claim(observed: &Observed, content: &Content) -> Option<Write> {
+    let Content::Claim { claim: name, size, storage_class, on_delete, .. } = content else { return None };
+    let target = Target::of::<PersistentVolumeClaim>(observed.key(name));
+    let Some(view) = observed.claims.get(name) else {
+        let class = storage_class_of(observed, storage_class.as_deref())?;
+        return Some(Write::Create {
+            target,
+            body: Body::from(claim::render(&observed.machine, content, &class.name)?),
+        });
+    };
+    let labels = missing(&claim::claim_labels(&observed.machine, *on_delete), &view.labels);
+    let mut operations: Vec<Operation> = set_labels(&labels, &view.labels).collect();
+    let requested = Quantity::parse(&view.requested).map_or(0, Quantity::bytes);
+    let class = view.storage_class.as_deref().unwrap_or_default();
+    let expands = observed.storage_classes.iter().find(|known| known.name == class).is_none_or(|known| known.expands);
+    // A claim that is not bound yet cannot grow; it does when it is.
+    if size.bytes() > requested && expands && view.phase == "Bound" {
+        operations.push(Operation::set("/spec/resources/requests/storage", size.to_string().into()));
+    }
+    (!operations.is_empty()).then(|| Write::Patch { target, uid: view.uid.clone(), operations })
+}
+
+fn virtual_machine(observed: &Observed, resolved: &Resolved) -> Step {
+    let step = Step::new(step::VIRTUAL_MACHINE);
+    let machine = &observed.machine;
+    let target = Target::new(virtual_machine_resource(), observed.key(observed.name()));
+    let Some(view) = &observed.vm else {
+        return step.write(Write::Create { target, body: Body::from(vm::render(machine, resolved)) });
+    };
+    if view.deleting {
+        // It is made anew when it is gone.
+        return step;
+    }
+    let spec = vm::spec(machine, resolved);
+    let labels = missing(&render::labels(machine), &view.labels);
+    let mut operations: Vec<Operation> = set_labels(&labels, &view.labels).collect();
+    if view.spec != spec {
+        operations.push(Operation::set("/spec", spec));
+    }
+    if operations.is_empty() {
+        return step;
+    }
+    step.write(Write::Patch { target, uid: view.uid.clone(), operations })
+}
+
+/// A guest that never got to run is made anew from the VM as it is now, so that a spec that was too big heals.
+fn replacement(observed: &Observed) -> Step {
+    let step = Step::new(step::REPLACE);
+    let (Some(vm), Some(vmi)) = (&observed.vm, &observed.vmi) else { return step };
+    let waits = matches!(vmi.phase.as_str(), "" | "Pending" | "Scheduling") && !vmi.deleting;
+    let outdated = vmi.vm_generation.is_some_and(|generation| generation < vm.generation);
+    if !(waits && outdated) {
+        return step;
+    }
+    step.write(Write::Delete {
+        target: Target::new(virtual_machine_instance_resource(), observed.key(observed.name())),
+        uid: vmi.uid.clone(),
+        propagation: Propagation::Background,
+    })
+}
+
+/// Of the wanted labels those that are absent or different.
+fn missing(wanted: &BTreeMap<String, String>, have: &BTreeMap<String, String>) -> BTreeMap<String, String> {
+    wanted
+        .iter()
+        .filter(|(key, value)| have.get(*key) != Some(*value))
+        .map(|(key, value)| (key.clone(), value.clone()))
+        .collect()
+}
+
+/// Foreign labels stay: each is set by itself, unless there are none at all.
+fn set_labels<'a>(
+    labels: &'a BTreeMap<String, String>,
+    have: &BTreeMap<String, String>,
+) -> impl Iterator<Item = Operation> + use<'a> {
+    let whole = have.is_empty() && !labels.is_empty();
+    let all = whole.then(|| Operation::set("/metadata/labels", json!(labels)));
+    let each = labels.iter().filter(move |_| !whole).map(|(key, value)| {
+        Operation::set(format!("/metadata/labels/{}", Operation::escape(key)), value.clone().into())
+    });
+    all.into_iter().chain(each)
+}
+
+/// Whether a live object whose name we wanted is one that we made for this Machine.
+pub fn owns(observed: &Observed, target: &Target, live: &Value) -> bool {
+    let text = |pointer: &str| live.pointer(pointer).and_then(Value::as_str);
+    match target.resource.kind.as_str() {
+        "PersistentVolumeClaim" => {
+            text(&format!("/metadata/labels/{}", Operation::escape(LABEL_MACHINE_UID))) == Some(observed.uid())
+        }
+        "NetworkAttachmentDefinition" => {
+            let network = observed.networks.get(target.key.name());
+            controller(live).is_some_and(|uid| network.is_some_and(|network| network.uid == uid))
+        }
+        _ => controller(live) == Some(observed.uid()),
+    }
+}
+
+fn controller(live: &Value) -> Option<&str> {
+    let owners = live.pointer("/metadata/ownerReferences")?.as_array()?;
+    owners.iter().find(|owner| owner.get("controller") == Some(&Value::Bool(true)))?.get("uid")?.as_str()
+}

@@ -1,0 +1,99 @@
+//! Sizes as Kubernetes writes them. KubeVirt rewrites every quantity that passes its webhook into its canonical form, so
+//! a comparison with what was stored needs the same form.
+
+use std::fmt;
+
+/// A number of bytes and how it is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Quantity {
+    bytes: u128,
+    base: Base,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Base {
+    Binary,
+    Decimal,
+}
+
+const BINARY: [&str; 7] = ["", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"];
+const DECIMAL: [&str; 7] = ["", "k", "M", "G", "T", "P", "E"];
+
+impl Quantity {
+    /// None for what is no positive number of whole bytes.
+    pub fn parse(text: &str) -> Option<Self> {
+        let digits = text.find(|character: char| !character.is_ascii_digit() && character != '.').unwrap_or(text.len());
+        let (number, suffix) = (text.get(..digits)?, text.get(digits..)?);
+        let power =
+            |names: &[&str; 7]| names.iter().position(|name| *name == suffix).and_then(|at| u32::try_from(at).ok());
+        let (base, unit) = match (suffix.ends_with('i'), power(&BINARY), power(&DECIMAL)) {
+            (true, Some(power), _) => (Base::Binary, 1024u128.checked_pow(power)?),
+            (false, _, Some(power)) => (Base::Decimal, 1000u128.checked_pow(power)?),
+            _ => return None,
+        };
+        let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
+        if whole.is_empty() || fraction.contains('.') || whole.len() > 20 || fraction.len() > 9 {
+            return None;
+        }
+        let scale = 10u128.checked_pow(u32::try_from(fraction.len()).ok()?)?;
+        let digits: u128 = format!("{whole}{fraction}").parse().ok()?;
+        let scaled = digits.checked_mul(unit)?;
+        (scaled > 0 && scaled.is_multiple_of(scale)).then_some(Quantity { bytes: scaled / scale, base })
+    }
+
+    pub fn bytes(self) -> u128 {
+        self.bytes
+    }
+}
+
+/// The shortest exact form with the same kind of suffix.
+impl fmt::Display for Quantity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (unit, names) = match self.base {
+            Base::Binary => (1024, BINARY),
+            Base::Decimal => (1000, DECIMAL),
+        };
+        let (mut value, mut power) = (self.bytes, 0);
+        while value.is_multiple_of(unit) && power + 1 < names.len() {
+            value /= unit;
+            power += 1;
+        }
+        write!(f, "{value}{}", names.get(power).copied().unwrap_or_default())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantities_take_their_canonical_form() {
+        for (text, canonical) in [
+            ("20Gi", "20Gi"),
+            ("1024Mi", "1Gi"),
+            ("1536Mi", "1536Mi"),
+            ("1.5Gi", "1536Mi"),
+            ("2000M", "2G"),
+            ("1073741824", "1073741824"),
+            ("1000", "1k"),
+        ] {
+            assert_eq!(Quantity::parse(text).unwrap().to_string(), canonical, "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_size_is_refused() {
+        for text in
+            ["", "0", "0Gi", "-1Gi", "1.0000000001", "Gi", "1 Gi", "1gi", "1.2.3Gi", "1.5", "99999999999999999999999Ei"]
+        {
+            assert_eq!(Quantity::parse(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn sizes_compare_whatever_their_suffix() {
+        let bytes = |text| Quantity::parse(text).unwrap().bytes();
+        assert!(bytes("1Gi") > bytes("1G"));
+        assert_eq!(bytes("1024Mi"), bytes("1Gi"));
+    }
+}

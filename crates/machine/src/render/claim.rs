@@ -1,0 +1,62 @@
+//! The PersistentVolumeClaim of a disk.
+
+use std::collections::BTreeMap;
+
+use api::machine::{LABEL_MACHINE_UID, LABEL_ON_DELETE, Machine, ON_DELETE_DELETE, ON_DELETE_RETAIN};
+use serde_json::{Value, json};
+
+use super::labels;
+use crate::resolve::{Content, OnDelete, Source};
+
+/// The labels by which a claim is ours: it has no owner reference, so that no garbage collection can take data.
+pub fn claim_labels(machine: &Machine, on_delete: OnDelete) -> BTreeMap<String, String> {
+    let mut labels = labels(machine);
+    labels.insert(LABEL_MACHINE_UID.to_owned(), machine.metadata.uid.clone().unwrap_or_default());
+    let on_delete = match on_delete {
+        OnDelete::Delete => ON_DELETE_DELETE,
+        OnDelete::Retain => ON_DELETE_RETAIN,
+    };
+    labels.insert(LABEL_ON_DELETE.to_owned(), on_delete.to_owned());
+    labels
+}
+
+/// The whole object, for its first write; none for a disk without a claim. `class` is the class that was found.
+pub fn render(machine: &Machine, content: &Content, class: &str) -> Option<Value> {
+    let Content::Claim { claim, size, access_mode, volume_mode, source, on_delete, .. } = content else { return None };
+    let mut spec = json!({
+        "storageClassName": class,
+        "accessModes": [access_mode],
+        "volumeMode": volume_mode,
+        "resources": {"requests": {"storage": size.to_string()}},
+    });
+    if let (Some(source), Value::Object(fields)) = (source, &mut spec) {
+        fields.insert("dataSourceRef".to_owned(), data_source(claim, source));
+    }
+    Some(json!({"metadata": {"labels": claim_labels(machine, *on_delete)}, "spec": spec}))
+}
+
+fn data_source(claim: &str, source: &Source) -> Value {
+    match source {
+        Source::Claim(name) => json!({"kind": "PersistentVolumeClaim", "name": name}),
+        Source::Snapshot(name) => {
+            json!({"apiGroup": "snapshot.storage.k8s.io", "kind": "VolumeSnapshot", "name": name})
+        }
+        Source::Http(_) | Source::Registry(_) => {
+            json!({"apiGroup": "cdi.kubevirt.io", "kind": "VolumeImportSource", "name": claim})
+        }
+    }
+}
+
+/// CDI's description of where a disk's contents come from; none for other sources.
+pub fn import_source(machine: &Machine, content: &Content) -> Option<Value> {
+    let Content::Claim { source, .. } = content else { return None };
+    let source = match source {
+        Some(Source::Http(url)) => json!({"http": {"url": url}}),
+        Some(Source::Registry(url)) => json!({"registry": {"url": url}}),
+        _ => return None,
+    };
+    Some(json!({
+        "metadata": {"labels": labels(machine), "ownerReferences": [super::owner(machine)]},
+        "spec": {"source": source},
+    }))
+}

@@ -1,0 +1,259 @@
+//! The part of KubeVirt's VirtualMachine that a Machine can become. Field names are KubeVirt's.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct VirtualMachineSpec {
+    pub run_strategy: &'static str,
+    pub template: Template,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Template {
+    pub metadata: TemplateMetadata,
+    pub spec: InstanceSpec,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct TemplateMetadata {
+    pub labels: BTreeMap<String, String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct InstanceSpec {
+    pub domain: Domain,
+    pub networks: Vec<Network>,
+    pub volumes: Vec<Volume>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Domain {
+    pub cpu: Cpu,
+    pub memory: Memory,
+    pub devices: Devices,
+    pub machine: MachineType,
+    #[serde(skip_serializing_if = "Features::is_empty")]
+    pub features: Features,
+    pub firmware: Firmware,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub clock: Option<Clock>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Cpu {
+    pub cores: u32,
+    pub threads: u32,
+    pub sockets: u32,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Memory {
+    pub guest: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Devices {
+    pub disks: Vec<Disk>,
+    pub interfaces: Vec<Interface>,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub network_interface_multiqueue: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Disk {
+    pub name: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub boot_order: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub disk: Option<DiskTarget>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cdrom: Option<CdromTarget>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct DiskTarget {
+    pub bus: &'static str,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub readonly: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct CdromTarget {
+    pub bus: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Interface {
+    pub name: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub boot_order: Option<u32>,
+    pub model: String,
+    pub mac_address: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub masquerade: Option<Empty>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bridge: Option<Empty>,
+}
+
+/// `{}`
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Empty {}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct MachineType {
+    #[serde(rename = "type")]
+    pub kind: String,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Features {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub acpi: Option<Toggle>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub apic: Option<Toggle>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hyperv: Option<Hyperv>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub smm: Option<Toggle>,
+}
+
+impl Features {
+    fn is_empty(&self) -> bool {
+        *self == Features::default()
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Toggle {
+    pub enabled: bool,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Hyperv {
+    pub relaxed: Empty,
+    pub spinlocks: Spinlocks,
+    pub vapic: Empty,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Spinlocks {
+    pub spinlocks: u32,
+}
+
+impl Default for Spinlocks {
+    fn default() -> Self {
+        Spinlocks { spinlocks: 8191 }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Firmware {
+    pub uuid: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bootloader: Option<Bootloader>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Bootloader {
+    pub efi: Efi,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Efi {
+    pub secure_boot: bool,
+}
+
+/// What Windows wants of its clock.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Clock {
+    pub utc: Empty,
+    pub timer: Timer,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Timer {
+    pub hpet: Presence,
+    pub pit: TickPolicy,
+    pub rtc: TickPolicy,
+    pub hyperv: Empty,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Presence {
+    pub present: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct TickPolicy {
+    pub tick_policy: &'static str,
+}
+
+impl Default for Timer {
+    fn default() -> Self {
+        Timer {
+            hpet: Presence { present: false },
+            pit: TickPolicy { tick_policy: "delay" },
+            rtc: TickPolicy { tick_policy: "catchup" },
+            hyperv: Empty {},
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Network {
+    pub name: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pod: Option<Empty>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub multus: Option<Multus>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Multus {
+    pub network_name: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Volume {
+    pub name: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub persistent_volume_claim: Option<ClaimVolume>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub container_disk: Option<ContainerDisk>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cloud_init_no_cloud: Option<CloudInitNoCloud>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ClaimVolume {
+    pub claim_name: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ContainerDisk {
+    pub image: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct CloudInitNoCloud {
+    pub secret_ref: LocalReference,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub network_data_secret_ref: Option<LocalReference>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct LocalReference {
+    pub name: String,
+}

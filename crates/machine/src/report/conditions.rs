@@ -1,0 +1,88 @@
+//! The conditions beside Ready: each says how one part of the machine is, whatever the others do.
+
+use api::machine::{condition_type, machine_reason as reason};
+
+use crate::analysis::Analysis;
+use crate::observed::Observed;
+use crate::report::verdict::Verdict;
+use crate::resolve::Content;
+
+pub(super) fn virtual_machine(observed: &Observed, verdict: &Verdict) -> (bool, &'static str, String) {
+    let running = observed.vmi.as_ref().is_some_and(|vmi| vmi.phase == "Running");
+    match (&observed.vm, verdict.reason) {
+        (_, reason::VM_FAILED) => (false, reason::VM_FAILED, verdict.message.clone()),
+        (Some(_), _) if verdict.ready || running => (true, reason::VM_CREATED, verdict.message.clone()),
+        (Some(_), _) => (false, reason::VM_CREATED, verdict.message.clone()),
+        (None, _) => (false, verdict.reason, verdict.message.clone()),
+    }
+}
+
+pub(super) fn storage(observed: &Observed, analysis: &Analysis) -> (bool, &'static str, String) {
+    let about_storage = [reason::STORAGE_CLASS_NOT_FOUND, reason::CDI_NOT_INSTALLED];
+    if let Some(problem) = analysis.problem.as_ref().filter(|problem| about_storage.contains(&problem.reason)) {
+        return (false, reason::PVC_PENDING, problem.message.clone());
+    }
+    match pending_claims(observed, analysis) {
+        Some(message) => (false, reason::PVC_PENDING, message),
+        None if analysis.resolved.is_none() => {
+            (false, reason::PVC_PENDING, "the spec cannot be understood yet".to_owned())
+        }
+        None => (true, reason::PVC_BOUND, "every disk has its storage".to_owned()),
+    }
+}
+
+/// Which claims are not bound yet, and why that may be.
+pub(super) fn pending_claims(observed: &Observed, analysis: &Analysis) -> Option<String> {
+    let resolved = analysis.resolved.as_ref()?;
+    let mut pending = Vec::new();
+    for disk in &resolved.disks {
+        let Content::Claim { claim, .. } = &disk.content else { continue };
+        let view = observed.claims.get(claim);
+        if view.is_some_and(|view| view.phase == "Bound") {
+            continue;
+        }
+        let class = view.and_then(|view| view.storage_class.as_deref());
+        let waits =
+            observed.storage_classes.iter().any(|known| Some(known.name.as_str()) == class && known.waits_for_consumer);
+        pending.push(match (view, waits) {
+            (None, _) => format!("{claim} is being made"),
+            (Some(_), true) => {
+                format!("{claim} is bound when the machine's pod has been scheduled (WaitForFirstConsumer)")
+            }
+            (Some(_), false) => format!(
+                "{claim} waits for a volume of StorageClass {}; see `kubectl describe pvc {claim}`",
+                class.unwrap_or_default()
+            ),
+        });
+    }
+    (!pending.is_empty()).then(|| pending.join("; "))
+}
+
+pub(super) fn network(observed: &Observed, analysis: &Analysis) -> (bool, &'static str, String) {
+    let about_networks =
+        [reason::NETWORK_CONFIGURATION_NOT_FOUND, reason::MULTUS_NOT_INSTALLED, reason::MAC_ADDRESS_IN_USE];
+    if let Some(problem) = analysis.problem.as_ref().filter(|problem| about_networks.contains(&problem.reason)) {
+        return (false, reason::NETWORK_FAILED, problem.message.clone());
+    }
+    let missing = observed.network_names().into_iter().find(|name| !observed.attachments.contains_key(*name));
+    match (missing, &analysis.resolved) {
+        (_, None) => (false, reason::NETWORK_FAILED, "the spec cannot be understood yet".to_owned()),
+        (Some(name), _) => {
+            (false, reason::NETWORK_FAILED, format!("the NetworkAttachmentDefinition {name} is being made"))
+        }
+        (None, Some(_)) => (true, reason::NETWORK_CONFIGURED, "every interface has its network".to_owned()),
+    }
+}
+
+/// What was changed and waits for a restart. KubeVirt knows whether; which fields it were was said when they were written.
+pub(super) fn restart(observed: &Observed, _: &Analysis) -> Option<(&'static str, String)> {
+    observed.vm.as_ref().filter(|vm| vm.restart_required)?;
+    let previous = observed.machine.status.as_ref().and_then(|status| {
+        status.conditions.iter().find(|condition| condition.type_ == condition_type::RESTART_REQUIRED)
+    });
+    let message = previous.map_or_else(
+        || "a change takes effect when the machine is restarted (`virtctl restart`)".to_owned(),
+        |condition| condition.message.clone(),
+    );
+    Some((reason::PENDING_RESTART, message))
+}

@@ -1,0 +1,138 @@
+//! What to say about a Machine: status, conditions, diagnosis, events, and when to look again. It is always computed from
+//! everything that was seen, also after an error, and written only if it says something new.
+
+mod conditions;
+mod events;
+mod verdict;
+
+use std::time::Duration;
+
+use api::machine::{EffectiveResources, MachineStatus, condition_type, phase};
+use api::{ConditionStatus, Outcome, Plan, Report, StatusWrite, Stop, set_condition};
+use serde_json::Value;
+
+use crate::analysis::{Analysis, analyse};
+use crate::observed::Observed;
+use verdict::{Verdict, judge};
+
+/// What a guest reports is not ours: no more of it than this reaches the status.
+const MOST_ADDRESSES: usize = 16;
+/// A deletion that is quicker than this is not worth a write.
+const VISIBLE_AFTER: Duration = Duration::from_secs(2);
+
+pub fn report(observed: &Observed, plan: &Plan, outcome: &Outcome) -> Report {
+    let analysis = analyse(observed);
+    if observed.is_deleting() {
+        return deleting(observed, outcome);
+    }
+    let Some(verdict) = judge(observed, &analysis, outcome) else { return Report::default() };
+    let status = status(observed, &analysis, &verdict);
+    finish(observed, plan, status, &verdict)
+}
+
+fn finish(observed: &Observed, plan: &Plan, status: MachineStatus, verdict: &Verdict) -> Report {
+    let previous = observed.machine.status.clone().unwrap_or_default();
+    Report {
+        events: events::of(observed, plan, &previous, &status, verdict),
+        status: Some(write(observed, &previous, status)),
+        wake_after: None,
+    }
+}
+
+/// The two fields that would change with every write change only when something else does.
+fn write(observed: &Observed, previous: &MachineStatus, mut desired: MachineStatus) -> StatusWrite {
+    desired.last_updated.clone_from(&previous.last_updated);
+    desired.resource_version.clone_from(&previous.resource_version);
+    if desired != *previous {
+        desired.last_updated = Some(observed.now.strftime("%Y-%m-%dT%H:%M:%SZ").to_string());
+        desired.resource_version.clone_from(&observed.machine.metadata.resource_version);
+    }
+    let value = |status: &MachineStatus| serde_json::to_value(status).unwrap_or(Value::Null);
+    StatusWrite {
+        target: observed.machine_target(),
+        uid: observed.uid().to_owned(),
+        observed: value(previous),
+        desired: value(&desired),
+    }
+}
+
+fn status(observed: &Observed, analysis: &Analysis, verdict: &Verdict) -> MachineStatus {
+    let previous = observed.machine.status.clone().unwrap_or_default();
+    let generation = observed.machine.metadata.generation;
+    let vm = observed.vm.as_ref().filter(|vm| vm.controller_uid.as_deref() == Some(observed.uid()));
+    let vmi = vm.and(observed.vmi.as_ref());
+    let mut status = MachineStatus {
+        phase: Some(verdict.phase.to_owned()),
+        conditions: previous.conditions,
+        diagnosis: (!verdict.ready).then(|| verdict.message.clone()),
+        vm_name: vm.map(|_| observed.name().to_owned()),
+        vmi_name: vmi.map(|_| observed.name().to_owned()),
+        ip_addresses: vmi.map(|vmi| vmi.addresses.iter().take(MOST_ADDRESSES).cloned().collect()).unwrap_or_default(),
+        node_name: vmi.and_then(|vmi| vmi.node.clone()),
+        resources: analysis
+            .resolved
+            .as_ref()
+            .map(|resolved| EffectiveResources { cpu: resolved.cpu.cpus(), memory: resolved.memory.to_string() }),
+        observed_generation: generation,
+        last_updated: None,
+        resource_version: None,
+    };
+    let mut set = |type_: &str, is: bool, reason: &str, message: &str| {
+        set_condition(
+            &mut status.conditions,
+            type_,
+            ConditionStatus::from(is),
+            reason,
+            message,
+            generation,
+            observed.now,
+        );
+    };
+    set(condition_type::READY, verdict.ready, verdict.reason, &verdict.message);
+    let (is, reason, message) = conditions::virtual_machine(observed, verdict);
+    set(condition_type::VIRTUAL_MACHINE_READY, is, reason, &message);
+    let (is, reason, message) = conditions::storage(observed, analysis);
+    set(condition_type::STORAGE_READY, is, reason, &message);
+    let (is, reason, message) = conditions::network(observed, analysis);
+    set(condition_type::NETWORK_READY, is, reason, &message);
+    match conditions::restart(observed, analysis) {
+        Some((reason, message)) => set(condition_type::RESTART_REQUIRED, true, reason, &message),
+        None => status.conditions.retain(|condition| condition.type_ != condition_type::RESTART_REQUIRED),
+    }
+    status
+}
+
+/// A deletion says nothing while it goes quickly, and why it waits when it does not.
+fn deleting(observed: &Observed, outcome: &Outcome) -> Report {
+    let Stop::Waiting { wait, .. } = &outcome.stop else { return Report::default() };
+    let since = observed.machine.metadata.deletion_timestamp.as_ref().map_or(observed.now, |time| time.0);
+    let waited = observed.now.duration_since(since);
+    let remaining = VISIBLE_AFTER.saturating_sub(Duration::try_from(waited).unwrap_or_default());
+    if !remaining.is_zero() {
+        // The deletion timestamp has whole seconds: a little later is surely late enough.
+        return Report { wake_after: Some(remaining + Duration::from_millis(100)), ..Report::default() };
+    }
+    let previous = observed.machine.status.clone().unwrap_or_default();
+    let mut status = previous.clone();
+    status.diagnosis = Some(format!("the Machine is being deleted: {}", wait.message));
+    set_condition(
+        &mut status.conditions,
+        condition_type::READY,
+        ConditionStatus::False,
+        wait.reason,
+        &format!("the Machine is being deleted: {}", wait.message),
+        observed.machine.metadata.generation,
+        observed.now,
+    );
+    let verdict = Verdict {
+        phase: phase::CREATING,
+        ready: false,
+        reason: wait.reason,
+        message: format!("the Machine is being deleted: {}", wait.message),
+    };
+    Report {
+        events: events::of(observed, &Plan::default(), &previous, &status, &verdict),
+        status: Some(write(observed, &previous, status)),
+        wake_after: None,
+    }
+}

@@ -1,0 +1,198 @@
+//! Phase, Ready and the one sentence about it: a walk from the Machine to its VM, guest, pod and claims that stops at the
+//! first thing that explains why the machine is not running.
+
+use api::machine::{machine_reason as reason, phase};
+use api::{Body, Class, Failure, Outcome, Stop, Target};
+
+use crate::analysis::Analysis;
+use crate::observed::{Observed, VmView};
+use crate::problem::ProblemKind;
+use crate::report::conditions::pending_claims;
+use crate::resolve::Power;
+
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Verdict {
+    pub(crate) phase: &'static str,
+    pub(crate) ready: bool,
+    pub(crate) reason: &'static str,
+    pub(crate) message: String,
+}
+
+fn not_ready(phase: &'static str, reason: &'static str, message: impl Into<String>) -> Verdict {
+    Verdict { phase, ready: false, reason, message: message.into() }
+}
+
+/// None: nothing worth saying happened, and what was said before stays.
+pub(crate) fn judge(observed: &Observed, analysis: &Analysis, outcome: &Outcome) -> Option<Verdict> {
+    if let Some(problem) = &analysis.problem {
+        let phase = match problem.kind {
+            ProblemKind::Failed => phase::FAILED,
+            ProblemKind::Pending => phase::PENDING,
+            ProblemKind::Creating => phase::CREATING,
+        };
+        return Some(not_ready(phase, problem.reason, &problem.message));
+    }
+    match &outcome.stop {
+        Stop::Taken { target, live, .. } => Some(taken(target, live)),
+        Stop::Failed { failure, .. } => failed(observed, failure),
+        Stop::Waiting { wait, .. } => Some(not_ready(phase::CREATING, wait.reason, &wait.message)),
+        Stop::Done => Some(living(observed, analysis)),
+    }
+}
+
+fn taken(target: &Target, live: &Body) -> Verdict {
+    let owner = live
+        .json()
+        .pointer("/metadata/ownerReferences/0")
+        .and_then(|owner| Some(format!("{} {}", owner.get("kind")?.as_str()?, owner.get("name")?.as_str()?)));
+    let owner = owner.unwrap_or_else(|| "nobody that this operator knows".to_owned());
+    let (kind, name) = (&target.resource.kind, target.key.name());
+    not_ready(
+        phase::FAILED,
+        reason::NAME_TAKEN,
+        format!(
+            "{kind} {name} exists already and belongs to {owner}; it was left as it is: rename this Machine or remove the other"
+        ),
+    )
+}
+
+/// A failure that the next try may heal says nothing, unless it comes from KubeVirt or needs somebody's help.
+fn failed(observed: &Observed, failure: &Failure) -> Option<Verdict> {
+    use api::reason as cause;
+    let creating = |reason, message: String| Some(not_ready(phase::CREATING, reason, message));
+    match (failure.class, failure.reason) {
+        (_, cause::PERMISSION_MISSING) => creating(reason::PERMISSION_MISSING, failure.message.clone()),
+        (_, cause::QUOTA_EXCEEDED) => creating(
+            reason::QUOTA_EXCEEDED,
+            format!("{}; raise the namespace's quota or ask for less", failure.message),
+        ),
+        (
+            _,
+            cause::ADMISSION_REFUSED | cause::INVALID_OBJECT | cause::WEBHOOK_UNREACHABLE | cause::API_NOT_INSTALLED,
+        ) => creating(reason::KUBEVIRT_API_ERROR, format!("{}{}", failure.message, hint(&failure.message))),
+        (Class::Invalid | Class::Bug, _) => creating(reason::KUBEVIRT_API_ERROR, failure.message.clone()),
+        // Tried again at once or soon; a Machine that was never told of says that it is being made.
+        (Class::Conflict | Class::Transient | Class::Forbidden, _) => {
+            observed.machine.status.as_ref().is_none_or(|status| status.conditions.is_empty()).then(|| {
+                not_ready(
+                    phase::CREATING,
+                    reason::VM_CREATED,
+                    format!("it is being made; the last try failed: {}", failure.message),
+                )
+            })
+        }
+    }
+}
+
+/// What an administrator can do about a refusal of KubeVirt's.
+fn hint(message: &str) -> &'static str {
+    if message.contains("machine type") || message.contains("machine.type") {
+        "; an administrator can allow it in the KubeVirt resource: \
+         spec.configuration.architectureConfiguration.amd64.emulatedMachines"
+    } else {
+        ""
+    }
+}
+
+/// Nothing is in the way and everything is written: how is the machine?
+fn living(observed: &Observed, analysis: &Analysis) -> Verdict {
+    let power = analysis.resolved.as_ref().map_or(Power::Running, |resolved| resolved.power);
+    let Some(vm) = &observed.vm else {
+        return not_ready(phase::CREATING, reason::VM_CREATED, "the VirtualMachine has been created");
+    };
+    let verdict = match power {
+        Power::Stopped => stopped(observed),
+        Power::Running => running(observed, analysis, vm),
+    };
+    match (analysis.refused.as_slice(), verdict.ready) {
+        ([], _) | (_, false) => verdict,
+        // It runs, but not as the spec says.
+        (refused, true) => {
+            Verdict { message: format!("{}; refused: {}", verdict.message, refused.join("; ")), ..verdict }
+        }
+    }
+}
+
+fn stopped(observed: &Observed) -> Verdict {
+    match &observed.vmi {
+        None => Verdict {
+            phase: phase::STOPPED,
+            ready: true,
+            reason: reason::STOPPED,
+            message: "the machine is stopped, as powerState says".to_owned(),
+        },
+        Some(_) => {
+            not_ready(phase::RUNNING, reason::STOPPING, "the machine is shutting down, because powerState is Stopped")
+        }
+    }
+}
+
+fn running(observed: &Observed, analysis: &Analysis, vm: &VmView) -> Verdict {
+    let vmi = observed.vmi.as_ref();
+    if let Some(vmi) = vmi.filter(|vmi| vmi.phase == "Running") {
+        if vmi.paused {
+            return not_ready(
+                phase::RUNNING,
+                reason::PAUSED,
+                "the machine is paused; `virtctl unpause vm` lets it go on",
+            );
+        }
+        let message = if vmi.migrating {
+            "the machine is running and migrating to another node"
+        } else {
+            "the machine is running"
+        };
+        return Verdict { phase: phase::RUNNING, ready: true, reason: reason::RUNNING, message: message.to_owned() };
+    }
+    if let Some(words) = vmi.and_then(|vmi| vmi.unschedulable.as_deref()) {
+        return not_ready(
+            phase::CREATING,
+            reason::INSUFFICIENT_RESOURCES,
+            format!("no node can take the machine: {words}; add nodes, free resources, or ask for less"),
+        );
+    }
+    if let Some(words) = vmi.and_then(|vmi| vmi.failure.as_deref()).or(vm.failure.as_deref()) {
+        let (reason, what) = if words.contains("exceeded quota") {
+            (reason::INSUFFICIENT_RESOURCES, "raise the namespace's quota or ask for less")
+        } else {
+            (reason::KUBEVIRT_API_ERROR, "see the VirtualMachine's events")
+        };
+        return not_ready(phase::CREATING, reason, format!("KubeVirt could not start the machine: {words}; {what}"));
+    }
+    if let Some(verdict) = error_state(&vm.printable_status) {
+        return verdict;
+    }
+    if let Some(message) = pending_claims(observed, analysis) {
+        return not_ready(phase::CREATING, reason::PVC_PENDING, message);
+    }
+    not_ready(phase::CREATING, reason::VM_CREATED, starting(&vm.printable_status))
+}
+
+fn starting(status: &str) -> String {
+    match status {
+        "" | "Stopped" => "the VirtualMachine has been created and will be started".to_owned(),
+        status => format!("the VirtualMachine is {status}"),
+    }
+}
+
+fn error_state(status: &str) -> Option<Verdict> {
+    let failed = |what: &str| Some(not_ready(phase::FAILED, reason::VM_FAILED, what));
+    match status {
+        "CrashLoopBackOff" => Some(not_ready(
+            phase::CREATING,
+            reason::VM_FAILED,
+            "the machine fails again and again shortly after its start; see `kubectl describe vmi` and the guest's console",
+        )),
+        "ErrImagePull" | "ImagePullBackOff" => {
+            failed("a disk's image cannot be pulled; correct the image's name or the registry's credentials")
+        }
+        "ErrorPvcNotFound" => failed("a claim of the machine is gone; it is made anew if it was the machine's own"),
+        "DataVolumeError" => failed("a disk could not be filled; see the events of its claim"),
+        "ErrorUnschedulable" => Some(not_ready(
+            phase::CREATING,
+            reason::INSUFFICIENT_RESOURCES,
+            "no node can take the machine; add nodes, free resources, or ask for less",
+        )),
+        _ => None,
+    }
+}

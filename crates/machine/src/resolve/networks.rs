@@ -1,0 +1,100 @@
+//! Network interfaces, and the addresses of those that were given none.
+
+use std::collections::BTreeSet;
+
+use api::machine::{Network, POD_NETWORK};
+use sha2::{Digest, Sha256};
+
+use super::invalid;
+use crate::problem::Problem;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ResolvedNetwork {
+    pub name: String,
+    pub attachment: Attachment,
+    pub model: String,
+    pub mac: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Attachment {
+    /// The pod network, masqueraded.
+    Pod,
+    /// The NetworkConfiguration of this name, by a bridge.
+    Configuration(String),
+}
+
+impl ResolvedNetwork {
+    pub fn configuration(&self) -> Option<&str> {
+        match &self.attachment {
+            Attachment::Pod => None,
+            Attachment::Configuration(name) => Some(name),
+        }
+    }
+}
+
+pub(super) fn resolve(uid: &str, given: &[Network]) -> Result<Vec<ResolvedNetwork>, Problem> {
+    if given.is_empty() {
+        return Ok(vec![one(uid, &default_network())?]);
+    }
+    let mut names = BTreeSet::new();
+    for network in given {
+        if !names.insert(&network.name) {
+            return Err(invalid(format!("there are two networks named {:?}; give each its own name", network.name)));
+        }
+    }
+    let resolved: Vec<ResolvedNetwork> = given.iter().map(|network| one(uid, network)).collect::<Result<_, _>>()?;
+    if resolved.iter().filter(|network| network.attachment == Attachment::Pod).count() > 1 {
+        return Err(invalid("two networks are on the pod network; KubeVirt allows only one"));
+    }
+    let mut macs = BTreeSet::new();
+    for network in &resolved {
+        if !macs.insert(&network.mac) {
+            return Err(invalid(format!("two networks have the MAC address {}; give each its own", network.mac)));
+        }
+    }
+    Ok(resolved)
+}
+
+fn default_network() -> Network {
+    Network { name: "default".to_owned(), network_name: POD_NETWORK.to_owned(), ..Network::default() }
+}
+
+fn one(uid: &str, network: &Network) -> Result<ResolvedNetwork, Problem> {
+    let name = &network.name;
+    let model = match network.model.as_deref() {
+        None => "virtio",
+        Some(model @ ("virtio" | "e1000" | "rtl8139")) => model,
+        Some(other) => {
+            return Err(invalid(format!("network {name}: model {other:?} is unknown; use virtio, e1000 or rtl8139")));
+        }
+    };
+    let mac = match &network.mac_address {
+        None => derived_mac(uid, name),
+        Some(text) => unicast(text).ok_or_else(|| {
+            invalid(format!("network {name}: {text:?} is no unicast MAC address; write one such as 52:54:00:12:34:56"))
+        })?,
+    };
+    let attachment = match network.network_name.as_str() {
+        POD_NETWORK => Attachment::Pod,
+        other => Attachment::Configuration(other.to_owned()),
+    };
+    Ok(ResolvedNetwork { name: name.clone(), attachment, model: model.to_owned(), mac })
+}
+
+/// Lower case, if it is six bytes in hexadecimal and not a group address.
+fn unicast(text: &str) -> Option<String> {
+    let bytes: Vec<u8> = text
+        .split(':')
+        .map(|part| (part.len() == 2).then(|| u8::from_str_radix(part, 16).ok())?)
+        .collect::<Option<_>>()?;
+    let first = *bytes.first()?;
+    (bytes.len() == 6 && first & 1 == 0 && bytes.iter().any(|byte| *byte != 0)).then(|| text.to_lowercase())
+}
+
+/// Locally administered, and the same for as long as the Machine exists, however often its VM is made anew.
+pub fn derived_mac(uid: &str, interface: &str) -> String {
+    let digest = Sha256::new().chain_update(uid).chain_update([0]).chain_update(interface).finalize();
+    let bytes: Vec<String> = digest.iter().take(5).map(|byte| format!("{byte:02x}")).collect();
+    format!("02:{}", bytes.join(":"))
+}

@@ -1,0 +1,225 @@
+//! The rows of the status table, and what a Machine becomes.
+
+use api::machine::{
+    CloudInit, Cpu, Disk, MachineSpec, Memory, Network, Resources, SecretKeyRef, condition_type as type_,
+};
+use machine::observed::SourceView;
+use machine::resolve::resolve;
+
+use crate::world::{UID, World};
+
+fn template(name: &str) -> MachineSpec {
+    MachineSpec { template: Some(name.to_owned()), ..MachineSpec::default() }
+}
+
+fn on_network(name: &str) -> MachineSpec {
+    let network = Network { name: "eth0".to_owned(), network_name: name.to_owned(), ..Network::default() };
+    MachineSpec { networks: vec![network], ..template("small") }
+}
+
+fn expect(world: &World, phase: &str, ready: &str, reason: &str) {
+    let status = world.status();
+    let (is, why, message) = world.condition(type_::READY);
+    assert_eq!((status.phase.as_deref(), is.as_str(), why.as_str()), (Some(phase), ready, reason), "{message}");
+    assert_eq!(status.diagnosis.is_some(), ready == "False", "a diagnosis exactly while it is not ready");
+}
+
+#[test]
+fn a_machine_comes_to_life() {
+    let mut world = World::new(template("medium"));
+    let (plan, _) = world.pass();
+    assert_eq!(plan.write_count(), 3, "finalizer, claim and VM: {plan:?}");
+    expect(&world, "Creating", "False", "VMCreated");
+    world.pass();
+    expect(&world, "Creating", "False", "PVCPending");
+    world.bind_claims();
+    world.start_guest("Scheduling");
+    world.pass();
+    expect(&world, "Creating", "False", "VMCreated");
+    world.start_guest("Running");
+    world.pass();
+    expect(&world, "Running", "True", "Running");
+    let status = world.status();
+    assert_eq!((status.ip_addresses, status.node_name.as_deref()), (vec!["10.1.2.3".to_owned()], Some("node-1")));
+    assert_eq!(world.condition(type_::STORAGE_READY).1, "PVCBound");
+    assert_eq!(world.condition(type_::NETWORK_READY).1, "NetworkConfigured");
+}
+
+#[test]
+fn an_unknown_template_names_the_known_ones_and_heals() {
+    let mut world = World::new(template("huge"));
+    let (plan, _) = world.pass();
+    assert_eq!(plan.write_count(), 0);
+    expect(&world, "Failed", "False", "TemplateNotFound");
+    assert!(world.status().diagnosis.unwrap().contains("small, medium, large"));
+    world.edit(template("small"));
+    world.pass();
+    expect(&world, "Creating", "False", "VMCreated");
+}
+
+#[test]
+fn what_is_missing_is_named_and_nothing_is_half_made() {
+    let mut no_class = World::new(MachineSpec {
+        disks: vec![Disk {
+            name: "data".to_owned(),
+            size: Some("1Gi".to_owned()),
+            storage_class: Some("gold".to_owned()),
+            ..Disk::default()
+        }],
+        ..template("small")
+    });
+    let mut no_default = World::new(template("small"));
+    no_default.observed.storage_classes.clear();
+    let no_network = World::new(on_network("prod"));
+    let mut no_multus = World::new(on_network("prod")).with_network("prod");
+    no_multus.observed.installed.multus = false;
+    let mut no_kubevirt = World::new(template("small"));
+    no_kubevirt.observed.installed.kubevirt = false;
+    let mut no_secret = World::new(MachineSpec {
+        cloud_init: Some(CloudInit {
+            secret_ref: Some(SecretKeyRef { name: "s".to_owned(), key: None }),
+            ..CloudInit::default()
+        }),
+        ..template("small")
+    });
+    no_secret.observed.source = SourceView::SecretMissing;
+    for (world, phase, reason, part) in [
+        (&mut no_class, "Pending", "StorageClassNotFound", "gold"),
+        (&mut no_default, "Pending", "StorageClassNotFound", "default"),
+        (&mut { no_network }, "Pending", "NetworkConfigurationNotFound", "prod"),
+        (&mut no_multus, "Pending", "MultusNotInstalled", "Multus"),
+        (&mut no_kubevirt, "Creating", "KubeVirtApiError", "install it"),
+        (&mut no_secret, "Pending", "SecretNotFound", "no Secret s"),
+    ] {
+        let (plan, _) = world.pass();
+        assert_eq!(plan.write_count(), 0, "{reason}: {plan:?}");
+        expect(world, phase, "False", reason);
+        let diagnosis = world.status().diagnosis.unwrap();
+        assert!(diagnosis.contains(part), "{diagnosis}");
+    }
+}
+
+#[test]
+fn overrides_keep_the_rest_of_the_template() {
+    let spec = MachineSpec {
+        resources: Some(Resources {
+            cpu: Some(Cpu { cores: Some(4), ..Cpu::default() }),
+            memory: Some(Memory { size: Some("8Gi".to_owned()) }),
+        }),
+        ..template("medium")
+    };
+    let resolved = resolve(&World::new(spec).observed.machine).unwrap();
+    assert_eq!((resolved.cpu.cores, resolved.cpu.threads, resolved.cpu.sockets), (4, 1, 1));
+    assert_eq!(resolved.memory.to_string(), "8Gi");
+    assert_eq!(resolved.disks.len(), 1, "the template's root disk stays");
+}
+
+#[test]
+fn a_stopped_machine_is_ready() {
+    let mut world = World::new(MachineSpec { power_state: Some("Stopped".to_owned()), ..template("small") });
+    world.settle();
+    expect(&world, "Stopped", "True", "Stopped");
+}
+
+#[test]
+fn a_guest_that_never_ran_is_made_anew_after_an_edit() {
+    let mut world = World::new(template("large"));
+    world.settle();
+    world.start_guest("Scheduling");
+    if let Some(vmi) = &mut world.observed.vmi {
+        vmi.unschedulable = Some("0/1 nodes are available: 1 Insufficient memory".to_owned());
+    }
+    world.pass();
+    expect(&world, "Creating", "False", "InsufficientResources");
+    world.edit(template("small"));
+    world.pass();
+    world.pass();
+    assert!(world.observed.vmi.is_none(), "the old guest is deleted, so that KubeVirt makes a new one");
+}
+
+#[test]
+fn a_running_guest_is_never_replaced() {
+    let mut world = World::new(template("large"));
+    world.settle();
+    world.start_guest("Running");
+    world.edit(template("small"));
+    world.settle();
+    assert!(world.observed.vmi.is_some());
+}
+
+#[test]
+fn a_disk_grows_and_never_shrinks() {
+    let disk = |size: &str| MachineSpec {
+        disks: vec![Disk { name: "data".to_owned(), size: Some(size.to_owned()), ..Disk::default() }],
+        ..template("small")
+    };
+    let mut world = World::new(disk("10Gi"));
+    world.settle();
+    world.bind_claims();
+    world.start_guest("Running");
+    world.edit(disk("20Gi"));
+    world.settle();
+    assert_eq!(world.observed.claims["web-data"].requested, "20Gi");
+    world.edit(disk("5Gi"));
+    world.settle();
+    assert_eq!(world.observed.claims["web-data"].requested, "20Gi");
+    assert!(world.condition(type_::READY).2.contains("cannot shrink"));
+}
+
+#[test]
+fn foreign_names_are_never_taken() {
+    let mut world = World::new(template("small"));
+    world.settle();
+    world.observed.vm.as_mut().unwrap().controller_uid = Some("somebody".to_owned());
+    let (plan, _) = world.pass();
+    assert_eq!(plan.write_count(), 0, "{plan:?}");
+    expect(&world, "Failed", "False", "NameTaken");
+    world.delete_machine();
+    world.pass();
+    assert!(world.gone && !world.observed.vm.as_ref().unwrap().deleting, "the foreign VM stays");
+}
+
+#[test]
+fn drift_is_put_back_exactly() {
+    let mut world = World::new(on_network("prod")).with_network("prod");
+    world.settle();
+    let good = world.observed.vm.clone().unwrap().spec;
+    world.observed.vm.as_mut().unwrap().spec["runStrategy"] = "Halted".into();
+    world.observed.vm.as_mut().unwrap().spec["template"]["spec"]["nodeSelector"] = serde_json::json!({"x": "y"});
+    world.observed.vm.as_mut().unwrap().labels.remove("vitistack.io/machine");
+    world.observed.attachments.get_mut("prod").unwrap().config = "{}".to_owned();
+    world.settle();
+    let vm = world.observed.vm.clone().unwrap();
+    assert_eq!(vm.spec, good);
+    assert_eq!(vm.labels["vitistack.io/machine"], "web");
+    assert!(world.observed.attachments["prod"].config.contains("br1"));
+}
+
+#[test]
+fn a_changed_or_tampered_secret_is_written_again() {
+    let cloud_init = |text: &str| MachineSpec {
+        cloud_init: Some(CloudInit { user_data: Some(text.to_owned()), ..CloudInit::default() }),
+        ..template("small")
+    };
+    let mut world = World::new(cloud_init("one"));
+    world.settle();
+    let first = world.observed.secret.clone().unwrap().content;
+    world.edit(cloud_init("canary"));
+    world.settle();
+    assert_ne!(world.observed.secret.clone().unwrap().content, first);
+    world.observed.secret.as_mut().unwrap().tampered = true;
+    let (plan, _) = world.pass();
+    assert_eq!(plan.write_count(), 1, "{plan:?}");
+    assert!(!format!("{plan:?} {:?}", world.observed.machine).contains("canary"), "user data must never be printed");
+}
+
+#[test]
+fn the_firmware_and_the_mac_survive_a_new_vm() {
+    let mut world = World::new(template("small"));
+    world.settle();
+    let first = world.observed.vm.clone().unwrap().spec;
+    world.observed.vm = None;
+    world.settle();
+    assert_eq!(world.observed.vm.clone().unwrap().spec, first);
+    assert_eq!(first.pointer("/template/spec/domain/firmware/uuid").unwrap(), UID);
+}

@@ -1,0 +1,287 @@
+//! A cluster as far as the decisions see one: writes of a plan change the views, nothing else happens. What KubeVirt and
+//! storage do by themselves is a call of a test.
+
+use std::collections::BTreeMap;
+
+use api::machine::{FINALIZER_MACHINE, FINALIZER_NETWORK, Machine, MachineSpec, MachineStatus};
+use api::{Outcome, Plan, Report, Stop, Write};
+use k8s_openapi::jiff::Timestamp;
+use machine::observed::{
+    AttachmentView, ClaimView, Installed, NetworkView, Observed, OwnedView, SecretView, SourceView, StorageClassView,
+    VmView, VmiView,
+};
+use serde_json::Value;
+
+pub(crate) struct World {
+    pub(crate) observed: Observed,
+    /// The Machine object itself is gone.
+    pub(crate) gone: bool,
+    uids: u32,
+}
+
+pub(crate) const UID: &str = "5e6f5d0a-52a5-4a7c-9d38-2f1f0f6f3d11";
+
+impl World {
+    pub(crate) fn new(spec: MachineSpec) -> Self {
+        let mut machine = Machine { spec, ..Machine::default() };
+        machine.metadata.name = Some("web".to_owned());
+        machine.metadata.namespace = Some("shop".to_owned());
+        machine.metadata.uid = Some(UID.to_owned());
+        machine.metadata.generation = Some(1);
+        machine.metadata.resource_version = Some("1".to_owned());
+        let class = |name: &str, is_default| StorageClassView {
+            name: name.to_owned(),
+            is_default,
+            waits_for_consumer: false,
+            expands: true,
+        };
+        let observed = Observed {
+            machine,
+            installed: Installed { kubevirt: true, multus: true, cdi: true },
+            storage_classes: vec![class("standard", true), class("fast-ssd", false)],
+            networks: BTreeMap::new(),
+            attachments: BTreeMap::new(),
+            secret: None,
+            source: SourceView::NotNeeded,
+            claims: BTreeMap::new(),
+            import_sources: BTreeMap::new(),
+            vm: None,
+            vmi: None,
+            macs_in_use: BTreeMap::new(),
+            now: Timestamp::UNIX_EPOCH,
+        };
+        World { observed, gone: false, uids: 0 }
+    }
+
+    pub(crate) fn with_network(mut self, name: &str) -> Self {
+        let uid = self.uid();
+        let network = NetworkView {
+            uid,
+            vlan: Some(100),
+            bridge: Some("br1".to_owned()),
+            protected: false,
+            deleting: false,
+            other_users: false,
+        };
+        self.observed.networks.insert(name.to_owned(), network);
+        self
+    }
+
+    fn uid(&mut self) -> String {
+        self.uids += 1;
+        format!("uid-{}", self.uids)
+    }
+
+    /// One pass: the plan is carried out, the status is written. Returns what was planned and said.
+    pub(crate) fn pass(&mut self) -> (Plan, Report) {
+        let plan = machine::plan(&self.observed);
+        let before = self.observed.clone();
+        let outcome = self.apply(&plan);
+        let report = machine::report(&before, &plan, &outcome);
+        if let Some(status) = report.status.as_ref().filter(|status| status.differs()) {
+            let status: MachineStatus = serde_json::from_value(status.desired.clone()).unwrap();
+            self.observed.machine.status = Some(status);
+        }
+        (plan, report)
+    }
+
+    /// Passes until nothing is written any more.
+    pub(crate) fn settle(&mut self) {
+        for _ in 0..10 {
+            let (plan, report) = self.pass();
+            if plan.write_count() == 0 && !report.status.is_some_and(|status| status.differs()) {
+                return;
+            }
+        }
+        panic!("it never settles: {:?}", machine::plan(&self.observed));
+    }
+
+    pub(crate) fn apply(&mut self, plan: &Plan) -> Outcome {
+        let mut written = 0;
+        for step in &plan.steps {
+            for write in &step.writes {
+                self.write(write);
+                written += 1;
+            }
+            if let Some(wait) = &step.wait {
+                return Outcome { stop: Stop::Waiting { step: step.name, wait: wait.clone() }, written };
+            }
+        }
+        Outcome { stop: Stop::Done, written }
+    }
+
+    fn write(&mut self, write: &Write) {
+        let name = write.target().key.name().to_owned();
+        let kind = write.target().resource.kind.clone();
+        match write {
+            Write::Create { body, .. } => self.create(&kind, &name, body.json()),
+            Write::Apply { body, .. } => self.apply_finalizers(&kind, &name, body.json()),
+            Write::Patch { operations, .. } => {
+                for operation in operations {
+                    self.patch(&kind, &name, &operation.path, operation.value.clone().unwrap());
+                }
+            }
+            Write::Delete { .. } => self.delete(&kind, &name),
+            Write::Status { .. } => panic!("a plan writes no status"),
+        }
+    }
+
+    fn create(&mut self, kind: &str, name: &str, body: &Value) {
+        let uid = self.uid();
+        let labels = labels(body);
+        let controller_uid = body.pointer("/metadata/ownerReferences/0/uid").and_then(Value::as_str).map(str::to_owned);
+        let text = |pointer: &str| body.pointer(pointer).and_then(Value::as_str).map(str::to_owned);
+        match kind {
+            "VirtualMachine" => {
+                assert!(self.observed.vm.is_none(), "a second VM");
+                self.observed.vm = Some(VmView {
+                    uid,
+                    generation: 1,
+                    controller_uid,
+                    labels,
+                    spec: body["spec"].clone(),
+                    deleting: false,
+                    printable_status: "Starting".to_owned(),
+                    ready: false,
+                    restart_required: false,
+                    failure: None,
+                });
+            }
+            "Secret" => {
+                let content = text("/metadata/annotations/vitistack.io~1content");
+                assert!(self.observed.secret.is_none(), "a second Secret");
+                self.observed.secret = Some(SecretView { uid, controller_uid, labels, content, tampered: false });
+            }
+            "PersistentVolumeClaim" => {
+                let claim = ClaimView {
+                    uid,
+                    labels,
+                    phase: "Pending".to_owned(),
+                    requested: text("/spec/resources/requests/storage").unwrap(),
+                    storage_class: text("/spec/storageClassName"),
+                    deleting: false,
+                };
+                assert!(self.observed.claims.insert(name.to_owned(), claim).is_none(), "a second claim");
+            }
+            "NetworkAttachmentDefinition" => {
+                let view = AttachmentView { uid, controller_uid, config: text("/spec/config").unwrap() };
+                assert!(self.observed.attachments.insert(name.to_owned(), view).is_none(), "a second NAD");
+            }
+            "VolumeImportSource" => {
+                self.observed.import_sources.insert(name.to_owned(), OwnedView { uid, controller_uid });
+            }
+            other => panic!("nobody creates a {other}"),
+        }
+    }
+
+    fn apply_finalizers(&mut self, kind: &str, name: &str, body: &Value) {
+        let finalizers: Vec<String> = body
+            .pointer("/metadata/finalizers")
+            .map(|list| serde_json::from_value(list.clone()).unwrap())
+            .unwrap_or_default();
+        match kind {
+            "Machine" => {
+                let deleting = self.observed.machine.metadata.deletion_timestamp.is_some();
+                self.gone = deleting && !finalizers.contains(&FINALIZER_MACHINE.to_owned());
+                self.observed.machine.metadata.finalizers = Some(finalizers);
+            }
+            "NetworkConfiguration" => {
+                let network = self.observed.networks.get_mut(name).unwrap();
+                network.protected = finalizers.contains(&FINALIZER_NETWORK.to_owned());
+            }
+            other => panic!("nobody applies to a {other}"),
+        }
+    }
+
+    fn patch(&mut self, kind: &str, name: &str, path: &str, value: Value) {
+        let text = || value.as_str().unwrap().to_owned();
+        let label = path.strip_prefix("/metadata/labels/").map(|key| key.replace("~1", "/").replace("~0", "~"));
+        match (kind, label) {
+            ("VirtualMachine", Some(label)) => _ = self.observed.vm.as_mut().unwrap().labels.insert(label, text()),
+            ("Secret", Some(label)) => _ = self.observed.secret.as_mut().unwrap().labels.insert(label, text()),
+            ("PersistentVolumeClaim", Some(label)) => {
+                _ = self.observed.claims.get_mut(name).unwrap().labels.insert(label, text());
+            }
+            ("VirtualMachine", None) if path == "/spec" => {
+                let vm = self.observed.vm.as_mut().unwrap();
+                vm.spec = value;
+                vm.generation += 1;
+            }
+            ("Secret", None) if path == "/data" => self.observed.secret.as_mut().unwrap().tampered = false,
+            ("Secret", None) if path == "/metadata/annotations/vitistack.io~1content" => {
+                self.observed.secret.as_mut().unwrap().content = Some(text());
+            }
+            ("PersistentVolumeClaim", None) if path == "/spec/resources/requests/storage" => {
+                self.observed.claims.get_mut(name).unwrap().requested = text();
+            }
+            ("NetworkAttachmentDefinition", None) if path == "/spec" => {
+                self.observed.attachments.get_mut(name).unwrap().config = value["config"].as_str().unwrap().to_owned();
+            }
+            other => panic!("nobody patches {path} of {other:?}"),
+        }
+    }
+
+    fn delete(&mut self, kind: &str, name: &str) {
+        match kind {
+            "VirtualMachine" => self.observed.vm.as_mut().unwrap().deleting = true,
+            "VirtualMachineInstance" => self.observed.vmi = None,
+            "PersistentVolumeClaim" => assert!(self.observed.claims.remove(name).is_some(), "{name} is not there"),
+            other => panic!("nobody deletes a {other}"),
+        }
+    }
+
+    // What others do.
+
+    pub(crate) fn edit(&mut self, spec: MachineSpec) {
+        self.observed.machine.spec = spec;
+        let generation = self.observed.machine.metadata.generation.unwrap_or(0);
+        self.observed.machine.metadata.generation = Some(generation + 1);
+    }
+
+    pub(crate) fn bind_claims(&mut self) {
+        for claim in self.observed.claims.values_mut() {
+            claim.phase = "Bound".to_owned();
+        }
+    }
+
+    pub(crate) fn start_guest(&mut self, phase: &str) {
+        let vm = self.observed.vm.as_mut().unwrap();
+        vm.printable_status = phase.to_owned();
+        self.observed.vmi = Some(VmiView {
+            uid: "vmi".to_owned(),
+            phase: phase.to_owned(),
+            node: Some("node-1".to_owned()),
+            addresses: vec!["10.1.2.3".to_owned()],
+            paused: false,
+            migrating: false,
+            vm_generation: Some(vm.generation),
+            unschedulable: None,
+            failure: None,
+            deleting: false,
+        });
+    }
+
+    pub(crate) fn delete_machine(&mut self) {
+        use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+        self.observed.machine.metadata.deletion_timestamp = Some(Time(self.observed.now));
+    }
+
+    pub(crate) fn finish_shutdown(&mut self) {
+        self.observed.vm = None;
+        self.observed.vmi = None;
+    }
+
+    pub(crate) fn status(&self) -> MachineStatus {
+        self.observed.machine.status.clone().unwrap_or_default()
+    }
+
+    pub(crate) fn condition(&self, type_: &str) -> (String, String, String) {
+        let status = self.status();
+        let condition = status.conditions.iter().find(|condition| condition.type_ == type_).unwrap();
+        (condition.status.clone(), condition.reason.clone(), condition.message.clone())
+    }
+}
+
+fn labels(body: &Value) -> BTreeMap<String, String> {
+    body.pointer("/metadata/labels").map(|labels| serde_json::from_value(labels.clone()).unwrap()).unwrap_or_default()
+}
