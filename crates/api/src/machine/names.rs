@@ -60,11 +60,27 @@ pub mod machine_reason {
     pub const QUOTA_EXCEEDED: &str = "QuotaExceeded";
     pub const SECRET_NOT_FOUND: &str = "SecretNotFound";
     pub const MAC_ADDRESS_IN_USE: &str = "MacAddressInUse";
-    pub const ADMISSION_REFUSED: &str = "AdmissionRefused";
     pub const PERMISSION_MISSING: &str = "PermissionMissing";
     pub const MULTUS_NOT_INSTALLED: &str = "MultusNotInstalled";
     pub const CDI_NOT_INSTALLED: &str = "CdiNotInstalled";
-    pub const CHANGE_REFUSED: &str = "ChangeRefused";
+    /// Every reason that is an error: the values of the metric label `error_type`, and the rows of the troubleshooting page.
+    pub const ERRORS: [&str; 15] = [
+        TEMPLATE_NOT_FOUND,
+        NETWORK_CONFIGURATION_NOT_FOUND,
+        STORAGE_CLASS_NOT_FOUND,
+        INSUFFICIENT_RESOURCES,
+        KUBEVIRT_API_ERROR,
+        INVALID,
+        NAME_TAKEN,
+        QUOTA_EXCEEDED,
+        SECRET_NOT_FOUND,
+        MAC_ADDRESS_IN_USE,
+        PERMISSION_MISSING,
+        MULTUS_NOT_INSTALLED,
+        CDI_NOT_INSTALLED,
+        VM_FAILED,
+        PVC_PENDING,
+    ];
     // How things are.
     pub const VM_CREATED: &str = "VMCreated";
     pub const VM_FAILED: &str = "VMFailed";

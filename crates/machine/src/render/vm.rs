@@ -89,7 +89,9 @@ pub fn spec(machine: &Machine, resolved: &Resolved) -> Value {
                     firmware: Firmware {
                         // KubeVirt would choose one and write it into the VM; ours survives a VM that is made anew.
                         uuid: machine.metadata.uid.clone().unwrap_or_default(),
-                        bootloader: resolved.efi.then(|| Bootloader { efi: Efi { secure_boot: resolved.secure_boot } }),
+                        bootloader: resolved
+                            .efi
+                            .then_some(Bootloader { efi: Efi { secure_boot: resolved.secure_boot } }),
                     },
                     clock: resolved.hyperv.then(Clock::default),
                 },
