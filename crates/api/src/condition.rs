@@ -9,6 +9,8 @@ use k8s_openapi::{
     jiff::Timestamp,
 };
 
+use crate::Failure;
+
 /// Kubernetes allows 32768 characters in a condition's message; what a server or a guest says is cut long before.
 const MESSAGE_LIMIT: usize = 4096;
 
@@ -49,7 +51,7 @@ pub fn set_condition(
         type_: type_.to_owned(),
         status: status.as_str().to_owned(),
         reason: reason.to_owned(),
-        message: bounded(message).to_owned(),
+        message: Failure::bounded(message, MESSAGE_LIMIT).into_owned(),
         observed_generation,
         last_transition_time: Time(now),
     };
@@ -63,14 +65,6 @@ pub fn set_condition(
     let changed = *current != wanted;
     *current = wanted;
     changed
-}
-
-fn bounded(message: &str) -> &str {
-    let mut end = message.len().min(MESSAGE_LIMIT);
-    while !message.is_char_boundary(end) {
-        end -= 1;
-    }
-    message.get(..end).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -98,7 +92,6 @@ mod tests {
         let mut list = Vec::new();
         let long = "ø".repeat(MESSAGE_LIMIT);
         set_condition(&mut list, "Ready", ConditionStatus::Unknown, "Long", &long, None, at(0));
-        assert_eq!(list[0].message.len(), MESSAGE_LIMIT);
-        assert!(list[0].message.chars().all(|c| c == 'ø'));
+        assert!(list[0].message.len() <= MESSAGE_LIMIT && list[0].message.ends_with("ø…"));
     }
 }

@@ -81,14 +81,18 @@ pub enum Propagation {
 pub enum Write {
     /// The first write of an object, a POST. If the name is taken, the live object is read and its ownership decided.
     Create { target: Target, body: Body },
-    /// Every later write: server-side apply that carries the UID, so that it fails on a re-created object.
+    /// Server-side apply that carries the UID, so that it fails on a re-created object. It is for what was applied from
+    /// the beginning: a finalizer, a part of somebody else's object. It never removes what a `Create` wrote: the server
+    /// keeps a POST under another entry of `managedFields` (operation `Update`) than an apply, and a field that leaves
+    /// the applied body stays for as long as the other entry names it.
     Apply { target: Target, uid: String, body: Body },
-    /// A JSON patch that first tests the UID. It is for what must be exact: a replaced field loses what others added to
-    /// it, which server-side apply would leave alone.
+    /// A JSON patch that first tests the UID. It is for objects that were made by `Create`, and for what must be exact:
+    /// a replaced field loses what others added to it, which server-side apply would leave alone.
     Patch { target: Target, uid: String, operations: Vec<Operation> },
     /// Carries the UID as a precondition. An object that is gone already counts as deleted.
     Delete { target: Target, uid: String, propagation: Propagation },
-    /// Server-side apply of the status subresource, carrying the UID.
+    /// Server-side apply of the status subresource, carrying the UID and the newest version that is known of the object:
+    /// for a custom resource the server overwrites the UID before it would compare it.
     Status { target: Target, uid: String, body: Body },
 }
 

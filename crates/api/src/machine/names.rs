@@ -94,5 +94,6 @@ pub mod machine_reason {
     pub const PAUSED: &str = "Paused";
     pub const STOPPING: &str = "Stopping";
     pub const DELETING: &str = "Deleting";
+    pub const POWER_STATE_RESTORED: &str = "PowerStateRestored";
     pub const PENDING_RESTART: &str = "PendingRestart";
 }

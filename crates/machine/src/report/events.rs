@@ -1,6 +1,6 @@
 //! Events on every transition and every error; none at steady state.
 
-use api::machine::{MachineStatus, condition_type, phase};
+use api::machine::{MachineStatus, condition_type, machine_reason as reason, phase};
 use api::{EventKind, EventNote, ObjectRef, Plan};
 
 use crate::observed::Observed;
@@ -17,23 +17,49 @@ pub(super) fn of(
         let condition = status.conditions.iter().find(|condition| condition.type_ == condition_type::READY);
         condition.map(|condition| (condition.status.clone(), condition.reason.clone()))
     };
+    let mut notes: Vec<EventNote> = power_restored(observed, plan).into_iter().collect();
     let changed = previous.phase != status.phase || ready(previous) != ready(status);
     if !changed {
-        return Vec::new();
+        return notes;
     }
     let good = verdict.ready || matches!(verdict.phase, phase::CREATING | phase::RUNNING) && !is_error(verdict.reason);
-    vec![EventNote {
-        about: ObjectRef {
-            api_version: "vitistack.io/v1alpha1".to_owned(),
-            kind: "Machine".to_owned(),
-            key: observed.key(observed.name()),
-            uid: observed.uid().to_owned(),
-        },
+    notes.push(EventNote {
+        about: about(observed),
         kind: if good { EventKind::Normal } else { EventKind::Warning },
         reason: verdict.reason,
         action: if plan.write_count() > 0 { "Reconcile" } else { "Observe" },
         message: verdict.message.clone(),
-    }]
+    });
+    notes
+}
+
+fn about(observed: &Observed) -> ObjectRef {
+    ObjectRef {
+        api_version: "vitistack.io/v1alpha1".to_owned(),
+        kind: "Machine".to_owned(),
+        key: observed.key(observed.name()),
+        uid: observed.uid().to_owned(),
+    }
+}
+
+/// Somebody started or stopped the VM by hand. Whoever did it should learn why it did not last.
+fn power_restored(observed: &Observed, plan: &Plan) -> Option<EventNote> {
+    let writes_vm = plan.steps.iter().any(|step| step.name == crate::plan::step::VIRTUAL_MACHINE);
+    let found = observed.vm.as_ref().filter(|_| writes_vm)?.spec.get("runStrategy")?.as_str()?;
+    let (wanted, state) = match observed.machine.spec.power_state.as_deref() {
+        Some("Stopped") => ("Halted", "Stopped"),
+        _ => ("Always", "Running"),
+    };
+    // An edit of powerState itself changes the generation; then nobody contradicted it.
+    let edited = observed.machine.status.as_ref().and_then(|status| status.observed_generation)
+        != observed.machine.metadata.generation;
+    (found != wanted && !edited).then(|| EventNote {
+        about: about(observed),
+        kind: EventKind::Normal,
+        reason: reason::POWER_STATE_RESTORED,
+        action: "Reconcile",
+        message: format!("the VirtualMachine's runStrategy was {found} and is {wanted} again, because powerState is {state}; change powerState instead"),
+    })
 }
 
 fn is_error(reason: &str) -> bool {

@@ -223,3 +223,23 @@ fn the_firmware_and_the_mac_survive_a_new_vm() {
     assert_eq!(world.observed.vm.clone().unwrap().spec, first);
     assert_eq!(first.pointer("/template/spec/domain/firmware/uuid").unwrap(), UID);
 }
+
+#[test]
+fn a_stop_by_hand_is_undone_and_explained() {
+    let mut world = World::new(template("small"));
+    world.settle();
+    world.bind_claims();
+    world.start_guest("Running");
+    world.settle();
+    world.observed.vm.as_mut().unwrap().spec["runStrategy"] = "Halted".into();
+    let (_, report) = world.pass();
+    let told: Vec<&str> = report.events.iter().map(|event| event.reason).collect();
+    assert_eq!(told, ["PowerStateRestored"]);
+    assert_eq!(world.observed.vm.as_ref().unwrap().spec["runStrategy"], "Always");
+    world.edit(MachineSpec { power_state: Some("Stopped".to_owned()), ..template("small") });
+    let (_, report) = world.pass();
+    assert!(
+        report.events.iter().all(|event| event.reason != "PowerStateRestored"),
+        "an edit of powerState is no contradiction"
+    );
+}
