@@ -219,9 +219,7 @@ fn virtual_machine(observed: &Observed, resolved: &Resolved) -> Step {
     let spec = vm::spec(machine, resolved);
     let labels = missing(&render::labels(machine), &view.labels);
     let mut operations: Vec<Operation> = set_labels(&labels, &view.labels).collect();
-    if view.spec != spec {
-        operations.push(Operation::set("/spec", spec));
-    }
+    operations.extend(vm::changes(&view.spec, &spec));
     if operations.is_empty() {
         return step;
     }

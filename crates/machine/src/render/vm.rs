@@ -1,5 +1,6 @@
 //! The VirtualMachine, and whether one that exists is what it should be.
 
+use api::Operation;
 use api::machine::{CLOUD_INIT_DISK, Machine};
 use serde_json::{Value, json};
 
@@ -87,8 +88,9 @@ pub fn spec(machine: &Machine, resolved: &Resolved) -> Value {
                         smm: resolved.secure_boot.then(|| toggle(true)),
                     },
                     firmware: Firmware {
-                        // KubeVirt would choose one and write it into the VM; ours survives a VM that is made anew.
+                        // KubeVirt would choose both and write them into the VM; ours survive a VM that is made anew.
                         uuid: machine.metadata.uid.clone().unwrap_or_default(),
+                        serial: machine.metadata.uid.clone().unwrap_or_default(),
                         bootloader: resolved
                             .efi
                             .then_some(Bootloader { efi: Efi { secure_boot: resolved.secure_boot } }),
@@ -176,11 +178,42 @@ impl<'a> BootOrder<'a> {
 /// A VM's spec without what KubeVirt adds by itself: what is left can be compared with [`spec`].
 pub fn without_defaults(mut spec: Value) -> Value {
     remove(&mut spec, "/template/metadata", "creationTimestamp");
+    remove(&mut spec, "/template/metadata/annotations", "kubevirt.io/pci-topology-version");
+    if spec.pointer("/template/metadata/annotations").is_some_and(|value| *value == json!({})) {
+        remove(&mut spec, "/template/metadata", "annotations");
+    }
     remove(&mut spec, "/template/spec", "architecture");
     if spec.pointer("/template/spec/domain/resources").is_some_and(|value| *value == json!({})) {
         remove(&mut spec, "/template/spec/domain", "resources");
     }
     spec
+}
+
+/// What turns `live` into `wanted`, without touching what KubeVirt added around it: replacing the whole spec would take
+/// its defaults away, and some of them are the guest's hardware.
+pub fn changes(live: &Value, wanted: &Value) -> Vec<Operation> {
+    let mut operations = Vec::new();
+    collect("/spec", live, wanted, &mut operations);
+    operations
+}
+
+fn collect(path: &str, live: &Value, wanted: &Value, operations: &mut Vec<Operation>) {
+    let (Value::Object(have), Value::Object(want)) = (live, wanted) else {
+        if live != wanted {
+            operations.push(Operation::set(path, wanted.clone()));
+        }
+        return;
+    };
+    for key in have.keys().filter(|key| !want.contains_key(*key)) {
+        operations.push(Operation { path: format!("{path}/{}", Operation::escape(key)), value: None });
+    }
+    for (key, value) in want {
+        let path = format!("{path}/{}", Operation::escape(key));
+        match have.get(key) {
+            Some(current) => collect(&path, current, value, operations),
+            None => operations.push(Operation::set(path, value.clone())),
+        }
+    }
 }
 
 fn remove(value: &mut Value, parent: &str, key: &str) {

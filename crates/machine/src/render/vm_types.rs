@@ -155,6 +155,7 @@ impl Default for Spinlocks {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Firmware {
     pub uuid: String,
+    pub serial: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bootloader: Option<Bootloader>,
 }

@@ -196,6 +196,20 @@ fn drift_is_put_back_exactly() {
 }
 
 #[test]
+fn a_change_leaves_kubevirts_defaults_alone() {
+    let live = serde_json::json!({
+        "runStrategy": "Halted",
+        "template": {"metadata": {"annotations": {"kubevirt.io/pci-topology-version": "v3"}}, "spec": {"architecture": "amd64", "domain": {"resources": {}}}},
+    });
+    let bare = serde_json::json!({"runStrategy": "Halted", "template": {"metadata": {}, "spec": {"domain": {}}}});
+    assert_eq!(machine::render::vm::without_defaults(live), bare);
+    let wanted = serde_json::json!({"runStrategy": "Always", "template": {"metadata": {}, "spec": {"domain": {}}}});
+    let paths: Vec<String> =
+        machine::render::vm::changes(&bare, &wanted).into_iter().map(|operation| operation.path).collect();
+    assert_eq!(paths, ["/spec/runStrategy"]);
+}
+
+#[test]
 fn a_changed_or_tampered_secret_is_written_again() {
     let cloud_init = |text: &str| MachineSpec {
         cloud_init: Some(CloudInit { user_data: Some(text.to_owned()), ..CloudInit::default() }),

@@ -117,8 +117,16 @@ impl World {
             Write::Create { body, .. } => self.create(&kind, &name, body.json()),
             Write::Apply { body, .. } => self.apply_finalizers(&kind, &name, body.json()),
             Write::Patch { operations, .. } => {
+                if kind == "VirtualMachine" && operations.iter().any(|operation| operation.path.starts_with("/spec")) {
+                    self.observed.vm.as_mut().unwrap().generation += 1;
+                }
                 for operation in operations {
-                    self.patch(&kind, &name, &operation.path, operation.value.clone().unwrap());
+                    match operation.path.strip_prefix("/spec").filter(|_| kind == "VirtualMachine") {
+                        Some(path) => {
+                            edit(&mut self.observed.vm.as_mut().unwrap().spec, path, operation.value.as_ref())
+                        }
+                        None => self.patch(&kind, &name, &operation.path, operation.value.clone().unwrap()),
+                    }
                 }
             }
             Write::Delete { .. } => self.delete(&kind, &name),
@@ -202,11 +210,6 @@ impl World {
             ("PersistentVolumeClaim", Some(label)) => {
                 _ = self.observed.claims.get_mut(name).unwrap().labels.insert(label, text());
             }
-            ("VirtualMachine", None) if path == "/spec" => {
-                let vm = self.observed.vm.as_mut().unwrap();
-                vm.spec = value;
-                vm.generation += 1;
-            }
             ("Secret", None) if path == "/data" => self.observed.secret.as_mut().unwrap().tampered = false,
             ("Secret", None) if path == "/metadata/annotations/vitistack.io~1content" => {
                 self.observed.secret.as_mut().unwrap().content = Some(text());
@@ -279,6 +282,17 @@ impl World {
         let status = self.status();
         let condition = status.conditions.iter().find(|condition| condition.type_ == type_).unwrap();
         (condition.status.clone(), condition.reason.clone(), condition.message.clone())
+    }
+}
+
+/// One operation of a JSON patch on a document.
+fn edit(document: &mut Value, path: &str, value: Option<&Value>) {
+    let (parent, key) = path.rsplit_once('/').unwrap();
+    let key = key.replace("~1", "/").replace("~0", "~");
+    let parent = document.pointer_mut(parent).unwrap().as_object_mut().unwrap();
+    match value {
+        Some(value) => _ = parent.insert(key, value.clone()),
+        None => assert!(parent.remove(&key).is_some(), "{path} is not there"),
     }
 }
 
