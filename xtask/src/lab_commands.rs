@@ -106,6 +106,8 @@ pub(crate) fn run(command: LabCommand) -> ExitCode {
 }
 
 fn up(options: &UpOptions) -> Result<()> {
+    // Until the new lab can be found by its name, nobody else may start one of that name.
+    let _claim = resident::claim(&options.name)?;
     if let Some(running) = Resident::find(&options.name)? {
         bail!(
             "a lab {:?} already runs (process {}): use it with `cargo xtask lab exec`, end it with `cargo xtask lab down`, \
@@ -125,7 +127,8 @@ fn up(options: &UpOptions) -> Result<()> {
     let mut holder = Command::new(own)
         .args(["lab", "serve"])
         .args(std::env::args_os().skip(3))
-        .stdin(Stdio::null())
+        // It ends if this pipe does before the lab is ready: with a Ctrl-C here, or any other end of this command.
+        .stdin(Stdio::piped())
         .stdout(sink.try_clone().context("sharing the log file")?)
         .stderr(sink)
         .spawn()

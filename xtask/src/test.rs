@@ -20,35 +20,57 @@ const LAB_SUITES: [(&str, &str); 3] = [("lab", "lab"), ("kubevirt-operator", "cl
 
 struct Suite {
     name: String,
-    command: Command,
+    what: What,
+}
+
+enum What {
+    Run(Command),
+    /// Why it cannot be run on this machine.
+    Skip(&'static str),
 }
 
 impl Suite {
     fn cargo(name: &str, arguments: &[&str]) -> Self {
         let mut command = cargo();
         command.args(arguments);
-        Suite { name: name.to_owned(), command }
+        Suite { name: name.to_owned(), what: What::Run(command) }
     }
 }
 
 struct Outcome {
     name: String,
     time: Duration,
-    passed: bool,
+    verdict: Verdict,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Verdict {
+    Passed,
+    Failed,
+    Skipped,
 }
 
 pub(crate) fn run(options: &Options) -> Result<()> {
     let mut outcomes = Vec::new();
-    for mut suite in suites(options.fast)? {
-        eprintln!("\n━━ {}", suite.name);
+    for Suite { name, what } in suites(options.fast) {
+        eprintln!("\n━━ {name}");
         let started = Instant::now();
-        let status = suite.command.status().with_context(|| format!("running {}", suite.name))?;
-        outcomes.push(Outcome { name: suite.name, time: started.elapsed(), passed: status.success() });
+        let verdict = match what {
+            What::Run(mut command) => {
+                let status = command.status().with_context(|| format!("running {name}"))?;
+                if status.success() { Verdict::Passed } else { Verdict::Failed }
+            }
+            What::Skip(why) => {
+                eprintln!("skipped: {why}");
+                Verdict::Skipped
+            }
+        };
+        outcomes.push(Outcome { name, time: started.elapsed(), verdict });
     }
     report(&outcomes)
 }
 
-fn suites(fast: bool) -> Result<Vec<Suite>> {
+fn suites(fast: bool) -> Vec<Suite> {
     let mut suites = vec![
         Suite::cargo("format", &["fmt", "--all", "--check"]),
         Suite::cargo("lints", &["clippy", "--quiet", "--workspace", "--all-targets", "--", "--deny", "warnings"]),
@@ -57,7 +79,8 @@ fn suites(fast: bool) -> Result<Vec<Suite>> {
     if is_installed("cargo-deny") {
         suites.push(Suite::cargo("dependencies", &["deny", "check", "bans", "licenses", "sources"]));
     } else {
-        eprintln!("cargo-deny is not installed (`cargo install cargo-deny`): dependencies are not checked");
+        let why = "cargo-deny is not installed (`cargo install cargo-deny`)";
+        suites.push(Suite { name: "dependencies".to_owned(), what: What::Skip(why) });
     }
     suites.push(Suite::cargo("unit tests", &["test", "--quiet", "--workspace", "--lib", "--bins"]));
     suites.push(Suite::cargo(
@@ -74,7 +97,7 @@ fn suites(fast: bool) -> Result<Vec<Suite>> {
             ));
         }
     }
-    Ok(suites)
+    suites
 }
 
 fn is_installed(program: &str) -> bool {
@@ -85,13 +108,18 @@ fn is_installed(program: &str) -> bool {
 fn report(outcomes: &[Outcome]) -> Result<()> {
     println!("\n━━ time of each suite");
     for outcome in outcomes {
-        let verdict = if outcome.passed { "passed" } else { "FAILED" };
-        println!("{:>8.1} s  {verdict}  {}", outcome.time.as_secs_f64(), outcome.name);
+        let verdict = match outcome.verdict {
+            Verdict::Passed => "passed",
+            Verdict::Failed => "FAILED",
+            Verdict::Skipped => "skipped",
+        };
+        println!("{:>8.1} s  {verdict:<7}  {}", outcome.time.as_secs_f64(), outcome.name);
     }
     let total: Duration = outcomes.iter().map(|outcome| outcome.time).sum();
     println!("{:>8.1} s  in all", total.as_secs_f64());
-    let failed = outcomes.iter().filter(|outcome| !outcome.passed).count();
-    println!("suites: {} passed, {failed} failed", outcomes.len() - failed);
+    let count = |verdict| outcomes.iter().filter(|outcome| outcome.verdict == verdict).count();
+    let failed = count(Verdict::Failed);
+    println!("suites: {} passed, {failed} failed, {} skipped", count(Verdict::Passed), count(Verdict::Skipped));
     if failed > 0 {
         bail!("{failed} of {} suites failed", outcomes.len());
     }

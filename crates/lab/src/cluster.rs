@@ -2,8 +2,8 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
-use std::time::Duration;
+use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use k8s_openapi::api::core::v1::ServiceAccount;
@@ -28,7 +28,7 @@ use crate::proxy::{FaultProxy, ProxyOptions};
 use crate::server::{Health, Server};
 use crate::virt_handler::{GuestBehaviour, GuestEnd, VirtHandler};
 use crate::vmi::VmiPhases;
-use crate::{isolate, manifests, node, place, storage};
+use crate::{harness, isolate, manifests, node, place, process_table, storage};
 
 /// What a lab is made of.
 #[derive(Clone, Debug)]
@@ -68,6 +68,8 @@ pub struct Lab {
     own_programs: watch::Sender<Vec<OwnProgram>>,
     virt_handler: VirtHandler,
     programs: AtomicU8,
+    /// The test that started it, and wants its logs if it fails.
+    test: Option<&'static str>,
     /// The simulators; they end with the lab.
     simulators: JoinSet<()>,
 }
@@ -154,6 +156,7 @@ impl Lab {
             own_programs,
             virt_handler,
             programs: AtomicU8::new(0),
+            test: harness::current_test(),
             simulators,
         };
         lab.health.guard(lab.install_kubevirt(options.kubevirt)).await?;
@@ -189,7 +192,7 @@ impl Lab {
 
     /// Creates the KubeVirt custom resource (the release's own by default) and waits until it is deployed.
     pub async fn deploy_kubevirt(&self, custom_resource: Option<Value>) -> Result<()> {
-        kubevirt::deploy(&self.client, custom_resource).await
+        kubevirt::deploy(&self.client, custom_resource, &self.folder.join("logs")).await
     }
 
     /// A client with all rights. What is tested should not use it: see [`Lab::credentials`].
@@ -366,11 +369,45 @@ impl Lab {
     }
 }
 
-/// The files are in memory; servers and simulators end with their fields.
+/// Servers and simulators end first, so that nobody writes into a folder that is being removed. The files are in memory;
+/// only what a failing test has to show is put aside.
 impl Drop for Lab {
     fn drop(&mut self) {
+        self.simulators.abort_all();
+        let pids: Vec<u32> =
+            self.servers().iter().filter_map(|(_, server)| u32::try_from(server.pid()?).ok()).collect();
+        for (_, server) in self.servers() {
+            server.kill();
+        }
+        let asked = Instant::now();
+        while asked.elapsed() < LAST_BREATH && pids.iter().any(|pid| process_table::living(*pid).is_some()) {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        if let Some(test) = self.test
+            && let Err(error) = put_logs_aside(&self.folder, test)
+        {
+            tracing::warn!("the logs of {} are lost: {error:#}", self.folder.display());
+        }
         let _ = std::fs::remove_dir_all(&self.folder);
     }
+}
+
+/// A killed process is gone within milliseconds.
+const LAST_BREATH: Duration = Duration::from_secs(2);
+
+fn put_logs_aside(folder: &Path, test: &str) -> Result<()> {
+    // A test may have several labs, one after the other under one number.
+    static ENDED: AtomicU32 = AtomicU32::new(0);
+    let name = folder.file_name().unwrap_or_default().to_string_lossy();
+    let target = place::ended_dir(test)?.join(format!("{name}-ended-{}", ENDED.fetch_add(1, Ordering::Relaxed)));
+    std::fs::create_dir_all(&target).with_context(|| format!("creating {}", target.display()))?;
+    for what in ["logs", "audit.log"] {
+        let from = folder.join(what);
+        if from.exists() {
+            std::fs::rename(&from, target.join(what)).with_context(|| format!("moving {}", from.display()))?;
+        }
+    }
+    Ok(())
 }
 
 async fn prepare_cluster(client: &Client, slot: &Slot, nodes: u8, wanted: &[Extension]) -> Result<()> {

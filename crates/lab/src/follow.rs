@@ -17,11 +17,15 @@ const AGAIN: Duration = Duration::from_millis(200);
 /// A kind that does not exist (yet) is asked for less often.
 const ABSENT: Duration = Duration::from_secs(1);
 
+/// A list or a watch answers 404 only when there is no such kind.
 fn is_absent(error: &watcher::Error) -> bool {
-    let (watcher::Error::InitialListFailed(error) | watcher::Error::WatchStartFailed(error)) = error else {
-        return false;
-    };
-    matches!(error, kube::Error::Api(status) if status.is_not_found())
+    match error {
+        watcher::Error::InitialListFailed(kube::Error::Api(status))
+        | watcher::Error::WatchStartFailed(kube::Error::Api(status))
+        | watcher::Error::WatchFailed(kube::Error::Api(status))
+        | watcher::Error::WatchError(status) => status.is_not_found(),
+        _ => false,
+    }
 }
 
 /// Calls `react` with every event, for ever.
@@ -38,19 +42,6 @@ where
             Err(_) => tokio::time::sleep(AGAIN).await,
         }
     }
-}
-
-/// As [`follow`], for who only cares about objects that exist or change.
-pub(crate) async fn follow_applied<K>(api: Api<K>, config: watcher::Config, mut react: impl FnMut(K))
-where
-    K: kube::Resource + Clone + DeserializeOwned + Debug + Send + 'static,
-{
-    follow(api, config, |event| {
-        if let Event::Apply(object) | Event::InitApply(object) = event {
-            react(object);
-        }
-    })
-    .await;
 }
 
 /// One task per object, which hears of every change of it and of its end (`None`). `note` hears of everything first.

@@ -21,6 +21,15 @@ use crate::{KubeVirt, Lab, LabOptions, isolate, place};
 /// No test of ours needs longer; a hanging one is an error with a name.
 const PATIENCE: Duration = Duration::from_secs(300);
 
+tokio::task_local! {
+    static TEST: &'static str;
+}
+
+/// The test in which this runs, if it is one.
+pub(crate) fn current_test() -> Option<&'static str> {
+    TEST.try_with(|test| *test).ok()
+}
+
 /// The labs that tests share, each started by the first test that asks for it.
 #[derive(Default)]
 pub struct SharedLabs {
@@ -89,17 +98,20 @@ impl Suite {
                 let labs = labs.clone();
                 async move {
                     tokio::select! {
-                        result = test(labs.clone()) => result,
+                        result = TEST.scope(name, test(labs.clone())) => result,
                         failure = labs.failed() => Err(failure),
                         () = tokio::time::sleep(PATIENCE) => Err(anyhow!("not done within {PATIENCE:?}")),
                     }
                 }
             });
             let result = runtime.block_on(task).unwrap_or_else(|panic| Err(anyhow!("{}", message(panic))));
-            result.map_err(|error| {
+            let result = result.map_err(|error| {
                 let logs = keep_logs(name).unwrap_or_else(|error| format!("no logs kept: {error:#}"));
                 Failed::from(format!("{error:#}\n{logs}"))
-            })
+            });
+            // What the test's own labs left is on disk by now, or of no interest.
+            let _ = place::ended_dir(name).map(std::fs::remove_dir_all);
+            result
         }));
     }
 }
@@ -115,22 +127,25 @@ fn message(panic: tokio::task::JoinError) -> String {
     }
 }
 
-/// Copies what the labs wrote to disk: their own place vanishes with them.
+/// Copies what the labs wrote to disk, those that run and those that the test has ended: their own place vanishes.
 fn keep_logs(test: &str) -> Result<String> {
     let kept = place::failures_dir()?.join(test);
     let _ = std::fs::remove_dir_all(&kept);
-    for lab in std::fs::read_dir(place::run_dir()?)?.flatten() {
-        let target = kept.join(lab.file_name());
-        copy_files(&lab.path(), &target)?;
-        copy_files(&lab.path().join("logs"), &target)?;
+    for folder in [place::run_dir()?, place::ended_dir(test)?] {
+        for lab in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+            if lab.path().join("logs").is_dir() {
+                copy_logs(&lab.path(), &kept.join(lab.file_name()))?;
+            }
+        }
     }
     Ok(format!("the labs' logs are kept in {}", kept.display()))
 }
 
-fn copy_files(from: &Path, to: &Path) -> Result<()> {
+fn copy_logs(lab: &Path, to: &Path) -> Result<()> {
     std::fs::create_dir_all(to).with_context(|| format!("creating {}", to.display()))?;
-    for file in std::fs::read_dir(from).into_iter().flatten().flatten().filter(|file| file.path().is_file()) {
-        std::fs::copy(file.path(), to.join(file.file_name())).context("copying a log")?;
+    let logs = std::fs::read_dir(lab.join("logs")).into_iter().flatten().flatten().map(|file| file.path());
+    for file in logs.chain([lab.join("audit.log")]).filter(|file| file.is_file()) {
+        std::fs::copy(&file, to.join(file.file_name().unwrap_or_default())).context("copying a log")?;
     }
     Ok(())
 }
@@ -152,4 +167,15 @@ pub fn main(groups: &[Group], fill: impl FnOnce(&mut Suite)) -> ExitCode {
             Ok(conclusion.exit_code())
         },
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_lab_can_know_its_test() {
+        assert_eq!(current_test(), None);
+        assert_eq!(TEST.scope("mine", async { current_test() }).await, Some("mine"));
+    }
 }

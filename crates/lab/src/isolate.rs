@@ -7,7 +7,7 @@
 //! the kernel ends a process namespace with its first process; and no file or mount survives, because everything that
 //! the lab writes lies on a tmpfs of that mount namespace. A `kill -9`, a panic and Ctrl-C all end the same way.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result, bail};
@@ -18,7 +18,7 @@ use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::Signal;
 use nix::unistd::{Gid, Uid};
 
-use crate::{launch, netlink, place};
+use crate::{launch, netlink, place, process_table};
 
 /// Tells the second incarnation which process it belongs to and which network namespace it must not be in.
 const INSIDE: &str = "VITISTACK_LAB_INSIDE";
@@ -112,8 +112,12 @@ fn settle() -> Result<()> {
     let Some((outer, outer_network)) = marker.split_once(' ') else {
         bail!("{INSIDE} is for internal use; unset it and start again")
     };
-    // `/proc` is still the outer one here: had the outer process died before the line above, it would be missing there.
-    if !Path::new("/proc").join(outer).exists() {
+    // Before the first mount: with a marker that somebody left in the environment it would change the machine itself.
+    if network_namespace()? == outer_network || std::process::id() != 1 {
+        bail!("{INSIDE} is set, but this process is in no namespaces of its own; unset it and start again");
+    }
+    // `/proc` is still the outer one here. Had the outer process died before the first line, nobody would end this one.
+    if outer.parse().ok().and_then(process_table::living).is_none() {
         bail!("the process that started the lab is gone");
     }
     mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>)
@@ -121,9 +125,6 @@ fn settle() -> Result<()> {
     mount(Some("proc"), "/proc", Some("proc"), MsFlags::empty(), None::<&str>).context(
         "mounting /proc for the lab's processes; inside a container this needs --privileged or an unmasked /proc",
     )?;
-    if network_namespace()? == outer_network {
-        bail!("{INSIDE} is set, but this process still has the machine's own network; unset it and start again");
-    }
     netlink::bring_up_loopback_with_local_route().context("setting up the lab's network")?;
     let run = place::run_dir()?;
     std::fs::create_dir_all(&run).with_context(|| format!("creating {}", run.display()))?;

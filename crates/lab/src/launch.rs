@@ -40,6 +40,10 @@ impl Launch {
 
     fn become_program(self) -> Result<std::convert::Infallible> {
         unshare(CloneFlags::CLONE_NEWUTS | CloneFlags::CLONE_NEWNS).context("making the pod's namespaces")?;
+        // Were a mount above the root shared, the machine's folders would appear in the lab too, below a folder that the
+        // lab removes with all it holds.
+        mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>)
+            .context("making mounts private to the pod")?;
         nix::unistd::sethostname(&self.hostname).context("setting the pod's hostname")?;
         for folder in SHARED {
             share(Path::new(folder), &self.root)?;

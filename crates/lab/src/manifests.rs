@@ -32,7 +32,8 @@ async fn wait_until_served(client: &Client, definition: &Value) -> Result<()> {
     let text = |pointer: &str| definition.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
     let versions = definition.pointer("/spec/versions").and_then(Value::as_array).into_iter().flatten();
     for version in versions.filter_map(|version| version.get("name").and_then(Value::as_str)) {
-        let path = format!("/apis/{}/{version}/{}?limit=1", text("/spec/group"), text("/spec/names/plural"));
+        // Without a limit: then the answer comes from the API server's cache, which is what is ready last.
+        let path = format!("/apis/{}/{version}/{}", text("/spec/group"), text("/spec/names/plural"));
         let served = async {
             while client.request_text(http::Request::get(&path).body(Vec::new())?).await.is_err() {
                 tokio::time::sleep(std::time::Duration::from_millis(50)).await;

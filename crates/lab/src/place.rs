@@ -24,6 +24,11 @@ pub fn run_dir() -> Result<PathBuf> {
     Ok(cache_dir()?.join("run"))
 }
 
+/// Logs of labs that a test has ended itself, by the test's name: nobody knows yet whether the test will fail.
+pub fn ended_dir(test: &str) -> Result<PathBuf> {
+    Ok(run_dir()?.join("ended").join(test))
+}
+
 /// Logs of labs whose test failed: on disk, so that they can be read afterwards.
 pub fn failures_dir() -> Result<PathBuf> {
     Ok(cache_dir()?.join("failures"))

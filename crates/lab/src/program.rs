@@ -6,9 +6,6 @@ use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use bytes::Bytes;
-use http_body_util::{BodyExt, Empty};
-use hyper_util::rt::TokioIo;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
@@ -16,6 +13,7 @@ use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
 
 use crate::credentials::Credentials;
+use crate::http_get;
 
 #[derive(Clone, Debug)]
 pub struct ProgramOptions {
@@ -89,17 +87,8 @@ impl Program {
     pub async fn get(&self, port: u16, path: &str) -> Result<(u16, String)> {
         let stream =
             TcpStream::connect((self.address, port)).await.with_context(|| format!("connecting to port {port}"))?;
-        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
-        let driver = tokio::spawn(connection);
-        let request = http::Request::get(path)
-            .header(http::header::HOST, self.address.to_string())
-            .body(Empty::<Bytes>::new())
-            .context("building a request")?;
-        let answer = sender.send_request(request).await?;
-        let status = answer.status().as_u16();
-        let body = answer.into_body().collect().await?.to_bytes();
-        driver.abort();
-        Ok((status, String::from_utf8_lossy(&body).into_owned()))
+        let answer = http_get::get(stream, self.address, path).await?;
+        Ok((answer.status(), answer.text().await?))
     }
 
     pub fn log_text(&self) -> String {

@@ -1,6 +1,7 @@
 //! A lab that outlives the command that started it: held by a process of its own, found by name, entered and ended.
 
-use std::fs::File;
+use std::fs::{File, TryLockError};
+use std::io::Read;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -12,7 +13,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
 
-use crate::{Lab, LabOptions, isolate, parts, place};
+use crate::{Lab, LabOptions, isolate, parts, place, process_table};
 
 /// What is known of a resident lab.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -63,6 +64,21 @@ pub fn log_file(name: &str) -> Result<PathBuf> {
     Ok(file(name)?.with_extension("log"))
 }
 
+/// The right to start a lab of this name, as long as it is held: from looking for one that runs until the new one can
+/// be found.
+pub fn claim(name: &str) -> Result<File> {
+    claim_file(&file(name)?.with_extension("lock"), name)
+}
+
+fn claim_file(path: &Path, name: &str) -> Result<File> {
+    let lock = File::create(path).with_context(|| format!("creating {}", path.display()))?;
+    match lock.try_lock() {
+        Ok(()) => Ok(lock),
+        Err(TryLockError::WouldBlock) => bail!("a lab {name:?} is being started by another command: wait for it"),
+        Err(TryLockError::Error(error)) => Err(error).with_context(|| format!("locking {}", path.display())),
+    }
+}
+
 fn file(name: &str) -> Result<PathBuf> {
     if name.is_empty() || !name.chars().all(|character| character.is_ascii_alphanumeric() || character == '-') {
         bail!("{name:?} cannot name a lab: use letters, digits and dashes");
@@ -73,6 +89,9 @@ fn file(name: &str) -> Result<PathBuf> {
 }
 
 /// The main function of the process that holds a lab. It returns when the lab ends or cannot be started.
+///
+/// Its standard input must be a pipe from whoever starts it: if that ends before the lab is ready (Ctrl-C), nobody waits
+/// for the lab any more, and it ends as well.
 pub fn hold(name: &str, options: impl FnOnce() -> Result<LabOptions>) -> ExitCode {
     // A session of its own: neither Ctrl-C in the terminal nor the terminal's end concern it.
     let _ = nix::unistd::setsid();
@@ -87,12 +106,27 @@ pub fn hold(name: &str, options: impl FnOnce() -> Result<LabOptions>) -> ExitCod
         || {
             let runtime = tokio::runtime::Runtime::new().context("starting tokio")?;
             runtime.block_on(async {
-                let lab = Lab::start(options()?).await?;
+                let options = options()?;
+                let lab = tokio::select! {
+                    lab = Lab::start(options) => lab?,
+                    () = end_of_input() => bail!("the command that started the lab has ended before it was ready"),
+                };
                 announce(name, &lab)?;
                 Err(lab.health().failed().await)
             })
         },
     )
+}
+
+/// Read on a thread of its own: one that blocks in tokio's pool would keep the runtime from ending.
+async fn end_of_input() {
+    let (sender, receiver) = tokio::sync::oneshot::channel::<()>();
+    std::thread::spawn(move || {
+        let _sender = sender;
+        let mut some = [0; 64];
+        while matches!(std::io::stdin().read(&mut some), Ok(1..)) {}
+    });
+    let _ = receiver.await;
 }
 
 /// The holder wrote the file; the lab inside completes it.
@@ -161,9 +195,7 @@ pub fn down(name: &str) -> Result<()> {
     let resident = Resident::require(name)?;
     kill(Pid::from_raw(resident.holder), Signal::SIGTERM).context("ending the lab's process")?;
     let asked = Instant::now();
-    while started(resident.holder) == Some(resident.holder_started)
-        || Path::new("/proc").join(resident.inner.to_string()).exists()
-    {
+    while started(resident.holder) == Some(resident.holder_started) || started(resident.inner).is_some() {
         if asked.elapsed() > Duration::from_secs(20) {
             bail!("process {} does not end", resident.holder);
         }
@@ -173,13 +205,22 @@ pub fn down(name: &str) -> Result<()> {
     Ok(())
 }
 
-/// The 22nd field of /proc/<pid>/stat; none if there is no such process.
 fn started(pid: i32) -> Option<u64> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    let mut fields = stat.rsplit(')').next()?.split_whitespace();
-    let state = fields.next()?;
-    if matches!(state, "Z" | "X") {
-        return None;
+    Some(process_table::living(u32::try_from(pid).ok()?)?.started)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_name_is_claimed_once_at_a_time() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("default.lock");
+        let first = claim_file(&path, "default").unwrap();
+        let refused = claim_file(&path, "default").unwrap_err().to_string();
+        assert!(refused.contains("is being started by another command"), "{refused}");
+        drop(first);
+        claim_file(&path, "default").unwrap();
     }
-    fields.nth(18)?.parse().ok()
 }

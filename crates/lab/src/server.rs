@@ -95,10 +95,32 @@ pub struct Server {
 }
 
 struct Running {
-    pid: Pid,
+    process: ProcessNumber,
     /// Set before the process is asked to end, so that its end is no failure of the lab.
     expected: Arc<watch::Sender<bool>>,
     ended: watch::Receiver<bool>,
+}
+
+/// The number of a process that has not been reaped; empty afterwards, because the kernel gives numbers out again.
+#[derive(Clone, Default)]
+struct ProcessNumber(Arc<Mutex<Option<Pid>>>);
+
+impl ProcessNumber {
+    fn set(&self, child: Option<&Child>) -> Result<()> {
+        *self.0.lock() = child.map(pid_of).transpose()?;
+        Ok(())
+    }
+
+    fn get(&self) -> Option<Pid> {
+        *self.0.lock()
+    }
+
+    /// Nothing if it has ended.
+    fn signal(&self, signal: Signal) {
+        if let Some(pid) = *self.0.lock() {
+            let _ = kill(pid, signal);
+        }
+    }
 }
 
 impl Server {
@@ -117,11 +139,14 @@ impl Server {
         let child = self.command.spawn()?;
         let expected = Arc::new(watch::Sender::new(false));
         let (end, ended) = watch::channel(false);
-        *running = Some(Running { pid: pid_of(&child)?, expected: expected.clone(), ended });
+        let process = ProcessNumber::default();
+        process.set(Some(&child))?;
+        *running = Some(Running { process: process.clone(), expected: expected.clone(), ended });
         let watcher = Watcher {
             command: self.command.clone(),
             health: self.health.clone(),
             running: self.running.clone(),
+            process,
             expected,
         };
         tokio::spawn(async move {
@@ -135,11 +160,11 @@ impl Server {
     pub async fn stop(&self, signal: Signal) -> Result<()> {
         let Some(running) = self.running.lock().take() else { return Ok(()) };
         running.expected.send_replace(true);
-        let _ = kill(running.pid, signal);
+        running.process.signal(signal);
         let mut ended = running.ended;
         let patience = tokio::time::timeout(Duration::from_secs(20), ended.wait_for(|ended| *ended)).await.is_ok();
         if !patience {
-            let _ = kill(running.pid, Signal::SIGKILL);
+            running.process.signal(Signal::SIGKILL);
             let _ = ended.wait_for(|ended| *ended).await;
         }
         Ok(())
@@ -147,7 +172,15 @@ impl Server {
 
     /// The process number, while it runs.
     pub fn pid(&self) -> Option<i32> {
-        self.running.lock().as_ref().map(|running| running.pid.as_raw())
+        self.running.lock().as_ref()?.process.get().map(Pid::as_raw)
+    }
+
+    /// Ends the process at once, without waiting for its end.
+    pub(crate) fn kill(&self) {
+        if let Some(running) = self.running.lock().take() {
+            running.expected.send_replace(true);
+            running.process.signal(Signal::SIGKILL);
+        }
     }
 
     pub fn log(&self) -> &Path {
@@ -160,6 +193,7 @@ struct Watcher {
     command: Arc<ServerCommand>,
     health: Health,
     running: Arc<Mutex<Option<Running>>>,
+    process: ProcessNumber,
     expected: Arc<watch::Sender<bool>>,
 }
 
@@ -167,6 +201,7 @@ impl Watcher {
     async fn watch(self, mut child: Child) {
         loop {
             let status = child.wait().await;
+            let _ = self.process.set(None);
             let gave_up = self.command.gives_up && status.as_ref().is_ok_and(|status| status.code().is_some());
             if *self.expected.borrow() {
                 return;
@@ -192,10 +227,12 @@ impl Watcher {
 
     /// Under the lock, so that a stop that comes now either sees the new process or prevents it.
     fn start_again(&self) -> Result<Option<Child>> {
-        let mut running = self.running.lock();
-        let Some(running) = running.as_mut().filter(|_| !*self.expected.borrow()) else { return Ok(None) };
+        let running = self.running.lock();
+        if running.is_none() || *self.expected.borrow() {
+            return Ok(None);
+        }
         let child = self.command.spawn()?;
-        running.pid = pid_of(&child)?;
+        self.process.set(Some(&child))?;
         Ok(Some(child))
     }
 }
@@ -209,10 +246,7 @@ fn pid_of(child: &Child) -> Result<Pid> {
 /// A lab that is dropped takes its servers with it.
 impl Drop for Server {
     fn drop(&mut self) {
-        if let Some(running) = self.running.lock().take() {
-            running.expected.send_replace(true);
-            let _ = kill(running.pid, Signal::SIGKILL);
-        }
+        self.kill();
     }
 }
 

@@ -3,6 +3,8 @@
 //! The lab is the external provisioner of two provisioner names. `BINDING` makes volumes, at once or for the first
 //! consumer, as the StorageClass says; nobody ever serves `NEVER`, which is how a test gets a claim that stays pending.
 
+use std::time::Duration;
+
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::{
     HostPathVolumeSource, ObjectReference, PersistentVolume, PersistentVolumeClaim, PersistentVolumeSpec,
@@ -13,8 +15,9 @@ use kube::api::{Patch, PatchParams, PostParams};
 use kube::runtime::watcher;
 use kube::{Api, Client, ResourceExt};
 use serde_json::json;
+use tokio::sync::watch;
 
-use crate::follow::follow_applied;
+use crate::follow::follow_each;
 
 pub(crate) const BINDING: &str = "lab.vitistack.io/binding";
 pub(crate) const NEVER: &str = "lab.vitistack.io/never";
@@ -27,6 +30,7 @@ pub const CLASS_WAIT: &str = "wait-for-consumer";
 pub const CLASS_NEVER: &str = "never-binds";
 
 const PROVISIONER: &str = "volume.kubernetes.io/storage-provisioner";
+const AGAIN: Duration = Duration::from_millis(200);
 const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
 
 pub(crate) async fn create_classes(client: &Client) -> Result<()> {
@@ -59,21 +63,31 @@ pub(crate) async fn create_classes(client: &Client) -> Result<()> {
 /// Runs until cancelled.
 pub(crate) async fn provision(client: Client) {
     let claims: Api<PersistentVolumeClaim> = Api::all(client.clone());
-    follow_applied(claims, watcher::Config::default(), |claim| {
-        let client = client.clone();
-        let task = wanted(&claim);
-        tokio::spawn(async move {
-            let result = match task {
-                Wanted::Nothing => Ok(()),
-                Wanted::Volume => create_volume(&client, &claim).await,
-                Wanted::Growth => grow(&client, &claim).await,
-            };
-            if let Err(error) = result {
-                tracing::warn!("storage for {}: {error:#}", claim.name_any());
+    let everything = watcher::Config::default();
+    follow_each(claims, everything, |_, _| {}, |news| look_after(client.clone(), news)).await;
+}
+
+/// One claim, as long as it exists. What fails is tried again, because nothing else would make the claim change.
+async fn look_after(client: Client, mut news: watch::Receiver<Option<PersistentVolumeClaim>>) {
+    loop {
+        let Some(claim) = news.borrow_and_update().clone() else { return };
+        let result = match wanted(&claim) {
+            Wanted::Nothing => Ok(()),
+            Wanted::Volume => create_volume(&client, &claim).await,
+            Wanted::Growth => grow(&client, &claim).await,
+        };
+        let again = match result {
+            Ok(()) => Duration::MAX,
+            Err(error) => {
+                tracing::debug!("storage for {}: {error:#}", claim.name_any());
+                AGAIN
             }
-        });
-    })
-    .await;
+        };
+        tokio::select! {
+            changed = news.changed() => if changed.is_err() { return },
+            () = tokio::time::sleep(again) => {}
+        }
+    }
 }
 
 #[derive(Debug, PartialEq)]

@@ -10,6 +10,8 @@ use kube::{Api, Client, ResourceExt};
 use serde_json::Value;
 use tokio::sync::watch;
 
+use crate::kubevirt::kubevirt_resource;
+
 /// A guest has this long to shut down before its pod is taken away.
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -20,13 +22,7 @@ pub(crate) fn now() -> String {
 }
 
 pub(crate) fn resource() -> ApiResource {
-    ApiResource {
-        group: "kubevirt.io".to_owned(),
-        version: "v1".to_owned(),
-        api_version: "kubevirt.io/v1".to_owned(),
-        kind: "VirtualMachineInstance".to_owned(),
-        plural: "virtualmachineinstances".to_owned(),
-    }
+    kubevirt_resource("VirtualMachineInstance")
 }
 
 pub(crate) fn all(client: Client) -> Api<DynamicObject> {

@@ -1,20 +1,21 @@
-//! A readiness probe: one HTTP GET, over TLS without checking the certificate, as a kubelet does it.
+//! A readiness probe: one HTTP GET, over TLS without checking the certificate, as a kubelet does it; and what several
+//! of them in a row say of a container.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
-use http_body_util::Empty;
-use hyper_util::rt::TokioIo;
+use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::Container;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::{ClientConfig, DigitallySignedStruct, SignatureScheme};
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
+use tokio::time::Instant;
+
+use crate::http_get;
 
 const TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -24,11 +25,16 @@ pub(crate) struct Probe {
     tls: bool,
     port: u16,
     path: String,
+    pub(crate) failure_threshold: u32,
 }
+
+/// Kubernetes' default.
+const FAILURE_THRESHOLD: u32 = 3;
 
 impl Probe {
     pub(crate) fn of(container: &Container) -> Option<Self> {
-        let get = container.readiness_probe.as_ref()?.http_get.as_ref()?;
+        let probe = container.readiness_probe.as_ref()?;
+        let get = probe.http_get.as_ref()?;
         let port = match &get.port {
             IntOrString::Int(port) => *port,
             IntOrString::String(name) => {
@@ -39,6 +45,10 @@ impl Probe {
             tls: get.scheme.as_deref() == Some("HTTPS"),
             port: u16::try_from(port).ok()?,
             path: get.path.clone().unwrap_or_else(|| "/".to_owned()),
+            failure_threshold: probe
+                .failure_threshold
+                .and_then(|threshold| u32::try_from(threshold).ok())
+                .unwrap_or(FAILURE_THRESHOLD),
         })
     }
 
@@ -48,31 +58,58 @@ impl Probe {
 
     async fn ask(&self, address: IpAddr) -> Result<u16> {
         let stream = TcpStream::connect(SocketAddr::new(address, self.port)).await?;
-        if self.tls {
+        let answer = if self.tls {
             let connector = tokio_rustls::TlsConnector::from(Arc::new(trusting_config()?));
-            self.exchange(address, connector.connect(ServerName::from(address), stream).await?).await
+            let stream = connector.connect(ServerName::from(address), stream).await?;
+            http_get::get(stream, address, &self.path).await?
         } else {
-            self.exchange(address, stream).await
-        }
+            http_get::get(stream, address, &self.path).await?
+        };
+        Ok(answer.status())
+    }
+}
+
+/// Whether a probed container counts as ready: from the first success on, until several failures in a row.
+#[derive(Debug)]
+pub(crate) struct Readiness {
+    ready: bool,
+    failures: u32,
+    due: Instant,
+}
+
+const WHEN_READY: Duration = Duration::from_secs(3);
+const WHEN_IN_DOUBT: Duration = Duration::from_secs(1);
+const WHEN_NOT_READY: Duration = Duration::from_millis(150);
+
+impl Default for Readiness {
+    fn default() -> Self {
+        Readiness { ready: false, failures: 0, due: Instant::now() }
+    }
+}
+
+impl Readiness {
+    pub(crate) fn is_ready(&self) -> bool {
+        self.ready
     }
 
-    async fn exchange(
-        &self,
-        address: IpAddr,
-        stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    ) -> Result<u16> {
-        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
-        let driver = tokio::spawn(connection);
-        let request = http::Request::get(&self.path)
-            .header(http::header::HOST, address.to_string())
-            .body(Empty::<bytes::Bytes>::new())
-            .context("building a probe")?;
-        let answer = sender.send_request(request).await;
-        driver.abort();
-        match answer {
-            Ok(answer) => Ok(answer.status().as_u16()),
-            Err(error) => bail!("{error}"),
-        }
+    /// Probes have their own pace: looking at a pod for another reason must not make failures add up faster.
+    pub(crate) fn is_due(&self) -> bool {
+        Instant::now() >= self.due
+    }
+
+    pub(crate) fn until_due(&self) -> Duration {
+        self.due.saturating_duration_since(Instant::now())
+    }
+
+    pub(crate) fn note(&mut self, succeeded: bool, failure_threshold: u32) {
+        self.failures = if succeeded { 0 } else { self.failures.saturating_add(1) };
+        self.ready = succeeded || (self.ready && self.failures < failure_threshold);
+        let pause = match (self.ready, succeeded) {
+            (true, true) => WHEN_READY,
+            (true, false) => WHEN_IN_DOUBT,
+            (false, _) => WHEN_NOT_READY,
+        };
+        self.due = Instant::now() + pause;
     }
 }
 
@@ -122,5 +159,36 @@ impl ServerCertVerifier for TrustAnything {
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
         self.0.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_failure_does_not_make_a_ready_container_unready() {
+        let mut readiness = Readiness::default();
+        let seen: Vec<bool> = [false, true, false, false, true, false, false, false, false, true]
+            .into_iter()
+            .map(|succeeded| {
+                readiness.note(succeeded, FAILURE_THRESHOLD);
+                readiness.is_ready()
+            })
+            .collect();
+        assert_eq!(seen, [false, true, true, true, true, true, true, false, false, true]);
+    }
+
+    #[test]
+    fn a_probe_says_how_many_failures_count() {
+        let container = |threshold: Option<i32>| -> Container {
+            serde_json::from_value(serde_json::json!({
+                "name": "x",
+                "readinessProbe": {"httpGet": {"port": 8443}, "failureThreshold": threshold},
+            }))
+            .unwrap()
+        };
+        assert_eq!(Probe::of(&container(None)).unwrap().failure_threshold, 3);
+        assert_eq!(Probe::of(&container(Some(1))).unwrap().failure_threshold, 1);
     }
 }

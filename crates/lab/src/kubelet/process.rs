@@ -20,6 +20,9 @@ use crate::server::ServerCommand;
 
 const SERVICE_ACCOUNT_FOLDER: &str = "var/run/secrets/kubernetes.io/serviceaccount";
 
+/// KubeVirt's programs, and ours that takes the place of one: they know `--listen`.
+const LISTENERS: [&str; 3] = ["virt-api", "virt-controller", "virt-operator"];
+
 /// A program of ours and the image name under which pods ask for it.
 #[derive(Clone, Debug)]
 pub struct OwnProgram {
@@ -37,7 +40,7 @@ pub(crate) fn program_of(container: &Container, own: &[OwnProgram]) -> Option<Re
     }
     let command = container.command.as_ref()?.first()?;
     let name = Path::new(command).file_name()?.to_str()?;
-    if !matches!(name, "virt-api" | "virt-controller" | "virt-operator") {
+    if !LISTENERS.contains(&name) {
         return None;
     }
     // Images may be renamed and given by digest; only the previous release has to be told apart.
@@ -96,6 +99,7 @@ impl PodProcess {
         let launch = Launch {
             hostname: name.clone(),
             root,
+            arguments: arguments(container, &program, address),
             program,
             name: container
                 .command
@@ -103,7 +107,6 @@ impl PodProcess {
                 .and_then(|command| command.first())
                 .cloned()
                 .unwrap_or_else(|| container.name.clone()),
-            arguments: arguments(container, address),
             environment: environment(container, pod, address, identity.server),
         };
         let (file, environment) = launch.command()?;
@@ -112,7 +115,7 @@ impl PodProcess {
             program: file,
             arguments: Vec::new(),
             environment,
-            log: surroundings.folder.join("logs").join(format!("pod-{namespace}-{name}.log")),
+            log: pod_log(&surroundings.folder.join("logs"), &namespace, &name),
             gives_up: false,
         };
         Ok(PodProcess { command, _volumes: volumes })
@@ -123,12 +126,18 @@ impl PodProcess {
     }
 }
 
-/// Several programs listen on the same port: each gets its pod's address to listen on.
-fn arguments(container: &Container, address: IpAddr) -> Vec<String> {
+/// Where a pod's program writes, among the lab's logs.
+pub(crate) fn pod_log(logs: &Path, namespace: &str, name: &str) -> PathBuf {
+    logs.join(format!("pod-{namespace}-{name}.log"))
+}
+
+/// Several programs listen on the same port: each that can be told so gets its pod's address to listen on.
+fn arguments(container: &Container, program: &Path, address: IpAddr) -> Vec<String> {
     let command = container.command.clone().unwrap_or_default();
     let mut arguments: Vec<String> =
         command.into_iter().skip(1).chain(container.args.clone().unwrap_or_default()).collect();
-    if container.ports.as_ref().is_some_and(|ports| !ports.is_empty()) {
+    let knows_listen = program.file_name().is_some_and(|name| LISTENERS.iter().any(|listener| name == *listener));
+    if knows_listen && container.ports.as_ref().is_some_and(|ports| !ports.is_empty()) {
         arguments.extend(["--listen".to_owned(), address.to_string()]);
     }
     arguments
@@ -187,6 +196,19 @@ mod tests {
         ] {
             assert_eq!(split_image(image), expected, "{image}");
         }
+    }
+
+    #[test]
+    fn only_programs_that_know_it_are_told_where_to_listen() {
+        let container: Container = serde_json::from_value(serde_json::json!({
+            "name": "x", "command": ["program", "--a"], "args": ["--b"], "ports": [{"containerPort": 8443}],
+        }))
+        .unwrap();
+        let address: IpAddr = [10, 1, 2, 0].into();
+        let told = |program: &str| arguments(&container, Path::new(program), address);
+        assert_eq!(told("/parts/virt-api"), ["--a", "--b", "--listen", "10.1.2.0"]);
+        assert_eq!(told("/target/debug/virt-operator"), ["--a", "--b", "--listen", "10.1.2.0"]);
+        assert_eq!(told("/target/debug/kubevirt-operator"), ["--a", "--b"]);
     }
 
     #[test]

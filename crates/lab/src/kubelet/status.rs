@@ -15,9 +15,7 @@ pub(crate) enum Containers {
         ready: bool,
     },
     /// Between two attempts of a program that keeps ending.
-    Crashing {
-        restarts: i32,
-    },
+    Crashing,
     Ended {
         success: bool,
     },
@@ -26,6 +24,8 @@ pub(crate) enum Containers {
 pub(crate) struct Sighting<'a> {
     pub(crate) pod: &'a Pod,
     pub(crate) containers: Containers,
+    /// How often the containers were started again; it never falls, whatever they do now.
+    pub(crate) restarts: i32,
     pub(crate) pod_ip: &'a str,
     pub(crate) host_ip: &'a str,
     pub(crate) started: Timestamp,
@@ -48,7 +48,7 @@ impl Sighting<'_> {
     pub(crate) fn status(&self) -> PodStatus {
         let spec = self.pod.spec.clone().unwrap_or_default();
         let phase = match self.containers {
-            Containers::Running { .. } | Containers::Crashing { .. } => "Running",
+            Containers::Running { .. } | Containers::Crashing => "Running",
             Containers::Ended { success: true } => "Succeeded",
             Containers::Ended { success: false } => "Failed",
         };
@@ -104,10 +104,10 @@ impl Sighting<'_> {
             }),
             ..ContainerState::default()
         };
-        let (state, ready, restarts) = match self.containers {
-            Containers::Running { ready } => (self.running(), ready, 0),
-            Containers::Ended { success } => (terminated(i32::from(!success)), false, 0),
-            Containers::Crashing { restarts } => {
+        let (state, ready) = match self.containers {
+            Containers::Running { ready } => (self.running(), ready),
+            Containers::Ended { success } => (terminated(i32::from(!success)), false),
+            Containers::Crashing => {
                 let state = ContainerState {
                     waiting: Some(ContainerStateWaiting {
                         reason: Some("CrashLoopBackOff".to_owned()),
@@ -115,12 +115,12 @@ impl Sighting<'_> {
                     }),
                     ..ContainerState::default()
                 };
-                (state, false, restarts)
+                (state, false)
             }
         };
         ContainerStatus {
-            last_state: (restarts > 0).then(|| terminated(1)),
-            ..describe(container, state, ready, restarts)
+            last_state: (self.restarts > 0).then(|| terminated(1)),
+            ..describe(container, state, ready, self.restarts)
         }
     }
 
@@ -193,8 +193,12 @@ mod tests {
     }
 
     fn status(pod: &Pod, containers: Containers) -> PodStatus {
+        status_after(0, pod, containers)
+    }
+
+    fn status_after(restarts: i32, pod: &Pod, containers: Containers) -> PodStatus {
         let now = Timestamp::UNIX_EPOCH;
-        Sighting { pod, containers, pod_ip: "10.1.2.3", host_ip: "10.1.1.1", started: now, now }.status()
+        Sighting { pod, containers, restarts, pod_ip: "10.1.2.3", host_ip: "10.1.1.1", started: now, now }.status()
     }
 
     fn condition(status: &PodStatus, type_: &str) -> String {
@@ -223,11 +227,20 @@ mod tests {
 
     #[test]
     fn a_crashing_container_says_so() {
-        let status = status(&pod(true), Containers::Crashing { restarts: 3 });
+        let status = status_after(3, &pod(true), Containers::Crashing);
         let container = status.container_statuses.unwrap().remove(0);
         assert_eq!(container.restart_count, 3);
         assert_eq!(container.state.unwrap().waiting.unwrap().reason.unwrap(), "CrashLoopBackOff");
         assert_eq!(status.phase.as_deref(), Some("Running"));
+    }
+
+    #[test]
+    fn restarts_are_not_forgotten_when_a_container_runs_again() {
+        for containers in [Containers::Running { ready: true }, Containers::Ended { success: true }] {
+            let container = status_after(3, &pod(true), containers).container_statuses.unwrap().remove(0);
+            assert_eq!(container.restart_count, 3);
+            assert!(container.last_state.unwrap().terminated.is_some());
+        }
     }
 
     #[test]

@@ -4,11 +4,11 @@ pub(crate) mod install_strategy;
 mod operator;
 pub(crate) mod simulated;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use kube::api::{ApiResource, DynamicObject, PostParams};
+use kube::api::{ApiResource, DynamicObject, GroupVersionKind, PostParams};
 use kube::{Api, Client};
 use serde_json::{Value, json};
 
@@ -25,20 +25,16 @@ pub enum KubeVirt {
     None,
     /// Its own Go operator. The custom resource may be given; the default is the release's.
     Reference { custom_resource: Option<Value> },
-    /// Our virt-operator, from this file.
+    /// Our virt-operator, from this file. For now with the reference's RBAC and Deployment; they will come from
+    /// `virt-operator manifests`.
     Ours { program: PathBuf, custom_resource: Option<Value> },
     /// Only its resource definitions and a simulator of VM and VMI status: enough for thousands of them.
     Simulated,
 }
 
-pub(crate) fn kubevirt_resource() -> ApiResource {
-    ApiResource {
-        group: "kubevirt.io".to_owned(),
-        version: "v1".to_owned(),
-        api_version: "kubevirt.io/v1".to_owned(),
-        kind: "KubeVirt".to_owned(),
-        plural: "kubevirts".to_owned(),
-    }
+/// A kind of `kubevirt.io/v1`, for a client without its type.
+pub fn kubevirt_resource(kind: &str) -> ApiResource {
+    ApiResource::from_gvk(&GroupVersionKind::gvk("kubevirt.io", "v1", kind))
 }
 
 /// The release's own custom resource.
@@ -57,18 +53,23 @@ pub fn default_custom_resource() -> Value {
     })
 }
 
-/// Creates the custom resource and waits until the operator says that it is deployed.
-pub(crate) async fn deploy(client: &Client, custom_resource: Option<Value>) -> Result<()> {
+/// Creates the custom resource and waits until the operator says that it is deployed. An operator that never becomes
+/// ready ends the wait early; `logs` is where its pods write.
+pub(crate) async fn deploy(client: &Client, custom_resource: Option<Value>, logs: &Path) -> Result<()> {
     let custom_resource = custom_resource.unwrap_or_else(default_custom_resource);
     let object: DynamicObject = serde_json::from_value(custom_resource).context("the KubeVirt custom resource")?;
     let name = object.metadata.name.clone().unwrap_or_default();
-    let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), NAMESPACE, &kubevirt_resource());
+    let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), NAMESPACE, &kubevirt_resource("KubeVirt"));
     api.create(&PostParams::default(), &object).await.context("creating the KubeVirt custom resource")?;
     let deployed = kube::runtime::wait::await_condition(api.clone(), &name, |kubevirt: Option<&DynamicObject>| {
         kubevirt
             .is_some_and(|kubevirt| kubevirt.data.pointer("/status/phase").and_then(Value::as_str) == Some("Deployed"))
     });
-    match tokio::time::timeout(PATIENCE, deployed).await {
+    let waited = tokio::select! {
+        waited = tokio::time::timeout(PATIENCE, deployed) => waited,
+        complaint = operator::never_ready(client, OPERATOR_PATIENCE, logs) => return Err(complaint),
+    };
+    match waited {
         Ok(result) => result.map(|_| ()).context("watching the KubeVirt custom resource"),
         Err(_) => {
             let status = api.get(&name).await.ok().and_then(|kubevirt| kubevirt.data.get("status").cloned());
@@ -78,3 +79,22 @@ pub(crate) async fn deploy(client: &Client, custom_resource: Option<Value>) -> R
 }
 
 const PATIENCE: Duration = Duration::from_secs(240);
+/// An operator is ready long before it is done; one that is not by then will not be.
+const OPERATOR_PATIENCE: Duration = Duration::from_secs(60);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kinds_have_the_plurals_that_kubevirt_gives_them() {
+        for (kind, plural) in [
+            ("KubeVirt", "kubevirts"),
+            ("VirtualMachine", "virtualmachines"),
+            ("VirtualMachineInstance", "virtualmachineinstances"),
+            ("VirtualMachineInstanceMigration", "virtualmachineinstancemigrations"),
+        ] {
+            assert_eq!(kubevirt_resource(kind).plural, plural);
+        }
+    }
+}

@@ -1,12 +1,22 @@
 //! What must exist before a virt-operator runs, and its Deployment: the reference's manifests, from its own generator.
 
-use anyhow::{Context, Result, bail};
-use kube::Client;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, bail};
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::ListParams;
+use kube::{Api, Client, ResourceExt};
 use serde_json::{Value, json};
 
 use super::NAMESPACE;
+use crate::kubelet::pod_log;
 use crate::manifests;
 use crate::parts::{self, Group};
+use crate::server::last_words;
+
+const NAME: &str = "virt-operator";
 
 /// Component images are derived from it, whatever runs the operator.
 pub const REFERENCE_IMAGE: &str = "quay.io/kubevirt/virt-operator:v1.8.4";
@@ -30,6 +40,43 @@ pub(crate) fn namespace() -> Value {
             "labels": {"kubevirt.io": "", "pod-security.kubernetes.io/enforce": "privileged"},
         },
     })
+}
+
+/// Resolves with a complaint if the operator's Deployment exists and none of its pods has been ready within `patience`;
+/// never otherwise. An operator that somebody runs without a Deployment is not its concern.
+pub(crate) async fn never_ready(client: &Client, patience: Duration, logs: &Path) -> anyhow::Error {
+    let deployments: Api<Deployment> = Api::namespaced(client.clone(), NAMESPACE);
+    let ready = kube::runtime::wait::await_condition(deployments.clone(), NAME, |deployment: Option<&Deployment>| {
+        deployment.and_then(|deployment| deployment.status.as_ref()?.ready_replicas).is_some_and(|ready| ready > 0)
+    });
+    if let Err(_elapsed) = tokio::time::timeout(patience, ready).await
+        && let Ok(Some(_)) = deployments.get_opt(NAME).await
+    {
+        let pods = pods(client, logs).await;
+        return anyhow!("virt-operator has not become ready within {patience:?}, so nobody installs KubeVirt; {pods}");
+    }
+    std::future::pending().await
+}
+
+/// The operator's pods and what they said last, on one line.
+async fn pods(client: &Client, logs: &Path) -> String {
+    let pods: Api<Pod> = Api::namespaced(client.clone(), NAMESPACE);
+    let selection = ListParams::default().labels(&format!("kubevirt.io={NAME}"));
+    let found = pods.list(&selection).await.map(|list| list.items).unwrap_or_default();
+    if found.is_empty() {
+        return "it has no pods".to_owned();
+    }
+    let describe = |pod: &Pod| {
+        let restarts: i32 = pod
+            .status
+            .iter()
+            .flat_map(|status| status.container_statuses.iter().flatten())
+            .map(|container| container.restart_count)
+            .sum();
+        let log = pod_log(logs, NAMESPACE, &pod.name_any());
+        format!("{} was restarted {restarts} times, its last words: {}", pod.name_any(), last_words(&log))
+    };
+    found.iter().map(describe).collect::<Vec<_>>().join("; ")
 }
 
 async fn generate(kind: &str) -> Result<Vec<Value>> {

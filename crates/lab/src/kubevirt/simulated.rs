@@ -14,6 +14,7 @@ use kube::{Api, Client, ResourceExt};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
+use super::kubevirt_resource;
 use crate::addresses::Slot;
 use crate::follow::follow_each;
 use crate::virt_handler::GuestBehaviour;
@@ -30,7 +31,7 @@ pub(crate) struct SimulatedKubeVirt {
 }
 
 fn vm_resource() -> ApiResource {
-    ApiResource { kind: "VirtualMachine".to_owned(), plural: "virtualmachines".to_owned(), ..vmi::resource() }
+    kubevirt_resource("VirtualMachine")
 }
 
 impl SimulatedKubeVirt {

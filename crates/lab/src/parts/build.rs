@@ -28,18 +28,33 @@ pub(crate) fn build(group: Group) -> Result<()> {
         return Ok(());
     }
 
-    let work = tempfile::Builder::new().prefix("build-").tempdir_in(parent).context("making a build folder")?;
-    fs::write(work.path().join("go.mod"), recipe.go_mod).context("writing go.mod")?;
-    fs::write(work.path().join("go.sum"), recipe.go_sum).context("writing go.sum")?;
-    let out = work.path().join("out");
-    compile(&recipe, work.path(), &out)?;
+    let work = parent.join(format!("{}.build", recipe.name));
+    empty(&work)?;
+    let result = build_in(&work, &recipe, &folder);
+    let _ = fs::remove_dir_all(&work);
+    result
+}
+
+/// Always the same folder, and only under the lock: a build that was killed leaves at most this one, for the next.
+fn empty(work: &Path) -> Result<()> {
+    if work.exists() {
+        fs::remove_dir_all(work).with_context(|| format!("removing what a killed build left in {}", work.display()))?;
+    }
+    fs::create_dir(work).with_context(|| format!("making the build folder {}", work.display()))
+}
+
+fn build_in(work: &Path, recipe: &Recipe, folder: &Path) -> Result<()> {
+    fs::write(work.join("go.mod"), recipe.go_mod).context("writing go.mod")?;
+    fs::write(work.join("go.sum"), recipe.go_sum).context("writing go.sum")?;
+    let out = work.join("out");
+    compile(recipe, work, &out)?;
     for (built, name) in recipe.binaries.iter().filter(|(built, name)| built != name) {
         fs::rename(out.join(built), out.join(name)).with_context(|| format!("renaming {built} to {name}"))?;
     }
     if folder.exists() {
-        fs::remove_dir_all(&folder).with_context(|| format!("removing the incomplete {}", folder.display()))?;
+        fs::remove_dir_all(folder).with_context(|| format!("removing the incomplete {}", folder.display()))?;
     }
-    fs::rename(&out, &folder).with_context(|| format!("moving the binaries to {}", folder.display()))
+    fs::rename(&out, folder).with_context(|| format!("moving the binaries to {}", folder.display()))
 }
 
 fn check_space(folder: &Path) -> Result<()> {
@@ -214,6 +229,18 @@ impl Progress {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_a_killed_build_left_is_removed() {
+        let parent = tempfile::tempdir().unwrap();
+        let work = parent.path().join("etcd.build");
+        for _ in 0..2 {
+            empty(&work).unwrap();
+            assert_eq!(fs::read_dir(&work).unwrap().count(), 0);
+            fs::create_dir(work.join("out")).unwrap();
+            fs::write(work.join("out/half"), "of a binary").unwrap();
+        }
+    }
 
     #[test]
     fn a_full_disk_is_named() {

@@ -18,6 +18,7 @@ use kube::runtime::watcher;
 use kube::{Api, Client, ResourceExt};
 use serde_json::Value;
 use tokio::sync::{Mutex, watch};
+use tokio::time::Instant;
 
 use crate::addresses::Slot;
 use crate::credentials::{Credentials, of_service_account};
@@ -69,6 +70,22 @@ pub(crate) struct VirtHandler {
     pub(crate) identities: Arc<Mutex<HashMap<String, (String, Client)>>>,
 }
 
+/// What takes its time, and since when. Changes of the VMI in the meantime do not begin it again.
+#[derive(Default)]
+struct Underway(Option<(String, Instant)>);
+
+impl Underway {
+    /// How long `what` still takes; none when it is done.
+    fn left(&mut self, what: &str, takes: Duration) -> Option<Duration> {
+        let since = match &self.0 {
+            Some((known, since)) if known == what => *since,
+            _ => Instant::now(),
+        };
+        self.0 = Some((what.to_owned(), since));
+        Some(takes.saturating_sub(since.elapsed())).filter(|left| !left.is_zero())
+    }
+}
+
 impl VirtHandler {
     /// Runs until cancelled.
     pub(crate) async fn run(self) {
@@ -81,49 +98,63 @@ impl VirtHandler {
     }
 
     async fn look_after(self, mut news: watch::Receiver<Option<DynamicObject>>) {
+        let mut behaviour = self.behaviour.clone();
+        let mut takes = Underway::default();
         loop {
             let Some(vmi) = news.borrow_and_update().clone() else { return };
-            match self.act(&vmi).await {
-                Ok(true) => {}
-                Ok(false) => {
-                    if news.changed().await.is_err() {
-                        return;
-                    }
-                }
+            let wishes = behaviour.borrow_and_update().clone();
+            let again = match self.act(&vmi, &wishes, &mut takes).await {
+                Ok(again) => again,
                 Err(error) => {
                     tracing::debug!("virt-handler, {}: {error:#}", vmi.name_any());
-                    tokio::time::sleep(AGAIN).await;
+                    Some(AGAIN)
                 }
+            };
+            tokio::select! {
+                changed = news.changed() => if changed.is_err() { return },
+                changed = behaviour.changed() => if changed.is_err() { return },
+                () = tokio::time::sleep(again.unwrap_or(Duration::MAX)) => {}
             }
         }
     }
 
-    /// The next write for this VMI, if there is one. Returns whether to look again without waiting for news.
-    async fn act(&self, vmi: &DynamicObject) -> Result<bool> {
-        let behaviour = self.behaviour.borrow().clone();
+    /// The next write for this VMI, if there is one and its time has come. Returns when to look again if nothing
+    /// happens before: what takes its time is waited for outside, where the VMI's end and its changes are noticed.
+    async fn act(
+        &self,
+        vmi: &DynamicObject,
+        wishes: &GuestBehaviour,
+        underway: &mut Underway,
+    ) -> Result<Option<Duration>> {
         let now = vmi::now();
         let document = serde_json::to_value(vmi).context("reading a VMI")?;
         let node = vmi.data.pointer("/status/nodeName").and_then(Value::as_str).unwrap_or_default().to_owned();
         let (node, next) = match lifecycle::phase(&document) {
-            _ if node.is_empty() => return Ok(false),
-            "Scheduled" if lifecycle::is_leaving(&document) => (node, lifecycle::ended(&document, "Succeeded", &now)),
+            _ if node.is_empty() => return Ok(None),
+            "Scheduled" | "Running" if lifecycle::is_leaving(&document) => {
+                (node, lifecycle::ended(&document, "Succeeded", &now))
+            }
             "Scheduled" => {
-                tokio::time::sleep(behaviour.boots_after).await;
+                if let Some(left) = underway.left("the guest boots", wishes.boots_after) {
+                    return Ok(Some(left));
+                }
                 let guest =
-                    Guest { address: self.address_of(vmi, &node), live_migratable: behaviour.live_migratable, now };
+                    Guest { address: self.address_of(vmi, &node), live_migratable: wishes.live_migratable, now };
                 (node, lifecycle::started(&document, &guest))
             }
-            "Running" if lifecycle::is_leaving(&document) => (node, lifecycle::ended(&document, "Succeeded", &now)),
             "Running" => {
-                let Some(write) = self.migrate(&document, &now, behaviour.migrations_fail) else { return Ok(false) };
-                if write.copies {
-                    tokio::time::sleep(behaviour.migration_takes).await;
+                let Some(write) = self.migrate(&document, &now, wishes.migrations_fail) else { return Ok(None) };
+                let migration = vmi.data.pointer("/status/migrationState/migrationUid").and_then(Value::as_str);
+                if write.copies
+                    && let Some(left) = underway.left(migration.unwrap_or_default(), wishes.migration_takes)
+                {
+                    return Ok(Some(left));
                 }
                 (write.node, write.vmi)
             }
-            _ => return Ok(false),
+            _ => return Ok(None),
         };
-        self.write(&node, next).await.map(|()| false)
+        self.write(&node, next).await.map(|()| None)
     }
 
     fn migrate(&self, vmi: &Value, now: &str, fails: bool) -> Option<migration::Write> {
@@ -192,5 +223,24 @@ impl VirtHandler {
         let client = credentials.client("virt-handler")?;
         identities.insert(node.to_owned(), (pod.uid().unwrap_or_default(), client.clone()));
         Ok(client)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn looking_again_does_not_begin_a_boot_again() {
+        let seconds = Duration::from_secs;
+        let mut underway = Underway::default();
+        assert_eq!(underway.left("boot", Duration::ZERO), None);
+        assert_eq!(underway.left("boot", seconds(10)), Some(seconds(10)));
+        tokio::time::advance(seconds(4)).await;
+        assert_eq!(underway.left("boot", seconds(10)), Some(seconds(6)));
+        assert_eq!(underway.left("boot", seconds(3)), None, "the wish may change in between");
+        tokio::time::advance(seconds(6)).await;
+        assert_eq!(underway.left("boot", seconds(10)), None);
+        assert_eq!(underway.left("migration", seconds(10)), Some(seconds(10)), "another thing begins anew");
     }
 }

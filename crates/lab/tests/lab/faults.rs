@@ -12,8 +12,10 @@ use lab::proxy::{Fault, Match, Rule, RuleHandle, Verb, When};
 use lab::{Lab, LabOptions};
 use serde_json::json;
 
-/// Long enough for an answer that comes, short enough to wait for one that does not.
+/// How long something that must not come is waited for.
 const MOMENT: Duration = Duration::from_secs(2);
+/// How long something that must come is waited for.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 pub(crate) fn add(suite: &mut Suite) {
     suite.test("the_api_server_stops_and_starts", |_| async move {
@@ -35,7 +37,7 @@ pub(crate) fn add(suite: &mut Suite) {
         lab.start_etcd().await?;
         let again = Instant::now();
         while create(&default_maps(&lab), "after").await.is_err() {
-            ensure!(again.elapsed() < Duration::from_secs(60), "the API server did not find etcd again");
+            ensure!(again.elapsed() < 2 * PATIENCE, "the API server did not find etcd again");
             tokio::time::sleep(Duration::from_millis(200)).await;
         }
         ensure!(default_maps(&lab).get_opt("before").await?.is_some(), "what was stored is still there");
@@ -112,12 +114,12 @@ pub(crate) fn add(suite: &mut Suite) {
         let tester = Tester::new(labs.plain().await?, "stall")?;
         let mut events = tester.watch("stalled").await?;
         tester.create("stalled").await?;
-        ensure!(next(&mut events).await?.is_some(), "an open watch tells");
+        expect_event(&mut events).await.context("an open watch tells")?;
         let rule = tester.add(Verb::Watch, When::Always, Fault::StallWatch { after_events: 0 });
         tester.touch("stalled").await?;
-        ensure!(next(&mut events).await?.is_none(), "a stalled watch is silent, and does not end");
+        expect_silence(&mut events).await.context("a stalled watch is silent, and does not end")?;
         rule.remove();
-        ensure!(next(&mut events).await?.is_some(), "it goes on when the rule is gone");
+        expect_event(&mut events).await.context("it goes on when the rule is gone")?;
         Ok(())
     });
 
@@ -125,9 +127,9 @@ pub(crate) fn add(suite: &mut Suite) {
         let tester = Tester::new(labs.plain().await?, "cut-watch")?;
         let mut events = tester.watch("cut-watch").await?;
         tester.create("cut-watch").await?;
-        ensure!(next(&mut events).await?.is_some(), "an open watch tells");
+        expect_event(&mut events).await.context("an open watch tells")?;
         let _rule = tester.add(Verb::Watch, When::Always, Fault::CutWatch { after_events: 0 });
-        match tokio::time::timeout(MOMENT, events.try_next()).await {
+        match tokio::time::timeout(PATIENCE, events.try_next()).await {
             Ok(Ok(Some(event))) => bail!("the watch went on: {event:?}"),
             Ok(_) => Ok(()),
             Err(_) => bail!("the watch neither told nor ended"),
@@ -199,13 +201,19 @@ impl Tester {
 
 type Events = std::pin::Pin<Box<dyn futures::Stream<Item = kube::Result<WatchEvent<ConfigMap>>> + Send>>;
 
-/// The next event; none if there is silence for a moment.
-async fn next(events: &mut Events) -> Result<Option<WatchEvent<ConfigMap>>> {
-    match tokio::time::timeout(MOMENT, events.try_next()).await {
-        Ok(Ok(Some(event))) => Ok(Some(event)),
+async fn expect_event(events: &mut Events) -> Result<()> {
+    match tokio::time::timeout(PATIENCE, events.try_next()).await {
+        Ok(Ok(Some(_))) => Ok(()),
         Ok(Ok(None)) => bail!("the watch ended"),
         Ok(Err(error)) => Err(error).context("the watch broke"),
-        Err(_) => Ok(None),
+        Err(_) => bail!("no event within {PATIENCE:?}"),
+    }
+}
+
+async fn expect_silence(events: &mut Events) -> Result<()> {
+    match tokio::time::timeout(MOMENT, events.try_next()).await {
+        Err(_) => Ok(()),
+        Ok(end) => bail!("not silent: {end:?}"),
     }
 }
 

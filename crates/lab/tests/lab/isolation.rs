@@ -3,7 +3,8 @@
 use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpStream};
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -12,19 +13,20 @@ use kube::Api;
 use kube::api::PostParams;
 use lab::harness::Suite;
 use lab::{Lab, LabOptions};
-use nix::mount::{MsFlags, mount};
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::nested::{self, HOLD};
+use crate::nested::{self, HOLD, RESIDE};
 
 const PATIENCE: Duration = Duration::from_secs(10);
+const ENDS_ITS_LAB: &str = "the_logs_of_a_lab_that_a_test_ended_are_put_aside";
 
 pub(crate) fn add(suite: &mut Suite) {
     suite.test("nothing_outside_is_reachable", |_| async move {
         let connect = |address: &str| -> Result<ErrorKind> {
             let address: SocketAddr = address.parse()?;
-            match TcpStream::connect_timeout(&address, Duration::from_secs(2)) {
+            match TcpStream::connect_timeout(&address, PATIENCE) {
                 Ok(_) => bail!("{address} answered"),
                 Err(error) => Ok(error.kind()),
             }
@@ -51,22 +53,85 @@ pub(crate) fn add(suite: &mut Suite) {
     });
 
     suite.test("nothing_is_left_after_kill_9_of_the_process", |_| async move {
-        let nested = nested::start(nested::command(&std::env::current_exe()?, HOLD)).await?;
-        expect_nothing_left(nested.id()).await
+        // Its cache lies on a mount that passes on whatever is mounted below it, unless the nested lab prevents that.
+        let home = Home::new()?;
+        let _shared = home.shared_tmpfs()?;
+        let _parts = home.with_parts()?;
+        let mut command = nested::command(&std::env::current_exe()?, HOLD);
+        command.env("XDG_CACHE_HOME", home.path());
+        let nested = nested::start(command).await?;
+        let run = home.cache().join("run");
+        let inside = nested::descendants(nested.id()).first().map(|(pid, _)| *pid).context("no process inside")?;
+        ensure!(is_mounted(&inside.to_string(), &run)?, "the nested lab has no tmpfs of its own");
+        ensure!(!is_mounted("self", &run)?, "the nested lab's tmpfs appeared outside of it");
+        expect_nothing_left(nested.id()).await?;
+        ensure!(!is_mounted("self", &run)?, "a mount of the nested lab is left");
+        ensure!(std::fs::read_dir(&run)?.next().is_none(), "files of the nested lab are left in {}", run.display());
+        Ok(())
+    });
+
+    suite.test("a_marker_left_in_the_environment_changes_no_mounts", |_| async move {
+        let proc_mounts = || -> Result<usize> {
+            Ok(mount_points("self")?.iter().filter(|point| point.as_path() == Path::new("/proc")).count())
+        };
+        let before = proc_mounts()?;
+        for network in [std::fs::read_link("/proc/self/ns/net")?, "net:[1]".into()] {
+            let mut command = nested::command(&std::env::current_exe()?, HOLD);
+            command.env("VITISTACK_LAB_INSIDE", format!("{} {}", std::process::id(), network.display()));
+            let (code, complaint) = nested::complaint(command).await?;
+            ensure!(code == Some(1) && complaint.contains("in no namespaces of its own"), "{code:?}: {complaint}");
+            ensure!(proc_mounts()? == before, "it has mounted /proc over the one of this process");
+        }
+        Ok(())
+    });
+
+    suite.test("a_resident_lab_ends_with_a_starter_that_does_not_wait_for_it", |_| async move {
+        let name = format!("test-{}", std::process::id());
+        let mut command = nested::command(&std::env::current_exe()?, RESIDE);
+        command.env(nested::NAME, &name).stdin(Stdio::piped());
+        let mut holder = command.spawn()?;
+        wait_until(|| !nested::descendants(holder.id()).is_empty()).await.context("it does not start")?;
+        let below = nested::descendants(holder.id());
+        drop(holder.stdin.take());
+        let ended =
+            wait_until(|| !below.iter().chain([&(holder.id(), String::new())]).any(|(pid, _)| nested::is_alive(*pid)));
+        let ended = ended.await;
+        let _ = holder.kill();
+        let complaint = tokio::task::spawn_blocking(move || holder.wait_with_output()).await??;
+        let complaint = String::from_utf8_lossy(&complaint.stderr);
+        ended.with_context(|| format!("it goes on without its starter: {complaint}"))?;
+        ensure!(complaint.contains("has ended before it was ready"), "{complaint}");
+        ensure!(lab::resident::Resident::find(&name)?.is_none(), "it can still be found");
+        Ok(())
+    });
+
+    suite.test(ENDS_ITS_LAB, |_| async move {
+        let lab = Lab::start(LabOptions { nodes: 1, ..LabOptions::default() }).await?;
+        let folder = lab.folder().to_owned();
+        lab.stop().await?;
+        ensure!(!folder.exists(), "the lab's folder is left");
+        let mut aside = std::fs::read_dir(lab::place::ended_dir(ENDS_ITS_LAB)?)?;
+        let logs = aside.next().context("nothing was put aside")??.path();
+        ensure!(
+            std::fs::read_to_string(logs.join("audit.log"))?.contains("audit.k8s.io"),
+            "an audit log without events"
+        );
+        ensure!(logs.join("logs/kube-apiserver.log").is_file(), "the servers' logs are lost");
+        ensure!(!logs.join("admin.kubeconfig").exists(), "credentials are no logs");
+        Ok(())
     });
 
     suite.test("an_ordinary_user_can_run_a_lab", |_| async move {
-        let home = tempfile::Builder::new().prefix("lab-user-").tempdir_in("/tmp")?;
+        let home = Home::new()?;
+        let mut mounts = Vec::new();
         let nobody = 65534;
         let mut command = if is_real_root()? {
             // What the user needs is put where the user may look: the binary and the built parts.
             let program = home.path().join("lab-tests");
             std::fs::write(&program, "")?;
-            bind(&std::env::current_exe()?, &program)?;
-            let parts = home.path().join("vitistack-lab/parts");
-            std::fs::create_dir_all(&parts)?;
-            bind(&lab::place::cache_dir()?.join("parts"), &parts)?;
-            for folder in [home.path(), &home.path().join("vitistack-lab")] {
+            mounts.push(Mounted::bind(&std::env::current_exe()?, &program)?);
+            mounts.push(home.with_parts()?);
+            for folder in [home.path(), &home.cache()] {
                 std::os::unix::fs::chown(folder, Some(nobody), Some(nobody))?;
             }
             let mut command = nested::command(&program, HOLD);
@@ -82,11 +147,7 @@ pub(crate) fn add(suite: &mut Suite) {
         };
         command.env_remove("KUBEBUILDER_ASSETS");
         let nested = nested::start(command).await?;
-        expect_nothing_left(nested.id()).await?;
-        for mounted in ["lab-tests", "vitistack-lab/parts"] {
-            let _ = nix::mount::umount(&home.path().join(mounted));
-        }
-        Ok(())
+        expect_nothing_left(nested.id()).await
     });
 
     suite.test("a_server_that_dies_is_reported_at_once", |_| async move {
@@ -96,7 +157,7 @@ pub(crate) fn add(suite: &mut Suite) {
             let (_, server) = lab.servers().into_iter().find(|(server, _)| *server == name).context("a server")?;
             let pid = server.pid().context("it runs")?;
             kill(Pid::from_raw(pid), Signal::SIGKILL)?;
-            let failure = tokio::time::timeout(Duration::from_secs(2), lab.health().failed()).await?;
+            let failure = tokio::time::timeout(PATIENCE, lab.health().failed()).await?;
             ensure!(failure.to_string().starts_with(&format!("{name} ended unexpectedly")), "{failure}");
             drop(lab);
             let own = std::process::id();
@@ -118,11 +179,66 @@ async fn expect_nothing_left(pid: u32) -> Result<()> {
     wait_until(|| !below.iter().any(|(pid, _)| nested::is_alive(*pid))).await.with_context(|| {
         format!("left: {:?}", below.iter().filter(|(pid, _)| nested::is_alive(*pid)).collect::<Vec<_>>())
     })?;
-    // The nested lab's tmpfs lay over the same folder as ours, but in a mount namespace that is gone.
-    let mounts = std::fs::read_to_string("/proc/self/mounts")?;
-    let labs = mounts.lines().filter(|line| line.starts_with("lab ")).count();
-    ensure!(labs == 1, "{labs} labs are mounted instead of this process's own:\n{mounts}");
     Ok(())
+}
+
+/// A place for the cache of a nested lab. Its mounts must be declared after it: they have to end before it is removed
+/// with all it holds.
+struct Home(tempfile::TempDir);
+
+impl Home {
+    fn new() -> Result<Self> {
+        Ok(Home(tempfile::Builder::new().prefix("lab-user-").tempdir_in("/tmp")?))
+    }
+
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    fn cache(&self) -> PathBuf {
+        self.path().join("vitistack-lab")
+    }
+
+    /// The built parts of this process's own cache.
+    fn with_parts(&self) -> Result<Mounted> {
+        let parts = self.cache().join("parts");
+        std::fs::create_dir_all(&parts)?;
+        Mounted::bind(&lab::place::cache_dir()?.join("parts"), &parts)
+    }
+
+    fn shared_tmpfs(&self) -> Result<Mounted> {
+        mount(Some("home"), self.path(), Some("tmpfs"), MsFlags::empty(), Some("mode=0755")).context("a tmpfs")?;
+        let mounted = Mounted(self.path().to_owned());
+        mount(None::<&str>, self.path(), None::<&str>, MsFlags::MS_SHARED, None::<&str>).context("a shared mount")?;
+        Ok(mounted)
+    }
+}
+
+/// A mount that ends when it is dropped.
+struct Mounted(PathBuf);
+
+impl Mounted {
+    fn bind(from: &Path, to: &Path) -> Result<Self> {
+        mount(Some(from), to, None::<&str>, MsFlags::MS_BIND | MsFlags::MS_REC, None::<&str>)
+            .context("a bind mount")?;
+        Ok(Mounted(to.to_owned()))
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let _ = umount2(&self.0, MntFlags::MNT_DETACH);
+    }
+}
+
+/// Where something is mounted, as a process (a number or `self`) sees it.
+fn mount_points(process: &str) -> Result<Vec<PathBuf>> {
+    let table = std::fs::read_to_string(format!("/proc/{process}/mountinfo"))?;
+    Ok(table.lines().filter_map(|line| line.split(' ').nth(4)).map(PathBuf::from).collect())
+}
+
+fn is_mounted(process: &str, point: &Path) -> Result<bool> {
+    Ok(mount_points(process)?.iter().any(|mounted| mounted == point))
 }
 
 async fn wait_until(is_so: impl Fn() -> bool) -> Result<()> {
@@ -138,8 +254,4 @@ async fn wait_until(is_so: impl Fn() -> bool) -> Result<()> {
 fn is_real_root() -> Result<bool> {
     let map = std::fs::read_to_string("/proc/self/uid_map")?;
     Ok(map.split_whitespace().eq(["0", "0", "4294967295"]))
-}
-
-fn bind(from: &Path, to: &Path) -> Result<()> {
-    mount(Some(from), to, None::<&str>, MsFlags::MS_BIND | MsFlags::MS_REC, None::<&str>).context("a bind mount")
 }

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use kube::Api;
-use kube::api::{ApiResource, DeleteParams, DynamicObject, Patch, PatchParams, PostParams};
+use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams};
 use lab::harness::Suite;
-use lab::{GuestEnd, KubeVirt, Lab, LabOptions};
+use lab::{GuestEnd, KubeVirt, Lab, LabOptions, kubevirt_resource};
 use serde_json::{Value, json};
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -51,7 +51,7 @@ pub(crate) fn add(suite: &mut Suite) {
         let node = text(&answered, "/status/nodeName");
         let handler = lab.virt_handler_client(&node).await?;
         let as_handler: Api<DynamicObject> =
-            Api::namespaced_with(handler, "default", &resource("VirtualMachineInstance"));
+            Api::namespaced_with(handler, "default", &kubevirt_resource("VirtualMachineInstance"));
         let answered = as_handler.patch("identity", &PatchParams::default(), &lie).await?;
         ensure!(text(&answered, "/status/phase") == "Failed", "virt-handler's status was not taken: {answered:?}");
         delete_vm(&lab, "identity").await
@@ -105,7 +105,7 @@ pub(crate) fn add(suite: &mut Suite) {
 
 async fn migrate(lab: &Lab, name: &str, round: &str) -> Result<()> {
     let migrations: Api<DynamicObject> =
-        Api::namespaced_with(lab.client(), "default", &resource("VirtualMachineInstanceMigration"));
+        Api::namespaced_with(lab.client(), "default", &kubevirt_resource("VirtualMachineInstanceMigration"));
     let migration = json!({
         "apiVersion": "kubevirt.io/v1",
         "kind": "VirtualMachineInstanceMigration",
@@ -123,22 +123,12 @@ async fn migrate(lab: &Lab, name: &str, round: &str) -> Result<()> {
     .map(|_| ())
 }
 
-fn resource(kind: &str) -> ApiResource {
-    ApiResource {
-        group: "kubevirt.io".to_owned(),
-        version: "v1".to_owned(),
-        api_version: "kubevirt.io/v1".to_owned(),
-        kind: kind.to_owned(),
-        plural: format!("{}s", kind.to_lowercase()),
-    }
-}
-
 fn vms(lab: &Lab) -> Api<DynamicObject> {
-    Api::namespaced_with(lab.client(), "default", &resource("VirtualMachine"))
+    Api::namespaced_with(lab.client(), "default", &kubevirt_resource("VirtualMachine"))
 }
 
 fn vmis(lab: &Lab) -> Api<DynamicObject> {
-    Api::namespaced_with(lab.client(), "default", &resource("VirtualMachineInstance"))
+    Api::namespaced_with(lab.client(), "default", &kubevirt_resource("VirtualMachineInstance"))
 }
 
 fn text(object: &DynamicObject, pointer: &str) -> String {

@@ -5,13 +5,17 @@ use std::path::Path;
 use std::process::{Child, Command, ExitCode, Stdio};
 
 use anyhow::{Context, Result, bail};
-use lab::{Lab, LabOptions, isolate, parts};
+use lab::process_table::{Living, living};
+use lab::{Lab, LabOptions, isolate, parts, resident};
 
 const TASK: &str = "LAB_TEST_TASK";
 /// Starts a lab, says so and stays.
 pub(crate) const HOLD: &str = "hold";
 /// Starts a lab where its API server's port is taken.
 pub(crate) const PORT_TAKEN: &str = "port-taken";
+/// Holds a resident lab of the name that `NAME` says.
+pub(crate) const RESIDE: &str = "reside";
+pub(crate) const NAME: &str = "LAB_TEST_NAME";
 const READY: &str = "ready";
 
 /// The main function of the nested process; none in any other.
@@ -20,6 +24,10 @@ pub(crate) fn take_over_if_asked() -> Option<ExitCode> {
     if let Err(error) = isolate::begin() {
         eprintln!("error: {error:#}");
         return Some(ExitCode::FAILURE);
+    }
+    if task == RESIDE {
+        let name = std::env::var(NAME).unwrap_or_default();
+        return Some(resident::hold(&name, || Ok(LabOptions { nodes: 1, ..LabOptions::default() })));
     }
     Some(isolate::run(
         || parts::ensure(&parts::STANDARD),
@@ -70,11 +78,17 @@ pub(crate) async fn complaint(mut command: Command) -> Result<(Option<i32>, Stri
 pub(crate) fn descendants(pid: u32) -> Vec<(u32, String)> {
     let mut found = Vec::new();
     let mut parents = vec![pid];
-    let all: Vec<(u32, u32, String)> =
-        std::fs::read_dir("/proc").into_iter().flatten().flatten().filter_map(|entry| living(&entry.path())).collect();
+    let all: Vec<(u32, Living)> = std::fs::read_dir("/proc")
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+        .filter_map(|pid| Some((pid, living(pid)?)))
+        .collect();
     while let Some(parent) = parents.pop() {
-        for (child, _, name) in all.iter().filter(|(_, of, _)| *of == parent) {
-            found.push((*child, name.clone()));
+        for (child, _) in all.iter().filter(|(_, process)| process.parent == parent) {
+            let command = std::fs::read(format!("/proc/{child}/cmdline")).unwrap_or_default();
+            found.push((*child, String::from_utf8_lossy(&command).replace('\0', " ")));
             parents.push(*child);
         }
     }
@@ -82,17 +96,5 @@ pub(crate) fn descendants(pid: u32) -> Vec<(u32, String)> {
 }
 
 pub(crate) fn is_alive(pid: u32) -> bool {
-    living(&Path::new("/proc").join(pid.to_string())).is_some()
-}
-
-/// pid, parent and command line; none for a process that has ended and only waits to be reaped.
-fn living(path: &Path) -> Option<(u32, u32, String)> {
-    let pid = path.file_name()?.to_str()?.parse().ok()?;
-    let stat = std::fs::read_to_string(path.join("stat")).ok()?;
-    let mut after_name = stat.rsplit(')').next()?.split_whitespace();
-    let state = after_name.next()?;
-    let parent = after_name.next()?.parse().ok()?;
-    let command = std::fs::read(path.join("cmdline")).ok()?;
-    let command = String::from_utf8_lossy(&command).replace('\0', " ");
-    (!matches!(state, "Z" | "X")).then_some((pid, parent, command))
+    living(pid).is_some()
 }

@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::admissionregistration::v1::ValidatingAdmissionPolicyBinding;
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
 use kube::Api;
 use kube::api::{ListParams, Patch, PatchParams, PostParams};
 use lab::harness::Suite;
-use lab::{CLASS_NEVER, CLASS_STANDARD, CLASS_WAIT, Extension, Lab, LabOptions, PodFate, PodRule};
+use lab::{CLASS_NEVER, CLASS_STANDARD, CLASS_WAIT, Extension, Lab, LabOptions, OwnProgram, PodFate, PodRule, Record};
 use serde_json::{Value, json};
 
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -63,6 +64,70 @@ pub(crate) fn add(suite: &mut Suite) {
         create_pod(&lab, "late", "example.org/late", None).await?;
         wait_for_pod(&lab, "late", is_ready).await?;
         ensure!(started.elapsed() >= delay, "it was ready after {:?}", started.elapsed());
+        lab.stop().await
+    });
+
+    suite.test("pods_outlive_an_outage_of_the_api_server", |_| async move {
+        let delay = Duration::from_secs(3);
+        let mut options = LabOptions { nodes: 1, own_programs: vec![sleeper()], ..LabOptions::default() };
+        options.pods.ready_after = delay;
+        let lab = Lab::start(options).await?;
+        create_pod(&lab, "simulated", "example.org/simulated", None).await?;
+        create_sleeper(&lab, "real", "1000").await?;
+        for name in ["simulated", "real"] {
+            wait_for_pod(&lab, name, |pod| pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_some())).await?;
+        }
+        lab.stop_api_server().await?;
+        // Their time to start and to report comes while nobody answers; there is nothing to see of it from outside.
+        tokio::time::sleep(delay + Duration::from_secs(1)).await;
+        lab.start_api_server().await?;
+        for name in ["simulated", "real"] {
+            wait_for_pod(&lab, name, is_ready).await.with_context(|| format!("the {name} pod did not start"))?;
+        }
+        lab.stop().await
+    });
+
+    suite.test("what_the_api_server_refuses_is_tried_again", |labs| async move {
+        let lab = labs.plain().await?;
+        create_pod(&lab, "held-first", "example.org/held", None).await?;
+        wait_for_pod(&lab, "held-first", is_ready).await?;
+        lab.create(REFUSE_WHAT_IS_HELD).await?;
+        // A policy is in force a moment after it was made.
+        let dry_run = PatchParams { dry_run: true, ..PatchParams::default() };
+        let touch = Patch::Merge(json!({"status": {"message": "touched"}}));
+        let in_force = async {
+            while pods(&lab).patch_status("held-first", &dry_run, &touch).await.is_ok() {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, in_force).await.context("the policy was never in force")?;
+        create_pod(&lab, "held-second", "example.org/held", None).await?;
+        create_claim(&lab, "held", CLASS_STANDARD).await?;
+        let refused = |record: &&Record| record.code.is_some_and(|code| code >= 400);
+        let of_pod = |record: &&Record| record.name == "held-second" && record.subresource == "status";
+        let of_volume = |record: &&Record| record.resource == "persistentvolumes" && record.verb == "create";
+        let tried_again = async {
+            loop {
+                let records = lab.audit()?;
+                if records.iter().filter(refused).filter(of_pod).count() >= 3
+                    && records.iter().filter(refused).filter(of_volume).count() >= 3
+                {
+                    return anyhow::Ok(());
+                }
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, tried_again).await.context("they were not tried again")??;
+        let bindings: Api<ValidatingAdmissionPolicyBinding> = Api::all(lab.client());
+        bindings.delete("held", &Default::default()).await?;
+        wait_for_pod(&lab, "held-second", is_ready).await?;
+        wait_for_claim(&lab, "held", "Bound").await
+    });
+
+    suite.test("a_program_that_ends_is_started_again_and_its_restarts_are_counted", |_| async move {
+        let lab = Lab::start(LabOptions { nodes: 1, own_programs: vec![sleeper()], ..LabOptions::default() }).await?;
+        create_sleeper(&lab, "brief", "1").await?;
+        wait_for_pod(&lab, "brief", |pod| restarts(pod) >= 2 && is_ready(pod)).await?;
         lab.stop().await
     });
 
@@ -149,10 +214,51 @@ async fn create_pod(lab: &Lab, name: &str, image: &str, claim: Option<&str>) -> 
         "metadata": {"name": name},
         "spec": {"containers": [{"name": "main", "image": image}], "volumes": volumes},
     });
-    // The default service account comes a moment after the namespace.
+    wait_for_account(lab).await?;
+    pods(lab).create(&PostParams::default(), &serde_json::from_value(pod)?).await?;
+    Ok(())
+}
+
+/// The status of pods whose names begin with `held-`, and the volume of the claim `held`.
+const REFUSE_WHAT_IS_HELD: &str = r#"
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicy
+metadata: {name: held}
+spec:
+  matchConstraints:
+    resourceRules:
+    - {apiGroups: [""], apiVersions: [v1], resources: [pods/status], operations: [UPDATE]}
+    - {apiGroups: [""], apiVersions: [v1], resources: [persistentvolumes], operations: [CREATE]}
+  validations:
+  - expression: "request.resource.resource != 'pods' || !object.metadata.name.startsWith('held-')"
+  - expression: "request.resource.resource != 'persistentvolumes' || object.spec.claimRef.name != 'held'"
+---
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicyBinding
+metadata: {name: held}
+spec: {policyName: held, validationActions: [Deny]}
+"#;
+
+const SLEEPER: &str = "example.org/sleeper";
+
+fn sleeper() -> OwnProgram {
+    OwnProgram { image: SLEEPER.to_owned(), file: "/bin/sleep".into() }
+}
+
+async fn create_sleeper(lab: &Lab, name: &str, seconds: &str) -> Result<()> {
+    let pod = json!({
+        "metadata": {"name": name},
+        "spec": {"containers": [{"name": "main", "image": SLEEPER, "command": ["sleep", seconds]}]},
+    });
+    wait_for_account(lab).await?;
+    pods(lab).create(&PostParams::default(), &serde_json::from_value(pod)?).await?;
+    Ok(())
+}
+
+/// The default service account comes a moment after the namespace.
+async fn wait_for_account(lab: &Lab) -> Result<()> {
     let accounts: Api<k8s_openapi::api::core::v1::ServiceAccount> = Api::namespaced(lab.client(), "default");
     lab.wait("the default service account", PATIENCE, accounts, "default", |account| account.is_some()).await?;
-    pods(lab).create(&PostParams::default(), &serde_json::from_value(pod)?).await?;
     Ok(())
 }
 
