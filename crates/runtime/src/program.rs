@@ -33,6 +33,8 @@ pub mod message {
 
 /// Together with the release it must leave room for another replica to take over within three seconds of a signal.
 pub const DRAIN: Duration = Duration::from_secs(2);
+/// How long a pass that was dropped may take to reach its next await.
+const ABORTED: Duration = Duration::from_millis(500);
 /// Two are enough for work that waits most of the time, and one that blocks cannot silence the health endpoints.
 const THREADS: usize = 2;
 
@@ -103,7 +105,11 @@ impl Program {
             Ok(runtime) => runtime,
             Err(error) => return failed(&error),
         };
-        let result = runtime.block_on(self.serve(prepare));
+        let result = runtime.block_on(async {
+            let shutdown = CancellationToken::new();
+            shutdown::listen(shutdown.clone())?;
+            self.serve(prepare, shutdown).await
+        });
         // Whatever still blocks a thread ends with the process.
         runtime.shutdown_background();
         match result {
@@ -115,15 +121,13 @@ impl Program {
         }
     }
 
-    async fn serve<P, F, L, W>(self, prepare: P) -> Result<(), BoxError>
+    async fn serve<P, F, L, W>(self, prepare: P, shutdown: CancellationToken) -> Result<(), BoxError>
     where
         P: FnOnce(Context) -> F,
         F: Future<Output = Result<L, BoxError>>,
         L: Fn(Leadership) -> W,
         W: Future<Output = ()> + Send + 'static,
     {
-        let shutdown = CancellationToken::new();
-        shutdown::listen(shutdown.clone())?;
         let metrics = Arc::new(Metrics::new(self.metrics_prefix));
         let health = Arc::new(Health::default());
         for listener in &self.listeners {
@@ -136,7 +140,12 @@ impl Program {
             tokio::spawn(serve(socket, routes, CancellationToken::new()));
         }
 
-        let config = configuration(self.kubeconfig.as_deref()).await?;
+        // Whatever is waited for before the work begins, a signal ends it.
+        let config = tokio::select! {
+            biased;
+            () = shutdown.cancelled() => return Ok(()),
+            config = configuration(self.kubeconfig.as_deref()) => config?,
+        };
         let user_agent = format!("{}/{}", self.name, self.version);
         let clients = connect(&config, &user_agent, self.rate, &metrics)?;
         let reporter = Reporter { controller: self.name.to_owned(), instance: self.identity.clone() };
@@ -144,7 +153,11 @@ impl Program {
         let context =
             Context { clients: clients.clone(), metrics: metrics.clone(), health, events, shutdown: shutdown.clone() };
         context.spawn("the sender of events", send_events);
-        let lead = prepare(context).await?;
+        let lead = tokio::select! {
+            biased;
+            () = shutdown.cancelled() => return Ok(()),
+            lead = prepare(context) => lead?,
+        };
         let server = config.cluster_url.to_string();
         tracing::info!(
             program = self.name,
@@ -179,13 +192,16 @@ where
     W: Future<Output = ()> + Send + 'static,
 {
     let stop = CancellationToken::new();
-    let mut work = tokio::spawn(lead(Leadership::unopposed(stop.clone())));
+    let leadership = Leadership::unopposed(stop.clone());
+    let mut work = tokio::spawn(lead(leadership.clone()));
     tokio::select! {
         () = shutdown.cancelled() => stop.cancel(),
         _ = &mut work => return Err("the work ended by itself".into()),
     }
     if tokio::time::timeout(DRAIN, &mut work).await.is_err() {
         work.abort();
+        // Nobody waits to take over; what blocks its thread ends with the process.
+        let _ = tokio::time::timeout(ABORTED, leadership.ended()).await;
     }
     Ok(())
 }
@@ -231,6 +247,43 @@ mod tests {
         assert!(first.starts_with("pod-0_") && second.starts_with("pod-0_"));
         assert_ne!(first, second);
         assert!(!identity(Some(""), &mut random).starts_with('_'));
+    }
+
+    fn program(kubeconfig: PathBuf) -> Program {
+        Program {
+            name: "tester",
+            version: "1",
+            log_format: LogFormat::Json,
+            log_level: LogLevel::Info,
+            kubeconfig: Some(kubeconfig),
+            rate: None,
+            metrics_prefix: "tester",
+            listeners: Vec::new(),
+            lease: None,
+            identity: "tester-0".to_owned(),
+        }
+    }
+
+    #[tokio::test]
+    async fn a_signal_ends_a_program_that_is_not_prepared_yet() {
+        let file = std::env::temp_dir().join(format!("kubeconfig-of-test-{}", std::process::id()));
+        let kubeconfig = concat!(
+            r#"{"apiVersion":"v1","kind":"Config","current-context":"c","contexts":[{"name":"c","context":"#,
+            r#"{"cluster":"c","user":"u"}}],"users":[{"name":"u","user":{}}],"clusters":[{"name":"c","cluster":"#,
+            r#"{"server":"http://127.0.0.1:1"}}]}"#
+        );
+        std::fs::write(&file, kubeconfig).unwrap();
+        let shutdown = CancellationToken::new();
+        let signal = shutdown.clone();
+        // As a program whose caches are never in step, because the server is not there.
+        let prepare = async |_: Context| {
+            signal.cancel();
+            std::future::pending::<()>().await;
+            Ok(async |_: Leadership| {})
+        };
+        let served = tokio::time::timeout(Duration::from_secs(10), program(file.clone()).serve(prepare, shutdown));
+        assert!(served.await.expect("it goes on waiting").is_ok());
+        std::fs::remove_file(&file).unwrap();
     }
 
     #[test]

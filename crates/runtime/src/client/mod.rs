@@ -29,7 +29,7 @@ use tower::{BoxError, ServiceBuilder};
 
 pub use self::{
     bucket::Bucket,
-    transport::{DeadlineExceeded, Guarded, Transport, Transported},
+    transport::{DeadlineExceeded, Guarded, NotLeading, Transport, Transported},
     verb::Verb,
 };
 use crate::metrics::Metrics;

@@ -22,7 +22,7 @@ use super::{
     bucket::Bucket,
     verb::{Verb, server_timeout},
 };
-use crate::metrics::Metrics;
+use crate::{lease::Fence, metrics::Metrics};
 
 /// The server closes a watch by itself at the time it was asked to; only a dead connection is silent for longer.
 const WATCH_MARGIN: Duration = Duration::from_secs(10);
@@ -34,6 +34,11 @@ const RETRY_AFTER_LIMIT: u64 = 300;
 #[derive(Debug, thiserror::Error)]
 #[error("no answer within {0:?}")]
 pub struct DeadlineExceeded(pub Duration);
+
+/// The request was not sent: while it waited for its turn, the lease that allowed it ran out.
+#[derive(Debug, thiserror::Error)]
+#[error("this replica does not lead")]
+pub struct NotLeading;
 
 #[derive(Clone)]
 pub struct Transport {
@@ -80,6 +85,8 @@ where
         let verb = Verb::of(request.method(), request.uri());
         let idle = server_timeout(request.uri()).map_or(WATCH_UNBOUNDED, |timeout| timeout + WATCH_MARGIN);
         let path = request.uri().path().to_owned();
+        // A write of the leader carries its fence.
+        let fence = request.extensions().get::<Fence>().cloned();
         let transport = self.transport.clone();
         // Nothing is sent before this future is polled, and it is polled only after its turn has come.
         let answer = self.inner.call(request);
@@ -88,6 +95,10 @@ where
                 (Verb::Watch, _) => transport.watches.wait().await,
                 (_, Some(bucket)) => bucket.wait().await,
                 (_, None) => {}
+            }
+            // The turn may have come long after the write was decided on.
+            if fence.is_some_and(|fence| !fence.may_write()) {
+                return Err(NotLeading.into());
             }
             let begin = Instant::now();
             let deadline = begin + transport.deadline;

@@ -86,6 +86,16 @@ impl Aggregate {
         Some(Send::New { note, name })
     }
 
+    /// The event of this name is not on the server: the next note of its kind is a new event.
+    pub fn lost(&mut self, name: &str) {
+        let lost = self.known.iter().find(|(_, known)| known.name == name).map(|(note, _)| note.clone());
+        let Some(note) = lost else { return };
+        self.known.remove(&note);
+        if let Some((used, _)) = self.budgets.get_mut(&note.about.uid) {
+            *used = used.saturating_sub(1);
+        }
+    }
+
     /// Counts that have waited long enough to be written.
     pub fn due(&mut self, now: Instant) -> Vec<Send> {
         let every = self.limits.count_every;

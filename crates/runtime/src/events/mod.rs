@@ -8,9 +8,9 @@ mod aggregate;
 #[cfg(test)]
 mod tests;
 
-use std::sync::Arc;
+use std::{borrow::Cow, sync::Arc};
 
-use api::EventNote;
+use api::{EventNote, Failure};
 use k8s_openapi::{
     api::{core::v1::ObjectReference, events::v1::Event},
     apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta},
@@ -80,10 +80,22 @@ async fn send_all(client: Client, reporter: Reporter, mut notes: mpsc::Receiver<
         };
         for send in ready {
             bucket.wait().await;
-            let result = match send {
-                Send::New { note, name } => create(&client, &reporter, note, name).await,
-                Send::Count { namespace, name, count } => recount(&client, &namespace, &name, count).await,
+            let (name, result, lost) = match send {
+                Send::New { note, name } => {
+                    let result = create(&client, &reporter, note, name.clone()).await;
+                    let lost = result.is_err();
+                    (name, result, lost)
+                }
+                Send::Count { namespace, name, count } => {
+                    let result = recount(&client, &namespace, &name, count).await;
+                    // The server keeps events for an hour or so, and a namespace may have gone and come back.
+                    let lost = matches!(&result, Err(kube::Error::Api(status)) if status.code == 404);
+                    (name, result, lost)
+                }
             };
+            if lost {
+                aggregate.lost(&name);
+            }
             if let Err(error) = result {
                 tracing::debug!(error = %error, "an event could not be sent");
             }
@@ -132,14 +144,8 @@ fn event(reporter: &Reporter, note: EventNote, name: String, now: Timestamp) -> 
 }
 
 fn bounded(mut note: EventNote) -> EventNote {
-    const MORE: char = '…';
-    if note.message.len() > NOTE_LIMIT {
-        let mut end = NOTE_LIMIT - MORE.len_utf8();
-        while !note.message.is_char_boundary(end) {
-            end -= 1;
-        }
-        note.message.truncate(end);
-        note.message.push(MORE);
+    if let Cow::Owned(short) = Failure::bounded(&note.message, NOTE_LIMIT) {
+        note.message = short;
     }
     note
 }

@@ -5,7 +5,10 @@ use std::time::Duration;
 use api::{EventKind, ObjectKey, ObjectRef};
 
 use super::*;
-use crate::{client::Verb, testing::Server};
+use crate::{
+    client::Verb,
+    testing::{Fault, Server},
+};
 
 fn note(name: &str, message: &str) -> EventNote {
     EventNote {
@@ -69,6 +72,34 @@ async fn recording_never_waits_and_the_rate_is_bounded() {
     assert!(link.count(Verb::Create) <= 100 + 2 * 20 + 1, "{}", link.count(Verb::Create));
     tokio::time::sleep(Duration::from_secs(60)).await;
     assert_eq!(link.count(Verb::Create), WAITING_LIMIT);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_event_that_is_not_there_is_made_by_the_next_repetition() {
+    let server = Server::new();
+    let (client, link) = server.client();
+    link.faults.lock().push_back(Fault::Refuse(Verb::Create, 503));
+    let (recorder, sending) = recorder(client, reporter(), Arc::new(Metrics::new("test")));
+    tokio::spawn(sending);
+    let events = || {
+        let name = |uri: &str| uri.split(['/', '?']).find(|part| part.starts_with("db.")).map(ToOwned::to_owned);
+        link.requests.lock().iter().filter(|(verb, _)| *verb == Verb::Patch).filter_map(|(_, uri)| name(uri)).next()
+    };
+    recorder.record(note("db", "no such class"));
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    recorder.record(note("db", "no such class"));
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(link.count(Verb::Create), 2);
+    recorder.record(note("db", "no such class"));
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    // The server forgets events after an hour.
+    server.remove("/apis/events.k8s.io/v1/events", "shop", &events().unwrap());
+    recorder.record(note("db", "no such class"));
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert_eq!((link.count(Verb::Create), link.count(Verb::Patch)), (2, 2));
+    recorder.record(note("db", "no such class"));
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(link.count(Verb::Create), 3);
 }
 
 #[test]

@@ -1,7 +1,13 @@
 //! Does what `decide` says: watches the lease as a standby, renews it as the holder, and sees to it that the holder's
 //! work has ended before another can begin.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use futures::{StreamExt, stream::BoxStream};
 use k8s_openapi::{api::coordination::v1::Lease, apimachinery::pkg::apis::meta::v1::ObjectMeta, jiff::Timestamp};
@@ -18,8 +24,10 @@ use crate::metrics::Metrics;
 
 /// A renewal that takes longer is given up, so that there is time for another before the deadline.
 const CALL_LIMIT: Duration = Duration::from_secs(3);
-/// A release is worth one short try: without it others wait until the lease runs out.
+/// A release is worth a short try, whatever it takes: without it others wait until the lease runs out.
 const RELEASE_LIMIT: Duration = Duration::from_secs(1);
+/// How long before another could begin it must be known whether our work has ended, so that the process can end if not.
+const JUDGED_BEFORE: Duration = Duration::from_millis(500);
 
 #[derive(Debug, thiserror::Error)]
 pub enum LeaseError {
@@ -57,6 +65,17 @@ enum Answer {
     Failed(String),
 }
 
+/// What became of a renewal.
+enum Renewal {
+    Renewed(Box<Lease>),
+    /// Still ours, but not as we knew it: this is to be renewed.
+    Ours(Box<Lease>),
+    /// Somebody deleted it. Whoever makes it first holds it; until then nobody else does.
+    Deleted,
+    Lost(String),
+    Failed,
+}
+
 impl Elector {
     /// Works through `lead` whenever this replica holds the lease, until `shutdown`; then gives the lease back.
     pub async fn run<F, W>(&self, shutdown: &CancellationToken, lead: F) -> Result<(), LeaseError>
@@ -73,6 +92,26 @@ impl Elector {
 
     /// Ends with the lease and the moment at which the request that took it began, or with nothing at shutdown.
     async fn stand_by(&self, api: &Api<Lease>, shutdown: &CancellationToken) -> Option<(Lease, Instant)> {
+        let doubt = AtomicBool::new(false);
+        let mut taking = Box::pin(self.take(api, &doubt));
+        tokio::select! {
+            biased;
+            taken = &mut taking => return Some(taken),
+            () = shutdown.cancelled() => {}
+        }
+        if doubt.load(Ordering::Relaxed) {
+            // A request that is under way may be granted, and a lease that nobody knows he holds keeps all others out.
+            let by = Instant::now() + RELEASE_LIMIT;
+            match timeout_at(Instant::now() + RELEASE_LIMIT / 2, taking).await {
+                Ok((lease, _)) => self.release(api, Some(lease), by).await,
+                Err(_) => self.release(api, None, by).await,
+            }
+        }
+        None
+    }
+
+    /// `doubt` is set while a request of ours may have taken the lease without our knowing.
+    async fn take(&self, api: &Api<Lease>, doubt: &AtomicBool) -> (Lease, Instant) {
         let mut sight = Sight::default();
         let mut watch = LeaseWatch::new(api, &self.name);
         let mut not_before = Instant::now();
@@ -80,8 +119,11 @@ impl Elector {
             let now = Instant::now();
             match decide(&sight, now, &self.identity) {
                 Action::Create | Action::Take if now >= not_before => {
-                    match self.attempt(api, sight.lease(), CALL_LIMIT).await {
-                        Answer::Done(lease) => return Some((*lease, now)),
+                    doubt.store(true, Ordering::Relaxed);
+                    let answer = self.attempt(api, sight.lease(), CALL_LIMIT).await;
+                    doubt.store(matches!(answer, Answer::Failed(_)), Ordering::Relaxed);
+                    match answer {
+                        Answer::Done(lease) => return (*lease, now),
                         // Our view was old. The watch will tell in time, unless it is what is stuck.
                         Answer::Conflict => match self.read(api).await {
                             Ok(lease) => sight.see(lease, Instant::now(), &self.timing),
@@ -99,7 +141,6 @@ impl Elector {
                         Action::Create | Action::Take => Some(not_before),
                     };
                     tokio::select! {
-                        () = shutdown.cancelled() => return None,
                         seen = watch.next(self.timing.retry_period) => match seen {
                             Ok(lease) => sight.see(lease, Instant::now(), &self.timing),
                             Err(error) => self.warn("the lease cannot be watched", &error),
@@ -107,9 +148,6 @@ impl Elector {
                         () = sleep_until(wake.unwrap_or_else(Instant::now)), if wake.is_some() => {}
                     }
                 }
-            }
-            if shutdown.is_cancelled() {
-                return None;
             }
         }
     }
@@ -126,8 +164,7 @@ impl Elector {
         F: Fn(Leadership) -> W,
         W: Future<Output = ()> + Send + 'static,
     {
-        let leadership =
-            Leadership { stop: CancellationToken::new(), fence: Fence::until(began + self.timing.renew_deadline) };
+        let leadership = Leadership::new(Fence::until(began + self.timing.renew_deadline));
         tracing::info!(identity = self.identity, lease = self.name, "{}", message::ACQUIRED);
         self.metrics.set_leader(true);
         // Whoever drops this elector drops the work with it.
@@ -146,12 +183,15 @@ impl Elector {
         leadership.stop.cancel();
         self.metrics.set_leader(false);
         let runs_out = held.renewed + self.timing.duration;
+        let before = |margin: Duration| runs_out.checked_sub(margin).unwrap_or(runs_out);
+        // What has not stopped by itself by then is dropped at its next await.
         let patience = match end {
-            End::Shutdown => (Instant::now() + self.drain).min(runs_out),
-            // A second before another could begin, what has not stopped by itself is dropped at its next await.
-            End::Lost(_) | End::WorkEnded => runs_out.checked_sub(Duration::from_secs(1)).unwrap_or(runs_out),
+            End::Shutdown => (Instant::now() + self.drain).min(before(JUDGED_BEFORE * 2)),
+            End::Lost(_) => before(JUDGED_BEFORE * 2),
+            End::WorkEnded => Instant::now(),
         };
-        let stopped = matches!(end, End::WorkEnded) || stop_work(&mut work, patience, runs_out).await;
+        let ended = matches!(end, End::WorkEnded);
+        let stopped = stop_work(work, ended, &leadership, patience, before(JUDGED_BEFORE)).await;
         leadership.fence.close();
         if !stopped {
             return Err(LeaseError::WorkStuck);
@@ -160,11 +200,11 @@ impl Elector {
         match end {
             End::Lost(_) => Ok(()),
             End::Shutdown => {
-                self.release(api, held.lease).await;
+                self.release(api, Some(held.lease), Instant::now() + RELEASE_LIMIT).await;
                 Ok(())
             }
             End::WorkEnded => {
-                self.release(api, held.lease).await;
+                self.release(api, Some(held.lease), Instant::now() + RELEASE_LIMIT).await;
                 Err(LeaseError::WorkEnded)
             }
         }
@@ -180,16 +220,16 @@ impl Elector {
         shutdown: &CancellationToken,
     ) -> End {
         let mut next = held.renewed + self.timing.retry_period;
+        // What we learn is acted on at once, but only once in a row: a server that contradicts itself is not stormed.
+        let mut hurried = false;
         loop {
             let deadline = held.renewed + self.timing.renew_deadline;
             let renewal = async {
                 sleep_until(next).await;
                 let began = Instant::now();
-                // The limit of a call never reaches past the deadline: a request that hangs cannot outlive it.
-                let limit = CALL_LIMIT.min(deadline.saturating_duration_since(began));
-                (began, self.attempt(api, Some(&held.lease), limit).await)
+                (began, self.renew(api, &held.lease, deadline).await)
             };
-            let (began, answer) = tokio::select! {
+            let (began, renewal) = tokio::select! {
                 biased;
                 () = shutdown.cancelled() => return End::Shutdown,
                 _ = &mut *work => return End::WorkEnded,
@@ -197,29 +237,50 @@ impl Elector {
                 done = renewal => done,
             };
             next = began + self.timing.retry_period;
-            match answer {
-                Answer::Done(lease) => {
+            let hurry = match renewal {
+                Renewal::Renewed(lease) => {
                     *held = Held { lease: *lease, renewed: began };
                     fence.extend(began + self.timing.renew_deadline);
+                    false
                 }
-                Answer::Conflict | Answer::Missing => match timeout_at(deadline, self.read(api)).await {
-                    // A renewal whose answer was lost, or somebody's label: still ours.
-                    Ok(Ok(Some(lease))) if holder(&lease) == Some(&self.identity) => {
-                        held.lease = lease;
-                        next = Instant::now();
-                    }
-                    Ok(Ok(Some(lease))) => {
-                        return End::Lost(format!("it is held by {:?} now", holder(&lease).unwrap_or_default()));
-                    }
-                    // Somebody deleted it. Whoever makes it first holds it; until then nobody else does.
-                    Ok(Ok(None)) => {
-                        held.lease.metadata.resource_version = None;
-                        next = Instant::now();
-                    }
-                    Ok(Err(error)) => self.warn("the lease could not be read", &error),
-                    Err(_) => {}
-                },
-                Answer::Failed(error) => self.warn("the lease could not be renewed", &error),
+                Renewal::Ours(lease) => {
+                    held.lease = *lease;
+                    true
+                }
+                Renewal::Deleted => {
+                    held.lease.metadata.resource_version = None;
+                    true
+                }
+                Renewal::Lost(why) => return End::Lost(why),
+                Renewal::Failed => false,
+            };
+            hurried = hurry && !hurried;
+            if hurried {
+                next = Instant::now();
+            }
+        }
+    }
+
+    /// One renewal, and if the lease is not as we knew it, what it is now.
+    async fn renew(&self, api: &Api<Lease>, lease: &Lease, deadline: Instant) -> Renewal {
+        // The limit of a call never reaches past the deadline: a request that hangs cannot outlive it.
+        let limit = CALL_LIMIT.min(deadline.saturating_duration_since(Instant::now()));
+        match self.attempt(api, Some(lease), limit).await {
+            Answer::Done(lease) => return Renewal::Renewed(lease),
+            Answer::Conflict | Answer::Missing => {}
+            Answer::Failed(error) => {
+                self.warn("the lease could not be renewed", &error);
+                return Renewal::Failed;
+            }
+        }
+        match self.read(api).await {
+            // A renewal whose answer was lost, or somebody's label: still ours.
+            Ok(Some(lease)) if holder(&lease) == Some(&self.identity) => Renewal::Ours(Box::new(lease)),
+            Ok(Some(lease)) => Renewal::Lost(format!("it is held by {:?} now", holder(&lease).unwrap_or_default())),
+            Ok(None) => Renewal::Deleted,
+            Err(error) => {
+                self.warn("the lease could not be read", &error);
+                Renewal::Failed
             }
         }
     }
@@ -257,25 +318,34 @@ impl Elector {
         }
     }
 
-    async fn release(&self, api: &Api<Lease>, mut lease: Lease) {
+    /// Gives the lease back, if it is ours. Nothing is known of a lease whose taking was not answered: it is read.
+    async fn release(&self, api: &Api<Lease>, lease: Option<Lease>, by: Instant) {
+        match timeout_at(by, self.try_release(api, lease)).await {
+            Ok(Ok(true)) => tracing::info!(identity = self.identity, lease = self.name, "{}", message::RELEASED),
+            Ok(Ok(false)) => {}
+            Ok(Err(error)) => self.warn("the lease could not be released", &error),
+            Err(_) => self.warn("the lease could not be released", "no answer"),
+        }
+    }
+
+    async fn try_release(&self, api: &Api<Lease>, mut known: Option<Lease>) -> Result<bool, String> {
         for _ in 0..2 {
-            lease.spec = Some(held_by_nobody(&lease, Timestamp::now()));
-            let parameters = PostParams::default();
-            let call = api.replace(&self.name, &parameters, &lease);
-            match timeout_at(Instant::now() + RELEASE_LIMIT, call).await {
-                Ok(Ok(_)) => {
-                    tracing::info!(identity = self.identity, lease = self.name, "{}", message::RELEASED);
-                    return;
-                }
+            let lease = match known.take() {
+                Some(lease) => lease,
                 // A renewal that was under way may have been stored after all.
-                Ok(Err(kube::Error::Api(status))) if status.code == 409 => match self.read(api).await {
-                    Ok(Some(live)) if holder(&live) == Some(&self.identity) => lease = live,
-                    _ => return,
+                None => match self.read(api).await? {
+                    Some(live) if holder(&live) == Some(&self.identity) => live,
+                    _ => return Ok(false),
                 },
-                Ok(Err(error)) => return self.warn("the lease could not be released", &error.to_string()),
-                Err(_) => return self.warn("the lease could not be released", "no answer"),
+            };
+            let lease = Lease { spec: Some(held_by_nobody(&lease, Timestamp::now())), ..lease };
+            match api.replace(&self.name, &PostParams::default(), &lease).await {
+                Ok(_) => return Ok(true),
+                Err(kube::Error::Api(status)) if status.code == 409 => {}
+                Err(error) => return Err(error.to_string()),
             }
         }
+        Ok(false)
     }
 
     fn warn(&self, what: &'static str, error: &str) {
@@ -289,14 +359,25 @@ struct Held {
     renewed: Instant,
 }
 
-/// Whether the work has ended by `runs_out`. From `patience` on it is not asked any more.
-async fn stop_work(work: &mut AbortOnDropHandle<()>, patience: Instant, runs_out: Instant) -> bool {
-    if timeout_at(patience, &mut *work).await.is_ok() {
-        return true;
+/// Whether the work, and every task that it began, has ended by `judged`. From `patience` on it is not asked any more.
+async fn stop_work(
+    mut work: AbortOnDropHandle<()>,
+    ended: bool,
+    leadership: &Leadership,
+    patience: Instant,
+    judged: Instant,
+) -> bool {
+    if !ended && timeout_at(patience, &mut work).await.is_err() {
+        work.abort();
     }
-    work.abort();
     // Only work that blocks its thread is still there after this.
-    timeout_at(runs_out.max(Instant::now() + Duration::from_millis(100)), work).await.is_ok()
+    let rest = async {
+        if !work.is_finished() {
+            let _ = work.await;
+        }
+        leadership.ended().await;
+    };
+    timeout_at(judged.max(Instant::now() + Duration::from_millis(100)), rest).await.is_ok()
 }
 
 /// The lease as it changes. Errors are told once each and followed by a pause, in which the caller's timers go on.

@@ -5,6 +5,13 @@
 //! have seen it unchanged, never by the times written in it. A holder stops its work `renew_deadline` after the last
 //! renewal *it began*, which is before `duration` after the moment anyone can have seen that renewal.
 //!
+//! One window remains, and only an administrator can open it: a Lease that is deleted while it is held. A replica that
+//! had seen it waits for as long as it kept others out, and its holder makes it anew at its next renewal. But a replica
+//! that starts in between has seen nothing, and makes it at once. The holder learns of that when its renewal finds the
+//! name taken: within `retry_period` as a rule, and within `renew_deadline` if it is cut off just then. For so long two
+//! may work. What they write is still decided by UIDs and resource versions. Closing the window would make the first
+//! start of every cluster wait for `duration`.
+//!
 //! `decide` is the whole of the judgement and is pure; `elector` does what it says.
 
 mod elector;
@@ -20,7 +27,7 @@ use k8s_openapi::{
 };
 use parking_lot::Mutex;
 use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 pub use elector::{Elector, LeaseError};
 
@@ -158,12 +165,29 @@ fn held_by_nobody(previous: &Lease, now: Timestamp) -> LeaseSpec {
 pub struct Leadership {
     pub stop: CancellationToken,
     pub fence: Fence,
+    tasks: TaskTracker,
 }
 
 impl Leadership {
+    fn new(fence: Fence) -> Self {
+        Self { stop: CancellationToken::new(), fence, tasks: TaskTracker::new() }
+    }
+
+    /// Work in a task of its own belongs in here: a task ends a moment after it was told to, or not at all if it blocks
+    /// its thread, and until then this replica has not stopped working.
+    pub fn track<F: Future>(&self, work: F) -> impl Future<Output = F::Output> + use<F> {
+        self.tasks.track_future(work)
+    }
+
+    /// Returns when all tracked work has ended. Nothing new is begun by then.
+    pub(crate) async fn ended(&self) {
+        self.tasks.close();
+        self.tasks.wait().await;
+    }
+
     /// For a program that runs without a lease: it leads until it is told to stop.
     pub fn unopposed(stop: CancellationToken) -> Self {
-        Self { stop, fence: Fence::open() }
+        Self { stop, ..Self::new(Fence::open()) }
     }
 }
 

@@ -304,6 +304,97 @@ async fn never_two_whatever_the_network_does() {
     }
 }
 
+/// The namespace is gone: the lease can be neither renewed nor made, and the server says so at once.
+#[tokio::test(start_paused = true)]
+async fn a_server_without_the_namespace_is_not_stormed() {
+    let (server, journal) = (Server::new(), Arc::new(Journal::default()));
+    let a = replica(&server, &journal, "a", true);
+    journal.until("a", "began").await;
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    server.remove_namespace("ns");
+    a.link.requests.lock().clear();
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    let asked = a.link.requests.lock().len();
+    assert!((10..100).contains(&asked), "{asked} requests in a minute");
+    assert!(journal.when("a", "stopped").is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_signal_is_heard_whatever_is_waited_for() {
+    // The network is gone, or the attempt to take the lease hangs.
+    for hanging in [false, true] {
+        let (server, journal) = (Server::new(), Arc::new(Journal::default()));
+        let a = replica(&server, &journal, "a", true);
+        if hanging {
+            a.link.faults.lock().push_back(Fault::LoseAnswer(Verb::Create));
+        } else {
+            a.link.cut();
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        a.shutdown.cancel();
+        let signal = Instant::now();
+        assert!(a.task.await.unwrap().is_ok());
+        assert!(signal.elapsed() <= Duration::from_secs(1), "{:?}", signal.elapsed());
+        // A taking whose answer never came is undone: nobody has to wait until it runs out.
+        if hanging {
+            assert_eq!(holder_of(&server), "");
+        }
+        assert_eq!(journal.when("a", "began"), None);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_holder_that_is_cut_off_ends_within_its_limits_at_a_signal() {
+    // While it reads a lease that it found changed, and after its network is gone: the release is given up.
+    let (server, journal) = (Server::new(), Arc::new(Journal::default()));
+    let a = replica(&server, &journal, "a", true);
+    journal.until("a", "began").await;
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    a.link.faults.lock().push_back(Fault::Refuse(Verb::Update, 409));
+    a.link.faults.lock().push_back(Fault::LoseAnswer(Verb::Get));
+    while a.link.count(Verb::Get) == 0 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    a.link.cut();
+    a.shutdown.cancel();
+    let signal = Instant::now();
+    assert!(a.task.await.unwrap().is_ok());
+    assert!(signal.elapsed() <= Duration::from_millis(1010), "{:?}", signal.elapsed());
+}
+
+/// What the work spawned may go on for a while after the work itself was dropped: until then, it has not stopped.
+#[tokio::test(flavor = "multi_thread", worker_threads = 3)]
+async fn tasks_of_the_work_are_waited_for() {
+    let server = Server::new();
+    let (client, link) = server.client();
+    let timing = Timing {
+        duration: Duration::from_millis(900),
+        renew_deadline: Duration::from_millis(500),
+        retry_period: Duration::from_millis(50),
+    };
+    let elector = Elector { timing, ..elector(client, "a") };
+    let (release, blocked) = std::sync::mpsc::channel::<()>();
+    let blocked = Arc::new(Mutex::new(blocked));
+    let cut = link.clone();
+    let lead = |leadership: Leadership| {
+        let blocked = blocked.clone();
+        cut.cut();
+        async move {
+            let mut passes = tokio::task::JoinSet::new();
+            passes.spawn(leadership.track(async move {
+                let _ = blocked.lock().recv();
+            }));
+            std::future::pending::<()>().await;
+        }
+    };
+    let begin = Instant::now();
+    let shutdown = CancellationToken::new();
+    let result = tokio::time::timeout(Duration::from_secs(5), elector.run(&shutdown, lead)).await;
+    assert!(matches!(result, Ok(Err(LeaseError::WorkStuck))));
+    assert!(begin.elapsed() < Duration::from_millis(900), "{:?}", begin.elapsed());
+    drop(release);
+}
+
 /// Work that blocks its thread cannot be stopped: then the process has to end, and it is told so in time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 3)]
 async fn blocked_work_is_reported_when_the_lease_runs_out() {

@@ -17,6 +17,11 @@ impl Backoff {
         Self { base, max }
     }
 
+    /// No delay is longer.
+    pub const fn longest(&self) -> Duration {
+        self.max
+    }
+
     /// The delay after `failures` earlier failures in a row.
     pub fn delay(&self, failures: u32, jitter: &mut impl Rng) -> Duration {
         let full = self.base.saturating_mul(1_u32.checked_shl(failures).unwrap_or(u32::MAX)).min(self.max);

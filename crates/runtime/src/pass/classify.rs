@@ -3,12 +3,12 @@
 //! The server's words are kept in the message, because they are what helps; which class it is depends only on codes
 //! and on the few phrases by which Kubernetes tells refusals apart that share a code.
 
-use std::{error::Error as _, time::Duration};
+use std::{borrow::Cow, error::Error as _, time::Duration};
 
 use api::{Failure, Target, reason};
 use kube::core::Status;
 
-use crate::client::DeadlineExceeded;
+use crate::client::{DeadlineExceeded, NotLeading};
 
 /// What a server says is shown to users in conditions and events; more than this helps nobody.
 const MESSAGE_LIMIT: usize = 1024;
@@ -28,7 +28,11 @@ pub fn classify(error: &kube::Error, verb: &str, target: &Target) -> Failure {
             reason::UNAUTHORIZED,
             format!("no credentials for {verb} {target}: {}", bounded(&error.to_string())),
         ),
-        _ if is_deadline(error) => Failure::transient(
+        _ if is_caused_by::<NotLeading>(error) => Failure::transient(
+            reason::NOT_LEADING,
+            format!("{verb} {target} was not sent: this replica does not lead any more"),
+        ),
+        _ if is_caused_by::<DeadlineExceeded>(error) => Failure::transient(
             reason::DEADLINE_EXCEEDED,
             format!("the API server did not answer {verb} {target} in time"),
         ),
@@ -49,10 +53,17 @@ fn classify_status(status: &Status, verb: &str, target: &Target) -> Failure {
     let failure = match status.code {
         401 => Failure::transient(reason::UNAUTHORIZED, about),
         _ if cause("NamespaceTerminating") => Failure::transient(reason::NAMESPACE_TERMINATING, about),
-        403 if said.contains("exceeded quota") => Failure::transient(reason::QUOTA_EXCEEDED, about),
+        // The second: the quota has not been counted yet.
+        403 if said.contains("exceeded quota") || said.contains("status unknown for quota") => {
+            Failure::transient(reason::QUOTA_EXCEEDED, about)
+        }
         400 | 403 | 422 if denied => Failure::invalid(reason::ADMISSION_REFUSED, about),
-        403 => Failure::forbidden(reason::PERMISSION_MISSING, permission(verb, target, &said)),
-        404 if details.is_some_and(|details| details.kind == "namespaces") => {
+        403 if is_authorization(&said) => {
+            Failure::forbidden(reason::PERMISSION_MISSING, permission(verb, target, &said))
+        }
+        // LimitRanger, PodSecurity and the other admission plugins of the server itself.
+        403 => Failure::invalid(reason::ADMISSION_REFUSED, about),
+        404 if details.is_some_and(|details| details.kind == "namespaces") && !is_namespace(target) => {
             Failure::transient(reason::NAMESPACE_MISSING, about)
         }
         // Without details it is not an object that is missing but the path: the kind.
@@ -61,7 +72,11 @@ fn classify_status(status: &Status, verb: &str, target: &Target) -> Failure {
             format!("the API server does not know {} ({})", target.resource.kind, target.resource.api_version),
         ),
         404 => Failure::conflict(reason::OBJECT_GONE, about),
+        // Server-side apply with a UID where there is nothing to apply to.
+        409 if said.contains("no existing object was found") => Failure::conflict(reason::OBJECT_GONE, about),
         409 | 410 | 412 => Failure::conflict(reason::OBJECT_CHANGED, about),
+        // Server-side apply to an object of another UID: the UID is a field that cannot be changed.
+        422 if names_uid(status, &said) => Failure::conflict(reason::OBJECT_CHANGED, about),
         413 | 422 => Failure::invalid(reason::INVALID_OBJECT, about),
         429 => Failure::transient(reason::TOO_MANY_REQUESTS, about),
         500 if said.contains("failed calling webhook") => Failure::transient(reason::WEBHOOK_UNREACHABLE, about),
@@ -74,6 +89,22 @@ fn classify_status(status: &Status, verb: &str, target: &Target) -> Failure {
     }
 }
 
+fn names_uid(status: &Status, said: &str) -> bool {
+    let named =
+        status.details.as_ref().is_some_and(|details| details.causes.iter().any(|cause| cause.field == "metadata.uid"));
+    named || (said.contains("metadata.uid") && said.contains("immutable"))
+}
+
+/// The words of the authorizers, and of the checks on who may hand out rights that he does not have.
+fn is_authorization(said: &str) -> bool {
+    let words = |first: &str, second: &str| said.split_once(first).is_some_and(|(_, rest)| rest.contains(second));
+    words("cannot ", "resource") || words("cannot ", "path") || said.contains("attempting to grant RBAC permissions")
+}
+
+fn is_namespace(target: &Target) -> bool {
+    target.resource.group.is_empty() && target.resource.kind == "Namespace"
+}
+
 fn permission(verb: &str, target: &Target, said: &str) -> String {
     let resource = &target.resource;
     let group = if resource.group.is_empty() { "the core API group" } else { resource.group.as_str() };
@@ -81,10 +112,10 @@ fn permission(verb: &str, target: &Target, said: &str) -> String {
     format!("the operator may not {verb} {} of {group} in {place}; the server says: {said}", resource.plural)
 }
 
-fn is_deadline(error: &kube::Error) -> bool {
+fn is_caused_by<E: std::error::Error + 'static>(error: &kube::Error) -> bool {
     let mut next: Option<&(dyn std::error::Error + 'static)> = Some(error);
     while let Some(error) = next {
-        if error.is::<DeadlineExceeded>() {
+        if error.is::<E>() {
             return true;
         }
         next = error.source();
@@ -101,18 +132,14 @@ fn deepest(error: &kube::Error) -> String {
     if error.source().is_none() { error.to_string() } else { last.to_string() }
 }
 
-fn bounded(text: &str) -> String {
-    let mut end = text.len().min(MESSAGE_LIMIT);
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
-    text.get(..end).unwrap_or_default().to_owned()
+fn bounded(text: &str) -> Cow<'_, str> {
+    Failure::bounded(text, MESSAGE_LIMIT)
 }
 
 #[cfg(test)]
 mod tests {
     use api::{Class, ObjectKey};
-    use k8s_openapi::api::core::v1::Secret;
+    use k8s_openapi::api::core::v1::{Namespace, Secret};
     use serde_json::json;
 
     use super::*;
@@ -151,6 +178,27 @@ mod tests {
                 Class::Invalid,
                 reason::ADMISSION_REFUSED,
             ),
+            (
+                json!({"code": 403, "message": "pods \"a\" is forbidden: status unknown for quota: q, resources: pods"}),
+                Class::Transient,
+                reason::QUOTA_EXCEEDED,
+            ),
+            (
+                json!({"code": 403, "message": "pods \"a\" is forbidden: maximum cpu usage per Pod is 1, but limit is 2"}),
+                Class::Invalid,
+                reason::ADMISSION_REFUSED,
+            ),
+            (
+                json!({"code": 403, "message": "pods \"a\" is forbidden: violates PodSecurity \"restricted:latest\": x"}),
+                Class::Invalid,
+                reason::ADMISSION_REFUSED,
+            ),
+            (
+                json!({"code": 403, "message": "roles \"a\" is forbidden: user \"x\" is attempting to grant RBAC \
+                     permissions not currently held"}),
+                Class::Forbidden,
+                reason::PERMISSION_MISSING,
+            ),
             (json!({"code": 404, "message": "404 page not found"}), Class::Transient, reason::API_NOT_INSTALLED),
             (json!({"code": 404, "details": named}), Class::Conflict, reason::OBJECT_GONE),
             (
@@ -161,6 +209,21 @@ mod tests {
             (json!({"code": 409, "reason": "Conflict"}), Class::Conflict, reason::OBJECT_CHANGED),
             (json!({"code": 410, "reason": "Expired"}), Class::Conflict, reason::OBJECT_CHANGED),
             (json!({"code": 422, "reason": "Invalid"}), Class::Invalid, reason::INVALID_OBJECT),
+            (
+                json!({"code": 422, "details": {"causes": [{"reason": "FieldValueInvalid", "field": "metadata.uid"}]}}),
+                Class::Conflict,
+                reason::OBJECT_CHANGED,
+            ),
+            (
+                json!({"code": 422, "message": "metadata.uid: Invalid value: \"u\": field is immutable"}),
+                Class::Conflict,
+                reason::OBJECT_CHANGED,
+            ),
+            (
+                json!({"code": 422, "details": {"causes": [{"reason": "FieldValueInvalid", "field": "spec.x"}]}}),
+                Class::Invalid,
+                reason::INVALID_OBJECT,
+            ),
             (json!({"code": 429}), Class::Transient, reason::TOO_MANY_REQUESTS),
             (json!({"code": 500}), Class::Transient, reason::API_SERVER_ERROR),
             (
@@ -180,11 +243,21 @@ mod tests {
 
     #[test]
     fn a_missing_permission_is_named() {
-        let failure = failure(json!({"code": 403, "message": "no"}));
+        let said = "secrets is forbidden: User \"x\" cannot create resource \"secrets\" in API group \"\"";
+        let failure = failure(json!({"code": 403, "message": said}));
         assert!(
             failure.message.contains("may not create secrets of the core API group in namespace shop"),
             "{failure}"
         );
+    }
+
+    #[test]
+    fn a_namespace_that_is_gone_is_an_object_that_is_gone() {
+        let status = json!({"code": 404, "details": {"name": "shop", "kind": "namespaces"}});
+        let status: Status = serde_json::from_value(status).unwrap();
+        let target = Target::of::<Namespace>(ObjectKey::cluster("shop"));
+        let failure = classify(&kube::Error::Api(status.boxed()), "patch", &target);
+        assert_eq!((failure.class, failure.reason), (Class::Conflict, reason::OBJECT_GONE));
     }
 
     #[test]

@@ -5,14 +5,16 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use api::{ApiResource, Body, Failure, Outcome, Plan, Propagation, StatusWrite, Stop, Target, Write, reason};
+use api::{
+    ApiResource, Body, Failure, Operation, Outcome, Plan, Propagation, StatusWrite, Stop, Target, Write, reason,
+};
 use futures::{StreamExt, stream};
 use kube::{
     Client, Resource,
     api::{DeleteParams, DynamicObject, GetParams, Patch, PatchParams, PostParams, Preconditions, PropagationPolicy},
     core::Request,
 };
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::classify;
 use crate::{lease::Fence, watch::Overlay};
@@ -98,7 +100,7 @@ impl Executor {
     /// The object as the server has it now, for decisions that a cache is not good enough for.
     pub async fn read(&self, target: &Target) -> Result<Option<Value>, Failure> {
         let request = request(target).get(target.key.name(), &GetParams::default());
-        match self.send("get", target, request).await {
+        match self.send("get", target, request, None).await {
             Ok(live) => Ok(Some(live)),
             Err(failure) if failure.reason == reason::OBJECT_GONE => Ok(None),
             Err(failure) => Err(failure),
@@ -109,39 +111,40 @@ impl Executor {
     where
         F: Fn(&Target, &Value) -> bool,
     {
+        // The transport asks again when the request's turn has come; this saves the turn.
         if !fence.may_write() {
             let message = format!("{} {} was not sent: this replica does not lead", write.verb(), write.target());
             return Err(Failure::transient(reason::NOT_LEADING, message));
         }
         let target = write.target();
-        let name = target.key.name();
-        let result = match write {
-            Write::Create { target, body } => return self.create(target, body, owns).await,
+        let (uid, result) = match write {
+            Write::Create { target, body } => return self.create(target, body, fence, owns).await,
+            Write::Delete { uid, propagation, .. } => return self.delete(target, uid, *propagation, fence).await,
             Write::Apply { uid, body, .. } => {
                 let patch = Patch::Apply(identified(target, Some(uid), body));
-                self.send("patch", target, request(target).patch(name, &self.patch_parameters(), &patch)).await
+                let request = request(target).patch(target.key.name(), &self.patch_parameters(), &patch);
+                (uid, self.send("patch", target, request, Some(fence)).await)
             }
-            Write::Status { uid, body, .. } => {
-                let patch = Patch::Apply(identified(target, Some(uid), body));
-                let parameters = self.patch_parameters();
-                self.send("patch", target, request(target).patch_subresource("status", name, &parameters, &patch)).await
-            }
-            Write::Delete { uid, propagation, .. } => return self.delete(target, uid, *propagation).await,
+            Write::Status { uid, body, .. } => (uid, self.status(target, uid, body, fence).await),
+            Write::Patch { uid, operations, .. } => (uid, self.patch(target, uid, operations, fence).await),
         };
-        let object = result?;
-        self.tell_written(target, &object);
-        Ok(Written::Done)
+        match &result {
+            Ok(object) => self.tell_written(target, object),
+            // A UID does not come back: whoever still shows the object is late.
+            Err(failure) if failure.reason == reason::OBJECT_GONE => self.tell_deleted(target, uid),
+            Err(_) => {}
+        }
+        result.map(|_| Written::Done)
     }
 
-    async fn create<F>(&self, target: &Target, body: &Body, owns: &F) -> Result<Written, Failure>
+    async fn create<F>(&self, target: &Target, body: &Body, fence: &Fence, owns: &F) -> Result<Written, Failure>
     where
         F: Fn(&Target, &Value) -> bool,
     {
-        let bytes = serde_json::to_vec(&identified(target, None, body))
-            .map_err(|error| Failure::bug(reason::BAD_REQUEST, format!("create {target}: {error}")))?;
+        let bytes = bytes(&identified(target, None, body), "create", target)?;
         let parameters = PostParams { field_manager: Some(self.field_manager.to_owned()), ..PostParams::default() };
         let request = request(target).create(&parameters, bytes);
-        let failure = match self.send("create", target, request).await {
+        let failure = match self.send("create", target, request, Some(fence)).await {
             Ok(object) => {
                 self.tell_written(target, &object);
                 return Ok(Written::Done);
@@ -150,9 +153,10 @@ impl Executor {
             Err(failure) => return Err(failure),
         };
         match self.read(target).await? {
-            // An earlier create of ours whose answer was lost. The caches learn of it; the next pass goes on from it.
+            // An earlier create of ours whose answer was lost, or an object of ours that lost the labels by which the
+            // caches find it. They learn of it; the next pass goes on from it.
             Some(live) if owns(target, &live) => {
-                self.tell_written(target, &live);
+                self.overlays_of(target).for_each(|cache| cache.found(&live));
                 Err(failure)
             }
             Some(live) => Ok(Written::Taken(live)),
@@ -161,7 +165,82 @@ impl Executor {
         }
     }
 
-    async fn delete(&self, target: &Target, uid: &str, propagation: Propagation) -> Result<Written, Failure> {
+    /// For a custom resource the server puts the stored metadata in the place of what was sent before it validates, so
+    /// a wrong UID goes unnoticed. The resource version is compared before that, and no two objects share one.
+    async fn status(&self, target: &Target, uid: &str, body: &Body, fence: &Fence) -> Result<Value, Failure> {
+        let version = match self.known_version(target, uid) {
+            Some(version) => version,
+            None => self.live_version(target, uid).await?,
+        };
+        let mut object = identified(target, Some(uid), body);
+        if let Some(Value::Object(metadata)) = object.get_mut("metadata") {
+            metadata.insert("resourceVersion".to_owned(), version.into());
+        }
+        let (name, parameters) = (target.key.name(), self.patch_parameters());
+        let request = request(target).patch_subresource("status", name, &parameters, &Patch::Apply(object));
+        self.send("patch", target, request, Some(fence)).await
+    }
+
+    /// The newest one: what our last write was answered with, or what was seen since.
+    fn known_version(&self, target: &Target, uid: &str) -> Option<String> {
+        let known = self.overlays_of(target).filter_map(|cache| cache.version(&target.key, uid));
+        known.max_by(|a, b| (a.len(), a).cmp(&(b.len(), b)))
+    }
+
+    async fn live_version(&self, target: &Target, uid: &str) -> Result<String, Failure> {
+        let Some(live) = self.read(target).await? else {
+            return Err(Failure::conflict(reason::OBJECT_GONE, format!("{target} is gone")));
+        };
+        if metadata(&live, "uid") != uid {
+            return Err(replaced(target));
+        }
+        Ok(metadata(&live, "resourceVersion").to_owned())
+    }
+
+    /// The first operation tests the UID: on another object of the name the whole patch is refused.
+    async fn patch(
+        &self,
+        target: &Target,
+        uid: &str,
+        operations: &[Operation],
+        fence: &Fence,
+    ) -> Result<Value, Failure> {
+        let test = json!({"op": "test", "path": "/metadata/uid", "value": uid});
+        let changes = operations.iter().map(|operation| match &operation.value {
+            Some(value) => json!({"op": "add", "path": operation.path, "value": value}),
+            None => json!({"op": "remove", "path": operation.path}),
+        });
+        let bytes = bytes(&Value::Array(std::iter::once(test).chain(changes).collect()), "patch", target)?;
+        let url = DynamicObject::url_path(&target.resource, target.key.namespace());
+        let request = http::Request::patch(format!("{url}/{}?fieldManager={}", target.key.name(), self.field_manager))
+            .header(http::header::CONTENT_TYPE, "application/json-patch+json")
+            .body(bytes)
+            .map_err(kube::core::request::Error::BuildRequest);
+        let failure = match self.send("patch", target, request, Some(fence)).await {
+            Err(failure) if failure.reason == reason::INVALID_OBJECT => failure,
+            result => return result,
+        };
+        // A test that fails is a 422 like a refusal of the content; only the live object tells them apart.
+        match self.read(target).await? {
+            Some(live) if metadata(&live, "uid") != uid => Err(replaced(target)),
+            // A patch that was made for an older state, and may remove what is gone, does not fit for that reason alone.
+            Some(live)
+                if self.known_version(target, uid).is_some_and(|known| known != metadata(&live, "resourceVersion")) =>
+            {
+                Err(Failure::conflict(reason::OBJECT_CHANGED, failure.message))
+            }
+            Some(_) => Err(failure),
+            None => Err(Failure::conflict(reason::OBJECT_GONE, format!("{target} is gone"))),
+        }
+    }
+
+    async fn delete(
+        &self,
+        target: &Target,
+        uid: &str,
+        propagation: Propagation,
+        fence: &Fence,
+    ) -> Result<Written, Failure> {
         let parameters = DeleteParams {
             propagation_policy: Some(match propagation {
                 Propagation::Background => PropagationPolicy::Background,
@@ -172,14 +251,16 @@ impl Executor {
             ..DeleteParams::default()
         };
         let request = request(target).delete(target.key.name(), &parameters);
-        match self.send("delete", target, request).await {
+        match self.send("delete", target, request, Some(fence)).await {
             // Finalizers keep it: it is still there, marked.
             Ok(answer) if answer.pointer("/metadata/deletionTimestamp").is_some_and(|time| !time.is_null()) => {
                 self.tell_written(target, &answer);
             }
             Ok(_) => self.tell_deleted(target, uid),
-            // Gone already, alone or with its whole kind.
-            Err(failure) if [reason::OBJECT_GONE, reason::API_NOT_INSTALLED].contains(&failure.reason) => {
+            Err(failure) if failure.reason == reason::OBJECT_GONE => self.tell_deleted(target, uid),
+            // Gone with its whole kind, if who watches the kind says so too: a server that is starting, or a proxy
+            // before it, gives the same answer.
+            Err(failure) if failure.reason == reason::API_NOT_INSTALLED && self.is_absent(target) => {
                 self.tell_deleted(target, uid);
             }
             Err(failure) => return Err(failure),
@@ -187,13 +268,18 @@ impl Executor {
         Ok(Written::Done)
     }
 
+    /// A write carries the fence to where it is sent.
     async fn send(
         &self,
         verb: &str,
         target: &Target,
         request: Result<http::Request<Vec<u8>>, kube::core::request::Error>,
+        fence: Option<&Fence>,
     ) -> Result<Value, Failure> {
-        let request = request.map_err(|error| classify(&kube::Error::BuildRequest(error), verb, target))?;
+        let mut request = request.map_err(|error| classify(&kube::Error::BuildRequest(error), verb, target))?;
+        if let Some(fence) = fence {
+            request.extensions_mut().insert(fence.clone());
+        }
         let text = self.client.request_text(request).await.map_err(|error| classify(&error, verb, target))?;
         serde_json::from_str(&text).map_err(|error| classify(&kube::Error::SerdeError(error), verb, target))
     }
@@ -215,6 +301,23 @@ impl Executor {
     fn tell_deleted(&self, target: &Target, uid: &str) {
         self.overlays_of(target).for_each(|cache| cache.deleted(&target.key, uid));
     }
+
+    fn is_absent(&self, target: &Target) -> bool {
+        let mut caches = self.overlays_of(target).peekable();
+        caches.peek().is_some() && caches.all(|cache| cache.is_absent())
+    }
+}
+
+fn bytes(body: &Value, verb: &str, target: &Target) -> Result<Vec<u8>, Failure> {
+    serde_json::to_vec(body).map_err(|error| Failure::bug(reason::BAD_REQUEST, format!("{verb} {target}: {error}")))
+}
+
+fn metadata<'a>(object: &'a Value, field: &str) -> &'a str {
+    object.get("metadata").and_then(|metadata| metadata.get(field)).and_then(Value::as_str).unwrap_or_default()
+}
+
+fn replaced(target: &Target) -> Failure {
+    Failure::conflict(reason::OBJECT_CHANGED, format!("{target} is another object now"))
 }
 
 fn request(target: &Target) -> Request {

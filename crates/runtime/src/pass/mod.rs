@@ -62,13 +62,9 @@ pub trait Controller: Send + Sync + 'static {
 #[derive(Debug, PartialEq)]
 pub enum Passed {
     /// Nothing failed. The pass may wait for something, and may want to look again after a time.
-    Settled {
-        wake_after: Option<Duration>,
-    },
-    Failed {
-        failure: Failure,
-        wake_after: Option<Duration>,
-    },
+    Settled { wake_after: Option<Duration> },
+    /// When it is tried again is for the failure to say, not for the report: a server that asked for peace gets it.
+    Failed { failure: Failure },
 }
 
 /// One pass, which cannot last longer than `deadline` and cannot panic.
@@ -87,7 +83,7 @@ pub async fn pass<C: Controller>(
         Ok(Err(panic)) => Failure::bug(reason::PANIC, format!("the pass panicked: {}", panic_message(&*panic))),
         Err(_) => Failure::transient(reason::PASS_DEADLINE_EXCEEDED, format!("the pass took longer than {deadline:?}")),
     };
-    Passed::Failed { failure, wake_after: None }
+    Passed::Failed { failure }
 }
 
 async fn steps<C: Controller>(
@@ -102,6 +98,14 @@ async fn steps<C: Controller>(
     };
     let plan = controller.plan(&observed);
     let outcome = executor.apply(&plan, fence, |target, live| controller.owns(&observed, target, live)).await;
+    // Whatever there is to tell is for the leader to tell: no event, no status.
+    match &outcome.stop {
+        Stop::Failed { failure, .. } if failure.reason == reason::NOT_LEADING => return Err(failure.clone()),
+        _ if !fence.may_write() => {
+            return Err(Failure::transient(reason::NOT_LEADING, "this replica does not lead any more"));
+        }
+        _ => {}
+    }
     let report = controller.report(&observed, &plan, &outcome);
     for note in report.events {
         events.record(note);
@@ -115,11 +119,25 @@ async fn steps<C: Controller>(
         _ => None,
     };
     let wake_after = sooner(report.wake_after, wait);
-    // The first failure is the cause; that the status could not be told of it may be its consequence.
-    match (outcome.stop, reported) {
-        (Stop::Failed { failure, .. }, _) | (_, Err(failure)) => Ok(Passed::Failed { failure, wake_after }),
-        (Stop::Done | Stop::Waiting { .. } | Stop::Taken { .. }, Ok(_)) => Ok(Passed::Settled { wake_after }),
-    }
+    let cause = match outcome.stop {
+        Stop::Failed { failure, .. } => Some(failure),
+        // Nobody is woken when the other object goes away.
+        Stop::Taken { target, .. } => {
+            Some(Failure::invalid(reason::NAME_TAKEN, format!("{target} exists and belongs to somebody else")))
+        }
+        Stop::Done | Stop::Waiting { .. } => None,
+    };
+    Ok(match (cause, reported) {
+        (None, Ok(_)) => Passed::Settled { wake_after },
+        (Some(cause), Ok(_)) => Passed::Failed { failure: cause },
+        (None, Err(untold)) => Passed::Failed { failure: untold },
+        // What is tried seldom must at least be told: what kept us from telling it decides about the next try.
+        (Some(cause), Err(untold)) if matches!(cause.class, Class::Invalid | Class::Forbidden) => {
+            Passed::Failed { failure: untold }
+        }
+        // The first failure is the cause; that the status could not be told of it may be its consequence.
+        (Some(cause), Err(_)) => Passed::Failed { failure: cause },
+    })
 }
 
 fn sooner(a: Option<Duration>, b: Option<Duration>) -> Option<Duration> {
@@ -137,8 +155,8 @@ fn panic_message(panic: &(dyn Any + Send)) -> &str {
         .unwrap_or("without a message")
 }
 
-/// When to try again after `failures` failures in a row before this one. Nothing: only a change can help.
-pub fn retry_delay(failure: &Failure, failures: u32, jitter: &mut impl Rng) -> Option<Duration> {
+/// When to try again after `failures` failures in a row before this one.
+pub fn retry_delay(failure: &Failure, failures: u32, jitter: &mut impl Rng) -> Duration {
     const fn seconds(base_ms: u64, max: u64) -> Backoff {
         Backoff::new(Duration::from_millis(base_ms), Duration::from_secs(max))
     }
@@ -146,10 +164,11 @@ pub fn retry_delay(failure: &Failure, failures: u32, jitter: &mut impl Rng) -> O
         Class::Transient => seconds(250, 60),
         // The watch usually brings what we missed within milliseconds.
         Class::Conflict => seconds(20, 10),
-        Class::Invalid => return None,
+        // A change of the object wakes us; a change of what refused it, a policy or a webhook, does not.
+        Class::Invalid => seconds(30_000, 300),
         // Granting a permission wakes nobody.
         Class::Forbidden => seconds(5_000, 300),
         Class::Bug => seconds(1_000, 300),
     };
-    Some(backoff.delay(failures, jitter).max(failure.retry_after.unwrap_or_default()))
+    backoff.delay(failures, jitter).max(failure.retry_after.unwrap_or_default())
 }

@@ -2,13 +2,16 @@
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
-use api::{Failure, ObjectKey};
+use api::{Class, Failure, ObjectKey};
 use rand::{Rng, SeedableRng, rngs::SmallRng};
-use tokio::{task::JoinSet, time::Instant};
+use tokio::{
+    task::{JoinError, JoinSet},
+    time::Instant,
+};
 use tracing::Instrument;
 
 use super::{Controller, Executor, Passed, message, pass, retry_delay, sooner};
-use crate::{events::Recorder, health::Health, lease::Leadership, metrics::Metrics, queue::Queue};
+use crate::{events::Recorder, health::Health, lease::Leadership, metrics::Metrics, queue::Queue, queue::Turn};
 
 #[derive(Clone, Copy, Debug)]
 pub struct RunnerOptions {
@@ -36,7 +39,7 @@ pub struct Runner<C> {
 
 impl<C: Controller> Runner<C> {
     /// Works until the leadership ends, and then until the passes that were begun have ended. Dropping the future
-    /// drops them.
+    /// drops them at their next await; the leadership knows when that has come, and their keys are wanted again.
     pub async fn run(&self, leadership: Leadership) {
         let depth = self.metrics.queue_depth(C::NAME);
         let mut failures: HashMap<ObjectKey, u32> = HashMap::new();
@@ -50,8 +53,8 @@ impl<C: Controller> Runner<C> {
                 Some(done) = passes.join_next(), if !passes.is_empty() => {
                     self.finish(done, &mut failures, &mut jitter);
                 }
-                key = self.queue.next(), if passes.len() < self.options.workers.max(1) => {
-                    passes.spawn(self.one(key, &leadership));
+                turn = self.queue.next(), if passes.len() < self.options.workers.max(1) => {
+                    passes.spawn(leadership.track(self.one(turn, &leadership)));
                 }
             }
         }
@@ -64,56 +67,58 @@ impl<C: Controller> Runner<C> {
 
     fn one(
         &self,
-        key: ObjectKey,
+        turn: Turn<ObjectKey>,
         leadership: &Leadership,
-    ) -> impl Future<Output = (ObjectKey, Passed)> + Send + use<C> {
+    ) -> impl Future<Output = (Turn<ObjectKey>, Passed)> + Send + use<C> {
         let (controller, executor) = (self.controller.clone(), self.executor.clone());
         let (events, metrics) = (self.events.clone(), self.metrics.clone());
         let watched = self.health.begin(C::NAME, self.options.pass_deadline);
         let (deadline, fence) = (self.options.pass_deadline, leadership.fence.clone());
-        let span = self.controller.span(&key);
+        let span = self.controller.span(&turn);
         async move {
             let begin = Instant::now();
-            let passed = pass(&*controller, &key, &executor, &events, &fence, deadline).await;
+            let passed = pass(&*controller, &turn, &executor, &events, &fence, deadline).await;
             drop(watched);
             let failure = match &passed {
-                Passed::Failed { failure, .. } => Some(failure),
+                Passed::Failed { failure } => Some(failure),
                 Passed::Settled { .. } => None,
             };
             metrics.observe_pass(C::NAME, begin.elapsed().as_secs_f64(), failure);
             if let Some(failure) = failure {
                 log(failure);
             }
-            (key, passed)
+            (turn, passed)
         }
         .instrument(span)
     }
 
     fn finish(
         &self,
-        done: Result<(ObjectKey, Passed), tokio::task::JoinError>,
+        done: Result<(Turn<ObjectKey>, Passed), JoinError>,
         failures: &mut HashMap<ObjectKey, u32>,
         jitter: &mut impl Rng,
     ) {
-        // Panics are caught inside, and nobody aborts a pass but the drop of all of them.
-        let Ok((key, passed)) = done else { return };
+        // Panics are caught inside. Should one happen around the pass, its turn was dropped and comes again.
+        let Ok((turn, passed)) = done else { return };
+        let resync = self.options.resync.map(|every| every.mul_f64(jitter.random_range(0.8..=1.0)));
         let wake_after = match passed {
             Passed::Settled { wake_after } => {
-                failures.remove(&key);
-                let resync = self.options.resync.map(|every| every.mul_f64(jitter.random_range(0.8..=1.0)));
+                failures.remove(&*turn);
                 sooner(wake_after, resync)
             }
-            Passed::Failed { failure, wake_after } => {
-                let earlier = failures.entry(key.clone()).or_insert(0);
+            Passed::Failed { failure } => {
+                let earlier = failures.entry(turn.clone()).or_insert(0);
                 let retry = retry_delay(&failure, *earlier, jitter);
                 *earlier = earlier.saturating_add(1);
-                sooner(wake_after, retry)
+                // What only a change can help is looked at as often as what is settled.
+                let resync = resync.filter(|_| failure.class == Class::Invalid && failure.retry_after.is_none());
+                sooner(Some(retry), resync)
             }
         };
         if let Some(delay) = wake_after {
-            self.queue.add_after(key.clone(), delay);
+            self.queue.add_after(turn.clone(), delay);
         }
-        self.queue.done(&key);
+        turn.done();
     }
 }
 
@@ -121,8 +126,8 @@ fn log(failure: &Failure) {
     let (class, reason) = (failure.class.as_str(), failure.reason);
     match failure.class {
         // The ordinary business of many writers.
-        api::Class::Conflict => tracing::debug!(class, reason, error = failure.message, "{}", message::FAILED),
-        api::Class::Bug => tracing::error!(class, reason, error = failure.message, "{}", message::FAILED),
+        Class::Conflict => tracing::debug!(class, reason, error = failure.message, "{}", message::FAILED),
+        Class::Bug => tracing::error!(class, reason, error = failure.message, "{}", message::FAILED),
         _ => tracing::warn!(class, reason, error = failure.message, "{}", message::FAILED),
     }
 }

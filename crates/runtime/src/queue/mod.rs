@@ -7,7 +7,7 @@ mod state;
 #[cfg(test)]
 mod tests;
 
-use std::{hash::Hash, sync::Arc, time::Duration};
+use std::{hash::Hash, ops::Deref, sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
 use tokio::{
@@ -16,6 +16,9 @@ use tokio::{
 };
 
 use self::state::State;
+
+/// When a key whose pass was dropped half way is tried again. Not at once: what ended the pass may end the next one too.
+const ABANDONED: Duration = Duration::from_secs(1);
 
 /// A handle to a queue; clones share it.
 pub struct Queue<K>(Arc<Shared<K>>);
@@ -64,8 +67,8 @@ impl<K: Clone + Eq + Hash> Queue<K> {
         }
     }
 
-    /// The next key. Whoever gets it must call [`Self::done`]. Safe to drop and call again.
-    pub async fn next(&self) -> K {
+    /// The next key, which nobody else gets until its turn ends. Safe to drop and call again.
+    pub async fn next(&self) -> Turn<K> {
         loop {
             let due = {
                 let mut state = self.0.state.lock();
@@ -74,7 +77,8 @@ impl<K: Clone + Eq + Hash> Queue<K> {
                         // Another waiter takes over what this one leaves, timers included.
                         self.0.changed.notify_one();
                     }
-                    return key;
+                    drop(state);
+                    return Turn { queue: self.clone(), key, finished: false };
                 }
                 state.next_due()
             };
@@ -88,14 +92,44 @@ impl<K: Clone + Eq + Hash> Queue<K> {
         }
     }
 
-    /// The pass over this key has ended.
-    pub fn done(&self, key: &K) {
-        self.0.state.lock().done(key);
-        self.0.changed.notify_one();
-    }
-
     /// Keys that wait for a worker now.
     pub fn depth(&self) -> usize {
         self.0.state.lock().depth()
+    }
+}
+
+/// The right to work on a key. A turn that is dropped before [`Self::done`] did not get to its end: the key is wanted
+/// again, whatever became of the one who had it.
+#[must_use = "a key whose turn is dropped comes again"]
+pub struct Turn<K: Clone + Eq + Hash> {
+    queue: Queue<K>,
+    key: K,
+    finished: bool,
+}
+
+impl<K: Clone + Eq + Hash> Turn<K> {
+    /// The pass over this key has ended.
+    pub fn done(mut self) {
+        self.finished = true;
+    }
+}
+
+impl<K: Clone + Eq + Hash> Deref for Turn<K> {
+    type Target = K;
+
+    fn deref(&self) -> &K {
+        &self.key
+    }
+}
+
+impl<K: Clone + Eq + Hash> Drop for Turn<K> {
+    fn drop(&mut self) {
+        let mut state = self.queue.0.state.lock();
+        if !self.finished {
+            state.add_at(self.key.clone(), Instant::now() + ABANDONED);
+        }
+        state.done(&self.key);
+        drop(state);
+        self.queue.0.changed.notify_one();
     }
 }

@@ -8,7 +8,7 @@ use std::{
 use proptest::prelude::*;
 use tokio::time::Instant;
 
-use super::{Queue, State};
+use super::{ABANDONED, Queue, State};
 
 #[test]
 fn first_come_first_served_and_each_once() {
@@ -66,16 +66,16 @@ fn a_pass_that_comes_sooner_makes_the_timer_needless() {
 
 #[tokio::test(start_paused = true)]
 async fn timers_wake_the_waiter_in_time() {
-    let queue = Queue::default();
+    let queue: Queue<&str> = Queue::default();
     let begin = Instant::now();
     let waiter = tokio::spawn({
         let queue = queue.clone();
         async move {
             let mut order = Vec::new();
             for _ in 0..3 {
-                let key = queue.next().await;
-                order.push((key, begin.elapsed().as_secs()));
-                queue.done(&key);
+                let turn = queue.next().await;
+                order.push((*turn, begin.elapsed().as_secs()));
+                turn.done();
             }
             order
         }
@@ -95,9 +95,9 @@ async fn a_burst_within_the_window_is_one_pass() {
         queue.add_coalesced("a");
         tokio::time::sleep(Duration::from_millis(40)).await;
     }
-    assert_eq!(queue.next().await, "a");
-    assert_eq!(begin.elapsed(), Duration::from_millis(500));
-    queue.done(&"a");
+    let turn = queue.next().await;
+    assert_eq!((*turn, begin.elapsed()), ("a", Duration::from_millis(500)));
+    turn.done();
     tokio::select! {
         _ = queue.next() => panic!("the burst was one"),
         () = tokio::time::sleep(Duration::from_secs(5)) => {}
@@ -106,8 +106,22 @@ async fn a_burst_within_the_window_is_one_pass() {
     queue.add_coalesced("a");
     queue.add("a");
     let urgent = Instant::now();
-    queue.next().await;
+    queue.next().await.done();
     assert_eq!(urgent.elapsed(), Duration::ZERO);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_turn_that_is_dropped_half_way_comes_again() {
+    let queue = Queue::default();
+    queue.add("a");
+    drop(queue.next().await);
+    let begin = Instant::now();
+    tokio::time::timeout(ABANDONED * 2, queue.next()).await.expect("it was forgotten").done();
+    assert_eq!(begin.elapsed(), ABANDONED);
+    tokio::select! {
+        _ = queue.next() => panic!("it was done"),
+        () = tokio::time::sleep(Duration::from_secs(60)) => {}
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -225,13 +239,14 @@ async fn many_workers_share_one_queue() {
             let (queue, busy, asked, served) = (queue.clone(), busy.clone(), asked.clone(), served.clone());
             tokio::spawn(async move {
                 loop {
-                    let key = queue.next().await;
+                    let turn = queue.next().await;
+                    let key = *turn;
                     assert!(!busy[key].swap(true, Ordering::SeqCst), "two workers on {key}");
                     let seen = asked[key].load(Ordering::SeqCst);
                     tokio::task::yield_now().await;
                     served[key].store(seen, Ordering::SeqCst);
                     busy[key].store(false, Ordering::SeqCst);
-                    queue.done(&key);
+                    turn.done();
                 }
             })
         })

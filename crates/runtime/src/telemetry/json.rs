@@ -57,6 +57,15 @@ impl Visit for Fields {
         self.set(field.name(), value.into());
     }
 
+    /// As a number wherever JSON readers can take it for one: `Duration::as_millis` is such a number.
+    fn record_u128(&mut self, field: &Field, value: u128) {
+        self.set(field.name(), u64::try_from(value).map_or_else(|_| value.to_string().into(), Value::from));
+    }
+
+    fn record_i128(&mut self, field: &Field, value: i128) {
+        self.set(field.name(), i64::try_from(value).map_or_else(|_| value.to_string().into(), Value::from));
+    }
+
     fn record_bool(&mut self, field: &Field, value: bool) {
         self.set(field.name(), value.into());
     }
@@ -178,12 +187,13 @@ mod tests {
             let _outer = outer.enter();
             outer.record("later", 7);
             let _inner = tracing::info_span!("inner", phase = "Creating").entered();
-            tracing::warn!(count = 3, ratio = 0.5, ok = true, phase = "Running", error = ?Some("x"), "say \"{}\"", "hi\n");
+            let milliseconds = std::time::Duration::from_secs(2).as_millis();
+            tracing::warn!(milliseconds, count = 3, ratio = 0.5, ok = true, phase = "Running", error = ?Some("x"), "say \"{}\"", "hi\n");
         });
         let line: Value = serde_json::from_str(&lines[0]).unwrap();
         let expected = serde_json::json!({
             "timestamp": "2024-01-01T12:00:00Z", "level": "warn", "message": "say \"hi\n\"", "phase": "Running",
-            "later": 7, "count": 3, "ratio": 0.5, "ok": true, "error": "Some(\"x\")",
+            "later": 7, "milliseconds": 2000, "count": 3, "ratio": 0.5, "ok": true, "error": "Some(\"x\")",
         });
         assert_eq!(line, expected);
     }

@@ -14,8 +14,8 @@ use tokio_util::sync::CancellationToken;
 
 use api::ObjectKey;
 
-use super::{Cache, Change, IndexFn, Sync, entry};
-use crate::pass::Backoff;
+use super::{Cache, Change, IndexFn, Listing, Scope, entry};
+use crate::{client::REQUEST_DEADLINE, pass::Backoff};
 
 /// Which objects of a kind are followed, and how.
 #[derive(Clone, Debug)]
@@ -58,6 +58,12 @@ impl Selection {
         config.field_selector.clone_from(&self.fields);
         config
     }
+
+    /// After an error, the next one comes at most a pause and the opening of a watch later. Twice that without another
+    /// means that the watch works.
+    fn settling(&self) -> Duration {
+        (self.error_retry.longest() + REQUEST_DEADLINE) * 2
+    }
 }
 
 /// A cache of a kind's objects, pruned by `prune` to what will be read, and the future that keeps it in step until
@@ -73,10 +79,11 @@ pub fn follow<K, V, C>(
 ) -> (Cache<V>, impl Future<Output = ()> + Send + use<K, V, C>)
 where
     K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
-    V: PartialEq + Send + std::marker::Sync + 'static,
-    C: Fn(&Change<V>) + Send + std::marker::Sync + 'static,
+    V: PartialEq + Send + Sync + 'static,
+    C: Fn(&Change<V>) + Send + Sync + 'static,
 {
-    let cache = Cache::new(indexes, prune, on_change);
+    let scope = Scope::new(api.namespace(), selection.labels.as_deref(), selection.fields.as_deref());
+    let cache = Cache::new(indexes, prune, on_change, scope, selection.settling());
     let config = selection.config();
     let kind = api.resource_url().to_owned();
     let open = move || watcher(api.clone(), config.clone()).boxed();
@@ -94,7 +101,7 @@ async fn run<T, V>(
     stop: CancellationToken,
 ) where
     T: Resource + Send + 'static,
-    V: PartialEq + Send + std::marker::Sync + 'static,
+    V: PartialEq + Send + Sync + 'static,
 {
     let mut jitter = SmallRng::from_os_rng();
     let mut events = open();
@@ -120,7 +127,7 @@ async fn run<T, V>(
         };
         let absent = is_absent(&error);
         let delay = if absent {
-            if cache.sync() != Sync::Absent {
+            if cache.sync() != Listing::Absent {
                 tracing::info!(kind, "the API server does not know this kind; waiting for it");
             }
             become_absent(&cache);
@@ -128,8 +135,12 @@ async fn run<T, V>(
             events = open();
             selection.absent_retry.delay(failures, &mut jitter)
         } else {
-            tracing::warn!(kind, error = %error, "watch failed");
+            tracing::warn!(kind, error = describe(&error), "watch failed");
             cache.0.health.write().last_error = Some(Instant::now());
+            if unreadable(&error) {
+                // The watcher would go on with the next event and never tell what this one said.
+                events = open();
+            }
             selection.error_retry.delay(failures, &mut jitter)
         };
         failures += 1;
@@ -158,17 +169,19 @@ async fn pause<V>(
     }
 }
 
-fn apply<T: Resource, V: PartialEq + Send + std::marker::Sync + 'static>(
-    cache: &Cache<V>,
-    event: Event<T>,
-    prune: fn(T) -> V,
-) {
+fn apply<T: Resource, V: PartialEq + Send + Sync + 'static>(cache: &Cache<V>, event: Event<T>, prune: fn(T) -> V) {
     match event {
         Event::Init => {
             cache.0.health.write().listing = true;
             cache.0.store.write().begin_list();
         }
-        Event::InitApply(object) | Event::Apply(object) => {
+        Event::InitApply(object) => {
+            let key = ObjectKey::of(object.meta());
+            let entry = entry(object, prune);
+            let change = cache.0.store.write().listed(key, entry);
+            cache.tell(&change);
+        }
+        Event::Apply(object) => {
             let key = ObjectKey::of(object.meta());
             let entry = entry(object, prune);
             let change = cache.0.store.write().seen(key, entry);
@@ -183,17 +196,40 @@ fn apply<T: Resource, V: PartialEq + Send + std::marker::Sync + 'static>(
         Event::InitDone => {
             let gone = cache.0.store.write().end_list();
             *cache.0.health.write() = super::Health::default();
-            cache.0.sync.send_if_modified(|sync| std::mem::replace(sync, Sync::Synced) != Sync::Synced);
+            cache.0.sync.send_if_modified(|sync| std::mem::replace(sync, Listing::Synced) != Listing::Synced);
             cache.tell_all(&gone);
         }
     }
 }
 
-fn become_absent<V: PartialEq + Send + std::marker::Sync + 'static>(cache: &Cache<V>) {
+fn become_absent<V: PartialEq + Send + Sync + 'static>(cache: &Cache<V>) {
     let gone = cache.0.store.write().clear();
     *cache.0.health.write() = super::Health::default();
-    cache.0.sync.send_if_modified(|sync| std::mem::replace(sync, Sync::Absent) != Sync::Absent);
+    cache.0.sync.send_if_modified(|sync| std::mem::replace(sync, Listing::Absent) != Listing::Absent);
     cache.tell_all(&gone);
+}
+
+fn unreadable(error: &watcher::Error) -> bool {
+    match error {
+        watcher::Error::InitialListFailed(error)
+        | watcher::Error::WatchStartFailed(error)
+        | watcher::Error::WatchFailed(error) => match error {
+            kube::Error::SerdeError(_) | kube::Error::FromUtf8(_) => true,
+            // Whatever is an object at all can be read as a Status, one without a code.
+            kube::Error::Api(status) => status.code == 0,
+            _ => false,
+        },
+        watcher::Error::WatchError(_) | watcher::Error::NoResourceVersion => false,
+    }
+}
+
+/// What went wrong, in words that may be logged: an error of reading quotes what it could not read, and that may be of a
+/// Secret.
+fn describe(error: &watcher::Error) -> String {
+    if unreadable(error) {
+        return "an object could not be read".to_owned();
+    }
+    error.to_string()
 }
 
 /// A list or a watch of a kind answers 404 only when there is no such kind.
@@ -204,5 +240,28 @@ fn is_absent(error: &watcher::Error) -> bool {
         | watcher::Error::WatchFailed(kube::Error::Api(status))
         | watcher::Error::WatchError(status) => status.code == 404,
         _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cannot_be_read_is_not_quoted() {
+        for wrap in [watcher::Error::InitialListFailed, watcher::Error::WatchStartFailed, watcher::Error::WatchFailed] {
+            let error = serde_json::from_str::<u8>("\"secret canary\"").unwrap_err();
+            assert!(error.to_string().contains("canary"));
+            let error = wrap(kube::Error::SerdeError(error));
+            assert!(unreadable(&error) && !describe(&error).contains("canary"));
+        }
+        assert!(describe(&watcher::Error::NoResourceVersion).contains("resourceVersion"));
+    }
+
+    #[test]
+    fn an_error_is_not_forgotten_before_the_next_one_can_have_come() {
+        let selection = Selection::default();
+        assert_eq!(selection.settling(), Duration::from_secs(90));
+        assert!(selection.settling() > selection.error_retry.longest() + REQUEST_DEADLINE);
     }
 }

@@ -5,6 +5,7 @@
 //! again from time to time, and is `Absent` again when the CRD goes.
 
 mod follow;
+mod scope;
 mod store;
 #[cfg(test)]
 mod tests;
@@ -22,18 +23,15 @@ use tokio::{
     time::Instant,
 };
 
-use self::store::Store;
 pub use self::{
     follow::{Selection, follow},
     store::{Change, Entry, IndexFn},
 };
+use self::{scope::Scope, store::Store};
 
-/// After an error of a watch, how long without another until its connection is trusted again: longer than opening one
-/// may take and than the pause before it.
-const SETTLING: Duration = Duration::from_secs(45);
-
+/// How far the content of a cache can be believed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Sync {
+pub enum Listing {
     /// The first list has not ended.
     Pending,
     /// The content is a complete list with the changes since.
@@ -42,8 +40,8 @@ pub enum Sync {
     Absent,
 }
 
-type Prune<V> = Box<dyn Fn(Value) -> Result<Entry<V>, serde_json::Error> + Send + std::marker::Sync>;
-type OnChange<V> = Box<dyn Fn(&Change<V>) + Send + std::marker::Sync>;
+type Prune<V> = Box<dyn Fn(Value) -> Result<Entry<V>, serde_json::Error> + Send + Sync>;
+type OnChange<V> = Box<dyn Fn(&Change<V>) + Send + Sync>;
 
 /// A handle to a cache; clones share it.
 pub struct Cache<V>(Arc<Shared<V>>);
@@ -56,12 +54,16 @@ impl<V> Clone for Cache<V> {
 
 struct Shared<V> {
     store: RwLock<Store<V>>,
-    sync: watch::Sender<Sync>,
+    sync: watch::Sender<Listing>,
     health: RwLock<Health>,
     look_again: Notify,
     on_change: OnChange<V>,
     /// Makes an entry of the JSON that the server answered to a write of ours.
     prune: Prune<V>,
+    /// What the server is asked for: what a write made that is not in it, the watch would never take back.
+    scope: Scope,
+    /// After an error of a watch, how long without another until its connection is trusted again.
+    settling: Duration,
 }
 
 #[derive(Default)]
@@ -70,22 +72,26 @@ struct Health {
     last_error: Option<Instant>,
 }
 
-impl<V: PartialEq + Send + std::marker::Sync + 'static> Cache<V> {
+impl<V: PartialEq + Send + Sync + 'static> Cache<V> {
     fn new<K>(
         indexes: &[(&'static str, IndexFn<V>)],
         prune: fn(K) -> V,
-        on_change: impl Fn(&Change<V>) + Send + std::marker::Sync + 'static,
+        on_change: impl Fn(&Change<V>) + Send + Sync + 'static,
+        scope: Scope,
+        settling: Duration,
     ) -> Self
     where
         K: Resource + DeserializeOwned + 'static,
     {
         Self(Arc::new(Shared {
             store: RwLock::new(Store::new(indexes)),
-            sync: watch::Sender::new(Sync::Pending),
+            sync: watch::Sender::new(Listing::Pending),
             health: RwLock::default(),
             look_again: Notify::new(),
             on_change: Box::new(on_change),
             prune: Box::new(move |json| Ok(entry(serde_json::from_value::<K>(json)?, prune))),
+            scope,
+            settling,
         }))
     }
 
@@ -120,19 +126,19 @@ impl<V: PartialEq + Send + std::marker::Sync + 'static> Cache<V> {
         self.len() == 0
     }
 
-    pub fn sync(&self) -> Sync {
+    pub fn sync(&self) -> Listing {
         *self.0.sync.borrow()
     }
 
     /// Follows changes of `sync`, for readiness.
-    pub fn sync_changes(&self) -> watch::Receiver<Sync> {
+    pub fn sync_changes(&self) -> watch::Receiver<Listing> {
         self.0.sync.subscribe()
     }
 
     /// Returns when the content can be believed: listed, or known to be absent.
     pub async fn ready(&self) {
         // The sender lives as long as this handle.
-        let _ = self.sync_changes().wait_for(|sync| *sync != Sync::Pending).await;
+        let _ = self.sync_changes().wait_for(|sync| *sync != Listing::Pending).await;
     }
 
     /// Whether absence from this cache may be taken for absence from the cluster, as far as a cache can know: a
@@ -140,8 +146,8 @@ impl<V: PartialEq + Send + std::marker::Sync + 'static> Cache<V> {
     /// object live.
     pub fn is_complete(&self) -> bool {
         let health = self.0.health.read();
-        let settled = health.last_error.is_none_or(|at| at.elapsed() > SETTLING);
-        self.sync() != Sync::Pending && !health.listing && settled
+        let settled = health.last_error.is_none_or(|at| at.elapsed() > self.0.settling);
+        self.sync() != Listing::Pending && !health.listing && settled
     }
 
     /// Tries an absent kind again now, because somebody saw its CRD appear.
@@ -159,31 +165,71 @@ impl<V: PartialEq + Send + std::marker::Sync + 'static> Cache<V> {
     }
 }
 
-/// What the executor tells about writes, so that the next pass sees them before the watch does.
-pub trait Overlay: Send + std::marker::Sync {
+/// What the executor tells about writes, so that the next pass sees them before the watch does, and asks before it
+/// writes.
+pub trait Overlay: Send + Sync {
+    /// The server answered a write of ours with this object.
     fn wrote(&self, object: &Value);
+
+    /// A live read showed this object of ours, which the cache did not have when it was planned.
+    fn found(&self, object: &Value) {
+        self.wrote(object);
+    }
+
     fn deleted(&self, key: &ObjectKey, uid: &str);
+
+    /// The newest version known of this very object.
+    fn version(&self, _key: &ObjectKey, _uid: &str) -> Option<String> {
+        None
+    }
+
+    /// Whether the kind itself is known not to be served.
+    fn is_absent(&self) -> bool {
+        false
+    }
 }
 
-impl<V: PartialEq + Send + std::marker::Sync + 'static> Overlay for Cache<V> {
+impl<V: PartialEq + Send + Sync + 'static> Overlay for Cache<V> {
     fn wrote(&self, object: &Value) {
-        match (self.0.prune)(object.clone()) {
-            Ok(entry) => {
-                let metadata = |field: &str| {
-                    object.pointer(&format!("/metadata/{field}")).and_then(Value::as_str).unwrap_or_default()
-                };
-                let key = ObjectKey::namespaced(metadata("namespace"), metadata("name"));
-                let change = self.0.store.write().wrote(key, entry);
-                self.tell(&change);
-            }
-            // The watch will bring it, or say why it cannot be read. The error may quote the object: it is not shown.
-            Err(_) => tracing::warn!("the answer to a write could not be read into its cache"),
-        }
+        let selected = self.0.scope.selects(object);
+        self.lay_over(object, |store, key, entry| store.wrote(key, entry, selected));
+    }
+
+    fn found(&self, object: &Value) {
+        self.lay_over(object, Store::found);
     }
 
     fn deleted(&self, key: &ObjectKey, uid: &str) {
         let change = self.0.store.write().deleted(key.clone(), uid);
         self.tell(&change);
+    }
+
+    fn version(&self, key: &ObjectKey, uid: &str) -> Option<String> {
+        let store = self.0.store.read();
+        store.get(key).filter(|entry| &*entry.uid == uid).map(|entry| entry.resource_version.as_ref().to_owned())
+    }
+
+    fn is_absent(&self) -> bool {
+        self.sync() == Listing::Absent
+    }
+}
+
+impl<V: PartialEq + Send + Sync + 'static> Cache<V> {
+    fn lay_over(&self, object: &Value, put: impl FnOnce(&mut Store<V>, ObjectKey, Entry<V>) -> Option<Change<V>>) {
+        let metadata =
+            |field: &str| object.pointer(&format!("/metadata/{field}")).and_then(Value::as_str).unwrap_or_default();
+        let key = ObjectKey::namespaced(metadata("namespace"), metadata("name"));
+        if !self.0.scope.covers(&key) {
+            return;
+        }
+        match (self.0.prune)(object.clone()) {
+            Ok(entry) => {
+                let change = put(&mut self.0.store.write(), key, entry);
+                self.tell(&change);
+            }
+            // The watch will bring it, or say why it cannot be read. The error may quote the object: it is not shown.
+            Err(_) => tracing::warn!("the answer to a write could not be read into its cache"),
+        }
     }
 }
 

@@ -51,6 +51,10 @@ pub(super) struct Store<V> {
     indexes: Vec<Index<V>>,
     /// Counts lists; a slot of an older round was not in the last list.
     round: u64,
+    /// The highest version that the watch has shown: of everything up to here, the store knows what became of it.
+    shown: Box<str>,
+    /// The highest version in the list that is under way. It counts when the list is complete.
+    listed: Box<str>,
 }
 
 impl<V: PartialEq> Store<V> {
@@ -59,6 +63,8 @@ impl<V: PartialEq> Store<V> {
             slots: HashMap::new(),
             indexes: indexes.iter().map(|(name, of)| Index { name, of: *of, keys: HashMap::new() }).collect(),
             round: 0,
+            shown: Box::default(),
+            listed: Box::default(),
         }
     }
 
@@ -82,10 +88,12 @@ impl<V: PartialEq> Store<V> {
     /// A list begins.
     pub(super) fn begin_list(&mut self) {
         self.round += 1;
+        self.listed = Box::default();
     }
 
     /// The list is complete: what was not in it is gone, except what we wrote after it had begun.
     pub(super) fn end_list(&mut self) -> Vec<Change<V>> {
+        raise(&mut self.shown, &self.listed);
         let gone: Vec<ObjectKey> =
             self.slots.iter().filter(|(_, slot)| slot.round < self.round).map(|(key, _)| key.clone()).collect();
         gone.into_iter().filter_map(|key| self.replace(key, None)).collect()
@@ -93,12 +101,24 @@ impl<V: PartialEq> Store<V> {
 
     /// The kind itself is gone, and everything of it.
     pub(super) fn clear(&mut self) -> Vec<Change<V>> {
+        self.shown = Box::default();
         let all: Vec<ObjectKey> = self.slots.keys().cloned().collect();
         all.into_iter().filter_map(|key| self.replace(key, None)).collect()
     }
 
-    /// The watch or a list shows an object. Nothing is returned when it shows nothing new.
+    /// A list shows an object. It does so in the order of names: versions before it may be still to come.
+    pub(super) fn listed(&mut self, key: ObjectKey, entry: Entry<V>) -> Option<Change<V>> {
+        raise(&mut self.listed, &entry.resource_version);
+        self.shows(key, entry)
+    }
+
+    /// The watch shows an object. Nothing is returned when it shows nothing new.
     pub(super) fn seen(&mut self, key: ObjectKey, entry: Entry<V>) -> Option<Change<V>> {
+        raise(&mut self.shown, &entry.resource_version);
+        self.shows(key, entry)
+    }
+
+    fn shows(&mut self, key: ObjectKey, entry: Entry<V>) -> Option<Change<V>> {
         if let Some(slot) = self.slots.get_mut(&key) {
             let older_than_ours = match &slot.own {
                 Some(Own::Written(version)) => is_older(&entry.resource_version, version),
@@ -116,6 +136,7 @@ impl<V: PartialEq> Store<V> {
 
     /// The watch shows that an object was deleted.
     pub(super) fn seen_deleted(&mut self, key: ObjectKey, resource_version: &str) -> Option<Change<V>> {
+        raise(&mut self.shown, resource_version);
         let slot = self.slots.get(&key)?;
         if let Some(Own::Written(version)) = &slot.own
             && is_older(resource_version, version)
@@ -125,8 +146,29 @@ impl<V: PartialEq> Store<V> {
         self.replace(key, None)
     }
 
-    /// The server accepted our write and answered with this object.
-    pub(super) fn wrote(&mut self, key: ObjectKey, entry: Entry<V>) -> Option<Change<V>> {
+    /// The server accepted our write and answered with this object, which is `selected` by what is followed or not.
+    pub(super) fn wrote(&mut self, key: ObjectKey, entry: Entry<V>, selected: bool) -> Option<Change<V>> {
+        let known = match self.slots.get(&key) {
+            Some(Slot { own: Some(Own::Deleted(uid)), .. }) if *uid == entry.uid => return None,
+            Some(slot) => slot.entry.is_some(),
+            None => false,
+        };
+        // An object that we do not know and that is not newer than everything the watch has shown was here and is gone:
+        // no news would ever take it away again. The same holds for one that the watch does not follow.
+        let unknown = !self.shown.is_empty() && !is_older(&self.shown, &entry.resource_version);
+        if !known && (unknown || !selected) {
+            return None;
+        }
+        self.put(key, entry)
+    }
+
+    /// A live read showed this object. Its version may be an old one, and it may have left the selection: it is kept
+    /// until a write, the watch or a list says otherwise.
+    pub(super) fn found(&mut self, key: ObjectKey, entry: Entry<V>) -> Option<Change<V>> {
+        self.put(key, entry)
+    }
+
+    fn put(&mut self, key: ObjectKey, entry: Entry<V>) -> Option<Change<V>> {
         if let Some(current) = self.get(&key)
             && !is_older(&current.resource_version, &entry.resource_version)
         {
@@ -198,6 +240,12 @@ impl<V> Index<V> {
     }
 }
 
+fn raise(highest: &mut Box<str>, version: &str) {
+    if highest.is_empty() || is_older(highest, version) {
+        *highest = version.into();
+    }
+}
+
 /// Versions are decimal integers without leading zeros, so the longer one is the larger. Should a server ever break
 /// that, nothing counts as older: then the watch is believed, which is the safe side.
 fn is_older(a: &str, b: &str) -> bool {
@@ -229,7 +277,7 @@ mod tests {
     fn an_own_write_stays_until_the_watch_has_caught_up() {
         let mut store = store();
         store.seen(key("a"), entry("u", "8", "old"));
-        assert!(store.wrote(key("a"), entry("u", "10", "mine")).is_some());
+        assert!(store.wrote(key("a"), entry("u", "10", "mine"), true).is_some());
         assert!(store.seen(key("a"), entry("u", "9", "late news")).is_none());
         assert_eq!(value(&store, "a").as_deref(), Some("mine"));
         // The write itself comes back: no news for anybody.
@@ -242,14 +290,62 @@ mod tests {
     fn an_answer_that_comes_after_the_watch_does_not_turn_time_back() {
         let mut store = store();
         store.seen(key("a"), entry("u", "12", "newer"));
-        assert!(store.wrote(key("a"), entry("u", "11", "mine")).is_none());
+        assert!(store.wrote(key("a"), entry("u", "11", "mine"), true).is_none());
         assert_eq!(value(&store, "a").as_deref(), Some("newer"));
+    }
+
+    /// The answer to a delete says that finalizers keep the object; before it was read, they were gone.
+    #[test]
+    fn an_answer_that_comes_after_the_end_does_not_bring_the_object_back() {
+        let mut store = store();
+        store.seen(key("a"), entry("u", "12", "x"));
+        store.seen_deleted(key("a"), "21");
+        assert!(store.wrote(key("a"), entry("u", "20", "marked"), true).is_none());
+        assert_eq!(store.len(), 0);
+        // What we make after that is as new as ever.
+        assert!(store.wrote(key("a"), entry("v", "22", "mine"), true).is_some());
+        // An answer to a write before our own deletion.
+        store.deleted(key("a"), "v");
+        assert!(store.wrote(key("a"), entry("v", "23", "late"), true).is_none());
+        assert_eq!(store.len(), 0);
+    }
+
+    #[test]
+    fn a_list_that_is_under_way_does_not_hide_what_we_make() {
+        let mut store = store();
+        store.begin_list();
+        store.listed(key("z"), entry("1", "50", "x"));
+        assert!(store.wrote(key("a"), entry("u", "40", "mine"), true).is_some());
+        store.listed(key("a"), entry("u", "40", "mine"));
+        store.end_list();
+        assert_eq!(store.len(), 2);
+        // It is complete: what it does not name, and is older, is gone.
+        assert!(store.wrote(key("b"), entry("w", "45", "late"), true).is_none());
+    }
+
+    #[test]
+    fn what_is_not_followed_is_shown_only_when_it_was_found() {
+        let mut store = store();
+        store.seen(key("other"), entry("o", "9", "x"));
+        assert!(store.wrote(key("a"), entry("u", "10", "mine"), false).is_none());
+        assert!(store.found(key("a"), entry("u", "3", "lost its labels")).is_some());
+        // A write that does not bring the labels back does not hide it; one that does makes it one of ours again.
+        assert!(store.wrote(key("a"), entry("u", "11", "still without"), false).is_some());
+        assert!(store.wrote(key("a"), entry("u", "12", "labelled"), true).is_some());
+        assert!(store.seen(key("a"), entry("u", "12", "labelled")).is_none());
+        // One that stays outside goes with the next list.
+        store.found(key("b"), entry("v", "4", "without"));
+        store.begin_list();
+        store.listed(key("a"), entry("u", "12", "labelled"));
+        store.listed(key("other"), entry("o", "9", "x"));
+        assert_eq!(store.end_list().len(), 1);
+        assert_eq!(value(&store, "b"), None);
     }
 
     #[test]
     fn an_old_deletion_does_not_remove_what_we_made_since() {
         let mut store = store();
-        store.wrote(key("a"), entry("second", "20", "mine"));
+        store.wrote(key("a"), entry("second", "20", "mine"), true);
         assert!(store.seen_deleted(key("a"), "15").is_none());
         assert_eq!(value(&store, "a").as_deref(), Some("mine"));
         assert!(store.seen_deleted(key("a"), "21").is_some());
@@ -277,7 +373,7 @@ mod tests {
         assert!(store.end_list().is_empty());
         store.begin_list();
         store.seen(key("stays"), entry("1", "1", "a"));
-        store.wrote(key("made"), entry("3", "7", "c"));
+        store.wrote(key("made"), entry("3", "7", "c"), true);
         let gone = store.end_list();
         assert_eq!(gone.len(), 1);
         assert_eq!(gone[0].key, key("goes"));
@@ -303,7 +399,7 @@ mod tests {
             store.keys_by("first letter", letter).map(|key| key.name().to_owned()).collect()
         };
         store.seen(key("a"), entry("1", "1", "xa"));
-        store.wrote(key("b"), entry("2", "2", "xb"));
+        store.wrote(key("b"), entry("2", "2", "xb"), true);
         assert_eq!(find(&store, "x"), ["a", "b"]);
         store.seen(key("a"), entry("1", "3", "ya"));
         assert_eq!(find(&store, "x"), ["b"]);
