@@ -9,32 +9,18 @@ use kube::api::{ApiResource, DynamicObject, GroupVersionKind};
 use lab::{KubeVirt, Lab, LabOptions, isolate, parts};
 
 use crate::terminal::step;
+use crate::{machine_operator, programs};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-const VIRTUAL_MACHINE: &str = "
-apiVersion: kubevirt.io/v1
-kind: VirtualMachine
-metadata:
-  name: demo
-  namespace: default
-spec:
-  runStrategy: Always
-  template:
-    spec:
-      domain:
-        cpu: {cores: 2}
-        memory: {guest: 1Gi}
-        devices:
-          disks: [{name: root, disk: {bus: virtio}}]
-          interfaces: [{name: default, masquerade: {}}]
-      networks: [{name: default, pod: {}}]
-      volumes: [{name: root, containerDisk: {image: quay.io/containerdisks/fedora:42}}]
-";
+const MACHINE: &str = include_str!("../../examples/basic-vm.yaml");
 
 pub(crate) fn run() -> ExitCode {
     isolate::run(
-        || parts::ensure(&parts::STANDARD),
+        || {
+            parts::ensure(&parts::STANDARD)?;
+            programs::build(false).map(|_| ())
+        },
         || tokio::runtime::Runtime::new().context("starting tokio")?.block_on(show()).map(|()| ExitCode::SUCCESS),
     )
 }
@@ -44,12 +30,17 @@ async fn show() -> Result<()> {
     let lab =
         step("a Kubernetes v1.36.3 control plane, and KubeVirt v1.8.4 installed by its operator", Lab::start(options))
             .await?;
-    step("a VirtualMachine, admitted by virt-api and started by virt-controller", async {
-        lab.create(VIRTUAL_MACHINE).await?;
-        let kind = GroupVersionKind::gvk("kubevirt.io", "v1", "VirtualMachine");
+    let _operator = step("kubevirt-operator, as its own service account", async {
+        machine_operator::install(&lab).await?;
+        machine_operator::start(&lab, "debug").await
+    })
+    .await?;
+    step("a Machine: its VirtualMachine is admitted by virt-api and started by virt-controller", async {
+        lab.create(MACHINE).await?;
+        let kind = GroupVersionKind::gvk("vitistack.io", "v1alpha1", "Machine");
         let machines: Api<DynamicObject> = Api::namespaced_with(lab.client(), "default", &ApiResource::from_gvk(&kind));
-        lab.wait("a VirtualMachine that is ready", PATIENCE, machines, "demo", |vm| {
-            vm.is_some_and(|vm| vm.data.pointer("/status/ready") == Some(&true.into()))
+        lab.wait("a Machine that is Running", PATIENCE, machines, "basic-vm", |machine| {
+            machine.is_some_and(|machine| machine.data.pointer("/status/phase") == Some(&"Running".into()))
         })
         .await
     })
@@ -57,7 +48,7 @@ async fn show() -> Result<()> {
     eprintln!();
     kubectl(&lab, &["get", "pods", "--all-namespaces"])?;
     println!();
-    kubectl(&lab, &["get", "virtualmachines,virtualmachineinstances"])?;
+    kubectl(&lab, &["get", "machines,virtualmachines,virtualmachineinstances,persistentvolumeclaims"])?;
     eprintln!();
     eprintln!("That was a real control plane with simulated nodes; it is gone now.");
     eprintln!("To keep one: cargo xtask lab up --kubevirt reference");

@@ -4,7 +4,9 @@ mod bench;
 mod chaos;
 mod demo;
 mod generate;
+mod generate_release;
 mod lab_commands;
+mod machine_operator;
 mod programs;
 mod terminal;
 mod test;
@@ -27,7 +29,7 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Task {
-    /// Show it working: a cluster, KubeVirt in it, and one virtual machine that reaches Running.
+    /// Show it working: a cluster, KubeVirt and kubevirt-operator in it, and one Machine that reaches Running.
     Demo,
     /// Run every check: format, lints, generated files, unit tests, and the tests on the lab.
     Test(test::Options),

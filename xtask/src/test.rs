@@ -15,6 +15,9 @@ pub(crate) struct Options {
     fast: bool,
 }
 
+/// Test binaries of the crates that only decide; they need no cluster.
+const PURE_SUITES: [&str; 3] = ["decisions", "parity", "strategies"];
+
 /// Packages with a test binary that starts labs, in the order in which a failure explains the next ones.
 const LAB_SUITES: [(&str, &str); 3] = [("lab", "lab"), ("kubevirt-operator", "cluster"), ("virt-operator", "cluster")];
 
@@ -83,6 +86,9 @@ fn suites(fast: bool) -> Vec<Suite> {
         suites.push(Suite { name: "dependencies".to_owned(), what: What::Skip(why) });
     }
     suites.push(Suite::cargo("unit tests", &["test", "--quiet", "--workspace", "--lib", "--bins"]));
+    let mut decisions = vec!["test", "--quiet", "--workspace"];
+    decisions.extend(PURE_SUITES.iter().flat_map(|name| ["--test", name]));
+    suites.push(Suite::cargo("decisions", &decisions));
     suites.push(Suite::cargo(
         "examples in docs",
         &["test", "--quiet", "--doc", "--package", "lab", "--package", "runtime"],

@@ -11,6 +11,8 @@ use runtime::{
     telemetry::{LogFormat, LogLevel},
 };
 
+use crate::commands::{plan::PlanArguments, render::RenderArguments};
+
 #[derive(Debug, Parser)]
 #[command(
     name = "kubevirt-operator",
@@ -32,6 +34,12 @@ pub(crate) struct Arguments {
 pub(crate) enum Command {
     /// Run the operator until it is told to stop (the default)
     Run(RunArguments),
+    /// Print the resource definitions that the operator needs, as YAML
+    Crds,
+    /// Print the objects that Machines in files become, without a cluster
+    Render(RenderArguments),
+    /// Show what applying Machines would change in the cluster, and when it takes effect; writes nothing
+    Plan(PlanArguments),
 }
 
 #[derive(Debug, Clone, Args)]
@@ -170,7 +178,7 @@ mod tests {
         let arguments = Arguments::try_parse_from([&["kubevirt-operator"], words].concat())?;
         match arguments.command {
             Some(Command::Run(run)) => run.try_into(),
-            None => arguments.run.try_into(),
+            _ => arguments.run.try_into(),
         }
     }
 

@@ -1,8 +1,18 @@
-//! The program `kubevirt-operator`: its arguments, its wiring and, with the Machine controller, its observe step.
-//! What a Machine becomes is decided in the crate `machine`, every effect is in `runtime`.
+//! The program `kubevirt-operator`: its arguments, its wiring and the observe step of the Machine controller.
+//! What a Machine becomes is decided in the crate `machine`, every effect that both operators share is in `runtime`.
 
 mod arguments;
+mod cache;
+mod commands;
+mod controller;
+mod last_look;
+pub mod manifests;
+mod metrics;
+mod observe;
+pub mod rbac;
 mod run;
+mod sources;
+mod wake;
 
 use std::process::ExitCode;
 
@@ -14,6 +24,12 @@ pub fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let result = match arguments.command {
         Some(Command::Run(options)) => run::run(options),
+        Some(Command::Crds) => commands::crds::print().map(|text| {
+            print!("{text}");
+            ExitCode::SUCCESS
+        }),
+        Some(Command::Render(options)) => commands::render::run(&options),
+        Some(Command::Plan(options)) => commands::plan::run(&options),
         None => run::run(arguments.run),
     };
     result.unwrap_or_else(|error| {

@@ -1,28 +1,103 @@
-//! `kubevirt-operator run`: settings to program. The Machine controller is started by the leader's work.
+//! `kubevirt-operator run`: settings to program. Every replica follows the cluster; the leader also works on Machines.
 
-use std::{path::Path, process::ExitCode};
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
 
+use api::machine::MANAGED_BY;
 use runtime::{
     client::Rate,
     lease::Leadership,
+    pass::{Executor, Runner, RunnerOptions},
     program::{Context, LeaseName, Listener, Program, SERVICE_ACCOUNT_NAMESPACE, identity, own_namespace},
 };
 
 use crate::arguments::{RunArguments, Settings};
+use crate::cache::Caches;
+use crate::controller::MachineController;
+use crate::metrics::MachineMetrics;
+use crate::observe::Observer;
+use crate::rbac::NAMESPACE;
+use crate::sources::Sources;
+use crate::wake::Wake;
 
 const NAME: &str = "kubevirt-operator";
-const USUAL_NAMESPACE: &str = "kubevirt-operator-system";
 /// Enough to create fifty Machines in a second or two, and little for an API server.
 const RATE: Rate = Rate { per_second: 200.0, burst: 400 };
+const PASS_DEADLINE: Duration = Duration::from_secs(60);
 
 pub(crate) fn run(arguments: RunArguments) -> anyhow::Result<ExitCode> {
     let settings = Settings::try_from(arguments)?;
-    // Nothing is reconciled yet: the leader's work is to lead.
-    Ok(program(&settings).run(async |_: Context| Ok(async |leadership: Leadership| leadership.stop.cancelled().await)))
+    let options = RunnerOptions {
+        workers: settings.workers,
+        pass_deadline: PASS_DEADLINE,
+        resync: Some(settings.reconcile_interval),
+    };
+    let namespace = settings.watch_namespace.clone();
+    Ok(program(&settings).run(async move |context: Context| {
+        let work = Arc::new(Work::prepare(context, namespace.as_deref(), options));
+        Ok(move |leadership: Leadership| work.clone().lead(leadership))
+    }))
+}
+
+/// What the replica that leads works with.
+struct Work {
+    context: Context,
+    caches: Caches,
+    wake: Arc<Wake>,
+    metrics: Arc<MachineMetrics>,
+    controller: Arc<MachineController>,
+    executor: Arc<Executor>,
+    options: RunnerOptions,
+}
+
+impl Work {
+    fn prepare(context: Context, namespace: Option<&str>, options: RunnerOptions) -> Self {
+        let metrics = MachineMetrics::register(&context.metrics);
+        let wake = Wake::new(metrics.clone());
+        let client = context.clients.ordinary.clone();
+        let sources = Sources::new(client.clone(), &wake, context.shutdown.clone());
+        let caches = Caches::start(&context, namespace, &wake);
+        let observer = Observer::new(client.clone(), caches.clone(), sources, wake.clone());
+        let controller = Arc::new(MachineController { observer, metrics: metrics.clone() });
+        let executor = Arc::new(caches.over(Executor::new(client, MANAGED_BY)));
+        Self { context, caches, wake, metrics, controller, executor, options }
+    }
+
+    async fn lead(self: Arc<Self>, leadership: Leadership) {
+        tokio::select! {
+            () = leadership.stop.cancelled() => return,
+            () = self.caches.ready() => {}
+        }
+        let reign = Reign(&self);
+        self.metrics.set_leads(true);
+        let runner = Runner {
+            controller: self.controller.clone(),
+            queue: self.wake.begin(),
+            executor: self.executor.clone(),
+            events: self.context.events.clone(),
+            metrics: self.context.metrics.clone(),
+            health: self.context.health.clone(),
+            options: self.options,
+        };
+        runner.run(leadership).await;
+        drop(reign);
+    }
+}
+
+/// However the work ends, also by being dropped: nothing is queued for it and no gauge speaks for it after.
+struct Reign<'a>(&'a Work);
+
+impl Drop for Reign<'_> {
+    fn drop(&mut self) {
+        self.0.wake.end();
+        self.0.metrics.set_leads(false);
+    }
 }
 
 fn program(settings: &Settings) -> Program {
-    let namespace = own_namespace(settings.namespace.as_deref(), Path::new(SERVICE_ACCOUNT_NAMESPACE), USUAL_NAMESPACE);
+    let namespace = own_namespace(settings.namespace.as_deref(), Path::new(SERVICE_ACCOUNT_NAMESPACE), NAMESPACE);
     Program {
         name: NAME,
         version: env!("CARGO_PKG_VERSION"),

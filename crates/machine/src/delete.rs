@@ -7,7 +7,7 @@ use api::{Body, Plan, Propagation, Step, Target, Wait, Write};
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use serde_json::json;
 
-use crate::observed::Observed;
+use crate::observed::{NetworkView, Observed};
 use crate::plan::{has_finalizer, virtual_machine_resource};
 
 pub(crate) mod step {
@@ -71,18 +71,18 @@ fn claims(observed: &Observed) -> Step {
 /// A NetworkConfiguration may go when its last user has.
 fn networks(observed: &Observed) -> Step {
     let mut step = Step::new(step::NETWORKS);
-    for name in observed.network_names() {
-        let Some(network) = observed.networks.get(name).filter(|network| network.protected && !network.other_users)
-        else {
-            continue;
-        };
-        step.writes.push(Write::Apply {
-            target: Target::of::<NetworkConfiguration>(observed.key(name)),
-            uid: network.uid.clone(),
-            body: Body::from(json!({"metadata": {}})),
-        });
-    }
+    step.writes.extend(observed.networks.iter().filter_map(|(name, network)| released(observed, name, network)));
     step
+}
+
+/// What we applied to a NetworkConfiguration was only the finalizer; applying nothing takes it back. None while another
+/// Machine names it.
+pub(crate) fn released(observed: &Observed, name: &str, network: &NetworkView) -> Option<Write> {
+    (network.protected && !network.other_users).then(|| Write::Apply {
+        target: Target::of::<NetworkConfiguration>(observed.key(name)),
+        uid: network.uid.clone(),
+        body: Body::from(json!({"metadata": {}})),
+    })
 }
 
 /// What we applied before was only the finalizer; applying nothing takes it back.

@@ -13,7 +13,7 @@ pub struct Observed {
     pub machine: Machine,
     pub installed: Installed,
     pub storage_classes: Vec<StorageClassView>,
-    /// The NetworkConfigurations that the Machine names, or has named, and that exist.
+    /// The NetworkConfigurations that the Machine names, and those that are protected although no Machine names them.
     pub networks: BTreeMap<String, NetworkView>,
     /// NetworkAttachmentDefinitions of those names.
     pub attachments: BTreeMap<String, AttachmentView>,

@@ -110,6 +110,9 @@ fn networks(observed: &Observed, resolved: &Resolved) -> Vec<Write> {
     let mut writes = Vec::new();
     let names: std::collections::BTreeSet<&str> =
         resolved.networks.iter().filter_map(|network| network.configuration()).collect();
+    // Those that an edit left behind.
+    let left = observed.networks.iter().filter(|(name, _)| !names.contains(name.as_str()));
+    writes.extend(left.filter_map(|(name, network)| crate::delete::released(observed, name, network)));
     for name in names {
         let Some(view) = observed.networks.get(name) else { continue };
         if !view.protected {

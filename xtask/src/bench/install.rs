@@ -1,30 +1,26 @@
-//! `cargo xtask bench …`: figures, with the raw results kept. Counts and ratios matter here, not this machine's seconds.
+//! KubeVirt's own operator, measured in the lab: what ours has to beat.
 
-use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use clap::Subcommand;
+use clap::Args;
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::Deployment;
 use kube::Api;
-use lab::{Lab, LabOptions, REFERENCE_IMAGE, Record, isolate, parts};
+use lab::{Lab, LabOptions, REFERENCE_IMAGE, Record};
 use serde::Serialize;
 
-use crate::programs;
+use super::{keep, memory_mib};
 use crate::terminal::step;
 
-#[derive(Subcommand)]
-pub(crate) enum Bench {
-    /// How KubeVirt's own operator installs v1.8.4: time, memory, requests; the mark that ours is measured against
-    Install {
-        /// How often
-        #[arg(long, default_value_t = 1)]
-        runs: usize,
-        /// For how many seconds it is watched when it has nothing to do
-        #[arg(long, default_value_t = 60)]
-        idle: u64,
-    },
+#[derive(Args)]
+pub(crate) struct Options {
+    /// How often
+    #[arg(long, default_value_t = 1)]
+    runs: usize,
+    /// For how many seconds it is watched when it has nothing to do
+    #[arg(long, default_value_t = 60)]
+    idle: u64,
 }
 
 const OPERATOR: &str = "system:serviceaccount:kubevirt:kubevirt-operator";
@@ -40,24 +36,17 @@ struct Installation {
     idle_lease_requests_per_minute: f64,
 }
 
-pub(crate) fn run(bench: &Bench) -> ExitCode {
-    let Bench::Install { runs, idle } = bench;
-    isolate::run(
-        || parts::ensure(&parts::STANDARD),
-        || {
-            let runtime = tokio::runtime::Runtime::new().context("starting tokio")?;
-            let mut results = Vec::new();
-            for run in 1..=*runs {
-                let what = format!("run {run} of {runs}: the reference operator");
-                results.push(runtime.block_on(step(&what, install_by_reference(Duration::from_secs(*idle))))?);
-            }
-            keep("install", &results)?;
-            for result in &results {
-                println!("{}", serde_json::to_string(result).context("writing a result")?);
-            }
-            Ok(ExitCode::SUCCESS)
-        },
-    )
+pub(super) async fn run(options: &Options) -> Result<()> {
+    let mut results = Vec::new();
+    for run in 1..=options.runs {
+        let what = format!("run {run} of {}: the reference operator", options.runs);
+        results.push(step(&what, install_by_reference(Duration::from_secs(options.idle))).await?);
+    }
+    keep("install", &results)?;
+    for result in &results {
+        println!("{}", serde_json::to_string(result).context("writing a result")?);
+    }
+    Ok(())
 }
 
 async fn install_by_reference(idle: Duration) -> Result<Installation> {
@@ -101,26 +90,9 @@ fn is_lease(record: &Record) -> bool {
 
 /// The most that any process of this name has ever had in memory, in MiB.
 fn peak_memory(name: &str) -> Result<u64> {
-    let mut peak = 0;
-    for process in std::fs::read_dir("/proc").context("reading /proc")?.flatten() {
-        let command = std::fs::read(process.path().join("cmdline")).unwrap_or_default();
-        if !command.starts_with(name.as_bytes()) {
-            continue;
-        }
-        let status = std::fs::read_to_string(process.path().join("status")).unwrap_or_default();
-        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-        let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
-        peak = peak.max(kib.unwrap_or_default() >> 10);
-    }
-    Ok(peak)
-}
-
-fn keep(name: &str, results: &impl Serialize) -> Result<()> {
-    let folder = programs::target_dir()?.join("bench");
-    std::fs::create_dir_all(&folder).with_context(|| format!("creating {}", folder.display()))?;
-    let path = folder.join(format!("{name}-{}.json", Timestamp::now().strftime("%Y%m%dT%H%M%SZ")));
-    std::fs::write(&path, serde_json::to_vec_pretty(results).context("writing the results")?)
-        .with_context(|| format!("writing {}", path.display()))?;
-    eprintln!("raw results: {}", path.display());
-    Ok(())
+    let processes = std::fs::read_dir("/proc").context("reading /proc")?.flatten();
+    let named = processes.filter(|process| {
+        std::fs::read(process.path().join("cmdline")).is_ok_and(|command| command.starts_with(name.as_bytes()))
+    });
+    Ok(named.map(|process| memory_mib(&process.file_name().to_string_lossy(), "VmHWM")).max().unwrap_or_default())
 }

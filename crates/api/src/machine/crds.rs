@@ -3,10 +3,37 @@
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{CustomResourceDefinition, ValidationRule};
 use kube_core::CustomResourceExt;
 
+use serde_json::Value;
+
 use super::{Machine, NetworkConfiguration, schema};
 
 /// Machine and NetworkConfiguration, as they are installed.
 pub fn crds() -> Vec<CustomResourceDefinition> {
+    definitions().into_iter().map(without_unsigned_formats).collect()
+}
+
+/// Kubernetes warns of formats that it does not know; the limits say the same.
+fn without_unsigned_formats(definition: CustomResourceDefinition) -> CustomResourceDefinition {
+    fn clean(value: &mut Value) {
+        match value {
+            Value::Object(map) => {
+                if map.get("format").and_then(Value::as_str).is_some_and(|format| format.starts_with("uint")) {
+                    map.remove("format");
+                }
+                map.values_mut().for_each(clean);
+            }
+            Value::Array(items) => items.iter_mut().for_each(clean),
+            _ => {}
+        }
+    }
+    let cleaned = serde_json::to_value(&definition).and_then(|mut json| {
+        clean(&mut json);
+        serde_json::from_value(json)
+    });
+    cleaned.unwrap_or(definition)
+}
+
+fn definitions() -> Vec<CustomResourceDefinition> {
     let mut machine = Machine::crd();
     let rules: Vec<ValidationRule> = serde_json::from_value(schema::root_rules()).unwrap_or_default();
     for version in &mut machine.spec.versions {
@@ -35,6 +62,11 @@ mod tests {
         ] {
             assert!(text.contains(part), "{part} is missing");
         }
+    }
+
+    #[test]
+    fn kubernetes_knows_every_format() {
+        assert!(!serde_json::to_string(&crds()).unwrap().contains("uint"));
     }
 
     #[test]

@@ -1,25 +1,25 @@
 //! Two processes and one lease: never two holders, whatever happens to the one that holds it.
 
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use jiff::Timestamp;
 use lab::harness::Suite;
 use lab::leadership;
-use lab::proxy::{Fault, Match, Partition, Rule, When};
+use lab::proxy::{Fault, Match, Partition, Rule, Then, When};
 use lab::{Lab, LabOptions};
-use nix::sys::signal::Signal;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use runtime::lease::message;
-use runtime::program::message::STARTED;
 
-use crate::replica::{PATIENCE, reigns, start, start_leader};
+use crate::replica::{PATIENCE, grant, reigns, start, start_leader, start_standby};
 
 pub(crate) fn add(suite: &mut Suite) {
     suite.test("the_death_of_the_holder_is_taken_over_within_17_s", |labs| async move {
         let lab = labs.plain().await?;
         let mut first = start_leader(&lab, "lease-death", false).await?;
-        let second = start(&lab, "lease-death", false).await?;
-        second.wait_for_message(STARTED, PATIENCE).await?;
+        let second = start_standby(&lab, "lease-death", false).await?;
         first.signal(Signal::SIGKILL)?;
         let (died, clock) = (Timestamp::now(), Instant::now());
         first.wait(Duration::from_secs(5)).await?;
@@ -31,8 +31,7 @@ pub(crate) fn add(suite: &mut Suite) {
     suite.test("a_sigterm_hands_the_lease_over_within_3_s", |labs| async move {
         let lab = labs.plain().await?;
         let mut first = start_leader(&lab, "lease-term", false).await?;
-        let second = start(&lab, "lease-term", false).await?;
-        second.wait_for_message(STARTED, PATIENCE).await?;
+        let second = start_standby(&lab, "lease-term", false).await?;
         first.signal(Signal::SIGTERM)?;
         let clock = Instant::now();
         second.wait_for_message(message::ACQUIRED, PATIENCE).await?;
@@ -48,8 +47,7 @@ pub(crate) fn add(suite: &mut Suite) {
         let lab = Lab::start(LabOptions::default()).await?;
         for (namespace, partition) in [("black-hole", Partition::BlackHole), ("refused", Partition::Refuse)] {
             let first = start_leader(&lab, namespace, true).await?;
-            let mut second = start(&lab, namespace, false).await?;
-            second.wait_for_message(STARTED, PATIENCE).await?;
+            let mut second = start_standby(&lab, namespace, false).await?;
             lab.proxy().partition(partition);
             second.wait_for_message(message::ACQUIRED, PATIENCE).await?;
             let stopped = reigns("first", &first, None)?;
@@ -75,20 +73,11 @@ pub(crate) fn add(suite: &mut Suite) {
     suite.test("a_standby_does_not_poll", |labs| async move {
         let lab = labs.plain().await?;
         let leader = start_leader(&lab, "lease-quiet", false).await?;
-        let standby = start(&lab, "lease-quiet", true).await?;
-        standby.wait_for_message(STARTED, PATIENCE).await?;
+        let standby = start_standby(&lab, "lease-quiet", true).await?;
         let asked = |lab: &Lab| -> usize {
             let of_standby = |record: &lab::proxy::RequestRecord| record.caller.info.namespace == "lease-quiet";
             lab.proxy().requests().iter().filter(|record| of_standby(record)).count()
         };
-        // It sees the holder renew: then its watch is open.
-        tokio::time::timeout(PATIENCE, async {
-            while asked(&lab) < 2 {
-                tokio::time::sleep(Duration::from_millis(50)).await;
-            }
-        })
-        .await
-        .context("the standby never looked at the lease")?;
         let before = asked(&lab);
         let renewals = renewals(&lab)?;
         tokio::time::timeout(PATIENCE, async {
@@ -100,32 +89,44 @@ pub(crate) fn add(suite: &mut Suite) {
         .await
         .context("the holder does not renew")??;
         ensure!(asked(&lab) == before, "the standby sent {} requests while the holder renewed", asked(&lab) - before);
-        drop(leader);
+        drop((leader, standby));
         Ok(())
     });
 
     suite.test("a_program_is_killed_after_its_nth_write", |labs| async move {
         let lab = labs.plain().await?;
-        let mut program = start_leader(&lab, "nth-write", true).await?;
-        let matcher = Match::writes().user_agent("kubevirt-operator/").namespace("nth-write");
-        let rule = lab.proxy().add(Rule::new(matcher, When::Nth(2), Fault::kill(u32::try_from(program.pid())?)?));
+        grant(&lab, NTH_WRITE).await?;
+        // The rule counts from the first write on, so it is there before the program is. The third write is seconds away
+        // when the program's number is known.
+        let target = Arc::new(OnceLock::new());
+        let strike = Fault::AfterCommit(Arc::new({
+            let target = target.clone();
+            move || {
+                if let Some(pid) = target.get() {
+                    let _ = kill(*pid, Signal::SIGKILL);
+                }
+                Then::Cut
+            }
+        }));
+        let matcher = Match::writes().namespace(NTH_WRITE).resource("leases");
+        let rule = lab.proxy().add(Rule::new(matcher, When::Nth(3), strike));
+        let mut program = start(&lab, NTH_WRITE, true).await?;
+        target.get_or_init(|| Pid::from_raw(program.pid()));
         let status = program.wait(PATIENCE).await?;
         ensure!(std::os::unix::process::ExitStatusExt::signal(&status) == Some(9), "it ended with {status}");
         ensure!(rule.hits() == 1, "{} hits", rule.hits());
         let writes: Vec<_> = lab
             .audit()?
             .into_iter()
-            .filter(|record| {
-                record.namespace == "nth-write"
-                    && record.user.starts_with("system:serviceaccount:")
-                    && record.is_write()
-            })
+            .filter(|record| record.namespace == NTH_WRITE && record.resource == "leases" && record.is_write())
             .collect();
         ensure!(writes.len() == 3, "the lease was made once and renewed twice, all of it stored: {writes:?}");
         ensure!(writes.iter().all(|write| write.code.is_some_and(|code| code < 300)), "{writes:?}");
         Ok(())
     });
 }
+
+const NTH_WRITE: &str = "nth-write";
 
 /// How often the leases of the quiet namespace were renewed.
 fn renewals(lab: &Lab) -> Result<usize> {

@@ -19,9 +19,21 @@ pub(crate) fn add(suite: &mut Suite) {
         let standby = start(&lab, "life-health", false).await?;
         standby.wait_for_message(STARTED, PATIENCE).await?;
         for program in [&leader, &standby] {
+            // Ready means that the caches are in step, which takes a moment.
             for path in ["/healthz", "/readyz"] {
-                let (status, body) = program.get(8081, path).await?;
-                ensure!(status == 200, "{path} answered {status}: {body}");
+                let answer = async {
+                    loop {
+                        let (status, body) = program.get(8081, path).await?;
+                        if status == 200 {
+                            return anyhow::Ok(());
+                        }
+                        ensure!(path == "/readyz", "{path} answered {status}: {body}");
+                        tokio::time::sleep(Duration::from_millis(50)).await;
+                    }
+                };
+                tokio::time::timeout(PATIENCE, answer)
+                    .await
+                    .with_context(|| format!("{path} did not answer 200"))??;
             }
         }
         ensure!(leads(&leader).await? && !leads(&standby).await?, "only the leader says that it leads");
@@ -32,7 +44,10 @@ pub(crate) fn add(suite: &mut Suite) {
         let lab = labs.plain().await?;
         let program = start_leader(&lab, "life-log", false).await?;
         let text = program.log_text();
-        for line in text.lines() {
+        // The last line may still be in the writing.
+        let complete = text.rfind('\n').map_or("", |end| text.get(..end).unwrap_or_default());
+        ensure!(!complete.is_empty(), "it logged nothing: {text:?}");
+        for line in complete.lines() {
             let line: Value = serde_json::from_str(line).with_context(|| format!("not JSON: {line}"))?;
             let line = line.as_object().context("not an object")?;
             for field in ["timestamp", "level", "message"] {

@@ -1,8 +1,11 @@
 //! kubevirt-operator on the lab, as its own service account.
 
+mod crash;
 mod lease;
 mod life;
+mod machine;
 mod replica;
+mod world;
 
 use std::process::ExitCode;
 
@@ -10,5 +13,7 @@ fn main() -> ExitCode {
     lab::harness::main(&lab::parts::STANDARD, |suite| {
         lease::add(suite);
         life::add(suite);
+        machine::add(suite);
+        crash::add(suite);
     })
 }

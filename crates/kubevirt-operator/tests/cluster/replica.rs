@@ -3,35 +3,56 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use jiff::Timestamp;
+use kubevirt_operator::rbac;
 use lab::leadership::{self, Messages, Reign};
-use lab::{Lab, Program, ProgramOptions};
+use lab::{Lab, Program, ProgramOptions, Record, manifests};
 use runtime::lease::message;
+use runtime::program::message::STARTED;
 use serde_json::{Value, json};
 
-pub(crate) const ACCOUNT: &str = "kubevirt-operator-controller-manager";
+pub(crate) use kubevirt_operator::rbac::ACCOUNT;
 /// Starting a debug build on a busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 /// What leader election needs, and nothing else.
 pub(crate) fn lease_rules() -> Value {
-    json!([{"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["get", "list", "watch", "create", "update"]}])
+    json!(rbac::lease_rules())
+}
+
+/// Everything that the operator may do, for the account of a test's own namespace.
+pub(crate) async fn grant(lab: &Lab, namespace: &str) -> Result<()> {
+    lab.grant(namespace, ACCOUNT, &lease_rules()).await?;
+    let mut binding = rbac::manager_binding();
+    binding.metadata.name = Some(format!("{}-{namespace}", rbac::MANAGER_BINDING));
+    for subject in binding.subjects.iter_mut().flatten() {
+        subject.namespace = Some(namespace.to_owned());
+    }
+    manifests::create(&lab.client(), &[json!(rbac::manager_role()), json!(binding)]).await
 }
 
 pub(crate) async fn start(lab: &Lab, namespace: &str, through_proxy: bool) -> Result<Program> {
+    start_with(lab, namespace, through_proxy, &[]).await
+}
+
+pub(crate) async fn start_with(
+    lab: &Lab,
+    namespace: &str,
+    through_proxy: bool,
+    more: &[(&str, &str)],
+) -> Result<Program> {
+    let usual = [
+        ("NAMESPACE", namespace),
+        ("METRICS_BIND_ADDRESS", "{address}:8080"),
+        ("HEALTH_PROBE_BIND_ADDRESS", "{address}:8081"),
+    ];
     lab.run(ProgramOptions {
         file: PathBuf::from(env!("CARGO_BIN_EXE_kubevirt-operator")),
         namespace: namespace.to_owned(),
         service_account: ACCOUNT.to_owned(),
         arguments: vec!["run".to_owned()],
-        environment: [
-            ("NAMESPACE", namespace),
-            ("METRICS_BIND_ADDRESS", "{address}:8080"),
-            ("HEALTH_PROBE_BIND_ADDRESS", "{address}:8081"),
-        ]
-        .map(|(name, value)| (name.to_owned(), value.to_owned()))
-        .to_vec(),
+        environment: usual.iter().chain(more).map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect(),
         through_proxy,
     })
     .await
@@ -39,9 +60,31 @@ pub(crate) async fn start(lab: &Lab, namespace: &str, through_proxy: bool) -> Re
 
 /// A replica that leads.
 pub(crate) async fn start_leader(lab: &Lab, namespace: &str, through_proxy: bool) -> Result<Program> {
-    lab.grant(namespace, ACCOUNT, &lease_rules()).await?;
+    grant(lab, namespace).await?;
     let program = start(lab, namespace, through_proxy).await?;
     program.wait_for_message(message::ACQUIRED, PATIENCE).await?;
+    Ok(program)
+}
+
+/// A replica beside one that leads. Its watch of the lease is open: from now on it hears of every change.
+pub(crate) async fn start_standby(lab: &Lab, namespace: &str, through_proxy: bool) -> Result<Program> {
+    let begun = Timestamp::now();
+    let program = start(lab, namespace, through_proxy).await?;
+    program.wait_for_message(STARTED, PATIENCE).await?;
+    // Whoever leads does not watch, so a watch that began after this replica is this replica's.
+    let is_watch = |record: &Record| {
+        record.namespace == namespace
+            && (record.verb.as_str(), record.resource.as_str(), record.code) == ("watch", "leases", Some(200))
+            && record.time >= begun
+    };
+    let watching = async {
+        while !lab.audit()?.iter().any(is_watch) {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        anyhow::Ok(())
+    };
+    let watching = tokio::time::timeout(PATIENCE, watching).await;
+    watching.with_context(|| format!("the standby never watched the lease:\n{}", program.log_text()))??;
     Ok(program)
 }
 

@@ -196,6 +196,22 @@ fn drift_is_put_back_exactly() {
 }
 
 #[test]
+fn a_network_that_an_edit_left_is_released() {
+    let mut world = World::new(on_network("prod")).with_network("prod");
+    world.settle();
+    assert!(world.observed.networks["prod"].protected);
+    world.edit(template("small"));
+    world.settle();
+    assert!(!world.observed.networks["prod"].protected, "nobody uses it any more");
+    world.edit(on_network("prod"));
+    world.settle();
+    world.observed.networks.get_mut("prod").unwrap().other_users = true;
+    world.edit(template("small"));
+    world.settle();
+    assert!(world.observed.networks["prod"].protected, "another Machine uses it");
+}
+
+#[test]
 fn a_change_leaves_kubevirts_defaults_alone() {
     let live = serde_json::json!({
         "runStrategy": "Halted",

@@ -1,0 +1,263 @@
+//! What is kept of a VirtualMachine and its instance: what the plan compares and what the status tells, bounded, because
+//! a guest decides what is in some of it.
+
+#![expect(clippy::needless_pass_by_value, reason = "a cache hands over what it read")]
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::core::DynamicObject;
+use machine::observed::{VmView, VmiView};
+use machine::render::vm::without_defaults;
+use runtime::watch::{Entry, controller_uid};
+use serde_json::Value;
+
+use super::packed::{Labels, Squeezed, bounded, known};
+
+/// KubeVirt's printableStatus.
+pub(crate) const STATUSES: &[&str] = &[
+    "Running",
+    "Stopped",
+    "Provisioning",
+    "Starting",
+    "Paused",
+    "Stopping",
+    "Terminating",
+    "CrashLoopBackOff",
+    "Migrating",
+    "ErrorUnschedulable",
+    "ErrImagePull",
+    "ImagePullBackOff",
+    "ErrorPvcNotFound",
+    "DataVolumeError",
+    "WaitingForVolumeBinding",
+    "WaitingForReceiver",
+    "",
+    "Unknown",
+];
+/// Words of printableStatus that are only steps on the way to another.
+const ON_THE_WAY: &[&str] = &["", "Provisioning", "Starting", "Stopping", "WaitingForVolumeBinding", "Unknown"];
+const PHASES: &[&str] =
+    &["Running", "Pending", "Scheduling", "Scheduled", "Succeeded", "Failed", "WaitingForSync", "", "Unknown"];
+
+const MESSAGE_LIMIT: usize = 1024;
+const ADDRESSES: usize = 32;
+const ADDRESS_LIMIT: usize = 64;
+const VM_GENERATION: &str = "kubevirt.io/vm-generation";
+
+#[derive(Debug, PartialEq)]
+pub(crate) struct VmEntry {
+    controller_uid: Option<Box<str>>,
+    labels: Labels,
+    generation: i64,
+    spec: Squeezed,
+    deleting: bool,
+    pub(crate) status: &'static str,
+    ready: bool,
+    restart_required: bool,
+    failure: Option<Box<str>>,
+}
+
+impl VmEntry {
+    pub(crate) fn prune(mut vm: DynamicObject) -> Self {
+        let spec = without_defaults(vm.data.get_mut("spec").map(Value::take).unwrap_or_default());
+        let status = vm.data.get("status").unwrap_or(&Value::Null);
+        Self {
+            controller_uid: controller_uid(&vm.metadata).map(Into::into),
+            labels: Labels::of(&vm.metadata),
+            generation: vm.metadata.generation.unwrap_or_default(),
+            spec: Squeezed::of(&spec),
+            deleting: vm.metadata.deletion_timestamp.is_some(),
+            status: known(STATUSES, text(status, "/printableStatus").unwrap_or_default()),
+            ready: status.get("ready") == Some(&Value::Bool(true)),
+            restart_required: condition(status, "RestartRequired", "True").is_some(),
+            failure: condition(status, "Failure", "True").map(message),
+        }
+    }
+
+    pub(crate) fn view(entry: &Entry<Self>) -> VmView {
+        let vm = &entry.value;
+        VmView {
+            uid: entry.uid.to_string(),
+            generation: vm.generation,
+            controller_uid: vm.controller_uid.as_deref().map(str::to_owned),
+            labels: vm.labels.to_map(),
+            spec: vm.spec.read().unwrap_or_default(),
+            deleting: vm.deleting,
+            printable_status: vm.status.to_owned(),
+            ready: vm.ready,
+            restart_required: vm.restart_required,
+            failure: vm.failure.as_deref().map(str::to_owned),
+        }
+    }
+
+    /// Whether only steps on the way have changed, which may wait for each other. To a Machine that is being made, a VM
+    /// that is stopped is one that will be started.
+    pub(crate) fn is_progress(&self, newer: &Self, being_made: bool) -> bool {
+        let way = |entry: &Self| ON_THE_WAY.contains(&entry.status) || (being_made && entry.status == "Stopped");
+        let told = self.status == newer.status || (way(self) && way(newer));
+        let drift =
+            self.spec != newer.spec || self.labels != newer.labels || self.controller_uid != newer.controller_uid;
+        told && !drift
+            && self.deleting == newer.deleting
+            && self.restart_required == newer.restart_required
+            && self.failure == newer.failure
+    }
+}
+
+#[derive(Debug, PartialEq)]
+pub(crate) struct VmiEntry {
+    phase: &'static str,
+    node: Option<Box<str>>,
+    addresses: Box<[Box<str>]>,
+    paused: bool,
+    migrating: bool,
+    vm_generation: Option<i64>,
+    unschedulable: Option<Box<str>>,
+    failure: Option<Box<str>>,
+    deleting: bool,
+}
+
+impl VmiEntry {
+    pub(crate) fn prune(vmi: DynamicObject) -> Self {
+        let status = vmi.data.get("status").unwrap_or(&Value::Null);
+        let unschedulable = condition(status, "PodScheduled", "False")
+            .filter(|condition| text(condition, "/reason") == Some("Unschedulable"));
+        Self {
+            phase: known(PHASES, text(status, "/phase").unwrap_or_default()),
+            node: text(status, "/nodeName").filter(|node| !node.is_empty()).map(|node| bounded(node, 253)),
+            addresses: addresses(status),
+            paused: condition(status, "Paused", "True").is_some(),
+            migrating: migrating(status),
+            vm_generation: vm_generation(&vmi.metadata),
+            unschedulable: unschedulable.map(message),
+            failure: condition(status, "Synchronized", "False").map(message),
+            deleting: vmi.metadata.deletion_timestamp.is_some(),
+        }
+    }
+
+    pub(crate) fn view(entry: &Entry<Self>) -> VmiView {
+        let vmi = &entry.value;
+        let owned = |text: &Option<Box<str>>| text.as_deref().map(str::to_owned);
+        VmiView {
+            uid: entry.uid.to_string(),
+            phase: vmi.phase.to_owned(),
+            node: owned(&vmi.node),
+            addresses: vmi.addresses.iter().map(ToString::to_string).collect(),
+            paused: vmi.paused,
+            migrating: vmi.migrating,
+            vm_generation: vmi.vm_generation,
+            unschedulable: owned(&vmi.unschedulable),
+            failure: owned(&vmi.failure),
+            deleting: vmi.deleting,
+        }
+    }
+
+    /// Whether a guest is on its way in both: nothing of it decides whether the Machine is ready.
+    pub(crate) fn is_progress(&self, newer: &Self) -> bool {
+        let way = |entry: &Self| {
+            matches!(entry.phase, "" | "Pending" | "Scheduling" | "Scheduled" | "WaitingForSync" | "Unknown")
+        };
+        way(self)
+            && way(newer)
+            && self.deleting == newer.deleting
+            && self.failure.is_some() == newer.failure.is_some()
+            && self.unschedulable.is_some() == newer.unschedulable.is_some()
+    }
+}
+
+fn text<'a>(value: &'a Value, pointer: &str) -> Option<&'a str> {
+    value.pointer(pointer).and_then(Value::as_str)
+}
+
+fn list<'a>(value: &'a Value, key: &str) -> impl Iterator<Item = &'a Value> {
+    value.get(key).and_then(Value::as_array).into_iter().flatten()
+}
+
+fn condition<'a>(status: &'a Value, type_: &str, is: &str) -> Option<&'a Value> {
+    list(status, "conditions")
+        .find(|condition| text(condition, "/type") == Some(type_) && text(condition, "/status") == Some(is))
+}
+
+fn message(condition: &Value) -> Box<str> {
+    let words = text(condition, "/message").filter(|words| !words.is_empty()).or(text(condition, "/reason"));
+    bounded(words.unwrap_or_default(), MESSAGE_LIMIT)
+}
+
+/// All addresses of all interfaces, in their order, each once. The guest agent may report anything.
+fn addresses(status: &Value) -> Box<[Box<str>]> {
+    let mut all: Vec<Box<str>> = Vec::new();
+    for interface in list(status, "interfaces") {
+        let first = interface.get("ipAddress").into_iter();
+        for address in first.chain(list(interface, "ipAddresses")).filter_map(Value::as_str) {
+            let wanted = !address.is_empty() && address.len() <= ADDRESS_LIMIT;
+            if all.len() < ADDRESSES && wanted && !all.iter().any(|have| **have == *address) {
+                all.push(address.into());
+            }
+        }
+    }
+    all.into()
+}
+
+fn migrating(status: &Value) -> bool {
+    let flag = |state: &Value, name: &str| state.get(name) == Some(&Value::Bool(true));
+    let state = status.get("migrationState").filter(|state| state.is_object());
+    state.is_some_and(|state| {
+        state.get("startTimestamp").is_some() && !flag(state, "completed") && !flag(state, "failed")
+    })
+}
+
+fn vm_generation(metadata: &ObjectMeta) -> Option<i64> {
+    metadata.annotations.as_ref()?.get(VM_GENERATION)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn object(data: Value) -> DynamicObject {
+        let mut whole = json!({"apiVersion": "kubevirt.io/v1", "kind": "X", "metadata": {"name": "vm"}});
+        whole.as_object_mut().unwrap().extend(data.as_object().unwrap().clone());
+        serde_json::from_value(whole).unwrap()
+    }
+
+    #[test]
+    fn a_guest_cannot_fill_the_cache() {
+        let many: Vec<Value> =
+            (0..100).map(|n| json!({"ipAddress": format!("10.0.0.{n}"), "ipAddresses": ["x".repeat(1000)]})).collect();
+        let entry = VmiEntry::prune(object(json!({"status": {
+            "phase": "Running", "interfaces": many,
+            "conditions": [{"type": "Synchronized", "status": "False", "message": "ø".repeat(5000)}],
+        }})));
+        assert_eq!(entry.addresses.len(), ADDRESSES);
+        assert!(entry.addresses.iter().all(|address| address.len() <= ADDRESS_LIMIT));
+        assert!(entry.failure.unwrap().len() <= MESSAGE_LIMIT);
+    }
+
+    #[test]
+    fn running_is_news_and_scheduling_is_progress() {
+        let vmi = |phase: &str| VmiEntry::prune(object(json!({"status": {"phase": phase}})));
+        assert!(vmi("Pending").is_progress(&vmi("Scheduling")));
+        assert!(!vmi("Scheduled").is_progress(&vmi("Running")));
+        assert!(!vmi("Running").is_progress(&vmi("Failed")));
+        let vm = |status: &str, cores: u32| {
+            VmEntry::prune(object(json!({"spec": {"cores": cores}, "status": {"printableStatus": status}})))
+        };
+        for being_made in [true, false] {
+            assert!(vm("Provisioning", 1).is_progress(&vm("Starting", 1), being_made));
+            assert!(!vm("Starting", 1).is_progress(&vm("Running", 1), being_made));
+            assert!(!vm("Starting", 1).is_progress(&vm("Starting", 2), being_made));
+            assert!(!vm("Starting", 1).is_progress(&vm("CrashLoopBackOff", 1), being_made));
+            assert_eq!(vm("Stopped", 1).is_progress(&vm("Starting", 1), being_made), being_made);
+        }
+    }
+
+    #[test]
+    fn strange_objects_are_read_all_the_same() {
+        let entry = VmEntry::prune(object(json!({"spec": 7, "status": {"printableStatus": 1, "conditions": "none"}})));
+        assert_eq!(entry.status, "");
+        let entry = VmiEntry::prune(object(
+            json!({"status": {"phase": "Dreaming", "interfaces": {"a": 1}, "migrationState": "x"}}),
+        ));
+        assert_eq!((entry.phase, entry.migrating), ("Unknown", false));
+    }
+}

@@ -1,0 +1,271 @@
+//! Everything that a pass over a Machine reads, followed on every replica and pruned to what is read.
+//!
+//! Only objects that carry our labels are followed where there may be many of other people's. A foreign object with a
+//! name that we need is therefore not seen here: the executor finds it when it asks for the name, and stops.
+
+mod kubevirt;
+mod machine;
+mod neighbours;
+mod packed;
+
+use std::fmt::Debug;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use ::machine::{
+    import_source_resource, network_attachment_resource, virtual_machine_instance_resource, virtual_machine_resource,
+};
+use api::ApiResource;
+use api::machine::{LABEL_MACHINE, LABEL_MANAGED_BY, MANAGED_BY, Machine, NetworkConfiguration};
+use k8s_openapi::NamespaceResourceScope;
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Secret};
+use k8s_openapi::api::storage::v1::StorageClass;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::core::{DynamicResourceScope, ObjectMeta, PartialObjectMeta};
+use kube::{Api, Client, Resource};
+use runtime::pass::Executor;
+use runtime::program::Context;
+use runtime::watch::{Cache, Change, Entry, IndexFn, Listing, Selection, follow};
+use serde::de::DeserializeOwned;
+
+pub(crate) use self::kubevirt::{STATUSES, VmEntry, VmiEntry};
+pub(crate) use self::machine::{MachineEntry, in_namespace, mac_value};
+pub(crate) use self::neighbours::{AttachmentEntry, ClaimEntry, ClassEntry, ImportEntry, NetworkEntry, SecretEntry};
+use crate::wake::Wake;
+
+/// Handles; clones share the content.
+#[derive(Clone)]
+pub(crate) struct Caches {
+    pub(crate) machines: Cache<MachineEntry>,
+    pub(crate) networks: Cache<NetworkEntry>,
+    pub(crate) classes: Cache<ClassEntry>,
+    pub(crate) secrets: Cache<SecretEntry>,
+    pub(crate) claims: Cache<ClaimEntry>,
+    pub(crate) attachments: Cache<AttachmentEntry>,
+    pub(crate) imports: Cache<ImportEntry>,
+    pub(crate) vms: Cache<VmEntry>,
+    pub(crate) vmis: Cache<VmiEntry>,
+}
+
+impl Caches {
+    /// Follows everything from now on and until the program ends. `wake` learns of every change.
+    pub(crate) fn start(context: &Context, namespace: Option<&str>, wake: &Arc<Wake>) -> Self {
+        let mut place = Place { context, namespace, tasks: Vec::new() };
+        let ours = format!("{LABEL_MANAGED_BY}={MANAGED_BY}");
+        let caches = Self {
+            machines: place.follow(
+                "machines",
+                place.typed::<Machine>(),
+                Selection::default(),
+                &MachineEntry::indexes(),
+                MachineEntry::prune,
+                wake.on(Wake::machine_changed),
+            ),
+            networks: place.follow(
+                "networkconfigurations",
+                place.dynamic(&ApiResource::erase::<NetworkConfiguration>(&())),
+                Selection::default(),
+                &NetworkEntry::indexes(),
+                NetworkEntry::prune,
+                wake.on(Wake::network_changed),
+            ),
+            classes: place.follow(
+                "storageclasses",
+                Api::<StorageClass>::all(place.client()),
+                Selection::default(),
+                &[],
+                ClassEntry::prune,
+                wake.on(Wake::class_changed),
+            ),
+            secrets: place.follow(
+                "secrets",
+                place.typed::<PartialObjectMeta<Secret>>(),
+                Selection::labels(&ours),
+                &[],
+                SecretEntry::prune,
+                wake.on(Wake::secret_changed),
+            ),
+            claims: place.follow(
+                "persistentvolumeclaims",
+                place.typed::<PersistentVolumeClaim>(),
+                Selection::labels(&ours),
+                &[],
+                ClaimEntry::prune,
+                wake.on(Wake::claim_changed),
+            ),
+            attachments: place.follow(
+                "network-attachment-definitions",
+                place.dynamic(&network_attachment_resource()),
+                Selection::labels(&ours),
+                &[],
+                AttachmentEntry::prune,
+                wake.on(Wake::attachment_changed),
+            ),
+            imports: place.follow(
+                "volumeimportsources",
+                place.dynamic(&import_source_resource()),
+                Selection::labels(&ours),
+                &[],
+                ImportEntry::prune,
+                wake.on(Wake::import_changed),
+            ),
+            vms: place.follow(
+                "virtualmachines",
+                place.dynamic(&virtual_machine_resource()),
+                Selection::labels(&ours),
+                &[],
+                VmEntry::prune,
+                wake.on(Wake::vm_changed),
+            ),
+            vmis: place.follow(
+                "virtualmachineinstances",
+                place.dynamic(&virtual_machine_instance_resource()),
+                Selection::labels(LABEL_MACHINE),
+                &[],
+                VmiEntry::prune,
+                wake.on(Wake::vmi_changed),
+            ),
+        };
+        let definitions = Api::<PartialObjectMeta<CustomResourceDefinition>>::all(place.client());
+        // Not needed to be ready: without it an absent kind is only noticed later.
+        let (_, following) = follow(
+            definitions,
+            Selection { page_size: 20, ..Selection::default() },
+            &[],
+            definition_version,
+            wake.on(Wake::definition_changed),
+            context.shutdown.clone(),
+        );
+        wake.know(caches.clone());
+        for (name, task) in place.tasks {
+            context.spawn(name, task);
+        }
+        context.spawn("customresourcedefinitions", following);
+        for sync in [
+            caches.vms.sync_changes(),
+            caches.vmis.sync_changes(),
+            caches.attachments.sync_changes(),
+            caches.imports.sync_changes(),
+        ] {
+            context.spawn("neighbours that come and go", Self::tell_of_neighbours(sync, wake.clone()));
+        }
+        caches
+    }
+
+    /// Every Machine may be waiting for a neighbour that was just installed.
+    async fn tell_of_neighbours(mut sync: tokio::sync::watch::Receiver<Listing>, wake: Arc<Wake>) {
+        while sync.changed().await.is_ok() {
+            wake.all();
+        }
+    }
+
+    /// Returns when all of them can be believed.
+    pub(crate) async fn ready(&self) {
+        self.machines.ready().await;
+        self.networks.ready().await;
+        self.classes.ready().await;
+        self.secrets.ready().await;
+        self.claims.ready().await;
+        self.attachments.ready().await;
+        self.imports.ready().await;
+        self.vms.ready().await;
+        self.vmis.ready().await;
+    }
+
+    /// Somebody saw this definition come or change.
+    pub(crate) fn look_again(&self, definition: &str) {
+        match definition {
+            "machines.vitistack.io" => self.machines.look_again(),
+            "networkconfigurations.vitistack.io" => self.networks.look_again(),
+            "virtualmachines.kubevirt.io" => self.vms.look_again(),
+            "virtualmachineinstances.kubevirt.io" => self.vmis.look_again(),
+            "network-attachment-definitions.k8s.cni.cncf.io" => self.attachments.look_again(),
+            "volumeimportsources.cdi.kubevirt.io" => self.imports.look_again(),
+            _ => {}
+        }
+    }
+
+    /// Lets every cache know of what the executor writes.
+    pub(crate) fn over(&self, executor: Executor) -> Executor {
+        executor
+            .overlay(&ApiResource::erase::<Machine>(&()), Arc::new(self.machines.clone()))
+            .overlay(&ApiResource::erase::<NetworkConfiguration>(&()), Arc::new(self.networks.clone()))
+            .overlay(&ApiResource::erase::<Secret>(&()), Arc::new(self.secrets.clone()))
+            .overlay(&ApiResource::erase::<PersistentVolumeClaim>(&()), Arc::new(self.claims.clone()))
+            .overlay(&network_attachment_resource(), Arc::new(self.attachments.clone()))
+            .overlay(&import_source_resource(), Arc::new(self.imports.clone()))
+            .overlay(&virtual_machine_resource(), Arc::new(self.vms.clone()))
+            .overlay(&virtual_machine_instance_resource(), Arc::new(self.vmis.clone()))
+    }
+}
+
+/// Only that a definition changed is of interest, and that only for a few of them.
+fn definition_version(definition: PartialObjectMeta<CustomResourceDefinition>) -> Option<Box<str>> {
+    let name = definition.metadata.name.unwrap_or_default();
+    let groups = [".vitistack.io", ".kubevirt.io", ".k8s.cni.cncf.io"];
+    let ours = groups.iter().any(|group| name.ends_with(group));
+    definition.metadata.resource_version.filter(|_| ours).map(Into::into)
+}
+
+/// What a cache would hold of an object that was read by itself.
+pub(crate) fn entry<V>(metadata: &ObjectMeta, value: V) -> Entry<V> {
+    Entry {
+        uid: metadata.uid.as_deref().unwrap_or_default().into(),
+        resource_version: metadata.resource_version.as_deref().unwrap_or_default().into(),
+        value: Arc::new(value),
+    }
+}
+
+type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// Where objects are looked for, and what keeps the caches going.
+struct Place<'a> {
+    context: &'a Context,
+    /// `None`: everywhere.
+    namespace: Option<&'a str>,
+    tasks: Vec<(&'static str, Task)>,
+}
+
+impl Place<'_> {
+    fn client(&self) -> Client {
+        self.context.clients.ordinary.clone()
+    }
+
+    fn typed<K: Resource<DynamicType = (), Scope = NamespaceResourceScope>>(&self) -> Api<K> {
+        match self.namespace {
+            Some(namespace) => Api::namespaced(self.client(), namespace),
+            None => Api::all(self.client()),
+        }
+    }
+
+    fn dynamic<K>(&self, resource: &ApiResource) -> Api<K>
+    where
+        K: Resource<DynamicType = ApiResource, Scope = DynamicResourceScope>,
+    {
+        match self.namespace {
+            Some(namespace) => Api::namespaced_with(self.client(), namespace, resource),
+            None => Api::all_with(self.client(), resource),
+        }
+    }
+
+    fn follow<K, V>(
+        &mut self,
+        name: &'static str,
+        api: Api<K>,
+        selection: Selection,
+        indexes: &[(&'static str, IndexFn<V>)],
+        prune: fn(K) -> V,
+        on_change: impl Fn(&Change<V>) + Send + Sync + 'static,
+    ) -> Cache<V>
+    where
+        K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
+        V: PartialEq + Send + Sync + 'static,
+    {
+        let (cache, following) = follow(api, selection, indexes, prune, on_change, self.context.shutdown.clone());
+        let handle = cache.clone();
+        self.context.health.require(name, move || handle.sync() != Listing::Pending);
+        self.tasks.push((name, Box::pin(following)));
+        cache
+    }
+}

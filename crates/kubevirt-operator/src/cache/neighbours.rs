@@ -1,0 +1,314 @@
+//! What is kept of the other kinds: claims, Secrets (never their data), networks, classes, import sources.
+
+#![expect(clippy::needless_pass_by_value, reason = "a cache hands over what it read")]
+
+use api::machine::{ANNOTATION_CONTENT, FINALIZER_NETWORK, LABEL_MACHINE, LABEL_MACHINE_UID, MANAGED_BY};
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Secret};
+use k8s_openapi::api::storage::v1::StorageClass;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::core::{DynamicObject, PartialObjectMeta};
+use machine::observed::{AttachmentView, ClaimView, NetworkView, OwnedView, SecretView, StorageClassView};
+use runtime::watch::{Entry, controller_uid};
+use serde_json::Value;
+
+use super::packed::{Labels, known};
+
+fn owned(text: Option<&str>) -> Option<Box<str>> {
+    text.map(Into::into)
+}
+
+fn string(text: Option<&str>) -> Option<String> {
+    text.map(str::to_owned)
+}
+
+fn created(metadata: &ObjectMeta) -> i64 {
+    metadata.creation_timestamp.as_ref().map_or(0, |time| time.0.as_second())
+}
+
+#[derive(Debug, PartialEq)]
+pub(crate) struct ClaimEntry {
+    labels: Labels,
+    pub(crate) phase: &'static str,
+    requested: Box<str>,
+    pub(crate) storage_class: Option<Box<str>>,
+    deleting: bool,
+    /// In seconds since 1970.
+    pub(crate) created: i64,
+}
+
+impl ClaimEntry {
+    pub(crate) const BOUND: &str = "Bound";
+
+    pub(crate) fn prune(claim: PersistentVolumeClaim) -> Self {
+        let spec = claim.spec.unwrap_or_default();
+        let requests = spec.resources.and_then(|resources| resources.requests).unwrap_or_default();
+        let phase = claim.status.and_then(|status| status.phase).unwrap_or_default();
+        Self {
+            labels: Labels::of(&claim.metadata),
+            phase: known(&["Pending", Self::BOUND, "Lost", ""], &phase),
+            requested: requests.get("storage").map(|quantity| quantity.0.as_str()).unwrap_or_default().into(),
+            storage_class: owned(spec.storage_class_name.as_deref()),
+            deleting: claim.metadata.deletion_timestamp.is_some(),
+            created: created(&claim.metadata),
+        }
+    }
+
+    pub(crate) fn view(entry: &Entry<Self>) -> ClaimView {
+        let claim = &entry.value;
+        ClaimView {
+            uid: entry.uid.to_string(),
+            labels: claim.labels.to_map(),
+            phase: claim.phase.to_owned(),
+            requested: claim.requested.to_string(),
+            storage_class: string(claim.storage_class.as_deref()),
+            deleting: claim.deleting,
+        }
+    }
+
+    pub(crate) fn machine(&self) -> Option<&str> {
+        self.labels.get(LABEL_MACHINE)
+    }
+
+    pub(crate) fn machine_uid(&self) -> Option<&str> {
+        self.labels.get(LABEL_MACHINE_UID)
+    }
+
+    pub(crate) fn is_progress(&self, newer: &Self) -> bool {
+        self.labels == newer.labels && self.deleting == newer.deleting
+    }
+}
+
+#[derive(Debug, PartialEq)]
+pub(crate) struct SecretEntry {
+    controller_uid: Option<Box<str>>,
+    labels: Labels,
+    content: Option<Box<str>>,
+    tampered: bool,
+}
+
+impl SecretEntry {
+    pub(crate) fn prune(secret: PartialObjectMeta<Secret>) -> Self {
+        let metadata = &secret.metadata;
+        Self {
+            controller_uid: owned(controller_uid(metadata)),
+            labels: Labels::of(metadata),
+            content: metadata
+                .annotations
+                .as_ref()
+                .and_then(|all| all.get(ANNOTATION_CONTENT))
+                .map(|text| text.as_str().into()),
+            tampered: has_foreign_data(metadata),
+        }
+    }
+
+    pub(crate) fn view(entry: &Entry<Self>) -> SecretView {
+        let secret = &entry.value;
+        SecretView {
+            uid: entry.uid.to_string(),
+            controller_uid: string(secret.controller_uid.as_deref()),
+            labels: secret.labels.to_map(),
+            content: string(secret.content.as_deref()),
+            tampered: secret.tampered,
+        }
+    }
+
+    pub(crate) fn machine(&self) -> Option<&str> {
+        self.labels.get(LABEL_MACHINE)
+    }
+}
+
+/// Whether somebody else is on record as a writer of any of the data.
+fn has_foreign_data(metadata: &ObjectMeta) -> bool {
+    metadata.managed_fields.iter().flatten().any(|entry| {
+        let data = entry.fields_v1.as_ref().is_some_and(|fields| fields.0.get("f:data").is_some());
+        data && entry.manager.as_deref() != Some(MANAGED_BY)
+    })
+}
+
+#[derive(Debug, PartialEq)]
+pub(crate) struct NetworkEntry {
+    vlan: Option<u16>,
+    bridge: Option<Box<str>>,
+    pub(crate) protected: bool,
+    pub(crate) deleting: bool,
+}
+
+impl NetworkEntry {
+    pub(crate) const PROTECTED: &str = "protected";
+
+    /// Other components of Viti Stack own the rest of its spec: whatever they put there, it is read.
+    pub(crate) fn prune(network: DynamicObject) -> Self {
+        let spec = network.data.get("spec").unwrap_or(&Value::Null);
+        let vlan = spec.get("vlan").and_then(Value::as_u64).and_then(|vlan| u16::try_from(vlan).ok());
+        let finalizers = network.metadata.finalizers.unwrap_or_default();
+        Self {
+            vlan,
+            bridge: owned(spec.get("bridge").and_then(Value::as_str)),
+            protected: finalizers.iter().any(|finalizer| finalizer == FINALIZER_NETWORK),
+            deleting: network.metadata.deletion_timestamp.is_some(),
+        }
+    }
+
+    pub(crate) fn view(entry: &Entry<Self>, other_users: bool) -> NetworkView {
+        let network = &entry.value;
+        NetworkView {
+            uid: entry.uid.to_string(),
+            vlan: network.vlan,
+            bridge: string(network.bridge.as_deref()),
+            protected: network.protected,
+            deleting: network.deleting,
+            other_users,
+        }
+    }
+
+    /// Those that hold our finalizer, by namespace.
+    pub(crate) fn indexes() -> [(&'static str, runtime::watch::IndexFn<Self>); 1] {
+        [(Self::PROTECTED, |key, entry| {
+            entry.protected.then(|| key.namespace().unwrap_or_default().into()).into_iter().collect()
+        })]
+    }
+}
+
+#[derive(Debug, PartialEq)]
+pub(crate) struct AttachmentEntry {
+    controller_uid: Option<Box<str>>,
+    config: Box<str>,
+}
+
+impl AttachmentEntry {
+    pub(crate) fn prune(attachment: DynamicObject) -> Self {
+        let config = attachment.data.pointer("/spec/config").and_then(Value::as_str).unwrap_or_default();
+        Self { config: config.into(), controller_uid: owned(controller_uid(&attachment.metadata)) }
+    }
+
+    pub(crate) fn view(entry: &Entry<Self>) -> AttachmentView {
+        AttachmentView {
+            uid: entry.uid.to_string(),
+            controller_uid: string(entry.value.controller_uid.as_deref()),
+            config: entry.value.config.to_string(),
+        }
+    }
+}
+
+#[derive(Debug, PartialEq)]
+pub(crate) struct ImportEntry {
+    controller_uid: Option<Box<str>>,
+    pub(crate) machine: Option<Box<str>>,
+}
+
+impl ImportEntry {
+    pub(crate) fn prune(source: PartialObjectMeta<DynamicObject>) -> Self {
+        Self {
+            controller_uid: owned(controller_uid(&source.metadata)),
+            machine: owned(Labels::of(&source.metadata).get(LABEL_MACHINE)),
+        }
+    }
+
+    pub(crate) fn view(entry: &Entry<Self>) -> OwnedView {
+        OwnedView { uid: entry.uid.to_string(), controller_uid: string(entry.value.controller_uid.as_deref()) }
+    }
+}
+
+#[derive(Debug, PartialEq)]
+pub(crate) struct ClassEntry {
+    is_default: bool,
+    waits_for_consumer: bool,
+    expands: bool,
+    created: i64,
+}
+
+impl ClassEntry {
+    pub(crate) fn prune(class: StorageClass) -> Self {
+        let annotations = class.metadata.annotations.as_ref();
+        let says = |name: &str| annotations.and_then(|all| all.get(name)).is_some_and(|value| value == "true");
+        Self {
+            is_default: says("storageclass.kubernetes.io/is-default-class")
+                || says("storageclass.beta.kubernetes.io/is-default-class"),
+            waits_for_consumer: class.volume_binding_mode.as_deref() == Some("WaitForFirstConsumer"),
+            expands: class.allow_volume_expansion == Some(true),
+            created: created(&class.metadata),
+        }
+    }
+
+    fn view(&self, name: &str) -> StorageClassView {
+        StorageClassView {
+            name: name.to_owned(),
+            is_default: self.is_default,
+            waits_for_consumer: self.waits_for_consumer,
+            expands: self.expands,
+        }
+    }
+
+    /// Of several default classes Kubernetes takes the youngest, and of those of one age the first by name.
+    pub(crate) fn views(mut all: Vec<(api::ObjectKey, Entry<Self>)>) -> Vec<StorageClassView> {
+        all.sort_by(|(a, first), (b, second)| second.value.created.cmp(&first.value.created).then_with(|| a.cmp(b)));
+        all.iter().map(|(key, entry)| entry.value.view(key.name())).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn data_of_another_writer_is_noticed() {
+        let secret = |manager: &str, fields: Value| -> SecretEntry {
+            SecretEntry::prune(
+                serde_json::from_value(json!({"metadata": {
+                    "name": "s", "annotations": {ANNOTATION_CONTENT: "d"},
+                    "managedFields": [
+                        {"manager": MANAGED_BY, "operation": "Update", "fieldsV1": {"f:data": {"f:userdata": {}}}},
+                        {"manager": manager, "operation": "Update", "fieldsV1": fields},
+                    ],
+                }}))
+                .unwrap(),
+            )
+        };
+        assert!(secret("kubectl-edit", json!({"f:data": {"f:x": {}}})).tampered);
+        assert!(!secret("kubectl-label", json!({"f:metadata": {"f:labels": {}}})).tampered);
+        let ours = secret(MANAGED_BY, json!({"f:data": {"f:networkdata": {}}}));
+        assert!(!ours.tampered);
+        assert_eq!(ours.content.as_deref(), Some("d"));
+    }
+
+    #[test]
+    fn the_youngest_default_class_comes_first() {
+        let class = |name: &str, created: &str| {
+            let class = serde_json::from_value(json!({
+                "metadata": {"name": name, "creationTimestamp": created,
+                    "annotations": {"storageclass.kubernetes.io/is-default-class": "true"}},
+                "provisioner": "p",
+            }))
+            .unwrap();
+            let entry = Entry {
+                uid: name.into(),
+                resource_version: "1".into(),
+                value: std::sync::Arc::new(ClassEntry::prune(class)),
+            };
+            (api::ObjectKey::cluster(name), entry)
+        };
+        let views = ClassEntry::views(vec![
+            class("old", "2026-01-01T00:00:00Z"),
+            class("z", "2026-02-01T00:00:00Z"),
+            class("y", "2026-02-01T00:00:00Z"),
+        ]);
+        assert_eq!(views.iter().map(|view| view.name.as_str()).collect::<Vec<_>>(), ["y", "z", "old"]);
+        assert!(views[0].is_default);
+    }
+
+    #[test]
+    fn a_network_of_strange_content_is_read() {
+        let network = |spec: Value| {
+            NetworkEntry::prune(
+                serde_json::from_value(
+                    json!({"metadata": {"name": "n", "finalizers": [FINALIZER_NETWORK]}, "spec": spec}),
+                )
+                .unwrap(),
+            )
+        };
+        assert_eq!(network(json!({"vlan": 70000, "bridge": 1})).vlan, None);
+        let plain = network(json!({"vlan": 7, "bridge": "br1", "other": {"a": [1]}}));
+        assert_eq!((plain.vlan, plain.bridge.as_deref(), plain.protected), (Some(7), Some("br1"), true));
+    }
+}

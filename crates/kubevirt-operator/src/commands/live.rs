@@ -1,0 +1,187 @@
+//! What the operator's caches would hold about one Machine, read from the cluster object by object: for commands that
+//! look once and end. The same pruning makes the same views.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Result, bail};
+use api::machine::{LABEL_MACHINE_UID, Machine, NetworkConfiguration};
+use api::{ApiResource, ObjectKey, Target, reason};
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Secret};
+use k8s_openapi::api::storage::v1::StorageClass;
+use k8s_openapi::jiff::Timestamp;
+use kube::api::ListParams;
+use kube::core::{DynamicObject, PartialObjectMeta};
+use kube::{Api, Client, ResourceExt};
+use machine::observed::{Installed, SourceView};
+use machine::render::cloud_init::{SecretBytes, secret_name};
+use machine::resolve::{Content, Resolved, SecretSource, resolve};
+use machine::{
+    Observed, import_source_resource, network_attachment_resource, virtual_machine_instance_resource,
+    virtual_machine_resource,
+};
+use runtime::pass::Executor;
+use runtime::watch::Entry;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use crate::cache::{
+    AttachmentEntry, ClaimEntry, ClassEntry, ImportEntry, NetworkEntry, SecretEntry, VmEntry, VmiEntry, entry,
+};
+
+pub(crate) struct Live {
+    client: Client,
+    /// Only its reads are used.
+    executor: Executor,
+}
+
+/// One object, as far as it can be found.
+enum Found<V> {
+    NoKind,
+    Nothing,
+    Object(Entry<V>),
+}
+
+impl<V> Found<V> {
+    fn is_installed(&self) -> bool {
+        !matches!(self, Found::NoKind)
+    }
+
+    fn view<T>(&self, view: impl FnOnce(&Entry<V>) -> T) -> Option<T> {
+        match self {
+            Found::Object(entry) => Some(view(entry)),
+            Found::NoKind | Found::Nothing => None,
+        }
+    }
+}
+
+impl Live {
+    pub(crate) fn new(client: Client) -> Self {
+        Self { executor: Executor::new(client.clone(), api::machine::MANAGED_BY), client }
+    }
+
+    async fn read(&self, target: &Target) -> Result<Option<Option<Value>>> {
+        match self.executor.read(target).await {
+            Ok(found) => Ok(Some(found)),
+            Err(failure) if failure.reason == reason::API_NOT_INSTALLED => Ok(None),
+            Err(failure) => bail!("{failure}"),
+        }
+    }
+
+    async fn find<K, V>(&self, resource: ApiResource, key: ObjectKey, prune: fn(K) -> V) -> Result<Found<V>>
+    where
+        K: DeserializeOwned + kube::Resource,
+    {
+        let target = Target::new(resource, key);
+        match self.read(&target).await? {
+            None => Ok(Found::NoKind),
+            Some(None) => Ok(Found::Nothing),
+            Some(Some(json)) => {
+                // The error could quote a Secret.
+                let Ok(object) = serde_json::from_value::<K>(json) else { bail!("{target} cannot be read") };
+                let metadata = object.meta().clone();
+                Ok(Found::Object(entry(&metadata, prune(object))))
+            }
+        }
+    }
+
+    /// The Machine as it would be if `given` were applied, and whether it exists.
+    pub(crate) async fn machine(&self, given: Machine) -> Result<(Machine, bool)> {
+        let key = ObjectKey::of(&given.metadata);
+        let target = Target::of::<Machine>(key.clone());
+        match self.read(&target).await? {
+            None => bail!("the cluster does not know Machines; `kubevirt-operator crds` prints their definition"),
+            Some(None) => Ok((given, false)),
+            Some(Some(json)) => {
+                let Ok(mut live) = serde_json::from_value::<Machine>(json) else { bail!("{target} cannot be read") };
+                live.spec = given.spec;
+                live.metadata.labels.get_or_insert_default().extend(given.metadata.labels.unwrap_or_default());
+                Ok((live, true))
+            }
+        }
+    }
+
+    pub(crate) async fn observe(&self, machine: Machine) -> Result<Observed> {
+        let key = ObjectKey::of(&machine.metadata);
+        let beside = |name: &str| ObjectKey::namespaced(key.namespace().unwrap_or_default(), name);
+        let resolved = resolve(&machine).ok();
+        let own = beside(&secret_name(key.name()));
+        let secret =
+            self.find(ApiResource::erase::<Secret>(&()), own, SecretEntry::prune as fn(PartialObjectMeta<Secret>) -> _);
+        let vm = self.find(virtual_machine_resource(), key.clone(), VmEntry::prune);
+        let vmi = self.find(virtual_machine_instance_resource(), key.clone(), VmiEntry::prune);
+        let (secret, vm, vmi) = (secret.await?, vm.await?, vmi.await?);
+        let (mut networks, mut attachments, mut multus) = (BTreeMap::new(), BTreeMap::new(), true);
+        for name in machine.spec.networks.iter().map(|network| &network.network_name) {
+            let resource = ApiResource::erase::<NetworkConfiguration>(&());
+            let network = self.find(resource, beside(name), NetworkEntry::prune).await?;
+            networks.extend(network.view(|entry| (name.clone(), NetworkEntry::view(entry, false))));
+            let attachment = self.find(network_attachment_resource(), beside(name), AttachmentEntry::prune).await?;
+            multus &= attachment.is_installed();
+            attachments.extend(attachment.view(|entry| (name.clone(), AttachmentEntry::view(entry))));
+        }
+        let (claims, import_sources, cdi) = self.claims(&machine, resolved.as_ref(), beside).await?;
+        Ok(Observed {
+            installed: Installed { kubevirt: vm.is_installed() && vmi.is_installed(), multus, cdi },
+            storage_classes: self.classes().await?,
+            networks,
+            attachments,
+            secret: secret.view(SecretEntry::view),
+            source: self.source(&key, resolved.as_ref()).await?,
+            claims,
+            import_sources,
+            vm: vm.view(VmEntry::view),
+            vmi: vmi.view(VmiEntry::view),
+            macs_in_use: BTreeMap::new(),
+            machine,
+            now: Timestamp::now(),
+        })
+    }
+
+    async fn classes(&self) -> Result<Vec<machine::observed::StorageClassView>> {
+        let classes = Api::<StorageClass>::all(self.client.clone()).list(&ListParams::default()).await?;
+        let all = classes.items.into_iter().map(|class| {
+            let (name, metadata) = (class.name_any(), class.metadata.clone());
+            (ObjectKey::cluster(&name), entry(&metadata, ClassEntry::prune(class)))
+        });
+        Ok(ClassEntry::views(all.collect()))
+    }
+
+    async fn claims(
+        &self,
+        machine: &Machine,
+        resolved: Option<&Resolved>,
+        beside: impl Fn(&str) -> ObjectKey,
+    ) -> Result<(BTreeMap<String, machine::observed::ClaimView>, BTreeMap<String, machine::observed::OwnedView>, bool)>
+    {
+        let (mut claims, mut imports, mut cdi) = (BTreeMap::new(), BTreeMap::new(), true);
+        let namespace = machine.metadata.namespace.as_deref().unwrap_or_default();
+        if let Some(uid) = &machine.metadata.uid {
+            let api: Api<PersistentVolumeClaim> = Api::namespaced(self.client.clone(), namespace);
+            let carried = ListParams::default().labels(&format!("{LABEL_MACHINE_UID}={uid}"));
+            for claim in api.list(&carried).await?.items {
+                let (name, metadata) = (claim.name_any(), claim.metadata.clone());
+                claims.insert(name, ClaimEntry::view(&entry(&metadata, ClaimEntry::prune(claim))));
+            }
+        }
+        for disk in resolved.iter().flat_map(|resolved| &resolved.disks) {
+            let Content::Claim { claim: name, .. } = &disk.content else { continue };
+            let resource = ApiResource::erase::<PersistentVolumeClaim>(&());
+            let claim = self.find(resource, beside(name), ClaimEntry::prune).await?;
+            claims.extend(claim.view(|entry| (name.clone(), ClaimEntry::view(entry))));
+            let prune = ImportEntry::prune as fn(PartialObjectMeta<DynamicObject>) -> _;
+            let import = self.find(import_source_resource(), beside(name), prune).await?;
+            cdi &= import.is_installed();
+            imports.extend(import.view(|entry| (name.clone(), ImportEntry::view(entry))));
+        }
+        Ok((claims, imports, cdi))
+    }
+
+    async fn source(&self, key: &ObjectKey, resolved: Option<&Resolved>) -> Result<SourceView> {
+        let wanted: Option<&SecretSource> = resolved.and_then(|resolved| resolved.cloud_init.as_ref()?.source.as_ref());
+        let Some(wanted) = wanted else { return Ok(SourceView::NotNeeded) };
+        let api: Api<Secret> = Api::namespaced(self.client.clone(), key.namespace().unwrap_or_default());
+        let Some(secret) = api.get_opt(&wanted.name).await? else { return Ok(SourceView::SecretMissing) };
+        let bytes = secret.data.and_then(|mut data| data.remove(&wanted.key));
+        Ok(bytes.map_or(SourceView::KeyMissing, |bytes| SourceView::Read(SecretBytes(bytes.0))))
+    }
+}

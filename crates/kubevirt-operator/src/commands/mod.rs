@@ -1,0 +1,6 @@
+//! Commands that print and end.
+
+pub(crate) mod crds;
+mod live;
+pub(crate) mod plan;
+pub(crate) mod render;

@@ -1,0 +1,57 @@
+//! The last look before a Machine is let go: what a cache does not show is asked of the server.
+//!
+//! When the VM seems to be gone, the next steps delete the disks and drop the finalizer, and nothing brings them back. A
+//! cache may lag, or have lost a whole kind to an API server that was just starting; so its silence is not enough.
+
+use api::machine::LABEL_MACHINE_UID;
+use api::{ApiResource, Failure, ObjectKey, Target};
+use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use kube::api::ListParams;
+use kube::core::DynamicObject;
+use kube::{Api, Client, ResourceExt};
+use machine::{Observed, virtual_machine_instance_resource, virtual_machine_resource};
+use runtime::pass::classify;
+
+use crate::cache::{ClaimEntry, VmEntry, VmiEntry, entry};
+
+pub(crate) struct LastLook {
+    pub(crate) client: Client,
+}
+
+impl LastLook {
+    pub(crate) async fn complete(&self, observed: &mut Observed) -> Result<(), Failure> {
+        let key = ObjectKey::namespaced(observed.namespace(), observed.name());
+        let vm = self.read(virtual_machine_resource(), &key).await?;
+        observed.vm = vm.map(|vm| VmEntry::view(&entry(&vm.metadata.clone(), VmEntry::prune(vm))));
+        if observed.vmi.is_none() {
+            let vmi = self.read(virtual_machine_instance_resource(), &key).await?;
+            observed.vmi = vmi.map(|vmi| VmiEntry::view(&entry(&vmi.metadata.clone(), VmiEntry::prune(vmi))));
+        }
+        if observed.vm.is_none() && observed.vmi.is_none() {
+            self.claims(observed).await?;
+        }
+        Ok(())
+    }
+
+    /// None: there is no such object, or no such kind.
+    async fn read(&self, resource: ApiResource, key: &ObjectKey) -> Result<Option<DynamicObject>, Failure> {
+        let namespace = key.namespace().unwrap_or_default();
+        let api: Api<DynamicObject> = Api::namespaced_with(self.client.clone(), namespace, &resource);
+        let found = api.get_opt(key.name()).await;
+        found.map_err(|error| classify(&error, "get", &Target::new(resource, key.clone())))
+    }
+
+    async fn claims(&self, observed: &mut Observed) -> Result<(), Failure> {
+        let api: Api<PersistentVolumeClaim> = Api::namespaced(self.client.clone(), observed.namespace());
+        let carried = ListParams::default().labels(&format!("{LABEL_MACHINE_UID}={}", observed.uid()));
+        let found = api.list(&carried).await.map_err(|error| {
+            let target = Target::of::<PersistentVolumeClaim>(ObjectKey::namespaced(observed.namespace(), ""));
+            classify(&error, "list", &target)
+        })?;
+        for claim in found.items {
+            let (name, metadata) = (claim.name_any(), claim.metadata.clone());
+            observed.claims.insert(name, ClaimEntry::view(&entry(&metadata, ClaimEntry::prune(claim))));
+        }
+        Ok(())
+    }
+}

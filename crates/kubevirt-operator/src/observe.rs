@@ -1,0 +1,244 @@
+//! `observe`: everything that a pass over a Machine decides on, put together from the caches. The one thing that may be
+//! fetched is the Secret that a Machine's cloud-init refers to, when its contents are needed.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use api::machine::{Machine, POD_NETWORK};
+use api::{Failure, ObjectKey, reason};
+use k8s_openapi::jiff::Timestamp;
+use kube::Client;
+use machine::Observed;
+use machine::observed::{Installed, SecretView, SourceView};
+use machine::render::cloud_init::{digest, secret_name};
+use machine::render::labels;
+use machine::resolve::{Content, Resolved, SecretSource, resolve};
+use parking_lot::Mutex;
+use runtime::watch::Listing;
+
+use crate::cache::{
+    AttachmentEntry, Caches, ClaimEntry, ClassEntry, ImportEntry, MachineEntry, NetworkEntry, SecretEntry, VmEntry,
+    VmiEntry, mac_value,
+};
+use crate::last_look::LastLook;
+use crate::sources::Sources;
+use crate::wake::Wake;
+
+pub(crate) struct Observer {
+    pub(crate) caches: Caches,
+    pub(crate) sources: Arc<Sources>,
+    pub(crate) wake: Arc<Wake>,
+    last_look: LastLook,
+    /// What is known of the sources, so that a Machine at rest needs no read.
+    memory: Mutex<HashMap<ObjectKey, Known>>,
+}
+
+/// What one read of a source told.
+#[derive(Clone, PartialEq)]
+struct Known {
+    version: Box<str>,
+    /// The digest of all but the source: an edited Machine needs the contents again.
+    inline: String,
+    key: String,
+    /// The digest of the whole. None: the Secret has no such key.
+    digest: Option<String>,
+}
+
+impl Observer {
+    pub(crate) fn new(client: Client, caches: Caches, sources: Arc<Sources>, wake: Arc<Wake>) -> Self {
+        Self { caches, sources, wake, last_look: LastLook { client }, memory: Mutex::default() }
+    }
+
+    pub(crate) async fn observe(&self, key: &ObjectKey) -> Result<Option<Observed>, Failure> {
+        let Some(entry) = self.caches.machines.entry(key) else {
+            self.memory.lock().remove(key);
+            return Ok(None);
+        };
+        let machine = entry.value.machine(&entry.resource_version).map_err(|error| {
+            // The error may quote what it could not read.
+            let place = (error.line(), error.column());
+            Failure::bug(reason::UNREADABLE_ANSWER, format!("a cached Machine could not be read back at {place:?}"))
+        })?;
+        let resolved = resolve(&machine).ok();
+        let secret = self.secret(key);
+        let source = self.source(key, &machine, resolved.as_ref(), secret.as_ref()).await?;
+        let networks = self.networks(key, &entry.value);
+        let attachment = |name: &String| {
+            Some((name.clone(), AttachmentEntry::view(&self.caches.attachments.entry(&beside(key, name))?)))
+        };
+        let mut observed = Observed {
+            installed: self.installed(),
+            storage_classes: ClassEntry::views(self.caches.classes.all()),
+            attachments: networks.keys().filter_map(attachment).collect(),
+            networks,
+            secret,
+            source,
+            claims: self.claims(key, &machine, resolved.as_ref()),
+            import_sources: self.import_sources(key, resolved.as_ref()),
+            vm: self.caches.vms.entry(key).as_ref().map(VmEntry::view),
+            vmi: self.caches.vmis.entry(key).as_ref().map(VmiEntry::view),
+            macs_in_use: resolved.map(|resolved| self.macs_in_use(key, &machine, &resolved)).unwrap_or_default(),
+            machine,
+            now: Timestamp::now(),
+        };
+        if observed.is_deleting() && observed.vm.is_none() {
+            self.last_look.complete(&mut observed).await?;
+        }
+        Ok(Some(observed))
+    }
+
+    fn installed(&self) -> Installed {
+        Installed {
+            kubevirt: self.caches.vms.sync() == Listing::Synced && self.caches.vmis.sync() == Listing::Synced,
+            multus: self.caches.attachments.sync() == Listing::Synced,
+            cdi: self.caches.imports.sync() == Listing::Synced,
+        }
+    }
+
+    fn secret(&self, key: &ObjectKey) -> Option<SecretView> {
+        self.caches.secrets.entry(&beside(key, &secret_name(key.name()))).as_ref().map(SecretEntry::view)
+    }
+
+    /// Those that the Machine names, and those of its namespace that are protected although no Machine names them: it
+    /// may have been this one that did.
+    fn networks(&self, key: &ObjectKey, own: &MachineEntry) -> BTreeMap<String, machine::observed::NetworkView> {
+        let cache = &self.caches.networks;
+        let named = own.networks.iter().filter_map(|name| {
+            let name = beside(key, name);
+            cache.entry(&name).map(|entry| (name, entry))
+        });
+        let protected = cache.by_index(NetworkEntry::PROTECTED, key.namespace().unwrap_or_default()).into_iter();
+        let view = |(network, entry): (ObjectKey, runtime::watch::Entry<NetworkEntry>)| {
+            let other_users = self.wake.has_other_users(key, network.name(), own);
+            (network.name().to_owned(), NetworkEntry::view(&entry, other_users))
+        };
+        let is_named = |name: &str| own.networks.iter().any(|have| **have == *name);
+        let all = named.chain(protected).map(view);
+        all.filter(|(name, network)| is_named(name) || !network.other_users).collect()
+    }
+
+    fn claims(
+        &self,
+        key: &ObjectKey,
+        machine: &Machine,
+        resolved: Option<&Resolved>,
+    ) -> BTreeMap<String, machine::observed::ClaimView> {
+        let uid = machine.metadata.uid.as_deref().unwrap_or_default();
+        let carried = self.wake.claims_of(uid).into_iter().map(String::from);
+        let needed = claim_names(resolved).map(str::to_owned);
+        carried
+            .chain(needed)
+            .filter_map(|name| {
+                let view = ClaimEntry::view(&self.caches.claims.entry(&beside(key, &name))?);
+                Some((name, view))
+            })
+            .collect()
+    }
+
+    fn import_sources(
+        &self,
+        key: &ObjectKey,
+        resolved: Option<&Resolved>,
+    ) -> BTreeMap<String, machine::observed::OwnedView> {
+        claim_names(resolved)
+            .filter_map(|name| {
+                let view = ImportEntry::view(&self.caches.imports.entry(&beside(key, name))?);
+                Some((name.to_owned(), view))
+            })
+            .collect()
+    }
+
+    /// Addresses that an older Machine of the namespace has on the same network; of two of one age the one with the
+    /// smaller UID is the older.
+    fn macs_in_use(
+        &self,
+        key: &ObjectKey,
+        machine: &Machine,
+        resolved: &Resolved,
+    ) -> BTreeMap<(String, String), String> {
+        let mut used = BTreeMap::new();
+        for network in &resolved.networks {
+            let on = network.configuration().unwrap_or(POD_NETWORK);
+            for (other, entry) in self.caches.machines.by_index(MachineEntry::BY_MAC, &mac_value(key, on, &network.mac))
+            {
+                if other == *key {
+                    continue;
+                }
+                let Ok(theirs) = entry.value.machine(&entry.resource_version) else { continue };
+                if age(&theirs) < age(machine) {
+                    used.insert((on.to_owned(), network.mac.clone()), other.name().to_owned());
+                }
+            }
+        }
+        used
+    }
+
+    /// Nothing is read while the Machine goes, or while it cannot be understood.
+    async fn source(
+        &self,
+        key: &ObjectKey,
+        machine: &Machine,
+        resolved: Option<&Resolved>,
+        secret: Option<&SecretView>,
+    ) -> Result<SourceView, Failure> {
+        let wanted = resolved.and_then(|resolved| resolved.cloud_init.as_ref()?.source.as_ref());
+        let Some(wanted) = wanted.filter(|_| machine.metadata.deletion_timestamp.is_none()) else {
+            self.memory.lock().remove(key);
+            return Ok(SourceView::NotNeeded);
+        };
+        let Some(version) = self.sources.version(&beside(key, &wanted.name)).await? else {
+            return Ok(SourceView::SecretMissing);
+        };
+        let inline = digest(machine, None);
+        let known = self.memory.lock().get(key).cloned();
+        let known = known.filter(|known| known.version == version && known.inline == inline && known.key == wanted.key);
+        match known {
+            Some(Known { digest: None, .. }) => return Ok(SourceView::KeyMissing),
+            Some(Known { digest: Some(digest), .. }) if is_settled(machine, secret, &digest) => {
+                return Ok(SourceView::Unchanged(digest));
+            }
+            _ => {}
+        }
+        self.read_source(key, machine, wanted, inline).await
+    }
+
+    async fn read_source(
+        &self,
+        key: &ObjectKey,
+        machine: &Machine,
+        wanted: &SecretSource,
+        inline: String,
+    ) -> Result<SourceView, Failure> {
+        let Some(read) = self.sources.read(key.namespace().unwrap_or_default(), wanted).await? else {
+            return Ok(SourceView::SecretMissing);
+        };
+        let digest = read.bytes.as_ref().map(|bytes| digest(machine, Some(&bytes.0)));
+        let known = Known { version: read.version, inline, key: wanted.key.clone(), digest };
+        self.memory.lock().insert(key.clone(), known);
+        Ok(read.bytes.map_or(SourceView::KeyMissing, SourceView::Read))
+    }
+}
+
+/// Whether nothing about the cloud-init Secret needs a write. Then, and only then, its source need not be read.
+fn is_settled(machine: &Machine, secret: Option<&SecretView>, digest: &str) -> bool {
+    secret.is_some_and(|secret| {
+        let labelled = labels(machine).iter().all(|(key, value)| secret.labels.get(key) == Some(value));
+        secret.content.as_deref() == Some(digest) && !secret.tampered && labelled
+    })
+}
+
+fn beside(key: &ObjectKey, name: &str) -> ObjectKey {
+    ObjectKey::namespaced(key.namespace().unwrap_or_default(), name)
+}
+
+fn claim_names(resolved: Option<&Resolved>) -> impl Iterator<Item = &str> {
+    resolved.into_iter().flat_map(|resolved| &resolved.disks).filter_map(|disk| match &disk.content {
+        Content::Claim { claim, .. } => Some(claim.as_str()),
+        Content::ContainerDisk { .. } => None,
+    })
+}
+
+fn age(machine: &Machine) -> (Option<Timestamp>, &str) {
+    let created = machine.metadata.creation_timestamp.as_ref().map(|time| time.0);
+    (created, machine.metadata.uid.as_deref().unwrap_or_default())
+}

@@ -1,0 +1,304 @@
+//! Which Machines a change is about, and how soon they get a pass.
+//!
+//! What may change a Machine's phase or readiness, and every drift, is looked at now. Steps of a guest or a claim on its
+//! way (`is_progress`) wait 500 ms for each other: they only move words inside the status. So a guest that runs is
+//! reported at once, and its four steps before that cost one status write.
+//!
+//! While this replica does not lead there is no queue, and nothing is remembered: whoever begins to lead looks at
+//! everything once.
+
+use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use api::ObjectKey;
+use api::machine::phase;
+use parking_lot::{Mutex, RwLock};
+use runtime::queue::Queue;
+use runtime::watch::Change;
+
+use crate::cache::{
+    AttachmentEntry, Caches, ClaimEntry, ClassEntry, ImportEntry, MachineEntry, NetworkEntry, SecretEntry, VmEntry,
+    VmiEntry, in_namespace,
+};
+use crate::metrics::MachineMetrics;
+use crate::sources::Sources;
+
+/// How long progress that changes neither phase nor Ready lets more of it come.
+const COALESCE: Duration = Duration::from_millis(500);
+
+pub(crate) struct Wake {
+    queue: RwLock<Option<Queue<ObjectKey>>>,
+    caches: OnceLock<Caches>,
+    sources: OnceLock<Arc<Sources>>,
+    /// How many Machines that are to stay name a network, by `namespace/name`.
+    users: Mutex<HashMap<Box<str>, u32>>,
+    /// The claims that carry a Machine's UID; also those of disks that have left its spec.
+    claims: Mutex<HashMap<u128, Vec<Box<str>>>>,
+    metrics: Arc<MachineMetrics>,
+}
+
+impl Wake {
+    pub(crate) fn new(metrics: Arc<MachineMetrics>) -> Arc<Self> {
+        Arc::new(Self {
+            queue: RwLock::default(),
+            caches: OnceLock::new(),
+            sources: OnceLock::new(),
+            users: Mutex::default(),
+            claims: Mutex::default(),
+            metrics,
+        })
+    }
+
+    /// A listener for a cache.
+    pub(crate) fn on<V>(
+        self: &Arc<Self>,
+        tell: fn(&Self, &Change<V>),
+    ) -> impl Fn(&Change<V>) + Send + Sync + use<V> + 'static
+    where
+        V: 'static,
+    {
+        let wake = self.clone();
+        move |change| tell(&wake, change)
+    }
+
+    /// The caches exist; their changes begin after this.
+    pub(crate) fn know(&self, caches: Caches) {
+        let _ = self.caches.set(caches);
+    }
+
+    pub(crate) fn know_sources(&self, sources: Arc<Sources>) {
+        let _ = self.sources.set(sources);
+    }
+
+    /// A queue with every Machine in it, for a leader that begins.
+    pub(crate) fn begin(&self) -> Queue<ObjectKey> {
+        let queue = Queue::new(COALESCE);
+        *self.queue.write() = Some(queue.clone());
+        self.all();
+        queue
+    }
+
+    pub(crate) fn end(&self) {
+        *self.queue.write() = None;
+    }
+
+    pub(crate) fn all(&self) {
+        self.each(|_, _| true);
+    }
+
+    fn each(&self, wanted: impl Fn(&ObjectKey, &MachineEntry) -> bool) {
+        if self.queue.read().is_none() {
+            return;
+        }
+        let all = self.caches.get().map(|caches| caches.machines.all()).unwrap_or_default();
+        for (key, entry) in all {
+            if wanted(&key, &entry.value) {
+                self.now(key);
+            }
+        }
+    }
+
+    fn now(&self, key: ObjectKey) {
+        if let Some(queue) = &*self.queue.read() {
+            queue.add(key);
+        }
+    }
+
+    fn soon(&self, key: ObjectKey) {
+        if let Some(queue) = &*self.queue.read() {
+            queue.add_coalesced(key);
+        }
+    }
+
+    fn by_index(&self, index: &str, value: &str) {
+        for (key, _) in self.caches.get().map(|caches| caches.machines.by_index(index, value)).unwrap_or_default() {
+            self.now(key);
+        }
+    }
+
+    /// Whether Machines that are to stay name this network, apart from one of them.
+    pub(crate) fn has_other_users(&self, key: &ObjectKey, network: &str, own: &MachineEntry) -> bool {
+        let itself = u32::from(!own.deleting && own.networks.iter().any(|name| **name == *network));
+        self.users.lock().get(&in_namespace(key, network)).is_some_and(|count| *count > itself)
+    }
+
+    /// Names of the claims that carry this UID.
+    pub(crate) fn claims_of(&self, uid: &str) -> Vec<Box<str>> {
+        self.claims.lock().get(&compact(uid)).cloned().unwrap_or_default()
+    }
+
+    pub(crate) fn machine_changed(&self, change: &Change<MachineEntry>) {
+        let (old, new) = (change.old.as_deref(), change.new.as_deref());
+        self.metrics.machine_changed(old, new);
+        self.count_users(&change.key, old, new);
+        match (old, new) {
+            // Our own finalizer or status, which needs no pass; or somebody else's idea of it, which can wait.
+            (Some(old), Some(new)) if old.wants_the_same(new) => self.soon(change.key.clone()),
+            _ => self.now(change.key.clone()),
+        }
+        let Some(old) = old else { return };
+        // Who waits for an address that this one had.
+        let had = old.mac_values(&change.key);
+        let has = new.map(|new| new.mac_values(&change.key)).unwrap_or_default();
+        for value in had.iter().filter(|value| !has.contains(value)) {
+            self.by_index(MachineEntry::BY_MAC, value);
+        }
+        if let Some(source) =
+            old.source.as_deref().filter(|name| new.and_then(|new| new.source.as_deref()) != Some(name))
+        {
+            self.release_source(&change.key, source);
+        }
+    }
+
+    fn count_users(&self, key: &ObjectKey, old: Option<&MachineEntry>, new: Option<&MachineEntry>) {
+        let mut users = self.users.lock();
+        let named = |entry: Option<&MachineEntry>| -> Vec<Box<str>> {
+            let entry = entry.filter(|entry| !entry.deleting);
+            entry.iter().flat_map(|entry| entry.networks.iter()).map(|name| in_namespace(key, name)).collect()
+        };
+        for value in named(new) {
+            *users.entry(value).or_default() += 1;
+        }
+        for value in named(old) {
+            if let Some(count) = users.get_mut(&value) {
+                *count = count.saturating_sub(1);
+                if *count == 0 {
+                    users.remove(&value);
+                }
+            }
+        }
+    }
+
+    fn release_source(&self, key: &ObjectKey, source: &str) {
+        let (Some(caches), Some(sources)) = (self.caches.get(), self.sources.get()) else { return };
+        if caches.machines.by_index(MachineEntry::BY_SOURCE, &in_namespace(key, source)).is_empty() {
+            sources.end(&ObjectKey::namespaced(key.namespace().unwrap_or_default(), source));
+        }
+    }
+
+    /// A Secret that Machines refer to.
+    pub(crate) fn source_changed(&self, key: &ObjectKey) {
+        self.by_index(MachineEntry::BY_SOURCE, &in_namespace(key, key.name()));
+    }
+
+    pub(crate) fn network_changed(&self, change: &Change<NetworkEntry>) {
+        let name = in_namespace(&change.key, change.key.name());
+        self.by_index(MachineEntry::BY_NETWORK, &name);
+        // Protected for nobody: any Machine of the namespace may let it go.
+        let abandoned = change.new.as_ref().is_some_and(|new| new.protected) && !self.users.lock().contains_key(&name);
+        if abandoned && let Some(caches) = self.caches.get() {
+            let keys = caches.machines.keys();
+            keys.into_iter()
+                .find(|key| key.namespace() == change.key.namespace())
+                .into_iter()
+                .for_each(|key| self.now(key));
+        }
+    }
+
+    /// Classes change seldom. Who runs does not wait for one.
+    pub(crate) fn class_changed(&self, _: &Change<ClassEntry>) {
+        self.each(|_, entry| entry.phase != phase::RUNNING || !entry.ready);
+    }
+
+    pub(crate) fn secret_changed(&self, change: &Change<SecretEntry>) {
+        let machine = sides(change).find_map(|secret| secret.machine().map(str::to_owned));
+        self.child(&change.key, machine.as_deref(), true);
+    }
+
+    pub(crate) fn claim_changed(&self, change: &Change<ClaimEntry>) {
+        self.index_claim(change);
+        self.metrics.claim_changed(change, self.caches.get());
+        let urgent = match (&change.old, &change.new) {
+            (Some(old), Some(new)) => !old.is_progress(new),
+            (None, Some(_)) => false,
+            (_, None) => true,
+        };
+        for claim in sides(change) {
+            self.child(&change.key, claim.machine(), urgent);
+        }
+    }
+
+    fn index_claim(&self, change: &Change<ClaimEntry>) {
+        let mut claims = self.claims.lock();
+        if let Some(uid) = change.old.as_ref().and_then(|old| old.machine_uid()).map(compact)
+            && let Some(names) = claims.get_mut(&uid)
+        {
+            names.retain(|name| **name != *change.key.name());
+            if names.is_empty() {
+                claims.remove(&uid);
+            }
+        }
+        if let Some(uid) = change.new.as_ref().and_then(|new| new.machine_uid()).map(compact) {
+            claims.entry(uid).or_default().push(change.key.name().into());
+        }
+    }
+
+    pub(crate) fn import_changed(&self, change: &Change<ImportEntry>) {
+        for source in sides(change) {
+            self.child(&change.key, source.machine.as_deref(), change.new.is_none());
+        }
+    }
+
+    /// A NetworkAttachmentDefinition has its network's name.
+    pub(crate) fn attachment_changed(&self, change: &Change<AttachmentEntry>) {
+        self.by_index(MachineEntry::BY_NETWORK, &in_namespace(&change.key, change.key.name()));
+    }
+
+    /// A VirtualMachine has its Machine's name.
+    pub(crate) fn vm_changed(&self, change: &Change<VmEntry>) {
+        self.metrics.vm_changed(change.old.as_deref(), change.new.as_deref());
+        match (&change.old, &change.new) {
+            (Some(old), Some(new)) if old.is_progress(new, self.is_being_made(&change.key)) => {
+                self.soon(change.key.clone());
+            }
+            // We made it.
+            (None, Some(_)) => self.soon(change.key.clone()),
+            _ => self.now(change.key.clone()),
+        }
+    }
+
+    pub(crate) fn vmi_changed(&self, change: &Change<VmiEntry>) {
+        match (&change.old, &change.new) {
+            (Some(old), Some(new)) if old.is_progress(new) => self.soon(change.key.clone()),
+            (None, Some(new)) if new.is_progress(new) => self.soon(change.key.clone()),
+            _ => self.now(change.key.clone()),
+        }
+    }
+
+    pub(crate) fn definition_changed(&self, change: &Change<Option<Box<str>>>) {
+        if let Some(caches) = self.caches.get() {
+            caches.look_again(change.key.name());
+        }
+    }
+
+    fn is_being_made(&self, key: &ObjectKey) -> bool {
+        let machine = self.caches.get().and_then(|caches| caches.machines.get(key));
+        machine.is_some_and(|machine| [phase::PENDING, phase::CREATING].contains(&machine.phase))
+    }
+
+    fn child(&self, key: &ObjectKey, machine: Option<&str>, urgent: bool) {
+        let Some(machine) = machine else { return };
+        let key = ObjectKey::namespaced(key.namespace().unwrap_or_default(), machine);
+        if urgent { self.now(key) } else { self.soon(key) }
+    }
+}
+
+/// Both sides of a change: a label that was changed tells of two Machines.
+fn sides<V>(change: &Change<V>) -> impl Iterator<Item = &V> {
+    [&change.old, &change.new].into_iter().filter_map(|side| side.as_deref())
+}
+
+/// A UID in 16 bytes; one that is no UUID by its hash. Two that fall together only show a Machine one claim too many,
+/// which the plan then leaves alone because of its label.
+fn compact(uid: &str) -> u128 {
+    u128::from_str_radix(&uid.replace('-', ""), 16).unwrap_or_else(|_| {
+        let mut hasher = DefaultHasher::new();
+        uid.hash(&mut hasher);
+        u128::from(hasher.finish())
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,102 @@
+//! Which Machines are woken, how soon, and what is remembered on the way. No cluster: changes in, queue out.
+
+use std::sync::Arc;
+
+use api::machine::{LABEL_MACHINE, LABEL_MACHINE_UID};
+use runtime::metrics::Metrics;
+use serde_json::{Value, json};
+
+use super::*;
+
+fn wake() -> Arc<Wake> {
+    Wake::new(MachineMetrics::register(&Metrics::new("test")))
+}
+
+fn key(name: &str) -> ObjectKey {
+    ObjectKey::namespaced("ns", name)
+}
+
+fn machine(change: impl FnOnce(&mut Value)) -> Arc<MachineEntry> {
+    let mut object = json!({
+        "apiVersion": "vitistack.io/v1alpha1", "kind": "Machine",
+        "metadata": {"name": "vm", "namespace": "ns", "uid": "u", "generation": 1},
+        "spec": {"template": "small", "networks": [{"name": "a", "networkName": "net"}]},
+        "status": {"phase": "Creating"},
+    });
+    change(&mut object);
+    Arc::new(MachineEntry::prune(serde_json::from_value(object).unwrap()))
+}
+
+fn claim(uid: &str) -> Arc<ClaimEntry> {
+    let labels = json!({LABEL_MACHINE: "vm", LABEL_MACHINE_UID: uid});
+    let object = json!({"metadata": {"name": "vm-root", "namespace": "ns", "labels": labels}});
+    Arc::new(ClaimEntry::prune(serde_json::from_value(object).unwrap()))
+}
+
+fn change<V>(name: &str, old: Option<&Arc<V>>, new: Option<&Arc<V>>) -> Change<V> {
+    Change { key: key(name), old: old.cloned(), new: new.cloned() }
+}
+
+#[tokio::test]
+async fn what_is_wanted_is_urgent_and_what_we_wrote_is_not() {
+    let wake = wake();
+    let queue = wake.begin();
+    let old = machine(|_| {});
+    let finalizer = machine(|object| object["metadata"]["finalizers"] = json!(["machine.vitistack.io/cleanup"]));
+    let status = machine(|object| object["status"]["phase"] = "Running".into());
+    for written in [&finalizer, &status] {
+        wake.machine_changed(&change("vm", Some(&old), Some(written)));
+        assert_eq!(queue.depth(), 0);
+    }
+    for wanted in [
+        machine(|object| object["metadata"]["generation"] = 2.into()),
+        machine(|object| object["metadata"]["labels"] = json!({"vitistack.io/machine-template": "large"})),
+        machine(|object| object["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into()),
+    ] {
+        let queue = wake.begin();
+        wake.machine_changed(&change("vm", Some(&old), Some(&wanted)));
+        assert_eq!(queue.depth(), 1);
+    }
+}
+
+#[test]
+fn nothing_is_queued_while_nobody_leads() {
+    let wake = wake();
+    let queue = wake.begin();
+    wake.end();
+    wake.machine_changed(&change("vm", None, Some(&machine(|_| {}))));
+    assert_eq!(queue.depth(), 0);
+}
+
+/// Two Machines of one network that go together must not wait for each other to let it go.
+#[test]
+fn a_machine_that_goes_is_no_user_of_its_network() {
+    let wake = wake();
+    let (stays, goes) =
+        (machine(|_| {}), machine(|object| object["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into()));
+    wake.machine_changed(&change("a", None, Some(&stays)));
+    assert!(!wake.has_other_users(&key("a"), "net", &stays));
+    wake.machine_changed(&change("b", None, Some(&stays)));
+    assert!(wake.has_other_users(&key("a"), "net", &stays));
+    for name in ["a", "b"] {
+        wake.machine_changed(&change(name, Some(&stays), Some(&goes)));
+    }
+    assert!(!wake.has_other_users(&key("a"), "net", &goes) && !wake.has_other_users(&key("b"), "net", &goes));
+    wake.machine_changed(&change("a", Some(&goes), None));
+    wake.machine_changed(&change("b", Some(&goes), None));
+    assert!(wake.users.lock().is_empty());
+}
+
+#[test]
+fn claims_are_found_by_the_uid_that_they_carry() {
+    let wake = wake();
+    let (first, second) =
+        (claim("11111111-1111-1111-1111-111111111111"), claim("22222222-2222-2222-2222-222222222222"));
+    wake.claim_changed(&change("vm-root", None, Some(&first)));
+    assert_eq!(wake.claims_of("11111111-1111-1111-1111-111111111111"), ["vm-root".into()]);
+    wake.claim_changed(&change("vm-root", Some(&first), Some(&second)));
+    assert!(wake.claims_of("11111111-1111-1111-1111-111111111111").is_empty());
+    assert_eq!(wake.claims_of("22222222-2222-2222-2222-222222222222").len(), 1);
+    wake.claim_changed(&change("vm-root", Some(&second), None));
+    assert!(wake.claims.lock().is_empty());
+}

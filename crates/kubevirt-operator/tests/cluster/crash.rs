@@ -1,0 +1,181 @@
+//! The operator is killed right after one of its writes was stored, and another goes on: the end is the same as without.
+//!
+//! The test command tries a few of the writes of a Machine's life; `cargo xtask chaos machines` tries all of them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use api::machine::{LABEL_MACHINE, Machine, crds};
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Secret};
+use kube::api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams};
+use kube::{Api, ResourceExt};
+use lab::harness::Suite;
+use lab::proxy::{Fault, Match, Rule, When};
+use lab::{Lab, Program, manifests};
+use serde_json::{Value, json};
+
+use crate::replica::{ACCOUNT, PATIENCE, grant, start_with};
+use crate::world::machine;
+
+const NAMESPACE: &str = "crash";
+const LIFE: Duration = Duration::from_secs(90);
+/// Set by `cargo xtask chaos machines`.
+const EVERY: &str = "CRASH_AFTER_EVERY_WRITE";
+
+pub(crate) fn add(suite: &mut Suite) {
+    suite.test("a_crash_after_a_write_leaves_no_trace", |labs| async move {
+        let lab = Box::pin(labs.reference()).await?;
+        let definitions: Vec<Value> = crds().iter().map(|definition| json!(definition)).collect();
+        manifests::create(&lab.client(), &definitions).await?;
+        grant(&lab, NAMESPACE).await?;
+
+        let undisturbed = Round { lab: lab.clone(), name: "undisturbed".to_owned() };
+        let (expected, writes) = Box::pin(undisturbed.live(None)).await?;
+        let struck: Vec<u64> = match std::env::var_os(EVERY) {
+            Some(_) => (1..=writes).collect(),
+            // The finalizer, the last of claim and Secret, the VM, and one in the middle.
+            None => vec![1, 3, 4, writes / 2],
+        };
+        for nth in struck {
+            let round = Round { lab: lab.clone(), name: format!("crash-{nth}") };
+            let (found, _) = Box::pin(round.live(Some(nth)))
+                .await
+                .with_context(|| format!("killed after write {nth} of {writes}"))?;
+            ensure!(found == expected, "killed after write {nth}: {found:#} instead of {expected:#}");
+        }
+        Ok(())
+    });
+}
+
+/// One Machine's life: created, edited, deleted.
+struct Round {
+    lab: Arc<Lab>,
+    name: String,
+}
+
+impl Round {
+    /// Returns what stood before the deletion, and how many writes the whole life took.
+    async fn live(&self, killed_after: Option<u64>) -> Result<(Value, u64)> {
+        let before = self.writes()?;
+        let mut first = self.start(true).await?;
+        let matcher =
+            Match::writes().user_agent("kubevirt-operator/").namespace(NAMESPACE).except(["leases", "events"]);
+        let rule = match killed_after {
+            Some(nth) => {
+                let kill = Fault::kill(u32::try_from(first.pid())?)?;
+                Some(self.lab.proxy().add(Rule::new(matcher, When::Nth(nth), kill)))
+            }
+            None => None,
+        };
+        let life = self.scenario();
+        let successor = async {
+            first.wait(Duration::from_secs(600)).await?;
+            let _second = self.start(false).await?;
+            std::future::pending::<Result<Value>>().await
+        };
+        let found = tokio::select! {
+            found = life => found?,
+            ended = successor => ended?,
+        };
+        if let Some(rule) = rule {
+            ensure!(rule.hits() == 1, "the operator was never killed");
+        }
+        Ok((found, self.writes()? - before))
+    }
+
+    async fn start(&self, through_proxy: bool) -> Result<Program> {
+        // Without a lease: its successor would wait for the dead one's to run out, which is tested elsewhere.
+        let alone = [("WATCH_NAMESPACE", NAMESPACE), ("LEADER_ELECTION", "false")];
+        start_with(&self.lab, NAMESPACE, through_proxy, &alone).await
+    }
+
+    async fn scenario(&self) -> Result<Value> {
+        let machines: Api<Machine> = Api::namespaced(self.lab.client(), NAMESPACE);
+        let name = self.name.as_str();
+        let mut object = machine(name, &json!({"template": "small", "cloudInit": {"userData": "#cloud-config\n"}}));
+        object["metadata"]["namespace"] = NAMESPACE.into();
+        manifests::create(&self.lab.client(), &[object]).await?;
+        let is_running = |machine: Option<&Machine>| {
+            machine.and_then(|machine| machine.status.as_ref()?.phase.as_deref()) == Some("Running")
+        };
+        self.lab.wait("Running", LIFE, machines.clone(), name, is_running).await?;
+
+        let edit = json!({"spec": {"disks": [{"name": "root", "size": "30Gi"}], "powerState": "Stopped"}});
+        machines.patch(name, &PatchParams::default(), &Patch::Merge(edit)).await?;
+        let is_stopped = |machine: Option<&Machine>| {
+            let status = machine.and_then(|machine| machine.status.as_ref());
+            status.is_some_and(|status| {
+                status.phase.as_deref() == Some("Stopped") && status.observed_generation == Some(2)
+            })
+        };
+        self.lab.wait("Stopped", LIFE, machines.clone(), name, is_stopped).await?;
+        let claims: Api<PersistentVolumeClaim> = Api::namespaced(self.lab.client(), NAMESPACE);
+        let has_grown = |claim: Option<&PersistentVolumeClaim>| {
+            let requests = claim.and_then(|claim| claim.spec.as_ref()?.resources.as_ref()?.requests.as_ref());
+            requests.and_then(|requests| requests.get("storage")).is_some_and(|size| size.0 == "30Gi")
+        };
+        self.lab.wait("a bigger claim", LIFE, claims, &format!("{name}-root"), has_grown).await?;
+        let found = self.objects().await?;
+
+        machines.delete(name, &DeleteParams::default()).await?;
+        self.lab.wait("the end", LIFE, machines, name, |machine| machine.is_none()).await?;
+        self.nothing_is_left().await?;
+        Ok(found)
+    }
+
+    fn selected(&self) -> ListParams {
+        ListParams::default().labels(&format!("{LABEL_MACHINE}={}", self.name))
+    }
+
+    fn vms(&self) -> Api<DynamicObject> {
+        Api::namespaced_with(self.lab.client(), NAMESPACE, &::machine::virtual_machine_resource())
+    }
+
+    /// What was made for the Machine, without what differs from round to round.
+    async fn objects(&self) -> Result<Value> {
+        let client = self.lab.client();
+        let vms = self.vms().list(&self.selected()).await?.items;
+        let claims =
+            Api::<PersistentVolumeClaim>::namespaced(client.clone(), NAMESPACE).list(&self.selected()).await?.items;
+        let secrets = Api::<Secret>::namespaced(client, NAMESPACE).list(&self.selected()).await?.items;
+        let uid =
+            vms.first().and_then(|vm| vm.owner_references().first().map(|owner| owner.uid.clone())).unwrap_or_default();
+        let vms: Vec<Value> =
+            vms.iter().map(|vm| json!({"labels": vm.labels(), "spec": vm.data.get("spec")})).collect();
+        let claims: Vec<Value> = claims
+            .iter()
+            .map(|claim| json!({"name": claim.name_any(), "labels": claim.labels(), "requests": claim.spec.as_ref().and_then(|spec| spec.resources.as_ref())}))
+            .collect();
+        let secrets: Vec<Value> = secrets
+            .iter()
+            .map(|secret| json!({"name": secret.name_any(), "labels": secret.labels(), "data": secret.data}))
+            .collect();
+        let text = json!({"vms": vms, "claims": claims, "secrets": secrets}).to_string();
+        let mac = ::machine::resolve::derived_mac(&uid, "default");
+        let text = text.replace(&self.name, "NAME").replace(&uid, "UID").replace(&mac, "MAC");
+        serde_json::from_str(&text).context("the objects")
+    }
+
+    async fn nothing_is_left(&self) -> Result<()> {
+        let client = self.lab.client();
+        ensure!(self.vms().list(&self.selected()).await?.items.is_empty(), "a VirtualMachine is left");
+        let claims: Api<PersistentVolumeClaim> = Api::namespaced(client.clone(), NAMESPACE);
+        let secrets: Api<Secret> = Api::namespaced(client, NAMESPACE);
+        // Both go a moment after the Machine: by the claim protection and the garbage collector.
+        self.lab.wait("no claim", PATIENCE, claims, &format!("{}-root", self.name), |claim| claim.is_none()).await?;
+        self.lab
+            .wait("no Secret", PATIENCE, secrets, &format!("{}-cloudinit", self.name), |secret| secret.is_none())
+            .await?;
+        Ok(())
+    }
+
+    /// The operator's stored writes in this namespace so far; its Lease and events aside.
+    fn writes(&self) -> Result<u64> {
+        let user = format!("system:serviceaccount:{NAMESPACE}:{ACCOUNT}");
+        let counted = |record: &&lab::Record| {
+            record.user == user && record.is_write() && !["leases", "events"].contains(&record.resource.as_str())
+        };
+        Ok(u64::try_from(self.lab.audit()?.iter().filter(counted).count())?)
+    }
+}

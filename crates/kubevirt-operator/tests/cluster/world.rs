@@ -1,0 +1,236 @@
+//! A namespace of a test's own with an operator that looks after it alone, on a cluster that tests share.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use api::machine::{Machine, condition_type, crds};
+use k8s_openapi::NamespaceResourceScope;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use kube::api::{ApiResource, DeleteParams, DynamicObject, ListParams};
+use kube::{Api, Resource, ResourceExt};
+use lab::harness::SharedLabs;
+use lab::{Extension, Lab, Program, manifests};
+use nix::sys::signal::Signal;
+use runtime::lease::message;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+use crate::replica::{PATIENCE, grant, start_with};
+
+pub(crate) struct World {
+    pub(crate) lab: Arc<Lab>,
+    pub(crate) namespace: &'static str,
+    pub(crate) program: Program,
+}
+
+impl World {
+    pub(crate) async fn begin(labs: &SharedLabs, namespace: &'static str) -> Result<Self> {
+        let lab = Box::pin(labs.reference()).await?;
+        lab.install(Extension::Multus).await?;
+        Self::begin_on(lab, namespace).await
+    }
+
+    pub(crate) async fn begin_on(lab: Arc<Lab>, namespace: &'static str) -> Result<Self> {
+        let definitions: Vec<Value> = crds().iter().map(|definition| json!(definition)).collect();
+        manifests::create(&lab.client(), &definitions).await?;
+        grant(&lab, namespace).await?;
+        let program = Self::leader(&lab, namespace).await?;
+        Ok(World { lab, namespace, program })
+    }
+
+    async fn leader(lab: &Lab, namespace: &str) -> Result<Program> {
+        let program = start_with(lab, namespace, false, &[("WATCH_NAMESPACE", namespace)]).await?;
+        program.wait_for_message(message::ACQUIRED, PATIENCE).await?;
+        Ok(program)
+    }
+
+    /// Another process takes over.
+    pub(crate) async fn restart(&mut self) -> Result<()> {
+        self.program.signal(Signal::SIGTERM)?;
+        let status = self.program.wait(PATIENCE).await?;
+        ensure!(status.success(), "{status}");
+        self.program = Self::leader(&self.lab, self.namespace).await?;
+        self.ready().await
+    }
+
+    pub(crate) fn api<K>(&self) -> Api<K>
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
+    {
+        Api::namespaced(self.lab.client(), self.namespace)
+    }
+
+    pub(crate) fn machines(&self) -> Api<Machine> {
+        Api::namespaced(self.lab.client(), self.namespace)
+    }
+
+    fn dynamic(&self, resource: &ApiResource) -> Api<DynamicObject> {
+        Api::namespaced_with(self.lab.client(), self.namespace, resource)
+    }
+
+    pub(crate) fn vms(&self) -> Api<DynamicObject> {
+        self.dynamic(&::machine::virtual_machine_resource())
+    }
+
+    pub(crate) fn vmis(&self) -> Api<DynamicObject> {
+        self.dynamic(&::machine::virtual_machine_instance_resource())
+    }
+
+    pub(crate) fn attachments(&self) -> Api<DynamicObject> {
+        self.dynamic(&::machine::network_attachment_resource())
+    }
+
+    /// The names of all objects of a kind that labels select, in order.
+    pub(crate) async fn names<K>(&self, labels: &str) -> Result<Vec<String>>
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + DeserializeOwned + std::fmt::Debug,
+    {
+        let list = self.api::<K>().list(&ListParams::default().labels(labels)).await?;
+        let mut names: Vec<String> = list.items.iter().map(ResourceExt::name_any).collect();
+        names.sort();
+        Ok(names)
+    }
+
+    /// Creates what a YAML text says, here instead of in the namespace `default`.
+    pub(crate) async fn create(&self, yaml: &str) -> Result<()> {
+        self.lab.create(&yaml.replace("namespace: default", &format!("namespace: {}", self.namespace))).await
+    }
+
+    pub(crate) async fn create_json(&self, object: &Value) -> Result<()> {
+        let mut object = object.clone();
+        if let Some(Value::Object(metadata)) = object.get_mut("metadata") {
+            metadata.insert("namespace".to_owned(), self.namespace.into());
+        }
+        manifests::create(&self.lab.client(), &[object]).await
+    }
+
+    /// A class of the lab's own storage that binds at once.
+    pub(crate) async fn storage_class(&self, name: &str) -> Result<()> {
+        let class = json!({
+            "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": {"name": name},
+            "provisioner": "lab.vitistack.io/binding", "allowVolumeExpansion": true,
+        });
+        manifests::create(&self.lab.client(), &[class]).await
+    }
+
+    pub(crate) async fn until(
+        &self,
+        name: &str,
+        what: &str,
+        is_so: impl Fn(&Machine) -> bool + Send + Sync,
+    ) -> Result<Machine> {
+        self.until_within(PATIENCE, name, what, is_so).await
+    }
+
+    async fn until_within(
+        &self,
+        patience: Duration,
+        name: &str,
+        what: &str,
+        is_so: impl Fn(&Machine) -> bool + Send + Sync,
+    ) -> Result<Machine> {
+        let found = self.lab.wait(what, patience, self.machines(), name, |machine| machine.is_some_and(&is_so)).await;
+        let log = || format!("waiting for {what} of {name}; the operator's log:\n{}", self.program.log_text());
+        found.with_context(log)?.with_context(|| format!("{name} is gone"))
+    }
+
+    pub(crate) async fn running(&self, name: &str, patience: Duration) -> Result<Machine> {
+        let is_running = |machine: &Machine| {
+            let phase = machine.status.as_ref().and_then(|status| status.phase.as_deref());
+            phase == Some("Running") && reason(machine) == Some("Running")
+        };
+        self.until_within(patience, name, "Running", is_running).await
+    }
+
+    /// Deletes a Machine and waits until it is gone.
+    pub(crate) async fn delete(&self, name: &str) -> Result<()> {
+        self.machines().delete(name, &DeleteParams::default()).await?;
+        let gone =
+            self.lab.wait("the end", Duration::from_secs(90), self.machines(), name, |machine| machine.is_none());
+        gone.await.with_context(|| format!("the operator's log:\n{}", self.program.log_text())).map(|_| ())
+    }
+
+    pub(crate) async fn ready(&self) -> Result<()> {
+        let ready = async {
+            loop {
+                if self.program.get(8081, "/readyz").await.is_ok_and(|(status, _)| status == 200) {
+                    return;
+                }
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        };
+        let last = || format!("not ready; the operator's log:\n{}", self.program.log_text());
+        tokio::time::timeout(PATIENCE, ready).await.with_context(last)
+    }
+
+    /// Requests of the operator about Machines and what is made of them; its Lease and its events aside.
+    pub(crate) fn requests(&self) -> Result<Vec<lab::Record>> {
+        let user = format!("system:serviceaccount:{}:{}", self.namespace, crate::replica::ACCOUNT);
+        let counted = |record: &lab::Record| {
+            record.user == user && record.verb != "watch" && !["leases", "events"].contains(&record.resource.as_str())
+        };
+        // Looking for kinds that are not installed is not about any Machine.
+        let about = |record: &lab::Record| !(record.verb == "list" && record.name.is_empty());
+        Ok(self.lab.audit()?.into_iter().filter(|record| counted(record) && about(record)).collect())
+    }
+
+    /// Returns when nothing has been asked for two seconds.
+    pub(crate) async fn settled(&self) -> Result<()> {
+        self.ready().await?;
+        let mut before = usize::MAX;
+        loop {
+            let now = self.requests()?.len();
+            if now == before {
+                return Ok(());
+            }
+            before = now;
+            tokio::time::sleep(Duration::from_secs(2)).await;
+        }
+    }
+
+    /// What `kubevirt-operator plan` says about a Machine.
+    pub(crate) async fn plan(&self, machine: &Value) -> Result<String> {
+        let mut machine = machine.clone();
+        if let Some(Value::Object(metadata)) = machine.get_mut("metadata") {
+            metadata.insert("namespace".to_owned(), self.namespace.into());
+        }
+        let file = self.lab.folder().join(format!("{}.plan.json", self.namespace));
+        std::fs::write(&file, machine.to_string())?;
+        let output = tokio::process::Command::new(env!("CARGO_BIN_EXE_kubevirt-operator"))
+            .args(["plan".as_ref(), "-f".as_ref(), file.as_os_str()])
+            .env("KUBECONFIG", self.lab.kubeconfig())
+            .output()
+            .await?;
+        ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    pub(crate) async fn metrics_are_told(&self) -> Result<()> {
+        let (status, text) = self.program.get(8080, "/metrics").await?;
+        ensure!(status == 200, "{status}");
+        for line in [
+            "kubevirt_operator_machines_total{phase=\"Running\",template=\"medium\"} 2",
+            "kubevirt_operator_machines_total{phase=\"Running\",template=\"small\"} 1",
+            "kubevirt_operator_virtual_machines_total{status=\"Running\"} 4",
+            "kubevirt_operator_storage_provisioning_duration_seconds_count{storage_class=\"fast-ssd\"} 1",
+            "kubevirt_operator_machine_time_to_running_seconds_count 4",
+        ] {
+            ensure!(text.lines().any(|have| have == line), "{line} is missing in\n{text}");
+        }
+        Ok(())
+    }
+}
+
+pub(crate) fn machine(name: &str, spec: &Value) -> Value {
+    json!({"apiVersion": "vitistack.io/v1alpha1", "kind": "Machine", "metadata": {"name": name}, "spec": spec})
+}
+
+pub(crate) fn condition<'a>(machine: &'a Machine, type_: &str) -> Option<&'a Condition> {
+    machine.status.as_ref()?.conditions.iter().find(|have| have.type_ == type_)
+}
+
+/// Why the Machine is ready or not.
+pub(crate) fn reason(machine: &Machine) -> Option<&str> {
+    condition(machine, condition_type::READY).map(|have| have.reason.as_str())
+}

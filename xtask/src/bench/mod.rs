@@ -1,0 +1,59 @@
+//! `cargo xtask bench …`: figures, with the raw results kept. Counts and ratios matter here, not this machine's seconds.
+
+mod install;
+mod machines;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use clap::Subcommand;
+use jiff::Timestamp;
+use lab::{isolate, parts};
+use serde::Serialize;
+
+use crate::programs;
+
+#[derive(Subcommand)]
+pub(crate) enum Bench {
+    /// How KubeVirt's own operator installs v1.8.4: time, memory, requests; the mark that ours is measured against
+    Install(install::Options),
+    /// How kubevirt-operator handles many Machines (simulated KubeVirt): time, requests, memory, rest and restart
+    Machines(machines::Options),
+}
+
+pub(crate) fn run(bench: &Bench) -> ExitCode {
+    let outside = || {
+        parts::ensure(&parts::STANDARD)?;
+        match bench {
+            Bench::Install(_) => Ok(()),
+            // What is measured is what is shipped.
+            Bench::Machines(_) => programs::build(true).map(|_| ()),
+        }
+    };
+    isolate::run(outside, || {
+        let runtime = tokio::runtime::Runtime::new().context("starting tokio")?;
+        match bench {
+            Bench::Install(options) => runtime.block_on(install::run(options))?,
+            Bench::Machines(options) => runtime.block_on(machines::run(options))?,
+        }
+        Ok(ExitCode::SUCCESS)
+    })
+}
+
+/// A field of /proc/<pid>/status in MiB: VmHWM is the peak, VmRSS what is resident now.
+fn memory_mib(pid: &str, field: &str) -> u64 {
+    let status = std::fs::read_to_string(PathBuf::from("/proc").join(pid).join("status")).unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
+    line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok()).unwrap_or_default() >> 10
+}
+
+fn keep(name: &str, results: &impl Serialize) -> Result<()> {
+    let folder = programs::target_dir()?.join("bench");
+    std::fs::create_dir_all(&folder).with_context(|| format!("creating {}", folder.display()))?;
+    let path = folder.join(format!("{name}-{}.json", Timestamp::now().strftime("%Y%m%dT%H%M%SZ")));
+    std::fs::write(&path, serde_json::to_vec_pretty(results).context("writing the results")?)
+        .with_context(|| format!("writing {}", path.display()))?;
+    eprintln!("raw results: {}", path.display());
+    Ok(())
+}

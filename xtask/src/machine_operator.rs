@@ -1,0 +1,42 @@
+//! kubevirt-operator in a lab, as an administrator would install it: from config/, as its own service account.
+
+use anyhow::{Context, Result};
+use lab::{Lab, Program, ProgramOptions};
+
+use crate::programs;
+
+const NAMESPACE: &str = "kubevirt-operator-system";
+const ACCOUNT: &str = "kubevirt-operator-controller-manager";
+
+/// What `kubectl apply -f config/crd -f config/rbac` would make.
+pub(crate) async fn install(lab: &Lab) -> Result<()> {
+    for folder in ["config/crd", "config/rbac"] {
+        let folder = programs::root().join(folder);
+        let files = std::fs::read_dir(&folder).with_context(|| format!("reading {}", folder.display()))?;
+        let mut files: Vec<_> = files.flatten().map(|file| file.path()).collect();
+        files.sort();
+        for file in files {
+            let text = std::fs::read_to_string(&file).with_context(|| format!("reading {}", file.display()))?;
+            lab.create(&text).await.with_context(|| format!("creating {}", file.display()))?;
+        }
+    }
+    Ok(())
+}
+
+/// Starts the operator that was built with `profile` (debug or release).
+pub(crate) async fn start(lab: &Lab, profile: &str) -> Result<Program> {
+    let environment = [
+        ("NAMESPACE", NAMESPACE),
+        ("METRICS_BIND_ADDRESS", "{address}:8080"),
+        ("HEALTH_PROBE_BIND_ADDRESS", "{address}:8081"),
+    ];
+    lab.run(ProgramOptions {
+        file: programs::target_dir()?.join(profile).join("kubevirt-operator"),
+        namespace: NAMESPACE.to_owned(),
+        service_account: ACCOUNT.to_owned(),
+        arguments: vec!["run".to_owned()],
+        environment: environment.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec(),
+        through_proxy: false,
+    })
+    .await
+}
