@@ -1,6 +1,55 @@
 //! What a KubeVirt installation should be: every object of the release for a given KubeVirt resource, in the order in
 //! which they are applied, and the data of the release that they are made from.
 //!
-//! These will be pure functions from what was observed to a `Plan`. A client, async, a clock and randomness must never
-//! enter this crate: time, keys and random values come as arguments, and everything it wants to happen leaves it as
-//! data. The doing is in `runtime`, the observing in the program `virt-operator`.
+//! Pure functions from what was observed to data. A client, async, a clock and randomness must never enter this crate:
+//! time, keys and random values come as arguments, and everything it wants to happen leaves it as data. The doing is
+//! in `runtime`, the observing in the program `virt-operator`.
+//!
+//! ```text
+//! KubeVirt + Environment ─► DeploymentConfig ─► Strategy ─┐      as the release defines it, one file per family
+//! KubeVirt + Cluster ─────────────────────────────────────┴─► Installation      customized, placed, marked
+//! Object::body(Issued) ─► Body      with certificates, one at a time
+//! ```
+
+mod advice;
+mod api_services;
+mod build;
+pub mod certificates;
+mod config;
+pub mod crds;
+mod customize;
+mod environment;
+mod images;
+mod installation;
+mod instancetypes;
+mod kind;
+mod monitoring;
+pub mod names;
+mod object;
+mod openshift;
+pub mod order;
+mod packed;
+mod placement;
+mod policy;
+mod rbac;
+mod rollout;
+mod services;
+mod stamp;
+mod strategy;
+mod template;
+mod webhooks;
+mod workloads;
+
+pub use advice::warnings;
+pub use config::{ComponentImages, DeploymentConfig};
+pub use customize::{Customizer, INVALID_CUSTOMIZATION};
+pub use environment::{Cluster, Environment, ImageOverrides};
+pub use installation::{INVALID_DURATION, Installation};
+pub use kind::Kind;
+pub use object::Object;
+pub use order::Stage;
+pub use strategy::{ENCODING, Item, MANIFESTS, Strategy, config_map};
+pub use webhooks::{BLOCKING_PREFIX, blocking};
+
+/// The release whose data this program holds.
+pub const RELEASE: &str = "v1.8.4";

@@ -13,6 +13,8 @@ use runtime::{
     telemetry::{LogFormat, LogLevel},
 };
 
+use crate::commands::render::RenderArguments;
+
 #[derive(Debug, Parser)]
 #[command(
     name = "virt-operator",
@@ -34,6 +36,10 @@ pub(crate) struct Arguments {
 pub(crate) enum Command {
     /// Run the operator until it is told to stop (the default)
     Run(RunArguments),
+    /// Print the definition of the KubeVirt resource, as YAML
+    Crds,
+    /// Print every object of the installation that a KubeVirt resource in a file asks for, without a cluster
+    Render(RenderArguments),
 }
 
 #[derive(Debug, Clone, Args)]
@@ -133,7 +139,7 @@ mod tests {
         let arguments = Arguments::try_parse_from([&["virt-operator"], words].concat())?;
         match arguments.command {
             Some(Command::Run(run)) => run.try_into(),
-            None => arguments.run.try_into(),
+            _ => arguments.run.try_into(),
         }
     }
 

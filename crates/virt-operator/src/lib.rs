@@ -2,6 +2,7 @@
 //! What an installation is made of is decided in the crate `install`, every effect is in `runtime`.
 
 mod arguments;
+mod commands;
 mod run;
 
 use std::process::ExitCode;
@@ -14,6 +15,8 @@ pub fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let result = match arguments.command {
         Some(Command::Run(options)) => run::run(options),
+        Some(Command::Crds) => commands::crds::run(),
+        Some(Command::Render(options)) => commands::render::run(&options),
         None => run::run(arguments.run),
     };
     result.unwrap_or_else(|error| {

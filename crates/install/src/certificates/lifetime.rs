@@ -1,0 +1,179 @@
+//! How long certificates live and how long before their end they are renewed, as the resource says it in Go's words.
+
+use std::{fmt, time::Duration};
+
+use api::kubevirt::SelfSigned;
+
+const WEEK: Duration = Duration::from_secs(7 * 24 * 60 * 60);
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lifetime {
+    pub duration: Duration,
+    pub renew_before: Duration,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lifetimes {
+    pub authority: Lifetime,
+    /// Export and backup: they live as long as the authority does and are renewed as late as a leaf is.
+    pub other_authorities: Lifetime,
+    pub leaf: Lifetime,
+}
+
+impl Lifetimes {
+    /// The older names of the same settings win where both are given.
+    pub fn new(settings: Option<&SelfSigned>) -> Result<Self, BadDuration> {
+        let none = SelfSigned::default();
+        let settings = settings.unwrap_or(&none);
+        let (ca, server) = (settings.ca.clone().unwrap_or_default(), settings.server.clone().unwrap_or_default());
+        let authority = first("ca.duration", &[&settings.ca_rotate_interval, &ca.duration], || WEEK)?;
+        let overlap = first("ca.renewBefore", &[&settings.ca_overlap_interval, &ca.renew_before], || fifth(authority))?;
+        let leaf = first("server.duration", &[&settings.cert_rotate_interval, &server.duration], || DAY)?;
+        let renew = first("server.renewBefore", &[&server.renew_before], || fifth(leaf))?;
+        Ok(Self {
+            authority: Lifetime { duration: authority, renew_before: overlap },
+            other_authorities: Lifetime { duration: authority, renew_before: renew },
+            leaf: Lifetime { duration: leaf, renew_before: renew },
+        })
+    }
+}
+
+fn first(
+    field: &'static str,
+    given: &[&Option<String>],
+    usual: impl FnOnce() -> Duration,
+) -> Result<Duration, BadDuration> {
+    match given.iter().find_map(|text| text.as_deref()) {
+        Some(text) => parse_duration(text).ok_or_else(|| BadDuration { field, text: text.to_owned() }),
+        None => Ok(usual()),
+    }
+}
+
+fn fifth(duration: Duration) -> Duration {
+    duration / 5
+}
+
+/// A duration of the resource that cannot be read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BadDuration {
+    pub field: &'static str,
+    pub text: String,
+}
+
+impl fmt::Display for BadDuration {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "spec.certificateRotateStrategy.selfSigned.{} must be a duration such as 24h or 90m, and {:?} is not",
+            self.field, self.text
+        )
+    }
+}
+
+impl std::error::Error for BadDuration {}
+
+/// Go's durations: numbers with units, one after the other. A certificate cannot live less than nothing, so a sign
+/// other than plus is not read.
+pub fn parse_duration(text: &str) -> Option<Duration> {
+    let text = text.strip_prefix('+').unwrap_or(text);
+    if text == "0" {
+        return Some(Duration::ZERO);
+    }
+    let mut rest = text;
+    let mut total = 0.0;
+    while !rest.is_empty() {
+        let digits = rest.find(|character: char| !character.is_ascii_digit() && character != '.')?;
+        let (number, tail) = rest.split_at_checked(digits)?;
+        let length = tail.find(|character: char| character.is_ascii_digit() || character == '.').unwrap_or(tail.len());
+        let (unit, tail) = tail.split_at_checked(length)?;
+        let seconds = match unit {
+            "ns" => 1e-9,
+            "us" | "µs" | "μs" => 1e-6,
+            "ms" => 1e-3,
+            "s" => 1.0,
+            "m" => 60.0,
+            "h" => 3600.0,
+            _ => return None,
+        };
+        total += number.parse::<f64>().ok()? * seconds;
+        rest = tail;
+    }
+    (!text.is_empty()).then_some(())?;
+    // Nanoseconds are rounded, because a sum of fractions is not exact.
+    Duration::try_from_secs_f64(total).ok().filter(|duration| duration.as_secs() < u64::from(u32::MAX) * 2)
+}
+
+/// As Go prints it: `168h0m0s`.
+pub(crate) fn go_duration(duration: Duration) -> String {
+    let (whole, nanos) = (duration.as_secs(), duration.subsec_nanos());
+    if whole == 0 && nanos == 0 {
+        return "0s".to_owned();
+    }
+    if whole == 0 {
+        let (unit, value) = match nanos {
+            1_000_000.. => ("ms", f64::from(nanos) / 1e6),
+            1_000.. => ("µs", f64::from(nanos) / 1e3),
+            _ => ("ns", f64::from(nanos)),
+        };
+        return format!("{value}{unit}");
+    }
+    let (hours, minutes, seconds) = (whole / 3600, whole / 60 % 60, whole % 60);
+    let fraction = match nanos {
+        0 => String::new(),
+        nanos => format!(".{}", format!("{nanos:09}").trim_end_matches('0')),
+    };
+    match (hours, minutes) {
+        (0, 0) => format!("{seconds}{fraction}s"),
+        (0, minutes) => format!("{minutes}m{seconds}{fraction}s"),
+        (hours, minutes) => format!("{hours}h{minutes}m{seconds}{fraction}s"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use api::kubevirt::CertificateLifetime;
+
+    use super::*;
+
+    #[test]
+    fn durations_are_read_and_written_as_go_does() {
+        for (text, written) in [
+            ("168h", "168h0m0s"),
+            ("24h", "24h0m0s"),
+            ("33h36m", "33h36m0s"),
+            ("1.5h", "1h30m0s"),
+            ("90s", "1m30s"),
+            ("1h0m0.5s", "1h0m0.5s"),
+            ("250ms", "250ms"),
+            ("0", "0s"),
+        ] {
+            assert_eq!(parse_duration(text).map(go_duration).as_deref(), Some(written), "{text}");
+        }
+        for text in ["", "24", "h", "-1h", "1d", "1h2", "1e3h", "1..2h", "99999999999h"] {
+            assert_eq!(parse_duration(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn without_settings_a_week_and_a_day_renewed_in_the_last_fifth() {
+        let lifetimes = Lifetimes::new(None).unwrap();
+        assert_eq!(go_duration(lifetimes.authority.renew_before), "33h36m0s");
+        assert_eq!(go_duration(lifetimes.leaf.renew_before), "4h48m0s");
+        assert_eq!(lifetimes.other_authorities.duration, lifetimes.authority.duration);
+        assert_eq!(lifetimes.other_authorities.renew_before, lifetimes.leaf.renew_before);
+    }
+
+    #[test]
+    fn the_older_name_wins_and_a_bad_duration_names_its_field() {
+        let mut settings = SelfSigned {
+            ca_rotate_interval: Some("10h".to_owned()),
+            ca: Some(CertificateLifetime { duration: Some("20h".to_owned()), ..CertificateLifetime::default() }),
+            ..SelfSigned::default()
+        };
+        assert_eq!(go_duration(Lifetimes::new(Some(&settings)).unwrap().authority.duration), "10h0m0s");
+        settings.ca_rotate_interval = Some("soon".to_owned());
+        let error = Lifetimes::new(Some(&settings)).unwrap_err();
+        assert!(error.to_string().contains("ca.duration must be a duration such as 24h or 90m, and \"soon\" is not"));
+    }
+}

@@ -1,0 +1,156 @@
+//! JSON patches, as laxly as the release reads them, and merge patches.
+//!
+//! It is not quite RFC 6902: an index may count from the end, `replace` may set a field that is not there, a missing
+//! `value` is null, and null and nothing are one. Patches that work with the reference must work here, and the crate
+//! `json-patch` refuses these.
+
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+#[derive(Clone, Debug, Deserialize)]
+pub(super) struct Operation {
+    op: Verb,
+    path: String,
+    #[serde(default)]
+    from: Option<String>,
+    #[serde(default)]
+    value: Value,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Verb {
+    Add,
+    Remove,
+    Replace,
+    Move,
+    Copy,
+    Test,
+}
+
+/// A merge patch, RFC 7386: objects are merged, null removes, anything else replaces.
+pub(super) fn merge(target: &mut Value, patch: &Value) {
+    let Value::Object(patch) = patch else {
+        *target = patch.clone();
+        return;
+    };
+    if !target.is_object() {
+        *target = Value::Object(Map::new());
+    }
+    let Some(target) = target.as_object_mut() else { return };
+    for (key, value) in patch {
+        if value.is_null() {
+            target.remove(key);
+        } else {
+            merge(target.entry(key).or_insert(Value::Null), value);
+        }
+    }
+}
+
+pub(super) fn apply(document: &mut Value, patch: &[Operation]) -> Result<(), String> {
+    for operation in patch {
+        let Operation { op, path, from, value } = operation;
+        match (op, from) {
+            (Verb::Add, _) => add(document, path, value.clone())?,
+            (Verb::Remove, _) => remove(document, path).map(drop)?,
+            (Verb::Replace, _) => replace(document, path, value.clone())?,
+            (Verb::Test, _) => {
+                let found = get(document, path)?;
+                if found != *value {
+                    return Err(format!("{path} is {found} and not {value}"));
+                }
+            }
+            (Verb::Move, Some(from)) => {
+                let value = remove(document, from)?;
+                add(document, path, value)?;
+            }
+            (Verb::Copy, Some(from)) => {
+                let value = get(document, from)?;
+                add(document, path, value)?;
+            }
+            (Verb::Move | Verb::Copy, None) => return Err(format!("the operation on {path} needs a from")),
+        }
+    }
+    Ok(())
+}
+
+/// What the last part of a path is in, and that part.
+fn parent<'a>(document: &'a mut Value, path: &str) -> Result<(&'a mut Value, String), String> {
+    let missing = || format!("{path} is not there");
+    let mut parts = path.split('/').map(|part| part.replace("~1", "/").replace("~0", "~"));
+    let (first, last) = (parts.next(), parts.next_back());
+    let (Some(_), Some(last)) = (first, last) else { return Err(missing()) };
+    let mut at = document;
+    for part in parts {
+        at = match at {
+            Value::Object(map) => map.get_mut(&part),
+            Value::Array(list) => index(&part, list.len()).and_then(|index| list.get_mut(index)),
+            _ => None,
+        }
+        .ok_or_else(missing)?;
+    }
+    Ok((at, last))
+}
+
+/// Counted from the end when it is negative.
+fn index(text: &str, length: usize) -> Option<usize> {
+    let number: isize = text.parse().ok()?;
+    if number < 0 { length.checked_sub(number.unsigned_abs()) } else { usize::try_from(number).ok() }
+}
+
+fn get(document: &mut Value, path: &str) -> Result<Value, String> {
+    match parent(document, path)? {
+        (Value::Object(map), key) => Ok(map.get(&key).cloned().unwrap_or_default()),
+        (Value::Array(list), key) => {
+            let found = index(&key, list.len()).and_then(|index| list.get(index));
+            found.cloned().ok_or_else(|| format!("{path} is not there"))
+        }
+        _ => Err(format!("{path} is not there")),
+    }
+}
+
+fn add(document: &mut Value, path: &str, value: Value) -> Result<(), String> {
+    match parent(document, path)? {
+        (Value::Object(map), key) => {
+            map.insert(key, value);
+            Ok(())
+        }
+        (Value::Array(list), key) if key == "-" => {
+            list.push(value);
+            Ok(())
+        }
+        (Value::Array(list), key) => {
+            let at = index(&key, list.len() + 1).filter(|at| *at <= list.len());
+            list.insert(at.ok_or_else(|| format!("{path} is beyond the end of its list"))?, value);
+            Ok(())
+        }
+        _ => Err(format!("{path} is not there")),
+    }
+}
+
+fn replace(document: &mut Value, path: &str, value: Value) -> Result<(), String> {
+    match parent(document, path)? {
+        (Value::Object(map), key) => {
+            map.insert(key, value);
+            Ok(())
+        }
+        (Value::Array(list), key) => {
+            let at = index(&key, list.len()).and_then(|index| list.get_mut(index));
+            *at.ok_or_else(|| format!("{path} is not there"))? = value;
+            Ok(())
+        }
+        _ => Err(format!("{path} is not there")),
+    }
+}
+
+fn remove(document: &mut Value, path: &str) -> Result<Value, String> {
+    let missing = || format!("{path} is not there");
+    match parent(document, path)? {
+        (Value::Object(map), key) => map.remove(&key).ok_or_else(missing),
+        (Value::Array(list), key) => {
+            let at = index(&key, list.len()).filter(|at| *at < list.len());
+            Ok(list.remove(at.ok_or_else(missing)?))
+        }
+        _ => Err(missing()),
+    }
+}

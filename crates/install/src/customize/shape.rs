@@ -1,0 +1,174 @@
+//! What strategic patches must know of the types they change: which lists are merged, and by which key.
+//!
+//! These are the `patchStrategy` and `patchMergeKey` of Kubernetes' own types; any list that is not named here is
+//! replaced as a whole, and any map is merged.
+
+use k8s_openapi::api::admissionregistration::v1::{MutatingWebhookConfiguration, ValidatingWebhookConfiguration};
+use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
+use k8s_openapi::api::core::v1::{Secret, Service};
+use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::APIService;
+use serde::{Serialize, de::DeserializeOwned};
+use serde_json::{Value, json};
+
+use crate::kind::Kind;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Shape {
+    Deployment,
+    DaemonSet,
+    Service,
+    WebhookConfiguration,
+    Webhook,
+    ObjectMeta,
+    WorkloadSpec,
+    ServiceSpec,
+    PodTemplate,
+    PodSpec,
+    Container,
+    /// Neither merged lists nor anything that has them.
+    Plain,
+}
+
+/// How a list is merged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Lists {
+    Replaced,
+    /// Values that are added when they are not there.
+    Values,
+    /// Objects that are found by this key.
+    Keyed(&'static str),
+}
+
+pub(super) fn root(kind: Kind) -> Shape {
+    match kind {
+        Kind::Deployment => Shape::Deployment,
+        Kind::DaemonSet => Shape::DaemonSet,
+        Kind::Service => Shape::Service,
+        Kind::ValidatingWebhookConfiguration | Kind::MutatingWebhookConfiguration => Shape::WebhookConfiguration,
+        // An APIService and a Secret have metadata and no merged lists.
+        _ => Shape::Deployment,
+    }
+}
+
+impl Shape {
+    /// What a field holds, and how it is merged if it is a list.
+    pub(super) fn field(self, name: &str) -> (Self, Lists) {
+        use Lists::{Keyed, Replaced, Values};
+        match (self, name) {
+            (
+                Self::Deployment | Self::DaemonSet | Self::Service | Self::WebhookConfiguration | Self::PodTemplate,
+                "metadata",
+            ) => (Self::ObjectMeta, Replaced),
+            (Self::Deployment | Self::DaemonSet, "spec") => (Self::WorkloadSpec, Replaced),
+            (Self::Service, "spec") => (Self::ServiceSpec, Replaced),
+            (Self::WebhookConfiguration, "webhooks") => (Self::Webhook, Keyed("name")),
+            (Self::Webhook, "matchConditions") => (Self::Plain, Keyed("name")),
+            (Self::ObjectMeta, "finalizers") => (Self::Plain, Values),
+            (Self::ObjectMeta, "ownerReferences") => (Self::Plain, Keyed("uid")),
+            (Self::ServiceSpec, "ports") => (Self::Plain, Keyed("port")),
+            (Self::WorkloadSpec, "template") => (Self::PodTemplate, Replaced),
+            (Self::PodTemplate, "spec") => (Self::PodSpec, Replaced),
+            (Self::PodSpec, "containers" | "initContainers" | "ephemeralContainers") => {
+                (Self::Container, Keyed("name"))
+            }
+            (Self::PodSpec, "volumes" | "imagePullSecrets" | "resourceClaims" | "schedulingGates") => {
+                (Self::Plain, Keyed("name"))
+            }
+            (Self::PodSpec, "hostAliases") => (Self::Plain, Keyed("ip")),
+            (Self::PodSpec, "topologySpreadConstraints") => (Self::Plain, Keyed("topologyKey")),
+            (Self::Container, "ports") => (Self::Plain, Keyed("containerPort")),
+            (Self::Container, "env") => (Self::Plain, Keyed("name")),
+            (Self::Container, "volumeMounts") => (Self::Plain, Keyed("mountPath")),
+            (Self::Container, "volumeDevices") => (Self::Plain, Keyed("devicePath")),
+            _ => (Self::Plain, Replaced),
+        }
+    }
+}
+
+/// The release patches objects in which these are always written, be they empty; a JSON patch may begin there.
+pub(super) fn fill(kind: Kind, object: &mut Value) {
+    if let Some(object) = object.as_object_mut() {
+        for (field, empty) in match kind {
+            Kind::Deployment | Kind::DaemonSet | Kind::ApiService => vec![("status", json!({}))],
+            Kind::Service => vec![("spec", json!({})), ("status", json!({"loadBalancer": {}}))],
+            _ => Vec::new(),
+        } {
+            object.entry(field).or_insert(empty);
+        }
+        let strategy = match kind {
+            Kind::Deployment => "strategy",
+            Kind::DaemonSet => "updateStrategy",
+            _ => return,
+        };
+        if let Some(spec) = object.get_mut("spec").and_then(Value::as_object_mut) {
+            spec.entry(strategy).or_insert_with(|| json!({}));
+        }
+    }
+    for_containers(object, |container| {
+        if let Some(container) = container.as_object_mut() {
+            container.entry("resources").or_insert_with(|| json!({}));
+        }
+    });
+}
+
+/// Takes away again what `fill` wrote and nobody used.
+pub(super) fn clean(kind: Kind, object: &mut Value) {
+    if let Some(object) = object.as_object_mut()
+        && matches!(kind, Kind::Deployment | Kind::DaemonSet | Kind::ApiService | Kind::Service)
+    {
+        object.remove("status");
+        if let Some(spec) = object.get_mut("spec").and_then(Value::as_object_mut) {
+            for strategy in ["strategy", "updateStrategy"] {
+                if spec.get(strategy) == Some(&json!({})) {
+                    spec.remove(strategy);
+                }
+            }
+        }
+    }
+    for_containers(object, |container| {
+        if let Some(container) = container.as_object_mut()
+            && container.get("resources") == Some(&json!({}))
+        {
+            container.remove("resources");
+        }
+    });
+}
+
+/// Reads an object as what it is: fields that it does not have are dropped, and values of a wrong type are an error.
+pub(super) fn retype(kind: Kind, object: &mut Value) -> Result<(), String> {
+    fn through<T: DeserializeOwned + Serialize>(object: &mut Value) -> Result<(), String> {
+        let typed: T = serde_json::from_value(object.take()).map_err(|error| error.to_string())?;
+        *object = serde_json::to_value(typed).map_err(|error| error.to_string())?;
+        drop_empty_lists(object);
+        Ok(())
+    }
+    match kind {
+        Kind::Deployment => through::<Deployment>(object),
+        Kind::DaemonSet => through::<DaemonSet>(object),
+        Kind::Service => through::<Service>(object),
+        Kind::Secret => through::<Secret>(object),
+        Kind::ValidatingWebhookConfiguration => through::<ValidatingWebhookConfiguration>(object),
+        Kind::MutatingWebhookConfiguration => through::<MutatingWebhookConfiguration>(object),
+        Kind::ApiService => through::<APIService>(object),
+        _ => Ok(()),
+    }
+}
+
+/// A list from which everything was taken is no list, but for those that must be there.
+fn drop_empty_lists(value: &mut Value) {
+    match value {
+        Value::Object(map) => {
+            let demanded = |key: &str| ["containers", "admissionReviewVersions"].contains(&key);
+            map.retain(|key, value| demanded(key) || value.as_array().is_none_or(|list| !list.is_empty()));
+            map.values_mut().for_each(drop_empty_lists);
+        }
+        Value::Array(list) => list.iter_mut().for_each(drop_empty_lists),
+        _ => {}
+    }
+}
+
+fn for_containers(object: &mut Value, change: impl Fn(&mut Value)) {
+    for list in ["/spec/template/spec/containers", "/spec/template/spec/initContainers"] {
+        object.pointer_mut(list).and_then(Value::as_array_mut).into_iter().flatten().for_each(&change);
+    }
+}

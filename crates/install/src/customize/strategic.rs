@@ -1,0 +1,204 @@
+//! Strategic merge patches: as merge patches, but lists whose elements have a key are merged by it.
+//!
+//! Directives: `$patch: replace | delete` in a map or an element of a list, `$retainKeys`, `$setElementOrder/<list>`,
+//! `$deleteFromPrimitiveList/<list>`. The oracle is the API server's answer to the same patch.
+
+use serde_json::{Map, Value};
+
+use super::shape::{Lists, Shape};
+
+const PATCH: &str = "$patch";
+const RETAIN_KEYS: &str = "$retainKeys";
+const ELEMENT_ORDER: &str = "$setElementOrder/";
+const DELETE_VALUES: &str = "$deleteFromPrimitiveList/";
+
+type Object = Map<String, Value>;
+
+pub(super) fn merge(mut original: Object, mut patch: Object, shape: Shape) -> Result<Object, String> {
+    if let Some(directive) = patch.remove(PATCH) {
+        return match directive.as_str() {
+            Some("replace") => Ok(patch),
+            Some("delete") => Ok(Object::new()),
+            _ => Err(format!("{PATCH} must be replace or delete here, and {directive} is not")),
+        };
+    }
+    retain_keys(&mut original, &mut patch)?;
+    let orders: Vec<String> = patch.keys().filter(|key| key.starts_with(ELEMENT_ORDER)).cloned().collect();
+    for directive in orders {
+        let field = directive.trim_start_matches(ELEMENT_ORDER).to_owned();
+        let order = patch.remove(&directive);
+        reorder(&mut original, &mut patch, &field, order.as_ref(), shape)?;
+    }
+    for (key, value) in patch {
+        if let Some(field) = key.strip_prefix(DELETE_VALUES) {
+            let doomed = value.as_array().ok_or_else(|| format!("{key} must be a list"))?;
+            if let Some(values) = original.get_mut(field).and_then(Value::as_array_mut) {
+                values.retain(|value| !doomed.contains(value));
+            }
+            continue;
+        }
+        let merged = match (original.remove(&key), value) {
+            (_, Value::Null) => None,
+            (Some(Value::Object(ours)), Value::Object(theirs)) => {
+                Some(Value::Object(merge(ours, theirs, shape.field(&key).0)?))
+            }
+            (Some(Value::Array(ours)), Value::Array(theirs)) => {
+                let (element, lists) = shape.field(&key);
+                Some(Value::Array(merge_lists(ours, theirs, element, lists)?))
+            }
+            (_, value) => without_directives(value),
+        };
+        if let Some(merged) = merged {
+            original.insert(key, merged);
+        }
+    }
+    Ok(original)
+}
+
+/// Fields that are not named go, so that a union can change its member.
+fn retain_keys(original: &mut Object, patch: &mut Object) -> Result<(), String> {
+    let Some(keys) = patch.remove(RETAIN_KEYS) else { return Ok(()) };
+    let keys = keys.as_array().ok_or_else(|| format!("{RETAIN_KEYS} must be a list"))?;
+    let named = |key: &str| keys.iter().any(|name| name.as_str() == Some(key));
+    let unnamed = patch.iter().find(|(key, value)| !value.is_null() && !key.starts_with('$') && !named(key));
+    if let Some((key, _)) = unnamed {
+        return Err(format!("{RETAIN_KEYS} does not name {key}, which the patch sets"));
+    }
+    original.retain(|key, _| named(key));
+    Ok(())
+}
+
+/// Merges a list and brings what the directive names into its order, among what only the original has.
+fn reorder(
+    original: &mut Object,
+    patch: &mut Object,
+    field: &str,
+    order: Option<&Value>,
+    shape: Shape,
+) -> Result<(), String> {
+    let order = order.and_then(Value::as_array).ok_or_else(|| format!("{ELEMENT_ORDER}{field} must be a list"))?;
+    let (element, lists) = shape.field(field);
+    let list = |value: Option<Value>| match value {
+        None => Ok(None),
+        Some(Value::Array(list)) => Ok(Some(list)),
+        Some(_) => Err(format!("{field} is not a list")),
+    };
+    let (ours, theirs) = (list(original.remove(field))?, list(patch.remove(field))?);
+    check_order(theirs.as_deref().unwrap_or_default(), order, lists, field)?;
+    let before = ours.clone().unwrap_or_default();
+    let merged = match (ours, theirs) {
+        (None, None) => return Ok(()),
+        (Some(ours), None) => ours,
+        (None, Some(theirs)) => theirs.into_iter().filter_map(without_directives).collect(),
+        (Some(ours), Some(theirs)) => merge_lists(ours, theirs, element, lists)?,
+    };
+    original.insert(field.to_owned(), Value::Array(in_order(merged, order, &before, lists)));
+    Ok(())
+}
+
+/// What the patch sets must be named, in the same order.
+fn check_order(patch: &[Value], order: &[Value], lists: Lists, field: &str) -> Result<(), String> {
+    let mut rest = order.iter();
+    let kept = patch.iter().filter(|element| element.get(PATCH).is_none());
+    for element in kept {
+        if !rest.any(|named| same(named, element, lists)) {
+            return Err(format!("{ELEMENT_ORDER}{field} and {field} disagree"));
+        }
+    }
+    Ok(())
+}
+
+fn merge_lists(mut ours: Vec<Value>, theirs: Vec<Value>, element: Shape, lists: Lists) -> Result<Vec<Value>, String> {
+    let key = match lists {
+        Lists::Replaced => return Ok(theirs),
+        Lists::Values => {
+            let before = ours.clone();
+            let order = theirs.clone();
+            for value in theirs {
+                if !ours.contains(&value) {
+                    ours.push(value);
+                }
+            }
+            return Ok(in_order(ours, &order, &before, lists));
+        }
+        Lists::Keyed(key) => key,
+    };
+    let mut set = Vec::new();
+    let mut replace = false;
+    for theirs in theirs {
+        match theirs.get(PATCH).and_then(Value::as_str) {
+            None if theirs.get(PATCH).is_some() => return Err(format!("{PATCH} must be replace or delete")),
+            None => set.push(theirs),
+            Some("delete") => {
+                let doomed = theirs.get(key).ok_or_else(|| format!("an element to delete has no {key}"))?;
+                ours.retain(|element| element.get(key) != Some(doomed));
+            }
+            Some("replace") => replace = true,
+            Some(other) => return Err(format!("{PATCH} must be replace or delete, and {other} is not")),
+        }
+    }
+    if replace {
+        return Ok(set);
+    }
+    let before = ours.clone();
+    let order = set.clone();
+    for theirs in set {
+        let Value::Object(theirs) = theirs else { return Err("an element of a list is not an object".to_owned()) };
+        let Some(value) = theirs.get(key).cloned() else { return Err(format!("an element of a list has no {key}")) };
+        match ours.iter_mut().find(|element| element.get(key) == Some(&value)) {
+            Some(Value::Object(found)) => *found = merge(std::mem::take(found), theirs, element)?,
+            Some(_) => return Err("an element of a list is not an object".to_owned()),
+            None => ours.push(Value::Object(theirs)),
+        }
+    }
+    Ok(in_order(ours, &order, &before, lists))
+}
+
+/// Elements that `order` names come in that order; the others keep theirs, and stand before a named one only if they
+/// did so before.
+fn in_order(merged: Vec<Value>, order: &[Value], before: &[Value], lists: Lists) -> Vec<Value> {
+    let position = |list: &[Value], element: &Value| list.iter().position(|other| same(other, element, lists));
+    let (mut named, others): (Vec<Value>, Vec<Value>) =
+        merged.into_iter().partition(|element| position(order, element).is_some());
+    named.sort_by_key(|element| position(order, element));
+    let mut out = Vec::with_capacity(named.len() + others.len());
+    let mut named = named.into_iter().peekable();
+    let mut others = others.into_iter().peekable();
+    while let (Some(ours), Some(theirs)) = (others.peek(), named.peek()) {
+        let first = match (position(before, ours), position(before, theirs)) {
+            (Some(ours), Some(theirs)) => ours < theirs,
+            _ => false,
+        };
+        out.extend(if first { others.next() } else { named.next() });
+    }
+    out.extend(named);
+    out.extend(others);
+    out
+}
+
+fn same(a: &Value, b: &Value, lists: Lists) -> bool {
+    match lists {
+        Lists::Keyed(key) => a.get(key).is_some() && a.get(key) == b.get(key),
+        Lists::Values | Lists::Replaced => a == b,
+    }
+}
+
+/// A value of the patch that is taken as it is: nulls and directives are not part of it.
+fn without_directives(value: Value) -> Option<Value> {
+    match value {
+        Value::Object(object) => {
+            if object.contains_key(PATCH) {
+                return None;
+            }
+            let kept = object.into_iter().filter(|(key, value)| !value.is_null() && !is_directive(key));
+            let kept = kept.filter_map(|(key, value)| Some((key, without_directives(value)?)));
+            Some(Value::Object(kept.collect()))
+        }
+        Value::Array(list) => Some(Value::Array(list.into_iter().filter_map(without_directives).collect())),
+        other => Some(other),
+    }
+}
+
+fn is_directive(key: &str) -> bool {
+    key == RETAIN_KEYS || key.starts_with(ELEMENT_ORDER) || key.starts_with(DELETE_VALUES)
+}

@@ -1,0 +1,207 @@
+//! What no snapshot of the reference shows: gates, OpenShift, and edges of the resource.
+
+use serde_json::json;
+
+use super::*;
+use crate::certificates::NothingIssued;
+
+fn everywhere() -> Cluster {
+    Cluster {
+        service_monitors: true,
+        prometheus_rules: true,
+        admission_policies: true,
+        security_context_constraints: true,
+        routes: true,
+        monitor_namespace: None,
+        schedulable_nodes: 2,
+    }
+}
+
+fn install_on(cluster: &Cluster, spec: &Value) -> Installation {
+    let object = json!({
+        "apiVersion": "kubevirt.io/v1", "kind": "KubeVirt",
+        "metadata": {"name": "kubevirt", "namespace": "kubevirt", "generation": 7}, "spec": spec,
+    });
+    let kubevirt = serde_json::from_value(object).unwrap();
+    let environment = Environment { operator_image: "r/virt-operator:v1".to_owned(), ..Environment::default() };
+    Installation::new(&kubevirt, &environment, cluster).unwrap()
+}
+
+fn install(spec: &Value) -> Installation {
+    install_on(&everywhere(), spec)
+}
+
+fn names(installation: &Installation, kind: Kind) -> Vec<&str> {
+    let all = installation.objects.iter().filter(|object| object.kind == kind);
+    all.map(|object| object.key.name()).collect()
+}
+
+fn object(installation: &Installation, kind: Kind, name: &str) -> Value {
+    let found = installation.objects.iter().find(|object| object.kind == kind && object.key.name() == name);
+    found.unwrap().body(&NothingIssued).unwrap().into_json()
+}
+
+fn gates(gates: &[&str]) -> Value {
+    json!({"configuration": {"developerConfiguration": {"featureGates": gates}}})
+}
+
+#[test]
+fn gates_bring_their_objects() {
+    let plain = install(&json!({}));
+    assert_eq!(names(&plain, Kind::Deployment), [VIRT_API, VIRT_CONTROLLER]);
+    assert_eq!(names(&plain, Kind::MutatingWebhookConfiguration), ["virt-api-mutator"]);
+    assert_eq!(names(&plain, Kind::Route), [""; 0]);
+    assert_eq!(names(&plain, Kind::SecurityContextConstraints).len(), 2);
+
+    let export = install(&gates(&["VMExport"]));
+    assert_eq!(names(&export, Kind::Deployment), [VIRT_API, VIRT_CONTROLLER, VIRT_EXPORT_PROXY]);
+    assert_eq!(names(&export, Kind::Route), [VIRT_EXPORT_PROXY]);
+    assert_eq!(names(&install_on(&Cluster::default(), &gates(&["VMExport"])), Kind::Route), [""; 0]);
+
+    let template = install(&gates(&["Template"]));
+    assert_eq!(names(&template, Kind::Deployment).len(), 4);
+    assert_eq!(names(&template, Kind::CustomResourceDefinition).len(), 20);
+    assert_eq!(names(&template, Kind::ValidatingAdmissionPolicy).len(), 2);
+    assert_eq!(names(&template, Kind::PodDisruptionBudget), ["virt-api-pdb", "virt-controller-pdb"]);
+}
+
+#[test]
+fn the_pod_mutator_is_made_anew_and_never_customized() {
+    let spec = json!({
+        "configuration": {"developerConfiguration": {"featureGates": ["ContainerPathVolumes"]}},
+        "customizeComponents": {"patches": [{"resourceType": "*", "resourceName": "*", "type": "merge",
+                                             "patch": "{\"metadata\":{\"labels\":{\"a\":\"b\"}}}"}]},
+    });
+    let installation = install(&spec);
+    let of = |name: &str| object(&installation, Kind::MutatingWebhookConfiguration, name)["metadata"].clone();
+    assert_eq!(of("virt-api-mutator")["labels"]["a"], "b");
+    assert!(of("virt-api-mutator")["annotations"].get(annotation::CUSTOMIZER_IDENTIFIER).is_some());
+    assert_eq!(of("virt-launcher-pod-mutator")["labels"].get("a"), None);
+    assert_eq!(of("virt-launcher-pod-mutator")["annotations"].get(annotation::CUSTOMIZER_IDENTIFIER), None);
+}
+
+#[test]
+fn virt_template_keeps_its_one_replica_and_learns_tls_from_its_command_line() {
+    let mut spec = gates(&["Template"]);
+    spec["infra"] = json!({"replicas": 3});
+    spec["configuration"]["tlsConfiguration"] = json!({"minTLSVersion": "VersionTLS13"});
+    let installation = install(&spec);
+    for name in [VIRT_TEMPLATE_API_SERVER, VIRT_TEMPLATE_CONTROLLER] {
+        let deployment = object(&installation, Kind::Deployment, name);
+        assert_eq!(deployment["spec"]["replicas"], 1, "{name}");
+        assert_eq!(deployment["metadata"]["labels"][label::MANAGED_BY], "virt-operator");
+        let arguments = deployment["spec"]["template"]["spec"]["containers"][0]["args"].to_string();
+        assert!(arguments.ends_with(r#""-v","2","--tls-min-version","VersionTLS13"]"#), "{arguments}");
+    }
+    assert_eq!(object(&installation, Kind::Deployment, VIRT_API)["spec"]["replicas"], 3);
+    let budget = object(&installation, Kind::PodDisruptionBudget, "virt-api-pdb");
+    assert_eq!(budget["spec"]["minAvailable"], 2);
+}
+
+#[test]
+fn replicas_of_virt_api_follow_the_nodes_or_a_patch() {
+    let cluster = Cluster { schedulable_nodes: 1, ..everywhere() };
+    let single = install_on(&cluster, &json!({}));
+    assert_eq!(object(&single, Kind::Deployment, VIRT_API)["spec"]["replicas"], 1);
+    assert_eq!(object(&single, Kind::Deployment, VIRT_CONTROLLER)["spec"]["replicas"], 2);
+    assert_eq!(names(&single, Kind::PodDisruptionBudget), ["virt-controller-pdb"]);
+    let patched = install_on(
+        &cluster,
+        &json!({"customizeComponents": {"patches": [{"resourceType": "Deployment", "resourceName": "virt-api",
+            "type": "json", "patch": "[{\"op\":\"replace\",\"path\":\"/spec/replicas\",\"value\":5}]"}]}}),
+    );
+    assert_eq!(object(&patched, Kind::Deployment, VIRT_API)["spec"]["replicas"], 5);
+}
+
+#[test]
+fn virt_handler_is_told_how_many_machines_a_node_may_hold() {
+    let spec = json!({"configuration": {"virtualMachineInstancesPerNode": 10}});
+    let handler = object(&install(&spec), Kind::DaemonSet, VIRT_HANDLER);
+    let command = &handler["spec"]["template"]["spec"]["containers"][0]["command"];
+    assert_eq!(*command, json!(["virt-handler", "--max-devices", "10"]));
+}
+
+#[test]
+fn instancetypes_can_be_left_out() {
+    let off = install(&json!({"configuration": {"commonInstancetypesDeployment": {"enabled": false}}}));
+    assert_eq!(names(&off, Kind::Instancetype).len() + names(&off, Kind::Preference).len(), 0);
+}
+
+#[test]
+fn product_labels_that_are_no_labels_are_left_out() {
+    let spec = json!({"productName": "no spaces", "productVersion": "-", "productComponent": "a/b"});
+    let labels = object(&install(&spec), Kind::Service, VIRT_API)["metadata"]["labels"].clone();
+    let expected = json!({label::APP: VIRT_API, label::COMPONENT: "kubevirt", label::MANAGED_BY: "virt-operator"});
+    assert_eq!(labels, expected);
+}
+
+#[test]
+fn the_generation_marks_objects_but_not_their_pods() {
+    let api = object(&install(&json!({})), Kind::Deployment, VIRT_API);
+    assert_eq!(api["metadata"]["annotations"][annotation::GENERATION], "7");
+    assert_eq!(api["spec"]["template"]["metadata"]["annotations"].get(annotation::GENERATION), None);
+}
+
+#[test]
+fn export_and_backup_authorities_live_as_long_as_the_first() {
+    let spec = json!({"certificateRotateStrategy": {"selfSigned": {
+        "ca": {"duration": "48h", "renewBefore": "24h"}, "server": {"duration": "12h", "renewBefore": "3h"}}}});
+    let installation = install(&spec);
+    let lives =
+        |name: &str| object(&installation, Kind::Secret, name)["metadata"]["annotations"][annotation::DURATION].clone();
+    for name in [certificates::CA, certificates::EXPORT_CA, certificates::BACKUP_CA] {
+        assert_eq!(lives(name), "&Duration{Duration:48h0m0s,}");
+    }
+    assert_eq!(lives(certificates::VIRT_API), "&Duration{Duration:12h0m0s,}");
+    let renewed = |name: &str| {
+        let found = installation.certificates.iter().find(|certificate| certificate.secret == name);
+        found.unwrap().lifetime.renew_before.as_secs() / 3600
+    };
+    assert_eq!((renewed(certificates::CA), renewed(certificates::EXPORT_CA)), (24, 3));
+}
+
+#[test]
+fn a_wrong_resource_is_invalid_and_says_where() {
+    let failure = |spec: &Value| {
+        let object = json!({"apiVersion": "kubevirt.io/v1", "kind": "KubeVirt", "spec": spec});
+        let kubevirt = serde_json::from_value(object).unwrap();
+        Installation::new(&kubevirt, &Environment::default(), &everywhere()).map(|_| ()).unwrap_err()
+    };
+    let duration = failure(&json!({"certificateRotateStrategy": {"selfSigned": {"ca": {"duration": "soon"}}}}));
+    assert_eq!((duration.class, duration.reason), (api::Class::Invalid, INVALID_DURATION));
+    let patch = failure(&json!({"customizeComponents": {"patches": [
+        {"resourceType": "Service", "resourceName": "virt-api", "type": "merge", "patch": "{\"spec\":1}"}]}}));
+    assert_eq!((patch.class, patch.reason), (api::Class::Invalid, INVALID_CUSTOMIZATION));
+}
+
+#[test]
+fn objects_come_in_the_order_of_their_stages_and_each_once() {
+    let installation = install(&gates(&["Template", "VMExport", "DecentralizedLiveMigration"]));
+    assert!(installation.objects.windows(2).all(|pair| pair[0].stage <= pair[1].stage));
+    let mut keys: Vec<(Kind, &ObjectKey)> =
+        installation.objects.iter().map(|object| (object.kind, &object.key)).collect();
+    let count = keys.len();
+    keys.sort();
+    keys.dedup();
+    assert_eq!(keys.len(), count);
+}
+
+#[test]
+fn another_releases_strategy_is_installed_alike() {
+    let kubevirt: KubeVirt = serde_json::from_value(json!({"apiVersion": "kubevirt.io/v1", "kind": "KubeVirt",
+        "metadata": {"namespace": "kubevirt"}}))
+    .unwrap();
+    let config = DeploymentConfig::new(&kubevirt, &Environment::default());
+    let strategy = Strategy::generate(&config, None, None).unwrap();
+    let map = crate::strategy::config_map(&config, &strategy).unwrap();
+    let read = |text: &str| serde_json::from_str(text).map_err(|error| error.to_string());
+    let theirs = Strategy::decode(&map, read).unwrap();
+    let theirs = Installation::of(theirs, config, &kubevirt, &everywhere()).unwrap();
+    let ours = Installation::new(&kubevirt, &Environment::default(), &everywhere()).unwrap();
+    assert_eq!(theirs.objects.len() + 1, ours.objects.len());
+    for (theirs, ours) in theirs.objects.iter().zip(&ours.objects[1..]) {
+        assert_eq!((theirs.kind, &theirs.key, theirs.stage), (ours.kind, &ours.key, ours.stage));
+        let json = |object: &Object| object.body(&NothingIssued).unwrap().into_json();
+        assert_eq!(json(theirs), json(ours), "{}", ours.key);
+    }
+}

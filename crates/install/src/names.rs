@@ -1,0 +1,63 @@
+//! Names that more than one object of an installation uses: components, labels, annotations, feature gates.
+
+pub const VIRT_API: &str = "virt-api";
+pub const VIRT_CONTROLLER: &str = "virt-controller";
+pub const VIRT_EXPORT_PROXY: &str = "virt-exportproxy";
+pub const VIRT_HANDLER: &str = "virt-handler";
+pub const VIRT_OPERATOR: &str = "virt-operator";
+pub const VIRT_SYNCHRONIZATION_CONTROLLER: &str = "virt-synchronization-controller";
+pub const VIRT_TEMPLATE_API_SERVER: &str = "virt-template-apiserver";
+pub const VIRT_TEMPLATE_CONTROLLER: &str = "virt-template-controller";
+
+pub(crate) const API_SERVICE_ACCOUNT: &str = "kubevirt-apiserver";
+pub(crate) const CONTROLLER_SERVICE_ACCOUNT: &str = "kubevirt-controller";
+pub(crate) const HANDLER_SERVICE_ACCOUNT: &str = "kubevirt-handler";
+pub(crate) const EXPORT_PROXY_SERVICE_ACCOUNT: &str = "kubevirt-exportproxy";
+pub(crate) const SYNCHRONIZATION_SERVICE_ACCOUNT: &str = "kubevirt-synchronization-controller";
+
+pub(crate) const OPERATOR_WEBHOOK_SERVICE: &str = "kubevirt-operator-webhook";
+
+/// Labels.
+pub mod label {
+    pub const APP: &str = "kubevirt.io";
+    pub const COMPONENT: &str = "app.kubernetes.io/component";
+    pub const INSTALL_STRATEGY: &str = "kubevirt.io/install-strategy";
+    pub const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
+    pub const MANAGED_BY_VALUE: &str = "virt-operator";
+    pub const NAME: &str = "app.kubernetes.io/name";
+    pub const PART_OF: &str = "app.kubernetes.io/part-of";
+    pub const PROMETHEUS: &str = "prometheus.kubevirt.io";
+    pub const VERSION: &str = "app.kubernetes.io/version";
+    /// Says that this virt-handler checks who connects to it for a migration.
+    pub const CHECKS_MIGRATION_NAMES: &str = "kubevirt.io/supports-migration-cn-types";
+    pub const MAY_REACH_CLUSTER_SERVICES: &str = "np.kubevirt.io/allow-access-cluster-services";
+    pub const CLUSTER_MONITORING: &str = "openshift.io/cluster-monitoring";
+    /// What the operator puts on the namespace of the installation, so that OpenShift's Prometheus looks into it.
+    pub const OF_NAMESPACE: (&str, &str) = (CLUSTER_MONITORING, "true");
+}
+
+/// Annotations.
+pub mod annotation {
+    pub const CERTIFICATE_SECRET: &str = "certificates.kubevirt.io/secret";
+    pub const CUSTOMIZER_IDENTIFIER: &str = "kubevirt.io/customizer-identifier";
+    pub const DURATION: &str = "kubevirt.io/duration";
+    pub const ENCODING: &str = "kubevirt.io/install-strategy-cm-encoding";
+    pub const GENERATION: &str = "kubevirt.io/generation";
+    pub const IDENTIFIER: &str = "kubevirt.io/install-strategy-identifier";
+    pub const NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
+    pub const REGISTRY: &str = "kubevirt.io/install-strategy-registry";
+    pub const REQUIRED_SCC: &str = "openshift.io/required-scc";
+    pub const VERSION: &str = "kubevirt.io/install-strategy-version";
+}
+
+/// Feature gates that change what is installed. All of them count only when the resource names them.
+pub mod gate {
+    pub const CONFIGURABLE_HYPERVISOR: &str = "ConfigurableHypervisor";
+    pub const CONTAINER_PATH_VOLUMES: &str = "ContainerPathVolumes";
+    pub const DECENTRALIZED_LIVE_MIGRATION: &str = "DecentralizedLiveMigration";
+    pub const EXTERNAL_NET_RESOURCE_INJECTION: &str = "ExternalNetResourceInjection";
+    pub const OPT_OUT_ROLE_AGGREGATION: &str = "OptOutRoleAggregation";
+    pub const PERSISTENT_RESERVATION: &str = "PersistentReservation";
+    pub const TEMPLATE: &str = "Template";
+    pub const VM_EXPORT: &str = "VMExport";
+}

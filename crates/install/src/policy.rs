@@ -1,0 +1,125 @@
+//! The admission policy that keeps virt-handler to its own node.
+//!
+//! RBAC lets virt-handler patch nodes, all of them, because RBAC does not know which pod asks. The policy does: a
+//! token that is bound to a pod names the node that the pod runs on. On that node KubeVirt's own labels and
+//! annotations may change, and nothing else.
+
+use k8s_openapi::api::admissionregistration::v1::{
+    MatchCondition, MatchResources, NamedRuleWithOperations, ValidatingAdmissionPolicy,
+    ValidatingAdmissionPolicyBinding, ValidatingAdmissionPolicyBindingSpec, ValidatingAdmissionPolicySpec, Validation,
+    Variable,
+};
+
+use crate::{
+    build::{cluster, strings},
+    config::DeploymentConfig,
+    names::{HANDLER_SERVICE_ACCOUNT, label},
+};
+
+const POLICY: &str = "kubevirt-node-restriction-policy";
+const BINDING: &str = "kubevirt-node-restriction-binding";
+
+pub(crate) fn binding() -> ValidatingAdmissionPolicyBinding {
+    ValidatingAdmissionPolicyBinding {
+        metadata: cluster(BINDING, &[(label::APP, "kubevirt-node-restriction")]),
+        spec: Some(ValidatingAdmissionPolicyBindingSpec {
+            policy_name: Some(POLICY.to_owned()),
+            validation_actions: Some(strings(&["Deny"])),
+            match_resources: Some(matching("*", "", "*", "nodes")),
+            param_ref: None,
+        }),
+    }
+}
+
+pub(crate) fn policy(config: &DeploymentConfig) -> ValidatingAdmissionPolicy {
+    let account = format!("system:serviceaccount:{}:{HANDLER_SERVICE_ACCOUNT}", config.namespace);
+    ValidatingAdmissionPolicy {
+        metadata: cluster(POLICY, &[]),
+        spec: Some(ValidatingAdmissionPolicySpec {
+            failure_policy: Some("Fail".to_owned()),
+            match_constraints: Some(matching("UPDATE", "", "*", "nodes")),
+            match_conditions: Some(vec![MatchCondition {
+                name: "asked-by-virt-handler".to_owned(),
+                expression: format!("request.userInfo.username == '{account}'"),
+            }]),
+            variables: Some(variables()),
+            validations: Some(validations()),
+            ..ValidatingAdmissionPolicySpec::default()
+        }),
+        status: None,
+    }
+}
+
+/// A node need have neither labels nor annotations.
+fn variables() -> Vec<Variable> {
+    ["labels", "annotations"]
+        .into_iter()
+        .flat_map(|field| {
+            [("before", "oldObject"), ("after", "object")].map(|(when, object)| {
+                let path = format!("{object}.metadata.{field}");
+                variable(&format!("{field}_{when}"), &format!("has({path}) ? {path} : {{}}"))
+            })
+        })
+        .collect()
+}
+
+fn validations() -> Vec<Validation> {
+    const BOUND_TO: &str = "authentication.kubernetes.io/node-name";
+    const MAY_CHANGE: &str = "field in ['labels', 'annotations', 'managedFields', 'resourceVersion']";
+    let own_node = format!(
+        "'{BOUND_TO}' in request.userInfo.extra && request.userInfo.extra['{BOUND_TO}'] == [object.metadata.name]"
+    );
+    let metadata = format!(
+        "object.metadata.all(field, {MAY_CHANGE} || (field in oldObject.metadata \
+         && object.metadata[field] == oldObject.metadata[field])) \
+         && oldObject.metadata.all(field, {MAY_CHANGE} || field in object.metadata)"
+    );
+    vec![
+        forbidden(&own_node, "virt-handler may change only the node that it runs on"),
+        forbidden("object.spec == oldObject.spec", "virt-handler may not change the spec of a node"),
+        forbidden(&metadata, "of a node's metadata virt-handler may change labels and annotations only"),
+        forbidden(
+            &unchanged("labels", "key.contains('kubevirt.io') || key == 'cpumanager'"),
+            "of a node's labels virt-handler may add, change and remove KubeVirt's only",
+        ),
+        forbidden(
+            &unchanged("annotations", "key.contains('kubevirt.io')"),
+            "of a node's annotations virt-handler may add, change and remove KubeVirt's only",
+        ),
+    ]
+}
+
+/// Every key that is not ours is there before and after, with one value.
+fn unchanged(field: &str, ours: &str) -> String {
+    format!(
+        "variables.{field}_before.all(key, {ours} || (key in variables.{field}_after \
+         && variables.{field}_after[key] == variables.{field}_before[key])) \
+         && variables.{field}_after.all(key, {ours} || key in variables.{field}_before)"
+    )
+}
+
+pub(crate) fn forbidden(expression: &str, message: &str) -> Validation {
+    Validation {
+        expression: expression.to_owned(),
+        message: Some(message.to_owned()),
+        reason: Some("Forbidden".to_owned()),
+        message_expression: None,
+    }
+}
+
+pub(crate) fn variable(name: &str, expression: &str) -> Variable {
+    Variable { name: name.to_owned(), expression: expression.to_owned() }
+}
+
+pub(crate) fn matching(operation: &str, group: &str, version: &str, resource: &str) -> MatchResources {
+    MatchResources {
+        resource_rules: Some(vec![NamedRuleWithOperations {
+            operations: Some(strings(&[operation])),
+            api_groups: Some(strings(&[group])),
+            api_versions: Some(strings(&[version])),
+            resources: Some(strings(&[resource])),
+            ..NamedRuleWithOperations::default()
+        }]),
+        ..MatchResources::default()
+    }
+}

@@ -1,0 +1,174 @@
+//! Who may do what: service accounts, roles and bindings of the components, and the roles of users.
+//!
+//! Each component's permissions are a file of their own; here they get their names and are bound.
+
+mod api_server;
+mod controller;
+mod export_proxy;
+mod handler;
+mod synchronization_controller;
+mod users;
+
+use k8s_openapi::api::core::v1::ServiceAccount;
+use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, PolicyRule, Role, RoleBinding, RoleRef, Subject};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
+use crate::{
+    build::{annotated, cluster, namespaced, strings},
+    config::DeploymentConfig,
+    names::{
+        API_SERVICE_ACCOUNT, CONTROLLER_SERVICE_ACCOUNT, EXPORT_PROXY_SERVICE_ACCOUNT, HANDLER_SERVICE_ACCOUNT,
+        SYNCHRONIZATION_SERVICE_ACCOUNT, label,
+    },
+};
+
+const GROUP: &str = "rbac.authorization.k8s.io";
+const AUTOUPDATE: (&str, &str) = ("rbac.authorization.kubernetes.io/autoupdate", "true");
+const AGGREGATE: &str = "rbac.authorization.k8s.io/aggregate-to-";
+const MONITORING: &str = "kubevirt-monitoring";
+const OURS: [(&str, &str); 1] = [(label::APP, "")];
+
+const ACCOUNTS: [&str; 5] = [
+    API_SERVICE_ACCOUNT,
+    CONTROLLER_SERVICE_ACCOUNT,
+    HANDLER_SERVICE_ACCOUNT,
+    EXPORT_PROXY_SERVICE_ACCOUNT,
+    SYNCHRONIZATION_SERVICE_ACCOUNT,
+];
+
+pub(crate) fn rule(groups: &[&str], resources: &[&str], verbs: &[&str]) -> PolicyRule {
+    PolicyRule {
+        api_groups: Some(strings(groups)),
+        resources: Some(strings(resources)),
+        verbs: strings(verbs),
+        ..PolicyRule::default()
+    }
+}
+
+/// The same, for objects of these names only.
+pub(crate) fn named(rule: PolicyRule, names: &[&str]) -> PolicyRule {
+    PolicyRule { resource_names: Some(strings(names)), ..rule }
+}
+
+pub(crate) fn urls(paths: &[&str], verbs: &[&str]) -> PolicyRule {
+    PolicyRule { non_resource_urls: Some(strings(paths)), verbs: strings(verbs), ..PolicyRule::default() }
+}
+
+pub(crate) fn service_account(namespace: &str, name: &str) -> Subject {
+    Subject {
+        kind: "ServiceAccount".to_owned(),
+        name: name.to_owned(),
+        namespace: Some(namespace.to_owned()),
+        api_group: None,
+    }
+}
+
+pub(crate) fn role_ref(kind: &str, name: &str) -> RoleRef {
+    RoleRef { api_group: GROUP.to_owned(), kind: kind.to_owned(), name: name.to_owned() }
+}
+
+pub(crate) fn service_accounts(config: &DeploymentConfig) -> Vec<ServiceAccount> {
+    let account = |name: &&str| ServiceAccount {
+        metadata: namespaced(&config.namespace, name, &OURS),
+        ..ServiceAccount::default()
+    };
+    ACCOUNTS.iter().map(account).collect()
+}
+
+pub(crate) fn cluster_roles(config: &DeploymentConfig) -> Vec<ClusterRole> {
+    let aggregated = |to: &str| {
+        let mut metadata = cluster(&format!("kubevirt.io:{to}"), &OURS);
+        metadata.labels.get_or_insert_default().insert(format!("{AGGREGATE}{to}"), "true".to_owned());
+        metadata
+    };
+    let bootstrapping = [(label::APP, ""), ("kubernetes.io/bootstrapping", "rbac-defaults")];
+    let mut controller = controller::cluster_rules();
+    if !config.external_net_resource_injection() {
+        controller.push(controller::network_attachment_rule());
+    }
+    let role = |metadata: ObjectMeta, rules: Vec<PolicyRule>| ClusterRole {
+        metadata,
+        rules: Some(rules),
+        ..ClusterRole::default()
+    };
+    vec![
+        role(annotated(cluster("kubevirt.io:default", &bootstrapping), &[AUTOUPDATE]), users::everyone()),
+        role(aggregated("admin"), users::admin()),
+        role(aggregated("edit"), users::edit()),
+        role(aggregated("view"), users::view()),
+        role(cluster("instancetype.kubevirt.io:view", &OURS), users::view_instancetypes()),
+        role(cluster("kubevirt.io:migrate", &OURS), users::migrate()),
+        role(cluster(API_SERVICE_ACCOUNT, &OURS), api_server::cluster_rules()),
+        role(cluster(CONTROLLER_SERVICE_ACCOUNT, &OURS), controller),
+        role(cluster(HANDLER_SERVICE_ACCOUNT, &OURS), handler::cluster_rules()),
+        role(cluster(EXPORT_PROXY_SERVICE_ACCOUNT, &OURS), export_proxy::cluster_rules()),
+        role(cluster(SYNCHRONIZATION_SERVICE_ACCOUNT, &OURS), synchronization_controller::cluster_rules()),
+    ]
+}
+
+pub(crate) fn cluster_role_bindings(config: &DeploymentConfig) -> Vec<ClusterRoleBinding> {
+    let everyone = |name: &str| ClusterRoleBinding {
+        metadata: annotated(cluster(name, &OURS), &[AUTOUPDATE]),
+        role_ref: role_ref("ClusterRole", name),
+        subjects: Some(vec![Subject {
+            kind: "Group".to_owned(),
+            name: "system:authenticated".to_owned(),
+            api_group: Some(GROUP.to_owned()),
+            namespace: None,
+        }]),
+    };
+    let component = |name: &str, role: &str, account: &str| ClusterRoleBinding {
+        metadata: cluster(name, &OURS),
+        role_ref: role_ref("ClusterRole", role),
+        subjects: Some(vec![service_account(&config.namespace, account)]),
+    };
+    let delegator =
+        component(&format!("{API_SERVICE_ACCOUNT}-auth-delegator"), "system:auth-delegator", API_SERVICE_ACCOUNT);
+    let mut bindings = vec![everyone("kubevirt.io:default"), everyone("instancetype.kubevirt.io:view")];
+    for account in ACCOUNTS {
+        bindings.push(component(account, account, account));
+        if account == API_SERVICE_ACCOUNT {
+            bindings.push(delegator.clone());
+        }
+    }
+    bindings
+}
+
+pub(crate) fn roles(config: &DeploymentConfig, monitor_namespace: Option<&str>) -> Vec<Role> {
+    let role = |name: &str, rules: Vec<PolicyRule>| Role {
+        metadata: namespaced(&config.namespace, name, &OURS),
+        rules: Some(rules),
+    };
+    let mut roles = vec![
+        role(API_SERVICE_ACCOUNT, api_server::namespace_rules()),
+        role(CONTROLLER_SERVICE_ACCOUNT, controller::namespace_rules()),
+        role(HANDLER_SERVICE_ACCOUNT, handler::namespace_rules()),
+        role(EXPORT_PROXY_SERVICE_ACCOUNT, export_proxy::namespace_rules()),
+        role(SYNCHRONIZATION_SERVICE_ACCOUNT, synchronization_controller::namespace_rules()),
+    ];
+    if monitor_namespace.is_some() {
+        let scrape = rule(&[""], &["services", "endpoints", "pods"], &["get", "list", "watch"]);
+        roles.push(role(MONITORING, vec![scrape]));
+    }
+    roles
+}
+
+pub(crate) fn role_bindings(config: &DeploymentConfig, monitor_namespace: Option<&str>) -> Vec<RoleBinding> {
+    let binding = |name: &str, subject: Subject| RoleBinding {
+        metadata: namespaced(&config.namespace, name, &OURS),
+        role_ref: role_ref("Role", name),
+        subjects: Some(vec![subject]),
+    };
+    let components = ACCOUNTS.iter().map(|account| binding(account, service_account(&config.namespace, account)));
+    let monitor =
+        monitor_namespace.map(|namespace| binding(MONITORING, service_account(namespace, config.monitor_account())));
+    components.chain(monitor).collect()
+}
+
+/// Roles that are not to be aggregated say so in the labels that would have aggregated them.
+pub(crate) fn opt_out_of_aggregation(role: &mut ClusterRole) {
+    let labels = role.metadata.labels.iter_mut().flatten();
+    for (_, value) in labels.filter(|(key, _)| key.starts_with(AGGREGATE)) {
+        *value = "false".to_owned();
+    }
+}

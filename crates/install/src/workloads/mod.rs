@@ -1,0 +1,251 @@
+//! The programs of KubeVirt as Deployments and a DaemonSet, before the resource's placement, replicas and labels are
+//! laid over them (`installation`). What they have in common is here; each has a file of its own.
+
+mod api;
+mod controller;
+mod export_proxy;
+mod handler;
+mod synchronization_controller;
+
+use k8s_openapi::api::apps::v1::{Deployment, DeploymentSpec};
+use k8s_openapi::api::core::v1::{
+    Affinity, Capabilities, Container, ContainerPort, EmptyDirVolumeSource, EnvVar, EnvVarSource, HTTPGetAction,
+    ObjectFieldSelector, PodAffinityTerm, PodAntiAffinity, PodSecurityContext, PodSpec, PodTemplateSpec, Probe,
+    ResourceRequirements, SeccompProfile, SecretVolumeSource, SecurityContext, Toleration, Volume, VolumeMount,
+    WeightedPodAffinityTerm,
+};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement, ObjectMeta};
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+
+use crate::{
+    build::{annotated, map, namespaced, selecting, strings},
+    config::DeploymentConfig,
+    names::{annotation, label},
+};
+
+pub(crate) use handler::handler;
+
+const PORT: i32 = 8443;
+const PORT_TEXT: &str = "8443";
+/// Every component's; the resource changes it while they run.
+const VERBOSITY: &str = "2";
+const MIGRATION_INTERFACE: &str = "migration0";
+
+pub(crate) fn deployments(config: &DeploymentConfig) -> Vec<Deployment> {
+    vec![
+        api::deployment(config),
+        controller::deployment(config),
+        export_proxy::deployment(config),
+        synchronization_controller::deployment(config),
+    ]
+}
+
+/// A pod with one container, in which most of a component is still to be said.
+fn pod_template(
+    config: &DeploymentConfig,
+    name: &str,
+    container: Container,
+    affinity: Option<Affinity>,
+) -> PodTemplateSpec {
+    let mut labels =
+        map(&[(label::APP, name), (label::PROMETHEUS, "true"), (label::MAY_REACH_CLUSTER_SERVICES, "true")]);
+    labels.extend(map(&config.product_labels()));
+    let pull_secrets = config.pull_secrets();
+    PodTemplateSpec {
+        metadata: Some(ObjectMeta { name: Some(name.to_owned()), labels: Some(labels), ..ObjectMeta::default() }),
+        spec: Some(PodSpec {
+            priority_class_name: Some("kubevirt-cluster-critical".to_owned()),
+            affinity,
+            tolerations: Some(vec![Toleration {
+                key: Some("CriticalAddonsOnly".to_owned()),
+                operator: Some("Exists".to_owned()),
+                ..Toleration::default()
+            }]),
+            image_pull_secrets: (!pull_secrets.is_empty()).then_some(pull_secrets),
+            containers: vec![container],
+            ..PodSpec::default()
+        }),
+    }
+}
+
+/// What a Deployment's own file says of it.
+struct Component<'a> {
+    name: &'a str,
+    container: Container,
+    service_account: &'a str,
+    security: PodSecurityContext,
+    /// Secrets and where they are mounted.
+    certificates: &'a [(&'a str, &'a str)],
+    /// The component whose pods this one's keep away from.
+    apart_from: &'a str,
+}
+
+impl Component<'_> {
+    fn deployment(self, config: &DeploymentConfig) -> Deployment {
+        let mut template = pod_template(config, self.name, self.container, Some(apart_from(self.apart_from)));
+        let scc = [(annotation::REQUIRED_SCC, "restricted-v2")];
+        template.metadata = template.metadata.map(|metadata| annotated(metadata, &scc));
+        if let Some(pod) = &mut template.spec {
+            for (secret, path) in self.certificates {
+                mount_certificate(pod, secret, path);
+            }
+            mount_profile(pod);
+            pod.service_account_name = Some(self.service_account.to_owned());
+            pod.security_context = Some(self.security);
+        }
+        let mut metadata =
+            namespaced(&config.namespace, self.name, &[(label::APP, self.name), (label::NAME, self.name)]);
+        metadata.labels.get_or_insert_default().extend(map(&config.product_labels()));
+        Deployment {
+            metadata,
+            spec: Some(DeploymentSpec {
+                replicas: Some(2),
+                selector: selecting(&[(label::APP, self.name)]),
+                template,
+                ..DeploymentSpec::default()
+            }),
+            status: None,
+        }
+    }
+}
+
+/// The container that every component's own begins with.
+fn container(config: &DeploymentConfig, name: &str, image: String) -> Container {
+    let environment = config.extra_environment();
+    Container {
+        name: name.to_owned(),
+        image: Some(image),
+        image_pull_policy: Some(config.pull_policy().to_owned()),
+        termination_message_policy: Some("FallbackToLogsOnError".to_owned()),
+        env: (!environment.is_empty()).then_some(environment),
+        ..Container::default()
+    }
+}
+
+fn apart_from(component: &str) -> Affinity {
+    let selector = LabelSelector {
+        match_expressions: Some(vec![LabelSelectorRequirement {
+            key: label::APP.to_owned(),
+            operator: "In".to_owned(),
+            values: Some(strings(&[component])),
+        }]),
+        match_labels: None,
+    };
+    Affinity {
+        pod_anti_affinity: Some(PodAntiAffinity {
+            preferred_during_scheduling_ignored_during_execution: Some(vec![WeightedPodAffinityTerm {
+                weight: 1,
+                pod_affinity_term: PodAffinityTerm {
+                    label_selector: Some(selector),
+                    topology_key: "kubernetes.io/hostname".to_owned(),
+                    ..PodAffinityTerm::default()
+                },
+            }]),
+            ..PodAntiAffinity::default()
+        }),
+        ..Affinity::default()
+    }
+}
+
+fn mount(pod: &mut PodSpec, volume: Volume, mount: VolumeMount) {
+    pod.volumes.get_or_insert_default().push(volume);
+    if let Some(container) = pod.containers.first_mut() {
+        container.volume_mounts.get_or_insert_default().push(mount);
+    }
+}
+
+/// The program waits for its certificate, so the pod need not.
+fn mount_certificate(pod: &mut PodSpec, secret: &str, path: &str) {
+    let source = SecretVolumeSource {
+        secret_name: Some(secret.to_owned()),
+        optional: Some(true),
+        ..SecretVolumeSource::default()
+    };
+    let volume = Volume { name: secret.to_owned(), secret: Some(source), ..Volume::default() };
+    let at = VolumeMount {
+        name: secret.to_owned(),
+        mount_path: path.to_owned(),
+        read_only: Some(true),
+        ..VolumeMount::default()
+    };
+    mount(pod, volume, at);
+}
+
+fn mount_profile(pod: &mut PodSpec) {
+    let name = || "profile-data".to_owned();
+    let volume = Volume { name: name(), empty_dir: Some(EmptyDirVolumeSource::default()), ..Volume::default() };
+    mount(pod, volume, VolumeMount { name: name(), mount_path: "/profile-data".to_owned(), ..VolumeMount::default() });
+}
+
+fn port(name: &str, number: i32) -> ContainerPort {
+    ContainerPort {
+        name: Some(name.to_owned()),
+        container_port: number,
+        protocol: Some("TCP".to_owned()),
+        ..ContainerPort::default()
+    }
+}
+
+/// Asks after fifteen seconds, as all components are asked.
+fn probe(path: &str) -> Probe {
+    Probe {
+        http_get: Some(HTTPGetAction {
+            scheme: Some("HTTPS".to_owned()),
+            port: IntOrString::Int(PORT),
+            path: Some(path.to_owned()),
+            ..HTTPGetAction::default()
+        }),
+        initial_delay_seconds: Some(15),
+        ..Probe::default()
+    }
+}
+
+fn requests(cpu: &str, memory: &str) -> ResourceRequirements {
+    ResourceRequirements { requests: Some(quantities(cpu, memory)), ..ResourceRequirements::default() }
+}
+
+pub(crate) fn quantities(cpu: &str, memory: &str) -> std::collections::BTreeMap<String, Quantity> {
+    [("cpu", cpu), ("memory", memory)].map(|(name, amount)| (name.to_owned(), Quantity(amount.to_owned()))).into()
+}
+
+fn from_field(name: &str, path: &str) -> EnvVar {
+    EnvVar {
+        name: name.to_owned(),
+        value_from: Some(EnvVarSource {
+            field_ref: Some(ObjectFieldSelector { field_path: path.to_owned(), api_version: None }),
+            ..EnvVarSource::default()
+        }),
+        value: None,
+    }
+}
+
+fn runtime_default() -> SeccompProfile {
+    SeccompProfile { type_: "RuntimeDefault".to_owned(), localhost_profile: None }
+}
+
+/// A pod that is no root; the two older components also name their seccomp profile.
+pub(crate) fn unprivileged_pod(seccomp: bool) -> PodSecurityContext {
+    PodSecurityContext {
+        run_as_non_root: Some(true),
+        seccomp_profile: seccomp.then(runtime_default),
+        ..PodSecurityContext::default()
+    }
+}
+
+fn unprivileged() -> SecurityContext {
+    SecurityContext {
+        allow_privilege_escalation: Some(false),
+        capabilities: Some(Capabilities { drop: Some(strings(&["ALL"])), add: None }),
+        seccomp_profile: Some(runtime_default()),
+        ..SecurityContext::default()
+    }
+}
+
+/// Joins the pod to the network that migrations use.
+fn join_migration_network(metadata: &mut ObjectMeta, config: &DeploymentConfig) {
+    if let Some(network) = config.migration_network() {
+        let networks = metadata.annotations.get_or_insert_default();
+        networks.insert(annotation::NETWORKS.to_owned(), format!("{network}@{MIGRATION_INTERFACE}"));
+    }
+}

@@ -1,0 +1,53 @@
+//! `cargo xtask generate --release-data`: the data of the KubeVirt release that `crates/install` embeds, and what the
+//! release makes of the cases that its tests compare with.
+//!
+//! It is asked for by name because it needs Go and KubeVirt's module, and because a release never changes. The module
+//! and its checksums are the lab's: what is embedded comes from the very sources that the reference is built from.
+
+use std::fs;
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+use crate::programs;
+
+const PROGRAM: &str = include_str!("generate_release/main.go");
+const FIXTURES: &str = include_str!("generate_release/fixtures.go");
+const MODULE: &str = include_str!("../../crates/lab/go/kubevirt/go.mod");
+const CHECKSUMS: &str = include_str!("../../crates/lab/go/kubevirt/go.sum");
+const RELEASE: &str = "v1.8.4";
+
+pub(crate) fn run() -> Result<()> {
+    if !MODULE.contains(&format!("kubevirt.io/kubevirt {RELEASE}")) {
+        bail!("the lab pins another release than {RELEASE}");
+    }
+    let work = std::env::temp_dir().join(format!("generate-release-{}", std::process::id()));
+    fs::create_dir_all(&work).with_context(|| format!("creating {}", work.display()))?;
+    let result = generate(&work);
+    let cleaned = fs::remove_dir_all(&work).with_context(|| format!("removing {}", work.display()));
+    result.and(cleaned)
+}
+
+fn generate(work: &std::path::Path) -> Result<()> {
+    for (name, text) in [("main.go", PROGRAM), ("fixtures.go", FIXTURES), ("go.mod", MODULE), ("go.sum", CHECKSUMS)] {
+        fs::write(work.join(name), text).with_context(|| format!("writing {name}"))?;
+    }
+    let install = programs::root().join("crates/install");
+    let status = Command::new("go")
+        .current_dir(work)
+        .args(["run", "."])
+        .arg(install.join("assets").join(RELEASE))
+        .arg(install.join("tests/reference"))
+        .env("CGO_ENABLED", "0")
+        .env("GOWORK", "off")
+        .env("GOTOOLCHAIN", "local")
+        .env("GOFLAGS", "-mod=readonly -trimpath -buildvcs=false")
+        .env_remove("RUNBOOK_URL_TEMPLATE")
+        .status()
+        .context("running `go run`")?;
+    if !status.success() {
+        bail!("the release's data could not be generated");
+    }
+    eprintln!("wrote crates/install/assets/{RELEASE} and crates/install/tests/reference");
+    Ok(())
+}
