@@ -94,7 +94,9 @@ impl Round {
         let machines: Api<Machine> = Api::namespaced(self.lab.client(), NAMESPACE);
         let name = self.name.as_str();
         let mut object = machine(name, &json!({"template": "small", "cloudInit": {"userData": "#cloud-config\n"}}));
-        object["metadata"]["namespace"] = NAMESPACE.into();
+        if let Some(metadata) = object.pointer_mut("/metadata").and_then(Value::as_object_mut) {
+            metadata.insert("namespace".to_owned(), NAMESPACE.into());
+        }
         manifests::create(&self.lab.client(), &[object]).await?;
         let is_running = |machine: Option<&Machine>| {
             machine.and_then(|machine| machine.status.as_ref()?.phase.as_deref()) == Some("Running")

@@ -123,9 +123,9 @@ impl World {
                 for operation in operations {
                     match operation.path.strip_prefix("/spec").filter(|_| kind == "VirtualMachine") {
                         Some(path) => {
-                            edit(&mut self.observed.vm.as_mut().unwrap().spec, path, operation.value.as_ref())
+                            edit(&mut self.observed.vm.as_mut().unwrap().spec, path, operation.value.as_ref());
                         }
-                        None => self.patch(&kind, &name, &operation.path, operation.value.clone().unwrap()),
+                        None => self.patch(&kind, &name, &operation.path, operation.value.as_ref().unwrap()),
                     }
                 }
             }
@@ -201,7 +201,7 @@ impl World {
         }
     }
 
-    fn patch(&mut self, kind: &str, name: &str, path: &str, value: Value) {
+    fn patch(&mut self, kind: &str, name: &str, path: &str, value: &Value) {
         let text = || value.as_str().unwrap().to_owned();
         let label = path.strip_prefix("/metadata/labels/").map(|key| key.replace("~1", "/").replace("~0", "~"));
         match (kind, label) {
