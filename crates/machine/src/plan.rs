@@ -159,21 +159,22 @@ fn secret(observed: &Observed, resolved: &Resolved) -> Option<Write> {
     if view.content.as_ref() == Some(&digest) && !view.tampered && labels.is_empty() {
         return None;
     }
-    let given = machine.spec.cloud_init.clone().unwrap_or_default();
-    let mut operations = vec![
-        Operation::set("/data", cloud_init::data(&given, source)),
-        Operation::set(
-            format!("/metadata/annotations/{}", Operation::escape(ANNOTATION_CONTENT)),
-            digest.clone().into(),
-        ),
-    ];
-    if view.content.is_none() {
-        // Somebody removed the annotations with ours in them.
-        operations.pop();
-        operations.push(Operation::set("/metadata/annotations", json!({ANNOTATION_CONTENT: digest})));
+    let mut operations = Vec::new();
+    // Without the source's bytes only the labels can be written: the data would lose the source's part.
+    if !matches!(observed.source, SourceView::Unchanged(_)) {
+        let given = machine.spec.cloud_init.clone().unwrap_or_default();
+        operations.push(Operation::set("/data", cloud_init::data(&given, source)));
+        operations.push(match view.content {
+            Some(_) => Operation::set(
+                format!("/metadata/annotations/{}", Operation::escape(ANNOTATION_CONTENT)),
+                digest.into(),
+            ),
+            // Somebody removed the annotations with ours in them.
+            None => Operation::set("/metadata/annotations", json!({ANNOTATION_CONTENT: digest})),
+        });
     }
     operations.extend(set_labels(&labels, &view.labels));
-    Some(Write::Patch { target, uid: view.uid.clone(), operations })
+    (!operations.is_empty()).then(|| Write::Patch { target, uid: view.uid.clone(), operations })
 }
 
 fn import_source(observed: &Observed, content: &Content) -> Option<Write> {

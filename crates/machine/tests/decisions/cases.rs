@@ -244,6 +244,35 @@ fn a_changed_or_tampered_secret_is_written_again() {
 }
 
 #[test]
+fn a_secret_whose_source_was_not_read_keeps_its_data() {
+    let mut world = World::new(MachineSpec {
+        cloud_init: Some(CloudInit {
+            secret_ref: Some(SecretKeyRef { name: "s".to_owned(), key: None }),
+            ..CloudInit::default()
+        }),
+        ..template("small")
+    });
+    world.observed.source = SourceView::Read(machine::render::cloud_init::SecretBytes(b"#cloud-config".to_vec()));
+    world.settle();
+    let content = world.observed.secret.clone().unwrap().content.unwrap();
+    world.observed.source = SourceView::Unchanged(content);
+    world.observed.secret.as_mut().unwrap().labels.remove("vitistack.io/machine");
+    let plan = machine::plan(&world.observed);
+    let paths: Vec<&str> = plan
+        .steps
+        .iter()
+        .flat_map(|step| &step.writes)
+        .flat_map(|write| match write {
+            api::Write::Patch { operations, .. } => {
+                operations.iter().map(|operation| operation.path.as_str()).collect()
+            }
+            _ => Vec::new(),
+        })
+        .collect();
+    assert_eq!(paths, ["/metadata/labels/vitistack.io~1machine"]);
+}
+
+#[test]
 fn the_firmware_and_the_mac_survive_a_new_vm() {
     let mut world = World::new(template("small"));
     world.settle();
