@@ -3,7 +3,7 @@
 //! When the VM seems to be gone, the next steps delete the disks and drop the finalizer, and nothing brings them back. A
 //! cache may lag, or have lost a whole kind to an API server that was just starting; so its silence is not enough.
 
-use api::machine::LABEL_MACHINE_UID;
+use api::machine::{LABEL_MACHINE, LABEL_MACHINE_UID};
 use api::{ApiResource, Failure, ObjectKey, Target};
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::api::ListParams;
@@ -25,6 +25,8 @@ impl LastLook {
         observed.vm = vm.map(|vm| VmEntry::view(&entry(&vm.metadata.clone(), VmEntry::prune(vm))));
         if observed.vmi.is_none() {
             let vmi = self.read(virtual_machine_instance_resource(), &key).await?;
+            // Somebody's own instance of the same name is none of ours, and must not hold up the deletion.
+            let vmi = vmi.filter(|vmi| is_of(vmi, observed.name()));
             observed.vmi = vmi.map(|vmi| VmiEntry::view(&entry(&vmi.metadata.clone(), VmiEntry::prune(vmi))));
         }
         if observed.vm.is_none() && observed.vmi.is_none() {
@@ -53,5 +55,25 @@ impl LastLook {
             observed.claims.insert(name, ClaimEntry::view(&entry(&metadata, ClaimEntry::prune(claim))));
         }
         Ok(())
+    }
+}
+
+/// KubeVirt gives an instance the labels of its VM's template, and ours name the Machine.
+fn is_of(vmi: &DynamicObject, machine: &str) -> bool {
+    vmi.labels().get(LABEL_MACHINE).map(String::as_str) == Some(machine)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_foreign_instance_is_not_waited_for() {
+        let mut vmi = DynamicObject::new("web", &virtual_machine_instance_resource());
+        assert!(!is_of(&vmi, "web"));
+        vmi.labels_mut().insert(LABEL_MACHINE.to_owned(), "other".to_owned());
+        assert!(!is_of(&vmi, "web"));
+        vmi.labels_mut().insert(LABEL_MACHINE.to_owned(), "web".to_owned());
+        assert!(is_of(&vmi, "web"));
     }
 }
