@@ -69,6 +69,7 @@ async fn measure(options: &Options) -> Result<Figures> {
     .await?;
     let seconds_to_all_running = clock.elapsed().as_secs_f64();
     let peak_memory_mib = memory_mib(&operator.pid().to_string(), "VmHWM");
+    settle(&lab).await?;
     let all_running = Timestamp::now();
     step("at rest", async {
         tokio::time::sleep(idle).await;
@@ -111,6 +112,19 @@ async fn measure(options: &Options) -> Result<Figures> {
     };
     lab.stop().await?;
     Ok(figures)
+}
+
+/// Returns when the operator has asked for nothing for five seconds: storage may be bound after a guest runs.
+async fn settle(lab: &Lab) -> Result<()> {
+    let mut before = usize::MAX;
+    loop {
+        let now = lab.audit()?.iter().filter(|record| record.user == USER && !is_apart(record)).count();
+        if now == before {
+            return Ok(());
+        }
+        before = now;
+        tokio::time::sleep(Duration::from_secs(5)).await;
+    }
 }
 
 /// Leases and events are not counted.

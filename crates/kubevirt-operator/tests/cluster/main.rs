@@ -4,6 +4,7 @@ mod crash;
 mod lease;
 mod life;
 mod machine;
+mod refusals;
 mod replica;
 mod world;
 
@@ -15,5 +16,6 @@ fn main() -> ExitCode {
         life::add(suite);
         machine::add(suite);
         crash::add(suite);
+        refusals::add(suite);
     })
 }
