@@ -207,11 +207,16 @@ fn refused_change(observed: &Observed, disk: &ResolvedDisk) -> Option<String> {
     if let Some(class) = storage_class.as_deref().filter(|class| *class != "default" && *class != current) {
         return Some(format!("disk {} cannot move from StorageClass {current} to {class}; set it back", disk.name));
     }
-    let expands = observed.storage_classes.iter().find(|class| class.name == current).is_none_or(|class| class.expands);
+    let expands = may_grow(observed, current);
     (size.bytes() > requested.bytes() && !expands).then(|| {
         format!(
             "disk {} cannot grow: the StorageClass {current} does not allow expansion; set it back to {}",
             disk.name, view.requested
         )
     })
+}
+
+/// A class that is gone cannot say no; then the storage decides.
+pub(crate) fn may_grow(observed: &Observed, class: &str) -> bool {
+    observed.storage_classes.iter().find(|known| known.name == class).is_none_or(|known| known.expands)
 }

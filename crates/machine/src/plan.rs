@@ -10,7 +10,7 @@ use api::{ApiResource, Body, ObjectKey, Operation, Plan, Propagation, Step, Targ
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Secret};
 use serde_json::{Value, json};
 
-use crate::analysis::{Analysis, analyse, storage_class_of};
+use crate::analysis::{Analysis, analyse, may_grow, storage_class_of};
 use crate::observed::{Observed, SourceView};
 use crate::quantity::Quantity;
 use crate::render::{self, claim, cloud_init, network, vm};
@@ -200,8 +200,7 @@ fn claim(observed: &Observed, content: &Content) -> Option<Write> {
     let labels = missing(&claim::claim_labels(&observed.machine, *on_delete), &view.labels);
     let mut operations: Vec<Operation> = set_labels(&labels, &view.labels).collect();
     let requested = Quantity::parse(&view.requested).map_or(0, Quantity::bytes);
-    let class = view.storage_class.as_deref().unwrap_or_default();
-    let expands = observed.storage_classes.iter().find(|known| known.name == class).is_none_or(|known| known.expands);
+    let expands = may_grow(observed, view.storage_class.as_deref().unwrap_or_default());
     // A claim that is not bound yet cannot grow; it does when it is.
     if size.bytes() > requested && expands && view.phase == "Bound" {
         operations.push(Operation::set("/spec/resources/requests/storage", size.to_string().into()));

@@ -75,7 +75,7 @@ pub(super) fn network(observed: &Observed, analysis: &Analysis) -> (bool, &'stat
 }
 
 /// What was changed and waits for a restart. KubeVirt knows whether; which fields it were was said when they were written.
-pub(super) fn restart(observed: &Observed, _: &Analysis) -> Option<(&'static str, String)> {
+pub(super) fn restart(observed: &Observed) -> Option<(&'static str, String)> {
     observed.vm.as_ref().filter(|vm| vm.restart_required)?;
     let previous = observed.machine.status.as_ref().and_then(|status| {
         status.conditions.iter().find(|condition| condition.type_ == condition_type::RESTART_REQUIRED)

@@ -21,10 +21,10 @@ const MOST_ADDRESSES: usize = 16;
 const VISIBLE_AFTER: Duration = Duration::from_secs(2);
 
 pub fn report(observed: &Observed, plan: &Plan, outcome: &Outcome) -> Report {
-    let analysis = analyse(observed);
     if observed.is_deleting() {
         return deleting(observed, outcome);
     }
+    let analysis = analyse(observed);
     let Some(verdict) = judge(observed, &analysis, outcome) else { return Report::default() };
     let status = status(observed, &analysis, &verdict);
     finish(observed, plan, status, &verdict)
@@ -95,7 +95,7 @@ fn status(observed: &Observed, analysis: &Analysis, verdict: &Verdict) -> Machin
     set(condition_type::STORAGE_READY, is, reason, &message);
     let (is, reason, message) = conditions::network(observed, analysis);
     set(condition_type::NETWORK_READY, is, reason, &message);
-    match conditions::restart(observed, analysis) {
+    match conditions::restart(observed) {
         Some((reason, message)) => set(condition_type::RESTART_REQUIRED, true, reason, &message),
         None => status.conditions.retain(|condition| condition.type_ != condition_type::RESTART_REQUIRED),
     }
@@ -114,25 +114,21 @@ fn deleting(observed: &Observed, outcome: &Outcome) -> Report {
     }
     let previous = observed.machine.status.clone().unwrap_or_default();
     let mut status = previous.clone();
-    status.diagnosis = Some(format!("the Machine is being deleted: {}", wait.message));
+    let message = format!("the Machine is being deleted: {}", wait.message);
+    status.diagnosis = Some(message.clone());
     set_condition(
         &mut status.conditions,
         condition_type::READY,
         ConditionStatus::False,
         wait.reason,
-        &format!("the Machine is being deleted: {}", wait.message),
+        &message,
         observed.machine.metadata.generation,
         observed.now,
     );
-    let verdict = Verdict {
-        phase: phase::CREATING,
-        ready: false,
-        reason: wait.reason,
-        message: format!("the Machine is being deleted: {}", wait.message),
-    };
-    Report {
-        events: events::of(observed, &Plan::default(), &previous, &status, &verdict),
-        status: Some(write(observed, &previous, status)),
-        wake_after: None,
-    }
+    finish(
+        observed,
+        &Plan::default(),
+        status,
+        &Verdict { phase: phase::CREATING, ready: false, reason: wait.reason, message },
+    )
 }
