@@ -1,6 +1,5 @@
 //! `cargo xtask chaos …`: long campaigns with a seed, so that a failure can be had again.
 
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -9,13 +8,13 @@ use clap::Subcommand;
 use jiff::Timestamp;
 use lab::leadership::{self, Messages, Reign};
 use lab::proxy::Partition;
-use lab::{Lab, LabOptions, Program, ProgramOptions, isolate, parts};
+use lab::{Lab, LabOptions, Program, isolate, parts};
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 use runtime::lease::message;
 
-use crate::programs;
+use crate::{machine_operator, programs};
 
 #[derive(Subcommand)]
 pub(crate) enum Chaos {
@@ -32,8 +31,6 @@ pub(crate) enum Chaos {
     Machines,
 }
 
-const NAMESPACE: &str = "chaos";
-const ACCOUNT: &str = "kubevirt-operator-controller-manager";
 const PATIENCE: Duration = Duration::from_secs(40);
 const MESSAGES: Messages = Messages { begins: message::ACQUIRED, ends: message::WORK_STOPPED };
 
@@ -78,7 +75,6 @@ enum Fault {
 /// Two replicas: one reaches the API server directly, the other through the proxy, which can be cut.
 struct Campaign {
     lab: Lab,
-    file: PathBuf,
     replicas: [Program; 2],
     past: Vec<Reign>,
 }
@@ -86,11 +82,9 @@ struct Campaign {
 async fn lease(rounds: usize, seed: u64) -> Result<()> {
     let mut random = StdRng::seed_from_u64(seed);
     let lab = Lab::start(LabOptions { nodes: 1, ..LabOptions::default() }).await?;
-    let rules = serde_json::json!([{"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["get", "list", "watch", "create", "update"]}]);
-    lab.grant(NAMESPACE, ACCOUNT, &rules).await?;
-    let file = programs::target_dir()?.join("debug/kubevirt-operator");
-    let replicas = [start(&lab, &file, 0).await?, start(&lab, &file, 1).await?];
-    let mut campaign = Campaign { lab, file, replicas, past: Vec::new() };
+    machine_operator::install(&lab).await?;
+    let replicas = [start(&lab, 0).await?, start(&lab, 1).await?];
+    let mut campaign = Campaign { lab, replicas, past: Vec::new() };
     for round in 1..=rounds {
         let faults = [Fault::Kill, Fault::Terminate, Fault::CutOff, Fault::ApiServerAway];
         let fault = *faults.choose(&mut random).context("there are faults")?;
@@ -107,21 +101,8 @@ async fn lease(rounds: usize, seed: u64) -> Result<()> {
     campaign.lab.stop().await
 }
 
-async fn start(lab: &Lab, file: &std::path::Path, which: usize) -> Result<Program> {
-    let environment = [
-        ("NAMESPACE", NAMESPACE),
-        ("METRICS_BIND_ADDRESS", "{address}:8080"),
-        ("HEALTH_PROBE_BIND_ADDRESS", "{address}:8081"),
-    ];
-    lab.run(ProgramOptions {
-        file: file.to_owned(),
-        namespace: NAMESPACE.to_owned(),
-        service_account: ACCOUNT.to_owned(),
-        arguments: Vec::new(),
-        environment: environment.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec(),
-        through_proxy: which == 1,
-    })
-    .await
+async fn start(lab: &Lab, which: usize) -> Result<Program> {
+    machine_operator::start_through(lab, "debug", which == 1).await
 }
 
 impl Campaign {
@@ -166,7 +147,7 @@ impl Campaign {
 
     /// Ends a replica with a signal and starts another in its place.
     async fn replace(&mut self, which: usize, signal: nix::sys::signal::Signal) -> Result<()> {
-        let fresh = start(&self.lab, &self.file, which).await?;
+        let fresh = start(&self.lab, which).await?;
         let place = self.replicas.get_mut(which).context("there are two replicas")?;
         let mut old = std::mem::replace(place, fresh);
         old.signal(signal)?;

@@ -25,6 +25,11 @@ pub(crate) async fn install(lab: &Lab) -> Result<()> {
 
 /// Starts the operator that was built with `profile` (debug or release).
 pub(crate) async fn start(lab: &Lab, profile: &str) -> Result<Program> {
+    start_through(lab, profile, false).await
+}
+
+/// As [`start`], if asked through the fault proxy.
+pub(crate) async fn start_through(lab: &Lab, profile: &str, through_proxy: bool) -> Result<Program> {
     let environment = [
         ("NAMESPACE", NAMESPACE),
         ("METRICS_BIND_ADDRESS", "{address}:8080"),
@@ -36,7 +41,7 @@ pub(crate) async fn start(lab: &Lab, profile: &str) -> Result<Program> {
         service_account: ACCOUNT.to_owned(),
         arguments: vec!["run".to_owned()],
         environment: environment.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec(),
-        through_proxy: false,
+        through_proxy,
     })
     .await
 }
