@@ -30,6 +30,10 @@ pub(crate) fn current_test() -> Option<&'static str> {
     TEST.try_with(|test| *test).ok()
 }
 
+/// A test's future holds those of all that it awaits, a whole lab's start among them, and an unoptimized build copies
+/// them on the stack: the usual 2 MiB are not enough for whichever test comes first.
+const STACK: usize = 32 << 20;
+
 /// The labs that tests share, each started by the first test that asks for it.
 #[derive(Default)]
 pub struct SharedLabs {
@@ -83,7 +87,11 @@ pub struct Suite {
 
 impl Suite {
     fn new() -> Result<Self> {
-        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("starting tokio")?;
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .thread_stack_size(STACK)
+            .enable_all()
+            .build()
+            .context("starting tokio")?;
         Ok(Suite { runtime: Arc::new(runtime), labs: Arc::default(), trials: Vec::new() })
     }
 
