@@ -4,7 +4,7 @@
 //! Only `runtime`'s executor turns these into requests. Bodies may hold user data and keys, therefore nothing here
 //! prints a body: `Debug` of a write names its verb and its target.
 
-use std::{fmt, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
 use kube_core::{ApiResource, Resource};
 use serde::Serialize;
@@ -91,6 +91,9 @@ pub enum Write {
     Patch { target: Target, uid: String, operations: Vec<Operation> },
     /// Carries the UID as a precondition. An object that is gone already counts as deleted.
     Delete { target: Target, uid: String, propagation: Propagation },
+    /// One of the above whose body is big, so that it is made when its turn has come and forgotten when it was sent. It
+    /// has the same verb and target.
+    Late { target: Target, verb: &'static str, make: Late },
     /// Server-side apply of the status subresource, carrying the UID and the newest version that is known of the object:
     /// for a custom resource the server overwrites the UID before it would compare it.
     Status { target: Target, uid: String, body: Body },
@@ -103,6 +106,7 @@ impl Write {
             | Self::Apply { target, .. }
             | Self::Patch { target, .. }
             | Self::Delete { target, .. }
+            | Self::Late { target, .. }
             | Self::Status { target, .. } => target,
         }
     }
@@ -113,7 +117,33 @@ impl Write {
             Self::Create { .. } => "create",
             Self::Apply { .. } | Self::Patch { .. } | Self::Status { .. } => "patch",
             Self::Delete { .. } => "delete",
+            Self::Late { verb, .. } => verb,
         }
+    }
+
+    /// A write whose body is made by `make`, which must give a write of the same verb and target.
+    pub fn late(
+        target: Target,
+        verb: &'static str,
+        make: impl Fn() -> Result<Self, Failure> + Send + Sync + 'static,
+    ) -> Self {
+        Self::Late { target, verb, make: Late(Arc::new(make)) }
+    }
+}
+
+/// Makes a write. Two are the same only if one is a clone of the other.
+#[derive(Clone)]
+pub struct Late(Arc<dyn Fn() -> Result<Write, Failure> + Send + Sync>);
+
+impl Late {
+    pub fn make(&self) -> Result<Write, Failure> {
+        (self.0)()
+    }
+}
+
+impl PartialEq for Late {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
     }
 }
 
@@ -124,6 +154,7 @@ impl fmt::Debug for Write {
             Self::Apply { .. } => "Apply",
             Self::Patch { .. } => "Patch",
             Self::Delete { .. } => "Delete",
+            Self::Late { .. } => "Late",
             Self::Status { .. } => "Status",
         };
         write!(f, "{name}({})", self.target())

@@ -12,8 +12,10 @@ pub mod metrics;
 pub mod pass;
 pub mod program;
 pub mod queue;
+pub mod server;
 pub mod shutdown;
 pub mod telemetry;
+pub mod tls;
 pub mod watch;
 
 #[cfg(test)]

@@ -24,6 +24,7 @@ use crate::{
     metrics::Metrics,
     shutdown,
     telemetry::{self, LogFormat, LogLevel},
+    tls,
 };
 
 pub mod message {
@@ -59,6 +60,8 @@ pub struct Listener {
     pub what: &'static str,
     pub health: bool,
     pub metrics: bool,
+    /// `None`: plain text.
+    pub tls: Option<tls::Acceptor>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -137,7 +140,7 @@ impl Program {
                 metrics: listener.metrics.then(|| metrics.clone()),
             };
             // Until the very end: a replica that stops is still alive.
-            tokio::spawn(serve(socket, routes, CancellationToken::new()));
+            tokio::spawn(serve(socket, listener.tls.clone(), routes, CancellationToken::new()));
         }
 
         // Whatever is waited for before the work begins, a signal ends it.

@@ -1,7 +1,8 @@
 //! What the kubelet asks (`/healthz`, `/readyz`) and what Prometheus reads (`/metrics`).
 //!
-//! Healthy: no pass is stuck past its deadline, and nothing that has to run has ended. Ready: every cache that was named here is in step; who does not lead
-//! is as ready as who does. Plain HTTP; a program that has a certificate brings its own listener.
+//! Healthy: no pass is stuck past its deadline, and nothing that has to run has ended. Ready: every cache that was named
+//! here is in step; who does not lead is as ready as who does. In plain text, or over TLS if the listener has a
+//! certificate.
 
 mod server;
 
@@ -10,7 +11,8 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-pub use server::{Bind, BindError, Routes, serve};
+pub use self::server::{Routes, serve};
+pub use crate::server::{Bind, BindError};
 
 /// A pass ends by its deadline unless it blocks its thread. So much later there is no doubt.
 const GRACE: Duration = Duration::from_secs(15);

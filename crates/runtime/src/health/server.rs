@@ -1,91 +1,25 @@
-//! A small HTTP server for three paths. It answers 200 or 500, and 404 elsewhere.
+//! What is answered on three paths: 200 or 500, and 404 elsewhere.
 
-use std::{
-    convert::Infallible,
-    fmt,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
-    str::FromStr,
-    sync::Arc,
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
-use bytes::Bytes;
-use http::{Method, Request, Response, StatusCode, header};
-use http_body_util::Full;
-use hyper::{body::Incoming, server::conn::http1, service::service_fn};
-use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::{
-    net::TcpListener,
-    sync::Semaphore,
-    time::{sleep, timeout},
-};
+use http::{Method, StatusCode, header};
+use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 use super::Health;
-use crate::metrics::Metrics;
+use crate::{
+    metrics::Metrics,
+    server::{self, Answer, Limits, text},
+    tls::Acceptor,
+};
 
-const CONNECTIONS: usize = 64;
-const CONNECTION_LIMIT: Duration = Duration::from_secs(60);
-
-/// Where to listen: `:8080` is every address of the host, IPv6 and IPv4.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Bind {
-    /// `None`: every address.
-    pub address: Option<IpAddr>,
-    pub port: u16,
-}
-
-#[derive(Debug, thiserror::Error)]
-pub enum BindError {
-    #[error("{0:?} is not an address to listen on; write it as :8080, 0.0.0.0:8080 or [::]:8080")]
-    Malformed(String),
-    #[error("port {} is in use: {what} cannot listen on {bind}; choose another address or stop what listens there", bind.port)]
-    InUse { bind: Bind, what: &'static str },
-    #[error("{what} cannot listen on {bind}: {source}")]
-    Other { bind: Bind, what: &'static str, source: std::io::Error },
-}
-
-impl FromStr for Bind {
-    type Err = BindError;
-
-    fn from_str(text: &str) -> Result<Self, BindError> {
-        let malformed = || BindError::Malformed(text.to_owned());
-        if let Some(port) = text.strip_prefix(':') {
-            return Ok(Self { address: None, port: port.parse().map_err(|_| malformed())? });
-        }
-        let address: SocketAddr = text.parse().map_err(|_| malformed())?;
-        Ok(Self { address: Some(address.ip()), port: address.port() })
-    }
-}
-
-impl fmt::Display for Bind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.address {
-            Some(address) => SocketAddr::new(address, self.port).fmt(f),
-            None => write!(f, ":{}", self.port),
-        }
-    }
-}
-
-impl Bind {
-    /// `what` says in an error who wanted to listen.
-    pub async fn listen(self, what: &'static str) -> Result<TcpListener, BindError> {
-        let result = match self.address {
-            Some(address) => TcpListener::bind((address, self.port)).await,
-            // A host without IPv6 cannot listen on its wildcard.
-            None => match TcpListener::bind((Ipv6Addr::UNSPECIFIED, self.port)).await {
-                Err(error) if error.kind() != std::io::ErrorKind::AddrInUse => {
-                    TcpListener::bind((Ipv4Addr::UNSPECIFIED, self.port)).await
-                }
-                bound => bound,
-            },
-        };
-        result.map_err(|source| match source.kind() {
-            std::io::ErrorKind::AddrInUse => BindError::InUse { bind: self, what },
-            _ => BindError::Other { bind: self, what, source },
-        })
-    }
-}
+const LIMITS: Limits = Limits {
+    connections: 64,
+    silence: Duration::from_secs(10),
+    idle: Duration::from_secs(10),
+    request: Duration::from_secs(10),
+    age: Duration::from_secs(60),
+};
 
 /// What a listener serves.
 #[derive(Clone, Default)]
@@ -94,42 +28,16 @@ pub struct Routes {
     pub metrics: Option<Arc<Metrics>>,
 }
 
-/// Serves until `stop`.
-pub async fn serve(listener: TcpListener, routes: Routes, stop: CancellationToken) {
-    let free = Arc::new(Semaphore::new(CONNECTIONS));
-    loop {
-        let Ok(permit) = free.clone().acquire_owned().await else { return };
-        let accepted = tokio::select! {
-            () = stop.cancelled() => return,
-            accepted = listener.accept() => accepted,
-        };
-        let stream = match accepted {
-            Ok((stream, _)) => stream,
-            Err(error) => {
-                // Out of file descriptors, say: asking again at once would only burn time.
-                tracing::warn!(error = %error, "a connection could not be accepted");
-                sleep(Duration::from_millis(100)).await;
-                continue;
-            }
-        };
-        let routes = routes.clone();
-        tokio::spawn(async move {
-            let service = service_fn(move |request: Request<Incoming>| {
-                let response = answer(&routes, request.method(), request.uri().path());
-                async move { Ok::<_, Infallible>(response) }
-            });
-            let connection = http1::Builder::new()
-                .timer(TokioTimer::new())
-                .header_read_timeout(Duration::from_secs(10))
-                .serve_connection(TokioIo::new(stream), service);
-            // A prober that hangs up early is no news.
-            let _ = timeout(CONNECTION_LIMIT, connection).await;
-            drop(permit);
-        });
-    }
+/// Serves until `stop`; without TLS in plain text.
+pub async fn serve(listener: TcpListener, tls: Option<Acceptor>, routes: Routes, stop: CancellationToken) {
+    let answer = move |request: http::Request<_>| {
+        let response = answer(&routes, request.method(), request.uri().path());
+        async move { response }
+    };
+    server::serve(listener, tls, LIMITS, answer, stop).await;
 }
 
-fn answer(routes: &Routes, method: &Method, path: &str) -> Response<Full<Bytes>> {
+fn answer(routes: &Routes, method: &Method, path: &str) -> Answer {
     let read = *method == Method::GET || *method == Method::HEAD;
     let verdict = |trouble: Option<String>| match trouble {
         None => text(StatusCode::OK, "ok\n".to_owned()),
@@ -152,42 +60,16 @@ fn answer(routes: &Routes, method: &Method, path: &str) -> Response<Full<Bytes>>
     }
 }
 
-fn text(status: StatusCode, body: String) -> Response<Full<Bytes>> {
-    let mut response = Response::new(Full::new(Bytes::from(body)));
-    *response.status_mut() = status;
-    let plain = header::HeaderValue::from_static("text/plain; charset=utf-8");
-    response.headers_mut().insert(header::CONTENT_TYPE, plain);
-    response
-}
-
 #[cfg(test)]
 mod tests {
+    use std::net::{Ipv4Addr, SocketAddr};
+
     use tokio::{
         io::{AsyncReadExt, AsyncWriteExt},
         net::TcpStream,
     };
 
     use super::*;
-
-    #[test]
-    fn addresses_as_kubernetes_programs_write_them() {
-        assert_eq!(":8080".parse::<Bind>().unwrap(), Bind { address: None, port: 8080 });
-        assert_eq!("0.0.0.0:8081".parse::<Bind>().unwrap().to_string(), "0.0.0.0:8081");
-        assert_eq!("[::]:80".parse::<Bind>().unwrap().to_string(), "[::]:80");
-        for bad in ["", "8080", ":", ":99999", "localhost:80", "0.0.0.0", ":80 "] {
-            let error = bad.parse::<Bind>().unwrap_err().to_string();
-            assert!(error.contains("write it as :8080") && error.contains(bad), "{error}");
-        }
-    }
-
-    #[tokio::test]
-    async fn a_port_in_use_is_said_so() {
-        let first = Bind { address: Some(Ipv4Addr::LOCALHOST.into()), port: 0 }.listen("the test").await.unwrap();
-        let port = first.local_addr().unwrap().port();
-        let second = Bind { address: Some(Ipv4Addr::LOCALHOST.into()), port };
-        let error = second.listen("the metrics server").await.unwrap_err().to_string();
-        assert!(error.starts_with(&format!("port {port} is in use: the metrics server")), "{error}");
-    }
 
     async fn get(address: SocketAddr, path: &str) -> String {
         let mut stream = TcpStream::connect(address).await.unwrap();
@@ -208,7 +90,7 @@ mod tests {
         health.require("the cache", move || flag.load(std::sync::atomic::Ordering::Relaxed));
         let routes = Routes { health: Some(health), metrics: Some(Arc::new(Metrics::new("test"))) };
         let stop = CancellationToken::new();
-        let server = tokio::spawn(serve(listener, routes, stop.clone()));
+        let server = tokio::spawn(serve(listener, None, routes, stop.clone()));
 
         assert!(get(address, "/healthz").await.starts_with("HTTP/1.1 200"));
         let answer = get(address, "/readyz").await;

@@ -15,17 +15,30 @@ use kube::{
     core::Request,
 };
 use serde_json::{Map, Value, json};
+use tokio::sync::Semaphore;
 
 use super::classify;
 use crate::{lease::Fence, watch::Overlay};
 
 /// How many independent writes of one step are under way at once. The client's rate is the real limit.
 const WRITES_AT_ONCE: usize = 16;
+/// How many of the big ones: each is in memory as a tree, as text and as what the server makes of it.
+const LATE_AT_ONCE: usize = 2;
+const METADATA_ONLY: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json";
 
 pub struct Executor {
     client: Client,
     field_manager: &'static str,
+    late: Semaphore,
     overlays: HashMap<(String, String), Vec<Arc<dyn Overlay>>>,
+}
+
+/// What the server is asked to answer with.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Answer {
+    Object,
+    /// For objects that are too big to be sent back for nothing.
+    Metadata,
 }
 
 /// What one write ended with.
@@ -38,7 +51,7 @@ enum Written {
 impl Executor {
     /// One field manager per program: it is what server-side apply knows us by.
     pub fn new(client: Client, field_manager: &'static str) -> Self {
-        Self { client, field_manager, overlays: HashMap::new() }
+        Self { client, field_manager, late: Semaphore::new(LATE_AT_ONCE), overlays: HashMap::new() }
     }
 
     /// Tells `cache` about every write of this kind.
@@ -100,7 +113,7 @@ impl Executor {
     /// The object as the server has it now, for decisions that a cache is not good enough for.
     pub async fn read(&self, target: &Target) -> Result<Option<Value>, Failure> {
         let request = request(target).get(target.key.name(), &GetParams::default());
-        match self.send("get", target, request, None).await {
+        match self.send("get", target, request, Answer::Object, None).await {
             Ok(live) => Ok(Some(live)),
             Err(failure) if failure.reason == reason::OBJECT_GONE => Ok(None),
             Err(failure) => Err(failure),
@@ -116,17 +129,32 @@ impl Executor {
             let message = format!("{} {} was not sent: this replica does not lead", write.verb(), write.target());
             return Err(Failure::transient(reason::NOT_LEADING, message));
         }
+        if let Write::Late { make, .. } = write {
+            // Closed never.
+            let _turn = self.late.acquire().await;
+            return self.send_write(&make.make()?, Answer::Metadata, fence, owns).await;
+        }
+        self.send_write(write, Answer::Object, fence, owns).await
+    }
+
+    async fn send_write<F>(&self, write: &Write, answer: Answer, fence: &Fence, owns: &F) -> Result<Written, Failure>
+    where
+        F: Fn(&Target, &Value) -> bool,
+    {
         let target = write.target();
         let (uid, result) = match write {
-            Write::Create { target, body } => return self.create(target, body, fence, owns).await,
+            Write::Late { .. } => {
+                return Err(Failure::bug(reason::BAD_REQUEST, format!("{target}: a late write made another")));
+            }
+            Write::Create { target, body } => return self.create(target, body, answer, fence, owns).await,
             Write::Delete { uid, propagation, .. } => return self.delete(target, uid, *propagation, fence).await,
             Write::Apply { uid, body, .. } => {
                 let patch = Patch::Apply(identified(target, Some(uid), body));
                 let request = request(target).patch(target.key.name(), &self.patch_parameters(), &patch);
-                (uid, self.send("patch", target, request, Some(fence)).await)
+                (uid, self.send("patch", target, request, answer, Some(fence)).await)
             }
             Write::Status { uid, body, .. } => (uid, self.status(target, uid, body, fence).await),
-            Write::Patch { uid, operations, .. } => (uid, self.patch(target, uid, operations, fence).await),
+            Write::Patch { uid, operations, .. } => (uid, self.patch(target, uid, operations, answer, fence).await),
         };
         match &result {
             Ok(object) => self.tell_written(target, object),
@@ -137,14 +165,21 @@ impl Executor {
         result.map(|_| Written::Done)
     }
 
-    async fn create<F>(&self, target: &Target, body: &Body, fence: &Fence, owns: &F) -> Result<Written, Failure>
+    async fn create<F>(
+        &self,
+        target: &Target,
+        body: &Body,
+        answer: Answer,
+        fence: &Fence,
+        owns: &F,
+    ) -> Result<Written, Failure>
     where
         F: Fn(&Target, &Value) -> bool,
     {
         let bytes = bytes(&identified(target, None, body), "create", target)?;
         let parameters = PostParams { field_manager: Some(self.field_manager.to_owned()), ..PostParams::default() };
         let request = request(target).create(&parameters, bytes);
-        let failure = match self.send("create", target, request, Some(fence)).await {
+        let failure = match self.send("create", target, request, answer, Some(fence)).await {
             Ok(object) => {
                 self.tell_written(target, &object);
                 return Ok(Written::Done);
@@ -178,7 +213,7 @@ impl Executor {
         }
         let (name, parameters) = (target.key.name(), self.patch_parameters());
         let request = request(target).patch_subresource("status", name, &parameters, &Patch::Apply(object));
-        self.send("patch", target, request, Some(fence)).await
+        self.send("patch", target, request, Answer::Object, Some(fence)).await
     }
 
     /// The newest one: what our last write was answered with, or what was seen since.
@@ -203,6 +238,7 @@ impl Executor {
         target: &Target,
         uid: &str,
         operations: &[Operation],
+        answer: Answer,
         fence: &Fence,
     ) -> Result<Value, Failure> {
         let test = json!({"op": "test", "path": "/metadata/uid", "value": uid});
@@ -216,7 +252,7 @@ impl Executor {
             .header(http::header::CONTENT_TYPE, "application/json-patch+json")
             .body(bytes)
             .map_err(kube::core::request::Error::BuildRequest);
-        let failure = match self.send("patch", target, request, Some(fence)).await {
+        let failure = match self.send("patch", target, request, answer, Some(fence)).await {
             Err(failure) if failure.reason == reason::INVALID_OBJECT => failure,
             result => return result,
         };
@@ -251,7 +287,7 @@ impl Executor {
             ..DeleteParams::default()
         };
         let request = request(target).delete(target.key.name(), &parameters);
-        match self.send("delete", target, request, Some(fence)).await {
+        match self.send("delete", target, request, Answer::Object, Some(fence)).await {
             // Finalizers keep it: it is still there, marked.
             Ok(answer) if answer.pointer("/metadata/deletionTimestamp").is_some_and(|time| !time.is_null()) => {
                 self.tell_written(target, &answer);
@@ -274,9 +310,13 @@ impl Executor {
         verb: &str,
         target: &Target,
         request: Result<http::Request<Vec<u8>>, kube::core::request::Error>,
+        answer: Answer,
         fence: Option<&Fence>,
     ) -> Result<Value, Failure> {
         let mut request = request.map_err(|error| classify(&kube::Error::BuildRequest(error), verb, target))?;
+        if answer == Answer::Metadata {
+            request.headers_mut().insert(http::header::ACCEPT, http::HeaderValue::from_static(METADATA_ONLY));
+        }
         if let Some(fence) = fence {
             request.extensions_mut().insert(fence.clone());
         }

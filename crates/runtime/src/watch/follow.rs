@@ -106,6 +106,7 @@ async fn run<T, V>(
     let mut jitter = SmallRng::from_os_rng();
     let mut events = open();
     let mut failures = 0;
+    let mut expected = 0;
     loop {
         let event = tokio::select! {
             () = stop.cancelled() => return,
@@ -133,7 +134,10 @@ async fn run<T, V>(
             become_absent(&cache);
             // A watcher that failed to resume would try to resume for ever: the kind is listed anew when it is back.
             events = open();
-            selection.absent_retry.delay(failures, &mut jitter)
+            match expected {
+                0 => selection.absent_retry.delay(failures, &mut jitter),
+                tries => EXPECTED_RETRY.delay(EXPECTED_TRIES - tries, &mut jitter),
+            }
         } else {
             tracing::warn!(kind, error = describe(&error), "watch failed");
             cache.0.health.write().last_error = Some(Instant::now());
@@ -144,27 +148,39 @@ async fn run<T, V>(
             selection.error_retry.delay(failures, &mut jitter)
         };
         failures += 1;
-        if !pause(&cache, delay, absent, &mut jitter, &stop).await {
-            return;
+        match pause(&cache, delay, absent, &mut jitter, &stop).await {
+            Pause::Over => expected = expected.saturating_sub(1),
+            Pause::LookAgain => expected = EXPECTED_TRIES,
+            Pause::Stop => return,
         }
     }
 }
 
-/// Waits, or less long if somebody knows that an absent kind has come. False at the end.
+/// A kind is served a moment after its CRD is stored, then established, then published: it is asked for a few times.
+const EXPECTED_TRIES: u32 = 6;
+const EXPECTED_RETRY: Backoff = Backoff::new(Duration::from_millis(500), Duration::from_secs(4));
+const EXPECTED_AFTER: std::ops::Range<u64> = 300..500;
+
+enum Pause {
+    Over,
+    /// Somebody knows that an absent kind has come.
+    LookAgain,
+    Stop,
+}
+
 async fn pause<V>(
     cache: &Cache<V>,
     delay: Duration,
     absent: bool,
     jitter: &mut impl Rng,
     stop: &CancellationToken,
-) -> bool {
+) -> Pause {
     tokio::select! {
-        () = stop.cancelled() => false,
-        () = sleep(delay) => true,
+        () = stop.cancelled() => Pause::Stop,
+        () = sleep(delay) => Pause::Over,
         () = cache.0.look_again.notified(), if absent => {
-            // A CRD is served a moment after it is stored.
-            sleep(Duration::from_millis(jitter.random_range(20..80))).await;
-            true
+            sleep(Duration::from_millis(jitter.random_range(EXPECTED_AFTER))).await;
+            Pause::LookAgain
         }
     }
 }
