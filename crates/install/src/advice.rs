@@ -1,6 +1,6 @@
 //! What is accepted but does nothing, or soon will not: things to tell an administrator that change no object.
 
-use api::kubevirt::KubeVirt;
+use api::kubevirt::{Configuration, KubeVirt};
 use serde_json::Value;
 
 /// Gates of features that are always on.
@@ -47,6 +47,11 @@ pub fn warnings(kubevirt: &KubeVirt) -> Vec<String> {
         "spec.configuration.network.permitSlirpInterface does nothing: KubeVirt no longer has slirp interfaces"
             .to_owned()
     });
+    let architectures = configuration.architecture_configuration.as_ref();
+    let ppc64le = architectures.and_then(|architectures| architectures.extra.get("ppc64le")).map(|_: &Value| {
+        "spec.configuration.architectureConfiguration.ppc64le does nothing: KubeVirt no longer runs on ppc64le"
+            .to_owned()
+    });
     let older = kubevirt.spec.self_signed().into_iter().flat_map(|settings| {
         [
             ("caRotateInterval", "ca.duration", settings.ca_rotate_interval.is_some()),
@@ -57,7 +62,20 @@ pub fn warnings(kubevirt: &KubeVirt) -> Vec<String> {
         .filter(|(_, _, given)| *given)
         .map(|(older, newer, _)| format!("selfSigned.{older} is deprecated: use selfSigned.{newer}"))
     });
-    gates.chain(slirp).chain(older).collect()
+    gates.chain(slirp).chain(misspelt_device_types(configuration)).chain(ppc64le).chain(older).collect()
+}
+
+/// The field of the older spelling, of the cluster and of single nodes.
+fn misspelt_device_types(configuration: &Configuration) -> impl Iterator<Item = String> {
+    const OLDER: &str = "mediatedDevicesTypes";
+    let devices = configuration.extra.get("mediatedDevicesConfiguration");
+    let nodes = devices.and_then(|devices| devices.get("nodeMediatedDeviceTypes")).and_then(Value::as_array);
+    let nodes = nodes.into_iter().flatten().enumerate().filter(|(_, node)| node.get(OLDER).is_some());
+    let nodes = nodes.map(|(index, _)| format!("nodeMediatedDeviceTypes[{index}].{OLDER}"));
+    let all = devices.and_then(|devices| devices.get(OLDER)).map(|_: &Value| OLDER.to_owned());
+    all.into_iter().chain(nodes).map(|field| {
+        format!("spec.configuration.mediatedDevicesConfiguration.{field} is deprecated: use mediatedDeviceTypes")
+    })
 }
 
 #[cfg(test)]

@@ -1,12 +1,15 @@
 //! Which certificates an installation has: names, uses, lifetimes and who signs. Issuing them needs keys and a clock,
 //! so it is done elsewhere; what was issued comes back through `Issued` when an object is sent.
 
+pub mod bundle;
+mod due;
 mod lifetime;
 
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 
 use crate::{build::namespaced, config::DeploymentConfig, names::OPERATOR_WEBHOOK_SERVICE};
 
+pub use due::{SHORTEST, Term, Validity};
 pub(crate) use lifetime::go_duration;
 pub use lifetime::{BadDuration, Lifetime, Lifetimes, parse_duration};
 

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use sha1::{Digest, Sha1};
 
-use crate::{environment::Environment, images::OperatorImage, names::gate};
+use crate::{environment::Environment, images::OperatorImage, names::gate, strategy::GENERATE_NAME};
 
 type Properties = BTreeMap<String, String>;
 
@@ -190,6 +190,17 @@ impl DeploymentConfig {
             }
         }
         hex(&hash.finalize())
+    }
+
+    /// Enough of the identifier for a name.
+    pub(crate) fn short_id(&self) -> &str {
+        self.id.get(..10).unwrap_or(&self.id)
+    }
+
+    /// The ConfigMap for the text of what is installed. The reference lets the server choose the end of its name; ours
+    /// follows from the content, so that it cannot be made twice.
+    pub fn strategy_key(&self) -> api::ObjectKey {
+        api::ObjectKey::namespaced(&self.namespace, &format!("{GENERATE_NAME}{}", self.short_id()))
     }
 
     /// Its JSON, byte for byte as the release writes it into the status of the resource.

@@ -102,9 +102,8 @@ impl Overlay<'_> {
             Kind::CustomResourceDefinition => (Stage::Definitions, true),
             Kind::ServiceMonitor => (Stage::Monitoring, self.cluster.service_monitors),
             Kind::PrometheusRule => (Stage::Monitoring, self.cluster.prometheus_rules),
-            Kind::ServiceAccount | Kind::ClusterRole | Kind::ClusterRoleBinding | Kind::Role | Kind::RoleBinding => {
-                (Stage::Access, true)
-            }
+            Kind::ServiceAccount | Kind::ClusterRole | Kind::Role => (Stage::Access, true),
+            Kind::ClusterRoleBinding | Kind::RoleBinding => (Stage::Bindings, true),
             Kind::SecurityContextConstraints => (Stage::SecurityConstraints, self.cluster.security_context_constraints),
             Kind::Service => (Stage::Services, true),
             Kind::ValidatingAdmissionPolicy | Kind::ValidatingAdmissionPolicyBinding => {
@@ -134,7 +133,7 @@ impl Overlay<'_> {
             Kind::Instancetype | Kind::Preference => {
                 (Stage::Instancetypes, instancetypes.and_then(|toggle| toggle.enabled).unwrap_or(true))
             }
-            Kind::PodDisruptionBudget => (Stage::Api, false),
+            Kind::PodDisruptionBudget | Kind::Job => (Stage::Api, false),
         };
         wanted.then_some(stage)
     }

@@ -1,5 +1,7 @@
 //! The common instancetypes and preferences: data of the release, one line each.
 
+use std::sync::Arc;
+
 use api::Failure;
 use serde::Deserialize;
 use serde_json::Value;
@@ -23,22 +25,20 @@ struct Name {
 }
 
 impl Bundle {
-    pub(crate) fn names(self) -> Result<Vec<String>, Failure> {
-        self.0
-            .lines()
-            .map(|line| {
-                let line = line?;
-                let named: Named = serde_json::from_str(&line).map_err(|error| unreadable(&error))?;
-                Ok(named.metadata.name)
-            })
-            .collect()
+    pub(crate) fn lines(self) -> Result<Arc<[String]>, Failure> {
+        self.0.lines().collect()
     }
+}
 
-    /// The object on this line, counted from nought. The lines before it are unpacked and thrown away.
-    pub(crate) fn object(self, line: usize) -> Result<Value, Failure> {
-        let text = self.0.lines().nth(line).unwrap_or_else(|| Ok(String::new()))?;
-        serde_json::from_str(&text).map_err(|error| unreadable(&error))
-    }
+pub(crate) fn name(line: &str) -> Result<String, Failure> {
+    let named: Named = serde_json::from_str(line).map_err(|error| unreadable(&error))?;
+    Ok(named.metadata.name)
+}
+
+/// The object on this line, counted from nought.
+pub(crate) fn object(lines: &[String], line: usize) -> Result<Value, Failure> {
+    let text = lines.get(line).map(String::as_str).unwrap_or_default();
+    serde_json::from_str(text).map_err(|error| unreadable(&error))
 }
 
 fn unreadable(error: &serde_json::Error) -> Failure {
@@ -52,12 +52,13 @@ mod tests {
     #[test]
     fn each_is_found_by_its_line() {
         for (bundle, count) in [(INSTANCETYPES, 65), (PREFERENCES, 54)] {
-            let names = bundle.names().unwrap();
-            assert_eq!(names.len(), count);
+            let lines = bundle.lines().unwrap();
+            assert_eq!(lines.len(), count);
             for line in [0, count / 2, count - 1] {
-                assert_eq!(bundle.object(line).unwrap()["metadata"]["name"], names[line].as_str());
+                let object = object(&lines, line).unwrap();
+                assert_eq!(object["metadata"]["name"], name(&lines[line]).unwrap());
             }
-            assert!(bundle.object(count).is_err());
+            assert!(object(&lines, count).is_err());
         }
     }
 }

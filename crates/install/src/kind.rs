@@ -29,10 +29,12 @@ pub enum Kind {
     Preference,
     /// Never part of a strategy: it follows from a Deployment.
     PodDisruptionBudget,
+    /// Never part of an installation: another release's operator, which tells its strategy.
+    Job,
 }
 
 impl Kind {
-    pub const ALL: [Self; 23] = [
+    pub const ALL: [Self; 24] = [
         Self::ServiceAccount,
         Self::ClusterRole,
         Self::ClusterRoleBinding,
@@ -56,6 +58,7 @@ impl Kind {
         Self::Instancetype,
         Self::Preference,
         Self::PodDisruptionBudget,
+        Self::Job,
     ];
 
     /// Group, version, kind and plural.
@@ -102,6 +105,7 @@ impl Kind {
             Self::Preference => {
                 [INSTANCETYPE, "v1beta1", "VirtualMachineClusterPreference", "virtualmachineclusterpreferences"]
             }
+            Self::Job => ["batch", "v1", "Job", "jobs"],
             Self::PodDisruptionBudget => ["policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets"],
         }
     }

@@ -18,37 +18,52 @@ pub mod certificates;
 mod config;
 pub mod crds;
 mod customize;
+mod drift;
 mod environment;
 mod images;
 mod installation;
 mod instancetypes;
 mod kind;
+mod live;
+pub mod manifests;
 mod monitoring;
 pub mod names;
 mod object;
+mod observed;
 mod openshift;
 pub mod order;
 mod packed;
 mod placement;
+mod plan;
 mod policy;
 mod rbac;
+mod report;
 mod rollout;
 mod services;
 mod stamp;
 mod strategy;
 mod template;
+pub mod validation;
 mod webhooks;
 mod workloads;
 
 pub use advice::warnings;
 pub use config::{ComponentImages, DeploymentConfig};
 pub use customize::{Customizer, INVALID_CUSTOMIZATION};
+pub use drift::{Drift, drift};
 pub use environment::{Cluster, Environment, ImageOverrides};
 pub use installation::{INVALID_DURATION, Installation};
 pub use kind::Kind;
+pub use live::{End, Live, Rollout};
 pub use object::Object;
+pub use observed::{Objects, Observed, Settled, Wanted};
 pub use order::Stage;
-pub use strategy::{ENCODING, Item, MANIFESTS, Strategy, config_map};
+pub use plan::{owns, plan, wait};
+pub use report::{event, problem, report};
+pub use strategy::{
+    ENCODING, Item, MANIFESTS, Strategy, config_map,
+    job::{is_of_another_release, variable},
+};
 pub use webhooks::{BLOCKING_PREFIX, blocking};
 
 /// The release whose data this program holds.

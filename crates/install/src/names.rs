@@ -9,6 +9,7 @@ pub const VIRT_SYNCHRONIZATION_CONTROLLER: &str = "virt-synchronization-controll
 pub const VIRT_TEMPLATE_API_SERVER: &str = "virt-template-apiserver";
 pub const VIRT_TEMPLATE_CONTROLLER: &str = "virt-template-controller";
 
+pub(crate) const OPERATOR_SERVICE_ACCOUNT: &str = "kubevirt-operator";
 pub(crate) const API_SERVICE_ACCOUNT: &str = "kubevirt-apiserver";
 pub(crate) const CONTROLLER_SERVICE_ACCOUNT: &str = "kubevirt-controller";
 pub(crate) const HANDLER_SERVICE_ACCOUNT: &str = "kubevirt-handler";
@@ -16,6 +17,12 @@ pub(crate) const EXPORT_PROXY_SERVICE_ACCOUNT: &str = "kubevirt-exportproxy";
 pub(crate) const SYNCHRONIZATION_SERVICE_ACCOUNT: &str = "kubevirt-synchronization-controller";
 
 pub(crate) const OPERATOR_WEBHOOK_SERVICE: &str = "kubevirt-operator-webhook";
+
+/// Keeps the KubeVirt resource until what was installed for it is gone.
+pub const FINALIZER: &str = "foregroundDeleteKubeVirt";
+
+/// What the API server knows our writes by. The reference's are known by the same name.
+pub const FIELD_MANAGER: &str = "virt-operator";
 
 /// Labels.
 pub mod label {

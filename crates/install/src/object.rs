@@ -63,6 +63,20 @@ impl Object {
         matches!(self.content, Content::Told(_))
     }
 
+    /// Whether its body is made only when it is sent.
+    pub(crate) fn is_big(&self) -> bool {
+        self.kind == Kind::CustomResourceDefinition || self.is_named_by_the_server()
+    }
+
+    /// The labels and annotations that are put on an object that is still packed.
+    pub(crate) fn marks(&self) -> Value {
+        let mut object = fields([("metadata", Value::Object(Map::new()))]);
+        if let Content::Packed(_, stamp) = &self.content {
+            stamp.object(&mut object);
+        }
+        object.get_mut("metadata").map(Value::take).unwrap_or_default()
+    }
+
     pub fn body(&self, issued: &dyn Issued) -> Result<Body, Failure> {
         let mut object = match &self.content {
             Content::Ready(object) => object.clone(),

@@ -14,6 +14,8 @@ pub enum Stage {
     Definitions,
     Monitoring,
     Access,
+    /// Nobody may be given a role that does not exist.
+    Bindings,
     SecurityConstraints,
     Services,
     Policies,
@@ -69,14 +71,14 @@ const FOUNDATION: [Turn; 4] = [
         ],
         until: Until::Written,
     },
-    Turn { stages: &[Stage::Authorities], until: Until::Written },
+    Turn { stages: &[Stage::Authorities, Stage::Bindings], until: Until::Written },
     Turn { stages: &[Stage::Bundles], until: Until::Written },
     Turn { stages: &[Stage::Webhooks, Stage::ApiServices, Stage::Routes, Stage::Certificates], until: Until::Served },
 ];
 
 /// A first installation, a change without a newer version, and the way back to an older one: what checks objects comes
 /// before what acts on them.
-pub const INSTALL: [Turn; 7] = {
+pub const INSTALL: [Turn; 6] = {
     let [a, b, c, d] = FOUNDATION;
     [
         a,
@@ -91,10 +93,11 @@ pub const INSTALL: [Turn; 7] = {
                 Stage::SynchronizationController,
                 Stage::Template,
                 Stage::Handler,
+                // Written while pods start: of all components they need virt-api alone.
+                Stage::Instancetypes,
             ],
             until: Until::EverythingRolledOver,
         },
-        Turn { stages: &[Stage::Instancetypes], until: Until::Written },
     ]
 };
 
@@ -252,7 +255,7 @@ mod tests {
         };
         assert_eq!(stages(&INSTALL), stages(&UPDATE));
         let all = stages(&INSTALL);
-        assert_eq!(all.len(), 20);
+        assert_eq!(all.len(), 21);
         assert!(all.windows(2).all(|pair| pair[0] < pair[1]));
     }
 }

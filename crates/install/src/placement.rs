@@ -19,13 +19,16 @@ pub(crate) enum Usually {
     AnyNode,
     /// On the control plane, and there rather on nodes that are not workers too.
     ControlPlane,
+    /// There if there are such nodes, else anywhere.
+    RatherControlPlane,
 }
 
 pub(crate) fn place(pod: &mut PodSpec, asked: Option<&ComponentConfig>, usually: Usually) {
     let asked = asked.and_then(|component| component.node_placement.clone());
     let placement = asked.unwrap_or_else(|| match usually {
         Usually::AnyNode => NodePlacement::default(),
-        Usually::ControlPlane => control_plane(),
+        Usually::ControlPlane => control_plane(true),
+        Usually::RatherControlPlane => control_plane(false),
     });
     let own = pod.node_selector.get_or_insert_default();
     let linux = ("kubernetes.io/os".to_owned(), "linux".to_owned());
@@ -93,7 +96,7 @@ fn lists<T: Clone>(own: Option<Vec<T>>, more: Option<Vec<T>>) -> Option<Vec<T>> 
     join(own, more, |own, more| [own, more].concat())
 }
 
-fn control_plane() -> NodePlacement {
+fn control_plane(required: bool) -> NodePlacement {
     let having = |key: &str, operator: &str| NodeSelectorTerm {
         match_expressions: Some(vec![NodeSelectorRequirement {
             key: key.to_owned(),
@@ -108,14 +111,18 @@ fn control_plane() -> NodePlacement {
         effect: Some("NoSchedule".to_owned()),
         ..Toleration::default()
     };
+    let rather = |preference: NodeSelectorTerm| PreferredSchedulingTerm { weight: 100, preference };
+    let control_plane = vec![having(CONTROL_PLANE, "Exists"), having(MASTER, "Exists")];
+    let mut preferred = vec![rather(having(WORKER, "DoesNotExist"))];
+    let required = if required {
+        Some(NodeSelector { node_selector_terms: control_plane })
+    } else {
+        preferred.extend(control_plane.into_iter().map(rather));
+        None
+    };
     let affinity = NodeAffinity {
-        required_during_scheduling_ignored_during_execution: Some(NodeSelector {
-            node_selector_terms: vec![having(CONTROL_PLANE, "Exists"), having(MASTER, "Exists")],
-        }),
-        preferred_during_scheduling_ignored_during_execution: Some(vec![PreferredSchedulingTerm {
-            weight: 100,
-            preference: having(WORKER, "DoesNotExist"),
-        }]),
+        required_during_scheduling_ignored_during_execution: required,
+        preferred_during_scheduling_ignored_during_execution: Some(preferred),
     };
     NodePlacement {
         affinity: Some(Affinity { node_affinity: Some(affinity), ..Affinity::default() }),

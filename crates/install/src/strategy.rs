@@ -4,6 +4,7 @@
 //! Ours is generated. That of another release comes as text from that release's own operator, and ours is written as
 //! such text for it: that is how either installs what the other defines.
 
+pub(crate) mod job;
 mod text;
 
 use std::sync::Arc;
@@ -16,7 +17,7 @@ use crate::{
     api_services, certificates,
     config::DeploymentConfig,
     crds::{DEFINITIONS, Definition, TEMPLATE_DEFINITIONS},
-    instancetypes::{Bundle, INSTANCETYPES, PREFERENCES},
+    instancetypes::{self, Bundle, INSTANCETYPES, PREFERENCES},
     kind::Kind,
     monitoring, openshift, policy, rbac, services, template, webhooks, workloads,
 };
@@ -40,7 +41,8 @@ pub struct Item {
 enum Source {
     Object(Value),
     Definition(Definition),
-    Bundled(Bundle, usize),
+    /// One of the lines of a bundle, which are shared.
+    Bundled(Arc<[String]>, usize),
     /// A big object of another release.
     Repacked(Arc<[u8]>),
 }
@@ -57,7 +59,7 @@ impl Item {
         match &self.source {
             Source::Object(object) => Ok(object.clone()),
             Source::Definition(definition) => definition.object(),
-            Source::Bundled(bundle, line) => bundle.object(*line),
+            Source::Bundled(lines, line) => instancetypes::object(lines, *line),
             Source::Repacked(bytes) => text::unpack(bytes),
         }
     }
@@ -153,12 +155,11 @@ impl Strategy {
     }
 
     fn add_bundle(&mut self, kind: Kind, bundle: Bundle) -> Result<(), Failure> {
-        let item = |(line, name): (usize, String)| Item {
-            kind,
-            key: ObjectKey::cluster(&name),
-            source: Source::Bundled(bundle, line),
-        };
-        self.items.extend(bundle.names()?.into_iter().enumerate().map(item));
+        let lines = bundle.lines()?;
+        for (line, text) in lines.iter().enumerate() {
+            let key = ObjectKey::cluster(&instancetypes::name(text)?);
+            self.items.push(Item { kind, key, source: Source::Bundled(Arc::clone(&lines), line) });
+        }
         Ok(())
     }
 

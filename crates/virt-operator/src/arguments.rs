@@ -13,7 +13,7 @@ use runtime::{
     telemetry::{LogFormat, LogLevel},
 };
 
-use crate::commands::render::RenderArguments;
+use crate::commands::{manifests::ManifestsArguments, plan::PlanArguments, render::RenderArguments};
 
 #[derive(Debug, Parser)]
 #[command(
@@ -38,8 +38,12 @@ pub(crate) enum Command {
     Run(RunArguments),
     /// Print the definition of the KubeVirt resource, as YAML
     Crds,
+    /// Print what must exist before the operator runs, and its Deployment, as YAML for kubectl apply
+    Manifests(ManifestsArguments),
     /// Print every object of the installation that a KubeVirt resource in a file asks for, without a cluster
     Render(RenderArguments),
+    /// Print what the operator would do in the cluster for a KubeVirt resource in a file; nothing is written
+    Plan(PlanArguments),
 }
 
 #[derive(Debug, Clone, Args)]
@@ -61,13 +65,17 @@ pub(crate) struct RunArguments {
     client_burst: String,
     /// File that says how to reach the cluster [env: KUBECONFIG; in a pod: its service account]
     #[arg(long, value_name = "FILE")]
-    kubeconfig: Option<PathBuf>,
+    pub(crate) kubeconfig: Option<PathBuf>,
     /// The operator's own namespace [default: that of its service account, else kubevirt]
     #[arg(long, env = "NAMESPACE")]
-    namespace: Option<String>,
+    pub(crate) namespace: Option<String>,
     /// How log lines on standard error are written
     #[arg(long, value_enum, default_value_t)]
     log_format: LogFormat,
+    /// Leave the text of what this release consists of in a ConfigMap, and end: what an operator of another release
+    /// runs this program for [env: TARGET_DEPLOYMENT_CONFIG]
+    #[arg(long)]
+    pub(crate) dump_install_strategy: bool,
     /// The name of this pod, for the Lease
     #[arg(long, env = "POD_NAME", hide = true)]
     pod_name: Option<String>,

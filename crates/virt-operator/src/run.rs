@@ -1,28 +1,106 @@
-//! `virt-operator run`: settings to program. The KubeVirt controller is started by the leader's work.
+//! `virt-operator run`: settings to program. Every replica follows the cluster and answers webhooks; the leader also
+//! installs.
 //!
-//! Its endpoints speak plain HTTP: the certificate that they will use is made by the installation itself, which does
-//! not exist yet.
+//! Its endpoints are served over TLS from the beginning: `Serving` is what they are served with, and is told wherever
+//! the Secret of this operator and the KubeVirt resource are seen to change.
 
-use std::{path::Path, process::ExitCode};
+use std::{path::Path, process::ExitCode, sync::Arc, time::Duration};
 
+use install::{Environment, names::FIELD_MANAGER};
 use runtime::{
     lease::Leadership,
+    pass::{Executor, Runner, RunnerOptions},
     program::{Context, LeaseName, Listener, Program, SERVICE_ACCOUNT_NAMESPACE, identity, own_namespace},
 };
 
-use crate::arguments::{RunArguments, Settings};
+use crate::{
+    answers::Answers,
+    arguments::{RunArguments, Settings},
+    cache::Caches,
+    controller::KubeVirtController,
+    monitoring::Monitoring,
+    observe::Observer,
+    wake::Wake,
+    webhook::{self, Serving},
+};
 
 const NAME: &str = "virt-operator";
 const USUAL_NAMESPACE: &str = "kubevirt";
+/// There is one resource, and a pass over it writes hundreds of objects.
+const OPTIONS: RunnerOptions = RunnerOptions { workers: 1, pass_deadline: Duration::from_secs(120), resync: None };
 
 pub(crate) fn run(arguments: RunArguments) -> anyhow::Result<ExitCode> {
     let settings = Settings::try_from(arguments)?;
-    // Nothing is reconciled yet: the leader's work is to lead.
-    Ok(program(&settings).run(async |_: Context| Ok(async |leadership: Leadership| leadership.stop.cancelled().await)))
+    let serving = Serving::new()?;
+    let namespace = own_namespace(settings.namespace.as_deref(), Path::new(SERVICE_ACCOUNT_NAMESPACE), USUAL_NAMESPACE);
+    let environment = Environment::from_variables(std::env::vars());
+    let bind = settings.bind;
+    Ok(program(&settings, &namespace, &serving).run(async move |context: Context| {
+        webhook::start(&context, bind, &serving).await?;
+        let work = Arc::new(Work::prepare(context, namespace, environment, serving));
+        Ok(move |leadership: Leadership| work.clone().lead(leadership))
+    }))
 }
 
-fn program(settings: &Settings) -> Program {
-    let namespace = own_namespace(settings.namespace.as_deref(), Path::new(SERVICE_ACCOUNT_NAMESPACE), USUAL_NAMESPACE);
+/// What the replica that leads works with.
+struct Work {
+    context: Context,
+    caches: Caches,
+    wake: Arc<Wake>,
+    controller: Arc<KubeVirtController>,
+    executor: Arc<Executor>,
+}
+
+impl Work {
+    fn prepare(context: Context, namespace: String, environment: Environment, serving: Serving) -> Self {
+        let wake = Wake::new(serving);
+        let caches = Caches::start(&context, &namespace, &wake);
+        let answers = Arc::new(Answers::default());
+        let executor = Executor::new(context.clients.ordinary.clone(), FIELD_MANAGER);
+        let executor = Arc::new(caches.over(executor, &answers));
+        let monitoring = Monitoring::new(context.clone(), wake.clone());
+        let observer = Observer::new(
+            context.clients.ordinary.clone(),
+            caches.clone(),
+            environment,
+            namespace,
+            monitoring,
+            answers,
+        );
+        let controller = Arc::new(KubeVirtController { observer });
+        Self { context, caches, wake, controller, executor }
+    }
+
+    async fn lead(self: Arc<Self>, leadership: Leadership) {
+        tokio::select! {
+            () = leadership.stop.cancelled() => return,
+            () = self.caches.ready() => {}
+        }
+        let reign = Reign(&self);
+        let runner = Runner {
+            controller: self.controller.clone(),
+            queue: self.wake.begin(),
+            executor: self.executor.clone(),
+            events: self.context.events.clone(),
+            metrics: self.context.metrics.clone(),
+            health: self.context.health.clone(),
+            options: OPTIONS,
+        };
+        runner.run(leadership).await;
+        drop(reign);
+    }
+}
+
+/// However the work ends, also by being dropped: nothing is queued for it after.
+struct Reign<'a>(&'a Work);
+
+impl Drop for Reign<'_> {
+    fn drop(&mut self) {
+        self.0.wake.end();
+    }
+}
+
+fn program(settings: &Settings, namespace: &str, serving: &Serving) -> Program {
     Program {
         name: NAME,
         version: env!("CARGO_PKG_VERSION"),
@@ -31,8 +109,14 @@ fn program(settings: &Settings) -> Program {
         kubeconfig: settings.kubeconfig.clone(),
         rate: Some(settings.rate),
         metrics_prefix: "virt_operator",
-        listeners: vec![Listener { bind: settings.bind, what: "the metrics server", health: true, metrics: true }],
-        lease: Some(LeaseName { namespace, name: NAME.to_owned() }),
+        listeners: vec![Listener {
+            bind: settings.bind,
+            what: "the metrics server",
+            health: true,
+            metrics: true,
+            tls: Some(serving.metrics()),
+        }],
+        lease: Some(LeaseName { namespace: namespace.to_owned(), name: NAME.to_owned() }),
         identity: identity(settings.pod_name.as_deref(), &mut rand::rng()),
     }
 }

@@ -47,6 +47,29 @@ enum Change {
     Strategic(Map<String, Value>),
 }
 
+impl Change {
+    fn parse(asked: &Customization) -> Result<Self, String> {
+        let parse = || serde_json::from_str::<Value>(&asked.patch).map_err(|error| format!("is not JSON: {error}"));
+        match asked.patch_type.as_str() {
+            "json" => serde_json::from_value(parse()?)
+                .map(Self::Json)
+                .map_err(|error| format!("is not a JSON patch: {error}")),
+            "merge" => parse().map(Self::Merge),
+            "strategic" => match parse()? {
+                Value::Object(patch) => Ok(Self::Strategic(patch)),
+                _ => Err("is not a JSON object".to_owned()),
+            },
+            other => Err(format!("has the type {other:?}; it must be json, merge or strategic")),
+        }
+    }
+}
+
+/// What is wrong with each patch that is none, by its place in the list.
+pub(crate) fn problems(asked: &CustomizeComponents) -> impl Iterator<Item = (usize, String)> {
+    let patches = asked.patches.iter().enumerate();
+    patches.filter_map(|(index, patch)| Some((index, Change::parse(patch).err()?)))
+}
+
 impl Customizer {
     pub fn new(asked: &CustomizeComponents) -> Result<Self, Failure> {
         // The release sorts them by length before it hashes, and so applies, them.
@@ -103,21 +126,8 @@ impl Customizer {
 impl Patch {
     fn new(index: usize, asked: &Customization) -> Result<Self, Failure> {
         let origin = format!("spec.customizeComponents.patches[{index}]");
-        let invalid = |what: String| Failure::invalid(INVALID_CUSTOMIZATION, format!("{origin} {what}"));
-        let parse = || -> Result<Value, Failure> {
-            serde_json::from_str(&asked.patch).map_err(|error| invalid(format!("is not JSON: {error}")))
-        };
-        let change = match asked.patch_type.as_str() {
-            "json" => Change::Json(
-                serde_json::from_value(parse()?).map_err(|error| invalid(format!("is not a JSON patch: {error}")))?,
-            ),
-            "merge" => Change::Merge(parse()?),
-            "strategic" => match parse()? {
-                Value::Object(patch) => Change::Strategic(patch),
-                _ => return Err(invalid("is not a JSON object".to_owned())),
-            },
-            other => return Err(invalid(format!("has the type {other:?}; it must be json, merge or strategic"))),
-        };
+        let change = Change::parse(asked)
+            .map_err(|problem| Failure::invalid(INVALID_CUSTOMIZATION, format!("{origin} {problem}")))?;
         Ok(Self {
             resource_type: asked.resource_type.clone(),
             resource_name: asked.resource_name.clone(),

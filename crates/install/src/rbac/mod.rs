@@ -6,6 +6,7 @@ mod api_server;
 mod controller;
 mod export_proxy;
 mod handler;
+pub(crate) mod operator;
 mod synchronization_controller;
 mod users;
 
@@ -24,9 +25,9 @@ use crate::{
 
 const GROUP: &str = "rbac.authorization.k8s.io";
 const AUTOUPDATE: (&str, &str) = ("rbac.authorization.kubernetes.io/autoupdate", "true");
-const AGGREGATE: &str = "rbac.authorization.k8s.io/aggregate-to-";
+pub(crate) const AGGREGATE: &str = "rbac.authorization.k8s.io/aggregate-to-";
 const MONITORING: &str = "kubevirt-monitoring";
-const OURS: [(&str, &str); 1] = [(label::APP, "")];
+pub(crate) const OURS: [(&str, &str); 1] = [(label::APP, "")];
 
 const ACCOUNTS: [&str; 5] = [
     API_SERVICE_ACCOUNT,

@@ -26,10 +26,11 @@ use crate::{
 
 pub(crate) use handler::handler;
 
-const PORT: i32 = 8443;
-const PORT_TEXT: &str = "8443";
+pub(crate) const PORT: i32 = 8443;
+pub(crate) const PORT_TEXT: &str = "8443";
 /// Every component's; the resource changes it while they run.
-const VERBOSITY: &str = "2";
+pub(crate) const VERBOSITY: &str = "2";
+pub(crate) const PRIORITY_CLASS: &str = "kubevirt-cluster-critical";
 const MIGRATION_INTERFACE: &str = "migration0";
 
 pub(crate) fn deployments(config: &DeploymentConfig) -> Vec<Deployment> {
@@ -55,17 +56,22 @@ fn pod_template(
     PodTemplateSpec {
         metadata: Some(ObjectMeta { name: Some(name.to_owned()), labels: Some(labels), ..ObjectMeta::default() }),
         spec: Some(PodSpec {
-            priority_class_name: Some("kubevirt-cluster-critical".to_owned()),
+            priority_class_name: Some(PRIORITY_CLASS.to_owned()),
             affinity,
-            tolerations: Some(vec![Toleration {
-                key: Some("CriticalAddonsOnly".to_owned()),
-                operator: Some("Exists".to_owned()),
-                ..Toleration::default()
-            }]),
+            tolerations: Some(vec![critical()]),
             image_pull_secrets: (!pull_secrets.is_empty()).then_some(pull_secrets),
             containers: vec![container],
             ..PodSpec::default()
         }),
+    }
+}
+
+/// They also run where only what a cluster cannot do without may run.
+pub(crate) fn critical() -> Toleration {
+    Toleration {
+        key: Some("CriticalAddonsOnly".to_owned()),
+        operator: Some("Exists".to_owned()),
+        ..Toleration::default()
     }
 }
 
@@ -123,7 +129,7 @@ fn container(config: &DeploymentConfig, name: &str, image: String) -> Container 
     }
 }
 
-fn apart_from(component: &str) -> Affinity {
+pub(crate) fn apart_from(component: &str) -> Affinity {
     let selector = LabelSelector {
         match_expressions: Some(vec![LabelSelectorRequirement {
             key: label::APP.to_owned(),
@@ -178,7 +184,7 @@ fn mount_profile(pod: &mut PodSpec) {
     mount(pod, volume, VolumeMount { name: name(), mount_path: "/profile-data".to_owned(), ..VolumeMount::default() });
 }
 
-fn port(name: &str, number: i32) -> ContainerPort {
+pub(crate) fn port(name: &str, number: i32) -> ContainerPort {
     ContainerPort {
         name: Some(name.to_owned()),
         container_port: number,
@@ -201,7 +207,7 @@ fn probe(path: &str) -> Probe {
     }
 }
 
-fn requests(cpu: &str, memory: &str) -> ResourceRequirements {
+pub(crate) fn requests(cpu: &str, memory: &str) -> ResourceRequirements {
     ResourceRequirements { requests: Some(quantities(cpu, memory)), ..ResourceRequirements::default() }
 }
 
@@ -209,7 +215,7 @@ pub(crate) fn quantities(cpu: &str, memory: &str) -> std::collections::BTreeMap<
     [("cpu", cpu), ("memory", memory)].map(|(name, amount)| (name.to_owned(), Quantity(amount.to_owned()))).into()
 }
 
-fn from_field(name: &str, path: &str) -> EnvVar {
+pub(crate) fn from_field(name: &str, path: &str) -> EnvVar {
     EnvVar {
         name: name.to_owned(),
         value_from: Some(EnvVarSource {
@@ -233,7 +239,7 @@ pub(crate) fn unprivileged_pod(seccomp: bool) -> PodSecurityContext {
     }
 }
 
-fn unprivileged() -> SecurityContext {
+pub(crate) fn unprivileged() -> SecurityContext {
     SecurityContext {
         allow_privilege_escalation: Some(false),
         capabilities: Some(Capabilities { drop: Some(strings(&["ALL"])), add: None }),

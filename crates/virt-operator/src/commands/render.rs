@@ -61,14 +61,14 @@ pub(crate) fn run(arguments: &RenderArguments) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn read(file: &Path) -> Result<String> {
+pub(super) fn read(file: &Path) -> Result<String> {
     if file == Path::new("-") {
         return io::read_to_string(io::stdin()).context("reading standard input");
     }
     std::fs::read_to_string(file).with_context(|| format!("reading {}", file.display()))
 }
 
-fn parse(text: &str) -> Result<KubeVirt> {
+pub(super) fn parse(text: &str) -> Result<KubeVirt> {
     let documents: Vec<Value> =
         serde_saphyr::from_multiple(text).map_err(|error| anyhow::anyhow!("not YAML: {error}"))?;
     let is_kubevirt = |document: &Value| {
@@ -86,7 +86,7 @@ fn parse(text: &str) -> Result<KubeVirt> {
 }
 
 /// As in the operator's Deployment, unless this shell says otherwise.
-fn environment(variables: impl Iterator<Item = (String, String)>) -> Environment {
+pub(super) fn environment(variables: impl Iterator<Item = (String, String)>) -> Environment {
     let mut environment = Environment::from_variables(variables);
     if environment.operator_image.is_empty() {
         environment.operator_image = format!("quay.io/kubevirt/virt-operator:{RELEASE}");

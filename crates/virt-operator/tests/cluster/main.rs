@@ -1,5 +1,9 @@
 //! virt-operator on the lab, as its own service account.
 
+mod install;
+mod manifests;
+mod world;
+
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -19,12 +23,14 @@ fn main() -> ExitCode {
 }
 
 fn add(suite: &mut Suite) {
+    manifests::add(suite);
+    install::add(suite);
     suite.test("it_leads_serves_and_stops", |labs| async move {
         let lab = labs.plain().await?;
         let mut program = start(&lab, "kubevirt").await?;
         program.wait_for_message(message::ACQUIRED, PATIENCE).await?;
         for (path, expected) in [("/healthz", 200), ("/readyz", 200), ("/metrics", 200), ("/else", 404)] {
-            let (status, body) = program.get(8186, path).await?;
+            let (status, body) = program.get_over_tls(8186, path).await?;
             ensure!(status == expected, "{path} answered {status}: {body}");
         }
         program.signal(Signal::SIGTERM)?;
@@ -43,7 +49,10 @@ fn add(suite: &mut Suite) {
 }
 
 async fn start(lab: &Lab, namespace: &str) -> Result<Program> {
-    let rules = json!([{"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["get", "list", "watch", "create", "update"]}]);
+    let rules = json!([
+        {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["get", "list", "watch", "create", "update"]},
+        {"apiGroups": ["*"], "resources": ["*"], "verbs": ["get", "list", "watch"]},
+    ]);
     lab.grant(namespace, ACCOUNT, &rules).await?;
     lab.run(ProgramOptions {
         file: PathBuf::from(env!("CARGO_BIN_EXE_virt-operator")),

@@ -1,0 +1,197 @@
+//! What a bundle trusts: the authority that signs now, those before it for as long as what they signed may be in use,
+//! and those that users have brought.
+
+use std::{
+    cmp::Reverse,
+    collections::BTreeMap,
+    time::{Duration, SystemTime},
+};
+
+use super::due::Validity;
+
+/// As many as the reference keeps.
+pub const MOST_CERTIFICATES: usize = 50;
+
+/// Every webhook carries the whole bundle in base64, and the configuration with the most of them has to fit in one
+/// object of 1.5 MiB. Fifty authorities as we make them are less.
+pub const MOST_BYTES: usize = 30 * 1024;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// Once signed here. It leaves after the overlap.
+    Own,
+    /// Brought by a user. Nobody but its own end says when it may leave.
+    External,
+}
+
+/// A certificate of a bundle.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Trusted {
+    /// In DER.
+    pub certificate: Vec<u8>,
+    pub validity: Validity,
+    pub origin: Origin,
+}
+
+pub struct Bundle {
+    /// The current authority first, then the ones before it and then those of users, each the newest first.
+    pub certificates: Vec<Trusted>,
+    /// When the next of them leaves.
+    pub next: Option<SystemTime>,
+}
+
+/// One leaves when it ends, or when its successor has been there for as long as the overlap.
+pub fn merge(current: Trusted, others: Vec<Trusted>, overlap: Duration, now: SystemTime) -> Bundle {
+    let mut leaves = after(current.validity.not_before, overlap);
+    let mut bytes = current.certificate.len();
+    let others = distinct(others.into_iter().filter(|other| other.certificate != current.certificate));
+    let mut bundle = Bundle { certificates: vec![current], next: None };
+    for trusted in others.into_iter().filter(|other| other.validity.not_after > now) {
+        let Validity { not_before, not_after } = trusted.validity;
+        let until = match trusted.origin {
+            Origin::Own => leaves.min(not_after),
+            Origin::External => not_after,
+        };
+        if trusted.origin == Origin::Own {
+            leaves = leaves.min(after(not_before, overlap));
+        }
+        let size = trusted.certificate.len();
+        if until > now && bundle.certificates.len() < MOST_CERTIFICATES && bytes + size <= MOST_BYTES {
+            bytes += size;
+            bundle.certificates.push(trusted);
+            bundle.next = Some(bundle.next.map_or(until, |next| next.min(until)));
+        }
+    }
+    bundle
+}
+
+/// Each once, own ones first, the newest first. One that a user has brought too is that user's.
+fn distinct(all: impl Iterator<Item = Trusted>) -> Vec<Trusted> {
+    let mut distinct = BTreeMap::<Vec<u8>, Trusted>::new();
+    for trusted in all {
+        let known = distinct.entry(trusted.certificate.clone()).or_insert_with(|| trusted.clone());
+        if trusted.origin == Origin::External {
+            known.origin = Origin::External;
+        }
+    }
+    let mut distinct: Vec<Trusted> = distinct.into_values().collect();
+    distinct.sort_by_key(|trusted| (trusted.origin == Origin::External, Reverse(trusted.validity.not_before)));
+    distinct
+}
+
+fn after(time: SystemTime, duration: Duration) -> SystemTime {
+    time.checked_add(duration).unwrap_or(time)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OVERLAP: u64 = 10;
+
+    fn at(second: u64) -> SystemTime {
+        SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000 + second)
+    }
+
+    fn own(name: &str, from: u64, to: u64) -> Trusted {
+        let validity = Validity { not_before: at(from), not_after: at(to) };
+        Trusted { certificate: name.into(), validity, origin: Origin::Own }
+    }
+
+    fn external(name: &str, from: u64, to: u64) -> Trusted {
+        Trusted { origin: Origin::External, ..own(name, from, to) }
+    }
+
+    /// Names, and when the next leaves.
+    fn merged(current: Trusted, others: Vec<Trusted>, now: u64) -> (Vec<String>, Option<u64>) {
+        let bundle = merge(current, others, Duration::from_secs(OVERLAP), at(now));
+        let name = |trusted: &Trusted| String::from_utf8_lossy(&trusted.certificate).into_owned();
+        let next = bundle.next.map(|next| next.duration_since(at(0)).unwrap().as_secs());
+        (bundle.certificates.iter().map(name).collect(), next)
+    }
+
+    #[test]
+    fn the_current_one_comes_first_and_then_the_newest() {
+        let others = vec![own("a", 50, 500), own("c", 70, 500), own("current", 75, 500), own("b", 60, 500)];
+        let (names, next) = merged(own("current", 75, 500), others, 69);
+        assert_eq!(names, ["current", "c", "b", "a"]);
+        assert_eq!(next, Some(70), "b has been there for as long as the overlap");
+    }
+
+    #[test]
+    fn one_leaves_when_its_successor_has_been_there_for_the_overlap() {
+        let others = || vec![own("a", 50, 500), own("b", 60, 500)];
+        assert_eq!(
+            merged(own("current", 65, 500), others(), 69),
+            (vec!["current".into(), "b".into(), "a".into()], Some(70))
+        );
+        assert_eq!(merged(own("current", 65, 500), others(), 70), (vec!["current".into(), "b".into()], Some(75)));
+        assert_eq!(merged(own("current", 65, 500), others(), 74), (vec!["current".into(), "b".into()], Some(75)));
+        assert_eq!(merged(own("current", 65, 500), others(), 75), (vec!["current".into()], None));
+    }
+
+    #[test]
+    fn one_leaves_when_it_ends() {
+        let others = || vec![own("a", 60, 72), own("b", 50, 500)];
+        assert_eq!(
+            merged(own("current", 68, 500), others(), 69),
+            (vec!["current".into(), "a".into(), "b".into()], Some(70))
+        );
+        let others = || vec![own("a", 64, 72), own("b", 50, 500)];
+        assert_eq!(
+            merged(own("current", 68, 500), others(), 71),
+            (vec!["current".into(), "a".into(), "b".into()], Some(72))
+        );
+        // What has ended does not tell how long its successor has been there.
+        assert_eq!(merged(own("current", 68, 500), others(), 77), (vec!["current".into(), "b".into()], Some(78)));
+    }
+
+    #[test]
+    fn one_that_is_newer_than_the_current_one_leaves_with_the_others() {
+        let others = || vec![own("newer", 90, 500), own("older", 60, 500)];
+        assert_eq!(merged(own("current", 85, 500), others(), 94).0, ["current", "newer", "older"]);
+        assert_eq!(merged(own("current", 85, 500), others(), 95), (vec!["current".into()], None));
+    }
+
+    #[test]
+    fn what_users_bring_stays_until_it_ends() {
+        let others = || vec![external("x", 1, 300), own("b", 60, 500), external("y", 70, 200)];
+        assert_eq!(merged(own("current", 65, 500), others(), 74).0, ["current", "b", "y", "x"]);
+        assert_eq!(
+            merged(own("current", 65, 500), others(), 199),
+            (vec!["current".into(), "y".into(), "x".into()], Some(200))
+        );
+        assert_eq!(merged(own("current", 65, 500), others(), 200), (vec!["current".into(), "x".into()], Some(300)));
+    }
+
+    #[test]
+    fn each_is_there_once() {
+        let others =
+            vec![own("b", 60, 500), own("current", 65, 500), external("b", 60, 500), external("current", 65, 500)];
+        assert_eq!(merged(own("current", 65, 500), others, 100), (vec!["current".into(), "b".into()], Some(500)));
+    }
+
+    #[test]
+    fn there_are_not_more_than_fifty() {
+        let others = (0..60).map(|number| own(&format!("{number:02}"), number, 5000)).collect();
+        let (names, _) = merge_all(others);
+        assert_eq!(names.len(), 50);
+        assert_eq!(names.get(..2).unwrap(), ["current", "59"]);
+        assert_eq!(names.last().unwrap(), "11");
+    }
+
+    #[test]
+    fn large_ones_do_not_make_webhooks_too_large() {
+        let large = |name: &str, from| external(&name.repeat(MOST_BYTES / 3), from, 5000);
+        let others = vec![large("a", 1), large("b", 2), large("c", 3), external("small", 0, 5000)];
+        let (names, _) = merge_all(others);
+        let names: Vec<&str> = names.iter().map(|name| name.get(..1).unwrap()).collect();
+        assert_eq!(names, ["c", "c", "b", "s"]);
+    }
+
+    fn merge_all(others: Vec<Trusted>) -> (Vec<String>, Option<SystemTime>) {
+        let bundle = merge(own("current", 100, 5000), others, Duration::from_secs(4000), at(101));
+        let name = |trusted: &Trusted| String::from_utf8_lossy(&trusted.certificate).into_owned();
+        (bundle.certificates.iter().map(name).collect(), bundle.next)
+    }
+}

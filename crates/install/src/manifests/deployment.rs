@@ -1,0 +1,105 @@
+//! The operator's own Deployment.
+//!
+//! It differs from the release's where our program does: it asks for less memory, has health endpoints of its own, and
+//! reads its certificate from the API server, so it mounts none. And it only prefers the control plane: where nobody
+//! sees those nodes, somebody must run who can say that KubeVirt's components find no place.
+
+use k8s_openapi::api::apps::v1::{Deployment, DeploymentSpec, DeploymentStrategy};
+use k8s_openapi::api::core::v1::{Container, EnvVar, HTTPGetAction, PodSpec, PodTemplateSpec, Probe, SecurityContext};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+
+use crate::{
+    RELEASE,
+    build::{annotated, map, namespaced, selecting, strings},
+    names::{OPERATOR_SERVICE_ACCOUNT, VIRT_OPERATOR, annotation, label},
+    placement::{Usually, place},
+    workloads::{
+        PORT, PORT_TEXT, PRIORITY_CLASS, VERBOSITY, apart_from, critical, from_field, port, requests, unprivileged,
+        unprivileged_pod,
+    },
+};
+
+const WEBHOOK_PORT: i32 = 8444;
+
+pub(super) fn deployment(namespace: &str, image: &str) -> Deployment {
+    let ours = (label::APP, VIRT_OPERATOR);
+    Deployment {
+        metadata: namespaced(namespace, VIRT_OPERATOR, &[ours]),
+        spec: Some(DeploymentSpec {
+            replicas: Some(2),
+            selector: selecting(&[ours]),
+            strategy: Some(DeploymentStrategy {
+                type_: Some("RollingUpdate".to_owned()),
+                ..DeploymentStrategy::default()
+            }),
+            template: template(image),
+            ..DeploymentSpec::default()
+        }),
+        status: None,
+    }
+}
+
+fn template(image: &str) -> PodTemplateSpec {
+    let labels = [
+        (label::APP, VIRT_OPERATOR),
+        ("name", VIRT_OPERATOR),
+        (label::PROMETHEUS, "true"),
+        (label::MAY_REACH_CLUSTER_SERVICES, "true"),
+    ];
+    let metadata =
+        ObjectMeta { name: Some(VIRT_OPERATOR.to_owned()), labels: Some(map(&labels)), ..ObjectMeta::default() };
+    let mut pod = PodSpec {
+        priority_class_name: Some(PRIORITY_CLASS.to_owned()),
+        affinity: Some(apart_from(VIRT_OPERATOR)),
+        tolerations: Some(vec![critical()]),
+        service_account_name: Some(OPERATOR_SERVICE_ACCOUNT.to_owned()),
+        security_context: Some(unprivileged_pod(true)),
+        containers: vec![container(image)],
+        ..PodSpec::default()
+    };
+    place(&mut pod, None, Usually::RatherControlPlane);
+    PodTemplateSpec {
+        metadata: Some(annotated(metadata, &[(annotation::REQUIRED_SCC, "restricted-v2")])),
+        spec: Some(pod),
+    }
+}
+
+fn container(image: &str) -> Container {
+    let variable = |name: &str, value: String| EnvVar { name: name.to_owned(), value: Some(value), value_from: None };
+    Container {
+        name: VIRT_OPERATOR.to_owned(),
+        image: Some(image.to_owned()),
+        image_pull_policy: Some("IfNotPresent".to_owned()),
+        command: Some(strings(&[VIRT_OPERATOR])),
+        args: Some(strings(&["--port", PORT_TEXT, "-v", VERBOSITY])),
+        env: Some(vec![
+            // What KubeVirt's images are derived from, so it is not our own.
+            variable("VIRT_OPERATOR_IMAGE", format!("quay.io/kubevirt/{VIRT_OPERATOR}:{RELEASE}")),
+            variable("KUBEVIRT_VERSION", RELEASE.to_owned()),
+            from_field("NAMESPACE", "metadata.namespace"),
+            from_field("POD_NAME", "metadata.name"),
+        ]),
+        ports: Some(vec![port("metrics", PORT), port("webhooks", WEBHOOK_PORT)]),
+        liveness_probe: Some(probe("/healthz")),
+        readiness_probe: Some(probe("/readyz")),
+        resources: Some(requests("10m", "40Mi")),
+        security_context: Some(SecurityContext { read_only_root_filesystem: Some(true), ..unprivileged() }),
+        termination_message_policy: Some("FallbackToLogsOnError".to_owned()),
+        ..Container::default()
+    }
+}
+
+fn probe(path: &str) -> Probe {
+    Probe {
+        http_get: Some(HTTPGetAction {
+            scheme: Some("HTTPS".to_owned()),
+            port: IntOrString::Int(PORT),
+            path: Some(path.to_owned()),
+            ..HTTPGetAction::default()
+        }),
+        initial_delay_seconds: Some(5),
+        timeout_seconds: Some(10),
+        ..Probe::default()
+    }
+}

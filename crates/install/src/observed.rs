@@ -1,0 +1,103 @@
+//! Everything that a pass over a KubeVirt resource decides on, the time included.
+
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    sync::Arc,
+};
+
+use api::{Failure, ObjectKey, Plan, Target, Write, kubevirt::KubeVirt};
+use k8s_openapi::jiff::Timestamp;
+
+use crate::{
+    certificates::Issued, config::DeploymentConfig, installation::Installation, kind::Kind, live::Live,
+    names::annotation,
+};
+
+pub struct Observed {
+    pub kubevirt: KubeVirt,
+    /// The KubeVirt resource that was there first, if this is not it: a cluster has one installation.
+    pub earlier: Option<ObjectKey>,
+    /// Where the operator itself is. An installation is in the same namespace.
+    pub operator_namespace: String,
+    /// As Kubernetes names it: `amd64`.
+    pub architecture: &'static str,
+    pub now: Timestamp,
+    pub wanted: Wanted,
+    pub issued: Arc<dyn Issued + Send + Sync>,
+    /// Something is due to be issued at this time.
+    pub renewal: Option<Timestamp>,
+    /// Everything that an operator of KubeVirt manages, its own namespace included.
+    pub objects: Objects,
+    pub namespace: Option<Arc<Live>>,
+    /// Digests of objects that were found to be as wanted, or that the server has made of what we want: they are not
+    /// compared again until they change or something else is wanted.
+    pub settled: Arc<Settled>,
+    /// Whether absence from `objects` is absence from the cluster.
+    pub complete: bool,
+}
+
+pub type Settled = HashMap<(Kind, ObjectKey), u64>;
+
+impl Observed {
+    /// What need not be compared again after a pass: what it found to be as wanted, and what the server answered to
+    /// its writes. Where the server writes a value in words of its own, that answer is as wanted too; without it such
+    /// an object would be patched again and again.
+    pub fn settled_after(&self, plan: &Plan, answers: &Settled) -> Settled {
+        let mut settled = Settled::clone(&self.settled);
+        let Wanted::Installation(installation) = &self.wanted else { return settled };
+        let written: HashSet<&Target> = plan.steps.iter().flat_map(|step| &step.writes).map(Write::target).collect();
+        for object in &installation.objects {
+            let key = (object.kind, object.key.clone());
+            let digest = match written.contains(&object.target()) {
+                true => answers.get(&key).copied(),
+                false => self.objects.get(object.kind, &object.key).map(|live| live.digest),
+            };
+            match digest {
+                Some(digest) => settled.insert(key, digest),
+                None => settled.remove(&key),
+            };
+        }
+        settled
+    }
+}
+
+/// What the resource asks for.
+#[derive(Clone)]
+pub enum Wanted {
+    Installation(Arc<Installation>),
+    /// Another release, whose own operator has not yet told what it consists of.
+    Strategy(Arc<DeploymentConfig>),
+    /// The resource cannot be understood.
+    Impossible(Failure),
+}
+
+/// Live objects by kind and place.
+#[derive(Clone, Default)]
+pub struct Objects(BTreeMap<(Kind, ObjectKey), Arc<Live>>);
+
+impl Objects {
+    pub fn insert(&mut self, kind: Kind, key: ObjectKey, live: Arc<Live>) {
+        self.0.insert((kind, key), live);
+    }
+
+    /// One that an operator of KubeVirt made. Another of the name is found out when it is to be created.
+    pub fn get(&self, kind: Kind, key: &ObjectKey) -> Option<&Arc<Live>> {
+        self.0.get(&(kind, key.clone())).filter(|live| live.is_ours())
+    }
+
+    pub fn of(&self, kind: Kind) -> impl Iterator<Item = (&ObjectKey, &Arc<Live>)> {
+        self.0.iter().filter(move |((of, _), live)| *of == kind && live.is_ours()).map(|((_, key), live)| (key, live))
+    }
+
+    pub fn all(&self) -> impl Iterator<Item = (Kind, &ObjectKey, &Arc<Live>)> {
+        self.0.iter().filter(|(_, live)| live.is_ours()).map(|((kind, key), live)| (*kind, key, live))
+    }
+
+    /// The newest text of the strategy of a deployment.
+    pub fn strategy(&self, identifier: &str) -> Option<(&ObjectKey, &Arc<Live>)> {
+        let of_it = |(_, live): &(&ObjectKey, &Arc<Live>)| {
+            live.is_strategy() && !live.deleting && live.annotation(annotation::IDENTIFIER) == identifier
+        };
+        self.of(Kind::ConfigMap).filter(of_it).max_by_key(|(_, live)| live.created)
+    }
+}

@@ -1,0 +1,404 @@
+//! What is to be written for a KubeVirt resource, in order, and what is waited for.
+//!
+//! Each turn of `order` is one step. Objects that are as wanted are not in it, so a plan of a settled installation is
+//! empty. What is no longer part of the installation goes last, when nothing can need it any more.
+
+use std::{sync::Arc, time::Duration};
+
+use api::{Body, Failure, ObjectKey, Operation, Plan, Propagation, Step, Target, Wait, Write, kubevirt::KubeVirt};
+use k8s_openapi::api::core::v1::Namespace;
+use serde_json::{Value, json};
+
+use crate::{
+    config::DeploymentConfig,
+    drift::{Drift, drift},
+    installation::Installation,
+    kind::Kind,
+    live::{Live, Rollout},
+    names::{FINALIZER, VIRT_API, VIRT_CONTROLLER, VIRT_HANDLER, label},
+    object::Object,
+    observed::{Observed, Wanted},
+    order::{self, OBSOLETE, Stage, Turn, Until},
+    report::refusal,
+    stamp::Stamp,
+    strategy::job,
+    webhooks::{self, BLOCKING_PREFIX},
+};
+
+pub mod wait {
+    pub const ROLLOUT: &str = "WaitingForPods";
+    pub const DELETION: &str = "WaitingForDeletion";
+    pub const STRATEGY: &str = "WaitingForInstallStrategy";
+}
+
+/// How long a Job that failed stays, so that its log can be read.
+const TELLING_RETRY: Duration = Duration::from_secs(30);
+
+/// Annotations that tell which versions of the resource were seen; KubeVirt's own components look for them.
+const OBSERVED_VERSIONS: [(&str, &str); 2] =
+    [("kubevirt.io/latest-observed-api-version", "v1"), ("kubevirt.io/storage-observed-api-version", "v1")];
+
+/// Pure. A resource that cannot be installed has an empty plan; its report says why. A plan that cannot be made, which
+/// is a mistake of ours, fails as its first write would.
+pub fn plan(observed: &Observed) -> Plan {
+    make(observed).unwrap_or_else(|failure| {
+        let target = Target::of::<KubeVirt>(ObjectKey::of(&observed.kubevirt.metadata));
+        let step = Step::new("plan").write(Write::late(target, "patch", move || Err(failure.clone())));
+        Plan { steps: vec![step] }
+    })
+}
+
+fn make(observed: &Observed) -> Result<Plan, Failure> {
+    let mut plan = Plan::default();
+    if refusal(observed).is_some() || observed.kubevirt.metadata.deletion_timestamp.is_some() {
+        return Ok(plan);
+    }
+    plan.steps.extend(adoption(&observed.kubevirt));
+    let installation = match &observed.wanted {
+        Wanted::Installation(installation) => installation,
+        Wanted::Strategy(config) => {
+            plan.steps.push(telling(observed, config)?);
+            return Ok(plan);
+        }
+        Wanted::Impossible(_) => return Ok(plan),
+    };
+    let planner = Planner { observed, installation };
+    plan.steps.extend(planner.blocking()?);
+    let status = observed.kubevirt.status.as_ref();
+    let installed = status.map(|status| status.observed_kube_virt_version.as_str()).unwrap_or_default();
+    for (index, turn) in order::order(&installation.config.kube_virt_version, installed).iter().enumerate() {
+        let mut step = planner.turn(turn)?;
+        if index == 0 {
+            step.writes.extend(planner.namespace());
+        }
+        plan.steps.push(step);
+        if turn.stages.contains(&Stage::Api) {
+            plan.steps.extend(planner.unblocking());
+        }
+    }
+    plan.steps.extend(planner.obsolete());
+    Ok(plan)
+}
+
+/// The finalizer comes before anything that it would have to clean up.
+fn adoption(kubevirt: &KubeVirt) -> Option<Step> {
+    let metadata = &kubevirt.metadata;
+    let mut operations = Vec::new();
+    let finalizers = metadata.finalizers.clone().unwrap_or_default();
+    if !finalizers.iter().any(|finalizer| finalizer == FINALIZER) {
+        let all: Vec<&str> = finalizers.iter().map(String::as_str).chain([FINALIZER]).collect();
+        operations.push(Operation::set("/metadata/finalizers", json!(all)));
+    }
+    let nothing = Default::default();
+    let annotations = metadata.annotations.as_ref().unwrap_or(&nothing);
+    let missing =
+        OBSERVED_VERSIONS.iter().filter(|(key, value)| annotations.get(*key).is_none_or(|have| have != value));
+    let missing: Vec<_> = missing.collect();
+    if annotations.is_empty() && !missing.is_empty() {
+        let all: serde_json::Map<String, Value> =
+            missing.iter().map(|(key, value)| ((*key).to_owned(), json!(value))).collect();
+        operations.push(Operation::set("/metadata/annotations", Value::Object(all)));
+    } else {
+        let set = |(key, value): &(&str, &str)| {
+            Operation::set(format!("/metadata/annotations/{}", Operation::escape(key)), json!(value))
+        };
+        operations.extend(missing.into_iter().map(set));
+    }
+    let uid = metadata.uid.clone()?;
+    let target = Target::of::<KubeVirt>(ObjectKey::of(metadata));
+    (!operations.is_empty()).then(|| Step::new("resource").write(Write::Patch { target, uid, operations }))
+}
+
+/// Another release's own operator tells what it consists of. One that has ended without telling is tried again.
+fn telling(observed: &Observed, config: &DeploymentConfig) -> Result<Step, Failure> {
+    let key = job::key(config);
+    let step = Step::new("strategy");
+    let version = &config.kube_virt_version;
+    let image = &config.images.virt_operator_image;
+    let waiting = |message: String, wake_after| Wait { reason: wait::STRATEGY, message, wake_after };
+    let asked = format!("{image} is asked what KubeVirt {version} consists of (Job {key})");
+    let Some(live) = observed.objects.get(Kind::Job, &key) else {
+        let target = Target::new(Kind::Job.resource(), key);
+        let body = job::job(&observed.kubevirt, config)?.into();
+        return Ok(step.write(Write::Create { target, body }).wait(waiting(asked, None)));
+    };
+    let Some(end) = live.end.filter(|_| !live.deleting) else { return Ok(step.wait(waiting(asked, None))) };
+    let how = if end.failed { "failed" } else { "ended without telling" };
+    let message = format!("{image} was asked what KubeVirt {version} consists of, and {how}: see the log of Job {key}");
+    let since = Duration::from_secs(observed.now.duration_since(end.at).as_secs().try_into().unwrap_or_default());
+    if since < TELLING_RETRY {
+        return Ok(step.wait(waiting(message, Some(TELLING_RETRY - since))));
+    }
+    Ok(step.write(delete(Kind::Job, &key, live)).wait(waiting(message, None)))
+}
+
+struct Planner<'a> {
+    observed: &'a Observed,
+    installation: &'a Arc<Installation>,
+}
+
+/// What is to be done about one object.
+enum Need {
+    Nothing,
+    Write(Write),
+    /// It is on its way out and comes again after that.
+    Gone(Target),
+}
+
+impl Planner<'_> {
+    fn turn(&self, turn: &Turn) -> Result<Step, Failure> {
+        let mut step = Step::new(name(turn));
+        let mut leaving = None;
+        let mut written = Vec::new();
+        let objects = self.installation.objects.iter().enumerate();
+        for (index, object) in objects.filter(|(_, object)| turn.stages.contains(&object.stage)) {
+            match self.need(index, object)? {
+                Need::Nothing => {}
+                Need::Write(write) => {
+                    written.push((object.kind, &object.key));
+                    step.writes.push(write);
+                }
+                Need::Gone(target) => leaving = Some(target),
+            }
+        }
+        step.wait = match leaving {
+            Some(target) => {
+                let message = format!("{target} is being deleted and is made again after that");
+                Some(Wait { reason: wait::DELETION, message, wake_after: None })
+            }
+            None => self.rollout(turn, &written),
+        };
+        Ok(step)
+    }
+
+    fn need(&self, index: usize, object: &Object) -> Result<Need, Failure> {
+        if object.is_named_by_the_server() {
+            return Ok(self.strategy(index));
+        }
+        let target = object.target();
+        let Some(live) = self.observed.objects.get(object.kind, &object.key) else {
+            return Ok(Need::Write(self.create(index, object)?));
+        };
+        if live.deleting {
+            return Ok(Need::Gone(target));
+        }
+        let key = (object.kind, object.key.clone());
+        if self.observed.settled.get(&key) == Some(&live.digest) {
+            return Ok(Need::Nothing);
+        }
+        if object.kind == Kind::CustomResourceDefinition {
+            return Ok(self.definition(index, object, live));
+        }
+        let body = object.body(&*self.observed.issued)?;
+        Ok(match drift(object.kind, body.json(), live)? {
+            Drift::None => Need::Nothing,
+            Drift::Patch(operations) => Need::Write(Write::Patch { target, uid: live.uid.clone(), operations }),
+            Drift::Replace => {
+                Need::Write(Write::Delete { target, uid: live.uid.clone(), propagation: Propagation::Background })
+            }
+        })
+    }
+
+    fn create(&self, index: usize, object: &Object) -> Result<Write, Failure> {
+        let target = object.target();
+        if !object.is_big() {
+            return Ok(Write::Create { target, body: object.body(&*self.observed.issued)? });
+        }
+        let (installation, issued) = (Arc::clone(self.installation), Arc::clone(&self.observed.issued));
+        Ok(Write::late(target.clone(), "create", move || {
+            let body = match installation.objects.get(index) {
+                Some(object) => object.body(&*issued)?,
+                None => Body::from(Value::Null),
+            };
+            Ok(Write::Create { target: target.clone(), body })
+        }))
+    }
+
+    /// Only metadata is known of a live definition. Its content is what we wrote for as long as its generation is the
+    /// one that was noted then; after that it is written again, which changes nothing if nothing differs.
+    fn definition(&self, index: usize, object: &Object, live: &Live) -> Need {
+        let noted = self.observed.noted_generation(object.kind, &object.key);
+        let marks = Value::from_iter([("metadata", object.marks())]);
+        let marked = matches!(drift(object.kind, &marks, live), Ok(Drift::None));
+        if marked && noted == Some(live.generation) {
+            return Need::Nothing;
+        }
+        let (installation, issued) = (Arc::clone(self.installation), Arc::clone(&self.observed.issued));
+        let (target, live) = (object.target(), live.clone());
+        Need::Write(Write::late(target.clone(), "patch", move || {
+            let Some(object) = installation.objects.get(index) else {
+                return Err(Failure::bug(api::reason::BAD_REQUEST, format!("{target} is not in its installation")));
+            };
+            let mut body = object.body(&*issued)?.into_json();
+            let mut operations = match drift(object.kind, &body, &live)? {
+                Drift::Patch(operations) => operations,
+                Drift::None | Drift::Replace => Vec::new(),
+            };
+            let spec = body.get_mut("spec").map(Value::take).unwrap_or_default();
+            operations.push(Operation::set("/spec", spec));
+            Ok(Write::Patch { target: target.clone(), uid: live.uid.clone(), operations })
+        }))
+    }
+
+    /// The text of what is installed. Another of an earlier deployment goes with what is obsolete.
+    fn strategy(&self, index: usize) -> Need {
+        let config = &self.installation.config;
+        if self.observed.objects.strategy(&config.id).is_some() {
+            return Need::Nothing;
+        }
+        let (installation, issued) = (Arc::clone(self.installation), Arc::clone(&self.observed.issued));
+        let target = Target::new(Kind::ConfigMap.resource(), config.strategy_key());
+        Need::Write(Write::late(target.clone(), "create", move || {
+            let body = match installation.objects.get(index) {
+                Some(object) => object.body(&*issued)?,
+                None => Body::from(Value::Null),
+            };
+            Ok(Write::Create { target: target.clone(), body })
+        }))
+    }
+
+    /// Before resources come into being for which there is nobody yet who checks them.
+    fn blocking(&self) -> Result<Option<Step>, Failure> {
+        let definitions = self.installation.objects.iter().filter(|object| object.stage == Stage::Definitions);
+        let new = definitions.filter(|object| self.observed.objects.get(object.kind, &object.key).is_none());
+        let new: Vec<(&str, &str)> = new.filter_map(|object| object.key.name().split_once('.')).collect();
+        let blocked = self.blocking_objects().next().is_some();
+        if new.is_empty() || blocked || self.api_is_ready() {
+            return Ok(None);
+        }
+        let new: Vec<(&str, &str)> = new.into_iter().map(|(plural, group)| (group, plural)).collect();
+        let config = &self.installation.config;
+        let mut object = Body::of(&webhooks::blocking(&config.namespace, &new))?.into_json();
+        Stamp::new(&self.observed.kubevirt, config).object(&mut object);
+        let key = ObjectKey::cluster(&format!("{BLOCKING_PREFIX}-{}", config.short_id()));
+        let target = Target::new(Kind::ValidatingWebhookConfiguration.resource(), key);
+        Ok(Some(Step::new("blocking").write(Write::Create { target, body: object.into() })))
+    }
+
+    fn unblocking(&self) -> Option<Step> {
+        let mut step = Step::new("unblocking");
+        step.writes
+            .extend(self.blocking_objects().map(|(key, live)| delete(Kind::ValidatingWebhookConfiguration, key, live)));
+        (!step.writes.is_empty()).then_some(step)
+    }
+
+    fn blocking_objects(&self) -> impl Iterator<Item = (&ObjectKey, &Arc<Live>)> {
+        let all = self.observed.objects.of(Kind::ValidatingWebhookConfiguration);
+        all.filter(|(key, live)| key.name().starts_with(BLOCKING_PREFIX) && !live.deleting)
+    }
+
+    fn api_is_ready(&self) -> bool {
+        let key = ObjectKey::namespaced(&self.installation.config.namespace, VIRT_API);
+        let rollout = self.observed.objects.get(Kind::Deployment, &key).and_then(|live| live.rollout);
+        rollout.is_some_and(Rollout::is_over)
+    }
+
+    /// The one thing that is written to somebody else's object.
+    fn namespace(&self) -> Option<Write> {
+        let live = self.observed.namespace.as_ref().filter(|live| !live.deleting)?;
+        let (key, value) = label::OF_NAMESPACE;
+        if live.labels.get(key).is_some_and(|have| have == value) {
+            return None;
+        }
+        let operation = match live.labels.is_empty() {
+            true => Operation::set("/metadata/labels", json!({ key: value })),
+            false => Operation::set(format!("/metadata/labels/{}", Operation::escape(key)), json!(value)),
+        };
+        let target = Target::of::<Namespace>(ObjectKey::cluster(&self.installation.config.namespace));
+        Some(Write::Patch { target, uid: live.uid.clone(), operations: vec![operation] })
+    }
+
+    fn rollout(&self, turn: &Turn, written: &[(Kind, &ObjectKey)]) -> Option<Wait> {
+        let is_awaited = |object: &&Object| {
+            let workload = matches!(object.kind, Kind::Deployment | Kind::DaemonSet);
+            workload
+                && match turn.until {
+                    Until::Written | Until::Served => false,
+                    Until::ApiRolledOver => object.key.name() == VIRT_API,
+                    Until::ControllerRolledOver => object.key.name() == VIRT_CONTROLLER,
+                    Until::HandlerRolledOver => object.key.name() == VIRT_HANDLER,
+                    Until::EverythingRolledOver => true,
+                }
+        };
+        let missing: Vec<String> = self
+            .installation
+            .objects
+            .iter()
+            .filter(is_awaited)
+            .filter_map(|object| {
+                let live = self.observed.objects.get(object.kind, &object.key);
+                let rollout = live.and_then(|live| live.rollout).unwrap_or_default();
+                if written.contains(&(object.kind, &object.key)) || live.is_none() {
+                    return Some(format!("{}: its pods are being started", object.key.name()));
+                }
+                (!rollout.is_over()).then(|| format!("{}: {}", object.key.name(), rollout.missing()))
+            })
+            .collect();
+        let message = missing.join("; ");
+        (!missing.is_empty()).then_some(Wait { reason: wait::ROLLOUT, message, wake_after: None })
+    }
+
+    /// What carries our marks and is not part of the installation. Only from a complete view: an object that another
+    /// replica has just made for a newer resource must not look superfluous.
+    fn obsolete(&self) -> Option<Step> {
+        if !self.observed.complete {
+            return None;
+        }
+        let mut step = Step::new("obsolete");
+        let is_wanted = |kind: Kind, key: &ObjectKey| {
+            self.installation.objects.iter().any(|object| object.kind == kind && object.key == *key)
+        };
+        let current = self.observed.objects.strategy(&self.installation.config.id).map(|(key, _)| key);
+        let told = self.observed.objects.of(Kind::Job).filter(|(_, live)| live.end.is_some() && !live.deleting);
+        step.writes.extend(told.map(|(key, live)| delete(Kind::Job, key, live)));
+        for kind in OBSOLETE.into_iter().chain([Kind::PodDisruptionBudget, Kind::Route]) {
+            let superfluous = self.observed.objects.of(kind).filter(|(key, live)| {
+                let kept = match live.is_strategy() {
+                    true => Some(*key) == current || current.is_none(),
+                    false => is_wanted(kind, key),
+                };
+                !kept && !live.deleting && !key.name().starts_with(BLOCKING_PREFIX)
+            });
+            step.writes.extend(superfluous.map(|(key, live)| delete(kind, key, live)));
+        }
+        (!step.writes.is_empty()).then_some(step)
+    }
+}
+
+fn delete(kind: Kind, key: &ObjectKey, live: &Live) -> Write {
+    let target = Target::new(kind.resource(), key.clone());
+    Write::Delete { target, uid: live.uid.clone(), propagation: Propagation::Background }
+}
+
+/// A turn by what it is mostly about.
+fn name(turn: &Turn) -> &'static str {
+    match turn.stages.first() {
+        Some(Stage::Authorities) => "authorities and bindings",
+        Some(Stage::Bundles) => "bundles",
+        Some(Stage::Webhooks) => "webhooks and certificates",
+        Some(Stage::Api) => "virt-api",
+        Some(Stage::Handler) => "virt-handler",
+        Some(Stage::Controller | Stage::ExportProxy) => "components",
+        Some(Stage::Instancetypes) => "instancetypes",
+        _ => "foundation",
+    }
+}
+
+/// Whether a live object whose name we want is one that an operator of KubeVirt made.
+pub fn owns(live: &Value) -> bool {
+    let metadata = live.get("metadata").cloned().unwrap_or_default();
+    serde_json::from_value(metadata).is_ok_and(|metadata| Live::of_metadata(&metadata).is_ours())
+}
+
+impl Observed {
+    fn noted_generation(&self, kind: Kind, key: &ObjectKey) -> Option<i64> {
+        let resource = kind.resource();
+        let status = self.kubevirt.status.as_ref()?;
+        let noted = status.generations.iter().find(|noted| {
+            noted.resource == resource.plural
+                && noted.name == key.name()
+                && noted.namespace == key.namespace().unwrap_or_default()
+        })?;
+        Some(noted.last_generation)
+    }
+}

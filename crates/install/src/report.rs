@@ -1,0 +1,361 @@
+//! What a pass says about a KubeVirt resource: phase, conditions, versions, generations and events, in the words that
+//! KubeVirt's other components, and scripts that were written for the reference, look for.
+
+use api::{
+    EventKind, EventNote, Failure, ObjectKey, ObjectRef, Outcome, Plan, Report, StatusWrite, Stop, Target,
+    kubevirt::{Generation, KubeVirt, KubeVirtCondition, KubeVirtStatus},
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::Timestamp;
+
+use crate::{
+    RELEASE,
+    advice::warnings,
+    config::DeploymentConfig,
+    kind::Kind,
+    observed::{Observed, Wanted},
+};
+
+const MESSAGE_LIMIT: usize = 1024;
+
+mod phase {
+    pub(super) const DEPLOYING: &str = "Deploying";
+    pub(super) const DEPLOYED: &str = "Deployed";
+}
+
+mod condition {
+    pub(super) const AVAILABLE: &str = "Available";
+    pub(super) const CREATED: &str = "Created";
+    pub(super) const DEGRADED: &str = "Degraded";
+    pub(super) const PROGRESSING: &str = "Progressing";
+    pub(super) const SYNCHRONIZED: &str = "Synchronized";
+}
+
+mod reason {
+    pub(super) const CREATED: &str = "AllResourcesCreated";
+    pub(super) const DEPLOYING: &str = "DeploymentInProgress";
+    pub(super) const EXISTING: &str = "ExistingDeployment";
+    pub(super) const FAILED: &str = "DeploymentFailed";
+    pub(super) const READY: &str = "AllComponentsReady";
+    pub(super) const UPDATING: &str = "UpdateInProgress";
+}
+
+/// Reasons of events.
+pub mod event {
+    pub const DEPLOYED: &str = "Deployed";
+    pub const FAILED: &str = "DeploymentFailed";
+    pub const NOT_INSTALLED: &str = "ExistingDeployment";
+    pub const ADVICE: &str = "Deprecated";
+    pub const REPLICAS: &str = "AdvancedFeatureUse";
+}
+
+/// Why this resource is not installed at all, if so.
+pub(crate) fn refusal(observed: &Observed) -> Option<String> {
+    let namespace = observed.kubevirt.metadata.namespace.as_deref().unwrap_or_default();
+    if let Some(earlier) = &observed.earlier {
+        return Some(format!(
+            "There is an active KubeVirt deployment: {earlier} was there first, and a cluster has one. Delete this \
+             KubeVirt resource, or the other one"
+        ));
+    }
+    (namespace != observed.operator_namespace).then(|| {
+        format!(
+            "KubeVirt is installed only into the namespace of its operator: create this KubeVirt resource in {} instead",
+            observed.operator_namespace
+        )
+    })
+}
+
+/// What keeps this resource from being installed, before anything was tried.
+pub fn problem(observed: &Observed) -> Option<String> {
+    refusal(observed).or_else(|| match &observed.wanted {
+        Wanted::Impossible(failure) => Some(failure.message.clone()),
+        Wanted::Installation(_) | Wanted::Strategy(_) => None,
+    })
+}
+
+pub fn report(observed: &Observed, plan: &Plan, outcome: &Outcome) -> Report {
+    let kubevirt = &observed.kubevirt;
+    let before = kubevirt.status.clone().unwrap_or_default();
+    let mut status = before.clone();
+    let mut events = Vec::new();
+    if kubevirt.metadata.deletion_timestamp.is_some() {
+        return Report::default();
+    }
+    if let Some(message) = refusal(observed) {
+        set(&mut status, condition::SYNCHRONIZED, "False", reason::EXISTING, &message);
+        events.push((EventKind::Warning, event::NOT_INSTALLED, message));
+        return finish(observed, before, status, events);
+    }
+    status.operator_version = RELEASE.to_owned();
+    status.default_architecture = architecture(kubevirt, observed.architecture);
+    if status.phase.is_empty() {
+        status.phase = phase::DEPLOYING.to_owned();
+    }
+    if let Some(config) = config(observed) {
+        target(&mut status, config);
+    }
+    match failure(observed, outcome) {
+        Some(failure) => {
+            let message = format!("An error occurred during deployment: {}", failure.message);
+            failed(&mut status, &message);
+            events.push((EventKind::Warning, event::FAILED, message));
+        }
+        None if outcome.stop == Stop::Done => {
+            deployed(&mut status, observed);
+            status.generations = generations(observed, plan, &before);
+            if before.phase != status.phase || before.observed_deployment_id != status.observed_deployment_id {
+                let message = format!("KubeVirt {} is installed", status.observed_kube_virt_version);
+                events.push((EventKind::Normal, event::DEPLOYED, message));
+            }
+        }
+        None => progressing(&mut status, outcome),
+    }
+    events.extend(advice(kubevirt, &before, outcome));
+    finish(observed, before, status, events)
+}
+
+/// Told once for each generation of the resource, when it has been installed.
+fn advice(kubevirt: &KubeVirt, before: &KubeVirtStatus, outcome: &Outcome) -> Vec<(EventKind, &'static str, String)> {
+    if outcome.stop != Stop::Done || before.observed_generation == kubevirt.metadata.generation {
+        return Vec::new();
+    }
+    let mut events: Vec<_> =
+        warnings(kubevirt).into_iter().map(|message| (EventKind::Warning, event::ADVICE, message)).collect();
+    if kubevirt.spec.infra.as_ref().is_some_and(|infra| infra.replicas.is_some()) {
+        let message = "spec.infra.replicas is for special cases: all infrastructure components have this many pods";
+        events.push((EventKind::Warning, event::REPLICAS, message.to_owned()));
+    }
+    events
+}
+
+fn config(observed: &Observed) -> Option<&DeploymentConfig> {
+    match &observed.wanted {
+        Wanted::Installation(installation) => Some(&installation.config),
+        Wanted::Strategy(config) => Some(config),
+        Wanted::Impossible(_) => None,
+    }
+}
+
+fn architecture(kubevirt: &KubeVirt, own: &str) -> String {
+    let asked = kubevirt.spec.configuration.architecture_configuration.as_ref();
+    let asked = asked.map(|architecture| architecture.default_architecture.as_str()).filter(|name| !name.is_empty());
+    asked.unwrap_or(own).to_owned()
+}
+
+fn target(status: &mut KubeVirtStatus, config: &DeploymentConfig) {
+    status.target_kube_virt_registry.clone_from(&config.registry);
+    status.target_kube_virt_version.clone_from(&config.kube_virt_version);
+    status.target_deployment_config = config.json();
+    status.target_deployment_id.clone_from(&config.id);
+}
+
+/// What keeps the installation from going on, if it is more than waiting. A conflict is settled by looking again.
+fn failure(observed: &Observed, outcome: &Outcome) -> Option<Failure> {
+    if let Wanted::Impossible(failure) = &observed.wanted {
+        return Some(failure.clone());
+    }
+    match &outcome.stop {
+        Stop::Failed { failure, .. } if failure.class == api::Class::Conflict => None,
+        Stop::Failed { failure, .. } => Some(failure.clone()),
+        Stop::Taken { target, .. } => Some(Failure::invalid(
+            api::reason::NAME_TAKEN,
+            format!(
+                "{target} exists and was not made by an operator of KubeVirt, so it is left alone; delete or rename it, \
+                 and the installation goes on"
+            ),
+        )),
+        Stop::Done | Stop::Waiting { .. } => None,
+    }
+}
+
+fn failed(status: &mut KubeVirtStatus, message: &str) {
+    for (condition, value) in [
+        (condition::SYNCHRONIZED, "False"),
+        (condition::AVAILABLE, "False"),
+        (condition::PROGRESSING, "False"),
+        (condition::DEGRADED, "True"),
+    ] {
+        set(status, condition, value, reason::FAILED, message);
+    }
+}
+
+fn progressing(status: &mut KubeVirtStatus, outcome: &Outcome) {
+    let updating =
+        !status.observed_deployment_id.is_empty() && status.observed_deployment_id != status.target_deployment_id;
+    remove(status, condition::SYNCHRONIZED);
+    let mut message = match updating {
+        true => format!(
+            "Transitioning from previous version {} with registry {} to target version {} using registry {}",
+            status.observed_kube_virt_version,
+            status.observed_kube_virt_registry,
+            status.target_kube_virt_version,
+            status.target_kube_virt_registry
+        ),
+        false => format!(
+            "Deploying version {} with registry {}",
+            status.target_kube_virt_version, status.target_kube_virt_registry
+        ),
+    };
+    // What is waited for changes often while it goes well, and is worth a write only when it does not: therefore it is
+    // named without numbers.
+    if let Stop::Waiting { wait, .. } = &outcome.stop
+        && status.phase == phase::DEPLOYED
+    {
+        message = format!("{message}; {}", wait.message);
+    }
+    let (reason, [available, progressing, degraded]) = match updating {
+        true => {
+            remove(status, condition::CREATED);
+            (reason::UPDATING, ["True", "True", "True"])
+        }
+        false => (reason::DEPLOYING, ["False", "True", "False"]),
+    };
+    set(status, condition::AVAILABLE, available, reason, &message);
+    set(status, condition::PROGRESSING, progressing, reason, &message);
+    set(status, condition::DEGRADED, degraded, reason, &message);
+}
+
+fn deployed(status: &mut KubeVirtStatus, observed: &Observed) {
+    status.observed_kube_virt_registry.clone_from(&status.target_kube_virt_registry);
+    status.observed_kube_virt_version.clone_from(&status.target_kube_virt_version);
+    status.observed_deployment_config.clone_from(&status.target_deployment_config);
+    status.observed_deployment_id.clone_from(&status.target_deployment_id);
+    status.observed_generation = observed.kubevirt.metadata.generation;
+    status.phase = phase::DEPLOYED.to_owned();
+    remove(status, condition::SYNCHRONIZED);
+    set(status, condition::CREATED, "True", reason::CREATED, "All resources were created.");
+    let message = "All components are ready.";
+    set(status, condition::AVAILABLE, "True", reason::READY, message);
+    set(status, condition::PROGRESSING, "False", reason::READY, message);
+    set(status, condition::DEGRADED, "False", reason::READY, message);
+}
+
+/// The generation that an object has while it is as we want it. Of what this pass has written, the next one knows it.
+fn generations(observed: &Observed, plan: &Plan, before: &KubeVirtStatus) -> Vec<Generation> {
+    let Wanted::Installation(installation) = &observed.wanted else { return before.generations.clone() };
+    let written: Vec<&Target> = plan.steps.iter().flat_map(|step| &step.writes).map(api::Write::target).collect();
+    let mut generations: Vec<Generation> = installation
+        .objects
+        .iter()
+        .filter_map(|object| {
+            let group = match object.kind {
+                Kind::CustomResourceDefinition => "apiextensions.k8s.io/v1",
+                Kind::MutatingWebhookConfiguration | Kind::ValidatingWebhookConfiguration => {
+                    "admissionregistration.k8s.io"
+                }
+                // The reference files them under this group.
+                Kind::PodDisruptionBudget | Kind::Deployment | Kind::DaemonSet => "apps",
+                _ => return None,
+            };
+            let live = observed.objects.get(object.kind, &object.key)?;
+            let target = object.target();
+            let noted = |generation: &&Generation| {
+                generation.resource == target.resource.plural
+                    && generation.name == object.key.name()
+                    && generation.namespace == object.key.namespace().unwrap_or_default()
+            };
+            if written.contains(&&target) {
+                return before.generations.iter().find(noted).cloned();
+            }
+            Some(Generation {
+                group: group.to_owned(),
+                resource: target.resource.plural.clone(),
+                namespace: object.key.namespace().unwrap_or_default().to_owned(),
+                name: object.key.name().to_owned(),
+                last_generation: live.generation,
+                hash: String::new(),
+            })
+        })
+        .collect();
+    generations.sort_by(|a, b| (&a.resource, &a.name).cmp(&(&b.resource, &b.name)));
+    generations
+}
+
+fn set(status: &mut KubeVirtStatus, condition: &str, value: &str, reason: &str, message: &str) {
+    let message = Failure::bounded(message, MESSAGE_LIMIT);
+    let wanted = KubeVirtCondition {
+        condition_type: condition.to_owned(),
+        status: value.to_owned(),
+        reason: reason.to_owned(),
+        message: message.into_owned(),
+        last_probe_time: None,
+        last_transition_time: None,
+    };
+    match status.conditions.iter_mut().find(|have| have.condition_type == condition) {
+        Some(have) => {
+            let times = (have.last_probe_time.take(), have.last_transition_time.take());
+            *have = wanted;
+            (have.last_probe_time, have.last_transition_time) = times;
+        }
+        None => status.conditions.push(wanted),
+    }
+}
+
+fn remove(status: &mut KubeVirtStatus, condition: &str) {
+    status.conditions.retain(|have| have.condition_type != condition);
+}
+
+/// Times change with what they are about, never by themselves.
+fn stamp(before: &KubeVirtStatus, status: &mut KubeVirtStatus, now: Timestamp) {
+    for condition in &mut status.conditions {
+        let earlier = before.conditions.iter().find(|have| have.condition_type == condition.condition_type);
+        match earlier {
+            None => condition.last_probe_time = Some(Time(now)),
+            Some(earlier) => {
+                let said = |condition: &KubeVirtCondition| {
+                    (condition.status.clone(), condition.reason.clone(), condition.message.clone())
+                };
+                if said(earlier) != said(condition) {
+                    condition.last_probe_time = Some(Time(now));
+                    condition.last_transition_time = Some(Time(now));
+                }
+            }
+        }
+    }
+}
+
+fn finish(
+    observed: &Observed,
+    mut before: KubeVirtStatus,
+    mut status: KubeVirtStatus,
+    events: Vec<(EventKind, &'static str, String)>,
+) -> Report {
+    let metadata = &observed.kubevirt.metadata;
+    let key = ObjectKey::of(metadata);
+    stamp(&before, &mut status, observed.now);
+    // Others write there too; what they write is not ours to write.
+    before.extra.clear();
+    status.extra.clear();
+    let about = ObjectRef {
+        api_version: observed.kubevirt.types.api_version.clone(),
+        kind: observed.kubevirt.types.kind.clone(),
+        key: key.clone(),
+        uid: metadata.uid.clone().unwrap_or_default(),
+    };
+    let changed = before != status;
+    let note = |(kind, reason, message): (EventKind, &'static str, String)| EventNote {
+        about: about.clone(),
+        kind,
+        reason,
+        action: "Install",
+        message: Failure::bounded(&message, MESSAGE_LIMIT).into_owned(),
+    };
+    let json = |status: &KubeVirtStatus| serde_json::to_value(status).unwrap_or_default();
+    let write = StatusWrite {
+        target: Target::of::<KubeVirt>(key),
+        uid: about.uid.clone(),
+        observed: json(&before),
+        desired: json(&status),
+    };
+    let until = |at: Timestamp| {
+        let seconds = at.as_second().saturating_sub(observed.now.as_second()).max(1);
+        std::time::Duration::from_secs(seconds.unsigned_abs())
+    };
+    Report {
+        status: Some(write),
+        // What was said before need not be said again.
+        events: if changed { events.into_iter().map(note).collect() } else { Vec::new() },
+        wake_after: observed.renewal.map(until),
+    }
+}

@@ -1,0 +1,227 @@
+//! What must exist before the operator runs, compared with what the release has for its own operator
+//! (`reference/operator.expected.json.gz`, `cargo xtask generate --release-data`).
+
+#![expect(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    reason = "a test may stop where something is not as it should be"
+)]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::Read;
+
+use api::kubevirt::KubeVirt;
+use install::manifests::Manifests;
+use install::{DeploymentConfig, Environment, Kind, Strategy};
+use serde_json::{Value, json};
+
+type Objects = BTreeMap<String, Value>;
+
+const IMAGE: &str = "registry.example.com/ours:1";
+
+fn by_name(objects: impl IntoIterator<Item = Value>) -> Objects {
+    let name = |object: &Value| {
+        format!("{} {}", object["kind"].as_str().unwrap(), object["metadata"]["name"].as_str().unwrap())
+    };
+    objects.into_iter().map(|object| (name(&object), object)).collect()
+}
+
+fn theirs() -> Objects {
+    let bytes = include_bytes!("reference/operator.expected.json.gz").as_slice();
+    let mut text = String::new();
+    flate2::read::GzDecoder::new(bytes).read_to_string(&mut text).unwrap();
+    by_name(serde_json::from_str::<Vec<Value>>(&text).unwrap())
+}
+
+fn ours(namespace: &str) -> Objects {
+    by_name(Manifests { namespace: namespace.to_owned(), image: IMAGE.to_owned() }.objects().unwrap())
+}
+
+/// One verb on one kind of object, perhaps on one object only; every list of a rule taken apart.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+struct Permission {
+    group: String,
+    resource: String,
+    name: Option<String>,
+    verb: String,
+}
+
+impl Permission {
+    fn new(group: &str, resource: &str, name: Option<&str>, verb: &str) -> Self {
+        Self {
+            group: group.to_owned(),
+            resource: resource.to_owned(),
+            name: name.map(ToOwned::to_owned),
+            verb: verb.to_owned(),
+        }
+    }
+
+    fn covers(&self, other: &Self) -> bool {
+        let all_or = |mine: &str, theirs: &str| mine == "*" || mine == theirs;
+        all_or(&self.group, &other.group)
+            && all_or(&self.resource, &other.resource)
+            && all_or(&self.verb, &other.verb)
+            && (self.name.is_none() || self.name == other.name)
+    }
+}
+
+fn permissions(rules: &Value) -> BTreeSet<Permission> {
+    let list = |rule: &Value, field: &str| -> Vec<String> {
+        rule.get(field).map(|list| serde_json::from_value(list.clone()).unwrap()).unwrap_or_default()
+    };
+    let mut found = BTreeSet::new();
+    for rule in rules.as_array().unwrap() {
+        let names: Vec<Option<String>> = match list(rule, "resourceNames") {
+            names if names.is_empty() => vec![None],
+            names => names.into_iter().map(Some).collect(),
+        };
+        for verb in list(rule, "verbs") {
+            for group in list(rule, "apiGroups") {
+                for resource in list(rule, "resources") {
+                    for name in &names {
+                        found.insert(Permission::new(&group, &resource, name.as_deref(), &verb));
+                    }
+                }
+            }
+            for url in list(rule, "nonResourceURLs") {
+                found.insert(Permission::new("(url)", &url, None, &verb));
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn the_operator_may_do_what_the_releases_may_and_little_more() {
+    let (theirs, ours) = (theirs(), ours("kubevirt"));
+    let constraint = |name| Permission::new("security.openshift.io", "securitycontextconstraints", Some(name), "patch");
+    let event = |verb| Permission::new("events.k8s.io", "events", None, verb);
+    for (role, count, additions, more) in [
+        (
+            "ClusterRole kubevirt-operator",
+            136,
+            2,
+            BTreeSet::from([
+                event("create"),
+                event("patch"),
+                constraint("kubevirt-handler"),
+                constraint("kubevirt-controller"),
+            ]),
+        ),
+        ("Role kubevirt-operator", 14, 0, BTreeSet::new()),
+    ] {
+        let (their_rules, our_rules) = (&theirs[role]["rules"], &ours[role]["rules"]);
+        assert_eq!(their_rules.as_array().unwrap().len(), count);
+        assert_eq!(our_rules.as_array().unwrap().len(), count + additions);
+        let (their_rules, our_rules) = (permissions(their_rules), permissions(our_rules));
+        let missing: Vec<_> = their_rules.difference(&our_rules).collect();
+        assert!(missing.is_empty(), "{role} lacks {missing:#?}");
+        assert_eq!(our_rules.difference(&their_rules).cloned().collect::<BTreeSet<_>>(), more, "{role}");
+    }
+}
+
+/// The API server lets nobody grant what they do not hold.
+#[test]
+fn the_operator_holds_everything_that_it_grants() {
+    let kubevirt: KubeVirt = serde_json::from_value(json!({
+        "apiVersion": "kubevirt.io/v1", "kind": "KubeVirt", "metadata": {"name": "kubevirt", "namespace": "kubevirt"},
+        "spec": {"configuration": {"developerConfiguration": {"featureGates": ["Template"]}}},
+    }))
+    .unwrap();
+    let image = ("VIRT_OPERATOR_IMAGE".to_owned(), "quay.io/kubevirt/virt-operator:v1.8.4".to_owned());
+    let config = DeploymentConfig::new(&kubevirt, &Environment::from_variables([image]));
+    let strategy = Strategy::generate(&config, Some("monitoring"), None).unwrap();
+    let ours = ours("kubevirt");
+    let held = [&ours["ClusterRole kubevirt-operator"]["rules"], &ours["Role kubevirt-operator"]["rules"]];
+    let [everywhere, here] = held.map(permissions);
+    let mut granted = 0;
+    for item in strategy.items().iter().filter(|item| matches!(item.kind, Kind::ClusterRole | Kind::Role)) {
+        for permission in permissions(&item.object().unwrap()["rules"]) {
+            granted += 1;
+            let locally = here.iter().filter(|_| item.kind == Kind::Role);
+            let is_held = everywhere.iter().chain(locally).any(|held| held.covers(&permission));
+            assert!(is_held, "{:?} grants {permission:?}, which the operator does not hold", item.key);
+        }
+    }
+    assert!(granted > 500, "{granted}");
+}
+
+#[test]
+fn accounts_bindings_and_the_priority_class_are_the_releases() {
+    let (theirs, ours) = (theirs(), ours("kubevirt"));
+    for name in [
+        "ServiceAccount kubevirt-operator",
+        "RoleBinding kubevirt-operator-rolebinding",
+        "ClusterRoleBinding kubevirt-operator",
+        "PriorityClass kubevirt-cluster-critical",
+    ] {
+        let (mut theirs, mut ours) = (theirs[name].clone(), ours[name].clone());
+        for object in [&mut theirs, &mut ours] {
+            // Prose, and a default.
+            object.as_object_mut().unwrap().retain(|key, _| key != "description" && key != "globalDefault");
+        }
+        assert_eq!(ours, theirs, "{name}");
+    }
+    for name in ["Role kubevirt-operator", "ClusterRole kubevirt-operator", "Deployment virt-operator"] {
+        assert_eq!(ours[name]["metadata"], theirs[name]["metadata"], "{name}");
+    }
+}
+
+/// Every path at which the two differ, without values.
+fn differing(at: &str, theirs: &Value, ours: &Value, found: &mut BTreeSet<String>) {
+    match (theirs, ours) {
+        (Value::Object(theirs), Value::Object(ours)) => {
+            for key in theirs.keys().chain(ours.keys()) {
+                let (theirs, ours) = (theirs.get(key).unwrap_or(&Value::Null), ours.get(key).unwrap_or(&Value::Null));
+                differing(&format!("{at}/{key}"), theirs, ours, found);
+            }
+        }
+        (theirs, ours) if theirs != ours => drop(found.insert(at.to_owned())),
+        _ => {}
+    }
+}
+
+#[test]
+fn the_deployment_differs_from_the_releases_where_the_program_does() {
+    let (theirs, ours) = (&theirs()["Deployment virt-operator"], &ours("kubevirt")["Deployment virt-operator"]);
+    let mut found = BTreeSet::new();
+    differing("", &theirs["spec"], &ours["spec"], &mut found);
+    let expected = [
+        "/template/spec/affinity/nodeAffinity/preferredDuringSchedulingIgnoredDuringExecution",
+        "/template/spec/affinity/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution",
+        "/template/spec/containers",
+        "/template/spec/volumes",
+    ];
+    assert_eq!(found.iter().map(String::as_str).collect::<Vec<_>>(), expected);
+
+    let mut found = BTreeSet::new();
+    let container = "/spec/template/spec/containers/0";
+    differing("", theirs.pointer(container).unwrap(), ours.pointer(container).unwrap(), &mut found);
+    let expected = [
+        "/env",
+        "/image",
+        "/livenessProbe/httpGet/path",
+        "/readinessProbe/httpGet/path",
+        "/resources/requests/memory",
+        "/securityContext/readOnlyRootFilesystem",
+        "/volumeMounts",
+    ];
+    assert_eq!(found.iter().map(String::as_str).collect::<Vec<_>>(), expected);
+    let of_the_release = json!({"name": "VIRT_OPERATOR_IMAGE", "value": "quay.io/kubevirt/virt-operator:v1.8.4"});
+    let env = ours.pointer(container).unwrap()["env"].as_array().unwrap();
+    assert!(env.contains(&of_the_release), "KubeVirt's images do not follow ours");
+    assert!(theirs.pointer(container).unwrap()["env"].as_array().unwrap().contains(&of_the_release));
+}
+
+#[test]
+fn everything_is_in_the_namespace_that_was_chosen() {
+    let ours = ours("elsewhere");
+    assert_eq!(ours.len(), 10);
+    assert_eq!(ours["Namespace elsewhere"]["metadata"]["labels"]["pod-security.kubernetes.io/enforce"], "privileged");
+    for (name, object) in &ours {
+        let namespace = &object["metadata"]["namespace"];
+        assert!(namespace.is_null() || namespace == "elsewhere", "{name}");
+        let subjects = object["subjects"].as_array().into_iter().flatten();
+        assert!(subjects.into_iter().all(|subject| subject["namespace"] == "elsewhere"), "{name}");
+    }
+}

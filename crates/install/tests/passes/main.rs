@@ -1,0 +1,289 @@
+//! Whole installations, decided pass by pass against a cluster in memory.
+
+#![expect(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    reason = "a test may stop where something is not as it should be"
+)]
+
+mod world;
+
+use api::{ObjectKey, Stop};
+use serde_json::{Value, json};
+
+use world::World;
+
+fn variant(name: &str) -> Value {
+    let path = format!("{}/tests/variants/{name}.yaml", env!("CARGO_MANIFEST_DIR"));
+    let kubevirt: Value = serde_saphyr::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    kubevirt["spec"].clone()
+}
+
+const VARIANTS: [&str; 7] = ["default", "customize", "gates", "images", "monitoring", "placement", "seed"];
+
+fn installed(spec: &Value) -> World {
+    let mut world = World::new(spec);
+    world.settle();
+    world
+}
+
+#[test]
+fn an_installation_comes_to_rest_and_a_new_operator_finds_nothing_to_do() {
+    for name in VARIANTS {
+        let mut world = World::new(&variant(name));
+        let passes = world.settle();
+        assert_eq!(world.status()["phase"], "Deployed", "{name}");
+        assert!(passes.len() <= 4, "{name}: {} passes", passes.len());
+        let statuses = passes.iter().filter(|pass| pass.report.status.as_ref().unwrap().differs()).count();
+        assert!(statuses <= 2, "{name}: {statuses} status writes");
+        world.restart();
+        let pass = world.pass();
+        assert!(pass.is_silent(), "{name}: {:?}", pass.writes());
+    }
+}
+
+#[test]
+fn nothing_is_installed_after_the_word_deployed() {
+    let mut world = World::new(&variant("gates"));
+    let passes = world.settle();
+    let deployed = passes.iter().position(|pass| pass.report.status.as_ref().unwrap().desired["phase"] == "Deployed");
+    for pass in &passes[deployed.unwrap() + 1..] {
+        assert_eq!(pass.writes(), [""; 0]);
+    }
+}
+
+#[test]
+fn what_checks_objects_is_there_before_what_makes_them() {
+    let mut world = World::new(&json!({}));
+    world.rolls_out = false;
+    world.pass();
+    assert!(world.has("Deployment", "virt-api") && !world.has("Deployment", "virt-controller"));
+    assert!(world.objects.keys().any(|(_, key)| key.name().starts_with("virt-operator-tmp-webhook")));
+    assert!(world.has("ValidatingWebhookConfiguration", "virt-api-validator"));
+    assert_eq!(world.status()["phase"], "Deploying");
+    let pass = world.pass();
+    assert_eq!(pass.writes(), [""; 0], "it waits");
+    world.roll_out();
+    world.pass();
+    assert!(world.has("Deployment", "virt-controller") && world.has("DaemonSet", "virt-handler"));
+    assert!(!world.objects.keys().any(|(_, key)| key.name().starts_with("virt-operator-tmp-webhook")));
+    assert_eq!(world.status()["phase"], "Deploying", "virt-controller has no pods yet");
+    world.roll_out();
+    world.pass();
+    assert_eq!(world.status()["phase"], "Deployed");
+}
+
+/// Every way in which somebody else may change an object, for every object.
+#[test]
+fn every_drift_is_one_write() {
+    let base = installed(&variant("gates"));
+    let places: Vec<_> = base.objects.keys().filter(|(kind, _)| kind != "Namespace").cloned().collect();
+    assert!(places.len() > 200);
+    // The text of what is installed has a name that the server may choose: it is made again, not repaired.
+    let places = places.into_iter().filter(|(_, key)| !key.name().starts_with("kubevirt-install-strategy"));
+    for (index, place) in places.enumerate() {
+        // They are all alike.
+        if place.0.starts_with("VirtualMachineCluster") && index % 20 != 0 {
+            continue;
+        }
+        let again = |what: &str, spoil: &dyn Fn(&mut World)| {
+            let mut world = installed_from(&base);
+            spoil(&mut world);
+            let writes: Vec<String> = world.settle().iter().flat_map(world::Pass::writes).collect();
+            assert_eq!(writes.len(), 1, "{what} {place:?}: {writes:?}");
+            if index % 10 == 0 {
+                world.restart();
+                assert!(world.pass().is_silent(), "{what} {place:?}");
+            }
+        };
+        again("deleted", &|world| drop(world.objects.remove(&place)));
+        again("unlabelled", &|world| {
+            world.at(&place)["metadata"]["labels"].as_object_mut().unwrap().remove("app.kubernetes.io/managed-by");
+        });
+        if place.0 != "ServiceAccount" {
+            again("changed", &|world| spoil(world.at(&place)));
+        }
+    }
+}
+
+/// A copy: worlds are cheap to change and dear to make.
+fn installed_from(base: &World) -> World {
+    let mut world = World::new(&serde_json::to_value(&base.kubevirt.spec).unwrap());
+    world.kubevirt = base.kubevirt.clone();
+    world.objects = base.objects.clone();
+    world.settled = base.settled.clone();
+    world
+}
+
+/// Changes one value of the content, as an edit by hand would: the server notes who did it.
+fn spoil(object: &mut Value) {
+    const ASIDE: [&str; 6] = ["apiVersion", "kind", "metadata", "status", "roleRef", "type"];
+    let fields = object.as_object_mut().unwrap();
+    let Some((name, value)) = fields.iter_mut().find(|(key, _)| !ASIDE.contains(&key.as_str())) else { return };
+    let mut path = vec![name.clone()];
+    assert!(change_first(value, &mut path));
+    let tree = path.iter().rev().fold(json!({}), |below, name| json!({ format!("f:{name}"): below }));
+    object["metadata"]["generation"] = json!(object["metadata"]["generation"].as_i64().unwrap() + 1);
+    let entry = json!({"manager": "kubectl-edit", "operation": "Update", "fieldsV1": tree});
+    object["metadata"]["managedFields"].as_array_mut().unwrap().push(entry);
+}
+
+/// The first text or number. The path ends at a list: the server notes lists by keys or as a whole.
+fn change_first(value: &mut Value, path: &mut Vec<String>) -> bool {
+    match value {
+        Value::Object(map) => map.iter_mut().any(|(key, value)| {
+            path.push(key.clone());
+            let changed = change_first(value, path);
+            if !changed {
+                path.pop();
+            }
+            changed
+        }),
+        Value::Array(list) => list.iter_mut().any(|value| change_first(value, &mut Vec::new())),
+        Value::String(text) => {
+            text.push('x');
+            true
+        }
+        Value::Number(number) => {
+            *value = json!(number.as_i64().unwrap_or_default() + 1);
+            true
+        }
+        _ => false,
+    }
+}
+
+#[test]
+fn what_a_gate_brought_goes_with_it() {
+    let mut world = installed(&variant("gates"));
+    assert!(world.has("Deployment", "virt-exportproxy"));
+    world.edit(&json!({}));
+    world.settle();
+    assert!(!world.has("Deployment", "virt-exportproxy") && !world.has("PodDisruptionBudget", "virt-exportproxy-pdb"));
+    let fresh = installed(&json!({}));
+    let names = |world: &World| -> Vec<_> {
+        world.objects.keys().filter(|(_, key)| !key.name().starts_with("kubevirt-install-strategy")).cloned().collect()
+    };
+    assert_eq!(names(&world), names(&fresh));
+    let strategies = world.objects.keys().filter(|(_, key)| key.name().starts_with("kubevirt-install-strategy"));
+    assert_eq!(strategies.count(), 1);
+}
+
+#[test]
+fn an_edit_restarts_only_what_it_is_about() {
+    let mut world = installed(&json!({}));
+    let generation =
+        |world: &mut World, kind: &str, name: &str| world.object(kind, name)["metadata"]["generation"].clone();
+    // A part of the identifier of the deployment, and of no pod.
+    world.edit(&json!({"uninstallStrategy": "BlockUninstallIfWorkloadsExist"}));
+    let passes = world.settle();
+    for (kind, name) in [("Deployment", "virt-api"), ("Deployment", "virt-controller"), ("DaemonSet", "virt-handler")] {
+        assert_eq!(generation(&mut world, kind, name), 1, "{name}: {:?}", passes[0].writes());
+    }
+    world.edit(&json!({"customizeComponents": {"flags": {"api": {"v": "4"}}}}));
+    world.settle();
+    assert_ne!(generation(&mut world, "Deployment", "virt-api"), 1);
+    assert_eq!(generation(&mut world, "Deployment", "virt-controller"), 1);
+    assert_eq!(generation(&mut world, "DaemonSet", "virt-handler"), 1);
+}
+
+#[test]
+fn somebody_else_s_object_is_left_alone_and_named() {
+    let mut world = World::new(&json!({}));
+    let key = ObjectKey::namespaced("kubevirt", "virt-api");
+    let theirs =
+        json!({"kind": "Service", "metadata": {"name": "virt-api", "namespace": "kubevirt"}, "spec": {"a": 1}});
+    world.put("Service", key.clone(), theirs, "somebody");
+    let before = world.object("Service", "virt-api").clone();
+    let pass = world.pass();
+    assert!(matches!(pass.outcome.stop, Stop::Taken { .. }));
+    let message = world.status()["conditions"].to_string();
+    assert!(message.contains("Service kubevirt/virt-api exists") && message.contains("DeploymentFailed"), "{message}");
+    assert_eq!(*world.object("Service", "virt-api"), before);
+    world.objects.remove(&("Service".to_owned(), key));
+    world.settle();
+    assert_eq!(world.status()["phase"], "Deployed");
+    assert!(!world.status()["conditions"].to_string().contains("DeploymentFailed"));
+}
+
+#[test]
+fn a_resource_that_cannot_be_understood_says_so_and_heals() {
+    let patch = |patch: &str| {
+        json!({"customizeComponents": {"patches": [
+            {"resourceType": "Deployment", "resourceName": "virt-api", "type": "json", "patch": patch},
+        ]}})
+    };
+    let mut world = World::new(&patch(r#"[{"op": "remove", "path": "/spec/nothing"}]"#));
+    let pass = world.pass();
+    assert_eq!(pass.outcome.stop, Stop::Done);
+    let conditions = world.status()["conditions"].to_string();
+    assert!(conditions.contains("DeploymentFailed") && conditions.contains("patches[0]"), "{conditions}");
+    assert!(!world.has("Deployment", "virt-api"));
+    world.edit(&patch(r#"[{"op": "add", "path": "/spec/minReadySeconds", "value": 3}]"#));
+    world.settle();
+    assert_eq!(world.status()["phase"], "Deployed");
+    assert_eq!(world.object("Deployment", "virt-api")["spec"]["minReadySeconds"], 3);
+}
+
+#[test]
+fn a_second_resource_and_one_elsewhere_are_not_installed() {
+    let mut world = World::new(&json!({}));
+    world.earlier = Some(ObjectKey::namespaced("kubevirt", "first"));
+    let pass = world.pass();
+    assert_eq!(pass.writes(), [""; 0]);
+    let conditions = world.status()["conditions"].to_string();
+    assert!(conditions.contains("ExistingDeployment") && conditions.contains("kubevirt/first"), "{conditions}");
+    assert_eq!(world.status().get("phase"), None);
+    world.earlier = None;
+    world.kubevirt.metadata.namespace = Some("elsewhere".to_owned());
+    let pass = world.pass();
+    assert_eq!(pass.writes(), [""; 0]);
+    assert!(world.status()["conditions"].to_string().contains("in kubevirt instead"));
+}
+
+#[test]
+fn another_release_is_asked_what_it_consists_of() {
+    let mut world = World::new(&json!({"imageTag": "v1.9.0"}));
+    let pass = world.pass();
+    let jobs: Vec<String> = pass.writes().into_iter().filter(|write| write.contains("Job")).collect();
+    assert_eq!(jobs.len(), 1);
+    assert!(matches!(&pass.outcome.stop, Stop::Waiting { wait, .. } if wait.message.contains("virt-operator:v1.9.0")));
+    assert_eq!(world.pass().writes(), [""; 0], "it is asked once");
+    // It fails: that is told, and it is asked again after a while.
+    let job = world.objects.keys().find(|(kind, _)| kind == "Job").cloned().unwrap();
+    let ended =
+        json!({"conditions": [{"type": "Failed", "status": "True", "lastTransitionTime": world.now.to_string()}]});
+    world.at(&job)["status"] = ended;
+    let pass = world.pass();
+    assert!(matches!(&pass.outcome.stop, Stop::Waiting { wait, .. } if wait.message.contains("failed")
+        && wait.wake_after.is_some()));
+    world.now += k8s_openapi::jiff::SignedDuration::from_secs(60);
+    world.pass();
+    assert!(!world.objects.contains_key(&job));
+    world.pass();
+    assert!(world.objects.contains_key(&job));
+    // It tells. What it tells is installed, and the Job is not needed any more.
+    let config = install::DeploymentConfig::new(&world.kubevirt, &world.environment);
+    let strategy = install::Strategy::generate(&config, None, None).unwrap();
+    let map = serde_json::to_value(install::config_map(&config, &strategy).unwrap()).unwrap();
+    world.put("ConfigMap", config.strategy_key(), map, "other");
+    let ended =
+        json!({"conditions": [{"type": "Complete", "status": "True", "lastTransitionTime": world.now.to_string()}]});
+    world.at(&job)["status"] = ended;
+    world.settle();
+    assert_eq!(world.status()["observedKubeVirtVersion"], "v1.9.0");
+    assert!(!world.objects.contains_key(&job));
+}
+
+#[test]
+fn a_component_that_fails_later_is_told() {
+    let mut world = installed(&json!({}));
+    world.object("Deployment", "virt-api")["status"]["readyReplicas"] = json!(0);
+    world.pass();
+    let conditions = world.status()["conditions"].to_string();
+    assert_eq!(world.status()["phase"], "Deployed");
+    assert!(conditions.contains("virt-api: 0 of 2 pods are ready"), "{conditions}");
+    world.roll_out();
+    world.pass();
+    assert!(!world.status()["conditions"].to_string().contains("virt-api"));
+}

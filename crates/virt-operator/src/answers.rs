@@ -1,0 +1,51 @@
+//! What the server has made of our writes.
+//!
+//! An object that is exactly what the server answered to a write of what we want is as we want it, also where the
+//! server writes a value in words of its own. Without this such an object would be patched again and again.
+
+use std::{collections::HashMap, sync::Arc};
+
+use api::ObjectKey;
+use install::{Kind, Live};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use parking_lot::Mutex;
+use runtime::watch::Overlay;
+use serde_json::Value;
+
+#[derive(Default)]
+pub(crate) struct Answers(Mutex<HashMap<(Kind, ObjectKey), u64>>);
+
+impl Answers {
+    pub(crate) fn of(self: &Arc<Self>, kind: Kind) -> Arc<dyn Overlay> {
+        Arc::new(OfKind { answers: self.clone(), kind })
+    }
+
+    /// The digests of everything written since this was last asked.
+    pub(crate) fn take(&self) -> HashMap<(Kind, ObjectKey), u64> {
+        std::mem::take(&mut self.0.lock())
+    }
+}
+
+struct OfKind {
+    answers: Arc<Answers>,
+    kind: Kind,
+}
+
+impl Overlay for OfKind {
+    fn wrote(&self, object: &Value) {
+        let metadata = object.get("metadata").cloned().unwrap_or_default();
+        let Ok(metadata) = serde_json::from_value::<ObjectMeta>(metadata) else { return };
+        let live = match self.kind {
+            Kind::CustomResourceDefinition => Live::of_metadata(&metadata),
+            _ => Live::new(&metadata, object.clone()),
+        };
+        self.answers.0.lock().insert((self.kind, ObjectKey::of(&metadata)), live.digest);
+    }
+
+    /// Nobody wrote it.
+    fn found(&self, _: &Value) {}
+
+    fn deleted(&self, key: &ObjectKey, _: &str) {
+        self.answers.0.lock().remove(&(self.kind, key.clone()));
+    }
+}

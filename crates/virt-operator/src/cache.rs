@@ -1,0 +1,274 @@
+//! Everything that a pass over a KubeVirt resource reads, followed on every replica and pruned to what is read.
+//!
+//! Kinds that only some clusters have are followed too: whether they are there is what the cache itself says. They are
+//! not asked for over and over; a definition or an aggregated API that appears says that it is time to look again.
+
+use std::{collections::BTreeMap, fmt::Debug, sync::Arc, time::Duration};
+
+use api::{ApiResource, ObjectKey, kubevirt::KubeVirt};
+use install::{Cluster, Kind, Live, Objects, certificates::KeyPair};
+use k8s_openapi::{
+    ByteString,
+    api::core::v1::{Namespace, Node},
+    apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
+};
+use kube::{
+    Api, Resource,
+    core::{DynamicObject, PartialObjectMeta},
+};
+use runtime::{
+    pass::{Backoff, Executor},
+    program::Context,
+    watch::{Cache, Change, Listing, Selection, follow},
+};
+use serde::de::DeserializeOwned;
+
+use crate::{answers::Answers, wake::Wake};
+
+pub(crate) const MANAGED: &str = "app.kubernetes.io/managed-by in (virt-operator,kubevirt-operator)";
+pub(crate) const SCHEDULABLE: &str = "kubevirt.io/schedulable=true";
+
+/// Handles; clones share the content.
+#[derive(Clone)]
+pub(crate) struct Caches {
+    pub(crate) kubevirts: Cache<KubeVirt>,
+    objects: Arc<BTreeMap<Kind, Cache<Live>>>,
+    definitions: Cache<Definition>,
+    namespace: Cache<Live>,
+    nodes: Cache<()>,
+    /// The namespace that is followed.
+    place: Arc<str>,
+}
+
+/// A definition, whoever's it is. Its version tells when it is established.
+#[derive(PartialEq)]
+pub(crate) struct Definition {
+    pub(crate) live: Arc<Live>,
+    version: Box<str>,
+}
+
+impl Caches {
+    /// Follows everything from now on and until the program ends. `wake` learns of every change.
+    pub(crate) fn start(context: &Context, namespace: &str, wake: &Arc<Wake>) -> Self {
+        let client = || context.clients.ordinary.clone();
+        let following = Following { context };
+        let kubevirts = following.start(
+            "kubevirts",
+            Api::<KubeVirt>::all(client()),
+            Selection::default(),
+            |kubevirt| kubevirt,
+            wake.on(Wake::kubevirt_changed),
+        );
+        let objects = Kind::ALL.into_iter().filter(|kind| *kind != Kind::CustomResourceDefinition).map(|kind| {
+            let resource = kind.resource();
+            let api: Api<DynamicObject> = match is_followed_in_one_namespace(kind) {
+                true => Api::namespaced_with(client(), namespace, &resource),
+                false => Api::all_with(client(), &resource),
+            };
+            let selection = Selection {
+                // Others' tell which APIs the cluster has.
+                labels: (kind != Kind::ApiService).then(|| MANAGED.to_owned()),
+                page_size: 50,
+                absent_retry: Backoff::new(Duration::from_secs(3600), Duration::from_secs(3600)),
+                ..Selection::default()
+            };
+            let wake = wake.clone();
+            let prune = |object: DynamicObject| Live::new(&object.metadata, object.data);
+            let tell = move |change: &Change<Live>| wake.object_changed(kind, change);
+            (kind, following.start(kind.name(), api, selection, prune, tell))
+        });
+        let objects: Arc<BTreeMap<Kind, Cache<Live>>> = Arc::new(objects.collect());
+        let caches = Self {
+            kubevirts,
+            objects,
+            definitions: following.start(
+                "definitions",
+                Api::<PartialObjectMeta<CustomResourceDefinition>>::all(client()),
+                Selection::default(),
+                |definition| Definition {
+                    live: Arc::new(Live::of_metadata(&definition.metadata)),
+                    version: definition.metadata.resource_version.unwrap_or_default().into(),
+                },
+                wake.on(Wake::definition_changed),
+            ),
+            namespace: following.start(
+                "namespace",
+                Api::<PartialObjectMeta<Namespace>>::all(client()),
+                Selection { fields: Some(format!("metadata.name={namespace}")), ..Selection::default() },
+                |namespace| Live::of_metadata(&namespace.metadata),
+                wake.on(Wake::changed),
+            ),
+            nodes: following.start(
+                "nodes",
+                Api::<PartialObjectMeta<Node>>::all(client()),
+                Selection::labels(SCHEDULABLE),
+                |_| (),
+                wake.on(Wake::changed),
+            ),
+            place: namespace.into(),
+        };
+        wake.know(caches.clone());
+        for cache in caches.objects.values() {
+            context.spawn("APIs that come and go", tell_of_apis(cache.sync_changes(), wake.clone()));
+        }
+        caches
+    }
+
+    /// Returns when all of them can be believed.
+    pub(crate) async fn ready(&self) {
+        self.kubevirts.ready().await;
+        for cache in self.objects.values() {
+            cache.ready().await;
+        }
+        self.definitions.ready().await;
+        self.namespace.ready().await;
+        self.nodes.ready().await;
+    }
+
+    /// Lets every cache know of what the executor writes, and notes what the server made of it.
+    pub(crate) fn over(&self, executor: Executor, answers: &Arc<Answers>) -> Executor {
+        let definitions = Kind::CustomResourceDefinition;
+        let mut executor = executor
+            .overlay(&ApiResource::erase::<KubeVirt>(&()), Arc::new(self.kubevirts.clone()))
+            .overlay(&ApiResource::erase::<Namespace>(&()), Arc::new(self.namespace.clone()))
+            .overlay(&definitions.resource(), Arc::new(self.definitions.clone()))
+            .overlay(&definitions.resource(), answers.of(definitions));
+        for (kind, cache) in &*self.objects {
+            let resource = kind.resource();
+            executor = executor.overlay(&resource, Arc::new(cache.clone())).overlay(&resource, answers.of(*kind));
+        }
+        executor
+    }
+
+    /// Everything that is managed, as it is known now.
+    pub(crate) fn objects(&self) -> Objects {
+        let mut objects = Objects::default();
+        for (kind, cache) in &*self.objects {
+            for (key, entry) in cache.all() {
+                objects.insert(*kind, key, entry.value);
+            }
+        }
+        for (key, entry) in self.definitions.all() {
+            objects.insert(Kind::CustomResourceDefinition, key, entry.value.live.clone());
+        }
+        objects
+    }
+
+    /// The resource that was there first: the one that is installed.
+    pub(crate) fn first_kubevirt(&self) -> Option<Arc<KubeVirt>> {
+        let all = self.kubevirts.all().into_iter().map(|(_, entry)| entry.value);
+        all.min_by_key(|kubevirt| {
+            let metadata = &kubevirt.metadata;
+            (metadata.creation_timestamp.as_ref().map(|time| time.0), ObjectKey::of(metadata))
+        })
+    }
+
+    /// A certificate with its key, if its Secret holds one.
+    pub(crate) fn key_pair(&self, secret: &str) -> Option<KeyPair> {
+        let key = ObjectKey::namespaced(&self.place, secret);
+        certificate(&*self.objects.get(&Kind::Secret)?.get(&key)?)
+    }
+
+    /// Whether absence from the caches is absence from the cluster.
+    pub(crate) fn are_complete(&self) -> bool {
+        self.objects.values().all(Cache::is_complete) && self.definitions.is_complete()
+    }
+
+    pub(crate) fn namespace(&self, name: &str) -> Option<Arc<Live>> {
+        self.namespace.get(&ObjectKey::cluster(name))
+    }
+
+    /// What the cluster offers, but for its monitoring stack.
+    pub(crate) fn cluster(&self) -> Cluster {
+        let has = |kind: Kind| self.objects.get(&kind).is_some_and(|cache| cache.sync() == Listing::Synced);
+        Cluster {
+            service_monitors: has(Kind::ServiceMonitor),
+            prometheus_rules: has(Kind::PrometheusRule),
+            admission_policies: has(Kind::ValidatingAdmissionPolicy) && has(Kind::ValidatingAdmissionPolicyBinding),
+            security_context_constraints: has(Kind::SecurityContextConstraints),
+            routes: has(Kind::Route),
+            monitor_namespace: None,
+            schedulable_nodes: self.nodes.len(),
+        }
+    }
+
+    /// A definition or an aggregated API of this group, or of all that begin so, has come.
+    pub(crate) fn look_again(&self, is_about: impl Fn(&ApiResource) -> bool) {
+        for (kind, cache) in &*self.objects {
+            if cache.sync() == Listing::Absent && is_about(&kind.resource()) {
+                cache.look_again();
+            }
+        }
+    }
+}
+
+/// What a Secret of the type `kubernetes.io/tls` holds.
+pub(crate) fn certificate(secret: &Live) -> Option<KeyPair> {
+    let bytes = |key: &str| {
+        let text = secret.data(key)?;
+        serde_json::from_value::<ByteString>(text.into()).ok().map(|bytes| bytes.0)
+    };
+    Some(KeyPair { certificate: bytes("tls.crt")?, key: bytes("tls.key")? })
+}
+
+/// Those that may be elsewhere, or that have no namespace.
+fn is_followed_in_one_namespace(kind: Kind) -> bool {
+    matches!(
+        kind,
+        Kind::ServiceAccount
+            | Kind::Service
+            | Kind::Secret
+            | Kind::ConfigMap
+            | Kind::Deployment
+            | Kind::DaemonSet
+            | Kind::PodDisruptionBudget
+            | Kind::PrometheusRule
+            | Kind::Route
+            | Kind::Job
+    )
+}
+
+/// What is installed depends on which APIs there are.
+async fn tell_of_apis(mut sync: tokio::sync::watch::Receiver<Listing>, wake: Arc<Wake>) {
+    while sync.changed().await.is_ok() {
+        wake.all();
+    }
+}
+
+struct Following<'a> {
+    context: &'a Context,
+}
+
+impl Following<'_> {
+    fn start<K, V>(
+        &self,
+        name: &'static str,
+        api: Api<K>,
+        selection: Selection,
+        prune: fn(K) -> V,
+        on_change: impl Fn(&Change<V>) + Send + Sync + 'static,
+    ) -> Cache<V>
+    where
+        K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
+        V: PartialEq + Send + Sync + 'static,
+    {
+        let (cache, following) = follow(api, selection, &[], prune, on_change, self.context.shutdown.clone());
+        let handle = cache.clone();
+        self.context.health.require(name, move || handle.sync() != Listing::Pending);
+        self.context.spawn(name, following);
+        cache
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use install::names::label;
+
+    use super::*;
+
+    #[test]
+    fn what_is_selected_carries_our_label() {
+        let (key, value) = (label::MANAGED_BY, label::MANAGED_BY_VALUE);
+        assert!(MANAGED.starts_with(key) && MANAGED.contains(value));
+    }
+}

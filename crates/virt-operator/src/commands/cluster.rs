@@ -1,0 +1,137 @@
+//! What the operator's caches would hold, read once: for commands that look and end.
+
+use std::{path::Path, sync::Arc};
+
+use anyhow::{Context, Result, bail};
+use api::{ObjectKey, kubevirt::KubeVirt};
+use install::{Cluster, DeploymentConfig, Kind, Live, Objects};
+use k8s_openapi::{
+    api::core::v1::{Namespace, Node, ServiceAccount},
+    apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
+};
+use kube::{Api, Client, api::ListParams, core::DynamicObject};
+use runtime::{
+    client::{configuration, connect},
+    metrics::Metrics,
+};
+
+use crate::cache::{MANAGED, SCHEDULABLE};
+
+const PAGE: u32 = 50;
+
+pub(crate) struct Reader {
+    client: Client,
+}
+
+/// What was found, and of which kinds there is nothing because the cluster does not have them.
+pub(crate) struct Found {
+    pub(crate) objects: Objects,
+    pub(crate) cluster: Cluster,
+}
+
+impl Reader {
+    pub(crate) async fn connect(kubeconfig: Option<&Path>) -> Result<Self> {
+        let config = configuration(kubeconfig).await?;
+        let agent = concat!("virt-operator/", env!("CARGO_PKG_VERSION"));
+        Ok(Self { client: connect(&config, agent, None, &Arc::new(Metrics::new("command")))?.ordinary })
+    }
+
+    pub(crate) fn client(&self) -> Client {
+        self.client.clone()
+    }
+
+    pub(crate) async fn kubevirts(&self) -> Result<Vec<KubeVirt>> {
+        let api: Api<KubeVirt> = Api::all(self.client());
+        let list = api.list(&ListParams::default()).await.context(
+            "listing KubeVirt resources; is the operator installed (`virt-operator manifests | kubectl apply -f -`)?",
+        )?;
+        Ok(list.items)
+    }
+
+    pub(crate) async fn namespace(&self, name: &str) -> Result<Option<Arc<Live>>> {
+        let api: Api<Namespace> = Api::all(self.client());
+        let found = api.get_metadata_opt(name).await.with_context(|| format!("reading the namespace {name}"))?;
+        Ok(found.map(|namespace| Arc::new(Live::of_metadata(&namespace.metadata))))
+    }
+
+    pub(crate) async fn find(&self, config: &DeploymentConfig) -> Result<Found> {
+        let mut objects = Objects::default();
+        let mut absent = Vec::new();
+        for kind in Kind::ALL {
+            if !self.list(kind, &mut objects).await.with_context(|| format!("listing {}", kind.resource().plural))? {
+                absent.push(kind);
+            }
+        }
+        let has = |kind: Kind| !absent.contains(&kind);
+        let nodes: Api<Node> = Api::all(self.client());
+        let nodes = nodes.list_metadata(&ListParams::default().labels(SCHEDULABLE)).await.context("listing nodes")?;
+        let monitor_namespace = if has(Kind::ServiceMonitor) { self.monitor_namespace(config).await? } else { None };
+        let cluster = Cluster {
+            service_monitors: has(Kind::ServiceMonitor),
+            prometheus_rules: has(Kind::PrometheusRule),
+            admission_policies: has(Kind::ValidatingAdmissionPolicy) && has(Kind::ValidatingAdmissionPolicyBinding),
+            security_context_constraints: has(Kind::SecurityContextConstraints),
+            routes: has(Kind::Route),
+            monitor_namespace,
+            schedulable_nodes: nodes.items.len(),
+        };
+        Ok(Found { objects, cluster })
+    }
+
+    /// The first of the namespaces in which the monitoring stack's account exists.
+    pub(crate) async fn monitor_namespace(&self, config: &DeploymentConfig) -> Result<Option<String>> {
+        for namespace in config.monitor_namespaces() {
+            let api: Api<ServiceAccount> = Api::namespaced(self.client(), namespace);
+            let account = config.monitor_account();
+            let found = api.get_metadata_opt(account).await;
+            if found.with_context(|| format!("reading the service account {namespace}/{account}"))?.is_some() {
+                return Ok(Some(namespace.to_owned()));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Whether the cluster has such a kind at all.
+    pub(crate) async fn has(&self, kind: Kind) -> Result<bool> {
+        let api: Api<DynamicObject> = Api::all_with(self.client(), &kind.resource());
+        match api.list_metadata(&ListParams::default().limit(1)).await {
+            Ok(_) => Ok(true),
+            Err(kube::Error::Api(status)) if status.code == 404 => Ok(false),
+            Err(error) => Err(error).with_context(|| format!("listing {}", kind.resource().plural)),
+        }
+    }
+
+    async fn list(&self, kind: Kind, objects: &mut Objects) -> Result<bool> {
+        let mut parameters = ListParams::default().labels(MANAGED).limit(PAGE);
+        loop {
+            let more = match kind {
+                Kind::CustomResourceDefinition => {
+                    let api: Api<CustomResourceDefinition> = Api::all(self.client());
+                    let list = api.list_metadata(&parameters).await?;
+                    for item in list.items {
+                        let key = ObjectKey::of(&item.metadata);
+                        objects.insert(kind, key, Arc::new(Live::of_metadata(&item.metadata)));
+                    }
+                    list.metadata.continue_
+                }
+                _ => {
+                    let api: Api<DynamicObject> = Api::all_with(self.client(), &kind.resource());
+                    let list = match api.list(&parameters).await {
+                        Ok(list) => list,
+                        Err(kube::Error::Api(status)) if status.code == 404 => return Ok(false),
+                        Err(error) => bail!(error),
+                    };
+                    for item in list.items {
+                        let key = ObjectKey::of(&item.metadata);
+                        objects.insert(kind, key, Arc::new(Live::new(&item.metadata, item.data)));
+                    }
+                    list.metadata.continue_
+                }
+            };
+            match more.filter(|token| !token.is_empty()) {
+                Some(token) => parameters.continue_token = Some(token),
+                None => return Ok(true),
+            }
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! The observe step: from the caches to everything that a pass decides on. Certificates that are missing or due are
+//! issued here, because that needs keys and a clock; they count only when the plan has written them.
+
+use std::{
+    collections::BTreeMap,
+    hash::{DefaultHasher, Hash, Hasher},
+    sync::Arc,
+    time::SystemTime,
+};
+
+use api::{Class, Failure, ObjectKey, Outcome, Plan, Stop, Target, kubevirt::KubeVirt};
+use install::{
+    Cluster, DeploymentConfig, Environment, Installation, Kind, Objects, Observed, Settled, Strategy, Wanted,
+    certificates::NothingIssued, names::annotation,
+};
+use k8s_openapi::{api::core::v1::ConfigMap, jiff::Timestamp};
+use kube::{Api, Client};
+use parking_lot::Mutex;
+use runtime::pass::classify;
+
+use crate::{
+    answers::Answers,
+    cache::{self, Caches},
+    certificates::{Held, Holding, Issue, Key, issue},
+    monitoring::Monitoring,
+};
+
+pub(crate) struct Observer {
+    client: Client,
+    caches: Caches,
+    environment: Environment,
+    namespace: String,
+    monitoring: Monitoring,
+    answers: Arc<Answers>,
+    memory: Mutex<Memory>,
+}
+
+/// What saves work and writes, and may be forgotten.
+#[derive(Default)]
+struct Memory {
+    /// Of everything that decides what is wanted. With another one nothing is settled.
+    wanted: u64,
+    /// Of what was issued. With another one nothing is settled that holds a part of it.
+    issued: u64,
+    settled: Arc<Settled>,
+    /// While an installation goes on it is looked at many times.
+    installation: Option<(u64, Arc<Installation>)>,
+}
+
+impl Observer {
+    pub(crate) fn new(
+        client: Client,
+        caches: Caches,
+        environment: Environment,
+        namespace: String,
+        monitoring: Monitoring,
+        answers: Arc<Answers>,
+    ) -> Self {
+        Self { client, caches, environment, namespace, monitoring, answers, memory: Mutex::default() }
+    }
+
+    pub(crate) async fn observe(&self, key: &ObjectKey) -> Result<Option<Observed>, Failure> {
+        let Some(kubevirt) = self.caches.kubevirts.get(key) else { return Ok(None) };
+        // Before everything else: a cache that is incomplete now may have become complete when it is read.
+        let complete = self.caches.are_complete();
+        let first = self.caches.first_kubevirt();
+        let earlier = first.filter(|first| first.metadata.uid != kubevirt.metadata.uid);
+        let objects = self.caches.objects();
+        let config = DeploymentConfig::new(&kubevirt, &self.environment);
+        let mut cluster = self.caches.cluster();
+        if cluster.service_monitors && earlier.is_none() {
+            cluster.monitor_namespace = self.monitoring.namespace(&config).await?;
+        }
+        let now = SystemTime::now();
+        let wanted = self.wanted(&kubevirt, &cluster, &config, &objects).await;
+        let (wanted, issued) = match wanted.and_then(|wanted| with_certificates(wanted, &objects, now)) {
+            Ok(both) => both,
+            // Only a change of the resource helps; anything else is tried again.
+            Err(failure) if failure.class == Class::Invalid => (Wanted::Impossible(failure), None),
+            Err(failure) => return Err(failure),
+        };
+        let renewal = issued.as_ref().and_then(|issued| issued.next);
+        let settled = self.settled(&kubevirt, &cluster, issued.as_deref());
+        Ok(Some(Observed {
+            earlier: earlier.map(|earlier| ObjectKey::of(&earlier.metadata)),
+            operator_namespace: self.namespace.clone(),
+            architecture: architecture(),
+            now: timestamp(now),
+            wanted,
+            issued: match issued {
+                Some(issued) => issued,
+                None => Arc::new(NothingIssued),
+            },
+            renewal: renewal.map(timestamp),
+            objects,
+            namespace: self.caches.namespace(&self.namespace),
+            settled,
+            complete,
+            kubevirt: Arc::unwrap_or_clone(kubevirt),
+        }))
+    }
+
+    async fn wanted(
+        &self,
+        kubevirt: &KubeVirt,
+        cluster: &Cluster,
+        config: &DeploymentConfig,
+        objects: &Objects,
+    ) -> Result<Wanted, Failure> {
+        let digest = digest(kubevirt, cluster);
+        if let Some((of, installation)) = &self.memory.lock().installation
+            && *of == digest
+        {
+            return Ok(Wanted::Installation(installation.clone()));
+        }
+        let installation = if install::is_of_another_release(kubevirt, &self.environment) {
+            let Some((key, _)) = objects.strategy(&config.id) else {
+                return Ok(Wanted::Strategy(Arc::new(config.clone())));
+            };
+            let strategy = self.told(key).await?;
+            Installation::of(strategy, config.clone(), kubevirt, cluster)?
+        } else {
+            Installation::new(kubevirt, &self.environment, cluster)?
+        };
+        let installation = Arc::new(installation);
+        self.memory.lock().installation = Some((digest, installation.clone()));
+        Ok(Wanted::Installation(installation))
+    }
+
+    /// What another release's operator has told. It is big, so no cache holds it.
+    async fn told(&self, key: &ObjectKey) -> Result<Strategy, Failure> {
+        let api: Api<ConfigMap> = Api::namespaced(self.client.clone(), key.namespace().unwrap_or_default());
+        let target = || Target::of::<ConfigMap>(key.clone());
+        let map = api.get(key.name()).await.map_err(|error| classify(&error, "get", &target()))?;
+        Strategy::decode(&map, |text| serde_saphyr::from_str(text).map_err(|error| error.to_string()))
+    }
+
+    fn settled(&self, kubevirt: &KubeVirt, cluster: &Cluster, issued: Option<&Issue>) -> Arc<Settled> {
+        let (wanted, issued) = (digest(kubevirt, cluster), issued.map(Issue::digest).unwrap_or_default());
+        let mut memory = self.memory.lock();
+        if memory.wanted != wanted {
+            memory.settled = Arc::default();
+        } else if memory.issued != issued {
+            Arc::make_mut(&mut memory.settled).retain(|(kind, _), _| !holds_certificates(*kind));
+        }
+        (memory.wanted, memory.issued) = (wanted, issued);
+        memory.settled.clone()
+    }
+
+    /// After a pass: what it found or made to be as wanted need not be compared again.
+    pub(crate) fn remember(&self, observed: &Observed, plan: &Plan, outcome: &Outcome) {
+        let settled = observed.settled_after(plan, &self.answers.take());
+        let mut memory = self.memory.lock();
+        memory.settled = Arc::new(settled);
+        if outcome.stop == Stop::Done {
+            memory.installation = None;
+        }
+    }
+}
+
+/// Certificates that are missing or due are issued.
+pub(crate) fn with_certificates(
+    wanted: Wanted,
+    objects: &Objects,
+    now: SystemTime,
+) -> Result<(Wanted, Option<Arc<Issue>>), Failure> {
+    let Wanted::Installation(installation) = &wanted else { return Ok((wanted, None)) };
+    let issued = issue(&installation.certificates, &holding(objects), now, &mut Key::generate)?;
+    Ok((wanted, Some(Arc::new(issued))))
+}
+
+fn holds_certificates(kind: Kind) -> bool {
+    matches!(
+        kind,
+        Kind::Secret
+            | Kind::ConfigMap
+            | Kind::ValidatingWebhookConfiguration
+            | Kind::MutatingWebhookConfiguration
+            | Kind::ApiService
+            | Kind::Route
+    )
+}
+
+/// Of what the resource and the cluster say about an installation.
+fn digest(kubevirt: &KubeVirt, cluster: &Cluster) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    serde_json::to_string(&kubevirt.spec).unwrap_or_default().hash(&mut hasher);
+    (&kubevirt.metadata.uid, kubevirt.metadata.generation).hash(&mut hasher);
+    format!("{cluster:?}").hash(&mut hasher);
+    hasher.finish()
+}
+
+fn holding(objects: &Objects) -> Holding {
+    let secrets = objects.of(Kind::Secret).filter_map(|(key, live)| {
+        let pair = cache::certificate(live)?;
+        let duration = live.annotations.get(annotation::DURATION).cloned();
+        Some((key.name().to_owned(), Held { certificate: pair.certificate, key: pair.key, duration }))
+    });
+    let bundles = objects.of(Kind::ConfigMap).filter(|(_, live)| !live.is_strategy());
+    let bundles: BTreeMap<String, String> = bundles
+        .filter_map(|(key, live)| Some((key.name().to_owned(), live.data(install::certificates::BUNDLE_KEY)?)))
+        .collect();
+    Holding { secrets: secrets.collect(), bundles }
+}
+
+pub(crate) fn timestamp(time: SystemTime) -> Timestamp {
+    Timestamp::try_from(time).unwrap_or(Timestamp::UNIX_EPOCH)
+}
+
+/// As Kubernetes and Go name it.
+pub(crate) fn architecture() -> &'static str {
+    match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        other => other,
+    }
+}

@@ -1,0 +1,125 @@
+//! When the KubeVirt resource gets a pass: whenever anything that its installation consists of or depends on changes.
+//!
+//! While this replica does not lead there is no queue, and nothing is remembered: whoever begins to lead looks once.
+
+use std::{
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
+
+use api::{ObjectKey, kubevirt::KubeVirt};
+use install::{Kind, Live, certificates};
+use parking_lot::RwLock;
+use runtime::{queue::Queue, watch::Change};
+
+use crate::{
+    cache::{Caches, Definition},
+    webhook::Serving,
+};
+
+/// Many objects change at once while an installation goes on; one pass looks at all of them.
+const COALESCE: Duration = Duration::from_millis(20);
+
+pub(crate) struct Wake {
+    queue: RwLock<Option<Queue<ObjectKey>>>,
+    caches: OnceLock<Caches>,
+    serving: Serving,
+}
+
+impl Wake {
+    pub(crate) fn new(serving: Serving) -> Arc<Self> {
+        Arc::new(Self { queue: RwLock::default(), caches: OnceLock::new(), serving })
+    }
+
+    /// A listener for a cache.
+    pub(crate) fn on<V: 'static>(
+        self: &Arc<Self>,
+        tell: fn(&Self, &Change<V>),
+    ) -> impl Fn(&Change<V>) + Send + Sync + use<V> + 'static {
+        let wake = self.clone();
+        move |change| tell(&wake, change)
+    }
+
+    /// The caches exist.
+    pub(crate) fn know(&self, caches: Caches) {
+        let _ = self.caches.set(caches);
+        self.serve();
+    }
+
+    /// A queue with every resource in it, for a leader that begins.
+    pub(crate) fn begin(&self) -> Queue<ObjectKey> {
+        let queue = Queue::new(COALESCE);
+        *self.queue.write() = Some(queue.clone());
+        self.all();
+        queue
+    }
+
+    pub(crate) fn end(&self) {
+        *self.queue.write() = None;
+    }
+
+    pub(crate) fn all(&self) {
+        let Some(caches) = self.caches.get() else { return };
+        for key in caches.kubevirts.keys() {
+            self.add(key);
+        }
+    }
+
+    fn add(&self, key: ObjectKey) {
+        if let Some(queue) = &*self.queue.read() {
+            queue.add_coalesced(key);
+        }
+    }
+
+    /// Whether one is the first decides about the others.
+    pub(crate) fn kubevirt_changed(&self, change: &Change<KubeVirt>) {
+        self.serve();
+        // At once: somebody is waiting.
+        let spec_changed = change.old.as_ref().map(|old| &old.spec) != change.new.as_ref().map(|new| &new.spec);
+        if let (Some(queue), true) = (&*self.queue.read(), spec_changed) {
+            queue.add(change.key.clone());
+        }
+        self.add(change.key.clone());
+        self.all();
+    }
+
+    pub(crate) fn object_changed(&self, kind: Kind, change: &Change<Live>) {
+        if kind == Kind::Secret && change.key.name() == certificates::VIRT_OPERATOR {
+            self.serve();
+        }
+        if kind == Kind::ApiService {
+            // `v1.route.openshift.io` is the version and the group.
+            let name = change.key.name();
+            self.look_again(|resource| format!("{}.{}", resource.version, resource.group) == name);
+        }
+        self.all();
+    }
+
+    pub(crate) fn definition_changed(&self, change: &Change<Definition>) {
+        let name = change.key.name();
+        self.look_again(|resource| format!("{}.{}", resource.plural, resource.group) == name);
+        let digest =
+            |definition: &Option<Arc<Definition>>| definition.as_ref().map(|definition| definition.live.digest);
+        if digest(&change.old) != digest(&change.new) {
+            self.all();
+        }
+    }
+
+    /// The endpoints of this replica are served with what the caches say.
+    fn serve(&self) {
+        let Some(caches) = self.caches.get() else { return };
+        let kubevirt = caches.first_kubevirt();
+        let tls = kubevirt.as_ref().and_then(|kubevirt| kubevirt.spec.configuration.tls_configuration.as_ref());
+        self.serving.set(caches.key_pair(certificates::VIRT_OPERATOR).as_ref(), tls);
+    }
+
+    fn look_again(&self, is_about: impl Fn(&api::ApiResource) -> bool) {
+        if let Some(caches) = self.caches.get() {
+            caches.look_again(is_about);
+        }
+    }
+
+    pub(crate) fn changed<V>(&self, _: &Change<V>) {
+        self.all();
+    }
+}

@@ -1,0 +1,75 @@
+//! What the endpoints of this operator are served with: the certificate of the Secret `kubevirt-operator-certs`, on the
+//! terms of `spec.configuration.tlsConfiguration`.
+//!
+//! Every replica serves, whoever leads, so every replica has to be told: `Serving::set` belongs where the caches of the
+//! Secret and of the KubeVirt resource change. Until then a certificate that this process signed itself is served, for
+//! the kubelet's probes; webhooks are not called before the Secret exists.
+
+use anyhow::Context;
+use api::kubevirt::Tls;
+use install::certificates;
+use rcgen::{CertificateParams, DnType, KeyPair};
+use runtime::tls::{Acceptor, Authority, Cell, Terms, Version};
+
+const FALLBACK_NAME: &str = "fallback.certificate.kubevirt.io";
+
+#[derive(Clone)]
+pub(crate) struct Serving(Cell);
+
+impl Serving {
+    pub(crate) fn new() -> anyhow::Result<Self> {
+        let fallback = fallback().context("a certificate to begin with could not be made")?;
+        Ok(Self(Cell::new(&fallback).context("the certificate to begin with cannot be used")?))
+    }
+
+    /// What the next connections are served with. Cheap if nothing has changed.
+    pub(crate) fn set(&self, pair: Option<&certificates::KeyPair>, tls: Option<&Tls>) {
+        let pair =
+            pair.map(|pair| runtime::tls::KeyPair { certificate: pair.certificate.clone(), key: pair.key.clone() });
+        self.0.set(pair, terms(tls));
+    }
+
+    pub(super) fn set_authority(&self, authority: Option<Authority>) {
+        self.0.set_authority(authority);
+    }
+
+    /// For the kubelet and for Prometheus.
+    pub(crate) fn metrics(&self) -> Acceptor {
+        self.0.open()
+    }
+
+    /// For the API server, which may show who it is.
+    pub(super) fn webhooks(&self) -> Acceptor {
+        self.0.asking()
+    }
+}
+
+/// TLS 1.0 and 1.1 cannot be spoken here: what allows them is served with 1.2 and 1.3.
+pub(super) fn terms(tls: Option<&Tls>) -> Terms {
+    let Some(tls) = tls else { return Terms::default() };
+    Terms {
+        minimum: if tls.min_tls_version == "VersionTLS13" { Version::Tls13 } else { Version::Tls12 },
+        suites: tls.ciphers.clone().unwrap_or_default(),
+    }
+}
+
+fn fallback() -> Result<runtime::tls::KeyPair, rcgen::Error> {
+    let key = KeyPair::generate()?;
+    let mut parameters = CertificateParams::new([FALLBACK_NAME.to_owned()])?;
+    parameters.distinguished_name.push(DnType::CommonName, FALLBACK_NAME);
+    let certificate = parameters.self_signed(&key)?;
+    Ok(runtime::tls::KeyPair { certificate: certificate.pem().into_bytes(), key: key.serialize_pem().into_bytes() })
+}
+
+/// What was asked for and is not done by these endpoints themselves, though it is by KubeVirt's components.
+pub(super) fn shortcomings(tls: &Tls) -> Vec<String> {
+    let old = matches!(tls.min_tls_version.as_str(), "VersionTLS10" | "VersionTLS11");
+    let version = old.then(|| {
+        format!("virt-operator's own endpoints speak TLS 1.2 and 1.3 only, although {} is allowed", tls.min_tls_version)
+    });
+    let terms = terms(Some(tls));
+    let suites = terms.not_offered();
+    let suites =
+        (!suites.is_empty()).then(|| format!("virt-operator's own endpoints do not offer {}", suites.join(", ")));
+    version.into_iter().chain(suites).collect()
+}
