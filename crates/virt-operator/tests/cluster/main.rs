@@ -1,6 +1,7 @@
 //! virt-operator on the lab, as its own service account.
 
 mod install;
+mod life;
 mod manifests;
 mod world;
 
@@ -25,6 +26,7 @@ fn main() -> ExitCode {
 fn add(suite: &mut Suite) {
     manifests::add(suite);
     install::add(suite);
+    life::add(suite);
     suite.test("it_leads_serves_and_stops", |labs| async move {
         let lab = labs.plain().await?;
         let mut program = start(&lab, "kubevirt").await?;
