@@ -1,4 +1,4 @@
-//! The program `kubevirt-operator`: its arguments, its wiring and the observe step of the Machine controller.
+//! The program `kubevirt-operator`: its arguments, its wiring and the observe steps of its controllers.
 //! What a Machine becomes is decided in the crate `machine`, every effect that both operators share is in `runtime`.
 
 mod arguments;
@@ -8,6 +8,7 @@ mod controller;
 mod last_look;
 pub mod manifests;
 mod metrics;
+mod networks;
 mod observe;
 pub mod rbac;
 mod run;

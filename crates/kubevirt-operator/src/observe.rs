@@ -4,24 +4,24 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use api::machine::{Machine, POD_NETWORK};
-use api::{Failure, ObjectKey, reason};
+use api::machine::Machine;
+use api::{Class, Failure, ObjectKey, reason};
 use k8s_openapi::jiff::Timestamp;
 use kube::Client;
-use machine::Observed;
 use machine::observed::{Installed, SecretView, SourceView};
 use machine::render::cloud_init::{digest, secret_name};
 use machine::render::labels;
 use machine::resolve::{Content, Resolved, SecretSource, resolve};
+use machine::{Observed, macs};
 use parking_lot::Mutex;
 use runtime::watch::Listing;
 
 use crate::cache::{
     AttachmentEntry, Caches, ClaimEntry, ClassEntry, ImportEntry, MachineEntry, NetworkEntry, SecretEntry, VmEntry,
-    VmiEntry, mac_value,
+    VmiEntry, address,
 };
 use crate::last_look::LastLook;
-use crate::sources::Sources;
+use crate::sources::{Seen, Sources};
 use crate::wake::Wake;
 
 pub(crate) struct Observer {
@@ -99,22 +99,12 @@ impl Observer {
         self.caches.secrets.entry(&beside(key, &secret_name(key.name()))).as_ref().map(SecretEntry::view)
     }
 
-    /// Those that the Machine names, and those of its namespace that are protected although no Machine names them: it
-    /// may have been this one that did.
     fn networks(&self, key: &ObjectKey, own: &MachineEntry) -> BTreeMap<String, machine::observed::NetworkView> {
-        let cache = &self.caches.networks;
-        let named = own.networks.iter().filter_map(|name| {
-            let name = beside(key, name);
-            cache.entry(&name).map(|entry| (name, entry))
-        });
-        let protected = cache.by_index(NetworkEntry::PROTECTED, key.namespace().unwrap_or_default()).into_iter();
-        let view = |(network, entry): (ObjectKey, runtime::watch::Entry<NetworkEntry>)| {
-            let other_users = self.wake.has_other_users(key, network.name(), own);
-            (network.name().to_owned(), NetworkEntry::view(&entry, other_users))
+        let view = |name: &str| {
+            let entry = self.caches.networks.entry(&beside(key, name))?;
+            Some((name.to_owned(), NetworkEntry::view(&entry, self.wake.has_other_users(key, name, own))))
         };
-        let is_named = |name: &str| own.networks.iter().any(|have| **have == *name);
-        let all = named.chain(protected).map(view);
-        all.filter(|(name, network)| is_named(name) || !network.other_users).collect()
+        own.networks.iter().filter_map(|name| view(name)).collect()
     }
 
     fn claims(
@@ -148,29 +138,24 @@ impl Observer {
             .collect()
     }
 
-    /// Addresses that an older Machine of the namespace has on the same network; of two of one age the one with the
-    /// smaller UID is the older.
+    /// Addresses that an older Machine of the namespace has on the same network.
     fn macs_in_use(
         &self,
         key: &ObjectKey,
         machine: &Machine,
         resolved: &Resolved,
     ) -> BTreeMap<(String, String), String> {
-        let mut used = BTreeMap::new();
-        for network in &resolved.networks {
-            let on = network.configuration().unwrap_or(POD_NETWORK);
-            for (other, entry) in self.caches.machines.by_index(MachineEntry::BY_MAC, &mac_value(key, on, &network.mac))
-            {
-                if other == *key {
-                    continue;
-                }
-                let Ok(theirs) = entry.value.machine(&entry.resource_version) else { continue };
-                if age(&theirs) < age(machine) {
-                    used.insert((on.to_owned(), network.mac.clone()), other.name().to_owned());
-                }
-            }
+        let namespace = key.namespace().unwrap_or_default();
+        let all = macs::addresses(resolved).map(|(network, mac)| address(namespace, network, mac));
+        let shared: Vec<u64> = all.filter(|address| self.wake.is_shared(*address)).collect();
+        if shared.is_empty() {
+            return BTreeMap::new();
         }
-        used
+        let suspects = self.caches.machines.all().into_iter().filter_map(|(_, entry)| {
+            let suspect = entry.value.addresses.iter().any(|address| shared.contains(address));
+            suspect.then(|| entry.value.machine(&entry.resource_version).ok())?
+        });
+        macs::in_use(machine, resolved, &suspects.collect::<Vec<_>>())
     }
 
     /// Nothing is read while the Machine goes, or while it cannot be understood.
@@ -186,12 +171,14 @@ impl Observer {
             self.memory.lock().remove(key);
             return Ok(SourceView::NotNeeded);
         };
-        let Some(version) = self.sources.version(&beside(key, &wanted.name)).await? else {
+        let seen = self.sources.seen(&beside(key, &wanted.name));
+        if seen == Seen::Missing {
             return Ok(SourceView::SecretMissing);
-        };
+        }
         let inline = digest(machine, None);
-        let known = self.memory.lock().get(key).cloned();
-        let known = known.filter(|known| known.version == version && known.inline == inline && known.key == wanted.key);
+        let known = self.memory.lock().get(key).cloned().filter(|known| {
+            seen == Seen::Version(known.version.clone()) && known.inline == inline && known.key == wanted.key
+        });
         match known {
             Some(Known { digest: None, .. }) => return Ok(SourceView::KeyMissing),
             Some(Known { digest: Some(digest), .. }) if is_settled(machine, secret, &digest) => {
@@ -209,8 +196,11 @@ impl Observer {
         wanted: &SecretSource,
         inline: String,
     ) -> Result<SourceView, Failure> {
-        let Some(read) = self.sources.read(key.namespace().unwrap_or_default(), wanted).await? else {
-            return Ok(SourceView::SecretMissing);
+        let read = match self.sources.read(key.namespace().unwrap_or_default(), wanted).await {
+            Ok(Some(read)) => read,
+            Ok(None) => return Ok(SourceView::SecretMissing),
+            Err(failure) if failure.class == Class::Forbidden => return Ok(SourceView::Forbidden(failure.message)),
+            Err(failure) => return Err(failure),
         };
         let digest = read.bytes.as_ref().map(|bytes| digest(machine, Some(&bytes.0)));
         let known = Known { version: read.version, inline, key: wanted.key.clone(), digest };
@@ -236,9 +226,4 @@ fn claim_names(resolved: Option<&Resolved>) -> impl Iterator<Item = &str> {
         Content::Claim { claim, .. } => Some(claim.as_str()),
         Content::ContainerDisk { .. } => None,
     })
-}
-
-fn age(machine: &Machine) -> (Option<Timestamp>, &str) {
-    let created = machine.metadata.creation_timestamp.as_ref().map(|time| time.0);
-    (created, machine.metadata.uid.as_deref().unwrap_or_default())
 }

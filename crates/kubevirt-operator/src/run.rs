@@ -5,18 +5,21 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::ObjectKey;
 use api::machine::MANAGED_BY;
 use runtime::{
     client::Rate,
     lease::Leadership,
-    pass::{Executor, Runner, RunnerOptions},
+    pass::{Controller, Executor, Runner, RunnerOptions},
     program::{Context, LeaseName, Listener, Program, SERVICE_ACCOUNT_NAMESPACE, identity, own_namespace},
+    queue::Queue,
 };
 
 use crate::arguments::{RunArguments, Settings};
 use crate::cache::Caches;
 use crate::controller::MachineController;
 use crate::metrics::MachineMetrics;
+use crate::networks::NetworkController;
 use crate::observe::Observer;
 use crate::rbac::NAMESPACE;
 use crate::sources::Sources;
@@ -48,6 +51,7 @@ struct Work {
     wake: Arc<Wake>,
     metrics: Arc<MachineMetrics>,
     controller: Arc<MachineController>,
+    networks: Arc<NetworkController>,
     executor: Arc<Executor>,
     options: RunnerOptions,
 }
@@ -61,8 +65,9 @@ impl Work {
         let caches = Caches::start(&context, namespace, &wake);
         let observer = Observer::new(client.clone(), caches.clone(), sources, wake.clone());
         let controller = Arc::new(MachineController { observer, metrics: metrics.clone() });
+        let networks = Arc::new(NetworkController { caches: caches.clone() });
         let executor = Arc::new(caches.over(Executor::new(client, MANAGED_BY)));
-        Self { context, caches, wake, metrics, controller, executor, options }
+        Self { context, caches, wake, metrics, controller, networks, executor, options }
     }
 
     async fn lead(self: Arc<Self>, leadership: Leadership) {
@@ -72,17 +77,25 @@ impl Work {
         }
         let reign = Reign(&self);
         self.metrics.set_leads(true);
-        let runner = Runner {
-            controller: self.controller.clone(),
-            queue: self.wake.begin(),
+        let queues = self.wake.begin();
+        let machines = self.runner(self.controller.clone(), queues.machines, self.options);
+        // A network changes hands seldom, and every way in which it does wakes it.
+        let seldom = RunnerOptions { workers: 1, resync: None, ..self.options };
+        let networks = self.runner(self.networks.clone(), queues.networks, seldom);
+        tokio::join!(machines.run(leadership.clone()), networks.run(leadership));
+        drop(reign);
+    }
+
+    fn runner<C: Controller>(&self, controller: Arc<C>, queue: Queue<ObjectKey>, options: RunnerOptions) -> Runner<C> {
+        Runner {
+            controller,
+            queue,
             executor: self.executor.clone(),
             events: self.context.events.clone(),
             metrics: self.context.metrics.clone(),
             health: self.context.health.clone(),
-            options: self.options,
-        };
-        runner.run(leadership).await;
-        drop(reign);
+            options,
+        }
     }
 }
 
@@ -115,7 +128,9 @@ fn program(settings: &Settings) -> Program {
 /// Two addresses, or one for both when they are the same.
 fn listeners(settings: &Settings) -> Vec<Listener> {
     let same = settings.metrics == settings.health;
-    let metrics = Listener { bind: settings.metrics, what: "the metrics server", health: same, metrics: true };
-    let health = Listener { bind: settings.health, what: "the health probe server", health: true, metrics: false };
+    let metrics =
+        Listener { bind: settings.metrics, what: "the metrics server", health: same, metrics: true, tls: None };
+    let health =
+        Listener { bind: settings.health, what: "the health probe server", health: true, metrics: false, tls: None };
     if same { vec![metrics] } else { vec![metrics, health] }
 }

@@ -1,26 +1,36 @@
 //! The Secrets that Machines refer to. Each is followed by name and by its metadata alone, from its first mention to the
 //! last, so that nothing is ever known of any other Secret of the cluster; and its data is read only when a cloud-init
 //! Secret has to be written anew.
+//!
+//! The first look is that read: it tells the version with the data. A watch without a list goes on from there, so a
+//! Machine that refers to a Secret costs one read, and one more for each change of the Secret.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use api::{Failure, ObjectKey, Target};
+use futures::{Stream, TryStreamExt};
 use k8s_openapi::api::core::v1::Secret;
+use kube::api::{WatchEvent, WatchParams};
 use kube::core::PartialObjectMeta;
-use kube::{Api, Client};
+use kube::{Api, Client, Error};
 use machine::render::cloud_init::SecretBytes;
 use machine::resolve::SecretSource;
 use parking_lot::Mutex;
-use runtime::pass::classify;
-use runtime::watch::{Cache, Selection, follow};
+use rand::{SeedableRng, rngs::SmallRng};
+use runtime::pass::{Backoff, classify};
 use tokio_util::sync::CancellationToken;
 
 use crate::wake::Wake;
 
-/// How long a pass waits for the first look at a Secret; it is tried again after that.
-const FIRST_LOOK: Duration = Duration::from_secs(2);
+/// The server ends a watch by then.
+const WATCH_SECONDS: u32 = 290;
+/// Between tries to watch. Until one succeeds every pass reads.
+const RETRY: Backoff = Backoff::new(Duration::from_millis(500), Duration::from_secs(30));
+/// The version of a watch that begins with what there is.
+const FROM_NOW: &str = "";
+const GONE: u16 = 410;
 
 pub(crate) struct Sources {
     client: Client,
@@ -30,9 +40,17 @@ pub(crate) struct Sources {
 }
 
 struct Followed {
-    /// Its resource version.
-    cache: Cache<Box<str>>,
+    seen: Arc<Mutex<Seen>>,
     stop: CancellationToken,
+}
+
+/// What is known of a Secret without reading it.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Seen {
+    /// Nothing yet, or the watch lost track.
+    Unknown,
+    Missing,
+    Version(Box<str>),
 }
 
 /// What a read of a Secret's key gave, and of which version.
@@ -49,37 +67,23 @@ impl Sources {
         sources
     }
 
-    /// The version of a Secret as it was last seen, or that there is none.
-    pub(crate) async fn version(&self, key: &ObjectKey) -> Result<Option<Box<str>>, Failure> {
-        let cache = self.follow(key);
-        if tokio::time::timeout(FIRST_LOOK, cache.ready()).await.is_err() {
-            let words = format!("the Secret {key} could not be looked at within {FIRST_LOOK:?}");
-            return Err(Failure::transient(api::reason::DEADLINE_EXCEEDED, words));
-        }
-        Ok(cache.get(key).map(|version| (*version).clone()))
-    }
-
-    fn follow(&self, key: &ObjectKey) -> Cache<Box<str>> {
+    /// What was last seen of a Secret, which is followed from now on.
+    pub(crate) fn seen(&self, key: &ObjectKey) -> Seen {
         let mut followed = self.followed.lock();
         if let Some(known) = followed.get(key) {
-            return known.cache.clone();
+            return known.seen.lock().clone();
         }
-        let api: Api<PartialObjectMeta<Secret>> =
-            Api::namespaced(self.client.clone(), key.namespace().unwrap_or_default());
-        let fields = Some(format!("metadata.name={}", key.name()));
-        let stop = self.stop.child_token();
-        let wake = self.wake.clone();
-        let (cache, following) = follow(
-            api,
-            Selection { fields, ..Selection::default() },
-            &[],
-            |secret: PartialObjectMeta<Secret>| secret.metadata.resource_version.unwrap_or_default().into_boxed_str(),
-            move |change| wake.source_changed(&change.key),
-            stop.clone(),
-        );
-        tokio::spawn(following);
-        followed.insert(key.clone(), Followed { cache: cache.clone(), stop });
-        cache
+        let known = Followed { seen: Arc::new(Mutex::new(Seen::Unknown)), stop: self.stop.child_token() };
+        let watch = Watch {
+            api: Api::namespaced(self.client.clone(), key.namespace().unwrap_or_default()),
+            key: key.clone(),
+            seen: known.seen.clone(),
+            wake: self.wake.clone(),
+        };
+        let stop = known.stop.clone();
+        tokio::spawn(async move { stop.run_until_cancelled(watch.run()).await });
+        followed.insert(key.clone(), known);
+        Seen::Unknown
     }
 
     /// No Machine refers to it any more.
@@ -91,12 +95,96 @@ impl Sources {
 
     /// One key of a Secret, from the server. None: there is no such Secret.
     pub(crate) async fn read(&self, namespace: &str, source: &SecretSource) -> Result<Option<Read>, Failure> {
+        let key = ObjectKey::namespaced(namespace, &source.name);
         let api: Api<Secret> = Api::namespaced(self.client.clone(), namespace);
-        let target = Target::of::<Secret>(ObjectKey::namespaced(namespace, &source.name));
+        let target = Target::of::<Secret>(key.clone());
         let secret = api.get_opt(&source.name).await.map_err(|error| classify(&error, "get", &target))?;
-        Ok(secret.map(|secret| Read {
+        let read = secret.map(|secret| Read {
             version: secret.metadata.resource_version.unwrap_or_default().into(),
             bytes: secret.data.and_then(|mut data| data.remove(&source.key)).map(|bytes| SecretBytes(bytes.0)),
-        }))
+        });
+        self.looked(&key, read.as_ref().map_or(Seen::Missing, |read| Seen::Version(read.version.clone())));
+        Ok(read)
+    }
+
+    /// What a read told, unless the watch tells already.
+    fn looked(&self, key: &ObjectKey, found: Seen) {
+        if let Some(known) = self.followed.lock().get(key) {
+            let mut seen = known.seen.lock();
+            if *seen == Seen::Unknown {
+                *seen = found;
+            }
+        }
+    }
+}
+
+/// Follows one Secret.
+struct Watch {
+    api: Api<Secret>,
+    key: ObjectKey,
+    seen: Arc<Mutex<Seen>>,
+    wake: Arc<Wake>,
+}
+
+impl Watch {
+    async fn run(self) {
+        let parameters =
+            WatchParams::default().fields(&format!("metadata.name={}", self.key.name())).timeout(WATCH_SECONDS);
+        let (mut version, mut failures) = (FROM_NOW.to_owned(), 0);
+        let mut jitter = SmallRng::from_os_rng();
+        loop {
+            let watched = match self.api.watch_metadata(&parameters, &version).await {
+                Ok(events) => self.follow(events, &mut version, &mut failures).await,
+                Err(error) => Err(error),
+            };
+            let Err(error) = watched else { continue };
+            if version == FROM_NOW || matches!(&error, Error::Api(status) if status.code == GONE) {
+                // What happens until the next watch begins, nobody tells.
+                FROM_NOW.clone_into(&mut version);
+                self.saw(Seen::Unknown);
+            }
+            let failure = classify(&error, "watch", &Target::of::<Secret>(self.key.clone()));
+            tracing::warn!(
+                reason = failure.reason,
+                error = failure.message,
+                "a Secret that Machines refer to is not followed"
+            );
+            tokio::time::sleep(RETRY.delay(failures, &mut jitter)).await;
+            failures += 1;
+        }
+    }
+
+    /// Until the server ends the watch, which is no error.
+    async fn follow(
+        &self,
+        events: impl Stream<Item = Result<WatchEvent<PartialObjectMeta<Secret>>, Error>>,
+        version: &mut String,
+        failures: &mut u32,
+    ) -> Result<(), Error> {
+        let mut events = std::pin::pin!(events);
+        while let Some(event) = events.try_next().await? {
+            *failures = 0;
+            match event {
+                WatchEvent::Added(secret) | WatchEvent::Modified(secret) => {
+                    *version = secret.metadata.resource_version.unwrap_or_default();
+                    self.saw(Seen::Version(version.as_str().into()));
+                }
+                WatchEvent::Deleted(secret) => {
+                    *version = secret.metadata.resource_version.unwrap_or_default();
+                    self.saw(Seen::Missing);
+                }
+                WatchEvent::Bookmark(mark) => *version = mark.metadata.resource_version,
+                WatchEvent::Error(status) => return Err(Error::Api(status)),
+            }
+        }
+        Ok(())
+    }
+
+    fn saw(&self, now: Seen) {
+        let news = *self.seen.lock() != now;
+        *self.seen.lock() = now;
+        if news {
+            self.wake.source_changed(&self.key);
+        }
     }
 }

@@ -28,12 +28,22 @@ use crate::sources::Sources;
 /// How long progress that changes neither phase nor Ready lets more of it come.
 const COALESCE: Duration = Duration::from_millis(500);
 
+/// What the replica that leads works on.
+#[derive(Clone)]
+pub(crate) struct Queues {
+    pub(crate) machines: Queue<ObjectKey>,
+    /// NetworkConfigurations that may have lost their last user.
+    pub(crate) networks: Queue<ObjectKey>,
+}
+
 pub(crate) struct Wake {
-    queue: RwLock<Option<Queue<ObjectKey>>>,
+    queues: RwLock<Option<Queues>>,
     caches: OnceLock<Caches>,
     sources: OnceLock<Arc<Sources>>,
     /// How many Machines that are to stay name a network, by `namespace/name`.
     users: Mutex<HashMap<Box<str>, u32>>,
+    /// How many interfaces have an address, as [`crate::cache::address`] numbers them.
+    addresses: Mutex<HashMap<u64, u32>>,
     /// The claims that carry a Machine's UID; also those of disks that have left its spec.
     claims: Mutex<HashMap<u128, Vec<Box<str>>>>,
     metrics: Arc<MachineMetrics>,
@@ -42,10 +52,11 @@ pub(crate) struct Wake {
 impl Wake {
     pub(crate) fn new(metrics: Arc<MachineMetrics>) -> Arc<Self> {
         Arc::new(Self {
-            queue: RwLock::default(),
+            queues: RwLock::default(),
             caches: OnceLock::new(),
             sources: OnceLock::new(),
             users: Mutex::default(),
+            addresses: Mutex::default(),
             claims: Mutex::default(),
             metrics,
         })
@@ -72,16 +83,21 @@ impl Wake {
         let _ = self.sources.set(sources);
     }
 
-    /// A queue with every Machine in it, for a leader that begins.
-    pub(crate) fn begin(&self) -> Queue<ObjectKey> {
-        let queue = Queue::new(COALESCE);
-        *self.queue.write() = Some(queue.clone());
+    /// Queues with every Machine and every protected network in them, for a leader that begins.
+    pub(crate) fn begin(&self) -> Queues {
+        let queues = Queues { machines: Queue::new(COALESCE), networks: Queue::new(COALESCE) };
+        *self.queues.write() = Some(queues.clone());
         self.all();
-        queue
+        for (key, entry) in self.caches.get().map(|caches| caches.networks.all()).unwrap_or_default() {
+            if entry.value.protected {
+                self.network(key);
+            }
+        }
+        queues
     }
 
     pub(crate) fn end(&self) {
-        *self.queue.write() = None;
+        *self.queues.write() = None;
     }
 
     pub(crate) fn all(&self) {
@@ -89,7 +105,7 @@ impl Wake {
     }
 
     fn each(&self, wanted: impl Fn(&ObjectKey, &MachineEntry) -> bool) {
-        if self.queue.read().is_none() {
+        if self.queues.read().is_none() {
             return;
         }
         let all = self.caches.get().map(|caches| caches.machines.all()).unwrap_or_default();
@@ -101,14 +117,20 @@ impl Wake {
     }
 
     fn now(&self, key: ObjectKey) {
-        if let Some(queue) = &*self.queue.read() {
-            queue.add(key);
+        if let Some(queues) = &*self.queues.read() {
+            queues.machines.add(key);
         }
     }
 
     fn soon(&self, key: ObjectKey) {
-        if let Some(queue) = &*self.queue.read() {
-            queue.add_coalesced(key);
+        if let Some(queues) = &*self.queues.read() {
+            queues.machines.add_coalesced(key);
+        }
+    }
+
+    fn network(&self, key: ObjectKey) {
+        if let Some(queues) = &*self.queues.read() {
+            queues.networks.add(key);
         }
     }
 
@@ -138,12 +160,15 @@ impl Wake {
             (Some(old), Some(new)) if old.wants_the_same(new) => self.soon(change.key.clone()),
             _ => self.now(change.key.clone()),
         }
+        let shared = self.count_addresses(old, new);
+        if !shared.is_empty() {
+            // Who waits for an address that this one had, or has one that this one has now.
+            self.each(|_, entry| entry.addresses.iter().any(|address| shared.contains(address)));
+        }
         let Some(old) = old else { return };
-        // Who waits for an address that this one had.
-        let had = old.mac_values(&change.key);
-        let has = new.map(|new| new.mac_values(&change.key)).unwrap_or_default();
-        for value in had.iter().filter(|value| !has.contains(value)) {
-            self.by_index(MachineEntry::BY_MAC, value);
+        let named = |name: &str| new.is_some_and(|new| new.networks.iter().any(|have| **have == *name));
+        for left in old.networks.iter().filter(|name| !named(name)) {
+            self.network(ObjectKey::namespaced(change.key.namespace().unwrap_or_default(), left));
         }
         if let Some(source) =
             old.source.as_deref().filter(|name| new.and_then(|new| new.source.as_deref()) != Some(name))
@@ -171,6 +196,36 @@ impl Wake {
         }
     }
 
+    /// Returns the addresses that this change gave or took and that others have too.
+    fn count_addresses(&self, old: Option<&MachineEntry>, new: Option<&MachineEntry>) -> Vec<u64> {
+        let of = |entry: Option<&MachineEntry>| entry.map(|entry| entry.addresses.to_vec()).unwrap_or_default();
+        let (had, has) = (of(old), of(new));
+        let mut counts = self.addresses.lock();
+        let mut shared = Vec::new();
+        for address in has.iter().filter(|address| !had.contains(address)) {
+            let count = counts.entry(*address).or_default();
+            *count += 1;
+            shared.extend((*count > 1).then_some(*address));
+        }
+        for address in had.iter().filter(|address| !has.contains(address)) {
+            let left = counts.get_mut(address).map_or(0, |count| {
+                *count = count.saturating_sub(1);
+                *count
+            });
+            if left == 0 {
+                counts.remove(address);
+            } else {
+                shared.push(*address);
+            }
+        }
+        shared
+    }
+
+    /// Whether more than one interface has this address.
+    pub(crate) fn is_shared(&self, address: u64) -> bool {
+        self.addresses.lock().get(&address).is_some_and(|count| *count > 1)
+    }
+
     fn release_source(&self, key: &ObjectKey, source: &str) {
         let (Some(caches), Some(sources)) = (self.caches.get(), self.sources.get()) else { return };
         if caches.machines.by_index(MachineEntry::BY_SOURCE, &in_namespace(key, source)).is_empty() {
@@ -186,14 +241,8 @@ impl Wake {
     pub(crate) fn network_changed(&self, change: &Change<NetworkEntry>) {
         let name = in_namespace(&change.key, change.key.name());
         self.by_index(MachineEntry::BY_NETWORK, &name);
-        // Protected for nobody: any Machine of the namespace may let it go.
-        let abandoned = change.new.as_ref().is_some_and(|new| new.protected) && !self.users.lock().contains_key(&name);
-        if abandoned && let Some(caches) = self.caches.get() {
-            let keys = caches.machines.keys();
-            keys.into_iter()
-                .find(|key| key.namespace() == change.key.namespace())
-                .into_iter()
-                .for_each(|key| self.now(key));
+        if change.new.as_ref().is_some_and(|new| new.protected) {
+            self.network(change.key.clone());
         }
     }
 

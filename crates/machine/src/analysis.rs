@@ -3,9 +3,11 @@
 
 use api::machine::{LABEL_MACHINE, LABEL_MACHINE_UID, machine_reason as reason};
 
-use crate::observed::{Observed, SourceView, StorageClassView};
+use crate::changes::{Kind, NO_EXPANSION, Refusal, rule_of};
+use crate::observed::{ClaimView, Observed, SourceView, StorageClassView};
 use crate::problem::Problem;
 use crate::quantity::Quantity;
+use crate::render::claim::source_digest;
 use crate::render::cloud_init::secret_name;
 use crate::resolve::{Content, Resolved, ResolvedDisk, Source, resolve};
 
@@ -15,11 +17,16 @@ pub(crate) struct Analysis {
     /// Nothing is made while there is one.
     pub(crate) problem: Option<Problem>,
     /// Changes that can never be made; everything else of the edit still applies.
-    pub(crate) refused: Vec<String>,
+    pub(crate) refused: Vec<Refusal>,
+}
+
+/// The parts of the spec that can never become true, whatever else does.
+pub fn refusals(observed: &Observed) -> Vec<Refusal> {
+    analyse(observed).refused
 }
 
 pub(crate) fn analyse(observed: &Observed) -> Analysis {
-    let resolved = match resolve(&observed.machine) {
+    let mut resolved = match resolve(&observed.machine) {
         Ok(resolved) => resolved,
         Err(problem) => return Analysis { resolved: None, problem: Some(problem), refused: Vec::new() },
     };
@@ -34,7 +41,7 @@ pub(crate) fn analyse(observed: &Observed) -> Analysis {
         missing_kubevirt,
     ];
     let problem = checks.iter().find_map(|check| check(observed, &resolved));
-    let refused = resolved.disks.iter().filter_map(|disk| refused_change(observed, disk)).collect();
+    let refused = resolved.disks.iter_mut().flat_map(|disk| refused_changes(observed, disk)).collect();
     Analysis { resolved: Some(resolved), problem, refused }
 }
 
@@ -171,7 +178,17 @@ fn missing_cdi(observed: &Observed, resolved: &Resolved) -> Option<Problem> {
 
 fn missing_source(observed: &Observed, resolved: &Resolved) -> Option<Problem> {
     let source = resolved.cloud_init.as_ref()?.source.as_ref()?;
-    let message = match observed.source {
+    let message = match &observed.source {
+        SourceView::Forbidden(words) => {
+            return Some(Problem::pending(
+                reason::PERMISSION_MISSING,
+                format!(
+                    "cloudInit.secretRef: the Secret {} cannot be read: {words}; grant that to the operator's service \
+                     account (config/rbac does), and this Machine goes on by itself",
+                    source.name
+                ),
+            ));
+        }
         SourceView::SecretMissing => {
             format!("cloudInit.secretRef: there is no Secret {} in this namespace; create it", source.name)
         }
@@ -195,25 +212,51 @@ fn missing_kubevirt(observed: &Observed, _: &Resolved) -> Option<Problem> {
     })
 }
 
-/// What can never change about a claim that exists.
-fn refused_change(observed: &Observed, disk: &ResolvedDisk) -> Option<String> {
-    let Content::Claim { claim, size, storage_class, .. } = &disk.content else { return None };
-    let view = observed.claims.get(claim)?;
-    let requested = Quantity::parse(&view.requested)?;
-    if size.bytes() < requested.bytes() {
-        return Some(format!("disk {} cannot shrink from {} to {size}; set it back", disk.name, view.requested));
+/// What can never change about a claim that exists. The disk goes on as the claim is.
+fn refused_changes(observed: &Observed, disk: &mut ResolvedDisk) -> Vec<Refusal> {
+    let Content::Claim { claim, size, storage_class, access_mode, volume_mode, source, .. } = &mut disk.content else {
+        return Vec::new();
+    };
+    let Some(view) = observed.claims.get(claim) else { return Vec::new() };
+    let name = &disk.name;
+    let refuse = |part: &str, change: Kind, from: &str, to: &str| {
+        let field = format!("spec.disks[{name}].{part}");
+        let why = rule_of(&field, change).map_or("", |rule| rule.why);
+        Refusal { reason: format!("it cannot go from {from} to {to}, because {why}; set it back"), field }
+    };
+    let mut refused = Vec::new();
+    let requested = Quantity::parse(&view.requested);
+    if let Some(requested) = requested {
+        if size.bytes() < requested.bytes() {
+            refused.push(refuse("size", Kind::Shrinks, &view.requested, &size.to_string()));
+        }
+        if size.bytes() > requested.bytes() && !may_grow(observed, class_of(view)) {
+            let (field, from) = (format!("spec.disks[{name}].size"), &view.requested);
+            let reason = format!("it cannot go from {from} to {size}, because {NO_EXPANSION}; set it back");
+            refused.push(Refusal { field, reason });
+        }
     }
-    let current = view.storage_class.as_deref().unwrap_or_default();
-    if let Some(class) = storage_class.as_deref().filter(|class| *class != "default" && *class != current) {
-        return Some(format!("disk {} cannot move from StorageClass {current} to {class}; set it back", disk.name));
+    if let Some(class) = storage_class.as_deref().filter(|class| *class != "default" && *class != class_of(view)) {
+        refused.push(refuse("storageClass", Kind::Any, class_of(view), class));
     }
-    let expands = may_grow(observed, current);
-    (size.bytes() > requested.bytes() && !expands).then(|| {
-        format!(
-            "disk {} cannot grow: the StorageClass {current} does not allow expansion; set it back to {}",
-            disk.name, view.requested
-        )
-    })
+    if *access_mode != view.access_mode {
+        refused.push(refuse("accessMode", Kind::Any, &view.access_mode, access_mode));
+        // Whether the guest may write to the disk follows the claim.
+        access_mode.clone_from(&view.access_mode);
+    }
+    if *volume_mode != view.volume_mode {
+        refused.push(refuse("volumeMode", Kind::Any, &view.volume_mode, volume_mode));
+    }
+    // What is not known to have been another source is not refused.
+    let is_noted = view.source.as_deref() != Some("");
+    if is_noted && source.as_ref().map(source_digest) != view.source {
+        refused.push(refuse("source", Kind::Any, "what it was filled with", "another"));
+    }
+    refused
+}
+
+fn class_of(view: &ClaimView) -> &str {
+    view.storage_class.as_deref().unwrap_or_default()
 }
 
 /// A class that is gone cannot say no; then the storage decides.

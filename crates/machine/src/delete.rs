@@ -2,13 +2,14 @@
 //! network references, then the finalizer. It needs nothing of what the Machine refers to, so it works when the template,
 //! the Secret, the networks, the classes or KubeVirt itself are gone.
 
-use api::machine::{LABEL_MACHINE_UID, LABEL_ON_DELETE, NetworkConfiguration, ON_DELETE_RETAIN};
+use api::machine::{LABEL_MACHINE_UID, LABEL_ON_DELETE, ON_DELETE_RETAIN};
 use api::{Body, Plan, Propagation, Step, Target, Wait, Write};
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use serde_json::json;
 
-use crate::observed::{NetworkView, Observed};
+use crate::observed::Observed;
 use crate::plan::{has_finalizer, virtual_machine_resource};
+use crate::release::release;
 
 pub(crate) mod step {
     pub(crate) const VIRTUAL_MACHINE: &str = "deletion of the VirtualMachine";
@@ -68,21 +69,13 @@ fn claims(observed: &Observed) -> Step {
     step
 }
 
-/// A NetworkConfiguration may go when its last user has.
+/// A NetworkConfiguration may go when its last user has. The next step may be the end of the last Machine, so it is done
+/// before that; whatever leaves a network in another way is found by [`crate::release`].
 fn networks(observed: &Observed) -> Step {
     let mut step = Step::new(step::NETWORKS);
-    step.writes.extend(observed.networks.iter().filter_map(|(name, network)| released(observed, name, network)));
+    let last = observed.networks.iter().filter(|(_, network)| network.protected && !network.other_users);
+    step.writes.extend(last.map(|(name, network)| release(&observed.key(name), &network.uid)));
     step
-}
-
-/// What we applied to a NetworkConfiguration was only the finalizer; applying nothing takes it back. None while another
-/// Machine names it.
-pub(crate) fn released(observed: &Observed, name: &str, network: &NetworkView) -> Option<Write> {
-    (network.protected && !network.other_users).then(|| Write::Apply {
-        target: Target::of::<NetworkConfiguration>(observed.key(name)),
-        uid: network.uid.clone(),
-        body: Body::from(json!({"metadata": {}})),
-    })
 }
 
 /// What we applied before was only the finalizer; applying nothing takes it back.

@@ -2,19 +2,24 @@
 //!
 //! No client, no async, no clock, no randomness may enter here: a decision can then be replayed in a test, tried by the
 //! thousand, and shown before it is carried out. The order of reading is `resolve` (what is meant), `render` (the objects
-//! that it becomes), `analysis` (what stands in the way), `plan` and `delete` (what to write now) and `report` (what to
-//! say about it).
+//! that it becomes), `analysis` (what stands in the way), `changes` (when an edit takes effect), `plan` and `delete` (what
+//! to write now) and `report` (what to say about it).
 
 mod analysis;
+pub mod changes;
 mod delete;
+pub mod guest;
+pub mod macs;
 pub mod observed;
 mod plan;
 mod problem;
 mod quantity;
+pub mod release;
 pub mod render;
 mod report;
 pub mod resolve;
 
+pub use analysis::refusals;
 pub use observed::Observed;
 pub use plan::{
     import_source_resource, network_attachment_resource, owns, plan, virtual_machine_instance_resource,

@@ -13,7 +13,7 @@ pub struct Observed {
     pub machine: Machine,
     pub installed: Installed,
     pub storage_classes: Vec<StorageClassView>,
-    /// The NetworkConfigurations that the Machine names, and those that are protected although no Machine names them.
+    /// The NetworkConfigurations that the Machine names.
     pub networks: BTreeMap<String, NetworkView>,
     /// NetworkAttachmentDefinitions of those names.
     pub attachments: BTreeMap<String, AttachmentView>,
@@ -56,7 +56,7 @@ pub struct NetworkView {
     /// Its finalizers include ours.
     pub protected: bool,
     pub deleting: bool,
-    /// Other Machines that name it.
+    /// Other Machines that are to stay name it.
     pub other_users: bool,
 }
 
@@ -64,6 +64,7 @@ pub struct NetworkView {
 pub struct AttachmentView {
     pub uid: String,
     pub controller_uid: Option<String>,
+    pub labels: BTreeMap<String, String>,
     pub config: String,
 }
 
@@ -84,6 +85,8 @@ pub struct SecretView {
     pub content: Option<String>,
     /// Somebody else has written its data since.
     pub tampered: bool,
+    /// The guest that ran when the data was changed, and the digest of what it had begun with.
+    pub began_with: Option<String>,
 }
 
 /// The Secret that `cloudInit.secretRef` names.
@@ -93,6 +96,8 @@ pub enum SourceView {
     NotNeeded,
     SecretMissing,
     KeyMissing,
+    /// The operator may not read it; the server's words.
+    Forbidden(String),
     /// Its bytes, read because they are needed.
     Read(SecretBytes),
     /// Not read: it has not changed since the cloud-init Secret was written with this digest.
@@ -106,6 +111,10 @@ pub struct ClaimView {
     pub phase: String,
     pub requested: String,
     pub storage_class: Option<String>,
+    pub access_mode: String,
+    pub volume_mode: String,
+    /// What it was filled with, as [`crate::render::claim::source_digest`] says it; empty if that was not noted.
+    pub source: Option<String>,
     pub deleting: bool,
 }
 
@@ -126,7 +135,7 @@ pub struct VmView {
     pub failure: Option<String>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct VmiView {
     pub uid: String,
     pub phase: String,
@@ -136,6 +145,8 @@ pub struct VmiView {
     pub migrating: bool,
     /// The VM's generation that it was started from.
     pub vm_generation: Option<i64>,
+    /// What it was started with, as [`crate::guest::essence`] leaves it.
+    pub spec: Value,
     /// Why its pod cannot be scheduled, in the scheduler's words.
     pub unschedulable: Option<String>,
     /// Why virt-controller could not make its pod.

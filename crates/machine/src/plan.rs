@@ -3,16 +3,16 @@
 
 use std::collections::BTreeMap;
 
-use api::machine::{
-    ANNOTATION_CONTENT, FINALIZER_MACHINE, FINALIZER_NETWORK, LABEL_MACHINE_UID, Machine, NetworkConfiguration,
-};
+use api::machine::{ANNOTATION_BEGAN_WITH, ANNOTATION_CONTENT, FINALIZER_MACHINE, LABEL_MACHINE_UID, Machine};
 use api::{ApiResource, Body, ObjectKey, Operation, Plan, Propagation, Step, Target, Write};
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Secret};
 use serde_json::{Value, json};
 
 use crate::analysis::{Analysis, analyse, may_grow, storage_class_of};
-use crate::observed::{Observed, SourceView};
+use crate::changes::began_with;
+use crate::observed::{Observed, SecretView, SourceView};
 use crate::quantity::Quantity;
+use crate::release::protect;
 use crate::render::{self, claim, cloud_init, network, vm};
 use crate::resolve::{Content, Resolved};
 
@@ -110,17 +110,10 @@ fn networks(observed: &Observed, resolved: &Resolved) -> Vec<Write> {
     let mut writes = Vec::new();
     let names: std::collections::BTreeSet<&str> =
         resolved.networks.iter().filter_map(|network| network.configuration()).collect();
-    // Those that an edit left behind.
-    let left = observed.networks.iter().filter(|(name, _)| !names.contains(name.as_str()));
-    writes.extend(left.filter_map(|(name, network)| crate::delete::released(observed, name, network)));
     for name in names {
         let Some(view) = observed.networks.get(name) else { continue };
         if !view.protected {
-            writes.push(Write::Apply {
-                target: Target::of::<NetworkConfiguration>(observed.key(name)),
-                uid: view.uid.clone(),
-                body: Body::from(json!({"metadata": {"finalizers": [FINALIZER_NETWORK]}})),
-            });
+            writes.push(protect(&observed.key(name), &view.uid));
         }
         let target = Target::new(network_attachment_resource(), observed.key(name));
         match observed.attachments.get(name) {
@@ -129,12 +122,16 @@ fn networks(observed: &Observed, resolved: &Resolved) -> Vec<Write> {
                 // Somebody else's: asking for the name anew makes the executor say whose.
                 writes.push(Write::Create { target, body: Body::from(network::render(name, view)) });
             }
-            Some(attachment) if attachment.config != network::config(name, view) => writes.push(Write::Patch {
-                target,
-                uid: attachment.uid.clone(),
-                operations: vec![Operation::set("/spec", network::spec(name, view))],
-            }),
-            Some(_) => {}
+            Some(attachment) => {
+                let labels = missing(&network::labels(), &attachment.labels);
+                let mut operations: Vec<Operation> = set_labels(&labels, &attachment.labels).collect();
+                if attachment.config != network::config(name, view) {
+                    operations.push(Operation::set("/spec", network::spec(name, view)));
+                }
+                if !operations.is_empty() {
+                    writes.push(Write::Patch { target, uid: attachment.uid.clone(), operations });
+                }
+            }
         }
     }
     writes
@@ -164,17 +161,25 @@ fn secret(observed: &Observed, resolved: &Resolved) -> Option<Write> {
     if !matches!(observed.source, SourceView::Unchanged(_)) {
         let given = machine.spec.cloud_init.clone().unwrap_or_default();
         operations.push(Operation::set("/data", cloud_init::data(&given, source)));
-        operations.push(match view.content {
-            Some(_) => Operation::set(
-                format!("/metadata/annotations/{}", Operation::escape(ANNOTATION_CONTENT)),
-                digest.into(),
-            ),
-            // Somebody removed the annotations with ours in them.
-            None => Operation::set("/metadata/annotations", json!({ANNOTATION_CONTENT: digest})),
-        });
+        operations.extend(content_annotations(observed, view, digest));
     }
     operations.extend(set_labels(&labels, &view.labels));
     (!operations.is_empty()).then(|| Write::Patch { target, uid: view.uid.clone(), operations })
+}
+
+/// The new digest, and with it, while a guest runs, the one that it began with: the guest does not see the change.
+fn content_annotations(observed: &Observed, view: &SecretView, digest: String) -> Vec<Operation> {
+    let set = |key: &str, value: String| {
+        Operation::set(format!("/metadata/annotations/{}", Operation::escape(key)), value.into())
+    };
+    let Some(before) = &view.content else {
+        // Somebody removed the annotations with ours in them.
+        return vec![Operation::set("/metadata/annotations", json!({ANNOTATION_CONTENT: digest}))];
+    };
+    let guest = observed.vmi.as_ref().filter(|vmi| vmi.phase == "Running" && *before != digest);
+    let unnoted = guest.filter(|vmi| began_with(view, &vmi.uid).is_none());
+    let note = unnoted.map(|vmi| set(ANNOTATION_BEGAN_WITH, format!("{} {before}", vmi.uid)));
+    std::iter::once(set(ANNOTATION_CONTENT, digest)).chain(note).collect()
 }
 
 fn import_source(observed: &Observed, content: &Content) -> Option<Write> {

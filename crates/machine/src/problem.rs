@@ -1,5 +1,7 @@
 //! Why a Machine cannot become what it says, in words that tell what to do.
 
+use api::Failure;
+
 /// Something that only a change by somebody else can end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
@@ -21,16 +23,23 @@ pub enum ProblemKind {
     Creating,
 }
 
+/// What a user wrote may be quoted, and may be of any length.
+const MESSAGE_LIMIT: usize = 1024;
+
 impl Problem {
+    fn new(reason: &'static str, message: &str, kind: ProblemKind) -> Self {
+        Problem { reason, message: Failure::bounded(message, MESSAGE_LIMIT).into_owned(), kind }
+    }
+
     pub(crate) fn failed(reason: &'static str, message: impl Into<String>) -> Self {
-        Problem { reason, message: message.into(), kind: ProblemKind::Failed }
+        Self::new(reason, &message.into(), ProblemKind::Failed)
     }
 
     pub(crate) fn creating(reason: &'static str, message: impl Into<String>) -> Self {
-        Problem { reason, message: message.into(), kind: ProblemKind::Creating }
+        Self::new(reason, &message.into(), ProblemKind::Creating)
     }
 
     pub(crate) fn pending(reason: &'static str, message: impl Into<String>) -> Self {
-        Problem { reason, message: message.into(), kind: ProblemKind::Pending }
+        Self::new(reason, &message.into(), ProblemKind::Pending)
     }
 }

@@ -24,6 +24,10 @@ pub const FINALIZER_NETWORK: &str = "networkconfiguration.vitistack.io/in-use";
 
 /// A digest of what the cloud-init Secret should hold, on the Secret.
 pub const ANNOTATION_CONTENT: &str = "vitistack.io/content";
+/// On the cloud-init Secret, when it was changed under a running guest: the guest's UID and the digest that it began with.
+pub const ANNOTATION_BEGAN_WITH: &str = "vitistack.io/guest-began-with";
+/// On a claim: a digest of what it was filled with.
+pub const ANNOTATION_SOURCE: &str = "vitistack.io/source";
 
 /// The reserved name of the cloud-init volume and disk.
 pub const CLOUD_INIT_DISK: &str = "cloudinitdisk";

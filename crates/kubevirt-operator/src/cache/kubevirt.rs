@@ -5,6 +5,7 @@
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::core::DynamicObject;
+use machine::guest::essence;
 use machine::observed::{VmView, VmiView};
 use machine::render::vm::without_defaults;
 use runtime::watch::{Entry, controller_uid};
@@ -39,6 +40,8 @@ const PHASES: &[&str] =
     &["Running", "Pending", "Scheduling", "Scheduled", "Succeeded", "Failed", "WaitingForSync", "", "Unknown"];
 
 const MESSAGE_LIMIT: usize = 1024;
+/// More than any Machine's guest needs. Of a bigger one, which is not ours, nothing is known.
+const SPEC_LIMIT: usize = 16 * 1024;
 const ADDRESSES: usize = 32;
 const ADDRESS_LIMIT: usize = 64;
 const VM_GENERATION: &str = "kubevirt.io/vm-generation";
@@ -111,6 +114,7 @@ pub(crate) struct VmiEntry {
     paused: bool,
     migrating: bool,
     vm_generation: Option<i64>,
+    spec: Squeezed,
     unschedulable: Option<Box<str>>,
     failure: Option<Box<str>>,
     deleting: bool,
@@ -128,6 +132,7 @@ impl VmiEntry {
             paused: condition(status, "Paused", "True").is_some(),
             migrating: migrating(status),
             vm_generation: vm_generation(&vmi.metadata),
+            spec: Squeezed::of(&essence(vmi.data.get("spec").unwrap_or(&Value::Null))).at_most(SPEC_LIMIT),
             unschedulable: unschedulable.map(message),
             failure: condition(status, "Synchronized", "False").map(message),
             deleting: vmi.metadata.deletion_timestamp.is_some(),
@@ -145,6 +150,7 @@ impl VmiEntry {
             paused: vmi.paused,
             migrating: vmi.migrating,
             vm_generation: vmi.vm_generation,
+            spec: vmi.spec.read().unwrap_or_default(),
             unschedulable: owned(&vmi.unschedulable),
             failure: owned(&vmi.failure),
             deleting: vmi.deleting,
@@ -231,6 +237,24 @@ mod tests {
         assert_eq!(entry.addresses.len(), ADDRESSES);
         assert!(entry.addresses.iter().all(|address| address.len() <= ADDRESS_LIMIT));
         assert!(entry.failure.unwrap().len() <= MESSAGE_LIMIT);
+        let noise: String = (0..100_000_u64).map(|n| format!("{:x}", n.wrapping_mul(0x9E37_79B9_7F4A_7C15))).collect();
+        let entry = VmiEntry::prune(object(json!({"spec": {"volumes": [{"name": noise}]}})));
+        assert_eq!(entry.spec, Squeezed::default());
+    }
+
+    /// Ten thousand of these are kept.
+    #[test]
+    fn what_a_guest_was_started_with_is_small() {
+        let machine: api::machine::Machine = serde_json::from_value(json!({
+            "apiVersion": "vitistack.io/v1alpha1", "kind": "Machine",
+            "metadata": {"name": "web-server-0001", "namespace": "shop", "uid": "5e6f5d0a-52a5-4a7c-9d38-2f1f0f6f3d11"},
+            "spec": {"template": "medium", "cloudInit": {"userData": "#cloud-config"}},
+        }))
+        .unwrap();
+        let spec = machine::render::vm::spec(&machine, &machine::resolve::resolve(&machine).unwrap());
+        let vmi = VmiEntry::prune(object(json!({"spec": spec.pointer("/template/spec").unwrap()})));
+        let size = vmi.spec.len();
+        assert!(size < 300, "{size} bytes");
     }
 
     #[test]

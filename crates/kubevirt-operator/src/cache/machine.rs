@@ -1,8 +1,11 @@
 //! What is kept of a Machine: all of it but its managed fields, squeezed, because most Machines are at rest most of
 //! the time; and, ready for use, the few things that changes of other objects are mapped by.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
+
 use api::ObjectKey;
 use api::machine::{LABEL_TEMPLATE, Machine, POD_NETWORK, condition_type, phase};
+use machine::macs;
 use machine::resolve::{resolve, template_names};
 
 use super::packed::{Labels, Squeezed, known};
@@ -24,15 +27,15 @@ pub(crate) struct MachineEntry {
     pub(crate) deleting: bool,
     /// NetworkConfigurations that it names.
     pub(crate) networks: Box<[Box<str>]>,
-    /// `network/address` of its interfaces, where two of the same could meet.
-    macs: Box<[Box<str>]>,
+    /// Its addresses, each with its place, as [`address`] makes one number of them: there are as many as there are
+    /// Machines, and two of the same are rare.
+    pub(crate) addresses: Box<[u64]>,
     /// The Secret that its cloud-init refers to.
     pub(crate) source: Option<Box<str>>,
 }
 
 impl MachineEntry {
     pub(crate) const BY_NETWORK: &str = "network";
-    pub(crate) const BY_MAC: &str = "mac";
     pub(crate) const BY_SOURCE: &str = "source";
 
     pub(crate) fn prune(mut machine: Machine) -> Self {
@@ -63,7 +66,7 @@ impl MachineEntry {
             ready: conditions.into_iter().any(|have| have.type_ == condition_type::READY && have.status == "True"),
             deleting: machine.metadata.deletion_timestamp.is_some(),
             networks: networks.into(),
-            macs: macs(&machine),
+            addresses: addresses(&machine),
             source: spec
                 .cloud_init
                 .as_ref()
@@ -85,17 +88,11 @@ impl MachineEntry {
         self.generation == newer.generation && self.deleting == newer.deleting && self.labels == newer.labels
     }
 
-    pub(crate) fn indexes() -> [(&'static str, runtime::watch::IndexFn<Self>); 3] {
+    pub(crate) fn indexes() -> [(&'static str, runtime::watch::IndexFn<Self>); 2] {
         [
             (Self::BY_NETWORK, |key, entry| entry.networks.iter().map(|name| in_namespace(key, name)).collect()),
-            (Self::BY_MAC, |key, entry| entry.macs.iter().map(|mac| in_namespace(key, mac)).collect()),
             (Self::BY_SOURCE, |key, entry| entry.source.iter().map(|name| in_namespace(key, name)).collect()),
         ]
-    }
-
-    /// Under what an index has the interfaces of this Machine.
-    pub(crate) fn mac_values(&self, key: &ObjectKey) -> Vec<Box<str>> {
-        self.macs.iter().map(|mac| in_namespace(key, mac)).collect()
     }
 }
 
@@ -104,18 +101,17 @@ pub(crate) fn in_namespace(key: &ObjectKey, what: &str) -> Box<str> {
     format!("{}/{what}", key.namespace().unwrap_or_default()).into()
 }
 
-pub(crate) fn mac_value(key: &ObjectKey, network: &str, mac: &str) -> Box<str> {
-    in_namespace(key, &format!("{network}/{mac}"))
+/// A MAC address on a network of a namespace. Should two fall together, their Machines are compared once more than needed.
+pub(crate) fn address(namespace: &str, network: &str, mac: &str) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    (namespace, network, mac).hash(&mut hasher);
+    hasher.finish()
 }
 
-/// On the pod network each guest is alone behind its own address translation: two derived addresses never meet there,
-/// and a thousand Machines without networks cost nothing here.
-fn macs(machine: &Machine) -> Box<[Box<str>]> {
+fn addresses(machine: &Machine) -> Box<[u64]> {
     let Ok(resolved) = resolve(machine) else { return Box::default() };
-    let given =
-        |name: &str| machine.spec.networks.iter().any(|network| network.name == name && network.mac_address.is_some());
-    let all = resolved.networks.iter().filter(|network| network.configuration().is_some() || given(&network.name));
-    all.map(|network| format!("{}/{}", network.configuration().unwrap_or(POD_NETWORK), network.mac).into()).collect()
+    let namespace = machine.metadata.namespace.as_deref().unwrap_or_default();
+    macs::addresses(&resolved).map(|(network, mac)| address(namespace, network, mac)).collect()
 }
 
 /// For the metrics: one of the built-in names, or what else there can be.
@@ -168,18 +164,17 @@ mod tests {
     }
 
     #[test]
-    fn interfaces_that_could_meet_are_indexed() {
-        let key = ObjectKey::namespaced("ns", "vm");
+    fn every_address_is_known_given_or_derived() {
         let alone = MachineEntry::prune(machine(&json!({"template": "small"})));
-        assert!(alone.mac_values(&key).is_empty());
+        let derived = ::machine::resolve::derived_mac("u", "default");
+        assert_eq!(*alone.addresses, [address("ns", "pod", &derived)]);
         let bridged = MachineEntry::prune(machine(&json!({"template": "small", "networks": [
             {"name": "a", "networkName": "prod", "macAddress": "52:54:00:12:34:AB"},
             {"name": "b", "networkName": "prod"},
             {"name": "c", "networkName": "pod"},
         ]})));
-        let values = bridged.mac_values(&key);
-        assert_eq!(values.len(), 2);
-        assert_eq!(&*values[0], "ns/prod/52:54:00:12:34:ab");
+        assert_eq!(bridged.addresses.len(), 3);
+        assert_eq!(bridged.addresses[0], address("ns", "prod", "52:54:00:12:34:ab"));
         assert_eq!(bridged.networks.iter().map(|name| &**name).collect::<Vec<_>>(), ["prod"]);
     }
 

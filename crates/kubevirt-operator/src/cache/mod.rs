@@ -30,7 +30,7 @@ use runtime::watch::{Cache, Change, Entry, IndexFn, Listing, Selection, follow};
 use serde::de::DeserializeOwned;
 
 pub(crate) use self::kubevirt::{STATUSES, VmEntry, VmiEntry};
-pub(crate) use self::machine::{MachineEntry, in_namespace, mac_value};
+pub(crate) use self::machine::{MachineEntry, address, in_namespace};
 pub(crate) use self::neighbours::{AttachmentEntry, ClaimEntry, ClassEntry, ImportEntry, NetworkEntry, SecretEntry};
 use crate::wake::Wake;
 
@@ -66,7 +66,7 @@ impl Caches {
                 "networkconfigurations",
                 place.dynamic(&ApiResource::erase::<NetworkConfiguration>(&())),
                 Selection::default(),
-                &NetworkEntry::indexes(),
+                &[],
                 NetworkEntry::prune,
                 wake.on(Wake::network_changed),
             ),

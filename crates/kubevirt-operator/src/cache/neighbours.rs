@@ -2,7 +2,10 @@
 
 #![expect(clippy::needless_pass_by_value, reason = "a cache hands over what it read")]
 
-use api::machine::{ANNOTATION_CONTENT, FINALIZER_NETWORK, LABEL_MACHINE, LABEL_MACHINE_UID, MANAGED_BY};
+use api::machine::{
+    ANNOTATION_BEGAN_WITH, ANNOTATION_CONTENT, ANNOTATION_SOURCE, FINALIZER_NETWORK, LABEL_MACHINE, LABEL_MACHINE_UID,
+    MANAGED_BY,
+};
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Secret};
 use k8s_openapi::api::storage::v1::StorageClass;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -21,6 +24,10 @@ fn string(text: Option<&str>) -> Option<String> {
     text.map(str::to_owned)
 }
 
+fn annotation(metadata: &ObjectMeta, name: &str) -> Option<Box<str>> {
+    owned(metadata.annotations.as_ref()?.get(name).map(String::as_str))
+}
+
 fn created(metadata: &ObjectMeta) -> i64 {
     metadata.creation_timestamp.as_ref().map_or(0, |time| time.0.as_second())
 }
@@ -31,10 +38,15 @@ pub(crate) struct ClaimEntry {
     pub(crate) phase: &'static str,
     requested: Box<str>,
     pub(crate) storage_class: Option<Box<str>>,
+    access_mode: &'static str,
+    volume_mode: &'static str,
+    source: Option<Box<str>>,
     deleting: bool,
     /// In seconds since 1970.
     pub(crate) created: i64,
 }
+
+const ACCESS_MODES: &[&str] = &["ReadWriteOnce", "ReadWriteMany", "ReadOnlyMany", "ReadWriteOncePod", ""];
 
 impl ClaimEntry {
     pub(crate) const BOUND: &str = "Bound";
@@ -48,6 +60,10 @@ impl ClaimEntry {
             phase: known(&["Pending", Self::BOUND, "Lost", ""], &phase),
             requested: requests.get("storage").map(|quantity| quantity.0.as_str()).unwrap_or_default().into(),
             storage_class: owned(spec.storage_class_name.as_deref()),
+            access_mode: known(ACCESS_MODES, spec.access_modes.iter().flatten().next().map_or("", String::as_str)),
+            volume_mode: known(&["Filesystem", "Block", ""], spec.volume_mode.as_deref().unwrap_or("Filesystem")),
+            source: annotation(&claim.metadata, ANNOTATION_SOURCE)
+                .or_else(|| spec.data_source_ref.as_ref().map(|_| Box::default())),
             deleting: claim.metadata.deletion_timestamp.is_some(),
             created: created(&claim.metadata),
         }
@@ -61,6 +77,9 @@ impl ClaimEntry {
             phase: claim.phase.to_owned(),
             requested: claim.requested.to_string(),
             storage_class: string(claim.storage_class.as_deref()),
+            access_mode: claim.access_mode.to_owned(),
+            volume_mode: claim.volume_mode.to_owned(),
+            source: string(claim.source.as_deref()),
             deleting: claim.deleting,
         }
     }
@@ -84,6 +103,7 @@ pub(crate) struct SecretEntry {
     labels: Labels,
     content: Option<Box<str>>,
     tampered: bool,
+    began_with: Option<Box<str>>,
 }
 
 impl SecretEntry {
@@ -92,12 +112,9 @@ impl SecretEntry {
         Self {
             controller_uid: owned(controller_uid(metadata)),
             labels: Labels::of(metadata),
-            content: metadata
-                .annotations
-                .as_ref()
-                .and_then(|all| all.get(ANNOTATION_CONTENT))
-                .map(|text| text.as_str().into()),
+            content: annotation(metadata, ANNOTATION_CONTENT),
             tampered: has_foreign_data(metadata),
+            began_with: annotation(metadata, ANNOTATION_BEGAN_WITH),
         }
     }
 
@@ -109,6 +126,7 @@ impl SecretEntry {
             labels: secret.labels.to_map(),
             content: string(secret.content.as_deref()),
             tampered: secret.tampered,
+            began_with: string(secret.began_with.as_deref()),
         }
     }
 
@@ -134,8 +152,6 @@ pub(crate) struct NetworkEntry {
 }
 
 impl NetworkEntry {
-    pub(crate) const PROTECTED: &str = "protected";
-
     /// Other components of Viti Stack own the rest of its spec: whatever they put there, it is read.
     pub(crate) fn prune(network: DynamicObject) -> Self {
         let spec = network.data.get("spec").unwrap_or(&Value::Null);
@@ -160,31 +176,30 @@ impl NetworkEntry {
             other_users,
         }
     }
-
-    /// Those that hold our finalizer, by namespace.
-    pub(crate) fn indexes() -> [(&'static str, runtime::watch::IndexFn<Self>); 1] {
-        [(Self::PROTECTED, |key, entry| {
-            entry.protected.then(|| key.namespace().unwrap_or_default().into()).into_iter().collect()
-        })]
-    }
 }
 
 #[derive(Debug, PartialEq)]
 pub(crate) struct AttachmentEntry {
     controller_uid: Option<Box<str>>,
+    labels: Labels,
     config: Box<str>,
 }
 
 impl AttachmentEntry {
     pub(crate) fn prune(attachment: DynamicObject) -> Self {
         let config = attachment.data.pointer("/spec/config").and_then(Value::as_str).unwrap_or_default();
-        Self { config: config.into(), controller_uid: owned(controller_uid(&attachment.metadata)) }
+        Self {
+            config: config.into(),
+            controller_uid: owned(controller_uid(&attachment.metadata)),
+            labels: Labels::of(&attachment.metadata),
+        }
     }
 
     pub(crate) fn view(entry: &Entry<Self>) -> AttachmentView {
         AttachmentView {
             uid: entry.uid.to_string(),
             controller_uid: string(entry.value.controller_uid.as_deref()),
+            labels: entry.value.labels.to_map(),
             config: entry.value.config.to_string(),
         }
     }

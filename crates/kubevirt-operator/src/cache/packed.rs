@@ -24,6 +24,15 @@ impl Squeezed {
         Self(written.unwrap_or_default().into())
     }
 
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Nothing, if it is bigger than that.
+    pub(crate) fn at_most(self, limit: usize) -> Self {
+        if self.len() > limit { Self::default() } else { self }
+    }
+
     pub(crate) fn read<T: DeserializeOwned>(&self) -> Result<T, serde_json::Error> {
         let mut json = Vec::with_capacity(self.0.len() * 4);
         let inflated = DeflateDecoder::new(&*self.0).read_to_end(&mut json);

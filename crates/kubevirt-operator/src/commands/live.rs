@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Result, bail};
-use api::machine::{LABEL_MACHINE_UID, Machine, NetworkConfiguration};
-use api::{ApiResource, ObjectKey, Target, reason};
+use api::machine::{LABEL_MACHINE_UID, Machine, NetworkConfiguration, POD_NETWORK};
+use api::{ApiResource, Class, ObjectKey, Target, reason};
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Secret};
 use k8s_openapi::api::storage::v1::StorageClass;
 use k8s_openapi::jiff::Timestamp;
@@ -16,10 +16,10 @@ use machine::observed::{Installed, SourceView};
 use machine::render::cloud_init::{SecretBytes, secret_name};
 use machine::resolve::{Content, Resolved, SecretSource, resolve};
 use machine::{
-    Observed, import_source_resource, network_attachment_resource, virtual_machine_instance_resource,
+    Observed, import_source_resource, macs, network_attachment_resource, virtual_machine_instance_resource,
     virtual_machine_resource,
 };
-use runtime::pass::Executor;
+use runtime::pass::{Executor, classify};
 use runtime::watch::Entry;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -111,7 +111,8 @@ impl Live {
         let vmi = self.find(virtual_machine_instance_resource(), key.clone(), VmiEntry::prune);
         let (secret, vm, vmi) = (secret.await?, vm.await?, vmi.await?);
         let (mut networks, mut attachments, mut multus) = (BTreeMap::new(), BTreeMap::new(), true);
-        for name in machine.spec.networks.iter().map(|network| &network.network_name) {
+        let named = machine.spec.networks.iter().map(|network| &network.network_name);
+        for name in named.filter(|name| *name != POD_NETWORK) {
             let resource = ApiResource::erase::<NetworkConfiguration>(&());
             let network = self.find(resource, beside(name), NetworkEntry::prune).await?;
             networks.extend(network.view(|entry| (name.clone(), NetworkEntry::view(entry, false))));
@@ -131,10 +132,21 @@ impl Live {
             import_sources,
             vm: vm.view(VmEntry::view),
             vmi: vmi.view(VmiEntry::view),
-            macs_in_use: BTreeMap::new(),
+            macs_in_use: self.macs_in_use(&machine, resolved.as_ref()).await?,
             machine,
             now: Timestamp::now(),
         })
+    }
+
+    async fn macs_in_use(
+        &self,
+        machine: &Machine,
+        resolved: Option<&Resolved>,
+    ) -> Result<BTreeMap<(String, String), String>> {
+        let Some(resolved) = resolved else { return Ok(BTreeMap::new()) };
+        let namespace = machine.metadata.namespace.as_deref().unwrap_or_default();
+        let all = Api::<Machine>::namespaced(self.client.clone(), namespace).list(&ListParams::default()).await?;
+        Ok(macs::in_use(machine, resolved, &all.items))
     }
 
     async fn classes(&self) -> Result<Vec<machine::observed::StorageClassView>> {
@@ -180,7 +192,20 @@ impl Live {
         let wanted: Option<&SecretSource> = resolved.and_then(|resolved| resolved.cloud_init.as_ref()?.source.as_ref());
         let Some(wanted) = wanted else { return Ok(SourceView::NotNeeded) };
         let api: Api<Secret> = Api::namespaced(self.client.clone(), key.namespace().unwrap_or_default());
-        let Some(secret) = api.get_opt(&wanted.name).await? else { return Ok(SourceView::SecretMissing) };
+        let secret = match api.get_opt(&wanted.name).await {
+            Ok(Some(secret)) => secret,
+            Ok(None) => return Ok(SourceView::SecretMissing),
+            Err(error) => {
+                let target =
+                    Target::of::<Secret>(ObjectKey::namespaced(key.namespace().unwrap_or_default(), &wanted.name));
+                let failure = classify(&error, "get", &target);
+                // Whoever asks may see less than the operator; the rest of the plan is still worth showing.
+                match failure.class {
+                    Class::Forbidden => return Ok(SourceView::Forbidden(failure.message)),
+                    _ => bail!("{failure}"),
+                }
+            }
+        };
         let bytes = secret.data.and_then(|mut data| data.remove(&wanted.key));
         Ok(bytes.map_or(SourceView::KeyMissing, |bytes| SourceView::Read(SecretBytes(bytes.0))))
     }

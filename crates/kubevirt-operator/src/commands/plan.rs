@@ -9,9 +9,10 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use api::machine::condition_type;
-use api::{ObjectKey, Outcome, Stop, Target, Write};
+use api::{ObjectKey, Outcome, Stop, Write};
 use clap::{Args, ValueEnum};
 use machine::Observed;
+use machine::changes::{Effect, FieldChange, Refusal, changes_of};
 use runtime::client::{configuration, connect};
 use runtime::metrics::Metrics;
 use serde::Serialize;
@@ -40,6 +41,12 @@ enum Format {
     Json,
 }
 
+const BOLD: &str = "1";
+const FAINT: &str = "2";
+const RED: &str = "31";
+const GREEN: &str = "32";
+const YELLOW: &str = "33";
+
 /// What would become of one Machine.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -47,8 +54,11 @@ struct Planned {
     machine: String,
     exists: bool,
     writes: Vec<PlannedWrite>,
+    /// What of the file can never become true.
+    refused: Vec<Refusal>,
     /// What its status would say now.
     phase: String,
+    ready: bool,
     reason: String,
     message: String,
 }
@@ -60,27 +70,6 @@ struct PlannedWrite {
     name: String,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     changes: Vec<FieldChange>,
-}
-
-#[derive(Debug, PartialEq, Serialize)]
-struct FieldChange {
-    field: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    from: Option<Value>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    to: Option<Value>,
-    effect: Effect,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-enum Effect {
-    /// At once.
-    Live,
-    /// At once where KubeVirt can plug it in, else at the next start.
-    LiveIfPossible,
-    /// When the guest is started the next time.
-    Restart,
 }
 
 pub(crate) fn run(arguments: &PlanArguments) -> Result<ExitCode> {
@@ -120,7 +109,9 @@ fn one(observed: &Observed, exists: bool) -> Planned {
         machine: ObjectKey::of(&observed.machine.metadata).to_string(),
         exists,
         writes,
+        refused: machine::refusals(observed),
         phase: words(status.get("phase")),
+        ready: ready.is_some_and(|ready| ready.get("status") == Some(&"True".into())),
         reason: words(ready.and_then(|ready| ready.get("reason"))),
         message: words(ready.and_then(|ready| ready.get("message"))),
     }
@@ -128,84 +119,13 @@ fn one(observed: &Observed, exists: bool) -> Planned {
 
 fn planned_write(observed: &Observed, write: &Write) -> PlannedWrite {
     let target = write.target();
-    let (action, changes) = match write {
-        Write::Create { .. } => ("create", Vec::new()),
-        Write::Delete { .. } => ("delete", Vec::new()),
-        Write::Apply { .. } | Write::Status { .. } => {
-            ("change", vec![change("metadata.finalizers", None, None, Effect::Live)])
-        }
-        Write::Patch { operations, .. } => {
-            let all = operations
-                .iter()
-                .flat_map(|operation| changes_of(observed, target, &operation.path, operation.value.as_ref()));
-            ("change", all.collect())
-        }
+    let action = match write {
+        Write::Create { .. } => "create",
+        Write::Delete { .. } => "delete",
+        Write::Apply { .. } | Write::Patch { .. } | Write::Late { .. } | Write::Status { .. } => "change",
     };
+    let changes = changes_of(observed, write);
     PlannedWrite { action, kind: target.resource.kind.clone(), name: target.key.name().to_owned(), changes }
-}
-
-fn changes_of(observed: &Observed, target: &Target, pointer: &str, to: Option<&Value>) -> Vec<FieldChange> {
-    let field = pointer.trim_start_matches('/').replace('/', ".").replace("~1", "/").replace("~0", "~");
-    match (target.resource.kind.as_str(), pointer.strip_prefix("/spec")) {
-        // What is in it is nobody's business here.
-        ("Secret", _) => vec![change(&field, None, None, Effect::Restart)],
-        ("VirtualMachine", Some(inner)) => {
-            let before = observed.vm.as_ref().and_then(|vm| vm.spec.pointer(inner));
-            let mut changes = Vec::new();
-            differences(&field, before, to, &mut changes);
-            changes
-        }
-        _ => vec![change(&field, None, to.cloned(), Effect::Live)],
-    }
-}
-
-fn change(field: &str, from: Option<Value>, to: Option<Value>, effect: Effect) -> FieldChange {
-    FieldChange { field: field.to_owned(), from, to, effect }
-}
-
-/// The leaves that differ. Things in lists are known by their names, as KubeVirt knows them.
-fn differences(path: &str, from: Option<&Value>, to: Option<&Value>, found: &mut Vec<FieldChange>) {
-    if from == to {
-        return;
-    }
-    match (from, to) {
-        (Some(Value::Object(from)), Some(Value::Object(to))) => {
-            let mut names: Vec<&String> = from.keys().chain(to.keys()).collect();
-            names.sort();
-            names.dedup();
-            for name in names {
-                differences(&format!("{path}.{name}"), from.get(name), to.get(name), found);
-            }
-        }
-        (Some(Value::Array(from)), Some(Value::Array(to))) if named(from) && named(to) => {
-            let find = |list: &'_ [Value], name: &str| list.iter().find(|item| name_of(item) == Some(name)).cloned();
-            let mut names: Vec<&str> = from.iter().chain(to).filter_map(name_of).collect();
-            names.sort_unstable();
-            names.dedup();
-            for name in names {
-                let place = format!("{path}[{name}]");
-                differences(&place, find(from, name).as_ref(), find(to, name).as_ref(), found);
-            }
-        }
-        (from, to) => found.push(change(path, from.cloned(), to.cloned(), effect(path))),
-    }
-}
-
-fn named(list: &[Value]) -> bool {
-    list.iter().all(|item| name_of(item).is_some())
-}
-
-fn name_of(item: &Value) -> Option<&str> {
-    item.get("name")?.as_str()
-}
-
-/// What KubeVirt does with a changed field of a VirtualMachine whose guest runs.
-fn effect(path: &str) -> Effect {
-    match path {
-        "spec.runStrategy" => Effect::Live,
-        "spec.template.spec.domain.cpu.sockets" | "spec.template.spec.domain.memory.guest" => Effect::LiveIfPossible,
-        _ => Effect::Restart,
-    }
 }
 
 fn text(planned: &[Planned], colour: bool) -> String {
@@ -213,23 +133,30 @@ fn text(planned: &[Planned], colour: bool) -> String {
     let paint = |code: &str, words: &str| if colour { format!("\x1b[{code}m{words}\x1b[0m") } else { words.to_owned() };
     for machine in planned {
         let what = if machine.exists { "exists" } else { "does not exist yet" };
-        let _ = writeln!(out, "Machine {} ({what})", machine.machine);
+        let _ = writeln!(out, "{}", paint(BOLD, &format!("Machine {} ({what})", machine.machine)));
         for write in &machine.writes {
             let (sign, code) = match write.action {
-                "create" => ("+", "32"),
-                "delete" => ("-", "31"),
-                _ => ("~", "33"),
+                "create" => ("+", GREEN),
+                "delete" => ("-", RED),
+                _ => ("~", YELLOW),
             };
             let _ =
                 writeln!(out, "  {}", paint(code, &format!("{sign} {} {} {}", write.action, write.kind, write.name)));
             for change in &write.changes {
                 let _ = writeln!(out, "      {}", line(change));
+                let of = change.of.as_deref().map(|field| format!("{field}: ")).unwrap_or_default();
+                let _ = writeln!(out, "        {}", paint(FAINT, &format!("{of}{}", change.why)));
             }
+        }
+        for refusal in &machine.refused {
+            let _ = writeln!(out, "  {}", paint(RED, &format!("! refused {}: {}", refusal.field, refusal.reason)));
         }
         if machine.writes.is_empty() {
             let _ = writeln!(out, "  nothing to write");
         }
-        let _ = writeln!(out, "  {}: {} {}", machine.phase, machine.reason, machine.message);
+        let code = if machine.ready { GREEN } else { YELLOW };
+        let (reason, message) = (paint(code, &machine.reason), &machine.message);
+        let _ = writeln!(out, "  {}: {reason} {message}", machine.phase);
     }
     out
 }
@@ -239,6 +166,7 @@ fn line(change: &FieldChange) -> String {
         Effect::Live => "live",
         Effect::LiveIfPossible => "live where KubeVirt can plug it in, else at restart",
         Effect::Restart => "at restart",
+        Effect::Refused => "refused",
     };
     match (&change.from, &change.to) {
         (None, None) => format!("{} ({when})", change.field),
@@ -253,27 +181,60 @@ mod tests {
     use super::*;
     use serde_json::json;
 
+    fn planned() -> Planned {
+        let change = |field: &str, of: &str, from: Value, to: Value, effect| FieldChange {
+            field: field.to_owned(),
+            of: Some(of.to_owned()),
+            from: Some(from),
+            to: Some(to),
+            effect,
+            why: "because",
+        };
+        Planned {
+            machine: "ns/web".to_owned(),
+            exists: true,
+            writes: vec![PlannedWrite {
+                action: "change",
+                kind: "VirtualMachine".to_owned(),
+                name: "web".to_owned(),
+                changes: vec![
+                    change("spec.runStrategy", "spec.powerState", json!("Always"), json!("Halted"), Effect::Live),
+                    change("spec.x.cores", "spec.resources.cpu.cores", json!(1), json!(4), Effect::Restart),
+                ],
+            }],
+            refused: vec![Refusal { field: "spec.disks[root].size".to_owned(), reason: "it cannot shrink".to_owned() }],
+            phase: "Running".to_owned(),
+            ready: true,
+            reason: "Running".to_owned(),
+            message: "the machine is running".to_owned(),
+        }
+    }
+
     #[test]
-    fn fields_are_told_one_by_one() {
-        let before = json!({"runStrategy": "Always", "template": {"spec": {
-            "domain": {"cpu": {"cores": 2, "sockets": 1}, "memory": {"guest": "4Gi"}},
-            "volumes": [{"name": "root", "x": 1}, {"name": "gone", "x": 1}],
-        }}});
-        let after = json!({"runStrategy": "Halted", "template": {"spec": {
-            "domain": {"cpu": {"cores": 4, "sockets": 1}, "memory": {"guest": "8Gi"}},
-            "volumes": [{"name": "new", "x": 1}, {"name": "root", "x": 2}],
-        }}});
-        let mut changes = Vec::new();
-        differences("spec", Some(&before), Some(&after), &mut changes);
-        let lines: Vec<String> = changes.iter().map(line).collect();
-        let expected = [
-            "spec.runStrategy: \"Always\" → \"Halted\" (live)",
-            "spec.template.spec.domain.cpu.cores: 2 → 4 (at restart)",
-            "spec.template.spec.domain.memory.guest: \"4Gi\" → \"8Gi\" (live where KubeVirt can plug it in, else at restart)",
-            "spec.template.spec.volumes[gone]: {\"name\":\"gone\",\"x\":1} is removed (at restart)",
-            "spec.template.spec.volumes[new]: {\"name\":\"new\",\"x\":1} (at restart)",
-            "spec.template.spec.volumes[root].x: 1 → 2 (at restart)",
-        ];
-        assert_eq!(lines, expected);
+    fn people_read_every_field_and_every_refusal() {
+        let expected = "\
+Machine ns/web (exists)
+  ~ change VirtualMachine web
+      spec.runStrategy: \"Always\" → \"Halted\" (live)
+        spec.powerState: because
+      spec.x.cores: 1 → 4 (at restart)
+        spec.resources.cpu.cores: because
+  ! refused spec.disks[root].size: it cannot shrink
+  Running: Running the machine is running
+";
+        assert_eq!(text(&[planned()], false), expected);
+        let coloured = text(&[planned()], true);
+        let plain: String =
+            coloured.split('\x1b').map(|part| part.split_once('m').map_or(part, |(_, rest)| rest)).collect();
+        assert!(coloured.contains("\x1b[31m! refused") && plain.contains("! refused"), "{coloured}");
+    }
+
+    #[test]
+    fn programs_read_the_same() {
+        let json = serde_json::to_value([planned()]).unwrap();
+        assert_eq!(json[0]["writes"][0]["changes"][1]["effect"], "restart");
+        assert_eq!(json[0]["writes"][0]["changes"][1]["machineField"], "spec.resources.cpu.cores");
+        assert_eq!(json[0]["refused"][0]["field"], "spec.disks[root].size");
+        assert_eq!((&json[0]["phase"], &json[0]["ready"]), (&json!("Running"), &json!(true)));
     }
 }

@@ -40,7 +40,7 @@ fn change<V>(name: &str, old: Option<&Arc<V>>, new: Option<&Arc<V>>) -> Change<V
 #[tokio::test]
 async fn what_is_wanted_is_urgent_and_what_we_wrote_is_not() {
     let wake = wake();
-    let queue = wake.begin();
+    let queue = wake.begin().machines;
     let old = machine(|_| {});
     let finalizer = machine(|object| object["metadata"]["finalizers"] = json!(["machine.vitistack.io/cleanup"]));
     let status = machine(|object| object["status"]["phase"] = "Running".into());
@@ -53,7 +53,7 @@ async fn what_is_wanted_is_urgent_and_what_we_wrote_is_not() {
         machine(|object| object["metadata"]["labels"] = json!({"vitistack.io/machine-template": "large"})),
         machine(|object| object["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into()),
     ] {
-        let queue = wake.begin();
+        let queue = wake.begin().machines;
         wake.machine_changed(&change("vm", Some(&old), Some(&wanted)));
         assert_eq!(queue.depth(), 1);
     }
@@ -62,7 +62,7 @@ async fn what_is_wanted_is_urgent_and_what_we_wrote_is_not() {
 #[test]
 fn nothing_is_queued_while_nobody_leads() {
     let wake = wake();
-    let queue = wake.begin();
+    let queue = wake.begin().machines;
     wake.end();
     wake.machine_changed(&change("vm", None, Some(&machine(|_| {}))));
     assert_eq!(queue.depth(), 0);
@@ -99,4 +99,39 @@ fn claims_are_found_by_the_uid_that_they_carry() {
     assert_eq!(wake.claims_of("22222222-2222-2222-2222-222222222222").len(), 1);
     wake.claim_changed(&change("vm-root", Some(&second), None));
     assert!(wake.claims.lock().is_empty());
+}
+
+/// Whoever is younger must learn that the older took its address, and that it let it go.
+#[tokio::test]
+async fn two_of_one_address_are_noticed_and_forgotten() {
+    let wake = wake();
+    let with = |mac: &str| machine(|object| object["spec"]["networks"][0]["macAddress"] = mac.into());
+    let (one, other) = (with("52:54:00:00:00:01"), with("52:54:00:00:00:02"));
+    let address = one.addresses[0];
+    wake.machine_changed(&change("a", None, Some(&one)));
+    wake.machine_changed(&change("a", Some(&one), Some(&one)));
+    assert!(!wake.is_shared(address), "a Machine does not meet itself");
+    assert!(wake.count_addresses(None, Some(&one)) == [address] && wake.is_shared(address));
+    assert_eq!(wake.count_addresses(Some(&one), Some(&other)), [address]);
+    assert!(!wake.is_shared(address));
+    wake.machine_changed(&change("b", Some(&other), None));
+    wake.machine_changed(&change("a", Some(&one), None));
+    assert!(wake.addresses.lock().is_empty());
+}
+
+#[test]
+fn a_network_that_a_machine_leaves_is_looked_at() {
+    let wake = wake();
+    let named = machine(|_| {});
+    let elsewhere = machine(|object| object["spec"]["networks"][0]["networkName"] = "other".into());
+    for (old, new, expected) in [
+        (None, Some(&named), 0),
+        (Some(&named), Some(&named), 0),
+        (Some(&named), Some(&elsewhere), 1),
+        (Some(&named), None, 1),
+    ] {
+        let queues = wake.begin();
+        wake.machine_changed(&change("vm", old, new));
+        assert_eq!(queues.networks.depth(), expected);
+    }
 }

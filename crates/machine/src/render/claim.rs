@@ -2,8 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use api::machine::{LABEL_MACHINE_UID, LABEL_ON_DELETE, Machine, ON_DELETE_DELETE, ON_DELETE_RETAIN};
+use api::machine::{
+    ANNOTATION_SOURCE, LABEL_MACHINE_UID, LABEL_ON_DELETE, Machine, ON_DELETE_DELETE, ON_DELETE_RETAIN,
+};
 use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
 
 use super::labels;
 use crate::resolve::{Content, OnDelete, Source};
@@ -29,10 +32,24 @@ pub fn render(machine: &Machine, content: &Content, class: &str) -> Option<Value
         "volumeMode": volume_mode,
         "resources": {"requests": {"storage": size.to_string()}},
     });
-    if let (Some(source), Value::Object(fields)) = (source, &mut spec) {
+    let mut metadata = json!({"labels": claim_labels(machine, *on_delete)});
+    if let (Some(source), Value::Object(fields), Value::Object(metadata)) = (source, &mut spec, &mut metadata) {
         fields.insert("dataSourceRef".to_owned(), data_source(claim, source));
+        metadata.insert("annotations".to_owned(), json!({ANNOTATION_SOURCE: source_digest(source)}));
     }
-    Some(json!({"metadata": {"labels": claim_labels(machine, *on_delete)}, "spec": spec}))
+    Some(json!({"metadata": metadata, "spec": spec}))
+}
+
+/// Tells one source from another. A URL may hold a password, so none is written down where claims can be read.
+pub fn source_digest(source: &Source) -> String {
+    let (kind, place) = match source {
+        Source::Claim(name) => ("pvc", name),
+        Source::Snapshot(name) => ("snapshot", name),
+        Source::Http(url) => ("http", url),
+        Source::Registry(url) => ("registry", url),
+    };
+    let digest = Sha256::new().chain_update(kind).chain_update([0]).chain_update(place).finalize();
+    digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn data_source(claim: &str, source: &Source) -> Value {

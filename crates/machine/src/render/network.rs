@@ -1,5 +1,7 @@
 //! The NetworkAttachmentDefinition of a NetworkConfiguration: a bridge, with or without a VLAN, for Multus.
 
+use std::collections::BTreeMap;
+
 use api::machine::{LABEL_MANAGED_BY, MANAGED_BY};
 use serde_json::{Value, json};
 
@@ -9,7 +11,7 @@ use crate::observed::NetworkView;
 pub fn render(name: &str, network: &NetworkView) -> Value {
     json!({
         "metadata": {
-            "labels": {LABEL_MANAGED_BY: MANAGED_BY},
+            "labels": labels(),
             "ownerReferences": [{
                 "apiVersion": "vitistack.io/v1alpha1",
                 "kind": "NetworkConfiguration",
@@ -21,6 +23,11 @@ pub fn render(name: &str, network: &NetworkView) -> Value {
         },
         "spec": spec(name, network),
     })
+}
+
+/// It is of the network, not of one of the Machines on it.
+pub fn labels() -> BTreeMap<String, String> {
+    [(LABEL_MANAGED_BY.to_owned(), MANAGED_BY.to_owned())].into()
 }
 
 pub fn spec(name: &str, network: &NetworkView) -> Value {

@@ -179,12 +179,16 @@ impl<'a> BootOrder<'a> {
 pub fn without_defaults(mut spec: Value) -> Value {
     remove(&mut spec, "/template/metadata", "creationTimestamp");
     remove(&mut spec, "/template/metadata/annotations", "kubevirt.io/pci-topology-version");
-    if spec.pointer("/template/metadata/annotations").is_some_and(|value| *value == json!({})) {
-        remove(&mut spec, "/template/metadata", "annotations");
-    }
     remove(&mut spec, "/template/spec", "architecture");
-    if spec.pointer("/template/spec/domain/resources").is_some_and(|value| *value == json!({})) {
-        remove(&mut spec, "/template/spec/domain", "resources");
+    // What KubeVirt's types write down although nothing is in it.
+    for (parent, key) in [
+        ("/template/metadata", "annotations"),
+        ("/template/spec/domain", "resources"),
+        ("/template/spec/domain/features", "acpi"),
+    ] {
+        if spec.pointer(&format!("{parent}/{key}")).is_some_and(|value| *value == json!({})) {
+            remove(&mut spec, parent, key);
+        }
     }
     spec
 }

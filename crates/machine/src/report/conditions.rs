@@ -1,8 +1,9 @@
 //! The conditions beside Ready: each says how one part of the machine is, whatever the others do.
 
-use api::machine::{condition_type, machine_reason as reason};
+use api::machine::machine_reason as reason;
 
 use crate::analysis::Analysis;
+use crate::changes::{is_seeded_otherwise, waiting};
 use crate::observed::Observed;
 use crate::report::verdict::Verdict;
 use crate::resolve::Content;
@@ -74,15 +75,19 @@ pub(super) fn network(observed: &Observed, analysis: &Analysis) -> (bool, &'stat
     }
 }
 
-/// What was changed and waits for a restart. KubeVirt knows whether; which fields it were was said when they were written.
+/// What was changed and waits for a restart. KubeVirt knows whether the guest's hardware does; which fields those are is
+/// what differs between the VM and the guest that runs.
 pub(super) fn restart(observed: &Observed) -> Option<(&'static str, String)> {
-    observed.vm.as_ref().filter(|vm| vm.restart_required)?;
-    let previous = observed.machine.status.as_ref().and_then(|status| {
-        status.conditions.iter().find(|condition| condition.type_ == condition_type::RESTART_REQUIRED)
-    });
-    let message = previous.map_or_else(
-        || "a change takes effect when the machine is restarted (`virtctl restart`)".to_owned(),
-        |condition| condition.message.clone(),
-    );
+    let (vm, vmi) = (observed.vm.as_ref()?, observed.vmi.as_ref()?);
+    let seeded_otherwise = is_seeded_otherwise(observed);
+    let runs = !vmi.deleting && !matches!(vmi.phase.as_str(), "Succeeded" | "Failed");
+    if !(runs && (vm.restart_required || seeded_otherwise)) {
+        return None;
+    }
+    // What KubeVirt still plugs in does not wait.
+    let waiting = waiting(observed).into_iter().filter(|field| vm.restart_required || field == "spec.cloudInit");
+    let fields: Vec<String> = waiting.collect();
+    let what = if fields.is_empty() { "a change".to_owned() } else { fields.join(", ") };
+    let message = format!("waits for the machine's restart: {what}; `virtctl restart {}` does it", observed.name());
     Some((reason::PENDING_RESTART, message))
 }

@@ -17,7 +17,8 @@ pub(super) fn of(
         let condition = status.conditions.iter().find(|condition| condition.type_ == condition_type::READY);
         condition.map(|condition| (condition.status.clone(), condition.reason.clone()))
     };
-    let mut notes: Vec<EventNote> = power_restored(observed, plan).into_iter().collect();
+    let mut notes: Vec<EventNote> =
+        [power_restored(observed, plan), restart_required(observed, previous, status)].into_iter().flatten().collect();
     let changed = previous.phase != status.phase || ready(previous) != ready(status);
     if !changed {
         return notes;
@@ -59,6 +60,21 @@ fn power_restored(observed: &Observed, plan: &Plan) -> Option<EventNote> {
         reason: reason::POWER_STATE_RESTORED,
         action: "Reconcile",
         message: format!("the VirtualMachine's runStrategy was {found} and is {wanted} again, because powerState is {state}; change powerState instead"),
+    })
+}
+
+/// Once, when something begins to wait for a restart.
+fn restart_required(observed: &Observed, previous: &MachineStatus, status: &MachineStatus) -> Option<EventNote> {
+    let find = |status: &'_ MachineStatus| {
+        status.conditions.iter().find(|have| have.type_ == condition_type::RESTART_REQUIRED).cloned()
+    };
+    let condition = find(status).filter(|_| find(previous).is_none())?;
+    Some(EventNote {
+        about: about(observed),
+        kind: EventKind::Normal,
+        reason: reason::PENDING_RESTART,
+        action: "Observe",
+        message: condition.message,
     })
 }
 

@@ -12,11 +12,13 @@ use api::{ConditionStatus, Outcome, Plan, Report, StatusWrite, Stop, set_conditi
 use serde_json::Value;
 
 use crate::analysis::{Analysis, analyse};
-use crate::observed::Observed;
+use crate::observed::{Observed, SourceView};
 use verdict::{Verdict, judge};
 
 /// What a guest reports is not ours: no more of it than this reaches the status.
 const MOST_ADDRESSES: usize = 16;
+/// How soon a permission that was missing is tried again.
+const ASK_AGAIN: Duration = Duration::from_secs(10);
 /// A deletion that is quicker than this is not worth a write.
 const VISIBLE_AFTER: Duration = Duration::from_secs(2);
 
@@ -35,7 +37,8 @@ fn finish(observed: &Observed, plan: &Plan, status: MachineStatus, verdict: &Ver
     Report {
         events: events::of(observed, plan, &previous, &status, verdict),
         status: Some(write(observed, &previous, status)),
-        wake_after: None,
+        // Granting a permission wakes nobody.
+        wake_after: matches!(observed.source, SourceView::Forbidden(_)).then_some(ASK_AGAIN),
     }
 }
 

@@ -108,7 +108,9 @@ fn living(observed: &Observed, analysis: &Analysis) -> Verdict {
         ([], _) | (_, false) => verdict,
         // It runs, but not as the spec says.
         (refused, true) => {
-            Verdict { message: format!("{}; refused: {}", verdict.message, refused.join("; ")), ..verdict }
+            let each: Vec<String> =
+                refused.iter().map(|refusal| format!("{}: {}", refusal.field, refusal.reason)).collect();
+            Verdict { message: format!("{}; refused: {}", verdict.message, each.join("; ")), ..verdict }
         }
     }
 }

@@ -2,6 +2,7 @@
 //! comes out needs no further checks; what cannot come out is a [`Problem`] that says what to do.
 
 mod disks;
+mod limits;
 mod networks;
 
 use api::machine::{LABEL_TEMPLATE, Machine, SecretKeyRef, machine_reason as reason};
@@ -101,6 +102,7 @@ pub fn template_names() -> Vec<&'static str> {
 }
 
 pub fn resolve(machine: &Machine) -> Result<Resolved, Problem> {
+    limits::check(machine)?;
     let spec = &machine.spec;
     let template = template(&machine.metadata, spec.template.as_deref())?;
     let given = spec.resources.clone().unwrap_or_default();
@@ -216,8 +218,11 @@ fn positive(field: &str, value: u32) -> Result<u32, Problem> {
     if value == 0 { Err(invalid(format!("{field} is 0; it must be at least 1"))) } else { Ok(value) }
 }
 
+/// Kubernetes counts bytes in 64 bits with a sign.
+const LARGEST: u128 = i64::MAX as u128;
+
 fn size(field: &str, text: &str) -> Result<Quantity, Problem> {
-    Quantity::parse(text).ok_or_else(|| {
+    Quantity::parse(text).filter(|size| size.bytes() <= LARGEST).ok_or_else(|| {
         invalid(format!("{field} is {text:?}, which is no size; write a number with a suffix, such as 4Gi"))
     })
 }

@@ -83,6 +83,8 @@ fn what_is_missing_is_named_and_nothing_is_half_made() {
         ..template("small")
     });
     no_secret.observed.source = SourceView::SecretMissing;
+    let mut no_right = World::new(no_secret.observed.machine.spec.clone());
+    no_right.observed.source = SourceView::Forbidden("the operator may not get secrets".to_owned());
     for (world, phase, reason, part) in [
         (&mut no_class, "Pending", "StorageClassNotFound", "gold"),
         (&mut no_default, "Pending", "StorageClassNotFound", "default"),
@@ -90,6 +92,7 @@ fn what_is_missing_is_named_and_nothing_is_half_made() {
         (&mut no_multus, "Pending", "MultusNotInstalled", "Multus"),
         (&mut no_kubevirt, "Creating", "KubeVirtApiError", "install it"),
         (&mut no_secret, "Pending", "SecretNotFound", "no Secret s"),
+        (&mut no_right, "Pending", "PermissionMissing", "may not get secrets; grant"),
     ] {
         let (plan, _) = world.pass();
         assert_eq!(plan.write_count(), 0, "{reason}: {plan:?}");
@@ -188,38 +191,41 @@ fn drift_is_put_back_exactly() {
     world.observed.vm.as_mut().unwrap().spec["template"]["spec"]["nodeSelector"] = serde_json::json!({"x": "y"});
     world.observed.vm.as_mut().unwrap().labels.remove("vitistack.io/machine");
     world.observed.attachments.get_mut("prod").unwrap().config = "{}".to_owned();
+    world.observed.attachments.get_mut("prod").unwrap().labels.clear();
     world.settle();
     let vm = world.observed.vm.clone().unwrap();
     assert_eq!(vm.spec, good);
     assert_eq!(vm.labels["vitistack.io/machine"], "web");
     assert!(world.observed.attachments["prod"].config.contains("br1"));
+    assert_eq!(world.observed.attachments["prod"].labels["vitistack.io/managed-by"], "kubevirt-operator");
 }
 
 #[test]
-fn a_network_that_an_edit_left_is_released() {
-    let mut world = World::new(on_network("prod")).with_network("prod");
-    world.settle();
-    assert!(world.observed.networks["prod"].protected);
-    world.edit(template("small"));
-    world.settle();
-    assert!(!world.observed.networks["prod"].protected, "nobody uses it any more");
-    world.edit(on_network("prod"));
-    world.settle();
-    world.observed.networks.get_mut("prod").unwrap().other_users = true;
-    world.edit(template("small"));
-    world.settle();
-    assert!(world.observed.networks["prod"].protected, "another Machine uses it");
+fn the_last_machine_of_a_network_lets_it_go() {
+    for (other_users, protected) in [(false, false), (true, true)] {
+        let mut world = World::new(on_network("prod")).with_network("prod");
+        world.settle();
+        assert!(world.observed.networks["prod"].protected);
+        world.observed.networks.get_mut("prod").unwrap().other_users = other_users;
+        world.delete_machine();
+        world.pass();
+        world.finish_shutdown();
+        world.pass();
+        assert!(world.gone);
+        assert_eq!(world.observed.networks["prod"].protected, protected);
+    }
 }
 
 #[test]
 fn a_change_leaves_kubevirts_defaults_alone() {
     let live = serde_json::json!({
         "runStrategy": "Halted",
-        "template": {"metadata": {"annotations": {"kubevirt.io/pci-topology-version": "v3"}}, "spec": {"architecture": "amd64", "domain": {"resources": {}}}},
+        "template": {"metadata": {"annotations": {"kubevirt.io/pci-topology-version": "v3"}}, "spec": {"architecture": "amd64", "domain": {"resources": {}, "features": {"acpi": {}}}}},
     });
-    let bare = serde_json::json!({"runStrategy": "Halted", "template": {"metadata": {}, "spec": {"domain": {}}}});
+    let domain = serde_json::json!({"features": {}});
+    let bare = serde_json::json!({"runStrategy": "Halted", "template": {"metadata": {}, "spec": {"domain": domain}}});
     assert_eq!(machine::render::vm::without_defaults(live), bare);
-    let wanted = serde_json::json!({"runStrategy": "Always", "template": {"metadata": {}, "spec": {"domain": {}}}});
+    let wanted = serde_json::json!({"runStrategy": "Always", "template": {"metadata": {}, "spec": {"domain": domain}}});
     let paths: Vec<String> =
         machine::render::vm::changes(&bare, &wanted).into_iter().map(|operation| operation.path).collect();
     assert_eq!(paths, ["/spec/runStrategy"]);
@@ -301,4 +307,22 @@ fn a_stop_by_hand_is_undone_and_explained() {
         report.events.iter().all(|event| event.reason != "PowerStateRestored"),
         "an edit of powerState is no contradiction"
     );
+}
+
+/// Granting a permission wakes nobody: it is asked for again.
+#[test]
+fn a_right_that_comes_back_is_noticed() {
+    let mut world = World::new(MachineSpec {
+        cloud_init: Some(CloudInit {
+            secret_ref: Some(SecretKeyRef { name: "s".to_owned(), key: None }),
+            ..CloudInit::default()
+        }),
+        ..template("small")
+    });
+    world.observed.source = SourceView::Forbidden("no".to_owned());
+    let (_, report) = world.pass();
+    assert!(report.wake_after.is_some());
+    world.observed.source = SourceView::Read(machine::render::cloud_init::SecretBytes(b"#cloud-config".to_vec()));
+    let (plan, report) = world.pass();
+    assert_eq!((plan.write_count(), report.wake_after), (4, None), "{plan:?}");
 }

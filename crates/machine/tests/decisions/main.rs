@@ -3,7 +3,9 @@
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "a test may fail at once")]
 
 mod cases;
+mod changing;
 mod documentation;
+mod invalid;
 mod properties;
 mod specs;
 mod world;

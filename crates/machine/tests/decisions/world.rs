@@ -130,6 +130,7 @@ impl World {
                 }
             }
             Write::Delete { .. } => self.delete(&kind, &name),
+            Write::Late { .. } => panic!("nothing of a Machine is big"),
             Write::Status { .. } => panic!("a plan writes no status"),
         }
     }
@@ -158,7 +159,8 @@ impl World {
             "Secret" => {
                 let content = text("/metadata/annotations/vitistack.io~1content");
                 assert!(self.observed.secret.is_none(), "a second Secret");
-                self.observed.secret = Some(SecretView { uid, controller_uid, labels, content, tampered: false });
+                self.observed.secret =
+                    Some(SecretView { uid, controller_uid, labels, content, tampered: false, began_with: None });
             }
             "PersistentVolumeClaim" => {
                 let claim = ClaimView {
@@ -167,12 +169,15 @@ impl World {
                     phase: "Pending".to_owned(),
                     requested: text("/spec/resources/requests/storage").unwrap(),
                     storage_class: text("/spec/storageClassName"),
+                    access_mode: text("/spec/accessModes/0").unwrap(),
+                    volume_mode: text("/spec/volumeMode").unwrap(),
+                    source: text("/metadata/annotations/vitistack.io~1source"),
                     deleting: false,
                 };
                 assert!(self.observed.claims.insert(name.to_owned(), claim).is_none(), "a second claim");
             }
             "NetworkAttachmentDefinition" => {
-                let view = AttachmentView { uid, controller_uid, config: text("/spec/config").unwrap() };
+                let view = AttachmentView { uid, controller_uid, labels, config: text("/spec/config").unwrap() };
                 assert!(self.observed.attachments.insert(name.to_owned(), view).is_none(), "a second NAD");
             }
             "VolumeImportSource" => {
@@ -210,12 +215,22 @@ impl World {
             ("PersistentVolumeClaim", Some(label)) => {
                 _ = self.observed.claims.get_mut(name).unwrap().labels.insert(label, text());
             }
+            ("NetworkAttachmentDefinition", Some(label)) => {
+                _ = self.observed.attachments.get_mut(name).unwrap().labels.insert(label, text());
+            }
             ("Secret", None) if path == "/data" => self.observed.secret.as_mut().unwrap().tampered = false,
             ("Secret", None) if path == "/metadata/annotations/vitistack.io~1content" => {
                 self.observed.secret.as_mut().unwrap().content = Some(text());
             }
+            ("Secret", None) if path == "/metadata/annotations/vitistack.io~1guest-began-with" => {
+                self.observed.secret.as_mut().unwrap().began_with = Some(text());
+            }
             ("PersistentVolumeClaim", None) if path == "/spec/resources/requests/storage" => {
                 self.observed.claims.get_mut(name).unwrap().requested = text();
+            }
+            ("NetworkAttachmentDefinition", None) if path == "/metadata/labels" => {
+                self.observed.attachments.get_mut(name).unwrap().labels =
+                    serde_json::from_value(value.clone()).unwrap();
             }
             ("NetworkAttachmentDefinition", None) if path == "/spec" => {
                 self.observed.attachments.get_mut(name).unwrap().config = value["config"].as_str().unwrap().to_owned();
@@ -252,6 +267,7 @@ impl World {
         vm.printable_status = phase.to_owned();
         self.observed.vmi = Some(VmiView {
             uid: "vmi".to_owned(),
+            spec: machine::guest::essence(&vm.spec["template"]["spec"]),
             phase: phase.to_owned(),
             node: Some("node-1".to_owned()),
             addresses: vec!["10.1.2.3".to_owned()],

@@ -1,0 +1,267 @@
+//! Edits of a machine that runs: what is taken up, what waits for a restart and is named, what is refused.
+
+use std::collections::BTreeSet;
+
+use api::machine::{
+    CloudInit, Cpu, Disk, DiskSource, Domain, Features, MachineSpec, Memory, NamedSource, Network, Resources,
+    condition_type as type_,
+};
+use machine::changes::{Effect, FieldChange, Kind, RULES, changes_of, rule_of};
+
+use crate::world::World;
+
+fn small() -> MachineSpec {
+    MachineSpec { template: Some("small".to_owned()), ..MachineSpec::default() }
+}
+
+fn with(cores: Option<u32>, sockets: Option<u32>, memory: &str) -> MachineSpec {
+    let cpu = Cpu { cores, sockets, threads: None };
+    let memory = Memory { size: Some(memory.to_owned()) };
+    MachineSpec { resources: Some(Resources { cpu: Some(cpu), memory: Some(memory) }), ..small() }
+}
+
+fn running(spec: MachineSpec) -> World {
+    let mut world = World::new(spec).with_network("prod");
+    world.settle();
+    world.bind_claims();
+    world.start_guest("Running");
+    world.settle();
+    world
+}
+
+/// What KubeVirt does when it finds a change that it cannot plug in.
+fn restart_required(world: &mut World, is: bool) {
+    world.observed.vm.as_mut().unwrap().restart_required = is;
+    world.settle();
+}
+
+fn waiting(world: &World) -> Option<String> {
+    let status = world.status();
+    status.conditions.into_iter().find(|have| have.type_ == type_::RESTART_REQUIRED).map(|have| have.message)
+}
+
+fn edit_plan(world: &mut World, spec: MachineSpec) -> Vec<FieldChange> {
+    world.edit(spec);
+    let plan = machine::plan(&world.observed);
+    plan.steps.iter().flat_map(|step| &step.writes).flat_map(|write| changes_of(&world.observed, write)).collect()
+}
+
+fn effect(changes: &[FieldChange], field: &str) -> Option<Effect> {
+    changes.iter().find(|change| change.of.as_deref() == Some(field)).map(|change| change.effect)
+}
+
+#[test]
+fn what_waits_for_a_restart_is_named_until_the_restart() {
+    let mut world = running(small());
+    assert_eq!(waiting(&world), None);
+    let disk = Disk { name: "data".to_owned(), size: Some("1Gi".to_owned()), ..Disk::default() };
+    let hyperv = Features { hyperv: Some(true), ..Features::default() };
+    world.edit(MachineSpec {
+        disks: vec![disk],
+        domain: Some(Domain { features: Some(hyperv), ..Domain::default() }),
+        ..with(Some(4), None, "2Gi")
+    });
+    world.settle();
+    assert_eq!(waiting(&world), None, "KubeVirt has not looked at it yet");
+    restart_required(&mut world, true);
+    let message = waiting(&world).unwrap();
+    for field in ["spec.resources.cpu.cores", "spec.disks[data]", "spec.domain.features.hyperv"] {
+        assert!(message.contains(field), "{field} is missing in {message:?}");
+    }
+    for other in ["memory", "networks", "disks[root]", "cloudInit"] {
+        assert!(!message.contains(other), "{other} does not wait: {message:?}");
+    }
+    assert!(world.condition(type_::READY).0 == "True", "it runs");
+    world.bind_claims();
+    world.start_guest("Running");
+    restart_required(&mut world, false);
+    assert_eq!(waiting(&world), None, "the new guest has everything");
+}
+
+#[test]
+fn an_edit_that_is_taken_back_waits_for_nothing() {
+    let mut world = running(small());
+    world.edit(with(Some(4), None, "2Gi"));
+    world.settle();
+    restart_required(&mut world, true);
+    assert!(waiting(&world).unwrap().contains("cores"));
+    world.edit(small());
+    world.settle();
+    restart_required(&mut world, false);
+    assert_eq!(waiting(&world), None);
+}
+
+#[test]
+fn the_restart_is_told_once() {
+    let mut world = running(small());
+    world.edit(with(Some(4), None, "2Gi"));
+    world.settle();
+    world.observed.vm.as_mut().unwrap().restart_required = true;
+    let told =
+        |world: &mut World| world.pass().1.events.iter().filter(|event| event.reason == "PendingRestart").count();
+    assert_eq!((told(&mut world), told(&mut world)), (1, 0));
+}
+
+/// KubeVirt does not look into the Secret, so it never says that a restart is needed.
+#[test]
+fn changed_user_data_waits_for_a_restart_until_it_is_taken_back() {
+    let cloud_init = |text: &str| MachineSpec {
+        cloud_init: Some(CloudInit { user_data: Some(text.to_owned()), ..CloudInit::default() }),
+        ..small()
+    };
+    let mut world = running(cloud_init("one"));
+    for (text, waits) in [("two", true), ("three", true), ("one", false), ("four", true)] {
+        world.edit(cloud_init(text));
+        world.settle();
+        world.settle();
+        assert_eq!(waiting(&world).is_some_and(|words| words.contains("spec.cloudInit")), waits, "{text}");
+    }
+    world.observed.vmi.as_mut().unwrap().uid = "another guest".to_owned();
+    world.settle();
+    assert_eq!(waiting(&world), None);
+}
+
+#[test]
+fn every_field_has_its_effect() {
+    let network =
+        |name: &str, on: &str| Network { name: name.to_owned(), network_name: on.to_owned(), ..Network::default() };
+    let mut world = running(MachineSpec { networks: vec![network("a", "pod")], ..with(Some(2), Some(1), "2Gi") });
+    let live = |spec: MachineSpec| MachineSpec { networks: vec![network("a", "pod")], ..spec };
+    let more = edit_plan(&mut world, live(with(Some(2), Some(2), "4Gi")));
+    assert_eq!(effect(&more, "spec.resources.cpu.sockets"), Some(Effect::LiveIfPossible));
+    assert_eq!(effect(&more, "spec.resources.memory.size"), Some(Effect::LiveIfPossible));
+    let with_cores = edit_plan(&mut world, live(with(Some(4), Some(2), "4Gi")));
+    assert_eq!(
+        effect(&with_cores, "spec.resources.cpu.sockets"),
+        Some(Effect::Restart),
+        "nothing is plugged in beside it"
+    );
+    let interface =
+        MachineSpec { networks: vec![network("a", "pod"), network("b", "prod")], ..with(Some(2), Some(1), "2Gi") };
+    assert_eq!(effect(&edit_plan(&mut world, interface), "spec.networks[b]"), Some(Effect::LiveIfPossible));
+    let stopped = MachineSpec { power_state: Some("Stopped".to_owned()), ..live(with(Some(2), Some(1), "2Gi")) };
+    assert_eq!(effect(&edit_plan(&mut world, stopped), "spec.powerState"), Some(Effect::Live));
+    let retained = Disk { name: "root".to_owned(), on_delete: Some("Retain".to_owned()), ..Disk::default() };
+    let kept = MachineSpec { disks: vec![retained], ..live(with(Some(2), Some(1), "2Gi")) };
+    assert_eq!(effect(&edit_plan(&mut world, kept), "spec.disks[root].onDelete"), Some(Effect::Live));
+}
+
+#[test]
+fn what_a_claim_was_made_with_is_refused_by_field_and_the_rest_applies() {
+    let disk = |change: fn(&mut Disk)| {
+        let mut disk = Disk { name: "data".to_owned(), size: Some("10Gi".to_owned()), ..Disk::default() };
+        change(&mut disk);
+        MachineSpec { disks: vec![disk], power_state: Some("Stopped".to_owned()), ..small() }
+    };
+    for (change, field) in [
+        ((|disk| disk.size = Some("5Gi".to_owned())) as fn(&mut Disk), "spec.disks[data].size"),
+        (|disk| disk.storage_class = Some("fast-ssd".to_owned()), "spec.disks[data].storageClass"),
+        (|disk| disk.access_mode = Some("ReadWriteMany".to_owned()), "spec.disks[data].accessMode"),
+        (|disk| disk.volume_mode = Some("Block".to_owned()), "spec.disks[data].volumeMode"),
+        (
+            |disk| {
+                let pvc = Some(NamedSource { name: "p".to_owned() });
+                disk.source = Some(DiskSource { pvc, ..DiskSource::default() });
+            },
+            "spec.disks[data].source",
+        ),
+    ] {
+        let mut world = running(disk(|_| {}));
+        let claim = world.observed.claims["web-data"].clone();
+        world.edit(disk(change));
+        world.settle();
+        let refused = machine::refusals(&world.observed);
+        assert_eq!(refused.iter().map(|refusal| refusal.field.as_str()).collect::<Vec<_>>(), [field]);
+        let rule = rule_of(field, Kind::Shrinks).unwrap();
+        assert!(rule.effect == Effect::Refused && refused[0].reason.contains(rule.why), "{refused:?}");
+        assert_eq!(world.observed.claims["web-data"], claim, "{field}");
+        assert_eq!(world.observed.vm.as_ref().unwrap().spec["runStrategy"], "Halted", "the rest applies");
+        world.edit(disk(|_| {}));
+        world.settle();
+        assert!(machine::refusals(&world.observed).is_empty());
+    }
+}
+
+#[test]
+fn a_class_that_does_not_expand_refuses_growth() {
+    let disk = |size: &str| MachineSpec {
+        disks: vec![Disk { name: "data".to_owned(), size: Some(size.to_owned()), ..Disk::default() }],
+        ..small()
+    };
+    let mut world = running(disk("10Gi"));
+    world.observed.storage_classes.iter_mut().for_each(|class| class.expands = false);
+    world.edit(disk("20Gi"));
+    world.settle();
+    let refused = machine::refusals(&world.observed);
+    assert!(refused.len() == 1 && refused[0].reason.contains("does not allow expansion"), "{refused:?}");
+}
+
+#[test]
+fn a_feature_is_named_also_when_it_is_the_first_or_the_last() {
+    let acpi = Features { acpi: Some(false), ..Features::default() };
+    let with_acpi = MachineSpec { domain: Some(Domain { features: Some(acpi), ..Domain::default() }), ..small() };
+    for (from, to) in [(small(), with_acpi.clone()), (with_acpi, small())] {
+        let mut world = running(from);
+        let fields: Vec<_> = edit_plan(&mut world, to).into_iter().filter_map(|change| change.of).collect();
+        assert_eq!(fields, ["spec.domain.features.acpi"]);
+        world.settle();
+        restart_required(&mut world, true);
+        assert!(waiting(&world).unwrap().contains(": spec.domain.features.acpi;"), "{:?}", waiting(&world));
+    }
+}
+
+#[test]
+fn a_claim_whose_filling_was_not_noted_is_not_refused() {
+    let disk = |name: &str| {
+        let source = DiskSource { pvc: Some(NamedSource { name: name.to_owned() }), ..DiskSource::default() };
+        let disk =
+            Disk { name: "data".to_owned(), size: Some("1Gi".to_owned()), source: Some(source), ..Disk::default() };
+        MachineSpec { disks: vec![disk], ..small() }
+    };
+    let mut world = running(disk("one"));
+    assert!(machine::refusals(&world.observed).is_empty());
+    world.edit(disk("two"));
+    assert_eq!(machine::refusals(&world.observed).len(), 1);
+    world.observed.claims.get_mut("web-data").unwrap().source = Some(String::new());
+    assert!(machine::refusals(&world.observed).is_empty());
+}
+
+/// The schema has no field that the table does not know, and the table none that the schema does not.
+#[test]
+fn the_table_and_the_schema_have_the_same_fields() {
+    let definition = &api::machine::crds()[0];
+    let schema = serde_json::to_value(definition.spec.versions[0].schema.as_ref().unwrap()).unwrap();
+    let mut fields = BTreeSet::new();
+    leaves("spec", &schema["openAPIV3Schema"]["properties"]["spec"], &mut fields);
+    let known: BTreeSet<&str> = RULES.iter().map(|rule| rule.field).collect();
+    for field in &fields {
+        // The name of an element is the element; a source and a reference change as a whole.
+        let covered = known.iter().any(|rule| field == rule || field.starts_with(&format!("{rule}.")));
+        assert!(covered || field.ends_with("[].name"), "{field} has no rule");
+    }
+    for rule in known.iter().filter(|rule| rule.starts_with("spec.")) {
+        let exists = fields.iter().any(|field| field == rule || field.starts_with(*rule));
+        assert!(exists, "{rule} is no field");
+    }
+}
+
+#[test]
+fn no_field_has_two_rules_for_one_change() {
+    for (index, rule) in RULES.iter().enumerate() {
+        let same = |other: &machine::changes::Rule| other.field == rule.field && other.change == rule.change;
+        assert!(!RULES.iter().skip(index + 1).any(same), "{rule:?}");
+        assert!(!rule.why.is_empty());
+    }
+}
+
+fn leaves(path: &str, schema: &serde_json::Value, found: &mut BTreeSet<String>) {
+    match (schema.get("properties"), schema.get("items")) {
+        (Some(properties), _) => {
+            for (name, inner) in properties.as_object().unwrap() {
+                leaves(&format!("{path}.{name}"), inner, found);
+            }
+        }
+        (None, Some(items)) if items.get("properties").is_some() => leaves(&format!("{path}[]"), items, found),
+        _ => _ = found.insert(path.to_owned()),
+    }
+}
