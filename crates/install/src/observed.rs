@@ -29,6 +29,8 @@ pub struct Observed {
     /// Everything that an operator of KubeVirt manages, its own namespace included.
     pub objects: Objects,
     pub namespace: Option<Arc<Live>>,
+    /// Where other clusters reach virt-synchronization-controller.
+    pub synchronization: Vec<String>,
     /// Digests of objects that were found to be as wanted, or that the server has made of what we want: they are not
     /// compared again until they change or something else is wanted.
     pub settled: Arc<Settled>,

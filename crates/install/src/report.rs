@@ -111,6 +111,7 @@ pub fn report(observed: &Observed, plan: &Plan, outcome: &Outcome) -> Report {
         }
         None => progressing(&mut status, outcome),
     }
+    status.synchronization_addresses.clone_from(&observed.synchronization);
     events.extend(advice(kubevirt, &before, outcome));
     finish(observed, before, status, events)
 }

@@ -49,6 +49,7 @@ fn duration_buckets() -> Histogram {
 
 pub struct Metrics {
     registry: Mutex<Registry>,
+    prefix: String,
     reconcile_duration: Family<ControllerLabel, Histogram, fn() -> Histogram>,
     reconcile_errors: Family<ErrorLabels, Counter>,
     reconcile_error_classes: Family<ClassLabels, Counter>,
@@ -61,7 +62,8 @@ pub struct Metrics {
 impl Metrics {
     /// `prefix` begins every name, without the underscore that follows it.
     pub fn new(prefix: &str) -> Self {
-        let mut registry = Registry::with_prefix(prefix);
+        let mut root = Registry::default();
+        let registry = root.sub_registry_with_prefix(prefix);
         let metrics = Self {
             reconcile_duration: Family::new_with_constructor(duration_buckets),
             reconcile_errors: Family::default(),
@@ -70,7 +72,8 @@ impl Metrics {
             leader: Gauge::default(),
             requests: Family::default(),
             events_dropped: Counter::default(),
-            registry: Mutex::new(Registry::default()),
+            registry: Mutex::default(),
+            prefix: prefix.to_owned(),
         };
         registry.register(
             "reconciliation_duration_seconds",
@@ -99,12 +102,17 @@ impl Metrics {
             "Events that were not sent because too many came at once",
             metrics.events_dropped.clone(),
         );
-        *metrics.registry.lock() = registry;
+        *metrics.registry.lock() = root;
         metrics
     }
 
     /// Lets a program add what only it counts. The prefix applies to it too.
     pub fn register<T>(&self, add: impl FnOnce(&mut Registry) -> T) -> T {
+        add(self.registry.lock().sub_registry_with_prefix(&self.prefix))
+    }
+
+    /// The same for names that are given by others: no prefix applies.
+    pub fn register_as_named<T>(&self, add: impl FnOnce(&mut Registry) -> T) -> T {
         add(&mut self.registry.lock())
     }
 

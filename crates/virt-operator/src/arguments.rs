@@ -99,7 +99,7 @@ impl TryFrom<RunArguments> for Settings {
     fn try_from(arguments: RunArguments) -> Result<Self> {
         Ok(Self {
             bind: bind(&arguments.listen, &arguments.port)?,
-            log_level: level(&arguments.verbosity)?,
+            log_level: verbosity(&arguments.verbosity)?,
             rate: rate(&arguments.client_qps, &arguments.client_burst)?,
             log_format: arguments.log_format,
             kubeconfig: arguments.kubeconfig,
@@ -119,12 +119,19 @@ fn bind(listen: &str, port: &str) -> Result<Bind> {
     }
 }
 
-fn level(verbosity: &str) -> Result<LogLevel> {
-    match verbosity.parse::<u8>() {
-        Ok(0..=2) => Ok(LogLevel::Info),
-        Ok(3..=4) => Ok(LogLevel::Debug),
-        Ok(5..) => Ok(LogLevel::Trace),
-        Err(_) => bail!("-v must be a number from 0 to 255, and {verbosity:?} is not"),
+fn verbosity(text: &str) -> Result<LogLevel> {
+    match text.parse() {
+        Ok(verbosity) => Ok(level(verbosity)),
+        Err(_) => bail!("-v must be a number from 0 to 255, and {text:?} is not"),
+    }
+}
+
+/// What the reference's verbosity means here.
+pub(crate) fn level(verbosity: u8) -> LogLevel {
+    match verbosity {
+        0..=2 => LogLevel::Info,
+        3..=4 => LogLevel::Debug,
+        5.. => LogLevel::Trace,
     }
 }
 

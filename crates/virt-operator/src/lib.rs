@@ -7,9 +7,12 @@ mod cache;
 mod certificates;
 mod commands;
 mod controller;
+mod metrics;
 mod monitoring;
 mod observe;
+mod on_demand;
 mod run;
+mod synchronization;
 mod wake;
 mod webhook;
 

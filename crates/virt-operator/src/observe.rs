@@ -11,7 +11,8 @@ use std::{
 use api::{Class, Failure, ObjectKey, Outcome, Plan, Stop, Target, kubevirt::KubeVirt};
 use install::{
     Cluster, DeploymentConfig, Environment, Installation, Kind, Objects, Observed, Settled, Strategy, Wanted,
-    certificates::NothingIssued, names::annotation,
+    certificates::NothingIssued,
+    names::{annotation, gate::DECENTRALIZED_LIVE_MIGRATION},
 };
 use k8s_openapi::{api::core::v1::ConfigMap, jiff::Timestamp};
 use kube::{Api, Client};
@@ -23,6 +24,7 @@ use crate::{
     cache::{self, Caches},
     certificates::{Held, Holding, Issue, Key, issue},
     monitoring::Monitoring,
+    synchronization::Synchronization,
 };
 
 pub(crate) struct Observer {
@@ -31,6 +33,7 @@ pub(crate) struct Observer {
     environment: Environment,
     namespace: String,
     monitoring: Monitoring,
+    synchronization: Synchronization,
     answers: Arc<Answers>,
     memory: Mutex<Memory>,
 }
@@ -54,9 +57,10 @@ impl Observer {
         environment: Environment,
         namespace: String,
         monitoring: Monitoring,
+        synchronization: Synchronization,
         answers: Arc<Answers>,
     ) -> Self {
-        Self { client, caches, environment, namespace, monitoring, answers, memory: Mutex::default() }
+        Self { client, caches, environment, namespace, monitoring, synchronization, answers, memory: Mutex::default() }
     }
 
     pub(crate) async fn observe(&self, key: &ObjectKey) -> Result<Option<Observed>, Failure> {
@@ -70,7 +74,16 @@ impl Observer {
         let mut cluster = self.caches.cluster();
         if cluster.service_monitors && earlier.is_none() {
             cluster.monitor_namespace = self.monitoring.namespace(&config).await?;
+        } else {
+            self.monitoring.close();
         }
+        let synchronizes = kubevirt.spec.configuration.gates().iter().any(|gate| gate == DECENTRALIZED_LIVE_MIGRATION);
+        let synchronization = if synchronizes && earlier.is_none() {
+            self.synchronization.addresses(&config).await?
+        } else {
+            self.synchronization.close();
+            Vec::new()
+        };
         let now = SystemTime::now();
         let wanted = self.wanted(&kubevirt, &cluster, &config, &objects).await;
         let (wanted, issued) = match wanted.and_then(|wanted| with_certificates(wanted, &objects, now)) {
@@ -94,6 +107,7 @@ impl Observer {
             renewal: renewal.map(timestamp),
             objects,
             namespace: self.caches.namespace(&self.namespace),
+            synchronization,
             settled,
             complete,
             kubevirt: Arc::unwrap_or_clone(kubevirt),

@@ -11,6 +11,7 @@ use runtime::{
     lease::Leadership,
     pass::{Executor, Runner, RunnerOptions},
     program::{Context, LeaseName, Listener, Program, SERVICE_ACCOUNT_NAMESPACE, identity, own_namespace},
+    telemetry::LogLevel,
 };
 
 use crate::{
@@ -18,8 +19,10 @@ use crate::{
     arguments::{RunArguments, Settings},
     cache::Caches,
     controller::KubeVirtController,
+    metrics::OperatorMetrics,
     monitoring::Monitoring,
     observe::Observer,
+    synchronization::Synchronization,
     wake::Wake,
     webhook::{self, Serving},
 };
@@ -34,10 +37,10 @@ pub(crate) fn run(arguments: RunArguments) -> anyhow::Result<ExitCode> {
     let serving = Serving::new()?;
     let namespace = own_namespace(settings.namespace.as_deref(), Path::new(SERVICE_ACCOUNT_NAMESPACE), USUAL_NAMESPACE);
     let environment = Environment::from_variables(std::env::vars());
-    let bind = settings.bind;
+    let (bind, level) = (settings.bind, settings.log_level);
     Ok(program(&settings, &namespace, &serving).run(async move |context: Context| {
         webhook::start(&context, bind, &serving).await?;
-        let work = Arc::new(Work::prepare(context, namespace, environment, serving));
+        let work = Arc::new(Work::prepare(context, namespace, environment, serving, level));
         Ok(move |leadership: Leadership| work.clone().lead(leadership))
     }))
 }
@@ -49,26 +52,41 @@ struct Work {
     wake: Arc<Wake>,
     controller: Arc<KubeVirtController>,
     executor: Arc<Executor>,
+    metrics: Arc<OperatorMetrics>,
 }
 
 impl Work {
-    fn prepare(context: Context, namespace: String, environment: Environment, serving: Serving) -> Self {
-        let wake = Wake::new(serving);
+    fn prepare(
+        context: Context,
+        namespace: String,
+        environment: Environment,
+        serving: Serving,
+        level: LogLevel,
+    ) -> Self {
+        let metrics = OperatorMetrics::register(&context.metrics);
+        let wake = Wake::new(serving, metrics.clone(), level);
         let caches = Caches::start(&context, &namespace, &wake);
         let answers = Arc::new(Answers::default());
         let executor = Executor::new(context.clients.ordinary.clone(), FIELD_MANAGER);
         let executor = Arc::new(caches.over(executor, &answers));
         let monitoring = Monitoring::new(context.clone(), wake.clone());
+        let synchronization = Synchronization::new(&context, &wake);
         let observer = Observer::new(
             context.clients.ordinary.clone(),
             caches.clone(),
             environment,
             namespace,
             monitoring,
+            synchronization,
             answers,
         );
         let controller = Arc::new(KubeVirtController { observer });
-        Self { context, caches, wake, controller, executor }
+        let (ready, known) = (metrics.clone(), caches.clone());
+        context.spawn("readiness", async move {
+            known.ready().await;
+            ready.set_ready();
+        });
+        Self { context, caches, wake, controller, executor, metrics }
     }
 
     async fn lead(self: Arc<Self>, leadership: Leadership) {
@@ -77,6 +95,7 @@ impl Work {
             () = self.caches.ready() => {}
         }
         let reign = Reign(&self);
+        self.metrics.set_leading(true);
         let runner = Runner {
             controller: self.controller.clone(),
             queue: self.wake.begin(),
@@ -97,6 +116,7 @@ struct Reign<'a>(&'a Work);
 impl Drop for Reign<'_> {
     fn drop(&mut self) {
         self.0.wake.end();
+        self.0.metrics.set_leading(false);
     }
 }
 

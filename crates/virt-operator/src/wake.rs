@@ -10,10 +10,16 @@ use std::{
 use api::{ObjectKey, kubevirt::KubeVirt};
 use install::{Kind, Live, certificates};
 use parking_lot::RwLock;
-use runtime::{queue::Queue, watch::Change};
+use runtime::{
+    queue::Queue,
+    telemetry::{self, LogLevel},
+    watch::Change,
+};
 
 use crate::{
+    arguments::level,
     cache::{Caches, Definition},
+    metrics::OperatorMetrics,
     webhook::Serving,
 };
 
@@ -24,11 +30,14 @@ pub(crate) struct Wake {
     queue: RwLock<Option<Queue<ObjectKey>>>,
     caches: OnceLock<Caches>,
     serving: Serving,
+    metrics: Arc<OperatorMetrics>,
+    /// What the command line says; the resource may say otherwise.
+    level: LogLevel,
 }
 
 impl Wake {
-    pub(crate) fn new(serving: Serving) -> Arc<Self> {
-        Arc::new(Self { queue: RwLock::default(), caches: OnceLock::new(), serving })
+    pub(crate) fn new(serving: Serving, metrics: Arc<OperatorMetrics>, level: LogLevel) -> Arc<Self> {
+        Arc::new(Self { queue: RwLock::default(), caches: OnceLock::new(), serving, metrics, level })
     }
 
     /// A listener for a cache.
@@ -105,11 +114,19 @@ impl Wake {
         }
     }
 
-    /// The endpoints of this replica are served with what the caches say.
+    /// What the resource says about the operator itself: how it serves, what it logs, what it counts.
     fn serve(&self) {
         let Some(caches) = self.caches.get() else { return };
         let kubevirt = caches.first_kubevirt();
         let tls = kubevirt.as_ref().and_then(|kubevirt| kubevirt.spec.configuration.tls_configuration.as_ref());
+        if let Some(kubevirt) = &kubevirt {
+            self.metrics.set_emulation(kubevirt);
+            let developer = kubevirt.spec.configuration.developer_configuration.as_ref();
+            let verbosity = developer.and_then(|developer| developer.log_verbosity.as_ref()?.virt_operator);
+            telemetry::set_level(
+                verbosity.map_or(self.level, |verbosity| level(verbosity.try_into().unwrap_or(u8::MAX))),
+            );
+        }
         self.serving.set(caches.key_pair(certificates::VIRT_OPERATOR).as_ref(), tls);
     }
 

@@ -130,6 +130,7 @@ impl World {
             wanted: wanted.unwrap_or_else(Wanted::Impossible),
             issued: Arc::new(SomethingIssued),
             renewal: None,
+            synchronization: Vec::new(),
             objects,
             namespace: namespace.map(|object| Arc::new(Live::of_metadata(&metadata(object)))),
             settled: self.settled.clone(),

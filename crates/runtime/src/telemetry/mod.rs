@@ -5,10 +5,11 @@ mod json;
 use std::{
     fmt,
     io::{self, IsTerminal},
+    sync::OnceLock,
 };
 
 use tracing::level_filters::LevelFilter;
-use tracing_subscriber::{Layer, Registry, filter::Targets, layer::SubscriberExt, util::SubscriberInitExt};
+use tracing_subscriber::{Layer, Registry, filter::Targets, layer::SubscriberExt, reload, util::SubscriberInitExt};
 
 pub use json::JsonLayer;
 
@@ -60,6 +61,15 @@ fn filter(level: LogLevel) -> Targets {
         .with_targets(["h2", "hyper", "hyper_util", "rustls", "tower"].map(|name| (name, theirs)))
 }
 
+static FILTER: OnceLock<reload::Handle<Targets, Registry>> = OnceLock::new();
+
+/// From now on, for a program whose level may change while it runs.
+pub fn set_level(level: LogLevel) {
+    if let Some(handle) = FILTER.get() {
+        let _ = handle.modify(|current| *current = filter(level));
+    }
+}
+
 /// Once per process, before anything is logged.
 pub fn init(format: LogFormat, level: LogLevel) {
     let layer = match format {
@@ -70,7 +80,9 @@ pub fn init(format: LogFormat, level: LogLevel) {
         }
     };
     // A second call is a test's; the first one's settings stay.
-    let _ = Registry::default().with(layer.with_filter(filter(level))).try_init();
+    let (filter, handle) = reload::Layer::new(filter(level));
+    let _ = Registry::default().with(layer.with_filter(filter)).try_init();
+    let _ = FILTER.set(handle);
     std::panic::set_hook(Box::new(|panic| {
         let text = panic.payload().downcast_ref::<&str>().copied();
         let text = text.or_else(|| panic.payload().downcast_ref::<String>().map(String::as_str)).unwrap_or_default();

@@ -100,6 +100,7 @@ async fn plan(arguments: &PlanArguments, given: KubeVirt) -> Result<Planned> {
             None => Arc::new(NothingIssued),
         },
         renewal: None,
+        synchronization: Vec::new(),
         namespace: reader.namespace(namespace).await?,
         objects: found.objects,
         settled: Arc::default(),

@@ -140,7 +140,12 @@ where
 trait Kind: Clone + std::fmt::Debug + DeserializeOwned + serde::Serialize + Send + Sync + 'static {}
 impl<K: Clone + std::fmt::Debug + DeserializeOwned + serde::Serialize + Send + Sync + 'static> Kind for K {}
 
-async fn repair<K: Resource<DynamicType = ()> + Kind>(lab: &Lab, api: Api<K>, name: &str, change: &Value) -> Result<()> {
+async fn repair<K: Resource<DynamicType = ()> + Kind>(
+    lab: &Lab,
+    api: Api<K>,
+    name: &str,
+    change: &Value,
+) -> Result<()> {
     let what = format!("{} {name}", K::kind(&()));
     let before = content(&api.get(name).await.with_context(|| what.clone())?)?;
     let seen = operator_requests(lab)?.len();
@@ -149,9 +154,9 @@ async fn repair<K: Resource<DynamicType = ()> + Kind>(lab: &Lab, api: Api<K>, na
     // A key that does not fit its certificate is replaced by another; everything else comes back as it was.
     let is_secret = K::kind(&()) == "Secret";
     lab.wait(&format!("{what} as it was"), PATIENCE, api, name, |object| {
-        object.and_then(|object| content(object).ok()).is_some_and(|now| {
-            now == before || is_secret && now["data"]["tls.key"] != json!("eA==")
-        })
+        object
+            .and_then(|object| content(object).ok())
+            .is_some_and(|now| now == before || is_secret && now["data"]["tls.key"] != json!("eA=="))
     })
     .await?;
     settled(lab).await?;

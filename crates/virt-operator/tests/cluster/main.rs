@@ -1,5 +1,7 @@
 //! virt-operator on the lab, as its own service account.
 
+#![expect(clippy::indexing_slicing, reason = "a test may stop where something is not as it should be")]
+
 mod install;
 mod life;
 mod manifests;
@@ -31,6 +33,12 @@ fn add(suite: &mut Suite) {
         let lab = labs.plain().await?;
         let mut program = start(&lab, "kubevirt").await?;
         program.wait_for_message(message::ACQUIRED, PATIENCE).await?;
+        let ready = async {
+            while !program.get_over_tls(8186, "/readyz").await.is_ok_and(|(status, _)| status == 200) {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, ready).await?;
         for (path, expected) in [("/healthz", 200), ("/readyz", 200), ("/metrics", 200), ("/else", 404)] {
             let (status, body) = program.get_over_tls(8186, path).await?;
             ensure!(status == expected, "{path} answered {status}: {body}");
@@ -51,11 +59,27 @@ fn add(suite: &mut Suite) {
 }
 
 async fn start(lab: &Lab, namespace: &str) -> Result<Program> {
-    let rules = json!([
-        {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["get", "list", "watch", "create", "update"]},
-        {"apiGroups": ["*"], "resources": ["*"], "verbs": ["get", "list", "watch"]},
-    ]);
-    lab.grant(namespace, ACCOUNT, &rules).await?;
+    let leases = json!([{
+        "apiGroups": ["coordination.k8s.io"],
+        "resources": ["leases"],
+        "verbs": ["get", "list", "watch", "create", "update"],
+    }]);
+    lab.grant(namespace, ACCOUNT, &leases).await?;
+    lab.create(&format!(
+        "
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata: {{name: reads-everything}}
+rules: [{{apiGroups: ['*'], resources: ['*'], verbs: [get, list, watch]}}]
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {{name: reads-everything}}
+roleRef: {{apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: reads-everything}}
+subjects: [{{kind: ServiceAccount, name: {ACCOUNT}, namespace: {namespace}}}]
+"
+    ))
+    .await?;
     lab.run(ProgramOptions {
         file: PathBuf::from(env!("CARGO_BIN_EXE_virt-operator")),
         namespace: namespace.to_owned(),

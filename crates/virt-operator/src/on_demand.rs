@@ -1,0 +1,88 @@
+//! Watches that only some installations need: opened when they are asked for, and closed when they are not.
+
+use std::{fmt::Debug, sync::Arc, time::Duration};
+
+use api::{Failure, reason};
+use kube::{Api, Resource};
+use parking_lot::Mutex;
+use runtime::{
+    program::Context,
+    watch::{Cache, Selection, follow},
+};
+use serde::de::DeserializeOwned;
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+
+use crate::wake::Wake;
+
+const PATIENCE: Duration = Duration::from_secs(10);
+
+pub(crate) struct OnDemand<V> {
+    context: Context,
+    wake: Arc<Wake>,
+    followed: Mutex<Option<Followed<V>>>,
+}
+
+struct Followed<V> {
+    /// What was selected.
+    what: String,
+    cache: Cache<V>,
+    stop: CancellationToken,
+}
+
+impl<V: PartialEq + Send + Sync + 'static> OnDemand<V> {
+    pub(crate) fn new(context: Context, wake: Arc<Wake>) -> Self {
+        Self { context, wake, followed: Mutex::default() }
+    }
+
+    /// The cache of what is selected, when it can be believed. `what` tells one selection from another.
+    pub(crate) async fn get<K>(
+        &self,
+        what: &str,
+        api: impl FnOnce(&Context) -> Api<K>,
+        selection: impl FnOnce() -> Selection,
+        prune: fn(K) -> V,
+    ) -> Result<Cache<V>, Failure>
+    where
+        K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
+    {
+        let cache = self.open(what, api, selection, prune);
+        match timeout(PATIENCE, cache.ready()).await {
+            Ok(()) => Ok(cache),
+            Err(_) => Err(Failure::transient(reason::API_SERVER_UNREACHABLE, format!("{what} cannot be listed yet"))),
+        }
+    }
+
+    fn open<K>(
+        &self,
+        what: &str,
+        api: impl FnOnce(&Context) -> Api<K>,
+        selection: impl FnOnce() -> Selection,
+        prune: fn(K) -> V,
+    ) -> Cache<V>
+    where
+        K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
+    {
+        let mut followed = self.followed.lock();
+        if let Some(followed) = followed.as_ref().filter(|followed| followed.what == what) {
+            return followed.cache.clone();
+        }
+        close(&mut followed);
+        let stop = self.context.shutdown.child_token();
+        let changed = self.wake.on(Wake::changed);
+        let (cache, following) = follow(api(&self.context), selection(), &[], prune, changed, stop.clone());
+        self.context.spawn("a watch on demand", following);
+        *followed = Some(Followed { what: what.to_owned(), cache: cache.clone(), stop });
+        cache
+    }
+
+    pub(crate) fn close(&self) {
+        close(&mut self.followed.lock());
+    }
+}
+
+fn close<V>(followed: &mut Option<Followed<V>>) {
+    if let Some(followed) = followed.take() {
+        followed.stop.cancel();
+    }
+}
