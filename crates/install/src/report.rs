@@ -17,6 +17,8 @@ use crate::{
 };
 
 const MESSAGE_LIMIT: usize = 1024;
+const NOT_REMOVED: &str = "This version of the operator does not remove what it installed; it stays as it is. To let the \
+    KubeVirt resource go all the same, take the finalizer foregroundDeleteKubeVirt from it";
 
 mod phase {
     pub(super) const DEPLOYING: &str = "Deploying";
@@ -36,6 +38,7 @@ mod reason {
     pub(super) const DEPLOYING: &str = "DeploymentInProgress";
     pub(super) const EXISTING: &str = "ExistingDeployment";
     pub(super) const FAILED: &str = "DeploymentFailed";
+    pub(super) const NOT_REMOVED: &str = "DeletionFailed";
     pub(super) const READY: &str = "AllComponentsReady";
     pub(super) const UPDATING: &str = "UpdateInProgress";
 }
@@ -45,6 +48,7 @@ pub mod event {
     pub const DEPLOYED: &str = "Deployed";
     pub const FAILED: &str = "DeploymentFailed";
     pub const NOT_INSTALLED: &str = "ExistingDeployment";
+    pub const NOT_REMOVED: &str = "DeletionFailed";
     pub const ADVICE: &str = "Deprecated";
     pub const REPLICAS: &str = "AdvancedFeatureUse";
 }
@@ -80,7 +84,9 @@ pub fn report(observed: &Observed, plan: &Plan, outcome: &Outcome) -> Report {
     let mut status = before.clone();
     let mut events = Vec::new();
     if kubevirt.metadata.deletion_timestamp.is_some() {
-        return Report::default();
+        set(&mut status, condition::SYNCHRONIZED, "False", reason::NOT_REMOVED, NOT_REMOVED);
+        events.push((EventKind::Warning, event::NOT_REMOVED, NOT_REMOVED.to_owned()));
+        return finish(observed, before, status, events);
     }
     if let Some(message) = refusal(observed) {
         set(&mut status, condition::SYNCHRONIZED, "False", reason::EXISTING, &message);
