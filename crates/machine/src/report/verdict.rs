@@ -27,6 +27,11 @@ pub(crate) fn judge(observed: &Observed, analysis: &Analysis, outcome: &Outcome)
     if let Some(problem) = &analysis.problem {
         let phase = match problem.kind {
             ProblemKind::Failed => phase::FAILED,
+            // What was made stays as it was made.
+            ProblemKind::Pending | ProblemKind::Creating if runs(observed) => {
+                let message = format!("{}; until then the machine runs on as it was", problem.message);
+                return Some(not_ready(phase::RUNNING, problem.reason, message));
+            }
             ProblemKind::Pending => phase::PENDING,
             ProblemKind::Creating => phase::CREATING,
         };
@@ -38,6 +43,12 @@ pub(crate) fn judge(observed: &Observed, analysis: &Analysis, outcome: &Outcome)
         Stop::Waiting { wait, .. } => Some(not_ready(phase::CREATING, wait.reason, &wait.message)),
         Stop::Done => Some(living(observed, analysis)),
     }
+}
+
+/// A guest of the Machine's own VM.
+fn runs(observed: &Observed) -> bool {
+    let own = observed.vm.as_ref().is_some_and(|vm| vm.controller_uid.as_deref() == Some(observed.uid()));
+    own && observed.vmi.as_ref().is_some_and(|vmi| vmi.phase == "Running")
 }
 
 fn taken(target: &Target, live: &Body) -> Verdict {

@@ -4,6 +4,7 @@ use api::machine::{
     CloudInit, Cpu, Disk, MachineSpec, Memory, Network, Resources, SecretKeyRef, condition_type as type_,
 };
 use machine::observed::SourceView;
+use machine::render::cloud_init::SecretBytes;
 use machine::resolve::resolve;
 
 use crate::world::{UID, World};
@@ -43,6 +44,25 @@ fn a_machine_comes_to_life() {
     assert_eq!((status.ip_addresses, status.node_name.as_deref()), (vec!["10.1.2.3".to_owned()], Some("node-1")));
     assert_eq!(world.condition(type_::STORAGE_READY).1, "PVCBound");
     assert_eq!(world.condition(type_::NETWORK_READY).1, "NetworkConfigured");
+}
+
+#[test]
+fn a_machine_that_runs_goes_on_when_something_it_was_made_from_goes() {
+    let cloud_init = CloudInit {
+        secret_ref: Some(SecretKeyRef { name: "s".to_owned(), key: None }),
+        ..CloudInit::default()
+    };
+    let mut world = World::new(MachineSpec { cloud_init: Some(cloud_init), ..template("small") });
+    world.observed.source = SourceView::Read(SecretBytes(b"#cloud-config".to_vec()));
+    world.pass();
+    world.bind_claims();
+    world.start_guest("Running");
+    world.pass();
+    expect(&world, "Running", "True", "Running");
+    world.observed.source = SourceView::SecretMissing;
+    world.pass();
+    expect(&world, "Running", "False", "SecretNotFound");
+    assert!(world.status().diagnosis.unwrap().contains("the machine runs on"));
 }
 
 #[test]
@@ -258,7 +278,7 @@ fn a_secret_whose_source_was_not_read_keeps_its_data() {
         }),
         ..template("small")
     });
-    world.observed.source = SourceView::Read(machine::render::cloud_init::SecretBytes(b"#cloud-config".to_vec()));
+    world.observed.source = SourceView::Read(SecretBytes(b"#cloud-config".to_vec()));
     world.settle();
     let content = world.observed.secret.clone().unwrap().content.unwrap();
     world.observed.source = SourceView::Unchanged(content);
@@ -322,7 +342,7 @@ fn a_right_that_comes_back_is_noticed() {
     world.observed.source = SourceView::Forbidden("no".to_owned());
     let (_, report) = world.pass();
     assert!(report.wake_after.is_some());
-    world.observed.source = SourceView::Read(machine::render::cloud_init::SecretBytes(b"#cloud-config".to_vec()));
+    world.observed.source = SourceView::Read(SecretBytes(b"#cloud-config".to_vec()));
     let (plan, report) = world.pass();
     assert_eq!((plan.write_count(), report.wake_after), (4, None), "{plan:?}");
 }
