@@ -34,7 +34,7 @@ const ALLOCATED: [&str; 5] = ["clusterIP", "clusterIPs", "ipFamilies", "ipFamily
 /// How a live object differs from `wanted`, which is the object as it would be created. Nothing but metadata is
 /// compared of an object of which only metadata is known.
 pub fn drift(kind: Kind, wanted: &Value, live: &Live) -> Result<Drift, Failure> {
-    let mut operations = metadata(wanted, live);
+    let mut operations = marks(wanted, live);
     if let Some(fields) = live.fields()? {
         let Some(wanted) = wanted.as_object() else { return Ok(Drift::None) };
         for (key, value) in content(kind, wanted) {
@@ -45,10 +45,10 @@ pub fn drift(kind: Kind, wanted: &Value, live: &Live) -> Result<Drift, Failure> 
                 .iter()
                 .filter_map(|tree| tree.get(format!("f:{key}")))
                 .any(|tree| adds(&value, have, tree));
-            if same(kind, key, &value, have) && !added {
+            if same(kind, &value, have) && !added {
                 continue;
             }
-            if is_fixed(kind, key) {
+            if is_fixed(kind, key, &value, have) {
                 return Ok(Drift::Replace);
             }
             operations.push(Operation::set(format!("/{key}"), value));
@@ -72,20 +72,25 @@ pub fn drift(kind: Kind, wanted: &Value, live: &Live) -> Result<Drift, Failure> 
 fn content(kind: Kind, object: &Map<String, Value>) -> impl Iterator<Item = (&String, &Value)> {
     object.iter().filter(move |(key, _)| {
         let aside = ["apiVersion", "kind", "metadata", "status"].contains(&key.as_str());
-        // Others add tokens and pull secrets to an account.
-        !aside && kind != Kind::ServiceAccount
+        // Others add tokens and pull secrets to an account. The type of a Secret is fixed: one of another is not ours.
+        !aside && kind != Kind::ServiceAccount && !(kind == Kind::Secret && *key == "type")
     })
 }
 
-fn is_fixed(kind: Kind, key: &str) -> bool {
+/// What no patch can change.
+fn is_fixed(kind: Kind, key: &str, wanted: &Value, have: &Value) -> bool {
     match kind {
         Kind::RoleBinding | Kind::ClusterRoleBinding => key == "roleRef",
-        Kind::Secret => key == "type",
+        Kind::Service => {
+            let headless = |spec: &Value| spec.get("clusterIP").is_some_and(|address| address == "None");
+            headless(wanted) != headless(have)
+        }
         _ => false,
     }
 }
 
-fn metadata(wanted: &Value, live: &Live) -> Vec<Operation> {
+/// Of labels and annotations alone.
+pub(crate) fn marks(wanted: &Value, live: &Live) -> Vec<Operation> {
     let mut operations = Vec::new();
     for (field, have, ours) in
         [("labels", &live.labels, OUR_LABELS.as_slice()), ("annotations", &live.annotations, &OUR_ANNOTATIONS)]
@@ -110,11 +115,15 @@ fn metadata(wanted: &Value, live: &Live) -> Vec<Operation> {
 
 /// What we want, together with what the server alone decides.
 fn completed(kind: Kind, wanted: &Value, have: &Value) -> Value {
+    if matches!(kind, Kind::Deployment | Kind::DaemonSet) {
+        return with_identity_of(wanted, have);
+    }
     let mut wanted = wanted.clone();
     if kind == Kind::Service
         && let (Some(wanted), Some(have)) = (wanted.as_object_mut(), have.as_object())
     {
-        for key in ALLOCATED {
+        let headless = have.get("clusterIP").is_some_and(|address| address == "None");
+        for key in ALLOCATED.into_iter().filter(|_| !headless) {
             if let (None, Some(value)) = (wanted.get(key), have.get(key)) {
                 wanted.insert(key.to_owned(), value.clone());
             }
@@ -123,21 +132,19 @@ fn completed(kind: Kind, wanted: &Value, have: &Value) -> Value {
     wanted
 }
 
-fn same(kind: Kind, key: &str, wanted: &Value, have: &Value) -> bool {
+fn same(kind: Kind, wanted: &Value, have: &Value) -> bool {
     match kind {
         // Exact: there are no defaults in data.
         Kind::Secret | Kind::ConfigMap => wanted == have,
-        Kind::Deployment | Kind::DaemonSet if key == "spec" => {
-            covers(wanted, have) || covers(&with_identity_of(wanted, have), have)
-        }
         _ => covers(wanted, have),
     }
 }
 
-/// The pods keep the marks of the deployment that started them, if nothing else about them changes.
-fn with_identity_of(wanted: &Value, have: &Value) -> Value {
+/// The pods keep the marks of the deployment that started them, if nothing else about them changes: whatever else of
+/// the workload does, they are not restarted for it.
+fn with_identity_of(asked: &Value, have: &Value) -> Value {
     const ANNOTATIONS: &str = "/template/metadata/annotations";
-    let mut wanted = wanted.clone();
+    let mut wanted = asked.clone();
     let theirs = have.pointer(ANNOTATIONS).and_then(Value::as_object);
     if let (Some(ours), Some(theirs)) = (wanted.pointer_mut(ANNOTATIONS).and_then(Value::as_object_mut), theirs) {
         for mark in IDENTITY {
@@ -146,20 +153,25 @@ fn with_identity_of(wanted: &Value, have: &Value) -> Value {
             }
         }
     }
-    wanted
+    let same_pods = match (wanted.get("template"), have.get("template")) {
+        (Some(wanted), Some(have)) => covers(wanted, have),
+        _ => false,
+    };
+    if same_pods { wanted } else { asked.clone() }
 }
 
 /// Whether all of `wanted` is in `have`. An empty value and none are the same: the server leaves empty ones out.
 fn covers(wanted: &Value, have: &Value) -> bool {
     match (wanted, have) {
-        (Value::Object(wanted), Value::Object(have)) => {
-            wanted.iter().all(|(key, value)| covers(value, have.get(key).unwrap_or(&Value::Null)))
-        }
+        (Value::Object(wanted), Value::Object(have)) => wanted.iter().all(|(key, value)| {
+            let have = have.get(key).unwrap_or(&Value::Null);
+            let amounts = ["limits", "requests", "sizeLimit"].contains(&key.as_str());
+            covers(value, have) || amounts && same_amounts(value, have)
+        }),
         (Value::Array(wanted), Value::Array(have)) => {
             wanted.len() == have.len() && wanted.iter().zip(have).all(|(wanted, have)| covers(wanted, have))
         }
         (wanted, Value::Null) => is_empty(wanted),
-        (Value::String(wanted), Value::String(have)) => wanted == have || same_quantity(wanted, have),
         (Value::Number(wanted), Value::Number(have)) => wanted == have || wanted.as_f64() == have.as_f64(),
         _ => wanted == have,
     }
@@ -173,6 +185,16 @@ fn is_empty(value: &Value) -> bool {
         Value::String(text) => text.is_empty(),
         Value::Number(number) => number.as_f64() == Some(0.0),
         Value::Bool(true) => false,
+    }
+}
+
+fn same_amounts(wanted: &Value, have: &Value) -> bool {
+    match (wanted, have) {
+        (Value::Object(wanted), Value::Object(have)) => {
+            wanted.iter().all(|(name, amount)| have.get(name).is_some_and(|have| same_amounts(amount, have)))
+        }
+        (Value::String(wanted), Value::String(have)) => wanted == have || same_quantity(wanted, have),
+        _ => false,
     }
 }
 

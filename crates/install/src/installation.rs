@@ -35,6 +35,9 @@ use crate::{
 /// Reason of a failure: a duration in `spec.certificateRotateStrategy` cannot be read.
 pub const INVALID_DURATION: &str = "InvalidCertificateDuration";
 
+/// Reason of a failure: another release has a certificate that is not known here.
+pub const UNKNOWN_CERTIFICATE: &str = "UnknownCertificate";
+
 /// Everything that an installation consists of.
 pub struct Installation {
     pub config: DeploymentConfig,
@@ -80,7 +83,18 @@ impl Installation {
             objects.extend(overlay.objects(item)?);
         }
         objects.sort_by_key(|object| object.stage);
-        let certificates = certificates::certificates(&config, &overlay.lifetimes);
+        let mut certificates = certificates::certificates(&config, &overlay.lifetimes);
+        // Another release may have fewer; one that is not known here cannot be issued.
+        let secrets: Vec<&str> =
+            objects.iter().filter(|object| object.kind == Kind::Secret).map(|object| object.key.name()).collect();
+        certificates.retain(|certificate| secrets.contains(&certificate.secret.as_str()));
+        if let Some(unknown) = secrets.iter().find(|name| !certificates.iter().any(|known| known.secret == **name)) {
+            let message = format!(
+                "KubeVirt {} has a certificate {unknown} that this operator does not know: it cannot install that release",
+                config.kube_virt_version
+            );
+            return Err(Failure::invalid(UNKNOWN_CERTIFICATE, message));
+        }
         Ok(Self { config, objects, certificates })
     }
 }

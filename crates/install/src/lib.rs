@@ -52,14 +52,14 @@ pub use config::{ComponentImages, DeploymentConfig};
 pub use customize::{Customizer, INVALID_CUSTOMIZATION};
 pub use drift::{Drift, drift};
 pub use environment::{Cluster, Environment, ImageOverrides};
-pub use installation::{INVALID_DURATION, Installation};
+pub use installation::{INVALID_DURATION, Installation, UNKNOWN_CERTIFICATE};
 pub use kind::Kind;
 pub use live::{End, Live, Rollout};
 pub use object::Object;
-pub use observed::{Objects, Observed, Settled, Wanted};
+pub use observed::{Answers, Objects, Observed, Settled, Wanted};
 pub use order::Stage;
-pub use plan::{owns, plan, wait};
-pub use report::{event, problem, report};
+pub use plan::{obsolete, owns, plan, wait};
+pub use report::{event, is_refused, problem, report};
 pub use strategy::{
     ENCODING, Item, MANIFESTS, Strategy, config_map,
     job::{is_of_another_release, variable},

@@ -12,7 +12,10 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, ObjectM
 use k8s_openapi::jiff::Timestamp;
 use serde_json::{Map, Value};
 
-use crate::names::{FIELD_MANAGER, annotation, label};
+use crate::{
+    names::{FIELD_MANAGER, annotation, label},
+    strategy::MANIFESTS,
+};
 
 /// Not content: who it is and how it fares.
 const ASIDE: [&str; 4] = ["apiVersion", "kind", "metadata", "status"];
@@ -37,6 +40,8 @@ pub struct Live {
     pub rollout: Option<Rollout>,
     /// Of a Job: how it ended.
     pub end: Option<End>,
+    /// Whether it holds the text of an install strategy.
+    pub is_strategy: bool,
     /// Of everything that is compared: two of the same digest are judged alike.
     pub digest: u64,
     /// The fields of the object and what others than us have set of them, as compressed JSON. Nothing for objects of
@@ -112,8 +117,10 @@ impl Rollout {
             Self { current: false, .. } => "its pods are not counted yet".to_owned(),
             Self { pods: 0, every_node: true, .. } => "no node is selected for it".to_owned(),
             Self { pods: 0, .. } => "it has no pods yet".to_owned(),
-            Self { pods, updated, .. } if updated < pods => format!("{updated} of {pods} pods are of this version"),
-            Self { pods, ready, .. } => format!("{ready} of {pods} pods are ready"),
+            // Without numbers: each would be another write of the status.
+            Self { pods, updated, .. } if updated < pods => "not all of its pods are of this version".to_owned(),
+            Self { ready: 0, .. } => "none of its pods is ready".to_owned(),
+            Self { .. } => "not all of its pods are ready".to_owned(),
         }
     }
 }
@@ -131,7 +138,8 @@ impl Live {
         let mut live = Self::of_metadata(metadata);
         live.rollout = Rollout::of(live.generation, &data);
         live.end = End::of(&data);
-        if live.is_strategy() {
+        live.is_strategy = holds_a_strategy(&live, &data);
+        if live.is_strategy {
             // Its text is big, and never compared.
             return live;
         }
@@ -161,6 +169,7 @@ impl Live {
             deleting: metadata.deletion_timestamp.is_some(),
             rollout: None,
             end: None,
+            is_strategy: false,
             digest: 0,
             packed: None,
         };
@@ -202,14 +211,16 @@ impl Live {
         by_label && marks.iter().all(|mark| self.annotations.contains_key(*mark))
     }
 
-    /// Whether it holds the text of an install strategy.
-    pub fn is_strategy(&self) -> bool {
-        self.labels.contains_key(label::INSTALL_STRATEGY)
-    }
-
     pub fn annotation(&self, key: &str) -> &str {
         self.annotations.get(key).map(String::as_str).unwrap_or_default()
     }
+}
+
+/// The label alone says little: anybody may put it on anything.
+fn holds_a_strategy(live: &Live, data: &Value) -> bool {
+    let is_config_map = data.get("type").is_none() && data.get("spec").is_none();
+    let text = data.get("data").and_then(|data| data.get(MANIFESTS));
+    is_config_map && text.is_some() && live.labels.contains_key(label::INSTALL_STRATEGY)
 }
 
 /// What is changed through a subresource is not the specification.

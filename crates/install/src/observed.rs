@@ -1,7 +1,7 @@
 //! Everything that a pass over a KubeVirt resource decides on, the time included.
 
 use std::{
-    collections::{BTreeMap, HashMap, HashSet},
+    collections::{BTreeMap, BTreeSet, HashMap},
     sync::Arc,
 };
 
@@ -9,8 +9,15 @@ use api::{Failure, ObjectKey, Plan, Target, Write, kubevirt::KubeVirt};
 use k8s_openapi::jiff::Timestamp;
 
 use crate::{
-    certificates::Issued, config::DeploymentConfig, installation::Installation, kind::Kind, live::Live,
+    certificates::Issued,
+    config::DeploymentConfig,
+    drift::{Drift, drift},
+    installation::Installation,
+    kind::Kind,
+    live::Live,
     names::annotation,
+    object::Object,
+    report::refusal,
 };
 
 pub struct Observed {
@@ -34,8 +41,10 @@ pub struct Observed {
     /// Digests of objects that were found to be as wanted, or that the server has made of what we want: they are not
     /// compared again until they change or something else is wanted.
     pub settled: Arc<Settled>,
-    /// Whether absence from `objects` is absence from the cluster.
+    /// Whether absence from `objects` is absence from the cluster, and the resource is the newest there is.
     pub complete: bool,
+    /// Definitions that are no longer wanted, but of which there are objects.
+    pub in_use: BTreeSet<ObjectKey>,
 }
 
 pub type Settled = HashMap<(Kind, ObjectKey), u64>;
@@ -44,15 +53,19 @@ impl Observed {
     /// What need not be compared again after a pass: what it found to be as wanted, and what the server answered to
     /// its writes. Where the server writes a value in words of its own, that answer is as wanted too; without it such
     /// an object would be patched again and again.
-    pub fn settled_after(&self, plan: &Plan, answers: &Settled) -> Settled {
+    pub fn settled_after(&self, plan: &Plan, answers: &Answers) -> Settled {
         let mut settled = Settled::clone(&self.settled);
         let Wanted::Installation(installation) = &self.wanted else { return settled };
-        let written: HashSet<&Target> = plan.steps.iter().flat_map(|step| &step.writes).map(Write::target).collect();
+        if refusal(self).is_some() {
+            return settled;
+        }
+        let writes = plan.steps.iter().flat_map(|step| &step.writes);
+        let writes: HashMap<&Target, &Write> = writes.map(|write| (write.target(), write)).collect();
         for object in &installation.objects {
             let key = (object.kind, object.key.clone());
-            let digest = match written.contains(&object.target()) {
-                true => answers.get(&key).copied(),
-                false => self.objects.get(object.kind, &object.key).map(|live| live.digest),
+            let digest = match writes.get(&object.target()) {
+                Some(write) => answers.get(&key).and_then(|answer| self.judge(object, write, answer)),
+                None => self.objects.get(object.kind, &object.key).map(|live| live.digest),
             };
             match digest {
                 Some(digest) => settled.insert(key, digest),
@@ -61,7 +74,25 @@ impl Observed {
         }
         settled
     }
+
+    /// The digest of an answer, if it is what we want: as far as the server lets it, and without what somebody else
+    /// wrote at the same time.
+    fn judge(&self, object: &Object, write: &Write, answer: &Live) -> Option<u64> {
+        let Write::Patch { operations, .. } = write else { return Some(answer.digest) };
+        let wanted = object.body(&*self.issued).ok()?;
+        let right = match drift(object.kind, wanted.json(), answer).ok()? {
+            Drift::None => true,
+            Drift::Patch(left) => {
+                left.iter().all(|left| operations.iter().any(|operation| operation.path == left.path))
+            }
+            Drift::Replace => false,
+        };
+        right.then_some(answer.digest)
+    }
 }
+
+/// What the server answered to writes.
+pub type Answers = HashMap<(Kind, ObjectKey), Live>;
 
 /// What the resource asks for.
 #[derive(Clone)]
@@ -98,7 +129,7 @@ impl Objects {
     /// The newest text of the strategy of a deployment.
     pub fn strategy(&self, identifier: &str) -> Option<(&ObjectKey, &Arc<Live>)> {
         let of_it = |(_, live): &(&ObjectKey, &Arc<Live>)| {
-            live.is_strategy() && !live.deleting && live.annotation(annotation::IDENTIFIER) == identifier
+            live.is_strategy && !live.deleting && live.annotation(annotation::IDENTIFIER) == identifier
         };
         self.of(Kind::ConfigMap).filter(of_it).max_by_key(|(_, live)| live.created)
     }

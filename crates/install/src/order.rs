@@ -58,7 +58,7 @@ pub struct Turn {
 }
 
 /// Everything but the workloads.
-const FOUNDATION: [Turn; 4] = [
+const FOUNDATION: [Turn; 5] = [
     Turn {
         stages: &[
             Stage::Strategy,
@@ -73,18 +73,21 @@ const FOUNDATION: [Turn; 4] = [
     },
     Turn { stages: &[Stage::Authorities, Stage::Bindings], until: Until::Written },
     Turn { stages: &[Stage::Bundles], until: Until::Written },
-    Turn { stages: &[Stage::Webhooks, Stage::ApiServices, Stage::Routes, Stage::Certificates], until: Until::Served },
+    Turn { stages: &[Stage::Webhooks, Stage::ApiServices, Stage::Routes], until: Until::Served },
+    // What is signed by a new authority comes after everybody trusts it.
+    Turn { stages: &[Stage::Certificates], until: Until::Written },
 ];
 
 /// A first installation, a change without a newer version, and the way back to an older one: what checks objects comes
 /// before what acts on them.
-pub const INSTALL: [Turn; 6] = {
-    let [a, b, c, d] = FOUNDATION;
+pub const INSTALL: [Turn; 7] = {
+    let [a, b, c, d, e] = FOUNDATION;
     [
         a,
         b,
         c,
         d,
+        e,
         Turn { stages: &[Stage::Api], until: Until::ApiRolledOver },
         Turn {
             stages: &[
@@ -102,13 +105,14 @@ pub const INSTALL: [Turn; 6] = {
 };
 
 /// To a newer version: what acts on objects must know what the newer virt-api lets through.
-pub const UPDATE: [Turn; 8] = {
-    let [a, b, c, d] = FOUNDATION;
+pub const UPDATE: [Turn; 9] = {
+    let [a, b, c, d, e] = FOUNDATION;
     [
         a,
         b,
         c,
         d,
+        e,
         Turn { stages: &[Stage::Handler], until: Until::HandlerRolledOver },
         Turn { stages: &[Stage::Controller], until: Until::ControllerRolledOver },
         Turn {

@@ -3,7 +3,7 @@
 //! Each turn of `order` is one step. Objects that are as wanted are not in it, so a plan of a settled installation is
 //! empty. What is no longer part of the installation goes last, when nothing can need it any more.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use api::{Body, Failure, ObjectKey, Operation, Plan, Propagation, Step, Target, Wait, Write, kubevirt::KubeVirt};
 use k8s_openapi::api::core::v1::Namespace;
@@ -11,11 +11,11 @@ use serde_json::{Value, json};
 
 use crate::{
     config::DeploymentConfig,
-    drift::{Drift, drift},
+    drift::{Drift, drift, marks},
     installation::Installation,
     kind::Kind,
     live::{Live, Rollout},
-    names::{FINALIZER, VIRT_API, VIRT_CONTROLLER, VIRT_HANDLER, label},
+    names::{FINALIZER, VIRT_API, VIRT_CONTROLLER, VIRT_HANDLER, annotation, label},
     object::Object,
     observed::{Observed, Wanted},
     order::{self, OBSOLETE, Stage, Turn, Until},
@@ -50,7 +50,7 @@ pub fn plan(observed: &Observed) -> Plan {
 
 fn make(observed: &Observed) -> Result<Plan, Failure> {
     let mut plan = Plan::default();
-    if refusal(observed).is_some() || observed.kubevirt.metadata.deletion_timestamp.is_some() {
+    if refusal(observed).is_some() {
         return Ok(plan);
     }
     plan.steps.extend(adoption(&observed.kubevirt));
@@ -85,9 +85,12 @@ fn adoption(kubevirt: &KubeVirt) -> Option<Step> {
     let metadata = &kubevirt.metadata;
     let mut operations = Vec::new();
     let finalizers = metadata.finalizers.clone().unwrap_or_default();
-    if !finalizers.iter().any(|finalizer| finalizer == FINALIZER) {
-        let all: Vec<&str> = finalizers.iter().map(String::as_str).chain([FINALIZER]).collect();
-        operations.push(Operation::set("/metadata/finalizers", json!(all)));
+    let leaving = metadata.deletion_timestamp.is_some();
+    if !leaving && !finalizers.iter().any(|finalizer| finalizer == FINALIZER) {
+        operations.push(match finalizers.is_empty() {
+            true => Operation::set("/metadata/finalizers", json!([FINALIZER])),
+            false => Operation::set("/metadata/finalizers/-", json!(FINALIZER)),
+        });
     }
     let nothing = Default::default();
     let annotations = metadata.annotations.as_ref().unwrap_or(&nothing);
@@ -143,6 +146,8 @@ enum Need {
     Write(Write),
     /// It is on its way out and comes again after that.
     Gone(Target),
+    /// It has to go first.
+    Replace(Write),
 }
 
 impl Planner<'_> {
@@ -159,6 +164,10 @@ impl Planner<'_> {
                     step.writes.push(write);
                 }
                 Need::Gone(target) => leaving = Some(target),
+                Need::Replace(write) => {
+                    leaving = Some(write.target().clone());
+                    step.writes.push(write);
+                }
             }
         }
         step.wait = match leaving {
@@ -193,9 +202,7 @@ impl Planner<'_> {
         Ok(match drift(object.kind, body.json(), live)? {
             Drift::None => Need::Nothing,
             Drift::Patch(operations) => Need::Write(Write::Patch { target, uid: live.uid.clone(), operations }),
-            Drift::Replace => {
-                Need::Write(Write::Delete { target, uid: live.uid.clone(), propagation: Propagation::Background })
-            }
+            Drift::Replace => Need::Replace(delete(object.kind, &object.key, live)),
         })
     }
 
@@ -218,9 +225,8 @@ impl Planner<'_> {
     /// one that was noted then; after that it is written again, which changes nothing if nothing differs.
     fn definition(&self, index: usize, object: &Object, live: &Live) -> Need {
         let noted = self.observed.noted_generation(object.kind, &object.key);
-        let marks = Value::from_iter([("metadata", object.marks())]);
-        let marked = matches!(drift(object.kind, &marks, live), Ok(Drift::None));
-        if marked && noted == Some(live.generation) {
+        let wanted = Value::from_iter([("metadata", object.marks())]);
+        if marks(&wanted, live).is_empty() && noted == Some(live.generation) {
             return Need::Nothing;
         }
         let (installation, issued) = (Arc::clone(self.installation), Arc::clone(&self.observed.issued));
@@ -245,6 +251,15 @@ impl Planner<'_> {
         let config = &self.installation.config;
         if self.observed.objects.strategy(&config.id).is_some() {
             return Need::Nothing;
+        }
+        // It may have lost the marks that it is found by.
+        if let Some(live) = self.observed.objects.get(Kind::ConfigMap, &config.strategy_key()) {
+            let target = Target::new(Kind::ConfigMap.resource(), config.strategy_key());
+            return match live.deleting {
+                true => Need::Gone(target),
+                // Its text is made from the same as its name, so another one is as good.
+                false => Need::Replace(delete(Kind::ConfigMap, &config.strategy_key(), live)),
+            };
         }
         let (installation, issued) = (Arc::clone(self.installation), Arc::clone(&self.observed.issued));
         let target = Target::new(Kind::ConfigMap.resource(), config.strategy_key());
@@ -289,8 +304,10 @@ impl Planner<'_> {
 
     fn api_is_ready(&self) -> bool {
         let key = ObjectKey::namespaced(&self.installation.config.namespace, VIRT_API);
-        let rollout = self.observed.objects.get(Kind::Deployment, &key).and_then(|live| live.rollout);
-        rollout.is_some_and(Rollout::is_over)
+        let version = &self.installation.config.kube_virt_version;
+        let live = self.observed.objects.get(Kind::Deployment, &key);
+        let live = live.filter(|live| live.annotation(annotation::VERSION) == version);
+        live.and_then(|live| live.rollout).is_some_and(Rollout::is_over)
     }
 
     /// The one thing that is written to somebody else's object.
@@ -338,31 +355,50 @@ impl Planner<'_> {
         (!missing.is_empty()).then_some(Wait { reason: wait::ROLLOUT, message, wake_after: None })
     }
 
-    /// What carries our marks and is not part of the installation. Only from a complete view: an object that another
-    /// replica has just made for a newer resource must not look superfluous.
+    /// Only from a complete view: an object that another replica has just made for a newer resource must not look
+    /// superfluous. A definition of which there are objects stays, and they with it.
     fn obsolete(&self) -> Option<Step> {
         if !self.observed.complete {
             return None;
         }
         let mut step = Step::new("obsolete");
-        let is_wanted = |kind: Kind, key: &ObjectKey| {
-            self.installation.objects.iter().any(|object| object.kind == kind && object.key == *key)
-        };
-        let current = self.observed.objects.strategy(&self.installation.config.id).map(|(key, _)| key);
         let told = self.observed.objects.of(Kind::Job).filter(|(_, live)| live.end.is_some() && !live.deleting);
         step.writes.extend(told.map(|(key, live)| delete(Kind::Job, key, live)));
-        for kind in OBSOLETE.into_iter().chain([Kind::PodDisruptionBudget, Kind::Route]) {
-            let superfluous = self.observed.objects.of(kind).filter(|(key, live)| {
-                let kept = match live.is_strategy() {
-                    true => Some(*key) == current || current.is_none(),
-                    false => is_wanted(kind, key),
-                };
-                !kept && !live.deleting && !key.name().starts_with(BLOCKING_PREFIX)
-            });
-            step.writes.extend(superfluous.map(|(key, live)| delete(kind, key, live)));
-        }
+        let superfluous = superfluous(self.observed, self.installation).into_iter();
+        let unused = superfluous
+            .filter(|(kind, key, _)| *kind != Kind::CustomResourceDefinition || !self.observed.in_use.contains(*key));
+        step.writes.extend(unused.map(|(kind, key, live)| delete(kind, key, live)));
         (!step.writes.is_empty()).then_some(step)
     }
+}
+
+/// What carries our marks and is not part of the installation, in the order in which it goes. Marks can be copied:
+/// elsewhere than where an installation has objects, nothing is ours.
+fn superfluous<'a>(observed: &'a Observed, installation: &Installation) -> Vec<(Kind, &'a ObjectKey, &'a Arc<Live>)> {
+    let config = &installation.config;
+    let wanted: HashSet<(Kind, &ObjectKey)> =
+        installation.objects.iter().map(|object| (object.kind, &object.key)).collect();
+    let current = observed.objects.strategy(&config.id).map(|(key, _)| key);
+    let monitoring = config.monitor_namespaces().into_iter().chain(config.service_monitor_namespace());
+    let places: HashSet<&str> = monitoring.chain(["kube-system", config.namespace.as_str()]).collect();
+    let is_superfluous = |kind: Kind, key: &ObjectKey, live: &Live| {
+        let kept = wanted.contains(&(kind, key))
+            || key.name().starts_with(BLOCKING_PREFIX)
+            || live.is_strategy && (Some(key) == current || current.is_none());
+        !kept && !live.deleting && key.namespace().is_none_or(|namespace| places.contains(namespace))
+    };
+    let kinds = OBSOLETE.into_iter().chain([Kind::PodDisruptionBudget, Kind::Route]);
+    kinds
+        .flat_map(|kind| observed.objects.of(kind).map(move |(key, live)| (kind, key, live)))
+        .filter(|(kind, key, live)| is_superfluous(*kind, key, live))
+        .collect()
+}
+
+/// What would be deleted because it is no longer part of the installation. Whoever observes looks at the resource, and
+/// at what these define, once more before that.
+pub fn obsolete(observed: &Observed) -> Vec<(Kind, ObjectKey)> {
+    let Wanted::Installation(installation) = &observed.wanted else { return Vec::new() };
+    superfluous(observed, installation).into_iter().map(|(kind, key, _)| (kind, key.clone())).collect()
 }
 
 fn delete(kind: Kind, key: &ObjectKey, live: &Live) -> Write {
@@ -375,7 +411,8 @@ fn name(turn: &Turn) -> &'static str {
     match turn.stages.first() {
         Some(Stage::Authorities) => "authorities and bindings",
         Some(Stage::Bundles) => "bundles",
-        Some(Stage::Webhooks) => "webhooks and certificates",
+        Some(Stage::Webhooks) => "webhooks",
+        Some(Stage::Certificates) => "certificates",
         Some(Stage::Api) => "virt-api",
         Some(Stage::Handler) => "virt-handler",
         Some(Stage::Controller | Stage::ExportProxy) => "components",

@@ -1,12 +1,14 @@
 //! What a pass says about a KubeVirt resource: phase, conditions, versions, generations and events, in the words that
 //! KubeVirt's other components, and scripts that were written for the reference, look for.
 
+use std::time::Duration;
+
 use api::{
     EventKind, EventNote, Failure, ObjectKey, ObjectRef, Outcome, Plan, Report, StatusWrite, Stop, Target,
     kubevirt::{Generation, KubeVirt, KubeVirtCondition, KubeVirtStatus},
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use k8s_openapi::jiff::Timestamp;
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
 use crate::{
     RELEASE,
@@ -14,11 +16,17 @@ use crate::{
     config::DeploymentConfig,
     kind::Kind,
     observed::{Observed, Wanted},
+    plan::obsolete,
 };
 
 const MESSAGE_LIMIT: usize = 1024;
-const NOT_REMOVED: &str = "This version of the operator does not remove what it installed; it stays as it is. To let the \
-    KubeVirt resource go all the same, take the finalizer foregroundDeleteKubeVirt from it";
+const NOT_REMOVED: &str = "This version of the operator does not remove an installation: it is kept as it is, and the \
+    KubeVirt resource with it. To let the resource go and be left with an installation that nobody keeps, delete the \
+    ValidatingWebhookConfiguration virt-operator-validator and take the finalizer foregroundDeleteKubeVirt from it";
+/// How long an installation may wait before it says for what.
+const SILENCE: SignedDuration = SignedDuration::from_secs(20);
+/// What may be looked at again although nobody tells.
+const LOOK_AGAIN: Duration = Duration::from_secs(60);
 
 mod phase {
     pub(super) const DEPLOYING: &str = "Deploying";
@@ -53,6 +61,11 @@ pub mod event {
     pub const REPLICAS: &str = "AdvancedFeatureUse";
 }
 
+/// Whether this resource is not installed at all.
+pub fn is_refused(observed: &Observed) -> bool {
+    refusal(observed).is_some()
+}
+
 /// Why this resource is not installed at all, if so.
 pub(crate) fn refusal(observed: &Observed) -> Option<String> {
     let namespace = observed.kubevirt.metadata.namespace.as_deref().unwrap_or_default();
@@ -83,14 +96,13 @@ pub fn report(observed: &Observed, plan: &Plan, outcome: &Outcome) -> Report {
     let before = kubevirt.status.clone().unwrap_or_default();
     let mut status = before.clone();
     let mut events = Vec::new();
-    if kubevirt.metadata.deletion_timestamp.is_some() {
-        set(&mut status, condition::SYNCHRONIZED, "False", reason::NOT_REMOVED, NOT_REMOVED);
-        events.push((EventKind::Warning, event::NOT_REMOVED, NOT_REMOVED.to_owned()));
-        return finish(observed, before, status, events);
-    }
     if let Some(message) = refusal(observed) {
         set(&mut status, condition::SYNCHRONIZED, "False", reason::EXISTING, &message);
         events.push((EventKind::Warning, event::NOT_INSTALLED, message));
+        return finish(observed, before, status, events);
+    }
+    // The world moved while we looked: there is nothing to say about it yet.
+    if matches!(&outcome.stop, Stop::Failed { failure, .. } if failure.class == api::Class::Conflict) {
         return finish(observed, before, status, events);
     }
     status.operator_version = RELEASE.to_owned();
@@ -115,10 +127,14 @@ pub fn report(observed: &Observed, plan: &Plan, outcome: &Outcome) -> Report {
                 events.push((EventKind::Normal, event::DEPLOYED, message));
             }
         }
-        None => progressing(&mut status, outcome),
+        None => progressing(&mut status, &before, outcome, observed.now),
     }
     status.synchronization_addresses.clone_from(&observed.synchronization);
     events.extend(advice(kubevirt, &before, outcome));
+    if kubevirt.metadata.deletion_timestamp.is_some() {
+        set(&mut status, condition::SYNCHRONIZED, "False", reason::NOT_REMOVED, NOT_REMOVED);
+        events.push((EventKind::Warning, event::NOT_REMOVED, NOT_REMOVED.to_owned()));
+    }
     finish(observed, before, status, events)
 }
 
@@ -157,13 +173,12 @@ fn target(status: &mut KubeVirtStatus, config: &DeploymentConfig) {
     status.target_deployment_id.clone_from(&config.id);
 }
 
-/// What keeps the installation from going on, if it is more than waiting. A conflict is settled by looking again.
+/// What keeps the installation from going on, if it is more than waiting.
 fn failure(observed: &Observed, outcome: &Outcome) -> Option<Failure> {
     if let Wanted::Impossible(failure) = &observed.wanted {
         return Some(failure.clone());
     }
     match &outcome.stop {
-        Stop::Failed { failure, .. } if failure.class == api::Class::Conflict => None,
         Stop::Failed { failure, .. } => Some(failure.clone()),
         Stop::Taken { target, .. } => Some(Failure::invalid(
             api::reason::NAME_TAKEN,
@@ -187,7 +202,7 @@ fn failed(status: &mut KubeVirtStatus, message: &str) {
     }
 }
 
-fn progressing(status: &mut KubeVirtStatus, outcome: &Outcome) {
+fn progressing(status: &mut KubeVirtStatus, before: &KubeVirtStatus, outcome: &Outcome, now: Timestamp) {
     let updating =
         !status.observed_deployment_id.is_empty() && status.observed_deployment_id != status.target_deployment_id;
     remove(status, condition::SYNCHRONIZED);
@@ -204,10 +219,16 @@ fn progressing(status: &mut KubeVirtStatus, outcome: &Outcome) {
             status.target_kube_virt_version, status.target_kube_virt_registry
         ),
     };
-    // What is waited for changes often while it goes well, and is worth a write only when it does not: therefore it is
-    // named without numbers.
+    // While it goes well nobody wants to know what is waited for.
+    let told = before.conditions.iter().find(|condition| condition.condition_type == condition::PROGRESSING);
+    let long = told.filter(|told| told.status == "True").is_some_and(|told| {
+        let since = told.last_transition_time.as_ref().or(told.last_probe_time.as_ref());
+        let silent = since.is_some_and(|since| now.duration_since(since.0) < SILENCE);
+        // Whoever has begun to say it goes on.
+        !silent || told.message.len() > message.len()
+    });
     if let Stop::Waiting { wait, .. } = &outcome.stop
-        && status.phase == phase::DEPLOYED
+        && (status.phase == phase::DEPLOYED || long)
     {
         message = format!("{message}; {}", wait.message);
     }
@@ -341,6 +362,13 @@ fn finish(
         uid: metadata.uid.clone().unwrap_or_default(),
     };
     let changed = before != status;
+    let waits = status
+        .conditions
+        .iter()
+        .any(|condition| condition.condition_type == condition::PROGRESSING && condition.status == "True");
+    let unsure = !observed.complete && !obsolete(observed).is_empty();
+    let impossible = matches!(observed.wanted, Wanted::Impossible(_));
+    let look_again = (waits || unsure || impossible).then_some(LOOK_AGAIN);
     let note = |(kind, reason, message): (EventKind, &'static str, String)| EventNote {
         about: about.clone(),
         kind,
@@ -357,12 +385,12 @@ fn finish(
     };
     let until = |at: Timestamp| {
         let seconds = at.as_second().saturating_sub(observed.now.as_second()).max(1);
-        std::time::Duration::from_secs(seconds.unsigned_abs())
+        Duration::from_secs(seconds.unsigned_abs())
     };
     Report {
         status: Some(write),
         // What was said before need not be said again.
         events: if changed { events.into_iter().map(note).collect() } else { Vec::new() },
-        wake_after: observed.renewal.map(until),
+        wake_after: [observed.renewal.map(until), look_again].into_iter().flatten().min(),
     }
 }

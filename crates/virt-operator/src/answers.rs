@@ -3,7 +3,7 @@
 //! An object that is exactly what the server answered to a write of what we want is as we want it, also where the
 //! server writes a value in words of its own. Without this such an object would be patched again and again.
 
-use std::{collections::HashMap, sync::Arc};
+use std::sync::Arc;
 
 use api::ObjectKey;
 use install::{Kind, Live};
@@ -13,15 +13,15 @@ use runtime::watch::Overlay;
 use serde_json::Value;
 
 #[derive(Default)]
-pub(crate) struct Answers(Mutex<HashMap<(Kind, ObjectKey), u64>>);
+pub(crate) struct Answers(Mutex<install::Answers>);
 
 impl Answers {
     pub(crate) fn of(self: &Arc<Self>, kind: Kind) -> Arc<dyn Overlay> {
         Arc::new(OfKind { answers: self.clone(), kind })
     }
 
-    /// The digests of everything written since this was last asked.
-    pub(crate) fn take(&self) -> HashMap<(Kind, ObjectKey), u64> {
+    /// Everything that was answered since this was last asked.
+    pub(crate) fn take(&self) -> install::Answers {
         std::mem::take(&mut self.0.lock())
     }
 }
@@ -39,7 +39,7 @@ impl Overlay for OfKind {
             Kind::CustomResourceDefinition => Live::of_metadata(&metadata),
             _ => Live::new(&metadata, object.clone()),
         };
-        self.answers.0.lock().insert((self.kind, ObjectKey::of(&metadata)), live.digest);
+        self.answers.0.lock().insert((self.kind, ObjectKey::of(&metadata)), live);
     }
 
     /// Nobody wrote it.

@@ -26,6 +26,8 @@ use serde::de::DeserializeOwned;
 use crate::{answers::Answers, wake::Wake};
 
 pub(crate) const MANAGED: &str = "app.kubernetes.io/managed-by in (virt-operator,kubevirt-operator)";
+/// A definition or an APIService says when it is time.
+const SELDOM: Backoff = Backoff::new(Duration::from_secs(3600), Duration::from_secs(3600));
 pub(crate) const SCHEDULABLE: &str = "kubevirt.io/schedulable=true";
 
 /// Handles; clones share the content.
@@ -69,7 +71,7 @@ impl Caches {
                 // Others' tell which APIs the cluster has.
                 labels: (kind != Kind::ApiService).then(|| MANAGED.to_owned()),
                 page_size: 50,
-                absent_retry: Backoff::new(Duration::from_secs(3600), Duration::from_secs(3600)),
+                absent_retry: if is_optional(kind) { SELDOM } else { Selection::default().absent_retry },
                 ..Selection::default()
             };
             let wake = wake.clone();
@@ -154,9 +156,11 @@ impl Caches {
         objects
     }
 
-    /// The resource that was there first: the one that is installed.
+    /// The resource that was there first in the operator's namespace: the one that is installed. Elsewhere anybody who
+    /// administers a namespace may create one, and none of those counts.
     pub(crate) fn first_kubevirt(&self) -> Option<Arc<KubeVirt>> {
-        let all = self.kubevirts.all().into_iter().map(|(_, entry)| entry.value);
+        let all = self.kubevirts.all().into_iter().filter(|(key, _)| key.namespace() == Some(&*self.place));
+        let all = all.map(|(_, entry)| entry.value);
         all.min_by_key(|kubevirt| {
             let metadata = &kubevirt.metadata;
             (metadata.creation_timestamp.as_ref().map(|time| time.0), ObjectKey::of(metadata))
@@ -169,9 +173,21 @@ impl Caches {
         certificate(&*self.objects.get(&Kind::Secret)?.get(&key)?)
     }
 
-    /// Whether absence from the caches is absence from the cluster.
+    /// Whether absence from the caches is absence from the cluster. A kind that every cluster has, and whose definition
+    /// is there, cannot be absent: whoever says so is starting.
     pub(crate) fn are_complete(&self) -> bool {
-        self.objects.values().all(Cache::is_complete) && self.definitions.is_complete()
+        let is_absent = |kind: Kind| self.objects.get(&kind).is_some_and(|cache| cache.sync() == Listing::Absent);
+        let is_believable = |kind: Kind| {
+            let resource = kind.resource();
+            let definition = ObjectKey::cluster(&format!("{}.{}", resource.plural, resource.group));
+            !is_absent(kind) || is_optional(kind) && self.definitions.get(&definition).is_none()
+        };
+        let policies = [Kind::ValidatingAdmissionPolicy, Kind::ValidatingAdmissionPolicyBinding].map(is_absent);
+        self.kubevirts.is_complete()
+            && self.definitions.is_complete()
+            && self.objects.values().all(Cache::is_complete)
+            && self.objects.keys().all(|kind| is_believable(*kind))
+            && policies.iter().all(|absent| *absent == policies.contains(&true))
     }
 
     pub(crate) fn namespace(&self, name: &str) -> Option<Arc<Live>> {
@@ -225,6 +241,21 @@ fn is_followed_in_one_namespace(kind: Kind) -> bool {
             | Kind::PrometheusRule
             | Kind::Route
             | Kind::Job
+    )
+}
+
+/// Kinds that a cluster may not have.
+fn is_optional(kind: Kind) -> bool {
+    matches!(
+        kind,
+        Kind::ServiceMonitor
+            | Kind::PrometheusRule
+            | Kind::SecurityContextConstraints
+            | Kind::Route
+            | Kind::Instancetype
+            | Kind::Preference
+            | Kind::ValidatingAdmissionPolicy
+            | Kind::ValidatingAdmissionPolicyBinding
     )
 }
 

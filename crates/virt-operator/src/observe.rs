@@ -2,20 +2,23 @@
 //! issued here, because that needs keys and a clock; they count only when the plan has written them.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     hash::{DefaultHasher, Hash, Hasher},
     sync::Arc,
     time::SystemTime,
 };
 
-use api::{Class, Failure, ObjectKey, Outcome, Plan, Stop, Target, kubevirt::KubeVirt};
+use api::{ApiResource, Class, Failure, ObjectKey, Outcome, Plan, Stop, Target, kubevirt::KubeVirt, reason};
 use install::{
     Cluster, DeploymentConfig, Environment, Installation, Kind, Objects, Observed, Settled, Strategy, Wanted,
     certificates::NothingIssued,
     names::{annotation, gate::DECENTRALIZED_LIVE_MIGRATION},
 };
-use k8s_openapi::{api::core::v1::ConfigMap, jiff::Timestamp};
-use kube::{Api, Client};
+use k8s_openapi::{
+    api::core::v1::ConfigMap, apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
+    jiff::Timestamp,
+};
+use kube::{Api, Client, api::ListParams, core::DynamicObject};
 use parking_lot::Mutex;
 use runtime::pass::classify;
 
@@ -65,26 +68,30 @@ impl Observer {
 
     pub(crate) async fn observe(&self, key: &ObjectKey) -> Result<Option<Observed>, Failure> {
         let Some(kubevirt) = self.caches.kubevirts.get(key) else { return Ok(None) };
+        // A pass that was dropped has left answers to what is perhaps not wanted any more.
+        drop(self.answers.take());
+        let now = SystemTime::now();
+        let first = self.caches.first_kubevirt();
+        if first.as_ref().is_none_or(|first| first.metadata.uid != kubevirt.metadata.uid) {
+            return Ok(Some(self.refused(Arc::unwrap_or_clone(kubevirt), first.as_deref(), now)));
+        }
         // Before everything else: a cache that is incomplete now may have become complete when it is read.
         let complete = self.caches.are_complete();
-        let first = self.caches.first_kubevirt();
-        let earlier = first.filter(|first| first.metadata.uid != kubevirt.metadata.uid);
         let objects = self.caches.objects();
         let config = DeploymentConfig::new(&kubevirt, &self.environment);
         let mut cluster = self.caches.cluster();
-        if cluster.service_monitors && earlier.is_none() {
+        if cluster.service_monitors {
             cluster.monitor_namespace = self.monitoring.namespace(&config).await?;
         } else {
             self.monitoring.close();
         }
         let synchronizes = kubevirt.spec.configuration.gates().iter().any(|gate| gate == DECENTRALIZED_LIVE_MIGRATION);
-        let synchronization = if synchronizes && earlier.is_none() {
+        let synchronization = if synchronizes {
             self.synchronization.addresses(&config).await?
         } else {
             self.synchronization.close();
             Vec::new()
         };
-        let now = SystemTime::now();
         let wanted = self.wanted(&kubevirt, &cluster, &config, &objects).await;
         let (wanted, issued) = match wanted.and_then(|wanted| with_certificates(wanted, &objects, now)) {
             Ok(both) => both,
@@ -94,8 +101,8 @@ impl Observer {
         };
         let renewal = issued.as_ref().and_then(|issued| issued.next);
         let settled = self.settled(&kubevirt, &cluster, issued.as_deref());
-        Ok(Some(Observed {
-            earlier: earlier.map(|earlier| ObjectKey::of(&earlier.metadata)),
+        let mut observed = Observed {
+            earlier: None,
             operator_namespace: self.namespace.clone(),
             architecture: architecture(),
             now: timestamp(now),
@@ -110,8 +117,92 @@ impl Observer {
             synchronization,
             settled,
             complete,
+            in_use: BTreeSet::new(),
             kubevirt: Arc::unwrap_or_clone(kubevirt),
-        }))
+        };
+        self.look_before_deleting(&mut observed).await?;
+        Ok(Some(observed))
+    }
+
+    /// A resource that is not installed: nothing of the installation is looked at for it.
+    fn refused(&self, kubevirt: KubeVirt, first: Option<&KubeVirt>, now: SystemTime) -> Observed {
+        let elsewhere = kubevirt.metadata.namespace.as_deref() != Some(&*self.namespace);
+        let config = DeploymentConfig::new(&kubevirt, &self.environment);
+        Observed {
+            earlier: first.filter(|_| !elsewhere).map(|first| ObjectKey::of(&first.metadata)),
+            operator_namespace: self.namespace.clone(),
+            architecture: architecture(),
+            now: timestamp(now),
+            wanted: Wanted::Strategy(Arc::new(config)),
+            issued: Arc::new(NothingIssued),
+            renewal: None,
+            objects: Objects::default(),
+            namespace: None,
+            synchronization: Vec::new(),
+            settled: Arc::default(),
+            complete: false,
+            in_use: BTreeSet::new(),
+            kubevirt,
+        }
+    }
+
+    /// What is no longer wanted is deleted only if the resource still does not want it, and a definition only if there
+    /// is nothing of it.
+    async fn look_before_deleting(&self, observed: &mut Observed) -> Result<(), Failure> {
+        let obsolete = if observed.complete { install::obsolete(observed) } else { Vec::new() };
+        if obsolete.is_empty() {
+            return Ok(());
+        }
+        let key = ObjectKey::of(&observed.kubevirt.metadata);
+        let api: Api<KubeVirt> = Api::namespaced(self.client.clone(), &self.namespace);
+        let target = Target::of::<KubeVirt>(key.clone());
+        let live = api.get_metadata(key.name()).await.map_err(|error| classify(&error, "get", &target))?;
+        let own = &observed.kubevirt.metadata;
+        if (&live.metadata.uid, live.metadata.generation) != (&own.uid, own.generation) {
+            let message = format!("{target} has changed, and the watch has not told yet");
+            return Err(Failure::conflict(reason::OBJECT_CHANGED, message));
+        }
+        let definitions = obsolete.into_iter().filter(|(kind, _)| *kind == Kind::CustomResourceDefinition);
+        for (_, definition) in definitions {
+            if self.has_objects(&definition).await? {
+                tracing::warn!(
+                    definition = definition.name(),
+                    "no longer part of the installation, but kept with the objects that it defines"
+                );
+                observed.in_use.insert(definition);
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether there is anything of this definition, in any of its versions.
+    async fn has_objects(&self, definition: &ObjectKey) -> Result<bool, Failure> {
+        let api: Api<CustomResourceDefinition> = Api::all(self.client.clone());
+        let target = || Target::of::<CustomResourceDefinition>(definition.clone());
+        let found = match api.get_opt(definition.name()).await {
+            Ok(Some(found)) => found,
+            Ok(None) => return Ok(false),
+            Err(error) => return Err(classify(&error, "get", &target())),
+        };
+        let Some(version) = found.spec.versions.iter().find(|version| version.storage && version.served) else {
+            return Ok(true);
+        };
+        let resource = ApiResource {
+            group: found.spec.group.clone(),
+            version: version.name.clone(),
+            api_version: format!("{}/{}", found.spec.group, version.name),
+            kind: found.spec.names.kind.clone(),
+            plural: found.spec.names.plural.clone(),
+        };
+        let objects: Api<DynamicObject> = Api::all_with(self.client.clone(), &resource);
+        match objects.list_metadata(&ListParams::default().limit(1)).await {
+            Ok(list) => Ok(!list.items.is_empty()),
+            // Not known is not empty.
+            Err(error) => {
+                tracing::warn!(definition = definition.name(), %error, "what it defines cannot be listed");
+                Ok(true)
+            }
+        }
     }
 
     async fn wanted(
@@ -163,7 +254,11 @@ impl Observer {
 
     /// After a pass: what it found or made to be as wanted need not be compared again.
     pub(crate) fn remember(&self, observed: &Observed, plan: &Plan, outcome: &Outcome) {
-        let settled = observed.settled_after(plan, &self.answers.take());
+        let answers = self.answers.take();
+        if install::is_refused(observed) {
+            return;
+        }
+        let settled = observed.settled_after(plan, &answers);
         let mut memory = self.memory.lock();
         memory.settled = Arc::new(settled);
         if outcome.stop == Stop::Done {
@@ -210,7 +305,7 @@ fn holding(objects: &Objects) -> Holding {
         let duration = live.annotations.get(annotation::DURATION).cloned();
         Some((key.name().to_owned(), Held { certificate: pair.certificate, key: pair.key, duration }))
     });
-    let bundles = objects.of(Kind::ConfigMap).filter(|(_, live)| !live.is_strategy());
+    let bundles = objects.of(Kind::ConfigMap).filter(|(_, live)| !live.is_strategy);
     let bundles: BTreeMap<String, String> = bundles
         .filter_map(|(key, live)| Some((key.name().to_owned(), live.data(install::certificates::BUNDLE_KEY)?)))
         .collect();

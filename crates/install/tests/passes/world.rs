@@ -22,6 +22,7 @@ pub(crate) struct World {
     pub(crate) environment: Environment,
     pub(crate) cluster: Cluster,
     pub(crate) earlier: Option<ObjectKey>,
+    pub(crate) in_use: std::collections::BTreeSet<ObjectKey>,
     pub(crate) now: Timestamp,
     /// Shared until they change: definitions are big.
     pub(crate) objects: BTreeMap<(String, ObjectKey), Arc<Value>>,
@@ -79,6 +80,7 @@ impl World {
             ),
             cluster: Cluster { admission_policies: true, schedulable_nodes: 2, ..Cluster::default() },
             earlier: None,
+            in_use: std::collections::BTreeSet::new(),
             now: Timestamp::from_second(1_800_000_000).unwrap(),
             objects: BTreeMap::new(),
             settled: Arc::default(),
@@ -135,6 +137,7 @@ impl World {
             namespace: namespace.map(|object| Arc::new(Live::of_metadata(&metadata(object)))),
             settled: self.settled.clone(),
             complete: true,
+            in_use: self.in_use.clone(),
         }
     }
 
@@ -161,7 +164,7 @@ impl World {
         if let Some(status) = report.status.as_ref().filter(|status| status.differs()) {
             self.kubevirt.status = Some(serde_json::from_value(status.desired.clone()).unwrap());
         }
-        let answers = self.answers(&plan);
+        let answers = self.answers(&plan, &done);
         self.settled = Arc::new(observed.settled_after(&plan, &answers));
         self.now += k8s_openapi::jiff::SignedDuration::from_secs(1);
         Pass { plan, done, outcome, report }
@@ -185,12 +188,13 @@ impl World {
     }
 
     /// What the server has made of the writes of a plan.
-    fn answers(&self, plan: &Plan) -> Settled {
+    fn answers(&self, plan: &Plan, done: &[String]) -> install::Answers {
         let live = self.live();
-        let written = plan.steps.iter().flat_map(|step| &step.writes).map(Write::target);
+        let all = plan.steps.iter().flat_map(|step| &step.writes);
+        let written = all.filter(|write| done.contains(&format!("{write:?}"))).map(Write::target);
         let digest = |target: &api::Target| {
             let kind = Kind::named(&target.resource.kind)?;
-            Some(((kind, target.key.clone()), live.get(kind, &target.key)?.digest))
+            Some(((kind, target.key.clone()), Live::clone(live.get(kind, &target.key)?)))
         };
         written.filter_map(digest).collect()
     }

@@ -105,6 +105,7 @@ async fn plan(arguments: &PlanArguments, given: KubeVirt) -> Result<Planned> {
         objects: found.objects,
         settled: Arc::default(),
         complete: true,
+        in_use: Default::default(),
         kubevirt,
     };
     Ok(planned(&observed, &install::plan(&observed)))

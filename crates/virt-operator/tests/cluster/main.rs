@@ -2,6 +2,7 @@
 
 #![expect(clippy::indexing_slicing, reason = "a test may stop where something is not as it should be")]
 
+mod commands;
 mod install;
 mod life;
 mod manifests;
@@ -27,6 +28,7 @@ fn main() -> ExitCode {
 
 fn add(suite: &mut Suite) {
     manifests::add(suite);
+    commands::add(suite);
     install::add(suite);
     life::add(suite);
     suite.test("it_leads_serves_and_stops", |labs| async move {
