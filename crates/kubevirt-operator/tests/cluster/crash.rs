@@ -6,13 +6,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use api::machine::{LABEL_MACHINE, Machine, crds};
+use api::machine::{LABEL_MACHINE, Machine, NetworkConfiguration, crds};
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Secret};
 use kube::api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams};
 use kube::{Api, ResourceExt};
 use lab::harness::Suite;
 use lab::proxy::{Fault, Match, Rule, When};
-use lab::{Lab, Program, manifests};
+use lab::{Extension, Lab, Program, manifests};
 use serde_json::{Value, json};
 
 use crate::replica::{ACCOUNT, PATIENCE, grant, start_with};
@@ -28,14 +28,18 @@ pub(crate) fn add(suite: &mut Suite) {
         let lab = Box::pin(labs.reference()).await?;
         let definitions: Vec<Value> = crds().iter().map(|definition| json!(definition)).collect();
         manifests::create(&lab.client(), &definitions).await?;
+        lab.install(Extension::Multus).await?;
         grant(&lab, NAMESPACE).await?;
 
         let undisturbed = Round { lab: lab.clone(), name: "undisturbed".to_owned() };
         let (expected, writes) = Box::pin(undisturbed.live(None)).await?;
         let struck: Vec<u64> = match std::env::var_os(EVERY) {
-            Some(_) => (1..=writes).collect(),
-            // The finalizer, the last of claim and Secret, the VM, and one in the middle.
-            None => vec![1, 3, 4, writes / 2],
+            Some(_) => {
+                eprintln!("a Machine's life takes {writes} writes; the operator is killed after each of them");
+                (1..=writes).collect()
+            }
+            // The finalizer, one of what the VM needs, the VM, and one in the middle.
+            None => vec![1, 4, 6, writes / 2],
         };
         for nth in struck {
             let round = Round { lab: lab.clone(), name: format!("crash-{nth}") };
@@ -93,11 +97,20 @@ impl Round {
     async fn scenario(&self) -> Result<Value> {
         let machines: Api<Machine> = Api::namespaced(self.lab.client(), NAMESPACE);
         let name = self.name.as_str();
-        let mut object = machine(name, &json!({"template": "small", "cloudInit": {"userData": "#cloud-config\n"}}));
+        let network = json!({
+            "apiVersion": "vitistack.io/v1alpha1", "kind": "NetworkConfiguration",
+            "metadata": {"name": name, "namespace": NAMESPACE}, "spec": {"bridge": "br0"},
+        });
+        let spec = json!({
+            "template": "small",
+            "networks": [{"name": "lan", "networkName": name}],
+            "cloudInit": {"userData": "#cloud-config\n"},
+        });
+        let mut object = machine(name, &spec);
         if let Some(metadata) = object.pointer_mut("/metadata").and_then(Value::as_object_mut) {
             metadata.insert("namespace".to_owned(), NAMESPACE.into());
         }
-        manifests::create(&self.lab.client(), &[object]).await?;
+        manifests::create(&self.lab.client(), &[network, object]).await?;
         let is_running = |machine: Option<&Machine>| {
             machine.and_then(|machine| machine.status.as_ref()?.phase.as_deref()) == Some("Running")
         };
@@ -134,6 +147,10 @@ impl Round {
         Api::namespaced_with(self.lab.client(), NAMESPACE, &::machine::virtual_machine_resource())
     }
 
+    fn attachments(&self) -> Api<DynamicObject> {
+        Api::namespaced_with(self.lab.client(), NAMESPACE, &::machine::network_attachment_resource())
+    }
+
     /// What was made for the Machine, without what differs from round to round.
     async fn objects(&self) -> Result<Value> {
         let client = self.lab.client();
@@ -153,8 +170,9 @@ impl Round {
             .iter()
             .map(|secret| json!({"name": secret.name_any(), "labels": secret.labels(), "data": secret.data}))
             .collect();
-        let text = json!({"vms": vms, "claims": claims, "secrets": secrets}).to_string();
-        let mac = ::machine::resolve::derived_mac(&uid, "default");
+        let attachment = self.attachments().get(&self.name).await?.data;
+        let text = json!({"vms": vms, "claims": claims, "secrets": secrets, "attachment": attachment}).to_string();
+        let mac = ::machine::resolve::derived_mac(&uid, "lan");
         let text = text.replace(&self.name, "NAME").replace(&uid, "UID").replace(&mac, "MAC");
         serde_json::from_str(&text).context("the objects")
     }
@@ -163,7 +181,9 @@ impl Round {
         let client = self.lab.client();
         ensure!(self.vms().list(&self.selected()).await?.items.is_empty(), "a VirtualMachine is left");
         let claims: Api<PersistentVolumeClaim> = Api::namespaced(client.clone(), NAMESPACE);
-        let secrets: Api<Secret> = Api::namespaced(client, NAMESPACE);
+        let secrets: Api<Secret> = Api::namespaced(client.clone(), NAMESPACE);
+        let network = Api::<NetworkConfiguration>::namespaced(client, NAMESPACE).get(&self.name).await?;
+        ensure!(network.finalizers().is_empty(), "the network is still in use: {network:?}");
         // Both go a moment after the Machine: by the claim protection and the garbage collector.
         self.lab.wait("no claim", PATIENCE, claims, &format!("{}-root", self.name), |claim| claim.is_none()).await?;
         self.lab

@@ -1,7 +1,6 @@
 //! Machines on a cluster with the real virt-api and virt-controller: the seed's examples, errors that heal, foreign
 //! objects, deletion, and what all of it costs.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -12,7 +11,6 @@ use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Secret};
 use kube::ResourceExt;
 use kube::api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams};
 use lab::harness::Suite;
-use lab::{Extension, Lab, LabOptions};
 use serde_json::json;
 
 use crate::world::{World, condition, machine, reason};
@@ -232,26 +230,6 @@ pub(crate) fn add(suite: &mut Suite) {
             ensure!(text.contains(part), "{part} is missing in {text}");
         }
         ensure!(world.vms().get("planned").await?.metadata.generation == version, "it was changed");
-        Ok(())
-    });
-
-    suite.test("kubevirt_and_multus_may_come_later", |_| async move {
-        let lab = Arc::new(Box::pin(Lab::start(LabOptions::default())).await?);
-        let world = World::begin_on(lab.clone(), "comes-later").await?;
-        world.create(NETWORKS).await?;
-        let networked = json!({"template": "small", "networks": [{"name": "a", "networkName": "prod-network"}]});
-        world.create_json(&machine("early", &json!({"template": "small"}))).await?;
-        world.create_json(&machine("networked", &networked)).await?;
-        world.ready().await?;
-        for (name, expected) in [("early", "KubeVirtApiError"), ("networked", "MultusNotInstalled")] {
-            let waiting = world.until(name, "the explanation", |machine| reason(machine).is_some()).await?;
-            ensure!(reason(&waiting) == Some(expected), "{:?}", waiting.status);
-        }
-        Box::pin(lab.create_virt_operator(lab::REFERENCE_IMAGE)).await?;
-        Box::pin(lab.deploy_kubevirt(None)).await?;
-        world.running("early", RUNNING).await?;
-        lab.install(Extension::Multus).await?;
-        world.running("networked", RUNNING).await?;
         Ok(())
     });
 }

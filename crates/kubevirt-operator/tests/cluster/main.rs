@@ -1,11 +1,19 @@
 //! kubevirt-operator on the lab, as its own service account.
 
 mod crash;
+mod drift;
+mod edits;
+mod healing;
+mod invalid;
 mod lease;
 mod life;
 mod machine;
+mod neighbours;
+mod random;
 mod refusals;
 mod replica;
+#[path = "../../../machine/tests/decisions/specs.rs"]
+mod specs;
 mod world;
 
 use std::process::ExitCode;
@@ -17,5 +25,11 @@ fn main() -> ExitCode {
         machine::add(suite);
         crash::add(suite);
         refusals::add(suite);
+        healing::add(suite);
+        neighbours::add(suite);
+        drift::add(suite);
+        random::add(suite);
+        invalid::add(suite);
+        edits::add(suite);
     })
 }

@@ -2,15 +2,14 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
-use api::machine::Machine;
+use anyhow::{Context, ensure};
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, ResourceQuota, Secret};
 use k8s_openapi::api::events::v1::Event;
-use kube::api::{ListParams, Patch, PatchParams};
+use kube::api::ListParams;
 use lab::harness::Suite;
 use serde_json::{Value, json};
 
-use crate::world::{World, machine, reason};
+use crate::world::{World, diagnosis, machine};
 
 const HEALED: Duration = Duration::from_secs(90);
 
@@ -19,9 +18,9 @@ pub(crate) fn add(suite: &mut Suite) {
         let world = Box::pin(World::begin(&labs, "too-big")).await?;
         let big = json!({"template": "small", "resources": {"memory": {"size": "4000Gi"}}});
         world.create_json(&machine("big", &big)).await?;
-        let refused = expect(&world, "big", "InsufficientResources").await?;
+        let refused = world.expect("big", "InsufficientResources").await?;
         ensure!(diagnosis(&refused).contains("ask for less"), "{:?}", refused.status);
-        edit(&world, "big", json!({"resources": {"memory": {"size": "1Gi"}}})).await?;
+        world.edit("big", &json!({"resources": {"memory": {"size": "1Gi"}}})).await?;
         world.running("big", HEALED).await.map(|_| ())
     });
 
@@ -29,9 +28,9 @@ pub(crate) fn add(suite: &mut Suite) {
         let world = Box::pin(World::begin(&labs, "machine-type")).await?;
         let old = json!({"template": "small", "domain": {"machine": {"type": "pc-i440fx"}}});
         world.create_json(&machine("old", &old)).await?;
-        let refused = expect(&world, "old", "KubeVirtApiError").await?;
+        let refused = world.expect("old", "KubeVirtApiError").await?;
         ensure!(diagnosis(&refused).contains("emulatedMachines"), "{:?}", refused.status);
-        edit(&world, "old", json!({"domain": {"machine": {"type": "pc-q35"}}})).await?;
+        world.edit("old", &json!({"domain": {"machine": {"type": "pc-q35"}}})).await?;
         world.running("old", HEALED).await.map(|_| ())
     });
 
@@ -48,7 +47,7 @@ pub(crate) fn add(suite: &mut Suite) {
         };
         world.lab.wait("a quota in force", HEALED, quotas.clone(), "tight", in_force).await?;
         world.create_json(&machine("many", &json!({"template": "small"}))).await?;
-        let refused = expect(&world, "many", "QuotaExceeded").await?;
+        let refused = world.expect("many", "QuotaExceeded").await?;
         ensure!(diagnosis(&refused).contains("exceeded quota"), "{:?}", refused.status);
         quotas.delete("tight", &Default::default()).await?;
         world.running("many", HEALED).await.map(|_| ())
@@ -66,9 +65,9 @@ pub(crate) fn add(suite: &mut Suite) {
         world.create_json(&machine("a", &json!({"template": "small"}))).await?;
         world.create_json(&machine("b", &json!({"template": "small", "cloudInit": {"userData": "#cloud-config\n"}}))).await?;
         for name in ["a", "b"] {
-            let refused = expect(&world, name, "NameTaken").await?;
+            let refused = world.expect(name, "NameTaken").await?;
             ensure!(diagnosis(&refused).contains("left as it is"), "{:?}", refused.status);
-            edit(&world, name, json!({"resources": {"cpu": {"cores": 2}}})).await?;
+            world.edit(name, &json!({"resources": {"cpu": {"cores": 2}}})).await?;
             world.delete(name).await?;
         }
         let claim = world.api::<PersistentVolumeClaim>().get("a-root").await?;
@@ -105,17 +104,4 @@ pub(crate) fn add(suite: &mut Suite) {
         }
         Ok(())
     });
-}
-
-async fn expect(world: &World, name: &str, expected: &'static str) -> Result<Machine> {
-    world.until(name, expected, |machine| reason(machine) == Some(expected)).await
-}
-
-fn diagnosis(machine: &Machine) -> String {
-    machine.status.as_ref().and_then(|status| status.diagnosis.clone()).unwrap_or_default()
-}
-
-async fn edit(world: &World, name: &str, spec: Value) -> Result<()> {
-    world.machines().patch(name, &PatchParams::default(), &Patch::Merge(json!({"spec": spec}))).await?;
-    Ok(())
 }

@@ -5,9 +5,11 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use api::machine::{Machine, condition_type, crds};
+use futures::future::BoxFuture;
+use futures::{StreamExt, TryStreamExt, stream};
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
-use kube::api::{ApiResource, DeleteParams, DynamicObject, ListParams};
+use kube::api::{ApiResource, DeleteParams, DynamicObject, ListParams, Patch, PatchParams};
 use kube::{Api, Resource, ResourceExt};
 use lab::harness::SharedLabs;
 use lab::{Extension, Lab, Program, manifests};
@@ -22,25 +24,48 @@ pub(crate) struct World {
     pub(crate) lab: Arc<Lab>,
     pub(crate) namespace: &'static str,
     pub(crate) program: Program,
+    environment: Vec<(&'static str, &'static str)>,
 }
+
+/// An operator that looks soon again at what nobody tells it of: a policy that is gone, a foreign object that is gone.
+pub(crate) const IMPATIENT: (&str, &str) = ("RECONCILE_INTERVAL", "2s");
 
 impl World {
     pub(crate) async fn begin(labs: &SharedLabs, namespace: &'static str) -> Result<Self> {
+        Self::begin_with(labs, namespace, vec![]).await
+    }
+
+    pub(crate) async fn begin_with(
+        labs: &SharedLabs,
+        namespace: &'static str,
+        environment: Vec<(&'static str, &'static str)>,
+    ) -> Result<Self> {
         let lab = Box::pin(labs.reference()).await?;
         lab.install(Extension::Multus).await?;
-        Self::begin_on(lab, namespace).await
+        grant(&lab, namespace).await?;
+        Self::begin_granted(lab, namespace, environment).await
     }
 
     pub(crate) async fn begin_on(lab: Arc<Lab>, namespace: &'static str) -> Result<Self> {
-        let definitions: Vec<Value> = crds().iter().map(|definition| json!(definition)).collect();
-        manifests::create(&lab.client(), &definitions).await?;
         grant(&lab, namespace).await?;
-        let program = Self::leader(&lab, namespace).await?;
-        Ok(World { lab, namespace, program })
+        Self::begin_granted(lab, namespace, vec![]).await
     }
 
-    async fn leader(lab: &Lab, namespace: &str) -> Result<Program> {
-        let program = start_with(lab, namespace, false, &[("WATCH_NAMESPACE", namespace)]).await?;
+    /// With whatever the account of the namespace may do.
+    pub(crate) async fn begin_granted(
+        lab: Arc<Lab>,
+        namespace: &'static str,
+        mut environment: Vec<(&'static str, &'static str)>,
+    ) -> Result<Self> {
+        let definitions: Vec<Value> = crds().iter().map(|definition| json!(definition)).collect();
+        manifests::create(&lab.client(), &definitions).await?;
+        environment.push(("WATCH_NAMESPACE", namespace));
+        let program = Self::leader(&lab, namespace, &environment).await?;
+        Ok(World { lab, namespace, program, environment })
+    }
+
+    async fn leader(lab: &Lab, namespace: &str, environment: &[(&str, &str)]) -> Result<Program> {
+        let program = start_with(lab, namespace, false, environment).await?;
         program.wait_for_message(message::ACQUIRED, PATIENCE).await?;
         Ok(program)
     }
@@ -50,7 +75,7 @@ impl World {
         self.program.signal(Signal::SIGTERM)?;
         let status = self.program.wait(PATIENCE).await?;
         ensure!(status.success(), "{status}");
-        self.program = Self::leader(&self.lab, self.namespace).await?;
+        self.program = Self::leader(&self.lab, self.namespace, &self.environment).await?;
         self.ready().await
     }
 
@@ -123,7 +148,7 @@ impl World {
         self.until_within(PATIENCE, name, what, is_so).await
     }
 
-    async fn until_within(
+    pub(crate) async fn until_within(
         &self,
         patience: Duration,
         name: &str,
@@ -135,11 +160,13 @@ impl World {
         found.with_context(log)?.with_context(|| format!("{name} is gone"))
     }
 
+    /// Waits until this is why the Machine is ready or not.
+    pub(crate) async fn expect(&self, name: &str, expected: &'static str) -> Result<Machine> {
+        self.until(name, expected, |machine| reason(machine) == Some(expected)).await
+    }
+
     pub(crate) async fn running(&self, name: &str, patience: Duration) -> Result<Machine> {
-        let is_running = |machine: &Machine| {
-            let phase = machine.status.as_ref().and_then(|status| status.phase.as_deref());
-            phase == Some("Running") && reason(machine) == Some("Running")
-        };
+        let is_running = |machine: &Machine| phase(machine) == Some("Running") && reason(machine) == Some("Running");
         self.until_within(patience, name, "Running", is_running).await
     }
 
@@ -173,6 +200,29 @@ impl World {
         // Looking for kinds that are not installed is not about any Machine.
         let about = |record: &lab::Record| !(record.verb == "list" && record.name.is_empty());
         Ok(self.lab.audit()?.into_iter().filter(|record| counted(record) && about(record)).collect())
+    }
+
+    /// The writes among the requests that came after the first `before` of them.
+    pub(crate) fn writes_since(&self, before: usize) -> Result<Vec<lab::Record>> {
+        Ok(self.requests()?.split_off(before).into_iter().filter(lab::Record::is_write).collect())
+    }
+
+    /// The networks that random specs name.
+    pub(crate) async fn networks(&self, names: &[&str]) -> Result<()> {
+        for name in names {
+            let network = json!({
+                "apiVersion": "vitistack.io/v1alpha1", "kind": "NetworkConfiguration", "metadata": {"name": name},
+                "spec": {"bridge": "br1", "vlan": 100},
+            });
+            self.create_json(&network).await?;
+        }
+        Ok(())
+    }
+
+    /// Changes these fields of a Machine's spec.
+    pub(crate) async fn edit(&self, name: &str, spec: &Value) -> Result<()> {
+        self.machines().patch(name, &PatchParams::default(), &Patch::Merge(json!({"spec": spec}))).await?;
+        Ok(())
     }
 
     /// Returns when nothing has been asked for two seconds.
@@ -222,12 +272,25 @@ impl World {
     }
 }
 
+/// Runs all of these, a few at a time; the first that fails ends the rest.
+pub(crate) async fn at_once<T: Send>(futures: Vec<BoxFuture<'_, Result<T>>>) -> Result<Vec<T>> {
+    stream::iter(futures).buffer_unordered(8).try_collect().await
+}
+
 pub(crate) fn machine(name: &str, spec: &Value) -> Value {
     json!({"apiVersion": "vitistack.io/v1alpha1", "kind": "Machine", "metadata": {"name": name}, "spec": spec})
 }
 
 pub(crate) fn condition<'a>(machine: &'a Machine, type_: &str) -> Option<&'a Condition> {
     machine.status.as_ref()?.conditions.iter().find(|have| have.type_ == type_)
+}
+
+pub(crate) fn phase(machine: &Machine) -> Option<&str> {
+    machine.status.as_ref()?.phase.as_deref()
+}
+
+pub(crate) fn diagnosis(machine: &Machine) -> String {
+    machine.status.as_ref().and_then(|status| status.diagnosis.clone()).unwrap_or_default()
 }
 
 /// Why the Machine is ready or not.
