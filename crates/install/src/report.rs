@@ -97,6 +97,10 @@ pub fn report(observed: &Observed, plan: &Plan, outcome: &Outcome) -> Report {
     let mut status = before.clone();
     let mut events = Vec::new();
     if let Some(message) = refusal(observed) {
+        // In another namespace there may be another operator, and what it has taken on is its own.
+        if observed.earlier.is_none() && !before.operator_version.is_empty() {
+            return Report::default();
+        }
         set(&mut status, condition::SYNCHRONIZED, "False", reason::EXISTING, &message);
         events.push((EventKind::Warning, event::NOT_INSTALLED, message));
         return finish(observed, before, status, events);

@@ -240,6 +240,11 @@ fn a_second_resource_and_one_elsewhere_are_not_installed() {
     let pass = world.pass();
     assert_eq!(pass.writes(), [""; 0]);
     assert!(world.status()["conditions"].to_string().contains("in kubevirt instead"));
+    // There is an operator for it: what that one says stays.
+    let mut world = installed(&json!({}));
+    world.kubevirt.metadata.namespace = Some("elsewhere".to_owned());
+    let pass = world.pass();
+    assert!(pass.is_silent() && pass.report.status.is_none());
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! kubevirt-operator on the lab, as its own service account.
 
+mod changes;
 mod crash;
 mod drift;
 mod edits;
@@ -31,5 +32,6 @@ fn main() -> ExitCode {
         random::add(suite);
         invalid::add(suite);
         edits::add(suite);
+        changes::add(suite);
     })
 }

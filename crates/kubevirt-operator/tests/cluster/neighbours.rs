@@ -1,6 +1,7 @@
-//! The operator beside others: KubeVirt and Multus that come late and go again, and KubeVirt's own operator, with which it
-//! shares a cluster and not a single object.
+//! The operator beside others: KubeVirt and Multus that come late and go again, and KubeVirt's own operator and ours, with
+//! which it shares a cluster and not a single object.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,7 +10,7 @@ use kube::Api;
 use kube::api::{DeleteParams, DynamicObject};
 use kubevirt_operator::rbac;
 use lab::harness::Suite;
-use lab::{Extension, Lab, LabOptions, Record, VirtOperator};
+use lab::{Extension, Lab, LabOptions, Program, ProgramOptions, Record, VirtOperator};
 use serde_json::json;
 
 use crate::replica::ACCOUNT;
@@ -55,8 +56,9 @@ pub(crate) fn add(suite: &mut Suite) {
         world.lives_on().await
     });
 
-    suite.test("two_operators_share_a_cluster_and_no_object", |labs| async move {
+    suite.test("three_operators_share_a_cluster_and_no_object", |labs| async move {
         let world = Box::pin(World::begin(&labs, "neighbours")).await?;
+        let virt_operator = beside_the_reference(&world.lab).await?;
         world.networks(&["net"]).await?;
         let spec = json!({
             "template": "small",
@@ -86,8 +88,55 @@ pub(crate) fn add(suite: &mut Suite) {
         let strays: Vec<_> = writes().filter(|record| record.user == REFERENCE && is_of_machines(record)).collect();
         ensure!(strays.is_empty(), "KubeVirt's operator wrote {strays:#?}");
         ensure!(writes().filter(|record| record.user == REFERENCE).count() > 50, "it installed KubeVirt");
+        // It may do everything, and has no business here: the KubeVirt resource belongs to the operator beside it.
+        let ours = format!("system:serviceaccount:{OURS}:{OURS}");
+        let aside =
+            |record: &Record| record.namespace == OURS && ["leases", "events"].contains(&record.resource.as_str());
+        let strays: Vec<_> = writes().filter(|record| record.user == ours && !aside(record)).collect();
+        ensure!(strays.is_empty(), "our virt-operator wrote {strays:#?}");
+        ensure!(writes().any(|record| record.user == ours), "it leads");
+        drop(virt_operator);
         Ok(())
     });
+}
+
+const OURS: &str = "our-virt-operator";
+
+/// Our virt-operator in a namespace of its own, with every right there is, when it knows the cluster.
+async fn beside_the_reference(lab: &Lab) -> Result<Program> {
+    let file = PathBuf::from(env!("CARGO_BIN_EXE_kubevirt-operator")).with_file_name("virt-operator");
+    ensure!(file.exists(), "virt-operator is not built; run `cargo build --workspace` first");
+    let leases = json!([{"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}]);
+    lab.grant(OURS, OURS, &leases).await?;
+    lab.create(&format!(
+        "
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {{name: {OURS}}}
+roleRef: {{apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: cluster-admin}}
+subjects: [{{kind: ServiceAccount, name: {OURS}, namespace: {OURS}}}]
+"
+    ))
+    .await?;
+    let image = ("VIRT_OPERATOR_IMAGE".to_owned(), "quay.io/kubevirt/virt-operator:v1.8.4".to_owned());
+    let program = lab
+        .run(ProgramOptions {
+            file,
+            namespace: OURS.to_owned(),
+            service_account: OURS.to_owned(),
+            arguments: ["--listen", "{address}"].map(str::to_owned).to_vec(),
+            environment: vec![("NAMESPACE".to_owned(), OURS.to_owned()), image],
+            through_proxy: false,
+        })
+        .await?;
+    let ready = async {
+        while !program.get_over_tls(8186, "/readyz").await.is_ok_and(|(status, _)| status == 200) {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    tokio::time::timeout(RUNNING, ready).await.context("our virt-operator is not ready")?;
+    program.wait_for_message(runtime::lease::message::ACQUIRED, RUNNING).await?;
+    Ok(program)
 }
 
 /// What the operator may write for a Machine `own` on a network `net`.
