@@ -71,6 +71,7 @@ fn command_line_reference() -> Result<Generated> {
         ("kubevirt-operator", "plan"),
         ("virt-operator", "run"),
         ("virt-operator", "crds"),
+        ("virt-operator", "manifests"),
         ("virt-operator", "render"),
     ] {
         let output =

@@ -184,7 +184,7 @@ fn seconds(value: f64) -> Result<Duration> {
     Duration::try_from_secs_f64(value).with_context(|| format!("{value} is no number of seconds"))
 }
 
-fn read_custom_resource(path: &std::path::Path) -> Result<serde_json::Value> {
+pub(crate) fn read_custom_resource(path: &std::path::Path) -> Result<serde_json::Value> {
     let text = std::fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
     let mut documents = lab::manifests::parse(&text).with_context(|| format!("reading {}", path.display()))?;
     match (documents.pop(), documents.is_empty()) {

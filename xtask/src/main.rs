@@ -7,6 +7,7 @@ mod generate;
 mod generate_release;
 mod lab_commands;
 mod machine_operator;
+mod parity;
 mod programs;
 mod terminal;
 mod test;
@@ -36,6 +37,8 @@ enum Task {
     /// Run a cluster to play with, and use it.
     #[command(subcommand)]
     Lab(lab_commands::LabCommand),
+    /// Install KubeVirt with our virt-operator and with KubeVirt's own, and compare every object of both clusters.
+    Parity(parity::Options),
     /// Measure. Raw results are kept under target/bench.
     #[command(subcommand)]
     Bench(bench::Bench),
@@ -54,6 +57,7 @@ fn main() -> ExitCode {
         Task::Demo => demo::run(),
         Task::Test(options) => finish(test::run(&options)),
         Task::Lab(command) => lab_commands::run(command),
+        Task::Parity(options) => parity::run(&options),
         Task::Bench(bench) => bench::run(&bench),
         Task::Chaos(chaos) => chaos::run(&chaos),
         Task::Generate(options) => finish(generate::run(&options)),

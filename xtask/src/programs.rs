@@ -34,6 +34,19 @@ pub(crate) fn cargo() -> Command {
     command
 }
 
+/// The file of a built program, copied to where it ends with the lab: a build that somebody starts meanwhile must not
+/// change what runs in it.
+pub(crate) fn hold(profile: &str, name: &str) -> Result<PathBuf> {
+    let folder = lab::place::run_dir()?.join("programs").join(profile);
+    let held = folder.join(name);
+    if !held.exists() {
+        std::fs::create_dir_all(&folder).with_context(|| format!("creating {}", folder.display()))?;
+        let built = target_dir()?.join(profile).join(name);
+        std::fs::copy(&built, &held).with_context(|| format!("copying {}", built.display()))?;
+    }
+    Ok(held)
+}
+
 /// The workspace's root folder.
 pub(crate) fn root() -> PathBuf {
     let own = PathBuf::from(env!("CARGO_MANIFEST_DIR"));

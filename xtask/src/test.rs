@@ -16,7 +16,7 @@ pub(crate) struct Options {
 }
 
 /// Test binaries of the crates that only decide; they need no cluster.
-const PURE_SUITES: [&str; 3] = ["decisions", "parity", "strategies"];
+const PURE_SUITES: [&str; 5] = ["decisions", "manifests", "parity", "passes", "strategies"];
 
 /// Packages with a test binary that starts labs, in the order in which a failure explains the next ones.
 const LAB_SUITES: [(&str, &str); 3] = [("lab", "lab"), ("kubevirt-operator", "cluster"), ("virt-operator", "cluster")];
@@ -96,6 +96,8 @@ fn suites(fast: bool) -> Vec<Suite> {
     if !fast {
         // Built here, with the network at hand, and timed apart from the tests that use them.
         suites.push(Suite::cargo("the lab's parts", &["xtask", "lab", "build"]));
+        // The tests of one operator may run the other beside it.
+        suites.push(Suite::cargo("both programs", &["build", "--quiet", "--workspace", "--bins"]));
         for (package, binary) in LAB_SUITES {
             suites.push(Suite::cargo(
                 &format!("{package} on the lab"),

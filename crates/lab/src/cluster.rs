@@ -5,10 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use ::snapshot::Snapshot;
 use anyhow::{Context, Result, bail};
 use k8s_openapi::api::core::v1::ServiceAccount;
 use k8s_openapi::api::rbac::v1::Role;
-use kube::api::{Patch, PatchParams, PostParams};
+use kube::api::{DynamicObject, Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
@@ -22,13 +23,13 @@ use crate::credentials::{Credentials, of_service_account};
 use crate::extensions::{self, Extension};
 use crate::kubelet::{Kubelet, OwnProgram, PodAddresses, PodBehaviour};
 use crate::kubevirt::simulated::SimulatedKubeVirt;
-use crate::kubevirt::{self, KubeVirt};
+use crate::kubevirt::{self, KubeVirt, VirtOperator};
 use crate::program::{Program, ProgramOptions};
 use crate::proxy::{FaultProxy, ProxyOptions};
 use crate::server::{Health, Server};
 use crate::virt_handler::{GuestBehaviour, GuestEnd, VirtHandler};
 use crate::vmi::VmiPhases;
-use crate::{harness, isolate, manifests, node, place, process_table, storage};
+use crate::{harness, isolate, manifests, node, place, process_table, snapshot, storage};
 
 /// What a lab is made of.
 #[derive(Clone, Debug)]
@@ -73,9 +74,6 @@ pub struct Lab {
     /// The simulators; they end with the lab.
     simulators: JoinSet<()>,
 }
-
-/// The image under which a lab runs our own virt-operator.
-pub const OWN_VIRT_OPERATOR_IMAGE: &str = "ghcr.io/vitistack/virt-operator:lab";
 
 impl Lab {
     /// Starts everything that `options` ask for, and returns when it is ready.
@@ -172,27 +170,40 @@ impl Lab {
                 manifests::create(&self.client, &definitions).await
             }
             KubeVirt::Reference { custom_resource } => {
-                self.create_virt_operator(kubevirt::REFERENCE_IMAGE).await?;
-                self.deploy_kubevirt(custom_resource).await
+                self.create_virt_operator(&VirtOperator::reference()).await?;
+                self.deploy_kubevirt(custom_resource).await.map(drop)
             }
             KubeVirt::Ours { program, custom_resource } => {
-                self.own_programs.send_modify(|programs| {
-                    programs.push(OwnProgram { image: "vitistack/virt-operator".to_owned(), file: program });
-                });
-                self.create_virt_operator(OWN_VIRT_OPERATOR_IMAGE).await?;
-                self.deploy_kubevirt(custom_resource).await
+                self.create_virt_operator(&VirtOperator::ours(program)).await?;
+                self.deploy_kubevirt(custom_resource).await.map(drop)
             }
         }
     }
 
-    /// Everything that a virt-operator needs, and its Deployment with this image.
-    pub async fn create_virt_operator(&self, image: &str) -> Result<()> {
-        kubevirt::create_operator(&self.client, image).await
+    /// Everything that a virt-operator needs, and its Deployment: two pods under its own service account.
+    pub async fn create_virt_operator(&self, operator: &VirtOperator) -> Result<()> {
+        if let Some(program) = &operator.program {
+            self.own_programs.send_modify(|programs| {
+                programs.push(OwnProgram { image: kubevirt::OWN_REPOSITORY.to_owned(), file: program.clone() });
+            });
+        }
+        kubevirt::create_operator(&self.client, operator).await
     }
 
-    /// Creates the KubeVirt custom resource (the release's own by default) and waits until it is deployed.
-    pub async fn deploy_kubevirt(&self, custom_resource: Option<Value>) -> Result<()> {
-        kubevirt::deploy(&self.client, custom_resource, &self.folder.join("logs")).await
+    /// Waits until every pod of virt-operator is ready.
+    pub async fn wait_for_virt_operator(&self, patience: Duration) -> Result<()> {
+        self.health.guard(kubevirt::ready(&self.client, patience, &self.folder.join("logs"))).await
+    }
+
+    /// Creates the KubeVirt custom resource (the release's own by default) and waits until it is deployed: returns it
+    /// as it was at that moment.
+    pub async fn deploy_kubevirt(&self, custom_resource: Option<Value>) -> Result<DynamicObject> {
+        self.health.guard(kubevirt::deploy(&self.client, custom_resource, &self.folder.join("logs"))).await
+    }
+
+    /// Everything that a virt-operator has installed, as it was at this resource version (of any object), or as it is.
+    pub async fn installed(&self, at: Option<&str>) -> Result<Snapshot> {
+        self.health.guard(snapshot::take(&self.client, at)).await
     }
 
     /// A client with all rights. What is tested should not use it: see [`Lab::credentials`].
@@ -325,6 +336,18 @@ impl Lab {
             ("kube-controller-manager", &self.control_plane.controller_manager),
             ("kube-scheduler", &self.control_plane.scheduler),
         ]
+    }
+
+    /// Runs something that uses the lab. If it fails, the error says where the lab's logs are kept.
+    pub async fn keeping_logs<T>(&self, name: &str, work: impl Future<Output = Result<T>>) -> Result<T> {
+        let result = work.await;
+        if result.is_err() {
+            let kept = place::failures_dir()?.join(name);
+            let _ = std::fs::remove_dir_all(&kept);
+            harness::copy_logs(&self.folder, &kept)?;
+            return result.with_context(|| format!("the lab's logs are kept in {}", kept.display()));
+        }
+        result
     }
 
     /// Whether the lab itself is well.

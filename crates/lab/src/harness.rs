@@ -39,6 +39,7 @@ const STACK: usize = 32 << 20;
 pub struct SharedLabs {
     plain: OnceCell<Arc<Lab>>,
     reference: OnceCell<Arc<Lab>>,
+    ours: OnceCell<Arc<Lab>>,
 }
 
 impl SharedLabs {
@@ -52,8 +53,14 @@ impl SharedLabs {
         self.reference.get_or_try_init(|| start(KubeVirt::Reference { custom_resource: None })).await.cloned()
     }
 
+    /// The same, installed by our operator from this file.
+    pub async fn ours(&self, program: &Path) -> Result<Arc<Lab>> {
+        let ours = || KubeVirt::Ours { program: program.to_owned(), custom_resource: None };
+        self.ours.get_or_try_init(|| start(ours())).await.cloned()
+    }
+
     fn started(&self) -> impl Iterator<Item = &Arc<Lab>> {
-        [&self.plain, &self.reference].into_iter().filter_map(OnceCell::get)
+        [&self.plain, &self.reference, &self.ours].into_iter().filter_map(OnceCell::get)
     }
 
     /// Resolves when a shared lab that has been started fails.
@@ -149,7 +156,7 @@ fn keep_logs(test: &str) -> Result<String> {
     Ok(format!("the labs' logs are kept in {}", kept.display()))
 }
 
-fn copy_logs(lab: &Path, to: &Path) -> Result<()> {
+pub(crate) fn copy_logs(lab: &Path, to: &Path) -> Result<()> {
     std::fs::create_dir_all(to).with_context(|| format!("creating {}", to.display()))?;
     let logs = std::fs::read_dir(lab.join("logs")).into_iter().flatten().flatten().map(|file| file.path());
     for file in logs.chain([lab.join("audit.log")]).filter(|file| file.is_file()) {

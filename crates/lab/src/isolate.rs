@@ -23,6 +23,8 @@ use crate::{launch, netlink, place, process_table};
 /// Tells the second incarnation which process it belongs to and which network namespace it must not be in.
 const INSIDE: &str = "VITISTACK_LAB_INSIDE";
 const NETWORK_NAMESPACE: &str = "/proc/self/ns/net";
+/// This program, even if a build has put another file in its place meanwhile.
+pub(crate) const OWN_FILE: &str = "/proc/self/exe";
 
 /// Must be the very first call of `main`, before arguments are read: the lab also runs this program's file to start a
 /// pod's process, and in that incarnation it does not return.
@@ -55,10 +57,9 @@ pub(crate) fn run_with(
 
 /// The outer incarnation: it only waits. If it dies, the kernel kills the inner one and with it everything else.
 fn spawn_inside(started: impl FnOnce(u32) -> Result<()>) -> Result<ExitCode> {
-    let program = std::env::current_exe().context("finding this program's own file")?;
     let outer_network = network_namespace()?;
     new_namespaces()?;
-    let mut child = Command::new(program)
+    let mut child = Command::new(OWN_FILE)
         .args(std::env::args_os().skip(1))
         .env(INSIDE, format!("{} {outer_network}", std::process::id()))
         .spawn()

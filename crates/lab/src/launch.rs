@@ -14,6 +14,8 @@ use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use serde::{Deserialize, Serialize};
 
+use crate::isolate::OWN_FILE;
+
 const LAUNCH: &str = "VITISTACK_LAB_LAUNCH";
 /// What a dynamically linked program and the Go runtime may want from the machine.
 const SHARED: [&str; 8] = ["/bin", "/dev", "/lib", "/lib32", "/lib64", "/proc", "/sbin", "/usr"];
@@ -33,9 +35,8 @@ pub(crate) struct Launch {
 impl Launch {
     /// The program and the environment that make this wish come true.
     pub(crate) fn command(&self) -> Result<(PathBuf, Vec<(String, String)>)> {
-        let own = std::env::current_exe().context("finding this program's own file")?;
         let wish = serde_json::to_string(self).context("writing the launch wish")?;
-        Ok((own, vec![(LAUNCH.to_owned(), wish)]))
+        Ok((OWN_FILE.into(), vec![(LAUNCH.to_owned(), wish)]))
     }
 
     fn become_program(self) -> Result<std::convert::Infallible> {

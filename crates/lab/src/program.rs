@@ -14,6 +14,7 @@ use tokio::process::{Child, Command};
 
 use crate::credentials::Credentials;
 use crate::http_get;
+use crate::kubelet::probe;
 
 #[derive(Clone, Debug)]
 pub struct ProgramOptions {
@@ -85,10 +86,18 @@ impl Program {
 
     /// Asks one of the program's plain HTTP endpoints: the status and the body.
     pub async fn get(&self, port: u16, path: &str) -> Result<(u16, String)> {
-        let stream =
-            TcpStream::connect((self.address, port)).await.with_context(|| format!("connecting to port {port}"))?;
-        let answer = http_get::get(stream, self.address, path).await?;
+        let answer = http_get::get(self.connect(port).await?, self.address, path).await?;
         Ok((answer.status(), answer.text().await?))
+    }
+
+    /// The same over TLS, as a kubelet would: whatever certificate is shown.
+    pub async fn get_over_tls(&self, port: u16, path: &str) -> Result<(u16, String)> {
+        let answer = probe::get_over_tls(self.connect(port).await?, self.address, path).await?;
+        Ok((answer.status(), answer.text().await?))
+    }
+
+    async fn connect(&self, port: u16) -> Result<TcpStream> {
+        TcpStream::connect((self.address, port)).await.with_context(|| format!("connecting to port {port}"))
     }
 
     pub fn log_text(&self) -> String {

@@ -1,98 +1,178 @@
-//! KubeVirt's own operator, measured in the lab: what ours has to beat.
+//! Ours against KubeVirt's own operator, one after the other in the same run: how long an installation takes, what it
+//! costs, and what rest costs. Every run has a lab of its own, with nothing else in it.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
-use clap::Args;
+use anyhow::{Context, Result, bail};
+use clap::{Args, ValueEnum};
 use jiff::Timestamp;
-use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::coordination::v1::Lease;
 use kube::Api;
-use lab::{Lab, LabOptions, REFERENCE_IMAGE, Record};
+use lab::{Lab, LabOptions, Record, VirtOperator};
 use serde::Serialize;
 
-use super::{keep, memory_mib};
+use super::install_table;
+use super::{keep, memory_kib};
+use crate::programs;
 use crate::terminal::step;
 
 #[derive(Args)]
 pub(crate) struct Options {
-    /// How often
-    #[arg(long, default_value_t = 1)]
-    runs: usize,
+    /// How often each of them installs
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    runs: u16,
     /// For how many seconds it is watched when it has nothing to do
-    #[arg(long, default_value_t = 60)]
+    #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=3600))]
     idle: u64,
+    /// Only one of them
+    #[arg(long, value_enum)]
+    only: Option<Who>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Who {
+    /// Our virt-operator, as it is shipped
+    Ours,
+    /// KubeVirt's own of v1.8.4
+    Reference,
 }
 
 const OPERATOR: &str = "system:serviceaccount:kubevirt:kubevirt-operator";
+const NAMESPACE: &str = "kubevirt";
+const PATIENCE: Duration = Duration::from_secs(120);
+/// An operator that has asked for nothing for so long has read what it wants to know.
+const QUIET: Duration = Duration::from_secs(3);
 
-#[derive(Debug, Serialize)]
-struct Installation {
-    operator: &'static str,
-    seconds_to_deployed: f64,
-    peak_memory_mib: u64,
-    requests_to_deployed: usize,
-    /// Lease renewals left out.
-    idle_requests_per_minute: f64,
-    idle_lease_requests_per_minute: f64,
+/// One installation.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Run {
+    pub(super) operator: Who,
+    pub(super) seconds_to_deployed: f64,
+    /// Of the process that needed most.
+    pub(super) peak_memory_mb: f64,
+    /// From the resource's creation until it said Deployed; leases are not counted.
+    pub(super) requests_to_deployed: usize,
+    pub(super) objects: usize,
+    pub(super) idle: Idle,
+}
+
+/// Requests at rest.
+#[derive(Clone, Debug, Default, Serialize)]
+pub(super) struct Idle {
+    pub(super) seconds: u64,
+    pub(super) lease: usize,
+    /// Watches that were opened again.
+    pub(super) watches: usize,
+    /// Everything else, by verb and resource.
+    pub(super) others: BTreeMap<String, usize>,
 }
 
 pub(super) async fn run(options: &Options) -> Result<()> {
-    let mut results = Vec::new();
-    for run in 1..=options.runs {
-        let what = format!("run {run} of {}: the reference operator", options.runs);
-        results.push(step(&what, install_by_reference(Duration::from_secs(options.idle))).await?);
+    let both = [Who::Ours, Who::Reference].into_iter().filter(|who| options.only.is_none_or(|only| only == *who));
+    let both: Vec<Who> = both.collect();
+    let mut runs = Vec::new();
+    for number in 1..=options.runs {
+        for who in &both {
+            let what = format!("run {number} of {}: {}", options.runs, install_table::name(*who));
+            runs.push(step(&what, measure(*who, options.idle)).await?);
+        }
     }
-    keep("install", &results)?;
-    for result in &results {
-        println!("{}", serde_json::to_string(result).context("writing a result")?);
-    }
+    keep("install", &runs)?;
+    println!("{}", install_table::table(&runs));
     Ok(())
 }
 
-async fn install_by_reference(idle: Duration) -> Result<Installation> {
+async fn measure(who: Who, idle_seconds: u64) -> Result<Run> {
+    let operator = match who {
+        Who::Ours => VirtOperator::ours(programs::hold("release", "virt-operator")?),
+        Who::Reference => VirtOperator::reference(),
+    };
     let lab = Lab::start(LabOptions::default()).await?;
-    lab.create_virt_operator(REFERENCE_IMAGE).await?;
-    let deployments: Api<Deployment> = Api::namespaced(lab.client(), "kubevirt");
-    lab.wait("a warm operator", Duration::from_secs(120), deployments, "virt-operator", |deployment| {
-        deployment.and_then(|deployment| deployment.status.as_ref()?.ready_replicas) == Some(2)
-    })
-    .await?;
+    let what = format!("bench-install-{}", if who == Who::Ours { "ours" } else { "reference" });
+    let result = lab.keeping_logs(&what, figures(&lab, who, &operator, idle_seconds)).await?;
+    lab.stop().await?;
+    Ok(result)
+}
+
+async fn figures(lab: &Lab, who: Who, operator: &VirtOperator, idle_seconds: u64) -> Result<Run> {
+    lab.create_virt_operator(operator).await?;
+    lab.wait_for_virt_operator(PATIENCE).await?;
+    wait_until_warm(lab).await?;
 
     let (begun, clock) = (Timestamp::now(), Instant::now());
     lab.deploy_kubevirt(None).await?;
     let (deployed, seconds_to_deployed) = (Timestamp::now(), clock.elapsed().as_secs_f64());
-    tokio::time::sleep(idle).await;
+    tokio::time::sleep(Duration::from_secs(idle_seconds)).await;
+    let rested = Timestamp::now();
 
     let records = lab.audit()?;
-    let by_operator = |from: Timestamp, to: Timestamp, lease: bool| {
-        records
-            .iter()
-            .filter(|record| record.user == OPERATOR && is_lease(record) == lease && (from..to).contains(&record.time))
-            .count()
+    let between = |from: Timestamp, to: Timestamp| {
+        records.iter().filter(move |record| record.user == OPERATOR && (from..to).contains(&record.time))
     };
-    let now = Timestamp::now();
-    let per_minute = |count: usize| count as f64 * 60.0 / idle.as_secs_f64();
-    let result = Installation {
-        operator: "reference v1.8.4",
+    let installed = lab.installed(None).await?;
+    Ok(Run {
+        operator: who,
         seconds_to_deployed,
-        peak_memory_mib: peak_memory("virt-operator")?,
-        requests_to_deployed: by_operator(begun, deployed, false),
-        idle_requests_per_minute: per_minute(by_operator(deployed, now, false)),
-        idle_lease_requests_per_minute: per_minute(by_operator(deployed, now, true)),
-    };
-    lab.stop().await?;
-    Ok(result)
+        peak_memory_mb: peak_memory_mb("virt-operator")?,
+        requests_to_deployed: between(begun, deployed).filter(|record| !is_lease(record)).count(),
+        objects: installed.values().filter(|object| snapshot::is_installed(object)).count(),
+        idle: classify(idle_seconds, between(deployed, rested)),
+    })
+}
+
+/// Somebody leads, and nobody reads any more.
+async fn wait_until_warm(lab: &Lab) -> Result<()> {
+    let leases: Api<Lease> = Api::namespaced(lab.client(), NAMESPACE);
+    lab.wait("a leader", PATIENCE, leases, "virt-operator", |lease| {
+        let holder = lease.and_then(|lease| lease.spec.as_ref()?.holder_identity.as_ref());
+        holder.is_some_and(|holder| !holder.is_empty())
+    })
+    .await?;
+    let started = Instant::now();
+    let mut before = usize::MAX;
+    while started.elapsed() < PATIENCE {
+        let now = lab.audit()?.iter().filter(|record| record.user == OPERATOR && !is_lease(record)).count();
+        if now == before {
+            return Ok(());
+        }
+        before = now;
+        tokio::time::sleep(QUIET).await;
+    }
+    bail!("the operator still asks for things after {PATIENCE:?}, with nothing to install")
 }
 
 fn is_lease(record: &Record) -> bool {
     record.resource == "leases"
 }
 
-/// The most that any process of this name has ever had in memory, in MiB.
-fn peak_memory(name: &str) -> Result<u64> {
+fn classify<'a>(seconds: u64, records: impl Iterator<Item = &'a Record>) -> Idle {
+    let mut idle = Idle { seconds, ..Idle::default() };
+    for record in records {
+        if is_lease(record) && record.verb != "watch" {
+            idle.lease += 1;
+        } else if record.verb == "watch" {
+            idle.watches += 1;
+        } else {
+            *idle.others.entry(describe(record)).or_default() += 1;
+        }
+    }
+    idle
+}
+
+fn describe(record: &Record) -> String {
+    let slash = if record.subresource.is_empty() { "" } else { "/" };
+    let resource = if record.resource.is_empty() { "(no resource)" } else { &record.resource };
+    format!("{} {resource}{slash}{}", record.verb, record.subresource)
+}
+
+/// The most that any process of this name has ever had in memory.
+fn peak_memory_mb(name: &str) -> Result<f64> {
     let processes = std::fs::read_dir("/proc").context("reading /proc")?.flatten();
     let named = processes.filter(|process| {
         std::fs::read(process.path().join("cmdline")).is_ok_and(|command| command.starts_with(name.as_bytes()))
     });
-    Ok(named.map(|process| memory_mib(&process.file_name().to_string_lossy(), "VmHWM")).max().unwrap_or_default())
+    let most = named.map(|process| memory_kib(&process.file_name().to_string_lossy(), "VmHWM")).max();
+    Ok(most.unwrap_or_default() as f64 * 1024.0 / 1e6)
 }

@@ -8,13 +8,16 @@ import (
 	"sort"
 	"strconv"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/tools/cache"
 
 	v1 "kubevirt.io/api/core/v1"
 
 	"kubevirt.io/kubevirt/pkg/virt-operator/resource/apply"
+	"kubevirt.io/kubevirt/pkg/virt-operator/resource/generate/components"
 	"kubevirt.io/kubevirt/pkg/virt-operator/resource/generate/install"
+	"kubevirt.io/kubevirt/pkg/virt-operator/resource/generate/rbac"
 	operatorutil "kubevirt.io/kubevirt/pkg/virt-operator/util"
 )
 
@@ -23,7 +26,26 @@ func fixtures(folder string) error {
 	if err := strategies(folder); err != nil {
 		return err
 	}
-	return patches(folder)
+	if err := patches(folder); err != nil {
+		return err
+	}
+	return operator(folder)
+}
+
+// operator: what the release has for its own operator to run.
+func operator(folder string) error {
+	const namespace, version, none = "kubevirt", "v1.8.4", ""
+	deployment := components.NewOperatorDeployment(namespace, "quay.io/kubevirt", none, version, "2", version,
+		none, none, none, none, none, none, none, none, none, none, none, none, none, none, corev1.PullIfNotPresent)
+	all := []object{plain(components.NewKubeVirtPriorityClassCR())}
+	for _, o := range append(rbac.GetAllOperator(namespace), deployment) {
+		all = append(all, plain(o))
+	}
+	text, err := json.Marshal(all)
+	if err != nil {
+		return err
+	}
+	return write(filepath.Join(folder, "operator.expected.json.gz"), text)
 }
 
 type strategyCase struct {

@@ -3,7 +3,7 @@
 use api::kubevirt::SelfSigned;
 
 use super::{Cause, Refusal};
-use crate::certificates::{Lifetimes, go_duration};
+use crate::certificates::{Lifetimes, SHORTEST, go_duration};
 
 const FIELD: &str = "spec.certificateRotateStrategy.selfSigned";
 
@@ -26,6 +26,14 @@ pub(super) fn lifetimes(settings: Option<&SelfSigned>) -> Vec<Refusal> {
     };
     let (authority, leaf) = (lifetimes.authority, lifetimes.leaf);
     for (name, lifetime) in [("ca", authority), ("server", leaf)] {
+        if lifetime.duration < SHORTEST {
+            let message = format!(
+                "is {}, which is too short to be renewed in time; give it at least {}",
+                go_duration(lifetime.duration),
+                go_duration(SHORTEST),
+            );
+            refusals.push(Refusal::new(Cause::Invalid, format!("{FIELD}.{name}.duration"), message));
+        }
         if lifetime.renew_before > lifetime.duration {
             let message = format!(
                 "is {}, which is longer than {name}.duration, {}: a certificate would be renewed before it is made; \

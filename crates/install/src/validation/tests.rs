@@ -71,6 +71,10 @@ fn lifetimes_of_certificates() {
         (selfsigned(json!({})), ""),
         (selfsigned(json!({"ca": {"duration": "20h", "renewBefore": "4h"}, "server": {"duration": "20h"}})), ""),
         (selfsigned(json!({"ca": {"duration": "48h", "renewBefore": "48h"}})), ""),
+        (
+            selfsigned(json!({"server": {"duration": "5s", "renewBefore": "1s"}})),
+            "spec.certificateRotateStrategy.selfSigned.server.duration is 5s, which is too short",
+        ),
         (selfsigned(json!({"caRotateInterval": "168h", "certRotateInterval": "24h", "caOverlapInterval": "24h"})), ""),
         (
             selfsigned(json!({"ca": {"duration": "48h", "renewBefore": "49h"}})),

@@ -151,6 +151,8 @@ fn api_server_arguments(folder: &Path, slot: &Slot, certificates: &Certificates,
         format!("--audit-policy-file={}", folder.join("audit-policy.json").display()),
         format!("--audit-log-path={}", audit_log.display()),
         "--audit-log-mode=blocking".to_owned(),
+        // In megabytes: one file, whatever a benchmark asks for. By default it would be renamed at 100, and forgotten.
+        "--audit-log-maxsize=100000".to_owned(),
     ]
 }
 

@@ -4,7 +4,7 @@
 //! real process (see [`process`]) and is ready when its readiness probe says so.
 
 mod life;
-mod probe;
+pub(crate) mod probe;
 mod process;
 mod restart;
 mod status;

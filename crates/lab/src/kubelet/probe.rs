@@ -59,14 +59,18 @@ impl Probe {
     async fn ask(&self, address: IpAddr) -> Result<u16> {
         let stream = TcpStream::connect(SocketAddr::new(address, self.port)).await?;
         let answer = if self.tls {
-            let connector = tokio_rustls::TlsConnector::from(Arc::new(trusting_config()?));
-            let stream = connector.connect(ServerName::from(address), stream).await?;
-            http_get::get(stream, address, &self.path).await?
+            get_over_tls(stream, address, &self.path).await?
         } else {
             http_get::get(stream, address, &self.path).await?
         };
         Ok(answer.status())
     }
+}
+
+pub(crate) async fn get_over_tls(stream: TcpStream, host: IpAddr, path: &str) -> Result<http_get::Answer> {
+    let connector = tokio_rustls::TlsConnector::from(Arc::new(trusting_config()?));
+    let stream = connector.connect(ServerName::from(host), stream).await.context("agreeing on TLS")?;
+    http_get::get(stream, host, path).await
 }
 
 /// Whether a probed container counts as ready: from the first success on, until several failures in a row.

@@ -12,8 +12,8 @@ use kube::api::{ApiResource, DynamicObject, GroupVersionKind, PostParams};
 use kube::{Api, Client};
 use serde_json::{Value, json};
 
-pub use operator::REFERENCE_IMAGE;
-pub(crate) use operator::create_operator;
+pub use operator::VirtOperator;
+pub(crate) use operator::{OWN_REPOSITORY, create_operator, ready};
 
 pub(crate) const NAMESPACE: &str = crate::virt_handler::NAMESPACE;
 
@@ -25,8 +25,7 @@ pub enum KubeVirt {
     None,
     /// Its own Go operator. The custom resource may be given; the default is the release's.
     Reference { custom_resource: Option<Value> },
-    /// Our virt-operator, from this file. For now with the reference's RBAC and Deployment; they will come from
-    /// `virt-operator manifests`.
+    /// Our virt-operator, from this file, with the manifests that it prints.
     Ours { program: PathBuf, custom_resource: Option<Value> },
     /// Only its resource definitions and a simulator of VM and VMI status: enough for thousands of them.
     Simulated,
@@ -54,8 +53,8 @@ pub fn default_custom_resource() -> Value {
 }
 
 /// Creates the custom resource and waits until the operator says that it is deployed. An operator that never becomes
-/// ready ends the wait early; `logs` is where its pods write.
-pub(crate) async fn deploy(client: &Client, custom_resource: Option<Value>, logs: &Path) -> Result<()> {
+/// ready ends the wait early; `logs` is where its pods write. Returns the resource as it was at that very moment.
+pub(crate) async fn deploy(client: &Client, custom_resource: Option<Value>, logs: &Path) -> Result<DynamicObject> {
     let custom_resource = custom_resource.unwrap_or_else(default_custom_resource);
     let object: DynamicObject = serde_json::from_value(custom_resource).context("the KubeVirt custom resource")?;
     let name = object.metadata.name.clone().unwrap_or_default();
@@ -70,7 +69,9 @@ pub(crate) async fn deploy(client: &Client, custom_resource: Option<Value>, logs
         complaint = operator::never_ready(client, OPERATOR_PATIENCE, logs) => return Err(complaint),
     };
     match waited {
-        Ok(result) => result.map(|_| ()).context("watching the KubeVirt custom resource"),
+        Ok(result) => {
+            result.context("watching the KubeVirt custom resource")?.context("the KubeVirt custom resource is gone")
+        }
         Err(_) => {
             let status = api.get(&name).await.ok().and_then(|kubevirt| kubevirt.data.get("status").cloned());
             bail!("KubeVirt was not deployed within {PATIENCE:?}; its status: {}", status.unwrap_or_default())

@@ -1,6 +1,8 @@
-//! What must exist before a virt-operator runs, and its Deployment: the reference's manifests, from its own generator.
+//! What must exist before a virt-operator runs, and its Deployment: the reference's from its own generator, ours as our
+//! program prints it.
 
-use std::path::Path;
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
@@ -19,16 +21,60 @@ use crate::server::last_words;
 const NAME: &str = "virt-operator";
 
 /// Component images are derived from it, whatever runs the operator.
-pub const REFERENCE_IMAGE: &str = "quay.io/kubevirt/virt-operator:v1.8.4";
+pub(super) const REFERENCE_IMAGE: &str = "quay.io/kubevirt/virt-operator:v1.8.4";
 
-/// Namespace, CRD, RBAC, priority class and a Deployment that runs `image`.
-pub(crate) async fn create_operator(client: &Client, image: &str) -> Result<()> {
+/// The image under which a lab runs our own virt-operator: its repository, and all of it.
+pub(crate) const OWN_REPOSITORY: &str = "vitistack/virt-operator";
+const OWN_IMAGE: &str = "ghcr.io/vitistack/virt-operator:lab";
+
+/// A virt-operator, and what its Deployment says besides the usual.
+#[derive(Clone, Debug)]
+pub struct VirtOperator {
+    /// Our program; none is the reference.
+    pub program: Option<PathBuf>,
+    /// Variables such as `VIRT_API_IMAGE`.
+    pub environment: Vec<(String, String)>,
+}
+
+impl VirtOperator {
+    /// KubeVirt's own.
+    pub fn reference() -> Self {
+        VirtOperator { program: None, environment: Vec::new() }
+    }
+
+    /// Ours, from this file.
+    pub fn ours(program: impl Into<PathBuf>) -> Self {
+        VirtOperator { program: Some(program.into()), environment: Vec::new() }
+    }
+}
+
+/// Namespace, CRD, RBAC, priority class and Deployment.
+pub(crate) async fn create_operator(client: &Client, operator: &VirtOperator) -> Result<()> {
+    let mut documents = match &operator.program {
+        Some(program) => output_of(program, &["manifests", "--namespace", NAMESPACE, "--image", OWN_IMAGE]).await?,
+        None => reference_manifests().await?,
+    };
+    for document in &mut documents {
+        let containers = document.pointer_mut("/spec/template/spec/containers").and_then(Value::as_array_mut);
+        for container in containers.into_iter().flatten() {
+            if let Some(variables) = container.get_mut("env").and_then(Value::as_array_mut) {
+                let more = operator.environment.iter().map(|(name, value)| json!({"name": name, "value": value}));
+                variables.extend(more);
+            }
+        }
+    }
+    manifests::create(client, &documents).await.context("installing virt-operator")
+}
+
+async fn reference_manifests() -> Result<Vec<Value>> {
+    let generator = parts::binary(Group::KubeVirt, "resource-generator")?;
     let mut documents = vec![namespace()];
     for kind in ["kv", "operator-rbac", "priorityclass"] {
-        documents.extend(generate(kind).await?);
+        let arguments = [format!("--type={kind}"), format!("--namespace={NAMESPACE}")];
+        documents.extend(output_of(&generator, &arguments).await?);
     }
-    documents.push(deployment(image));
-    manifests::create(client, &documents).await.context("installing virt-operator")
+    documents.push(deployment());
+    Ok(documents)
 }
 
 pub(crate) fn namespace() -> Value {
@@ -40,6 +86,21 @@ pub(crate) fn namespace() -> Value {
             "labels": {"kubevirt.io": "", "pod-security.kubernetes.io/enforce": "privileged"},
         },
     })
+}
+
+/// Waits until both replicas are ready.
+pub(crate) async fn ready(client: &Client, patience: Duration, logs: &Path) -> Result<()> {
+    let deployments: Api<Deployment> = Api::namespaced(client.clone(), NAMESPACE);
+    let ready = kube::runtime::wait::await_condition(deployments, NAME, |deployment: Option<&Deployment>| {
+        deployment.is_some_and(|deployment| {
+            let wanted = deployment.spec.as_ref().and_then(|spec| spec.replicas);
+            wanted.is_some() && deployment.status.as_ref().and_then(|status| status.ready_replicas) == wanted
+        })
+    });
+    match tokio::time::timeout(patience, ready).await {
+        Ok(result) => result.map(|_| ()).context("watching virt-operator's Deployment"),
+        Err(_) => bail!("virt-operator has not become ready within {patience:?}; {}", pods(client, logs).await),
+    }
 }
 
 /// Resolves with a complaint if the operator's Deployment exists and none of its pods has been ready within `patience`;
@@ -79,22 +140,24 @@ async fn pods(client: &Client, logs: &Path) -> String {
     found.iter().map(describe).collect::<Vec<_>>().join("; ")
 }
 
-async fn generate(kind: &str) -> Result<Vec<Value>> {
-    let generator = parts::binary(Group::KubeVirt, "resource-generator")?;
-    let output = tokio::process::Command::new(generator)
-        .arg(format!("--type={kind}"))
-        .arg(format!("--namespace={NAMESPACE}"))
+/// The YAML documents that a program prints.
+async fn output_of(program: &Path, arguments: &[impl AsRef<OsStr>]) -> Result<Vec<Value>> {
+    let what = || {
+        let words = arguments.iter().map(|word| word.as_ref().to_string_lossy().into_owned());
+        format!("{} {}", program.display(), words.collect::<Vec<_>>().join(" "))
+    };
+    let output = tokio::process::Command::new(program)
+        .args(arguments)
         .output()
         .await
-        .context("running resource-generator")?;
+        .with_context(|| format!("running {}", what()))?;
     if !output.status.success() {
-        bail!("resource-generator --type={kind} failed: {}", String::from_utf8_lossy(&output.stderr).trim());
+        bail!("{} failed: {}", what(), String::from_utf8_lossy(&output.stderr).trim());
     }
-    manifests::parse(&String::from_utf8_lossy(&output.stdout))
-        .with_context(|| format!("resource-generator --type={kind}"))
+    manifests::parse(&String::from_utf8_lossy(&output.stdout)).with_context(what)
 }
 
-fn deployment(image: &str) -> Value {
+fn deployment() -> Value {
     let labels = json!({"kubevirt.io": "virt-operator", "name": "virt-operator", "prometheus.kubevirt.io": "true"});
     let probe = json!({
         "httpGet": {"path": "/metrics", "port": 8443, "scheme": "HTTPS"},
@@ -118,7 +181,7 @@ fn deployment(image: &str) -> Value {
                     "tolerations": [{"key": "CriticalAddonsOnly", "operator": "Exists"}],
                     "containers": [{
                         "name": "virt-operator",
-                        "image": image,
+                        "image": REFERENCE_IMAGE,
                         "command": ["virt-operator"],
                         "args": ["--port", "8443", "-v", "2"],
                         "env": [

@@ -125,6 +125,15 @@ pub fn ensure(groups: &[Group]) -> Result<()> {
     Ok(())
 }
 
+/// What changes whenever one of these groups is built from something else.
+pub fn versions(groups: &[Group]) -> Result<String> {
+    let names = groups.iter().map(|group| {
+        let folder = group.folder()?;
+        Ok(folder.file_name().unwrap_or_default().to_string_lossy().into_owned())
+    });
+    Ok(names.collect::<Result<Vec<_>>>()?.join(" "))
+}
+
 /// Where a program is. `KUBEBUILDER_ASSETS` may supply etcd and kube-apiserver.
 pub fn binary(group: Group, name: &str) -> Result<PathBuf> {
     if matches!(name, "etcd" | "kube-apiserver")

@@ -48,10 +48,8 @@ fn a_machine_comes_to_life() {
 
 #[test]
 fn a_machine_that_runs_goes_on_when_something_it_was_made_from_goes() {
-    let cloud_init = CloudInit {
-        secret_ref: Some(SecretKeyRef { name: "s".to_owned(), key: None }),
-        ..CloudInit::default()
-    };
+    let cloud_init =
+        CloudInit { secret_ref: Some(SecretKeyRef { name: "s".to_owned(), key: None }), ..CloudInit::default() };
     let mut world = World::new(MachineSpec { cloud_init: Some(cloud_init), ..template("small") });
     world.observed.source = SourceView::Read(SecretBytes(b"#cloud-config".to_vec()));
     world.pass();

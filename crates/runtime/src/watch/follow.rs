@@ -156,10 +156,11 @@ async fn run<T, V>(
     }
 }
 
-/// A kind is served a moment after its CRD is stored, then established, then published: it is asked for a few times.
+/// A kind is served a moment after its CRD is stored, then established, then published, and its store is opened: nobody
+/// is in such a hurry that it should be asked for in vain. It is asked for a few times.
 const EXPECTED_TRIES: u32 = 6;
 const EXPECTED_RETRY: Backoff = Backoff::new(Duration::from_millis(500), Duration::from_secs(4));
-const EXPECTED_AFTER: std::ops::Range<u64> = 300..500;
+const EXPECTED_AFTER: std::ops::Range<u64> = 1000..1500;
 
 enum Pause {
     Over,

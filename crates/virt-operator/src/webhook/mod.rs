@@ -42,10 +42,10 @@ const LIMITS: Limits = Limits {
     request: Duration::from_secs(8),
     age: Duration::from_secs(600),
 };
-/// Two objects of the greatest size that the API server takes, and what is around them.
-const LARGEST: usize = 7 * 1024 * 1024;
+/// Two objects of the greatest size that fits into etcd, and what is around them.
+const LARGEST: usize = 4 * 1024 * 1024;
 /// Of all requests that are being read or answered, together.
-const HELD_AT_ONCE: usize = 4 * LARGEST;
+const HELD_AT_ONCE: usize = 2 * LARGEST;
 
 /// Begins to serve on the port of the webhooks, for as long as the process lives.
 pub(crate) async fn start(context: &Context, bind: Bind, serving: &Serving) -> Result<(), BindError> {

@@ -1,0 +1,159 @@
+//! The figures of installations as a table: medians, ratios, and what ours is to reach.
+
+use std::collections::BTreeMap;
+
+use super::install::{Run, Who};
+
+const SECONDS: f64 = 5.0;
+const RATIO: f64 = 5.0;
+const MEMORY_MB: f64 = 30.0;
+const MORE_REQUESTS_THAN_OBJECTS: f64 = 25.0;
+
+pub(super) fn name(who: Who) -> &'static str {
+    match who {
+        Who::Ours => "ours",
+        Who::Reference => "reference v1.8.4",
+    }
+}
+
+struct Row {
+    what: &'static str,
+    ours: Option<f64>,
+    reference: Option<f64>,
+    target: String,
+    /// Unknown where ours was not measured.
+    met: Option<bool>,
+}
+
+pub(super) fn table(runs: &[Run]) -> String {
+    let mut lines =
+        vec![format!("{:<34} {:>10} {:>10} {:>8}  {:<22} {}", "median", "ours", "reference", "ratio", "target", "met")];
+    lines.extend(rows(runs).iter().map(line));
+    for who in [Who::Ours, Who::Reference] {
+        let others = others(runs, who);
+        if !others.is_empty() {
+            lines.push(format!("at rest, {}, in all runs:", name(who)));
+            lines.extend(others.iter().map(|(what, count)| format!("{count:>8} × {what}")));
+        }
+    }
+    lines.join("\n")
+}
+
+fn rows(runs: &[Run]) -> Vec<Row> {
+    let row = |what, figure: fn(&Run) -> f64, target: String, is_met: &dyn Fn(f64, Option<f64>) -> bool| {
+        let of = |who: Who| median(runs.iter().filter(|run| run.operator == who).map(figure));
+        let (ours, reference) = (of(Who::Ours), of(Who::Reference));
+        Row { what, ours, reference, target, met: ours.map(|ours| is_met(ours, reference)) }
+    };
+    let objects = median(runs.iter().map(|run| run.objects as f64)).unwrap_or_default();
+    let most = objects + MORE_REQUESTS_THAN_OBJECTS;
+    let always = |_: f64, _: Option<f64>| true;
+    vec![
+        row(
+            "seconds to Deployed",
+            |run| run.seconds_to_deployed,
+            "≤ 5 and ≤ 1/5".to_owned(),
+            &|ours, reference| ours <= SECONDS && reference.is_none_or(|reference| ours <= reference / RATIO),
+        ),
+        row("peak memory, MB", |run| run.peak_memory_mb, format!("≤ {MEMORY_MB}"), &|ours, _| ours <= MEMORY_MB),
+        row(
+            "requests to Deployed",
+            |run| run.requests_to_deployed as f64,
+            format!("≤ {objects} objects + {MORE_REQUESTS_THAN_OBJECTS}"),
+            &|ours, _| ours <= most,
+        ),
+        row("at rest, per minute: lease", |run| run.per_minute(run.idle.lease), String::new(), &always),
+        row("at rest, per minute: watches", |run| run.per_minute(run.idle.watches), String::new(), &always),
+        row(
+            "at rest, per minute: others",
+            |run| run.per_minute(run.idle.others.values().sum()),
+            "none".to_owned(),
+            &|ours, _| ours == 0.0,
+        ),
+    ]
+}
+
+impl Run {
+    fn per_minute(&self, count: usize) -> f64 {
+        count as f64 * 60.0 / self.idle.seconds as f64
+    }
+}
+
+fn line(row: &Row) -> String {
+    let number = |value: Option<f64>| value.map_or("–".to_owned(), |value| format!("{value:.1}"));
+    let ratio = match (row.ours, row.reference) {
+        (Some(ours), Some(reference)) if ours > 0.0 => format!("1/{:.1}", reference / ours),
+        _ => "–".to_owned(),
+    };
+    let met = match row.met {
+        _ if row.target.is_empty() => "",
+        Some(true) => "yes",
+        Some(false) => "NO",
+        None => "–",
+    };
+    let (ours, reference) = (number(row.ours), number(row.reference));
+    format!("{:<34} {ours:>10} {reference:>10} {ratio:>8}  {:<22} {met}", row.what, row.target)
+}
+
+fn median(figures: impl Iterator<Item = f64>) -> Option<f64> {
+    let mut figures: Vec<f64> = figures.collect();
+    figures.sort_by(f64::total_cmp);
+    let middle = figures.len() / 2;
+    let upper = *figures.get(middle)?;
+    match figures.len() % 2 {
+        0 => figures.get(middle - 1).map(|lower| f64::midpoint(*lower, upper)),
+        _ => Some(upper),
+    }
+}
+
+fn others(runs: &[Run], who: Who) -> BTreeMap<&str, usize> {
+    let mut sums = BTreeMap::new();
+    for (what, count) in runs.iter().filter(|run| run.operator == who).flat_map(|run| &run.idle.others) {
+        *sums.entry(what.as_str()).or_default() += count;
+    }
+    sums
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::install::Idle;
+    use super::*;
+
+    fn run(operator: Who, seconds: f64, memory: f64, requests: usize, others: usize) -> Run {
+        let others = (others > 0).then(|| ("patch services".to_owned(), others));
+        Run {
+            operator,
+            seconds_to_deployed: seconds,
+            peak_memory_mb: memory,
+            requests_to_deployed: requests,
+            objects: 205,
+            idle: Idle { seconds: 30, lease: 15, watches: 0, others: others.into_iter().collect() },
+        }
+    }
+
+    #[test]
+    fn medians_are_compared_with_the_targets() {
+        let runs = [
+            run(Who::Ours, 4.0, 20.0, 230, 0),
+            run(Who::Ours, 9.0, 40.0, 231, 0),
+            run(Who::Ours, 4.5, 21.0, 229, 1),
+            run(Who::Reference, 26.0, 250.0, 400, 70),
+        ];
+        let rows = rows(&runs);
+        let met: Vec<_> = rows.iter().map(|row| row.met).collect();
+        assert_eq!(met, [Some(true), Some(true), Some(true), Some(true), Some(true), Some(true)]);
+        assert_eq!(rows.first().and_then(|row| row.ours), Some(4.5));
+        assert_eq!(rows.get(3).and_then(|row| row.reference), Some(30.0));
+        let text = table(&runs);
+        assert!(text.contains("1/5.8") && text.contains("70 × patch services"), "{text}");
+    }
+
+    #[test]
+    fn what_is_missed_is_said() {
+        let runs = [run(Who::Ours, 6.0, 31.0, 231, 2), run(Who::Reference, 26.0, 250.0, 400, 0)];
+        let missed = rows(&runs).iter().filter(|row| row.met == Some(false)).count();
+        assert_eq!(missed, 4);
+        assert_eq!(median([1.0, 2.0].into_iter()), Some(1.5));
+        assert_eq!(median(std::iter::empty()), None);
+    }
+}
