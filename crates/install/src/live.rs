@@ -3,11 +3,9 @@
 use std::{
     collections::BTreeMap,
     hash::{DefaultHasher, Hash, Hasher},
-    io::{Read, Write},
 };
 
 use api::{Failure, reason};
-use flate2::{Compression, read::DeflateDecoder, write::DeflateEncoder};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, ObjectMeta};
 use k8s_openapi::jiff::Timestamp;
 use serde_json::{Map, Value};
@@ -44,9 +42,9 @@ pub struct Live {
     pub is_strategy: bool,
     /// Of everything that is compared: two of the same digest are judged alike.
     pub digest: u64,
-    /// The fields of the object and what others than us have set of them, as compressed JSON. Nothing for objects of
-    /// which only metadata is followed.
-    packed: Option<Box<[u8]>>,
+    /// The fields of the object and what others than us have set of them, as JSON: a tenth of what a tree of them takes.
+    /// Nothing for objects of which only metadata is followed.
+    json: Option<Box<[u8]>>,
 }
 
 /// How far the pods of a workload are what its template says.
@@ -154,7 +152,7 @@ impl Live {
         live.digest.hash(&mut hasher);
         json.hash(&mut hasher);
         live.digest = hasher.finish();
-        live.packed = Some(pack(&json));
+        live.json = Some(json.into());
         live
     }
 
@@ -171,7 +169,7 @@ impl Live {
             end: None,
             is_strategy: false,
             digest: 0,
-            packed: None,
+            json: None,
         };
         live.annotations.retain(|key, _| !NOISE.contains(&key.as_str()));
         let mut hasher = DefaultHasher::new();
@@ -181,14 +179,10 @@ impl Live {
     }
 
     pub(crate) fn fields(&self) -> Result<Option<Fields>, Failure> {
-        let Some(packed) = &self.packed else { return Ok(None) };
-        let bug = |error: String| {
-            Failure::bug(reason::UNREADABLE_ANSWER, format!("a packed object cannot be unpacked: {error}"))
-        };
-        let mut json = Vec::with_capacity(packed.len() * 4);
-        DeflateDecoder::new(&**packed).read_to_end(&mut json).map_err(|error| bug(error.to_string()))?;
+        let Some(json) = &self.json else { return Ok(None) };
         // The error of a parser quotes what it could not read.
-        let (content, foreign) = serde_json::from_slice(&json).map_err(|_| bug("it is no JSON".to_owned()))?;
+        let unreadable = |_| Failure::bug(reason::UNREADABLE_ANSWER, "an object in the cache is no JSON");
+        let (content, foreign) = serde_json::from_slice(json).map_err(unreadable)?;
         Ok(Some(Fields { content, foreign }))
     }
 
@@ -227,11 +221,4 @@ fn holds_a_strategy(live: &Live, data: &Value) -> bool {
 fn is_foreign(entry: &ManagedFieldsEntry) -> bool {
     let subresource = entry.subresource.as_deref().unwrap_or_default();
     subresource.is_empty() && entry.manager.as_deref() != Some(FIELD_MANAGER)
-}
-
-fn pack(json: &[u8]) -> Box<[u8]> {
-    let mut encoder = DeflateEncoder::new(Vec::with_capacity(json.len() / 3), Compression::new(4));
-    let packed = encoder.write_all(json).and_then(|()| encoder.finish());
-    // Writing to memory does not fail.
-    packed.unwrap_or_default().into()
 }

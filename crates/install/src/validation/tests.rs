@@ -73,7 +73,8 @@ fn lifetimes_of_certificates() {
         (selfsigned(json!({"ca": {"duration": "48h", "renewBefore": "48h"}})), ""),
         (
             selfsigned(json!({"server": {"duration": "5s", "renewBefore": "1s"}})),
-            "spec.certificateRotateStrategy.selfSigned.server.duration is 5s, which is too short",
+            "spec.certificateRotateStrategy.selfSigned.server.duration is 5s, which is too short to be renewed in \
+             time; give it at least 10s",
         ),
         (selfsigned(json!({"caRotateInterval": "168h", "certRotateInterval": "24h", "caOverlapInterval": "24h"})), ""),
         (

@@ -1,5 +1,6 @@
 //! Small things that ten thousand objects have, each in one allocation.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::io;
 
@@ -67,7 +68,16 @@ impl Squeezed {
 }
 
 fn squeeze(json: &[u8]) -> io::Result<Vec<u8>> {
-    let mut compress = Compress::new(Compression::new(6), false);
+    COMPRESS.with_borrow_mut(|compress| squeeze_with(compress, json))
+}
+
+thread_local! {
+    /// A quarter of a megabyte each: there is one, and not one per object.
+    static COMPRESS: RefCell<Compress> = RefCell::new(Compress::new(Compression::new(6), false));
+}
+
+fn squeeze_with(compress: &mut Compress, json: &[u8]) -> io::Result<Vec<u8>> {
+    compress.reset();
     compress.set_dictionary(DICTIONARY)?;
     let mut out = Vec::with_capacity(json.len() / 2 + 64);
     loop {
