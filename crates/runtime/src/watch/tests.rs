@@ -137,7 +137,8 @@ async fn a_kind_may_come_go_and_come_back() {
     let asked = Instant::now();
     cache.look_again();
     until(|| cache.get(&key("b")).is_some()).await;
-    assert!(asked.elapsed() < Duration::from_secs(1));
+    // Not at once: what was just stored is not served yet, and to be asked in vain costs the server too.
+    assert!((1..2).contains(&asked.elapsed().as_secs()), "{:?}", asked.elapsed());
 }
 
 #[tokio::test(start_paused = true)]
