@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use kube::Api;
 use kube::api::{ApiResource, DynamicObject, GroupVersionKind};
-use lab::{KubeVirt, Lab, LabOptions, isolate, parts};
+use lab::{Lab, LabOptions, VirtOperator, isolate, parts};
 
 use crate::terminal::step;
 use crate::{machine_operator, programs};
@@ -26,10 +26,13 @@ pub(crate) fn run() -> ExitCode {
 }
 
 async fn show() -> Result<()> {
-    let options = LabOptions { kubevirt: KubeVirt::Reference { custom_resource: None }, ..LabOptions::default() };
-    let lab =
-        step("a Kubernetes v1.36.3 control plane, and KubeVirt v1.8.4 installed by its operator", Lab::start(options))
-            .await?;
+    let lab = step("an empty Kubernetes v1.36.3", Lab::start(LabOptions::default())).await?;
+    step("virt-operator, from `virt-operator manifests`", async {
+        lab.create_virt_operator(&VirtOperator::ours(programs::hold("debug", "virt-operator")?)).await?;
+        lab.wait_for_virt_operator(PATIENCE).await
+    })
+    .await?;
+    step("a KubeVirt resource: KubeVirt v1.8.4 is installed", lab.deploy_kubevirt(None)).await?;
     let _operator = step("kubevirt-operator, as its own service account", async {
         machine_operator::install(&lab).await?;
         machine_operator::start(&lab, "debug").await
@@ -51,7 +54,7 @@ async fn show() -> Result<()> {
     kubectl(&lab, &["get", "machines,virtualmachines,virtualmachineinstances,persistentvolumeclaims"])?;
     eprintln!();
     eprintln!("That was a real control plane with simulated nodes; it is gone now.");
-    eprintln!("To keep one: cargo xtask lab up --kubevirt reference");
+    eprintln!("To keep one: cargo xtask lab up --kubevirt ours");
     lab.stop().await
 }
 

@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::io;
 
+use api::machine::{LABEL_MACHINE, LABEL_MACHINE_UID, LABEL_MANAGED_BY, LABEL_ON_DELETE, MANAGED_BY};
 use flate2::{Compress, Compression, Decompress, FlushCompress, FlushDecompress, Status};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::Serialize;
@@ -109,19 +110,41 @@ fn unsqueeze(bytes: &[u8]) -> io::Result<Vec<u8>> {
     }
 }
 
-/// Labels as `key=value` lines: neither may hold `=` in its key or a line break anywhere.
+/// Labels as `key=value` lines: neither may hold `=` in its key or a line break anywhere. What every object of ours
+/// carries is one character, which no label may hold either.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Labels(Box<str>);
 
+/// Keys that are written short.
+const SHORT: [(char, &str); 4] =
+    [('\u{1}', LABEL_MACHINE), ('\u{2}', LABEL_MACHINE_UID), ('\u{3}', LABEL_ON_DELETE), ('\u{4}', LABEL_MANAGED_BY)];
+/// The value that is left out.
+const USUAL: (&str, &str) = (LABEL_MANAGED_BY, MANAGED_BY);
+
 impl Labels {
     pub(crate) fn of(metadata: &ObjectMeta) -> Self {
-        let lines: Vec<String> =
-            metadata.labels.iter().flatten().map(|(key, value)| format!("{key}={value}")).collect();
+        let line = |(key, value): (&String, &String)| match SHORT.iter().find(|(_, known)| known == key) {
+            Some((short, known)) if (*known, value.as_str()) == USUAL => short.to_string(),
+            Some((short, LABEL_MANAGED_BY)) => format!("{short}={value}"),
+            Some((short, _)) => format!("{short}{value}"),
+            None => format!("{key}={value}"),
+        };
+        let lines: Vec<String> = metadata.labels.iter().flatten().map(line).collect();
         Self(lines.join("\n").into())
     }
 
     fn pairs(&self) -> impl Iterator<Item = (&str, &str)> {
-        self.0.lines().filter_map(|line| line.split_once('='))
+        self.0.lines().filter_map(|line| {
+            let Some((short, known)) = SHORT.iter().find(|(short, _)| line.starts_with(*short)) else {
+                return line.split_once('=');
+            };
+            let value = line.strip_prefix(*short).unwrap_or_default();
+            match (*known, value) {
+                (LABEL_MANAGED_BY, "") => Some(USUAL),
+                (LABEL_MANAGED_BY, other) => Some((*known, other.strip_prefix('=').unwrap_or(other))),
+                _ => Some((*known, value)),
+            }
+        })
     }
 
     pub(crate) fn get(&self, key: &str) -> Option<&str> {
@@ -161,6 +184,28 @@ mod tests {
         assert_eq!(packed.get("empty"), Some(""));
         assert_eq!(packed.get("a"), None);
         assert!(Labels::of(&ObjectMeta::default()).to_map().is_empty());
+    }
+
+    #[test]
+    fn our_own_labels_are_short_and_survive() {
+        for managed_by in [MANAGED_BY, "", "somebody", "=odd"] {
+            let labels: BTreeMap<String, String> = [
+                (LABEL_MANAGED_BY, managed_by),
+                (LABEL_MACHINE, "web-1"),
+                (LABEL_MACHINE_UID, "2f1c1a52-9e0e-4cf5-8f8c-0d3c5be8c7a1"),
+                (LABEL_ON_DELETE, "Delete"),
+                ("vitistack.io/machine-template", "small"),
+            ]
+            .map(|(key, value)| (key.to_owned(), value.to_owned()))
+            .into();
+            let packed = Labels::of(&ObjectMeta { labels: Some(labels.clone()), ..ObjectMeta::default() });
+            assert_eq!(packed.to_map(), labels);
+            assert_eq!(packed.get(LABEL_MANAGED_BY), Some(managed_by));
+            assert!(packed.0.len() < 110, "{}", packed.0.len());
+        }
+        let empty = BTreeMap::from([(LABEL_MACHINE.to_owned(), String::new())]);
+        let packed = Labels::of(&ObjectMeta { labels: Some(empty.clone()), ..ObjectMeta::default() });
+        assert_eq!(packed.to_map(), empty);
     }
 
     #[test]
