@@ -3,6 +3,8 @@
 
 use std::collections::BTreeMap;
 
+use crate::kind::Kind;
+
 const PASSED_ON: &str = "KV_IO_EXTRA_ENV_";
 
 /// The environment variables that the operator's Deployment sets, in the names of the release.
@@ -85,6 +87,21 @@ pub struct Cluster {
     pub monitor_namespace: Option<String>,
     /// Nodes with the label `kubevirt.io/schedulable=true`.
     pub schedulable_nodes: usize,
+}
+
+impl Cluster {
+    /// What follows from the kinds that it has.
+    pub fn with(has: impl Fn(Kind) -> bool, schedulable_nodes: usize) -> Self {
+        Self {
+            service_monitors: has(Kind::ServiceMonitor),
+            prometheus_rules: has(Kind::PrometheusRule),
+            admission_policies: has(Kind::ValidatingAdmissionPolicy) && has(Kind::ValidatingAdmissionPolicyBinding),
+            security_context_constraints: has(Kind::SecurityContextConstraints),
+            routes: has(Kind::Route),
+            monitor_namespace: None,
+            schedulable_nodes,
+        }
+    }
 }
 
 #[cfg(test)]

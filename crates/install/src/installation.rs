@@ -262,9 +262,9 @@ impl Overlay<'_> {
     fn annotate_lifetime(&self, key: &ObjectKey, secret: &mut Value) {
         let lifetime =
             if certificates::is_authority(key.name()) { self.lifetimes.authority } else { self.lifetimes.leaf };
-        let text = format!("&Duration{{Duration:{},}}", certificates::go_duration(lifetime.duration));
         if let Some(metadata) = secret.get_mut("metadata").and_then(Value::as_object_mut) {
-            stamp::merge(metadata, "annotations", &[(annotation::DURATION.to_owned(), text)].into());
+            let duration = (annotation::DURATION.to_owned(), lifetime.annotation());
+            stamp::merge(metadata, "annotations", &[duration].into());
         }
     }
 }

@@ -211,14 +211,19 @@ impl Planner<'_> {
         if !object.is_big() {
             return Ok(Write::Create { target, body: object.body(&*self.observed.issued)? });
         }
+        Ok(self.create_late(index, target))
+    }
+
+    /// The same for a body that is made when it is sent.
+    fn create_late(&self, index: usize, target: Target) -> Write {
         let (installation, issued) = (Arc::clone(self.installation), Arc::clone(&self.observed.issued));
-        Ok(Write::late(target.clone(), "create", move || {
+        Write::late(target.clone(), "create", move || {
             let body = match installation.objects.get(index) {
                 Some(object) => object.body(&*issued)?,
                 None => Body::from(Value::Null),
             };
             Ok(Write::Create { target: target.clone(), body })
-        }))
+        })
     }
 
     /// Only metadata is known of a live definition. Its content is what we wrote for as long as its generation is the
@@ -261,15 +266,8 @@ impl Planner<'_> {
                 false => Need::Replace(delete(Kind::ConfigMap, &config.strategy_key(), live)),
             };
         }
-        let (installation, issued) = (Arc::clone(self.installation), Arc::clone(&self.observed.issued));
         let target = Target::new(Kind::ConfigMap.resource(), config.strategy_key());
-        Need::Write(Write::late(target.clone(), "create", move || {
-            let body = match installation.objects.get(index) {
-                Some(object) => object.body(&*issued)?,
-                None => Body::from(Value::Null),
-            };
-            Ok(Write::Create { target: target.clone(), body })
-        }))
+        Need::Write(self.create_late(index, target))
     }
 
     /// Before resources come into being for which there is nobody yet who checks them.

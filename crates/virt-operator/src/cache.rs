@@ -197,15 +197,7 @@ impl Caches {
     /// What the cluster offers, but for its monitoring stack.
     pub(crate) fn cluster(&self) -> Cluster {
         let has = |kind: Kind| self.objects.get(&kind).is_some_and(|cache| cache.sync() == Listing::Synced);
-        Cluster {
-            service_monitors: has(Kind::ServiceMonitor),
-            prometheus_rules: has(Kind::PrometheusRule),
-            admission_policies: has(Kind::ValidatingAdmissionPolicy) && has(Kind::ValidatingAdmissionPolicyBinding),
-            security_context_constraints: has(Kind::SecurityContextConstraints),
-            routes: has(Kind::Route),
-            monitor_namespace: None,
-            schedulable_nodes: self.nodes.len(),
-        }
+        Cluster::with(has, self.nodes.len())
     }
 
     /// A definition or an aggregated API of this group, or of all that begin so, has come.

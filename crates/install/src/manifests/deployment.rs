@@ -5,9 +5,8 @@
 //! sees those nodes, somebody must run who can say that KubeVirt's components find no place.
 
 use k8s_openapi::api::apps::v1::{Deployment, DeploymentSpec, DeploymentStrategy};
-use k8s_openapi::api::core::v1::{Container, EnvVar, HTTPGetAction, PodSpec, PodTemplateSpec, Probe, SecurityContext};
+use k8s_openapi::api::core::v1::{Container, EnvVar, PodSpec, PodTemplateSpec, Probe, SecurityContext};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
 use crate::{
     RELEASE,
@@ -91,15 +90,5 @@ fn container(image: &str) -> Container {
 }
 
 fn probe(path: &str) -> Probe {
-    Probe {
-        http_get: Some(HTTPGetAction {
-            scheme: Some("HTTPS".to_owned()),
-            port: IntOrString::Int(PORT),
-            path: Some(path.to_owned()),
-            ..HTTPGetAction::default()
-        }),
-        initial_delay_seconds: Some(5),
-        timeout_seconds: Some(10),
-        ..Probe::default()
-    }
+    Probe { initial_delay_seconds: Some(5), timeout_seconds: Some(10), ..crate::workloads::probe(path) }
 }

@@ -194,7 +194,7 @@ pub(crate) fn port(name: &str, number: i32) -> ContainerPort {
 }
 
 /// Asks after fifteen seconds, as all components are asked.
-fn probe(path: &str) -> Probe {
+pub(crate) fn probe(path: &str) -> Probe {
     Probe {
         http_get: Some(HTTPGetAction {
             scheme: Some("HTTPS".to_owned()),
