@@ -70,6 +70,14 @@ pub(crate) struct VirtHandler {
     pub(crate) identities: Arc<Mutex<HashMap<String, (String, Client)>>>,
 }
 
+/// What became of a write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Written {
+    Stored,
+    /// There is a newer version, or none any more.
+    Outdated,
+}
+
 /// What takes its time, and since when. Changes of the VMI in the meantime do not begin it again.
 #[derive(Default)]
 struct Underway(Option<(String, Instant)>);
@@ -154,7 +162,8 @@ impl VirtHandler {
             }
             _ => return Ok(None),
         };
-        self.write(&node, next).await.map(|()| None)
+        // Whoever follows a VMI need not ask how it went: a newer version is on its way, and will be looked at.
+        self.write(&node, next).await.map(|_| None)
     }
 
     fn migrate(&self, vmi: &Value, now: &str, fails: bool) -> Option<migration::Write> {
@@ -162,29 +171,32 @@ impl VirtHandler {
         migration::next(vmi, &migration::Circumstances { now, fails, address_of: &address_of })
     }
 
-    /// The guest ends by itself.
+    /// The guest ends by itself. Others write the same VMI: it is read and written again until the end is stored.
     pub(crate) async fn end(&self, namespace: &str, name: &str, end: GuestEnd) -> Result<()> {
         let api: Api<DynamicObject> = Api::namespaced_with(self.client.clone(), namespace, &vmi::resource());
-        let vmi = api.get(name).await.with_context(|| format!("reading VMI {namespace}/{name}"))?;
-        let node = VmiSummary::of(&vmi).node;
         let phase = match end {
             GuestEnd::Shutdown => "Succeeded",
             GuestEnd::Crash => "Failed",
         };
-        let document = serde_json::to_value(&vmi).context("reading a VMI")?;
-        self.write(&node, lifecycle::ended(&document, phase, &vmi::now())).await
+        loop {
+            let vmi = api.get(name).await.with_context(|| format!("reading VMI {namespace}/{name}"))?;
+            let node = VmiSummary::of(&vmi).node;
+            let document = serde_json::to_value(&vmi).context("reading a VMI")?;
+            if self.write(&node, lifecycle::ended(&document, phase, &vmi::now())).await? == Written::Stored {
+                return Ok(());
+            }
+        }
     }
 
     /// With the resourceVersion that was read: virt-controller writes the same object.
-    async fn write(&self, node: &str, vmi: Value) -> Result<()> {
+    async fn write(&self, node: &str, vmi: Value) -> Result<Written> {
         let vmi: DynamicObject = serde_json::from_value(vmi).context("writing a VMI")?;
         let client = self.identity(node).await?;
         let api: Api<DynamicObject> =
             Api::namespaced_with(client, &vmi.namespace().unwrap_or_default(), &vmi::resource());
         match api.replace(&vmi.name_any(), &PostParams::default(), &vmi).await {
-            Ok(_) => Ok(()),
-            // A newer version is on its way, and will be looked at.
-            Err(kube::Error::Api(status)) if status.is_conflict() || status.is_not_found() => Ok(()),
+            Ok(_) => Ok(Written::Stored),
+            Err(kube::Error::Api(status)) if status.is_conflict() || status.is_not_found() => Ok(Written::Outdated),
             Err(error) => {
                 self.identities.lock().await.remove(node);
                 Err(error).context("writing a VMI as virt-handler")

@@ -62,7 +62,19 @@ pub(crate) fn add(suite: &mut Suite) {
         create_vm(&lab, "again").await?;
         wait_for_status(&lab, "again", "Running").await?;
         let first = vmis(&lab).get("again").await?.metadata.uid;
-        lab.end_guest("default", "again", GuestEnd::Shutdown).await?;
+        // Others write the same object in the meantime, and its end is stored all the same.
+        let busy = async {
+            for number in 0..20 {
+                let note = Patch::Merge(json!({"metadata": {"annotations": {"test/number": number.to_string()}}}));
+                match vmis(&lab).patch("again", &PatchParams::default(), &note).await {
+                    Ok(_) => {}
+                    Err(kube::Error::Api(status)) if status.is_not_found() => break,
+                    Err(error) => return Err(error.into()),
+                }
+            }
+            Ok(())
+        };
+        tokio::try_join!(busy, lab.end_guest("default", "again", GuestEnd::Shutdown))?;
         lab.wait("a second guest", PATIENCE, vmis(&lab), "again", |vmi| {
             vmi.is_some_and(|vmi| vmi.metadata.uid != first && text(vmi, "/status/phase") == "Running")
         })
