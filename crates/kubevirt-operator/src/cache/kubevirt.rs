@@ -8,7 +8,7 @@ use kube::core::DynamicObject;
 use machine::guest::essence;
 use machine::observed::{VmView, VmiView};
 use machine::render::vm::without_defaults;
-use runtime::watch::{Entry, controller_uid};
+use runtime::watch::{Entry, Uid, controller_uid};
 use serde_json::Value;
 
 use super::packed::{Labels, Squeezed, bounded, known};
@@ -48,7 +48,7 @@ const VM_GENERATION: &str = "kubevirt.io/vm-generation";
 
 #[derive(Debug, PartialEq)]
 pub(crate) struct VmEntry {
-    controller_uid: Option<Box<str>>,
+    controller_uid: Option<Uid>,
     labels: Labels,
     generation: i64,
     spec: Squeezed,
@@ -64,7 +64,7 @@ impl VmEntry {
         let spec = without_defaults(vm.data.get_mut("spec").map(Value::take).unwrap_or_default());
         let status = vm.data.get("status").unwrap_or(&Value::Null);
         Self {
-            controller_uid: controller_uid(&vm.metadata).map(Into::into),
+            controller_uid: controller_uid(&vm.metadata),
             labels: Labels::of(&vm.metadata),
             generation: vm.metadata.generation.unwrap_or_default(),
             spec: Squeezed::of(&spec),
@@ -81,7 +81,7 @@ impl VmEntry {
         VmView {
             uid: entry.uid.to_string(),
             generation: vm.generation,
-            controller_uid: vm.controller_uid.as_deref().map(str::to_owned),
+            controller_uid: vm.controller_uid.as_ref().map(Uid::to_string),
             labels: vm.labels.to_map(),
             spec: vm.spec.read().unwrap_or_default(),
             deleting: vm.deleting,

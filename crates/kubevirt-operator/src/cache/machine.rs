@@ -7,6 +7,7 @@ use api::ObjectKey;
 use api::machine::{LABEL_TEMPLATE, Machine, POD_NETWORK, condition_type, phase};
 use machine::macs;
 use machine::resolve::{resolve, template_names};
+use runtime::watch::Version;
 
 use super::packed::{Labels, Squeezed, known};
 
@@ -77,9 +78,9 @@ impl MachineEntry {
     }
 
     /// The whole Machine, with the version that the cache has of it.
-    pub(crate) fn machine(&self, resource_version: &str) -> Result<Machine, serde_json::Error> {
+    pub(crate) fn machine(&self, resource_version: &Version) -> Result<Machine, serde_json::Error> {
         let mut machine: Machine = self.whole.read()?;
-        machine.metadata.resource_version = Some(resource_version.to_owned());
+        machine.metadata.resource_version = Some(resource_version.to_string());
         Ok(machine)
     }
 
@@ -145,7 +146,7 @@ mod tests {
     fn everything_but_what_others_wrote_down_about_it_is_kept() {
         let whole = machine(&json!({"template": "small", "cloudInit": {"secretRef": {"name": "s"}}}));
         let entry = MachineEntry::prune(whole.clone());
-        let back = entry.machine("9").unwrap();
+        let back = entry.machine(&"9".into()).unwrap();
         assert_eq!(back.spec, whole.spec);
         assert_eq!(back.metadata.resource_version.as_deref(), Some("9"));
         assert_eq!(back.metadata.managed_fields, None);

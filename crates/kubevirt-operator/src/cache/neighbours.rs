@@ -11,7 +11,7 @@ use k8s_openapi::api::storage::v1::StorageClass;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::core::{DynamicObject, PartialObjectMeta};
 use machine::observed::{AttachmentView, ClaimView, NetworkView, OwnedView, SecretView, StorageClassView};
-use runtime::watch::{Entry, controller_uid};
+use runtime::watch::{Entry, Uid, controller_uid};
 use serde_json::Value;
 
 use super::packed::{Labels, known};
@@ -99,7 +99,7 @@ impl ClaimEntry {
 
 #[derive(Debug, PartialEq)]
 pub(crate) struct SecretEntry {
-    controller_uid: Option<Box<str>>,
+    controller_uid: Option<Uid>,
     labels: Labels,
     content: Option<Box<str>>,
     tampered: bool,
@@ -110,7 +110,7 @@ impl SecretEntry {
     pub(crate) fn prune(secret: PartialObjectMeta<Secret>) -> Self {
         let metadata = &secret.metadata;
         Self {
-            controller_uid: owned(controller_uid(metadata)),
+            controller_uid: controller_uid(metadata),
             labels: Labels::of(metadata),
             content: annotation(metadata, ANNOTATION_CONTENT),
             tampered: has_foreign_data(metadata),
@@ -122,7 +122,7 @@ impl SecretEntry {
         let secret = &entry.value;
         SecretView {
             uid: entry.uid.to_string(),
-            controller_uid: string(secret.controller_uid.as_deref()),
+            controller_uid: secret.controller_uid.as_ref().map(Uid::to_string),
             labels: secret.labels.to_map(),
             content: string(secret.content.as_deref()),
             tampered: secret.tampered,
@@ -180,7 +180,7 @@ impl NetworkEntry {
 
 #[derive(Debug, PartialEq)]
 pub(crate) struct AttachmentEntry {
-    controller_uid: Option<Box<str>>,
+    controller_uid: Option<Uid>,
     labels: Labels,
     config: Box<str>,
 }
@@ -190,7 +190,7 @@ impl AttachmentEntry {
         let config = attachment.data.pointer("/spec/config").and_then(Value::as_str).unwrap_or_default();
         Self {
             config: config.into(),
-            controller_uid: owned(controller_uid(&attachment.metadata)),
+            controller_uid: controller_uid(&attachment.metadata),
             labels: Labels::of(&attachment.metadata),
         }
     }
@@ -198,7 +198,7 @@ impl AttachmentEntry {
     pub(crate) fn view(entry: &Entry<Self>) -> AttachmentView {
         AttachmentView {
             uid: entry.uid.to_string(),
-            controller_uid: string(entry.value.controller_uid.as_deref()),
+            controller_uid: entry.value.controller_uid.as_ref().map(Uid::to_string),
             labels: entry.value.labels.to_map(),
             config: entry.value.config.to_string(),
         }
@@ -207,20 +207,23 @@ impl AttachmentEntry {
 
 #[derive(Debug, PartialEq)]
 pub(crate) struct ImportEntry {
-    controller_uid: Option<Box<str>>,
+    controller_uid: Option<Uid>,
     pub(crate) machine: Option<Box<str>>,
 }
 
 impl ImportEntry {
     pub(crate) fn prune(source: PartialObjectMeta<DynamicObject>) -> Self {
         Self {
-            controller_uid: owned(controller_uid(&source.metadata)),
+            controller_uid: controller_uid(&source.metadata),
             machine: owned(Labels::of(&source.metadata).get(LABEL_MACHINE)),
         }
     }
 
     pub(crate) fn view(entry: &Entry<Self>) -> OwnedView {
-        OwnedView { uid: entry.uid.to_string(), controller_uid: string(entry.value.controller_uid.as_deref()) }
+        OwnedView {
+            uid: entry.uid.to_string(),
+            controller_uid: entry.value.controller_uid.as_ref().map(Uid::to_string),
+        }
     }
 }
 

@@ -146,12 +146,12 @@ async fn writes_are_laid_over_the_cache() {
     run(create("a")).await;
     let entry = cache.entry(&key).unwrap();
     assert_eq!(entry.value["value"], "new");
-    run(apply("a", &entry.uid, "changed")).await;
+    run(apply("a", &entry.uid.to_string(), "changed")).await;
     assert_eq!(cache.get(&key).unwrap()["value"], "changed");
-    run(delete("a", &entry.uid)).await;
+    run(delete("a", &entry.uid.to_string())).await;
     assert_eq!(cache.get(&key), None);
     // Deleting what is gone is done already.
-    run(delete("a", &entry.uid)).await;
+    run(delete("a", &entry.uid.to_string())).await;
     assert_eq!(link.writes(), 4);
 }
 

@@ -206,7 +206,7 @@ fn apply<T: Resource, V: PartialEq + Send + Sync + 'static>(cache: &Cache<V>, ev
         }
         Event::Delete(object) => {
             let key = ObjectKey::of(object.meta());
-            let version = object.resource_version().unwrap_or_default();
+            let version = object.resource_version().unwrap_or_default().as_str().into();
             let change = cache.0.store.write().seen_deleted(key, &version);
             cache.tell(&change);
         }

@@ -5,6 +5,7 @@
 //! again from time to time, and is `Absent` again when the CRD goes.
 
 mod follow;
+mod identity;
 mod scope;
 mod store;
 #[cfg(test)]
@@ -14,7 +15,7 @@ use std::{sync::Arc, time::Duration};
 
 use api::ObjectKey;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::{Resource, ResourceExt};
+use kube::Resource;
 use parking_lot::RwLock;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -25,6 +26,7 @@ use tokio::{
 
 pub use self::{
     follow::{Selection, follow},
+    identity::{Uid, Version},
     store::{Change, Entry, IndexFn},
 };
 use self::{scope::Scope, store::Store};
@@ -200,13 +202,13 @@ impl<V: PartialEq + Send + Sync + 'static> Overlay for Cache<V> {
     }
 
     fn deleted(&self, key: &ObjectKey, uid: &str) {
-        let change = self.0.store.write().deleted(key.clone(), uid);
+        let change = self.0.store.write().deleted(key.clone(), &uid.into());
         self.tell(&change);
     }
 
     fn version(&self, key: &ObjectKey, uid: &str) -> Option<String> {
-        let store = self.0.store.read();
-        store.get(key).filter(|entry| &*entry.uid == uid).map(|entry| entry.resource_version.as_ref().to_owned())
+        let (store, uid) = (self.0.store.read(), uid.into());
+        store.get(key).filter(|entry| entry.uid == uid).map(|entry| entry.resource_version.to_string())
     }
 
     fn is_absent(&self) -> bool {
@@ -234,8 +236,9 @@ impl<V: PartialEq + Send + Sync + 'static> Cache<V> {
 }
 
 fn entry<K: Resource, V>(object: K, prune: impl Fn(K) -> V) -> Entry<V> {
-    let uid = object.uid().unwrap_or_default().into();
-    let resource_version = object.resource_version().unwrap_or_default().into();
+    let metadata = object.meta();
+    let uid = metadata.uid.as_deref().unwrap_or_default().into();
+    let resource_version = metadata.resource_version.as_deref().unwrap_or_default().into();
     Entry { uid, resource_version, value: Arc::new(prune(object)) }
 }
 
@@ -244,7 +247,7 @@ fn clone_entry<V>(entry: &Entry<V>) -> Entry<V> {
 }
 
 /// The UID of an object's controller: what an index from owners to what they own is made of.
-pub fn controller_uid(metadata: &ObjectMeta) -> Option<&str> {
+pub fn controller_uid(metadata: &ObjectMeta) -> Option<Uid> {
     let references = metadata.owner_references.as_deref()?;
-    references.iter().find(|owner| owner.controller == Some(true)).map(|owner| owner.uid.as_str())
+    references.iter().find(|owner| owner.controller == Some(true)).map(|owner| owner.uid.as_str().into())
 }

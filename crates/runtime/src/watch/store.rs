@@ -11,14 +11,16 @@ use std::{
 
 use api::ObjectKey;
 
+use super::identity::{Uid, Version};
+
 /// Computes the values under which an object can be found in an index.
 pub type IndexFn<V> = fn(&ObjectKey, &V) -> Vec<Box<str>>;
 
 /// One object: identity and version as the server told them, and what we kept of the rest.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Entry<V> {
-    pub uid: Arc<str>,
-    pub resource_version: Box<str>,
+    pub uid: Uid,
+    pub resource_version: Version,
     pub value: Arc<V>,
 }
 
@@ -35,14 +37,15 @@ struct Slot<V> {
     /// `None`: deleted by ourselves, and the watch does not know yet.
     entry: Option<Entry<V>>,
     /// Set while the watch has not yet shown what we wrote.
-    own: Option<Own>,
-    round: u64,
+    own: Option<Box<Own>>,
+    round: u32,
 }
 
+/// Boxed, because hardly any object has one at a time.
 #[derive(Debug)]
 enum Own {
-    Written(Box<str>),
-    Deleted(Arc<str>),
+    Written(Version),
+    Deleted(Uid),
 }
 
 #[derive(Debug)]
@@ -50,11 +53,11 @@ pub(super) struct Store<V> {
     slots: HashMap<ObjectKey, Slot<V>>,
     indexes: Vec<Index<V>>,
     /// Counts lists; a slot of an older round was not in the last list.
-    round: u64,
+    round: u32,
     /// The highest version that the watch has shown: of everything up to here, the store knows what became of it.
-    shown: Box<str>,
+    shown: Option<Version>,
     /// The highest version in the list that is under way. It counts when the list is complete.
-    listed: Box<str>,
+    listed: Option<Version>,
 }
 
 impl<V: PartialEq> Store<V> {
@@ -63,8 +66,8 @@ impl<V: PartialEq> Store<V> {
             slots: HashMap::new(),
             indexes: indexes.iter().map(|(name, of)| Index { name, of: *of, keys: HashMap::new() }).collect(),
             round: 0,
-            shown: Box::default(),
-            listed: Box::default(),
+            shown: None,
+            listed: None,
         }
     }
 
@@ -88,12 +91,14 @@ impl<V: PartialEq> Store<V> {
     /// A list begins.
     pub(super) fn begin_list(&mut self) {
         self.round += 1;
-        self.listed = Box::default();
+        self.listed = None;
     }
 
     /// The list is complete: what was not in it is gone, except what we wrote after it had begun.
     pub(super) fn end_list(&mut self) -> Vec<Change<V>> {
-        raise(&mut self.shown, &self.listed);
+        if let Some(listed) = &self.listed {
+            raise(&mut self.shown, listed);
+        }
         let gone: Vec<ObjectKey> =
             self.slots.iter().filter(|(_, slot)| slot.round < self.round).map(|(key, _)| key.clone()).collect();
         gone.into_iter().filter_map(|key| self.replace(key, None)).collect()
@@ -101,7 +106,7 @@ impl<V: PartialEq> Store<V> {
 
     /// The kind itself is gone, and everything of it.
     pub(super) fn clear(&mut self) -> Vec<Change<V>> {
-        self.shown = Box::default();
+        self.shown = None;
         let all: Vec<ObjectKey> = self.slots.keys().cloned().collect();
         all.into_iter().filter_map(|key| self.replace(key, None)).collect()
     }
@@ -120,8 +125,8 @@ impl<V: PartialEq> Store<V> {
 
     fn shows(&mut self, key: ObjectKey, entry: Entry<V>) -> Option<Change<V>> {
         if let Some(slot) = self.slots.get_mut(&key) {
-            let older_than_ours = match &slot.own {
-                Some(Own::Written(version)) => is_older(&entry.resource_version, version),
+            let older_than_ours = match slot.own.as_deref() {
+                Some(Own::Written(version)) => entry.resource_version.is_older_than(version),
                 // A list that began after our deletion and still names the object is right.
                 Some(Own::Deleted(uid)) => *uid == entry.uid && slot.round == self.round,
                 None => false,
@@ -135,11 +140,11 @@ impl<V: PartialEq> Store<V> {
     }
 
     /// The watch shows that an object was deleted.
-    pub(super) fn seen_deleted(&mut self, key: ObjectKey, resource_version: &str) -> Option<Change<V>> {
+    pub(super) fn seen_deleted(&mut self, key: ObjectKey, resource_version: &Version) -> Option<Change<V>> {
         raise(&mut self.shown, resource_version);
         let slot = self.slots.get(&key)?;
-        if let Some(Own::Written(version)) = &slot.own
-            && is_older(resource_version, version)
+        if let Some(Own::Written(version)) = slot.own.as_deref()
+            && resource_version.is_older_than(version)
         {
             return None;
         }
@@ -148,14 +153,16 @@ impl<V: PartialEq> Store<V> {
 
     /// The server accepted our write and answered with this object, which is `selected` by what is followed or not.
     pub(super) fn wrote(&mut self, key: ObjectKey, entry: Entry<V>, selected: bool) -> Option<Change<V>> {
-        let known = match self.slots.get(&key) {
-            Some(Slot { own: Some(Own::Deleted(uid)), .. }) if *uid == entry.uid => return None,
-            Some(slot) => slot.entry.is_some(),
-            None => false,
-        };
+        let slot = self.slots.get(&key);
+        if let Some(Own::Deleted(uid)) = slot.and_then(|slot| slot.own.as_deref())
+            && *uid == entry.uid
+        {
+            return None;
+        }
+        let known = slot.is_some_and(|slot| slot.entry.is_some());
         // An object that we do not know and that is not newer than everything the watch has shown was here and is gone:
         // no news would ever take it away again. The same holds for one that the watch does not follow.
-        let unknown = !self.shown.is_empty() && !is_older(&self.shown, &entry.resource_version);
+        let unknown = self.shown.as_ref().is_some_and(|shown| !shown.is_older_than(&entry.resource_version));
         if !known && (unknown || !selected) {
             return None;
         }
@@ -170,7 +177,7 @@ impl<V: PartialEq> Store<V> {
 
     fn put(&mut self, key: ObjectKey, entry: Entry<V>) -> Option<Change<V>> {
         if let Some(current) = self.get(&key)
-            && !is_older(&current.resource_version, &entry.resource_version)
+            && !current.resource_version.is_older_than(&entry.resource_version)
         {
             // The watch was faster than the answer.
             return None;
@@ -180,11 +187,11 @@ impl<V: PartialEq> Store<V> {
     }
 
     /// The server deleted the object at our request, for good.
-    pub(super) fn deleted(&mut self, key: ObjectKey, uid: &str) -> Option<Change<V>> {
+    pub(super) fn deleted(&mut self, key: ObjectKey, uid: &Uid) -> Option<Change<V>> {
         let round = self.round;
         let slot = self.slots.get_mut(&key)?;
-        let entry = slot.entry.take_if(|entry| &*entry.uid == uid)?;
-        slot.own = Some(Own::Deleted(entry.uid));
+        let entry = slot.entry.take_if(|entry| entry.uid == *uid)?;
+        slot.own = Some(Box::new(Own::Deleted(entry.uid)));
         slot.round = round;
         self.indexes.iter_mut().for_each(|index| index.remove(&key, &entry.value));
         Some(Change { key, old: Some(entry.value), new: None })
@@ -200,7 +207,6 @@ impl<V: PartialEq> Store<V> {
         // Same object with nothing new that is kept: only the version moves, nobody is told.
         let same = old.as_ref().is_some_and(|old| old.uid == entry.uid && old.value == entry.value);
         if same && let Some(old) = &old {
-            entry.uid = old.uid.clone();
             entry.value = old.value.clone();
         } else {
             if let Some(old) = &old {
@@ -209,7 +215,7 @@ impl<V: PartialEq> Store<V> {
             self.indexes.iter_mut().for_each(|index| index.add(&key, &entry.value));
         }
         let value = entry.value.clone();
-        self.slots.insert(key.clone(), Slot { entry: Some(entry), own, round: self.round });
+        self.slots.insert(key.clone(), Slot { entry: Some(entry), own: own.map(Box::new), round: self.round });
         (!same).then(|| Change { key, old: old.map(|old| old.value), new: Some(value) })
     }
 }
@@ -240,17 +246,10 @@ impl<V> Index<V> {
     }
 }
 
-fn raise(highest: &mut Box<str>, version: &str) {
-    if highest.is_empty() || is_older(highest, version) {
-        *highest = version.into();
+fn raise(highest: &mut Option<Version>, version: &Version) {
+    if highest.as_ref().is_none_or(|highest| highest.is_older_than(version)) {
+        *highest = Some(version.clone());
     }
-}
-
-/// Versions are decimal integers without leading zeros, so the longer one is the larger. Should a server ever break
-/// that, nothing counts as older: then the watch is believed, which is the safe side.
-fn is_older(a: &str, b: &str) -> bool {
-    let number = |version: &str| !version.is_empty() && version.bytes().all(|byte| byte.is_ascii_digit());
-    number(a) && number(b) && (a.len(), a) < (b.len(), b)
 }
 
 #[cfg(test)]
@@ -299,13 +298,13 @@ mod tests {
     fn an_answer_that_comes_after_the_end_does_not_bring_the_object_back() {
         let mut store = store();
         store.seen(key("a"), entry("u", "12", "x"));
-        store.seen_deleted(key("a"), "21");
+        store.seen_deleted(key("a"), &"21".into());
         assert!(store.wrote(key("a"), entry("u", "20", "marked"), true).is_none());
         assert_eq!(store.len(), 0);
         // What we make after that is as new as ever.
         assert!(store.wrote(key("a"), entry("v", "22", "mine"), true).is_some());
         // An answer to a write before our own deletion.
-        store.deleted(key("a"), "v");
+        store.deleted(key("a"), &"v".into());
         assert!(store.wrote(key("a"), entry("v", "23", "late"), true).is_none());
         assert_eq!(store.len(), 0);
     }
@@ -346,9 +345,9 @@ mod tests {
     fn an_old_deletion_does_not_remove_what_we_made_since() {
         let mut store = store();
         store.wrote(key("a"), entry("second", "20", "mine"), true);
-        assert!(store.seen_deleted(key("a"), "15").is_none());
+        assert!(store.seen_deleted(key("a"), &"15".into()).is_none());
         assert_eq!(value(&store, "a").as_deref(), Some("mine"));
-        assert!(store.seen_deleted(key("a"), "21").is_some());
+        assert!(store.seen_deleted(key("a"), &"21".into()).is_some());
         assert_eq!(store.len(), 0);
     }
 
@@ -356,8 +355,8 @@ mod tests {
     fn an_own_deletion_hides_the_object_until_the_watch_agrees() {
         let mut store = store();
         store.seen(key("a"), entry("first", "5", "x"));
-        assert!(store.deleted(key("a"), "somebody else").is_none());
-        assert!(store.deleted(key("a"), "first").is_some());
+        assert!(store.deleted(key("a"), &"somebody else".into()).is_none());
+        assert!(store.deleted(key("a"), &"first".into()).is_some());
         assert!(store.seen(key("a"), entry("first", "6", "x2")).is_none());
         assert_eq!(value(&store, "a"), None);
         assert!(store.seen(key("a"), entry("second", "9", "new")).is_some());
@@ -387,7 +386,7 @@ mod tests {
         let before = store.get(&key("a")).unwrap().value.clone();
         assert!(store.seen(key("a"), entry("u", "2", "x")).is_none());
         assert!(Arc::ptr_eq(&before, &store.get(&key("a")).unwrap().value));
-        assert_eq!(&*store.get(&key("a")).unwrap().resource_version, "2");
+        assert_eq!(store.get(&key("a")).unwrap().resource_version, "2".into());
         // A new object of the same content is news.
         assert!(store.seen(key("a"), entry("v", "3", "x")).is_some());
     }
@@ -404,18 +403,9 @@ mod tests {
         store.seen(key("a"), entry("1", "3", "ya"));
         assert_eq!(find(&store, "x"), ["b"]);
         assert_eq!(find(&store, "y"), ["a"]);
-        store.deleted(key("b"), "2");
+        store.deleted(key("b"), &"2".into());
         assert!(find(&store, "x").is_empty());
         store.clear();
         assert!(find(&store, "y").is_empty());
-    }
-
-    #[test]
-    fn versions_are_compared_as_numbers() {
-        assert!(is_older("9", "10"));
-        assert!(!is_older("10", "9"));
-        assert!(!is_older("10", "10"));
-        assert!(!is_older("", "10"));
-        assert!(!is_older("x1", "10"));
     }
 }
