@@ -13,6 +13,7 @@ use lab::{Lab, LabOptions, Record, VirtOperator};
 use serde::Serialize;
 
 use super::install_table;
+use super::processor_time;
 use super::{keep, memory_kib};
 use crate::programs;
 use crate::terminal::step;
@@ -55,6 +56,8 @@ pub(super) struct Run {
     /// From the resource's creation until it said Deployed; leases are not counted.
     pub(super) requests_to_deployed: usize,
     pub(super) objects: usize,
+    /// What every program of the cluster computed until Deployed: whose work the time went into.
+    pub(super) processor_seconds: BTreeMap<String, f64>,
     pub(super) idle: Idle,
 }
 
@@ -101,9 +104,10 @@ async fn figures(lab: &Lab, who: Who, operator: &VirtOperator, idle_seconds: u64
     lab.wait_for_virt_operator(PATIENCE).await?;
     wait_until_warm(lab).await?;
 
-    let (begun, clock) = (Timestamp::now(), Instant::now());
+    let (begun, clock, computed) = (Timestamp::now(), Instant::now(), processor_time::by_process()?);
     lab.deploy_kubevirt(None).await?;
     let (deployed, seconds_to_deployed) = (Timestamp::now(), clock.elapsed().as_secs_f64());
+    let processor_seconds = processor_time::since(&computed)?;
     tokio::time::sleep(Duration::from_secs(idle_seconds)).await;
     let rested = Timestamp::now();
 
@@ -118,6 +122,7 @@ async fn figures(lab: &Lab, who: Who, operator: &VirtOperator, idle_seconds: u64
         peak_memory_mb: peak_memory_mb("virt-operator")?,
         requests_to_deployed: between(begun, deployed).filter(|record| !is_lease(record)).count(),
         objects: installed.values().filter(|object| snapshot::is_installed(object)).count(),
+        processor_seconds,
         idle: classify(idle_seconds, between(deployed, rested)),
     })
 }

@@ -1,6 +1,6 @@
 //! The figures of installations as a table: medians, ratios, and what ours is to reach.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::install::{Run, Who};
 
@@ -17,7 +17,7 @@ pub(super) fn name(who: Who) -> &'static str {
 }
 
 struct Row {
-    what: &'static str,
+    what: String,
     ours: Option<f64>,
     reference: Option<f64>,
     target: String,
@@ -29,6 +29,8 @@ pub(super) fn table(runs: &[Run]) -> String {
     let mut lines =
         vec![format!("{:<34} {:>10} {:>10} {:>8}  {:<22} {}", "median", "ours", "reference", "ratio", "target", "met")];
     lines.extend(rows(runs).iter().map(line));
+    lines.push("processor seconds until Deployed, median:".to_owned());
+    lines.extend(computed(runs).iter().map(line));
     for who in [Who::Ours, Who::Reference] {
         let others = others(runs, who);
         if !others.is_empty() {
@@ -40,10 +42,9 @@ pub(super) fn table(runs: &[Run]) -> String {
 }
 
 fn rows(runs: &[Run]) -> Vec<Row> {
-    let row = |what, figure: fn(&Run) -> f64, target: String, is_met: &dyn Fn(f64, Option<f64>) -> bool| {
-        let of = |who: Who| median(runs.iter().filter(|run| run.operator == who).map(figure));
-        let (ours, reference) = (of(Who::Ours), of(Who::Reference));
-        Row { what, ours, reference, target, met: ours.map(|ours| is_met(ours, reference)) }
+    let row = |what: &str, figure: fn(&Run) -> f64, target: String, is_met: &dyn Fn(f64, Option<f64>) -> bool| {
+        let (ours, reference) = medians(runs, figure);
+        Row { what: what.to_owned(), ours, reference, target, met: ours.map(|ours| is_met(ours, reference)) }
     };
     let objects = median(runs.iter().map(|run| run.objects as f64)).unwrap_or_default();
     let most = objects + MORE_REQUESTS_THAN_OBJECTS;
@@ -71,6 +72,28 @@ fn rows(runs: &[Run]) -> Vec<Row> {
             &|ours, _| ours == 0.0,
         ),
     ]
+}
+
+/// One row per program that computed at least a tenth of a second, and their sum.
+fn computed(runs: &[Run]) -> Vec<Row> {
+    let programs: BTreeSet<&String> = runs.iter().flat_map(|run| run.processor_seconds.keys()).collect();
+    let row = |what: &str, figure: &dyn Fn(&Run) -> f64| {
+        let (ours, reference) = medians(runs, figure);
+        Row { what: format!("  {what}"), ours, reference, target: String::new(), met: None }
+    };
+    let mut rows: Vec<Row> = programs
+        .into_iter()
+        .map(|program| row(program, &|run| run.processor_seconds.get(program).copied().unwrap_or_default()))
+        .filter(|row| [row.ours, row.reference].into_iter().flatten().any(|seconds| seconds >= 0.1))
+        .collect();
+    rows.push(row("all", &|run| run.processor_seconds.values().sum()));
+    rows
+}
+
+/// Of ours and of the reference, where they were measured.
+fn medians(runs: &[Run], figure: impl Fn(&Run) -> f64) -> (Option<f64>, Option<f64>) {
+    let of = |who: Who| median(runs.iter().filter(|run| run.operator == who).map(&figure));
+    (of(Who::Ours), of(Who::Reference))
 }
 
 impl Run {
@@ -127,6 +150,7 @@ mod tests {
             peak_memory_mb: memory,
             requests_to_deployed: requests,
             objects: 205,
+            processor_seconds: [("kube-apiserver".to_owned(), seconds), ("idler".to_owned(), 0.01)].into(),
             idle: Idle { seconds: 30, lease: 15, watches: 0, others: others.into_iter().collect() },
         }
     }
@@ -146,6 +170,7 @@ mod tests {
         assert_eq!(rows.get(3).and_then(|row| row.reference), Some(30.0));
         let text = table(&runs);
         assert!(text.contains("1/5.8") && text.contains("70 × patch services"), "{text}");
+        assert!(text.contains("  kube-apiserver") && !text.contains("idler"), "{text}");
     }
 
     #[test]

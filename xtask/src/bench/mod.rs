@@ -3,6 +3,7 @@
 mod install;
 mod install_table;
 mod machines;
+mod processor_time;
 
 use std::path::PathBuf;
 use std::process::ExitCode;

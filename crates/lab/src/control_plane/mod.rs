@@ -54,7 +54,8 @@ impl ControlPlane {
                 name: name.to_owned(),
                 program: parts::binary(group, name)?,
                 arguments,
-                environment: Vec::new(),
+                // Memory is plentiful here and processors are not. Pods run as they would anywhere.
+                environment: vec![("GOGC".to_owned(), "400".to_owned())],
                 log: folder.join("logs").join(format!("{name}.log")),
                 gives_up: matches!(name, "kube-controller-manager" | "kube-scheduler"),
             };
