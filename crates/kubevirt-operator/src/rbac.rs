@@ -40,7 +40,7 @@ pub fn manager_rules() -> Vec<PolicyRule> {
         rule("kubevirt.io", &["virtualmachines"], &["get", "list", "watch", "create", "patch", "delete"]),
         rule("kubevirt.io", &["virtualmachineinstances"], &["get", "list", "watch", "delete"]),
         rule("", &["persistentvolumeclaims"], &["get", "list", "watch", "create", "patch", "delete"]),
-        rule("", &["secrets"], &["get", "list", "watch", "create", "patch"]),
+        rule("", &["secrets"], &["get", "list", "watch", "create", "patch", "delete"]),
         rule("k8s.cni.cncf.io", &["network-attachment-definitions"], &["get", "list", "watch", "create", "patch"]),
         rule("cdi.kubevirt.io", &["volumeimportsources"], &["get", "list", "watch", "create"]),
         rule("storage.k8s.io", &["storageclasses"], READ),

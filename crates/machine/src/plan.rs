@@ -1,5 +1,5 @@
-//! What to write now for a Machine that should exist, in order: finalizer → claims, Secret, networks → VM. Everything is
-//! made in one pass; a pass over a settled Machine plans nothing.
+//! What to write now for a Machine that should exist, in order: finalizer → claims, Secret, networks → VM → what is not
+//! needed any more. Everything is made in one pass; a pass over a settled Machine plans nothing.
 
 use std::collections::BTreeMap;
 
@@ -14,13 +14,14 @@ use crate::observed::{Observed, SecretView, SourceView};
 use crate::quantity::Quantity;
 use crate::release::protect;
 use crate::render::{self, claim, cloud_init, network, vm};
-use crate::resolve::{Content, Resolved};
+use crate::resolve::{Content, Power, Resolved};
 
 pub(crate) mod step {
     pub(crate) const FINALIZER: &str = "finalizer";
     pub(crate) const CHILDREN: &str = "claims, Secret and networks";
     pub(crate) const VIRTUAL_MACHINE: &str = "VirtualMachine";
     pub(crate) const REPLACE: &str = "replacement of a guest that never ran";
+    pub(crate) const UNUSED: &str = "Secret that no guest uses any more";
 }
 
 pub fn plan(observed: &Observed) -> Plan {
@@ -34,6 +35,7 @@ pub fn plan(observed: &Observed) -> Plan {
         children(observed, &resolved),
         virtual_machine(observed, &resolved),
         replacement(observed),
+        unused_secret(observed, &resolved),
     ];
     Plan { steps: steps.into_iter().filter(|step| !step.writes.is_empty()).collect() }
 }
@@ -248,6 +250,35 @@ fn replacement(observed: &Observed) -> Step {
         uid: vmi.uid.clone(),
         propagation: Propagation::Background,
     })
+}
+
+/// User data that the spec no longer asks for is not kept, because it is secret. A guest that began with it may still
+/// move to another node, and one that is about to start may have been made from the VM as it was: so its last guest has to
+/// be gone, or followed by one without it.
+fn unused_secret(observed: &Observed, resolved: &Resolved) -> Step {
+    let step = Step::new(step::UNUSED);
+    let ours = |view: &&SecretView| view.controller_uid.as_deref() == Some(observed.uid());
+    let Some(view) = observed.secret.as_ref().filter(|_| resolved.cloud_init.is_none()).filter(ours) else {
+        return step;
+    };
+    let unused = match &observed.vmi {
+        None => resolved.power == Power::Stopped,
+        Some(vmi) => !vmi.deleting && is_without_user_data(&vmi.spec),
+    };
+    if !unused {
+        return step;
+    }
+    step.write(Write::Delete {
+        target: Target::of::<Secret>(observed.key(&cloud_init::secret_name(observed.name()))),
+        uid: view.uid.clone(),
+        propagation: Propagation::Background,
+    })
+}
+
+/// Nothing is known of a guest whose volumes were not read.
+fn is_without_user_data(guest: &Value) -> bool {
+    let volumes = guest.get("volumes").and_then(Value::as_array);
+    volumes.is_some_and(|volumes| volumes.iter().all(|volume| volume.get("cloudInitNoCloud").is_none()))
 }
 
 /// Of the wanted labels those that are absent or different.

@@ -122,7 +122,12 @@ pub const RULES: &[Rule] = &[
     rule("spec.networks[].model", Kind::Any, Effect::Restart, HARDWARE),
     rule("spec.networks[].macAddress", Kind::Any, Effect::Restart, HARDWARE),
     rule("spec.bootOrder", Kind::Any, Effect::Restart, "it is read when the guest starts"),
-    rule("spec.cloudInit", Kind::Any, Effect::Restart, SEEDED),
+    rule(
+        "spec.cloudInit",
+        Kind::Any,
+        Effect::Restart,
+        "its Secret is written at once, or deleted when no guest has it any more; a guest is given it when it starts",
+    ),
     rule("spec.cloudInit.userData", Kind::Any, Effect::Restart, SEEDED),
     rule("spec.cloudInit.networkData", Kind::Any, Effect::Restart, SEEDED),
     rule("spec.cloudInit.secretRef", Kind::Any, Effect::Restart, SEEDED),

@@ -105,10 +105,7 @@ fn the_restart_is_told_once() {
 /// KubeVirt does not look into the Secret, so it never says that a restart is needed.
 #[test]
 fn changed_user_data_waits_for_a_restart_until_it_is_taken_back() {
-    let cloud_init = |text: &str| MachineSpec {
-        cloud_init: Some(CloudInit { user_data: Some(text.to_owned()), ..CloudInit::default() }),
-        ..small()
-    };
+    let cloud_init = |text: &str| MachineSpec { cloud_init: user_data(text), ..small() };
     let mut world = running(cloud_init("one"));
     for (text, waits) in [("two", true), ("three", true), ("one", false), ("four", true)] {
         world.edit(cloud_init(text));
@@ -119,6 +116,46 @@ fn changed_user_data_waits_for_a_restart_until_it_is_taken_back() {
     world.observed.vmi.as_mut().unwrap().uid = "another guest".to_owned();
     world.settle();
     assert_eq!(waiting(&world), None);
+}
+
+fn user_data(text: &str) -> Option<CloudInit> {
+    Some(CloudInit { user_data: Some(text.to_owned()), ..CloudInit::default() })
+}
+
+#[test]
+fn user_data_that_is_not_wanted_any_more_goes_with_the_guest_that_has_it() {
+    let mut world = running(MachineSpec { cloud_init: user_data("one"), ..small() });
+    world.edit(small());
+    world.settle();
+    assert!(world.observed.secret.is_some(), "the guest may be migrated, and then its data is read again");
+    world.observed.vmi.as_mut().unwrap().deleting = true;
+    world.settle();
+    assert!(world.observed.secret.is_some(), "it is still shutting down");
+    world.observed.vmi = None;
+    world.settle();
+    assert!(world.observed.secret.is_some(), "the next guest may have been made from the VM as it was");
+    world.start_guest("Running");
+    let foreign = world.observed.secret.as_mut().unwrap().controller_uid.replace("another".to_owned());
+    world.settle();
+    assert!(world.observed.secret.is_some(), "somebody else's");
+    world.observed.secret.as_mut().unwrap().controller_uid = foreign;
+    let unread = std::mem::take(&mut world.observed.vmi.as_mut().unwrap().spec);
+    world.settle();
+    assert!(world.observed.secret.is_some(), "nothing is known of the guest");
+    world.observed.vmi.as_mut().unwrap().spec = unread;
+    world.settle();
+    assert!(world.observed.secret.is_none());
+}
+
+#[test]
+fn user_data_of_a_machine_that_is_stopped_goes_at_once() {
+    let stopped = MachineSpec { power_state: Some("Stopped".to_owned()), ..small() };
+    let mut world = World::new(MachineSpec { cloud_init: user_data("one"), ..stopped.clone() });
+    world.settle();
+    assert!(world.observed.secret.is_some());
+    world.edit(stopped);
+    world.settle();
+    assert!(world.observed.secret.is_none());
 }
 
 #[test]

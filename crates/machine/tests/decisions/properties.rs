@@ -63,5 +63,9 @@ proptest! {
         let mut direct = world(last);
         direct.settle();
         prop_assert_eq!(&direct.observed.vm.as_ref().unwrap().spec, &expected);
+        // With the guest that has what the last edit gave it, what the others gave goes too.
+        chained.start_guest("Running");
+        chained.settle();
+        prop_assert_eq!(chained.observed.secret.is_some(), direct.observed.secret.is_some());
     }
 }

@@ -244,6 +244,7 @@ impl World {
             "VirtualMachine" => self.observed.vm.as_mut().unwrap().deleting = true,
             "VirtualMachineInstance" => self.observed.vmi = None,
             "PersistentVolumeClaim" => assert!(self.observed.claims.remove(name).is_some(), "{name} is not there"),
+            "Secret" => assert!(self.observed.secret.take().is_some(), "{name} is not there"),
             other => panic!("nobody deletes a {other}"),
         }
     }
