@@ -80,7 +80,7 @@ const FOUNDATION: [Turn; 5] = [
 
 /// A first installation, a change without a newer version, and the way back to an older one: what checks objects comes
 /// before what acts on them.
-pub const INSTALL: [Turn; 7] = {
+pub const INSTALL: [Turn; 8] = {
     let [a, b, c, d, e] = FOUNDATION;
     [
         a,
@@ -96,11 +96,11 @@ pub const INSTALL: [Turn; 7] = {
                 Stage::SynchronizationController,
                 Stage::Template,
                 Stage::Handler,
-                // Written while pods start: of all components they need virt-api alone.
-                Stage::Instancetypes,
             ],
-            until: Until::EverythingRolledOver,
+            until: Until::Written,
         },
+        // Written while pods start: of all components they need virt-api alone.
+        Turn { stages: &[Stage::Instancetypes], until: Until::EverythingRolledOver },
     ]
 };
 

@@ -66,10 +66,14 @@ fn make(observed: &Observed) -> Result<Plan, Failure> {
     plan.steps.extend(planner.blocking()?);
     let status = observed.kubevirt.status.as_ref();
     let installed = status.map(|status| status.observed_kube_virt_version.as_str()).unwrap_or_default();
+    let mut written = Vec::new();
     for (index, turn) in order::order(&installation.config.kube_virt_version, installed).iter().enumerate() {
-        let mut step = planner.turn(turn)?;
+        let mut step = planner.turn(turn, &mut written)?;
         if index == 0 {
             step.writes.extend(planner.namespace());
+        }
+        if turn.stages.contains(&Stage::Instancetypes) {
+            plan.steps.extend(pilot(&mut step));
         }
         plan.steps.push(step);
         if turn.stages.contains(&Stage::Api) {
@@ -78,6 +82,12 @@ fn make(observed: &Observed) -> Result<Plan, Failure> {
     }
     plan.steps.extend(planner.obsolete());
     Ok(plan)
+}
+
+/// Of many objects that the same webhook checks, the first goes alone: while the API server does not know yet that nothing
+/// is blocked any more, or does not reach virt-api, one is refused instead of a dozen.
+fn pilot(step: &mut Step) -> Option<Step> {
+    (step.writes.len() > 1).then(|| Step::new(step.name).write(step.writes.remove(0)))
 }
 
 /// The finalizer comes before anything that it would have to clean up.
@@ -151,16 +161,16 @@ enum Need {
 }
 
 impl Planner<'_> {
-    fn turn(&self, turn: &Turn) -> Result<Step, Failure> {
+    /// `written` is what this plan writes, in this turn and before.
+    fn turn(&self, turn: &Turn, written: &mut Vec<(Kind, ObjectKey)>) -> Result<Step, Failure> {
         let mut step = Step::new(name(turn));
         let mut leaving = None;
-        let mut written = Vec::new();
         let objects = self.installation.objects.iter().enumerate();
         for (index, object) in objects.filter(|(_, object)| turn.stages.contains(&object.stage)) {
             match self.need(index, object)? {
                 Need::Nothing => {}
                 Need::Write(write) => {
-                    written.push((object.kind, &object.key));
+                    written.push((object.kind, object.key.clone()));
                     step.writes.push(write);
                 }
                 Need::Gone(target) => leaving = Some(target),
@@ -175,7 +185,7 @@ impl Planner<'_> {
                 let message = format!("{target} is being deleted and is made again after that");
                 Some(Wait { reason: wait::DELETION, message, wake_after: None })
             }
-            None => self.rollout(turn, &written),
+            None => self.rollout(turn, written),
         };
         Ok(step)
     }
@@ -323,7 +333,7 @@ impl Planner<'_> {
         Some(Write::Patch { target, uid: live.uid.clone(), operations: vec![operation] })
     }
 
-    fn rollout(&self, turn: &Turn, written: &[(Kind, &ObjectKey)]) -> Option<Wait> {
+    fn rollout(&self, turn: &Turn, written: &[(Kind, ObjectKey)]) -> Option<Wait> {
         let is_awaited = |object: &&Object| {
             let workload = matches!(object.kind, Kind::Deployment | Kind::DaemonSet);
             workload
@@ -343,7 +353,8 @@ impl Planner<'_> {
             .filter_map(|object| {
                 let live = self.observed.objects.get(object.kind, &object.key);
                 let rollout = live.and_then(|live| live.rollout).unwrap_or_default();
-                if written.contains(&(object.kind, &object.key)) || live.is_none() {
+                let is_written = written.iter().any(|(kind, key)| (*kind, key) == (object.kind, &object.key));
+                if is_written || live.is_none() {
                     return Some(format!("{}: its pods are being started", object.key.name()));
                 }
                 (!rollout.is_over()).then(|| format!("{}: {}", object.key.name(), rollout.missing()))

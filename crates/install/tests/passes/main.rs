@@ -74,6 +74,35 @@ fn what_checks_objects_is_there_before_what_makes_them() {
     assert_eq!(world.status()["phase"], "Deployed");
 }
 
+/// While the webhook that forbade them is still in the API server's mind, one of them is refused and not all.
+#[test]
+fn the_first_instancetype_goes_alone() {
+    let mut world = World::new(&json!({}));
+    world.pass();
+    world.roll_out();
+    let pass = world.pass();
+    let position = |name: &str| pass.plan.steps.iter().position(|step| step.name == name);
+    let instancetypes: Vec<usize> =
+        pass.plan.steps.iter().filter(|step| step.name == "instancetypes").map(|step| step.writes.len()).collect();
+    assert_eq!(instancetypes, [1, 118]);
+    assert!(position("unblocking") < position("components") && position("components") < position("instancetypes"));
+}
+
+#[test]
+fn an_edit_is_done_when_the_pods_that_it_is_about_are() {
+    let mut world = installed(&json!({}));
+    world.rolls_out = false;
+    world.edit(&json!({"customizeComponents": {"flags": {"controller": {"v": "4"}}}}));
+    // virt-api first, whose Deployment is marked anew.
+    world.pass();
+    world.roll_out();
+    let pass = world.pass();
+    assert!(pass.writes().iter().any(|write| write.contains("virt-controller")), "{:?}", pass.writes());
+    assert!(matches!(pass.outcome.stop, Stop::Waiting { .. }), "{:?}", pass.outcome.stop);
+    world.roll_out();
+    assert_eq!(world.pass().outcome.stop, Stop::Done);
+}
+
 /// Every way in which somebody else may change an object, for every object.
 #[test]
 fn every_drift_is_one_write() {

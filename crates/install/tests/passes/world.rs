@@ -45,7 +45,7 @@ impl Issued for SomethingIssued {
 }
 
 pub(crate) struct Pass {
-    plan: Plan,
+    pub(crate) plan: Plan,
     done: Vec<String>,
     pub(crate) outcome: Outcome,
     pub(crate) report: Report,
