@@ -1,18 +1,21 @@
-//! The last look before a Machine is let go: what a cache does not show is asked of the server.
+//! The last look before something is deleted that nothing brings back: what a cache shows, or does not show, is asked of the
+//! server.
 //!
-//! When the VM seems to be gone, the next steps delete the disks and drop the finalizer, and nothing brings them back. A
-//! cache may lag, or have lost a whole kind to an API server that was just starting; so its silence is not enough.
+//! When the VM seems to be gone, the next steps delete the disks and drop the finalizer; when no guest seems to need its
+//! user data, they delete that. A cache may lag, or have lost a whole kind to an API server that was just starting; so its
+//! word is not enough.
 
 use api::machine::{LABEL_MACHINE, LABEL_MACHINE_UID};
 use api::{ApiResource, Failure, ObjectKey, Target};
-use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Secret};
 use kube::api::ListParams;
 use kube::core::DynamicObject;
 use kube::{Api, Client, ResourceExt};
+use machine::render::cloud_init::secret_name;
 use machine::{Observed, virtual_machine_instance_resource, virtual_machine_resource};
 use runtime::pass::classify;
 
-use crate::cache::{ClaimEntry, VmEntry, VmiEntry, entry};
+use crate::cache::{ClaimEntry, SecretEntry, VmEntry, VmiEntry, entry};
 
 pub(crate) struct LastLook {
     pub(crate) client: Client,
@@ -32,6 +35,22 @@ impl LastLook {
         if observed.vm.is_none() && observed.vmi.is_none() {
             self.claims(observed).await?;
         }
+        Ok(())
+    }
+
+    /// Before user data is discarded: the guest that runs, and whether the Secret is still ours.
+    pub(crate) async fn user_data(&self, observed: &mut Observed) -> Result<(), Failure> {
+        let key = ObjectKey::namespaced(observed.namespace(), observed.name());
+        let vmi = self.read(virtual_machine_instance_resource(), &key).await?;
+        let vmi = vmi.filter(|vmi| is_of(vmi, observed.name()));
+        observed.vmi = vmi.map(|vmi| VmiEntry::view(&entry(&vmi.metadata.clone(), VmiEntry::prune(vmi))));
+        let name = secret_name(observed.name());
+        let api: Api<Secret> = Api::namespaced(self.client.clone(), observed.namespace());
+        let secret = api.get_metadata_opt(&name).await.map_err(|error| {
+            classify(&error, "get", &Target::of::<Secret>(ObjectKey::namespaced(observed.namespace(), &name)))
+        })?;
+        observed.secret =
+            secret.map(|secret| SecretEntry::view(&entry(&secret.metadata.clone(), SecretEntry::prune(secret))));
         Ok(())
     }
 

@@ -12,7 +12,7 @@ use machine::observed::{Installed, SecretView, SourceView};
 use machine::render::cloud_init::{digest, secret_name};
 use machine::render::labels;
 use machine::resolve::{Content, Resolved, SecretSource, resolve};
-use machine::{Observed, macs};
+use machine::{Observed, discards_user_data, macs};
 use parking_lot::Mutex;
 use runtime::watch::Listing;
 
@@ -83,6 +83,9 @@ impl Observer {
         };
         if observed.is_deleting() && observed.vm.is_none() {
             self.last_look.complete(&mut observed).await?;
+        }
+        if discards_user_data(&observed) {
+            self.last_look.user_data(&mut observed).await?;
         }
         Ok(Some(observed))
     }

@@ -40,6 +40,20 @@ pub fn essence(spec: &Value) -> Value {
     object([("domain", Some(whole)), ("networks", Some(networks.into())), ("volumes", Some(volumes.into()))])
 }
 
+/// Whether an instance's spec names this Secret anywhere in its volumes. One that could not be read may.
+pub fn names_secret(spec: &Value, secret: &str) -> bool {
+    !spec.is_object() || spec.get("volumes").is_some_and(|volumes| mentions(volumes, secret))
+}
+
+fn mentions(value: &Value, text: &str) -> bool {
+    match value {
+        Value::String(have) => have == text,
+        Value::Array(items) => items.iter().any(|item| mentions(item, text)),
+        Value::Object(fields) => fields.values().any(|field| mentions(field, text)),
+        _ => false,
+    }
+}
+
 /// A Windows guest's set of features is ours as a whole; KubeVirt fills in its parts.
 fn features(mut features: Value) -> Value {
     if let Some(hyperv) = features.get_mut("hyperv") {
@@ -99,6 +113,22 @@ fn object<'a>(fields: impl IntoIterator<Item = (&'a str, Option<Value>)>) -> Val
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_secret_is_named_in_whatever_kind_of_volume() {
+        let with = |volume: Value| json!({"volumes": [{"name": "root", "persistentVolumeClaim": {"claimName": "web-root"}}, volume]});
+        for volume in [
+            json!({"name": "a", "cloudInitNoCloud": {"secretRef": {"name": "web-cloudinit"}}}),
+            json!({"name": "a", "cloudInitNoCloud": {"networkDataSecretRef": {"name": "web-cloudinit"}}}),
+            json!({"name": "a", "cloudInitConfigDrive": {"secretRef": {"name": "web-cloudinit"}}}),
+            json!({"name": "a", "secret": {"secretName": "web-cloudinit"}}),
+        ] {
+            assert!(names_secret(&with(volume.clone()), "web-cloudinit"), "{volume}");
+        }
+        assert!(!names_secret(&with(json!({"name": "a", "secret": {"secretName": "other"}})), "web-cloudinit"));
+        assert!(!names_secret(&json!({}), "web-cloudinit"));
+        assert!(names_secret(&Value::Null, "web-cloudinit"), "nothing is known of it");
+    }
 
     /// What virt-api v1.8.4 makes of a template when it starts a guest.
     #[test]

@@ -22,8 +22,8 @@ pub mod resolve;
 pub use analysis::refusals;
 pub use observed::Observed;
 pub use plan::{
-    import_source_resource, network_attachment_resource, owns, plan, virtual_machine_instance_resource,
-    virtual_machine_resource,
+    discards_user_data, import_source_resource, network_attachment_resource, owns, plan,
+    virtual_machine_instance_resource, virtual_machine_resource,
 };
 pub use problem::{Problem, ProblemKind};
 pub use quantity::Quantity;

@@ -87,6 +87,7 @@ pub struct SecretView {
     pub tampered: bool,
     /// The guest that ran when the data was changed, and the digest of what it had begun with.
     pub began_with: Option<String>,
+    pub deleting: bool,
 }
 
 /// The Secret that `cloudInit.secretRef` names.
@@ -147,6 +148,8 @@ pub struct VmiView {
     pub vm_generation: Option<i64>,
     /// What it was started with, as [`crate::guest::essence`] leaves it.
     pub spec: Value,
+    /// Whether it was started with the Machine's cloud-init Secret, or that is not known.
+    pub needs_user_data: bool,
     /// Why its pod cannot be scheduled, in the scheduler's words.
     pub unschedulable: Option<String>,
     /// Why virt-controller could not make its pod.

@@ -253,32 +253,37 @@ fn replacement(observed: &Observed) -> Step {
 }
 
 /// User data that the spec no longer asks for is not kept, because it is secret. A guest that began with it may still
-/// move to another node, and one that is about to start may have been made from the VM as it was: so its last guest has to
-/// be gone, or followed by one without it.
+/// move to another node, and one that is about to start may have been made from the VM as it was: so another guest has to
+/// be there that does without, or the Machine is stopped and has none.
 fn unused_secret(observed: &Observed, resolved: &Resolved) -> Step {
     let step = Step::new(step::UNUSED);
-    let ours = |view: &&SecretView| view.controller_uid.as_deref() == Some(observed.uid());
-    let Some(view) = observed.secret.as_ref().filter(|_| resolved.cloud_init.is_none()).filter(ours) else {
-        return step;
-    };
-    let unused = match &observed.vmi {
-        None => resolved.power == Power::Stopped,
-        Some(vmi) => !vmi.deleting && is_without_user_data(&vmi.spec),
-    };
-    if !unused {
-        return step;
+    match discarded(observed, resolved) {
+        Some(view) => step.write(Write::Delete {
+            target: Target::of::<Secret>(observed.key(&cloud_init::secret_name(observed.name()))),
+            uid: view.uid.clone(),
+            propagation: Propagation::Background,
+        }),
+        None => step,
     }
-    step.write(Write::Delete {
-        target: Target::of::<Secret>(observed.key(&cloud_init::secret_name(observed.name()))),
-        uid: view.uid.clone(),
-        propagation: Propagation::Background,
-    })
 }
 
-/// Nothing is known of a guest whose volumes were not read.
-fn is_without_user_data(guest: &Value) -> bool {
-    let volumes = guest.get("volumes").and_then(Value::as_array);
-    volumes.is_some_and(|volumes| volumes.iter().all(|volume| volume.get("cloudInitNoCloud").is_none()))
+fn discarded<'a>(observed: &'a Observed, resolved: &Resolved) -> Option<&'a SecretView> {
+    let unused = match &observed.vmi {
+        None => resolved.power == Power::Stopped,
+        Some(vmi) => !vmi.deleting && !vmi.needs_user_data,
+    };
+    let view = observed.secret.as_ref().filter(|_| unused && resolved.cloud_init.is_none())?;
+    (!view.deleting && view.controller_uid.as_deref() == Some(observed.uid())).then_some(view)
+}
+
+/// Whether user data is about to be discarded, which nothing brings back: whoever observes asks the server first, because
+/// a cache may lag.
+pub fn discards_user_data(observed: &Observed) -> bool {
+    if observed.is_deleting() {
+        return false;
+    }
+    let Analysis { resolved, problem, .. } = analyse(observed);
+    resolved.filter(|_| problem.is_none()).is_some_and(|resolved| discarded(observed, &resolved).is_some())
 }
 
 /// Of the wanted labels those that are absent or different.

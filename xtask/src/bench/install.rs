@@ -56,7 +56,8 @@ pub(super) struct Run {
     /// From the resource's creation until it said Deployed; leases are not counted.
     pub(super) requests_to_deployed: usize,
     pub(super) objects: usize,
-    /// What every program of the cluster computed until Deployed: whose work the time went into.
+    /// What the cluster's programs computed until Deployed, those that have ended since not counted: whose work the time
+    /// went into.
     pub(super) processor_seconds: BTreeMap<String, f64>,
     pub(super) idle: Idle,
 }
@@ -104,7 +105,8 @@ async fn figures(lab: &Lab, who: Who, operator: &VirtOperator, idle_seconds: u64
     lab.wait_for_virt_operator(PATIENCE).await?;
     wait_until_warm(lab).await?;
 
-    let (begun, clock, computed) = (Timestamp::now(), Instant::now(), processor_time::by_process()?);
+    let computed = processor_time::by_process()?;
+    let (begun, clock) = (Timestamp::now(), Instant::now());
     lab.deploy_kubevirt(None).await?;
     let (deployed, seconds_to_deployed) = (Timestamp::now(), clock.elapsed().as_secs_f64());
     let processor_seconds = processor_time::since(&computed)?;

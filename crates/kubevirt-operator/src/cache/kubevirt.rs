@@ -5,8 +5,9 @@
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::core::DynamicObject;
-use machine::guest::essence;
+use machine::guest::{essence, names_secret};
 use machine::observed::{VmView, VmiView};
+use machine::render::cloud_init::secret_name;
 use machine::render::vm::without_defaults;
 use runtime::watch::{Entry, Uid, controller_uid};
 use serde_json::Value;
@@ -115,6 +116,7 @@ pub(crate) struct VmiEntry {
     migrating: bool,
     vm_generation: Option<i64>,
     spec: Squeezed,
+    needs_user_data: bool,
     unschedulable: Option<Box<str>>,
     failure: Option<Box<str>>,
     deleting: bool,
@@ -122,7 +124,8 @@ pub(crate) struct VmiEntry {
 
 impl VmiEntry {
     pub(crate) fn prune(vmi: DynamicObject) -> Self {
-        let status = vmi.data.get("status").unwrap_or(&Value::Null);
+        let part = |name: &str| vmi.data.get(name).unwrap_or(&Value::Null);
+        let (spec, status) = (part("spec"), part("status"));
         let unschedulable = condition(status, "PodScheduled", "False")
             .filter(|condition| text(condition, "/reason") == Some("Unschedulable"));
         Self {
@@ -132,7 +135,8 @@ impl VmiEntry {
             paused: condition(status, "Paused", "True").is_some(),
             migrating: migrating(status),
             vm_generation: vm_generation(&vmi.metadata),
-            spec: Squeezed::of(&essence(vmi.data.get("spec").unwrap_or(&Value::Null))).at_most(SPEC_LIMIT),
+            spec: Squeezed::of(&essence(spec)).at_most(SPEC_LIMIT),
+            needs_user_data: names_secret(spec, &secret_name(vmi.metadata.name.as_deref().unwrap_or_default())),
             unschedulable: unschedulable.map(message),
             failure: condition(status, "Synchronized", "False").map(message),
             deleting: vmi.metadata.deletion_timestamp.is_some(),
@@ -151,6 +155,7 @@ impl VmiEntry {
             migrating: vmi.migrating,
             vm_generation: vmi.vm_generation,
             spec: vmi.spec.read().unwrap_or_default(),
+            needs_user_data: vmi.needs_user_data,
             unschedulable: owned(&vmi.unschedulable),
             failure: owned(&vmi.failure),
             deleting: vmi.deleting,

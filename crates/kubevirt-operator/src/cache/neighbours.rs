@@ -104,6 +104,7 @@ pub(crate) struct SecretEntry {
     content: Option<Box<str>>,
     tampered: bool,
     began_with: Option<Box<str>>,
+    deleting: bool,
 }
 
 impl SecretEntry {
@@ -115,6 +116,7 @@ impl SecretEntry {
             content: annotation(metadata, ANNOTATION_CONTENT),
             tampered: has_foreign_data(metadata),
             began_with: annotation(metadata, ANNOTATION_BEGAN_WITH),
+            deleting: metadata.deletion_timestamp.is_some(),
         }
     }
 
@@ -127,6 +129,7 @@ impl SecretEntry {
             content: string(secret.content.as_deref()),
             tampered: secret.tampered,
             began_with: string(secret.began_with.as_deref()),
+            deleting: secret.deleting,
         }
     }
 

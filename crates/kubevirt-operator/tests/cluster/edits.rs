@@ -129,7 +129,11 @@ impl World {
 
     /// Returns when another guest runs.
     async fn restart_guest(&self, name: &str) -> Result<()> {
-        let before = self.vmis().delete(name, &DeleteParams::default()).await?.left().and_then(|vmi| vmi.uid());
+        let before = self.vmis().get_opt(name).await?.and_then(|vmi| vmi.uid());
+        match self.vmis().delete(name, &DeleteParams::default()).await.map(|_| ()) {
+            Err(kube::Error::Api(status)) if status.is_not_found() => {}
+            result => result?,
+        }
         let another = |vmi: Option<&DynamicObject>| {
             vmi.is_some_and(|vmi| {
                 vmi.uid() != before && vmi.data.pointer("/status/phase").is_some_and(|phase| phase == "Running")

@@ -171,19 +171,26 @@ impl VirtHandler {
         migration::next(vmi, &migration::Circumstances { now, fails, address_of: &address_of })
     }
 
-    /// The guest ends by itself. Others write the same VMI: it is read and written again until the end is stored.
+    /// The guest ends by itself. Others write the same VMI: it is read and written again until the end is stored, or
+    /// somebody else has ended it.
     pub(crate) async fn end(&self, namespace: &str, name: &str, end: GuestEnd) -> Result<()> {
         let api: Api<DynamicObject> = Api::namespaced_with(self.client.clone(), namespace, &vmi::resource());
         let phase = match end {
             GuestEnd::Shutdown => "Succeeded",
             GuestEnd::Crash => "Failed",
         };
+        let reading = || format!("reading VMI {namespace}/{name}");
+        let mut vmi = api.get(name).await.with_context(reading)?;
+        let uid = vmi.uid();
         loop {
-            let vmi = api.get(name).await.with_context(|| format!("reading VMI {namespace}/{name}"))?;
             let node = VmiSummary::of(&vmi).node;
             let document = serde_json::to_value(&vmi).context("reading a VMI")?;
             if self.write(&node, lifecycle::ended(&document, phase, &vmi::now())).await? == Written::Stored {
                 return Ok(());
+            }
+            match api.get_opt(name).await.with_context(reading)?.filter(|newer| newer.uid() == uid) {
+                Some(newer) => vmi = newer,
+                None => return Ok(()),
             }
         }
     }

@@ -6,6 +6,7 @@ use api::{Body, Class, Failure, Outcome, Stop, Target};
 
 use crate::analysis::Analysis;
 use crate::observed::{Observed, VmView};
+use crate::plan::step;
 use crate::problem::ProblemKind;
 use crate::report::conditions::pending_claims;
 use crate::resolve::Power;
@@ -39,6 +40,8 @@ pub(crate) fn judge(observed: &Observed, analysis: &Analysis, outcome: &Outcome)
     }
     match &outcome.stop {
         Stop::Taken { target, live, .. } => Some(taken(target, live)),
+        // The machine is as it is wanted, but for what is left over.
+        Stop::Failed { step: step::UNUSED, failure } => Some(littered(living(observed, analysis), failure)),
         Stop::Failed { failure, .. } => failed(observed, failure),
         Stop::Waiting { wait, .. } => Some(not_ready(phase::CREATING, wait.reason, &wait.message)),
         Stop::Done => Some(living(observed, analysis)),
@@ -65,6 +68,16 @@ fn taken(target: &Target, live: &Body) -> Verdict {
             "{kind} {name} exists already and belongs to {owner}; it was left as it is: rename this Machine or remove the other"
         ),
     )
+}
+
+/// What the next try may heal is not worth a word.
+fn littered(verdict: Verdict, failure: &Failure) -> Verdict {
+    if matches!(failure.class, Class::Conflict | Class::Transient) {
+        return verdict;
+    }
+    let message =
+        format!("{}; user data that is not wanted any more is still there: {}", verdict.message, failure.message);
+    Verdict { message, ..verdict }
 }
 
 /// A failure that the next try may heal says nothing, unless it comes from KubeVirt or needs somebody's help.

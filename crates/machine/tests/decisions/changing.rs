@@ -6,6 +6,7 @@ use api::machine::{
     CloudInit, Cpu, Disk, DiskSource, Domain, Features, MachineSpec, Memory, NamedSource, Network, Resources,
     condition_type as type_,
 };
+use api::{Class, Failure, Outcome, Stop, reason};
 use machine::changes::{Effect, FieldChange, Kind, RULES, changes_of, rule_of};
 
 use crate::world::World;
@@ -139,12 +140,38 @@ fn user_data_that_is_not_wanted_any_more_goes_with_the_guest_that_has_it() {
     world.settle();
     assert!(world.observed.secret.is_some(), "somebody else's");
     world.observed.secret.as_mut().unwrap().controller_uid = foreign;
-    let unread = std::mem::take(&mut world.observed.vmi.as_mut().unwrap().spec);
+    world.observed.secret.as_mut().unwrap().deleting = true;
     world.settle();
-    assert!(world.observed.secret.is_some(), "nothing is known of the guest");
-    world.observed.vmi.as_mut().unwrap().spec = unread;
+    assert!(world.observed.secret.is_some(), "it is going already");
+    world.observed.secret.as_mut().unwrap().deleting = false;
+    assert!(machine::discards_user_data(&world.observed), "whoever observes takes another look");
     world.settle();
     assert!(world.observed.secret.is_none());
+    assert!(!machine::discards_user_data(&world.observed));
+}
+
+/// An older role, or somebody's policy, may forbid it; the guest runs all the same.
+#[test]
+fn a_machine_whose_old_user_data_cannot_be_deleted_is_ready_and_says_so() {
+    let mut world = running(MachineSpec { cloud_init: user_data("one"), ..small() });
+    world.edit(small());
+    world.settle();
+    world.start_guest("Running");
+    let plan = machine::plan(&world.observed);
+    let step = plan.steps.last().unwrap();
+    assert_eq!((step.writes.len(), step.writes[0].verb()), (1, "delete"));
+    let message = |failure: Failure| {
+        let outcome = Outcome { stop: Stop::Failed { step: step.name, failure }, written: 0 };
+        let status = machine::report(&world.observed, &plan, &outcome).status.unwrap().desired;
+        assert_eq!(status["phase"], "Running");
+        let conditions = status["conditions"].as_array().unwrap();
+        let ready = conditions.iter().find(|condition| condition["type"] == type_::READY).unwrap();
+        assert_eq!(ready["status"], "True");
+        ready["message"].as_str().unwrap().to_owned()
+    };
+    let forbidden = Failure { class: Class::Forbidden, ..Failure::transient(reason::PERMISSION_MISSING, "it may not") };
+    assert!(message(forbidden).contains("user data that is not wanted any more is still there: it may not"));
+    assert!(!message(Failure::transient(reason::WEBHOOK_UNREACHABLE, "later")).contains("later"));
 }
 
 #[test]

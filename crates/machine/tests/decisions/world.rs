@@ -159,8 +159,15 @@ impl World {
             "Secret" => {
                 let content = text("/metadata/annotations/vitistack.io~1content");
                 assert!(self.observed.secret.is_none(), "a second Secret");
-                self.observed.secret =
-                    Some(SecretView { uid, controller_uid, labels, content, tampered: false, began_with: None });
+                self.observed.secret = Some(SecretView {
+                    uid,
+                    controller_uid,
+                    labels,
+                    content,
+                    tampered: false,
+                    began_with: None,
+                    deleting: false,
+                });
             }
             "PersistentVolumeClaim" => {
                 let claim = ClaimView {
@@ -269,6 +276,7 @@ impl World {
         self.observed.vmi = Some(VmiView {
             uid: "vmi".to_owned(),
             spec: machine::guest::essence(&vm.spec["template"]["spec"]),
+            needs_user_data: machine::guest::names_secret(&vm.spec["template"]["spec"], "web-cloudinit"),
             phase: phase.to_owned(),
             node: Some("node-1".to_owned()),
             addresses: vec!["10.1.2.3".to_owned()],

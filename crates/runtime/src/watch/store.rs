@@ -246,8 +246,10 @@ impl<V> Index<V> {
     }
 }
 
+/// What is no number cannot be compared with anything, and would stay for ever.
 fn raise(highest: &mut Option<Version>, version: &Version) {
-    if highest.as_ref().is_none_or(|highest| highest.is_older_than(version)) {
+    let is_number = matches!(version, Version::Number(_));
+    if is_number && highest.as_ref().is_none_or(|highest| highest.is_older_than(version)) {
         *highest = Some(version.clone());
     }
 }
@@ -307,6 +309,14 @@ mod tests {
         store.deleted(key("a"), &"v".into());
         assert!(store.wrote(key("a"), entry("v", "23", "late"), true).is_none());
         assert_eq!(store.len(), 0);
+    }
+
+    #[test]
+    fn a_version_that_is_no_number_hides_nothing() {
+        let mut store = store();
+        store.seen(key("a"), entry("u", "", "x"));
+        store.seen(key("b"), entry("v", "odd", "x"));
+        assert!(store.wrote(key("c"), entry("w", "5", "mine"), true).is_some());
     }
 
     #[test]
