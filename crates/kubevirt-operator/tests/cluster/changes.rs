@@ -7,9 +7,10 @@ use anyhow::{Result, ensure};
 use api::machine::{FINALIZER_NETWORK, Machine, NetworkConfiguration, condition_type};
 use k8s_openapi::api::core::v1::Secret;
 use kube::ResourceExt;
-use kube::api::{DeleteParams, Patch, PatchParams};
+use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams};
 use kubevirt_operator::rbac;
 use lab::harness::Suite;
+use lab::proxy::{Fault, Match, Rule, Verb};
 use lab::{Lab, manifests};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
@@ -21,6 +22,7 @@ const PATIENCE: Duration = Duration::from_secs(90);
 
 pub(crate) fn add(suite: &mut Suite) {
     restarts(suite);
+    user_data(suite);
     sources(suite);
     networks(suite);
     plans(suite);
@@ -87,6 +89,36 @@ fn restarts(suite: &mut Suite) {
         world.edit("web", &json!({"bootOrder": null})).await?;
         world.until("web", "no wait", |machine| waiting(machine).is_empty()).await?;
         Ok(())
+    });
+}
+
+/// What a Machine's guest was given, and the Secret with it.
+fn user_data(suite: &mut Suite) {
+    suite.test("user_data_stays_as_long_as_a_guest_has_it_whatever_the_cache_says", |labs| async move {
+        const NAMESPACE: &str = "old-user-data";
+        let world = Box::pin(World::begin_behind_proxy(&labs, NAMESPACE)).await?;
+        world.create_json(&machine("web", &json!({"template": "small"}))).await?;
+        world.running("web", PATIENCE).await?;
+        world.edit("web", &json!({"cloudInit": {"userData": "#cloud-config\n"}})).await?;
+        world.until("web", "the user data that waits", |machine| waiting(machine).contains("spec.cloudInit")).await?;
+
+        // The operator does not hear of the guest that has it.
+        let guests = Match::verb(Verb::Watch).user_agent("kubevirt-operator/").resource("virtualmachineinstances");
+        let stalled = Rule::always(guests.namespace(NAMESPACE), Fault::StallWatch { after_events: 0 });
+        let stalled = world.lab.proxy().add(stalled);
+        world.restart_guest("web").await?;
+        world.edit("web", &json!({"cloudInit": null})).await?;
+        let forgotten =
+            |vm: Option<&DynamicObject>| vm.is_some_and(|vm| !vm.data.to_string().contains("web-cloudinit"));
+        world.lab.wait("a VM without user data", PATIENCE, world.vms(), "web", forgotten).await?;
+        world.settled().await?;
+        let secrets = world.api::<Secret>();
+        ensure!(secrets.get_opt("web-cloudinit").await?.is_some(), "the guest that runs was started with it");
+
+        stalled.remove();
+        world.restart_guest("web").await?;
+        world.lab.wait("the end of the Secret", PATIENCE, secrets, "web-cloudinit", |secret| secret.is_none()).await?;
+        world.running("web", PATIENCE).await.map(|_| ())
     });
 }
 

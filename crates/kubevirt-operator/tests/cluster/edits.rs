@@ -12,7 +12,7 @@ use api::machine::{Disk, LABEL_MACHINE, Machine, MachineSpec};
 use futures::{FutureExt, future};
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Secret};
 use kube::ResourceExt;
-use kube::api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams};
+use kube::api::{DynamicObject, ListParams, Patch, PatchParams};
 use lab::harness::Suite;
 use serde_json::{Value, json};
 
@@ -125,21 +125,6 @@ impl World {
         }
         let last = chain.specs.last().filter(|spec| !is_stopped(spec));
         if last.is_some() { self.restart_guest(&chain.name).await } else { Ok(()) }
-    }
-
-    /// Returns when another guest runs.
-    async fn restart_guest(&self, name: &str) -> Result<()> {
-        let before = self.vmis().get_opt(name).await?.and_then(|vmi| vmi.uid());
-        match self.vmis().delete(name, &DeleteParams::default()).await.map(|_| ()) {
-            Err(kube::Error::Api(status)) if status.is_not_found() => {}
-            result => result?,
-        }
-        let another = |vmi: Option<&DynamicObject>| {
-            vmi.is_some_and(|vmi| {
-                vmi.uid() != before && vmi.data.pointer("/status/phase").is_some_and(|phase| phase == "Running")
-            })
-        };
-        self.lab.wait("another guest", SETTLED, self.vmis(), name, another).await.map(|_| ())
     }
 
     async fn is_as_declared(&self, name: &str, spec: &MachineSpec) -> Result<()> {

@@ -25,6 +25,7 @@ pub(crate) struct World {
     pub(crate) namespace: &'static str,
     pub(crate) program: Program,
     environment: Vec<(&'static str, &'static str)>,
+    through_proxy: bool,
 }
 
 /// An operator that looks soon again at what nobody tells it of: a policy that is gone, a foreign object that is gone.
@@ -51,21 +52,37 @@ impl World {
         Self::begin_granted(lab, namespace, vec![]).await
     }
 
+    /// With an operator whose requests may be struck by rules of the lab's proxy.
+    pub(crate) async fn begin_behind_proxy(labs: &SharedLabs, namespace: &'static str) -> Result<Self> {
+        let lab = Box::pin(labs.reference()).await?;
+        grant(&lab, namespace).await?;
+        Self::start(lab, namespace, vec![], true).await
+    }
+
     /// With whatever the account of the namespace may do.
     pub(crate) async fn begin_granted(
         lab: Arc<Lab>,
         namespace: &'static str,
+        environment: Vec<(&'static str, &'static str)>,
+    ) -> Result<Self> {
+        Self::start(lab, namespace, environment, false).await
+    }
+
+    async fn start(
+        lab: Arc<Lab>,
+        namespace: &'static str,
         mut environment: Vec<(&'static str, &'static str)>,
+        through_proxy: bool,
     ) -> Result<Self> {
         let definitions: Vec<Value> = crds().iter().map(|definition| json!(definition)).collect();
         manifests::create(&lab.client(), &definitions).await?;
         environment.push(("WATCH_NAMESPACE", namespace));
-        let program = Self::leader(&lab, namespace, &environment).await?;
-        Ok(World { lab, namespace, program, environment })
+        let program = Self::leader(&lab, namespace, &environment, through_proxy).await?;
+        Ok(World { lab, namespace, program, environment, through_proxy })
     }
 
-    async fn leader(lab: &Lab, namespace: &str, environment: &[(&str, &str)]) -> Result<Program> {
-        let program = start_with(lab, namespace, false, environment).await?;
+    async fn leader(lab: &Lab, namespace: &str, environment: &[(&str, &str)], through_proxy: bool) -> Result<Program> {
+        let program = start_with(lab, namespace, through_proxy, environment).await?;
         program.wait_for_message(message::ACQUIRED, PATIENCE).await?;
         Ok(program)
     }
@@ -75,7 +92,7 @@ impl World {
         self.program.signal(Signal::SIGTERM)?;
         let status = self.program.wait(PATIENCE).await?;
         ensure!(status.success(), "{status}");
-        self.program = Self::leader(&self.lab, self.namespace, &self.environment).await?;
+        self.program = Self::leader(&self.lab, self.namespace, &self.environment, self.through_proxy).await?;
         self.ready().await
     }
 
@@ -208,6 +225,21 @@ impl World {
     }
 
     /// The networks that random specs name.
+    /// Returns when another guest runs.
+    pub(crate) async fn restart_guest(&self, name: &str) -> Result<()> {
+        let before = self.vmis().get_opt(name).await?.and_then(|vmi| vmi.uid());
+        match self.vmis().delete(name, &DeleteParams::default()).await.map(|_| ()) {
+            Err(kube::Error::Api(status)) if status.is_not_found() => {}
+            result => result?,
+        }
+        let another = |vmi: Option<&DynamicObject>| {
+            vmi.is_some_and(|vmi| {
+                vmi.uid() != before && vmi.data.pointer("/status/phase").is_some_and(|phase| phase == "Running")
+            })
+        };
+        self.lab.wait("another guest", PATIENCE, self.vmis(), name, another).await.map(|_| ())
+    }
+
     pub(crate) async fn networks(&self, names: &[&str]) -> Result<()> {
         for name in names {
             let network = json!({
