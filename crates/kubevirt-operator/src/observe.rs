@@ -84,8 +84,11 @@ impl Observer {
         if observed.is_deleting() && observed.vm.is_none() {
             self.last_look.complete(&mut observed).await?;
         }
-        if discards_user_data(&observed) {
-            self.last_look.user_data(&mut observed).await?;
+        if discards_user_data(&observed)
+            && let Err(failure) = self.last_look.user_data(&mut observed).await
+        {
+            tracing::warn!(error = %failure, "user data that is not wanted any more stays: it cannot be looked at");
+            observed.secret = None;
         }
         Ok(Some(observed))
     }

@@ -37,14 +37,17 @@ fn is_other(machine: &Machine, other: &Machine) -> bool {
     other.metadata.namespace == machine.metadata.namespace && other.metadata.name != machine.metadata.name
 }
 
-/// One that does not exist yet is younger than all; of two of one age the one with the smaller UID is the older.
-fn age(machine: &Machine) -> (bool, Option<Timestamp>, &str) {
+/// One that does not exist yet is younger than all. The server tells seconds: of two of the same, one that has its VM
+/// already is the older, and of two that both have or have not the one with the smaller UID.
+fn age(machine: &Machine) -> (bool, Option<Timestamp>, bool, &str) {
     let created = machine.metadata.creation_timestamp.as_ref().map(|time| time.0);
-    (created.is_none(), created, machine.metadata.uid.as_deref().unwrap_or_default())
+    let has_vm = machine.status.as_ref().is_some_and(|status| status.vm_name.is_some());
+    (created.is_none(), created, !has_vm, machine.metadata.uid.as_deref().unwrap_or_default())
 }
 
 #[cfg(test)]
 mod tests {
+    use api::machine::MachineStatus;
     use serde_json::{Value, json};
 
     use super::*;
@@ -78,6 +81,18 @@ mod tests {
             assert_eq!(used_by(&planned, &young).as_deref(), Some("young"));
             assert_eq!(used_by(&old, &planned), None);
         }
+    }
+
+    /// A Machine that runs is not stopped by one of the same second, whatever their UIDs.
+    #[test]
+    fn of_two_of_one_second_the_one_with_a_vm_is_the_older() {
+        let on = json!([{"name": "a", "networkName": "prod", "macAddress": MAC}]);
+        let (a, mut b) = (machine("a", OLD, &on), machine("b", OLD, &on));
+        assert_eq!((used_by(&a, &b), used_by(&b, &a).as_deref()), (None, Some("a")));
+        b.status = Some(MachineStatus { vm_name: Some("b".to_owned()), ..MachineStatus::default() });
+        assert_eq!((used_by(&a, &b).as_deref(), used_by(&b, &a)), (Some("b"), None));
+        let older = machine("c", Some("2025-12-31T23:59:59Z"), &on);
+        assert_eq!(used_by(&b, &older).as_deref(), Some("c"));
     }
 
     /// Capital letters are the same address.
