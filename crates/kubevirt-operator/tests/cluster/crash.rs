@@ -15,7 +15,7 @@ use lab::proxy::{Fault, Match, Rule, When};
 use lab::{Extension, Lab, Program, manifests};
 use serde_json::{Value, json};
 
-use crate::replica::{ACCOUNT, PATIENCE, grant, start_with};
+use crate::replica::{ACCOUNT, grant, start_with};
 use crate::world::machine;
 
 const NAMESPACE: &str = "crash";
@@ -51,6 +51,9 @@ pub(crate) fn add(suite: &mut Suite) {
         Ok(())
     });
 }
+
+/// The garbage collector learns of new kinds every half minute, and comes back later and later to what it does not know.
+const COLLECTED: Duration = Duration::from_secs(120);
 
 /// One Machine's life: created, edited, deleted.
 struct Round {
@@ -185,9 +188,9 @@ impl Round {
         let network = Api::<NetworkConfiguration>::namespaced(client, NAMESPACE).get(&self.name).await?;
         ensure!(network.finalizers().is_empty(), "the network is still in use: {network:?}");
         // Both go a moment after the Machine: by the claim protection and the garbage collector.
-        self.lab.wait("no claim", PATIENCE, claims, &format!("{}-root", self.name), |claim| claim.is_none()).await?;
+        self.lab.wait("no claim", COLLECTED, claims, &format!("{}-root", self.name), |claim| claim.is_none()).await?;
         self.lab
-            .wait("no Secret", PATIENCE, secrets, &format!("{}-cloudinit", self.name), |secret| secret.is_none())
+            .wait("no Secret", COLLECTED, secrets, &format!("{}-cloudinit", self.name), |secret| secret.is_none())
             .await?;
         Ok(())
     }
