@@ -11,6 +11,7 @@ use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Secret};
 use kube::api::ListParams;
 use kube::core::DynamicObject;
 use kube::{Api, Client, ResourceExt};
+use machine::observed::VmiView;
 use machine::render::cloud_init::secret_name;
 use machine::{Observed, virtual_machine_instance_resource, virtual_machine_resource};
 use runtime::pass::classify;
@@ -27,10 +28,7 @@ impl LastLook {
         let vm = self.read(virtual_machine_resource(), &key).await?;
         observed.vm = vm.map(|vm| VmEntry::view(&entry(&vm.metadata.clone(), VmEntry::prune(vm))));
         if observed.vmi.is_none() {
-            let vmi = self.read(virtual_machine_instance_resource(), &key).await?;
-            // Somebody's own instance of the same name is none of ours, and must not hold up the deletion.
-            let vmi = vmi.filter(|vmi| is_of(vmi, observed.name()));
-            observed.vmi = vmi.map(|vmi| VmiEntry::view(&entry(&vmi.metadata.clone(), VmiEntry::prune(vmi))));
+            observed.vmi = self.guest(&key).await?;
         }
         if observed.vm.is_none() && observed.vmi.is_none() {
             self.claims(observed).await?;
@@ -40,10 +38,7 @@ impl LastLook {
 
     /// Before user data is discarded: the guest that runs, and whether the Secret is still ours.
     pub(crate) async fn user_data(&self, observed: &mut Observed) -> Result<(), Failure> {
-        let key = ObjectKey::namespaced(observed.namespace(), observed.name());
-        let vmi = self.read(virtual_machine_instance_resource(), &key).await?;
-        let vmi = vmi.filter(|vmi| is_of(vmi, observed.name()));
-        observed.vmi = vmi.map(|vmi| VmiEntry::view(&entry(&vmi.metadata.clone(), VmiEntry::prune(vmi))));
+        observed.vmi = self.guest(&ObjectKey::namespaced(observed.namespace(), observed.name())).await?;
         let name = secret_name(observed.name());
         let api: Api<Secret> = Api::namespaced(self.client.clone(), observed.namespace());
         let secret = api.get_metadata_opt(&name).await.map_err(|error| {
@@ -52,6 +47,12 @@ impl LastLook {
         observed.secret =
             secret.map(|secret| SecretEntry::view(&entry(&secret.metadata.clone(), SecretEntry::prune(secret))));
         Ok(())
+    }
+
+    /// Somebody's own instance of the same name is none of ours, and must not hold up anything.
+    async fn guest(&self, key: &ObjectKey) -> Result<Option<VmiView>, Failure> {
+        let vmi = self.read(virtual_machine_instance_resource(), key).await?.filter(|vmi| is_of(vmi, key.name()));
+        Ok(vmi.map(|vmi| VmiEntry::view(&entry(&vmi.metadata.clone(), VmiEntry::prune(vmi)))))
     }
 
     /// None: there is no such object, or no such kind.

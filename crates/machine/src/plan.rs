@@ -268,18 +268,21 @@ fn unused_secret(observed: &Observed, resolved: &Resolved) -> Step {
 }
 
 fn discarded<'a>(observed: &'a Observed, resolved: &Resolved) -> Option<&'a SecretView> {
-    let unused = match &observed.vmi {
-        None => resolved.power == Power::Stopped,
-        Some(vmi) => !vmi.deleting && !vmi.needs_user_data,
-    };
-    let view = observed.secret.as_ref().filter(|_| unused && resolved.cloud_init.is_none())?;
+    let no_guest_comes = observed.vmi.is_some() || resolved.power == Power::Stopped;
+    spare_secret(observed).filter(|_| resolved.cloud_init.is_none() && no_guest_comes)
+}
+
+/// The Secret, if it is ours and no guest that is there needs it.
+fn spare_secret(observed: &Observed) -> Option<&SecretView> {
+    let spare = observed.vmi.as_ref().is_none_or(|vmi| !vmi.deleting && !vmi.needs_user_data);
+    let view = observed.secret.as_ref().filter(|_| spare)?;
     (!view.deleting && view.controller_uid.as_deref() == Some(observed.uid())).then_some(view)
 }
 
 /// Whether user data is about to be discarded, which nothing brings back: whoever observes asks the server first, because
-/// a cache may lag.
+/// a cache may lag. Asked at every pass, and of nearly every Machine the first look is enough.
 pub fn discards_user_data(observed: &Observed) -> bool {
-    if observed.is_deleting() {
+    if observed.is_deleting() || spare_secret(observed).is_none() {
         return false;
     }
     let Analysis { resolved, problem, .. } = analyse(observed);

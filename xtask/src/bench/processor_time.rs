@@ -5,10 +5,11 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
 use anyhow::{Context, Result};
+use lab::process_table::living;
 use nix::unistd::{SysconfVar, sysconf};
 
-/// By process: the program's name, and the seconds it has computed.
-pub(super) type ByProcess = HashMap<String, (String, f64)>;
+/// By number and start of the process: the program's name, and the seconds it has computed.
+pub(super) type ByProcess = HashMap<(u32, u64), (String, f64)>;
 
 /// Of every process that can be seen: the lab has a process table of its own.
 pub(super) fn by_process() -> Result<ByProcess> {
@@ -16,9 +17,9 @@ pub(super) fn by_process() -> Result<ByProcess> {
     let processes = std::fs::read_dir("/proc").context("reading /proc")?.flatten();
     Ok(processes
         .filter_map(|process| {
-            let stat = std::fs::read_to_string(process.path().join("stat")).ok()?;
-            let id = process.file_name().into_string().ok()?;
-            Some((id, (program(&process.path())?, ticks_of(&stat)? / ticks)))
+            let id = process.file_name().to_str()?.parse().ok()?;
+            let living = living(id)?;
+            Some(((id, living.started), (program(&process.path())?, living.computed as f64 / ticks)))
         })
         .collect())
 }
@@ -40,29 +41,14 @@ fn program(process: &Path) -> Option<String> {
     Some(Path::new(&first).file_name()?.to_string_lossy().into_owned())
 }
 
-/// User and system time of /proc/<pid>/stat: the fields after the name, which may itself contain blanks and brackets.
-fn ticks_of(stat: &str) -> Option<f64> {
-    let (_, after_name) = stat.rsplit_once(')')?;
-    let mut fields = after_name.split_whitespace().skip(11);
-    let (user, system): (f64, f64) = (fields.next()?.parse().ok()?, fields.next()?.parse().ok()?);
-    Some(user + system)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn a_program_s_name_may_contain_blanks_and_brackets() {
-        let stat = "7 (a b) c) S 1 7 7 0 -1 4194560 100 0 0 0 150 50 9 9 20 0 1 0 100 0 0";
-        assert_eq!(ticks_of(stat), Some(200.0));
-        assert_eq!(ticks_of("7 (cut off) S 1"), None);
-    }
-
-    #[test]
     fn what_this_process_computes_is_counted() {
         let before = by_process().unwrap();
-        let own = std::process::id().to_string();
+        let own = (std::process::id(), living(std::process::id()).unwrap().started);
         let begun = std::time::Instant::now();
         let mut number = 1_u64;
         while by_process().unwrap()[&own].1 - before[&own].1 < 0.02 {

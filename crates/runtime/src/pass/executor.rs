@@ -219,7 +219,7 @@ impl Executor {
     /// The newest one: what our last write was answered with, or what was seen since.
     fn known_version(&self, target: &Target, uid: &str) -> Option<String> {
         let known = self.overlays_of(target).filter_map(|cache| cache.version(&target.key, uid));
-        known.max_by(|a, b| (a.len(), a).cmp(&(b.len(), b)))
+        known.reduce(|a, b| if a.is_older_than(&b) { b } else { a }).map(|version| version.to_string())
     }
 
     async fn live_version(&self, target: &Target, uid: &str) -> Result<String, Failure> {

@@ -1,7 +1,6 @@
 //! Which object, and which version of it: as small as the server's own habits allow, because every object in every cache
 //! has both. What is not written as servers write it is kept as text.
 
-use std::cmp::Ordering;
 use std::fmt;
 use std::sync::Arc;
 
@@ -60,9 +59,9 @@ pub enum Version {
 }
 
 impl Version {
-    pub(super) fn is_older_than(&self, other: &Self) -> bool {
+    pub(crate) fn is_older_than(&self, other: &Self) -> bool {
         match (self, other) {
-            (Self::Number(this), Self::Number(other)) => this.cmp(other) == Ordering::Less,
+            (Self::Number(this), Self::Number(other)) => this < other,
             _ => false,
         }
     }

@@ -181,7 +181,7 @@ pub trait Overlay: Send + Sync {
     fn deleted(&self, key: &ObjectKey, uid: &str);
 
     /// The newest version known of this very object.
-    fn version(&self, _key: &ObjectKey, _uid: &str) -> Option<String> {
+    fn version(&self, _key: &ObjectKey, _uid: &str) -> Option<Version> {
         None
     }
 
@@ -206,9 +206,9 @@ impl<V: PartialEq + Send + Sync + 'static> Overlay for Cache<V> {
         self.tell(&change);
     }
 
-    fn version(&self, key: &ObjectKey, uid: &str) -> Option<String> {
+    fn version(&self, key: &ObjectKey, uid: &str) -> Option<Version> {
         let (store, uid) = (self.0.store.read(), uid.into());
-        store.get(key).filter(|entry| entry.uid == uid).map(|entry| entry.resource_version.to_string())
+        store.get(key).filter(|entry| entry.uid == uid).map(|entry| entry.resource_version.clone())
     }
 
     fn is_absent(&self) -> bool {
