@@ -17,5 +17,5 @@ pub use key::ObjectKey;
 pub use kube_core::ApiResource;
 pub use plan::{
     Body, EventKind, EventNote, Late, ObjectRef, Operation, Outcome, Plan, Propagation, Report, StatusWrite, Step,
-    Stop, Target, Wait, Write,
+    Stop, Target, Wait, Write, without_finalizer,
 };

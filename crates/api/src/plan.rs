@@ -82,7 +82,7 @@ pub enum Write {
     /// The first write of an object, a POST. If the name is taken, the live object is read and its ownership decided.
     Create { target: Target, body: Body },
     /// Server-side apply that carries the UID, so that it fails on a re-created object. It is for what was applied from
-    /// the beginning: a finalizer, a part of somebody else's object. It never removes what a `Create` wrote: the server
+    /// the beginning: a new finalizer, a part of somebody else's object. It never removes what a `Create` wrote: the server
     /// keeps a POST under another entry of `managedFields` (operation `Update`) than an apply, and a field that leaves
     /// the applied body stays for as long as the other entry names it.
     Apply { target: Target, uid: String, body: Body },
@@ -161,25 +161,44 @@ impl fmt::Debug for Write {
     }
 }
 
-/// One operation of a JSON patch. Its value may be user data: no `Debug`.
+/// One operation of a JSON patch. Its values may be user data: no `Debug`.
 #[derive(Clone, PartialEq)]
 pub struct Operation {
     /// A JSON pointer.
     pub path: String,
     /// None removes what is there.
     pub value: Option<Value>,
+    /// What must be there, or the whole patch is refused; null for nothing.
+    pub instead_of: Option<Value>,
 }
 
 impl Operation {
     /// Puts a value in the place of whatever is there or not there. The parent must exist.
     pub fn set(path: impl Into<String>, value: Value) -> Self {
-        Self { path: path.into(), value: Some(value) }
+        Self { path: path.into(), value: Some(value), instead_of: None }
+    }
+
+    pub fn remove(path: impl Into<String>) -> Self {
+        Self { path: path.into(), value: None, instead_of: None }
+    }
+
+    /// Only if the server still has what was seen there: for a place that others write to as well.
+    #[must_use]
+    pub fn instead_of(self, seen: Value) -> Self {
+        Self { instead_of: Some(seen), ..self }
     }
 
     /// A key as a part of a JSON pointer.
     pub fn escape(key: &str) -> String {
         key.replace('~', "~0").replace('/', "~1")
     }
+}
+
+/// Takes a finalizer away, whoever put it there. An apply without it would leave one that somebody else applied too,
+/// and the object would stay for ever.
+pub fn without_finalizer(target: Target, uid: &str, finalizer: &str, index: usize) -> Write {
+    let removal = Operation::remove(format!("/metadata/finalizers/{index}")).instead_of(finalizer.into());
+    Write::Patch { target, uid: uid.to_owned(), operations: vec![removal] }
 }
 
 /// What a step waits for before the next one may begin.
@@ -322,4 +341,7 @@ pub struct Report {
     pub status: Option<StatusWrite>,
     pub events: Vec<EventNote>,
     pub wake_after: Option<Duration>,
+    /// What is wrong, as the conditions name it: the pass counts as an error of this type, whether a request failed or
+    /// not. None: if one failed, it is counted by the failure's own reason.
+    pub error: Option<&'static str>,
 }

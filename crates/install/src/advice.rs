@@ -1,7 +1,10 @@
-//! What is accepted but does nothing, or soon will not: things to tell an administrator that change no object.
+//! What is accepted but does nothing, or soon will not, or contradicts itself: things to tell an administrator that
+//! change no object.
 
 use api::kubevirt::{Configuration, KubeVirt};
 use serde_json::Value;
+
+use crate::{config::is_account, customize, installation::Installation, report::event, validation};
 
 /// Gates of features that are always on.
 const ALWAYS_ON: [&str; 21] = [
@@ -30,8 +33,41 @@ const ALWAYS_ON: [&str; 21] = [
 const DEPRECATED: [&str; 3] = ["DisableMDEVConfiguration", "DockerSELinuxMCSWorkaround", "MultiArchitecture"];
 const GONE: [&str; 4] = ["ExperimentalVirtiofsSupport", "Macvtap", "Passt", "PasstIPStackMigration"];
 
-/// One sentence for each, in the order of the resource.
+pub(crate) struct Advice {
+    /// Of the event that tells it.
+    pub(crate) reason: &'static str,
+    pub(crate) message: String,
+}
+
+/// What can be told of the resource alone, one sentence for each.
 pub fn warnings(kubevirt: &KubeVirt) -> Vec<String> {
+    messages(advice(kubevirt, None))
+}
+
+pub(crate) fn messages(advice: Vec<Advice>) -> Vec<String> {
+    advice.into_iter().map(|advice| advice.message).collect()
+}
+
+/// Without an installation it cannot be known which patches found nothing that they are for.
+pub(crate) fn advice(kubevirt: &KubeVirt, installation: Option<&Installation>) -> Vec<Advice> {
+    let spec = &kubevirt.spec;
+    let as_advice = |reason| move |message| Advice { reason, message };
+    let doubts = validation::doubts(spec).into_iter().map(|doubt| doubt.to_string());
+    let idle = installation.into_iter().flat_map(|installation| installation.idle.iter().cloned());
+    let account = (!spec.monitor_account.is_empty() && !is_account(&spec.monitor_account)).then(|| {
+        format!(
+            "spec.monitorAccount {:?} is no name of a service account, so KubeVirt is not monitored: give the account \
+             of the monitoring stack, such as prometheus-k8s",
+            spec.monitor_account
+        )
+    });
+    let idle = customize::without_effect(&spec.customize_components).chain(idle).chain(account);
+    let all = deprecated(kubevirt).into_iter().map(as_advice(event::DEPRECATED));
+    all.chain(doubts.map(as_advice(event::DOUBTFUL))).chain(idle.map(as_advice(event::NO_EFFECT))).collect()
+}
+
+/// In the order of the resource.
+fn deprecated(kubevirt: &KubeVirt) -> Vec<String> {
     let configuration = &kubevirt.spec.configuration;
     let gates = configuration.gates().iter().filter_map(|gate| {
         let what = match gate.as_str() {
@@ -107,8 +143,65 @@ mod tests {
     }
 
     #[test]
+    fn an_account_that_cannot_exist_is_told() {
+        for (account, good) in [("prometheus-k8s", true), ("a.b", true), ("a=b", false), ("A", false), ("-a", false)] {
+            let told = of(&json!({"monitorAccount": account}));
+            assert_eq!(told.is_empty(), good, "{account}: {told:?}");
+        }
+    }
+
+    #[test]
     fn nothing_to_tell_of_a_plain_resource() {
         assert_eq!(of(&json!({})), [""; 0]);
         assert_eq!(of(&json!({"configuration": {"developerConfiguration": {"featureGates": ["VMExport"]}}})), [""; 0]);
+    }
+
+    #[test]
+    fn what_the_release_installs_although_it_would_refuse_it_is_told() {
+        let told = of(&json!({
+            "configuration": {
+                "developerConfiguration": {"featureGates": ["VMExport"], "disabledFeatureGates": ["VMExport"]},
+                "tlsConfiguration": {"minTLSVersion": "VersionTLS13", "ciphers": ["TLS_AES_128_GCM_SHA256"]},
+                "virtTemplateDeployment": {"enabled": true},
+                "roleAggregationStrategy": "Manual",
+                "additionalGuestMemoryOverheadRatio": "0.5",
+                "seccompConfiguration": {"virtualMachineInstanceProfile": {}},
+            },
+            "certificateRotateStrategy": {"selfSigned": {"caRotateInterval": "168h", "server": {"duration": "24h"}}},
+        }));
+        for about in [
+            "caRotateInterval is deprecated",
+            "selfSigned mixes two ways",
+            "additionalGuestMemoryOverheadRatio must be",
+            "virtTemplateDeployment.enabled cannot be true",
+            "roleAggregationStrategy cannot be Manual",
+            "tlsConfiguration.ciphers can only",
+            "customProfile must be set",
+            "both name VMExport",
+        ] {
+            assert_eq!(told.iter().filter(|told| told.contains(about)).count(), 1, "{about}: {told:?}");
+        }
+        assert_eq!(told.len(), 8, "{told:?}");
+    }
+
+    #[test]
+    fn what_can_be_installed_by_nobody_is_no_advice() {
+        let registry = json!({"infra": {"replicas": 0}, "imageRegistry": "not a registry"});
+        assert_eq!(of(&registry), [""; 0]);
+    }
+
+    #[test]
+    fn a_patch_of_what_is_never_patched_is_told() {
+        let patch = |kind: &str| json!({"resourceType": kind, "resourceName": "*", "type": "merge", "patch": "{}"});
+        let told =
+            of(&json!({"customizeComponents": {"patches": [patch("deployment"), patch("ClusterRole"), patch("*")]}}));
+        assert_eq!(
+            told,
+            [
+                "spec.customizeComponents.patches[1] changes nothing: objects of the type \"ClusterRole\" are not patched, \
+                 only Deployment, DaemonSet, Service, Secret, APIService, ValidatingWebhookConfiguration, \
+                 MutatingWebhookConfiguration"
+            ]
+        );
     }
 }

@@ -34,6 +34,18 @@ mod property {
     pub(super) const TEMPLATE: &str = "VirtTemplateDeploymentEnabled";
 }
 
+/// Whether a service account can have this name.
+pub(crate) fn is_account(name: &str) -> bool {
+    let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+    let part = |part: &str| {
+        let bytes = part.as_bytes();
+        bytes.first().copied().is_some_and(inner)
+            && bytes.last().copied().is_some_and(inner)
+            && bytes.iter().all(|byte| inner(*byte) || *byte == b'-')
+    };
+    name.len() <= 253 && name.split('.').all(part)
+}
+
 const MONITOR_NAMESPACES: [&str; 2] = ["openshift-monitoring", "monitoring"];
 const MONITOR_ACCOUNT: &str = "prometheus-k8s";
 const SYNCHRONIZATION_PORT: i32 = 9185;
@@ -216,10 +228,11 @@ impl DeploymentConfig {
         }
     }
 
-    pub fn monitor_account(&self) -> &str {
+    /// None if no account can be called so.
+    pub fn monitor_account(&self) -> Option<&str> {
         match self.property(property::MONITOR_ACCOUNT) {
-            "" => MONITOR_ACCOUNT,
-            account => account,
+            "" => Some(MONITOR_ACCOUNT),
+            account => Some(account).filter(|account| is_account(account)),
         }
     }
 

@@ -51,7 +51,10 @@ pub fn drift(kind: Kind, wanted: &Value, live: &Live) -> Result<Drift, Failure> 
             if is_fixed(kind, key, &value, have) {
                 return Ok(Drift::Replace);
             }
-            operations.push(Operation::set(format!("/{key}"), value));
+            let operation = Operation::set(format!("/{key}"), value);
+            // Others bring certificates in ConfigMaps of ours. What came since we looked must not be lost.
+            let shared = kind == Kind::ConfigMap;
+            operations.push(if shared { operation.instead_of(have.clone()) } else { operation });
         }
         operations.extend(foreign_fields(kind, wanted, &fields.content, &fields.foreign));
     }
@@ -108,7 +111,7 @@ pub(crate) fn marks(wanted: &Value, live: &Live) -> Vec<Operation> {
         }
         operations.extend(changed.into_iter().map(|(key, value)| Operation::set(path(key), value.clone())));
         let stale = ours.iter().filter(|key| have.contains_key(**key) && !wanted.contains_key(**key));
-        operations.extend(stale.map(|key| Operation { path: path(key), value: None }));
+        operations.extend(stale.map(|key| Operation::remove(path(key))));
     }
     operations
 }
@@ -275,7 +278,7 @@ fn foreign_fields(kind: Kind, wanted: &Map<String, Value>, have: &Value, foreign
             && !wanted.contains_key(*name)
             && have.get(name).is_some_and(|value| !is_empty(value))
     });
-    added.map(|name| Operation { path: format!("/{name}"), value: None }).collect()
+    added.map(|name| Operation::remove(format!("/{name}"))).collect()
 }
 
 #[cfg(test)]

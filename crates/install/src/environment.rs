@@ -3,9 +3,28 @@
 
 use std::collections::BTreeMap;
 
-use crate::kind::Kind;
+use crate::{
+    images::{OperatorImage, is_image, is_tag},
+    kind::Kind,
+};
 
 const PASSED_ON: &str = "KV_IO_EXTRA_ENV_";
+
+/// Names of the variables with single images.
+mod variable {
+    pub(super) const API: &str = "VIRT_API_IMAGE";
+    pub(super) const CONTROLLER: &str = "VIRT_CONTROLLER_IMAGE";
+    pub(super) const HANDLER: &str = "VIRT_HANDLER_IMAGE";
+    pub(super) const LAUNCHER: &str = "VIRT_LAUNCHER_IMAGE";
+    pub(super) const EXPORT_PROXY: &str = "VIRT_EXPORTPROXY_IMAGE";
+    pub(super) const EXPORT_SERVER: &str = "VIRT_EXPORTSERVER_IMAGE";
+    pub(super) const SYNCHRONIZATION_CONTROLLER: &str = "VIRT_SYNCHRONIZATIONCONTROLLER_IMAGE";
+    pub(super) const TEMPLATE_API_SERVER: &str = "VIRT_TEMPLATE_APISERVER_IMAGE";
+    pub(super) const TEMPLATE_CONTROLLER: &str = "VIRT_TEMPLATE_CONTROLLER_IMAGE";
+    pub(super) const GUESTFS: &str = "GS_IMAGE";
+    pub(super) const PERSISTENT_RESERVATION_HELPER: &str = "PR_HELPER_IMAGE";
+    pub(super) const SIDECAR_SHIM: &str = "SIDECAR_SHIM_IMAGE";
+}
 
 /// The environment variables that the operator's Deployment sets, in the names of the release.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -48,18 +67,18 @@ impl Environment {
             operator_image: first(["VIRT_OPERATOR_IMAGE", "OPERATOR_IMAGE"]),
             kubevirt_version: get("KUBEVIRT_VERSION"),
             images: ImageOverrides {
-                api: get("VIRT_API_IMAGE"),
-                controller: get("VIRT_CONTROLLER_IMAGE"),
-                handler: get("VIRT_HANDLER_IMAGE"),
-                launcher: get("VIRT_LAUNCHER_IMAGE"),
-                export_proxy: get("VIRT_EXPORTPROXY_IMAGE"),
-                export_server: get("VIRT_EXPORTSERVER_IMAGE"),
-                synchronization_controller: get("VIRT_SYNCHRONIZATIONCONTROLLER_IMAGE"),
-                template_api_server: get("VIRT_TEMPLATE_APISERVER_IMAGE"),
-                template_controller: get("VIRT_TEMPLATE_CONTROLLER_IMAGE"),
-                guestfs: get("GS_IMAGE"),
-                persistent_reservation_helper: get("PR_HELPER_IMAGE"),
-                sidecar_shim: get("SIDECAR_SHIM_IMAGE"),
+                api: get(variable::API),
+                controller: get(variable::CONTROLLER),
+                handler: get(variable::HANDLER),
+                launcher: get(variable::LAUNCHER),
+                export_proxy: get(variable::EXPORT_PROXY),
+                export_server: get(variable::EXPORT_SERVER),
+                synchronization_controller: get(variable::SYNCHRONIZATION_CONTROLLER),
+                template_api_server: get(variable::TEMPLATE_API_SERVER),
+                template_controller: get(variable::TEMPLATE_CONTROLLER),
+                guestfs: get(variable::GUESTFS),
+                persistent_reservation_helper: get(variable::PERSISTENT_RESERVATION_HELPER),
+                sidecar_shim: get(variable::SIDECAR_SHIM),
             },
             passed_on: variables
                 .iter()
@@ -72,6 +91,53 @@ impl Environment {
                 .collect(),
             runbook_url_template: variables.get("RUNBOOK_URL_TEMPLATE").cloned(),
         }
+    }
+
+    /// Why no image can be made of this, in one sentence that says what to write. The release finds out only that the
+    /// operator's own image is missing; with any other mistake it waits for pods that can never start.
+    pub fn problem(&self) -> Option<String> {
+        let image = self.operator_image.as_str();
+        let wanted = "VIRT_OPERATOR_IMAGE must be the image of the operator, from which those of KubeVirt's components \
+                      are derived: a registry, a name that ends in virt-operator, and a tag or a digest, such as \
+                      quay.io/kubevirt/virt-operator:v1.8.4";
+        if image.is_empty() {
+            return Some(format!("{wanted}; it is not set"));
+        }
+        let Some(parsed) = OperatorImage::parse(image).filter(OperatorImage::is_sound) else {
+            return Some(format!("{wanted}; {image:?} is not"));
+        };
+        let version = self.kubevirt_version.as_str();
+        if parsed.tag().is_none() && !version.is_empty() && !is_tag(version) {
+            return Some(format!(
+                "KUBEVIRT_VERSION must be the tag of KubeVirt's images, such as v1.8.4, because VIRT_OPERATOR_IMAGE has \
+                 none; {version:?} is not"
+            ));
+        }
+        let (name, image) = self.images.named().into_iter().find(|(_, image)| !image.is_empty() && !is_image(image))?;
+        Some(format!(
+            "{name} must be an image with its registry and a tag or a digest, or be left out to have it derived from \
+             VIRT_OPERATOR_IMAGE; {image:?} is not"
+        ))
+    }
+}
+
+impl ImageOverrides {
+    /// Each under the name of its variable.
+    fn named(&self) -> [(&'static str, &str); 12] {
+        [
+            (variable::API, &self.api),
+            (variable::CONTROLLER, &self.controller),
+            (variable::HANDLER, &self.handler),
+            (variable::LAUNCHER, &self.launcher),
+            (variable::EXPORT_PROXY, &self.export_proxy),
+            (variable::EXPORT_SERVER, &self.export_server),
+            (variable::SYNCHRONIZATION_CONTROLLER, &self.synchronization_controller),
+            (variable::TEMPLATE_API_SERVER, &self.template_api_server),
+            (variable::TEMPLATE_CONTROLLER, &self.template_controller),
+            (variable::GUESTFS, &self.guestfs),
+            (variable::PERSISTENT_RESERVATION_HELPER, &self.persistent_reservation_helper),
+            (variable::SIDECAR_SHIM, &self.sidecar_shim),
+        ]
     }
 }
 
@@ -123,5 +189,59 @@ mod tests {
     fn extra_variables_lose_their_prefix_and_what_follows_a_second_equals_sign() {
         let passed_on = environment(&[("KV_IO_EXTRA_ENV_A", "x=y"), ("KV_IO_EXTRA", "z")]).passed_on;
         assert_eq!(passed_on, BTreeMap::from([("A".to_owned(), "x".to_owned())]));
+    }
+
+    #[test]
+    fn images_that_can_be_used_are_no_problem() {
+        let digest = "a".repeat(64);
+        for image in [
+            "quay.io/kubevirt/virt-operator:v1.8.4",
+            "reg:5000/a/kube-virt-operator:v1",
+            "reg/virt-operator",
+            "[::1]:5000/x/my.virt-operator:latest",
+            "ghcr.io/vitistack/virt-operator:0.1.0",
+            &format!("reg:5000/virt/virt-operator@sha256:{digest}"),
+        ] {
+            for version in ["", "v1.8.4", "20260101_abc-dirty"] {
+                let told = environment(&[("VIRT_OPERATOR_IMAGE", image), ("KUBEVIRT_VERSION", version)]).problem();
+                assert_eq!(told, None, "{image}");
+            }
+        }
+        assert_eq!(environment(&[("OPERATOR_IMAGE", "reg/virt-operator:v1")]).problem(), None);
+        let given = format!("other:5000/virt-api:v1@sha256:{digest}");
+        let given = [("VIRT_OPERATOR_IMAGE", "reg/virt-operator:v1"), ("VIRT_API_IMAGE", given.as_str())];
+        assert_eq!(environment(&given).problem(), None);
+    }
+
+    #[test]
+    fn an_image_that_cannot_be_used_is_told_in_one_sentence_with_its_variable() {
+        let both = format!("reg/virt-operator:v1@sha256:{}", "a".repeat(64));
+        for image in [
+            "",
+            " ",
+            "junk",
+            "virt-operator:v1",
+            "/virt-operator:v1",
+            "reg/virt-api:v1",
+            "reg/virt-operator:",
+            "reg/virt-operator:a b",
+            "reg/virt-operator@sha256:0",
+            "https://reg/virt-operator:v1",
+            "reg/A-virt-operator",
+            "a b/virt-operator:v1",
+            both.as_str(),
+        ] {
+            let told = environment(&[("VIRT_OPERATOR_IMAGE", image), ("KUBEVIRT_VERSION", "v1")]).problem().unwrap();
+            assert!(told.starts_with("VIRT_OPERATOR_IMAGE must be") && !told.contains('\n'), "{told}");
+            assert!(image.is_empty() || told.ends_with(&format!("{image:?} is not")), "{told}");
+        }
+        for (name, image) in [("VIRT_API_IMAGE", " "), ("GS_IMAGE", "a b"), ("PR_HELPER_IMAGE", "reg/x:sha256:0")] {
+            let told =
+                environment(&[("VIRT_OPERATOR_IMAGE", "reg/virt-operator:v1"), (name, image)]).problem().unwrap();
+            assert!(told.starts_with(&format!("{name} must be an image")), "{told}");
+        }
+        let digest = format!("reg/virt-operator@sha256:{}", "a".repeat(64));
+        let told = environment(&[("VIRT_OPERATOR_IMAGE", &digest), ("KUBEVIRT_VERSION", "no tag")]).problem().unwrap();
+        assert!(told.starts_with("KUBEVIRT_VERSION must be"), "{told}");
     }
 }

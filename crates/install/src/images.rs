@@ -1,4 +1,4 @@
-//! Where images come from: the operator's own image, taken apart.
+//! Where images come from: the operator's own image, taken apart, and what an image can be called at all.
 
 /// `registry/prefixvirt-operator:tag` in its parts. Every image name that the release accepts has this shape; for any
 /// other all parts are empty and nothing can be derived.
@@ -33,6 +33,71 @@ impl<'a> OperatorImage<'a> {
             suffix => suffix.strip_prefix(':'),
         }
     }
+
+    /// Whether images can be derived from it. One with a tag and a digest is none of these: the others would have to
+    /// have the digest of this one.
+    pub(crate) fn is_sound(&self) -> bool {
+        let suffix = match self.suffix.split_at_checked(1) {
+            Some((":", tag)) => is_tag(tag),
+            Some(("@", digest)) => is_digest(digest),
+            _ => self.suffix.is_empty(),
+        };
+        suffix && is_registry(self.registry) && is_part(&format!("{}{}", self.prefix, Self::NAME))
+    }
+}
+
+/// `registry/name`, perhaps with a tag, perhaps with a digest.
+pub(crate) fn is_image(text: &str) -> bool {
+    let (text, digest) = text.split_once('@').map_or((text, true), |(text, digest)| (text, is_digest(digest)));
+    // A colon before the last slash is that of a port.
+    let tagged = text.rsplit_once(':').filter(|(_, tag)| !tag.contains('/'));
+    let (name, tag) = tagged.map_or((text, true), |(name, tag)| (name, is_tag(tag)));
+    // Without a registry the runtime's usual one is meant, which has no capital letters.
+    digest && tag && (is_part(name) || name.contains('/') && is_registry(name))
+}
+
+pub(crate) fn is_tag(text: &str) -> bool {
+    let word = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
+    text.len() <= 128
+        && text.bytes().next().is_some_and(word)
+        && text.bytes().all(|byte| word(byte) || b".-".contains(&byte))
+}
+
+fn is_digest(text: &str) -> bool {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"+._-".contains(&byte);
+    text.split_once(':').is_some_and(|(algorithm, hex)| {
+        ends_well(algorithm)
+            && algorithm.bytes().all(plain)
+            && hex.len() >= 32
+            && hex.bytes().all(|byte| byte.is_ascii_hexdigit())
+    })
+}
+
+/// A host, perhaps with a path.
+pub(crate) fn is_registry(text: &str) -> bool {
+    let (host, path) = text.split_once('/').map_or((text, None), |(host, path)| (host, Some(path)));
+    is_host(host) && path.is_none_or(|path| path.split('/').all(is_part))
+}
+
+/// A name or an address, perhaps with a port.
+fn is_host(text: &str) -> bool {
+    let port = |text: &str| text.parse::<u16>().is_ok();
+    if let Some((address, rest)) = text.strip_prefix('[').and_then(|text| text.split_once(']')) {
+        return address.parse::<std::net::Ipv6Addr>().is_ok()
+            && (rest.is_empty() || rest.strip_prefix(':').is_some_and(port));
+    }
+    let (name, good_port) = text.split_once(':').map_or((text, true), |(name, number)| (name, port(number)));
+    good_port && ends_well(name) && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b".-_".contains(&byte))
+}
+
+fn is_part(text: &str) -> bool {
+    let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b".-_".contains(&byte);
+    ends_well(text) && text.bytes().all(plain)
+}
+
+fn ends_well(text: &str) -> bool {
+    let alphanumeric = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_alphanumeric);
+    alphanumeric(text.as_bytes().first()) && alphanumeric(text.as_bytes().last())
 }
 
 #[cfg(test)]
@@ -54,6 +119,41 @@ mod tests {
         ] {
             let parsed = OperatorImage::parse(image).map(|image| (image.registry, image.prefix, image.tag()));
             assert_eq!(parsed, expected, "{image}");
+        }
+    }
+
+    #[test]
+    fn what_an_image_can_be_called() {
+        let digest = format!("sha256:{}", "0a".repeat(32));
+        for image in [
+            "quay.io/kubevirt/virt-api:v1.8.4",
+            "virt-api",
+            "virt-api:v1",
+            "localhost:5000/virt-api",
+            "[::1]:5000/a/b:c",
+            "Registry.example/a:b",
+            &format!("reg:5000/a/virt-api@{digest}"),
+            &format!("reg/virt-api:v1@{digest}"),
+        ] {
+            assert!(is_image(image), "{image}");
+        }
+        for image in [
+            "",
+            " ",
+            "a b",
+            "Capital:v1",
+            "reg/Name:v1",
+            "reg/a:",
+            "reg/a:b:c",
+            "reg/a:sha256:00",
+            "reg/a@sha256:00",
+            "reg/a@",
+            "https://reg/a",
+            "reg/a/",
+            "/a",
+            "reg//a",
+        ] {
+            assert!(!is_image(image), "{image}");
         }
     }
 }

@@ -13,6 +13,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use serde_json::Value;
 
 use crate::{
+    advice,
     build::namespaced,
     certificates::{self, Certificate, Lifetimes},
     config::DeploymentConfig,
@@ -29,7 +30,7 @@ use crate::{
     rollout,
     stamp::{self, Stamp},
     strategy::{Item, Strategy},
-    template, webhooks,
+    template, validation, webhooks,
 };
 
 /// Reason of a failure: a duration in `spec.certificateRotateStrategy` cannot be read.
@@ -44,6 +45,8 @@ pub struct Installation {
     /// In the order of their stages.
     pub objects: Vec<Object>,
     pub certificates: Vec<Certificate>,
+    /// What of `spec.customizeComponents` these objects show nothing of, one sentence for each.
+    pub(crate) idle: Vec<String>,
 }
 
 impl Installation {
@@ -69,6 +72,7 @@ impl Installation {
         kubevirt: &KubeVirt,
         cluster: &Cluster,
     ) -> Result<Self, Failure> {
+        validation::sound(kubevirt)?;
         let lifetimes = Lifetimes::new(kubevirt.spec.self_signed())
             .map_err(|error| Failure::invalid(INVALID_DURATION, error.to_string()))?;
         let overlay = Overlay {
@@ -78,11 +82,12 @@ impl Installation {
             stamp: Arc::new(Stamp::new(kubevirt, &config)),
             lifetimes,
         };
-        let mut objects = Vec::new();
+        let (mut objects, mut idle) = (Vec::new(), Vec::new());
         for item in strategy.items {
-            objects.extend(overlay.objects(item)?);
+            objects.extend(overlay.objects(item, &mut idle)?);
         }
         objects.sort_by_key(|object| object.stage);
+        idle.splice(0..0, overlay.idle_patches(&objects));
         let mut certificates = certificates::certificates(&config, &overlay.lifetimes);
         // Another release may have fewer; one that is not known here cannot be issued.
         let secrets: Vec<&str> =
@@ -95,7 +100,12 @@ impl Installation {
             );
             return Err(Failure::invalid(UNKNOWN_CERTIFICATE, message));
         }
-        Ok(Self { config, objects, certificates })
+        Ok(Self { config, objects, certificates, idle })
+    }
+
+    /// What whoever wrote the resource should know, one sentence for each.
+    pub fn warnings(&self, kubevirt: &KubeVirt) -> Vec<String> {
+        advice::messages(advice::advice(kubevirt, Some(self)))
     }
 }
 
@@ -152,21 +162,25 @@ impl Overlay<'_> {
         wanted.then_some(stage)
     }
 
-    fn objects(&self, item: Item) -> Result<Vec<Object>, Failure> {
+    /// `idle` learns what of the resource has no effect on it.
+    fn objects(&self, item: Item, idle: &mut Vec<String>) -> Result<Vec<Object>, Failure> {
         let (kind, key) = (item.kind, item.key.clone());
         let Some(stage) = self.stage(kind, key.name()) else { return Ok(Vec::new()) };
         if item.is_packed() {
             return Ok(vec![Object::packed(stage, item, &self.stamp)]);
         }
         let mut object = item.object()?;
-        // The release makes this one anew each time, after it has customized the others.
-        if Customizer::applies_to(kind) && key.name() != webhooks::POD_MUTATOR {
+        let replicas = object.pointer("/spec/replicas").cloned();
+        if is_customized(kind, key.name()) {
             self.customizer.apply(kind, key.name(), &mut object)?;
         }
         let mut objects = Vec::new();
         let object = match kind {
             Kind::Deployment => {
+                let patched = object.pointer("/spec/replicas").filter(|patched| Some(*patched) != replicas.as_ref());
+                let patched = patched.and_then(Value::as_i64);
                 let deployment = self.deployment(from_value(kind, &key, object)?);
+                idle.extend(patched.and_then(|patched| self.overruled(&deployment, patched)));
                 objects.extend(self.budget(stage, &deployment)?);
                 to_value(&deployment)?
             }
@@ -212,12 +226,31 @@ impl Overlay<'_> {
         let of_template = [VIRT_TEMPLATE_API_SERVER, VIRT_TEMPLATE_CONTROLLER].contains(&name);
         match self.spec.infra.as_ref().and_then(|infra| infra.replicas) {
             Some(_) if of_template => None,
-            Some(replicas) => Some(replicas.into()),
+            Some(replicas) => i32::try_from(replicas).ok(),
             None if name == VIRT_API && !customize::sets_replicas(&self.spec.customize_components, name) => {
                 Some(rollout::api_replicas(self.cluster.schedulable_nodes))
             }
             None => None,
         }
+    }
+
+    /// A patch of replicas that something else decides about.
+    fn overruled(&self, deployment: &Deployment, patched: i64) -> Option<String> {
+        let (spec, name) = (deployment.spec.as_ref()?, deployment.metadata.name.as_deref()?);
+        let replicas = spec.replicas.filter(|replicas| i64::from(*replicas) != patched)?;
+        let instead = match self.spec.infra.as_ref().and_then(|infra| infra.replicas) {
+            Some(_) => "spec.infra.replicas decides",
+            None => "only a patch of the type json that replaces /spec/replicas, or spec.infra.replicas, decides",
+        };
+        Some(format!(
+            "spec.customizeComponents has no effect on the replicas of {name}: it asks for {patched}, and there are \
+             {replicas}; {instead}"
+        ))
+    }
+
+    fn idle_patches(&self, objects: &[Object]) -> Vec<String> {
+        let customized = objects.iter().map(|object| (object.kind, object.key.name()));
+        self.customizer.idle(&customized.filter(|(kind, name)| is_customized(*kind, name)).collect::<Vec<_>>())
     }
 
     /// With one replica there is nothing to keep available.
@@ -226,6 +259,13 @@ impl Overlay<'_> {
         let available = spec.replicas.map_or(1, |replicas| replicas - 1);
         if available == 0 {
             return Ok(None);
+        }
+        if available < 0 {
+            let message = format!(
+                "spec.customizeComponents leaves {name} without replicas, and KubeVirt does not work without it: ask for \
+                 1 or more"
+            );
+            return Err(Failure::invalid(INVALID_CUSTOMIZATION, message));
         }
         let name = format!("{name}-pdb");
         let namespace = deployment.metadata.namespace.as_deref().unwrap_or_default();
@@ -267,6 +307,11 @@ impl Overlay<'_> {
             stamp::merge(metadata, "annotations", &[duration].into());
         }
     }
+}
+
+/// The release makes one of the webhooks anew each time, after it has customized the others.
+fn is_customized(kind: Kind, name: &str) -> bool {
+    Customizer::applies_to(kind) && name != webhooks::POD_MUTATOR
 }
 
 /// Fields that the type does not know are dropped, as the reference drops them; a wrong type is the customizer's.

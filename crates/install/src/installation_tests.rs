@@ -168,7 +168,8 @@ fn a_wrong_resource_is_invalid_and_says_where() {
         Installation::new(&kubevirt, &Environment::default(), &everywhere()).map(|_| ()).unwrap_err()
     };
     let duration = failure(&json!({"certificateRotateStrategy": {"selfSigned": {"ca": {"duration": "soon"}}}}));
-    assert_eq!((duration.class, duration.reason), (api::Class::Invalid, INVALID_DURATION));
+    assert_eq!((duration.class, duration.reason), (api::Class::Invalid, validation::INVALID_RESOURCE));
+    assert!(duration.message.contains("selfSigned.ca.duration must be a duration"), "{duration}");
     let patch = failure(&json!({"customizeComponents": {"patches": [
         {"resourceType": "Service", "resourceName": "virt-api", "type": "merge", "patch": "{\"spec\":1}"}]}}));
     assert_eq!((patch.class, patch.reason), (api::Class::Invalid, INVALID_CUSTOMIZATION));
@@ -204,4 +205,59 @@ fn another_releases_strategy_is_installed_alike() {
         let json = |object: &Object| object.body(&NothingIssued).unwrap().into_json();
         assert_eq!(json(theirs), json(ours), "{}", ours.key);
     }
+}
+
+#[test]
+fn a_patch_that_finds_nothing_is_told() {
+    let patch = |kind: &str, name: &str| json!({"resourceType": kind, "resourceName": name, "type": "merge", "patch": "{\"metadata\":{}}"});
+    let mut spec = gates(&["ContainerPathVolumes"]);
+    spec["customizeComponents"] = json!({
+        "patches": [
+            patch("Deployment", "virt-api"),
+            patch("deployment", "nope"),
+            patch("*", "nope"),
+            patch("DaemonSet", "*"),
+            patch("MutatingWebhookConfiguration", webhooks::POD_MUTATOR),
+            patch("Deployment", VIRT_EXPORT_PROXY),
+            patch("ClusterRole", "nope"),
+        ],
+        "flags": {"api": {"v": "5"}, "handler": {"v": "5"}},
+    });
+    assert_eq!(
+        install(&spec).idle,
+        [
+            "spec.customizeComponents.patches[1] changes nothing: the installation has no deployment \"nope\", only \
+             virt-api, virt-controller",
+            "spec.customizeComponents.patches[2] changes nothing: nothing that can be patched is called \"nope\"",
+            "spec.customizeComponents.patches[4] changes nothing: the installation has no MutatingWebhookConfiguration \
+             \"virt-launcher-pod-mutator\", only virt-api-mutator",
+            "spec.customizeComponents.patches[5] changes nothing: the installation has no Deployment \
+             \"virt-exportproxy\", only virt-api, virt-controller",
+        ]
+    );
+    assert_eq!(install(&gates(&["VMExport"])).idle, [""; 0]);
+}
+
+#[test]
+fn replicas_that_a_patch_asks_for_in_vain_are_told() {
+    let replicas = |name: &str, kind: &str, patch: Value| {
+        json!({"customizeComponents": {"patches": [
+            {"resourceType": "Deployment", "resourceName": name, "type": kind, "patch": patch.to_string()}]}})
+    };
+    let merge = || json!({"spec": {"replicas": 5}});
+    let replace = json!([{"op": "replace", "path": "/spec/replicas", "value": 5}]);
+    assert_eq!(
+        install(&replicas(VIRT_API, "merge", merge())).idle,
+        ["spec.customizeComponents has no effect on the replicas of virt-api: it asks for 5, and there are 2; only a \
+          patch of the type json that replaces /spec/replicas, or spec.infra.replicas, decides"]
+    );
+    assert_eq!(install(&replicas(VIRT_API, "json", replace)).idle, [""; 0]);
+    assert_eq!(install(&replicas(VIRT_CONTROLLER, "merge", merge())).idle, [""; 0]);
+    let mut both = replicas(VIRT_CONTROLLER, "merge", merge());
+    both["infra"] = json!({"replicas": 3});
+    assert_eq!(
+        install(&both).idle,
+        ["spec.customizeComponents has no effect on the replicas of virt-controller: it asks for 5, and there are 3; \
+          spec.infra.replicas decides"]
+    );
 }

@@ -156,6 +156,12 @@ impl Live {
         live
     }
 
+    /// What a write was answered with whose answer would have been big. We wrote the rest, so it is what we wanted.
+    pub fn answered(metadata: &ObjectMeta) -> Self {
+        let live = Self::of_metadata(metadata);
+        Self { is_strategy: live.labels.contains_key(label::INSTALL_STRATEGY), ..live }
+    }
+
     /// For objects whose content is not followed: their generation tells when it changed.
     pub fn of_metadata(metadata: &ObjectMeta) -> Self {
         let mut live = Self {

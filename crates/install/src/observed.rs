@@ -9,6 +9,7 @@ use api::{Failure, ObjectKey, Plan, Target, Write, kubevirt::KubeVirt};
 use k8s_openapi::jiff::Timestamp;
 
 use crate::{
+    advice,
     certificates::Issued,
     config::DeploymentConfig,
     drift::{Drift, drift},
@@ -18,6 +19,7 @@ use crate::{
     names::annotation,
     object::Object,
     report::refusal,
+    validation,
 };
 
 pub struct Observed {
@@ -50,6 +52,27 @@ pub struct Observed {
 pub type Settled = HashMap<(Kind, ObjectKey), u64>;
 
 impl Observed {
+    /// Why nothing can be installed for this resource. Another release is not asked what it consists of, then.
+    pub(crate) fn impossible(&self) -> Option<Failure> {
+        match &self.wanted {
+            Wanted::Installation(_) => None,
+            Wanted::Strategy(_) => validation::sound(&self.kubevirt).err(),
+            Wanted::Impossible(failure) => Some(failure.clone()),
+        }
+    }
+
+    pub(crate) fn installation(&self) -> Option<&Installation> {
+        match &self.wanted {
+            Wanted::Installation(installation) => Some(installation),
+            Wanted::Strategy(_) | Wanted::Impossible(_) => None,
+        }
+    }
+
+    /// What whoever wrote the resource should know, one sentence for each.
+    pub fn warnings(&self) -> Vec<String> {
+        advice::messages(advice::advice(&self.kubevirt, self.installation()))
+    }
+
     /// What need not be compared again after a pass: what it found to be as wanted, and what the server answered to
     /// its writes. Where the server writes a value in words of its own, that answer is as wanted too; without it such
     /// an object would be patched again and again.

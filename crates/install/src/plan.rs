@@ -53,14 +53,18 @@ fn make(observed: &Observed) -> Result<Plan, Failure> {
     if refusal(observed).is_some() {
         return Ok(plan);
     }
-    plan.steps.extend(adoption(&observed.kubevirt));
+    let impossible = observed.impossible().is_some();
+    // A resource that was never installed leaves nothing to clean up: it may go as it came.
+    if !impossible || observed.objects.all().next().is_some() {
+        plan.steps.extend(adoption(&observed.kubevirt));
+    }
     let installation = match &observed.wanted {
         Wanted::Installation(installation) => installation,
-        Wanted::Strategy(config) => {
+        Wanted::Strategy(config) if !impossible => {
             plan.steps.push(telling(observed, config)?);
             return Ok(plan);
         }
-        Wanted::Impossible(_) => return Ok(plan),
+        Wanted::Strategy(_) | Wanted::Impossible(_) => return Ok(plan),
     };
     let planner = Planner { observed, installation };
     plan.steps.extend(planner.blocking()?);
@@ -98,7 +102,7 @@ fn adoption(kubevirt: &KubeVirt) -> Option<Step> {
     let leaving = metadata.deletion_timestamp.is_some();
     if !leaving && !finalizers.iter().any(|finalizer| finalizer == FINALIZER) {
         operations.push(match finalizers.is_empty() {
-            true => Operation::set("/metadata/finalizers", json!([FINALIZER])),
+            true => Operation::set("/metadata/finalizers", json!([FINALIZER])).instead_of(Value::Null),
             false => Operation::set("/metadata/finalizers/-", json!(FINALIZER)),
         });
     }
@@ -110,7 +114,7 @@ fn adoption(kubevirt: &KubeVirt) -> Option<Step> {
     if annotations.is_empty() && !missing.is_empty() {
         let all: serde_json::Map<String, Value> =
             missing.iter().map(|(key, value)| ((*key).to_owned(), json!(value))).collect();
-        operations.push(Operation::set("/metadata/annotations", Value::Object(all)));
+        operations.push(Operation::set("/metadata/annotations", Value::Object(all)).instead_of(Value::Null));
     } else {
         let set = |(key, value): &(&str, &str)| {
             Operation::set(format!("/metadata/annotations/{}", Operation::escape(key)), json!(value))
@@ -382,13 +386,20 @@ impl Planner<'_> {
 }
 
 /// What carries our marks and is not part of the installation, in the order in which it goes. Marks can be copied:
-/// elsewhere than where an installation has objects, nothing is ours.
+/// elsewhere than where this installation has objects, or the one before it had, nothing is ours.
 fn superfluous<'a>(observed: &'a Observed, installation: &Installation) -> Vec<(Kind, &'a ObjectKey, &'a Arc<Live>)> {
     let config = &installation.config;
     let wanted: HashSet<(Kind, &ObjectKey)> =
         installation.objects.iter().map(|object| (object.kind, &object.key)).collect();
     let current = observed.objects.strategy(&config.id).map(|(key, _)| key);
-    let monitoring = config.monitor_namespaces().into_iter().chain(config.service_monitor_namespace());
+    let status = observed.kubevirt.status.as_ref();
+    let noted = status.map(|status| [&status.observed_deployment_config, &status.target_deployment_config]);
+    let before: Vec<DeploymentConfig> =
+        noted.into_iter().flatten().filter_map(|text| serde_json::from_str(text).ok()).collect();
+    let monitoring = before
+        .iter()
+        .chain([config])
+        .flat_map(|config| config.monitor_namespaces().into_iter().chain(config.service_monitor_namespace()));
     let places: HashSet<&str> = monitoring.chain(["kube-system", config.namespace.as_str()]).collect();
     let is_superfluous = |kind: Kind, key: &ObjectKey, live: &Live| {
         let kept = wanted.contains(&(kind, key))

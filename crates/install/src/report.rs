@@ -11,8 +11,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
 use crate::{
-    RELEASE,
-    advice::warnings,
+    RELEASE, advice,
     config::DeploymentConfig,
     kind::Kind,
     observed::{Observed, Wanted},
@@ -57,7 +56,9 @@ pub mod event {
     pub const FAILED: &str = "DeploymentFailed";
     pub const NOT_INSTALLED: &str = "ExistingDeployment";
     pub const NOT_REMOVED: &str = "DeletionFailed";
-    pub const ADVICE: &str = "Deprecated";
+    pub const DEPRECATED: &str = "Deprecated";
+    pub const DOUBTFUL: &str = "Doubtful";
+    pub const NO_EFFECT: &str = "NoEffect";
     pub const REPLICAS: &str = "AdvancedFeatureUse";
 }
 
@@ -85,10 +86,7 @@ pub(crate) fn refusal(observed: &Observed) -> Option<String> {
 
 /// What keeps this resource from being installed, before anything was tried.
 pub fn problem(observed: &Observed) -> Option<String> {
-    refusal(observed).or_else(|| match &observed.wanted {
-        Wanted::Impossible(failure) => Some(failure.message.clone()),
-        Wanted::Installation(_) | Wanted::Strategy(_) => None,
-    })
+    refusal(observed).or_else(|| observed.impossible().map(|failure| failure.message))
 }
 
 pub fn report(observed: &Observed, plan: &Plan, outcome: &Outcome) -> Report {
@@ -110,7 +108,7 @@ pub fn report(observed: &Observed, plan: &Plan, outcome: &Outcome) -> Report {
         return finish(observed, before, status, events);
     }
     status.operator_version = RELEASE.to_owned();
-    status.default_architecture = architecture(kubevirt, observed.architecture);
+    status.default_architecture = architecture(kubevirt, &before, observed.architecture);
     if status.phase.is_empty() {
         status.phase = phase::DEPLOYING.to_owned();
     }
@@ -134,7 +132,7 @@ pub fn report(observed: &Observed, plan: &Plan, outcome: &Outcome) -> Report {
         None => progressing(&mut status, &before, outcome, observed.now),
     }
     status.synchronization_addresses.clone_from(&observed.synchronization);
-    events.extend(advice(kubevirt, &before, outcome));
+    events.extend(advice(observed, &before, outcome));
     if kubevirt.metadata.deletion_timestamp.is_some() {
         set(&mut status, condition::SYNCHRONIZED, "False", reason::NOT_REMOVED, NOT_REMOVED);
         events.push((EventKind::Warning, event::NOT_REMOVED, NOT_REMOVED.to_owned()));
@@ -143,12 +141,14 @@ pub fn report(observed: &Observed, plan: &Plan, outcome: &Outcome) -> Report {
 }
 
 /// Told once for each generation of the resource, when it has been installed.
-fn advice(kubevirt: &KubeVirt, before: &KubeVirtStatus, outcome: &Outcome) -> Vec<(EventKind, &'static str, String)> {
+fn advice(observed: &Observed, before: &KubeVirtStatus, outcome: &Outcome) -> Vec<(EventKind, &'static str, String)> {
+    let kubevirt = &observed.kubevirt;
     if outcome.stop != Stop::Done || before.observed_generation == kubevirt.metadata.generation {
         return Vec::new();
     }
+    let all = advice::advice(kubevirt, observed.installation());
     let mut events: Vec<_> =
-        warnings(kubevirt).into_iter().map(|message| (EventKind::Warning, event::ADVICE, message)).collect();
+        all.into_iter().map(|advice| (EventKind::Warning, advice.reason, advice.message)).collect();
     if kubevirt.spec.infra.as_ref().is_some_and(|infra| infra.replicas.is_some()) {
         let message = "spec.infra.replicas is for special cases: all infrastructure components have this many pods";
         events.push((EventKind::Warning, event::REPLICAS, message.to_owned()));
@@ -159,15 +159,18 @@ fn advice(kubevirt: &KubeVirt, before: &KubeVirtStatus, outcome: &Outcome) -> Ve
 fn config(observed: &Observed) -> Option<&DeploymentConfig> {
     match &observed.wanted {
         Wanted::Installation(installation) => Some(&installation.config),
-        Wanted::Strategy(config) => Some(config),
+        Wanted::Strategy(config) => Some(&**config).filter(|_| observed.impossible().is_none()),
         Wanted::Impossible(_) => None,
     }
 }
 
-fn architecture(kubevirt: &KubeVirt, own: &str) -> String {
+/// What virtual machines are made for that do not say it. Once it is told it stays: the next leader may run on a node of
+/// another architecture.
+fn architecture(kubevirt: &KubeVirt, before: &KubeVirtStatus, own: &str) -> String {
     let asked = kubevirt.spec.configuration.architecture_configuration.as_ref();
-    let asked = asked.map(|architecture| architecture.default_architecture.as_str()).filter(|name| !name.is_empty());
-    asked.unwrap_or(own).to_owned()
+    let asked = asked.map(|architecture| architecture.default_architecture.as_str());
+    let told = [asked.unwrap_or_default(), before.default_architecture.as_str()];
+    told.into_iter().find(|name| !name.is_empty()).unwrap_or(own).to_owned()
 }
 
 fn target(status: &mut KubeVirtStatus, config: &DeploymentConfig) {
@@ -179,8 +182,8 @@ fn target(status: &mut KubeVirtStatus, config: &DeploymentConfig) {
 
 /// What keeps the installation from going on, if it is more than waiting.
 fn failure(observed: &Observed, outcome: &Outcome) -> Option<Failure> {
-    if let Wanted::Impossible(failure) = &observed.wanted {
-        return Some(failure.clone());
+    if let Some(failure) = observed.impossible() {
+        return Some(failure);
     }
     match &outcome.stop {
         Stop::Failed { failure, .. } => Some(failure.clone()),
@@ -371,7 +374,7 @@ fn finish(
         .iter()
         .any(|condition| condition.condition_type == condition::PROGRESSING && condition.status == "True");
     let unsure = !observed.complete && !obsolete(observed).is_empty();
-    let impossible = matches!(observed.wanted, Wanted::Impossible(_));
+    let impossible = observed.impossible().is_some();
     let look_again = (waits || unsure || impossible).then_some(LOOK_AGAIN);
     let note = |(kind, reason, message): (EventKind, &'static str, String)| EventNote {
         about: about.clone(),
@@ -396,5 +399,6 @@ fn finish(
         // What was said before need not be said again.
         events: if changed { events.into_iter().map(note).collect() } else { Vec::new() },
         wake_after: [observed.renewal.map(until), look_again].into_iter().flatten().min(),
+        error: None,
     }
 }

@@ -5,9 +5,10 @@
 use std::{path::PathBuf, time::Duration};
 
 use anyhow::{Context as _, Result, bail};
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use runtime::{
     health::Bind,
+    program::namespace,
     telemetry::{LogFormat, LogLevel},
 };
 
@@ -37,8 +38,13 @@ pub(crate) enum Command {
     /// Print the resource definitions that the operator needs, as YAML
     Crds,
     /// Print the objects that Machines in files become, without a cluster
+    ///
+    /// It is for reading and comparing: what only a cluster gives, such as UIDs and what is derived from them, are
+    /// placeholders. Ends with 1 if a Machine has a problem, which is told on standard error.
     Render(RenderArguments),
     /// Show what applying Machines would change in the cluster, and when it takes effect; writes nothing
+    ///
+    /// Ends with 1 if something of it is refused or cannot be, with 0 if all would be as the files say.
     Plan(PlanArguments),
 }
 
@@ -78,9 +84,9 @@ pub(crate) struct RunArguments {
     /// How log lines on standard error are written
     #[arg(long, value_enum, default_value_t)]
     log_format: LogFormat,
-    /// The least important log lines that are written
-    #[arg(long, value_enum, env = "LOG_LEVEL", default_value_t)]
-    log_level: LogLevel,
+    /// The least important log lines that are written: error, warn, info, debug or trace
+    #[arg(long, value_name = "LEVEL", env = "LOG_LEVEL", default_value = "info")]
+    log_level: String,
     /// The name of this pod, for the Lease
     #[arg(long, env = "POD_NAME", hide = true)]
     pod_name: Option<String>,
@@ -121,7 +127,7 @@ impl TryFrom<RunArguments> for Settings {
             watch_namespace: namespace(Some(arguments.watch_namespace), "WATCH_NAMESPACE (--watch-namespace)")?,
             kubeconfig: arguments.kubeconfig,
             log_format: arguments.log_format,
-            log_level: arguments.log_level,
+            log_level: log_level(&arguments.log_level)?,
             pod_name: arguments.pod_name,
         };
         Ok(settings)
@@ -159,15 +165,14 @@ fn boolean(text: &str) -> Result<bool> {
     }
 }
 
-/// A namespace, or nothing when it is empty.
-fn namespace(text: Option<String>, name: &str) -> Result<Option<String>> {
-    let Some(text) = text.filter(|text| !text.is_empty()) else { return Ok(None) };
-    let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
-    let is_name = text.len() <= 63 && text.bytes().all(inner) && !text.starts_with('-') && !text.ends_with('-');
-    if !is_name {
-        bail!("{name} must be the name of one namespace, and {text:?} cannot be one");
+/// In capital letters too, as other programs take it.
+fn log_level(text: &str) -> Result<LogLevel> {
+    match LogLevel::from_str(text, true) {
+        Ok(level) => Ok(level),
+        Err(_) => {
+            bail!("LOG_LEVEL (--log-level) must be error, warn, info, debug or trace, and {text:?} is none of them")
+        }
     }
-    Ok(Some(text))
 }
 
 #[cfg(test)]
@@ -219,11 +224,29 @@ mod tests {
             (["--leader-election", "maybe"], "LEADER_ELECTION (--leader-election) must be true or false"),
             (["--namespace", "Not A Name"], "NAMESPACE (--namespace) must be the name of one namespace"),
             (["--watch-namespace", "a,b"], "WATCH_NAMESPACE (--watch-namespace)"),
+            (
+                ["--log-level", "loud"],
+                "LOG_LEVEL (--log-level) must be error, warn, info, debug or trace, and \"loud\"",
+            ),
         ] {
             let words = [&format!("{}={}", words[0], words[1])[..]];
             let error = format!("{:#}", parse(&words).unwrap_err());
             assert!(error.contains(expected) && !error.contains('\n'), "{error}");
         }
+    }
+
+    #[test]
+    fn a_log_level_may_be_written_in_capital_letters() {
+        for (text, expected) in [("info", LogLevel::Info), ("INFO", LogLevel::Info), ("Debug", LogLevel::Debug)] {
+            assert_eq!(parse(&["--log-level", text]).unwrap().log_level, expected);
+        }
+    }
+
+    /// The environment is that of the Deployment; a command that only prints must not stumble over it.
+    #[test]
+    fn settings_of_the_operator_are_judged_when_it_runs() {
+        let words = ["kubevirt-operator", "--log-level=loud", "--namespace=A_B", "--leader-election=maybe"];
+        assert!(Arguments::try_parse_from(words).is_ok());
     }
 
     #[test]

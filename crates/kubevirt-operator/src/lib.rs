@@ -25,10 +25,7 @@ pub fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let result = match arguments.command {
         Some(Command::Run(options)) => run::run(options),
-        Some(Command::Crds) => commands::crds::print().map(|text| {
-            print!("{text}");
-            ExitCode::SUCCESS
-        }),
+        Some(Command::Crds) => commands::crds::run(),
         Some(Command::Render(options)) => commands::render::run(&options),
         Some(Command::Plan(options)) => commands::plan::run(&options),
         None => run::run(arguments.run),

@@ -1,6 +1,7 @@
-//! The files of `config/` that are made from code, and the YAML of both.
+//! The files of `config/` that are made from code.
 
 use anyhow::{Context, Result};
+use documents::to_yaml;
 use serde::Serialize;
 use serde_json::Value;
 
@@ -30,18 +31,9 @@ pub fn files() -> Result<Vec<(String, String)>> {
 }
 
 fn generated(documents: &[Value]) -> Result<String> {
-    Ok(format!("{GENERATED}{}", yaml(documents)?))
+    Ok(format!("{GENERATED}{}", to_yaml(documents)?))
 }
 
 pub(crate) fn json<T: Serialize>(object: &T) -> Result<Value> {
     serde_json::to_value(object).context("an object could not be serialized")
-}
-
-/// Documents, each after a line of dashes but the first.
-pub(crate) fn yaml(documents: &[Value]) -> Result<String> {
-    let texts: Vec<String> = documents
-        .iter()
-        .map(|document| serde_saphyr::to_string(document).map_err(|error| anyhow::anyhow!("{error}")))
-        .collect::<Result<_>>()?;
-    Ok(texts.iter().map(|text| format!("{}\n", text.trim_end())).collect::<Vec<_>>().join("---\n"))
 }

@@ -115,7 +115,10 @@ impl MachineMetrics {
         self.counts.leads.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn machine_changed(&self, old: Option<&MachineEntry>, new: Option<&MachineEntry>) {
+    pub(crate) fn machine_changed(&self, key: &ObjectKey, old: Option<&MachineEntry>, new: Option<&MachineEntry>) {
+        if new.is_none() {
+            self.starting.lock().remove(key);
+        }
         let labels = |entry: &MachineEntry| MachineLabels { phase: entry.phase, template: entry.template };
         count(&mut self.counts.machines.lock(), old.map(labels), new.map(labels));
     }
@@ -123,6 +126,11 @@ impl MachineMetrics {
     pub(crate) fn vm_changed(&self, old: Option<&VmEntry>, new: Option<&VmEntry>) {
         let label = |entry: &VmEntry| if entry.status.is_empty() { "Unknown" } else { entry.status };
         count(&mut self.counts.vms.lock(), old.map(label), new.map(label));
+    }
+
+    /// Whoever makes and removes networks of ever new names must not make ever new series.
+    pub(crate) fn network_gone(&self, name: &str) {
+        self.network_errors.remove(&NetworkLabel { network_name: name.to_owned() });
     }
 
     /// A claim that is seen to become bound.
@@ -157,7 +165,7 @@ impl MachineMetrics {
     }
 
     /// Once for each time that the networks become the reason of not being ready, or in another way. That they are being
-    /// made is no error.
+    /// made is no error. Only a network that is at fault is named.
     fn count_network_errors(&self, observed: &Observed, desired: &MachineStatus) {
         let wrong = |status: &MachineStatus| {
             let ready = status.conditions.iter().find(|have| have.type_ == condition_type::READY);
@@ -168,11 +176,13 @@ impl MachineMetrics {
         if now.is_none() || now == observed.machine.status.as_ref().and_then(wrong) {
             return;
         }
-        let names = observed.network_names();
-        let missing = names.iter().any(|name| !observed.networks.contains_key(*name));
-        let blamed: Vec<&str> = if missing { vec![UNKNOWN] } else { names.into_iter().collect() };
-        for name in blamed {
-            self.network_errors.get_or_create(&NetworkLabel { network_name: name.to_owned() }).inc();
+        let mut blamed = machine::networks_at_fault(observed);
+        blamed.retain(|name| observed.networks.contains_key(name));
+        if blamed.is_empty() {
+            blamed.push(UNKNOWN.to_owned());
+        }
+        for network_name in blamed {
+            self.network_errors.get_or_create(&NetworkLabel { network_name }).inc();
         }
     }
 }
@@ -215,5 +225,115 @@ impl Collector for Counts {
         }
         let help = "VirtualMachines that were made for Machines, by KubeVirt's printableStatus";
         vms.encode(encoder.encode_descriptor("virtual_machines_total", help, None, MetricType::Gauge)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use api::{Outcome, Stop};
+    use machine::observed::{Installed, NetworkView, SourceView};
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    /// A Machine on these networks, in a cluster that has `good` and `bad` among others.
+    fn observed(networks: &Value) -> Observed {
+        let machine = json!({
+            "apiVersion": "vitistack.io/v1alpha1", "kind": "Machine",
+            "metadata": {"name": "web", "namespace": "shop", "uid": "u"},
+            "spec": {"template": "small", "networks": networks},
+        });
+        let network = |bridge: Option<&str>| NetworkView {
+            uid: "n".to_owned(),
+            vlan: None,
+            bridge: bridge.map(str::to_owned),
+            protected: None,
+            deleting: false,
+            other_users: false,
+        };
+        Observed {
+            machine: serde_json::from_value(machine).unwrap(),
+            installed: Installed { kubevirt: true, multus: true, cdi: true },
+            storage_classes: vec![],
+            networks: [("good".to_owned(), network(Some("br0"))), ("bad".to_owned(), network(None))].into(),
+            attachments: BTreeMap::new(),
+            secret: None,
+            source: SourceView::NotNeeded,
+            claims: BTreeMap::new(),
+            import_sources: BTreeMap::new(),
+            vm: None,
+            vmi: None,
+            macs_in_use: BTreeMap::new(),
+            now: Timestamp::UNIX_EPOCH,
+        }
+    }
+
+    fn on(names: &[&str]) -> Value {
+        let interface = |(index, name)| json!({"name": format!("i{index}"), "networkName": name, "macAddress": format!("02:00:00:00:00:0{index}")});
+        names.iter().enumerate().map(interface).collect()
+    }
+
+    fn told(observed: &Observed) -> MachineStatus {
+        let report = machine::report(observed, &machine::plan(observed), &Outcome { stop: Stop::Done, written: 0 });
+        serde_json::from_value(report.status.unwrap().desired).unwrap()
+    }
+
+    /// How often each network was blamed for what a pass found.
+    fn blamed(observed: &Observed) -> Vec<String> {
+        let metrics = Metrics::new("t");
+        let own = MachineMetrics::register(&metrics);
+        own.reported(observed, &told(observed));
+        let text = metrics.encode().unwrap();
+        let lines =
+            text.lines().filter_map(|line| line.strip_prefix("t_network_configuration_errors_total{network_name="));
+        let mut lines: Vec<String> = lines.map(str::to_owned).collect();
+        lines.sort();
+        lines
+    }
+
+    #[test]
+    fn only_the_network_at_fault_is_blamed() {
+        assert_eq!(blamed(&observed(&on(&["good", "bad"]))), ["\"bad\"} 1"]);
+        assert_eq!(
+            blamed(&observed(&on(&["good", "missing"]))),
+            ["\"unknown\"} 1"],
+            "labels are of networks that exist"
+        );
+        let mut taken = observed(&on(&["good", "other"]));
+        taken.networks.insert("other".to_owned(), taken.networks["good"].clone());
+        taken.macs_in_use.insert(("other".to_owned(), "02:00:00:00:00:01".to_owned()), "older".to_owned());
+        assert_eq!(blamed(&taken), ["\"other\"} 1"]);
+    }
+
+    #[test]
+    fn an_address_in_use_on_the_pod_network_is_nobodys_networks_fault() {
+        let mut taken = observed(&on(&["pod"]));
+        taken.macs_in_use.insert(("pod".to_owned(), "02:00:00:00:00:00".to_owned()), "older".to_owned());
+        assert_eq!(blamed(&taken), ["\"unknown\"} 1"]);
+        let mut taken = observed(&on(&["pod", "good"]));
+        taken.macs_in_use.insert(("pod".to_owned(), "02:00:00:00:00:00".to_owned()), "older".to_owned());
+        assert_eq!(blamed(&taken), ["\"unknown\"} 1"], "the other one is good");
+    }
+
+    /// Names that come and go must not stay behind.
+    #[test]
+    fn what_is_gone_is_not_remembered() {
+        let metrics = Metrics::new("t");
+        let own = MachineMetrics::register(&metrics);
+        let bad = observed(&on(&["bad"]));
+        own.reported(&bad, &told(&bad));
+        let shows = || metrics.encode().unwrap().contains("network_name=\"bad\"");
+        assert!(shows() && own.starting.lock().len() == 1);
+        own.network_gone("bad");
+        own.machine_changed(&ObjectKey::of(&bad.machine.metadata), None, None);
+        assert!(!shows() && own.starting.lock().is_empty());
+    }
+
+    #[test]
+    fn without_multus_no_network_can_be_configured() {
+        let mut without = observed(&on(&["good", "other"]));
+        without.networks.insert("other".to_owned(), without.networks["good"].clone());
+        without.installed.multus = false;
+        assert_eq!(blamed(&without), ["\"good\"} 1", "\"other\"} 1"]);
     }
 }

@@ -18,7 +18,7 @@ impl Controller for NetworkController {
     const NAME: &'static str = "NetworkConfiguration";
 
     async fn observe(&self, key: &ObjectKey) -> Result<Option<ObservedNetwork>, Failure> {
-        let Some(entry) = self.caches.networks.entry(key).filter(|entry| entry.value.protected) else {
+        let Some(entry) = self.caches.networks.entry(key).filter(|entry| entry.value.protected.is_some()) else {
             return Ok(None);
         };
         // That nobody uses it is an absence, and a cache that may have missed something cannot tell one.

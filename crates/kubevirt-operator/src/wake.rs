@@ -89,7 +89,7 @@ impl Wake {
         *self.queues.write() = Some(queues.clone());
         self.all();
         for (key, entry) in self.caches.get().map(|caches| caches.networks.all()).unwrap_or_default() {
-            if entry.value.protected {
+            if entry.value.protected.is_some() {
                 self.network(key);
             }
         }
@@ -153,7 +153,7 @@ impl Wake {
 
     pub(crate) fn machine_changed(&self, change: &Change<MachineEntry>) {
         let (old, new) = (change.old.as_deref(), change.new.as_deref());
-        self.metrics.machine_changed(old, new);
+        self.metrics.machine_changed(&change.key, old, new);
         self.count_users(&change.key, old, new);
         match (old, new) {
             // Our own finalizer or status, which needs no pass; or somebody else's idea of it, which can wait.
@@ -241,8 +241,10 @@ impl Wake {
     pub(crate) fn network_changed(&self, change: &Change<NetworkEntry>) {
         let name = in_namespace(&change.key, change.key.name());
         self.by_index(MachineEntry::BY_NETWORK, &name);
-        if change.new.as_ref().is_some_and(|new| new.protected) {
-            self.network(change.key.clone());
+        match &change.new {
+            Some(new) if new.protected.is_some() => self.network(change.key.clone()),
+            Some(_) => {}
+            None => self.metrics.network_gone(change.key.name()),
         }
     }
 

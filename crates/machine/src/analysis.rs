@@ -1,6 +1,8 @@
 //! What stands between a Machine and its VM. `plan` and `report` both ask here, so that what is written and what is said
 //! can never disagree. The checks are a chain; the first that finds something decides.
 
+use std::collections::BTreeSet;
+
 use api::machine::{LABEL_MACHINE, LABEL_MACHINE_UID, machine_reason as reason};
 
 use crate::changes::{Kind, NO_EXPANSION, Refusal, rule_of};
@@ -9,6 +11,7 @@ use crate::problem::Problem;
 use crate::quantity::Quantity;
 use crate::render::claim::source_digest;
 use crate::render::cloud_init::secret_name;
+use crate::resolve::limits::network_configuration;
 use crate::resolve::{Content, Resolved, ResolvedDisk, Source, resolve};
 
 pub(crate) struct Analysis {
@@ -23,6 +26,11 @@ pub(crate) struct Analysis {
 /// The parts of the spec that can never become true, whatever else does.
 pub fn refusals(observed: &Observed) -> Vec<Refusal> {
     analyse(observed).refused
+}
+
+/// The NetworkConfigurations because of which the Machine cannot be made; none if it is for another reason.
+pub fn networks_at_fault(observed: &Observed) -> Vec<String> {
+    analyse(observed).problem.map(|problem| problem.networks).unwrap_or_default()
 }
 
 pub(crate) fn analyse(observed: &Observed) -> Analysis {
@@ -96,13 +104,14 @@ fn mac_addresses(observed: &Observed, resolved: &Resolved) -> Option<Problem> {
     resolved.networks.iter().find_map(|network| {
         let on = network.configuration().unwrap_or(api::machine::POD_NETWORK);
         let other = observed.macs_in_use.get(&(on.to_owned(), network.mac.clone()))?;
-        Some(Problem::failed(
+        let problem = Problem::failed(
             reason::MAC_ADDRESS_IN_USE,
             format!(
                 "the MAC address {} of network {} is used by the Machine {other}; choose another",
                 network.mac, network.name
             ),
-        ))
+        );
+        Some(problem.of_networks(network.configuration()))
     })
 }
 
@@ -115,23 +124,19 @@ fn missing_networks(observed: &Observed, resolved: &Resolved) -> Option<Problem>
             Some(network) if network.deleting => {
                 format!("the NetworkConfiguration {name} is being deleted; create it anew or use another")
             }
-            Some(network) if network.bridge.is_none() => {
-                format!("the NetworkConfiguration {name} names no bridge; set its spec.bridge")
-            }
-            Some(_) => return None,
+            Some(network) => network_configuration(name, network)?,
         };
-        Some(Problem::pending(reason::NETWORK_CONFIGURATION_NOT_FOUND, message))
+        Some(Problem::pending(reason::NETWORK_CONFIGURATION_NOT_FOUND, message).of_networks([name]))
     })
 }
 
 fn missing_multus(observed: &Observed, resolved: &Resolved) -> Option<Problem> {
-    let name = resolved.networks.iter().find_map(|network| network.configuration())?;
-    (!observed.installed.multus).then(|| {
-        Problem::pending(
-            reason::MULTUS_NOT_INSTALLED,
-            format!("the network {name} needs Multus, which is not installed in this cluster; install it or use networkName: pod"),
-        )
-    })
+    let names: BTreeSet<&str> = resolved.networks.iter().filter_map(|network| network.configuration()).collect();
+    let name = names.first().filter(|_| !observed.installed.multus)?;
+    let message = format!(
+        "the network {name} needs Multus, which is not installed in this cluster; install it or use networkName: pod"
+    );
+    Some(Problem::pending(reason::MULTUS_NOT_INSTALLED, message).of_networks(names.iter().copied()))
 }
 
 /// Only claims that do not exist yet need their class.

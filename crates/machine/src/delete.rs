@@ -2,19 +2,18 @@
 //! network references, then the finalizer. It needs nothing of what the Machine refers to, so it works when the template,
 //! the Secret, the networks, the classes or KubeVirt itself are gone.
 
-use api::machine::{LABEL_MACHINE_UID, LABEL_ON_DELETE, ON_DELETE_RETAIN};
-use api::{Body, Plan, Propagation, Step, Target, Wait, Write};
+use api::machine::{FINALIZER_MACHINE, LABEL_MACHINE_UID, LABEL_ON_DELETE, ON_DELETE_RETAIN};
+use api::{Plan, Propagation, Step, Target, Wait, Write, without_finalizer};
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
-use serde_json::json;
 
 use crate::observed::Observed;
-use crate::plan::{has_finalizer, virtual_machine_resource};
+use crate::plan::{finalizer_place, has_finalizer, virtual_machine_resource};
 use crate::release::release;
 
 pub(crate) mod step {
     pub(crate) const VIRTUAL_MACHINE: &str = "deletion of the VirtualMachine";
     pub(crate) const CLAIMS: &str = "deletion of the claims";
-    pub(crate) const NETWORKS: &str = "network references";
+    pub(crate) const NETWORKS: &str = "release of the networks";
     pub(crate) const FINALIZER: &str = "removal of the finalizer";
 }
 
@@ -73,16 +72,17 @@ fn claims(observed: &Observed) -> Step {
 /// before that; whatever leaves a network in another way is found by [`crate::release`].
 fn networks(observed: &Observed) -> Step {
     let mut step = Step::new(step::NETWORKS);
-    let last = observed.networks.iter().filter(|(_, network)| network.protected && !network.other_users);
-    step.writes.extend(last.map(|(name, network)| release(&observed.key(name), &network.uid)));
+    let last = observed.networks.iter().filter(|(_, network)| !network.other_users);
+    step.writes.extend(
+        last.filter_map(|(name, network)| Some(release(&observed.key(name), &network.uid, network.protected?))),
+    );
     step
 }
 
-/// What we applied before was only the finalizer; applying nothing takes it back.
 fn finalizer(observed: &Observed) -> Step {
-    Step::new(step::FINALIZER).write(Write::Apply {
-        target: observed.machine_target(),
-        uid: observed.uid().to_owned(),
-        body: Body::from(json!({"metadata": {}})),
-    })
+    let step = Step::new(step::FINALIZER);
+    let place = finalizer_place(observed);
+    let removal =
+        place.map(|index| without_finalizer(observed.machine_target(), observed.uid(), FINALIZER_MACHINE, index));
+    removal.into_iter().fold(step, Step::write)
 }

@@ -19,7 +19,7 @@ pub mod render;
 mod report;
 pub mod resolve;
 
-pub use analysis::refusals;
+pub use analysis::{networks_at_fault, refusals};
 pub use observed::Observed;
 pub use plan::{
     discards_user_data, import_source_resource, network_attachment_resource, owns, plan,

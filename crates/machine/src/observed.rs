@@ -53,8 +53,8 @@ pub struct NetworkView {
     pub uid: String,
     pub vlan: Option<u16>,
     pub bridge: Option<String>,
-    /// Its finalizers include ours.
-    pub protected: bool,
+    /// Where our finalizer stands among its own.
+    pub protected: Option<usize>,
     pub deleting: bool,
     /// Other Machines that are to stay name it.
     pub other_users: bool,
@@ -83,6 +83,8 @@ pub struct SecretView {
     pub labels: BTreeMap<String, String>,
     /// The digest that it was written with.
     pub content: Option<String>,
+    /// It has annotations, ours or others'.
+    pub annotated: bool,
     /// Somebody else has written its data since.
     pub tampered: bool,
     /// The guest that ran when the data was changed, and the digest of what it had begun with.

@@ -93,7 +93,12 @@ fn finalizer(observed: &Observed) -> Step {
 }
 
 pub(crate) fn has_finalizer(observed: &Observed) -> bool {
-    observed.machine.metadata.finalizers.iter().flatten().any(|finalizer| finalizer == FINALIZER_MACHINE)
+    finalizer_place(observed).is_some()
+}
+
+/// Where our finalizer stands among those of the Machine.
+pub(crate) fn finalizer_place(observed: &Observed) -> Option<usize> {
+    observed.machine.metadata.finalizers.iter().flatten().position(|finalizer| finalizer == FINALIZER_MACHINE)
 }
 
 /// Everything that the VM refers to. None of it depends on another.
@@ -114,7 +119,7 @@ fn networks(observed: &Observed, resolved: &Resolved) -> Vec<Write> {
         resolved.networks.iter().filter_map(|network| network.configuration()).collect();
     for name in names {
         let Some(view) = observed.networks.get(name) else { continue };
-        if !view.protected {
+        if view.protected.is_none() {
             writes.push(protect(&observed.key(name), &view.uid));
         }
         let target = Target::new(network_attachment_resource(), observed.key(name));
@@ -174,10 +179,13 @@ fn content_annotations(observed: &Observed, view: &SecretView, digest: String) -
     let set = |key: &str, value: String| {
         Operation::set(format!("/metadata/annotations/{}", Operation::escape(key)), value.into())
     };
-    let Some(before) = &view.content else {
-        // Somebody removed the annotations with ours in them.
-        return vec![Operation::set("/metadata/annotations", json!({ANNOTATION_CONTENT: digest}))];
-    };
+    if !view.annotated {
+        return vec![
+            Operation::set("/metadata/annotations", json!({ANNOTATION_CONTENT: digest})).instead_of(Value::Null),
+        ];
+    }
+    // Somebody removed ours.
+    let Some(before) = &view.content else { return vec![set(ANNOTATION_CONTENT, digest)] };
     let guest = observed.vmi.as_ref().filter(|vmi| vmi.phase == "Running" && *before != digest);
     let unnoted = guest.filter(|vmi| began_with(view, &vmi.uid).is_none());
     let note = unnoted.map(|vmi| set(ANNOTATION_BEGAN_WITH, format!("{} {before}", vmi.uid)));

@@ -10,6 +10,8 @@ pub struct Problem {
     /// What is wrong and what to do, in one sentence.
     pub message: String,
     pub kind: ProblemKind,
+    /// The NetworkConfigurations that are at fault, whether they exist or not.
+    pub networks: Vec<String>,
 }
 
 /// What the Machine's phase says meanwhile.
@@ -28,7 +30,12 @@ const MESSAGE_LIMIT: usize = 1024;
 
 impl Problem {
     fn new(reason: &'static str, message: &str, kind: ProblemKind) -> Self {
-        Problem { reason, message: Failure::bounded(message, MESSAGE_LIMIT).into_owned(), kind }
+        Problem { reason, message: Failure::bounded(message, MESSAGE_LIMIT).into_owned(), kind, networks: Vec::new() }
+    }
+
+    /// These are at fault.
+    pub(crate) fn of_networks<'a>(self, names: impl IntoIterator<Item = &'a str>) -> Self {
+        Problem { networks: names.into_iter().map(str::to_owned).collect(), ..self }
     }
 
     pub(crate) fn failed(reason: &'static str, message: impl Into<String>) -> Self {

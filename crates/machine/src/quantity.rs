@@ -3,6 +3,8 @@
 
 use std::fmt;
 
+use api::machine::limits::SIZE_DECIMALS;
+
 /// A number of bytes and how it is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quantity {
@@ -20,29 +22,37 @@ const BINARY: [&str; 7] = ["", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"];
 const DECIMAL: [&str; 7] = ["", "k", "M", "G", "T", "P", "E"];
 
 impl Quantity {
-    /// None for what is no positive number of whole bytes.
+    /// Rounded up to whole bytes, as Kubernetes does it. None for what is no number above zero; whether anybody can count
+    /// that far is not asked.
     pub fn parse(text: &str) -> Option<Self> {
         let digits = text.find(|character: char| !character.is_ascii_digit() && character != '.').unwrap_or(text.len());
         let (number, suffix) = (text.get(..digits)?, text.get(digits..)?);
-        let power =
-            |names: &[&str; 7]| names.iter().position(|name| *name == suffix).and_then(|at| u32::try_from(at).ok());
-        let (base, unit) = match (suffix.ends_with('i'), power(&BINARY), power(&DECIMAL)) {
-            (true, Some(power), _) => (Base::Binary, 1024u128.checked_pow(power)?),
-            (false, _, Some(power)) => (Base::Decimal, 1000u128.checked_pow(power)?),
-            _ => return None,
-        };
-        let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
-        if whole.is_empty() || fraction.contains('.') || whole.len() > 20 || fraction.len() > 9 {
+        let (base, unit) = unit(suffix)?;
+        let (whole, fraction) = number.split_once('.').map_or((number, None), |(whole, rest)| (whole, Some(rest)));
+        let is_padded = whole.starts_with('0') && whole != "0";
+        let is_fraction = |digits: &str| (1..=SIZE_DECIMALS).contains(&digits.len()) && !digits.contains('.');
+        if whole.is_empty() || is_padded || !fraction.is_none_or(is_fraction) {
             return None;
         }
+        let fraction = fraction.unwrap_or_default();
         let scale = 10u128.checked_pow(u32::try_from(fraction.len()).ok()?)?;
-        let digits: u128 = format!("{whole}{fraction}").parse().ok()?;
-        let scaled = digits.checked_mul(unit)?;
-        (scaled > 0 && scaled.is_multiple_of(scale)).then_some(Quantity { bytes: scaled / scale, base })
+        let digit = |number: u128, digit: u8| number.saturating_mul(10).saturating_add(u128::from(digit - b'0'));
+        let number = whole.bytes().chain(fraction.bytes()).fold(0, digit);
+        let bytes = number.saturating_mul(unit).div_ceil(scale);
+        (bytes > 0).then_some(Quantity { bytes, base })
     }
 
     pub fn bytes(self) -> u128 {
         self.bytes
+    }
+}
+
+fn unit(suffix: &str) -> Option<(Base, u128)> {
+    let power = |names: &[&str; 7]| names.iter().position(|name| *name == suffix).and_then(|at| u32::try_from(at).ok());
+    match (suffix.ends_with('i'), power(&BINARY), power(&DECIMAL)) {
+        (true, Some(power), _) => Some((Base::Binary, 1024u128.checked_pow(power)?)),
+        (false, _, Some(power)) => Some((Base::Decimal, 1000u128.checked_pow(power)?)),
+        _ => None,
     }
 }
 
@@ -73,6 +83,9 @@ mod tests {
             ("1024Mi", "1Gi"),
             ("1536Mi", "1536Mi"),
             ("1.5Gi", "1536Mi"),
+            ("0.5Gi", "512Mi"),
+            ("1.1Ki", "1127"),
+            ("1.5", "2"),
             ("2000M", "2G"),
             ("1073741824", "1073741824"),
             ("1000", "1k"),
@@ -83,11 +96,16 @@ mod tests {
 
     #[test]
     fn what_is_no_size_is_refused() {
-        for text in
-            ["", "0", "0Gi", "-1Gi", "1.0000000001", "Gi", "1 Gi", "1gi", "1.2.3Gi", "1.5", "99999999999999999999999Ei"]
+        for text in ["", "0", "0Gi", "-1Gi", "1.0000000001", "Gi", "1 Gi", "1gi", "1.2.3Gi", "01Gi", "1.", ".5", "0.0"]
         {
             assert_eq!(Quantity::parse(text), None, "{text}");
         }
+    }
+
+    #[test]
+    fn no_number_is_too_big_to_be_compared() {
+        let huge = Quantity::parse(&format!("{}Ei", "9".repeat(1000))).unwrap();
+        assert!(huge.bytes() > Quantity::parse("7Ei").unwrap().bytes());
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! names it now. It is right after any crash, because nothing is remembered.
 
 use api::machine::{FINALIZER_NETWORK, NetworkConfiguration};
-use api::{Body, ObjectKey, Plan, Step, Target, Write};
+use api::{Body, ObjectKey, Plan, Step, Target, Write, without_finalizer};
 use serde_json::json;
 
 /// Everything that a pass over a NetworkConfiguration decides on.
@@ -12,8 +12,8 @@ use serde_json::json;
 pub struct ObservedNetwork {
     pub key: ObjectKey,
     pub uid: String,
-    /// Its finalizers include ours.
-    pub protected: bool,
+    /// Where our finalizer stands among its own.
+    pub protected: Option<usize>,
     /// A Machine names it, be it one that is going.
     pub used: bool,
 }
@@ -23,25 +23,17 @@ pub(crate) mod step {
 }
 
 pub fn plan(observed: &ObservedNetwork) -> Plan {
-    let step = Step::new(step::RELEASE);
-    if !observed.protected || observed.used {
-        return Plan::default();
-    }
-    Plan { steps: vec![step.write(release(&observed.key, &observed.uid))] }
+    let Some(place) = observed.protected.filter(|_| !observed.used) else { return Plan::default() };
+    Plan { steps: vec![Step::new(step::RELEASE).write(release(&observed.key, &observed.uid, place))] }
 }
 
 pub(crate) fn protect(key: &ObjectKey, uid: &str) -> Write {
-    apply(key, uid, json!({"metadata": {"finalizers": [FINALIZER_NETWORK]}}))
+    let body = Body::from(json!({"metadata": {"finalizers": [FINALIZER_NETWORK]}}));
+    Write::Apply { target: Target::of::<NetworkConfiguration>(key.clone()), uid: uid.to_owned(), body }
 }
 
-/// What we applied was only the finalizer; applying nothing takes it back.
-pub(crate) fn release(key: &ObjectKey, uid: &str) -> Write {
-    apply(key, uid, json!({"metadata": {}}))
-}
-
-fn apply(key: &ObjectKey, uid: &str, body: serde_json::Value) -> Write {
-    let target = Target::of::<NetworkConfiguration>(key.clone());
-    Write::Apply { target, uid: uid.to_owned(), body: Body::from(body) }
+pub(crate) fn release(key: &ObjectKey, uid: &str, place: usize) -> Write {
+    without_finalizer(Target::of::<NetworkConfiguration>(key.clone()), uid, FINALIZER_NETWORK, place)
 }
 
 #[cfg(test)]
@@ -50,12 +42,12 @@ mod tests {
 
     #[test]
     fn only_what_is_protected_for_nobody_is_released() {
-        for (protected, used) in [(true, true), (true, false), (false, true), (false, false)] {
+        for (protected, used) in [(Some(1), true), (Some(1), false), (None, true), (None, false)] {
             let key = ObjectKey::namespaced("shop", "prod");
             let plan = plan(&ObservedNetwork { key: key.clone(), uid: "u".to_owned(), protected, used });
             let writes: Vec<Write> = plan.steps.into_iter().flat_map(|step| step.writes).collect();
-            let expected = if protected && !used { vec![release(&key, "u")] } else { Vec::new() };
-            assert_eq!(writes, expected, "protected: {protected}, used: {used}");
+            let expected = if protected.is_some() && !used { vec![release(&key, "u", 1)] } else { Vec::new() };
+            assert_eq!(writes, expected, "protected: {protected:?}, used: {used}");
         }
     }
 }

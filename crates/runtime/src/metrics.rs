@@ -15,7 +15,7 @@ use prometheus_client::{
     registry::Registry,
 };
 
-use api::Failure;
+use api::Class;
 
 use crate::client::Verb;
 
@@ -82,7 +82,7 @@ impl Metrics {
         );
         registry.register(
             "reconciliation_errors",
-            "Passes that failed, by the reason of the failure",
+            "Passes that ended with something wrong, by the reason that the object's conditions give, else by that of the failure",
             metrics.reconcile_errors.clone(),
         );
         registry.register(
@@ -123,11 +123,19 @@ impl Metrics {
         Ok(out)
     }
 
-    pub fn observe_pass(&self, controller: &'static str, seconds: f64, failure: Option<&Failure>) {
+    /// `error` is the type of what is wrong, `class` that of the request that failed; either may be without the other.
+    pub fn observe_pass(
+        &self,
+        controller: &'static str,
+        seconds: f64,
+        error: Option<&'static str>,
+        class: Option<Class>,
+    ) {
         self.reconcile_duration.get_or_create(&ControllerLabel { controller }).observe(seconds);
-        if let Some(failure) = failure {
-            self.reconcile_errors.get_or_create(&ErrorLabels { controller, error_type: failure.reason }).inc();
-            let class = failure.class.as_str();
+        if let Some(error_type) = error {
+            self.reconcile_errors.get_or_create(&ErrorLabels { controller, error_type }).inc();
+        }
+        if let Some(class) = class.map(Class::as_str) {
             self.reconcile_error_classes.get_or_create(&ClassLabels { controller, class }).inc();
         }
     }
@@ -156,8 +164,7 @@ mod tests {
     #[test]
     fn names_and_labels_as_scraped() {
         let metrics = Metrics::new("kubevirt_operator");
-        let failure = Failure::transient("ApiServerUnreachable", "refused");
-        metrics.observe_pass("Machine", 0.2, Some(&failure));
+        metrics.observe_pass("Machine", 0.2, Some("ApiServerUnreachable"), Some(Class::Transient));
         metrics.queue_depth("Machine").set(3);
         metrics.set_leader(true);
         metrics.count_request(Verb::Patch, 200);

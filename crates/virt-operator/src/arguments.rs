@@ -10,6 +10,7 @@ use clap::{Args, Parser, Subcommand};
 use runtime::{
     client::Rate,
     health::Bind,
+    program::namespace,
     telemetry::{LogFormat, LogLevel},
 };
 
@@ -19,8 +20,8 @@ use crate::commands::{manifests::ManifestsArguments, plan::PlanArguments, render
 #[command(
     name = "virt-operator",
     version,
-    about = "Installs, configures, upgrades, repairs and removes KubeVirt.",
-    long_about = "Installs, configures, upgrades, repairs and removes KubeVirt as the KubeVirt resource \
+    about = "Installs, configures and repairs KubeVirt.",
+    long_about = "Installs, configures and repairs KubeVirt as the KubeVirt resource \
                   (kubevirts.kubevirt.io) says.\n\nWithout a command it runs as the operator. In a pod it finds the \
                   cluster by itself; elsewhere it uses KUBECONFIG or --kubeconfig.",
     args_conflicts_with_subcommands = true
@@ -41,8 +42,13 @@ pub(crate) enum Command {
     /// Print what must exist before the operator runs, and its Deployment, as YAML for kubectl apply
     Manifests(ManifestsArguments),
     /// Print every object of the installation that a KubeVirt resource in a file asks for, without a cluster
+    ///
+    /// It is for reading and comparing: certificates are made when the operator runs. Ends with 1 if the resource cannot
+    /// be installed.
     Render(RenderArguments),
     /// Print what the operator would do in the cluster for a KubeVirt resource in a file; nothing is written
+    ///
+    /// Ends with 1 if the resource cannot be installed, with 0 if it can.
     Plan(PlanArguments),
 }
 
@@ -103,7 +109,7 @@ impl TryFrom<RunArguments> for Settings {
             rate: rate(&arguments.client_qps, &arguments.client_burst)?,
             log_format: arguments.log_format,
             kubeconfig: arguments.kubeconfig,
-            namespace: arguments.namespace.filter(|name| !name.is_empty()),
+            namespace: namespace(arguments.namespace, "NAMESPACE (--namespace)")?,
             pod_name: arguments.pod_name,
         })
     }
@@ -138,7 +144,9 @@ pub(crate) fn level(verbosity: u8) -> LogLevel {
 fn rate(qps: &str, burst: &str) -> Result<Rate> {
     let per_second = match qps.parse::<f64>() {
         Ok(number) if number > 0.0 && number <= 100_000.0 => number,
-        _ => bail!("VIRT_OPERATOR_CLIENT_QPS (--client-qps) must be a number above 0, and {qps:?} is not"),
+        _ => bail!(
+            "VIRT_OPERATOR_CLIENT_QPS (--client-qps) must be a number above 0 and not above 100000, and {qps:?} is not"
+        ),
     };
     let Ok(burst @ 1..=100_000) = burst.parse::<u32>() else {
         bail!("VIRT_OPERATOR_CLIENT_BURST (--client-burst) must be a number from 1 to 100000, and {burst:?} is not");
@@ -186,8 +194,10 @@ mod tests {
             ("--listen=localhost", "--listen must be an IP address"),
             ("-v=loud", "-v must be a number"),
             ("--client-qps=0", "VIRT_OPERATOR_CLIENT_QPS (--client-qps) must be a number above 0"),
+            ("--client-qps=1e9", "must be a number above 0 and not above 100000, and \"1e9\" is not"),
             ("--client-qps=NaN", "VIRT_OPERATOR_CLIENT_QPS"),
             ("--client-burst=-1", "VIRT_OPERATOR_CLIENT_BURST (--client-burst)"),
+            ("--namespace=A_B", "NAMESPACE (--namespace) must be the name of one namespace, and \"A_B\" cannot be one"),
         ] {
             let error = format!("{:#}", parse(&[words]).unwrap_err());
             assert!(error.contains(expected) && !error.contains('\n'), "{error}");

@@ -75,7 +75,6 @@ impl Caches {
                 ..Selection::default()
             };
             let wake = wake.clone();
-            let prune = |object: DynamicObject| Live::new(&object.metadata, object.data);
             let tell = move |change: &Change<Live>| wake.object_changed(kind, change);
             (kind, following.start(kind.name(), api, selection, prune, tell))
         });
@@ -283,6 +282,12 @@ impl Following<'_> {
     }
 }
 
+/// Answers to writes of big objects, and nothing else, are asked for without their content.
+fn prune(object: DynamicObject) -> Live {
+    let is_metadata_only = object.types.as_ref().is_some_and(|types| types.kind == "PartialObjectMetadata");
+    if is_metadata_only { Live::answered(&object.metadata) } else { Live::new(&object.metadata, object.data) }
+}
+
 #[cfg(test)]
 mod tests {
     use install::names::label;
@@ -293,5 +298,19 @@ mod tests {
     fn what_is_selected_carries_our_label() {
         let (key, value) = (label::MANAGED_BY, label::MANAGED_BY_VALUE);
         assert!(MANAGED.starts_with(key) && MANAGED.contains(value));
+    }
+    /// It would be deleted and made again before the watch shows the whole.
+    #[test]
+    fn a_strategy_that_was_just_written_is_one() {
+        let of = |kind: &str| {
+            prune(
+                serde_json::from_value(serde_json::json!({
+                    "apiVersion": "v1", "kind": kind, "metadata": {"name": "s", "labels": {(label::INSTALL_STRATEGY): ""}},
+                }))
+                .unwrap(),
+            )
+        };
+        assert!(of("PartialObjectMetadata").is_strategy);
+        assert!(!of("ConfigMap").is_strategy, "it has lost its content");
     }
 }

@@ -21,7 +21,10 @@ impl Monitoring {
     }
 
     pub(crate) async fn namespace(&self, config: &DeploymentConfig) -> Result<Option<String>, Failure> {
-        let account = config.monitor_account();
+        let Some(account) = config.monitor_account() else {
+            self.close();
+            return Ok(None);
+        };
         let accounts = self
             .0
             .get::<PartialObjectMeta<ServiceAccount>>(

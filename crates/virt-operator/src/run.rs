@@ -6,6 +6,7 @@
 
 use std::{path::Path, process::ExitCode, sync::Arc, time::Duration};
 
+use anyhow::bail;
 use install::{Environment, names::FIELD_MANAGER};
 use runtime::{
     lease::Leadership,
@@ -34,9 +35,12 @@ const OPTIONS: RunnerOptions = RunnerOptions { workers: 1, pass_deadline: Durati
 
 pub(crate) fn run(arguments: RunArguments) -> anyhow::Result<ExitCode> {
     let settings = Settings::try_from(arguments)?;
+    let environment = Environment::from_variables(std::env::vars());
+    if let Some(problem) = environment.problem() {
+        bail!(problem);
+    }
     let serving = Serving::new()?;
     let namespace = own_namespace(settings.namespace.as_deref(), Path::new(SERVICE_ACCOUNT_NAMESPACE), USUAL_NAMESPACE);
-    let environment = Environment::from_variables(std::env::vars());
     let (bind, level) = (settings.bind, settings.log_level);
     Ok(program(&settings, &namespace, &serving).run(async move |context: Context| {
         webhook::start(&context, bind, &serving).await?;

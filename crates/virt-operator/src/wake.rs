@@ -123,9 +123,8 @@ impl Wake {
             self.metrics.set_emulation(kubevirt);
             let developer = kubevirt.spec.configuration.developer_configuration.as_ref();
             let verbosity = developer.and_then(|developer| developer.log_verbosity.as_ref()?.virt_operator);
-            telemetry::set_level(
-                verbosity.map_or(self.level, |verbosity| level(verbosity.try_into().unwrap_or(u8::MAX))),
-            );
+            let level = |verbosity: i64| level(u8::try_from(verbosity.max(0)).unwrap_or(u8::MAX));
+            telemetry::set_level(verbosity.map_or(self.level, level));
         }
         self.serving.set(caches.key_pair(certificates::VIRT_OPERATOR).as_ref(), tls);
     }

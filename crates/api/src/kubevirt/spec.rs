@@ -142,7 +142,7 @@ pub struct DeveloperConfiguration {
 #[serde(rename_all = "camelCase", default)]
 pub struct LogVerbosity {
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub virt_operator: Option<u32>,
+    pub virt_operator: Option<i64>,
     #[serde(flatten)]
     pub extra: Map<String, Value>,
 }
@@ -200,8 +200,9 @@ pub struct Hypervisor {
 pub struct ComponentConfig {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node_placement: Option<NodePlacement>,
+    /// The schema takes any number, and so must whoever reads it.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub replicas: Option<u8>,
+    pub replicas: Option<i64>,
     #[serde(flatten)]
     pub extra: Map<String, Value>,
 }

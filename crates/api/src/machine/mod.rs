@@ -4,6 +4,7 @@
 //! make this version unable to read the whole list. `machine` parses them once into types of their own.
 
 mod crds;
+pub mod limits;
 mod names;
 mod schema;
 mod spec;
@@ -117,12 +118,12 @@ pub struct MachineSpec {
 pub struct NetworkConfigurationSpec {
     /// The VLAN tag of the machines' traffic; none for untagged traffic.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 1, max = 4094))]
+    #[schemars(range(min = limits::FIRST_VLAN, max = limits::LAST_VLAN))]
     pub vlan: Option<u16>,
 
     /// The bridge on the nodes that machines are attached to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 1, max = 15), regex(pattern = "^[A-Za-z0-9_.-]+$"))]
+    #[schemars(length(min = 1, max = limits::BRIDGE_LENGTH), regex(pattern = limits::BRIDGE))]
     pub bridge: Option<String>,
 
     /// What other components of Viti Stack put here. It is kept, not read.

@@ -67,8 +67,9 @@ pub mod machine_reason {
     pub const PERMISSION_MISSING: &str = "PermissionMissing";
     pub const MULTUS_NOT_INSTALLED: &str = "MultusNotInstalled";
     pub const CDI_NOT_INSTALLED: &str = "CdiNotInstalled";
+    pub const ADMISSION_REFUSED: &str = "AdmissionRefused";
     /// Every reason that is an error: the values of the metric label `error_type`, and the rows of the troubleshooting page.
-    pub const ERRORS: [&str; 15] = [
+    pub const ERRORS: [&str; 16] = [
         TEMPLATE_NOT_FOUND,
         NETWORK_CONFIGURATION_NOT_FOUND,
         STORAGE_CLASS_NOT_FOUND,
@@ -82,9 +83,12 @@ pub mod machine_reason {
         PERMISSION_MISSING,
         MULTUS_NOT_INSTALLED,
         CDI_NOT_INSTALLED,
+        ADMISSION_REFUSED,
         VM_FAILED,
         PVC_PENDING,
     ];
+    /// Every other reason of a Machine that is not ready: nothing is wrong, and the page says so.
+    pub const QUIET: [&str; 4] = [VM_CREATED, PAUSED, STOPPING, DELETING];
     // How things are.
     pub const VM_CREATED: &str = "VMCreated";
     pub const VM_FAILED: &str = "VMFailed";
@@ -94,7 +98,6 @@ pub mod machine_reason {
     pub const NETWORK_FAILED: &str = "NetworkFailed";
     pub const RUNNING: &str = "Running";
     pub const STOPPED: &str = "Stopped";
-    pub const STARTING: &str = "Starting";
     pub const PAUSED: &str = "Paused";
     pub const STOPPING: &str = "Stopping";
     pub const DELETING: &str = "Deleting";

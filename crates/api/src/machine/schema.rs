@@ -4,8 +4,8 @@
 use schemars::{Schema, SchemaGenerator, json_schema};
 use serde_json::{Value, json};
 
-/// A whole number of bytes: plain, or with a decimal or binary suffix.
-pub(super) const QUANTITY: &str = r"^[1-9][0-9]*(\.[0-9]+)?(Ki|Mi|Gi|Ti|Pi|k|M|G|T|P)?$";
+use super::limits;
+
 /// A DNS label.
 pub(super) const LABEL: &str = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$";
 /// The lowest bit of the first byte is the multicast bit.
@@ -40,6 +40,15 @@ pub(super) fn disk_rules() -> Value {
             "a containerDisk has no claim: storageClass, accessMode and volumeMode do not apply to it"
         ),
     ])
+}
+
+/// What a pattern cannot say about a size.
+pub(super) fn size_rules() -> Value {
+    let largest = limits::LARGEST_SIZE;
+    json!([rule(
+        &format!("quantity(self).compareTo(quantity('0')) > 0 && quantity(self).compareTo(quantity('{largest}')) <= 0"),
+        &format!("a size is more than nothing and at most {largest}")
+    )])
 }
 
 pub(super) fn source_rules() -> Value {
@@ -88,12 +97,27 @@ pub(super) fn conditions(_: &mut SchemaGenerator) -> Schema {
             "type": "object",
             "required": ["type", "status", "lastTransitionTime", "reason", "message"],
             "properties": {
-                "type": {"type": "string", "maxLength": 316},
-                "status": {"type": "string", "enum": ["True", "False", "Unknown"]},
-                "observedGeneration": {"type": "integer", "format": "int64", "minimum": 0},
-                "lastTransitionTime": {"type": "string", "format": "date-time"},
-                "reason": {"type": "string", "minLength": 1, "maxLength": 1024},
-                "message": {"type": "string", "maxLength": 32768},
+                "type": {"description": "What this is about.", "type": "string", "maxLength": 316},
+                "status": {
+                    "description": "Whether it is so.",
+                    "type": "string", "enum": ["True", "False", "Unknown"],
+                },
+                "observedGeneration": {
+                    "description": "The generation of the object that this was found at.",
+                    "type": "integer", "format": "int64", "minimum": 0,
+                },
+                "lastTransitionTime": {
+                    "description": "When the status last changed; a new reason or message alone does not count.",
+                    "type": "string", "format": "date-time",
+                },
+                "reason": {
+                    "description": "Why, in one word for programs. docs/troubleshooting.md has all of them.",
+                    "type": "string", "minLength": 1, "maxLength": 1024,
+                },
+                "message": {
+                    "description": "Why, in a sentence for people, and what to do about it.",
+                    "type": "string", "maxLength": 32768,
+                },
             },
         },
     })

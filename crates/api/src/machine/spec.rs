@@ -5,7 +5,7 @@ use std::fmt;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::schema;
+use super::{limits, schema};
 
 /// CPU and memory.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, JsonSchema)]
@@ -14,6 +14,7 @@ pub struct Resources {
     /// Overrides the template field by field: cores alone keeps its threads and sockets.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu: Option<Cpu>,
+    /// How much memory, overriding the template's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<Memory>,
 }
@@ -41,7 +42,11 @@ pub struct Cpu {
 pub struct Memory {
     /// The guest's memory, for example 4Gi.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 1, max = 24), regex(pattern = schema::QUANTITY))]
+    #[schemars(
+        length(min = 1, max = limits::SIZE_LENGTH),
+        regex(pattern = limits::SIZE),
+        extend("x-kubernetes-validations" = schema::size_rules())
+    )]
     pub size: Option<String>,
 }
 
@@ -55,7 +60,11 @@ pub struct Disk {
     pub name: String,
     /// How big, for example 20Gi. A running machine's disk can grow, never shrink.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 1, max = 24), regex(pattern = schema::QUANTITY))]
+    #[schemars(
+        length(min = 1, max = limits::SIZE_LENGTH),
+        regex(pattern = limits::SIZE),
+        extend("x-kubernetes-validations" = schema::size_rules())
+    )]
     pub size: Option<String>,
     /// The StorageClass; default or nothing means the cluster's default class.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -116,6 +125,7 @@ pub struct ContainerDiskSource {
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct NamedSource {
+    /// What the claim or the VolumeSnapshot is called. It is read once, when the disk is made.
     #[schemars(length(min = 1, max = 253))]
     pub name: String,
 }
@@ -123,6 +133,7 @@ pub struct NamedSource {
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct UrlSource {
+    /// Where the image is, for example https://images.example.com/fedora.qcow2 or docker://quay.io/containerdisks/fedora:42.
     #[schemars(length(min = 1, max = 2048))]
     pub url: String,
 }
@@ -173,6 +184,7 @@ impl fmt::Debug for CloudInit {
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct SecretKeyRef {
+    /// What the Secret is called.
     #[schemars(length(min = 1, max = 253))]
     pub name: String,
     /// userdata if absent.
@@ -184,10 +196,13 @@ pub struct SecretKeyRef {
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Domain {
+    /// The hardware that the guest sees.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub machine: Option<DomainMachine>,
+    /// What the hardware offers to the guest beyond the usual.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub features: Option<Features>,
+    /// What starts the guest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub firmware: Option<Firmware>,
 }
@@ -218,6 +233,7 @@ pub struct Features {
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Firmware {
+    /// BIOS (if absent) or EFI.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bootloader: Option<Bootloader>,
 }

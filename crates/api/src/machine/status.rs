@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::schema;
 
+/// How the machine is. The operator writes it; nobody else needs to.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("default" = {"phase": "Pending"}))]
@@ -54,5 +55,6 @@ pub struct MachineStatus {
 pub struct EffectiveResources {
     /// All virtual CPUs.
     pub cpu: u32,
+    /// All of the guest's memory.
     pub memory: String,
 }

@@ -28,6 +28,17 @@ pub const INVALID_CUSTOMIZATION: &str = "InvalidCustomization";
 
 const ANY: &str = "*";
 
+/// What the release customizes; everything else is as it is.
+const PATCHED: [Kind; 7] = [
+    Kind::Deployment,
+    Kind::DaemonSet,
+    Kind::Service,
+    Kind::Secret,
+    Kind::ApiService,
+    Kind::ValidatingWebhookConfiguration,
+    Kind::MutatingWebhookConfiguration,
+];
+
 pub struct Customizer {
     patches: Vec<Patch>,
     hash: String,
@@ -70,6 +81,32 @@ pub(crate) fn problems(asked: &CustomizeComponents) -> impl Iterator<Item = (usi
     patches.filter_map(|(index, patch)| Some((index, Change::parse(patch).err()?)))
 }
 
+/// Patches of types that are never patched, one sentence for each. Flags of other components than those that take some
+/// never come here: the schema does not have them.
+pub(crate) fn without_effect(asked: &CustomizeComponents) -> impl Iterator<Item = String> {
+    let patches = asked.patches.iter().enumerate().filter(|(_, patch)| !is_patched(&patch.resource_type));
+    patches.map(|(index, patch)| {
+        format!(
+            "{} changes nothing: objects of the type {:?} are not patched, only {}",
+            origin(index),
+            patch.resource_type,
+            PATCHED.map(Kind::name).join(", ")
+        )
+    })
+}
+
+fn is_patched(resource_type: &str) -> bool {
+    PATCHED.iter().any(|kind| matches(resource_type, kind.name()))
+}
+
+fn matches(asked: &str, actual: &str) -> bool {
+    asked == ANY || asked.to_lowercase() == actual.to_lowercase()
+}
+
+fn origin(index: usize) -> String {
+    format!("spec.customizeComponents.patches[{index}]")
+}
+
 impl Customizer {
     pub fn new(asked: &CustomizeComponents) -> Result<Self, Failure> {
         // The release sorts them by length before it hashes, and so applies, them.
@@ -91,22 +128,33 @@ impl Customizer {
     }
 
     pub(crate) fn applies_to(kind: Kind) -> bool {
-        matches!(
-            kind,
-            Kind::Deployment
-                | Kind::Service
-                | Kind::DaemonSet
-                | Kind::ValidatingWebhookConfiguration
-                | Kind::MutatingWebhookConfiguration
-                | Kind::ApiService
-                | Kind::Secret
-        )
+        PATCHED.contains(&kind)
+    }
+
+    /// Patches that are for none of these objects, which are all that there are to be customized, one sentence for each.
+    /// What `without_effect` tells is not among them.
+    pub(crate) fn idle(&self, customized: &[(Kind, &str)]) -> Vec<String> {
+        let patches = self.patches.iter().filter(|patch| is_patched(&patch.resource_type));
+        let idle = patches.filter(|patch| !customized.iter().any(|(kind, name)| patch.is_for(*kind, name)));
+        let sentence = |patch: &Patch| {
+            let Patch { origin, resource_type, resource_name, .. } = patch;
+            let others = customized.iter().filter(|(kind, _)| matches(resource_type, kind.name()));
+            let mut others: Vec<&str> = others.map(|(_, name)| *name).collect();
+            others.sort_unstable();
+            match resource_type.as_str() {
+                ANY => format!("{origin} changes nothing: nothing that can be patched is called {resource_name:?}"),
+                of => format!(
+                    "{origin} changes nothing: the installation has no {of} {resource_name:?}, only {}",
+                    others.join(", ")
+                ),
+            }
+        };
+        idle.map(sentence).collect()
     }
 
     pub(crate) fn apply(&self, kind: Kind, name: &str, object: &mut Value) -> Result<(), Failure> {
-        let matches = |asked: &str, actual: &str| asked == ANY || asked.to_lowercase() == actual.to_lowercase();
         for patch in &self.patches {
-            if matches(&patch.resource_type, kind.name()) && matches(&patch.resource_name, name) {
+            if patch.is_for(kind, name) {
                 shape::fill(kind, object);
                 patch.apply(kind, object).and_then(|()| shape::retype(kind, object)).map_err(|error| {
                     let message = format!("{} does not fit {} {name}: {error}", patch.origin, kind.name());
@@ -124,8 +172,12 @@ impl Customizer {
 }
 
 impl Patch {
+    fn is_for(&self, kind: Kind, name: &str) -> bool {
+        matches(&self.resource_type, kind.name()) && matches(&self.resource_name, name)
+    }
+
     fn new(index: usize, asked: &Customization) -> Result<Self, Failure> {
-        let origin = format!("spec.customizeComponents.patches[{index}]");
+        let origin = origin(index);
         let change = Change::parse(asked)
             .map_err(|problem| Failure::invalid(INVALID_CUSTOMIZATION, format!("{origin} {problem}")))?;
         Ok(Self {

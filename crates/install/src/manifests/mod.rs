@@ -1,5 +1,6 @@
 //! What must exist before the operator runs, the operator itself last: nobody else installs these objects. Everything
-//! else of an installation is the operator's work (`installation`).
+//! else of an installation is the operator's work (`installation`), as in the release; so is the Service through which
+//! the API server asks the operator's own webhooks, because without an installation there are no webhooks.
 
 mod access;
 mod deployment;

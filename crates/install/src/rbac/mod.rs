@@ -161,8 +161,9 @@ pub(crate) fn role_bindings(config: &DeploymentConfig, monitor_namespace: Option
         subjects: Some(vec![subject]),
     };
     let components = ACCOUNTS.iter().map(|account| binding(account, service_account(&config.namespace, account)));
-    let monitor =
-        monitor_namespace.map(|namespace| binding(MONITORING, service_account(namespace, config.monitor_account())));
+    let monitor = monitor_namespace
+        .zip(config.monitor_account())
+        .map(|(namespace, account)| binding(MONITORING, service_account(namespace, account)));
     components.chain(monitor).collect()
 }
 

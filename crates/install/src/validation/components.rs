@@ -14,12 +14,15 @@ pub(super) fn patches(asked: &CustomizeComponents) -> Vec<Refusal> {
     customize::problems(asked).map(refusal).collect()
 }
 
+/// The release counts them in one byte.
 pub(super) fn replicas(infra: Option<&ComponentConfig>) -> Vec<Refusal> {
-    let none = infra.and_then(|infra| infra.replicas) == Some(0);
-    let refusal = || {
-        let message = "cannot be 0, because KubeVirt does not work without its control plane; \
-                       set it to 1 or more, or leave it out for the usual number";
-        Refusal::new(Cause::Invalid, "spec.infra.replicas", message)
+    let refusal = |message: String| Refusal::new(Cause::Invalid, "spec.infra.replicas", message);
+    let problem = match infra.and_then(|infra| infra.replicas) {
+        Some(0) => "cannot be 0, because KubeVirt does not work without its control plane; \
+                    set it to 1 or more, or leave it out for the usual number"
+            .to_owned(),
+        Some(number) if !(1..=255).contains(&number) => format!("must be a number from 1 to 255, and {number} is not"),
+        _ => return Vec::new(),
     };
-    none.then(refusal).into_iter().collect()
+    vec![refusal(problem)]
 }

@@ -4,6 +4,11 @@
 //! specification alone is never refused, and neither is one of a resource that is being deleted: both are needed to
 //! take a finalizer off, and a resource that was made before anybody checked it must stay removable.
 //!
+//! The webhook that refuses is a part of the installation, so nobody has checked the first resource when it is
+//! installed. Of what it would have been refused for, a fault is something that nobody can install soundly: then nothing
+//! is installed, and the resource says why. A doubt is something that the release installs all the same: then so do we,
+//! with a warning.
+//!
 //! Nothing is asked here. What only the API server can judge leaves as a `Trial`, which the caller has it judge.
 
 mod certificates;
@@ -17,12 +22,18 @@ mod tests;
 
 use std::fmt;
 
-use api::{ObjectKey, kubevirt::KubeVirt};
+use api::{
+    Failure, ObjectKey,
+    kubevirt::{KubeVirt, KubeVirtSpec},
+};
 
 pub use placement::{Template, Trial};
 pub use removal::{Remaining, delete, is_guarded};
 
 use crate::advice;
+
+/// Reason of a failure: the resource asks for something that cannot be installed soundly.
+pub const INVALID_RESOURCE: &str = "InvalidResource";
 
 /// Why a value is refused, in the words of the API.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,17 +100,47 @@ pub fn update(old: &KubeVirt, new: &KubeVirt) -> Verdict {
     judge(old, new)
 }
 
+/// Whether this resource can be installed soundly, whatever was installed before. Every fault is in the message.
+pub fn sound(kubevirt: &KubeVirt) -> Result<(), Failure> {
+    let faults = faults(&KubeVirtSpec::default(), &kubevirt.spec);
+    if faults.is_empty() {
+        return Ok(());
+    }
+    let told: Vec<String> = faults.iter().map(ToString::to_string).collect();
+    Err(Failure::invalid(INVALID_RESOURCE, told.join("; ")))
+}
+
+/// What is installed as it is, although whoever changed the resource to this would be refused.
+pub(crate) fn doubts(spec: &KubeVirtSpec) -> Vec<Refusal> {
+    doubts_since(&KubeVirtSpec::default(), spec)
+}
+
 fn judge(old: &KubeVirt, new: &KubeVirt) -> Verdict {
-    let refusals = [
-        components::patches(&new.spec.customize_components),
-        components::replicas(new.spec.infra.as_ref()),
-        certificates::lifetimes(new.spec.self_signed()),
-        images::images(&old.spec, &new.spec),
-        configuration::refusals(&old.spec.configuration, &new.spec.configuration),
-    ];
+    let (old_spec, new_spec) = (&old.spec, &new.spec);
+    let refusals = [faults(old_spec, new_spec), doubts_since(old_spec, new_spec)].concat();
+    // What was there before may be let through without being right: it is told, but not twice.
+    let refused: Vec<String> = refusals.iter().map(ToString::to_string).collect();
+    let standing = faults(&KubeVirtSpec::default(), new_spec).iter().map(ToString::to_string).collect();
+    let warnings = [standing, advice::warnings(new)].concat();
     Verdict {
-        refusals: refusals.into_iter().flatten().collect(),
-        warnings: advice::warnings(new),
+        warnings: warnings.into_iter().filter(|warning| !refused.contains(warning)).collect(),
+        refusals,
         trials: placement::trials(old, new),
     }
+}
+
+fn faults(old: &KubeVirtSpec, new: &KubeVirtSpec) -> Vec<Refusal> {
+    let all = [
+        components::patches(&new.customize_components),
+        components::replicas(new.infra.as_ref()),
+        certificates::lifetimes(new.self_signed()),
+        images::images(old, new),
+    ];
+    all.concat()
+}
+
+fn doubts_since(old: &KubeVirtSpec, new: &KubeVirtSpec) -> Vec<Refusal> {
+    let mut all: Vec<Refusal> = certificates::mixed(new.self_signed()).into_iter().collect();
+    all.extend(configuration::refusals(&old.configuration, &new.configuration));
+    all
 }

@@ -115,6 +115,8 @@ fn at_least_one_replica() {
             "spec.infra.replicas cannot be 0, because KubeVirt does not work without its control plane; set it to 1 or \
              more, or leave it out for the usual number",
         ),
+        (json!({"infra": {"replicas": -1}}), "spec.infra.replicas must be a number from 1 to 255, and -1 is not"),
+        (json!({"infra": {"replicas": 256}}), "spec.infra.replicas must be a number from 1 to 255, and 256 is not"),
     ]);
 }
 
@@ -227,11 +229,12 @@ fn images_that_cannot_be() {
         );
         assert_eq!(refused(&json!({"imageRegistry": registry})), [expected]);
     }
-    let digest = format!("sha256:{}", "0a".repeat(32));
-    for tag in ["v1.8.4", "latest", "_x", "20260101_abc-def", &digest] {
+    for tag in ["v1.8.4", "latest", "_x", "20260101_abc-def"] {
         assert_eq!(refused(&json!({"imageTag": tag})), [""; 0], "{tag}");
     }
-    for tag in ["v1.8.4 ", ":v1", "-v1", "a/b", "sha256:0a", &"x".repeat(129)] {
+    // A digest is of one image, and the tag is that of all.
+    let digest = format!("sha256:{}", "0a".repeat(32));
+    for tag in ["v1.8.4 ", ":v1", "-v1", "a/b", &digest, &"x".repeat(129)] {
         let expected = format!("spec.imageTag must be a tag of KubeVirt's images, such as v1.8.4, and {tag:?} is not");
         assert_eq!(refused(&json!({"imageTag": tag})), [expected]);
     }
@@ -386,4 +389,40 @@ fn warnings_refuse_nothing() {
     for (warning, about) in verdict.warnings.iter().zip(about) {
         assert!(warning.contains(about), "{warning}");
     }
+}
+
+#[test]
+fn what_is_refused_is_not_told_a_second_time_as_a_warning() {
+    let doubtful = json!({"configuration": {
+        "roleAggregationStrategy": "Manual",
+        "tlsConfiguration": {"minTLSVersion": "VersionTLS13", "ciphers": ["x"]},
+        "developerConfiguration": {"featureGates": ["A"], "disabledFeatureGates": ["A"]},
+    }, "imageTag": "a b", "infra": {"replicas": 0}});
+    let verdict = create(&kubevirt(&doubtful), &[]);
+    assert_eq!(verdict.refusals.len(), 5, "{verdict:?}");
+    assert_eq!(verdict.warnings, [""; 0]);
+
+    // What is not changed is let through, or refused only where the release refuses it; the rest is told.
+    let mut changed = kubevirt(&doubtful);
+    changed.spec.product_name = "another".to_owned();
+    let verdict = update(&kubevirt(&doubtful), &changed);
+    let refused = told(&verdict);
+    assert_eq!(refused.len(), 2, "{refused:?}");
+    assert!(refused[0].starts_with("spec.infra.replicas") && refused[1].contains("roleAggregationStrategy"));
+    assert_eq!(verdict.warnings.len(), 3, "{:?}", verdict.warnings);
+    for (warning, about) in verdict.warnings.iter().zip(["spec.imageTag", "ciphers", "both name A"]) {
+        assert!(warning.contains(about), "{warning}");
+    }
+}
+
+#[test]
+fn faults_are_what_cannot_be_installed_and_doubts_what_the_release_installs() {
+    let doubtful = json!({"configuration": {"roleAggregationStrategy": "Manual"}});
+    assert_eq!(sound(&kubevirt(&doubtful)), Ok(()));
+    assert_eq!(doubts(&kubevirt(&doubtful).spec).len(), 1);
+    let faulty = json!({"infra": {"replicas": 0}, "imageTag": "a b"});
+    assert_eq!(doubts(&kubevirt(&faulty).spec), []);
+    let failure = sound(&kubevirt(&faulty)).unwrap_err();
+    assert_eq!((failure.class, failure.reason), (api::Class::Invalid, INVALID_RESOURCE));
+    assert!(failure.message.contains("spec.infra.replicas cannot be 0") && failure.message.contains("; spec.imageTag"));
 }

@@ -30,6 +30,8 @@ pub(crate) struct World {
     /// Whether pods start by themselves.
     pub(crate) rolls_out: bool,
     serial: u64,
+    /// Of the operator's own node.
+    pub(crate) architecture: &'static str,
 }
 
 struct SomethingIssued;
@@ -80,6 +82,7 @@ impl World {
             ),
             cluster: Cluster { admission_policies: true, schedulable_nodes: 2, ..Cluster::default() },
             earlier: None,
+            architecture: "amd64",
             in_use: std::collections::BTreeSet::new(),
             now: Timestamp::from_second(1_800_000_000).unwrap(),
             objects: BTreeMap::new(),
@@ -127,7 +130,7 @@ impl World {
             kubevirt: self.kubevirt.clone(),
             earlier: self.earlier.clone(),
             operator_namespace: "kubevirt".to_owned(),
-            architecture: "amd64",
+            architecture: self.architecture,
             now: self.now,
             wanted: wanted.unwrap_or_else(Wanted::Impossible),
             issued: Arc::new(SomethingIssued),
@@ -329,6 +332,9 @@ fn without_metadata(object: &Value) -> Value {
 }
 
 fn change(object: &mut Value, operation: &Operation) {
+    if let Some(seen) = &operation.instead_of {
+        assert_eq!(object.pointer(&operation.path).unwrap_or(&Value::Null), seen, "{}", operation.path);
+    }
     let (parent, last) = operation.path.rsplit_once('/').unwrap();
     let last = last.replace("~1", "/").replace("~0", "~");
     let parent = object.pointer_mut(parent).unwrap_or_else(|| panic!("{} has no parent", operation.path));

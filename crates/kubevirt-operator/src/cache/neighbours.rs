@@ -102,6 +102,7 @@ pub(crate) struct SecretEntry {
     controller_uid: Option<Uid>,
     labels: Labels,
     content: Option<Box<str>>,
+    annotated: bool,
     tampered: bool,
     began_with: Option<Box<str>>,
     deleting: bool,
@@ -114,6 +115,7 @@ impl SecretEntry {
             controller_uid: controller_uid(metadata),
             labels: Labels::of(metadata),
             content: annotation(metadata, ANNOTATION_CONTENT),
+            annotated: metadata.annotations.as_ref().is_some_and(|all| !all.is_empty()),
             tampered: has_foreign_data(metadata),
             began_with: annotation(metadata, ANNOTATION_BEGAN_WITH),
             deleting: metadata.deletion_timestamp.is_some(),
@@ -127,6 +129,7 @@ impl SecretEntry {
             controller_uid: secret.controller_uid.as_ref().map(Uid::to_string),
             labels: secret.labels.to_map(),
             content: string(secret.content.as_deref()),
+            annotated: secret.annotated,
             tampered: secret.tampered,
             began_with: string(secret.began_with.as_deref()),
             deleting: secret.deleting,
@@ -150,20 +153,22 @@ fn has_foreign_data(metadata: &ObjectMeta) -> bool {
 pub(crate) struct NetworkEntry {
     vlan: Option<u16>,
     bridge: Option<Box<str>>,
-    pub(crate) protected: bool,
+    pub(crate) protected: Option<usize>,
     pub(crate) deleting: bool,
 }
 
 impl NetworkEntry {
-    /// Other components of Viti Stack own the rest of its spec: whatever they put there, it is read.
+    /// Other components of Viti Stack own the rest of its spec: whatever they put there, it is read. A tag that is none
+    /// must not become untagged traffic: it is kept as 0, which is none either.
     pub(crate) fn prune(network: DynamicObject) -> Self {
         let spec = network.data.get("spec").unwrap_or(&Value::Null);
-        let vlan = spec.get("vlan").and_then(Value::as_u64).and_then(|vlan| u16::try_from(vlan).ok());
+        let tag = |vlan: &Value| vlan.as_u64().and_then(|vlan| u16::try_from(vlan).ok()).unwrap_or_default();
+        let vlan = spec.get("vlan").filter(|vlan| !vlan.is_null()).map(tag);
         let finalizers = network.metadata.finalizers.unwrap_or_default();
         Self {
             vlan,
             bridge: owned(spec.get("bridge").and_then(Value::as_str)),
-            protected: finalizers.iter().any(|finalizer| finalizer == FINALIZER_NETWORK),
+            protected: finalizers.iter().position(|finalizer| finalizer == FINALIZER_NETWORK),
             deleting: network.metadata.deletion_timestamp.is_some(),
         }
     }
@@ -328,8 +333,12 @@ mod tests {
                 .unwrap(),
             )
         };
-        assert_eq!(network(json!({"vlan": 70000, "bridge": 1})).vlan, None);
+        for (vlan, expected) in
+            [(json!(70000), Some(0)), (json!("7"), Some(0)), (json!(-1), Some(0)), (Value::Null, None)]
+        {
+            assert_eq!(network(json!({"vlan": vlan, "bridge": 1})).vlan, expected, "{vlan}");
+        }
         let plain = network(json!({"vlan": 7, "bridge": "br1", "other": {"a": [1]}}));
-        assert_eq!((plain.vlan, plain.bridge.as_deref(), plain.protected), (Some(7), Some("br1"), true));
+        assert_eq!((plain.vlan, plain.bridge.as_deref(), plain.protected), (Some(7), Some("br1"), Some(0)));
     }
 }

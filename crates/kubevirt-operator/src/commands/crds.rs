@@ -1,9 +1,13 @@
 //! `kubevirt-operator crds`: what must be in a cluster before a Machine can be.
 
+use std::process::ExitCode;
+
 use anyhow::Result;
+use documents::{print, to_yaml};
 
-use crate::manifests::{json, yaml};
+use crate::manifests::json;
 
-pub(crate) fn print() -> Result<String> {
-    yaml(&api::machine::crds().iter().map(json).collect::<Result<Vec<_>>>()?)
+pub(crate) fn run() -> Result<ExitCode> {
+    print(&to_yaml(&api::machine::crds().iter().map(json).collect::<Result<Vec<_>>>()?)?)?;
+    Ok(ExitCode::SUCCESS)
 }

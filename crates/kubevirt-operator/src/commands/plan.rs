@@ -11,6 +11,7 @@ use anyhow::{Context, Result};
 use api::machine::condition_type;
 use api::{ObjectKey, Outcome, Stop, Write};
 use clap::{Args, ValueEnum};
+use documents::print;
 use machine::Observed;
 use machine::changes::{Effect, FieldChange, Refusal, changes_of};
 use runtime::client::{configuration, connect};
@@ -18,12 +19,12 @@ use runtime::metrics::Metrics;
 use serde::Serialize;
 use serde_json::Value;
 
+use super::files::Files;
 use super::live::Live;
-use super::render::machines_of;
 
 #[derive(Debug, Clone, Args)]
 pub(crate) struct PlanArguments {
-    /// Files with Machines; - for standard input
+    /// Files with Machines, and NetworkConfigurations and Secrets that come with them; - for standard input
     #[arg(short = 'f', long = "filename", value_name = "FILE", required = true)]
     files: Vec<PathBuf>,
     /// File that says how to reach the cluster [env: KUBECONFIG; in a pod: its service account]
@@ -59,6 +60,8 @@ struct Planned {
     /// What its status would say now.
     phase: String,
     ready: bool,
+    /// Something is wrong; otherwise it only takes its time.
+    error: bool,
     reason: String,
     message: String,
 }
@@ -76,21 +79,28 @@ pub(crate) fn run(arguments: &PlanArguments) -> Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("starting")?;
     let planned = runtime.block_on(plan(arguments))?;
     match arguments.output {
-        Format::Json => println!("{}", serde_json::to_string_pretty(&planned)?),
-        Format::Text => print!("{}", text(&planned, std::io::stdout().is_terminal())),
+        Format::Json => print(&format!("{}\n", serde_json::to_string_pretty(&planned)?))?,
+        Format::Text => print(&text(&planned, std::io::stdout().is_terminal()))?,
     }
-    Ok(ExitCode::SUCCESS)
+    let wrong = planned.iter().any(|machine| machine.error || !machine.refused.is_empty());
+    Ok(if wrong { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
 async fn plan(arguments: &PlanArguments) -> Result<Vec<Planned>> {
+    let documents = documents::read(&arguments.files)?;
     let config = configuration(arguments.kubeconfig.as_deref()).await?;
+    let files = Files::of(&documents, &config.default_namespace)?;
+    for warning in &files.warnings {
+        eprintln!("warning: {warning}");
+    }
     let agent = concat!("kubevirt-operator/", env!("CARGO_PKG_VERSION"));
     let clients = connect(&config, agent, None, &Arc::new(Metrics::new("plan")))?;
     let live = Live::new(clients.ordinary);
     let mut planned = Vec::new();
-    for given in machines_of(&arguments.files, &config.default_namespace)? {
-        let (machine, exists) = live.machine(given).await?;
-        let observed = live.observe(machine).await?;
+    for given in &files.machines {
+        let (machine, exists) = live.machine(given.clone()).await?;
+        let mut observed = live.observe(machine).await?;
+        files.add_to(&mut observed);
         planned.push(one(&observed, exists));
     }
     Ok(planned)
@@ -100,6 +110,7 @@ fn one(observed: &Observed, exists: bool) -> Planned {
     let plan = machine::plan(observed);
     let writes = plan.steps.iter().flat_map(|step| &step.writes).map(|write| planned_write(observed, write)).collect();
     let report = machine::report(observed, &plan, &Outcome { stop: Stop::Done, written: 0 });
+    let error = report.error.is_some();
     let status = report.status.map(|status| status.desired).unwrap_or_default();
     let conditions = status.get("conditions").and_then(Value::as_array);
     let ready =
@@ -112,6 +123,7 @@ fn one(observed: &Observed, exists: bool) -> Planned {
         refused: machine::refusals(observed),
         phase: words(status.get("phase")),
         ready: ready.is_some_and(|ready| ready.get("status") == Some(&"True".into())),
+        error,
         reason: words(ready.and_then(|ready| ready.get("reason"))),
         message: words(ready.and_then(|ready| ready.get("message"))),
     }
@@ -154,7 +166,11 @@ fn text(planned: &[Planned], colour: bool) -> String {
         if machine.writes.is_empty() {
             let _ = writeln!(out, "  nothing to write");
         }
-        let code = if machine.ready { GREEN } else { YELLOW };
+        let code = match (machine.ready, machine.error) {
+            (true, _) => GREEN,
+            (false, true) => RED,
+            (false, false) => YELLOW,
+        };
         let (reason, message) = (paint(code, &machine.reason), &machine.message);
         let _ = writeln!(out, "  {}: {reason} {message}", machine.phase);
     }
@@ -205,6 +221,7 @@ mod tests {
             refused: vec![Refusal { field: "spec.disks[root].size".to_owned(), reason: "it cannot shrink".to_owned() }],
             phase: "Running".to_owned(),
             ready: true,
+            error: false,
             reason: "Running".to_owned(),
             message: "the machine is running".to_owned(),
         }

@@ -248,14 +248,14 @@ fn plans(suite: &mut Suite) {
         let before = world.requests()?.len();
         let cores = json!({"cpu": {"cores": 2}});
         let edited = json!({"template": "small", "disks": disks("1Gi"), "networks": networks, "resources": cores});
-        let planned = plan(&world, &machine("web", &edited)).await?;
+        let planned = refused_plan(&world, &machine("web", &edited)).await?;
         let at = |planned: &Value, pointer: &str| planned.pointer(pointer).cloned().unwrap_or_default();
         ensure!(at(&planned, "/0/refused/0/field") == "spec.disks[data].size", "{planned:#}");
         let changes = at(&planned, "/0/writes/0/changes");
         let of = |change: &&Value| at(change, "/machineField") == "spec.resources.cpu.cores";
         let change = changes.as_array().and_then(|all| all.iter().find(of).cloned()).unwrap_or_default();
         ensure!(at(&change, "/effect") == "restart" && at(&change, "/to") == 2, "{planned:#}");
-        let planned = plan(&world, &machine("second", &spec)).await?;
+        let planned = refused_plan(&world, &machine("second", &spec)).await?;
         ensure!(
             at(&planned, "/0/reason") == "MacAddressInUse" && at(&planned, "/0/writes") == json!([]),
             "{planned:#}"
@@ -265,20 +265,11 @@ fn plans(suite: &mut Suite) {
     });
 }
 
-async fn plan(world: &World, machine: &Value) -> Result<Value> {
-    let mut machine = machine.clone();
-    if let Some(Value::Object(metadata)) = machine.get_mut("metadata") {
-        metadata.insert("namespace".to_owned(), world.namespace.into());
-    }
-    let file = world.lab.folder().join(format!("{}.json", world.namespace));
-    std::fs::write(&file, machine.to_string())?;
-    let output = tokio::process::Command::new(env!("CARGO_BIN_EXE_kubevirt-operator"))
-        .args(["plan".as_ref(), "-o".as_ref(), "json".as_ref(), "-f".as_ref(), file.as_os_str()])
-        .env("KUBECONFIG", world.lab.kubeconfig())
-        .output()
-        .await?;
-    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    Ok(serde_json::from_slice(&output.stdout)?)
+/// What is wrong is told to programs by the exit code as well.
+async fn refused_plan(world: &World, machine: &Value) -> Result<Value> {
+    let (fine, text) = world.plan(machine, &["-o", "json"]).await?;
+    ensure!(!fine, "it finds nothing wrong: {text}");
+    Ok(serde_json::from_str(&text)?)
 }
 
 /// What the operator may do in a namespace, with or without reading a Secret by name.

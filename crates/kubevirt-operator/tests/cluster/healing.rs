@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use api::machine::Machine;
-use kube::api::{DynamicObject, PostParams};
+use k8s_openapi::api::admissionregistration::v1::ValidatingAdmissionPolicyBinding;
+use kube::api::{DeleteParams, DynamicObject, PostParams};
 use kube::{Api, ResourceExt};
 use kubevirt_operator::rbac;
 use lab::harness::Suite;
@@ -37,7 +38,16 @@ pub(crate) fn add(suite: &mut Suite) {
         let untouched = world.machines().get("before").await?;
         ensure!(phase(&untouched) == Some("Running"), "one Machine's trouble is another's: {:?}", untouched.status);
 
+        world.machines().delete("before", &DeleteParams::default()).await?;
+        let held_up = world.expect("before", "PermissionMissing").await?;
+        for words in ["the deletion of the claims is held up", "may not delete persistentvolumeclaims", "grant that"] {
+            ensure!(diagnosis(&held_up).contains(words), "{words:?} is missing in {:?}", held_up.status);
+        }
+        world.told("before", "PermissionMissing").await?;
+        world.counts_errors(&["PermissionMissing"]).await?;
+
         lab.change_grant("rights", ACCOUNT, &all).await?;
+        world.gone("before").await?;
         world.running("claim", HEALED).await.map(|_| ())
     });
 
@@ -101,20 +111,27 @@ pub(crate) fn add(suite: &mut Suite) {
 
     suite.test("what_a_policy_refuses_is_told_in_its_words_and_heals", |labs| async move {
         let world = Box::pin(World::begin_with(&labs, "policy", vec![IMPATIENT])).await?;
-        let policies = policy(world.namespace, "no machines on Sundays");
+        let bindings: Api<ValidatingAdmissionPolicyBinding> = Api::all(world.lab.client());
+        let policies = policy(world.namespace, "CREATE", "no machines on Sundays");
         manifests::create(&world.lab.client(), &policies).await?;
-        world.policy_is_in_force().await?;
+        world.creation_is_refused().await?;
         world.create_json(&machine("sunday", &json!({"template": "small"}))).await?;
-        let refused = world.expect("sunday", "KubeVirtApiError").await?;
+        let refused = world.expect("sunday", "AdmissionRefused").await?;
         ensure!(diagnosis(&refused).contains("no machines on Sundays"), "{:?}", refused.status);
-        let binding: Api<DynamicObject> = Api::all_with(
-            world.lab.client(),
-            &kube::api::ApiResource::erase::<
-                k8s_openapi::api::admissionregistration::v1::ValidatingAdmissionPolicyBinding,
-            >(&()),
-        );
-        binding.delete(world.namespace, &Default::default()).await?;
-        world.running("sunday", HEALED).await.map(|_| ())
+        world.counts_errors(&["AdmissionRefused"]).await?;
+        bindings.delete("policy-create", &DeleteParams::default()).await?;
+        world.running("sunday", HEALED).await?;
+
+        let policies = policy(world.namespace, "DELETE", "nothing goes on Sundays");
+        manifests::create(&world.lab.client(), &policies).await?;
+        world.deletion_is_refused("sunday").await?;
+        world.machines().delete("sunday", &DeleteParams::default()).await?;
+        let held_up = world.expect("sunday", "AdmissionRefused").await?;
+        for words in ["the deletion of the VirtualMachine is held up", "nothing goes on Sundays"] {
+            ensure!(diagnosis(&held_up).contains(words), "{words:?} is missing in {:?}", held_up.status);
+        }
+        bindings.delete("policy-delete", &DeleteParams::default()).await?;
+        world.gone("sunday").await
     });
 }
 
@@ -151,30 +168,31 @@ async fn reads_the_cluster(lab: &lab::Lab, namespace: &str) -> Result<()> {
     manifests::create(&lab.client(), &[json!(role), json!(binding)]).await
 }
 
-/// Refuses VirtualMachines in one namespace, with these words.
-fn policy(namespace: &str, words: &str) -> [Value; 2] {
+/// Refuses an operation on VirtualMachines in one namespace, with these words.
+fn policy(namespace: &str, operation: &str, words: &str) -> [Value; 2] {
+    let name = format!("{namespace}-{}", operation.to_lowercase());
     let group = "admissionregistration.k8s.io/v1";
     let matches = json!({
         "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}},
         "resourceRules": [{
-            "apiGroups": ["kubevirt.io"], "apiVersions": ["*"], "operations": ["CREATE"], "resources": ["virtualmachines"],
+            "apiGroups": ["kubevirt.io"], "apiVersions": ["*"], "operations": [operation], "resources": ["virtualmachines"],
         }],
     });
     [
         json!({
-            "apiVersion": group, "kind": "ValidatingAdmissionPolicy", "metadata": {"name": namespace},
+            "apiVersion": group, "kind": "ValidatingAdmissionPolicy", "metadata": {"name": name},
             "spec": {"matchConstraints": matches, "validations": [{"expression": "false", "message": words}]},
         }),
         json!({
-            "apiVersion": group, "kind": "ValidatingAdmissionPolicyBinding", "metadata": {"name": namespace},
-            "spec": {"policyName": namespace, "validationActions": ["Deny"]},
+            "apiVersion": group, "kind": "ValidatingAdmissionPolicyBinding", "metadata": {"name": name},
+            "spec": {"policyName": name, "validationActions": ["Deny"]},
         }),
     ]
 }
 
 impl World {
     /// A policy is in force a moment after it was made.
-    async fn policy_is_in_force(&self) -> Result<()> {
+    async fn creation_is_refused(&self) -> Result<()> {
         let vm = json!({
             "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine", "metadata": {"name": "probe"},
             "spec": {"runStrategy": "Halted", "template": {"spec": {"domain": {"devices": {}, "memory": {"guest": "128Mi"}}}}},
@@ -183,6 +201,16 @@ impl World {
         let dry = PostParams { dry_run: true, ..PostParams::default() };
         let refused = async {
             while self.vms().create(&dry, &vm).await.is_ok() {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        };
+        tokio::time::timeout(HEALED, refused).await.context("the policy never came into force")
+    }
+
+    async fn deletion_is_refused(&self, vm: &str) -> Result<()> {
+        let dry = DeleteParams { dry_run: true, ..DeleteParams::default() };
+        let refused = async {
+            while self.vms().delete(vm, &dry).await.is_ok() {
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
         };

@@ -5,13 +5,14 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use api::machine::{
-    FINALIZER_NETWORK, LABEL_MACHINE, LABEL_MACHINE_UID, LABEL_MANAGED_BY, MANAGED_BY, Machine, NetworkConfiguration,
+    FINALIZER_MACHINE, FINALIZER_NETWORK, LABEL_MACHINE, LABEL_MACHINE_UID, LABEL_MANAGED_BY, MANAGED_BY, Machine,
+    NetworkConfiguration,
 };
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Secret};
 use kube::ResourceExt;
-use kube::api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams};
+use kube::api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams};
 use lab::harness::Suite;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::world::{World, condition, machine, reason};
 
@@ -79,6 +80,7 @@ pub(crate) fn add(suite: &mut Suite) {
         }
         ensure!(world.vms().list(&ListParams::default()).await?.items.is_empty(), "nothing is half made");
         ensure!(world.names::<PersistentVolumeClaim>("").await?.is_empty(), "nothing is half made");
+        world.counts_errors(&cases.each_ref().map(|(_, _, _, reason)| *reason)).await?;
 
         let fixed = json!({"spec": {"template": "small"}});
         world.machines().patch("no-template", &PatchParams::default(), &Patch::Merge(fixed)).await?;
@@ -176,7 +178,7 @@ pub(crate) fn add(suite: &mut Suite) {
         ensure!(networks.get("net").await?.finalizers().is_empty(), "nobody uses it");
         networks.delete("net", &DeleteParams::default()).await?;
         world.lab.wait("the network's end", RUNNING, networks, "net", |network| network.is_none()).await?;
-        Ok(())
+        what_was_exported_with_its_finalizers_goes_as_well(&world).await
     });
 
     suite.test("a_machine_costs_few_requests", |labs| async move {
@@ -216,14 +218,17 @@ pub(crate) fn add(suite: &mut Suite) {
     suite.test("plan_shows_what_would_change_and_writes_nothing", |labs| async move {
         let world = Box::pin(World::begin(&labs, "plan-command")).await?;
         let spec = json!({"template": "small"});
-        ensure!(world.plan(&machine("planned", &spec)).await?.contains("+ create VirtualMachine planned"), "a new one");
+        let (fine, text) = world.plan(&machine("planned", &spec), &[]).await?;
+        ensure!(fine && text.contains("+ create VirtualMachine planned"), "a new one: {text}");
+        let (fine, text) = world.plan(&machine("planned", &json!({"template": "none"})), &[]).await?;
+        ensure!(!fine && text.contains("TemplateNotFound"), "programs see that it cannot be: {text}");
         world.create_json(&machine("planned", &spec)).await?;
         world.running("planned", RUNNING).await?;
-        let same = world.plan(&machine("planned", &spec)).await?;
-        ensure!(same.contains("nothing to write") && same.contains("Running: Running"), "{same}");
+        let (fine, same) = world.plan(&machine("planned", &spec), &[]).await?;
+        ensure!(fine && same.contains("nothing to write") && same.contains("Running: Running"), "{same}");
         let version = world.vms().get("planned").await?.metadata.generation;
         let edited = json!({"template": "small", "resources": {"cpu": {"cores": 4}}, "powerState": "Stopped"});
-        let text = world.plan(&machine("planned", &edited)).await?;
+        let (_, text) = world.plan(&machine("planned", &edited), &[]).await?;
         for part in
             ["~ change VirtualMachine planned", "spec.template.spec.domain.cpu.cores: 1 → 4 (at restart)", "(live)"]
         {
@@ -268,5 +273,31 @@ async fn looks_as_in_the_seed(world: &World, machine: &Machine) -> Result<()> {
     }
     let text = serde_json::to_string(&vm.data).unwrap_or_default();
     ensure!(!text.contains("ssh-rsa"), "user data stays in its Secret");
+    Ok(())
+}
+
+/// Whoever makes an object again from an export sets our finalizers in his own name.
+async fn what_was_exported_with_its_finalizers_goes_as_well(world: &World) -> Result<()> {
+    let networks = world.api::<NetworkConfiguration>();
+    let network = json!({
+        "apiVersion": "vitistack.io/v1alpha1", "kind": "NetworkConfiguration",
+        "metadata": {"name": "again", "finalizers": ["example.com/other", FINALIZER_NETWORK]},
+        "spec": {"bridge": "br0"},
+    });
+    networks.create(&PostParams::default(), &serde_json::from_value(network)?).await?;
+    let mut exported =
+        machine("again", &json!({"template": "small", "networks": [{"name": "a", "networkName": "again"}]}));
+    if let Some(Value::Object(metadata)) = exported.get_mut("metadata") {
+        metadata.insert("finalizers".to_owned(), json!([FINALIZER_MACHINE]));
+    }
+    world.create_json(&exported).await?;
+    world.running("again", RUNNING).await?;
+    world.delete("again").await?;
+    let left = networks.get("again").await?;
+    ensure!(
+        left.finalizers() == ["example.com/other"],
+        "ours is gone, the other one is not ours: {:?}",
+        left.finalizers()
+    );
     Ok(())
 }

@@ -54,7 +54,7 @@ pub(crate) fn add(suite: &mut Suite) {
             let is_of =
                 |drawn: &&Drawn| write.name == drawn.name || write.name.starts_with(&format!("{}-", drawn.name));
             let drawn = drawn.iter().find(is_of).with_context(|| format!("{write:?}"))?;
-            let plan = world.plan(&machine(&drawn.name, &json!(affordable(drawn.spec.clone())))).await?;
+            let (_, plan) = world.plan(&machine(&drawn.name, &json!(affordable(drawn.spec.clone()))), &[]).await?;
             bail!("{} writes after a restart; {}: {plan}", writes.len(), drawn.describe());
         }
         let made = world.vms().list(&ListParams::default()).await?.items.len();

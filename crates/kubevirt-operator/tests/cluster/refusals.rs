@@ -20,6 +20,7 @@ pub(crate) fn add(suite: &mut Suite) {
         world.create_json(&machine("big", &big)).await?;
         let refused = world.expect("big", "InsufficientResources").await?;
         ensure!(diagnosis(&refused).contains("ask for less"), "{:?}", refused.status);
+        world.counts_errors(&["InsufficientResources"]).await?;
         world.edit("big", &json!({"resources": {"memory": {"size": "1Gi"}}})).await?;
         world.running("big", HEALED).await.map(|_| ())
     });
@@ -30,6 +31,7 @@ pub(crate) fn add(suite: &mut Suite) {
         world.create_json(&machine("old", &old)).await?;
         let refused = world.expect("old", "KubeVirtApiError").await?;
         ensure!(diagnosis(&refused).contains("emulatedMachines"), "{:?}", refused.status);
+        world.counts_errors(&["KubeVirtApiError"]).await?;
         world.edit("old", &json!({"domain": {"machine": {"type": "pc-q35"}}})).await?;
         world.running("old", HEALED).await.map(|_| ())
     });
@@ -49,6 +51,7 @@ pub(crate) fn add(suite: &mut Suite) {
         world.create_json(&machine("many", &json!({"template": "small"}))).await?;
         let refused = world.expect("many", "QuotaExceeded").await?;
         ensure!(diagnosis(&refused).contains("exceeded quota"), "{:?}", refused.status);
+        world.counts_errors(&["QuotaExceeded"]).await?;
         quotas.delete("tight", &Default::default()).await?;
         world.running("many", HEALED).await.map(|_| ())
     });

@@ -8,6 +8,7 @@ use api::machine::{Machine, condition_type, crds};
 use futures::future::BoxFuture;
 use futures::{StreamExt, TryStreamExt, stream};
 use k8s_openapi::NamespaceResourceScope;
+use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::api::{ApiResource, DeleteParams, DynamicObject, ListParams, Patch, PatchParams};
 use kube::{Api, Resource, ResourceExt};
@@ -190,6 +191,10 @@ impl World {
     /// Deletes a Machine and waits until it is gone.
     pub(crate) async fn delete(&self, name: &str) -> Result<()> {
         self.machines().delete(name, &DeleteParams::default()).await?;
+        self.gone(name).await
+    }
+
+    pub(crate) async fn gone(&self, name: &str) -> Result<()> {
         let gone =
             self.lab.wait("the end", Duration::from_secs(90), self.machines(), name, |machine| machine.is_none());
         gone.await.with_context(|| format!("the operator's log:\n{}", self.program.log_text())).map(|_| ())
@@ -224,7 +229,6 @@ impl World {
         Ok(self.requests()?.split_off(before).into_iter().filter(lab::Record::is_write).collect())
     }
 
-    /// The networks that random specs name.
     /// Returns when another guest runs.
     pub(crate) async fn restart_guest(&self, name: &str) -> Result<()> {
         let before = self.vmis().get_opt(name).await?.and_then(|vmi| vmi.uid());
@@ -240,6 +244,7 @@ impl World {
         self.lab.wait("another guest", PATIENCE, self.vmis(), name, another).await.map(|_| ())
     }
 
+    /// NetworkConfigurations of these names.
     pub(crate) async fn networks(&self, names: &[&str]) -> Result<()> {
         for name in names {
             let network = json!({
@@ -271,8 +276,8 @@ impl World {
         }
     }
 
-    /// What `kubevirt-operator plan` says about a Machine.
-    pub(crate) async fn plan(&self, machine: &Value) -> Result<String> {
+    /// What `kubevirt-operator plan` says about a Machine, and whether it finds nothing wrong.
+    pub(crate) async fn plan(&self, machine: &Value, arguments: &[&str]) -> Result<(bool, String)> {
         let mut machine = machine.clone();
         if let Some(Value::Object(metadata)) = machine.get_mut("metadata") {
             metadata.insert("namespace".to_owned(), self.namespace.into());
@@ -281,11 +286,46 @@ impl World {
         std::fs::write(&file, machine.to_string())?;
         let output = tokio::process::Command::new(env!("CARGO_BIN_EXE_kubevirt-operator"))
             .args(["plan".as_ref(), "-f".as_ref(), file.as_os_str()])
+            .args(arguments)
             .env("KUBECONFIG", self.lab.kubeconfig())
             .output()
             .await?;
-        ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+        ensure!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
+        Ok((output.status.success(), String::from_utf8_lossy(&output.stdout).into_owned()))
+    }
+
+    /// Returns when an error of each of these types has been counted: a moment after the status that tells of it.
+    pub(crate) async fn counts_errors(&self, reasons: &[&str]) -> Result<()> {
+        let is_counted = |text: &str, reason: &str| {
+            let labels = format!("{{controller=\"Machine\",error_type=\"{reason}\"}} ");
+            let line = format!("kubevirt_operator_reconciliation_errors_total{labels}");
+            text.lines().any(|have| have.strip_prefix(&line).is_some_and(|count| count != "0"))
+        };
+        let counted = async {
+            loop {
+                let (_, text) = self.program.get(8080, "/metrics").await?;
+                if reasons.iter().all(|reason| is_counted(&text, reason)) {
+                    return anyhow::Ok(());
+                }
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, counted).await.with_context(|| format!("not all of {reasons:?} are counted"))?
+    }
+
+    /// Returns when an event with this reason is about this Machine.
+    pub(crate) async fn told(&self, name: &str, reason: &str) -> Result<()> {
+        let is_it = |event: &Event| {
+            let about = event.regarding.as_ref().is_some_and(|about| about.name.as_deref() == Some(name));
+            about && event.reason.as_deref() == Some(reason)
+        };
+        let told = async {
+            while !self.api::<Event>().list(&ListParams::default()).await?.items.iter().any(is_it) {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+            anyhow::Ok(())
+        };
+        tokio::time::timeout(PATIENCE, told).await.with_context(|| format!("no event {reason} about {name}"))?
     }
 
     pub(crate) async fn metrics_are_told(&self) -> Result<()> {

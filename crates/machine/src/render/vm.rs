@@ -209,7 +209,7 @@ fn collect(path: &str, live: &Value, wanted: &Value, operations: &mut Vec<Operat
         return;
     };
     for key in have.keys().filter(|key| !want.contains_key(*key)) {
-        operations.push(Operation { path: format!("{path}/{}", Operation::escape(key)), value: None });
+        operations.push(Operation::remove(format!("{path}/{}", Operation::escape(key))));
     }
     for (key, value) in want {
         let path = format!("{path}/{}", Operation::escape(key));

@@ -24,7 +24,7 @@ pub(super) fn storage(observed: &Observed, analysis: &Analysis) -> (bool, &'stat
         return (false, reason::PVC_PENDING, problem.message.clone());
     }
     match pending_claims(observed, analysis) {
-        Some(message) => (false, reason::PVC_PENDING, message),
+        Some(pending) => (false, reason::PVC_PENDING, pending.message),
         None if analysis.resolved.is_none() => {
             (false, reason::PVC_PENDING, "the spec cannot be understood yet".to_owned())
         }
@@ -32,10 +32,17 @@ pub(super) fn storage(observed: &Observed, analysis: &Analysis) -> (bool, &'stat
     }
 }
 
-/// Which claims are not bound yet, and why that may be.
-pub(super) fn pending_claims(observed: &Observed, analysis: &Analysis) -> Option<String> {
+/// Claims that are not bound yet.
+pub(super) struct Pending {
+    /// Which, and why that may be.
+    pub(super) message: String,
+    /// One of them waits for nothing but its volume.
+    pub(super) waits_for_volume: bool,
+}
+
+pub(super) fn pending_claims(observed: &Observed, analysis: &Analysis) -> Option<Pending> {
     let resolved = analysis.resolved.as_ref()?;
-    let mut pending = Vec::new();
+    let (mut pending, mut waits_for_volume) = (Vec::new(), false);
     for disk in &resolved.disks {
         let Content::Claim { claim, .. } = &disk.content else { continue };
         let view = observed.claims.get(claim);
@@ -45,6 +52,7 @@ pub(super) fn pending_claims(observed: &Observed, analysis: &Analysis) -> Option
         let class = view.and_then(|view| view.storage_class.as_deref());
         let waits =
             observed.storage_classes.iter().any(|known| Some(known.name.as_str()) == class && known.waits_for_consumer);
+        waits_for_volume |= view.is_some() && !waits;
         pending.push(match (view, waits) {
             (None, _) => format!("{claim} is being made"),
             (Some(_), true) => {
@@ -56,7 +64,7 @@ pub(super) fn pending_claims(observed: &Observed, analysis: &Analysis) -> Option
             ),
         });
     }
-    (!pending.is_empty()).then(|| pending.join("; "))
+    (!pending.is_empty()).then(|| Pending { message: pending.join("; "), waits_for_volume })
 }
 
 pub(super) fn network(observed: &Observed, analysis: &Analysis) -> (bool, &'static str, String) {

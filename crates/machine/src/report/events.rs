@@ -1,6 +1,6 @@
 //! Events on every transition and every error; none at steady state.
 
-use api::machine::{MachineStatus, condition_type, machine_reason as reason, phase};
+use api::machine::{MachineStatus, condition_type, machine_reason as reason};
 use api::{EventKind, EventNote, ObjectRef, Plan};
 
 use crate::observed::Observed;
@@ -23,10 +23,9 @@ pub(super) fn of(
     if !changed {
         return notes;
     }
-    let good = verdict.ready || matches!(verdict.phase, phase::CREATING | phase::RUNNING) && !is_error(verdict.reason);
     notes.push(EventNote {
         about: about(observed),
-        kind: if good { EventKind::Normal } else { EventKind::Warning },
+        kind: if verdict.error { EventKind::Warning } else { EventKind::Normal },
         reason: verdict.reason,
         action: if plan.write_count() > 0 { "Reconcile" } else { "Observe" },
         message: verdict.message.clone(),
@@ -76,18 +75,4 @@ fn restart_required(observed: &Observed, previous: &MachineStatus, status: &Mach
         action: "Observe",
         message: condition.message,
     })
-}
-
-fn is_error(reason: &str) -> bool {
-    use api::machine::machine_reason as known;
-    !matches!(
-        reason,
-        known::VM_CREATED
-            | known::PVC_PENDING
-            | known::RUNNING
-            | known::STOPPED
-            | known::STOPPING
-            | known::PAUSED
-            | known::DELETING
-    )
 }

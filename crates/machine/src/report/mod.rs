@@ -2,13 +2,15 @@
 //! everything that was seen, also after an error, and written only if it says something new.
 
 mod conditions;
+mod deletion;
 mod events;
+mod refusal;
 mod verdict;
 
 use std::time::Duration;
 
-use api::machine::{EffectiveResources, MachineStatus, condition_type, phase};
-use api::{ConditionStatus, Outcome, Plan, Report, StatusWrite, Stop, set_condition};
+use api::machine::{EffectiveResources, MachineStatus, condition_type};
+use api::{ConditionStatus, Outcome, Plan, Report, StatusWrite, set_condition};
 use serde_json::Value;
 
 use crate::analysis::{Analysis, analyse};
@@ -19,12 +21,10 @@ use verdict::{Verdict, judge};
 const MOST_ADDRESSES: usize = 16;
 /// How soon a permission that was missing is tried again.
 const ASK_AGAIN: Duration = Duration::from_secs(10);
-/// A deletion that is quicker than this is not worth a write.
-const VISIBLE_AFTER: Duration = Duration::from_secs(2);
 
 pub fn report(observed: &Observed, plan: &Plan, outcome: &Outcome) -> Report {
     if observed.is_deleting() {
-        return deleting(observed, outcome);
+        return deletion::report(observed, outcome);
     }
     let analysis = analyse(observed);
     let Some(verdict) = judge(observed, &analysis, outcome) else { return Report::default() };
@@ -39,6 +39,7 @@ fn finish(observed: &Observed, plan: &Plan, status: MachineStatus, verdict: &Ver
         status: Some(write(observed, &previous, status)),
         // Granting a permission wakes nobody.
         wake_after: matches!(observed.source, SourceView::Forbidden(_)).then_some(ASK_AGAIN),
+        error: verdict.error.then_some(verdict.reason),
     }
 }
 
@@ -103,35 +104,4 @@ fn status(observed: &Observed, analysis: &Analysis, verdict: &Verdict) -> Machin
         None => status.conditions.retain(|condition| condition.type_ != condition_type::RESTART_REQUIRED),
     }
     status
-}
-
-/// A deletion says nothing while it goes quickly, and why it waits when it does not.
-fn deleting(observed: &Observed, outcome: &Outcome) -> Report {
-    let Stop::Waiting { wait, .. } = &outcome.stop else { return Report::default() };
-    let since = observed.machine.metadata.deletion_timestamp.as_ref().map_or(observed.now, |time| time.0);
-    let waited = observed.now.duration_since(since);
-    let remaining = VISIBLE_AFTER.saturating_sub(Duration::try_from(waited).unwrap_or_default());
-    if !remaining.is_zero() {
-        // The deletion timestamp has whole seconds: a little later is surely late enough.
-        return Report { wake_after: Some(remaining + Duration::from_millis(100)), ..Report::default() };
-    }
-    let previous = observed.machine.status.clone().unwrap_or_default();
-    let mut status = previous.clone();
-    let message = format!("the Machine is being deleted: {}", wait.message);
-    status.diagnosis = Some(message.clone());
-    set_condition(
-        &mut status.conditions,
-        condition_type::READY,
-        ConditionStatus::False,
-        wait.reason,
-        &message,
-        observed.machine.metadata.generation,
-        observed.now,
-    );
-    finish(
-        observed,
-        &Plan::default(),
-        status,
-        &Verdict { phase: phase::CREATING, ready: false, reason: wait.reason, message },
-    )
 }

@@ -1,26 +1,37 @@
 //! Phase, Ready and the one sentence about it: a walk from the Machine to its VM, guest, pod and claims that stops at the
 //! first thing that explains why the machine is not running.
 
-use api::machine::{machine_reason as reason, phase};
+use api::machine::{condition_type, machine_reason as reason, phase};
 use api::{Body, Class, Failure, Outcome, Stop, Target};
+use k8s_openapi::jiff::SignedDuration;
 
 use crate::analysis::Analysis;
 use crate::observed::{Observed, VmView};
 use crate::plan::step;
 use crate::problem::ProblemKind;
 use crate::report::conditions::pending_claims;
+use crate::report::refusal::explain;
 use crate::resolve::Power;
+
+/// How long the storage may take to make a volume before that is an error.
+const PROVISIONING: SignedDuration = SignedDuration::from_mins(1);
 
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Verdict {
     pub(crate) phase: &'static str,
     pub(crate) ready: bool,
+    /// Something is wrong; otherwise it only takes its time, or is as somebody wanted it.
+    pub(crate) error: bool,
     pub(crate) reason: &'static str,
     pub(crate) message: String,
 }
 
-fn not_ready(phase: &'static str, reason: &'static str, message: impl Into<String>) -> Verdict {
-    Verdict { phase, ready: false, reason, message: message.into() }
+pub(super) fn not_ready(phase: &'static str, reason: &'static str, message: impl Into<String>) -> Verdict {
+    Verdict { phase, ready: false, error: reason::ERRORS.contains(&reason), reason, message: message.into() }
+}
+
+fn ready(phase: &'static str, reason: &'static str, message: &str) -> Verdict {
+    Verdict { phase, ready: true, error: false, reason, message: message.to_owned() }
 }
 
 /// None: nothing worth saying happened, and what was said before stays.
@@ -28,24 +39,29 @@ pub(crate) fn judge(observed: &Observed, analysis: &Analysis, outcome: &Outcome)
     if let Some(problem) = &analysis.problem {
         let phase = match problem.kind {
             ProblemKind::Failed => phase::FAILED,
-            // What was made stays as it was made.
-            ProblemKind::Pending | ProblemKind::Creating if runs(observed) => {
-                let message = format!("{}; until then the machine runs on as it was", problem.message);
-                return Some(not_ready(phase::RUNNING, problem.reason, message));
-            }
             ProblemKind::Pending => phase::PENDING,
             ProblemKind::Creating => phase::CREATING,
         };
-        return Some(not_ready(phase, problem.reason, &problem.message));
+        let verdict = not_ready(phase, problem.reason, &problem.message);
+        return Some(if problem.kind == ProblemKind::Failed { verdict } else { as_it_was(observed, verdict) });
     }
     match &outcome.stop {
-        Stop::Taken { target, live, .. } => Some(taken(target, live)),
+        Stop::Taken { target, live, .. } => Some(as_it_was(observed, taken(target, live))),
         // The machine is as it is wanted, but for what is left over.
         Stop::Failed { step: step::UNUSED, failure } => Some(littered(living(observed, analysis), failure)),
-        Stop::Failed { failure, .. } => failed(observed, failure),
+        Stop::Failed { failure, .. } => Some(as_it_was(observed, failed(observed, failure)?)),
         Stop::Waiting { wait, .. } => Some(not_ready(phase::CREATING, wait.reason, &wait.message)),
         Stop::Done => Some(living(observed, analysis)),
     }
+}
+
+/// What was made stays as it was made, whatever is in the way of a change.
+fn as_it_was(observed: &Observed, verdict: Verdict) -> Verdict {
+    if !runs(observed) {
+        return verdict;
+    }
+    let message = format!("{}; until then the machine runs on as it was", verdict.message);
+    Verdict { phase: phase::RUNNING, message, ..verdict }
 }
 
 /// A guest of the Machine's own VM.
@@ -80,42 +96,16 @@ fn littered(verdict: Verdict, failure: &Failure) -> Verdict {
     Verdict { message, ..verdict }
 }
 
-/// A failure that the next try may heal says nothing, unless it comes from KubeVirt or needs somebody's help.
+/// A failure that the next try may heal says nothing, unless the Machine was never told of: then it is being made.
 fn failed(observed: &Observed, failure: &Failure) -> Option<Verdict> {
-    use api::reason as cause;
-    let creating = |reason, message: String| Some(not_ready(phase::CREATING, reason, message));
-    match (failure.class, failure.reason) {
-        (_, cause::PERMISSION_MISSING) => creating(reason::PERMISSION_MISSING, failure.message.clone()),
-        (_, cause::QUOTA_EXCEEDED) => creating(
-            reason::QUOTA_EXCEEDED,
-            format!("{}; raise the namespace's quota or ask for less", failure.message),
-        ),
-        (
-            _,
-            cause::ADMISSION_REFUSED | cause::INVALID_OBJECT | cause::WEBHOOK_UNREACHABLE | cause::API_NOT_INSTALLED,
-        ) => creating(reason::KUBEVIRT_API_ERROR, format!("{}{}", failure.message, hint(&failure.message))),
-        (Class::Invalid | Class::Bug, _) => creating(reason::KUBEVIRT_API_ERROR, failure.message.clone()),
-        // Tried again at once or soon; a Machine that was never told of says that it is being made.
-        (Class::Conflict | Class::Transient | Class::Forbidden, _) => {
-            observed.machine.status.as_ref().is_none_or(|status| status.conditions.is_empty()).then(|| {
-                not_ready(
-                    phase::CREATING,
-                    reason::VM_CREATED,
-                    format!("it is being made; the last try failed: {}", failure.message),
-                )
-            })
-        }
+    if let Some((reason, message)) = explain(failure) {
+        return Some(not_ready(phase::CREATING, reason, message));
     }
-}
-
-/// What an administrator can do about a refusal of KubeVirt's.
-fn hint(message: &str) -> &'static str {
-    if message.contains("machine type") || message.contains("machine.type") {
-        "; an administrator can allow it in the KubeVirt resource: \
-         spec.configuration.architectureConfiguration.amd64.emulatedMachines"
-    } else {
-        ""
-    }
+    let untold = observed.machine.status.as_ref().is_none_or(|status| status.conditions.is_empty());
+    untold.then(|| {
+        let message = format!("it is being made; the last try failed: {}", failure.message);
+        not_ready(phase::CREATING, reason::VM_CREATED, message)
+    })
 }
 
 /// Nothing is in the way and everything is written: how is the machine?
@@ -141,12 +131,7 @@ fn living(observed: &Observed, analysis: &Analysis) -> Verdict {
 
 fn stopped(observed: &Observed) -> Verdict {
     match &observed.vmi {
-        None => Verdict {
-            phase: phase::STOPPED,
-            ready: true,
-            reason: reason::STOPPED,
-            message: "the machine is stopped, as powerState says".to_owned(),
-        },
+        None => ready(phase::STOPPED, reason::STOPPED, "the machine is stopped, as powerState says"),
         Some(_) => {
             not_ready(phase::RUNNING, reason::STOPPING, "the machine is shutting down, because powerState is Stopped")
         }
@@ -168,7 +153,7 @@ fn running(observed: &Observed, analysis: &Analysis, vm: &VmView) -> Verdict {
         } else {
             "the machine is running"
         };
-        return Verdict { phase: phase::RUNNING, ready: true, reason: reason::RUNNING, message: message.to_owned() };
+        return ready(phase::RUNNING, reason::RUNNING, message);
     }
     if let Some(words) = vmi.and_then(|vmi| vmi.unschedulable.as_deref()) {
         return not_ready(
@@ -188,10 +173,18 @@ fn running(observed: &Observed, analysis: &Analysis, vm: &VmView) -> Verdict {
     if let Some(verdict) = error_state(&vm.printable_status) {
         return verdict;
     }
-    if let Some(message) = pending_claims(observed, analysis) {
-        return not_ready(phase::CREATING, reason::PVC_PENDING, message);
+    if let Some(pending) = pending_claims(observed, analysis) {
+        let error = pending.waits_for_volume && is_overdue(observed);
+        return Verdict { error, ..not_ready(phase::CREATING, reason::PVC_PENDING, pending.message) };
     }
     not_ready(phase::CREATING, reason::VM_CREATED, starting(&vm.printable_status))
+}
+
+/// How long a claim has waited is how long the storage has not been ready.
+fn is_overdue(observed: &Observed) -> bool {
+    let conditions = observed.machine.status.iter().flat_map(|status| &status.conditions);
+    let mut storage = conditions.filter(|have| have.type_ == condition_type::STORAGE_READY && have.status == "False");
+    storage.any(|have| observed.now.duration_since(have.last_transition_time.0) > PROVISIONING)
 }
 
 fn starting(status: &str) -> String {

@@ -154,12 +154,18 @@ fn claim(machine: &str, disk: &Disk, source: Option<Source>) -> Result<Content, 
                 "disk {name}: accessMode ReadOnlyMany needs a source; an empty read-only disk is of no use"
             )));
         }
-        Some(other) => return Err(invalid(format!("disk {name}: accessMode {other:?} is unknown"))),
+        Some(other) => {
+            return Err(invalid(format!(
+                "disk {name}: accessMode is {other:?}; it must be ReadWriteOnce, ReadWriteMany or ReadOnlyMany"
+            )));
+        }
     };
     let volume_mode = match disk.volume_mode.as_deref() {
         None => "Filesystem",
         Some(mode @ ("Filesystem" | "Block")) => mode,
-        Some(other) => return Err(invalid(format!("disk {name}: volumeMode {other:?} is unknown"))),
+        Some(other) => {
+            return Err(invalid(format!("disk {name}: volumeMode is {other:?}; it must be Filesystem or Block")));
+        }
     };
     let on_delete = match disk.on_delete.as_deref() {
         None | Some("Delete") => OnDelete::Delete,

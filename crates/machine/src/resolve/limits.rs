@@ -1,11 +1,13 @@
 //! What the CRD says about single fields, said again: an object may have been stored before a rule was, or by a server
-//! whose CRD is older. Nothing is made of a Machine that the CRD would refuse.
+//! whose CRD is older. Nothing is made of a Machine or a NetworkConfiguration that the CRD would refuse.
 
 use std::fmt::Display;
 
+use api::machine::limits::{BRIDGE_LENGTH, FIRST_VLAN, LAST_VLAN};
 use api::machine::{Disk, DiskSource, Machine, MachineSpec, Network};
 
 use super::invalid;
+use crate::observed::NetworkView;
 use crate::problem::Problem;
 
 const LABEL: usize = 63;
@@ -65,6 +67,27 @@ fn network(network: &Network) -> Result<(), Problem> {
     text(format!("networks[{}].networkName", shown(&network.name)), &network.network_name, NAME)
 }
 
+/// What is wrong with a NetworkConfiguration, and what to write instead.
+pub(crate) fn network_configuration(name: &str, network: &NetworkView) -> Option<String> {
+    let Some(bridge) = network.bridge.as_deref() else {
+        return Some(format!("the NetworkConfiguration {name} names no bridge; set its spec.bridge"));
+    };
+    let good = |byte: u8| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte);
+    if !((1..=BRIDGE_LENGTH).contains(&bridge.len()) && bridge.bytes().all(good)) {
+        return Some(format!(
+            "the NetworkConfiguration {name}: spec.bridge is {:?}; it must be the name of a bridge on the nodes, at most \
+             {BRIDGE_LENGTH} letters, digits, hyphens, underscores and dots",
+            shown(bridge)
+        ));
+    }
+    network.vlan.filter(|tag| !(FIRST_VLAN..=LAST_VLAN).contains(tag)).map(|_| {
+        format!(
+            "the NetworkConfiguration {name}: spec.vlan must be a number from {FIRST_VLAN} to {LAST_VLAN}; without it \
+             traffic is not tagged"
+        )
+    })
+}
+
 fn each<T>(given: &Option<T>, check: impl FnOnce(&T) -> Result<(), Problem>) -> Result<(), Problem> {
     given.as_ref().map_or(Ok(()), check)
 }
@@ -86,7 +109,7 @@ fn number(field: &str, given: Option<u32>, most: u32) -> Result<(), Problem> {
     }
 }
 
-fn at_most(field: impl Display, given: &str, most: usize) -> Result<(), Problem> {
+pub(super) fn at_most(field: impl Display, given: &str, most: usize) -> Result<(), Problem> {
     let length = given.chars().count();
     if length > most { Err(invalid(format!("{field} has {length} characters; at most {most} may be"))) } else { Ok(()) }
 }

@@ -2,9 +2,10 @@
 //! comes out needs no further checks; what cannot come out is a [`Problem`] that says what to do.
 
 mod disks;
-mod limits;
+pub(crate) mod limits;
 mod networks;
 
+use api::machine::limits::{LARGEST_SIZE, LARGEST_SIZE_BYTES, SIZE_LENGTH};
 use api::machine::{LABEL_TEMPLATE, Machine, SecretKeyRef, machine_reason as reason};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
@@ -218,11 +219,13 @@ fn positive(field: &str, value: u32) -> Result<u32, Problem> {
     if value == 0 { Err(invalid(format!("{field} is 0; it must be at least 1"))) } else { Ok(value) }
 }
 
-/// Kubernetes counts bytes in 64 bits with a sign.
-const LARGEST: u128 = i64::MAX as u128;
-
 fn size(field: &str, text: &str) -> Result<Quantity, Problem> {
-    Quantity::parse(text).filter(|size| size.bytes() <= LARGEST).ok_or_else(|| {
-        invalid(format!("{field} is {text:?}, which is no size; write a number with a suffix, such as 4Gi"))
-    })
+    limits::at_most(field, text, SIZE_LENGTH)?;
+    let size = Quantity::parse(text).ok_or_else(|| {
+        invalid(format!("{field} is {text:?}, which is no size; write a number above 0 with a suffix, such as 4Gi"))
+    })?;
+    if size.bytes() > LARGEST_SIZE_BYTES {
+        return Err(invalid(format!("{field} is {text:?}, which is too big; at most {LARGEST_SIZE} may be")));
+    }
+    Ok(size)
 }

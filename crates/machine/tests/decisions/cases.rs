@@ -223,14 +223,14 @@ fn the_last_machine_of_a_network_lets_it_go() {
     for (other_users, protected) in [(false, false), (true, true)] {
         let mut world = World::new(on_network("prod")).with_network("prod");
         world.settle();
-        assert!(world.observed.networks["prod"].protected);
+        assert!(world.observed.networks["prod"].protected.is_some());
         world.observed.networks.get_mut("prod").unwrap().other_users = other_users;
         world.delete_machine();
         world.pass();
         world.finish_shutdown();
         world.pass();
         assert!(world.gone);
-        assert_eq!(world.observed.networks["prod"].protected, protected);
+        assert_eq!(world.observed.networks["prod"].protected.is_some(), protected);
     }
 }
 
@@ -265,6 +265,13 @@ fn a_changed_or_tampered_secret_is_written_again() {
     let (plan, _) = world.pass();
     assert_eq!(plan.write_count(), 1, "{plan:?}");
     assert!(!format!("{plan:?} {:?}", world.observed.machine).contains("canary"), "user data must never be printed");
+    // Somebody took our annotation, once with everything and once from among others.
+    for annotated in [false, true] {
+        let secret = world.observed.secret.as_mut().unwrap();
+        (secret.content, secret.annotated) = (None, annotated);
+        assert_eq!(world.pass().0.write_count(), 1);
+        assert!(world.observed.secret.as_ref().unwrap().content.is_some());
+    }
 }
 
 #[test]

@@ -2,23 +2,40 @@
 
 use std::collections::BTreeSet;
 
-use api::machine::machine_reason::ERRORS;
+use api::machine::machine_reason::{ERRORS, QUIET};
 use machine::changes::{Effect, Kind, RULES, Rule};
 
 const PAGE: &str = include_str!("../../../../docs/troubleshooting.md");
 
+/// What begins the second table: reasons of a Machine that is not ready although nothing is wrong.
+const NOTHING_IS_WRONG: &str = "## Not ready, and nothing is wrong";
+
+fn tables() -> [Vec<&'static str>; 2] {
+    let (errors, rest) = PAGE.split_once(NOTHING_IS_WRONG).unwrap();
+    let (quiet, _) = rest.split_once("\n## ").unwrap();
+    [errors, quiet].map(|part| part.lines().filter(|line| line.starts_with("| `")).collect())
+}
+
 #[test]
-fn every_error_has_its_row_and_every_row_its_error() {
-    let rows: BTreeSet<&str> =
-        PAGE.lines().filter_map(|line| line.strip_prefix("| `")?.split_once('`')).map(|(reason, _)| reason).collect();
-    assert_eq!(rows, ERRORS.into_iter().collect(), "docs/troubleshooting.md");
+fn every_reason_has_its_row_and_every_row_its_reason() {
+    for (rows, reasons) in tables().into_iter().zip([&ERRORS[..], &QUIET[..]]) {
+        let named = rows.iter().filter_map(|row| row.strip_prefix("| `")?.split_once('`')).map(|(reason, _)| reason);
+        let named: Vec<&str> = named.collect();
+        assert_eq!(named.len(), reasons.len(), "a row of its own for each: {named:?}");
+        let (named, reasons): (BTreeSet<_>, BTreeSet<_>) =
+            (named.into_iter().collect(), reasons.iter().copied().collect());
+        assert_eq!(named, reasons, "docs/troubleshooting.md");
+    }
 }
 
 #[test]
 fn every_row_says_cause_and_cure() {
-    for line in PAGE.lines().filter(|line| line.starts_with("| `")) {
-        let cells: Vec<&str> = line.split('|').map(str::trim).filter(|cell| !cell.is_empty()).collect();
-        assert_eq!(cells.len(), 4, "reason, symptom, cause, what to do: {line}");
+    let columns = ["reason, symptom, cause, what to do", "reason, what is so, what comes next"];
+    for (rows, columns) in tables().into_iter().zip(columns) {
+        for row in rows {
+            let cells = row.split('|').map(str::trim).filter(|cell| !cell.is_empty()).count();
+            assert_eq!(cells, columns.split(", ").count(), "{columns}: {row}");
+        }
     }
 }
 

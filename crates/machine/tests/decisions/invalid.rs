@@ -1,9 +1,12 @@
 //! Specs that the CRD refuses, as they come all the same: from before a rule, or past a server without it. Nothing is made
 //! of them, nothing panics, and the message says what is wrong.
 
+use std::sync::LazyLock;
+
 use api::machine::{Machine, MachineSpec, machine_reason as reason};
 use machine::resolve::resolve;
 use proptest::prelude::*;
+use regex::Regex;
 use serde_json::{Value, json};
 
 use crate::specs::spec;
@@ -234,6 +237,155 @@ fn resolve_knows_every_limit_of_the_definition() {
         assert!(resolve(&machine).is_err(), "{pointer}: {}", value.to_string().chars().take(80).collect::<String>());
     });
     assert!(tried > 40, "only {tried} limits were found");
+}
+
+/// What the definitions say about a size and about a bridge.
+static SIZE: LazyLock<Text> = LazyLock::new(|| Text::of(0, "/properties/disks/items/properties/size"));
+static BRIDGE: LazyLock<Text> = LazyLock::new(|| Text::of(1, "/properties/bridge"));
+
+/// The schema of a spec's field in the definition of this number.
+fn schema(number: usize, pointer: &str) -> Value {
+    let definition = &api::machine::crds()[number];
+    let schema = serde_json::to_value(definition.spec.versions[0].schema.as_ref().unwrap()).unwrap();
+    schema.pointer(&format!("/openAPIV3Schema/properties/spec{pointer}")).unwrap().clone()
+}
+
+struct Text {
+    pattern: Regex,
+    most: usize,
+}
+
+impl Text {
+    fn of(number: usize, pointer: &str) -> Self {
+        let schema = schema(number, pointer);
+        let most = usize::try_from(schema["maxLength"].as_u64().unwrap()).unwrap();
+        Self { pattern: Regex::new(schema["pattern"].as_str().unwrap()).unwrap(), most }
+    }
+
+    fn takes(&self, text: &str) -> bool {
+        text.chars().count() <= self.most && self.pattern.is_match(text)
+    }
+}
+
+/// A Machine on a network with this bridge and this tag.
+fn on_network(bridge: &str, vlan: Option<u16>) -> World {
+    let spec = json!({"template": "small", "networks": [{"name": "a", "networkName": "prod"}]});
+    let mut world = World::new(serde_json::from_value(spec).unwrap()).with_network("prod");
+    let network = world.observed.networks.get_mut("prod").unwrap();
+    (network.bridge, network.vlan) = (Some(bridge.to_owned()), vlan);
+    world
+}
+
+/// What is said when nothing is made of it.
+fn refused_network(bridge: &str, vlan: Option<u16>) -> Option<String> {
+    let mut world = on_network(bridge, vlan);
+    let (plan, _) = world.pass();
+    let reasons = || ["Ready", "NetworkReady"].map(|condition| world.condition(condition).1);
+    (plan.write_count() == 0).then(|| {
+        assert_eq!(reasons(), ["NetworkConfigurationNotFound", "NetworkFailed"]);
+        world.status().diagnosis.unwrap()
+    })
+}
+
+/// What is wrong with a size, if anything is.
+fn complaint(size: &str) -> Option<String> {
+    let mut world = World::new(MachineSpec { template: Some("small".to_owned()), ..MachineSpec::default() });
+    let disk = json!({"disks": [{"name": "p", "size": size}], "template": "small"});
+    world.observed.machine.spec = serde_json::from_value(disk).unwrap();
+    resolve(&world.observed.machine).err().map(|problem| problem.message)
+}
+
+#[test]
+fn sizes_are_taken_as_kubernetes_takes_them_and_no_more() {
+    for good in ["20Gi", "0.5Gi", "1.5", "1.1Gi", "1.0000001Gi", "7Ei", "8070450532247928832", "500M", "0.50k"] {
+        assert_eq!(complaint(good), None, "{good}");
+    }
+    for bad in ["010Gi", "4.", "4.Gi", ".5Gi", "0", "0.0Gi", "00.5Gi", "1.0000000001Gi", "4gi", "1e3", "+1Gi", ""] {
+        assert!(complaint(bad).is_some_and(|words| words.contains("which is no size")), "{bad}: {:?}", complaint(bad));
+    }
+    for big in ["8Ei", "8070450532247928833", "9300P", "99999999999999999999Ei", "7.01Ei"] {
+        assert!(complaint(big).is_some_and(|words| words.contains("too big")), "{big}: {:?}", complaint(big));
+    }
+    let long = "1.00000000000000000000000Gi";
+    assert!(complaint(long).is_some_and(|words| words.contains("at most 24")), "{:?}", complaint(long));
+}
+
+#[test]
+fn a_word_that_nobody_knows_is_answered_with_those_that_are_known() {
+    for (part, choices) in [
+        (
+            json!({"disks": [{"name": "p", "size": "1Gi", "accessMode": "RWO"}]}),
+            "ReadWriteOnce, ReadWriteMany or ReadOnlyMany",
+        ),
+        (json!({"disks": [{"name": "p", "size": "1Gi", "volumeMode": "RWO"}]}), "Filesystem or Block"),
+        (json!({"disks": [{"name": "p", "size": "1Gi", "type": "RWO"}]}), "disk or cdrom"),
+        (json!({"disks": [{"name": "p", "size": "1Gi", "onDelete": "RWO"}]}), "Delete or Retain"),
+        (json!({"networks": [{"name": "p", "networkName": "pod", "model": "RWO"}]}), "virtio, e1000 or rtl8139"),
+        (json!({"bootOrder": ["RWO"]}), "disk, network and cdrom"),
+        (json!({"powerState": "RWO"}), "Running or Stopped"),
+        (json!({"template": "RWO"}), "small, medium, large"),
+    ] {
+        let mut spec = json!({"template": "small"});
+        spec.as_object_mut().unwrap().extend(part.as_object().unwrap().clone());
+        let problem = resolve(&World::new(serde_json::from_value(spec).unwrap()).observed.machine).unwrap_err();
+        assert!(problem.message.contains("\"RWO\"") && problem.message.contains(choices), "{}", problem.message);
+    }
+}
+
+#[test]
+fn a_network_configuration_that_the_definition_refuses_is_refused_again() {
+    let says = |words: Option<String>, parts: &[&str]| {
+        let words = words.unwrap_or_default();
+        assert!(parts.iter().all(|part| words.contains(part)), "{parts:?} are not all in {words:?}");
+    };
+    assert_eq!(refused_network("br-prod_0.1", Some(4094)), None);
+    for name in ["", "br/../x", "abcdefghijklmnopqrstuvwxyz", "br 0", "brø", "b\n"] {
+        assert!(!BRIDGE.takes(name), "{name}");
+        says(refused_network(name, None), &["the NetworkConfiguration prod", "spec.bridge", "15 letters, digits"]);
+    }
+    let schema = schema(1, "/properties/vlan");
+    let limit = |name: &str| schema[name].as_f64().unwrap() as u16;
+    for tag in [limit("minimum") - 1, limit("maximum") + 1, 5000, u16::MAX] {
+        says(refused_network("br0", Some(tag)), &["the NetworkConfiguration prod", "spec.vlan", "from 1 to 4094"]);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(20_000))]
+
+    /// The definition's pattern, length and rule on the one side, `resolve` on the other.
+    #[test]
+    fn sizes_are_taken_exactly_if_the_definition_takes_them(
+        size in prop_oneof![
+            "[0-9]{0,22}(\\.[0-9]{0,11})?[kKMGTPE]?i?",
+            "[0-9]{1,3}(\\.[0-9]{1,3})?(Ki|Mi|Gi|Ti|Pi|Ei)",
+            "[0-9.kKMGTPEi]{0,25}",
+            "[0-9]{17,26}",
+        ],
+    ) {
+        let taken = SIZE.takes(&size) && is_counted(&size);
+        prop_assert_eq!(complaint(&size).is_none(), taken, "{}: {:?}", &size, complaint(&size));
+    }
+
+    #[test]
+    fn bridges_are_taken_exactly_if_the_definition_takes_them(
+        name in prop_oneof!["[a-zA-Z0-9_.-]{0,17}", "\\PC{0,17}"],
+    ) {
+        let made = machine::plan(&on_network(&name, None).observed).write_count() > 0;
+        prop_assert_eq!(made, BRIDGE.takes(&name), "{:?}", &name);
+    }
+}
+
+/// What the definition's rule asks for: more than nothing, and at most 7Ei.
+fn is_counted(size: &str) -> bool {
+    let (number, suffix) = size.split_at(size.trim_end_matches(|character: char| character.is_alphabetic()).len());
+    let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
+    let places = u32::try_from(fraction.len()).unwrap();
+    let power = " kMGTPE".find(suffix.replace('K', "k").chars().next().unwrap_or(' ')).unwrap() as u32;
+    let unit = if suffix.ends_with('i') { 1024u128 } else { 1000 }.pow(power);
+    let digits: u128 = format!("{whole}{fraction}").parse().unwrap();
+    let most = (7u128 << 60) * 10u128.pow(places);
+    digits.checked_mul(unit).is_some_and(|bytes| bytes > 0 && bytes <= most)
 }
 
 fn each_limit(path: &str, schema: &Value, check: &mut impl FnMut(&str, Value)) {

@@ -8,4 +8,5 @@ mod documentation;
 mod invalid;
 mod properties;
 mod specs;
+mod telling;
 mod world;

@@ -41,7 +41,7 @@ proptest! {
         prop_assert!(world.gone);
         let kept = world.observed.claims.values().all(|claim| claim.labels["vitistack.io/on-delete"] == "Retain");
         prop_assert!(kept, "{:?}", world.observed.claims);
-        prop_assert!(world.observed.networks.values().all(|network| !network.protected));
+        prop_assert!(world.observed.networks.values().all(|network| network.protected.is_none()));
     }
 }
 

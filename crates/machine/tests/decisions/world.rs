@@ -3,8 +3,8 @@
 
 use std::collections::BTreeMap;
 
-use api::machine::{FINALIZER_MACHINE, FINALIZER_NETWORK, Machine, MachineSpec, MachineStatus};
-use api::{Outcome, Plan, Report, Stop, Write};
+use api::machine::{FINALIZER_NETWORK, Machine, MachineSpec, MachineStatus};
+use api::{Failure, Operation, Outcome, Plan, Report, Stop, Write};
 use k8s_openapi::jiff::Timestamp;
 use machine::observed::{
     AttachmentView, ClaimView, Installed, NetworkView, Observed, OwnedView, SecretView, SourceView, StorageClassView,
@@ -59,7 +59,7 @@ impl World {
             uid,
             vlan: Some(100),
             bridge: Some("br1".to_owned()),
-            protected: false,
+            protected: None,
             deleting: false,
             other_users: false,
         };
@@ -77,12 +77,25 @@ impl World {
         let plan = machine::plan(&self.observed);
         let before = self.observed.clone();
         let outcome = self.apply(&plan);
-        let report = machine::report(&before, &plan, &outcome);
+        let report = self.report(&before, &plan, &outcome);
+        (plan, report)
+    }
+
+    /// One pass whose first write is refused.
+    pub(crate) fn refused(&mut self, failure: &Failure) -> Report {
+        let plan = machine::plan(&self.observed);
+        let step = plan.steps.first().map_or("nothing to write", |step| step.name);
+        let outcome = Outcome { stop: Stop::Failed { step, failure: failure.clone() }, written: 0 };
+        self.report(&self.observed.clone(), &plan, &outcome)
+    }
+
+    fn report(&mut self, before: &Observed, plan: &Plan, outcome: &Outcome) -> Report {
+        let report = machine::report(before, plan, outcome);
         if let Some(status) = report.status.as_ref().filter(|status| status.differs()) {
             let status: MachineStatus = serde_json::from_value(status.desired.clone()).unwrap();
             self.observed.machine.status = Some(status);
         }
-        (plan, report)
+        report
     }
 
     /// Passes until nothing is written any more.
@@ -121,6 +134,10 @@ impl World {
                     self.observed.vm.as_mut().unwrap().generation += 1;
                 }
                 for operation in operations {
+                    if operation.path.starts_with("/metadata/finalizers/") {
+                        self.remove_finalizer(&kind, &name, operation);
+                        continue;
+                    }
                     match operation.path.strip_prefix("/spec").filter(|_| kind == "VirtualMachine") {
                         Some(path) => {
                             edit(&mut self.observed.vm.as_mut().unwrap().spec, path, operation.value.as_ref());
@@ -163,6 +180,7 @@ impl World {
                     uid,
                     controller_uid,
                     labels,
+                    annotated: content.is_some(),
                     content,
                     tampered: false,
                     began_with: None,
@@ -194,22 +212,35 @@ impl World {
         }
     }
 
+    /// As the server does: what somebody else put there stays.
     fn apply_finalizers(&mut self, kind: &str, name: &str, body: &Value) {
-        let finalizers: Vec<String> = body
-            .pointer("/metadata/finalizers")
-            .map(|list| serde_json::from_value(list.clone()).unwrap())
-            .unwrap_or_default();
+        let finalizers: Vec<String> = serde_json::from_value(body["metadata"]["finalizers"].clone()).unwrap();
         match kind {
             "Machine" => {
-                let deleting = self.observed.machine.metadata.deletion_timestamp.is_some();
-                self.gone = deleting && !finalizers.contains(&FINALIZER_MACHINE.to_owned());
-                self.observed.machine.metadata.finalizers = Some(finalizers);
+                self.observed.machine.metadata.finalizers.get_or_insert_default().extend(finalizers);
+            }
+            "NetworkConfiguration" => {
+                assert_eq!(finalizers, [FINALIZER_NETWORK]);
+                self.observed.networks.get_mut(name).unwrap().protected = Some(0);
+            }
+            other => panic!("nobody applies to a {other}"),
+        }
+    }
+
+    fn remove_finalizer(&mut self, kind: &str, name: &str, operation: &Operation) {
+        let index: usize = operation.path.strip_prefix("/metadata/finalizers/").unwrap().parse().unwrap();
+        let seen = operation.instead_of.as_ref().and_then(Value::as_str).unwrap();
+        match kind {
+            "Machine" => {
+                let finalizers = self.observed.machine.metadata.finalizers.as_mut().unwrap();
+                assert_eq!(finalizers.remove(index), seen);
+                self.gone = self.observed.machine.metadata.deletion_timestamp.is_some() && finalizers.is_empty();
             }
             "NetworkConfiguration" => {
                 let network = self.observed.networks.get_mut(name).unwrap();
-                network.protected = finalizers.contains(&FINALIZER_NETWORK.to_owned());
+                assert_eq!((network.protected.take(), seen), (Some(index), FINALIZER_NETWORK));
             }
-            other => panic!("nobody applies to a {other}"),
+            other => panic!("nobody takes a finalizer from a {other}"),
         }
     }
 
@@ -227,7 +258,15 @@ impl World {
             }
             ("Secret", None) if path == "/data" => self.observed.secret.as_mut().unwrap().tampered = false,
             ("Secret", None) if path == "/metadata/annotations/vitistack.io~1content" => {
-                self.observed.secret.as_mut().unwrap().content = Some(text());
+                let secret = self.observed.secret.as_mut().unwrap();
+                assert!(secret.annotated, "the server has nowhere to put an annotation");
+                secret.content = Some(text());
+            }
+            ("Secret", None) if path == "/metadata/annotations" => {
+                let secret = self.observed.secret.as_mut().unwrap();
+                assert!(!secret.annotated, "annotations of others are lost");
+                secret.annotated = true;
+                secret.content = value["vitistack.io/content"].as_str().map(str::to_owned);
             }
             ("Secret", None) if path == "/metadata/annotations/vitistack.io~1guest-began-with" => {
                 self.observed.secret.as_mut().unwrap().began_with = Some(text());

@@ -242,9 +242,13 @@ impl Executor {
         fence: &Fence,
     ) -> Result<Value, Failure> {
         let test = json!({"op": "test", "path": "/metadata/uid", "value": uid});
-        let changes = operations.iter().map(|operation| match &operation.value {
-            Some(value) => json!({"op": "add", "path": operation.path, "value": value}),
-            None => json!({"op": "remove", "path": operation.path}),
+        let changes = operations.iter().flat_map(|Operation { path, value, instead_of }| {
+            let test = instead_of.as_ref().map(|seen| json!({"op": "test", "path": path, "value": seen}));
+            let change = match value {
+                Some(value) => json!({"op": "add", "path": path, "value": value}),
+                None => json!({"op": "remove", "path": path}),
+            };
+            test.into_iter().chain([change])
         });
         let bytes = bytes(&Value::Array(std::iter::once(test).chain(changes).collect()), "patch", target)?;
         let url = DynamicObject::url_path(&target.resource, target.key.namespace());

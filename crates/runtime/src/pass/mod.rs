@@ -58,13 +58,30 @@ pub trait Controller: Send + Sync + 'static {
     }
 }
 
-/// What a pass came to.
+/// What a pass came to, and what its report calls wrong: that need not be a failure of the pass.
 #[derive(Debug, PartialEq)]
 pub enum Passed {
     /// Nothing failed. The pass may wait for something, and may want to look again after a time.
-    Settled { wake_after: Option<Duration> },
+    Settled { wake_after: Option<Duration>, told: Option<&'static str> },
     /// When it is tried again is for the failure to say, not for the report: a server that asked for peace gets it.
-    Failed { failure: Failure },
+    Failed { failure: Failure, told: Option<&'static str> },
+}
+
+impl Passed {
+    fn failure(&self) -> Option<&Failure> {
+        match self {
+            Self::Settled { .. } => None,
+            Self::Failed { failure, .. } => Some(failure),
+        }
+    }
+
+    /// The type of error that the pass counts as, at most one: what is told, else what failed.
+    fn error(&self) -> Option<&'static str> {
+        match self {
+            Self::Settled { told, .. } => *told,
+            Self::Failed { told, failure } => told.or(Some(failure.reason)),
+        }
+    }
 }
 
 /// One pass, which cannot last longer than `deadline` and cannot panic.
@@ -83,7 +100,7 @@ pub async fn pass<C: Controller>(
         Ok(Err(panic)) => Failure::bug(reason::PANIC, format!("the pass panicked: {}", panic_message(&*panic))),
         Err(_) => Failure::transient(reason::PASS_DEADLINE_EXCEEDED, format!("the pass took longer than {deadline:?}")),
     };
-    Passed::Failed { failure }
+    Passed::Failed { failure, told: None }
 }
 
 async fn steps<C: Controller>(
@@ -94,7 +111,7 @@ async fn steps<C: Controller>(
     fence: &Fence,
 ) -> Result<Passed, Failure> {
     let Some(observed) = controller.observe(key).await? else {
-        return Ok(Passed::Settled { wake_after: None });
+        return Ok(Passed::Settled { wake_after: None, told: None });
     };
     let plan = controller.plan(&observed);
     let outcome = executor.apply(&plan, fence, |target, live| controller.owns(&observed, target, live)).await;
@@ -127,16 +144,18 @@ async fn steps<C: Controller>(
         }
         Stop::Done | Stop::Waiting { .. } => None,
     };
-    Ok(match (cause, reported) {
-        (None, Ok(_)) => Passed::Settled { wake_after },
-        (Some(cause), Ok(_)) => Passed::Failed { failure: cause },
-        (None, Err(untold)) => Passed::Failed { failure: untold },
+    let failure = match (cause, reported) {
+        (cause, Ok(_)) => cause,
+        (None, Err(untold)) => Some(untold),
         // What is tried seldom must at least be told: what kept us from telling it decides about the next try.
-        (Some(cause), Err(untold)) if matches!(cause.class, Class::Invalid | Class::Forbidden) => {
-            Passed::Failed { failure: untold }
-        }
+        (Some(cause), Err(untold)) if matches!(cause.class, Class::Invalid | Class::Forbidden) => Some(untold),
         // The first failure is the cause; that the status could not be told of it may be its consequence.
-        (Some(cause), Err(_)) => Passed::Failed { failure: cause },
+        (Some(cause), Err(_)) => Some(cause),
+    };
+    let told = report.error;
+    Ok(match failure {
+        None => Passed::Settled { wake_after, told },
+        Some(failure) => Passed::Failed { failure, told },
     })
 }
 

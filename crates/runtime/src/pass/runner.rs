@@ -79,14 +79,9 @@ impl<C: Controller> Runner<C> {
             let begin = Instant::now();
             let passed = pass(&*controller, &turn, &executor, &events, &fence, deadline).await;
             drop(watched);
-            let failure = match &passed {
-                Passed::Failed { failure } => Some(failure),
-                Passed::Settled { .. } => None,
-            };
-            metrics.observe_pass(C::NAME, begin.elapsed().as_secs_f64(), failure);
-            if let Some(failure) = failure {
-                log(failure);
-            }
+            let class = passed.failure().map(|failure| failure.class);
+            metrics.observe_pass(C::NAME, begin.elapsed().as_secs_f64(), passed.error(), class);
+            passed.failure().into_iter().for_each(log);
             (turn, passed)
         }
         .instrument(span)
@@ -102,11 +97,11 @@ impl<C: Controller> Runner<C> {
         let Ok((turn, passed)) = done else { return };
         let resync = self.options.resync.map(|every| every.mul_f64(jitter.random_range(0.8..=1.0)));
         let wake_after = match passed {
-            Passed::Settled { wake_after } => {
+            Passed::Settled { wake_after, .. } => {
                 failures.remove(&*turn);
                 sooner(wake_after, resync)
             }
-            Passed::Failed { failure } => {
+            Passed::Failed { failure, .. } => {
                 let earlier = failures.entry(turn.clone()).or_insert(0);
                 let retry = retry_delay(&failure, *earlier, jitter);
                 *earlier = earlier.saturating_add(1);

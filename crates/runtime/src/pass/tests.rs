@@ -251,6 +251,7 @@ impl Controller for Maker {
             status: None,
             events: events.into_iter().collect(),
             wake_after: Some(Duration::from_secs(1)).filter(|_| observed.name() == "eager"),
+            error: observed.name().starts_with("told").then_some("Told"),
         }
     }
 }
@@ -335,6 +336,33 @@ async fn one_objects_trouble_is_its_own() {
     assert!(text.contains("error_type=\"Panic\"") && text.contains("error_type=\"PassDeadlineExceeded\""));
     // The two that were made, and nothing from the ones in trouble.
     assert_eq!(bench.events.count(Verb::Create), 2);
+}
+
+/// The condition and the number say the same, whether a request failed or nothing was even tried.
+#[tokio::test(start_paused = true)]
+async fn what_a_report_calls_wrong_is_counted_once_and_by_that_name() {
+    let bench = bench(RunnerOptions::default());
+    let count = |line: &str| {
+        let text = bench.metrics.encode().unwrap();
+        let name = format!("test_reconciliation_errors{line} ");
+        text.lines().find_map(|have| have.strip_prefix(&name)?.parse::<u64>().ok()).unwrap_or_default()
+    };
+    let counts = || {
+        let by_type = ["Told", "AdmissionRefused"];
+        let by_type = by_type.map(|name| count(&format!("_total{{controller=\"Maker\",error_type=\"{name}\"}}")));
+        (by_type, count("_by_class_total{controller=\"Maker\",class=\"Invalid\"}"))
+    };
+    bench.add("told");
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(counts(), ([1, 0], 0), "nothing failed");
+    bench.link.faults.lock().push_back(Fault::Refuse(Verb::Create, 403));
+    bench.add("told-of-a-refusal");
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(counts(), ([2, 0], 1), "the class is the failure's");
+    bench.link.faults.lock().push_back(Fault::Refuse(Verb::Create, 403));
+    bench.add("says-nothing");
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(counts(), ([2, 1], 2), "a failure that nobody tells of has its own name");
 }
 
 /// As when the lease is lost: the work is dropped, and some time later this replica leads again.

@@ -74,7 +74,7 @@ impl Reader {
     pub(crate) async fn monitor_namespace(&self, config: &DeploymentConfig) -> Result<Option<String>> {
         for namespace in config.monitor_namespaces() {
             let api: Api<ServiceAccount> = Api::namespaced(self.client(), namespace);
-            let account = config.monitor_account();
+            let Some(account) = config.monitor_account() else { break };
             let found = api.get_metadata_opt(account).await;
             if found.with_context(|| format!("reading the service account {namespace}/{account}"))?.is_some() {
                 return Ok(Some(namespace.to_owned()));

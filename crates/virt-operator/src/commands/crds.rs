@@ -4,11 +4,10 @@ use std::io;
 use std::process::ExitCode;
 
 use anyhow::Result;
-
-use super::{document, finish};
+use documents::{write_yaml, written};
 
 pub(crate) fn run() -> Result<ExitCode> {
     let definition = install::crds::KUBEVIRT.object()?;
-    finish(document(&mut io::stdout().lock(), &definition))?;
+    written(write_yaml(&mut io::stdout().lock(), &definition))?;
     Ok(ExitCode::SUCCESS)
 }

@@ -5,9 +5,8 @@ use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 use clap::Args;
+use documents::{write_yaml, written};
 use install::manifests::Manifests;
-
-use super::{document, finish};
 
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ManifestsArguments {
@@ -22,7 +21,7 @@ pub(crate) struct ManifestsArguments {
 pub(crate) fn run(arguments: ManifestsArguments) -> Result<ExitCode> {
     let manifests = checked(arguments)?;
     let mut out = io::stdout().lock();
-    finish(manifests.objects()?.iter().try_for_each(|object| document(&mut out, object)))?;
+    written(manifests.objects()?.iter().try_for_each(|object| write_yaml(&mut out, object)))?;
     Ok(ExitCode::SUCCESS)
 }
 

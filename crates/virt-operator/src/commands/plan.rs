@@ -9,13 +9,14 @@ use std::{
 use anyhow::{Context, Result};
 use api::{ObjectKey, Operation, Plan, Write, kubevirt::KubeVirt};
 use clap::{Args, ValueEnum};
+use documents::print;
 use install::{DeploymentConfig, Installation, Observed, Wanted, certificates::NothingIssued};
 use serde::Serialize;
 use serde_json::Value;
 
 use super::{
     cluster::Reader,
-    render::{environment, parse, read},
+    render::{environment, read},
 };
 use crate::observe::{architecture, timestamp, with_certificates};
 
@@ -59,19 +60,19 @@ struct PlannedWrite {
 }
 
 pub(crate) fn run(arguments: &PlanArguments) -> Result<ExitCode> {
-    let given = parse(&read(&arguments.file)?).with_context(|| format!("reading {}", arguments.file.display()))?;
+    let given = read(&arguments.file)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("starting")?;
     let planned = runtime.block_on(plan(arguments, given))?;
     match arguments.output {
-        Format::Json => println!("{}", serde_json::to_string_pretty(&planned)?),
-        Format::Text => print!("{}", text(&planned, std::io::stdout().is_terminal())),
+        Format::Json => print(&format!("{}\n", serde_json::to_string_pretty(&planned)?))?,
+        Format::Text => print(&text(&planned, std::io::stdout().is_terminal()))?,
     }
     Ok(if planned.problem.is_some() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
 async fn plan(arguments: &PlanArguments, given: KubeVirt) -> Result<Planned> {
     let reader = Reader::connect(arguments.kubeconfig.as_deref()).await?;
-    let environment = environment(std::env::vars());
+    let environment = environment(std::env::vars())?;
     let key = ObjectKey::of(&given.metadata);
     let (own, others): (Vec<KubeVirt>, Vec<KubeVirt>) =
         reader.kubevirts().await?.into_iter().partition(|kubevirt| ObjectKey::of(&kubevirt.metadata) == key);
@@ -130,7 +131,7 @@ fn planned(observed: &Observed, plan: &Plan) -> Planned {
     Planned {
         writes: plan.steps.iter().flat_map(|step| &step.writes).map(|write| describe(observed, write)).collect(),
         problem,
-        warnings: install::warnings(&observed.kubevirt),
+        warnings: observed.warnings(),
     }
 }
 

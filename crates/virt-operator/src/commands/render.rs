@@ -10,13 +10,13 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, bail};
 use api::kubevirt::{GROUP, KIND, KubeVirt};
 use clap::{Args, ValueEnum};
+use documents::{Document, write_yaml, written};
 use install::certificates::NothingIssued;
 use install::{Cluster, DeploymentConfig, Environment, Installation, RELEASE};
-use serde_json::Value;
-
-use super::{document, finish};
 
 const USUAL_NAMESPACE: &str = "kubevirt";
+const VERSION: &str = "kubevirt.io/v1";
+const OLDER_VERSION: &str = "kubevirt.io/v1alpha3";
 
 #[derive(Debug, Clone, Args)]
 pub(crate) struct RenderArguments {
@@ -51,42 +51,51 @@ enum Offer {
 }
 
 pub(crate) fn run(arguments: &RenderArguments) -> Result<ExitCode> {
-    let kubevirt = parse(&read(&arguments.file)?).with_context(|| format!("reading {}", arguments.file.display()))?;
-    let environment = environment(std::env::vars());
+    let kubevirt = read(&arguments.file)?;
+    let environment = environment(std::env::vars())?;
+    if install::is_of_another_release(&kubevirt, &environment) {
+        let asked = &kubevirt.spec.image_tag;
+        bail!(
+            "the resource asks for {asked}, and the objects known here are those of {RELEASE}: take spec.imageTag \
+             away, or look with that release's own operator"
+        );
+    }
     let installation = render(&kubevirt, &environment, &arguments.with, arguments.nodes)?;
-    for warning in install::warnings(&kubevirt) {
+    for warning in installation.warnings(&kubevirt) {
         eprintln!("warning: {warning}");
     }
-    finish(print(&installation, arguments.output, &mut io::stdout().lock()))?;
+    written(print(&installation, arguments.output, &mut io::stdout().lock()))?;
     Ok(ExitCode::SUCCESS)
 }
 
-pub(super) fn read(file: &Path) -> Result<String> {
-    if file == Path::new("-") {
-        return io::read_to_string(io::stdin()).context("reading standard input");
+/// The one KubeVirt resource of a file; what a cluster would drop of it is told on standard error.
+pub(super) fn read(file: &Path) -> Result<KubeVirt> {
+    let (kubevirt, unknown) = find(&documents::read(&[file.to_owned()])?)?;
+    for warning in unknown {
+        eprintln!("warning: {warning}");
     }
-    std::fs::read_to_string(file).with_context(|| format!("reading {}", file.display()))
-}
-
-pub(super) fn parse(text: &str) -> Result<KubeVirt> {
-    let documents: Vec<Value> =
-        serde_saphyr::from_multiple(text).map_err(|error| anyhow::anyhow!("not YAML: {error}"))?;
-    let is_kubevirt = |document: &Value| {
-        let version = document.get("apiVersion").and_then(Value::as_str).unwrap_or_default();
-        document.get("kind") == Some(&KIND.into()) && version.split('/').next() == Some(GROUP)
-    };
-    let mut found = documents.into_iter().filter(is_kubevirt);
-    let Some(document) = found.next() else { bail!("there is no {GROUP} {KIND} in it") };
-    if found.next().is_some() {
-        bail!("there is more than one {KIND} in it, and a cluster can have one only");
-    }
-    let mut kubevirt: KubeVirt = serde_json::from_value(document).with_context(|| format!("a {KIND} that is none"))?;
-    kubevirt.metadata.namespace.get_or_insert_with(|| USUAL_NAMESPACE.to_owned());
     Ok(kubevirt)
 }
 
+fn find(documents: &[Document]) -> Result<(KubeVirt, Vec<String>)> {
+    let is_kubevirt =
+        |document: &Document| document.kind() == KIND && document.api_version().split('/').next() == Some(GROUP);
+    let mut found = documents.iter().filter(|document| is_kubevirt(document));
+    let Some(document) = found.next() else { bail!("there is no {GROUP} {KIND} in the file") };
+    if let Some(second) = found.next() {
+        bail!("{second} is one more {KIND}, and a cluster can have one only");
+    }
+    let definition = install::crds::KUBEVIRT.object()?;
+    // Its versions have one schema.
+    let schema = definition.pointer("/spec/versions/0/schema/openAPIV3Schema").cloned().unwrap_or_default();
+    let version = [VERSION, OLDER_VERSION].into_iter().find(|version| document.api_version() == *version);
+    let (mut kubevirt, unknown): (KubeVirt, _) = document.typed(version.unwrap_or(VERSION), &schema)?;
+    kubevirt.metadata.namespace.get_or_insert_with(|| USUAL_NAMESPACE.to_owned());
+    Ok((kubevirt, unknown))
+}
+
 /// As in the operator's Deployment, unless this shell says otherwise.
-pub(super) fn environment(variables: impl Iterator<Item = (String, String)>) -> Environment {
+pub(super) fn environment(variables: impl Iterator<Item = (String, String)>) -> Result<Environment> {
     let mut environment = Environment::from_variables(variables);
     if environment.operator_image.is_empty() {
         environment.operator_image = format!("quay.io/kubevirt/virt-operator:{RELEASE}");
@@ -94,7 +103,10 @@ pub(super) fn environment(variables: impl Iterator<Item = (String, String)>) -> 
     if environment.kubevirt_version.is_empty() {
         environment.kubevirt_version = RELEASE.to_owned();
     }
-    environment
+    match environment.problem() {
+        Some(problem) => bail!("{problem}"),
+        None => Ok(environment),
+    }
 }
 
 fn render(kubevirt: &KubeVirt, environment: &Environment, with: &[Offer], nodes: usize) -> Result<Installation> {
@@ -117,7 +129,7 @@ fn print(installation: &Installation, format: Format, out: &mut impl Write) -> R
     for object in &installation.objects {
         let object = object.body(&NothingIssued)?.into_json();
         match format {
-            Format::Yaml => document(out, &object)?,
+            Format::Yaml => write_yaml(out, &object)?,
             Format::Json => writeln!(out, "{object}").context("writing to standard output")?,
         }
     }
@@ -126,12 +138,18 @@ fn print(installation: &Installation, format: Format, out: &mut impl Write) -> R
 
 #[cfg(test)]
 mod tests {
+    use serde_json::Value;
+
     use super::*;
 
     const PLAIN: &str = "{apiVersion: kubevirt.io/v1, kind: KubeVirt, metadata: {name: kubevirt}, spec: {}}";
 
+    fn parse(text: &str) -> Result<KubeVirt> {
+        find(&documents::parse("file", text)?).map(|(kubevirt, _)| kubevirt)
+    }
+
     fn rendered(text: &str, with: &[Offer], format: Format) -> String {
-        let environment = environment(std::iter::empty());
+        let environment = environment(std::iter::empty()).unwrap();
         let installation = render(&parse(text).unwrap(), &environment, with, 2).unwrap();
         let mut out = Vec::new();
         print(&installation, format, &mut out).unwrap();
@@ -168,21 +186,26 @@ mod tests {
     fn a_bad_file_is_told_in_one_sentence() {
         for (text, expected) in [
             ("{", "not YAML"),
-            ("{kind: Pod}", "there is no kubevirt.io KubeVirt in it"),
-            (&format!("{PLAIN}\n---\n{PLAIN}"), "more than one KubeVirt"),
+            ("{kind: Pod}", "there is no kubevirt.io KubeVirt in the file"),
+            (&format!("{PLAIN}\n---\n{PLAIN}"), "(file, document 2) is one more KubeVirt"),
+            (&PLAIN.replace("/v1", "/v99"), "kubevirt.io/v1 is understood"),
             (
-                "{apiVersion: kubevirt.io/v1, kind: KubeVirt, spec: {infra: {replicas: many}}}",
-                "a KubeVirt that is none",
+                &PLAIN.replace("spec: {}", "spec: {infra: {replicas: many}}"),
+                "spec.infra.replicas must be a whole number, and it is the text \"many\"",
             ),
         ] {
             let error = format!("{:#}", parse(text).unwrap_err());
             assert!(error.contains(expected), "{error}");
         }
+        let misspelt = PLAIN.replace("spec: {}", "spec: {infrra: {replicas: 1}, infra: {}}");
+        let (_, unknown) = find(&documents::parse("file", &misspelt).unwrap()).unwrap();
+        assert!(unknown.len() == 1 && unknown[0].contains("there is no field spec.infrra"), "{unknown:?}");
         let patch = PLAIN.replace(
             "spec: {}",
             "spec: {customizeComponents: {patches: [{resourceType: '*', resourceName: '*', type: odd, patch: '{}'}]}}",
         );
-        let error = render(&parse(&patch).unwrap(), &environment(std::iter::empty()), &[], 2).map(|_| ()).unwrap_err();
+        let error =
+            render(&parse(&patch).unwrap(), &environment(std::iter::empty()).unwrap(), &[], 2).map(|_| ()).unwrap_err();
         assert!(error.to_string().contains("patches[0] has the type \"odd\""), "{error}");
     }
 }

@@ -23,11 +23,8 @@ pub(crate) fn add(suite: &mut Suite) {
         let lab = Lab::start(LabOptions::default()).await?;
         lab.create_virt_operator(&VirtOperator::ours(program())).await?;
         lab.wait_for_virt_operator(PATIENCE).await?;
-        let wrong = json!([{"op": "remove", "path": "/spec/nothing/here"}]).to_string();
-        kubevirts(&lab)
-            .create(&PostParams::default(), &serde_json::from_value(kubevirt(&patched("json", &wrong)))?)
-            .await?;
-        a_patch_that_does_not_fit_is_told(&lab).await?;
+        a_wrong_first_resource_can_be_deleted(&lab).await?;
+        a_wrong_first_resource_is_told_and_nothing_is_made(&lab).await?;
         edit(&lab, &variant("customize")?).await?;
         settled(&lab).await.context("the mended resource")?;
         what_is_wrong_is_refused(&lab).await?;
@@ -68,14 +65,57 @@ async fn edit(lab: &Lab, spec: &Value) -> Result<DynamicObject> {
     edited.context("editing the KubeVirt resource")
 }
 
-async fn a_patch_that_does_not_fit_is_told(lab: &Lab) -> Result<()> {
+async fn create(lab: &Lab, spec: &Value) -> Result<()> {
+    let kubevirt = serde_json::from_value(kubevirt(spec))?;
+    kubevirts(lab).create(&PostParams::default(), &kubevirt).await.context("creating the KubeVirt resource")?;
+    Ok(())
+}
+
+/// Until something is installed there is no webhook, and whatever the schema allows can be stored.
+async fn a_wrong_first_resource_can_be_deleted(lab: &Lab) -> Result<()> {
+    create(lab, &json!({"infra": {"replicas": 0}})).await?;
+    is_told(lab, "spec.infra.replicas").await?;
+    kubevirts(lab).delete("kubevirt", &DeleteParams::default()).await?;
+    lab.wait("a resource that goes as it came", PATIENCE, kubevirts(lab), "kubevirt", |kubevirt| kubevirt.is_none())
+        .await?;
+    Ok(())
+}
+
+async fn a_wrong_first_resource_is_told_and_nothing_is_made(lab: &Lab) -> Result<()> {
+    let misfit = json!([{"op": "remove", "path": "/spec/nothing/here"}]).to_string();
+    create(lab, &patched("json", &misfit)).await?;
+    is_told(lab, "patches[0] does not fit").await?;
+    let certificates = |settings: Value| json!({"certificateRotateStrategy": {"selfSigned": settings}});
+    for (spec, says) in [
+        (patched("json", "{"), "spec.customizeComponents.patches[0] is not JSON"),
+        (patched("odd", "{}"), "spec.customizeComponents.patches[0] has the type"),
+        (certificates(json!({"ca": {"duration": "1h", "renewBefore": "2h"}})), "selfSigned.ca.renewBefore"),
+        (certificates(json!({"server": {"duration": "400h"}})), "selfSigned.server.duration"),
+        (certificates(json!({"server": {"duration": "a day"}})), "selfSigned.server.duration must be a duration"),
+        (json!({"infra": {"replicas": 300}}), "spec.infra.replicas must be"),
+        (json!({"infra": {"replicas": 0}, "imageTag": "v1.8.4-other"}), "spec.infra.replicas cannot be 0"),
+        (json!({"imageRegistry": "not a registry!!"}), "spec.imageRegistry"),
+        (json!({"imageTag": "not a tag"}), "spec.imageTag"),
+    ] {
+        edit(lab, &spec).await?;
+        is_told(lab, says).await?;
+    }
+    let own = ["kubevirts", "leases", "events"];
+    let made = writes_since(lab, 0)?.into_iter().filter(|record| !own.contains(&record.resource.as_str()));
+    let made: Vec<Record> = made.collect();
+    ensure!(made.is_empty(), "nothing can be installed, and it made {made:?}");
+    Ok(())
+}
+
+async fn is_told(lab: &Lab, says: &str) -> Result<()> {
     let told = |kubevirt: Option<&DynamicObject>| {
         let told = kubevirt.and_then(|kubevirt| condition(kubevirt, "Degraded"));
         told.is_some_and(|(status, reason, message)| {
-            status == "True" && reason == "DeploymentFailed" && message.contains("patches[0]")
+            status == "True" && reason == "DeploymentFailed" && message.contains(says)
         })
     };
-    lab.wait("a condition that names the patch", PATIENCE, kubevirts(lab), "kubevirt", told).await?;
+    let what = format!("a condition that says {says:?}");
+    lab.wait(&what, PATIENCE, kubevirts(lab), "kubevirt", told).await?;
     Ok(())
 }
 

@@ -20,6 +20,7 @@ use runtime::lease::message;
 use serde_json::json;
 
 const ACCOUNT: &str = "kubevirt-operator";
+const IMAGE: &str = "quay.io/kubevirt/virt-operator:v1.8.4";
 const PATIENCE: Duration = Duration::from_secs(30);
 
 fn main() -> ExitCode {
@@ -31,6 +32,17 @@ fn add(suite: &mut Suite) {
     commands::add(suite);
     install::add(suite);
     life::add(suite);
+    suite.test("an_image_that_is_none_ends_it_at_once", |_| async move {
+        for (variable, image) in [("VIRT_OPERATOR_IMAGE", ""), ("VIRT_OPERATOR_IMAGE", "junk"), ("GS_IMAGE", " ")] {
+            let mut program = tokio::process::Command::new(env!("CARGO_BIN_EXE_virt-operator"));
+            program.env("VIRT_OPERATOR_IMAGE", IMAGE).env(variable, image).kill_on_drop(true);
+            let output = tokio::time::timeout(PATIENCE, program.output()).await??;
+            let told = String::from_utf8_lossy(&output.stderr);
+            ensure!(output.status.code() == Some(1), "{variable}={image:?} ended with {}", output.status);
+            ensure!(told.starts_with(&format!("error: {variable} must be")) && told.lines().count() == 1, "{told}");
+        }
+        Ok(())
+    });
     suite.test("it_leads_serves_and_stops", |labs| async move {
         let lab = labs.plain().await?;
         let mut program = start(&lab, "kubevirt").await?;
@@ -87,7 +99,7 @@ subjects: [{{kind: ServiceAccount, name: {ACCOUNT}, namespace: {namespace}}}]
         namespace: namespace.to_owned(),
         service_account: ACCOUNT.to_owned(),
         arguments: ["--listen", "{address}"].map(str::to_owned).to_vec(),
-        environment: Vec::new(),
+        environment: vec![("VIRT_OPERATOR_IMAGE".to_owned(), IMAGE.to_owned())],
         through_proxy: false,
     })
     .await

@@ -8,8 +8,13 @@ const NETWORKED: &str = include_str!("../../../../../examples/networked-vm.yaml"
 const NETWORKS: &str = include_str!("../../../../../examples/networks.yaml");
 const CLOUD_INIT: &str = include_str!("../../../../../examples/cloud-init-vm.yaml");
 
-fn rendered(files: &[&str]) -> Rendered {
-    render(files.iter().flat_map(|text| parse(text).unwrap()).collect()).unwrap()
+fn files(texts: &[&str]) -> Result<Files> {
+    let documents: Vec<_> = texts.iter().flat_map(|text| documents::parse("file", text).unwrap()).collect();
+    Files::of(&documents, DEFAULT_NAMESPACE)
+}
+
+fn rendered(texts: &[&str]) -> Rendered {
+    render(files(texts).unwrap())
 }
 
 fn text(files: &[&str]) -> String {
@@ -48,9 +53,10 @@ fn cloud_init_vm() {
 fn what_is_printed_can_be_read_back() {
     for files in [&[BASIC][..], &[CUSTOM], &[NETWORKED, NETWORKS], &[CLOUD_INIT]] {
         let Rendered { objects, .. } = rendered(files);
-        assert_eq!(parse(&write(&objects, Format::Yaml).unwrap()).unwrap(), objects);
-        let list: Value = serde_json::from_str(&write(&objects, Format::Json).unwrap()).unwrap();
-        assert_eq!(list["items"].as_array().unwrap(), &objects);
+        for format in [Format::Yaml, Format::Json] {
+            let printed = documents::parse("printed", &write(&objects, format).unwrap()).unwrap();
+            assert_eq!(printed.into_iter().map(|document| document.object).collect::<Vec<_>>(), objects);
+        }
     }
 }
 
@@ -75,8 +81,7 @@ fn problems_are_told_with_their_reason() {
 
 #[test]
 fn files_supply_what_a_machine_refers_to() {
-    let machine =
-        "kind: Machine\nmetadata: {name: vm}\nspec: {template: small, cloudInit: {secretRef: {name: s, key: k}}}\n";
+    let machine = "apiVersion: vitistack.io/v1alpha1\nkind: Machine\nmetadata: {name: vm}\nspec: {template: small, cloudInit: {secretRef: {name: s, key: k}}}\n";
     let secret = "kind: Secret\nmetadata: {name: s}\nstringData: {k: hello}\n";
     let class = "kind: StorageClass\nmetadata: {name: best, annotations: {storageclass.kubernetes.io/is-default-class: \"true\"}}\nprovisioner: p\n";
     let objects = rendered(&[machine, secret, class]).objects;
@@ -86,8 +91,72 @@ fn files_supply_what_a_machine_refers_to() {
 }
 
 #[test]
-fn files_without_a_machine_are_an_error() {
-    assert!(render(parse(NETWORKS).unwrap()).is_err());
-    assert!(render(parse("kind: Pod\nmetadata: {name: x}\n").unwrap()).is_err());
-    assert!(parse("a: [").is_err());
+fn a_file_that_is_wrong_is_told_by_object_and_field() {
+    let machine = |name: &str, spec: &str| {
+        format!("apiVersion: vitistack.io/v1alpha1\nkind: Machine\nmetadata: {{name: {name}}}\nspec: {spec}\n")
+    };
+    for (text, expected) in [
+        (NETWORKS.to_owned(), "there is no Machine in the files, only NetworkConfiguration"),
+        (String::new(), "there is no Machine in the files"),
+        (
+            machine("vm", "{template: small, disks: [{name: a, size: 5}]}"),
+            "Machine vm (file, document 1): spec.disks[0].size must be text",
+        ),
+        (machine("n", "{template: small}"), "Machine (file, document 1): metadata.name must be text, and it is false"),
+        (machine("vm", "[small]"), "spec must be fields"),
+        (
+            machine("vm", "{template: small}").replace("vitistack.io/v1alpha1", "cluster.x-k8s.io/v1beta1"),
+            "vitistack.io/v1alpha1 is understood",
+        ),
+        (format!("{0}---\n{0}", machine("vm", "{template: small}")), "the Machine default/vm is given twice"),
+        (
+            machine("vm", "{template: small, resources: {cpu: {cores: 99999999999}}}"),
+            "spec.resources.cpu.cores must be at most",
+        ),
+    ] {
+        let error = format!("{:#}", files(&[&text]).map(|_| ()).unwrap_err());
+        assert!(error.contains(expected), "{text}: {error}");
+    }
+    let misspelt = machine("vm", "{template: small, netwroks: []}");
+    let warnings = files(&[&misspelt, "kind: Namespace\nmetadata: {name: x}\n"]).unwrap().warnings;
+    assert!(warnings[0].contains("there is no field spec.netwroks"), "{warnings:?}");
+    assert!(warnings[1].contains("Namespace x (file, document 1) is left aside"), "{warnings:?}");
+}
+
+/// As in a cluster: the first has it.
+#[test]
+fn machines_of_one_file_cannot_share_an_address_or_a_claim() {
+    let machine = |name: &str, spec: &str| {
+        format!(
+            "apiVersion: vitistack.io/v1alpha1\nkind: Machine\nmetadata: {{name: {name}}}\nspec: {{template: small, {spec}}}\n"
+        )
+    };
+    let network = "networks: [{name: a, networkName: pod, macAddress: \"02:00:00:00:00:01\"}]";
+    let Rendered { problems, .. } = rendered(&[&machine("one", network), &machine("two", network)]);
+    assert!(problems.len() == 1 && problems[0].starts_with("Machine default/two: MacAddressInUse"), "{problems:?}");
+    let disk = |name: &str| format!("disks: [{{name: {name}, size: 1Gi}}]");
+    let Rendered { objects, problems } = rendered(&[&machine("a", &disk("b-c")), &machine("a-b", &disk("c"))]);
+    assert!(problems.len() == 1 && problems[0].contains("PersistentVolumeClaim default/a-b-c"), "{problems:?}");
+    assert!(!objects.iter().any(|object| object["metadata"]["name"] == "a-b"), "a half of the second is printed");
+    let [first, second] = ["one", "two"].map(|name| machine(name, "networks: [{name: a, networkName: pod}]"));
+    let macs: Vec<Value> = rendered(&[&first, &second])
+        .objects
+        .iter()
+        .filter_map(|object| object.pointer("/spec/template/spec/domain/devices/interfaces/0/macAddress").cloned())
+        .collect();
+    assert!(macs.len() == 2 && macs[0] != macs[1], "{macs:?}");
+}
+
+#[test]
+fn of_two_default_classes_the_youngest_is_taken() {
+    let class = |name: &str, created: &str, annotation: &str| {
+        format!(
+            "kind: StorageClass\nmetadata: {{name: {name}, creationTimestamp: {created}, annotations: {{{annotation}: \"true\"}}}}\nprovisioner: p\n"
+        )
+    };
+    let old = class("old", "2025-01-01T00:00:00Z", "storageclass.kubernetes.io/is-default-class");
+    let new = class("new", "2026-01-01T00:00:00Z", "storageclass.beta.kubernetes.io/is-default-class");
+    let objects = rendered(&[BASIC, &old, &new]).objects;
+    let claim = objects.iter().find(|object| object["kind"] == "PersistentVolumeClaim").unwrap();
+    assert_eq!(claim["spec"]["storageClassName"], "new");
 }

@@ -74,13 +74,26 @@ async fn a_patch_that_was_made_for_an_older_state_is_a_conflict() {
     cache.ready().await;
     let (client, _link) = server.client();
     let executor = Executor::new(client, "tester").overlay(&target("a").resource, Arc::new(cache));
-    let remove = || patch(&uid, vec![Operation { path: "/data/value".to_owned(), value: None }]);
+    let remove = || patch(&uid, vec![Operation::remove("/data/value")]);
     cut.cut();
     server.put(MAPS, json!({ "metadata": { "name": "a", "namespace": "ns" }, "data": {} }));
     assert_eq!(failure(&executor, remove()).await, (Class::Conflict, reason::OBJECT_CHANGED));
     cut.mend();
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert_eq!(failure(&executor, remove()).await, (Class::Invalid, reason::INVALID_OBJECT));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_patch_of_a_place_that_has_changed_changes_nothing() {
+    let server = Server::new();
+    let uid = uid(&live(&server));
+    let (executor, _cache, _link) = with_cache(&server).await;
+    let of =
+        |seen: &str| patch(&uid, vec![set("/data/other", "new"), set("/data/value", "new").instead_of(seen.into())]);
+    assert_eq!(failure(&executor, of("older")).await.0, Class::Invalid);
+    assert_eq!(server.get(MAPS, "ns", "a").unwrap()["data"], json!({ "value": "old" }));
+    assert_eq!(stopped(&executor, of("old")).await, Stop::Done);
+    assert_eq!(server.get(MAPS, "ns", "a").unwrap()["data"], json!({ "other": "new", "value": "new" }));
 }
 
 fn status(uid: &str, phase: &str) -> StatusWrite {

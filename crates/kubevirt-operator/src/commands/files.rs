@@ -1,0 +1,188 @@
+//! What files say: Machines, and what these refer to, as a cluster that holds nothing else.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context, Result, bail};
+use api::ObjectKey;
+use api::machine::{Machine, NetworkConfiguration};
+use documents::Document;
+use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::api::storage::v1::StorageClass;
+use k8s_openapi::jiff::Timestamp;
+use kube::Resource;
+use machine::observed::{Installed, NetworkView, SourceView, StorageClassView};
+use machine::render::cloud_init::SecretBytes;
+use machine::resolve::{SecretSource, resolve};
+use machine::{Observed, macs};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use crate::cache::{ClassEntry, entry};
+use crate::manifests::json;
+
+/// What the files hold, as far as it is understood.
+#[derive(Default)]
+pub(super) struct Files {
+    pub(super) machines: Vec<Machine>,
+    networks: BTreeMap<ObjectKey, NetworkConfiguration>,
+    secrets: BTreeMap<ObjectKey, Secret>,
+    classes: Vec<StorageClass>,
+    /// What was left aside, or will be by a cluster.
+    pub(super) warnings: Vec<String>,
+}
+
+impl Files {
+    /// An object that names no namespace is meant for `namespace`.
+    pub(super) fn of(documents: &[Document], namespace: &str) -> Result<Self> {
+        let mut files = Files::default();
+        for document in documents {
+            files.add(document, namespace)?;
+        }
+        if files.machines.is_empty() {
+            let found: Vec<String> = documents.iter().map(ToString::to_string).collect();
+            bail!(
+                "there is no Machine in the files{}",
+                if found.is_empty() { String::new() } else { format!(", only {}", found.join(", ")) }
+            );
+        }
+        Ok(files)
+    }
+
+    fn add(&mut self, document: &Document, namespace: &str) -> Result<()> {
+        match document.kind() {
+            "Machine" => {
+                let machine: Machine = self.custom(document, namespace)?;
+                let key = ObjectKey::of(&machine.metadata);
+                if self.machines.iter().any(|other| ObjectKey::of(&other.metadata) == key) {
+                    bail!("{document}: the Machine {key} is given twice");
+                }
+                self.machines.push(machine);
+            }
+            "NetworkConfiguration" => {
+                let network: NetworkConfiguration = self.custom(document, namespace)?;
+                self.networks.insert(ObjectKey::of(&network.metadata), network);
+            }
+            "Secret" => {
+                let mut secret: Secret = document.secret()?;
+                secret.metadata.namespace.get_or_insert_with(|| namespace.to_owned());
+                self.secrets.insert(ObjectKey::of(&secret.metadata), secret);
+            }
+            "StorageClass" => {
+                let class = StorageClass::deserialize(&document.object);
+                self.classes.push(class.with_context(|| format!("{document} cannot be read"))?);
+            }
+            _ => self.warnings.push(format!(
+                "{document} is left aside: Machine, NetworkConfiguration, Secret and StorageClass are looked at"
+            )),
+        }
+        Ok(())
+    }
+
+    fn custom<K>(&mut self, document: &Document, namespace: &str) -> Result<K>
+    where
+        K: Resource<DynamicType = ()> + DeserializeOwned,
+    {
+        let (mut object, unknown) = document.typed::<K>(&K::api_version(&()), &schema_of(&K::kind(&()))?)?;
+        if object.meta().name.is_none() {
+            bail!("{document} has no metadata.name");
+        }
+        object.meta_mut().namespace.get_or_insert_with(|| namespace.to_owned());
+        self.warnings.extend(unknown);
+        Ok(object)
+    }
+
+    /// What a cluster would have besides, if the files were applied to it.
+    pub(super) fn add_to(&self, observed: &mut Observed) {
+        let said = self.observed(observed.machine.clone());
+        for (name, network) in said.networks {
+            match observed.networks.get_mut(&name) {
+                Some(live) => (live.vlan, live.bridge) = (network.vlan, network.bridge),
+                None => drop(observed.networks.insert(name, network)),
+            }
+        }
+        if let SourceView::Read(bytes) = said.source {
+            observed.source = SourceView::Read(bytes);
+        }
+    }
+
+    /// A cluster that has everything and holds nothing but what the files say.
+    pub(super) fn observed(&self, machine: Machine) -> Observed {
+        let key = ObjectKey::of(&machine.metadata);
+        let beside = |name: &str| ObjectKey::namespaced(key.namespace().unwrap_or_default(), name);
+        let networks = machine.spec.networks.iter().filter_map(|network| {
+            let found = self.networks.get(&beside(&network.network_name))?;
+            Some((network.network_name.clone(), network_view(found)))
+        });
+        let resolved = resolve(&machine).ok();
+        Observed {
+            networks: networks.collect(),
+            installed: Installed { kubevirt: true, multus: true, cdi: true },
+            storage_classes: self.classes(&machine),
+            source: self.source(&machine, beside),
+            attachments: BTreeMap::new(),
+            secret: None,
+            claims: BTreeMap::new(),
+            import_sources: BTreeMap::new(),
+            vm: None,
+            vmi: None,
+            macs_in_use: resolved.map(|resolved| macs::in_use(&machine, &resolved, &self.machines)).unwrap_or_default(),
+            now: Timestamp::UNIX_EPOCH,
+            machine,
+        }
+    }
+
+    /// If the files name no class, every class that the Machine names exists, and a default class without a name.
+    fn classes(&self, machine: &Machine) -> Vec<StorageClassView> {
+        if self.classes.is_empty() {
+            let view = |name: &str, is_default: bool| StorageClassView {
+                name: name.to_owned(),
+                is_default,
+                waits_for_consumer: false,
+                expands: true,
+            };
+            let named = machine.spec.disks.iter().filter_map(|disk| disk.storage_class.as_deref());
+            let named = named.filter(|name| *name != "default").map(|name| view(name, false));
+            return named.chain([view("", true)]).collect();
+        }
+        let all = self.classes.iter().map(|class| {
+            let name = class.metadata.name.as_deref().unwrap_or_default();
+            (ObjectKey::cluster(name), entry(&class.metadata, ClassEntry::prune(class.clone())))
+        });
+        ClassEntry::views(all.collect())
+    }
+
+    fn source(&self, machine: &Machine, beside: impl Fn(&str) -> ObjectKey) -> SourceView {
+        let reference = machine.spec.cloud_init.as_ref().and_then(|given| given.secret_ref.as_ref());
+        let Some(source) = reference.map(SecretSource::from) else { return SourceView::NotNeeded };
+        let Some(secret) = self.secrets.get(&beside(&source.name)) else { return SourceView::SecretMissing };
+        let text =
+            secret.string_data.as_ref().and_then(|data| data.get(&source.key)).map(|text| text.clone().into_bytes());
+        let bytes = secret.data.as_ref().and_then(|data| data.get(&source.key)).map(|bytes| bytes.0.clone());
+        text.or(bytes).map_or(SourceView::KeyMissing, |bytes| SourceView::Read(SecretBytes(bytes)))
+    }
+}
+
+/// The schema of one of our own kinds.
+fn schema_of(kind: &str) -> Result<Value> {
+    let definition = api::machine::crds().into_iter().find(|definition| definition.spec.names.kind == kind);
+    let version = definition.and_then(|definition| definition.spec.versions.into_iter().next());
+    let schema = version.and_then(|version| version.schema?.open_api_v3_schema);
+    json(&schema.with_context(|| format!("{kind} has no schema"))?)
+}
+
+/// Stands for the UID that only a cluster gives. Each Machine has its own, because addresses are derived from it.
+pub(super) fn placeholder(number: usize) -> String {
+    format!("00000000-0000-0000-0000-{number:012x}")
+}
+
+fn network_view(network: &NetworkConfiguration) -> NetworkView {
+    NetworkView {
+        uid: network.metadata.uid.clone().unwrap_or_else(|| placeholder(0)),
+        vlan: network.spec.vlan,
+        bridge: network.spec.bridge.clone(),
+        protected: Some(0),
+        deleting: false,
+        other_users: false,
+    }
+}
