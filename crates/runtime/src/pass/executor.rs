@@ -17,7 +17,10 @@ use kube::{
 use serde_json::{Map, Value, json};
 use tokio::sync::Semaphore;
 
-use super::classify;
+use super::{
+    classify,
+    vain::{Attempt, Vain},
+};
 use crate::{lease::Fence, watch::Overlay};
 
 /// How many independent writes of one step are under way at once. The client's rate is the real limit.
@@ -31,6 +34,7 @@ pub struct Executor {
     field_manager: &'static str,
     late: Semaphore,
     overlays: HashMap<(String, String), Vec<Arc<dyn Overlay>>>,
+    vain: Vain,
 }
 
 /// What the server is asked to answer with.
@@ -44,6 +48,8 @@ enum Answer {
 /// What one write ended with.
 enum Written {
     Done,
+    /// Not sent: the server has made nothing of the same patch before.
+    Vain,
     /// The name belongs to an object that is not ours.
     Taken(Value),
 }
@@ -51,7 +57,8 @@ enum Written {
 impl Executor {
     /// One field manager per program: it is what server-side apply knows us by.
     pub fn new(client: Client, field_manager: &'static str) -> Self {
-        Self { client, field_manager, late: Semaphore::new(LATE_AT_ONCE), overlays: HashMap::new() }
+        let late = Semaphore::new(LATE_AT_ONCE);
+        Self { client, field_manager, late, overlays: HashMap::new(), vain: Vain::default() }
     }
 
     /// Tells `cache` about every write of this kind.
@@ -76,6 +83,7 @@ impl Executor {
             for (target, result) in step.writes.iter().map(Write::target).zip(results) {
                 match result {
                     Ok(Written::Done) => written += 1,
+                    Ok(Written::Vain) => {}
                     Ok(Written::Taken(live)) => {
                         let taken = Stop::Taken { step: step.name, target: target.clone(), live: Body::from(live) };
                         stop.get_or_insert(taken);
@@ -154,7 +162,20 @@ impl Executor {
                 (uid, self.send("patch", target, request, answer, Some(fence)).await)
             }
             Write::Status { uid, body, .. } => (uid, self.status(target, uid, body, fence).await),
-            Write::Patch { uid, operations, .. } => (uid, self.patch(target, uid, operations, answer, fence).await),
+            Write::Patch { uid, operations, .. } => {
+                let patch = json_patch(uid, operations);
+                let bytes = bytes(&patch, "patch", target)?;
+                let known = self.known_version(target, uid);
+                let attempt = Attempt::new(known, &bytes);
+                if self.vain.has(target, &attempt) {
+                    return Ok(Written::Vain);
+                }
+                let result = self.patch(target, uid, bytes, answer, fence).await;
+                if let Ok(object) = &result {
+                    self.vain.note(target, attempt, metadata(object, "resourceVersion"));
+                }
+                (uid, result)
+            }
         };
         match &result {
             Ok(object) => self.tell_written(target, object),
@@ -232,25 +253,14 @@ impl Executor {
         Ok(metadata(&live, "resourceVersion").to_owned())
     }
 
-    /// The first operation tests the UID: on another object of the name the whole patch is refused.
     async fn patch(
         &self,
         target: &Target,
         uid: &str,
-        operations: &[Operation],
+        bytes: Vec<u8>,
         answer: Answer,
         fence: &Fence,
     ) -> Result<Value, Failure> {
-        let test = json!({"op": "test", "path": "/metadata/uid", "value": uid});
-        let changes = operations.iter().flat_map(|Operation { path, value, instead_of }| {
-            let test = instead_of.as_ref().map(|seen| json!({"op": "test", "path": path, "value": seen}));
-            let change = match value {
-                Some(value) => json!({"op": "add", "path": path, "value": value}),
-                None => json!({"op": "remove", "path": path}),
-            };
-            test.into_iter().chain([change])
-        });
-        let bytes = bytes(&Value::Array(std::iter::once(test).chain(changes).collect()), "patch", target)?;
         let url = DynamicObject::url_path(&target.resource, target.key.namespace());
         let request = http::Request::patch(format!("{url}/{}?fieldManager={}", target.key.name(), self.field_manager))
             .header(http::header::CONTENT_TYPE, "application/json-patch+json")
@@ -362,6 +372,20 @@ fn metadata<'a>(object: &'a Value, field: &str) -> &'a str {
 
 fn replaced(target: &Target) -> Failure {
     Failure::conflict(reason::OBJECT_CHANGED, format!("{target} is another object now"))
+}
+
+/// The first operation tests the UID: on another object of the name the whole patch is refused.
+fn json_patch(uid: &str, operations: &[Operation]) -> Value {
+    let test = json!({"op": "test", "path": "/metadata/uid", "value": uid});
+    let changes = operations.iter().flat_map(|Operation { path, value, instead_of }| {
+        let test = instead_of.as_ref().map(|seen| json!({"op": "test", "path": path, "value": seen}));
+        let change = match value {
+            Some(value) => json!({"op": "add", "path": path, "value": value}),
+            None => json!({"op": "remove", "path": path}),
+        };
+        test.into_iter().chain([change])
+    });
+    Value::Array(std::iter::once(test).chain(changes).collect())
 }
 
 fn request(target: &Target) -> Request {

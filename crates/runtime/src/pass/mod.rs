@@ -10,6 +10,7 @@ mod executor;
 mod runner;
 #[cfg(test)]
 mod tests;
+mod vain;
 
 use std::{any::Any, panic::AssertUnwindSafe, time::Duration};
 

@@ -83,6 +83,30 @@ async fn a_patch_that_was_made_for_an_older_state_is_a_conflict() {
     assert_eq!(failure(&executor, remove()).await, (Class::Invalid, reason::INVALID_OBJECT));
 }
 
+/// Somebody may undo what we write, in the very request that writes it.
+#[tokio::test(start_paused = true)]
+async fn a_patch_that_changes_nothing_is_not_sent_again_until_something_else_has_changed() {
+    let server = Server::new();
+    let uid = uid(&live(&server));
+    let (executor, cache, link) = with_cache(&server).await;
+    let sent = async |value: &str| {
+        let before = link.count(Verb::Patch);
+        let steps = [Step::new("s").write(patch(&uid, vec![set("/data/value", value)]))];
+        let outcome = executor.apply(&plan(steps), &Fence::open(), |_, _| false).await;
+        assert_eq!(outcome.stop, Stop::Done);
+        assert_eq!(outcome.written, link.count(Verb::Patch) - before);
+        outcome.written
+    };
+    assert_eq!((sent("old").await, sent("old").await, sent("old").await), (1, 0, 0));
+    assert_eq!((sent("new").await, sent("old").await), (1, 1), "each changed something");
+    assert_eq!((sent("old").await, sent("old").await), (1, 0));
+    server.put(MAPS, json!({ "metadata": { "name": "a", "namespace": "ns" }, "data": { "value": "old", "x": "y" } }));
+    while cache.get(&target("a").key).is_none_or(|have| have["x"] != "y") {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert_eq!((sent("old").await, sent("old").await), (1, 0), "it is another version");
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_patch_of_a_place_that_has_changed_changes_nothing() {
     let server = Server::new();

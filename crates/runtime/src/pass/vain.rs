@@ -1,0 +1,51 @@
+//! Patches that the server took and made nothing of. Somebody undoes them (a webhook that sets what we remove, a manager
+//! who keeps a field that we write with the same value), and would do so again at every look. As long as the object stays
+//! as it is, the same patch need not be sent again.
+
+use std::{
+    collections::HashMap,
+    hash::{DefaultHasher, Hash, Hasher},
+};
+
+use api::Target;
+use parking_lot::Mutex;
+
+/// They are few. Whoever makes many of them loses the benefit, not our memory.
+const MOST: usize = 4096;
+
+#[derive(Default)]
+pub(super) struct Vain(Mutex<HashMap<Target, Attempt>>);
+
+/// A patch of an object at a version, if one is known. The patch itself is not kept: it may be secret.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Attempt {
+    version: Option<String>,
+    patch: u64,
+}
+
+impl Attempt {
+    pub(super) fn new(version: Option<String>, patch: &[u8]) -> Self {
+        let mut hasher = DefaultHasher::new();
+        patch.hash(&mut hasher);
+        Self { version, patch: hasher.finish() }
+    }
+}
+
+impl Vain {
+    pub(super) fn has(&self, target: &Target, attempt: &Attempt) -> bool {
+        attempt.version.is_some() && self.0.lock().get(target) == Some(attempt)
+    }
+
+    /// `after` is the version that the server answered with.
+    pub(super) fn note(&self, target: &Target, attempt: Attempt, after: &str) {
+        let mut vain = self.0.lock();
+        if attempt.version.as_deref() != Some(after) {
+            vain.remove(target);
+            return;
+        }
+        if vain.len() >= MOST {
+            vain.clear();
+        }
+        vain.insert(target.clone(), attempt);
+    }
+}
