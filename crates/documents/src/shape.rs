@@ -89,6 +89,8 @@ impl Shape {
     }
 }
 
+const MOST_QUOTED: usize = 40;
+
 fn mismatch(path: &str, wanted: &str, value: &Value) -> String {
     let wanted_words = match wanted {
         "object" => "fields",
@@ -101,7 +103,11 @@ fn mismatch(path: &str, wanted: &str, value: &Value) -> String {
     let (given, hint) = match value {
         Value::Bool(value) => (format!("{value}"), "; put it in quotes if that is not what you wrote"),
         Value::Number(value) => (format!("the number {value}"), "; put it in quotes"),
-        Value::String(value) => (format!("the text {value:?}"), ""),
+        // What stands where fields or a list should may be a whole script, with passwords in it.
+        Value::String(value) if matches!(wanted, "boolean" | "integer" | "number") && value.len() <= MOST_QUOTED => {
+            (format!("the text {value:?}"), "")
+        }
+        Value::String(_) => ("text".to_owned(), ""),
         Value::Array(_) => ("a list".to_owned(), ""),
         Value::Object(_) => ("an object with fields".to_owned(), ""),
         Value::Null => ("nothing".to_owned(), ""),
@@ -159,6 +165,14 @@ mod tests {
         assert_eq!(cores(0), ["spec.cpu.cores must be at least 1, and it is 0"]);
         assert_eq!(cores(u64::MAX), ["spec.cpu.cores must be at most 64, and it is 18446744073709551615"]);
         assert_eq!(check(&schema(), &json!({"spec": ["small"]})).wrong, ["spec must be fields, and it is a list"]);
+    }
+
+    #[test]
+    fn long_text_is_not_quoted() {
+        let cpu = |text: &str| check(&schema(), &json!({"spec": {"template": "t", "cpu": text}})).wrong;
+        assert_eq!(cpu("password: hunter2"), ["spec.cpu must be fields, and it is text"]);
+        let long = json!({"spec": {"template": "t", "cpu": {"cores": "x".repeat(100)}}});
+        assert_eq!(check(&schema(), &long).wrong, ["spec.cpu.cores must be a whole number, and it is text"]);
     }
 
     #[test]

@@ -52,7 +52,7 @@ pub(crate) fn messages(advice: Vec<Advice>) -> Vec<String> {
 pub(crate) fn advice(kubevirt: &KubeVirt, installation: Option<&Installation>) -> Vec<Advice> {
     let spec = &kubevirt.spec;
     let as_advice = |reason| move |message| Advice { reason, message };
-    let doubts = validation::doubts(spec).into_iter().map(|doubt| doubt.to_string());
+    let doubts = validation::doubts(kubevirt).into_iter().map(|doubt| doubt.to_string());
     let idle = installation.into_iter().flat_map(|installation| installation.idle.iter().cloned());
     let account = (!spec.monitor_account.is_empty() && !is_account(&spec.monitor_account)).then(|| {
         format!(

@@ -104,7 +104,11 @@ impl Environment {
             return Some(format!("{wanted}; it is not set"));
         }
         let Some(parsed) = OperatorImage::parse(image).filter(OperatorImage::is_sound) else {
-            return Some(format!("{wanted}; {image:?} is not"));
+            // Whoever names every image himself derives none, and may call this one as he likes.
+            return match self.images.name_all_components() && is_image(image) {
+                true => self.single_image_problem(),
+                false => Some(format!("{wanted}; {image:?} is not")),
+            };
         };
         let version = self.kubevirt_version.as_str();
         if parsed.tag().is_none() && !version.is_empty() && !is_tag(version) {
@@ -113,6 +117,10 @@ impl Environment {
                  none; {version:?} is not"
             ));
         }
+        self.single_image_problem()
+    }
+
+    fn single_image_problem(&self) -> Option<String> {
         let (name, image) = self.images.named().into_iter().find(|(_, image)| !image.is_empty() && !is_image(image))?;
         Some(format!(
             "{name} must be an image with its registry and a tag or a digest, or be left out to have it derived from \
@@ -122,6 +130,10 @@ impl Environment {
 }
 
 impl ImageOverrides {
+    fn name_all_components(&self) -> bool {
+        [&self.api, &self.controller, &self.handler, &self.launcher].iter().all(|image| !image.is_empty())
+    }
+
     /// Each under the name of its variable.
     fn named(&self) -> [(&'static str, &str); 12] {
         [
@@ -208,6 +220,18 @@ mod tests {
             }
         }
         assert_eq!(environment(&[("OPERATOR_IMAGE", "reg/virt-operator:v1")]).problem(), None);
+        // Nothing is derived from it.
+        let components = ["VIRT_API_IMAGE", "VIRT_CONTROLLER_IMAGE", "VIRT_HANDLER_IMAGE", "VIRT_LAUNCHER_IMAGE"];
+        for image in [
+            format!("registry.example.com/virt/virt-operator-rhel9@sha256:{digest}"),
+            format!("quay.io/kubevirt/virt-operator:v1.8.4@sha256:{digest}"),
+        ] {
+            let own = ("VIRT_OPERATOR_IMAGE", image.as_str());
+            assert!(environment(&[own]).problem().is_some(), "{image}: the others would have to be derived");
+            let mut all = vec![own];
+            all.extend(components.map(|name| (name, "reg/x:v1")));
+            assert_eq!(environment(&all).problem(), None, "{image}");
+        }
         let given = format!("other:5000/virt-api:v1@sha256:{digest}");
         let given = [("VIRT_OPERATOR_IMAGE", "reg/virt-operator:v1"), ("VIRT_API_IMAGE", given.as_str())];
         assert_eq!(environment(&given).problem(), None);

@@ -254,7 +254,10 @@ fn progressing(status: &mut KubeVirtStatus, before: &KubeVirtStatus, outcome: &O
 fn deployed(status: &mut KubeVirtStatus, observed: &Observed) {
     status.observed_kube_virt_registry.clone_from(&status.target_kube_virt_registry);
     status.observed_kube_virt_version.clone_from(&status.target_kube_virt_version);
-    status.observed_deployment_config.clone_from(&status.target_deployment_config);
+    // It tells where the last installation had objects. While it is not known what of these is left, it is not forgotten.
+    if observed.complete || status.observed_deployment_config.is_empty() {
+        status.observed_deployment_config.clone_from(&status.target_deployment_config);
+    }
     status.observed_deployment_id.clone_from(&status.target_deployment_id);
     status.observed_generation = observed.kubevirt.metadata.generation;
     status.phase = phase::DEPLOYED.to_owned();

@@ -29,6 +29,8 @@ const NAME: &str = "kubevirt-operator";
 /// Enough to create fifty Machines in a second or two, and little for an API server.
 const RATE: Rate = Rate { per_second: 200.0, burst: 400 };
 const PASS_DEADLINE: Duration = Duration::from_secs(60);
+/// How long a patch that somebody undoes in the same request is not sent again.
+const VAIN: Duration = Duration::from_secs(600);
 
 pub(crate) fn run(arguments: RunArguments) -> anyhow::Result<ExitCode> {
     let settings = Settings::try_from(arguments)?;
@@ -66,7 +68,8 @@ impl Work {
         let observer = Observer::new(client.clone(), caches.clone(), sources, wake.clone());
         let controller = Arc::new(MachineController { observer, metrics: metrics.clone() });
         let networks = Arc::new(NetworkController { caches: caches.clone() });
-        let executor = Arc::new(caches.over(Executor::new(client, MANAGED_BY)));
+        let executor = Executor::new(client, MANAGED_BY).sparing_vain_patches(VAIN);
+        let executor = Arc::new(caches.over(executor));
         Self { context, caches, wake, metrics, controller, networks, executor, options }
     }
 

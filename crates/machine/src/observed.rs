@@ -119,6 +119,8 @@ pub struct ClaimView {
     /// What it was filled with, as [`crate::render::claim::source_digest`] says it; empty if that was not noted.
     pub source: Option<String>,
     pub deleting: bool,
+    /// In seconds since 1970.
+    pub created: i64,
 }
 
 #[derive(Clone, Debug, PartialEq)]

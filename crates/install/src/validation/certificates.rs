@@ -17,44 +17,51 @@ pub(super) fn mixed(settings: Option<&SelfSigned>) -> Option<Refusal> {
     both.then(|| Refusal::new(Cause::NotSupported, FIELD, message))
 }
 
-pub(super) fn lifetimes(settings: Option<&SelfSigned>) -> Vec<Refusal> {
-    let Some(settings) = settings else { return Vec::new() };
-    let lifetimes = match Lifetimes::new(Some(settings)) {
+/// What nobody can issue by.
+pub(super) fn unusable(settings: Option<&SelfSigned>) -> Vec<Refusal> {
+    let lifetimes = match Lifetimes::new(settings) {
         Ok(lifetimes) => lifetimes,
         Err(error) => {
             let message = format!("must be a duration such as 24h or 90m, and {:?} is not", error.text);
             return vec![Refusal::new(Cause::Invalid, format!("{FIELD}.{}", error.field), message)];
         }
     };
-    let mut refusals = Vec::new();
-    let (authority, leaf) = (lifetimes.authority, lifetimes.leaf);
-    for (name, lifetime) in [("ca", authority), ("server", leaf)] {
-        if lifetime.duration < SHORTEST {
-            let message = format!(
-                "is {}, which is too short to be renewed in time; give it at least {}",
-                go_duration(lifetime.duration),
-                go_duration(SHORTEST),
-            );
-            refusals.push(Refusal::new(Cause::Invalid, format!("{FIELD}.{name}.duration"), message));
-        }
-        if lifetime.renew_before > lifetime.duration {
-            let message = format!(
-                "is {}, which is longer than {name}.duration, {}: a certificate would be renewed before it is made; \
-                 shorten it",
-                go_duration(lifetime.renew_before),
-                go_duration(lifetime.duration),
-            );
-            refusals.push(Refusal::new(Cause::Invalid, format!("{FIELD}.{name}.renewBefore"), message));
-        }
-    }
-    if leaf.duration > authority.duration {
+    let short = [("ca", lifetimes.authority), ("server", lifetimes.leaf)].into_iter().filter_map(|(name, lifetime)| {
         let message = format!(
-            "is {}, which is longer than ca.duration, {}: a certificate cannot outlive the authority that signs it; \
-             shorten it, or lengthen ca.duration",
-            go_duration(leaf.duration),
-            go_duration(authority.duration),
+            "is {}, which is too short to be renewed in time; give it at least {}",
+            go_duration(lifetime.duration),
+            go_duration(SHORTEST),
         );
-        refusals.push(Refusal::new(Cause::Invalid, format!("{FIELD}.server.duration"), message));
-    }
-    refusals
+        (lifetime.duration < SHORTEST)
+            .then(|| Refusal::new(Cause::Invalid, format!("{FIELD}.{name}.duration"), message))
+    });
+    short.collect()
+}
+
+/// A renewal that is due before there is anything to renew. Certificates that exist are renewed at once, again and again.
+pub(super) fn early_renewal(settings: Option<&SelfSigned>) -> Vec<Refusal> {
+    let Ok(lifetimes) = Lifetimes::new(settings) else { return Vec::new() };
+    let early = [("ca", lifetimes.authority), ("server", lifetimes.leaf)].into_iter().filter_map(|(name, lifetime)| {
+        let message = format!(
+            "is {}, which is longer than {name}.duration, {}: a certificate would be renewed before it is made; shorten it",
+            go_duration(lifetime.renew_before),
+            go_duration(lifetime.duration),
+        );
+        (lifetime.renew_before > lifetime.duration)
+            .then(|| Refusal::new(Cause::Invalid, format!("{FIELD}.{name}.renewBefore"), message))
+    });
+    early.collect()
+}
+
+/// A certificate that would outlive its authority. It ends with it, so it can be issued.
+pub(super) fn outlives(settings: Option<&SelfSigned>) -> Option<Refusal> {
+    let Lifetimes { authority, leaf, .. } = Lifetimes::new(settings).ok()?;
+    let message = format!(
+        "is {}, which is longer than ca.duration, {}: a certificate cannot outlive the authority that signs it; shorten \
+         it, or lengthen ca.duration",
+        go_duration(leaf.duration),
+        go_duration(authority.duration),
+    );
+    (leaf.duration > authority.duration)
+        .then(|| Refusal::new(Cause::Invalid, format!("{FIELD}.server.duration"), message))
 }

@@ -102,7 +102,10 @@ pub fn update(old: &KubeVirt, new: &KubeVirt) -> Verdict {
 
 /// Whether this resource can be installed soundly, whatever was installed before. Every fault is in the message.
 pub fn sound(kubevirt: &KubeVirt) -> Result<(), Failure> {
-    let faults = faults(&KubeVirtSpec::default(), &kubevirt.spec);
+    let mut faults = faults(&KubeVirtSpec::default(), &kubevirt.spec);
+    faults.extend(
+        certificates::early_renewal(kubevirt.spec.self_signed()).into_iter().filter(|_| !is_deployed(kubevirt)),
+    );
     if faults.is_empty() {
         return Ok(());
     }
@@ -111,13 +114,23 @@ pub fn sound(kubevirt: &KubeVirt) -> Result<(), Failure> {
 }
 
 /// What is installed as it is, although whoever changed the resource to this would be refused.
-pub(crate) fn doubts(spec: &KubeVirtSpec) -> Vec<Refusal> {
-    doubts_since(&KubeVirtSpec::default(), spec)
+pub(crate) fn doubts(kubevirt: &KubeVirt) -> Vec<Refusal> {
+    let spec = &kubevirt.spec;
+    let mut all = doubts_since(&KubeVirtSpec::default(), spec);
+    all.extend(certificates::early_renewal(spec.self_signed()).into_iter().filter(|_| is_deployed(kubevirt)));
+    all
+}
+
+/// Somebody has installed it, perhaps by other rules. It has certificates, and while they are renewed, too often or not,
+/// it runs: it is not held up for the sake of a number.
+fn is_deployed(kubevirt: &KubeVirt) -> bool {
+    kubevirt.status.as_ref().is_some_and(|status| !status.observed_deployment_id.is_empty())
 }
 
 fn judge(old: &KubeVirt, new: &KubeVirt) -> Verdict {
     let (old_spec, new_spec) = (&old.spec, &new.spec);
-    let refusals = [faults(old_spec, new_spec), doubts_since(old_spec, new_spec)].concat();
+    let early = certificates::early_renewal(new_spec.self_signed());
+    let refusals = [faults(old_spec, new_spec), early, doubts_since(old_spec, new_spec)].concat();
     // What was there before may be let through without being right: it is told, but not twice.
     let refused: Vec<String> = refusals.iter().map(ToString::to_string).collect();
     let standing = faults(&KubeVirtSpec::default(), new_spec).iter().map(ToString::to_string).collect();
@@ -133,14 +146,15 @@ fn faults(old: &KubeVirtSpec, new: &KubeVirtSpec) -> Vec<Refusal> {
     let all = [
         components::patches(&new.customize_components),
         components::replicas(new.infra.as_ref()),
-        certificates::lifetimes(new.self_signed()),
+        certificates::unusable(new.self_signed()),
         images::images(old, new),
     ];
     all.concat()
 }
 
 fn doubts_since(old: &KubeVirtSpec, new: &KubeVirtSpec) -> Vec<Refusal> {
-    let mut all: Vec<Refusal> = certificates::mixed(new.self_signed()).into_iter().collect();
+    let certificates = [certificates::mixed(new.self_signed()), certificates::outlives(new.self_signed())];
+    let mut all: Vec<Refusal> = certificates.into_iter().flatten().collect();
     all.extend(configuration::refusals(&old.configuration, &new.configuration));
     all
 }

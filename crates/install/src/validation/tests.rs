@@ -419,9 +419,9 @@ fn what_is_refused_is_not_told_a_second_time_as_a_warning() {
 fn faults_are_what_cannot_be_installed_and_doubts_what_the_release_installs() {
     let doubtful = json!({"configuration": {"roleAggregationStrategy": "Manual"}});
     assert_eq!(sound(&kubevirt(&doubtful)), Ok(()));
-    assert_eq!(doubts(&kubevirt(&doubtful).spec).len(), 1);
+    assert_eq!(doubts(&kubevirt(&doubtful)).len(), 1);
     let faulty = json!({"infra": {"replicas": 0}, "imageTag": "a b"});
-    assert_eq!(doubts(&kubevirt(&faulty).spec), []);
+    assert_eq!(doubts(&kubevirt(&faulty)), []);
     let failure = sound(&kubevirt(&faulty)).unwrap_err();
     assert_eq!((failure.class, failure.reason), (api::Class::Invalid, INVALID_RESOURCE));
     assert!(failure.message.contains("spec.infra.replicas cannot be 0") && failure.message.contains("; spec.imageTag"));

@@ -81,6 +81,7 @@ impl ClaimEntry {
             volume_mode: claim.volume_mode.to_owned(),
             source: string(claim.source.as_deref()),
             deleting: claim.deleting,
+            created: claim.created,
         }
     }
 

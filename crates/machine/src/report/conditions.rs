@@ -1,10 +1,11 @@
 //! The conditions beside Ready: each says how one part of the machine is, whatever the others do.
 
 use api::machine::machine_reason as reason;
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
 use crate::analysis::Analysis;
 use crate::changes::{is_seeded_otherwise, waiting};
-use crate::observed::Observed;
+use crate::observed::{ClaimView, Observed};
 use crate::report::verdict::Verdict;
 use crate::resolve::Content;
 
@@ -36,13 +37,16 @@ pub(super) fn storage(observed: &Observed, analysis: &Analysis) -> (bool, &'stat
 pub(super) struct Pending {
     /// Which, and why that may be.
     pub(super) message: String,
-    /// One of them waits for nothing but its volume.
-    pub(super) waits_for_volume: bool,
+    /// One of them waits for nothing but its volume, and has for long.
+    pub(super) overdue: bool,
 }
+
+/// How long the storage may take to make an empty volume before that is an error. To fill one may take hours.
+const PROVISIONING: SignedDuration = SignedDuration::from_mins(1);
 
 pub(super) fn pending_claims(observed: &Observed, analysis: &Analysis) -> Option<Pending> {
     let resolved = analysis.resolved.as_ref()?;
-    let (mut pending, mut waits_for_volume) = (Vec::new(), false);
+    let (mut pending, mut overdue) = (Vec::new(), false);
     for disk in &resolved.disks {
         let Content::Claim { claim, .. } = &disk.content else { continue };
         let view = observed.claims.get(claim);
@@ -52,7 +56,7 @@ pub(super) fn pending_claims(observed: &Observed, analysis: &Analysis) -> Option
         let class = view.and_then(|view| view.storage_class.as_deref());
         let waits =
             observed.storage_classes.iter().any(|known| Some(known.name.as_str()) == class && known.waits_for_consumer);
-        waits_for_volume |= view.is_some() && !waits;
+        overdue |= !waits && view.is_some_and(|view| is_overdue(observed, view));
         pending.push(match (view, waits) {
             (None, _) => format!("{claim} is being made"),
             (Some(_), true) => {
@@ -64,7 +68,12 @@ pub(super) fn pending_claims(observed: &Observed, analysis: &Analysis) -> Option
             ),
         });
     }
-    (!pending.is_empty()).then(|| Pending { message: pending.join("; "), waits_for_volume })
+    (!pending.is_empty()).then(|| Pending { message: pending.join("; "), overdue })
+}
+
+fn is_overdue(observed: &Observed, claim: &ClaimView) -> bool {
+    let since = Timestamp::from_second(claim.created).unwrap_or(observed.now);
+    claim.source.is_none() && observed.now.duration_since(since) > PROVISIONING
 }
 
 pub(super) fn network(observed: &Observed, analysis: &Analysis) -> (bool, &'static str, String) {

@@ -1,9 +1,8 @@
 //! Phase, Ready and the one sentence about it: a walk from the Machine to its VM, guest, pod and claims that stops at the
 //! first thing that explains why the machine is not running.
 
-use api::machine::{condition_type, machine_reason as reason, phase};
+use api::machine::{machine_reason as reason, phase};
 use api::{Body, Class, Failure, Outcome, Stop, Target};
-use k8s_openapi::jiff::SignedDuration;
 
 use crate::analysis::Analysis;
 use crate::observed::{Observed, VmView};
@@ -12,9 +11,6 @@ use crate::problem::ProblemKind;
 use crate::report::conditions::pending_claims;
 use crate::report::refusal::explain;
 use crate::resolve::Power;
-
-/// How long the storage may take to make a volume before that is an error.
-const PROVISIONING: SignedDuration = SignedDuration::from_mins(1);
 
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Verdict {
@@ -174,17 +170,9 @@ fn running(observed: &Observed, analysis: &Analysis, vm: &VmView) -> Verdict {
         return verdict;
     }
     if let Some(pending) = pending_claims(observed, analysis) {
-        let error = pending.waits_for_volume && is_overdue(observed);
-        return Verdict { error, ..not_ready(phase::CREATING, reason::PVC_PENDING, pending.message) };
+        return Verdict { error: pending.overdue, ..not_ready(phase::CREATING, reason::PVC_PENDING, pending.message) };
     }
     not_ready(phase::CREATING, reason::VM_CREATED, starting(&vm.printable_status))
-}
-
-/// How long a claim has waited is how long the storage has not been ready.
-fn is_overdue(observed: &Observed) -> bool {
-    let conditions = observed.machine.status.iter().flat_map(|status| &status.conditions);
-    let mut storage = conditions.filter(|have| have.type_ == condition_type::STORAGE_READY && have.status == "False");
-    storage.any(|have| observed.now.duration_since(have.last_transition_time.0) > PROVISIONING)
 }
 
 fn starting(status: &str) -> String {

@@ -117,8 +117,24 @@ fn a_claim_that_stays_unbound_becomes_an_error() {
         assert_eq!(world.pass().1.error, None, "it is being made");
         world.observed.now = world.observed.now.checked_add(SignedDuration::from_mins(5)).unwrap();
         assert_eq!(world.pass().1.error, expected);
+        // To fill a volume may take long.
+        world.observed.claims.values_mut().for_each(|claim| claim.source = Some(String::new()));
+        assert_eq!(world.pass().1.error, None);
+        world.observed.claims.values_mut().for_each(|claim| claim.source = None);
         world.bind_claims();
         assert_eq!(world.pass().1.error, None);
+    }
+}
+
+/// However long something else was wrong before.
+#[test]
+fn a_claim_that_was_just_made_is_not_late() {
+    let mut world = World::new(MachineSpec { template: Some("none".to_owned()), ..MachineSpec::default() });
+    world.settle();
+    world.observed.now = world.observed.now.checked_add(SignedDuration::from_mins(60)).unwrap();
+    world.edit(small());
+    for _ in 0..3 {
+        assert_eq!(world.pass().1.error, None, "{:?}", world.status().diagnosis);
     }
 }
 

@@ -198,6 +198,7 @@ impl World {
                     volume_mode: text("/spec/volumeMode").unwrap(),
                     source: text("/metadata/annotations/vitistack.io~1source"),
                     deleting: false,
+                    created: self.observed.now.as_second(),
                 };
                 assert!(self.observed.claims.insert(name.to_owned(), claim).is_none(), "a second claim");
             }

@@ -3,7 +3,7 @@
 //!
 //! What was written is laid over the caches at once, so that the next pass sees it before the watch does.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use api::{
     ApiResource, Body, Failure, Operation, Outcome, Plan, Propagation, StatusWrite, Stop, Target, Write, reason,
@@ -34,7 +34,7 @@ pub struct Executor {
     field_manager: &'static str,
     late: Semaphore,
     overlays: HashMap<(String, String), Vec<Arc<dyn Overlay>>>,
-    vain: Vain,
+    vain: Option<Vain>,
 }
 
 /// What the server is asked to answer with.
@@ -58,7 +58,14 @@ impl Executor {
     /// One field manager per program: it is what server-side apply knows us by.
     pub fn new(client: Client, field_manager: &'static str) -> Self {
         let late = Semaphore::new(LATE_AT_ONCE);
-        Self { client, field_manager, late, overlays: HashMap::new(), vain: Vain::default() }
+        Self { client, field_manager, late, overlays: HashMap::new(), vain: None }
+    }
+
+    /// A patch that the server made nothing of is not sent again for so long, while its object stays as it is.
+    #[must_use]
+    pub fn sparing_vain_patches(mut self, patience: Duration) -> Self {
+        self.vain = Some(Vain::new(patience));
+        self
     }
 
     /// Tells `cache` about every write of this kind.
@@ -164,15 +171,14 @@ impl Executor {
             Write::Status { uid, body, .. } => (uid, self.status(target, uid, body, fence).await),
             Write::Patch { uid, operations, .. } => {
                 let patch = json_patch(uid, operations);
-                let bytes = bytes(&patch, "patch", target)?;
-                let known = self.known_version(target, uid);
-                let attempt = Attempt::new(known, &bytes);
-                if self.vain.has(target, &attempt) {
+                let bytes = as_go_writes(bytes(&patch, "patch", target)?);
+                let attempt = Attempt::new(self.known_version(target, uid), &bytes);
+                if self.vain.as_ref().is_some_and(|vain| vain.has(target, &attempt)) {
                     return Ok(Written::Vain);
                 }
-                let result = self.patch(target, uid, bytes, answer, fence).await;
-                if let Ok(object) = &result {
-                    self.vain.note(target, attempt, metadata(object, "resourceVersion"));
+                let result = self.patch(target, uid, attempt.version(), bytes, answer, fence).await;
+                if let (Some(vain), Ok(object)) = (&self.vain, &result) {
+                    vain.note(target, attempt, metadata(object, "resourceVersion"));
                 }
                 (uid, result)
             }
@@ -257,6 +263,7 @@ impl Executor {
         &self,
         target: &Target,
         uid: &str,
+        known: Option<&str>,
         bytes: Vec<u8>,
         answer: Answer,
         fence: &Fence,
@@ -273,10 +280,9 @@ impl Executor {
         // A test that fails is a 422 like a refusal of the content; only the live object tells them apart.
         match self.read(target).await? {
             Some(live) if metadata(&live, "uid") != uid => Err(replaced(target)),
-            // A patch that was made for an older state, and may remove what is gone, does not fit for that reason alone.
-            Some(live)
-                if self.known_version(target, uid).is_some_and(|known| known != metadata(&live, "resourceVersion")) =>
-            {
+            // A patch that was made for an older state, and may test or remove what is gone, does not fit for that reason
+            // alone.
+            Some(live) if known.is_some_and(|known| known != metadata(&live, "resourceVersion")) => {
                 Err(Failure::conflict(reason::OBJECT_CHANGED, failure.message))
             }
             Some(_) => Err(failure),
@@ -386,6 +392,20 @@ fn json_patch(uid: &str, operations: &[Operation]) -> Value {
         test.into_iter().chain([change])
     });
     Value::Array(std::iter::once(test).chain(changes).collect())
+}
+
+/// The server compares a tested value with its own text of it, byte by byte, and its text has no bare angle brackets,
+/// ampersands and line separators. In JSON they occur in strings only.
+pub(super) fn as_go_writes(json: Vec<u8>) -> Vec<u8> {
+    let Ok(text) = String::from_utf8(json) else { return Vec::new() };
+    let mut out = String::with_capacity(text.len());
+    for character in text.chars() {
+        match character {
+            '<' | '>' | '&' | '\u{2028}' | '\u{2029}' => out.push_str(&format!("\\u{:04x}", u32::from(character))),
+            other => out.push(other),
+        }
+    }
+    out.into_bytes()
 }
 
 fn request(target: &Target) -> Request {

@@ -1,20 +1,25 @@
 //! Patches that the server took and made nothing of. Somebody undoes them (a webhook that sets what we remove, a manager
 //! who keeps a field that we write with the same value), and would do so again at every look. As long as the object stays
-//! as it is, the same patch need not be sent again.
+//! as it is, the same patch is sent again only now and then: whoever undid it may be gone.
 
 use std::{
     collections::HashMap,
     hash::{DefaultHasher, Hash, Hasher},
+    time::Duration,
 };
 
 use api::Target;
 use parking_lot::Mutex;
+use tokio::time::Instant;
 
 /// They are few. Whoever makes many of them loses the benefit, not our memory.
 const MOST: usize = 4096;
 
-#[derive(Default)]
-pub(super) struct Vain(Mutex<HashMap<Target, Attempt>>);
+pub(super) struct Vain {
+    /// How long a patch is believed to be vain.
+    patience: Duration,
+    noted: Mutex<HashMap<Target, (Attempt, Instant)>>,
+}
 
 /// A patch of an object at a version, if one is known. The patch itself is not kept: it may be secret.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,6 +29,10 @@ pub(super) struct Attempt {
 }
 
 impl Attempt {
+    pub(super) fn version(&self) -> Option<&str> {
+        self.version.as_deref()
+    }
+
     pub(super) fn new(version: Option<String>, patch: &[u8]) -> Self {
         let mut hasher = DefaultHasher::new();
         patch.hash(&mut hasher);
@@ -32,13 +41,19 @@ impl Attempt {
 }
 
 impl Vain {
+    pub(super) fn new(patience: Duration) -> Self {
+        Self { patience, noted: Mutex::default() }
+    }
+
     pub(super) fn has(&self, target: &Target, attempt: &Attempt) -> bool {
-        attempt.version.is_some() && self.0.lock().get(target) == Some(attempt)
+        let noted = self.noted.lock();
+        let same = noted.get(target).filter(|(earlier, _)| attempt.version.is_some() && earlier == attempt);
+        same.is_some_and(|(_, since)| since.elapsed() < self.patience)
     }
 
     /// `after` is the version that the server answered with.
     pub(super) fn note(&self, target: &Target, attempt: Attempt, after: &str) {
-        let mut vain = self.0.lock();
+        let mut vain = self.noted.lock();
         if attempt.version.as_deref() != Some(after) {
             vain.remove(target);
             return;
@@ -46,6 +61,6 @@ impl Vain {
         if vain.len() >= MOST {
             vain.clear();
         }
-        vain.insert(target.clone(), attempt);
+        vain.insert(target.clone(), (attempt, Instant::now()));
     }
 }

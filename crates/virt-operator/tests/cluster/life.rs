@@ -149,7 +149,8 @@ async fn drift_is_repaired(lab: &Lab) -> Result<()> {
     repaired::<DaemonSet>(lab, "virt-handler", &json!({"spec": {"minReadySeconds": 7}})).await?;
     repaired::<Service>(lab, "virt-api", &json!({"spec": {"selector": {"added": "by-hand"}}})).await?;
     repaired::<ServiceAccount>(lab, "kubevirt-apiserver", &json!({"metadata": {"labels": {MANAGED_BY: null}}})).await?;
-    repaired::<ConfigMap>(lab, "kubevirt-ca", &json!({"data": {"more": "x"}})).await?;
+    // What a patch expects is compared byte by byte.
+    repaired::<ConfigMap>(lab, "kubevirt-ca", &json!({"data": {"more": "# R&D <ca@example.com>\n"}})).await?;
     repaired::<Secret>(lab, "kubevirt-virt-api-certs", &json!({"data": {"tls.key": "eA=="}})).await?;
     repaired_cluster::<ClusterRole>(lab, "kubevirt-handler", &json!({"rules": []})).await?;
     let group = json!({"spec": {"names": {"shortNames": ["byhand"]}}});
