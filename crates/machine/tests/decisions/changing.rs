@@ -9,7 +9,7 @@ use api::machine::{
 use api::{Class, Failure, Outcome, Stop, reason};
 use machine::changes::{Effect, FieldChange, Kind, RULES, changes_of, rule_of};
 
-use crate::world::World;
+use crate::world::{World, running};
 
 fn small() -> MachineSpec {
     MachineSpec { template: Some("small".to_owned()), ..MachineSpec::default() }
@@ -19,15 +19,6 @@ fn with(cores: Option<u32>, sockets: Option<u32>, memory: &str) -> MachineSpec {
     let cpu = Cpu { cores, sockets, threads: None };
     let memory = Memory { size: Some(memory.to_owned()) };
     MachineSpec { resources: Some(Resources { cpu: Some(cpu), memory: Some(memory) }), ..small() }
-}
-
-fn running(spec: MachineSpec) -> World {
-    let mut world = World::new(spec).with_network("prod");
-    world.settle();
-    world.bind_claims();
-    world.start_guest("Running");
-    world.settle();
-    world
 }
 
 /// What KubeVirt does when it finds a change that it cannot plug in.

@@ -9,19 +9,10 @@ use machine::observed::SourceView;
 use proptest::prelude::*;
 
 use crate::specs::spec;
-use crate::world::World;
+use crate::world::{World, running};
 
 fn small() -> MachineSpec {
     MachineSpec { template: Some("small".to_owned()), ..MachineSpec::default() }
-}
-
-fn running(spec: MachineSpec) -> World {
-    let mut world = World::new(spec).with_network("prod");
-    world.settle();
-    world.bind_claims();
-    world.start_guest("Running");
-    world.settle();
-    world
 }
 
 fn denied(words: &str) -> Failure {
@@ -94,11 +85,7 @@ fn a_life_without_trouble_has_no_error() {
 /// Whatever keeps a change from being written, the guest is what it was.
 #[test]
 fn a_machine_that_runs_is_running_when_a_write_is_refused() {
-    let mut world = World::new(small());
-    world.settle();
-    world.bind_claims();
-    world.start_guest("Running");
-    world.settle();
+    let world = running(small());
     let stop = Stop::Failed { step: "claims", failure: denied("create Secret shop/s: quota") };
     let report = machine::report(&world.observed, &Plan::default(), &Outcome { stop, written: 0 });
     let status = report.status.unwrap().desired;

@@ -21,6 +21,16 @@ pub(crate) struct World {
 
 pub(crate) const UID: &str = "5e6f5d0a-52a5-4a7c-9d38-2f1f0f6f3d11";
 
+/// A Machine whose guest runs.
+pub(crate) fn running(spec: MachineSpec) -> World {
+    let mut world = World::new(spec).with_network("prod");
+    world.settle();
+    world.bind_claims();
+    world.start_guest("Running");
+    world.settle();
+    world
+}
+
 impl World {
     pub(crate) fn new(spec: MachineSpec) -> Self {
         let mut machine = Machine { spec, ..Machine::default() };
