@@ -10,6 +10,7 @@ mod key;
 pub mod kubevirt;
 pub mod machine;
 mod plan;
+pub mod text;
 
 pub use condition::{ConditionStatus, set_condition};
 pub use failure::{Class, Failure, reason};

@@ -8,6 +8,6 @@ mod output;
 mod read;
 mod shape;
 
-pub use output::{print, to_yaml, write_yaml, written};
+pub use output::{print, to_yaml, warn, write_yaml, written};
 pub use read::{Document, parse, read};
 pub use shape::{Shape, check};

@@ -10,6 +10,13 @@ pub fn print(text: &str) -> Result<()> {
     written(out.write_all(text.as_bytes()).and_then(|()| out.flush()).context("writing to standard output"))
 }
 
+/// Sentences that change nothing of what is printed.
+pub fn warn(warnings: &[String]) {
+    for warning in warnings {
+        eprintln!("warning: {warning}");
+    }
+}
+
 /// The result of writing, without the complaint that nobody reads any more.
 pub fn written(result: Result<()>) -> Result<()> {
     match result {

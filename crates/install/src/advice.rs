@@ -1,10 +1,13 @@
 //! What is accepted but does nothing, or soon will not, or contradicts itself: things to tell an administrator that
 //! change no object.
 
-use api::kubevirt::{Configuration, KubeVirt};
+use api::{
+    kubevirt::{Configuration, KubeVirt},
+    text::is_subdomain,
+};
 use serde_json::Value;
 
-use crate::{config::is_account, customize, installation::Installation, report::event, validation};
+use crate::{customize, installation::Installation, report::event, validation};
 
 /// Gates of features that are always on.
 const ALWAYS_ON: [&str; 21] = [
@@ -54,7 +57,7 @@ pub(crate) fn advice(kubevirt: &KubeVirt, installation: Option<&Installation>) -
     let as_advice = |reason| move |message| Advice { reason, message };
     let doubts = validation::doubts(kubevirt).into_iter().map(|doubt| doubt.to_string());
     let idle = installation.into_iter().flat_map(|installation| installation.idle.iter().cloned());
-    let account = (!spec.monitor_account.is_empty() && !is_account(&spec.monitor_account)).then(|| {
+    let account = (!spec.monitor_account.is_empty() && !is_subdomain(&spec.monitor_account)).then(|| {
         format!(
             "spec.monitorAccount {:?} is no name of a service account, so KubeVirt is not monitored: give the account \
              of the monitoring stack, such as prometheus-k8s",

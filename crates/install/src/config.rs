@@ -34,18 +34,6 @@ mod property {
     pub(super) const TEMPLATE: &str = "VirtTemplateDeploymentEnabled";
 }
 
-/// Whether a service account can have this name.
-pub(crate) fn is_account(name: &str) -> bool {
-    let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
-    let part = |part: &str| {
-        let bytes = part.as_bytes();
-        bytes.first().copied().is_some_and(inner)
-            && bytes.last().copied().is_some_and(inner)
-            && bytes.iter().all(|byte| inner(*byte) || *byte == b'-')
-    };
-    name.len() <= 253 && name.split('.').all(part)
-}
-
 const MONITOR_NAMESPACES: [&str; 2] = ["openshift-monitoring", "monitoring"];
 const MONITOR_ACCOUNT: &str = "prometheus-k8s";
 const SYNCHRONIZATION_PORT: i32 = 9185;
@@ -232,7 +220,7 @@ impl DeploymentConfig {
     pub fn monitor_account(&self) -> Option<&str> {
         match self.property(property::MONITOR_ACCOUNT) {
             "" => Some(MONITOR_ACCOUNT),
-            account => Some(account).filter(|account| is_account(account)),
+            account => Some(account).filter(|account| api::text::is_subdomain(account)),
         }
     }
 
@@ -386,17 +374,9 @@ fn first_of(texts: &[&str]) -> String {
     texts.iter().find(|text| !text.is_empty()).copied().unwrap_or_default().to_owned()
 }
 
-/// JSON as Go writes it: safe to paste into HTML.
+/// What is written is ours, and can always be.
 pub(crate) fn go_json<T: Serialize>(value: &T) -> String {
-    let text = serde_json::to_string(value).unwrap_or_default();
-    let mut out = String::with_capacity(text.len());
-    for character in text.chars() {
-        match character {
-            '<' | '>' | '&' | '\u{2028}' | '\u{2029}' => out.push_str(&format!("\\u{:04x}", u32::from(character))),
-            other => out.push(other),
-        }
-    }
-    out
+    api::text::go_json(value).unwrap_or_default()
 }
 
 pub(crate) fn hex(bytes: &[u8]) -> String {

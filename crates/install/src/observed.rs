@@ -52,12 +52,11 @@ pub struct Observed {
 pub type Settled = HashMap<(Kind, ObjectKey), u64>;
 
 impl Observed {
-    /// Why nothing can be installed for this resource. Another release is not asked what it consists of, then.
-    pub(crate) fn impossible(&self) -> Option<Failure> {
+    /// Why nothing can be installed for this resource.
+    pub(crate) fn impossible(&self) -> Option<&Failure> {
         match &self.wanted {
-            Wanted::Installation(_) => None,
-            Wanted::Strategy(_) => validation::sound(&self.kubevirt).err(),
-            Wanted::Impossible(failure) => Some(failure.clone()),
+            Wanted::Impossible(failure) => Some(failure),
+            Wanted::Installation(_) | Wanted::Strategy(_) => None,
         }
     }
 
@@ -125,6 +124,14 @@ pub enum Wanted {
     Strategy(Arc<DeploymentConfig>),
     /// The resource cannot be understood.
     Impossible(Failure),
+}
+
+impl Wanted {
+    /// Another release is asked what it consists of only for a resource that can be installed.
+    pub fn strategy(kubevirt: &KubeVirt, config: DeploymentConfig) -> Result<Self, Failure> {
+        validation::sound(kubevirt)?;
+        Ok(Self::Strategy(Arc::new(config)))
+    }
 }
 
 /// Live objects by kind and place.

@@ -53,18 +53,17 @@ fn make(observed: &Observed) -> Result<Plan, Failure> {
     if refusal(observed).is_some() {
         return Ok(plan);
     }
-    let impossible = observed.impossible().is_some();
     // A resource that was never installed leaves nothing to clean up: it may go as it came.
-    if !impossible || observed.objects.all().next().is_some() {
+    if observed.impossible().is_none() || observed.objects.all().next().is_some() {
         plan.steps.extend(adoption(&observed.kubevirt));
     }
     let installation = match &observed.wanted {
         Wanted::Installation(installation) => installation,
-        Wanted::Strategy(config) if !impossible => {
+        Wanted::Strategy(config) => {
             plan.steps.push(telling(observed, config)?);
             return Ok(plan);
         }
-        Wanted::Strategy(_) | Wanted::Impossible(_) => return Ok(plan),
+        Wanted::Impossible(_) => return Ok(plan),
     };
     let planner = Planner { observed, installation };
     plan.steps.extend(planner.blocking()?);

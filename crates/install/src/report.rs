@@ -86,7 +86,7 @@ pub(crate) fn refusal(observed: &Observed) -> Option<String> {
 
 /// What keeps this resource from being installed, before anything was tried.
 pub fn problem(observed: &Observed) -> Option<String> {
-    refusal(observed).or_else(|| observed.impossible().map(|failure| failure.message))
+    refusal(observed).or_else(|| observed.impossible().map(|failure| failure.message.clone()))
 }
 
 pub fn report(observed: &Observed, plan: &Plan, outcome: &Outcome) -> Report {
@@ -159,7 +159,7 @@ fn advice(observed: &Observed, before: &KubeVirtStatus, outcome: &Outcome) -> Ve
 fn config(observed: &Observed) -> Option<&DeploymentConfig> {
     match &observed.wanted {
         Wanted::Installation(installation) => Some(&installation.config),
-        Wanted::Strategy(config) => Some(&**config).filter(|_| observed.impossible().is_none()),
+        Wanted::Strategy(config) => Some(config),
         Wanted::Impossible(_) => None,
     }
 }
@@ -183,7 +183,7 @@ fn target(status: &mut KubeVirtStatus, config: &DeploymentConfig) {
 /// What keeps the installation from going on, if it is more than waiting.
 fn failure(observed: &Observed, outcome: &Outcome) -> Option<Failure> {
     if let Some(failure) = observed.impossible() {
-        return Some(failure);
+        return Some(failure.clone());
     }
     match &outcome.stop {
         Stop::Failed { failure, .. } => Some(failure.clone()),

@@ -231,7 +231,7 @@ impl Collector for Counts {
 #[cfg(test)]
 mod tests {
     use api::{Outcome, Stop};
-    use machine::observed::{Installed, NetworkView, SourceView};
+    use machine::observed::NetworkView;
     use serde_json::{Value, json};
 
     use super::*;
@@ -252,19 +252,8 @@ mod tests {
             other_users: false,
         };
         Observed {
-            machine: serde_json::from_value(machine).unwrap(),
-            installed: Installed { kubevirt: true, multus: true, cdi: true },
-            storage_classes: vec![],
             networks: [("good".to_owned(), network(Some("br0"))), ("bad".to_owned(), network(None))].into(),
-            attachments: BTreeMap::new(),
-            secret: None,
-            source: SourceView::NotNeeded,
-            claims: BTreeMap::new(),
-            import_sources: BTreeMap::new(),
-            vm: None,
-            vmi: None,
-            macs_in_use: BTreeMap::new(),
-            now: Timestamp::UNIX_EPOCH,
+            ..Observed::of(serde_json::from_value(machine).unwrap(), Timestamp::UNIX_EPOCH)
         }
     }
 

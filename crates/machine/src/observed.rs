@@ -32,6 +32,27 @@ pub struct Observed {
     pub now: Timestamp,
 }
 
+impl Observed {
+    /// A Machine in a cluster that has all neighbours, and nothing that the Machine needs or made.
+    pub fn of(machine: Machine, now: Timestamp) -> Self {
+        Self {
+            machine,
+            installed: Installed { kubevirt: true, multus: true, cdi: true },
+            storage_classes: Vec::new(),
+            networks: BTreeMap::new(),
+            attachments: BTreeMap::new(),
+            secret: None,
+            source: SourceView::NotNeeded,
+            claims: BTreeMap::new(),
+            import_sources: BTreeMap::new(),
+            vm: None,
+            vmi: None,
+            macs_in_use: BTreeMap::new(),
+            now,
+        }
+    }
+}
+
 /// Which neighbours the cluster has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Installed {

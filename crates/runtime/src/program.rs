@@ -248,9 +248,7 @@ pub struct BadNamespace {
 /// The namespace that a setting tells, or nothing when it is empty.
 pub fn namespace(told: Option<String>, setting: &'static str) -> Result<Option<String>, BadNamespace> {
     let Some(told) = told.filter(|told| !told.is_empty()) else { return Ok(None) };
-    let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
-    let is_name = told.len() <= 63 && told.bytes().all(inner) && !told.starts_with('-') && !told.ends_with('-');
-    if is_name { Ok(Some(told)) } else { Err(BadNamespace { setting, told }) }
+    if api::text::is_label(&told) { Ok(Some(told)) } else { Err(BadNamespace { setting, told }) }
 }
 
 #[cfg(test)]

@@ -299,6 +299,7 @@ mod tests {
         let (key, value) = (label::MANAGED_BY, label::MANAGED_BY_VALUE);
         assert!(MANAGED.starts_with(key) && MANAGED.contains(value));
     }
+
     /// It would be deleted and made again before the watch shows the whole.
     #[test]
     fn a_strategy_that_was_just_written_is_one() {

@@ -220,7 +220,7 @@ impl Observer {
         }
         let installation = if install::is_of_another_release(kubevirt, &self.environment) {
             let Some((key, _)) = objects.strategy(&config.id) else {
-                return Ok(Wanted::Strategy(Arc::new(config.clone())));
+                return Wanted::strategy(kubevirt, config.clone());
             };
             let strategy = self.told(key).await?;
             Installation::of(strategy, config.clone(), kubevirt, cluster)?

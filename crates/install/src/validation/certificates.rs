@@ -3,7 +3,7 @@
 use api::kubevirt::SelfSigned;
 
 use super::{Cause, Refusal};
-use crate::certificates::{Lifetimes, SHORTEST, go_duration};
+use crate::certificates::{Lifetime, Lifetimes, SHORTEST, go_duration};
 
 const FIELD: &str = "spec.certificateRotateStrategy.selfSigned";
 
@@ -17,6 +17,11 @@ pub(super) fn mixed(settings: Option<&SelfSigned>) -> Option<Refusal> {
     both.then(|| Refusal::new(Cause::NotSupported, FIELD, message))
 }
 
+/// By the names that they have in the resource.
+fn named(lifetimes: &Lifetimes) -> [(&'static str, Lifetime); 2] {
+    [("ca", lifetimes.authority), ("server", lifetimes.leaf)]
+}
+
 /// What nobody can issue by.
 pub(super) fn unusable(settings: Option<&SelfSigned>) -> Vec<Refusal> {
     let lifetimes = match Lifetimes::new(settings) {
@@ -26,7 +31,7 @@ pub(super) fn unusable(settings: Option<&SelfSigned>) -> Vec<Refusal> {
             return vec![Refusal::new(Cause::Invalid, format!("{FIELD}.{}", error.field), message)];
         }
     };
-    let short = [("ca", lifetimes.authority), ("server", lifetimes.leaf)].into_iter().filter_map(|(name, lifetime)| {
+    let short = named(&lifetimes).into_iter().filter_map(|(name, lifetime)| {
         let message = format!(
             "is {}, which is too short to be renewed in time; give it at least {}",
             go_duration(lifetime.duration),
@@ -41,7 +46,7 @@ pub(super) fn unusable(settings: Option<&SelfSigned>) -> Vec<Refusal> {
 /// A renewal that is due before there is anything to renew. Certificates that exist are renewed at once, again and again.
 pub(super) fn early_renewal(settings: Option<&SelfSigned>) -> Vec<Refusal> {
     let Ok(lifetimes) = Lifetimes::new(settings) else { return Vec::new() };
-    let early = [("ca", lifetimes.authority), ("server", lifetimes.leaf)].into_iter().filter_map(|(name, lifetime)| {
+    let early = named(&lifetimes).into_iter().filter_map(|(name, lifetime)| {
         let message = format!(
             "is {}, which is longer than {name}.duration, {}: a certificate would be renewed before it is made; shorten it",
             go_duration(lifetime.renew_before),

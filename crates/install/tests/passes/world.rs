@@ -111,7 +111,7 @@ impl World {
         let objects = self.live();
         let wanted = if is_of_another_release(&self.kubevirt, &self.environment) {
             match objects.strategy(&config.id) {
-                None => Ok(Wanted::Strategy(Arc::new(config))),
+                None => Wanted::strategy(&self.kubevirt, config),
                 Some((key, _)) => {
                     let map = Value::clone(&self.objects[&("ConfigMap".to_owned(), key.clone())]);
                     let map = serde_json::from_value(map).unwrap();

@@ -8,9 +8,10 @@ use api::machine::{Machine, NetworkConfiguration};
 use documents::Document;
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::api::storage::v1::StorageClass;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use k8s_openapi::jiff::Timestamp;
 use kube::Resource;
-use machine::observed::{Installed, NetworkView, SourceView, StorageClassView};
+use machine::observed::{NetworkView, SourceView, StorageClassView};
 use machine::render::cloud_init::SecretBytes;
 use machine::resolve::{SecretSource, resolve};
 use machine::{Observed, macs};
@@ -28,6 +29,7 @@ pub(super) struct Files {
     networks: BTreeMap<ObjectKey, NetworkConfiguration>,
     secrets: BTreeMap<ObjectKey, Secret>,
     classes: Vec<StorageClass>,
+    schemas: BTreeMap<String, Value>,
     /// What was left aside, or will be by a cluster.
     pub(super) warnings: Vec<String>,
 }
@@ -35,7 +37,7 @@ pub(super) struct Files {
 impl Files {
     /// An object that names no namespace is meant for `namespace`.
     pub(super) fn of(documents: &[Document], namespace: &str) -> Result<Self> {
-        let mut files = Files::default();
+        let mut files = Files { schemas: schemas()?, ..Files::default() };
         for document in documents {
             files.add(document, namespace)?;
         }
@@ -83,7 +85,8 @@ impl Files {
     where
         K: Resource<DynamicType = ()> + DeserializeOwned,
     {
-        let (mut object, unknown) = document.typed::<K>(&K::api_version(&()), &schema_of(&K::kind(&()))?)?;
+        let schema = self.schemas.get(document.kind()).unwrap_or(&Value::Null);
+        let (mut object, unknown) = document.typed::<K>(&K::api_version(&()), schema)?;
         if object.meta().name.is_none() {
             bail!("{document} has no metadata.name");
         }
@@ -94,42 +97,35 @@ impl Files {
 
     /// What a cluster would have besides, if the files were applied to it.
     pub(super) fn add_to(&self, observed: &mut Observed) {
-        let said = self.observed(observed.machine.clone());
-        for (name, network) in said.networks {
+        for (name, network) in self.networks(&observed.machine) {
             match observed.networks.get_mut(&name) {
                 Some(live) => (live.vlan, live.bridge) = (network.vlan, network.bridge),
                 None => drop(observed.networks.insert(name, network)),
             }
         }
-        if let SourceView::Read(bytes) = said.source {
+        if let SourceView::Read(bytes) = self.source(&observed.machine) {
             observed.source = SourceView::Read(bytes);
         }
     }
 
     /// A cluster that has everything and holds nothing but what the files say.
     pub(super) fn observed(&self, machine: Machine) -> Observed {
-        let key = ObjectKey::of(&machine.metadata);
-        let beside = |name: &str| ObjectKey::namespaced(key.namespace().unwrap_or_default(), name);
-        let networks = machine.spec.networks.iter().filter_map(|network| {
-            let found = self.networks.get(&beside(&network.network_name))?;
-            Some((network.network_name.clone(), network_view(found)))
-        });
-        let resolved = resolve(&machine).ok();
+        let macs_in_use = resolve(&machine).map(|resolved| macs::in_use(&machine, &resolved, &self.machines));
         Observed {
-            networks: networks.collect(),
-            installed: Installed { kubevirt: true, multus: true, cdi: true },
+            networks: self.networks(&machine),
             storage_classes: self.classes(&machine),
-            source: self.source(&machine, beside),
-            attachments: BTreeMap::new(),
-            secret: None,
-            claims: BTreeMap::new(),
-            import_sources: BTreeMap::new(),
-            vm: None,
-            vmi: None,
-            macs_in_use: resolved.map(|resolved| macs::in_use(&machine, &resolved, &self.machines)).unwrap_or_default(),
-            now: Timestamp::UNIX_EPOCH,
-            machine,
+            source: self.source(&machine),
+            macs_in_use: macs_in_use.unwrap_or_default(),
+            ..Observed::of(machine, Timestamp::UNIX_EPOCH)
         }
+    }
+
+    /// Those of them that the Machine names.
+    fn networks(&self, machine: &Machine) -> BTreeMap<String, NetworkView> {
+        let named = machine.spec.networks.iter().map(|network| &network.network_name);
+        named
+            .filter_map(|name| Some((name.clone(), network_view(self.networks.get(&beside(machine, name))?))))
+            .collect()
     }
 
     /// If the files name no class, every class that the Machine names exists, and a default class without a name.
@@ -152,10 +148,10 @@ impl Files {
         ClassEntry::views(all.collect())
     }
 
-    fn source(&self, machine: &Machine, beside: impl Fn(&str) -> ObjectKey) -> SourceView {
+    fn source(&self, machine: &Machine) -> SourceView {
         let reference = machine.spec.cloud_init.as_ref().and_then(|given| given.secret_ref.as_ref());
         let Some(source) = reference.map(SecretSource::from) else { return SourceView::NotNeeded };
-        let Some(secret) = self.secrets.get(&beside(&source.name)) else { return SourceView::SecretMissing };
+        let Some(secret) = self.secrets.get(&beside(machine, &source.name)) else { return SourceView::SecretMissing };
         let text =
             secret.string_data.as_ref().and_then(|data| data.get(&source.key)).map(|text| text.clone().into_bytes());
         let bytes = secret.data.as_ref().and_then(|data| data.get(&source.key)).map(|bytes| bytes.0.clone());
@@ -163,12 +159,19 @@ impl Files {
     }
 }
 
-/// The schema of one of our own kinds.
-fn schema_of(kind: &str) -> Result<Value> {
-    let definition = api::machine::crds().into_iter().find(|definition| definition.spec.names.kind == kind);
-    let version = definition.and_then(|definition| definition.spec.versions.into_iter().next());
-    let schema = version.and_then(|version| version.schema?.open_api_v3_schema);
-    json(&schema.with_context(|| format!("{kind} has no schema"))?)
+/// The schemas of our own kinds.
+fn schemas() -> Result<BTreeMap<String, Value>> {
+    let of = |definition: CustomResourceDefinition| {
+        let version = definition.spec.versions.into_iter().next();
+        let schema = version.and_then(|version| version.schema?.open_api_v3_schema).unwrap_or_default();
+        Ok((definition.spec.names.kind, json(&schema)?))
+    };
+    api::machine::crds().into_iter().map(of).collect()
+}
+
+/// A name in the namespace of the Machine.
+fn beside(machine: &Machine, name: &str) -> ObjectKey {
+    ObjectKey::namespaced(machine.metadata.namespace.as_deref().unwrap_or_default(), name)
 }
 
 /// Stands for the UID that only a cluster gives. Each Machine has its own, because addresses are derived from it.

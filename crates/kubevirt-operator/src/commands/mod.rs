@@ -5,3 +5,12 @@ mod files;
 mod live;
 pub(crate) mod plan;
 pub(crate) mod render;
+
+use api::machine::condition_type;
+use serde_json::Value;
+
+/// What a status says about the whole Machine.
+fn ready_condition(status: &Value) -> Option<&Value> {
+    let conditions = status.get("conditions")?.as_array()?;
+    conditions.iter().find(|have| have.get("type").is_some_and(|kind| kind == condition_type::READY))
+}

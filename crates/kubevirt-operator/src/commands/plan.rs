@@ -8,10 +8,9 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use api::machine::condition_type;
 use api::{ObjectKey, Outcome, Stop, Write};
 use clap::{Args, ValueEnum};
-use documents::print;
+use documents::{print, warn};
 use machine::Observed;
 use machine::changes::{Effect, FieldChange, Refusal, changes_of};
 use runtime::client::{configuration, connect};
@@ -21,6 +20,7 @@ use serde_json::Value;
 
 use super::files::Files;
 use super::live::Live;
+use super::ready_condition;
 
 #[derive(Debug, Clone, Args)]
 pub(crate) struct PlanArguments {
@@ -90,9 +90,7 @@ async fn plan(arguments: &PlanArguments) -> Result<Vec<Planned>> {
     let documents = documents::read(&arguments.files)?;
     let config = configuration(arguments.kubeconfig.as_deref()).await?;
     let files = Files::of(&documents, &config.default_namespace)?;
-    for warning in &files.warnings {
-        eprintln!("warning: {warning}");
-    }
+    warn(&files.warnings);
     let agent = concat!("kubevirt-operator/", env!("CARGO_PKG_VERSION"));
     let clients = connect(&config, agent, None, &Arc::new(Metrics::new("plan")))?;
     let live = Live::new(clients.ordinary);
@@ -112,9 +110,7 @@ fn one(observed: &Observed, exists: bool) -> Planned {
     let report = machine::report(observed, &plan, &Outcome { stop: Stop::Done, written: 0 });
     let error = report.error.is_some();
     let status = report.status.map(|status| status.desired).unwrap_or_default();
-    let conditions = status.get("conditions").and_then(Value::as_array);
-    let ready =
-        conditions.and_then(|all| all.iter().find(|have| have.get("type") == Some(&condition_type::READY.into())));
+    let ready = ready_condition(&status);
     let words = |value: Option<&Value>| value.and_then(Value::as_str).unwrap_or_default().to_owned();
     Planned {
         machine: ObjectKey::of(&observed.machine.metadata).to_string(),

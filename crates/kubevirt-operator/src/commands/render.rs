@@ -3,18 +3,20 @@
 //! It is the plan of a Machine in a cluster that has everything and holds nothing but what the files say, so it shows
 //! what the operator would write and cannot drift from it.
 
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Result;
-use api::machine::condition_type;
 use api::{Body, ObjectKey, Outcome, Stop, Target, Write};
 use clap::{Args, ValueEnum};
-use documents::{print, to_yaml};
+use documents::{print, to_yaml, warn};
 use machine::Observed;
 use serde_json::{Value, json};
 
 use super::files::{Files, placeholder};
+use super::ready_condition;
 
 const DEFAULT_NAMESPACE: &str = "default";
 
@@ -38,10 +40,8 @@ pub(crate) enum Format {
 /// Objects on standard output, problems on standard error.
 pub(crate) fn run(arguments: &RenderArguments) -> Result<ExitCode> {
     let files = Files::of(&documents::read(&arguments.files)?, DEFAULT_NAMESPACE)?;
-    for warning in &files.warnings {
-        eprintln!("warning: {warning}");
-    }
-    let Rendered { objects, problems } = render(files);
+    warn(&files.warnings);
+    let Rendered { objects, problems, .. } = render(files);
     for problem in &problems {
         eprintln!("{problem}");
     }
@@ -64,19 +64,23 @@ fn write(objects: &[Value], format: Format) -> Result<String> {
 #[derive(Default)]
 struct Rendered {
     objects: Vec<Value>,
+    /// Where each stands, by its name.
+    places: BTreeMap<String, usize>,
     problems: Vec<String>,
 }
 
 impl Rendered {
     /// Two Machines of one network need one object for it.
     fn add(&mut self, object: Value) {
-        if !self.objects.contains(&object) {
+        if let Entry::Vacant(place) = self.places.entry(name_of(&object)) {
+            place.insert(self.objects.len());
             self.objects.push(object);
         }
     }
 
     fn has_another(&self, object: &Value) -> bool {
-        self.objects.iter().any(|other| name_of(other) == name_of(object) && other != object)
+        let place = self.places.get(&name_of(object)).and_then(|place| self.objects.get(*place));
+        place.is_some_and(|other| other != object)
     }
 }
 
@@ -115,8 +119,7 @@ fn render(mut files: Files) -> Rendered {
 fn problem(observed: &Observed, plan: &api::Plan) -> Option<String> {
     let report = machine::report(observed, plan, &Outcome { stop: Stop::Done, written: 0 });
     let status = report.status?.desired;
-    let ready =
-        status.get("conditions")?.as_array()?.iter().find(|have| have["type"] == condition_type::READY)?.clone();
+    let ready = ready_condition(&status)?;
     Some(format!("{}: {}", ready.get("reason")?.as_str()?, ready.get("message")?.as_str()?))
 }
 

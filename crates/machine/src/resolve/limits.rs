@@ -5,6 +5,7 @@ use std::fmt::Display;
 
 use api::machine::limits::{BRIDGE_LENGTH, FIRST_VLAN, LAST_VLAN};
 use api::machine::{Disk, DiskSource, Machine, MachineSpec, Network};
+use api::text::is_label;
 
 use super::invalid;
 use crate::observed::NetworkView;
@@ -124,12 +125,7 @@ fn text(field: impl Display, given: &str, most: usize) -> Result<(), Problem> {
 
 /// A DNS label.
 fn label(field: &str, given: &str) -> Result<(), Problem> {
-    let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
-    let good = (1..=LABEL).contains(&given.len())
-        && given.bytes().all(inner)
-        && !given.starts_with('-')
-        && !given.ends_with('-');
-    if good {
+    if is_label(given) {
         return Ok(());
     }
     Err(invalid(format!(

@@ -7,8 +7,7 @@ use api::machine::{FINALIZER_NETWORK, Machine, MachineSpec, MachineStatus};
 use api::{Failure, Operation, Outcome, Plan, Report, Stop, Write};
 use k8s_openapi::jiff::Timestamp;
 use machine::observed::{
-    AttachmentView, ClaimView, Installed, NetworkView, Observed, OwnedView, SecretView, SourceView, StorageClassView,
-    VmView, VmiView,
+    AttachmentView, ClaimView, NetworkView, Observed, OwnedView, SecretView, StorageClassView, VmView, VmiView,
 };
 use serde_json::Value;
 
@@ -46,19 +45,8 @@ impl World {
             expands: true,
         };
         let observed = Observed {
-            machine,
-            installed: Installed { kubevirt: true, multus: true, cdi: true },
             storage_classes: vec![class("standard", true), class("fast-ssd", false)],
-            networks: BTreeMap::new(),
-            attachments: BTreeMap::new(),
-            secret: None,
-            source: SourceView::NotNeeded,
-            claims: BTreeMap::new(),
-            import_sources: BTreeMap::new(),
-            vm: None,
-            vmi: None,
-            macs_in_use: BTreeMap::new(),
-            now: Timestamp::UNIX_EPOCH,
+            ..Observed::of(machine, Timestamp::UNIX_EPOCH)
         };
         World { observed, gone: false, uids: 0 }
     }

@@ -7,6 +7,7 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use api::{
     ApiResource, Body, Failure, Operation, Outcome, Plan, Propagation, StatusWrite, Stop, Target, Write, reason,
+    text::go_json,
 };
 use futures::{StreamExt, stream};
 use kube::{
@@ -170,14 +171,14 @@ impl Executor {
             }
             Write::Status { uid, body, .. } => (uid, self.status(target, uid, body, fence).await),
             Write::Patch { uid, operations, .. } => {
-                let patch = json_patch(uid, operations);
-                let bytes = as_go_writes(bytes(&patch, "patch", target)?);
-                let attempt = Attempt::new(self.known_version(target, uid), &bytes);
-                if self.vain.as_ref().is_some_and(|vain| vain.has(target, &attempt)) {
+                let patch = json_patch(uid, operations).map_err(|error| unwritable(&error, "patch", target))?;
+                let known = self.known_version(target, uid);
+                let attempt = self.vain.as_ref().map(|vain| (vain, Attempt::new(known.clone(), &patch)));
+                if attempt.as_ref().is_some_and(|(vain, attempt)| vain.has(target, attempt)) {
                     return Ok(Written::Vain);
                 }
-                let result = self.patch(target, uid, attempt.version(), bytes, answer, fence).await;
-                if let (Some(vain), Ok(object)) = (&self.vain, &result) {
+                let result = self.patch(target, uid, known.as_deref(), patch, answer, fence).await;
+                if let (Some((vain, attempt)), Ok(object)) = (attempt, &result) {
                     vain.note(target, attempt, metadata(object, "resourceVersion"));
                 }
                 (uid, result)
@@ -369,7 +370,11 @@ impl Executor {
 }
 
 fn bytes(body: &Value, verb: &str, target: &Target) -> Result<Vec<u8>, Failure> {
-    serde_json::to_vec(body).map_err(|error| Failure::bug(reason::BAD_REQUEST, format!("{verb} {target}: {error}")))
+    serde_json::to_vec(body).map_err(|error| unwritable(&error, verb, target))
+}
+
+fn unwritable(error: &serde_json::Error, verb: &str, target: &Target) -> Failure {
+    Failure::bug(reason::BAD_REQUEST, format!("{verb} {target}: {error}"))
 }
 
 fn metadata<'a>(object: &'a Value, field: &str) -> &'a str {
@@ -380,8 +385,9 @@ fn replaced(target: &Target) -> Failure {
     Failure::conflict(reason::OBJECT_CHANGED, format!("{target} is another object now"))
 }
 
-/// The first operation tests the UID: on another object of the name the whole patch is refused.
-fn json_patch(uid: &str, operations: &[Operation]) -> Value {
+/// The first operation tests the UID: on another object of the name the whole patch is refused. It is written as the
+/// server writes it, which compares a tested value with its own text, byte by byte.
+fn json_patch(uid: &str, operations: &[Operation]) -> Result<Vec<u8>, serde_json::Error> {
     let test = json!({"op": "test", "path": "/metadata/uid", "value": uid});
     let changes = operations.iter().flat_map(|Operation { path, value, instead_of }| {
         let test = instead_of.as_ref().map(|seen| json!({"op": "test", "path": path, "value": seen}));
@@ -391,21 +397,7 @@ fn json_patch(uid: &str, operations: &[Operation]) -> Value {
         };
         test.into_iter().chain([change])
     });
-    Value::Array(std::iter::once(test).chain(changes).collect())
-}
-
-/// The server compares a tested value with its own text of it, byte by byte, and its text has no bare angle brackets,
-/// ampersands and line separators. In JSON they occur in strings only.
-pub(super) fn as_go_writes(json: Vec<u8>) -> Vec<u8> {
-    let Ok(text) = String::from_utf8(json) else { return Vec::new() };
-    let mut out = String::with_capacity(text.len());
-    for character in text.chars() {
-        match character {
-            '<' | '>' | '&' | '\u{2028}' | '\u{2029}' => out.push_str(&format!("\\u{:04x}", u32::from(character))),
-            other => out.push(other),
-        }
-    }
-    out.into_bytes()
+    go_json(&Value::Array(std::iter::once(test).chain(changes).collect())).map(String::into_bytes)
 }
 
 fn request(target: &Target) -> Request {

@@ -29,10 +29,6 @@ pub(super) struct Attempt {
 }
 
 impl Attempt {
-    pub(super) fn version(&self) -> Option<&str> {
-        self.version.as_deref()
-    }
-
     pub(super) fn new(version: Option<String>, patch: &[u8]) -> Self {
         let mut hasher = DefaultHasher::new();
         patch.hash(&mut hasher);

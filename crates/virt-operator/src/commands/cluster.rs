@@ -72,9 +72,9 @@ impl Reader {
 
     /// The first of the namespaces in which the monitoring stack's account exists.
     pub(crate) async fn monitor_namespace(&self, config: &DeploymentConfig) -> Result<Option<String>> {
+        let Some(account) = config.monitor_account() else { return Ok(None) };
         for namespace in config.monitor_namespaces() {
             let api: Api<ServiceAccount> = Api::namespaced(self.client(), namespace);
-            let Some(account) = config.monitor_account() else { break };
             let found = api.get_metadata_opt(account).await;
             if found.with_context(|| format!("reading the service account {namespace}/{account}"))?.is_some() {
                 return Ok(Some(namespace.to_owned()));

@@ -4,6 +4,7 @@ use std::io;
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
+use api::text::is_label;
 use clap::Args;
 use documents::{write_yaml, written};
 use install::manifests::Manifests;
@@ -27,18 +28,13 @@ pub(crate) fn run(arguments: ManifestsArguments) -> Result<ExitCode> {
 
 fn checked(arguments: ManifestsArguments) -> Result<Manifests> {
     let ManifestsArguments { image, namespace } = arguments;
-    if !is_namespace(&namespace) {
+    if !is_label(&namespace) {
         bail!("--namespace must be lower-case letters, digits and dashes, and {namespace:?} is not");
     }
     if image.is_empty() || image.contains(char::is_whitespace) {
         bail!("--image must name an image, and {image:?} does not");
     }
     Ok(Manifests { namespace, image })
-}
-
-fn is_namespace(name: &str) -> bool {
-    let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
-    !name.is_empty() && name.len() <= 63 && name.chars().all(inner) && !name.starts_with('-') && !name.ends_with('-')
 }
 
 #[cfg(test)]

@@ -81,7 +81,7 @@ async fn plan(arguments: &PlanArguments, given: KubeVirt) -> Result<Planned> {
     let found = reader.find(&config).await?;
     let now = SystemTime::now();
     let wanted = match install::is_of_another_release(&kubevirt, &environment) {
-        true => Ok(Wanted::Strategy(Arc::new(config))),
+        true => Wanted::strategy(&kubevirt, config),
         false => Installation::new(&kubevirt, &environment, &found.cluster)
             .map(|installation| Wanted::Installation(Arc::new(installation))),
     };

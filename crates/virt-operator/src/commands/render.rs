@@ -10,7 +10,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, bail};
 use api::kubevirt::{GROUP, KIND, KubeVirt};
 use clap::{Args, ValueEnum};
-use documents::{Document, write_yaml, written};
+use documents::{Document, warn, write_yaml, written};
 use install::certificates::NothingIssued;
 use install::{Cluster, DeploymentConfig, Environment, Installation, RELEASE};
 
@@ -61,9 +61,7 @@ pub(crate) fn run(arguments: &RenderArguments) -> Result<ExitCode> {
         );
     }
     let installation = render(&kubevirt, &environment, &arguments.with, arguments.nodes)?;
-    for warning in installation.warnings(&kubevirt) {
-        eprintln!("warning: {warning}");
-    }
+    warn(&installation.warnings(&kubevirt));
     written(print(&installation, arguments.output, &mut io::stdout().lock()))?;
     Ok(ExitCode::SUCCESS)
 }
@@ -71,9 +69,7 @@ pub(crate) fn run(arguments: &RenderArguments) -> Result<ExitCode> {
 /// The one KubeVirt resource of a file; what a cluster would drop of it is told on standard error.
 pub(super) fn read(file: &Path) -> Result<KubeVirt> {
     let (kubevirt, unknown) = find(&documents::read(&[file.to_owned()])?)?;
-    for warning in unknown {
-        eprintln!("warning: {warning}");
-    }
+    warn(&unknown);
     Ok(kubevirt)
 }
 

@@ -18,13 +18,13 @@ fn rendered(texts: &[&str]) -> Rendered {
 }
 
 fn text(files: &[&str]) -> String {
-    let Rendered { objects, problems } = rendered(files);
+    let Rendered { objects, problems, .. } = rendered(files);
     assert!(problems.is_empty(), "{problems:?}");
     write(&objects, Format::Yaml).unwrap()
 }
 
 fn problems(yaml: &str) -> Vec<String> {
-    let Rendered { objects, problems } = rendered(&[yaml]);
+    let Rendered { objects, problems, .. } = rendered(&[yaml]);
     assert!(objects.is_empty());
     problems
 }
@@ -135,7 +135,7 @@ fn machines_of_one_file_cannot_share_an_address_or_a_claim() {
     let Rendered { problems, .. } = rendered(&[&machine("one", network), &machine("two", network)]);
     assert!(problems.len() == 1 && problems[0].starts_with("Machine default/two: MacAddressInUse"), "{problems:?}");
     let disk = |name: &str| format!("disks: [{{name: {name}, size: 1Gi}}]");
-    let Rendered { objects, problems } = rendered(&[&machine("a", &disk("b-c")), &machine("a-b", &disk("c"))]);
+    let Rendered { objects, problems, .. } = rendered(&[&machine("a", &disk("b-c")), &machine("a-b", &disk("c"))]);
     assert!(problems.len() == 1 && problems[0].contains("PersistentVolumeClaim default/a-b-c"), "{problems:?}");
     assert!(!objects.iter().any(|object| object["metadata"]["name"] == "a-b"), "a half of the second is printed");
     let [first, second] = ["one", "two"].map(|name| machine(name, "networks: [{name: a, networkName: pod}]"));

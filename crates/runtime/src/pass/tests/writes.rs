@@ -1,7 +1,7 @@
 //! What the executor sends and makes of the answers, where a real server differs from a simple one.
 
 use super::*;
-use crate::{client::Bucket, pass::executor::as_go_writes, watch::Listing};
+use crate::{client::Bucket, watch::Listing};
 
 fn patch(uid: &str, operations: Vec<Operation>) -> Write {
     Write::Patch { target: target("a"), uid: uid.to_owned(), operations }
@@ -83,9 +83,9 @@ async fn a_patch_that_was_made_for_an_older_state_is_a_conflict() {
     assert_eq!(failure(&executor, remove()).await, (Class::Invalid, reason::INVALID_OBJECT));
 }
 
-/// It is compared with the server's own text, which is Go's.
+/// What it expects is written as Go writes it, which means the same.
 #[tokio::test(start_paused = true)]
-async fn what_a_patch_expects_is_written_as_the_server_writes_it() {
+async fn a_patch_may_expect_any_text() {
     let server = Server::new();
     let text = "# R&D <ca@example.com> \u{2028} ä \"quoted\" \\ \n";
     let uid =
@@ -93,9 +93,6 @@ async fn what_a_patch_expects_is_written_as_the_server_writes_it() {
     let (executor, _cache, _link) = with_cache(&server).await;
     let write = patch(&uid, vec![set("/data/value", "").instead_of(text.into())]);
     assert_eq!(stopped(&executor, write).await, Stop::Done);
-    let written = as_go_writes(serde_json::to_vec(text).unwrap());
-    let expected = r##""# R\u0026D \u003cca@example.com\u003e \u2028 ä \"quoted\" \\ \n""##;
-    assert_eq!(String::from_utf8(written).unwrap(), expected);
 }
 
 /// Somebody may undo what we write, in the very request that writes it.
