@@ -6,13 +6,13 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use clap::Subcommand;
 use jiff::Timestamp;
-use lab::leadership::{self, Messages, Reign};
-use lab::proxy::Partition;
-use lab::{Lab, LabOptions, Program, isolate, parts};
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
-use runtime::lease::message;
+use vitivirt_lab::leadership::{self, Messages, Reign};
+use vitivirt_lab::proxy::Partition;
+use vitivirt_lab::{Lab, LabOptions, Program, isolate, parts};
+use vitivirt_runtime::lease::message;
 
 use crate::{machine_operator, programs};
 

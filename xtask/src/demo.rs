@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use kube::Api;
 use kube::api::{ApiResource, DynamicObject, GroupVersionKind};
-use lab::{Lab, LabOptions, VirtOperator, isolate, parts};
+use vitivirt_lab::{Lab, LabOptions, VirtOperator, isolate, parts};
 
 use crate::terminal::step;
 use crate::{machine_operator, programs};

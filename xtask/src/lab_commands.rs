@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand, ValueEnum};
-use lab::resident::{self, Resident, State};
-use lab::{Extension, KubeVirt, LabOptions, PodRule, parts};
+use vitivirt_lab::resident::{self, Resident, State};
+use vitivirt_lab::{Extension, KubeVirt, LabOptions, PodRule, parts};
 
 use crate::{finish, programs};
 
@@ -174,7 +174,9 @@ fn lab_options(options: &UpOptions) -> Result<LabOptions> {
     lab.guests.boots_after = seconds(options.vms_boot_after)?;
     lab.guests.live_migratable = !options.no_live_migration;
     lab.extensions = options.with.iter().map(|extension| (*extension).into()).collect();
-    for (images, fate) in [(&options.crash, lab::PodFate::Crashes), (&options.never_ready, lab::PodFate::NeverReady)] {
+    for (images, fate) in
+        [(&options.crash, vitivirt_lab::PodFate::Crashes), (&options.never_ready, vitivirt_lab::PodFate::NeverReady)]
+    {
         lab.pods.rules.extend(images.iter().map(|image| PodRule { image_contains: image.clone(), fate }));
     }
     Ok(lab)
@@ -186,7 +188,7 @@ fn seconds(value: f64) -> Result<Duration> {
 
 pub(crate) fn read_custom_resource(path: &std::path::Path) -> Result<serde_json::Value> {
     let text = std::fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
-    let mut documents = lab::manifests::parse(&text).with_context(|| format!("reading {}", path.display()))?;
+    let mut documents = vitivirt_lab::manifests::parse(&text).with_context(|| format!("reading {}", path.display()))?;
     match (documents.pop(), documents.is_empty()) {
         (Some(document), true) if document.get("kind").is_some_and(|kind| kind == "KubeVirt") => Ok(document),
         _ => bail!("{} must hold exactly one KubeVirt object", path.display()),

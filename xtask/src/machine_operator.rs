@@ -1,7 +1,7 @@
 //! kubevirt-operator in a lab, as an administrator would install it: from config/, as its own service account.
 
 use anyhow::{Context, Result};
-use lab::{Lab, Program, ProgramOptions};
+use vitivirt_lab::{Lab, Program, ProgramOptions};
 
 use crate::programs;
 

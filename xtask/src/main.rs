@@ -50,7 +50,7 @@ enum Task {
 }
 
 fn main() -> ExitCode {
-    if let Err(error) = lab::isolate::begin() {
+    if let Err(error) = vitivirt_lab::isolate::begin() {
         return fail(&error);
     }
     match Arguments::parse().command {

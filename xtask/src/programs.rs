@@ -37,7 +37,7 @@ pub(crate) fn cargo() -> Command {
 /// The file of a built program, copied to where it ends with the lab: a build that somebody starts meanwhile must not
 /// change what runs in it.
 pub(crate) fn hold(profile: &str, name: &str) -> Result<PathBuf> {
-    let folder = lab::place::run_dir()?.join("programs").join(profile);
+    let folder = vitivirt_lab::place::run_dir()?.join("programs").join(profile);
     let held = folder.join(name);
     if !held.exists() {
         std::fs::create_dir_all(&folder).with_context(|| format!("creating {}", folder.display()))?;

@@ -19,7 +19,8 @@ pub(crate) struct Options {
 const PURE_SUITES: [&str; 5] = ["decisions", "manifests", "parity", "passes", "strategies"];
 
 /// Packages with a test binary that starts labs, in the order in which a failure explains the next ones.
-const LAB_SUITES: [(&str, &str); 3] = [("lab", "lab"), ("kubevirt-operator", "cluster"), ("virt-operator", "cluster")];
+const LAB_SUITES: [(&str, &str); 3] =
+    [("vitivirt-lab", "lab"), ("kubevirt-operator", "cluster"), ("virt-operator", "cluster")];
 
 struct Suite {
     name: String,
@@ -91,7 +92,7 @@ fn suites(fast: bool) -> Vec<Suite> {
     suites.push(Suite::cargo("decisions", &decisions));
     suites.push(Suite::cargo(
         "examples in docs",
-        &["test", "--quiet", "--doc", "--package", "lab", "--package", "runtime"],
+        &["test", "--quiet", "--doc", "--package", "vitivirt-lab", "--package", "vitivirt-runtime"],
     ));
     if !fast {
         // Built here, with the network at hand, and timed apart from the tests that use them.

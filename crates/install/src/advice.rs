@@ -1,11 +1,11 @@
 //! What is accepted but does nothing, or soon will not, or contradicts itself: things to tell an administrator that
 //! change no object.
 
-use api::{
+use serde_json::Value;
+use vitivirt_api::{
     kubevirt::{Configuration, KubeVirt},
     text::is_subdomain,
 };
-use serde_json::Value;
 
 use crate::{customize, installation::Installation, report::event, validation};
 

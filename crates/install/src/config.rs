@@ -5,11 +5,11 @@
 
 use std::collections::BTreeMap;
 
-use api::kubevirt::KubeVirt;
 use k8s_openapi::api::core::v1::{EnvVar, LocalObjectReference};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use sha1::{Digest, Sha1};
+use vitivirt_api::kubevirt::KubeVirt;
 
 use crate::{environment::Environment, images::OperatorImage, names::gate, strategy::GENERATE_NAME};
 
@@ -199,8 +199,8 @@ impl DeploymentConfig {
 
     /// The ConfigMap for the text of what is installed. The reference lets the server choose the end of its name; ours
     /// follows from the content, so that it cannot be made twice.
-    pub fn strategy_key(&self) -> api::ObjectKey {
-        api::ObjectKey::namespaced(&self.namespace, &format!("{GENERATE_NAME}{}", self.short_id()))
+    pub fn strategy_key(&self) -> vitivirt_api::ObjectKey {
+        vitivirt_api::ObjectKey::namespaced(&self.namespace, &format!("{GENERATE_NAME}{}", self.short_id()))
     }
 
     /// Its JSON, byte for byte as the release writes it into the status of the resource.
@@ -220,7 +220,7 @@ impl DeploymentConfig {
     pub fn monitor_account(&self) -> Option<&str> {
         match self.property(property::MONITOR_ACCOUNT) {
             "" => Some(MONITOR_ACCOUNT),
-            account => Some(account).filter(|account| api::text::is_subdomain(account)),
+            account => Some(account).filter(|account| vitivirt_api::text::is_subdomain(account)),
         }
     }
 
@@ -376,7 +376,7 @@ fn first_of(texts: &[&str]) -> String {
 
 /// What is written is ours, and can always be.
 pub(crate) fn go_json<T: Serialize>(value: &T) -> String {
-    api::text::go_json(value).unwrap_or_default()
+    vitivirt_api::text::go_json(value).unwrap_or_default()
 }
 
 pub(crate) fn hex(bytes: &[u8]) -> String {

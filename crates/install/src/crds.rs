@@ -1,8 +1,8 @@
 //! The definitions of KubeVirt's custom resources: their schemas are data of the release.
 
-use api::Failure;
 use serde::Deserialize;
 use serde_json::Value;
+use vitivirt_api::Failure;
 
 use crate::packed::Packed;
 

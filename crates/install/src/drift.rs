@@ -5,8 +5,8 @@
 //! No table of the server's defaults is needed, and what a newer server adds of its own accord is no difference.
 //! Labels and annotations of others stay.
 
-use api::{Failure, Operation};
 use serde_json::{Map, Value};
+use vitivirt_api::{Failure, Operation};
 
 use crate::{
     kind::Kind,

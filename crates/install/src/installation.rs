@@ -2,15 +2,15 @@
 
 use std::sync::Arc;
 
-use api::{
-    Failure, ObjectKey,
-    kubevirt::{KubeVirt, KubeVirtSpec},
-};
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
 use k8s_openapi::api::policy::v1::{PodDisruptionBudget, PodDisruptionBudgetSpec};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::Value;
+use vitivirt_api::{
+    Failure, ObjectKey,
+    kubevirt::{KubeVirt, KubeVirtSpec},
+};
 
 use crate::{
     advice,
@@ -323,7 +323,7 @@ fn from_value<T: DeserializeOwned>(kind: Kind, key: &ObjectKey, object: Value) -
 }
 
 fn to_value<T: Serialize>(object: &T) -> Result<Value, Failure> {
-    Ok(api::Body::of(object)?.into_json())
+    Ok(vitivirt_api::Body::of(object)?.into_json())
 }
 
 #[cfg(test)]

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use api::Failure;
 use serde::Deserialize;
 use serde_json::Value;
+use vitivirt_api::Failure;
 
 use crate::packed::Packed;
 
@@ -42,7 +42,7 @@ pub(crate) fn object(lines: &[String], line: usize) -> Result<Value, Failure> {
 }
 
 fn unreadable(error: &serde_json::Error) -> Failure {
-    Failure::bug(api::reason::UNREADABLE_ANSWER, format!("a bundled instancetype cannot be read: {error}"))
+    Failure::bug(vitivirt_api::reason::UNREADABLE_ANSWER, format!("a bundled instancetype cannot be read: {error}"))
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! The kinds of objects that an installation is made of.
 
-use api::ApiResource;
+use vitivirt_api::ApiResource;
 
 /// In the order in which an install strategy lists them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -5,10 +5,10 @@ use std::{
     hash::{DefaultHasher, Hash, Hasher},
 };
 
-use api::{Failure, reason};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, ObjectMeta};
 use k8s_openapi::jiff::Timestamp;
 use serde_json::{Map, Value};
+use vitivirt_api::{Failure, reason};
 
 use crate::{
     names::{FIELD_MANAGER, annotation, label},

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use api::{Body, Failure, ObjectKey, Target};
 use k8s_openapi::ByteString;
 use serde_json::{Map, Value};
+use vitivirt_api::{Body, Failure, ObjectKey, Target};
 
 use crate::{
     certificates::{BUNDLE_KEY, CA, Issued},

@@ -5,8 +5,8 @@ use std::{
     sync::Arc,
 };
 
-use api::{Failure, ObjectKey, Plan, Target, Write, kubevirt::KubeVirt};
 use k8s_openapi::jiff::Timestamp;
+use vitivirt_api::{Failure, ObjectKey, Plan, Target, Write, kubevirt::KubeVirt};
 
 use crate::{
     advice,

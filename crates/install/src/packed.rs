@@ -4,9 +4,9 @@
 
 use std::io::{BufRead, BufReader, Read};
 
-use api::{Failure, reason};
 use flate2::read::GzDecoder;
 use serde::de::DeserializeOwned;
+use vitivirt_api::{Failure, reason};
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Packed(&'static [u8]);

@@ -2,12 +2,12 @@
 //!
 //! A component's own node selectors win; affinity terms and tolerations add up.
 
-use api::kubevirt::ComponentConfig;
-use api::kubevirt::NodePlacement;
 use k8s_openapi::api::core::v1::{
     Affinity, NodeAffinity, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, PodAffinity, PodAntiAffinity,
     PodSpec, PreferredSchedulingTerm, Toleration,
 };
+use vitivirt_api::kubevirt::ComponentConfig;
+use vitivirt_api::kubevirt::NodePlacement;
 
 const CONTROL_PLANE: &str = "node-role.kubernetes.io/control-plane";
 const MASTER: &str = "node-role.kubernetes.io/master";

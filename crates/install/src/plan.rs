@@ -5,9 +5,11 @@
 
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
-use api::{Body, Failure, ObjectKey, Operation, Plan, Propagation, Step, Target, Wait, Write, kubevirt::KubeVirt};
 use k8s_openapi::api::core::v1::Namespace;
 use serde_json::{Value, json};
+use vitivirt_api::{
+    Body, Failure, ObjectKey, Operation, Plan, Propagation, Step, Target, Wait, Write, kubevirt::KubeVirt,
+};
 
 use crate::{
     config::DeploymentConfig,
@@ -251,7 +253,10 @@ impl Planner<'_> {
         let (target, live) = (object.target(), live.clone());
         Need::Write(Write::late(target.clone(), "patch", move || {
             let Some(object) = installation.objects.get(index) else {
-                return Err(Failure::bug(api::reason::BAD_REQUEST, format!("{target} is not in its installation")));
+                return Err(Failure::bug(
+                    vitivirt_api::reason::BAD_REQUEST,
+                    format!("{target} is not in its installation"),
+                ));
             };
             let mut body = object.body(&*issued)?.into_json();
             let mut operations = match drift(object.kind, &body, &live)? {

@@ -3,12 +3,12 @@
 
 use std::time::Duration;
 
-use api::{
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use vitivirt_api::{
     EventKind, EventNote, Failure, ObjectKey, ObjectRef, Outcome, Plan, Report, StatusWrite, Stop, Target,
     kubevirt::{Generation, KubeVirt, KubeVirtCondition, KubeVirtStatus},
 };
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
 use crate::{
     RELEASE, advice,
@@ -104,7 +104,7 @@ pub fn report(observed: &Observed, plan: &Plan, outcome: &Outcome) -> Report {
         return finish(observed, before, status, events);
     }
     // The world moved while we looked: there is nothing to say about it yet.
-    if matches!(&outcome.stop, Stop::Failed { failure, .. } if failure.class == api::Class::Conflict) {
+    if matches!(&outcome.stop, Stop::Failed { failure, .. } if failure.class == vitivirt_api::Class::Conflict) {
         return finish(observed, before, status, events);
     }
     status.operator_version = RELEASE.to_owned();
@@ -188,7 +188,7 @@ fn failure(observed: &Observed, outcome: &Outcome) -> Option<Failure> {
     match &outcome.stop {
         Stop::Failed { failure, .. } => Some(failure.clone()),
         Stop::Taken { target, .. } => Some(Failure::invalid(
-            api::reason::NAME_TAKEN,
+            vitivirt_api::reason::NAME_TAKEN,
             format!(
                 "{target} exists and was not made by an operator of KubeVirt, so it is left alone; delete or rename it, \
                  and the installation goes on"
@@ -272,7 +272,8 @@ fn deployed(status: &mut KubeVirtStatus, observed: &Observed) {
 /// The generation that an object has while it is as we want it. Of what this pass has written, the next one knows it.
 fn generations(observed: &Observed, plan: &Plan, before: &KubeVirtStatus) -> Vec<Generation> {
     let Wanted::Installation(installation) = &observed.wanted else { return before.generations.clone() };
-    let written: Vec<&Target> = plan.steps.iter().flat_map(|step| &step.writes).map(api::Write::target).collect();
+    let written: Vec<&Target> =
+        plan.steps.iter().flat_map(|step| &step.writes).map(vitivirt_api::Write::target).collect();
     let mut generations: Vec<Generation> = installation
         .objects
         .iter()

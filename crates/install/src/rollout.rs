@@ -1,9 +1,9 @@
 //! Details of workloads that depend on the resource or on how they are rolled out.
 
-use api::kubevirt::KubeVirtSpec;
 use k8s_openapi::api::apps::v1::{DaemonSet, RollingUpdateDaemonSet};
 use k8s_openapi::api::core::v1::PodSpec;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use vitivirt_api::kubevirt::KubeVirtSpec;
 
 use crate::{certificates::VIRT_HANDLER_CLIENT, names::label};
 

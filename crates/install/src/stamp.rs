@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use api::kubevirt::KubeVirt;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::{Map, Value};
+use vitivirt_api::kubevirt::KubeVirt;
 
 use crate::{
     config::{DeploymentConfig, is_label_value},

@@ -9,9 +9,9 @@ mod text;
 
 use std::sync::Arc;
 
-use api::{Failure, ObjectKey, reason};
 use serde::Serialize;
 use serde_json::Value;
+use vitivirt_api::{Failure, ObjectKey, reason};
 
 use crate::{
     api_services, certificates,

@@ -10,10 +10,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;
 
-use api::kubevirt::KubeVirt;
-use install::manifests::Manifests;
-use install::{DeploymentConfig, Environment, Kind, Strategy};
 use serde_json::{Value, json};
+use vitivirt_api::kubevirt::KubeVirt;
+use vitivirt_install::manifests::Manifests;
+use vitivirt_install::{DeploymentConfig, Environment, Kind, Strategy};
 
 type Objects = BTreeMap<String, Value>;
 

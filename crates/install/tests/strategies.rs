@@ -13,10 +13,10 @@
 use std::collections::BTreeMap;
 use std::io::Read;
 
-use api::kubevirt::KubeVirt;
-use install::{DeploymentConfig, Environment, Kind, Strategy};
 use serde::Deserialize;
 use serde_json::{Value, json};
+use vitivirt_api::kubevirt::KubeVirt;
+use vitivirt_install::{DeploymentConfig, Environment, Kind, Strategy};
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]

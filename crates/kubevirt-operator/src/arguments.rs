@@ -6,7 +6,7 @@ use std::{path::PathBuf, time::Duration};
 
 use anyhow::{Context as _, Result, bail};
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use runtime::{
+use vitivirt_runtime::{
     health::Bind,
     program::namespace,
     telemetry::{LogFormat, LogLevel},

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use api::machine::MachineStatus;
-use api::{Failure, ObjectKey, Outcome, Plan, Report, Target};
-use machine::Observed;
-use runtime::pass::Controller;
 use serde_json::Value;
+use vitivirt_api::machine::MachineStatus;
+use vitivirt_api::{Failure, ObjectKey, Outcome, Plan, Report, Target};
+use vitivirt_machine::Observed;
+use vitivirt_runtime::pass::Controller;
 
 use crate::metrics::MachineMetrics;
 use crate::observe::Observer;
@@ -26,15 +26,15 @@ impl Controller for MachineController {
     }
 
     fn plan(&self, observed: &Observed) -> Plan {
-        machine::plan(observed)
+        vitivirt_machine::plan(observed)
     }
 
     fn owns(&self, observed: &Observed, target: &Target, live: &Value) -> bool {
-        machine::owns(observed, target, live)
+        vitivirt_machine::owns(observed, target, live)
     }
 
     fn report(&self, observed: &Observed, plan: &Plan, outcome: &Outcome) -> Report {
-        let report = machine::report(observed, plan, outcome);
+        let report = vitivirt_machine::report(observed, plan, outcome);
         let desired = report.status.as_ref().map(|status| status_of(&status.desired));
         if let Some(desired) = desired {
             self.metrics.reported(observed, &desired);

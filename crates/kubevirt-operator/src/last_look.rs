@@ -5,16 +5,16 @@
 //! user data, they delete that. A cache may lag, or have lost a whole kind to an API server that was just starting; so its
 //! word is not enough.
 
-use api::machine::{LABEL_MACHINE, LABEL_MACHINE_UID};
-use api::{ApiResource, Failure, ObjectKey, Target};
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Secret};
 use kube::api::ListParams;
 use kube::core::DynamicObject;
 use kube::{Api, Client, ResourceExt};
-use machine::observed::VmiView;
-use machine::render::cloud_init::secret_name;
-use machine::{Observed, virtual_machine_instance_resource, virtual_machine_resource};
-use runtime::pass::classify;
+use vitivirt_api::machine::{LABEL_MACHINE, LABEL_MACHINE_UID};
+use vitivirt_api::{ApiResource, Failure, ObjectKey, Target};
+use vitivirt_machine::observed::VmiView;
+use vitivirt_machine::render::cloud_init::secret_name;
+use vitivirt_machine::{Observed, virtual_machine_instance_resource, virtual_machine_resource};
+use vitivirt_runtime::pass::classify;
 
 use crate::cache::{ClaimEntry, SecretEntry, VmEntry, VmiEntry, entry};
 

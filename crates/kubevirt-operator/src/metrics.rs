@@ -8,10 +8,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use api::ObjectKey;
-use api::machine::{MachineStatus, condition_type, machine_reason, phase};
 use k8s_openapi::jiff::Timestamp;
-use machine::Observed;
 use parking_lot::Mutex;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
@@ -20,8 +17,11 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
-use runtime::metrics::Metrics;
-use runtime::watch::Change;
+use vitivirt_api::ObjectKey;
+use vitivirt_api::machine::{MachineStatus, condition_type, machine_reason, phase};
+use vitivirt_machine::Observed;
+use vitivirt_runtime::metrics::Metrics;
+use vitivirt_runtime::watch::Change;
 
 use crate::cache::{Caches, ClaimEntry, MachineEntry, STATUSES, VmEntry};
 
@@ -176,7 +176,7 @@ impl MachineMetrics {
         if now.is_none() || now == observed.machine.status.as_ref().and_then(wrong) {
             return;
         }
-        let mut blamed = machine::networks_at_fault(observed);
+        let mut blamed = vitivirt_machine::networks_at_fault(observed);
         blamed.retain(|name| observed.networks.contains_key(name));
         if blamed.is_empty() {
             blamed.push(UNKNOWN.to_owned());
@@ -230,9 +230,9 @@ impl Collector for Counts {
 
 #[cfg(test)]
 mod tests {
-    use api::{Outcome, Stop};
-    use machine::observed::NetworkView;
     use serde_json::{Value, json};
+    use vitivirt_api::{Outcome, Stop};
+    use vitivirt_machine::observed::NetworkView;
 
     use super::*;
 
@@ -263,7 +263,11 @@ mod tests {
     }
 
     fn told(observed: &Observed) -> MachineStatus {
-        let report = machine::report(observed, &machine::plan(observed), &Outcome { stop: Stop::Done, written: 0 });
+        let report = vitivirt_machine::report(
+            observed,
+            &vitivirt_machine::plan(observed),
+            &Outcome { stop: Stop::Done, written: 0 },
+        );
         serde_json::from_value(report.status.unwrap().desired).unwrap()
     }
 

@@ -1,10 +1,10 @@
 //! The NetworkConfiguration controller: lets go of a network that no Machine names any more, however the last one left.
 
-use api::{Failure, ObjectKey, Outcome, Plan, Report, Target, reason};
-use machine::release::{self, ObservedNetwork};
-use runtime::pass::Controller;
-use runtime::watch::Listing;
 use serde_json::Value;
+use vitivirt_api::{Failure, ObjectKey, Outcome, Plan, Report, Target, reason};
+use vitivirt_machine::release::{self, ObservedNetwork};
+use vitivirt_runtime::pass::Controller;
+use vitivirt_runtime::watch::Listing;
 
 use crate::cache::{Caches, MachineEntry, in_namespace};
 

@@ -4,17 +4,17 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use api::machine::Machine;
-use api::{Class, Failure, ObjectKey, reason};
 use k8s_openapi::jiff::Timestamp;
 use kube::Client;
-use machine::observed::{Installed, SecretView, SourceView};
-use machine::render::cloud_init::{digest, secret_name};
-use machine::render::labels;
-use machine::resolve::{Content, Resolved, SecretSource, resolve};
-use machine::{Observed, discards_user_data, macs};
 use parking_lot::Mutex;
-use runtime::watch::Listing;
+use vitivirt_api::machine::Machine;
+use vitivirt_api::{Class, Failure, ObjectKey, reason};
+use vitivirt_machine::observed::{Installed, SecretView, SourceView};
+use vitivirt_machine::render::cloud_init::{digest, secret_name};
+use vitivirt_machine::render::labels;
+use vitivirt_machine::resolve::{Content, Resolved, SecretSource, resolve};
+use vitivirt_machine::{Observed, discards_user_data, macs};
+use vitivirt_runtime::watch::Listing;
 
 use crate::cache::{
     AttachmentEntry, Caches, ClaimEntry, ClassEntry, ImportEntry, MachineEntry, NetworkEntry, SecretEntry, VmEntry,
@@ -105,7 +105,11 @@ impl Observer {
         self.caches.secrets.entry(&beside(key, &secret_name(key.name()))).as_ref().map(SecretEntry::view)
     }
 
-    fn networks(&self, key: &ObjectKey, own: &MachineEntry) -> BTreeMap<String, machine::observed::NetworkView> {
+    fn networks(
+        &self,
+        key: &ObjectKey,
+        own: &MachineEntry,
+    ) -> BTreeMap<String, vitivirt_machine::observed::NetworkView> {
         let view = |name: &str| {
             let entry = self.caches.networks.entry(&beside(key, name))?;
             Some((name.to_owned(), NetworkEntry::view(&entry, self.wake.has_other_users(key, name, own))))
@@ -118,7 +122,7 @@ impl Observer {
         key: &ObjectKey,
         machine: &Machine,
         resolved: Option<&Resolved>,
-    ) -> BTreeMap<String, machine::observed::ClaimView> {
+    ) -> BTreeMap<String, vitivirt_machine::observed::ClaimView> {
         let uid = machine.metadata.uid.as_deref().unwrap_or_default();
         let carried = self.wake.claims_of(uid).into_iter().map(String::from);
         let needed = claim_names(resolved).map(str::to_owned);
@@ -135,7 +139,7 @@ impl Observer {
         &self,
         key: &ObjectKey,
         resolved: Option<&Resolved>,
-    ) -> BTreeMap<String, machine::observed::OwnedView> {
+    ) -> BTreeMap<String, vitivirt_machine::observed::OwnedView> {
         claim_names(resolved)
             .filter_map(|name| {
                 let view = ImportEntry::view(&self.caches.imports.entry(&beside(key, name))?);

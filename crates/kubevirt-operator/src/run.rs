@@ -5,9 +5,9 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::ObjectKey;
-use api::machine::MANAGED_BY;
-use runtime::{
+use vitivirt_api::ObjectKey;
+use vitivirt_api::machine::MANAGED_BY;
+use vitivirt_runtime::{
     client::Rate,
     lease::Leadership,
     pass::{Controller, Executor, Runner, RunnerOptions},

@@ -9,18 +9,18 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::{Failure, ObjectKey, Target};
 use futures::{Stream, TryStreamExt};
 use k8s_openapi::api::core::v1::Secret;
 use kube::api::{WatchEvent, WatchParams};
 use kube::core::PartialObjectMeta;
 use kube::{Api, Client, Error};
-use machine::render::cloud_init::SecretBytes;
-use machine::resolve::SecretSource;
 use parking_lot::Mutex;
 use rand::{SeedableRng, rngs::SmallRng};
-use runtime::pass::{Backoff, classify};
 use tokio_util::sync::CancellationToken;
+use vitivirt_api::{Failure, ObjectKey, Target};
+use vitivirt_machine::render::cloud_init::SecretBytes;
+use vitivirt_machine::resolve::SecretSource;
+use vitivirt_runtime::pass::{Backoff, classify};
 
 use crate::wake::Wake;
 

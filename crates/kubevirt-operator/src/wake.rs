@@ -12,11 +12,11 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use api::ObjectKey;
-use api::machine::phase;
 use parking_lot::{Mutex, RwLock};
-use runtime::queue::Queue;
-use runtime::watch::Change;
+use vitivirt_api::ObjectKey;
+use vitivirt_api::machine::phase;
+use vitivirt_runtime::queue::Queue;
+use vitivirt_runtime::watch::Change;
 
 use crate::cache::{
     AttachmentEntry, Caches, ClaimEntry, ClassEntry, ImportEntry, MachineEntry, NetworkEntry, SecretEntry, VmEntry,

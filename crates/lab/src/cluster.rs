@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use ::snapshot::Snapshot;
 use anyhow::{Context, Result, bail};
 use k8s_openapi::api::core::v1::ServiceAccount;
 use k8s_openapi::api::rbac::v1::Role;
@@ -15,6 +14,7 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
+use vitivirt_snapshot::Snapshot;
 
 use crate::addresses::Slot;
 use crate::audit::{self, Record};

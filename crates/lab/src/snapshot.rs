@@ -11,7 +11,7 @@ use kube::api::{ApiResource, DynamicObject, ListParams, TypeMeta, VersionMatch};
 use kube::discovery::{ApiGroup, Discovery, verbs};
 use kube::{Api, Client};
 use serde_json::Value;
-use snapshot::{LEFT_OUT, Snapshot};
+use vitivirt_snapshot::{LEFT_OUT, Snapshot};
 
 /// Served by virt-api, not from the store.
 const AGGREGATED: [&str; 2] = ["subresources.kubevirt.io", "subresources.template.kubevirt.io"];
@@ -27,7 +27,7 @@ pub(crate) async fn take(client: &Client, at: Option<&str>) -> Result<Snapshot> 
         .buffer_unordered(AT_ONCE)
         .try_collect()
         .await?;
-    Ok(snapshot::take(lists.into_iter().flatten()))
+    Ok(vitivirt_snapshot::take(lists.into_iter().flatten()))
 }
 
 async fn list(client: &Client, resource: ApiResource, at: Option<&str>) -> Result<Vec<Value>> {

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use api::machine::{LABEL_MACHINE, LABEL_MACHINE_UID, machine_reason as reason};
+use vitivirt_api::machine::{LABEL_MACHINE, LABEL_MACHINE_UID, machine_reason as reason};
 
 use crate::changes::{Kind, NO_EXPANSION, Refusal, rule_of};
 use crate::observed::{ClaimView, Observed, SourceView, StorageClassView};
@@ -102,7 +102,7 @@ fn taken_names(observed: &Observed, resolved: &Resolved) -> Option<Problem> {
 
 fn mac_addresses(observed: &Observed, resolved: &Resolved) -> Option<Problem> {
     resolved.networks.iter().find_map(|network| {
-        let on = network.configuration().unwrap_or(api::machine::POD_NETWORK);
+        let on = network.configuration().unwrap_or(vitivirt_api::machine::POD_NETWORK);
         let other = observed.macs_in_use.get(&(on.to_owned(), network.mac.clone()))?;
         let problem = Problem::failed(
             reason::MAC_ADDRESS_IN_USE,

@@ -2,9 +2,9 @@
 //! network references, then the finalizer. It needs nothing of what the Machine refers to, so it works when the template,
 //! the Secret, the networks, the classes or KubeVirt itself are gone.
 
-use api::machine::{FINALIZER_MACHINE, LABEL_MACHINE_UID, LABEL_ON_DELETE, ON_DELETE_RETAIN};
-use api::{Plan, Propagation, Step, Target, Wait, Write, without_finalizer};
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use vitivirt_api::machine::{FINALIZER_MACHINE, LABEL_MACHINE_UID, LABEL_ON_DELETE, ON_DELETE_RETAIN};
+use vitivirt_api::{Plan, Propagation, Step, Target, Wait, Write, without_finalizer};
 
 use crate::observed::Observed;
 use crate::plan::{finalizer_place, has_finalizer, virtual_machine_resource};
@@ -26,7 +26,7 @@ pub(crate) fn plan(observed: &Observed) -> Plan {
 }
 
 fn wait(message: String) -> Wait {
-    Wait { reason: api::machine::machine_reason::DELETING, message, wake_after: None }
+    Wait { reason: vitivirt_api::machine::machine_reason::DELETING, message, wake_after: None }
 }
 
 fn virtual_machine(observed: &Observed) -> Step {

@@ -3,8 +3,8 @@
 
 use std::collections::BTreeMap;
 
-use api::machine::{Machine, POD_NETWORK};
 use k8s_openapi::jiff::Timestamp;
+use vitivirt_api::machine::{Machine, POD_NETWORK};
 
 use crate::resolve::{Resolved, resolve};
 
@@ -47,8 +47,8 @@ fn age(machine: &Machine) -> (bool, Option<Timestamp>, bool, &str) {
 
 #[cfg(test)]
 mod tests {
-    use api::machine::MachineStatus;
     use serde_json::{Value, json};
+    use vitivirt_api::machine::MachineStatus;
 
     use super::*;
     use crate::resolve::derived_mac;

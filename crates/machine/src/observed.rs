@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use api::machine::Machine;
 use k8s_openapi::jiff::Timestamp;
 use serde_json::Value;
+use vitivirt_api::machine::Machine;
 
 use crate::render::cloud_init::SecretBytes;
 
@@ -205,7 +205,7 @@ impl Observed {
         networks
             .iter()
             .map(|network| network.network_name.as_str())
-            .filter(|name| *name != api::machine::POD_NETWORK)
+            .filter(|name| *name != vitivirt_api::machine::POD_NETWORK)
             .collect()
     }
 }

@@ -3,10 +3,10 @@
 
 use std::collections::BTreeMap;
 
-use api::machine::{ANNOTATION_BEGAN_WITH, ANNOTATION_CONTENT, FINALIZER_MACHINE, LABEL_MACHINE_UID, Machine};
-use api::{ApiResource, Body, ObjectKey, Operation, Plan, Propagation, Step, Target, Write};
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Secret};
 use serde_json::{Value, json};
+use vitivirt_api::machine::{ANNOTATION_BEGAN_WITH, ANNOTATION_CONTENT, FINALIZER_MACHINE, LABEL_MACHINE_UID, Machine};
+use vitivirt_api::{ApiResource, Body, ObjectKey, Operation, Plan, Propagation, Step, Target, Write};
 
 use crate::analysis::{Analysis, analyse, may_grow, storage_class_of};
 use crate::changes::began_with;

@@ -1,11 +1,11 @@
 //! Why a Machine cannot become what it says, in words that tell what to do.
 
-use api::Failure;
+use vitivirt_api::Failure;
 
 /// Something that only a change by somebody else can end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
-    /// One of `api::machine::machine_reason`.
+    /// One of `vitivirt_api::machine::machine_reason`.
     pub reason: &'static str,
     /// What is wrong and what to do, in one sentence.
     pub message: String,

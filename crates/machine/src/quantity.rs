@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use api::machine::limits::SIZE_DECIMALS;
+use vitivirt_api::machine::limits::SIZE_DECIMALS;
 
 /// A number of bytes and how it is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

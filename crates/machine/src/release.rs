@@ -3,9 +3,9 @@
 //! away and it is simply gone. So whether a network is still in use is asked of the network as well, by nothing but who
 //! names it now. It is right after any crash, because nothing is remembered.
 
-use api::machine::{FINALIZER_NETWORK, NetworkConfiguration};
-use api::{Body, ObjectKey, Plan, Step, Target, Write, without_finalizer};
 use serde_json::json;
+use vitivirt_api::machine::{FINALIZER_NETWORK, NetworkConfiguration};
+use vitivirt_api::{Body, ObjectKey, Plan, Step, Target, Write, without_finalizer};
 
 /// Everything that a pass over a NetworkConfiguration decides on.
 #[derive(Clone, Debug, PartialEq, Eq)]

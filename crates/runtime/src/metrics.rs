@@ -15,7 +15,7 @@ use prometheus_client::{
     registry::Registry,
 };
 
-use api::Class;
+use vitivirt_api::Class;
 
 use crate::client::Verb;
 

@@ -248,7 +248,7 @@ pub struct BadNamespace {
 /// The namespace that a setting tells, or nothing when it is empty.
 pub fn namespace(told: Option<String>, setting: &'static str) -> Result<Option<String>, BadNamespace> {
     let Some(told) = told.filter(|told| !told.is_empty()) else { return Ok(None) };
-    if api::text::is_label(&told) { Ok(Some(told)) } else { Err(BadNamespace { setting, told }) }
+    if vitivirt_api::text::is_label(&told) { Ok(Some(told)) } else { Err(BadNamespace { setting, told }) }
 }
 
 #[cfg(test)]

@@ -5,15 +5,15 @@
 
 use std::sync::Arc;
 
-use api::ObjectKey;
-use install::{Kind, Live};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use parking_lot::Mutex;
-use runtime::watch::Overlay;
 use serde_json::Value;
+use vitivirt_api::ObjectKey;
+use vitivirt_install::{Kind, Live};
+use vitivirt_runtime::watch::Overlay;
 
 #[derive(Default)]
-pub(crate) struct Answers(Mutex<install::Answers>);
+pub(crate) struct Answers(Mutex<vitivirt_install::Answers>);
 
 impl Answers {
     pub(crate) fn of(self: &Arc<Self>, kind: Kind) -> Arc<dyn Overlay> {
@@ -21,7 +21,7 @@ impl Answers {
     }
 
     /// Everything that was answered since this was last asked.
-    pub(crate) fn take(&self) -> install::Answers {
+    pub(crate) fn take(&self) -> vitivirt_install::Answers {
         std::mem::take(&mut self.0.lock())
     }
 }

@@ -7,7 +7,7 @@ use std::{net::IpAddr, path::PathBuf};
 
 use anyhow::{Result, bail};
 use clap::{Args, Parser, Subcommand};
-use runtime::{
+use vitivirt_runtime::{
     client::Rate,
     health::Bind,
     program::namespace,

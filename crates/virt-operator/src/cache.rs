@@ -5,8 +5,6 @@
 
 use std::{collections::BTreeMap, fmt::Debug, sync::Arc, time::Duration};
 
-use api::{ApiResource, ObjectKey, kubevirt::KubeVirt};
-use install::{Cluster, Kind, Live, Objects, certificates::KeyPair};
 use k8s_openapi::{
     ByteString,
     api::core::v1::{Namespace, Node},
@@ -16,12 +14,14 @@ use kube::{
     Api, Resource,
     core::{DynamicObject, PartialObjectMeta},
 };
-use runtime::{
+use serde::de::DeserializeOwned;
+use vitivirt_api::{ApiResource, ObjectKey, kubevirt::KubeVirt};
+use vitivirt_install::{Cluster, Kind, Live, Objects, certificates::KeyPair};
+use vitivirt_runtime::{
     pass::{Backoff, Executor},
     program::Context,
     watch::{Cache, Change, Listing, Selection, follow},
 };
-use serde::de::DeserializeOwned;
 
 use crate::{answers::Answers, wake::Wake};
 
@@ -290,7 +290,7 @@ fn prune(object: DynamicObject) -> Live {
 
 #[cfg(test)]
 mod tests {
-    use install::names::label;
+    use vitivirt_install::names::label;
 
     use super::*;
 

@@ -1,9 +1,9 @@
 //! The KubeVirt controller: observe from the caches, decide in `install`.
 
-use api::{Failure, ObjectKey, Outcome, Plan, Report, Target};
-use install::Observed;
-use runtime::pass::Controller;
 use serde_json::Value;
+use vitivirt_api::{Failure, ObjectKey, Outcome, Plan, Report, Target};
+use vitivirt_install::Observed;
+use vitivirt_runtime::pass::Controller;
 
 use crate::observe::Observer;
 
@@ -21,16 +21,16 @@ impl Controller for KubeVirtController {
     }
 
     fn plan(&self, observed: &Observed) -> Plan {
-        install::plan(observed)
+        vitivirt_install::plan(observed)
     }
 
     fn owns(&self, _: &Observed, _: &Target, live: &Value) -> bool {
-        install::owns(live)
+        vitivirt_install::owns(live)
     }
 
     fn report(&self, observed: &Observed, plan: &Plan, outcome: &Outcome) -> Report {
         self.observer.remember(observed, plan, outcome);
-        let report = install::report(observed, plan, outcome);
+        let report = vitivirt_install::report(observed, plan, outcome);
         tell(observed, outcome, &report);
         report
     }

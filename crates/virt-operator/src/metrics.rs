@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use api::kubevirt::KubeVirt;
 use prometheus_client::metrics::gauge::Gauge;
-use runtime::metrics::Metrics;
+use vitivirt_api::kubevirt::KubeVirt;
+use vitivirt_runtime::metrics::Metrics;
 
 #[derive(Default)]
 pub(crate) struct OperatorMetrics {

@@ -5,11 +5,11 @@
 
 use std::sync::Arc;
 
-use api::{Failure, ObjectKey};
-use install::DeploymentConfig;
 use k8s_openapi::api::core::v1::ServiceAccount;
 use kube::{Api, core::PartialObjectMeta};
-use runtime::{program::Context, watch::Selection};
+use vitivirt_api::{Failure, ObjectKey};
+use vitivirt_install::DeploymentConfig;
+use vitivirt_runtime::{program::Context, watch::Selection};
 
 use crate::{on_demand::OnDemand, wake::Wake};
 

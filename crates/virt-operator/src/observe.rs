@@ -8,19 +8,19 @@ use std::{
     time::SystemTime,
 };
 
-use api::{ApiResource, Class, Failure, ObjectKey, Outcome, Plan, Stop, Target, kubevirt::KubeVirt, reason};
-use install::{
-    Cluster, DeploymentConfig, Environment, Installation, Kind, Objects, Observed, Settled, Strategy, Wanted,
-    certificates::NothingIssued,
-    names::{annotation, gate::DECENTRALIZED_LIVE_MIGRATION},
-};
 use k8s_openapi::{
     api::core::v1::ConfigMap, apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
     jiff::Timestamp,
 };
 use kube::{Api, Client, api::ListParams, core::DynamicObject};
 use parking_lot::Mutex;
-use runtime::pass::classify;
+use vitivirt_api::{ApiResource, Class, Failure, ObjectKey, Outcome, Plan, Stop, Target, kubevirt::KubeVirt, reason};
+use vitivirt_install::{
+    Cluster, DeploymentConfig, Environment, Installation, Kind, Objects, Observed, Settled, Strategy, Wanted,
+    certificates::NothingIssued,
+    names::{annotation, gate::DECENTRALIZED_LIVE_MIGRATION},
+};
+use vitivirt_runtime::pass::classify;
 
 use crate::{
     answers::Answers,
@@ -149,7 +149,7 @@ impl Observer {
     /// What is no longer wanted is deleted only if the resource still does not want it, and a definition only if there
     /// is nothing of it.
     async fn look_before_deleting(&self, observed: &mut Observed) -> Result<(), Failure> {
-        let obsolete = if observed.complete { install::obsolete(observed) } else { Vec::new() };
+        let obsolete = if observed.complete { vitivirt_install::obsolete(observed) } else { Vec::new() };
         if obsolete.is_empty() {
             return Ok(());
         }
@@ -218,7 +218,7 @@ impl Observer {
         {
             return Ok(Wanted::Installation(installation.clone()));
         }
-        let installation = if install::is_of_another_release(kubevirt, &self.environment) {
+        let installation = if vitivirt_install::is_of_another_release(kubevirt, &self.environment) {
             let Some((key, _)) = objects.strategy(&config.id) else {
                 return Wanted::strategy(kubevirt, config.clone());
             };
@@ -255,7 +255,7 @@ impl Observer {
     /// After a pass: what it found or made to be as wanted need not be compared again.
     pub(crate) fn remember(&self, observed: &Observed, plan: &Plan, outcome: &Outcome) {
         let answers = self.answers.take();
-        if install::is_refused(observed) {
+        if vitivirt_install::is_refused(observed) {
             return;
         }
         let settled = observed.settled_after(plan, &answers);
@@ -307,7 +307,7 @@ fn holding(objects: &Objects) -> Holding {
     });
     let bundles = objects.of(Kind::ConfigMap).filter(|(_, live)| !live.is_strategy);
     let bundles: BTreeMap<String, String> = bundles
-        .filter_map(|(key, live)| Some((key.name().to_owned(), live.data(install::certificates::BUNDLE_KEY)?)))
+        .filter_map(|(key, live)| Some((key.name().to_owned(), live.data(vitivirt_install::certificates::BUNDLE_KEY)?)))
         .collect();
     Holding { secrets: secrets.collect(), bundles }
 }

@@ -2,16 +2,16 @@
 
 use std::{fmt::Debug, sync::Arc, time::Duration};
 
-use api::{Failure, reason};
 use kube::{Api, Resource};
 use parking_lot::Mutex;
-use runtime::{
-    program::Context,
-    watch::{Cache, Selection, follow},
-};
 use serde::de::DeserializeOwned;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
+use vitivirt_api::{Failure, reason};
+use vitivirt_runtime::{
+    program::Context,
+    watch::{Cache, Selection, follow},
+};
 
 use crate::wake::Wake;
 

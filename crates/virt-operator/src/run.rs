@@ -7,8 +7,8 @@
 use std::{path::Path, process::ExitCode, sync::Arc, time::Duration};
 
 use anyhow::bail;
-use install::{Environment, names::FIELD_MANAGER};
-use runtime::{
+use vitivirt_install::{Environment, names::FIELD_MANAGER};
+use vitivirt_runtime::{
     lease::Leadership,
     pass::{Executor, Runner, RunnerOptions},
     program::{Context, LeaseName, Listener, Program, SERVICE_ACCOUNT_NAMESPACE, identity, own_namespace},

@@ -3,12 +3,12 @@
 
 use std::{net::IpAddr, sync::Arc};
 
-use api::{Failure, ObjectKey};
-use install::{DeploymentConfig, names::VIRT_SYNCHRONIZATION_CONTROLLER};
 use k8s_openapi::api::{coordination::v1::Lease, core::v1::Pod};
 use kube::Api;
-use runtime::{program::Context, watch::Selection};
 use serde::Deserialize;
+use vitivirt_api::{Failure, ObjectKey};
+use vitivirt_install::{DeploymentConfig, names::VIRT_SYNCHRONIZATION_CONTROLLER};
+use vitivirt_runtime::{program::Context, watch::Selection};
 
 use crate::{on_demand::OnDemand, wake::Wake};
 

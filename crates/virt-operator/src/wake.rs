@@ -7,10 +7,10 @@ use std::{
     time::Duration,
 };
 
-use api::{ObjectKey, kubevirt::KubeVirt};
-use install::{Kind, Live, certificates};
 use parking_lot::RwLock;
-use runtime::{
+use vitivirt_api::{ObjectKey, kubevirt::KubeVirt};
+use vitivirt_install::{Kind, Live, certificates};
+use vitivirt_runtime::{
     queue::Queue,
     telemetry::{self, LogLevel},
     watch::Change,
@@ -129,7 +129,7 @@ impl Wake {
         self.serving.set(caches.key_pair(certificates::VIRT_OPERATOR).as_ref(), tls);
     }
 
-    fn look_again(&self, is_about: impl Fn(&api::ApiResource) -> bool) {
+    fn look_again(&self, is_about: impl Fn(&vitivirt_api::ApiResource) -> bool) {
         if let Some(caches) = self.caches.get() {
             caches.look_again(is_about);
         }

@@ -9,8 +9,8 @@ use clap::{Args, ValueEnum};
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::Api;
-use lab::{Lab, LabOptions, Record, VirtOperator};
 use serde::Serialize;
+use vitivirt_lab::{Lab, LabOptions, Record, VirtOperator};
 
 use super::install_table;
 use super::processor_time;
@@ -123,7 +123,7 @@ async fn figures(lab: &Lab, who: Who, operator: &VirtOperator, idle_seconds: u64
         seconds_to_deployed,
         peak_memory_mb: peak_memory_mb("virt-operator")?,
         requests_to_deployed: between(begun, deployed).filter(|record| !is_lease(record)).count(),
-        objects: installed.values().filter(|object| snapshot::is_installed(object)).count(),
+        objects: installed.values().filter(|object| vitivirt_snapshot::is_installed(object)).count(),
         processor_seconds,
         idle: classify(idle_seconds, between(deployed, rested)),
     })

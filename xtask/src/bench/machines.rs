@@ -9,10 +9,10 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::Api;
 use kube::api::{ApiResource, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams};
-use lab::{KubeVirt, Lab, LabOptions, Record};
 use nix::sys::signal::Signal;
 use serde::Serialize;
 use serde_json::{Value, json};
+use vitivirt_lab::{KubeVirt, Lab, LabOptions, Record};
 
 use super::{keep, memory_mib};
 use crate::machine_operator;
@@ -61,7 +61,7 @@ async fn measure(options: &Options) -> Result<Figures> {
     .await?;
     machine_operator::install(&lab).await?;
     let mut operator = machine_operator::start(&lab, "release").await?;
-    operator.wait_for_message(runtime::lease::message::ACQUIRED, Duration::from_secs(120)).await?;
+    operator.wait_for_message(vitivirt_runtime::lease::message::ACQUIRED, Duration::from_secs(120)).await?;
 
     step("one Machine, for an API server that has seen each kind once", warm_up(&lab)).await?;
 
@@ -96,7 +96,7 @@ async fn measure(options: &Options) -> Result<Figures> {
     let clock = Instant::now();
     let operator = machine_operator::start(&lab, "release").await?;
     step("a restart with everything settled", async {
-        operator.wait_for_message(runtime::lease::message::ACQUIRED, Duration::from_secs(120)).await?;
+        operator.wait_for_message(vitivirt_runtime::lease::message::ACQUIRED, Duration::from_secs(120)).await?;
         // Every Machine is looked at once after a start; nothing may be written for it.
         tokio::time::sleep(idle.min(Duration::from_secs(30))).await;
         Ok(())
@@ -156,7 +156,7 @@ impl Changes {
 /// KubeVirt says of one VirtualMachine after the other that it must be restarted: how long until its Machine says so?
 async fn told_after_changes(lab: &Lab, count: usize) -> Result<Vec<Duration>> {
     let vms: Api<DynamicObject> =
-        Api::namespaced_with(lab.client(), "default", &lab::kubevirt_resource("VirtualMachine"));
+        Api::namespaced_with(lab.client(), "default", &vitivirt_lab::kubevirt_resource("VirtualMachine"));
     let mut latencies = Vec::new();
     for number in 0..CHANGES {
         let name = format!("machine-{}", number % count);

@@ -11,8 +11,8 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use clap::Subcommand;
 use jiff::Timestamp;
-use lab::{isolate, parts};
 use serde::Serialize;
+use vitivirt_lab::{isolate, parts};
 
 use crate::programs;
 

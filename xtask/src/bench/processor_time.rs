@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use lab::process_table::living;
 use nix::unistd::{SysconfVar, sysconf};
+use vitivirt_lab::process_table::living;
 
 /// By number and start of the process: the program's name, and the seconds it has computed.
 pub(super) type ByProcess = HashMap<(u32, u64), (String, f64)>;

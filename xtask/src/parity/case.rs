@@ -3,9 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use lab::Lab;
 use serde::Serialize;
 use serde_json::{Value, json};
+use vitivirt_lab::Lab;
 
 use super::{Offer, file_name};
 use crate::{lab_commands, programs};

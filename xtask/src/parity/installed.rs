@@ -3,9 +3,9 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use lab::{Lab, LabOptions, VirtOperator};
 use serde::{Deserialize, Serialize};
-use snapshot::{Snapshot, compare};
+use vitivirt_lab::{Lab, LabOptions, VirtOperator};
+use vitivirt_snapshot::{Snapshot, compare};
 
 use super::case::Case;
 

@@ -8,21 +8,21 @@ use anyhow::{Context, Result};
 use flate2::Compression;
 use flate2::read::GzDecoder;
 use flate2::write::GzEncoder;
-use lab::parts;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sha2::{Digest, Sha256};
+use vitivirt_lab::parts;
 
 use super::case::Case;
 
-/// Raised whenever what is kept changes its form: with `snapshot::normalise`, or with what a lab prepares.
+/// Raised whenever what is kept changes its form: with `vitivirt_snapshot::normalise`, or with what a lab prepares.
 const FORM: u32 = 1;
 
 pub(super) fn place(case: &Case) -> Result<PathBuf> {
     let case_text = serde_json::to_string(case).context("writing a case")?;
     let all = format!("{FORM} {} {:?} {case_text}", parts::versions(&parts::STANDARD)?, case.offers);
     let hash: String = Sha256::digest(all).iter().take(8).map(|byte| format!("{byte:02x}")).collect();
-    Ok(lab::place::cache_dir()?.join("parity").join(format!("{hash}.json.gz")))
+    Ok(vitivirt_lab::place::cache_dir()?.join("parity").join(format!("{hash}.json.gz")))
 }
 
 /// Nothing if there is none, or none that can be read.

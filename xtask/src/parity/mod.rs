@@ -13,8 +13,8 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
-use lab::{Extension, VirtOperator, isolate, parts};
-use snapshot::{Comparison, compare};
+use vitivirt_lab::{Extension, VirtOperator, isolate, parts};
+use vitivirt_snapshot::{Comparison, compare};
 
 use crate::programs;
 use case::Case;

@@ -2,7 +2,7 @@
 
 use std::{fmt, time::Duration};
 
-use api::kubevirt::SelfSigned;
+use vitivirt_api::kubevirt::SelfSigned;
 
 const WEEK: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
@@ -132,7 +132,7 @@ pub(crate) fn go_duration(duration: Duration) -> String {
 
 #[cfg(test)]
 mod tests {
-    use api::kubevirt::CertificateLifetime;
+    use vitivirt_api::kubevirt::CertificateLifetime;
 
     use super::*;
 

@@ -9,12 +9,12 @@ mod strategic;
 
 use std::collections::BTreeMap;
 
-use api::{
+use serde_json::{Map, Value, json};
+use sha1::{Digest, Sha1};
+use vitivirt_api::{
     Failure,
     kubevirt::{Customization, CustomizeComponents, Flags},
 };
-use serde_json::{Map, Value, json};
-use sha1::{Digest, Sha1};
 
 use crate::{
     config::{go_json, hex},

@@ -5,11 +5,11 @@
 mod access;
 mod deployment;
 
-use api::{Failure, reason};
 use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::api::scheduling::v1::PriorityClass;
 use serde::Serialize;
 use serde_json::Value;
+use vitivirt_api::{Failure, reason};
 
 use crate::{build::cluster, crds, names::label, workloads::PRIORITY_CLASS};
 

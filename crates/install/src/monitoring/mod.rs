@@ -3,10 +3,10 @@
 
 mod alerts;
 
-use api::{Failure, reason};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
+use vitivirt_api::{Failure, reason};
 
 use crate::{
     build::{map, namespaced, selecting, strings},
@@ -186,7 +186,7 @@ mod tests {
         let url = format!("https://wiki/{}.html", alert["alert"].as_str().unwrap());
         assert_eq!(alert["annotations"]["runbook_url"], url.as_str());
         for bad in ["https://wiki/", "%s/%s"] {
-            assert_eq!(rules(Some(bad)).unwrap_err().class, api::Class::Invalid);
+            assert_eq!(rules(Some(bad)).unwrap_err().class, vitivirt_api::Class::Invalid);
         }
     }
 }

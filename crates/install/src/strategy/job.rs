@@ -1,13 +1,13 @@
 //! How another release tells what it consists of: its own operator is run once, and leaves the text of its strategy in
 //! a ConfigMap.
 
-use api::{Failure, ObjectKey, kubevirt::KubeVirt};
 use k8s_openapi::api::batch::v1::{Job, JobSpec};
 use k8s_openapi::api::core::v1::{
     Capabilities, Container, EnvVar, PodSpec, PodTemplateSpec, SeccompProfile, SecurityContext,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::Value;
+use vitivirt_api::{Failure, ObjectKey, kubevirt::KubeVirt};
 
 use crate::{
     RELEASE,
@@ -104,7 +104,7 @@ pub(crate) fn job(kubevirt: &KubeVirt, config: &DeploymentConfig) -> Result<Valu
         }),
         status: None,
     };
-    let mut object = api::Body::of(&job)?.into_json();
+    let mut object = vitivirt_api::Body::of(&job)?.into_json();
     Customizer::new(&kubevirt.spec.customize_components)?.apply(Kind::Job, key.name(), &mut object)?;
     Ok(object)
 }

@@ -5,12 +5,12 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 
-use api::{Failure, reason};
 use flate2::{Compression, GzBuilder, read::GzDecoder, write::GzEncoder};
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::Value;
+use vitivirt_api::{Failure, reason};
 
 use super::{Item, Source, Strategy};
 use crate::{
@@ -182,7 +182,7 @@ mod tests {
             Strategy::decode(map, |text| serde_json::from_str(text).map_err(|error| error.to_string())).map(|_| ())
         };
         map.data = Some([(MANIFESTS.to_owned(), "!".to_owned())].into());
-        assert_eq!(decode(&map).unwrap_err().class, api::Class::Invalid);
+        assert_eq!(decode(&map).unwrap_err().class, vitivirt_api::Class::Invalid);
         map.metadata.annotations = None;
         map.data = Some([(MANIFESTS.to_owned(), "---\n{\"kind\":\"Unheard\"}".to_owned())].into());
         assert!(decode(&map).unwrap_err().message.contains("it has a Unheard"));

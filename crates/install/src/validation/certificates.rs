@@ -1,6 +1,6 @@
 //! Lifetimes of certificates that contradict each other.
 
-use api::kubevirt::SelfSigned;
+use vitivirt_api::kubevirt::SelfSigned;
 
 use super::{Cause, Refusal};
 use crate::certificates::{Lifetime, Lifetimes, SHORTEST, go_duration};

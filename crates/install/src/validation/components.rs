@@ -1,6 +1,6 @@
 //! Changes to components: patches that can be read, and at least one replica.
 
-use api::kubevirt::{ComponentConfig, CustomizeComponents};
+use vitivirt_api::kubevirt::{ComponentConfig, CustomizeComponents};
 
 use super::{Cause, Refusal};
 use crate::customize;

@@ -1,7 +1,7 @@
 //! Rules of `spec.configuration`.
 
-use api::kubevirt::{Configuration, Tls};
 use serde_json::Value;
+use vitivirt_api::kubevirt::{Configuration, Tls};
 
 use super::{Cause, Refusal};
 use crate::names::gate;

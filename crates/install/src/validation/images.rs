@@ -1,6 +1,6 @@
 //! Names that no image can have. The release accepts them and then waits for a pod that can never start.
 
-use api::kubevirt::KubeVirtSpec;
+use vitivirt_api::kubevirt::KubeVirtSpec;
 
 use super::{Cause, Refusal};
 use crate::images::{is_registry, is_tag};

@@ -22,7 +22,7 @@ mod tests;
 
 use std::fmt;
 
-use api::{
+use vitivirt_api::{
     Failure, ObjectKey,
     kubevirt::{KubeVirt, KubeVirtSpec},
 };

@@ -1,6 +1,6 @@
 //! When KubeVirt may be removed, and when another may be made.
 
-use api::{ObjectKey, kubevirt::KubeVirt};
+use vitivirt_api::{ObjectKey, kubevirt::KubeVirt};
 
 use super::{Cause, Refusal};
 

@@ -16,13 +16,13 @@ mod server;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;
 
-use api::kubevirt::KubeVirt;
-use install::certificates::{Issued, KeyPair};
-use install::{Cluster, Environment, Installation};
 use serde::Deserialize;
 use serde_json::Value;
+use vitivirt_api::kubevirt::KubeVirt;
+use vitivirt_install::certificates::{Issued, KeyPair};
+use vitivirt_install::{Cluster, Environment, Installation};
 
-type Objects = snapshot::Snapshot;
+type Objects = vitivirt_snapshot::Snapshot;
 
 #[derive(Deserialize)]
 struct Snapshots {
@@ -117,8 +117,8 @@ fn generated(name: &str) -> Objects {
         server::complete(&mut object);
         // Its logic is ours and not compared, but it must have some.
         assert!(object["kind"] != "ValidatingAdmissionPolicy" || object["spec"]["validations"][0].is_object());
-        let object = snapshot::normalise(object);
-        let key = snapshot::key(&object);
+        let object = vitivirt_snapshot::normalise(object);
+        let key = vitivirt_snapshot::key(&object);
         assert!(out.insert(key.clone(), object).is_none(), "{key} is made twice");
     }
     out
@@ -127,7 +127,7 @@ fn generated(name: &str) -> Objects {
 fn compare(name: &str) {
     let mut theirs = reference(name);
     theirs.retain(|_, object| !NOT_MADE.iter().any(|kind| object["kind"] == *kind));
-    let result = snapshot::compare(&theirs, &generated(name));
+    let result = vitivirt_snapshot::compare(&theirs, &generated(name));
     eprintln!("{name}: {result}");
     assert!(result.is_equal(), "{name}: {result}\n{}", result.details(usize::MAX));
 }
@@ -149,11 +149,11 @@ variants!(default, customize, gates, images, monitoring, placement, seed);
 fn what_the_resource_reports_and_the_namespace_is_labelled_with() {
     for name in ["default", "images", "seed"] {
         let theirs = reference(name);
-        let config = install::DeploymentConfig::new(&kubevirt(name), &environment());
+        let config = vitivirt_install::DeploymentConfig::new(&kubevirt(name), &environment());
         let status = &theirs["kubevirt.io/KubeVirt/kubevirt/kubevirt"]["status"];
         assert_eq!(status["targetKubeVirtVersion"], config.kube_virt_version.as_str());
         assert_eq!(status["targetKubeVirtRegistry"], config.registry.as_str());
-        let (label, value) = install::names::label::OF_NAMESPACE;
+        let (label, value) = vitivirt_install::names::label::OF_NAMESPACE;
         assert_eq!(theirs["core/Namespace/kubevirt"]["metadata"]["labels"][label], value);
     }
 }

@@ -1,7 +1,7 @@
 //! Resources that are wrong, and some that are only doubtful: what is made of them, and what is said.
 
-use api::Stop;
 use serde_json::{Value, json};
+use vitivirt_api::Stop;
 
 use crate::world::World;
 use crate::{installed, installed_from};

@@ -10,8 +10,8 @@
 mod judged;
 mod world;
 
-use api::{ObjectKey, Stop};
 use serde_json::{Value, json};
+use vitivirt_api::{ObjectKey, Stop};
 
 use world::World;
 
@@ -280,9 +280,9 @@ fn another_release_is_asked_what_it_consists_of() {
     world.pass();
     assert!(world.objects.contains_key(&job));
     // It tells. What it tells is installed, and the Job is not needed any more.
-    let config = install::DeploymentConfig::new(&world.kubevirt, &world.environment);
-    let strategy = install::Strategy::generate(&config, None, None).unwrap();
-    let map = serde_json::to_value(install::config_map(&config, &strategy).unwrap()).unwrap();
+    let config = vitivirt_install::DeploymentConfig::new(&world.kubevirt, &world.environment);
+    let strategy = vitivirt_install::Strategy::generate(&config, None, None).unwrap();
+    let map = serde_json::to_value(vitivirt_install::config_map(&config, &strategy).unwrap()).unwrap();
     world.put("ConfigMap", config.strategy_key(), map, "other");
     let ended =
         json!({"conditions": [{"type": "Complete", "status": "True", "lastTransitionTime": world.now.to_string()}]});

@@ -3,16 +3,16 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use api::kubevirt::KubeVirt;
-use api::{ObjectKey, Operation, Outcome, Plan, Report, Stop, Write};
-use install::certificates::{Issued, KeyPair};
-use install::{
-    Cluster, DeploymentConfig, Environment, Installation, Kind, Live, Objects, Observed, Settled, Wanted,
-    is_of_another_release,
-};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
+use vitivirt_api::kubevirt::KubeVirt;
+use vitivirt_api::{ObjectKey, Operation, Outcome, Plan, Report, Stop, Write};
+use vitivirt_install::certificates::{Issued, KeyPair};
+use vitivirt_install::{
+    Cluster, DeploymentConfig, Environment, Installation, Kind, Live, Objects, Observed, Settled, Wanted,
+    is_of_another_release,
+};
 
 #[path = "../parity/server.rs"]
 mod server;
@@ -116,7 +116,7 @@ impl World {
                     let map = Value::clone(&self.objects[&("ConfigMap".to_owned(), key.clone())]);
                     let map = serde_json::from_value(map).unwrap();
                     let yaml = |text: &str| serde_json::from_str(text).map_err(|error| error.to_string());
-                    let strategy = install::Strategy::decode(&map, yaml).unwrap();
+                    let strategy = vitivirt_install::Strategy::decode(&map, yaml).unwrap();
                     Installation::of(strategy, config, &self.kubevirt, &self.cluster)
                         .map(|installation| Wanted::Installation(Arc::new(installation)))
                 }
@@ -160,10 +160,10 @@ impl World {
 
     pub(crate) fn pass(&mut self) -> Pass {
         let observed = self.observed();
-        let plan = install::plan(&observed);
+        let plan = vitivirt_install::plan(&observed);
         let mut done = Vec::new();
         let outcome = self.apply(&plan, &mut done);
-        let report = install::report(&observed, &plan, &outcome);
+        let report = vitivirt_install::report(&observed, &plan, &outcome);
         if let Some(status) = report.status.as_ref().filter(|status| status.differs()) {
             self.kubevirt.status = Some(serde_json::from_value(status.desired.clone()).unwrap());
         }
@@ -191,11 +191,11 @@ impl World {
     }
 
     /// What the server has made of the writes of a plan.
-    fn answers(&self, plan: &Plan, done: &[String]) -> install::Answers {
+    fn answers(&self, plan: &Plan, done: &[String]) -> vitivirt_install::Answers {
         let live = self.live();
         let all = plan.steps.iter().flat_map(|step| &step.writes);
         let written = all.filter(|write| done.contains(&format!("{write:?}"))).map(Write::target);
-        let digest = |target: &api::Target| {
+        let digest = |target: &vitivirt_api::Target| {
             let kind = Kind::named(&target.resource.kind)?;
             Some(((kind, target.key.clone()), Live::clone(live.get(kind, &target.key)?)))
         };
@@ -234,7 +234,7 @@ impl World {
         match write {
             Write::Create { body, .. } => {
                 if let Some(live) = self.objects.get(&place) {
-                    assert!(!install::owns(live), "{target} is there and was to be created");
+                    assert!(!vitivirt_install::owns(live), "{target} is there and was to be created");
                     return Some(Stop::Taken { step, target: target.clone(), live: Value::clone(live).into() });
                 }
                 let mut object = body.json().clone();

@@ -5,12 +5,12 @@
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::core::DynamicObject;
-use machine::guest::{essence, names_secret};
-use machine::observed::{VmView, VmiView};
-use machine::render::cloud_init::secret_name;
-use machine::render::vm::without_defaults;
-use runtime::watch::{Entry, Uid, controller_uid};
 use serde_json::Value;
+use vitivirt_machine::guest::{essence, names_secret};
+use vitivirt_machine::observed::{VmView, VmiView};
+use vitivirt_machine::render::cloud_init::secret_name;
+use vitivirt_machine::render::vm::without_defaults;
+use vitivirt_runtime::watch::{Entry, Uid, controller_uid};
 
 use super::packed::{Labels, Squeezed, bounded, known};
 
@@ -250,13 +250,13 @@ mod tests {
     /// Ten thousand of these are kept.
     #[test]
     fn what_a_guest_was_started_with_is_small() {
-        let machine: api::machine::Machine = serde_json::from_value(json!({
+        let machine: vitivirt_api::machine::Machine = serde_json::from_value(json!({
             "apiVersion": "vitistack.io/v1alpha1", "kind": "Machine",
             "metadata": {"name": "web-server-0001", "namespace": "shop", "uid": "5e6f5d0a-52a5-4a7c-9d38-2f1f0f6f3d11"},
             "spec": {"template": "medium", "cloudInit": {"userData": "#cloud-config"}},
         }))
         .unwrap();
-        let spec = machine::render::vm::spec(&machine, &machine::resolve::resolve(&machine).unwrap());
+        let spec = vitivirt_machine::render::vm::spec(&machine, &vitivirt_machine::resolve::resolve(&machine).unwrap());
         let vmi = VmiEntry::prune(object(json!({"spec": spec.pointer("/template/spec").unwrap()})));
         let size = vmi.spec.len();
         assert!(size < 300, "{size} bytes");

@@ -3,11 +3,11 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use api::ObjectKey;
-use api::machine::{LABEL_TEMPLATE, Machine, POD_NETWORK, condition_type, phase};
-use machine::macs;
-use machine::resolve::{resolve, template_names};
-use runtime::watch::Version;
+use vitivirt_api::ObjectKey;
+use vitivirt_api::machine::{LABEL_TEMPLATE, Machine, POD_NETWORK, condition_type, phase};
+use vitivirt_machine::macs;
+use vitivirt_machine::resolve::{resolve, template_names};
+use vitivirt_runtime::watch::Version;
 
 use super::packed::{Labels, Squeezed, known};
 
@@ -89,7 +89,7 @@ impl MachineEntry {
         self.generation == newer.generation && self.deleting == newer.deleting && self.labels == newer.labels
     }
 
-    pub(crate) fn indexes() -> [(&'static str, runtime::watch::IndexFn<Self>); 2] {
+    pub(crate) fn indexes() -> [(&'static str, vitivirt_runtime::watch::IndexFn<Self>); 2] {
         [
             (Self::BY_NETWORK, |key, entry| entry.networks.iter().map(|name| in_namespace(key, name)).collect()),
             (Self::BY_SOURCE, |key, entry| entry.source.iter().map(|name| in_namespace(key, name)).collect()),
@@ -167,7 +167,7 @@ mod tests {
     #[test]
     fn every_address_is_known_given_or_derived() {
         let alone = MachineEntry::prune(machine(&json!({"template": "small"})));
-        let derived = ::machine::resolve::derived_mac("u", "default");
+        let derived = vitivirt_machine::resolve::derived_mac("u", "default");
         assert_eq!(*alone.addresses, [address("ns", "pod", &derived)]);
         let bridged = MachineEntry::prune(machine(&json!({"template": "small", "networks": [
             {"name": "a", "networkName": "prod", "macAddress": "52:54:00:12:34:AB"},

@@ -13,21 +13,21 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use ::machine::{
-    import_source_resource, network_attachment_resource, virtual_machine_instance_resource, virtual_machine_resource,
-};
-use api::ApiResource;
-use api::machine::{LABEL_MACHINE, LABEL_MANAGED_BY, MANAGED_BY, Machine, NetworkConfiguration};
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Secret};
 use k8s_openapi::api::storage::v1::StorageClass;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::core::{DynamicResourceScope, ObjectMeta, PartialObjectMeta};
 use kube::{Api, Client, Resource};
-use runtime::pass::Executor;
-use runtime::program::Context;
-use runtime::watch::{Cache, Change, Entry, IndexFn, Listing, Selection, follow};
 use serde::de::DeserializeOwned;
+use vitivirt_api::ApiResource;
+use vitivirt_api::machine::{LABEL_MACHINE, LABEL_MANAGED_BY, MANAGED_BY, Machine, NetworkConfiguration};
+use vitivirt_machine::{
+    import_source_resource, network_attachment_resource, virtual_machine_instance_resource, virtual_machine_resource,
+};
+use vitivirt_runtime::pass::Executor;
+use vitivirt_runtime::program::Context;
+use vitivirt_runtime::watch::{Cache, Change, Entry, IndexFn, Listing, Selection, follow};
 
 pub(crate) use self::kubevirt::{STATUSES, VmEntry, VmiEntry};
 pub(crate) use self::machine::{MachineEntry, address, in_namespace};

@@ -2,17 +2,17 @@
 
 #![expect(clippy::needless_pass_by_value, reason = "a cache hands over what it read")]
 
-use api::machine::{
-    ANNOTATION_BEGAN_WITH, ANNOTATION_CONTENT, ANNOTATION_SOURCE, FINALIZER_NETWORK, LABEL_MACHINE, LABEL_MACHINE_UID,
-    MANAGED_BY,
-};
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Secret};
 use k8s_openapi::api::storage::v1::StorageClass;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::core::{DynamicObject, PartialObjectMeta};
-use machine::observed::{AttachmentView, ClaimView, NetworkView, OwnedView, SecretView, StorageClassView};
-use runtime::watch::{Entry, Uid, controller_uid};
 use serde_json::Value;
+use vitivirt_api::machine::{
+    ANNOTATION_BEGAN_WITH, ANNOTATION_CONTENT, ANNOTATION_SOURCE, FINALIZER_NETWORK, LABEL_MACHINE, LABEL_MACHINE_UID,
+    MANAGED_BY,
+};
+use vitivirt_machine::observed::{AttachmentView, ClaimView, NetworkView, OwnedView, SecretView, StorageClassView};
+use vitivirt_runtime::watch::{Entry, Uid, controller_uid};
 
 use super::packed::{Labels, known};
 
@@ -267,7 +267,7 @@ impl ClassEntry {
     }
 
     /// Of several default classes Kubernetes takes the youngest, and of those of one age the first by name.
-    pub(crate) fn views(mut all: Vec<(api::ObjectKey, Entry<Self>)>) -> Vec<StorageClassView> {
+    pub(crate) fn views(mut all: Vec<(vitivirt_api::ObjectKey, Entry<Self>)>) -> Vec<StorageClassView> {
         all.sort_by(|(a, first), (b, second)| second.value.created.cmp(&first.value.created).then_with(|| a.cmp(b)));
         all.iter().map(|(key, entry)| entry.value.view(key.name())).collect()
     }
@@ -313,7 +313,7 @@ mod tests {
                 resource_version: "1".into(),
                 value: std::sync::Arc::new(ClassEntry::prune(class)),
             };
-            (api::ObjectKey::cluster(name), entry)
+            (vitivirt_api::ObjectKey::cluster(name), entry)
         };
         let views = ClassEntry::views(vec![
             class("old", "2026-01-01T00:00:00Z"),

@@ -3,11 +3,11 @@
 use std::process::ExitCode;
 
 use anyhow::Result;
-use documents::{print, to_yaml};
+use vitivirt_cli::{print, to_yaml};
 
 use crate::manifests::json;
 
 pub(crate) fn run() -> Result<ExitCode> {
-    print(&to_yaml(&api::machine::crds().iter().map(json).collect::<Result<Vec<_>>>()?)?)?;
+    print(&to_yaml(&vitivirt_api::machine::crds().iter().map(json).collect::<Result<Vec<_>>>()?)?)?;
     Ok(ExitCode::SUCCESS)
 }

@@ -3,21 +3,21 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, bail};
-use api::ObjectKey;
-use api::machine::{Machine, NetworkConfiguration};
-use documents::Document;
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::api::storage::v1::StorageClass;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use k8s_openapi::jiff::Timestamp;
 use kube::Resource;
-use machine::observed::{NetworkView, SourceView, StorageClassView};
-use machine::render::cloud_init::SecretBytes;
-use machine::resolve::{SecretSource, resolve};
-use machine::{Observed, macs};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
+use vitivirt_api::ObjectKey;
+use vitivirt_api::machine::{Machine, NetworkConfiguration};
+use vitivirt_cli::Document;
+use vitivirt_machine::observed::{NetworkView, SourceView, StorageClassView};
+use vitivirt_machine::render::cloud_init::SecretBytes;
+use vitivirt_machine::resolve::{SecretSource, resolve};
+use vitivirt_machine::{Observed, macs};
 
 use crate::cache::{ClassEntry, entry};
 use crate::manifests::json;
@@ -166,7 +166,7 @@ fn schemas() -> Result<BTreeMap<String, Value>> {
         let schema = version.and_then(|version| version.schema?.open_api_v3_schema).unwrap_or_default();
         Ok((definition.spec.names.kind, json(&schema)?))
     };
-    api::machine::crds().into_iter().map(of).collect()
+    vitivirt_api::machine::crds().into_iter().map(of).collect()
 }
 
 /// A name in the namespace of the Machine.

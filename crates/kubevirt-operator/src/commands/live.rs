@@ -4,25 +4,25 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Result, bail};
-use api::machine::{LABEL_MACHINE_UID, Machine, NetworkConfiguration, POD_NETWORK};
-use api::{ApiResource, Class, ObjectKey, Target, reason};
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Secret};
 use k8s_openapi::api::storage::v1::StorageClass;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::ListParams;
 use kube::core::{DynamicObject, PartialObjectMeta};
 use kube::{Api, Client, ResourceExt};
-use machine::observed::{Installed, SourceView};
-use machine::render::cloud_init::{SecretBytes, secret_name};
-use machine::resolve::{Content, Resolved, SecretSource, resolve};
-use machine::{
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use vitivirt_api::machine::{LABEL_MACHINE_UID, Machine, NetworkConfiguration, POD_NETWORK};
+use vitivirt_api::{ApiResource, Class, ObjectKey, Target, reason};
+use vitivirt_machine::observed::{Installed, SourceView};
+use vitivirt_machine::render::cloud_init::{SecretBytes, secret_name};
+use vitivirt_machine::resolve::{Content, Resolved, SecretSource, resolve};
+use vitivirt_machine::{
     Observed, import_source_resource, macs, network_attachment_resource, virtual_machine_instance_resource,
     virtual_machine_resource,
 };
-use runtime::pass::{Executor, classify};
-use runtime::watch::Entry;
-use serde::de::DeserializeOwned;
-use serde_json::Value;
+use vitivirt_runtime::pass::{Executor, classify};
+use vitivirt_runtime::watch::Entry;
 
 use crate::cache::{
     AttachmentEntry, ClaimEntry, ClassEntry, ImportEntry, NetworkEntry, SecretEntry, VmEntry, VmiEntry, entry,
@@ -56,7 +56,7 @@ impl<V> Found<V> {
 
 impl Live {
     pub(crate) fn new(client: Client) -> Self {
-        Self { executor: Executor::new(client.clone(), api::machine::MANAGED_BY), client }
+        Self { executor: Executor::new(client.clone(), vitivirt_api::machine::MANAGED_BY), client }
     }
 
     async fn read(&self, target: &Target) -> Result<Option<Option<Value>>> {
@@ -149,7 +149,7 @@ impl Live {
         Ok(macs::in_use(machine, resolved, &all.items))
     }
 
-    async fn classes(&self) -> Result<Vec<machine::observed::StorageClassView>> {
+    async fn classes(&self) -> Result<Vec<vitivirt_machine::observed::StorageClassView>> {
         let classes = Api::<StorageClass>::all(self.client.clone()).list(&ListParams::default()).await?;
         let all = classes.items.into_iter().map(|class| {
             let (name, metadata) = (class.name_any(), class.metadata.clone());
@@ -163,8 +163,11 @@ impl Live {
         machine: &Machine,
         resolved: Option<&Resolved>,
         beside: impl Fn(&str) -> ObjectKey,
-    ) -> Result<(BTreeMap<String, machine::observed::ClaimView>, BTreeMap<String, machine::observed::OwnedView>, bool)>
-    {
+    ) -> Result<(
+        BTreeMap<String, vitivirt_machine::observed::ClaimView>,
+        BTreeMap<String, vitivirt_machine::observed::OwnedView>,
+        bool,
+    )> {
         let (mut claims, mut imports, mut cdi) = (BTreeMap::new(), BTreeMap::new(), true);
         let namespace = machine.metadata.namespace.as_deref().unwrap_or_default();
         if let Some(uid) = &machine.metadata.uid {

@@ -6,8 +6,8 @@ mod live;
 pub(crate) mod plan;
 pub(crate) mod render;
 
-use api::machine::condition_type;
 use serde_json::Value;
+use vitivirt_api::machine::condition_type;
 
 /// What a status says about the whole Machine.
 fn ready_condition(status: &Value) -> Option<&Value> {

@@ -8,15 +8,15 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use api::{ObjectKey, Outcome, Stop, Write};
 use clap::{Args, ValueEnum};
-use documents::{print, warn};
-use machine::Observed;
-use machine::changes::{Effect, FieldChange, Refusal, changes_of};
-use runtime::client::{configuration, connect};
-use runtime::metrics::Metrics;
 use serde::Serialize;
 use serde_json::Value;
+use vitivirt_api::{ObjectKey, Outcome, Stop, Write};
+use vitivirt_cli::{print, warn};
+use vitivirt_machine::Observed;
+use vitivirt_machine::changes::{Effect, FieldChange, Refusal, changes_of};
+use vitivirt_runtime::client::{configuration, connect};
+use vitivirt_runtime::metrics::Metrics;
 
 use super::files::Files;
 use super::live::Live;
@@ -87,7 +87,7 @@ pub(crate) fn run(arguments: &PlanArguments) -> Result<ExitCode> {
 }
 
 async fn plan(arguments: &PlanArguments) -> Result<Vec<Planned>> {
-    let documents = documents::read(&arguments.files)?;
+    let documents = vitivirt_cli::read(&arguments.files)?;
     let config = configuration(arguments.kubeconfig.as_deref()).await?;
     let files = Files::of(&documents, &config.default_namespace)?;
     warn(&files.warnings);
@@ -105,9 +105,9 @@ async fn plan(arguments: &PlanArguments) -> Result<Vec<Planned>> {
 }
 
 fn one(observed: &Observed, exists: bool) -> Planned {
-    let plan = machine::plan(observed);
+    let plan = vitivirt_machine::plan(observed);
     let writes = plan.steps.iter().flat_map(|step| &step.writes).map(|write| planned_write(observed, write)).collect();
-    let report = machine::report(observed, &plan, &Outcome { stop: Stop::Done, written: 0 });
+    let report = vitivirt_machine::report(observed, &plan, &Outcome { stop: Stop::Done, written: 0 });
     let error = report.error.is_some();
     let status = report.status.map(|status| status.desired).unwrap_or_default();
     let ready = ready_condition(&status);
@@ -116,7 +116,7 @@ fn one(observed: &Observed, exists: bool) -> Planned {
         machine: ObjectKey::of(&observed.machine.metadata).to_string(),
         exists,
         writes,
-        refused: machine::refusals(observed),
+        refused: vitivirt_machine::refusals(observed),
         phase: words(status.get("phase")),
         ready: ready.is_some_and(|ready| ready.get("status") == Some(&"True".into())),
         error,

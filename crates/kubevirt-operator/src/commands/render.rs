@@ -9,11 +9,11 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Result;
-use api::{Body, ObjectKey, Outcome, Stop, Target, Write};
 use clap::{Args, ValueEnum};
-use documents::{print, to_yaml, warn};
-use machine::Observed;
 use serde_json::{Value, json};
+use vitivirt_api::{Body, ObjectKey, Outcome, Stop, Target, Write};
+use vitivirt_cli::{print, to_yaml, warn};
+use vitivirt_machine::Observed;
 
 use super::files::{Files, placeholder};
 use super::ready_condition;
@@ -39,7 +39,7 @@ pub(crate) enum Format {
 
 /// Objects on standard output, problems on standard error.
 pub(crate) fn run(arguments: &RenderArguments) -> Result<ExitCode> {
-    let files = Files::of(&documents::read(&arguments.files)?, DEFAULT_NAMESPACE)?;
+    let files = Files::of(&vitivirt_cli::read(&arguments.files)?, DEFAULT_NAMESPACE)?;
     warn(&files.warnings);
     let Rendered { objects, problems, .. } = render(files);
     for problem in &problems {
@@ -96,7 +96,7 @@ fn render(mut files: Files) -> Rendered {
     let mut rendered = Rendered::default();
     for machine in &files.machines {
         let observed = files.observed(machine.clone());
-        let plan = machine::plan(&observed);
+        let plan = vitivirt_machine::plan(&observed);
         let made = plan.steps.iter().flat_map(|step| &step.writes).filter_map(|write| match write {
             Write::Create { target, body } => Some(complete(target, body)),
             _ => None,
@@ -116,8 +116,8 @@ fn render(mut files: Files) -> Rendered {
 }
 
 /// What the status of the Machine would say.
-fn problem(observed: &Observed, plan: &api::Plan) -> Option<String> {
-    let report = machine::report(observed, plan, &Outcome { stop: Stop::Done, written: 0 });
+fn problem(observed: &Observed, plan: &vitivirt_api::Plan) -> Option<String> {
+    let report = vitivirt_machine::report(observed, plan, &Outcome { stop: Stop::Done, written: 0 });
     let status = report.status?.desired;
     let ready = ready_condition(&status)?;
     Some(format!("{}: {}", ready.get("reason")?.as_str()?, ready.get("message")?.as_str()?))

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use api::machine::{LABEL_MACHINE, LABEL_MACHINE_UID};
-use runtime::metrics::Metrics;
 use serde_json::{Value, json};
+use vitivirt_api::machine::{LABEL_MACHINE, LABEL_MACHINE_UID};
+use vitivirt_runtime::metrics::Metrics;
 
 use super::*;
 

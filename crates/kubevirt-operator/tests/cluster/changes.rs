@@ -4,16 +4,16 @@
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use api::machine::{FINALIZER_NETWORK, Machine, NetworkConfiguration, condition_type};
 use k8s_openapi::api::core::v1::Secret;
 use kube::ResourceExt;
 use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams};
 use kubevirt_operator::rbac;
-use lab::harness::Suite;
-use lab::proxy::{Fault, Match, Rule, Verb};
-use lab::{Lab, manifests};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
+use vitivirt_api::machine::{FINALIZER_NETWORK, Machine, NetworkConfiguration, condition_type};
+use vitivirt_lab::harness::Suite;
+use vitivirt_lab::proxy::{Fault, Match, Rule, Verb};
+use vitivirt_lab::{Lab, manifests};
 
 use crate::replica::ACCOUNT;
 use crate::world::{World, condition, diagnosis, machine, phase};
@@ -134,8 +134,8 @@ fn sources(suite: &mut Suite) {
         world.running("web", PATIENCE).await?;
         world.settled().await?;
         let made = world.requests()?.split_off(before);
-        let reads = |made: &[lab::Record]| made.iter().filter(|record| !record.is_write()).count();
-        let shown = |made: &[lab::Record]| -> Vec<String> {
+        let reads = |made: &[vitivirt_lab::Record]| made.iter().filter(|record| !record.is_write()).count();
+        let shown = |made: &[vitivirt_lab::Record]| -> Vec<String> {
             made.iter().map(|record| format!("{} {}/{}", record.verb, record.resource, record.name)).collect()
         };
         ensure!(reads(&made) == 1 && made.len() <= 9, "{:#?}", shown(&made));

@@ -6,14 +6,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use api::machine::{LABEL_MACHINE, Machine, NetworkConfiguration, crds};
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Secret};
 use kube::api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams};
 use kube::{Api, ResourceExt};
-use lab::harness::Suite;
-use lab::proxy::{Fault, Match, Rule, When};
-use lab::{Extension, Lab, Program, manifests};
 use serde_json::{Value, json};
+use vitivirt_api::machine::{LABEL_MACHINE, Machine, NetworkConfiguration, crds};
+use vitivirt_lab::harness::Suite;
+use vitivirt_lab::proxy::{Fault, Match, Rule, When};
+use vitivirt_lab::{Extension, Lab, Program, manifests};
 
 use crate::replica::{ACCOUNT, grant, start_with};
 use crate::world::machine;
@@ -147,11 +147,11 @@ impl Round {
     }
 
     fn vms(&self) -> Api<DynamicObject> {
-        Api::namespaced_with(self.lab.client(), NAMESPACE, &::machine::virtual_machine_resource())
+        Api::namespaced_with(self.lab.client(), NAMESPACE, &vitivirt_machine::virtual_machine_resource())
     }
 
     fn attachments(&self) -> Api<DynamicObject> {
-        Api::namespaced_with(self.lab.client(), NAMESPACE, &::machine::network_attachment_resource())
+        Api::namespaced_with(self.lab.client(), NAMESPACE, &vitivirt_machine::network_attachment_resource())
     }
 
     /// What was made for the Machine, without what differs from round to round.
@@ -175,7 +175,7 @@ impl Round {
             .collect();
         let attachment = self.attachments().get(&self.name).await?.data;
         let text = json!({"vms": vms, "claims": claims, "secrets": secrets, "attachment": attachment}).to_string();
-        let mac = ::machine::resolve::derived_mac(&uid, "lan");
+        let mac = vitivirt_machine::resolve::derived_mac(&uid, "lan");
         let text = text.replace(&self.name, "NAME").replace(&uid, "UID").replace(&mac, "MAC");
         serde_json::from_str(&text).context("the objects")
     }
@@ -198,7 +198,7 @@ impl Round {
     /// The operator's stored writes in this namespace so far; its Lease and events aside.
     fn writes(&self) -> Result<u64> {
         let user = format!("system:serviceaccount:{NAMESPACE}:{ACCOUNT}");
-        let counted = |record: &&lab::Record| {
+        let counted = |record: &&vitivirt_lab::Record| {
             record.user == user && record.is_write() && !["leases", "events"].contains(&record.resource.as_str())
         };
         Ok(u64::try_from(self.lab.audit()?.iter().filter(counted).count())?)

@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use api::machine::{LABEL_CLUSTER, LABEL_MACHINE, LABEL_MANAGED_BY};
 use futures::FutureExt;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Secret};
 use kube::api::{ApiResource, DeleteParams, DynamicObject, Patch, PatchParams};
 use kube::{Api, ResourceExt};
-use lab::harness::Suite;
 use serde_json::{Value, json};
+use vitivirt_api::machine::{LABEL_CLUSTER, LABEL_MACHINE, LABEL_MANAGED_BY};
+use vitivirt_lab::harness::Suite;
 
 use crate::world::{World, at_once};
 
@@ -56,7 +56,7 @@ pub(crate) fn add(suite: &mut Suite) {
                 .collect();
             ensure!(about.len() == 1, "{}: {about:#?}", drift.machine);
         }
-        let allowed = |record: &&lab::Record| {
+        let allowed = |record: &&vitivirt_lab::Record| {
             record.resource != "machines" && !drifts.iter().any(|drift| record.name == drift.object_name())
         };
         let others: Vec<_> = writes.iter().filter(allowed).collect();
@@ -111,10 +111,10 @@ fn drifts() -> Vec<Drift> {
 impl Drift {
     fn resource(&self) -> ApiResource {
         match self.of {
-            Of::VirtualMachine => ::machine::virtual_machine_resource(),
+            Of::VirtualMachine => vitivirt_machine::virtual_machine_resource(),
             Of::Claim => ApiResource::erase::<PersistentVolumeClaim>(&()),
             Of::Secret => ApiResource::erase::<Secret>(&()),
-            Of::Attachment => ::machine::network_attachment_resource(),
+            Of::Attachment => vitivirt_machine::network_attachment_resource(),
         }
     }
 

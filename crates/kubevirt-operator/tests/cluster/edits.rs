@@ -8,13 +8,13 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use api::machine::{Disk, LABEL_MACHINE, Machine, MachineSpec};
 use futures::{FutureExt, future};
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Secret};
 use kube::ResourceExt;
 use kube::api::{DynamicObject, ListParams, Patch, PatchParams};
-use lab::harness::Suite;
 use serde_json::{Value, json};
+use vitivirt_api::machine::{Disk, LABEL_MACHINE, Machine, MachineSpec};
+use vitivirt_lab::harness::Suite;
 
 use crate::random::{Drawn, affordable, drawn, import_sources_are_known, is_stopped};
 use crate::world::{World, at_once, machine, phase};
@@ -135,7 +135,7 @@ impl World {
 
     /// Another VLAN for the networks.
     async fn retag(&self, change: &Value) -> Result<()> {
-        let networks = self.api::<api::machine::NetworkConfiguration>();
+        let networks = self.api::<vitivirt_api::machine::NetworkConfiguration>();
         for name in NETWORKS {
             networks.patch(name, &PatchParams::default(), &Patch::Merge(change)).await?;
         }
@@ -215,7 +215,7 @@ fn owners(vm: &DynamicObject) -> Vec<(String, String, Option<bool>)> {
 fn without_identity(value: &Value, uid: &str, interfaces: &[String]) -> Result<Value> {
     let mut text = value.to_string().replace(uid, "UID");
     for name in interfaces {
-        text = text.replace(&::machine::resolve::derived_mac(uid, name), &format!("MAC-{name}"));
+        text = text.replace(&vitivirt_machine::resolve::derived_mac(uid, name), &format!("MAC-{name}"));
     }
     serde_json::from_str(&text).context("an object")
 }

@@ -4,14 +4,14 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use api::machine::Machine;
 use k8s_openapi::api::admissionregistration::v1::ValidatingAdmissionPolicyBinding;
 use kube::api::{DeleteParams, DynamicObject, PostParams};
 use kube::{Api, ResourceExt};
 use kubevirt_operator::rbac;
-use lab::harness::Suite;
-use lab::manifests;
 use serde_json::{Value, json};
+use vitivirt_api::machine::Machine;
+use vitivirt_lab::harness::Suite;
+use vitivirt_lab::manifests;
 
 use crate::replica::ACCOUNT;
 use crate::world::{IMPATIENT, World, condition, diagnosis, machine, phase};
@@ -151,7 +151,7 @@ fn rules(without: &[&str]) -> Value {
 }
 
 /// The kinds without a namespace, which a Role cannot grant.
-async fn reads_the_cluster(lab: &lab::Lab, namespace: &str) -> Result<()> {
+async fn reads_the_cluster(lab: &vitivirt_lab::Lab, namespace: &str) -> Result<()> {
     let name = format!("reads-the-cluster-{namespace}");
     let mut role = rbac::manager_role();
     let mut binding = rbac::manager_binding();

@@ -2,12 +2,12 @@
 //! ever made for it, and the operator lives on.
 
 use anyhow::{Context, Result, ensure};
-use api::machine::Machine;
 use futures::FutureExt;
 use kube::api::{ApiResource, DynamicObject, ListParams, PostParams};
 use kube::{Api, ResourceExt};
-use lab::harness::Suite;
 use serde_json::{Map, Value, json};
+use vitivirt_api::machine::Machine;
+use vitivirt_lab::harness::Suite;
 
 use crate::random::{Drawn, drawn};
 use crate::world::{World, at_once, diagnosis, machine, phase, reason};
@@ -73,7 +73,7 @@ impl World {
                 Err(kube::Error::Api(status)) if status.code == 422 => false,
                 Err(error) => return Err(error).context(size),
             };
-            ensure!(taken == ::machine::resolve::resolve(&machine).is_ok(), "the server takes {size}: {taken}");
+            ensure!(taken == vitivirt_machine::resolve::resolve(&machine).is_ok(), "the server takes {size}: {taken}");
         }
         Ok(())
     }

@@ -5,13 +5,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use jiff::Timestamp;
-use lab::harness::Suite;
-use lab::leadership;
-use lab::proxy::{Fault, Match, Partition, Rule, Then, When};
-use lab::{Lab, LabOptions};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use runtime::lease::message;
+use vitivirt_lab::harness::Suite;
+use vitivirt_lab::leadership;
+use vitivirt_lab::proxy::{Fault, Match, Partition, Rule, Then, When};
+use vitivirt_lab::{Lab, LabOptions};
+use vitivirt_runtime::lease::message;
 
 use crate::replica::{PATIENCE, grant, reigns, start, start_leader, start_standby};
 
@@ -75,7 +75,8 @@ pub(crate) fn add(suite: &mut Suite) {
         let leader = start_leader(&lab, "lease-quiet", false).await?;
         let standby = start_standby(&lab, "lease-quiet", true).await?;
         let asked = |lab: &Lab| -> usize {
-            let of_standby = |record: &lab::proxy::RequestRecord| record.caller.info.namespace == "lease-quiet";
+            let of_standby =
+                |record: &vitivirt_lab::proxy::RequestRecord| record.caller.info.namespace == "lease-quiet";
             lab.proxy().requests().iter().filter(|record| of_standby(record)).count()
         };
         let before = asked(&lab);
@@ -130,6 +131,6 @@ const NTH_WRITE: &str = "nth-write";
 
 /// How often the leases of the quiet namespace were renewed.
 fn renewals(lab: &Lab) -> Result<usize> {
-    let is_renewal = |record: &lab::Record| record.namespace == "lease-quiet" && record.verb == "update";
+    let is_renewal = |record: &vitivirt_lab::Record| record.namespace == "lease-quiet" && record.verb == "update";
     Ok(lab.audit()?.iter().filter(|record| is_renewal(record)).count())
 }

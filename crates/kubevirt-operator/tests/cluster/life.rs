@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use lab::harness::Suite;
-use lab::{Lab, LabOptions, Program};
 use nix::sys::signal::Signal;
-use runtime::lease::message;
-use runtime::program::message::STARTED;
 use serde_json::{Value, json};
+use vitivirt_lab::harness::Suite;
+use vitivirt_lab::{Lab, LabOptions, Program};
+use vitivirt_runtime::lease::message;
+use vitivirt_runtime::program::message::STARTED;
 
 use crate::replica::{ACCOUNT, PATIENCE, start, start_leader};
 

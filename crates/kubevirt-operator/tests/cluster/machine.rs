@@ -4,15 +4,15 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use api::machine::{
-    FINALIZER_MACHINE, FINALIZER_NETWORK, LABEL_MACHINE, LABEL_MACHINE_UID, LABEL_MANAGED_BY, MANAGED_BY, Machine,
-    NetworkConfiguration,
-};
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Secret};
 use kube::ResourceExt;
 use kube::api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams};
-use lab::harness::Suite;
 use serde_json::{Value, json};
+use vitivirt_api::machine::{
+    FINALIZER_MACHINE, FINALIZER_NETWORK, LABEL_MACHINE, LABEL_MACHINE_UID, LABEL_MANAGED_BY, MANAGED_BY, Machine,
+    NetworkConfiguration,
+};
+use vitivirt_lab::harness::Suite;
 
 use crate::world::{World, condition, machine, reason};
 
@@ -205,12 +205,12 @@ pub(crate) fn add(suite: &mut Suite) {
         ensure!(at_rest == 0, "{at_rest} requests at rest");
         world.restart().await?;
         tokio::time::sleep(Duration::from_secs(3)).await;
-        let writes = world.requests()?.split_off(before).into_iter().filter(lab::Record::is_write).count();
+        let writes = world.requests()?.split_off(before).into_iter().filter(vitivirt_lab::Record::is_write).count();
         ensure!(writes == 0, "{writes} writes after a restart");
 
         let before = world.requests()?.len();
         world.delete("cheap").await?;
-        let writes = world.requests()?.split_off(before).into_iter().filter(lab::Record::is_write).count();
+        let writes = world.requests()?.split_off(before).into_iter().filter(vitivirt_lab::Record::is_write).count();
         ensure!(writes <= 4, "{writes} writes for a deletion");
         Ok(())
     });

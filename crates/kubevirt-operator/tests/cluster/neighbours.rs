@@ -9,9 +9,9 @@ use anyhow::{Context, Result, ensure};
 use kube::Api;
 use kube::api::{DeleteParams, DynamicObject};
 use kubevirt_operator::rbac;
-use lab::harness::Suite;
-use lab::{Extension, Lab, LabOptions, Program, ProgramOptions, Record, VirtOperator};
 use serde_json::json;
+use vitivirt_lab::harness::Suite;
+use vitivirt_lab::{Extension, Lab, LabOptions, Program, ProgramOptions, Record, VirtOperator};
 
 use crate::replica::ACCOUNT;
 use crate::world::{World, diagnosis, machine, reason};
@@ -42,7 +42,7 @@ pub(crate) fn add(suite: &mut Suite) {
         world.running("networked", RUNNING).await?;
 
         let kubevirts: Api<DynamicObject> =
-            Api::namespaced_with(lab.client(), "kubevirt", &lab::kubevirt_resource("KubeVirt"));
+            Api::namespaced_with(lab.client(), "kubevirt", &vitivirt_lab::kubevirt_resource("KubeVirt"));
         kubevirts.delete("kubevirt", &DeleteParams::default()).await?;
         lab.wait("KubeVirt's removal", REMOVED, kubevirts, "kubevirt", |kubevirt| kubevirt.is_none()).await?;
         for name in ["early", "networked"] {
@@ -135,7 +135,7 @@ subjects: [{{kind: ServiceAccount, name: {OURS}, namespace: {OURS}}}]
         }
     };
     tokio::time::timeout(RUNNING, ready).await.context("our virt-operator is not ready")?;
-    program.wait_for_message(runtime::lease::message::ACQUIRED, RUNNING).await?;
+    program.wait_for_message(vitivirt_runtime::lease::message::ACQUIRED, RUNNING).await?;
     Ok(program)
 }
 

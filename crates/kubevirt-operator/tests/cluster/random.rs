@@ -4,15 +4,15 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use api::machine::{Machine, MachineSpec};
 use futures::FutureExt;
 use kube::Api;
 use kube::api::{DynamicObject, ListParams, PostParams};
-use lab::harness::Suite;
-use lab::{Lab, manifests};
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use serde_json::{Value, json};
+use vitivirt_api::machine::{Machine, MachineSpec};
+use vitivirt_lab::harness::Suite;
+use vitivirt_lab::{Lab, manifests};
 
 use crate::specs;
 use crate::world::{World, at_once, machine, phase};
@@ -135,10 +135,10 @@ async fn admitted(lab: &Lab, drawn: &Drawn) -> Result<()> {
     machine.metadata.name = Some(drawn.name.clone());
     machine.metadata.namespace = Some("random-admitted".to_owned());
     machine.metadata.uid = Some("5e6f5d0a-52a5-4a7c-9d38-2f1f0f6f3d11".to_owned());
-    let resolved = ::machine::resolve::resolve(&machine)
+    let resolved = vitivirt_machine::resolve::resolve(&machine)
         .map_err(|problem| anyhow::anyhow!("{}: {}", problem.message, drawn.describe()))?;
-    let resource = ::machine::virtual_machine_resource();
-    let mut vm = ::machine::render::vm::render(&machine, &resolved);
+    let resource = vitivirt_machine::virtual_machine_resource();
+    let mut vm = vitivirt_machine::render::vm::render(&machine, &resolved);
     if let Some(fields) = vm.as_object_mut() {
         fields.insert("apiVersion".to_owned(), resource.api_version.clone().into());
         fields.insert("kind".to_owned(), resource.kind.clone().into());

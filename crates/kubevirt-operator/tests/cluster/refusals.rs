@@ -6,8 +6,8 @@ use anyhow::{Context, ensure};
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, ResourceQuota, Secret};
 use k8s_openapi::api::events::v1::Event;
 use kube::api::ListParams;
-use lab::harness::Suite;
 use serde_json::{Value, json};
+use vitivirt_lab::harness::Suite;
 
 use crate::world::{World, diagnosis, machine};
 

@@ -6,11 +6,11 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use jiff::Timestamp;
 use kubevirt_operator::rbac;
-use lab::leadership::{self, Messages, Reign};
-use lab::{Lab, Program, ProgramOptions, Record, manifests};
-use runtime::lease::message;
-use runtime::program::message::STARTED;
 use serde_json::{Value, json};
+use vitivirt_lab::leadership::{self, Messages, Reign};
+use vitivirt_lab::{Lab, Program, ProgramOptions, Record, manifests};
+use vitivirt_runtime::lease::message;
+use vitivirt_runtime::program::message::STARTED;
 
 pub(crate) use kubevirt_operator::rbac::ACCOUNT;
 /// Starting a debug build on a busy machine.

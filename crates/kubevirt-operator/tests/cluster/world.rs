@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use api::machine::{Machine, condition_type, crds};
 use futures::future::BoxFuture;
 use futures::{StreamExt, TryStreamExt, stream};
 use k8s_openapi::NamespaceResourceScope;
@@ -12,12 +11,13 @@ use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::api::{ApiResource, DeleteParams, DynamicObject, ListParams, Patch, PatchParams};
 use kube::{Api, Resource, ResourceExt};
-use lab::harness::SharedLabs;
-use lab::{Extension, Lab, Program, manifests};
 use nix::sys::signal::Signal;
-use runtime::lease::message;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
+use vitivirt_api::machine::{Machine, condition_type, crds};
+use vitivirt_lab::harness::SharedLabs;
+use vitivirt_lab::{Extension, Lab, Program, manifests};
+use vitivirt_runtime::lease::message;
 
 use crate::replica::{PATIENCE, grant, start_with};
 
@@ -113,15 +113,15 @@ impl World {
     }
 
     pub(crate) fn vms(&self) -> Api<DynamicObject> {
-        self.dynamic(&::machine::virtual_machine_resource())
+        self.dynamic(&vitivirt_machine::virtual_machine_resource())
     }
 
     pub(crate) fn vmis(&self) -> Api<DynamicObject> {
-        self.dynamic(&::machine::virtual_machine_instance_resource())
+        self.dynamic(&vitivirt_machine::virtual_machine_instance_resource())
     }
 
     pub(crate) fn attachments(&self) -> Api<DynamicObject> {
-        self.dynamic(&::machine::network_attachment_resource())
+        self.dynamic(&vitivirt_machine::network_attachment_resource())
     }
 
     /// The names of all objects of a kind that labels select, in order.
@@ -214,19 +214,19 @@ impl World {
     }
 
     /// Requests of the operator about Machines and what is made of them; its Lease and its events aside.
-    pub(crate) fn requests(&self) -> Result<Vec<lab::Record>> {
+    pub(crate) fn requests(&self) -> Result<Vec<vitivirt_lab::Record>> {
         let user = format!("system:serviceaccount:{}:{}", self.namespace, crate::replica::ACCOUNT);
-        let counted = |record: &lab::Record| {
+        let counted = |record: &vitivirt_lab::Record| {
             record.user == user && record.verb != "watch" && !["leases", "events"].contains(&record.resource.as_str())
         };
         // Looking for kinds that are not installed is not about any Machine.
-        let about = |record: &lab::Record| !(record.verb == "list" && record.name.is_empty());
+        let about = |record: &vitivirt_lab::Record| !(record.verb == "list" && record.name.is_empty());
         Ok(self.lab.audit()?.into_iter().filter(|record| counted(record) && about(record)).collect())
     }
 
     /// The writes among the requests that came after the first `before` of them.
-    pub(crate) fn writes_since(&self, before: usize) -> Result<Vec<lab::Record>> {
-        Ok(self.requests()?.split_off(before).into_iter().filter(lab::Record::is_write).collect())
+    pub(crate) fn writes_since(&self, before: usize) -> Result<Vec<vitivirt_lab::Record>> {
+        Ok(self.requests()?.split_off(before).into_iter().filter(vitivirt_lab::Record::is_write).collect())
     }
 
     /// Returns when another guest runs.

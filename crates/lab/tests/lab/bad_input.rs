@@ -4,8 +4,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
 use anyhow::{Result, ensure};
-use lab::harness::Suite;
 use nix::mount::{MsFlags, mount};
+use vitivirt_lab::harness::Suite;
 
 use crate::nested::{self, HOLD, PORT_TAKEN};
 
@@ -52,7 +52,7 @@ pub(crate) fn add(suite: &mut Suite) {
         // A user namespace below which no further ones may be made; the limit dies with it.
         let nested = nested::command(&std::env::current_exe()?, HOLD);
         let mut command = Command::new("unshare");
-        lab::isolate::outside(&mut command);
+        vitivirt_lab::isolate::outside(&mut command);
         for (name, value) in nested.get_envs().filter_map(|(name, value)| Some((name, value?))) {
             command.env(name, value);
         }

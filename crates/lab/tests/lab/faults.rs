@@ -7,10 +7,10 @@ use futures::TryStreamExt;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::Api;
 use kube::api::{ListParams, Patch, PatchParams, PostParams, WatchEvent, WatchParams};
-use lab::harness::Suite;
-use lab::proxy::{Fault, Match, Rule, RuleHandle, Verb, When};
-use lab::{Lab, LabOptions};
 use serde_json::json;
+use vitivirt_lab::harness::Suite;
+use vitivirt_lab::proxy::{Fault, Match, Rule, RuleHandle, Verb, When};
+use vitivirt_lab::{Lab, LabOptions};
 
 /// How long something that must not come is waited for.
 const MOMENT: Duration = Duration::from_secs(2);

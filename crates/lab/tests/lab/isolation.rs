@@ -11,11 +11,11 @@ use anyhow::{Context, Result, bail, ensure};
 use k8s_openapi::api::core::v1::Namespace;
 use kube::Api;
 use kube::api::PostParams;
-use lab::harness::Suite;
-use lab::{Lab, LabOptions};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use vitivirt_lab::harness::Suite;
+use vitivirt_lab::{Lab, LabOptions};
 
 use crate::nested::{self, HOLD, RESIDE};
 
@@ -101,7 +101,7 @@ pub(crate) fn add(suite: &mut Suite) {
         let complaint = String::from_utf8_lossy(&complaint.stderr);
         ended.with_context(|| format!("it goes on without its starter: {complaint}"))?;
         ensure!(complaint.contains("has ended before it was ready"), "{complaint}");
-        ensure!(lab::resident::Resident::find(&name)?.is_none(), "it can still be found");
+        ensure!(vitivirt_lab::resident::Resident::find(&name)?.is_none(), "it can still be found");
         Ok(())
     });
 
@@ -110,7 +110,7 @@ pub(crate) fn add(suite: &mut Suite) {
         let folder = lab.folder().to_owned();
         lab.stop().await?;
         ensure!(!folder.exists(), "the lab's folder is left");
-        let mut aside = std::fs::read_dir(lab::place::ended_dir(ENDS_ITS_LAB)?)?;
+        let mut aside = std::fs::read_dir(vitivirt_lab::place::ended_dir(ENDS_ITS_LAB)?)?;
         let logs = aside.next().context("nothing was put aside")??.path();
         ensure!(
             std::fs::read_to_string(logs.join("audit.log"))?.contains("audit.k8s.io"),
@@ -203,7 +203,7 @@ impl Home {
     fn with_parts(&self) -> Result<Mounted> {
         let parts = self.cache().join("parts");
         std::fs::create_dir_all(&parts)?;
-        Mounted::bind(&lab::place::cache_dir()?.join("parts"), &parts)
+        Mounted::bind(&vitivirt_lab::place::cache_dir()?.join("parts"), &parts)
     }
 
     fn shared_tmpfs(&self) -> Result<Mounted> {

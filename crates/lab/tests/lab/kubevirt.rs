@@ -5,9 +5,9 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use kube::Api;
 use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams};
-use lab::harness::Suite;
-use lab::{GuestEnd, KubeVirt, Lab, LabOptions, kubevirt_resource};
 use serde_json::{Value, json};
+use vitivirt_lab::harness::Suite;
+use vitivirt_lab::{GuestEnd, KubeVirt, Lab, LabOptions, kubevirt_resource};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 

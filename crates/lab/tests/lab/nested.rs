@@ -5,8 +5,8 @@ use std::path::Path;
 use std::process::{Child, Command, ExitCode, Stdio};
 
 use anyhow::{Context, Result, bail};
-use lab::process_table::{Living, living};
-use lab::{Lab, LabOptions, isolate, parts, resident};
+use vitivirt_lab::process_table::{Living, living};
+use vitivirt_lab::{Lab, LabOptions, isolate, parts, resident};
 
 const TASK: &str = "LAB_TEST_TASK";
 /// Starts a lab, says so and stays.

@@ -8,9 +8,11 @@ use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
 use kube::Api;
 use kube::api::{ListParams, Patch, PatchParams, PostParams};
-use lab::harness::Suite;
-use lab::{CLASS_NEVER, CLASS_STANDARD, CLASS_WAIT, Extension, Lab, LabOptions, OwnProgram, PodFate, PodRule, Record};
 use serde_json::{Value, json};
+use vitivirt_lab::harness::Suite;
+use vitivirt_lab::{
+    CLASS_NEVER, CLASS_STANDARD, CLASS_WAIT, Extension, Lab, LabOptions, OwnProgram, PodFate, PodRule, Record,
+};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 

@@ -9,9 +9,9 @@ mod rules;
 
 use std::collections::BTreeSet;
 
-use api::{Target, Write};
 use serde::Serialize;
 use serde_json::{Map, Value};
+use vitivirt_api::{Target, Write};
 
 use crate::guest::essence;
 use crate::observed::{Observed, SecretView};
@@ -62,7 +62,7 @@ pub fn changes_of(observed: &Observed, write: &Write) -> Vec<FieldChange> {
 fn operation_changes(observed: &Observed, target: &Target, pointer: &str, to: Option<&Value>) -> Vec<FieldChange> {
     let at = pointer.trim_start_matches('/').replace('/', ".").replace("~1", "/").replace("~0", "~");
     if at.starts_with("metadata.labels") {
-        let on_delete = at.ends_with(api::machine::LABEL_ON_DELETE);
+        let on_delete = at.ends_with(vitivirt_api::machine::LABEL_ON_DELETE);
         let disk = disk_of(observed, target);
         let field = disk.filter(|_| on_delete).map(|disk| format!("spec.disks[{disk}].onDelete"));
         // What carries the label is changed at once, whatever waits for its next start.

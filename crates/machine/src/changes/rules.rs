@@ -1,8 +1,8 @@
 //! The table: for each field of a Machine what becomes of a change and why, and where the field is found in what is made
 //! of the Machine.
 
-use api::machine::CLOUD_INIT_DISK;
 use serde::Serialize;
+use vitivirt_api::machine::CLOUD_INIT_DISK;
 
 /// When a change shows in a guest that runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]

@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use api::machine::{
-    ANNOTATION_SOURCE, LABEL_MACHINE_UID, LABEL_ON_DELETE, Machine, ON_DELETE_DELETE, ON_DELETE_RETAIN,
-};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
+use vitivirt_api::machine::{
+    ANNOTATION_SOURCE, LABEL_MACHINE_UID, LABEL_ON_DELETE, Machine, ON_DELETE_DELETE, ON_DELETE_RETAIN,
+};
 
 use super::labels;
 use crate::resolve::{Content, OnDelete, Source};

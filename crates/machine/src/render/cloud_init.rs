@@ -1,9 +1,9 @@
 //! The cloud-init Secret. What is in it never leaves it: no other object, log line or event holds any of it.
 
-use api::machine::{ANNOTATION_CONTENT, CloudInit, Machine};
 use k8s_openapi::ByteString;
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
+use vitivirt_api::machine::{ANNOTATION_CONTENT, CloudInit, Machine};
 
 use super::{labels, owner};
 

@@ -9,8 +9,8 @@ pub mod vm_types;
 
 use std::collections::BTreeMap;
 
-use api::machine::{LABEL_CLUSTER, LABEL_MACHINE, LABEL_MANAGED_BY, MANAGED_BY, Machine};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use vitivirt_api::machine::{LABEL_CLUSTER, LABEL_MACHINE, LABEL_MANAGED_BY, MANAGED_BY, Machine};
 
 /// The labels of everything that is made for a Machine.
 pub fn labels(machine: &Machine) -> BTreeMap<String, String> {

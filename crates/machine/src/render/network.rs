@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use api::machine::{LABEL_MANAGED_BY, MANAGED_BY};
 use serde_json::{Value, json};
+use vitivirt_api::machine::{LABEL_MANAGED_BY, MANAGED_BY};
 
 use crate::observed::NetworkView;
 

@@ -1,8 +1,8 @@
 //! The VirtualMachine, and whether one that exists is what it should be.
 
-use api::Operation;
-use api::machine::{CLOUD_INIT_DISK, Machine};
 use serde_json::{Value, json};
+use vitivirt_api::Operation;
+use vitivirt_api::machine::{CLOUD_INIT_DISK, Machine};
 
 use super::vm_types::{
     Bootloader, CdromTarget, ClaimVolume, Clock, CloudInitNoCloud, ContainerDisk, Cpu, Devices, Disk, DiskTarget,

@@ -1,7 +1,7 @@
 //! The conditions beside Ready: each says how one part of the machine is, whatever the others do.
 
-use api::machine::machine_reason as reason;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use vitivirt_api::machine::machine_reason as reason;
 
 use crate::analysis::Analysis;
 use crate::changes::{is_seeded_otherwise, waiting};

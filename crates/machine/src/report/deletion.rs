@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
-use api::machine::{condition_type, phase};
-use api::{ConditionStatus, Outcome, Plan, Report, Stop, Wait, set_condition};
+use vitivirt_api::machine::{condition_type, phase};
+use vitivirt_api::{ConditionStatus, Outcome, Plan, Report, Stop, Wait, set_condition};
 
 use super::finish;
 use super::refusal::explain;

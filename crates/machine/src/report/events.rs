@@ -1,7 +1,7 @@
 //! Events on every transition and every error; none at steady state.
 
-use api::machine::{MachineStatus, condition_type, machine_reason as reason};
-use api::{EventKind, EventNote, ObjectRef, Plan};
+use vitivirt_api::machine::{MachineStatus, condition_type, machine_reason as reason};
+use vitivirt_api::{EventKind, EventNote, ObjectRef, Plan};
 
 use crate::observed::Observed;
 use crate::report::verdict::Verdict;

@@ -9,9 +9,9 @@ mod verdict;
 
 use std::time::Duration;
 
-use api::machine::{EffectiveResources, MachineStatus, condition_type};
-use api::{ConditionStatus, Outcome, Plan, Report, StatusWrite, set_condition};
 use serde_json::Value;
+use vitivirt_api::machine::{EffectiveResources, MachineStatus, condition_type};
+use vitivirt_api::{ConditionStatus, Outcome, Plan, Report, StatusWrite, set_condition};
 
 use crate::analysis::{Analysis, analyse};
 use crate::observed::{Observed, SourceView};

@@ -1,8 +1,8 @@
 //! Who refuses what the operator asks for, and what can be done about it. The reason is told apart because the cures are:
 //! KubeVirt's own word is about the machine, anybody else's about the rules of this cluster.
 
-use api::machine::machine_reason as reason;
-use api::{Class, Failure, reason as cause};
+use vitivirt_api::machine::machine_reason as reason;
+use vitivirt_api::{Class, Failure, reason as cause};
 
 /// Why a request failed, as the condition names it, and what to do; none for what the next try may heal.
 pub(super) fn explain(failure: &Failure) -> Option<(&'static str, String)> {

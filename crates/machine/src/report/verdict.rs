@@ -1,8 +1,8 @@
 //! Phase, Ready and the one sentence about it: a walk from the Machine to its VM, guest, pod and claims that stops at the
 //! first thing that explains why the machine is not running.
 
-use api::machine::{machine_reason as reason, phase};
-use api::{Body, Class, Failure, Outcome, Stop, Target};
+use vitivirt_api::machine::{machine_reason as reason, phase};
+use vitivirt_api::{Body, Class, Failure, Outcome, Stop, Target};
 
 use crate::analysis::Analysis;
 use crate::observed::{Observed, VmView};

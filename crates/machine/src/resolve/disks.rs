@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use api::machine::{CLOUD_INIT_DISK, Disk, DiskSource};
+use vitivirt_api::machine::{CLOUD_INIT_DISK, Disk, DiskSource};
 
 use super::{invalid, size};
 use crate::problem::Problem;

@@ -3,9 +3,9 @@
 
 use std::fmt::Display;
 
-use api::machine::limits::{BRIDGE_LENGTH, FIRST_VLAN, LAST_VLAN};
-use api::machine::{Disk, DiskSource, Machine, MachineSpec, Network};
-use api::text::is_label;
+use vitivirt_api::machine::limits::{BRIDGE_LENGTH, FIRST_VLAN, LAST_VLAN};
+use vitivirt_api::machine::{Disk, DiskSource, Machine, MachineSpec, Network};
+use vitivirt_api::text::is_label;
 
 use super::invalid;
 use crate::observed::NetworkView;
@@ -146,5 +146,5 @@ fn words(field: &str, given: &str) -> Result<(), Problem> {
 
 /// Enough of a name to find it.
 fn shown(name: &str) -> std::borrow::Cow<'_, str> {
-    api::Failure::bounded(name, 80)
+    vitivirt_api::Failure::bounded(name, 80)
 }

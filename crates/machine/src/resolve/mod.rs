@@ -5,9 +5,9 @@ mod disks;
 pub(crate) mod limits;
 mod networks;
 
-use api::machine::limits::{LARGEST_SIZE, LARGEST_SIZE_BYTES, SIZE_LENGTH};
-use api::machine::{LABEL_TEMPLATE, Machine, SecretKeyRef, machine_reason as reason};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use vitivirt_api::machine::limits::{LARGEST_SIZE, LARGEST_SIZE_BYTES, SIZE_LENGTH};
+use vitivirt_api::machine::{LABEL_TEMPLATE, Machine, SecretKeyRef, machine_reason as reason};
 
 use crate::problem::Problem;
 use crate::quantity::Quantity;
@@ -168,7 +168,7 @@ fn template(metadata: &ObjectMeta, field: Option<&str>) -> Result<Option<&'stati
 }
 
 /// An empty `cloudInit: {}` is no cloud-init.
-fn cloud_init(given: &api::machine::CloudInit) -> Option<CloudInitPlan> {
+fn cloud_init(given: &vitivirt_api::machine::CloudInit) -> Option<CloudInitPlan> {
     let source = given.secret_ref.as_ref().map(SecretSource::from);
     let network_data = given.network_data.is_some();
     (given.user_data.is_some() || network_data || source.is_some()).then_some(CloudInitPlan { network_data, source })

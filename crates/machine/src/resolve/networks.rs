@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use api::machine::{Network, POD_NETWORK};
 use sha2::{Digest, Sha256};
+use vitivirt_api::machine::{Network, POD_NETWORK};
 
 use super::invalid;
 use crate::problem::Problem;

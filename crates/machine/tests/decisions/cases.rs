@@ -1,11 +1,11 @@
 //! The rows of the status table, and what a Machine becomes.
 
-use api::machine::{
+use vitivirt_api::machine::{
     CloudInit, Cpu, Disk, MachineSpec, Memory, Network, Resources, SecretKeyRef, condition_type as type_,
 };
-use machine::observed::SourceView;
-use machine::render::cloud_init::SecretBytes;
-use machine::resolve::resolve;
+use vitivirt_machine::observed::SourceView;
+use vitivirt_machine::render::cloud_init::SecretBytes;
+use vitivirt_machine::resolve::resolve;
 
 use crate::world::{UID, World};
 
@@ -242,10 +242,10 @@ fn a_change_leaves_kubevirts_defaults_alone() {
     });
     let domain = serde_json::json!({"features": {}});
     let bare = serde_json::json!({"runStrategy": "Halted", "template": {"metadata": {}, "spec": {"domain": domain}}});
-    assert_eq!(machine::render::vm::without_defaults(live), bare);
+    assert_eq!(vitivirt_machine::render::vm::without_defaults(live), bare);
     let wanted = serde_json::json!({"runStrategy": "Always", "template": {"metadata": {}, "spec": {"domain": domain}}});
     let paths: Vec<String> =
-        machine::render::vm::changes(&bare, &wanted).into_iter().map(|operation| operation.path).collect();
+        vitivirt_machine::render::vm::changes(&bare, &wanted).into_iter().map(|operation| operation.path).collect();
     assert_eq!(paths, ["/spec/runStrategy"]);
 }
 
@@ -288,13 +288,13 @@ fn a_secret_whose_source_was_not_read_keeps_its_data() {
     let content = world.observed.secret.clone().unwrap().content.unwrap();
     world.observed.source = SourceView::Unchanged(content);
     world.observed.secret.as_mut().unwrap().labels.remove("vitistack.io/machine");
-    let plan = machine::plan(&world.observed);
+    let plan = vitivirt_machine::plan(&world.observed);
     let paths: Vec<&str> = plan
         .steps
         .iter()
         .flat_map(|step| &step.writes)
         .flat_map(|write| match write {
-            api::Write::Patch { operations, .. } => {
+            vitivirt_api::Write::Patch { operations, .. } => {
                 operations.iter().map(|operation| operation.path.as_str()).collect()
             }
             _ => Vec::new(),

@@ -2,12 +2,12 @@
 
 use std::collections::BTreeSet;
 
-use api::machine::{
+use vitivirt_api::machine::{
     CloudInit, Cpu, Disk, DiskSource, Domain, Features, MachineSpec, Memory, NamedSource, Network, Resources,
     condition_type as type_,
 };
-use api::{Class, Failure, Outcome, Stop, reason};
-use machine::changes::{Effect, FieldChange, Kind, RULES, changes_of, rule_of};
+use vitivirt_api::{Class, Failure, Outcome, Stop, reason};
+use vitivirt_machine::changes::{Effect, FieldChange, Kind, RULES, changes_of, rule_of};
 
 use crate::world::{World, running};
 
@@ -34,7 +34,7 @@ fn waiting(world: &World) -> Option<String> {
 
 fn edit_plan(world: &mut World, spec: MachineSpec) -> Vec<FieldChange> {
     world.edit(spec);
-    let plan = machine::plan(&world.observed);
+    let plan = vitivirt_machine::plan(&world.observed);
     plan.steps.iter().flat_map(|step| &step.writes).flat_map(|write| changes_of(&world.observed, write)).collect()
 }
 
@@ -135,10 +135,10 @@ fn user_data_that_is_not_wanted_any_more_goes_with_the_guest_that_has_it() {
     world.settle();
     assert!(world.observed.secret.is_some(), "it is going already");
     world.observed.secret.as_mut().unwrap().deleting = false;
-    assert!(machine::discards_user_data(&world.observed), "whoever observes takes another look");
+    assert!(vitivirt_machine::discards_user_data(&world.observed), "whoever observes takes another look");
     world.settle();
     assert!(world.observed.secret.is_none());
-    assert!(!machine::discards_user_data(&world.observed));
+    assert!(!vitivirt_machine::discards_user_data(&world.observed));
 }
 
 /// An older role, or somebody's policy, may forbid it; the guest runs all the same.
@@ -148,12 +148,12 @@ fn a_machine_whose_old_user_data_cannot_be_deleted_is_ready_and_says_so() {
     world.edit(small());
     world.settle();
     world.start_guest("Running");
-    let plan = machine::plan(&world.observed);
+    let plan = vitivirt_machine::plan(&world.observed);
     let step = plan.steps.last().unwrap();
     assert_eq!((step.writes.len(), step.writes[0].verb()), (1, "delete"));
     let message = |failure: Failure| {
         let outcome = Outcome { stop: Stop::Failed { step: step.name, failure }, written: 0 };
-        let status = machine::report(&world.observed, &plan, &outcome).status.unwrap().desired;
+        let status = vitivirt_machine::report(&world.observed, &plan, &outcome).status.unwrap().desired;
         assert_eq!(status["phase"], "Running");
         let conditions = status["conditions"].as_array().unwrap();
         let ready = conditions.iter().find(|condition| condition["type"] == type_::READY).unwrap();
@@ -225,7 +225,7 @@ fn what_a_claim_was_made_with_is_refused_by_field_and_the_rest_applies() {
         let claim = world.observed.claims["web-data"].clone();
         world.edit(disk(change));
         world.settle();
-        let refused = machine::refusals(&world.observed);
+        let refused = vitivirt_machine::refusals(&world.observed);
         assert_eq!(refused.iter().map(|refusal| refusal.field.as_str()).collect::<Vec<_>>(), [field]);
         let rule = rule_of(field, Kind::Shrinks).unwrap();
         assert!(rule.effect == Effect::Refused && refused[0].reason.contains(rule.why), "{refused:?}");
@@ -233,7 +233,7 @@ fn what_a_claim_was_made_with_is_refused_by_field_and_the_rest_applies() {
         assert_eq!(world.observed.vm.as_ref().unwrap().spec["runStrategy"], "Halted", "the rest applies");
         world.edit(disk(|_| {}));
         world.settle();
-        assert!(machine::refusals(&world.observed).is_empty());
+        assert!(vitivirt_machine::refusals(&world.observed).is_empty());
     }
 }
 
@@ -247,7 +247,7 @@ fn a_class_that_does_not_expand_refuses_growth() {
     world.observed.storage_classes.iter_mut().for_each(|class| class.expands = false);
     world.edit(disk("20Gi"));
     world.settle();
-    let refused = machine::refusals(&world.observed);
+    let refused = vitivirt_machine::refusals(&world.observed);
     assert!(refused.len() == 1 && refused[0].reason.contains("does not allow expansion"), "{refused:?}");
 }
 
@@ -274,17 +274,17 @@ fn a_claim_whose_filling_was_not_noted_is_not_refused() {
         MachineSpec { disks: vec![disk], ..small() }
     };
     let mut world = running(disk("one"));
-    assert!(machine::refusals(&world.observed).is_empty());
+    assert!(vitivirt_machine::refusals(&world.observed).is_empty());
     world.edit(disk("two"));
-    assert_eq!(machine::refusals(&world.observed).len(), 1);
+    assert_eq!(vitivirt_machine::refusals(&world.observed).len(), 1);
     world.observed.claims.get_mut("web-data").unwrap().source = Some(String::new());
-    assert!(machine::refusals(&world.observed).is_empty());
+    assert!(vitivirt_machine::refusals(&world.observed).is_empty());
 }
 
 /// The schema has no field that the table does not know, and the table none that the schema does not.
 #[test]
 fn the_table_and_the_schema_have_the_same_fields() {
-    let definition = &api::machine::crds()[0];
+    let definition = &vitivirt_api::machine::crds()[0];
     let schema = serde_json::to_value(definition.spec.versions[0].schema.as_ref().unwrap()).unwrap();
     let mut fields = BTreeSet::new();
     leaves("spec", &schema["openAPIV3Schema"]["properties"]["spec"], &mut fields);
@@ -303,7 +303,7 @@ fn the_table_and_the_schema_have_the_same_fields() {
 #[test]
 fn no_field_has_two_rules_for_one_change() {
     for (index, rule) in RULES.iter().enumerate() {
-        let same = |other: &machine::changes::Rule| other.field == rule.field && other.change == rule.change;
+        let same = |other: &vitivirt_machine::changes::Rule| other.field == rule.field && other.change == rule.change;
         assert!(!RULES.iter().skip(index + 1).any(same), "{rule:?}");
         assert!(!rule.why.is_empty());
     }

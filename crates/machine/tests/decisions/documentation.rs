@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use api::machine::machine_reason::{ERRORS, QUIET};
-use machine::changes::{Effect, Kind, RULES, Rule};
+use vitivirt_api::machine::machine_reason::{ERRORS, QUIET};
+use vitivirt_machine::changes::{Effect, Kind, RULES, Rule};
 
 const PAGE: &str = include_str!("../../../../docs/troubleshooting.md");
 

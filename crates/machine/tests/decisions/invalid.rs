@@ -3,11 +3,11 @@
 
 use std::sync::LazyLock;
 
-use api::machine::{Machine, MachineSpec, machine_reason as reason};
-use machine::resolve::resolve;
 use proptest::prelude::*;
 use regex::Regex;
 use serde_json::{Value, json};
+use vitivirt_api::machine::{Machine, MachineSpec, machine_reason as reason};
+use vitivirt_machine::resolve::resolve;
 
 use crate::specs::spec;
 use crate::world::World;
@@ -214,7 +214,7 @@ proptest! {
         let mut world = World::new(serde_json::from_value(spec).unwrap());
         world.observed.machine.metadata.name = Some(name);
         let understood = resolve(&world.observed.machine).is_ok();
-        let plan = machine::plan(&world.observed);
+        let plan = vitivirt_machine::plan(&world.observed);
         prop_assert!(understood || plan.write_count() == 0, "{plan:?}");
         world.pass();
     }
@@ -223,7 +223,7 @@ proptest! {
 /// Whatever the CRD says about a single field, `resolve` says too.
 #[test]
 fn resolve_knows_every_limit_of_the_definition() {
-    let definition = &api::machine::crds()[0];
+    let definition = &vitivirt_api::machine::crds()[0];
     let schema = serde_json::to_value(definition.spec.versions[0].schema.as_ref().unwrap()).unwrap();
     let mut tried = 0;
     each_limit("", &schema["openAPIV3Schema"]["properties"]["spec"], &mut |pointer, value| {
@@ -245,7 +245,7 @@ static BRIDGE: LazyLock<Text> = LazyLock::new(|| Text::of(1, "/properties/bridge
 
 /// The schema of a spec's field in the definition of this number.
 fn schema(number: usize, pointer: &str) -> Value {
-    let definition = &api::machine::crds()[number];
+    let definition = &vitivirt_api::machine::crds()[number];
     let schema = serde_json::to_value(definition.spec.versions[0].schema.as_ref().unwrap()).unwrap();
     schema.pointer(&format!("/openAPIV3Schema/properties/spec{pointer}")).unwrap().clone()
 }
@@ -371,7 +371,7 @@ proptest! {
     fn bridges_are_taken_exactly_if_the_definition_takes_them(
         name in prop_oneof!["[a-zA-Z0-9_.-]{0,17}", "\\PC{0,17}"],
     ) {
-        let made = machine::plan(&on_network(&name, None).observed).write_count() > 0;
+        let made = vitivirt_machine::plan(&on_network(&name, None).observed).write_count() > 0;
         prop_assert_eq!(made, BRIDGE.takes(&name), "{:?}", &name);
     }
 }

@@ -1,10 +1,10 @@
 //! What holds for every spec.
 
-use api::machine::MachineSpec;
-use machine::render::vm;
-use machine::resolve::resolve;
 use proptest::collection::vec;
 use proptest::prelude::*;
+use vitivirt_api::machine::MachineSpec;
+use vitivirt_machine::render::vm;
+use vitivirt_machine::resolve::resolve;
 
 use crate::specs::spec;
 use crate::world::World;
@@ -25,7 +25,7 @@ proptest! {
         world.settle();
         world.bind_claims();
         world.settle();
-        prop_assert_eq!(machine::plan(&world.observed).write_count(), 0);
+        prop_assert_eq!(vitivirt_machine::plan(&world.observed).write_count(), 0);
     }
 
     /// A deletion leaves nothing but what is to be kept, and ends.

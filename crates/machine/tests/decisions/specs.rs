@@ -1,12 +1,12 @@
 //! Random valid specs.
 
-use api::machine::{
-    Bootloader, CloudInit, ContainerDiskSource, Cpu, Disk, DiskSource, Domain, DomainMachine, Features, Firmware,
-    MachineSpec, Memory, NamedSource, Network, Resources, UrlSource,
-};
 use proptest::collection::{btree_map, vec};
 use proptest::option;
 use proptest::prelude::*;
+use vitivirt_api::machine::{
+    Bootloader, CloudInit, ContainerDiskSource, Cpu, Disk, DiskSource, Domain, DomainMachine, Features, Firmware,
+    MachineSpec, Memory, NamedSource, Network, Resources, UrlSource,
+};
 
 pub(crate) fn spec() -> impl Strategy<Value = MachineSpec> {
     (template(), resources(), disks(), networks(), cloud_init(), option::of(domain()), power(), any::<bool>()).prop_map(

@@ -1,12 +1,14 @@
 //! What is told of a failure: the reason that the condition shows is the one that the event has and the metric counts, and
 //! what is no error counts as none.
 
-use api::machine::machine_reason::{ERRORS, QUIET};
-use api::machine::{CloudInit, MachineSpec, Network, SecretKeyRef, condition_type as type_, machine_reason as reason};
-use api::{EventKind, Failure, Outcome, Plan, Stop, reason as cause};
 use k8s_openapi::jiff::SignedDuration;
-use machine::observed::SourceView;
 use proptest::prelude::*;
+use vitivirt_api::machine::machine_reason::{ERRORS, QUIET};
+use vitivirt_api::machine::{
+    CloudInit, MachineSpec, Network, SecretKeyRef, condition_type as type_, machine_reason as reason,
+};
+use vitivirt_api::{EventKind, Failure, Outcome, Plan, Stop, reason as cause};
+use vitivirt_machine::observed::SourceView;
 
 use crate::specs::spec;
 use crate::world::{World, running};
@@ -87,7 +89,7 @@ fn a_life_without_trouble_has_no_error() {
 fn a_machine_that_runs_is_running_when_a_write_is_refused() {
     let world = running(small());
     let stop = Stop::Failed { step: "claims", failure: denied("create Secret shop/s: quota") };
-    let report = machine::report(&world.observed, &Plan::default(), &Outcome { stop, written: 0 });
+    let report = vitivirt_machine::report(&world.observed, &Plan::default(), &Outcome { stop, written: 0 });
     let status = report.status.unwrap().desired;
     assert_eq!(status["phase"], "Running");
     assert!(status["diagnosis"].as_str().unwrap().contains("the machine runs on"), "{status}");
@@ -245,7 +247,7 @@ proptest! {
         } else {
             world.observed.vm = None;
         }
-        let report = world.refused(&Failure::new(api::Class::ALL[class], reasons[known], "words"));
+        let report = world.refused(&Failure::new(vitivirt_api::Class::ALL[class], reasons[known], "words"));
         prop_assert!(report.error.is_none_or(|error| ERRORS.contains(&error)), "{:?}", report.error);
         let (is, why, _) = world.condition(type_::READY);
         prop_assert!(is == "True" || [&ERRORS[..], &QUIET[..]].concat().contains(&why.as_str()), "{why}");

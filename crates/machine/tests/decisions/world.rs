@@ -3,13 +3,13 @@
 
 use std::collections::BTreeMap;
 
-use api::machine::{FINALIZER_NETWORK, Machine, MachineSpec, MachineStatus};
-use api::{Failure, Operation, Outcome, Plan, Report, Stop, Write};
 use k8s_openapi::jiff::Timestamp;
-use machine::observed::{
+use serde_json::Value;
+use vitivirt_api::machine::{FINALIZER_NETWORK, Machine, MachineSpec, MachineStatus};
+use vitivirt_api::{Failure, Operation, Outcome, Plan, Report, Stop, Write};
+use vitivirt_machine::observed::{
     AttachmentView, ClaimView, NetworkView, Observed, OwnedView, SecretView, StorageClassView, VmView, VmiView,
 };
-use serde_json::Value;
 
 pub(crate) struct World {
     pub(crate) observed: Observed,
@@ -72,7 +72,7 @@ impl World {
 
     /// One pass: the plan is carried out, the status is written. Returns what was planned and said.
     pub(crate) fn pass(&mut self) -> (Plan, Report) {
-        let plan = machine::plan(&self.observed);
+        let plan = vitivirt_machine::plan(&self.observed);
         let before = self.observed.clone();
         let outcome = self.apply(&plan);
         let report = self.report(&before, &plan, &outcome);
@@ -81,14 +81,14 @@ impl World {
 
     /// One pass whose first write is refused.
     pub(crate) fn refused(&mut self, failure: &Failure) -> Report {
-        let plan = machine::plan(&self.observed);
+        let plan = vitivirt_machine::plan(&self.observed);
         let step = plan.steps.first().map_or("nothing to write", |step| step.name);
         let outcome = Outcome { stop: Stop::Failed { step, failure: failure.clone() }, written: 0 };
         self.report(&self.observed.clone(), &plan, &outcome)
     }
 
     fn report(&mut self, before: &Observed, plan: &Plan, outcome: &Outcome) -> Report {
-        let report = machine::report(before, plan, outcome);
+        let report = vitivirt_machine::report(before, plan, outcome);
         if let Some(status) = report.status.as_ref().filter(|status| status.differs()) {
             let status: MachineStatus = serde_json::from_value(status.desired.clone()).unwrap();
             self.observed.machine.status = Some(status);
@@ -104,7 +104,7 @@ impl World {
                 return;
             }
         }
-        panic!("it never settles: {:?}", machine::plan(&self.observed));
+        panic!("it never settles: {:?}", vitivirt_machine::plan(&self.observed));
     }
 
     pub(crate) fn apply(&mut self, plan: &Plan) -> Outcome {
@@ -313,8 +313,8 @@ impl World {
         vm.printable_status = phase.to_owned();
         self.observed.vmi = Some(VmiView {
             uid: "vmi".to_owned(),
-            spec: machine::guest::essence(&vm.spec["template"]["spec"]),
-            needs_user_data: machine::guest::names_secret(&vm.spec["template"]["spec"], "web-cloudinit"),
+            spec: vitivirt_machine::guest::essence(&vm.spec["template"]["spec"]),
+            needs_user_data: vitivirt_machine::guest::names_secret(&vm.spec["template"]["spec"], "web-cloudinit"),
             phase: phase.to_owned(),
             node: Some("node-1".to_owned()),
             addresses: vec!["10.1.2.3".to_owned()],

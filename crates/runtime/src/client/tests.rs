@@ -60,7 +60,8 @@ fn maps(client: Client) -> Api<ConfigMap> {
 }
 
 fn reason_of(error: &kube::Error) -> &'static str {
-    classify(error, "list", &api::Target::of::<ConfigMap>(api::ObjectKey::namespaced("ns", "a"))).reason
+    classify(error, "list", &vitivirt_api::Target::of::<ConfigMap>(vitivirt_api::ObjectKey::namespaced("ns", "a")))
+        .reason
 }
 
 #[tokio::test(start_paused = true)]
@@ -70,7 +71,7 @@ async fn no_answer_and_half_an_answer_end_at_the_deadline() {
         let begin = Instant::now();
         let error = api.list(&ListParams::default()).await.unwrap_err();
         assert_eq!(begin.elapsed(), Duration::from_secs(15));
-        assert_eq!(reason_of(&error), api::reason::DEADLINE_EXCEEDED, "{error:?}");
+        assert_eq!(reason_of(&error), vitivirt_api::reason::DEADLINE_EXCEEDED, "{error:?}");
     }
 }
 
@@ -91,7 +92,7 @@ async fn a_watch_that_cannot_be_opened_is_not_waited_for() {
     let begin = Instant::now();
     let error = api.watch(&WatchParams::default(), "1").await.err().unwrap();
     assert_eq!(begin.elapsed(), Duration::from_secs(15));
-    assert_eq!(reason_of(&error), api::reason::DEADLINE_EXCEEDED);
+    assert_eq!(reason_of(&error), vitivirt_api::reason::DEADLINE_EXCEEDED);
 }
 
 #[tokio::test(start_paused = true)]
@@ -138,8 +139,15 @@ async fn retry_after_reaches_the_failure() {
         Some(answer)
     }));
     let error = api.list(&ListParams::default()).await.unwrap_err();
-    let failure = classify(&error, "list", &api::Target::of::<ConfigMap>(api::ObjectKey::namespaced("ns", "a")));
-    assert_eq!((failure.reason, failure.retry_after), (api::reason::TOO_MANY_REQUESTS, Some(Duration::from_secs(4))));
+    let failure = classify(
+        &error,
+        "list",
+        &vitivirt_api::Target::of::<ConfigMap>(vitivirt_api::ObjectKey::namespaced("ns", "a")),
+    );
+    assert_eq!(
+        (failure.reason, failure.retry_after),
+        (vitivirt_api::reason::TOO_MANY_REQUESTS, Some(Duration::from_secs(4)))
+    );
 }
 
 /// The whole stack, over a real connection: every request says who sends it, on both clients.

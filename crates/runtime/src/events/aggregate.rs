@@ -5,8 +5,8 @@
 
 use std::{collections::HashMap, time::Duration};
 
-use api::EventNote;
 use tokio::time::Instant;
+use vitivirt_api::EventNote;
 
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
@@ -138,7 +138,7 @@ fn event_name(object: &str, suffix: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use api::{EventKind, ObjectKey, ObjectRef};
+    use vitivirt_api::{EventKind, ObjectKey, ObjectRef};
 
     use super::*;
 

@@ -10,11 +10,10 @@ mod tests;
 
 use std::{borrow::Cow, sync::Arc};
 
-use api::{EventNote, Failure};
 use k8s_openapi::{
-    api::{core::v1::ObjectReference, events::v1::Event},
     apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta},
     jiff::Timestamp,
+    api::{core::v1::ObjectReference, events::v1::Event},
 };
 use kube::{
     Api, Client,
@@ -26,6 +25,7 @@ use tokio::{
     sync::mpsc,
     time::{Instant, sleep_until},
 };
+use vitivirt_api::{EventNote, Failure};
 
 pub use self::aggregate::{Aggregate, Limits, Send};
 use crate::{client::Bucket, metrics::Metrics};

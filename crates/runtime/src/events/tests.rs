@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use api::{EventKind, ObjectKey, ObjectRef};
+use vitivirt_api::{EventKind, ObjectKey, ObjectRef};
 
 use super::*;
 use crate::{

@@ -5,8 +5,8 @@
 
 use std::{borrow::Cow, error::Error as _, time::Duration};
 
-use api::{Failure, Target, reason};
 use kube::core::Status;
+use vitivirt_api::{Failure, Target, reason};
 
 use crate::client::{DeadlineExceeded, NotLeading};
 
@@ -138,9 +138,9 @@ fn bounded(text: &str) -> Cow<'_, str> {
 
 #[cfg(test)]
 mod tests {
-    use api::{Class, ObjectKey};
     use k8s_openapi::api::core::v1::{Namespace, Secret};
     use serde_json::json;
+    use vitivirt_api::{Class, ObjectKey};
 
     use super::*;
 

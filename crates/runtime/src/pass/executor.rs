@@ -5,18 +5,20 @@
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
-use api::{
-    ApiResource, Body, Failure, Operation, Outcome, Plan, Propagation, StatusWrite, Stop, Target, Write, reason,
-    text::go_json,
-};
 use futures::{StreamExt, stream};
 use kube::{
     Client, Resource,
-    api::{DeleteParams, DynamicObject, GetParams, Patch, PatchParams, PostParams, Preconditions, PropagationPolicy},
     core::Request,
+    api::{
+        DeleteParams, DynamicObject, GetParams, Patch, PatchParams, PostParams, Preconditions, PropagationPolicy,
+    },
 };
 use serde_json::{Map, Value, json};
 use tokio::sync::Semaphore;
+use vitivirt_api::{
+    ApiResource, Body, Failure, Operation, Outcome, Plan, Propagation, StatusWrite, Stop, Target, Write, reason,
+    text::go_json,
+};
 
 use super::{
     classify,

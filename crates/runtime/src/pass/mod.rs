@@ -14,11 +14,11 @@ mod vain;
 
 use std::{any::Any, panic::AssertUnwindSafe, time::Duration};
 
-use api::{Class, Failure, ObjectKey, Outcome, Plan, Report, Stop, Target, reason};
 use futures::FutureExt;
 use rand::Rng;
 use serde_json::Value;
 use tokio::time::timeout;
+use vitivirt_api::{Class, Failure, ObjectKey, Outcome, Plan, Report, Stop, Target, reason};
 
 pub use self::{
     backoff::Backoff,

@@ -2,13 +2,13 @@
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
-use api::{Class, Failure, ObjectKey};
 use rand::{Rng, SeedableRng, rngs::SmallRng};
 use tokio::{
     task::{JoinError, JoinSet},
     time::Instant,
 };
 use tracing::Instrument;
+use vitivirt_api::{Class, Failure, ObjectKey};
 
 use super::{Controller, Executor, Passed, message, pass, retry_delay, sooner};
 use crate::{events::Recorder, health::Health, lease::Leadership, metrics::Metrics, queue::Queue, queue::Turn};

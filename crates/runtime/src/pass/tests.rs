@@ -7,7 +7,6 @@ use std::sync::{
     atomic::{AtomicUsize, Ordering},
 };
 
-use api::{Body, EventKind, EventNote, ObjectRef, Operation, Propagation, StatusWrite, Step, Wait, Write};
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::Api;
 use parking_lot::Mutex;
@@ -15,6 +14,7 @@ use rand::{SeedableRng, rngs::SmallRng};
 use serde_json::json;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
+use vitivirt_api::{Body, EventKind, EventNote, ObjectRef, Operation, Propagation, StatusWrite, Step, Wait, Write};
 
 use super::*;
 use crate::{

@@ -8,9 +8,9 @@ use std::{
     time::Duration,
 };
 
-use api::Target;
 use parking_lot::Mutex;
 use tokio::time::Instant;
+use vitivirt_api::Target;
 
 /// They are few. Whoever makes many of them loses the benefit, not our memory.
 const MOST: usize = 4096;

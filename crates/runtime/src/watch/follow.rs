@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
-use api::ObjectKey;
+use vitivirt_api::ObjectKey;
 
 use super::{Cache, Change, IndexFn, Listing, Scope, entry};
 use crate::{client::REQUEST_DEADLINE, pass::Backoff};

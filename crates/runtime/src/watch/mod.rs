@@ -13,7 +13,6 @@ mod tests;
 
 use std::{sync::Arc, time::Duration};
 
-use api::ObjectKey;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource;
 use parking_lot::RwLock;
@@ -23,6 +22,7 @@ use tokio::{
     sync::{Notify, watch},
     time::Instant,
 };
+use vitivirt_api::ObjectKey;
 
 pub use self::{
     follow::{Selection, follow},

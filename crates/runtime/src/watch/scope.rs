@@ -3,9 +3,9 @@
 
 use std::collections::BTreeMap;
 
-use api::ObjectKey;
 use kube::core::{Expression, Selector, SelectorExt};
 use serde_json::Value;
+use vitivirt_api::ObjectKey;
 
 #[derive(Debug)]
 pub(super) struct Scope {

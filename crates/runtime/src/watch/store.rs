@@ -9,7 +9,7 @@ use std::{
     sync::Arc,
 };
 
-use api::ObjectKey;
+use vitivirt_api::ObjectKey;
 
 use super::identity::{Uid, Version};
 

@@ -1,7 +1,7 @@
 //! Bundles as text. A line before a certificate says that a user has brought it, since nothing in a certificate does:
 //! the authority of another cluster looks like one that was once ours. Readers of PEM pass over such lines.
 
-use install::certificates::bundle::{Origin, Trusted};
+use vitivirt_install::certificates::bundle::{Origin, Trusted};
 
 use super::{key::encode, x509};
 

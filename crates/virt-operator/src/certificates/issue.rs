@@ -6,8 +6,8 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use api::Failure;
-use install::{
+use vitivirt_api::Failure;
+use vitivirt_install::{
     INVALID_DURATION,
     certificates::{
         CA, Certificate, EXTERNAL_CA, KeyPair, SHORTEST, Term, Usage,

@@ -1,8 +1,8 @@
 //! A key on the curve P-256, written as the reference writes it (SEC 1), read in either of the two usual forms.
 
-use api::Failure;
 use pem::{EncodeConfig, LineEnding, Pem};
 use rcgen::{KeyPair, PKCS_ECDSA_P256_SHA256};
+use vitivirt_api::Failure;
 use x509_parser::der_parser::{ber::BerObject, parse_der};
 
 use super::NOT_ISSUED;

@@ -1,7 +1,7 @@
 //! The certificates of an installation: what is held and still good is kept, the rest is issued.
 //!
 //! One function of what is held, of the time and of a source of keys. Which certificates there are, when one is due
-//! and what a bundle keeps is decided in `install::certificates`; here are X.509 and PEM. The one thing that does not
+//! and what a bundle keeps is decided in `vitivirt_install::certificates`; here are X.509 and PEM. The one thing that does not
 //! come through arguments is the nonce of a signature, which nothing depends on.
 
 mod bundle;
@@ -18,7 +18,7 @@ use std::{
     time::SystemTime,
 };
 
-use install::certificates::{Issued, KeyPair};
+use vitivirt_install::certificates::{Issued, KeyPair};
 
 pub(crate) use issue::issue;
 pub(crate) use key::Key;

@@ -2,13 +2,13 @@
 
 use std::time::{Duration, SystemTime};
 
-use api::Failure;
-use install::certificates::{Certificate, KeyPair, Usage, Validity};
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer,
     KeyUsagePurpose, SanType,
 };
 use time::OffsetDateTime;
+use vitivirt_api::Failure;
+use vitivirt_install::certificates::{Certificate, KeyPair, Usage, Validity};
 use x509_parser::{
     certificate::X509Certificate,
     extensions::GeneralName,

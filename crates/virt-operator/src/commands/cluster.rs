@@ -3,14 +3,14 @@
 use std::{path::Path, sync::Arc};
 
 use anyhow::{Context, Result, bail};
-use api::{ObjectKey, kubevirt::KubeVirt};
-use install::{Cluster, DeploymentConfig, Kind, Live, Objects};
 use k8s_openapi::{
     api::core::v1::{Namespace, Node, ServiceAccount},
     apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
 };
 use kube::{Api, Client, api::ListParams, core::DynamicObject};
-use runtime::{
+use vitivirt_api::{ObjectKey, kubevirt::KubeVirt};
+use vitivirt_install::{Cluster, DeploymentConfig, Kind, Live, Objects};
+use vitivirt_runtime::{
     client::{configuration, connect},
     metrics::Metrics,
 };

@@ -4,10 +4,10 @@ use std::io;
 use std::process::ExitCode;
 
 use anyhow::Result;
-use documents::{write_yaml, written};
+use vitivirt_cli::{write_yaml, written};
 
 pub(crate) fn run() -> Result<ExitCode> {
-    let definition = install::crds::KUBEVIRT.object()?;
+    let definition = vitivirt_install::crds::KUBEVIRT.object()?;
     written(write_yaml(&mut io::stdout().lock(), &definition))?;
     Ok(ExitCode::SUCCESS)
 }

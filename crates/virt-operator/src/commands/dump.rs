@@ -4,10 +4,10 @@
 use std::{env, path::Path, process::ExitCode};
 
 use anyhow::{Context, Result};
-use install::{DeploymentConfig, Environment, Kind, Strategy, config_map, variable};
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{Api, api::PostParams};
-use runtime::program::{SERVICE_ACCOUNT_NAMESPACE, own_namespace};
+use vitivirt_install::{DeploymentConfig, Environment, Kind, Strategy, config_map, variable};
+use vitivirt_runtime::program::{SERVICE_ACCOUNT_NAMESPACE, own_namespace};
 
 use super::cluster::Reader;
 use crate::arguments::RunArguments;
@@ -43,7 +43,7 @@ fn config(told: Option<&str>, namespace: String, environment: &Environment) -> R
         Some(told) => serde_json::from_str(told)
             .with_context(|| format!("{} is not a deployment configuration", variable::CONFIG)),
         None => {
-            let mut kubevirt = api::kubevirt::KubeVirt::default();
+            let mut kubevirt = vitivirt_api::kubevirt::KubeVirt::default();
             kubevirt.metadata.namespace = Some(env::var(variable::NAMESPACE).unwrap_or(namespace));
             kubevirt.spec.image_pull_policy = env::var(variable::PULL_POLICY).unwrap_or_default();
             Ok(DeploymentConfig::new(&kubevirt, environment))

@@ -4,10 +4,10 @@ use std::io;
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
-use api::text::is_label;
 use clap::Args;
-use documents::{write_yaml, written};
-use install::manifests::Manifests;
+use vitivirt_api::text::is_label;
+use vitivirt_cli::{write_yaml, written};
+use vitivirt_install::manifests::Manifests;
 
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ManifestsArguments {

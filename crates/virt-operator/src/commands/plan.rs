@@ -7,12 +7,12 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use api::{ObjectKey, Operation, Plan, Write, kubevirt::KubeVirt};
 use clap::{Args, ValueEnum};
-use documents::print;
-use install::{DeploymentConfig, Installation, Observed, Wanted, certificates::NothingIssued};
 use serde::Serialize;
 use serde_json::Value;
+use vitivirt_api::{ObjectKey, Operation, Plan, Write, kubevirt::KubeVirt};
+use vitivirt_cli::print;
+use vitivirt_install::{DeploymentConfig, Installation, Observed, Wanted, certificates::NothingIssued};
 
 use super::{
     cluster::Reader,
@@ -80,7 +80,7 @@ async fn plan(arguments: &PlanArguments, given: KubeVirt) -> Result<Planned> {
     let config = DeploymentConfig::new(&kubevirt, &environment);
     let found = reader.find(&config).await?;
     let now = SystemTime::now();
-    let wanted = match install::is_of_another_release(&kubevirt, &environment) {
+    let wanted = match vitivirt_install::is_of_another_release(&kubevirt, &environment) {
         true => Wanted::strategy(&kubevirt, config),
         false => Installation::new(&kubevirt, &environment, &found.cluster)
             .map(|installation| Wanted::Installation(Arc::new(installation))),
@@ -109,7 +109,7 @@ async fn plan(arguments: &PlanArguments, given: KubeVirt) -> Result<Planned> {
         in_use: Default::default(),
         kubevirt,
     };
-    Ok(planned(&observed, &install::plan(&observed)))
+    Ok(planned(&observed, &vitivirt_install::plan(&observed)))
 }
 
 /// The resource as the server would have it after `kubectl apply`.
@@ -127,7 +127,7 @@ fn as_if_applied(mut given: KubeVirt, live: Option<KubeVirt>) -> KubeVirt {
 }
 
 fn planned(observed: &Observed, plan: &Plan) -> Planned {
-    let problem = install::problem(observed);
+    let problem = vitivirt_install::problem(observed);
     Planned {
         writes: plan.steps.iter().flat_map(|step| &step.writes).map(|write| describe(observed, write)).collect(),
         problem,
@@ -158,7 +158,7 @@ fn fields(observed: &Observed, write: &Write, operation: &Operation) -> Vec<Stri
     let place =
         operation.path.trim_start_matches('/').split('/').map(|part| part.replace("~1", "/").replace("~0", "~"));
     let place: Vec<String> = place.collect();
-    let live = install::Kind::named(&target.resource.kind)
+    let live = vitivirt_install::Kind::named(&target.resource.kind)
         .and_then(|kind| observed.objects.get(kind, &target.key))
         .and_then(|live| live.content());
     match (&operation.value, live.as_ref().and_then(|live| live.get(place.first()?))) {

@@ -8,11 +8,11 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
-use api::kubevirt::{GROUP, KIND, KubeVirt};
 use clap::{Args, ValueEnum};
-use documents::{Document, warn, write_yaml, written};
-use install::certificates::NothingIssued;
-use install::{Cluster, DeploymentConfig, Environment, Installation, RELEASE};
+use vitivirt_api::kubevirt::{GROUP, KIND, KubeVirt};
+use vitivirt_cli::{Document, warn, write_yaml, written};
+use vitivirt_install::certificates::NothingIssued;
+use vitivirt_install::{Cluster, DeploymentConfig, Environment, Installation, RELEASE};
 
 const USUAL_NAMESPACE: &str = "kubevirt";
 const VERSION: &str = "kubevirt.io/v1";
@@ -53,7 +53,7 @@ enum Offer {
 pub(crate) fn run(arguments: &RenderArguments) -> Result<ExitCode> {
     let kubevirt = read(&arguments.file)?;
     let environment = environment(std::env::vars())?;
-    if install::is_of_another_release(&kubevirt, &environment) {
+    if vitivirt_install::is_of_another_release(&kubevirt, &environment) {
         let asked = &kubevirt.spec.image_tag;
         bail!(
             "the resource asks for {asked}, and the objects known here are those of {RELEASE}: take spec.imageTag \
@@ -68,7 +68,7 @@ pub(crate) fn run(arguments: &RenderArguments) -> Result<ExitCode> {
 
 /// The one KubeVirt resource of a file; what a cluster would drop of it is told on standard error.
 pub(super) fn read(file: &Path) -> Result<KubeVirt> {
-    let (kubevirt, unknown) = find(&documents::read(&[file.to_owned()])?)?;
+    let (kubevirt, unknown) = find(&vitivirt_cli::read(&[file.to_owned()])?)?;
     warn(&unknown);
     Ok(kubevirt)
 }
@@ -81,7 +81,7 @@ fn find(documents: &[Document]) -> Result<(KubeVirt, Vec<String>)> {
     if let Some(second) = found.next() {
         bail!("{second} is one more {KIND}, and a cluster can have one only");
     }
-    let definition = install::crds::KUBEVIRT.object()?;
+    let definition = vitivirt_install::crds::KUBEVIRT.object()?;
     // Its versions have one schema.
     let schema = definition.pointer("/spec/versions/0/schema/openAPIV3Schema").cloned().unwrap_or_default();
     let version = [VERSION, OLDER_VERSION].into_iter().find(|version| document.api_version() == *version);
@@ -141,7 +141,7 @@ mod tests {
     const PLAIN: &str = "{apiVersion: kubevirt.io/v1, kind: KubeVirt, metadata: {name: kubevirt}, spec: {}}";
 
     fn parse(text: &str) -> Result<KubeVirt> {
-        find(&documents::parse("file", text)?).map(|(kubevirt, _)| kubevirt)
+        find(&vitivirt_cli::parse("file", text)?).map(|(kubevirt, _)| kubevirt)
     }
 
     fn rendered(text: &str, with: &[Offer], format: Format) -> String {
@@ -194,7 +194,7 @@ mod tests {
             assert!(error.contains(expected), "{error}");
         }
         let misspelt = PLAIN.replace("spec: {}", "spec: {infrra: {replicas: 1}, infra: {}}");
-        let (_, unknown) = find(&documents::parse("file", &misspelt).unwrap()).unwrap();
+        let (_, unknown) = find(&vitivirt_cli::parse("file", &misspelt).unwrap()).unwrap();
         assert!(unknown.len() == 1 && unknown[0].contains("there is no field spec.infrra"), "{unknown:?}");
         let patch = PLAIN.replace(
             "spec: {}",

@@ -1,14 +1,14 @@
-//! From a question to a decision. The rules are in `install::validation`; here is only what it takes to ask them.
+//! From a question to a decision. The rules are in `vitivirt_install::validation`; here is only what it takes to ask them.
 
 use std::time::Duration;
 
-use api::{
+use serde_json::Value;
+use tokio::time::timeout;
+use vitivirt_api::{
     ObjectKey,
     kubevirt::{GROUP, KubeVirt, PLURAL},
 };
-use install::validation::{self, Cause, Refusal, Verdict};
-use serde_json::Value;
-use tokio::time::timeout;
+use vitivirt_install::validation::{self, Cause, Refusal, Verdict};
 
 use super::{
     live::{Cluster, Judgement},

@@ -3,11 +3,11 @@
 
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{Api, Client};
-use runtime::{
+use tokio_util::sync::CancellationToken;
+use vitivirt_runtime::{
     tls::Authority,
     watch::{Selection, follow},
 };
-use tokio_util::sync::CancellationToken;
 
 use super::Serving;
 

@@ -3,18 +3,18 @@
 
 use std::fmt::Debug;
 
-use api::{
+use kube::{
+    Api, Client, Resource,
+    core::{ApiResource, DynamicObject, GroupVersionKind},
+    api::{ListParams, PostParams},
+};
+use serde::{Serialize, de::DeserializeOwned};
+use vitivirt_api::{
     ObjectKey,
     kubevirt::{GROUP, KubeVirt},
 };
-use install::validation::{Refusal, Remaining, Template, Trial};
-use kube::{
-    Api, Client, Resource,
-    api::{ListParams, PostParams},
-    core::{ApiResource, DynamicObject, GroupVersionKind},
-};
-use runtime::client::Bucket;
-use serde::{Serialize, de::DeserializeOwned};
+use vitivirt_install::validation::{Refusal, Remaining, Template, Trial};
+use vitivirt_runtime::client::Bucket;
 
 /// Two are enough for a sentence that names one and says that there are others.
 const A_FEW: u32 = 2;

@@ -16,15 +16,15 @@ use http::{HeaderValue, Method, StatusCode, header};
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Body, Incoming};
 use kube::Client;
-use runtime::{
-    program::Context,
-    server::{self, Answer, Bind, BindError, Limits, text},
-};
 use tokio::{
     net::TcpListener,
     sync::{OwnedSemaphorePermit, Semaphore},
 };
 use tokio_util::sync::CancellationToken;
+use vitivirt_runtime::{
+    program::Context,
+    server::{self, Answer, Bind, BindError, Limits, text},
+};
 
 use admit::{Check, admit};
 use live::Cluster;

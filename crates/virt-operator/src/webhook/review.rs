@@ -1,8 +1,8 @@
 //! The question that the API server asks and the form of the answer: `AdmissionReview` of `admission.k8s.io/v1`.
 
-use install::validation::Refusal;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use vitivirt_install::validation::Refusal;
 
 const API_VERSION: &str = "admission.k8s.io/v1";
 const KIND: &str = "AdmissionReview";

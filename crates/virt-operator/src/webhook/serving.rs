@@ -6,10 +6,10 @@
 //! the kubelet's probes; webhooks are not called before the Secret exists.
 
 use anyhow::Context;
-use api::kubevirt::Tls;
-use install::certificates;
 use rcgen::{CertificateParams, DnType, KeyPair};
-use runtime::tls::{Acceptor, Authority, Cell, Terms, Version};
+use vitivirt_api::kubevirt::Tls;
+use vitivirt_install::certificates;
+use vitivirt_runtime::tls::{Acceptor, Authority, Cell, Terms, Version};
 
 const FALLBACK_NAME: &str = "fallback.certificate.kubevirt.io";
 
@@ -24,8 +24,10 @@ impl Serving {
 
     /// What the next connections are served with. Cheap if nothing has changed.
     pub(crate) fn set(&self, pair: Option<&certificates::KeyPair>, tls: Option<&Tls>) {
-        let pair =
-            pair.map(|pair| runtime::tls::KeyPair { certificate: pair.certificate.clone(), key: pair.key.clone() });
+        let pair = pair.map(|pair| vitivirt_runtime::tls::KeyPair {
+            certificate: pair.certificate.clone(),
+            key: pair.key.clone(),
+        });
         self.0.set(pair, terms(tls));
     }
 
@@ -53,12 +55,15 @@ pub(super) fn terms(tls: Option<&Tls>) -> Terms {
     }
 }
 
-fn fallback() -> Result<runtime::tls::KeyPair, rcgen::Error> {
+fn fallback() -> Result<vitivirt_runtime::tls::KeyPair, rcgen::Error> {
     let key = KeyPair::generate()?;
     let mut parameters = CertificateParams::new([FALLBACK_NAME.to_owned()])?;
     parameters.distinguished_name.push(DnType::CommonName, FALLBACK_NAME);
     let certificate = parameters.self_signed(&key)?;
-    Ok(runtime::tls::KeyPair { certificate: certificate.pem().into_bytes(), key: key.serialize_pem().into_bytes() })
+    Ok(vitivirt_runtime::tls::KeyPair {
+        certificate: certificate.pem().into_bytes(),
+        key: key.serialize_pem().into_bytes(),
+    })
 }
 
 /// What was asked for and is not done by these endpoints themselves, though it is by KubeVirt's components.

@@ -4,7 +4,6 @@ use std::net::{Ipv4Addr, SocketAddr};
 
 use http::{Request, Response};
 use hyper::client::conn::http1::SendRequest;
-use install::certificates::KeyPair;
 use kube::client::Body as KubeBody;
 use parking_lot::Mutex;
 use rustls::{
@@ -15,6 +14,7 @@ use serde_json::{Value, json};
 use tokio::net::TcpStream;
 use tokio_rustls::{TlsConnector, client::TlsStream};
 use tower::{BoxError, service_fn};
+use vitivirt_install::certificates::KeyPair;
 
 use super::{review::Request as Asked, *};
 
@@ -441,7 +441,7 @@ async fn a_certificate_is_replaced_without_a_restart() {
 
 #[test]
 fn the_terms_of_the_resource() {
-    use runtime::tls::Version;
+    use vitivirt_runtime::tls::Version;
     let terms = |tls: Value| serving::terms(Some(&serde_json::from_value(tls).unwrap()));
     assert_eq!(serving::terms(None), Default::default());
     assert_eq!(terms(json!({"minTLSVersion": "VersionTLS13"})).minimum, Version::Tls13);

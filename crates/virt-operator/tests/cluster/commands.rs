@@ -7,9 +7,9 @@ use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::Api;
 use kube::api::{ListParams, PostParams};
-use lab::harness::Suite;
-use lab::{KubeVirt, Lab, LabOptions, VirtOperator};
 use serde_json::{Value, json};
+use vitivirt_lab::harness::Suite;
+use vitivirt_lab::{KubeVirt, Lab, LabOptions, VirtOperator};
 
 use crate::world::{NAMESPACE, PATIENCE, kubevirts, program, text};
 
@@ -26,7 +26,7 @@ pub(crate) fn add(suite: &mut Suite) {
         ensure!(fields.iter().any(|field| field.contains("containers[0].command")), "{fields:?}");
         let restarts = planned.values().filter(|(action, _)| action == "restart").count();
         ensure!(restarts == 1, "only virt-api has another command: {planned:?}");
-        let writes: Vec<_> = lab.audit()?.into_iter().skip(before).filter(lab::Record::is_write).collect();
+        let writes: Vec<_> = lab.audit()?.into_iter().skip(before).filter(vitivirt_lab::Record::is_write).collect();
         ensure!(writes.iter().all(|record| record.user != "admin"), "a plan writes nothing: {writes:?}");
         Ok(())
     });

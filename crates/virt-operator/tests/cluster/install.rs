@@ -6,9 +6,9 @@ use anyhow::{Context, ensure};
 use k8s_openapi::api::core::v1::Node;
 use kube::Api;
 use kube::api::{DynamicObject, Patch, PatchParams, PostParams};
-use lab::harness::Suite;
-use lab::kubevirt_resource;
 use serde_json::{Value, json};
+use vitivirt_lab::harness::Suite;
+use vitivirt_lab::kubevirt_resource;
 
 use crate::world::{PATIENCE, kubevirts, operator_requests, program, replace_operator, settled, text};
 

@@ -11,10 +11,10 @@ use k8s_openapi::api::rbac::v1::ClusterRole;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams};
 use kube::{Api, Resource, ResourceExt};
-use lab::harness::Suite;
-use lab::{Lab, LabOptions, Record, VirtOperator};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
+use vitivirt_lab::harness::Suite;
+use vitivirt_lab::{Lab, LabOptions, Record, VirtOperator};
 
 use crate::world::{NAMESPACE, PATIENCE, condition, kubevirts, operator_requests, program, replace_operator, settled};
 

@@ -13,18 +13,18 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use lab::harness::Suite;
-use lab::{Lab, Program, ProgramOptions};
 use nix::sys::signal::Signal;
-use runtime::lease::message;
 use serde_json::json;
+use vitivirt_lab::harness::Suite;
+use vitivirt_lab::{Lab, Program, ProgramOptions};
+use vitivirt_runtime::lease::message;
 
 const ACCOUNT: &str = "kubevirt-operator";
 const IMAGE: &str = "quay.io/kubevirt/virt-operator:v1.8.4";
 const PATIENCE: Duration = Duration::from_secs(30);
 
 fn main() -> ExitCode {
-    lab::harness::main(&lab::parts::STANDARD, add)
+    vitivirt_lab::harness::main(&vitivirt_lab::parts::STANDARD, add)
 }
 
 fn add(suite: &mut Suite) {

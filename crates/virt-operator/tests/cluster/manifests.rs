@@ -2,8 +2,8 @@
 //! account the operator may do everything that it tries.
 
 use anyhow::{Result, ensure};
-use lab::harness::Suite;
-use lab::{Lab, LabOptions, VirtOperator};
+use vitivirt_lab::harness::Suite;
+use vitivirt_lab::{Lab, LabOptions, VirtOperator};
 
 use crate::world::{PATIENCE, operator_requests, program};
 

@@ -10,8 +10,8 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams};
 use kube::{Api, ResourceExt};
-use lab::{Lab, Record, kubevirt_resource};
 use serde_json::{Value, json};
+use vitivirt_lab::{Lab, Record, kubevirt_resource};
 
 pub(crate) const NAMESPACE: &str = "kubevirt";
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);

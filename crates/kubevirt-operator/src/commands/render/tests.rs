@@ -9,7 +9,7 @@ const NETWORKS: &str = include_str!("../../../../../examples/networks.yaml");
 const CLOUD_INIT: &str = include_str!("../../../../../examples/cloud-init-vm.yaml");
 
 fn files(texts: &[&str]) -> Result<Files> {
-    let documents: Vec<_> = texts.iter().flat_map(|text| documents::parse("file", text).unwrap()).collect();
+    let documents: Vec<_> = texts.iter().flat_map(|text| vitivirt_cli::parse("file", text).unwrap()).collect();
     Files::of(&documents, DEFAULT_NAMESPACE)
 }
 
@@ -54,7 +54,7 @@ fn what_is_printed_can_be_read_back() {
     for files in [&[BASIC][..], &[CUSTOM], &[NETWORKED, NETWORKS], &[CLOUD_INIT]] {
         let Rendered { objects, .. } = rendered(files);
         for format in [Format::Yaml, Format::Json] {
-            let printed = documents::parse("printed", &write(&objects, format).unwrap()).unwrap();
+            let printed = vitivirt_cli::parse("printed", &write(&objects, format).unwrap()).unwrap();
             assert_eq!(printed.into_iter().map(|document| document.object).collect::<Vec<_>>(), objects);
         }
     }

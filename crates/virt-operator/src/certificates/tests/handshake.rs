@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use install::certificates::{SYNCHRONIZATION_CLIENT, VIRT_API, VIRT_HANDLER_SERVER};
 use rustls::{
     ClientConfig, ClientConnection, Connection, RootCertStore, ServerConfig, ServerConnection,
     crypto::{CryptoProvider, ring},
@@ -10,6 +9,7 @@ use rustls::{
     server::WebPkiClientVerifier,
     time_provider::TimeProvider,
 };
+use vitivirt_install::certificates::{SYNCHRONIZATION_CLIENT, VIRT_API, VIRT_HANDLER_SERVER};
 
 use super::*;
 

@@ -1,7 +1,7 @@
 //! What is good is kept, to the byte.
 
-use install::{Cluster, Environment, Installation, Kind};
 use serde_json::{Value, json};
+use vitivirt_install::{Cluster, Environment, Installation, Kind};
 
 use super::*;
 

@@ -13,8 +13,8 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use api::kubevirt::{CertificateLifetime, SelfSigned};
-use install::{
+use vitivirt_api::kubevirt::{CertificateLifetime, SelfSigned};
+use vitivirt_install::{
     DeploymentConfig,
     certificates::{BACKUP_CA, CA, Certificate, EXPORT_CA, EXTERNAL_CA, Issued, Lifetimes, Usage, certificates},
 };

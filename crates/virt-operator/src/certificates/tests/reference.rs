@@ -1,6 +1,6 @@
 //! What the reference's own code has issued, in the form in which its Secrets hold it. The keys are of no cluster.
 
-use install::certificates::{VIRT_API, VIRT_HANDLER_CLIENT};
+use vitivirt_install::certificates::{VIRT_API, VIRT_HANDLER_CLIENT};
 
 use super::*;
 

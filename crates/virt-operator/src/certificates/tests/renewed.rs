@@ -1,7 +1,7 @@
 //! Each cause renews what it must and nothing else.
 
-use api::Class;
-use install::certificates::{SYNCHRONIZATION_CLIENT, VIRT_API, VIRT_CONTROLLER, VIRT_HANDLER_CLIENT};
+use vitivirt_api::Class;
+use vitivirt_install::certificates::{SYNCHRONIZATION_CLIENT, VIRT_API, VIRT_CONTROLLER, VIRT_HANDLER_CLIENT};
 
 use super::*;
 
@@ -174,7 +174,7 @@ fn what_another_authority_signed() {
 #[test]
 fn a_failing_source_of_keys_fails_the_call() {
     let world = World::new();
-    let mut keys = || Err(api::Failure::transient("NoRandomness", "none left"));
+    let mut keys = || Err(vitivirt_api::Failure::transient("NoRandomness", "none left"));
     let failure = issue(&world.wanted, &world.holding, world.now, &mut keys).err().unwrap();
     assert_eq!(failure.reason, "NoRandomness");
     let world = World::installed();
