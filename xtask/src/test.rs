@@ -49,7 +49,7 @@ struct Outcome {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Verdict {
-    Passed,
+    ReconcileResult,
     Failed,
     Skipped,
 }
@@ -62,7 +62,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         let verdict = match what {
             What::Run(mut command) => {
                 let status = command.status().with_context(|| format!("running {name}"))?;
-                if status.success() { Verdict::Passed } else { Verdict::Failed }
+                if status.success() { Verdict::ReconcileResult } else { Verdict::Failed }
             }
             What::Skip(why) => {
                 eprintln!("skipped: {why}");
@@ -118,7 +118,7 @@ fn report(outcomes: &[Outcome]) -> Result<()> {
     println!("\n━━ time of each suite");
     for outcome in outcomes {
         let verdict = match outcome.verdict {
-            Verdict::Passed => "passed",
+            Verdict::ReconcileResult => "passed",
             Verdict::Failed => "FAILED",
             Verdict::Skipped => "skipped",
         };
@@ -128,7 +128,11 @@ fn report(outcomes: &[Outcome]) -> Result<()> {
     println!("{:>8.1} s  in all", total.as_secs_f64());
     let count = |verdict| outcomes.iter().filter(|outcome| outcome.verdict == verdict).count();
     let failed = count(Verdict::Failed);
-    println!("suites: {} passed, {failed} failed, {} skipped", count(Verdict::Passed), count(Verdict::Skipped));
+    println!(
+        "suites: {} passed, {failed} failed, {} skipped",
+        count(Verdict::ReconcileResult),
+        count(Verdict::Skipped)
+    );
     if failed > 0 {
         bail!("{failed} of {} suites failed", outcomes.len());
     }

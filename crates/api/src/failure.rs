@@ -57,7 +57,7 @@ pub mod reason {
     pub const OBJECT_CHANGED: &str = "ObjectChanged";
     pub const OBJECT_GONE: &str = "ObjectGone";
     pub const PANIC: &str = "Panic";
-    pub const PASS_DEADLINE_EXCEEDED: &str = "PassDeadlineExceeded";
+    pub const RECONCILE_DEADLINE_EXCEEDED: &str = "ReconcileDeadlineExceeded";
     pub const PERMISSION_MISSING: &str = "PermissionMissing";
     pub const QUOTA_EXCEEDED: &str = "QuotaExceeded";
     pub const TOO_MANY_REQUESTS: &str = "TooManyRequests";

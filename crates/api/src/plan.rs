@@ -207,7 +207,7 @@ pub struct Wait {
     pub reason: &'static str,
     pub message: String,
     /// A watch wakes the pass; this is for the waits that only a clock ends.
-    pub wake_after: Option<Duration>,
+    pub requeue_after: Option<Duration>,
 }
 
 /// Writes that do not depend on each other, and what must be seen before the next step.
@@ -340,7 +340,7 @@ pub struct EventNote {
 pub struct Report {
     pub status: Option<StatusWrite>,
     pub events: Vec<EventNote>,
-    pub wake_after: Option<Duration>,
+    pub requeue_after: Option<Duration>,
     /// What is wrong, as the conditions name it: the pass counts as an error of this type, whether a request failed or
     /// not. None: if one failed, it is counted by the failure's own reason.
     pub error: Option<&'static str>,

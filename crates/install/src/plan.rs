@@ -133,7 +133,7 @@ fn telling(observed: &Observed, config: &DeploymentConfig) -> Result<Step, Failu
     let step = Step::new("strategy");
     let version = &config.kube_virt_version;
     let image = &config.images.virt_operator_image;
-    let waiting = |message: String, wake_after| Wait { reason: wait::STRATEGY, message, wake_after };
+    let waiting = |message: String, requeue_after| Wait { reason: wait::STRATEGY, message, requeue_after };
     let asked = format!("{image} is asked what KubeVirt {version} consists of (Job {key})");
     let Some(live) = observed.objects.get(Kind::Job, &key) else {
         let target = Target::new(Kind::Job.resource(), key);
@@ -188,7 +188,7 @@ impl Planner<'_> {
         step.wait = match leaving {
             Some(target) => {
                 let message = format!("{target} is being deleted and is made again after that");
-                Some(Wait { reason: wait::DELETION, message, wake_after: None })
+                Some(Wait { reason: wait::DELETION, message, requeue_after: None })
             }
             None => self.rollout(turn, written),
         };
@@ -369,7 +369,7 @@ impl Planner<'_> {
             })
             .collect();
         let message = missing.join("; ");
-        (!missing.is_empty()).then_some(Wait { reason: wait::ROLLOUT, message, wake_after: None })
+        (!missing.is_empty()).then_some(Wait { reason: wait::ROLLOUT, message, requeue_after: None })
     }
 
     /// Only from a complete view: an object that another replica has just made for a newer resource must not look

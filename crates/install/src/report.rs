@@ -402,7 +402,7 @@ fn finish(
         status: Some(write),
         // What was said before need not be said again.
         events: if changed { events.into_iter().map(note).collect() } else { Vec::new() },
-        wake_after: [observed.renewal.map(until), look_again].into_iter().flatten().min(),
+        requeue_after: [observed.renewal.map(until), look_again].into_iter().flatten().min(),
         error: None,
     }
 }

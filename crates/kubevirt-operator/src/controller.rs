@@ -6,7 +6,7 @@ use serde_json::Value;
 use vitivirt_api::machine::MachineStatus;
 use vitivirt_api::{Failure, ObjectKey, Outcome, Plan, Report, Target};
 use vitivirt_machine::Observed;
-use vitivirt_runtime::pass::Controller;
+use vitivirt_runtime::reconcile::Controller;
 
 use crate::metrics::MachineMetrics;
 use crate::observe::Observer;
@@ -49,7 +49,7 @@ impl Controller for MachineController {
     /// The seed's names for these fields.
     fn span(&self, key: &ObjectKey) -> tracing::Span {
         let namespace = key.namespace().unwrap_or_default();
-        tracing::info_span!("pass", controller = Self::NAME, machine = key.name(), namespace)
+        tracing::info_span!("reconcile", controller = Self::NAME, machine = key.name(), namespace)
     }
 }
 

@@ -14,7 +14,7 @@ use vitivirt_api::{ApiResource, Failure, ObjectKey, Target};
 use vitivirt_machine::observed::VmiView;
 use vitivirt_machine::render::cloud_init::secret_name;
 use vitivirt_machine::{Observed, virtual_machine_instance_resource, virtual_machine_resource};
-use vitivirt_runtime::pass::classify;
+use vitivirt_runtime::reconcile::classify;
 
 use crate::cache::{ClaimEntry, SecretEntry, VmEntry, VmiEntry, entry};
 

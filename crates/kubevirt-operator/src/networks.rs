@@ -3,7 +3,7 @@
 use serde_json::Value;
 use vitivirt_api::{Failure, ObjectKey, Outcome, Plan, Report, Target, reason};
 use vitivirt_machine::release::{self, ObservedNetwork};
-use vitivirt_runtime::pass::Controller;
+use vitivirt_runtime::reconcile::Controller;
 use vitivirt_runtime::watch::Listing;
 
 use crate::cache::{Caches, MachineEntry, in_namespace};

@@ -10,9 +10,9 @@ use vitivirt_api::machine::MANAGED_BY;
 use vitivirt_runtime::{
     client::Rate,
     lease::Leadership,
-    pass::{Controller, Executor, Runner, RunnerOptions},
     program::{Context, LeaseName, Listener, Program, SERVICE_ACCOUNT_NAMESPACE, identity, own_namespace},
     queue::Queue,
+    reconcile::{Controller, Executor, Runner, RunnerOptions},
 };
 
 use crate::arguments::{RunArguments, Settings};
@@ -28,7 +28,7 @@ use crate::wake::Wake;
 const NAME: &str = "kubevirt-operator";
 /// Enough to create fifty Machines in a second or two, and little for an API server.
 const RATE: Rate = Rate { per_second: 200.0, burst: 400 };
-const PASS_DEADLINE: Duration = Duration::from_secs(60);
+const RECONCILE_DEADLINE: Duration = Duration::from_secs(60);
 /// How long a patch that somebody undoes in the same request is not sent again.
 const VAIN: Duration = Duration::from_secs(600);
 
@@ -36,7 +36,7 @@ pub(crate) fn run(arguments: RunArguments) -> anyhow::Result<ExitCode> {
     let settings = Settings::try_from(arguments)?;
     let options = RunnerOptions {
         workers: settings.workers,
-        pass_deadline: PASS_DEADLINE,
+        reconcile_deadline: RECONCILE_DEADLINE,
         resync: Some(settings.reconcile_interval),
     };
     let namespace = settings.watch_namespace.clone();

@@ -26,7 +26,7 @@ pub(crate) fn plan(observed: &Observed) -> Plan {
 }
 
 fn wait(message: String) -> Wait {
-    Wait { reason: vitivirt_api::machine::machine_reason::DELETING, message, wake_after: None }
+    Wait { reason: vitivirt_api::machine::machine_reason::DELETING, message, requeue_after: None }
 }
 
 fn virtual_machine(observed: &Observed) -> Step {

@@ -124,7 +124,7 @@ impl Metrics {
     }
 
     /// `error` is the type of what is wrong, `class` that of the request that failed; either may be without the other.
-    pub fn observe_pass(
+    pub fn observe_reconcile(
         &self,
         controller: &'static str,
         seconds: f64,
@@ -164,7 +164,7 @@ mod tests {
     #[test]
     fn names_and_labels_as_scraped() {
         let metrics = Metrics::new("kubevirt_operator");
-        metrics.observe_pass("Machine", 0.2, Some("ApiServerUnreachable"), Some(Class::Transient));
+        metrics.observe_reconcile("Machine", 0.2, Some("ApiServerUnreachable"), Some(Class::Transient));
         metrics.queue_depth("Machine").set(3);
         metrics.set_leader(true);
         metrics.count_request(Verb::Patch, 200);

@@ -129,7 +129,7 @@ impl Link {
         self.requests.lock().iter().filter(|(verb, _)| !matches!(verb, Verb::Get | Verb::List | Verb::Watch)).count()
     }
 
-    async fn pass(&self) {
+    async fn reconcile(&self) {
         let _ = self.up.subscribe().wait_for(|up| *up).await;
     }
 
@@ -238,7 +238,7 @@ impl Server {
     async fn serve(&self, request: Request<Body>, link: Arc<Link>) -> Answer {
         let verb = Verb::of(request.method(), request.uri());
         link.requests.lock().push((verb, request.uri().to_string()));
-        link.pass().await;
+        link.reconcile().await;
         let fault = link.fault(verb);
         if let Some(Fault::Refuse(_, code)) = fault {
             return status(code, "", "refused by the test");
@@ -249,7 +249,7 @@ impl Server {
         if matches!(fault, Some(Fault::LoseAnswer(_))) {
             std::future::pending::<()>().await;
         }
-        link.pass().await;
+        link.reconcile().await;
         answer
     }
 
@@ -300,7 +300,7 @@ impl Server {
                 let frames = lines.then(move |line| {
                     let link = link.clone();
                     async move {
-                        link.pass().await;
+                        link.reconcile().await;
                         Ok(Frame::data(Bytes::from(line)))
                     }
                 });

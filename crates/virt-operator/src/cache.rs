@@ -18,8 +18,8 @@ use serde::de::DeserializeOwned;
 use vitivirt_api::{ApiResource, ObjectKey, kubevirt::KubeVirt};
 use vitivirt_install::{Cluster, Kind, Live, Objects, certificates::KeyPair};
 use vitivirt_runtime::{
-    pass::{Backoff, Executor},
     program::Context,
+    reconcile::{Backoff, Executor},
     watch::{Cache, Change, Listing, Selection, follow},
 };
 

@@ -3,7 +3,7 @@
 use serde_json::Value;
 use vitivirt_api::{Failure, ObjectKey, Outcome, Plan, Report, Target};
 use vitivirt_install::Observed;
-use vitivirt_runtime::pass::Controller;
+use vitivirt_runtime::reconcile::Controller;
 
 use crate::observe::Observer;
 

@@ -20,7 +20,7 @@ use vitivirt_install::{
     certificates::NothingIssued,
     names::{annotation, gate::DECENTRALIZED_LIVE_MIGRATION},
 };
-use vitivirt_runtime::pass::classify;
+use vitivirt_runtime::reconcile::classify;
 
 use crate::{
     answers::Answers,

@@ -10,8 +10,8 @@ use anyhow::bail;
 use vitivirt_install::{Environment, names::FIELD_MANAGER};
 use vitivirt_runtime::{
     lease::Leadership,
-    pass::{Executor, Runner, RunnerOptions},
     program::{Context, LeaseName, Listener, Program, SERVICE_ACCOUNT_NAMESPACE, identity, own_namespace},
+    reconcile::{Executor, Runner, RunnerOptions},
     telemetry::LogLevel,
 };
 
@@ -31,7 +31,7 @@ use crate::{
 const NAME: &str = "virt-operator";
 const USUAL_NAMESPACE: &str = "kubevirt";
 /// There is one resource, and a pass over it writes hundreds of objects.
-const OPTIONS: RunnerOptions = RunnerOptions { workers: 1, pass_deadline: Duration::from_secs(120), resync: None };
+const OPTIONS: RunnerOptions = RunnerOptions { workers: 1, reconcile_deadline: Duration::from_secs(120), resync: None };
 
 pub(crate) fn run(arguments: RunArguments) -> anyhow::Result<ExitCode> {
     let settings = Settings::try_from(arguments)?;

@@ -4,11 +4,11 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::{
-    apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta},
     api::{
         apps::v1::{DaemonSet, DaemonSetSpec, Deployment, DeploymentSpec},
         core::v1::{Container, PodSpec, PodTemplateSpec},
     },
+    apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta},
 };
 use vitivirt_api::kubevirt::{ComponentConfig, KubeVirt, NodePlacement};
 

@@ -14,7 +14,7 @@ fn a_resource_that_cannot_be_understood_says_so_and_heals() {
         ]}})
     };
     let mut world = World::new(&patch(r#"[{"op": "remove", "path": "/spec/nothing"}]"#));
-    let pass = world.pass();
+    let pass = world.reconcile();
     assert_eq!(pass.outcome.stop, Stop::Done);
     let conditions = world.status()["conditions"].to_string();
     assert!(conditions.contains("DeploymentFailed") && conditions.contains("patches[0]"), "{conditions}");
@@ -54,7 +54,7 @@ fn a_first_resource_that_cannot_be_installed_soundly_makes_nothing_says_why_and_
     let renewal = json!({"certificateRotateStrategy": {"selfSigned": {"ca": {"duration": "1h", "renewBefore": "2h"}}}});
     for (spec, field) in faults().into_iter().chain([(renewal, "selfSigned.ca.renewBefore")]) {
         let mut world = World::new(&spec);
-        let pass = world.pass();
+        let pass = world.reconcile();
         assert_eq!(pass.writes(), [""; 0], "{spec}");
         assert_eq!(world.kubevirt.metadata.finalizers, None, "there is nothing to clean up after {spec}");
         let conditions = world.status()["conditions"].clone();
@@ -62,9 +62,9 @@ fn a_first_resource_that_cannot_be_installed_soundly_makes_nothing_says_why_and_
         assert_eq!((&degraded["status"], &degraded["reason"]), (&json!("True"), &json!("DeploymentFailed")), "{spec}");
         assert!(degraded["message"].as_str().unwrap().contains(field), "{degraded}");
         assert_eq!(world.status().get("targetDeploymentConfig"), None, "{spec}");
-        assert!(world.pass().is_silent(), "what was said is not said again for {spec}");
+        assert!(world.reconcile().is_silent(), "what was said is not said again for {spec}");
         world.edit(&json!({}));
-        world.pass();
+        world.reconcile();
         assert!(world.has("Deployment", "virt-api"), "{spec}");
         assert!(!world.status()["conditions"].to_string().contains("DeploymentFailed"), "{spec}");
     }
@@ -74,7 +74,7 @@ fn a_first_resource_that_cannot_be_installed_soundly_makes_nothing_says_why_and_
 fn everything_that_is_wrong_is_told_at_once() {
     let mut world = World::new(&json!({"infra": {"replicas": 0}, "imageTag": "a b",
         "certificateRotateStrategy": {"selfSigned": {"ca": {"duration": "1h", "renewBefore": "2h"}}}}));
-    world.pass();
+    world.reconcile();
     let conditions = world.status()["conditions"].to_string();
     for field in ["spec.infra.replicas", "spec.imageTag", "ca.renewBefore"] {
         assert!(conditions.contains(field), "{field}: {conditions}");
@@ -109,7 +109,7 @@ fn an_installation_whose_resource_cannot_be_installed_stays_as_it_is_and_says_so
         let mut world = installed_from(&base);
         world.edit(&spec);
         world.object("Deployment", "virt-api")["spec"]["minReadySeconds"] = json!(7);
-        assert_eq!(world.pass().writes(), [""; 0], "{spec}");
+        assert_eq!(world.reconcile().writes(), [""; 0], "{spec}");
         let conditions = world.status()["conditions"].to_string();
         assert!(conditions.contains("DeploymentFailed") && conditions.contains(field), "{conditions}");
         let finalizers = world.kubevirt.metadata.finalizers.clone();
@@ -117,7 +117,7 @@ fn an_installation_whose_resource_cannot_be_installed_stays_as_it_is_and_says_so
         // What is done about a deletion does not depend on it.
         world.kubevirt.metadata.deletion_timestamp =
             Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(world.now));
-        assert_eq!(world.pass().writes(), [""; 0], "{spec}");
+        assert_eq!(world.reconcile().writes(), [""; 0], "{spec}");
         assert_eq!(world.kubevirt.metadata.finalizers, finalizers);
         assert!(world.status()["conditions"].to_string().contains("does not remove"));
     }

@@ -39,7 +39,7 @@ fn an_installation_comes_to_rest_and_a_new_operator_finds_nothing_to_do() {
         let statuses = passes.iter().filter(|pass| pass.report.status.as_ref().unwrap().differs()).count();
         assert!(statuses <= 2, "{name}: {statuses} status writes");
         world.restart();
-        let pass = world.pass();
+        let pass = world.reconcile();
         assert!(pass.is_silent(), "{name}: {:?}", pass.writes());
     }
 }
@@ -58,20 +58,20 @@ fn nothing_is_installed_after_the_word_deployed() {
 fn what_checks_objects_is_there_before_what_makes_them() {
     let mut world = World::new(&json!({}));
     world.rolls_out = false;
-    world.pass();
+    world.reconcile();
     assert!(world.has("Deployment", "virt-api") && !world.has("Deployment", "virt-controller"));
     assert!(world.objects.keys().any(|(_, key)| key.name().starts_with("virt-operator-tmp-webhook")));
     assert!(world.has("ValidatingWebhookConfiguration", "virt-api-validator"));
     assert_eq!(world.status()["phase"], "Deploying");
-    let pass = world.pass();
+    let pass = world.reconcile();
     assert_eq!(pass.writes(), [""; 0], "it waits");
     world.roll_out();
-    world.pass();
+    world.reconcile();
     assert!(world.has("Deployment", "virt-controller") && world.has("DaemonSet", "virt-handler"));
     assert!(!world.objects.keys().any(|(_, key)| key.name().starts_with("virt-operator-tmp-webhook")));
     assert_eq!(world.status()["phase"], "Deploying", "virt-controller has no pods yet");
     world.roll_out();
-    world.pass();
+    world.reconcile();
     assert_eq!(world.status()["phase"], "Deployed");
 }
 
@@ -79,9 +79,9 @@ fn what_checks_objects_is_there_before_what_makes_them() {
 #[test]
 fn the_first_instancetype_goes_alone() {
     let mut world = World::new(&json!({}));
-    world.pass();
+    world.reconcile();
     world.roll_out();
-    let pass = world.pass();
+    let pass = world.reconcile();
     let position = |name: &str| pass.plan.steps.iter().position(|step| step.name == name);
     let instancetypes: Vec<usize> =
         pass.plan.steps.iter().filter(|step| step.name == "instancetypes").map(|step| step.writes.len()).collect();
@@ -95,13 +95,13 @@ fn an_edit_is_done_when_the_pods_that_it_is_about_are() {
     world.rolls_out = false;
     world.edit(&json!({"customizeComponents": {"flags": {"controller": {"v": "4"}}}}));
     // virt-api first, whose Deployment is marked anew.
-    world.pass();
+    world.reconcile();
     world.roll_out();
-    let pass = world.pass();
+    let pass = world.reconcile();
     assert!(pass.writes().iter().any(|write| write.contains("virt-controller")), "{:?}", pass.writes());
     assert!(matches!(pass.outcome.stop, Stop::Waiting { .. }), "{:?}", pass.outcome.stop);
     world.roll_out();
-    assert_eq!(world.pass().outcome.stop, Stop::Done);
+    assert_eq!(world.reconcile().outcome.stop, Stop::Done);
 }
 
 /// Every way in which somebody else may change an object, for every object.
@@ -124,7 +124,7 @@ fn every_drift_is_one_write() {
             assert_eq!(writes.len(), 1, "{what} {place:?}: {writes:?}");
             if index % 10 == 0 {
                 world.restart();
-                assert!(world.pass().is_silent(), "{what} {place:?}");
+                assert!(world.reconcile().is_silent(), "{what} {place:?}");
             }
         };
         again("deleted", &|world| drop(world.objects.remove(&place)));
@@ -226,7 +226,7 @@ fn somebody_else_s_object_is_left_alone_and_named() {
         json!({"kind": "Service", "metadata": {"name": "virt-api", "namespace": "kubevirt"}, "spec": {"a": 1}});
     world.put("Service", key.clone(), theirs, "somebody");
     let before = world.object("Service", "virt-api").clone();
-    let pass = world.pass();
+    let pass = world.reconcile();
     assert!(matches!(pass.outcome.stop, Stop::Taken { .. }));
     let message = world.status()["conditions"].to_string();
     assert!(message.contains("Service kubevirt/virt-api exists") && message.contains("DeploymentFailed"), "{message}");
@@ -241,43 +241,43 @@ fn somebody_else_s_object_is_left_alone_and_named() {
 fn a_second_resource_and_one_elsewhere_are_not_installed() {
     let mut world = World::new(&json!({}));
     world.earlier = Some(ObjectKey::namespaced("kubevirt", "first"));
-    let pass = world.pass();
+    let pass = world.reconcile();
     assert_eq!(pass.writes(), [""; 0]);
     let conditions = world.status()["conditions"].to_string();
     assert!(conditions.contains("ExistingDeployment") && conditions.contains("kubevirt/first"), "{conditions}");
     assert_eq!(world.status().get("phase"), None);
     world.earlier = None;
     world.kubevirt.metadata.namespace = Some("elsewhere".to_owned());
-    let pass = world.pass();
+    let pass = world.reconcile();
     assert_eq!(pass.writes(), [""; 0]);
     assert!(world.status()["conditions"].to_string().contains("in kubevirt instead"));
     // There is an operator for it: what that one says stays.
     let mut world = installed(&json!({}));
     world.kubevirt.metadata.namespace = Some("elsewhere".to_owned());
-    let pass = world.pass();
+    let pass = world.reconcile();
     assert!(pass.is_silent() && pass.report.status.is_none());
 }
 
 #[test]
 fn another_release_is_asked_what_it_consists_of() {
     let mut world = World::new(&json!({"imageTag": "v1.9.0"}));
-    let pass = world.pass();
+    let pass = world.reconcile();
     let jobs: Vec<String> = pass.writes().into_iter().filter(|write| write.contains("Job")).collect();
     assert_eq!(jobs.len(), 1);
     assert!(matches!(&pass.outcome.stop, Stop::Waiting { wait, .. } if wait.message.contains("virt-operator:v1.9.0")));
-    assert_eq!(world.pass().writes(), [""; 0], "it is asked once");
+    assert_eq!(world.reconcile().writes(), [""; 0], "it is asked once");
     // It fails: that is told, and it is asked again after a while.
     let job = world.objects.keys().find(|(kind, _)| kind == "Job").cloned().unwrap();
     let ended =
         json!({"conditions": [{"type": "Failed", "status": "True", "lastTransitionTime": world.now.to_string()}]});
     world.at(&job)["status"] = ended;
-    let pass = world.pass();
+    let pass = world.reconcile();
     assert!(matches!(&pass.outcome.stop, Stop::Waiting { wait, .. } if wait.message.contains("failed")
-        && wait.wake_after.is_some()));
+        && wait.requeue_after.is_some()));
     world.now += k8s_openapi::jiff::SignedDuration::from_secs(60);
-    world.pass();
+    world.reconcile();
     assert!(!world.objects.contains_key(&job));
-    world.pass();
+    world.reconcile();
     assert!(world.objects.contains_key(&job));
     // It tells. What it tells is installed, and the Job is not needed any more.
     let config = vitivirt_install::DeploymentConfig::new(&world.kubevirt, &world.environment);
@@ -296,12 +296,12 @@ fn another_release_is_asked_what_it_consists_of() {
 fn a_component_that_fails_later_is_told() {
     let mut world = installed(&json!({}));
     world.object("Deployment", "virt-api")["status"]["readyReplicas"] = json!(0);
-    world.pass();
+    world.reconcile();
     let conditions = world.status()["conditions"].to_string();
     assert_eq!(world.status()["phase"], "Deployed");
     assert!(conditions.contains("virt-api: none of its pods is ready"), "{conditions}");
     world.roll_out();
-    world.pass();
+    world.reconcile();
     assert!(!world.status()["conditions"].to_string().contains("virt-api"));
 }
 
@@ -430,7 +430,7 @@ fn a_long_wait_says_for_what() {
     let mut world = World::new(&json!({}));
     world.rolls_out = false;
     for _ in 0..25 {
-        world.pass();
+        world.reconcile();
     }
     let conditions = world.status()["conditions"].to_string();
     assert!(

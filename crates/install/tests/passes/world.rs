@@ -158,7 +158,7 @@ impl World {
         objects
     }
 
-    pub(crate) fn pass(&mut self) -> Pass {
+    pub(crate) fn reconcile(&mut self) -> Pass {
         let observed = self.observed();
         let plan = vitivirt_install::plan(&observed);
         let mut done = Vec::new();
@@ -177,7 +177,7 @@ impl World {
     pub(crate) fn settle(&mut self) -> Vec<Pass> {
         let mut passes = Vec::new();
         for _ in 0..12 {
-            let pass = self.pass();
+            let pass = self.reconcile();
             if self.rolls_out {
                 self.roll_out();
             }

@@ -25,8 +25,8 @@ use vitivirt_api::machine::{LABEL_MACHINE, LABEL_MANAGED_BY, MANAGED_BY, Machine
 use vitivirt_machine::{
     import_source_resource, network_attachment_resource, virtual_machine_instance_resource, virtual_machine_resource,
 };
-use vitivirt_runtime::pass::Executor;
 use vitivirt_runtime::program::Context;
+use vitivirt_runtime::reconcile::Executor;
 use vitivirt_runtime::watch::{Cache, Change, Entry, IndexFn, Listing, Selection, follow};
 
 pub(crate) use self::kubevirt::{STATUSES, VmEntry, VmiEntry};

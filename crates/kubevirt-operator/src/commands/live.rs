@@ -21,7 +21,7 @@ use vitivirt_machine::{
     Observed, import_source_resource, macs, network_attachment_resource, virtual_machine_instance_resource,
     virtual_machine_resource,
 };
-use vitivirt_runtime::pass::{Executor, classify};
+use vitivirt_runtime::reconcile::{Executor, classify};
 use vitivirt_runtime::watch::Entry;
 
 use crate::cache::{

@@ -31,7 +31,7 @@ fn waiting(observed: &Observed, wait: &Wait) -> Report {
     let remaining = VISIBLE_AFTER.saturating_sub(Duration::try_from(waited).unwrap_or_default());
     if !remaining.is_zero() {
         // The deletion timestamp has whole seconds: a little later is surely late enough.
-        return Report { wake_after: Some(remaining + Duration::from_millis(100)), ..Report::default() };
+        return Report { requeue_after: Some(remaining + Duration::from_millis(100)), ..Report::default() };
     }
     let message = format!("the Machine is being deleted: {}", wait.message);
     told(observed, &not_ready(phase::CREATING, wait.reason, message))

@@ -38,7 +38,7 @@ fn finish(observed: &Observed, plan: &Plan, status: MachineStatus, verdict: &Ver
         events: events::of(observed, plan, &previous, &status, verdict),
         status: Some(write(observed, &previous, status)),
         // Granting a permission wakes nobody.
-        wake_after: matches!(observed.source, SourceView::Forbidden(_)).then_some(ASK_AGAIN),
+        requeue_after: matches!(observed.source, SourceView::Forbidden(_)).then_some(ASK_AGAIN),
         error: verdict.error.then_some(verdict.reason),
     }
 }

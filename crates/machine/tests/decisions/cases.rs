@@ -28,17 +28,17 @@ fn expect(world: &World, phase: &str, ready: &str, reason: &str) {
 #[test]
 fn a_machine_comes_to_life() {
     let mut world = World::new(template("medium"));
-    let (plan, _) = world.pass();
+    let (plan, _) = world.reconcile();
     assert_eq!(plan.write_count(), 3, "finalizer, claim and VM: {plan:?}");
     expect(&world, "Creating", "False", "VMCreated");
-    world.pass();
+    world.reconcile();
     expect(&world, "Creating", "False", "PVCPending");
     world.bind_claims();
     world.start_guest("Scheduling");
-    world.pass();
+    world.reconcile();
     expect(&world, "Creating", "False", "VMCreated");
     world.start_guest("Running");
-    world.pass();
+    world.reconcile();
     expect(&world, "Running", "True", "Running");
     let status = world.status();
     assert_eq!((status.ip_addresses, status.node_name.as_deref()), (vec!["10.1.2.3".to_owned()], Some("node-1")));
@@ -52,13 +52,13 @@ fn a_machine_that_runs_goes_on_when_something_it_was_made_from_goes() {
         CloudInit { secret_ref: Some(SecretKeyRef { name: "s".to_owned(), key: None }), ..CloudInit::default() };
     let mut world = World::new(MachineSpec { cloud_init: Some(cloud_init), ..template("small") });
     world.observed.source = SourceView::Read(SecretBytes(b"#cloud-config".to_vec()));
-    world.pass();
+    world.reconcile();
     world.bind_claims();
     world.start_guest("Running");
-    world.pass();
+    world.reconcile();
     expect(&world, "Running", "True", "Running");
     world.observed.source = SourceView::SecretMissing;
-    world.pass();
+    world.reconcile();
     expect(&world, "Running", "False", "SecretNotFound");
     assert!(world.status().diagnosis.unwrap().contains("the machine runs on"));
 }
@@ -66,12 +66,12 @@ fn a_machine_that_runs_goes_on_when_something_it_was_made_from_goes() {
 #[test]
 fn an_unknown_template_names_the_known_ones_and_heals() {
     let mut world = World::new(template("huge"));
-    let (plan, _) = world.pass();
+    let (plan, _) = world.reconcile();
     assert_eq!(plan.write_count(), 0);
     expect(&world, "Failed", "False", "TemplateNotFound");
     assert!(world.status().diagnosis.unwrap().contains("small, medium, large"));
     world.edit(template("small"));
-    world.pass();
+    world.reconcile();
     expect(&world, "Creating", "False", "VMCreated");
 }
 
@@ -112,7 +112,7 @@ fn what_is_missing_is_named_and_nothing_is_half_made() {
         (&mut no_secret, "Pending", "SecretNotFound", "no Secret s"),
         (&mut no_right, "Pending", "PermissionMissing", "may not get secrets; grant"),
     ] {
-        let (plan, _) = world.pass();
+        let (plan, _) = world.reconcile();
         assert_eq!(plan.write_count(), 0, "{reason}: {plan:?}");
         expect(world, phase, "False", reason);
         let diagnosis = world.status().diagnosis.unwrap();
@@ -150,11 +150,11 @@ fn a_guest_that_never_ran_is_made_anew_after_an_edit() {
     if let Some(vmi) = &mut world.observed.vmi {
         vmi.unschedulable = Some("0/1 nodes are available: 1 Insufficient memory".to_owned());
     }
-    world.pass();
+    world.reconcile();
     expect(&world, "Creating", "False", "InsufficientResources");
     world.edit(template("small"));
-    world.pass();
-    world.pass();
+    world.reconcile();
+    world.reconcile();
     assert!(world.observed.vmi.is_none(), "the old guest is deleted, so that KubeVirt makes a new one");
 }
 
@@ -192,11 +192,11 @@ fn foreign_names_are_never_taken() {
     let mut world = World::new(template("small"));
     world.settle();
     world.observed.vm.as_mut().unwrap().controller_uid = Some("somebody".to_owned());
-    let (plan, _) = world.pass();
+    let (plan, _) = world.reconcile();
     assert_eq!(plan.write_count(), 0, "{plan:?}");
     expect(&world, "Failed", "False", "NameTaken");
     world.delete_machine();
-    world.pass();
+    world.reconcile();
     assert!(world.gone && !world.observed.vm.as_ref().unwrap().deleting, "the foreign VM stays");
 }
 
@@ -226,9 +226,9 @@ fn the_last_machine_of_a_network_lets_it_go() {
         assert!(world.observed.networks["prod"].protected.is_some());
         world.observed.networks.get_mut("prod").unwrap().other_users = other_users;
         world.delete_machine();
-        world.pass();
+        world.reconcile();
         world.finish_shutdown();
-        world.pass();
+        world.reconcile();
         assert!(world.gone);
         assert_eq!(world.observed.networks["prod"].protected.is_some(), protected);
     }
@@ -262,14 +262,14 @@ fn a_changed_or_tampered_secret_is_written_again() {
     world.settle();
     assert_ne!(world.observed.secret.clone().unwrap().content, first);
     world.observed.secret.as_mut().unwrap().tampered = true;
-    let (plan, _) = world.pass();
+    let (plan, _) = world.reconcile();
     assert_eq!(plan.write_count(), 1, "{plan:?}");
     assert!(!format!("{plan:?} {:?}", world.observed.machine).contains("canary"), "user data must never be printed");
     // Somebody took our annotation, once with everything and once from among others.
     for annotated in [false, true] {
         let secret = world.observed.secret.as_mut().unwrap();
         (secret.content, secret.annotated) = (None, annotated);
-        assert_eq!(world.pass().0.write_count(), 1);
+        assert_eq!(world.reconcile().0.write_count(), 1);
         assert!(world.observed.secret.as_ref().unwrap().content.is_some());
     }
 }
@@ -322,12 +322,12 @@ fn a_stop_by_hand_is_undone_and_explained() {
     world.start_guest("Running");
     world.settle();
     world.observed.vm.as_mut().unwrap().spec["runStrategy"] = "Halted".into();
-    let (_, report) = world.pass();
+    let (_, report) = world.reconcile();
     let told: Vec<&str> = report.events.iter().map(|event| event.reason).collect();
     assert_eq!(told, ["PowerStateRestored"]);
     assert_eq!(world.observed.vm.as_ref().unwrap().spec["runStrategy"], "Always");
     world.edit(MachineSpec { power_state: Some("Stopped".to_owned()), ..template("small") });
-    let (_, report) = world.pass();
+    let (_, report) = world.reconcile();
     assert!(
         report.events.iter().all(|event| event.reason != "PowerStateRestored"),
         "an edit of powerState is no contradiction"
@@ -345,9 +345,9 @@ fn a_right_that_comes_back_is_noticed() {
         ..template("small")
     });
     world.observed.source = SourceView::Forbidden("no".to_owned());
-    let (_, report) = world.pass();
-    assert!(report.wake_after.is_some());
+    let (_, report) = world.reconcile();
+    assert!(report.requeue_after.is_some());
     world.observed.source = SourceView::Read(SecretBytes(b"#cloud-config".to_vec()));
-    let (plan, report) = world.pass();
-    assert_eq!((plan.write_count(), report.wake_after), (4, None), "{plan:?}");
+    let (plan, report) = world.reconcile();
+    assert_eq!((plan.write_count(), report.requeue_after), (4, None), "{plan:?}");
 }

@@ -90,7 +90,7 @@ fn the_restart_is_told_once() {
     world.settle();
     world.observed.vm.as_mut().unwrap().restart_required = true;
     let told =
-        |world: &mut World| world.pass().1.events.iter().filter(|event| event.reason == "PendingRestart").count();
+        |world: &mut World| world.reconcile().1.events.iter().filter(|event| event.reason == "PendingRestart").count();
     assert_eq!((told(&mut world), told(&mut world)), (1, 0));
 }
 

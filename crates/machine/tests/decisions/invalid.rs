@@ -15,7 +15,7 @@ use crate::world::World;
 /// Nothing is made of it; what it says is bounded and told as a failure of the Machine.
 fn refused(spec: MachineSpec) -> Result<(), TestCaseError> {
     let mut world = World::new(spec).with_network("prod").with_network("storage");
-    let (plan, _) = world.pass();
+    let (plan, _) = world.reconcile();
     prop_assert_eq!(plan.write_count(), 0, "{:?}", plan);
     let status = world.status();
     prop_assert_eq!(status.phase.as_deref(), Some("Failed"));
@@ -216,7 +216,7 @@ proptest! {
         let understood = resolve(&world.observed.machine).is_ok();
         let plan = vitivirt_machine::plan(&world.observed);
         prop_assert!(understood || plan.write_count() == 0, "{plan:?}");
-        world.pass();
+        world.reconcile();
     }
 }
 
@@ -279,7 +279,7 @@ fn on_network(bridge: &str, vlan: Option<u16>) -> World {
 /// What is said when nothing is made of it.
 fn refused_network(bridge: &str, vlan: Option<u16>) -> Option<String> {
     let mut world = on_network(bridge, vlan);
-    let (plan, _) = world.pass();
+    let (plan, _) = world.reconcile();
     let reasons = || ["Ready", "NetworkReady"].map(|condition| world.condition(condition).1);
     (plan.write_count() == 0).then(|| {
         assert_eq!(reasons(), ["NetworkConfigurationNotFound", "NetworkFailed"]);

@@ -20,7 +20,7 @@ proptest! {
     #[test]
     fn a_plan_is_done_once(spec in spec()) {
         let mut world = world(spec);
-        let (first, _) = world.pass();
+        let (first, _) = world.reconcile();
         prop_assert!(world.observed.vm.is_some(), "a valid spec has a VM: {first:?}, {:?}", world.status().diagnosis);
         world.settle();
         world.bind_claims();
@@ -34,10 +34,10 @@ proptest! {
         let mut world = world(spec);
         world.settle();
         world.delete_machine();
-        world.pass();
+        world.reconcile();
         prop_assert!(!world.gone, "the VM is still shutting down");
         world.finish_shutdown();
-        world.pass();
+        world.reconcile();
         prop_assert!(world.gone);
         let kept = world.observed.claims.values().all(|claim| claim.labels["vitistack.io/on-delete"] == "Retain");
         prop_assert!(kept, "{:?}", world.observed.claims);

@@ -41,10 +41,10 @@ fn what_stands_in_the_way_is_counted_by_its_reason() {
         (no_secret, reason::SECRET_NOT_FOUND),
         (no_class, reason::STORAGE_CLASS_NOT_FOUND),
     ] {
-        let (_, report) = world.pass();
+        let (_, report) = world.reconcile();
         assert_eq!((report.error, world.condition(type_::READY).1.as_str()), (Some(expected), expected));
         // As long as it is so.
-        assert_eq!(world.pass().1.error, Some(expected));
+        assert_eq!(world.reconcile().1.error, Some(expected));
     }
 }
 
@@ -53,16 +53,16 @@ fn what_the_cluster_says_of_the_guest_is_counted_by_its_reason() {
     let mut world = running(small());
     world.start_guest("Scheduling");
     world.observed.vmi.as_mut().unwrap().unschedulable = Some("0/1 nodes are available".to_owned());
-    assert_eq!(world.pass().1.error, Some(reason::INSUFFICIENT_RESOURCES));
+    assert_eq!(world.reconcile().1.error, Some(reason::INSUFFICIENT_RESOURCES));
     world.start_guest("CrashLoopBackOff");
-    assert_eq!(world.pass().1.error, Some(reason::VM_FAILED));
+    assert_eq!(world.reconcile().1.error, Some(reason::VM_FAILED));
 }
 
 #[test]
 fn a_life_without_trouble_has_no_error() {
     let mut world = World::new(small());
     let pass = |world: &mut World, expected: &str| {
-        let (_, report) = world.pass();
+        let (_, report) = world.reconcile();
         assert_eq!(world.condition(type_::READY).1, expected);
         assert_eq!(report.error, None, "{expected}");
     };
@@ -103,15 +103,15 @@ fn a_claim_that_stays_unbound_becomes_an_error() {
         let mut world = World::new(small());
         world.observed.storage_classes[0].waits_for_consumer = waits_for_consumer;
         world.settle();
-        assert_eq!(world.pass().1.error, None, "it is being made");
+        assert_eq!(world.reconcile().1.error, None, "it is being made");
         world.observed.now = world.observed.now.checked_add(SignedDuration::from_mins(5)).unwrap();
-        assert_eq!(world.pass().1.error, expected);
+        assert_eq!(world.reconcile().1.error, expected);
         // To fill a volume may take long.
         world.observed.claims.values_mut().for_each(|claim| claim.source = Some(String::new()));
-        assert_eq!(world.pass().1.error, None);
+        assert_eq!(world.reconcile().1.error, None);
         world.observed.claims.values_mut().for_each(|claim| claim.source = None);
         world.bind_claims();
-        assert_eq!(world.pass().1.error, None);
+        assert_eq!(world.reconcile().1.error, None);
     }
 }
 
@@ -123,7 +123,7 @@ fn a_claim_that_was_just_made_is_not_late() {
     world.observed.now = world.observed.now.checked_add(SignedDuration::from_mins(60)).unwrap();
     world.edit(small());
     for _ in 0..3 {
-        assert_eq!(world.pass().1.error, None, "{:?}", world.status().diagnosis);
+        assert_eq!(world.reconcile().1.error, None, "{:?}", world.status().diagnosis);
     }
 }
 

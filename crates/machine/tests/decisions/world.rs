@@ -71,7 +71,7 @@ impl World {
     }
 
     /// One pass: the plan is carried out, the status is written. Returns what was planned and said.
-    pub(crate) fn pass(&mut self) -> (Plan, Report) {
+    pub(crate) fn reconcile(&mut self) -> (Plan, Report) {
         let plan = vitivirt_machine::plan(&self.observed);
         let before = self.observed.clone();
         let outcome = self.apply(&plan);
@@ -99,7 +99,7 @@ impl World {
     /// Passes until nothing is written any more.
     pub(crate) fn settle(&mut self) {
         for _ in 0..10 {
-            let (plan, report) = self.pass();
+            let (plan, report) = self.reconcile();
             if plan.write_count() == 0 && !report.status.is_some_and(|status| status.differs()) {
                 return;
             }

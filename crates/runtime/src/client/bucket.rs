@@ -58,8 +58,8 @@ mod tests {
         for _ in 0..20 {
             bucket.wait().await;
         }
-        let passed = begin.elapsed();
-        assert!(passed >= Duration::from_millis(2000) && passed < Duration::from_millis(2050), "{passed:?}");
+        let result = begin.elapsed();
+        assert!(result >= Duration::from_millis(2000) && result < Duration::from_millis(2050), "{passed:?}");
     }
 
     #[tokio::test(start_paused = true)]

@@ -19,7 +19,7 @@ use tokio::{net::TcpListener, time::Instant};
 use tower::Layer;
 
 use super::*;
-use crate::pass::classify;
+use crate::reconcile::classify;
 
 type Answer = Response<UnsyncBoxBody<Bytes, BoxError>>;
 

@@ -11,9 +11,9 @@ mod tests;
 use std::{borrow::Cow, sync::Arc};
 
 use k8s_openapi::{
+    api::{core::v1::ObjectReference, events::v1::Event},
     apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta},
     jiff::Timestamp,
-    api::{core::v1::ObjectReference, events::v1::Event},
 };
 use kube::{
     Api, Client,

@@ -22,7 +22,7 @@ type Check = Box<dyn Fn() -> bool + Send + Sync>;
 #[derive(Default)]
 pub struct Health {
     checks: Mutex<Vec<(String, Check)>>,
-    passes: Mutex<Passes>,
+    reconciles: Mutex<Passes>,
     failed: Mutex<Option<String>>,
 }
 
@@ -40,7 +40,7 @@ pub struct Watched {
 
 impl Drop for Watched {
     fn drop(&mut self) {
-        self.health.passes.lock().running.remove(&self.serial);
+        self.health.reconciles.lock().running.remove(&self.serial);
     }
 }
 
@@ -52,10 +52,10 @@ impl Health {
 
     /// A pass begins. It counts as stuck if the result is not dropped in time.
     pub fn begin(self: &Arc<Self>, controller: &'static str, deadline: Duration) -> Watched {
-        let mut passes = self.passes.lock();
-        passes.serial += 1;
-        let serial = passes.serial;
-        passes.running.insert(serial, (controller, Instant::now() + deadline + GRACE));
+        let mut reconciles = self.reconciles.lock();
+        reconciles.serial += 1;
+        let serial = reconciles.serial;
+        reconciles.running.insert(serial, (controller, Instant::now() + deadline + GRACE));
         Watched { health: self.clone(), serial }
     }
 
@@ -70,8 +70,8 @@ impl Health {
             return Some(why.clone());
         }
         let now = Instant::now();
-        let passes = self.passes.lock();
-        let (controller, _) = passes.running.values().find(|(_, limit)| now > *limit)?;
+        let reconciles = self.reconciles.lock();
+        let (controller, _) = reconciles.running.values().find(|(_, limit)| now > *limit)?;
         Some(format!("a pass of controller {controller} is stuck past its deadline"))
     }
 

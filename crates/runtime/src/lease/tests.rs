@@ -380,8 +380,8 @@ async fn tasks_of_the_work_are_waited_for() {
         let blocked = blocked.clone();
         cut.cut();
         async move {
-            let mut passes = tokio::task::JoinSet::new();
-            passes.spawn(leadership.track(async move {
+            let mut reconciles = tokio::task::JoinSet::new();
+            reconciles.spawn(leadership.track(async move {
                 let _ = blocked.lock().recv();
             }));
             std::future::pending::<()>().await;

@@ -168,7 +168,8 @@ mod tests {
     #[test]
     fn the_seeds_line() {
         let lines = logged(|| {
-            let span = tracing::info_span!("pass", controller = "Machine", machine = "test-vm", namespace = "default");
+            let span =
+                tracing::info_span!("reconcile", controller = "Machine", machine = "test-vm", namespace = "default");
             span.in_scope(|| tracing::info!(phase = "Creating", "Creating VirtualMachine resource"));
         });
         assert_eq!(

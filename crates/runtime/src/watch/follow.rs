@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 use vitivirt_api::ObjectKey;
 
 use super::{Cache, Change, IndexFn, Listing, Scope, entry};
-use crate::{client::REQUEST_DEADLINE, pass::Backoff};
+use crate::{client::REQUEST_DEADLINE, reconcile::Backoff};
 
 /// Which objects of a kind are followed, and how.
 #[derive(Clone, Debug)]

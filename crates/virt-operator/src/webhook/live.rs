@@ -5,8 +5,8 @@ use std::fmt::Debug;
 
 use kube::{
     Api, Client, Resource,
-    core::{ApiResource, DynamicObject, GroupVersionKind},
     api::{ListParams, PostParams},
+    core::{ApiResource, DynamicObject, GroupVersionKind},
 };
 use serde::{Serialize, de::DeserializeOwned};
 use vitivirt_api::{

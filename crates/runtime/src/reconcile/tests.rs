@@ -63,7 +63,7 @@ fn uid(object: &Value) -> String {
 async fn steps_are_done_in_order_until_one_must_wait() {
     let server = Server::new();
     let (executor, link) = executor(&server);
-    let wait = Wait { reason: "Booting", message: "it boots".to_owned(), wake_after: None };
+    let wait = Wait { reason: "Booting", message: "it boots".to_owned(), requeue_after: None };
     let plan = plan([
         Step::new("disks").write(create("a")).write(create("b")),
         Step::new("machine").write(create("c")).wait(wait.clone()),
@@ -191,7 +191,7 @@ async fn a_status_is_written_once_and_only_when_it_differs() {
 
 /// Makes one config map per key, and misbehaves for some keys.
 struct Maker {
-    passes: Mutex<Vec<(Instant, String)>>,
+    reconciles: Mutex<Vec<(Instant, String)>>,
     under_way: AtomicUsize,
     most: AtomicUsize,
     /// Makes it in every pass, not only in the first.
@@ -203,7 +203,7 @@ impl Controller for Maker {
     const NAME: &'static str = "Maker";
 
     async fn observe(&self, key: &ObjectKey) -> Result<Option<ObjectKey>, Failure> {
-        self.passes.lock().push((Instant::now(), key.name().to_owned()));
+        self.reconciles.lock().push((Instant::now(), key.name().to_owned()));
         self.most.fetch_max(self.under_way.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
         tokio::time::sleep(Duration::from_millis(10)).await;
         self.under_way.fetch_sub(1, Ordering::SeqCst);
@@ -221,7 +221,9 @@ impl Controller for Maker {
 
     fn plan(&self, observed: &ObjectKey) -> Plan {
         assert_ne!(observed.name(), "panics", "as the test wants it");
-        if !*self.stubborn.lock() && self.passes.lock().iter().filter(|(_, name)| name == observed.name()).count() > 1 {
+        if !*self.stubborn.lock()
+            && self.reconciles.lock().iter().filter(|(_, name)| name == observed.name()).count() > 1
+        {
             return Plan::default();
         }
         plan([Step::new("make")
@@ -250,7 +252,7 @@ impl Controller for Maker {
         Report {
             status: None,
             events: events.into_iter().collect(),
-            wake_after: Some(Duration::from_secs(1)).filter(|_| observed.name() == "eager"),
+            requeue_after: Some(Duration::from_secs(1)).filter(|_| observed.name() == "eager"),
             error: observed.name().starts_with("told").then_some("Told"),
         }
     }
@@ -284,8 +286,12 @@ fn bench_on(server: Arc<Server>, options: RunnerOptions) -> Bench {
     let (event_client, events_link) = server.client();
     let (events, sending) = recorder(event_client, reporter, metrics.clone());
     tokio::spawn(sending);
-    let maker =
-        Arc::new(Maker { passes: Mutex::default(), under_way: 0.into(), most: 0.into(), stubborn: Mutex::default() });
+    let maker = Arc::new(Maker {
+        reconciles: Mutex::default(),
+        under_way: 0.into(),
+        most: 0.into(),
+        stubborn: Mutex::default(),
+    });
     let queue = Queue::default();
     let runner = Runner {
         controller: maker.clone(),
@@ -307,14 +313,14 @@ impl Bench {
         self.queue.add(ObjectKey::namespaced("ns", name));
     }
 
-    fn passes(&self, name: &str) -> Vec<Instant> {
-        self.maker.passes.lock().iter().filter(|(_, of)| of == name).map(|(at, _)| *at).collect()
+    fn reconciles(&self, name: &str) -> Vec<Instant> {
+        self.maker.reconciles.lock().iter().filter(|(_, of)| of == name).map(|(at, _)| *at).collect()
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn one_objects_trouble_is_its_own() {
-    let bench = bench(RunnerOptions { workers: 3, pass_deadline: Duration::from_secs(30), resync: None });
+    let bench = bench(RunnerOptions { workers: 3, reconcile_deadline: Duration::from_secs(30), resync: None });
     for name in ["panics", "hangs", "invalid", "gone", "good-1", "good-2"] {
         bench.add(name);
     }
@@ -322,10 +328,10 @@ async fn one_objects_trouble_is_its_own() {
     assert!(bench.server.get(MAPS, "ns", "good-1").is_some() && bench.server.get(MAPS, "ns", "good-2").is_some());
     tokio::time::sleep(Duration::from_secs(600)).await;
     // A panic and a hang are tried again, less and less often, and what is invalid seldom.
-    assert!((5..30).contains(&bench.passes("panics").len()), "{}", bench.passes("panics").len());
-    assert!(bench.passes("hangs").len() > 3);
-    assert!((4..=6).contains(&bench.passes("invalid").len()), "{}", bench.passes("invalid").len());
-    assert_eq!([bench.passes("gone").len(), bench.passes("good-1").len()], [1, 1]);
+    assert!((5..30).contains(&bench.reconciles("panics").len()), "{}", bench.reconciles("panics").len());
+    assert!(bench.reconciles("hangs").len() > 3);
+    assert!((4..=6).contains(&bench.reconciles("invalid").len()), "{}", bench.reconciles("invalid").len());
+    assert_eq!([bench.reconciles("gone").len(), bench.reconciles("good-1").len()], [1, 1]);
     let text = bench.metrics.encode().unwrap();
     for line in [
         "test_reconciliation_errors_total{controller=\"Maker\",error_type=\"Wrong\"}",
@@ -333,7 +339,7 @@ async fn one_objects_trouble_is_its_own() {
     ] {
         assert!(text.contains(line), "{text}");
     }
-    assert!(text.contains("error_type=\"Panic\"") && text.contains("error_type=\"PassDeadlineExceeded\""));
+    assert!(text.contains("error_type=\"Panic\"") && text.contains("error_type=\"ReconcileDeadlineExceeded\""));
     // The two that were made, and nothing from the ones in trouble.
     assert_eq!(bench.events.count(Verb::Create), 2);
 }
@@ -373,27 +379,27 @@ async fn a_pass_that_was_dropped_is_begun_again_by_the_next_leadership() {
     tokio::time::sleep(Duration::from_secs(1)).await;
     bench.running.abort();
     bench.leadership.ended().await;
-    assert_eq!((bench.passes("slow").len(), bench.link.writes()), (1, 0));
+    assert_eq!((bench.reconciles("slow").len(), bench.link.writes()), (1, 0));
     bench.server.put(MAPS, json!({ "metadata": { "name": "unrelated", "namespace": "ns" } }));
     tokio::spawn(lead(bench.runner.clone(), Leadership::unopposed(CancellationToken::new())));
     tokio::time::sleep(Duration::from_secs(10)).await;
-    assert_eq!(bench.passes("slow").len(), 2);
+    assert_eq!(bench.reconciles("slow").len(), 2);
     // Woken while it runs, it is served once more and no further.
     bench.add("slow");
     tokio::time::sleep(Duration::from_secs(60)).await;
-    assert_eq!(bench.passes("slow").len(), 3);
+    assert_eq!(bench.reconciles("slow").len(), 3);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_taken_name_is_tried_again_seldom_and_more_often_with_a_short_resync() {
-    for (resync, passes) in [(None, 4..=6), (Some(Duration::from_secs(10)), 55..=80)] {
+    for (resync, reconciles) in [(None, 4..=6), (Some(Duration::from_secs(10)), 55..=80)] {
         let server = Server::new();
         server.put(MAPS, json!({ "metadata": { "name": "a", "namespace": "ns" } }));
         let bench = bench_on(server, RunnerOptions { resync, ..RunnerOptions::default() });
         *bench.maker.stubborn.lock() = true;
         bench.add("a");
         tokio::time::sleep(Duration::from_secs(600)).await;
-        assert!(passes.contains(&bench.passes("a").len()), "{}", bench.passes("a").len());
+        assert!(reconciles.contains(&bench.reconciles("a").len()), "{}", bench.reconciles("a").len());
         assert!(bench.metrics.encode().unwrap().contains("error_type=\"NameTaken\""));
         // It leaves: nobody needs to touch our object.
         bench.server.remove(MAPS, "ns", "a");
@@ -412,7 +418,7 @@ async fn a_report_does_not_undercut_what_a_failure_asks_for() {
     bench.add("eager");
     tokio::time::sleep(Duration::from_secs(100)).await;
     // Refused by admission, as far as one can tell: 30 seconds, a minute, and so on.
-    assert!((2..=4).contains(&bench.passes("eager").len()), "{}", bench.passes("eager").len());
+    assert!((2..=4).contains(&bench.reconciles("eager").len()), "{}", bench.reconciles("eager").len());
 }
 
 #[tokio::test(start_paused = true)]
@@ -421,7 +427,7 @@ async fn who_does_not_lead_tells_nothing() {
     bench.leadership.fence.close_for_test();
     bench.add("talkative");
     tokio::time::sleep(Duration::from_secs(5)).await;
-    assert!(!bench.passes("talkative").is_empty());
+    assert!(!bench.reconciles("talkative").is_empty());
     assert_eq!((bench.link.writes(), bench.events.writes()), (0, 0));
 }
 
@@ -436,7 +442,7 @@ async fn workers_are_limited_and_the_rest_is_drained_at_the_end() {
     bench.running.await.unwrap();
     assert_eq!(bench.maker.most.load(Ordering::SeqCst), 3);
     assert_eq!(bench.maker.under_way.load(Ordering::SeqCst), 0);
-    let begun = bench.maker.passes.lock().len();
+    let begun = bench.maker.reconciles.lock().len();
     assert!((3..=6).contains(&begun), "{begun}");
     // What was begun was ended.
     assert_eq!(bench.link.count(Verb::Create), begun);
@@ -448,12 +454,12 @@ async fn a_failing_write_is_retried_and_success_forgets_it() {
     bench.link.faults.lock().push_back(Fault::Refuse(Verb::Create, 503));
     bench.add("a");
     tokio::time::sleep(Duration::from_secs(2)).await;
-    let passes = bench.passes("a");
-    assert_eq!(passes.len(), 2);
-    assert!(passes[1] - passes[0] >= Duration::from_millis(125));
+    let reconciles = bench.reconciles("a");
+    assert_eq!(reconciles.len(), 2);
+    assert!(reconciles[1] - reconciles[0] >= Duration::from_millis(125));
     // Then every resync, and no request.
     tokio::time::sleep(Duration::from_secs(300)).await;
-    assert!((11..=15).contains(&bench.passes("a").len()), "{}", bench.passes("a").len());
+    assert!((11..=15).contains(&bench.reconciles("a").len()), "{}", bench.reconciles("a").len());
     assert_eq!(bench.link.requests.lock().len(), 1);
 }
 

@@ -29,7 +29,7 @@ pub use self::{
 use crate::{events::Recorder, lease::Fence};
 
 pub mod message {
-    pub const FAILED: &str = "pass failed";
+    pub const FAILED: &str = "reconcile failed";
 }
 
 /// The four steps of one kind of object.
@@ -55,23 +55,23 @@ pub trait Controller: Send + Sync + 'static {
     /// The fields of every log line of a pass.
     fn span(&self, key: &ObjectKey) -> tracing::Span {
         let namespace = key.namespace().unwrap_or_default();
-        tracing::info_span!("pass", controller = Self::NAME, namespace, name = key.name())
+        tracing::info_span!("reconcile", controller = Self::NAME, namespace, name = key.name())
     }
 }
 
 /// What a pass came to, and what its report calls wrong: that need not be a failure of the pass.
 #[derive(Debug, PartialEq)]
-pub enum Passed {
+pub enum ReconcileResult {
     /// Nothing failed. The pass may wait for something, and may want to look again after a time.
-    Settled { wake_after: Option<Duration>, told: Option<&'static str> },
+    Succeeded { requeue_after: Option<Duration>, condition_reason: Option<&'static str> },
     /// When it is tried again is for the failure to say, not for the report: a server that asked for peace gets it.
-    Failed { failure: Failure, told: Option<&'static str> },
+    Failed { failure: Failure, condition_reason: Option<&'static str> },
 }
 
-impl Passed {
+impl ReconcileResult {
     fn failure(&self) -> Option<&Failure> {
         match self {
-            Self::Settled { .. } => None,
+            Self::Succeeded { .. } => None,
             Self::Failed { failure, .. } => Some(failure),
         }
     }
@@ -79,40 +79,42 @@ impl Passed {
     /// The type of error that the pass counts as, at most one: what is told, else what failed.
     fn error(&self) -> Option<&'static str> {
         match self {
-            Self::Settled { told, .. } => *told,
-            Self::Failed { told, failure } => told.or(Some(failure.reason)),
+            Self::Succeeded { condition_reason, .. } => *condition_reason,
+            Self::Failed { condition_reason, failure } => condition_reason.or(Some(failure.reason)),
         }
     }
 }
 
 /// One pass, which cannot last longer than `deadline` and cannot panic.
-pub async fn pass<C: Controller>(
+pub async fn reconcile<C: Controller>(
     controller: &C,
     key: &ObjectKey,
     executor: &Executor,
     events: &Recorder,
     fence: &Fence,
     deadline: Duration,
-) -> Passed {
-    let steps = AssertUnwindSafe(steps(controller, key, executor, events, fence)).catch_unwind();
+) -> ReconcileResult {
+    let steps = AssertUnwindSafe(reconcile_steps(controller, key, executor, events, fence)).catch_unwind();
     let failure = match timeout(deadline, steps).await {
-        Ok(Ok(Ok(passed))) => return passed,
+        Ok(Ok(Ok(result))) => return result,
         Ok(Ok(Err(failure))) => failure,
         Ok(Err(panic)) => Failure::bug(reason::PANIC, format!("the pass panicked: {}", panic_message(&*panic))),
-        Err(_) => Failure::transient(reason::PASS_DEADLINE_EXCEEDED, format!("the pass took longer than {deadline:?}")),
+        Err(_) => {
+            Failure::transient(reason::RECONCILE_DEADLINE_EXCEEDED, format!("the pass took longer than {deadline:?}"))
+        }
     };
-    Passed::Failed { failure, told: None }
+    ReconcileResult::Failed { failure, condition_reason: None }
 }
 
-async fn steps<C: Controller>(
+async fn reconcile_steps<C: Controller>(
     controller: &C,
     key: &ObjectKey,
     executor: &Executor,
     events: &Recorder,
     fence: &Fence,
-) -> Result<Passed, Failure> {
+) -> Result<ReconcileResult, Failure> {
     let Some(observed) = controller.observe(key).await? else {
-        return Ok(Passed::Settled { wake_after: None, told: None });
+        return Ok(ReconcileResult::Succeeded { requeue_after: None, condition_reason: None });
     };
     let plan = controller.plan(&observed);
     let outcome = executor.apply(&plan, fence, |target, live| controller.owns(&observed, target, live)).await;
@@ -133,10 +135,10 @@ async fn steps<C: Controller>(
         None => Ok(false),
     };
     let wait = match &outcome.stop {
-        Stop::Waiting { wait, .. } => wait.wake_after,
+        Stop::Waiting { wait, .. } => wait.requeue_after,
         _ => None,
     };
-    let wake_after = sooner(report.wake_after, wait);
+    let requeue_after = sooner(report.requeue_after, wait);
     let cause = match outcome.stop {
         Stop::Failed { failure, .. } => Some(failure),
         // Nobody is woken when the other object goes away.
@@ -147,16 +149,18 @@ async fn steps<C: Controller>(
     };
     let failure = match (cause, reported) {
         (cause, Ok(_)) => cause,
-        (None, Err(untold)) => Some(untold),
+        (None, Err(status_error)) => Some(status_error),
         // What is tried seldom must at least be told: what kept us from telling it decides about the next try.
-        (Some(cause), Err(untold)) if matches!(cause.class, Class::Invalid | Class::Forbidden) => Some(untold),
+        (Some(cause), Err(status_error)) if matches!(cause.class, Class::Invalid | Class::Forbidden) => {
+            Some(status_error)
+        }
         // The first failure is the cause; that the status could not be told of it may be its consequence.
         (Some(cause), Err(_)) => Some(cause),
     };
-    let told = report.error;
+    let condition_reason = report.error;
     Ok(match failure {
-        None => Passed::Settled { wake_after, told },
-        Some(failure) => Passed::Failed { failure, told },
+        None => ReconcileResult::Succeeded { requeue_after, condition_reason },
+        Some(failure) => ReconcileResult::Failed { failure, condition_reason },
     })
 }
 

@@ -10,20 +10,20 @@ use tokio::{
 use tracing::Instrument;
 use vitivirt_api::{Class, Failure, ObjectKey};
 
-use super::{Controller, Executor, Passed, message, pass, retry_delay, sooner};
+use super::{Controller, Executor, ReconcileResult, message, reconcile, retry_delay, sooner};
 use crate::{events::Recorder, health::Health, lease::Leadership, metrics::Metrics, queue::Queue, queue::Turn};
 
 #[derive(Clone, Copy, Debug)]
 pub struct RunnerOptions {
     pub workers: usize,
-    pub pass_deadline: Duration,
+    pub reconcile_deadline: Duration,
     /// The longest time that a settled object goes without a pass. It costs no request: caches are compared.
     pub resync: Option<Duration>,
 }
 
 impl Default for RunnerOptions {
     fn default() -> Self {
-        Self { workers: 5, pass_deadline: Duration::from_secs(60), resync: None }
+        Self { workers: 5, reconcile_deadline: Duration::from_secs(60), resync: None }
     }
 }
 
@@ -44,21 +44,21 @@ impl<C: Controller> Runner<C> {
         let depth = self.metrics.queue_depth(C::NAME);
         let mut failures: HashMap<ObjectKey, u32> = HashMap::new();
         let mut jitter = SmallRng::from_os_rng();
-        let mut passes = JoinSet::new();
+        let mut reconciles = JoinSet::new();
         loop {
             depth.set(i64::try_from(self.queue.depth()).unwrap_or(i64::MAX));
             tokio::select! {
                 biased;
                 () = leadership.stop.cancelled() => break,
-                Some(done) = passes.join_next(), if !passes.is_empty() => {
+                Some(done) = reconciles.join_next(), if !reconciles.is_empty() => {
                     self.finish(done, &mut failures, &mut jitter);
                 }
-                turn = self.queue.next(), if passes.len() < self.options.workers.max(1) => {
-                    passes.spawn(leadership.track(self.one(turn, &leadership)));
+                turn = self.queue.next(), if reconciles.len() < self.options.workers.max(1) => {
+                    reconciles.spawn(leadership.track(self.one(turn, &leadership)));
                 }
             }
         }
-        while let Some(done) = passes.join_next().await {
+        while let Some(done) = reconciles.join_next().await {
             self.finish(done, &mut failures, &mut jitter);
         }
         // A standby has no queue.
@@ -69,39 +69,39 @@ impl<C: Controller> Runner<C> {
         &self,
         turn: Turn<ObjectKey>,
         leadership: &Leadership,
-    ) -> impl Future<Output = (Turn<ObjectKey>, Passed)> + Send + use<C> {
+    ) -> impl Future<Output = (Turn<ObjectKey>, ReconcileResult)> + Send + use<C> {
         let (controller, executor) = (self.controller.clone(), self.executor.clone());
         let (events, metrics) = (self.events.clone(), self.metrics.clone());
-        let watched = self.health.begin(C::NAME, self.options.pass_deadline);
-        let (deadline, fence) = (self.options.pass_deadline, leadership.fence.clone());
+        let watched = self.health.begin(C::NAME, self.options.reconcile_deadline);
+        let (deadline, fence) = (self.options.reconcile_deadline, leadership.fence.clone());
         let span = self.controller.span(&turn);
         async move {
             let begin = Instant::now();
-            let passed = pass(&*controller, &turn, &executor, &events, &fence, deadline).await;
+            let result = reconcile(&*controller, &turn, &executor, &events, &fence, deadline).await;
             drop(watched);
-            let class = passed.failure().map(|failure| failure.class);
-            metrics.observe_pass(C::NAME, begin.elapsed().as_secs_f64(), passed.error(), class);
-            passed.failure().into_iter().for_each(log);
-            (turn, passed)
+            let class = result.failure().map(|failure| failure.class);
+            metrics.observe_reconcile(C::NAME, begin.elapsed().as_secs_f64(), result.error(), class);
+            result.failure().into_iter().for_each(log);
+            (turn, result)
         }
         .instrument(span)
     }
 
     fn finish(
         &self,
-        done: Result<(Turn<ObjectKey>, Passed), JoinError>,
+        done: Result<(Turn<ObjectKey>, ReconcileResult), JoinError>,
         failures: &mut HashMap<ObjectKey, u32>,
         jitter: &mut impl Rng,
     ) {
         // Panics are caught inside. Should one happen around the pass, its turn was dropped and comes again.
-        let Ok((turn, passed)) = done else { return };
+        let Ok((turn, result)) = done else { return };
         let resync = self.options.resync.map(|every| every.mul_f64(jitter.random_range(0.8..=1.0)));
-        let wake_after = match passed {
-            Passed::Settled { wake_after, .. } => {
+        let requeue_after = match result {
+            ReconcileResult::Succeeded { requeue_after, .. } => {
                 failures.remove(&*turn);
-                sooner(wake_after, resync)
+                sooner(requeue_after, resync)
             }
-            Passed::Failed { failure, .. } => {
+            ReconcileResult::Failed { failure, .. } => {
                 let earlier = failures.entry(turn.clone()).or_insert(0);
                 let retry = retry_delay(&failure, *earlier, jitter);
                 *earlier = earlier.saturating_add(1);
@@ -110,7 +110,7 @@ impl<C: Controller> Runner<C> {
                 sooner(Some(retry), resync)
             }
         };
-        if let Some(delay) = wake_after {
+        if let Some(delay) = requeue_after {
             self.queue.add_after(turn.clone(), delay);
         }
         turn.done();

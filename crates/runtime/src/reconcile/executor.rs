@@ -8,10 +8,8 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 use futures::{StreamExt, stream};
 use kube::{
     Client, Resource,
+    api::{DeleteParams, DynamicObject, GetParams, Patch, PatchParams, PostParams, Preconditions, PropagationPolicy},
     core::Request,
-    api::{
-        DeleteParams, DynamicObject, GetParams, Patch, PatchParams, PostParams, Preconditions, PropagationPolicy,
-    },
 };
 use serde_json::{Map, Value, json};
 use tokio::sync::Semaphore;
