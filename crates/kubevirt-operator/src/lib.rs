@@ -11,9 +11,9 @@ mod metrics;
 mod networks;
 mod observe;
 pub mod rbac;
+mod router;
 mod run;
 mod sources;
-mod wake;
 
 use std::process::ExitCode;
 

@@ -21,13 +21,13 @@ use crate::cache::{
     VmiEntry, address,
 };
 use crate::last_look::LastLook;
+use crate::router::EventRouter;
 use crate::sources::{Seen, Sources};
-use crate::wake::Wake;
 
 pub(crate) struct Observer {
     pub(crate) caches: Caches,
     pub(crate) sources: Arc<Sources>,
-    pub(crate) wake: Arc<Wake>,
+    pub(crate) router: Arc<EventRouter>,
     last_look: LastLook,
     /// What is known of the sources, so that a Machine at rest needs no read.
     memory: Mutex<HashMap<ObjectKey, Known>>,
@@ -45,8 +45,8 @@ struct Known {
 }
 
 impl Observer {
-    pub(crate) fn new(client: Client, caches: Caches, sources: Arc<Sources>, wake: Arc<Wake>) -> Self {
-        Self { caches, sources, wake, last_look: LastLook { client }, memory: Mutex::default() }
+    pub(crate) fn new(client: Client, caches: Caches, sources: Arc<Sources>, router: Arc<EventRouter>) -> Self {
+        Self { caches, sources, router, last_look: LastLook { client }, memory: Mutex::default() }
     }
 
     pub(crate) async fn observe(&self, key: &ObjectKey) -> Result<Option<Observed>, Failure> {
@@ -112,7 +112,7 @@ impl Observer {
     ) -> BTreeMap<String, vitivirt_machine::observed::NetworkView> {
         let view = |name: &str| {
             let entry = self.caches.networks.entry(&beside(key, name))?;
-            Some((name.to_owned(), NetworkEntry::view(&entry, self.wake.has_other_users(key, name, own))))
+            Some((name.to_owned(), NetworkEntry::view(&entry, self.router.has_other_users(key, name, own))))
         };
         own.networks.iter().filter_map(|name| view(name)).collect()
     }
@@ -124,7 +124,7 @@ impl Observer {
         resolved: Option<&Resolved>,
     ) -> BTreeMap<String, vitivirt_machine::observed::ClaimView> {
         let uid = machine.metadata.uid.as_deref().unwrap_or_default();
-        let carried = self.wake.claims_of(uid).into_iter().map(String::from);
+        let carried = self.router.claims_of(uid).into_iter().map(String::from);
         let needed = claim_names(resolved).map(str::to_owned);
         carried
             .chain(needed)
@@ -157,7 +157,7 @@ impl Observer {
     ) -> BTreeMap<(String, String), String> {
         let namespace = key.namespace().unwrap_or_default();
         let all = macs::addresses(resolved).map(|(network, mac)| address(namespace, network, mac));
-        let shared: Vec<u64> = all.filter(|address| self.wake.is_shared(*address)).collect();
+        let shared: Vec<u64> = all.filter(|address| self.router.is_shared(*address)).collect();
         if shared.is_empty() {
             return BTreeMap::new();
         }

@@ -22,8 +22,8 @@ use crate::metrics::MachineMetrics;
 use crate::networks::NetworkController;
 use crate::observe::Observer;
 use crate::rbac::NAMESPACE;
+use crate::router::EventRouter;
 use crate::sources::Sources;
-use crate::wake::Wake;
 
 const NAME: &str = "kubevirt-operator";
 /// Enough to create fifty Machines in a second or two, and little for an API server.
@@ -50,7 +50,7 @@ pub(crate) fn run(arguments: RunArguments) -> anyhow::Result<ExitCode> {
 struct Work {
     context: Context,
     caches: Caches,
-    wake: Arc<Wake>,
+    router: Arc<EventRouter>,
     metrics: Arc<MachineMetrics>,
     controller: Arc<MachineController>,
     networks: Arc<NetworkController>,
@@ -61,16 +61,16 @@ struct Work {
 impl Work {
     fn prepare(context: Context, namespace: Option<&str>, options: RunnerOptions) -> Self {
         let metrics = MachineMetrics::register(&context.metrics);
-        let wake = Wake::new(metrics.clone());
+        let router = EventRouter::new(metrics.clone());
         let client = context.clients.ordinary.clone();
-        let sources = Sources::new(client.clone(), &wake, context.shutdown.clone());
-        let caches = Caches::start(&context, namespace, &wake);
-        let observer = Observer::new(client.clone(), caches.clone(), sources, wake.clone());
+        let sources = Sources::new(client.clone(), &router, context.shutdown.clone());
+        let caches = Caches::start(&context, namespace, &router);
+        let observer = Observer::new(client.clone(), caches.clone(), sources, router.clone());
         let controller = Arc::new(MachineController { observer, metrics: metrics.clone() });
         let networks = Arc::new(NetworkController { caches: caches.clone() });
         let executor = Executor::new(client, MANAGED_BY).sparing_vain_patches(VAIN);
         let executor = Arc::new(caches.over(executor));
-        Self { context, caches, wake, metrics, controller, networks, executor, options }
+        Self { context, caches, router, metrics, controller, networks, executor, options }
     }
 
     async fn lead(self: Arc<Self>, leadership: Leadership) {
@@ -80,7 +80,7 @@ impl Work {
         }
         let reign = Reign(&self);
         self.metrics.set_leads(true);
-        let queues = self.wake.begin();
+        let queues = self.router.begin();
         let machines = self.runner(self.controller.clone(), queues.machines, self.options);
         // A network changes hands seldom, and every way in which it does wakes it.
         let seldom = RunnerOptions { workers: 1, resync: None, ..self.options };
@@ -107,7 +107,7 @@ struct Reign<'a>(&'a Work);
 
 impl Drop for Reign<'_> {
     fn drop(&mut self) {
-        self.0.wake.end();
+        self.0.router.end();
         self.0.metrics.set_leads(false);
     }
 }

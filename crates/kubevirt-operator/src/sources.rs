@@ -22,7 +22,7 @@ use vitivirt_machine::render::cloud_init::SecretBytes;
 use vitivirt_machine::resolve::SecretSource;
 use vitivirt_runtime::reconcile::{Backoff, classify};
 
-use crate::wake::Wake;
+use crate::router::EventRouter;
 
 /// The server ends a watch by then.
 const WATCH_SECONDS: u32 = 290;
@@ -34,7 +34,7 @@ const GONE: u16 = 410;
 
 pub(crate) struct Sources {
     client: Client,
-    wake: Arc<Wake>,
+    router: Arc<EventRouter>,
     stop: CancellationToken,
     followed: Mutex<HashMap<ObjectKey, Followed>>,
 }
@@ -61,9 +61,9 @@ pub(crate) struct Read {
 }
 
 impl Sources {
-    pub(crate) fn new(client: Client, wake: &Arc<Wake>, stop: CancellationToken) -> Arc<Self> {
-        let sources = Arc::new(Self { client, wake: wake.clone(), stop, followed: Mutex::default() });
-        wake.know_sources(sources.clone());
+    pub(crate) fn new(client: Client, router: &Arc<EventRouter>, stop: CancellationToken) -> Arc<Self> {
+        let sources = Arc::new(Self { client, router: router.clone(), stop, followed: Mutex::default() });
+        router.know_sources(sources.clone());
         sources
     }
 
@@ -78,7 +78,7 @@ impl Sources {
             api: Api::namespaced(self.client.clone(), key.namespace().unwrap_or_default()),
             key: key.clone(),
             seen: known.seen.clone(),
-            wake: self.wake.clone(),
+            router: self.router.clone(),
         };
         let stop = known.stop.clone();
         tokio::spawn(async move { stop.run_until_cancelled(watch.run()).await });
@@ -123,7 +123,7 @@ struct Watch {
     api: Api<Secret>,
     key: ObjectKey,
     seen: Arc<Mutex<Seen>>,
-    wake: Arc<Wake>,
+    router: Arc<EventRouter>,
 }
 
 impl Watch {
@@ -184,7 +184,7 @@ impl Watch {
         let news = *self.seen.lock() != now;
         *self.seen.lock() = now;
         if news {
-            self.wake.source_changed(&self.key);
+            self.router.source_changed(&self.key);
         }
     }
 }

@@ -23,7 +23,7 @@ use vitivirt_runtime::{
     watch::{Cache, Change, Listing, Selection, follow},
 };
 
-use crate::{answers::Answers, wake::Wake};
+use crate::{answers::Answers, router::EventRouter};
 
 pub(crate) const MANAGED: &str = "app.kubernetes.io/managed-by in (virt-operator,kubevirt-operator)";
 /// A definition or an APIService says when it is time.
@@ -51,7 +51,7 @@ pub(crate) struct Definition {
 
 impl Caches {
     /// Follows everything from now on and until the program ends. `wake` learns of every change.
-    pub(crate) fn start(context: &Context, namespace: &str, wake: &Arc<Wake>) -> Self {
+    pub(crate) fn start(context: &Context, namespace: &str, router: &Arc<EventRouter>) -> Self {
         let client = || context.clients.ordinary.clone();
         let following = Following { context };
         let kubevirts = following.start(
@@ -59,7 +59,7 @@ impl Caches {
             Api::<KubeVirt>::all(client()),
             Selection::default(),
             |kubevirt| kubevirt,
-            wake.on(Wake::kubevirt_changed),
+            router.on(EventRouter::kubevirt_changed),
         );
         let objects = Kind::ALL.into_iter().filter(|kind| *kind != Kind::CustomResourceDefinition).map(|kind| {
             let resource = kind.resource();
@@ -74,8 +74,8 @@ impl Caches {
                 absent_retry: if is_optional(kind) { SELDOM } else { Selection::default().absent_retry },
                 ..Selection::default()
             };
-            let wake = wake.clone();
-            let tell = move |change: &Change<Live>| wake.object_changed(kind, change);
+            let router = router.clone();
+            let tell = move |change: &Change<Live>| router.object_changed(kind, change);
             (kind, following.start(kind.name(), api, selection, prune, tell))
         });
         let objects: Arc<BTreeMap<Kind, Cache<Live>>> = Arc::new(objects.collect());
@@ -90,27 +90,27 @@ impl Caches {
                     live: Arc::new(Live::of_metadata(&definition.metadata)),
                     version: definition.metadata.resource_version.unwrap_or_default().into(),
                 },
-                wake.on(Wake::definition_changed),
+                router.on(EventRouter::definition_changed),
             ),
             namespace: following.start(
                 "namespace",
                 Api::<PartialObjectMeta<Namespace>>::all(client()),
                 Selection { fields: Some(format!("metadata.name={namespace}")), ..Selection::default() },
                 |namespace| Live::of_metadata(&namespace.metadata),
-                wake.on(Wake::changed),
+                router.on(EventRouter::changed),
             ),
             nodes: following.start(
                 "nodes",
                 Api::<PartialObjectMeta<Node>>::all(client()),
                 Selection::labels(SCHEDULABLE),
                 |_| (),
-                wake.on(Wake::changed),
+                router.on(EventRouter::changed),
             ),
             place: namespace.into(),
         };
-        wake.know(caches.clone());
+        router.know(caches.clone());
         for cache in caches.objects.values() {
-            context.spawn("APIs that come and go", tell_of_apis(cache.sync_changes(), wake.clone()));
+            context.spawn("APIs that come and go", tell_of_apis(cache.sync_changes(), router.clone()));
         }
         caches
     }
@@ -251,9 +251,9 @@ fn is_optional(kind: Kind) -> bool {
 }
 
 /// What is installed depends on which APIs there are.
-async fn tell_of_apis(mut sync: tokio::sync::watch::Receiver<Listing>, wake: Arc<Wake>) {
+async fn tell_of_apis(mut sync: tokio::sync::watch::Receiver<Listing>, router: Arc<EventRouter>) {
     while sync.changed().await.is_ok() {
-        wake.all();
+        router.all();
     }
 }
 

@@ -11,9 +11,9 @@ mod metrics;
 mod monitoring;
 mod observe;
 mod on_demand;
+mod router;
 mod run;
 mod synchronization;
-mod wake;
 mod webhook;
 
 use std::process::ExitCode;

@@ -11,13 +11,13 @@ use vitivirt_api::{Failure, ObjectKey};
 use vitivirt_install::DeploymentConfig;
 use vitivirt_runtime::{program::Context, watch::Selection};
 
-use crate::{on_demand::OnDemand, wake::Wake};
+use crate::{on_demand::OnDemand, router::EventRouter};
 
 pub(crate) struct Monitoring(OnDemand<()>);
 
 impl Monitoring {
-    pub(crate) fn new(context: Context, wake: Arc<Wake>) -> Self {
-        Self(OnDemand::new(context, wake))
+    pub(crate) fn new(context: Context, router: Arc<EventRouter>) -> Self {
+        Self(OnDemand::new(context, router))
     }
 
     pub(crate) async fn namespace(&self, config: &DeploymentConfig) -> Result<Option<String>, Failure> {

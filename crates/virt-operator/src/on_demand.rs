@@ -13,13 +13,13 @@ use vitivirt_runtime::{
     watch::{Cache, Selection, follow},
 };
 
-use crate::wake::Wake;
+use crate::router::EventRouter;
 
 const PATIENCE: Duration = Duration::from_secs(10);
 
 pub(crate) struct OnDemand<V> {
     context: Context,
-    wake: Arc<Wake>,
+    router: Arc<EventRouter>,
     followed: Mutex<Option<Followed<V>>>,
 }
 
@@ -31,8 +31,8 @@ struct Followed<V> {
 }
 
 impl<V: PartialEq + Send + Sync + 'static> OnDemand<V> {
-    pub(crate) fn new(context: Context, wake: Arc<Wake>) -> Self {
-        Self { context, wake, followed: Mutex::default() }
+    pub(crate) fn new(context: Context, router: Arc<EventRouter>) -> Self {
+        Self { context, router, followed: Mutex::default() }
     }
 
     /// The cache of what is selected, when it can be believed. `what` tells one selection from another.
@@ -69,7 +69,7 @@ impl<V: PartialEq + Send + Sync + 'static> OnDemand<V> {
         }
         close(&mut followed);
         let stop = self.context.shutdown.child_token();
-        let changed = self.wake.on(Wake::changed);
+        let changed = self.router.on(EventRouter::changed);
         let (cache, following) = follow(api(&self.context), selection(), &[], prune, changed, stop.clone());
         self.context.spawn("a watch on demand", following);
         *followed = Some(Followed { what: what.to_owned(), cache: cache.clone(), stop });

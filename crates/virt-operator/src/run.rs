@@ -23,8 +23,8 @@ use crate::{
     metrics::OperatorMetrics,
     monitoring::Monitoring,
     observe::Observer,
+    router::EventRouter,
     synchronization::Synchronization,
-    wake::Wake,
     webhook::{self, Serving},
 };
 
@@ -53,7 +53,7 @@ pub(crate) fn run(arguments: RunArguments) -> anyhow::Result<ExitCode> {
 struct Work {
     context: Context,
     caches: Caches,
-    wake: Arc<Wake>,
+    router: Arc<EventRouter>,
     controller: Arc<KubeVirtController>,
     executor: Arc<Executor>,
     metrics: Arc<OperatorMetrics>,
@@ -68,13 +68,13 @@ impl Work {
         level: LogLevel,
     ) -> Self {
         let metrics = OperatorMetrics::register(&context.metrics);
-        let wake = Wake::new(serving, metrics.clone(), level);
-        let caches = Caches::start(&context, &namespace, &wake);
+        let router = EventRouter::new(serving, metrics.clone(), level);
+        let caches = Caches::start(&context, &namespace, &router);
         let answers = Arc::new(Answers::default());
         let executor = Executor::new(context.clients.ordinary.clone(), FIELD_MANAGER);
         let executor = Arc::new(caches.over(executor, &answers));
-        let monitoring = Monitoring::new(context.clone(), wake.clone());
-        let synchronization = Synchronization::new(&context, &wake);
+        let monitoring = Monitoring::new(context.clone(), router.clone());
+        let synchronization = Synchronization::new(&context, &router);
         let observer = Observer::new(
             context.clients.ordinary.clone(),
             caches.clone(),
@@ -90,7 +90,7 @@ impl Work {
             known.ready().await;
             ready.set_ready();
         });
-        Self { context, caches, wake, controller, executor, metrics }
+        Self { context, caches, router, controller, executor, metrics }
     }
 
     async fn lead(self: Arc<Self>, leadership: Leadership) {
@@ -102,7 +102,7 @@ impl Work {
         self.metrics.set_leading(true);
         let runner = Runner {
             controller: self.controller.clone(),
-            queue: self.wake.begin(),
+            queue: self.router.begin(),
             executor: self.executor.clone(),
             events: self.context.events.clone(),
             metrics: self.context.metrics.clone(),
@@ -119,7 +119,7 @@ struct Reign<'a>(&'a Work);
 
 impl Drop for Reign<'_> {
     fn drop(&mut self) {
-        self.0.wake.end();
+        self.0.router.end();
         self.0.metrics.set_leading(false);
     }
 }

@@ -10,7 +10,7 @@ use vitivirt_api::{Failure, ObjectKey};
 use vitivirt_install::{DeploymentConfig, names::VIRT_SYNCHRONIZATION_CONTROLLER};
 use vitivirt_runtime::{program::Context, watch::Selection};
 
-use crate::{on_demand::OnDemand, wake::Wake};
+use crate::{on_demand::OnDemand, router::EventRouter};
 
 const NETWORK_STATUS: &str = "k8s.v1.cni.cncf.io/network-status";
 const MIGRATION_INTERFACE: &str = "migration0";
@@ -24,10 +24,10 @@ pub(crate) struct Synchronization {
 }
 
 impl Synchronization {
-    pub(crate) fn new(context: &Context, wake: &Arc<Wake>) -> Self {
+    pub(crate) fn new(context: &Context, router: &Arc<EventRouter>) -> Self {
         Self {
-            leases: OnDemand::new(context.clone(), wake.clone()),
-            pods: OnDemand::new(context.clone(), wake.clone()),
+            leases: OnDemand::new(context.clone(), router.clone()),
+            pods: OnDemand::new(context.clone(), router.clone()),
         }
     }
 

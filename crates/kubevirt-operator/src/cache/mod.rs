@@ -32,7 +32,7 @@ use vitivirt_runtime::watch::{Cache, Change, Entry, IndexFn, Listing, Selection,
 pub(crate) use self::kubevirt::{STATUSES, VmEntry, VmiEntry};
 pub(crate) use self::machine::{MachineEntry, address, in_namespace};
 pub(crate) use self::neighbours::{AttachmentEntry, ClaimEntry, ClassEntry, ImportEntry, NetworkEntry, SecretEntry};
-use crate::wake::Wake;
+use crate::router::EventRouter;
 
 /// Handles; clones share the content.
 #[derive(Clone)]
@@ -50,7 +50,7 @@ pub(crate) struct Caches {
 
 impl Caches {
     /// Follows everything from now on and until the program ends. `wake` learns of every change.
-    pub(crate) fn start(context: &Context, namespace: Option<&str>, wake: &Arc<Wake>) -> Self {
+    pub(crate) fn start(context: &Context, namespace: Option<&str>, router: &Arc<EventRouter>) -> Self {
         let mut place = Place { context, namespace, tasks: Vec::new() };
         let ours = format!("{LABEL_MANAGED_BY}={MANAGED_BY}");
         let caches = Self {
@@ -60,7 +60,7 @@ impl Caches {
                 Selection::default(),
                 &MachineEntry::indexes(),
                 MachineEntry::prune,
-                wake.on(Wake::machine_changed),
+                router.on(EventRouter::machine_changed),
             ),
             networks: place.follow(
                 "networkconfigurations",
@@ -68,7 +68,7 @@ impl Caches {
                 Selection::default(),
                 &[],
                 NetworkEntry::prune,
-                wake.on(Wake::network_changed),
+                router.on(EventRouter::network_changed),
             ),
             classes: place.follow(
                 "storageclasses",
@@ -76,7 +76,7 @@ impl Caches {
                 Selection::default(),
                 &[],
                 ClassEntry::prune,
-                wake.on(Wake::class_changed),
+                router.on(EventRouter::class_changed),
             ),
             secrets: place.follow(
                 "secrets",
@@ -84,7 +84,7 @@ impl Caches {
                 Selection::labels(&ours),
                 &[],
                 SecretEntry::prune,
-                wake.on(Wake::secret_changed),
+                router.on(EventRouter::secret_changed),
             ),
             claims: place.follow(
                 "persistentvolumeclaims",
@@ -92,7 +92,7 @@ impl Caches {
                 Selection::labels(&ours),
                 &[],
                 ClaimEntry::prune,
-                wake.on(Wake::claim_changed),
+                router.on(EventRouter::claim_changed),
             ),
             attachments: place.follow(
                 "network-attachment-definitions",
@@ -100,7 +100,7 @@ impl Caches {
                 Selection::labels(&ours),
                 &[],
                 AttachmentEntry::prune,
-                wake.on(Wake::attachment_changed),
+                router.on(EventRouter::attachment_changed),
             ),
             imports: place.follow(
                 "volumeimportsources",
@@ -108,7 +108,7 @@ impl Caches {
                 Selection::labels(&ours),
                 &[],
                 ImportEntry::prune,
-                wake.on(Wake::import_changed),
+                router.on(EventRouter::import_changed),
             ),
             vms: place.follow(
                 "virtualmachines",
@@ -116,7 +116,7 @@ impl Caches {
                 Selection::labels(&ours),
                 &[],
                 VmEntry::prune,
-                wake.on(Wake::vm_changed),
+                router.on(EventRouter::vm_changed),
             ),
             vmis: place.follow(
                 "virtualmachineinstances",
@@ -124,7 +124,7 @@ impl Caches {
                 Selection::labels(LABEL_MACHINE),
                 &[],
                 VmiEntry::prune,
-                wake.on(Wake::vmi_changed),
+                router.on(EventRouter::vmi_changed),
             ),
         };
         let definitions = Api::<PartialObjectMeta<CustomResourceDefinition>>::all(place.client());
@@ -134,10 +134,10 @@ impl Caches {
             Selection { page_size: 20, ..Selection::default() },
             &[],
             definition_version,
-            wake.on(Wake::definition_changed),
+            router.on(EventRouter::definition_changed),
             context.shutdown.clone(),
         );
-        wake.know(caches.clone());
+        router.know(caches.clone());
         for (name, task) in place.tasks {
             context.spawn(name, task);
         }
@@ -148,15 +148,15 @@ impl Caches {
             caches.attachments.sync_changes(),
             caches.imports.sync_changes(),
         ] {
-            context.spawn("neighbours that come and go", Self::tell_of_neighbours(sync, wake.clone()));
+            context.spawn("neighbours that come and go", Self::tell_of_neighbours(sync, router.clone()));
         }
         caches
     }
 
     /// Every Machine may be waiting for a neighbour that was just installed.
-    async fn tell_of_neighbours(mut sync: tokio::sync::watch::Receiver<Listing>, wake: Arc<Wake>) {
+    async fn tell_of_neighbours(mut sync: tokio::sync::watch::Receiver<Listing>, router: Arc<EventRouter>) {
         while sync.changed().await.is_ok() {
-            wake.all();
+            router.all();
         }
     }
 

@@ -26,7 +26,7 @@ use crate::{
 /// Many objects change at once while an installation goes on; one pass looks at all of them.
 const COALESCE: Duration = Duration::from_millis(20);
 
-pub(crate) struct Wake {
+pub(crate) struct EventRouter {
     queue: RwLock<Option<Queue<ObjectKey>>>,
     caches: OnceLock<Caches>,
     serving: Serving,
@@ -35,7 +35,7 @@ pub(crate) struct Wake {
     level: LogLevel,
 }
 
-impl Wake {
+impl EventRouter {
     pub(crate) fn new(serving: Serving, metrics: Arc<OperatorMetrics>, level: LogLevel) -> Arc<Self> {
         Arc::new(Self { queue: RwLock::default(), caches: OnceLock::new(), serving, metrics, level })
     }
@@ -45,8 +45,8 @@ impl Wake {
         self: &Arc<Self>,
         tell: fn(&Self, &Change<V>),
     ) -> impl Fn(&Change<V>) + Send + Sync + use<V> + 'static {
-        let wake = self.clone();
-        move |change| tell(&wake, change)
+        let router = self.clone();
+        move |change| tell(&router, change)
     }
 
     /// The caches exist.

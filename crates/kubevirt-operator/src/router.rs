@@ -36,7 +36,7 @@ pub(crate) struct Queues {
     pub(crate) networks: Queue<ObjectKey>,
 }
 
-pub(crate) struct Wake {
+pub(crate) struct EventRouter {
     queues: RwLock<Option<Queues>>,
     caches: OnceLock<Caches>,
     sources: OnceLock<Arc<Sources>>,
@@ -49,7 +49,7 @@ pub(crate) struct Wake {
     metrics: Arc<MachineMetrics>,
 }
 
-impl Wake {
+impl EventRouter {
     pub(crate) fn new(metrics: Arc<MachineMetrics>) -> Arc<Self> {
         Arc::new(Self {
             queues: RwLock::default(),
@@ -70,8 +70,8 @@ impl Wake {
     where
         V: 'static,
     {
-        let wake = self.clone();
-        move |change| tell(&wake, change)
+        let router = self.clone();
+        move |change| tell(&router, change)
     }
 
     /// The caches exist; their changes begin after this.

@@ -8,8 +8,8 @@ use vitivirt_runtime::metrics::Metrics;
 
 use super::*;
 
-fn wake() -> Arc<Wake> {
-    Wake::new(MachineMetrics::register(&Metrics::new("test")))
+fn router() -> Arc<EventRouter> {
+    EventRouter::new(MachineMetrics::register(&Metrics::new("test")))
 }
 
 fn key(name: &str) -> ObjectKey {
@@ -39,13 +39,13 @@ fn change<V>(name: &str, old: Option<&Arc<V>>, new: Option<&Arc<V>>) -> Change<V
 
 #[tokio::test]
 async fn what_is_wanted_is_urgent_and_what_we_wrote_is_not() {
-    let wake = wake();
-    let queue = wake.begin().machines;
+    let router = router();
+    let queue = router.begin().machines;
     let old = machine(|_| {});
     let finalizer = machine(|object| object["metadata"]["finalizers"] = json!(["machine.vitistack.io/cleanup"]));
     let status = machine(|object| object["status"]["phase"] = "Running".into());
     for written in [&finalizer, &status] {
-        wake.machine_changed(&change("vm", Some(&old), Some(written)));
+        router.machine_changed(&change("vm", Some(&old), Some(written)));
         assert_eq!(queue.depth(), 0);
     }
     for wanted in [
@@ -53,75 +53,75 @@ async fn what_is_wanted_is_urgent_and_what_we_wrote_is_not() {
         machine(|object| object["metadata"]["labels"] = json!({"vitistack.io/machine-template": "large"})),
         machine(|object| object["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into()),
     ] {
-        let queue = wake.begin().machines;
-        wake.machine_changed(&change("vm", Some(&old), Some(&wanted)));
+        let queue = router.begin().machines;
+        router.machine_changed(&change("vm", Some(&old), Some(&wanted)));
         assert_eq!(queue.depth(), 1);
     }
 }
 
 #[test]
 fn nothing_is_queued_while_nobody_leads() {
-    let wake = wake();
-    let queue = wake.begin().machines;
-    wake.end();
-    wake.machine_changed(&change("vm", None, Some(&machine(|_| {}))));
+    let router = router();
+    let queue = router.begin().machines;
+    router.end();
+    router.machine_changed(&change("vm", None, Some(&machine(|_| {}))));
     assert_eq!(queue.depth(), 0);
 }
 
 /// Two Machines of one network that go together must not wait for each other to let it go.
 #[test]
 fn a_machine_that_goes_is_no_user_of_its_network() {
-    let wake = wake();
+    let router = router();
     let (stays, goes) =
         (machine(|_| {}), machine(|object| object["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into()));
-    wake.machine_changed(&change("a", None, Some(&stays)));
-    assert!(!wake.has_other_users(&key("a"), "net", &stays));
-    wake.machine_changed(&change("b", None, Some(&stays)));
-    assert!(wake.has_other_users(&key("a"), "net", &stays));
+    router.machine_changed(&change("a", None, Some(&stays)));
+    assert!(!router.has_other_users(&key("a"), "net", &stays));
+    router.machine_changed(&change("b", None, Some(&stays)));
+    assert!(router.has_other_users(&key("a"), "net", &stays));
     for name in ["a", "b"] {
-        wake.machine_changed(&change(name, Some(&stays), Some(&goes)));
+        router.machine_changed(&change(name, Some(&stays), Some(&goes)));
     }
-    assert!(!wake.has_other_users(&key("a"), "net", &goes) && !wake.has_other_users(&key("b"), "net", &goes));
-    wake.machine_changed(&change("a", Some(&goes), None));
-    wake.machine_changed(&change("b", Some(&goes), None));
-    assert!(wake.users.lock().is_empty());
+    assert!(!router.has_other_users(&key("a"), "net", &goes) && !router.has_other_users(&key("b"), "net", &goes));
+    router.machine_changed(&change("a", Some(&goes), None));
+    router.machine_changed(&change("b", Some(&goes), None));
+    assert!(router.users.lock().is_empty());
 }
 
 #[test]
 fn claims_are_found_by_the_uid_that_they_carry() {
-    let wake = wake();
+    let router = router();
     let (first, second) =
         (claim("11111111-1111-1111-1111-111111111111"), claim("22222222-2222-2222-2222-222222222222"));
-    wake.claim_changed(&change("vm-root", None, Some(&first)));
-    assert_eq!(wake.claims_of("11111111-1111-1111-1111-111111111111"), ["vm-root".into()]);
-    wake.claim_changed(&change("vm-root", Some(&first), Some(&second)));
-    assert!(wake.claims_of("11111111-1111-1111-1111-111111111111").is_empty());
-    assert_eq!(wake.claims_of("22222222-2222-2222-2222-222222222222").len(), 1);
-    wake.claim_changed(&change("vm-root", Some(&second), None));
-    assert!(wake.claims.lock().is_empty());
+    router.claim_changed(&change("vm-root", None, Some(&first)));
+    assert_eq!(router.claims_of("11111111-1111-1111-1111-111111111111"), ["vm-root".into()]);
+    router.claim_changed(&change("vm-root", Some(&first), Some(&second)));
+    assert!(router.claims_of("11111111-1111-1111-1111-111111111111").is_empty());
+    assert_eq!(router.claims_of("22222222-2222-2222-2222-222222222222").len(), 1);
+    router.claim_changed(&change("vm-root", Some(&second), None));
+    assert!(router.claims.lock().is_empty());
 }
 
 /// Whoever is younger must learn that the older took its address, and that it let it go.
 #[tokio::test]
 async fn two_of_one_address_are_noticed_and_forgotten() {
-    let wake = wake();
+    let router = router();
     let with = |mac: &str| machine(|object| object["spec"]["networks"][0]["macAddress"] = mac.into());
     let (one, other) = (with("52:54:00:00:00:01"), with("52:54:00:00:00:02"));
     let address = one.addresses[0];
-    wake.machine_changed(&change("a", None, Some(&one)));
-    wake.machine_changed(&change("a", Some(&one), Some(&one)));
-    assert!(!wake.is_shared(address), "a Machine does not meet itself");
-    assert!(wake.count_addresses(None, Some(&one)) == [address] && wake.is_shared(address));
-    assert_eq!(wake.count_addresses(Some(&one), Some(&other)), [address]);
-    assert!(!wake.is_shared(address));
-    wake.machine_changed(&change("b", Some(&other), None));
-    wake.machine_changed(&change("a", Some(&one), None));
-    assert!(wake.addresses.lock().is_empty());
+    router.machine_changed(&change("a", None, Some(&one)));
+    router.machine_changed(&change("a", Some(&one), Some(&one)));
+    assert!(!router.is_shared(address), "a Machine does not meet itself");
+    assert!(router.count_addresses(None, Some(&one)) == [address] && router.is_shared(address));
+    assert_eq!(router.count_addresses(Some(&one), Some(&other)), [address]);
+    assert!(!router.is_shared(address));
+    router.machine_changed(&change("b", Some(&other), None));
+    router.machine_changed(&change("a", Some(&one), None));
+    assert!(router.addresses.lock().is_empty());
 }
 
 #[test]
 fn a_network_that_a_machine_leaves_is_looked_at() {
-    let wake = wake();
+    let router = router();
     let named = machine(|_| {});
     let elsewhere = machine(|object| object["spec"]["networks"][0]["networkName"] = "other".into());
     for (old, new, expected) in [
@@ -130,8 +130,8 @@ fn a_network_that_a_machine_leaves_is_looked_at() {
         (Some(&named), Some(&elsewhere), 1),
         (Some(&named), None, 1),
     ] {
-        let queues = wake.begin();
-        wake.machine_changed(&change("vm", old, new));
+        let queues = router.begin();
+        router.machine_changed(&change("vm", old, new));
         assert_eq!(queues.networks.depth(), expected);
     }
 }
