@@ -4,7 +4,7 @@ use serde_json::Value;
 use vitivirt_api::{Failure, ObjectKey, Outcome, Plan, Report, Target, reason};
 use vitivirt_machine::release::{self, ObservedNetwork};
 use vitivirt_runtime::reconcile::Controller;
-use vitivirt_runtime::watch::Listing;
+use vitivirt_runtime::watch::SyncState;
 
 use crate::cache::{Caches, MachineEntry, in_namespace};
 
@@ -23,7 +23,7 @@ impl Controller for NetworkController {
         };
         // That nobody uses it is an absence, and a cache that may have missed something cannot tell one.
         let machines = &self.caches.machines;
-        if machines.sync() != Listing::Synced || !machines.is_complete() {
+        if machines.sync_state() != SyncState::Synced || !machines.is_complete() {
             let words =
                 "the Machines are not all known at the moment; whether one uses the network is asked again later";
             return Err(Failure::transient(reason::API_SERVER_UNREACHABLE, words));

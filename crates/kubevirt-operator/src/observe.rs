@@ -14,7 +14,7 @@ use vitivirt_machine::render::cloud_init::{digest, secret_name};
 use vitivirt_machine::render::labels;
 use vitivirt_machine::resolve::{Content, Resolved, SecretSource, resolve};
 use vitivirt_machine::{Observed, discards_user_data, macs};
-use vitivirt_runtime::watch::Listing;
+use vitivirt_runtime::watch::SyncState;
 
 use crate::cache::{
     AttachmentEntry, Caches, ClaimEntry, ClassEntry, ImportEntry, MachineEntry, NetworkEntry, SecretEntry, VmEntry,
@@ -95,9 +95,10 @@ impl Observer {
 
     fn installed(&self) -> Installed {
         Installed {
-            kubevirt: self.caches.vms.sync() == Listing::Synced && self.caches.vmis.sync() == Listing::Synced,
-            multus: self.caches.attachments.sync() == Listing::Synced,
-            cdi: self.caches.imports.sync() == Listing::Synced,
+            kubevirt: self.caches.vms.sync_state() == SyncState::Synced
+                && self.caches.vmis.sync_state() == SyncState::Synced,
+            multus: self.caches.attachments.sync_state() == SyncState::Synced,
+            cdi: self.caches.imports.sync_state() == SyncState::Synced,
         }
     }
 

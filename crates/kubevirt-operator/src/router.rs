@@ -320,7 +320,7 @@ impl EventRouter {
 
     pub(crate) fn definition_changed(&self, change: &Change<Option<Box<str>>>) {
         if let Some(caches) = self.caches.get() {
-            caches.look_again(change.key.name());
+            caches.retry_now(change.key.name());
         }
     }
 

@@ -36,10 +36,10 @@ pub(crate) struct Sources {
     client: Client,
     router: Arc<EventRouter>,
     stop: CancellationToken,
-    followed: Mutex<HashMap<ObjectKey, Followed>>,
+    followed: Mutex<HashMap<ObjectKey, WatchHandle>>,
 }
 
-struct Followed {
+struct WatchHandle {
     seen: Arc<Mutex<Seen>>,
     stop: CancellationToken,
 }
@@ -73,7 +73,7 @@ impl Sources {
         if let Some(known) = followed.get(key) {
             return known.seen.lock().clone();
         }
-        let known = Followed { seen: Arc::new(Mutex::new(Seen::Unknown)), stop: self.stop.child_token() };
+        let known = WatchHandle { seen: Arc::new(Mutex::new(Seen::Unknown)), stop: self.stop.child_token() };
         let watch = Watch {
             api: Api::namespaced(self.client.clone(), key.namespace().unwrap_or_default()),
             key: key.clone(),
@@ -134,7 +134,7 @@ impl Watch {
         let mut jitter = SmallRng::from_os_rng();
         loop {
             let watched = match self.api.watch_metadata(&parameters, &version).await {
-                Ok(events) => self.follow(events, &mut version, &mut failures).await,
+                Ok(events) => self.watch(events, &mut version, &mut failures).await,
                 Err(error) => Err(error),
             };
             let Err(error) = watched else { continue };
@@ -155,7 +155,7 @@ impl Watch {
     }
 
     /// Until the server ends the watch, which is no error.
-    async fn follow(
+    async fn watch(
         &self,
         events: impl Stream<Item = Result<WatchEvent<PartialObjectMeta<Secret>>, Error>>,
         version: &mut String,

@@ -20,7 +20,7 @@ use vitivirt_install::{Cluster, Kind, Live, Objects, certificates::KeyPair};
 use vitivirt_runtime::{
     program::Context,
     reconcile::{Backoff, Executor},
-    watch::{Cache, Change, Listing, Selection, follow},
+    watch::{Cache, Change, SyncState, WatchConfig, watch},
 };
 
 use crate::{answers::Answers, router::EventRouter};
@@ -57,7 +57,7 @@ impl Caches {
         let kubevirts = following.start(
             "kubevirts",
             Api::<KubeVirt>::all(client()),
-            Selection::default(),
+            WatchConfig::default(),
             |kubevirt| kubevirt,
             router.on(EventRouter::kubevirt_changed),
         );
@@ -67,12 +67,12 @@ impl Caches {
                 true => Api::namespaced_with(client(), namespace, &resource),
                 false => Api::all_with(client(), &resource),
             };
-            let selection = Selection {
+            let selection = WatchConfig {
                 // Others' tell which APIs the cluster has.
                 labels: (kind != Kind::ApiService).then(|| MANAGED.to_owned()),
                 page_size: 50,
-                absent_retry: if is_optional(kind) { SELDOM } else { Selection::default().absent_retry },
-                ..Selection::default()
+                absent_retry: if is_optional(kind) { SELDOM } else { WatchConfig::default().absent_retry },
+                ..WatchConfig::default()
             };
             let router = router.clone();
             let tell = move |change: &Change<Live>| router.object_changed(kind, change);
@@ -85,7 +85,7 @@ impl Caches {
             definitions: following.start(
                 "definitions",
                 Api::<PartialObjectMeta<CustomResourceDefinition>>::all(client()),
-                Selection::default(),
+                WatchConfig::default(),
                 |definition| Definition {
                     live: Arc::new(Live::of_metadata(&definition.metadata)),
                     version: definition.metadata.resource_version.unwrap_or_default().into(),
@@ -95,14 +95,14 @@ impl Caches {
             namespace: following.start(
                 "namespace",
                 Api::<PartialObjectMeta<Namespace>>::all(client()),
-                Selection { fields: Some(format!("metadata.name={namespace}")), ..Selection::default() },
+                WatchConfig { fields: Some(format!("metadata.name={namespace}")), ..WatchConfig::default() },
                 |namespace| Live::of_metadata(&namespace.metadata),
                 router.on(EventRouter::changed),
             ),
             nodes: following.start(
                 "nodes",
                 Api::<PartialObjectMeta<Node>>::all(client()),
-                Selection::labels(SCHEDULABLE),
+                WatchConfig::labels(SCHEDULABLE),
                 |_| (),
                 router.on(EventRouter::changed),
             ),
@@ -175,7 +175,8 @@ impl Caches {
     /// Whether absence from the caches is absence from the cluster. A kind that every cluster has, and whose definition
     /// is there, cannot be absent: whoever says so is starting.
     pub(crate) fn are_complete(&self) -> bool {
-        let is_absent = |kind: Kind| self.objects.get(&kind).is_some_and(|cache| cache.sync() == Listing::Absent);
+        let is_absent =
+            |kind: Kind| self.objects.get(&kind).is_some_and(|cache| cache.sync_state() == SyncState::KindNotServed);
         let is_believable = |kind: Kind| {
             let resource = kind.resource();
             let definition = ObjectKey::cluster(&format!("{}.{}", resource.plural, resource.group));
@@ -195,15 +196,15 @@ impl Caches {
 
     /// What the cluster offers, but for its monitoring stack.
     pub(crate) fn cluster(&self) -> Cluster {
-        let has = |kind: Kind| self.objects.get(&kind).is_some_and(|cache| cache.sync() == Listing::Synced);
+        let has = |kind: Kind| self.objects.get(&kind).is_some_and(|cache| cache.sync_state() == SyncState::Synced);
         Cluster::with(has, self.nodes.len())
     }
 
     /// A definition or an aggregated API of this group, or of all that begin so, has come.
-    pub(crate) fn look_again(&self, is_about: impl Fn(&ApiResource) -> bool) {
+    pub(crate) fn retry_now(&self, is_about: impl Fn(&ApiResource) -> bool) {
         for (kind, cache) in &*self.objects {
-            if cache.sync() == Listing::Absent && is_about(&kind.resource()) {
-                cache.look_again();
+            if cache.sync_state() == SyncState::KindNotServed && is_about(&kind.resource()) {
+                cache.retry_now();
             }
         }
     }
@@ -251,7 +252,7 @@ fn is_optional(kind: Kind) -> bool {
 }
 
 /// What is installed depends on which APIs there are.
-async fn tell_of_apis(mut sync: tokio::sync::watch::Receiver<Listing>, router: Arc<EventRouter>) {
+async fn tell_of_apis(mut sync: tokio::sync::watch::Receiver<SyncState>, router: Arc<EventRouter>) {
     while sync.changed().await.is_ok() {
         router.all();
     }
@@ -266,7 +267,7 @@ impl Following<'_> {
         &self,
         name: &'static str,
         api: Api<K>,
-        selection: Selection,
+        selection: WatchConfig,
         prune: fn(K) -> V,
         on_change: impl Fn(&Change<V>) + Send + Sync + 'static,
     ) -> Cache<V>
@@ -274,9 +275,9 @@ impl Following<'_> {
         K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
         V: PartialEq + Send + Sync + 'static,
     {
-        let (cache, following) = follow(api, selection, &[], prune, on_change, self.context.shutdown.clone());
+        let (cache, following) = watch(api, selection, &[], prune, on_change, self.context.shutdown.clone());
         let handle = cache.clone();
-        self.context.health.require(name, move || handle.sync() != Listing::Pending);
+        self.context.health.require(name, move || handle.sync_state() != SyncState::Pending);
         self.context.spawn(name, following);
         cache
     }

@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::ServiceAccount;
 use kube::{Api, core::PartialObjectMeta};
 use vitivirt_api::{Failure, ObjectKey};
 use vitivirt_install::DeploymentConfig;
-use vitivirt_runtime::{program::Context, watch::Selection};
+use vitivirt_runtime::{program::Context, watch::WatchConfig};
 
 use crate::{on_demand::OnDemand, router::EventRouter};
 
@@ -30,7 +30,7 @@ impl Monitoring {
             .get::<PartialObjectMeta<ServiceAccount>>(
                 account,
                 |context| Api::all(context.clients.ordinary.clone()),
-                || Selection { fields: Some(format!("metadata.name={account}")), ..Selection::default() },
+                || WatchConfig { fields: Some(format!("metadata.name={account}")), ..WatchConfig::default() },
                 |_| (),
             )
             .await?;

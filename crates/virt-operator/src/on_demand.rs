@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 use vitivirt_api::{Failure, reason};
 use vitivirt_runtime::{
     program::Context,
-    watch::{Cache, Selection, follow},
+    watch::{Cache, WatchConfig, watch},
 };
 
 use crate::router::EventRouter;
@@ -20,10 +20,10 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub(crate) struct OnDemand<V> {
     context: Context,
     router: Arc<EventRouter>,
-    followed: Mutex<Option<Followed<V>>>,
+    handle: Mutex<Option<WatchHandle<V>>>,
 }
 
-struct Followed<V> {
+struct WatchHandle<V> {
     /// What was selected.
     what: String,
     cache: Cache<V>,
@@ -32,7 +32,7 @@ struct Followed<V> {
 
 impl<V: PartialEq + Send + Sync + 'static> OnDemand<V> {
     pub(crate) fn new(context: Context, router: Arc<EventRouter>) -> Self {
-        Self { context, router, followed: Mutex::default() }
+        Self { context, router, handle: Mutex::default() }
     }
 
     /// The cache of what is selected, when it can be believed. `what` tells one selection from another.
@@ -40,7 +40,7 @@ impl<V: PartialEq + Send + Sync + 'static> OnDemand<V> {
         &self,
         what: &str,
         api: impl FnOnce(&Context) -> Api<K>,
-        selection: impl FnOnce() -> Selection,
+        selection: impl FnOnce() -> WatchConfig,
         prune: fn(K) -> V,
     ) -> Result<Cache<V>, Failure>
     where
@@ -57,32 +57,32 @@ impl<V: PartialEq + Send + Sync + 'static> OnDemand<V> {
         &self,
         what: &str,
         api: impl FnOnce(&Context) -> Api<K>,
-        selection: impl FnOnce() -> Selection,
+        selection: impl FnOnce() -> WatchConfig,
         prune: fn(K) -> V,
     ) -> Cache<V>
     where
         K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
     {
-        let mut followed = self.followed.lock();
-        if let Some(followed) = followed.as_ref().filter(|followed| followed.what == what) {
-            return followed.cache.clone();
+        let mut handle = self.handle.lock();
+        if let Some(handle) = handle.as_ref().filter(|handle| handle.what == what) {
+            return handle.cache.clone();
         }
-        close(&mut followed);
+        close(&mut handle);
         let stop = self.context.shutdown.child_token();
         let changed = self.router.on(EventRouter::changed);
-        let (cache, following) = follow(api(&self.context), selection(), &[], prune, changed, stop.clone());
+        let (cache, following) = watch(api(&self.context), selection(), &[], prune, changed, stop.clone());
         self.context.spawn("a watch on demand", following);
-        *followed = Some(Followed { what: what.to_owned(), cache: cache.clone(), stop });
+        *handle = Some(WatchHandle { what: what.to_owned(), cache: cache.clone(), stop });
         cache
     }
 
     pub(crate) fn close(&self) {
-        close(&mut self.followed.lock());
+        close(&mut self.handle.lock());
     }
 }
 
-fn close<V>(followed: &mut Option<Followed<V>>) {
-    if let Some(followed) = followed.take() {
-        followed.stop.cancel();
+fn close<V>(handle: &mut Option<WatchHandle<V>>) {
+    if let Some(handle) = handle.take() {
+        handle.stop.cancel();
     }
 }

@@ -99,14 +99,14 @@ impl EventRouter {
         if kind == Kind::ApiService {
             // `v1.route.openshift.io` is the version and the group.
             let name = change.key.name();
-            self.look_again(|resource| format!("{}.{}", resource.version, resource.group) == name);
+            self.retry_now(|resource| format!("{}.{}", resource.version, resource.group) == name);
         }
         self.all();
     }
 
     pub(crate) fn definition_changed(&self, change: &Change<Definition>) {
         let name = change.key.name();
-        self.look_again(|resource| format!("{}.{}", resource.plural, resource.group) == name);
+        self.retry_now(|resource| format!("{}.{}", resource.plural, resource.group) == name);
         let digest =
             |definition: &Option<Arc<Definition>>| definition.as_ref().map(|definition| definition.live.digest);
         if digest(&change.old) != digest(&change.new) {
@@ -129,9 +129,9 @@ impl EventRouter {
         self.serving.set(caches.key_pair(certificates::VIRT_OPERATOR).as_ref(), tls);
     }
 
-    fn look_again(&self, is_about: impl Fn(&vitivirt_api::ApiResource) -> bool) {
+    fn retry_now(&self, is_about: impl Fn(&vitivirt_api::ApiResource) -> bool) {
         if let Some(caches) = self.caches.get() {
-            caches.look_again(is_about);
+            caches.retry_now(is_about);
         }
     }
 

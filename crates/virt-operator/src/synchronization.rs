@@ -8,7 +8,7 @@ use kube::Api;
 use serde::Deserialize;
 use vitivirt_api::{Failure, ObjectKey};
 use vitivirt_install::{DeploymentConfig, names::VIRT_SYNCHRONIZATION_CONTROLLER};
-use vitivirt_runtime::{program::Context, watch::Selection};
+use vitivirt_runtime::{program::Context, watch::WatchConfig};
 
 use crate::{on_demand::OnDemand, router::EventRouter};
 
@@ -39,7 +39,7 @@ impl Synchronization {
             .get::<Lease>(
                 "the Lease of virt-synchronization-controller",
                 |context| Api::namespaced(context.clients.ordinary.clone(), namespace),
-                || Selection { fields: Some(format!("metadata.name={name}")), ..Selection::default() },
+                || WatchConfig { fields: Some(format!("metadata.name={name}")), ..WatchConfig::default() },
                 |lease| lease.spec.and_then(|spec| spec.holder_identity).unwrap_or_default(),
             )
             .await?;
@@ -48,7 +48,7 @@ impl Synchronization {
             .get::<Pod>(
                 "pods of virt-synchronization-controller",
                 |context| Api::namespaced(context.clients.ordinary.clone(), namespace),
-                || Selection::labels(&format!("kubevirt.io={name}")),
+                || WatchConfig::labels(&format!("kubevirt.io={name}")),
                 |pod| addresses(&pod),
             )
             .await?;

@@ -27,7 +27,7 @@ use vitivirt_machine::{
 };
 use vitivirt_runtime::program::Context;
 use vitivirt_runtime::reconcile::Executor;
-use vitivirt_runtime::watch::{Cache, Change, Entry, IndexFn, Listing, Selection, follow};
+use vitivirt_runtime::watch::{Cache, Change, Entry, IndexFn, SyncState, WatchConfig, watch};
 
 pub(crate) use self::kubevirt::{STATUSES, VmEntry, VmiEntry};
 pub(crate) use self::machine::{MachineEntry, address, in_namespace};
@@ -54,74 +54,74 @@ impl Caches {
         let mut place = Place { context, namespace, tasks: Vec::new() };
         let ours = format!("{LABEL_MANAGED_BY}={MANAGED_BY}");
         let caches = Self {
-            machines: place.follow(
+            machines: place.watch(
                 "machines",
                 place.typed::<Machine>(),
-                Selection::default(),
+                WatchConfig::default(),
                 &MachineEntry::indexes(),
                 MachineEntry::prune,
                 router.on(EventRouter::machine_changed),
             ),
-            networks: place.follow(
+            networks: place.watch(
                 "networkconfigurations",
                 place.dynamic(&ApiResource::erase::<NetworkConfiguration>(&())),
-                Selection::default(),
+                WatchConfig::default(),
                 &[],
                 NetworkEntry::prune,
                 router.on(EventRouter::network_changed),
             ),
-            classes: place.follow(
+            classes: place.watch(
                 "storageclasses",
                 Api::<StorageClass>::all(place.client()),
-                Selection::default(),
+                WatchConfig::default(),
                 &[],
                 ClassEntry::prune,
                 router.on(EventRouter::class_changed),
             ),
-            secrets: place.follow(
+            secrets: place.watch(
                 "secrets",
                 place.typed::<PartialObjectMeta<Secret>>(),
-                Selection::labels(&ours),
+                WatchConfig::labels(&ours),
                 &[],
                 SecretEntry::prune,
                 router.on(EventRouter::secret_changed),
             ),
-            claims: place.follow(
+            claims: place.watch(
                 "persistentvolumeclaims",
                 place.typed::<PersistentVolumeClaim>(),
-                Selection::labels(&ours),
+                WatchConfig::labels(&ours),
                 &[],
                 ClaimEntry::prune,
                 router.on(EventRouter::claim_changed),
             ),
-            attachments: place.follow(
+            attachments: place.watch(
                 "network-attachment-definitions",
                 place.dynamic(&network_attachment_resource()),
-                Selection::labels(&ours),
+                WatchConfig::labels(&ours),
                 &[],
                 AttachmentEntry::prune,
                 router.on(EventRouter::attachment_changed),
             ),
-            imports: place.follow(
+            imports: place.watch(
                 "volumeimportsources",
                 place.dynamic(&import_source_resource()),
-                Selection::labels(&ours),
+                WatchConfig::labels(&ours),
                 &[],
                 ImportEntry::prune,
                 router.on(EventRouter::import_changed),
             ),
-            vms: place.follow(
+            vms: place.watch(
                 "virtualmachines",
                 place.dynamic(&virtual_machine_resource()),
-                Selection::labels(&ours),
+                WatchConfig::labels(&ours),
                 &[],
                 VmEntry::prune,
                 router.on(EventRouter::vm_changed),
             ),
-            vmis: place.follow(
+            vmis: place.watch(
                 "virtualmachineinstances",
                 place.dynamic(&virtual_machine_instance_resource()),
-                Selection::labels(LABEL_MACHINE),
+                WatchConfig::labels(LABEL_MACHINE),
                 &[],
                 VmiEntry::prune,
                 router.on(EventRouter::vmi_changed),
@@ -129,9 +129,9 @@ impl Caches {
         };
         let definitions = Api::<PartialObjectMeta<CustomResourceDefinition>>::all(place.client());
         // Not needed to be ready: without it an absent kind is only noticed later.
-        let (_, following) = follow(
+        let (_, following) = watch(
             definitions,
-            Selection { page_size: 20, ..Selection::default() },
+            WatchConfig { page_size: 20, ..WatchConfig::default() },
             &[],
             definition_version,
             router.on(EventRouter::definition_changed),
@@ -154,7 +154,7 @@ impl Caches {
     }
 
     /// Every Machine may be waiting for a neighbour that was just installed.
-    async fn tell_of_neighbours(mut sync: tokio::sync::watch::Receiver<Listing>, router: Arc<EventRouter>) {
+    async fn tell_of_neighbours(mut sync: tokio::sync::watch::Receiver<SyncState>, router: Arc<EventRouter>) {
         while sync.changed().await.is_ok() {
             router.all();
         }
@@ -174,14 +174,14 @@ impl Caches {
     }
 
     /// Somebody saw this definition come or change.
-    pub(crate) fn look_again(&self, definition: &str) {
+    pub(crate) fn retry_now(&self, definition: &str) {
         match definition {
-            "machines.vitistack.io" => self.machines.look_again(),
-            "networkconfigurations.vitistack.io" => self.networks.look_again(),
-            "virtualmachines.kubevirt.io" => self.vms.look_again(),
-            "virtualmachineinstances.kubevirt.io" => self.vmis.look_again(),
-            "network-attachment-definitions.k8s.cni.cncf.io" => self.attachments.look_again(),
-            "volumeimportsources.cdi.kubevirt.io" => self.imports.look_again(),
+            "machines.vitistack.io" => self.machines.retry_now(),
+            "networkconfigurations.vitistack.io" => self.networks.retry_now(),
+            "virtualmachines.kubevirt.io" => self.vms.retry_now(),
+            "virtualmachineinstances.kubevirt.io" => self.vmis.retry_now(),
+            "network-attachment-definitions.k8s.cni.cncf.io" => self.attachments.retry_now(),
+            "volumeimportsources.cdi.kubevirt.io" => self.imports.retry_now(),
             _ => {}
         }
     }
@@ -249,11 +249,11 @@ impl Place<'_> {
         }
     }
 
-    fn follow<K, V>(
+    fn watch<K, V>(
         &mut self,
         name: &'static str,
         api: Api<K>,
-        selection: Selection,
+        selection: WatchConfig,
         indexes: &[(&'static str, IndexFn<V>)],
         prune: fn(K) -> V,
         on_change: impl Fn(&Change<V>) + Send + Sync + 'static,
@@ -262,9 +262,9 @@ impl Place<'_> {
         K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
         V: PartialEq + Send + Sync + 'static,
     {
-        let (cache, following) = follow(api, selection, indexes, prune, on_change, self.context.shutdown.clone());
+        let (cache, following) = watch(api, selection, indexes, prune, on_change, self.context.shutdown.clone());
         let handle = cache.clone();
-        self.context.health.require(name, move || handle.sync() != Listing::Pending);
+        self.context.health.require(name, move || handle.sync_state() != SyncState::Pending);
         self.tasks.push((name, Box::pin(following)));
         cache
     }

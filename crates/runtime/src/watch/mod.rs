@@ -4,12 +4,12 @@
 //! it shows before the watch does. A kind whose API is not installed is not an error: the cache is `Absent`, looks
 //! again from time to time, and is `Absent` again when the CRD goes.
 
-mod follow;
 mod identity;
 mod scope;
 mod store;
 #[cfg(test)]
 mod tests;
+mod watcher;
 
 use std::{sync::Arc, time::Duration};
 
@@ -25,21 +25,21 @@ use tokio::{
 use vitivirt_api::ObjectKey;
 
 pub use self::{
-    follow::{Selection, follow},
     identity::{Uid, Version},
     store::{Change, Entry, IndexFn},
+    watcher::{WatchConfig, watch},
 };
 use self::{scope::Scope, store::Store};
 
 /// How far the content of a cache can be believed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Listing {
+pub enum SyncState {
     /// The first list has not ended.
     Pending,
     /// The content is a complete list with the changes since.
     Synced,
     /// The API server does not know the kind.
-    Absent,
+    KindNotServed,
 }
 
 type Prune<V> = Box<dyn Fn(Value) -> Result<Entry<V>, serde_json::Error> + Send + Sync>;
@@ -56,9 +56,9 @@ impl<V> Clone for Cache<V> {
 
 struct Shared<V> {
     store: RwLock<Store<V>>,
-    sync: watch::Sender<Listing>,
+    sync: watch::Sender<SyncState>,
     health: RwLock<Health>,
-    look_again: Notify,
+    retry_now: Notify,
     on_change: OnChange<V>,
     /// Makes an entry of the JSON that the server answered to a write of ours.
     prune: Prune<V>,
@@ -87,9 +87,9 @@ impl<V: PartialEq + Send + Sync + 'static> Cache<V> {
     {
         Self(Arc::new(Shared {
             store: RwLock::new(Store::new(indexes)),
-            sync: watch::Sender::new(Listing::Pending),
+            sync: watch::Sender::new(SyncState::Pending),
             health: RwLock::default(),
-            look_again: Notify::new(),
+            retry_now: Notify::new(),
             on_change: Box::new(on_change),
             prune: Box::new(move |json| Ok(entry(serde_json::from_value::<K>(json)?, prune))),
             scope,
@@ -128,19 +128,19 @@ impl<V: PartialEq + Send + Sync + 'static> Cache<V> {
         self.len() == 0
     }
 
-    pub fn sync(&self) -> Listing {
+    pub fn sync_state(&self) -> SyncState {
         *self.0.sync.borrow()
     }
 
     /// Follows changes of `sync`, for readiness.
-    pub fn sync_changes(&self) -> watch::Receiver<Listing> {
+    pub fn sync_changes(&self) -> watch::Receiver<SyncState> {
         self.0.sync.subscribe()
     }
 
     /// Returns when the content can be believed: listed, or known to be absent.
     pub async fn ready(&self) {
         // The sender lives as long as this handle.
-        let _ = self.sync_changes().wait_for(|sync| *sync != Listing::Pending).await;
+        let _ = self.sync_changes().wait_for(|sync| *sync != SyncState::Pending).await;
     }
 
     /// Whether absence from this cache may be taken for absence from the cluster, as far as a cache can know: a
@@ -149,12 +149,12 @@ impl<V: PartialEq + Send + Sync + 'static> Cache<V> {
     pub fn is_complete(&self) -> bool {
         let health = self.0.health.read();
         let settled = health.last_error.is_none_or(|at| at.elapsed() > self.0.settling);
-        self.sync() != Listing::Pending && !health.listing && settled
+        self.sync_state() != SyncState::Pending && !health.listing && settled
     }
 
     /// Tries an absent kind again now, because somebody saw its CRD appear.
-    pub fn look_again(&self) {
-        self.0.look_again.notify_one();
+    pub fn retry_now(&self) {
+        self.0.retry_now.notify_one();
     }
 
     /// Tells readers about one change of the store.
@@ -212,7 +212,7 @@ impl<V: PartialEq + Send + Sync + 'static> Overlay for Cache<V> {
     }
 
     fn is_absent(&self) -> bool {
-        self.sync() == Listing::Absent
+        self.sync_state() == SyncState::KindNotServed
     }
 }
 

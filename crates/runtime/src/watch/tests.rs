@@ -37,8 +37,8 @@ fn cache(server: &Arc<Server>, page_size: u32) -> (Cache<String>, Told, Arc<Link
     let (client, link) = server.client();
     let (told, stop) = (Told::default(), CancellationToken::new());
     let telling = told.clone();
-    let selection = Selection { page_size, ..Selection::default() };
-    let (cache, following) = follow(
+    let selection = WatchConfig { page_size, ..WatchConfig::default() };
+    let (cache, following) = watch(
         Api::<ConfigMap>::all(client),
         selection,
         &[("value", |_, value: &String| vec![value.as_str().into()])],
@@ -70,10 +70,10 @@ async fn lists_in_pages_and_follows() {
         server.put(MAPS, map(&format!("m{n:02}"), "old"));
     }
     let (cache, told, link, _stop) = cache(&server, 10);
-    assert_eq!(cache.sync(), Listing::Pending);
+    assert_eq!(cache.sync_state(), SyncState::Pending);
     assert!(!cache.is_complete());
     cache.ready().await;
-    assert_eq!((cache.len(), cache.sync(), cache.is_complete()), (25, Listing::Synced, true));
+    assert_eq!((cache.len(), cache.sync_state(), cache.is_complete()), (25, SyncState::Synced, true));
     assert_eq!(link.count(Verb::List), 3);
     told.lock().clear();
     server.put(MAPS, map("m03", "new"));
@@ -116,26 +116,26 @@ async fn a_kind_may_come_go_and_come_back() {
     server.serve_kind(MAPS, false);
     let (cache, told, link, _stop) = cache(&server, 10);
     cache.ready().await;
-    assert_eq!((cache.sync(), cache.is_complete()), (Listing::Absent, true));
+    assert_eq!((cache.sync_state(), cache.is_complete()), (SyncState::KindNotServed, true));
     tokio::time::sleep(Duration::from_secs(600)).await;
     let asked = link.count(Verb::List);
     assert!((8..40).contains(&asked), "{asked} lists in ten minutes");
 
     server.serve_kind(MAPS, true);
     server.put(MAPS, map("a", "1"));
-    until(|| cache.sync() == Listing::Synced).await;
+    until(|| cache.sync_state() == SyncState::Synced).await;
     assert!(cache.get(&key("a")).is_some());
 
     server.serve_kind(MAPS, false);
     // The watch is silent about it until it is opened again; the server closes it at its time.
-    until(|| cache.sync() == Listing::Absent).await;
+    until(|| cache.sync_state() == SyncState::KindNotServed).await;
     assert!(cache.is_empty());
     assert_eq!(*told.lock(), ["a ->1", "a 1>-"]);
 
     server.serve_kind(MAPS, true);
     server.put(MAPS, map("b", "2"));
     let asked = Instant::now();
-    cache.look_again();
+    cache.retry_now();
     until(|| cache.get(&key("b")).is_some()).await;
     // Not at once: what was just stored is not served yet, and to be asked in vain costs the server too.
     assert!((1..2).contains(&asked.elapsed().as_secs()), "{:?}", asked.elapsed());
@@ -173,9 +173,9 @@ async fn metadata_alone_can_be_followed() {
     let server = Server::new();
     server.put(MAPS, map("a", "secret"));
     let (client, link) = server.client();
-    let (cache, following) = follow(
+    let (cache, following) = watch(
         Api::<PartialObjectMeta<ConfigMap>>::all(client),
-        Selection::default(),
+        WatchConfig::default(),
         &[],
         |object: PartialObjectMeta<ConfigMap>| object.metadata.labels.unwrap_or_default().len(),
         |_| {},

@@ -6,7 +6,7 @@ use kube::{Api, Client};
 use tokio_util::sync::CancellationToken;
 use vitivirt_runtime::{
     tls::Authority,
-    watch::{Selection, follow},
+    watch::{WatchConfig, watch},
 };
 
 use super::Serving;
@@ -19,9 +19,9 @@ const NAMES: &str = "requestheader-allowed-names";
 /// Keeps `serving` in step until `stop`. Where the ConfigMap is gone the last authority stays, and where there never was
 /// one clients are not asked who they are: who does not say is let in anyway.
 pub(super) async fn keep(client: Client, serving: Serving, stop: CancellationToken) {
-    let selection = Selection { fields: Some(format!("metadata.name={NAME}")), ..Selection::default() };
+    let selection = WatchConfig { fields: Some(format!("metadata.name={NAME}")), ..WatchConfig::default() };
     let api = Api::<ConfigMap>::namespaced(client, NAMESPACE);
-    let (_cache, following) = follow(
+    let (_cache, following) = watch(
         api,
         selection,
         &[],

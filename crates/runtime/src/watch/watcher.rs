@@ -14,12 +14,12 @@ use tokio_util::sync::CancellationToken;
 
 use vitivirt_api::ObjectKey;
 
-use super::{Cache, Change, IndexFn, Listing, Scope, entry};
+use super::{Cache, Change, IndexFn, Scope, SyncState, entry};
 use crate::{client::REQUEST_DEADLINE, reconcile::Backoff};
 
 /// Which objects of a kind are followed, and how.
 #[derive(Clone, Debug)]
-pub struct Selection {
+pub struct WatchConfig {
     pub labels: Option<String>,
     pub fields: Option<String>,
     /// Objects per page of a list: the peak of memory at start is one page of whole objects.
@@ -31,7 +31,7 @@ pub struct Selection {
     pub error_retry: Backoff,
 }
 
-impl Default for Selection {
+impl Default for WatchConfig {
     fn default() -> Self {
         Self {
             labels: None,
@@ -44,7 +44,7 @@ impl Default for Selection {
     }
 }
 
-impl Selection {
+impl WatchConfig {
     pub fn labels(selector: &str) -> Self {
         Self { labels: Some(selector.to_owned()), ..Self::default() }
     }
@@ -69,9 +69,9 @@ impl Selection {
 /// A cache of a kind's objects, pruned by `prune` to what will be read, and the future that keeps it in step until
 /// `stop`. `on_change` maps changes to keys of a queue; it must not block. With `Api<PartialObjectMeta<K>>` only
 /// metadata is asked for.
-pub fn follow<K, V, C>(
+pub fn watch<K, V, C>(
     api: Api<K>,
-    selection: Selection,
+    selection: WatchConfig,
     indexes: &[(&'static str, IndexFn<V>)],
     prune: fn(K) -> V,
     on_change: C,
@@ -95,7 +95,7 @@ type Events<T> = BoxStream<'static, Result<Event<T>, watcher::Error>>;
 async fn run<T, V>(
     cache: Cache<V>,
     kind: String,
-    selection: Selection,
+    selection: WatchConfig,
     prune: fn(T) -> V,
     open: impl Fn() -> Events<T> + Send,
     stop: CancellationToken,
@@ -128,7 +128,7 @@ async fn run<T, V>(
         };
         let absent = is_absent(&error);
         let delay = if absent {
-            if cache.sync() != Listing::Absent {
+            if cache.sync_state() != SyncState::KindNotServed {
                 tracing::info!(kind, "the API server does not know this kind; waiting for it");
             }
             become_absent(&cache);
@@ -179,7 +179,7 @@ async fn pause<V>(
     tokio::select! {
         () = stop.cancelled() => Pause::Stop,
         () = sleep(delay) => Pause::Over,
-        () = cache.0.look_again.notified(), if absent => {
+        () = cache.0.retry_now.notified(), if absent => {
             sleep(Duration::from_millis(jitter.random_range(EXPECTED_AFTER))).await;
             Pause::LookAgain
         }
@@ -213,7 +213,7 @@ fn apply<T: Resource, V: PartialEq + Send + Sync + 'static>(cache: &Cache<V>, ev
         Event::InitDone => {
             let gone = cache.0.store.write().end_list();
             *cache.0.health.write() = super::Health::default();
-            cache.0.sync.send_if_modified(|sync| std::mem::replace(sync, Listing::Synced) != Listing::Synced);
+            cache.0.sync.send_if_modified(|sync| std::mem::replace(sync, SyncState::Synced) != SyncState::Synced);
             cache.tell_all(&gone);
         }
     }
@@ -222,7 +222,7 @@ fn apply<T: Resource, V: PartialEq + Send + Sync + 'static>(cache: &Cache<V>, ev
 fn become_absent<V: PartialEq + Send + Sync + 'static>(cache: &Cache<V>) {
     let gone = cache.0.store.write().clear();
     *cache.0.health.write() = super::Health::default();
-    cache.0.sync.send_if_modified(|sync| std::mem::replace(sync, Listing::Absent) != Listing::Absent);
+    cache.0.sync.send_if_modified(|sync| std::mem::replace(sync, SyncState::KindNotServed) != SyncState::KindNotServed);
     cache.tell_all(&gone);
 }
 
@@ -277,7 +277,7 @@ mod tests {
 
     #[test]
     fn an_error_is_not_forgotten_before_the_next_one_can_have_come() {
-        let selection = Selection::default();
+        let selection = WatchConfig::default();
         assert_eq!(selection.settling(), Duration::from_secs(90));
         assert!(selection.settling() > selection.error_retry.longest() + REQUEST_DEADLINE);
     }
