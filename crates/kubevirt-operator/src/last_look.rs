@@ -26,7 +26,7 @@ impl LastLook {
     pub(crate) async fn complete(&self, observed: &mut Observed) -> Result<(), Failure> {
         let key = ObjectKey::namespaced(observed.namespace(), observed.name());
         let vm = self.read(virtual_machine_resource(), &key).await?;
-        observed.vm = vm.map(|vm| VmEntry::view(&entry(&vm.metadata.clone(), VmEntry::prune(vm))));
+        observed.vm = vm.map(|vm| VmEntry::view(&entry(&vm.metadata.clone(), VmEntry::project(vm))));
         if observed.vmi.is_none() {
             observed.vmi = self.guest(&key).await?;
         }
@@ -45,14 +45,14 @@ impl LastLook {
             classify(&error, "get", &Target::of::<Secret>(ObjectKey::namespaced(observed.namespace(), &name)))
         })?;
         observed.secret =
-            secret.map(|secret| SecretEntry::view(&entry(&secret.metadata.clone(), SecretEntry::prune(secret))));
+            secret.map(|secret| SecretEntry::view(&entry(&secret.metadata.clone(), SecretEntry::project(secret))));
         Ok(())
     }
 
     /// Somebody's own instance of the same name is none of ours, and must not hold up anything.
     async fn guest(&self, key: &ObjectKey) -> Result<Option<VmiView>, Failure> {
         let vmi = self.read(virtual_machine_instance_resource(), key).await?.filter(|vmi| is_of(vmi, key.name()));
-        Ok(vmi.map(|vmi| VmiEntry::view(&entry(&vmi.metadata.clone(), VmiEntry::prune(vmi)))))
+        Ok(vmi.map(|vmi| VmiEntry::view(&entry(&vmi.metadata.clone(), VmiEntry::project(vmi)))))
     }
 
     /// None: there is no such object, or no such kind.
@@ -72,7 +72,7 @@ impl LastLook {
         })?;
         for claim in found.items {
             let (name, metadata) = (claim.name_any(), claim.metadata.clone());
-            observed.claims.insert(name, ClaimEntry::view(&entry(&metadata, ClaimEntry::prune(claim))));
+            observed.claims.insert(name, ClaimEntry::view(&entry(&metadata, ClaimEntry::project(claim))));
         }
         Ok(())
     }

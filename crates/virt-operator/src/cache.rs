@@ -76,7 +76,7 @@ impl Caches {
             };
             let router = router.clone();
             let tell = move |change: &Change<Live>| router.object_changed(kind, change);
-            (kind, following.start(kind.name(), api, selection, prune, tell))
+            (kind, following.start(kind.name(), api, selection, project, tell))
         });
         let objects: Arc<BTreeMap<Kind, Cache<Live>>> = Arc::new(objects.collect());
         let caches = Self {
@@ -268,14 +268,14 @@ impl Following<'_> {
         name: &'static str,
         api: Api<K>,
         selection: WatchConfig,
-        prune: fn(K) -> V,
+        project: fn(K) -> V,
         on_change: impl Fn(&Change<V>) + Send + Sync + 'static,
     ) -> Cache<V>
     where
         K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
         V: PartialEq + Send + Sync + 'static,
     {
-        let (cache, following) = watch(api, selection, &[], prune, on_change, self.context.shutdown.clone());
+        let (cache, following) = watch(api, selection, &[], project, on_change, self.context.shutdown.clone());
         let handle = cache.clone();
         self.context.health.require(name, move || handle.sync_state() != SyncState::Pending);
         self.context.spawn(name, following);
@@ -284,7 +284,7 @@ impl Following<'_> {
 }
 
 /// Answers to writes of big objects, and nothing else, are asked for without their content.
-fn prune(object: DynamicObject) -> Live {
+fn project(object: DynamicObject) -> Live {
     let is_metadata_only = object.types.as_ref().is_some_and(|types| types.kind == "PartialObjectMetadata");
     if is_metadata_only { Live::answered(&object.metadata) } else { Live::new(&object.metadata, object.data) }
 }
@@ -305,7 +305,7 @@ mod tests {
     #[test]
     fn a_strategy_that_was_just_written_is_one() {
         let of = |kind: &str| {
-            prune(
+            project(
                 serde_json::from_value(serde_json::json!({
                     "apiVersion": "v1", "kind": kind, "metadata": {"name": "s", "labels": {(label::INSTALL_STRATEGY): ""}},
                 }))

@@ -41,12 +41,12 @@ impl<V: PartialEq + Send + Sync + 'static> OnDemand<V> {
         what: &str,
         api: impl FnOnce(&Context) -> Api<K>,
         selection: impl FnOnce() -> WatchConfig,
-        prune: fn(K) -> V,
+        project: fn(K) -> V,
     ) -> Result<Cache<V>, Failure>
     where
         K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
     {
-        let cache = self.open(what, api, selection, prune);
+        let cache = self.open(what, api, selection, project);
         match timeout(PATIENCE, cache.ready()).await {
             Ok(()) => Ok(cache),
             Err(_) => Err(Failure::transient(reason::API_SERVER_UNREACHABLE, format!("{what} cannot be listed yet"))),
@@ -58,7 +58,7 @@ impl<V: PartialEq + Send + Sync + 'static> OnDemand<V> {
         what: &str,
         api: impl FnOnce(&Context) -> Api<K>,
         selection: impl FnOnce() -> WatchConfig,
-        prune: fn(K) -> V,
+        project: fn(K) -> V,
     ) -> Cache<V>
     where
         K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
@@ -70,7 +70,7 @@ impl<V: PartialEq + Send + Sync + 'static> OnDemand<V> {
         close(&mut handle);
         let stop = self.context.shutdown.child_token();
         let changed = self.router.on(EventRouter::changed);
-        let (cache, following) = watch(api(&self.context), selection(), &[], prune, changed, stop.clone());
+        let (cache, following) = watch(api(&self.context), selection(), &[], project, changed, stop.clone());
         self.context.spawn("a watch on demand", following);
         *handle = Some(WatchHandle { what: what.to_owned(), cache: cache.clone(), stop });
         cache

@@ -61,7 +61,7 @@ pub(crate) struct VmEntry {
 }
 
 impl VmEntry {
-    pub(crate) fn prune(mut vm: DynamicObject) -> Self {
+    pub(crate) fn project(mut vm: DynamicObject) -> Self {
         let spec = without_defaults(vm.data.get_mut("spec").map(Value::take).unwrap_or_default());
         let status = vm.data.get("status").unwrap_or(&Value::Null);
         Self {
@@ -123,7 +123,7 @@ pub(crate) struct VmiEntry {
 }
 
 impl VmiEntry {
-    pub(crate) fn prune(vmi: DynamicObject) -> Self {
+    pub(crate) fn project(vmi: DynamicObject) -> Self {
         let part = |name: &str| vmi.data.get(name).unwrap_or(&Value::Null);
         let (spec, status) = (part("spec"), part("status"));
         let unschedulable = condition(status, "PodScheduled", "False")
@@ -235,7 +235,7 @@ mod tests {
     fn a_guest_cannot_fill_the_cache() {
         let many: Vec<Value> =
             (0..100).map(|n| json!({"ipAddress": format!("10.0.0.{n}"), "ipAddresses": ["x".repeat(1000)]})).collect();
-        let entry = VmiEntry::prune(object(json!({"status": {
+        let entry = VmiEntry::project(object(json!({"status": {
             "phase": "Running", "interfaces": many,
             "conditions": [{"type": "Synchronized", "status": "False", "message": "ø".repeat(5000)}],
         }})));
@@ -243,7 +243,7 @@ mod tests {
         assert!(entry.addresses.iter().all(|address| address.len() <= ADDRESS_LIMIT));
         assert!(entry.failure.unwrap().len() <= MESSAGE_LIMIT);
         let noise: String = (0..100_000_u64).map(|n| format!("{:x}", n.wrapping_mul(0x9E37_79B9_7F4A_7C15))).collect();
-        let entry = VmiEntry::prune(object(json!({"spec": {"volumes": [{"name": noise}]}})));
+        let entry = VmiEntry::project(object(json!({"spec": {"volumes": [{"name": noise}]}})));
         assert_eq!(entry.spec, Squeezed::default());
     }
 
@@ -257,19 +257,19 @@ mod tests {
         }))
         .unwrap();
         let spec = vitivirt_machine::render::vm::spec(&machine, &vitivirt_machine::resolve::resolve(&machine).unwrap());
-        let vmi = VmiEntry::prune(object(json!({"spec": spec.pointer("/template/spec").unwrap()})));
+        let vmi = VmiEntry::project(object(json!({"spec": spec.pointer("/template/spec").unwrap()})));
         let size = vmi.spec.len();
         assert!(size < 300, "{size} bytes");
     }
 
     #[test]
     fn running_is_news_and_scheduling_is_progress() {
-        let vmi = |phase: &str| VmiEntry::prune(object(json!({"status": {"phase": phase}})));
+        let vmi = |phase: &str| VmiEntry::project(object(json!({"status": {"phase": phase}})));
         assert!(vmi("Pending").is_progress(&vmi("Scheduling")));
         assert!(!vmi("Scheduled").is_progress(&vmi("Running")));
         assert!(!vmi("Running").is_progress(&vmi("Failed")));
         let vm = |status: &str, cores: u32| {
-            VmEntry::prune(object(json!({"spec": {"cores": cores}, "status": {"printableStatus": status}})))
+            VmEntry::project(object(json!({"spec": {"cores": cores}, "status": {"printableStatus": status}})))
         };
         for being_made in [true, false] {
             assert!(vm("Provisioning", 1).is_progress(&vm("Starting", 1), being_made));
@@ -282,9 +282,10 @@ mod tests {
 
     #[test]
     fn strange_objects_are_read_all_the_same() {
-        let entry = VmEntry::prune(object(json!({"spec": 7, "status": {"printableStatus": 1, "conditions": "none"}})));
+        let entry =
+            VmEntry::project(object(json!({"spec": 7, "status": {"printableStatus": 1, "conditions": "none"}})));
         assert_eq!(entry.status, "");
-        let entry = VmiEntry::prune(object(
+        let entry = VmiEntry::project(object(
             json!({"status": {"phase": "Dreaming", "interfaces": {"a": 1}, "migrationState": "x"}}),
         ));
         assert_eq!((entry.phase, entry.migrating), ("Unknown", false));

@@ -39,7 +39,7 @@ impl MachineEntry {
     pub(crate) const BY_NETWORK: &str = "network";
     pub(crate) const BY_SOURCE: &str = "source";
 
-    pub(crate) fn prune(mut machine: Machine) -> Self {
+    pub(crate) fn project(mut machine: Machine) -> Self {
         machine.metadata.managed_fields = None;
         // It is beside the value in the cache, and would make every change look like one that matters.
         machine.metadata.resource_version = None;
@@ -145,7 +145,7 @@ mod tests {
     #[test]
     fn everything_but_what_others_wrote_down_about_it_is_kept() {
         let whole = machine(&json!({"template": "small", "cloudInit": {"secretRef": {"name": "s"}}}));
-        let entry = MachineEntry::prune(whole.clone());
+        let entry = MachineEntry::project(whole.clone());
         let back = entry.machine(&"9".into()).unwrap();
         assert_eq!(back.spec, whole.spec);
         assert_eq!(back.metadata.resource_version.as_deref(), Some("9"));
@@ -158,18 +158,18 @@ mod tests {
     #[test]
     fn a_new_version_without_news_is_no_news() {
         let mut other = machine(&json!({"template": "small"}));
-        let entry = MachineEntry::prune(other.clone());
+        let entry = MachineEntry::project(other.clone());
         other.metadata.resource_version = Some("8".to_owned());
         other.metadata.managed_fields = None;
-        assert_eq!(entry, MachineEntry::prune(other));
+        assert_eq!(entry, MachineEntry::project(other));
     }
 
     #[test]
     fn every_address_is_known_given_or_derived() {
-        let alone = MachineEntry::prune(machine(&json!({"template": "small"})));
+        let alone = MachineEntry::project(machine(&json!({"template": "small"})));
         let derived = vitivirt_machine::resolve::derived_mac("u", "default");
         assert_eq!(*alone.addresses, [address("ns", "pod", &derived)]);
-        let bridged = MachineEntry::prune(machine(&json!({"template": "small", "networks": [
+        let bridged = MachineEntry::project(machine(&json!({"template": "small", "networks": [
             {"name": "a", "networkName": "prod", "macAddress": "52:54:00:12:34:AB"},
             {"name": "b", "networkName": "prod"},
             {"name": "c", "networkName": "pod"},
@@ -184,7 +184,7 @@ mod tests {
         for (spec, expected) in
             [(json!({}), "none"), (json!({"template": "large"}), "large"), (json!({"template": "x y z"}), "unknown")]
         {
-            assert_eq!(MachineEntry::prune(machine(&spec)).template, expected);
+            assert_eq!(MachineEntry::project(machine(&spec)).template, expected);
         }
     }
 }

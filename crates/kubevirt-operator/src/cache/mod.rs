@@ -59,7 +59,7 @@ impl Caches {
                 place.typed::<Machine>(),
                 WatchConfig::default(),
                 &MachineEntry::indexes(),
-                MachineEntry::prune,
+                MachineEntry::project,
                 router.on(EventRouter::machine_changed),
             ),
             networks: place.watch(
@@ -67,7 +67,7 @@ impl Caches {
                 place.dynamic(&ApiResource::erase::<NetworkConfiguration>(&())),
                 WatchConfig::default(),
                 &[],
-                NetworkEntry::prune,
+                NetworkEntry::project,
                 router.on(EventRouter::network_changed),
             ),
             classes: place.watch(
@@ -75,7 +75,7 @@ impl Caches {
                 Api::<StorageClass>::all(place.client()),
                 WatchConfig::default(),
                 &[],
-                ClassEntry::prune,
+                ClassEntry::project,
                 router.on(EventRouter::class_changed),
             ),
             secrets: place.watch(
@@ -83,7 +83,7 @@ impl Caches {
                 place.typed::<PartialObjectMeta<Secret>>(),
                 WatchConfig::labels(&ours),
                 &[],
-                SecretEntry::prune,
+                SecretEntry::project,
                 router.on(EventRouter::secret_changed),
             ),
             claims: place.watch(
@@ -91,7 +91,7 @@ impl Caches {
                 place.typed::<PersistentVolumeClaim>(),
                 WatchConfig::labels(&ours),
                 &[],
-                ClaimEntry::prune,
+                ClaimEntry::project,
                 router.on(EventRouter::claim_changed),
             ),
             attachments: place.watch(
@@ -99,7 +99,7 @@ impl Caches {
                 place.dynamic(&network_attachment_resource()),
                 WatchConfig::labels(&ours),
                 &[],
-                AttachmentEntry::prune,
+                AttachmentEntry::project,
                 router.on(EventRouter::attachment_changed),
             ),
             imports: place.watch(
@@ -107,7 +107,7 @@ impl Caches {
                 place.dynamic(&import_source_resource()),
                 WatchConfig::labels(&ours),
                 &[],
-                ImportEntry::prune,
+                ImportEntry::project,
                 router.on(EventRouter::import_changed),
             ),
             vms: place.watch(
@@ -115,7 +115,7 @@ impl Caches {
                 place.dynamic(&virtual_machine_resource()),
                 WatchConfig::labels(&ours),
                 &[],
-                VmEntry::prune,
+                VmEntry::project,
                 router.on(EventRouter::vm_changed),
             ),
             vmis: place.watch(
@@ -123,7 +123,7 @@ impl Caches {
                 place.dynamic(&virtual_machine_instance_resource()),
                 WatchConfig::labels(LABEL_MACHINE),
                 &[],
-                VmiEntry::prune,
+                VmiEntry::project,
                 router.on(EventRouter::vmi_changed),
             ),
         };
@@ -255,14 +255,14 @@ impl Place<'_> {
         api: Api<K>,
         selection: WatchConfig,
         indexes: &[(&'static str, IndexFn<V>)],
-        prune: fn(K) -> V,
+        project: fn(K) -> V,
         on_change: impl Fn(&Change<V>) + Send + Sync + 'static,
     ) -> Cache<V>
     where
         K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
         V: PartialEq + Send + Sync + 'static,
     {
-        let (cache, following) = watch(api, selection, indexes, prune, on_change, self.context.shutdown.clone());
+        let (cache, following) = watch(api, selection, indexes, project, on_change, self.context.shutdown.clone());
         let handle = cache.clone();
         self.context.health.require(name, move || handle.sync_state() != SyncState::Pending);
         self.tasks.push((name, Box::pin(following)));

@@ -51,7 +51,7 @@ const ACCESS_MODES: &[&str] = &["ReadWriteOnce", "ReadWriteMany", "ReadOnlyMany"
 impl ClaimEntry {
     pub(crate) const BOUND: &str = "Bound";
 
-    pub(crate) fn prune(claim: PersistentVolumeClaim) -> Self {
+    pub(crate) fn project(claim: PersistentVolumeClaim) -> Self {
         let spec = claim.spec.unwrap_or_default();
         let requests = spec.resources.and_then(|resources| resources.requests).unwrap_or_default();
         let phase = claim.status.and_then(|status| status.phase).unwrap_or_default();
@@ -110,7 +110,7 @@ pub(crate) struct SecretEntry {
 }
 
 impl SecretEntry {
-    pub(crate) fn prune(secret: PartialObjectMeta<Secret>) -> Self {
+    pub(crate) fn project(secret: PartialObjectMeta<Secret>) -> Self {
         let metadata = &secret.metadata;
         Self {
             controller_uid: controller_uid(metadata),
@@ -161,7 +161,7 @@ pub(crate) struct NetworkEntry {
 impl NetworkEntry {
     /// Other components of Viti Stack own the rest of its spec: whatever they put there, it is read. A tag that is none
     /// must not become untagged traffic: it is kept as 0, which is none either.
-    pub(crate) fn prune(network: DynamicObject) -> Self {
+    pub(crate) fn project(network: DynamicObject) -> Self {
         let spec = network.data.get("spec").unwrap_or(&Value::Null);
         let tag = |vlan: &Value| vlan.as_u64().and_then(|vlan| u16::try_from(vlan).ok()).unwrap_or_default();
         let vlan = spec.get("vlan").filter(|vlan| !vlan.is_null()).map(tag);
@@ -195,7 +195,7 @@ pub(crate) struct AttachmentEntry {
 }
 
 impl AttachmentEntry {
-    pub(crate) fn prune(attachment: DynamicObject) -> Self {
+    pub(crate) fn project(attachment: DynamicObject) -> Self {
         let config = attachment.data.pointer("/spec/config").and_then(Value::as_str).unwrap_or_default();
         Self {
             config: config.into(),
@@ -221,7 +221,7 @@ pub(crate) struct ImportEntry {
 }
 
 impl ImportEntry {
-    pub(crate) fn prune(source: PartialObjectMeta<DynamicObject>) -> Self {
+    pub(crate) fn project(source: PartialObjectMeta<DynamicObject>) -> Self {
         Self {
             controller_uid: controller_uid(&source.metadata),
             machine: owned(Labels::of(&source.metadata).get(LABEL_MACHINE)),
@@ -245,7 +245,7 @@ pub(crate) struct ClassEntry {
 }
 
 impl ClassEntry {
-    pub(crate) fn prune(class: StorageClass) -> Self {
+    pub(crate) fn project(class: StorageClass) -> Self {
         let annotations = class.metadata.annotations.as_ref();
         let says = |name: &str| annotations.and_then(|all| all.get(name)).is_some_and(|value| value == "true");
         Self {
@@ -281,7 +281,7 @@ mod tests {
     #[test]
     fn data_of_another_writer_is_noticed() {
         let secret = |manager: &str, fields: Value| -> SecretEntry {
-            SecretEntry::prune(
+            SecretEntry::project(
                 serde_json::from_value(json!({"metadata": {
                     "name": "s", "annotations": {ANNOTATION_CONTENT: "d"},
                     "managedFields": [
@@ -311,7 +311,7 @@ mod tests {
             let entry = Entry {
                 uid: name.into(),
                 resource_version: "1".into(),
-                value: std::sync::Arc::new(ClassEntry::prune(class)),
+                value: std::sync::Arc::new(ClassEntry::project(class)),
             };
             (vitivirt_api::ObjectKey::cluster(name), entry)
         };
@@ -327,7 +327,7 @@ mod tests {
     #[test]
     fn a_network_of_strange_content_is_read() {
         let network = |spec: Value| {
-            NetworkEntry::prune(
+            NetworkEntry::project(
                 serde_json::from_value(
                     json!({"metadata": {"name": "n", "finalizers": [FINALIZER_NETWORK]}, "spec": spec}),
                 )

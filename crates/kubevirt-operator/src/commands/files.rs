@@ -143,7 +143,7 @@ impl Files {
         }
         let all = self.classes.iter().map(|class| {
             let name = class.metadata.name.as_deref().unwrap_or_default();
-            (ObjectKey::cluster(name), entry(&class.metadata, ClassEntry::prune(class.clone())))
+            (ObjectKey::cluster(name), entry(&class.metadata, ClassEntry::project(class.clone())))
         });
         ClassEntry::views(all.collect())
     }

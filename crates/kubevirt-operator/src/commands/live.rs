@@ -67,7 +67,7 @@ impl Live {
         }
     }
 
-    async fn find<K, V>(&self, resource: ApiResource, key: ObjectKey, prune: fn(K) -> V) -> Result<Found<V>>
+    async fn find<K, V>(&self, resource: ApiResource, key: ObjectKey, project: fn(K) -> V) -> Result<Found<V>>
     where
         K: DeserializeOwned + kube::Resource,
     {
@@ -79,7 +79,7 @@ impl Live {
                 // The error could quote a Secret.
                 let Ok(object) = serde_json::from_value::<K>(json) else { bail!("{target} cannot be read") };
                 let metadata = object.meta().clone();
-                Ok(Found::Object(entry(&metadata, prune(object))))
+                Ok(Found::Object(entry(&metadata, project(object))))
             }
         }
     }
@@ -105,18 +105,21 @@ impl Live {
         let beside = |name: &str| ObjectKey::namespaced(key.namespace().unwrap_or_default(), name);
         let resolved = resolve(&machine).ok();
         let own = beside(&secret_name(key.name()));
-        let secret =
-            self.find(ApiResource::erase::<Secret>(&()), own, SecretEntry::prune as fn(PartialObjectMeta<Secret>) -> _);
-        let vm = self.find(virtual_machine_resource(), key.clone(), VmEntry::prune);
-        let vmi = self.find(virtual_machine_instance_resource(), key.clone(), VmiEntry::prune);
+        let secret = self.find(
+            ApiResource::erase::<Secret>(&()),
+            own,
+            SecretEntry::project as fn(PartialObjectMeta<Secret>) -> _,
+        );
+        let vm = self.find(virtual_machine_resource(), key.clone(), VmEntry::project);
+        let vmi = self.find(virtual_machine_instance_resource(), key.clone(), VmiEntry::project);
         let (secret, vm, vmi) = (secret.await?, vm.await?, vmi.await?);
         let (mut networks, mut attachments, mut multus) = (BTreeMap::new(), BTreeMap::new(), true);
         let named = machine.spec.networks.iter().map(|network| &network.network_name);
         for name in named.filter(|name| *name != POD_NETWORK) {
             let resource = ApiResource::erase::<NetworkConfiguration>(&());
-            let network = self.find(resource, beside(name), NetworkEntry::prune).await?;
+            let network = self.find(resource, beside(name), NetworkEntry::project).await?;
             networks.extend(network.view(|entry| (name.clone(), NetworkEntry::view(entry, false))));
-            let attachment = self.find(network_attachment_resource(), beside(name), AttachmentEntry::prune).await?;
+            let attachment = self.find(network_attachment_resource(), beside(name), AttachmentEntry::project).await?;
             multus &= attachment.is_installed();
             attachments.extend(attachment.view(|entry| (name.clone(), AttachmentEntry::view(entry))));
         }
@@ -153,7 +156,7 @@ impl Live {
         let classes = Api::<StorageClass>::all(self.client.clone()).list(&ListParams::default()).await?;
         let all = classes.items.into_iter().map(|class| {
             let (name, metadata) = (class.name_any(), class.metadata.clone());
-            (ObjectKey::cluster(&name), entry(&metadata, ClassEntry::prune(class)))
+            (ObjectKey::cluster(&name), entry(&metadata, ClassEntry::project(class)))
         });
         Ok(ClassEntry::views(all.collect()))
     }
@@ -175,16 +178,16 @@ impl Live {
             let carried = ListParams::default().labels(&format!("{LABEL_MACHINE_UID}={uid}"));
             for claim in api.list(&carried).await?.items {
                 let (name, metadata) = (claim.name_any(), claim.metadata.clone());
-                claims.insert(name, ClaimEntry::view(&entry(&metadata, ClaimEntry::prune(claim))));
+                claims.insert(name, ClaimEntry::view(&entry(&metadata, ClaimEntry::project(claim))));
             }
         }
         for disk in resolved.iter().flat_map(|resolved| &resolved.disks) {
             let Content::Claim { claim: name, .. } = &disk.content else { continue };
             let resource = ApiResource::erase::<PersistentVolumeClaim>(&());
-            let claim = self.find(resource, beside(name), ClaimEntry::prune).await?;
+            let claim = self.find(resource, beside(name), ClaimEntry::project).await?;
             claims.extend(claim.view(|entry| (name.clone(), ClaimEntry::view(entry))));
-            let prune = ImportEntry::prune as fn(PartialObjectMeta<DynamicObject>) -> _;
-            let import = self.find(import_source_resource(), beside(name), prune).await?;
+            let project = ImportEntry::project as fn(PartialObjectMeta<DynamicObject>) -> _;
+            let import = self.find(import_source_resource(), beside(name), project).await?;
             cdi &= import.is_installed();
             imports.extend(import.view(|entry| (name.clone(), ImportEntry::view(entry))));
         }

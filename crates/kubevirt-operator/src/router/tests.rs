@@ -24,13 +24,13 @@ fn machine(change: impl FnOnce(&mut Value)) -> Arc<MachineEntry> {
         "status": {"phase": "Creating"},
     });
     change(&mut object);
-    Arc::new(MachineEntry::prune(serde_json::from_value(object).unwrap()))
+    Arc::new(MachineEntry::project(serde_json::from_value(object).unwrap()))
 }
 
 fn claim(uid: &str) -> Arc<ClaimEntry> {
     let labels = json!({LABEL_MACHINE: "vm", LABEL_MACHINE_UID: uid});
     let object = json!({"metadata": {"name": "vm-root", "namespace": "ns", "labels": labels}});
-    Arc::new(ClaimEntry::prune(serde_json::from_value(object).unwrap()))
+    Arc::new(ClaimEntry::project(serde_json::from_value(object).unwrap()))
 }
 
 fn change<V>(name: &str, old: Option<&Arc<V>>, new: Option<&Arc<V>>) -> Change<V> {

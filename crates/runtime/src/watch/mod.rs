@@ -42,7 +42,7 @@ pub enum SyncState {
     KindNotServed,
 }
 
-type Prune<V> = Box<dyn Fn(Value) -> Result<Entry<V>, serde_json::Error> + Send + Sync>;
+type Project<V> = Box<dyn Fn(Value) -> Result<Entry<V>, serde_json::Error> + Send + Sync>;
 type OnChange<V> = Box<dyn Fn(&Change<V>) + Send + Sync>;
 
 /// A handle to a cache; clones share it.
@@ -61,7 +61,7 @@ struct Shared<V> {
     retry_now: Notify,
     on_change: OnChange<V>,
     /// Makes an entry of the JSON that the server answered to a write of ours.
-    prune: Prune<V>,
+    project: Project<V>,
     /// What the server is asked for: what a write made that is not in it, the watch would never take back.
     scope: Scope,
     /// After an error of a watch, how long without another until its connection is trusted again.
@@ -77,7 +77,7 @@ struct Health {
 impl<V: PartialEq + Send + Sync + 'static> Cache<V> {
     fn new<K>(
         indexes: &[(&'static str, IndexFn<V>)],
-        prune: fn(K) -> V,
+        project: fn(K) -> V,
         on_change: impl Fn(&Change<V>) + Send + Sync + 'static,
         scope: Scope,
         settling: Duration,
@@ -91,7 +91,7 @@ impl<V: PartialEq + Send + Sync + 'static> Cache<V> {
             health: RwLock::default(),
             retry_now: Notify::new(),
             on_change: Box::new(on_change),
-            prune: Box::new(move |json| Ok(entry(serde_json::from_value::<K>(json)?, prune))),
+            project: Box::new(move |json| Ok(entry(serde_json::from_value::<K>(json)?, project))),
             scope,
             settling,
         }))
@@ -224,7 +224,7 @@ impl<V: PartialEq + Send + Sync + 'static> Cache<V> {
         if !self.0.scope.covers(&key) {
             return;
         }
-        match (self.0.prune)(object.clone()) {
+        match (self.0.project)(object.clone()) {
             Ok(entry) => {
                 let change = put(&mut self.0.store.write(), key, entry);
                 self.tell(&change);
@@ -235,11 +235,11 @@ impl<V: PartialEq + Send + Sync + 'static> Cache<V> {
     }
 }
 
-fn entry<K: Resource, V>(object: K, prune: impl Fn(K) -> V) -> Entry<V> {
+fn entry<K: Resource, V>(object: K, project: impl Fn(K) -> V) -> Entry<V> {
     let metadata = object.meta();
     let uid = metadata.uid.as_deref().unwrap_or_default().into();
     let resource_version = metadata.resource_version.as_deref().unwrap_or_default().into();
-    Entry { uid, resource_version, value: Arc::new(prune(object)) }
+    Entry { uid, resource_version, value: Arc::new(project(object)) }
 }
 
 fn clone_entry<V>(entry: &Entry<V>) -> Entry<V> {

@@ -73,7 +73,7 @@ pub fn watch<K, V, C>(
     api: Api<K>,
     selection: WatchConfig,
     indexes: &[(&'static str, IndexFn<V>)],
-    prune: fn(K) -> V,
+    project: fn(K) -> V,
     on_change: C,
     stop: CancellationToken,
 ) -> (Cache<V>, impl Future<Output = ()> + Send + use<K, V, C>)
@@ -83,11 +83,11 @@ where
     C: Fn(&Change<V>) + Send + Sync + 'static,
 {
     let scope = Scope::new(api.namespace(), selection.labels.as_deref(), selection.fields.as_deref());
-    let cache = Cache::new(indexes, prune, on_change, scope, selection.settling());
+    let cache = Cache::new(indexes, project, on_change, scope, selection.settling());
     let config = selection.config();
     let kind = api.resource_url().to_owned();
     let open = move || watcher(api.clone(), config.clone()).boxed();
-    (cache.clone(), run(cache, kind, selection, prune, open, stop))
+    (cache.clone(), run(cache, kind, selection, project, open, stop))
 }
 
 type Events<T> = BoxStream<'static, Result<Event<T>, watcher::Error>>;
@@ -96,7 +96,7 @@ async fn run<T, V>(
     cache: Cache<V>,
     kind: String,
     selection: WatchConfig,
-    prune: fn(T) -> V,
+    project: fn(T) -> V,
     open: impl Fn() -> Events<T> + Send,
     stop: CancellationToken,
 ) where
@@ -117,7 +117,7 @@ async fn run<T, V>(
                 if !matches!(event, Event::Init) {
                     failures = 0;
                 }
-                apply(&cache, event, prune);
+                apply(&cache, event, project);
                 continue;
             }
             Some(Err(error)) => error,
@@ -186,7 +186,7 @@ async fn pause<V>(
     }
 }
 
-fn apply<T: Resource, V: PartialEq + Send + Sync + 'static>(cache: &Cache<V>, event: Event<T>, prune: fn(T) -> V) {
+fn apply<T: Resource, V: PartialEq + Send + Sync + 'static>(cache: &Cache<V>, event: Event<T>, project: fn(T) -> V) {
     match event {
         Event::Init => {
             cache.0.health.write().listing = true;
@@ -194,13 +194,13 @@ fn apply<T: Resource, V: PartialEq + Send + Sync + 'static>(cache: &Cache<V>, ev
         }
         Event::InitApply(object) => {
             let key = ObjectKey::of(object.meta());
-            let entry = entry(object, prune);
+            let entry = entry(object, project);
             let change = cache.0.store.write().listed(key, entry);
             cache.tell(&change);
         }
         Event::Apply(object) => {
             let key = ObjectKey::of(object.meta());
-            let entry = entry(object, prune);
+            let entry = entry(object, project);
             let change = cache.0.store.write().seen(key, entry);
             cache.tell(&change);
         }
