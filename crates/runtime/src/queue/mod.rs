@@ -15,7 +15,7 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-use self::state::State;
+use self::state::QueueState;
 
 /// When a key whose pass was dropped half way is tried again. Not at once: what ended the pass may end the next one too.
 const ABANDONED: Duration = Duration::from_secs(1);
@@ -24,7 +24,7 @@ const ABANDONED: Duration = Duration::from_secs(1);
 pub struct Queue<K>(Arc<Shared<K>>);
 
 struct Shared<K> {
-    state: Mutex<State<K>>,
+    state: Mutex<QueueState<K>>,
     changed: Notify,
     window: Duration,
 }
@@ -44,7 +44,7 @@ impl<K: Clone + Eq + Hash> Default for Queue<K> {
 impl<K: Clone + Eq + Hash> Queue<K> {
     /// `window` is how long [`Self::add_coalesced`] lets news gather.
     pub fn new(window: Duration) -> Self {
-        Self(Arc::new(Shared { state: Mutex::new(State::default()), changed: Notify::new(), window }))
+        Self(Arc::new(Shared { state: Mutex::new(QueueState::default()), changed: Notify::new(), window }))
     }
 
     pub fn add(&self, key: K) {
@@ -68,7 +68,7 @@ impl<K: Clone + Eq + Hash> Queue<K> {
     }
 
     /// The next key, which nobody else gets until its turn ends. Safe to drop and call again.
-    pub async fn next(&self) -> Turn<K> {
+    pub async fn next(&self) -> WorkItem<K> {
         loop {
             let due = {
                 let mut state = self.0.state.lock();
@@ -78,7 +78,7 @@ impl<K: Clone + Eq + Hash> Queue<K> {
                         self.0.changed.notify_one();
                     }
                     drop(state);
-                    return Turn { queue: self.clone(), key, finished: false };
+                    return WorkItem { queue: self.clone(), key, finished: false };
                 }
                 state.next_due()
             };
@@ -101,20 +101,20 @@ impl<K: Clone + Eq + Hash> Queue<K> {
 /// The right to work on a key. A turn that is dropped before [`Self::done`] did not get to its end: the key is wanted
 /// again, whatever became of the one who had it.
 #[must_use = "a key whose turn is dropped comes again"]
-pub struct Turn<K: Clone + Eq + Hash> {
+pub struct WorkItem<K: Clone + Eq + Hash> {
     queue: Queue<K>,
     key: K,
     finished: bool,
 }
 
-impl<K: Clone + Eq + Hash> Turn<K> {
+impl<K: Clone + Eq + Hash> WorkItem<K> {
     /// The pass over this key has ended.
     pub fn done(mut self) {
         self.finished = true;
     }
 }
 
-impl<K: Clone + Eq + Hash> Deref for Turn<K> {
+impl<K: Clone + Eq + Hash> Deref for WorkItem<K> {
     type Target = K;
 
     fn deref(&self) -> &K {
@@ -122,7 +122,7 @@ impl<K: Clone + Eq + Hash> Deref for Turn<K> {
     }
 }
 
-impl<K: Clone + Eq + Hash> Drop for Turn<K> {
+impl<K: Clone + Eq + Hash> Drop for WorkItem<K> {
     fn drop(&mut self) {
         let mut state = self.queue.0.state.lock();
         if !self.finished {

@@ -8,36 +8,36 @@ use std::{
 use tokio::time::Instant;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
-    Ready,
-    Running { woken: bool },
+enum KeyState {
+    Queued,
+    Running { requeue: bool },
 }
 
 /// A key is in at most one place, and has at most one timer beside it.
 #[derive(Debug)]
-pub(super) struct State<K> {
+pub(super) struct QueueState<K> {
     ready: VecDeque<K>,
-    places: HashMap<K, Place>,
+    states: HashMap<K, KeyState>,
     timers: BTreeMap<(Instant, u64), K>,
     due: HashMap<K, (Instant, u64)>,
     /// Tells timers of the same moment apart, in the order in which they were set.
     serial: u64,
 }
 
-impl<K> Default for State<K> {
+impl<K> Default for QueueState<K> {
     fn default() -> Self {
-        Self { ready: VecDeque::new(), places: HashMap::new(), timers: BTreeMap::new(), due: HashMap::new(), serial: 0 }
+        Self { ready: VecDeque::new(), states: HashMap::new(), timers: BTreeMap::new(), due: HashMap::new(), serial: 0 }
     }
 }
 
-impl<K: Clone + Eq + Hash> State<K> {
+impl<K: Clone + Eq + Hash> QueueState<K> {
     /// The key wants a pass. A key that is being worked on gets its turn after those that wait already.
     pub(super) fn add(&mut self, key: K) {
-        match self.places.get_mut(&key) {
-            Some(Place::Ready) => {}
-            Some(Place::Running { woken }) => *woken = true,
+        match self.states.get_mut(&key) {
+            Some(KeyState::Queued) => {}
+            Some(KeyState::Running { requeue }) => *requeue = true,
             None => {
-                self.places.insert(key.clone(), Place::Ready);
+                self.states.insert(key.clone(), KeyState::Queued);
                 self.ready.push_back(key);
             }
         }
@@ -45,7 +45,7 @@ impl<K: Clone + Eq + Hash> State<K> {
 
     /// The key wants a pass at that time. Of two times the sooner one counts.
     pub(super) fn add_at(&mut self, key: K, at: Instant) {
-        if self.places.get(&key) == Some(&Place::Ready) {
+        if self.states.get(&key) == Some(&KeyState::Queued) {
             return;
         }
         if let Some(timer) = self.due.get(&key) {
@@ -72,7 +72,7 @@ impl<K: Clone + Eq + Hash> State<K> {
             self.add(key);
         }
         let key = self.ready.pop_front()?;
-        self.places.insert(key.clone(), Place::Running { woken: false });
+        self.states.insert(key.clone(), KeyState::Running { requeue: false });
         if let Some(timer) = self.due.remove(&key) {
             self.timers.remove(&timer);
         }
@@ -80,7 +80,7 @@ impl<K: Clone + Eq + Hash> State<K> {
     }
 
     pub(super) fn done(&mut self, key: &K) {
-        if self.places.remove(key) == Some(Place::Running { woken: true }) {
+        if self.states.remove(key) == Some(KeyState::Running { requeue: true }) {
             self.add(key.clone());
         }
     }

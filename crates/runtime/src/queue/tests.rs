@@ -8,11 +8,11 @@ use std::{
 use proptest::prelude::*;
 use tokio::time::Instant;
 
-use super::{ABANDONED, Queue, State};
+use super::{ABANDONED, Queue, QueueState};
 
 #[test]
 fn first_come_first_served_and_each_once() {
-    let (mut queue, now) = (State::default(), Instant::now());
+    let (mut queue, now) = (QueueState::default(), Instant::now());
     for key in ["a", "b", "a", "c", "b"] {
         queue.add(key);
     }
@@ -25,7 +25,7 @@ fn first_come_first_served_and_each_once() {
 
 #[test]
 fn a_key_that_wakes_itself_goes_behind_all_who_wait() {
-    let (mut queue, now) = (State::default(), Instant::now());
+    let (mut queue, now) = (QueueState::default(), Instant::now());
     queue.add("selfish");
     assert_eq!(queue.take(now), Some("selfish"));
     queue.add("selfish");
@@ -39,7 +39,7 @@ fn a_key_that_wakes_itself_goes_behind_all_who_wait() {
 
 #[test]
 fn of_two_timers_the_sooner_counts_and_there_is_only_one() {
-    let (mut queue, now) = (State::default(), Instant::now());
+    let (mut queue, now) = (QueueState::default(), Instant::now());
     let after = |seconds| now + Duration::from_secs(seconds);
     queue.add_at("a", after(10));
     queue.add_at("a", after(5));
@@ -53,7 +53,7 @@ fn of_two_timers_the_sooner_counts_and_there_is_only_one() {
 
 #[test]
 fn a_pass_that_comes_sooner_makes_the_timer_needless() {
-    let (mut queue, now) = (State::default(), Instant::now());
+    let (mut queue, now) = (QueueState::default(), Instant::now());
     queue.add_at("a", now + Duration::from_secs(10));
     queue.add("a");
     assert_eq!(queue.take(now), Some("a"));
@@ -73,9 +73,9 @@ async fn timers_wake_the_waiter_in_time() {
         async move {
             let mut order = Vec::new();
             for _ in 0..3 {
-                let turn = queue.next().await;
-                order.push((*turn, begin.elapsed().as_secs()));
-                turn.done();
+                let item = queue.next().await;
+                order.push((*item, begin.elapsed().as_secs()));
+                item.done();
             }
             order
         }
@@ -95,9 +95,9 @@ async fn a_burst_within_the_window_is_one_pass() {
         queue.add_coalesced("a");
         tokio::time::sleep(Duration::from_millis(40)).await;
     }
-    let turn = queue.next().await;
-    assert_eq!((*turn, begin.elapsed()), ("a", Duration::from_millis(500)));
-    turn.done();
+    let item = queue.next().await;
+    assert_eq!((*item, begin.elapsed()), ("a", Duration::from_millis(500)));
+    item.done();
     tokio::select! {
         _ = queue.next() => panic!("the burst was one"),
         () = tokio::time::sleep(Duration::from_secs(5)) => {}
@@ -150,7 +150,7 @@ proptest! {
     #[test]
     fn holds_its_promises(ops in prop::collection::vec(op(), 1..300)) {
         let mut now = Instant::now();
-        let mut queue = State::default();
+        let mut queue = QueueState::default();
         let mut running: Vec<u8> = Vec::new();
         // Wishes that no pass has begun after: those to be served now, and those for later.
         let mut wanted: HashSet<u8> = HashSet::new();
@@ -239,14 +239,14 @@ async fn many_workers_share_one_queue() {
             let (queue, busy, asked, served) = (queue.clone(), busy.clone(), asked.clone(), served.clone());
             tokio::spawn(async move {
                 loop {
-                    let turn = queue.next().await;
-                    let key = *turn;
+                    let item = queue.next().await;
+                    let key = *item;
                     assert!(!busy[key].swap(true, Ordering::SeqCst), "two workers on {key}");
                     let seen = asked[key].load(Ordering::SeqCst);
                     tokio::task::yield_now().await;
                     served[key].store(seen, Ordering::SeqCst);
                     busy[key].store(false, Ordering::SeqCst);
-                    turn.done();
+                    item.done();
                 }
             })
         })

@@ -11,7 +11,7 @@ use tracing::Instrument;
 use vitivirt_api::{Class, Failure, ObjectKey};
 
 use super::{Controller, Executor, ReconcileResult, message, reconcile, retry_delay, sooner};
-use crate::{events::Recorder, health::Health, lease::Leadership, metrics::Metrics, queue::Queue, queue::Turn};
+use crate::{events::Recorder, health::Health, lease::Leadership, metrics::Metrics, queue::Queue, queue::WorkItem};
 
 #[derive(Clone, Copy, Debug)]
 pub struct RunnerOptions {
@@ -53,8 +53,8 @@ impl<C: Controller> Runner<C> {
                 Some(done) = reconciles.join_next(), if !reconciles.is_empty() => {
                     self.finish(done, &mut failures, &mut jitter);
                 }
-                turn = self.queue.next(), if reconciles.len() < self.options.workers.max(1) => {
-                    reconciles.spawn(leadership.track(self.one(turn, &leadership)));
+                item = self.queue.next(), if reconciles.len() < self.options.workers.max(1) => {
+                    reconciles.spawn(leadership.track(self.one(item, &leadership)));
                 }
             }
         }
@@ -67,42 +67,42 @@ impl<C: Controller> Runner<C> {
 
     fn one(
         &self,
-        turn: Turn<ObjectKey>,
+        item: WorkItem<ObjectKey>,
         leadership: &Leadership,
-    ) -> impl Future<Output = (Turn<ObjectKey>, ReconcileResult)> + Send + use<C> {
+    ) -> impl Future<Output = (WorkItem<ObjectKey>, ReconcileResult)> + Send + use<C> {
         let (controller, executor) = (self.controller.clone(), self.executor.clone());
         let (events, metrics) = (self.events.clone(), self.metrics.clone());
         let watched = self.health.begin(C::NAME, self.options.reconcile_deadline);
         let (deadline, fence) = (self.options.reconcile_deadline, leadership.fence.clone());
-        let span = self.controller.span(&turn);
+        let span = self.controller.span(&item);
         async move {
             let begin = Instant::now();
-            let result = reconcile(&*controller, &turn, &executor, &events, &fence, deadline).await;
+            let result = reconcile(&*controller, &item, &executor, &events, &fence, deadline).await;
             drop(watched);
             let class = result.failure().map(|failure| failure.class);
             metrics.observe_reconcile(C::NAME, begin.elapsed().as_secs_f64(), result.error(), class);
             result.failure().into_iter().for_each(log);
-            (turn, result)
+            (item, result)
         }
         .instrument(span)
     }
 
     fn finish(
         &self,
-        done: Result<(Turn<ObjectKey>, ReconcileResult), JoinError>,
+        done: Result<(WorkItem<ObjectKey>, ReconcileResult), JoinError>,
         failures: &mut HashMap<ObjectKey, u32>,
         jitter: &mut impl Rng,
     ) {
         // Panics are caught inside. Should one happen around the pass, its turn was dropped and comes again.
-        let Ok((turn, result)) = done else { return };
+        let Ok((item, result)) = done else { return };
         let resync = self.options.resync.map(|every| every.mul_f64(jitter.random_range(0.8..=1.0)));
         let requeue_after = match result {
             ReconcileResult::Succeeded { requeue_after, .. } => {
-                failures.remove(&*turn);
+                failures.remove(&*item);
                 sooner(requeue_after, resync)
             }
             ReconcileResult::Failed { failure, .. } => {
-                let earlier = failures.entry(turn.clone()).or_insert(0);
+                let earlier = failures.entry(item.clone()).or_insert(0);
                 let retry = retry_delay(&failure, *earlier, jitter);
                 *earlier = earlier.saturating_add(1);
                 // What only a change can help is looked at as often as what is settled.
@@ -111,9 +111,9 @@ impl<C: Controller> Runner<C> {
             }
         };
         if let Some(delay) = requeue_after {
-            self.queue.add_after(turn.clone(), delay);
+            self.queue.add_after(item.clone(), delay);
         }
-        turn.done();
+        item.done();
     }
 }
 
