@@ -37,7 +37,7 @@ pub enum Stage {
 
 /// What must be seen before the next turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Until {
+pub enum WaitFor {
     /// Nothing: what was written is enough.
     Written,
     /// The new definitions are served.
@@ -52,14 +52,14 @@ pub enum Until {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Turn {
+pub struct Wave {
     pub stages: &'static [Stage],
-    pub until: Until,
+    pub wait_for: WaitFor,
 }
 
 /// Everything but the workloads.
-const FOUNDATION: [Turn; 5] = [
-    Turn {
+const FOUNDATION: [Wave; 5] = [
+    Wave {
         stages: &[
             Stage::Strategy,
             Stage::Definitions,
@@ -69,18 +69,18 @@ const FOUNDATION: [Turn; 5] = [
             Stage::Services,
             Stage::Policies,
         ],
-        until: Until::Written,
+        wait_for: WaitFor::Written,
     },
-    Turn { stages: &[Stage::Authorities, Stage::Bindings], until: Until::Written },
-    Turn { stages: &[Stage::Bundles], until: Until::Written },
-    Turn { stages: &[Stage::Webhooks, Stage::ApiServices, Stage::Routes], until: Until::Served },
+    Wave { stages: &[Stage::Authorities, Stage::Bindings], wait_for: WaitFor::Written },
+    Wave { stages: &[Stage::Bundles], wait_for: WaitFor::Written },
+    Wave { stages: &[Stage::Webhooks, Stage::ApiServices, Stage::Routes], wait_for: WaitFor::Served },
     // What is signed by a new authority comes after everybody trusts it.
-    Turn { stages: &[Stage::Certificates], until: Until::Written },
+    Wave { stages: &[Stage::Certificates], wait_for: WaitFor::Written },
 ];
 
 /// A first installation, a change without a newer version, and the way back to an older one: what checks objects comes
 /// before what acts on them.
-pub const INSTALL: [Turn; 8] = {
+pub const INSTALL: [Wave; 8] = {
     let [a, b, c, d, e] = FOUNDATION;
     [
         a,
@@ -88,8 +88,8 @@ pub const INSTALL: [Turn; 8] = {
         c,
         d,
         e,
-        Turn { stages: &[Stage::Api], until: Until::ApiRolledOver },
-        Turn {
+        Wave { stages: &[Stage::Api], wait_for: WaitFor::ApiRolledOver },
+        Wave {
             stages: &[
                 Stage::Controller,
                 Stage::ExportProxy,
@@ -97,15 +97,15 @@ pub const INSTALL: [Turn; 8] = {
                 Stage::Template,
                 Stage::Handler,
             ],
-            until: Until::Written,
+            wait_for: WaitFor::Written,
         },
         // Written while pods start: of all components they need virt-api alone.
-        Turn { stages: &[Stage::Instancetypes], until: Until::EverythingRolledOver },
+        Wave { stages: &[Stage::Instancetypes], wait_for: WaitFor::EverythingRolledOver },
     ]
 };
 
 /// To a newer version: what acts on objects must know what the newer virt-api lets through.
-pub const UPDATE: [Turn; 9] = {
+pub const UPDATE: [Wave; 9] = {
     let [a, b, c, d, e] = FOUNDATION;
     [
         a,
@@ -113,18 +113,18 @@ pub const UPDATE: [Turn; 9] = {
         c,
         d,
         e,
-        Turn { stages: &[Stage::Handler], until: Until::HandlerRolledOver },
-        Turn { stages: &[Stage::Controller], until: Until::ControllerRolledOver },
-        Turn {
+        Wave { stages: &[Stage::Handler], wait_for: WaitFor::HandlerRolledOver },
+        Wave { stages: &[Stage::Controller], wait_for: WaitFor::ControllerRolledOver },
+        Wave {
             stages: &[Stage::ExportProxy, Stage::SynchronizationController, Stage::Template, Stage::Api],
-            until: Until::EverythingRolledOver,
+            wait_for: WaitFor::EverythingRolledOver,
         },
-        Turn { stages: &[Stage::Instancetypes], until: Until::Written },
+        Wave { stages: &[Stage::Instancetypes], wait_for: WaitFor::Written },
     ]
 };
 
 /// The order for this change. Nothing is known of versions that are not semantic, so they are taken for newer.
-pub fn order(target: &str, observed: &str) -> &'static [Turn] {
+pub fn order(target: &str, observed: &str) -> &'static [Wave] {
     let newer = match (Version::parse(target), Version::parse(observed)) {
         _ if observed.is_empty() => false,
         (Some(target), Some(observed)) => target.cmp(&observed) == Ordering::Greater,
@@ -245,15 +245,15 @@ mod tests {
             ("latest", "v1.8.4", true),
             ("v1.8", "v1.8.4", true),
         ] {
-            let expected: &[Turn] = if update { &UPDATE } else { &INSTALL };
+            let expected: &[Wave] = if update { &UPDATE } else { &INSTALL };
             assert_eq!(order(target, observed), expected, "{observed} to {target}");
         }
     }
 
     #[test]
     fn every_stage_has_its_turn_once_in_both_orders() {
-        let stages = |turns: &[Turn]| {
-            let mut all: Vec<Stage> = turns.iter().flat_map(|turn| turn.stages).copied().collect();
+        let stages = |waves: &[Wave]| {
+            let mut all: Vec<Stage> = waves.iter().flat_map(|wave| wave.stages).copied().collect();
             all.sort_unstable();
             all
         };

@@ -20,7 +20,7 @@ use crate::{
     names::{FINALIZER, VIRT_API, VIRT_CONTROLLER, VIRT_HANDLER, annotation, label},
     object::Object,
     observed::{Observed, Wanted},
-    order::{self, OBSOLETE, Stage, Turn, Until},
+    order::{self, OBSOLETE, Stage, WaitFor, Wave},
     report::refusal,
     stamp::Stamp,
     strategy::job,
@@ -72,16 +72,16 @@ fn make(observed: &Observed) -> Result<Plan, Failure> {
     let status = observed.kubevirt.status.as_ref();
     let installed = status.map(|status| status.observed_kube_virt_version.as_str()).unwrap_or_default();
     let mut written = Vec::new();
-    for (index, turn) in order::order(&installation.config.kube_virt_version, installed).iter().enumerate() {
-        let mut step = planner.turn(turn, &mut written)?;
+    for (index, wave) in order::order(&installation.config.kube_virt_version, installed).iter().enumerate() {
+        let mut step = planner.wave(wave, &mut written)?;
         if index == 0 {
             step.writes.extend(planner.namespace());
         }
-        if turn.stages.contains(&Stage::Instancetypes) {
+        if wave.stages.contains(&Stage::Instancetypes) {
             plan.steps.extend(pilot(&mut step));
         }
         plan.steps.push(step);
-        if turn.stages.contains(&Stage::Api) {
+        if wave.stages.contains(&Stage::Api) {
             plan.steps.extend(planner.unblocking());
         }
     }
@@ -167,11 +167,11 @@ enum Need {
 
 impl Planner<'_> {
     /// `written` is what this plan writes, in this turn and before.
-    fn turn(&self, turn: &Turn, written: &mut Vec<(Kind, ObjectKey)>) -> Result<Step, Failure> {
-        let mut step = Step::new(name(turn));
+    fn wave(&self, wave: &Wave, written: &mut Vec<(Kind, ObjectKey)>) -> Result<Step, Failure> {
+        let mut step = Step::new(name(wave));
         let mut leaving = None;
         let objects = self.installation.objects.iter().enumerate();
-        for (index, object) in objects.filter(|(_, object)| turn.stages.contains(&object.stage)) {
+        for (index, object) in objects.filter(|(_, object)| wave.stages.contains(&object.stage)) {
             match self.need(index, object)? {
                 Need::Nothing => {}
                 Need::Write(write) => {
@@ -190,7 +190,7 @@ impl Planner<'_> {
                 let message = format!("{target} is being deleted and is made again after that");
                 Some(Wait { reason: wait::DELETION, message, requeue_after: None })
             }
-            None => self.rollout(turn, written),
+            None => self.rollout(wave, written),
         };
         Ok(step)
     }
@@ -341,16 +341,16 @@ impl Planner<'_> {
         Some(Write::Patch { target, uid: live.uid.clone(), operations: vec![operation] })
     }
 
-    fn rollout(&self, turn: &Turn, written: &[(Kind, ObjectKey)]) -> Option<Wait> {
+    fn rollout(&self, wave: &Wave, written: &[(Kind, ObjectKey)]) -> Option<Wait> {
         let is_awaited = |object: &&Object| {
             let workload = matches!(object.kind, Kind::Deployment | Kind::DaemonSet);
             workload
-                && match turn.until {
-                    Until::Written | Until::Served => false,
-                    Until::ApiRolledOver => object.key.name() == VIRT_API,
-                    Until::ControllerRolledOver => object.key.name() == VIRT_CONTROLLER,
-                    Until::HandlerRolledOver => object.key.name() == VIRT_HANDLER,
-                    Until::EverythingRolledOver => true,
+                && match wave.wait_for {
+                    WaitFor::Written | WaitFor::Served => false,
+                    WaitFor::ApiRolledOver => object.key.name() == VIRT_API,
+                    WaitFor::ControllerRolledOver => object.key.name() == VIRT_CONTROLLER,
+                    WaitFor::HandlerRolledOver => object.key.name() == VIRT_HANDLER,
+                    WaitFor::EverythingRolledOver => true,
                 }
         };
         let missing: Vec<String> = self
@@ -431,8 +431,8 @@ fn delete(kind: Kind, key: &ObjectKey, live: &Live) -> Write {
 }
 
 /// A turn by what it is mostly about.
-fn name(turn: &Turn) -> &'static str {
-    match turn.stages.first() {
+fn name(wave: &Wave) -> &'static str {
+    match wave.stages.first() {
         Some(Stage::Authorities) => "authorities and bindings",
         Some(Stage::Bundles) => "bundles",
         Some(Stage::Webhooks) => "webhooks",

@@ -394,7 +394,7 @@ fn finish(
         observed: json(&before),
         desired: json(&status),
     };
-    let until = |at: Timestamp| {
+    let wait_for = |at: Timestamp| {
         let seconds = at.as_second().saturating_sub(observed.now.as_second()).max(1);
         Duration::from_secs(seconds.unsigned_abs())
     };
@@ -402,7 +402,7 @@ fn finish(
         status: Some(write),
         // What was said before need not be said again.
         events: if changed { events.into_iter().map(note).collect() } else { Vec::new() },
-        requeue_after: [observed.renewal.map(until), look_again].into_iter().flatten().min(),
+        requeue_after: [observed.renewal.map(wait_for), look_again].into_iter().flatten().min(),
         error: None,
     }
 }

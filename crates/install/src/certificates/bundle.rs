@@ -48,7 +48,7 @@ pub fn merge(current: Trusted, others: Vec<Trusted>, overlap: Duration, now: Sys
     let mut bundle = Bundle { certificates: vec![current], next: None };
     for trusted in others.into_iter().filter(|other| other.validity.not_after > now) {
         let Validity { not_before, not_after } = trusted.validity;
-        let until = match trusted.origin {
+        let wait_for = match trusted.origin {
             Origin::Own => leaves.min(not_after),
             Origin::External => not_after,
         };
@@ -56,10 +56,10 @@ pub fn merge(current: Trusted, others: Vec<Trusted>, overlap: Duration, now: Sys
             leaves = leaves.min(after(not_before, overlap));
         }
         let size = trusted.certificate.len();
-        if until > now && bundle.certificates.len() < MOST_CERTIFICATES && bytes + size <= MOST_BYTES {
+        if wait_for > now && bundle.certificates.len() < MOST_CERTIFICATES && bytes + size <= MOST_BYTES {
             bytes += size;
             bundle.certificates.push(trusted);
-            bundle.next = Some(bundle.next.map_or(until, |next| next.min(until)));
+            bundle.next = Some(bundle.next.map_or(wait_for, |next| next.min(wait_for)));
         }
     }
     bundle

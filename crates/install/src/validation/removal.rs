@@ -47,7 +47,7 @@ fn describe(remaining: &Remaining) -> String {
 pub(super) fn one_is_enough(existing: &ObjectKey) -> Refusal {
     let message = format!(
         "KubeVirt is already created: there is {existing}, and a cluster has one installation; change that one, \
-         or delete it and wait until it is gone"
+         or delete it and wait wait_for it is gone"
     );
     Refusal::new(Cause::Forbidden, "", message)
 }

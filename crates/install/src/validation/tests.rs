@@ -284,7 +284,7 @@ fn a_second_installation() {
         told,
         [
             "KubeVirt is already created: there is kubevirt/kubevirt, and a cluster has one installation; change that one, \
-          or delete it and wait until it is gone"
+          or delete it and wait wait_for it is gone"
         ]
     );
     assert_eq!(create(&kubevirt(&json!({"infra": {"replicas": 0}})), &[]).refusals.len(), 1);
