@@ -30,7 +30,7 @@ const NAME: &str = "kubevirt-operator";
 const RATE: Rate = Rate { per_second: 200.0, burst: 400 };
 const RECONCILE_DEADLINE: Duration = Duration::from_secs(60);
 /// How long a patch that somebody undoes in the same request is not sent again.
-const VAIN: Duration = Duration::from_secs(600);
+const NO_OP_PATCH_TTL: Duration = Duration::from_secs(600);
 
 pub(crate) fn run(arguments: RunArguments) -> anyhow::Result<ExitCode> {
     let settings = Settings::try_from(arguments)?;
@@ -68,7 +68,7 @@ impl Work {
         let observer = Observer::new(client.clone(), caches.clone(), sources, router.clone());
         let controller = Arc::new(MachineController { observer, metrics: metrics.clone() });
         let networks = Arc::new(NetworkController { caches: caches.clone() });
-        let executor = Executor::new(client, MANAGED_BY).sparing_vain_patches(VAIN);
+        let executor = Executor::new(client, MANAGED_BY).skip_no_op_patches(NO_OP_PATCH_TTL);
         let executor = Arc::new(caches.over(executor));
         Self { context, caches, router, metrics, controller, networks, executor, options }
     }

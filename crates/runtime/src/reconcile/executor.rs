@@ -20,7 +20,7 @@ use vitivirt_api::{
 
 use super::{
     classify,
-    vain::{Attempt, Vain},
+    no_op_patches::{Attempt, NoOpPatches},
 };
 use crate::{lease::Fence, watch::Overlay};
 
@@ -35,7 +35,7 @@ pub struct Executor {
     field_manager: &'static str,
     late: Semaphore,
     overlays: HashMap<(String, String), Vec<Arc<dyn Overlay>>>,
-    vain: Option<Vain>,
+    no_op_patches: Option<NoOpPatches>,
 }
 
 /// What the server is asked to answer with.
@@ -50,7 +50,7 @@ enum Answer {
 enum Written {
     Done,
     /// Not sent: the server has made nothing of the same patch before.
-    Vain,
+    SkippedNoOp,
     /// The name belongs to an object that is not ours.
     Taken(Value),
 }
@@ -59,13 +59,13 @@ impl Executor {
     /// One field manager per program: it is what server-side apply knows us by.
     pub fn new(client: Client, field_manager: &'static str) -> Self {
         let late = Semaphore::new(LATE_AT_ONCE);
-        Self { client, field_manager, late, overlays: HashMap::new(), vain: None }
+        Self { client, field_manager, late, overlays: HashMap::new(), no_op_patches: None }
     }
 
     /// A patch that the server made nothing of is not sent again for so long, while its object stays as it is.
     #[must_use]
-    pub fn sparing_vain_patches(mut self, patience: Duration) -> Self {
-        self.vain = Some(Vain::new(patience));
+    pub fn skip_no_op_patches(mut self, patience: Duration) -> Self {
+        self.no_op_patches = Some(NoOpPatches::new(patience));
         self
     }
 
@@ -91,7 +91,7 @@ impl Executor {
             for (target, result) in step.writes.iter().map(Write::target).zip(results) {
                 match result {
                     Ok(Written::Done) => written += 1,
-                    Ok(Written::Vain) => {}
+                    Ok(Written::SkippedNoOp) => {}
                     Ok(Written::Taken(live)) => {
                         let taken = Stop::Taken { step: step.name, target: target.clone(), live: Body::from(live) };
                         stop.get_or_insert(taken);
@@ -173,13 +173,16 @@ impl Executor {
             Write::Patch { uid, operations, .. } => {
                 let patch = json_patch(uid, operations).map_err(|error| unwritable(&error, "patch", target))?;
                 let known = self.known_version(target, uid);
-                let attempt = self.vain.as_ref().map(|vain| (vain, Attempt::new(known.clone(), &patch)));
-                if attempt.as_ref().is_some_and(|(vain, attempt)| vain.has(target, attempt)) {
-                    return Ok(Written::Vain);
+                let attempt = self
+                    .no_op_patches
+                    .as_ref()
+                    .map(|no_op_patches| (no_op_patches, Attempt::new(known.clone(), &patch)));
+                if attempt.as_ref().is_some_and(|(no_op_patches, attempt)| no_op_patches.has(target, attempt)) {
+                    return Ok(Written::SkippedNoOp);
                 }
                 let result = self.patch(target, uid, known.as_deref(), patch, answer, fence).await;
-                if let (Some((vain, attempt)), Ok(object)) = (attempt, &result) {
-                    vain.note(target, attempt, metadata(object, "resourceVersion"));
+                if let (Some((no_op_patches, attempt)), Ok(object)) = (attempt, &result) {
+                    no_op_patches.note(target, attempt, metadata(object, "resourceVersion"));
                 }
                 (uid, result)
             }

@@ -7,10 +7,10 @@
 mod backoff;
 mod classify;
 mod executor;
+mod no_op_patches;
 mod runner;
 #[cfg(test)]
 mod tests;
-mod vain;
 
 use std::{any::Any, panic::AssertUnwindSafe, time::Duration};
 

@@ -101,7 +101,7 @@ async fn a_patch_that_changes_nothing_is_not_sent_again_until_something_else_has
     let server = Server::new();
     let uid = uid(&live(&server));
     let (executor, cache, link) = with_cache(&server).await;
-    let executor = executor.sparing_vain_patches(Duration::from_secs(600));
+    let executor = executor.skip_no_op_patches(Duration::from_secs(600));
     let sent = async |value: &str| {
         let before = link.count(Verb::Patch);
         let steps = [Step::new("s").write(patch(&uid, vec![set("/data/value", value)]))];

@@ -15,7 +15,7 @@ use vitivirt_api::Target;
 /// They are few. Whoever makes many of them loses the benefit, not our memory.
 const MOST: usize = 4096;
 
-pub(super) struct Vain {
+pub(super) struct NoOpPatches {
     /// How long a patch is believed to be vain.
     patience: Duration,
     noted: Mutex<HashMap<Target, (Attempt, Instant)>>,
@@ -36,7 +36,7 @@ impl Attempt {
     }
 }
 
-impl Vain {
+impl NoOpPatches {
     pub(super) fn new(patience: Duration) -> Self {
         Self { patience, noted: Mutex::default() }
     }
@@ -49,14 +49,14 @@ impl Vain {
 
     /// `after` is the version that the server answered with.
     pub(super) fn note(&self, target: &Target, attempt: Attempt, after: &str) {
-        let mut vain = self.noted.lock();
+        let mut no_op_patches = self.noted.lock();
         if attempt.version.as_deref() != Some(after) {
-            vain.remove(target);
+            no_op_patches.remove(target);
             return;
         }
-        if vain.len() >= MOST {
-            vain.clear();
+        if no_op_patches.len() >= MOST {
+            no_op_patches.clear();
         }
-        vain.insert(target.clone(), (attempt, Instant::now()));
+        no_op_patches.insert(target.clone(), (attempt, Instant::now()));
     }
 }
