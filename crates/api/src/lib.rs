@@ -17,6 +17,6 @@ pub use failure::{Class, Failure, reason};
 pub use key::ObjectKey;
 pub use kube_core::ApiResource;
 pub use plan::{
-    Body, EventKind, EventNote, Late, ObjectRef, Operation, Outcome, Plan, Propagation, Report, StatusWrite, Step,
+    Body, EventKind, EventNote, LazyWrite, ObjectRef, Operation, Outcome, Plan, Propagation, Report, StatusWrite, Step,
     Stop, Target, Wait, Write, without_finalizer,
 };

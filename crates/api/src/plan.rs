@@ -93,7 +93,7 @@ pub enum Write {
     Delete { target: Target, uid: String, propagation: Propagation },
     /// One of the above whose body is big, so that it is made when its turn has come and forgotten when it was sent. It
     /// has the same verb and target.
-    Late { target: Target, verb: &'static str, make: Late },
+    Lazy { target: Target, verb: &'static str, make: LazyWrite },
     /// Server-side apply of the status subresource, carrying the UID and the newest version that is known of the object:
     /// for a custom resource the server overwrites the UID before it would compare it.
     Status { target: Target, uid: String, body: Body },
@@ -106,7 +106,7 @@ impl Write {
             | Self::Apply { target, .. }
             | Self::Patch { target, .. }
             | Self::Delete { target, .. }
-            | Self::Late { target, .. }
+            | Self::Lazy { target, .. }
             | Self::Status { target, .. } => target,
         }
     }
@@ -117,31 +117,31 @@ impl Write {
             Self::Create { .. } => "create",
             Self::Apply { .. } | Self::Patch { .. } | Self::Status { .. } => "patch",
             Self::Delete { .. } => "delete",
-            Self::Late { verb, .. } => verb,
+            Self::Lazy { verb, .. } => verb,
         }
     }
 
     /// A write whose body is made by `make`, which must give a write of the same verb and target.
-    pub fn late(
+    pub fn lazy(
         target: Target,
         verb: &'static str,
         make: impl Fn() -> Result<Self, Failure> + Send + Sync + 'static,
     ) -> Self {
-        Self::Late { target, verb, make: Late(Arc::new(make)) }
+        Self::Lazy { target, verb, make: LazyWrite(Arc::new(make)) }
     }
 }
 
 /// Makes a write. Two are the same only if one is a clone of the other.
 #[derive(Clone)]
-pub struct Late(Arc<dyn Fn() -> Result<Write, Failure> + Send + Sync>);
+pub struct LazyWrite(Arc<dyn Fn() -> Result<Write, Failure> + Send + Sync>);
 
-impl Late {
+impl LazyWrite {
     pub fn make(&self) -> Result<Write, Failure> {
         (self.0)()
     }
 }
 
-impl PartialEq for Late {
+impl PartialEq for LazyWrite {
     fn eq(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
@@ -154,7 +154,7 @@ impl fmt::Debug for Write {
             Self::Apply { .. } => "Apply",
             Self::Patch { .. } => "Patch",
             Self::Delete { .. } => "Delete",
-            Self::Late { .. } => "Late",
+            Self::Lazy { .. } => "LazyWrite",
             Self::Status { .. } => "Status",
         };
         write!(f, "{name}({})", self.target())

@@ -45,7 +45,7 @@ const OBSERVED_VERSIONS: [(&str, &str); 2] =
 pub fn plan(observed: &Observed) -> Plan {
     make(observed).unwrap_or_else(|failure| {
         let target = Target::of::<KubeVirt>(ObjectKey::of(&observed.kubevirt.metadata));
-        let step = Step::new("plan").write(Write::late(target, "patch", move || Err(failure.clone())));
+        let step = Step::new("plan").write(Write::lazy(target, "patch", move || Err(failure.clone())));
         Plan { steps: vec![step] }
     })
 }
@@ -226,13 +226,13 @@ impl Planner<'_> {
         if !object.is_big() {
             return Ok(Write::Create { target, body: object.body(&*self.observed.issued)? });
         }
-        Ok(self.create_late(index, target))
+        Ok(self.create_lazy(index, target))
     }
 
     /// The same for a body that is made when it is sent.
-    fn create_late(&self, index: usize, target: Target) -> Write {
+    fn create_lazy(&self, index: usize, target: Target) -> Write {
         let (installation, issued) = (Arc::clone(self.installation), Arc::clone(&self.observed.issued));
-        Write::late(target.clone(), "create", move || {
+        Write::lazy(target.clone(), "create", move || {
             let body = match installation.objects.get(index) {
                 Some(object) => object.body(&*issued)?,
                 None => Body::from(Value::Null),
@@ -251,7 +251,7 @@ impl Planner<'_> {
         }
         let (installation, issued) = (Arc::clone(self.installation), Arc::clone(&self.observed.issued));
         let (target, live) = (object.target(), live.clone());
-        Need::Write(Write::late(target.clone(), "patch", move || {
+        Need::Write(Write::lazy(target.clone(), "patch", move || {
             let Some(object) = installation.objects.get(index) else {
                 return Err(Failure::bug(
                     vitivirt_api::reason::BAD_REQUEST,
@@ -285,7 +285,7 @@ impl Planner<'_> {
             };
         }
         let target = Target::new(Kind::ConfigMap.resource(), config.strategy_key());
-        Need::Write(self.create_late(index, target))
+        Need::Write(self.create_lazy(index, target))
     }
 
     /// Before resources come into being for which there is nobody yet who checks them.

@@ -207,7 +207,7 @@ impl World {
         for step in &plan.steps {
             for write in &step.writes {
                 let made = match write {
-                    Write::Late { make, .. } => match make.make() {
+                    Write::Lazy { make, .. } => match make.make() {
                         Ok(made) => made,
                         Err(failure) => return Outcome { stop: Stop::Failed { step: step.name, failure }, written },
                     },
@@ -267,7 +267,7 @@ impl World {
                 let object = self.objects.remove(&place).unwrap();
                 assert_eq!(object["metadata"]["uid"], **uid);
             }
-            Write::Apply { .. } | Write::Late { .. } | Write::Status { .. } => panic!("{write:?}"),
+            Write::Apply { .. } | Write::Lazy { .. } | Write::Status { .. } => panic!("{write:?}"),
         }
         None
     }

@@ -130,7 +130,7 @@ fn planned_write(observed: &Observed, write: &Write) -> PlannedWrite {
     let action = match write {
         Write::Create { .. } => "create",
         Write::Delete { .. } => "delete",
-        Write::Apply { .. } | Write::Patch { .. } | Write::Late { .. } | Write::Status { .. } => "change",
+        Write::Apply { .. } | Write::Patch { .. } | Write::Lazy { .. } | Write::Status { .. } => "change",
     };
     let changes = changes_of(observed, write);
     PlannedWrite { action, kind: target.resource.kind.clone(), name: target.key.name().to_owned(), changes }

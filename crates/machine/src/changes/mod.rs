@@ -48,7 +48,7 @@ pub struct Refusal {
 pub fn changes_of(observed: &Observed, write: &Write) -> Vec<FieldChange> {
     let target = write.target();
     match write {
-        Write::Create { .. } | Write::Delete { .. } | Write::Late { .. } => Vec::new(),
+        Write::Create { .. } | Write::Delete { .. } | Write::Lazy { .. } => Vec::new(),
         Write::Apply { .. } | Write::Status { .. } => vec![change("metadata.finalizers", "metadata.finalizers", None)],
         Write::Patch { operations, .. } => {
             let each = operations.iter();

@@ -145,7 +145,7 @@ impl World {
                 }
             }
             Write::Delete { .. } => self.delete(&kind, &name),
-            Write::Late { .. } => panic!("nothing of a Machine is big"),
+            Write::Lazy { .. } => panic!("nothing of a Machine is big"),
             Write::Status { .. } => panic!("a plan writes no status"),
         }
     }

@@ -27,7 +27,7 @@ use crate::{lease::Fence, watch::Overlay};
 /// How many independent writes of one step are under way at once. The client's rate is the real limit.
 const WRITES_AT_ONCE: usize = 16;
 /// How many of the big ones: each is in memory as a tree, as text and as what the server makes of it.
-const LATE_AT_ONCE: usize = 2;
+const LAZY_WRITES_AT_ONCE: usize = 2;
 const METADATA_ONLY: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json";
 
 pub struct Executor {
@@ -58,7 +58,7 @@ enum Written {
 impl Executor {
     /// One field manager per program: it is what server-side apply knows us by.
     pub fn new(client: Client, field_manager: &'static str) -> Self {
-        let late = Semaphore::new(LATE_AT_ONCE);
+        let late = Semaphore::new(LAZY_WRITES_AT_ONCE);
         Self { client, field_manager, late, overlays: HashMap::new(), no_op_patches: None }
     }
 
@@ -145,7 +145,7 @@ impl Executor {
             let message = format!("{} {} was not sent: this replica does not lead", write.verb(), write.target());
             return Err(Failure::transient(reason::NOT_LEADING, message));
         }
-        if let Write::Late { make, .. } = write {
+        if let Write::Lazy { make, .. } = write {
             // Closed never.
             let _turn = self.late.acquire().await;
             return self.send_write(&make.make()?, Answer::Metadata, fence, owns).await;
@@ -159,7 +159,7 @@ impl Executor {
     {
         let target = write.target();
         let (uid, result) = match write {
-            Write::Late { .. } => {
+            Write::Lazy { .. } => {
                 return Err(Failure::bug(reason::BAD_REQUEST, format!("{target}: a late write made another")));
             }
             Write::Create { target, body } => return self.create(target, body, answer, fence, owns).await,

@@ -140,7 +140,7 @@ fn describe(observed: &Observed, write: &Write) -> PlannedWrite {
     let (action, fields) = match write {
         Write::Create { .. } => ("create", Vec::new()),
         Write::Delete { .. } => ("delete", Vec::new()),
-        Write::Late { verb, .. } => (if *verb == "create" { "create" } else { "change" }, Vec::new()),
+        Write::Lazy { verb, .. } => (if *verb == "create" { "create" } else { "change" }, Vec::new()),
         Write::Apply { .. } | Write::Status { .. } => ("change", Vec::new()),
         Write::Patch { operations, .. } => {
             let fields: Vec<String> =
