@@ -5,7 +5,7 @@ mod arguments;
 mod cache;
 mod commands;
 mod controller;
-mod last_look;
+mod live_check;
 pub mod manifests;
 mod metrics;
 mod networks;

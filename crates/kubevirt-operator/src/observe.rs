@@ -20,7 +20,7 @@ use crate::cache::{
     AttachmentEntry, Caches, ClaimEntry, ClassEntry, ImportEntry, MachineEntry, NetworkEntry, SecretEntry, VmEntry,
     VmiEntry, address,
 };
-use crate::last_look::LastLook;
+use crate::live_check::LiveCheck;
 use crate::router::EventRouter;
 use crate::sources::{Seen, Sources};
 
@@ -28,7 +28,7 @@ pub(crate) struct Observer {
     pub(crate) caches: Caches,
     pub(crate) sources: Arc<Sources>,
     pub(crate) router: Arc<EventRouter>,
-    last_look: LastLook,
+    live_check: LiveCheck,
     /// What is known of the sources, so that a Machine at rest needs no read.
     memory: Mutex<HashMap<ObjectKey, Known>>,
 }
@@ -46,7 +46,7 @@ struct Known {
 
 impl Observer {
     pub(crate) fn new(client: Client, caches: Caches, sources: Arc<Sources>, router: Arc<EventRouter>) -> Self {
-        Self { caches, sources, router, last_look: LastLook { client }, memory: Mutex::default() }
+        Self { caches, sources, router, live_check: LiveCheck { client }, memory: Mutex::default() }
     }
 
     pub(crate) async fn observe(&self, key: &ObjectKey) -> Result<Option<Observed>, Failure> {
@@ -82,10 +82,10 @@ impl Observer {
             now: Timestamp::now(),
         };
         if observed.is_deleting() && observed.vm.is_none() {
-            self.last_look.complete(&mut observed).await?;
+            self.live_check.complete(&mut observed).await?;
         }
         if discards_user_data(&observed)
-            && let Err(failure) = self.last_look.user_data(&mut observed).await
+            && let Err(failure) = self.live_check.user_data(&mut observed).await
         {
             tracing::warn!(error = %failure, "user data that is not wanted any more stays: it cannot be looked at");
             observed.secret = None;

@@ -18,11 +18,11 @@ use vitivirt_runtime::reconcile::classify;
 
 use crate::cache::{ClaimEntry, SecretEntry, VmEntry, VmiEntry, entry};
 
-pub(crate) struct LastLook {
+pub(crate) struct LiveCheck {
     pub(crate) client: Client,
 }
 
-impl LastLook {
+impl LiveCheck {
     pub(crate) async fn complete(&self, observed: &mut Observed) -> Result<(), Failure> {
         let key = ObjectKey::namespaced(observed.namespace(), observed.name());
         let vm = self.read(virtual_machine_resource(), &key).await?;
