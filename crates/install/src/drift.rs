@@ -10,7 +10,7 @@ use vitivirt_api::{Failure, Operation};
 
 use crate::{
     kind::Kind,
-    live::Live,
+    live::LiveObject,
     names::{annotation, label},
 };
 
@@ -33,7 +33,7 @@ const ALLOCATED: [&str; 5] = ["clusterIP", "clusterIPs", "ipFamilies", "ipFamily
 
 /// How a live object differs from `wanted`, which is the object as it would be created. Nothing but metadata is
 /// compared of an object of which only metadata is known.
-pub fn drift(kind: Kind, wanted: &Value, live: &Live) -> Result<Drift, Failure> {
+pub fn drift(kind: Kind, wanted: &Value, live: &LiveObject) -> Result<Drift, Failure> {
     let mut operations = marks(wanted, live);
     if let Some(fields) = live.fields()? {
         let Some(wanted) = wanted.as_object() else { return Ok(Drift::None) };
@@ -93,7 +93,7 @@ fn is_fixed(kind: Kind, key: &str, wanted: &Value, have: &Value) -> bool {
 }
 
 /// Of labels and annotations alone.
-pub(crate) fn marks(wanted: &Value, live: &Live) -> Vec<Operation> {
+pub(crate) fn marks(wanted: &Value, live: &LiveObject) -> Vec<Operation> {
     let mut operations = Vec::new();
     for (field, have, ours) in
         [("labels", &live.labels, OUR_LABELS.as_slice()), ("annotations", &live.annotations, &OUR_ANNOTATIONS)]
@@ -288,9 +288,9 @@ mod tests {
 
     use super::*;
 
-    fn live(object: &Value) -> Live {
+    fn live(object: &Value) -> LiveObject {
         let metadata: ObjectMeta = serde_json::from_value(object["metadata"].clone()).unwrap();
-        Live::new(&metadata, object.clone())
+        LiveObject::new(&metadata, object.clone())
     }
 
     fn paths(kind: Kind, wanted: &Value, have: &Value) -> Vec<String> {

@@ -54,7 +54,7 @@ pub use drift::{Drift, drift};
 pub use environment::{Cluster, Environment, ImageOverrides};
 pub use installation::{INVALID_DURATION, Installation, UNKNOWN_CERTIFICATE};
 pub use kind::Kind;
-pub use live::{End, Live, Rollout};
+pub use live::{End, LiveObject, Rollout};
 pub use object::Object;
 pub use observed::{Answers, Objects, Observed, Settled, Wanted};
 pub use order::Stage;

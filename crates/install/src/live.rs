@@ -28,7 +28,7 @@ const NOISE: [&str; 3] = [
 
 /// It has no `Debug`, because it may be a Secret.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Live {
+pub struct LiveObject {
     pub uid: String,
     pub labels: BTreeMap<String, String>,
     pub annotations: BTreeMap<String, String>,
@@ -130,7 +130,7 @@ pub(crate) struct Fields {
     pub(crate) foreign: Vec<Value>,
 }
 
-impl Live {
+impl LiveObject {
     /// `data` is the object without its metadata; its status is looked at and dropped.
     pub fn new(metadata: &ObjectMeta, data: Value) -> Self {
         let mut live = Self::of_metadata(metadata);
@@ -217,7 +217,7 @@ impl Live {
 }
 
 /// The label alone says little: anybody may put it on anything.
-fn holds_a_strategy(live: &Live, data: &Value) -> bool {
+fn holds_a_strategy(live: &LiveObject, data: &Value) -> bool {
     let is_config_map = data.get("type").is_none() && data.get("spec").is_none();
     let text = data.get("data").and_then(|data| data.get(MANIFESTS));
     is_config_map && text.is_some() && live.labels.contains_key(label::INSTALL_STRATEGY)

@@ -15,7 +15,7 @@ use crate::{
     drift::{Drift, drift},
     installation::Installation,
     kind::Kind,
-    live::Live,
+    live::LiveObject,
     names::annotation,
     object::Object,
     report::refusal,
@@ -37,7 +37,7 @@ pub struct Observed {
     pub renewal: Option<Timestamp>,
     /// Everything that an operator of KubeVirt manages, its own namespace included.
     pub objects: Objects,
-    pub namespace: Option<Arc<Live>>,
+    pub namespace: Option<Arc<LiveObject>>,
     /// Where other clusters reach virt-synchronization-controller.
     pub synchronization: Vec<String>,
     /// Digests of objects that were found to be as wanted, or that the server has made of what we want: they are not
@@ -99,7 +99,7 @@ impl Observed {
 
     /// The digest of an answer, if it is what we want: as far as the server lets it, and without what somebody else
     /// wrote at the same time.
-    fn judge(&self, object: &Object, write: &Write, answer: &Live) -> Option<u64> {
+    fn judge(&self, object: &Object, write: &Write, answer: &LiveObject) -> Option<u64> {
         let Write::Patch { operations, .. } = write else { return Some(answer.digest) };
         let wanted = object.body(&*self.issued).ok()?;
         let right = match drift(object.kind, wanted.json(), answer).ok()? {
@@ -114,7 +114,7 @@ impl Observed {
 }
 
 /// What the server answered to writes.
-pub type Answers = HashMap<(Kind, ObjectKey), Live>;
+pub type Answers = HashMap<(Kind, ObjectKey), LiveObject>;
 
 /// What the resource asks for.
 #[derive(Clone)]
@@ -134,31 +134,31 @@ impl Wanted {
     }
 }
 
-/// Live objects by kind and place.
+/// LiveObject objects by kind and place.
 #[derive(Clone, Default)]
-pub struct Objects(BTreeMap<(Kind, ObjectKey), Arc<Live>>);
+pub struct Objects(BTreeMap<(Kind, ObjectKey), Arc<LiveObject>>);
 
 impl Objects {
-    pub fn insert(&mut self, kind: Kind, key: ObjectKey, live: Arc<Live>) {
+    pub fn insert(&mut self, kind: Kind, key: ObjectKey, live: Arc<LiveObject>) {
         self.0.insert((kind, key), live);
     }
 
     /// One that an operator of KubeVirt made. Another of the name is found out when it is to be created.
-    pub fn get(&self, kind: Kind, key: &ObjectKey) -> Option<&Arc<Live>> {
+    pub fn get(&self, kind: Kind, key: &ObjectKey) -> Option<&Arc<LiveObject>> {
         self.0.get(&(kind, key.clone())).filter(|live| live.is_ours())
     }
 
-    pub fn of(&self, kind: Kind) -> impl Iterator<Item = (&ObjectKey, &Arc<Live>)> {
+    pub fn of(&self, kind: Kind) -> impl Iterator<Item = (&ObjectKey, &Arc<LiveObject>)> {
         self.0.iter().filter(move |((of, _), live)| *of == kind && live.is_ours()).map(|((_, key), live)| (key, live))
     }
 
-    pub fn all(&self) -> impl Iterator<Item = (Kind, &ObjectKey, &Arc<Live>)> {
+    pub fn all(&self) -> impl Iterator<Item = (Kind, &ObjectKey, &Arc<LiveObject>)> {
         self.0.iter().filter(|(_, live)| live.is_ours()).map(|((kind, key), live)| (*kind, key, live))
     }
 
     /// The newest text of the strategy of a deployment.
-    pub fn strategy(&self, identifier: &str) -> Option<(&ObjectKey, &Arc<Live>)> {
-        let of_it = |(_, live): &(&ObjectKey, &Arc<Live>)| {
+    pub fn strategy(&self, identifier: &str) -> Option<(&ObjectKey, &Arc<LiveObject>)> {
+        let of_it = |(_, live): &(&ObjectKey, &Arc<LiveObject>)| {
             live.is_strategy && !live.deleting && live.annotation(annotation::IDENTIFIER) == identifier
         };
         self.of(Kind::ConfigMap).filter(of_it).max_by_key(|(_, live)| live.created)

@@ -16,7 +16,7 @@ use crate::{
     drift::{Drift, drift, marks},
     installation::Installation,
     kind::Kind,
-    live::{Live, Rollout},
+    live::{LiveObject, Rollout},
     names::{FINALIZER, VIRT_API, VIRT_CONTROLLER, VIRT_HANDLER, annotation, label},
     object::Object,
     observed::{Observed, Wanted},
@@ -243,7 +243,7 @@ impl Planner<'_> {
 
     /// Only metadata is known of a live definition. Its content is what we wrote for as long as its generation is the
     /// one that was noted then; after that it is written again, which changes nothing if nothing differs.
-    fn definition(&self, index: usize, object: &Object, live: &Live) -> Need {
+    fn definition(&self, index: usize, object: &Object, live: &LiveObject) -> Need {
         let noted = self.observed.noted_generation(object.kind, &object.key);
         let wanted = Value::from_iter([("metadata", object.marks())]);
         if marks(&wanted, live).is_empty() && noted == Some(live.generation) {
@@ -313,7 +313,7 @@ impl Planner<'_> {
         (!step.writes.is_empty()).then_some(step)
     }
 
-    fn blocking_objects(&self) -> impl Iterator<Item = (&ObjectKey, &Arc<Live>)> {
+    fn blocking_objects(&self) -> impl Iterator<Item = (&ObjectKey, &Arc<LiveObject>)> {
         let all = self.observed.objects.of(Kind::ValidatingWebhookConfiguration);
         all.filter(|(key, live)| key.name().starts_with(BLOCKING_PREFIX) && !live.deleting)
     }
@@ -391,7 +391,10 @@ impl Planner<'_> {
 
 /// What carries our marks and is not part of the installation, in the order in which it goes. Marks can be copied:
 /// elsewhere than where this installation has objects, or the one before it had, nothing is ours.
-fn superfluous<'a>(observed: &'a Observed, installation: &Installation) -> Vec<(Kind, &'a ObjectKey, &'a Arc<Live>)> {
+fn superfluous<'a>(
+    observed: &'a Observed,
+    installation: &Installation,
+) -> Vec<(Kind, &'a ObjectKey, &'a Arc<LiveObject>)> {
     let config = &installation.config;
     let wanted: HashSet<(Kind, &ObjectKey)> =
         installation.objects.iter().map(|object| (object.kind, &object.key)).collect();
@@ -405,7 +408,7 @@ fn superfluous<'a>(observed: &'a Observed, installation: &Installation) -> Vec<(
         .chain([config])
         .flat_map(|config| config.monitor_namespaces().into_iter().chain(config.service_monitor_namespace()));
     let places: HashSet<&str> = monitoring.chain(["kube-system", config.namespace.as_str()]).collect();
-    let is_superfluous = |kind: Kind, key: &ObjectKey, live: &Live| {
+    let is_superfluous = |kind: Kind, key: &ObjectKey, live: &LiveObject| {
         let kept = wanted.contains(&(kind, key))
             || key.name().starts_with(BLOCKING_PREFIX)
             || live.is_strategy && (Some(key) == current || current.is_none());
@@ -425,7 +428,7 @@ pub fn obsolete(observed: &Observed) -> Vec<(Kind, ObjectKey)> {
     superfluous(observed, installation).into_iter().map(|(kind, key, _)| (kind, key.clone())).collect()
 }
 
-fn delete(kind: Kind, key: &ObjectKey, live: &Live) -> Write {
+fn delete(kind: Kind, key: &ObjectKey, live: &LiveObject) -> Write {
     let target = Target::new(kind.resource(), key.clone());
     Write::Delete { target, uid: live.uid.clone(), propagation: Propagation::Background }
 }
@@ -448,7 +451,7 @@ fn name(wave: &Wave) -> &'static str {
 /// Whether a live object whose name we want is one that an operator of KubeVirt made.
 pub fn owns(live: &Value) -> bool {
     let metadata = live.get("metadata").cloned().unwrap_or_default();
-    serde_json::from_value(metadata).is_ok_and(|metadata| Live::of_metadata(&metadata).is_ours())
+    serde_json::from_value(metadata).is_ok_and(|metadata| LiveObject::of_metadata(&metadata).is_ours())
 }
 
 impl Observed {

@@ -9,7 +9,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use parking_lot::Mutex;
 use serde_json::Value;
 use vitivirt_api::ObjectKey;
-use vitivirt_install::{Kind, Live};
+use vitivirt_install::{Kind, LiveObject};
 use vitivirt_runtime::watch::Overlay;
 
 #[derive(Default)]
@@ -36,8 +36,8 @@ impl Overlay for OfKind {
         let metadata = object.get("metadata").cloned().unwrap_or_default();
         let Ok(metadata) = serde_json::from_value::<ObjectMeta>(metadata) else { return };
         let live = match self.kind {
-            Kind::CustomResourceDefinition => Live::of_metadata(&metadata),
-            _ => Live::new(&metadata, object.clone()),
+            Kind::CustomResourceDefinition => LiveObject::of_metadata(&metadata),
+            _ => LiveObject::new(&metadata, object.clone()),
         };
         self.answers.0.lock().insert((self.kind, ObjectKey::of(&metadata)), live);
     }

@@ -16,7 +16,7 @@ use kube::{
 };
 use serde::de::DeserializeOwned;
 use vitivirt_api::{ApiResource, ObjectKey, kubevirt::KubeVirt};
-use vitivirt_install::{Cluster, Kind, Live, Objects, certificates::KeyPair};
+use vitivirt_install::{Cluster, Kind, LiveObject, Objects, certificates::KeyPair};
 use vitivirt_runtime::{
     program::Context,
     reconcile::{Backoff, Executor},
@@ -34,9 +34,9 @@ pub(crate) const SCHEDULABLE: &str = "kubevirt.io/schedulable=true";
 #[derive(Clone)]
 pub(crate) struct Caches {
     pub(crate) kubevirts: Cache<KubeVirt>,
-    objects: Arc<BTreeMap<Kind, Cache<Live>>>,
+    objects: Arc<BTreeMap<Kind, Cache<LiveObject>>>,
     definitions: Cache<Definition>,
-    namespace: Cache<Live>,
+    namespace: Cache<LiveObject>,
     nodes: Cache<()>,
     /// The namespace that is followed.
     place: Arc<str>,
@@ -45,7 +45,7 @@ pub(crate) struct Caches {
 /// A definition, whoever's it is. Its version tells when it is established.
 #[derive(PartialEq)]
 pub(crate) struct Definition {
-    pub(crate) live: Arc<Live>,
+    pub(crate) live: Arc<LiveObject>,
     version: Box<str>,
 }
 
@@ -75,10 +75,10 @@ impl Caches {
                 ..WatchConfig::default()
             };
             let router = router.clone();
-            let tell = move |change: &Change<Live>| router.object_changed(kind, change);
+            let tell = move |change: &Change<LiveObject>| router.object_changed(kind, change);
             (kind, following.start(kind.name(), api, selection, project, tell))
         });
-        let objects: Arc<BTreeMap<Kind, Cache<Live>>> = Arc::new(objects.collect());
+        let objects: Arc<BTreeMap<Kind, Cache<LiveObject>>> = Arc::new(objects.collect());
         let caches = Self {
             kubevirts,
             objects,
@@ -87,7 +87,7 @@ impl Caches {
                 Api::<PartialObjectMeta<CustomResourceDefinition>>::all(client()),
                 WatchConfig::default(),
                 |definition| Definition {
-                    live: Arc::new(Live::of_metadata(&definition.metadata)),
+                    live: Arc::new(LiveObject::of_metadata(&definition.metadata)),
                     version: definition.metadata.resource_version.unwrap_or_default().into(),
                 },
                 router.on(EventRouter::definition_changed),
@@ -96,7 +96,7 @@ impl Caches {
                 "namespace",
                 Api::<PartialObjectMeta<Namespace>>::all(client()),
                 WatchConfig { fields: Some(format!("metadata.name={namespace}")), ..WatchConfig::default() },
-                |namespace| Live::of_metadata(&namespace.metadata),
+                |namespace| LiveObject::of_metadata(&namespace.metadata),
                 router.on(EventRouter::changed),
             ),
             nodes: following.start(
@@ -190,7 +190,7 @@ impl Caches {
             && policies.iter().all(|absent| *absent == policies.contains(&true))
     }
 
-    pub(crate) fn namespace(&self, name: &str) -> Option<Arc<Live>> {
+    pub(crate) fn namespace(&self, name: &str) -> Option<Arc<LiveObject>> {
         self.namespace.get(&ObjectKey::cluster(name))
     }
 
@@ -211,7 +211,7 @@ impl Caches {
 }
 
 /// What a Secret of the type `kubernetes.io/tls` holds.
-pub(crate) fn certificate(secret: &Live) -> Option<KeyPair> {
+pub(crate) fn certificate(secret: &LiveObject) -> Option<KeyPair> {
     let bytes = |key: &str| {
         let text = secret.data(key)?;
         serde_json::from_value::<ByteString>(text.into()).ok().map(|bytes| bytes.0)
@@ -284,9 +284,13 @@ impl Following<'_> {
 }
 
 /// Answers to writes of big objects, and nothing else, are asked for without their content.
-fn project(object: DynamicObject) -> Live {
+fn project(object: DynamicObject) -> LiveObject {
     let is_metadata_only = object.types.as_ref().is_some_and(|types| types.kind == "PartialObjectMetadata");
-    if is_metadata_only { Live::answered(&object.metadata) } else { Live::new(&object.metadata, object.data) }
+    if is_metadata_only {
+        LiveObject::answered(&object.metadata)
+    } else {
+        LiveObject::new(&object.metadata, object.data)
+    }
 }
 
 #[cfg(test)]

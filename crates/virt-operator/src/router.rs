@@ -9,7 +9,7 @@ use std::{
 
 use parking_lot::RwLock;
 use vitivirt_api::{ObjectKey, kubevirt::KubeVirt};
-use vitivirt_install::{Kind, Live, certificates};
+use vitivirt_install::{Kind, LiveObject, certificates};
 use vitivirt_runtime::{
     queue::Queue,
     telemetry::{self, LogLevel},
@@ -92,7 +92,7 @@ impl EventRouter {
         self.all();
     }
 
-    pub(crate) fn object_changed(&self, kind: Kind, change: &Change<Live>) {
+    pub(crate) fn object_changed(&self, kind: Kind, change: &Change<LiveObject>) {
         if kind == Kind::Secret && change.key.name() == certificates::VIRT_OPERATOR {
             self.serve();
         }

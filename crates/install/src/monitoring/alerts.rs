@@ -49,7 +49,7 @@ pub(super) fn text(alert: &str, severity: &str) -> Text {
         ),
         ("LowKVMNodesCount", _) => (
             "Fewer than two nodes offer KVM, so nothing can be migrated",
-            Some("Live migration needs a second node with hardware virtualization."),
+            Some("LiveObject migration needs a second node with hardware virtualization."),
         ),
         ("LowReadyVirtAPICount", _) => ("Not every running virt-api is ready", None),
         ("LowReadyVirtControllersCount", _) => ("Not every running virt-controller is ready", None),

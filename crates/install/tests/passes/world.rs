@@ -10,7 +10,7 @@ use vitivirt_api::kubevirt::KubeVirt;
 use vitivirt_api::{ObjectKey, Operation, Outcome, Plan, Report, Stop, Write};
 use vitivirt_install::certificates::{Issued, KeyPair};
 use vitivirt_install::{
-    Cluster, DeploymentConfig, Environment, Installation, Kind, Live, Objects, Observed, Settled, Wanted,
+    Cluster, DeploymentConfig, Environment, Installation, Kind, LiveObject, Objects, Observed, Settled, Wanted,
     is_of_another_release,
 };
 
@@ -137,7 +137,7 @@ impl World {
             renewal: None,
             synchronization: Vec::new(),
             objects,
-            namespace: namespace.map(|object| Arc::new(Live::of_metadata(&metadata(object)))),
+            namespace: namespace.map(|object| Arc::new(LiveObject::of_metadata(&metadata(object)))),
             settled: self.settled.clone(),
             complete: true,
             in_use: self.in_use.clone(),
@@ -149,8 +149,8 @@ impl World {
         for ((kind, key), object) in &self.objects {
             if let Some(kind) = Kind::named(kind) {
                 let live = match kind {
-                    Kind::CustomResourceDefinition => Live::of_metadata(&metadata(object)),
-                    _ => Live::new(&metadata(object), Value::clone(object)),
+                    Kind::CustomResourceDefinition => LiveObject::of_metadata(&metadata(object)),
+                    _ => LiveObject::new(&metadata(object), Value::clone(object)),
                 };
                 objects.insert(kind, key.clone(), Arc::new(live));
             }
@@ -197,7 +197,7 @@ impl World {
         let written = all.filter(|write| done.contains(&format!("{write:?}"))).map(Write::target);
         let digest = |target: &vitivirt_api::Target| {
             let kind = Kind::named(&target.resource.kind)?;
-            Some(((kind, target.key.clone()), Live::clone(live.get(kind, &target.key)?)))
+            Some(((kind, target.key.clone()), LiveObject::clone(live.get(kind, &target.key)?)))
         };
         written.filter_map(digest).collect()
     }

@@ -1,8 +1,8 @@
 //! Commands that print and end.
 
+mod cluster;
 pub(crate) mod crds;
 mod files;
-mod live;
 pub(crate) mod plan;
 pub(crate) mod render;
 

@@ -18,8 +18,8 @@ use vitivirt_machine::changes::{Effect, FieldChange, Refusal, changes_of};
 use vitivirt_runtime::client::{configuration, connect};
 use vitivirt_runtime::metrics::Metrics;
 
+use super::cluster::ClusterReader;
 use super::files::Files;
-use super::live::Live;
 use super::ready_condition;
 
 #[derive(Debug, Clone, Args)]
@@ -93,7 +93,7 @@ async fn plan(arguments: &PlanArguments) -> Result<Vec<Planned>> {
     warn(&files.warnings);
     let agent = concat!("kubevirt-operator/", env!("CARGO_PKG_VERSION"));
     let clients = connect(&config, agent, None, &Arc::new(Metrics::new("plan")))?;
-    let live = Live::new(clients.ordinary);
+    let live = ClusterReader::new(clients.ordinary);
     let mut planned = Vec::new();
     for given in &files.machines {
         let (machine, exists) = live.machine(given.clone()).await?;
@@ -175,7 +175,7 @@ fn text(planned: &[Planned], colour: bool) -> String {
 
 fn line(change: &FieldChange) -> String {
     let when = match change.effect {
-        Effect::Live => "live",
+        Effect::ClusterReader => "live",
         Effect::LiveIfPossible => "live where KubeVirt can plug it in, else at restart",
         Effect::Restart => "at restart",
         Effect::Refused => "refused",
@@ -210,7 +210,13 @@ mod tests {
                 kind: "VirtualMachine".to_owned(),
                 name: "web".to_owned(),
                 changes: vec![
-                    change("spec.runStrategy", "spec.powerState", json!("Always"), json!("Halted"), Effect::Live),
+                    change(
+                        "spec.runStrategy",
+                        "spec.powerState",
+                        json!("Always"),
+                        json!("Halted"),
+                        Effect::ClusterReader,
+                    ),
                     change("spec.x.cores", "spec.resources.cpu.cores", json!(1), json!(4), Effect::Restart),
                 ],
             }],

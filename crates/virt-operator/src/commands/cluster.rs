@@ -9,7 +9,7 @@ use k8s_openapi::{
 };
 use kube::{Api, Client, api::ListParams, core::DynamicObject};
 use vitivirt_api::{ObjectKey, kubevirt::KubeVirt};
-use vitivirt_install::{Cluster, DeploymentConfig, Kind, Live, Objects};
+use vitivirt_install::{Cluster, DeploymentConfig, Kind, LiveObject, Objects};
 use vitivirt_runtime::{
     client::{configuration, connect},
     metrics::Metrics,
@@ -48,10 +48,10 @@ impl Reader {
         Ok(list.items)
     }
 
-    pub(crate) async fn namespace(&self, name: &str) -> Result<Option<Arc<Live>>> {
+    pub(crate) async fn namespace(&self, name: &str) -> Result<Option<Arc<LiveObject>>> {
         let api: Api<Namespace> = Api::all(self.client());
         let found = api.get_metadata_opt(name).await.with_context(|| format!("reading the namespace {name}"))?;
-        Ok(found.map(|namespace| Arc::new(Live::of_metadata(&namespace.metadata))))
+        Ok(found.map(|namespace| Arc::new(LiveObject::of_metadata(&namespace.metadata))))
     }
 
     pub(crate) async fn find(&self, config: &DeploymentConfig) -> Result<Found> {
@@ -102,7 +102,7 @@ impl Reader {
                     let list = api.list_metadata(&parameters).await?;
                     for item in list.items {
                         let key = ObjectKey::of(&item.metadata);
-                        objects.insert(kind, key, Arc::new(Live::of_metadata(&item.metadata)));
+                        objects.insert(kind, key, Arc::new(LiveObject::of_metadata(&item.metadata)));
                     }
                     list.metadata.continue_
                 }
@@ -115,7 +115,7 @@ impl Reader {
                     };
                     for item in list.items {
                         let key = ObjectKey::of(&item.metadata);
-                        objects.insert(kind, key, Arc::new(Live::new(&item.metadata, item.data)));
+                        objects.insert(kind, key, Arc::new(LiveObject::new(&item.metadata, item.data)));
                     }
                     list.metadata.continue_
                 }

@@ -28,7 +28,7 @@ use crate::cache::{
     AttachmentEntry, ClaimEntry, ClassEntry, ImportEntry, NetworkEntry, SecretEntry, VmEntry, VmiEntry, entry,
 };
 
-pub(crate) struct Live {
+pub(crate) struct ClusterReader {
     client: Client,
     /// Only its reads are used.
     executor: Executor,
@@ -54,7 +54,7 @@ impl<V> Found<V> {
     }
 }
 
-impl Live {
+impl ClusterReader {
     pub(crate) fn new(client: Client) -> Self {
         Self { executor: Executor::new(client.clone(), vitivirt_api::machine::MANAGED_BY), client }
     }
