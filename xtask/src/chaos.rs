@@ -9,7 +9,7 @@ use jiff::Timestamp;
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
-use vitivirt_lab::leadership::{self, Messages, Reign};
+use vitivirt_lab::leadership::{self, LeadershipSpan, Messages};
 use vitivirt_lab::proxy::Partition;
 use vitivirt_lab::{Lab, LabOptions, Program, isolate, parts};
 use vitivirt_runtime::lease::message;
@@ -76,7 +76,7 @@ enum Fault {
 struct Campaign {
     lab: Lab,
     replicas: [Program; 2],
-    past: Vec<Reign>,
+    past: Vec<LeadershipSpan>,
 }
 
 async fn lease(rounds: usize, seed: u64) -> Result<()> {
@@ -95,9 +95,9 @@ async fn lease(rounds: usize, seed: u64) -> Result<()> {
         tokio::time::sleep(pause).await;
         campaign.strike(fault, which).await?;
         campaign.wait_for_leader().await?;
-        leadership::never_two(campaign.reigns()?).with_context(|| format!("in round {round} with seed {seed}"))?;
+        leadership::never_two(campaign.spans()?).with_context(|| format!("in round {round} with seed {seed}"))?;
     }
-    println!("{rounds} faults, {} reigns, never two leaders", campaign.reigns()?.len());
+    println!("{rounds} faults, {} reigns, never two leaders", campaign.spans()?.len());
     campaign.lab.stop().await
 }
 
@@ -106,24 +106,24 @@ async fn start(lab: &Lab, which: usize) -> Result<Program> {
 }
 
 impl Campaign {
-    fn reigns(&self) -> Result<Vec<Reign>> {
+    fn spans(&self) -> Result<Vec<LeadershipSpan>> {
         let mut all = self.past.clone();
         for (number, replica) in self.replicas.iter().enumerate() {
-            all.extend(leadership::reigns(&format!("replica {number}"), &replica.log_lines(), MESSAGES, None)?);
+            all.extend(leadership::spans(&format!("replica {number}"), &replica.log_lines(), MESSAGES, None)?);
         }
         Ok(all)
     }
 
     async fn wait_for_leader(&self) -> Result<()> {
         let looking = async {
-            while !self.reigns()?.iter().any(|reign| reign.to.is_none()) {
+            while !self.spans()?.iter().any(|span| span.to.is_none()) {
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
             anyhow::Ok(())
         };
         match tokio::time::timeout(PATIENCE, looking).await {
             Ok(result) => result,
-            Err(_) => bail!("nobody leads after {PATIENCE:?}: {:?}", self.reigns()?),
+            Err(_) => bail!("nobody leads after {PATIENCE:?}: {:?}", self.spans()?),
         }
     }
 
@@ -153,7 +153,7 @@ impl Campaign {
         old.signal(signal)?;
         let died = Timestamp::now();
         old.wait(Duration::from_secs(10)).await?;
-        self.past.extend(leadership::reigns(
+        self.past.extend(leadership::spans(
             &format!("a past replica {which}"),
             &old.log_lines(),
             MESSAGES,

@@ -78,7 +78,7 @@ impl Work {
             () = leadership.stop.cancelled() => return,
             () = self.caches.ready() => {}
         }
-        let reign = Reign(&self);
+        let guard = LeaderGuard(&self);
         self.metrics.set_leads(true);
         let queues = self.router.begin();
         let machines = self.runner(self.controller.clone(), queues.machines, self.options);
@@ -86,7 +86,7 @@ impl Work {
         let seldom = RunnerOptions { workers: 1, resync: None, ..self.options };
         let networks = self.runner(self.networks.clone(), queues.networks, seldom);
         tokio::join!(machines.run(leadership.clone()), networks.run(leadership));
-        drop(reign);
+        drop(guard);
     }
 
     fn runner<C: Controller>(&self, controller: Arc<C>, queue: Queue<ObjectKey>, options: RunnerOptions) -> Runner<C> {
@@ -103,9 +103,9 @@ impl Work {
 }
 
 /// However the work ends, also by being dropped: nothing is queued for it and no gauge speaks for it after.
-struct Reign<'a>(&'a Work);
+struct LeaderGuard<'a>(&'a Work);
 
-impl Drop for Reign<'_> {
+impl Drop for LeaderGuard<'_> {
     fn drop(&mut self) {
         self.0.router.end();
         self.0.metrics.set_leads(false);

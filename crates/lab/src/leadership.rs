@@ -13,15 +13,15 @@ pub struct Messages {
 
 /// A span in which one program led; without an end if its log has none.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Reign {
+pub struct LeadershipSpan {
     pub who: String,
     pub from: Timestamp,
     pub to: Option<Timestamp>,
 }
 
 /// The reigns of one program. `died` is when it was killed, if it was: it wrote nothing about that end.
-pub fn reigns(who: &str, log: &[Value], messages: Messages, died: Option<Timestamp>) -> Result<Vec<Reign>> {
-    let mut reigns: Vec<Reign> = Vec::new();
+pub fn spans(who: &str, log: &[Value], messages: Messages, died: Option<Timestamp>) -> Result<Vec<LeadershipSpan>> {
+    let mut spans: Vec<LeadershipSpan> = Vec::new();
     for line in log {
         let message = line.get("message").and_then(Value::as_str).unwrap_or_default();
         let time = || -> Result<Timestamp> {
@@ -29,23 +29,23 @@ pub fn reigns(who: &str, log: &[Value], messages: Messages, died: Option<Timesta
             text.parse().with_context(|| format!("{text:?} is no time"))
         };
         if message == messages.begins {
-            reigns.push(Reign { who: who.to_owned(), from: time()?, to: None });
+            spans.push(LeadershipSpan { who: who.to_owned(), from: time()?, to: None });
         } else if message == messages.ends
-            && let Some(reign) = reigns.last_mut()
+            && let Some(span) = spans.last_mut()
         {
-            reign.to = Some(time()?);
+            span.to = Some(time()?);
         }
     }
-    if let Some(reign) = reigns.last_mut() {
-        reign.to = reign.to.or(died);
+    if let Some(span) = spans.last_mut() {
+        span.to = span.to.or(died);
     }
-    Ok(reigns)
+    Ok(spans)
 }
 
 /// Fails if two reigns overlap, and names them.
-pub fn never_two(mut reigns: Vec<Reign>) -> Result<()> {
-    reigns.sort_by_key(|reign| reign.from);
-    for (earlier, later) in reigns.iter().zip(reigns.iter().skip(1)) {
+pub fn never_two(mut spans: Vec<LeadershipSpan>) -> Result<()> {
+    spans.sort_by_key(|span| span.from);
+    for (earlier, later) in spans.iter().zip(spans.iter().skip(1)) {
         ensure!(
             earlier.to.is_some_and(|end| end <= later.from),
             "{} led until {:?}, but {} led from {} on",
@@ -72,19 +72,19 @@ mod tests {
     #[test]
     fn reigns_are_read_from_the_log() {
         let log = [line(1, "begin"), line(2, "something"), line(3, "end"), line(5, "begin")];
-        let spans: Vec<(i64, Option<i64>)> = reigns("a", &log, MESSAGES, Some(Timestamp::from_second(9).unwrap()))
+        let spans: Vec<(i64, Option<i64>)> = spans("a", &log, MESSAGES, Some(Timestamp::from_second(9).unwrap()))
             .unwrap()
             .iter()
-            .map(|reign| (reign.from.as_second(), reign.to.map(Timestamp::as_second)))
+            .map(|span| (span.from.as_second(), span.to.map(Timestamp::as_second)))
             .collect();
         assert_eq!(spans, [(1, Some(3)), (5, Some(9))]);
     }
 
     #[test]
     fn an_overlap_is_found() {
-        let a = reigns("a", &[line(1, "begin"), line(4, "end")], MESSAGES, None).unwrap();
-        let b = reigns("b", &[line(3, "begin")], MESSAGES, None).unwrap();
-        let c = reigns("c", &[line(4, "begin")], MESSAGES, None).unwrap();
+        let a = spans("a", &[line(1, "begin"), line(4, "end")], MESSAGES, None).unwrap();
+        let b = spans("b", &[line(3, "begin")], MESSAGES, None).unwrap();
+        let c = spans("c", &[line(4, "begin")], MESSAGES, None).unwrap();
         assert!(never_two([a.clone(), b].concat()).unwrap_err().to_string().contains("b led from"));
         never_two([a, c].concat()).unwrap();
     }

@@ -98,7 +98,7 @@ impl Work {
             () = leadership.stop.cancelled() => return,
             () = self.caches.ready() => {}
         }
-        let reign = Reign(&self);
+        let guard = LeaderGuard(&self);
         self.metrics.set_leading(true);
         let runner = Runner {
             controller: self.controller.clone(),
@@ -110,14 +110,14 @@ impl Work {
             options: OPTIONS,
         };
         runner.run(leadership).await;
-        drop(reign);
+        drop(guard);
     }
 }
 
 /// However the work ends, also by being dropped: nothing is queued for it after.
-struct Reign<'a>(&'a Work);
+struct LeaderGuard<'a>(&'a Work);
 
-impl Drop for Reign<'_> {
+impl Drop for LeaderGuard<'_> {
     fn drop(&mut self) {
         self.0.router.end();
         self.0.metrics.set_leading(false);

@@ -13,7 +13,7 @@ use vitivirt_lab::proxy::{Fault, Match, Partition, Rule, Then, When};
 use vitivirt_lab::{Lab, LabOptions};
 use vitivirt_runtime::lease::message;
 
-use crate::replica::{PATIENCE, grant, reigns, start, start_leader, start_standby};
+use crate::replica::{PATIENCE, grant, spans, start, start_leader, start_standby};
 
 pub(crate) fn add(suite: &mut Suite) {
     suite.test("the_death_of_the_holder_is_taken_over_within_17_s", |labs| async move {
@@ -25,7 +25,7 @@ pub(crate) fn add(suite: &mut Suite) {
         first.wait(Duration::from_secs(5)).await?;
         second.wait_for_message(message::ACQUIRED, PATIENCE).await?;
         ensure!(clock.elapsed() <= Duration::from_secs(17), "it took {:?}", clock.elapsed());
-        leadership::never_two([reigns("first", &first, Some(died))?, reigns("second", &second, None)?].concat())
+        leadership::never_two([spans("first", &first, Some(died))?, spans("second", &second, None)?].concat())
     });
 
     suite.test("a_sigterm_hands_the_lease_over_within_3_s", |labs| async move {
@@ -39,7 +39,7 @@ pub(crate) fn add(suite: &mut Suite) {
         let status = first.wait(Duration::from_secs(5)).await?;
         ensure!(status.code() == Some(0), "a SIGTERM is a clean end: {status}");
         first.wait_for_message(message::RELEASED, Duration::ZERO).await?;
-        leadership::never_two([reigns("first", &first, None)?, reigns("second", &second, None)?].concat())
+        leadership::never_two([spans("first", &first, None)?, spans("second", &second, None)?].concat())
     });
 
     suite.test("a_holder_that_is_cut_off_stops_before_its_lease_can_be_taken", |_| async move {
@@ -50,22 +50,22 @@ pub(crate) fn add(suite: &mut Suite) {
             let mut second = start_standby(&lab, namespace, false).await?;
             lab.proxy().partition(partition);
             second.wait_for_message(message::ACQUIRED, PATIENCE).await?;
-            let stopped = reigns("first", &first, None)?;
-            ensure!(stopped.iter().all(|reign| reign.to.is_some()), "the cut off holder still works: {stopped:?}");
-            leadership::never_two([stopped, reigns("second", &second, None)?].concat())?;
+            let stopped = spans("first", &first, None)?;
+            ensure!(stopped.iter().all(|span| span.to.is_some()), "the cut off holder still works: {stopped:?}");
+            leadership::never_two([stopped, spans("second", &second, None)?].concat())?;
 
             // The one that was cut off is well again afterwards, and leads when it may.
             lab.proxy().partition(Partition::None);
             second.signal(Signal::SIGTERM)?;
             second.wait(Duration::from_secs(10)).await?;
             let again = async {
-                while reigns("first", &first, None)?.len() < 2 {
+                while spans("first", &first, None)?.len() < 2 {
                     tokio::time::sleep(Duration::from_millis(50)).await;
                 }
                 anyhow::Ok(())
             };
             tokio::time::timeout(PATIENCE, again).await.context("the first did not come back")??;
-            leadership::never_two([reigns("first", &first, None)?, reigns("second", &second, None)?].concat())?;
+            leadership::never_two([spans("first", &first, None)?, spans("second", &second, None)?].concat())?;
         }
         lab.stop().await
     });

@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use jiff::Timestamp;
 use kubevirt_operator::rbac;
 use serde_json::{Value, json};
-use vitivirt_lab::leadership::{self, Messages, Reign};
+use vitivirt_lab::leadership::{self, LeadershipSpan, Messages};
 use vitivirt_lab::{Lab, Program, ProgramOptions, Record, manifests};
 use vitivirt_runtime::lease::message;
 use vitivirt_runtime::program::message::STARTED;
@@ -88,7 +88,7 @@ pub(crate) async fn start_standby(lab: &Lab, namespace: &str, through_proxy: boo
     Ok(program)
 }
 
-pub(crate) fn reigns(who: &str, program: &Program, died: Option<Timestamp>) -> Result<Vec<Reign>> {
+pub(crate) fn spans(who: &str, program: &Program, died: Option<Timestamp>) -> Result<Vec<LeadershipSpan>> {
     let messages = Messages { begins: message::ACQUIRED, ends: message::WORK_STOPPED };
-    leadership::reigns(who, &program.log_lines(), messages, died)
+    leadership::spans(who, &program.log_lines(), messages, died)
 }
