@@ -13,7 +13,6 @@ use vitivirt_api::{
 };
 
 use crate::{
-    advice,
     build::namespaced,
     certificates::{self, Certificate, Lifetimes},
     config::DeploymentConfig,
@@ -30,7 +29,7 @@ use crate::{
     rollout,
     stamp::{self, Stamp},
     strategy::{Item, Strategy},
-    template, validation, webhooks,
+    template, validation, warnings, webhooks,
 };
 
 /// Reason of a failure: a duration in `spec.certificateRotateStrategy` cannot be read.
@@ -105,7 +104,7 @@ impl Installation {
 
     /// What whoever wrote the resource should know, one sentence for each.
     pub fn warnings(&self, kubevirt: &KubeVirt) -> Vec<String> {
-        advice::messages(advice::advice(kubevirt, Some(self)))
+        warnings::messages(warnings::warnings(kubevirt, Some(self)))
     }
 }
 

@@ -11,7 +11,6 @@
 //! Object::body(Issued) ─► Body      with certificates, one at a time
 //! ```
 
-mod advice;
 mod api_services;
 mod build;
 pub mod certificates;
@@ -44,10 +43,10 @@ mod stamp;
 mod strategy;
 mod template;
 pub mod validation;
+mod warnings;
 mod webhooks;
 mod workloads;
 
-pub use advice::warnings;
 pub use config::{ComponentImages, DeploymentConfig};
 pub use customize::{Customizer, INVALID_CUSTOMIZATION};
 pub use drift::{Drift, drift};
@@ -64,6 +63,7 @@ pub use strategy::{
     ENCODING, Item, MANIFESTS, Strategy, config_map,
     job::{is_of_another_release, variable},
 };
+pub use warnings::warnings;
 pub use webhooks::{BLOCKING_PREFIX, blocking};
 
 /// The release whose data this program holds.

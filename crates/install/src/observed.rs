@@ -9,7 +9,6 @@ use k8s_openapi::jiff::Timestamp;
 use vitivirt_api::{Failure, ObjectKey, Plan, Target, Write, kubevirt::KubeVirt};
 
 use crate::{
-    advice,
     certificates::Issued,
     config::DeploymentConfig,
     drift::{Drift, drift},
@@ -19,7 +18,7 @@ use crate::{
     names::annotation,
     object::Object,
     report::refusal,
-    validation,
+    validation, warnings,
 };
 
 pub struct Observed {
@@ -69,7 +68,7 @@ impl Observed {
 
     /// What whoever wrote the resource should know, one sentence for each.
     pub fn warnings(&self) -> Vec<String> {
-        advice::messages(advice::advice(&self.kubevirt, self.installation()))
+        warnings::messages(warnings::warnings(&self.kubevirt, self.installation()))
     }
 
     /// What need not be compared again after a pass: what it found to be as wanted, and what the server answered to

@@ -11,11 +11,12 @@ use vitivirt_api::{
 };
 
 use crate::{
-    RELEASE, advice,
+    RELEASE,
     config::DeploymentConfig,
     kind::Kind,
     observed::{Observed, Wanted},
     plan::obsolete,
+    warnings,
 };
 
 const MESSAGE_LIMIT: usize = 1024;

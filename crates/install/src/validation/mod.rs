@@ -30,7 +30,7 @@ use vitivirt_api::{
 pub use placement::{Template, Trial};
 pub use removal::{Remaining, delete, is_guarded};
 
-use crate::advice;
+use crate::warnings;
 
 /// Reason of a failure: the resource asks for something that cannot be installed soundly.
 pub const INVALID_RESOURCE: &str = "InvalidResource";
@@ -134,7 +134,7 @@ fn judge(old: &KubeVirt, new: &KubeVirt) -> Verdict {
     // What was there before may be let through without being right: it is told, but not twice.
     let refused: Vec<String> = refusals.iter().map(ToString::to_string).collect();
     let standing = faults(&KubeVirtSpec::default(), new_spec).iter().map(ToString::to_string).collect();
-    let warnings = [standing, advice::warnings(new)].concat();
+    let warnings = [standing, warnings::warnings(new)].concat();
     Verdict {
         warnings: warnings.into_iter().filter(|warning| !refused.contains(warning)).collect(),
         refusals,

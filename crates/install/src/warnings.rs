@@ -36,7 +36,7 @@ const ALWAYS_ON: [&str; 21] = [
 const DEPRECATED: [&str; 3] = ["DisableMDEVConfiguration", "DockerSELinuxMCSWorkaround", "MultiArchitecture"];
 const GONE: [&str; 4] = ["ExperimentalVirtiofsSupport", "Macvtap", "Passt", "PasstIPStackMigration"];
 
-pub(crate) struct Advice {
+pub(crate) struct Warning {
     /// Of the event that tells it.
     pub(crate) reason: &'static str,
     pub(crate) message: String,
@@ -44,17 +44,17 @@ pub(crate) struct Advice {
 
 /// What can be told of the resource alone, one sentence for each.
 pub fn warnings(kubevirt: &KubeVirt) -> Vec<String> {
-    messages(advice(kubevirt, None))
+    messages(warnings(kubevirt, None))
 }
 
-pub(crate) fn messages(advice: Vec<Advice>) -> Vec<String> {
-    advice.into_iter().map(|advice| advice.message).collect()
+pub(crate) fn messages(warnings: Vec<Warning>) -> Vec<String> {
+    warnings.into_iter().map(|warnings| warnings.message).collect()
 }
 
 /// Without an installation it cannot be known which patches found nothing that they are for.
-pub(crate) fn advice(kubevirt: &KubeVirt, installation: Option<&Installation>) -> Vec<Advice> {
+pub(crate) fn warnings(kubevirt: &KubeVirt, installation: Option<&Installation>) -> Vec<Warning> {
     let spec = &kubevirt.spec;
-    let as_advice = |reason| move |message| Advice { reason, message };
+    let as_advice = |reason| move |message| Warning { reason, message };
     let doubts = validation::doubts(kubevirt).into_iter().map(|doubt| doubt.to_string());
     let idle = installation.into_iter().flat_map(|installation| installation.idle.iter().cloned());
     let account = (!spec.monitor_account.is_empty() && !is_subdomain(&spec.monitor_account)).then(|| {
