@@ -10,13 +10,13 @@ use parking_lot::Mutex;
 use serde_json::Value;
 use vitivirt_api::ObjectKey;
 use vitivirt_install::{Kind, LiveObject};
-use vitivirt_runtime::watch::Overlay;
+use vitivirt_runtime::watch::WriteObserver;
 
 #[derive(Default)]
 pub(crate) struct Answers(Mutex<vitivirt_install::Answers>);
 
 impl Answers {
-    pub(crate) fn of(self: &Arc<Self>, kind: Kind) -> Arc<dyn Overlay> {
+    pub(crate) fn of(self: &Arc<Self>, kind: Kind) -> Arc<dyn WriteObserver> {
         Arc::new(OfKind { answers: self.clone(), kind })
     }
 
@@ -31,8 +31,8 @@ struct OfKind {
     kind: Kind,
 }
 
-impl Overlay for OfKind {
-    fn wrote(&self, object: &Value) {
+impl WriteObserver for OfKind {
+    fn on_written(&self, object: &Value) {
         let metadata = object.get("metadata").cloned().unwrap_or_default();
         let Ok(metadata) = serde_json::from_value::<ObjectMeta>(metadata) else { return };
         let live = match self.kind {
@@ -43,9 +43,9 @@ impl Overlay for OfKind {
     }
 
     /// Nobody wrote it.
-    fn found(&self, _: &Value) {}
+    fn on_found(&self, _: &Value) {}
 
-    fn deleted(&self, key: &ObjectKey, _: &str) {
+    fn on_deleted(&self, key: &ObjectKey, _: &str) {
         self.answers.0.lock().remove(&(self.kind, key.clone()));
     }
 }

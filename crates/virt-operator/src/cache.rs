@@ -130,13 +130,15 @@ impl Caches {
     pub(crate) fn over(&self, executor: Executor, answers: &Arc<Answers>) -> Executor {
         let definitions = Kind::CustomResourceDefinition;
         let mut executor = executor
-            .overlay(&ApiResource::erase::<KubeVirt>(&()), Arc::new(self.kubevirts.clone()))
-            .overlay(&ApiResource::erase::<Namespace>(&()), Arc::new(self.namespace.clone()))
-            .overlay(&definitions.resource(), Arc::new(self.definitions.clone()))
-            .overlay(&definitions.resource(), answers.of(definitions));
+            .observe_writes(&ApiResource::erase::<KubeVirt>(&()), Arc::new(self.kubevirts.clone()))
+            .observe_writes(&ApiResource::erase::<Namespace>(&()), Arc::new(self.namespace.clone()))
+            .observe_writes(&definitions.resource(), Arc::new(self.definitions.clone()))
+            .observe_writes(&definitions.resource(), answers.of(definitions));
         for (kind, cache) in &*self.objects {
             let resource = kind.resource();
-            executor = executor.overlay(&resource, Arc::new(cache.clone())).overlay(&resource, answers.of(*kind));
+            executor = executor
+                .observe_writes(&resource, Arc::new(cache.clone()))
+                .observe_writes(&resource, answers.of(*kind));
         }
         executor
     }

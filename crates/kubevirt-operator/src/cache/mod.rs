@@ -189,14 +189,14 @@ impl Caches {
     /// Lets every cache know of what the executor writes.
     pub(crate) fn over(&self, executor: Executor) -> Executor {
         executor
-            .overlay(&ApiResource::erase::<Machine>(&()), Arc::new(self.machines.clone()))
-            .overlay(&ApiResource::erase::<NetworkConfiguration>(&()), Arc::new(self.networks.clone()))
-            .overlay(&ApiResource::erase::<Secret>(&()), Arc::new(self.secrets.clone()))
-            .overlay(&ApiResource::erase::<PersistentVolumeClaim>(&()), Arc::new(self.claims.clone()))
-            .overlay(&network_attachment_resource(), Arc::new(self.attachments.clone()))
-            .overlay(&import_source_resource(), Arc::new(self.imports.clone()))
-            .overlay(&virtual_machine_resource(), Arc::new(self.vms.clone()))
-            .overlay(&virtual_machine_instance_resource(), Arc::new(self.vmis.clone()))
+            .observe_writes(&ApiResource::erase::<Machine>(&()), Arc::new(self.machines.clone()))
+            .observe_writes(&ApiResource::erase::<NetworkConfiguration>(&()), Arc::new(self.networks.clone()))
+            .observe_writes(&ApiResource::erase::<Secret>(&()), Arc::new(self.secrets.clone()))
+            .observe_writes(&ApiResource::erase::<PersistentVolumeClaim>(&()), Arc::new(self.claims.clone()))
+            .observe_writes(&network_attachment_resource(), Arc::new(self.attachments.clone()))
+            .observe_writes(&import_source_resource(), Arc::new(self.imports.clone()))
+            .observe_writes(&virtual_machine_resource(), Arc::new(self.vms.clone()))
+            .observe_writes(&virtual_machine_instance_resource(), Arc::new(self.vmis.clone()))
     }
 }
 

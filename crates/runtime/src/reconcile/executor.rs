@@ -22,7 +22,7 @@ use super::{
     classify,
     no_op_patches::{Attempt, NoOpPatches},
 };
-use crate::{lease::Fence, watch::Overlay};
+use crate::{lease::Fence, watch::WriteObserver};
 
 /// How many independent writes of one step are under way at once. The client's rate is the real limit.
 const WRITES_AT_ONCE: usize = 16;
@@ -34,7 +34,7 @@ pub struct Executor {
     client: Client,
     field_manager: &'static str,
     late: Semaphore,
-    overlays: HashMap<(String, String), Vec<Arc<dyn Overlay>>>,
+    write_observers: HashMap<(String, String), Vec<Arc<dyn WriteObserver>>>,
     no_op_patches: Option<NoOpPatches>,
 }
 
@@ -59,7 +59,7 @@ impl Executor {
     /// One field manager per program: it is what server-side apply knows us by.
     pub fn new(client: Client, field_manager: &'static str) -> Self {
         let late = Semaphore::new(LAZY_WRITES_AT_ONCE);
-        Self { client, field_manager, late, overlays: HashMap::new(), no_op_patches: None }
+        Self { client, field_manager, late, write_observers: HashMap::new(), no_op_patches: None }
     }
 
     /// A patch that the server made nothing of is not sent again for so long, while its object stays as it is.
@@ -71,8 +71,8 @@ impl Executor {
 
     /// Tells `cache` about every write of this kind.
     #[must_use]
-    pub fn overlay(mut self, resource: &ApiResource, cache: Arc<dyn Overlay>) -> Self {
-        self.overlays.entry((resource.group.clone(), resource.kind.clone())).or_default().push(cache);
+    pub fn observe_writes(mut self, resource: &ApiResource, cache: Arc<dyn WriteObserver>) -> Self {
+        self.write_observers.entry((resource.group.clone(), resource.kind.clone())).or_default().push(cache);
         self
     }
 
@@ -222,7 +222,7 @@ impl Executor {
             // An earlier create of ours whose answer was lost, or an object of ours that lost the labels by which the
             // caches find it. They learn of it; the next pass goes on from it.
             Some(live) if owns(target, &live) => {
-                self.overlays_of(target).for_each(|cache| cache.found(&live));
+                self.write_observers_of(target).for_each(|cache| cache.on_found(&live));
                 Err(failure)
             }
             Some(live) => Ok(Written::Taken(live)),
@@ -249,7 +249,7 @@ impl Executor {
 
     /// The newest one: what our last write was answered with, or what was seen since.
     fn known_version(&self, target: &Target, uid: &str) -> Option<String> {
-        let known = self.overlays_of(target).filter_map(|cache| cache.version(&target.key, uid));
+        let known = self.write_observers_of(target).filter_map(|cache| cache.version(&target.key, uid));
         known.reduce(|a, b| if a.is_older_than(&b) { b } else { a }).map(|version| version.to_string())
     }
 
@@ -353,21 +353,21 @@ impl Executor {
         PatchParams::apply(self.field_manager).force()
     }
 
-    fn overlays_of(&self, target: &Target) -> impl Iterator<Item = &Arc<dyn Overlay>> {
+    fn write_observers_of(&self, target: &Target) -> impl Iterator<Item = &Arc<dyn WriteObserver>> {
         let kind = (target.resource.group.clone(), target.resource.kind.clone());
-        self.overlays.get(&kind).into_iter().flatten()
+        self.write_observers.get(&kind).into_iter().flatten()
     }
 
     fn tell_written(&self, target: &Target, object: &Value) {
-        self.overlays_of(target).for_each(|cache| cache.wrote(object));
+        self.write_observers_of(target).for_each(|cache| cache.on_written(object));
     }
 
     fn tell_deleted(&self, target: &Target, uid: &str) {
-        self.overlays_of(target).for_each(|cache| cache.deleted(&target.key, uid));
+        self.write_observers_of(target).for_each(|cache| cache.on_deleted(&target.key, uid));
     }
 
     fn is_absent(&self, target: &Target) -> bool {
-        let mut caches = self.overlays_of(target).peekable();
+        let mut caches = self.write_observers_of(target).peekable();
         caches.peek().is_some() && caches.all(|cache| cache.is_absent())
     }
 }

@@ -101,7 +101,7 @@ async fn our_own_create_whose_answer_was_lost_is_found_again() {
     let (cache, following) = cache(&server);
     tokio::spawn(following);
     let (client, _link) = server.client();
-    let executor = Executor::new(client, "tester").overlay(&target("a").resource, Arc::new(cache.clone()));
+    let executor = Executor::new(client, "tester").observe_writes(&target("a").resource, Arc::new(cache.clone()));
     let plan = plan([Step::new("first").write(create("a"))]);
     let outcome = executor.apply(&plan, &Fence::open(), |_, live| live["data"]["whose"] == "ours").await;
     // Known at once, although the cache has not been listed yet; the next pass goes on from there.
@@ -137,7 +137,7 @@ async fn writes_are_laid_over_the_cache() {
     tokio::spawn(following);
     cache.ready().await;
     let (client, link) = server.client();
-    let executor = Executor::new(client, "tester").overlay(&target("a").resource, Arc::new(cache.clone()));
+    let executor = Executor::new(client, "tester").observe_writes(&target("a").resource, Arc::new(cache.clone()));
     let key = target("a").key;
     let run = async |write: Write| {
         let outcome = executor.apply(&plan([Step::new("s").write(write)]), &Fence::open(), |_, _| false).await;

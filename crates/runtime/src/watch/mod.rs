@@ -169,16 +169,16 @@ impl<V: PartialEq + Send + Sync + 'static> Cache<V> {
 
 /// What the executor tells about writes, so that the next pass sees them before the watch does, and asks before it
 /// writes.
-pub trait Overlay: Send + Sync {
+pub trait WriteObserver: Send + Sync {
     /// The server answered a write of ours with this object.
-    fn wrote(&self, object: &Value);
+    fn on_written(&self, object: &Value);
 
     /// A live read showed this object of ours, which the cache did not have when it was planned.
-    fn found(&self, object: &Value) {
-        self.wrote(object);
+    fn on_found(&self, object: &Value) {
+        self.on_written(object);
     }
 
-    fn deleted(&self, key: &ObjectKey, uid: &str);
+    fn on_deleted(&self, key: &ObjectKey, uid: &str);
 
     /// The newest version known of this very object.
     fn version(&self, _key: &ObjectKey, _uid: &str) -> Option<Version> {
@@ -191,17 +191,17 @@ pub trait Overlay: Send + Sync {
     }
 }
 
-impl<V: PartialEq + Send + Sync + 'static> Overlay for Cache<V> {
-    fn wrote(&self, object: &Value) {
+impl<V: PartialEq + Send + Sync + 'static> WriteObserver for Cache<V> {
+    fn on_written(&self, object: &Value) {
         let selected = self.0.scope.selects(object);
-        self.lay_over(object, |store, key, entry| store.wrote(key, entry, selected));
+        self.apply_own_write(object, |store, key, entry| store.wrote(key, entry, selected));
     }
 
-    fn found(&self, object: &Value) {
-        self.lay_over(object, Store::found);
+    fn on_found(&self, object: &Value) {
+        self.apply_own_write(object, Store::found);
     }
 
-    fn deleted(&self, key: &ObjectKey, uid: &str) {
+    fn on_deleted(&self, key: &ObjectKey, uid: &str) {
         let change = self.0.store.write().deleted(key.clone(), &uid.into());
         self.tell(&change);
     }
@@ -217,7 +217,11 @@ impl<V: PartialEq + Send + Sync + 'static> Overlay for Cache<V> {
 }
 
 impl<V: PartialEq + Send + Sync + 'static> Cache<V> {
-    fn lay_over(&self, object: &Value, put: impl FnOnce(&mut Store<V>, ObjectKey, Entry<V>) -> Option<Change<V>>) {
+    fn apply_own_write(
+        &self,
+        object: &Value,
+        put: impl FnOnce(&mut Store<V>, ObjectKey, Entry<V>) -> Option<Change<V>>,
+    ) {
         let metadata =
             |field: &str| object.pointer(&format!("/metadata/{field}")).and_then(Value::as_str).unwrap_or_default();
         let key = ObjectKey::namespaced(metadata("namespace"), metadata("name"));

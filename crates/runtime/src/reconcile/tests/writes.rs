@@ -32,7 +32,7 @@ async fn with_cache(server: &Arc<Server>) -> (Executor, Cache<Value>, Arc<Link>)
     tokio::spawn(following);
     cache.ready().await;
     let (client, link) = server.client();
-    (Executor::new(client, "tester").overlay(&target("a").resource, Arc::new(cache.clone())), cache, link)
+    (Executor::new(client, "tester").observe_writes(&target("a").resource, Arc::new(cache.clone())), cache, link)
 }
 
 #[tokio::test(start_paused = true)]
@@ -73,7 +73,7 @@ async fn a_patch_that_was_made_for_an_older_state_is_a_conflict() {
     tokio::spawn(following);
     cache.ready().await;
     let (client, _link) = server.client();
-    let executor = Executor::new(client, "tester").overlay(&target("a").resource, Arc::new(cache));
+    let executor = Executor::new(client, "tester").observe_writes(&target("a").resource, Arc::new(cache));
     let remove = || patch(&uid, vec![Operation::remove("/data/value")]);
     cut.cut();
     server.put(MAPS, json!({ "metadata": { "name": "a", "namespace": "ns" }, "data": {} }));
@@ -152,7 +152,7 @@ async fn a_status_is_not_written_to_another_object() {
     tokio::spawn(following);
     cache.ready().await;
     let (client, link) = server.client();
-    let executor = Executor::new(client, "tester").overlay(&target("a").resource, Arc::new(cache));
+    let executor = Executor::new(client, "tester").observe_writes(&target("a").resource, Arc::new(cache));
     cut.cut();
     server.remove(MAPS, "ns", "a");
     let made = live(&server);
@@ -220,7 +220,7 @@ async fn an_object_of_ours_that_lost_its_labels_is_seen_once_and_repaired() {
     cache.ready().await;
     assert!(cache.is_empty());
     let (client, _) = server.client();
-    let executor = Executor::new(client, "tester").overlay(&target("a").resource, Arc::new(cache.clone()));
+    let executor = Executor::new(client, "tester").observe_writes(&target("a").resource, Arc::new(cache.clone()));
     // What is written outside of the selection stays outside.
     assert_eq!(stopped(&executor, create("foreign")).await, Stop::Done);
     assert_eq!(cache.len(), 0);
