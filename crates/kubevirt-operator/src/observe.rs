@@ -188,7 +188,7 @@ impl Observer {
         }
         let inline = digest(machine, None);
         let known = self.memory.lock().get(key).cloned().filter(|known| {
-            seen == Seen::Version(known.version.clone()) && known.inline == inline && known.key == wanted.key
+            seen == Seen::ResourceVersion(known.version.clone()) && known.inline == inline && known.key == wanted.key
         });
         match known {
             Some(Known { digest: None, .. }) => return Ok(SourceView::KeyMissing),

@@ -50,7 +50,7 @@ pub(crate) enum Seen {
     /// Nothing yet, or the watch lost track.
     Unknown,
     Missing,
-    Version(Box<str>),
+    ResourceVersion(Box<str>),
 }
 
 /// What a read of a Secret's key gave, and of which version.
@@ -103,7 +103,7 @@ impl Sources {
             version: secret.metadata.resource_version.unwrap_or_default().into(),
             bytes: secret.data.and_then(|mut data| data.remove(&source.key)).map(|bytes| SecretBytes(bytes.0)),
         });
-        self.looked(&key, read.as_ref().map_or(Seen::Missing, |read| Seen::Version(read.version.clone())));
+        self.looked(&key, read.as_ref().map_or(Seen::Missing, |read| Seen::ResourceVersion(read.version.clone())));
         Ok(read)
     }
 
@@ -167,7 +167,7 @@ impl Watch {
             match event {
                 WatchEvent::Added(secret) | WatchEvent::Modified(secret) => {
                     *version = secret.metadata.resource_version.unwrap_or_default();
-                    self.saw(Seen::Version(version.as_str().into()));
+                    self.saw(Seen::ResourceVersion(version.as_str().into()));
                 }
                 WatchEvent::Deleted(secret) => {
                     *version = secret.metadata.resource_version.unwrap_or_default();

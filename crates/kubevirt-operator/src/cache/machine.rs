@@ -7,7 +7,7 @@ use vitivirt_api::ObjectKey;
 use vitivirt_api::machine::{LABEL_TEMPLATE, Machine, POD_NETWORK, condition_type, phase};
 use vitivirt_machine::macs;
 use vitivirt_machine::resolve::{resolve, template_names};
-use vitivirt_runtime::watch::Version;
+use vitivirt_runtime::watch::ResourceVersion;
 
 use super::packed::{Labels, Squeezed, known};
 
@@ -78,7 +78,7 @@ impl MachineEntry {
     }
 
     /// The whole Machine, with the version that the cache has of it.
-    pub(crate) fn machine(&self, resource_version: &Version) -> Result<Machine, serde_json::Error> {
+    pub(crate) fn machine(&self, resource_version: &ResourceVersion) -> Result<Machine, serde_json::Error> {
         let mut machine: Machine = self.whole.read()?;
         machine.metadata.resource_version = Some(resource_version.to_string());
         Ok(machine)

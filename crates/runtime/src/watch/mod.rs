@@ -4,7 +4,7 @@
 //! it shows before the watch does. A kind whose API is not installed is not an error: the cache is `Absent`, looks
 //! again from time to time, and is `Absent` again when the CRD goes.
 
-mod identity;
+mod object_id;
 mod scope;
 mod store;
 #[cfg(test)]
@@ -25,7 +25,7 @@ use tokio::{
 use vitivirt_api::ObjectKey;
 
 pub use self::{
-    identity::{Uid, Version},
+    object_id::{ResourceVersion, Uid},
     store::{Change, Entry, IndexFn},
     watcher::{WatchConfig, watch},
 };
@@ -181,7 +181,7 @@ pub trait WriteObserver: Send + Sync {
     fn on_deleted(&self, key: &ObjectKey, uid: &str);
 
     /// The newest version known of this very object.
-    fn version(&self, _key: &ObjectKey, _uid: &str) -> Option<Version> {
+    fn version(&self, _key: &ObjectKey, _uid: &str) -> Option<ResourceVersion> {
         None
     }
 
@@ -206,7 +206,7 @@ impl<V: PartialEq + Send + Sync + 'static> WriteObserver for Cache<V> {
         self.tell(&change);
     }
 
-    fn version(&self, key: &ObjectKey, uid: &str) -> Option<Version> {
+    fn version(&self, key: &ObjectKey, uid: &str) -> Option<ResourceVersion> {
         let (store, uid) = (self.0.store.read(), uid.into());
         store.get(key).filter(|entry| entry.uid == uid).map(|entry| entry.resource_version.clone())
     }

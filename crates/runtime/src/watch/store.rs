@@ -11,7 +11,7 @@ use std::{
 
 use vitivirt_api::ObjectKey;
 
-use super::identity::{Uid, Version};
+use super::object_id::{ResourceVersion, Uid};
 
 /// Computes the values under which an object can be found in an index.
 pub type IndexFn<V> = fn(&ObjectKey, &V) -> Vec<Box<str>>;
@@ -20,7 +20,7 @@ pub type IndexFn<V> = fn(&ObjectKey, &V) -> Vec<Box<str>>;
 #[derive(Clone, Debug, PartialEq)]
 pub struct Entry<V> {
     pub uid: Uid,
-    pub resource_version: Version,
+    pub resource_version: ResourceVersion,
     pub value: Arc<V>,
 }
 
@@ -44,7 +44,7 @@ struct Slot<V> {
 /// Boxed, because hardly any object has one at a time.
 #[derive(Debug)]
 enum Own {
-    Written(Version),
+    Written(ResourceVersion),
     Deleted(Uid),
 }
 
@@ -55,9 +55,9 @@ pub(super) struct Store<V> {
     /// Counts lists; a slot of an older round was not in the last list.
     round: u32,
     /// The highest version that the watch has shown: of everything up to here, the store knows what became of it.
-    shown: Option<Version>,
+    shown: Option<ResourceVersion>,
     /// The highest version in the list that is under way. It counts when the list is complete.
-    listed: Option<Version>,
+    listed: Option<ResourceVersion>,
 }
 
 impl<V: PartialEq> Store<V> {
@@ -140,7 +140,7 @@ impl<V: PartialEq> Store<V> {
     }
 
     /// The watch shows that an object was deleted.
-    pub(super) fn seen_deleted(&mut self, key: ObjectKey, resource_version: &Version) -> Option<Change<V>> {
+    pub(super) fn seen_deleted(&mut self, key: ObjectKey, resource_version: &ResourceVersion) -> Option<Change<V>> {
         raise(&mut self.shown, resource_version);
         let slot = self.slots.get(&key)?;
         if let Some(Own::Written(version)) = slot.own.as_deref()
@@ -247,8 +247,8 @@ impl<V> Index<V> {
 }
 
 /// What is no number cannot be compared with anything, and would stay for ever.
-fn raise(highest: &mut Option<Version>, version: &Version) {
-    let is_number = matches!(version, Version::Number(_));
+fn raise(highest: &mut Option<ResourceVersion>, version: &ResourceVersion) {
+    let is_number = matches!(version, ResourceVersion::Number(_));
     if is_number && highest.as_ref().is_none_or(|highest| highest.is_older_than(version)) {
         *highest = Some(version.clone());
     }

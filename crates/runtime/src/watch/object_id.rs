@@ -53,12 +53,12 @@ impl fmt::Display for Uuid {
 /// A resource version. Kubernetes defines them to be decimal integers that grow; should a server ever break that, nothing
 /// counts as older: then the watch is believed, which is the safe side.
 #[derive(Clone, PartialEq, Eq)]
-pub enum Version {
+pub enum ResourceVersion {
     Number(u64),
     Text(Box<str>),
 }
 
-impl Version {
+impl ResourceVersion {
     pub(crate) fn is_older_than(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Number(this), Self::Number(other)) => this < other,
@@ -67,7 +67,7 @@ impl Version {
     }
 }
 
-impl From<&str> for Version {
+impl From<&str> for ResourceVersion {
     fn from(text: &str) -> Self {
         match text.parse::<u64>().ok().filter(|number| number.to_string() == text) {
             Some(number) => Self::Number(number),
@@ -76,7 +76,7 @@ impl From<&str> for Version {
     }
 }
 
-impl fmt::Display for Version {
+impl fmt::Display for ResourceVersion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Number(number) => number.fmt(f),
@@ -85,7 +85,7 @@ impl fmt::Display for Version {
     }
 }
 
-impl fmt::Debug for Version {
+impl fmt::Debug for ResourceVersion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
@@ -111,13 +111,13 @@ mod tests {
         let (upper, lower) = ("2F1C1A52-9E0E-4CF5-8F8C-0D3C5BE8C7A1", "2f1c1a52-9e0e-4cf5-8f8c-0d3c5be8c7a1");
         assert_ne!(Uid::from(upper), Uid::from(lower));
         for text in ["0", "18446744073709551615", "18446744073709551616", "007", "+7", "-1", "", "a"] {
-            assert_eq!(Version::from(text).to_string(), text);
+            assert_eq!(ResourceVersion::from(text).to_string(), text);
         }
     }
 
     #[test]
     fn versions_are_compared_as_numbers_or_not_at_all() {
-        let older = |a: &str, b: &str| Version::from(a).is_older_than(&Version::from(b));
+        let older = |a: &str, b: &str| ResourceVersion::from(a).is_older_than(&ResourceVersion::from(b));
         assert!(older("9", "10") && !older("10", "9") && !older("9", "9"));
         assert!(!older("9", "a") && !older("", "9") && !older("9", ""));
     }
@@ -125,6 +125,11 @@ mod tests {
     /// What there are fifty thousand of.
     #[test]
     fn they_are_small() {
-        assert!(size_of::<Uid>() <= 24 && size_of::<Version>() <= 16, "{} {}", size_of::<Uid>(), size_of::<Version>());
+        assert!(
+            size_of::<Uid>() <= 24 && size_of::<ResourceVersion>() <= 16,
+            "{} {}",
+            size_of::<Uid>(),
+            size_of::<ResourceVersion>()
+        );
     }
 }
