@@ -7,7 +7,7 @@ use std::{borrow::Cow, error::Error, fmt, time::Duration};
 
 /// What the controller does about a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Class {
+pub enum ErrorClass {
     /// Time heals it: try again with a jittered backoff.
     Transient,
     /// The world moved while we looked: observe again.
@@ -21,7 +21,7 @@ pub enum Class {
     Bug,
 }
 
-impl Class {
+impl ErrorClass {
     pub const ALL: [Self; 5] = [Self::Transient, Self::Conflict, Self::Invalid, Self::Forbidden, Self::Bug];
 
     pub fn as_str(self) -> &'static str {
@@ -35,7 +35,7 @@ impl Class {
     }
 }
 
-impl fmt::Display for Class {
+impl fmt::Display for ErrorClass {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
     }
@@ -69,7 +69,7 @@ pub mod reason {
 /// A failure with its class, its stable reason and one sentence for people.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    pub class: Class,
+    pub class: ErrorClass,
     pub reason: &'static str,
     pub message: String,
     /// The least time that the server asked us to wait.
@@ -77,28 +77,28 @@ pub struct Failure {
 }
 
 impl Failure {
-    pub fn new(class: Class, reason: &'static str, message: impl Into<String>) -> Self {
+    pub fn new(class: ErrorClass, reason: &'static str, message: impl Into<String>) -> Self {
         Self { class, reason, message: message.into(), retry_after: None }
     }
 
     pub fn transient(reason: &'static str, message: impl Into<String>) -> Self {
-        Self::new(Class::Transient, reason, message)
+        Self::new(ErrorClass::Transient, reason, message)
     }
 
     pub fn conflict(reason: &'static str, message: impl Into<String>) -> Self {
-        Self::new(Class::Conflict, reason, message)
+        Self::new(ErrorClass::Conflict, reason, message)
     }
 
     pub fn invalid(reason: &'static str, message: impl Into<String>) -> Self {
-        Self::new(Class::Invalid, reason, message)
+        Self::new(ErrorClass::Invalid, reason, message)
     }
 
     pub fn forbidden(reason: &'static str, message: impl Into<String>) -> Self {
-        Self::new(Class::Forbidden, reason, message)
+        Self::new(ErrorClass::Forbidden, reason, message)
     }
 
     pub fn bug(reason: &'static str, message: impl Into<String>) -> Self {
-        Self::new(Class::Bug, reason, message)
+        Self::new(ErrorClass::Bug, reason, message)
     }
 
     #[must_use]

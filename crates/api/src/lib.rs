@@ -13,10 +13,10 @@ mod plan;
 pub mod text;
 
 pub use condition::{ConditionStatus, set_condition};
-pub use failure::{Class, Failure, reason};
+pub use failure::{ErrorClass, Failure, reason};
 pub use key::ObjectKey;
 pub use kube_core::ApiResource;
 pub use plan::{
-    Body, EventKind, EventNote, LazyWrite, ObjectRef, Operation, Outcome, Plan, Propagation, Report, StatusWrite, Step,
-    Stop, Target, Wait, Write, without_finalizer,
+    Body, EventKind, EventRecord, EventSubject, LazyWrite, Operation, Outcome, Plan, Propagation, Report, StatusWrite,
+    Step, Stop, Target, Wait, Write, remove_finalizer,
 };

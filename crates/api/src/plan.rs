@@ -169,23 +169,23 @@ pub struct Operation {
     /// None removes what is there.
     pub value: Option<Value>,
     /// What must be there, or the whole patch is refused; null for nothing.
-    pub instead_of: Option<Value>,
+    pub expecting: Option<Value>,
 }
 
 impl Operation {
     /// Puts a value in the place of whatever is there or not there. The parent must exist.
     pub fn set(path: impl Into<String>, value: Value) -> Self {
-        Self { path: path.into(), value: Some(value), instead_of: None }
+        Self { path: path.into(), value: Some(value), expecting: None }
     }
 
     pub fn remove(path: impl Into<String>) -> Self {
-        Self { path: path.into(), value: None, instead_of: None }
+        Self { path: path.into(), value: None, expecting: None }
     }
 
     /// Only if the server still has what was seen there: for a place that others write to as well.
     #[must_use]
-    pub fn instead_of(self, seen: Value) -> Self {
-        Self { instead_of: Some(seen), ..self }
+    pub fn expecting(self, seen: Value) -> Self {
+        Self { expecting: Some(seen), ..self }
     }
 
     /// A key as a part of a JSON pointer.
@@ -196,8 +196,8 @@ impl Operation {
 
 /// Takes a finalizer away, whoever put it there. An apply without it would leave one that somebody else applied too,
 /// and the object would stay for ever.
-pub fn without_finalizer(target: Target, uid: &str, finalizer: &str, index: usize) -> Write {
-    let removal = Operation::remove(format!("/metadata/finalizers/{index}")).instead_of(finalizer.into());
+pub fn remove_finalizer(target: Target, uid: &str, finalizer: &str, index: usize) -> Write {
+    let removal = Operation::remove(format!("/metadata/finalizers/{index}")).expecting(finalizer.into());
     Write::Patch { target, uid: uid.to_owned(), operations: vec![removal] }
 }
 
@@ -261,7 +261,7 @@ pub enum Stop {
     /// A step must wait; the later ones were not begun.
     Waiting { step: &'static str, wait: Wait },
     /// A name that we need belongs to another object. Nothing was done to it; here it is.
-    Taken { step: &'static str, target: Target, live: Body },
+    NameConflict { step: &'static str, target: Target, live: Body },
     /// A request failed; the later steps were not begun.
     Failed { step: &'static str, failure: Failure },
 }
@@ -271,7 +271,7 @@ impl fmt::Debug for Stop {
         match self {
             Self::Done => f.write_str("Done"),
             Self::Waiting { step, wait } => write!(f, "Waiting({step}: {})", wait.reason),
-            Self::Taken { step, target, .. } => write!(f, "Taken({step}: {target})"),
+            Self::NameConflict { step, target, .. } => write!(f, "NameConflict({step}: {target})"),
             Self::Failed { step, failure } => write!(f, "Failed({step}: {failure})"),
         }
     }
@@ -302,7 +302,7 @@ impl StatusWrite {
 
 /// The object that an event is about.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct ObjectRef {
+pub struct EventSubject {
     pub api_version: String,
     pub kind: String,
     pub key: ObjectKey,
@@ -326,8 +326,8 @@ impl EventKind {
 
 /// Something worth telling about an object.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct EventNote {
-    pub about: ObjectRef,
+pub struct EventRecord {
+    pub about: EventSubject,
     pub kind: EventKind,
     pub reason: &'static str,
     /// What the controller was doing, in a word, as `events.k8s.io` wants it.
@@ -339,7 +339,7 @@ pub struct EventNote {
 #[derive(Clone, Default, PartialEq)]
 pub struct Report {
     pub status: Option<StatusWrite>,
-    pub events: Vec<EventNote>,
+    pub events: Vec<EventRecord>,
     pub requeue_after: Option<Duration>,
     /// What is wrong, as the conditions name it: the pass counts as an error of this type, whether a request failed or
     /// not. None: if one failed, it is counted by the failure's own reason.

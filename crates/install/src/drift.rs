@@ -54,7 +54,7 @@ pub fn drift(kind: Kind, wanted: &Value, live: &LiveObject) -> Result<Drift, Fai
             let operation = Operation::set(format!("/{key}"), value);
             // Others bring certificates in ConfigMaps of ours. What came since we looked must not be lost.
             let shared = kind == Kind::ConfigMap;
-            operations.push(if shared { operation.instead_of(have.clone()) } else { operation });
+            operations.push(if shared { operation.expecting(have.clone()) } else { operation });
         }
         operations.extend(foreign_fields(kind, wanted, &fields.content, &fields.foreign));
     }

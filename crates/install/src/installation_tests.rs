@@ -168,11 +168,11 @@ fn a_wrong_resource_is_invalid_and_says_where() {
         Installation::new(&kubevirt, &Environment::default(), &everywhere()).map(|_| ()).unwrap_err()
     };
     let duration = failure(&json!({"certificateRotateStrategy": {"selfSigned": {"ca": {"duration": "soon"}}}}));
-    assert_eq!((duration.class, duration.reason), (vitivirt_api::Class::Invalid, validation::INVALID_RESOURCE));
+    assert_eq!((duration.class, duration.reason), (vitivirt_api::ErrorClass::Invalid, validation::INVALID_RESOURCE));
     assert!(duration.message.contains("selfSigned.ca.duration must be a duration"), "{duration}");
     let patch = failure(&json!({"customizeComponents": {"patches": [
         {"resourceType": "Service", "resourceName": "virt-api", "type": "merge", "patch": "{\"spec\":1}"}]}}));
-    assert_eq!((patch.class, patch.reason), (vitivirt_api::Class::Invalid, INVALID_CUSTOMIZATION));
+    assert_eq!((patch.class, patch.reason), (vitivirt_api::ErrorClass::Invalid, INVALID_CUSTOMIZATION));
 }
 
 #[test]

@@ -103,7 +103,7 @@ fn adoption(kubevirt: &KubeVirt) -> Option<Step> {
     let leaving = metadata.deletion_timestamp.is_some();
     if !leaving && !finalizers.iter().any(|finalizer| finalizer == FINALIZER) {
         operations.push(match finalizers.is_empty() {
-            true => Operation::set("/metadata/finalizers", json!([FINALIZER])).instead_of(Value::Null),
+            true => Operation::set("/metadata/finalizers", json!([FINALIZER])).expecting(Value::Null),
             false => Operation::set("/metadata/finalizers/-", json!(FINALIZER)),
         });
     }
@@ -115,7 +115,7 @@ fn adoption(kubevirt: &KubeVirt) -> Option<Step> {
     if annotations.is_empty() && !missing.is_empty() {
         let all: serde_json::Map<String, Value> =
             missing.iter().map(|(key, value)| ((*key).to_owned(), json!(value))).collect();
-        operations.push(Operation::set("/metadata/annotations", Value::Object(all)).instead_of(Value::Null));
+        operations.push(Operation::set("/metadata/annotations", Value::Object(all)).expecting(Value::Null));
     } else {
         let set = |(key, value): &(&str, &str)| {
             Operation::set(format!("/metadata/annotations/{}", Operation::escape(key)), json!(value))

@@ -6,7 +6,7 @@ use std::time::Duration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use vitivirt_api::{
-    EventKind, EventNote, Failure, ObjectKey, ObjectRef, Outcome, Plan, Report, StatusWrite, Stop, Target,
+    EventKind, EventRecord, EventSubject, Failure, ObjectKey, Outcome, Plan, Report, StatusWrite, Stop, Target,
     kubevirt::{Generation, KubeVirt, KubeVirtCondition, KubeVirtStatus},
 };
 
@@ -188,7 +188,7 @@ fn failure(observed: &Observed, outcome: &Outcome) -> Option<Failure> {
     }
     match &outcome.stop {
         Stop::Failed { failure, .. } => Some(failure.clone()),
-        Stop::Taken { target, .. } => Some(Failure::invalid(
+        Stop::NameConflict { target, .. } => Some(Failure::invalid(
             vitivirt_api::reason::NAME_TAKEN,
             format!(
                 "{target} exists and was not made by an operator of KubeVirt, so it is left alone; delete or rename it, \
@@ -367,7 +367,7 @@ fn finish(
     // Others write there too; what they write is not ours to write.
     before.extra.clear();
     status.extra.clear();
-    let about = ObjectRef {
+    let about = EventSubject {
         api_version: observed.kubevirt.types.api_version.clone(),
         kind: observed.kubevirt.types.kind.clone(),
         key: key.clone(),
@@ -381,7 +381,7 @@ fn finish(
     let unsure = !observed.complete && !obsolete(observed).is_empty();
     let impossible = observed.impossible().is_some();
     let look_again = (waits || unsure || impossible).then_some(LOOK_AGAIN);
-    let note = |(kind, reason, message): (EventKind, &'static str, String)| EventNote {
+    let note = |(kind, reason, message): (EventKind, &'static str, String)| EventRecord {
         about: about.clone(),
         kind,
         reason,

@@ -8,7 +8,7 @@ use k8s_openapi::jiff::Timestamp;
 use kube::Client;
 use parking_lot::Mutex;
 use vitivirt_api::machine::Machine;
-use vitivirt_api::{Class, Failure, ObjectKey, reason};
+use vitivirt_api::{ErrorClass, Failure, ObjectKey, reason};
 use vitivirt_machine::observed::{Installed, SecretView, SourceView};
 use vitivirt_machine::render::cloud_init::{digest, secret_name};
 use vitivirt_machine::render::labels;
@@ -210,7 +210,9 @@ impl Observer {
         let read = match self.sources.read(key.namespace().unwrap_or_default(), wanted).await {
             Ok(Some(read)) => read,
             Ok(None) => return Ok(SourceView::SecretMissing),
-            Err(failure) if failure.class == Class::Forbidden => return Ok(SourceView::Forbidden(failure.message)),
+            Err(failure) if failure.class == ErrorClass::Forbidden => {
+                return Ok(SourceView::Forbidden(failure.message));
+            }
             Err(failure) => return Err(failure),
         };
         let digest = read.bytes.as_ref().map(|bytes| digest(machine, Some(&bytes.0)));

@@ -4,7 +4,7 @@
 
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use vitivirt_api::machine::{FINALIZER_MACHINE, LABEL_MACHINE_UID, LABEL_ON_DELETE, ON_DELETE_RETAIN};
-use vitivirt_api::{Plan, Propagation, Step, Target, Wait, Write, without_finalizer};
+use vitivirt_api::{Plan, Propagation, Step, Target, Wait, Write, remove_finalizer};
 
 use crate::observed::Observed;
 use crate::plan::{finalizer_place, has_finalizer, virtual_machine_resource};
@@ -83,6 +83,6 @@ fn finalizer(observed: &Observed) -> Step {
     let step = Step::new(step::FINALIZER);
     let place = finalizer_place(observed);
     let removal =
-        place.map(|index| without_finalizer(observed.machine_target(), observed.uid(), FINALIZER_MACHINE, index));
+        place.map(|index| remove_finalizer(observed.machine_target(), observed.uid(), FINALIZER_MACHINE, index));
     removal.into_iter().fold(step, Step::write)
 }

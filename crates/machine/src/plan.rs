@@ -181,7 +181,7 @@ fn content_annotations(observed: &Observed, view: &SecretView, digest: String) -
     };
     if !view.annotated {
         return vec![
-            Operation::set("/metadata/annotations", json!({ANNOTATION_CONTENT: digest})).instead_of(Value::Null),
+            Operation::set("/metadata/annotations", json!({ANNOTATION_CONTENT: digest})).expecting(Value::Null),
         ];
     }
     // Somebody removed ours.

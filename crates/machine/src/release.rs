@@ -5,7 +5,7 @@
 
 use serde_json::json;
 use vitivirt_api::machine::{FINALIZER_NETWORK, NetworkConfiguration};
-use vitivirt_api::{Body, ObjectKey, Plan, Step, Target, Write, without_finalizer};
+use vitivirt_api::{Body, ObjectKey, Plan, Step, Target, Write, remove_finalizer};
 
 /// Everything that a pass over a NetworkConfiguration decides on.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,7 +33,7 @@ pub(crate) fn protect(key: &ObjectKey, uid: &str) -> Write {
 }
 
 pub(crate) fn release(key: &ObjectKey, uid: &str, place: usize) -> Write {
-    without_finalizer(Target::of::<NetworkConfiguration>(key.clone()), uid, FINALIZER_NETWORK, place)
+    remove_finalizer(Target::of::<NetworkConfiguration>(key.clone()), uid, FINALIZER_NETWORK, place)
 }
 
 #[cfg(test)]

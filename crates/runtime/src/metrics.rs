@@ -15,7 +15,7 @@ use prometheus_client::{
     registry::Registry,
 };
 
-use vitivirt_api::Class;
+use vitivirt_api::ErrorClass;
 
 use crate::client::Verb;
 
@@ -129,13 +129,13 @@ impl Metrics {
         controller: &'static str,
         seconds: f64,
         error: Option<&'static str>,
-        class: Option<Class>,
+        class: Option<ErrorClass>,
     ) {
         self.reconcile_duration.get_or_create(&ControllerLabel { controller }).observe(seconds);
         if let Some(error_type) = error {
             self.reconcile_errors.get_or_create(&ErrorLabels { controller, error_type }).inc();
         }
-        if let Some(class) = class.map(Class::as_str) {
+        if let Some(class) = class.map(ErrorClass::as_str) {
             self.reconcile_error_classes.get_or_create(&ClassLabels { controller, class }).inc();
         }
     }
@@ -164,7 +164,7 @@ mod tests {
     #[test]
     fn names_and_labels_as_scraped() {
         let metrics = Metrics::new("kubevirt_operator");
-        metrics.observe_reconcile("Machine", 0.2, Some("ApiServerUnreachable"), Some(Class::Transient));
+        metrics.observe_reconcile("Machine", 0.2, Some("ApiServerUnreachable"), Some(ErrorClass::Transient));
         metrics.queue_depth("Machine").set(3);
         metrics.set_leader(true);
         metrics.count_request(Verb::Patch, 200);

@@ -14,7 +14,9 @@ use k8s_openapi::{
 };
 use kube::{Api, Client, api::ListParams, core::DynamicObject};
 use parking_lot::Mutex;
-use vitivirt_api::{ApiResource, Class, Failure, ObjectKey, Outcome, Plan, Stop, Target, kubevirt::KubeVirt, reason};
+use vitivirt_api::{
+    ApiResource, ErrorClass, Failure, ObjectKey, Outcome, Plan, Stop, Target, kubevirt::KubeVirt, reason,
+};
 use vitivirt_install::{
     Cluster, DeploymentConfig, Environment, Installation, Kind, Objects, Observed, Settled, Strategy, Wanted,
     certificates::NothingIssued,
@@ -96,7 +98,7 @@ impl Observer {
         let (wanted, issued) = match wanted.and_then(|wanted| with_certificates(wanted, &objects, now)) {
             Ok(both) => both,
             // Only a change of the resource helps; anything else is tried again.
-            Err(failure) if failure.class == Class::Invalid => (Wanted::Impossible(failure), None),
+            Err(failure) if failure.class == ErrorClass::Invalid => (Wanted::Impossible(failure), None),
             Err(failure) => return Err(failure),
         };
         let renewal = issued.as_ref().and_then(|issued| issued.next);

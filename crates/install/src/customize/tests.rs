@@ -106,7 +106,7 @@ fn as_the_release_does() {
             }
             Err(error) => {
                 assert!(theirs.error, "{}: the release does it; here {error}", case.name);
-                assert_eq!(error.class, vitivirt_api::Class::Invalid, "{}", case.name);
+                assert_eq!(error.class, vitivirt_api::ErrorClass::Invalid, "{}", case.name);
                 assert!(error.message.starts_with("spec.customizeComponents."), "{}: {error}", case.name);
             }
         }

@@ -186,7 +186,7 @@ mod tests {
         let url = format!("https://wiki/{}.html", alert["alert"].as_str().unwrap());
         assert_eq!(alert["annotations"]["runbook_url"], url.as_str());
         for bad in ["https://wiki/", "%s/%s"] {
-            assert_eq!(rules(Some(bad)).unwrap_err().class, vitivirt_api::Class::Invalid);
+            assert_eq!(rules(Some(bad)).unwrap_err().class, vitivirt_api::ErrorClass::Invalid);
         }
     }
 }

@@ -182,7 +182,7 @@ mod tests {
             Strategy::decode(map, |text| serde_json::from_str(text).map_err(|error| error.to_string())).map(|_| ())
         };
         map.data = Some([(MANIFESTS.to_owned(), "!".to_owned())].into());
-        assert_eq!(decode(&map).unwrap_err().class, vitivirt_api::Class::Invalid);
+        assert_eq!(decode(&map).unwrap_err().class, vitivirt_api::ErrorClass::Invalid);
         map.metadata.annotations = None;
         map.data = Some([(MANIFESTS.to_owned(), "---\n{\"kind\":\"Unheard\"}".to_owned())].into());
         assert!(decode(&map).unwrap_err().message.contains("it has a Unheard"));

@@ -423,6 +423,6 @@ fn faults_are_what_cannot_be_installed_and_doubts_what_the_release_installs() {
     let faulty = json!({"infra": {"replicas": 0}, "imageTag": "a b"});
     assert_eq!(doubts(&kubevirt(&faulty)), []);
     let failure = sound(&kubevirt(&faulty)).unwrap_err();
-    assert_eq!((failure.class, failure.reason), (vitivirt_api::Class::Invalid, INVALID_RESOURCE));
+    assert_eq!((failure.class, failure.reason), (vitivirt_api::ErrorClass::Invalid, INVALID_RESOURCE));
     assert!(failure.message.contains("spec.infra.replicas cannot be 0") && failure.message.contains("; spec.imageTag"));
 }

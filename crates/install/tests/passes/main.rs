@@ -227,7 +227,7 @@ fn somebody_else_s_object_is_left_alone_and_named() {
     world.put("Service", key.clone(), theirs, "somebody");
     let before = world.object("Service", "virt-api").clone();
     let pass = world.reconcile();
-    assert!(matches!(pass.outcome.stop, Stop::Taken { .. }));
+    assert!(matches!(pass.outcome.stop, Stop::NameConflict { .. }));
     let message = world.status()["conditions"].to_string();
     assert!(message.contains("Service kubevirt/virt-api exists") && message.contains("DeploymentFailed"), "{message}");
     assert_eq!(*world.object("Service", "virt-api"), before);

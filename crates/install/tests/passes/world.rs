@@ -235,7 +235,7 @@ impl World {
             Write::Create { body, .. } => {
                 if let Some(live) = self.objects.get(&place) {
                     assert!(!vitivirt_install::owns(live), "{target} is there and was to be created");
-                    return Some(Stop::Taken { step, target: target.clone(), live: Value::clone(live).into() });
+                    return Some(Stop::NameConflict { step, target: target.clone(), live: Value::clone(live).into() });
                 }
                 let mut object = body.json().clone();
                 object["kind"] = json!(kind);
@@ -332,7 +332,7 @@ fn without_metadata(object: &Value) -> Value {
 }
 
 fn change(object: &mut Value, operation: &Operation) {
-    if let Some(seen) = &operation.instead_of {
+    if let Some(seen) = &operation.expecting {
         assert_eq!(object.pointer(&operation.path).unwrap_or(&Value::Null), seen, "{}", operation.path);
     }
     let (parent, last) = operation.path.rsplit_once('/').unwrap();

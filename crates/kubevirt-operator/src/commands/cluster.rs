@@ -13,7 +13,7 @@ use kube::{Api, Client, ResourceExt};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use vitivirt_api::machine::{LABEL_MACHINE_UID, Machine, NetworkConfiguration, POD_NETWORK};
-use vitivirt_api::{ApiResource, Class, ObjectKey, Target, reason};
+use vitivirt_api::{ApiResource, ErrorClass, ObjectKey, Target, reason};
 use vitivirt_machine::observed::{Installed, SourceView};
 use vitivirt_machine::render::cloud_init::{SecretBytes, secret_name};
 use vitivirt_machine::resolve::{Content, Resolved, SecretSource, resolve};
@@ -207,7 +207,7 @@ impl ClusterReader {
                 let failure = classify(&error, "get", &target);
                 // Whoever asks may see less than the operator; the rest of the plan is still worth showing.
                 match failure.class {
-                    Class::Forbidden => return Ok(SourceView::Forbidden(failure.message)),
+                    ErrorClass::Forbidden => return Ok(SourceView::Forbidden(failure.message)),
                     _ => bail!("{failure}"),
                 }
             }

@@ -21,7 +21,7 @@ pub(super) fn report(observed: &Observed, outcome: &Outcome) -> Report {
             let message = format!("the Machine is being deleted, but the {step} is held up: {words}");
             told(observed, &not_ready(phase::CREATING, reason, message))
         }),
-        Stop::Done | Stop::Taken { .. } => Report::default(),
+        Stop::Done | Stop::NameConflict { .. } => Report::default(),
     }
 }
 

@@ -1,7 +1,7 @@
 //! Events on every transition and every error; none at steady state.
 
 use vitivirt_api::machine::{MachineStatus, condition_type, machine_reason as reason};
-use vitivirt_api::{EventKind, EventNote, ObjectRef, Plan};
+use vitivirt_api::{EventKind, EventRecord, EventSubject, Plan};
 
 use crate::observed::Observed;
 use crate::report::verdict::Verdict;
@@ -12,18 +12,18 @@ pub(super) fn of(
     previous: &MachineStatus,
     status: &MachineStatus,
     verdict: &Verdict,
-) -> Vec<EventNote> {
+) -> Vec<EventRecord> {
     let ready = |status: &MachineStatus| {
         let condition = status.conditions.iter().find(|condition| condition.type_ == condition_type::READY);
         condition.map(|condition| (condition.status.clone(), condition.reason.clone()))
     };
-    let mut notes: Vec<EventNote> =
+    let mut notes: Vec<EventRecord> =
         [power_restored(observed, plan), restart_required(observed, previous, status)].into_iter().flatten().collect();
     let changed = previous.phase != status.phase || ready(previous) != ready(status);
     if !changed {
         return notes;
     }
-    notes.push(EventNote {
+    notes.push(EventRecord {
         about: about(observed),
         kind: if verdict.error { EventKind::Warning } else { EventKind::Normal },
         reason: verdict.reason,
@@ -33,8 +33,8 @@ pub(super) fn of(
     notes
 }
 
-fn about(observed: &Observed) -> ObjectRef {
-    ObjectRef {
+fn about(observed: &Observed) -> EventSubject {
+    EventSubject {
         api_version: "vitistack.io/v1alpha1".to_owned(),
         kind: "Machine".to_owned(),
         key: observed.key(observed.name()),
@@ -43,7 +43,7 @@ fn about(observed: &Observed) -> ObjectRef {
 }
 
 /// Somebody started or stopped the VM by hand. Whoever did it should learn why it did not last.
-fn power_restored(observed: &Observed, plan: &Plan) -> Option<EventNote> {
+fn power_restored(observed: &Observed, plan: &Plan) -> Option<EventRecord> {
     let writes_vm = plan.steps.iter().any(|step| step.name == crate::plan::step::VIRTUAL_MACHINE);
     let found = observed.vm.as_ref().filter(|_| writes_vm)?.spec.get("runStrategy")?.as_str()?;
     let (wanted, state) = match observed.machine.spec.power_state.as_deref() {
@@ -53,7 +53,7 @@ fn power_restored(observed: &Observed, plan: &Plan) -> Option<EventNote> {
     // An edit of powerState itself changes the generation; then nobody contradicted it.
     let edited = observed.machine.status.as_ref().and_then(|status| status.observed_generation)
         != observed.machine.metadata.generation;
-    (found != wanted && !edited).then(|| EventNote {
+    (found != wanted && !edited).then(|| EventRecord {
         about: about(observed),
         kind: EventKind::Normal,
         reason: reason::POWER_STATE_RESTORED,
@@ -63,12 +63,12 @@ fn power_restored(observed: &Observed, plan: &Plan) -> Option<EventNote> {
 }
 
 /// Once, when something begins to wait for a restart.
-fn restart_required(observed: &Observed, previous: &MachineStatus, status: &MachineStatus) -> Option<EventNote> {
+fn restart_required(observed: &Observed, previous: &MachineStatus, status: &MachineStatus) -> Option<EventRecord> {
     let find = |status: &'_ MachineStatus| {
         status.conditions.iter().find(|have| have.type_ == condition_type::RESTART_REQUIRED).cloned()
     };
     let condition = find(status).filter(|_| find(previous).is_none())?;
-    Some(EventNote {
+    Some(EventRecord {
         about: about(observed),
         kind: EventKind::Normal,
         reason: reason::PENDING_RESTART,

@@ -2,7 +2,7 @@
 //! KubeVirt's own word is about the machine, anybody else's about the rules of this cluster.
 
 use vitivirt_api::machine::machine_reason as reason;
-use vitivirt_api::{Class, Failure, reason as cause};
+use vitivirt_api::{ErrorClass, Failure, reason as cause};
 
 /// Why a request failed, as the condition names it, and what to do; none for what the next try may heal.
 pub(super) fn explain(failure: &Failure) -> Option<(&'static str, String)> {
@@ -18,8 +18,10 @@ pub(super) fn explain(failure: &Failure) -> Option<(&'static str, String)> {
             (reason::QUOTA_EXCEEDED, format!("{words}; raise the namespace's quota or ask for less"))
         }
         (_, cause::ADMISSION_REFUSED | cause::INVALID_OBJECT | cause::WEBHOOK_UNREACHABLE) => refused(failure),
-        (_, cause::API_NOT_INSTALLED) | (Class::Invalid | Class::Bug, _) => (reason::KUBEVIRT_API_ERROR, words.clone()),
-        (Class::Conflict | Class::Transient | Class::Forbidden, _) => return None,
+        (_, cause::API_NOT_INSTALLED) | (ErrorClass::Invalid | ErrorClass::Bug, _) => {
+            (reason::KUBEVIRT_API_ERROR, words.clone())
+        }
+        (ErrorClass::Conflict | ErrorClass::Transient | ErrorClass::Forbidden, _) => return None,
     })
 }
 

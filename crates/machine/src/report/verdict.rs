@@ -2,7 +2,7 @@
 //! first thing that explains why the machine is not running.
 
 use vitivirt_api::machine::{machine_reason as reason, phase};
-use vitivirt_api::{Body, Class, Failure, Outcome, Stop, Target};
+use vitivirt_api::{Body, ErrorClass, Failure, Outcome, Stop, Target};
 
 use crate::analysis::Analysis;
 use crate::observed::{Observed, VmView};
@@ -42,7 +42,7 @@ pub(crate) fn judge(observed: &Observed, analysis: &Analysis, outcome: &Outcome)
         return Some(if problem.kind == ProblemKind::Failed { verdict } else { as_it_was(observed, verdict) });
     }
     match &outcome.stop {
-        Stop::Taken { target, live, .. } => Some(as_it_was(observed, taken(target, live))),
+        Stop::NameConflict { target, live, .. } => Some(as_it_was(observed, taken(target, live))),
         // The machine is as it is wanted, but for what is left over.
         Stop::Failed { step: step::UNUSED, failure } => Some(littered(living(observed, analysis), failure)),
         Stop::Failed { failure, .. } => Some(as_it_was(observed, failed(observed, failure)?)),
@@ -84,7 +84,7 @@ fn taken(target: &Target, live: &Body) -> Verdict {
 
 /// What the next try may heal is not worth a word.
 fn littered(verdict: Verdict, failure: &Failure) -> Verdict {
-    if matches!(failure.class, Class::Conflict | Class::Transient) {
+    if matches!(failure.class, ErrorClass::Conflict | ErrorClass::Transient) {
         return verdict;
     }
     let message =

@@ -6,7 +6,7 @@ use vitivirt_api::machine::{
     CloudInit, Cpu, Disk, DiskSource, Domain, Features, MachineSpec, Memory, NamedSource, Network, Resources,
     condition_type as type_,
 };
-use vitivirt_api::{Class, Failure, Outcome, Stop, reason};
+use vitivirt_api::{ErrorClass, Failure, Outcome, Stop, reason};
 use vitivirt_machine::changes::{Effect, FieldChange, Kind, RULES, changes_of, rule_of};
 
 use crate::world::{World, running};
@@ -160,7 +160,8 @@ fn a_machine_whose_old_user_data_cannot_be_deleted_is_ready_and_says_so() {
         assert_eq!(ready["status"], "True");
         ready["message"].as_str().unwrap().to_owned()
     };
-    let forbidden = Failure { class: Class::Forbidden, ..Failure::transient(reason::PERMISSION_MISSING, "it may not") };
+    let forbidden =
+        Failure { class: ErrorClass::Forbidden, ..Failure::transient(reason::PERMISSION_MISSING, "it may not") };
     assert!(message(forbidden).contains("user data that is not wanted any more is still there: it may not"));
     assert!(!message(Failure::transient(reason::WEBHOOK_UNREACHABLE, "later")).contains("later"));
 }

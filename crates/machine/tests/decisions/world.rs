@@ -228,7 +228,7 @@ impl World {
 
     fn remove_finalizer(&mut self, kind: &str, name: &str, operation: &Operation) {
         let index: usize = operation.path.strip_prefix("/metadata/finalizers/").unwrap().parse().unwrap();
-        let seen = operation.instead_of.as_ref().and_then(Value::as_str).unwrap();
+        let seen = operation.expecting.as_ref().and_then(Value::as_str).unwrap();
         match kind {
             "Machine" => {
                 let finalizers = self.observed.machine.metadata.finalizers.as_mut().unwrap();

@@ -6,7 +6,7 @@
 use std::{collections::HashMap, time::Duration};
 
 use tokio::time::Instant;
-use vitivirt_api::EventNote;
+use vitivirt_api::EventRecord;
 
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
@@ -34,7 +34,7 @@ impl Default for Limits {
 /// What to write. `count` is how often the note came, so the first of a series has 2.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Send {
-    New { note: EventNote, name: String },
+    New { note: EventRecord, name: String },
     Count { namespace: String, name: String, count: i32 },
 }
 
@@ -51,7 +51,7 @@ struct Known {
 #[derive(Debug)]
 pub struct Aggregate {
     limits: Limits,
-    known: HashMap<EventNote, Known>,
+    known: HashMap<EventRecord, Known>,
     /// By UID: how many events were made since when.
     budgets: HashMap<String, (u32, Instant)>,
 }
@@ -62,7 +62,7 @@ impl Aggregate {
     }
 
     /// `suffix` makes the event's name unique. Nothing is returned for a note that is only counted or dropped.
-    pub fn note(&mut self, note: EventNote, suffix: &str, now: Instant) -> Option<Send> {
+    pub fn note(&mut self, note: EventRecord, suffix: &str, now: Instant) -> Option<Send> {
         self.forget(now);
         if let Some(known) = self.known.get_mut(&note) {
             known.count = known.count.saturating_add(1);
@@ -138,13 +138,13 @@ fn event_name(object: &str, suffix: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use vitivirt_api::{EventKind, ObjectKey, ObjectRef};
+    use vitivirt_api::{EventKind, EventSubject, ObjectKey};
 
     use super::*;
 
-    fn note(object: &str, message: &str) -> EventNote {
-        EventNote {
-            about: ObjectRef {
+    fn note(object: &str, message: &str) -> EventRecord {
+        EventRecord {
+            about: EventSubject {
                 api_version: "v1".to_owned(),
                 kind: "Pod".to_owned(),
                 key: ObjectKey::namespaced("ns", object),

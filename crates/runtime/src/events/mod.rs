@@ -25,7 +25,7 @@ use tokio::{
     sync::mpsc,
     time::{Instant, sleep_until},
 };
-use vitivirt_api::{EventNote, Failure};
+use vitivirt_api::{EventRecord, Failure};
 
 pub use self::aggregate::{Aggregate, Limits, Send};
 use crate::{client::Bucket, metrics::Metrics};
@@ -39,12 +39,12 @@ const AT_ONCE: u32 = 100;
 /// Takes notes from everywhere; clones share the channel.
 #[derive(Clone)]
 pub struct Recorder {
-    notes: mpsc::Sender<EventNote>,
+    notes: mpsc::Sender<EventRecord>,
     metrics: Arc<Metrics>,
 }
 
 impl Recorder {
-    pub fn record(&self, note: EventNote) {
+    pub fn record(&self, note: EventRecord) {
         if self.notes.try_send(note).is_err() {
             self.metrics.count_dropped_event();
         }
@@ -64,7 +64,7 @@ pub fn recorder(client: Client, reporter: Reporter, metrics: Arc<Metrics>) -> (R
     (Recorder { notes, metrics }, send_all(client, reporter, received))
 }
 
-async fn send_all(client: Client, reporter: Reporter, mut notes: mpsc::Receiver<EventNote>) {
+async fn send_all(client: Client, reporter: Reporter, mut notes: mpsc::Receiver<EventRecord>) {
     let bucket = Bucket::new(PER_SECOND, AT_ONCE);
     let mut aggregate = Aggregate::new(Limits::default());
     let mut random = SmallRng::from_os_rng();
@@ -103,7 +103,7 @@ async fn send_all(client: Client, reporter: Reporter, mut notes: mpsc::Receiver<
     }
 }
 
-async fn create(client: &Client, reporter: &Reporter, note: EventNote, name: String) -> Result<(), kube::Error> {
+async fn create(client: &Client, reporter: &Reporter, note: EventRecord, name: String) -> Result<(), kube::Error> {
     let event = event(reporter, note, name, Timestamp::now());
     let namespace = event.metadata.namespace.clone().unwrap_or_default();
     Api::<Event>::namespaced(client.clone(), &namespace).create(&PostParams::default(), &event).await.map(drop)
@@ -115,7 +115,7 @@ async fn recount(client: &Client, namespace: &str, name: &str, count: i32) -> Re
     api.patch(name, &PatchParams::default(), &Patch::Merge(series)).await.map(drop)
 }
 
-fn event(reporter: &Reporter, note: EventNote, name: String, now: Timestamp) -> Event {
+fn event(reporter: &Reporter, note: EventRecord, name: String, now: Timestamp) -> Event {
     let namespace = note.about.key.namespace().map(ToOwned::to_owned);
     Event {
         metadata: ObjectMeta {
@@ -143,7 +143,7 @@ fn event(reporter: &Reporter, note: EventNote, name: String, now: Timestamp) -> 
     }
 }
 
-fn bounded(mut note: EventNote) -> EventNote {
+fn bounded(mut note: EventRecord) -> EventRecord {
     if let Cow::Owned(short) = Failure::bounded(&note.message, NOTE_LIMIT) {
         note.message = short;
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use vitivirt_api::{EventKind, ObjectKey, ObjectRef};
+use vitivirt_api::{EventKind, EventSubject, ObjectKey};
 
 use super::*;
 use crate::{
@@ -10,9 +10,9 @@ use crate::{
     testing::{Fault, Server},
 };
 
-fn note(name: &str, message: &str) -> EventNote {
-    EventNote {
-        about: ObjectRef {
+fn note(name: &str, message: &str) -> EventRecord {
+    EventRecord {
+        about: EventSubject {
             api_version: "vitistack.io/v1alpha1".to_owned(),
             kind: "Machine".to_owned(),
             key: ObjectKey::namespaced("shop", name),

@@ -140,7 +140,7 @@ fn bounded(text: &str) -> Cow<'_, str> {
 mod tests {
     use k8s_openapi::api::core::v1::{Namespace, Secret};
     use serde_json::json;
-    use vitivirt_api::{Class, ObjectKey};
+    use vitivirt_api::{ErrorClass, ObjectKey};
 
     use super::*;
 
@@ -157,40 +157,40 @@ mod tests {
     fn every_answer_has_its_class() {
         let named = json!({"name": "db", "kind": "secrets"});
         for (status, class, reason) in [
-            (json!({"code": 401}), Class::Transient, reason::UNAUTHORIZED),
+            (json!({"code": 401}), ErrorClass::Transient, reason::UNAUTHORIZED),
             (
                 json!({"code": 403, "message": "User \"x\" cannot create resource"}),
-                Class::Forbidden,
+                ErrorClass::Forbidden,
                 reason::PERMISSION_MISSING,
             ),
             (
                 json!({"code": 403, "message": "pods \"a\" is forbidden: exceeded quota: q"}),
-                Class::Transient,
+                ErrorClass::Transient,
                 reason::QUOTA_EXCEEDED,
             ),
             (
                 json!({"code": 403, "details": {"causes": [{"reason": "NamespaceTerminating"}]}}),
-                Class::Transient,
+                ErrorClass::Transient,
                 reason::NAMESPACE_TERMINATING,
             ),
             (
                 json!({"code": 403, "message": "admission webhook \"w\" denied the request: no"}),
-                Class::Invalid,
+                ErrorClass::Invalid,
                 reason::ADMISSION_REFUSED,
             ),
             (
                 json!({"code": 403, "message": "pods \"a\" is forbidden: status unknown for quota: q, resources: pods"}),
-                Class::Transient,
+                ErrorClass::Transient,
                 reason::QUOTA_EXCEEDED,
             ),
             (
                 json!({"code": 403, "message": "pods \"a\" is forbidden: maximum cpu usage per Pod is 1, but limit is 2"}),
-                Class::Invalid,
+                ErrorClass::Invalid,
                 reason::ADMISSION_REFUSED,
             ),
             (
                 json!({"code": 403, "message": "pods \"a\" is forbidden: violates PodSecurity \"restricted:latest\": x"}),
-                Class::Invalid,
+                ErrorClass::Invalid,
                 reason::ADMISSION_REFUSED,
             ),
             (
@@ -216,25 +216,25 @@ mod tests {
             ),
             (
                 json!({"code": 422, "message": "metadata.uid: Invalid value: \"u\": field is immutable"}),
-                Class::Conflict,
+                ErrorClass::Conflict,
                 reason::OBJECT_CHANGED,
             ),
             (
                 json!({"code": 422, "details": {"causes": [{"reason": "FieldValueInvalid", "field": "spec.x"}]}}),
-                Class::Invalid,
+                ErrorClass::Invalid,
                 reason::INVALID_OBJECT,
             ),
-            (json!({"code": 429}), Class::Transient, reason::TOO_MANY_REQUESTS),
-            (json!({"code": 500}), Class::Transient, reason::API_SERVER_ERROR),
+            (json!({"code": 429}), ErrorClass::Transient, reason::TOO_MANY_REQUESTS),
+            (json!({"code": 500}), ErrorClass::Transient, reason::API_SERVER_ERROR),
             (
                 json!({"code": 500, "message": "failed calling webhook \"w\""}),
-                Class::Transient,
+                ErrorClass::Transient,
                 reason::WEBHOOK_UNREACHABLE,
             ),
-            (json!({"code": 503}), Class::Transient, reason::API_SERVER_ERROR),
-            (json!({"code": 504}), Class::Transient, reason::API_SERVER_ERROR),
-            (json!({"code": 400, "message": "unknown field"}), Class::Bug, reason::BAD_REQUEST),
-            (json!({"code": 405}), Class::Bug, reason::BAD_REQUEST),
+            (json!({"code": 503}), ErrorClass::Transient, reason::API_SERVER_ERROR),
+            (json!({"code": 504}), ErrorClass::Transient, reason::API_SERVER_ERROR),
+            (json!({"code": 400, "message": "unknown field"}), ErrorClass::Bug, reason::BAD_REQUEST),
+            (json!({"code": 405}), ErrorClass::Bug, reason::BAD_REQUEST),
         ] {
             let failure = failure(status.clone());
             assert_eq!((failure.class, failure.reason), (class, reason), "{status}");
@@ -257,7 +257,7 @@ mod tests {
         let status: Status = serde_json::from_value(status).unwrap();
         let target = Target::of::<Namespace>(ObjectKey::cluster("shop"));
         let failure = classify(&kube::Error::Api(status.boxed()), "patch", &target);
-        assert_eq!((failure.class, failure.reason), (Class::Conflict, reason::OBJECT_GONE));
+        assert_eq!((failure.class, failure.reason), (ErrorClass::Conflict, reason::OBJECT_GONE));
     }
 
     #[test]
@@ -272,7 +272,7 @@ mod tests {
         assert_eq!(classify(&timeout, "patch", &target()).reason, reason::DEADLINE_EXCEEDED);
         let refused = std::io::Error::from(std::io::ErrorKind::ConnectionRefused);
         let failure = classify(&kube::Error::Service(refused.into()), "patch", &target());
-        assert_eq!((failure.class, failure.reason), (Class::Transient, reason::API_SERVER_UNREACHABLE));
+        assert_eq!((failure.class, failure.reason), (ErrorClass::Transient, reason::API_SERVER_UNREACHABLE));
         assert!(failure.message.contains("connection refused"), "{failure}");
     }
 
@@ -280,7 +280,7 @@ mod tests {
     fn an_unreadable_answer_is_not_quoted() {
         let error = serde_json::from_str::<u8>("\"secret canary\"").unwrap_err();
         let failure = classify(&kube::Error::SerdeError(error), "get", &target());
-        assert_eq!(failure.class, Class::Bug);
+        assert_eq!(failure.class, ErrorClass::Bug);
         assert!(!failure.message.contains("canary"));
     }
 }

@@ -93,7 +93,8 @@ impl Executor {
                     Ok(Written::Done) => written += 1,
                     Ok(Written::SkippedNoOp) => {}
                     Ok(Written::Taken(live)) => {
-                        let taken = Stop::Taken { step: step.name, target: target.clone(), live: Body::from(live) };
+                        let taken =
+                            Stop::NameConflict { step: step.name, target: target.clone(), live: Body::from(live) };
                         stop.get_or_insert(taken);
                     }
                     Err(failure) => {
@@ -392,8 +393,8 @@ fn replaced(target: &Target) -> Failure {
 /// server writes it, which compares a tested value with its own text, byte by byte.
 fn json_patch(uid: &str, operations: &[Operation]) -> Result<Vec<u8>, serde_json::Error> {
     let test = json!({"op": "test", "path": "/metadata/uid", "value": uid});
-    let changes = operations.iter().flat_map(|Operation { path, value, instead_of }| {
-        let test = instead_of.as_ref().map(|seen| json!({"op": "test", "path": path, "value": seen}));
+    let changes = operations.iter().flat_map(|Operation { path, value, expecting }| {
+        let test = expecting.as_ref().map(|seen| json!({"op": "test", "path": path, "value": seen}));
         let change = match value {
             Some(value) => json!({"op": "add", "path": path, "value": value}),
             None => json!({"op": "remove", "path": path}),

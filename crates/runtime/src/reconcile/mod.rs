@@ -18,7 +18,7 @@ use futures::FutureExt;
 use rand::Rng;
 use serde_json::Value;
 use tokio::time::timeout;
-use vitivirt_api::{Class, Failure, ObjectKey, Outcome, Plan, Report, Stop, Target, reason};
+use vitivirt_api::{ErrorClass, Failure, ObjectKey, Outcome, Plan, Report, Stop, Target, reason};
 
 pub use self::{
     backoff::Backoff,
@@ -142,7 +142,7 @@ async fn reconcile_steps<C: Controller>(
     let cause = match outcome.stop {
         Stop::Failed { failure, .. } => Some(failure),
         // Nobody is woken when the other object goes away.
-        Stop::Taken { target, .. } => {
+        Stop::NameConflict { target, .. } => {
             Some(Failure::invalid(reason::NAME_TAKEN, format!("{target} exists and belongs to somebody else")))
         }
         Stop::Done | Stop::Waiting { .. } => None,
@@ -151,7 +151,7 @@ async fn reconcile_steps<C: Controller>(
         (cause, Ok(_)) => cause,
         (None, Err(status_error)) => Some(status_error),
         // What is tried seldom must at least be told: what kept us from telling it decides about the next try.
-        (Some(cause), Err(status_error)) if matches!(cause.class, Class::Invalid | Class::Forbidden) => {
+        (Some(cause), Err(status_error)) if matches!(cause.class, ErrorClass::Invalid | ErrorClass::Forbidden) => {
             Some(status_error)
         }
         // The first failure is the cause; that the status could not be told of it may be its consequence.
@@ -185,14 +185,14 @@ pub fn retry_delay(failure: &Failure, failures: u32, jitter: &mut impl Rng) -> D
         Backoff::new(Duration::from_millis(base_ms), Duration::from_secs(max))
     }
     let backoff = match failure.class {
-        Class::Transient => seconds(250, 60),
+        ErrorClass::Transient => seconds(250, 60),
         // The watch usually brings what we missed within milliseconds.
-        Class::Conflict => seconds(20, 10),
+        ErrorClass::Conflict => seconds(20, 10),
         // A change of the object wakes us; a change of what refused it, a policy or a webhook, does not.
-        Class::Invalid => seconds(30_000, 300),
+        ErrorClass::Invalid => seconds(30_000, 300),
         // Granting a permission wakes nobody.
-        Class::Forbidden => seconds(5_000, 300),
-        Class::Bug => seconds(1_000, 300),
+        ErrorClass::Forbidden => seconds(5_000, 300),
+        ErrorClass::Bug => seconds(1_000, 300),
     };
     backoff.delay(failures, jitter).max(failure.retry_after.unwrap_or_default())
 }

@@ -8,7 +8,7 @@ use tokio::{
     time::Instant,
 };
 use tracing::Instrument;
-use vitivirt_api::{Class, Failure, ObjectKey};
+use vitivirt_api::{ErrorClass, Failure, ObjectKey};
 
 use super::{Controller, Executor, ReconcileResult, message, reconcile, retry_delay, sooner};
 use crate::{events::Recorder, health::Health, lease::Leadership, metrics::Metrics, queue::Queue, queue::WorkItem};
@@ -106,7 +106,7 @@ impl<C: Controller> Runner<C> {
                 let retry = retry_delay(&failure, *earlier, jitter);
                 *earlier = earlier.saturating_add(1);
                 // What only a change can help is looked at as often as what is settled.
-                let resync = resync.filter(|_| failure.class == Class::Invalid && failure.retry_after.is_none());
+                let resync = resync.filter(|_| failure.class == ErrorClass::Invalid && failure.retry_after.is_none());
                 sooner(Some(retry), resync)
             }
         };
@@ -121,8 +121,8 @@ fn log(failure: &Failure) {
     let (class, reason) = (failure.class.as_str(), failure.reason);
     match failure.class {
         // The ordinary business of many writers.
-        Class::Conflict => tracing::debug!(class, reason, error = failure.message, "{}", message::FAILED),
-        Class::Bug => tracing::error!(class, reason, error = failure.message, "{}", message::FAILED),
+        ErrorClass::Conflict => tracing::debug!(class, reason, error = failure.message, "{}", message::FAILED),
+        ErrorClass::Bug => tracing::error!(class, reason, error = failure.message, "{}", message::FAILED),
         _ => tracing::warn!(class, reason, error = failure.message, "{}", message::FAILED),
     }
 }

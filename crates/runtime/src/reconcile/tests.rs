@@ -14,7 +14,9 @@ use rand::{SeedableRng, rngs::SmallRng};
 use serde_json::json;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use vitivirt_api::{Body, EventKind, EventNote, ObjectRef, Operation, Propagation, StatusWrite, Step, Wait, Write};
+use vitivirt_api::{
+    Body, EventKind, EventRecord, EventSubject, Operation, Propagation, StatusWrite, Step, Wait, Write,
+};
 
 use super::*;
 use crate::{
@@ -87,7 +89,7 @@ async fn a_taken_name_is_handed_back_and_nothing_is_done_to_it() {
     let outcome = executor.apply(&plan, &Fence::open(), |_, live| live["data"]["whose"] == "ours").await;
     // The other writes of the step are done; the next step is not begun.
     assert_eq!(outcome.written, 1);
-    let Stop::Taken { target: taken, live, .. } = outcome.stop else { panic!("{:?}", outcome.stop) };
+    let Stop::NameConflict { target: taken, live, .. } = outcome.stop else { panic!("{:?}", outcome.stop) };
     assert_eq!((taken, live.json()), (target("a"), &foreign));
     assert_eq!(server.get(MAPS, "ns", "a"), Some(foreign));
     assert!(server.get(MAPS, "ns", "c").is_none());
@@ -106,7 +108,7 @@ async fn our_own_create_whose_answer_was_lost_is_found_again() {
     let outcome = executor.apply(&plan, &Fence::open(), |_, live| live["data"]["whose"] == "ours").await;
     // Known at once, although the cache has not been listed yet; the next pass goes on from there.
     assert!(cache.get(&target("a").key).is_some());
-    assert!(matches!(outcome.stop, Stop::Failed { failure, .. } if failure.class == Class::Conflict));
+    assert!(matches!(outcome.stop, Stop::Failed { failure, .. } if failure.class == ErrorClass::Conflict));
 }
 
 fn cache(server: &Arc<Server>) -> (Cache<Value>, impl Future<Output = ()> + Send + use<>) {
@@ -125,7 +127,7 @@ async fn a_recreated_object_is_neither_changed_nor_deleted() {
     let (executor, _link) = executor(&server);
     for write in [apply("a", &uid(&old), "mine"), delete("a", &uid(&old))] {
         let outcome = executor.apply(&plan([Step::new("s").write(write)]), &Fence::open(), |_, _| false).await;
-        assert!(matches!(outcome.stop, Stop::Failed { failure, .. } if failure.class == Class::Conflict));
+        assert!(matches!(outcome.stop, Stop::Failed { failure, .. } if failure.class == ErrorClass::Conflict));
     }
     assert_eq!(server.get(MAPS, "ns", "a"), Some(foreign));
 }
@@ -186,7 +188,7 @@ async fn a_status_is_written_once_and_only_when_it_differs() {
     assert_eq!((link.count(Verb::Get), link.writes()), (1, 1));
     assert!(link.requests.lock()[1].1.contains("/a/status?"));
     status.uid = "of another".to_owned();
-    assert_eq!(executor.report(&status, &Fence::open()).await.unwrap_err().class, Class::Conflict);
+    assert_eq!(executor.report(&status, &Fence::open()).await.unwrap_err().class, ErrorClass::Conflict);
 }
 
 /// Makes one config map per key, and misbehaves for some keys.
@@ -235,14 +237,14 @@ impl Controller for Maker {
     }
 
     fn report(&self, observed: &ObjectKey, _: &Plan, outcome: &Outcome) -> Report {
-        let about = ObjectRef {
+        let about = EventSubject {
             api_version: "v1".to_owned(),
             kind: "ConfigMap".to_owned(),
             key: observed.clone(),
             uid: "u".to_owned(),
         };
         let worth_telling = outcome.written > 0 || observed.name() == "talkative";
-        let events = worth_telling.then(|| EventNote {
+        let events = worth_telling.then(|| EventRecord {
             about,
             kind: EventKind::Normal,
             reason: "Made",
@@ -467,14 +469,15 @@ async fn a_failing_write_is_retried_and_success_forgets_it() {
 fn the_class_decides_when_to_try_again() {
     let mut random = SmallRng::seed_from_u64(1);
     let mut delay = |class, failures| retry_delay(&Failure::new(class, "R", "m"), failures, &mut random);
-    assert!(delay(Class::Transient, 0) <= Duration::from_millis(250));
-    assert!(delay(Class::Transient, 50) <= Duration::from_secs(60));
-    assert!(delay(Class::Conflict, 0) <= Duration::from_millis(20));
+    assert!(delay(ErrorClass::Transient, 0) <= Duration::from_millis(250));
+    assert!(delay(ErrorClass::Transient, 50) <= Duration::from_secs(60));
+    assert!(delay(ErrorClass::Conflict, 0) <= Duration::from_millis(20));
     assert!(
-        delay(Class::Invalid, 0) >= Duration::from_secs(15) && delay(Class::Invalid, 50) <= Duration::from_secs(300)
+        delay(ErrorClass::Invalid, 0) >= Duration::from_secs(15)
+            && delay(ErrorClass::Invalid, 50) <= Duration::from_secs(300)
     );
-    assert!(delay(Class::Forbidden, 0) >= Duration::from_millis(2_500));
-    assert!(delay(Class::Bug, 9) >= Duration::from_secs(150));
+    assert!(delay(ErrorClass::Forbidden, 0) >= Duration::from_millis(2_500));
+    assert!(delay(ErrorClass::Bug, 9) >= Duration::from_secs(150));
     let asked = Failure::transient("R", "m").retry_after(Duration::from_secs(7));
     assert_eq!(retry_delay(&asked, 0, &mut random), Duration::from_secs(7));
 }

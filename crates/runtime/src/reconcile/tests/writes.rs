@@ -15,7 +15,7 @@ async fn stopped(executor: &Executor, write: Write) -> Stop {
     executor.apply(&plan([Step::new("s").write(write)]), &Fence::open(), |_, _| false).await.stop
 }
 
-async fn failure(executor: &Executor, write: Write) -> (Class, &'static str) {
+async fn failure(executor: &Executor, write: Write) -> (ErrorClass, &'static str) {
     match stopped(executor, write).await {
         Stop::Failed { failure, .. } => (failure.class, failure.reason),
         stop => panic!("{stop:?}"),
@@ -39,9 +39,9 @@ async fn with_cache(server: &Arc<Server>) -> (Executor, Cache<Value>, Arc<Link>)
 async fn an_apply_to_another_object_is_a_conflict_and_not_a_refusal() {
     let server = Server::new();
     let (executor, _link) = executor(&server);
-    assert_eq!(failure(&executor, apply("a", "gone", "x")).await, (Class::Conflict, reason::OBJECT_GONE));
+    assert_eq!(failure(&executor, apply("a", "gone", "x")).await, (ErrorClass::Conflict, reason::OBJECT_GONE));
     live(&server);
-    assert_eq!(failure(&executor, apply("a", "another", "x")).await, (Class::Conflict, reason::OBJECT_CHANGED));
+    assert_eq!(failure(&executor, apply("a", "another", "x")).await, (ErrorClass::Conflict, reason::OBJECT_CHANGED));
 }
 
 #[tokio::test(start_paused = true)]
@@ -56,9 +56,9 @@ async fn a_patch_is_exact_tests_the_uid_and_is_laid_over_the_cache() {
     assert_eq!(*cache.get(&target("a").key).unwrap(), json!({ "other": "new" }));
     assert_eq!(link.count(Verb::Get), 0);
     let foreign = patch("another", vec![set("/data/value", "x")]);
-    assert_eq!(failure(&executor, foreign).await, (Class::Conflict, reason::OBJECT_CHANGED));
+    assert_eq!(failure(&executor, foreign).await, (ErrorClass::Conflict, reason::OBJECT_CHANGED));
     let refused = patch(&uid, vec![set("/data/not a key", "x")]);
-    assert_eq!(failure(&executor, refused).await, (Class::Invalid, reason::INVALID_OBJECT));
+    assert_eq!(failure(&executor, refused).await, (ErrorClass::Invalid, reason::INVALID_OBJECT));
     assert_eq!(server.get(MAPS, "ns", "a").unwrap()["data"], json!({ "other": "new" }));
 }
 
@@ -77,10 +77,10 @@ async fn a_patch_that_was_made_for_an_older_state_is_a_conflict() {
     let remove = || patch(&uid, vec![Operation::remove("/data/value")]);
     cut.cut();
     server.put(MAPS, json!({ "metadata": { "name": "a", "namespace": "ns" }, "data": {} }));
-    assert_eq!(failure(&executor, remove()).await, (Class::Conflict, reason::OBJECT_CHANGED));
+    assert_eq!(failure(&executor, remove()).await, (ErrorClass::Conflict, reason::OBJECT_CHANGED));
     cut.mend();
     tokio::time::sleep(Duration::from_secs(1)).await;
-    assert_eq!(failure(&executor, remove()).await, (Class::Invalid, reason::INVALID_OBJECT));
+    assert_eq!(failure(&executor, remove()).await, (ErrorClass::Invalid, reason::INVALID_OBJECT));
 }
 
 /// What it expects is written as Go writes it, which means the same.
@@ -91,7 +91,7 @@ async fn a_patch_may_expect_any_text() {
     let uid =
         uid(&server.put(MAPS, json!({ "metadata": { "name": "a", "namespace": "ns" }, "data": { "value": text } })));
     let (executor, _cache, _link) = with_cache(&server).await;
-    let write = patch(&uid, vec![set("/data/value", "").instead_of(text.into())]);
+    let write = patch(&uid, vec![set("/data/value", "").expecting(text.into())]);
     assert_eq!(stopped(&executor, write).await, Stop::Done);
 }
 
@@ -128,8 +128,8 @@ async fn a_patch_of_a_place_that_has_changed_changes_nothing() {
     let uid = uid(&live(&server));
     let (executor, _cache, _link) = with_cache(&server).await;
     let of =
-        |seen: &str| patch(&uid, vec![set("/data/other", "new"), set("/data/value", "new").instead_of(seen.into())]);
-    assert_eq!(failure(&executor, of("older")).await.0, Class::Invalid);
+        |seen: &str| patch(&uid, vec![set("/data/other", "new"), set("/data/value", "new").expecting(seen.into())]);
+    assert_eq!(failure(&executor, of("older")).await.0, ErrorClass::Invalid);
     assert_eq!(server.get(MAPS, "ns", "a").unwrap()["data"], json!({ "value": "old" }));
     assert_eq!(stopped(&executor, of("old")).await, Stop::Done);
     assert_eq!(server.get(MAPS, "ns", "a").unwrap()["data"], json!({ "other": "new", "value": "new" }));
@@ -157,7 +157,7 @@ async fn a_status_is_not_written_to_another_object() {
     server.remove(MAPS, "ns", "a");
     let made = live(&server);
     let failure = executor.report(&status(&old, "Running"), &Fence::open()).await.unwrap_err();
-    assert_eq!((failure.class, failure.reason), (Class::Conflict, reason::OBJECT_CHANGED));
+    assert_eq!((failure.class, failure.reason), (ErrorClass::Conflict, reason::OBJECT_CHANGED));
     assert_eq!(server.get(MAPS, "ns", "a"), Some(made));
     assert_eq!(link.count(Verb::Get), 0);
 }
@@ -181,7 +181,7 @@ async fn a_kind_that_only_seems_to_be_gone_is_not_taken_for_a_deletion() {
     let uid = uid(&live(&server));
     let (executor, cache, _link) = with_cache(&server).await;
     server.serve_kind(MAPS, false);
-    assert_eq!(failure(&executor, delete("a", &uid)).await, (Class::Transient, reason::API_NOT_INSTALLED));
+    assert_eq!(failure(&executor, delete("a", &uid)).await, (ErrorClass::Transient, reason::API_NOT_INSTALLED));
     while cache.sync() != SyncState::Absent {
         tokio::time::sleep(Duration::from_secs(1)).await;
     }

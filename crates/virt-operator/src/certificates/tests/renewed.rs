@@ -1,6 +1,6 @@
 //! Each cause renews what it must and nothing else.
 
-use vitivirt_api::Class;
+use vitivirt_api::ErrorClass;
 use vitivirt_install::certificates::{SYNCHRONIZATION_CLIENT, VIRT_API, VIRT_CONTROLLER, VIRT_HANDLER_CLIENT};
 
 use super::*;
@@ -189,7 +189,7 @@ fn a_duration_that_is_too_short_is_refused() {
     ] {
         let world = World { wanted: wanted(Some(&settings)), ..World::new() };
         let failure = issue(&world.wanted, &world.holding, world.now, &mut Key::generate).err().unwrap();
-        assert_eq!((failure.class, failure.reason), (Class::Invalid, "InvalidCertificateDuration"));
+        assert_eq!((failure.class, failure.reason), (ErrorClass::Invalid, "InvalidCertificateDuration"));
         assert!(failure.message.contains(field), "{failure}");
     }
 }
