@@ -62,7 +62,7 @@ impl Work {
     fn prepare(context: Context, namespace: Option<&str>, options: RunnerOptions) -> Self {
         let metrics = MachineMetrics::register(&context.metrics);
         let router = EventRouter::new(metrics.clone());
-        let client = context.clients.ordinary.clone();
+        let client = context.clients.rate_limited.clone();
         let sources = Sources::new(client.clone(), &router, context.shutdown.clone());
         let caches = Caches::start(&context, namespace, &router);
         let observer = Observer::new(client.clone(), caches.clone(), sources, router.clone());

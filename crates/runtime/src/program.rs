@@ -152,7 +152,7 @@ impl Program {
         let user_agent = format!("{}/{}", self.name, self.version);
         let clients = connect(&config, &user_agent, self.rate, &metrics)?;
         let reporter = Reporter { controller: self.name.to_owned(), instance: self.identity.clone() };
-        let (events, send_events) = recorder(clients.urgent.clone(), reporter, metrics.clone());
+        let (events, send_events) = recorder(clients.unlimited.clone(), reporter, metrics.clone());
         let context =
             Context { clients: clients.clone(), metrics: metrics.clone(), health, events, shutdown: shutdown.clone() };
         context.spawn("the sender of events", send_events);
@@ -176,7 +176,7 @@ impl Program {
             return unopposed(&shutdown, lead).await;
         };
         let elector = Elector {
-            client: clients.urgent,
+            client: clients.unlimited,
             namespace: lease.namespace,
             name: lease.name,
             identity: self.identity,

@@ -52,7 +52,7 @@ pub(crate) struct Definition {
 impl Caches {
     /// Follows everything from now on and until the program ends. `wake` learns of every change.
     pub(crate) fn start(context: &Context, namespace: &str, router: &Arc<EventRouter>) -> Self {
-        let client = || context.clients.ordinary.clone();
+        let client = || context.clients.rate_limited.clone();
         let following = Following { context };
         let kubevirts = following.start(
             "kubevirts",

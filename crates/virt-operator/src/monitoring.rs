@@ -29,7 +29,7 @@ impl Monitoring {
             .0
             .get::<PartialObjectMeta<ServiceAccount>>(
                 account,
-                |context| Api::all(context.clients.ordinary.clone()),
+                |context| Api::all(context.clients.rate_limited.clone()),
                 || WatchConfig { fields: Some(format!("metadata.name={account}")), ..WatchConfig::default() },
                 |_| (),
             )

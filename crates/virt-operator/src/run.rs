@@ -71,12 +71,12 @@ impl Work {
         let router = EventRouter::new(serving, metrics.clone(), level);
         let caches = Caches::start(&context, &namespace, &router);
         let answers = Arc::new(Answers::default());
-        let executor = Executor::new(context.clients.ordinary.clone(), FIELD_MANAGER);
+        let executor = Executor::new(context.clients.rate_limited.clone(), FIELD_MANAGER);
         let executor = Arc::new(caches.over(executor, &answers));
         let monitoring = Monitoring::new(context.clone(), router.clone());
         let synchronization = Synchronization::new(&context, &router);
         let observer = Observer::new(
-            context.clients.ordinary.clone(),
+            context.clients.rate_limited.clone(),
             caches.clone(),
             environment,
             namespace,

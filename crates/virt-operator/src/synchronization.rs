@@ -38,7 +38,7 @@ impl Synchronization {
             .leases
             .get::<Lease>(
                 "the Lease of virt-synchronization-controller",
-                |context| Api::namespaced(context.clients.ordinary.clone(), namespace),
+                |context| Api::namespaced(context.clients.rate_limited.clone(), namespace),
                 || WatchConfig { fields: Some(format!("metadata.name={name}")), ..WatchConfig::default() },
                 |lease| lease.spec.and_then(|spec| spec.holder_identity).unwrap_or_default(),
             )
@@ -47,7 +47,7 @@ impl Synchronization {
             .pods
             .get::<Pod>(
                 "pods of virt-synchronization-controller",
-                |context| Api::namespaced(context.clients.ordinary.clone(), namespace),
+                |context| Api::namespaced(context.clients.rate_limited.clone(), namespace),
                 || WatchConfig::labels(&format!("kubevirt.io={name}")),
                 |pod| addresses(&pod),
             )

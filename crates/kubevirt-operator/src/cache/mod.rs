@@ -229,7 +229,7 @@ struct Place<'a> {
 
 impl Place<'_> {
     fn client(&self) -> Client {
-        self.context.clients.ordinary.clone()
+        self.context.clients.rate_limited.clone()
     }
 
     fn typed<K: Resource<DynamicType = (), Scope = NamespaceResourceScope>>(&self) -> Api<K> {

@@ -93,7 +93,7 @@ async fn plan(arguments: &PlanArguments) -> Result<Vec<Planned>> {
     warn(&files.warnings);
     let agent = concat!("kubevirt-operator/", env!("CARGO_PKG_VERSION"));
     let clients = connect(&config, agent, None, &Arc::new(Metrics::new("plan")))?;
-    let live = ClusterReader::new(clients.ordinary);
+    let live = ClusterReader::new(clients.rate_limited);
     let mut planned = Vec::new();
     for given in &files.machines {
         let (machine, exists) = live.machine(given.clone()).await?;

@@ -99,8 +99,8 @@ pub fn connect(
     };
     let bucket = rate.map(|rate| Arc::new(Bucket::new(rate.per_second, rate.burst)));
     Ok(Clients {
-        ordinary: client(config, user_agent, &transport(bucket))?,
-        urgent: client(config, user_agent, &transport(None))?,
+        rate_limited: client(config, user_agent, &transport(bucket))?,
+        unlimited: client(config, user_agent, &transport(None))?,
     })
 }
 

@@ -173,7 +173,7 @@ async fn every_request_carries_the_user_agent() {
     });
     let metrics = Arc::new(Metrics::new("test"));
     let clients = connect(&Config::new(url), "virt-operator/1.2.3", None, &metrics).unwrap();
-    for client in [clients.ordinary, clients.urgent] {
+    for client in [clients.rate_limited, clients.unlimited] {
         maps(client).list(&ListParams::default()).await.unwrap();
     }
     assert_eq!(*agents.lock(), ["virt-operator/1.2.3", "virt-operator/1.2.3"]);

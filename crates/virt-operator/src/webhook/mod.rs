@@ -50,7 +50,7 @@ const HELD_AT_ONCE: usize = 2 * LARGEST;
 /// Begins to serve on the port of the webhooks, for as long as the process lives.
 pub(crate) async fn start(context: &Context, bind: Bind, serving: &Serving) -> Result<(), BindError> {
     let listener = Bind { port: PORT, ..bind }.listen("the webhook server").await?;
-    let client = context.clients.urgent.clone();
+    let client = context.clients.unlimited.clone();
     let authority = authority::keep(client.clone(), serving.clone(), context.shutdown.clone());
     context.spawn("the cache of the front proxy's authority", authority);
     let server = Server::new(client, serving.clone());
