@@ -51,7 +51,7 @@ pub fn set_condition(
         type_: type_.to_owned(),
         status: status.as_str().to_owned(),
         reason: reason.to_owned(),
-        message: Failure::bounded(message, MESSAGE_LIMIT).into_owned(),
+        message: crate::text::truncate(message, MESSAGE_LIMIT).into_owned(),
         observed_generation,
         last_transition_time: Time(now),
     };

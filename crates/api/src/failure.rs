@@ -137,9 +137,9 @@ mod tests {
 
     #[test]
     fn what_is_said_is_cut_between_characters_and_shows_it() {
-        assert_eq!(Failure::bounded("short", 5), "short");
-        assert_eq!(Failure::bounded("longer than that", 8), "longe…");
-        let cut = Failure::bounded("øøøøø", 8);
+        assert_eq!(crate::text::truncate("short", 5), "short");
+        assert_eq!(crate::text::truncate("longer than that", 8), "longe…");
+        let cut = crate::text::truncate("øøøøø", 8);
         assert_eq!(cut, "øø…");
     }
 }

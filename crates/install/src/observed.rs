@@ -74,7 +74,7 @@ impl Observed {
     /// What need not be compared again after a pass: what it found to be as wanted, and what the server answered to
     /// its writes. Where the server writes a value in words of its own, that answer is as wanted too; without it such
     /// an object would be patched again and again.
-    pub fn settled_after(&self, plan: &Plan, answers: &Answers) -> Settled {
+    pub fn settled_after(&self, plan: &Plan, stored_objects: &StoredObjects) -> Settled {
         let mut settled = Settled::clone(&self.settled);
         let Wanted::Installation(installation) = &self.wanted else { return settled };
         if refusal(self).is_some() {
@@ -85,7 +85,7 @@ impl Observed {
         for object in &installation.objects {
             let key = (object.kind, object.key.clone());
             let digest = match writes.get(&object.target()) {
-                Some(write) => answers.get(&key).and_then(|answer| self.judge(object, write, answer)),
+                Some(write) => stored_objects.get(&key).and_then(|answer| self.judge(object, write, answer)),
                 None => self.objects.get(object.kind, &object.key).map(|live| live.digest),
             };
             match digest {
@@ -113,7 +113,7 @@ impl Observed {
 }
 
 /// What the server answered to writes.
-pub type Answers = HashMap<(Kind, ObjectKey), LiveObject>;
+pub type StoredObjects = HashMap<(Kind, ObjectKey), LiveObject>;
 
 /// What the resource asks for.
 #[derive(Clone)]

@@ -386,7 +386,7 @@ fn finish(
         kind,
         reason,
         action: "Install",
-        message: Failure::bounded(&message, MESSAGE_LIMIT).into_owned(),
+        message: vitivirt_api::text::truncate(&message, MESSAGE_LIMIT).into_owned(),
     };
     let json = |status: &KubeVirtStatus| serde_json::to_value(status).unwrap_or_default();
     let write = StatusWrite {

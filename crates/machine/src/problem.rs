@@ -30,7 +30,12 @@ const MESSAGE_LIMIT: usize = 1024;
 
 impl Problem {
     fn new(reason: &'static str, message: &str, kind: ProblemKind) -> Self {
-        Problem { reason, message: Failure::bounded(message, MESSAGE_LIMIT).into_owned(), kind, networks: Vec::new() }
+        Problem {
+            reason,
+            message: vitivirt_api::text::truncate(message, MESSAGE_LIMIT).into_owned(),
+            kind,
+            networks: Vec::new(),
+        }
     }
 
     /// These are at fault.

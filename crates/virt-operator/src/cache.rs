@@ -23,7 +23,7 @@ use vitivirt_runtime::{
     watch::{Cache, Change, SyncState, WatchConfig, watch},
 };
 
-use crate::{answers::Answers, router::EventRouter};
+use crate::{router::EventRouter, stored_objects::StoredObjectRecorder};
 
 pub(crate) const MANAGED: &str = "app.kubernetes.io/managed-by in (virt-operator,kubevirt-operator)";
 /// A definition or an APIService says when it is time.
@@ -127,18 +127,18 @@ impl Caches {
     }
 
     /// Lets every cache know of what the executor writes, and notes what the server made of it.
-    pub(crate) fn over(&self, executor: Executor, answers: &Arc<Answers>) -> Executor {
+    pub(crate) fn over(&self, executor: Executor, stored_objects: &Arc<StoredObjectRecorder>) -> Executor {
         let definitions = Kind::CustomResourceDefinition;
         let mut executor = executor
             .observe_writes(&ApiResource::erase::<KubeVirt>(&()), Arc::new(self.kubevirts.clone()))
             .observe_writes(&ApiResource::erase::<Namespace>(&()), Arc::new(self.namespace.clone()))
             .observe_writes(&definitions.resource(), Arc::new(self.definitions.clone()))
-            .observe_writes(&definitions.resource(), answers.of(definitions));
+            .observe_writes(&definitions.resource(), stored_objects.of(definitions));
         for (kind, cache) in &*self.objects {
             let resource = kind.resource();
             executor = executor
                 .observe_writes(&resource, Arc::new(cache.clone()))
-                .observe_writes(&resource, answers.of(*kind));
+                .observe_writes(&resource, stored_objects.of(*kind));
         }
         executor
     }
@@ -285,7 +285,7 @@ impl Following<'_> {
     }
 }
 
-/// Answers to writes of big objects, and nothing else, are asked for without their content.
+/// StoredObjectRecorder to writes of big objects, and nothing else, are asked for without their content.
 fn project(object: DynamicObject) -> LiveObject {
     let is_metadata_only = object.types.as_ref().is_some_and(|types| types.kind == "PartialObjectMetadata");
     if is_metadata_only {

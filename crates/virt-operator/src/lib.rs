@@ -1,7 +1,6 @@
 //! The program `virt-operator`: its arguments, its wiring and, with the KubeVirt controller, its observe step.
 //! What an installation is made of is decided in the crate `install`, every effect is in `runtime`.
 
-mod answers;
 mod arguments;
 mod cache;
 mod certificates;
@@ -13,6 +12,7 @@ mod observe;
 mod on_demand;
 mod router;
 mod run;
+mod stored_objects;
 mod synchronization;
 mod webhook;
 

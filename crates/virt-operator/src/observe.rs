@@ -25,10 +25,10 @@ use vitivirt_install::{
 use vitivirt_runtime::reconcile::classify;
 
 use crate::{
-    answers::Answers,
     cache::{self, Caches},
     certificates::{Held, Holding, Issue, Key, issue},
     monitoring::Monitoring,
+    stored_objects::StoredObjectRecorder,
     synchronization::Synchronization,
 };
 
@@ -39,7 +39,7 @@ pub(crate) struct Observer {
     namespace: String,
     monitoring: Monitoring,
     synchronization: Synchronization,
-    answers: Arc<Answers>,
+    stored_objects: Arc<StoredObjectRecorder>,
     memory: Mutex<Memory>,
 }
 
@@ -63,15 +63,24 @@ impl Observer {
         namespace: String,
         monitoring: Monitoring,
         synchronization: Synchronization,
-        answers: Arc<Answers>,
+        stored_objects: Arc<StoredObjectRecorder>,
     ) -> Self {
-        Self { client, caches, environment, namespace, monitoring, synchronization, answers, memory: Mutex::default() }
+        Self {
+            client,
+            caches,
+            environment,
+            namespace,
+            monitoring,
+            synchronization,
+            stored_objects,
+            memory: Mutex::default(),
+        }
     }
 
     pub(crate) async fn observe(&self, key: &ObjectKey) -> Result<Option<Observed>, Failure> {
         let Some(kubevirt) = self.caches.kubevirts.get(key) else { return Ok(None) };
         // A pass that was dropped has left answers to what is perhaps not wanted any more.
-        drop(self.answers.take());
+        drop(self.stored_objects.take());
         let now = SystemTime::now();
         let first = self.caches.first_kubevirt();
         if first.as_ref().is_none_or(|first| first.metadata.uid != kubevirt.metadata.uid) {
@@ -256,11 +265,11 @@ impl Observer {
 
     /// After a pass: what it found or made to be as wanted need not be compared again.
     pub(crate) fn remember(&self, observed: &Observed, plan: &Plan, outcome: &Outcome) {
-        let answers = self.answers.take();
+        let stored_objects = self.stored_objects.take();
         if vitivirt_install::is_refused(observed) {
             return;
         }
-        let settled = observed.settled_after(plan, &answers);
+        let settled = observed.settled_after(plan, &stored_objects);
         let mut memory = self.memory.lock();
         memory.settled = Arc::new(settled);
         if outcome.stop == Stop::Done {

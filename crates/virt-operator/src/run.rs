@@ -16,7 +16,6 @@ use vitivirt_runtime::{
 };
 
 use crate::{
-    answers::Answers,
     arguments::{RunArguments, Settings},
     cache::Caches,
     controller::KubeVirtController,
@@ -24,6 +23,7 @@ use crate::{
     monitoring::Monitoring,
     observe::Observer,
     router::EventRouter,
+    stored_objects::StoredObjectRecorder,
     synchronization::Synchronization,
     webhook::{self, Serving},
 };
@@ -70,9 +70,9 @@ impl Work {
         let metrics = OperatorMetrics::register(&context.metrics);
         let router = EventRouter::new(serving, metrics.clone(), level);
         let caches = Caches::start(&context, &namespace, &router);
-        let answers = Arc::new(Answers::default());
+        let stored_objects = Arc::new(StoredObjectRecorder::default());
         let executor = Executor::new(context.clients.rate_limited.clone(), FIELD_MANAGER);
-        let executor = Arc::new(caches.over(executor, &answers));
+        let executor = Arc::new(caches.over(executor, &stored_objects));
         let monitoring = Monitoring::new(context.clone(), router.clone());
         let synchronization = Synchronization::new(&context, &router);
         let observer = Observer::new(
@@ -82,7 +82,7 @@ impl Work {
             namespace,
             monitoring,
             synchronization,
-            answers,
+            stored_objects,
         );
         let controller = Arc::new(KubeVirtController { observer });
         let (ready, known) = (metrics.clone(), caches.clone());

@@ -191,7 +191,7 @@ impl World {
     }
 
     /// What the server has made of the writes of a plan.
-    fn answers(&self, plan: &Plan, done: &[String]) -> vitivirt_install::Answers {
+    fn answers(&self, plan: &Plan, done: &[String]) -> vitivirt_install::StoredObjects {
         let live = self.live();
         let all = plan.steps.iter().flat_map(|step| &step.writes);
         let written = all.filter(|write| done.contains(&format!("{write:?}"))).map(Write::target);

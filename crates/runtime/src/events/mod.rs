@@ -144,7 +144,7 @@ fn event(reporter: &Reporter, note: EventRecord, name: String, now: Timestamp) -
 }
 
 fn bounded(mut note: EventRecord) -> EventRecord {
-    if let Cow::Owned(short) = Failure::bounded(&note.message, NOTE_LIMIT) {
+    if let Cow::Owned(short) = vitivirt_api::text::truncate(&note.message, NOTE_LIMIT) {
         note.message = short;
     }
     note

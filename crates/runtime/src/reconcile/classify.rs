@@ -133,7 +133,7 @@ fn deepest(error: &kube::Error) -> String {
 }
 
 fn bounded(text: &str) -> Cow<'_, str> {
-    Failure::bounded(text, MESSAGE_LIMIT)
+    vitivirt_api::text::truncate(text, MESSAGE_LIMIT)
 }
 
 #[cfg(test)]

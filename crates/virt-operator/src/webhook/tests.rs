@@ -22,13 +22,13 @@ const HOST: &str = "kubevirt-operator-webhook.kubevirt.svc";
 const MOMENT: Duration = Duration::from_millis(300);
 
 /// By verb and address. `None`: no answer ever comes.
-type Answers = dyn Fn(&str) -> Option<(u16, Value)> + Send + Sync;
+type StoredObjectRecorder = dyn Fn(&str) -> Option<(u16, Value)> + Send + Sync;
 
 /// What the API server was asked, and what it answers.
 #[derive(Clone)]
 struct Api {
     asked: Arc<Mutex<Vec<String>>>,
-    answer: Arc<Answers>,
+    answer: Arc<StoredObjectRecorder>,
 }
 
 impl Api {

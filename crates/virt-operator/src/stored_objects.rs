@@ -13,21 +13,21 @@ use vitivirt_install::{Kind, LiveObject};
 use vitivirt_runtime::watch::WriteObserver;
 
 #[derive(Default)]
-pub(crate) struct Answers(Mutex<vitivirt_install::Answers>);
+pub(crate) struct StoredObjectRecorder(Mutex<vitivirt_install::StoredObjects>);
 
-impl Answers {
+impl StoredObjectRecorder {
     pub(crate) fn of(self: &Arc<Self>, kind: Kind) -> Arc<dyn WriteObserver> {
-        Arc::new(OfKind { answers: self.clone(), kind })
+        Arc::new(OfKind { stored_objects: self.clone(), kind })
     }
 
     /// Everything that was answered since this was last asked.
-    pub(crate) fn take(&self) -> vitivirt_install::Answers {
+    pub(crate) fn take(&self) -> vitivirt_install::StoredObjects {
         std::mem::take(&mut self.0.lock())
     }
 }
 
 struct OfKind {
-    answers: Arc<Answers>,
+    stored_objects: Arc<StoredObjectRecorder>,
     kind: Kind,
 }
 
@@ -39,13 +39,13 @@ impl WriteObserver for OfKind {
             Kind::CustomResourceDefinition => LiveObject::of_metadata(&metadata),
             _ => LiveObject::new(&metadata, object.clone()),
         };
-        self.answers.0.lock().insert((self.kind, ObjectKey::of(&metadata)), live);
+        self.stored_objects.0.lock().insert((self.kind, ObjectKey::of(&metadata)), live);
     }
 
     /// Nobody wrote it.
     fn on_found(&self, _: &Value) {}
 
     fn on_deleted(&self, key: &ObjectKey, _: &str) {
-        self.answers.0.lock().remove(&(self.kind, key.clone()));
+        self.stored_objects.0.lock().remove(&(self.kind, key.clone()));
     }
 }
