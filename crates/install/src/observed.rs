@@ -41,14 +41,14 @@ pub struct Observed {
     pub synchronization: Vec<String>,
     /// Digests of objects that were found to be as wanted, or that the server has made of what we want: they are not
     /// compared again until they change or something else is wanted.
-    pub settled: Arc<Settled>,
+    pub up_to_date: Arc<UpToDate>,
     /// Whether absence from `objects` is absence from the cluster, and the resource is the newest there is.
     pub complete: bool,
     /// Definitions that are no longer wanted, but of which there are objects.
     pub in_use: BTreeSet<ObjectKey>,
 }
 
-pub type Settled = HashMap<(Kind, ObjectKey), u64>;
+pub type UpToDate = HashMap<(Kind, ObjectKey), u64>;
 
 impl Observed {
     /// Why nothing can be installed for this resource.
@@ -74,31 +74,31 @@ impl Observed {
     /// What need not be compared again after a pass: what it found to be as wanted, and what the server answered to
     /// its writes. Where the server writes a value in words of its own, that answer is as wanted too; without it such
     /// an object would be patched again and again.
-    pub fn settled_after(&self, plan: &Plan, stored_objects: &StoredObjects) -> Settled {
-        let mut settled = Settled::clone(&self.settled);
-        let Wanted::Installation(installation) = &self.wanted else { return settled };
+    pub fn up_to_date_after(&self, plan: &Plan, stored_objects: &StoredObjects) -> UpToDate {
+        let mut up_to_date = UpToDate::clone(&self.up_to_date);
+        let Wanted::Installation(installation) = &self.wanted else { return up_to_date };
         if refusal(self).is_some() {
-            return settled;
+            return up_to_date;
         }
         let writes = plan.steps.iter().flat_map(|step| &step.writes);
         let writes: HashMap<&Target, &Write> = writes.map(|write| (write.target(), write)).collect();
         for object in &installation.objects {
             let key = (object.kind, object.key.clone());
             let digest = match writes.get(&object.target()) {
-                Some(write) => stored_objects.get(&key).and_then(|answer| self.judge(object, write, answer)),
+                Some(write) => stored_objects.get(&key).and_then(|answer| self.stored_matches(object, write, answer)),
                 None => self.objects.get(object.kind, &object.key).map(|live| live.digest),
             };
             match digest {
-                Some(digest) => settled.insert(key, digest),
-                None => settled.remove(&key),
+                Some(digest) => up_to_date.insert(key, digest),
+                None => up_to_date.remove(&key),
             };
         }
-        settled
+        up_to_date
     }
 
     /// The digest of an answer, if it is what we want: as far as the server lets it, and without what somebody else
     /// wrote at the same time.
-    fn judge(&self, object: &Object, write: &Write, answer: &LiveObject) -> Option<u64> {
+    fn stored_matches(&self, object: &Object, write: &Write, answer: &LiveObject) -> Option<u64> {
         let Write::Patch { operations, .. } = write else { return Some(answer.digest) };
         let wanted = object.body(&*self.issued).ok()?;
         let right = match drift(object.kind, wanted.json(), answer).ok()? {

@@ -207,7 +207,7 @@ impl Planner<'_> {
             return Ok(Need::Gone(target));
         }
         let key = (object.kind, object.key.clone());
-        if self.observed.settled.get(&key) == Some(&live.digest) {
+        if self.observed.up_to_date.get(&key) == Some(&live.digest) {
             return Ok(Need::Nothing);
         }
         if object.kind == Kind::CustomResourceDefinition {

@@ -18,7 +18,7 @@ use vitivirt_api::{
     ApiResource, ErrorClass, Failure, ObjectKey, Outcome, Plan, Stop, Target, kubevirt::KubeVirt, reason,
 };
 use vitivirt_install::{
-    Cluster, DeploymentConfig, Environment, Installation, Kind, Objects, Observed, Settled, Strategy, Wanted,
+    Cluster, DeploymentConfig, Environment, Installation, Kind, Objects, Observed, Strategy, UpToDate, Wanted,
     certificates::NothingIssued,
     names::{annotation, gate::DECENTRALIZED_LIVE_MIGRATION},
 };
@@ -50,7 +50,7 @@ struct Memory {
     wanted: u64,
     /// Of what was issued. With another one nothing is settled that holds a part of it.
     issued: u64,
-    settled: Arc<Settled>,
+    up_to_date: Arc<UpToDate>,
     /// While an installation goes on it is looked at many times.
     installation: Option<(u64, Arc<Installation>)>,
 }
@@ -111,7 +111,7 @@ impl Observer {
             Err(failure) => return Err(failure),
         };
         let renewal = issued.as_ref().and_then(|issued| issued.next);
-        let settled = self.settled(&kubevirt, &cluster, issued.as_deref());
+        let up_to_date = self.up_to_date(&kubevirt, &cluster, issued.as_deref());
         let mut observed = Observed {
             earlier: None,
             operator_namespace: self.namespace.clone(),
@@ -126,7 +126,7 @@ impl Observer {
             objects,
             namespace: self.caches.namespace(&self.namespace),
             synchronization,
-            settled,
+            up_to_date,
             complete,
             in_use: BTreeSet::new(),
             kubevirt: Arc::unwrap_or_clone(kubevirt),
@@ -150,7 +150,7 @@ impl Observer {
             objects: Objects::default(),
             namespace: None,
             synchronization: Vec::new(),
-            settled: Arc::default(),
+            up_to_date: Arc::default(),
             complete: false,
             in_use: BTreeSet::new(),
             kubevirt,
@@ -251,16 +251,16 @@ impl Observer {
         Strategy::decode(&map, |text| serde_saphyr::from_str(text).map_err(|error| error.to_string()))
     }
 
-    fn settled(&self, kubevirt: &KubeVirt, cluster: &Cluster, issued: Option<&Issue>) -> Arc<Settled> {
+    fn up_to_date(&self, kubevirt: &KubeVirt, cluster: &Cluster, issued: Option<&Issue>) -> Arc<UpToDate> {
         let (wanted, issued) = (digest(kubevirt, cluster), issued.map(Issue::digest).unwrap_or_default());
         let mut memory = self.memory.lock();
         if memory.wanted != wanted {
-            memory.settled = Arc::default();
+            memory.up_to_date = Arc::default();
         } else if memory.issued != issued {
-            Arc::make_mut(&mut memory.settled).retain(|(kind, _), _| !holds_certificates(*kind));
+            Arc::make_mut(&mut memory.up_to_date).retain(|(kind, _), _| !holds_certificates(*kind));
         }
         (memory.wanted, memory.issued) = (wanted, issued);
-        memory.settled.clone()
+        memory.up_to_date.clone()
     }
 
     /// After a pass: what it found or made to be as wanted need not be compared again.
@@ -269,9 +269,9 @@ impl Observer {
         if vitivirt_install::is_refused(observed) {
             return;
         }
-        let settled = observed.settled_after(plan, &stored_objects);
+        let up_to_date = observed.up_to_date_after(plan, &stored_objects);
         let mut memory = self.memory.lock();
-        memory.settled = Arc::new(settled);
+        memory.up_to_date = Arc::new(up_to_date);
         if outcome.stop == Stop::Done {
             memory.installation = None;
         }

@@ -142,7 +142,7 @@ fn installed_from(base: &World) -> World {
     let mut world = World::new(&serde_json::to_value(&base.kubevirt.spec).unwrap());
     world.kubevirt = base.kubevirt.clone();
     world.objects = base.objects.clone();
-    world.settled = base.settled.clone();
+    world.up_to_date = base.up_to_date.clone();
     world
 }
 

@@ -10,7 +10,7 @@ use vitivirt_api::kubevirt::KubeVirt;
 use vitivirt_api::{ObjectKey, Operation, Outcome, Plan, Report, Stop, Write};
 use vitivirt_install::certificates::{Issued, KeyPair};
 use vitivirt_install::{
-    Cluster, DeploymentConfig, Environment, Installation, Kind, LiveObject, Objects, Observed, Settled, Wanted,
+    Cluster, DeploymentConfig, Environment, Installation, Kind, LiveObject, Objects, Observed, UpToDate, Wanted,
     is_of_another_release,
 };
 
@@ -26,7 +26,7 @@ pub(crate) struct World {
     pub(crate) now: Timestamp,
     /// Shared until they change: definitions are big.
     pub(crate) objects: BTreeMap<(String, ObjectKey), Arc<Value>>,
-    pub(crate) settled: Arc<Settled>,
+    pub(crate) up_to_date: Arc<UpToDate>,
     /// Whether pods start by themselves.
     pub(crate) rolls_out: bool,
     serial: u64,
@@ -86,7 +86,7 @@ impl World {
             in_use: std::collections::BTreeSet::new(),
             now: Timestamp::from_second(1_800_000_000).unwrap(),
             objects: BTreeMap::new(),
-            settled: Arc::default(),
+            up_to_date: Arc::default(),
             rolls_out: true,
             serial: 0,
         };
@@ -98,12 +98,12 @@ impl World {
     pub(crate) fn edit(&mut self, spec: &Value) {
         self.kubevirt.spec = serde_json::from_value(spec.clone()).unwrap();
         *self.kubevirt.metadata.generation.as_mut().unwrap() += 1;
-        self.settled = Arc::default();
+        self.up_to_date = Arc::default();
     }
 
     /// The operator begins anew and remembers nothing.
     pub(crate) fn restart(&mut self) {
-        self.settled = Arc::default();
+        self.up_to_date = Arc::default();
     }
 
     pub(crate) fn observed(&self) -> Observed {
@@ -138,7 +138,7 @@ impl World {
             synchronization: Vec::new(),
             objects,
             namespace: namespace.map(|object| Arc::new(LiveObject::of_metadata(&metadata(object)))),
-            settled: self.settled.clone(),
+            up_to_date: self.up_to_date.clone(),
             complete: true,
             in_use: self.in_use.clone(),
         }
@@ -168,7 +168,7 @@ impl World {
             self.kubevirt.status = Some(serde_json::from_value(status.desired.clone()).unwrap());
         }
         let answers = self.answers(&plan, &done);
-        self.settled = Arc::new(observed.settled_after(&plan, &answers));
+        self.up_to_date = Arc::new(observed.up_to_date_after(&plan, &answers));
         self.now += k8s_openapi::jiff::SignedDuration::from_secs(1);
         Pass { plan, done, outcome, report }
     }

@@ -104,7 +104,7 @@ async fn plan(arguments: &PlanArguments, given: KubeVirt) -> Result<Planned> {
         synchronization: Vec::new(),
         namespace: reader.namespace(namespace).await?,
         objects: found.objects,
-        settled: Arc::default(),
+        up_to_date: Arc::default(),
         complete: true,
         in_use: Default::default(),
         kubevirt,
