@@ -55,7 +55,7 @@ pub use installation::{INVALID_DURATION, Installation, UNKNOWN_CERTIFICATE};
 pub use kind::Kind;
 pub use live::{End, LiveObject, Rollout};
 pub use object::Object;
-pub use observed::{Objects, Observed, StoredObjects, UpToDate, Wanted};
+pub use observed::{Desired, Objects, Observed, StoredObjects, UpToDate};
 pub use order::Stage;
 pub use plan::{obsolete, owns, plan, wait};
 pub use report::{event, is_refused, problem, report};

@@ -30,7 +30,7 @@ pub struct Observed {
     /// As Kubernetes names it: `amd64`.
     pub architecture: &'static str,
     pub now: Timestamp,
-    pub wanted: Wanted,
+    pub desired: Desired,
     pub issued: Arc<dyn Issued + Send + Sync>,
     /// Something is due to be issued at this time.
     pub renewal: Option<Timestamp>,
@@ -53,16 +53,16 @@ pub type UpToDate = HashMap<(Kind, ObjectKey), u64>;
 impl Observed {
     /// Why nothing can be installed for this resource.
     pub(crate) fn impossible(&self) -> Option<&Failure> {
-        match &self.wanted {
-            Wanted::Impossible(failure) => Some(failure),
-            Wanted::Installation(_) | Wanted::Strategy(_) => None,
+        match &self.desired {
+            Desired::Invalid(failure) => Some(failure),
+            Desired::Installation(_) | Desired::StrategyPending(_) => None,
         }
     }
 
     pub(crate) fn installation(&self) -> Option<&Installation> {
-        match &self.wanted {
-            Wanted::Installation(installation) => Some(installation),
-            Wanted::Strategy(_) | Wanted::Impossible(_) => None,
+        match &self.desired {
+            Desired::Installation(installation) => Some(installation),
+            Desired::StrategyPending(_) | Desired::Invalid(_) => None,
         }
     }
 
@@ -76,7 +76,7 @@ impl Observed {
     /// an object would be patched again and again.
     pub fn up_to_date_after(&self, plan: &Plan, stored_objects: &StoredObjects) -> UpToDate {
         let mut up_to_date = UpToDate::clone(&self.up_to_date);
-        let Wanted::Installation(installation) = &self.wanted else { return up_to_date };
+        let Desired::Installation(installation) = &self.desired else { return up_to_date };
         if refusal(self).is_some() {
             return up_to_date;
         }
@@ -117,19 +117,19 @@ pub type StoredObjects = HashMap<(Kind, ObjectKey), LiveObject>;
 
 /// What the resource asks for.
 #[derive(Clone)]
-pub enum Wanted {
+pub enum Desired {
     Installation(Arc<Installation>),
     /// Another release, whose own operator has not yet told what it consists of.
-    Strategy(Arc<DeploymentConfig>),
+    StrategyPending(Arc<DeploymentConfig>),
     /// The resource cannot be understood.
-    Impossible(Failure),
+    Invalid(Failure),
 }
 
-impl Wanted {
+impl Desired {
     /// Another release is asked what it consists of only for a resource that can be installed.
     pub fn strategy(kubevirt: &KubeVirt, config: DeploymentConfig) -> Result<Self, Failure> {
         validation::sound(kubevirt)?;
-        Ok(Self::Strategy(Arc::new(config)))
+        Ok(Self::StrategyPending(Arc::new(config)))
     }
 }
 

@@ -19,7 +19,7 @@ use crate::{
     live::{LiveObject, Rollout},
     names::{FINALIZER, VIRT_API, VIRT_CONTROLLER, VIRT_HANDLER, annotation, label},
     object::Object,
-    observed::{Observed, Wanted},
+    observed::{Desired, Observed},
     order::{self, OBSOLETE, Stage, WaitFor, Wave},
     report::refusal,
     stamp::Stamp,
@@ -59,13 +59,13 @@ fn make(observed: &Observed) -> Result<Plan, Failure> {
     if observed.impossible().is_none() || observed.objects.all().next().is_some() {
         plan.steps.extend(adoption(&observed.kubevirt));
     }
-    let installation = match &observed.wanted {
-        Wanted::Installation(installation) => installation,
-        Wanted::Strategy(config) => {
+    let installation = match &observed.desired {
+        Desired::Installation(installation) => installation,
+        Desired::StrategyPending(config) => {
             plan.steps.push(telling(observed, config)?);
             return Ok(plan);
         }
-        Wanted::Impossible(_) => return Ok(plan),
+        Desired::Invalid(_) => return Ok(plan),
     };
     let planner = Planner { observed, installation };
     plan.steps.extend(planner.blocking()?);
@@ -424,7 +424,7 @@ fn superfluous<'a>(
 /// What would be deleted because it is no longer part of the installation. Whoever observes looks at the resource, and
 /// at what these define, once more before that.
 pub fn obsolete(observed: &Observed) -> Vec<(Kind, ObjectKey)> {
-    let Wanted::Installation(installation) = &observed.wanted else { return Vec::new() };
+    let Desired::Installation(installation) = &observed.desired else { return Vec::new() };
     superfluous(observed, installation).into_iter().map(|(kind, key, _)| (kind, key.clone())).collect()
 }
 

@@ -14,7 +14,7 @@ use crate::{
     RELEASE,
     config::DeploymentConfig,
     kind::Kind,
-    observed::{Observed, Wanted},
+    observed::{Desired, Observed},
     plan::obsolete,
     warnings,
 };
@@ -159,9 +159,9 @@ fn advice(observed: &Observed, before: &KubeVirtStatus, outcome: &Outcome) -> Ve
 
 fn config(observed: &Observed) -> Option<&DeploymentConfig> {
     match &observed.wanted {
-        Wanted::Installation(installation) => Some(&installation.config),
-        Wanted::Strategy(config) => Some(config),
-        Wanted::Impossible(_) => None,
+        Desired::Installation(installation) => Some(&installation.config),
+        Desired::StrategyPending(config) => Some(config),
+        Desired::Invalid(_) => None,
     }
 }
 
@@ -272,7 +272,7 @@ fn deployed(status: &mut KubeVirtStatus, observed: &Observed) {
 
 /// The generation that an object has while it is as we want it. Of what this pass has written, the next one knows it.
 fn generations(observed: &Observed, plan: &Plan, before: &KubeVirtStatus) -> Vec<Generation> {
-    let Wanted::Installation(installation) = &observed.wanted else { return before.generations.clone() };
+    let Desired::Installation(installation) = &observed.wanted else { return before.generations.clone() };
     let written: Vec<&Target> =
         plan.steps.iter().flat_map(|step| &step.writes).map(vitivirt_api::Write::target).collect();
     let mut generations: Vec<Generation> = installation

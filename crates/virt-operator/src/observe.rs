@@ -18,7 +18,7 @@ use vitivirt_api::{
     ApiResource, ErrorClass, Failure, ObjectKey, Outcome, Plan, Stop, Target, kubevirt::KubeVirt, reason,
 };
 use vitivirt_install::{
-    Cluster, DeploymentConfig, Environment, Installation, Kind, Objects, Observed, Strategy, UpToDate, Wanted,
+    Cluster, DeploymentConfig, Desired, Environment, Installation, Kind, Objects, Observed, Strategy, UpToDate,
     certificates::NothingIssued,
     names::{annotation, gate::DECENTRALIZED_LIVE_MIGRATION},
 };
@@ -107,7 +107,7 @@ impl Observer {
         let (wanted, issued) = match wanted.and_then(|wanted| with_certificates(wanted, &objects, now)) {
             Ok(both) => both,
             // Only a change of the resource helps; anything else is tried again.
-            Err(failure) if failure.class == ErrorClass::Invalid => (Wanted::Impossible(failure), None),
+            Err(failure) if failure.class == ErrorClass::Invalid => (Desired::Invalid(failure), None),
             Err(failure) => return Err(failure),
         };
         let renewal = issued.as_ref().and_then(|issued| issued.next);
@@ -144,7 +144,7 @@ impl Observer {
             operator_namespace: self.namespace.clone(),
             architecture: architecture(),
             now: timestamp(now),
-            wanted: Wanted::Strategy(Arc::new(config)),
+            wanted: Desired::StrategyPending(Arc::new(config)),
             issued: Arc::new(NothingIssued),
             renewal: None,
             objects: Objects::default(),
@@ -222,16 +222,16 @@ impl Observer {
         cluster: &Cluster,
         config: &DeploymentConfig,
         objects: &Objects,
-    ) -> Result<Wanted, Failure> {
+    ) -> Result<Desired, Failure> {
         let digest = digest(kubevirt, cluster);
         if let Some((of, installation)) = &self.memory.lock().installation
             && *of == digest
         {
-            return Ok(Wanted::Installation(installation.clone()));
+            return Ok(Desired::Installation(installation.clone()));
         }
         let installation = if vitivirt_install::is_of_another_release(kubevirt, &self.environment) {
             let Some((key, _)) = objects.strategy(&config.id) else {
-                return Wanted::strategy(kubevirt, config.clone());
+                return Desired::strategy(kubevirt, config.clone());
             };
             let strategy = self.told(key).await?;
             Installation::of(strategy, config.clone(), kubevirt, cluster)?
@@ -240,7 +240,7 @@ impl Observer {
         };
         let installation = Arc::new(installation);
         self.memory.lock().installation = Some((digest, installation.clone()));
-        Ok(Wanted::Installation(installation))
+        Ok(Desired::Installation(installation))
     }
 
     /// What another release's operator has told. It is big, so no cache holds it.
@@ -280,11 +280,11 @@ impl Observer {
 
 /// Certificates that are missing or due are issued.
 pub(crate) fn with_certificates(
-    wanted: Wanted,
+    wanted: Desired,
     objects: &Objects,
     now: SystemTime,
-) -> Result<(Wanted, Option<Arc<Issue>>), Failure> {
-    let Wanted::Installation(installation) = &wanted else { return Ok((wanted, None)) };
+) -> Result<(Desired, Option<Arc<Issue>>), Failure> {
+    let Desired::Installation(installation) = &wanted else { return Ok((wanted, None)) };
     let issued = issue(&installation.certificates, &holding(objects), now, &mut Key::generate)?;
     Ok((wanted, Some(Arc::new(issued))))
 }

@@ -10,7 +10,7 @@ use vitivirt_api::kubevirt::KubeVirt;
 use vitivirt_api::{ObjectKey, Operation, Outcome, Plan, Report, Stop, Write};
 use vitivirt_install::certificates::{Issued, KeyPair};
 use vitivirt_install::{
-    Cluster, DeploymentConfig, Environment, Installation, Kind, LiveObject, Objects, Observed, UpToDate, Wanted,
+    Cluster, DeploymentConfig, Desired, Environment, Installation, Kind, LiveObject, Objects, Observed, UpToDate,
     is_of_another_release,
 };
 
@@ -111,19 +111,19 @@ impl World {
         let objects = self.live();
         let wanted = if is_of_another_release(&self.kubevirt, &self.environment) {
             match objects.strategy(&config.id) {
-                None => Wanted::strategy(&self.kubevirt, config),
+                None => Desired::strategy(&self.kubevirt, config),
                 Some((key, _)) => {
                     let map = Value::clone(&self.objects[&("ConfigMap".to_owned(), key.clone())]);
                     let map = serde_json::from_value(map).unwrap();
                     let yaml = |text: &str| serde_json::from_str(text).map_err(|error| error.to_string());
                     let strategy = vitivirt_install::Strategy::decode(&map, yaml).unwrap();
                     Installation::of(strategy, config, &self.kubevirt, &self.cluster)
-                        .map(|installation| Wanted::Installation(Arc::new(installation)))
+                        .map(|installation| Desired::Installation(Arc::new(installation)))
                 }
             }
         } else {
             Installation::new(&self.kubevirt, &self.environment, &self.cluster)
-                .map(|installation| Wanted::Installation(Arc::new(installation)))
+                .map(|installation| Desired::Installation(Arc::new(installation)))
         };
         let namespace = self.objects.get(&("Namespace".to_owned(), ObjectKey::cluster("kubevirt")));
         Observed {
@@ -132,7 +132,7 @@ impl World {
             operator_namespace: "kubevirt".to_owned(),
             architecture: self.architecture,
             now: self.now,
-            wanted: wanted.unwrap_or_else(Wanted::Impossible),
+            wanted: wanted.unwrap_or_else(Desired::Invalid),
             issued: Arc::new(SomethingIssued),
             renewal: None,
             synchronization: Vec::new(),

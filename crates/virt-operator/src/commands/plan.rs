@@ -12,7 +12,7 @@ use serde::Serialize;
 use serde_json::Value;
 use vitivirt_api::{ObjectKey, Operation, Plan, Write, kubevirt::KubeVirt};
 use vitivirt_cli::print;
-use vitivirt_install::{DeploymentConfig, Installation, Observed, Wanted, certificates::NothingIssued};
+use vitivirt_install::{DeploymentConfig, Desired, Installation, Observed, certificates::NothingIssued};
 
 use super::{
     cluster::Reader,
@@ -81,13 +81,13 @@ async fn plan(arguments: &PlanArguments, given: KubeVirt) -> Result<Planned> {
     let found = reader.find(&config).await?;
     let now = SystemTime::now();
     let wanted = match vitivirt_install::is_of_another_release(&kubevirt, &environment) {
-        true => Wanted::strategy(&kubevirt, config),
+        true => Desired::strategy(&kubevirt, config),
         false => Installation::new(&kubevirt, &environment, &found.cluster)
-            .map(|installation| Wanted::Installation(Arc::new(installation))),
+            .map(|installation| Desired::Installation(Arc::new(installation))),
     };
     let (wanted, issued) = match wanted.and_then(|wanted| with_certificates(wanted, &found.objects, now)) {
         Ok(both) => both,
-        Err(failure) => (Wanted::Impossible(failure), None),
+        Err(failure) => (Desired::Invalid(failure), None),
     };
     let namespace = key.namespace().unwrap_or_default();
     let observed = Observed {
