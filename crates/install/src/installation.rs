@@ -19,6 +19,7 @@ use crate::{
     customize::{self, Customizer, INVALID_CUSTOMIZATION},
     environment::{Cluster, Environment},
     kind::Kind,
+    managed_metadata::{self, ManagedMetadata},
     names::{
         VIRT_API, VIRT_CONTROLLER, VIRT_EXPORT_PROXY, VIRT_HANDLER, VIRT_SYNCHRONIZATION_CONTROLLER,
         VIRT_TEMPLATE_API_SERVER, VIRT_TEMPLATE_CONTROLLER, annotation, gate, label,
@@ -27,7 +28,6 @@ use crate::{
     order::Stage,
     placement::{self, Usually},
     rollout,
-    stamp::{self, Stamp},
     strategy::{Item, Strategy},
     template, validation, warnings, webhooks,
 };
@@ -78,7 +78,7 @@ impl Installation {
             spec: &kubevirt.spec,
             cluster,
             customizer: Customizer::new(&kubevirt.spec.customize_components)?,
-            stamp: Arc::new(Stamp::new(kubevirt, &config)),
+            stamp: Arc::new(ManagedMetadata::new(kubevirt, &config)),
             lifetimes,
         };
         let (mut objects, mut idle) = (Vec::new(), Vec::new());
@@ -113,7 +113,7 @@ struct Overlay<'a> {
     spec: &'a KubeVirtSpec,
     cluster: &'a Cluster,
     customizer: Customizer,
-    stamp: Arc<Stamp>,
+    stamp: Arc<ManagedMetadata>,
     lifetimes: Lifetimes,
 }
 
@@ -303,7 +303,7 @@ impl Overlay<'_> {
             if certificates::is_authority(key.name()) { self.lifetimes.authority } else { self.lifetimes.leaf };
         if let Some(metadata) = secret.get_mut("metadata").and_then(Value::as_object_mut) {
             let duration = (annotation::DURATION.to_owned(), lifetime.annotation());
-            stamp::merge(metadata, "annotations", &[duration].into());
+            managed_metadata::merge(metadata, "annotations", &[duration].into());
         }
     }
 }

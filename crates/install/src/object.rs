@@ -10,8 +10,8 @@ use crate::{
     certificates::{BUNDLE_KEY, CA, Issued},
     config::DeploymentConfig,
     kind::Kind,
+    managed_metadata::ManagedMetadata,
     order::Stage,
-    stamp::Stamp,
     strategy::{self, Item, Strategy},
 };
 
@@ -27,7 +27,7 @@ pub struct Object {
 
 enum Content {
     Ready(Value),
-    Packed(Item, Arc<Stamp>),
+    Packed(Item, Arc<ManagedMetadata>),
     /// The strategy that is being installed, as text.
     Told(Box<Told>),
 }
@@ -44,7 +44,7 @@ impl Object {
         Self { stage, kind, key, content: Content::Ready(object) }
     }
 
-    pub(crate) fn packed(stage: Stage, item: Item, stamp: &Arc<Stamp>) -> Self {
+    pub(crate) fn packed(stage: Stage, item: Item, stamp: &Arc<ManagedMetadata>) -> Self {
         let (kind, key) = (item.kind, item.key.clone());
         Self { stage, kind, key, content: Content::Packed(item, Arc::clone(stamp)) }
     }

@@ -17,12 +17,12 @@ use crate::{
     installation::Installation,
     kind::Kind,
     live::{LiveObject, Rollout},
+    managed_metadata::ManagedMetadata,
     names::{FINALIZER, VIRT_API, VIRT_CONTROLLER, VIRT_HANDLER, annotation, label},
     object::Object,
     observed::{Desired, Observed},
     order::{self, OBSOLETE, Stage, WaitFor, Wave},
     report::refusal,
-    stamp::Stamp,
     strategy::job,
     webhooks::{self, BLOCKING_PREFIX},
 };
@@ -300,7 +300,7 @@ impl Planner<'_> {
         let new: Vec<(&str, &str)> = new.into_iter().map(|(plural, group)| (group, plural)).collect();
         let config = &self.installation.config;
         let mut object = Body::of(&webhooks::blocking(&config.namespace, &new))?.into_json();
-        Stamp::new(&self.observed.kubevirt, config).object(&mut object);
+        ManagedMetadata::new(&self.observed.kubevirt, config).object(&mut object);
         let key = ObjectKey::cluster(&format!("{BLOCKING_PREFIX}-{}", config.short_id()));
         let target = Target::new(Kind::ValidatingWebhookConfiguration.resource(), key);
         Ok(Some(Step::new("blocking").write(Write::Create { target, body: object.into() })))

@@ -165,7 +165,7 @@ impl Customizer {
         shape::clean(kind, object);
         if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) {
             let mark = BTreeMap::from([(annotation::CUSTOMIZER_IDENTIFIER.to_owned(), self.hash.clone())]);
-            stamp::merge(metadata, "annotations", &mark);
+            managed_metadata::merge(metadata, "annotations", &mark);
         }
         Ok(())
     }

@@ -14,13 +14,13 @@ use crate::{
 const COMPONENT: &str = "kubevirt";
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Stamp {
+pub(crate) struct ManagedMetadata {
     labels: BTreeMap<String, String>,
     annotations: BTreeMap<String, String>,
     generation: i64,
 }
 
-impl Stamp {
+impl ManagedMetadata {
     pub(crate) fn new(kubevirt: &KubeVirt, config: &DeploymentConfig) -> Self {
         let spec = &kubevirt.spec;
         let valid = |text: &'_ str| !text.is_empty() && is_label_value(text);
