@@ -8,14 +8,14 @@ use crate::packed::Packed;
 
 /// One definition, packed.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Definition {
+pub struct CrdSource {
     name: &'static str,
     packed: Packed,
 }
 
 macro_rules! definition {
     ($name:literal) => {
-        Definition {
+        CrdSource {
             name: $name,
             packed: Packed::new(include_bytes!(concat!("../assets/v1.8.4/crds/", $name, ".json.gz"))),
         }
@@ -23,10 +23,10 @@ macro_rules! definition {
 }
 
 /// The KubeVirt resource itself. It is installed together with the operator, not by it.
-pub const KUBEVIRT: Definition = definition!("kubevirts.kubevirt.io");
+pub const KUBEVIRT: CrdSource = definition!("kubevirts.kubevirt.io");
 
 /// What the operator installs, in its order.
-pub const DEFINITIONS: [Definition; 18] = [
+pub const DEFINITIONS: [CrdSource; 18] = [
     definition!("virtualmachineinstances.kubevirt.io"),
     definition!("virtualmachineinstancepresets.kubevirt.io"),
     definition!("virtualmachineinstancereplicasets.kubevirt.io"),
@@ -48,7 +48,7 @@ pub const DEFINITIONS: [Definition; 18] = [
 ];
 
 /// What comes with virt-template.
-pub(crate) const TEMPLATE_DEFINITIONS: [Definition; 2] = [
+pub(crate) const TEMPLATE_DEFINITIONS: [CrdSource; 2] = [
     definition!("virtualmachinetemplaterequests.template.kubevirt.io"),
     definition!("virtualmachinetemplates.template.kubevirt.io"),
 ];
@@ -60,7 +60,7 @@ struct Unpacked {
     schema: Value,
 }
 
-impl Definition {
+impl CrdSource {
     /// The plural and the group with a dot between them.
     pub fn name(&self) -> &'static str {
         self.name

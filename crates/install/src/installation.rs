@@ -122,19 +122,19 @@ impl Overlay<'_> {
         let has = |gate: &str| self.spec.configuration.gates().iter().any(|enabled| enabled == gate);
         let instancetypes = self.spec.configuration.common_instancetypes_deployment.as_ref();
         let (stage, wanted) = match kind {
-            Kind::CustomResourceDefinition => (Stage::Definitions, true),
+            Kind::CustomResourceDefinition => (Stage::Crds, true),
             Kind::ServiceMonitor => (Stage::Monitoring, self.cluster.service_monitors),
             Kind::PrometheusRule => (Stage::Monitoring, self.cluster.prometheus_rules),
-            Kind::ServiceAccount | Kind::ClusterRole | Kind::Role => (Stage::Access, true),
+            Kind::ServiceAccount | Kind::ClusterRole | Kind::Role => (Stage::Rbac, true),
             Kind::ClusterRoleBinding | Kind::RoleBinding => (Stage::Bindings, true),
             Kind::SecurityContextConstraints => (Stage::SecurityConstraints, self.cluster.security_context_constraints),
             Kind::Service => (Stage::Services, true),
             Kind::ValidatingAdmissionPolicy | Kind::ValidatingAdmissionPolicyBinding => {
                 (Stage::Policies, self.cluster.admission_policies)
             }
-            Kind::Secret if certificates::is_authority(name) => (Stage::Authorities, true),
+            Kind::Secret if certificates::is_authority(name) => (Stage::CaSecrets, true),
             Kind::Secret => (Stage::Certificates, true),
-            Kind::ConfigMap => (Stage::Bundles, true),
+            Kind::ConfigMap => (Stage::CaConfigMaps, true),
             Kind::MutatingWebhookConfiguration if name == webhooks::POD_MUTATOR => {
                 (Stage::Webhooks, has(gate::CONTAINER_PATH_VOLUMES))
             }

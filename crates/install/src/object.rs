@@ -114,7 +114,7 @@ impl Object {
                     set(tls, "destinationCACertificate", issued.bundle(CA).map(Value::String));
                 }
             }
-            Kind::ConfigMap if self.stage == Stage::Bundles => {
+            Kind::ConfigMap if self.stage == Stage::CaConfigMaps => {
                 let data = issued.bundle(self.key.name()).map(|bundle| fields([(BUNDLE_KEY, Value::String(bundle))]));
                 set(object, "data", data);
             }

@@ -11,16 +11,16 @@ use crate::kind::Kind;
 pub enum Stage {
     /// The ConfigMap that says what is being installed.
     Strategy,
-    Definitions,
+    Crds,
     Monitoring,
-    Access,
+    Rbac,
     /// Nobody may be given a role that does not exist.
     Bindings,
     SecurityConstraints,
     Services,
     Policies,
-    Authorities,
-    Bundles,
+    CaSecrets,
+    CaConfigMaps,
     Webhooks,
     ApiServices,
     Routes,
@@ -62,17 +62,17 @@ const FOUNDATION: [Wave; 5] = [
     Wave {
         stages: &[
             Stage::Strategy,
-            Stage::Definitions,
+            Stage::Crds,
             Stage::Monitoring,
-            Stage::Access,
+            Stage::Rbac,
             Stage::SecurityConstraints,
             Stage::Services,
             Stage::Policies,
         ],
         wait_for: WaitFor::Written,
     },
-    Wave { stages: &[Stage::Authorities, Stage::Bindings], wait_for: WaitFor::Written },
-    Wave { stages: &[Stage::Bundles], wait_for: WaitFor::Written },
+    Wave { stages: &[Stage::CaSecrets, Stage::Bindings], wait_for: WaitFor::Written },
+    Wave { stages: &[Stage::CaConfigMaps], wait_for: WaitFor::Written },
     Wave { stages: &[Stage::Webhooks, Stage::ApiServices, Stage::Routes], wait_for: WaitFor::Served },
     // What is signed by a new authority comes after everybody trusts it.
     Wave { stages: &[Stage::Certificates], wait_for: WaitFor::Written },

@@ -211,7 +211,7 @@ impl Planner<'_> {
             return Ok(Need::Nothing);
         }
         if object.kind == Kind::CustomResourceDefinition {
-            return Ok(self.definition(index, object, live));
+            return Ok(self.crd(index, object, live));
         }
         let body = object.body(&*self.observed.issued)?;
         Ok(match drift(object.kind, body.json(), live)? {
@@ -243,7 +243,7 @@ impl Planner<'_> {
 
     /// Only metadata is known of a live definition. Its content is what we wrote for as long as its generation is the
     /// one that was noted then; after that it is written again, which changes nothing if nothing differs.
-    fn definition(&self, index: usize, object: &Object, live: &LiveObject) -> Need {
+    fn crd(&self, index: usize, object: &Object, live: &LiveObject) -> Need {
         let noted = self.observed.noted_generation(object.kind, &object.key);
         let wanted = Value::from_iter([("metadata", object.marks())]);
         if marks(&wanted, live).is_empty() && noted == Some(live.generation) {
@@ -290,8 +290,8 @@ impl Planner<'_> {
 
     /// Before resources come into being for which there is nobody yet who checks them.
     fn blocking(&self) -> Result<Option<Step>, Failure> {
-        let definitions = self.installation.objects.iter().filter(|object| object.stage == Stage::Definitions);
-        let new = definitions.filter(|object| self.observed.objects.get(object.kind, &object.key).is_none());
+        let crds = self.installation.objects.iter().filter(|object| object.stage == Stage::Crds);
+        let new = crds.filter(|object| self.observed.objects.get(object.kind, &object.key).is_none());
         let new: Vec<(&str, &str)> = new.filter_map(|object| object.key.name().split_once('.')).collect();
         let blocked = self.blocking_objects().next().is_some();
         if new.is_empty() || blocked || self.api_is_ready() {
@@ -436,8 +436,8 @@ fn delete(kind: Kind, key: &ObjectKey, live: &LiveObject) -> Write {
 /// A turn by what it is mostly about.
 fn name(wave: &Wave) -> &'static str {
     match wave.stages.first() {
-        Some(Stage::Authorities) => "authorities and bindings",
-        Some(Stage::Bundles) => "bundles",
+        Some(Stage::CaSecrets) => "authorities and bindings",
+        Some(Stage::CaConfigMaps) => "bundles",
         Some(Stage::Webhooks) => "webhooks",
         Some(Stage::Certificates) => "certificates",
         Some(Stage::Api) => "virt-api",

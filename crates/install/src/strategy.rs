@@ -16,7 +16,7 @@ use vitivirt_api::{Failure, ObjectKey, reason};
 use crate::{
     api_services, certificates,
     config::DeploymentConfig,
-    crds::{DEFINITIONS, Definition, TEMPLATE_DEFINITIONS},
+    crds::{CrdSource, DEFINITIONS, TEMPLATE_DEFINITIONS},
     instancetypes::{self, Bundle, INSTANCETYPES, PREFERENCES},
     kind::Kind,
     monitoring, openshift, policy, rbac, services, template, webhooks, workloads,
@@ -40,7 +40,7 @@ pub struct Item {
 #[derive(Clone)]
 enum Source {
     Object(Value),
-    Definition(Definition),
+    CrdSource(CrdSource),
     /// One of the lines of a bundle, which are shared.
     Bundled(Arc<[String]>, usize),
     /// A big object of another release.
@@ -58,7 +58,7 @@ impl Item {
     pub fn object(&self) -> Result<Value, Failure> {
         match &self.source {
             Source::Object(object) => Ok(object.clone()),
-            Source::Definition(definition) => definition.object(),
+            Source::CrdSource(definition) => definition.object(),
             Source::Bundled(lines, line) => instancetypes::object(lines, *line),
             Source::Repacked(bytes) => text::unpack(bytes),
         }
@@ -123,7 +123,7 @@ impl Strategy {
         self.items.extend(DEFINITIONS.iter().chain(template).map(|definition| Item {
             kind: Kind::CustomResourceDefinition,
             key: ObjectKey::cluster(definition.name()),
-            source: Source::Definition(*definition),
+            source: Source::CrdSource(*definition),
         }));
     }
 

@@ -318,7 +318,7 @@ impl EventRouter {
         }
     }
 
-    pub(crate) fn definition_changed(&self, change: &Change<Option<Box<str>>>) {
+    pub(crate) fn crd_changed(&self, change: &Change<Option<Box<str>>>) {
         if let Some(caches) = self.caches.get() {
             caches.retry_now(change.key.name());
         }

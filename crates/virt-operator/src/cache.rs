@@ -35,7 +35,7 @@ pub(crate) const SCHEDULABLE: &str = "kubevirt.io/schedulable=true";
 pub(crate) struct Caches {
     pub(crate) kubevirts: Cache<KubeVirt>,
     objects: Arc<BTreeMap<Kind, Cache<LiveObject>>>,
-    definitions: Cache<Definition>,
+    crds: Cache<CrdEntry>,
     namespace: Cache<LiveObject>,
     nodes: Cache<()>,
     /// The namespace that is followed.
@@ -44,7 +44,7 @@ pub(crate) struct Caches {
 
 /// A definition, whoever's it is. Its version tells when it is established.
 #[derive(PartialEq)]
-pub(crate) struct Definition {
+pub(crate) struct CrdEntry {
     pub(crate) live: Arc<LiveObject>,
     version: Box<str>,
 }
@@ -82,15 +82,15 @@ impl Caches {
         let caches = Self {
             kubevirts,
             objects,
-            definitions: following.start(
+            crds: following.start(
                 "definitions",
                 Api::<PartialObjectMeta<CustomResourceDefinition>>::all(client()),
                 WatchConfig::default(),
-                |definition| Definition {
-                    live: Arc::new(LiveObject::of_metadata(&definition.metadata)),
-                    version: definition.metadata.resource_version.unwrap_or_default().into(),
+                |crd| CrdEntry {
+                    live: Arc::new(LiveObject::of_metadata(&crd.metadata)),
+                    version: crd.metadata.resource_version.unwrap_or_default().into(),
                 },
-                router.on(EventRouter::definition_changed),
+                router.on(EventRouter::crd_changed),
             ),
             namespace: following.start(
                 "namespace",
@@ -121,19 +121,19 @@ impl Caches {
         for cache in self.objects.values() {
             cache.ready().await;
         }
-        self.definitions.ready().await;
+        self.crds.ready().await;
         self.namespace.ready().await;
         self.nodes.ready().await;
     }
 
     /// Lets every cache know of what the executor writes, and notes what the server made of it.
     pub(crate) fn over(&self, executor: Executor, stored_objects: &Arc<StoredObjectRecorder>) -> Executor {
-        let definitions = Kind::CustomResourceDefinition;
+        let crds = Kind::CustomResourceDefinition;
         let mut executor = executor
             .observe_writes(&ApiResource::erase::<KubeVirt>(&()), Arc::new(self.kubevirts.clone()))
             .observe_writes(&ApiResource::erase::<Namespace>(&()), Arc::new(self.namespace.clone()))
-            .observe_writes(&definitions.resource(), Arc::new(self.definitions.clone()))
-            .observe_writes(&definitions.resource(), stored_objects.of(definitions));
+            .observe_writes(&crds.resource(), Arc::new(self.crds.clone()))
+            .observe_writes(&crds.resource(), stored_objects.of(crds));
         for (kind, cache) in &*self.objects {
             let resource = kind.resource();
             executor = executor
@@ -151,7 +151,7 @@ impl Caches {
                 objects.insert(*kind, key, entry.value);
             }
         }
-        for (key, entry) in self.definitions.all() {
+        for (key, entry) in self.crds.all() {
             objects.insert(Kind::CustomResourceDefinition, key, entry.value.live.clone());
         }
         objects
@@ -181,12 +181,12 @@ impl Caches {
             |kind: Kind| self.objects.get(&kind).is_some_and(|cache| cache.sync_state() == SyncState::KindNotServed);
         let is_believable = |kind: Kind| {
             let resource = kind.resource();
-            let definition = ObjectKey::cluster(&format!("{}.{}", resource.plural, resource.group));
-            !is_absent(kind) || is_optional(kind) && self.definitions.get(&definition).is_none()
+            let crd = ObjectKey::cluster(&format!("{}.{}", resource.plural, resource.group));
+            !is_absent(kind) || is_optional(kind) && self.crds.get(&crd).is_none()
         };
         let policies = [Kind::ValidatingAdmissionPolicy, Kind::ValidatingAdmissionPolicyBinding].map(is_absent);
         self.kubevirts.is_complete()
-            && self.definitions.is_complete()
+            && self.crds.is_complete()
             && self.objects.values().all(Cache::is_complete)
             && self.objects.keys().all(|kind| is_believable(*kind))
             && policies.iter().all(|absent| *absent == policies.contains(&true))

@@ -173,24 +173,24 @@ impl Observer {
             let message = format!("{target} has changed, and the watch has not told yet");
             return Err(Failure::conflict(reason::OBJECT_CHANGED, message));
         }
-        let definitions = obsolete.into_iter().filter(|(kind, _)| *kind == Kind::CustomResourceDefinition);
-        for (_, definition) in definitions {
-            if self.has_objects(&definition).await? {
+        let crds = obsolete.into_iter().filter(|(kind, _)| *kind == Kind::CustomResourceDefinition);
+        for (_, crd) in crds {
+            if self.has_objects(&crd).await? {
                 tracing::warn!(
-                    definition = definition.name(),
+                    crd = crd.name(),
                     "no longer part of the installation, but kept with the objects that it defines"
                 );
-                observed.in_use.insert(definition);
+                observed.in_use.insert(crd);
             }
         }
         Ok(())
     }
 
     /// Whether there is anything of this definition, in any of its versions.
-    async fn has_objects(&self, definition: &ObjectKey) -> Result<bool, Failure> {
+    async fn has_objects(&self, crd: &ObjectKey) -> Result<bool, Failure> {
         let api: Api<CustomResourceDefinition> = Api::all(self.client.clone());
-        let target = || Target::of::<CustomResourceDefinition>(definition.clone());
-        let found = match api.get_opt(definition.name()).await {
+        let target = || Target::of::<CustomResourceDefinition>(crd.clone());
+        let found = match api.get_opt(crd.name()).await {
             Ok(Some(found)) => found,
             Ok(None) => return Ok(false),
             Err(error) => return Err(classify(&error, "get", &target())),
@@ -210,7 +210,7 @@ impl Observer {
             Ok(list) => Ok(!list.items.is_empty()),
             // Not known is not empty.
             Err(error) => {
-                tracing::warn!(definition = definition.name(), %error, "what it defines cannot be listed");
+                tracing::warn!(crd = crd.name(), %error, "what it defines cannot be listed");
                 Ok(true)
             }
         }

@@ -18,7 +18,7 @@ use vitivirt_runtime::{
 
 use crate::{
     arguments::level,
-    cache::{Caches, Definition},
+    cache::{Caches, CrdEntry},
     metrics::OperatorMetrics,
     webhook::Serving,
 };
@@ -104,11 +104,10 @@ impl EventRouter {
         self.all();
     }
 
-    pub(crate) fn definition_changed(&self, change: &Change<Definition>) {
+    pub(crate) fn crd_changed(&self, change: &Change<CrdEntry>) {
         let name = change.key.name();
         self.retry_now(|resource| format!("{}.{}", resource.plural, resource.group) == name);
-        let digest =
-            |definition: &Option<Arc<Definition>>| definition.as_ref().map(|definition| definition.live.digest);
+        let digest = |crd: &Option<Arc<CrdEntry>>| crd.as_ref().map(|crd| crd.live.digest);
         if digest(&change.old) != digest(&change.new) {
             self.all();
         }

@@ -127,14 +127,14 @@ impl Caches {
                 router.on(EventRouter::vmi_changed),
             ),
         };
-        let definitions = Api::<PartialObjectMeta<CustomResourceDefinition>>::all(place.client());
+        let crds = Api::<PartialObjectMeta<CustomResourceDefinition>>::all(place.client());
         // Not needed to be ready: without it an absent kind is only noticed later.
         let (_, following) = watch(
-            definitions,
+            crds,
             WatchConfig { page_size: 20, ..WatchConfig::default() },
             &[],
-            definition_version,
-            router.on(EventRouter::definition_changed),
+            crd_version,
+            router.on(EventRouter::crd_changed),
             context.shutdown.clone(),
         );
         router.know(caches.clone());
@@ -174,8 +174,8 @@ impl Caches {
     }
 
     /// Somebody saw this definition come or change.
-    pub(crate) fn retry_now(&self, definition: &str) {
-        match definition {
+    pub(crate) fn retry_now(&self, crd: &str) {
+        match crd {
             "machines.vitistack.io" => self.machines.retry_now(),
             "networkconfigurations.vitistack.io" => self.networks.retry_now(),
             "virtualmachines.kubevirt.io" => self.vms.retry_now(),
@@ -201,11 +201,11 @@ impl Caches {
 }
 
 /// Only that a definition changed is of interest, and that only for a few of them.
-fn definition_version(definition: PartialObjectMeta<CustomResourceDefinition>) -> Option<Box<str>> {
-    let name = definition.metadata.name.unwrap_or_default();
+fn crd_version(crd: PartialObjectMeta<CustomResourceDefinition>) -> Option<Box<str>> {
+    let name = crd.metadata.name.unwrap_or_default();
     let groups = [".vitistack.io", ".kubevirt.io", ".k8s.cni.cncf.io"];
     let ours = groups.iter().any(|group| name.ends_with(group));
-    definition.metadata.resource_version.filter(|_| ours).map(Into::into)
+    crd.metadata.resource_version.filter(|_| ours).map(Into::into)
 }
 
 /// What a cache would hold of an object that was read by itself.

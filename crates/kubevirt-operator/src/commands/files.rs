@@ -161,10 +161,10 @@ impl Files {
 
 /// The schemas of our own kinds.
 fn schemas() -> Result<BTreeMap<String, Value>> {
-    let of = |definition: CustomResourceDefinition| {
-        let version = definition.spec.versions.into_iter().next();
+    let of = |crd: CustomResourceDefinition| {
+        let version = crd.spec.versions.into_iter().next();
         let schema = version.and_then(|version| version.schema?.open_api_v3_schema).unwrap_or_default();
-        Ok((definition.spec.names.kind, json(&schema)?))
+        Ok((crd.spec.names.kind, json(&schema)?))
     };
     vitivirt_api::machine::crds().into_iter().map(of).collect()
 }

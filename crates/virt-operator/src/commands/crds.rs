@@ -7,7 +7,7 @@ use anyhow::Result;
 use vitivirt_cli::{write_yaml, written};
 
 pub(crate) fn run() -> Result<ExitCode> {
-    let definition = vitivirt_install::crds::KUBEVIRT.object()?;
-    written(write_yaml(&mut io::stdout().lock(), &definition))?;
+    let crd = vitivirt_install::crds::KUBEVIRT.object()?;
+    written(write_yaml(&mut io::stdout().lock(), &crd))?;
     Ok(ExitCode::SUCCESS)
 }
