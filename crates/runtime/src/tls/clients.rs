@@ -17,14 +17,14 @@ use x509_parser::{certificate::X509Certificate, prelude::FromDer};
 use super::TlsError;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Authority {
+pub struct ClientCa {
     /// Certificates in PEM.
     pub bundle: String,
     /// Common names. Empty: any.
     pub names: Vec<String>,
 }
 
-impl Authority {
+impl ClientCa {
     pub(super) fn verifier(&self, provider: Arc<CryptoProvider>) -> Result<Arc<dyn ClientCertVerifier>, TlsError> {
         let mut roots = RootCertStore::empty();
         let certificates = CertificateDer::pem_slice_iter(self.bundle.as_bytes()).filter_map(Result::ok);

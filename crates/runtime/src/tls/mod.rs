@@ -21,7 +21,7 @@ use rustls::{
 };
 
 pub use self::{
-    clients::Authority,
+    clients::ClientCa,
     terms::{Terms, Version},
 };
 
@@ -63,7 +63,7 @@ struct Shared {
 struct Told {
     pair: Option<KeyPair>,
     terms: Terms,
-    authority: Option<Authority>,
+    ca: Option<ClientCa>,
     /// What is served: the last pair that could be used.
     key: Option<Arc<CertifiedKey>>,
 }
@@ -124,10 +124,10 @@ impl Cell {
     }
 
     /// Who signs the certificates of clients. Without one, clients are not asked for any.
-    pub fn set_authority(&self, authority: Option<Authority>) {
+    pub fn set_authority(&self, ca: Option<ClientCa>) {
         let mut told = self.0.told.lock();
-        if told.authority != authority {
-            told.authority = authority;
+        if told.ca != ca {
+            told.ca = ca;
             self.rebuild(&told);
         }
     }
@@ -153,9 +153,9 @@ impl Cell {
 impl Told {
     fn build(&self) -> Result<Current, TlsError> {
         let open = self.config(None)?;
-        let asking = match self.authority.as_ref() {
+        let asking = match self.ca.as_ref() {
             None => open.clone(),
-            Some(authority) => match self.config(Some(authority)) {
+            Some(ca) => match self.config(Some(ca)) {
                 Ok(asking) => asking,
                 Err(error) => {
                     tracing::warn!(error = %error, "clients are not asked for certificates: their authority is unusable");
@@ -166,13 +166,13 @@ impl Told {
         Ok(Current { open, asking })
     }
 
-    fn config(&self, clients: Option<&Authority>) -> Result<Arc<ServerConfig>, TlsError> {
+    fn config(&self, clients: Option<&ClientCa>) -> Result<Arc<ServerConfig>, TlsError> {
         let key = self.key.clone().ok_or(TlsError::NoCertificate)?;
         let provider = self.terms.provider();
         let builder =
             ServerConfig::builder_with_provider(provider.clone()).with_protocol_versions(&self.terms.versions())?;
         let builder = match clients {
-            Some(authority) => builder.with_client_cert_verifier(authority.verifier(provider)?),
+            Some(ca) => builder.with_client_cert_verifier(ca.verifier(provider)?),
             None => builder.with_no_client_auth(),
         };
         let mut config = builder.with_cert_resolver(Arc::new(SingleCertAndKey::from(key)));

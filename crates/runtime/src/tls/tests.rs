@@ -234,17 +234,17 @@ async fn a_client_that_says_who_it_is_must_be_who_it_says() {
     assert!(enters(asking, Some(&foreign)).await, "without an authority nobody is asked");
 
     let names = vec!["front-proxy-client".to_owned()];
-    world.cell.set_authority(Some(Authority { bundle: clients.pem.clone(), names }));
+    world.cell.set_authority(Some(ClientCa { bundle: clients.pem.clone(), names }));
     assert!(enters(asking, None).await);
     assert!(enters(asking, Some(&known)).await);
     assert!(!enters(asking, Some(&other)).await);
     assert!(!enters(asking, Some(&foreign)).await);
     assert!(enters(open, Some(&foreign)).await, "who is not asked is not checked");
 
-    world.cell.set_authority(Some(Authority { bundle: clients.pem.clone(), names: Vec::new() }));
+    world.cell.set_authority(Some(ClientCa { bundle: clients.pem.clone(), names: Vec::new() }));
     assert!(enters(asking, Some(&other)).await);
     assert!(!enters(asking, Some(&foreign)).await);
 
-    world.cell.set_authority(Some(Authority { bundle: "nothing".to_owned(), names: Vec::new() }));
+    world.cell.set_authority(Some(ClientCa { bundle: "nothing".to_owned(), names: Vec::new() }));
     assert!(enters(asking, None).await, "an authority that cannot be read shuts nobody out");
 }

@@ -32,11 +32,11 @@ pub(crate) fn issue(
     let mut authorities = BTreeMap::new();
     for certificate in wanted {
         long_enough(certificate)?;
-        if certificate.usage == Usage::Authority {
-            authorities.insert(certificate.secret.as_str(), issuing.authority(certificate)?);
+        if certificate.usage == Usage::Ca {
+            authorities.insert(certificate.secret.as_str(), issuing.ca(certificate)?);
         }
     }
-    for certificate in wanted.iter().filter(|certificate| certificate.usage != Usage::Authority) {
+    for certificate in wanted.iter().filter(|certificate| certificate.usage != Usage::Ca) {
         let signer = certificate.signer.and_then(|signer| authorities.get(signer)).ok_or_else(|| {
             Failure::bug(NOT_ISSUED, format!("there is no authority that signs {}", certificate.secret))
         })?;
@@ -49,7 +49,7 @@ fn long_enough(certificate: &Certificate) -> Result<(), Failure> {
     if certificate.lifetime.duration >= SHORTEST {
         return Ok(());
     }
-    let kind = if certificate.usage == Usage::Authority { "ca" } else { "server" };
+    let kind = if certificate.usage == Usage::Ca { "ca" } else { "server" };
     let message = format!(
         "spec.certificateRotateStrategy.selfSigned.{kind}.duration must be at least {}s: \
          a certificate that ends earlier is never in use",
@@ -65,13 +65,13 @@ struct Issuing<'a> {
     issue: Issue,
 }
 
-struct Authority {
+struct Ca {
     pair: Pair,
     term: Term,
 }
 
 impl Issuing<'_> {
-    fn authority(&mut self, wanted: &Certificate) -> Result<Authority, Failure> {
+    fn ca(&mut self, wanted: &Certificate) -> Result<Ca, Failure> {
         let held = self.held.secret(&wanted.secret);
         let good = held.as_ref().and_then(|held| {
             let pair = Pair::read(held).filter(Pair::can_sign)?;
@@ -83,17 +83,17 @@ impl Issuing<'_> {
         let pair = match good {
             Some(pair) => self.keep(wanted, pair, held.as_ref()),
             None => {
-                let pair = Pair::authority(wanted, (self.keys)()?, self.now)?;
+                let pair = Pair::ca(wanted, (self.keys)()?, self.now)?;
                 self.renew(wanted, pair)
             }
         };
         let term = Term { lifetime: wanted.lifetime, validity: pair.validity };
         self.issue.wake_at(term.deadline(None));
         self.bundle(wanted, &pair, held.as_ref());
-        Ok(Authority { pair, term })
+        Ok(Ca { pair, term })
     }
 
-    fn leaf(&mut self, wanted: &Certificate, signer: &Authority) -> Result<(), Failure> {
+    fn leaf(&mut self, wanted: &Certificate, signer: &Ca) -> Result<(), Failure> {
         let held = self.held.secret(&wanted.secret);
         let good = held.as_ref().and_then(|held| {
             let pair = Pair::read(held)?;

@@ -43,7 +43,7 @@ impl Pair {
     }
 
     /// A new authority, which has signed itself.
-    pub(super) fn authority(wanted: &Certificate, key: Key, now: SystemTime) -> Result<Self, Failure> {
+    pub(super) fn ca(wanted: &Certificate, key: Key, now: SystemTime) -> Result<Self, Failure> {
         let mut params = params(wanted, now, now);
         let seconds = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
         params.distinguished_name.push(DnType::CommonName, format!("{}@{seconds}", wanted.common_name));
@@ -54,8 +54,8 @@ impl Pair {
     }
 
     /// A new leaf. It is valid from when its authority is, so that it verifies whenever its authority does.
-    pub(super) fn leaf(wanted: &Certificate, key: Key, authority: &Self, now: SystemTime) -> Result<Self, Failure> {
-        let mut params = params(wanted, authority.validity.not_before, now);
+    pub(super) fn leaf(wanted: &Certificate, key: Key, ca: &Self, now: SystemTime) -> Result<Self, Failure> {
+        let mut params = params(wanted, ca.validity.not_before, now);
         params.distinguished_name.push(DnType::CommonName, wanted.common_name.clone());
         for name in &wanted.dns_names {
             let name = name.as_str().try_into().map_err(|error| key::failure(&error))?;
@@ -63,10 +63,10 @@ impl Pair {
         }
         params.extended_key_usages.push(match wanted.usage {
             Usage::Client => ExtendedKeyUsagePurpose::ClientAuth,
-            Usage::Server | Usage::Authority => ExtendedKeyUsagePurpose::ServerAuth,
+            Usage::Server | Usage::Ca => ExtendedKeyUsagePurpose::ServerAuth,
         });
         params.use_authority_key_identifier_extension = true;
-        let issuer = authority.issuer().map_err(|error| key::failure(&error))?;
+        let issuer = ca.issuer().map_err(|error| key::failure(&error))?;
         let signed = params.signed_by(key.pair(), &issuer).map_err(|error| key::failure(&error))?;
         Self::new(signed.der().to_vec(), key)
     }
@@ -86,8 +86,8 @@ impl Pair {
         parse(&self.certificate).is_some_and(|parsed| is_authority(&parsed)) && self.issuer().is_ok()
     }
 
-    pub(super) fn is_signed_by(&self, authority: &Self) -> bool {
-        let (Some(parsed), Some(signer)) = (parse(&self.certificate), parse(&authority.certificate)) else {
+    pub(super) fn is_signed_by(&self, ca: &Self) -> bool {
+        let (Some(parsed), Some(signer)) = (parse(&self.certificate), parse(&ca.certificate)) else {
             return false;
         };
         parsed.issuer().as_raw() == signer.subject().as_raw()
@@ -112,7 +112,7 @@ impl Pair {
             && usages.is_some_and(|usages| match wanted.usage {
                 Usage::Client => usages.value.client_auth,
                 Usage::Server => usages.value.server_auth,
-                Usage::Authority => false,
+                Usage::Ca => false,
             })
     }
 

@@ -5,7 +5,7 @@ use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{Api, Client};
 use tokio_util::sync::CancellationToken;
 use vitivirt_runtime::{
-    tls::Authority,
+    tls::ClientCa,
     watch::{WatchConfig, watch},
 };
 
@@ -36,12 +36,12 @@ pub(super) async fn keep(client: Client, serving: Serving, stop: CancellationTok
     following.await;
 }
 
-fn authority(config_map: ConfigMap) -> Option<Authority> {
+fn authority(config_map: ConfigMap) -> Option<ClientCa> {
     let mut data = config_map.data?;
     let names = data.remove(NAMES).filter(|names| !names.is_empty());
     // Names that cannot be read must not become "any name".
     let names = names.map_or(Some(Vec::new()), |names| serde_json::from_str(&names).ok())?;
-    Some(Authority { bundle: data.remove(BUNDLE)?, names })
+    Some(ClientCa { bundle: data.remove(BUNDLE)?, names })
 }
 
 #[cfg(test)]
@@ -50,7 +50,7 @@ mod tests {
 
     use super::*;
 
-    fn of(data: &serde_json::Value) -> Option<Authority> {
+    fn of(data: &serde_json::Value) -> Option<ClientCa> {
         authority(serde_json::from_value(json!({"metadata": {"name": NAME}, "data": data})).unwrap())
     }
 
@@ -58,7 +58,7 @@ mod tests {
     fn names_are_a_list_in_json() {
         let expected = |names: &[&str]| {
             let names = names.iter().map(|name| (*name).to_owned()).collect();
-            Some(Authority { bundle: "pem".to_owned(), names })
+            Some(ClientCa { bundle: "pem".to_owned(), names })
         };
         assert_eq!(of(&json!({BUNDLE: "pem", NAMES: r#"["front-proxy-client"]"#})), expected(&["front-proxy-client"]));
         assert_eq!(of(&json!({BUNDLE: "pem", NAMES: "[]"})), expected(&[]));

@@ -9,7 +9,7 @@ use anyhow::Context;
 use rcgen::{CertificateParams, DnType, KeyPair};
 use vitivirt_api::kubevirt::Tls;
 use vitivirt_install::certificates;
-use vitivirt_runtime::tls::{Acceptor, Authority, Cell, Terms, Version};
+use vitivirt_runtime::tls::{Acceptor, Cell, ClientCa, Terms, Version};
 
 const FALLBACK_NAME: &str = "fallback.certificate.kubevirt.io";
 
@@ -31,7 +31,7 @@ impl Serving {
         self.0.set(pair, terms(tls));
     }
 
-    pub(super) fn set_authority(&self, authority: Option<Authority>) {
+    pub(super) fn set_authority(&self, authority: Option<ClientCa>) {
         self.0.set_authority(authority);
     }
 

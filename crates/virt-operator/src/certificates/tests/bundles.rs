@@ -6,8 +6,8 @@ fn bundle(world: &World, name: &str) -> String {
     world.issue().bundle(name).unwrap()
 }
 
-fn certificate(world: &World, authority: &str) -> String {
-    text(world.holding.secrets.get(authority).unwrap().certificate.clone())
+fn certificate(world: &World, ca: &str) -> String {
+    text(world.holding.secrets.get(ca).unwrap().certificate.clone())
 }
 
 /// How `kubevirt-external-ca` names what it brought, in the bundle.
@@ -18,8 +18,8 @@ fn brought(certificate: &str) -> String {
 #[test]
 fn each_authority_has_its_bundle() {
     let world = World::installed();
-    for authority in [CA, EXPORT_CA, BACKUP_CA] {
-        assert_eq!(bundle(&world, authority), certificate(&world, authority));
+    for ca in [CA, EXPORT_CA, BACKUP_CA] {
+        assert_eq!(bundle(&world, ca), certificate(&world, ca));
     }
 }
 

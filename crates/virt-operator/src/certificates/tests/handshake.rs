@@ -90,7 +90,7 @@ pub(super) fn assert_all_verify(world: &World) {
     let held = |secret: &str| world.holding.secrets.get(secret).unwrap();
     for wanted in &world.wanted {
         match wanted.usage {
-            Usage::Authority => {}
+            Usage::Ca => {}
             Usage::Server => {
                 assert_eq!(wanted.dns_names.len(), 4);
                 for name in &wanted.dns_names {

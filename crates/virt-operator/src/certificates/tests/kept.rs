@@ -41,8 +41,8 @@ fn clocks_that_differ_a_little_renew_nothing() {
 #[test]
 fn an_authority_without_the_annotation_is_known_by_its_dates() {
     let mut world = World::installed();
-    for authority in [CA, EXPORT_CA, BACKUP_CA] {
-        world.held(authority).duration = None;
+    for ca in [CA, EXPORT_CA, BACKUP_CA] {
+        world.held(ca).duration = None;
     }
     assert_nothing_is_new(&world);
 }

@@ -66,7 +66,7 @@ impl World {
     }
 
     fn leaves(&self) -> BTreeSet<String> {
-        let leaves = self.wanted.iter().filter(|certificate| certificate.usage != Usage::Authority);
+        let leaves = self.wanted.iter().filter(|certificate| certificate.usage != Usage::Ca);
         leaves.map(|certificate| certificate.secret.clone()).collect()
     }
 }
@@ -102,10 +102,10 @@ fn text(bytes: Vec<u8>) -> String {
 
 /// An authority of somebody else.
 fn foreign(name: &str, from: SystemTime, duration: Duration) -> String {
-    let mut authority = World::new().wanted.remove(0);
-    authority.common_name = name.to_owned();
-    authority.lifetime.duration = duration;
-    let pair = x509::Pair::authority(&authority, Key::generate().unwrap(), from).unwrap();
+    let mut ca = World::new().wanted.remove(0);
+    ca.common_name = name.to_owned();
+    ca.lifetime.duration = duration;
+    let pair = x509::Pair::ca(&ca, Key::generate().unwrap(), from).unwrap();
     text(pair.to_pem().certificate)
 }
 

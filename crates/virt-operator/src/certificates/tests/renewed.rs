@@ -68,8 +68,8 @@ fn an_authority_that_cannot_sign() {
 fn what_was_signed_under_another_name_of_its_authority() {
     let mut world = World::installed();
     let key = key_of(world.held(CA));
-    let authority = world.wanted.first().unwrap();
-    let renamed = x509::Pair::authority(authority, key, world.now + Duration::from_secs(1)).unwrap();
+    let ca = world.wanted.first().unwrap();
+    let renamed = x509::Pair::ca(ca, key, world.now + Duration::from_secs(1)).unwrap();
     world.held(CA).certificate = renamed.to_pem().certificate;
     assert_eq!(world.issue().renewed, world.leaves());
 }
@@ -87,14 +87,14 @@ fn what_is_due() {
     assert_eq!(world.issue().renewed, names([]));
 
     // The authority comes first, before what it has signed ends with it.
-    let authority = issued + 168 * HOUR - Duration::from_secs(33 * 3600 + 36 * 60);
-    while world.issue().next.unwrap() < authority {
+    let ca = issued + 168 * HOUR - Duration::from_secs(33 * 3600 + 36 * 60);
+    while world.issue().next.unwrap() < ca {
         world.now = world.issue().next.unwrap();
         world.settle();
     }
-    world.now = authority - Duration::from_secs(1);
+    world.now = ca - Duration::from_secs(1);
     assert_eq!(world.settle().renewed, names([]));
-    world.now = authority;
+    world.now = ca;
     let mut expected = world.leaves();
     expected.insert(CA.to_owned());
     assert_eq!(world.settle().renewed, expected);

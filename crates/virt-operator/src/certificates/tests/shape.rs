@@ -17,8 +17,8 @@ fn each_says_what_the_reference_says() {
     world.settle();
 
     let mut serials = BTreeSet::new();
-    let authority = first_certificate(&world.held(CA).certificate).unwrap();
-    let authority = parse(&authority).unwrap();
+    let ca = first_certificate(&world.held(CA).certificate).unwrap();
+    let ca = parse(&ca).unwrap();
     for wanted in &world.wanted {
         let secret = &wanted.secret;
         let der = first_certificate(&world.holding.secrets.get(secret).unwrap().certificate).unwrap();
@@ -27,8 +27,8 @@ fn each_says_what_the_reference_says() {
         let validity = validity(&parsed).unwrap();
         let usage = parsed.key_usage().unwrap().unwrap();
         assert!(usage.critical && usage.value.digital_signature() && usage.value.key_encipherment(), "{secret}");
-        assert_eq!(usage.value.flags.count_ones(), if wanted.usage == Usage::Authority { 3 } else { 2 }, "{secret}");
-        assert_eq!(usage.value.key_cert_sign(), wanted.usage == Usage::Authority, "{secret}");
+        assert_eq!(usage.value.flags.count_ones(), if wanted.usage == Usage::Ca { 3 } else { 2 }, "{secret}");
+        assert_eq!(usage.value.key_cert_sign(), wanted.usage == Usage::Ca, "{secret}");
         assert_eq!(parsed.version().0, 2, "{secret}");
         assert_eq!(parsed.subject().iter_rdn().count(), 1, "{secret}");
         assert_eq!(parsed.public_key().parsed().unwrap().key_size(), 256, "{secret}");
@@ -40,7 +40,7 @@ fn each_says_what_the_reference_says() {
 
         let usages = parsed.extended_key_usage().unwrap();
         let constraints = parsed.basic_constraints().unwrap();
-        if wanted.usage == Usage::Authority {
+        if wanted.usage == Usage::Ca {
             assert_eq!(names, [format!("{}@1800000000", wanted.common_name)]);
             assert_eq!(validity.not_after, issued + 168 * HOUR, "{secret}");
             assert!(usages.is_none() && parsed.subject_alternative_name().unwrap().is_none(), "{secret}");
@@ -66,9 +66,9 @@ fn each_says_what_the_reference_says() {
             alternatives.iter().flat_map(|names| &names.value.general_names).map(ToString::to_string).collect();
         let expected: Vec<String> = wanted.dns_names.iter().map(|name| format!("DNSName({name})")).collect();
         assert_eq!(alternatives, expected, "{secret}");
-        assert_eq!(parsed.issuer().as_raw(), authority.subject().as_raw(), "{secret}");
-        assert_eq!(authority_identifier(&parsed), subject_identifier(&authority), "{secret}");
-        assert!(parsed.verify_signature(Some(authority.public_key())).is_ok(), "{secret}");
+        assert_eq!(parsed.issuer().as_raw(), ca.subject().as_raw(), "{secret}");
+        assert_eq!(authority_identifier(&parsed), subject_identifier(&ca), "{secret}");
+        assert!(parsed.verify_signature(Some(ca.public_key())).is_ok(), "{secret}");
     }
     assert_eq!(serials.len(), 16);
 }
@@ -84,7 +84,7 @@ fn subject_identifier<'a>(parsed: &'a X509Certificate<'_>) -> &'a [u8] {
 
 fn authority_identifier<'a>(parsed: &'a X509Certificate<'_>) -> &'a [u8] {
     let found = parsed.iter_extensions().find_map(|extension| match extension.parsed_extension() {
-        ParsedExtension::AuthorityKeyIdentifier(authority) => authority.key_identifier.as_ref(),
+        ParsedExtension::AuthorityKeyIdentifier(ca) => ca.key_identifier.as_ref(),
         _ => None,
     });
     found.unwrap().0
