@@ -16,7 +16,7 @@ use vitivirt_machine::render::cloud_init::secret_name;
 use vitivirt_machine::{Observed, virtual_machine_instance_resource, virtual_machine_resource};
 use vitivirt_runtime::reconcile::classify;
 
-use crate::cache::{ClaimEntry, SecretEntry, VmEntry, VmiEntry, entry};
+use crate::cache::{PvcEntry, SecretEntry, VmEntry, VmiEntry, entry};
 
 pub(crate) struct LiveCheck {
     pub(crate) client: Client,
@@ -31,7 +31,7 @@ impl LiveCheck {
             observed.vmi = self.guest(&key).await?;
         }
         if observed.vm.is_none() && observed.vmi.is_none() {
-            self.claims(observed).await?;
+            self.pvcs(observed).await?;
         }
         Ok(())
     }
@@ -63,16 +63,16 @@ impl LiveCheck {
         found.map_err(|error| classify(&error, "get", &Target::new(resource, key.clone())))
     }
 
-    async fn claims(&self, observed: &mut Observed) -> Result<(), Failure> {
+    async fn pvcs(&self, observed: &mut Observed) -> Result<(), Failure> {
         let api: Api<PersistentVolumeClaim> = Api::namespaced(self.client.clone(), observed.namespace());
         let carried = ListParams::default().labels(&format!("{LABEL_MACHINE_UID}={}", observed.uid()));
         let found = api.list(&carried).await.map_err(|error| {
             let target = Target::of::<PersistentVolumeClaim>(ObjectKey::namespaced(observed.namespace(), ""));
             classify(&error, "list", &target)
         })?;
-        for claim in found.items {
-            let (name, metadata) = (claim.name_any(), claim.metadata.clone());
-            observed.claims.insert(name, ClaimEntry::view(&entry(&metadata, ClaimEntry::project(claim))));
+        for pvc in found.items {
+            let (name, metadata) = (pvc.name_any(), pvc.metadata.clone());
+            observed.pvcs.insert(name, PvcEntry::view(&entry(&metadata, PvcEntry::project(pvc))));
         }
         Ok(())
     }

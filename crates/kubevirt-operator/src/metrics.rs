@@ -23,7 +23,7 @@ use vitivirt_machine::Observed;
 use vitivirt_runtime::metrics::Metrics;
 use vitivirt_runtime::watch::Change;
 
-use crate::cache::{Caches, ClaimEntry, MachineEntry, STATUSES, VmEntry};
+use crate::cache::{Caches, MachineEntry, PvcEntry, STATUSES, VmEntry};
 
 const UNKNOWN: &str = "unknown";
 const NETWORK_REASONS: [&str; 4] = [
@@ -89,7 +89,7 @@ impl MachineMetrics {
             registry.register_collector(Box::new(own.counts.clone()));
             registry.register(
                 "storage_provisioning_duration_seconds",
-                "From the creation of a claim until it was bound",
+                "From the creation of a PVC until it was bound",
                 own.provisioning.clone(),
             );
             registry.register(
@@ -133,10 +133,10 @@ impl MachineMetrics {
         self.network_errors.remove(&NetworkLabel { network_name: name.to_owned() });
     }
 
-    /// A claim that is seen to become bound.
-    pub(crate) fn claim_changed(&self, change: &Change<ClaimEntry>, caches: Option<&Caches>) {
+    /// A PVC that is seen to become bound.
+    pub(crate) fn pvc_changed(&self, change: &Change<PvcEntry>, caches: Option<&Caches>) {
         let (Some(old), Some(new)) = (&change.old, &change.new) else { return };
-        if !self.leads() || old.phase == ClaimEntry::BOUND || new.phase != ClaimEntry::BOUND {
+        if !self.leads() || old.phase == PvcEntry::BOUND || new.phase != PvcEntry::BOUND {
             return;
         }
         let exists =

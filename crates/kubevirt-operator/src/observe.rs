@@ -17,7 +17,7 @@ use vitivirt_machine::{Observed, discards_user_data, macs};
 use vitivirt_runtime::watch::SyncState;
 
 use crate::cache::{
-    AttachmentEntry, Caches, ClaimEntry, ClassEntry, ImportEntry, MachineEntry, NetworkEntry, SecretEntry, VmEntry,
+    AttachmentEntry, Caches, ClassEntry, ImportEntry, MachineEntry, NetworkEntry, PvcEntry, SecretEntry, VmEntry,
     VmiEntry, address,
 };
 use crate::live_check::LiveCheck;
@@ -73,7 +73,7 @@ impl Observer {
             networks,
             secret,
             source,
-            claims: self.claims(key, &machine, resolved.as_ref()),
+            pvcs: self.pvcs(key, &machine, resolved.as_ref()),
             import_sources: self.import_sources(key, resolved.as_ref()),
             vm: self.caches.vms.entry(key).as_ref().map(VmEntry::view),
             vmi: self.caches.vmis.entry(key).as_ref().map(VmiEntry::view),
@@ -118,19 +118,19 @@ impl Observer {
         own.networks.iter().filter_map(|name| view(name)).collect()
     }
 
-    fn claims(
+    fn pvcs(
         &self,
         key: &ObjectKey,
         machine: &Machine,
         resolved: Option<&Resolved>,
-    ) -> BTreeMap<String, vitivirt_machine::observed::ClaimView> {
+    ) -> BTreeMap<String, vitivirt_machine::observed::PvcView> {
         let uid = machine.metadata.uid.as_deref().unwrap_or_default();
-        let carried = self.router.claims_of(uid).into_iter().map(String::from);
-        let needed = claim_names(resolved).map(str::to_owned);
+        let carried = self.router.pvcs_of(uid).into_iter().map(String::from);
+        let needed = pvc_names(resolved).map(str::to_owned);
         carried
             .chain(needed)
             .filter_map(|name| {
-                let view = ClaimEntry::view(&self.caches.claims.entry(&beside(key, &name))?);
+                let view = PvcEntry::view(&self.caches.pvcs.entry(&beside(key, &name))?);
                 Some((name, view))
             })
             .collect()
@@ -141,7 +141,7 @@ impl Observer {
         key: &ObjectKey,
         resolved: Option<&Resolved>,
     ) -> BTreeMap<String, vitivirt_machine::observed::OwnedView> {
-        claim_names(resolved)
+        pvc_names(resolved)
             .filter_map(|name| {
                 let view = ImportEntry::view(&self.caches.imports.entry(&beside(key, name))?);
                 Some((name.to_owned(), view))
@@ -234,9 +234,9 @@ fn beside(key: &ObjectKey, name: &str) -> ObjectKey {
     ObjectKey::namespaced(key.namespace().unwrap_or_default(), name)
 }
 
-fn claim_names(resolved: Option<&Resolved>) -> impl Iterator<Item = &str> {
+fn pvc_names(resolved: Option<&Resolved>) -> impl Iterator<Item = &str> {
     resolved.into_iter().flat_map(|resolved| &resolved.disks).filter_map(|disk| match &disk.content {
-        Content::Claim { claim, .. } => Some(claim.as_str()),
+        Content::Pvc { pvc, .. } => Some(pvc.as_str()),
         Content::ContainerDisk { .. } => None,
     })
 }

@@ -2,7 +2,7 @@
 //! every test runs under it.
 //!
 //! The rules are the fewest verbs that the operator uses. There is no `update` (it writes by patch), no right on
-//! ConfigMaps, and nothing is deleted but virtual machines, their instances and claims.
+//! ConfigMaps, and nothing is deleted but virtual machines, their instances and PVCs.
 
 use k8s_openapi::api::core::v1::{Namespace, ServiceAccount};
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, PolicyRule, Role, RoleBinding, RoleRef, Subject};

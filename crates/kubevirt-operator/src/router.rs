@@ -1,6 +1,6 @@
 //! Which Machines a change is about, and how soon they get a pass.
 //!
-//! What may change a Machine's phase or readiness, and every drift, is looked at now. Steps of a guest or a claim on its
+//! What may change a Machine's phase or readiness, and every drift, is looked at now. Steps of a guest or a PVC on its
 //! way (`is_progress`) wait 500 ms for each other: they only move words inside the status. So a guest that runs is
 //! reported at once, and its four steps before that cost one status write.
 //!
@@ -19,7 +19,7 @@ use vitivirt_runtime::queue::Queue;
 use vitivirt_runtime::watch::Change;
 
 use crate::cache::{
-    AttachmentEntry, Caches, ClaimEntry, ClassEntry, ImportEntry, MachineEntry, NetworkEntry, SecretEntry, VmEntry,
+    AttachmentEntry, Caches, ClassEntry, ImportEntry, MachineEntry, NetworkEntry, PvcEntry, SecretEntry, VmEntry,
     VmiEntry, in_namespace,
 };
 use crate::metrics::MachineMetrics;
@@ -44,8 +44,8 @@ pub(crate) struct EventRouter {
     users: Mutex<HashMap<Box<str>, u32>>,
     /// How many interfaces have an address, as [`crate::cache::address`] numbers them.
     addresses: Mutex<HashMap<u64, u32>>,
-    /// The claims that carry a Machine's UID; also those of disks that have left its spec.
-    claims: Mutex<HashMap<u128, Vec<Box<str>>>>,
+    /// The PVCs that carry a Machine's UID; also those of disks that have left its spec.
+    pvcs: Mutex<HashMap<u128, Vec<Box<str>>>>,
     metrics: Arc<MachineMetrics>,
 }
 
@@ -57,7 +57,7 @@ impl EventRouter {
             sources: OnceLock::new(),
             users: Mutex::default(),
             addresses: Mutex::default(),
-            claims: Mutex::default(),
+            pvcs: Mutex::default(),
             metrics,
         })
     }
@@ -146,9 +146,9 @@ impl EventRouter {
         self.users.lock().get(&in_namespace(key, network)).is_some_and(|count| *count > itself)
     }
 
-    /// Names of the claims that carry this UID.
-    pub(crate) fn claims_of(&self, uid: &str) -> Vec<Box<str>> {
-        self.claims.lock().get(&compact(uid)).cloned().unwrap_or_default()
+    /// Names of the PVCs that carry this UID.
+    pub(crate) fn pvcs_of(&self, uid: &str) -> Vec<Box<str>> {
+        self.pvcs.lock().get(&compact(uid)).cloned().unwrap_or_default()
     }
 
     pub(crate) fn machine_changed(&self, change: &Change<MachineEntry>) {
@@ -258,31 +258,31 @@ impl EventRouter {
         self.child(&change.key, machine.as_deref(), true);
     }
 
-    pub(crate) fn claim_changed(&self, change: &Change<ClaimEntry>) {
-        self.index_claim(change);
-        self.metrics.claim_changed(change, self.caches.get());
+    pub(crate) fn pvc_changed(&self, change: &Change<PvcEntry>) {
+        self.index_pvc(change);
+        self.metrics.pvc_changed(change, self.caches.get());
         let urgent = match (&change.old, &change.new) {
             (Some(old), Some(new)) => !old.is_progress(new),
             (None, Some(_)) => false,
             (_, None) => true,
         };
-        for claim in sides(change) {
-            self.child(&change.key, claim.machine(), urgent);
+        for pvc in sides(change) {
+            self.child(&change.key, pvc.machine(), urgent);
         }
     }
 
-    fn index_claim(&self, change: &Change<ClaimEntry>) {
-        let mut claims = self.claims.lock();
+    fn index_pvc(&self, change: &Change<PvcEntry>) {
+        let mut pvcs = self.pvcs.lock();
         if let Some(uid) = change.old.as_ref().and_then(|old| old.machine_uid()).map(compact)
-            && let Some(names) = claims.get_mut(&uid)
+            && let Some(names) = pvcs.get_mut(&uid)
         {
             names.retain(|name| **name != *change.key.name());
             if names.is_empty() {
-                claims.remove(&uid);
+                pvcs.remove(&uid);
             }
         }
         if let Some(uid) = change.new.as_ref().and_then(|new| new.machine_uid()).map(compact) {
-            claims.entry(uid).or_default().push(change.key.name().into());
+            pvcs.entry(uid).or_default().push(change.key.name().into());
         }
     }
 
@@ -341,7 +341,7 @@ fn sides<V>(change: &Change<V>) -> impl Iterator<Item = &V> {
     [&change.old, &change.new].into_iter().filter_map(|side| side.as_deref())
 }
 
-/// A UID in 16 bytes; one that is no UUID by its hash. Two that fall together only show a Machine one claim too many,
+/// A UID in 16 bytes; one that is no UUID by its hash. Two that fall together only show a Machine one PVC too many,
 /// which the plan then leaves alone because of its label.
 fn compact(uid: &str) -> u128 {
     u128::from_str_radix(&uid.replace('-', ""), 16).unwrap_or_else(|_| {

@@ -1,7 +1,7 @@
-//! Simulated storage: a PersistentVolume per claim, bound by the real controller; and expansion of bound claims.
+//! Simulated storage: a PersistentVolume per PVC, bound by the real controller; and expansion of bound PVCs.
 //!
 //! The lab is the external provisioner of two provisioner names. `BINDING` makes volumes, at once or for the first
-//! consumer, as the StorageClass says; nobody ever serves `NEVER`, which is how a test gets a claim that stays pending.
+//! consumer, as the StorageClass says; nobody ever serves `NEVER`, which is how a test gets a PVC that stays pending.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ pub(crate) const NEVER: &str = "lab.vitistack.io/never";
 
 /// The cluster's default class; binds at once.
 pub const CLASS_STANDARD: &str = "standard";
-/// Binds when a pod that uses the claim has been scheduled.
+/// Binds when a pod that uses the PVC has been scheduled.
 pub const CLASS_WAIT: &str = "wait-for-consumer";
 /// Never binds.
 pub const CLASS_NEVER: &str = "never-binds";
@@ -62,24 +62,24 @@ pub(crate) async fn create_classes(client: &Client) -> Result<()> {
 
 /// Runs until cancelled.
 pub(crate) async fn provision(client: Client) {
-    let claims: Api<PersistentVolumeClaim> = Api::all(client.clone());
+    let pvcs: Api<PersistentVolumeClaim> = Api::all(client.clone());
     let everything = watcher::Config::default();
-    follow_each(claims, everything, |_, _| {}, |news| look_after(client.clone(), news)).await;
+    follow_each(pvcs, everything, |_, _| {}, |news| look_after(client.clone(), news)).await;
 }
 
-/// One claim, as long as it exists. What fails is tried again, because nothing else would make the claim change.
+/// One PVC, as long as it exists. What fails is tried again, because nothing else would make the PVC change.
 async fn look_after(client: Client, mut news: watch::Receiver<Option<PersistentVolumeClaim>>) {
     loop {
-        let Some(claim) = news.borrow_and_update().clone() else { return };
-        let result = match wanted(&claim) {
+        let Some(pvc) = news.borrow_and_update().clone() else { return };
+        let result = match wanted(&pvc) {
             Wanted::Nothing => Ok(()),
-            Wanted::Volume => create_volume(&client, &claim).await,
-            Wanted::Growth => grow(&client, &claim).await,
+            Wanted::Volume => create_volume(&client, &pvc).await,
+            Wanted::Growth => grow(&client, &pvc).await,
         };
         let again = match result {
             Ok(()) => Duration::MAX,
             Err(error) => {
-                tracing::debug!("storage for {}: {error:#}", claim.name_any());
+                tracing::debug!("storage for {}: {error:#}", pvc.name_any());
                 AGAIN
             }
         };
@@ -97,40 +97,39 @@ enum Wanted {
     Growth,
 }
 
-/// What the provisioner owes this claim. The controller names the provisioner once a volume may be made: at once, or
+/// What the provisioner owes this PVC. The controller names the provisioner once a volume may be made: at once, or
 /// for a class that waits, with the node that the scheduler selected.
-fn wanted(claim: &PersistentVolumeClaim) -> Wanted {
-    let annotations = claim.annotations();
-    let status = claim.status.as_ref();
+fn wanted(pvc: &PersistentVolumeClaim) -> Wanted {
+    let annotations = pvc.annotations();
+    let status = pvc.status.as_ref();
     let phase = status.and_then(|status| status.phase.as_deref()).unwrap_or("Pending");
-    let volume = claim.spec.as_ref().and_then(|spec| spec.volume_name.as_deref());
-    if annotations.get(PROVISIONER).map(String::as_str) != Some(BINDING) || claim.metadata.deletion_timestamp.is_some()
-    {
+    let volume = pvc.spec.as_ref().and_then(|spec| spec.volume_name.as_deref());
+    if annotations.get(PROVISIONER).map(String::as_str) != Some(BINDING) || pvc.metadata.deletion_timestamp.is_some() {
         return Wanted::Nothing;
     }
     match (phase, volume) {
         ("Pending", None) => Wanted::Volume,
-        ("Bound", Some(_)) if requested(claim) != status.and_then(|status| status.capacity.clone()) => Wanted::Growth,
+        ("Bound", Some(_)) if requested(pvc) != status.and_then(|status| status.capacity.clone()) => Wanted::Growth,
         _ => Wanted::Nothing,
     }
 }
 
-fn requested(claim: &PersistentVolumeClaim) -> Option<Quantities> {
-    claim.spec.as_ref()?.resources.as_ref()?.requests.clone()
+fn requested(pvc: &PersistentVolumeClaim) -> Option<Quantities> {
+    pvc.spec.as_ref()?.resources.as_ref()?.requests.clone()
 }
 
 type Quantities = std::collections::BTreeMap<String, k8s_openapi::apimachinery::pkg::api::resource::Quantity>;
 
-async fn create_volume(client: &Client, claim: &PersistentVolumeClaim) -> Result<()> {
+async fn create_volume(client: &Client, pvc: &PersistentVolumeClaim) -> Result<()> {
     let classes: Api<StorageClass> = Api::all(client.clone());
-    let spec = claim.spec.clone().unwrap_or_default();
+    let spec = pvc.spec.clone().unwrap_or_default();
     let class_name = spec.storage_class_name.clone().unwrap_or_default();
     let Some(class) = classes.get_opt(&class_name).await? else { return Ok(()) };
     let waits = class.volume_binding_mode.as_deref() == Some("WaitForFirstConsumer");
-    if waits && !claim.annotations().contains_key(SELECTED_NODE) {
+    if waits && !pvc.annotations().contains_key(SELECTED_NODE) {
         return Ok(());
     }
-    let name = format!("pvc-{}", claim.uid().unwrap_or_default());
+    let name = format!("pvc-{}", pvc.uid().unwrap_or_default());
     let volume = PersistentVolume {
         metadata: ObjectMeta {
             name: Some(name.clone()),
@@ -139,13 +138,13 @@ async fn create_volume(client: &Client, claim: &PersistentVolumeClaim) -> Result
         },
         spec: Some(PersistentVolumeSpec {
             access_modes: spec.access_modes,
-            capacity: requested(claim),
-            claim_ref: Some(ObjectReference {
+            capacity: requested(pvc),
+            pvc_ref: Some(ObjectReference {
                 api_version: Some("v1".to_owned()),
                 kind: Some("PersistentVolumeClaim".to_owned()),
-                namespace: claim.namespace(),
-                name: claim.metadata.name.clone(),
-                uid: claim.uid(),
+                namespace: pvc.namespace(),
+                name: pvc.metadata.name.clone(),
+                uid: pvc.uid(),
                 ..ObjectReference::default()
             }),
             host_path: Some(HostPathVolumeSource { path: format!("/volumes/{name}"), type_: None }),
@@ -166,16 +165,14 @@ async fn create_volume(client: &Client, claim: &PersistentVolumeClaim) -> Result
 }
 
 /// What external-resizer and the kubelet do together.
-async fn grow(client: &Client, claim: &PersistentVolumeClaim) -> Result<()> {
-    let volume = claim.spec.as_ref().and_then(|spec| spec.volume_name.clone()).unwrap_or_default();
-    let capacity = requested(claim);
+async fn grow(client: &Client, pvc: &PersistentVolumeClaim) -> Result<()> {
+    let volume = pvc.spec.as_ref().and_then(|spec| spec.volume_name.clone()).unwrap_or_default();
+    let capacity = requested(pvc);
     let parameters = PatchParams::default();
     let volumes: Api<PersistentVolume> = Api::all(client.clone());
     volumes.patch(&volume, &parameters, &Patch::Merge(json!({"spec": {"capacity": capacity}}))).await?;
-    let claims: Api<PersistentVolumeClaim> = Api::namespaced(client.clone(), &claim.namespace().unwrap_or_default());
-    claims
-        .patch_status(&claim.name_any(), &parameters, &Patch::Merge(json!({"status": {"capacity": capacity}})))
-        .await?;
+    let pvcs: Api<PersistentVolumeClaim> = Api::namespaced(client.clone(), &pvc.namespace().unwrap_or_default());
+    pvcs.patch_status(&pvc.name_any(), &parameters, &Patch::Merge(json!({"status": {"capacity": capacity}}))).await?;
     Ok(())
 }
 
@@ -183,22 +180,22 @@ async fn grow(client: &Client, claim: &PersistentVolumeClaim) -> Result<()> {
 mod tests {
     use super::*;
 
-    fn claim(json: serde_json::Value) -> PersistentVolumeClaim {
+    fn pvc(json: serde_json::Value) -> PersistentVolumeClaim {
         serde_json::from_value(json).unwrap()
     }
 
     #[test]
-    fn a_pending_claim_of_ours_wants_a_volume() {
+    fn a_pending_pvc_of_ours_wants_a_volume() {
         let ours = json!({"metadata": {"annotations": {PROVISIONER: BINDING}}, "status": {"phase": "Pending"}});
-        assert_eq!(wanted(&claim(ours)), Wanted::Volume);
+        assert_eq!(wanted(&pvc(ours)), Wanted::Volume);
         let never = json!({"metadata": {"annotations": {PROVISIONER: NEVER}}, "status": {"phase": "Pending"}});
-        assert_eq!(wanted(&claim(never)), Wanted::Nothing);
+        assert_eq!(wanted(&pvc(never)), Wanted::Nothing);
     }
 
     #[test]
-    fn a_bound_claim_that_asks_for_more_wants_growth() {
+    fn a_bound_pvc_that_asks_for_more_wants_growth() {
         let bound = |capacity: &str| {
-            claim(json!({
+            pvc(json!({
                 "metadata": {"annotations": {PROVISIONER: BINDING}},
                 "spec": {"volumeName": "pv", "resources": {"requests": {"storage": "2Gi"}}},
                 "status": {"phase": "Bound", "capacity": {"storage": capacity}},

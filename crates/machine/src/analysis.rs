@@ -6,11 +6,11 @@ use std::collections::BTreeSet;
 use vitivirt_api::machine::{LABEL_MACHINE, LABEL_MACHINE_UID, machine_reason as reason};
 
 use crate::changes::{Kind, NO_EXPANSION, Refusal, rule_of};
-use crate::observed::{ClaimView, Observed, SourceView, StorageClassView};
+use crate::observed::{Observed, PvcView, SourceView, StorageClassView};
 use crate::problem::Problem;
 use crate::quantity::Quantity;
-use crate::render::claim::source_digest;
 use crate::render::cloud_init::secret_name;
+use crate::render::pvc::source_digest;
 use crate::resolve::limits::network_configuration;
 use crate::resolve::{Content, Resolved, ResolvedDisk, Source, resolve};
 
@@ -79,13 +79,13 @@ fn taken_names(observed: &Observed, resolved: &Resolved) -> Option<Problem> {
         return taken("Secret", &secret_name(observed.name()), "somebody else");
     }
     for disk in &resolved.disks {
-        let Content::Claim { claim, .. } = &disk.content else { continue };
-        let Some(view) = observed.claims.get(claim) else { continue };
+        let Content::Pvc { pvc, .. } = &disk.content else { continue };
+        let Some(view) = observed.pvcs.get(pvc) else { continue };
         if view.labels.get(LABEL_MACHINE_UID).map(String::as_str) == Some(observed.uid()) {
             if view.deleting {
                 return Some(Problem::pending(
                     reason::PVC_PENDING,
-                    format!("PersistentVolumeClaim {claim} is being deleted; it is made anew when it is gone"),
+                    format!("PersistentVolumeClaim {pvc} is being deleted; it is made anew when it is gone"),
                 ));
             }
             continue;
@@ -95,7 +95,7 @@ fn taken_names(observed: &Observed, resolved: &Resolved) -> Option<Problem> {
                 true => format!("an earlier Machine {name} that kept its disk"),
                 false => format!("the Machine {name}"),
             });
-        return taken("PersistentVolumeClaim", claim, &owner);
+        return taken("PersistentVolumeClaim", pvc, &owner);
     }
     None
 }
@@ -139,11 +139,11 @@ fn missing_multus(observed: &Observed, resolved: &Resolved) -> Option<Problem> {
     Some(Problem::pending(reason::MULTUS_NOT_INSTALLED, message).of_networks(names.iter().copied()))
 }
 
-/// Only claims that do not exist yet need their class.
+/// Only PVCs that do not exist yet need their class.
 fn missing_classes(observed: &Observed, resolved: &Resolved) -> Option<Problem> {
     resolved.disks.iter().find_map(|disk| {
-        let Content::Claim { claim, storage_class, .. } = &disk.content else { return None };
-        if observed.claims.contains_key(claim) || storage_class_of(observed, storage_class.as_deref()).is_some() {
+        let Content::Pvc { pvc, storage_class, .. } = &disk.content else { return None };
+        if observed.pvcs.contains_key(pvc) || storage_class_of(observed, storage_class.as_deref()).is_some() {
             return None;
         }
         let message = match storage_class.as_deref() {
@@ -169,8 +169,8 @@ pub(crate) fn storage_class_of<'a>(observed: &'a Observed, wanted: Option<&str>)
 
 fn missing_cdi(observed: &Observed, resolved: &Resolved) -> Option<Problem> {
     let needs = |disk: &&ResolvedDisk| {
-        matches!(&disk.content, Content::Claim { claim, source: Some(Source::Http(_) | Source::Registry(_)), .. }
-            if !observed.claims.contains_key(claim))
+        matches!(&disk.content, Content::Pvc { pvc, source: Some(Source::Http(_) | Source::Registry(_)), .. }
+            if !observed.pvcs.contains_key(pvc))
     };
     let disk = resolved.disks.iter().find(needs)?;
     (!observed.installed.cdi).then(|| {
@@ -217,12 +217,12 @@ fn missing_kubevirt(observed: &Observed, _: &Resolved) -> Option<Problem> {
     })
 }
 
-/// What can never change about a claim that exists. The disk goes on as the claim is.
+/// What can never change about a PVC that exists. The disk goes on as the PVC is.
 fn refused_changes(observed: &Observed, disk: &mut ResolvedDisk) -> Vec<Refusal> {
-    let Content::Claim { claim, size, storage_class, access_mode, volume_mode, source, .. } = &mut disk.content else {
+    let Content::Claim { PVC, size, storage_class, access_mode, volume_mode, source, .. } = &mut disk.content else {
         return Vec::new();
     };
-    let Some(view) = observed.claims.get(claim) else { return Vec::new() };
+    let Some(view) = observed.PVCs.get(PVC) else { return Vec::new() };
     let name = &disk.name;
     let refuse = |part: &str, change: Kind, from: &str, to: &str| {
         let field = format!("spec.disks[{name}].{part}");
@@ -246,7 +246,7 @@ fn refused_changes(observed: &Observed, disk: &mut ResolvedDisk) -> Vec<Refusal>
     }
     if *access_mode != view.access_mode {
         refused.push(refuse("accessMode", Kind::Any, &view.access_mode, access_mode));
-        // Whether the guest may write to the disk follows the claim.
+        // Whether the guest may write to the disk follows the PVC.
         access_mode.clone_from(&view.access_mode);
     }
     if *volume_mode != view.volume_mode {
@@ -260,7 +260,7 @@ fn refused_changes(observed: &Observed, disk: &mut ResolvedDisk) -> Vec<Refusal>
     refused
 }
 
-fn class_of(view: &ClaimView) -> &str {
+fn class_of(view: &PvcView) -> &str {
     view.storage_class.as_deref().unwrap_or_default()
 }
 

@@ -1,4 +1,4 @@
-//! What to write now for a Machine that is to go: VM and guest first (their shutdown is respected), then claims, then
+//! What to write now for a Machine that is to go: VM and guest first (their shutdown is respected), then PVCs, then
 //! network references, then the finalizer. It needs nothing of what the Machine refers to, so it works when the template,
 //! the Secret, the networks, the classes or KubeVirt itself are gone.
 
@@ -12,7 +12,7 @@ use crate::release::release;
 
 pub(crate) mod step {
     pub(crate) const VIRTUAL_MACHINE: &str = "deletion of the VirtualMachine";
-    pub(crate) const CLAIMS: &str = "deletion of the claims";
+    pub(crate) const CLAIMS: &str = "deletion of the PVCs";
     pub(crate) const NETWORKS: &str = "release of the networks";
     pub(crate) const FINALIZER: &str = "removal of the finalizer";
 }
@@ -21,7 +21,7 @@ pub(crate) fn plan(observed: &Observed) -> Plan {
     if !has_finalizer(observed) {
         return Plan::default();
     }
-    let steps = [virtual_machine(observed), claims(observed), networks(observed), finalizer(observed)];
+    let steps = [virtual_machine(observed), pvcs(observed), networks(observed), finalizer(observed)];
     Plan { steps: steps.into_iter().filter(|step| !step.writes.is_empty() || step.wait.is_some()).collect() }
 }
 
@@ -52,15 +52,15 @@ fn virtual_machine(observed: &Observed) -> Step {
 }
 
 /// Claims that carry our UID, also of disks that have left the spec.
-fn claims(observed: &Observed) -> Step {
+fn pvcs(observed: &Observed) -> Step {
     let mut step = Step::new(step::CLAIMS);
-    for (name, claim) in &observed.claims {
-        let ours = claim.labels.get(LABEL_MACHINE_UID).map(String::as_str) == Some(observed.uid());
-        let kept = claim.labels.get(LABEL_ON_DELETE).map(String::as_str) == Some(ON_DELETE_RETAIN);
-        if ours && !kept && !claim.deleting {
+    for (name, pvc) in &observed.pvcs {
+        let ours = pvc.labels.get(LABEL_MACHINE_UID).map(String::as_str) == Some(observed.uid());
+        let kept = pvc.labels.get(LABEL_ON_DELETE).map(String::as_str) == Some(ON_DELETE_RETAIN);
+        if ours && !kept && !pvc.deleting {
             step.writes.push(Write::Delete {
                 target: Target::of::<PersistentVolumeClaim>(observed.key(name)),
-                uid: claim.uid.clone(),
+                uid: pvc.uid.clone(),
                 propagation: Propagation::Background,
             });
         }

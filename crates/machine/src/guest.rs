@@ -72,7 +72,7 @@ fn disk(disk: &Value) -> Value {
     ])
 }
 
-/// The names of claims and of the cloud-init Secret follow those of the Machine and the disk.
+/// The names of PVCs and of the cloud-init Secret follow those of the Machine and the disk.
 fn volume(volume: &Value) -> Value {
     let there = |pointer: &str| volume.pointer(pointer).map(|_| json!({}));
     let network_data = there("/cloudInitNoCloud/networkDataSecretRef");

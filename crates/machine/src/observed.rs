@@ -22,7 +22,7 @@ pub struct Observed {
     /// What `cloudInit.secretRef` refers to.
     pub source: SourceView,
     /// Claims that carry the Machine's UID or have a name that it needs, by name.
-    pub claims: BTreeMap<String, ClaimView>,
+    pub pvcs: BTreeMap<String, PvcView>,
     /// CDI import sources with a name that the Machine needs.
     pub import_sources: BTreeMap<String, OwnedView>,
     pub vm: Option<VmView>,
@@ -43,7 +43,7 @@ impl Observed {
             attachments: BTreeMap::new(),
             secret: None,
             source: SourceView::NotNeeded,
-            claims: BTreeMap::new(),
+            pvcs: BTreeMap::new(),
             import_sources: BTreeMap::new(),
             vm: None,
             vmi: None,
@@ -129,7 +129,7 @@ pub enum SourceView {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ClaimView {
+pub struct PvcView {
     pub uid: String,
     pub labels: BTreeMap<String, String>,
     pub phase: String,
@@ -137,7 +137,7 @@ pub struct ClaimView {
     pub storage_class: Option<String>,
     pub access_mode: String,
     pub volume_mode: String,
-    /// What it was filled with, as [`crate::render::claim::source_digest`] says it; empty if that was not noted.
+    /// What it was filled with, as [`crate::render::PVC::source_digest`] says it; empty if that was not noted.
     pub source: Option<String>,
     pub deleting: bool,
     /// In seconds since 1970.

@@ -1,4 +1,4 @@
-//! What to write now for a Machine that should exist, in order: finalizer → claims, Secret, networks → VM → what is not
+//! What to write now for a Machine that should exist, in order: finalizer → PVCs, Secret, networks → VM → what is not
 //! needed any more. Everything is made in one pass; a pass over a settled Machine plans nothing.
 
 use std::collections::BTreeMap;
@@ -13,12 +13,12 @@ use crate::changes::began_with;
 use crate::observed::{Observed, SecretView, SourceView};
 use crate::quantity::Quantity;
 use crate::release::protect;
-use crate::render::{self, claim, cloud_init, network, vm};
+use crate::render::{self, cloud_init, network, pvc, vm};
 use crate::resolve::{Content, Power, Resolved};
 
 pub(crate) mod step {
     pub(crate) const FINALIZER: &str = "finalizer";
-    pub(crate) const CHILDREN: &str = "claims, Secret and networks";
+    pub(crate) const CHILDREN: &str = "PVCs, Secret and networks";
     pub(crate) const VIRTUAL_MACHINE: &str = "VirtualMachine";
     pub(crate) const REPLACE: &str = "replacement of a guest that never ran";
     pub(crate) const UNUSED: &str = "Secret that no guest uses any more";
@@ -108,7 +108,7 @@ fn children(observed: &Observed, resolved: &Resolved) -> Step {
     step.writes.extend(secret(observed, resolved));
     for disk in &resolved.disks {
         step.writes.extend(import_source(observed, &disk.content));
-        step.writes.extend(claim(observed, &disk.content));
+        step.writes.extend(pvc(observed, &disk.content));
     }
     step
 }
@@ -193,30 +193,27 @@ fn content_annotations(observed: &Observed, view: &SecretView, digest: String) -
 }
 
 fn import_source(observed: &Observed, content: &Content) -> Option<Write> {
-    let Content::Claim { claim: name, .. } = content else { return None };
-    // Only the first filling of a claim reads it.
-    if observed.claims.contains_key(name) || observed.import_sources.contains_key(name) {
+    let Content::Pvc { pvc: name, .. } = content else { return None };
+    // Only the first filling of a PVC reads it.
+    if observed.pvcs.contains_key(name) || observed.import_sources.contains_key(name) {
         return None;
     }
-    let body = claim::import_source(&observed.machine, content)?;
+    let body = pvc::import_source(&observed.machine, content)?;
     Some(Write::Create { target: Target::new(import_source_resource(), observed.key(name)), body: Body::from(body) })
 }
 
-fn claim(observed: &Observed, content: &Content) -> Option<Write> {
-    let Content::Claim { claim: name, size, storage_class, on_delete, .. } = content else { return None };
+fn pvc(observed: &Observed, content: &Content) -> Option<Write> {
+    let Content::Pvc { pvc: name, size, storage_class, on_delete, .. } = content else { return None };
     let target = Target::of::<PersistentVolumeClaim>(observed.key(name));
-    let Some(view) = observed.claims.get(name) else {
+    let Some(view) = observed.pvcs.get(name) else {
         let class = storage_class_of(observed, storage_class.as_deref())?;
-        return Some(Write::Create {
-            target,
-            body: Body::from(claim::render(&observed.machine, content, &class.name)?),
-        });
+        return Some(Write::Create { target, body: Body::from(pvc::render(&observed.machine, content, &class.name)?) });
     };
-    let labels = missing(&claim::claim_labels(&observed.machine, *on_delete), &view.labels);
+    let labels = missing(&pvc::pvc_labels(&observed.machine, *on_delete), &view.labels);
     let mut operations: Vec<Operation> = set_labels(&labels, &view.labels).collect();
     let requested = Quantity::parse(&view.requested).map_or(0, Quantity::bytes);
     let expands = may_grow(observed, view.storage_class.as_deref().unwrap_or_default());
-    // A claim that is not bound yet cannot grow; it does when it is.
+    // A PVC that is not bound yet cannot grow; it does when it is.
     if size.bytes() > requested && expands && view.phase == "Bound" {
         operations.push(Operation::set("/spec/resources/requests/storage", size.to_string().into()));
     }

@@ -6,7 +6,7 @@ pub const LABEL_MANAGED_BY: &str = "vitistack.io/managed-by";
 pub const MANAGED_BY: &str = "kubevirt-operator";
 /// The Machine that an object belongs to.
 pub const LABEL_MACHINE: &str = "vitistack.io/machine";
-/// The UID of the Machine that a claim belongs to: claims have no owner reference, so that no garbage collection can
+/// The UID of the Machine that a PVC belongs to: PVCs have no owner reference, so that no garbage collection can
 /// take data.
 pub const LABEL_MACHINE_UID: &str = "vitistack.io/machine-uid";
 /// The cluster that a Machine is part of; handed down to everything made for it.
@@ -14,7 +14,7 @@ pub const LABEL_CLUSTER: &str = "cluster.vitistack.io/cluster-name";
 /// Names the template of a Machine that has no `spec.template`.
 pub const LABEL_TEMPLATE: &str = "vitistack.io/machine-template";
 
-/// On a claim: what becomes of it with its Machine. It is kept here because a disk may have left the spec by then.
+/// On a PVC: what becomes of it with its Machine. It is kept here because a disk may have left the spec by then.
 pub const LABEL_ON_DELETE: &str = "vitistack.io/on-delete";
 pub const ON_DELETE_RETAIN: &str = "Retain";
 pub const ON_DELETE_DELETE: &str = "Delete";
@@ -26,7 +26,7 @@ pub const FINALIZER_NETWORK: &str = "networkconfiguration.vitistack.io/in-use";
 pub const ANNOTATION_CONTENT: &str = "vitistack.io/content";
 /// On the cloud-init Secret, when it was changed under a running guest: the guest's UID and the digest that it began with.
 pub const ANNOTATION_BEGAN_WITH: &str = "vitistack.io/guest-began-with";
-/// On a claim: a digest of what it was filled with.
+/// On a PVC: a digest of what it was filled with.
 pub const ANNOTATION_SOURCE: &str = "vitistack.io/source";
 
 /// The reserved name of the cloud-init volume and disk.

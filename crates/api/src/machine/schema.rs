@@ -37,7 +37,7 @@ pub(super) fn disk_rules() -> Value {
         ),
         rule(
             "!has(self.source) || !has(self.source.containerDisk) || !(has(self.storageClass) || has(self.accessMode) || has(self.volumeMode))",
-            "a containerDisk has no claim: storageClass, accessMode and volumeMode do not apply to it"
+            "a containerDisk has no PVC: storageClass, accessMode and volumeMode do not apply to it"
         ),
     ])
 }

@@ -55,7 +55,7 @@ pub struct Memory {
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-validations" = schema::disk_rules()))]
 pub struct Disk {
-    /// What the disk is called. The claim is named {machine}-{disk}; cloudinitdisk is reserved.
+    /// What the disk is called. The PVC is named {machine}-{disk}; cloudinitdisk is reserved.
     #[schemars(length(min = 1, max = 63), regex(pattern = schema::LABEL))]
     pub name: String,
     /// How big, for example 20Gi. A running machine's disk can grow, never shrink.
@@ -85,7 +85,7 @@ pub struct Disk {
     /// What is on it at first. Nothing: an empty disk.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source: Option<DiskSource>,
-    /// What becomes of the claim when the Machine is deleted: Delete (the default) or Retain.
+    /// What becomes of the PVC when the Machine is deleted: Delete (the default) or Retain.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("enum" = ["Delete", "Retain"]))]
     pub on_delete: Option<String>,
@@ -97,10 +97,10 @@ pub struct Disk {
 #[schemars(extend("x-kubernetes-validations" = schema::source_rules()))]
 pub struct DiskSource {
     /// The contents of a container image, read-only at the source and writable until the machine restarts. It has no
-    /// claim: size, storageClass, accessMode and volumeMode do not apply.
+    /// PVC: size, storageClass, accessMode and volumeMode do not apply.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub container_disk: Option<ContainerDiskSource>,
-    /// A copy of a claim of the same namespace.
+    /// A copy of a PVC of the same namespace.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pvc: Option<NamedSource>,
     /// A copy of a VolumeSnapshot of the same namespace.
@@ -125,7 +125,7 @@ pub struct ContainerDiskSource {
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct NamedSource {
-    /// What the claim or the VolumeSnapshot is called. It is read once, when the disk is made.
+    /// What the PVC or the VolumeSnapshot is called. It is read once, when the disk is made.
     #[schemars(length(min = 1, max = 253))]
     pub name: String,
 }

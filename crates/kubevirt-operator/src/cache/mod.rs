@@ -31,7 +31,7 @@ use vitivirt_runtime::watch::{Cache, Change, Entry, IndexFn, SyncState, WatchCon
 
 pub(crate) use self::kubevirt::{STATUSES, VmEntry, VmiEntry};
 pub(crate) use self::machine::{MachineEntry, address, in_namespace};
-pub(crate) use self::neighbours::{AttachmentEntry, ClaimEntry, ClassEntry, ImportEntry, NetworkEntry, SecretEntry};
+pub(crate) use self::neighbours::{AttachmentEntry, ClassEntry, ImportEntry, NetworkEntry, PvcEntry, SecretEntry};
 use crate::router::EventRouter;
 
 /// Handles; clones share the content.
@@ -41,7 +41,7 @@ pub(crate) struct Caches {
     pub(crate) networks: Cache<NetworkEntry>,
     pub(crate) classes: Cache<ClassEntry>,
     pub(crate) secrets: Cache<SecretEntry>,
-    pub(crate) claims: Cache<ClaimEntry>,
+    pub(crate) pvcs: Cache<PvcEntry>,
     pub(crate) attachments: Cache<AttachmentEntry>,
     pub(crate) imports: Cache<ImportEntry>,
     pub(crate) vms: Cache<VmEntry>,
@@ -86,13 +86,13 @@ impl Caches {
                 SecretEntry::project,
                 router.on(EventRouter::secret_changed),
             ),
-            claims: place.watch(
+            pvcs: place.watch(
                 "persistentvolumeclaims",
                 place.typed::<PersistentVolumeClaim>(),
                 WatchConfig::labels(&ours),
                 &[],
-                ClaimEntry::project,
-                router.on(EventRouter::claim_changed),
+                PvcEntry::project,
+                router.on(EventRouter::pvc_changed),
             ),
             attachments: place.watch(
                 "network-attachment-definitions",
@@ -166,7 +166,7 @@ impl Caches {
         self.networks.ready().await;
         self.classes.ready().await;
         self.secrets.ready().await;
-        self.claims.ready().await;
+        self.pvcs.ready().await;
         self.attachments.ready().await;
         self.imports.ready().await;
         self.vms.ready().await;
@@ -192,7 +192,7 @@ impl Caches {
             .observe_writes(&ApiResource::erase::<Machine>(&()), Arc::new(self.machines.clone()))
             .observe_writes(&ApiResource::erase::<NetworkConfiguration>(&()), Arc::new(self.networks.clone()))
             .observe_writes(&ApiResource::erase::<Secret>(&()), Arc::new(self.secrets.clone()))
-            .observe_writes(&ApiResource::erase::<PersistentVolumeClaim>(&()), Arc::new(self.claims.clone()))
+            .observe_writes(&ApiResource::erase::<PersistentVolumeClaim>(&()), Arc::new(self.pvcs.clone()))
             .observe_writes(&network_attachment_resource(), Arc::new(self.attachments.clone()))
             .observe_writes(&import_source_resource(), Arc::new(self.imports.clone()))
             .observe_writes(&virtual_machine_resource(), Arc::new(self.vms.clone()))

@@ -1,4 +1,4 @@
-//! What is kept of the other kinds: claims, Secrets (never their data), networks, classes, import sources.
+//! What is kept of the other kinds: PVCs, Secrets (never their data), networks, classes, import sources.
 
 #![expect(clippy::needless_pass_by_value, reason = "a cache hands over what it read")]
 
@@ -11,7 +11,7 @@ use vitivirt_api::machine::{
     ANNOTATION_BEGAN_WITH, ANNOTATION_CONTENT, ANNOTATION_SOURCE, FINALIZER_NETWORK, LABEL_MACHINE, LABEL_MACHINE_UID,
     MANAGED_BY,
 };
-use vitivirt_machine::observed::{AttachmentView, ClaimView, NetworkView, OwnedView, SecretView, StorageClassView};
+use vitivirt_machine::observed::{AttachmentView, NetworkView, OwnedView, PvcView, SecretView, StorageClassView};
 use vitivirt_runtime::watch::{Entry, Uid, controller_uid};
 
 use super::packed::{Labels, known};
@@ -33,7 +33,7 @@ fn created(metadata: &ObjectMeta) -> i64 {
 }
 
 #[derive(Debug, PartialEq)]
-pub(crate) struct ClaimEntry {
+pub(crate) struct PvcEntry {
     labels: Labels,
     pub(crate) phase: &'static str,
     requested: Box<str>,
@@ -48,40 +48,40 @@ pub(crate) struct ClaimEntry {
 
 const ACCESS_MODES: &[&str] = &["ReadWriteOnce", "ReadWriteMany", "ReadOnlyMany", "ReadWriteOncePod", ""];
 
-impl ClaimEntry {
+impl PvcEntry {
     pub(crate) const BOUND: &str = "Bound";
 
-    pub(crate) fn project(claim: PersistentVolumeClaim) -> Self {
-        let spec = claim.spec.unwrap_or_default();
+    pub(crate) fn project(pvc: PersistentVolumeClaim) -> Self {
+        let spec = pvc.spec.unwrap_or_default();
         let requests = spec.resources.and_then(|resources| resources.requests).unwrap_or_default();
-        let phase = claim.status.and_then(|status| status.phase).unwrap_or_default();
+        let phase = pvc.status.and_then(|status| status.phase).unwrap_or_default();
         Self {
-            labels: Labels::of(&claim.metadata),
+            labels: Labels::of(&pvc.metadata),
             phase: known(&["Pending", Self::BOUND, "Lost", ""], &phase),
             requested: requests.get("storage").map(|quantity| quantity.0.as_str()).unwrap_or_default().into(),
             storage_class: owned(spec.storage_class_name.as_deref()),
             access_mode: known(ACCESS_MODES, spec.access_modes.iter().flatten().next().map_or("", String::as_str)),
             volume_mode: known(&["Filesystem", "Block", ""], spec.volume_mode.as_deref().unwrap_or("Filesystem")),
-            source: annotation(&claim.metadata, ANNOTATION_SOURCE)
+            source: annotation(&pvc.metadata, ANNOTATION_SOURCE)
                 .or_else(|| spec.data_source_ref.as_ref().map(|_| Box::default())),
-            deleting: claim.metadata.deletion_timestamp.is_some(),
-            created: created(&claim.metadata),
+            deleting: pvc.metadata.deletion_timestamp.is_some(),
+            created: created(&pvc.metadata),
         }
     }
 
-    pub(crate) fn view(entry: &Entry<Self>) -> ClaimView {
-        let claim = &entry.value;
-        ClaimView {
+    pub(crate) fn view(entry: &Entry<Self>) -> PvcView {
+        let pvc = &entry.value;
+        PvcView {
             uid: entry.uid.to_string(),
-            labels: claim.labels.to_map(),
-            phase: claim.phase.to_owned(),
-            requested: claim.requested.to_string(),
-            storage_class: string(claim.storage_class.as_deref()),
-            access_mode: claim.access_mode.to_owned(),
-            volume_mode: claim.volume_mode.to_owned(),
-            source: string(claim.source.as_deref()),
-            deleting: claim.deleting,
-            created: claim.created,
+            labels: pvc.labels.to_map(),
+            phase: pvc.phase.to_owned(),
+            requested: pvc.requested.to_string(),
+            storage_class: string(pvc.storage_class.as_deref()),
+            access_mode: pvc.access_mode.to_owned(),
+            volume_mode: pvc.volume_mode.to_owned(),
+            source: string(pvc.source.as_deref()),
+            deleting: pvc.deleting,
+            created: pvc.created,
         }
     }
 

@@ -33,7 +33,7 @@ const DICTIONARY: &[u8] = concat!(
     r#""2026-01-01T00:00:00Z","message":"the machine is running","observedGeneration":1,"reason":"Running","#,
     r#""status":"True","type":"Ready"},{"lastTransitionTime":"2026-01-01T00:00:00Z","message":"the VirtualMachine is "#,
     r#"Running","observedGeneration":1,"reason":"VMCreated","status":"True","type":"VirtualMachineReady"},"#,
-    r#"{"lastTransitionTime":"2026-01-01T00:00:00Z","message":"every disk has its claim","observedGeneration":1,"#,
+    r#"{"lastTransitionTime":"2026-01-01T00:00:00Z","message":"every disk has its PVC","observedGeneration":1,"#,
     r#""reason":"PVCBound","status":"True","type":"StorageReady"},{"lastTransitionTime":"2026-01-01T00:00:00Z","#,
     r#""message":"every interface has its network","observedGeneration":1,"reason":"NetworkConfigured","status":"#,
     r#""True","type":"NetworkReady"}],"vmName":"","vmiName":"","ipAddresses":["10."],"nodeName":"node-","#,

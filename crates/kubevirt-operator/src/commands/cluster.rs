@@ -25,7 +25,7 @@ use vitivirt_runtime::reconcile::{Executor, classify};
 use vitivirt_runtime::watch::Entry;
 
 use crate::cache::{
-    AttachmentEntry, ClaimEntry, ClassEntry, ImportEntry, NetworkEntry, SecretEntry, VmEntry, VmiEntry, entry,
+    AttachmentEntry, ClassEntry, ImportEntry, NetworkEntry, PvcEntry, SecretEntry, VmEntry, VmiEntry, entry,
 };
 
 pub(crate) struct ClusterReader {
@@ -123,7 +123,7 @@ impl ClusterReader {
             multus &= attachment.is_installed();
             attachments.extend(attachment.view(|entry| (name.clone(), AttachmentEntry::view(entry))));
         }
-        let (claims, import_sources, cdi) = self.claims(&machine, resolved.as_ref(), beside).await?;
+        let (pvcs, import_sources, cdi) = self.pvcs(&machine, resolved.as_ref(), beside).await?;
         Ok(Observed {
             installed: Installed { kubevirt: vm.is_installed() && vmi.is_installed(), multus, cdi },
             storage_classes: self.classes().await?,
@@ -131,7 +131,7 @@ impl ClusterReader {
             attachments,
             secret: secret.view(SecretEntry::view),
             source: self.source(&key, resolved.as_ref()).await?,
-            claims,
+            pvcs,
             import_sources,
             vm: vm.view(VmEntry::view),
             vmi: vmi.view(VmiEntry::view),
@@ -161,37 +161,37 @@ impl ClusterReader {
         Ok(ClassEntry::views(all.collect()))
     }
 
-    async fn claims(
+    async fn pvcs(
         &self,
         machine: &Machine,
         resolved: Option<&Resolved>,
         beside: impl Fn(&str) -> ObjectKey,
     ) -> Result<(
-        BTreeMap<String, vitivirt_machine::observed::ClaimView>,
+        BTreeMap<String, vitivirt_machine::observed::PvcView>,
         BTreeMap<String, vitivirt_machine::observed::OwnedView>,
         bool,
     )> {
-        let (mut claims, mut imports, mut cdi) = (BTreeMap::new(), BTreeMap::new(), true);
+        let (mut pvcs, mut imports, mut cdi) = (BTreeMap::new(), BTreeMap::new(), true);
         let namespace = machine.metadata.namespace.as_deref().unwrap_or_default();
         if let Some(uid) = &machine.metadata.uid {
             let api: Api<PersistentVolumeClaim> = Api::namespaced(self.client.clone(), namespace);
             let carried = ListParams::default().labels(&format!("{LABEL_MACHINE_UID}={uid}"));
-            for claim in api.list(&carried).await?.items {
-                let (name, metadata) = (claim.name_any(), claim.metadata.clone());
-                claims.insert(name, ClaimEntry::view(&entry(&metadata, ClaimEntry::project(claim))));
+            for pvc in api.list(&carried).await?.items {
+                let (name, metadata) = (pvc.name_any(), pvc.metadata.clone());
+                pvcs.insert(name, PvcEntry::view(&entry(&metadata, PvcEntry::project(pvc))));
             }
         }
         for disk in resolved.iter().flat_map(|resolved| &resolved.disks) {
-            let Content::Claim { claim: name, .. } = &disk.content else { continue };
+            let Content::Pvc { pvc: name, .. } = &disk.content else { continue };
             let resource = ApiResource::erase::<PersistentVolumeClaim>(&());
-            let claim = self.find(resource, beside(name), ClaimEntry::project).await?;
-            claims.extend(claim.view(|entry| (name.clone(), ClaimEntry::view(entry))));
+            let pvc = self.find(resource, beside(name), PvcEntry::project).await?;
+            pvcs.extend(pvc.view(|entry| (name.clone(), PvcEntry::view(entry))));
             let project = ImportEntry::project as fn(PartialObjectMeta<DynamicObject>) -> _;
             let import = self.find(import_source_resource(), beside(name), project).await?;
             cdi &= import.is_installed();
             imports.extend(import.view(|entry| (name.clone(), ImportEntry::view(entry))));
         }
-        Ok((claims, imports, cdi))
+        Ok((pvcs, imports, cdi))
     }
 
     async fn source(&self, key: &ObjectKey, resolved: Option<&Resolved>) -> Result<SourceView> {

@@ -27,10 +27,10 @@ fn machine(change: impl FnOnce(&mut Value)) -> Arc<MachineEntry> {
     Arc::new(MachineEntry::project(serde_json::from_value(object).unwrap()))
 }
 
-fn claim(uid: &str) -> Arc<ClaimEntry> {
+fn pvc(uid: &str) -> Arc<PvcEntry> {
     let labels = json!({LABEL_MACHINE: "vm", LABEL_MACHINE_UID: uid});
     let object = json!({"metadata": {"name": "vm-root", "namespace": "ns", "labels": labels}});
-    Arc::new(ClaimEntry::project(serde_json::from_value(object).unwrap()))
+    Arc::new(PvcEntry::project(serde_json::from_value(object).unwrap()))
 }
 
 fn change<V>(name: &str, old: Option<&Arc<V>>, new: Option<&Arc<V>>) -> Change<V> {
@@ -88,17 +88,16 @@ fn a_machine_that_goes_is_no_user_of_its_network() {
 }
 
 #[test]
-fn claims_are_found_by_the_uid_that_they_carry() {
+fn pvcs_are_found_by_the_uid_that_they_carry() {
     let router = router();
-    let (first, second) =
-        (claim("11111111-1111-1111-1111-111111111111"), claim("22222222-2222-2222-2222-222222222222"));
-    router.claim_changed(&change("vm-root", None, Some(&first)));
-    assert_eq!(router.claims_of("11111111-1111-1111-1111-111111111111"), ["vm-root".into()]);
-    router.claim_changed(&change("vm-root", Some(&first), Some(&second)));
-    assert!(router.claims_of("11111111-1111-1111-1111-111111111111").is_empty());
-    assert_eq!(router.claims_of("22222222-2222-2222-2222-222222222222").len(), 1);
-    router.claim_changed(&change("vm-root", Some(&second), None));
-    assert!(router.claims.lock().is_empty());
+    let (first, second) = (pvc("11111111-1111-1111-1111-111111111111"), pvc("22222222-2222-2222-2222-222222222222"));
+    router.pvc_changed(&change("vm-root", None, Some(&first)));
+    assert_eq!(router.pvcs_of("11111111-1111-1111-1111-111111111111"), ["vm-root".into()]);
+    router.pvc_changed(&change("vm-root", Some(&first), Some(&second)));
+    assert!(router.pvcs_of("11111111-1111-1111-1111-111111111111").is_empty());
+    assert_eq!(router.pvcs_of("22222222-2222-2222-2222-222222222222").len(), 1);
+    router.pvc_changed(&change("vm-root", Some(&second), None));
+    assert!(router.pvcs.lock().is_empty());
 }
 
 /// Whoever is younger must learn that the older took its address, and that it let it go.

@@ -128,12 +128,12 @@ impl Round {
             })
         };
         self.lab.wait("Stopped", LIFE, machines.clone(), name, is_stopped).await?;
-        let claims: Api<PersistentVolumeClaim> = Api::namespaced(self.lab.client(), NAMESPACE);
-        let has_grown = |claim: Option<&PersistentVolumeClaim>| {
-            let requests = claim.and_then(|claim| claim.spec.as_ref()?.resources.as_ref()?.requests.as_ref());
+        let pvcs: Api<PersistentVolumeClaim> = Api::namespaced(self.lab.client(), NAMESPACE);
+        let has_grown = |pvc: Option<&PersistentVolumeClaim>| {
+            let requests = pvc.and_then(|pvc| pvc.spec.as_ref()?.resources.as_ref()?.requests.as_ref());
             requests.and_then(|requests| requests.get("storage")).is_some_and(|size| size.0 == "30Gi")
         };
-        self.lab.wait("a bigger claim", LIFE, claims, &format!("{name}-root"), has_grown).await?;
+        self.lab.wait("a bigger PVC", LIFE, pvcs, &format!("{name}-root"), has_grown).await?;
         let found = self.objects().await?;
 
         machines.delete(name, &DeleteParams::default()).await?;
@@ -158,23 +158,23 @@ impl Round {
     async fn objects(&self) -> Result<Value> {
         let client = self.lab.client();
         let vms = self.vms().list(&self.selected()).await?.items;
-        let claims =
+        let pvcs =
             Api::<PersistentVolumeClaim>::namespaced(client.clone(), NAMESPACE).list(&self.selected()).await?.items;
         let secrets = Api::<Secret>::namespaced(client, NAMESPACE).list(&self.selected()).await?.items;
         let uid =
             vms.first().and_then(|vm| vm.owner_references().first().map(|owner| owner.uid.clone())).unwrap_or_default();
         let vms: Vec<Value> =
             vms.iter().map(|vm| json!({"labels": vm.labels(), "spec": vm.data.get("spec")})).collect();
-        let claims: Vec<Value> = claims
+        let pvcs: Vec<Value> = pvcs
             .iter()
-            .map(|claim| json!({"name": claim.name_any(), "labels": claim.labels(), "requests": claim.spec.as_ref().and_then(|spec| spec.resources.as_ref())}))
+            .map(|pvc| json!({"name": pvc.name_any(), "labels": pvc.labels(), "requests": pvc.spec.as_ref().and_then(|spec| spec.resources.as_ref())}))
             .collect();
         let secrets: Vec<Value> = secrets
             .iter()
             .map(|secret| json!({"name": secret.name_any(), "labels": secret.labels(), "data": secret.data}))
             .collect();
         let attachment = self.attachments().get(&self.name).await?.data;
-        let text = json!({"vms": vms, "claims": claims, "secrets": secrets, "attachment": attachment}).to_string();
+        let text = json!({"vms": vms, "claims": pvcs, "secrets": secrets, "attachment": attachment}).to_string();
         let mac = vitivirt_machine::resolve::derived_mac(&uid, "lan");
         let text = text.replace(&self.name, "NAME").replace(&uid, "UID").replace(&mac, "MAC");
         serde_json::from_str(&text).context("the objects")
@@ -183,12 +183,12 @@ impl Round {
     async fn nothing_is_left(&self) -> Result<()> {
         let client = self.lab.client();
         ensure!(self.vms().list(&self.selected()).await?.items.is_empty(), "a VirtualMachine is left");
-        let claims: Api<PersistentVolumeClaim> = Api::namespaced(client.clone(), NAMESPACE);
+        let pvcs: Api<PersistentVolumeClaim> = Api::namespaced(client.clone(), NAMESPACE);
         let secrets: Api<Secret> = Api::namespaced(client.clone(), NAMESPACE);
         let network = Api::<NetworkConfiguration>::namespaced(client, NAMESPACE).get(&self.name).await?;
         ensure!(network.finalizers().is_empty(), "the network is still in use: {network:?}");
-        // Both go a moment after the Machine: by the claim protection and the garbage collector.
-        self.lab.wait("no claim", COLLECTED, claims, &format!("{}-root", self.name), |claim| claim.is_none()).await?;
+        // Both go a moment after the Machine: by the PVC protection and the garbage collector.
+        self.lab.wait("no PVC", COLLECTED, pvcs, &format!("{}-root", self.name), |pvc| pvc.is_none()).await?;
         self.lab
             .wait("no Secret", COLLECTED, secrets, &format!("{}-cloudinit", self.name), |secret| secret.is_none())
             .await?;

@@ -68,7 +68,7 @@ pub(crate) fn add(suite: &mut Suite) {
 #[derive(Clone, Copy)]
 enum Of {
     VirtualMachine,
-    Claim,
+    Pvc,
     Secret,
     Attachment,
 }
@@ -95,9 +95,9 @@ fn drifts() -> Vec<Drift> {
         drift("vm-label", Of::VirtualMachine, labels(LABEL_CLUSTER, json!("red"))),
         drift("vm-unlabelled", Of::VirtualMachine, labels(LABEL_MANAGED_BY, Value::Null)),
         drift("vm-deleted", Of::VirtualMachine, Act::Delete),
-        drift("claim-label", Of::Claim, labels(LABEL_CLUSTER, json!("red"))),
-        drift("claim-machine", Of::Claim, labels(LABEL_MACHINE, json!("nobody"))),
-        drift("claim-unlabelled", Of::Claim, labels(LABEL_MANAGED_BY, Value::Null)),
+        drift("claim-label", Of::Pvc, labels(LABEL_CLUSTER, json!("red"))),
+        drift("claim-machine", Of::Pvc, labels(LABEL_MACHINE, json!("nobody"))),
+        drift("claim-unlabelled", Of::Pvc, labels(LABEL_MANAGED_BY, Value::Null)),
         drift("secret-data", Of::Secret, Act::Merge(json!({"stringData": {"userdata": "evil", "more": "evil"}}))),
         drift("secret-label", Of::Secret, labels(LABEL_CLUSTER, json!("red"))),
         drift("secret-unlabelled", Of::Secret, labels(LABEL_MANAGED_BY, Value::Null)),
@@ -112,7 +112,7 @@ impl Drift {
     fn resource(&self) -> ApiResource {
         match self.of {
             Of::VirtualMachine => vitivirt_machine::virtual_machine_resource(),
-            Of::Claim => ApiResource::erase::<PersistentVolumeClaim>(&()),
+            Of::Pvc => ApiResource::erase::<PersistentVolumeClaim>(&()),
             Of::Secret => ApiResource::erase::<Secret>(&()),
             Of::Attachment => vitivirt_machine::network_attachment_resource(),
         }
@@ -121,7 +121,7 @@ impl Drift {
     fn object_name(&self) -> String {
         match self.of {
             Of::VirtualMachine | Of::Attachment => self.machine.to_owned(),
-            Of::Claim => format!("{}-root", self.machine),
+            Of::Pvc => format!("{}-root", self.machine),
             Of::Secret => format!("{}-cloudinit", self.machine),
         }
     }

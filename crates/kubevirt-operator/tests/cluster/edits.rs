@@ -1,6 +1,6 @@
 //! Chains of edits: S0 → S1 → … → Sn leaves the same objects as Sn alone, made elsewhere.
 //!
-//! What a Machine once had stays until it goes: the claims of disks that left its spec. Its cloud-init Secret stays while
+//! What a Machine once had stays until it goes: the PVCs of disks that left its spec. Its cloud-init Secret stays while
 //! a guest that began with it runs, which may still need it to move to another node: so every guest is started anew at the
 //! end of its chain. Everything else has no memory.
 
@@ -153,19 +153,19 @@ impl World {
         let made = self.machines().get(name).await?;
         let uid = made.uid().unwrap_or_default();
         let vm = self.vms().get(name).await?;
-        let claims = self.api::<PersistentVolumeClaim>().list(&selected).await?.items;
+        let pvcs = self.api::<PersistentVolumeClaim>().list(&selected).await?.items;
         let secret = self.api::<Secret>().get_opt(&format!("{name}-cloudinit")).await?;
         let plain = |value: Value| without_identity(&value, &uid, &interfaces(&vm));
         Ok(Essence {
             vm: plain(json!({"labels": vm.labels(), "owners": owners(&vm), "spec": vm.data.get("spec")}))?,
-            claims: claims
+            pvcs: pvcs
                 .into_iter()
-                .map(|claim| {
-                    let mut spec = json!(claim.spec);
+                .map(|pvc| {
+                    let mut spec = json!(pvc.spec);
                     if let Some(fields) = spec.as_object_mut() {
                         fields.remove("volumeName");
                     }
-                    Ok((claim.name_any(), plain(json!({"labels": claim.labels(), "spec": spec}))?))
+                    Ok((pvc.name_any(), plain(json!({"labels": pvc.labels(), "spec": spec}))?))
                 })
                 .collect::<Result<_>>()?,
             secret: secret
@@ -178,19 +178,19 @@ impl World {
 
 struct Essence {
     vm: Value,
-    claims: BTreeMap<String, Value>,
+    pvcs: BTreeMap<String, Value>,
     secret: Option<Value>,
 }
 
 fn compare(chain: &Chain, found: &Essence, expected: &Essence) -> Result<()> {
     ensure!(found.vm == expected.vm, "{:#} instead of {:#}", found.vm, expected.vm);
-    for (name, claim) in &expected.claims {
-        ensure!(found.claims.get(name) == Some(claim), "{:#?} instead of {claim:#}", found.claims.get(name));
+    for (name, pvc) in &expected.pvcs {
+        ensure!(found.pvcs.get(name) == Some(pvc), "{:#?} instead of {PVC:#}", found.pvcs.get(name));
     }
     let past: Vec<String> =
         chain.specs.iter().flat_map(|spec| &spec.disks).map(|disk| format!("{}-{}", chain.name, disk.name)).collect();
-    for name in found.claims.keys().filter(|name| !expected.claims.contains_key(*name)) {
-        ensure!(past.contains(name), "the claim {name} is of no disk");
+    for name in found.pvcs.keys().filter(|name| !expected.pvcs.contains_key(*name)) {
+        ensure!(past.contains(name), "the PVC {name} is of no disk");
     }
     ensure!(found.secret == expected.secret, "{:#?} instead of {:#?}", found.secret, expected.secret);
     Ok(())

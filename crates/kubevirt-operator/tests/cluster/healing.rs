@@ -40,7 +40,7 @@ pub(crate) fn add(suite: &mut Suite) {
 
         world.machines().delete("before", &DeleteParams::default()).await?;
         let held_up = world.expect("before", "PermissionMissing").await?;
-        for words in ["the deletion of the claims is held up", "may not delete persistentvolumeclaims", "grant that"] {
+        for words in ["the deletion of the PVCs is held up", "may not delete persistentvolumeclaims", "grant that"] {
             ensure!(diagnosis(&held_up).contains(words), "{words:?} is missing in {:?}", held_up.status);
         }
         world.told("before", "PermissionMissing").await?;

@@ -38,9 +38,9 @@ pub(crate) fn add(suite: &mut Suite) {
             let machine = world.running(name, RUNNING).await?;
             looks_as_in_the_seed(&world, &machine).await.with_context(|| name.to_owned())?;
         }
-        let claims = world.names::<PersistentVolumeClaim>("").await?;
+        let pvcs = world.names::<PersistentVolumeClaim>("").await?;
         let expected = ["basic-vm-root", "cloud-init-vm-root", "custom-vm-data", "custom-vm-root", "networked-vm-root"];
-        ensure!(claims == expected, "{claims:?}");
+        ensure!(pvcs == expected, "{claims:?}");
         let attachments = world.attachments().list(&ListParams::default()).await?;
         ensure!(attachments.items.len() == 2, "one per NetworkConfiguration");
         world.metrics_are_told().await
@@ -169,10 +169,10 @@ pub(crate) fn add(suite: &mut Suite) {
         ensure!(world.vms().list(&ListParams::default()).await?.items.is_empty(), "the VirtualMachine is gone");
         ensure!(world.vmis().list(&ListParams::default()).await?.items.is_empty(), "the guest is gone");
         let uid = machine.uid().unwrap_or_default();
-        let claims = world.api::<PersistentVolumeClaim>();
-        world.lab.wait("the claim's end", RUNNING, claims.clone(), "going-root", |claim| claim.is_none()).await?;
-        world.lab.wait("the claim's end", RUNNING, claims.clone(), "going-data", |claim| claim.is_none()).await?;
-        let kept = claims.get("going-kept").await?;
+        let pvcs = world.api::<PersistentVolumeClaim>();
+        world.lab.wait("the PVC's end", RUNNING, pvcs.clone(), "going-root", |pvc| pvc.is_none()).await?;
+        world.lab.wait("the PVC's end", RUNNING, pvcs.clone(), "going-data", |pvc| pvc.is_none()).await?;
+        let kept = pvcs.get("going-kept").await?;
         ensure!(kept.labels().get(LABEL_MACHINE_UID) == Some(&uid) && kept.metadata.deletion_timestamp.is_none(), "kept");
         world.lab.wait("the Secret's end", RUNNING, world.api::<Secret>(), "going-cloudinit", |secret| secret.is_none()).await?;
         ensure!(networks.get("net").await?.finalizers().is_empty(), "nobody uses it");
@@ -262,14 +262,11 @@ async fn looks_as_in_the_seed(world: &World, machine: &Machine) -> Result<()> {
     let selected = ListParams::default().labels(&selector);
     ensure!(world.vms().list(&selected).await?.items.len() == 1, "the VirtualMachine is labelled");
     ensure!(world.vmis().list(&selected).await?.items.len() == 1, "its instance is labelled");
-    let claims = world.api::<PersistentVolumeClaim>().list(&selected).await?.items;
-    ensure!(!claims.is_empty(), "its claims are labelled");
-    for claim in claims {
-        ensure!(claim.name_any().starts_with(&format!("{name}-")), "{}", claim.name_any());
-        ensure!(
-            claim.owner_references().is_empty() && claim.labels().get(LABEL_MACHINE_UID) == Some(&uid),
-            "{claim:?}"
-        );
+    let pvcs = world.api::<PersistentVolumeClaim>().list(&selected).await?.items;
+    ensure!(!pvcs.is_empty(), "its PVCs are labelled");
+    for pvc in pvcs {
+        ensure!(pvc.name_any().starts_with(&format!("{name}-")), "{}", pvc.name_any());
+        ensure!(pvc.owner_references().is_empty() && pvc.labels().get(LABEL_MACHINE_UID) == Some(&uid), "{claim:?}");
     }
     let text = serde_json::to_string(&vm.data).unwrap_or_default();
     ensure!(!text.contains("ssh-rsa"), "user data stays in its Secret");

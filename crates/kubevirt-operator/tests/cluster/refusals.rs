@@ -58,12 +58,12 @@ pub(crate) fn add(suite: &mut Suite) {
 
     suite.test("foreign_claims_and_secrets_are_left_alone", |labs| async move {
         let world = Box::pin(World::begin(&labs, "foreign-children")).await?;
-        let claim = json!({
+        let pvc = json!({
             "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "a-root"},
             "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}},
         });
         let secret = json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "b-cloudinit"}, "stringData": {"mine": "yes"}});
-        world.create_json(&claim).await?;
+        world.create_json(&pvc).await?;
         world.create_json(&secret).await?;
         world.create_json(&machine("a", &json!({"template": "small"}))).await?;
         world.create_json(&machine("b", &json!({"template": "small", "cloudInit": {"userData": "#cloud-config\n"}}))).await?;
@@ -73,8 +73,8 @@ pub(crate) fn add(suite: &mut Suite) {
             world.edit(name, &json!({"resources": {"cpu": {"cores": 2}}})).await?;
             world.delete(name).await?;
         }
-        let claim = world.api::<PersistentVolumeClaim>().get("a-root").await?;
-        ensure!(claim.metadata.labels.is_none() && claim.metadata.deletion_timestamp.is_none(), "{claim:?}");
+        let pvc = world.api::<PersistentVolumeClaim>().get("a-root").await?;
+        ensure!(pvc.metadata.labels.is_none() && pvc.metadata.deletion_timestamp.is_none(), "{claim:?}");
         let secret = world.api::<Secret>().get("b-cloudinit").await?;
         ensure!(secret.metadata.labels.is_none() && secret.data.is_some_and(|data| data.len() == 1), "it was written to");
         Ok(())

@@ -20,18 +20,18 @@ pub(crate) fn add(suite: &mut Suite) {
     suite.test("storage_binds_waits_or_never_binds", |labs| async move {
         let lab = labs.plain().await?;
         for (name, class) in [("binds", CLASS_STANDARD), ("waits", CLASS_WAIT), ("never", CLASS_NEVER)] {
-            create_claim(&lab, name, class).await?;
+            create_pvc(&lab, name, class).await?;
         }
-        wait_for_claim(&lab, "binds", "Bound").await?;
+        wait_for_pvc(&lab, "binds", "Bound").await?;
         ensure!(phase(&lab, "waits").await? == "Pending", "nobody has used it yet");
         create_pod(&lab, "consumer", "example.org/consumer", Some("waits")).await?;
-        wait_for_claim(&lab, "waits", "Bound").await?;
+        wait_for_pvc(&lab, "waits", "Bound").await?;
         ensure!(phase(&lab, "never").await? == "Pending", "this class never binds");
 
         let more = Patch::Merge(json!({"spec": {"resources": {"requests": {"storage": "3Gi"}}}}));
-        claims(&lab).patch("binds", &PatchParams::default(), &more).await?;
-        lab.wait("a bigger claim", PATIENCE, claims(&lab), "binds", |claim| {
-            let capacity = claim.and_then(|claim| claim.status.as_ref()?.capacity.as_ref()?.get("storage").cloned());
+        pvcs(&lab).patch("binds", &PatchParams::default(), &more).await?;
+        lab.wait("a bigger PVC", PATIENCE, pvcs(&lab), "binds", |pvc| {
+            let capacity = pvc.and_then(|pvc| pvc.status.as_ref()?.capacity.as_ref()?.get("storage").cloned());
             capacity.is_some_and(|capacity| capacity.0 == "3Gi")
         })
         .await
@@ -104,7 +104,7 @@ pub(crate) fn add(suite: &mut Suite) {
         };
         tokio::time::timeout(PATIENCE, in_force).await.context("the policy was never in force")?;
         create_pod(&lab, "held-second", "example.org/held", None).await?;
-        create_claim(&lab, "held", CLASS_STANDARD).await?;
+        create_pvc(&lab, "held", CLASS_STANDARD).await?;
         let refused = |record: &&Record| record.code.is_some_and(|code| code >= 400);
         let of_pod = |record: &&Record| record.name == "held-second" && record.subresource == "status";
         let of_volume = |record: &&Record| record.resource == "persistentvolumes" && record.verb == "create";
@@ -123,7 +123,7 @@ pub(crate) fn add(suite: &mut Suite) {
         let bindings: Api<ValidatingAdmissionPolicyBinding> = Api::all(lab.client());
         bindings.delete("held", &Default::default()).await?;
         wait_for_pod(&lab, "held-second", is_ready).await?;
-        wait_for_claim(&lab, "held", "Bound").await
+        wait_for_pvc(&lab, "held", "Bound").await
     });
 
     suite.test("a_program_that_ends_is_started_again_and_its_restarts_are_counted", |_| async move {
@@ -180,7 +180,7 @@ async fn is_served(lab: &Lab, path: &str) -> Result<bool> {
     }
 }
 
-fn claims(lab: &Lab) -> Api<PersistentVolumeClaim> {
+fn pvcs(lab: &Lab) -> Api<PersistentVolumeClaim> {
     Api::namespaced(lab.client(), "default")
 }
 
@@ -188,30 +188,30 @@ fn pods(lab: &Lab) -> Api<Pod> {
     Api::namespaced(lab.client(), "default")
 }
 
-async fn create_claim(lab: &Lab, name: &str, class: &str) -> Result<()> {
-    let claim = json!({
+async fn create_pvc(lab: &Lab, name: &str, class: &str) -> Result<()> {
+    let pvc = json!({
         "metadata": {"name": name},
         "spec": {"accessModes": ["ReadWriteOnce"], "storageClassName": class, "resources": {"requests": {"storage": "1Gi"}}},
     });
-    claims(lab).create(&PostParams::default(), &serde_json::from_value(claim)?).await?;
+    pvcs(lab).create(&PostParams::default(), &serde_json::from_value(pvc)?).await?;
     Ok(())
 }
 
 async fn phase(lab: &Lab, name: &str) -> Result<String> {
-    Ok(claims(lab).get(name).await?.status.and_then(|status| status.phase).unwrap_or_default())
+    Ok(pvcs(lab).get(name).await?.status.and_then(|status| status.phase).unwrap_or_default())
 }
 
-async fn wait_for_claim(lab: &Lab, name: &str, phase: &str) -> Result<()> {
-    lab.wait(&format!("a claim that is {phase}"), PATIENCE, claims(lab), name, |claim| {
-        claim.and_then(|claim| claim.status.as_ref()?.phase.as_deref()) == Some(phase)
+async fn wait_for_pvc(lab: &Lab, name: &str, phase: &str) -> Result<()> {
+    lab.wait(&format!("a PVC that is {phase}"), PATIENCE, pvcs(lab), name, |pvc| {
+        pvc.and_then(|pvc| pvc.status.as_ref()?.phase.as_deref()) == Some(phase)
     })
     .await
     .map(|_| ())
 }
 
-async fn create_pod(lab: &Lab, name: &str, image: &str, claim: Option<&str>) -> Result<()> {
+async fn create_pod(lab: &Lab, name: &str, image: &str, pvc: Option<&str>) -> Result<()> {
     let volumes: Vec<Value> =
-        claim.iter().map(|claim| json!({"name": "disk", "persistentVolumeClaim": {"claimName": claim}})).collect();
+        pvc.iter().map(|pvc| json!({"name": "disk", "persistentVolumeClaim": {"claimName": pvc}})).collect();
     let pod = json!({
         "metadata": {"name": name},
         "spec": {"containers": [{"name": "main", "image": image}], "volumes": volumes},
@@ -221,7 +221,7 @@ async fn create_pod(lab: &Lab, name: &str, image: &str, claim: Option<&str>) -> 
     Ok(())
 }
 
-/// The status of pods whose names begin with `held-`, and the volume of the claim `held`.
+/// The status of pods whose names begin with `held-`, and the volume of the PVC `held`.
 const REFUSE_WHAT_IS_HELD: &str = r#"
 apiVersion: admissionregistration.k8s.io/v1
 kind: ValidatingAdmissionPolicy

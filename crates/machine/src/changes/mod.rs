@@ -81,7 +81,7 @@ fn operation_changes(observed: &Observed, target: &Target, pointer: &str, to: Op
         }
         ("PersistentVolumeClaim", Some(_)) => {
             let disk = disk_of(observed, target).unwrap_or_default();
-            let before = observed.claims.get(target.key.name()).map(|claim| claim.requested.clone().into());
+            let before = observed.pvcs.get(target.key.name()).map(|pvc| pvc.requested.clone().into());
             vec![FieldChange { from: before, ..change(&at, &format!("spec.disks[{disk}].size"), to) }]
         }
         // A NetworkAttachmentDefinition follows its NetworkConfiguration, not the Machine.
@@ -92,7 +92,7 @@ fn operation_changes(observed: &Observed, target: &Target, pointer: &str, to: Op
     }
 }
 
-/// The disk that a claim was made for.
+/// The disk that a PVC was made for.
 fn disk_of<'a>(observed: &Observed, target: &'a Target) -> Option<&'a str> {
     target.key.name().strip_prefix(observed.name())?.strip_prefix('-')
 }

@@ -42,10 +42,10 @@ const fn rule(field: &'static str, change: Kind, effect: Effect, why: &'static s
     Rule { field, change, effect, why }
 }
 
-/// Whether a claim may grow is for its class to say, so no row can.
+/// Whether a PVC may grow is for its class to say, so no row can.
 pub const NO_EXPANSION: &str = "its StorageClass does not allow expansion";
 const HARDWARE: &str = "it is part of the hardware that a guest finds when it starts";
-const CLAIM: &str = "a claim keeps what it was made with";
+const CLAIM: &str = "a PVC keeps what it was made with";
 const SEEDED: &str = "its Secret is written at once, and a guest is given it when it starts";
 
 pub const RULES: &[Rule] = &[
@@ -74,13 +74,13 @@ pub const RULES: &[Rule] = &[
         "spec.disks[]",
         Kind::Added,
         Effect::Restart,
-        "its claim is made at once, and a disk is attached when the guest starts",
+        "its PVC is made at once, and a disk is attached when the guest starts",
     ),
     rule(
         "spec.disks[]",
         Kind::Removed,
         Effect::Restart,
-        "a disk is detached when the guest starts, and its claim stays until the Machine is deleted",
+        "a disk is detached when the guest starts, and its PVC stays until the Machine is deleted",
     ),
     rule("spec.disks[].type", Kind::Any, Effect::Restart, HARDWARE),
     rule("spec.disks[].size", Kind::Shrinks, Effect::Refused, "a volume cannot shrink"),
@@ -88,9 +88,9 @@ pub const RULES: &[Rule] = &[
         "spec.disks[].size",
         Kind::Any,
         Effect::Live,
-        "the claim is expanded at once if its StorageClass allows it; whether the guest sees it before its next start is up to the storage and KubeVirt's feature gate ExpandDisks",
+        "the PVC is expanded at once if its StorageClass allows it; whether the guest sees it before its next start is up to the storage and KubeVirt's feature gate ExpandDisks",
     ),
-    rule("spec.disks[].storageClass", Kind::Any, Effect::Refused, "a claim cannot move to another StorageClass"),
+    rule("spec.disks[].storageClass", Kind::Any, Effect::Refused, "a PVC cannot move to another StorageClass"),
     rule("spec.disks[].accessMode", Kind::Any, Effect::Refused, CLAIM),
     rule("spec.disks[].volumeMode", Kind::Any, Effect::Refused, CLAIM),
     rule("spec.disks[].source", Kind::Any, Effect::Refused, "a volume is filled once, when it is made"),
@@ -99,7 +99,7 @@ pub const RULES: &[Rule] = &[
         "spec.disks[].onDelete",
         Kind::Any,
         Effect::Live,
-        "it is a label of the claim, which is read when the Machine is deleted",
+        "it is a label of the PVC, which is read when the Machine is deleted",
     ),
     rule(
         "spec.networks[]",

@@ -1,9 +1,9 @@
 //! The objects that a Machine becomes, one file per kind. Rendering cannot fail: everything that could go wrong was found
 //! by `resolve` or is a reference that `plan` looked up.
 
-pub mod claim;
 pub mod cloud_init;
 pub mod network;
+pub mod pvc;
 pub mod vm;
 pub mod vm_types;
 

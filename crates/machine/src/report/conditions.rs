@@ -5,7 +5,7 @@ use vitivirt_api::machine::machine_reason as reason;
 
 use crate::analysis::Analysis;
 use crate::changes::{is_seeded_otherwise, waiting};
-use crate::observed::{ClaimView, Observed};
+use crate::observed::{Observed, PvcView};
 use crate::report::verdict::Verdict;
 use crate::resolve::Content;
 
@@ -24,7 +24,7 @@ pub(super) fn storage(observed: &Observed, analysis: &Analysis) -> (bool, &'stat
     if let Some(problem) = analysis.problem.as_ref().filter(|problem| about_storage.contains(&problem.reason)) {
         return (false, reason::PVC_PENDING, problem.message.clone());
     }
-    match pending_claims(observed, analysis) {
+    match pending_pvcs(observed, analysis) {
         Some(pending) => (false, reason::PVC_PENDING, pending.message),
         None if analysis.resolved.is_none() => {
             (false, reason::PVC_PENDING, "the spec cannot be understood yet".to_owned())
@@ -44,12 +44,12 @@ pub(super) struct Pending {
 /// How long the storage may take to make an empty volume before that is an error. To fill one may take hours.
 const PROVISIONING: SignedDuration = SignedDuration::from_mins(1);
 
-pub(super) fn pending_claims(observed: &Observed, analysis: &Analysis) -> Option<Pending> {
+pub(super) fn pending_pvcs(observed: &Observed, analysis: &Analysis) -> Option<Pending> {
     let resolved = analysis.resolved.as_ref()?;
     let (mut pending, mut overdue) = (Vec::new(), false);
     for disk in &resolved.disks {
-        let Content::Claim { claim, .. } = &disk.content else { continue };
-        let view = observed.claims.get(claim);
+        let Content::Pvc { pvc, .. } = &disk.content else { continue };
+        let view = observed.pvcs.get(pvc);
         if view.is_some_and(|view| view.phase == "Bound") {
             continue;
         }
@@ -58,12 +58,12 @@ pub(super) fn pending_claims(observed: &Observed, analysis: &Analysis) -> Option
             observed.storage_classes.iter().any(|known| Some(known.name.as_str()) == class && known.waits_for_consumer);
         overdue |= !waits && view.is_some_and(|view| is_overdue(observed, view));
         pending.push(match (view, waits) {
-            (None, _) => format!("{claim} is being made"),
+            (None, _) => format!("{pvc} is being made"),
             (Some(_), true) => {
-                format!("{claim} is bound when the machine's pod has been scheduled (WaitForFirstConsumer)")
+                format!("{pvc} is bound when the machine's pod has been scheduled (WaitForFirstConsumer)")
             }
             (Some(_), false) => format!(
-                "{claim} waits for a volume of StorageClass {}; see `kubectl describe pvc {claim}`",
+                "{pvc} waits for a volume of StorageClass {}; see `kubectl describe pvc {pvc}`",
                 class.unwrap_or_default()
             ),
         });
@@ -71,9 +71,9 @@ pub(super) fn pending_claims(observed: &Observed, analysis: &Analysis) -> Option
     (!pending.is_empty()).then(|| Pending { message: pending.join("; "), overdue })
 }
 
-fn is_overdue(observed: &Observed, claim: &ClaimView) -> bool {
-    let since = Timestamp::from_second(claim.created).unwrap_or(observed.now);
-    claim.source.is_none() && observed.now.duration_since(since) > PROVISIONING
+fn is_overdue(observed: &Observed, pvc: &PvcView) -> bool {
+    let since = Timestamp::from_second(pvc.created).unwrap_or(observed.now);
+    pvc.source.is_none() && observed.now.duration_since(since) > PROVISIONING
 }
 
 pub(super) fn network(observed: &Observed, analysis: &Analysis) -> (bool, &'static str, String) {

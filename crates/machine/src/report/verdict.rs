@@ -1,4 +1,4 @@
-//! Phase, Ready and the one sentence about it: a walk from the Machine to its VM, guest, pod and claims that stops at the
+//! Phase, Ready and the one sentence about it: a walk from the Machine to its VM, guest, pod and PVCs that stops at the
 //! first thing that explains why the machine is not running.
 
 use vitivirt_api::machine::{machine_reason as reason, phase};
@@ -8,7 +8,7 @@ use crate::analysis::Analysis;
 use crate::observed::{Observed, VmView};
 use crate::plan::step;
 use crate::problem::ProblemKind;
-use crate::report::conditions::pending_claims;
+use crate::report::conditions::pending_pvcs;
 use crate::report::refusal::explain;
 use crate::resolve::Power;
 
@@ -169,7 +169,7 @@ fn running(observed: &Observed, analysis: &Analysis, vm: &VmView) -> Verdict {
     if let Some(verdict) = error_state(&vm.printable_status) {
         return verdict;
     }
-    if let Some(pending) = pending_claims(observed, analysis) {
+    if let Some(pending) = pending_pvcs(observed, analysis) {
         return Verdict { error: pending.overdue, ..not_ready(phase::CREATING, reason::PVC_PENDING, pending.message) };
     }
     not_ready(phase::CREATING, reason::VM_CREATED, starting(&vm.printable_status))
@@ -193,8 +193,8 @@ fn error_state(status: &str) -> Option<Verdict> {
         "ErrImagePull" | "ImagePullBackOff" => {
             failed("a disk's image cannot be pulled; correct the image's name or the registry's credentials")
         }
-        "ErrorPvcNotFound" => failed("a claim of the machine is gone; it is made anew if it was the machine's own"),
-        "DataVolumeError" => failed("a disk could not be filled; see the events of its claim"),
+        "ErrorPvcNotFound" => failed("a PVC of the machine is gone; it is made anew if it was the machine's own"),
+        "DataVolumeError" => failed("a disk could not be filled; see the events of its PVC"),
         "ErrorUnschedulable" => Some(not_ready(
             phase::CREATING,
             reason::INSUFFICIENT_RESOURCES,

@@ -32,9 +32,9 @@ pub enum OnDelete {
 pub enum Content {
     /// In a container image; nothing is stored.
     ContainerDisk { image: String },
-    /// In a claim of the Machine's own.
-    Claim {
-        claim: String,
+    /// In a PVC of the Machine's own.
+    Pvc {
+        pvc: String,
         size: Quantity,
         /// None: the cluster's default class.
         storage_class: Option<String>,
@@ -45,10 +45,10 @@ pub enum Content {
     },
 }
 
-/// What a claim is filled with at first.
+/// What a PVC is filled with at first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
-    Claim(String),
+    Pvc(String),
     Snapshot(String),
     Http(String),
     Registry(String),
@@ -56,7 +56,7 @@ pub enum Source {
 
 impl ResolvedDisk {
     pub fn read_only(&self) -> bool {
-        matches!(&self.content, Content::Claim { access_mode, .. } if access_mode == "ReadOnlyMany")
+        matches!(&self.content, Content::Pvc { access_mode, .. } if access_mode == "ReadOnlyMany")
     }
 }
 
@@ -113,8 +113,8 @@ fn one(machine: &str, disk: &Disk) -> Result<ResolvedDisk, Problem> {
     };
     let content = match source(name, disk.source.as_ref())? {
         Some(Either::Image(image)) => Content::ContainerDisk { image },
-        Some(Either::Source(source)) => claim(machine, disk, Some(source))?,
-        None => claim(machine, disk, None)?,
+        Some(Either::Source(source)) => pvc(machine, disk, Some(source))?,
+        None => pvc(machine, disk, None)?,
     };
     Ok(ResolvedDisk { name: name.clone(), kind, content })
 }
@@ -129,7 +129,7 @@ fn source(disk: &str, given: Option<&DiskSource>) -> Result<Option<Either>, Prob
     let DiskSource { container_disk, pvc, snapshot, http, registry } = given.clone();
     let mut all: Vec<Either> = Vec::new();
     all.extend(container_disk.map(|source| Either::Image(source.image)));
-    all.extend(pvc.map(|source| Either::Source(Source::Claim(source.name))));
+    all.extend(pvc.map(|source| Either::Source(Source::Pvc(source.name))));
     all.extend(snapshot.map(|source| Either::Source(Source::Snapshot(source.name))));
     all.extend(http.map(|source| Either::Source(Source::Http(source.url))));
     all.extend(registry.map(|source| Either::Source(Source::Registry(source.url))));
@@ -141,7 +141,7 @@ fn source(disk: &str, given: Option<&DiskSource>) -> Result<Option<Either>, Prob
     }
 }
 
-fn claim(machine: &str, disk: &Disk, source: Option<Source>) -> Result<Content, Problem> {
+fn pvc(machine: &str, disk: &Disk, source: Option<Source>) -> Result<Content, Problem> {
     let name = &disk.name;
     let text =
         disk.size.as_deref().ok_or_else(|| invalid(format!("disk {name} has no size; set one, such as 20Gi")))?;
@@ -172,8 +172,8 @@ fn claim(machine: &str, disk: &Disk, source: Option<Source>) -> Result<Content, 
         Some("Retain") => OnDelete::Retain,
         Some(other) => return Err(invalid(format!("disk {name}: onDelete is {other:?}; it must be Delete or Retain"))),
     };
-    Ok(Content::Claim {
-        claim: format!("{machine}-{name}"),
+    Ok(Content::Pvc {
+        pvc: format!("{machine}-{name}"),
         size: size(&format!("disk {name}: size"), text)?,
         storage_class: disk.storage_class.clone(),
         access_mode: access_mode.to_owned(),

@@ -53,10 +53,10 @@ fn disk(disk: &Disk) -> Result<(), Problem> {
     each(&snapshot, |source| text(field("source.snapshot.name"), &source.name, NAME))?;
     each(&http, |source| text(field("source.http.url"), &source.url, URL))?;
     each(&registry, |source| text(field("source.registry.url"), &source.url, URL))?;
-    let of_claims = disk.storage_class.is_some() || disk.access_mode.is_some() || disk.volume_mode.is_some();
-    if container_disk.is_some() && of_claims {
+    let of_pvcs = disk.storage_class.is_some() || disk.access_mode.is_some() || disk.volume_mode.is_some();
+    if container_disk.is_some() && of_pvcs {
         return Err(invalid(format!(
-            "disk {}: a containerDisk has no claim; leave out storageClass, accessMode and volumeMode",
+            "disk {}: a containerDisk has no PVC; leave out storageClass, accessMode and volumeMode",
             shown(&disk.name)
         )));
     }

@@ -29,11 +29,11 @@ fn expect(world: &World, phase: &str, ready: &str, reason: &str) {
 fn a_machine_comes_to_life() {
     let mut world = World::new(template("medium"));
     let (plan, _) = world.reconcile();
-    assert_eq!(plan.write_count(), 3, "finalizer, claim and VM: {plan:?}");
+    assert_eq!(plan.write_count(), 3, "finalizer, PVC and VM: {plan:?}");
     expect(&world, "Creating", "False", "VMCreated");
     world.reconcile();
     expect(&world, "Creating", "False", "PVCPending");
-    world.bind_claims();
+    world.bind_pvcs();
     world.start_guest("Scheduling");
     world.reconcile();
     expect(&world, "Creating", "False", "VMCreated");
@@ -53,7 +53,7 @@ fn a_machine_that_runs_goes_on_when_something_it_was_made_from_goes() {
     let mut world = World::new(MachineSpec { cloud_init: Some(cloud_init), ..template("small") });
     world.observed.source = SourceView::Read(SecretBytes(b"#cloud-config".to_vec()));
     world.reconcile();
-    world.bind_claims();
+    world.bind_pvcs();
     world.start_guest("Running");
     world.reconcile();
     expect(&world, "Running", "True", "Running");
@@ -176,14 +176,14 @@ fn a_disk_grows_and_never_shrinks() {
     };
     let mut world = World::new(disk("10Gi"));
     world.settle();
-    world.bind_claims();
+    world.bind_pvcs();
     world.start_guest("Running");
     world.edit(disk("20Gi"));
     world.settle();
-    assert_eq!(world.observed.claims["web-data"].requested, "20Gi");
+    assert_eq!(world.observed.pvcs["web-data"].requested, "20Gi");
     world.edit(disk("5Gi"));
     world.settle();
-    assert_eq!(world.observed.claims["web-data"].requested, "20Gi");
+    assert_eq!(world.observed.pvcs["web-data"].requested, "20Gi");
     assert!(world.condition(type_::READY).2.contains("cannot shrink"));
 }
 
@@ -318,7 +318,7 @@ fn the_firmware_and_the_mac_survive_a_new_vm() {
 fn a_stop_by_hand_is_undone_and_explained() {
     let mut world = World::new(template("small"));
     world.settle();
-    world.bind_claims();
+    world.bind_pvcs();
     world.start_guest("Running");
     world.settle();
     world.observed.vm.as_mut().unwrap().spec["runStrategy"] = "Halted".into();

@@ -64,7 +64,7 @@ fn what_waits_for_a_restart_is_named_until_the_restart() {
         assert!(!message.contains(other), "{other} does not wait: {message:?}");
     }
     assert!(world.condition(type_::READY).0 == "True", "it runs");
-    world.bind_claims();
+    world.bind_pvcs();
     world.start_guest("Running");
     restart_required(&mut world, false);
     assert_eq!(waiting(&world), None, "the new guest has everything");
@@ -203,7 +203,7 @@ fn every_field_has_its_effect() {
 }
 
 #[test]
-fn what_a_claim_was_made_with_is_refused_by_field_and_the_rest_applies() {
+fn what_a_pvc_was_made_with_is_refused_by_field_and_the_rest_applies() {
     let disk = |change: fn(&mut Disk)| {
         let mut disk = Disk { name: "data".to_owned(), size: Some("10Gi".to_owned()), ..Disk::default() };
         change(&mut disk);
@@ -223,14 +223,14 @@ fn what_a_claim_was_made_with_is_refused_by_field_and_the_rest_applies() {
         ),
     ] {
         let mut world = running(disk(|_| {}));
-        let claim = world.observed.claims["web-data"].clone();
+        let pvc = world.observed.pvcs["web-data"].clone();
         world.edit(disk(change));
         world.settle();
         let refused = vitivirt_machine::refusals(&world.observed);
         assert_eq!(refused.iter().map(|refusal| refusal.field.as_str()).collect::<Vec<_>>(), [field]);
         let rule = rule_of(field, Kind::Shrinks).unwrap();
         assert!(rule.effect == Effect::Refused && refused[0].reason.contains(rule.why), "{refused:?}");
-        assert_eq!(world.observed.claims["web-data"], claim, "{field}");
+        assert_eq!(world.observed.pvcs["web-data"], pvc, "{field}");
         assert_eq!(world.observed.vm.as_ref().unwrap().spec["runStrategy"], "Halted", "the rest applies");
         world.edit(disk(|_| {}));
         world.settle();
@@ -267,7 +267,7 @@ fn a_feature_is_named_also_when_it_is_the_first_or_the_last() {
 }
 
 #[test]
-fn a_claim_whose_filling_was_not_noted_is_not_refused() {
+fn a_pvc_whose_filling_was_not_noted_is_not_refused() {
     let disk = |name: &str| {
         let source = DiskSource { pvc: Some(NamedSource { name: name.to_owned() }), ..DiskSource::default() };
         let disk =
@@ -278,7 +278,7 @@ fn a_claim_whose_filling_was_not_noted_is_not_refused() {
     assert!(vitivirt_machine::refusals(&world.observed).is_empty());
     world.edit(disk("two"));
     assert_eq!(vitivirt_machine::refusals(&world.observed).len(), 1);
-    world.observed.claims.get_mut("web-data").unwrap().source = Some(String::new());
+    world.observed.pvcs.get_mut("web-data").unwrap().source = Some(String::new());
     assert!(vitivirt_machine::refusals(&world.observed).is_empty());
 }
 

@@ -189,11 +189,11 @@ proptest! {
     fn an_invalid_edit_touches_nothing_and_heals(good in spec(), poison in poison()) {
         let mut world = World::new(good.clone()).with_network("prod").with_network("storage");
         world.settle();
-        let (vm, claims) = (world.observed.vm.clone(), world.observed.claims.clone());
+        let (vm, pvcs) = (world.observed.vm.clone(), world.observed.pvcs.clone());
         for bad in poison.into_specs(&good) {
             world.edit(bad);
             world.settle();
-            prop_assert!(world.observed.vm == vm && world.observed.claims == claims);
+            prop_assert!(world.observed.vm == vm && world.observed.pvcs == pvcs);
             prop_assert!(world.status().phase.as_deref() == Some("Failed"));
         }
         world.edit(good);

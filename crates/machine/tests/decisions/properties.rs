@@ -23,7 +23,7 @@ proptest! {
         let (first, _) = world.reconcile();
         prop_assert!(world.observed.vm.is_some(), "a valid spec has a VM: {first:?}, {:?}", world.status().diagnosis);
         world.settle();
-        world.bind_claims();
+        world.bind_pvcs();
         world.settle();
         prop_assert_eq!(vitivirt_machine::plan(&world.observed).write_count(), 0);
     }
@@ -39,8 +39,8 @@ proptest! {
         world.finish_shutdown();
         world.reconcile();
         prop_assert!(world.gone);
-        let kept = world.observed.claims.values().all(|claim| claim.labels["vitistack.io/on-delete"] == "Retain");
-        prop_assert!(kept, "{:?}", world.observed.claims);
+        let kept = world.observed.pvcs.values().all(|pvc| pvc.labels["vitistack.io/on-delete"] == "Retain");
+        prop_assert!(kept, "{:?}", world.observed.pvcs);
         prop_assert!(world.observed.networks.values().all(|network| network.protected.is_none()));
     }
 }

@@ -68,7 +68,7 @@ fn a_life_without_trouble_has_no_error() {
     };
     pass(&mut world, "VMCreated");
     pass(&mut world, "PVCPending");
-    world.bind_claims();
+    world.bind_pvcs();
     world.start_guest("Scheduling");
     pass(&mut world, "VMCreated");
     world.start_guest("Running");
@@ -98,7 +98,7 @@ fn a_machine_that_runs_is_running_when_a_write_is_refused() {
 
 /// A volume takes a moment to be made, and with WaitForFirstConsumer it is not even asked for.
 #[test]
-fn a_claim_that_stays_unbound_becomes_an_error() {
+fn a_pvc_that_stays_unbound_becomes_an_error() {
     for (waits_for_consumer, expected) in [(false, Some(reason::PVC_PENDING)), (true, None)] {
         let mut world = World::new(small());
         world.observed.storage_classes[0].waits_for_consumer = waits_for_consumer;
@@ -107,17 +107,17 @@ fn a_claim_that_stays_unbound_becomes_an_error() {
         world.observed.now = world.observed.now.checked_add(SignedDuration::from_mins(5)).unwrap();
         assert_eq!(world.reconcile().1.error, expected);
         // To fill a volume may take long.
-        world.observed.claims.values_mut().for_each(|claim| claim.source = Some(String::new()));
+        world.observed.pvcs.values_mut().for_each(|pvc| pvc.source = Some(String::new()));
         assert_eq!(world.reconcile().1.error, None);
-        world.observed.claims.values_mut().for_each(|claim| claim.source = None);
-        world.bind_claims();
+        world.observed.pvcs.values_mut().for_each(|pvc| pvc.source = None);
+        world.bind_pvcs();
         assert_eq!(world.reconcile().1.error, None);
     }
 }
 
 /// However long something else was wrong before.
 #[test]
-fn a_claim_that_was_just_made_is_not_late() {
+fn a_pvc_that_was_just_made_is_not_late() {
     let mut world = World::new(MachineSpec { template: Some("none".to_owned()), ..MachineSpec::default() });
     world.settle();
     world.observed.now = world.observed.now.checked_add(SignedDuration::from_mins(60)).unwrap();
@@ -137,7 +137,7 @@ fn a_refusal_is_told_by_who_refuses() {
         "create PersistentVolumeClaim shop/web-root: admission webhook \"disks.corp.example\" denied the request: no";
     let schema =
         "create VirtualMachine shop/web: VirtualMachine.kubevirt.io \"web\" is invalid: spec.x: Required value";
-    let claim = "create PersistentVolumeClaim shop/web-root: PersistentVolumeClaim \"web-root\" is invalid: spec: no";
+    let pvc = "create PersistentVolumeClaim shop/web-root: PersistentVolumeClaim \"web-root\" is invalid: spec: no";
     let unreachable = |name: &str| format!("create Secret shop/s: failed calling webhook \"{name}\": refused");
     let invalid = |words: &str| Failure::invalid(cause::INVALID_OBJECT, words);
     let silent = |name: &str| Failure::transient(cause::WEBHOOK_UNREACHABLE, unreachable(name));
@@ -147,7 +147,7 @@ fn a_refusal_is_told_by_who_refuses() {
         (denied(webhook), reason::ADMISSION_REFUSED),
         (denied("create Secret shop/s: secrets \"s\" is forbidden: maximum is 1"), reason::ADMISSION_REFUSED),
         (invalid(schema), reason::KUBEVIRT_API_ERROR),
-        (invalid(claim), reason::ADMISSION_REFUSED),
+        (invalid(pvc), reason::ADMISSION_REFUSED),
         (silent("virtualmachines-mutator.kubevirt.io"), reason::KUBEVIRT_API_ERROR),
         (silent("policy.corp.example"), reason::ADMISSION_REFUSED),
     ] {
@@ -212,8 +212,8 @@ fn every_step_of_a_deletion_is_named_when_it_is_held_up() {
     };
     held_up(&mut world, "deletion of the VirtualMachine");
     world.finish_shutdown();
-    held_up(&mut world, "deletion of the claims");
-    world.observed.claims.clear();
+    held_up(&mut world, "deletion of the pvcs");
+    world.observed.PVCs.clear();
     held_up(&mut world, "release of the networks");
     world.observed.networks.clear();
     held_up(&mut world, "removal of the finalizer");

@@ -8,7 +8,7 @@ use serde_json::Value;
 use vitivirt_api::machine::{FINALIZER_NETWORK, Machine, MachineSpec, MachineStatus};
 use vitivirt_api::{Failure, Operation, Outcome, Plan, Report, Stop, Write};
 use vitivirt_machine::observed::{
-    AttachmentView, ClaimView, NetworkView, Observed, OwnedView, SecretView, StorageClassView, VmView, VmiView,
+    AttachmentView, NetworkView, Observed, OwnedView, PvcView, SecretView, StorageClassView, VmView, VmiView,
 };
 
 pub(crate) struct World {
@@ -24,7 +24,7 @@ pub(crate) const UID: &str = "5e6f5d0a-52a5-4a7c-9d38-2f1f0f6f3d11";
 pub(crate) fn running(spec: MachineSpec) -> World {
     let mut world = World::new(spec).with_network("prod");
     world.settle();
-    world.bind_claims();
+    world.bind_pvcs();
     world.start_guest("Running");
     world.settle();
     world
@@ -186,7 +186,7 @@ impl World {
                 });
             }
             "PersistentVolumeClaim" => {
-                let claim = ClaimView {
+                let pvc = PvcView {
                     uid,
                     labels,
                     phase: "Pending".to_owned(),
@@ -198,7 +198,7 @@ impl World {
                     deleting: false,
                     created: self.observed.now.as_second(),
                 };
-                assert!(self.observed.claims.insert(name.to_owned(), claim).is_none(), "a second claim");
+                assert!(self.observed.pvcs.insert(name.to_owned(), pvc).is_none(), "a second PVC");
             }
             "NetworkAttachmentDefinition" => {
                 let view = AttachmentView { uid, controller_uid, labels, config: text("/spec/config").unwrap() };
@@ -250,7 +250,7 @@ impl World {
             ("VirtualMachine", Some(label)) => _ = self.observed.vm.as_mut().unwrap().labels.insert(label, text()),
             ("Secret", Some(label)) => _ = self.observed.secret.as_mut().unwrap().labels.insert(label, text()),
             ("PersistentVolumeClaim", Some(label)) => {
-                _ = self.observed.claims.get_mut(name).unwrap().labels.insert(label, text());
+                _ = self.observed.pvcs.get_mut(name).unwrap().labels.insert(label, text());
             }
             ("NetworkAttachmentDefinition", Some(label)) => {
                 _ = self.observed.attachments.get_mut(name).unwrap().labels.insert(label, text());
@@ -271,7 +271,7 @@ impl World {
                 self.observed.secret.as_mut().unwrap().began_with = Some(text());
             }
             ("PersistentVolumeClaim", None) if path == "/spec/resources/requests/storage" => {
-                self.observed.claims.get_mut(name).unwrap().requested = text();
+                self.observed.pvcs.get_mut(name).unwrap().requested = text();
             }
             ("NetworkAttachmentDefinition", None) if path == "/metadata/labels" => {
                 self.observed.attachments.get_mut(name).unwrap().labels =
@@ -288,7 +288,7 @@ impl World {
         match kind {
             "VirtualMachine" => self.observed.vm.as_mut().unwrap().deleting = true,
             "VirtualMachineInstance" => self.observed.vmi = None,
-            "PersistentVolumeClaim" => assert!(self.observed.claims.remove(name).is_some(), "{name} is not there"),
+            "PersistentVolumeClaim" => assert!(self.observed.pvcs.remove(name).is_some(), "{name} is not there"),
             "Secret" => assert!(self.observed.secret.take().is_some(), "{name} is not there"),
             other => panic!("nobody deletes a {other}"),
         }
@@ -302,9 +302,9 @@ impl World {
         self.observed.machine.metadata.generation = Some(generation + 1);
     }
 
-    pub(crate) fn bind_claims(&mut self) {
-        for claim in self.observed.claims.values_mut() {
-            claim.phase = "Bound".to_owned();
+    pub(crate) fn bind_pvcs(&mut self) {
+        for pvc in self.observed.pvcs.values_mut() {
+            pvc.phase = "Bound".to_owned();
         }
     }
 

@@ -125,7 +125,7 @@ fn a_file_that_is_wrong_is_told_by_object_and_field() {
 
 /// As in a cluster: the first has it.
 #[test]
-fn machines_of_one_file_cannot_share_an_address_or_a_claim() {
+fn machines_of_one_file_cannot_share_an_address_or_a_pvc() {
     let machine = |name: &str, spec: &str| {
         format!(
             "apiVersion: vitistack.io/v1alpha1\nkind: Machine\nmetadata: {{name: {name}}}\nspec: {{template: small, {spec}}}\n"
@@ -157,6 +157,6 @@ fn of_two_default_classes_the_youngest_is_taken() {
     let old = class("old", "2025-01-01T00:00:00Z", "storageclass.kubernetes.io/is-default-class");
     let new = class("new", "2026-01-01T00:00:00Z", "storageclass.beta.kubernetes.io/is-default-class");
     let objects = rendered(&[BASIC, &old, &new]).objects;
-    let claim = objects.iter().find(|object| object["kind"] == "PersistentVolumeClaim").unwrap();
-    assert_eq!(claim["spec"]["storageClassName"], "new");
+    let pvc = objects.iter().find(|object| object["kind"] == "PersistentVolumeClaim").unwrap();
+    assert_eq!(pvc["spec"]["storageClassName"], "new");
 }
