@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 use vitivirt_api::{Failure, ObjectKey, Outcome, Plan, Report, Target, reason};
-use vitivirt_machine::release::{self, ObservedNetwork};
+use vitivirt_machine::network_finalizer::{self, ObservedNetwork};
 use vitivirt_runtime::reconcile::Controller;
 use vitivirt_runtime::watch::SyncState;
 
@@ -38,7 +38,7 @@ impl Controller for NetworkController {
     }
 
     fn plan(&self, observed: &ObservedNetwork) -> Plan {
-        release::plan(observed)
+        network_finalizer::plan(observed)
     }
 
     /// Nothing is created here.

@@ -6,9 +6,9 @@ use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use vitivirt_api::machine::{FINALIZER_MACHINE, LABEL_MACHINE_UID, LABEL_ON_DELETE, ON_DELETE_RETAIN};
 use vitivirt_api::{Plan, Propagation, Step, Target, Wait, Write, remove_finalizer};
 
+use crate::network_finalizer::release;
 use crate::observed::Observed;
 use crate::plan::{finalizer_place, has_finalizer, virtual_machine_resource};
-use crate::release::release;
 
 pub(crate) mod step {
     pub(crate) const VIRTUAL_MACHINE: &str = "deletion of the VirtualMachine";

@@ -10,9 +10,9 @@ use vitivirt_api::{ApiResource, Body, ObjectKey, Operation, Plan, Propagation, S
 
 use crate::analysis::{Analysis, analyse, may_grow, storage_class_of};
 use crate::changes::began_with;
+use crate::network_finalizer::protect;
 use crate::observed::{Observed, SecretView, SourceView};
 use crate::quantity::Quantity;
-use crate::release::protect;
 use crate::render::{self, cloud_init, network, pvc, vm};
 use crate::resolve::{Content, Power, Resolved};
 
