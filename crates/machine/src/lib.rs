@@ -5,7 +5,7 @@
 //! that it becomes), `analysis` (what stands in the way), `changes` (when an edit takes effect), `plan` and `delete` (what
 //! to write now) and `report` (what to say about it).
 
-mod analysis;
+mod assessment;
 pub mod changes;
 mod delete;
 pub mod guest;
@@ -19,7 +19,7 @@ pub mod render;
 mod report;
 pub mod resolve;
 
-pub use analysis::{networks_at_fault, refusals};
+pub use assessment::{networks_at_fault, refusals};
 pub use observed::Observed;
 pub use plan::{
     discards_user_data, import_source_resource, network_attachment_resource, owns, plan,

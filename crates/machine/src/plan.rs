@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use vitivirt_api::machine::{ANNOTATION_BEGAN_WITH, ANNOTATION_CONTENT, FINALIZER_MACHINE, LABEL_MACHINE_UID, Machine};
 use vitivirt_api::{ApiResource, Body, ObjectKey, Operation, Plan, Propagation, Step, Target, Write};
 
-use crate::analysis::{Analysis, analyse, may_grow, storage_class_of};
+use crate::assessment::{Assessment, assess, may_grow, storage_class_of};
 use crate::changes::began_with;
 use crate::network_finalizer::protect;
 use crate::observed::{Observed, SecretView, SourceView};
@@ -28,7 +28,7 @@ pub fn plan(observed: &Observed) -> Plan {
     if observed.is_deleting() {
         return crate::delete::plan(observed);
     }
-    let Analysis { resolved, problem, .. } = analyse(observed);
+    let Assessment { resolved, problem, .. } = assess(observed);
     let Some(resolved) = resolved.filter(|_| problem.is_none()) else { return Plan::default() };
     let steps = [
         finalizer(observed),
@@ -290,7 +290,7 @@ pub fn discards_user_data(observed: &Observed) -> bool {
     if observed.is_deleting() || spare_secret(observed).is_none() {
         return false;
     }
-    let Analysis { resolved, problem, .. } = analyse(observed);
+    let Assessment { resolved, problem, .. } = assess(observed);
     resolved.filter(|_| problem.is_none()).is_some_and(|resolved| discarded(observed, &resolved).is_some())
 }
 

@@ -3,7 +3,7 @@
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use vitivirt_api::machine::machine_reason as reason;
 
-use crate::analysis::Analysis;
+use crate::assessment::Assessment;
 use crate::changes::{is_seeded_otherwise, waiting};
 use crate::observed::{Observed, PvcView};
 use crate::report::verdict::Verdict;
@@ -19,14 +19,14 @@ pub(super) fn virtual_machine(observed: &Observed, verdict: &Verdict) -> (bool, 
     }
 }
 
-pub(super) fn storage(observed: &Observed, analysis: &Analysis) -> (bool, &'static str, String) {
+pub(super) fn storage(observed: &Observed, assessment: &Assessment) -> (bool, &'static str, String) {
     let about_storage = [reason::STORAGE_CLASS_NOT_FOUND, reason::CDI_NOT_INSTALLED];
-    if let Some(problem) = analysis.problem.as_ref().filter(|problem| about_storage.contains(&problem.reason)) {
+    if let Some(problem) = assessment.blocker.as_ref().filter(|problem| about_storage.contains(&problem.reason)) {
         return (false, reason::PVC_PENDING, problem.message.clone());
     }
-    match pending_pvcs(observed, analysis) {
+    match pending_pvcs(observed, assessment) {
         Some(pending) => (false, reason::PVC_PENDING, pending.message),
-        None if analysis.resolved.is_none() => {
+        None if assessment.resolved.is_none() => {
             (false, reason::PVC_PENDING, "the spec cannot be understood yet".to_owned())
         }
         None => (true, reason::PVC_BOUND, "every disk has its storage".to_owned()),
@@ -44,8 +44,8 @@ pub(super) struct Pending {
 /// How long the storage may take to make an empty volume before that is an error. To fill one may take hours.
 const PROVISIONING: SignedDuration = SignedDuration::from_mins(1);
 
-pub(super) fn pending_pvcs(observed: &Observed, analysis: &Analysis) -> Option<Pending> {
-    let resolved = analysis.resolved.as_ref()?;
+pub(super) fn pending_pvcs(observed: &Observed, assessment: &Assessment) -> Option<Pending> {
+    let resolved = assessment.resolved.as_ref()?;
     let (mut pending, mut overdue) = (Vec::new(), false);
     for disk in &resolved.disks {
         let Content::Pvc { pvc, .. } = &disk.content else { continue };
@@ -76,14 +76,14 @@ fn is_overdue(observed: &Observed, pvc: &PvcView) -> bool {
     pvc.source.is_none() && observed.now.duration_since(since) > PROVISIONING
 }
 
-pub(super) fn network(observed: &Observed, analysis: &Analysis) -> (bool, &'static str, String) {
+pub(super) fn network(observed: &Observed, assessment: &Assessment) -> (bool, &'static str, String) {
     let about_networks =
         [reason::NETWORK_CONFIGURATION_NOT_FOUND, reason::MULTUS_NOT_INSTALLED, reason::MAC_ADDRESS_IN_USE];
-    if let Some(problem) = analysis.problem.as_ref().filter(|problem| about_networks.contains(&problem.reason)) {
+    if let Some(problem) = assessment.blocker.as_ref().filter(|problem| about_networks.contains(&problem.reason)) {
         return (false, reason::NETWORK_FAILED, problem.message.clone());
     }
     let missing = observed.network_names().into_iter().find(|name| !observed.attachments.contains_key(*name));
-    match (missing, &analysis.resolved) {
+    match (missing, &assessment.resolved) {
         (_, None) => (false, reason::NETWORK_FAILED, "the spec cannot be understood yet".to_owned()),
         (Some(name), _) => {
             (false, reason::NETWORK_FAILED, format!("the NetworkAttachmentDefinition {name} is being made"))

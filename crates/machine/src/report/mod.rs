@@ -13,7 +13,7 @@ use serde_json::Value;
 use vitivirt_api::machine::{EffectiveResources, MachineStatus, condition_type};
 use vitivirt_api::{ConditionStatus, Outcome, Plan, Report, StatusWrite, set_condition};
 
-use crate::analysis::{Analysis, analyse};
+use crate::assessment::{Assessment, assess};
 use crate::observed::{Observed, SourceView};
 use verdict::{Verdict, judge};
 
@@ -26,9 +26,9 @@ pub fn report(observed: &Observed, plan: &Plan, outcome: &Outcome) -> Report {
     if observed.is_deleting() {
         return deletion::report(observed, outcome);
     }
-    let analysis = analyse(observed);
-    let Some(verdict) = judge(observed, &analysis, outcome) else { return Report::default() };
-    let status = status(observed, &analysis, &verdict);
+    let assessment = assess(observed);
+    let Some(verdict) = judge(observed, &assessment, outcome) else { return Report::default() };
+    let status = status(observed, &assessment, &verdict);
     finish(observed, plan, status, &verdict)
 }
 
@@ -60,7 +60,7 @@ fn write(observed: &Observed, previous: &MachineStatus, mut desired: MachineStat
     }
 }
 
-fn status(observed: &Observed, analysis: &Analysis, verdict: &Verdict) -> MachineStatus {
+fn status(observed: &Observed, assessment: &Assessment, verdict: &Verdict) -> MachineStatus {
     let previous = observed.machine.status.clone().unwrap_or_default();
     let generation = observed.machine.metadata.generation;
     let vm = observed.vm.as_ref().filter(|vm| vm.controller_uid.as_deref() == Some(observed.uid()));
@@ -73,7 +73,7 @@ fn status(observed: &Observed, analysis: &Analysis, verdict: &Verdict) -> Machin
         vmi_name: vmi.map(|_| observed.name().to_owned()),
         ip_addresses: vmi.map(|vmi| vmi.addresses.iter().take(MOST_ADDRESSES).cloned().collect()).unwrap_or_default(),
         node_name: vmi.and_then(|vmi| vmi.node.clone()),
-        resources: analysis
+        resources: assessment
             .resolved
             .as_ref()
             .map(|resolved| EffectiveResources { cpu: resolved.cpu.cpus(), memory: resolved.memory.to_string() }),
@@ -95,9 +95,9 @@ fn status(observed: &Observed, analysis: &Analysis, verdict: &Verdict) -> Machin
     set(condition_type::READY, verdict.ready, verdict.reason, &verdict.message);
     let (is, reason, message) = conditions::virtual_machine(observed, verdict);
     set(condition_type::VIRTUAL_MACHINE_READY, is, reason, &message);
-    let (is, reason, message) = conditions::storage(observed, analysis);
+    let (is, reason, message) = conditions::storage(observed, assessment);
     set(condition_type::STORAGE_READY, is, reason, &message);
-    let (is, reason, message) = conditions::network(observed, analysis);
+    let (is, reason, message) = conditions::network(observed, assessment);
     set(condition_type::NETWORK_READY, is, reason, &message);
     match conditions::restart(observed) {
         Some((reason, message)) => set(condition_type::RESTART_REQUIRED, true, reason, &message),

@@ -4,7 +4,7 @@
 use vitivirt_api::machine::{machine_reason as reason, phase};
 use vitivirt_api::{Body, ErrorClass, Failure, Outcome, Stop, Target};
 
-use crate::analysis::Analysis;
+use crate::assessment::Assessment;
 use crate::observed::{Observed, VmView};
 use crate::plan::step;
 use crate::problem::ProblemKind;
@@ -31,8 +31,8 @@ fn ready(phase: &'static str, reason: &'static str, message: &str) -> Verdict {
 }
 
 /// None: nothing worth saying happened, and what was said before stays.
-pub(crate) fn judge(observed: &Observed, analysis: &Analysis, outcome: &Outcome) -> Option<Verdict> {
-    if let Some(problem) = &analysis.problem {
+pub(crate) fn judge(observed: &Observed, assessment: &Assessment, outcome: &Outcome) -> Option<Verdict> {
+    if let Some(problem) = &assessment.blocker {
         let phase = match problem.kind {
             ProblemKind::Failed => phase::FAILED,
             ProblemKind::Pending => phase::PENDING,
@@ -44,10 +44,10 @@ pub(crate) fn judge(observed: &Observed, analysis: &Analysis, outcome: &Outcome)
     match &outcome.stop {
         Stop::NameConflict { target, live, .. } => Some(as_it_was(observed, taken(target, live))),
         // The machine is as it is wanted, but for what is left over.
-        Stop::Failed { step: step::UNUSED, failure } => Some(littered(living(observed, analysis), failure)),
+        Stop::Failed { step: step::UNUSED, failure } => Some(littered(living(observed, assessment), failure)),
         Stop::Failed { failure, .. } => Some(as_it_was(observed, failed(observed, failure)?)),
         Stop::Waiting { wait, .. } => Some(not_ready(phase::CREATING, wait.reason, &wait.message)),
-        Stop::Done => Some(living(observed, analysis)),
+        Stop::Done => Some(living(observed, assessment)),
     }
 }
 
@@ -105,16 +105,16 @@ fn failed(observed: &Observed, failure: &Failure) -> Option<Verdict> {
 }
 
 /// Nothing is in the way and everything is written: how is the machine?
-fn living(observed: &Observed, analysis: &Analysis) -> Verdict {
-    let power = analysis.resolved.as_ref().map_or(Power::Running, |resolved| resolved.power);
+fn living(observed: &Observed, assessment: &Assessment) -> Verdict {
+    let power = assessment.resolved.as_ref().map_or(Power::Running, |resolved| resolved.power);
     let Some(vm) = &observed.vm else {
         return not_ready(phase::CREATING, reason::VM_CREATED, "the VirtualMachine has been created");
     };
     let verdict = match power {
         Power::Stopped => stopped(observed),
-        Power::Running => running(observed, analysis, vm),
+        Power::Running => running(observed, assessment, vm),
     };
-    match (analysis.refused.as_slice(), verdict.ready) {
+    match (assessment.rejected_changes.as_slice(), verdict.ready) {
         ([], _) | (_, false) => verdict,
         // It runs, but not as the spec says.
         (refused, true) => {
@@ -134,7 +134,7 @@ fn stopped(observed: &Observed) -> Verdict {
     }
 }
 
-fn running(observed: &Observed, analysis: &Analysis, vm: &VmView) -> Verdict {
+fn running(observed: &Observed, assessment: &Assessment, vm: &VmView) -> Verdict {
     let vmi = observed.vmi.as_ref();
     if let Some(vmi) = vmi.filter(|vmi| vmi.phase == "Running") {
         if vmi.paused {
@@ -169,7 +169,7 @@ fn running(observed: &Observed, analysis: &Analysis, vm: &VmView) -> Verdict {
     if let Some(verdict) = error_state(&vm.printable_status) {
         return verdict;
     }
-    if let Some(pending) = pending_pvcs(observed, analysis) {
+    if let Some(pending) = pending_pvcs(observed, assessment) {
         return Verdict { error: pending.overdue, ..not_ready(phase::CREATING, reason::PVC_PENDING, pending.message) };
     }
     not_ready(phase::CREATING, reason::VM_CREATED, starting(&vm.printable_status))

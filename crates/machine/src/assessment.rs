@@ -14,7 +14,7 @@ use crate::render::pvc::source_digest;
 use crate::resolve::limits::network_configuration;
 use crate::resolve::{Content, Resolved, ResolvedDisk, Source, resolve};
 
-pub(crate) struct Analysis {
+pub(crate) struct Assessment {
     /// None if the spec cannot be understood.
     pub(crate) resolved: Option<Resolved>,
     /// Nothing is made while there is one.
@@ -25,18 +25,18 @@ pub(crate) struct Analysis {
 
 /// The parts of the spec that can never become true, whatever else does.
 pub fn refusals(observed: &Observed) -> Vec<Refusal> {
-    analyse(observed).refused
+    assess(observed).refused
 }
 
 /// The NetworkConfigurations because of which the Machine cannot be made; none if it is for another reason.
 pub fn networks_at_fault(observed: &Observed) -> Vec<String> {
-    analyse(observed).problem.map(|problem| problem.networks).unwrap_or_default()
+    assess(observed).problem.map(|problem| problem.networks).unwrap_or_default()
 }
 
-pub(crate) fn analyse(observed: &Observed) -> Analysis {
+pub(crate) fn assess(observed: &Observed) -> Assessment {
     let mut resolved = match resolve(&observed.machine) {
         Ok(resolved) => resolved,
-        Err(problem) => return Analysis { resolved: None, problem: Some(problem), refused: Vec::new() },
+        Err(problem) => return Assessment { resolved: None, problem: Some(problem), refused: Vec::new() },
     };
     let checks: [fn(&Observed, &Resolved) -> Option<Problem>; 8] = [
         taken_names,
@@ -50,7 +50,7 @@ pub(crate) fn analyse(observed: &Observed) -> Analysis {
     ];
     let problem = checks.iter().find_map(|check| check(observed, &resolved));
     let refused = resolved.disks.iter_mut().flat_map(|disk| refused_changes(observed, disk)).collect();
-    Analysis { resolved: Some(resolved), problem, refused }
+    Assessment { resolved: Some(resolved), problem, refused }
 }
 
 /// A name that belongs to something else is never shared.
