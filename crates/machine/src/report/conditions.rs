@@ -6,16 +6,16 @@ use vitivirt_api::machine::machine_reason as reason;
 use crate::assessment::Assessment;
 use crate::changes::{is_seeded_otherwise, waiting};
 use crate::observed::{Observed, PvcView};
-use crate::report::verdict::Verdict;
+use crate::report::summary::Summary;
 use crate::resolve::Content;
 
-pub(super) fn virtual_machine(observed: &Observed, verdict: &Verdict) -> (bool, &'static str, String) {
+pub(super) fn virtual_machine(observed: &Observed, summary: &Summary) -> (bool, &'static str, String) {
     let running = observed.vmi.as_ref().is_some_and(|vmi| vmi.phase == "Running");
-    match (&observed.vm, verdict.reason) {
-        (_, reason::VM_FAILED) => (false, reason::VM_FAILED, verdict.message.clone()),
-        (Some(_), _) if verdict.ready || running => (true, reason::VM_CREATED, verdict.message.clone()),
-        (Some(_), _) => (false, reason::VM_CREATED, verdict.message.clone()),
-        (None, _) => (false, verdict.reason, verdict.message.clone()),
+    match (&observed.vm, summary.reason) {
+        (_, reason::VM_FAILED) => (false, reason::VM_FAILED, summary.message.clone()),
+        (Some(_), _) if summary.ready || running => (true, reason::VM_CREATED, summary.message.clone()),
+        (Some(_), _) => (false, reason::VM_CREATED, summary.message.clone()),
+        (None, _) => (false, summary.reason, summary.message.clone()),
     }
 }
 

@@ -8,7 +8,7 @@ use vitivirt_api::{ConditionStatus, Outcome, Plan, Report, Stop, Wait, set_condi
 
 use super::finish;
 use super::refusal::explain;
-use super::verdict::{Verdict, not_ready};
+use super::summary::{Summary, not_ready};
 use crate::observed::Observed;
 
 /// A deletion that is quicker than this is not worth a write.
@@ -37,17 +37,17 @@ fn waiting(observed: &Observed, wait: &Wait) -> Report {
     told(observed, &not_ready(phase::CREATING, wait.reason, message))
 }
 
-fn told(observed: &Observed, verdict: &Verdict) -> Report {
+fn told(observed: &Observed, summary: &Summary) -> Report {
     let mut status = observed.machine.status.clone().unwrap_or_default();
-    status.diagnosis = Some(verdict.message.clone());
+    status.diagnosis = Some(summary.message.clone());
     set_condition(
         &mut status.conditions,
         condition_type::READY,
         ConditionStatus::False,
-        verdict.reason,
-        &verdict.message,
+        summary.reason,
+        &summary.message,
         observed.machine.metadata.generation,
         observed.now,
     );
-    finish(observed, &Plan::default(), status, verdict)
+    finish(observed, &Plan::default(), status, summary)
 }

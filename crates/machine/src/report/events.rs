@@ -4,14 +4,14 @@ use vitivirt_api::machine::{MachineStatus, condition_type, machine_reason as rea
 use vitivirt_api::{EventKind, EventRecord, EventSubject, Plan};
 
 use crate::observed::Observed;
-use crate::report::verdict::Verdict;
+use crate::report::summary::Summary;
 
 pub(super) fn of(
     observed: &Observed,
     plan: &Plan,
     previous: &MachineStatus,
     status: &MachineStatus,
-    verdict: &Verdict,
+    summary: &Summary,
 ) -> Vec<EventRecord> {
     let ready = |status: &MachineStatus| {
         let condition = status.conditions.iter().find(|condition| condition.type_ == condition_type::READY);
@@ -25,10 +25,10 @@ pub(super) fn of(
     }
     notes.push(EventRecord {
         about: about(observed),
-        kind: if verdict.error { EventKind::Warning } else { EventKind::Normal },
-        reason: verdict.reason,
+        kind: if summary.error { EventKind::Warning } else { EventKind::Normal },
+        reason: summary.reason,
         action: if plan.write_count() > 0 { "Reconcile" } else { "Observe" },
-        message: verdict.message.clone(),
+        message: summary.message.clone(),
     });
     notes
 }

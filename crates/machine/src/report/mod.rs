@@ -5,7 +5,7 @@ mod conditions;
 mod deletion;
 mod events;
 mod refusal;
-mod verdict;
+mod summary;
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use vitivirt_api::{ConditionStatus, Outcome, Plan, Report, StatusWrite, set_cond
 
 use crate::assessment::{Assessment, assess};
 use crate::observed::{Observed, SourceView};
-use verdict::{Verdict, judge};
+use summary::{Summary, summarize};
 
 /// What a guest reports is not ours: no more of it than this reaches the status.
 const MOST_ADDRESSES: usize = 16;
@@ -27,19 +27,19 @@ pub fn report(observed: &Observed, plan: &Plan, outcome: &Outcome) -> Report {
         return deletion::report(observed, outcome);
     }
     let assessment = assess(observed);
-    let Some(verdict) = judge(observed, &assessment, outcome) else { return Report::default() };
-    let status = status(observed, &assessment, &verdict);
-    finish(observed, plan, status, &verdict)
+    let Some(summary) = summarize(observed, &assessment, outcome) else { return Report::default() };
+    let status = status(observed, &assessment, &summary);
+    finish(observed, plan, status, &summary)
 }
 
-fn finish(observed: &Observed, plan: &Plan, status: MachineStatus, verdict: &Verdict) -> Report {
+fn finish(observed: &Observed, plan: &Plan, status: MachineStatus, summary: &Summary) -> Report {
     let previous = observed.machine.status.clone().unwrap_or_default();
     Report {
-        events: events::of(observed, plan, &previous, &status, verdict),
+        events: events::of(observed, plan, &previous, &status, summary),
         status: Some(write(observed, &previous, status)),
         // Granting a permission wakes nobody.
         requeue_after: matches!(observed.source, SourceView::Forbidden(_)).then_some(ASK_AGAIN),
-        error: verdict.error.then_some(verdict.reason),
+        error: summary.error.then_some(summary.reason),
     }
 }
 
@@ -60,15 +60,15 @@ fn write(observed: &Observed, previous: &MachineStatus, mut desired: MachineStat
     }
 }
 
-fn status(observed: &Observed, assessment: &Assessment, verdict: &Verdict) -> MachineStatus {
+fn status(observed: &Observed, assessment: &Assessment, summary: &Summary) -> MachineStatus {
     let previous = observed.machine.status.clone().unwrap_or_default();
     let generation = observed.machine.metadata.generation;
     let vm = observed.vm.as_ref().filter(|vm| vm.controller_uid.as_deref() == Some(observed.uid()));
     let vmi = vm.and(observed.vmi.as_ref());
     let mut status = MachineStatus {
-        phase: Some(verdict.phase.to_owned()),
+        phase: Some(summary.phase.to_owned()),
         conditions: previous.conditions,
-        diagnosis: (!verdict.ready).then(|| verdict.message.clone()),
+        diagnosis: (!summary.ready).then(|| summary.message.clone()),
         vm_name: vm.map(|_| observed.name().to_owned()),
         vmi_name: vmi.map(|_| observed.name().to_owned()),
         ip_addresses: vmi.map(|vmi| vmi.addresses.iter().take(MOST_ADDRESSES).cloned().collect()).unwrap_or_default(),
@@ -92,8 +92,8 @@ fn status(observed: &Observed, assessment: &Assessment, verdict: &Verdict) -> Ma
             observed.now,
         );
     };
-    set(condition_type::READY, verdict.ready, verdict.reason, &verdict.message);
-    let (is, reason, message) = conditions::virtual_machine(observed, verdict);
+    set(condition_type::READY, summary.ready, summary.reason, &summary.message);
+    let (is, reason, message) = conditions::virtual_machine(observed, summary);
     set(condition_type::VIRTUAL_MACHINE_READY, is, reason, &message);
     let (is, reason, message) = conditions::storage(observed, assessment);
     set(condition_type::STORAGE_READY, is, reason, &message);

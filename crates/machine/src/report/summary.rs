@@ -13,7 +13,7 @@ use crate::report::refusal::explain;
 use crate::resolve::Power;
 
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Verdict {
+pub(crate) struct Summary {
     pub(crate) phase: &'static str,
     pub(crate) ready: bool,
     /// Something is wrong; otherwise it only takes its time, or is as somebody wanted it.
@@ -22,24 +22,24 @@ pub(crate) struct Verdict {
     pub(crate) message: String,
 }
 
-pub(super) fn not_ready(phase: &'static str, reason: &'static str, message: impl Into<String>) -> Verdict {
-    Verdict { phase, ready: false, error: reason::ERRORS.contains(&reason), reason, message: message.into() }
+pub(super) fn not_ready(phase: &'static str, reason: &'static str, message: impl Into<String>) -> Summary {
+    Summary { phase, ready: false, error: reason::ERRORS.contains(&reason), reason, message: message.into() }
 }
 
-fn ready(phase: &'static str, reason: &'static str, message: &str) -> Verdict {
-    Verdict { phase, ready: true, error: false, reason, message: message.to_owned() }
+fn ready(phase: &'static str, reason: &'static str, message: &str) -> Summary {
+    Summary { phase, ready: true, error: false, reason, message: message.to_owned() }
 }
 
 /// None: nothing worth saying happened, and what was said before stays.
-pub(crate) fn judge(observed: &Observed, assessment: &Assessment, outcome: &Outcome) -> Option<Verdict> {
+pub(crate) fn summarize(observed: &Observed, assessment: &Assessment, outcome: &Outcome) -> Option<Summary> {
     if let Some(problem) = &assessment.blocker {
         let phase = match problem.kind {
             ProblemKind::Failed => phase::FAILED,
             ProblemKind::Pending => phase::PENDING,
             ProblemKind::Creating => phase::CREATING,
         };
-        let verdict = not_ready(phase, problem.reason, &problem.message);
-        return Some(if problem.kind == ProblemKind::Failed { verdict } else { as_it_was(observed, verdict) });
+        let summary = not_ready(phase, problem.reason, &problem.message);
+        return Some(if problem.kind == ProblemKind::Failed { summary } else { as_it_was(observed, summary) });
     }
     match &outcome.stop {
         Stop::NameConflict { target, live, .. } => Some(as_it_was(observed, taken(target, live))),
@@ -52,12 +52,12 @@ pub(crate) fn judge(observed: &Observed, assessment: &Assessment, outcome: &Outc
 }
 
 /// What was made stays as it was made, whatever is in the way of a change.
-fn as_it_was(observed: &Observed, verdict: Verdict) -> Verdict {
+fn as_it_was(observed: &Observed, summary: Summary) -> Summary {
     if !runs(observed) {
-        return verdict;
+        return summary;
     }
-    let message = format!("{}; until then the machine runs on as it was", verdict.message);
-    Verdict { phase: phase::RUNNING, message, ..verdict }
+    let message = format!("{}; until then the machine runs on as it was", summary.message);
+    Summary { phase: phase::RUNNING, message, ..summary }
 }
 
 /// A guest of the Machine's own VM.
@@ -66,7 +66,7 @@ fn runs(observed: &Observed) -> bool {
     own && observed.vmi.as_ref().is_some_and(|vmi| vmi.phase == "Running")
 }
 
-fn taken(target: &Target, live: &Body) -> Verdict {
+fn taken(target: &Target, live: &Body) -> Summary {
     let owner = live
         .json()
         .pointer("/metadata/ownerReferences/0")
@@ -83,17 +83,17 @@ fn taken(target: &Target, live: &Body) -> Verdict {
 }
 
 /// What the next try may heal is not worth a word.
-fn littered(verdict: Verdict, failure: &Failure) -> Verdict {
+fn littered(summary: Summary, failure: &Failure) -> Summary {
     if matches!(failure.class, ErrorClass::Conflict | ErrorClass::Transient) {
-        return verdict;
+        return summary;
     }
     let message =
-        format!("{}; user data that is not wanted any more is still there: {}", verdict.message, failure.message);
-    Verdict { message, ..verdict }
+        format!("{}; user data that is not wanted any more is still there: {}", summary.message, failure.message);
+    Summary { message, ..summary }
 }
 
 /// A failure that the next try may heal says nothing, unless the Machine was never told of: then it is being made.
-fn failed(observed: &Observed, failure: &Failure) -> Option<Verdict> {
+fn failed(observed: &Observed, failure: &Failure) -> Option<Summary> {
     if let Some((reason, message)) = explain(failure) {
         return Some(not_ready(phase::CREATING, reason, message));
     }
@@ -105,27 +105,27 @@ fn failed(observed: &Observed, failure: &Failure) -> Option<Verdict> {
 }
 
 /// Nothing is in the way and everything is written: how is the machine?
-fn living(observed: &Observed, assessment: &Assessment) -> Verdict {
+fn living(observed: &Observed, assessment: &Assessment) -> Summary {
     let power = assessment.resolved.as_ref().map_or(Power::Running, |resolved| resolved.power);
     let Some(vm) = &observed.vm else {
         return not_ready(phase::CREATING, reason::VM_CREATED, "the VirtualMachine has been created");
     };
-    let verdict = match power {
+    let summary = match power {
         Power::Stopped => stopped(observed),
         Power::Running => running(observed, assessment, vm),
     };
-    match (assessment.rejected_changes.as_slice(), verdict.ready) {
-        ([], _) | (_, false) => verdict,
+    match (assessment.rejected_changes.as_slice(), summary.ready) {
+        ([], _) | (_, false) => summary,
         // It runs, but not as the spec says.
         (refused, true) => {
             let each: Vec<String> =
                 refused.iter().map(|refusal| format!("{}: {}", refusal.field, refusal.reason)).collect();
-            Verdict { message: format!("{}; refused: {}", verdict.message, each.join("; ")), ..verdict }
+            Summary { message: format!("{}; refused: {}", summary.message, each.join("; ")), ..summary }
         }
     }
 }
 
-fn stopped(observed: &Observed) -> Verdict {
+fn stopped(observed: &Observed) -> Summary {
     match &observed.vmi {
         None => ready(phase::STOPPED, reason::STOPPED, "the machine is stopped, as powerState says"),
         Some(_) => {
@@ -134,7 +134,7 @@ fn stopped(observed: &Observed) -> Verdict {
     }
 }
 
-fn running(observed: &Observed, assessment: &Assessment, vm: &VmView) -> Verdict {
+fn running(observed: &Observed, assessment: &Assessment, vm: &VmView) -> Summary {
     let vmi = observed.vmi.as_ref();
     if let Some(vmi) = vmi.filter(|vmi| vmi.phase == "Running") {
         if vmi.paused {
@@ -166,11 +166,11 @@ fn running(observed: &Observed, assessment: &Assessment, vm: &VmView) -> Verdict
         };
         return not_ready(phase::CREATING, reason, format!("KubeVirt could not start the machine: {words}; {what}"));
     }
-    if let Some(verdict) = error_state(&vm.printable_status) {
-        return verdict;
+    if let Some(summary) = error_state(&vm.printable_status) {
+        return summary;
     }
     if let Some(pending) = pending_pvcs(observed, assessment) {
-        return Verdict { error: pending.overdue, ..not_ready(phase::CREATING, reason::PVC_PENDING, pending.message) };
+        return Summary { error: pending.overdue, ..not_ready(phase::CREATING, reason::PVC_PENDING, pending.message) };
     }
     not_ready(phase::CREATING, reason::VM_CREATED, starting(&vm.printable_status))
 }
@@ -182,7 +182,7 @@ fn starting(status: &str) -> String {
     }
 }
 
-fn error_state(status: &str) -> Option<Verdict> {
+fn error_state(status: &str) -> Option<Summary> {
     let failed = |what: &str| Some(not_ready(phase::FAILED, reason::VM_FAILED, what));
     match status {
         "CrashLoopBackOff" => Some(not_ready(
