@@ -8,7 +8,6 @@
 mod assessment;
 pub mod changes;
 mod delete;
-pub mod guest;
 pub mod macs;
 pub mod network_finalizer;
 pub mod observed;
@@ -18,6 +17,7 @@ mod quantity;
 pub mod render;
 mod report;
 pub mod resolve;
+pub mod vmi_spec;
 
 pub use assessment::{networks_at_fault, refusals};
 pub use observed::Observed;

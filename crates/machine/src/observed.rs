@@ -171,7 +171,7 @@ pub struct VmiView {
     pub migrating: bool,
     /// The VM's generation that it was started from.
     pub vm_generation: Option<i64>,
-    /// What it was started with, as [`crate::guest::essence`] leaves it.
+    /// What it was started with, as [`crate::vmi_spec::comparable_spec`] leaves it.
     pub spec: Value,
     /// Whether it was started with the Machine's cloud-init Secret, or that is not known.
     pub needs_user_data: bool,

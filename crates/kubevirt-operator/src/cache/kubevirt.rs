@@ -6,10 +6,10 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::core::DynamicObject;
 use serde_json::Value;
-use vitivirt_machine::guest::{essence, names_secret};
 use vitivirt_machine::observed::{VmView, VmiView};
 use vitivirt_machine::render::cloud_init::secret_name;
 use vitivirt_machine::render::vm::without_defaults;
+use vitivirt_machine::vmi_spec::{comparable_spec, names_secret};
 use vitivirt_runtime::watch::{Entry, Uid, controller_uid};
 
 use super::packed::{Labels, Squeezed, bounded, known};
@@ -135,7 +135,7 @@ impl VmiEntry {
             paused: condition(status, "Paused", "True").is_some(),
             migrating: migrating(status),
             vm_generation: vm_generation(&vmi.metadata),
-            spec: Squeezed::of(&essence(spec)).at_most(SPEC_LIMIT),
+            spec: Squeezed::of(&comparable_spec(spec)).at_most(SPEC_LIMIT),
             needs_user_data: names_secret(spec, &secret_name(vmi.metadata.name.as_deref().unwrap_or_default())),
             unschedulable: unschedulable.map(message),
             failure: condition(status, "Synchronized", "False").map(message),

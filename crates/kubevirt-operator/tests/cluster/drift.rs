@@ -136,13 +136,13 @@ impl World {
         match &drift.act {
             Act::Merge(change) => {
                 let after = api.patch(&name, &PatchParams::default(), &Patch::Merge(change)).await?;
-                ensure!(essence(&after) != essence(&before), "nothing was changed");
+                ensure!(comparable_spec(&after) != comparable_spec(&before), "nothing was changed");
             }
             Act::Delete => _ = api.delete(&name, &DeleteParams::default()).await?,
         }
         let is_back = |object: Option<&DynamicObject>| {
             object.is_some_and(|object| {
-                object.metadata.deletion_timestamp.is_none() && essence(object) == essence(&before)
+                object.metadata.deletion_timestamp.is_none() && comparable_spec(object) == comparable_spec(&before)
             })
         };
         let repaired = self.lab.wait("the repair", REPAIRED, api, &name, is_back).await.map(|_| ());
@@ -151,6 +151,6 @@ impl World {
 }
 
 /// What somebody may have changed.
-fn essence(object: &DynamicObject) -> Value {
+fn comparable_spec(object: &DynamicObject) -> Value {
     json!({"labels": object.labels(), "spec": object.data.get("spec"), "data": object.data.get("data")})
 }

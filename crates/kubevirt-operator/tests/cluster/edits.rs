@@ -45,7 +45,8 @@ pub(crate) fn add(suite: &mut Suite) {
         edited.settled().await?;
         direct.settled().await?;
         for chain in &chains {
-            let (found, expected) = future::try_join(edited.essence(&chain.name), direct.essence(&chain.name)).await?;
+            let (found, expected) =
+                future::try_join(edited.comparable_spec(&chain.name), direct.comparable_spec(&chain.name)).await?;
             compare(chain, &found, &expected).with_context(|| chain.describe())?;
         }
         ensure!(edited.attached().await? == direct.attached().await?, "the networks differ");
@@ -148,7 +149,7 @@ impl World {
     }
 
     /// What was made for the Machine, without what differs from Machine to Machine.
-    async fn essence(&self, name: &str) -> Result<Essence> {
+    async fn comparable_spec(&self, name: &str) -> Result<Essence> {
         let selected = ListParams::default().labels(&format!("{LABEL_MACHINE}={name}"));
         let made = self.machines().get(name).await?;
         let uid = made.uid().unwrap_or_default();

@@ -139,12 +139,12 @@ pub(crate) fn add(suite: &mut Suite) {
         tokio::time::sleep(Duration::from_secs(1)).await;
         world.delete("mine").await?;
         let after = world.vms().get("mine").await?;
-        let essence = |vm: &DynamicObject| {
+        let comparable_spec = |vm: &DynamicObject| {
             let metadata = &vm.metadata;
             let spec = vm.data.get("spec").cloned();
             (metadata.uid.clone(), metadata.generation, vm.labels().clone(), metadata.deletion_timestamp.clone(), spec)
         };
-        ensure!(essence(&before) == essence(&after), "{before:?} became {after:?}");
+        ensure!(comparable_spec(&before) == comparable_spec(&after), "{before:?} became {after:?}");
         let ours = after.managed_fields().iter().any(|entry| entry.manager.as_deref() == Some(MANAGED_BY));
         ensure!(!ours, "the operator wrote to it");
         Ok(())

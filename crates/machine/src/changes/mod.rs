@@ -13,9 +13,9 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 use vitivirt_api::{Target, Write};
 
-use crate::guest::essence;
 use crate::observed::{Observed, SecretView};
 use crate::quantity::Quantity;
+use crate::vmi_spec::comparable_spec;
 use rules::machine_field;
 pub use rules::{Effect, Kind, NO_EXPANSION, RULES, Rule, rule_of};
 
@@ -197,7 +197,7 @@ fn name_of(item: &Value) -> Option<&str> {
 /// The Machine's fields that a running guest does not have yet as the VM has them.
 pub(crate) fn waiting(observed: &Observed) -> BTreeSet<String> {
     let (Some(vm), Some(vmi)) = (&observed.vm, &observed.vmi) else { return BTreeSet::new() };
-    let template = vm.spec.pointer("/template/spec").map(essence);
+    let template = vm.spec.pointer("/template/spec").map(comparable_spec);
     let differ = differences("spec.template.spec", Some(&vmi.spec), template.as_ref());
     let known = differ.into_iter().filter_map(|change| change.of);
     let seeded = is_seeded_otherwise(observed).then(|| "spec.cloudInit".to_owned());

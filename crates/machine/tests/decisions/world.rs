@@ -313,8 +313,8 @@ impl World {
         vm.printable_status = phase.to_owned();
         self.observed.vmi = Some(VmiView {
             uid: "vmi".to_owned(),
-            spec: vitivirt_machine::guest::essence(&vm.spec["template"]["spec"]),
-            needs_user_data: vitivirt_machine::guest::names_secret(&vm.spec["template"]["spec"], "web-cloudinit"),
+            spec: vitivirt_machine::vmi_spec::comparable_spec(&vm.spec["template"]["spec"]),
+            needs_user_data: vitivirt_machine::vmi_spec::names_secret(&vm.spec["template"]["spec"], "web-cloudinit"),
             phase: phase.to_owned(),
             node: Some("node-1".to_owned()),
             addresses: vec!["10.1.2.3".to_owned()],
