@@ -13,7 +13,7 @@ mod observe;
 pub mod rbac;
 mod router;
 mod run;
-mod sources;
+mod source_secrets;
 
 use std::process::ExitCode;
 

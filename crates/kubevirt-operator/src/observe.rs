@@ -22,11 +22,11 @@ use crate::cache::{
 };
 use crate::live_check::LiveCheck;
 use crate::router::EventRouter;
-use crate::sources::{Seen, Sources};
+use crate::source_secrets::{SecretState, SourceSecrets};
 
 pub(crate) struct Observer {
     pub(crate) caches: Caches,
-    pub(crate) sources: Arc<Sources>,
+    pub(crate) sources: Arc<SourceSecrets>,
     pub(crate) router: Arc<EventRouter>,
     live_check: LiveCheck,
     /// What is known of the sources, so that a Machine at rest needs no read.
@@ -45,7 +45,7 @@ struct Known {
 }
 
 impl Observer {
-    pub(crate) fn new(client: Client, caches: Caches, sources: Arc<Sources>, router: Arc<EventRouter>) -> Self {
+    pub(crate) fn new(client: Client, caches: Caches, sources: Arc<SourceSecrets>, router: Arc<EventRouter>) -> Self {
         Self { caches, sources, router, live_check: LiveCheck { client }, memory: Mutex::default() }
     }
 
@@ -183,12 +183,14 @@ impl Observer {
             return Ok(SourceView::NotNeeded);
         };
         let seen = self.sources.seen(&beside(key, &wanted.name));
-        if seen == Seen::Missing {
+        if seen == SecretState::Missing {
             return Ok(SourceView::SecretMissing);
         }
         let inline = digest(machine, None);
         let known = self.memory.lock().get(key).cloned().filter(|known| {
-            seen == Seen::ResourceVersion(known.version.clone()) && known.inline == inline && known.key == wanted.key
+            seen == SecretState::ResourceVersion(known.version.clone())
+                && known.inline == inline
+                && known.key == wanted.key
         });
         match known {
             Some(Known { digest: None, .. }) => return Ok(SourceView::KeyMissing),

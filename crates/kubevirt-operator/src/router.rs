@@ -23,7 +23,7 @@ use crate::cache::{
     VmiEntry, in_namespace,
 };
 use crate::metrics::MachineMetrics;
-use crate::sources::Sources;
+use crate::source_secrets::SourceSecrets;
 
 /// How long progress that changes neither phase nor Ready lets more of it come.
 const COALESCE: Duration = Duration::from_millis(500);
@@ -39,7 +39,7 @@ pub(crate) struct Queues {
 pub(crate) struct EventRouter {
     queues: RwLock<Option<Queues>>,
     caches: OnceLock<Caches>,
-    sources: OnceLock<Arc<Sources>>,
+    sources: OnceLock<Arc<SourceSecrets>>,
     /// How many Machines that are to stay name a network, by `namespace/name`.
     users: Mutex<HashMap<Box<str>, u32>>,
     /// How many interfaces have an address, as [`crate::cache::address`] numbers them.
@@ -79,7 +79,7 @@ impl EventRouter {
         let _ = self.caches.set(caches);
     }
 
-    pub(crate) fn know_sources(&self, sources: Arc<Sources>) {
+    pub(crate) fn know_sources(&self, sources: Arc<SourceSecrets>) {
         let _ = self.sources.set(sources);
     }
 

@@ -23,7 +23,7 @@ use crate::networks::NetworkController;
 use crate::observe::Observer;
 use crate::rbac::NAMESPACE;
 use crate::router::EventRouter;
-use crate::sources::Sources;
+use crate::source_secrets::SourceSecrets;
 
 const NAME: &str = "kubevirt-operator";
 /// Enough to create fifty Machines in a second or two, and little for an API server.
@@ -63,7 +63,7 @@ impl Work {
         let metrics = MachineMetrics::register(&context.metrics);
         let router = EventRouter::new(metrics.clone());
         let client = context.clients.rate_limited.clone();
-        let sources = Sources::new(client.clone(), &router, context.shutdown.clone());
+        let sources = SourceSecrets::new(client.clone(), &router, context.shutdown.clone());
         let caches = Caches::start(&context, namespace, &router);
         let observer = Observer::new(client.clone(), caches.clone(), sources, router.clone());
         let controller = Arc::new(MachineController { observer, metrics: metrics.clone() });

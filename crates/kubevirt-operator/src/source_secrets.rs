@@ -32,7 +32,7 @@ const RETRY: Backoff = Backoff::new(Duration::from_millis(500), Duration::from_s
 const FROM_NOW: &str = "";
 const GONE: u16 = 410;
 
-pub(crate) struct Sources {
+pub(crate) struct SourceSecrets {
     client: Client,
     router: Arc<EventRouter>,
     stop: CancellationToken,
@@ -40,13 +40,13 @@ pub(crate) struct Sources {
 }
 
 struct WatchHandle {
-    seen: Arc<Mutex<Seen>>,
+    seen: Arc<Mutex<SecretState>>,
     stop: CancellationToken,
 }
 
 /// What is known of a Secret without reading it.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Seen {
+pub(crate) enum SecretState {
     /// Nothing yet, or the watch lost track.
     Unknown,
     Missing,
@@ -60,7 +60,7 @@ pub(crate) struct Read {
     pub(crate) bytes: Option<SecretBytes>,
 }
 
-impl Sources {
+impl SourceSecrets {
     pub(crate) fn new(client: Client, router: &Arc<EventRouter>, stop: CancellationToken) -> Arc<Self> {
         let sources = Arc::new(Self { client, router: router.clone(), stop, followed: Mutex::default() });
         router.know_sources(sources.clone());
@@ -68,12 +68,12 @@ impl Sources {
     }
 
     /// What was last seen of a Secret, which is followed from now on.
-    pub(crate) fn seen(&self, key: &ObjectKey) -> Seen {
+    pub(crate) fn seen(&self, key: &ObjectKey) -> SecretState {
         let mut followed = self.followed.lock();
         if let Some(known) = followed.get(key) {
             return known.seen.lock().clone();
         }
-        let known = WatchHandle { seen: Arc::new(Mutex::new(Seen::Unknown)), stop: self.stop.child_token() };
+        let known = WatchHandle { seen: Arc::new(Mutex::new(SecretState::Unknown)), stop: self.stop.child_token() };
         let watch = Watch {
             api: Api::namespaced(self.client.clone(), key.namespace().unwrap_or_default()),
             key: key.clone(),
@@ -83,7 +83,7 @@ impl Sources {
         let stop = known.stop.clone();
         tokio::spawn(async move { stop.run_until_cancelled(watch.run()).await });
         followed.insert(key.clone(), known);
-        Seen::Unknown
+        SecretState::Unknown
     }
 
     /// No Machine refers to it any more.
@@ -103,15 +103,18 @@ impl Sources {
             version: secret.metadata.resource_version.unwrap_or_default().into(),
             bytes: secret.data.and_then(|mut data| data.remove(&source.key)).map(|bytes| SecretBytes(bytes.0)),
         });
-        self.looked(&key, read.as_ref().map_or(Seen::Missing, |read| Seen::ResourceVersion(read.version.clone())));
+        self.looked(
+            &key,
+            read.as_ref().map_or(SecretState::Missing, |read| SecretState::ResourceVersion(read.version.clone())),
+        );
         Ok(read)
     }
 
     /// What a read told, unless the watch tells already.
-    fn looked(&self, key: &ObjectKey, found: Seen) {
+    fn looked(&self, key: &ObjectKey, found: SecretState) {
         if let Some(known) = self.followed.lock().get(key) {
             let mut seen = known.seen.lock();
-            if *seen == Seen::Unknown {
+            if *seen == SecretState::Unknown {
                 *seen = found;
             }
         }
@@ -122,7 +125,7 @@ impl Sources {
 struct Watch {
     api: Api<Secret>,
     key: ObjectKey,
-    seen: Arc<Mutex<Seen>>,
+    seen: Arc<Mutex<SecretState>>,
     router: Arc<EventRouter>,
 }
 
@@ -141,7 +144,7 @@ impl Watch {
             if version == FROM_NOW || matches!(&error, Error::Api(status) if status.code == GONE) {
                 // What happens until the next watch begins, nobody tells.
                 FROM_NOW.clone_into(&mut version);
-                self.saw(Seen::Unknown);
+                self.saw(SecretState::Unknown);
             }
             let failure = classify(&error, "watch", &Target::of::<Secret>(self.key.clone()));
             tracing::warn!(
@@ -167,11 +170,11 @@ impl Watch {
             match event {
                 WatchEvent::Added(secret) | WatchEvent::Modified(secret) => {
                     *version = secret.metadata.resource_version.unwrap_or_default();
-                    self.saw(Seen::ResourceVersion(version.as_str().into()));
+                    self.saw(SecretState::ResourceVersion(version.as_str().into()));
                 }
                 WatchEvent::Deleted(secret) => {
                     *version = secret.metadata.resource_version.unwrap_or_default();
-                    self.saw(Seen::Missing);
+                    self.saw(SecretState::Missing);
                 }
                 WatchEvent::Bookmark(mark) => *version = mark.metadata.resource_version,
                 WatchEvent::Error(status) => return Err(Error::Api(status)),
@@ -180,7 +183,7 @@ impl Watch {
         Ok(())
     }
 
-    fn saw(&self, now: Seen) {
+    fn saw(&self, now: SecretState) {
         let news = *self.seen.lock() != now;
         *self.seen.lock() = now;
         if news {
