@@ -12,7 +12,7 @@ use vitivirt_machine::render::vm::without_defaults;
 use vitivirt_machine::vmi_spec::{comparable_spec, names_secret};
 use vitivirt_runtime::watch::{Entry, Uid, controller_uid};
 
-use super::packed::{Labels, Squeezed, bounded, known};
+use super::compact::{CompressedJson, Labels, bounded, known};
 
 /// KubeVirt's printableStatus.
 pub(crate) const STATUSES: &[&str] = &[
@@ -52,7 +52,7 @@ pub(crate) struct VmEntry {
     controller_uid: Option<Uid>,
     labels: Labels,
     generation: i64,
-    spec: Squeezed,
+    spec: CompressedJson,
     deleting: bool,
     pub(crate) status: &'static str,
     ready: bool,
@@ -68,7 +68,7 @@ impl VmEntry {
             controller_uid: controller_uid(&vm.metadata),
             labels: Labels::of(&vm.metadata),
             generation: vm.metadata.generation.unwrap_or_default(),
-            spec: Squeezed::of(&spec),
+            spec: CompressedJson::of(&spec),
             deleting: vm.metadata.deletion_timestamp.is_some(),
             status: known(STATUSES, text(status, "/printableStatus").unwrap_or_default()),
             ready: status.get("ready") == Some(&Value::Bool(true)),
@@ -115,7 +115,7 @@ pub(crate) struct VmiEntry {
     paused: bool,
     migrating: bool,
     vm_generation: Option<i64>,
-    spec: Squeezed,
+    spec: CompressedJson,
     needs_user_data: bool,
     unschedulable: Option<Box<str>>,
     failure: Option<Box<str>>,
@@ -135,7 +135,7 @@ impl VmiEntry {
             paused: condition(status, "Paused", "True").is_some(),
             migrating: migrating(status),
             vm_generation: vm_generation(&vmi.metadata),
-            spec: Squeezed::of(&comparable_spec(spec)).at_most(SPEC_LIMIT),
+            spec: CompressedJson::of(&comparable_spec(spec)).at_most(SPEC_LIMIT),
             needs_user_data: names_secret(spec, &secret_name(vmi.metadata.name.as_deref().unwrap_or_default())),
             unschedulable: unschedulable.map(message),
             failure: condition(status, "Synchronized", "False").map(message),
@@ -244,7 +244,7 @@ mod tests {
         assert!(entry.failure.unwrap().len() <= MESSAGE_LIMIT);
         let noise: String = (0..100_000_u64).map(|n| format!("{:x}", n.wrapping_mul(0x9E37_79B9_7F4A_7C15))).collect();
         let entry = VmiEntry::project(object(json!({"spec": {"volumes": [{"name": noise}]}})));
-        assert_eq!(entry.spec, Squeezed::default());
+        assert_eq!(entry.spec, CompressedJson::default());
     }
 
     /// Ten thousand of these are kept.

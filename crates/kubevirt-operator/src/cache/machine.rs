@@ -9,7 +9,7 @@ use vitivirt_machine::macs;
 use vitivirt_machine::resolve::{resolve, template_names};
 use vitivirt_runtime::watch::ResourceVersion;
 
-use super::packed::{Labels, Squeezed, known};
+use super::compact::{CompressedJson, Labels, known};
 
 /// What `kubectl apply` keeps for itself: as large as the object.
 const ANNOTATION_LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
@@ -19,7 +19,7 @@ const PHASES: &[&str] = &[phase::RUNNING, phase::CREATING, phase::STOPPED, phase
 
 #[derive(Debug, PartialEq)]
 pub(crate) struct MachineEntry {
-    whole: Squeezed,
+    whole: CompressedJson,
     generation: i64,
     labels: Labels,
     pub(crate) phase: &'static str,
@@ -73,7 +73,7 @@ impl MachineEntry {
                 .as_ref()
                 .and_then(|given| given.secret_ref.as_ref())
                 .map(|reference| reference.name.as_str().into()),
-            whole: Squeezed::of(&machine),
+            whole: CompressedJson::of(&machine),
         }
     }
 

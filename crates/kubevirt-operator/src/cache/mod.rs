@@ -3,10 +3,10 @@
 //! Only objects that carry our labels are followed where there may be many of other people's. A foreign object with a
 //! name that we need is therefore not seen here: the executor finds it when it asks for the name, and stops.
 
+mod compact;
 mod kubevirt;
 mod machine;
-mod neighbours;
-mod packed;
+mod owned;
 
 use std::fmt::Debug;
 use std::future::Future;
@@ -31,7 +31,7 @@ use vitivirt_runtime::watch::{Cache, Change, Entry, IndexFn, SyncState, WatchCon
 
 pub(crate) use self::kubevirt::{STATUSES, VmEntry, VmiEntry};
 pub(crate) use self::machine::{MachineEntry, address, in_namespace};
-pub(crate) use self::neighbours::{AttachmentEntry, ClassEntry, ImportEntry, NetworkEntry, PvcEntry, SecretEntry};
+pub(crate) use self::owned::{AttachmentEntry, ClassEntry, ImportEntry, NetworkEntry, PvcEntry, SecretEntry};
 use crate::router::EventRouter;
 
 /// Handles; clones share the content.

@@ -14,7 +14,7 @@ use vitivirt_api::machine::{
 use vitivirt_machine::observed::{AttachmentView, NetworkView, OwnedView, PvcView, SecretView, StorageClassView};
 use vitivirt_runtime::watch::{Entry, Uid, controller_uid};
 
-use super::packed::{Labels, known};
+use super::compact::{Labels, known};
 
 fn owned(text: Option<&str>) -> Option<Box<str>> {
     text.map(Into::into)

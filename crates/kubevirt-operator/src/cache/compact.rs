@@ -44,13 +44,13 @@ const DICTIONARY: &[u8] = concat!(
 /// JSON that is seldom read, compressed: most Machines are at rest most of the time, and the size of all of them is what
 /// decides how much memory the operator needs. The same value has the same bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Squeezed(Box<[u8]>);
+pub(crate) struct CompressedJson(Box<[u8]>);
 
-impl Squeezed {
+impl CompressedJson {
     /// Nothing here can fail but a value that is no JSON, and ours came as JSON.
     pub(crate) fn of<T: Serialize>(value: &T) -> Self {
         let json = serde_json::to_vec(value).unwrap_or_default();
-        Self(squeeze(&json).unwrap_or_default().into())
+        Self(compress(&json).unwrap_or_default().into())
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -68,7 +68,7 @@ impl Squeezed {
     }
 }
 
-fn squeeze(json: &[u8]) -> io::Result<Vec<u8>> {
+fn compress(json: &[u8]) -> io::Result<Vec<u8>> {
     COMPRESS.with_borrow_mut(|compress| squeeze_with(compress, json))
 }
 
@@ -212,9 +212,9 @@ mod tests {
     fn squeezed_json_comes_back() {
         let value =
             serde_json::json!({"a": ["lastTransitionTime", "lastTransitionTime", 1, null], "b": "ø".repeat(500)});
-        let squeezed = Squeezed::of(&value);
+        let squeezed = CompressedJson::of(&value);
         assert_eq!(squeezed.read::<serde_json::Value>().unwrap(), value);
-        assert_eq!(squeezed, Squeezed::of(&value));
+        assert_eq!(squeezed, CompressedJson::of(&value));
         assert!(squeezed.0.len() < 200);
         // An object of the usual kind is nearly all dictionary.
         let usual: serde_json::Value = serde_json::json!({
@@ -226,14 +226,14 @@ mod tests {
                 "message": "the machine is running", "observedGeneration": 1, "reason": "Running", "status": "True",
                 "type": "Ready"}]},
         });
-        let squeezed = Squeezed::of(&usual);
+        let squeezed = CompressedJson::of(&usual);
         assert_eq!(squeezed.read::<serde_json::Value>().unwrap(), usual);
         assert!(squeezed.len() * 3 < usual.to_string().len(), "{} of {}", squeezed.len(), usual.to_string().len());
         let big = serde_json::json!("x".repeat(1 << 20));
-        assert_eq!(Squeezed::of(&big).read::<serde_json::Value>().unwrap(), big);
-        let cut = Squeezed(squeezed.0[..squeezed.0.len() / 2].into());
+        assert_eq!(CompressedJson::of(&big).read::<serde_json::Value>().unwrap(), big);
+        let cut = CompressedJson(squeezed.0[..squeezed.0.len() / 2].into());
         assert!(cut.read::<serde_json::Value>().is_err());
-        assert!(Squeezed::default().read::<serde_json::Value>().is_err());
+        assert!(CompressedJson::default().read::<serde_json::Value>().is_err());
     }
 
     #[test]
