@@ -9,8 +9,6 @@ use k8s_openapi::{
     jiff::Timestamp,
 };
 
-use crate::Failure;
-
 /// Kubernetes allows 32768 characters in a condition's message; what a server or a guest says is cut long before.
 const MESSAGE_LIMIT: usize = 4096;
 

@@ -3,7 +3,7 @@
 //! A class says what the controller does; a reason says what the user reads and what a metric counts. Reasons are
 //! constants, so neither a name nor a message of a server can ever become a metric label.
 
-use std::{borrow::Cow, error::Error, fmt, time::Duration};
+use std::{error::Error, fmt, time::Duration};
 
 /// What the controller does about a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -106,21 +106,6 @@ impl Failure {
         self.retry_after = Some(wait);
         self
     }
-
-    /// What somebody else said, in at most `limit` bytes: a server, a guest or a user may say more than anyone reads.
-    pub fn bounded(said: &str, limit: usize) -> Cow<'_, str> {
-        const MORE: char = '…';
-        if said.len() <= limit {
-            return Cow::Borrowed(said);
-        }
-        let mut end = limit.saturating_sub(MORE.len_utf8());
-        while !said.is_char_boundary(end) {
-            end -= 1;
-        }
-        let mut short = said.get(..end).unwrap_or_default().to_owned();
-        short.push(MORE);
-        Cow::Owned(short)
-    }
 }
 
 impl fmt::Display for Failure {
@@ -130,16 +115,3 @@ impl fmt::Display for Failure {
 }
 
 impl Error for Failure {}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_is_said_is_cut_between_characters_and_shows_it() {
-        assert_eq!(crate::text::truncate("short", 5), "short");
-        assert_eq!(crate::text::truncate("longer than that", 8), "longe…");
-        let cut = crate::text::truncate("øøøøø", 8);
-        assert_eq!(cut, "øø…");
-    }
-}

@@ -1,5 +1,7 @@
 //! Forms of text that others have fixed: Kubernetes' names, and JSON byte by byte as its server writes it.
 
+use std::borrow::Cow;
+
 use serde::Serialize;
 
 /// JSON as Go writes it: safe to paste into HTML.
@@ -18,6 +20,18 @@ pub fn go_json<T: Serialize>(value: &T) -> Result<String, serde_json::Error> {
         }
     }
     Ok(out)
+}
+
+/// Cuts text from a server, a guest or a user to at most `limit` bytes and marks the cut with an ellipsis.
+pub fn truncate(text: &str, limit: usize) -> Cow<'_, str> {
+    const ELLIPSIS: char = '…';
+    if text.len() <= limit {
+        return Cow::Borrowed(text);
+    }
+    let end = text.floor_char_boundary(limit.saturating_sub(ELLIPSIS.len_utf8()));
+    let mut short = text.get(..end).unwrap_or_default().to_owned();
+    short.push(ELLIPSIS);
+    Cow::Owned(short)
 }
 
 /// A DNS label, as the names of namespaces are.
@@ -45,6 +59,13 @@ mod tests {
         let expected = r##""# R\u0026D \u003cca@example.com\u003e \u2028 ä \"quoted\" \\ \n""##;
         assert_eq!(go_json(&text).unwrap(), expected);
         assert_eq!(go_json(&["plain"]).unwrap(), r#"["plain"]"#);
+    }
+
+    #[test]
+    fn text_is_cut_at_a_character_boundary_and_marked() {
+        assert_eq!(truncate("short", 5), "short");
+        assert_eq!(truncate("longer than that", 8), "longe…");
+        assert_eq!(truncate("øøøøø", 8), "øø…");
     }
 
     #[test]

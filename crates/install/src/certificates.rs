@@ -65,7 +65,7 @@ impl Issued for NothingIssued {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Usage {
     /// Signs others, and itself.
-    Authority,
+    Ca,
     Server,
     Client,
 }
@@ -89,7 +89,7 @@ pub struct Certificate {
 pub fn certificates(config: &DeploymentConfig, lifetimes: &Lifetimes) -> Vec<Certificate> {
     let authority = |secret: &str, common_name: &str, lifetime: Lifetime| Certificate {
         secret: secret.to_owned(),
-        usage: Usage::Authority,
+        usage: Usage::Ca,
         common_name: common_name.to_owned(),
         dns_names: Vec::new(),
         signer: None,

@@ -104,7 +104,7 @@ impl Installation {
 
     /// What whoever wrote the resource should know, one sentence for each.
     pub fn warnings(&self, kubevirt: &KubeVirt) -> Vec<String> {
-        warnings::messages(warnings::warnings(kubevirt, Some(self)))
+        warnings::messages(warnings::all(kubevirt, Some(self)))
     }
 }
 

@@ -68,7 +68,7 @@ impl Observed {
 
     /// What whoever wrote the resource should know, one sentence for each.
     pub fn warnings(&self) -> Vec<String> {
-        warnings::messages(warnings::warnings(&self.kubevirt, self.installation()))
+        warnings::messages(warnings::all(&self.kubevirt, self.installation()))
     }
 
     /// What need not be compared again after a pass: what it found to be as wanted, and what the server answered to

@@ -105,7 +105,7 @@ pub fn report(observed: &Observed, plan: &Plan, outcome: &Outcome) -> Report {
         return finish(observed, before, status, events);
     }
     // The world moved while we looked: there is nothing to say about it yet.
-    if matches!(&outcome.stop, Stop::Failed { failure, .. } if failure.class == vitivirt_api::Class::Conflict) {
+    if matches!(&outcome.stop, Stop::Failed { failure, .. } if failure.class == vitivirt_api::ErrorClass::Conflict) {
         return finish(observed, before, status, events);
     }
     status.operator_version = RELEASE.to_owned();
@@ -147,7 +147,7 @@ fn advice(observed: &Observed, before: &KubeVirtStatus, outcome: &Outcome) -> Ve
     if outcome.stop != Stop::Done || before.observed_generation == kubevirt.metadata.generation {
         return Vec::new();
     }
-    let all = advice::advice(kubevirt, observed.installation());
+    let all = warnings::all(kubevirt, observed.installation());
     let mut events: Vec<_> =
         all.into_iter().map(|advice| (EventKind::Warning, advice.reason, advice.message)).collect();
     if kubevirt.spec.infra.as_ref().is_some_and(|infra| infra.replicas.is_some()) {
@@ -158,7 +158,7 @@ fn advice(observed: &Observed, before: &KubeVirtStatus, outcome: &Outcome) -> Ve
 }
 
 fn config(observed: &Observed) -> Option<&DeploymentConfig> {
-    match &observed.wanted {
+    match &observed.desired {
         Desired::Installation(installation) => Some(&installation.config),
         Desired::StrategyPending(config) => Some(config),
         Desired::Invalid(_) => None,
@@ -272,7 +272,7 @@ fn deployed(status: &mut KubeVirtStatus, observed: &Observed) {
 
 /// The generation that an object has while it is as we want it. Of what this pass has written, the next one knows it.
 fn generations(observed: &Observed, plan: &Plan, before: &KubeVirtStatus) -> Vec<Generation> {
-    let Desired::Installation(installation) = &observed.wanted else { return before.generations.clone() };
+    let Desired::Installation(installation) = &observed.desired else { return before.generations.clone() };
     let written: Vec<&Target> =
         plan.steps.iter().flat_map(|step| &step.writes).map(vitivirt_api::Write::target).collect();
     let mut generations: Vec<Generation> = installation
@@ -313,7 +313,7 @@ fn generations(observed: &Observed, plan: &Plan, before: &KubeVirtStatus) -> Vec
 }
 
 fn set(status: &mut KubeVirtStatus, condition: &str, value: &str, reason: &str, message: &str) {
-    let message = Failure::bounded(message, MESSAGE_LIMIT);
+    let message = vitivirt_api::text::truncate(message, MESSAGE_LIMIT);
     let wanted = KubeVirtCondition {
         condition_type: condition.to_owned(),
         status: value.to_owned(),

@@ -44,7 +44,7 @@ pub(crate) struct Warning {
 
 /// What can be told of the resource alone, one sentence for each.
 pub fn warnings(kubevirt: &KubeVirt) -> Vec<String> {
-    messages(warnings(kubevirt, None))
+    messages(all(kubevirt, None))
 }
 
 pub(crate) fn messages(warnings: Vec<Warning>) -> Vec<String> {
@@ -52,7 +52,7 @@ pub(crate) fn messages(warnings: Vec<Warning>) -> Vec<String> {
 }
 
 /// Without an installation it cannot be known which patches found nothing that they are for.
-pub(crate) fn warnings(kubevirt: &KubeVirt, installation: Option<&Installation>) -> Vec<Warning> {
+pub(crate) fn all(kubevirt: &KubeVirt, installation: Option<&Installation>) -> Vec<Warning> {
     let spec = &kubevirt.spec;
     let as_advice = |reason| move |message| Warning { reason, message };
     let doubts = validation::doubts(kubevirt).into_iter().map(|doubt| doubt.to_string());

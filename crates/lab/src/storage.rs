@@ -139,7 +139,7 @@ async fn create_volume(client: &Client, pvc: &PersistentVolumeClaim) -> Result<(
         spec: Some(PersistentVolumeSpec {
             access_modes: spec.access_modes,
             capacity: requested(pvc),
-            pvc_ref: Some(ObjectReference {
+            claim_ref: Some(ObjectReference {
                 api_version: Some("v1".to_owned()),
                 kind: Some("PersistentVolumeClaim".to_owned()),
                 namespace: pvc.namespace(),

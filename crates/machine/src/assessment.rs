@@ -18,25 +18,25 @@ pub(crate) struct Assessment {
     /// None if the spec cannot be understood.
     pub(crate) resolved: Option<Resolved>,
     /// Nothing is made while there is one.
-    pub(crate) problem: Option<Problem>,
+    pub(crate) blocker: Option<Problem>,
     /// Changes that can never be made; everything else of the edit still applies.
-    pub(crate) refused: Vec<Refusal>,
+    pub(crate) rejected_changes: Vec<Refusal>,
 }
 
 /// The parts of the spec that can never become true, whatever else does.
 pub fn refusals(observed: &Observed) -> Vec<Refusal> {
-    assess(observed).refused
+    assess(observed).rejected_changes
 }
 
 /// The NetworkConfigurations because of which the Machine cannot be made; none if it is for another reason.
 pub fn networks_at_fault(observed: &Observed) -> Vec<String> {
-    assess(observed).problem.map(|problem| problem.networks).unwrap_or_default()
+    assess(observed).blocker.map(|problem| problem.networks).unwrap_or_default()
 }
 
 pub(crate) fn assess(observed: &Observed) -> Assessment {
     let mut resolved = match resolve(&observed.machine) {
         Ok(resolved) => resolved,
-        Err(problem) => return Assessment { resolved: None, problem: Some(problem), refused: Vec::new() },
+        Err(problem) => return Assessment { resolved: None, blocker: Some(problem), rejected_changes: Vec::new() },
     };
     let checks: [fn(&Observed, &Resolved) -> Option<Problem>; 8] = [
         taken_names,
@@ -48,9 +48,9 @@ pub(crate) fn assess(observed: &Observed) -> Assessment {
         missing_source,
         missing_kubevirt,
     ];
-    let problem = checks.iter().find_map(|check| check(observed, &resolved));
-    let refused = resolved.disks.iter_mut().flat_map(|disk| refused_changes(observed, disk)).collect();
-    Assessment { resolved: Some(resolved), problem, refused }
+    let blocker = checks.iter().find_map(|check| check(observed, &resolved));
+    let rejected_changes = resolved.disks.iter_mut().flat_map(|disk| refused_changes(observed, disk)).collect();
+    Assessment { resolved: Some(resolved), blocker, rejected_changes }
 }
 
 /// A name that belongs to something else is never shared.
@@ -219,10 +219,10 @@ fn missing_kubevirt(observed: &Observed, _: &Resolved) -> Option<Problem> {
 
 /// What can never change about a PVC that exists. The disk goes on as the PVC is.
 fn refused_changes(observed: &Observed, disk: &mut ResolvedDisk) -> Vec<Refusal> {
-    let Content::Claim { PVC, size, storage_class, access_mode, volume_mode, source, .. } = &mut disk.content else {
+    let Content::Pvc { pvc, size, storage_class, access_mode, volume_mode, source, .. } = &mut disk.content else {
         return Vec::new();
     };
-    let Some(view) = observed.PVCs.get(PVC) else { return Vec::new() };
+    let Some(view) = observed.pvcs.get(pvc) else { return Vec::new() };
     let name = &disk.name;
     let refuse = |part: &str, change: Kind, from: &str, to: &str| {
         let field = format!("spec.disks[{name}].{part}");

@@ -28,8 +28,8 @@ pub fn plan(observed: &Observed) -> Plan {
     if observed.is_deleting() {
         return crate::delete::plan(observed);
     }
-    let Assessment { resolved, problem, .. } = assess(observed);
-    let Some(resolved) = resolved.filter(|_| problem.is_none()) else { return Plan::default() };
+    let Assessment { resolved, blocker, .. } = assess(observed);
+    let Some(resolved) = resolved.filter(|_| blocker.is_none()) else { return Plan::default() };
     let steps = [
         finalizer(observed),
         children(observed, &resolved),
@@ -290,8 +290,8 @@ pub fn discards_user_data(observed: &Observed) -> bool {
     if observed.is_deleting() || spare_secret(observed).is_none() {
         return false;
     }
-    let Assessment { resolved, problem, .. } = assess(observed);
-    resolved.filter(|_| problem.is_none()).is_some_and(|resolved| discarded(observed, &resolved).is_some())
+    let Assessment { resolved, blocker, .. } = assess(observed);
+    resolved.filter(|_| blocker.is_none()).is_some_and(|resolved| discarded(observed, &resolved).is_some())
 }
 
 /// Of the wanted labels those that are absent or different.

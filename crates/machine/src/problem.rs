@@ -1,7 +1,5 @@
 //! Why a Machine cannot become what it says, in words that tell what to do.
 
-use vitivirt_api::Failure;
-
 /// Something that only a change by somebody else can end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {

@@ -117,7 +117,7 @@ impl Observer {
             operator_namespace: self.namespace.clone(),
             architecture: architecture(),
             now: timestamp(now),
-            wanted,
+            desired: wanted,
             issued: match issued {
                 Some(issued) => issued,
                 None => Arc::new(NothingIssued),
@@ -144,7 +144,7 @@ impl Observer {
             operator_namespace: self.namespace.clone(),
             architecture: architecture(),
             now: timestamp(now),
-            wanted: Desired::StrategyPending(Arc::new(config)),
+            desired: Desired::StrategyPending(Arc::new(config)),
             issued: Arc::new(NothingIssued),
             renewal: None,
             objects: Objects::default(),

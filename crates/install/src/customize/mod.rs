@@ -19,8 +19,8 @@ use vitivirt_api::{
 use crate::{
     config::{go_json, hex},
     kind::Kind,
+    managed_metadata,
     names::{VIRT_API, VIRT_CONTROLLER, VIRT_HANDLER, annotation},
-    stamp,
 };
 
 /// Reason of the failures here: something in `spec.customizeComponents` cannot be done.

@@ -134,7 +134,7 @@ fn judge(old: &KubeVirt, new: &KubeVirt) -> Verdict {
     // What was there before may be let through without being right: it is told, but not twice.
     let refused: Vec<String> = refusals.iter().map(ToString::to_string).collect();
     let standing = faults(&KubeVirtSpec::default(), new_spec).iter().map(ToString::to_string).collect();
-    let warnings = [standing, warnings::warnings(new)].concat();
+    let warnings = [standing, warnings(new)].concat();
     Verdict {
         warnings: warnings.into_iter().filter(|warning| !refused.contains(warning)).collect(),
         refusals,

@@ -175,7 +175,7 @@ fn text(planned: &[Planned], colour: bool) -> String {
 
 fn line(change: &FieldChange) -> String {
     let when = match change.effect {
-        Effect::ClusterReader => "live",
+        Effect::Live => "live",
         Effect::LiveIfPossible => "live where KubeVirt can plug it in, else at restart",
         Effect::Restart => "at restart",
         Effect::Refused => "refused",
@@ -210,13 +210,7 @@ mod tests {
                 kind: "VirtualMachine".to_owned(),
                 name: "web".to_owned(),
                 changes: vec![
-                    change(
-                        "spec.runStrategy",
-                        "spec.powerState",
-                        json!("Always"),
-                        json!("Halted"),
-                        Effect::ClusterReader,
-                    ),
+                    change("spec.runStrategy", "spec.powerState", json!("Always"), json!("Halted"), Effect::Live),
                     change("spec.x.cores", "spec.resources.cpu.cores", json!(1), json!(4), Effect::Restart),
                 ],
             }],

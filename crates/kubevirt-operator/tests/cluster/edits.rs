@@ -186,7 +186,7 @@ struct Essence {
 fn compare(chain: &Chain, found: &Essence, expected: &Essence) -> Result<()> {
     ensure!(found.vm == expected.vm, "{:#} instead of {:#}", found.vm, expected.vm);
     for (name, pvc) in &expected.pvcs {
-        ensure!(found.pvcs.get(name) == Some(pvc), "{:#?} instead of {PVC:#}", found.pvcs.get(name));
+        ensure!(found.pvcs.get(name) == Some(pvc), "{:#?} instead of {pvc:#}", found.pvcs.get(name));
     }
     let past: Vec<String> =
         chain.specs.iter().flat_map(|spec| &spec.disks).map(|disk| format!("{}-{}", chain.name, disk.name)).collect();

@@ -40,7 +40,7 @@ pub(crate) fn add(suite: &mut Suite) {
         }
         let pvcs = world.names::<PersistentVolumeClaim>("").await?;
         let expected = ["basic-vm-root", "cloud-init-vm-root", "custom-vm-data", "custom-vm-root", "networked-vm-root"];
-        ensure!(pvcs == expected, "{claims:?}");
+        ensure!(pvcs == expected, "{pvcs:?}");
         let attachments = world.attachments().list(&ListParams::default()).await?;
         ensure!(attachments.items.len() == 2, "one per NetworkConfiguration");
         world.metrics_are_told().await
@@ -266,7 +266,7 @@ async fn looks_as_in_the_seed(world: &World, machine: &Machine) -> Result<()> {
     ensure!(!pvcs.is_empty(), "its PVCs are labelled");
     for pvc in pvcs {
         ensure!(pvc.name_any().starts_with(&format!("{name}-")), "{}", pvc.name_any());
-        ensure!(pvc.owner_references().is_empty() && pvc.labels().get(LABEL_MACHINE_UID) == Some(&uid), "{claim:?}");
+        ensure!(pvc.owner_references().is_empty() && pvc.labels().get(LABEL_MACHINE_UID) == Some(&uid), "{pvc:?}");
     }
     let text = serde_json::to_string(&vm.data).unwrap_or_default();
     ensure!(!text.contains("ssh-rsa"), "user data stays in its Secret");

@@ -74,7 +74,7 @@ pub(crate) fn add(suite: &mut Suite) {
             world.delete(name).await?;
         }
         let pvc = world.api::<PersistentVolumeClaim>().get("a-root").await?;
-        ensure!(pvc.metadata.labels.is_none() && pvc.metadata.deletion_timestamp.is_none(), "{claim:?}");
+        ensure!(pvc.metadata.labels.is_none() && pvc.metadata.deletion_timestamp.is_none(), "{pvc:?}");
         let secret = world.api::<Secret>().get("b-cloudinit").await?;
         ensure!(secret.metadata.labels.is_none() && secret.data.is_some_and(|data| data.len() == 1), "it was written to");
         Ok(())

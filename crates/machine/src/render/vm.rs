@@ -117,7 +117,7 @@ fn render_disk(disk: &ResolvedDisk, boot_order: Option<u32>) -> Disk {
 }
 
 fn empty_volume(name: &str) -> Volume {
-    Volume { name: name.to_owned(), persistent_volume_pvc: None, container_disk: None, cloud_init_no_cloud: None }
+    Volume { name: name.to_owned(), persistent_volume_claim: None, container_disk: None, cloud_init_no_cloud: None }
 }
 
 fn render_volume(disk: &ResolvedDisk) -> Volume {
@@ -125,9 +125,10 @@ fn render_volume(disk: &ResolvedDisk) -> Volume {
         Content::ContainerDisk { image } => {
             Volume { container_disk: Some(ContainerDisk { image: image.clone() }), ..empty_volume(&disk.name) }
         }
-        Content::Pvc { pvc, .. } => {
-            Volume { persistent_volume_pvc: Some(ClaimVolume { claim_name: pvc.clone() }), ..empty_volume(&disk.name) }
-        }
+        Content::Pvc { pvc, .. } => Volume {
+            persistent_volume_claim: Some(ClaimVolume { claim_name: pvc.clone() }),
+            ..empty_volume(&disk.name)
+        },
     }
 }
 

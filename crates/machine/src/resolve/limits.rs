@@ -146,5 +146,5 @@ fn words(field: &str, given: &str) -> Result<(), Problem> {
 
 /// Enough of a name to find it.
 fn shown(name: &str) -> std::borrow::Cow<'_, str> {
-    vitivirt_api::vitivirt_api::text::truncate(name, 80)
+    vitivirt_api::text::truncate(name, 80)
 }

@@ -1,6 +1,6 @@
 //! Clients for the API server, with a deadline, a rate and a name.
 //!
-//! Two are made of one configuration. `ordinary` waits for its turn at the configured rate. `urgent` does not: it is
+//! Two are made of one configuration. `rate_limited` waits for its turn at the configured rate. `unlimited` does not: it is
 //! for the lease and for events, which have limits of their own, and it has its own connections, so that a lease is
 //! renewed however busy the other is.
 //!
@@ -64,8 +64,8 @@ pub enum ConnectError {
 
 #[derive(Clone)]
 pub struct Clients {
-    pub ordinary: Client,
-    pub urgent: Client,
+    pub rate_limited: Client,
+    pub unlimited: Client,
 }
 
 /// `--kubeconfig`, else `KUBECONFIG`, else `~/.kube/config`, else the service account of the pod.

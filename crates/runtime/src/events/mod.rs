@@ -25,7 +25,7 @@ use tokio::{
     sync::mpsc,
     time::{Instant, sleep_until},
 };
-use vitivirt_api::{EventRecord, Failure};
+use vitivirt_api::EventRecord;
 
 pub use self::aggregate::{Aggregate, Limits, Send};
 use crate::{client::Bucket, metrics::Metrics};

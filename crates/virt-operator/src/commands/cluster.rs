@@ -33,7 +33,7 @@ impl Reader {
     pub(crate) async fn connect(kubeconfig: Option<&Path>) -> Result<Self> {
         let config = configuration(kubeconfig).await?;
         let agent = concat!("virt-operator/", env!("CARGO_PKG_VERSION"));
-        Ok(Self { client: connect(&config, agent, None, &Arc::new(Metrics::new("command")))?.ordinary })
+        Ok(Self { client: connect(&config, agent, None, &Arc::new(Metrics::new("command")))?.rate_limited })
     }
 
     pub(crate) fn client(&self) -> Client {

@@ -95,7 +95,7 @@ async fn plan(arguments: &PlanArguments, given: KubeVirt) -> Result<Planned> {
         operator_namespace: namespace.to_owned(),
         architecture: architecture(),
         now: timestamp(now),
-        wanted,
+        desired: wanted,
         issued: match issued {
             Some(issued) => issued,
             None => Arc::new(NothingIssued),
