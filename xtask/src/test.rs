@@ -16,7 +16,7 @@ pub(crate) struct Options {
 }
 
 /// Test binaries of the crates that only decide; they need no cluster.
-const PURE_SUITES: [&str; 5] = ["decisions", "manifests", "parity", "passes", "strategies"];
+const PURE_SUITES: [&str; 5] = ["manifests", "parity", "planner", "reconcile", "strategies"];
 
 /// Packages with a test binary that starts labs, in the order in which a failure explains the next ones.
 const LAB_SUITES: [(&str, &str); 3] =
@@ -87,9 +87,9 @@ fn suites(fast: bool) -> Vec<Suite> {
         suites.push(Suite { name: "dependencies".to_owned(), what: What::Skip(why) });
     }
     suites.push(Suite::cargo("unit tests", &["test", "--quiet", "--workspace", "--lib", "--bins"]));
-    let mut decisions = vec!["test", "--quiet", "--workspace"];
-    decisions.extend(PURE_SUITES.iter().flat_map(|name| ["--test", name]));
-    suites.push(Suite::cargo("decisions", &decisions));
+    let mut pure = vec!["test", "--quiet", "--workspace"];
+    pure.extend(PURE_SUITES.iter().flat_map(|name| ["--test", name]));
+    suites.push(Suite::cargo("tests without a cluster", &pure));
     suites.push(Suite::cargo(
         "examples in docs",
         &["test", "--quiet", "--doc", "--package", "vitivirt-lab", "--package", "vitivirt-runtime"],

@@ -13,7 +13,7 @@ mod neighbours;
 mod random;
 mod refusals;
 mod replica;
-#[path = "../../../machine/tests/decisions/specs.rs"]
+#[path = "../../../machine/tests/planner/specs.rs"]
 mod specs;
 mod world;
 

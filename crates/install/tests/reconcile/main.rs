@@ -7,7 +7,7 @@
     reason = "a test may stop where something is not as it should be"
 )]
 
-mod judged;
+mod invalid_resources;
 mod world;
 
 use serde_json::{Value, json};

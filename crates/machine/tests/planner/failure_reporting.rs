@@ -193,9 +193,9 @@ fn a_deletion_that_is_refused_says_what_is_held_up_and_goes_on() {
         assert_eq!(told, [(EventKind::Warning, expected)]);
         assert!(world.refused(&failure).events.is_empty(), "once");
 
-        world.pass();
+        world.reconcile();
         world.finish_shutdown();
-        world.pass();
+        world.reconcile();
         assert!(world.gone, "it goes on when nobody refuses any more");
     }
 }
@@ -213,7 +213,7 @@ fn every_step_of_a_deletion_is_named_when_it_is_held_up() {
     held_up(&mut world, "deletion of the VirtualMachine");
     world.finish_shutdown();
     held_up(&mut world, "deletion of the pvcs");
-    world.observed.PVCs.clear();
+    world.observed.pvcs.clear();
     held_up(&mut world, "release of the networks");
     world.observed.networks.clear();
     held_up(&mut world, "removal of the finalizer");
@@ -247,7 +247,7 @@ proptest! {
         } else {
             world.observed.vm = None;
         }
-        let report = world.refused(&Failure::new(vitivirt_api::Class::ALL[class], reasons[known], "words"));
+        let report = world.refused(&Failure::new(vitivirt_api::ErrorClass::ALL[class], reasons[known], "words"));
         prop_assert!(report.error.is_none_or(|error| ERRORS.contains(&error)), "{:?}", report.error);
         let (is, why, _) = world.condition(type_::READY);
         prop_assert!(is == "True" || [&ERRORS[..], &QUIET[..]].concat().contains(&why.as_str()), "{why}");

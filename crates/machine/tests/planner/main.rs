@@ -5,8 +5,8 @@
 mod cases;
 mod changing;
 mod documentation;
+mod failure_reporting;
 mod invalid;
 mod properties;
 mod specs;
-mod telling;
 mod world;
