@@ -285,16 +285,17 @@ pub struct Outcome {
     pub written: usize,
 }
 
-/// A status as it was seen and as it should be. It is written only when the two differ.
+/// The observed and the desired status of one object, typed until the executor sends it. The executor writes it only
+/// if the two differ.
 #[derive(Clone, PartialEq)]
-pub struct StatusWrite {
+pub struct StatusWrite<S = Value> {
     pub target: Target,
     pub uid: String,
-    pub observed: Value,
-    pub desired: Value,
+    pub observed: S,
+    pub desired: S,
 }
 
-impl StatusWrite {
+impl<S: PartialEq> StatusWrite<S> {
     pub fn differs(&self) -> bool {
         self.observed != self.desired
     }
@@ -335,13 +336,19 @@ pub struct EventRecord {
     pub message: String,
 }
 
-/// What a pass tells the world, and when it wants to look again of its own accord.
-#[derive(Clone, Default, PartialEq)]
-pub struct Report {
-    pub status: Option<StatusWrite>,
+/// The result of a reconcile for users: status, events, the error that it counts as, and when to requeue the object.
+#[derive(Clone, PartialEq)]
+pub struct Report<S = Value> {
+    pub status: Option<StatusWrite<S>>,
     pub events: Vec<EventRecord>,
     pub requeue_after: Option<Duration>,
     /// What is wrong, as the conditions name it: the pass counts as an error of this type, whether a request failed or
     /// not. None: if one failed, it is counted by the failure's own reason.
     pub error: Option<&'static str>,
+}
+
+impl<S> Default for Report<S> {
+    fn default() -> Self {
+        Self { status: None, events: Vec::new(), requeue_after: None, error: None }
+    }
 }

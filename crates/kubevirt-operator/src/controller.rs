@@ -18,6 +18,7 @@ pub(crate) struct MachineController {
 
 impl Controller for MachineController {
     type Observed = Observed;
+    type Status = Value;
 
     const NAME: &'static str = "Machine";
 
@@ -25,8 +26,8 @@ impl Controller for MachineController {
         self.observer.observe(key).await
     }
 
-    fn plan(&self, observed: &Observed) -> Plan {
-        vitivirt_machine::plan(observed)
+    fn plan(&self, observed: &Observed) -> Result<Plan, Failure> {
+        Ok(vitivirt_machine::plan(observed))
     }
 
     fn owns(&self, observed: &Observed, target: &Target, live: &Value) -> bool {

@@ -14,6 +14,7 @@ pub(crate) struct NetworkController {
 
 impl Controller for NetworkController {
     type Observed = ObservedNetwork;
+    type Status = Value;
 
     const NAME: &'static str = "NetworkConfiguration";
 
@@ -37,8 +38,8 @@ impl Controller for NetworkController {
         }))
     }
 
-    fn plan(&self, observed: &ObservedNetwork) -> Plan {
-        network_finalizer::plan(observed)
+    fn plan(&self, observed: &ObservedNetwork) -> Result<Plan, Failure> {
+        Ok(network_finalizer::plan(observed))
     }
 
     /// Nothing is created here.

@@ -13,6 +13,7 @@ pub(crate) struct KubeVirtController {
 
 impl Controller for KubeVirtController {
     type Observed = Observed;
+    type Status = Value;
 
     const NAME: &'static str = "KubeVirt";
 
@@ -20,8 +21,8 @@ impl Controller for KubeVirtController {
         self.observer.observe(key).await
     }
 
-    fn plan(&self, observed: &Observed) -> Plan {
-        vitivirt_install::plan(observed)
+    fn plan(&self, observed: &Observed) -> Result<Plan, Failure> {
+        Ok(vitivirt_install::plan(observed))
     }
 
     fn owns(&self, _: &Observed, _: &Target, live: &Value) -> bool {

@@ -132,7 +132,7 @@ impl World {
             operator_namespace: "kubevirt".to_owned(),
             architecture: self.architecture,
             now: self.now,
-            wanted: wanted.unwrap_or_else(Desired::Invalid),
+            desired: wanted.unwrap_or_else(Desired::Invalid),
             issued: Arc::new(SomethingIssued),
             renewal: None,
             synchronization: Vec::new(),

@@ -11,6 +11,7 @@ use kube::{
     api::{DeleteParams, DynamicObject, GetParams, Patch, PatchParams, PostParams, Preconditions, PropagationPolicy},
     core::Request,
 };
+use serde::Serialize;
 use serde_json::{Map, Value, json};
 use tokio::sync::Semaphore;
 use vitivirt_api::{
@@ -113,12 +114,15 @@ impl Executor {
     }
 
     /// Writes a status that differs from the observed one. Tells whether it did.
-    pub async fn report(&self, status: &StatusWrite, fence: &Fence) -> Result<bool, Failure> {
+    pub async fn report<S>(&self, status: &StatusWrite<S>, fence: &Fence) -> Result<bool, Failure>
+    where
+        S: Serialize + PartialEq,
+    {
         if !status.differs() {
             return Ok(false);
         }
         let mut body = Map::new();
-        body.insert("status".to_owned(), status.desired.clone());
+        body.insert("status".to_owned(), Body::of(&status.desired)?.into_json());
         let write = Write::Status {
             target: status.target.clone(),
             uid: status.uid.clone(),

@@ -16,6 +16,7 @@ use std::{any::Any, panic::AssertUnwindSafe, time::Duration};
 
 use futures::FutureExt;
 use rand::Rng;
+use serde::Serialize;
 use serde_json::Value;
 use tokio::time::timeout;
 use vitivirt_api::{ErrorClass, Failure, ObjectKey, Outcome, Plan, Report, Stop, Target, reason};
@@ -32,10 +33,16 @@ pub mod message {
     pub const FAILED: &str = "reconcile failed";
 }
 
+/// The step that a failed plan is reported with.
+pub const PLAN_STEP: &str = "plan";
+
 /// The four steps of one kind of object.
 pub trait Controller: Send + Sync + 'static {
     /// Everything that a pass decides on, the time included.
     type Observed: Send + Sync;
+
+    /// The status of the object.
+    type Status: Serialize + PartialEq + Send + Sync;
 
     /// The label `controller` of logs and metrics.
     const NAME: &'static str;
@@ -43,14 +50,14 @@ pub trait Controller: Send + Sync + 'static {
     /// From the caches; a live read only before something destructive. Nothing: the object is gone.
     fn observe(&self, key: &ObjectKey) -> impl Future<Output = Result<Option<Self::Observed>, Failure>> + Send;
 
-    /// Pure.
-    fn plan(&self, observed: &Self::Observed) -> Plan;
+    /// Pure. An error is reported like a failed write of a step named [`PLAN_STEP`].
+    fn plan(&self, observed: &Self::Observed) -> Result<Plan, Failure>;
 
     /// Whether a live object, whose name we wanted for a new one, is ours. Pure.
     fn owns(&self, observed: &Self::Observed, target: &Target, live: &Value) -> bool;
 
     /// Pure.
-    fn report(&self, observed: &Self::Observed, plan: &Plan, outcome: &Outcome) -> Report;
+    fn report(&self, observed: &Self::Observed, plan: &Plan, outcome: &Outcome) -> Report<Self::Status>;
 
     /// The fields of every log line of a pass.
     fn span(&self, key: &ObjectKey) -> tracing::Span {
@@ -116,8 +123,13 @@ async fn reconcile_steps<C: Controller>(
     let Some(observed) = controller.observe(key).await? else {
         return Ok(ReconcileResult::Succeeded { requeue_after: None, condition_reason: None });
     };
-    let plan = controller.plan(&observed);
-    let outcome = executor.apply(&plan, fence, |target, live| controller.owns(&observed, target, live)).await;
+    let (plan, outcome) = match controller.plan(&observed) {
+        Ok(plan) => {
+            let outcome = executor.apply(&plan, fence, |target, live| controller.owns(&observed, target, live)).await;
+            (plan, outcome)
+        }
+        Err(failure) => (Plan::default(), Outcome { stop: Stop::Failed { step: PLAN_STEP, failure }, written: 0 }),
+    };
     // Whatever there is to tell is for the leader to tell: no event, no status.
     match &outcome.stop {
         Stop::Failed { failure, .. } if failure.reason == reason::NOT_LEADING => return Err(failure.clone()),

@@ -202,6 +202,7 @@ struct Maker {
 
 impl Controller for Maker {
     type Observed = ObjectKey;
+    type Status = Value;
     const NAME: &'static str = "Maker";
 
     async fn observe(&self, key: &ObjectKey) -> Result<Option<ObjectKey>, Failure> {
@@ -221,15 +222,15 @@ impl Controller for Maker {
         }
     }
 
-    fn plan(&self, observed: &ObjectKey) -> Plan {
+    fn plan(&self, observed: &ObjectKey) -> Result<Plan, Failure> {
         assert_ne!(observed.name(), "panics", "as the test wants it");
         if !*self.stubborn.lock()
             && self.reconciles.lock().iter().filter(|(_, name)| name == observed.name()).count() > 1
         {
-            return Plan::default();
+            return Ok(Plan::default());
         }
-        plan([Step::new("make")
-            .write(Write::Create { target: target(observed.name()), body: Body::from(json!({ "data": {} })) })])
+        Ok(plan([Step::new("make")
+            .write(Write::Create { target: target(observed.name()), body: Body::from(json!({ "data": {} })) })]))
     }
 
     fn owns(&self, _: &ObjectKey, _: &Target, _: &Value) -> bool {
