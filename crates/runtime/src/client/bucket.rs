@@ -59,7 +59,7 @@ mod tests {
             bucket.wait().await;
         }
         let result = begin.elapsed();
-        assert!(result >= Duration::from_millis(2000) && result < Duration::from_millis(2050), "{passed:?}");
+        assert!(result >= Duration::from_millis(2000) && result < Duration::from_millis(2050), "{result:?}");
     }
 
     #[tokio::test(start_paused = true)]

@@ -196,22 +196,22 @@ mod tests {
             (
                 json!({"code": 403, "message": "roles \"a\" is forbidden: user \"x\" is attempting to grant RBAC \
                      permissions not currently held"}),
-                Class::Forbidden,
+                ErrorClass::Forbidden,
                 reason::PERMISSION_MISSING,
             ),
-            (json!({"code": 404, "message": "404 page not found"}), Class::Transient, reason::API_NOT_INSTALLED),
-            (json!({"code": 404, "details": named}), Class::Conflict, reason::OBJECT_GONE),
+            (json!({"code": 404, "message": "404 page not found"}), ErrorClass::Transient, reason::API_NOT_INSTALLED),
+            (json!({"code": 404, "details": named}), ErrorClass::Conflict, reason::OBJECT_GONE),
             (
                 json!({"code": 404, "details": {"name": "shop", "kind": "namespaces"}}),
-                Class::Transient,
+                ErrorClass::Transient,
                 reason::NAMESPACE_MISSING,
             ),
-            (json!({"code": 409, "reason": "Conflict"}), Class::Conflict, reason::OBJECT_CHANGED),
-            (json!({"code": 410, "reason": "Expired"}), Class::Conflict, reason::OBJECT_CHANGED),
-            (json!({"code": 422, "reason": "Invalid"}), Class::Invalid, reason::INVALID_OBJECT),
+            (json!({"code": 409, "reason": "Conflict"}), ErrorClass::Conflict, reason::OBJECT_CHANGED),
+            (json!({"code": 410, "reason": "Expired"}), ErrorClass::Conflict, reason::OBJECT_CHANGED),
+            (json!({"code": 422, "reason": "Invalid"}), ErrorClass::Invalid, reason::INVALID_OBJECT),
             (
                 json!({"code": 422, "details": {"causes": [{"reason": "FieldValueInvalid", "field": "metadata.uid"}]}}),
-                Class::Conflict,
+                ErrorClass::Conflict,
                 reason::OBJECT_CHANGED,
             ),
             (

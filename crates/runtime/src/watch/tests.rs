@@ -97,7 +97,7 @@ async fn an_own_write_is_seen_at_once_and_told_once() {
     cache.ready().await;
     link.cut();
     let written = server.put(MAPS, map("mine", "1"));
-    cache.wrote(&written);
+    cache.on_written(&written);
     assert_eq!(cache.get(&key("mine")).as_deref().map(String::as_str), Some("1"));
     link.mend();
     server.put(MAPS, map("end", "x"));
@@ -106,7 +106,7 @@ async fn an_own_write_is_seen_at_once_and_told_once() {
     let uid = written["metadata"]["uid"].as_str().unwrap().to_owned();
     link.cut();
     server.remove(MAPS, "ns", "mine");
-    cache.deleted(&key("mine"), &uid);
+    cache.on_deleted(&key("mine"), &uid);
     assert_eq!(cache.get(&key("mine")), None);
 }
 
@@ -187,7 +187,7 @@ async fn metadata_alone_can_be_followed() {
     let mut labelled = map("a", "secret");
     labelled["metadata"]["labels"] = json!({ "x": "y" });
     let written = server.put(MAPS, labelled);
-    cache.wrote(&written);
+    cache.on_written(&written);
     assert_eq!(cache.get(&key("a")).as_deref(), Some(&1));
     assert!(link.writes() == 0);
 }
