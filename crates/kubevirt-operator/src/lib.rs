@@ -5,6 +5,7 @@ mod arguments;
 mod cache;
 mod commands;
 mod controller;
+mod index;
 mod live_check;
 pub mod manifests;
 mod metrics;

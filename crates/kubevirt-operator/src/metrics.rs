@@ -21,9 +21,9 @@ use vitivirt_api::ObjectKey;
 use vitivirt_api::machine::{MachineStatus, condition_type, machine_reason, phase};
 use vitivirt_machine::Observed;
 use vitivirt_runtime::metrics::Metrics;
-use vitivirt_runtime::watch::Change;
+use vitivirt_runtime::watch::{Cache, Change};
 
-use crate::cache::{Caches, MachineEntry, PvcEntry, STATUSES, VmEntry};
+use crate::cache::{Caches, ClassEntry, MachineEntry, PvcEntry, STATUSES, VmEntry};
 
 const UNKNOWN: &str = "unknown";
 const NETWORK_REASONS: [&str; 4] = [
@@ -106,6 +106,24 @@ impl MachineMetrics {
         Arc::new(own)
     }
 
+    /// Counts the changes of these caches.
+    pub(crate) fn subscribe(self: &Arc<Self>, caches: &Caches) {
+        let metrics = self.clone();
+        caches.machines.subscribe(move |change| {
+            metrics.machine_changed(&change.key, change.old.as_deref(), change.new.as_deref());
+        });
+        let metrics = self.clone();
+        caches.vms.subscribe(move |change| metrics.vm_changed(change.old.as_deref(), change.new.as_deref()));
+        let metrics = self.clone();
+        caches.networks.subscribe(move |change| {
+            if change.new.is_none() {
+                metrics.network_gone(change.key.name());
+            }
+        });
+        let (metrics, classes) = (self.clone(), caches.classes.clone());
+        caches.pvcs.subscribe(move |change| metrics.pvc_changed(change, &classes));
+    }
+
     pub(crate) fn set_leads(&self, leads: bool) {
         self.counts.leads.store(leads, Ordering::Relaxed);
         self.starting.lock().clear();
@@ -115,7 +133,7 @@ impl MachineMetrics {
         self.counts.leads.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn machine_changed(&self, key: &ObjectKey, old: Option<&MachineEntry>, new: Option<&MachineEntry>) {
+    fn machine_changed(&self, key: &ObjectKey, old: Option<&MachineEntry>, new: Option<&MachineEntry>) {
         if new.is_none() {
             self.starting.lock().remove(key);
         }
@@ -123,24 +141,23 @@ impl MachineMetrics {
         count(&mut self.counts.machines.lock(), old.map(labels), new.map(labels));
     }
 
-    pub(crate) fn vm_changed(&self, old: Option<&VmEntry>, new: Option<&VmEntry>) {
+    fn vm_changed(&self, old: Option<&VmEntry>, new: Option<&VmEntry>) {
         let label = |entry: &VmEntry| if entry.status.is_empty() { "Unknown" } else { entry.status };
         count(&mut self.counts.vms.lock(), old.map(label), new.map(label));
     }
 
     /// Whoever makes and removes networks of ever new names must not make ever new series.
-    pub(crate) fn network_gone(&self, name: &str) {
+    fn network_gone(&self, name: &str) {
         self.network_errors.remove(&NetworkLabel { network_name: name.to_owned() });
     }
 
     /// A PVC that is seen to become bound.
-    pub(crate) fn pvc_changed(&self, change: &Change<PvcEntry>, caches: Option<&Caches>) {
+    fn pvc_changed(&self, change: &Change<PvcEntry>, classes: &Cache<ClassEntry>) {
         let (Some(old), Some(new)) = (&change.old, &change.new) else { return };
         if !self.leads() || old.phase == PvcEntry::BOUND || new.phase != PvcEntry::BOUND {
             return;
         }
-        let exists =
-            |class: &&str| caches.is_some_and(|caches| caches.classes.get(&ObjectKey::cluster(class)).is_some());
+        let exists = |class: &&str| classes.get(&ObjectKey::cluster(class)).is_some();
         let storage_class = new.storage_class.as_deref().filter(exists).unwrap_or(UNKNOWN).to_owned();
         self.provisioning
             .get_or_create(&ClassLabel { storage_class })

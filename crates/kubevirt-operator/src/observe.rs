@@ -21,13 +21,11 @@ use crate::cache::{
     VmiEntry, address,
 };
 use crate::live_check::LiveCheck;
-use crate::router::EventRouter;
 use crate::source_secrets::{SecretState, SourceSecrets};
 
 pub(crate) struct Observer {
     pub(crate) caches: Caches,
     pub(crate) sources: Arc<SourceSecrets>,
-    pub(crate) router: Arc<EventRouter>,
     live_check: LiveCheck,
     /// What is known of the sources, so that a Machine at rest needs no read.
     memory: Mutex<HashMap<ObjectKey, Known>>,
@@ -45,8 +43,8 @@ struct Known {
 }
 
 impl Observer {
-    pub(crate) fn new(client: Client, caches: Caches, sources: Arc<SourceSecrets>, router: Arc<EventRouter>) -> Self {
-        Self { caches, sources, router, live_check: LiveCheck { client }, memory: Mutex::default() }
+    pub(crate) fn new(client: Client, caches: Caches, sources: Arc<SourceSecrets>) -> Self {
+        Self { caches, sources, live_check: LiveCheck { client }, memory: Mutex::default() }
     }
 
     pub(crate) async fn observe(&self, key: &ObjectKey) -> Result<Option<Observed>, Failure> {
@@ -113,7 +111,10 @@ impl Observer {
     ) -> BTreeMap<String, vitivirt_machine::observed::NetworkView> {
         let view = |name: &str| {
             let entry = self.caches.networks.entry(&beside(key, name))?;
-            Some((name.to_owned(), NetworkEntry::view(&entry, self.router.has_other_users(key, name, own))))
+            Some((
+                name.to_owned(),
+                NetworkEntry::view(&entry, self.caches.index.network_users.has_other_users(key, name, own)),
+            ))
         };
         own.networks.iter().filter_map(|name| view(name)).collect()
     }
@@ -125,7 +126,7 @@ impl Observer {
         resolved: Option<&Resolved>,
     ) -> BTreeMap<String, vitivirt_machine::observed::PvcView> {
         let uid = machine.metadata.uid.as_deref().unwrap_or_default();
-        let carried = self.router.pvcs_of(uid).into_iter().map(String::from);
+        let carried = self.caches.index.pvcs.names(uid).into_iter().map(String::from);
         let needed = pvc_names(resolved).map(str::to_owned);
         carried
             .chain(needed)
@@ -158,7 +159,7 @@ impl Observer {
     ) -> BTreeMap<(String, String), String> {
         let namespace = key.namespace().unwrap_or_default();
         let all = macs::addresses(resolved).map(|(network, mac)| address(namespace, network, mac));
-        let shared: Vec<u64> = all.filter(|address| self.router.is_shared(*address)).collect();
+        let shared: Vec<u64> = all.filter(|address| self.caches.index.mac_addresses.is_shared(*address)).collect();
         if shared.is_empty() {
             return BTreeMap::new();
         }
@@ -182,15 +183,13 @@ impl Observer {
             self.memory.lock().remove(key);
             return Ok(SourceView::NotNeeded);
         };
-        let seen = self.sources.seen(&beside(key, &wanted.name));
+        let seen = self.sources.state(&beside(key, &wanted.name));
         if seen == SecretState::Missing {
             return Ok(SourceView::SecretMissing);
         }
         let inline = digest(machine, None);
         let known = self.memory.lock().get(key).cloned().filter(|known| {
-            seen == SecretState::ResourceVersion(known.version.clone())
-                && known.inline == inline
-                && known.key == wanted.key
+            seen == SecretState::Version(known.version.clone()) && known.inline == inline && known.key == wanted.key
         });
         match known {
             Some(Known { digest: None, .. }) => return Ok(SourceView::KeyMissing),

@@ -1,114 +1,100 @@
-//! `kubevirt-operator run`: settings to program. Every replica follows the cluster; the leader also works on Machines.
+//! `kubevirt-operator run`: from settings to the running operator. Every replica watches the cluster; the leader also
+//! reconciles Machines and NetworkConfigurations.
 
-use std::path::Path;
-use std::process::ExitCode;
-use std::sync::Arc;
-use std::time::Duration;
+use std::{path::Path, process::ExitCode, sync::Arc, time::Duration};
 
-use vitivirt_api::ObjectKey;
 use vitivirt_api::machine::MANAGED_BY;
 use vitivirt_runtime::{
     client::Rate,
     lease::Leadership,
-    program::{Context, LeaseName, Listener, Program, SERVICE_ACCOUNT_NAMESPACE, identity, own_namespace},
-    queue::Queue,
-    reconcile::{Controller, Executor, Runner, RunnerOptions},
+    program::{
+        BoxError, Context, LeaseName, Listener, Operator, Program, SERVICE_ACCOUNT_NAMESPACE, identity, own_namespace,
+    },
+    reconcile::{Executor, Runner, RunnerOptions},
+    watch::Watches,
 };
 
-use crate::arguments::{RunArguments, Settings};
-use crate::cache::Caches;
-use crate::controller::MachineController;
-use crate::metrics::MachineMetrics;
-use crate::networks::NetworkController;
-use crate::observe::Observer;
-use crate::rbac::NAMESPACE;
-use crate::router::EventRouter;
-use crate::source_secrets::SourceSecrets;
+use crate::{
+    arguments::{RunArguments, Settings},
+    cache::Caches,
+    controller::MachineController,
+    metrics::MachineMetrics,
+    networks::NetworkController,
+    observe::Observer,
+    rbac::NAMESPACE,
+    router::EventRouter,
+    source_secrets::SourceSecrets,
+};
 
 const NAME: &str = "kubevirt-operator";
 /// Enough to create fifty Machines in a second or two, and little for an API server.
 const RATE: Rate = Rate { per_second: 200.0, burst: 400 };
 const RECONCILE_DEADLINE: Duration = Duration::from_secs(60);
-/// How long a patch that somebody undoes in the same request is not sent again.
+/// How long the executor skips a patch that changed nothing, because another client undoes it in the same request.
 const NO_OP_PATCH_TTL: Duration = Duration::from_secs(600);
 
 pub(crate) fn run(arguments: RunArguments) -> anyhow::Result<ExitCode> {
     let settings = Settings::try_from(arguments)?;
-    let options = RunnerOptions {
-        workers: settings.workers,
-        reconcile_deadline: RECONCILE_DEADLINE,
-        resync: Some(settings.reconcile_interval),
-    };
-    let namespace = settings.watch_namespace.clone();
-    Ok(program(&settings).run(async move |context: Context| {
-        let work = Arc::new(Work::prepare(context, namespace.as_deref(), options));
-        Ok(move |leadership: Leadership| work.clone().lead(leadership))
-    }))
+    Ok(program(&settings).run::<MachineOperator>(settings))
 }
 
-/// What the replica that leads works with.
-struct Work {
+struct MachineOperator {
     context: Context,
     caches: Caches,
     router: Arc<EventRouter>,
     metrics: Arc<MachineMetrics>,
-    controller: Arc<MachineController>,
+    machines: Arc<MachineController>,
     networks: Arc<NetworkController>,
     executor: Arc<Executor>,
     options: RunnerOptions,
 }
 
-impl Work {
-    fn prepare(context: Context, namespace: Option<&str>, options: RunnerOptions) -> Self {
-        let metrics = MachineMetrics::register(&context.metrics);
-        let router = EventRouter::new(metrics.clone());
+impl Operator for MachineOperator {
+    type Settings = Settings;
+
+    async fn start(settings: Settings, context: Context) -> Result<Self, BoxError> {
         let client = context.clients.rate_limited.clone();
-        let sources = SourceSecrets::new(client.clone(), &router, context.shutdown.clone());
-        let caches = Caches::start(&context, namespace, &router);
-        let observer = Observer::new(client.clone(), caches.clone(), sources, router.clone());
-        let controller = Arc::new(MachineController { observer, metrics: metrics.clone() });
+        let mut watches = Watches::new(client.clone(), context.health.clone(), context.shutdown.clone());
+        let caches = Caches::new(&mut watches, settings.watch_namespace.as_deref());
+        let metrics = MachineMetrics::register(&context.metrics);
+        metrics.subscribe(&caches);
+        let source_secrets = SourceSecrets::new(client.clone(), context.shutdown.clone());
+        let router = EventRouter::new(caches.clone(), source_secrets.clone());
+        router.subscribe(&context);
+        watches.start(&context);
+
+        let observer = Observer::new(client.clone(), caches.clone(), source_secrets);
+        let machines = Arc::new(MachineController { observer, metrics: metrics.clone() });
         let networks = Arc::new(NetworkController { caches: caches.clone() });
         let executor = Executor::new(client, MANAGED_BY).skip_no_op_patches(NO_OP_PATCH_TTL);
-        let executor = Arc::new(caches.over(executor));
-        Self { context, caches, router, metrics, controller, networks, executor, options }
+        let executor = Arc::new(executor.notify(caches.kinds.write_observers()));
+        let options = RunnerOptions {
+            workers: settings.workers,
+            reconcile_deadline: RECONCILE_DEADLINE,
+            resync: Some(settings.reconcile_interval),
+        };
+        Ok(Self { context, caches, router, metrics, machines, networks, executor, options })
     }
 
-    async fn lead(self: Arc<Self>, leadership: Leadership) {
-        tokio::select! {
-            () = leadership.stop.cancelled() => return,
-            () = self.caches.ready() => {}
+    async fn caches_synced(&self) {
+        self.caches.kinds.synced().await;
+    }
+
+    fn set_leading(&self, leading: bool) {
+        self.metrics.set_leads(leading);
+        if !leading {
+            self.router.stop_queues();
         }
-        let guard = LeaderGuard(&self);
-        self.metrics.set_leads(true);
-        let queues = self.router.begin();
-        let machines = self.runner(self.controller.clone(), queues.machines, self.options);
-        // A network changes hands seldom, and every way in which it does wakes it.
-        let seldom = RunnerOptions { workers: 1, resync: None, ..self.options };
-        let networks = self.runner(self.networks.clone(), queues.networks, seldom);
+    }
+
+    async fn run_controllers(&self, leadership: Leadership) {
+        let queues = self.router.start_queues();
+        let (context, executor) = (&self.context, &self.executor);
+        let machines = Runner::new(context, self.machines.clone(), queues.machines, executor.clone(), self.options);
+        // The router enqueues a network whenever it may have lost its last user, so it needs no resync.
+        let options = RunnerOptions { workers: 1, resync: None, ..self.options };
+        let networks = Runner::new(context, self.networks.clone(), queues.networks, executor.clone(), options);
         tokio::join!(machines.run(leadership.clone()), networks.run(leadership));
-        drop(guard);
-    }
-
-    fn runner<C: Controller>(&self, controller: Arc<C>, queue: Queue<ObjectKey>, options: RunnerOptions) -> Runner<C> {
-        Runner {
-            controller,
-            queue,
-            executor: self.executor.clone(),
-            events: self.context.events.clone(),
-            metrics: self.context.metrics.clone(),
-            health: self.context.health.clone(),
-            options,
-        }
-    }
-}
-
-/// However the work ends, also by being dropped: nothing is queued for it and no gauge speaks for it after.
-struct LeaderGuard<'a>(&'a Work);
-
-impl Drop for LeaderGuard<'_> {
-    fn drop(&mut self) {
-        self.0.router.end();
-        self.0.metrics.set_leads(false);
     }
 }
 

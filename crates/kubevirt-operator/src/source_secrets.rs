@@ -1,135 +1,136 @@
-//! The Secrets that Machines refer to. Each is followed by name and by its metadata alone, from its first mention to the
-//! last, so that nothing is ever known of any other Secret of the cluster; and its data is read only when a cloud-init
-//! Secret has to be written anew.
+//! The Secrets that `cloudInit.secretRef` of Machines names. Each has a watch of its metadata, by name, as long as a
+//! Machine names it; so the operator holds nothing of any other Secret of the cluster. Its data is read only when a
+//! cloud-init Secret must be written.
 //!
-//! The first look is that read: it tells the version with the data. A watch without a list goes on from there, so a
-//! Machine that refers to a Secret costs one read, and one more for each change of the Secret.
+//! The first read returns the data with its resource version, and a watch without a list continues from there. So a
+//! Machine with a secretRef costs one read, and one more for each change of the Secret.
 
-use std::collections::HashMap;
-use std::sync::Arc;
-use std::time::Duration;
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use futures::{Stream, TryStreamExt};
 use k8s_openapi::api::core::v1::Secret;
-use kube::api::{WatchEvent, WatchParams};
-use kube::core::PartialObjectMeta;
-use kube::{Api, Client, Error};
+use kube::{
+    Api, Client, Error,
+    api::{WatchEvent, WatchParams},
+    core::PartialObjectMeta,
+};
 use parking_lot::Mutex;
 use rand::{SeedableRng, rngs::SmallRng};
 use tokio_util::sync::CancellationToken;
 use vitivirt_api::{Failure, ObjectKey, Target};
-use vitivirt_machine::render::cloud_init::SecretBytes;
-use vitivirt_machine::resolve::SecretSource;
-use vitivirt_runtime::reconcile::{Backoff, classify};
+use vitivirt_machine::{render::cloud_init::SecretBytes, resolve::SecretSource};
+use vitivirt_runtime::{
+    reconcile::{Backoff, classify},
+    watch::Subscribers,
+};
 
-use crate::router::EventRouter;
-
-/// The server ends a watch by then.
+/// After how many seconds the API server ends a watch.
 const WATCH_SECONDS: u32 = 290;
-/// Between tries to watch. Until one succeeds every pass reads.
+/// Between attempts to watch. Until one succeeds, every reconcile reads the Secret.
 const RETRY: Backoff = Backoff::new(Duration::from_millis(500), Duration::from_secs(30));
-/// The version of a watch that begins with what there is.
+/// The resource version of a watch that starts with the present objects.
 const FROM_NOW: &str = "";
 const GONE: u16 = 410;
 
 pub(crate) struct SourceSecrets {
     client: Client,
-    router: Arc<EventRouter>,
+    changes: Arc<Subscribers<ObjectKey>>,
     stop: CancellationToken,
-    followed: Mutex<HashMap<ObjectKey, WatchHandle>>,
+    watches: Mutex<HashMap<ObjectKey, WatchHandle>>,
 }
 
 struct WatchHandle {
-    seen: Arc<Mutex<SecretState>>,
+    state: Arc<Mutex<SecretState>>,
     stop: CancellationToken,
 }
 
-/// What is known of a Secret without reading it.
+/// What the watch knows about a Secret.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum SecretState {
-    /// Nothing yet, or the watch lost track.
+    /// The watch has not reported it yet, or was interrupted.
     Unknown,
     Missing,
-    ResourceVersion(Box<str>),
+    Version(Box<str>),
 }
 
-/// What a read of a Secret's key gave, and of which version.
-pub(crate) struct Read {
+/// One key of a Secret, and the resource version of the Secret.
+pub(crate) struct SecretRead {
     pub(crate) version: Box<str>,
-    /// None: there is no such key.
+    /// None: the Secret has no such key.
     pub(crate) bytes: Option<SecretBytes>,
 }
 
 impl SourceSecrets {
-    pub(crate) fn new(client: Client, router: &Arc<EventRouter>, stop: CancellationToken) -> Arc<Self> {
-        let sources = Arc::new(Self { client, router: router.clone(), stop, followed: Mutex::default() });
-        router.know_sources(sources.clone());
-        sources
+    pub(crate) fn new(client: Client, stop: CancellationToken) -> Arc<Self> {
+        Arc::new(Self { client, changes: Arc::default(), stop, watches: Mutex::default() })
     }
 
-    /// What was last seen of a Secret, which is followed from now on.
-    pub(crate) fn seen(&self, key: &ObjectKey) -> SecretState {
-        let mut followed = self.followed.lock();
-        if let Some(known) = followed.get(key) {
-            return known.seen.lock().clone();
+    /// Calls `handler` with the key of a Secret whenever its state changes.
+    pub(crate) fn subscribe(&self, handler: impl Fn(&ObjectKey) + Send + Sync + 'static) {
+        self.changes.subscribe(handler);
+    }
+
+    /// The state of a Secret. The first call starts a watch of it.
+    pub(crate) fn state(&self, key: &ObjectKey) -> SecretState {
+        let mut watches = self.watches.lock();
+        if let Some(handle) = watches.get(key) {
+            return handle.state.lock().clone();
         }
-        let known = WatchHandle { seen: Arc::new(Mutex::new(SecretState::Unknown)), stop: self.stop.child_token() };
-        let watch = Watch {
+        let handle = WatchHandle { state: Arc::new(Mutex::new(SecretState::Unknown)), stop: self.stop.child_token() };
+        let watch = SecretWatch {
             api: Api::namespaced(self.client.clone(), key.namespace().unwrap_or_default()),
             key: key.clone(),
-            seen: known.seen.clone(),
-            router: self.router.clone(),
+            state: handle.state.clone(),
+            changes: self.changes.clone(),
         };
-        let stop = known.stop.clone();
+        let stop = handle.stop.clone();
         tokio::spawn(async move { stop.run_until_cancelled(watch.run()).await });
-        followed.insert(key.clone(), known);
+        watches.insert(key.clone(), handle);
         SecretState::Unknown
     }
 
-    /// No Machine refers to it any more.
-    pub(crate) fn end(&self, key: &ObjectKey) {
-        if let Some(followed) = self.followed.lock().remove(key) {
-            followed.stop.cancel();
+    /// Stops the watch of a Secret that no Machine names any more.
+    pub(crate) fn stop(&self, key: &ObjectKey) {
+        if let Some(handle) = self.watches.lock().remove(key) {
+            handle.stop.cancel();
         }
     }
 
-    /// One key of a Secret, from the server. None: there is no such Secret.
-    pub(crate) async fn read(&self, namespace: &str, source: &SecretSource) -> Result<Option<Read>, Failure> {
+    /// Reads one key of a Secret from the API server. None: the Secret does not exist.
+    pub(crate) async fn read(&self, namespace: &str, source: &SecretSource) -> Result<Option<SecretRead>, Failure> {
         let key = ObjectKey::namespaced(namespace, &source.name);
         let api: Api<Secret> = Api::namespaced(self.client.clone(), namespace);
         let target = Target::of::<Secret>(key.clone());
         let secret = api.get_opt(&source.name).await.map_err(|error| classify(&error, "get", &target))?;
-        let read = secret.map(|secret| Read {
+        let read = secret.map(|secret| SecretRead {
             version: secret.metadata.resource_version.unwrap_or_default().into(),
             bytes: secret.data.and_then(|mut data| data.remove(&source.key)).map(|bytes| SecretBytes(bytes.0)),
         });
-        self.looked(
-            &key,
-            read.as_ref().map_or(SecretState::Missing, |read| SecretState::ResourceVersion(read.version.clone())),
-        );
+        let found = read.as_ref().map(|read| SecretState::Version(read.version.clone()));
+        self.record_read(&key, found.unwrap_or(SecretState::Missing));
         Ok(read)
     }
 
-    /// What a read told, unless the watch tells already.
-    fn looked(&self, key: &ObjectKey, found: SecretState) {
-        if let Some(known) = self.followed.lock().get(key) {
-            let mut seen = known.seen.lock();
-            if *seen == SecretState::Unknown {
-                *seen = found;
+    /// Records the result of a read, unless the watch already knows the Secret.
+    fn record_read(&self, key: &ObjectKey, found: SecretState) {
+        if let Some(handle) = self.watches.lock().get(key) {
+            let mut state = handle.state.lock();
+            if *state == SecretState::Unknown {
+                *state = found;
             }
         }
     }
 }
 
-/// Follows one Secret.
-struct Watch {
+/// The watch of one Secret.
+struct SecretWatch {
     api: Api<Secret>,
     key: ObjectKey,
-    seen: Arc<Mutex<SecretState>>,
-    router: Arc<EventRouter>,
+    state: Arc<Mutex<SecretState>>,
+    changes: Arc<Subscribers<ObjectKey>>,
 }
 
-impl Watch {
+impl SecretWatch {
     async fn run(self) {
         let parameters =
             WatchParams::default().fields(&format!("metadata.name={}", self.key.name())).timeout(WATCH_SECONDS);
@@ -137,28 +138,28 @@ impl Watch {
         let mut jitter = SmallRng::from_os_rng();
         loop {
             let watched = match self.api.watch_metadata(&parameters, &version).await {
-                Ok(events) => self.watch(events, &mut version, &mut failures).await,
+                Ok(events) => self.handle_events(events, &mut version, &mut failures).await,
                 Err(error) => Err(error),
             };
             let Err(error) = watched else { continue };
             if version == FROM_NOW || matches!(&error, Error::Api(status) if status.code == GONE) {
-                // What happens until the next watch begins, nobody tells.
+                // Changes until the next watch starts are not reported.
                 FROM_NOW.clone_into(&mut version);
-                self.saw(SecretState::Unknown);
+                self.set_state(SecretState::Unknown);
             }
             let failure = classify(&error, "watch", &Target::of::<Secret>(self.key.clone()));
             tracing::warn!(
                 reason = failure.reason,
                 error = failure.message,
-                "a Secret that Machines refer to is not followed"
+                "the watch of a Secret that a Machine names failed"
             );
             tokio::time::sleep(RETRY.delay(failures, &mut jitter)).await;
             failures += 1;
         }
     }
 
-    /// Until the server ends the watch, which is no error.
-    async fn watch(
+    /// Returns when the API server ends the watch, which is not an error.
+    async fn handle_events(
         &self,
         events: impl Stream<Item = Result<WatchEvent<PartialObjectMeta<Secret>>, Error>>,
         version: &mut String,
@@ -170,11 +171,11 @@ impl Watch {
             match event {
                 WatchEvent::Added(secret) | WatchEvent::Modified(secret) => {
                     *version = secret.metadata.resource_version.unwrap_or_default();
-                    self.saw(SecretState::ResourceVersion(version.as_str().into()));
+                    self.set_state(SecretState::Version(version.as_str().into()));
                 }
                 WatchEvent::Deleted(secret) => {
                     *version = secret.metadata.resource_version.unwrap_or_default();
-                    self.saw(SecretState::Missing);
+                    self.set_state(SecretState::Missing);
                 }
                 WatchEvent::Bookmark(mark) => *version = mark.metadata.resource_version,
                 WatchEvent::Error(status) => return Err(Error::Api(status)),
@@ -183,11 +184,11 @@ impl Watch {
         Ok(())
     }
 
-    fn saw(&self, now: SecretState) {
-        let news = *self.seen.lock() != now;
-        *self.seen.lock() = now;
-        if news {
-            self.router.source_changed(&self.key);
+    fn set_state(&self, state: SecretState) {
+        let changed = *self.state.lock() != state;
+        *self.state.lock() = state;
+        if changed {
+            self.changes.notify(&self.key);
         }
     }
 }

@@ -1,7 +1,7 @@
-//! From settings to a running program and its exit code: logs, listeners, client, lease, work, end.
+//! The life of a program, from its settings to its exit code: logs, listeners, client, lease, controllers, shutdown.
 //!
-//! What runs on every replica is prepared first and returns the work that only the leader does. Either ends with the
-//! first signal, the work within a bound, and then the lease is given back.
+//! Every replica starts the [`Operator`]: its watches and servers. The replica that holds the lease also runs its
+//! controllers. The first signal stops both: the controllers get [`DRAIN`] to finish, then the lease is released.
 
 use std::{
     panic::AssertUnwindSafe,
@@ -14,7 +14,7 @@ use std::{
 use futures::FutureExt;
 use rand::Rng;
 use tokio_util::sync::CancellationToken;
-use tower::BoxError;
+pub use tower::BoxError;
 
 use crate::{
     client::{Clients, Rate, configuration, connect},
@@ -29,14 +29,16 @@ use crate::{
 
 pub mod message {
     pub const STARTED: &str = "started";
-    pub const FAILED: &str = "cannot go on";
+    pub const FAILED: &str = "fatal error";
 }
 
-/// Together with the release it must leave room for another replica to take over within three seconds of a signal.
+/// How long running reconciles may take to finish after a signal. Together with the release of the lease it must let
+/// another replica take over within three seconds.
 pub const DRAIN: Duration = Duration::from_secs(2);
-/// How long a pass that was dropped may take to reach its next await.
+/// How long an aborted reconcile may take to reach its next await.
 const ABORTED: Duration = Duration::from_millis(500);
-/// Two are enough for work that waits most of the time, and one that blocks cannot silence the health endpoints.
+/// Reconciles wait for the network most of the time, so two threads are enough. With one, a reconcile that blocks its
+/// thread would also block the health endpoints.
 const THREADS: usize = 2;
 
 pub struct Program {
@@ -45,18 +47,18 @@ pub struct Program {
     pub log_format: LogFormat,
     pub log_level: LogLevel,
     pub kubeconfig: Option<PathBuf>,
-    /// `None`: no limit.
+    /// `None`: requests are not limited.
     pub rate: Option<Rate>,
     pub metrics_prefix: &'static str,
     pub listeners: Vec<Listener>,
-    /// `None`: this process leads without asking.
+    /// `None`: no leader election, this process leads.
     pub lease: Option<LeaseName>,
     pub identity: String,
 }
 
 pub struct Listener {
     pub bind: Bind,
-    /// Who listens, for an error.
+    /// The name of the server in an error message.
     pub what: &'static str,
     pub health: bool,
     pub metrics: bool,
@@ -70,7 +72,7 @@ pub struct LeaseName {
     pub name: String,
 }
 
-/// What the parts of a program share.
+/// What the parts of an operator share.
 #[derive(Clone)]
 pub struct Context {
     pub clients: Clients,
@@ -82,8 +84,8 @@ pub struct Context {
 }
 
 impl Context {
-    /// Runs something for as long as the process lives. Should it panic, nobody would miss it: therefore the process
-    /// says that it is not healthy, and is replaced.
+    /// Runs a task for as long as the process lives. If it panics, the process reports that it is not healthy, so that
+    /// the kubelet replaces it.
     pub fn spawn(&self, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
         let health = self.health.clone();
         tokio::spawn(async move {
@@ -94,15 +96,52 @@ impl Context {
     }
 }
 
+/// What a program does between its start and its end.
+pub trait Operator: Sized + Send + Sync + 'static {
+    type Settings;
+
+    /// Runs once on every replica: starts watches and servers.
+    fn start(settings: Self::Settings, context: Context) -> impl Future<Output = Result<Self, BoxError>>;
+
+    /// Returns when every cache that the controllers read is synced.
+    fn caches_synced(&self) -> impl Future<Output = ()> + Send;
+
+    /// This replica starts (`true`) or stops leading. Also called with `false` when the controllers are aborted: after
+    /// that nothing may be enqueued, and no metric of the leader may be exported.
+    fn set_leading(&self, leading: bool);
+
+    /// Runs the controllers until the leadership ends. Runs again when this replica leads again.
+    fn run_controllers(&self, leadership: Leadership) -> impl Future<Output = ()> + Send;
+}
+
+/// Tells the operator that it leads, and, however the leadership ends, that it does not lead any more.
+struct LeaderGuard<'a, O: Operator>(&'a O);
+
+impl<'a, O: Operator> LeaderGuard<'a, O> {
+    fn new(operator: &'a O) -> Self {
+        operator.set_leading(true);
+        Self(operator)
+    }
+}
+
+impl<O: Operator> Drop for LeaderGuard<'_, O> {
+    fn drop(&mut self) {
+        self.0.set_leading(false);
+    }
+}
+
+async fn lead<O: Operator>(operator: Arc<O>, leadership: Leadership) {
+    tokio::select! {
+        () = leadership.stop.cancelled() => return,
+        () = operator.caches_synced() => {}
+    }
+    let _guard = LeaderGuard::new(&*operator);
+    operator.run_controllers(leadership).await;
+}
+
 impl Program {
-    /// `prepare` runs on every replica, once; what it returns runs while this replica leads, perhaps several times.
-    pub fn run<P, F, L, W>(self, prepare: P) -> ExitCode
-    where
-        P: FnOnce(Context) -> F,
-        F: Future<Output = Result<L, BoxError>>,
-        L: Fn(Leadership) -> W,
-        W: Future<Output = ()> + Send + 'static,
-    {
+    /// Runs the operator until a signal or a fatal error.
+    pub fn run<O: Operator>(self, settings: O::Settings) -> ExitCode {
         telemetry::init(self.log_format, self.log_level);
         let runtime = match tokio::runtime::Builder::new_multi_thread().worker_threads(THREADS).enable_all().build() {
             Ok(runtime) => runtime,
@@ -111,9 +150,9 @@ impl Program {
         let result = runtime.block_on(async {
             let shutdown = CancellationToken::new();
             shutdown::listen(shutdown.clone())?;
-            self.serve(prepare, shutdown).await
+            self.serve::<O>(settings, shutdown).await
         });
-        // Whatever still blocks a thread ends with the process.
+        // A task that still blocks its thread ends with the process.
         runtime.shutdown_background();
         match result {
             Ok(()) => {
@@ -124,13 +163,7 @@ impl Program {
         }
     }
 
-    async fn serve<P, F, L, W>(self, prepare: P, shutdown: CancellationToken) -> Result<(), BoxError>
-    where
-        P: FnOnce(Context) -> F,
-        F: Future<Output = Result<L, BoxError>>,
-        L: Fn(Leadership) -> W,
-        W: Future<Output = ()> + Send + 'static,
-    {
+    async fn serve<O: Operator>(self, settings: O::Settings, shutdown: CancellationToken) -> Result<(), BoxError> {
         let metrics = Arc::new(Metrics::new(self.metrics_prefix));
         let health = Arc::new(Health::default());
         for listener in &self.listeners {
@@ -139,11 +172,11 @@ impl Program {
                 health: listener.health.then(|| health.clone()),
                 metrics: listener.metrics.then(|| metrics.clone()),
             };
-            // Until the very end: a replica that stops is still alive.
+            // The server runs until the process ends: a replica that shuts down is still alive.
             tokio::spawn(serve(socket, listener.tls.clone(), routes, CancellationToken::new()));
         }
 
-        // Whatever is waited for before the work begins, a signal ends it.
+        // A signal ends every wait before the operator runs.
         let config = tokio::select! {
             biased;
             () = shutdown.cancelled() => return Ok(()),
@@ -156,11 +189,12 @@ impl Program {
         let context =
             Context { clients: clients.clone(), metrics: metrics.clone(), health, events, shutdown: shutdown.clone() };
         context.spawn("the sender of events", send_events);
-        let lead = tokio::select! {
+        let operator = tokio::select! {
             biased;
             () = shutdown.cancelled() => return Ok(()),
-            lead = prepare(context) => lead?,
+            operator = O::start(settings, context) => Arc::new(operator?),
         };
+        let lead = move |leadership| lead(operator.clone(), leadership);
         let server = config.cluster_url.to_string();
         tracing::info!(
             program = self.name,
@@ -188,7 +222,7 @@ impl Program {
     }
 }
 
-/// The work of a program that needs no lease, with the same end.
+/// Runs the controllers of a program without a lease, with the same shutdown.
 async fn unopposed<L, W>(shutdown: &CancellationToken, lead: L) -> Result<(), BoxError>
 where
     L: Fn(Leadership) -> W,
@@ -199,11 +233,11 @@ where
     let mut work = tokio::spawn(lead(leadership.clone()));
     tokio::select! {
         () = shutdown.cancelled() => stop.cancel(),
-        _ = &mut work => return Err("the work ended by itself".into()),
+        _ = &mut work => return Err("the controllers ended before a shutdown was requested".into()),
     }
     if tokio::time::timeout(DRAIN, &mut work).await.is_err() {
         work.abort();
-        // Nobody waits to take over; what blocks its thread ends with the process.
+        // No other replica waits for the lease; a task that blocks its thread ends with the process.
         let _ = tokio::time::timeout(ABORTED, leadership.ended()).await;
     }
     Ok(())
@@ -214,7 +248,7 @@ fn failed(error: &(dyn std::error::Error + 'static)) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// A name for this process that no other has: the pod's or the host's name and something random.
+/// A unique name for this process: the name of the pod or the host, and a random suffix.
 pub fn identity(pod: Option<&str>, random: &mut impl Rng) -> String {
     let host = || {
         let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
@@ -227,28 +261,28 @@ pub fn identity(pod: Option<&str>, random: &mut impl Rng) -> String {
 
 pub const SERVICE_ACCOUNT_NAMESPACE: &str = "/var/run/secrets/kubernetes.io/serviceaccount/namespace";
 
-/// The namespace that this program lives in: as told, else that of its service account, else the one it is usually
-/// installed in.
-pub fn own_namespace(told: Option<&str>, service_account: &Path, otherwise: &str) -> String {
+/// The namespace that this program runs in: the configured one, else that of its service account, else `default`.
+pub fn own_namespace(configured: Option<&str>, service_account: &Path, default: &str) -> String {
     let mounted = || std::fs::read_to_string(service_account).ok().map(|text| text.trim().to_owned());
-    told.map(|told| told.trim().to_owned())
-        .filter(|told| !told.is_empty())
+    configured
+        .map(|name| name.trim().to_owned())
+        .filter(|name| !name.is_empty())
         .or_else(|| mounted().filter(|name| !name.is_empty()))
-        .unwrap_or_else(|| otherwise.to_owned())
+        .unwrap_or_else(|| default.to_owned())
 }
 
-/// A name that cannot be that of a namespace, and the names of the setting that it was told with.
+/// The value of a setting is not the name of a namespace.
 #[derive(Debug, thiserror::Error)]
-#[error("{setting} must be the name of one namespace, and {told:?} cannot be one")]
-pub struct BadNamespace {
+#[error("{setting}: invalid value {value:?}: must be the name of one namespace")]
+pub struct InvalidNamespace {
     setting: &'static str,
-    told: String,
+    value: String,
 }
 
-/// The namespace that a setting tells, or nothing when it is empty.
-pub fn namespace(told: Option<String>, setting: &'static str) -> Result<Option<String>, BadNamespace> {
-    let Some(told) = told.filter(|told| !told.is_empty()) else { return Ok(None) };
-    if vitivirt_api::text::is_label(&told) { Ok(Some(told)) } else { Err(BadNamespace { setting, told }) }
+/// The namespace that a setting names, or nothing when the setting is empty.
+pub fn namespace(value: Option<String>, setting: &'static str) -> Result<Option<String>, InvalidNamespace> {
+    let Some(value) = value.filter(|value| !value.is_empty()) else { return Ok(None) };
+    if vitivirt_api::text::is_label(&value) { Ok(Some(value)) } else { Err(InvalidNamespace { setting, value }) }
 }
 
 #[cfg(test)]
@@ -281,8 +315,26 @@ mod tests {
         }
     }
 
+    /// Waits for a server that does not answer. The signal arrives meanwhile.
+    struct NeverStarts;
+
+    impl Operator for NeverStarts {
+        type Settings = CancellationToken;
+
+        async fn start(signal: CancellationToken, _: Context) -> Result<Self, BoxError> {
+            signal.cancel();
+            std::future::pending().await
+        }
+
+        async fn caches_synced(&self) {}
+
+        fn set_leading(&self, _: bool) {}
+
+        async fn run_controllers(&self, _: Leadership) {}
+    }
+
     #[tokio::test]
-    async fn a_signal_ends_a_program_that_is_not_prepared_yet() {
+    async fn a_signal_ends_an_operator_that_is_still_starting() {
         let file = std::env::temp_dir().join(format!("kubeconfig-of-test-{}", std::process::id()));
         let kubeconfig = concat!(
             r#"{"apiVersion":"v1","kind":"Config","current-context":"c","contexts":[{"name":"c","context":"#,
@@ -291,37 +343,31 @@ mod tests {
         );
         std::fs::write(&file, kubeconfig).unwrap();
         let shutdown = CancellationToken::new();
-        let signal = shutdown.clone();
-        // As a program whose caches are never in step, because the server is not there.
-        let prepare = async |_: Context| {
-            signal.cancel();
-            std::future::pending::<()>().await;
-            Ok(async |_: Leadership| {})
-        };
-        let served = tokio::time::timeout(Duration::from_secs(10), program(file.clone()).serve(prepare, shutdown));
-        assert!(served.await.expect("it goes on waiting").is_ok());
+        let served = program(file.clone()).serve::<NeverStarts>(shutdown.clone(), shutdown);
+        let served = tokio::time::timeout(Duration::from_secs(10), served);
+        assert!(served.await.expect("the program still waits for its operator").is_ok());
         std::fs::remove_file(&file).unwrap();
     }
 
     #[test]
-    fn the_namespace_is_told_or_mounted_or_usual() {
+    fn the_namespace_is_configured_or_mounted_or_the_default() {
         let file = std::env::temp_dir().join(format!("namespace-of-test-{}", std::process::id()));
-        assert_eq!(own_namespace(None, &file, "usual"), "usual");
+        assert_eq!(own_namespace(None, &file, "default"), "default");
         std::fs::write(&file, "mounted\n").unwrap();
-        assert_eq!(own_namespace(None, &file, "usual"), "mounted");
-        assert_eq!(own_namespace(Some(""), &file, "usual"), "mounted");
-        assert_eq!(own_namespace(Some("told"), &file, "usual"), "told");
+        assert_eq!(own_namespace(None, &file, "default"), "mounted");
+        assert_eq!(own_namespace(Some(""), &file, "default"), "mounted");
+        assert_eq!(own_namespace(Some("configured"), &file, "default"), "configured");
         std::fs::remove_file(&file).unwrap();
     }
 
     #[test]
-    fn a_namespace_has_a_name_or_none() {
-        let told = |text: &str| namespace(Some(text.to_owned()), "NAMESPACE (--namespace)");
-        assert_eq!(told("kube-virt").unwrap().as_deref(), Some("kube-virt"));
-        assert_eq!((told("").unwrap(), namespace(None, "x").unwrap()), (None, None));
+    fn a_namespace_setting_is_a_label_or_empty() {
+        let parse = |text: &str| namespace(Some(text.to_owned()), "NAMESPACE (--namespace)");
+        assert_eq!(parse("kube-virt").unwrap().as_deref(), Some("kube-virt"));
+        assert_eq!((parse("").unwrap(), namespace(None, "x").unwrap()), (None, None));
         for bad in ["A_B", "-a", "a-", "a.b", "a,b", " a", &"x".repeat(64)] {
-            let error = told(bad).unwrap_err().to_string();
-            assert!(error.starts_with("NAMESPACE (--namespace) must be the name of one namespace"), "{error}");
+            let error = parse(bad).unwrap_err().to_string();
+            assert!(error.starts_with("NAMESPACE (--namespace): invalid value"), "{error}");
         }
     }
 }

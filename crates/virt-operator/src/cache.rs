@@ -1,9 +1,10 @@
-//! Everything that a pass over a KubeVirt resource reads, followed on every replica and pruned to what is read.
+//! Everything that a reconcile of a KubeVirt resource reads: one watch per kind, on every replica, projected to the
+//! fields that are read.
 //!
-//! Kinds that only some clusters have are followed too: whether they are there is what the cache itself says. They are
-//! not asked for over and over; a definition or an aggregated API that appears says that it is time to look again.
+//! Kinds that only some clusters serve are watched too: their cache knows whether the kind is served. They are not polled:
+//! the event of a CRD or an APIService retries them.
 
-use std::{collections::BTreeMap, fmt::Debug, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use k8s_openapi::{
     ByteString,
@@ -11,23 +12,21 @@ use k8s_openapi::{
     apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
 };
 use kube::{
-    Api, Resource,
+    Api,
     core::{DynamicObject, PartialObjectMeta},
 };
-use serde::de::DeserializeOwned;
 use vitivirt_api::{ApiResource, ObjectKey, kubevirt::KubeVirt};
 use vitivirt_install::{Cluster, Kind, LiveObject, Objects, certificates::KeyPair};
 use vitivirt_runtime::{
-    program::Context,
     reconcile::{Backoff, Executor},
-    watch::{Cache, Change, SyncState, WatchConfig, watch},
+    watch::{Cache, SyncState, WatchConfig, WatchedKinds, Watches},
 };
 
-use crate::{router::EventRouter, stored_objects::StoredObjectRecorder};
+use crate::stored_objects::StoredObjectRecorder;
 
 pub(crate) const MANAGED: &str = "app.kubernetes.io/managed-by in (virt-operator,kubevirt-operator)";
-/// A definition or an APIService says when it is time.
-const SELDOM: Backoff = Backoff::new(Duration::from_secs(3600), Duration::from_secs(3600));
+/// An event of a CRD or an APIService retries a kind that is not served; this is the fallback.
+const ABSENT_RETRY: Backoff = Backoff::new(Duration::from_secs(3600), Duration::from_secs(3600));
 pub(crate) const SCHEDULABLE: &str = "kubevirt.io/schedulable=true";
 
 /// Handles; clones share the content.
@@ -35,14 +34,17 @@ pub(crate) const SCHEDULABLE: &str = "kubevirt.io/schedulable=true";
 pub(crate) struct Caches {
     pub(crate) kubevirts: Cache<KubeVirt>,
     objects: Arc<BTreeMap<Kind, Cache<LiveObject>>>,
-    crds: Cache<CrdEntry>,
-    namespace: Cache<LiveObject>,
-    nodes: Cache<()>,
-    /// The namespace that is followed.
-    place: Arc<str>,
+    pub(crate) crds: Cache<CrdEntry>,
+    /// The namespace of the operator, as the only object.
+    pub(crate) own_namespace: Cache<LiveObject>,
+    /// The nodes that run VMIs. They are only counted.
+    pub(crate) nodes: Cache<()>,
+    pub(crate) kinds: WatchedKinds,
+    /// The name of the operator's namespace.
+    namespace: Arc<str>,
 }
 
-/// A definition, whoever's it is. Its version tells when it is established.
+/// Any CRD of the cluster. Its resource version changes when it becomes established.
 #[derive(PartialEq)]
 pub(crate) struct CrdEntry {
     pub(crate) live: Arc<LiveObject>,
@@ -50,100 +52,62 @@ pub(crate) struct CrdEntry {
 }
 
 impl Caches {
-    /// Follows everything from now on and until the program ends. `wake` learns of every change.
-    pub(crate) fn start(context: &Context, namespace: &str, router: &Arc<EventRouter>) -> Self {
-        let client = || context.clients.rate_limited.clone();
-        let following = Following { context };
-        let kubevirts = following.start(
-            "kubevirts",
-            Api::<KubeVirt>::all(client()),
-            WatchConfig::default(),
-            |kubevirt| kubevirt,
-            router.on(EventRouter::kubevirt_changed),
-        );
-        let objects = Kind::ALL.into_iter().filter(|kind| *kind != Kind::CustomResourceDefinition).map(|kind| {
-            let resource = kind.resource();
-            let api: Api<DynamicObject> = match is_followed_in_one_namespace(kind) {
-                true => Api::namespaced_with(client(), namespace, &resource),
-                false => Api::all_with(client(), &resource),
+    /// Declares the watches. `namespace` is that of the operator.
+    pub(crate) fn new(watches: &mut Watches, namespace: &str) -> Self {
+        let client = watches.client.clone();
+        let client = || client.clone();
+        let of = ApiResource::erase::<KubeVirt>(&());
+        let api = Api::<KubeVirt>::all(client());
+        let kubevirts = watches.add("kubevirts", &of, api, WatchConfig::default(), &[], |kubevirt| kubevirt);
+        let objects = installed_kinds().map(|kind| {
+            let of = kind.resource();
+            let api: Api<DynamicObject> = if is_watched_in_one_namespace(kind) {
+                Api::namespaced_with(client(), namespace, &of)
+            } else {
+                Api::all_with(client(), &of)
             };
-            let selection = WatchConfig {
-                // Others' tell which APIs the cluster has.
+            let config = WatchConfig {
+                // All APIServices are watched: they show which APIs the cluster has.
                 labels: (kind != Kind::ApiService).then(|| MANAGED.to_owned()),
                 page_size: 50,
-                absent_retry: if is_optional(kind) { SELDOM } else { WatchConfig::default().absent_retry },
+                absent_retry: if is_optional(kind) { ABSENT_RETRY } else { WatchConfig::default().absent_retry },
                 ..WatchConfig::default()
             };
-            let router = router.clone();
-            let tell = move |change: &Change<LiveObject>| router.object_changed(kind, change);
-            (kind, following.start(kind.name(), api, selection, project, tell))
+            (kind, watches.add(kind.name(), &of, api, config, &[], project))
         });
         let objects: Arc<BTreeMap<Kind, Cache<LiveObject>>> = Arc::new(objects.collect());
-        let caches = Self {
-            kubevirts,
-            objects,
-            crds: following.start(
-                "definitions",
-                Api::<PartialObjectMeta<CustomResourceDefinition>>::all(client()),
-                WatchConfig::default(),
-                |crd| CrdEntry {
-                    live: Arc::new(LiveObject::of_metadata(&crd.metadata)),
-                    version: crd.metadata.resource_version.unwrap_or_default().into(),
-                },
-                router.on(EventRouter::crd_changed),
-            ),
-            namespace: following.start(
-                "namespace",
-                Api::<PartialObjectMeta<Namespace>>::all(client()),
-                WatchConfig { fields: Some(format!("metadata.name={namespace}")), ..WatchConfig::default() },
-                |namespace| LiveObject::of_metadata(&namespace.metadata),
-                router.on(EventRouter::changed),
-            ),
-            nodes: following.start(
-                "nodes",
-                Api::<PartialObjectMeta<Node>>::all(client()),
-                WatchConfig::labels(SCHEDULABLE),
-                |_| (),
-                router.on(EventRouter::changed),
-            ),
-            place: namespace.into(),
-        };
-        router.know(caches.clone());
-        for cache in caches.objects.values() {
-            context.spawn("APIs that come and go", tell_of_apis(cache.sync_changes(), router.clone()));
-        }
-        caches
+        let of = Kind::CustomResourceDefinition.resource();
+        let api = Api::<PartialObjectMeta<CustomResourceDefinition>>::all(client());
+        let crds = watches.add("customresourcedefinitions", &of, api, WatchConfig::default(), &[], |crd| CrdEntry {
+            live: Arc::new(LiveObject::of_metadata(&crd.metadata)),
+            version: crd.metadata.resource_version.unwrap_or_default().into(),
+        });
+        let of = ApiResource::erase::<Namespace>(&());
+        let api = Api::<PartialObjectMeta<Namespace>>::all(client());
+        let by_name = WatchConfig { fields: Some(format!("metadata.name={namespace}")), ..WatchConfig::default() };
+        let own_namespace =
+            watches.add("namespace", &of, api, by_name, &[], |namespace| LiveObject::of_metadata(&namespace.metadata));
+        let of = ApiResource::erase::<Node>(&());
+        let api = Api::<PartialObjectMeta<Node>>::all(client());
+        let nodes = watches.add("nodes", &of, api, WatchConfig::labels(SCHEDULABLE), &[], |_| ());
+        let kinds = watches.kinds();
+        Self { kubevirts, objects, crds, own_namespace, nodes, kinds, namespace: namespace.into() }
     }
 
-    /// Returns when all of them can be believed.
-    pub(crate) async fn ready(&self) {
-        self.kubevirts.ready().await;
-        for cache in self.objects.values() {
-            cache.ready().await;
-        }
-        self.crds.ready().await;
-        self.namespace.ready().await;
-        self.nodes.ready().await;
+    /// Notifies the caches of the executor's writes, and records what the API server stored.
+    pub(crate) fn observe_writes(&self, executor: Executor, stored_objects: &Arc<StoredObjectRecorder>) -> Executor {
+        let executor = executor.notify(self.kinds.write_observers());
+        Kind::ALL
+            .into_iter()
+            .fold(executor, |executor, kind| executor.observe_writes(&kind.resource(), stored_objects.of(kind)))
     }
 
-    /// Lets every cache know of what the executor writes, and notes what the server made of it.
-    pub(crate) fn over(&self, executor: Executor, stored_objects: &Arc<StoredObjectRecorder>) -> Executor {
-        let crds = Kind::CustomResourceDefinition;
-        let mut executor = executor
-            .observe_writes(&ApiResource::erase::<KubeVirt>(&()), Arc::new(self.kubevirts.clone()))
-            .observe_writes(&ApiResource::erase::<Namespace>(&()), Arc::new(self.namespace.clone()))
-            .observe_writes(&crds.resource(), Arc::new(self.crds.clone()))
-            .observe_writes(&crds.resource(), stored_objects.of(crds));
-        for (kind, cache) in &*self.objects {
-            let resource = kind.resource();
-            executor = executor
-                .observe_writes(&resource, Arc::new(cache.clone()))
-                .observe_writes(&resource, stored_objects.of(*kind));
-        }
-        executor
+    /// The caches of the kinds that an installation consists of, but for CRDs.
+    pub(crate) fn installed_objects(&self) -> impl Iterator<Item = (Kind, &Cache<LiveObject>)> {
+        self.objects.iter().map(|(kind, cache)| (*kind, cache))
     }
 
-    /// Everything that is managed, as it is known now.
+    /// Every managed object.
     pub(crate) fn objects(&self) -> Objects {
         let mut objects = Objects::default();
         for (kind, cache) in &*self.objects {
@@ -157,10 +121,10 @@ impl Caches {
         objects
     }
 
-    /// The resource that was there first in the operator's namespace: the one that is installed. Elsewhere anybody who
-    /// administers a namespace may create one, and none of those counts.
+    /// The oldest KubeVirt resource in the operator's namespace: the one that is installed. Resources in other namespaces
+    /// do not count, because every namespace administrator may create one.
     pub(crate) fn first_kubevirt(&self) -> Option<Arc<KubeVirt>> {
-        let all = self.kubevirts.all().into_iter().filter(|(key, _)| key.namespace() == Some(&*self.place));
+        let all = self.kubevirts.all().into_iter().filter(|(key, _)| key.namespace() == Some(&*self.namespace));
         let all = all.map(|(_, entry)| entry.value);
         all.min_by_key(|kubevirt| {
             let metadata = &kubevirt.metadata;
@@ -168,14 +132,14 @@ impl Caches {
         })
     }
 
-    /// A certificate with its key, if its Secret holds one.
+    /// The certificate and key in a Secret.
     pub(crate) fn key_pair(&self, secret: &str) -> Option<KeyPair> {
-        let key = ObjectKey::namespaced(&self.place, secret);
+        let key = ObjectKey::namespaced(&self.namespace, secret);
         certificate(&*self.objects.get(&Kind::Secret)?.get(&key)?)
     }
 
-    /// Whether absence from the caches is absence from the cluster. A kind that every cluster has, and whose definition
-    /// is there, cannot be absent: whoever says so is starting.
+    /// Whether an object that is not in the caches is not in the cluster. An API server that does not serve a kind that
+    /// every cluster has, or whose CRD exists, is still starting.
     pub(crate) fn are_complete(&self) -> bool {
         let is_absent =
             |kind: Kind| self.objects.get(&kind).is_some_and(|cache| cache.sync_state() == SyncState::KindNotServed);
@@ -193,26 +157,17 @@ impl Caches {
     }
 
     pub(crate) fn namespace(&self, name: &str) -> Option<Arc<LiveObject>> {
-        self.namespace.get(&ObjectKey::cluster(name))
+        self.own_namespace.get(&ObjectKey::cluster(name))
     }
 
-    /// What the cluster offers, but for its monitoring stack.
+    /// The features of the cluster, except for its monitoring stack.
     pub(crate) fn cluster(&self) -> Cluster {
         let has = |kind: Kind| self.objects.get(&kind).is_some_and(|cache| cache.sync_state() == SyncState::Synced);
         Cluster::with(has, self.nodes.len())
     }
-
-    /// A definition or an aggregated API of this group, or of all that begin so, has come.
-    pub(crate) fn retry_now(&self, is_about: impl Fn(&ApiResource) -> bool) {
-        for (kind, cache) in &*self.objects {
-            if cache.sync_state() == SyncState::KindNotServed && is_about(&kind.resource()) {
-                cache.retry_now();
-            }
-        }
-    }
 }
 
-/// What a Secret of the type `kubernetes.io/tls` holds.
+/// The content of a Secret of type `kubernetes.io/tls`.
 pub(crate) fn certificate(secret: &LiveObject) -> Option<KeyPair> {
     let bytes = |key: &str| {
         let text = secret.data(key)?;
@@ -221,8 +176,8 @@ pub(crate) fn certificate(secret: &LiveObject) -> Option<KeyPair> {
     Some(KeyPair { certificate: bytes("tls.crt")?, key: bytes("tls.key")? })
 }
 
-/// Those that may be elsewhere, or that have no namespace.
-fn is_followed_in_one_namespace(kind: Kind) -> bool {
+/// The other kinds are cluster-scoped, or may be installed in another namespace.
+fn is_watched_in_one_namespace(kind: Kind) -> bool {
     matches!(
         kind,
         Kind::ServiceAccount
@@ -238,7 +193,7 @@ fn is_followed_in_one_namespace(kind: Kind) -> bool {
     )
 }
 
-/// Kinds that a cluster may not have.
+/// Kinds that a cluster may not serve.
 fn is_optional(kind: Kind) -> bool {
     matches!(
         kind,
@@ -253,39 +208,12 @@ fn is_optional(kind: Kind) -> bool {
     )
 }
 
-/// What is installed depends on which APIs there are.
-async fn tell_of_apis(mut sync: tokio::sync::watch::Receiver<SyncState>, router: Arc<EventRouter>) {
-    while sync.changed().await.is_ok() {
-        router.all();
-    }
+/// The kinds that are watched with their content. Of CRDs only the metadata is.
+pub(crate) fn installed_kinds() -> impl Iterator<Item = Kind> {
+    Kind::ALL.into_iter().filter(|kind| *kind != Kind::CustomResourceDefinition)
 }
 
-struct Following<'a> {
-    context: &'a Context,
-}
-
-impl Following<'_> {
-    fn start<K, V>(
-        &self,
-        name: &'static str,
-        api: Api<K>,
-        selection: WatchConfig,
-        project: fn(K) -> V,
-        on_change: impl Fn(&Change<V>) + Send + Sync + 'static,
-    ) -> Cache<V>
-    where
-        K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
-        V: PartialEq + Send + Sync + 'static,
-    {
-        let (cache, following) = watch(api, selection, &[], project, on_change, self.context.shutdown.clone());
-        let handle = cache.clone();
-        self.context.health.require(name, move || handle.sync_state() != SyncState::Pending);
-        self.context.spawn(name, following);
-        cache
-    }
-}
-
-/// StoredObjectRecorder to writes of big objects, and nothing else, are asked for without their content.
+/// Only the responses to writes of large objects come without content.
 fn project(object: DynamicObject) -> LiveObject {
     let is_metadata_only = object.types.as_ref().is_some_and(|types| types.kind == "PartialObjectMetadata");
     if is_metadata_only {

@@ -12,6 +12,7 @@ mod observe;
 mod on_demand;
 mod router;
 mod run;
+mod settings;
 mod stored_objects;
 mod synchronization;
 mod webhook;

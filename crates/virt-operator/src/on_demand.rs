@@ -69,8 +69,8 @@ impl<V: PartialEq + Send + Sync + 'static> OnDemand<V> {
         }
         close(&mut handle);
         let stop = self.context.shutdown.child_token();
-        let changed = self.router.on(EventRouter::changed);
-        let (cache, following) = watch(api(&self.context), selection(), &[], project, changed, stop.clone());
+        let (cache, following) = watch(api(&self.context), selection(), &[], project, stop.clone());
+        cache.subscribe(self.router.handler(EventRouter::dependency_changed));
         self.context.spawn("a watch on demand", following);
         *handle = Some(WatchHandle { what: what.to_owned(), cache: cache.clone(), stop });
         cache

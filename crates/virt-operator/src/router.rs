@@ -1,140 +1,116 @@
-//! When the KubeVirt resource gets a pass: whenever anything that its installation consists of or depends on changes.
+//! Which watch events enqueue the KubeVirt resource: "When X changes, enqueue it, because Z", one method per watch.
 //!
-//! While this replica does not lead there is no queue, and nothing is remembered: whoever begins to lead looks once.
+//! A replica that does not lead has no queue and drops every event: a new leader enqueues every resource once.
 
-use std::{
-    sync::{Arc, OnceLock},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use parking_lot::RwLock;
-use vitivirt_api::{ObjectKey, kubevirt::KubeVirt};
-use vitivirt_install::{Kind, LiveObject, certificates};
-use vitivirt_runtime::{
-    queue::Queue,
-    telemetry::{self, LogLevel},
-    watch::Change,
-};
+use vitivirt_api::{ApiResource, ObjectKey, kubevirt::KubeVirt};
+use vitivirt_install::{Kind, LiveObject};
+use vitivirt_runtime::{program::Context, queue::Queue, watch::Change};
 
-use crate::{
-    arguments::level,
-    cache::{Caches, CrdEntry},
-    metrics::OperatorMetrics,
-    webhook::Serving,
-};
+use crate::cache::{Caches, CrdEntry, installed_kinds};
 
-/// Many objects change at once while an installation goes on; one pass looks at all of them.
-const COALESCE: Duration = Duration::from_millis(20);
+/// Many objects change at once during an installation; one reconcile handles all of them.
+const DEBOUNCE: Duration = Duration::from_millis(20);
 
 pub(crate) struct EventRouter {
     queue: RwLock<Option<Queue<ObjectKey>>>,
-    caches: OnceLock<Caches>,
-    serving: Serving,
-    metrics: Arc<OperatorMetrics>,
-    /// What the command line says; the resource may say otherwise.
-    level: LogLevel,
+    caches: Caches,
 }
 
 impl EventRouter {
-    pub(crate) fn new(serving: Serving, metrics: Arc<OperatorMetrics>, level: LogLevel) -> Arc<Self> {
-        Arc::new(Self { queue: RwLock::default(), caches: OnceLock::new(), serving, metrics, level })
+    pub(crate) fn new(caches: Caches) -> Arc<Self> {
+        Arc::new(Self { queue: RwLock::default(), caches })
     }
 
-    /// A listener for a cache.
-    pub(crate) fn on<V: 'static>(
-        self: &Arc<Self>,
-        tell: fn(&Self, &Change<V>),
-    ) -> impl Fn(&Change<V>) + Send + Sync + use<V> + 'static {
+    /// One line per watch. The methods say what each event enqueues, and why.
+    pub(crate) fn subscribe(self: &Arc<Self>, context: &Context) {
+        let caches = &self.caches;
+        caches.kubevirts.subscribe(self.handler(Self::kubevirt_changed));
+        caches.crds.subscribe(self.handler(Self::crd_changed));
+        caches.own_namespace.subscribe(self.handler(Self::dependency_changed));
+        caches.nodes.subscribe(self.handler(Self::dependency_changed));
+        for (kind, cache) in caches.installed_objects() {
+            let router = self.clone();
+            cache.subscribe(move |change| router.object_changed(kind, change));
+        }
+        // When a kind of the installation becomes served or ceases to be, enqueue every resource, because the
+        // installation depends on which APIs the cluster has.
         let router = self.clone();
-        move |change| tell(&router, change)
+        let is_installed = |resource: &ApiResource| installed_kinds().any(|kind| kind.resource() == *resource);
+        caches.kinds.on_served_change(context, is_installed, move || router.enqueue_all());
     }
 
-    /// The caches exist.
-    pub(crate) fn know(&self, caches: Caches) {
-        let _ = self.caches.set(caches);
-        self.serve();
+    pub(crate) fn handler<E: 'static>(
+        self: &Arc<Self>,
+        handle: fn(&Self, &E),
+    ) -> impl Fn(&E) + Send + Sync + use<E> + 'static {
+        let router = self.clone();
+        move |event| handle(&router, event)
     }
 
-    /// A queue with every resource in it, for a leader that begins.
-    pub(crate) fn begin(&self) -> Queue<ObjectKey> {
-        let queue = Queue::new(COALESCE);
+    /// Creates the queue of a new leader, with every resource in it.
+    pub(crate) fn start_queue(&self) -> Queue<ObjectKey> {
+        let queue = Queue::new(DEBOUNCE);
         *self.queue.write() = Some(queue.clone());
-        self.all();
+        self.enqueue_all();
         queue
     }
 
-    pub(crate) fn end(&self) {
+    pub(crate) fn stop_queue(&self) {
         *self.queue.write() = None;
     }
 
-    pub(crate) fn all(&self) {
-        let Some(caches) = self.caches.get() else { return };
-        for key in caches.kubevirts.keys() {
-            self.add(key);
+    fn enqueue_all(&self) {
+        for key in self.caches.kubevirts.keys() {
+            self.enqueue_debounced(key);
         }
     }
 
-    fn add(&self, key: ObjectKey) {
+    fn enqueue_debounced(&self, key: ObjectKey) {
         if let Some(queue) = &*self.queue.read() {
             queue.add_coalesced(key);
         }
     }
 
-    /// Whether one is the first decides about the others.
-    pub(crate) fn kubevirt_changed(&self, change: &Change<KubeVirt>) {
-        self.serve();
-        // At once: somebody is waiting.
+    /// When a KubeVirt resource changes, enqueue it, at once if its spec changed, because a user waits for the result;
+    /// and all others, because the oldest one is installed and the others are rejected.
+    fn kubevirt_changed(&self, change: &Change<KubeVirt>) {
         let spec_changed = change.old.as_ref().map(|old| &old.spec) != change.new.as_ref().map(|new| &new.spec);
         if let (Some(queue), true) = (&*self.queue.read(), spec_changed) {
             queue.add(change.key.clone());
         }
-        self.add(change.key.clone());
-        self.all();
+        self.enqueue_debounced(change.key.clone());
+        self.enqueue_all();
     }
 
-    pub(crate) fn object_changed(&self, kind: Kind, change: &Change<LiveObject>) {
-        if kind == Kind::Secret && change.key.name() == certificates::VIRT_OPERATOR {
-            self.serve();
-        }
+    /// When an installed object changes, enqueue every resource, because drift must be repaired and the next wave may
+    /// wait for the object. When an APIService changes, also list the kinds of its group again that are not served yet.
+    fn object_changed(&self, kind: Kind, change: &Change<LiveObject>) {
         if kind == Kind::ApiService {
-            // `v1.route.openshift.io` is the version and the group.
+            // An APIService is named `version.group`.
             let name = change.key.name();
-            self.retry_now(|resource| format!("{}.{}", resource.version, resource.group) == name);
+            self.caches
+                .kinds
+                .retry(|resource| name.split_once('.') == Some((resource.version.as_str(), resource.group.as_str())));
         }
-        self.all();
+        self.enqueue_all();
     }
 
-    pub(crate) fn crd_changed(&self, change: &Change<CrdEntry>) {
-        let name = change.key.name();
-        self.retry_now(|resource| format!("{}.{}", resource.plural, resource.group) == name);
+    /// When a CRD changes, enqueue every resource if its content changed, because drift must be repaired; and list its
+    /// kind again if that is not served yet.
+    fn crd_changed(&self, change: &Change<CrdEntry>) {
+        self.caches.kinds.retry_crd(change.key.name());
         let digest = |crd: &Option<Arc<CrdEntry>>| crd.as_ref().map(|crd| crd.live.digest);
         if digest(&change.old) != digest(&change.new) {
-            self.all();
+            self.enqueue_all();
         }
     }
 
-    /// What the resource says about the operator itself: how it serves, what it logs, what it counts.
-    fn serve(&self) {
-        let Some(caches) = self.caches.get() else { return };
-        let kubevirt = caches.first_kubevirt();
-        let tls = kubevirt.as_ref().and_then(|kubevirt| kubevirt.spec.configuration.tls_configuration.as_ref());
-        if let Some(kubevirt) = &kubevirt {
-            self.metrics.set_emulation(kubevirt);
-            let developer = kubevirt.spec.configuration.developer_configuration.as_ref();
-            let verbosity = developer.and_then(|developer| developer.log_verbosity.as_ref()?.virt_operator);
-            let level = |verbosity: i64| level(u8::try_from(verbosity.max(0)).unwrap_or(u8::MAX));
-            telemetry::set_level(verbosity.map_or(self.level, level));
-        }
-        self.serving.set(caches.key_pair(certificates::VIRT_OPERATOR).as_ref(), tls);
-    }
-
-    fn retry_now(&self, is_about: impl Fn(&vitivirt_api::ApiResource) -> bool) {
-        if let Some(caches) = self.caches.get() {
-            caches.retry_now(is_about);
-        }
-    }
-
-    pub(crate) fn changed<V>(&self, _: &Change<V>) {
-        self.all();
+    /// When the operator's namespace, a node, or an object that the installation depends on changes, enqueue every
+    /// resource, because labels of the namespace are managed and replica counts follow the number of nodes.
+    pub(crate) fn dependency_changed<V>(&self, _: &Change<V>) {
+        self.enqueue_all();
     }
 }

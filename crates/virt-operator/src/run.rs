@@ -1,8 +1,8 @@
-//! `virt-operator run`: settings to program. Every replica follows the cluster and answers webhooks; the leader also
-//! installs.
+//! `virt-operator run`: from settings to the running operator. Every replica watches the cluster and serves webhooks; the
+//! leader also reconciles the KubeVirt resource.
 //!
-//! Its endpoints are served over TLS from the beginning: `Serving` is what they are served with, and is told wherever
-//! the Secret of this operator and the KubeVirt resource are seen to change.
+//! The endpoints use TLS from the start. `OperatorSettings` replaces their certificate and policy when the Secret of this
+//! operator or the KubeVirt resource changes.
 
 use std::{path::Path, process::ExitCode, sync::Arc, time::Duration};
 
@@ -10,9 +10,11 @@ use anyhow::bail;
 use vitivirt_install::{Environment, names::FIELD_MANAGER};
 use vitivirt_runtime::{
     lease::Leadership,
-    program::{Context, LeaseName, Listener, Program, SERVICE_ACCOUNT_NAMESPACE, identity, own_namespace},
+    program::{
+        BoxError, Context, LeaseName, Listener, Operator, Program, SERVICE_ACCOUNT_NAMESPACE, identity, own_namespace,
+    },
     reconcile::{Executor, Runner, RunnerOptions},
-    telemetry::LogLevel,
+    watch::Watches,
 };
 
 use crate::{
@@ -23,14 +25,15 @@ use crate::{
     monitoring::Monitoring,
     observe::Observer,
     router::EventRouter,
+    settings::OperatorSettings,
     stored_objects::StoredObjectRecorder,
     synchronization::Synchronization,
     webhook::{self, Serving},
 };
 
 const NAME: &str = "virt-operator";
-const USUAL_NAMESPACE: &str = "kubevirt";
-/// There is one resource, and a pass over it writes hundreds of objects.
+const DEFAULT_NAMESPACE: &str = "kubevirt";
+/// There is one resource, and one reconcile of it may write hundreds of objects.
 const OPTIONS: RunnerOptions = RunnerOptions { workers: 1, reconcile_deadline: Duration::from_secs(120), resync: None };
 
 pub(crate) fn run(arguments: RunArguments) -> anyhow::Result<ExitCode> {
@@ -39,18 +42,21 @@ pub(crate) fn run(arguments: RunArguments) -> anyhow::Result<ExitCode> {
     if let Some(problem) = environment.problem() {
         bail!(problem);
     }
-    let serving = Serving::new()?;
-    let namespace = own_namespace(settings.namespace.as_deref(), Path::new(SERVICE_ACCOUNT_NAMESPACE), USUAL_NAMESPACE);
-    let (bind, level) = (settings.bind, settings.log_level);
-    Ok(program(&settings, &namespace, &serving).run(async move |context: Context| {
-        webhook::start(&context, bind, &serving).await?;
-        let work = Arc::new(Work::prepare(context, namespace, environment, serving, level));
-        Ok(move |leadership: Leadership| work.clone().lead(leadership))
-    }))
+    let tls = Serving::new()?;
+    let namespace =
+        own_namespace(settings.namespace.as_deref(), Path::new(SERVICE_ACCOUNT_NAMESPACE), DEFAULT_NAMESPACE);
+    let program = program(&settings, &namespace, &tls);
+    Ok(program.run::<KubeVirtOperator>(StartSettings { settings, environment, namespace, tls }))
 }
 
-/// What the replica that leads works with.
-struct Work {
+struct StartSettings {
+    settings: Settings,
+    environment: Environment,
+    namespace: String,
+    tls: Serving,
+}
+
+struct KubeVirtOperator {
     context: Context,
     caches: Caches,
     router: Arc<EventRouter>,
@@ -59,72 +65,56 @@ struct Work {
     metrics: Arc<OperatorMetrics>,
 }
 
-impl Work {
-    fn prepare(
-        context: Context,
-        namespace: String,
-        environment: Environment,
-        serving: Serving,
-        level: LogLevel,
-    ) -> Self {
+impl Operator for KubeVirtOperator {
+    type Settings = StartSettings;
+
+    async fn start(start: StartSettings, context: Context) -> Result<Self, BoxError> {
+        let StartSettings { settings, environment, namespace, tls } = start;
+        webhook::start(&context, settings.bind, &tls).await?;
+        let client = context.clients.rate_limited.clone();
+        let mut watches = Watches::new(client.clone(), context.health.clone(), context.shutdown.clone());
+        let caches = Caches::new(&mut watches, &namespace);
         let metrics = OperatorMetrics::register(&context.metrics);
-        let router = EventRouter::new(serving, metrics.clone(), level);
-        let caches = Caches::start(&context, &namespace, &router);
+        OperatorSettings::new(caches.clone(), tls, metrics.clone(), settings.log_level).subscribe();
+        let router = EventRouter::new(caches.clone());
+        router.subscribe(&context);
+        watches.start(&context);
+
         let stored_objects = Arc::new(StoredObjectRecorder::default());
-        let executor = Executor::new(context.clients.rate_limited.clone(), FIELD_MANAGER);
-        let executor = Arc::new(caches.over(executor, &stored_objects));
+        let executor = Executor::new(client.clone(), FIELD_MANAGER);
+        let executor = Arc::new(caches.observe_writes(executor, &stored_objects));
         let monitoring = Monitoring::new(context.clone(), router.clone());
         let synchronization = Synchronization::new(&context, &router);
-        let observer = Observer::new(
-            context.clients.rate_limited.clone(),
-            caches.clone(),
-            environment,
-            namespace,
-            monitoring,
-            synchronization,
-            stored_objects,
-        );
+        let observer =
+            Observer::new(client, caches.clone(), environment, namespace, monitoring, synchronization, stored_objects);
         let controller = Arc::new(KubeVirtController { observer });
-        let (ready, known) = (metrics.clone(), caches.clone());
+        let (ready, kinds) = (metrics.clone(), caches.kinds.clone());
         context.spawn("readiness", async move {
-            known.ready().await;
+            kinds.synced().await;
             ready.set_ready();
         });
-        Self { context, caches, router, controller, executor, metrics }
+        Ok(Self { context, caches, router, controller, executor, metrics })
     }
 
-    async fn lead(self: Arc<Self>, leadership: Leadership) {
-        tokio::select! {
-            () = leadership.stop.cancelled() => return,
-            () = self.caches.ready() => {}
+    async fn caches_synced(&self) {
+        self.caches.kinds.synced().await;
+    }
+
+    fn set_leading(&self, leading: bool) {
+        self.metrics.set_leading(leading);
+        if !leading {
+            self.router.stop_queue();
         }
-        let guard = LeaderGuard(&self);
-        self.metrics.set_leading(true);
-        let runner = Runner {
-            controller: self.controller.clone(),
-            queue: self.router.begin(),
-            executor: self.executor.clone(),
-            events: self.context.events.clone(),
-            metrics: self.context.metrics.clone(),
-            health: self.context.health.clone(),
-            options: OPTIONS,
-        };
-        runner.run(leadership).await;
-        drop(guard);
+    }
+
+    async fn run_controllers(&self, leadership: Leadership) {
+        let queue = self.router.start_queue();
+        let (controller, executor) = (self.controller.clone(), self.executor.clone());
+        Runner::new(&self.context, controller, queue, executor, OPTIONS).run(leadership).await;
     }
 }
 
-/// However the work ends, also by being dropped: nothing is queued for it after.
-struct LeaderGuard<'a>(&'a Work);
-
-impl Drop for LeaderGuard<'_> {
-    fn drop(&mut self) {
-        self.0.router.end();
-        self.0.metrics.set_leading(false);
-    }
-}
-
-fn program(settings: &Settings, namespace: &str, serving: &Serving) -> Program {
+fn program(settings: &Settings, namespace: &str, tls: &Serving) -> Program {
     Program {
         name: NAME,
         version: env!("CARGO_PKG_VERSION"),
@@ -138,7 +128,7 @@ fn program(settings: &Settings, namespace: &str, serving: &Serving) -> Program {
             what: "the metrics server",
             health: true,
             metrics: true,
-            tls: Some(serving.metrics()),
+            tls: Some(tls.metrics()),
         }],
         lease: Some(LeaseName { namespace: namespace.to_owned(), name: NAME.to_owned() }),
         identity: identity(settings.pod_name.as_deref(), &mut rand::rng()),

@@ -77,6 +77,12 @@ impl Executor {
         self
     }
 
+    /// Notifies each of these caches of the writes of its kind.
+    #[must_use]
+    pub fn notify<'a>(self, caches: impl Iterator<Item = (&'a ApiResource, Arc<dyn WriteObserver>)>) -> Self {
+        caches.fold(self, |executor, (resource, cache)| executor.observe_writes(resource, cache))
+    }
+
     /// `owns` decides about a live object whose name we wanted: is it one that we made?
     pub async fn apply<F>(&self, plan: &Plan, fence: &Fence, owns: F) -> Outcome
     where

@@ -11,7 +11,10 @@ use tracing::Instrument;
 use vitivirt_api::{ErrorClass, Failure, ObjectKey};
 
 use super::{Controller, Executor, ReconcileResult, message, reconcile, retry_delay, sooner};
-use crate::{events::Recorder, health::Health, lease::Leadership, metrics::Metrics, queue::Queue, queue::WorkItem};
+use crate::{
+    events::Recorder, health::Health, lease::Leadership, metrics::Metrics, program::Context, queue::Queue,
+    queue::WorkItem,
+};
 
 #[derive(Clone, Copy, Debug)]
 pub struct RunnerOptions {
@@ -35,6 +38,27 @@ pub struct Runner<C> {
     pub metrics: Arc<Metrics>,
     pub health: Arc<Health>,
     pub options: RunnerOptions,
+}
+
+impl<C> Runner<C> {
+    /// A runner of the operator that `context` belongs to.
+    pub fn new(
+        context: &Context,
+        controller: Arc<C>,
+        queue: Queue<ObjectKey>,
+        executor: Arc<Executor>,
+        options: RunnerOptions,
+    ) -> Self {
+        Self {
+            controller,
+            queue,
+            executor,
+            events: context.events.clone(),
+            metrics: context.metrics.clone(),
+            health: context.health.clone(),
+            options,
+        }
+    }
 }
 
 impl<C: Controller> Runner<C> {

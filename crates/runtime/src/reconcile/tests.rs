@@ -114,7 +114,7 @@ async fn our_own_create_whose_answer_was_lost_is_found_again() {
 fn cache(server: &Arc<Server>) -> (Cache<Value>, impl Future<Output = ()> + Send + use<>) {
     let (client, _link) = server.client();
     let value = |map: ConfigMap| json!(map.data);
-    watch(Api::<ConfigMap>::all(client), WatchConfig::default(), &[], value, |_| {}, CancellationToken::new())
+    watch(Api::<ConfigMap>::all(client), WatchConfig::default(), &[], value, CancellationToken::new())
 }
 
 #[tokio::test(start_paused = true)]

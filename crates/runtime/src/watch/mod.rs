@@ -7,9 +7,11 @@
 mod object_id;
 mod scope;
 mod store;
+mod subscribers;
 #[cfg(test)]
 mod tests;
 mod watcher;
+mod watches;
 
 use std::{sync::Arc, time::Duration};
 
@@ -27,7 +29,9 @@ use vitivirt_api::ObjectKey;
 pub use self::{
     object_id::{ResourceVersion, Uid},
     store::{Change, Entry, IndexFn},
+    subscribers::Subscribers,
     watcher::{WatchConfig, watch},
+    watches::{WatchedKinds, Watches},
 };
 use self::{scope::Scope, store::Store};
 
@@ -43,7 +47,6 @@ pub enum SyncState {
 }
 
 type Project<V> = Box<dyn Fn(Value) -> Result<Entry<V>, serde_json::Error> + Send + Sync>;
-type OnChange<V> = Box<dyn Fn(&Change<V>) + Send + Sync>;
 
 /// A handle to a cache; clones share it.
 pub struct Cache<V>(Arc<Shared<V>>);
@@ -59,7 +62,7 @@ struct Shared<V> {
     sync: watch::Sender<SyncState>,
     health: RwLock<Health>,
     retry_now: Notify,
-    on_change: OnChange<V>,
+    subscribers: Subscribers<Change<V>>,
     /// Makes an entry of the JSON that the server answered to a write of ours.
     project: Project<V>,
     /// What the server is asked for: what a write made that is not in it, the watch would never take back.
@@ -75,13 +78,7 @@ struct Health {
 }
 
 impl<V: PartialEq + Send + Sync + 'static> Cache<V> {
-    fn new<K>(
-        indexes: &[(&'static str, IndexFn<V>)],
-        project: fn(K) -> V,
-        on_change: impl Fn(&Change<V>) + Send + Sync + 'static,
-        scope: Scope,
-        settling: Duration,
-    ) -> Self
+    fn new<K>(indexes: &[(&'static str, IndexFn<V>)], project: fn(K) -> V, scope: Scope, settling: Duration) -> Self
     where
         K: Resource + DeserializeOwned + 'static,
     {
@@ -90,7 +87,7 @@ impl<V: PartialEq + Send + Sync + 'static> Cache<V> {
             sync: watch::Sender::new(SyncState::Pending),
             health: RwLock::default(),
             retry_now: Notify::new(),
-            on_change: Box::new(on_change),
+            subscribers: Subscribers::default(),
             project: Box::new(move |json| Ok(entry(serde_json::from_value::<K>(json)?, project))),
             scope,
             settling,
@@ -157,13 +154,18 @@ impl<V: PartialEq + Send + Sync + 'static> Cache<V> {
         self.0.retry_now.notify_one();
     }
 
-    /// Tells readers about one change of the store.
-    fn tell(&self, change: &Option<Change<V>>) {
-        self.tell_all(change.as_slice());
+    /// Calls `handler` for every change, the program's own writes included. Subscribe before the watch starts.
+    pub fn subscribe(&self, handler: impl Fn(&Change<V>) + Send + Sync + 'static) {
+        self.0.subscribers.subscribe(handler);
     }
 
-    fn tell_all(&self, changes: &[Change<V>]) {
-        changes.iter().for_each(|change| (self.0.on_change)(change));
+    /// Notifies the subscribers of one change of the store.
+    fn notify(&self, change: &Option<Change<V>>) {
+        self.notify_all(change.as_slice());
+    }
+
+    fn notify_all(&self, changes: &[Change<V>]) {
+        changes.iter().for_each(|change| self.0.subscribers.notify(change));
     }
 }
 
@@ -203,7 +205,7 @@ impl<V: PartialEq + Send + Sync + 'static> WriteObserver for Cache<V> {
 
     fn on_deleted(&self, key: &ObjectKey, uid: &str) {
         let change = self.0.store.write().deleted(key.clone(), &uid.into());
-        self.tell(&change);
+        self.notify(&change);
     }
 
     fn version(&self, key: &ObjectKey, uid: &str) -> Option<ResourceVersion> {
@@ -231,7 +233,7 @@ impl<V: PartialEq + Send + Sync + 'static> Cache<V> {
         match (self.0.project)(object.clone()) {
             Ok(entry) => {
                 let change = put(&mut self.0.store.write(), key, entry);
-                self.tell(&change);
+                self.notify(&change);
             }
             // The watch will bring it, or say why it cannot be read. The error may quote the object: it is not shown.
             Err(_) => tracing::warn!("the answer to a write could not be read into its cache"),

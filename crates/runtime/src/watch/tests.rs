@@ -43,12 +43,12 @@ fn cache(server: &Arc<Server>, page_size: u32) -> (Cache<String>, Told, Arc<Link
         selection,
         &[("value", |_, value: &String| vec![value.as_str().into()])],
         value_of,
-        move |change| {
-            let side = |value: &Option<Arc<String>>| value.as_ref().map_or("-".to_owned(), ToString::to_string);
-            telling.lock().push(format!("{} {}>{}", change.key.name(), side(&change.old), side(&change.new)));
-        },
         stop.clone(),
     );
+    cache.subscribe(move |change| {
+        let side = |value: &Option<Arc<String>>| value.as_ref().map_or("-".to_owned(), ToString::to_string);
+        telling.lock().push(format!("{} {}>{}", change.key.name(), side(&change.old), side(&change.new)));
+    });
     tokio::spawn(following);
     (cache, told, link, stop)
 }
@@ -178,7 +178,6 @@ async fn metadata_alone_can_be_followed() {
         WatchConfig::default(),
         &[],
         |object: PartialObjectMeta<ConfigMap>| object.metadata.labels.unwrap_or_default().len(),
-        |_| {},
         CancellationToken::new(),
     );
     tokio::spawn(following);

@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use vitivirt_api::ObjectKey;
 
-use super::{Cache, Change, IndexFn, Scope, SyncState, entry};
+use super::{Cache, IndexFn, Scope, SyncState, entry};
 use crate::{client::REQUEST_DEADLINE, reconcile::Backoff};
 
 /// Which objects of a kind are followed, and how.
@@ -69,21 +69,19 @@ impl WatchConfig {
 /// A cache of a kind's objects, pruned by `prune` to what will be read, and the future that keeps it in step until
 /// `stop`. `on_change` maps changes to keys of a queue; it must not block. With `Api<PartialObjectMeta<K>>` only
 /// metadata is asked for.
-pub fn watch<K, V, C>(
+pub fn watch<K, V>(
     api: Api<K>,
     selection: WatchConfig,
     indexes: &[(&'static str, IndexFn<V>)],
     project: fn(K) -> V,
-    on_change: C,
     stop: CancellationToken,
-) -> (Cache<V>, impl Future<Output = ()> + Send + use<K, V, C>)
+) -> (Cache<V>, impl Future<Output = ()> + Send + use<K, V>)
 where
     K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
     V: PartialEq + Send + Sync + 'static,
-    C: Fn(&Change<V>) + Send + Sync + 'static,
 {
     let scope = Scope::new(api.namespace(), selection.labels.as_deref(), selection.fields.as_deref());
-    let cache = Cache::new(indexes, project, on_change, scope, selection.settling());
+    let cache = Cache::new(indexes, project, scope, selection.settling());
     let config = selection.config();
     let kind = api.resource_url().to_owned();
     let open = move || watcher(api.clone(), config.clone()).boxed();
@@ -196,25 +194,25 @@ fn apply<T: Resource, V: PartialEq + Send + Sync + 'static>(cache: &Cache<V>, ev
             let key = ObjectKey::of(object.meta());
             let entry = entry(object, project);
             let change = cache.0.store.write().listed(key, entry);
-            cache.tell(&change);
+            cache.notify(&change);
         }
         Event::Apply(object) => {
             let key = ObjectKey::of(object.meta());
             let entry = entry(object, project);
             let change = cache.0.store.write().seen(key, entry);
-            cache.tell(&change);
+            cache.notify(&change);
         }
         Event::Delete(object) => {
             let key = ObjectKey::of(object.meta());
             let version = object.resource_version().unwrap_or_default().as_str().into();
             let change = cache.0.store.write().seen_deleted(key, &version);
-            cache.tell(&change);
+            cache.notify(&change);
         }
         Event::InitDone => {
             let gone = cache.0.store.write().end_list();
             *cache.0.health.write() = super::Health::default();
             cache.0.sync.send_if_modified(|sync| std::mem::replace(sync, SyncState::Synced) != SyncState::Synced);
-            cache.tell_all(&gone);
+            cache.notify_all(&gone);
         }
     }
 }
@@ -223,7 +221,7 @@ fn become_absent<V: PartialEq + Send + Sync + 'static>(cache: &Cache<V>) {
     let gone = cache.0.store.write().clear();
     *cache.0.health.write() = super::Health::default();
     cache.0.sync.send_if_modified(|sync| std::mem::replace(sync, SyncState::KindNotServed) != SyncState::KindNotServed);
-    cache.tell_all(&gone);
+    cache.notify_all(&gone);
 }
 
 fn unreadable(error: &watcher::Error) -> bool {

@@ -21,18 +21,12 @@ const NAMES: &str = "requestheader-allowed-names";
 pub(super) async fn keep(client: Client, serving: Serving, stop: CancellationToken) {
     let selection = WatchConfig { fields: Some(format!("metadata.name={NAME}")), ..WatchConfig::default() };
     let api = Api::<ConfigMap>::namespaced(client, NAMESPACE);
-    let (_cache, following) = watch(
-        api,
-        selection,
-        &[],
-        authority,
-        move |change| {
-            if let Some(Some(authority)) = change.new.as_deref() {
-                serving.set_authority(Some(authority.clone()));
-            }
-        },
-        stop,
-    );
+    let (cache, following) = watch(api, selection, &[], authority, stop);
+    cache.subscribe(move |change| {
+        if let Some(Some(authority)) = change.new.as_deref() {
+            serving.set_authority(Some(authority.clone()));
+        }
+    });
     following.await;
 }
 

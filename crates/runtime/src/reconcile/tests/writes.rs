@@ -69,7 +69,7 @@ async fn a_patch_that_was_made_for_an_older_state_is_a_conflict() {
     let (client, cut) = server.client();
     let none = |_: ConfigMap| Value::Null;
     let all = Api::<ConfigMap>::all(client);
-    let (cache, following) = watch(all, WatchConfig::default(), &[], none, |_| {}, CancellationToken::new());
+    let (cache, following) = watch(all, WatchConfig::default(), &[], none, CancellationToken::new());
     tokio::spawn(following);
     cache.ready().await;
     let (client, _link) = server.client();
@@ -148,7 +148,7 @@ async fn a_status_is_not_written_to_another_object() {
     let (client, cut) = server.client();
     let value = |map: ConfigMap| json!(map.data);
     let all = Api::<ConfigMap>::all(client);
-    let (cache, following) = watch(all, WatchConfig::default(), &[], value, |_| {}, CancellationToken::new());
+    let (cache, following) = watch(all, WatchConfig::default(), &[], value, CancellationToken::new());
     tokio::spawn(following);
     cache.ready().await;
     let (client, link) = server.client();
@@ -215,7 +215,7 @@ async fn an_object_of_ours_that_lost_its_labels_is_seen_once_and_repaired() {
     let labels = |map: ConfigMap| json!(map.metadata.labels);
     let ours = WatchConfig::labels("of=us");
     let all = Api::<ConfigMap>::all(client);
-    let (cache, following) = watch(all, ours, &[], labels, |_| {}, CancellationToken::new());
+    let (cache, following) = watch(all, ours, &[], labels, CancellationToken::new());
     tokio::spawn(following);
     cache.ready().await;
     assert!(cache.is_empty());

@@ -1,0 +1,204 @@
+//! Questions across objects that a cache of one kind cannot answer by key: who uses a network, who has a MAC address,
+//! which PVCs belong to a Machine. The caches' changes keep the answers up to date, before the router sees a change.
+
+use std::{
+    collections::HashMap,
+    hash::{DefaultHasher, Hash, Hasher},
+    sync::Arc,
+};
+
+use parking_lot::Mutex;
+use vitivirt_api::ObjectKey;
+use vitivirt_runtime::watch::{Cache, Change};
+
+use crate::cache::{MachineEntry, PvcEntry, in_namespace};
+
+#[derive(Default)]
+pub(crate) struct Index {
+    pub(crate) network_users: NetworkUsers,
+    pub(crate) mac_addresses: MacAddresses,
+    pub(crate) pvcs: PvcsByMachine,
+}
+
+impl Index {
+    pub(crate) fn subscribe(self: &Arc<Self>, machines: &Cache<MachineEntry>, pvcs: &Cache<PvcEntry>) {
+        let index = self.clone();
+        machines.subscribe(move |change| {
+            index.network_users.machine_changed(change);
+            index.mac_addresses.machine_changed(change);
+        });
+        let index = self.clone();
+        pvcs.subscribe(move |change| index.pvcs.pvc_changed(change));
+    }
+}
+
+/// How many Machines name a NetworkConfiguration, by `namespace/name`. A Machine that is being deleted does not count.
+#[derive(Default)]
+pub(crate) struct NetworkUsers(Mutex<HashMap<Box<str>, u32>>);
+
+impl NetworkUsers {
+    /// Whether a Machine other than this one names the network.
+    pub(crate) fn has_other_users(&self, key: &ObjectKey, network: &str, own: &MachineEntry) -> bool {
+        let itself = u32::from(!own.deleting && own.networks.iter().any(|name| **name == *network));
+        self.0.lock().get(&in_namespace(key, network)).is_some_and(|count| *count > itself)
+    }
+
+    fn machine_changed(&self, change: &Change<MachineEntry>) {
+        let named = |entry: &Option<Arc<MachineEntry>>| -> Vec<Box<str>> {
+            let entry = entry.iter().filter(|entry| !entry.deleting);
+            entry.flat_map(|entry| entry.networks.iter()).map(|name| in_namespace(&change.key, name)).collect()
+        };
+        let mut users = self.0.lock();
+        for name in named(&change.new) {
+            *users.entry(name).or_default() += 1;
+        }
+        for name in named(&change.old) {
+            decrement(&mut users, &name);
+        }
+    }
+}
+
+/// How many interfaces have a MAC address, as [`crate::cache::address`] hashes it.
+#[derive(Default)]
+pub(crate) struct MacAddresses(Mutex<HashMap<u64, u32>>);
+
+impl MacAddresses {
+    /// Whether more than one interface has this address.
+    pub(crate) fn is_shared(&self, address: u64) -> bool {
+        self.count(address) > 1
+    }
+
+    /// The addresses that this change gave to or took from a Machine and that another Machine has too.
+    pub(crate) fn contested(&self, change: &Change<MachineEntry>) -> Vec<u64> {
+        let (old, new) = (addresses(&change.old), addresses(&change.new));
+        let given = new.iter().filter(|address| !old.contains(address) && self.count(**address) > 1);
+        let taken = old.iter().filter(|address| !new.contains(address) && self.count(**address) > 0);
+        given.chain(taken).copied().collect()
+    }
+
+    fn count(&self, address: u64) -> u32 {
+        self.0.lock().get(&address).copied().unwrap_or_default()
+    }
+
+    fn machine_changed(&self, change: &Change<MachineEntry>) {
+        let (old, new) = (addresses(&change.old), addresses(&change.new));
+        let mut counts = self.0.lock();
+        for address in new.iter().filter(|address| !old.contains(address)) {
+            *counts.entry(*address).or_default() += 1;
+        }
+        for address in old.iter().filter(|address| !new.contains(address)) {
+            decrement(&mut counts, address);
+        }
+    }
+}
+
+fn addresses(entry: &Option<Arc<MachineEntry>>) -> &[u64] {
+    entry.as_ref().map(|entry| &*entry.addresses).unwrap_or_default()
+}
+
+fn decrement<K: Eq + Hash>(counts: &mut HashMap<K, u32>, key: &K) {
+    if let Some(count) = counts.get_mut(key) {
+        *count = count.saturating_sub(1);
+        if *count == 0 {
+            counts.remove(key);
+        }
+    }
+}
+
+/// The names of the PVCs that carry a Machine's UID, also of disks that have left its spec.
+#[derive(Default)]
+pub(crate) struct PvcsByMachine(Mutex<HashMap<u128, Vec<Box<str>>>>);
+
+impl PvcsByMachine {
+    pub(crate) fn names(&self, machine_uid: &str) -> Vec<Box<str>> {
+        self.0.lock().get(&compact_uid(machine_uid)).cloned().unwrap_or_default()
+    }
+
+    fn pvc_changed(&self, change: &Change<PvcEntry>) {
+        let mut pvcs = self.0.lock();
+        if let Some(uid) = change.old.as_ref().and_then(|old| old.machine_uid()).map(compact_uid)
+            && let Some(names) = pvcs.get_mut(&uid)
+        {
+            names.retain(|name| **name != *change.key.name());
+            if names.is_empty() {
+                pvcs.remove(&uid);
+            }
+        }
+        if let Some(uid) = change.new.as_ref().and_then(|new| new.machine_uid()).map(compact_uid) {
+            pvcs.entry(uid).or_default().push(change.key.name().into());
+        }
+    }
+}
+
+/// A UID in 16 bytes, or a hash of one that is not a UUID. A collision only shows a Machine the PVC of another one, which
+/// the plan leaves alone because of its label.
+fn compact_uid(uid: &str) -> u128 {
+    u128::from_str_radix(&uid.replace('-', ""), 16).unwrap_or_else(|_| {
+        let mut hasher = DefaultHasher::new();
+        uid.hash(&mut hasher);
+        u128::from(hasher.finish())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::router::testing::{change, key, machine, pvc};
+
+    /// Otherwise two Machines that are deleted together would each wait for the other to release the network.
+    #[test]
+    fn a_machine_that_is_being_deleted_does_not_use_its_network() {
+        let users = NetworkUsers::default();
+        let (stays, deleted) = (
+            machine(|_| {}),
+            machine(|object| object["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into()),
+        );
+        users.machine_changed(&change("a", None, Some(&stays)));
+        assert!(!users.has_other_users(&key("a"), "net", &stays));
+        users.machine_changed(&change("b", None, Some(&stays)));
+        assert!(users.has_other_users(&key("a"), "net", &stays));
+        for name in ["a", "b"] {
+            users.machine_changed(&change(name, Some(&stays), Some(&deleted)));
+        }
+        assert!(!users.has_other_users(&key("a"), "net", &deleted));
+        assert!(!users.has_other_users(&key("b"), "net", &deleted));
+        users.machine_changed(&change("a", Some(&deleted), None));
+        users.machine_changed(&change("b", Some(&deleted), None));
+        assert!(users.0.lock().is_empty());
+    }
+
+    #[test]
+    fn pvcs_are_found_by_the_machine_uid_that_they_carry() {
+        let pvcs = PvcsByMachine::default();
+        let (first_uid, second_uid) = ("11111111-1111-1111-1111-111111111111", "22222222-2222-2222-2222-222222222222");
+        let (first, second) = (pvc(first_uid), pvc(second_uid));
+        pvcs.pvc_changed(&change("vm-root", None, Some(&first)));
+        assert_eq!(pvcs.names(first_uid), ["vm-root".into()]);
+        pvcs.pvc_changed(&change("vm-root", Some(&first), Some(&second)));
+        assert!(pvcs.names(first_uid).is_empty());
+        assert_eq!(pvcs.names(second_uid).len(), 1);
+        pvcs.pvc_changed(&change("vm-root", Some(&second), None));
+        assert!(pvcs.0.lock().is_empty());
+    }
+
+    #[test]
+    fn a_contested_mac_address_is_found_when_it_is_given_and_when_it_is_taken() {
+        let macs = MacAddresses::default();
+        let with = |mac: &str| machine(|object| object["spec"]["networks"][0]["macAddress"] = mac.into());
+        let (one, other) = (with("52:54:00:00:00:01"), with("52:54:00:00:00:02"));
+        let address = one.addresses[0];
+        let apply = |name: &str, old, new| {
+            let change = change(name, old, new);
+            macs.machine_changed(&change);
+            macs.contested(&change)
+        };
+        assert!(apply("a", None, Some(&one)).is_empty());
+        assert!(apply("a", Some(&one), Some(&one)).is_empty(), "a Machine does not contest its own address");
+        assert!(apply("b", None, Some(&one)) == [address] && macs.is_shared(address));
+        assert_eq!(apply("b", Some(&one), Some(&other)), [address]);
+        assert!(!macs.is_shared(address));
+        assert!(apply("b", Some(&other), None).is_empty());
+        assert!(apply("a", Some(&one), None).is_empty());
+        assert!(macs.0.lock().is_empty());
+    }
+}

@@ -1,0 +1,37 @@
+//! Entries and changes of caches for tests, without a cluster.
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+use vitivirt_api::{
+    ObjectKey,
+    machine::{LABEL_MACHINE, LABEL_MACHINE_UID},
+};
+use vitivirt_runtime::watch::Change;
+
+use crate::cache::{MachineEntry, PvcEntry};
+
+pub(crate) fn key(name: &str) -> ObjectKey {
+    ObjectKey::namespaced("ns", name)
+}
+
+pub(crate) fn machine(edit: impl FnOnce(&mut Value)) -> Arc<MachineEntry> {
+    let mut object = json!({
+        "apiVersion": "vitistack.io/v1alpha1", "kind": "Machine",
+        "metadata": {"name": "vm", "namespace": "ns", "uid": "u", "generation": 1},
+        "spec": {"template": "small", "networks": [{"name": "a", "networkName": "net"}]},
+        "status": {"phase": "Creating"},
+    });
+    edit(&mut object);
+    Arc::new(MachineEntry::project(serde_json::from_value(object).unwrap()))
+}
+
+pub(crate) fn pvc(machine_uid: &str) -> Arc<PvcEntry> {
+    let labels = json!({LABEL_MACHINE: "vm", LABEL_MACHINE_UID: machine_uid});
+    let object = json!({"metadata": {"name": "vm-root", "namespace": "ns", "labels": labels}});
+    Arc::new(PvcEntry::project(serde_json::from_value(object).unwrap()))
+}
+
+pub(crate) fn change<V>(name: &str, old: Option<&Arc<V>>, new: Option<&Arc<V>>) -> Change<V> {
+    Change { key: key(name), old: old.cloned(), new: new.cloned() }
+}
