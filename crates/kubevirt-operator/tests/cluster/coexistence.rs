@@ -1,5 +1,5 @@
-//! The operator and other operators: KubeVirt and Multus that are installed later or removed, and three operators on one
-//! cluster that do not write each other's objects.
+//! The operator and other operators: KubeVirt and Multus that are installed later or removed, and three operators on
+//! one cluster that do not write each other's objects.
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
@@ -130,7 +130,8 @@ fn check_virt_operator_writes(writes: &[Record]) -> Result<()> {
     Ok(())
 }
 
-/// Starts this project's virt-operator in its own namespace with all permissions, and waits until it is ready and leads.
+/// Starts this project's virt-operator in its own namespace with all permissions, and waits until it is ready and
+/// leads.
 async fn start_second_virt_operator(lab: &Lab) -> Result<Program> {
     let file = PathBuf::from(env!("CARGO_BIN_EXE_kubevirt-operator")).with_file_name("virt-operator");
     ensure!(file.exists(), "virt-operator is not built; run `cargo build --workspace` first");

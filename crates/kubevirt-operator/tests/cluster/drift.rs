@@ -55,8 +55,8 @@ async fn each_drifted_object_is_restored_with_one_write(labs: Arc<SharedLabs>) -
     let writes = test.writes_since(before)?;
     for case in &cases {
         let (resource, name) = (case.resource(), case.object_name());
-        // An object that lost the label by which the operator watches it seems to be missing. The operator then tries to
-        // create it: a create that fails with 409 is not counted.
+        // An object that lost the label by which the operator watches it seems to be missing. The operator then tries
+        // to create it: a create that fails with 409 is not counted.
         let repairs: Vec<_> = writes
             .iter()
             .filter(|record| record.resource == resource.plural && record.code != Some(409))
@@ -104,7 +104,7 @@ fn drift_cases() -> Vec<DriftCase> {
         case("vm-unlabelled", Vm, label(LABEL_MANAGED_BY, Value::Null)),
         case("vm-deleted", Vm, Delete),
         case("pvc-label", Pvc, label(LABEL_CLUSTER, json!("red"))),
-        case("pvc-machine", Pvc, label(LABEL_MACHINE, json!("nobody"))),
+        case("pvc-machine", Pvc, label(LABEL_MACHINE, json!("another-machine"))),
         case("pvc-unlabelled", Pvc, label(LABEL_MANAGED_BY, Value::Null)),
         case("secret-data", Secret, Merge(json!({"stringData": {"userdata": "evil", "more": "evil"}}))),
         case("secret-label", Secret, label(LABEL_CLUSTER, json!("red"))),

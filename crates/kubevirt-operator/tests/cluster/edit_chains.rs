@@ -1,8 +1,8 @@
 //! Chains of edits: applying S0 → S1 → … → Sn to one Machine gives the same objects as creating a Machine with Sn.
 //!
 //! Two things outlive an edit. The PVC of a disk that left the spec stays until the Machine is deleted. The cloud-init
-//! Secret stays while a VMI that started with it runs, because a live migration may need it; therefore the test restarts
-//! the VMI at the end of each chain.
+//! Secret stays while a VMI that started with it runs, because a live migration may need it; therefore the test
+//! restarts the VMI at the end of each chain.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 

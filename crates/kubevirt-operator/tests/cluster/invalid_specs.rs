@@ -1,5 +1,5 @@
-//! Random valid specs, each with one mistake. The API server rejects the Machine, or the operator reports the mistake. The
-//! operator creates no object and does not panic.
+//! Random valid specs, each with one mistake. The API server rejects the Machine, or the operator reports the mistake.
+//! The operator creates no object and does not panic.
 
 use std::sync::Arc;
 
@@ -173,7 +173,7 @@ fn mistakes() -> Vec<Mistake> {
         "a long disk name": |spec| add_disk(spec, "name", json!("d".repeat(64)));
         "two disks with the same name": |spec| { add_disk(spec, "size", json!("1Gi")); add_disk(spec, "size", json!("2Gi")) };
         "a disk size that is not a quantity": |spec| add_disk(spec, "size", json!("ten"));
-        "a fraction of a byte": |spec| add_disk(spec, "size", json!("1.0000000001Gi"));
+        "a quantity with ten decimals": |spec| add_disk(spec, "size", json!("1.0000000001Gi"));
         "a disk above the maximum": |spec| add_disk(spec, "size", json!("9300P"));
         "a disk without a size": |spec| append(spec, "disks", json!({"name": "invalid"}));
         "a cloned disk without a size": |spec| append(spec, "disks", json!({"name": "invalid", "source": {"pvc": {"name": "golden"}}}));

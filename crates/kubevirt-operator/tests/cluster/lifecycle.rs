@@ -16,7 +16,7 @@ use vitivirt_api::machine::{
 };
 use vitivirt_lab::harness::{SharedLabs, Suite};
 
-use crate::machine_test::{MachineTest, condition, is_protected, machine, phase, ready_reason};
+use crate::machine_test::{MachineTest, condition, foreign_vm, is_protected, machine, phase, ready_reason};
 
 const EXAMPLES: [(&str, &str); 4] = [
     ("basic-vm", include_str!("../../../../examples/basic-vm.yaml")),
@@ -179,11 +179,7 @@ async fn a_changed_source_secret_updates_the_cloud_init_secret(labs: Arc<SharedL
 
 async fn a_vm_of_another_owner_is_not_changed(labs: Arc<SharedLabs>) -> Result<()> {
     let test = Box::pin(MachineTest::start(&labs, "foreign-vm")).await?;
-    let foreign = json!({
-        "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine", "metadata": {"name": "mine", "labels": {"of": "another-owner"}},
-        "spec": {"runStrategy": "Halted", "template": {"spec": {"domain": {"devices": {}, "memory": {"guest": "128Mi"}}}}},
-    });
-    test.create_json(&foreign).await?;
+    test.create_json(&foreign_vm("mine")).await?;
     let before = test.vms().get("mine").await?;
     test.create_json(&machine("mine", &json!({"template": "small"}))).await?;
     let conflicting = test.wait_for_reason("mine", "NameTaken").await?;

@@ -291,8 +291,8 @@ impl MachineTest {
         Ok(self.operator_requests()?.split_off(before).into_iter().filter(Record::is_write).collect())
     }
 
-    /// Waits until the operator is ready and has sent no request for two seconds. The sleep is the assertion: idle means
-    /// that nothing happens for this time.
+    /// Waits until the operator is ready and has sent no request for two seconds. The sleep is the assertion: idle
+    /// means that nothing happens for this time.
     pub(crate) async fn wait_until_idle(&self) -> Result<()> {
         self.wait_until_ready().await?;
         let mut before = usize::MAX;
@@ -380,6 +380,16 @@ pub(crate) async fn run_concurrently<T: Send>(futures: Vec<BoxFuture<'_, Result<
 
 pub(crate) fn machine(name: &str, spec: &Value) -> Value {
     json!({"apiVersion": "vitistack.io/v1alpha1", "kind": "Machine", "metadata": {"name": name}, "spec": spec})
+}
+
+/// A VM that no Machine owns. It does not run.
+pub(crate) fn foreign_vm(name: &str) -> Value {
+    let template = json!({"spec": {"domain": {"devices": {}, "memory": {"guest": "128Mi"}}}});
+    json!({
+        "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine",
+        "metadata": {"name": name, "labels": {"of": "another-owner"}},
+        "spec": {"runStrategy": "Halted", "template": template},
+    })
 }
 
 pub(crate) fn in_namespace(object: &Value, namespace: &str) -> Value {

@@ -6,12 +6,12 @@ use anyhow::{Result, bail};
 
 const INTERVAL: Duration = Duration::from_millis(50);
 
-/// Checks `condition` until it is true. It fails with the condition's error, or after `timeout` with what `failure`
-/// returns.
+/// Checks `condition` until it is true. Fails with the condition's own error, or after `timeout` with the condition's
+/// description.
 pub(crate) async fn poll_until<F>(
     timeout: Duration,
     mut condition: impl FnMut() -> F + Send,
-    failure: impl FnOnce() -> String + Send,
+    description: impl FnOnce() -> String + Send,
 ) -> Result<()>
 where
     F: Future<Output = Result<bool>> + Send,
@@ -24,6 +24,6 @@ where
     };
     match tokio::time::timeout(timeout, holds).await {
         Ok(result) => result,
-        Err(_) => bail!("not within {timeout:?}: {}", failure()),
+        Err(_) => bail!("not within {timeout:?}: {}", description()),
     }
 }

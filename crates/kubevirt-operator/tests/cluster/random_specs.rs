@@ -131,7 +131,8 @@ pub(crate) fn expected_phase(spec: &MachineSpec) -> &'static str {
     if is_stopped(spec) { "Stopped" } else { "Running" }
 }
 
-/// Creates the one CRD of CDI that a disk from a URL needs. The rest of CDI would make KubeVirt restart under all tests.
+/// Creates the one CRD of CDI that a disk from a URL needs. The rest of CDI would make KubeVirt restart under all
+/// tests.
 pub(crate) async fn create_import_source_crd(lab: &Lab) -> Result<()> {
     let crd = json!({
         "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",

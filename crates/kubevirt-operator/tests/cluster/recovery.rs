@@ -17,7 +17,8 @@ use vitivirt_lab::{
 
 use crate::{
     machine_test::{
-        FAST_RECONCILE, MACHINE_PATIENCE, MachineTest, check_diagnosis, condition, diagnosis, machine, phase,
+        FAST_RECONCILE, MACHINE_PATIENCE, MachineTest, check_diagnosis, condition, diagnosis, foreign_vm, machine,
+        phase,
     },
     poll::poll_until,
     replica::{ACCOUNT, grant_cluster_scoped_kinds, namespaced_rules, rule_is_about},
@@ -112,8 +113,7 @@ async fn a_mac_address_in_use_blocks_the_younger_machine_until_the_older_is_dele
     test.create_json(&machine("younger", &spec_on("shared"))).await?;
     test.create_json(&machine("elsewhere", &spec_on("other"))).await?;
     let refused = test.wait_for_reason("younger", "MacAddressInUse").await?;
-    let words = diagnosis(&refused);
-    ensure!(["02:00:00:00:00:77", "older", "choose another"].iter().all(|part| words.contains(part)), "{words}");
+    check_diagnosis(&refused, &["02:00:00:00:00:77", "older", "choose another"])?;
     ensure!(phase(&refused) == Some("Failed"), "{:?}", refused.status);
     let network = condition(&refused, "NetworkReady").context("no condition NetworkReady")?;
     ensure!((network.status.as_str(), network.reason.as_str()) == ("False", "NetworkFailed"), "{network:?}");
@@ -139,12 +139,12 @@ async fn a_denial_by_an_admission_policy_is_reported_and_recovers(labs: Arc<Shar
     bindings.delete("policy-create", &DeleteParams::default()).await?;
     test.wait_until_running("sunday").await?;
 
-    let policies = deny_policy(test.namespace, "DELETE", "nothing goes on Sundays");
+    let policies = deny_policy(test.namespace, "DELETE", "no deletions on Sundays");
     manifests::create(&test.lab.client(), &policies).await?;
     wait_until_deletion_is_denied(&test, "sunday").await?;
     test.machines().delete("sunday", &DeleteParams::default()).await?;
     let held_up = test.wait_for_reason("sunday", "AdmissionRefused").await?;
-    check_diagnosis(&held_up, &["the deletion of the VirtualMachine is held up", "nothing goes on Sundays"])?;
+    check_diagnosis(&held_up, &["the deletion of the VirtualMachine is held up", "no deletions on Sundays"])?;
     bindings.delete("policy-delete", &DeleteParams::default()).await?;
     test.wait_until_deleted("sunday").await
 }
@@ -156,7 +156,8 @@ fn deny_policy(namespace: &str, operation: &str, message: &str) -> [Value; 2] {
     let matches = json!({
         "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}},
         "resourceRules": [{
-            "apiGroups": ["kubevirt.io"], "apiVersions": ["*"], "operations": [operation], "resources": ["virtualmachines"],
+            "apiGroups": ["kubevirt.io"], "apiVersions": ["*"],
+            "operations": [operation], "resources": ["virtualmachines"],
         }],
     });
     [
@@ -173,11 +174,7 @@ fn deny_policy(namespace: &str, operation: &str, message: &str) -> [Value; 2] {
 
 /// The API server enforces a policy a moment after its creation.
 async fn wait_until_creation_is_denied(test: &MachineTest) -> Result<()> {
-    let vm = json!({
-        "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine", "metadata": {"name": "probe"},
-        "spec": {"runStrategy": "Halted", "template": {"spec": {"domain": {"devices": {}, "memory": {"guest": "128Mi"}}}}},
-    });
-    let vm: DynamicObject = serde_json::from_value(vm)?;
+    let vm: DynamicObject = serde_json::from_value(foreign_vm("probe"))?;
     let dry_run = PostParams { dry_run: true, ..PostParams::default() };
     let is_denied = || async { Ok(test.vms().create(&dry_run, &vm).await.is_err()) };
     poll_until(MACHINE_PATIENCE, is_denied, || "the policy is in force".to_owned()).await

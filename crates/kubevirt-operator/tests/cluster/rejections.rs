@@ -1,5 +1,5 @@
-//! Objects that a cluster rejects: too large, of an unsupported machine type, over quota, or with a name that is in use.
-//! The Machine reports the cause and recovers, and the operator changes no object of another owner.
+//! Objects that a cluster rejects: too large, of an unsupported machine type, over quota, or with a name that is in
+//! use. The Machine reports the cause and recovers, and the operator changes no object of another owner.
 
 use std::sync::Arc;
 
