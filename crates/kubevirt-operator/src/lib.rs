@@ -8,7 +8,7 @@ mod controller;
 mod live_check;
 pub mod manifests;
 mod metrics;
-mod networks;
+mod network_controller;
 mod observe;
 pub mod rbac;
 mod router;

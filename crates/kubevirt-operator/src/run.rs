@@ -19,7 +19,7 @@ use crate::arguments::{RunArguments, Settings};
 use crate::cache::Caches;
 use crate::controller::MachineController;
 use crate::metrics::MachineMetrics;
-use crate::networks::NetworkController;
+use crate::network_controller::NetworkController;
 use crate::observe::Observer;
 use crate::rbac::NAMESPACE;
 use crate::router::EventRouter;
