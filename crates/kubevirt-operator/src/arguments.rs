@@ -222,7 +222,10 @@ mod tests {
             (["--metrics-bind-address", "8080"], "METRICS_BIND_ADDRESS (--metrics-bind-address): \"8080\" is not"),
             (["--health-probe-bind-address", ":x"], "HEALTH_PROBE_BIND_ADDRESS"),
             (["--leader-election", "maybe"], "LEADER_ELECTION (--leader-election) must be true or false"),
-            (["--namespace", "Not A Name"], "NAMESPACE (--namespace): invalid value \"Not A Name\": must be the name of one namespace"),
+            (
+                ["--namespace", "Not A Name"],
+                "NAMESPACE (--namespace): invalid value \"Not A Name\": must be the name of one namespace",
+            ),
             (["--watch-namespace", "a,b"], "WATCH_NAMESPACE (--watch-namespace)"),
             (
                 ["--log-level", "loud"],

@@ -9,7 +9,7 @@ mod index;
 mod live_check;
 pub mod manifests;
 mod metrics;
-mod networks;
+mod network_controller;
 mod observe;
 pub mod rbac;
 mod router;

@@ -1,19 +1,19 @@
-//! The last look before something is deleted that nothing brings back: what a cache shows, or does not show, is asked of the
-//! server.
+//! The live check before the operator deletes data: it reads from the API server what a cache shows or does not show.
 //!
-//! When the VM seems to be gone, the next steps delete the disks and drop the finalizer; when no guest seems to need its
-//! user data, they delete that. A cache may lag, or have lost a whole kind to an API server that was just starting; so its
-//! word is not enough.
+//! If the VM of a deleted Machine does not exist, the next steps delete its PVCs and remove the finalizer. If no VMI
+//! uses the user data, they delete its Secret. Neither can be undone. A cache may be stale, or may have lost all
+//! objects of a kind to an API server that was just starting, so it is not enough to decide this.
 
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Secret};
-use kube::api::ListParams;
-use kube::core::DynamicObject;
-use kube::{Api, Client, ResourceExt};
-use vitivirt_api::machine::{LABEL_MACHINE, LABEL_MACHINE_UID};
-use vitivirt_api::{ApiResource, Failure, ObjectKey, Target};
-use vitivirt_machine::observed::VmiView;
-use vitivirt_machine::render::cloud_init::secret_name;
-use vitivirt_machine::{Observed, virtual_machine_instance_resource, virtual_machine_resource};
+use kube::{Api, Client, ResourceExt, api::ListParams, core::DynamicObject};
+use vitivirt_api::{
+    ApiResource, Failure, ObjectKey, Target,
+    machine::{LABEL_MACHINE, LABEL_MACHINE_UID},
+};
+use vitivirt_machine::{
+    Observed, observed::VmiView, render::cloud_init::secret_name, virtual_machine_instance_resource,
+    virtual_machine_resource,
+};
 use vitivirt_runtime::reconcile::classify;
 
 use crate::cache::{PvcEntry, SecretEntry, VmEntry, VmiEntry, entry};
@@ -23,22 +23,24 @@ pub(crate) struct LiveCheck {
 }
 
 impl LiveCheck {
-    pub(crate) async fn complete(&self, observed: &mut Observed) -> Result<(), Failure> {
+    /// Reads the VM and the VMI before the PVCs are deleted, and all PVCs of the Machine if neither exists.
+    pub(crate) async fn confirm_vm_gone(&self, observed: &mut Observed) -> Result<(), Failure> {
         let key = ObjectKey::namespaced(observed.namespace(), observed.name());
-        let vm = self.read(virtual_machine_resource(), &key).await?;
+        let vm = self.get(virtual_machine_resource(), &key).await?;
         observed.vm = vm.map(|vm| VmEntry::view(&entry(&vm.metadata.clone(), VmEntry::project(vm))));
         if observed.vmi.is_none() {
-            observed.vmi = self.guest(&key).await?;
+            observed.vmi = self.get_vmi(&key).await?;
         }
         if observed.vm.is_none() && observed.vmi.is_none() {
-            self.pvcs(observed).await?;
+            self.add_pvcs(observed).await?;
         }
         Ok(())
     }
 
-    /// Before user data is discarded: the guest that runs, and whether the Secret is still ours.
-    pub(crate) async fn user_data(&self, observed: &mut Observed) -> Result<(), Failure> {
-        observed.vmi = self.guest(&ObjectKey::namespaced(observed.namespace(), observed.name())).await?;
+    /// Reads the VMI and the Secret before the Secret is deleted: a VMI may use it, or another client may have replaced
+    /// it.
+    pub(crate) async fn confirm_secret_unused(&self, observed: &mut Observed) -> Result<(), Failure> {
+        observed.vmi = self.get_vmi(&ObjectKey::namespaced(observed.namespace(), observed.name())).await?;
         let name = secret_name(observed.name());
         let api: Api<Secret> = Api::namespaced(self.client.clone(), observed.namespace());
         let secret = api.get_metadata_opt(&name).await.map_err(|error| {
@@ -49,24 +51,27 @@ impl LiveCheck {
         Ok(())
     }
 
-    /// Somebody's own instance of the same name is none of ours, and must not hold up anything.
-    async fn guest(&self, key: &ObjectKey) -> Result<Option<VmiView>, Failure> {
-        let vmi = self.read(virtual_machine_instance_resource(), key).await?.filter(|vmi| is_of(vmi, key.name()));
+    /// The Machine's VMI. A VMI of the same name that the operator's VM did not create is ignored, so that it does not
+    /// block the deletion.
+    async fn get_vmi(&self, key: &ObjectKey) -> Result<Option<VmiView>, Failure> {
+        let vmi = self.get(virtual_machine_instance_resource(), key).await?;
+        let vmi = vmi.filter(|vmi| belongs_to_machine(vmi, key.name()));
         Ok(vmi.map(|vmi| VmiEntry::view(&entry(&vmi.metadata.clone(), VmiEntry::project(vmi)))))
     }
 
-    /// None: there is no such object, or no such kind.
-    async fn read(&self, resource: ApiResource, key: &ObjectKey) -> Result<Option<DynamicObject>, Failure> {
+    /// None if the object does not exist, or if the API server does not serve its kind.
+    async fn get(&self, resource: ApiResource, key: &ObjectKey) -> Result<Option<DynamicObject>, Failure> {
         let namespace = key.namespace().unwrap_or_default();
         let api: Api<DynamicObject> = Api::namespaced_with(self.client.clone(), namespace, &resource);
         let found = api.get_opt(key.name()).await;
         found.map_err(|error| classify(&error, "get", &Target::new(resource, key.clone())))
     }
 
-    async fn pvcs(&self, observed: &mut Observed) -> Result<(), Failure> {
+    /// Adds every PVC with the Machine's UID as its label.
+    async fn add_pvcs(&self, observed: &mut Observed) -> Result<(), Failure> {
         let api: Api<PersistentVolumeClaim> = Api::namespaced(self.client.clone(), observed.namespace());
-        let carried = ListParams::default().labels(&format!("{LABEL_MACHINE_UID}={}", observed.uid()));
-        let found = api.list(&carried).await.map_err(|error| {
+        let labelled = ListParams::default().labels(&format!("{LABEL_MACHINE_UID}={}", observed.uid()));
+        let found = api.list(&labelled).await.map_err(|error| {
             let target = Target::of::<PersistentVolumeClaim>(ObjectKey::namespaced(observed.namespace(), ""));
             classify(&error, "list", &target)
         })?;
@@ -78,8 +83,8 @@ impl LiveCheck {
     }
 }
 
-/// KubeVirt gives an instance the labels of its VM's template, and ours name the Machine.
-fn is_of(vmi: &DynamicObject, machine: &str) -> bool {
+/// KubeVirt copies the labels of a VM's template to the VMI, and the operator's template names the Machine.
+fn belongs_to_machine(vmi: &DynamicObject, machine: &str) -> bool {
     vmi.labels().get(LABEL_MACHINE).map(String::as_str) == Some(machine)
 }
 
@@ -88,12 +93,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_foreign_instance_is_not_waited_for() {
+    fn a_vmi_without_the_machines_label_does_not_belong_to_it() {
         let mut vmi = DynamicObject::new("web", &virtual_machine_instance_resource());
-        assert!(!is_of(&vmi, "web"));
+        assert!(!belongs_to_machine(&vmi, "web"));
         vmi.labels_mut().insert(LABEL_MACHINE.to_owned(), "other".to_owned());
-        assert!(!is_of(&vmi, "web"));
+        assert!(!belongs_to_machine(&vmi, "web"));
         vmi.labels_mut().insert(LABEL_MACHINE.to_owned(), "web".to_owned());
-        assert!(is_of(&vmi, "web"));
+        assert!(belongs_to_machine(&vmi, "web"));
     }
 }

@@ -1,3 +1,5 @@
+//! The binary of kubevirt-operator.
+
 use std::process::ExitCode;
 
 fn main() -> ExitCode {

@@ -1,27 +1,39 @@
-//! The seed's numbers that only this program has. Labels are bounded whatever users write: templates, classes and
-//! networks are named only if they exist, everything else is `unknown`.
+//! The metrics that only kubevirt-operator has. The number of label values is bounded whatever users write: a template,
+//! StorageClass or network is a label only if it exists, and `unknown` otherwise.
 //!
-//! Gauges over the cluster's objects are told by the replica that leads, so that a sum over replicas is right.
+//! Only the leader exports the gauges that count objects of the cluster, so that a sum over replicas is correct.
 
-use std::collections::{BTreeMap, HashSet};
-use std::fmt;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::{
+    collections::{BTreeMap, HashSet},
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 
 use k8s_openapi::jiff::Timestamp;
 use parking_lot::Mutex;
-use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
-use prometheus_client::metrics::MetricType;
-use prometheus_client::metrics::counter::Counter;
-use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
-use vitivirt_api::ObjectKey;
-use vitivirt_api::machine::{MachineStatus, condition_type, machine_reason, phase};
+use prometheus_client::{
+    collector::Collector,
+    encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric},
+    metrics::{
+        MetricType,
+        counter::Counter,
+        family::Family,
+        gauge::Gauge,
+        histogram::{Histogram, exponential_buckets},
+    },
+};
+use vitivirt_api::{
+    ObjectKey,
+    machine::{MachineStatus, condition_type, machine_reason, phase},
+};
 use vitivirt_machine::Observed;
-use vitivirt_runtime::metrics::Metrics;
-use vitivirt_runtime::watch::{Cache, Change};
+use vitivirt_runtime::{
+    metrics::Metrics,
+    watch::{Cache, Change},
+};
 
 use crate::cache::{Caches, ClassEntry, MachineEntry, PvcEntry, STATUSES, VmEntry};
 
@@ -45,7 +57,7 @@ struct StatusLabel {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ClassLabel {
+struct StorageClassLabel {
     storage_class: String,
 }
 
@@ -54,23 +66,23 @@ struct NetworkLabel {
     network_name: String,
 }
 
-/// From a tenth of a second to an hour and a half.
-fn durations() -> Histogram {
+/// Buckets from 0.1 seconds to 55 minutes.
+fn duration_histogram() -> Histogram {
     Histogram::new(exponential_buckets(0.1, 2.0, 16))
 }
 
 pub(crate) struct MachineMetrics {
-    counts: Arc<Counts>,
-    provisioning: Family<ClassLabel, Histogram, fn() -> Histogram>,
+    counts: Arc<ObjectCounts>,
+    provisioning: Family<StorageClassLabel, Histogram, fn() -> Histogram>,
     network_errors: Family<NetworkLabel, Counter>,
     time_to_running: Histogram,
-    /// Machines that have no VM yet and have never had one: the time until they run will be told.
+    /// Machines whose VM has not been created yet: their time to running is measured.
     starting: Mutex<HashSet<ObjectKey>>,
 }
 
-/// How many there are, kept in step by the caches' changes.
+/// The numbers of Machines and VMs, updated by the caches' changes.
 #[derive(Default)]
-struct Counts {
+struct ObjectCounts {
     leads: AtomicBool,
     machines: Mutex<BTreeMap<MachineLabels, i64>>,
     vms: Mutex<BTreeMap<&'static str, i64>>,
@@ -80,26 +92,26 @@ impl MachineMetrics {
     pub(crate) fn register(metrics: &Metrics) -> Arc<Self> {
         let own = Self {
             counts: Arc::default(),
-            provisioning: Family::new_with_constructor(durations),
+            provisioning: Family::new_with_constructor(duration_histogram),
             network_errors: Family::default(),
-            time_to_running: durations(),
+            time_to_running: duration_histogram(),
             starting: Mutex::default(),
         };
         metrics.register(|registry| {
             registry.register_collector(Box::new(own.counts.clone()));
             registry.register(
                 "storage_provisioning_duration_seconds",
-                "From the creation of a PVC until it was bound",
+                "Time from the creation of a PVC until it is bound, by StorageClass",
                 own.provisioning.clone(),
             );
             registry.register(
                 "network_configuration_errors",
-                "Times that a Machine's networks could not be configured",
+                "Failures to configure the networks of a Machine, by network",
                 own.network_errors.clone(),
             );
             registry.register(
                 "machine_time_to_running_seconds",
-                "From the creation of a Machine until its guest ran for the first time",
+                "Time from the creation of a Machine until its VM runs for the first time",
                 own.time_to_running.clone(),
             );
         });
@@ -138,20 +150,20 @@ impl MachineMetrics {
             self.starting.lock().remove(key);
         }
         let labels = |entry: &MachineEntry| MachineLabels { phase: entry.phase, template: entry.template };
-        count(&mut self.counts.machines.lock(), old.map(labels), new.map(labels));
+        move_count(&mut self.counts.machines.lock(), old.map(labels), new.map(labels));
     }
 
     fn vm_changed(&self, old: Option<&VmEntry>, new: Option<&VmEntry>) {
         let label = |entry: &VmEntry| if entry.status.is_empty() { "Unknown" } else { entry.status };
-        count(&mut self.counts.vms.lock(), old.map(label), new.map(label));
+        move_count(&mut self.counts.vms.lock(), old.map(label), new.map(label));
     }
 
-    /// Whoever makes and removes networks of ever new names must not make ever new series.
+    /// Removes the network's series, so that networks with ever new names do not add series without end.
     fn network_gone(&self, name: &str) {
         self.network_errors.remove(&NetworkLabel { network_name: name.to_owned() });
     }
 
-    /// A PVC that is seen to become bound.
+    /// Measures the provisioning time of a PVC that has become bound.
     fn pvc_changed(&self, change: &Change<PvcEntry>, classes: &Cache<ClassEntry>) {
         let (Some(old), Some(new)) = (&change.old, &change.new) else { return };
         if !self.leads() || old.phase == PvcEntry::BOUND || new.phase != PvcEntry::BOUND {
@@ -160,18 +172,18 @@ impl MachineMetrics {
         let exists = |class: &&str| classes.get(&ObjectKey::cluster(class)).is_some();
         let storage_class = new.storage_class.as_deref().filter(exists).unwrap_or(UNKNOWN).to_owned();
         self.provisioning
-            .get_or_create(&ClassLabel { storage_class })
+            .get_or_create(&StorageClassLabel { storage_class })
             .observe(seconds_since(new.created, Timestamp::now()));
     }
 
-    /// A pass over a Machine that ends with this status.
+    /// Updates the metrics after a reconcile that reports this status.
     pub(crate) fn reported(&self, observed: &Observed, desired: &MachineStatus) {
         self.count_network_errors(observed, desired);
         let key = ObjectKey::of(&observed.machine.metadata);
-        let known = observed.machine.status.as_ref();
-        let fresh = observed.vm.is_none() && known.is_none_or(|status| status.vm_name.is_none());
+        let previous = observed.machine.status.as_ref();
+        let has_never_had_vm = observed.vm.is_none() && previous.is_none_or(|status| status.vm_name.is_none());
         let mut starting = self.starting.lock();
-        if fresh && !observed.is_deleting() {
+        if has_never_had_vm && !observed.is_deleting() {
             starting.insert(key);
         } else if observed.is_deleting() || desired.phase.as_deref() == Some(phase::STOPPED) {
             starting.remove(&key);
@@ -181,24 +193,25 @@ impl MachineMetrics {
         }
     }
 
-    /// Once for each time that the networks become the reason of not being ready, or in another way. That they are being
-    /// made is no error. Only a network that is at fault is named.
+    /// Counts once when the networks become the reason why the Machine is not ready, and again when that reason or its
+    /// message changes. A network that is still being configured is not an error. The label names only the networks at
+    /// fault.
     fn count_network_errors(&self, observed: &Observed, desired: &MachineStatus) {
-        let wrong = |status: &MachineStatus| {
+        let network_error = |status: &MachineStatus| {
             let ready = status.conditions.iter().find(|have| have.type_ == condition_type::READY);
             let about_networks = ready.filter(|ready| NETWORK_REASONS.contains(&ready.reason.as_str()));
             about_networks.map(|ready| (ready.reason.clone(), ready.message.clone()))
         };
-        let now = wrong(desired);
-        if now.is_none() || now == observed.machine.status.as_ref().and_then(wrong) {
+        let now = network_error(desired);
+        if now.is_none() || now == observed.machine.status.as_ref().and_then(network_error) {
             return;
         }
-        let mut blamed = vitivirt_machine::networks_at_fault(observed);
-        blamed.retain(|name| observed.networks.contains_key(name));
-        if blamed.is_empty() {
-            blamed.push(UNKNOWN.to_owned());
+        let mut at_fault = vitivirt_machine::networks_at_fault(observed);
+        at_fault.retain(|name| observed.networks.contains_key(name));
+        if at_fault.is_empty() {
+            at_fault.push(UNKNOWN.to_owned());
         }
-        for network_name in blamed {
+        for network_name in at_fault {
             self.network_errors.get_or_create(&NetworkLabel { network_name }).inc();
         }
     }
@@ -209,7 +222,8 @@ fn seconds_since(second: i64, now: Timestamp) -> f64 {
     now.duration_since(past).as_secs_f64().max(0.0)
 }
 
-fn count<K: Ord>(counts: &mut BTreeMap<K, i64>, old: Option<K>, new: Option<K>) {
+/// Counts an object under its new labels, and no longer under its old ones.
+fn move_count<K: Ord>(counts: &mut BTreeMap<K, i64>, old: Option<K>, new: Option<K>) {
     if let Some(new) = new {
         *counts.entry(new).or_default() += 1;
     }
@@ -218,13 +232,13 @@ fn count<K: Ord>(counts: &mut BTreeMap<K, i64>, old: Option<K>, new: Option<K>) 
     }
 }
 
-impl fmt::Debug for Counts {
+impl fmt::Debug for ObjectCounts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Counts")
+        f.write_str("ObjectCounts")
     }
 }
 
-impl Collector for Counts {
+impl Collector for ObjectCounts {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         if !self.leads.load(Ordering::Relaxed) {
             return Ok(());
@@ -236,11 +250,11 @@ impl Collector for Counts {
         let help = "Machines by phase and template";
         machines.encode(encoder.encode_descriptor("machines_total", help, None, MetricType::Gauge)?)?;
         let vms = Family::<StatusLabel, Gauge>::default();
-        let known = self.vms.lock();
-        for status in STATUSES.iter().copied().filter(|status| known.contains_key(status)) {
-            vms.get_or_create(&StatusLabel { status }).set(known.get(status).copied().unwrap_or_default());
+        let counts = self.vms.lock();
+        for status in STATUSES.iter().copied().filter(|status| counts.contains_key(status)) {
+            vms.get_or_create(&StatusLabel { status }).set(counts.get(status).copied().unwrap_or_default());
         }
-        let help = "VirtualMachines that were made for Machines, by KubeVirt's printableStatus";
+        let help = "VirtualMachines of Machines, by KubeVirt's printableStatus";
         vms.encode(encoder.encode_descriptor("virtual_machines_total", help, None, MetricType::Gauge)?)
     }
 }
@@ -253,7 +267,7 @@ mod tests {
 
     use super::*;
 
-    /// A Machine on these networks, in a cluster that has `good` and `bad` among others.
+    /// A Machine on these networks, in a cluster that has a valid network `good` and an invalid network `bad`.
     fn observed(networks: &Value) -> Observed {
         let machine = json!({
             "apiVersion": "vitistack.io/v1alpha1", "kind": "Machine",
@@ -274,12 +288,15 @@ mod tests {
         }
     }
 
-    fn on(names: &[&str]) -> Value {
-        let interface = |(index, name)| json!({"name": format!("i{index}"), "networkName": name, "macAddress": format!("02:00:00:00:00:0{index}")});
+    fn interfaces_on(names: &[&str]) -> Value {
+        let interface = |(index, name)| {
+            let mac = format!("02:00:00:00:00:0{index}");
+            json!({"name": format!("i{index}"), "networkName": name, "macAddress": mac})
+        };
         names.iter().enumerate().map(interface).collect()
     }
 
-    fn told(observed: &Observed) -> MachineStatus {
+    fn reported_status(observed: &Observed) -> MachineStatus {
         let report = vitivirt_machine::report(
             observed,
             &vitivirt_machine::plan(observed),
@@ -288,11 +305,11 @@ mod tests {
         serde_json::from_value(report.status.unwrap().desired).unwrap()
     }
 
-    /// How often each network was blamed for what a pass found.
-    fn blamed(observed: &Observed) -> Vec<String> {
+    /// The counted errors of each network after one reconcile.
+    fn counted_errors(observed: &Observed) -> Vec<String> {
         let metrics = Metrics::new("t");
         let own = MachineMetrics::register(&metrics);
-        own.reported(observed, &told(observed));
+        own.reported(observed, &reported_status(observed));
         let text = metrics.encode().unwrap();
         let lines =
             text.lines().filter_map(|line| line.strip_prefix("t_network_configuration_errors_total{network_name="));
@@ -302,48 +319,47 @@ mod tests {
     }
 
     #[test]
-    fn only_the_network_at_fault_is_blamed() {
-        assert_eq!(blamed(&observed(&on(&["good", "bad"]))), ["\"bad\"} 1"]);
+    fn an_error_is_counted_for_the_network_at_fault_only() {
+        assert_eq!(counted_errors(&observed(&interfaces_on(&["good", "bad"]))), ["\"bad\"} 1"]);
         assert_eq!(
-            blamed(&observed(&on(&["good", "missing"]))),
+            counted_errors(&observed(&interfaces_on(&["good", "missing"]))),
             ["\"unknown\"} 1"],
-            "labels are of networks that exist"
+            "only a network that exists is a label"
         );
-        let mut taken = observed(&on(&["good", "other"]));
+        let mut taken = observed(&interfaces_on(&["good", "other"]));
         taken.networks.insert("other".to_owned(), taken.networks["good"].clone());
         taken.macs_in_use.insert(("other".to_owned(), "02:00:00:00:00:01".to_owned()), "older".to_owned());
-        assert_eq!(blamed(&taken), ["\"other\"} 1"]);
+        assert_eq!(counted_errors(&taken), ["\"other\"} 1"]);
     }
 
     #[test]
-    fn an_address_in_use_on_the_pod_network_is_nobodys_networks_fault() {
-        let mut taken = observed(&on(&["pod"]));
+    fn a_mac_address_in_use_on_the_pod_network_is_counted_as_unknown() {
+        let mut taken = observed(&interfaces_on(&["pod"]));
         taken.macs_in_use.insert(("pod".to_owned(), "02:00:00:00:00:00".to_owned()), "older".to_owned());
-        assert_eq!(blamed(&taken), ["\"unknown\"} 1"]);
-        let mut taken = observed(&on(&["pod", "good"]));
+        assert_eq!(counted_errors(&taken), ["\"unknown\"} 1"]);
+        let mut taken = observed(&interfaces_on(&["pod", "good"]));
         taken.macs_in_use.insert(("pod".to_owned(), "02:00:00:00:00:00".to_owned()), "older".to_owned());
-        assert_eq!(blamed(&taken), ["\"unknown\"} 1"], "the other one is good");
+        assert_eq!(counted_errors(&taken), ["\"unknown\"} 1"], "the other network is valid");
     }
 
-    /// Names that come and go must not stay behind.
     #[test]
-    fn what_is_gone_is_not_remembered() {
+    fn a_deleted_network_and_a_deleted_machine_leave_nothing_behind() {
         let metrics = Metrics::new("t");
         let own = MachineMetrics::register(&metrics);
-        let bad = observed(&on(&["bad"]));
-        own.reported(&bad, &told(&bad));
-        let shows = || metrics.encode().unwrap().contains("network_name=\"bad\"");
-        assert!(shows() && own.starting.lock().len() == 1);
+        let bad = observed(&interfaces_on(&["bad"]));
+        own.reported(&bad, &reported_status(&bad));
+        let is_exported = || metrics.encode().unwrap().contains("network_name=\"bad\"");
+        assert!(is_exported() && own.starting.lock().len() == 1);
         own.network_gone("bad");
         own.machine_changed(&ObjectKey::of(&bad.machine.metadata), None, None);
-        assert!(!shows() && own.starting.lock().is_empty());
+        assert!(!is_exported() && own.starting.lock().is_empty());
     }
 
     #[test]
-    fn without_multus_no_network_can_be_configured() {
-        let mut without = observed(&on(&["good", "other"]));
+    fn without_multus_an_error_is_counted_for_every_network() {
+        let mut without = observed(&interfaces_on(&["good", "other"]));
         without.networks.insert("other".to_owned(), without.networks["good"].clone());
         without.installed.multus = false;
-        assert_eq!(blamed(&without), ["\"good\"} 1", "\"other\"} 1"]);
+        assert_eq!(counted_errors(&without), ["\"good\"} 1", "\"other\"} 1"]);
     }
 }

@@ -80,10 +80,10 @@ impl Observer {
             now: Timestamp::now(),
         };
         if observed.is_deleting() && observed.vm.is_none() {
-            self.live_check.complete(&mut observed).await?;
+            self.live_check.confirm_vm_gone(&mut observed).await?;
         }
         if discards_user_data(&observed)
-            && let Err(failure) = self.live_check.user_data(&mut observed).await
+            && let Err(failure) = self.live_check.confirm_secret_unused(&mut observed).await
         {
             tracing::warn!(error = %failure, "user data that is not wanted any more stays: it cannot be looked at");
             observed.secret = None;

@@ -1,16 +1,21 @@
-//! What the operator may do, and what users may: the one place that says so. `config/rbac` is generated from it, and
-//! every test runs under it.
+//! The permissions of the operator and of users. `config/rbac` is generated from this file, and the operator runs with
+//! these permissions in every lab test.
 //!
-//! The rules are the fewest verbs that the operator uses. There is no `update` (it writes by patch), no right on
-//! ConfigMaps, and nothing is deleted but virtual machines, their instances and PVCs.
+//! The rules grant only the verbs that the operator uses. It writes by patch, so it has `update` only for its Lease and
+//! for the finalizers subresources, which the API server requires. It has no permission on ConfigMaps. It can delete
+//! VMs, VMIs, PVCs and Secrets, and no other kind.
 
-use k8s_openapi::api::core::v1::{Namespace, ServiceAccount};
-use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, PolicyRule, Role, RoleBinding, RoleRef, Subject};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::{
+    api::{
+        core::v1::{Namespace, ServiceAccount},
+        rbac::v1::{ClusterRole, ClusterRoleBinding, PolicyRule, Role, RoleBinding, RoleRef, Subject},
+    },
+    apimachinery::pkg::apis::meta::v1::ObjectMeta,
+};
 
 pub const NAMESPACE: &str = "kubevirt-operator-system";
 pub const ACCOUNT: &str = "kubevirt-operator-controller-manager";
-/// Not `kubevirt-operator`, as in the seed: that ClusterRole belongs to KubeVirt's own operator.
+/// Not `kubevirt-operator`: that ClusterRole belongs to the upstream virt-operator.
 pub const MANAGER_ROLE: &str = "kubevirt-operator-manager-role";
 pub const MANAGER_BINDING: &str = "kubevirt-operator-manager-rolebinding";
 pub const LEASE_ROLE: &str = "kubevirt-operator-leader-election-role";
@@ -21,7 +26,7 @@ const READ: &[&str] = &["get", "list", "watch"];
 const WRITE: &[&str] = &["create", "update", "patch", "delete", "deletecollection"];
 
 fn rule(group: &str, resources: &[&str], verbs: &[&str]) -> PolicyRule {
-    let owned = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect();
+    let owned = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect();
     PolicyRule {
         api_groups: Some(vec![group.to_owned()]),
         resources: Some(owned(resources)),
@@ -30,12 +35,13 @@ fn rule(group: &str, resources: &[&str], verbs: &[&str]) -> PolicyRule {
     }
 }
 
-/// In every namespace whose Machines it looks after.
+/// The operator's permissions in every namespace whose Machines it reconciles.
 pub fn manager_rules() -> Vec<PolicyRule> {
     vec![
         rule("vitistack.io", &["machines", "networkconfigurations"], &["get", "list", "watch", "patch"]),
         rule("vitistack.io", &["machines/status"], &["patch"]),
-        // What owns others and blocks its deletion until they are gone.
+        // Required to set an owner reference with blockOwnerDeletion where OwnerReferencesPermissionEnforcement is
+        // enabled.
         rule("vitistack.io", &["machines/finalizers", "networkconfigurations/finalizers"], &["update"]),
         rule("kubevirt.io", &["virtualmachines"], &["get", "list", "watch", "create", "patch", "delete"]),
         rule("kubevirt.io", &["virtualmachineinstances"], &["get", "list", "watch", "delete"]),
@@ -44,13 +50,13 @@ pub fn manager_rules() -> Vec<PolicyRule> {
         rule("k8s.cni.cncf.io", &["network-attachment-definitions"], &["get", "list", "watch", "create", "patch"]),
         rule("cdi.kubevirt.io", &["volumeimportsources"], &["get", "list", "watch", "create"]),
         rule("storage.k8s.io", &["storageclasses"], READ),
-        // To notice that KubeVirt, Multus or CDI has been installed.
+        // The operator watches CRDs to notice the installation of KubeVirt, Multus or CDI.
         rule("apiextensions.k8s.io", &["customresourcedefinitions"], &["list", "watch"]),
         rule("events.k8s.io", &["events"], &["create", "patch"]),
     ]
 }
 
-/// In its own namespace only.
+/// The operator's permissions in its own namespace.
 pub fn lease_rules() -> Vec<PolicyRule> {
     vec![rule("coordination.k8s.io", &["leases"], &["get", "list", "watch", "create", "update"])]
 }
@@ -60,7 +66,7 @@ pub fn namespace() -> Namespace {
 }
 
 pub fn service_account() -> ServiceAccount {
-    ServiceAccount { metadata: inside(ACCOUNT), ..ServiceAccount::default() }
+    ServiceAccount { metadata: in_own_namespace(ACCOUNT), ..ServiceAccount::default() }
 }
 
 pub fn manager_role() -> ClusterRole {
@@ -70,25 +76,25 @@ pub fn manager_role() -> ClusterRole {
 pub fn manager_binding() -> ClusterRoleBinding {
     ClusterRoleBinding {
         metadata: named(MANAGER_BINDING),
-        role_ref: reference("ClusterRole", MANAGER_ROLE),
+        role_ref: role_ref("ClusterRole", MANAGER_ROLE),
         subjects: Some(vec![subject()]),
     }
 }
 
 pub fn lease_role() -> Role {
-    Role { metadata: inside(LEASE_ROLE), rules: Some(lease_rules()) }
+    Role { metadata: in_own_namespace(LEASE_ROLE), rules: Some(lease_rules()) }
 }
 
 pub fn lease_binding() -> RoleBinding {
     RoleBinding {
-        metadata: inside(LEASE_BINDING),
-        role_ref: reference("Role", LEASE_ROLE),
+        metadata: in_own_namespace(LEASE_BINDING),
+        role_ref: role_ref("Role", LEASE_ROLE),
         subjects: Some(vec![subject()]),
     }
 }
 
-/// Roles for people, which the cluster's own view, edit and admin take in. Whoever writes a NetworkConfiguration chooses
-/// a bridge and a VLAN of the nodes: that is for admins.
+/// Roles for users, which are aggregated to the cluster's roles view, edit and admin. A NetworkConfiguration selects a
+/// bridge and a VLAN of the nodes, so only admins can write one.
 pub fn user_roles() -> Vec<ClusterRole> {
     let kinds = ["machines", "networkconfigurations"];
     let read = rule("vitistack.io", &kinds, READ);
@@ -101,9 +107,9 @@ pub fn user_roles() -> Vec<ClusterRole> {
     ]
 }
 
-fn user_role(who: &str, rules: Vec<PolicyRule>) -> ClusterRole {
-    let mut metadata = named(&format!("machine-{who}"));
-    metadata.labels = Some([(format!("{RBAC}/aggregate-to-{who}"), "true".to_owned())].into());
+fn user_role(role: &str, rules: Vec<PolicyRule>) -> ClusterRole {
+    let mut metadata = named(&format!("machine-{role}"));
+    metadata.labels = Some([(format!("{RBAC}/aggregate-to-{role}"), "true".to_owned())].into());
     ClusterRole { metadata, rules: Some(rules), ..ClusterRole::default() }
 }
 
@@ -111,11 +117,11 @@ fn named(name: &str) -> ObjectMeta {
     ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() }
 }
 
-fn inside(name: &str) -> ObjectMeta {
+fn in_own_namespace(name: &str) -> ObjectMeta {
     ObjectMeta { namespace: Some(NAMESPACE.to_owned()), ..named(name) }
 }
 
-fn reference(kind: &str, name: &str) -> RoleRef {
+fn role_ref(kind: &str, name: &str) -> RoleRef {
     RoleRef { api_group: RBAC.to_owned(), kind: kind.to_owned(), name: name.to_owned() }
 }
 
@@ -132,9 +138,8 @@ fn subject() -> Subject {
 mod tests {
     use super::*;
 
-    /// Nothing beyond the seed's rules and what the design adds to them.
     #[test]
-    fn the_seeds_rules_are_the_upper_bound() {
+    fn manager_rules_have_known_verbs_no_wildcards_and_no_configmaps() {
         for rule in manager_rules() {
             let group = rule.api_groups.unwrap().remove(0);
             for verb in &rule.verbs {
@@ -151,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn only_admins_choose_bridges() {
+    fn only_the_admin_role_can_write_network_configurations() {
         for role in user_roles() {
             let name = role.metadata.name.unwrap();
             let writes = role.rules.unwrap().iter().any(|rule| {

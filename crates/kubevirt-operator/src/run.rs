@@ -19,7 +19,7 @@ use crate::{
     cache::Caches,
     controller::MachineController,
     metrics::MachineMetrics,
-    networks::NetworkController,
+    network_controller::NetworkController,
     observe::Observer,
     rbac::NAMESPACE,
     router::EventRouter,

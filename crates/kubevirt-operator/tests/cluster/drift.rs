@@ -1,156 +1,162 @@
-//! What somebody else changes about the objects of a Machine is put back, with one write for each object.
+//! Other clients change or delete objects of a Machine. The operator restores each object with one write.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use futures::FutureExt;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Secret};
-use kube::api::{ApiResource, DeleteParams, DynamicObject, Patch, PatchParams};
-use kube::{Api, ResourceExt};
+use kube::{
+    ResourceExt,
+    api::{ApiResource, DeleteParams, DynamicObject, Patch, PatchParams},
+};
 use serde_json::{Value, json};
 use vitivirt_api::machine::{LABEL_CLUSTER, LABEL_MACHINE, LABEL_MANAGED_BY};
-use vitivirt_lab::harness::Suite;
+use vitivirt_lab::{
+    Record,
+    harness::{SharedLabs, Suite},
+};
 
-use crate::world::{World, at_once};
+use crate::machine_test::{MachineTest, machine, run_concurrently};
 
-const REPAIRED: Duration = Duration::from_secs(60);
-const RUNNING: Duration = Duration::from_secs(120);
+const REPAIR_PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) fn add(suite: &mut Suite) {
-    suite.test("drift_is_repaired_with_one_write_per_object", |labs| async move {
-        let world = Box::pin(World::begin(&labs, "drift")).await?;
-        let drifts = drifts();
-        for drift in &drifts {
-            let name = drift.machine;
-            world.networks(&[name]).await?;
-            let spec = json!({
-                "template": "small",
-                "networks": [{"name": "a", "networkName": name}],
-                "cloudInit": {"userData": "#cloud-config\n"},
-            });
-            let metadata = json!({"name": name, "labels": {LABEL_CLUSTER: "blue"}});
-            let object = json!({
-                "apiVersion": "vitistack.io/v1alpha1", "kind": "Machine", "metadata": metadata, "spec": spec,
-            });
-            world.create_json(&object).await?;
-        }
-        for drift in &drifts {
-            world.running(drift.machine, RUNNING).await?;
-        }
-        world.settled().await?;
+    add_tests!(suite, each_drifted_object_is_restored_with_one_write);
+}
 
-        let before = world.requests()?.len();
-        at_once(drifts.iter().map(|drift| world.disturb(drift).boxed()).collect()).await?;
-        for drift in &drifts {
-            world.running(drift.machine, RUNNING).await?;
+async fn each_drifted_object_is_restored_with_one_write(labs: Arc<SharedLabs>) -> Result<()> {
+    let test = Box::pin(MachineTest::start(&labs, "drift")).await?;
+    let cases = drift_cases();
+    for case in &cases {
+        let name = case.machine;
+        test.create_networks(&[name]).await?;
+        let spec = json!({
+            "template": "small",
+            "networks": [{"name": "a", "networkName": name}],
+            "cloudInit": {"userData": "#cloud-config\n"},
+        });
+        let mut object = machine(name, &spec);
+        if let Some(Value::Object(metadata)) = object.get_mut("metadata") {
+            metadata.insert("labels".to_owned(), json!({LABEL_CLUSTER: "blue"}));
         }
-        world.settled().await?;
-        let writes = world.writes_since(before)?;
-        for drift in &drifts {
-            let (resource, name) = (drift.resource(), drift.object_name());
-            // A create that finds its own object, which lost the labels by which it is followed, is not a write.
-            let about: Vec<_> = writes
-                .iter()
-                .filter(|record| record.resource == resource.plural && record.code != Some(409))
-                .filter(|record| record.name == name)
-                .collect();
-            ensure!(about.len() == 1, "{}: {about:#?}", drift.machine);
-        }
-        let allowed = |record: &&vitivirt_lab::Record| {
-            record.resource != "machines" && !drifts.iter().any(|drift| record.name == drift.object_name())
-        };
-        let others: Vec<_> = writes.iter().filter(allowed).collect();
-        ensure!(others.is_empty(), "nobody touched these: {others:#?}");
-        Ok(())
-    });
+        test.create_json(&object).await?;
+    }
+    for case in &cases {
+        test.wait_until_running(case.machine).await?;
+    }
+    test.wait_until_idle().await?;
+
+    let before = test.operator_requests()?.len();
+    run_concurrently(cases.iter().map(|case| drift_and_wait_for_repair(&test, case).boxed()).collect()).await?;
+    for case in &cases {
+        test.wait_until_running(case.machine).await?;
+    }
+    test.wait_until_idle().await?;
+    let writes = test.writes_since(before)?;
+    for case in &cases {
+        let (resource, name) = (case.resource(), case.object_name());
+        // An object that lost the label by which the operator watches it seems to be missing. The operator then tries
+        // to create it: a create that fails with 409 is not counted.
+        let repairs: Vec<_> = writes
+            .iter()
+            .filter(|record| record.resource == resource.plural && record.code != Some(409))
+            .filter(|record| record.name == name)
+            .collect();
+        ensure!(repairs.len() == 1, "{}: {repairs:#?}", case.machine);
+    }
+    let is_unexpected =
+        |record: &&Record| record.resource != "machines" && !cases.iter().any(|case| record.name == case.object_name());
+    let others: Vec<_> = writes.iter().filter(is_unexpected).collect();
+    ensure!(others.is_empty(), "the operator wrote objects that had not drifted: {others:#?}");
+    Ok(())
 }
 
 #[derive(Clone, Copy)]
-enum Of {
-    VirtualMachine,
+enum DriftedKind {
+    Vm,
     Pvc,
     Secret,
-    Attachment,
+    Nad,
 }
 
-enum Act {
+enum DriftAction {
     Merge(Value),
     Delete,
 }
 
-/// One Machine, and what happens to one of its objects.
-struct Drift {
+/// A Machine, and what another client does to one of its objects.
+struct DriftCase {
     machine: &'static str,
-    of: Of,
-    act: Act,
+    kind: DriftedKind,
+    action: DriftAction,
 }
 
-fn drifts() -> Vec<Drift> {
-    let drift = |machine, of, act| Drift { machine, of, act };
-    let labels = |key: &str, value: Value| Act::Merge(json!({"metadata": {"labels": {key: value}}}));
-    let spec = |spec: Value| Act::Merge(json!({"spec": spec}));
+fn drift_cases() -> Vec<DriftCase> {
+    use DriftAction::{Delete, Merge};
+    use DriftedKind::{Nad, Pvc, Secret, Vm};
+    let case = |machine, kind, action| DriftCase { machine, kind, action };
+    let label = |key: &str, value: Value| Merge(json!({"metadata": {"labels": {key: value}}}));
+    let spec = |spec: Value| Merge(json!({"spec": spec}));
     vec![
-        drift("vm-cpu", Of::VirtualMachine, spec(json!({"template": {"spec": {"domain": {"cpu": {"cores": 2}}}}}))),
-        drift("vm-more", Of::VirtualMachine, spec(json!({"template": {"spec": {"terminationGracePeriodSeconds": 5}}}))),
-        drift("vm-label", Of::VirtualMachine, labels(LABEL_CLUSTER, json!("red"))),
-        drift("vm-unlabelled", Of::VirtualMachine, labels(LABEL_MANAGED_BY, Value::Null)),
-        drift("vm-deleted", Of::VirtualMachine, Act::Delete),
-        drift("claim-label", Of::Pvc, labels(LABEL_CLUSTER, json!("red"))),
-        drift("claim-machine", Of::Pvc, labels(LABEL_MACHINE, json!("nobody"))),
-        drift("claim-unlabelled", Of::Pvc, labels(LABEL_MANAGED_BY, Value::Null)),
-        drift("secret-data", Of::Secret, Act::Merge(json!({"stringData": {"userdata": "evil", "more": "evil"}}))),
-        drift("secret-label", Of::Secret, labels(LABEL_CLUSTER, json!("red"))),
-        drift("secret-unlabelled", Of::Secret, labels(LABEL_MANAGED_BY, Value::Null)),
-        drift("secret-deleted", Of::Secret, Act::Delete),
-        drift("net-config", Of::Attachment, spec(json!({"config": "{}"}))),
-        drift("net-unlabelled", Of::Attachment, labels(LABEL_MANAGED_BY, Value::Null)),
-        drift("net-deleted", Of::Attachment, Act::Delete),
+        case("vm-cpu", Vm, spec(json!({"template": {"spec": {"domain": {"cpu": {"cores": 2}}}}}))),
+        case("vm-more", Vm, spec(json!({"template": {"spec": {"terminationGracePeriodSeconds": 5}}}))),
+        case("vm-label", Vm, label(LABEL_CLUSTER, json!("red"))),
+        case("vm-unlabelled", Vm, label(LABEL_MANAGED_BY, Value::Null)),
+        case("vm-deleted", Vm, Delete),
+        case("pvc-label", Pvc, label(LABEL_CLUSTER, json!("red"))),
+        case("pvc-machine", Pvc, label(LABEL_MACHINE, json!("another-machine"))),
+        case("pvc-unlabelled", Pvc, label(LABEL_MANAGED_BY, Value::Null)),
+        case("secret-data", Secret, Merge(json!({"stringData": {"userdata": "evil", "more": "evil"}}))),
+        case("secret-label", Secret, label(LABEL_CLUSTER, json!("red"))),
+        case("secret-unlabelled", Secret, label(LABEL_MANAGED_BY, Value::Null)),
+        case("secret-deleted", Secret, Delete),
+        case("net-config", Nad, spec(json!({"config": "{}"}))),
+        case("net-unlabelled", Nad, label(LABEL_MANAGED_BY, Value::Null)),
+        case("net-deleted", Nad, Delete),
     ]
 }
 
-impl Drift {
+impl DriftCase {
     fn resource(&self) -> ApiResource {
-        match self.of {
-            Of::VirtualMachine => vitivirt_machine::virtual_machine_resource(),
-            Of::Pvc => ApiResource::erase::<PersistentVolumeClaim>(&()),
-            Of::Secret => ApiResource::erase::<Secret>(&()),
-            Of::Attachment => vitivirt_machine::network_attachment_resource(),
+        match self.kind {
+            DriftedKind::Vm => vitivirt_machine::virtual_machine_resource(),
+            DriftedKind::Pvc => ApiResource::erase::<PersistentVolumeClaim>(&()),
+            DriftedKind::Secret => ApiResource::erase::<Secret>(&()),
+            DriftedKind::Nad => vitivirt_machine::network_attachment_resource(),
         }
     }
 
     fn object_name(&self) -> String {
-        match self.of {
-            Of::VirtualMachine | Of::Attachment => self.machine.to_owned(),
-            Of::Pvc => format!("{}-root", self.machine),
-            Of::Secret => format!("{}-cloudinit", self.machine),
+        match self.kind {
+            DriftedKind::Vm | DriftedKind::Nad => self.machine.to_owned(),
+            DriftedKind::Pvc => format!("{}-root", self.machine),
+            DriftedKind::Secret => format!("{}-cloudinit", self.machine),
         }
     }
 }
 
-impl World {
-    /// Returns when the object is again as it was.
-    async fn disturb(&self, drift: &Drift) -> Result<()> {
-        let (name, resource) = (drift.object_name(), drift.resource());
-        let api: Api<DynamicObject> = Api::namespaced_with(self.lab.client(), self.namespace, &resource);
-        let before = api.get(&name).await?;
-        match &drift.act {
-            Act::Merge(change) => {
-                let after = api.patch(&name, &PatchParams::default(), &Patch::Merge(change)).await?;
-                ensure!(comparable_spec(&after) != comparable_spec(&before), "nothing was changed");
-            }
-            Act::Delete => _ = api.delete(&name, &DeleteParams::default()).await?,
+/// Changes the object as another client, and waits until it is as before.
+async fn drift_and_wait_for_repair(test: &MachineTest, case: &DriftCase) -> Result<()> {
+    let name = case.object_name();
+    let api = test.dynamic_api(&case.resource());
+    let before = api.get(&name).await?;
+    match &case.action {
+        DriftAction::Merge(change) => {
+            let after = api.patch(&name, &PatchParams::default(), &Patch::Merge(change)).await?;
+            ensure!(comparable_fields(&after) != comparable_fields(&before), "the patch changed nothing");
         }
-        let is_back = |object: Option<&DynamicObject>| {
-            object.is_some_and(|object| {
-                object.metadata.deletion_timestamp.is_none() && comparable_spec(object) == comparable_spec(&before)
-            })
-        };
-        let repaired = self.lab.wait("the repair", REPAIRED, api, &name, is_back).await.map(|_| ());
-        repaired.with_context(|| format!("{}; the operator's log:\n{}", drift.machine, self.program.log_text()))
+        DriftAction::Delete => _ = api.delete(&name, &DeleteParams::default()).await?,
     }
+    let is_restored = |object: Option<&DynamicObject>| {
+        object.is_some_and(|object| {
+            object.metadata.deletion_timestamp.is_none() && comparable_fields(object) == comparable_fields(&before)
+        })
+    };
+    let restored = test.lab.wait("the repair", REPAIR_PATIENCE, api, &name, is_restored).await.map(|_| ());
+    restored.with_context(|| format!("{}; {}", case.machine, test.operator_log()))
 }
 
-/// What somebody may have changed.
-fn comparable_spec(object: &DynamicObject) -> Value {
+/// The fields that a drift case changes.
+fn comparable_fields(object: &DynamicObject) -> Value {
     json!({"labels": object.labels(), "spec": object.data.get("spec"), "data": object.data.get("data")})
 }

@@ -1,37 +1,46 @@
-//! kubevirt-operator on the lab, as its own service account.
+//! Tests of kubevirt-operator on the lab. The operator runs as its own service account, with the permissions of
+//! `config/rbac`.
+
+/// Adds test functions to a suite, each under the function's name.
+macro_rules! add_tests {
+    ($suite:expr, $($test:ident),+ $(,)?) => {
+        $($suite.test(stringify!($test), $test);)+
+    };
+}
 
 mod changes;
+mod coexistence;
 mod crash;
 mod drift;
-mod edits;
-mod healing;
-mod invalid;
+mod edit_chains;
+mod invalid_specs;
 mod lease;
-mod life;
-mod machine;
-mod neighbours;
-mod random;
-mod refusals;
+mod lifecycle;
+mod machine_test;
+mod poll;
+mod process;
+mod random_specs;
+mod recovery;
+mod rejections;
 mod replica;
 #[path = "../../../machine/tests/planner/specs.rs"]
 mod specs;
-mod world;
 
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
     vitivirt_lab::harness::main(&vitivirt_lab::parts::STANDARD, |suite| {
         lease::add(suite);
-        life::add(suite);
-        machine::add(suite);
+        process::add(suite);
+        lifecycle::add(suite);
         crash::add(suite);
-        refusals::add(suite);
-        healing::add(suite);
-        neighbours::add(suite);
+        rejections::add(suite);
+        recovery::add(suite);
+        coexistence::add(suite);
         drift::add(suite);
-        random::add(suite);
-        invalid::add(suite);
-        edits::add(suite);
+        random_specs::add(suite);
+        invalid_specs::add(suite);
+        edit_chains::add(suite);
         changes::add(suite);
     })
 }

@@ -1,42 +1,77 @@
-//! One replica of the operator in a namespace of its test's own.
+//! Starts replicas of the operator, and grants permissions to their service account. Each test has its own namespace.
 
-use std::path::PathBuf;
-use std::time::Duration;
+use std::{path::PathBuf, time::Duration};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use jiff::Timestamp;
+use k8s_openapi::api::rbac::v1::{ClusterRoleBinding, PolicyRule};
 use kubevirt_operator::rbac;
-use serde_json::{Value, json};
-use vitivirt_lab::leadership::{self, LeadershipSpan, Messages};
-use vitivirt_lab::{Lab, Program, ProgramOptions, Record, manifests};
-use vitivirt_runtime::lease::message;
-use vitivirt_runtime::program::message::STARTED;
-
 pub(crate) use kubevirt_operator::rbac::ACCOUNT;
-/// Starting a debug build on a busy machine.
+use serde_json::{Value, json};
+use vitivirt_lab::{
+    Lab, Program, ProgramOptions, Record,
+    leadership::{self, LeadershipSpan, Messages},
+    manifests,
+};
+use vitivirt_runtime::{lease::message, program::message::STARTED};
+
+use crate::poll::poll_until;
+
+/// Enough to start a debug build on a busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What leader election needs, and nothing else.
+/// The permissions for leader election, and no others.
 pub(crate) fn lease_rules() -> Value {
     json!(rbac::lease_rules())
 }
 
-/// Everything that the operator may do, for the account of a test's own namespace.
+/// Every rule that a Role in one namespace can grant to the operator, changed by `change`.
+pub(crate) fn namespaced_rules(change: impl Fn(&mut PolicyRule)) -> Value {
+    let mut rules: Vec<_> = rbac::manager_rules().into_iter().chain(rbac::lease_rules()).collect();
+    rules.iter_mut().for_each(change);
+    json!(rules)
+}
+
+pub(crate) fn rule_is_about(rule: &PolicyRule, resources: &[&str]) -> bool {
+    rule.resources.iter().flatten().any(|resource| resources.contains(&resource.as_str()))
+}
+
+/// Grants all permissions of the operator to the service account of a test's namespace.
 pub(crate) async fn grant(lab: &Lab, namespace: &str) -> Result<()> {
     lab.grant(namespace, ACCOUNT, &lease_rules()).await?;
-    let mut binding = rbac::manager_binding();
-    binding.metadata.name = Some(format!("{}-{namespace}", rbac::MANAGER_BINDING));
-    for subject in binding.subjects.iter_mut().flatten() {
-        subject.namespace = Some(namespace.to_owned());
-    }
+    let binding = manager_binding(format!("{}-{namespace}", rbac::MANAGER_BINDING), namespace);
     manifests::create(&lab.client(), &[json!(rbac::manager_role()), json!(binding)]).await
 }
 
-pub(crate) async fn start(lab: &Lab, namespace: &str, through_proxy: bool) -> Result<Program> {
-    start_with(lab, namespace, through_proxy, &[]).await
+/// Grants the permissions on cluster-scoped kinds, which a Role cannot grant.
+pub(crate) async fn grant_cluster_scoped_kinds(lab: &Lab, namespace: &str) -> Result<()> {
+    let name = format!("reads-the-cluster-{namespace}");
+    let mut role = rbac::manager_role();
+    role.metadata.name = Some(name.clone());
+    let cluster_scoped = ["storage.k8s.io", "apiextensions.k8s.io"];
+    if let Some(rules) = &mut role.rules {
+        rules.retain(|rule| rule.api_groups.iter().flatten().any(|group| cluster_scoped.contains(&group.as_str())));
+    }
+    let mut binding = manager_binding(name.clone(), namespace);
+    binding.role_ref.name = name;
+    manifests::create(&lab.client(), &[json!(role), json!(binding)]).await
 }
 
-pub(crate) async fn start_with(
+/// The operator's ClusterRoleBinding, for the service account of another namespace.
+fn manager_binding(name: String, namespace: &str) -> ClusterRoleBinding {
+    let mut binding = rbac::manager_binding();
+    binding.metadata.name = Some(name);
+    for subject in binding.subjects.iter_mut().flatten() {
+        subject.namespace = Some(namespace.to_owned());
+    }
+    binding
+}
+
+pub(crate) async fn start(lab: &Lab, namespace: &str, through_proxy: bool) -> Result<Program> {
+    start_with_environment(lab, namespace, through_proxy, &[]).await
+}
+
+pub(crate) async fn start_with_environment(
     lab: &Lab,
     namespace: &str,
     through_proxy: bool,
@@ -58,7 +93,7 @@ pub(crate) async fn start_with(
     .await
 }
 
-/// A replica that leads.
+/// Starts a replica and waits until it holds the Lease.
 pub(crate) async fn start_leader(lab: &Lab, namespace: &str, through_proxy: bool) -> Result<Program> {
     grant(lab, namespace).await?;
     let program = start(lab, namespace, through_proxy).await?;
@@ -66,29 +101,25 @@ pub(crate) async fn start_leader(lab: &Lab, namespace: &str, through_proxy: bool
     Ok(program)
 }
 
-/// A replica beside one that leads. Its watch of the lease is open: from now on it hears of every change.
+/// Starts a second replica and waits until it watches the Lease: from then on it receives every change.
 pub(crate) async fn start_standby(lab: &Lab, namespace: &str, through_proxy: bool) -> Result<Program> {
-    let begun = Timestamp::now();
+    let started = Timestamp::now();
     let program = start(lab, namespace, through_proxy).await?;
     program.wait_for_message(STARTED, PATIENCE).await?;
-    // Whoever leads does not watch, so a watch that began after this replica is this replica's.
+    // The leader does not watch the Lease, so a watch that is newer than this replica belongs to this replica.
     let is_watch = |record: &Record| {
         record.namespace == namespace
             && (record.verb.as_str(), record.resource.as_str(), record.code) == ("watch", "leases", Some(200))
-            && record.time >= begun
+            && record.time >= started
     };
-    let watching = async {
-        while !lab.audit()?.iter().any(is_watch) {
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
-        anyhow::Ok(())
-    };
-    let watching = tokio::time::timeout(PATIENCE, watching).await;
-    watching.with_context(|| format!("the standby never watched the lease:\n{}", program.log_text()))??;
+    let is_watching = || async { Ok(lab.audit()?.iter().any(is_watch)) };
+    poll_until(PATIENCE, is_watching, || format!("the standby watches the Lease; its log:\n{}", program.log_text()))
+        .await?;
     Ok(program)
 }
 
-pub(crate) fn spans(who: &str, program: &Program, died: Option<Timestamp>) -> Result<Vec<LeadershipSpan>> {
+/// The times in which a replica did the leader's work, read from its log.
+pub(crate) fn spans(replica: &str, program: &Program, died: Option<Timestamp>) -> Result<Vec<LeadershipSpan>> {
     let messages = Messages { begins: message::ACQUIRED, ends: message::WORK_STOPPED };
-    leadership::spans(who, &program.log_lines(), messages, died)
+    leadership::spans(replica, &program.log_lines(), messages, died)
 }

@@ -1,10 +1,10 @@
-//! The NetworkConfiguration controller: lets go of a network that no Machine names any more, however the last one left.
+//! The NetworkConfiguration controller: removes the operator's finalizer from a network that no Machine uses. It covers
+//! the cases in which no Machine is left to do that, such as a Machine whose finalizer a user removed.
 
 use serde_json::Value;
 use vitivirt_api::{Failure, ObjectKey, Outcome, Plan, Report, Target, reason};
 use vitivirt_machine::network_finalizer::{self, ObservedNetwork};
-use vitivirt_runtime::reconcile::Controller;
-use vitivirt_runtime::watch::SyncState;
+use vitivirt_runtime::{reconcile::Controller, watch::SyncState};
 
 use crate::cache::{Caches, MachineEntry, in_namespace};
 
@@ -22,12 +22,12 @@ impl Controller for NetworkController {
         let Some(entry) = self.caches.networks.entry(key).filter(|entry| entry.value.protected.is_some()) else {
             return Ok(None);
         };
-        // That nobody uses it is an absence, and a cache that may have missed something cannot tell one.
+        // "No Machine uses the network" is an absence. Only a cache that holds every Machine can prove it.
         let machines = &self.caches.machines;
         if machines.sync_state() != SyncState::Synced || !machines.is_complete() {
-            let words =
-                "the Machines are not all known at the moment; whether one uses the network is asked again later";
-            return Err(Failure::transient(reason::API_SERVER_UNREACHABLE, words));
+            let message = "the cache of Machines is not complete, so whether a Machine uses the network is unknown; \
+                           the operator retries automatically";
+            return Err(Failure::transient(reason::API_SERVER_UNREACHABLE, message));
         }
         let users = machines.by_index(MachineEntry::BY_NETWORK, &in_namespace(key, key.name()));
         Ok(Some(ObservedNetwork {
@@ -42,15 +42,18 @@ impl Controller for NetworkController {
         Ok(network_finalizer::plan(observed))
     }
 
-    /// Nothing is created here.
+    /// This controller creates no objects.
     fn owns(&self, _: &ObservedNetwork, _: &Target, _: &Value) -> bool {
         false
     }
 
-    /// A NetworkConfiguration has no status; a release is worth a line in the log.
+    /// A NetworkConfiguration has no status, so the log records the removal of the finalizer.
     fn report(&self, _: &ObservedNetwork, _: &Plan, outcome: &Outcome) -> Report {
         if outcome.written > 0 {
-            tracing::info!("no Machine uses the network any more; it may be deleted");
+            tracing::info!(
+                finalizer = vitivirt_api::machine::FINALIZER_NETWORK,
+                "finalizer removed from a network that no Machine uses"
+            );
         }
         Report::default()
     }
