@@ -27,9 +27,9 @@ use vitivirt_runtime::reconcile::classify;
 use crate::{
     cache::{self, Caches},
     certificates::{Held, Holding, Issue, Key, issue},
+    migration_addresses::MigrationAddresses,
     monitoring::Monitoring,
     stored_objects::StoredObjectRecorder,
-    synchronization::Synchronization,
 };
 
 pub(crate) struct Observer {
@@ -38,7 +38,7 @@ pub(crate) struct Observer {
     environment: Environment,
     namespace: String,
     monitoring: Monitoring,
-    synchronization: Synchronization,
+    synchronization: MigrationAddresses,
     stored_objects: Arc<StoredObjectRecorder>,
     memory: Mutex<Memory>,
 }
@@ -62,7 +62,7 @@ impl Observer {
         environment: Environment,
         namespace: String,
         monitoring: Monitoring,
-        synchronization: Synchronization,
+        synchronization: MigrationAddresses,
         stored_objects: Arc<StoredObjectRecorder>,
     ) -> Self {
         Self {

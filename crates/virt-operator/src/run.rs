@@ -20,11 +20,11 @@ use crate::{
     cache::Caches,
     controller::KubeVirtController,
     metrics::OperatorMetrics,
+    migration_addresses::MigrationAddresses,
     monitoring::Monitoring,
     observe::Observer,
     router::EventRouter,
     stored_objects::StoredObjectRecorder,
-    synchronization::Synchronization,
     webhook::{self, Serving},
 };
 
@@ -74,7 +74,7 @@ impl Work {
         let executor = Executor::new(context.clients.rate_limited.clone(), FIELD_MANAGER);
         let executor = Arc::new(caches.over(executor, &stored_objects));
         let monitoring = Monitoring::new(context.clone(), router.clone());
-        let synchronization = Synchronization::new(&context, &router);
+        let synchronization = MigrationAddresses::new(&context, &router);
         let observer = Observer::new(
             context.clients.rate_limited.clone(),
             caches.clone(),
