@@ -20,7 +20,7 @@ use crate::{
     arguments::level,
     cache::{Caches, CrdEntry},
     metrics::OperatorMetrics,
-    webhook::Serving,
+    webhook::ServerTls,
 };
 
 /// Many objects change at once while an installation goes on; one pass looks at all of them.
@@ -29,14 +29,14 @@ const COALESCE: Duration = Duration::from_millis(20);
 pub(crate) struct EventRouter {
     queue: RwLock<Option<Queue<ObjectKey>>>,
     caches: OnceLock<Caches>,
-    serving: Serving,
+    serving: ServerTls,
     metrics: Arc<OperatorMetrics>,
     /// What the command line says; the resource may say otherwise.
     level: LogLevel,
 }
 
 impl EventRouter {
-    pub(crate) fn new(serving: Serving, metrics: Arc<OperatorMetrics>, level: LogLevel) -> Arc<Self> {
+    pub(crate) fn new(serving: ServerTls, metrics: Arc<OperatorMetrics>, level: LogLevel) -> Arc<Self> {
         Arc::new(Self { queue: RwLock::default(), caches: OnceLock::new(), serving, metrics, level })
     }
 

@@ -1,7 +1,7 @@
 //! `virt-operator run`: settings to program. Every replica follows the cluster and answers webhooks; the leader also
 //! installs.
 //!
-//! Its endpoints are served over TLS from the beginning: `Serving` is what they are served with, and is told wherever
+//! Its endpoints are served over TLS from the beginning: `ServerTls` is what they are served with, and is told wherever
 //! the Secret of this operator and the KubeVirt resource are seen to change.
 
 use std::{path::Path, process::ExitCode, sync::Arc, time::Duration};
@@ -25,7 +25,7 @@ use crate::{
     observe::Observer,
     router::EventRouter,
     stored_objects::StoredObjectRecorder,
-    webhook::{self, Serving},
+    webhook::{self, ServerTls},
 };
 
 const NAME: &str = "virt-operator";
@@ -39,7 +39,7 @@ pub(crate) fn run(arguments: RunArguments) -> anyhow::Result<ExitCode> {
     if let Some(problem) = environment.problem() {
         bail!(problem);
     }
-    let serving = Serving::new()?;
+    let serving = ServerTls::new()?;
     let namespace = own_namespace(settings.namespace.as_deref(), Path::new(SERVICE_ACCOUNT_NAMESPACE), USUAL_NAMESPACE);
     let (bind, level) = (settings.bind, settings.log_level);
     Ok(program(&settings, &namespace, &serving).run(async move |context: Context| {
@@ -64,7 +64,7 @@ impl Work {
         context: Context,
         namespace: String,
         environment: Environment,
-        serving: Serving,
+        serving: ServerTls,
         level: LogLevel,
     ) -> Self {
         let metrics = OperatorMetrics::register(&context.metrics);
@@ -124,7 +124,7 @@ impl Drop for LeaderGuard<'_> {
     }
 }
 
-fn program(settings: &Settings, namespace: &str, serving: &Serving) -> Program {
+fn program(settings: &Settings, namespace: &str, serving: &ServerTls) -> Program {
     Program {
         name: NAME,
         version: env!("CARGO_PKG_VERSION"),

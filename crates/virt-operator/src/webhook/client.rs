@@ -1,5 +1,5 @@
-//! What has to be asked of the API server before a question of its can be answered: little of each, and at a rate of its
-//! own, because anybody in the cluster can ask us.
+//! The requests to the API server that an admission decision needs. They read few objects, and have their own rate limit,
+//! because every client in the cluster can call the webhooks.
 
 use std::fmt::Debug;
 
@@ -16,88 +16,91 @@ use vitivirt_api::{
 use vitivirt_install::validation::{Refusal, Remaining, Template, Trial};
 use vitivirt_runtime::client::Bucket;
 
-/// Two are enough for a sentence that names one and says that there are others.
-const A_FEW: u32 = 2;
-const PER_SECOND: f64 = 10.0;
-const AT_ONCE: u32 = 20;
-/// In words, kind, plural.
+/// A message names two objects of a kind at most.
+const LIST_LIMIT: u32 = 2;
+const REQUESTS_PER_SECOND: f64 = 10.0;
+const BURST: u32 = 20;
+/// The name of the kind in messages, the kind and its plural.
 const WORKLOADS: [(&str, &str, &str); 3] = [
     ("Virtual Machine Instances", "VirtualMachineInstance", "virtualmachineinstances"),
     ("Virtual Machines", "VirtualMachine", "virtualmachines"),
     ("Virtual Machine Instance Replica Sets", "VirtualMachineInstanceReplicaSet", "virtualmachineinstancereplicasets"),
 ];
 
-pub(super) struct Cluster {
+pub(super) struct AdmissionClient {
     client: Client,
-    turns: Bucket,
+    rate_limit: Bucket,
 }
 
-/// What the server says about a placement.
-pub(super) enum Judgement {
-    Good,
-    Bad(Vec<Refusal>),
-    /// It said something else: why is in the sentence.
+/// The result of creating a component with a dry run.
+pub(super) enum DryRunResult {
+    Accepted,
+    Rejected(Vec<Refusal>),
+    /// The dry run failed for another reason. Contains a warning with that reason.
     Unknown(String),
 }
 
-impl Cluster {
+impl AdmissionClient {
     pub(super) fn new(client: Client) -> Self {
-        Self { client, turns: Bucket::new(PER_SECOND, AT_ONCE) }
+        Self { client, rate_limit: Bucket::new(REQUESTS_PER_SECOND, BURST) }
     }
 
     pub(super) async fn kubevirt(&self, key: &ObjectKey) -> Result<Option<KubeVirt>, kube::Error> {
-        self.turns.wait().await;
+        self.rate_limit.wait().await;
         let namespace = key.namespace().unwrap_or_default();
-        if_there(Api::<KubeVirt>::namespaced(self.client.clone(), namespace).get(key.name()).await)
+        found_or_none(Api::<KubeVirt>::namespaced(self.client.clone(), namespace).get(key.name()).await)
     }
 
-    /// Of one namespace, or of all.
+    /// The KubeVirt resources of one namespace, or of all namespaces.
     pub(super) async fn kubevirts(&self, namespace: Option<&str>) -> Result<Vec<KubeVirt>, kube::Error> {
-        self.turns.wait().await;
+        self.rate_limit.wait().await;
         let api: Api<KubeVirt> = match namespace {
             Some(namespace) => Api::namespaced(self.client.clone(), namespace),
             None => Api::all(self.client.clone()),
         };
-        let list = api.list(&ListParams::default().limit(A_FEW)).await;
-        Ok(if_there(list)?.map(|list| list.items).unwrap_or_default())
+        let list = api.list(&ListParams::default().limit(LIST_LIMIT)).await;
+        Ok(found_or_none(list)?.map(|list| list.items).unwrap_or_default())
     }
 
-    pub(super) async fn remaining(&self) -> Result<Vec<Remaining>, kube::Error> {
-        let mut all = Vec::new();
-        for (words, kind, plural) in WORKLOADS {
-            self.turns.wait().await;
+    /// Examples of the workloads that still exist, by kind.
+    pub(super) async fn remaining_workloads(&self) -> Result<Vec<Remaining>, kube::Error> {
+        let mut remaining = Vec::new();
+        for (display_name, kind, plural) in WORKLOADS {
+            self.rate_limit.wait().await;
             let resource = ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(GROUP, "v1", kind), plural);
             let api = Api::<DynamicObject>::all_with(self.client.clone(), &resource);
-            let Some(list) = if_there(api.list_metadata(&ListParams::default().limit(A_FEW)).await)? else { continue };
+            let Some(list) = found_or_none(api.list_metadata(&ListParams::default().limit(LIST_LIMIT)).await)? else {
+                continue;
+            };
             let mut examples: Vec<ObjectKey> =
                 list.items.iter().map(|object| ObjectKey::of(&object.metadata)).collect();
             let more = list.metadata.continue_.is_some_and(|token| !token.is_empty());
-            examples.truncate(A_FEW as usize);
-            all.push(Remaining { kind: words, examples, more });
+            examples.truncate(LIST_LIMIT as usize);
+            remaining.push(Remaining { kind: display_name, examples, more });
         }
-        Ok(all)
+        Ok(remaining)
     }
 
-    pub(super) async fn judge(&self, namespace: &str, trial: &Trial) -> Judgement {
-        self.turns.wait().await;
+    pub(super) async fn dry_run(&self, namespace: &str, trial: &Trial) -> DryRunResult {
+        self.rate_limit.wait().await;
         let result = match &trial.template {
-            Template::Deployment(deployment) => self.dry_run(namespace, &**deployment).await,
-            Template::DaemonSet(daemon_set) => self.dry_run(namespace, &**daemon_set).await,
+            Template::Deployment(deployment) => self.create_dry_run(namespace, &**deployment).await,
+            Template::DaemonSet(daemon_set) => self.create_dry_run(namespace, &**daemon_set).await,
         };
         let status = match result {
-            Ok(()) => return Judgement::Good,
+            Ok(()) => return DryRunResult::Accepted,
             Err(kube::Error::Api(status)) if matches!(status.code, 400 | 422) => status,
-            Err(error) => return Judgement::Unknown(format!("{} was not checked: {error}", trial.field)),
+            Err(error) => return DryRunResult::Unknown(format!("{} was not checked: {error}", trial.field)),
         };
         let causes = status.details.iter().flat_map(|details| &details.causes);
         let mut refusals: Vec<Refusal> = causes.map(|cause| trial.refusal(&cause.field, &cause.message)).collect();
         if refusals.is_empty() {
             refusals.push(trial.refusal("", &status.message));
         }
-        Judgement::Bad(refusals)
+        DryRunResult::Rejected(refusals)
     }
 
-    async fn dry_run<K>(&self, namespace: &str, object: &K) -> Result<(), kube::Error>
+    async fn create_dry_run<K>(&self, namespace: &str, object: &K) -> Result<(), kube::Error>
     where
         K: Resource<Scope = kube::core::NamespaceResourceScope, DynamicType = ()>
             + Clone
@@ -110,8 +113,8 @@ impl Cluster {
     }
 }
 
-/// What is not there is no error: neither an object nor a kind. A kind that is not served has no objects.
-fn if_there<T>(result: Result<T, kube::Error>) -> Result<Option<T>, kube::Error> {
+/// `None` if the object does not exist or its kind is not served. A kind that is not served has no objects.
+fn found_or_none<T>(result: Result<T, kube::Error>) -> Result<Option<T>, kube::Error> {
     match result {
         Ok(found) => Ok(Some(found)),
         Err(kube::Error::Api(status)) if status.code == 404 => Ok(None),
