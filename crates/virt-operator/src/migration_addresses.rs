@@ -1,6 +1,6 @@
-//! The addresses at which other clusters reach virt-synchronization-controller: those of its leader pod, which its Lease
-//! names. The addresses are on the migration network if the pod has one. The Lease and the pods are watched only while
-//! the component is installed.
+//! The addresses at which other clusters reach virt-synchronization-controller: those of its leader pod, which its
+//! Lease names. The addresses are on the migration network if the pod has one. The Lease and the pods are watched only
+//! while the component is installed.
 
 use std::{net::IpAddr, sync::Arc};
 

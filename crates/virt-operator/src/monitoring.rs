@@ -1,8 +1,8 @@
 //! Finds the namespace of the cluster's monitoring stack: the first of the configured namespaces in which its
 //! ServiceAccount exists.
 //!
-//! The ServiceAccount has the same name in every namespace, so one watch that selects this name is enough. It is open only
-//! while a monitoring stack is configured.
+//! The ServiceAccount has the same name in every namespace, so one watch that selects this name is enough. It is open
+//! only while a monitoring stack is configured.
 
 use std::sync::Arc;
 

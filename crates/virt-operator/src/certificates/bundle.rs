@@ -1,7 +1,7 @@
 //! CA bundles as PEM text.
 //!
-//! A comment line before a certificate marks it as imported from `kubevirt-external-ca`. The certificate itself does not
-//! show that: the CA of another cluster looks like an earlier CA of this one. PEM parsers skip such lines.
+//! A comment line before a certificate marks it as imported from `kubevirt-external-ca`. The certificate itself does
+//! not show that: the CA of another cluster looks like an earlier CA of this one. PEM parsers skip such lines.
 
 use vitivirt_install::certificates::bundle::{Origin, Trusted};
 

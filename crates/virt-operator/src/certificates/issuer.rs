@@ -134,8 +134,8 @@ impl CertificateIssuer<'_> {
 
     /// Computes the bundle of a CA. It has the same name as the CA's Secret.
     ///
-    /// A CA that is being replaced stays trusted even if the stored bundle does not contain it, because components still
-    /// use the certificates that it signed.
+    /// A CA that is being replaced stays trusted even if the stored bundle does not contain it, because components
+    /// still use the certificates that it signed.
     fn update_bundle(&mut self, desired: &Certificate, current: &CertifiedKey, stored: Option<&StoredSecret>) {
         let stored_bundle = self.stored.bundles.get(&desired.secret).map(|text| parse_bundle(text)).unwrap_or_default();
         let trusted = |certificate, validity| Trusted { certificate, validity, origin: Origin::Own };

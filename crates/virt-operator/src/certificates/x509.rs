@@ -153,8 +153,8 @@ pub(super) fn validity(parsed: &X509Certificate<'_>) -> Option<Validity> {
     Some(Validity { not_before: time(parsed.validity().not_before)?, not_after: time(parsed.validity().not_after)? })
 }
 
-/// Whether a certificate is a CA whose subject can be copied into the issuer field of a leaf. rcgen represents a subject
-/// only if each of its parts has one attribute and no attribute type occurs twice.
+/// Whether a certificate is a CA whose subject can be copied into the issuer field of a leaf. rcgen represents a
+/// subject only if each of its parts has one attribute and no attribute type occurs twice.
 pub(super) fn is_usable_ca(parsed: &X509Certificate<'_>) -> bool {
     let signs = parsed.key_usage().is_ok_and(|usage| usage.is_none_or(|usage| usage.value.key_cert_sign()));
     let mut kinds = Vec::new();

@@ -1,5 +1,5 @@
-//! The requests to the API server that an admission decision needs. They read few objects, and have their own rate limit,
-//! because every client in the cluster can call the webhooks.
+//! The requests to the API server that an admission decision needs. They read few objects, and have their own rate
+//! limit, because every client in the cluster can call the webhooks.
 
 use std::fmt::Debug;
 

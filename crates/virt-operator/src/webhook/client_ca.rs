@@ -18,8 +18,8 @@ const NAMES_KEY: &str = "requestheader-allowed-names";
 
 /// Copies the CA from the ConfigMap to `server_tls` until `stop`.
 ///
-/// If the ConfigMap is deleted, the last CA stays in use. As long as it never existed, the server does not ask for client
-/// certificates. Clients without a certificate are accepted in any case.
+/// If the ConfigMap is deleted, the last CA stays in use. As long as it never existed, the server does not ask for
+/// client certificates. Clients without a certificate are accepted in any case.
 pub(super) async fn watch_client_ca(client: Client, server_tls: ServerTls, stop: CancellationToken) {
     let config = WatchConfig { fields: Some(format!("metadata.name={NAME}")), ..WatchConfig::default() };
     let api = Api::<ConfigMap>::namespaced(client, NAMESPACE);

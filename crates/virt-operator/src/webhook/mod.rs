@@ -1,5 +1,5 @@
-//! The admission webhooks for KubeVirt resources: the API server calls them before it creates, updates or deletes one. The
-//! server runs on every replica, also on those that do not lead.
+//! The admission webhooks for KubeVirt resources: the API server calls them before it creates, updates or deletes one.
+//! The server runs on every replica, also on those that do not lead.
 
 mod admit;
 mod client;
@@ -118,8 +118,8 @@ impl WebhookServer {
         Ok(response)
     }
 
-    /// Reads the body and waits for buffer space for each part of it. A client that sends slowly occupies only the space of
-    /// the bytes that have arrived.
+    /// Reads the body and waits for buffer space for each part of it. A client that sends slowly occupies only the
+    /// space of the bytes that have arrived.
     async fn read_body(&self, mut body: Incoming) -> Result<(Vec<u8>, Option<OwnedSemaphorePermit>), Answer> {
         let incomplete = || plain_text(StatusCode::BAD_REQUEST, "request body is incomplete");
         let too_large = || {

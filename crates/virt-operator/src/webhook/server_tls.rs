@@ -1,10 +1,10 @@
 //! TLS of this operator's endpoints: the certificate in the Secret `kubevirt-operator-certs`, with the settings in
 //! `spec.configuration.tlsConfiguration`.
 //!
-//! Every replica serves these endpoints, also those that do not lead. Therefore every replica calls `ServerTls::set` when
-//! its cache of the Secret or of the KubeVirt resource changes. Before the first call the endpoints have a self-signed
-//! certificate, which is enough for the kubelet's probes. The API server does not call the webhooks before the Secret
-//! exists.
+//! Every replica serves these endpoints, also those that do not lead. Therefore every replica calls `ServerTls::set`
+//! when its cache of the Secret or of the KubeVirt resource changes. Before the first call the endpoints have a
+//! self-signed certificate, which is enough for the kubelet's probes. The API server does not call the webhooks before
+//! the Secret exists.
 
 use anyhow::Context;
 use rcgen::{CertificateParams, DnType, KeyPair};

@@ -36,8 +36,8 @@ fn a_replaced_ca_is_trusted_for_the_overlap() {
     assert_eq!(bundle(&fixture, CA), format!("{new}{old}"));
     assert_eq!(bundle(&fixture, EXPORT_CA), format!("{new_export}{old_export}"));
 
-    // The overlap is as long as the time between renewal and expiry: a fifth of 100 h for the CA of the cluster, and the
-    // value of leaf certificates for the export and backup CAs.
+    // The overlap is as long as the time between renewal and expiry: a fifth of 100 h for the CA of the cluster, and
+    // the value of leaf certificates for the export and backup CAs.
     let export_overlap_ends = replaced + Duration::from_secs(4 * 3600 + 48 * 60);
     assert_eq!(fixture.issue().next, Some(export_overlap_ends));
     fixture.now = export_overlap_ends;

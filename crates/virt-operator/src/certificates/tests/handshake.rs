@@ -39,7 +39,8 @@ fn identity(stored: &StoredSecret) -> (Vec<CertificateDer<'static>>, PrivateKeyD
     (certificates, PrivateKeyDer::from_pem_slice(&stored.key).unwrap())
 }
 
-/// Connects a client to a server by `name`. Both trust `bundle`; the server asks for a certificate if the client has one.
+/// Connects a client to a server by `name`. Both trust `bundle`; the server asks for a certificate if the client has
+/// one.
 fn connect(
     fixture: &CertificateFixture,
     bundle: &str,
@@ -91,7 +92,8 @@ fn transfer(from: &mut Connection, to: &mut Connection) -> Result<(), rustls::Er
     Ok(())
 }
 
-/// Verifies every server certificate under each of its names, and every client certificate at a server that asks for it.
+/// Verifies every server certificate under each of its names, and every client certificate at a server that asks for
+/// it.
 pub(super) fn assert_all_verify(fixture: &CertificateFixture) {
     let bundle = fixture.stored.bundles.get(CA).unwrap();
     let stored = |secret: &str| fixture.stored.secrets.get(secret).unwrap();

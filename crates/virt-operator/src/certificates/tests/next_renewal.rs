@@ -81,7 +81,8 @@ proptest! {
         nanos in 0..1_000_000_000_u64,
         events in prop::collection::vec((event(), 0.0..1.0_f64), 1..8),
     ) {
-        let mut fixture = CertificateFixture { desired: first_few(desired_certificates(Some(&settings)), all), ..CertificateFixture::new() };
+        let mut fixture = CertificateFixture::new();
+        fixture.desired = first_few(desired_certificates(Some(&settings)), all);
         fixture.now += Duration::from_nanos(nanos);
         for (event, share) in events {
             fixture.issue_and_store();

@@ -1,5 +1,5 @@
-//! Certificates that upstream virt-operator's code issued, in the form in which its Secrets contain them. No cluster uses
-//! the keys.
+//! Certificates that upstream virt-operator's code issued, in the form in which its Secrets contain them. No cluster
+//! uses the keys.
 
 use vitivirt_install::certificates::{VIRT_API, VIRT_HANDLER_CLIENT};
 
