@@ -117,9 +117,9 @@ async fn admit_update(client: &AdmissionClient, request: AdmissionRequest) -> Ad
 /// A dry run that gives no result does not deny the request: if the settings are wrong, the API server rejects the
 /// components themselves, and a condition of the KubeVirt resource reports that.
 async fn decide(client: &AdmissionClient, namespace: &str, code: u16, verdict: Verdict) -> AdmissionDecision {
-    let Verdict { mut refusals, mut warnings, trials } = verdict;
-    for trial in &trials {
-        match client.dry_run(namespace, trial).await {
+    let Verdict { mut refusals, mut warnings, dry_runs } = verdict;
+    for dry_run in &dry_runs {
+        match client.dry_run(namespace, dry_run).await {
             DryRunResult::Accepted => {}
             DryRunResult::Rejected(rejected) => refusals.extend(rejected),
             DryRunResult::Unknown(warning) => warnings.push(warning),

@@ -13,7 +13,7 @@ use vitivirt_api::{
     ObjectKey,
     kubevirt::{GROUP, KubeVirt},
 };
-use vitivirt_install::validation::{Refusal, Remaining, Template, Trial};
+use vitivirt_install::validation::{DryRun, Refusal, Remaining, Template};
 use vitivirt_runtime::client::Bucket;
 
 /// A message names two objects of a kind at most.
@@ -81,21 +81,21 @@ impl AdmissionClient {
         Ok(remaining)
     }
 
-    pub(super) async fn dry_run(&self, namespace: &str, trial: &Trial) -> DryRunResult {
+    pub(super) async fn dry_run(&self, namespace: &str, dry_run: &DryRun) -> DryRunResult {
         self.rate_limit.wait().await;
-        let result = match &trial.template {
+        let result = match &dry_run.template {
             Template::Deployment(deployment) => self.create_dry_run(namespace, &**deployment).await,
             Template::DaemonSet(daemon_set) => self.create_dry_run(namespace, &**daemon_set).await,
         };
         let status = match result {
             Ok(()) => return DryRunResult::Accepted,
             Err(kube::Error::Api(status)) if matches!(status.code, 400 | 422) => status,
-            Err(error) => return DryRunResult::Unknown(format!("{} was not checked: {error}", trial.field)),
+            Err(error) => return DryRunResult::Unknown(format!("{} was not checked: {error}", dry_run.field)),
         };
         let causes = status.details.iter().flat_map(|details| &details.causes);
-        let mut refusals: Vec<Refusal> = causes.map(|cause| trial.refusal(&cause.field, &cause.message)).collect();
+        let mut refusals: Vec<Refusal> = causes.map(|cause| dry_run.refusal(&cause.field, &cause.message)).collect();
         if refusals.is_empty() {
-            refusals.push(trial.refusal("", &status.message));
+            refusals.push(dry_run.refusal("", &status.message));
         }
         DryRunResult::Rejected(refusals)
     }
