@@ -76,7 +76,7 @@ async fn wait_until_ready(process: &Program) {
     }
 }
 
-/// Starts the operator with a Lease of its own and read access to everything else.
+/// Starts the operator. Its service account may write Leases and read everything.
 async fn start(lab: &Lab, namespace: &str) -> Result<Program> {
     let leases = json!([{
         "apiGroups": ["coordination.k8s.io"],
