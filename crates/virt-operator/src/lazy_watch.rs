@@ -23,10 +23,10 @@ const SYNC_TIMEOUT: Duration = Duration::from_secs(10);
 pub(crate) struct LazyWatch<V> {
     context: Context,
     router: Arc<EventRouter>,
-    open: Mutex<Option<OpenWatch<V>>>,
+    running: Mutex<Option<RunningWatch<V>>>,
 }
 
-struct OpenWatch<V> {
+struct RunningWatch<V> {
     /// The `selection` of the call that opened the watch.
     selection: String,
     cache: Cache<V>,
@@ -35,7 +35,7 @@ struct OpenWatch<V> {
 
 impl<V: PartialEq + Send + Sync + 'static> LazyWatch<V> {
     pub(crate) fn new(context: Context, router: Arc<EventRouter>) -> Self {
-        Self { context, router, open: Mutex::default() }
+        Self { context, router, running: Mutex::default() }
     }
 
     /// Returns the synced cache, and opens the watch if it is not open yet.
@@ -72,26 +72,26 @@ impl<V: PartialEq + Send + Sync + 'static> LazyWatch<V> {
     where
         K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
     {
-        let mut open = self.open.lock();
-        if let Some(open) = open.as_ref().filter(|open| open.selection == selection) {
-            return open.cache.clone();
+        let mut running = self.running.lock();
+        if let Some(running) = running.as_ref().filter(|running| running.selection == selection) {
+            return running.cache.clone();
         }
-        close(&mut open);
+        close(&mut running);
         let stop = self.context.shutdown.child_token();
         let changed = self.router.on(EventRouter::changed);
         let (cache, watching) = watch(api(&self.context), config(), &[], project, changed, stop.clone());
         self.context.spawn("a lazy watch", watching);
-        *open = Some(OpenWatch { selection: selection.to_owned(), cache: cache.clone(), stop });
+        *running = Some(RunningWatch { selection: selection.to_owned(), cache: cache.clone(), stop });
         cache
     }
 
     pub(crate) fn close(&self) {
-        close(&mut self.open.lock());
+        close(&mut self.running.lock());
     }
 }
 
-fn close<V>(open: &mut Option<OpenWatch<V>>) {
-    if let Some(open) = open.take() {
-        open.stop.cancel();
+fn close<V>(running: &mut Option<RunningWatch<V>>) {
+    if let Some(running) = running.take() {
+        running.stop.cancel();
     }
 }

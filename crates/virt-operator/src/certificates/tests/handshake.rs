@@ -14,9 +14,9 @@ use vitivirt_install::certificates::{SYNCHRONIZATION_CLIENT, VIRT_API, VIRT_HAND
 use super::*;
 
 #[derive(Debug)]
-struct Clock(SystemTime);
+struct FixedClock(SystemTime);
 
-impl TimeProvider for Clock {
+impl TimeProvider for FixedClock {
     fn current_time(&self) -> Option<UnixTime> {
         self.0.duration_since(SystemTime::UNIX_EPOCH).ok().map(UnixTime::since_unix_epoch)
     }
@@ -48,7 +48,7 @@ fn connect(
     name: &str,
     client: Option<&StoredSecret>,
 ) -> Result<(), rustls::Error> {
-    let clock = Arc::new(Clock(fixture.now));
+    let clock = Arc::new(FixedClock(fixture.now));
     let builder =
         ServerConfig::builder_with_details(provider(), clock.clone()).with_safe_default_protocol_versions()?;
     let builder = match client {

@@ -25,7 +25,7 @@ fn settings() -> impl Strategy<Value = SelfSigned> {
 }
 
 #[derive(Clone, Debug)]
-enum Event {
+enum FixtureEvent {
     /// The user changes the lifetimes. The flag is the second argument of `first_few`.
     Settings(Box<SelfSigned>, bool),
     /// A user adds an external CA that is valid for this many seconds.
@@ -36,27 +36,29 @@ enum Event {
     Wait(u64),
 }
 
-fn event() -> impl Strategy<Value = Event> {
+fn event() -> impl Strategy<Value = FixtureEvent> {
     prop_oneof![
-        (settings(), any::<bool>()).prop_map(|(settings, all)| Event::Settings(Box::new(settings), all)),
-        seconds().prop_map(Event::AddExternalCa),
-        (0..16_usize).prop_map(Event::DeleteSecret),
-        (0..3000_u64).prop_map(Event::Wait),
+        (settings(), any::<bool>()).prop_map(|(settings, all)| FixtureEvent::Settings(Box::new(settings), all)),
+        seconds().prop_map(FixtureEvent::AddExternalCa),
+        (0..16_usize).prop_map(FixtureEvent::DeleteSecret),
+        (0..3000_u64).prop_map(FixtureEvent::Wait),
     ]
 }
 
-fn apply_event(fixture: &mut CertificateFixture, event: Event, next: SystemTime) {
+fn apply_event(fixture: &mut CertificateFixture, event: FixtureEvent, next: SystemTime) {
     match event {
-        Event::Settings(settings, all) => fixture.desired = first_few(desired_certificates(Some(&settings)), all),
-        Event::AddExternalCa(seconds) => {
+        FixtureEvent::Settings(settings, all) => {
+            fixture.desired = first_few(desired_certificates(Some(&settings)), all);
+        }
+        FixtureEvent::AddExternalCa(seconds) => {
             let external = foreign_ca("kubevirt.io", fixture.now, Duration::from_secs(seconds));
             fixture.stored.bundles.insert(EXTERNAL_CA.to_owned(), external);
         }
-        Event::DeleteSecret(number) => {
+        FixtureEvent::DeleteSecret(number) => {
             let name = fixture.stored.secrets.keys().nth(number).cloned();
             name.map(|name| fixture.stored.secrets.remove(&name));
         }
-        Event::Wait(thousandths) => {
+        FixtureEvent::Wait(thousandths) => {
             let left = next.duration_since(fixture.now).unwrap();
             fixture.now += left.mul_f64(thousandths as f64 / 1000.0);
         }
@@ -102,7 +104,7 @@ proptest! {
             let due = fixture.issue_and_store();
             prop_assert!(due.next.unwrap() > next);
             prop_assert_ne!(&snapshot(&fixture), &before, "something changes at next");
-            if !matches!(event, Event::Settings(..)) {
+            if !matches!(event, FixtureEvent::Settings(..)) {
                 (fixture.stored, fixture.now) = saved;
             }
             let next = fixture.issue().next.unwrap();
