@@ -6,15 +6,15 @@ mod cache;
 mod certificates;
 mod commands;
 mod controller;
+mod lazy_watch;
 mod metrics;
+mod migration_addresses;
 mod monitoring;
 mod observe;
-mod on_demand;
 mod router;
 mod run;
 mod settings;
 mod stored_objects;
-mod synchronization;
 mod webhook;
 
 use std::process::ExitCode;

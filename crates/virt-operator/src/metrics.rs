@@ -1,4 +1,5 @@
-//! What the release's alerts and dashboards look for, under the names that the reference gives them.
+//! The metrics that the alerts and dashboards of a KubeVirt release query. They have the names that upstream
+//! virt-operator gives them.
 
 use std::sync::Arc;
 
@@ -15,25 +16,25 @@ pub(crate) struct OperatorMetrics {
 
 impl OperatorMetrics {
     pub(crate) fn register(metrics: &Metrics) -> Arc<Self> {
-        let own = Arc::new(Self::default());
+        let registered = Arc::new(Self::default());
         metrics.register_as_named(|registry| {
             registry.register(
                 "kubevirt_virt_operator_ready_status",
-                "1 when this replica knows the cluster and can lead",
-                own.ready.clone(),
+                "1 if the caches of this replica are synced, so that it can become the leader",
+                registered.ready.clone(),
             );
             registry.register(
                 "kubevirt_virt_operator_leading_status",
-                "1 while this replica leads",
-                own.leading.clone(),
+                "1 if this replica is the leader",
+                registered.leading.clone(),
             );
             registry.register(
                 "kubevirt_configuration_emulation_enabled",
-                "1 if virtual machines may be emulated in software",
-                own.emulation.clone(),
+                "1 if software emulation of virtual machines is allowed",
+                registered.emulation.clone(),
             );
         });
-        own
+        registered
     }
 
     pub(crate) fn set_ready(&self) {

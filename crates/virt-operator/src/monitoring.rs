@@ -1,7 +1,8 @@
-//! Where the cluster's monitoring stack is: the first of some namespaces in which its service account exists.
+//! Finds the namespace of the cluster's monitoring stack: the first of the configured namespaces in which its
+//! ServiceAccount exists.
 //!
-//! The account has the same name everywhere, so one watch by that name tells, and it is opened only where there is a
-//! monitoring stack to look for.
+//! The ServiceAccount has the same name in every namespace, so one watch that selects this name is enough. It is open
+//! only while a monitoring stack is configured.
 
 use std::sync::Arc;
 
@@ -11,15 +12,16 @@ use vitivirt_api::{Failure, ObjectKey};
 use vitivirt_install::DeploymentConfig;
 use vitivirt_runtime::{program::Context, watch::WatchConfig};
 
-use crate::{on_demand::OnDemand, router::EventRouter};
+use crate::{lazy_watch::LazyWatch, router::EventRouter};
 
-pub(crate) struct Monitoring(OnDemand<()>);
+pub(crate) struct Monitoring(LazyWatch<()>);
 
 impl Monitoring {
     pub(crate) fn new(context: Context, router: Arc<EventRouter>) -> Self {
-        Self(OnDemand::new(context, router))
+        Self(LazyWatch::new(context, router))
     }
 
+    /// `None` if there is no monitoring stack.
     pub(crate) async fn namespace(&self, config: &DeploymentConfig) -> Result<Option<String>, Failure> {
         let Some(account) = config.monitor_account() else {
             self.close();
@@ -28,7 +30,7 @@ impl Monitoring {
         let accounts = self
             .0
             .get::<PartialObjectMeta<ServiceAccount>>(
-                account,
+                &format!("ServiceAccount {account}"),
                 |context| Api::all(context.clients.rate_limited.clone()),
                 || WatchConfig { fields: Some(format!("metadata.name={account}")), ..WatchConfig::default() },
                 |_| (),

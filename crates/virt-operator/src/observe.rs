@@ -26,10 +26,10 @@ use vitivirt_runtime::reconcile::classify;
 
 use crate::{
     cache::{self, Caches},
-    certificates::{Held, Holding, Issue, Key, issue},
+    certificates::{CertificateSet, Key, StoredCertificates, StoredSecret, issue_certificates},
+    migration_addresses::MigrationAddresses,
     monitoring::Monitoring,
     stored_objects::StoredObjectRecorder,
-    synchronization::Synchronization,
 };
 
 pub(crate) struct Observer {
@@ -38,7 +38,7 @@ pub(crate) struct Observer {
     environment: Environment,
     namespace: String,
     monitoring: Monitoring,
-    synchronization: Synchronization,
+    synchronization: MigrationAddresses,
     stored_objects: Arc<StoredObjectRecorder>,
     memory: Mutex<Memory>,
 }
@@ -62,7 +62,7 @@ impl Observer {
         environment: Environment,
         namespace: String,
         monitoring: Monitoring,
-        synchronization: Synchronization,
+        synchronization: MigrationAddresses,
         stored_objects: Arc<StoredObjectRecorder>,
     ) -> Self {
         Self {
@@ -251,8 +251,8 @@ impl Observer {
         Strategy::decode(&map, |text| serde_saphyr::from_str(text).map_err(|error| error.to_string()))
     }
 
-    fn up_to_date(&self, kubevirt: &KubeVirt, cluster: &Cluster, issued: Option<&Issue>) -> Arc<UpToDate> {
-        let (wanted, issued) = (digest(kubevirt, cluster), issued.map(Issue::digest).unwrap_or_default());
+    fn up_to_date(&self, kubevirt: &KubeVirt, cluster: &Cluster, issued: Option<&CertificateSet>) -> Arc<UpToDate> {
+        let (wanted, issued) = (digest(kubevirt, cluster), issued.map(CertificateSet::digest).unwrap_or_default());
         let mut memory = self.memory.lock();
         if memory.wanted != wanted {
             memory.up_to_date = Arc::default();
@@ -283,9 +283,10 @@ pub(crate) fn with_certificates(
     wanted: Desired,
     objects: &Objects,
     now: SystemTime,
-) -> Result<(Desired, Option<Arc<Issue>>), Failure> {
+) -> Result<(Desired, Option<Arc<CertificateSet>>), Failure> {
     let Desired::Installation(installation) = &wanted else { return Ok((wanted, None)) };
-    let issued = issue(&installation.certificates, &holding(objects), now, &mut Key::generate)?;
+    let issued =
+        issue_certificates(&installation.certificates, &stored_certificates(objects), now, &mut Key::generate)?;
     Ok((wanted, Some(Arc::new(issued))))
 }
 
@@ -310,17 +311,17 @@ fn digest(kubevirt: &KubeVirt, cluster: &Cluster) -> u64 {
     hasher.finish()
 }
 
-fn holding(objects: &Objects) -> Holding {
+fn stored_certificates(objects: &Objects) -> StoredCertificates {
     let secrets = objects.of(Kind::Secret).filter_map(|(key, live)| {
         let pair = cache::certificate(live)?;
         let duration = live.annotations.get(annotation::DURATION).cloned();
-        Some((key.name().to_owned(), Held { certificate: pair.certificate, key: pair.key, duration }))
+        Some((key.name().to_owned(), StoredSecret { certificate: pair.certificate, key: pair.key, duration }))
     });
     let bundles = objects.of(Kind::ConfigMap).filter(|(_, live)| !live.is_strategy);
     let bundles: BTreeMap<String, String> = bundles
         .filter_map(|(key, live)| Some((key.name().to_owned(), live.data(vitivirt_install::certificates::BUNDLE_KEY)?)))
         .collect();
-    Holding { secrets: secrets.collect(), bundles }
+    StoredCertificates { secrets: secrets.collect(), bundles }
 }
 
 pub(crate) fn timestamp(time: SystemTime) -> Timestamp {

@@ -22,13 +22,13 @@ use crate::{
     cache::Caches,
     controller::KubeVirtController,
     metrics::OperatorMetrics,
+    migration_addresses::MigrationAddresses,
     monitoring::Monitoring,
     observe::Observer,
     router::EventRouter,
     settings::OperatorSettings,
     stored_objects::StoredObjectRecorder,
-    synchronization::Synchronization,
-    webhook::{self, Serving},
+    webhook::{self, ServerTls},
 };
 
 const NAME: &str = "virt-operator";
@@ -42,7 +42,7 @@ pub(crate) fn run(arguments: RunArguments) -> anyhow::Result<ExitCode> {
     if let Some(problem) = environment.problem() {
         bail!(problem);
     }
-    let tls = Serving::new()?;
+    let tls = ServerTls::new()?;
     let namespace =
         own_namespace(settings.namespace.as_deref(), Path::new(SERVICE_ACCOUNT_NAMESPACE), DEFAULT_NAMESPACE);
     let program = program(&settings, &namespace, &tls);
@@ -53,7 +53,7 @@ struct StartSettings {
     settings: Settings,
     environment: Environment,
     namespace: String,
-    tls: Serving,
+    tls: ServerTls,
 }
 
 struct KubeVirtOperator {
@@ -84,9 +84,16 @@ impl Operator for KubeVirtOperator {
         let executor = Executor::new(client.clone(), FIELD_MANAGER);
         let executor = Arc::new(caches.observe_writes(executor, &stored_objects));
         let monitoring = Monitoring::new(context.clone(), router.clone());
-        let synchronization = Synchronization::new(&context, &router);
-        let observer =
-            Observer::new(client, caches.clone(), environment, namespace, monitoring, synchronization, stored_objects);
+        let migration_addresses = MigrationAddresses::new(&context, &router);
+        let observer = Observer::new(
+            client,
+            caches.clone(),
+            environment,
+            namespace,
+            monitoring,
+            migration_addresses,
+            stored_objects,
+        );
         let controller = Arc::new(KubeVirtController { observer });
         let (ready, kinds) = (metrics.clone(), caches.kinds.clone());
         context.spawn("readiness", async move {
@@ -114,7 +121,7 @@ impl Operator for KubeVirtOperator {
     }
 }
 
-fn program(settings: &Settings, namespace: &str, tls: &Serving) -> Program {
+fn program(settings: &Settings, namespace: &str, tls: &ServerTls) -> Program {
     Program {
         name: NAME,
         version: env!("CARGO_PKG_VERSION"),

@@ -7,11 +7,11 @@ use std::sync::Arc;
 use vitivirt_install::{Kind, certificates};
 use vitivirt_runtime::telemetry::{self, LogLevel};
 
-use crate::{arguments::level, cache::Caches, metrics::OperatorMetrics, webhook::Serving};
+use crate::{arguments::level, cache::Caches, metrics::OperatorMetrics, webhook::ServerTls};
 
 pub(crate) struct OperatorSettings {
     caches: Caches,
-    tls: Serving,
+    tls: ServerTls,
     metrics: Arc<OperatorMetrics>,
     /// The level of the command line, which the resource may override.
     default_level: LogLevel,
@@ -20,7 +20,7 @@ pub(crate) struct OperatorSettings {
 impl OperatorSettings {
     pub(crate) fn new(
         caches: Caches,
-        tls: Serving,
+        tls: ServerTls,
         metrics: Arc<OperatorMetrics>,
         default_level: LogLevel,
     ) -> Arc<Self> {

@@ -9,7 +9,7 @@
 //! is installed, and the resource says why. A doubt is something that the release installs all the same: then so do we,
 //! with a warning.
 //!
-//! Nothing is asked here. What only the API server can judge leaves as a `Trial`, which the caller has it judge.
+//! Nothing is asked here. What only the API server can judge leaves as a `DryRun`, which the caller has it judge.
 
 mod certificates;
 mod components;
@@ -27,7 +27,7 @@ use vitivirt_api::{
     kubevirt::{KubeVirt, KubeVirtSpec},
 };
 
-pub use placement::{Template, Trial};
+pub use placement::{DryRun, Template};
 pub use removal::{Remaining, delete, is_guarded};
 
 use crate::warnings;
@@ -83,7 +83,7 @@ pub struct Verdict {
     pub refusals: Vec<Refusal>,
     pub warnings: Vec<String>,
     /// To be judged by the API server; each that it finds invalid is one more refusal.
-    pub trials: Vec<Trial>,
+    pub dry_runs: Vec<DryRun>,
 }
 
 /// `existing` are the KubeVirt resources of the cluster, as far as they were looked for.
@@ -138,7 +138,7 @@ fn judge(old: &KubeVirt, new: &KubeVirt) -> Verdict {
     Verdict {
         warnings: warnings.into_iter().filter(|warning| !refused.contains(warning)).collect(),
         refusals,
-        trials: placement::trials(old, new),
+        dry_runs: placement::dry_runs(old, new),
     }
 }
 

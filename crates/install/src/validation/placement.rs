@@ -21,7 +21,7 @@ const POD: &str = "spec.template.spec.";
 
 /// Something to create as a dry run, in the namespace of the resource.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Trial {
+pub struct DryRun {
     pub field: &'static str,
     pub template: Template,
 }
@@ -32,7 +32,7 @@ pub enum Template {
     DaemonSet(Box<DaemonSet>),
 }
 
-impl Trial {
+impl DryRun {
     /// What the server said about a field of the object, said about the field of the resource.
     pub fn refusal(&self, field: &str, message: &str) -> Refusal {
         let field = match field.strip_prefix(POD) {
@@ -43,8 +43,8 @@ impl Trial {
     }
 }
 
-pub(super) fn trials(old: &KubeVirt, new: &KubeVirt) -> Vec<Trial> {
-    let infra = asked(old.spec.infra.as_ref(), new.spec.infra.as_ref()).map(|placement| Trial {
+pub(super) fn dry_runs(old: &KubeVirt, new: &KubeVirt) -> Vec<DryRun> {
+    let infra = asked(old.spec.infra.as_ref(), new.spec.infra.as_ref()).map(|placement| DryRun {
         field: "spec.infra.nodePlacement",
         template: Template::Deployment(Box::new(Deployment {
             metadata: metadata(),
@@ -57,7 +57,7 @@ pub(super) fn trials(old: &KubeVirt, new: &KubeVirt) -> Vec<Trial> {
             ..Deployment::default()
         })),
     });
-    let workloads = asked(old.spec.workloads.as_ref(), new.spec.workloads.as_ref()).map(|placement| Trial {
+    let workloads = asked(old.spec.workloads.as_ref(), new.spec.workloads.as_ref()).map(|placement| DryRun {
         field: "spec.workloads.nodePlacement",
         template: Template::DaemonSet(Box::new(DaemonSet {
             metadata: metadata(),

@@ -337,29 +337,29 @@ fn placement_is_shown_to_the_server_when_it_changes() {
     let placed = json!({"nodePlacement": {"nodeSelector": {"a": "b"}}});
     let old = kubevirt(&json!({}));
     let new = kubevirt(&json!({"infra": placed, "workloads": placed}));
-    let trials = update(&old, &new).trials;
-    let fields: Vec<&str> = trials.iter().map(|trial| trial.field).collect();
+    let dry_runs = update(&old, &new).dry_runs;
+    let fields: Vec<&str> = dry_runs.iter().map(|dry_run| dry_run.field).collect();
     assert_eq!(fields, ["spec.infra.nodePlacement", "spec.workloads.nodePlacement"]);
     let [Template::Deployment(deployment), Template::DaemonSet(daemon_set)] =
-        [&trials[0].template, &trials[1].template]
+        [&dry_runs[0].template, &dry_runs[1].template]
     else {
-        panic!("{trials:?}");
+        panic!("{dry_runs:?}");
     };
     for template in [&deployment.spec.as_ref().unwrap().template, &daemon_set.spec.as_ref().unwrap().template] {
         let pod = template.spec.as_ref().unwrap();
         assert_eq!(pod.node_selector.as_ref().unwrap()["a"], "b");
     }
-    let refusal = trials[0].refusal("spec.template.spec.tolerations[0].operator", "Invalid value: \"x\"");
+    let refusal = dry_runs[0].refusal("spec.template.spec.tolerations[0].operator", "Invalid value: \"x\"");
     assert_eq!(
         refusal.to_string(),
         "spec.infra.nodePlacement.tolerations[0].operator cannot be used for pods: Invalid value: \"x\""
     );
-    assert_eq!(trials[1].refusal("", "odd").field, "spec.workloads.nodePlacement");
+    assert_eq!(dry_runs[1].refusal("", "odd").field, "spec.workloads.nodePlacement");
 
     let more = kubevirt(&json!({"infra": placed, "workloads": placed, "imageTag": "v1"}));
-    assert_eq!(update(&new, &more).trials, []);
+    assert_eq!(update(&new, &more).dry_runs, []);
     let other = kubevirt(&json!({"infra": placed, "workloads": {}}));
-    assert_eq!(update(&new, &other).trials, []);
+    assert_eq!(update(&new, &other).dry_runs, []);
 }
 
 #[test]

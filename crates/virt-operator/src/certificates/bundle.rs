@@ -1,15 +1,17 @@
-//! Bundles as text. A line before a certificate says that a user has brought it, since nothing in a certificate does:
-//! the authority of another cluster looks like one that was once ours. Readers of PEM pass over such lines.
+//! CA bundles as PEM text.
+//!
+//! A comment line before a certificate marks it as imported from `kubevirt-external-ca`. The certificate itself does
+//! not show that: the CA of another cluster looks like an earlier CA of this one. PEM parsers skip such lines.
 
 use vitivirt_install::certificates::bundle::{Origin, Trusted};
 
-use super::{key::encode, x509};
+use super::{key::encode_pem, x509};
 
-const BROUGHT: &str = "# from kubevirt-external-ca";
+const EXTERNAL_MARKER: &str = "# from kubevirt-external-ca";
 
-/// What can be read of a bundle; the rest is left out.
-pub(super) fn read(text: &str) -> Vec<Trusted> {
-    let mut all = Vec::new();
+/// Parses a bundle. Blocks that are not valid certificates are left out.
+pub(super) fn parse_bundle(text: &str) -> Vec<Trusted> {
+    let mut certificates = Vec::new();
     let mut origin = Origin::Own;
     let mut block: Option<String> = None;
     for line in text.lines().map(str::trim) {
@@ -21,32 +23,32 @@ pub(super) fn read(text: &str) -> Vec<Trusted> {
                 lines.push_str(line);
                 lines.push('\n');
                 if line.starts_with("-----END ") {
-                    all.extend(trusted(lines, origin));
+                    certificates.extend(parse_certificate(lines, origin));
                     (block, origin) = (None, Origin::Own);
                 }
             }
-            None if line == BROUGHT => origin = Origin::External,
+            None if line == EXTERNAL_MARKER => origin = Origin::External,
             None if line.is_empty() => {}
             None => origin = Origin::Own,
         }
     }
-    all
+    certificates
 }
 
-fn trusted(block: &str, origin: Origin) -> Option<Trusted> {
+fn parse_certificate(block: &str, origin: Origin) -> Option<Trusted> {
     let block = pem::parse(block).ok().filter(|block| block.tag() == "CERTIFICATE")?;
     let validity = x509::validity(&x509::parse(block.contents())?)?;
     Some(Trusted { certificate: block.into_contents(), validity, origin })
 }
 
-pub(super) fn write(certificates: &[Trusted]) -> String {
+pub(super) fn format_bundle(certificates: &[Trusted]) -> String {
     let mut text = String::new();
     for trusted in certificates {
         if trusted.origin == Origin::External {
-            text.push_str(BROUGHT);
+            text.push_str(EXTERNAL_MARKER);
             text.push('\n');
         }
-        text.push_str(&encode("CERTIFICATE", trusted.certificate.clone()));
+        text.push_str(&encode_pem("CERTIFICATE", trusted.certificate.clone()));
     }
     text
 }

@@ -1,16 +1,16 @@
-//! The certificates of an installation: what is held and still good is kept, the rest is issued.
+//! The certificates of an installation. Stored certificates that are still usable are kept; the others are issued.
 //!
-//! One function of what is held, of the time and of a source of keys. Which certificates there are, when one is due
-//! and what a bundle keeps is decided in `vitivirt_install::certificates`; here are X.509 and PEM. The one thing that does not
-//! come through arguments is the nonce of a signature, which nothing depends on.
+//! Everything here is a function of the stored certificates, the current time and a source of keys.
+//! `vitivirt_install::certificates` decides which certificates exist, when each of them is renewed and which CAs a
+//! bundle contains; this module handles X.509 and PEM. Only the nonce of a signature does not come from an argument,
+//! and nothing depends on its value.
 
 mod bundle;
-mod issue;
+mod issuer;
 mod key;
-mod x509;
-
 #[cfg(test)]
 mod tests;
+mod x509;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,56 +20,43 @@ use std::{
 
 use vitivirt_install::certificates::{Issued, KeyPair};
 
-pub(crate) use issue::issue;
+pub(crate) use issuer::issue_certificates;
 pub(crate) use key::Key;
 
-/// Reason of a failure: a certificate could not be issued.
+/// The failure reason for a certificate that could not be issued.
 const NOT_ISSUED: &str = "CertificateNotIssued";
 
-/// What a Secret holds. It has no `Debug`, because it holds a key.
+/// The content of one certificate Secret. It has no `Debug`, because it contains a private key.
 #[derive(Clone)]
-pub(crate) struct Held {
+pub(crate) struct StoredSecret {
     pub(crate) certificate: Vec<u8>,
     pub(crate) key: Vec<u8>,
     /// The annotation `kubevirt.io/duration`.
     pub(crate) duration: Option<String>,
 }
 
-/// What the cluster holds, by the name of its Secret or ConfigMap.
-pub(crate) trait Holdings {
-    fn secret(&self, name: &str) -> Option<Held>;
-    fn bundle(&self, config_map: &str) -> Option<String>;
-}
-
+/// The certificates and bundles that are in the cluster now.
 #[derive(Clone, Default)]
-pub(crate) struct Holding {
-    pub(crate) secrets: BTreeMap<String, Held>,
+pub(crate) struct StoredCertificates {
+    /// By the name of the Secret.
+    pub(crate) secrets: BTreeMap<String, StoredSecret>,
+    /// By the name of the ConfigMap.
     pub(crate) bundles: BTreeMap<String, String>,
 }
 
-impl Holdings for Holding {
-    fn secret(&self, name: &str) -> Option<Held> {
-        self.secrets.get(name).cloned()
-    }
-
-    fn bundle(&self, config_map: &str) -> Option<String> {
-        self.bundles.get(config_map).cloned()
-    }
-}
-
-/// Every certificate and bundle of an installation, kept ones and new ones.
+/// Every certificate and bundle of an installation, both the kept and the newly issued ones.
 #[derive(Default)]
-pub(crate) struct Issue {
+pub(crate) struct CertificateSet {
     pairs: BTreeMap<String, KeyPair>,
     bundles: BTreeMap<String, String>,
-    /// The Secrets whose content is new.
+    /// The Secrets whose certificate was newly issued.
     pub(crate) renewed: BTreeSet<String>,
-    /// When the next certificate is due, or the next authority leaves a bundle. It is always to come.
+    /// When the next certificate must be renewed or the next CA leaves a bundle. It is always in the future.
     pub(crate) next: Option<SystemTime>,
 }
 
-impl Issue {
-    /// Of its content: two of the same digest make the same objects.
+impl CertificateSet {
+    /// A hash of the content: two sets with the same digest produce the same objects.
     pub(crate) fn digest(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         for (name, pair) in &self.pairs {
@@ -79,12 +66,13 @@ impl Issue {
         hasher.finish()
     }
 
-    fn wake_at(&mut self, time: SystemTime) {
+    /// Moves `next` forward to `time` if `time` is earlier.
+    fn renew_no_later_than(&mut self, time: SystemTime) {
         self.next = Some(self.next.map_or(time, |next| next.min(time)));
     }
 }
 
-impl Issued for Issue {
+impl Issued for CertificateSet {
     fn key_pair(&self, secret: &str) -> Option<KeyPair> {
         self.pairs.get(secret).cloned()
     }

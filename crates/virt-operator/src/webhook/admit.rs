@@ -1,4 +1,5 @@
-//! From a question to a decision. The rules are in `vitivirt_install::validation`; here is only what it takes to ask them.
+//! Decides on an admission request. The rules are in `vitivirt_install::validation`; this module reads from the cluster
+//! what the rules need.
 
 use std::time::Duration;
 
@@ -11,28 +12,29 @@ use vitivirt_api::{
 use vitivirt_install::validation::{self, Cause, Refusal, Verdict};
 
 use super::{
-    live::{Cluster, Judgement},
-    review::{Decision, Request},
-    serving,
+    client::{AdmissionClient, DryRunResult},
+    review::{AdmissionDecision, AdmissionRequest},
+    server_tls,
 };
 
-/// For everything that is asked of the API server; it waits ten seconds for us.
-const PATIENCE: Duration = Duration::from_secs(6);
+/// The limit for all requests to the API server together. The API server waits ten seconds for a decision.
+const API_TIMEOUT: Duration = Duration::from_secs(6);
 
 const INVALID: u16 = 422;
 const FORBIDDEN: u16 = 403;
-const BAD: u16 = 400;
+const BAD_REQUEST: u16 = 400;
 const UNAVAILABLE: u16 = 503;
 
+/// The webhook endpoints, one for each operation on a KubeVirt resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Check {
+pub(super) enum WebhookEndpoint {
     Create,
     Update,
     Delete,
 }
 
-impl Check {
-    pub(super) fn at(path: &str) -> Option<Self> {
+impl WebhookEndpoint {
+    pub(super) fn from_path(path: &str) -> Option<Self> {
         match path {
             "/kubevirt-validate-create" => Some(Self::Create),
             "/kubevirt-validate-update" => Some(Self::Update),
@@ -41,7 +43,7 @@ impl Check {
         }
     }
 
-    fn operation(self) -> &'static str {
+    pub(super) fn operation(self) -> &'static str {
         match self {
             Self::Create => "CREATE",
             Self::Update => "UPDATE",
@@ -49,117 +51,130 @@ impl Check {
         }
     }
 
-    /// Whether this is what is asked here, or a sentence about what is.
-    pub(super) fn suits(self, request: &Request) -> Result<(), String> {
+    /// Checks that the request has the resource and the operation of this endpoint. The error is a message for the
+    /// client.
+    pub(super) fn validate_request(self, request: &AdmissionRequest) -> Result<(), String> {
         let (group, resource) = (request.resource.group.as_str(), request.resource.resource.as_str());
         if (group, resource) != (GROUP, PLURAL) {
-            return Err(format!("only {PLURAL}.{GROUP} are checked here, and this is {resource}.{group}"));
+            let found = format!("{resource}.{group}");
+            return Err(format!("unsupported resource {found:?}; supported values: {PLURAL}.{GROUP}"));
         }
-        match (self.operation(), request.operation.as_str()) {
-            (own, asked) if own == asked => Ok(()),
-            (own, asked) => Err(format!("operation {own} is checked here, and this is {asked}")),
+        if request.operation != self.operation() {
+            let (operation, expected) = (&request.operation, self.operation());
+            return Err(format!("unsupported operation {operation:?}; supported values: {expected}"));
         }
+        Ok(())
     }
 }
 
-pub(super) async fn admit(cluster: &Cluster, check: Check, request: Request) -> Decision {
-    let asked = async {
-        match check {
-            Check::Create => create(cluster, request).await,
-            Check::Update => update(cluster, request).await,
-            Check::Delete => delete(cluster, request).await,
+pub(super) async fn admit(
+    client: &AdmissionClient,
+    endpoint: WebhookEndpoint,
+    request: AdmissionRequest,
+) -> AdmissionDecision {
+    let decision = async {
+        match endpoint {
+            WebhookEndpoint::Create => admit_create(client, request).await,
+            WebhookEndpoint::Update => admit_update(client, request).await,
+            WebhookEndpoint::Delete => admit_delete(client, request).await,
         }
     };
-    let late = |_| unavailable("the API server did not answer this operator in time");
-    timeout(PATIENCE, asked).await.unwrap_or_else(late)
+    let timed_out = |_| unavailable("API server did not respond to virt-operator in time");
+    timeout(API_TIMEOUT, decision).await.unwrap_or_else(timed_out)
 }
 
-async fn create(cluster: &Cluster, request: Request) -> Decision {
-    let new = match read("object", request.object) {
+async fn admit_create(client: &AdmissionClient, request: AdmissionRequest) -> AdmissionDecision {
+    let new = match parse_kubevirt("object", request.object) {
         Ok(new) => new,
         Err(decision) => return decision,
     };
-    let existing = match cluster.kubevirts(None).await {
+    let existing = match client.kubevirts(None).await {
         Ok(existing) => existing,
-        Err(error) => return unavailable(&format!("whether there is a KubeVirt already cannot be told: {error}")),
+        Err(error) => return unavailable(&format!("existing KubeVirt resources could not be listed: {error}")),
     };
     let existing: Vec<ObjectKey> = existing.iter().map(|kubevirt| ObjectKey::of(&kubevirt.metadata)).collect();
     let code = if existing.is_empty() { INVALID } else { FORBIDDEN };
-    decide(cluster, &request.namespace, code, validation::create(&new, &existing)).await
+    decide(client, &request.namespace, code, validation::create(&new, &existing)).await
 }
 
-async fn update(cluster: &Cluster, request: Request) -> Decision {
-    let (old, new) = match (read("oldObject", request.old_object), read("object", request.object)) {
+async fn admit_update(client: &AdmissionClient, request: AdmissionRequest) -> AdmissionDecision {
+    let (old, new) = match (parse_kubevirt("oldObject", request.old_object), parse_kubevirt("object", request.object)) {
         (Ok(old), Ok(new)) => (old, new),
         (_, Err(decision)) => return decision,
-        // What is there already cannot be read. Whoever repairs it must be let through, and is: it is judged as new.
+        // The stored resource cannot be parsed. A user must be able to repair it, so the new one is validated alone.
         (Err(_), Ok(new)) => (KubeVirt::default(), new),
     };
     let mut verdict = validation::update(&old, &new);
     let (before, after) = (&old.spec.configuration.tls_configuration, &new.spec.configuration.tls_configuration);
     if before != after && verdict.refusals.is_empty() {
-        verdict.warnings.extend(after.as_ref().map(serving::shortcomings).unwrap_or_default());
+        verdict.warnings.extend(after.as_ref().map(server_tls::unsupported_tls_settings).unwrap_or_default());
     }
-    decide(cluster, &request.namespace, INVALID, verdict).await
+    decide(client, &request.namespace, INVALID, verdict).await
 }
 
-/// Has the API server judge what only it can. Where it cannot, that is no reason to refuse: should it matter, the
-/// components themselves will be refused, and the resource says so in a condition.
-async fn decide(cluster: &Cluster, namespace: &str, code: u16, verdict: Verdict) -> Decision {
-    let Verdict { mut refusals, mut warnings, trials } = verdict;
-    for trial in &trials {
-        match cluster.judge(namespace, trial).await {
-            Judgement::Good => {}
-            Judgement::Bad(bad) => refusals.extend(bad),
-            Judgement::Unknown(why) => warnings.push(why),
+/// Adds the API server's validation of pod settings, through dry runs.
+///
+/// A dry run that gives no result does not deny the request: if the settings are wrong, the API server rejects the
+/// components themselves, and a condition of the KubeVirt resource reports that.
+async fn decide(client: &AdmissionClient, namespace: &str, code: u16, verdict: Verdict) -> AdmissionDecision {
+    let Verdict { mut refusals, mut warnings, dry_runs } = verdict;
+    for dry_run in &dry_runs {
+        match client.dry_run(namespace, dry_run).await {
+            DryRunResult::Accepted => {}
+            DryRunResult::Rejected(rejected) => refusals.extend(rejected),
+            DryRunResult::Unknown(warning) => warnings.push(warning),
         }
     }
-    Decision { code, refusals, warnings }
+    AdmissionDecision { code, refusals, warnings }
 }
 
-async fn delete(cluster: &Cluster, request: Request) -> Decision {
-    let doomed = match doomed(cluster, request).await {
-        Ok(doomed) => doomed,
+async fn admit_delete(client: &AdmissionClient, request: AdmissionRequest) -> AdmissionDecision {
+    let being_deleted = match being_deleted(client, request).await {
+        Ok(being_deleted) => being_deleted,
         Err(decision) => return decision,
     };
-    let Some(guarded) = doomed.iter().find(|kubevirt| validation::is_guarded(kubevirt)) else {
-        return Decision::default();
+    let Some(guarded) = being_deleted.iter().find(|kubevirt| validation::is_guarded(kubevirt)) else {
+        return AdmissionDecision::default();
     };
-    match cluster.remaining().await {
+    match client.remaining_workloads().await {
         Ok(remaining) => {
             let refusals = validation::delete(guarded, &remaining).into_iter().collect();
-            Decision { code: FORBIDDEN, refusals, warnings: Vec::new() }
+            AdmissionDecision { code: FORBIDDEN, refusals, warnings: Vec::new() }
         }
-        Err(error) => unavailable(&format!("whether there are workloads cannot be told: {error}")),
+        Err(error) => unavailable(&format!("remaining workloads could not be listed: {error}")),
     }
 }
 
-/// The server says what it is about to delete; where it does not, it is asked.
-async fn doomed(cluster: &Cluster, request: Request) -> Result<Vec<KubeVirt>, Decision> {
+/// The resources that the request deletes. If the request does not contain them, they are read from the API server.
+async fn being_deleted(
+    client: &AdmissionClient,
+    request: AdmissionRequest,
+) -> Result<Vec<KubeVirt>, AdmissionDecision> {
     if !request.old_object.is_null() {
-        return Ok(vec![read("oldObject", request.old_object)?]);
+        return Ok(vec![parse_kubevirt("oldObject", request.old_object)?]);
     }
     let found = match request.name.as_str() {
         "" => {
             let namespace = Some(request.namespace.as_str()).filter(|namespace| !namespace.is_empty());
-            cluster.kubevirts(namespace).await
+            client.kubevirts(namespace).await
         }
         name => {
             let key = ObjectKey::namespaced(&request.namespace, name);
-            cluster.kubevirt(&key).await.map(|found| found.into_iter().collect())
+            client.kubevirt(&key).await.map(|found| found.into_iter().collect())
         }
     };
-    found.map_err(|error| unavailable(&format!("what is to be deleted cannot be read: {error}")))
+    found.map_err(|error| unavailable(&format!("KubeVirt resource to delete could not be read: {error}")))
 }
 
-fn read(field: &str, object: Value) -> Result<KubeVirt, Decision> {
+fn parse_kubevirt(field: &str, object: Value) -> Result<KubeVirt, AdmissionDecision> {
     serde_json::from_value(object).map_err(|error| {
-        let message = format!("{field} of the request is not a KubeVirt resource that can be read: {error}");
-        Decision { code: BAD, refusals: vec![Refusal::new(Cause::Invalid, "", message)], warnings: Vec::new() }
+        let message = format!("{field} of the request is not a valid KubeVirt resource: {error}");
+        let refusals = vec![Refusal::new(Cause::Invalid, "", message)];
+        AdmissionDecision { code: BAD_REQUEST, refusals, warnings: Vec::new() }
     })
 }
 
-fn unavailable(what: &str) -> Decision {
-    let refusal = Refusal::new(Cause::Invalid, "", format!("{what}; nothing was changed, try again"));
-    Decision { code: UNAVAILABLE, refusals: vec![refusal], warnings: Vec::new() }
+fn unavailable(problem: &str) -> AdmissionDecision {
+    let refusal = Refusal::new(Cause::Invalid, "", format!("{problem}; nothing was changed, try again"));
+    AdmissionDecision { code: UNAVAILABLE, refusals: vec![refusal], warnings: Vec::new() }
 }

@@ -1,11 +1,11 @@
-//! What the API server asks before it creates, changes or deletes a KubeVirt resource, and what the answers are served
-//! with. It runs on every replica, whoever leads.
+//! The admission webhooks for KubeVirt resources: the API server calls them before it creates, updates or deletes one.
+//! The server runs on every replica, also on those that do not lead.
 
 mod admit;
-mod authority;
-mod live;
+mod client;
+mod client_ca;
 mod review;
-mod serving;
+mod server_tls;
 #[cfg(test)]
 mod tests;
 
@@ -26,15 +26,15 @@ use vitivirt_runtime::{
     server::{self, Answer, Bind, BindError, Limits, text},
 };
 
-use admit::{Check, admit};
-use live::Cluster;
+use admit::{WebhookEndpoint, admit};
+use client::AdmissionClient;
 
-pub(crate) use serving::Serving;
+pub(crate) use server_tls::ServerTls;
 
-/// The one that the service of the webhooks points to.
+/// The target port of the webhook Service.
 pub(crate) const PORT: u16 = 8444;
 
-/// The API server gives an answer ten seconds, and keeps a connection that it does not use for ninety.
+/// The API server waits ten seconds for a response, and keeps an idle connection open for ninety.
 const LIMITS: Limits = Limits {
     connections: 128,
     silence: Duration::from_secs(5),
@@ -42,103 +42,112 @@ const LIMITS: Limits = Limits {
     request: Duration::from_secs(8),
     age: Duration::from_secs(600),
 };
-/// Two objects of the greatest size that fits into etcd, and what is around them.
-const LARGEST: usize = 4 * 1024 * 1024;
-/// Of all requests that are being read or answered, together.
-const HELD_AT_ONCE: usize = 2 * LARGEST;
+/// Enough for two objects of the largest size that etcd accepts, and the request around them.
+const MAX_BODY_BYTES: usize = 4 * 1024 * 1024;
+/// The limit for the bodies of all requests in progress together.
+const MAX_BUFFERED_BYTES: usize = 2 * MAX_BODY_BYTES;
 
-/// Begins to serve on the port of the webhooks, for as long as the process lives.
-pub(crate) async fn start(context: &Context, bind: Bind, serving: &Serving) -> Result<(), BindError> {
+/// Starts the webhook server. It runs until the process ends.
+pub(crate) async fn start(context: &Context, bind: Bind, server_tls: &ServerTls) -> Result<(), BindError> {
     let listener = Bind { port: PORT, ..bind }.listen("the webhook server").await?;
     let client = context.clients.unlimited.clone();
-    let authority = authority::keep(client.clone(), serving.clone(), context.shutdown.clone());
-    context.spawn("the cache of the front proxy's authority", authority);
-    let server = Server::new(client, serving.clone());
-    // Until the very end: the API server may not have heard yet that this replica stops.
+    let client_ca = client_ca::watch_client_ca(client.clone(), server_tls.clone(), context.shutdown.clone());
+    context.spawn("the watch of the API server's client CA", client_ca);
+    let server = WebhookServer::new(client, server_tls.clone());
+    // The server ignores the shutdown signal and runs until the process ends: the API server may send requests until it
+    // has noticed that this replica stops.
     context.spawn("the webhook server", server.serve(listener, CancellationToken::new()));
     Ok(())
 }
 
-struct Server {
-    cluster: Cluster,
-    serving: Serving,
-    held: Arc<Semaphore>,
+struct WebhookServer {
+    client: AdmissionClient,
+    server_tls: ServerTls,
+    /// One permit for each byte that may be buffered.
+    buffer: Arc<Semaphore>,
 }
 
-impl Server {
-    fn new(client: Client, serving: Serving) -> Self {
-        Self { cluster: Cluster::new(client), serving, held: Arc::new(Semaphore::new(HELD_AT_ONCE)) }
+impl WebhookServer {
+    fn new(client: Client, server_tls: ServerTls) -> Self {
+        let buffer = Arc::new(Semaphore::new(MAX_BUFFERED_BYTES));
+        Self { client: AdmissionClient::new(client), server_tls, buffer }
     }
 
     async fn serve(self, listener: TcpListener, stop: CancellationToken) {
-        self.serve_within(LIMITS, listener, stop).await;
+        self.serve_with_limits(LIMITS, listener, stop).await;
     }
 
-    async fn serve_within(self, limits: Limits, listener: TcpListener, stop: CancellationToken) {
-        let tls = self.serving.webhooks();
+    async fn serve_with_limits(self, limits: Limits, listener: TcpListener, stop: CancellationToken) {
+        let tls = self.server_tls.webhooks();
         let server = Arc::new(self);
-        let answer = move |request| {
+        let respond = move |request| {
             let server = server.clone();
-            async move { server.answer(request).await.unwrap_or_else(|refused| refused) }
+            async move { server.respond(request).await.unwrap_or_else(|error| error) }
         };
-        server::serve(listener, Some(tls), limits, answer, stop).await;
+        server::serve(listener, Some(tls), limits, respond, stop).await;
     }
 
-    async fn answer(&self, request: http::Request<Incoming>) -> Result<Answer, Answer> {
+    /// The error is the HTTP response to a request that is not a valid AdmissionReview.
+    async fn respond(&self, request: http::Request<Incoming>) -> Result<Answer, Answer> {
         let path = request.uri().path();
-        let Some(check) = Check::at(path) else {
-            return Err(sentence(StatusCode::NOT_FOUND, "nothing is answered here"));
+        let Some(endpoint) = WebhookEndpoint::from_path(path) else {
+            return Err(plain_text(StatusCode::NOT_FOUND, "no webhook has this path"));
         };
         if request.method() != Method::POST {
-            return Err(sentence(StatusCode::METHOD_NOT_ALLOWED, "an AdmissionReview is sent with POST"));
+            return Err(plain_text(StatusCode::METHOD_NOT_ALLOWED, "unsupported method; supported values: POST"));
         }
-        let content = request.headers().get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
-        let content = content.and_then(|content| content.split(';').next()).unwrap_or_default().trim();
+        let content_type = request.headers().get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
+        let content = content_type.and_then(|content| content.split(';').next()).unwrap_or_default().trim();
         if content != "application/json" {
-            let wrong = format!("the content type must be application/json, and it is {content:?}");
-            return Err(sentence(StatusCode::BAD_REQUEST, &wrong));
+            let message = format!("unsupported content type {content:?}; supported values: application/json");
+            return Err(plain_text(StatusCode::BAD_REQUEST, &message));
         }
-        let (body, _held) = self.read(request.into_body()).await?;
-        let bad = |wrong: String| sentence(StatusCode::BAD_REQUEST, &wrong);
-        let request = review::read(&body).map_err(bad)?;
+        let (body, _buffer) = self.read_body(request.into_body()).await?;
+        let bad_request = |message: String| plain_text(StatusCode::BAD_REQUEST, &message);
+        let request = review::parse_review(&body).map_err(bad_request)?;
         drop(body);
-        check.suits(&request).map_err(bad)?;
+        endpoint.validate_request(&request).map_err(bad_request)?;
         let uid = request.uid.clone();
-        let decision = admit(&self.cluster, check, request).await;
+        let decision = admit(&self.client, endpoint, request).await;
         if let [first, ..] = decision.refusals.as_slice() {
-            tracing::info!(path = ?check, refusals = decision.refusals.len(), "refused: {first}");
+            let (operation, refusals) = (endpoint.operation(), decision.refusals.len());
+            tracing::info!(operation, refusals, cause = %first, "admission request denied");
         }
-        let mut answer = Answer::new(Full::new(Bytes::from(decision.write(&uid))));
-        answer.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        Ok(answer)
+        let mut response = Answer::new(Full::new(Bytes::from(decision.to_json(&uid))));
+        response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        Ok(response)
     }
 
-    /// The body, as far as there is room for it. Who sends slowly holds only what has come.
-    async fn read(&self, mut body: Incoming) -> Result<(Vec<u8>, Option<OwnedSemaphorePermit>), Answer> {
-        let broken = || sentence(StatusCode::BAD_REQUEST, "the body could not be read to its end");
-        let large = || sentence(StatusCode::PAYLOAD_TOO_LARGE, &format!("the body has more than {LARGEST} bytes"));
-        if body.size_hint().lower() > LARGEST as u64 {
-            return Err(large());
+    /// Reads the body and waits for buffer space for each part of it. A client that sends slowly occupies only the
+    /// space of the bytes that have arrived.
+    async fn read_body(&self, mut body: Incoming) -> Result<(Vec<u8>, Option<OwnedSemaphorePermit>), Answer> {
+        let incomplete = || plain_text(StatusCode::BAD_REQUEST, "request body is incomplete");
+        let too_large = || {
+            let message = format!("request body is larger than {MAX_BODY_BYTES} bytes");
+            plain_text(StatusCode::PAYLOAD_TOO_LARGE, &message)
+        };
+        if body.size_hint().lower() > MAX_BODY_BYTES as u64 {
+            return Err(too_large());
         }
         let mut read = Vec::new();
-        let mut held: Option<OwnedSemaphorePermit> = None;
+        let mut buffer: Option<OwnedSemaphorePermit> = None;
         while let Some(frame) = body.frame().await {
-            let Ok(data) = frame.map_err(|_| broken())?.into_data() else { continue };
-            if read.len() + data.len() > LARGEST {
-                return Err(large());
+            let Ok(data) = frame.map_err(|_| incomplete())?.into_data() else { continue };
+            if read.len() + data.len() > MAX_BODY_BYTES {
+                return Err(too_large());
             }
             let amount = u32::try_from(data.len()).unwrap_or(u32::MAX);
-            let room = self.held.clone().acquire_many_owned(amount).await.map_err(|_| broken())?;
-            match &mut held {
-                Some(held) => held.merge(room),
-                None => held = Some(room),
+            let permit = self.buffer.clone().acquire_many_owned(amount).await.map_err(|_| incomplete())?;
+            match &mut buffer {
+                Some(buffer) => buffer.merge(permit),
+                None => buffer = Some(permit),
             }
             read.extend_from_slice(&data);
         }
-        Ok((read, held))
+        Ok((read, buffer))
     }
 }
 
-fn sentence(status: StatusCode, sentence: &str) -> Answer {
-    text(status, format!("{sentence}\n"))
+fn plain_text(status: StatusCode, message: &str) -> Answer {
+    text(status, format!("{message}\n"))
 }

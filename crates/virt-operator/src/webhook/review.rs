@@ -1,4 +1,4 @@
-//! The question that the API server asks and the form of the answer: `AdmissionReview` of `admission.k8s.io/v1`.
+//! `AdmissionReview` of `admission.k8s.io/v1`: the request that the API server sends, and the response to it.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -7,21 +7,20 @@ use vitivirt_install::validation::Refusal;
 const API_VERSION: &str = "admission.k8s.io/v1";
 const KIND: &str = "AdmissionReview";
 
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-#[derive(Default)]
-struct Question {
+struct IncomingReview {
     api_version: String,
     kind: String,
-    request: Option<Request>,
+    request: Option<AdmissionRequest>,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Request {
+pub(super) struct AdmissionRequest {
     pub(super) uid: String,
     pub(super) operation: String,
-    pub(super) resource: Resource,
+    pub(super) resource: GroupResource,
     #[serde(default)]
     pub(super) name: String,
     #[serde(default)]
@@ -33,39 +32,40 @@ pub(super) struct Request {
 }
 
 #[derive(Debug, Deserialize)]
-pub(super) struct Resource {
+pub(super) struct GroupResource {
     pub(super) group: String,
     pub(super) resource: String,
 }
 
-/// The question, or a sentence about what is wrong with it.
-pub(super) fn read(body: &[u8]) -> Result<Request, String> {
-    let question: Question =
-        serde_json::from_slice(body).map_err(|error| format!("the body is not an {KIND} in JSON: {error}"))?;
-    if question.kind != KIND || question.api_version != API_VERSION {
-        let (kind, version) = (question.kind, question.api_version);
-        return Err(format!("the body must be an {KIND} of {API_VERSION}, and it is {kind:?} of {version:?}"));
+/// Parses the body of a request. The error is a message for the client.
+pub(super) fn parse_review(body: &[u8]) -> Result<AdmissionRequest, String> {
+    let review: IncomingReview =
+        serde_json::from_slice(body).map_err(|error| format!("request body is not an {KIND} in JSON: {error}"))?;
+    if review.kind != KIND || review.api_version != API_VERSION {
+        let (kind, version) = (review.kind, review.api_version);
+        return Err(format!("request body must be an {KIND} of {API_VERSION}: found kind {kind:?} of {version:?}"));
     }
-    question.request.ok_or_else(|| format!("the {KIND} has no request"))
+    review.request.ok_or_else(|| format!("{KIND} has no request"))
 }
 
-/// What the API server is told.
+/// The decision on a request. The request is allowed if there are no refusals.
 #[derive(Debug, Default)]
-pub(super) struct Decision {
-    /// Of the answer that whoever asked gets from the API server, if something is refused.
+pub(super) struct AdmissionDecision {
+    /// The HTTP status that the API server returns to its client if the request is denied.
     pub(super) code: u16,
     pub(super) refusals: Vec<Refusal>,
     pub(super) warnings: Vec<String>,
 }
 
-impl Decision {
-    pub(super) fn write(&self, uid: &str) -> Vec<u8> {
-        let answer = Answer { api_version: API_VERSION, kind: KIND, response: self.response(uid) };
-        serde_json::to_vec(&answer).unwrap_or_default()
+impl AdmissionDecision {
+    /// The body of the HTTP response.
+    pub(super) fn to_json(&self, uid: &str) -> Vec<u8> {
+        let review = OutgoingReview { api_version: API_VERSION, kind: KIND, response: self.response(uid) };
+        serde_json::to_vec(&review).unwrap_or_default()
     }
 
-    fn response<'a>(&'a self, uid: &'a str) -> Response<'a> {
-        let causes: Vec<Cause<'_>> = self.refusals.iter().map(Cause::new).collect();
+    fn response<'a>(&'a self, uid: &'a str) -> AdmissionResponse<'a> {
+        let causes: Vec<StatusCause<'_>> = self.refusals.iter().map(StatusCause::new).collect();
         let message = || self.refusals.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
         let reason = match self.code {
             403 => "Forbidden",
@@ -73,56 +73,56 @@ impl Decision {
             503 => "ServiceUnavailable",
             _ => "BadRequest",
         };
-        let status = (!causes.is_empty()).then(|| Status {
+        let status = (!causes.is_empty()).then(|| DenialStatus {
             code: self.code,
             reason,
             message: message(),
-            details: Details { causes },
+            details: StatusDetails { causes },
         });
-        Response { uid, allowed: status.is_none(), status, warnings: &self.warnings }
+        AdmissionResponse { uid, allowed: status.is_none(), status, warnings: &self.warnings }
     }
 }
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Answer<'a> {
+struct OutgoingReview<'a> {
     api_version: &'a str,
     kind: &'a str,
-    response: Response<'a>,
+    response: AdmissionResponse<'a>,
 }
 
 #[derive(Serialize)]
-struct Response<'a> {
+struct AdmissionResponse<'a> {
     uid: &'a str,
     allowed: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
-    status: Option<Status<'a>>,
+    status: Option<DenialStatus<'a>>,
     #[serde(skip_serializing_if = "<[String]>::is_empty")]
     warnings: &'a [String],
 }
 
 #[derive(Serialize)]
-struct Status<'a> {
+struct DenialStatus<'a> {
     code: u16,
     reason: &'static str,
     message: String,
-    details: Details<'a>,
+    details: StatusDetails<'a>,
 }
 
 #[derive(Serialize)]
-struct Details<'a> {
-    causes: Vec<Cause<'a>>,
+struct StatusDetails<'a> {
+    causes: Vec<StatusCause<'a>>,
 }
 
 #[derive(Serialize)]
-struct Cause<'a> {
+struct StatusCause<'a> {
     reason: &'static str,
     message: String,
     #[serde(skip_serializing_if = "str::is_empty")]
     field: &'a str,
 }
 
-impl<'a> Cause<'a> {
+impl<'a> StatusCause<'a> {
     fn new(refusal: &'a Refusal) -> Self {
         Self { reason: refusal.cause.as_str(), message: refusal.to_string(), field: &refusal.field }
     }

@@ -1,4 +1,4 @@
-//! The server over real TLS, before an API server that the test plays.
+//! The webhook server over real TLS, with an API server that the test simulates.
 
 use std::net::{Ipv4Addr, SocketAddr};
 
@@ -16,28 +16,28 @@ use tokio_rustls::{TlsConnector, client::TlsStream};
 use tower::{BoxError, service_fn};
 use vitivirt_install::certificates::KeyPair;
 
-use super::{review::Request as Asked, *};
+use super::{review::AdmissionRequest, *};
 
 const HOST: &str = "kubevirt-operator-webhook.kubevirt.svc";
-const MOMENT: Duration = Duration::from_millis(300);
+const SHORT: Duration = Duration::from_millis(300);
 
-/// By verb and address. `None`: no answer ever comes.
-type StoredObjectRecorder = dyn Fn(&str) -> Option<(u16, Value)> + Send + Sync;
+/// The response to a request, given as `VERB URI`. With `None` the API server never responds.
+type Handler = dyn Fn(&str) -> Option<(u16, Value)> + Send + Sync;
 
-/// What the API server was asked, and what it answers.
+/// A simulated API server that records the requests.
 #[derive(Clone)]
-struct Api {
-    asked: Arc<Mutex<Vec<String>>>,
-    answer: Arc<StoredObjectRecorder>,
+struct FakeApiServer {
+    requests: Arc<Mutex<Vec<String>>>,
+    handler: Arc<Handler>,
 }
 
-impl Api {
-    fn new(answer: impl Fn(&str) -> Option<(u16, Value)> + Send + Sync + 'static) -> Self {
-        Self { asked: Arc::default(), answer: Arc::new(answer) }
+impl FakeApiServer {
+    fn new(handler: impl Fn(&str) -> Option<(u16, Value)> + Send + Sync + 'static) -> Self {
+        Self { requests: Arc::default(), handler: Arc::new(handler) }
     }
 
-    /// Lists with these objects by the last part of the path; kinds that are not named are not served.
-    fn with(lists: Value) -> Self {
+    /// Serves lists of these objects, by the plural of their kind. Other kinds are not served.
+    fn with_lists(lists: Value) -> Self {
         Self::new(move |uri| {
             let plural = uri.split('?').next().and_then(|path| path.rsplit('/').next()).unwrap_or_default();
             Some(match lists.get(plural) {
@@ -52,9 +52,9 @@ impl Api {
         let service = service_fn(move |request: Request<KubeBody>| {
             let api = api.clone();
             async move {
-                let asked = format!("{} {}", request.method(), request.uri());
-                api.asked.lock().push(asked.clone());
-                let Some((status, body)) = (api.answer)(&asked) else { return std::future::pending().await };
+                let request = format!("{} {}", request.method(), request.uri());
+                api.requests.lock().push(request.clone());
+                let Some((status, body)) = (api.handler)(&request) else { return std::future::pending().await };
                 let body = Full::new(Bytes::from(body.to_string()));
                 Ok::<_, BoxError>(Response::builder().status(status).body(body).unwrap())
             }
@@ -62,8 +62,8 @@ impl Api {
         Client::new(service, "default")
     }
 
-    fn asked(&self) -> Vec<String> {
-        self.asked.lock().clone()
+    fn requests(&self) -> Vec<String> {
+        self.requests.lock().clone()
     }
 }
 
@@ -80,22 +80,22 @@ fn certificate() -> (KeyPair, CertificateDer<'static>) {
     (pair, der)
 }
 
-struct Webhook {
+struct TestWebhook {
     address: SocketAddr,
-    serving: Serving,
+    server_tls: ServerTls,
     root: CertificateDer<'static>,
 }
 
-impl Webhook {
-    async fn start(api: &Api, limits: Limits) -> Self {
-        let serving = Serving::new().unwrap();
+impl TestWebhook {
+    async fn start(api: &FakeApiServer, limits: Limits) -> Self {
+        let server_tls = ServerTls::new().unwrap();
         let (pair, root) = certificate();
-        serving.set(Some(&pair), None);
+        server_tls.set(Some(&pair), None);
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let address = listener.local_addr().unwrap();
-        let server = Server::new(api.client(), serving.clone());
-        tokio::spawn(server.serve_within(limits, listener, CancellationToken::new()));
-        Self { address, serving, root }
+        let server = WebhookServer::new(api.client(), server_tls.clone());
+        tokio::spawn(server.serve_with_limits(limits, listener, CancellationToken::new()));
+        Self { address, server_tls, root }
     }
 
     async fn connect(&self) -> Result<TlsStream<TcpStream>, std::io::Error> {
@@ -133,22 +133,22 @@ impl Webhook {
         (status, String::from_utf8(body.to_vec()).unwrap())
     }
 
-    /// The response to a review, as the API server would read it.
-    async fn ask(&self, operation: &str, parts: Value) -> Value {
+    /// Sends an AdmissionReview and returns the `response` of the answer.
+    async fn review(&self, operation: &str, parts: Value) -> Value {
         let path = format!("/kubevirt-validate-{}", operation.to_lowercase());
-        let (status, body) = self.post(&path, review(operation, &parts).to_string()).await;
+        let (status, body) = self.post(&path, admission_review(operation, &parts).to_string()).await;
         assert_eq!(status, 200, "{body}");
-        let answer: Value = serde_json::from_str(&body).unwrap();
+        let review: Value = serde_json::from_str(&body).unwrap();
         assert_eq!(
-            (&answer["apiVersion"], &answer["kind"]),
+            (&review["apiVersion"], &review["kind"]),
             (&json!("admission.k8s.io/v1"), &json!("AdmissionReview"))
         );
-        assert_eq!(answer["response"]["uid"], "u-1");
-        answer["response"].clone()
+        assert_eq!(review["response"]["uid"], "u-1");
+        review["response"].clone()
     }
 }
 
-fn review(operation: &str, parts: &Value) -> Value {
+fn admission_review(operation: &str, parts: &Value) -> Value {
     let mut request = json!({
         "uid": "u-1", "operation": operation, "name": "kubevirt", "namespace": "kubevirt",
         "kind": {"group": "kubevirt.io", "version": "v1", "kind": "KubeVirt"},
@@ -177,71 +177,72 @@ fn message(response: &Value) -> &str {
 }
 
 #[tokio::test]
-async fn a_change_is_allowed_or_refused_with_its_causes() {
-    let api = Api::with(json!({}));
-    let webhook = Webhook::start(&api, LIMITS).await;
+async fn an_update_is_allowed_or_denied_with_its_causes() {
+    let api = FakeApiServer::with_lists(json!({}));
+    let webhook = TestWebhook::start(&api, LIMITS).await;
     let old = kubevirt(&json!({}));
-    let good = webhook.ask("UPDATE", json!({"oldObject": old, "object": kubevirt(&json!({"imageTag": "v1"}))})).await;
+    let good =
+        webhook.review("UPDATE", json!({"oldObject": old, "object": kubevirt(&json!({"imageTag": "v1"}))})).await;
     assert_eq!(good, json!({"uid": "u-1", "allowed": true}));
 
     let bad = kubevirt(&json!({"infra": {"replicas": 0}, "imageTag": "a b"}));
-    let bad = webhook.ask("UPDATE", json!({"oldObject": old, "object": bad})).await;
+    let bad = webhook.review("UPDATE", json!({"oldObject": old, "object": bad})).await;
     assert_eq!((&bad["allowed"], &bad["status"]["code"]), (&json!(false), &json!(422)));
     assert_eq!(bad["status"]["reason"], "Invalid");
     assert!(message(&bad).contains("spec.infra.replicas cannot be 0") && message(&bad).contains("; spec.imageTag"));
     let causes = &bad["status"]["details"]["causes"];
     assert_eq!(causes[0]["field"], "spec.infra.replicas");
     assert_eq!(causes[0]["reason"], "FieldValueInvalid");
-    assert_eq!(api.asked(), [""; 0], "nothing has to be asked for that");
+    assert_eq!(api.requests(), [""; 0], "the decision needs no request");
 }
 
 #[tokio::test]
-async fn what_cannot_be_read_is_refused_in_words() {
-    let webhook = Webhook::start(&Api::with(json!({})), LIMITS).await;
+async fn a_new_object_that_cannot_be_parsed_is_denied_and_an_old_one_can_be_repaired() {
+    let webhook = TestWebhook::start(&FakeApiServer::with_lists(json!({})), LIMITS).await;
     let bad = kubevirt(&json!({"infra": {"replicas": "many"}}));
-    let response = webhook.ask("UPDATE", json!({"oldObject": kubevirt(&json!({})), "object": bad})).await;
+    let response = webhook.review("UPDATE", json!({"oldObject": kubevirt(&json!({})), "object": bad})).await;
     assert_eq!((&response["allowed"], &response["status"]["code"]), (&json!(false), &json!(400)));
     assert!(message(&response).contains("many"), "{response}");
-    let response = webhook.ask("UPDATE", json!({"oldObject": bad, "object": kubevirt(&json!({}))})).await;
-    assert_eq!(response["allowed"], true, "whoever repairs it is let through: {response}");
+    let response = webhook.review("UPDATE", json!({"oldObject": bad, "object": kubevirt(&json!({}))})).await;
+    assert_eq!(response["allowed"], true, "a user can repair the resource: {response}");
 }
 
 #[tokio::test]
-async fn warnings_come_with_the_answer() {
-    let webhook = Webhook::start(&Api::with(json!({})), LIMITS).await;
+async fn the_response_contains_warnings() {
+    let webhook = TestWebhook::start(&FakeApiServer::with_lists(json!({})), LIMITS).await;
     let new = kubevirt(&json!({"configuration": {
         "developerConfiguration": {"featureGates": ["LiveMigration"]},
         "tlsConfiguration": {"minTLSVersion": "VersionTLS10", "ciphers": ["TLS_RSA_WITH_AES_128_CBC_SHA"]},
     }}));
-    let response = webhook.ask("UPDATE", json!({"oldObject": kubevirt(&json!({})), "object": new})).await;
+    let response = webhook.review("UPDATE", json!({"oldObject": kubevirt(&json!({})), "object": new})).await;
     assert_eq!(
         response,
         json!({"uid": "u-1", "allowed": true, "warnings": [
             "feature gate LiveMigration is always on in this release and can be taken off the list",
-            "virt-operator's own endpoints speak TLS 1.2 and 1.3 only, although VersionTLS10 is allowed",
-            "virt-operator's own endpoints do not offer TLS_RSA_WITH_AES_128_CBC_SHA",
+            "virt-operator's endpoints support only TLS 1.2 and 1.3, although minTLSVersion is VersionTLS10",
+            "virt-operator's endpoints do not support TLS_RSA_WITH_AES_128_CBC_SHA",
         ]})
     );
 }
 
 #[tokio::test]
-async fn placement_is_judged_by_the_api_server() {
+async fn placement_is_validated_by_the_api_server_with_a_dry_run() {
     let new = kubevirt(&json!({"infra": {"nodePlacement": {"tolerations": [{"operator": "Sometimes"}]}}}));
     let change = json!({"oldObject": kubevirt(&json!({})), "object": new});
     let causes = json!({"causes": [{"reason": "FieldValueInvalid", "field": "spec.template.spec.tolerations[0].operator",
                                     "message": "Invalid value: \"Sometimes\""}]});
-    let api = Api::new(move |_| Some((422, status(422, "Deployment is invalid", &causes))));
-    let webhook = Webhook::start(&api, LIMITS).await;
-    let response = webhook.ask("UPDATE", change.clone()).await;
+    let api = FakeApiServer::new(move |_| Some((422, status(422, "Deployment is invalid", &causes))));
+    let webhook = TestWebhook::start(&api, LIMITS).await;
+    let response = webhook.review("UPDATE", change.clone()).await;
     assert_eq!(
         message(&response),
         "spec.infra.nodePlacement.tolerations[0].operator cannot be used for pods: Invalid value: \"Sometimes\""
     );
-    assert_eq!(api.asked(), ["POST /apis/apps/v1/namespaces/kubevirt/deployments?&dryRun=All"]);
+    assert_eq!(api.requests(), ["POST /apis/apps/v1/namespaces/kubevirt/deployments?&dryRun=All"]);
 
-    let api = Api::new(|_| Some((403, status(403, "quota exceeded", &json!(null)))));
-    let webhook = Webhook::start(&api, LIMITS).await;
-    let response = webhook.ask("UPDATE", change).await;
+    let api = FakeApiServer::new(|_| Some((403, status(403, "quota exceeded", &json!(null)))));
+    let webhook = TestWebhook::start(&api, LIMITS).await;
+    let response = webhook.review("UPDATE", change).await;
     assert_eq!(response["allowed"], true);
     let warning = response["warnings"][0].as_str().unwrap();
     assert!(
@@ -251,23 +252,24 @@ async fn placement_is_judged_by_the_api_server() {
 }
 
 #[tokio::test]
-async fn there_is_one_installation() {
+async fn a_second_kubevirt_resource_is_denied() {
     let new = json!({"object": kubevirt(&json!({}))});
-    let api = Api::with(json!({"kubevirts": []}));
-    let webhook = Webhook::start(&api, LIMITS).await;
-    assert_eq!(webhook.ask("CREATE", new.clone()).await["allowed"], true);
-    assert_eq!(api.asked(), ["GET /apis/kubevirt.io/v1/kubevirts?&limit=2"]);
+    let api = FakeApiServer::with_lists(json!({"kubevirts": []}));
+    let webhook = TestWebhook::start(&api, LIMITS).await;
+    assert_eq!(webhook.review("CREATE", new.clone()).await["allowed"], true);
+    assert_eq!(api.requests(), ["GET /apis/kubevirt.io/v1/kubevirts?&limit=2"]);
 
-    let webhook = Webhook::start(&Api::with(json!({"kubevirts": [kubevirt(&json!({}))]})), LIMITS).await;
-    let response = webhook.ask("CREATE", new.clone()).await;
+    let webhook =
+        TestWebhook::start(&FakeApiServer::with_lists(json!({"kubevirts": [kubevirt(&json!({}))]})), LIMITS).await;
+    let response = webhook.review("CREATE", new.clone()).await;
     assert_eq!(response["status"]["code"], 403);
     assert!(message(&response).starts_with("KubeVirt is already created: there is kubevirt/kubevirt"), "{response}");
 
-    let api = Api::new(|_| Some((500, status(500, "etcd is away", &json!(null)))));
-    let webhook = Webhook::start(&api, LIMITS).await;
-    let response = webhook.ask("CREATE", new).await;
+    let api = FakeApiServer::new(|_| Some((500, status(500, "etcd is down", &json!(null)))));
+    let webhook = TestWebhook::start(&api, LIMITS).await;
+    let response = webhook.review("CREATE", new).await;
     assert_eq!(response["status"]["code"], 503);
-    assert!(message(&response).contains("etcd is away") && message(&response).ends_with("try again"), "{response}");
+    assert!(message(&response).contains("etcd is down") && message(&response).ends_with("try again"), "{response}");
 }
 
 fn guarded() -> Value {
@@ -275,36 +277,36 @@ fn guarded() -> Value {
 }
 
 #[tokio::test]
-async fn removal_waits_for_workloads_if_it_is_asked_to() {
+async fn deletion_is_denied_while_workloads_exist_if_the_uninstall_strategy_says_so() {
     let lists = json!({
         "virtualmachineinstances": [object("shop", "a")], "virtualmachines": [],
         "virtualmachineinstancereplicasets": [object("shop", "r"), object("shop", "s")],
     });
-    let api = Api::with(lists);
-    let webhook = Webhook::start(&api, LIMITS).await;
-    let response = webhook.ask("DELETE", json!({"oldObject": kubevirt(&json!({}))})).await;
+    let api = FakeApiServer::with_lists(lists);
+    let webhook = TestWebhook::start(&api, LIMITS).await;
+    let response = webhook.review("DELETE", json!({"oldObject": kubevirt(&json!({}))})).await;
     assert_eq!(response["allowed"], true);
-    assert_eq!(api.asked(), [""; 0]);
+    assert_eq!(api.requests(), [""; 0]);
 
-    let response = webhook.ask("DELETE", json!({"oldObject": guarded()})).await;
+    let response = webhook.review("DELETE", json!({"oldObject": guarded()})).await;
     assert_eq!((&response["allowed"], &response["status"]["code"]), (&json!(false), &json!(403)));
     let expected = "there are still Virtual Machine Instances present (shop/a) and Virtual Machine Instance Replica Sets \
                     present (shop/r, shop/s), and";
     assert!(message(&response).contains(expected), "{response}");
-    let asked = api.asked();
-    assert_eq!(asked.len(), 3);
-    assert!(asked.iter().all(|uri| uri.ends_with("limit=2")), "{asked:?}");
+    let requests = api.requests();
+    assert_eq!(requests.len(), 3);
+    assert!(requests.iter().all(|uri| uri.ends_with("limit=2")), "{requests:?}");
 }
 
 #[tokio::test]
 async fn kinds_that_are_not_served_have_no_objects() {
-    let webhook = Webhook::start(&Api::with(json!({})), LIMITS).await;
-    assert_eq!(webhook.ask("DELETE", json!({"oldObject": guarded()})).await["allowed"], true);
+    let webhook = TestWebhook::start(&FakeApiServer::with_lists(json!({})), LIMITS).await;
+    assert_eq!(webhook.review("DELETE", json!({"oldObject": guarded()})).await["allowed"], true);
 }
 
 #[tokio::test]
-async fn what_the_server_does_not_say_is_looked_up() {
-    let one = Api::new(|uri| {
+async fn objects_that_a_delete_request_does_not_contain_are_read_from_the_api_server() {
+    let one = FakeApiServer::new(|uri| {
         Some(match uri {
             "GET /apis/kubevirt.io/v1/namespaces/kubevirt/kubevirts/kubevirt" => (200, guarded()),
             uri if uri.contains("/virtualmachines?") => {
@@ -313,69 +315,84 @@ async fn what_the_server_does_not_say_is_looked_up() {
             _ => (404, status(404, "not found", &json!(null))),
         })
     });
-    let webhook = Webhook::start(&one, LIMITS).await;
-    let response = webhook.ask("DELETE", json!({})).await;
+    let webhook = TestWebhook::start(&one, LIMITS).await;
+    let response = webhook.review("DELETE", json!({})).await;
     assert!(message(&response).contains("Virtual Machines present (a/b, a/c and others)"), "{response}");
-    assert_eq!(webhook.ask("DELETE", json!({"name": "gone"})).await["allowed"], true);
+    assert_eq!(webhook.review("DELETE", json!({"name": "gone"})).await["allowed"], true);
 
-    let several = Api::with(json!({"kubevirts": [guarded()], "virtualmachines": [object("a", "b")]}));
-    let webhook = Webhook::start(&several, LIMITS).await;
-    assert_eq!(webhook.ask("DELETE", json!({"name": ""})).await["allowed"], false);
-    assert_eq!(several.asked()[0], "GET /apis/kubevirt.io/v1/namespaces/kubevirt/kubevirts?&limit=2");
+    let several = FakeApiServer::with_lists(json!({"kubevirts": [guarded()], "virtualmachines": [object("a", "b")]}));
+    let webhook = TestWebhook::start(&several, LIMITS).await;
+    assert_eq!(webhook.review("DELETE", json!({"name": ""})).await["allowed"], false);
+    assert_eq!(several.requests()[0], "GET /apis/kubevirt.io/v1/namespaces/kubevirt/kubevirts?&limit=2");
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_api_server_that_hangs_is_not_waited_for() {
-    let cluster = Cluster::new(Api::new(|_| None).client());
-    let request: Asked =
-        review::read(review("DELETE", &json!({"oldObject": guarded()})).to_string().as_bytes()).unwrap();
+async fn a_hanging_api_server_ends_the_request_with_503_in_time() {
+    let client = AdmissionClient::new(FakeApiServer::new(|_| None).client());
+    let request: AdmissionRequest =
+        review::parse_review(admission_review("DELETE", &json!({"oldObject": guarded()})).to_string().as_bytes())
+            .unwrap();
     let begin = tokio::time::Instant::now();
-    let decision = admit(&cluster, Check::Delete, request).await;
+    let decision = admit(&client, WebhookEndpoint::Delete, request).await;
     assert!(begin.elapsed() < LIMITS.request);
     assert_eq!(decision.code, 503);
     assert_eq!(
         decision.refusals[0].to_string(),
-        "the API server did not answer this operator in time; nothing was changed, try again"
+        "API server did not respond to virt-operator in time; nothing was changed, try again"
     );
 }
 
 #[tokio::test]
-async fn what_is_no_question_is_told_why() {
-    let webhook = Webhook::start(&Api::with(json!({})), LIMITS).await;
+async fn an_invalid_request_gets_a_response_that_names_the_problem() {
+    let webhook = TestWebhook::start(&FakeApiServer::with_lists(json!({})), LIMITS).await;
     let update = "/kubevirt-validate-update";
-    let good = review("UPDATE", &json!({}));
+    let good = admission_review("UPDATE", &json!({}));
     let other_version = {
         let mut review = good.clone();
         review["apiVersion"] = json!("admission.k8s.io/v1beta1");
         review
     };
-    let pods = review("UPDATE", &json!({"resource": {"group": "", "version": "v1", "resource": "pods"}}));
-    for (path, body, status, sentence) in [
-        ("/", "{}".to_owned(), 404, "nothing is answered here"),
-        (update, String::new(), 400, "the body is not an AdmissionReview in JSON: EOF"),
-        (update, "{}".to_owned(), 400, "the body must be an AdmissionReview of admission.k8s.io/v1, and it is \"\""),
+    let pods = admission_review("UPDATE", &json!({"resource": {"group": "", "version": "v1", "resource": "pods"}}));
+    for (path, body, status, message) in [
+        ("/", "{}".to_owned(), 404, "no webhook has this path"),
+        (update, String::new(), 400, "request body is not an AdmissionReview in JSON: EOF"),
+        (
+            update,
+            "{}".to_owned(),
+            400,
+            "request body must be an AdmissionReview of admission.k8s.io/v1: found kind \"\"",
+        ),
         (update, other_version.to_string(), 400, "of \"admission.k8s.io/v1beta1\""),
-        (update, pods.to_string(), 400, "only kubevirts.kubevirt.io are checked here, and this is pods."),
-        ("/kubevirt-validate-create", good.to_string(), 400, "operation CREATE is checked here, and this is UPDATE"),
+        (update, pods.to_string(), 400, "unsupported resource \"pods.\"; supported values: kubevirts.kubevirt.io"),
+        (
+            "/kubevirt-validate-create",
+            good.to_string(),
+            400,
+            "unsupported operation \"UPDATE\"; supported values: CREATE",
+        ),
         (
             update,
             json!({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview"}).to_string(),
             400,
-            "the AdmissionReview has no request",
+            "AdmissionReview has no request",
         ),
     ] {
         let (have, text) = webhook.post(path, body).await;
-        assert!(have == status && text.contains(sentence), "{have} {text}");
+        assert!(have == status && text.contains(message), "{have} {text}");
     }
     let get = Request::get(update).header("host", HOST).body(Full::default()).unwrap();
-    assert_eq!(webhook.send(get).await, (405, "an AdmissionReview is sent with POST\n".to_owned()));
+    assert_eq!(webhook.send(get).await, (405, "unsupported method; supported values: POST\n".to_owned()));
     let yaml = Request::post(update).header("host", HOST).header("content-type", "application/yaml");
     let (have, text) = webhook.send(yaml.body(Full::default()).unwrap()).await;
-    assert!(have == 400 && text.contains("must be application/json, and it is \"application/yaml\""), "{text}");
+    assert!(
+        have == 400
+            && text.contains("unsupported content type \"application/yaml\"; supported values: application/json"),
+        "{text}"
+    );
 }
 
-/// Sends the head and then chunks for as long as the other side takes them, and returns the answer.
-async fn trickle(webhook: &Webhook, head: &str, chunk: &[u8], pause: Duration) -> String {
+/// Sends the head, then sends chunks until the server stops to accept them, and returns the response.
+async fn send_chunks(webhook: &TestWebhook, head: &str, chunk: &[u8], pause: Duration) -> String {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     let stream = webhook.connect().await.unwrap();
     let (mut reading, mut writing) = tokio::io::split(stream);
@@ -389,62 +406,63 @@ async fn trickle(webhook: &Webhook, head: &str, chunk: &[u8], pause: Duration) -
         }
         writing
     });
-    let mut answer = Vec::new();
+    let mut response = Vec::new();
     let mut buffer = [0; 1024];
-    while !answer.ends_with(b"\n") {
-        match tokio::time::timeout(Duration::from_secs(20), reading.read(&mut buffer)).await.expect("no answer") {
-            Ok(read) if read > 0 => answer.extend_from_slice(&buffer[..read]),
+    while !response.ends_with(b"\n") {
+        match tokio::time::timeout(Duration::from_secs(20), reading.read(&mut buffer)).await.expect("no response") {
+            Ok(read) if read > 0 => response.extend_from_slice(&buffer[..read]),
             _ => break,
         }
     }
     sending.abort();
-    String::from_utf8_lossy(&answer).into_owned()
+    String::from_utf8_lossy(&response).into_owned()
 }
 
 #[tokio::test]
 async fn a_body_that_is_too_large_is_not_read() {
-    let webhook = Webhook::start(&Api::with(json!({})), LIMITS).await;
-    let answer = trickle(&webhook, &format!("Content-Length: {}\r\n", LARGEST + 1), b"", Duration::ZERO).await;
-    assert!(answer.starts_with("HTTP/1.1 413") && answer.contains("the body has more than"), "{answer}");
+    let webhook = TestWebhook::start(&FakeApiServer::with_lists(json!({})), LIMITS).await;
+    let response =
+        send_chunks(&webhook, &format!("Content-Length: {}\r\n", MAX_BODY_BYTES + 1), b"", Duration::ZERO).await;
+    assert!(response.starts_with("HTTP/1.1 413") && response.contains("request body is larger than"), "{response}");
     let chunk = format!("10000\r\n{}\r\n", "x".repeat(0x10000));
-    let answer = trickle(&webhook, "Transfer-Encoding: chunked\r\n", chunk.as_bytes(), Duration::ZERO).await;
-    assert!(answer.starts_with("HTTP/1.1 413") || answer.is_empty(), "{answer}");
-    assert!(webhook.ask("DELETE", json!({"oldObject": kubevirt(&json!({}))})).await["allowed"] == true);
+    let response = send_chunks(&webhook, "Transfer-Encoding: chunked\r\n", chunk.as_bytes(), Duration::ZERO).await;
+    assert!(response.starts_with("HTTP/1.1 413") || response.is_empty(), "{response}");
+    assert!(webhook.review("DELETE", json!({"oldObject": kubevirt(&json!({}))})).await["allowed"] == true);
 }
 
 #[tokio::test]
-async fn a_client_that_is_slow_is_given_up() {
-    let webhook = Webhook::start(&Api::with(json!({})), Limits { request: MOMENT, ..LIMITS }).await;
-    let answer = trickle(&webhook, "Content-Length: 1000\r\n", b" ", MOMENT / 10).await;
-    assert!(answer.starts_with("HTTP/1.1 503") && answer.contains("took too long"), "{answer}");
+async fn a_slow_client_gets_503() {
+    let webhook = TestWebhook::start(&FakeApiServer::with_lists(json!({})), Limits { request: SHORT, ..LIMITS }).await;
+    let response = send_chunks(&webhook, "Content-Length: 1000\r\n", b" ", SHORT / 10).await;
+    assert!(response.starts_with("HTTP/1.1 503") && response.contains("took too long"), "{response}");
 }
 
 #[tokio::test]
 async fn a_certificate_is_replaced_without_a_restart() {
-    let mut webhook = Webhook::start(&Api::with(json!({})), LIMITS).await;
-    let question = || {
-        let body = review("DELETE", &json!({"oldObject": kubevirt(&json!({}))})).to_string();
-        let request = Request::post("/kubevirt-validate-delete").header("host", HOST);
-        request.header("content-type", "application/json").body(Full::new(Bytes::from(body))).unwrap()
+    let mut webhook = TestWebhook::start(&FakeApiServer::with_lists(json!({})), LIMITS).await;
+    let request = || {
+        let body = admission_review("DELETE", &json!({"oldObject": kubevirt(&json!({}))})).to_string();
+        let builder = Request::post("/kubevirt-validate-delete").header("host", HOST);
+        builder.header("content-type", "application/json").body(Full::new(Bytes::from(body))).unwrap()
     };
     let mut open = webhook.client().await;
-    assert_eq!(open.send_request(question()).await.unwrap().status(), 200);
+    assert_eq!(open.send_request(request()).await.unwrap().status(), 200);
 
     let (pair, root) = certificate();
-    webhook.serving.set(Some(&pair), None);
-    assert!(webhook.connect().await.is_err(), "what was trusted before is no longer shown");
+    webhook.server_tls.set(Some(&pair), None);
+    assert!(webhook.connect().await.is_err(), "the server no longer presents the old certificate");
     webhook.root = root;
-    assert_eq!(webhook.send(question()).await.0, 200);
+    assert_eq!(webhook.send(request()).await.0, 200);
     open.ready().await.unwrap();
-    assert_eq!(open.send_request(question()).await.unwrap().status(), 200, "an open connection goes on");
+    assert_eq!(open.send_request(request()).await.unwrap().status(), 200, "an open connection stays usable");
 }
 
 #[test]
-fn the_terms_of_the_resource() {
+fn tls_settings_of_the_resource_become_the_tls_policy() {
     use vitivirt_runtime::tls::Version;
-    let terms = |tls: Value| serving::terms(Some(&serde_json::from_value(tls).unwrap()));
-    assert_eq!(serving::terms(None), Default::default());
-    assert_eq!(terms(json!({"minTLSVersion": "VersionTLS13"})).minimum, Version::Tls13);
-    assert_eq!(terms(json!({"minTLSVersion": "VersionTLS11"})).minimum, Version::Tls12);
-    assert_eq!(terms(json!({"minTLSVersion": "VersionTLS12", "ciphers": ["A"]})).suites, ["A"]);
+    let policy = |tls: Value| server_tls::tls_policy(Some(&serde_json::from_value(tls).unwrap()));
+    assert_eq!(server_tls::tls_policy(None), Default::default());
+    assert_eq!(policy(json!({"minTLSVersion": "VersionTLS13"})).minimum, Version::Tls13);
+    assert_eq!(policy(json!({"minTLSVersion": "VersionTLS11"})).minimum, Version::Tls12);
+    assert_eq!(policy(json!({"minTLSVersion": "VersionTLS12", "ciphers": ["A"]})).suites, ["A"]);
 }

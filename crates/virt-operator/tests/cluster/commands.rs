@@ -1,90 +1,121 @@
-//! Commands that look at a cluster, and what one release tells another.
+//! Commands that read a cluster, and the exchange of install strategies between releases.
 
-use std::collections::BTreeMap;
-use std::process::Stdio;
+use std::{
+    collections::BTreeMap,
+    process::{Output, Stdio},
+    sync::Arc,
+};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use k8s_openapi::api::core::v1::ConfigMap;
-use kube::Api;
-use kube::api::{ListParams, PostParams};
+use kube::{
+    Api,
+    api::{ListParams, PostParams},
+};
 use serde_json::{Value, json};
-use vitivirt_lab::harness::Suite;
-use vitivirt_lab::{KubeVirt, Lab, LabOptions, VirtOperator};
+use tokio::process::Command;
+use vitivirt_lab::{
+    KubeVirt, Lab, LabOptions, Record, VirtOperator,
+    harness::{SharedLabs, Suite},
+};
 
-use crate::world::{NAMESPACE, PATIENCE, kubevirts, program, text};
+use crate::support::{NAMESPACE, TIMEOUT, kubevirts, program, text};
 
 pub(crate) fn add(suite: &mut Suite) {
-    suite.test("a_plan_shows_what_an_edit_would_do_and_does_nothing", |labs| async move {
-        let lab = labs.ours(&program()).await?;
-        let unchanged = plan(&lab, &json!({})).await?;
-        ensure!(unchanged.iter().all(|(_, (action, _))| action != "restart"), "{unchanged:?}");
-        let before = lab.audit()?.len();
-        let flags = json!({"customizeComponents": {"flags": {"api": {"v": "5"}}}});
-        let planned = plan(&lab, &flags).await?;
-        let (action, fields) = planned.get("Deployment kubevirt/virt-api").context("virt-api is not in the plan")?;
-        ensure!(action == "restart", "{planned:?}");
-        ensure!(fields.iter().any(|field| field.contains("containers[0].command")), "{fields:?}");
-        let restarts = planned.values().filter(|(action, _)| action == "restart").count();
-        ensure!(restarts == 1, "only virt-api has another command: {planned:?}");
-        let writes: Vec<_> = lab.audit()?.into_iter().skip(before).filter(vitivirt_lab::Record::is_write).collect();
-        ensure!(writes.iter().all(|record| record.user != "admin"), "a plan writes nothing: {writes:?}");
-        Ok(())
-    });
-
-    suite.test("the_reference_installs_what_ours_tells_and_the_other_way_round", |_| async move {
-        // Every image of this name runs the reference's operator, whatever its tag: it is asked by ours.
-        let lab = Lab::start(LabOptions::default()).await?;
-        lab.create_virt_operator(&VirtOperator::ours(program())).await?;
-        lab.wait_for_virt_operator(PATIENCE).await?;
-        let other = json!({
-            "apiVersion": "kubevirt.io/v1", "kind": "KubeVirt",
-            "metadata": {"name": "kubevirt", "namespace": NAMESPACE},
-            "spec": {"imageTag": "v1.8.4-other"},
-        });
-        kubevirts(&lab).create(&PostParams::default(), &serde_json::from_value(other)?).await?;
-        let deployed = lab
-            .wait("another release, deployed", PATIENCE, kubevirts(&lab), "kubevirt", |kubevirt| {
-                kubevirt.is_some_and(|kubevirt| text(kubevirt, "/status/phase") == "Deployed")
-            })
-            .await?
-            .context("the resource is gone")?;
-        ensure!(text(&deployed, "/status/observedKubeVirtVersion") == "v1.8.4-other", "{:?}", deployed.data);
-        lab.stop().await?;
-
-        // Ours tells, by the same means that the reference's Job would use; the reference takes it as its own.
-        let lab =
-            Lab::start(LabOptions { kubevirt: KubeVirt::Reference { custom_resource: None }, ..LabOptions::default() })
-                .await?;
-        let theirs = strategies(&lab).await?;
-        let [told] = theirs.as_slice() else { anyhow::bail!("{} strategies", theirs.len()) };
-        let config = text(&kubevirts(&lab).get("kubevirt").await?, "/status/targetDeploymentConfig");
-        let maps: Api<ConfigMap> = Api::namespaced(lab.client(), NAMESPACE);
-        maps.delete(told.metadata.name.as_deref().unwrap_or_default(), &Default::default()).await?;
-        let output = tokio::process::Command::new(program())
-            .args(["--dump-install-strategy", "--kubeconfig"])
-            .arg(lab.kubeconfig())
-            .env("TARGET_DEPLOYMENT_CONFIG", &config)
-            .stdin(Stdio::null())
-            .output()
-            .await?;
-        ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        let ours = strategies(&lab).await?;
-        let [ours] = ours.as_slice() else { anyhow::bail!("{} strategies", ours.len()) };
-        ensure!(ours.metadata.annotations == told.metadata.annotations, "{:?}", ours.metadata);
-        ensure!(ours.metadata.labels == told.metadata.labels, "{:?}", ours.metadata);
-        lab.stop().await
-    });
+    suite.test(
+        "a_plan_shows_the_effect_of_an_edit_and_writes_nothing",
+        a_plan_shows_the_effect_of_an_edit_and_writes_nothing,
+    );
+    suite.test(
+        "another_release_is_installed_from_the_strategy_that_upstream_dumps",
+        another_release_is_installed_from_the_strategy_that_upstream_dumps,
+    );
+    suite.test(
+        "a_dumped_strategy_has_the_metadata_that_upstream_gives_it",
+        a_dumped_strategy_has_the_metadata_that_upstream_gives_it,
+    );
 }
 
-async fn strategies(lab: &Lab) -> Result<Vec<ConfigMap>> {
+async fn a_plan_shows_the_effect_of_an_edit_and_writes_nothing(labs: Arc<SharedLabs>) -> Result<()> {
+    let lab = labs.ours(&program()).await?;
+    let unchanged = plan(&lab, &json!({})).await?;
+    ensure!(unchanged.iter().all(|(_, (action, _))| action != "restart"), "{unchanged:?}");
+    let before = lab.audit()?.len();
+    let flags = json!({"customizeComponents": {"flags": {"api": {"v": "5"}}}});
+    let planned = plan(&lab, &flags).await?;
+    let (action, fields) = planned.get("Deployment kubevirt/virt-api").context("virt-api is not in the plan")?;
+    ensure!(action == "restart", "{planned:?}");
+    ensure!(fields.iter().any(|field| field.contains("containers[0].command")), "{fields:?}");
+    let restarts = planned.values().filter(|(action, _)| action == "restart").count();
+    ensure!(restarts == 1, "only the command of virt-api changes: {planned:?}");
+    let writes: Vec<_> = lab.audit()?.into_iter().skip(before).filter(Record::is_write).collect();
+    ensure!(writes.iter().all(|record| record.user != "admin"), "the plan command wrote {writes:?}");
+    Ok(())
+}
+
+async fn another_release_is_installed_from_the_strategy_that_upstream_dumps(_: Arc<SharedLabs>) -> Result<()> {
+    // The lab runs the reference operator for every image with this name, whatever its tag. This operator starts it as
+    // a Job to get the install strategy of the other release.
+    let lab = Lab::start(LabOptions::default()).await?;
+    lab.create_virt_operator(&VirtOperator::ours(program())).await?;
+    lab.wait_for_virt_operator(TIMEOUT).await?;
+    let other = json!({
+        "apiVersion": "kubevirt.io/v1", "kind": "KubeVirt",
+        "metadata": {"name": "kubevirt", "namespace": NAMESPACE},
+        "spec": {"imageTag": "v1.8.4-other"},
+    });
+    kubevirts(&lab).create(&PostParams::default(), &serde_json::from_value(other)?).await?;
+    let deployed = lab
+        .wait("another release is deployed", TIMEOUT, kubevirts(&lab), "kubevirt", |kubevirt| {
+            kubevirt.is_some_and(|kubevirt| text(kubevirt, "/status/phase") == "Deployed")
+        })
+        .await?
+        .context("KubeVirt resource not found")?;
+    ensure!(text(&deployed, "/status/observedKubeVirtVersion") == "v1.8.4-other", "{:?}", deployed.data);
+    lab.stop().await
+}
+
+/// The reference operator recognizes its own install strategy by labels and annotations. This runs the command that its
+/// Job would run, and compares the result with its own.
+async fn a_dumped_strategy_has_the_metadata_that_upstream_gives_it(_: Arc<SharedLabs>) -> Result<()> {
+    let reference = KubeVirt::Reference { custom_resource: None };
+    let lab = Lab::start(LabOptions { kubevirt: reference, ..LabOptions::default() }).await?;
+    let reference = only_strategy(&lab).await?;
+    let config = text(&kubevirts(&lab).get("kubevirt").await?, "/status/targetDeploymentConfig");
     let maps: Api<ConfigMap> = Api::namespaced(lab.client(), NAMESPACE);
-    Ok(maps.list(&ListParams::default().labels("kubevirt.io/install-strategy")).await?.items)
+    maps.delete(reference.metadata.name.as_deref().unwrap_or_default(), &Default::default()).await?;
+    let mut dump = Command::new(program());
+    dump.args(["--dump-install-strategy", "--kubeconfig"]).arg(lab.kubeconfig());
+    dump.env("TARGET_DEPLOYMENT_CONFIG", &config);
+    run(dump).await?;
+    let ours = only_strategy(&lab).await?;
+    ensure!(ours.metadata.annotations == reference.metadata.annotations, "{:?}", ours.metadata);
+    ensure!(ours.metadata.labels == reference.metadata.labels, "{:?}", ours.metadata);
+    lab.stop().await
 }
 
-type Planned = BTreeMap<String, (String, Vec<String>)>;
+/// The ConfigMap with the install strategy. It fails if there is not exactly one.
+async fn only_strategy(lab: &Lab) -> Result<ConfigMap> {
+    let maps: Api<ConfigMap> = Api::namespaced(lab.client(), NAMESPACE);
+    let strategies = maps.list(&ListParams::default().labels("kubevirt.io/install-strategy")).await?.items;
+    match <[ConfigMap; 1]>::try_from(strategies) {
+        Ok([strategy]) => Ok(strategy),
+        Err(strategies) => bail!("{} install strategies", strategies.len()),
+    }
+}
 
-/// By kind and name: the action, and the fields that differ.
-async fn plan(lab: &Lab, spec: &Value) -> Result<Planned> {
+/// Runs a command to its end. It fails if the command does.
+async fn run(mut command: Command) -> Result<Output> {
+    let output = command.stdin(Stdio::null()).output().await?;
+    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    Ok(output)
+}
+
+/// By kind and name of the object: the action, and the fields that differ.
+type PlannedWrites = BTreeMap<String, (String, Vec<String>)>;
+
+/// Runs the plan command for the live resource with `spec` merged into it.
+async fn plan(lab: &Lab, spec: &Value) -> Result<PlannedWrites> {
     let live = kubevirts(lab).get("kubevirt").await?;
     let mut merged = live.data.get("spec").cloned().unwrap_or_default();
     json_patch::merge(&mut merged, spec);
@@ -94,15 +125,10 @@ async fn plan(lab: &Lab, spec: &Value) -> Result<Planned> {
         "metadata": {"name": "kubevirt", "namespace": NAMESPACE}, "spec": merged,
     });
     std::fs::write(&file, kubevirt.to_string())?;
-    let output = tokio::process::Command::new(program())
-        .args(["plan".as_ref(), "-o".as_ref(), "json".as_ref(), "-f".as_ref(), file.as_os_str()])
-        .args(["--kubeconfig".as_ref(), lab.kubeconfig().as_os_str()])
-        .env("VIRT_OPERATOR_IMAGE", "quay.io/kubevirt/virt-operator:v1.8.4")
-        .stdin(Stdio::null())
-        .output()
-        .await?;
-    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let planned: Value = serde_json::from_slice(&output.stdout)?;
+    let mut plan = Command::new(program());
+    plan.args(["plan", "-o", "json", "-f"]).arg(&file).arg("--kubeconfig").arg(lab.kubeconfig());
+    plan.env("VIRT_OPERATOR_IMAGE", "quay.io/kubevirt/virt-operator:v1.8.4");
+    let planned: Value = serde_json::from_slice(&run(plan).await?.stdout)?;
     let part = |write: &Value, name: &str| write[name].as_str().unwrap_or_default().to_owned();
     let fields = |write: &Value| {
         let fields = write["fields"].as_array().into_iter().flatten();

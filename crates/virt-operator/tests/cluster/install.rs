@@ -1,89 +1,96 @@
-//! From an empty cluster to KubeVirt: installed by ours, with the real virt-api and virt-controller.
+//! From an empty cluster to KubeVirt: this operator installs it, with the real virt-api and virt-controller.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use k8s_openapi::api::core::v1::Node;
-use kube::Api;
-use kube::api::{DynamicObject, Patch, PatchParams, PostParams};
+use kube::{
+    Api,
+    api::{DynamicObject, Patch, PatchParams, PostParams},
+};
 use serde_json::{Value, json};
-use vitivirt_lab::harness::Suite;
-use vitivirt_lab::kubevirt_resource;
+use vitivirt_lab::{
+    harness::{SharedLabs, Suite},
+    kubevirt_resource,
+};
 
-use crate::world::{PATIENCE, kubevirts, operator_requests, program, replace_operator, settled, text};
+use crate::support::{
+    TIMEOUT, kubevirts, operator_requests, program, replace_operator, text, touch_kubevirt, wait_until_available,
+};
 
 pub(crate) fn add(suite: &mut Suite) {
-    suite.test("a_virtual_machine_runs_on_what_was_installed", |labs| async move {
-        let lab = labs.ours(&program()).await?;
-        let vms: Api<DynamicObject> =
-            Api::namespaced_with(lab.client(), "default", &kubevirt_resource("VirtualMachine"));
-        vms.create(&PostParams::default(), &serde_json::from_value(vm("runs"))?).await.context("creating a VM")?;
-        lab.wait("a VM that runs", PATIENCE, vms, "runs", |vm| {
-            vm.is_some_and(|vm| text(vm, "/status/printableStatus") == "Running")
-        })
-        .await?;
-        Ok(())
-    });
+    suite.test("a_vm_runs_on_the_installed_kubevirt", a_vm_runs_on_the_installed_kubevirt);
+    suite.test(
+        "virt_handler_may_change_only_kubevirt_metadata_of_its_own_node",
+        virt_handler_may_change_only_kubevirt_metadata_of_its_own_node,
+    );
+    suite.test(
+        "an_unchanged_installation_causes_no_writes_even_with_a_new_leader",
+        an_unchanged_installation_causes_no_writes_even_with_a_new_leader,
+    );
+}
 
-    suite.test("a_node_s_virt_handler_may_mark_its_own_node_and_nothing_else", |labs| async move {
-        let lab = labs.ours(&program()).await?;
-        let nodes: Api<Node> = Api::all(lab.client());
-        let names: Vec<String> =
-            nodes.list(&Default::default()).await?.items.into_iter().filter_map(|node| node.metadata.name).collect();
-        let [own, other, ..] = names.as_slice() else { anyhow::bail!("the lab has {} nodes", names.len()) };
-        let handler: Api<Node> = Api::all(lab.virt_handler_client(own).await?);
-        let attempts = [
-            ("a label of KubeVirt", own, json!({"metadata": {"labels": {"kubevirt.io/probe": "a"}}}), true),
-            ("an annotation of KubeVirt", own, json!({"metadata": {"annotations": {"kubevirt.io/probe": "a"}}}), true),
-            (
-                "a label of a CPU",
-                own,
-                json!({"metadata": {"labels": {"cpu-model.node.kubevirt.io/probe": "true"}}}),
-                true,
+async fn a_vm_runs_on_the_installed_kubevirt(labs: Arc<SharedLabs>) -> Result<()> {
+    let lab = labs.ours(&program()).await?;
+    let vms: Api<DynamicObject> = Api::namespaced_with(lab.client(), "default", &kubevirt_resource("VirtualMachine"));
+    vms.create(&PostParams::default(), &serde_json::from_value(vm("runs"))?).await.context("creating a VM")?;
+    lab.wait("VM is running", TIMEOUT, vms, "runs", |vm| {
+        vm.is_some_and(|vm| text(vm, "/status/printableStatus") == "Running")
+    })
+    .await?;
+    Ok(())
+}
+
+async fn virt_handler_may_change_only_kubevirt_metadata_of_its_own_node(labs: Arc<SharedLabs>) -> Result<()> {
+    let lab = labs.ours(&program()).await?;
+    let nodes: Api<Node> = Api::all(lab.client());
+    let names: Vec<String> =
+        nodes.list(&Default::default()).await?.items.into_iter().filter_map(|node| node.metadata.name).collect();
+    let [own, other, ..] = names.as_slice() else { bail!("the lab has {} nodes", names.len()) };
+    let handler: Api<Node> = Api::all(lab.virt_handler_client(own).await?);
+    let attempts = [
+        ("KubeVirt label", own, json!({"metadata": {"labels": {"kubevirt.io/probe": "a"}}}), true),
+        ("KubeVirt annotation", own, json!({"metadata": {"annotations": {"kubevirt.io/probe": "a"}}}), true),
+        ("CPU model label", own, json!({"metadata": {"labels": {"cpu-model.node.kubevirt.io/probe": "true"}}}), true),
+        ("other label", own, json!({"metadata": {"labels": {"example.com/probe": "a"}}}), false),
+        ("other annotation", own, json!({"metadata": {"annotations": {"example.com/x": "a"}}}), false),
+        ("spec", own, json!({"spec": {"unschedulable": true}}), false),
+        ("finalizer", own, json!({"metadata": {"finalizers": ["example.com/x"]}}), false),
+        ("KubeVirt label of another node", other, json!({"metadata": {"labels": {"kubevirt.io/probe": "a"}}}), false),
+    ];
+    for (change, node, patch, allowed) in attempts {
+        let result = handler.patch(node, &PatchParams::default(), &Patch::Strategic(&patch)).await;
+        match (allowed, result) {
+            (true, Ok(_)) => {}
+            (true, Err(error)) => bail!("{change} on {node} was denied: {error}"),
+            (false, Ok(_)) => bail!("{change} on {node} was allowed"),
+            (false, Err(error)) => ensure!(
+                error.to_string().contains("denied") || error.to_string().contains("forbidden"),
+                "{change}: {error}"
             ),
-            ("somebody else's label", own, json!({"metadata": {"labels": {"example.com/probe": "a"}}}), false),
-            ("somebody else's annotation", own, json!({"metadata": {"annotations": {"example.com/x": "a"}}}), false),
-            ("the specification", own, json!({"spec": {"unschedulable": true}}), false),
-            ("a finalizer", own, json!({"metadata": {"finalizers": ["example.com/x"]}}), false),
-            ("another node", other, json!({"metadata": {"labels": {"kubevirt.io/probe": "a"}}}), false),
-        ];
-        for (what, node, change, allowed) in attempts {
-            let answer = handler.patch(node, &PatchParams::default(), &Patch::Strategic(&change)).await;
-            match (allowed, answer) {
-                (true, Ok(_)) => {}
-                (true, Err(error)) => anyhow::bail!("{what} of {node} was refused: {error}"),
-                (false, Ok(_)) => anyhow::bail!("{what} of {node} was allowed"),
-                (false, Err(error)) => ensure!(
-                    error.to_string().contains("denied") || error.to_string().contains("forbidden"),
-                    "{what}: {error}"
-                ),
-            }
         }
-        Ok(())
-    });
+    }
+    Ok(())
+}
 
-    suite.test("a_settled_installation_is_left_alone_also_by_a_new_leader", |labs| async move {
-        let lab = labs.ours(&program()).await?;
-        settled(&lab).await?;
-        let before = operator_requests(&lab)?.len();
-        for round in 0..20 {
-            let touch = json!({"metadata": {"annotations": {"example.com/touched": round.to_string()}}});
-            kubevirts(&lab).patch("kubevirt", &PatchParams::default(), &Patch::Merge(touch)).await?;
-        }
-        replace_operator(&lab).await?;
-        settled(&lab).await?;
-        let records = operator_requests(&lab)?;
-        let writes: BTreeMap<String, usize> = records
-            .iter()
-            .skip(before)
-            .filter(|record| record.is_write() && record.resource != "leases" && record.resource != "events")
-            .fold(BTreeMap::new(), |mut all, record| {
-                *all.entry(format!("{} {} {}", record.verb, record.resource, record.name)).or_default() += 1;
-                all
-            });
-        ensure!(writes.is_empty(), "nothing had changed, and it wrote {writes:?}");
-        Ok(())
-    });
+async fn an_unchanged_installation_causes_no_writes_even_with_a_new_leader(labs: Arc<SharedLabs>) -> Result<()> {
+    let lab = labs.ours(&program()).await?;
+    wait_until_available(&lab).await?;
+    let before = operator_requests(&lab)?.len();
+    touch_kubevirt(&kubevirts(&lab), 20).await?;
+    replace_operator(&lab).await?;
+    wait_until_available(&lab).await?;
+    let records = operator_requests(&lab)?;
+    let writes: BTreeMap<String, usize> = records
+        .iter()
+        .skip(before)
+        .filter(|record| record.is_write() && record.resource != "leases" && record.resource != "events")
+        .fold(BTreeMap::new(), |mut writes, record| {
+            *writes.entry(format!("{} {} {}", record.verb, record.resource, record.name)).or_default() += 1;
+            writes
+        });
+    ensure!(writes.is_empty(), "nothing changed, but the operator wrote {writes:?}");
+    Ok(())
 }
 
 fn vm(name: &str) -> Value {

@@ -1,30 +1,38 @@
-//! What `virt-operator manifests` prints is enough: the pods of its Deployment become ready, and with its own service
-//! account the operator may do everything that it tries.
+//! The output of `virt-operator manifests` is sufficient: the pods of its Deployment become ready, and its service
+//! account has every permission that the operator needs.
+
+use std::sync::Arc;
 
 use anyhow::{Result, ensure};
-use vitivirt_lab::harness::Suite;
-use vitivirt_lab::{Lab, LabOptions, VirtOperator};
+use vitivirt_lab::{
+    Lab, LabOptions, VirtOperator,
+    harness::{SharedLabs, Suite},
+};
 
-use crate::world::{PATIENCE, operator_requests, program};
+use crate::support::{TIMEOUT, operator_requests, program};
 
 pub(crate) fn add(suite: &mut Suite) {
-    suite.test("its_own_manifests_make_it_ready", |_| async move {
-        let lab = Lab::start(LabOptions::default()).await?;
-        lab.create_virt_operator(&VirtOperator::ours(program())).await?;
-        lab.wait_for_virt_operator(PATIENCE).await?;
-        nothing_was_forbidden(&lab)?;
-        lab.stop().await
-    });
-    suite.test("its_own_permissions_suffice_for_an_installation", |labs| async move {
-        let lab = labs.ours(&program()).await?;
-        nothing_was_forbidden(&lab)
-    });
+    suite.test("the_printed_manifests_start_a_ready_operator", the_printed_manifests_start_a_ready_operator);
+    suite.test("the_printed_permissions_suffice_to_install", the_printed_permissions_suffice_to_install);
 }
 
-fn nothing_was_forbidden(lab: &Lab) -> Result<()> {
+async fn the_printed_manifests_start_a_ready_operator(_: Arc<SharedLabs>) -> Result<()> {
+    let lab = Lab::start(LabOptions::default()).await?;
+    lab.create_virt_operator(&VirtOperator::ours(program())).await?;
+    lab.wait_for_virt_operator(TIMEOUT).await?;
+    ensure_no_request_was_forbidden(&lab)?;
+    lab.stop().await
+}
+
+async fn the_printed_permissions_suffice_to_install(labs: Arc<SharedLabs>) -> Result<()> {
+    let lab = labs.ours(&program()).await?;
+    ensure_no_request_was_forbidden(&lab)
+}
+
+fn ensure_no_request_was_forbidden(lab: &Lab) -> Result<()> {
     let requests = operator_requests(lab)?;
-    ensure!(!requests.is_empty(), "it has asked for nothing");
-    let refused: Vec<_> = requests.iter().filter(|record| matches!(record.code, Some(401 | 403))).collect();
-    ensure!(refused.is_empty(), "refused: {refused:#?}");
+    ensure!(!requests.is_empty(), "the operator sent no requests");
+    let forbidden: Vec<_> = requests.iter().filter(|record| matches!(record.code, Some(401 | 403))).collect();
+    ensure!(forbidden.is_empty(), "forbidden: {forbidden:#?}");
     Ok(())
 }

@@ -1,69 +1,70 @@
-//! What is trusted, over time and whatever users write.
+//! Which CAs a bundle contains over time, and how it handles CAs and text that users add.
 
 use super::*;
 
-fn bundle(world: &World, name: &str) -> String {
-    world.issue().bundle(name).unwrap()
+fn bundle(fixture: &CertificateFixture, name: &str) -> String {
+    fixture.issue().bundle(name).unwrap()
 }
 
-fn certificate(world: &World, ca: &str) -> String {
-    text(world.holding.secrets.get(ca).unwrap().certificate.clone())
+fn certificate(fixture: &CertificateFixture, ca: &str) -> String {
+    text(fixture.stored.secrets.get(ca).unwrap().certificate.clone())
 }
 
-/// How `kubevirt-external-ca` names what it brought, in the bundle.
-fn brought(certificate: &str) -> String {
+/// A certificate with the marker that the bundle gives to CAs from `kubevirt-external-ca`.
+fn marked_external(certificate: &str) -> String {
     format!("# from kubevirt-external-ca\n{certificate}")
 }
 
 #[test]
-fn each_authority_has_its_bundle() {
-    let world = World::installed();
+fn each_ca_has_its_own_bundle() {
+    let fixture = CertificateFixture::installed();
     for ca in [CA, EXPORT_CA, BACKUP_CA] {
-        assert_eq!(bundle(&world, ca), certificate(&world, ca));
+        assert_eq!(bundle(&fixture, ca), certificate(&fixture, ca));
     }
 }
 
 #[test]
-fn a_replaced_authority_is_trusted_for_the_overlap() {
-    let mut world = World::installed();
-    let (old, old_export) = (certificate(&world, CA), certificate(&world, EXPORT_CA));
-    world.wanted = wanted(Some(&SelfSigned { ca: lifetime("100h", None), ..SelfSigned::default() }));
-    let replaced = world.now + HOUR;
-    world.now = replaced;
-    world.settle();
-    let (new, new_export) = (certificate(&world, CA), certificate(&world, EXPORT_CA));
+fn a_replaced_ca_is_trusted_for_the_overlap() {
+    let mut fixture = CertificateFixture::installed();
+    let (old, old_export) = (certificate(&fixture, CA), certificate(&fixture, EXPORT_CA));
+    fixture.desired = desired_certificates(Some(&SelfSigned { ca: lifetime("100h", None), ..SelfSigned::default() }));
+    let replaced = fixture.now + HOUR;
+    fixture.now = replaced;
+    fixture.issue_and_store();
+    let (new, new_export) = (certificate(&fixture, CA), certificate(&fixture, EXPORT_CA));
     assert_ne!(new, old);
-    assert_eq!(bundle(&world, CA), format!("{new}{old}"));
-    assert_eq!(bundle(&world, EXPORT_CA), format!("{new_export}{old_export}"));
+    assert_eq!(bundle(&fixture, CA), format!("{new}{old}"));
+    assert_eq!(bundle(&fixture, EXPORT_CA), format!("{new_export}{old_export}"));
 
-    // The overlap is the time before its end at which an authority is renewed: a fifth of 100 h, or that of leaves.
-    let export_leaves = replaced + Duration::from_secs(4 * 3600 + 48 * 60);
-    assert_eq!(world.issue().next, Some(export_leaves));
-    world.now = export_leaves;
-    assert_eq!(bundle(&world, EXPORT_CA), new_export);
-    assert_eq!(bundle(&world, CA), format!("{new}{old}"));
-    world.settle();
-    world.now = replaced + 20 * HOUR - Duration::from_secs(1);
-    assert_eq!(bundle(&world, CA), format!("{new}{old}"));
-    world.now = replaced + 20 * HOUR;
-    assert_eq!(bundle(&world, CA), new);
+    // The overlap is as long as the time between renewal and expiry: a fifth of 100 h for the CA of the cluster, and
+    // the value of leaf certificates for the export and backup CAs.
+    let export_overlap_ends = replaced + Duration::from_secs(4 * 3600 + 48 * 60);
+    assert_eq!(fixture.issue().next, Some(export_overlap_ends));
+    fixture.now = export_overlap_ends;
+    assert_eq!(bundle(&fixture, EXPORT_CA), new_export);
+    assert_eq!(bundle(&fixture, CA), format!("{new}{old}"));
+    fixture.issue_and_store();
+    fixture.now = replaced + 20 * HOUR - Duration::from_secs(1);
+    assert_eq!(bundle(&fixture, CA), format!("{new}{old}"));
+    fixture.now = replaced + 20 * HOUR;
+    assert_eq!(bundle(&fixture, CA), new);
 }
 
 #[test]
-fn an_authority_that_is_being_replaced_is_trusted_even_where_its_bundle_is_lost() {
-    let mut world = World::installed();
-    let old = certificate(&world, CA);
-    world.holding.bundles.clear();
-    world.wanted = wanted(Some(&SelfSigned { ca: lifetime("100h", None), ..SelfSigned::default() }));
-    let issue = world.issue();
-    let new = text(issue.key_pair(CA).unwrap().certificate);
-    assert_eq!(issue.bundle(CA).unwrap(), format!("{new}{old}"));
+fn a_ca_that_is_being_replaced_is_trusted_even_if_its_bundle_is_lost() {
+    let mut fixture = CertificateFixture::installed();
+    let old = certificate(&fixture, CA);
+    fixture.stored.bundles.clear();
+    fixture.desired = desired_certificates(Some(&SelfSigned { ca: lifetime("100h", None), ..SelfSigned::default() }));
+    let issued = fixture.issue();
+    let new = text(issued.key_pair(CA).unwrap().certificate);
+    assert_eq!(issued.bundle(CA).unwrap(), format!("{new}{old}"));
 }
 
 #[test]
 fn a_malformed_bundle_is_replaced() {
-    let mut world = World::installed();
-    let current = certificate(&world, CA);
+    let mut fixture = CertificateFixture::installed();
+    let current = certificate(&fixture, CA);
     let block = "-----BEGIN CERTIFICATE-----";
     for malformed in [
         String::new(),
@@ -74,104 +75,104 @@ fn a_malformed_bundle_is_replaced() {
         format!("{current}{block}\nunfinished"),
         current.replace("CERTIFICATE", "PUBLIC KEY"),
         format!("{current}{current}\n\n{current}"),
-        format!("some words\r\n{}", current.replace('\n', "\r\n")),
+        format!("some text\r\n{}", current.replace('\n', "\r\n")),
     ] {
-        world.holding.bundles.insert(CA.to_owned(), malformed.clone());
-        assert_eq!(bundle(&world, CA), current, "{malformed}");
+        fixture.stored.bundles.insert(CA.to_owned(), malformed.clone());
+        assert_eq!(bundle(&fixture, CA), current, "{malformed}");
     }
 }
 
 #[test]
-fn what_others_add_stays_no_longer_than_the_overlap() {
-    let mut world = World::installed();
-    let current = certificate(&world, CA);
-    let added = foreign("added", world.now - HOUR, 1000 * HOUR);
-    let external = brought(&foreign("brought", world.now, 1000 * HOUR));
-    world.holding.bundles.insert(CA.to_owned(), format!("{current}{external}{added}"));
-    assert_eq!(bundle(&world, CA), format!("{current}{added}{external}"));
-    world.now += 33 * HOUR + Duration::from_secs(36 * 60);
-    assert_eq!(bundle(&world, CA), format!("{current}{external}"));
+fn a_ca_that_another_client_adds_to_the_bundle_stays_no_longer_than_the_overlap() {
+    let mut fixture = CertificateFixture::installed();
+    let current = certificate(&fixture, CA);
+    let added = foreign_ca("added", fixture.now - HOUR, 1000 * HOUR);
+    let external = marked_external(&foreign_ca("imported", fixture.now, 1000 * HOUR));
+    fixture.stored.bundles.insert(CA.to_owned(), format!("{current}{external}{added}"));
+    assert_eq!(bundle(&fixture, CA), format!("{current}{added}{external}"));
+    fixture.now += 33 * HOUR + Duration::from_secs(36 * 60);
+    assert_eq!(bundle(&fixture, CA), format!("{current}{external}"));
 }
 
 #[test]
-fn what_users_bring_is_taken_over_and_stays() {
-    let mut world = World::installed();
-    // The authority has been there for long, so that nothing stays for the overlap.
-    world.now += 100 * HOUR;
-    world.settle();
-    let current = certificate(&world, CA);
+fn an_external_ca_is_imported_and_stays_until_it_expires() {
+    let mut fixture = CertificateFixture::installed();
+    // The CA is old enough that no other CA stays for the overlap.
+    fixture.now += 100 * HOUR;
+    fixture.issue_and_store();
+    let current = certificate(&fixture, CA);
     let ends = 20 * HOUR;
-    let external = foreign("kubevirt.io", world.now - HOUR, ends);
-    world.holding.bundles.insert(EXTERNAL_CA.to_owned(), external.clone());
+    let external = foreign_ca("kubevirt.io", fixture.now - HOUR, ends);
+    fixture.stored.bundles.insert(EXTERNAL_CA.to_owned(), external.clone());
 
-    let first = world.settle();
+    let first = fixture.issue_and_store();
     assert_eq!(first.renewed, names([]));
-    assert_eq!(first.bundle(CA).unwrap(), format!("{current}{}", brought(&external)));
-    assert_eq!(first.bundle(EXTERNAL_CA).unwrap(), external, "it is not in the bundle of the cluster yet");
-    let second = world.settle();
+    assert_eq!(first.bundle(CA).unwrap(), format!("{current}{}", marked_external(&external)));
+    assert_eq!(first.bundle(EXTERNAL_CA).unwrap(), external, "the stored bundle does not contain it yet");
+    let second = fixture.issue_and_store();
     assert_eq!(second.bundle(EXTERNAL_CA).unwrap(), "");
-    assert_eq!(second.bundle(EXPORT_CA), Some(certificate(&world, EXPORT_CA)));
+    assert_eq!(second.bundle(EXPORT_CA), Some(certificate(&fixture, EXPORT_CA)));
 
-    let issued = world.now;
-    world.now += 19 * HOUR - Duration::from_secs(1);
-    assert_eq!(world.settle().bundle(CA).unwrap(), format!("{current}{}", brought(&external)));
-    assert_eq!(world.issue().next, Some(issued + 19 * HOUR));
-    world.now = issued + 19 * HOUR;
-    assert_eq!(world.settle().bundle(CA).unwrap(), current, "it has ended");
+    let issued = fixture.now;
+    fixture.now += 19 * HOUR - Duration::from_secs(1);
+    assert_eq!(fixture.issue_and_store().bundle(CA).unwrap(), format!("{current}{}", marked_external(&external)));
+    assert_eq!(fixture.issue().next, Some(issued + 19 * HOUR));
+    fixture.now = issued + 19 * HOUR;
+    assert_eq!(fixture.issue_and_store().bundle(CA).unwrap(), current, "the external CA has expired");
 }
 
 #[test]
-fn what_users_bring_survives_a_new_authority() {
-    let mut world = World::installed();
-    let external = foreign("kubevirt.io", world.now - HOUR, 10_000 * HOUR);
-    world.holding.bundles.insert(EXTERNAL_CA.to_owned(), external.clone());
-    let mut authorities = BTreeSet::new();
-    while authorities.len() < 4 {
-        let issue = world.settle();
-        assert!(issue.bundle(CA).unwrap().ends_with(&brought(&external)));
-        authorities.insert(certificate(&world, CA));
-        world.now = issue.next.unwrap();
+fn an_external_ca_stays_when_the_ca_is_replaced() {
+    let mut fixture = CertificateFixture::installed();
+    let external = foreign_ca("kubevirt.io", fixture.now - HOUR, 10_000 * HOUR);
+    fixture.stored.bundles.insert(EXTERNAL_CA.to_owned(), external.clone());
+    let mut cas = BTreeSet::new();
+    while cas.len() < 4 {
+        let issued = fixture.issue_and_store();
+        assert!(issued.bundle(CA).unwrap().ends_with(&marked_external(&external)));
+        cas.insert(certificate(&fixture, CA));
+        fixture.now = issued.next.unwrap();
     }
 }
 
 #[test]
-fn a_user_may_bring_what_is_in_the_bundle_already() {
-    let mut world = World::installed();
-    let current = certificate(&world, CA);
-    let external = foreign("kubevirt.io", world.now - HOUR, 1000 * HOUR);
-    world.holding.bundles.insert(CA.to_owned(), format!("{current}{external}"));
-    world.holding.bundles.insert(EXTERNAL_CA.to_owned(), format!("{external}{current}{external}"));
-    let first = world.settle();
-    assert_eq!(first.bundle(CA).unwrap(), format!("{current}{}", brought(&external)));
-    assert_eq!(world.settle().bundle(EXTERNAL_CA).unwrap(), "");
+fn an_external_ca_may_already_be_in_the_bundle() {
+    let mut fixture = CertificateFixture::installed();
+    let current = certificate(&fixture, CA);
+    let external = foreign_ca("kubevirt.io", fixture.now - HOUR, 1000 * HOUR);
+    fixture.stored.bundles.insert(CA.to_owned(), format!("{current}{external}"));
+    fixture.stored.bundles.insert(EXTERNAL_CA.to_owned(), format!("{external}{current}{external}"));
+    let first = fixture.issue_and_store();
+    assert_eq!(first.bundle(CA).unwrap(), format!("{current}{}", marked_external(&external)));
+    assert_eq!(fixture.issue_and_store().bundle(EXTERNAL_CA).unwrap(), "");
 }
 
 #[test]
-fn of_what_users_bring_the_unusable_is_left_out() {
-    let mut world = World::installed();
-    let current = certificate(&world, CA);
-    let good = foreign("good", world.now - HOUR, 1000 * HOUR);
-    let ended = foreign("ended", world.now - 10 * HOUR, 10 * HOUR);
-    let later = foreign("later", world.now + HOUR, 1000 * HOUR);
+fn invalid_and_expired_external_cas_are_left_out() {
+    let mut fixture = CertificateFixture::installed();
+    let current = certificate(&fixture, CA);
+    let good = foreign_ca("good", fixture.now - HOUR, 1000 * HOUR);
+    let expired = foreign_ca("expired", fixture.now - 10 * HOUR, 10 * HOUR);
+    let later = foreign_ca("later", fixture.now + HOUR, 1000 * HOUR);
     let text =
-        format!("words {}{ended}{later}-----BEGIN CERTIFICATE-----\nMAAA\n-----END CERTIFICATE-----\n{good}", '\n');
-    world.holding.bundles.insert(EXTERNAL_CA.to_owned(), text);
-    let bundle = format!("{current}{}{}", brought(&later), brought(&good));
-    assert_eq!(world.settle().bundle(CA).unwrap(), bundle);
-    assert_eq!(world.settle().bundle(EXTERNAL_CA).unwrap(), "");
+        format!("text {}{expired}{later}-----BEGIN CERTIFICATE-----\nMAAA\n-----END CERTIFICATE-----\n{good}", '\n');
+    fixture.stored.bundles.insert(EXTERNAL_CA.to_owned(), text);
+    let bundle = format!("{current}{}{}", marked_external(&later), marked_external(&good));
+    assert_eq!(fixture.issue_and_store().bundle(CA).unwrap(), bundle);
+    assert_eq!(fixture.issue_and_store().bundle(EXTERNAL_CA).unwrap(), "");
 
-    world.holding.bundles.insert(EXTERNAL_CA.to_owned(), format!("{ended}nothing"));
-    let issue = world.settle();
-    assert_eq!((issue.bundle(CA).unwrap(), issue.bundle(EXTERNAL_CA).unwrap()), (bundle, String::new()));
+    fixture.stored.bundles.insert(EXTERNAL_CA.to_owned(), format!("{expired}nothing"));
+    let issued = fixture.issue_and_store();
+    assert_eq!((issued.bundle(CA).unwrap(), issued.bundle(EXTERNAL_CA).unwrap()), (bundle, String::new()));
 }
 
 #[test]
-fn users_cannot_bring_more_than_fifty() {
-    let mut world = World::installed();
-    let many: String = (0..60).map(|number| foreign(&format!("{number}"), world.now, 1000 * HOUR)).collect();
-    world.holding.bundles.insert(EXTERNAL_CA.to_owned(), many);
-    assert_eq!(world.settle().bundle(CA).unwrap().matches("BEGIN").count(), 50);
-    let second = world.settle();
+fn a_bundle_contains_at_most_fifty_cas() {
+    let mut fixture = CertificateFixture::installed();
+    let many: String = (0..60).map(|number| foreign_ca(&format!("{number}"), fixture.now, 1000 * HOUR)).collect();
+    fixture.stored.bundles.insert(EXTERNAL_CA.to_owned(), many);
+    assert_eq!(fixture.issue_and_store().bundle(CA).unwrap().matches("BEGIN").count(), 50);
+    let second = fixture.issue_and_store();
     assert_eq!(second.bundle(CA).unwrap().matches("BEGIN").count(), 50);
     assert_eq!(second.bundle(EXTERNAL_CA).unwrap(), "");
 }

@@ -1,4 +1,4 @@
-//! Whether others accept what was issued: TLS with rustls, at the world's time.
+//! Whether TLS peers accept the issued certificates: handshakes with rustls, at the fixture's time.
 
 use std::sync::Arc;
 
@@ -14,9 +14,9 @@ use vitivirt_install::certificates::{SYNCHRONIZATION_CLIENT, VIRT_API, VIRT_HAND
 use super::*;
 
 #[derive(Debug)]
-struct Clock(SystemTime);
+struct FixedClock(SystemTime);
 
-impl TimeProvider for Clock {
+impl TimeProvider for FixedClock {
     fn current_time(&self) -> Option<UnixTime> {
         self.0.duration_since(SystemTime::UNIX_EPOCH).ok().map(UnixTime::since_unix_epoch)
     }
@@ -34,14 +34,21 @@ fn roots(bundle: &str) -> Arc<RootCertStore> {
     Arc::new(roots)
 }
 
-fn identity(held: &Held) -> (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>) {
-    let certificates = CertificateDer::pem_slice_iter(&held.certificate).collect::<Result<_, _>>().unwrap();
-    (certificates, PrivateKeyDer::from_pem_slice(&held.key).unwrap())
+fn identity(stored: &StoredSecret) -> (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>) {
+    let certificates = CertificateDer::pem_slice_iter(&stored.certificate).collect::<Result<_, _>>().unwrap();
+    (certificates, PrivateKeyDer::from_pem_slice(&stored.key).unwrap())
 }
 
-/// A client that knows the server by this name, trusts this bundle and shows its own certificate, if it has one.
-fn connect(world: &World, bundle: &str, server: &Held, name: &str, client: Option<&Held>) -> Result<(), rustls::Error> {
-    let clock = Arc::new(Clock(world.now));
+/// Connects a client to a server by `name`. Both trust `bundle`; the server asks for a certificate if the client has
+/// one.
+fn connect(
+    fixture: &CertificateFixture,
+    bundle: &str,
+    server: &StoredSecret,
+    name: &str,
+    client: Option<&StoredSecret>,
+) -> Result<(), rustls::Error> {
+    let clock = Arc::new(FixedClock(fixture.now));
     let builder =
         ServerConfig::builder_with_details(provider(), clock.clone()).with_safe_default_protocol_versions()?;
     let builder = match client {
@@ -52,26 +59,27 @@ fn connect(world: &World, bundle: &str, server: &Held, name: &str, client: Optio
         None => builder.with_no_client_auth(),
     };
     let (certificates, key) = identity(server);
-    let serving = builder.with_single_cert(certificates, key)?;
+    let server_config = builder.with_single_cert(certificates, key)?;
 
     let builder = ClientConfig::builder_with_details(provider(), clock)
         .with_safe_default_protocol_versions()?
         .with_root_certificates(roots(bundle));
-    let calling = match client.map(identity) {
+    let client_config = match client.map(identity) {
         Some((certificates, key)) => builder.with_client_auth_cert(certificates, key)?,
         None => builder.with_no_client_auth(),
     };
 
-    let mut client: Connection = ClientConnection::new(Arc::new(calling), name.to_owned().try_into().unwrap())?.into();
-    let mut server: Connection = ServerConnection::new(Arc::new(serving))?.into();
+    let mut client: Connection =
+        ClientConnection::new(Arc::new(client_config), name.to_owned().try_into().unwrap())?.into();
+    let mut server: Connection = ServerConnection::new(Arc::new(server_config))?.into();
     while client.is_handshaking() || server.is_handshaking() {
-        carry(&mut client, &mut server)?;
-        carry(&mut server, &mut client)?;
+        transfer(&mut client, &mut server)?;
+        transfer(&mut server, &mut client)?;
     }
     Ok(())
 }
 
-fn carry(from: &mut Connection, to: &mut Connection) -> Result<(), rustls::Error> {
+fn transfer(from: &mut Connection, to: &mut Connection) -> Result<(), rustls::Error> {
     let mut bytes = Vec::new();
     while from.wants_write() {
         from.write_tls(&mut bytes).unwrap();
@@ -84,77 +92,78 @@ fn carry(from: &mut Connection, to: &mut Connection) -> Result<(), rustls::Error
     Ok(())
 }
 
-/// Every server by each of its names, and every client by a server that asks for its certificate.
-pub(super) fn assert_all_verify(world: &World) {
-    let bundle = world.holding.bundles.get(CA).unwrap();
-    let held = |secret: &str| world.holding.secrets.get(secret).unwrap();
-    for wanted in &world.wanted {
-        match wanted.usage {
+/// Verifies every server certificate under each of its names, and every client certificate at a server that asks for
+/// it.
+pub(super) fn assert_all_verify(fixture: &CertificateFixture) {
+    let bundle = fixture.stored.bundles.get(CA).unwrap();
+    let stored = |secret: &str| fixture.stored.secrets.get(secret).unwrap();
+    for desired in &fixture.desired {
+        match desired.usage {
             Usage::Ca => {}
             Usage::Server => {
-                assert_eq!(wanted.dns_names.len(), 4);
-                for name in &wanted.dns_names {
-                    let result = connect(world, bundle, held(&wanted.secret), name, None);
-                    assert!(result.is_ok(), "{} as {name}: {result:?}", wanted.secret);
+                assert_eq!(desired.dns_names.len(), 4);
+                for name in &desired.dns_names {
+                    let result = connect(fixture, bundle, stored(&desired.secret), name, None);
+                    assert!(result.is_ok(), "{} as {name}: {result:?}", desired.secret);
                 }
             }
             Usage::Client => {
-                let result = connect(world, bundle, held(VIRT_API), "virt-api", Some(held(&wanted.secret)));
-                assert!(result.is_ok(), "{}: {result:?}", wanted.secret);
+                let result = connect(fixture, bundle, stored(VIRT_API), "virt-api", Some(stored(&desired.secret)));
+                assert!(result.is_ok(), "{}: {result:?}", desired.secret);
             }
         }
     }
 }
 
 #[test]
-fn every_leaf_is_accepted() {
-    let world = World::installed();
-    assert_all_verify(&world);
+fn every_leaf_certificate_is_accepted() {
+    let fixture = CertificateFixture::installed();
+    assert_all_verify(&fixture);
 }
 
 #[test]
-fn others_are_not() {
-    let mut world = World::installed();
-    let bundle = world.holding.bundles.get(CA).unwrap().clone();
-    let export = world.holding.bundles.get(EXPORT_CA).unwrap().clone();
-    let (api, client) = (world.held(VIRT_API).clone(), world.held(SYNCHRONIZATION_CLIENT).clone());
-    let handler = world.held(VIRT_HANDLER_SERVER).clone();
-    assert!(connect(&world, &bundle, &api, "virt-handler", None).is_err(), "another name");
-    assert!(connect(&world, &export, &api, "virt-api", None).is_err(), "another authority");
-    assert!(connect(&world, &bundle, &client, "virt-api", None).is_err(), "a client that serves");
-    assert!(connect(&world, &bundle, &api, "virt-api", Some(&handler)).is_err(), "a server that calls");
-    assert!(connect(&world, &bundle, &api, "virt-api", Some(&client)).is_ok());
-    world.now += 25 * HOUR;
-    assert!(connect(&world, &bundle, &api, "virt-api", None).is_err(), "an ended one");
+fn a_certificate_with_a_wrong_name_ca_usage_or_time_is_rejected() {
+    let mut fixture = CertificateFixture::installed();
+    let bundle = fixture.stored.bundles.get(CA).unwrap().clone();
+    let export = fixture.stored.bundles.get(EXPORT_CA).unwrap().clone();
+    let (api, client) = (fixture.secret_mut(VIRT_API).clone(), fixture.secret_mut(SYNCHRONIZATION_CLIENT).clone());
+    let handler = fixture.secret_mut(VIRT_HANDLER_SERVER).clone();
+    assert!(connect(&fixture, &bundle, &api, "virt-handler", None).is_err(), "another name");
+    assert!(connect(&fixture, &export, &api, "virt-api", None).is_err(), "another CA");
+    assert!(connect(&fixture, &bundle, &client, "virt-api", None).is_err(), "a client certificate for a server");
+    assert!(connect(&fixture, &bundle, &api, "virt-api", Some(&handler)).is_err(), "a server certificate for a client");
+    assert!(connect(&fixture, &bundle, &api, "virt-api", Some(&client)).is_ok());
+    fixture.now += 25 * HOUR;
+    assert!(connect(&fixture, &bundle, &api, "virt-api", None).is_err(), "an expired certificate");
 }
 
-/// While an authority is replaced, whoever has the old certificate or the new one is trusted by the new bundle.
+/// While a CA is replaced, components have an old or a new certificate. The new bundle verifies both.
 #[test]
-fn old_and_new_leaves_are_accepted_in_the_overlap() {
-    let mut world = World::installed();
-    let old = world.held(VIRT_API).clone();
-    world.wanted = wanted(Some(&SelfSigned { ca: lifetime("100h", None), ..SelfSigned::default() }));
-    world.settle();
-    assert_all_verify(&world);
-    let bundle = world.holding.bundles.get(CA).unwrap();
-    connect(&world, bundle, &old, "virt-api.kubevirt.svc", None).unwrap();
-    let new = world.holding.secrets.get(VIRT_API).unwrap();
+fn old_and_new_leaf_certificates_are_accepted_in_the_overlap() {
+    let mut fixture = CertificateFixture::installed();
+    let old = fixture.secret_mut(VIRT_API).clone();
+    fixture.desired = desired_certificates(Some(&SelfSigned { ca: lifetime("100h", None), ..SelfSigned::default() }));
+    fixture.issue_and_store();
+    assert_all_verify(&fixture);
+    let bundle = fixture.stored.bundles.get(CA).unwrap();
+    connect(&fixture, bundle, &old, "virt-api.kubevirt.svc", None).unwrap();
+    let new = fixture.stored.secrets.get(VIRT_API).unwrap();
     connect(
-        &world,
+        &fixture,
         bundle,
         new,
         "virt-api.kubevirt.svc",
-        Some(world.holding.secrets.get(SYNCHRONIZATION_CLIENT).unwrap()),
+        Some(fixture.stored.secrets.get(SYNCHRONIZATION_CLIENT).unwrap()),
     )
     .unwrap();
 }
 
 #[test]
-fn a_bundle_with_what_users_brought_is_read_by_others() {
-    let mut world = World::installed();
-    let external = foreign("kubevirt.io", world.now, 1000 * HOUR);
-    world.holding.bundles.insert(EXTERNAL_CA.to_owned(), external);
-    world.settle();
-    assert_eq!(roots(world.holding.bundles.get(CA).unwrap()).len(), 2);
-    assert_all_verify(&world);
+fn rustls_reads_a_bundle_that_contains_an_external_ca() {
+    let mut fixture = CertificateFixture::installed();
+    let external = foreign_ca("kubevirt.io", fixture.now, 1000 * HOUR);
+    fixture.stored.bundles.insert(EXTERNAL_CA.to_owned(), external);
+    fixture.issue_and_store();
+    assert_eq!(roots(fixture.stored.bundles.get(CA).unwrap()).len(), 2);
+    assert_all_verify(&fixture);
 }

@@ -1,12 +1,12 @@
-//! One world for all: what is wanted, what the cluster holds and what time it is.
+//! The fixture of these tests: the desired certificates, the stored ones and the current time.
 
 mod bundles;
+mod contents;
 mod handshake;
-mod kept;
-mod reference;
-mod renewed;
-mod shape;
-mod time;
+mod next_renewal;
+mod renewal;
+mod reuse;
+mod upstream;
 
 use std::{
     collections::BTreeSet,
@@ -19,54 +19,58 @@ use vitivirt_install::{
     certificates::{BACKUP_CA, CA, Certificate, EXPORT_CA, EXTERNAL_CA, Issued, Lifetimes, Usage, certificates},
 };
 
-use super::{Held, Holding, Issue, Key, issue, x509};
+use super::{
+    CertificateSet, Key, StoredCertificates, StoredSecret, issue_certificates,
+    x509::{self, CertifiedKey},
+};
 
 const HOUR: Duration = Duration::from_secs(3600);
 
-struct World {
-    wanted: Vec<Certificate>,
-    holding: Holding,
+struct CertificateFixture {
+    desired: Vec<Certificate>,
+    stored: StoredCertificates,
     now: SystemTime,
 }
 
-impl World {
-    /// Nothing is installed yet, and all there can be is wanted, with the usual lifetimes: a week and a day.
+impl CertificateFixture {
+    /// Nothing is stored yet. Every possible certificate is desired, with the default lifetimes: a week for a CA and a
+    /// day for a leaf.
     fn new() -> Self {
-        Self { wanted: wanted(None), holding: Holding::default(), now: at(1_800_000_000) }
+        Self { desired: desired_certificates(None), stored: StoredCertificates::default(), now: at(1_800_000_000) }
     }
 
-    /// Everything has been issued and is held.
+    /// Every certificate was issued and is stored.
     fn installed() -> Self {
-        let mut world = Self::new();
-        world.settle();
-        world
+        let mut fixture = Self::new();
+        fixture.issue_and_store();
+        fixture
     }
 
-    fn issue(&self) -> Issue {
-        issue(&self.wanted, &self.holding, self.now, &mut Key::generate).unwrap()
+    fn issue(&self) -> CertificateSet {
+        issue_certificates(&self.desired, &self.stored, self.now, &mut Key::generate).unwrap()
     }
 
-    /// Issues, and holds what was issued as the cluster does after all of it is written.
-    fn settle(&mut self) -> Issue {
-        let issue = self.issue();
-        for certificate in &self.wanted {
-            let pair = issue.key_pair(&certificate.secret).unwrap();
+    /// Issues the certificates and stores all of them, as the cluster does after the operator has written them.
+    fn issue_and_store(&mut self) -> CertificateSet {
+        let issued = self.issue();
+        for certificate in &self.desired {
+            let pair = issued.key_pair(&certificate.secret).unwrap();
             let duration = Some(certificate.lifetime.annotation());
-            let held = Held { certificate: pair.certificate, key: pair.key, duration };
-            self.holding.secrets.insert(certificate.secret.clone(), held);
+            let secret = StoredSecret { certificate: pair.certificate, key: pair.key, duration };
+            self.stored.secrets.insert(certificate.secret.clone(), secret);
         }
         for name in [CA, EXPORT_CA, BACKUP_CA, EXTERNAL_CA] {
-            self.holding.bundles.extend(issue.bundle(name).map(|bundle| (name.to_owned(), bundle)));
+            self.stored.bundles.extend(issued.bundle(name).map(|bundle| (name.to_owned(), bundle)));
         }
-        issue
+        issued
     }
 
-    fn held(&mut self, secret: &str) -> &mut Held {
-        self.holding.secrets.get_mut(secret).unwrap()
+    fn secret_mut(&mut self, secret: &str) -> &mut StoredSecret {
+        self.stored.secrets.get_mut(secret).unwrap()
     }
 
-    fn leaves(&self) -> BTreeSet<String> {
-        let leaves = self.wanted.iter().filter(|certificate| certificate.usage != Usage::Ca);
+    fn leaf_secrets(&self) -> BTreeSet<String> {
+        let leaves = self.desired.iter().filter(|certificate| certificate.usage != Usage::Ca);
         leaves.map(|certificate| certificate.secret.clone()).collect()
     }
 }
@@ -75,7 +79,7 @@ fn at(seconds: u64) -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)
 }
 
-fn wanted(settings: Option<&SelfSigned>) -> Vec<Certificate> {
+fn desired_certificates(settings: Option<&SelfSigned>) -> Vec<Certificate> {
     let config = DeploymentConfig {
         namespace: "kubevirt".to_owned(),
         additional_properties: [("VirtTemplateDeploymentEnabled".to_owned(), String::new())].into(),
@@ -100,16 +104,16 @@ fn text(bytes: Vec<u8>) -> String {
     String::from_utf8(bytes).unwrap()
 }
 
-/// An authority of somebody else.
-fn foreign(name: &str, from: SystemTime, duration: Duration) -> String {
-    let mut ca = World::new().wanted.remove(0);
+/// The certificate of a CA that this operator did not issue.
+fn foreign_ca(name: &str, from: SystemTime, duration: Duration) -> String {
+    let mut ca = CertificateFixture::new().desired.remove(0);
     ca.common_name = name.to_owned();
     ca.lifetime.duration = duration;
-    let pair = x509::Pair::ca(&ca, Key::generate().unwrap(), from).unwrap();
+    let pair = CertifiedKey::new_ca(&ca, Key::generate().unwrap(), from).unwrap();
     text(pair.to_pem().certificate)
 }
 
-fn key_of(held: &Held) -> Key {
-    let certificate = x509::first_certificate(&held.certificate).unwrap();
-    Key::read(&held.key, &x509::parse(&certificate).unwrap().public_key().subject_public_key.data).unwrap()
+fn key_of(stored: &StoredSecret) -> Key {
+    let certificate = x509::first_certificate(&stored.certificate).unwrap();
+    Key::from_pem(&stored.key, &x509::parse(&certificate).unwrap().public_key().subject_public_key.data).unwrap()
 }

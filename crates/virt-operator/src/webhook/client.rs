@@ -1,0 +1,123 @@
+//! The requests to the API server that an admission decision needs. They read few objects, and have their own rate
+//! limit, because every client in the cluster can call the webhooks.
+
+use std::fmt::Debug;
+
+use kube::{
+    Api, Client, Resource,
+    api::{ListParams, PostParams},
+    core::{ApiResource, DynamicObject, GroupVersionKind},
+};
+use serde::{Serialize, de::DeserializeOwned};
+use vitivirt_api::{
+    ObjectKey,
+    kubevirt::{GROUP, KubeVirt},
+};
+use vitivirt_install::validation::{DryRun, Refusal, Remaining, Template};
+use vitivirt_runtime::client::Bucket;
+
+/// A message names two objects of a kind at most.
+const LIST_LIMIT: u32 = 2;
+const REQUESTS_PER_SECOND: f64 = 10.0;
+const BURST: u32 = 20;
+/// The name of the kind in messages, the kind and its plural.
+const WORKLOADS: [(&str, &str, &str); 3] = [
+    ("Virtual Machine Instances", "VirtualMachineInstance", "virtualmachineinstances"),
+    ("Virtual Machines", "VirtualMachine", "virtualmachines"),
+    ("Virtual Machine Instance Replica Sets", "VirtualMachineInstanceReplicaSet", "virtualmachineinstancereplicasets"),
+];
+
+pub(super) struct AdmissionClient {
+    client: Client,
+    rate_limit: Bucket,
+}
+
+/// The result of creating a component with a dry run.
+pub(super) enum DryRunResult {
+    Accepted,
+    Rejected(Vec<Refusal>),
+    /// The dry run failed for another reason. Contains a warning with that reason.
+    Unknown(String),
+}
+
+impl AdmissionClient {
+    pub(super) fn new(client: Client) -> Self {
+        Self { client, rate_limit: Bucket::new(REQUESTS_PER_SECOND, BURST) }
+    }
+
+    pub(super) async fn kubevirt(&self, key: &ObjectKey) -> Result<Option<KubeVirt>, kube::Error> {
+        self.rate_limit.wait().await;
+        let namespace = key.namespace().unwrap_or_default();
+        found_or_none(Api::<KubeVirt>::namespaced(self.client.clone(), namespace).get(key.name()).await)
+    }
+
+    /// The KubeVirt resources of one namespace, or of all namespaces.
+    pub(super) async fn kubevirts(&self, namespace: Option<&str>) -> Result<Vec<KubeVirt>, kube::Error> {
+        self.rate_limit.wait().await;
+        let api: Api<KubeVirt> = match namespace {
+            Some(namespace) => Api::namespaced(self.client.clone(), namespace),
+            None => Api::all(self.client.clone()),
+        };
+        let list = api.list(&ListParams::default().limit(LIST_LIMIT)).await;
+        Ok(found_or_none(list)?.map(|list| list.items).unwrap_or_default())
+    }
+
+    /// Examples of the workloads that still exist, by kind.
+    pub(super) async fn remaining_workloads(&self) -> Result<Vec<Remaining>, kube::Error> {
+        let mut remaining = Vec::new();
+        for (display_name, kind, plural) in WORKLOADS {
+            self.rate_limit.wait().await;
+            let resource = ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(GROUP, "v1", kind), plural);
+            let api = Api::<DynamicObject>::all_with(self.client.clone(), &resource);
+            let Some(list) = found_or_none(api.list_metadata(&ListParams::default().limit(LIST_LIMIT)).await)? else {
+                continue;
+            };
+            let mut examples: Vec<ObjectKey> =
+                list.items.iter().map(|object| ObjectKey::of(&object.metadata)).collect();
+            let more = list.metadata.continue_.is_some_and(|token| !token.is_empty());
+            examples.truncate(LIST_LIMIT as usize);
+            remaining.push(Remaining { kind: display_name, examples, more });
+        }
+        Ok(remaining)
+    }
+
+    pub(super) async fn dry_run(&self, namespace: &str, dry_run: &DryRun) -> DryRunResult {
+        self.rate_limit.wait().await;
+        let result = match &dry_run.template {
+            Template::Deployment(deployment) => self.create_dry_run(namespace, &**deployment).await,
+            Template::DaemonSet(daemon_set) => self.create_dry_run(namespace, &**daemon_set).await,
+        };
+        let status = match result {
+            Ok(()) => return DryRunResult::Accepted,
+            Err(kube::Error::Api(status)) if matches!(status.code, 400 | 422) => status,
+            Err(error) => return DryRunResult::Unknown(format!("{} was not checked: {error}", dry_run.field)),
+        };
+        let causes = status.details.iter().flat_map(|details| &details.causes);
+        let mut refusals: Vec<Refusal> = causes.map(|cause| dry_run.refusal(&cause.field, &cause.message)).collect();
+        if refusals.is_empty() {
+            refusals.push(dry_run.refusal("", &status.message));
+        }
+        DryRunResult::Rejected(refusals)
+    }
+
+    async fn create_dry_run<K>(&self, namespace: &str, object: &K) -> Result<(), kube::Error>
+    where
+        K: Resource<Scope = kube::core::NamespaceResourceScope, DynamicType = ()>
+            + Clone
+            + Debug
+            + Serialize
+            + DeserializeOwned,
+    {
+        let parameters = PostParams { dry_run: true, ..PostParams::default() };
+        Api::<K>::namespaced(self.client.clone(), namespace).create(&parameters, object).await.map(drop)
+    }
+}
+
+/// `None` if the object does not exist or its kind is not served. A kind that is not served has no objects.
+fn found_or_none<T>(result: Result<T, kube::Error>) -> Result<Option<T>, kube::Error> {
+    match result {
+        Ok(found) => Ok(Some(found)),
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(None),
+        Err(error) => Err(error),
+    }
+}

@@ -1,0 +1,83 @@
+//! TLS of this operator's endpoints: the certificate in the Secret `kubevirt-operator-certs`, with the settings in
+//! `spec.configuration.tlsConfiguration`.
+//!
+//! Every replica serves these endpoints, also those that do not lead. Therefore every replica calls `ServerTls::set`
+//! when its cache of the Secret or of the KubeVirt resource changes. Before the first call the endpoints have a
+//! self-signed certificate, which is enough for the kubelet's probes. The API server does not call the webhooks before
+//! the Secret exists.
+
+use anyhow::Context;
+use rcgen::{CertificateParams, DnType, KeyPair};
+use vitivirt_api::kubevirt::Tls;
+use vitivirt_install::certificates;
+use vitivirt_runtime::tls::{Acceptor, Cell, ClientCa, Terms, Version};
+
+const FALLBACK_NAME: &str = "fallback.certificate.kubevirt.io";
+
+#[derive(Clone)]
+pub(crate) struct ServerTls(Cell);
+
+impl ServerTls {
+    pub(crate) fn new() -> anyhow::Result<Self> {
+        let fallback = self_signed_fallback().context("self-signed fallback certificate could not be created")?;
+        Ok(Self(Cell::new(&fallback).context("self-signed fallback certificate cannot be used")?))
+    }
+
+    /// Sets the certificate and the TLS settings of new connections. The call is cheap if nothing has changed.
+    pub(crate) fn set(&self, pair: Option<&certificates::KeyPair>, tls: Option<&Tls>) {
+        let pair = pair.map(|pair| vitivirt_runtime::tls::KeyPair {
+            certificate: pair.certificate.clone(),
+            key: pair.key.clone(),
+        });
+        self.0.set(pair, tls_policy(tls));
+    }
+
+    /// Sets the CA that verifies client certificates.
+    pub(super) fn set_client_ca(&self, client_ca: ClientCa) {
+        self.0.set_authority(Some(client_ca));
+    }
+
+    /// The acceptor for the kubelet and Prometheus.
+    pub(crate) fn metrics(&self) -> Acceptor {
+        self.0.open()
+    }
+
+    /// The acceptor for the API server. It asks for a client certificate and does not require one.
+    pub(super) fn webhooks(&self) -> Acceptor {
+        self.0.asking()
+    }
+}
+
+/// The server does not support TLS 1.0 and 1.1. If they are allowed, it serves TLS 1.2 and 1.3.
+pub(super) fn tls_policy(tls: Option<&Tls>) -> Terms {
+    let Some(tls) = tls else { return Terms::default() };
+    Terms {
+        minimum: if tls.min_tls_version == "VersionTLS13" { Version::Tls13 } else { Version::Tls12 },
+        suites: tls.ciphers.clone().unwrap_or_default(),
+    }
+}
+
+fn self_signed_fallback() -> Result<vitivirt_runtime::tls::KeyPair, rcgen::Error> {
+    let key = KeyPair::generate()?;
+    let mut parameters = CertificateParams::new([FALLBACK_NAME.to_owned()])?;
+    parameters.distinguished_name.push(DnType::CommonName, FALLBACK_NAME);
+    let certificate = parameters.self_signed(&key)?;
+    Ok(vitivirt_runtime::tls::KeyPair {
+        certificate: certificate.pem().into_bytes(),
+        key: key.serialize_pem().into_bytes(),
+    })
+}
+
+/// Warnings about TLS settings that KubeVirt's components support and this operator's endpoints do not.
+pub(super) fn unsupported_tls_settings(tls: &Tls) -> Vec<String> {
+    let old = matches!(tls.min_tls_version.as_str(), "VersionTLS10" | "VersionTLS11");
+    let version = old.then(|| {
+        let version = &tls.min_tls_version;
+        format!("virt-operator's endpoints support only TLS 1.2 and 1.3, although minTLSVersion is {version}")
+    });
+    let policy = tls_policy(Some(tls));
+    let suites = policy.not_offered();
+    let suites =
+        (!suites.is_empty()).then(|| format!("virt-operator's endpoints do not support {}", suites.join(", ")));
+    version.into_iter().chain(suites).collect()
+}

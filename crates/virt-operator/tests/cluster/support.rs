@@ -1,0 +1,120 @@
+//! What the tests share: the program, its requests, and how to wait for an installation that is ready.
+
+use std::{collections::BTreeSet, path::PathBuf, time::Duration};
+
+use anyhow::{Result, anyhow, ensure};
+use k8s_openapi::api::{coordination::v1::Lease, core::v1::Pod, discovery::v1::EndpointSlice};
+use kube::{
+    Api, ResourceExt,
+    api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams},
+};
+use serde_json::{Value, json};
+use tokio::time::{Instant, sleep};
+use vitivirt_lab::{Lab, Record, kubevirt_resource};
+
+pub(crate) const NAMESPACE: &str = "kubevirt";
+/// How long a test waits for a condition.
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
+
+pub(crate) fn program() -> PathBuf {
+    PathBuf::from(env!("CARGO_BIN_EXE_virt-operator"))
+}
+
+pub(crate) fn kubevirts(lab: &Lab) -> Api<DynamicObject> {
+    Api::namespaced_with(lab.client(), NAMESPACE, &kubevirt_resource("KubeVirt"))
+}
+
+/// The string at this JSON pointer, or an empty one.
+pub(crate) fn text(object: &DynamicObject, pointer: &str) -> String {
+    object.data.pointer(pointer).and_then(Value::as_str).unwrap_or_default().to_owned()
+}
+
+/// Status, reason and message of a condition of the KubeVirt resource.
+pub(crate) fn condition(kubevirt: &DynamicObject, kind: &str) -> Option<(String, String, String)> {
+    let conditions = kubevirt.data.pointer("/status/conditions")?.as_array()?;
+    let found = conditions.iter().find(|condition| condition["type"] == kind)?;
+    let part = |name: &str| found[name].as_str().unwrap_or_default().to_owned();
+    Some((part("status"), part("reason"), part("message")))
+}
+
+/// Every request that the operator has sent so far.
+pub(crate) fn operator_requests(lab: &Lab) -> Result<Vec<Record>> {
+    let all = lab.audit()?;
+    Ok(all.into_iter().filter(|record| record.user.ends_with(":kubevirt:kubevirt-operator")).collect())
+}
+
+/// Waits until the KubeVirt resource is available in its present generation.
+pub(crate) async fn wait_until_available(lab: &Lab) -> Result<()> {
+    lab.wait("KubeVirt is available", TIMEOUT, kubevirts(lab), "kubevirt", |kubevirt| {
+        kubevirt.is_some_and(|kubevirt| {
+            let observed = kubevirt.data.pointer("/status/observedGeneration").and_then(Value::as_i64);
+            let available = condition(kubevirt, "Available").is_some_and(|(status, ..)| status == "True");
+            observed == kubevirt.metadata.generation && available
+        })
+    })
+    .await
+    .map(|_| ())
+}
+
+/// Changes an annotation of the KubeVirt resource several times. The desired state stays the same.
+pub(crate) async fn touch_kubevirt(kubevirts: &Api<DynamicObject>, times: usize) -> Result<()> {
+    for round in 0..times {
+        let touch = json!({"metadata": {"annotations": {"example.com/touched": round.to_string()}}});
+        kubevirts.patch("kubevirt", &PatchParams::default(), &Patch::Merge(touch)).await?;
+    }
+    Ok(())
+}
+
+/// Deletes the operator's pods, and returns when one of the new pods leads and the API server reaches all of them.
+pub(crate) async fn replace_operator(lab: &Lab) -> Result<()> {
+    let leases: Api<Lease> = Api::namespaced(lab.client(), NAMESPACE);
+    let holder = |lease: &Lease| lease.spec.as_ref().and_then(|spec| spec.holder_identity.clone()).unwrap_or_default();
+    ensure!(!holder(&leases.get("virt-operator").await?).is_empty(), "no pod leads");
+    let pods: Api<Pod> = Api::namespaced(lab.client(), NAMESPACE);
+    let old: Vec<String> = pods
+        .list(&ListParams::default().labels("kubevirt.io=virt-operator"))
+        .await?
+        .into_iter()
+        .map(|pod| pod.name_any())
+        .collect();
+    for pod in &old {
+        pods.delete(pod, &DeleteParams::default()).await?;
+    }
+    // Another old pod may become the leader shortly before it ends.
+    lab.wait("a new pod leads", TIMEOUT, leases, "virt-operator", |lease| {
+        let holder = lease.map(holder).unwrap_or_default();
+        !holder.is_empty() && !old.iter().any(|pod| holder.starts_with(pod.as_str()))
+    })
+    .await?;
+    wait_until_webhooks_respond(lab, &old).await
+}
+
+/// Waits until the webhooks of the new pods respond to the API server.
+///
+/// The status of the Deployment may be older than the deletion of the pods. Therefore this checks the EndpointSlices,
+/// which name the pods, and sends a dry-run change, which fails until the API server reaches the new endpoints.
+async fn wait_until_webhooks_respond(lab: &Lab, old: &[String]) -> Result<()> {
+    let slices: Api<EndpointSlice> = Api::namespaced(lab.client(), NAMESPACE);
+    let webhooks = ListParams::default().labels("kubernetes.io/service-name=kubevirt-operator-webhook");
+    let dry_run = PatchParams { dry_run: true, ..PatchParams::default() };
+    let touch = json!({"metadata": {"annotations": {"example.com/rehearsed": "true"}}});
+    let deadline = Instant::now() + TIMEOUT;
+    loop {
+        let endpoints = slices.list(&webhooks).await?.items.into_iter().flat_map(|slice| slice.endpoints);
+        let ready: BTreeSet<String> = endpoints
+            .filter(|endpoint| endpoint.conditions.as_ref().is_some_and(|conditions| conditions.ready == Some(true)))
+            .filter_map(|endpoint| endpoint.target_ref.and_then(|target| target.name))
+            .collect();
+        let result = if ready.len() == old.len() && !old.iter().any(|pod| ready.contains(pod)) {
+            kubevirts(lab).patch("kubevirt", &dry_run, &Patch::Merge(&touch)).await.map(|_| ()).map_err(Into::into)
+        } else {
+            Err(anyhow!("ready pods: {ready:?}"))
+        };
+        match result {
+            Ok(()) => return Ok(()),
+            Err(error) => ensure!(Instant::now() < deadline, "the new pods do not respond: {error:#}"),
+        }
+        // No watch reports when the API server reaches a webhook, so this polls.
+        sleep(Duration::from_millis(100)).await;
+    }
+}
