@@ -11,6 +11,8 @@ mod parity;
 mod programs;
 mod terminal;
 mod test;
+#[cfg(test)]
+mod text_checks;
 
 use std::process::ExitCode;
 

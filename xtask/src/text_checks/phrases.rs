@@ -1,0 +1,280 @@
+//! The phrases that docs/writing.md forbids, searched in everything that a user or a contributor reads.
+
+use std::collections::BTreeMap;
+
+use super::{
+    files::{self, SourceFile},
+    rust_source::{Fragment, FragmentKind, RustSource},
+};
+use crate::programs::root;
+
+const WRITING: &str = "docs/writing.md";
+/// The heading above the table of forbidden phrases. The table is the last one of the page.
+const HEADING: &str = "## Words that this project does not use";
+const TABLE: &str = "| not | instead |\n|---|---|\n";
+
+/// One row of the table.
+struct ForbiddenPhrase {
+    /// In lower case.
+    phrase: String,
+    replacement: String,
+}
+
+/// The table of docs/writing.md. The page and this check cannot differ, because the check has no list of its own.
+fn forbidden_phrases() -> Vec<ForbiddenPhrase> {
+    let page = SourceFile::read(&root().join(WRITING)).text;
+    let (_, section) = page.split_once(HEADING).expect("docs/writing.md has the section");
+    let (_, rows) = section.split_once(TABLE).expect("the section has the table");
+    rows.lines()
+        .take_while(|line| line.starts_with('|'))
+        .map(|row| {
+            let mut cells = row.trim_matches('|').split('|').map(str::trim);
+            let mut cell = || cells.next().unwrap_or_else(|| panic!("{WRITING}: a row without two cells: {row}"));
+            ForbiddenPhrase { phrase: cell().to_lowercase(), replacement: cell().to_owned() }
+        })
+        .collect()
+}
+
+/// Text whose words are separated by single spaces, in lower case, and the line of each byte.
+struct NormalizedText {
+    text: String,
+    lines: Vec<usize>,
+}
+
+impl NormalizedText {
+    /// `lines` are the lines of the file on which the lines of `text` stand. Line breaks, indentation, and the marks with
+    /// which a line of a comment or a list begins count as space, so a phrase is found across lines.
+    fn new(text: &str, lines: impl Iterator<Item = usize>) -> Self {
+        let mut normalized = Self { text: String::new(), lines: Vec::new() };
+        for (content, line) in text.lines().zip(lines) {
+            let content = content.trim_start_matches(|mark: char| mark.is_whitespace() || "#>*-/!".contains(mark));
+            for word in content.split_whitespace() {
+                let word = word.to_lowercase();
+                normalized.lines.extend(std::iter::repeat_n(line, word.len() + 1));
+                normalized.text.push_str(&word);
+                normalized.text.push(' ');
+            }
+        }
+        normalized
+    }
+
+    fn of_fragment(fragment: &Fragment) -> Self {
+        Self::new(&fragment.text, fragment.lines.iter().copied())
+    }
+
+    fn of_file(text: &str) -> Self {
+        Self::new(text, 1..)
+    }
+
+    /// The lines on which the phrase begins. Only whole words count, and a hyphen is part of a word: a phrase is not
+    /// found in `network-attachment-definitions`.
+    fn occurrences(&self, phrase: &str) -> Vec<usize> {
+        let is_word =
+            |character: Option<char>| character.is_some_and(|found| found.is_alphanumeric() || "_-".contains(found));
+        self.text
+            .match_indices(phrase)
+            .filter(|(at, found)| {
+                !is_word(self.text[..*at].chars().next_back()) && !is_word(self.text[at + found.len()..].chars().next())
+            })
+            .map(|(at, _)| self.lines[at])
+            .collect()
+    }
+}
+
+struct Finding {
+    path: String,
+    line: usize,
+    phrase: String,
+    replacement: String,
+}
+
+fn search(path: &str, text: &NormalizedText, phrases: &[ForbiddenPhrase], findings: &mut Vec<Finding>) {
+    for ForbiddenPhrase { phrase, replacement } in phrases {
+        findings.extend(text.occurrences(phrase).into_iter().map(|line| Finding {
+            path: path.to_owned(),
+            line,
+            phrase: phrase.clone(),
+            replacement: replacement.clone(),
+        }));
+    }
+}
+
+/// Fails with every finding, and with their number per crate or page.
+fn assert_none(findings: &[Finding]) {
+    let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+    let mut message = String::new();
+    for Finding { path, line, phrase, replacement } in findings {
+        message.push_str(&format!("{path}:{line}: \"{phrase}\": use: {replacement}\n"));
+        let place = path.strip_prefix("crates/").and_then(|inside| inside.split('/').next()).unwrap_or(path);
+        *counts.entry(place).or_default() += 1;
+    }
+    for (place, count) in &counts {
+        message.push_str(&format!("{count:6}  {place}\n"));
+    }
+    assert!(findings.is_empty(), "{} phrases that {WRITING} forbids:\n{message}", findings.len());
+}
+
+/// The folders of the workspace's crates, xtask included.
+fn crate_folders() -> Vec<String> {
+    let entries = std::fs::read_dir(root().join("crates")).unwrap();
+    let crates = entries.map(|entry| format!("crates/{}", entry.unwrap().file_name().display()));
+    let mut folders: Vec<String> = crates.chain(["xtask".to_owned()]).collect();
+    folders.sort();
+    folders
+}
+
+/// The files that `#[cfg(test)] mod name;` in a file of `files` includes, as beginnings of paths.
+fn test_modules(files: &[(SourceFile, RustSource)]) -> Vec<String> {
+    let modules = files.iter().flat_map(|(file, source)| {
+        let (folder, name) = file.path.rsplit_once('/').unwrap_or_default();
+        let module_folder = match name {
+            "mod.rs" | "lib.rs" | "main.rs" => folder.to_owned(),
+            other => format!("{folder}/{}", other.trim_end_matches(".rs")),
+        };
+        source.test_modules.iter().flat_map(move |module| {
+            if module.ends_with(".rs") {
+                vec![format!("{folder}/{module}")]
+            } else {
+                vec![format!("{module_folder}/{module}.rs"), format!("{module_folder}/{module}/")]
+            }
+        })
+    });
+    modules.collect()
+}
+
+/// Crates whose strings reach users: as conditions, events, logs, help, or as the output of a command.
+const CRATES_WITH_MESSAGES: [&str; 7] = [
+    "crates/api",
+    "crates/cli",
+    "crates/install",
+    "crates/kubevirt-operator",
+    "crates/machine",
+    "crates/runtime",
+    "crates/virt-operator",
+];
+
+#[test]
+fn no_forbidden_phrase_is_in_a_message() {
+    let phrases = forbidden_phrases();
+    let mut findings = Vec::new();
+    for folder in CRATES_WITH_MESSAGES {
+        let files = files::rust_files(&format!("{folder}/src")).into_iter();
+        let files: Vec<(SourceFile, RustSource)> = files
+            .map(|file| {
+                let source = RustSource::parse(&file.text);
+                (file, source)
+            })
+            .collect();
+        let tests = test_modules(&files);
+        for (file, source) in &files {
+            if tests.iter().any(|test| file.path.starts_with(test)) {
+                continue;
+            }
+            for fragment in &source.fragments {
+                // A string without a space is a name or a key, not prose.
+                let is_message = fragment.kind == FragmentKind::String && fragment.text.trim().contains(' ');
+                if is_message && !fragment.is_test {
+                    search(&file.path, &NormalizedText::of_fragment(fragment), &phrases, &mut findings);
+                }
+            }
+        }
+    }
+    assert_none(&findings);
+}
+
+#[test]
+fn no_forbidden_phrase_is_in_the_docs() {
+    let phrases = forbidden_phrases();
+    let mut findings = Vec::new();
+    for mut file in files::documents() {
+        if file.path == WRITING {
+            // The table itself.
+            let (before, _) = file.text.split_once(HEADING).expect("docs/writing.md has the section");
+            file.text = before.to_owned();
+        }
+        search(&file.path, &NormalizedText::of_file(&file.text), &phrases, &mut findings);
+    }
+    assert_none(&findings);
+}
+
+#[test]
+fn no_forbidden_phrase_is_in_a_manifest() {
+    let phrases = forbidden_phrases();
+    let mut findings = Vec::new();
+    for file in files::manifests() {
+        search(&file.path, &NormalizedText::of_file(&file.text), &phrases, &mut findings);
+    }
+    assert_none(&findings);
+}
+
+/// Doc comments of arguments and of custom resources are help texts and CRD descriptions.
+#[test]
+fn no_forbidden_phrase_is_in_a_comment() {
+    let phrases = forbidden_phrases();
+    let mut findings = Vec::new();
+    for folder in crate_folders() {
+        for file in files::rust_files(&format!("{folder}/src")) {
+            for fragment in RustSource::parse(&file.text).fragments {
+                if fragment.kind == FragmentKind::Comment {
+                    search(&file.path, &NormalizedText::of_fragment(&fragment), &phrases, &mut findings);
+                }
+            }
+        }
+    }
+    assert_none(&findings);
+}
+
+mod tests {
+    use super::*;
+
+    fn lines_with(phrase: &str, text: &str) -> Vec<usize> {
+        NormalizedText::of_file(text).occurrences(phrase)
+    }
+
+    #[test]
+    fn the_table_is_read() {
+        let phrases = forbidden_phrases();
+        let told = phrases.iter().find(|row| row.phrase == "told").unwrap();
+        assert!(told.replacement.contains("reports"));
+        assert!(phrases.iter().all(|row| !row.phrase.is_empty() && !row.replacement.is_empty()));
+        let mut unique: Vec<&str> = phrases.iter().map(|row| row.phrase.as_str()).collect();
+        unique.sort_unstable();
+        unique.dedup();
+        assert_eq!(unique.len(), phrases.len(), "a phrase has two rows");
+    }
+
+    #[test]
+    fn only_whole_words_count() {
+        assert_eq!(lines_with("told", "retold\nit was told.\nTold: (told)\ntold_by\nwell-told"), [2, 3, 3]);
+    }
+
+    #[test]
+    fn phrases_are_found_across_lines() {
+        assert_eq!(lines_with("goes on by itself", "one\n/// it goes\n/// on by\n/// itself, then"), [2]);
+        assert_eq!(lines_with("the pass", "# the\n#   pass"), [1]);
+    }
+
+    #[test]
+    fn modules_for_tests_are_found_next_to_the_file_that_declares_them() {
+        let source = |path: &str, text: &str| {
+            (SourceFile { path: path.to_owned(), text: String::new() }, RustSource::parse(text))
+        };
+        let files = [
+            source("a/src/lib.rs", "#[cfg(test)] mod testing;"),
+            source("a/src/b/mod.rs", "#[cfg(test)] mod tests;"),
+            source("a/src/c.rs", "#[cfg(test)] #[path = \"c_tests.rs\"] mod tests; #[cfg(test)] mod more;"),
+        ];
+        assert_eq!(
+            test_modules(&files),
+            [
+                "a/src/testing.rs",
+                "a/src/testing/",
+                "a/src/b/tests.rs",
+                "a/src/b/tests/",
+                "a/src/c_tests.rs",
+                "a/src/c/more.rs",
+                "a/src/c/more/",
+            ]
+        );
+    }
+}
