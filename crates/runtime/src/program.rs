@@ -147,7 +147,7 @@ impl Program {
         let config = tokio::select! {
             biased;
             () = shutdown.cancelled() => return Ok(()),
-            config = configuration(self.kubeconfig.as_deref()) => config?,
+            config = configuration(self.kubeconfig.as_deref(), None) => config?,
         };
         let user_agent = format!("{}/{}", self.name, self.version);
         let clients = connect(&config, &user_agent, self.rate, &metrics)?;
@@ -237,20 +237,6 @@ pub fn own_namespace(told: Option<&str>, service_account: &Path, otherwise: &str
         .unwrap_or_else(|| otherwise.to_owned())
 }
 
-/// A name that cannot be that of a namespace, and the names of the setting that it was told with.
-#[derive(Debug, thiserror::Error)]
-#[error("{setting} must be the name of one namespace, and {told:?} cannot be one")]
-pub struct BadNamespace {
-    setting: &'static str,
-    told: String,
-}
-
-/// The namespace that a setting tells, or nothing when it is empty.
-pub fn namespace(told: Option<String>, setting: &'static str) -> Result<Option<String>, BadNamespace> {
-    let Some(told) = told.filter(|told| !told.is_empty()) else { return Ok(None) };
-    if vitivirt_api::text::is_label(&told) { Ok(Some(told)) } else { Err(BadNamespace { setting, told }) }
-}
-
 #[cfg(test)]
 mod tests {
     use rand::{SeedableRng, rngs::SmallRng};
@@ -312,16 +298,5 @@ mod tests {
         assert_eq!(own_namespace(Some(""), &file, "usual"), "mounted");
         assert_eq!(own_namespace(Some("told"), &file, "usual"), "told");
         std::fs::remove_file(&file).unwrap();
-    }
-
-    #[test]
-    fn a_namespace_has_a_name_or_none() {
-        let told = |text: &str| namespace(Some(text.to_owned()), "NAMESPACE (--namespace)");
-        assert_eq!(told("kube-virt").unwrap().as_deref(), Some("kube-virt"));
-        assert_eq!((told("").unwrap(), namespace(None, "x").unwrap()), (None, None));
-        for bad in ["A_B", "-a", "a-", "a.b", "a,b", " a", &"x".repeat(64)] {
-            let error = told(bad).unwrap_err().to_string();
-            assert!(error.starts_with("NAMESPACE (--namespace) must be the name of one namespace"), "{error}");
-        }
     }
 }

@@ -250,14 +250,15 @@ fn plans(suite: &mut Suite) {
         let edited = json!({"template": "small", "disks": disks("1Gi"), "networks": networks, "resources": cores});
         let planned = refused_plan(&world, &machine("web", &edited)).await?;
         let at = |planned: &Value, pointer: &str| planned.pointer(pointer).cloned().unwrap_or_default();
-        ensure!(at(&planned, "/0/refused/0/field") == "spec.disks[data].size", "{planned:#}");
-        let changes = at(&planned, "/0/writes/0/changes");
-        let of = |change: &&Value| at(change, "/machineField") == "spec.resources.cpu.cores";
+        ensure!(at(&planned, "/objects/0/refused/0/field") == "spec.disks[data].size", "{planned:#}");
+        let changes = at(&planned, "/objects/0/writes/0/changes");
+        let of = |change: &&Value| at(change, "/sourceField") == "spec.resources.cpu.cores";
         let change = changes.as_array().and_then(|all| all.iter().find(of).cloned()).unwrap_or_default();
         ensure!(at(&change, "/effect") == "restart" && at(&change, "/to") == 2, "{planned:#}");
         let planned = refused_plan(&world, &machine("second", &spec)).await?;
         ensure!(
-            at(&planned, "/0/reason") == "MacAddressInUse" && at(&planned, "/0/writes") == json!([]),
+            at(&planned, "/objects/0/result/reason") == "MacAddressInUse"
+                && at(&planned, "/objects/0/writes") == json!([]),
             "{planned:#}"
         );
         ensure!(world.writes_since(before)?.is_empty(), "it wrote");

@@ -219,19 +219,21 @@ pub(crate) fn add(suite: &mut Suite) {
         let world = Box::pin(World::begin(&labs, "plan-command")).await?;
         let spec = json!({"template": "small"});
         let (fine, text) = world.plan(&machine("planned", &spec), &[]).await?;
-        ensure!(fine && text.contains("+ create VirtualMachine planned"), "a new one: {text}");
+        ensure!(fine && text.contains("+ create  VirtualMachine plan-command/planned"), "a new one: {text}");
         let (fine, text) = world.plan(&machine("planned", &json!({"template": "none"})), &[]).await?;
         ensure!(!fine && text.contains("TemplateNotFound"), "programs see that it cannot be: {text}");
         world.create_json(&machine("planned", &spec)).await?;
         world.running("planned", RUNNING).await?;
         let (fine, same) = world.plan(&machine("planned", &spec), &[]).await?;
-        ensure!(fine && same.contains("nothing to write") && same.contains("Running: Running"), "{same}");
+        ensure!(fine && same.contains("nothing to write") && same.contains("→ phase Running, Ready: "), "{same}");
         let version = world.vms().get("planned").await?.metadata.generation;
         let edited = json!({"template": "small", "resources": {"cpu": {"cores": 4}}, "powerState": "Stopped"});
         let (_, text) = world.plan(&machine("planned", &edited), &[]).await?;
-        for part in
-            ["~ change VirtualMachine planned", "spec.template.spec.domain.cpu.cores: 1 → 4 (at restart)", "(live)"]
-        {
+        for part in [
+            "~ update  VirtualMachine plan-command/planned",
+            "spec.template.spec.domain.cpu.cores: 1 → 4 (at restart)",
+            "(live)",
+        ] {
             ensure!(text.contains(part), "{part} is missing in {text}");
         }
         ensure!(world.vms().get("planned").await?.metadata.generation == version, "it was changed");

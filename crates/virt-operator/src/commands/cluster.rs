@@ -1,6 +1,6 @@
-//! What the operator's caches would hold, read once: for commands that look and end.
+//! What the operator's caches would contain, read once, for commands that run once.
 
-use std::{path::Path, sync::Arc};
+use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use k8s_openapi::{
@@ -9,6 +9,7 @@ use k8s_openapi::{
 };
 use kube::{Api, Client, api::ListParams, core::DynamicObject};
 use vitivirt_api::{ObjectKey, kubevirt::KubeVirt};
+use vitivirt_cli::ClusterArguments;
 use vitivirt_install::{Cluster, DeploymentConfig, Kind, LiveObject, Objects};
 use vitivirt_runtime::{
     client::{configuration, connect},
@@ -23,15 +24,15 @@ pub(crate) struct Reader {
     client: Client,
 }
 
-/// What was found, and of which kinds there is nothing because the cluster does not have them.
+/// The managed objects of the cluster, and the APIs that it has.
 pub(crate) struct Found {
     pub(crate) objects: Objects,
     pub(crate) cluster: Cluster,
 }
 
 impl Reader {
-    pub(crate) async fn connect(kubeconfig: Option<&Path>) -> Result<Self> {
-        let config = configuration(kubeconfig).await?;
+    pub(crate) async fn connect(cluster: &ClusterArguments) -> Result<Self> {
+        let config = configuration(cluster.kubeconfig.as_deref(), cluster.context.as_deref()).await?;
         let agent = concat!("virt-operator/", env!("CARGO_PKG_VERSION"));
         Ok(Self { client: connect(&config, agent, None, &Arc::new(Metrics::new("command")))?.rate_limited })
     }
@@ -50,7 +51,7 @@ impl Reader {
 
     pub(crate) async fn namespace(&self, name: &str) -> Result<Option<Arc<LiveObject>>> {
         let api: Api<Namespace> = Api::all(self.client());
-        let found = api.get_metadata_opt(name).await.with_context(|| format!("reading the namespace {name}"))?;
+        let found = api.get_metadata_opt(name).await.with_context(|| format!("reading Namespace {name}"))?;
         Ok(found.map(|namespace| Arc::new(LiveObject::of_metadata(&namespace.metadata))))
     }
 
@@ -70,20 +71,20 @@ impl Reader {
         Ok(Found { objects, cluster })
     }
 
-    /// The first of the namespaces in which the monitoring stack's account exists.
+    /// The first namespace with the ServiceAccount of the monitoring stack.
     pub(crate) async fn monitor_namespace(&self, config: &DeploymentConfig) -> Result<Option<String>> {
         let Some(account) = config.monitor_account() else { return Ok(None) };
         for namespace in config.monitor_namespaces() {
             let api: Api<ServiceAccount> = Api::namespaced(self.client(), namespace);
             let found = api.get_metadata_opt(account).await;
-            if found.with_context(|| format!("reading the service account {namespace}/{account}"))?.is_some() {
+            if found.with_context(|| format!("reading ServiceAccount {namespace}/{account}"))?.is_some() {
                 return Ok(Some(namespace.to_owned()));
             }
         }
         Ok(None)
     }
 
-    /// Whether the cluster has such a kind at all.
+    /// Whether the cluster serves the kind.
     pub(crate) async fn has(&self, kind: Kind) -> Result<bool> {
         let api: Api<DynamicObject> = Api::all_with(self.client(), &kind.resource());
         match api.list_metadata(&ListParams::default().limit(1)).await {
