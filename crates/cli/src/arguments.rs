@@ -22,10 +22,7 @@ pub struct FileArguments {
     /// File with objects in YAML or JSON, - for standard input; can be repeated
     #[arg(short = 'f', long = "filename", value_name = "FILE", required = true)]
     pub files: Vec<PathBuf>,
-    /// Namespace of objects that name none
-    ///
-    /// Default: the namespace of the kubeconfig context for kubevirt-operator plan, default for kubevirt-operator
-    /// render, kubevirt for virt-operator.
+    /// Namespace of objects in the files that have none
     #[arg(short, long, value_parser = namespace_name)]
     pub namespace: Option<String>,
 }

@@ -48,13 +48,15 @@ pub(crate) enum Command {
     ///
     /// The files contain Machines and what these refer to: NetworkConfigurations, Secrets and StorageClasses. The output
     /// is for reading and comparing: values that a cluster assigns, such as UIDs, and values that follow from them are
-    /// placeholders. Problems of a Machine are printed to standard error.
+    /// placeholders. Problems of a Machine are printed to standard error. The namespace of objects that have none is
+    /// --namespace, otherwise default.
     #[command(after_help = EXIT_STATUS)]
     Render(RenderArguments),
-    /// Show what applying Machines would change in the cluster; writes nothing
+    /// Show what Machines would change in the cluster; writes nothing
     ///
     /// The files contain Machines, and NetworkConfigurations and Secrets that are applied with them. For every field
-    /// that changes, the plan shows whether a running guest sees it at once or after a restart.
+    /// that changes, the plan shows whether a running guest sees it at once or after a restart. The namespace of objects
+    /// that have none is --namespace, otherwise that of the kubeconfig context.
     #[command(after_help = EXIT_STATUS)]
     Plan(PlanArguments),
     /// Print a completion script for a shell

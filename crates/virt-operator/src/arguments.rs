@@ -41,13 +41,15 @@ pub(crate) enum Command {
     Manifests(ManifestsArguments),
     /// Print every object that is installed for a KubeVirt resource, without a cluster
     ///
-    /// The file contains one KubeVirt resource. The output is for reading and comparing: it has no certificates, because
-    /// the operator creates them when it runs.
+    /// The files contain one KubeVirt resource. The output is for reading and comparing: it has no certificates, because
+    /// the operator creates them when it runs. The namespace of a resource that has none is --namespace, otherwise
+    /// kubevirt.
     #[command(after_help = EXIT_STATUS)]
     Render(RenderArguments),
-    /// Show what applying a KubeVirt resource would change in the cluster; writes nothing
+    /// Show what a KubeVirt resource would change in the cluster; writes nothing
     ///
-    /// The file contains one KubeVirt resource. The plan shows which fields change and which pods are restarted.
+    /// The files contain one KubeVirt resource. The plan shows which fields change and which pods are restarted. The
+    /// namespace of a resource that has none is --namespace, otherwise kubevirt.
     #[command(after_help = EXIT_STATUS)]
     Plan(PlanArguments),
     /// Print a completion script for a shell

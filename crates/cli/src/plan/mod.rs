@@ -27,9 +27,9 @@ pub enum PlanFormat {
     /// For people
     #[default]
     Text,
-    /// One JSON document
+    /// One JSON document, described under "Output of plan" in docs/command-line.md
     Json,
-    /// One YAML document
+    /// The same document as YAML
     Yaml,
 }
 
