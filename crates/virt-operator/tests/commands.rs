@@ -1,5 +1,7 @@
 //! The program as a user runs it, without a cluster: exit codes, streams and the environment.
 
+#![expect(clippy::unwrap_used, reason = "a helper that fails must fail the test")]
+
 use std::{
     io::Write,
     process::{Command, Output, Stdio},

@@ -46,21 +46,21 @@ pub(crate) struct ClusterReader {
 }
 
 /// The result of reading one object.
-enum Found<V> {
+enum Lookup<V> {
     KindNotServed,
     NotFound,
     Object(Entry<V>),
 }
 
-impl<V> Found<V> {
+impl<V> Lookup<V> {
     fn is_installed(&self) -> bool {
-        !matches!(self, Found::KindNotServed)
+        !matches!(self, Lookup::KindNotServed)
     }
 
     fn view<T>(&self, view: impl FnOnce(&Entry<V>) -> T) -> Option<T> {
         match self {
-            Found::Object(entry) => Some(view(entry)),
-            Found::KindNotServed | Found::NotFound => None,
+            Lookup::Object(entry) => Some(view(entry)),
+            Lookup::KindNotServed | Lookup::NotFound => None,
         }
     }
 }
@@ -78,19 +78,19 @@ impl ClusterReader {
         }
     }
 
-    async fn find<K, V>(&self, resource: ApiResource, key: ObjectKey, project: fn(K) -> V) -> Result<Found<V>>
+    async fn find<K, V>(&self, resource: ApiResource, key: ObjectKey, project: fn(K) -> V) -> Result<Lookup<V>>
     where
         K: DeserializeOwned + kube::Resource,
     {
         let target = Target::new(resource, key);
         match self.read(&target).await? {
-            None => Ok(Found::KindNotServed),
-            Some(None) => Ok(Found::NotFound),
+            None => Ok(Lookup::KindNotServed),
+            Some(None) => Ok(Lookup::NotFound),
             Some(Some(json)) => {
                 // The error is dropped because it can quote a Secret.
                 let Ok(object) = serde_json::from_value::<K>(json) else { bail!("{target} has an unexpected form") };
                 let metadata = object.meta().clone();
-                Ok(Found::Object(entry(&metadata, project(object))))
+                Ok(Lookup::Object(entry(&metadata, project(object))))
             }
         }
     }

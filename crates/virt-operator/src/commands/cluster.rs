@@ -20,17 +20,17 @@ use crate::cache::{MANAGED, SCHEDULABLE};
 
 const PAGE: u32 = 50;
 
-pub(crate) struct Reader {
+pub(crate) struct InstallationReader {
     client: Client,
 }
 
 /// The managed objects of the cluster, and the APIs that it has.
-pub(crate) struct Found {
+pub(crate) struct ClusterState {
     pub(crate) objects: Objects,
     pub(crate) cluster: Cluster,
 }
 
-impl Reader {
+impl InstallationReader {
     pub(crate) async fn connect(cluster: &ClusterArguments) -> Result<Self> {
         let config = configuration(cluster.kubeconfig.as_deref(), cluster.context.as_deref()).await?;
         let agent = concat!("virt-operator/", env!("CARGO_PKG_VERSION"));
@@ -55,7 +55,7 @@ impl Reader {
         Ok(found.map(|namespace| Arc::new(LiveObject::of_metadata(&namespace.metadata))))
     }
 
-    pub(crate) async fn find(&self, config: &DeploymentConfig) -> Result<Found> {
+    pub(crate) async fn find(&self, config: &DeploymentConfig) -> Result<ClusterState> {
         let mut objects = Objects::default();
         let mut absent = Vec::new();
         for kind in Kind::ALL {
@@ -68,7 +68,7 @@ impl Reader {
         let nodes = nodes.list_metadata(&ListParams::default().labels(SCHEDULABLE)).await.context("listing nodes")?;
         let monitor_namespace = if has(Kind::ServiceMonitor) { self.monitor_namespace(config).await? } else { None };
         let cluster = Cluster { monitor_namespace, ..Cluster::with(has, nodes.items.len()) };
-        Ok(Found { objects, cluster })
+        Ok(ClusterState { objects, cluster })
     }
 
     /// The first namespace with the ServiceAccount of the monitoring stack.

@@ -10,7 +10,7 @@ use vitivirt_cli::ClusterArguments;
 use vitivirt_install::{DeploymentConfig, Environment, Kind, Strategy, config_map, variable};
 use vitivirt_runtime::program::{SERVICE_ACCOUNT_NAMESPACE, own_namespace};
 
-use super::cluster::Reader;
+use super::cluster::InstallationReader;
 use crate::arguments::RunArguments;
 
 pub(crate) fn run(arguments: RunArguments) -> Result<ExitCode> {
@@ -24,7 +24,8 @@ async fn dump(arguments: RunArguments) -> Result<()> {
     let namespace = own_namespace(given.as_deref(), Path::new(SERVICE_ACCOUNT_NAMESPACE), "kubevirt");
     let environment = Environment::from_variables(env::vars());
     let config = config(env::var(variable::CONFIG).ok().as_deref(), namespace, &environment)?;
-    let reader = Reader::connect(&ClusterArguments { kubeconfig: arguments.kubeconfig, context: None }).await?;
+    let reader =
+        InstallationReader::connect(&ClusterArguments { kubeconfig: arguments.kubeconfig, context: None }).await?;
     let monitoring = reader.has(Kind::ServiceMonitor).await?;
     let monitor = if monitoring { reader.monitor_namespace(&config).await? } else { None };
     let strategy = Strategy::generate(&config, monitor.as_deref(), environment.runbook_url_template.as_deref())?;

@@ -14,7 +14,7 @@ use vitivirt_cli::{
 use vitivirt_install::{DeploymentConfig, Desired, Environment, Installation, Observed, certificates::NothingIssued};
 
 use super::{
-    cluster::Reader,
+    cluster::InstallationReader,
     render::{environment, read},
 };
 use crate::observe::{architecture, timestamp, with_certificates};
@@ -40,7 +40,7 @@ pub(crate) fn run(arguments: &PlanArguments) -> CommandResult<ExitCode> {
 }
 
 async fn plan(cluster: &ClusterArguments, environment: &Environment, given: KubeVirt) -> Result<PlannedObject> {
-    let reader = Reader::connect(cluster).await?;
+    let reader = InstallationReader::connect(cluster).await?;
     let key = ObjectKey::of(&given.metadata);
     let (own, others): (Vec<KubeVirt>, Vec<KubeVirt>) =
         reader.kubevirts().await?.into_iter().partition(|kubevirt| ObjectKey::of(&kubevirt.metadata) == key);
