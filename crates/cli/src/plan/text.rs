@@ -1,5 +1,5 @@
-//! A plan for people. The text is styled with ANSI escape codes, which the output stream removes where they are not
-//! wanted. Columns are padded before they are styled, so escape codes do not count as width.
+//! A plan for people. The text is styled with ANSI escape codes, which the output stream removes if it has no colors.
+//! Columns are padded before they are styled, so escape codes do not count as width.
 
 use std::{collections::BTreeMap, fmt::Write as _};
 

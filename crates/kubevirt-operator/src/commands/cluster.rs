@@ -208,15 +208,15 @@ impl ClusterReader {
     }
 
     async fn source(&self, key: &ObjectKey, resolved: Option<&Resolved>) -> Result<SourceView> {
-        let wanted: Option<&SecretSource> = resolved.and_then(|resolved| resolved.cloud_init.as_ref()?.source.as_ref());
-        let Some(wanted) = wanted else { return Ok(SourceView::NotNeeded) };
+        let source: Option<&SecretSource> = resolved.and_then(|resolved| resolved.cloud_init.as_ref()?.source.as_ref());
+        let Some(source) = source else { return Ok(SourceView::NotNeeded) };
         let api: Api<Secret> = Api::namespaced(self.client.clone(), key.namespace().unwrap_or_default());
-        let secret = match api.get_opt(&wanted.name).await {
+        let secret = match api.get_opt(&source.name).await {
             Ok(Some(secret)) => secret,
             Ok(None) => return Ok(SourceView::SecretMissing),
             Err(error) => {
                 let target =
-                    Target::of::<Secret>(ObjectKey::namespaced(key.namespace().unwrap_or_default(), &wanted.name));
+                    Target::of::<Secret>(ObjectKey::namespaced(key.namespace().unwrap_or_default(), &source.name));
                 let failure = classify(&error, "get", &target);
                 // The user can have fewer permissions than the operator; the rest of the plan is still useful.
                 match failure.class {
@@ -225,7 +225,7 @@ impl ClusterReader {
                 }
             }
         };
-        let bytes = secret.data.and_then(|mut data| data.remove(&wanted.key));
+        let bytes = secret.data.and_then(|mut data| data.remove(&source.key));
         Ok(bytes.map_or(SourceView::KeyMissing, |bytes| SourceView::Read(SecretBytes(bytes.0))))
     }
 }

@@ -43,10 +43,13 @@ impl InstallationReader {
 
     pub(crate) async fn kubevirts(&self) -> Result<Vec<KubeVirt>> {
         let api: Api<KubeVirt> = Api::all(self.client());
-        let list = api.list(&ListParams::default()).await.context(
-            "listing KubeVirt resources; is the operator installed (`virt-operator manifests | kubectl apply -f -`)?",
-        )?;
-        Ok(list.items)
+        match api.list(&ListParams::default()).await {
+            Ok(list) => Ok(list.items),
+            Err(kube::Error::Api(status)) if status.code == 404 => {
+                bail!("the cluster has no CRD for KubeVirt resources; apply the output of `virt-operator manifests`")
+            }
+            Err(error) => Err(error).context("listing KubeVirt resources"),
+        }
     }
 
     pub(crate) async fn namespace(&self, name: &str) -> Result<Option<Arc<LiveObject>>> {
