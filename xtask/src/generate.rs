@@ -1,4 +1,4 @@
-//! `cargo xtask generate`: files that are made from code. The test command fails when one of them is stale.
+//! `cargo xtask generate`: writes the files that are generated from code. The test command fails when one is stale.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -59,7 +59,7 @@ fn write(path: &PathBuf, text: &str) -> Result<()> {
     std::fs::write(path, text).with_context(|| format!("writing {}", path.display()))
 }
 
-/// Every option of every command, as `--help` shows it.
+/// Every option of every command, as `--help` shows it, and the format of plans.
 fn command_line_reference() -> Result<Generated> {
     let folder = programs::build(false)?;
     let mut text =
@@ -70,6 +70,7 @@ fn command_line_reference() -> Result<Generated> {
             section(&mut text, &format!("{program} {command}"), &help(&[&command, "--help"])?);
         }
     }
+    text.push_str(&format!("\n## Output of plan\n\n{}", vitivirt_cli::PLAN_FORMAT));
     let mut xtask = crate::Arguments::command().term_width(100);
     xtask.build();
     describe(&mut text, &mut xtask);
@@ -85,7 +86,7 @@ fn help(program: &Path, arguments: &[&str]) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// The commands that a help text lists, but for `help` itself.
+/// The commands that a help text lists, without `help` itself.
 fn commands(help: &str) -> Vec<String> {
     let listed = help.lines().skip_while(|line| *line != "Commands:").skip(1).take_while(|line| !line.is_empty());
     let names = listed.filter(|line| line.starts_with("  ") && !line.starts_with("   "));

@@ -15,8 +15,8 @@ pub(crate) struct Options {
     fast: bool,
 }
 
-/// Test binaries of the crates that only decide; they need no cluster.
-const PURE_SUITES: [&str; 5] = ["manifests", "parity", "planner", "reconcile", "strategies"];
+/// Test binaries that need no cluster.
+const PURE_SUITES: [&str; 6] = ["commands", "manifests", "parity", "planner", "reconcile", "strategies"];
 
 /// Packages with a test binary that starts labs, in the order in which a failure explains the next ones.
 const LAB_SUITES: [(&str, &str); 3] =

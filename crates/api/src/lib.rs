@@ -20,3 +20,9 @@ pub use plan::{
     Body, EventKind, EventRecord, EventSubject, LazyWrite, Operation, Outcome, Plan, Propagation, Report, StatusWrite,
     Step, Stop, Target, Wait, Write, remove_finalizer,
 };
+
+/// The registry and owner of the images of both programs.
+pub const IMAGE_REPOSITORY: &str = "ghcr.io/vitistack";
+
+/// The KubeVirt release that virt-operator installs and that kubevirt-operator is tested with.
+pub const KUBEVIRT_RELEASE: &str = "v1.8.4";

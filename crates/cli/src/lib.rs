@@ -1,13 +1,28 @@
-//! Files of Kubernetes objects: how the commands of both programs read them, tell what is wrong with them, and write
-//! them.
+//! The command line that both programs share: common arguments, files of Kubernetes objects, the plan document, what is
+//! printed, and exit codes.
 //!
-//! Whoever tries something out with a file makes mistakes in it, so an error says which file, which object, which field
-//! and what to write instead; and a field that the cluster would drop in silence is at least told.
+//! An error in a file names the file, the object, the field and what to write instead. A field that the API server would
+//! drop silently causes a warning.
 
+mod arguments;
+mod command_error;
+mod completions;
+mod manifest_files;
 mod output;
-mod read;
-mod shape;
+mod plan;
+mod schema_check;
+mod setting;
+mod version;
 
-pub use output::{print, to_yaml, warn, write_yaml, written};
-pub use read::{Document, parse, read};
-pub use shape::{Shape, check};
+pub use arguments::{ClusterArguments, EXIT_STATUS, FileArguments, PlanOutput, RenderOutput, overlong_help};
+pub use command_error::{CommandError, CommandResult, OrInvalid, exit_code};
+pub use completions::CompletionsArguments;
+pub use manifest_files::{Document, parse, read};
+pub use output::{ObjectFormat, ignore_broken_pipe, print, print_objects, to_yaml, warn, write_objects};
+pub use plan::{
+    ChangeEffect, PLAN_FORMAT, PlanDocument, PlanFormat, PlanResult, PlannedChange, PlannedObject, PlannedWrite,
+    RefusedField, WriteAction,
+};
+pub use schema_check::{SchemaCheck, check};
+pub use setting::{DurationParser, Setting, SettingParser, optional_namespace, setting};
+pub use version::version;

@@ -67,4 +67,4 @@ pub use warnings::warnings;
 pub use webhooks::{BLOCKING_PREFIX, blocking};
 
 /// The release whose data this program holds.
-pub const RELEASE: &str = "v1.8.4";
+pub const RELEASE: &str = vitivirt_api::KUBEVIRT_RELEASE;

@@ -1,27 +1,34 @@
-//! What can be said on the command line and in the environment, and its one translation into settings.
-//!
-//! Values are taken as text and checked here, so that a bad one is told in one sentence with both of its names.
+//! The command line and the environment variables of the program, and the settings that follow from them.
 
 use std::{path::PathBuf, time::Duration};
 
-use anyhow::{Context as _, Result, bail};
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use anyhow::Result;
+use clap::{
+    Args, Parser, Subcommand,
+    builder::{BoolishValueParser, EnumValueParser},
+    value_parser,
+};
+use vitivirt_cli::{CompletionsArguments, DurationParser, EXIT_STATUS, Setting, optional_namespace, setting};
 use vitivirt_runtime::{
     health::Bind,
-    program::namespace,
     telemetry::{LogFormat, LogLevel},
 };
 
 use crate::commands::{plan::PlanArguments, render::RenderArguments};
 
+const INTERVAL: DurationParser =
+    DurationParser { least: Duration::from_secs(1), most: Duration::from_secs(24 * 60 * 60) };
+const NAMESPACE_EXPECTED: &str = "must be the name of one namespace";
+const ADDRESS_EXPECTED: &str = "must be an address and a port such as 127.0.0.1:8080, or only a port such as :8080";
+
 #[derive(Debug, Parser)]
 #[command(
     name = "kubevirt-operator",
-    version,
-    about = "Turns Machines of Viti Stack into virtual machines of KubeVirt, and keeps them so.",
-    long_about = "Turns Machines of Viti Stack (machines.vitistack.io) into virtual machines of KubeVirt, with their \
-                  disks, networks and cloud-init, and keeps them so.\n\nWithout a command it runs as the operator. \
-                  In a pod it finds the cluster by itself; elsewhere it uses KUBECONFIG or --kubeconfig.",
+    version = vitivirt_cli::version(),
+    about = "Creates KubeVirt virtual machines from Machines and keeps them in sync",
+    long_about = "Creates KubeVirt virtual machines from Machines (machines.vitistack.io), with their disks, networks \
+                  and cloud-init data, and keeps them in sync.\n\nWithout a command it runs as the operator. In a pod \
+                  it uses the service account; elsewhere it uses KUBECONFIG or --kubeconfig.",
     args_conflicts_with_subcommands = true
 )]
 pub(crate) struct Arguments {
@@ -33,66 +40,122 @@ pub(crate) struct Arguments {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Run the operator until it is told to stop (the default)
+    /// Run the operator until it receives SIGTERM or SIGINT (the default)
     Run(RunArguments),
-    /// Print the resource definitions that the operator needs, as YAML
+    /// Print the CRDs that the operator needs, as YAML
     Crds,
-    /// Print the objects that Machines in files become, without a cluster
+    /// Print the objects that the operator creates for Machines, without a cluster
     ///
-    /// It is for reading and comparing: what only a cluster gives, such as UIDs and what is derived from them, are
-    /// placeholders. Ends with 1 if a Machine has a problem, which is told on standard error.
+    /// The files contain Machines and what these refer to: NetworkConfigurations, Secrets and StorageClasses. The output
+    /// is for reading and comparing: values that a cluster assigns, such as UIDs, and values that follow from them are
+    /// placeholders. Problems of a Machine are printed to standard error. The namespace of objects that have none is
+    /// --namespace, otherwise default.
+    #[command(after_help = EXIT_STATUS)]
     Render(RenderArguments),
-    /// Show what applying Machines would change in the cluster, and when it takes effect; writes nothing
+    /// Show what Machines would change in the cluster; writes nothing
     ///
-    /// Ends with 1 if something of it is refused or cannot be, with 0 if all would be as the files say.
+    /// The files contain Machines, and NetworkConfigurations and Secrets that are applied with them. For every field
+    /// that changes, the plan shows whether a running guest sees it at once or after a restart. The namespace of objects
+    /// that have none is --namespace, otherwise that of the kubeconfig context.
+    #[command(after_help = EXIT_STATUS)]
     Plan(PlanArguments),
+    /// Print a completion script for a shell
+    Completions(CompletionsArguments),
 }
 
 #[derive(Debug, Clone, Args)]
 pub(crate) struct RunArguments {
-    /// File that says how to reach the cluster [env: KUBECONFIG; in a pod: its service account]
+    /// Path to the kubeconfig file [env: KUBECONFIG; in a pod: its service account]
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
-    /// Longest time that a change nobody told us about goes unnoticed; comparing costs no request
-    #[arg(long, value_name = "DURATION", env = "RECONCILE_INTERVAL", default_value = "30s")]
-    reconcile_interval: String,
-    /// How many Machines are worked on at the same time
-    #[arg(long, value_name = "NUMBER", env = "MAX_CONCURRENT_RECONCILES", default_value = "5")]
-    max_concurrent_reconciles: String,
-    /// Where /metrics is served
-    #[arg(long, value_name = "ADDRESS", env = "METRICS_BIND_ADDRESS", default_value = ":8080")]
-    metrics_bind_address: String,
-    /// Where /healthz and /readyz are served
-    #[arg(long, value_name = "ADDRESS", env = "HEALTH_PROBE_BIND_ADDRESS", default_value = ":8081")]
-    health_probe_bind_address: String,
-    /// Whether replicas agree by a Lease on one that works
+    /// How often every Machine is reconciled even if nothing changed
+    ///
+    /// It compares the Machine with the caches, in case a watch event was missed, and makes no API requests.
+    #[arg(
+        long,
+        value_name = "DURATION",
+        env = "RECONCILE_INTERVAL",
+        default_value = "30s",
+        value_parser = setting(INTERVAL, "must be a duration from 1s to 24h, such as 30s or 5m")
+    )]
+    reconcile_interval: Setting<Duration>,
+    /// How many Machines are reconciled at the same time
+    #[arg(
+        long,
+        value_name = "NUMBER",
+        env = "MAX_CONCURRENT_RECONCILES",
+        default_value = "5",
+        value_parser = setting(value_parser!(u16).range(1..=1000), "must be a number from 1 to 1000")
+    )]
+    max_concurrent_reconciles: Setting<u16>,
+    /// Address of /metrics
+    #[arg(
+        long,
+        value_name = "ADDRESS",
+        env = "METRICS_BIND_ADDRESS",
+        default_value = ":8080",
+        value_parser = setting(str::parse::<Bind>, ADDRESS_EXPECTED)
+    )]
+    metrics_bind_address: Setting<Bind>,
+    /// Address of /healthz and /readyz
+    #[arg(
+        long,
+        value_name = "ADDRESS",
+        env = "HEALTH_PROBE_BIND_ADDRESS",
+        default_value = ":8081",
+        value_parser = setting(str::parse::<Bind>, ADDRESS_EXPECTED)
+    )]
+    health_probe_bind_address: Setting<Bind>,
+    /// Enable leader election, so that only one replica is active
     #[arg(
         long,
         value_name = "BOOLEAN",
         env = "LEADER_ELECTION",
         default_value = "true",
         num_args = 0..=1,
-        default_missing_value = "true"
+        default_missing_value = "true",
+        value_parser = setting(BoolishValueParser::new(), "must be true or false")
     )]
-    leader_election: String,
-    /// The operator's own namespace, for its Lease [default: that of its service account, else kubevirt-operator-system]
-    #[arg(long, env = "NAMESPACE")]
-    namespace: Option<String>,
-    /// The only namespace whose Machines are looked at; all when empty
-    #[arg(long, env = "WATCH_NAMESPACE", default_value = "")]
-    watch_namespace: String,
-    /// How log lines on standard error are written
-    #[arg(long, value_enum, default_value_t)]
+    leader_election: Setting<bool>,
+    /// Namespace of the operator, for its Lease
+    ///
+    /// Default: the namespace of its service account, otherwise kubevirt-operator-system.
+    #[arg(
+        long,
+        env = "NAMESPACE",
+        default_value = "",
+        hide_default_value = true,
+        value_parser = setting(optional_namespace, NAMESPACE_EXPECTED)
+    )]
+    namespace: Setting<Option<String>>,
+    /// The only namespace whose Machines are reconciled; all namespaces when empty
+    #[arg(
+        long,
+        value_name = "NAMESPACE",
+        env = "WATCH_NAMESPACE",
+        default_value = "",
+        value_parser = setting(optional_namespace, NAMESPACE_EXPECTED)
+    )]
+    watch_namespace: Setting<Option<String>>,
+    /// Format of log lines on standard error
+    #[arg(long, value_name = "FORMAT", value_enum, default_value_t)]
     log_format: LogFormat,
-    /// The least important log lines that are written: error, warn, info, debug or trace
-    #[arg(long, value_name = "LEVEL", env = "LOG_LEVEL", default_value = "info")]
-    log_level: String,
-    /// The name of this pod, for the Lease
+    /// Minimum level of log lines
+    #[arg(
+        long,
+        value_name = "LEVEL",
+        env = "LOG_LEVEL",
+        default_value = "info",
+        ignore_case = true,
+        value_parser = setting(EnumValueParser::<LogLevel>::new(), "must be a log level")
+    )]
+    log_level: Setting<LogLevel>,
+    /// Name of this pod, for the Lease
     #[arg(long, env = "POD_NAME", hide = true)]
     pod_name: Option<String>,
 }
 
-/// The same, checked.
+/// Valid settings of `run`.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Settings {
     pub(crate) kubeconfig: Option<PathBuf>,
@@ -102,7 +165,7 @@ pub(crate) struct Settings {
     pub(crate) health: Bind,
     pub(crate) leader_election: bool,
     pub(crate) namespace: Option<String>,
-    /// `None`: all.
+    /// `None`: all namespaces.
     pub(crate) watch_namespace: Option<String>,
     pub(crate) log_format: LogFormat,
     pub(crate) log_level: LogLevel,
@@ -113,65 +176,19 @@ impl TryFrom<RunArguments> for Settings {
     type Error = anyhow::Error;
 
     fn try_from(arguments: RunArguments) -> Result<Self> {
-        let bind = |value: &str, name: &'static str| value.parse::<Bind>().context(name);
-        let settings = Self {
-            reconcile_interval: duration(&arguments.reconcile_interval)?,
-            workers: workers(&arguments.max_concurrent_reconciles)?,
-            metrics: bind(&arguments.metrics_bind_address, "METRICS_BIND_ADDRESS (--metrics-bind-address)")?,
-            health: bind(
-                &arguments.health_probe_bind_address,
-                "HEALTH_PROBE_BIND_ADDRESS (--health-probe-bind-address)",
-            )?,
-            leader_election: boolean(&arguments.leader_election)?,
-            namespace: namespace(arguments.namespace, "NAMESPACE (--namespace)")?,
-            watch_namespace: namespace(Some(arguments.watch_namespace), "WATCH_NAMESPACE (--watch-namespace)")?,
+        Ok(Self {
             kubeconfig: arguments.kubeconfig,
+            reconcile_interval: arguments.reconcile_interval.get()?,
+            workers: usize::from(arguments.max_concurrent_reconciles.get()?),
+            metrics: arguments.metrics_bind_address.get()?,
+            health: arguments.health_probe_bind_address.get()?,
+            leader_election: arguments.leader_election.get()?,
+            namespace: arguments.namespace.get()?,
+            watch_namespace: arguments.watch_namespace.get()?,
             log_format: arguments.log_format,
-            log_level: log_level(&arguments.log_level)?,
+            log_level: arguments.log_level.get()?,
             pod_name: arguments.pod_name,
-        };
-        Ok(settings)
-    }
-}
-
-fn duration(text: &str) -> Result<Duration> {
-    const SHORTEST: Duration = Duration::from_secs(1);
-    const LONGEST: Duration = Duration::from_secs(24 * 60 * 60);
-    let parsed = text.parse::<jiff::SignedDuration>().ok().and_then(|parsed| Duration::try_from(parsed).ok());
-    match parsed {
-        Some(parsed) if (SHORTEST..=LONGEST).contains(&parsed) => Ok(parsed),
-        _ => bail!(
-            "RECONCILE_INTERVAL (--reconcile-interval) must be a duration from 1s to 24h such as 30s or 5m, \
-             and {text:?} is not"
-        ),
-    }
-}
-
-fn workers(text: &str) -> Result<usize> {
-    match text.parse() {
-        Ok(number @ 1..=1000) => Ok(number),
-        _ => bail!(
-            "MAX_CONCURRENT_RECONCILES (--max-concurrent-reconciles) must be a number from 1 to 1000, and {text:?} is not"
-        ),
-    }
-}
-
-/// What Go programs take for a boolean, because that is what people are used to write here.
-fn boolean(text: &str) -> Result<bool> {
-    match text {
-        "1" | "t" | "T" | "true" | "True" | "TRUE" => Ok(true),
-        "0" | "f" | "F" | "false" | "False" | "FALSE" => Ok(false),
-        _ => bail!("LEADER_ELECTION (--leader-election) must be true or false, and {text:?} is neither"),
-    }
-}
-
-/// In capital letters too, as other programs take it.
-fn log_level(text: &str) -> Result<LogLevel> {
-    match LogLevel::from_str(text, true) {
-        Ok(level) => Ok(level),
-        Err(_) => {
-            bail!("LOG_LEVEL (--log-level) must be error, warn, info, debug or trace, and {text:?} is none of them")
-        }
+        })
     }
 }
 
@@ -188,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn the_seeds_defaults() {
+    fn the_defaults_are_those_of_the_specification() {
         let settings = parse(&[]).unwrap();
         assert_eq!(settings.reconcile_interval, Duration::from_secs(30));
         assert_eq!(settings.workers, 5);
@@ -213,28 +230,44 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_value_is_told_in_one_sentence_with_both_names() {
+    fn an_invalid_value_is_one_sentence_with_flag_and_variable() {
         for (words, expected) in [
-            (["--reconcile-interval", "soon"], "RECONCILE_INTERVAL (--reconcile-interval) must be a duration"),
-            (["--reconcile-interval", "-5s"], "RECONCILE_INTERVAL"),
-            (["--reconcile-interval", "30"], "RECONCILE_INTERVAL"),
-            (["--max-concurrent-reconciles", "0"], "MAX_CONCURRENT_RECONCILES (--max-concurrent-reconciles)"),
-            (["--metrics-bind-address", "8080"], "METRICS_BIND_ADDRESS (--metrics-bind-address): \"8080\" is not"),
-            (["--health-probe-bind-address", ":x"], "HEALTH_PROBE_BIND_ADDRESS"),
-            (["--leader-election", "maybe"], "LEADER_ELECTION (--leader-election) must be true or false"),
             (
-                ["--namespace", "Not A Name"],
+                "--reconcile-interval=soon",
+                "RECONCILE_INTERVAL (--reconcile-interval): invalid value \"soon\": must be a duration from 1s to 24h, \
+                 such as 30s or 5m",
+            ),
+            ("--reconcile-interval=-5s", "RECONCILE_INTERVAL (--reconcile-interval): invalid value \"-5s\""),
+            ("--reconcile-interval=30", "RECONCILE_INTERVAL (--reconcile-interval): invalid value \"30\""),
+            (
+                "--max-concurrent-reconciles=0",
+                "MAX_CONCURRENT_RECONCILES (--max-concurrent-reconciles): invalid value \"0\": must be a number from 1 \
+                 to 1000",
+            ),
+            (
+                "--metrics-bind-address=8080",
+                "METRICS_BIND_ADDRESS (--metrics-bind-address): invalid value \"8080\": must be an address and a port",
+            ),
+            (
+                "--health-probe-bind-address=:x",
+                "HEALTH_PROBE_BIND_ADDRESS (--health-probe-bind-address): invalid value",
+            ),
+            (
+                "--leader-election=maybe",
+                "LEADER_ELECTION (--leader-election): unsupported value \"maybe\"; supported values: true, false",
+            ),
+            (
+                "--namespace=Not A Name",
                 "NAMESPACE (--namespace): invalid value \"Not A Name\": must be the name of one namespace",
             ),
-            (["--watch-namespace", "a,b"], "WATCH_NAMESPACE (--watch-namespace)"),
+            ("--watch-namespace=a,b", "WATCH_NAMESPACE (--watch-namespace): invalid value \"a,b\": must be the name"),
             (
-                ["--log-level", "loud"],
-                "LOG_LEVEL (--log-level) must be error, warn, info, debug or trace, and \"loud\"",
+                "--log-level=loud",
+                "LOG_LEVEL (--log-level): unsupported value \"loud\"; supported values: error, warn, info, debug, trace",
             ),
         ] {
-            let words = [&format!("{}={}", words[0], words[1])[..]];
-            let error = format!("{:#}", parse(&words).unwrap_err());
-            assert!(error.contains(expected) && !error.contains('\n'), "{error}");
+            let error = format!("{:#}", parse(&[words]).unwrap_err());
+            assert!(error.starts_with(expected) && !error.contains('\n'), "{error}");
         }
     }
 
@@ -245,15 +278,26 @@ mod tests {
         }
     }
 
-    /// The environment is that of the Deployment; a command that only prints must not stumble over it.
+    /// Every command sees the environment of the Deployment. clap treats a variable like the flag that it belongs to.
     #[test]
-    fn settings_of_the_operator_are_judged_when_it_runs() {
+    fn invalid_settings_of_the_operator_stop_only_run() {
         let words = ["kubevirt-operator", "--log-level=loud", "--namespace=A_B", "--leader-election=maybe"];
-        assert!(Arguments::try_parse_from(words).is_ok());
+        let arguments = Arguments::try_parse_from(words).unwrap();
+        assert!(Settings::try_from(arguments.run).is_err());
     }
 
     #[test]
-    fn clap_agrees_with_itself() {
+    fn help_shows_possible_values_and_short_first_lines() {
+        use clap::CommandFactory;
+        let mut command = Arguments::command();
+        let help = command.render_long_help().to_string();
+        assert!(help.contains("[possible values: error, warn, info, debug, trace]"), "{help}");
+        assert!(help.contains("[possible values: true, false]"), "{help}");
+        assert_eq!(vitivirt_cli::overlong_help(&command), Vec::<String>::new());
+    }
+
+    #[test]
+    fn the_command_definition_is_consistent() {
         use clap::CommandFactory;
         Arguments::command().debug_assert();
     }

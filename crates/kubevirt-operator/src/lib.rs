@@ -1,5 +1,5 @@
 //! The program `kubevirt-operator`: its arguments, its wiring and the observe steps of its controllers.
-//! What a Machine becomes is decided in the crate `machine`, every effect that both operators share is in `runtime`.
+//! The crate `machine` decides what objects a Machine needs; the crate `runtime` has the effects that both operators share.
 
 mod arguments;
 mod cache;
@@ -19,20 +19,18 @@ mod source_secrets;
 use std::process::ExitCode;
 
 use clap::Parser;
+use vitivirt_cli::{OrInvalid, exit_code};
 
 use arguments::{Arguments, Command};
 
 pub fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    let result = match arguments.command {
-        Some(Command::Run(options)) => run::run(options),
+    exit_code(match arguments.command {
+        Some(Command::Run(options)) => run::run(options).or_invalid(),
         Some(Command::Crds) => commands::crds::run(),
         Some(Command::Render(options)) => commands::render::run(&options),
         Some(Command::Plan(options)) => commands::plan::run(&options),
-        None => run::run(arguments.run),
-    };
-    result.unwrap_or_else(|error| {
-        eprintln!("error: {error:#}");
-        ExitCode::FAILURE
+        Some(Command::Completions(options)) => options.run::<Arguments>(),
+        None => run::run(arguments.run).or_invalid(),
     })
 }

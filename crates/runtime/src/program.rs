@@ -180,7 +180,7 @@ impl Program {
         let config = tokio::select! {
             biased;
             () = shutdown.cancelled() => return Ok(()),
-            config = configuration(self.kubeconfig.as_deref()) => config?,
+            config = configuration(self.kubeconfig.as_deref(), None) => config?,
         };
         let user_agent = format!("{}/{}", self.name, self.version);
         let clients = connect(&config, &user_agent, self.rate, &metrics)?;
@@ -271,20 +271,6 @@ pub fn own_namespace(configured: Option<&str>, service_account: &Path, default: 
         .unwrap_or_else(|| default.to_owned())
 }
 
-/// The value of a setting is not the name of a namespace.
-#[derive(Debug, thiserror::Error)]
-#[error("{setting}: invalid value {value:?}: must be the name of one namespace")]
-pub struct InvalidNamespace {
-    setting: &'static str,
-    value: String,
-}
-
-/// The namespace that a setting names, or nothing when the setting is empty.
-pub fn namespace(value: Option<String>, setting: &'static str) -> Result<Option<String>, InvalidNamespace> {
-    let Some(value) = value.filter(|value| !value.is_empty()) else { return Ok(None) };
-    if vitivirt_api::text::is_label(&value) { Ok(Some(value)) } else { Err(InvalidNamespace { setting, value }) }
-}
-
 #[cfg(test)]
 mod tests {
     use rand::{SeedableRng, rngs::SmallRng};
@@ -358,16 +344,5 @@ mod tests {
         assert_eq!(own_namespace(Some(""), &file, "default"), "mounted");
         assert_eq!(own_namespace(Some("configured"), &file, "default"), "configured");
         std::fs::remove_file(&file).unwrap();
-    }
-
-    #[test]
-    fn a_namespace_setting_is_a_label_or_empty() {
-        let parse = |text: &str| namespace(Some(text.to_owned()), "NAMESPACE (--namespace)");
-        assert_eq!(parse("kube-virt").unwrap().as_deref(), Some("kube-virt"));
-        assert_eq!((parse("").unwrap(), namespace(None, "x").unwrap()), (None, None));
-        for bad in ["A_B", "-a", "a-", "a.b", "a,b", " a", &"x".repeat(64)] {
-            let error = parse(bad).unwrap_err().to_string();
-            assert!(error.starts_with("NAMESPACE (--namespace): invalid value"), "{error}");
-        }
     }
 }

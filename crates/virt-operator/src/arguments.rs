@@ -1,16 +1,14 @@
-//! What can be said on the command line and in the environment, and its one translation into settings. The names are
-//! those of the reference operator, so that either can take the other's place in a Deployment.
-//!
-//! Values are taken as text and checked here, so that a bad one is told in one sentence with all of its names.
+//! The command line and the environment variables of the program, and the settings that follow from them. The names are
+//! those of upstream virt-operator, so that either can replace the other in a Deployment.
 
 use std::{net::IpAddr, path::PathBuf};
 
-use anyhow::{Result, bail};
-use clap::{Args, Parser, Subcommand};
+use anyhow::Result;
+use clap::{Args, Parser, Subcommand, value_parser};
+use vitivirt_cli::{CompletionsArguments, EXIT_STATUS, Setting, optional_namespace, setting};
 use vitivirt_runtime::{
     client::Rate,
     health::Bind,
-    program::namespace,
     telemetry::{LogFormat, LogLevel},
 };
 
@@ -19,11 +17,11 @@ use crate::commands::{manifests::ManifestsArguments, plan::PlanArguments, render
 #[derive(Debug, Parser)]
 #[command(
     name = "virt-operator",
-    version,
-    about = "Installs, configures and repairs KubeVirt.",
-    long_about = "Installs, configures and repairs KubeVirt as the KubeVirt resource \
-                  (kubevirts.kubevirt.io) says.\n\nWithout a command it runs as the operator. In a pod it finds the \
-                  cluster by itself; elsewhere it uses KUBECONFIG or --kubeconfig.",
+    version = vitivirt_cli::version(),
+    about = "Installs, configures and repairs KubeVirt",
+    long_about = "Installs, configures and repairs KubeVirt according to the KubeVirt resource \
+                  (kubevirts.kubevirt.io).\n\nWithout a command it runs as the operator. In a pod it uses the service \
+                  account; elsewhere it uses KUBECONFIG or --kubeconfig.",
     args_conflicts_with_subcommands = true
 )]
 pub(crate) struct Arguments {
@@ -35,59 +33,103 @@ pub(crate) struct Arguments {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Run the operator until it is told to stop (the default)
+    /// Run the operator until it receives SIGTERM or SIGINT (the default)
     Run(RunArguments),
-    /// Print the definition of the KubeVirt resource, as YAML
+    /// Print the CRD of the KubeVirt resource, as YAML
     Crds,
-    /// Print what must exist before the operator runs, and its Deployment, as YAML for kubectl apply
+    /// Print the operator's Deployment and all that it needs, for kubectl apply
     Manifests(ManifestsArguments),
-    /// Print every object of the installation that a KubeVirt resource in a file asks for, without a cluster
+    /// Print every object that is installed for a KubeVirt resource, without a cluster
     ///
-    /// It is for reading and comparing: certificates are made when the operator runs. Ends with 1 if the resource cannot
-    /// be installed.
+    /// The files contain one KubeVirt resource. The output is for reading and comparing: it has no certificates, because
+    /// the operator creates them when it runs. The namespace of a resource that has none is --namespace, otherwise
+    /// kubevirt.
+    #[command(after_help = EXIT_STATUS)]
     Render(RenderArguments),
-    /// Print what the operator would do in the cluster for a KubeVirt resource in a file; nothing is written
+    /// Show what a KubeVirt resource would change in the cluster; writes nothing
     ///
-    /// Ends with 1 if the resource cannot be installed, with 0 if it can.
+    /// The files contain one KubeVirt resource. The plan shows which fields change and which pods are restarted. The
+    /// namespace of a resource that has none is --namespace, otherwise kubevirt.
+    #[command(after_help = EXIT_STATUS)]
     Plan(PlanArguments),
+    /// Print a completion script for a shell
+    Completions(CompletionsArguments),
 }
 
 #[derive(Debug, Clone, Args)]
 pub(crate) struct RunArguments {
     /// Port of /metrics, /healthz and /readyz
-    #[arg(long, value_name = "NUMBER", default_value = "8186")]
-    port: String,
+    #[arg(
+        long,
+        value_name = "NUMBER",
+        default_value = "8186",
+        value_parser = setting(value_parser!(u16), "must be a number from 0 to 65535")
+    )]
+    port: Setting<u16>,
     /// Address to listen on
-    #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0")]
-    listen: String,
-    /// How much is logged: 0 to 2 the usual, 3 and 4 also every request, 5 and more everything
-    #[arg(short, long = "v", value_name = "NUMBER", default_value = "2")]
-    verbosity: String,
-    /// Requests per second to the API server in the long run
-    #[arg(long, value_name = "NUMBER", env = "VIRT_OPERATOR_CLIENT_QPS", default_value = "200")]
-    client_qps: String,
-    /// Requests to the API server that may come at once after a rest
-    #[arg(long, value_name = "NUMBER", env = "VIRT_OPERATOR_CLIENT_BURST", default_value = "400")]
-    client_burst: String,
-    /// File that says how to reach the cluster [env: KUBECONFIG; in a pod: its service account]
+    #[arg(
+        long,
+        value_name = "ADDRESS",
+        default_value = "0.0.0.0",
+        value_parser = setting(str::parse::<IpAddr>, "must be an IP address such as 0.0.0.0 or ::")
+    )]
+    listen: Setting<IpAddr>,
+    /// Log verbosity: 0 to 2 info, 3 and 4 also every request, 5 and more everything
+    #[arg(
+        short,
+        long = "v",
+        value_name = "NUMBER",
+        default_value = "2",
+        value_parser = setting(value_parser!(u8), "must be a number from 0 to 255")
+    )]
+    verbosity: Setting<u8>,
+    /// Rate limit of API requests, per second
+    #[arg(
+        long,
+        value_name = "NUMBER",
+        env = "VIRT_OPERATOR_CLIENT_QPS",
+        default_value = "200",
+        value_parser = setting(requests_per_second, "must be a number greater than 0 and at most 100000")
+    )]
+    client_qps: Setting<f64>,
+    /// Burst size for API requests
+    #[arg(
+        long,
+        value_name = "NUMBER",
+        env = "VIRT_OPERATOR_CLIENT_BURST",
+        default_value = "400",
+        value_parser = setting(value_parser!(u32).range(1..=100_000), "must be a number from 1 to 100000")
+    )]
+    client_burst: Setting<u32>,
+    /// Path to the kubeconfig file [env: KUBECONFIG; in a pod: its service account]
     #[arg(long, value_name = "FILE")]
     pub(crate) kubeconfig: Option<PathBuf>,
-    /// The operator's own namespace [default: that of its service account, else kubevirt]
-    #[arg(long, env = "NAMESPACE")]
-    pub(crate) namespace: Option<String>,
-    /// How log lines on standard error are written
-    #[arg(long, value_enum, default_value_t)]
+    /// Namespace of the operator
+    ///
+    /// Default: the namespace of its service account, otherwise kubevirt.
+    #[arg(
+        long,
+        env = "NAMESPACE",
+        default_value = "",
+        hide_default_value = true,
+        value_parser = setting(optional_namespace, "must be the name of one namespace")
+    )]
+    pub(crate) namespace: Setting<Option<String>>,
+    /// Format of log lines on standard error
+    #[arg(long, value_name = "FORMAT", value_enum, default_value_t)]
     log_format: LogFormat,
-    /// Leave the text of what this release consists of in a ConfigMap, and end: what an operator of another release
-    /// runs this program for [env: TARGET_DEPLOYMENT_CONFIG]
+    /// Write this release's install strategy to a ConfigMap and exit
+    ///
+    /// Used by the virt-operator of another release during an upgrade. TARGET_DEPLOYMENT_CONFIG selects what is
+    /// installed.
     #[arg(long)]
     pub(crate) dump_install_strategy: bool,
-    /// The name of this pod, for the Lease
+    /// Name of this pod, for the Lease
     #[arg(long, env = "POD_NAME", hide = true)]
     pod_name: Option<String>,
 }
 
-/// The same, checked.
+/// Valid settings of `run`.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Settings {
     pub(crate) bind: Bind,
@@ -104,35 +146,18 @@ impl TryFrom<RunArguments> for Settings {
 
     fn try_from(arguments: RunArguments) -> Result<Self> {
         Ok(Self {
-            bind: bind(&arguments.listen, &arguments.port)?,
-            log_level: verbosity(&arguments.verbosity)?,
-            rate: rate(&arguments.client_qps, &arguments.client_burst)?,
+            bind: Bind { address: Some(arguments.listen.get()?), port: arguments.port.get()? },
+            log_level: level(arguments.verbosity.get()?),
+            rate: Rate { per_second: arguments.client_qps.get()?, burst: arguments.client_burst.get()? },
             log_format: arguments.log_format,
             kubeconfig: arguments.kubeconfig,
-            namespace: namespace(arguments.namespace, "NAMESPACE (--namespace)")?,
+            namespace: arguments.namespace.get()?,
             pod_name: arguments.pod_name,
         })
     }
 }
 
-fn bind(listen: &str, port: &str) -> Result<Bind> {
-    let Ok(port) = port.parse() else {
-        bail!("--port must be a number from 0 to 65535, and {port:?} is not");
-    };
-    match listen.parse::<IpAddr>() {
-        Ok(address) => Ok(Bind { address: Some(address), port }),
-        Err(_) => bail!("--listen must be an IP address such as 0.0.0.0 or ::, and {listen:?} is not"),
-    }
-}
-
-fn verbosity(text: &str) -> Result<LogLevel> {
-    match text.parse() {
-        Ok(verbosity) => Ok(level(verbosity)),
-        Err(_) => bail!("-v must be a number from 0 to 255, and {text:?} is not"),
-    }
-}
-
-/// What the reference's verbosity means here.
+/// The log level for a verbosity of upstream virt-operator.
 pub(crate) fn level(verbosity: u8) -> LogLevel {
     match verbosity {
         0..=2 => LogLevel::Info,
@@ -141,17 +166,9 @@ pub(crate) fn level(verbosity: u8) -> LogLevel {
     }
 }
 
-fn rate(qps: &str, burst: &str) -> Result<Rate> {
-    let per_second = match qps.parse::<f64>() {
-        Ok(number) if number > 0.0 && number <= 100_000.0 => number,
-        _ => bail!(
-            "VIRT_OPERATOR_CLIENT_QPS (--client-qps) must be a number above 0 and not above 100000, and {qps:?} is not"
-        ),
-    };
-    let Ok(burst @ 1..=100_000) = burst.parse::<u32>() else {
-        bail!("VIRT_OPERATOR_CLIENT_BURST (--client-burst) must be a number from 1 to 100000, and {burst:?} is not");
-    };
-    Ok(Rate { per_second, burst })
+fn requests_per_second(text: &str) -> Result<f64, &'static str> {
+    let number = text.parse::<f64>().ok();
+    number.filter(|number| *number > 0.0 && *number <= 100_000.0).ok_or("out of range")
 }
 
 #[cfg(test)]
@@ -167,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn the_releases_defaults() {
+    fn the_defaults_are_those_of_upstream() {
         let settings = parse(&[]).unwrap();
         assert_eq!(settings.bind.to_string(), "0.0.0.0:8186");
         assert_eq!(settings.rate, Rate { per_second: 200.0, burst: 400 });
@@ -176,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_as_the_reference_takes_them() {
+    fn flags_are_those_of_upstream() {
         let words =
             ["--port", "8443", "--listen", "10.1.2.3", "-v", "3", "--client-qps", "12.5", "--client-burst", "20"];
         let settings = parse(&words).unwrap();
@@ -188,24 +205,48 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_value_is_told_in_one_sentence() {
+    fn an_invalid_value_is_one_sentence_with_flag_and_variable() {
         for (words, expected) in [
-            ("--port=x", "--port must be a number"),
-            ("--listen=localhost", "--listen must be an IP address"),
-            ("-v=loud", "-v must be a number"),
-            ("--client-qps=0", "VIRT_OPERATOR_CLIENT_QPS (--client-qps) must be a number above 0"),
-            ("--client-qps=1e9", "must be a number above 0 and not above 100000, and \"1e9\" is not"),
-            ("--client-qps=NaN", "VIRT_OPERATOR_CLIENT_QPS"),
-            ("--client-burst=-1", "VIRT_OPERATOR_CLIENT_BURST (--client-burst)"),
-            ("--namespace=A_B", "NAMESPACE (--namespace) must be the name of one namespace, and \"A_B\" cannot be one"),
+            ("--port=x", "--port: invalid value \"x\": must be a number from 0 to 65535"),
+            (
+                "--listen=localhost",
+                "--listen: invalid value \"localhost\": must be an IP address such as 0.0.0.0 or ::",
+            ),
+            ("-v=loud", "-v: invalid value \"loud\": must be a number from 0 to 255"),
+            (
+                "--client-qps=0",
+                "VIRT_OPERATOR_CLIENT_QPS (--client-qps): invalid value \"0\": must be a number greater than 0 and at \
+                 most 100000",
+            ),
+            ("--client-qps=1e9", "VIRT_OPERATOR_CLIENT_QPS (--client-qps): invalid value \"1e9\": must be"),
+            ("--client-qps=NaN", "VIRT_OPERATOR_CLIENT_QPS (--client-qps): invalid value \"NaN\": must be"),
+            (
+                "--client-burst=-1",
+                "VIRT_OPERATOR_CLIENT_BURST (--client-burst): invalid value \"-1\": must be a number from 1 to 100000",
+            ),
+            ("--namespace=A_B", "NAMESPACE (--namespace): invalid value \"A_B\": must be the name of one namespace"),
         ] {
             let error = format!("{:#}", parse(&[words]).unwrap_err());
-            assert!(error.contains(expected) && !error.contains('\n'), "{error}");
+            assert!(error.starts_with(expected) && !error.contains('\n'), "{error}");
         }
     }
 
+    /// Every command sees the environment of the Deployment. clap treats a variable like the flag that it belongs to.
     #[test]
-    fn clap_agrees_with_itself() {
+    fn invalid_settings_of_the_operator_stop_only_run() {
+        let words = ["virt-operator", "--client-qps=fast", "--namespace=A_B"];
+        let arguments = Arguments::try_parse_from(words).unwrap();
+        assert!(Settings::try_from(arguments.run).is_err());
+    }
+
+    #[test]
+    fn the_first_line_of_every_help_text_is_short() {
+        use clap::CommandFactory;
+        assert_eq!(vitivirt_cli::overlong_help(&Arguments::command()), Vec::<String>::new());
+    }
+
+    #[test]
+    fn the_command_definition_is_consistent() {
         use clap::CommandFactory;
         Arguments::command().debug_assert();
     }

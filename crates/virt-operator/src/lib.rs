@@ -1,5 +1,5 @@
-//! The program `virt-operator`: its arguments, its wiring and, with the KubeVirt controller, its observe step.
-//! What an installation is made of is decided in the crate `install`, every effect is in `runtime`.
+//! The program `virt-operator`: its arguments, its wiring and the observe step of the KubeVirt controller.
+//! The crate `install` decides what an installation consists of; every effect is in the crate `runtime`.
 
 mod arguments;
 mod cache;
@@ -20,25 +20,28 @@ mod webhook;
 use std::process::ExitCode;
 
 use clap::Parser;
+use vitivirt_cli::{CommandResult, OrInvalid, exit_code};
 
-use arguments::{Arguments, Command};
+use arguments::{Arguments, Command, RunArguments};
 
 pub fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    let result = match arguments.command {
-        Some(Command::Run(options)) => operate(options),
+    exit_code(match arguments.command {
+        Some(Command::Run(options)) => run_or_dump(options),
         Some(Command::Crds) => commands::crds::run(),
         Some(Command::Manifests(options)) => commands::manifests::run(options),
         Some(Command::Render(options)) => commands::render::run(&options),
         Some(Command::Plan(options)) => commands::plan::run(&options),
-        None => operate(arguments.run),
-    };
-    result.unwrap_or_else(|error| {
-        eprintln!("error: {error:#}");
-        ExitCode::FAILURE
+        Some(Command::Completions(options)) => options.run::<Arguments>(),
+        None => run_or_dump(arguments.run),
     })
 }
 
-fn operate(options: arguments::RunArguments) -> anyhow::Result<ExitCode> {
-    if options.dump_install_strategy { commands::dump::run(&options) } else { run::run(options) }
+/// Every error of the operator exits with status 1, as upstream's do.
+fn run_or_dump(options: RunArguments) -> CommandResult<ExitCode> {
+    if options.dump_install_strategy {
+        commands::dump::run(options).or_invalid()
+    } else {
+        run::run(options).or_invalid()
+    }
 }

@@ -1,28 +1,39 @@
-//! What the operator's caches would hold about one Machine, read from the cluster object by object: for commands that
-//! look once and end. The same pruning makes the same views.
+//! What the operator's caches would contain about one Machine, read from the cluster object by object, for commands that
+//! run once. The objects are projected as in the caches, so the views are the same.
 
 use std::collections::BTreeMap;
 
 use anyhow::{Result, bail};
-use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Secret};
-use k8s_openapi::api::storage::v1::StorageClass;
-use k8s_openapi::jiff::Timestamp;
-use kube::api::ListParams;
-use kube::core::{DynamicObject, PartialObjectMeta};
-use kube::{Api, Client, ResourceExt};
+use k8s_openapi::{
+    api::{
+        core::v1::{PersistentVolumeClaim, Secret},
+        storage::v1::StorageClass,
+    },
+    jiff::Timestamp,
+};
+use kube::{
+    Api, Client, ResourceExt,
+    api::ListParams,
+    core::{DynamicObject, PartialObjectMeta},
+};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
-use vitivirt_api::machine::{LABEL_MACHINE_UID, Machine, NetworkConfiguration, POD_NETWORK};
-use vitivirt_api::{ApiResource, ErrorClass, ObjectKey, Target, reason};
-use vitivirt_machine::observed::{Installed, SourceView};
-use vitivirt_machine::render::cloud_init::{SecretBytes, secret_name};
-use vitivirt_machine::resolve::{Content, Resolved, SecretSource, resolve};
-use vitivirt_machine::{
-    Observed, import_source_resource, macs, network_attachment_resource, virtual_machine_instance_resource,
-    virtual_machine_resource,
+use vitivirt_api::{
+    ApiResource, ErrorClass, ObjectKey, Target,
+    machine::{LABEL_MACHINE_UID, Machine, NetworkConfiguration, POD_NETWORK},
+    reason,
 };
-use vitivirt_runtime::reconcile::{Executor, classify};
-use vitivirt_runtime::watch::Entry;
+use vitivirt_machine::{
+    Observed, import_source_resource, macs, network_attachment_resource,
+    observed::{Installed, SourceView},
+    render::cloud_init::{SecretBytes, secret_name},
+    resolve::{Content, Resolved, SecretSource, resolve},
+    virtual_machine_instance_resource, virtual_machine_resource,
+};
+use vitivirt_runtime::{
+    reconcile::{Executor, classify},
+    watch::Entry,
+};
 
 use crate::cache::{
     AttachmentEntry, ClassEntry, ImportEntry, NetworkEntry, PvcEntry, SecretEntry, VmEntry, VmiEntry, entry,
@@ -30,26 +41,26 @@ use crate::cache::{
 
 pub(crate) struct ClusterReader {
     client: Client,
-    /// Only its reads are used.
+    /// Used only to read.
     executor: Executor,
 }
 
-/// One object, as far as it can be found.
-enum Found<V> {
-    NoKind,
-    Nothing,
+/// The result of reading one object.
+enum Lookup<V> {
+    KindNotServed,
+    NotFound,
     Object(Entry<V>),
 }
 
-impl<V> Found<V> {
+impl<V> Lookup<V> {
     fn is_installed(&self) -> bool {
-        !matches!(self, Found::NoKind)
+        !matches!(self, Lookup::KindNotServed)
     }
 
     fn view<T>(&self, view: impl FnOnce(&Entry<V>) -> T) -> Option<T> {
         match self {
-            Found::Object(entry) => Some(view(entry)),
-            Found::NoKind | Found::Nothing => None,
+            Lookup::Object(entry) => Some(view(entry)),
+            Lookup::KindNotServed | Lookup::NotFound => None,
         }
     }
 }
@@ -67,19 +78,19 @@ impl ClusterReader {
         }
     }
 
-    async fn find<K, V>(&self, resource: ApiResource, key: ObjectKey, project: fn(K) -> V) -> Result<Found<V>>
+    async fn find<K, V>(&self, resource: ApiResource, key: ObjectKey, project: fn(K) -> V) -> Result<Lookup<V>>
     where
         K: DeserializeOwned + kube::Resource,
     {
         let target = Target::new(resource, key);
         match self.read(&target).await? {
-            None => Ok(Found::NoKind),
-            Some(None) => Ok(Found::Nothing),
+            None => Ok(Lookup::KindNotServed),
+            Some(None) => Ok(Lookup::NotFound),
             Some(Some(json)) => {
-                // The error could quote a Secret.
-                let Ok(object) = serde_json::from_value::<K>(json) else { bail!("{target} cannot be read") };
+                // The error is dropped because it can quote a Secret.
+                let Ok(object) = serde_json::from_value::<K>(json) else { bail!("{target} has an unexpected form") };
                 let metadata = object.meta().clone();
-                Ok(Found::Object(entry(&metadata, project(object))))
+                Ok(Lookup::Object(entry(&metadata, project(object))))
             }
         }
     }
@@ -89,10 +100,12 @@ impl ClusterReader {
         let key = ObjectKey::of(&given.metadata);
         let target = Target::of::<Machine>(key.clone());
         match self.read(&target).await? {
-            None => bail!("the cluster does not know Machines; `kubevirt-operator crds` prints their definition"),
+            None => bail!("the cluster has no CRD for Machines; apply the output of `kubevirt-operator crds`"),
             Some(None) => Ok((given, false)),
             Some(Some(json)) => {
-                let Ok(mut live) = serde_json::from_value::<Machine>(json) else { bail!("{target} cannot be read") };
+                let Ok(mut live) = serde_json::from_value::<Machine>(json) else {
+                    bail!("{target} has an unexpected form")
+                };
                 live.spec = given.spec;
                 live.metadata.labels.get_or_insert_default().extend(given.metadata.labels.unwrap_or_default());
                 Ok((live, true))
@@ -102,9 +115,9 @@ impl ClusterReader {
 
     pub(crate) async fn observe(&self, machine: Machine) -> Result<Observed> {
         let key = ObjectKey::of(&machine.metadata);
-        let beside = |name: &str| ObjectKey::namespaced(key.namespace().unwrap_or_default(), name);
+        let sibling = |name: &str| ObjectKey::namespaced(key.namespace().unwrap_or_default(), name);
         let resolved = resolve(&machine).ok();
-        let own = beside(&secret_name(key.name()));
+        let own = sibling(&secret_name(key.name()));
         let secret = self.find(
             ApiResource::erase::<Secret>(&()),
             own,
@@ -117,13 +130,13 @@ impl ClusterReader {
         let named = machine.spec.networks.iter().map(|network| &network.network_name);
         for name in named.filter(|name| *name != POD_NETWORK) {
             let resource = ApiResource::erase::<NetworkConfiguration>(&());
-            let network = self.find(resource, beside(name), NetworkEntry::project).await?;
+            let network = self.find(resource, sibling(name), NetworkEntry::project).await?;
             networks.extend(network.view(|entry| (name.clone(), NetworkEntry::view(entry, false))));
-            let attachment = self.find(network_attachment_resource(), beside(name), AttachmentEntry::project).await?;
+            let attachment = self.find(network_attachment_resource(), sibling(name), AttachmentEntry::project).await?;
             multus &= attachment.is_installed();
             attachments.extend(attachment.view(|entry| (name.clone(), AttachmentEntry::view(entry))));
         }
-        let (pvcs, import_sources, cdi) = self.pvcs(&machine, resolved.as_ref(), beside).await?;
+        let (pvcs, import_sources, cdi) = self.pvcs(&machine, resolved.as_ref(), sibling).await?;
         Ok(Observed {
             installed: Installed { kubevirt: vm.is_installed() && vmi.is_installed(), multus, cdi },
             storage_classes: self.classes().await?,
@@ -165,7 +178,7 @@ impl ClusterReader {
         &self,
         machine: &Machine,
         resolved: Option<&Resolved>,
-        beside: impl Fn(&str) -> ObjectKey,
+        sibling: impl Fn(&str) -> ObjectKey,
     ) -> Result<(
         BTreeMap<String, vitivirt_machine::observed::PvcView>,
         BTreeMap<String, vitivirt_machine::observed::OwnedView>,
@@ -184,10 +197,10 @@ impl ClusterReader {
         for disk in resolved.iter().flat_map(|resolved| &resolved.disks) {
             let Content::Pvc { pvc: name, .. } = &disk.content else { continue };
             let resource = ApiResource::erase::<PersistentVolumeClaim>(&());
-            let pvc = self.find(resource, beside(name), PvcEntry::project).await?;
+            let pvc = self.find(resource, sibling(name), PvcEntry::project).await?;
             pvcs.extend(pvc.view(|entry| (name.clone(), PvcEntry::view(entry))));
             let project = ImportEntry::project as fn(PartialObjectMeta<DynamicObject>) -> _;
-            let import = self.find(import_source_resource(), beside(name), project).await?;
+            let import = self.find(import_source_resource(), sibling(name), project).await?;
             cdi &= import.is_installed();
             imports.extend(import.view(|entry| (name.clone(), ImportEntry::view(entry))));
         }
@@ -195,24 +208,24 @@ impl ClusterReader {
     }
 
     async fn source(&self, key: &ObjectKey, resolved: Option<&Resolved>) -> Result<SourceView> {
-        let wanted: Option<&SecretSource> = resolved.and_then(|resolved| resolved.cloud_init.as_ref()?.source.as_ref());
-        let Some(wanted) = wanted else { return Ok(SourceView::NotNeeded) };
+        let source: Option<&SecretSource> = resolved.and_then(|resolved| resolved.cloud_init.as_ref()?.source.as_ref());
+        let Some(source) = source else { return Ok(SourceView::NotNeeded) };
         let api: Api<Secret> = Api::namespaced(self.client.clone(), key.namespace().unwrap_or_default());
-        let secret = match api.get_opt(&wanted.name).await {
+        let secret = match api.get_opt(&source.name).await {
             Ok(Some(secret)) => secret,
             Ok(None) => return Ok(SourceView::SecretMissing),
             Err(error) => {
                 let target =
-                    Target::of::<Secret>(ObjectKey::namespaced(key.namespace().unwrap_or_default(), &wanted.name));
+                    Target::of::<Secret>(ObjectKey::namespaced(key.namespace().unwrap_or_default(), &source.name));
                 let failure = classify(&error, "get", &target);
-                // Whoever asks may see less than the operator; the rest of the plan is still worth showing.
+                // The user can have fewer permissions than the operator; the rest of the plan is still useful.
                 match failure.class {
                     ErrorClass::Forbidden => return Ok(SourceView::Forbidden(failure.message)),
                     _ => bail!("{failure}"),
                 }
             }
         };
-        let bytes = secret.data.and_then(|mut data| data.remove(&wanted.key));
+        let bytes = secret.data.and_then(|mut data| data.remove(&source.key));
         Ok(bytes.map_or(SourceView::KeyMissing, |bytes| SourceView::Read(SecretBytes(bytes.0))))
     }
 }

@@ -1,13 +1,12 @@
-//! `kubevirt-operator crds`: what must be in a cluster before a Machine can be.
+//! `kubevirt-operator crds`: the CRDs that a cluster needs before it can have Machines.
 
 use std::process::ExitCode;
 
-use anyhow::Result;
-use vitivirt_cli::{print, to_yaml};
+use vitivirt_cli::{CommandResult, ObjectFormat, print_objects};
 
 use crate::manifests::json;
 
-pub(crate) fn run() -> Result<ExitCode> {
-    print(&to_yaml(&vitivirt_api::machine::crds().iter().map(json).collect::<Result<Vec<_>>>()?)?)?;
+pub(crate) fn run() -> CommandResult<ExitCode> {
+    print_objects(vitivirt_api::machine::crds().iter().map(json), ObjectFormat::Yaml)?;
     Ok(ExitCode::SUCCESS)
 }

@@ -1,28 +1,34 @@
-//! What files say: Machines, and what these refer to, as a cluster that holds nothing else.
+//! The content of files: Machines and the objects that these refer to, as a cluster that contains nothing else.
 
 use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, bail};
-use k8s_openapi::api::core::v1::Secret;
-use k8s_openapi::api::storage::v1::StorageClass;
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use k8s_openapi::jiff::Timestamp;
+use k8s_openapi::{
+    api::{core::v1::Secret, storage::v1::StorageClass},
+    apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
+    jiff::Timestamp,
+};
 use kube::Resource;
-use serde::Deserialize;
-use serde::de::DeserializeOwned;
+use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::Value;
-use vitivirt_api::ObjectKey;
-use vitivirt_api::machine::{Machine, NetworkConfiguration};
+use vitivirt_api::{
+    ObjectKey,
+    machine::{Machine, NetworkConfiguration},
+};
 use vitivirt_cli::Document;
-use vitivirt_machine::observed::{NetworkView, SourceView, StorageClassView};
-use vitivirt_machine::render::cloud_init::SecretBytes;
-use vitivirt_machine::resolve::{SecretSource, resolve};
-use vitivirt_machine::{Observed, macs};
+use vitivirt_machine::{
+    Observed, macs,
+    observed::{NetworkView, SourceView, StorageClassView},
+    render::cloud_init::SecretBytes,
+    resolve::{SecretSource, resolve},
+};
 
-use crate::cache::{ClassEntry, entry};
-use crate::manifests::json;
+use crate::{
+    cache::{ClassEntry, entry},
+    manifests::json,
+};
 
-/// What the files hold, as far as it is understood.
+/// The objects of the files, by kind. Other kinds are ignored.
 #[derive(Default)]
 pub(super) struct Files {
     pub(super) machines: Vec<Machine>,
@@ -30,13 +36,13 @@ pub(super) struct Files {
     secrets: BTreeMap<ObjectKey, Secret>,
     classes: Vec<StorageClass>,
     schemas: BTreeMap<String, Value>,
-    /// What was left aside, or will be by a cluster.
+    /// Objects that are ignored, and fields that the API server would drop.
     pub(super) warnings: Vec<String>,
 }
 
 impl Files {
-    /// An object that names no namespace is meant for `namespace`.
-    pub(super) fn of(documents: &[Document], namespace: &str) -> Result<Self> {
+    /// An object without a namespace is in `namespace`.
+    pub(super) fn from_documents(documents: &[Document], namespace: &str) -> Result<Self> {
         let mut files = Files { schemas: schemas()?, ..Files::default() };
         for document in documents {
             files.add(document, namespace)?;
@@ -44,8 +50,8 @@ impl Files {
         if files.machines.is_empty() {
             let found: Vec<String> = documents.iter().map(ToString::to_string).collect();
             bail!(
-                "there is no Machine in the files{}",
-                if found.is_empty() { String::new() } else { format!(", only {}", found.join(", ")) }
+                "no Machine found in the files{}",
+                if found.is_empty() { String::new() } else { format!("; found: {}", found.join("; ")) }
             );
         }
         Ok(files)
@@ -54,15 +60,15 @@ impl Files {
     fn add(&mut self, document: &Document, namespace: &str) -> Result<()> {
         match document.kind() {
             "Machine" => {
-                let machine: Machine = self.custom(document, namespace)?;
+                let machine: Machine = self.custom_resource(document, namespace)?;
                 let key = ObjectKey::of(&machine.metadata);
                 if self.machines.iter().any(|other| ObjectKey::of(&other.metadata) == key) {
-                    bail!("{document}: the Machine {key} is given twice");
+                    bail!("{document}: duplicate: Machine {key} is already in the files");
                 }
                 self.machines.push(machine);
             }
             "NetworkConfiguration" => {
-                let network: NetworkConfiguration = self.custom(document, namespace)?;
+                let network: NetworkConfiguration = self.custom_resource(document, namespace)?;
                 self.networks.insert(ObjectKey::of(&network.metadata), network);
             }
             "Secret" => {
@@ -72,30 +78,30 @@ impl Files {
             }
             "StorageClass" => {
                 let class = StorageClass::deserialize(&document.object);
-                self.classes.push(class.with_context(|| format!("{document} cannot be read"))?);
+                self.classes.push(class.with_context(|| format!("{document}: invalid object"))?);
             }
             _ => self.warnings.push(format!(
-                "{document} is left aside: Machine, NetworkConfiguration, Secret and StorageClass are looked at"
+                "{document}: ignored: only Machine, NetworkConfiguration, Secret and StorageClass are used"
             )),
         }
         Ok(())
     }
 
-    fn custom<K>(&mut self, document: &Document, namespace: &str) -> Result<K>
+    fn custom_resource<K>(&mut self, document: &Document, namespace: &str) -> Result<K>
     where
         K: Resource<DynamicType = ()> + DeserializeOwned,
     {
         let schema = self.schemas.get(document.kind()).unwrap_or(&Value::Null);
         let (mut object, unknown) = document.typed::<K>(&K::api_version(&()), schema)?;
         if object.meta().name.is_none() {
-            bail!("{document} has no metadata.name");
+            bail!("{document}: metadata.name: required value");
         }
         object.meta_mut().namespace.get_or_insert_with(|| namespace.to_owned());
         self.warnings.extend(unknown);
         Ok(object)
     }
 
-    /// What a cluster would have besides, if the files were applied to it.
+    /// Adds what the cluster would also contain if the files were applied to it.
     pub(super) fn add_to(&self, observed: &mut Observed) {
         for (name, network) in self.networks(&observed.machine) {
             match observed.networks.get_mut(&name) {
@@ -108,7 +114,7 @@ impl Files {
         }
     }
 
-    /// A cluster that has everything and holds nothing but what the files say.
+    /// A cluster that has every API and contains only what is in the files.
     pub(super) fn observed(&self, machine: Machine) -> Observed {
         let macs_in_use = resolve(&machine).map(|resolved| macs::in_use(&machine, &resolved, &self.machines));
         Observed {
@@ -120,15 +126,15 @@ impl Files {
         }
     }
 
-    /// Those of them that the Machine names.
+    /// The networks that the Machine names.
     fn networks(&self, machine: &Machine) -> BTreeMap<String, NetworkView> {
         let named = machine.spec.networks.iter().map(|network| &network.network_name);
         named
-            .filter_map(|name| Some((name.clone(), network_view(self.networks.get(&beside(machine, name))?))))
+            .filter_map(|name| Some((name.clone(), network_view(self.networks.get(&sibling(machine, name))?))))
             .collect()
     }
 
-    /// If the files name no class, every class that the Machine names exists, and a default class without a name.
+    /// Without a StorageClass in the files, every one that the Machine names exists, and a default one without a name.
     fn classes(&self, machine: &Machine) -> Vec<StorageClassView> {
         if self.classes.is_empty() {
             let view = |name: &str, is_default: bool| StorageClassView {
@@ -151,7 +157,7 @@ impl Files {
     fn source(&self, machine: &Machine) -> SourceView {
         let reference = machine.spec.cloud_init.as_ref().and_then(|given| given.secret_ref.as_ref());
         let Some(source) = reference.map(SecretSource::from) else { return SourceView::NotNeeded };
-        let Some(secret) = self.secrets.get(&beside(machine, &source.name)) else { return SourceView::SecretMissing };
+        let Some(secret) = self.secrets.get(&sibling(machine, &source.name)) else { return SourceView::SecretMissing };
         let text =
             secret.string_data.as_ref().and_then(|data| data.get(&source.key)).map(|text| text.clone().into_bytes());
         let bytes = secret.data.as_ref().and_then(|data| data.get(&source.key)).map(|bytes| bytes.0.clone());
@@ -159,29 +165,29 @@ impl Files {
     }
 }
 
-/// The schemas of our own kinds.
+/// The schemas of the CRDs of this operator, by kind.
 fn schemas() -> Result<BTreeMap<String, Value>> {
-    let of = |crd: CustomResourceDefinition| {
+    let schema_of = |crd: CustomResourceDefinition| {
         let version = crd.spec.versions.into_iter().next();
         let schema = version.and_then(|version| version.schema?.open_api_v3_schema).unwrap_or_default();
         Ok((crd.spec.names.kind, json(&schema)?))
     };
-    vitivirt_api::machine::crds().into_iter().map(of).collect()
+    vitivirt_api::machine::crds().into_iter().map(schema_of).collect()
 }
 
-/// A name in the namespace of the Machine.
-fn beside(machine: &Machine, name: &str) -> ObjectKey {
+/// The key of another object in the namespace of the Machine.
+fn sibling(machine: &Machine, name: &str) -> ObjectKey {
     ObjectKey::namespaced(machine.metadata.namespace.as_deref().unwrap_or_default(), name)
 }
 
-/// Stands for the UID that only a cluster gives. Each Machine has its own, because addresses are derived from it.
-pub(super) fn placeholder(number: usize) -> String {
+/// Stands for the UID that a cluster assigns. Machines have different ones, because MAC addresses are derived from it.
+pub(super) fn placeholder_uid(number: usize) -> String {
     format!("00000000-0000-0000-0000-{number:012x}")
 }
 
 fn network_view(network: &NetworkConfiguration) -> NetworkView {
     NetworkView {
-        uid: network.metadata.uid.clone().unwrap_or_else(|| placeholder(0)),
+        uid: network.metadata.uid.clone().unwrap_or_else(|| placeholder_uid(0)),
         vlan: network.spec.vlan,
         bridge: network.spec.bridge.clone(),
         protected: Some(0),

@@ -1,4 +1,4 @@
-//! Commands that print and end.
+//! Commands that print an answer and exit.
 
 mod cluster;
 pub(crate) mod crds;
@@ -9,7 +9,7 @@ pub(crate) mod render;
 use serde_json::Value;
 use vitivirt_api::machine::condition_type;
 
-/// What a status says about the whole Machine.
+/// The condition `Ready` of a Machine's status.
 fn ready_condition(status: &Value) -> Option<&Value> {
     let conditions = status.get("conditions")?.as_array()?;
     conditions.iter().find(|have| have.get("type").is_some_and(|kind| kind == condition_type::READY))

@@ -247,13 +247,16 @@ async fn the_json_plan_lists_rejected_fields_and_mac_conflicts(labs: Arc<SharedL
     let edited = json!({"template": "small", "disks": disks("1Gi"), "networks": networks, "resources": cores});
     let planned = failing_plan(&test, &machine("web", &edited)).await?;
     let at = |planned: &Value, pointer: &str| planned.pointer(pointer).cloned().unwrap_or_default();
-    ensure!(at(&planned, "/0/refused/0/field") == "spec.disks[data].size", "{planned:#}");
-    let changes = at(&planned, "/0/writes/0/changes");
-    let is_of_cores = |change: &&Value| at(change, "/machineField") == "spec.resources.cpu.cores";
+    ensure!(at(&planned, "/objects/0/refused/0/field") == "spec.disks[data].size", "{planned:#}");
+    let changes = at(&planned, "/objects/0/writes/0/changes");
+    let is_of_cores = |change: &&Value| at(change, "/sourceField") == "spec.resources.cpu.cores";
     let change = changes.as_array().and_then(|all| all.iter().find(is_of_cores).cloned()).unwrap_or_default();
     ensure!(at(&change, "/effect") == "restart" && at(&change, "/to") == 2, "{planned:#}");
     let planned = failing_plan(&test, &machine("second", &spec)).await?;
-    ensure!(at(&planned, "/0/reason") == "MacAddressInUse" && at(&planned, "/0/writes") == json!([]), "{planned:#}");
+    ensure!(
+        at(&planned, "/objects/0/result/reason") == "MacAddressInUse" && at(&planned, "/objects/0/writes") == json!([]),
+        "{planned:#}"
+    );
     ensure!(test.writes_since(before)?.is_empty(), "the plan command wrote something");
     Ok(())
 }

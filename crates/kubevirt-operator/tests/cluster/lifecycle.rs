@@ -293,18 +293,21 @@ async fn the_plan_command_shows_changes_and_writes_nothing(labs: Arc<SharedLabs>
     let test = Box::pin(MachineTest::start(&labs, "plan-command")).await?;
     let spec = json!({"template": "small"});
     let (success, text) = test.run_plan_command(&machine("planned", &spec), &[]).await?;
-    ensure!(success && text.contains("+ create VirtualMachine planned"), "a new Machine: {text}");
+    ensure!(success && text.contains("+ create  VirtualMachine plan-command/planned"), "a new Machine: {text}");
     let (success, text) = test.run_plan_command(&machine("planned", &json!({"template": "none"})), &[]).await?;
     ensure!(!success && text.contains("TemplateNotFound"), "an unknown template: {text}");
     test.create_json(&machine("planned", &spec)).await?;
     test.wait_until_running("planned").await?;
     let (success, same) = test.run_plan_command(&machine("planned", &spec), &[]).await?;
-    ensure!(success && same.contains("nothing to write") && same.contains("Running: Running"), "{same}");
+    ensure!(success && same.contains("nothing to write") && same.contains("→ phase Running, Ready: "), "{same}");
     let version = test.vms().get("planned").await?.metadata.generation;
     let edited = json!({"template": "small", "resources": {"cpu": {"cores": 4}}, "powerState": "Stopped"});
     let (_, text) = test.run_plan_command(&machine("planned", &edited), &[]).await?;
-    for part in ["~ change VirtualMachine planned", "spec.template.spec.domain.cpu.cores: 1 → 4 (at restart)", "(live)"]
-    {
+    for part in [
+        "~ update  VirtualMachine plan-command/planned",
+        "spec.template.spec.domain.cpu.cores: 1 → 4 (at restart)",
+        "(live)",
+    ] {
         ensure!(text.contains(part), "{part} is missing in {text}");
     }
     ensure!(test.vms().get("planned").await?.metadata.generation == version, "the plan command changed the VM");

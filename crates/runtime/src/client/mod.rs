@@ -56,6 +56,8 @@ pub enum ConnectError {
          and this is not a pod with a service account: {0}"
     )]
     Infer(#[from] kube::config::InferConfigError),
+    #[error("context {context:?} not found in kubeconfig; available contexts: {}", available.join(", "))]
+    Context { context: String, available: Vec<String> },
     #[error("the kubeconfig asks for the proxy {0}, which is not supported")]
     Proxy(String),
     #[error("the cluster's configuration cannot be used: {0}")]
@@ -68,20 +70,27 @@ pub struct Clients {
     pub unlimited: Client,
 }
 
-/// `--kubeconfig`, else `KUBECONFIG`, else `~/.kube/config`, else the service account of the pod.
-pub async fn configuration(kubeconfig: Option<&Path>) -> Result<Config, ConnectError> {
-    let options = KubeConfigOptions::default();
+/// `--kubeconfig`, else `KUBECONFIG`, else `~/.kube/config`, else the service account of the pod. `context` selects a
+/// context of the kubeconfig instead of its current one.
+pub async fn configuration(kubeconfig: Option<&Path>, context: Option<&str>) -> Result<Config, ConnectError> {
     let from_environment = std::env::var("KUBECONFIG").ok().filter(|value| !value.is_empty());
-    if let Some(path) = kubeconfig {
-        let named = |source| ConnectError::Kubeconfig { path: path.display().to_string(), source };
-        let read = Kubeconfig::read_from(path).map_err(named)?;
-        Config::from_custom_kubeconfig(read, &options).await.map_err(named)
-    } else if let Some(path) = from_environment {
-        // Whoever names a file means it: falling back to another cluster would be a surprise.
-        Config::from_kubeconfig(&options).await.map_err(|source| ConnectError::Kubeconfig { path, source })
-    } else {
-        Ok(Config::infer().await?)
+    let (path, read) = match (kubeconfig, from_environment) {
+        (Some(path), _) => (path.display().to_string(), Kubeconfig::read_from(path)),
+        // A path that the user names must be valid: falling back to another cluster would be a surprise.
+        (None, Some(path)) => (path, Kubeconfig::read()),
+        (None, None) if context.is_some() => ("~/.kube/config".to_owned(), Kubeconfig::read()),
+        (None, None) => return Ok(Config::infer().await?),
+    };
+    let unusable = |source| ConnectError::Kubeconfig { path: path.clone(), source };
+    let read = read.map_err(unusable)?;
+    if let Some(context) = context
+        && !read.contexts.iter().any(|named| named.name == context)
+    {
+        let available = read.contexts.into_iter().map(|named| named.name).collect();
+        return Err(ConnectError::Context { context: context.to_owned(), available });
     }
+    let options = KubeConfigOptions { context: context.map(ToOwned::to_owned), ..KubeConfigOptions::default() };
+    Config::from_custom_kubeconfig(read, &options).await.map_err(unusable)
 }
 
 /// Makes both clients. No request is sent yet.

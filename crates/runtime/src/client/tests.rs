@@ -183,6 +183,31 @@ async fn every_request_carries_the_user_agent() {
 
 #[tokio::test]
 async fn a_kubeconfig_that_is_not_there_is_named() {
-    let error = configuration(Some(Path::new("/nowhere/config"))).await.unwrap_err().to_string();
+    let error = configuration(Some(Path::new("/nowhere/config")), None).await.unwrap_err().to_string();
     assert!(error.starts_with("the kubeconfig /nowhere/config cannot be used"), "{error}");
+}
+
+#[tokio::test]
+async fn a_context_selects_its_cluster_and_an_unknown_one_is_an_error() {
+    let file = std::env::temp_dir().join(format!("vitivirt-contexts-{}.yaml", std::process::id()));
+    let text = r#"{
+        "apiVersion": "v1", "kind": "Config", "current-context": "a",
+        "clusters": [
+            {"name": "one", "cluster": {"server": "http://one.example:1"}},
+            {"name": "two", "cluster": {"server": "http://two.example:2"}}
+        ],
+        "users": [{"name": "user", "user": {}}],
+        "contexts": [
+            {"name": "a", "context": {"cluster": "one", "user": "user"}},
+            {"name": "b", "context": {"cluster": "two", "user": "user", "namespace": "ns"}}
+        ]
+    }"#;
+    std::fs::write(&file, text).unwrap();
+    let current = configuration(Some(&file), None).await.unwrap();
+    let selected = configuration(Some(&file), Some("b")).await.unwrap();
+    let unknown = configuration(Some(&file), Some("x")).await.unwrap_err().to_string();
+    std::fs::remove_file(&file).unwrap();
+    assert_eq!(current.cluster_url.host(), Some("one.example"));
+    assert_eq!((selected.cluster_url.host(), selected.default_namespace.as_str()), (Some("two.example"), "ns"));
+    assert_eq!(unknown, "context \"x\" not found in kubeconfig; available contexts: a, b");
 }

@@ -1,6 +1,6 @@
-//! What the operator's caches would hold, read once: for commands that look and end.
+//! What the operator's caches would contain, read once, for commands that run once.
 
-use std::{path::Path, sync::Arc};
+use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use k8s_openapi::{
@@ -9,6 +9,7 @@ use k8s_openapi::{
 };
 use kube::{Api, Client, api::ListParams, core::DynamicObject};
 use vitivirt_api::{ObjectKey, kubevirt::KubeVirt};
+use vitivirt_cli::ClusterArguments;
 use vitivirt_install::{Cluster, DeploymentConfig, Kind, LiveObject, Objects};
 use vitivirt_runtime::{
     client::{configuration, connect},
@@ -19,19 +20,19 @@ use crate::cache::{MANAGED, SCHEDULABLE};
 
 const PAGE: u32 = 50;
 
-pub(crate) struct Reader {
+pub(crate) struct InstallationReader {
     client: Client,
 }
 
-/// What was found, and of which kinds there is nothing because the cluster does not have them.
-pub(crate) struct Found {
+/// The managed objects of the cluster, and the APIs that it has.
+pub(crate) struct ClusterState {
     pub(crate) objects: Objects,
     pub(crate) cluster: Cluster,
 }
 
-impl Reader {
-    pub(crate) async fn connect(kubeconfig: Option<&Path>) -> Result<Self> {
-        let config = configuration(kubeconfig).await?;
+impl InstallationReader {
+    pub(crate) async fn connect(cluster: &ClusterArguments) -> Result<Self> {
+        let config = configuration(cluster.kubeconfig.as_deref(), cluster.context.as_deref()).await?;
         let agent = concat!("virt-operator/", env!("CARGO_PKG_VERSION"));
         Ok(Self { client: connect(&config, agent, None, &Arc::new(Metrics::new("command")))?.rate_limited })
     }
@@ -42,19 +43,22 @@ impl Reader {
 
     pub(crate) async fn kubevirts(&self) -> Result<Vec<KubeVirt>> {
         let api: Api<KubeVirt> = Api::all(self.client());
-        let list = api.list(&ListParams::default()).await.context(
-            "listing KubeVirt resources; is the operator installed (`virt-operator manifests | kubectl apply -f -`)?",
-        )?;
-        Ok(list.items)
+        match api.list(&ListParams::default()).await {
+            Ok(list) => Ok(list.items),
+            Err(kube::Error::Api(status)) if status.code == 404 => {
+                bail!("the cluster has no CRD for KubeVirt resources; apply the output of `virt-operator manifests`")
+            }
+            Err(error) => Err(error).context("listing KubeVirt resources"),
+        }
     }
 
     pub(crate) async fn namespace(&self, name: &str) -> Result<Option<Arc<LiveObject>>> {
         let api: Api<Namespace> = Api::all(self.client());
-        let found = api.get_metadata_opt(name).await.with_context(|| format!("reading the namespace {name}"))?;
+        let found = api.get_metadata_opt(name).await.with_context(|| format!("reading Namespace {name}"))?;
         Ok(found.map(|namespace| Arc::new(LiveObject::of_metadata(&namespace.metadata))))
     }
 
-    pub(crate) async fn find(&self, config: &DeploymentConfig) -> Result<Found> {
+    pub(crate) async fn find(&self, config: &DeploymentConfig) -> Result<ClusterState> {
         let mut objects = Objects::default();
         let mut absent = Vec::new();
         for kind in Kind::ALL {
@@ -67,23 +71,23 @@ impl Reader {
         let nodes = nodes.list_metadata(&ListParams::default().labels(SCHEDULABLE)).await.context("listing nodes")?;
         let monitor_namespace = if has(Kind::ServiceMonitor) { self.monitor_namespace(config).await? } else { None };
         let cluster = Cluster { monitor_namespace, ..Cluster::with(has, nodes.items.len()) };
-        Ok(Found { objects, cluster })
+        Ok(ClusterState { objects, cluster })
     }
 
-    /// The first of the namespaces in which the monitoring stack's account exists.
+    /// The first namespace with the ServiceAccount of the monitoring stack.
     pub(crate) async fn monitor_namespace(&self, config: &DeploymentConfig) -> Result<Option<String>> {
         let Some(account) = config.monitor_account() else { return Ok(None) };
         for namespace in config.monitor_namespaces() {
             let api: Api<ServiceAccount> = Api::namespaced(self.client(), namespace);
             let found = api.get_metadata_opt(account).await;
-            if found.with_context(|| format!("reading the service account {namespace}/{account}"))?.is_some() {
+            if found.with_context(|| format!("reading ServiceAccount {namespace}/{account}"))?.is_some() {
                 return Ok(Some(namespace.to_owned()));
             }
         }
         Ok(None)
     }
 
-    /// Whether the cluster has such a kind at all.
+    /// Whether the cluster serves the kind.
     pub(crate) async fn has(&self, kind: Kind) -> Result<bool> {
         let api: Api<DynamicObject> = Api::all_with(self.client(), &kind.resource());
         match api.list_metadata(&ListParams::default().limit(1)).await {

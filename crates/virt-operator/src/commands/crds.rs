@@ -1,13 +1,11 @@
-//! `virt-operator crds`: the definition of the KubeVirt resource, which must exist before the operator runs.
+//! `virt-operator crds`: the CRD of the KubeVirt resource, which must exist before the operator runs.
 
-use std::io;
 use std::process::ExitCode;
 
-use anyhow::Result;
-use vitivirt_cli::{write_yaml, written};
+use vitivirt_cli::{CommandResult, ObjectFormat, print_objects};
 
-pub(crate) fn run() -> Result<ExitCode> {
-    let crd = vitivirt_install::crds::KUBEVIRT.object()?;
-    written(write_yaml(&mut io::stdout().lock(), &crd))?;
+pub(crate) fn run() -> CommandResult<ExitCode> {
+    let crd = vitivirt_install::crds::KUBEVIRT.object().map_err(anyhow::Error::from);
+    print_objects([crd], ObjectFormat::Yaml)?;
     Ok(ExitCode::SUCCESS)
 }

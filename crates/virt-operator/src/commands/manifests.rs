@@ -1,38 +1,41 @@
-//! `virt-operator manifests`: what must exist before the operator runs, and its Deployment, for `kubectl apply -f -`.
+//! `virt-operator manifests`: the operator's Deployment and all that it needs, for `kubectl apply -f -`.
 
-use std::io;
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 use clap::Args;
-use vitivirt_api::text::is_label;
-use vitivirt_cli::{write_yaml, written};
+use vitivirt_api::{IMAGE_REPOSITORY, text::is_label};
+use vitivirt_cli::{CommandResult, ObjectFormat, OrInvalid, print_objects};
 use vitivirt_install::manifests::Manifests;
 
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ManifestsArguments {
-    /// The image of the operator itself; those of KubeVirt are the release's
-    #[arg(long, default_value = concat!("ghcr.io/vitistack/virt-operator:", env!("CARGO_PKG_VERSION")))]
+    /// Image of the operator; KubeVirt's images are those of its release
+    #[arg(long, default_value_t = default_image())]
     image: String,
-    /// Where the operator and KubeVirt run
-    #[arg(long, value_name = "NAME", default_value = "kubevirt")]
+    /// Namespace of the operator and of KubeVirt
+    #[arg(short, long, value_name = "NAMESPACE", default_value = "kubevirt")]
     namespace: String,
 }
 
-pub(crate) fn run(arguments: ManifestsArguments) -> Result<ExitCode> {
-    let manifests = checked(arguments)?;
-    let mut out = io::stdout().lock();
-    written(manifests.objects()?.iter().try_for_each(|object| write_yaml(&mut out, object)))?;
+fn default_image() -> String {
+    format!("{IMAGE_REPOSITORY}/virt-operator:{}", env!("CARGO_PKG_VERSION"))
+}
+
+pub(crate) fn run(arguments: ManifestsArguments) -> CommandResult<ExitCode> {
+    let manifests = validate(arguments).or_invalid()?;
+    let objects = manifests.objects().map_err(anyhow::Error::from)?;
+    print_objects(objects.into_iter().map(Ok), ObjectFormat::Yaml)?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn checked(arguments: ManifestsArguments) -> Result<Manifests> {
+fn validate(arguments: ManifestsArguments) -> Result<Manifests> {
     let ManifestsArguments { image, namespace } = arguments;
     if !is_label(&namespace) {
-        bail!("--namespace must be lower-case letters, digits and dashes, and {namespace:?} is not");
+        bail!("--namespace: invalid value {namespace:?}: must consist of lower-case letters, digits and dashes");
     }
     if image.is_empty() || image.contains(char::is_whitespace) {
-        bail!("--image must name an image, and {image:?} does not");
+        bail!("--image: invalid value {image:?}: must be the name of an image");
     }
     Ok(Manifests { namespace, image })
 }
@@ -46,17 +49,17 @@ mod tests {
     }
 
     #[test]
-    fn what_no_cluster_would_take_is_told_in_one_sentence() {
+    fn an_invalid_name_is_one_sentence_with_the_flag() {
         for (namespace, image, expected) in [
-            ("Kube_Virt", "a", "--namespace must be"),
-            ("-a", "a", "--namespace must be"),
-            ("", "a", "--namespace must be"),
-            ("a", "", "--image must"),
-            ("a", "a b", "--image must"),
+            ("Kube_Virt", "a", "--namespace: invalid value"),
+            ("-a", "a", "--namespace: invalid value"),
+            ("", "a", "--namespace: invalid value"),
+            ("a", "", "--image: invalid value"),
+            ("a", "a b", "--image: invalid value"),
         ] {
-            let error = checked(arguments(namespace, image)).unwrap_err().to_string();
+            let error = validate(arguments(namespace, image)).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");
         }
-        assert_eq!(checked(arguments("kube-virt", "a/b:c")).unwrap().namespace, "kube-virt");
+        assert_eq!(validate(arguments("kube-virt", "a/b:c")).unwrap().namespace, "kube-virt");
     }
 }

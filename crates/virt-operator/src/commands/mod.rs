@@ -1,4 +1,4 @@
-//! Commands that look, print and end; all but `plan` and the dump without a cluster.
+//! Commands that run once and exit. Only `plan` and the dump of the install strategy need a cluster.
 
 pub(crate) mod cluster;
 pub(crate) mod crds;

@@ -1,91 +1,61 @@
-//! `virt-operator plan`: what the operator would do in this cluster for a KubeVirt resource in a file. It decides with
-//! the operator's own code, and writes nothing.
+//! `virt-operator plan`: what the operator would do in this cluster for a KubeVirt resource in a file. It reads the
+//! cluster and writes nothing. The plan is the operator's own.
 
-use std::{
-    collections::BTreeMap, fmt::Write as _, io::IsTerminal, path::PathBuf, process::ExitCode, sync::Arc,
-    time::SystemTime,
-};
+use std::{process::ExitCode, sync::Arc, time::SystemTime};
 
 use anyhow::{Context, Result};
-use clap::{Args, ValueEnum};
-use serde::Serialize;
+use clap::Args;
 use serde_json::Value;
-use vitivirt_api::{ObjectKey, Operation, Plan, Write, kubevirt::KubeVirt};
-use vitivirt_cli::print;
-use vitivirt_install::{DeploymentConfig, Desired, Installation, Observed, certificates::NothingIssued};
+use vitivirt_api::{ObjectKey, Operation, Plan, Target, Write, kubevirt::KubeVirt};
+use vitivirt_cli::{
+    ChangeEffect, ClusterArguments, CommandResult, FileArguments, OrInvalid, PlanDocument, PlanOutput, PlanResult,
+    PlannedChange, PlannedObject, PlannedWrite, WriteAction,
+};
+use vitivirt_install::{DeploymentConfig, Desired, Environment, Installation, Observed, certificates::NothingIssued};
 
 use super::{
-    cluster::Reader,
+    cluster::InstallationReader,
     render::{environment, read},
 };
 use crate::observe::{architecture, timestamp, with_certificates};
 
 #[derive(Debug, Clone, Args)]
 pub(crate) struct PlanArguments {
-    /// File with the KubeVirt resource; - for standard input
-    #[arg(short = 'f', long = "filename", value_name = "FILE")]
-    file: PathBuf,
-    /// How the plan is written
-    #[arg(short, long, value_enum, default_value_t)]
-    output: Format,
-    /// File that says how to reach the cluster [env: KUBECONFIG]
-    #[arg(long, value_name = "FILE")]
-    kubeconfig: Option<PathBuf>,
+    #[command(flatten)]
+    input: FileArguments,
+    #[command(flatten)]
+    cluster: ClusterArguments,
+    #[command(flatten)]
+    output: PlanOutput,
 }
 
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
-enum Format {
-    #[default]
-    Text,
-    Json,
+pub(crate) fn run(arguments: &PlanArguments) -> CommandResult<ExitCode> {
+    let (given, warnings) = read(&arguments.input)?;
+    let environment = environment(std::env::vars()).or_invalid()?;
+    let tokio = tokio::runtime::Builder::new_current_thread().enable_all().build().context("starting")?;
+    let object = tokio.block_on(plan(&arguments.cluster, &environment, given))?;
+    let document = PlanDocument { objects: vec![object], warnings };
+    document.print(&arguments.output)?;
+    Ok(document.exit_code())
 }
 
-#[derive(Debug, Serialize)]
-struct Planned {
-    writes: Vec<PlannedWrite>,
-    /// What is wrong with the resource, or with this cluster for it.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    problem: Option<String>,
-    warnings: Vec<String>,
-}
-
-#[derive(Debug, PartialEq, Eq, Serialize)]
-struct PlannedWrite {
-    action: &'static str,
-    kind: String,
-    name: String,
-    /// Where it differs, without values: they may be secret.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    fields: Vec<String>,
-}
-
-pub(crate) fn run(arguments: &PlanArguments) -> Result<ExitCode> {
-    let given = read(&arguments.file)?;
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("starting")?;
-    let planned = runtime.block_on(plan(arguments, given))?;
-    match arguments.output {
-        Format::Json => print(&format!("{}\n", serde_json::to_string_pretty(&planned)?))?,
-        Format::Text => print(&text(&planned, std::io::stdout().is_terminal()))?,
-    }
-    Ok(if planned.problem.is_some() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
-}
-
-async fn plan(arguments: &PlanArguments, given: KubeVirt) -> Result<Planned> {
-    let reader = Reader::connect(arguments.kubeconfig.as_deref()).await?;
-    let environment = environment(std::env::vars())?;
+async fn plan(cluster: &ClusterArguments, environment: &Environment, given: KubeVirt) -> Result<PlannedObject> {
+    let reader = InstallationReader::connect(cluster).await?;
     let key = ObjectKey::of(&given.metadata);
     let (own, others): (Vec<KubeVirt>, Vec<KubeVirt>) =
         reader.kubevirts().await?.into_iter().partition(|kubevirt| ObjectKey::of(&kubevirt.metadata) == key);
+    let exists = !own.is_empty();
     let kubevirt = as_if_applied(given, own.into_iter().next());
-    let config = DeploymentConfig::new(&kubevirt, &environment);
+    let config = DeploymentConfig::new(&kubevirt, environment);
     let found = reader.find(&config).await?;
     let now = SystemTime::now();
-    let wanted = match vitivirt_install::is_of_another_release(&kubevirt, &environment) {
-        true => Desired::strategy(&kubevirt, config),
-        false => Installation::new(&kubevirt, &environment, &found.cluster)
-            .map(|installation| Desired::Installation(Arc::new(installation))),
+    let desired = if vitivirt_install::is_of_another_release(&kubevirt, environment) {
+        Desired::strategy(&kubevirt, config)
+    } else {
+        Installation::new(&kubevirt, environment, &found.cluster)
+            .map(|installation| Desired::Installation(Arc::new(installation)))
     };
-    let (wanted, issued) = match wanted.and_then(|wanted| with_certificates(wanted, &found.objects, now)) {
+    let (desired, issued) = match desired.and_then(|desired| with_certificates(desired, &found.objects, now)) {
         Ok(both) => both,
         Err(failure) => (Desired::Invalid(failure), None),
     };
@@ -95,7 +65,7 @@ async fn plan(arguments: &PlanArguments, given: KubeVirt) -> Result<Planned> {
         operator_namespace: namespace.to_owned(),
         architecture: architecture(),
         now: timestamp(now),
-        desired: wanted,
+        desired,
         issued: match issued {
             Some(issued) => issued,
             None => Arc::new(NothingIssued),
@@ -109,10 +79,10 @@ async fn plan(arguments: &PlanArguments, given: KubeVirt) -> Result<Planned> {
         in_use: Default::default(),
         kubevirt,
     };
-    Ok(planned(&observed, &vitivirt_install::plan(&observed)))
+    Ok(planned_object(&observed, &vitivirt_install::plan(&observed), exists))
 }
 
-/// The resource as the server would have it after `kubectl apply`.
+/// The resource as the API server would have it after `kubectl apply`.
 fn as_if_applied(mut given: KubeVirt, live: Option<KubeVirt>) -> KubeVirt {
     if let Some(live) = live {
         let changed = live.spec != given.spec;
@@ -126,63 +96,79 @@ fn as_if_applied(mut given: KubeVirt, live: Option<KubeVirt>) -> KubeVirt {
     given
 }
 
-fn planned(observed: &Observed, plan: &Plan) -> Planned {
+fn planned_object(observed: &Observed, plan: &Plan, exists: bool) -> PlannedObject {
+    let writes: Vec<&Write> = plan.steps.iter().flat_map(|step| &step.writes).collect();
     let problem = vitivirt_install::problem(observed);
-    Planned {
-        writes: plan.steps.iter().flat_map(|step| &step.writes).map(|write| describe(observed, write)).collect(),
-        problem,
+    let fine = if writes.is_empty() { "up to date" } else { "no errors found" };
+    PlannedObject {
+        identity: (&Target::of::<KubeVirt>(ObjectKey::of(&observed.kubevirt.metadata))).into(),
+        exists,
+        writes: writes.into_iter().map(|write| planned_write(observed, write)).collect(),
+        refused: Vec::new(),
         warnings: observed.warnings(),
+        result: PlanResult {
+            error: problem.is_some(),
+            message: Some(problem.unwrap_or_else(|| fine.to_owned())),
+            ..PlanResult::default()
+        },
     }
 }
 
-fn describe(observed: &Observed, write: &Write) -> PlannedWrite {
-    let target = write.target();
+fn planned_write(observed: &Observed, write: &Write) -> PlannedWrite {
     let (action, fields) = match write {
-        Write::Create { .. } => ("create", Vec::new()),
-        Write::Delete { .. } => ("delete", Vec::new()),
-        Write::Lazy { verb, .. } => (if *verb == "create" { "create" } else { "change" }, Vec::new()),
-        Write::Apply { .. } | Write::Status { .. } => ("change", Vec::new()),
+        Write::Create { .. } | Write::Lazy { verb: "create", .. } => (WriteAction::Create, Vec::new()),
+        Write::Delete { .. } => (WriteAction::Delete, Vec::new()),
+        Write::Lazy { .. } | Write::Apply { .. } | Write::Status { .. } => (WriteAction::Update, Vec::new()),
         Write::Patch { operations, .. } => {
             let fields: Vec<String> =
-                operations.iter().flat_map(|operation| fields(observed, write, operation)).collect();
-            let restarts = fields.iter().any(|field| field.starts_with("spec.template."));
-            (if restarts { "restart" } else { "change" }, fields)
+                operations.iter().flat_map(|operation| changed_fields(observed, write, operation)).collect();
+            let restarts = fields.iter().any(|field| restarts_pods(field));
+            (if restarts { WriteAction::Restart } else { WriteAction::Update }, fields)
         }
     };
-    PlannedWrite { action, kind: target.resource.kind.clone(), name: target.key.to_string(), fields }
+    PlannedWrite::new(action, write.target(), fields.into_iter().map(planned_change).collect())
 }
 
-/// The places below a replaced field at which something really differs.
-fn fields(observed: &Observed, write: &Write, operation: &Operation) -> Vec<String> {
+fn restarts_pods(field: &str) -> bool {
+    field.starts_with("spec.template.")
+}
+
+/// Without values: they can be secret.
+fn planned_change(field: String) -> PlannedChange {
+    let effect = if restarts_pods(&field) { ChangeEffect::Restart } else { ChangeEffect::Live };
+    PlannedChange { field, source_field: None, from: None, to: None, effect, reason: None }
+}
+
+/// The fields below a replaced field whose values differ.
+fn changed_fields(observed: &Observed, write: &Write, operation: &Operation) -> Vec<String> {
     let target = write.target();
-    let place =
-        operation.path.trim_start_matches('/').split('/').map(|part| part.replace("~1", "/").replace("~0", "~"));
-    let place: Vec<String> = place.collect();
+    let path = operation.path.trim_start_matches('/').split('/').map(|part| part.replace("~1", "/").replace("~0", "~"));
+    let path: Vec<String> = path.collect();
     let live = vitivirt_install::Kind::named(&target.resource.kind)
         .and_then(|kind| observed.objects.get(kind, &target.key))
         .and_then(|live| live.content());
-    match (&operation.value, live.as_ref().and_then(|live| live.get(place.first()?))) {
-        (Some(new), Some(old)) if place.len() == 1 => {
+    match (&operation.value, live.as_ref().and_then(|live| live.get(path.first()?))) {
+        (Some(new), Some(old)) if path.len() == 1 => {
             let mut differences = Vec::new();
-            differing(&place.join("."), old, new, &mut differences);
+            collect_differences(&path.join("."), old, new, &mut differences);
             differences
         }
-        _ => vec![place.join(".")],
+        _ => vec![path.join(".")],
     }
 }
 
-fn differing(path: &str, old: &Value, new: &Value, into: &mut Vec<String>) {
+fn collect_differences(path: &str, old: &Value, new: &Value, into: &mut Vec<String>) {
     match (old, new) {
         (Value::Object(old), Value::Object(new)) => {
             let nothing = Value::Null;
-            // What only the server has it has by default.
+            // Fields that only the live object has are defaults of the API server.
             for (key, value) in new {
-                differing(&format!("{path}.{key}"), old.get(key).unwrap_or(&nothing), value, into);
+                collect_differences(&format!("{path}.{key}"), old.get(key).unwrap_or(&nothing), value, into);
             }
         }
         (Value::Array(old), Value::Array(new)) if old.len() == new.len() => {
             for (index, (old, new)) in old.iter().zip(new).enumerate() {
-                differing(&format!("{path}[{index}]"), old, new, into);
+                collect_differences(&format!("{path}[{index}]"), old, new, into);
             }
         }
         (old, new) if old != new => into.push(path.to_owned()),
@@ -190,41 +176,20 @@ fn differing(path: &str, old: &Value, new: &Value, into: &mut Vec<String>) {
     }
 }
 
-const RED: &str = "31";
-const GREEN: &str = "32";
-const YELLOW: &str = "33";
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
 
-fn text(planned: &Planned, colour: bool) -> String {
-    let paint = |code: &str, text: &str| match colour {
-        true => format!("\u{1b}[{code}m{text}\u{1b}[0m"),
-        false => text.to_owned(),
-    };
-    let mut out = String::new();
-    let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
-    for write in &planned.writes {
-        *counts.entry(write.action).or_default() += 1;
-        let code = match write.action {
-            "create" => GREEN,
-            "delete" | "restart" => RED,
-            _ => YELLOW,
-        };
-        let _ = writeln!(out, "{:>8} {} {}", paint(code, write.action), write.kind, write.name);
-        for field in &write.fields {
-            let _ = writeln!(out, "           {field}");
-        }
+    use super::*;
+
+    #[test]
+    fn only_fields_of_the_desired_object_that_differ_are_listed() {
+        let old = json!({"replicas": 2, "template": {"a": [1, {"b": 2}], "defaulted": true}, "same": "x"});
+        let new = json!({"replicas": 3, "template": {"a": [1, {"b": 3}]}, "same": "x", "added": [1]});
+        let mut fields = Vec::new();
+        collect_differences("spec", &old, &new, &mut fields);
+        assert_eq!(fields, ["spec.added", "spec.replicas", "spec.template.a[1].b"]);
+        let effects: Vec<ChangeEffect> = fields.into_iter().map(|field| planned_change(field).effect).collect();
+        assert_eq!(effects, [ChangeEffect::Live, ChangeEffect::Live, ChangeEffect::Restart]);
     }
-    for warning in &planned.warnings {
-        let _ = writeln!(out, "{} {warning}", paint(YELLOW, "warning:"));
-    }
-    match &planned.problem {
-        Some(problem) => {
-            let _ = writeln!(out, "{} {problem}", paint(RED, "problem:"));
-        }
-        None if planned.writes.is_empty() => out.push_str("Nothing would change.\n"),
-        None => {
-            let counts: Vec<String> = counts.iter().map(|(action, count)| format!("{count} to {action}")).collect();
-            let _ = writeln!(out, "{}.", counts.join(", "));
-        }
-    }
-    out
 }

@@ -1,96 +1,85 @@
-//! `virt-operator render`: every object of the installation that a KubeVirt resource asks for, without a cluster.
+//! `virt-operator render`: every object that is installed for a KubeVirt resource, without a cluster.
 //!
-//! They are the objects that the operator applies, in its order; only certificates, which are made at run time, are
-//! missing.
+//! They are the objects that the operator applies, in its order, without certificates, which it creates when it runs.
 
-use std::io::{self, Write};
-use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, anyhow, bail};
 use clap::{Args, ValueEnum};
+use serde_json::Value;
 use vitivirt_api::kubevirt::{GROUP, KIND, KubeVirt};
-use vitivirt_cli::{Document, warn, write_yaml, written};
-use vitivirt_install::certificates::NothingIssued;
-use vitivirt_install::{Cluster, DeploymentConfig, Environment, Installation, RELEASE};
+use vitivirt_cli::{
+    CommandError, CommandResult, Document, FileArguments, OrInvalid, RenderOutput, print_objects, warn,
+};
+use vitivirt_install::{Cluster, DeploymentConfig, Environment, Installation, RELEASE, certificates::NothingIssued};
 
-const USUAL_NAMESPACE: &str = "kubevirt";
+const DEFAULT_NAMESPACE: &str = "kubevirt";
 const VERSION: &str = "kubevirt.io/v1";
 const OLDER_VERSION: &str = "kubevirt.io/v1alpha3";
 
 #[derive(Debug, Clone, Args)]
 pub(crate) struct RenderArguments {
-    /// File with the KubeVirt resource; - for standard input
-    #[arg(short = 'f', long = "filename", value_name = "FILE")]
-    file: PathBuf,
-    /// How the objects are written
-    #[arg(short, long, value_enum, default_value_t)]
-    output: Format,
-    /// What the cluster offers besides plain Kubernetes
-    #[arg(long, value_enum, value_delimiter = ',', value_name = "WHAT")]
-    with: Vec<Offer>,
-    /// How many nodes can run virtual machines
+    #[command(flatten)]
+    input: FileArguments,
+    #[command(flatten)]
+    output: RenderOutput,
+    /// APIs that the cluster has in addition to those of Kubernetes
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "API")]
+    with: Vec<ClusterApi>,
+    /// Number of nodes that can run virtual machines
     #[arg(long, value_name = "NUMBER", default_value = "2")]
     nodes: usize,
 }
 
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
-enum Format {
-    #[default]
-    Yaml,
-    /// One object per line
-    Json,
-}
-
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Offer {
-    /// The Prometheus operator, with the service account that the resource names
+enum ClusterApi {
+    /// The Prometheus operator, with the ServiceAccount that the resource names
     Monitoring,
-    /// OpenShift's security context constraints and routes
+    /// SecurityContextConstraints and Routes of OpenShift
     Openshift,
 }
 
-pub(crate) fn run(arguments: &RenderArguments) -> Result<ExitCode> {
-    let kubevirt = read(&arguments.file)?;
-    let environment = environment(std::env::vars())?;
+pub(crate) fn run(arguments: &RenderArguments) -> CommandResult<ExitCode> {
+    let (kubevirt, unknown) = read(&arguments.input)?;
+    let environment = environment(std::env::vars()).or_invalid()?;
     if vitivirt_install::is_of_another_release(&kubevirt, &environment) {
-        let asked = &kubevirt.spec.image_tag;
-        bail!(
-            "the resource asks for {asked}, and the objects known here are those of {RELEASE}: take spec.imageTag \
-             away, or look with that release's own operator"
-        );
+        let requested = &kubevirt.spec.image_tag;
+        return Err(CommandError::Invalid(anyhow!(
+            "spec.imageTag: unsupported value {requested:?}: this program has the objects of {RELEASE}; remove \
+             spec.imageTag, or use the virt-operator of that release"
+        )));
     }
-    let installation = render(&kubevirt, &environment, &arguments.with, arguments.nodes)?;
+    let installation = render(&kubevirt, &environment, &arguments.with, arguments.nodes).or_invalid()?;
+    warn(&unknown);
     warn(&installation.warnings(&kubevirt));
-    written(print(&installation, arguments.output, &mut io::stdout().lock()))?;
+    print_objects(objects(&installation), arguments.output.output)?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// The one KubeVirt resource of a file; what a cluster would drop of it is told on standard error.
-pub(super) fn read(file: &Path) -> Result<KubeVirt> {
-    let (kubevirt, unknown) = find(&vitivirt_cli::read(&[file.to_owned()])?)?;
-    warn(&unknown);
-    Ok(kubevirt)
+/// The one KubeVirt resource of the files, and warnings about fields that the API server would drop.
+pub(super) fn read(input: &FileArguments) -> CommandResult<(KubeVirt, Vec<String>)> {
+    let namespace = input.namespace.as_deref().unwrap_or(DEFAULT_NAMESPACE);
+    find(&vitivirt_cli::read(&input.files)?, namespace).or_invalid()
 }
 
-fn find(documents: &[Document]) -> Result<(KubeVirt, Vec<String>)> {
+fn find(documents: &[Document], namespace: &str) -> Result<(KubeVirt, Vec<String>)> {
     let is_kubevirt =
         |document: &Document| document.kind() == KIND && document.api_version().split('/').next() == Some(GROUP);
     let mut found = documents.iter().filter(|document| is_kubevirt(document));
-    let Some(document) = found.next() else { bail!("there is no {GROUP} {KIND} in the file") };
+    let Some(document) = found.next() else { bail!("no {KIND} ({GROUP}) found in the files") };
     if let Some(second) = found.next() {
-        bail!("{second} is one more {KIND}, and a cluster can have one only");
+        bail!("{second}: duplicate: a cluster can have only one {KIND}");
     }
-    let definition = vitivirt_install::crds::KUBEVIRT.object()?;
-    // Its versions have one schema.
-    let schema = definition.pointer("/spec/versions/0/schema/openAPIV3Schema").cloned().unwrap_or_default();
+    let crd = vitivirt_install::crds::KUBEVIRT.object()?;
+    // All versions have the same schema.
+    let schema = crd.pointer("/spec/versions/0/schema/openAPIV3Schema").cloned().unwrap_or_default();
     let version = [VERSION, OLDER_VERSION].into_iter().find(|version| document.api_version() == *version);
     let (mut kubevirt, unknown): (KubeVirt, _) = document.typed(version.unwrap_or(VERSION), &schema)?;
-    kubevirt.metadata.namespace.get_or_insert_with(|| USUAL_NAMESPACE.to_owned());
+    kubevirt.metadata.namespace.get_or_insert_with(|| namespace.to_owned());
     Ok((kubevirt, unknown))
 }
 
-/// As in the operator's Deployment, unless this shell says otherwise.
+/// The environment of the operator's Deployment, with the variables that are set for this command.
 pub(super) fn environment(variables: impl Iterator<Item = (String, String)>) -> Result<Environment> {
     let mut environment = Environment::from_variables(variables);
     if environment.operator_image.is_empty() {
@@ -105,8 +94,8 @@ pub(super) fn environment(variables: impl Iterator<Item = (String, String)>) -> 
     }
 }
 
-fn render(kubevirt: &KubeVirt, environment: &Environment, with: &[Offer], nodes: usize) -> Result<Installation> {
-    let (monitoring, openshift) = (with.contains(&Offer::Monitoring), with.contains(&Offer::Openshift));
+fn render(kubevirt: &KubeVirt, environment: &Environment, with: &[ClusterApi], nodes: usize) -> Result<Installation> {
+    let (monitoring, openshift) = (with.contains(&ClusterApi::Monitoring), with.contains(&ClusterApi::Openshift));
     let config = DeploymentConfig::new(kubevirt, environment);
     let monitor_namespace = config.monitor_namespaces().first().map(|namespace| (*namespace).to_owned());
     let cluster = Cluster {
@@ -121,34 +110,28 @@ fn render(kubevirt: &KubeVirt, environment: &Environment, with: &[Offer], nodes:
     Ok(Installation::new(kubevirt, environment, &cluster)?)
 }
 
-fn print(installation: &Installation, format: Format, out: &mut impl Write) -> Result<()> {
-    for object in &installation.objects {
-        let object = object.body(&NothingIssued)?.into_json();
-        match format {
-            Format::Yaml => write_yaml(out, &object)?,
-            Format::Json => writeln!(out, "{object}").context("writing to standard output")?,
-        }
-    }
-    Ok(())
+/// Built one at a time: together the objects need much memory.
+fn objects(installation: &Installation) -> impl Iterator<Item = Result<Value>> {
+    installation.objects.iter().map(|object| Ok(object.body(&NothingIssued)?.into_json()))
 }
 
 #[cfg(test)]
 mod tests {
-    use serde_json::Value;
+    use vitivirt_cli::{ObjectFormat, write_objects};
 
     use super::*;
 
     const PLAIN: &str = "{apiVersion: kubevirt.io/v1, kind: KubeVirt, metadata: {name: kubevirt}, spec: {}}";
 
     fn parse(text: &str) -> Result<KubeVirt> {
-        find(&vitivirt_cli::parse("file", text)?).map(|(kubevirt, _)| kubevirt)
+        find(&vitivirt_cli::parse("file", text)?, DEFAULT_NAMESPACE).map(|(kubevirt, _)| kubevirt)
     }
 
-    fn rendered(text: &str, with: &[Offer], format: Format) -> String {
+    fn rendered(text: &str, with: &[ClusterApi], format: ObjectFormat) -> String {
         let environment = environment(std::iter::empty()).unwrap();
         let installation = render(&parse(text).unwrap(), &environment, with, 2).unwrap();
         let mut out = Vec::new();
-        print(&installation, format, &mut out).unwrap();
+        write_objects(&mut out, objects(&installation), format).unwrap();
         String::from_utf8(out).unwrap()
     }
 
@@ -158,44 +141,52 @@ mod tests {
     }
 
     #[test]
-    fn every_object_is_a_document_in_the_namespace_of_the_resource() {
-        let kinds = kinds(&rendered(PLAIN, &[], Format::Yaml));
+    fn every_object_is_in_the_namespace_of_the_resource() {
+        let kinds = kinds(&rendered(PLAIN, &[], ObjectFormat::Yaml));
         assert_eq!(kinds.len(), 205);
         assert_eq!(kinds.iter().filter(|kind| *kind == "Deployment").count(), 2);
         let text =
-            rendered(&PLAIN.replace("name: kubevirt", "name: kubevirt, namespace: elsewhere"), &[], Format::Json);
-        assert_eq!(text.lines().count(), 205);
-        assert!(text.contains(r#""namespace":"elsewhere""#) && !text.contains(r#""namespace":"kubevirt""#));
+            rendered(&PLAIN.replace("name: kubevirt", "name: kubevirt, namespace: elsewhere"), &[], ObjectFormat::Json);
+        let list: Value = serde_json::from_str(&text).unwrap();
+        assert_eq!((&list["apiVersion"], &list["kind"]), (&"v1".into(), &"List".into()));
+        assert_eq!(list["items"].as_array().unwrap().len(), 205);
+        assert!(text.contains(r#""namespace": "elsewhere""#) && !text.contains(r#""namespace": "kubevirt""#));
     }
 
     #[test]
-    fn what_the_cluster_offers_brings_objects_with_it() {
-        let count = |with: &[Offer], kind: &str| {
-            kinds(&rendered(PLAIN, with, Format::Yaml)).iter().filter(|found| *found == kind).count()
+    fn apis_of_the_cluster_add_objects() {
+        let count = |with: &[ClusterApi], kind: &str| {
+            kinds(&rendered(PLAIN, with, ObjectFormat::Yaml)).iter().filter(|found| *found == kind).count()
         };
-        assert_eq!(count(&[Offer::Monitoring], "PrometheusRule"), 1);
-        assert_eq!(count(&[Offer::Openshift], "SecurityContextConstraints"), 2);
-        assert_eq!(count(&[Offer::Openshift], "PrometheusRule"), 0);
+        assert_eq!(count(&[ClusterApi::Monitoring], "PrometheusRule"), 1);
+        assert_eq!(count(&[ClusterApi::Openshift], "SecurityContextConstraints"), 2);
+        assert_eq!(count(&[ClusterApi::Openshift], "PrometheusRule"), 0);
     }
 
     #[test]
-    fn a_bad_file_is_told_in_one_sentence() {
+    fn an_error_names_file_object_and_field() {
         for (text, expected) in [
-            ("{", "not YAML"),
-            ("{kind: Pod}", "there is no kubevirt.io KubeVirt in the file"),
-            (&format!("{PLAIN}\n---\n{PLAIN}"), "(file, document 2) is one more KubeVirt"),
-            (&PLAIN.replace("/v1", "/v99"), "kubevirt.io/v1 is understood"),
+            ("{", "file: invalid YAML"),
+            ("{kind: Pod}", "no KubeVirt (kubevirt.io) found in the files"),
+            (
+                &format!("{PLAIN}\n---\n{PLAIN}"),
+                "file, document 2: KubeVirt kubevirt: duplicate: a cluster can have only one KubeVirt",
+            ),
+            (
+                &PLAIN.replace("/v1", "/v99"),
+                "file: KubeVirt kubevirt: apiVersion: unsupported value \"kubevirt.io/v99\"; supported values: kubevirt.io/v1",
+            ),
             (
                 &PLAIN.replace("spec: {}", "spec: {infra: {replicas: many}}"),
-                "spec.infra.replicas must be a whole number, and it is the text \"many\"",
+                "file: KubeVirt kubevirt: spec.infra.replicas: invalid value \"many\": must be an integer",
             ),
         ] {
             let error = format!("{:#}", parse(text).unwrap_err());
             assert!(error.contains(expected), "{error}");
         }
         let misspelt = PLAIN.replace("spec: {}", "spec: {infrra: {replicas: 1}, infra: {}}");
-        let (_, unknown) = find(&vitivirt_cli::parse("file", &misspelt).unwrap()).unwrap();
-        assert!(unknown.len() == 1 && unknown[0].contains("there is no field spec.infrra"), "{unknown:?}");
+        let (_, unknown) = find(&vitivirt_cli::parse("file", &misspelt).unwrap(), DEFAULT_NAMESPACE).unwrap();
+        assert!(unknown.len() == 1 && unknown[0].contains("spec.infrra: unknown field"), "{unknown:?}");
         let patch = PLAIN.replace(
             "spec: {}",
             "spec: {customizeComponents: {patches: [{resourceType: '*', resourceName: '*', type: odd, patch: '{}'}]}}",

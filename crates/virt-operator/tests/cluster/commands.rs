@@ -131,13 +131,13 @@ async fn plan(lab: &Lab, spec: &Value) -> Result<PlannedWrites> {
     let planned: Value = serde_json::from_slice(&run(plan).await?.stdout)?;
     let part = |write: &Value, name: &str| write[name].as_str().unwrap_or_default().to_owned();
     let fields = |write: &Value| {
-        let fields = write["fields"].as_array().into_iter().flatten();
-        fields.filter_map(|field| field.as_str().map(ToOwned::to_owned)).collect()
+        let changes = write["changes"].as_array().into_iter().flatten();
+        changes.filter_map(|change| change["field"].as_str().map(ToOwned::to_owned)).collect()
     };
-    let writes = planned["writes"].as_array().into_iter().flatten();
-    Ok(writes
-        .map(|write| {
-            (format!("{} {}", part(write, "kind"), part(write, "name")), (part(write, "action"), fields(write)))
-        })
-        .collect())
+    let name = |write: &Value| match write["namespace"].as_str() {
+        Some(namespace) => format!("{} {namespace}/{}", part(write, "kind"), part(write, "name")),
+        None => format!("{} {}", part(write, "kind"), part(write, "name")),
+    };
+    let writes = planned["objects"][0]["writes"].as_array().into_iter().flatten();
+    Ok(writes.map(|write| (name(write), (part(write, "action"), fields(write)))).collect())
 }

@@ -1,4 +1,7 @@
-//! The seed's four examples as reviewed snapshots, and what is said about files that are wrong.
+//! The four examples as reviewed snapshots, and the errors of invalid files.
+
+use anyhow::Result;
+use vitivirt_cli::{ObjectFormat, write_objects};
 
 use super::*;
 
@@ -10,7 +13,7 @@ const CLOUD_INIT: &str = include_str!("../../../../../examples/cloud-init-vm.yam
 
 fn files(texts: &[&str]) -> Result<Files> {
     let documents: Vec<_> = texts.iter().flat_map(|text| vitivirt_cli::parse("file", text).unwrap()).collect();
-    Files::of(&documents, DEFAULT_NAMESPACE)
+    Files::from_documents(&documents, DEFAULT_NAMESPACE)
 }
 
 fn rendered(texts: &[&str]) -> Rendered {
@@ -20,7 +23,13 @@ fn rendered(texts: &[&str]) -> Rendered {
 fn text(files: &[&str]) -> String {
     let Rendered { objects, problems, .. } = rendered(files);
     assert!(problems.is_empty(), "{problems:?}");
-    write(&objects, Format::Yaml).unwrap()
+    write(&objects, ObjectFormat::Yaml)
+}
+
+fn write(objects: &[Value], format: ObjectFormat) -> String {
+    let mut out = Vec::new();
+    write_objects(&mut out, objects.iter().cloned().map(Ok), format).unwrap();
+    String::from_utf8(out).unwrap()
 }
 
 fn problems(yaml: &str) -> Vec<String> {
@@ -50,18 +59,18 @@ fn cloud_init_vm() {
 }
 
 #[test]
-fn what_is_printed_can_be_read_back() {
+fn printed_objects_can_be_parsed_again() {
     for files in [&[BASIC][..], &[CUSTOM], &[NETWORKED, NETWORKS], &[CLOUD_INIT]] {
         let Rendered { objects, .. } = rendered(files);
-        for format in [Format::Yaml, Format::Json] {
-            let printed = vitivirt_cli::parse("printed", &write(&objects, format).unwrap()).unwrap();
+        for format in [ObjectFormat::Yaml, ObjectFormat::Json] {
+            let printed = vitivirt_cli::parse("printed", &write(&objects, format)).unwrap();
             assert_eq!(printed.into_iter().map(|document| document.object).collect::<Vec<_>>(), objects);
         }
     }
 }
 
 #[test]
-fn problems_are_told_with_their_reason() {
+fn a_problem_starts_with_machine_and_reason() {
     let machine = |spec: &str| {
         format!("apiVersion: vitistack.io/v1alpha1\nkind: Machine\nmetadata: {{name: vm}}\nspec: {spec}\n")
     };
@@ -91,27 +100,30 @@ fn files_supply_what_a_machine_refers_to() {
 }
 
 #[test]
-fn a_file_that_is_wrong_is_told_by_object_and_field() {
+fn an_error_names_file_object_and_field() {
     let machine = |name: &str, spec: &str| {
         format!("apiVersion: vitistack.io/v1alpha1\nkind: Machine\nmetadata: {{name: {name}}}\nspec: {spec}\n")
     };
     for (text, expected) in [
-        (NETWORKS.to_owned(), "there is no Machine in the files, only NetworkConfiguration"),
-        (String::new(), "there is no Machine in the files"),
+        (NETWORKS.to_owned(), "no Machine found in the files; found: file, document 1: NetworkConfiguration"),
+        (String::new(), "no Machine found in the files"),
         (
             machine("vm", "{template: small, disks: [{name: a, size: 5}]}"),
-            "Machine vm (file, document 1): spec.disks[0].size must be text",
+            "file: Machine vm: spec.disks[0].size: invalid value 5: must be a string",
         ),
-        (machine("n", "{template: small}"), "Machine (file, document 1): metadata.name must be text, and it is false"),
-        (machine("vm", "[small]"), "spec must be fields"),
+        (machine("n", "{template: small}"), "file: Machine: metadata.name: invalid value false: must be a string"),
+        (machine("vm", "[small]"), "file: Machine vm: spec: must be an object, not a list"),
         (
             machine("vm", "{template: small}").replace("vitistack.io/v1alpha1", "cluster.x-k8s.io/v1beta1"),
-            "vitistack.io/v1alpha1 is understood",
+            "unsupported value \"cluster.x-k8s.io/v1beta1\"; supported values: vitistack.io/v1alpha1",
         ),
-        (format!("{0}---\n{0}", machine("vm", "{template: small}")), "the Machine default/vm is given twice"),
+        (
+            format!("{0}---\n{0}", machine("vm", "{template: small}")),
+            "file, document 2: Machine vm: duplicate: Machine default/vm is already in the files",
+        ),
         (
             machine("vm", "{template: small, resources: {cpu: {cores: 99999999999}}}"),
-            "spec.resources.cpu.cores must be at most",
+            "spec.resources.cpu.cores: invalid value 99999999999: must be at most",
         ),
     ] {
         let error = format!("{:#}", files(&[&text]).map(|_| ()).unwrap_err());
@@ -119,11 +131,11 @@ fn a_file_that_is_wrong_is_told_by_object_and_field() {
     }
     let misspelt = machine("vm", "{template: small, netwroks: []}");
     let warnings = files(&[&misspelt, "kind: Namespace\nmetadata: {name: x}\n"]).unwrap().warnings;
-    assert!(warnings[0].contains("there is no field spec.netwroks"), "{warnings:?}");
-    assert!(warnings[1].contains("Namespace x (file, document 1) is left aside"), "{warnings:?}");
+    assert!(warnings[0].contains("file: Machine vm: spec.netwroks: unknown field"), "{warnings:?}");
+    assert!(warnings[1].contains("file: Namespace x: ignored"), "{warnings:?}");
 }
 
-/// As in a cluster: the first has it.
+/// As in a cluster, the first Machine has it.
 #[test]
 fn machines_of_one_file_cannot_share_an_address_or_a_pvc() {
     let machine = |name: &str, spec: &str| {
@@ -137,7 +149,7 @@ fn machines_of_one_file_cannot_share_an_address_or_a_pvc() {
     let disk = |name: &str| format!("disks: [{{name: {name}, size: 1Gi}}]");
     let Rendered { objects, problems, .. } = rendered(&[&machine("a", &disk("b-c")), &machine("a-b", &disk("c"))]);
     assert!(problems.len() == 1 && problems[0].contains("PersistentVolumeClaim default/a-b-c"), "{problems:?}");
-    assert!(!objects.iter().any(|object| object["metadata"]["name"] == "a-b"), "a half of the second is printed");
+    assert!(!objects.iter().any(|object| object["metadata"]["name"] == "a-b"), "part of the second Machine is printed");
     let [first, second] = ["one", "two"].map(|name| machine(name, "networks: [{name: a, networkName: pod}]"));
     let macs: Vec<Value> = rendered(&[&first, &second])
         .objects
@@ -148,7 +160,7 @@ fn machines_of_one_file_cannot_share_an_address_or_a_pvc() {
 }
 
 #[test]
-fn of_two_default_classes_the_youngest_is_taken() {
+fn the_youngest_of_two_default_storage_classes_is_used() {
     let class = |name: &str, created: &str, annotation: &str| {
         format!(
             "kind: StorageClass\nmetadata: {{name: {name}, creationTimestamp: {created}, annotations: {{{annotation}: \"true\"}}}}\nprovisioner: p\n"
@@ -159,4 +171,12 @@ fn of_two_default_classes_the_youngest_is_taken() {
     let objects = rendered(&[BASIC, &old, &new]).objects;
     let pvc = objects.iter().find(|object| object["kind"] == "PersistentVolumeClaim").unwrap();
     assert_eq!(pvc["spec"]["storageClassName"], "new");
+}
+
+#[test]
+fn an_object_without_a_namespace_is_in_the_given_one() {
+    let machine = "apiVersion: vitistack.io/v1alpha1\nkind: Machine\nmetadata: {name: vm}\nspec: {template: small}\n";
+    let documents = vitivirt_cli::parse("file", machine).unwrap();
+    let objects = render(Files::from_documents(&documents, "elsewhere").unwrap()).objects;
+    assert!(!objects.is_empty() && objects.iter().all(|object| object["metadata"]["namespace"] == "elsewhere"));
 }

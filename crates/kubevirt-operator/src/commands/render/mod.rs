@@ -1,76 +1,58 @@
-//! `kubevirt-operator render`: the objects that a Machine becomes, without a cluster.
+//! `kubevirt-operator render`: the objects that the operator creates for a Machine, without a cluster.
 //!
-//! It is the plan of a Machine in a cluster that has everything and holds nothing but what the files say, so it shows
-//! what the operator would write and cannot drift from it.
+//! It is the operator's own plan, for a cluster that has every API and contains only what is in the files. So the output
+//! cannot differ from what the operator writes.
 
-use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
-use std::path::PathBuf;
-use std::process::ExitCode;
+use std::{
+    collections::{BTreeMap, btree_map::Entry},
+    process::ExitCode,
+};
 
-use anyhow::Result;
-use clap::{Args, ValueEnum};
+use clap::Args;
 use serde_json::{Value, json};
 use vitivirt_api::{Body, ObjectKey, Outcome, Stop, Target, Write};
-use vitivirt_cli::{print, to_yaml, warn};
+use vitivirt_cli::{CommandResult, FileArguments, OrInvalid, RenderOutput, print_objects, warn};
 use vitivirt_machine::Observed;
 
-use super::files::{Files, placeholder};
-use super::ready_condition;
+use super::{
+    files::{Files, placeholder_uid},
+    ready_condition,
+};
 
 const DEFAULT_NAMESPACE: &str = "default";
 
 #[derive(Debug, Clone, Args)]
 pub(crate) struct RenderArguments {
-    /// Files with Machines and what they refer to: NetworkConfigurations, Secrets, StorageClasses; - for standard input
-    #[arg(short = 'f', long = "filename", value_name = "FILE", required = true)]
-    files: Vec<PathBuf>,
-    /// How the objects are written
-    #[arg(short, long, value_enum, default_value_t)]
-    output: Format,
+    #[command(flatten)]
+    input: FileArguments,
+    #[command(flatten)]
+    output: RenderOutput,
 }
 
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Format {
-    #[default]
-    Yaml,
-    Json,
-}
-
-/// Objects on standard output, problems on standard error.
-pub(crate) fn run(arguments: &RenderArguments) -> Result<ExitCode> {
-    let files = Files::of(&vitivirt_cli::read(&arguments.files)?, DEFAULT_NAMESPACE)?;
+/// Prints objects to standard output and problems to standard error.
+pub(crate) fn run(arguments: &RenderArguments) -> CommandResult<ExitCode> {
+    let documents = vitivirt_cli::read(&arguments.input.files)?;
+    let namespace = arguments.input.namespace.as_deref().unwrap_or(DEFAULT_NAMESPACE);
+    let files = Files::from_documents(&documents, namespace).or_invalid()?;
     warn(&files.warnings);
     let Rendered { objects, problems, .. } = render(files);
     for problem in &problems {
-        eprintln!("{problem}");
+        eprintln!("error: {problem}");
     }
-    if !objects.is_empty() {
-        print(&write(&objects, arguments.output)?)?;
-    }
+    print_objects(objects.into_iter().map(Ok), arguments.output.output)?;
     Ok(if problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
-}
-
-fn write(objects: &[Value], format: Format) -> Result<String> {
-    match format {
-        Format::Yaml => to_yaml(objects),
-        Format::Json => {
-            let list = json!({"apiVersion": "v1", "kind": "List", "items": objects});
-            Ok(format!("{}\n", serde_json::to_string_pretty(&list)?))
-        }
-    }
 }
 
 #[derive(Default)]
 struct Rendered {
     objects: Vec<Value>,
-    /// Where each stands, by its name.
+    /// The index of each object, by kind and name.
     places: BTreeMap<String, usize>,
     problems: Vec<String>,
 }
 
 impl Rendered {
-    /// Two Machines of one network need one object for it.
+    /// Adds an object once: two Machines on one network share its NetworkAttachmentDefinition.
     fn add(&mut self, object: Value) {
         if let Entry::Vacant(place) = self.places.entry(name_of(&object)) {
             place.insert(self.objects.len());
@@ -78,7 +60,7 @@ impl Rendered {
         }
     }
 
-    fn has_another(&self, object: &Value) -> bool {
+    fn has_different(&self, object: &Value) -> bool {
         let place = self.places.get(&name_of(object)).and_then(|place| self.objects.get(*place));
         place.is_some_and(|other| other != object)
     }
@@ -91,31 +73,31 @@ fn name_of(object: &Value) -> String {
 
 fn render(mut files: Files) -> Rendered {
     for (number, machine) in files.machines.iter_mut().enumerate() {
-        machine.metadata.uid.get_or_insert_with(|| placeholder(number));
+        machine.metadata.uid.get_or_insert_with(|| placeholder_uid(number));
     }
     let mut rendered = Rendered::default();
     for machine in &files.machines {
         let observed = files.observed(machine.clone());
         let plan = vitivirt_machine::plan(&observed);
-        let made = plan.steps.iter().flat_map(|step| &step.writes).filter_map(|write| match write {
+        let created = plan.steps.iter().flat_map(|step| &step.writes).filter_map(|write| match write {
             Write::Create { target, body } => Some(complete(target, body)),
             _ => None,
         });
-        let made: Vec<Value> = made.collect();
-        let problem = match made.iter().find(|object| rendered.has_another(object)) {
-            Some(object) => Some(format!("NameTaken: another Machine of the files has a {} too", name_of(object))),
-            None if made.is_empty() => problem(&observed, &plan),
+        let created: Vec<Value> = created.collect();
+        let problem = match created.iter().find(|object| rendered.has_different(object)) {
+            Some(object) => Some(format!("NameTaken: another Machine in the files also needs {}", name_of(object))),
+            None if created.is_empty() => problem(&observed, &plan),
             None => None,
         };
         match problem {
             Some(problem) => rendered.problems.push(format!("Machine {}: {problem}", ObjectKey::of(&machine.metadata))),
-            None => made.into_iter().for_each(|object| rendered.add(object)),
+            None => created.into_iter().for_each(|object| rendered.add(object)),
         }
     }
     rendered
 }
 
-/// What the status of the Machine would say.
+/// The reason and the message of the condition `Ready` that the Machine would have.
 fn problem(observed: &Observed, plan: &vitivirt_api::Plan) -> Option<String> {
     let report = vitivirt_machine::report(observed, plan, &Outcome { stop: Stop::Done, written: 0 });
     let status = report.status?.desired;
@@ -123,7 +105,7 @@ fn problem(observed: &Observed, plan: &vitivirt_api::Plan) -> Option<String> {
     Some(format!("{}: {}", ready.get("reason")?.as_str()?, ready.get("message")?.as_str()?))
 }
 
-/// The body with its kind and its name, as the executor sends it.
+/// The body with its apiVersion, kind and name, as the executor sends it.
 fn complete(target: &Target, body: &Body) -> Value {
     let mut object = json!({
         "apiVersion": target.resource.api_version,
@@ -133,14 +115,14 @@ fn complete(target: &Target, body: &Body) -> Value {
     if let (Value::Object(object), Value::Object(fields)) = (&mut object, body.json().clone()) {
         for (name, value) in fields {
             match (object.get_mut(&name), value) {
-                (Some(Value::Object(have)), Value::Object(more)) => have.extend(more),
+                (Some(Value::Object(present)), Value::Object(more)) => present.extend(more),
                 (_, value) => {
                     object.insert(name, value);
                 }
             }
         }
     }
-    // A class without a name is the cluster's default, whose name only the cluster knows.
+    // The empty name stands for the default StorageClass, whose name only the cluster knows.
     if let Some(Value::Object(spec)) = object.get_mut("spec")
         && spec.get("storageClassName") == Some(&"".into())
     {

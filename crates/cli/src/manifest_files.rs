@@ -1,56 +1,65 @@
-//! Files to objects.
+//! Reads files of Kubernetes objects.
 
-use std::fmt;
-use std::path::{Path, PathBuf};
+use std::{
+    fmt, fs, io,
+    path::{Path, PathBuf},
+};
 
 use anyhow::{Context, Result, bail};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use crate::shape::{Shape, check};
+use crate::{
+    command_error::{CommandResult, OrInvalid},
+    schema_check::{SchemaCheck, check},
+};
 
 /// One object of a file.
 #[derive(Clone, Debug)]
 pub struct Document {
-    /// Where it stands, for people.
+    /// The file, and the object's place in it.
     origin: String,
     pub object: Value,
 }
 
 /// The objects of all files in their order, those of a `List` one by one; `-` is standard input.
-pub fn read(files: &[PathBuf]) -> Result<Vec<Document>> {
+pub fn read(files: &[PathBuf]) -> CommandResult<Vec<Document>> {
     let mut documents = Vec::new();
     for file in files {
-        let (origin, text) = match file.as_path() == Path::new("-") {
-            true => ("standard input".to_owned(), std::io::read_to_string(std::io::stdin())),
-            false => (file.display().to_string(), std::fs::read_to_string(file)),
+        let (origin, text) = if file.as_path() == Path::new("-") {
+            ("standard input".to_owned(), io::read_to_string(io::stdin()))
+        } else {
+            (file.display().to_string(), fs::read_to_string(file))
         };
         let text = text.with_context(|| format!("reading {origin}"))?;
-        documents.extend(parse(&origin, &text)?);
+        documents.extend(parse(&origin, &text).or_invalid()?);
     }
     Ok(documents)
 }
 
-/// The objects of a text that came from somewhere.
+/// The objects of a text. `origin` names it in errors.
 pub fn parse(origin: &str, text: &str) -> Result<Vec<Document>> {
     let values: Vec<Value> = match serde_saphyr::from_multiple(text) {
         Ok(values) => values,
-        // The rest of that sentence is for programmers.
+        // The removed part of the message names an option of the parser, which a user cannot set.
         Err(error) => bail!(
-            "{origin} is not YAML: {}",
+            "{origin}: invalid YAML: {}",
             error.to_string().replace(", set DuplicateKeyPolicy in Options if acceptable", "")
         ),
     };
+    let values: Vec<Value> = values.into_iter().filter(|value| !value.is_null()).collect();
+    let is_only = values.len() == 1;
     let mut documents = Vec::new();
-    for (index, value) in values.into_iter().filter(|value| !value.is_null()).enumerate() {
-        flatten(format!("{origin}, document {}", index + 1), value, &mut documents)?;
+    for (index, value) in values.into_iter().enumerate() {
+        let origin = if is_only { origin.to_owned() } else { format!("{origin}, document {}", index + 1) };
+        flatten(origin, value, &mut documents)?;
     }
     Ok(documents)
 }
 
 fn flatten(origin: String, mut object: Value, into: &mut Vec<Document>) -> Result<()> {
     if !object.is_object() {
-        bail!("{origin} is not a Kubernetes object: it has no fields");
+        bail!("{origin}: not a Kubernetes object: it has no fields");
     }
     let is_list = object.get("kind").and_then(Value::as_str).is_some_and(|kind| kind.ends_with("List"));
     match object.get_mut("items").map(Value::take) {
@@ -82,38 +91,37 @@ impl Document {
         self.text("/apiVersion")
     }
 
-    /// Typed, if it is what it says: of this version, in the shape of the schema. What the schema does not know is
-    /// returned as sentences: a cluster would drop it without a word.
+    /// The object as a type, if it has this apiVersion and matches the schema. The warnings name fields that are not in
+    /// the schema, which the API server would drop silently.
     pub fn typed<T: DeserializeOwned>(&self, api_version: &str, schema: &Value) -> Result<(T, Vec<String>)> {
         if self.api_version() != api_version {
-            bail!("{self} is of apiVersion {:?}; {api_version} is understood", self.api_version());
+            bail!("{self}: apiVersion: unsupported value {:?}; supported values: {api_version}", self.api_version());
         }
-        let Shape { wrong, unknown } = check(schema, &self.object);
-        if !wrong.is_empty() {
-            bail!("{self}: {}", wrong.join("; "));
+        let SchemaCheck { errors, unknown } = check(schema, &self.object);
+        if !errors.is_empty() {
+            bail!("{self}: {}", errors.join("; "));
         }
-        let typed = T::deserialize(&self.object).with_context(|| format!("{self} cannot be read"))?;
-        let warn = |path: &String| format!("{self}: there is no field {path}; a cluster would drop it");
+        let typed = T::deserialize(&self.object).with_context(|| format!("{self}: invalid object"))?;
+        let warn = |path: &String| format!("{self}: {path}: unknown field; the API server would drop it");
         Ok((typed, unknown.iter().map(warn).collect()))
     }
 
-    /// Typed, without a word of what is in it: an error could quote a Secret.
+    /// The object as a type. The error never quotes its content, which can be a Secret's.
     pub fn secret<T: DeserializeOwned>(&self) -> Result<T> {
-        let Ok(typed) = T::deserialize(&self.object) else {
-            bail!("{self} cannot be read: it is not in the form of a {}", self.kind())
-        };
+        let Ok(typed) = T::deserialize(&self.object) else { bail!("{self}: invalid {}", self.kind()) };
         Ok(typed)
     }
 }
 
+/// `file.yaml, document 2: Machine ns/web`, the beginning of every message about the object.
 impl fmt::Display for Document {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { origin, .. } = self;
         match (self.kind(), self.text("/metadata/namespace"), self.text("/metadata/name")) {
             ("", ..) => f.write_str(origin),
-            (kind, _, "") => write!(f, "{kind} ({origin})"),
-            (kind, "", name) => write!(f, "{kind} {name} ({origin})"),
-            (kind, namespace, name) => write!(f, "{kind} {namespace}/{name} ({origin})"),
+            (kind, _, "") => write!(f, "{origin}: {kind}"),
+            (kind, "", name) => write!(f, "{origin}: {kind} {name}"),
+            (kind, namespace, name) => write!(f, "{origin}: {kind} {namespace}/{name}"),
         }
     }
 }
@@ -129,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_are_read_one_by_one_and_empty_documents_left_out() {
+    fn lists_are_read_item_by_item_and_empty_documents_are_ignored() {
         let text = "
 ---
 kind: A
@@ -145,35 +153,44 @@ kind: Menu
 items: [1]
 ";
         let expected = [
-            "A a (file, document 1)",
-            "B ns/b (file, document 2, items[0])",
-            "C (file, document 2, items[1], items[0])",
-            "Menu (file, document 3)",
+            "file, document 1: A a",
+            "file, document 2, items[0]: B ns/b",
+            "file, document 2, items[1], items[0]: C",
+            "file, document 3: Menu",
         ];
         assert_eq!(names(text), expected);
         assert_eq!(parse("file", text).unwrap().last().unwrap().object["items"], json!([1]));
     }
 
     #[test]
-    fn what_is_no_object_is_told_with_its_place() {
+    fn an_error_names_the_file_and_the_place_in_it() {
         for (text, expected) in [
-            ("{", "file is not YAML"),
-            ("just words", "file, document 1 is not a Kubernetes object"),
-            ("{kind: List, items: [5]}", "file, document 1, items[0] is not"),
+            ("{", "file: invalid YAML: "),
+            ("just words", "file: not a Kubernetes object"),
+            ("{kind: List, items: [5]}", "file, items[0]: not a Kubernetes object"),
+            ("{a: 1}\n---\n5", "file, document 2: not a Kubernetes object"),
             ("{a: 1, a: 2}", "duplicate mapping key: a\n"),
         ] {
             let error = format!("{:#}", parse("file", text).unwrap_err());
             assert!(error.contains(expected), "{error}");
         }
-        assert!(format!("{:#}", read(&["/no/such/file".into()]).unwrap_err()).contains("/no/such/file"));
     }
 
     #[test]
-    fn an_object_of_another_version_is_not_taken() {
+    fn a_file_that_cannot_be_read_exits_with_2_and_one_that_is_invalid_with_1() {
+        let error = read(&["/no/such/file".into()]).unwrap_err();
+        assert_eq!(error.exit_status(), 2);
+        assert!(format!("{:#}", error.error()).contains("reading /no/such/file"), "{error:?}");
+        let error = read(&[concat!(env!("CARGO_MANIFEST_DIR"), "/src/lib.rs").into()]).unwrap_err();
+        assert_eq!(error.exit_status(), 1);
+    }
+
+    #[test]
+    fn another_api_version_is_an_error() {
         let schema = json!({"type": "object", "properties": {"spec": {"type": "object"}}});
         let document = Document { origin: "file".to_owned(), object: json!({"apiVersion": "x/v2", "kind": "A"}) };
         let error = document.typed::<Value>("x/v1", &schema).unwrap_err().to_string();
-        assert_eq!(error, "A (file) is of apiVersion \"x/v2\"; x/v1 is understood");
+        assert_eq!(error, "file: A: apiVersion: unsupported value \"x/v2\"; supported values: x/v1");
         assert!(document.typed::<Value>("x/v2", &schema).is_ok());
     }
 }

@@ -1,0 +1,65 @@
+//! Arguments that commands of both programs have, each defined once.
+
+use std::path::PathBuf;
+
+use clap::{Args, ColorChoice, Command};
+
+use crate::{ObjectFormat, PlanFormat, setting::namespace_name};
+
+/// The longest first line of a help text.
+const LONGEST_HELP: usize = 80;
+
+/// The last part of the help of `plan` and `render`.
+pub const EXIT_STATUS: &str = "\
+Exit status:
+  0  Everything can be applied
+  1  A change would be refused, or the input is invalid
+  2  The answer is unknown: a file or the cluster cannot be read, or an argument is invalid";
+
+/// The objects that a command works on.
+#[derive(Debug, Clone, Args)]
+pub struct FileArguments {
+    /// File with objects in YAML or JSON, - for standard input; can be repeated
+    #[arg(short = 'f', long = "filename", value_name = "FILE", required = true)]
+    pub files: Vec<PathBuf>,
+    /// Namespace of objects in the files that have none
+    #[arg(short, long, value_parser = namespace_name)]
+    pub namespace: Option<String>,
+}
+
+/// The cluster that a command asks.
+#[derive(Debug, Clone, Default, Args)]
+pub struct ClusterArguments {
+    /// Path to the kubeconfig file [env: KUBECONFIG; in a pod: its service account]
+    #[arg(long, value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+    /// Context of the kubeconfig [default: its current context]
+    #[arg(long, value_name = "NAME")]
+    pub context: Option<String>,
+}
+
+#[derive(Debug, Clone, Default, Args)]
+pub struct PlanOutput {
+    /// Output format
+    #[arg(short, long, value_name = "FORMAT", value_enum, default_value_t)]
+    pub output: PlanFormat,
+    /// When to color the text; auto honors NO_COLOR and CLICOLOR
+    #[arg(long, value_name = "WHEN", value_enum, default_value_t)]
+    pub color: ColorChoice,
+}
+
+#[derive(Debug, Clone, Default, Args)]
+pub struct RenderOutput {
+    /// Output format
+    #[arg(short, long, value_name = "FORMAT", value_enum, default_value_t)]
+    pub output: ObjectFormat,
+}
+
+/// Help texts of a program whose first line is longer than 80 characters: a check for its tests.
+pub fn overlong_help(command: &Command) -> Vec<String> {
+    let mut texts: Vec<String> = command.get_about().into_iter().map(ToString::to_string).collect();
+    texts.extend(command.get_arguments().filter_map(|arg| arg.get_help()).map(ToString::to_string));
+    texts.retain(|text| text.lines().next().is_some_and(|line| line.chars().count() > LONGEST_HELP));
+    texts.extend(command.get_subcommands().flat_map(overlong_help));
+    texts
+}

@@ -1,0 +1,185 @@
+//! The answer of `plan` in both programs: what the operator would write for the objects of the input.
+#![doc = include_str!("format.md")]
+
+#[cfg(test)]
+mod tests;
+mod text;
+
+use std::process::ExitCode;
+
+use anstream::ColorChoice;
+use anyhow::Result;
+use clap::ValueEnum;
+use serde::Serialize;
+use serde_json::Value;
+use vitivirt_api::Target;
+
+use crate::{
+    PlanOutput,
+    output::{print, print_styled, yaml},
+};
+
+/// The documentation of the JSON and YAML form, in Markdown.
+pub const PLAN_FORMAT: &str = include_str!("format.md");
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub enum PlanFormat {
+    /// For people
+    #[default]
+    Text,
+    /// One JSON document, described under "Output of plan" in docs/command-line.md
+    Json,
+    /// The same document as YAML
+    Yaml,
+}
+
+#[derive(Debug, Default, PartialEq, Serialize)]
+pub struct PlanDocument {
+    pub objects: Vec<PlannedObject>,
+    pub warnings: Vec<String>,
+}
+
+/// What would happen for one object of the input.
+#[derive(Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PlannedObject {
+    #[serde(flatten)]
+    pub identity: ObjectIdentity,
+    pub exists: bool,
+    pub writes: Vec<PlannedWrite>,
+    pub refused: Vec<RefusedField>,
+    pub warnings: Vec<String>,
+    pub result: PlanResult,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ObjectIdentity {
+    api_version: String,
+    kind: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    namespace: Option<String>,
+    name: String,
+}
+
+#[derive(Debug, PartialEq, Serialize)]
+pub struct PlannedWrite {
+    action: WriteAction,
+    #[serde(flatten)]
+    identity: ObjectIdentity,
+    changes: Vec<PlannedChange>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub enum WriteAction {
+    Create,
+    Update,
+    /// An update that restarts pods.
+    Restart,
+    Delete,
+}
+
+/// A field that differs in the written object.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PlannedChange {
+    pub field: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub source_field: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub from: Option<Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub to: Option<Value>,
+    pub effect: ChangeEffect,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub enum ChangeEffect {
+    Live,
+    LiveIfPossible,
+    Restart,
+    Refused,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct RefusedField {
+    pub field: String,
+    pub reason: String,
+}
+
+/// What the operator would report.
+#[derive(Debug, Default, PartialEq, Eq, Serialize)]
+pub struct PlanResult {
+    pub error: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub phase: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ready: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
+}
+
+impl From<&Target> for ObjectIdentity {
+    fn from(target: &Target) -> Self {
+        Self {
+            api_version: target.resource.api_version.clone(),
+            kind: target.resource.kind.clone(),
+            namespace: target.key.namespace().map(ToOwned::to_owned),
+            name: target.key.name().to_owned(),
+        }
+    }
+}
+
+impl PlannedWrite {
+    /// Drops the values of a Secret's fields, whatever the caller passes.
+    pub fn new(action: WriteAction, target: &Target, mut changes: Vec<PlannedChange>) -> Self {
+        let identity = ObjectIdentity::from(target);
+        if identity.kind == "Secret" {
+            for change in &mut changes {
+                (change.from, change.to) = (None, None);
+            }
+        }
+        Self { action, identity, changes }
+    }
+}
+
+impl PlanDocument {
+    /// Whether something of the input cannot take effect.
+    pub fn is_refused(&self) -> bool {
+        self.objects.iter().any(|object| object.result.error || !object.refused.is_empty())
+    }
+
+    pub fn exit_code(&self) -> ExitCode {
+        if self.is_refused() { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+    }
+
+    /// Prints the document to standard output.
+    pub fn print(&self, output: &PlanOutput) -> Result<()> {
+        let text = self.format(output.output)?;
+        if output.output != PlanFormat::Text {
+            return print(&text);
+        }
+        print_styled(
+            &text,
+            match output.color {
+                clap::ColorChoice::Auto => ColorChoice::Auto,
+                clap::ColorChoice::Always => ColorChoice::Always,
+                clap::ColorChoice::Never => ColorChoice::Never,
+            },
+        )
+    }
+
+    fn format(&self, format: PlanFormat) -> Result<String> {
+        match format {
+            PlanFormat::Text => Ok(text::render(self)),
+            PlanFormat::Json => Ok(format!("{}\n", serde_json::to_string_pretty(self)?)),
+            PlanFormat::Yaml => Ok(format!("{}\n", yaml(self)?)),
+        }
+    }
+}
