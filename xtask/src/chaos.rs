@@ -1,23 +1,22 @@
 //! `cargo xtask chaos …`: long campaigns with a seed, so that a failure can be had again.
 
-use std::process::ExitCode;
-use std::time::Duration;
+use std::{process::ExitCode, time::Duration};
 
 use anyhow::{Context, Result, bail};
 use clap::Subcommand;
 use jiff::Timestamp;
-use rand::rngs::StdRng;
-use rand::seq::IndexedRandom;
-use rand::{Rng, SeedableRng};
-use vitivirt_lab::leadership::{self, LeadershipSpan, Messages};
-use vitivirt_lab::proxy::Partition;
-use vitivirt_lab::{Lab, LabOptions, Program, isolate, parts};
+use rand::{Rng, SeedableRng, rngs::StdRng, seq::IndexedRandom};
+use vitivirt_lab::{
+    Lab, LabOptions, OperatorProcess, components, isolate,
+    leadership::{self, LeadershipSpan, Messages},
+    proxy::Partition,
+};
 use vitivirt_runtime::lease::message;
 
-use crate::{machine_operator, programs};
+use crate::{kubevirt_operator, programs};
 
 #[derive(Subcommand)]
-pub(crate) enum Chaos {
+pub(crate) enum ChaosCommand {
     /// Kill, stop and cut off replicas of kubevirt-operator at random: never may two of them lead at once
     Lease {
         /// How many faults
@@ -34,14 +33,14 @@ pub(crate) enum Chaos {
 const PATIENCE: Duration = Duration::from_secs(40);
 const MESSAGES: Messages = Messages { begins: message::ACQUIRED, ends: message::WORK_STOPPED };
 
-pub(crate) fn run(chaos: &Chaos) -> ExitCode {
+pub(crate) fn run(chaos: &ChaosCommand) -> ExitCode {
     let (rounds, seed) = match chaos {
-        Chaos::Lease { rounds, seed } => (rounds, seed),
-        Chaos::Machines => return crate::finish(machines()),
+        ChaosCommand::Lease { rounds, seed } => (rounds, seed),
+        ChaosCommand::Machines => return crate::finish(machines()),
     };
     isolate::run(
         || {
-            parts::ensure(&parts::STANDARD)?;
+            components::ensure(&components::STANDARD)?;
             programs::build(false).map(|_| ())
         },
         || {
@@ -65,7 +64,7 @@ fn machines() -> Result<()> {
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Fault {
+enum ReplicaFault {
     Kill,
     Terminate,
     CutOff,
@@ -75,18 +74,18 @@ enum Fault {
 /// Two replicas: one reaches the API server directly, the other through the proxy, which can be cut.
 struct Campaign {
     lab: Lab,
-    replicas: [Program; 2],
+    replicas: [OperatorProcess; 2],
     past: Vec<LeadershipSpan>,
 }
 
 async fn lease(rounds: usize, seed: u64) -> Result<()> {
     let mut random = StdRng::seed_from_u64(seed);
     let lab = Lab::start(LabOptions { nodes: 1, ..LabOptions::default() }).await?;
-    machine_operator::install(&lab).await?;
+    kubevirt_operator::install(&lab).await?;
     let replicas = [start(&lab, 0).await?, start(&lab, 1).await?];
     let mut campaign = Campaign { lab, replicas, past: Vec::new() };
     for round in 1..=rounds {
-        let faults = [Fault::Kill, Fault::Terminate, Fault::CutOff, Fault::ApiServerAway];
+        let faults = [ReplicaFault::Kill, ReplicaFault::Terminate, ReplicaFault::CutOff, ReplicaFault::ApiServerAway];
         let fault = *faults.choose(&mut random).context("there are faults")?;
         let which = random.random_range(0..2);
         let pause = Duration::from_millis(random.random_range(0..3000));
@@ -101,8 +100,8 @@ async fn lease(rounds: usize, seed: u64) -> Result<()> {
     campaign.lab.stop().await
 }
 
-async fn start(lab: &Lab, which: usize) -> Result<Program> {
-    machine_operator::start_through(lab, "debug", which == 1).await
+async fn start(lab: &Lab, which: usize) -> Result<OperatorProcess> {
+    kubevirt_operator::start_through(lab, "debug", which == 1).await
 }
 
 impl Campaign {
@@ -127,17 +126,17 @@ impl Campaign {
         }
     }
 
-    async fn strike(&mut self, fault: Fault, which: usize) -> Result<()> {
+    async fn strike(&mut self, fault: ReplicaFault, which: usize) -> Result<()> {
         match fault {
-            Fault::Kill => self.replace(which, nix::sys::signal::Signal::SIGKILL).await,
-            Fault::Terminate => self.replace(which, nix::sys::signal::Signal::SIGTERM).await,
-            Fault::CutOff => {
+            ReplicaFault::Kill => self.replace(which, nix::sys::signal::Signal::SIGKILL).await,
+            ReplicaFault::Terminate => self.replace(which, nix::sys::signal::Signal::SIGTERM).await,
+            ReplicaFault::CutOff => {
                 self.lab.proxy().partition(Partition::BlackHole);
                 tokio::time::sleep(Duration::from_secs(18)).await;
                 self.lab.proxy().partition(Partition::None);
                 Ok(())
             }
-            Fault::ApiServerAway => {
+            ReplicaFault::ApiServerAway => {
                 self.lab.stop_api_server().await?;
                 tokio::time::sleep(Duration::from_secs(12)).await;
                 self.lab.start_api_server().await

@@ -1,15 +1,18 @@
 //! `cargo xtask demo`: from nothing to a running virtual machine, with every step on the screen.
 
-use std::process::{Command, ExitCode};
-use std::time::Duration;
+use std::{
+    process::{Command, ExitCode},
+    time::Duration,
+};
 
 use anyhow::{Context, Result, bail};
-use kube::Api;
-use kube::api::{ApiResource, DynamicObject, GroupVersionKind};
-use vitivirt_lab::{Lab, LabOptions, VirtOperator, isolate, parts};
+use kube::{
+    Api,
+    api::{ApiResource, DynamicObject, GroupVersionKind},
+};
+use vitivirt_lab::{Lab, LabOptions, VirtOperator, components, isolate};
 
-use crate::terminal::step;
-use crate::{machine_operator, programs};
+use crate::{kubevirt_operator, programs, terminal::step};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -18,7 +21,7 @@ const MACHINE: &str = include_str!("../../examples/basic-vm.yaml");
 pub(crate) fn run() -> ExitCode {
     isolate::run(
         || {
-            parts::ensure(&parts::STANDARD)?;
+            components::ensure(&components::STANDARD)?;
             programs::build(false).map(|_| ())
         },
         || tokio::runtime::Runtime::new().context("starting tokio")?.block_on(show()).map(|()| ExitCode::SUCCESS),
@@ -28,14 +31,14 @@ pub(crate) fn run() -> ExitCode {
 async fn show() -> Result<()> {
     let lab = step("an empty Kubernetes v1.36.3", Lab::start(LabOptions::default())).await?;
     step("virt-operator, from `virt-operator manifests`", async {
-        lab.create_virt_operator(&VirtOperator::ours(programs::hold("debug", "virt-operator")?)).await?;
+        lab.create_virt_operator(&VirtOperator::ours(programs::stage("debug", "virt-operator")?)).await?;
         lab.wait_for_virt_operator(PATIENCE).await
     })
     .await?;
     step("a KubeVirt resource: KubeVirt v1.8.4 is installed", lab.deploy_kubevirt(None)).await?;
     let _operator = step("kubevirt-operator, as its own service account", async {
-        machine_operator::install(&lab).await?;
-        machine_operator::start(&lab, "debug").await
+        kubevirt_operator::install(&lab).await?;
+        kubevirt_operator::start(&lab, "debug").await
     })
     .await?;
     step("a Machine: its VirtualMachine is admitted by virt-api and started by virt-controller", async {
@@ -60,7 +63,7 @@ async fn show() -> Result<()> {
 
 fn kubectl(lab: &Lab, arguments: &[&str]) -> Result<()> {
     eprintln!("$ kubectl {}", arguments.join(" "));
-    let status = Command::new(parts::kubectl_dir()?.join("kubectl"))
+    let status = Command::new(components::kubectl_dir()?.join("kubectl"))
         .args(arguments)
         .env("KUBECONFIG", lab.kubeconfig())
         .status()

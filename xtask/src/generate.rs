@@ -1,7 +1,9 @@
 //! `cargo xtask generate`: files that are made from code. The test command fails when one of them is stale.
 
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, CommandFactory};
@@ -9,7 +11,7 @@ use clap::{Args, CommandFactory};
 use crate::programs;
 
 #[derive(Args)]
-pub(crate) struct Options {
+pub(crate) struct GenerateOptions {
     /// Write nothing; fail if a file is not up to date
     #[arg(long)]
     check: bool,
@@ -23,7 +25,7 @@ struct Generated {
     text: String,
 }
 
-pub(crate) fn run(options: &Options) -> Result<()> {
+pub(crate) fn run(options: &GenerateOptions) -> Result<()> {
     if options.release_data {
         return crate::generate_release::run();
     }
@@ -70,7 +72,7 @@ fn command_line_reference() -> Result<Generated> {
             section(&mut text, &format!("{program} {command}"), &help(&[&command, "--help"])?);
         }
     }
-    let mut xtask = crate::Arguments::command().term_width(100);
+    let mut xtask = crate::XtaskArguments::command().term_width(100);
     xtask.build();
     describe(&mut text, &mut xtask);
     Ok(Generated { path: "docs/command-line.md".to_owned(), text })

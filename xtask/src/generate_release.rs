@@ -4,8 +4,7 @@
 //! It is asked for by name because it needs Go and KubeVirt's module, and because a release never changes. The module
 //! and its checksums are the lab's: what is embedded comes from the very sources that the reference is built from.
 
-use std::fs;
-use std::process::Command;
+use std::{fs, process::Command};
 
 use anyhow::{Context, Result, bail};
 

@@ -3,14 +3,18 @@
 //! `up` starts a process that holds the lab and outlives the command; `exec` enters that lab's namespaces; `down` ends
 //! the process, and with it everything. What is known of a running lab is one small file in the cache folder.
 
-use std::path::PathBuf;
-use std::process::{Command, ExitCode, Stdio};
-use std::time::{Duration, Instant};
+use std::{
+    path::PathBuf,
+    process::{Command, ExitCode, Stdio},
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand, ValueEnum};
-use vitivirt_lab::resident::{self, Resident, State};
-use vitivirt_lab::{Extension, KubeVirt, LabOptions, PodRule, parts};
+use vitivirt_lab::{
+    Extension, KubeVirtInstaller, LabOptions, PodRule, components,
+    daemon::{self, DaemonState, LabDaemon},
+};
 
 use crate::{finish, programs};
 
@@ -47,7 +51,7 @@ pub(crate) struct UpOptions {
     /// How many nodes
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=250))]
     nodes: u8,
-    /// Who installs KubeVirt
+    /// MeasuredOperator installs KubeVirt
     #[arg(long, value_enum, default_value_t = KubeVirtChoice::None)]
     kubevirt: KubeVirtChoice,
     /// A KubeVirt custom resource (YAML) instead of the release's own
@@ -96,32 +100,30 @@ enum ExtensionChoice {
 pub(crate) fn run(command: LabCommand) -> ExitCode {
     match command {
         LabCommand::Up(options) => finish(up(&options)),
-        LabCommand::Exec { name, command } => {
-            resident::exec(&name, &command).unwrap_or_else(|error| crate::fail(&error))
-        }
-        LabCommand::Down { name } => finish(resident::down(&name).map(|()| eprintln!("The lab {name:?} is gone."))),
-        LabCommand::Build => finish(parts::ensure(&parts::STANDARD)),
+        LabCommand::Exec { name, command } => daemon::exec(&name, &command).unwrap_or_else(|error| crate::fail(&error)),
+        LabCommand::Down { name } => finish(daemon::down(&name).map(|()| eprintln!("The lab {name:?} is gone."))),
+        LabCommand::Build => finish(components::ensure(&components::STANDARD)),
         LabCommand::Serve(options) => serve(&options),
     }
 }
 
 fn up(options: &UpOptions) -> Result<()> {
     // Until the new lab can be found by its name, nobody else may start one of that name.
-    let _claim = resident::claim(&options.name)?;
-    if let Some(running) = Resident::find(&options.name)? {
+    let _lock = daemon::lock(&options.name)?;
+    if let Some(running) = LabDaemon::find(&options.name)? {
         bail!(
             "a lab {:?} already runs (process {}): use it with `cargo xtask lab exec`, end it with `cargo xtask lab down`, \
              or start another with --name",
             options.name,
-            running.holder
+            running.pid
         );
     }
     lab_options(options)?;
-    parts::ensure(&parts::STANDARD)?;
+    components::ensure(&components::STANDARD)?;
     if matches!(options.kubevirt, KubeVirtChoice::Ours) {
         programs::build(false)?;
     }
-    let log = resident::log_file(&options.name)?;
+    let log = daemon::log_file(&options.name)?;
     let sink = std::fs::File::create(&log).with_context(|| format!("creating {}", log.display()))?;
     let own = std::env::current_exe().context("finding this program's own file")?;
     let mut holder = Command::new(own)
@@ -141,8 +143,8 @@ fn up(options: &UpOptions) -> Result<()> {
             let cause = said.lines().find_map(|line| line.strip_prefix("error: ")).unwrap_or("it said nothing");
             bail!("the lab did not start ({status}): {cause}");
         }
-        match Resident::find(&options.name)? {
-            Some(Resident { state: State::Ready { .. }, .. }) => break,
+        match LabDaemon::find(&options.name)? {
+            Some(LabDaemon { state: DaemonState::Ready { .. }, .. }) => break,
             _ => std::thread::sleep(Duration::from_millis(100)),
         }
     }
@@ -156,17 +158,17 @@ fn up(options: &UpOptions) -> Result<()> {
 
 /// The process that holds the lab: it belongs to no terminal and ends only by `down`.
 fn serve(options: &UpOptions) -> ExitCode {
-    resident::hold(&options.name, || lab_options(options))
+    daemon::hold(&options.name, || lab_options(options))
 }
 
 fn lab_options(options: &UpOptions) -> Result<LabOptions> {
     let custom_resource = options.custom_resource.as_deref().map(read_custom_resource).transpose()?;
     let kubevirt = match options.kubevirt {
-        KubeVirtChoice::None => KubeVirt::None,
-        KubeVirtChoice::Simulated => KubeVirt::Simulated,
-        KubeVirtChoice::Reference => KubeVirt::Reference { custom_resource },
+        KubeVirtChoice::None => KubeVirtInstaller::None,
+        KubeVirtChoice::Simulated => KubeVirtInstaller::Simulated,
+        KubeVirtChoice::Reference => KubeVirtInstaller::Reference { custom_resource },
         KubeVirtChoice::Ours => {
-            KubeVirt::Ours { program: programs::target_dir()?.join("debug/virt-operator"), custom_resource }
+            KubeVirtInstaller::Ours { program: programs::target_dir()?.join("debug/virt-operator"), custom_resource }
         }
     };
     let mut lab = LabOptions { nodes: options.nodes, kubevirt, ..LabOptions::default() };

@@ -5,8 +5,8 @@ mod chaos;
 mod demo;
 mod generate;
 mod generate_release;
+mod kubevirt_operator;
 mod lab_commands;
-mod machine_operator;
 mod parity;
 mod programs;
 mod terminal;
@@ -23,44 +23,44 @@ use clap::{Parser, Subcommand};
 /// network of its own, built from Go modules on first use (about 8 minutes, once). Needs Linux, Rust and Go.
 #[derive(Parser)]
 #[command(name = "cargo xtask", bin_name = "cargo xtask", version)]
-struct Arguments {
+struct XtaskArguments {
     #[command(subcommand)]
-    command: Task,
+    command: XtaskCommand,
 }
 
 #[derive(Subcommand)]
-enum Task {
+enum XtaskCommand {
     /// Show it working: a cluster, KubeVirt and kubevirt-operator in it, and one Machine that reaches Running.
     Demo,
     /// Run every check: format, lints, generated files, unit tests, and the tests on the lab.
-    Test(test::Options),
+    Test(test::TestOptions),
     /// Run a cluster to play with, and use it.
     #[command(subcommand)]
     Lab(lab_commands::LabCommand),
     /// Install KubeVirt with our virt-operator and with KubeVirt's own, and compare every object of both clusters.
-    Parity(parity::Options),
+    Parity(parity::ParityOptions),
     /// Measure. Raw results are kept under target/bench.
     #[command(subcommand)]
-    Bench(bench::Bench),
+    Bench(bench::BenchCommand),
     /// Long campaigns that break things at random and check that nothing is lost.
     #[command(subcommand)]
-    Chaos(chaos::Chaos),
+    Chaos(chaos::ChaosCommand),
     /// Write the files that are made from code, or check that they are up to date.
-    Generate(generate::Options),
+    Generate(generate::GenerateOptions),
 }
 
 fn main() -> ExitCode {
     if let Err(error) = vitivirt_lab::isolate::begin() {
         return fail(&error);
     }
-    match Arguments::parse().command {
-        Task::Demo => demo::run(),
-        Task::Test(options) => finish(test::run(&options)),
-        Task::Lab(command) => lab_commands::run(command),
-        Task::Parity(options) => parity::run(&options),
-        Task::Bench(bench) => bench::run(&bench),
-        Task::Chaos(chaos) => chaos::run(&chaos),
-        Task::Generate(options) => finish(generate::run(&options)),
+    match XtaskArguments::parse().command {
+        XtaskCommand::Demo => demo::run(),
+        XtaskCommand::Test(options) => finish(test::run(&options)),
+        XtaskCommand::Lab(command) => lab_commands::run(command),
+        XtaskCommand::Parity(options) => parity::run(&options),
+        XtaskCommand::Bench(bench) => bench::run(&bench),
+        XtaskCommand::Chaos(chaos) => chaos::run(&chaos),
+        XtaskCommand::Generate(options) => finish(generate::run(&options)),
     }
 }
 

@@ -1,7 +1,6 @@
 //! The two operators, built by cargo.
 
-use std::path::PathBuf;
-use std::process::Command;
+use std::{path::PathBuf, process::Command};
 
 use anyhow::{Context, Result, bail};
 
@@ -36,15 +35,15 @@ pub(crate) fn cargo() -> Command {
 
 /// The file of a built program, copied to where it ends with the lab: a build that somebody starts meanwhile must not
 /// change what runs in it.
-pub(crate) fn hold(profile: &str, name: &str) -> Result<PathBuf> {
-    let folder = vitivirt_lab::place::run_dir()?.join("programs").join(profile);
-    let held = folder.join(name);
-    if !held.exists() {
+pub(crate) fn stage(profile: &str, name: &str) -> Result<PathBuf> {
+    let folder = vitivirt_lab::paths::run_dir()?.join("programs").join(profile);
+    let staged = folder.join(name);
+    if !staged.exists() {
         std::fs::create_dir_all(&folder).with_context(|| format!("creating {}", folder.display()))?;
         let built = target_dir()?.join(profile).join(name);
-        std::fs::copy(&built, &held).with_context(|| format!("copying {}", built.display()))?;
+        std::fs::copy(&built, &staged).with_context(|| format!("copying {}", built.display()))?;
     }
-    Ok(held)
+    Ok(staged)
 }
 
 /// The workspace's root folder.

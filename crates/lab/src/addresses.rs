@@ -1,13 +1,15 @@
 //! Who has which address. Every 10.x address is this host, so each lab of a namespace gets a /16 of its own and each
 //! server and pod an address of its own: several processes can all listen on 8443.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
-use std::sync::atomic::{AtomicU8, AtomicU16, Ordering};
+use std::{
+    net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener},
+    sync::atomic::{AtomicU8, AtomicU16, Ordering},
+};
 
 use anyhow::{Result, bail};
 
 /// Held for the lab's life: the listener is the lock on its number, and the kernel drops it with the process.
-pub(crate) struct Slot {
+pub(crate) struct AddressRange {
     pub(crate) number: u8,
     next_pod: AtomicU16,
     _lock: TcpListener,
@@ -18,14 +20,14 @@ const MOST_LABS: u8 = 99;
 const FIRST_POD: u16 = 2 << 8;
 const LAST_POD: u16 = (250 << 8) + 255;
 
-impl Slot {
-    pub(crate) fn take() -> Result<Self> {
+impl AddressRange {
+    pub(crate) fn reserve() -> Result<Self> {
         // In turn: the processes of a lab that just ended may need a moment to give their ports back.
         static NEXT: AtomicU8 = AtomicU8::new(0);
         for _ in 0..MOST_LABS {
             let number = 1 + NEXT.fetch_add(1, Ordering::Relaxed) % MOST_LABS;
             if let Ok(lock) = TcpListener::bind((Ipv4Addr::new(10, number, 255, 254), 1)) {
-                return Ok(Slot { number, next_pod: AtomicU16::new(FIRST_POD), _lock: lock });
+                return Ok(AddressRange { number, next_pod: AtomicU16::new(FIRST_POD), _lock: lock });
             }
         }
         bail!("{MOST_LABS} labs already run in this network namespace, or it has no route for 10.0.0.0/8")

@@ -45,7 +45,7 @@ fn parse(text: &str) -> Result<Vec<Record>> {
     // The last line may still be in the writing.
     let complete = text.rfind('\n').map_or("", |end| text.get(..end).unwrap_or_default());
     for line in complete.lines() {
-        let event: Event = serde_json::from_str(line).with_context(|| format!("not an audit event: {line}"))?;
+        let event: AuditEvent = serde_json::from_str(line).with_context(|| format!("not an audit event: {line}"))?;
         let record = Record::from(event);
         match position.get(&record.id).and_then(|index: &usize| records.get_mut(*index)) {
             Some(earlier) => *earlier = Record { time: earlier.time, ..record },
@@ -61,7 +61,7 @@ fn parse(text: &str) -> Result<Vec<Record>> {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Event {
+struct AuditEvent {
     #[serde(rename = "auditID")]
     audit_id: String,
     verb: String,
@@ -96,8 +96,8 @@ struct ResponseStatus {
     code: Option<u16>,
 }
 
-impl From<Event> for Record {
-    fn from(event: Event) -> Self {
+impl From<AuditEvent> for Record {
+    fn from(event: AuditEvent) -> Self {
         let object = event.object_ref.unwrap_or_default();
         let query = event.request_uri.split_once('?').map_or("", |(_, query)| query);
         Record {

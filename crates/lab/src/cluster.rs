@@ -1,41 +1,49 @@
 //! One lab: started from options, used through its client and kubeconfig, gone when it is dropped.
 
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
-use std::time::{Duration, Instant};
+use std::{
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicU8, AtomicU32, Ordering},
+    },
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context, Result, bail};
-use k8s_openapi::api::core::v1::ServiceAccount;
-use k8s_openapi::api::rbac::v1::Role;
-use kube::api::{DynamicObject, Patch, PatchParams, PostParams};
-use kube::{Api, Client};
+use k8s_openapi::api::{core::v1::ServiceAccount, rbac::v1::Role};
+use kube::{
+    Api, Client,
+    api::{DynamicObject, Patch, PatchParams, PostParams},
+};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
-use tokio::sync::watch;
-use tokio::task::JoinSet;
+use tokio::{sync::watch, task::JoinSet};
 use vitivirt_snapshot::Snapshot;
 
-use crate::addresses::Slot;
-use crate::audit::{self, Record};
-use crate::control_plane::ControlPlane;
-use crate::credentials::{Credentials, of_service_account};
-use crate::extensions::{self, Extension};
-use crate::kubelet::{Kubelet, OwnProgram, PodAddresses, PodBehaviour};
-use crate::kubevirt::simulated::SimulatedKubeVirt;
-use crate::kubevirt::{self, KubeVirt, VirtOperator};
-use crate::program::{Program, ProgramOptions};
-use crate::proxy::{FaultProxy, ProxyOptions};
-use crate::server::{Health, Server};
-use crate::virt_handler::{GuestBehaviour, GuestEnd, VirtHandler};
-use crate::vmi::VmiPhases;
-use crate::{harness, isolate, manifests, node, place, process_table, snapshot, storage};
+use crate::{
+    addresses::AddressRange,
+    audit::{self, Record},
+    control_plane::ControlPlane,
+    credentials::{Credentials, of_service_account},
+    extensions::{self, Extension},
+    harness, isolate,
+    kubelet::{Kubelet, OwnProgram, PodAddresses, PodBehaviour},
+    kubevirt::{self, KubeVirtInstaller, VirtOperator, simulated::SimulatedKubeVirt},
+    manifests, node,
+    operator_process::{OperatorProcess, OperatorProcessOptions},
+    paths, process_table,
+    proxy::{FaultProxy, ProxyOptions},
+    server_process::{LabHealth, ServerProcess},
+    snapshot, storage,
+    virt_handler::{GuestBehaviour, GuestEnd, VirtHandler},
+    vmi::VmiPhases,
+};
 
 /// What a lab is made of.
 #[derive(Clone, Debug)]
 pub struct LabOptions {
     pub nodes: u8,
-    pub kubevirt: KubeVirt,
+    pub kubevirt: KubeVirtInstaller,
     pub pods: PodBehaviour,
     pub guests: GuestBehaviour,
     pub extensions: Vec<Extension>,
@@ -47,7 +55,7 @@ impl Default for LabOptions {
     fn default() -> Self {
         LabOptions {
             nodes: 2,
-            kubevirt: KubeVirt::None,
+            kubevirt: KubeVirtInstaller::None,
             pods: PodBehaviour::default(),
             guests: GuestBehaviour::default(),
             extensions: Vec::new(),
@@ -62,8 +70,8 @@ pub struct Lab {
     client: Client,
     folder: PathBuf,
     kubeconfig: PathBuf,
-    health: Health,
-    slot: Arc<Slot>,
+    health: LabHealth,
+    address_range: Arc<AddressRange>,
     pods: watch::Sender<PodBehaviour>,
     guests: watch::Sender<GuestBehaviour>,
     own_programs: watch::Sender<Vec<OwnProgram>>,
@@ -82,16 +90,16 @@ impl Lab {
         if !(1..=250).contains(&options.nodes) {
             bail!("a lab has 1 to 250 nodes, not {}", options.nodes);
         }
-        let slot = Arc::new(Slot::take()?);
-        let folder = place::run_dir()?.join(format!("lab-{}", slot.number));
+        let address_range = Arc::new(AddressRange::reserve()?);
+        let folder = paths::run_dir()?.join(format!("lab-{}", address_range.number));
         std::fs::create_dir_all(&folder).with_context(|| format!("creating {}", folder.display()))?;
-        let health = Health::default();
-        let control_plane = ControlPlane::start(&folder, &slot, &health).await?;
+        let health = LabHealth::default();
+        let control_plane = ControlPlane::start(&folder, &address_range, &health).await?;
         let admin = control_plane.admin.clone();
         let client = admin.client("lab")?;
         let proxy = FaultProxy::start(ProxyOptions {
-            listen: slot.proxy(),
-            upstream: slot.api_server(),
+            listen: address_range.proxy(),
+            upstream: address_range.api_server(),
             certificate: control_plane.certificates.proxy_certificate_pem.clone(),
             key: control_plane.certificates.proxy_key_pem.clone(),
             upstream_ca: control_plane.certificates.authority_pem.clone(),
@@ -107,7 +115,7 @@ impl Lab {
         let kubelet = Kubelet {
             client: admin.client("lab-kubelet")?,
             admin: admin.clone(),
-            slot: slot.clone(),
+            address_range: address_range.clone(),
             folder: folder.clone(),
             behaviour: pod_behaviour,
             own_programs: own_programs_seen,
@@ -117,22 +125,22 @@ impl Lab {
         let virt_handler = VirtHandler {
             client: admin.client("lab-virt-handler")?,
             admin: admin.clone(),
-            slot: slot.clone(),
+            address_range: address_range.clone(),
             behaviour: guest_behaviour.clone(),
             vmis,
             addresses,
             identities: Arc::default(),
         };
 
-        health.guard(prepare_cluster(&client, &slot, options.nodes, &options.extensions)).await?;
+        health.guard(prepare_cluster(&client, &address_range, options.nodes, &options.extensions)).await?;
         let mut simulators = JoinSet::new();
         simulators.spawn(node::heartbeat(client.clone()));
         simulators.spawn(storage::provision(admin.client("lab-storage")?));
         simulators.spawn(kubelet.run());
-        if matches!(options.kubevirt, KubeVirt::Simulated) {
+        if matches!(options.kubevirt, KubeVirtInstaller::Simulated) {
             let simulated = SimulatedKubeVirt {
                 client: admin.client("lab-kubevirt")?,
-                slot: slot.clone(),
+                address_range: address_range.clone(),
                 nodes: options.nodes,
                 behaviour: guest_behaviour,
             };
@@ -148,7 +156,7 @@ impl Lab {
             client,
             folder,
             health,
-            slot,
+            address_range,
             pods,
             guests,
             own_programs,
@@ -161,19 +169,19 @@ impl Lab {
         Ok(lab)
     }
 
-    async fn install_kubevirt(&self, kubevirt: KubeVirt) -> Result<()> {
+    async fn install_kubevirt(&self, kubevirt: KubeVirtInstaller) -> Result<()> {
         match kubevirt {
-            KubeVirt::None => Ok(()),
-            KubeVirt::Simulated => {
+            KubeVirtInstaller::None => Ok(()),
+            KubeVirtInstaller::Simulated => {
                 let definitions =
                     kubevirt::install_strategy::resource_definitions(&self.client, &self.kubeconfig).await?;
                 manifests::create(&self.client, &definitions).await
             }
-            KubeVirt::Reference { custom_resource } => {
+            KubeVirtInstaller::Reference { custom_resource } => {
                 self.create_virt_operator(&VirtOperator::reference()).await?;
                 self.deploy_kubevirt(custom_resource).await.map(drop)
             }
-            KubeVirt::Ours { program, custom_resource } => {
+            KubeVirtInstaller::Ours { program, custom_resource } => {
                 self.create_virt_operator(&VirtOperator::ours(program)).await?;
                 self.deploy_kubevirt(custom_resource).await.map(drop)
             }
@@ -195,7 +203,7 @@ impl Lab {
         self.health.guard(kubevirt::ready(&self.client, patience, &self.folder.join("logs"))).await
     }
 
-    /// Creates the KubeVirt custom resource (the release's own by default) and waits until it is deployed: returns it
+    /// Creates the KubeVirtInstaller custom resource (the release's own by default) and waits until it is deployed: returns it
     /// as it was at that moment.
     pub async fn deploy_kubevirt(&self, custom_resource: Option<Value>) -> Result<DynamicObject> {
         self.health.guard(kubevirt::deploy(&self.client, custom_resource, &self.folder.join("logs"))).await
@@ -268,13 +276,13 @@ impl Lab {
     }
 
     /// Starts one of our programs as its own service account, with an address and a log of its own.
-    pub async fn run(&self, options: ProgramOptions) -> Result<Program> {
+    pub async fn run(&self, options: OperatorProcessOptions) -> Result<OperatorProcess> {
         let number = self.programs.fetch_add(1, Ordering::Relaxed);
         let mut credentials = self.credentials(&options.namespace, &options.service_account).await?;
         if options.through_proxy {
             credentials = credentials.through(self.proxy.addr());
         }
-        Program::start(&options, &credentials, self.slot.program(number), &self.folder, number)
+        OperatorProcess::start(&options, &credentials, self.address_range.program(number), &self.folder, number)
     }
 
     /// Every request that the API server has seen so far.
@@ -329,7 +337,7 @@ impl Lab {
     }
 
     /// The server processes by name, for tests that kill one.
-    pub fn servers(&self) -> [(&'static str, &Server); 4] {
+    pub fn servers(&self) -> [(&'static str, &ServerProcess); 4] {
         [
             ("etcd", &self.control_plane.etcd),
             ("kube-apiserver", &self.control_plane.api_server),
@@ -342,7 +350,7 @@ impl Lab {
     pub async fn keeping_logs<T>(&self, name: &str, work: impl Future<Output = Result<T>>) -> Result<T> {
         let result = work.await;
         if result.is_err() {
-            let kept = place::failures_dir()?.join(name);
+            let kept = paths::failures_dir()?.join(name);
             let _ = std::fs::remove_dir_all(&kept);
             harness::copy_logs(&self.folder, &kept)?;
             return result.with_context(|| format!("the lab's logs are kept in {}", kept.display()));
@@ -351,7 +359,7 @@ impl Lab {
     }
 
     /// Whether the lab itself is well.
-    pub fn health(&self) -> &Health {
+    pub fn health(&self) -> &LabHealth {
         &self.health
     }
 
@@ -403,7 +411,7 @@ impl Drop for Lab {
             server.kill();
         }
         let asked = Instant::now();
-        while asked.elapsed() < LAST_BREATH && pids.iter().any(|pid| process_table::living(*pid).is_some()) {
+        while asked.elapsed() < KILL_TIMEOUT && pids.iter().any(|pid| process_table::find(*pid).is_some()) {
             std::thread::sleep(Duration::from_millis(2));
         }
         if let Some(test) = self.test
@@ -416,13 +424,13 @@ impl Drop for Lab {
 }
 
 /// A killed process is gone within milliseconds.
-const LAST_BREATH: Duration = Duration::from_secs(2);
+const KILL_TIMEOUT: Duration = Duration::from_secs(2);
 
 fn put_logs_aside(folder: &Path, test: &str) -> Result<()> {
     // A test may have several labs, one after the other under one number.
     static ENDED: AtomicU32 = AtomicU32::new(0);
     let name = folder.file_name().unwrap_or_default().to_string_lossy();
-    let target = place::ended_dir(test)?.join(format!("{name}-ended-{}", ENDED.fetch_add(1, Ordering::Relaxed)));
+    let target = paths::ended_dir(test)?.join(format!("{name}-ended-{}", ENDED.fetch_add(1, Ordering::Relaxed)));
     std::fs::create_dir_all(&target).with_context(|| format!("creating {}", target.display()))?;
     for what in ["logs", "audit.log"] {
         let from = folder.join(what);
@@ -433,9 +441,9 @@ fn put_logs_aside(folder: &Path, test: &str) -> Result<()> {
     Ok(())
 }
 
-async fn prepare_cluster(client: &Client, slot: &Slot, nodes: u8, wanted: &[Extension]) -> Result<()> {
+async fn prepare_cluster(client: &Client, address_range: &AddressRange, nodes: u8, wanted: &[Extension]) -> Result<()> {
     for number in 1..=nodes {
-        node::create(client, slot, number).await?;
+        node::create(client, address_range, number).await?;
     }
     storage::create_classes(client).await?;
     for extension in wanted {

@@ -1,15 +1,15 @@
 //! How somebody reaches the API server: an address, the authority to trust, a token. Made into a client or a
 //! kubeconfig file; service accounts get theirs by TokenRequest, so that each program acts as itself.
 
-use std::net::SocketAddr;
-use std::path::Path;
+use std::{net::SocketAddr, path::Path};
 
 use anyhow::{Context, Result};
-use k8s_openapi::api::authentication::v1::{BoundObjectReference, TokenRequest, TokenRequestSpec};
-use k8s_openapi::api::core::v1::{Pod, ServiceAccount};
+use k8s_openapi::api::{
+    authentication::v1::{BoundObjectReference, TokenRequest, TokenRequestSpec},
+    core::v1::{Pod, ServiceAccount},
+};
 use kube::{Api, Client, Config, ResourceExt};
-use rustls::pki_types::CertificateDer;
-use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, pem::PemObject};
 use serde_json::json;
 
 /// Longer than any lab lives, so that no token has to be renewed.

@@ -2,21 +2,20 @@
 //!
 //! The standard test harness gives no chance to enter namespaces before its threads exist, so these binaries have a
 //! `main` of their own; they take the same arguments and print the same lines. Tests may share a lab (starting one with
-//! KubeVirt takes half a minute) or start their own. A lab that fails ends its tests at once with the cause, and its
+//! KubeVirtInstaller takes half a minute) or start their own. A lab that fails ends its tests at once with the cause, and its
 //! logs are kept for reading.
 
-use std::path::Path;
-use std::process::ExitCode;
-use std::sync::Arc;
-use std::time::Duration;
+use std::{path::Path, process::ExitCode, sync::Arc, time::Duration};
 
 use anyhow::{Context, Result, anyhow};
 use libtest_mimic::{Arguments, Failed, Trial};
-use tokio::runtime::Runtime;
-use tokio::sync::OnceCell;
+use tokio::{runtime::Runtime, sync::OnceCell};
 
-use crate::parts::{self, Group};
-use crate::{KubeVirt, Lab, LabOptions, isolate, place};
+use crate::{
+    KubeVirtInstaller, Lab, LabOptions,
+    components::{self, ComponentGroup},
+    isolate, paths,
+};
 
 /// No test of ours needs longer; a hanging one is an error with a name.
 const PATIENCE: Duration = Duration::from_secs(300);
@@ -43,19 +42,19 @@ pub struct SharedLabs {
 }
 
 impl SharedLabs {
-    /// Kubernetes without KubeVirt.
+    /// Kubernetes without KubeVirtInstaller.
     pub async fn plain(&self) -> Result<Arc<Lab>> {
-        self.plain.get_or_try_init(|| start(KubeVirt::None)).await.cloned()
+        self.plain.get_or_try_init(|| start(KubeVirtInstaller::None)).await.cloned()
     }
 
-    /// KubeVirt installed by its own operator, with the release's custom resource.
+    /// KubeVirtInstaller installed by its own operator, with the release's custom resource.
     pub async fn reference(&self) -> Result<Arc<Lab>> {
-        self.reference.get_or_try_init(|| start(KubeVirt::Reference { custom_resource: None })).await.cloned()
+        self.reference.get_or_try_init(|| start(KubeVirtInstaller::Reference { custom_resource: None })).await.cloned()
     }
 
     /// The same, installed by our operator from this file.
     pub async fn ours(&self, program: &Path) -> Result<Arc<Lab>> {
-        let ours = || KubeVirt::Ours { program: program.to_owned(), custom_resource: None };
+        let ours = || KubeVirtInstaller::Ours { program: program.to_owned(), custom_resource: None };
         self.ours.get_or_try_init(|| start(ours())).await.cloned()
     }
 
@@ -81,7 +80,7 @@ impl SharedLabs {
     }
 }
 
-async fn start(kubevirt: KubeVirt) -> Result<Arc<Lab>> {
+async fn start(kubevirt: KubeVirtInstaller) -> Result<Arc<Lab>> {
     Lab::start(LabOptions { kubevirt, ..LabOptions::default() }).await.map(Arc::new)
 }
 
@@ -125,7 +124,7 @@ impl Suite {
                 Failed::from(format!("{error:#}\n{logs}"))
             });
             // What the test's own labs left is on disk by now, or of no interest.
-            let _ = place::ended_dir(name).map(std::fs::remove_dir_all);
+            let _ = paths::ended_dir(name).map(std::fs::remove_dir_all);
             result
         }));
     }
@@ -144,9 +143,9 @@ fn message(panic: tokio::task::JoinError) -> String {
 
 /// Copies what the labs wrote to disk, those that run and those that the test has ended: their own place vanishes.
 fn keep_logs(test: &str) -> Result<String> {
-    let kept = place::failures_dir()?.join(test);
+    let kept = paths::failures_dir()?.join(test);
     let _ = std::fs::remove_dir_all(&kept);
-    for folder in [place::run_dir()?, place::ended_dir(test)?] {
+    for folder in [paths::run_dir()?, paths::ended_dir(test)?] {
         for lab in std::fs::read_dir(folder).into_iter().flatten().flatten() {
             if lab.path().join("logs").is_dir() {
                 copy_logs(&lab.path(), &kept.join(lab.file_name()))?;
@@ -166,7 +165,7 @@ pub(crate) fn copy_logs(lab: &Path, to: &Path) -> Result<()> {
 }
 
 /// Runs the tests that `fill` adds, inside namespaces of their own.
-pub fn main(groups: &[Group], fill: impl FnOnce(&mut Suite)) -> ExitCode {
+pub fn main(groups: &[ComponentGroup], fill: impl FnOnce(&mut Suite)) -> ExitCode {
     if let Err(error) = isolate::begin() {
         eprintln!("error: {error:#}");
         return ExitCode::FAILURE;
@@ -174,7 +173,7 @@ pub fn main(groups: &[Group], fill: impl FnOnce(&mut Suite)) -> ExitCode {
     let arguments = Arguments::from_args();
     isolate::run(
         // Listing tests needs no lab.
-        || if arguments.list { Ok(()) } else { parts::ensure(groups) },
+        || if arguments.list { Ok(()) } else { components::ensure(groups) },
         || {
             let mut suite = Suite::new()?;
             fill(&mut suite);

@@ -11,7 +11,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_util::task::AbortOnDropHandle;
 
 /// The head of an answer; its body comes when it is asked for. The connection ends with it.
-pub(crate) struct Answer {
+pub(crate) struct GetResponse {
     response: http::Response<Incoming>,
     _driver: AbortOnDropHandle<hyper::Result<()>>,
 }
@@ -20,7 +20,7 @@ pub(crate) async fn get(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     host: IpAddr,
     path: &str,
-) -> Result<Answer> {
+) -> Result<GetResponse> {
     let (mut sender, connection) =
         hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.context("speaking HTTP")?;
     let driver = AbortOnDropHandle::new(tokio::spawn(connection));
@@ -29,10 +29,10 @@ pub(crate) async fn get(
         .body(Empty::<Bytes>::new())
         .context("building a request")?;
     let response = sender.send_request(request).await.with_context(|| format!("asking for {path}"))?;
-    Ok(Answer { response, _driver: driver })
+    Ok(GetResponse { response, _driver: driver })
 }
 
-impl Answer {
+impl GetResponse {
     pub(crate) fn status(&self) -> u16 {
         self.response.status().as_u16()
     }

@@ -7,18 +7,21 @@
 //! the kernel ends a process namespace with its first process; and no file or mount survives, because everything that
 //! the lab writes lies on a tmpfs of that mount namespace. A `kill -9`, a panic and Ctrl-C all end the same way.
 
-use std::path::PathBuf;
-use std::process::{Command, ExitCode};
+use std::{
+    path::PathBuf,
+    process::{Command, ExitCode},
+};
 
 use anyhow::{Context, Result, bail};
-use nix::errno::Errno;
-use nix::mount::{MsFlags, mount};
-use nix::sched::{CloneFlags, unshare};
-use nix::sys::prctl::set_pdeathsig;
-use nix::sys::signal::Signal;
-use nix::unistd::{Gid, Uid};
+use nix::{
+    errno::Errno,
+    mount::{MsFlags, mount},
+    sched::{CloneFlags, unshare},
+    sys::{prctl::set_pdeathsig, signal::Signal},
+    unistd::{Gid, Uid},
+};
 
-use crate::{launch, netlink, place, process_table};
+use crate::{launch, netlink, paths, process_table};
 
 /// Tells the second incarnation which process it belongs to and which network namespace it must not be in.
 const INSIDE: &str = "VITISTACK_LAB_INSIDE";
@@ -118,7 +121,7 @@ fn settle() -> Result<()> {
         bail!("{INSIDE} is set, but this process is in no namespaces of its own; unset it and start again");
     }
     // `/proc` is still the outer one here. Had the outer process died before the first line, nobody would end this one.
-    if outer.parse().ok().and_then(process_table::living).is_none() {
+    if outer.parse().ok().and_then(process_table::find).is_none() {
         bail!("the process that started the lab is gone");
     }
     mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>)
@@ -127,7 +130,7 @@ fn settle() -> Result<()> {
         "mounting /proc for the lab's processes; inside a container this needs --privileged or an unmasked /proc",
     )?;
     netlink::bring_up_loopback_with_local_route().context("setting up the lab's network")?;
-    let run = place::run_dir()?;
+    let run = paths::run_dir()?;
     std::fs::create_dir_all(&run).with_context(|| format!("creating {}", run.display()))?;
     mount(Some("lab"), &run, Some("tmpfs"), MsFlags::empty(), Some("mode=0755"))
         .with_context(|| format!("mounting a tmpfs on {}", run.display()))?;

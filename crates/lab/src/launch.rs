@@ -5,13 +5,17 @@
 //! with the wish in the environment; that short-lived incarnation arranges everything and becomes the program.
 //! The hostname matters: KubeVirt's components use it as their identity in leader election.
 
-use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::{
+    os::unix::process::CommandExt,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 use anyhow::{Context, Result};
-use nix::mount::{MsFlags, mount};
-use nix::sched::{CloneFlags, unshare};
+use nix::{
+    mount::{MsFlags, mount},
+    sched::{CloneFlags, unshare},
+};
 use serde::{Deserialize, Serialize};
 
 use crate::isolate::OWN_FILE;

@@ -60,8 +60,9 @@ pub fn never_two(mut spans: Vec<LeadershipSpan>) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use serde_json::json;
+
+    use super::*;
 
     const MESSAGES: Messages = Messages { begins: "begin", ends: "end" };
 

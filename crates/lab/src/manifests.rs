@@ -1,10 +1,12 @@
 //! YAML documents into a cluster, as `kubectl create` would.
 
 use anyhow::{Context, Result};
-use kube::api::{DynamicObject, PostParams};
-use kube::core::GroupVersionKind;
-use kube::discovery::{Scope, oneshot};
-use kube::{Api, Client, ResourceExt};
+use kube::{
+    Api, Client, ResourceExt,
+    api::{DynamicObject, PostParams},
+    core::GroupVersionKind,
+    discovery::{Scope, oneshot},
+};
 use serde_json::Value;
 
 /// The documents of a YAML text; empty ones are left out.

@@ -2,7 +2,7 @@
 
 /// A process that lives: it runs, sleeps or is stopped, and can still be signalled to some effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Living {
+pub struct ProcessInfo {
     pub parent: u32,
     /// In the kernel's clock ticks, as all of these: a number that is used again has another.
     pub started: u64,
@@ -11,20 +11,20 @@ pub struct Living {
 }
 
 /// None if there is no such process, or if it has ended and only waits to be reaped.
-pub fn living(pid: u32) -> Option<Living> {
+pub fn find(pid: u32) -> Option<ProcessInfo> {
     parse(&std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
 }
 
 /// `number (name) state parent …`, where the name may hold anything, the 14th and 15th field are the time that it computed
 /// and the 22nd is the start.
-fn parse(stat: &str) -> Option<Living> {
+fn parse(stat: &str) -> Option<ProcessInfo> {
     let mut after_name = stat.rsplit(')').next()?.split_whitespace();
     let state = after_name.next()?;
     let parent = after_name.next()?.parse().ok()?;
     let user: u64 = after_name.nth(9)?.parse().ok()?;
     let system: u64 = after_name.next()?.parse().ok()?;
     let started = after_name.nth(6)?.parse().ok()?;
-    (!matches!(state, "Z" | "X")).then_some(Living { parent, started, computed: user + system })
+    (!matches!(state, "Z" | "X")).then_some(ProcessInfo { parent, started, computed: user + system })
 }
 
 #[cfg(test)]
@@ -35,7 +35,7 @@ mod tests {
 
     #[test]
     fn a_name_may_hold_parentheses_and_spaces() {
-        assert_eq!(parse(STAT), Some(Living { parent: 7, started: 123_456, computed: 200 }));
+        assert_eq!(parse(STAT), Some(ProcessInfo { parent: 7, started: 123_456, computed: 200 }));
     }
 
     #[test]
@@ -50,7 +50,7 @@ mod tests {
 
     #[test]
     fn this_process_lives() {
-        let own = living(std::process::id()).unwrap();
+        let own = find(std::process::id()).unwrap();
         assert_eq!(own.parent, std::os::unix::process::parent_id());
     }
 }

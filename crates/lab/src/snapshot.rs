@@ -7,9 +7,11 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use futures::{StreamExt, TryStreamExt, stream};
-use kube::api::{ApiResource, DynamicObject, ListParams, TypeMeta, VersionMatch};
-use kube::discovery::{ApiGroup, Discovery, verbs};
-use kube::{Api, Client};
+use kube::{
+    Api, Client,
+    api::{ApiResource, DynamicObject, ListParams, TypeMeta, VersionMatch},
+    discovery::{ApiGroup, Discovery, verbs},
+};
 use serde_json::Value;
 use vitivirt_snapshot::{LEFT_OUT, Snapshot};
 

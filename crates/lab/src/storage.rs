@@ -6,18 +6,24 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use k8s_openapi::api::core::v1::{
-    HostPathVolumeSource, ObjectReference, PersistentVolume, PersistentVolumeClaim, PersistentVolumeSpec,
+use k8s_openapi::{
+    api::{
+        core::v1::{
+            HostPathVolumeSource, ObjectReference, PersistentVolume, PersistentVolumeClaim, PersistentVolumeSpec,
+        },
+        storage::v1::StorageClass,
+    },
+    apimachinery::pkg::apis::meta::v1::ObjectMeta,
 };
-use k8s_openapi::api::storage::v1::StorageClass;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::api::{Patch, PatchParams, PostParams};
-use kube::runtime::watcher;
-use kube::{Api, Client, ResourceExt};
+use kube::{
+    Api, Client, ResourceExt,
+    api::{Patch, PatchParams, PostParams},
+    runtime::watcher,
+};
 use serde_json::json;
 use tokio::sync::watch;
 
-use crate::follow::follow_each;
+use crate::object_watch::run_per_object;
 
 pub(crate) const BINDING: &str = "lab.vitistack.io/binding";
 pub(crate) const NEVER: &str = "lab.vitistack.io/never";
@@ -30,7 +36,7 @@ pub const CLASS_WAIT: &str = "wait-for-consumer";
 pub const CLASS_NEVER: &str = "never-binds";
 
 const PROVISIONER: &str = "volume.kubernetes.io/storage-provisioner";
-const AGAIN: Duration = Duration::from_millis(200);
+const RETRY: Duration = Duration::from_millis(200);
 const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
 
 pub(crate) async fn create_classes(client: &Client) -> Result<()> {
@@ -64,23 +70,23 @@ pub(crate) async fn create_classes(client: &Client) -> Result<()> {
 pub(crate) async fn provision(client: Client) {
     let pvcs: Api<PersistentVolumeClaim> = Api::all(client.clone());
     let everything = watcher::Config::default();
-    follow_each(pvcs, everything, |_, _| {}, |news| look_after(client.clone(), news)).await;
+    run_per_object(pvcs, everything, |_, _| {}, |news| look_after(client.clone(), news)).await;
 }
 
 /// One PVC, as long as it exists. What fails is tried again, because nothing else would make the PVC change.
 async fn look_after(client: Client, mut news: watch::Receiver<Option<PersistentVolumeClaim>>) {
     loop {
         let Some(pvc) = news.borrow_and_update().clone() else { return };
-        let result = match wanted(&pvc) {
-            Wanted::Nothing => Ok(()),
-            Wanted::Volume => create_volume(&client, &pvc).await,
-            Wanted::Growth => grow(&client, &pvc).await,
+        let result = match action_for(&pvc) {
+            ProvisionAction::Nothing => Ok(()),
+            ProvisionAction::Volume => create_volume(&client, &pvc).await,
+            ProvisionAction::Growth => grow(&client, &pvc).await,
         };
         let again = match result {
             Ok(()) => Duration::MAX,
             Err(error) => {
                 tracing::debug!("storage for {}: {error:#}", pvc.name_any());
-                AGAIN
+                RETRY
             }
         };
         tokio::select! {
@@ -91,7 +97,7 @@ async fn look_after(client: Client, mut news: watch::Receiver<Option<PersistentV
 }
 
 #[derive(Debug, PartialEq)]
-enum Wanted {
+enum ProvisionAction {
     Nothing,
     Volume,
     Growth,
@@ -99,18 +105,20 @@ enum Wanted {
 
 /// What the provisioner owes this PVC. The controller names the provisioner once a volume may be made: at once, or
 /// for a class that waits, with the node that the scheduler selected.
-fn wanted(pvc: &PersistentVolumeClaim) -> Wanted {
+fn action_for(pvc: &PersistentVolumeClaim) -> ProvisionAction {
     let annotations = pvc.annotations();
     let status = pvc.status.as_ref();
     let phase = status.and_then(|status| status.phase.as_deref()).unwrap_or("Pending");
     let volume = pvc.spec.as_ref().and_then(|spec| spec.volume_name.as_deref());
     if annotations.get(PROVISIONER).map(String::as_str) != Some(BINDING) || pvc.metadata.deletion_timestamp.is_some() {
-        return Wanted::Nothing;
+        return ProvisionAction::Nothing;
     }
     match (phase, volume) {
-        ("Pending", None) => Wanted::Volume,
-        ("Bound", Some(_)) if requested(pvc) != status.and_then(|status| status.capacity.clone()) => Wanted::Growth,
-        _ => Wanted::Nothing,
+        ("Pending", None) => ProvisionAction::Volume,
+        ("Bound", Some(_)) if requested(pvc) != status.and_then(|status| status.capacity.clone()) => {
+            ProvisionAction::Growth
+        }
+        _ => ProvisionAction::Nothing,
     }
 }
 
@@ -187,9 +195,9 @@ mod tests {
     #[test]
     fn a_pending_pvc_of_ours_wants_a_volume() {
         let ours = json!({"metadata": {"annotations": {PROVISIONER: BINDING}}, "status": {"phase": "Pending"}});
-        assert_eq!(wanted(&pvc(ours)), Wanted::Volume);
+        assert_eq!(action_for(&pvc(ours)), ProvisionAction::Volume);
         let never = json!({"metadata": {"annotations": {PROVISIONER: NEVER}}, "status": {"phase": "Pending"}});
-        assert_eq!(wanted(&pvc(never)), Wanted::Nothing);
+        assert_eq!(action_for(&pvc(never)), ProvisionAction::Nothing);
     }
 
     #[test]
@@ -201,7 +209,7 @@ mod tests {
                 "status": {"phase": "Bound", "capacity": {"storage": capacity}},
             }))
         };
-        assert_eq!(wanted(&bound("1Gi")), Wanted::Growth);
-        assert_eq!(wanted(&bound("2Gi")), Wanted::Nothing);
+        assert_eq!(action_for(&bound("1Gi")), ProvisionAction::Growth);
+        assert_eq!(action_for(&bound("2Gi")), ProvisionAction::Nothing);
     }
 }

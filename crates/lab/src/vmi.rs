@@ -1,12 +1,12 @@
 //! What both the simulated kubelet and the simulated virt-handler know of VirtualMachineInstances.
 
-use std::collections::HashMap;
-use std::sync::Arc;
-use std::time::Duration;
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use k8s_openapi::api::core::v1::Pod;
-use kube::api::{ApiResource, DynamicObject};
-use kube::{Api, Client, ResourceExt};
+use kube::{
+    Api, Client, ResourceExt,
+    api::{ApiResource, DynamicObject},
+};
 use serde_json::Value;
 use tokio::sync::watch;
 

@@ -8,10 +8,9 @@ mod normalise;
 
 use std::collections::BTreeMap;
 
-use serde_json::Value;
-
 pub use compare::{Comparison, Difference, compare, differences};
 pub use normalise::{LEFT_OUT, belongs, is_installed, key, normalise};
+use serde_json::Value;
 
 /// Normalised objects by [`key`].
 pub type Snapshot = BTreeMap<String, Value>;

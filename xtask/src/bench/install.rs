@@ -1,8 +1,10 @@
 //! Ours against KubeVirt's own operator, one after the other in the same run: how long an installation takes, what it
 //! costs, and what rest costs. Every run has a lab of its own, with nothing else in it.
 
-use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
@@ -12,14 +14,11 @@ use kube::Api;
 use serde::Serialize;
 use vitivirt_lab::{Lab, LabOptions, Record, VirtOperator};
 
-use super::install_table;
-use super::processor_time;
-use super::{keep, memory_kib};
-use crate::programs;
-use crate::terminal::step;
+use super::{install_table, keep, memory_kib, processor_time};
+use crate::{programs, terminal::step};
 
 #[derive(Args)]
-pub(crate) struct Options {
+pub(crate) struct InstallOptions {
     /// How often each of them installs
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..=1000))]
     runs: u16,
@@ -28,12 +27,12 @@ pub(crate) struct Options {
     idle: u64,
     /// Only one of them
     #[arg(long, value_enum)]
-    only: Option<Who>,
+    only: Option<MeasuredOperator>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum Who {
+pub(super) enum MeasuredOperator {
     /// Our virt-operator, as it is shipped
     Ours,
     /// KubeVirt's own of v1.8.4
@@ -48,8 +47,8 @@ const QUIET: Duration = Duration::from_secs(3);
 
 /// One installation.
 #[derive(Clone, Debug, Serialize)]
-pub(super) struct Run {
-    pub(super) operator: Who,
+pub(super) struct InstallRun {
+    pub(super) operator: MeasuredOperator,
     pub(super) seconds_to_deployed: f64,
     /// Of the process that needed most.
     pub(super) peak_memory_mb: f64,
@@ -59,12 +58,12 @@ pub(super) struct Run {
     /// What the cluster's programs computed until Deployed, those that have ended since not counted: whose work the time
     /// went into.
     pub(super) processor_seconds: BTreeMap<String, f64>,
-    pub(super) idle: Idle,
+    pub(super) idle: IdleRequests,
 }
 
 /// Requests at rest.
 #[derive(Clone, Debug, Default, Serialize)]
-pub(super) struct Idle {
+pub(super) struct IdleRequests {
     pub(super) seconds: u64,
     pub(super) lease: usize,
     /// Watches that were opened again.
@@ -73,9 +72,11 @@ pub(super) struct Idle {
     pub(super) others: BTreeMap<String, usize>,
 }
 
-pub(super) async fn run(options: &Options) -> Result<()> {
-    let both = [Who::Ours, Who::Reference].into_iter().filter(|who| options.only.is_none_or(|only| only == *who));
-    let both: Vec<Who> = both.collect();
+pub(super) async fn run(options: &InstallOptions) -> Result<()> {
+    let both = [MeasuredOperator::Ours, MeasuredOperator::Reference]
+        .into_iter()
+        .filter(|who| options.only.is_none_or(|only| only == *who));
+    let both: Vec<MeasuredOperator> = both.collect();
     let mut runs = Vec::new();
     for number in 1..=options.runs {
         for who in &both {
@@ -88,19 +89,19 @@ pub(super) async fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-async fn measure(who: Who, idle_seconds: u64) -> Result<Run> {
+async fn measure(who: MeasuredOperator, idle_seconds: u64) -> Result<InstallRun> {
     let operator = match who {
-        Who::Ours => VirtOperator::ours(programs::hold("release", "virt-operator")?),
-        Who::Reference => VirtOperator::reference(),
+        MeasuredOperator::Ours => VirtOperator::ours(programs::stage("release", "virt-operator")?),
+        MeasuredOperator::Reference => VirtOperator::reference(),
     };
     let lab = Lab::start(LabOptions::default()).await?;
-    let what = format!("bench-install-{}", if who == Who::Ours { "ours" } else { "reference" });
+    let what = format!("bench-install-{}", if who == MeasuredOperator::Ours { "ours" } else { "reference" });
     let result = lab.keeping_logs(&what, figures(&lab, who, &operator, idle_seconds)).await?;
     lab.stop().await?;
     Ok(result)
 }
 
-async fn figures(lab: &Lab, who: Who, operator: &VirtOperator, idle_seconds: u64) -> Result<Run> {
+async fn figures(lab: &Lab, who: MeasuredOperator, operator: &VirtOperator, idle_seconds: u64) -> Result<InstallRun> {
     lab.create_virt_operator(operator).await?;
     lab.wait_for_virt_operator(PATIENCE).await?;
     wait_until_warm(lab).await?;
@@ -118,7 +119,7 @@ async fn figures(lab: &Lab, who: Who, operator: &VirtOperator, idle_seconds: u64
         records.iter().filter(move |record| record.user == OPERATOR && (from..to).contains(&record.time))
     };
     let installed = lab.installed(None).await?;
-    Ok(Run {
+    Ok(InstallRun {
         operator: who,
         seconds_to_deployed,
         peak_memory_mb: peak_memory_mb("virt-operator")?,
@@ -154,8 +155,8 @@ fn is_lease(record: &Record) -> bool {
     record.resource == "leases"
 }
 
-fn classify<'a>(seconds: u64, records: impl Iterator<Item = &'a Record>) -> Idle {
-    let mut idle = Idle { seconds, ..Idle::default() };
+fn classify<'a>(seconds: u64, records: impl Iterator<Item = &'a Record>) -> IdleRequests {
+    let mut idle = IdleRequests { seconds, ..IdleRequests::default() };
     for record in records {
         if is_lease(record) && record.verb != "watch" {
             idle.lease += 1;

@@ -2,17 +2,17 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::install::{Run, Who};
+use super::install::{InstallRun, MeasuredOperator};
 
 const SECONDS: f64 = 5.0;
 const RATIO: f64 = 5.0;
 const MEMORY_MB: f64 = 30.0;
 const MORE_REQUESTS_THAN_OBJECTS: f64 = 25.0;
 
-pub(super) fn name(who: Who) -> &'static str {
-    match who {
-        Who::Ours => "ours",
-        Who::Reference => "reference v1.8.4",
+pub(super) fn name(operator: MeasuredOperator) -> &'static str {
+    match operator {
+        MeasuredOperator::Ours => "ours",
+        MeasuredOperator::Reference => "reference v1.8.4",
     }
 }
 
@@ -25,27 +25,28 @@ struct Row {
     met: Option<bool>,
 }
 
-pub(super) fn table(runs: &[Run]) -> String {
+pub(super) fn table(runs: &[InstallRun]) -> String {
     let mut lines =
         vec![format!("{:<34} {:>10} {:>10} {:>8}  {:<22} {}", "median", "ours", "reference", "ratio", "target", "met")];
     lines.extend(rows(runs).iter().map(line));
     lines.push("processor seconds until Deployed, median:".to_owned());
     lines.extend(computed(runs).iter().map(line));
-    for who in [Who::Ours, Who::Reference] {
-        let others = others(runs, who);
+    for operator in [MeasuredOperator::Ours, MeasuredOperator::Reference] {
+        let others = others(runs, operator);
         if !others.is_empty() {
-            lines.push(format!("at rest, {}, in all runs:", name(who)));
+            lines.push(format!("at rest, {}, in all runs:", name(operator)));
             lines.extend(others.iter().map(|(what, count)| format!("{count:>8} × {what}")));
         }
     }
     lines.join("\n")
 }
 
-fn rows(runs: &[Run]) -> Vec<Row> {
-    let row = |what: &str, figure: fn(&Run) -> f64, target: String, is_met: &dyn Fn(f64, Option<f64>) -> bool| {
-        let (ours, reference) = medians(runs, figure);
-        Row { what: what.to_owned(), ours, reference, target, met: ours.map(|ours| is_met(ours, reference)) }
-    };
+fn rows(runs: &[InstallRun]) -> Vec<Row> {
+    let row =
+        |what: &str, figure: fn(&InstallRun) -> f64, target: String, is_met: &dyn Fn(f64, Option<f64>) -> bool| {
+            let (ours, reference) = medians(runs, figure);
+            Row { what: what.to_owned(), ours, reference, target, met: ours.map(|ours| is_met(ours, reference)) }
+        };
     let objects = median(runs.iter().map(|run| run.objects as f64)).unwrap_or_default();
     let most = objects + MORE_REQUESTS_THAN_OBJECTS;
     let always = |_: f64, _: Option<f64>| true;
@@ -75,9 +76,9 @@ fn rows(runs: &[Run]) -> Vec<Row> {
 }
 
 /// One row per program that computed at least a tenth of a second, and their sum.
-fn computed(runs: &[Run]) -> Vec<Row> {
+fn computed(runs: &[InstallRun]) -> Vec<Row> {
     let programs: BTreeSet<&String> = runs.iter().flat_map(|run| run.processor_seconds.keys()).collect();
-    let row = |what: &str, figure: &dyn Fn(&Run) -> f64| {
+    let row = |what: &str, figure: &dyn Fn(&InstallRun) -> f64| {
         let (ours, reference) = medians(runs, figure);
         Row { what: format!("  {what}"), ours, reference, target: String::new(), met: None }
     };
@@ -91,12 +92,12 @@ fn computed(runs: &[Run]) -> Vec<Row> {
 }
 
 /// Of ours and of the reference, where they were measured.
-fn medians(runs: &[Run], figure: impl Fn(&Run) -> f64) -> (Option<f64>, Option<f64>) {
-    let of = |who: Who| median(runs.iter().filter(|run| run.operator == who).map(&figure));
-    (of(Who::Ours), of(Who::Reference))
+fn medians(runs: &[InstallRun], figure: impl Fn(&InstallRun) -> f64) -> (Option<f64>, Option<f64>) {
+    let of = |operator: MeasuredOperator| median(runs.iter().filter(|run| run.operator == operator).map(&figure));
+    (of(MeasuredOperator::Ours), of(MeasuredOperator::Reference))
 }
 
-impl Run {
+impl InstallRun {
     fn per_minute(&self, count: usize) -> f64 {
         count as f64 * 60.0 / self.idle.seconds as f64
     }
@@ -129,9 +130,9 @@ fn median(figures: impl Iterator<Item = f64>) -> Option<f64> {
     }
 }
 
-fn others(runs: &[Run], who: Who) -> BTreeMap<&str, usize> {
+fn others(runs: &[InstallRun], operator: MeasuredOperator) -> BTreeMap<&str, usize> {
     let mut sums = BTreeMap::new();
-    for (what, count) in runs.iter().filter(|run| run.operator == who).flat_map(|run| &run.idle.others) {
+    for (what, count) in runs.iter().filter(|run| run.operator == operator).flat_map(|run| &run.idle.others) {
         *sums.entry(what.as_str()).or_default() += count;
     }
     sums
@@ -139,29 +140,28 @@ fn others(runs: &[Run], who: Who) -> BTreeMap<&str, usize> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::install::Idle;
-    use super::*;
+    use super::{super::install::IdleRequests, *};
 
-    fn run(operator: Who, seconds: f64, memory: f64, requests: usize, others: usize) -> Run {
+    fn run(operator: MeasuredOperator, seconds: f64, memory: f64, requests: usize, others: usize) -> InstallRun {
         let others = (others > 0).then(|| ("patch services".to_owned(), others));
-        Run {
+        InstallRun {
             operator,
             seconds_to_deployed: seconds,
             peak_memory_mb: memory,
             requests_to_deployed: requests,
             objects: 205,
             processor_seconds: [("kube-apiserver".to_owned(), seconds), ("idler".to_owned(), 0.01)].into(),
-            idle: Idle { seconds: 30, lease: 15, watches: 0, others: others.into_iter().collect() },
+            idle: IdleRequests { seconds: 30, lease: 15, watches: 0, others: others.into_iter().collect() },
         }
     }
 
     #[test]
     fn medians_are_compared_with_the_targets() {
         let runs = [
-            run(Who::Ours, 4.0, 20.0, 230, 0),
-            run(Who::Ours, 9.0, 40.0, 231, 0),
-            run(Who::Ours, 4.5, 21.0, 229, 1),
-            run(Who::Reference, 26.0, 250.0, 400, 70),
+            run(MeasuredOperator::Ours, 4.0, 20.0, 230, 0),
+            run(MeasuredOperator::Ours, 9.0, 40.0, 231, 0),
+            run(MeasuredOperator::Ours, 4.5, 21.0, 229, 1),
+            run(MeasuredOperator::Reference, 26.0, 250.0, 400, 70),
         ];
         let rows = rows(&runs);
         let met: Vec<_> = rows.iter().map(|row| row.met).collect();
@@ -175,7 +175,8 @@ mod tests {
 
     #[test]
     fn what_is_missed_is_said() {
-        let runs = [run(Who::Ours, 6.0, 31.0, 231, 2), run(Who::Reference, 26.0, 250.0, 400, 0)];
+        let runs =
+            [run(MeasuredOperator::Ours, 6.0, 31.0, 231, 2), run(MeasuredOperator::Reference, 26.0, 250.0, 400, 0)];
         let missed = rows(&runs).iter().filter(|row| row.met == Some(false)).count();
         assert_eq!(missed, 4);
         assert_eq!(median([1.0, 2.0].into_iter()), Some(1.5));

@@ -7,19 +7,20 @@ use clap::Args;
 use futures::{FutureExt, StreamExt, TryStreamExt, stream};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
-use kube::Api;
-use kube::api::{ApiResource, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams};
+use kube::{
+    Api,
+    api::{ApiResource, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams},
+};
 use nix::sys::signal::Signal;
 use serde::Serialize;
 use serde_json::{Value, json};
-use vitivirt_lab::{KubeVirt, Lab, LabOptions, Record};
+use vitivirt_lab::{KubeVirtInstaller, Lab, LabOptions, Record};
 
 use super::{keep, memory_mib};
-use crate::machine_operator;
-use crate::terminal::step;
+use crate::{kubevirt_operator, terminal::step};
 
 #[derive(Args)]
-pub(crate) struct Options {
+pub(crate) struct MachinesOptions {
     /// How many Machines
     #[arg(long, default_value_t = 1000)]
     count: usize,
@@ -38,29 +39,29 @@ struct Figures {
     reads_per_machine: f64,
     peak_memory_mib: u64,
     idle_requests_per_minute: f64,
-    vm_changes: Changes,
+    vm_changes: ChangeFigures,
     restart_seconds_to_settled: f64,
     restart_writes: usize,
     resident_after_restart_mib: u64,
 }
 
-pub(super) async fn run(options: &Options) -> Result<()> {
+pub(super) async fn run(options: &MachinesOptions) -> Result<()> {
     let figures = measure(options).await?;
     keep("machines", &figures)?;
     println!("{}", serde_json::to_string(&figures).context("writing the figures")?);
     Ok(())
 }
 
-async fn measure(options: &Options) -> Result<Figures> {
+async fn measure(options: &MachinesOptions) -> Result<Figures> {
     let count = options.count;
     let idle = Duration::from_secs(options.idle);
     let lab = step(
         "a lab with simulated KubeVirt",
-        Lab::start(LabOptions { kubevirt: KubeVirt::Simulated, ..LabOptions::default() }),
+        Lab::start(LabOptions { kubevirt: KubeVirtInstaller::Simulated, ..LabOptions::default() }),
     )
     .await?;
-    machine_operator::install(&lab).await?;
-    let mut operator = machine_operator::start(&lab, "release").await?;
+    kubevirt_operator::install(&lab).await?;
+    let mut operator = kubevirt_operator::start(&lab, "release").await?;
     operator.wait_for_message(vitivirt_runtime::lease::message::ACQUIRED, Duration::from_secs(120)).await?;
 
     step("one Machine, for an API server that has seen each kind once", warm_up(&lab)).await?;
@@ -94,7 +95,7 @@ async fn measure(options: &Options) -> Result<Figures> {
     operator.wait(Duration::from_secs(20)).await?;
     let restarted = Timestamp::now();
     let clock = Instant::now();
-    let operator = machine_operator::start(&lab, "release").await?;
+    let operator = kubevirt_operator::start(&lab, "release").await?;
     step("a restart with everything settled", async {
         operator.wait_for_message(vitivirt_runtime::lease::message::ACQUIRED, Duration::from_secs(120)).await?;
         // Every Machine is looked at once after a start; nothing may be written for it.
@@ -118,7 +119,7 @@ async fn measure(options: &Options) -> Result<Figures> {
         reads_per_machine: per_machine(creation.iter().filter(|record| record.verb == "get").count()),
         peak_memory_mib,
         idle_requests_per_minute: between(all_running, rested).count() as f64 * 60.0 / idle.as_secs_f64(),
-        vm_changes: Changes::of(latencies, between(changed, told).filter(|record| record.is_write()).count()),
+        vm_changes: ChangeFigures::of(latencies, between(changed, told).filter(|record| record.is_write()).count()),
         restart_seconds_to_settled,
         restart_writes: between(restarted, Timestamp::now()).filter(|record| record.is_write()).count(),
         resident_after_restart_mib: memory_mib(&operator.pid().to_string(), "VmRSS"),
@@ -132,19 +133,19 @@ const CHANGES: usize = 100;
 
 /// From a VirtualMachine's change to the status of its Machine that tells of it.
 #[derive(Debug, Serialize)]
-struct Changes {
+struct ChangeFigures {
     count: usize,
     median_milliseconds: f64,
     slowest_milliseconds: f64,
     writes_per_change: f64,
 }
 
-impl Changes {
+impl ChangeFigures {
     fn of(mut latencies: Vec<Duration>, writes: usize) -> Self {
         latencies.sort();
         let milliseconds =
             |latency: Option<&Duration>| latency.map_or(f64::NAN, |latency| latency.as_secs_f64() * 1000.0);
-        Changes {
+        ChangeFigures {
             count: latencies.len(),
             median_milliseconds: milliseconds(latencies.get(latencies.len() / 2)),
             slowest_milliseconds: milliseconds(latencies.last()),

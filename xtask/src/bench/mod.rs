@@ -5,36 +5,35 @@ mod install_table;
 mod machines;
 mod processor_time;
 
-use std::path::PathBuf;
-use std::process::ExitCode;
+use std::{path::PathBuf, process::ExitCode};
 
 use anyhow::{Context, Result};
 use clap::Subcommand;
 use jiff::Timestamp;
 use serde::Serialize;
-use vitivirt_lab::{isolate, parts};
+use vitivirt_lab::{components, isolate};
 
 use crate::programs;
 
 #[derive(Subcommand)]
-pub(crate) enum Bench {
+pub(crate) enum BenchCommand {
     /// How our virt-operator installs KubeVirt v1.8.4, and how KubeVirt's own does: time, memory, requests, rest
-    Install(install::Options),
+    Install(install::InstallOptions),
     /// How kubevirt-operator handles many Machines (simulated KubeVirt): time, requests, memory, rest and restart
-    Machines(machines::Options),
+    Machines(machines::MachinesOptions),
 }
 
-pub(crate) fn run(bench: &Bench) -> ExitCode {
+pub(crate) fn run(bench: &BenchCommand) -> ExitCode {
     let outside = || {
-        parts::ensure(&parts::STANDARD)?;
+        components::ensure(&components::STANDARD)?;
         // What is measured is what is shipped.
         programs::build(true).map(|_| ())
     };
     isolate::run(outside, || {
         let runtime = tokio::runtime::Runtime::new().context("starting tokio")?;
         match bench {
-            Bench::Install(options) => runtime.block_on(install::run(options))?,
-            Bench::Machines(options) => runtime.block_on(machines::run(options))?,
+            BenchCommand::Install(options) => runtime.block_on(install::run(options))?,
+            BenchCommand::Machines(options) => runtime.block_on(machines::run(options))?,
         }
         Ok(ExitCode::SUCCESS)
     })

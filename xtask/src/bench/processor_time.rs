@@ -1,12 +1,14 @@
 //! How much every program has computed. On a machine where the cluster competes for two processors, this and not the
 //! clock says whose work an installation waits for.
 
-use std::collections::{BTreeMap, HashMap};
-use std::path::Path;
+use std::{
+    collections::{BTreeMap, HashMap},
+    path::Path,
+};
 
 use anyhow::{Context, Result};
 use nix::unistd::{SysconfVar, sysconf};
-use vitivirt_lab::process_table::living;
+use vitivirt_lab::process_table;
 
 /// By number and start of the process: the program's name, and the seconds it has computed.
 pub(super) type ByProcess = HashMap<(u32, u64), (String, f64)>;
@@ -18,8 +20,8 @@ pub(super) fn by_process() -> Result<ByProcess> {
     Ok(processes
         .filter_map(|process| {
             let id = process.file_name().to_str()?.parse().ok()?;
-            let living = living(id)?;
-            Some(((id, living.started), (program(&process.path())?, living.computed as f64 / ticks)))
+            let process_info = process_table::find(id)?;
+            Some(((id, process_info.started), (program(&process.path())?, process_info.computed as f64 / ticks)))
         })
         .collect())
 }
@@ -48,7 +50,7 @@ mod tests {
     #[test]
     fn what_this_process_computes_is_counted() {
         let before = by_process().unwrap();
-        let own = (std::process::id(), living(std::process::id()).unwrap().started);
+        let own = (std::process::id(), process_table::find(std::process::id()).unwrap().started);
         let begun = std::time::Instant::now();
         let mut number = 1_u64;
         while by_process().unwrap()[&own].1 - before[&own].1 < 0.02 {

@@ -7,24 +7,28 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use vitivirt_lab::Lab;
 
-use super::{Offer, file_name};
+use super::{ParityExtension, file_name};
 use crate::{lab_commands, programs};
 
 const VARIANTS: &str = "crates/install/tests/variants";
 
 #[derive(Clone, Debug, Serialize)]
-pub(super) struct Case {
+pub(super) struct ParityCase {
     pub(super) name: String,
     pub(super) custom_resource: Value,
     #[serde(skip)]
-    pub(super) offers: Vec<Offer>,
+    pub(super) extensions: Vec<ParityExtension>,
     pub(super) environment: Vec<(String, String)>,
 }
 
 /// From these files, or every variant of the repository.
-pub(super) fn all(files: &[PathBuf], offers: &[Offer], environment: &[(String, String)]) -> Result<Vec<Case>> {
+pub(super) fn all(
+    files: &[PathBuf],
+    extensions: &[ParityExtension],
+    environment: &[(String, String)],
+) -> Result<Vec<ParityCase>> {
     if !files.is_empty() {
-        return files.iter().map(|file| read(file, offers, environment)).collect();
+        return files.iter().map(|file| read(file, extensions, environment)).collect();
     }
     let folder = programs::root().join(VARIANTS);
     let entries = std::fs::read_dir(&folder).with_context(|| format!("reading {}", folder.display()))?;
@@ -34,38 +38,38 @@ pub(super) fn all(files: &[PathBuf], offers: &[Offer], environment: &[(String, S
 }
 
 /// What the snapshots of `crates/install/tests/reference` were taken on.
-fn variant_offers(name: &str) -> &'static [Offer] {
-    if name == "monitoring" { &[Offer::Monitoring] } else { &[] }
+fn variant_offers(name: &str) -> &'static [ParityExtension] {
+    if name == "monitoring" { &[ParityExtension::Monitoring] } else { &[] }
 }
 
-fn read(file: &Path, offers: &[Offer], environment: &[(String, String)]) -> Result<Case> {
-    Ok(Case {
+fn read(file: &Path, extensions: &[ParityExtension], environment: &[(String, String)]) -> Result<ParityCase> {
+    Ok(ParityCase {
         name: file_name(file),
         custom_resource: lab_commands::read_custom_resource(file)?,
-        offers: offers.to_vec(),
+        extensions: extensions.to_vec(),
         environment: environment.to_vec(),
     })
 }
 
-impl Case {
+impl ParityCase {
     /// What must be in the cluster before the resource is.
     pub(super) async fn prepare(&self, lab: &Lab) -> Result<()> {
-        for offer in &self.offers {
-            lab.install(offer.extension()).await?;
-            for object in self.neighbours(*offer) {
+        for extension in &self.extensions {
+            lab.install(extension.extension()).await?;
+            for object in self.neighbours(*extension) {
                 lab.create(&object.to_string()).await?;
             }
         }
         Ok(())
     }
 
-    fn neighbours(&self, offer: Offer) -> Vec<Value> {
+    fn neighbours(&self, extension: ParityExtension) -> Vec<Value> {
         let said = |field: &str, usually: &str| {
             let value = self.custom_resource.pointer(&format!("/spec/{field}")).and_then(Value::as_str);
             value.unwrap_or(usually).to_owned()
         };
-        match offer {
-            Offer::Monitoring => {
+        match extension {
+            ParityExtension::Monitoring => {
                 let namespace = said("monitorNamespace", "monitoring");
                 let account = json!({"name": said("monitorAccount", "prometheus-k8s"), "namespace": namespace});
                 let monitors = said("serviceMonitorNamespace", &namespace);
@@ -77,7 +81,7 @@ impl Case {
                 ]
             }
             // Every OpenShift has it, and the operator takes KubeVirt's accounts out of it.
-            Offer::Openshift => vec![json!({
+            ParityExtension::Openshift => vec![json!({
                 "apiVersion": "security.openshift.io/v1",
                 "kind": "SecurityContextConstraints",
                 "metadata": {"name": "privileged"},
@@ -98,7 +102,7 @@ mod tests {
         let names: Vec<&str> = cases.iter().map(|case| case.name.as_str()).collect();
         assert_eq!(names, ["customize", "default", "gates", "images", "monitoring", "placement", "seed"]);
         let monitoring = cases.iter().find(|case| case.name == "monitoring").unwrap();
-        assert_eq!(monitoring.offers, [Offer::Monitoring]);
-        assert_eq!(monitoring.neighbours(Offer::Monitoring)[2]["metadata"]["namespace"], "monitoring");
+        assert_eq!(monitoring.extensions, [ParityExtension::Monitoring]);
+        assert_eq!(monitoring.neighbours(ParityExtension::Monitoring)[2]["metadata"]["namespace"], "monitoring");
     }
 }

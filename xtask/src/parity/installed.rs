@@ -7,10 +7,10 @@ use serde::{Deserialize, Serialize};
 use vitivirt_lab::{Lab, LabOptions, VirtOperator};
 use vitivirt_snapshot::{Snapshot, compare};
 
-use super::case::Case;
+use super::case::ParityCase;
 
 #[derive(Clone, Serialize, Deserialize)]
-pub(super) struct Installed {
+pub(super) struct InstalledSnapshots {
     /// From the resource's creation until it said Deployed.
     pub(super) seconds: f64,
     pub(super) deployed: Snapshot,
@@ -22,7 +22,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 const LATER: Duration = Duration::from_secs(7);
 const LOOKS: usize = 5;
 
-pub(super) async fn install(case: &Case, operator: VirtOperator) -> Result<Installed> {
+pub(super) async fn install(case: &ParityCase, operator: VirtOperator) -> Result<InstalledSnapshots> {
     let who = if operator.program.is_some() { "ours" } else { "reference" };
     let lab = Lab::start(LabOptions::default()).await?;
     let installed = lab.keeping_logs(&format!("parity-{}-{who}", case.name), watch(&lab, case, operator)).await?;
@@ -30,7 +30,7 @@ pub(super) async fn install(case: &Case, operator: VirtOperator) -> Result<Insta
     Ok(installed)
 }
 
-async fn watch(lab: &Lab, case: &Case, operator: VirtOperator) -> Result<Installed> {
+async fn watch(lab: &Lab, case: &ParityCase, operator: VirtOperator) -> Result<InstalledSnapshots> {
     let is_reference = operator.program.is_none();
     case.prepare(lab).await?;
     lab.create_virt_operator(&VirtOperator { environment: case.environment.clone(), ..operator }).await?;
@@ -41,7 +41,7 @@ async fn watch(lab: &Lab, case: &Case, operator: VirtOperator) -> Result<Install
     let version = kubevirt.metadata.resource_version.context("an object without a version")?;
     let deployed = lab.installed(Some(&version)).await?;
     let later = if is_reference { settled(lab).await? } else { after(lab, LATER).await? };
-    Ok(Installed { seconds, deployed, later })
+    Ok(InstalledSnapshots { seconds, deployed, later })
 }
 
 async fn after(lab: &Lab, pause: Duration) -> Result<Snapshot> {

@@ -4,30 +4,32 @@
 //! Ours is taken at the very moment at which the resource says Deployed, and again some seconds later: whatever is
 //! installed or changed after that word is a difference too. The release's operator is given the time that it needs.
 
+mod cache;
 mod case;
 mod installed;
-mod kept;
 
-use std::path::{Path, PathBuf};
-use std::process::ExitCode;
+use std::{
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
 
 use anyhow::{Context, Result};
+use case::ParityCase;
 use clap::{Args, ValueEnum};
-use vitivirt_lab::{Extension, VirtOperator, isolate, parts};
+use installed::InstalledSnapshots;
+use vitivirt_lab::{Extension, VirtOperator, components, isolate};
 use vitivirt_snapshot::{Comparison, compare};
 
 use crate::programs;
-use case::Case;
-use installed::Installed;
 
 #[derive(Args, Clone)]
-pub(crate) struct Options {
+pub(crate) struct ParityOptions {
     /// KubeVirt resources (YAML); without any, those of crates/install/tests/variants
     #[arg(short = 'f', long = "filename", value_name = "FILE")]
     files: Vec<PathBuf>,
-    /// What the clusters offer besides plain Kubernetes, for the files given with -f
+    /// What the clusters extension besides plain Kubernetes, for the files given with -f
     #[arg(long, value_enum, value_delimiter = ',', value_name = "WHAT", requires = "files")]
-    with: Vec<Offer>,
+    with: Vec<ParityExtension>,
     /// A variable of the operators' Deployments, such as VIRT_API_IMAGE, for the files given with -f
     #[arg(long = "env", value_name = "NAME=VALUE", value_parser = variable, requires = "files")]
     environment: Vec<(String, String)>,
@@ -43,18 +45,18 @@ pub(crate) struct Options {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Offer {
+enum ParityExtension {
     /// The Prometheus operator's resources, and the service account that the resource names
     Monitoring,
     /// Security context constraints and routes
     Openshift,
 }
 
-impl Offer {
+impl ParityExtension {
     fn extension(self) -> Extension {
         match self {
-            Offer::Monitoring => Extension::Monitoring,
-            Offer::Openshift => Extension::OpenShift,
+            ParityExtension::Monitoring => Extension::Monitoring,
+            ParityExtension::Openshift => Extension::OpenShift,
         }
     }
 }
@@ -68,12 +70,12 @@ fn variable(text: &str) -> Result<(String, String), String> {
     }
 }
 
-pub(crate) fn run(options: &Options) -> ExitCode {
+pub(crate) fn run(options: &ParityOptions) -> ExitCode {
     let cases = || case::all(&options.files, &options.with, &options.environment);
     isolate::run(
         || {
             cases()?;
-            parts::ensure(&parts::STANDARD)?;
+            components::ensure(&components::STANDARD)?;
             programs::build(false).map(|_| ())
         },
         || {
@@ -83,7 +85,7 @@ pub(crate) fn run(options: &Options) -> ExitCode {
     )
 }
 
-async fn all(cases: &[Case], options: &Options) -> Result<ExitCode> {
+async fn all(cases: &[ParityCase], options: &ParityOptions) -> Result<ExitCode> {
     let mut equal = 0;
     for case in cases {
         equal += usize::from(one(case, options).await.with_context(|| case.name.clone())?);
@@ -93,17 +95,17 @@ async fn all(cases: &[Case], options: &Options) -> Result<ExitCode> {
 }
 
 /// Whether both installations of a resource are alike.
-async fn one(case: &Case, options: &Options) -> Result<bool> {
+async fn one(case: &ParityCase, options: &ParityOptions) -> Result<bool> {
     let operator = if options.itself {
         VirtOperator::reference()
     } else {
-        VirtOperator::ours(programs::hold("debug", "virt-operator")?)
+        VirtOperator::ours(programs::stage("debug", "virt-operator")?)
     };
     eprintln!("→ {} …", case.name);
     let (reference, ours) = tokio::try_join!(reference(case, options.fresh), installed::install(case, operator))?;
     let expected = &reference.later;
     // Nothing of the release's operator is done when it says so.
-    let ours = if options.itself { Installed { deployed: ours.later.clone(), ..ours } } else { ours };
+    let ours = if options.itself { InstalledSnapshots { deployed: ours.later.clone(), ..ours } } else { ours };
     keep(&case.name, &reference, &ours)?;
 
     let comparison = compare(expected, &ours.deployed);
@@ -123,21 +125,21 @@ fn print_details(comparison: &Comparison, prefix: &str, fields: usize) {
     }
 }
 
-async fn reference(case: &Case, fresh: bool) -> Result<Installed> {
-    let place = kept::place(case)?;
-    if !fresh && let Some(kept) = kept::read(&place) {
+async fn reference(case: &ParityCase, fresh: bool) -> Result<InstalledSnapshots> {
+    let place = cache::path(case)?;
+    if !fresh && let Some(kept) = cache::read(&place) {
         return Ok(kept);
     }
     let installed = installed::install(case, VirtOperator::reference()).await?;
-    kept::write(&place, &installed)?;
+    cache::write(&place, &installed)?;
     Ok(installed)
 }
 
 /// Both, for looking closely.
-fn keep(case: &str, reference: &Installed, ours: &Installed) -> Result<()> {
+fn keep(case: &str, reference: &InstalledSnapshots, ours: &InstalledSnapshots) -> Result<()> {
     let folder = programs::target_dir()?.join("parity");
     std::fs::create_dir_all(&folder).with_context(|| format!("creating {}", folder.display()))?;
-    let write = |what: &str, snapshot| kept::write(&folder.join(format!("{case}-{what}.json.gz")), snapshot);
+    let write = |what: &str, snapshot| cache::write(&folder.join(format!("{case}-{what}.json.gz")), snapshot);
     write("reference", &reference.later)?;
     write("ours", &ours.deployed)
 }

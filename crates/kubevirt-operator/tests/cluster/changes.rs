@@ -12,7 +12,7 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use vitivirt_api::machine::{FINALIZER_NETWORK, Machine, NetworkConfiguration, condition_type};
 use vitivirt_lab::harness::Suite;
-use vitivirt_lab::proxy::{Fault, Match, Rule, Verb};
+use vitivirt_lab::proxy::{Match, ProxyFault, ProxyRule, RequestVerb};
 use vitivirt_lab::{Lab, manifests};
 
 use crate::replica::ACCOUNT;
@@ -103,8 +103,9 @@ fn user_data(suite: &mut Suite) {
         world.until("web", "the user data that waits", |machine| waiting(machine).contains("spec.cloudInit")).await?;
 
         // The operator does not hear of the guest that has it.
-        let guests = Match::verb(Verb::Watch).user_agent("kubevirt-operator/").resource("virtualmachineinstances");
-        let stalled = Rule::always(guests.namespace(NAMESPACE), Fault::StallWatch { after_events: 0 });
+        let guests =
+            Match::verb(RequestVerb::Watch).user_agent("kubevirt-operator/").resource("virtualmachineinstances");
+        let stalled = ProxyRule::always(guests.namespace(NAMESPACE), ProxyFault::StallWatch { after_events: 0 });
         let stalled = world.lab.proxy().add(stalled);
         world.restart_guest("web").await?;
         world.edit("web", &json!({"cloudInit": null})).await?;

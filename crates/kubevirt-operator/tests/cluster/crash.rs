@@ -12,8 +12,8 @@ use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
 use vitivirt_api::machine::{LABEL_MACHINE, Machine, NetworkConfiguration, crds};
 use vitivirt_lab::harness::Suite;
-use vitivirt_lab::proxy::{Fault, Match, Rule, When};
-use vitivirt_lab::{Extension, Lab, Program, manifests};
+use vitivirt_lab::proxy::{Match, ProxyFault, ProxyRule, When};
+use vitivirt_lab::{Extension, Lab, OperatorProcess, manifests};
 
 use crate::replica::{ACCOUNT, grant, start_with};
 use crate::world::machine;
@@ -70,8 +70,8 @@ impl Round {
             Match::writes().user_agent("kubevirt-operator/").namespace(NAMESPACE).except(["leases", "events"]);
         let rule = match killed_after {
             Some(nth) => {
-                let kill = Fault::kill(u32::try_from(first.pid())?)?;
-                Some(self.lab.proxy().add(Rule::new(matcher, When::Nth(nth), kill)))
+                let kill = ProxyFault::kill(u32::try_from(first.pid())?)?;
+                Some(self.lab.proxy().add(ProxyRule::new(matcher, When::Nth(nth), kill)))
             }
             None => None,
         };
@@ -91,7 +91,7 @@ impl Round {
         Ok((found, self.writes()? - before))
     }
 
-    async fn start(&self, through_proxy: bool) -> Result<Program> {
+    async fn start(&self, through_proxy: bool) -> Result<OperatorProcess> {
         // Without a lease: its successor would wait for the dead one's to run out, which is tested elsewhere.
         let alone = [("WATCH_NAMESPACE", NAMESPACE), ("LEADER_ELECTION", "false")];
         start_with(&self.lab, NAMESPACE, through_proxy, &alone).await

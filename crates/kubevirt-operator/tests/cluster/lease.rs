@@ -9,7 +9,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use vitivirt_lab::harness::Suite;
 use vitivirt_lab::leadership;
-use vitivirt_lab::proxy::{Fault, Match, Partition, Rule, Then, When};
+use vitivirt_lab::proxy::{Match, Partition, ProxyFault, ProxyRule, Then, When};
 use vitivirt_lab::{Lab, LabOptions};
 use vitivirt_runtime::lease::message;
 
@@ -100,7 +100,7 @@ pub(crate) fn add(suite: &mut Suite) {
         // The rule counts from the first write on, so it is there before the program is. The third write is seconds away
         // when the program's number is known.
         let target = Arc::new(OnceLock::new());
-        let strike = Fault::AfterCommit(Arc::new({
+        let strike = ProxyFault::AfterCommit(Arc::new({
             let target = target.clone();
             move || {
                 if let Some(pid) = target.get() {
@@ -110,7 +110,7 @@ pub(crate) fn add(suite: &mut Suite) {
             }
         }));
         let matcher = Match::writes().namespace(NTH_WRITE).resource("leases");
-        let rule = lab.proxy().add(Rule::new(matcher, When::Nth(3), strike));
+        let rule = lab.proxy().add(ProxyRule::new(matcher, When::Nth(3), strike));
         let mut program = start(&lab, NTH_WRITE, true).await?;
         target.get_or_init(|| Pid::from_raw(program.pid()));
         let status = program.wait(PATIENCE).await?;

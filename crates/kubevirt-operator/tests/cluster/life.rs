@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use vitivirt_lab::harness::Suite;
-use vitivirt_lab::{Lab, LabOptions, Program};
+use vitivirt_lab::{Lab, LabOptions, OperatorProcess};
 use vitivirt_runtime::lease::message;
 use vitivirt_runtime::program::message::STARTED;
 
@@ -94,7 +94,7 @@ pub(crate) fn add(suite: &mut Suite) {
     });
 }
 
-async fn leads(program: &Program) -> Result<bool> {
+async fn leads(program: &OperatorProcess) -> Result<bool> {
     let (status, metrics) = program.get(8080, "/metrics").await?;
     ensure!(status == 200, "/metrics answered {status}");
     let line = metrics.lines().find(|line| line.starts_with("kubevirt_operator_leader ")).context("no leader gauge")?;

@@ -20,7 +20,7 @@ mod world;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    vitivirt_lab::harness::main(&vitivirt_lab::parts::STANDARD, |suite| {
+    vitivirt_lab::harness::main(&vitivirt_lab::components::STANDARD, |suite| {
         lease::add(suite);
         life::add(suite);
         machine::add(suite);

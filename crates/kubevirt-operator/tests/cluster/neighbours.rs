@@ -11,7 +11,7 @@ use kube::api::{DeleteParams, DynamicObject};
 use kubevirt_operator::rbac;
 use serde_json::json;
 use vitivirt_lab::harness::Suite;
-use vitivirt_lab::{Extension, Lab, LabOptions, Program, ProgramOptions, Record, VirtOperator};
+use vitivirt_lab::{Extension, Lab, LabOptions, OperatorProcess, OperatorProcessOptions, Record, VirtOperator};
 
 use crate::replica::ACCOUNT;
 use crate::world::{World, diagnosis, machine, reason};
@@ -103,7 +103,7 @@ pub(crate) fn add(suite: &mut Suite) {
 const OURS: &str = "our-virt-operator";
 
 /// Our virt-operator in a namespace of its own, with every right there is, when it knows the cluster.
-async fn beside_the_reference(lab: &Lab) -> Result<Program> {
+async fn beside_the_reference(lab: &Lab) -> Result<OperatorProcess> {
     let file = PathBuf::from(env!("CARGO_BIN_EXE_kubevirt-operator")).with_file_name("virt-operator");
     ensure!(file.exists(), "virt-operator is not built; run `cargo build --workspace` first");
     let leases = json!([{"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}]);
@@ -120,7 +120,7 @@ subjects: [{{kind: ServiceAccount, name: {OURS}, namespace: {OURS}}}]
     .await?;
     let image = ("VIRT_OPERATOR_IMAGE".to_owned(), "quay.io/kubevirt/virt-operator:v1.8.4".to_owned());
     let program = lab
-        .run(ProgramOptions {
+        .run(OperatorProcessOptions {
             file,
             namespace: OURS.to_owned(),
             service_account: OURS.to_owned(),

@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use kubevirt_operator::rbac;
 use serde_json::{Value, json};
 use vitivirt_lab::leadership::{self, LeadershipSpan, Messages};
-use vitivirt_lab::{Lab, Program, ProgramOptions, Record, manifests};
+use vitivirt_lab::{Lab, OperatorProcess, OperatorProcessOptions, Record, manifests};
 use vitivirt_runtime::lease::message;
 use vitivirt_runtime::program::message::STARTED;
 
@@ -32,7 +32,7 @@ pub(crate) async fn grant(lab: &Lab, namespace: &str) -> Result<()> {
     manifests::create(&lab.client(), &[json!(rbac::manager_role()), json!(binding)]).await
 }
 
-pub(crate) async fn start(lab: &Lab, namespace: &str, through_proxy: bool) -> Result<Program> {
+pub(crate) async fn start(lab: &Lab, namespace: &str, through_proxy: bool) -> Result<OperatorProcess> {
     start_with(lab, namespace, through_proxy, &[]).await
 }
 
@@ -41,13 +41,13 @@ pub(crate) async fn start_with(
     namespace: &str,
     through_proxy: bool,
     more: &[(&str, &str)],
-) -> Result<Program> {
+) -> Result<OperatorProcess> {
     let usual = [
         ("NAMESPACE", namespace),
         ("METRICS_BIND_ADDRESS", "{address}:8080"),
         ("HEALTH_PROBE_BIND_ADDRESS", "{address}:8081"),
     ];
-    lab.run(ProgramOptions {
+    lab.run(OperatorProcessOptions {
         file: PathBuf::from(env!("CARGO_BIN_EXE_kubevirt-operator")),
         namespace: namespace.to_owned(),
         service_account: ACCOUNT.to_owned(),
@@ -59,7 +59,7 @@ pub(crate) async fn start_with(
 }
 
 /// A replica that leads.
-pub(crate) async fn start_leader(lab: &Lab, namespace: &str, through_proxy: bool) -> Result<Program> {
+pub(crate) async fn start_leader(lab: &Lab, namespace: &str, through_proxy: bool) -> Result<OperatorProcess> {
     grant(lab, namespace).await?;
     let program = start(lab, namespace, through_proxy).await?;
     program.wait_for_message(message::ACQUIRED, PATIENCE).await?;
@@ -67,7 +67,7 @@ pub(crate) async fn start_leader(lab: &Lab, namespace: &str, through_proxy: bool
 }
 
 /// A replica beside one that leads. Its watch of the lease is open: from now on it hears of every change.
-pub(crate) async fn start_standby(lab: &Lab, namespace: &str, through_proxy: bool) -> Result<Program> {
+pub(crate) async fn start_standby(lab: &Lab, namespace: &str, through_proxy: bool) -> Result<OperatorProcess> {
     let begun = Timestamp::now();
     let program = start(lab, namespace, through_proxy).await?;
     program.wait_for_message(STARTED, PATIENCE).await?;
@@ -88,7 +88,7 @@ pub(crate) async fn start_standby(lab: &Lab, namespace: &str, through_proxy: boo
     Ok(program)
 }
 
-pub(crate) fn spans(who: &str, program: &Program, died: Option<Timestamp>) -> Result<Vec<LeadershipSpan>> {
+pub(crate) fn spans(who: &str, program: &OperatorProcess, died: Option<Timestamp>) -> Result<Vec<LeadershipSpan>> {
     let messages = Messages { begins: message::ACQUIRED, ends: message::WORK_STOPPED };
     leadership::spans(who, &program.log_lines(), messages, died)
 }

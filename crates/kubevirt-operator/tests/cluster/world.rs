@@ -16,7 +16,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use vitivirt_api::machine::{Machine, condition_type, crds};
 use vitivirt_lab::harness::SharedLabs;
-use vitivirt_lab::{Extension, Lab, Program, manifests};
+use vitivirt_lab::{Extension, Lab, OperatorProcess, manifests};
 use vitivirt_runtime::lease::message;
 
 use crate::replica::{PATIENCE, grant, start_with};
@@ -24,7 +24,7 @@ use crate::replica::{PATIENCE, grant, start_with};
 pub(crate) struct World {
     pub(crate) lab: Arc<Lab>,
     pub(crate) namespace: &'static str,
-    pub(crate) program: Program,
+    pub(crate) program: OperatorProcess,
     environment: Vec<(&'static str, &'static str)>,
     through_proxy: bool,
 }
@@ -82,7 +82,12 @@ impl World {
         Ok(World { lab, namespace, program, environment, through_proxy })
     }
 
-    async fn leader(lab: &Lab, namespace: &str, environment: &[(&str, &str)], through_proxy: bool) -> Result<Program> {
+    async fn leader(
+        lab: &Lab,
+        namespace: &str,
+        environment: &[(&str, &str)],
+        through_proxy: bool,
+    ) -> Result<OperatorProcess> {
         let program = start_with(lab, namespace, through_proxy, environment).await?;
         program.wait_for_message(message::ACQUIRED, PATIENCE).await?;
         Ok(program)

@@ -1,8 +1,10 @@
 //! The certificates of one lab: a serving authority, a front-proxy authority for aggregated APIs, and the key that
 //! signs service account tokens. Made anew for every lab; nothing of it leaves the lab's folder.
 
-use std::net::IpAddr;
-use std::path::{Path, PathBuf};
+use std::{
+    net::IpAddr,
+    path::{Path, PathBuf},
+};
 
 use anyhow::{Context, Result};
 use rcgen::{

@@ -2,24 +2,28 @@
 
 mod certificates;
 
-use std::net::{IpAddr, SocketAddr};
-use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::{
+    net::{IpAddr, SocketAddr},
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context, Result, bail};
+use certificates::{Certificates, FRONT_PROXY};
 use nix::sys::signal::Signal;
 
-use crate::addresses::{Slot, require_free};
-use crate::credentials::Credentials;
-use crate::parts::{self, Group};
-use crate::server::{Health, Server, ServerCommand, last_words};
-use certificates::{Certificates, FRONT_PROXY};
+use crate::{
+    addresses::{AddressRange, require_free},
+    components::{self, ComponentGroup},
+    credentials::Credentials,
+    server_process::{LabHealth, ServerCommand, ServerProcess, last_words},
+};
 
 pub(crate) struct ControlPlane {
-    pub(crate) etcd: Server,
-    pub(crate) api_server: Server,
-    pub(crate) controller_manager: Server,
-    pub(crate) scheduler: Server,
+    pub(crate) etcd: ServerProcess,
+    pub(crate) api_server: ServerProcess,
+    pub(crate) controller_manager: ServerProcess,
+    pub(crate) scheduler: ServerProcess,
     pub(crate) certificates: Certificates,
     /// system:masters; only the lab itself uses it.
     pub(crate) admin: Credentials,
@@ -32,10 +36,10 @@ const ADMIN: &str = "lab-admin";
 const START: Duration = Duration::from_secs(90);
 
 impl ControlPlane {
-    pub(crate) async fn start(folder: &Path, slot: &Slot, health: &Health) -> Result<Self> {
-        let api = slot.api_server();
+    pub(crate) async fn start(folder: &Path, address_range: &AddressRange, health: &LabHealth) -> Result<Self> {
+        let api = address_range.api_server();
         require_free("kube-apiserver", api)?;
-        let certificates = Certificates::make(&folder.join("certificates"), api.ip(), slot.proxy().ip())?;
+        let certificates = Certificates::make(&folder.join("certificates"), api.ip(), address_range.proxy().ip())?;
         let token = random_token()?;
         let admin = Credentials {
             server: api,
@@ -49,34 +53,41 @@ impl ControlPlane {
         admin.write(&kubeconfig)?;
         let audit_log = folder.join("audit.log");
 
-        let start = |group, name: &str, arguments: Vec<String>| -> Result<Server> {
+        let start = |group, name: &str, arguments: Vec<String>| -> Result<ServerProcess> {
             let command = ServerCommand {
                 name: name.to_owned(),
-                program: parts::binary(group, name)?,
+                program: components::binary(group, name)?,
                 arguments,
                 // Memory is plentiful here and processors are not. Pods run as they would anywhere.
                 environment: vec![("GOGC".to_owned(), "400".to_owned())],
                 log: folder.join("logs").join(format!("{name}.log")),
                 gives_up: matches!(name, "kube-controller-manager" | "kube-scheduler"),
             };
-            Server::start(command, health)
+            ServerProcess::start(command, health)
         };
 
-        let etcd = start(Group::Etcd, "etcd", etcd_arguments(folder, slot.etcd()))?;
-        let api_server =
-            start(Group::Kubernetes, "kube-apiserver", api_server_arguments(folder, slot, &certificates, &audit_log))?;
+        let etcd = start(ComponentGroup::Etcd, "etcd", etcd_arguments(folder, address_range.etcd()))?;
+        let api_server = start(
+            ComponentGroup::Kubernetes,
+            "kube-apiserver",
+            api_server_arguments(folder, address_range, &certificates, &audit_log),
+        )?;
         health.guard(wait_ready(&admin, &api_server)).await?;
         let controller_manager = start(
-            Group::Kubernetes,
+            ComponentGroup::Kubernetes,
             "kube-controller-manager",
-            controller_manager_arguments(&kubeconfig, slot.controller_manager(), &certificates),
+            controller_manager_arguments(&kubeconfig, address_range.controller_manager(), &certificates),
         )?;
-        let scheduler = start(Group::Kubernetes, "kube-scheduler", scheduler_arguments(&kubeconfig, slot.scheduler()))?;
+        let scheduler = start(
+            ComponentGroup::Kubernetes,
+            "kube-scheduler",
+            scheduler_arguments(&kubeconfig, address_range.scheduler()),
+        )?;
         Ok(ControlPlane { etcd, api_server, controller_manager, scheduler, certificates, admin, audit_log })
     }
 
     /// Starts the API server again and waits until it answers.
-    pub(crate) async fn resume_api_server(&self, health: &Health) -> Result<()> {
+    pub(crate) async fn resume_api_server(&self, health: &LabHealth) -> Result<()> {
         self.api_server.resume()?;
         health.guard(wait_ready(&self.admin, &self.api_server)).await
     }
@@ -90,7 +101,7 @@ impl ControlPlane {
     }
 }
 
-async fn wait_ready(admin: &Credentials, api_server: &Server) -> Result<()> {
+async fn wait_ready(admin: &Credentials, api_server: &ServerProcess) -> Result<()> {
     let client = admin.client("lab")?;
     let started = Instant::now();
     loop {
@@ -123,10 +134,15 @@ fn etcd_arguments(folder: &Path, address: IpAddr) -> Vec<String> {
     ]
 }
 
-fn api_server_arguments(folder: &Path, slot: &Slot, certificates: &Certificates, audit_log: &Path) -> Vec<String> {
-    let address = slot.api_server();
+fn api_server_arguments(
+    folder: &Path,
+    address_range: &AddressRange,
+    certificates: &Certificates,
+    audit_log: &Path,
+) -> Vec<String> {
+    let address = address_range.api_server();
     vec![
-        format!("--etcd-servers=http://{}", SocketAddr::new(slot.etcd(), 2379)),
+        format!("--etcd-servers=http://{}", SocketAddr::new(address_range.etcd(), 2379)),
         format!("--secure-port={}", address.port()),
         format!("--bind-address={}", address.ip()),
         format!("--advertise-address={}", address.ip()),
@@ -138,14 +154,14 @@ fn api_server_arguments(folder: &Path, slot: &Slot, certificates: &Certificates,
         "--service-account-issuer=https://kubernetes.default.svc".to_owned(),
         format!("--service-account-key-file={}", certificates.path("service-account.pub")),
         format!("--service-account-signing-key-file={}", certificates.path("service-account.key")),
-        format!("--service-cluster-ip-range={}", slot.services()),
+        format!("--service-cluster-ip-range={}", address_range.services()),
         "--allow-privileged=true".to_owned(),
         // Without this, Services would be called at cluster addresses that no kube-proxy serves here.
         "--enable-aggregator-routing=true".to_owned(),
         format!("--requestheader-client-ca-file={}", certificates.path("front-proxy-ca.crt")),
         format!("--requestheader-allowed-names={FRONT_PROXY}"),
         "--requestheader-extra-headers-prefix=X-Remote-Extra-".to_owned(),
-        "--requestheader-group-headers=X-Remote-Group".to_owned(),
+        "--requestheader-group-headers=X-Remote-ComponentGroup".to_owned(),
         "--requestheader-username-headers=X-Remote-User".to_owned(),
         format!("--proxy-client-cert-file={}", certificates.path("front-proxy.crt")),
         format!("--proxy-client-key-file={}", certificates.path("front-proxy.key")),

@@ -1,19 +1,21 @@
 //! A readiness probe: one HTTP GET, over TLS without checking the certificate, as a kubelet does it; and what several
 //! of them in a row say of a container.
 
-use std::net::{IpAddr, SocketAddr};
-use std::sync::Arc;
-use std::time::Duration;
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
 
 use anyhow::{Context, Result};
-use k8s_openapi::api::core::v1::Container;
-use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
-use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::crypto::CryptoProvider;
-use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
-use rustls::{ClientConfig, DigitallySignedStruct, SignatureScheme};
-use tokio::net::TcpStream;
-use tokio::time::Instant;
+use k8s_openapi::{api::core::v1::Container, apimachinery::pkg::util::intstr::IntOrString};
+use rustls::{
+    ClientConfig, DigitallySignedStruct, SignatureScheme,
+    client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
+    crypto::CryptoProvider,
+    pki_types::{CertificateDer, ServerName, UnixTime},
+};
+use tokio::{net::TcpStream, time::Instant};
 
 use crate::http_get;
 
@@ -67,7 +69,7 @@ impl Probe {
     }
 }
 
-pub(crate) async fn get_over_tls(stream: TcpStream, host: IpAddr, path: &str) -> Result<http_get::Answer> {
+pub(crate) async fn get_over_tls(stream: TcpStream, host: IpAddr, path: &str) -> Result<http_get::GetResponse> {
     let connector = tokio_rustls::TlsConnector::from(Arc::new(trusting_config()?));
     let stream = connector.connect(ServerName::from(host), stream).await.context("agreeing on TLS")?;
     http_get::get(stream, host, path).await

@@ -3,20 +3,23 @@
 //! Each acts with its own service account's token. That matters twice: virt-api silently drops VMI status that anyone
 //! but KubeVirt's service accounts writes, and it proves that the installed RBAC is sufficient.
 
-use std::net::IpAddr;
-use std::path::{Path, PathBuf};
+use std::{
+    net::IpAddr,
+    path::{Path, PathBuf},
+};
 
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::{Container, EnvVar, Pod};
 use kube::{Client, ResourceExt};
-use tokio::process::Child;
-use tokio::task::JoinSet;
+use tokio::{process::Child, task::JoinSet};
 
 use super::volumes;
-use crate::credentials::{Credentials, of_service_account};
-use crate::launch::Launch;
-use crate::parts::{self, Group};
-use crate::server::ServerCommand;
+use crate::{
+    components::{self, ComponentGroup},
+    credentials::{Credentials, of_service_account},
+    launch::Launch,
+    server_process::ServerCommand,
+};
 
 const SERVICE_ACCOUNT_FOLDER: &str = "var/run/secrets/kubernetes.io/serviceaccount";
 
@@ -44,8 +47,8 @@ pub(crate) fn program_of(container: &Container, own: &[OwnProgram]) -> Option<Re
         return None;
     }
     // Images may be renamed and given by digest; only the previous release has to be told apart.
-    let group = if tag == Some("v1.7.0") { Group::KubeVirtPrevious } else { Group::KubeVirt };
-    Some(parts::binary(group, name))
+    let group = if tag == Some("v1.7.0") { ComponentGroup::KubeVirtPrevious } else { ComponentGroup::KubeVirt };
+    Some(components::binary(group, name))
 }
 
 /// `registry:5000/a/b:tag@sha256:…` → (`registry:5000/a/b`, `tag`)
@@ -65,7 +68,7 @@ pub(crate) struct PodProcess {
     _volumes: JoinSet<()>,
 }
 
-pub(crate) struct Surroundings<'a> {
+pub(crate) struct ProcessContext<'a> {
     pub(crate) admin: &'a Credentials,
     pub(crate) client: &'a Client,
     pub(crate) folder: &'a Path,
@@ -73,7 +76,7 @@ pub(crate) struct Surroundings<'a> {
 
 impl PodProcess {
     pub(crate) async fn prepare(
-        surroundings: &Surroundings<'_>,
+        context: &ProcessContext<'_>,
         pod: &Pod,
         address: IpAddr,
         program: PathBuf,
@@ -81,13 +84,12 @@ impl PodProcess {
         let namespace = pod.namespace().unwrap_or_default();
         let spec = pod.spec.clone().unwrap_or_default();
         let container = spec.containers.first().context("a pod has a container")?;
-        let root = surroundings.folder.join("pods").join(pod.uid().unwrap_or_default());
+        let root = context.folder.join("pods").join(pod.uid().unwrap_or_default());
         std::fs::create_dir_all(root.join("tmp")).context("creating the pod's root folder")?;
-        let volumes = volumes::mount(surroundings.client, pod, &root).await?;
+        let volumes = volumes::mount(context.client, pod, &root).await?;
 
         let account = spec.service_account_name.as_deref().unwrap_or("default");
-        let identity =
-            of_service_account(surroundings.admin, surroundings.client, &namespace, account, Some(pod)).await?;
+        let identity = of_service_account(context.admin, context.client, &namespace, account, Some(pod)).await?;
         let secrets = root.join(SERVICE_ACCOUNT_FOLDER);
         std::fs::create_dir_all(&secrets).context("creating the service account's folder")?;
         for (name, text) in identity.in_cluster_files(&namespace) {
@@ -115,7 +117,7 @@ impl PodProcess {
             program: file,
             arguments: Vec::new(),
             environment,
-            log: pod_log(&surroundings.folder.join("logs"), &namespace, &name),
+            log: pod_log(&context.folder.join("logs"), &namespace, &name),
             gives_up: false,
         };
         Ok(PodProcess { command, _volumes: volumes })

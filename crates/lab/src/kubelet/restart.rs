@@ -6,11 +6,11 @@ const SHORTEST: Duration = Duration::from_millis(500);
 const LONGEST: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Default)]
-pub(super) struct Backoff {
+pub(super) struct RestartBackoff {
     last: Option<Duration>,
 }
 
-impl Backoff {
+impl RestartBackoff {
     /// The pause after a run of this length. One that outlasted the longest pause was no crash loop.
     pub(super) fn after(&mut self, run: Duration) -> Duration {
         let pause = match self.last {
@@ -28,7 +28,7 @@ mod tests {
 
     #[test]
     fn the_pause_doubles_up_to_a_limit_and_starts_afresh_after_a_long_run() {
-        let mut backoff = Backoff::default();
+        let mut backoff = RestartBackoff::default();
         let pauses: Vec<u128> = (0..7).map(|_| backoff.after(Duration::ZERO).as_millis()).collect();
         assert_eq!(pauses, [500, 1000, 2000, 4000, 8000, 10_000, 10_000]);
         assert_eq!(backoff.after(Duration::from_secs(11)), SHORTEST);

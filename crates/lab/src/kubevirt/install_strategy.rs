@@ -4,25 +4,25 @@
 //! ConfigMap with everything it would install. The lab runs it once against its own API server, takes the definitions
 //! out and keeps them beside the built parts.
 
-use std::io::Read;
-use std::path::Path;
-use std::process::Stdio;
+use std::{io::Read, path::Path, process::Stdio};
 
 use anyhow::{Context, Result, bail};
-use k8s_openapi::ByteString;
-use k8s_openapi::api::core::v1::ConfigMap;
-use kube::api::ListParams;
-use kube::{Api, Client, ResourceExt};
+use k8s_openapi::{ByteString, api::core::v1::ConfigMap};
+use kube::{Api, Client, ResourceExt, api::ListParams};
 use serde_json::Value;
 
-use super::NAMESPACE;
-use super::operator::{REFERENCE_IMAGE, namespace};
-use crate::manifests;
-use crate::parts::{self, Group};
+use super::{
+    NAMESPACE,
+    operator::{REFERENCE_IMAGE, namespace},
+};
+use crate::{
+    components::{self, ComponentGroup},
+    manifests,
+};
 
 /// Every CRD that KubeVirt installs besides its own.
 pub(crate) async fn resource_definitions(client: &Client, kubeconfig: &Path) -> Result<Vec<Value>> {
-    let operator = parts::binary(Group::KubeVirt, "virt-operator")?;
+    let operator = components::binary(ComponentGroup::KubeVirt, "virt-operator")?;
     let cache = operator.with_file_name("crds.json");
     if let Ok(text) = std::fs::read(&cache)
         && let Ok(definitions) = serde_json::from_slice(&text)

@@ -4,22 +4,25 @@ pub(crate) mod install_strategy;
 mod operator;
 pub(crate) mod simulated;
 
-use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use anyhow::{Context, Result, bail};
-use kube::api::{ApiResource, DynamicObject, GroupVersionKind, PostParams};
-use kube::{Api, Client};
-use serde_json::{Value, json};
-
+use kube::{
+    Api, Client,
+    api::{ApiResource, DynamicObject, GroupVersionKind, PostParams},
+};
 pub use operator::VirtOperator;
 pub(crate) use operator::{OWN_REPOSITORY, create_operator, ready};
+use serde_json::{Value, json};
 
 pub(crate) const NAMESPACE: &str = crate::virt_handler::NAMESPACE;
 
 /// Who brings KubeVirt into the cluster.
 #[derive(Clone, Debug, Default)]
-pub enum KubeVirt {
+pub enum KubeVirtInstaller {
     /// Nobody: a plain Kubernetes.
     #[default]
     None,

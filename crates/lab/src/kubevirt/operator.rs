@@ -1,22 +1,24 @@
 //! What must exist before a virt-operator runs, and its Deployment: the reference's from its own generator, ours as our
 //! program prints it.
 
-use std::ffi::OsStr;
-use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::{
+    ffi::OsStr,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use anyhow::{Context, Result, anyhow, bail};
-use k8s_openapi::api::apps::v1::Deployment;
-use k8s_openapi::api::core::v1::Pod;
-use kube::api::ListParams;
-use kube::{Api, Client, ResourceExt};
+use k8s_openapi::api::{apps::v1::Deployment, core::v1::Pod};
+use kube::{Api, Client, ResourceExt, api::ListParams};
 use serde_json::{Value, json};
 
 use super::NAMESPACE;
-use crate::kubelet::pod_log;
-use crate::manifests;
-use crate::parts::{self, Group};
-use crate::server::last_words;
+use crate::{
+    components::{self, ComponentGroup},
+    kubelet::pod_log,
+    manifests,
+    server_process::last_words,
+};
 
 const NAME: &str = "virt-operator";
 
@@ -67,7 +69,7 @@ pub(crate) async fn create_operator(client: &Client, operator: &VirtOperator) ->
 }
 
 async fn reference_manifests() -> Result<Vec<Value>> {
-    let generator = parts::binary(Group::KubeVirt, "resource-generator")?;
+    let generator = components::binary(ComponentGroup::KubeVirt, "resource-generator")?;
     let mut documents = vec![namespace()];
     for kind in ["kv", "operator-rbac", "priorityclass"] {
         let arguments = [format!("--type={kind}"), format!("--namespace={NAMESPACE}")];

@@ -3,29 +3,26 @@
 //! It writes what virt-controller and virt-handler would end with, in as few writes as possible. Behaviour is never
 //! tested against it, only cost.
 
-use std::net::IpAddr;
-use std::sync::Arc;
-use std::time::Duration;
+use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use anyhow::{Context, Result};
-use kube::api::{ApiResource, DeleteParams, DynamicObject, Patch, PatchParams, PostParams};
-use kube::runtime::watcher;
-use kube::{Api, Client, ResourceExt};
+use kube::{
+    Api, Client, ResourceExt,
+    api::{ApiResource, DeleteParams, DynamicObject, Patch, PatchParams, PostParams},
+    runtime::watcher,
+};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
 use super::kubevirt_resource;
-use crate::addresses::Slot;
-use crate::follow::follow_each;
-use crate::virt_handler::GuestBehaviour;
-use crate::vmi;
+use crate::{addresses::AddressRange, object_watch::run_per_object, virt_handler::GuestBehaviour, vmi};
 
-const AGAIN: Duration = Duration::from_millis(200);
+const RETRY: Duration = Duration::from_millis(200);
 
 #[derive(Clone)]
 pub(crate) struct SimulatedKubeVirt {
     pub(crate) client: Client,
-    pub(crate) slot: Arc<Slot>,
+    pub(crate) address_range: Arc<AddressRange>,
     pub(crate) nodes: u8,
     pub(crate) behaviour: watch::Receiver<GuestBehaviour>,
 }
@@ -38,11 +35,11 @@ impl SimulatedKubeVirt {
     /// Runs until cancelled.
     pub(crate) async fn run(self) {
         let machines: Api<DynamicObject> = Api::all_with(self.client.clone(), &vm_resource());
-        follow_each(machines, watcher::Config::default(), |_, _| {}, |news| self.clone().look_after(news)).await;
+        run_per_object(machines, watcher::Config::default(), |_, _| {}, |news| self.clone().look_after(news)).await;
     }
 
     async fn look_after(self, mut news: watch::Receiver<Option<DynamicObject>>) {
-        let address = self.slot.next_pod();
+        let address = self.address_range.next_pod();
         let mut done = None;
         loop {
             let Some(vm) = news.borrow_and_update().clone() else { return };
@@ -60,7 +57,7 @@ impl SimulatedKubeVirt {
                 Ok(()) => done = Some((wanted, vm.metadata.generation)),
                 Err(error) => {
                     tracing::debug!("simulated KubeVirt, {}: {error:#}", vm.name_any());
-                    tokio::time::sleep(AGAIN).await;
+                    tokio::time::sleep(RETRY).await;
                 }
             }
         }

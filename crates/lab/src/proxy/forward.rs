@@ -10,9 +10,9 @@ use tokio::sync::watch;
 
 use super::{
     Partition,
-    ledger::{Ledger, OpenRecord, Outcome},
     request::RequestInfo,
-    rule::{Caller, Fault, Then},
+    request_log::{OpenRecord, RequestLog, RequestOutcome},
+    rule::{Caller, ProxyFault, Then},
     server::ClientLink,
     status,
     table::{ActiveRule, Admission, RuleTable},
@@ -20,15 +20,15 @@ use super::{
     watch::relay,
 };
 
-pub(super) type AnswerBody = UnsyncBoxBody<Bytes, Broken>;
+pub(super) type ResponseBody = UnsyncBoxBody<Bytes, BrokenResponse>;
 
 /// An answer that the client does not get. Handed to hyper, it ends an HTTP/1.1 connection and resets an HTTP/2 stream,
 /// before the head or in the middle of the body: the client always sees an error.
 #[derive(Debug)]
-pub(super) struct Broken(String);
+pub(super) struct BrokenResponse(String);
 
-impl Broken {
-    pub(super) fn fault(fault: &Fault) -> Self {
+impl BrokenResponse {
+    pub(super) fn fault(fault: &ProxyFault) -> Self {
         Self(format!("cut by the fault {fault:?}"))
     }
 
@@ -41,19 +41,19 @@ impl Broken {
     }
 }
 
-impl fmt::Display for Broken {
+impl fmt::Display for BrokenResponse {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
 }
 
 /// No source on purpose: hyper would take the code of a stream reset from it, and a client may repeat some by itself.
-impl std::error::Error for Broken {}
+impl std::error::Error for BrokenResponse {}
 
 /// What all connections share.
 pub(super) struct Core {
     pub(super) table: Arc<RuleTable>,
-    pub(super) ledger: Arc<Ledger>,
+    pub(super) request_log: Arc<RequestLog>,
     pub(super) upstream: Upstream,
     pub(super) partition: watch::Sender<Partition>,
 }
@@ -71,21 +71,21 @@ impl Core {
         &self,
         client: &ClientLink,
         request: Request<Incoming>,
-    ) -> Result<Response<AnswerBody>, Broken> {
+    ) -> Result<Response<ResponseBody>, BrokenResponse> {
         let caller = Arc::new(Caller {
             user_agent: user_agent(request.headers()),
             info: RequestInfo::parse(request.method(), request.uri()),
         });
-        let record = self.ledger.open(request.method(), request.uri(), &caller);
+        let record = self.request_log.open(request.method(), request.uri(), &caller);
         if request.method() == Method::CONNECT || request.headers().contains_key(header::UPGRADE) {
-            record.set(Outcome::Refused);
+            record.set(RequestOutcome::Refused);
             return Ok(status::no_upgrades(&caller.info));
         }
         let Admission { rule, watch } = self.table.admit(&caller);
         let exchange = Exchange { core: self, client, record, version: request.version() };
         let delay = match &rule {
             Some(rule) => match rule.fault() {
-                Fault::Delay(time) => Some((rule, *time)),
+                ProxyFault::Delay(time) => Some((rule, *time)),
                 _ => {
                     drop(watch);
                     return exchange.strike(rule, &caller.info, request).await;
@@ -102,9 +102,9 @@ impl Core {
             exchange.struck(rule.fault(), Some(response.status()));
         }
         match watch {
-            Some(slot) if response.status() == StatusCode::OK => {
+            Some(registration) if response.status() == StatusCode::OK => {
                 let status = response.status().as_u16();
-                Ok(response.map(|body| relay(body, status, slot, exchange.record)))
+                Ok(response.map(|body| relay(body, status, registration, exchange.record)))
             }
             _ => Ok(response.map(streamed)),
         }
@@ -117,28 +117,28 @@ impl Exchange<'_> {
         rule: &ActiveRule,
         info: &RequestInfo,
         request: Request<Incoming>,
-    ) -> Result<Response<AnswerBody>, Broken> {
+    ) -> Result<Response<ResponseBody>, BrokenResponse> {
         let fault = rule.fault();
         match fault {
-            Fault::Drop => {
+            ProxyFault::Drop => {
                 swallow(request.into_body()).await;
                 self.struck(fault, None);
                 rule.hit();
                 rule.removed.cancelled().await;
                 Err(self.cut(fault))
             }
-            Fault::Cut => {
+            ProxyFault::Cut => {
                 self.struck(fault, None);
                 rule.hit();
                 Err(self.cut(fault))
             }
-            Fault::CutAfter => {
+            ProxyFault::CutAfter => {
                 let response = self.commit(request).await?;
                 self.struck(fault, Some(response.status()));
                 rule.hit();
                 Err(self.cut(fault))
             }
-            Fault::AfterCommit(callback) => {
+            ProxyFault::AfterCommit(callback) => {
                 let response = self.commit(request).await?;
                 let then = callback();
                 self.struck(fault, Some(response.status()));
@@ -148,7 +148,7 @@ impl Exchange<'_> {
                     Then::Cut => Err(self.cut(fault)),
                 }
             }
-            Fault::Answer { status, retry_after } => {
+            ProxyFault::Answer { status, retry_after } => {
                 swallow(request.into_body()).await;
                 self.struck(fault, None);
                 rule.hit();
@@ -156,59 +156,59 @@ impl Exchange<'_> {
                 Ok(status::failure(code, info, *retry_after))
             }
             // These let the request pass: the caller delays it, and the table gives the others to the watch.
-            Fault::Delay(_) | Fault::StallWatch { .. } | Fault::CutWatch { .. } => {
+            ProxyFault::Delay(_) | ProxyFault::StallWatch { .. } | ProxyFault::CutWatch { .. } => {
                 Ok(self.forward(request).await?.map(streamed))
             }
         }
     }
 
     /// The whole response: only its end tells that the API server is done with the request.
-    async fn commit(&self, request: Request<Incoming>) -> Result<Response<AnswerBody>, Broken> {
+    async fn commit(&self, request: Request<Incoming>) -> Result<Response<ResponseBody>, BrokenResponse> {
         let (parts, body) = self.forward(request).await?.into_parts();
         let body = match body.collect().await {
             Ok(body) => body.to_bytes(),
-            Err(error) => return Err(self.broken(Broken::upstream(error))),
+            Err(error) => return Err(self.broken(BrokenResponse::upstream(error))),
         };
         Ok(Response::from_parts(parts, Full::new(body).map_err(|never| match never {}).boxed_unsync()))
     }
 
-    async fn forward(&self, request: Request<Incoming>) -> Result<Response<Incoming>, Broken> {
+    async fn forward(&self, request: Request<Incoming>) -> Result<Response<Incoming>, BrokenResponse> {
         // Requests that were read before a partition began must not slip through it.
         let mut partition = self.core.partition.subscribe();
         let _ = partition.wait_for(|partition| *partition == Partition::None).await;
         if self.client.is_gone() {
-            return Err(Broken::stopping());
+            return Err(BrokenResponse::stopping());
         }
         match self.core.upstream.send(request).await {
             Ok(response) => {
-                self.record.set(Outcome::Status(response.status().as_u16()));
+                self.record.set(RequestOutcome::Status(response.status().as_u16()));
                 Ok(response)
             }
             Err(NoResponse::Unreachable(error)) => {
                 tracing::debug!(error = format!("{error:#}"), "the API server cannot be reached");
-                self.record.set(Outcome::Unreachable);
+                self.record.set(RequestOutcome::Unreachable);
                 self.client.reset();
                 // Ends with the connection. An error would reach an HTTP/2 client before, as a stream reset, which only
                 // a living server sends.
                 std::future::pending().await
             }
-            Err(NoResponse::Broken(error)) => Err(self.broken(Broken::upstream(error))),
+            Err(NoResponse::Broken(error)) => Err(self.broken(BrokenResponse::upstream(error))),
         }
     }
 
-    fn struck(&self, fault: &Fault, committed: Option<StatusCode>) {
-        self.record.set(Outcome::Fault { fault: fault.name(), committed: committed.map(|code| code.as_u16()) });
+    fn struck(&self, fault: &ProxyFault, committed: Option<StatusCode>) {
+        self.record.set(RequestOutcome::Fault { fault: fault.name(), committed: committed.map(|code| code.as_u16()) });
     }
 
-    fn broken(&self, error: Broken) -> Broken {
-        self.record.set(Outcome::Unreachable);
+    fn broken(&self, error: BrokenResponse) -> BrokenResponse {
+        self.record.set(RequestOutcome::Unreachable);
         self.reset();
         error
     }
 
-    fn cut(&self, fault: &Fault) -> Broken {
+    fn cut(&self, fault: &ProxyFault) -> BrokenResponse {
         self.reset();
-        Broken::fault(fault)
+        BrokenResponse::fault(fault)
     }
 
     /// An HTTP/2 connection carries other requests, which are none of this fault's business.
@@ -219,8 +219,8 @@ impl Exchange<'_> {
     }
 }
 
-fn streamed(body: Incoming) -> AnswerBody {
-    body.map_err(Broken::upstream).boxed_unsync()
+fn streamed(body: Incoming) -> ResponseBody {
+    body.map_err(BrokenResponse::upstream).boxed_unsync()
 }
 
 fn user_agent(headers: &HeaderMap) -> String {

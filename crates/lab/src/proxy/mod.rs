@@ -2,7 +2,7 @@
 //!
 //! An operator is only as good as what it does when an answer is late, lost, or a lie. The API server cannot be asked
 //! to lose one particular answer, so whoever is to suffer gets a kubeconfig that points here: the proxy speaks TLS and
-//! HTTP/1.1 or HTTP/2 to the client, knows which Kubernetes request it has before it, and strikes those that a [`Rule`]
+//! HTTP/1.1 or HTTP/2 to the client, knows which Kubernetes request it has before it, and strikes those that a [`ProxyRule`]
 //! means. All others pass through, streamed both ways, with their bearer token; client certificates end here, so who
 //! uses the proxy needs a token.
 //!
@@ -10,7 +10,7 @@
 //! request.rs   method, path, query → verb, group, resource, …     pure
 //! rule.rs      which requests, which of them, what happens        pure
 //! table.rs     the rules in force; the watches that are open
-//! ledger.rs    what went through
+//! request_log.rs    what went through
 //! server.rs    connections of clients        upstream.rs   connections to the API server
 //! forward.rs   one request                   watch.rs      the body of one watch
 //! ```
@@ -21,8 +21,8 @@
 //! a reset and not after a refusal.)
 
 mod forward;
-mod ledger;
 mod request;
+mod request_log;
 mod rule;
 mod server;
 mod status;
@@ -42,9 +42,9 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use self::{forward::Core, upstream::Upstream};
 pub use self::{
-    ledger::{Outcome, RequestRecord},
-    request::{RequestInfo, Verb},
-    rule::{Caller, Fault, Match, Rule, Then, Verbs, When},
+    request::{RequestInfo, RequestVerb},
+    request_log::{RequestOutcome, RequestRecord},
+    rule::{Caller, Match, ProxyFault, ProxyRule, Then, Verbs, When},
     table::RuleHandle,
 };
 
@@ -97,7 +97,7 @@ impl FaultProxy {
         let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
         let core = Arc::new(Core {
             table: Arc::default(),
-            ledger: Arc::default(),
+            request_log: Arc::default(),
             upstream: Upstream {
                 address: options.upstream,
                 name,
@@ -118,7 +118,7 @@ impl FaultProxy {
     }
 
     /// Puts a rule in force until its handle is dropped. Where several strike one request, the one added first has it.
-    pub fn add(&self, rule: Rule) -> RuleHandle {
+    pub fn add(&self, rule: ProxyRule) -> RuleHandle {
         self.core.table.add(rule)
     }
 
@@ -133,7 +133,7 @@ impl FaultProxy {
 
     /// The requests that reached the proxy, oldest first; the oldest are forgotten beyond 10,000.
     pub fn requests(&self) -> Vec<RequestRecord> {
-        self.core.ledger.records()
+        self.core.request_log.records()
     }
 
     /// Ends the proxy and waits until nothing of it is left.

@@ -8,7 +8,7 @@ use http::{Method, Uri};
 
 /// A verb as authorization and the audit log know it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Verb {
+pub enum RequestVerb {
     Get,
     List,
     Watch,
@@ -21,7 +21,7 @@ pub enum Verb {
     Other,
 }
 
-impl Verb {
+impl RequestVerb {
     /// Whether the verb can change what is stored.
     pub fn is_write(self) -> bool {
         matches!(self, Self::Create | Self::Update | Self::Patch | Self::Delete | Self::DeleteCollection)
@@ -43,7 +43,7 @@ impl Verb {
 /// or, when `resource` is empty, a path that is no resource at all (`/healthz`, discovery, `/openapi/v3`).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct RequestInfo {
-    pub verb: Verb,
+    pub verb: RequestVerb,
     pub group: String,
     pub version: String,
     pub resource: String,
@@ -58,7 +58,7 @@ impl RequestInfo {
     pub fn parse(method: &Method, uri: &Uri) -> Self {
         let segments: Vec<String> = uri.path().split('/').filter(|part| !part.is_empty()).map(decode).collect();
         let segments: Vec<&str> = segments.iter().map(String::as_str).collect();
-        let verb = Verb::of_method(method);
+        let verb = RequestVerb::of_method(method);
         match segments.as_slice() {
             ["api", version, rest @ ..] if !rest.is_empty() => resource(verb, "", version, rest, uri.query()),
             ["apis", group, version, rest @ ..] if !rest.is_empty() => {
@@ -77,7 +77,7 @@ impl RequestInfo {
     }
 }
 
-fn resource(method: Verb, group: &str, version: &str, path: &[&str], query: Option<&str>) -> RequestInfo {
+fn resource(method: RequestVerb, group: &str, version: &str, path: &[&str], query: Option<&str>) -> RequestInfo {
     // `/api/v1/watch/…` is the old spelling of `?watch=true`; it is still served.
     let (watch_path, path) = match path {
         ["watch", rest @ ..] if !rest.is_empty() => (true, rest),
@@ -94,13 +94,13 @@ fn resource(method: Verb, group: &str, version: &str, path: &[&str], query: Opti
     let subresource = parts.next().unwrap_or_default();
 
     let verb = match method {
-        Verb::Get if watch_path => Verb::Watch,
-        Verb::Get if name.is_empty() && wants_watch(query) => Verb::Watch,
-        Verb::Get if name.is_empty() => Verb::List,
-        Verb::Delete if name.is_empty() => Verb::DeleteCollection,
+        RequestVerb::Get if watch_path => RequestVerb::Watch,
+        RequestVerb::Get if name.is_empty() && wants_watch(query) => RequestVerb::Watch,
+        RequestVerb::Get if name.is_empty() => RequestVerb::List,
+        RequestVerb::Delete if name.is_empty() => RequestVerb::DeleteCollection,
         other => other,
     };
-    if name.is_empty() && matches!(verb, Verb::List | Verb::Watch | Verb::DeleteCollection) {
+    if name.is_empty() && matches!(verb, RequestVerb::List | RequestVerb::Watch | RequestVerb::DeleteCollection) {
         name = selected_name(query).unwrap_or_default();
     }
     RequestInfo {
@@ -221,7 +221,7 @@ mod tests {
         ("GET /healthz", "Get -/- -/- - -"),
         ("GET /openapi/v3?watch=true", "Get -/- -/- - -"),
         ("POST /", "Create -/- -/- - -"),
-        // Broken escapes stay as they are.
+        // BrokenResponse escapes stay as they are.
         ("GET /api/v1/pods/100%25%zz%4", "Get -/v1 pods/- - 100%%zz%4"),
     ];
 

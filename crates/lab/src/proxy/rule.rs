@@ -9,7 +9,7 @@ use nix::{
     unistd::Pid,
 };
 
-use super::request::{RequestInfo, Verb};
+use super::request::{RequestInfo, RequestVerb};
 
 /// Who sent a request, and what it asks for: all that a [`Match`] can look at.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,7 +23,7 @@ pub struct Caller {
 pub enum Verbs {
     #[default]
     Any,
-    Only(Verb),
+    Only(RequestVerb),
     /// Every verb that can change what is stored.
     Writes,
 }
@@ -50,7 +50,7 @@ impl Match {
         Self::default()
     }
 
-    pub fn verb(verb: Verb) -> Self {
+    pub fn verb(verb: RequestVerb) -> Self {
         Self { verbs: Verbs::Only(verb), ..Self::default() }
     }
 
@@ -130,7 +130,7 @@ impl When {
     }
 }
 
-/// What becomes of the answer after an [`Fault::AfterCommit`] callback has run.
+/// What becomes of the answer after an [`ProxyFault::AfterCommit`] callback has run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Then {
     Deliver,
@@ -139,7 +139,7 @@ pub enum Then {
 
 /// What happens to a request that a rule strikes.
 #[derive(Clone)]
-pub enum Fault {
+pub enum ProxyFault {
     /// Forwarded only after this time, or as soon as the rule is removed.
     Delay(Duration),
     /// A black hole: not forwarded, not answered. Held until the client gives up; cut when the rule is removed.
@@ -161,7 +161,7 @@ pub enum Fault {
     AfterCommit(Arc<dyn Fn() -> Then + Send + Sync>),
 }
 
-impl Fault {
+impl ProxyFault {
     /// Kills a process (SIGKILL) once the API server has completed its request and before it can know. The caller must
     /// not have reaped the process: its number could be another's by then.
     pub fn kill(pid: u32) -> anyhow::Result<Self> {
@@ -177,10 +177,10 @@ impl Fault {
     }
 
     /// A fault that cannot be done to a request leaves it alone, and does not count it.
-    pub fn fits(&self, verb: Verb) -> bool {
+    pub fn fits(&self, verb: RequestVerb) -> bool {
         match self {
-            Self::StallWatch { .. } | Self::CutWatch { .. } => verb == Verb::Watch,
-            Self::CutAfter | Self::AfterCommit(_) => verb != Verb::Watch,
+            Self::StallWatch { .. } | Self::CutWatch { .. } => verb == RequestVerb::Watch,
+            Self::CutAfter | Self::AfterCommit(_) => verb != RequestVerb::Watch,
             Self::Delay(_) | Self::Drop | Self::Cut | Self::Answer { .. } => true,
         }
     }
@@ -208,7 +208,7 @@ impl Fault {
     }
 }
 
-impl fmt::Debug for Fault {
+impl fmt::Debug for ProxyFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())?;
         match self {
@@ -222,18 +222,18 @@ impl fmt::Debug for Fault {
 
 /// One fault, and the requests that it strikes.
 #[derive(Clone, Debug)]
-pub struct Rule {
+pub struct ProxyRule {
     pub matcher: Match,
     pub when: When,
-    pub fault: Fault,
+    pub fault: ProxyFault,
 }
 
-impl Rule {
-    pub fn new(matcher: Match, when: When, fault: Fault) -> Self {
+impl ProxyRule {
+    pub fn new(matcher: Match, when: When, fault: ProxyFault) -> Self {
         Self { matcher, when, fault }
     }
 
-    pub fn always(matcher: Match, fault: Fault) -> Self {
+    pub fn always(matcher: Match, fault: ProxyFault) -> Self {
         Self::new(matcher, When::Always, fault)
     }
 }
@@ -253,7 +253,7 @@ mod tests {
         let accepted = [
             Match::any(),
             Match::writes(),
-            Match::verb(Verb::Patch),
+            Match::verb(RequestVerb::Patch),
             Match::any().user_agent("op/"),
             Match::any().group("vitistack.io").resource("machines"),
             Match::any().subresource("status").namespace("ns").name("m"),
@@ -263,8 +263,8 @@ mod tests {
             assert!(matcher.accepts(&status), "{matcher:?}");
         }
         let refused = [
-            Match::verb(Verb::Update),
-            Match::verb(Verb::Get),
+            Match::verb(RequestVerb::Update),
+            Match::verb(RequestVerb::Get),
             Match::any().user_agent("operator"),
             Match::any().user_agent("op/1.0.1"),
             Match::any().group(""),
@@ -302,17 +302,17 @@ mod tests {
 
     #[test]
     fn faults_leave_alone_what_they_cannot_be_done_to() {
-        assert!(!Fault::CutAfter.fits(Verb::Watch));
-        assert!(Fault::CutAfter.fits(Verb::Create));
-        assert!(Fault::CutWatch { after_events: 0 }.fits(Verb::Watch));
-        assert!(!Fault::StallWatch { after_events: 0 }.fits(Verb::List));
-        assert!(Fault::Drop.fits(Verb::Watch));
+        assert!(!ProxyFault::CutAfter.fits(RequestVerb::Watch));
+        assert!(ProxyFault::CutAfter.fits(RequestVerb::Create));
+        assert!(ProxyFault::CutWatch { after_events: 0 }.fits(RequestVerb::Watch));
+        assert!(!ProxyFault::StallWatch { after_events: 0 }.fits(RequestVerb::List));
+        assert!(ProxyFault::Drop.fits(RequestVerb::Watch));
     }
 
     #[test]
     fn a_kill_never_aims_at_a_process_group_or_init() {
         for pid in [0, 1, u32::MAX] {
-            assert!(Fault::kill(pid).is_err(), "{pid}");
+            assert!(ProxyFault::kill(pid).is_err(), "{pid}");
         }
     }
 }

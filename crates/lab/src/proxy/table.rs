@@ -12,19 +12,19 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    request::Verb,
-    rule::{Caller, Fault, Rule},
+    request::RequestVerb,
+    rule::{Caller, ProxyFault, ProxyRule},
 };
 
 /// A rule that was added, with its counter. What it strikes keeps it alive, beyond its removal if need be.
 pub(super) struct ActiveRule {
-    rule: Rule,
+    rule: ProxyRule,
     hits: watch::Sender<u64>,
     pub(super) removed: CancellationToken,
 }
 
 impl ActiveRule {
-    pub(super) fn fault(&self) -> &Fault {
+    pub(super) fn fault(&self) -> &ProxyFault {
         &self.rule.fault
     }
 
@@ -34,15 +34,15 @@ impl ActiveRule {
     }
 }
 
-struct Entry {
+struct RuleEntry {
     rule: Arc<ActiveRule>,
     /// Requests that the rule has meant so far, whether or not it struck them.
     count: u64,
 }
 
-impl Entry {
+impl RuleEntry {
     fn strikes(&mut self, caller: &Caller) -> bool {
-        let Rule { matcher, when, fault } = &self.rule.rule;
+        let ProxyRule { matcher, when, fault } = &self.rule.rule;
         if !fault.fits(caller.info.verb) || !matcher.accepts(caller) {
             return false;
         }
@@ -52,16 +52,16 @@ impl Entry {
 }
 
 /// The rule that an open watch obeys. It changes while the watch is open.
-type Order = Option<Arc<ActiveRule>>;
+type WatchRule = Option<Arc<ActiveRule>>;
 
 struct OpenWatch {
     caller: Arc<Caller>,
-    order: watch::Sender<Order>,
+    order: watch::Sender<WatchRule>,
 }
 
 #[derive(Default)]
-struct State {
-    rules: Vec<Entry>,
+struct TableState {
+    rules: Vec<RuleEntry>,
     /// By the order in which they were opened.
     watches: BTreeMap<u64, OpenWatch>,
     watches_opened: u64,
@@ -69,7 +69,7 @@ struct State {
 
 #[derive(Default)]
 pub(super) struct RuleTable {
-    state: Mutex<State>,
+    state: Mutex<TableState>,
 }
 
 /// What a request has to expect.
@@ -77,26 +77,26 @@ pub(super) struct Admission {
     /// The rule that strikes the request itself.
     pub(super) rule: Option<Arc<ActiveRule>>,
     /// Present for every watch, struck or not: a rule may strike it later.
-    pub(super) watch: Option<WatchSlot>,
+    pub(super) watch: Option<WatchRegistration>,
 }
 
 /// An open watch's place in the table; given up when dropped.
-pub(super) struct WatchSlot {
+pub(super) struct WatchRegistration {
     id: u64,
     table: Arc<RuleTable>,
-    pub(super) order: watch::Receiver<Order>,
+    pub(super) order: watch::Receiver<WatchRule>,
 }
 
-impl Drop for WatchSlot {
+impl Drop for WatchRegistration {
     fn drop(&mut self) {
         self.table.state.lock().watches.remove(&self.id);
     }
 }
 
 impl RuleTable {
-    pub(super) fn add(self: &Arc<Self>, rule: Rule) -> RuleHandle {
+    pub(super) fn add(self: &Arc<Self>, rule: ProxyRule) -> RuleHandle {
         let rule = Arc::new(ActiveRule { rule, hits: watch::Sender::new(0), removed: CancellationToken::new() });
-        let mut entry = Entry { rule: Arc::clone(&rule), count: 0 };
+        let mut entry = RuleEntry { rule: Arc::clone(&rule), count: 0 };
         let mut state = self.state.lock();
         if rule.fault().watch_events().is_some() {
             for open in state.watches.values() {
@@ -120,7 +120,7 @@ impl RuleTable {
                 struck = Some(Arc::clone(&entry.rule));
             }
         }
-        if caller.info.verb != Verb::Watch {
+        if caller.info.verb != RequestVerb::Watch {
             return Admission { rule: struck, watch: None };
         }
         let (order, rule) = match struck {
@@ -131,7 +131,7 @@ impl RuleTable {
         state.watches_opened += 1;
         let id = state.watches_opened;
         state.watches.insert(id, OpenWatch { caller: Arc::clone(caller), order: sender });
-        Admission { rule, watch: Some(WatchSlot { id, table: Arc::clone(self), order: receiver }) }
+        Admission { rule, watch: Some(WatchRegistration { id, table: Arc::clone(self), order: receiver }) }
     }
 
     pub(super) fn clear(&self) {
@@ -140,7 +140,7 @@ impl RuleTable {
 
     fn retain(&self, keep: impl Fn(&Arc<ActiveRule>) -> bool) {
         let mut state = self.state.lock();
-        let State { rules, watches, .. } = &mut *state;
+        let TableState { rules, watches, .. } = &mut *state;
         rules.retain(|entry| {
             let kept = keep(&entry.rule);
             if !kept {

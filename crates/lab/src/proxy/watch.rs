@@ -8,18 +8,18 @@ use http_body_util::{BodyExt as _, StreamBody};
 use hyper::body::{Frame, Incoming};
 
 use super::{
-    forward::{AnswerBody, Broken},
-    ledger::{OpenRecord, Outcome},
-    rule::Fault,
-    table::{ActiveRule, WatchSlot},
+    forward::{BrokenResponse, ResponseBody},
+    request_log::{OpenRecord, RequestOutcome},
+    rule::ProxyFault,
+    table::{ActiveRule, WatchRegistration},
 };
 
 /// Between the last event and a cut. Resetting an HTTP/2 stream discards what is still queued for it, and nothing tells
 /// a body that its data has left; without this the client would lose events that the rule lets pass.
 const FLUSH: Duration = Duration::from_millis(50);
 
-pub(super) fn relay(body: Incoming, status: u16, slot: WatchSlot, record: OpenRecord) -> AnswerBody {
-    let relay = Relay { body, status, slot, record, order: None, left: 0, carry: Bytes::new(), sent: false };
+pub(super) fn relay(body: Incoming, status: u16, registration: WatchRegistration, record: OpenRecord) -> ResponseBody {
+    let relay = Relay { body, status, registration, record, order: None, left: 0, carry: Bytes::new(), sent: false };
     let frames = stream::unfold(Some(relay), |relay| async move {
         let mut relay = relay?;
         match relay.next().await {
@@ -33,7 +33,7 @@ pub(super) fn relay(body: Incoming, status: u16, slot: WatchSlot, record: OpenRe
 
 struct Relay {
     /// First, so that it is given up before the API server sees the watch end.
-    slot: WatchSlot,
+    registration: WatchRegistration,
     body: Incoming,
     status: u16,
     record: OpenRecord,
@@ -46,22 +46,22 @@ struct Relay {
 }
 
 impl Relay {
-    async fn next(&mut self) -> Option<Result<Frame<Bytes>, Broken>> {
+    async fn next(&mut self) -> Option<Result<Frame<Bytes>, BrokenResponse>> {
         loop {
             self.obey_newest_order();
             if let Some(rule) = self.order.clone()
                 && self.left == 0
             {
-                if let Fault::CutWatch { .. } = rule.fault() {
+                if let ProxyFault::CutWatch { .. } = rule.fault() {
                     if self.sent {
                         tokio::time::sleep(FLUSH).await;
                     }
                     self.struck(&rule);
-                    return Some(Err(Broken::fault(rule.fault())));
+                    return Some(Err(BrokenResponse::fault(rule.fault())));
                 }
                 self.struck(&rule);
-                if self.slot.order.changed().await.is_err() {
-                    return Some(Err(Broken::stopping()));
+                if self.registration.order.changed().await.is_err() {
+                    return Some(Err(BrokenResponse::stopping()));
                 }
                 continue;
             }
@@ -70,20 +70,20 @@ impl Relay {
             }
             tokio::select! {
                 biased;
-                changed = self.slot.order.changed() => if changed.is_err() {
-                    return Some(Err(Broken::stopping()));
+                changed = self.registration.order.changed() => if changed.is_err() {
+                    return Some(Err(BrokenResponse::stopping()));
                 },
                 frame = self.body.frame() => match frame?.map(Frame::into_data) {
                     Ok(Ok(data)) => self.carry = data,
                     Ok(Err(other)) => return Some(Ok(other)),
-                    Err(error) => return Some(Err(Broken::upstream(error))),
+                    Err(error) => return Some(Err(BrokenResponse::upstream(error))),
                 },
             }
         }
     }
 
     fn obey_newest_order(&mut self) {
-        let newest = self.slot.order.borrow_and_update().clone();
+        let newest = self.registration.order.borrow_and_update().clone();
         let same = match (&newest, &self.order) {
             (Some(newest), Some(current)) => Arc::ptr_eq(newest, current),
             (None, None) => true,
@@ -114,7 +114,7 @@ impl Relay {
     }
 
     fn struck(&self, rule: &ActiveRule) {
-        self.record.set(Outcome::Fault { fault: rule.fault().name(), committed: Some(self.status) });
+        self.record.set(RequestOutcome::Fault { fault: rule.fault().name(), committed: Some(self.status) });
         rule.hit();
     }
 }

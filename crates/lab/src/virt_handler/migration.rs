@@ -11,21 +11,21 @@ const NODE_LABEL: &str = "kubevirt.io/nodeName";
 const TARGET_LABEL: &str = "kubevirt.io/migrationTargetNodeName";
 
 /// Who writes, and what.
-pub(crate) struct Write {
+pub(crate) struct MigrationStep {
     pub(crate) node: String,
     pub(crate) vmi: Value,
     /// The guest is copied before this write.
     pub(crate) copies: bool,
 }
 
-pub(crate) struct Circumstances<'a> {
+pub(crate) struct MigrationContext<'a> {
     pub(crate) now: &'a str,
     pub(crate) fails: bool,
     pub(crate) address_of: &'a dyn Fn(&str) -> String,
 }
 
-pub(crate) fn next(vmi: &Value, circumstances: &Circumstances<'_>) -> Option<Write> {
-    let now = circumstances.now;
+pub(crate) fn next(vmi: &Value, context: &MigrationContext<'_>) -> Option<MigrationStep> {
+    let now = context.now;
     let state = vmi.pointer("/status/migrationState")?;
     let text = |key: &str| state.get(key).and_then(Value::as_str).unwrap_or_default();
     let flag = |key: &str| state.get(key).and_then(Value::as_bool) == Some(true);
@@ -49,14 +49,14 @@ pub(crate) fn next(vmi: &Value, circumstances: &Circumstances<'_>) -> Option<Wri
     } else if !has("targetNodeAddress") {
         // The target's handler acts once virt-controller has handed the migration over to it.
         (label(vmi, TARGET_LABEL)? == target).then_some(())?;
-        put("targetNodeAddress", (circumstances.address_of)(target).into());
+        put("targetNodeAddress", (context.address_of)(target).into());
         put("targetDirectMigrationNodePorts", json!({"40001": 0, "40002": 49152}));
         (target, false)
     } else if !has("startTimestamp") {
         put("startTimestamp", now.into());
         put("mode", "PreCopy".into());
         (source, false)
-    } else if circumstances.fails {
+    } else if context.fails {
         put("failed", true.into());
         put("failureReason", "the lab was told to let migrations fail".into());
         put("endTimestamp", now.into());
@@ -75,7 +75,7 @@ pub(crate) fn next(vmi: &Value, circumstances: &Circumstances<'_>) -> Option<Wri
         settle(&mut next);
         (target, false)
     };
-    Some(Write { node: node.to_owned(), vmi: next, copies })
+    Some(MigrationStep { node: node.to_owned(), vmi: next, copies })
 }
 
 fn label<'a>(vmi: &'a Value, name: &str) -> Option<&'a str> {
@@ -129,10 +129,10 @@ mod tests {
     }
 
     fn walk(fails: bool) -> (Vec<String>, Value) {
-        let circumstances =
-            Circumstances { now: "2026-01-01T00:00:00Z", fails, address_of: &|node| format!("address of {node}") };
+        let context =
+            MigrationContext { now: "2026-01-01T00:00:00Z", fails, address_of: &|node| format!("address of {node}") };
         let (mut vmi, mut writers) = (handed_over(), Vec::new());
-        while let Some(write) = next(&vmi, &circumstances) {
+        while let Some(write) = next(&vmi, &context) {
             writers.push(write.node);
             vmi = write.vmi;
             assert!(writers.len() < 20, "it never ends");
@@ -160,7 +160,7 @@ mod tests {
     fn nothing_happens_before_the_hand_over() {
         let mut vmi = handed_over();
         remove(&mut vmi, "/metadata/labels", TARGET_LABEL);
-        let circumstances = Circumstances { now: "", fails: false, address_of: &|_| String::new() };
-        assert!(next(&vmi, &circumstances).is_none());
+        let context = MigrationContext { now: "", fails: false, address_of: &|_| String::new() };
+        assert!(next(&vmi, &context).is_none());
     }
 }

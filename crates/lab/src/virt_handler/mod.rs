@@ -7,29 +7,33 @@
 mod lifecycle;
 mod migration;
 
-use std::collections::HashMap;
-use std::sync::Arc;
-use std::time::Duration;
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use anyhow::{Context, Result, anyhow};
 use k8s_openapi::api::core::v1::Pod;
-use kube::api::{DynamicObject, ListParams, PostParams};
-use kube::runtime::watcher;
-use kube::{Api, Client, ResourceExt};
-use serde_json::Value;
-use tokio::sync::{Mutex, watch};
-use tokio::time::Instant;
-
-use crate::addresses::Slot;
-use crate::credentials::{Credentials, of_service_account};
-use crate::follow::follow_each;
-use crate::kubelet::PodAddresses;
-use crate::vmi::{self, VmiPhases, VmiSummary};
+use kube::{
+    Api, Client, ResourceExt,
+    api::{DynamicObject, ListParams, PostParams},
+    runtime::watcher,
+};
 use lifecycle::Guest;
+use serde_json::Value;
+use tokio::{
+    sync::{Mutex, watch},
+    time::Instant,
+};
+
+use crate::{
+    addresses::AddressRange,
+    credentials::{Credentials, of_service_account},
+    kubelet::PodAddresses,
+    object_watch::run_per_object,
+    vmi::{self, VmiPhases, VmiSummary},
+};
 
 pub(crate) const NAMESPACE: &str = "kubevirt";
 const ACCOUNT: &str = "kubevirt-handler";
-const AGAIN: Duration = Duration::from_millis(200);
+const RETRY: Duration = Duration::from_millis(200);
 
 /// What guests do.
 #[derive(Clone, Debug)]
@@ -62,7 +66,7 @@ pub enum GuestEnd {
 pub(crate) struct VirtHandler {
     pub(crate) client: Client,
     pub(crate) admin: Credentials,
-    pub(crate) slot: Arc<Slot>,
+    pub(crate) address_range: Arc<AddressRange>,
     pub(crate) behaviour: watch::Receiver<GuestBehaviour>,
     pub(crate) vmis: VmiPhases,
     pub(crate) addresses: PodAddresses,
@@ -72,7 +76,7 @@ pub(crate) struct VirtHandler {
 
 /// What became of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Written {
+enum VmiWrite {
     Stored,
     /// There is a newer version, or none any more.
     Outdated,
@@ -80,9 +84,9 @@ enum Written {
 
 /// What takes its time, and since when. Changes of the VMI in the meantime do not begin it again.
 #[derive(Default)]
-struct Underway(Option<(String, Instant)>);
+struct DelayTimer(Option<(String, Instant)>);
 
-impl Underway {
+impl DelayTimer {
     /// How long `what` still takes; none when it is done.
     fn left(&mut self, what: &str, takes: Duration) -> Option<Duration> {
         let since = match &self.0 {
@@ -102,20 +106,20 @@ impl VirtHandler {
             None => self.vmis.remove(uid),
         };
         let vmis = vmi::all(self.client.clone());
-        follow_each(vmis, watcher::Config::default(), note, |news| self.clone().look_after(news)).await;
+        run_per_object(vmis, watcher::Config::default(), note, |news| self.clone().look_after(news)).await;
     }
 
     async fn look_after(self, mut news: watch::Receiver<Option<DynamicObject>>) {
         let mut behaviour = self.behaviour.clone();
-        let mut takes = Underway::default();
+        let mut timer = DelayTimer::default();
         loop {
             let Some(vmi) = news.borrow_and_update().clone() else { return };
-            let wishes = behaviour.borrow_and_update().clone();
-            let again = match self.act(&vmi, &wishes, &mut takes).await {
+            let current = behaviour.borrow_and_update().clone();
+            let again = match self.act(&vmi, &current, &mut timer).await {
                 Ok(again) => again,
                 Err(error) => {
                     tracing::debug!("virt-handler, {}: {error:#}", vmi.name_any());
-                    Some(AGAIN)
+                    Some(RETRY)
                 }
             };
             tokio::select! {
@@ -131,8 +135,8 @@ impl VirtHandler {
     async fn act(
         &self,
         vmi: &DynamicObject,
-        wishes: &GuestBehaviour,
-        underway: &mut Underway,
+        behaviour: &GuestBehaviour,
+        timer: &mut DelayTimer,
     ) -> Result<Option<Duration>> {
         let now = vmi::now();
         let document = serde_json::to_value(vmi).context("reading a VMI")?;
@@ -143,18 +147,18 @@ impl VirtHandler {
                 (node, lifecycle::ended(&document, "Succeeded", &now))
             }
             "Scheduled" => {
-                if let Some(left) = underway.left("the guest boots", wishes.boots_after) {
+                if let Some(left) = timer.left("the guest boots", behaviour.boots_after) {
                     return Ok(Some(left));
                 }
                 let guest =
-                    Guest { address: self.address_of(vmi, &node), live_migratable: wishes.live_migratable, now };
+                    Guest { address: self.address_of(vmi, &node), live_migratable: behaviour.live_migratable, now };
                 (node, lifecycle::started(&document, &guest))
             }
             "Running" => {
-                let Some(write) = self.migrate(&document, &now, wishes.migrations_fail) else { return Ok(None) };
+                let Some(write) = self.migrate(&document, &now, behaviour.migrations_fail) else { return Ok(None) };
                 let migration = vmi.data.pointer("/status/migrationState/migrationUid").and_then(Value::as_str);
                 if write.copies
-                    && let Some(left) = underway.left(migration.unwrap_or_default(), wishes.migration_takes)
+                    && let Some(left) = timer.left(migration.unwrap_or_default(), behaviour.migration_takes)
                 {
                     return Ok(Some(left));
                 }
@@ -166,9 +170,9 @@ impl VirtHandler {
         self.write(&node, next).await.map(|_| None)
     }
 
-    fn migrate(&self, vmi: &Value, now: &str, fails: bool) -> Option<migration::Write> {
+    fn migrate(&self, vmi: &Value, now: &str, fails: bool) -> Option<migration::MigrationStep> {
         let address_of = |node: &str| self.host_address(node);
-        migration::next(vmi, &migration::Circumstances { now, fails, address_of: &address_of })
+        migration::next(vmi, &migration::MigrationContext { now, fails, address_of: &address_of })
     }
 
     /// The guest ends by itself. Others write the same VMI: it is read and written again until the end is stored, or
@@ -185,7 +189,7 @@ impl VirtHandler {
         loop {
             let node = VmiSummary::of(&vmi).node;
             let document = serde_json::to_value(&vmi).context("reading a VMI")?;
-            if self.write(&node, lifecycle::ended(&document, phase, &vmi::now())).await? == Written::Stored {
+            if self.write(&node, lifecycle::ended(&document, phase, &vmi::now())).await? == VmiWrite::Stored {
                 return Ok(());
             }
             match api.get_opt(name).await.with_context(reading)?.filter(|newer| newer.uid() == uid) {
@@ -196,14 +200,14 @@ impl VirtHandler {
     }
 
     /// With the resourceVersion that was read: virt-controller writes the same object.
-    async fn write(&self, node: &str, vmi: Value) -> Result<Written> {
+    async fn write(&self, node: &str, vmi: Value) -> Result<VmiWrite> {
         let vmi: DynamicObject = serde_json::from_value(vmi).context("writing a VMI")?;
         let client = self.identity(node).await?;
         let api: Api<DynamicObject> =
             Api::namespaced_with(client, &vmi.namespace().unwrap_or_default(), &vmi::resource());
         match api.replace(&vmi.name_any(), &PostParams::default(), &vmi).await {
-            Ok(_) => Ok(Written::Stored),
-            Err(kube::Error::Api(status)) if status.is_conflict() || status.is_not_found() => Ok(Written::Outdated),
+            Ok(_) => Ok(VmiWrite::Stored),
+            Err(kube::Error::Api(status)) if status.is_conflict() || status.is_not_found() => Ok(VmiWrite::Outdated),
             Err(error) => {
                 self.identities.lock().await.remove(node);
                 Err(error).context("writing a VMI as virt-handler")
@@ -219,7 +223,7 @@ impl VirtHandler {
 
     fn host_address(&self, node: &str) -> String {
         let number = node.rsplit('-').next().and_then(|number| number.parse().ok()).unwrap_or(1);
-        self.slot.node(number).to_string()
+        self.address_range.node(number).to_string()
     }
 
     /// A client with the token of the node's virt-handler pod.
@@ -252,14 +256,14 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn looking_again_does_not_begin_a_boot_again() {
         let seconds = Duration::from_secs;
-        let mut underway = Underway::default();
-        assert_eq!(underway.left("boot", Duration::ZERO), None);
-        assert_eq!(underway.left("boot", seconds(10)), Some(seconds(10)));
+        let mut timer = DelayTimer::default();
+        assert_eq!(timer.left("boot", Duration::ZERO), None);
+        assert_eq!(timer.left("boot", seconds(10)), Some(seconds(10)));
         tokio::time::advance(seconds(4)).await;
-        assert_eq!(underway.left("boot", seconds(10)), Some(seconds(6)));
-        assert_eq!(underway.left("boot", seconds(3)), None, "the wish may change in between");
+        assert_eq!(timer.left("boot", seconds(10)), Some(seconds(6)));
+        assert_eq!(timer.left("boot", seconds(3)), None, "the wish may change in between");
         tokio::time::advance(seconds(6)).await;
-        assert_eq!(underway.left("boot", seconds(10)), None);
-        assert_eq!(underway.left("migration", seconds(10)), Some(seconds(10)), "another thing begins anew");
+        assert_eq!(timer.left("boot", seconds(10)), None);
+        assert_eq!(timer.left("migration", seconds(10)), Some(seconds(10)), "another thing begins anew");
     }
 }

@@ -1,7 +1,6 @@
 //! What is missing or wrong on a machine gets one sentence that says what to do, exit code 1, and leaves nothing.
 
-use std::os::unix::fs::PermissionsExt;
-use std::process::Command;
+use std::{os::unix::fs::PermissionsExt, process::Command};
 
 use anyhow::{Result, ensure};
 use nix::mount::{MsFlags, mount};

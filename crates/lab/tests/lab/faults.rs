@@ -5,15 +5,19 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use futures::TryStreamExt;
 use k8s_openapi::api::core::v1::ConfigMap;
-use kube::Api;
-use kube::api::{ListParams, Patch, PatchParams, PostParams, WatchEvent, WatchParams};
+use kube::{
+    Api,
+    api::{ListParams, Patch, PatchParams, PostParams, WatchEvent, WatchParams},
+};
 use serde_json::json;
-use vitivirt_lab::harness::Suite;
-use vitivirt_lab::proxy::{Fault, Match, Rule, RuleHandle, Verb, When};
-use vitivirt_lab::{Lab, LabOptions};
+use vitivirt_lab::{
+    Lab, LabOptions,
+    harness::Suite,
+    proxy::{Match, ProxyFault, ProxyRule, RequestVerb, RuleHandle, When},
+};
 
 /// How long something that must not come is waited for.
-const MOMENT: Duration = Duration::from_secs(2);
+const NO_EVENT_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long something that must come is waited for.
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -32,7 +36,7 @@ pub(crate) fn add(suite: &mut Suite) {
         let lab = Lab::start(LabOptions::default()).await?;
         create(&default_maps(&lab), "before").await?;
         lab.stop_etcd().await?;
-        let stuck = tokio::time::timeout(MOMENT, create(&default_maps(&lab), "during")).await;
+        let stuck = tokio::time::timeout(NO_EVENT_TIMEOUT, create(&default_maps(&lab), "during")).await;
         ensure!(!matches!(stuck, Ok(Ok(()))), "without etcd nothing can be stored");
         lab.start_etcd().await?;
         let again = Instant::now();
@@ -47,7 +51,7 @@ pub(crate) fn add(suite: &mut Suite) {
     suite.test("a_delayed_request_is_late", |labs| async move {
         let tester = Tester::new(labs.plain().await?, "delay")?;
         let delay = Duration::from_millis(700);
-        let rule = tester.add(Verb::Create, When::Always, Fault::Delay(delay));
+        let rule = tester.add(RequestVerb::Create, When::Always, ProxyFault::Delay(delay));
         let started = Instant::now();
         tester.create("late").await?;
         ensure!(started.elapsed() >= delay, "it took only {:?}", started.elapsed());
@@ -57,8 +61,8 @@ pub(crate) fn add(suite: &mut Suite) {
 
     suite.test("a_dropped_request_is_never_answered_nor_stored", |labs| async move {
         let tester = Tester::new(labs.plain().await?, "drop")?;
-        let _rule = tester.add(Verb::Create, When::Always, Fault::Drop);
-        let unanswered = tokio::time::timeout(MOMENT, tester.create("dropped")).await;
+        let _rule = tester.add(RequestVerb::Create, When::Always, ProxyFault::Drop);
+        let unanswered = tokio::time::timeout(NO_EVENT_TIMEOUT, tester.create("dropped")).await;
         ensure!(unanswered.is_err(), "it was answered: {unanswered:?}");
         ensure!(!tester.exists("dropped").await?, "it must not reach the API server");
         Ok(())
@@ -68,7 +72,7 @@ pub(crate) fn add(suite: &mut Suite) {
         let tester = Tester::new(labs.plain().await?, "answer")?;
         for status in [409, 429, 500, 503, 504] {
             let name = format!("answer-{status}");
-            let rule = tester.add(Verb::Create, When::Always, Fault::Answer { status, retry_after: None });
+            let rule = tester.add(RequestVerb::Create, When::Always, ProxyFault::Answer { status, retry_after: None });
             match tester.create(&name).await {
                 Err(kube::Error::Api(answer)) => {
                     ensure!(answer.code == status, "{status} was asked for, not {answer:?}");
@@ -84,7 +88,7 @@ pub(crate) fn add(suite: &mut Suite) {
 
     suite.test("a_cut_before_the_commit_stores_nothing", |labs| async move {
         let tester = Tester::new(labs.plain().await?, "cut-before")?;
-        let _rule = tester.add(Verb::Create, When::Always, Fault::Cut);
+        let _rule = tester.add(RequestVerb::Create, When::Always, ProxyFault::Cut);
         ensure!(tester.create("cut-before").await.is_err(), "the connection must break");
         ensure!(!tester.exists("cut-before").await?, "nothing may be stored");
         Ok(())
@@ -92,7 +96,7 @@ pub(crate) fn add(suite: &mut Suite) {
 
     suite.test("a_cut_after_the_commit_stores_all_the_same", |labs| async move {
         let tester = Tester::new(labs.plain().await?, "cut-after")?;
-        let _rule = tester.add(Verb::Create, When::Always, Fault::CutAfter);
+        let _rule = tester.add(RequestVerb::Create, When::Always, ProxyFault::CutAfter);
         ensure!(tester.create("cut-after").await.is_err(), "the client must not learn of it");
         ensure!(tester.exists("cut-after").await?, "it was stored");
         Ok(())
@@ -100,7 +104,7 @@ pub(crate) fn add(suite: &mut Suite) {
 
     suite.test("only_the_nth_request_is_struck", |labs| async move {
         let tester = Tester::new(labs.plain().await?, "nth")?;
-        let rule = tester.add(Verb::Create, When::Nth(2), Fault::Answer { status: 500, retry_after: None });
+        let rule = tester.add(RequestVerb::Create, When::Nth(2), ProxyFault::Answer { status: 500, retry_after: None });
         let mut outcomes = Vec::new();
         for name in ["nth-1", "nth-2", "nth-3"] {
             outcomes.push(tester.create(name).await.is_ok());
@@ -115,7 +119,7 @@ pub(crate) fn add(suite: &mut Suite) {
         let mut events = tester.watch("stalled").await?;
         tester.create("stalled").await?;
         expect_event(&mut events).await.context("an open watch tells")?;
-        let rule = tester.add(Verb::Watch, When::Always, Fault::StallWatch { after_events: 0 });
+        let rule = tester.add(RequestVerb::Watch, When::Always, ProxyFault::StallWatch { after_events: 0 });
         tester.touch("stalled").await?;
         expect_silence(&mut events).await.context("a stalled watch is silent, and does not end")?;
         rule.remove();
@@ -128,7 +132,7 @@ pub(crate) fn add(suite: &mut Suite) {
         let mut events = tester.watch("cut-watch").await?;
         tester.create("cut-watch").await?;
         expect_event(&mut events).await.context("an open watch tells")?;
-        let _rule = tester.add(Verb::Watch, When::Always, Fault::CutWatch { after_events: 0 });
+        let _rule = tester.add(RequestVerb::Watch, When::Always, ProxyFault::CutWatch { after_events: 0 });
         match tokio::time::timeout(PATIENCE, events.try_next()).await {
             Ok(Ok(Some(event))) => bail!("the watch went on: {event:?}"),
             Ok(_) => Ok(()),
@@ -170,9 +174,9 @@ impl Tester {
         Ok(Tester { maps: Api::namespaced(client, "default"), lab, name })
     }
 
-    fn add(&self, verb: Verb, when: When, fault: Fault) -> RuleHandle {
+    fn add(&self, verb: RequestVerb, when: When, fault: ProxyFault) -> RuleHandle {
         let matcher = Match::verb(verb).resource("configmaps").user_agent(self.name);
-        self.lab.proxy().add(Rule::new(matcher, when, fault))
+        self.lab.proxy().add(ProxyRule::new(matcher, when, fault))
     }
 
     async fn create(&self, name: &str) -> kube::Result<()> {
@@ -192,16 +196,16 @@ impl Tester {
     }
 
     /// A watch of one object, through the proxy.
-    async fn watch(&self, name: &str) -> Result<Events> {
+    async fn watch(&self, name: &str) -> Result<WatchEvents> {
         // Without bookmarks, so that each event is a change.
         let only = WatchParams::default().disable_bookmarks().fields(&format!("metadata.name={name}"));
         Ok(Box::pin(self.maps.watch(&only, "0").await?))
     }
 }
 
-type Events = std::pin::Pin<Box<dyn futures::Stream<Item = kube::Result<WatchEvent<ConfigMap>>> + Send>>;
+type WatchEvents = std::pin::Pin<Box<dyn futures::Stream<Item = kube::Result<WatchEvent<ConfigMap>>> + Send>>;
 
-async fn expect_event(events: &mut Events) -> Result<()> {
+async fn expect_event(events: &mut WatchEvents) -> Result<()> {
     match tokio::time::timeout(PATIENCE, events.try_next()).await {
         Ok(Ok(Some(_))) => Ok(()),
         Ok(Ok(None)) => bail!("the watch ended"),
@@ -210,8 +214,8 @@ async fn expect_event(events: &mut Events) -> Result<()> {
     }
 }
 
-async fn expect_silence(events: &mut Events) -> Result<()> {
-    match tokio::time::timeout(MOMENT, events.try_next()).await {
+async fn expect_silence(events: &mut WatchEvents) -> Result<()> {
+    match tokio::time::timeout(NO_EVENT_TIMEOUT, events.try_next()).await {
         Err(_) => Ok(()),
         Ok(end) => bail!("not silent: {end:?}"),
     }

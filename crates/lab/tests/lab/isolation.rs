@@ -1,21 +1,23 @@
 //! Nothing gets out, nothing is left behind, and several labs do not see each other.
 
-use std::io::ErrorKind;
-use std::net::{SocketAddr, TcpStream};
-use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
-use std::process::Stdio;
-use std::time::Duration;
+use std::{
+    io::ErrorKind,
+    net::{SocketAddr, TcpStream},
+    os::unix::process::CommandExt,
+    path::{Path, PathBuf},
+    process::Stdio,
+    time::Duration,
+};
 
 use anyhow::{Context, Result, bail, ensure};
 use k8s_openapi::api::core::v1::Namespace;
-use kube::Api;
-use kube::api::PostParams;
-use nix::mount::{MntFlags, MsFlags, mount, umount2};
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
-use vitivirt_lab::harness::Suite;
-use vitivirt_lab::{Lab, LabOptions};
+use kube::{Api, api::PostParams};
+use nix::{
+    mount::{MntFlags, MsFlags, mount, umount2},
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use vitivirt_lab::{Lab, LabOptions, harness::Suite};
 
 use crate::nested::{self, HOLD, RESIDE};
 
@@ -101,7 +103,7 @@ pub(crate) fn add(suite: &mut Suite) {
         let complaint = String::from_utf8_lossy(&complaint.stderr);
         ended.with_context(|| format!("it goes on without its starter: {complaint}"))?;
         ensure!(complaint.contains("has ended before it was ready"), "{complaint}");
-        ensure!(vitivirt_lab::resident::Resident::find(&name)?.is_none(), "it can still be found");
+        ensure!(vitivirt_lab::daemon::LabDaemon::find(&name)?.is_none(), "it can still be found");
         Ok(())
     });
 
@@ -110,7 +112,7 @@ pub(crate) fn add(suite: &mut Suite) {
         let folder = lab.folder().to_owned();
         lab.stop().await?;
         ensure!(!folder.exists(), "the lab's folder is left");
-        let mut aside = std::fs::read_dir(vitivirt_lab::place::ended_dir(ENDS_ITS_LAB)?)?;
+        let mut aside = std::fs::read_dir(vitivirt_lab::paths::ended_dir(ENDS_ITS_LAB)?)?;
         let logs = aside.next().context("nothing was put aside")??.path();
         ensure!(
             std::fs::read_to_string(logs.join("audit.log"))?.contains("audit.k8s.io"),
@@ -129,7 +131,7 @@ pub(crate) fn add(suite: &mut Suite) {
             // What the user needs is put where the user may look: the binary and the built parts.
             let program = home.path().join("lab-tests");
             std::fs::write(&program, "")?;
-            mounts.push(Mounted::bind(&std::env::current_exe()?, &program)?);
+            mounts.push(BindMount::bind(&std::env::current_exe()?, &program)?);
             mounts.push(home.with_parts()?);
             for folder in [home.path(), &home.cache()] {
                 std::os::unix::fs::chown(folder, Some(nobody), Some(nobody))?;
@@ -200,32 +202,32 @@ impl Home {
     }
 
     /// The built parts of this process's own cache.
-    fn with_parts(&self) -> Result<Mounted> {
+    fn with_parts(&self) -> Result<BindMount> {
         let parts = self.cache().join("parts");
         std::fs::create_dir_all(&parts)?;
-        Mounted::bind(&vitivirt_lab::place::cache_dir()?.join("parts"), &parts)
+        BindMount::bind(&vitivirt_lab::paths::cache_dir()?.join("parts"), &parts)
     }
 
-    fn shared_tmpfs(&self) -> Result<Mounted> {
+    fn shared_tmpfs(&self) -> Result<BindMount> {
         mount(Some("home"), self.path(), Some("tmpfs"), MsFlags::empty(), Some("mode=0755")).context("a tmpfs")?;
-        let mounted = Mounted(self.path().to_owned());
+        let mounted = BindMount(self.path().to_owned());
         mount(None::<&str>, self.path(), None::<&str>, MsFlags::MS_SHARED, None::<&str>).context("a shared mount")?;
         Ok(mounted)
     }
 }
 
 /// A mount that ends when it is dropped.
-struct Mounted(PathBuf);
+struct BindMount(PathBuf);
 
-impl Mounted {
+impl BindMount {
     fn bind(from: &Path, to: &Path) -> Result<Self> {
         mount(Some(from), to, None::<&str>, MsFlags::MS_BIND | MsFlags::MS_REC, None::<&str>)
             .context("a bind mount")?;
-        Ok(Mounted(to.to_owned()))
+        Ok(BindMount(to.to_owned()))
     }
 }
 
-impl Drop for Mounted {
+impl Drop for BindMount {
     fn drop(&mut self) {
         let _ = umount2(&self.0, MntFlags::MNT_DETACH);
     }

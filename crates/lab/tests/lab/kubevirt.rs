@@ -3,11 +3,12 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use kube::Api;
-use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams};
+use kube::{
+    Api,
+    api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams},
+};
 use serde_json::{Value, json};
-use vitivirt_lab::harness::Suite;
-use vitivirt_lab::{GuestEnd, KubeVirt, Lab, LabOptions, kubevirt_resource};
+use vitivirt_lab::{GuestEnd, KubeVirtInstaller, Lab, LabOptions, harness::Suite, kubevirt_resource};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -100,7 +101,7 @@ pub(crate) fn add(suite: &mut Suite) {
     });
 
     suite.test("simulated_kubevirt_serves_many_machines", |_| async move {
-        let lab = Lab::start(LabOptions { kubevirt: KubeVirt::Simulated, ..LabOptions::default() }).await?;
+        let lab = Lab::start(LabOptions { kubevirt: KubeVirtInstaller::Simulated, ..LabOptions::default() }).await?;
         for number in 0..20 {
             create_vm(&lab, &format!("vm-{number}")).await?;
         }

@@ -13,7 +13,7 @@ fn main() -> ExitCode {
     if let Some(code) = nested::take_over_if_asked() {
         return code;
     }
-    vitivirt_lab::harness::main(&vitivirt_lab::parts::STANDARD, |suite| {
+    vitivirt_lab::harness::main(&vitivirt_lab::components::STANDARD, |suite| {
         kubevirt::add(suite);
         isolation::add(suite);
         faults::add(suite);

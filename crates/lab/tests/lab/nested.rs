@@ -1,19 +1,23 @@
 //! This binary once more, as a user would start it: outside of any lab, in a process that a test may kill.
 
-use std::io::{BufRead, BufReader};
-use std::path::Path;
-use std::process::{Child, Command, ExitCode, Stdio};
+use std::{
+    io::{BufRead, BufReader},
+    path::Path,
+    process::{Child, Command, ExitCode, Stdio},
+};
 
 use anyhow::{Context, Result, bail};
-use vitivirt_lab::process_table::{Living, living};
-use vitivirt_lab::{Lab, LabOptions, isolate, parts, resident};
+use vitivirt_lab::{
+    Lab, LabOptions, components, daemon, isolate,
+    process_table::{self, ProcessInfo},
+};
 
 const TASK: &str = "LAB_TEST_TASK";
 /// Starts a lab, says so and stays.
 pub(crate) const HOLD: &str = "hold";
 /// Starts a lab where its API server's port is taken.
 pub(crate) const PORT_TAKEN: &str = "port-taken";
-/// Holds a resident lab of the name that `NAME` says.
+/// Holds a daemon lab of the name that `NAME` says.
 pub(crate) const RESIDE: &str = "reside";
 pub(crate) const NAME: &str = "LAB_TEST_NAME";
 const READY: &str = "ready";
@@ -27,10 +31,10 @@ pub(crate) fn take_over_if_asked() -> Option<ExitCode> {
     }
     if task == RESIDE {
         let name = std::env::var(NAME).unwrap_or_default();
-        return Some(resident::hold(&name, || Ok(LabOptions { nodes: 1, ..LabOptions::default() })));
+        return Some(daemon::hold(&name, || Ok(LabOptions { nodes: 1, ..LabOptions::default() })));
     }
     Some(isolate::run(
-        || parts::ensure(&parts::STANDARD),
+        || components::ensure(&components::STANDARD),
         || {
             let runtime = tokio::runtime::Runtime::new()?;
             runtime.block_on(async {
@@ -78,12 +82,12 @@ pub(crate) async fn complaint(mut command: Command) -> Result<(Option<i32>, Stri
 pub(crate) fn descendants(pid: u32) -> Vec<(u32, String)> {
     let mut found = Vec::new();
     let mut parents = vec![pid];
-    let all: Vec<(u32, Living)> = std::fs::read_dir("/proc")
+    let all: Vec<(u32, ProcessInfo)> = std::fs::read_dir("/proc")
         .into_iter()
         .flatten()
         .flatten()
         .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
-        .filter_map(|pid| Some((pid, living(pid)?)))
+        .filter_map(|pid| Some((pid, process_table::find(pid)?)))
         .collect();
     while let Some(parent) = parents.pop() {
         for (child, _) in all.iter().filter(|(_, process)| process.parent == parent) {
@@ -96,5 +100,5 @@ pub(crate) fn descendants(pid: u32) -> Vec<(u32, String)> {
 }
 
 pub(crate) fn is_alive(pid: u32) -> bool {
-    living(pid).is_some()
+    process_table::find(pid).is_some()
 }

@@ -3,15 +3,19 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use k8s_openapi::api::admissionregistration::v1::ValidatingAdmissionPolicyBinding;
-use k8s_openapi::api::apps::v1::Deployment;
-use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
-use kube::Api;
-use kube::api::{ListParams, Patch, PatchParams, PostParams};
+use k8s_openapi::api::{
+    admissionregistration::v1::ValidatingAdmissionPolicyBinding,
+    apps::v1::Deployment,
+    core::v1::{PersistentVolumeClaim, Pod},
+};
+use kube::{
+    Api,
+    api::{ListParams, Patch, PatchParams, PostParams},
+};
 use serde_json::{Value, json};
-use vitivirt_lab::harness::Suite;
 use vitivirt_lab::{
     CLASS_NEVER, CLASS_STANDARD, CLASS_WAIT, Extension, Lab, LabOptions, OwnProgram, PodFate, PodRule, Record,
+    harness::Suite,
 };
 
 const PATIENCE: Duration = Duration::from_secs(30);

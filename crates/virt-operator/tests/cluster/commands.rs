@@ -9,7 +9,7 @@ use kube::Api;
 use kube::api::{ListParams, PostParams};
 use serde_json::{Value, json};
 use vitivirt_lab::harness::Suite;
-use vitivirt_lab::{KubeVirt, Lab, LabOptions, VirtOperator};
+use vitivirt_lab::{KubeVirtInstaller, Lab, LabOptions, VirtOperator};
 
 use crate::world::{NAMESPACE, PATIENCE, kubevirts, program, text};
 
@@ -52,9 +52,11 @@ pub(crate) fn add(suite: &mut Suite) {
         lab.stop().await?;
 
         // Ours tells, by the same means that the reference's Job would use; the reference takes it as its own.
-        let lab =
-            Lab::start(LabOptions { kubevirt: KubeVirt::Reference { custom_resource: None }, ..LabOptions::default() })
-                .await?;
+        let lab = Lab::start(LabOptions {
+            kubevirt: KubeVirtInstaller::Reference { custom_resource: None },
+            ..LabOptions::default()
+        })
+        .await?;
         let theirs = strategies(&lab).await?;
         let [told] = theirs.as_slice() else { anyhow::bail!("{} strategies", theirs.len()) };
         let config = text(&kubevirts(&lab).get("kubevirt").await?, "/status/targetDeploymentConfig");

@@ -16,7 +16,7 @@ use anyhow::{Result, ensure};
 use nix::sys::signal::Signal;
 use serde_json::json;
 use vitivirt_lab::harness::Suite;
-use vitivirt_lab::{Lab, Program, ProgramOptions};
+use vitivirt_lab::{Lab, OperatorProcess, OperatorProcessOptions};
 use vitivirt_runtime::lease::message;
 
 const ACCOUNT: &str = "kubevirt-operator";
@@ -24,7 +24,7 @@ const IMAGE: &str = "quay.io/kubevirt/virt-operator:v1.8.4";
 const PATIENCE: Duration = Duration::from_secs(30);
 
 fn main() -> ExitCode {
-    vitivirt_lab::harness::main(&vitivirt_lab::parts::STANDARD, add)
+    vitivirt_lab::harness::main(&vitivirt_lab::components::STANDARD, add)
 }
 
 fn add(suite: &mut Suite) {
@@ -72,7 +72,7 @@ fn add(suite: &mut Suite) {
     });
 }
 
-async fn start(lab: &Lab, namespace: &str) -> Result<Program> {
+async fn start(lab: &Lab, namespace: &str) -> Result<OperatorProcess> {
     let leases = json!([{
         "apiGroups": ["coordination.k8s.io"],
         "resources": ["leases"],
@@ -94,7 +94,7 @@ subjects: [{{kind: ServiceAccount, name: {ACCOUNT}, namespace: {namespace}}}]
 "
     ))
     .await?;
-    lab.run(ProgramOptions {
+    lab.run(OperatorProcessOptions {
         file: PathBuf::from(env!("CARGO_BIN_EXE_virt-operator")),
         namespace: namespace.to_owned(),
         service_account: ACCOUNT.to_owned(),

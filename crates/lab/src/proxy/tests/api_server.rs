@@ -40,7 +40,7 @@ pub(super) struct Committed {
 pub(super) type Feed = mpsc::UnboundedSender<Bytes>;
 
 #[derive(Default)]
-struct Shared {
+struct ServerState {
     committed: watch::Sender<Vec<Committed>>,
     feeds: watch::Sender<Vec<Feed>>,
     connections: AtomicUsize,
@@ -48,7 +48,7 @@ struct Shared {
 
 pub(super) struct ApiServer {
     pub(super) address: SocketAddr,
-    shared: Arc<Shared>,
+    shared: Arc<ServerState>,
     tasks: TaskTracker,
     stop: CancellationToken,
 }
@@ -58,7 +58,7 @@ impl ApiServer {
         let listener = TcpListener::bind(address).await.unwrap();
         let address = listener.local_addr().unwrap();
         let acceptor = TlsAcceptor::from(pki.server());
-        let (tasks, stop, shared) = (TaskTracker::new(), CancellationToken::new(), Arc::<Shared>::default());
+        let (tasks, stop, shared) = (TaskTracker::new(), CancellationToken::new(), Arc::<ServerState>::default());
         let accept = {
             let (tasks, stop, shared) = (tasks.clone(), stop.clone(), Arc::clone(&shared));
             async move {
@@ -122,7 +122,7 @@ impl ApiServer {
 }
 
 async fn answer(
-    shared: Arc<Shared>,
+    shared: Arc<ServerState>,
     request: Request<Incoming>,
 ) -> Result<Response<UnsyncBoxBody<Bytes, Infallible>>, hyper::Error> {
     let (parts, body) = request.into_parts();

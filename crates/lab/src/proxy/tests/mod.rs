@@ -10,6 +10,7 @@ mod watches;
 use std::{sync::Arc, time::Duration};
 
 use anyhow::Context as _;
+use api_server::ApiServer;
 use bytes::Bytes;
 use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt as _, Full};
@@ -23,8 +24,7 @@ use rustls::{ClientConfig, ServerConfig};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
-use super::{FaultProxy, Outcome, ProxyOptions, tls};
-use api_server::ApiServer;
+use super::{FaultProxy, ProxyOptions, RequestOutcome, tls};
 
 const AGENT: &str = "operator/1.0";
 const PODS: &str = "/api/v1/namespaces/ns/pods";
@@ -76,14 +76,14 @@ impl Pki {
 }
 
 /// A server, the proxy before it, and a client's way in.
-struct Bench {
+struct ProxyFixture {
     pki: Pki,
     api: ApiServer,
     proxy: FaultProxy,
     protocol: Protocol,
 }
 
-impl Bench {
+impl ProxyFixture {
     async fn start(protocol: Protocol) -> Self {
         let pki = Pki::new();
         let api = ApiServer::start(&pki, "127.0.0.1:0".parse().unwrap()).await;
@@ -100,15 +100,15 @@ impl Bench {
         Self { pki, api, proxy, protocol }
     }
 
-    async fn client(&self) -> Client {
+    async fn client(&self) -> TestClient {
         self.client_as(AGENT).await
     }
 
-    async fn client_as(&self, agent: &str) -> Client {
+    async fn client_as(&self, agent: &str) -> TestClient {
         self.try_client(agent).await.unwrap()
     }
 
-    async fn try_client(&self, agent: &str) -> anyhow::Result<Client> {
+    async fn try_client(&self, agent: &str) -> anyhow::Result<TestClient> {
         let tcp = TcpStream::connect(self.proxy.addr()).await?;
         tcp.set_nodelay(true)?;
         let tls = TlsConnector::from(self.pki.client(self.protocol));
@@ -125,18 +125,18 @@ impl Bench {
                 Sender::Http2(sender)
             }
         };
-        Ok(Client { sender, agent: agent.to_owned() })
+        Ok(TestClient { sender, agent: agent.to_owned() })
     }
 
-    fn outcomes(&self) -> Vec<Outcome> {
+    fn outcomes(&self) -> Vec<RequestOutcome> {
         self.proxy.requests().into_iter().map(|record| record.outcome).collect()
     }
 }
 
 /// Runs a test over both protocols.
-async fn both(test: impl AsyncFn(Bench)) {
+async fn both(test: impl AsyncFn(ProxyFixture)) {
     for protocol in [Protocol::Http1, Protocol::Http2] {
-        let run = async { test(Bench::start(protocol).await).await };
+        let run = async { test(ProxyFixture::start(protocol).await).await };
         tokio::time::timeout(DEADLINE, run).await.unwrap_or_else(|_| panic!("stuck over {protocol:?}"));
     }
 }
@@ -147,12 +147,12 @@ enum Sender {
 }
 
 /// One connection through the proxy.
-struct Client {
+struct TestClient {
     sender: Sender,
     agent: String,
 }
 
-impl Client {
+impl TestClient {
     async fn send(&mut self, method: &str, path: &str, body: &str) -> anyhow::Result<Response<Incoming>> {
         let request = Request::builder()
             .method(method)

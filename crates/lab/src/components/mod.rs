@@ -11,11 +11,11 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, bail};
 use sha2::{Digest, Sha256};
 
-use crate::place;
+use crate::paths;
 
 /// A set of programs that come out of one Go module graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Group {
+pub enum ComponentGroup {
     Etcd,
     Kubernetes,
     /// KubeVirt v1.8.4, the release that is installed.
@@ -25,7 +25,7 @@ pub enum Group {
 }
 
 /// What a lab with KubeVirt's reference operator needs.
-pub const STANDARD: [Group; 3] = [Group::Etcd, Group::Kubernetes, Group::KubeVirt];
+pub const STANDARD: [ComponentGroup; 3] = [ComponentGroup::Etcd, ComponentGroup::Kubernetes, ComponentGroup::KubeVirt];
 
 struct Recipe {
     name: &'static str,
@@ -43,13 +43,13 @@ macro_rules! module {
     };
 }
 
-impl Group {
+impl ComponentGroup {
     fn recipe(self) -> Recipe {
         const VIRT: &[(&str, &str)] =
             &[("virt-api", "virt-api"), ("virt-controller", "virt-controller"), ("virt-operator", "virt-operator")];
         let (name, (go_mod, go_sum), binaries, stamps): (_, _, &[_], &[_]) = match self {
-            Group::Etcd => ("etcd", module!("etcd"), &[("server", "etcd")], &[]),
-            Group::Kubernetes => (
+            ComponentGroup::Etcd => ("etcd", module!("etcd"), &[("server", "etcd")], &[]),
+            ComponentGroup::Kubernetes => (
                 "kubernetes",
                 module!("kubernetes"),
                 &[
@@ -65,7 +65,7 @@ impl Group {
                     ("k8s.io/client-go/pkg/version.gitVersion", "v1.36.3"),
                 ],
             ),
-            Group::KubeVirt => (
+            ComponentGroup::KubeVirt => (
                 "kubevirt",
                 module!("kubevirt"),
                 &[
@@ -76,7 +76,7 @@ impl Group {
                 ],
                 &[("kubevirt.io/client-go/version.gitVersion", "v1.8.4")],
             ),
-            Group::KubeVirtPrevious => (
+            ComponentGroup::KubeVirtPrevious => (
                 "kubevirt-previous",
                 module!("kubevirt-previous"),
                 VIRT,
@@ -99,7 +99,7 @@ impl Group {
         }
         let digest = hash.finalize();
         let short: String = digest.iter().take(6).map(|byte| format!("{byte:02x}")).collect();
-        Ok(place::parts_dir()?.join(format!("{}-{short}", recipe.name)))
+        Ok(paths::parts_dir()?.join(format!("{}-{short}", recipe.name)))
     }
 
     fn is_built(self) -> Result<bool> {
@@ -109,8 +109,8 @@ impl Group {
 }
 
 /// Builds what is missing of `groups`. Needs the network, so it runs before a lab's namespaces are made.
-pub fn ensure(groups: &[Group]) -> Result<()> {
-    let missing: Vec<Group> = groups
+pub fn ensure(groups: &[ComponentGroup]) -> Result<()> {
+    let missing: Vec<ComponentGroup> = groups
         .iter()
         .copied()
         .filter_map(|group| Some(group).filter(|group| !matches!(group.is_built(), Ok(true))))
@@ -126,7 +126,7 @@ pub fn ensure(groups: &[Group]) -> Result<()> {
 }
 
 /// What changes whenever one of these groups is built from something else.
-pub fn versions(groups: &[Group]) -> Result<String> {
+pub fn versions(groups: &[ComponentGroup]) -> Result<String> {
     let names = groups.iter().map(|group| {
         let folder = group.folder()?;
         Ok(folder.file_name().unwrap_or_default().to_string_lossy().into_owned())
@@ -135,7 +135,7 @@ pub fn versions(groups: &[Group]) -> Result<String> {
 }
 
 /// Where a program is. `KUBEBUILDER_ASSETS` may supply etcd and kube-apiserver.
-pub fn binary(group: Group, name: &str) -> Result<PathBuf> {
+pub fn binary(group: ComponentGroup, name: &str) -> Result<PathBuf> {
     if matches!(name, "etcd" | "kube-apiserver")
         && let Some(assets) = std::env::var_os("KUBEBUILDER_ASSETS")
         && let path = Path::new(&assets).join(name)
@@ -152,7 +152,7 @@ pub fn binary(group: Group, name: &str) -> Result<PathBuf> {
 
 /// The folder with kubectl, for a user's PATH.
 pub fn kubectl_dir() -> Result<PathBuf> {
-    Group::Kubernetes.folder()
+    ComponentGroup::Kubernetes.folder()
 }
 
 #[cfg(test)]
@@ -161,7 +161,12 @@ mod tests {
 
     #[test]
     fn every_group_pins_what_it_builds() {
-        for group in [Group::Etcd, Group::Kubernetes, Group::KubeVirt, Group::KubeVirtPrevious] {
+        for group in [
+            ComponentGroup::Etcd,
+            ComponentGroup::Kubernetes,
+            ComponentGroup::KubeVirt,
+            ComponentGroup::KubeVirtPrevious,
+        ] {
             let recipe = group.recipe();
             assert!(!recipe.go_sum.is_empty(), "{} has no checksums", recipe.name);
             for (built, _) in recipe.binaries.iter().filter(|(built, _)| *built != "server") {

@@ -20,12 +20,12 @@ pub struct RequestRecord {
     pub method: Method,
     pub uri: Uri,
     pub caller: Arc<Caller>,
-    pub outcome: Outcome,
+    pub outcome: RequestOutcome,
 }
 
 /// What became of a request, as far as is known by now.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum RequestOutcome {
     /// Neither answered nor struck yet.
     Pending,
     /// The API server's status, passed on. The body may have broken later.
@@ -41,17 +41,17 @@ pub enum Outcome {
 }
 
 #[derive(Default)]
-struct State {
+struct LogState {
     next: u64,
     records: VecDeque<RequestRecord>,
 }
 
 #[derive(Default)]
-pub(super) struct Ledger {
-    state: Mutex<State>,
+pub(super) struct RequestLog {
+    state: Mutex<LogState>,
 }
 
-impl Ledger {
+impl RequestLog {
     pub(super) fn open(self: &Arc<Self>, method: &Method, uri: &Uri, caller: &Arc<Caller>) -> OpenRecord {
         let mut state = self.state.lock();
         let number = state.next;
@@ -65,16 +65,16 @@ impl Ledger {
             method: method.clone(),
             uri: uri.clone(),
             caller: Arc::clone(caller),
-            outcome: Outcome::Pending,
+            outcome: RequestOutcome::Pending,
         });
-        OpenRecord { number, ledger: Arc::clone(self) }
+        OpenRecord { number, request_log: Arc::clone(self) }
     }
 
     pub(super) fn records(&self) -> Vec<RequestRecord> {
         self.state.lock().records.iter().cloned().collect()
     }
 
-    fn update(&self, number: u64, change: impl FnOnce(&mut Outcome)) {
+    fn update(&self, number: u64, change: impl FnOnce(&mut RequestOutcome)) {
         let mut state = self.state.lock();
         let first = state.next.saturating_sub(u64::try_from(state.records.len()).unwrap_or(u64::MAX));
         let index = number.checked_sub(first).and_then(|index| usize::try_from(index).ok());
@@ -87,20 +87,20 @@ impl Ledger {
 /// A request under way. Dropped without an outcome, the request was abandoned.
 pub(super) struct OpenRecord {
     number: u64,
-    ledger: Arc<Ledger>,
+    request_log: Arc<RequestLog>,
 }
 
 impl OpenRecord {
-    pub(super) fn set(&self, outcome: Outcome) {
-        self.ledger.update(self.number, |current| *current = outcome);
+    pub(super) fn set(&self, outcome: RequestOutcome) {
+        self.request_log.update(self.number, |current| *current = outcome);
     }
 }
 
 impl Drop for OpenRecord {
     fn drop(&mut self) {
-        self.ledger.update(self.number, |current| {
-            if *current == Outcome::Pending {
-                *current = Outcome::Abandoned;
+        self.request_log.update(self.number, |current| {
+            if *current == RequestOutcome::Pending {
+                *current = RequestOutcome::Abandoned;
             }
         });
     }
@@ -110,37 +110,37 @@ impl Drop for OpenRecord {
 mod tests {
     use super::{super::request::RequestInfo, *};
 
-    fn open(ledger: &Arc<Ledger>, path: &str) -> OpenRecord {
+    fn open(request_log: &Arc<RequestLog>, path: &str) -> OpenRecord {
         let (method, uri) = (Method::GET, path.parse().unwrap());
         let info = RequestInfo::parse(&method, &uri);
-        ledger.open(&method, &uri, &Arc::new(Caller { user_agent: String::new(), info }))
+        request_log.open(&method, &uri, &Arc::new(Caller { user_agent: String::new(), info }))
     }
 
     #[test]
     fn forgets_the_oldest_and_survives_their_late_outcomes() {
-        let ledger = Arc::new(Ledger::default());
-        let oldest = open(&ledger, "/oldest");
+        let request_log = Arc::new(RequestLog::default());
+        let oldest = open(&request_log, "/oldest");
         for _ in 1..CAPACITY {
-            open(&ledger, "/some").set(Outcome::Status(200));
+            open(&request_log, "/some").set(RequestOutcome::Status(200));
         }
-        let newest = open(&ledger, "/newest");
-        newest.set(Outcome::Status(201));
-        oldest.set(Outcome::Status(500));
+        let newest = open(&request_log, "/newest");
+        newest.set(RequestOutcome::Status(201));
+        oldest.set(RequestOutcome::Status(500));
 
-        let records = ledger.records();
+        let records = request_log.records();
         assert_eq!(records.len(), CAPACITY);
         assert_eq!(records[0].number, 1);
-        assert_eq!(records[0].outcome, Outcome::Status(200));
+        assert_eq!(records[0].outcome, RequestOutcome::Status(200));
         assert_eq!(records[CAPACITY - 1].uri.path(), "/newest");
-        assert_eq!(records[CAPACITY - 1].outcome, Outcome::Status(201));
+        assert_eq!(records[CAPACITY - 1].outcome, RequestOutcome::Status(201));
     }
 
     #[test]
     fn what_is_dropped_without_an_outcome_was_abandoned() {
-        let ledger = Arc::new(Ledger::default());
-        let held = open(&ledger, "/held");
-        assert_eq!(ledger.records()[0].outcome, Outcome::Pending);
+        let request_log = Arc::new(RequestLog::default());
+        let held = open(&request_log, "/held");
+        assert_eq!(request_log.records()[0].outcome, RequestOutcome::Pending);
         drop(held);
-        assert_eq!(ledger.records()[0].outcome, Outcome::Abandoned);
+        assert_eq!(request_log.records()[0].outcome, RequestOutcome::Abandoned);
     }
 }

@@ -3,31 +3,37 @@
 //! A server that ends without being asked to is reported at once, with the last lines that it wrote, so that a test
 //! fails with the cause instead of a time-out.
 
-use std::path::{Path, PathBuf};
-use std::process::Stdio;
-use std::sync::Arc;
-use std::time::Duration;
+use std::{
+    path::{Path, PathBuf},
+    process::Stdio,
+    sync::Arc,
+    time::Duration,
+};
 
 use anyhow::{Context, Result, anyhow};
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
 use parking_lot::Mutex;
-use tokio::process::{Child, Command};
-use tokio::sync::watch;
+use tokio::{
+    process::{Child, Command},
+    sync::watch,
+};
 
 /// The reason why a lab is of no use any more; empty while it is well.
 #[derive(Clone)]
-pub struct Health {
+pub struct LabHealth {
     failure: Arc<watch::Sender<Option<String>>>,
 }
 
-impl Default for Health {
+impl Default for LabHealth {
     fn default() -> Self {
-        Health { failure: Arc::new(watch::Sender::new(None)) }
+        LabHealth { failure: Arc::new(watch::Sender::new(None)) }
     }
 }
 
-impl Health {
+impl LabHealth {
     pub(crate) fn fail(&self, reason: String) {
         self.failure.send_if_modified(|failure| {
             let first = failure.is_none();
@@ -88,9 +94,9 @@ impl ServerCommand {
     }
 }
 
-pub struct Server {
+pub struct ServerProcess {
     command: Arc<ServerCommand>,
-    health: Health,
+    health: LabHealth,
     running: Arc<Mutex<Option<Running>>>,
 }
 
@@ -123,14 +129,14 @@ impl ProcessNumber {
     }
 }
 
-impl Server {
-    pub(crate) fn start(command: ServerCommand, health: &Health) -> Result<Self> {
-        let server = Server { command: Arc::new(command), health: health.clone(), running: Arc::default() };
+impl ServerProcess {
+    pub(crate) fn start(command: ServerCommand, health: &LabHealth) -> Result<Self> {
+        let server = ServerProcess { command: Arc::new(command), health: health.clone(), running: Arc::default() };
         server.resume()?;
         Ok(server)
     }
 
-    /// Starts the process again after [`Server::stop`]; nothing if it runs.
+    /// Starts the process again after [`ServerProcess::stop`]; nothing if it runs.
     pub fn resume(&self) -> Result<()> {
         let mut running = self.running.lock();
         if running.as_ref().is_some_and(|running| !*running.ended.borrow()) {
@@ -191,7 +197,7 @@ impl Server {
 /// Looks after one process until it ends for good.
 struct Watcher {
     command: Arc<ServerCommand>,
-    health: Health,
+    health: LabHealth,
     running: Arc<Mutex<Option<Running>>>,
     process: ProcessNumber,
     expected: Arc<watch::Sender<bool>>,
@@ -244,7 +250,7 @@ fn pid_of(child: &Child) -> Result<Pid> {
 }
 
 /// A lab that is dropped takes its servers with it.
-impl Drop for Server {
+impl Drop for ServerProcess {
     fn drop(&mut self) {
         self.kill();
     }

@@ -1,18 +1,21 @@
 //! A watch that never gives up: the simulators outlive restarts of the API server.
 
-use std::collections::{HashMap, HashSet};
-use std::fmt::Debug;
-use std::time::Duration;
+use std::{
+    collections::{HashMap, HashSet},
+    fmt::Debug,
+    time::Duration,
+};
 
 use futures::TryStreamExt;
-use kube::runtime::watcher::{self, Event, watcher};
-use kube::{Api, ResourceExt};
+use kube::{
+    Api, ResourceExt,
+    runtime::watcher::{self, Event, watcher},
+};
 use serde::de::DeserializeOwned;
-use tokio::sync::watch;
-use tokio::task::JoinSet;
+use tokio::{sync::watch, task::JoinSet};
 
 /// The API server is local; waiting longer would only slow down tests that restart it.
-const AGAIN: Duration = Duration::from_millis(200);
+const RETRY: Duration = Duration::from_millis(200);
 
 /// A kind that does not exist (yet) is asked for less often.
 const ABSENT: Duration = Duration::from_secs(1);
@@ -29,7 +32,7 @@ fn is_absent(error: &watcher::Error) -> bool {
 }
 
 /// Calls `react` with every event, for ever.
-pub(crate) async fn follow<K>(api: Api<K>, config: watcher::Config, mut react: impl FnMut(Event<K>))
+pub(crate) async fn watch_events<K>(api: Api<K>, config: watcher::Config, mut react: impl FnMut(Event<K>))
 where
     K: kube::Resource + Clone + DeserializeOwned + Debug + Send + 'static,
 {
@@ -39,14 +42,14 @@ where
             Ok(Some(event)) => react(event),
             Ok(None) => return,
             Err(error) if is_absent(&error) => tokio::time::sleep(ABSENT).await,
-            Err(_) => tokio::time::sleep(AGAIN).await,
+            Err(_) => tokio::time::sleep(RETRY).await,
         }
     }
 }
 
 /// One task per object, which hears of every change of it and of its end (`None`). `note` hears of everything first.
 /// The tasks end with this future.
-pub(crate) async fn follow_each<K, T>(
+pub(crate) async fn run_per_object<K, T>(
     api: Api<K>,
     config: watcher::Config,
     mut note: impl FnMut(&str, Option<&K>),
@@ -58,7 +61,7 @@ pub(crate) async fn follow_each<K, T>(
     let mut known: HashMap<String, watch::Sender<Option<K>>> = HashMap::new();
     let mut unseen: HashSet<String> = HashSet::new();
     let mut tasks = JoinSet::new();
-    follow(api, config, |event| {
+    watch_events(api, config, |event| {
         let gone = match event {
             Event::Init => {
                 unseen = known.keys().cloned().collect();

@@ -1,20 +1,22 @@
 //! Builds one group with `go build`: shows how far it is, and says in one sentence what went wrong.
 
-use std::fs::{self, File};
-use std::io::{BufRead, BufReader, IsTerminal};
-use std::path::Path;
-use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::{
+    fs::{self, File},
+    io::{BufRead, BufReader, IsTerminal},
+    path::Path,
+    process::{Command, Stdio},
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context, Result, anyhow, bail};
 use indicatif::{ProgressBar, ProgressStyle};
 
-use super::{Group, Recipe};
+use super::{ComponentGroup, Recipe};
 
 /// The biggest group's binaries and Go's own intermediate files.
 const DISK_NEEDED: u64 = 6 << 30;
 
-pub(crate) fn build(group: Group) -> Result<()> {
+pub(crate) fn build(group: ComponentGroup) -> Result<()> {
     let recipe = group.recipe();
     let folder = group.folder()?;
     let parent = folder.parent().context("the cache folder has no parent")?;
@@ -161,10 +163,10 @@ struct Progress {
     name: &'static str,
     bar: Option<ProgressBar>,
     started: Instant,
-    state: parking_lot::Mutex<Spoken>,
+    state: parking_lot::Mutex<ProgressState>,
 }
 
-struct Spoken {
+struct ProgressState {
     last: Instant,
     compiled: u64,
     expected: u64,
@@ -184,7 +186,7 @@ impl Progress {
             name,
             bar,
             started: now,
-            state: parking_lot::Mutex::new(Spoken { last: now, compiled: 0, expected: 0 }),
+            state: parking_lot::Mutex::new(ProgressState { last: now, compiled: 0, expected: 0 }),
         }
     }
 
@@ -244,14 +246,14 @@ mod tests {
 
     #[test]
     fn a_full_disk_is_named() {
-        let error = explain(&Group::Etcd.recipe(), "# foo\nopen /x/y: no space left on device");
+        let error = explain(&ComponentGroup::Etcd.recipe(), "# foo\nopen /x/y: no space left on device");
         assert!(error.to_string().starts_with("the disk is full while building etcd"));
     }
 
     #[test]
     fn an_unreachable_module_is_named_with_the_first_real_complaint() {
         let error = explain(
-            &Group::Kubernetes.recipe(),
+            &ComponentGroup::Kubernetes.recipe(),
             "go: downloading k8s.io/api v0.36.3\ngo: k8s.io/api@v0.36.3: Get \"https://proxy/…\": dial tcp: lookup proxy: no such host",
         );
         let text = error.to_string();
@@ -260,7 +262,7 @@ mod tests {
 
     #[test]
     fn anything_else_keeps_its_first_line() {
-        let error = explain(&Group::Etcd.recipe(), "# go.etcd.io/etcd\nmain.go:3: undefined: x");
+        let error = explain(&ComponentGroup::Etcd.recipe(), "# go.etcd.io/etcd\nmain.go:3: undefined: x");
         assert!(error.to_string().contains("main.go:3: undefined: x"));
     }
 }

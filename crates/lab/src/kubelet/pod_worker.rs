@@ -3,35 +3,38 @@
 //! Requests fail while a test has the API server away: whatever fails here is tried again, and a pod that is to go is
 //! noticed all the while.
 
-use std::net::IpAddr;
-use std::time::Duration;
+use std::{net::IpAddr, time::Duration};
 
 use anyhow::{Context, Result};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Container, Pod};
-use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
-use kube::{Api, ResourceExt};
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use kube::{
+    Api, ResourceExt,
+    api::{DeleteParams, Patch, PatchParams, Preconditions},
+};
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
 use serde_json::json;
-use tokio::process::Child;
-use tokio::sync::watch;
-use tokio::time::Instant;
+use tokio::{process::Child, sync::watch, time::Instant};
 
-use super::probe::{Probe, Readiness};
-use super::process::{self, PodProcess, Surroundings};
-use super::restart::Backoff;
-use super::status::{Containers, Sighting, is_ready};
-use super::{Kubelet, PodFate, containers};
+use super::{
+    Kubelet, PodFate, containers,
+    probe::{Probe, Readiness},
+    process::{self, PodProcess, ProcessContext},
+    restart::RestartBackoff,
+    status::{ContainersState, StatusInput, is_ready},
+};
 
-pub(super) struct Life<'a> {
+pub(super) struct PodWorker<'a> {
     kubelet: &'a Kubelet,
     address: IpAddr,
     started: Timestamp,
     container: Container,
     process: Option<PodProcess>,
-    run: Run,
-    backoff: Backoff,
+    process_state: ProcessState,
+    backoff: RestartBackoff,
     restarts: i32,
     /// When a pod that is told to crash did so last.
     crashed: Option<Instant>,
@@ -40,11 +43,11 @@ pub(super) struct Life<'a> {
     hosted: bool,
     /// Once the containers have ended, and with what success, nothing makes them run again.
     ended: Option<bool>,
-    reported: Option<Report>,
+    reported: Option<PodReport>,
 }
 
 /// What the pod's program does.
-enum Run {
+enum ProcessState {
     /// There is none: the pod is only simulated.
     Simulated,
     Running {
@@ -59,33 +62,33 @@ enum Run {
 
 /// Everything that a status depends on.
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct Report {
-    containers: Containers,
+struct PodReport {
+    containers: ContainersState,
     ready: bool,
     restarts: i32,
 }
 
 /// How the containers are, and when to look again if nothing happens before.
-type Look = (Containers, Option<Duration>);
+type ContainerCheck = (ContainersState, Option<Duration>);
 
-const AGAIN: Duration = Duration::from_millis(150);
+const RETRY: Duration = Duration::from_millis(150);
 const CRASH_EVERY: Duration = Duration::from_secs(2);
 
-impl<'a> Life<'a> {
-    pub(super) async fn lead(
+impl<'a> PodWorker<'a> {
+    pub(super) async fn run(
         kubelet: &'a Kubelet,
         pod: &Pod,
         address: IpAddr,
         news: &mut watch::Receiver<Option<Pod>>,
     ) -> Result<()> {
-        let mut life = Life {
+        let mut worker = PodWorker {
             kubelet,
             address,
             started: Timestamp::now(),
             container: containers(pod).next().cloned().context("a pod has a container")?,
             process: None,
-            run: Run::Simulated,
-            backoff: Backoff::default(),
+            process_state: ProcessState::Simulated,
+            backoff: RestartBackoff::default(),
             restarts: 0,
             crashed: None,
             readiness: Readiness::default(),
@@ -97,15 +100,15 @@ impl<'a> Life<'a> {
             },
             reported: None,
         };
-        if life.ended.is_none() {
+        if worker.ended.is_none() {
             let ready_after = kubelet.behaviour.borrow().ready_after;
             tokio::select! {
                 () = tokio::time::sleep(ready_after) => {}
                 () = leaving(news) => {}
             }
-            life.begin(news).await;
+            worker.begin(news).await;
         }
-        life.run(news).await
+        worker.work(news).await
     }
 
     /// Starts the pod's program, however many attempts that takes; gives up only when the pod is to go.
@@ -125,7 +128,7 @@ impl<'a> Life<'a> {
                 complaint = text;
             }
             tokio::select! {
-                () = tokio::time::sleep(AGAIN) => {}
+                () = tokio::time::sleep(RETRY) => {}
                 () = leaving(news) => return,
             }
         }
@@ -135,15 +138,15 @@ impl<'a> Life<'a> {
         let program = process::program_of(&self.container, &self.kubelet.own_programs.borrow());
         if let Some(program) = program {
             let kubelet = self.kubelet;
-            let surroundings = Surroundings { admin: &kubelet.admin, client: &kubelet.client, folder: &kubelet.folder };
-            let process = PodProcess::prepare(&surroundings, pod, self.address, program?).await?;
-            self.run = Run::Running { child: process.spawn()?, since: Instant::now() };
+            let context = ProcessContext { admin: &kubelet.admin, client: &kubelet.client, folder: &kubelet.folder };
+            let process = PodProcess::prepare(&context, pod, self.address, program?).await?;
+            self.process_state = ProcessState::Running { child: process.spawn()?, since: Instant::now() };
             self.process = Some(process);
         }
         Ok(())
     }
 
-    async fn run(mut self, news: &mut watch::Receiver<Option<Pod>>) -> Result<()> {
+    async fn work(mut self, news: &mut watch::Receiver<Option<Pod>>) -> Result<()> {
         let mut behaviour = self.kubelet.behaviour.clone();
         let mut vmis = self.kubelet.vmis.subscribe();
         loop {
@@ -153,9 +156,9 @@ impl<'a> Life<'a> {
             }
             let fate = behaviour.borrow_and_update().fate(&pod);
             let (containers, again) = self.look(&pod, fate).await?;
-            if let Containers::Ended { success } = containers {
+            if let ContainersState::Ended { success } = containers {
                 self.ended = Some(success);
-                self.run = Run::Simulated;
+                self.process_state = ProcessState::Simulated;
             }
             let again = match self.report(&pod, containers).await {
                 true if self.ended.is_some() => {
@@ -163,105 +166,105 @@ impl<'a> Life<'a> {
                     continue;
                 }
                 true => again,
-                false => Some(again.unwrap_or(AGAIN).min(AGAIN)),
+                false => Some(again.unwrap_or(RETRY).min(RETRY)),
             };
             tokio::select! {
                 _ = news.changed() => {}
                 _ = behaviour.changed() => {}
                 _ = vmis.changed() => {}
-                () = self.run.exited() => {}
+                () = self.process_state.exited() => {}
                 () = tokio::time::sleep(again.unwrap_or(Duration::MAX)) => {}
             }
         }
     }
 
-    async fn look(&mut self, pod: &Pod, fate: Option<PodFate>) -> Result<Look> {
+    async fn look(&mut self, pod: &Pod, fate: Option<PodFate>) -> Result<ContainerCheck> {
         if let Some(success) = self.ended {
-            return Ok((Containers::Ended { success }, None));
+            return Ok((ContainersState::Ended { success }, None));
         }
         match fate {
-            Some(PodFate::NeverReady) => return Ok((Containers::Running { ready: false }, None)),
-            Some(PodFate::Completes) => return Ok((Containers::Ended { success: true }, None)),
+            Some(PodFate::NeverReady) => return Ok((ContainersState::Running { ready: false }, None)),
+            Some(PodFate::Completes) => return Ok((ContainersState::Ended { success: true }, None)),
             Some(PodFate::Crashes) => return Ok(self.crash()),
             None => {}
         }
         if let Some(guest) = self.kubelet.vmis.guest_of(pod) {
             self.hosted |= guest.is_on(pod);
             if let Some(success) = guest.outcome(pod, self.hosted) {
-                return Ok((Containers::Ended { success }, None));
+                return Ok((ContainersState::Ended { success }, None));
             }
         }
-        match &mut self.run {
-            Run::Simulated => Ok((Containers::Running { ready: true }, None)),
-            Run::Running { child, since } => {
+        match &mut self.process_state {
+            ProcessState::Simulated => Ok((ContainersState::Running { ready: true }, None)),
+            ProcessState::Running { child, since } => {
                 let since = *since;
                 match child.try_wait().context("asking for the process")? {
                     Some(exit) => Ok(self.after_exit(pod, exit.success(), since)),
                     None => Ok(self.probe().await),
                 }
             }
-            Run::Paused { until } => {
+            ProcessState::Paused { until } => {
                 let left = until.saturating_duration_since(Instant::now());
                 if left.is_zero() {
                     self.start_again();
                 }
-                Ok((Containers::Crashing, Some(left.max(AGAIN))))
+                Ok((ContainersState::Crashing, Some(left.max(RETRY))))
             }
         }
     }
 
     /// Counted by time, not by looks: each report of a crash is itself a reason to look again.
-    fn crash(&mut self) -> Look {
+    fn crash(&mut self) -> ContainerCheck {
         let left = self.crashed.map_or(Duration::ZERO, |at| CRASH_EVERY.saturating_sub(at.elapsed()));
         if !left.is_zero() {
-            return (Containers::Crashing, Some(left));
+            return (ContainersState::Crashing, Some(left));
         }
         self.restarts += 1;
         self.crashed = Some(Instant::now());
-        (Containers::Crashing, Some(CRASH_EVERY))
+        (ContainersState::Crashing, Some(CRASH_EVERY))
     }
 
-    async fn probe(&mut self) -> Look {
-        let Some(probe) = Probe::of(&self.container) else { return (Containers::Running { ready: true }, None) };
+    async fn probe(&mut self) -> ContainerCheck {
+        let Some(probe) = Probe::of(&self.container) else { return (ContainersState::Running { ready: true }, None) };
         if self.readiness.is_due() {
             let succeeded = probe.succeeds(self.address).await;
             self.readiness.note(succeeded, probe.failure_threshold);
         }
-        (Containers::Running { ready: self.readiness.is_ready() }, Some(self.readiness.until_due()))
+        (ContainersState::Running { ready: self.readiness.is_ready() }, Some(self.readiness.until_due()))
     }
 
-    fn after_exit(&mut self, pod: &Pod, success: bool, since: Instant) -> Look {
+    fn after_exit(&mut self, pod: &Pod, success: bool, since: Instant) -> ContainerCheck {
         let policy = pod.spec.as_ref().and_then(|spec| spec.restart_policy.as_deref()).unwrap_or("Always");
         if policy == "Never" || (policy == "OnFailure" && success) {
-            return (Containers::Ended { success }, None);
+            return (ContainersState::Ended { success }, None);
         }
         self.restarts += 1;
         self.readiness = Readiness::default();
         let pause = self.backoff.after(since.elapsed());
-        self.run = Run::Paused { until: Instant::now() + pause };
-        (Containers::Crashing, Some(pause))
+        self.process_state = ProcessState::Paused { until: Instant::now() + pause };
+        (ContainersState::Crashing, Some(pause))
     }
 
     fn start_again(&mut self) {
         let Some(process) = &self.process else { return };
-        self.run = match process.spawn() {
-            Ok(child) => Run::Running { child, since: Instant::now() },
+        self.process_state = match process.spawn() {
+            Ok(child) => ProcessState::Running { child, since: Instant::now() },
             Err(error) => {
                 tracing::warn!("a pod's program could not be started again: {error:#}");
-                Run::Paused { until: Instant::now() + self.backoff.after(Duration::ZERO) }
+                ProcessState::Paused { until: Instant::now() + self.backoff.after(Duration::ZERO) }
             }
         };
     }
 
     /// Writes the status if it says something new. Returns whether the API server knows it, or has no use for it.
-    async fn report(&mut self, pod: &Pod, containers: Containers) -> bool {
-        let report = Report { containers, ready: is_ready(pod, containers), restarts: self.restarts };
+    async fn report(&mut self, pod: &Pod, containers: ContainersState) -> bool {
+        let report = PodReport { containers, ready: is_ready(pod, containers), restarts: self.restarts };
         if self.reported == Some(report) {
             return true;
         }
         let host_ip =
             pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()).map(|node| self.kubelet.host_ip(node));
-        let sighting = Sighting {
+        let input = StatusInput {
             pod,
             containers,
             restarts: self.restarts,
@@ -270,7 +273,7 @@ impl<'a> Life<'a> {
             started: self.started,
             now: Timestamp::now(),
         };
-        let patch = json!({"metadata": {"uid": pod.uid()}, "status": sighting.status()});
+        let patch = json!({"metadata": {"uid": pod.uid()}, "status": input.status()});
         match self.pods(pod).patch_status(&pod.name_any(), &PatchParams::default(), &Patch::Strategic(patch)).await {
             Ok(_) => self.reported = Some(report),
             Err(error) if is_gone(&error) => {}
@@ -284,7 +287,7 @@ impl<'a> Life<'a> {
 
     /// The pod is to go: its process is asked to end, then the object is removed for good.
     async fn end(mut self, pod: &Pod, news: &mut watch::Receiver<Option<Pod>>) -> Result<()> {
-        if let Run::Running { child, .. } = &mut self.run {
+        if let ProcessState::Running { child, .. } = &mut self.process_state {
             let grace =
                 pod.metadata.deletion_grace_period_seconds.and_then(|grace| u64::try_from(grace).ok()).unwrap_or(30);
             if let Some(pid) = child.id().and_then(|pid| i32::try_from(pid).ok()) {
@@ -305,7 +308,7 @@ impl<'a> Life<'a> {
             match self.pods(pod).delete(&pod.name_any(), &at_once).await {
                 Ok(_) => return Ok(()),
                 Err(error) if is_gone(&error) || news.borrow().is_none() => return Ok(()),
-                Err(_) => tokio::time::sleep(AGAIN).await,
+                Err(_) => tokio::time::sleep(RETRY).await,
             }
         }
     }
@@ -315,13 +318,13 @@ impl<'a> Life<'a> {
     }
 }
 
-impl Run {
+impl ProcessState {
     async fn exited(&mut self) {
         match self {
-            Run::Running { child, .. } => {
+            ProcessState::Running { child, .. } => {
                 let _ = child.wait().await;
             }
-            Run::Simulated | Run::Paused { .. } => std::future::pending().await,
+            ProcessState::Simulated | ProcessState::Paused { .. } => std::future::pending().await,
         }
     }
 }

@@ -1,28 +1,27 @@
 //! What KubeVirt's own operator installed, kept from one run to the next: for the same resource and the same programs
 //! it is the same. The place is in the lab's cache, named by a hash of all that it depends on.
 
-use std::io::{Read, Write};
-use std::path::{Path, PathBuf};
+use std::{
+    io::{Read, Write},
+    path::{Path, PathBuf},
+};
 
 use anyhow::{Context, Result};
-use flate2::Compression;
-use flate2::read::GzDecoder;
-use flate2::write::GzEncoder;
-use serde::Serialize;
-use serde::de::DeserializeOwned;
+use flate2::{Compression, read::GzDecoder, write::GzEncoder};
+use serde::{Serialize, de::DeserializeOwned};
 use sha2::{Digest, Sha256};
-use vitivirt_lab::parts;
+use vitivirt_lab::components;
 
-use super::case::Case;
+use super::case::ParityCase;
 
 /// Raised whenever what is kept changes its form: with `vitivirt_snapshot::normalise`, or with what a lab prepares.
 const FORM: u32 = 1;
 
-pub(super) fn place(case: &Case) -> Result<PathBuf> {
+pub(super) fn path(case: &ParityCase) -> Result<PathBuf> {
     let case_text = serde_json::to_string(case).context("writing a case")?;
-    let all = format!("{FORM} {} {:?} {case_text}", parts::versions(&parts::STANDARD)?, case.offers);
+    let all = format!("{FORM} {} {:?} {case_text}", components::versions(&components::STANDARD)?, case.extensions);
     let hash: String = Sha256::digest(all).iter().take(8).map(|byte| format!("{byte:02x}")).collect();
-    Ok(vitivirt_lab::place::cache_dir()?.join("parity").join(format!("{hash}.json.gz")))
+    Ok(vitivirt_lab::paths::cache_dir()?.join("parity").join(format!("{hash}.json.gz")))
 }
 
 /// Nothing if there is none, or none that can be read.

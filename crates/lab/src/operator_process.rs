@@ -1,23 +1,27 @@
 //! One of our operators as a process: it runs as its own service account, never with the lab's rights.
 
-use std::net::IpAddr;
-use std::path::{Path, PathBuf};
-use std::process::{ExitStatus, Stdio};
-use std::time::Duration;
+use std::{
+    net::IpAddr,
+    path::{Path, PathBuf},
+    process::{ExitStatus, Stdio},
+    time::Duration,
+};
 
 use anyhow::{Context, Result, bail};
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
 use serde_json::Value;
-use tokio::net::TcpStream;
-use tokio::process::{Child, Command};
+use tokio::{
+    net::TcpStream,
+    process::{Child, Command},
+};
 
-use crate::credentials::Credentials;
-use crate::http_get;
-use crate::kubelet::probe;
+use crate::{credentials::Credentials, http_get, kubelet::probe};
 
 #[derive(Clone, Debug)]
-pub struct ProgramOptions {
+pub struct OperatorProcessOptions {
     pub file: PathBuf,
     pub namespace: String,
     pub service_account: String,
@@ -27,17 +31,17 @@ pub struct ProgramOptions {
     pub through_proxy: bool,
 }
 
-pub struct Program {
+pub struct OperatorProcess {
     child: Child,
     pid: i32,
     address: IpAddr,
     log: PathBuf,
 }
 
-impl Program {
+impl OperatorProcess {
     /// `{address}` in an argument or variable becomes the program's own address.
     pub(crate) fn start(
-        options: &ProgramOptions,
+        options: &OperatorProcessOptions,
         credentials: &Credentials,
         address: IpAddr,
         folder: &Path,
@@ -61,7 +65,7 @@ impl Program {
             .spawn()
             .with_context(|| format!("starting {}", options.file.display()))?;
         let pid = child.id().and_then(|pid| i32::try_from(pid).ok()).context("the program ended at once")?;
-        Ok(Program { child, pid, address, log })
+        Ok(OperatorProcess { child, pid, address, log })
     }
 
     pub fn pid(&self) -> i32 {

@@ -1,47 +1,51 @@
 //! A lab that outlives the command that started it: held by a process of its own, found by name, entered and ended.
 
-use std::fs::{File, TryLockError};
-use std::io::Read;
-use std::os::fd::AsFd;
-use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
-use std::time::{Duration, Instant};
+use std::{
+    fs::{File, TryLockError},
+    io::Read,
+    os::fd::AsFd,
+    path::{Path, PathBuf},
+    process::{Command, ExitCode},
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context, Result, bail};
-use nix::sched::{CloneFlags, setns};
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::{
+    sched::{CloneFlags, setns},
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
 use serde::{Deserialize, Serialize};
 
-use crate::{Lab, LabOptions, isolate, parts, place, process_table};
+use crate::{Lab, LabOptions, components, isolate, paths, process_table};
 
-/// What is known of a resident lab.
+/// What is known of a daemon lab.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Resident {
+pub struct LabDaemon {
     /// The process that holds it; with it everything ends.
-    pub holder: i32,
-    /// When the holder was started, in the kernel's clock ticks: process numbers are used again.
-    holder_started: u64,
+    pub pid: i32,
+    /// When the pid was started, in the kernel's clock ticks: process numbers are used again.
+    pid_started: u64,
     /// The first process of the lab's namespaces.
     inner: i32,
-    pub state: State,
+    pub state: DaemonState,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub enum State {
+pub enum DaemonState {
     Starting,
     Ready { kubeconfig: PathBuf },
 }
 
-impl Resident {
+impl LabDaemon {
     /// The lab of this name, if it lives. What a dead one left is removed.
     pub fn find(name: &str) -> Result<Option<Self>> {
         let path = file(name)?;
         let Ok(text) = std::fs::read(&path) else { return Ok(None) };
-        let resident: Resident =
+        let daemon: LabDaemon =
             serde_json::from_slice(&text).with_context(|| format!("{} is damaged: remove it", path.display()))?;
-        if started(resident.holder) == Some(resident.holder_started) {
-            return Ok(Some(resident));
+        if started(daemon.pid) == Some(daemon.pid_started) {
+            return Ok(Some(daemon));
         }
         let _ = std::fs::remove_file(path);
         Ok(None)
@@ -59,18 +63,18 @@ impl Resident {
     }
 }
 
-/// Where a resident lab's process writes what it has to say.
+/// Where a daemon lab's process writes what it has to say.
 pub fn log_file(name: &str) -> Result<PathBuf> {
     Ok(file(name)?.with_extension("log"))
 }
 
 /// The right to start a lab of this name, as long as it is held: from looking for one that runs until the new one can
 /// be found.
-pub fn claim(name: &str) -> Result<File> {
-    claim_file(&file(name)?.with_extension("lock"), name)
+pub fn lock(name: &str) -> Result<File> {
+    lock_file(&file(name)?.with_extension("lock"), name)
 }
 
-fn claim_file(path: &Path, name: &str) -> Result<File> {
+fn lock_file(path: &Path, name: &str) -> Result<File> {
     let lock = File::create(path).with_context(|| format!("creating {}", path.display()))?;
     match lock.try_lock() {
         Ok(()) => Ok(lock),
@@ -83,7 +87,7 @@ fn file(name: &str) -> Result<PathBuf> {
     if name.is_empty() || !name.chars().all(|character| character.is_ascii_alphanumeric() || character == '-') {
         bail!("{name:?} cannot name a lab: use letters, digits and dashes");
     }
-    let folder = place::cache_dir()?.join("labs");
+    let folder = paths::cache_dir()?.join("labs");
     std::fs::create_dir_all(&folder).with_context(|| format!("creating {}", folder.display()))?;
     Ok(folder.join(format!("{name}.json")))
 }
@@ -98,10 +102,10 @@ pub fn hold(name: &str, options: impl FnOnce() -> Result<LabOptions>) -> ExitCod
     isolate::run_with(
         || Ok(()),
         |inner| {
-            let holder = i32::try_from(std::process::id()).context("a process number")?;
+            let pid = i32::try_from(std::process::id()).context("a process number")?;
             let inner = i32::try_from(inner).context("a process number")?;
-            let holder_started = started(holder).context("reading /proc")?;
-            Resident { holder, holder_started, inner, state: State::Starting }.save(name)
+            let pid_started = started(pid).context("reading /proc")?;
+            LabDaemon { pid, pid_started, inner, state: DaemonState::Starting }.save(name)
         },
         || {
             let runtime = tokio::runtime::Runtime::new().context("starting tokio")?;
@@ -129,24 +133,24 @@ async fn end_of_input() {
     let _ = receiver.await;
 }
 
-/// The holder wrote the file; the lab inside completes it.
+/// The pid wrote the file; the lab inside completes it.
 fn announce(name: &str, lab: &Lab) -> Result<()> {
     let text = std::fs::read(file(name)?).context("reading the lab's file")?;
-    let resident: Resident = serde_json::from_slice(&text).context("reading the lab's file")?;
-    Resident { state: State::Ready { kubeconfig: lab.kubeconfig().to_owned() }, ..resident }.save(name)
+    let daemon: LabDaemon = serde_json::from_slice(&text).context("reading the lab's file")?;
+    LabDaemon { state: DaemonState::Ready { kubeconfig: lab.kubeconfig().to_owned() }, ..daemon }.save(name)
 }
 
-/// Runs a command in the namespaces of a resident lab and returns its exit code.
+/// Runs a command in the namespaces of a daemon lab and returns its exit code.
 pub fn exec(name: &str, command: &[String]) -> Result<ExitCode> {
-    let resident = Resident::require(name)?;
-    let State::Ready { kubeconfig } = resident.state else {
+    let daemon = LabDaemon::require(name)?;
+    let DaemonState::Ready { kubeconfig } = daemon.state else {
         bail!("the lab {name:?} is still starting: try again in a moment");
     };
     let (Some(program), arguments) = (command.first(), command.get(1..).unwrap_or_default()) else {
         bail!("there is no command to run");
     };
     let folder = std::env::current_dir().context("finding the current folder")?;
-    enter(resident.inner)?;
+    enter(daemon.inner)?;
     // The mount namespace has its own view of the same folder.
     let _ = std::env::set_current_dir(folder);
     let status = Command::new(program)
@@ -160,7 +164,7 @@ pub fn exec(name: &str, command: &[String]) -> Result<ExitCode> {
 
 fn with_kubectl() -> Result<std::ffi::OsString> {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let folders = std::iter::once(parts::kubectl_dir()?).chain(std::env::split_paths(&path));
+    let folders = std::iter::once(components::kubectl_dir()?).chain(std::env::split_paths(&path));
     std::env::join_paths(folders).context("adding kubectl to PATH")
 }
 
@@ -190,14 +194,14 @@ fn enter(pid: i32) -> Result<()> {
     Ok(())
 }
 
-/// Ends a resident lab and waits until it is gone.
+/// Ends a daemon lab and waits until it is gone.
 pub fn down(name: &str) -> Result<()> {
-    let resident = Resident::require(name)?;
-    kill(Pid::from_raw(resident.holder), Signal::SIGTERM).context("ending the lab's process")?;
+    let daemon = LabDaemon::require(name)?;
+    kill(Pid::from_raw(daemon.pid), Signal::SIGTERM).context("ending the lab's process")?;
     let asked = Instant::now();
-    while started(resident.holder) == Some(resident.holder_started) || started(resident.inner).is_some() {
+    while started(daemon.pid) == Some(daemon.pid_started) || started(daemon.inner).is_some() {
         if asked.elapsed() > Duration::from_secs(20) {
-            bail!("process {} does not end", resident.holder);
+            bail!("process {} does not end", daemon.pid);
         }
         std::thread::sleep(Duration::from_millis(20));
     }
@@ -206,7 +210,7 @@ pub fn down(name: &str) -> Result<()> {
 }
 
 fn started(pid: i32) -> Option<u64> {
-    Some(process_table::living(u32::try_from(pid).ok()?)?.started)
+    Some(process_table::find(u32::try_from(pid).ok()?)?.started)
 }
 
 #[cfg(test)]
@@ -217,10 +221,10 @@ mod tests {
     fn one_name_is_claimed_once_at_a_time() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("default.lock");
-        let first = claim_file(&path, "default").unwrap();
-        let refused = claim_file(&path, "default").unwrap_err().to_string();
+        let first = lock_file(&path, "default").unwrap();
+        let refused = lock_file(&path, "default").unwrap_err().to_string();
         assert!(refused.contains("is being started by another command"), "{refused}");
         drop(first);
-        claim_file(&path, "default").unwrap();
+        lock_file(&path, "default").unwrap();
     }
 }
