@@ -130,6 +130,15 @@ impl Suite {
     }
 }
 
+/// Adds test functions to a [`Suite`] under their own names: `tests!(suite; first_test, second_test)`. Each is an
+/// `async fn(Arc<SharedLabs>) -> anyhow::Result<()>`.
+#[macro_export]
+macro_rules! tests {
+    ($suite:expr; $($test:ident),+ $(,)?) => {
+        $($suite.test(stringify!($test), $test);)+
+    };
+}
+
 fn message(panic: tokio::task::JoinError) -> String {
     match panic.try_into_panic() {
         Ok(panic) => panic

@@ -6,6 +6,7 @@ use std::{
     os::unix::process::CommandExt,
     path::{Path, PathBuf},
     process::Stdio,
+    sync::Arc,
     time::Duration,
 };
 
@@ -17,158 +18,167 @@ use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
-use vitivirt_lab::{Lab, LabOptions, harness::Suite};
+use vitivirt_lab::{
+    Lab, LabOptions,
+    harness::{SharedLabs, Suite},
+    tests,
+};
 
 use crate::nested::{self, HOLD, RESIDE};
 
 const PATIENCE: Duration = Duration::from_secs(10);
-const ENDS_ITS_LAB: &str = "the_logs_of_a_lab_that_a_test_ended_are_put_aside";
 
 pub(crate) fn add(suite: &mut Suite) {
-    suite.test("nothing_outside_is_reachable", |_| async move {
-        let connect = |address: &str| -> Result<ErrorKind> {
-            let address: SocketAddr = address.parse()?;
-            match TcpStream::connect_timeout(&address, PATIENCE) {
-                Ok(_) => bail!("{address} answered"),
-                Err(error) => Ok(error.kind()),
-            }
-        };
-        ensure!(connect("10.200.3.4:443")? == ErrorKind::ConnectionRefused, "an unserved 10.x address must be refused");
-        for elsewhere in ["192.0.2.1:443", "198.51.100.1:80"] {
-            ensure!(connect(elsewhere)? == ErrorKind::NetworkUnreachable, "{elsewhere} must have no route");
+    tests!(
+        suite;
+        no_address_outside_the_lab_is_reachable,
+        two_labs_share_neither_objects_nor_folders,
+        nothing_is_left_after_the_lab_process_is_killed,
+        a_leftover_environment_variable_changes_no_mounts,
+        a_background_lab_stops_when_its_starter_exits_before_it_is_ready,
+        the_logs_of_a_stopped_lab_are_kept_until_the_test_ends,
+        an_unprivileged_user_can_run_a_lab,
+        a_dead_server_process_fails_the_lab,
+    );
+}
+
+async fn no_address_outside_the_lab_is_reachable(_: Arc<SharedLabs>) -> Result<()> {
+    let connect = |address: &str| -> Result<ErrorKind> {
+        let address: SocketAddr = address.parse()?;
+        match TcpStream::connect_timeout(&address, PATIENCE) {
+            Ok(_) => bail!("{address} answered"),
+            Err(error) => Ok(error.kind()),
         }
-        Ok(())
-    });
+    };
+    ensure!(connect("10.200.3.4:443")? == ErrorKind::ConnectionRefused, "an unserved 10.x address must be refused");
+    for elsewhere in ["192.0.2.1:443", "198.51.100.1:80"] {
+        ensure!(connect(elsewhere)? == ErrorKind::NetworkUnreachable, "{elsewhere} must have no route");
+    }
+    Ok(())
+}
 
-    suite.test("two_labs_at_once_do_not_see_each_other", |_| async move {
-        let (one, two) = tokio::try_join!(Lab::start(LabOptions::default()), Lab::start(LabOptions::default()))?;
-        let namespaces = |lab: &Lab| -> Api<Namespace> { Api::all(lab.client()) };
-        let mut only_here = Namespace::default();
-        only_here.metadata.name = Some("only-here".to_owned());
-        namespaces(&one).create(&PostParams::default(), &only_here).await?;
-        ensure!(namespaces(&one).get_opt("only-here").await?.is_some(), "the namespace is where it was made");
-        ensure!(namespaces(&two).get_opt("only-here").await?.is_none(), "the other lab must not have it");
-        ensure!(one.folder() != two.folder(), "each has a folder of its own");
-        one.stop().await?;
-        ensure!(namespaces(&two).get_opt("default").await?.is_some(), "the other lab goes on");
-        two.stop().await
-    });
+async fn two_labs_share_neither_objects_nor_folders(_: Arc<SharedLabs>) -> Result<()> {
+    let (one, two) = tokio::try_join!(Lab::start(LabOptions::default()), Lab::start(LabOptions::default()))?;
+    let namespaces = |lab: &Lab| -> Api<Namespace> { Api::all(lab.client()) };
+    let mut only_here = Namespace::default();
+    only_here.metadata.name = Some("only-here".to_owned());
+    namespaces(&one).create(&PostParams::default(), &only_here).await?;
+    ensure!(namespaces(&one).get_opt("only-here").await?.is_some(), "the namespace is where it was made");
+    ensure!(namespaces(&two).get_opt("only-here").await?.is_none(), "the other lab must not have it");
+    ensure!(one.folder() != two.folder(), "each has a folder of its own");
+    one.stop().await?;
+    ensure!(namespaces(&two).get_opt("default").await?.is_some(), "the other lab goes on");
+    two.stop().await
+}
 
-    suite.test("nothing_is_left_after_kill_9_of_the_process", |_| async move {
-        // Its cache lies on a mount that passes on whatever is mounted below it, unless the nested lab prevents that.
-        let home = Home::new()?;
-        let _shared = home.shared_tmpfs()?;
-        let _parts = home.with_parts()?;
+async fn nothing_is_left_after_the_lab_process_is_killed(_: Arc<SharedLabs>) -> Result<()> {
+    // Its cache lies on a mount that passes on whatever is mounted below it, unless the nested lab prevents that.
+    let home = Home::new()?;
+    let _shared = home.shared_tmpfs()?;
+    let _parts = home.with_parts()?;
+    let mut command = nested::command(&std::env::current_exe()?, HOLD);
+    command.env("XDG_CACHE_HOME", home.path());
+    let nested = nested::start(command).await?;
+    let run = home.cache().join("run");
+    let inside = nested::descendants(nested.id()).first().map(|(pid, _)| *pid).context("no process inside")?;
+    ensure!(is_mounted(&inside.to_string(), &run)?, "the nested lab has no tmpfs of its own");
+    ensure!(!is_mounted("self", &run)?, "the nested lab's tmpfs appeared outside of it");
+    expect_nothing_left(nested.id()).await?;
+    ensure!(!is_mounted("self", &run)?, "a mount of the nested lab is left");
+    ensure!(std::fs::read_dir(&run)?.next().is_none(), "files of the nested lab are left in {}", run.display());
+    Ok(())
+}
+
+async fn a_leftover_environment_variable_changes_no_mounts(_: Arc<SharedLabs>) -> Result<()> {
+    let proc_mounts = || -> Result<usize> {
+        Ok(mount_points("self")?.iter().filter(|point| point.as_path() == Path::new("/proc")).count())
+    };
+    let before = proc_mounts()?;
+    for network in [std::fs::read_link("/proc/self/ns/net")?, "net:[1]".into()] {
         let mut command = nested::command(&std::env::current_exe()?, HOLD);
-        command.env("XDG_CACHE_HOME", home.path());
-        let nested = nested::start(command).await?;
-        let run = home.cache().join("run");
-        let inside = nested::descendants(nested.id()).first().map(|(pid, _)| *pid).context("no process inside")?;
-        ensure!(is_mounted(&inside.to_string(), &run)?, "the nested lab has no tmpfs of its own");
-        ensure!(!is_mounted("self", &run)?, "the nested lab's tmpfs appeared outside of it");
-        expect_nothing_left(nested.id()).await?;
-        ensure!(!is_mounted("self", &run)?, "a mount of the nested lab is left");
-        ensure!(std::fs::read_dir(&run)?.next().is_none(), "files of the nested lab are left in {}", run.display());
-        Ok(())
-    });
+        command.env("VITISTACK_LAB_INSIDE", format!("{} {}", std::process::id(), network.display()));
+        let (code, complaint) = nested::complaint(command).await?;
+        ensure!(code == Some(1) && complaint.contains("in no namespaces of its own"), "{code:?}: {complaint}");
+        ensure!(proc_mounts()? == before, "it has mounted /proc over the one of this process");
+    }
+    Ok(())
+}
 
-    suite.test("a_marker_left_in_the_environment_changes_no_mounts", |_| async move {
-        let proc_mounts = || -> Result<usize> {
-            Ok(mount_points("self")?.iter().filter(|point| point.as_path() == Path::new("/proc")).count())
-        };
-        let before = proc_mounts()?;
-        for network in [std::fs::read_link("/proc/self/ns/net")?, "net:[1]".into()] {
-            let mut command = nested::command(&std::env::current_exe()?, HOLD);
-            command.env("VITISTACK_LAB_INSIDE", format!("{} {}", std::process::id(), network.display()));
-            let (code, complaint) = nested::complaint(command).await?;
-            ensure!(code == Some(1) && complaint.contains("in no namespaces of its own"), "{code:?}: {complaint}");
-            ensure!(proc_mounts()? == before, "it has mounted /proc over the one of this process");
+async fn a_background_lab_stops_when_its_starter_exits_before_it_is_ready(_: Arc<SharedLabs>) -> Result<()> {
+    let name = format!("test-{}", std::process::id());
+    let mut command = nested::command(&std::env::current_exe()?, RESIDE);
+    command.env(nested::NAME, &name).stdin(Stdio::piped());
+    let mut holder = command.spawn()?;
+    wait_until(|| !nested::descendants(holder.id()).is_empty()).await.context("it does not start")?;
+    let below = nested::descendants(holder.id());
+    drop(holder.stdin.take());
+    let ended =
+        wait_until(|| !below.iter().chain([&(holder.id(), String::new())]).any(|(pid, _)| nested::is_alive(*pid)));
+    let ended = ended.await;
+    let _ = holder.kill();
+    let complaint = tokio::task::spawn_blocking(move || holder.wait_with_output()).await??;
+    let complaint = String::from_utf8_lossy(&complaint.stderr);
+    ended.with_context(|| format!("it goes on without its starter: {complaint}"))?;
+    ensure!(complaint.contains("has ended before it was ready"), "{complaint}");
+    ensure!(vitivirt_lab::daemon::LabDaemon::find(&name)?.is_none(), "it can still be found");
+    Ok(())
+}
+
+async fn the_logs_of_a_stopped_lab_are_kept_until_the_test_ends(_: Arc<SharedLabs>) -> Result<()> {
+    let lab = Lab::start(LabOptions { nodes: 1, ..LabOptions::default() }).await?;
+    let folder = lab.folder().to_owned();
+    lab.stop().await?;
+    ensure!(!folder.exists(), "the lab's folder is left");
+    let mut aside = std::fs::read_dir(vitivirt_lab::paths::ended_dir(stringify!(
+        the_logs_of_a_stopped_lab_are_kept_until_the_test_ends
+    ))?)?;
+    let logs = aside.next().context("nothing was put aside")??.path();
+    ensure!(std::fs::read_to_string(logs.join("audit.log"))?.contains("audit.k8s.io"), "an audit log without events");
+    ensure!(logs.join("logs/kube-apiserver.log").is_file(), "the servers' logs are lost");
+    ensure!(!logs.join("admin.kubeconfig").exists(), "credentials are no logs");
+    Ok(())
+}
+
+async fn an_unprivileged_user_can_run_a_lab(_: Arc<SharedLabs>) -> Result<()> {
+    let home = Home::new()?;
+    let mut mounts = Vec::new();
+    let nobody = 65534;
+    let mut command = if is_real_root()? {
+        // What the user needs is put where the user may look: the binary and the built parts.
+        let program = home.path().join("lab-tests");
+        std::fs::write(&program, "")?;
+        mounts.push(BindMount::bind(&std::env::current_exe()?, &program)?);
+        mounts.push(home.with_parts()?);
+        for folder in [home.path(), &home.cache()] {
+            std::os::unix::fs::chown(folder, Some(nobody), Some(nobody))?;
         }
-        Ok(())
-    });
+        let mut command = nested::command(&program, HOLD);
+        command.uid(nobody).gid(nobody).current_dir("/").env("HOME", home.path()).env("XDG_CACHE_HOME", home.path());
+        command
+    } else {
+        nested::command(&std::env::current_exe()?, HOLD)
+    };
+    command.env_remove("KUBEBUILDER_ASSETS");
+    let nested = nested::start(command).await?;
+    expect_nothing_left(nested.id()).await
+}
 
-    suite.test("a_resident_lab_ends_with_a_starter_that_does_not_wait_for_it", |_| async move {
-        let name = format!("test-{}", std::process::id());
-        let mut command = nested::command(&std::env::current_exe()?, RESIDE);
-        command.env(nested::NAME, &name).stdin(Stdio::piped());
-        let mut holder = command.spawn()?;
-        wait_until(|| !nested::descendants(holder.id()).is_empty()).await.context("it does not start")?;
-        let below = nested::descendants(holder.id());
-        drop(holder.stdin.take());
-        let ended =
-            wait_until(|| !below.iter().chain([&(holder.id(), String::new())]).any(|(pid, _)| nested::is_alive(*pid)));
-        let ended = ended.await;
-        let _ = holder.kill();
-        let complaint = tokio::task::spawn_blocking(move || holder.wait_with_output()).await??;
-        let complaint = String::from_utf8_lossy(&complaint.stderr);
-        ended.with_context(|| format!("it goes on without its starter: {complaint}"))?;
-        ensure!(complaint.contains("has ended before it was ready"), "{complaint}");
-        ensure!(vitivirt_lab::daemon::LabDaemon::find(&name)?.is_none(), "it can still be found");
-        Ok(())
-    });
-
-    suite.test(ENDS_ITS_LAB, |_| async move {
+async fn a_dead_server_process_fails_the_lab(_: Arc<SharedLabs>) -> Result<()> {
+    for name in ["etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler"] {
         let lab = Lab::start(LabOptions { nodes: 1, ..LabOptions::default() }).await?;
-        let folder = lab.folder().to_owned();
-        lab.stop().await?;
-        ensure!(!folder.exists(), "the lab's folder is left");
-        let mut aside = std::fs::read_dir(vitivirt_lab::paths::ended_dir(ENDS_ITS_LAB)?)?;
-        let logs = aside.next().context("nothing was put aside")??.path();
-        ensure!(
-            std::fs::read_to_string(logs.join("audit.log"))?.contains("audit.k8s.io"),
-            "an audit log without events"
-        );
-        ensure!(logs.join("logs/kube-apiserver.log").is_file(), "the servers' logs are lost");
-        ensure!(!logs.join("admin.kubeconfig").exists(), "credentials are no logs");
-        Ok(())
-    });
-
-    suite.test("an_ordinary_user_can_run_a_lab", |_| async move {
-        let home = Home::new()?;
-        let mut mounts = Vec::new();
-        let nobody = 65534;
-        let mut command = if is_real_root()? {
-            // What the user needs is put where the user may look: the binary and the built parts.
-            let program = home.path().join("lab-tests");
-            std::fs::write(&program, "")?;
-            mounts.push(BindMount::bind(&std::env::current_exe()?, &program)?);
-            mounts.push(home.with_parts()?);
-            for folder in [home.path(), &home.cache()] {
-                std::os::unix::fs::chown(folder, Some(nobody), Some(nobody))?;
-            }
-            let mut command = nested::command(&program, HOLD);
-            command
-                .uid(nobody)
-                .gid(nobody)
-                .current_dir("/")
-                .env("HOME", home.path())
-                .env("XDG_CACHE_HOME", home.path());
-            command
-        } else {
-            nested::command(&std::env::current_exe()?, HOLD)
-        };
-        command.env_remove("KUBEBUILDER_ASSETS");
-        let nested = nested::start(command).await?;
-        expect_nothing_left(nested.id()).await
-    });
-
-    suite.test("a_server_that_dies_is_reported_at_once", |_| async move {
-        for name in ["etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler"] {
-            let lab = Lab::start(LabOptions { nodes: 1, ..LabOptions::default() }).await?;
-            let folder = lab.folder().display().to_string();
-            let (_, server) = lab.servers().into_iter().find(|(server, _)| *server == name).context("a server")?;
-            let pid = server.pid().context("it runs")?;
-            kill(Pid::from_raw(pid), Signal::SIGKILL)?;
-            let failure = tokio::time::timeout(PATIENCE, lab.health().failed()).await?;
-            ensure!(failure.to_string().starts_with(&format!("{name} ended unexpectedly")), "{failure}");
-            drop(lab);
-            let own = std::process::id();
-            wait_until(|| !nested::descendants(own).iter().any(|(_, command)| command.contains(&folder)))
-                .await
-                .with_context(|| format!("processes of the lab are left: {:?}", nested::descendants(own)))?;
-        }
-        Ok(())
-    });
+        let folder = lab.folder().display().to_string();
+        let (_, server) = lab.servers().into_iter().find(|(server, _)| *server == name).context("a server")?;
+        let pid = server.pid().context("it runs")?;
+        kill(Pid::from_raw(pid), Signal::SIGKILL)?;
+        let failure = tokio::time::timeout(PATIENCE, lab.health().failed()).await?;
+        ensure!(failure.to_string().starts_with(&format!("{name} ended unexpectedly")), "{failure}");
+        drop(lab);
+        let own = std::process::id();
+        wait_until(|| !nested::descendants(own).iter().any(|(_, command)| command.contains(&folder)))
+            .await
+            .with_context(|| format!("processes of the lab are left: {:?}", nested::descendants(own)))?;
+    }
+    Ok(())
 }
 
 /// Kills the process with everything below it alive, and checks that all of it goes.

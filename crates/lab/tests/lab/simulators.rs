@@ -1,6 +1,6 @@
 //! Simulated storage, pods and neighbours behave as the real ones would.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::{
@@ -15,165 +15,177 @@ use kube::{
 use serde_json::{Value, json};
 use vitivirt_lab::{
     CLASS_NEVER, CLASS_STANDARD, CLASS_WAIT, Extension, Lab, LabOptions, OwnProgram, PodFate, PodRule, Record,
-    harness::Suite,
+    harness::{SharedLabs, Suite},
+    tests,
 };
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
 pub(crate) fn add(suite: &mut Suite) {
-    suite.test("storage_binds_waits_or_never_binds", |labs| async move {
-        let lab = labs.plain().await?;
-        for (name, class) in [("binds", CLASS_STANDARD), ("waits", CLASS_WAIT), ("never", CLASS_NEVER)] {
-            create_pvc(&lab, name, class).await?;
-        }
-        wait_for_pvc(&lab, "binds", "Bound").await?;
-        ensure!(phase(&lab, "waits").await? == "Pending", "nobody has used it yet");
-        create_pod(&lab, "consumer", "example.org/consumer", Some("waits")).await?;
-        wait_for_pvc(&lab, "waits", "Bound").await?;
-        ensure!(phase(&lab, "never").await? == "Pending", "this class never binds");
+    tests!(
+        suite;
+        a_pvc_binds_as_its_storage_class_requires,
+        pod_rules_select_pods_by_image,
+        pods_become_ready_after_the_configured_delay,
+        pods_become_ready_after_an_outage_of_the_api_server,
+        the_simulators_retry_rejected_writes,
+        an_exited_program_is_restarted_and_counted,
+        a_deployment_creates_pods_and_its_deletion_removes_them,
+        an_extension_is_served_only_after_its_installation,
+    );
+}
 
-        let more = Patch::Merge(json!({"spec": {"resources": {"requests": {"storage": "3Gi"}}}}));
-        pvcs(&lab).patch("binds", &PatchParams::default(), &more).await?;
-        lab.wait("a bigger PVC", PATIENCE, pvcs(&lab), "binds", |pvc| {
-            let capacity = pvc.and_then(|pvc| pvc.status.as_ref()?.capacity.as_ref()?.get("storage").cloned());
-            capacity.is_some_and(|capacity| capacity.0 == "3Gi")
-        })
-        .await
-        .map(|_| ())
+async fn a_pvc_binds_as_its_storage_class_requires(labs: Arc<SharedLabs>) -> Result<()> {
+    let lab = labs.plain().await?;
+    for (name, class) in [("binds", CLASS_STANDARD), ("waits", CLASS_WAIT), ("never", CLASS_NEVER)] {
+        create_pvc(&lab, name, class).await?;
+    }
+    wait_for_pvc(&lab, "binds", "Bound").await?;
+    ensure!(phase(&lab, "waits").await? == "Pending", "nobody has used it yet");
+    create_pod(&lab, "consumer", "example.org/consumer", Some("waits")).await?;
+    wait_for_pvc(&lab, "waits", "Bound").await?;
+    ensure!(phase(&lab, "never").await? == "Pending", "this class never binds");
+
+    let more = Patch::Merge(json!({"spec": {"resources": {"requests": {"storage": "3Gi"}}}}));
+    pvcs(&lab).patch("binds", &PatchParams::default(), &more).await?;
+    lab.wait("a bigger PVC", PATIENCE, pvcs(&lab), "binds", |pvc| {
+        let capacity = pvc.and_then(|pvc| pvc.status.as_ref()?.capacity.as_ref()?.get("storage").cloned());
+        capacity.is_some_and(|capacity| capacity.0 == "3Gi")
+    })
+    .await
+    .map(|_| ())
+}
+
+async fn pod_rules_select_pods_by_image(labs: Arc<SharedLabs>) -> Result<()> {
+    let lab = labs.plain().await?;
+    let rule = |image: &str, fate| PodRule { image_contains: image.to_owned(), fate };
+    lab.set_pods(|pods| {
+        pods.rules.push(rule("example.org/crashes", PodFate::Crashes));
+        pods.rules.push(rule("example.org/sluggish", PodFate::NeverReady));
     });
+    for (name, image) in
+        [("good", "example.org/good"), ("crashes", "example.org/crashes:1"), ("sluggish", "example.org/sluggish:1")]
+    {
+        create_pod(&lab, name, image, None).await?;
+    }
+    wait_for_pod(&lab, "good", is_ready).await?;
+    wait_for_pod(&lab, "crashes", |pod| restarts(pod) >= 2).await?;
+    wait_for_pod(&lab, "sluggish", |pod| has_address(pod) && !is_ready(pod)).await?;
+    lab.set_pods(|pods| pods.rules.clear());
+    wait_for_pod(&lab, "sluggish", is_ready).await
+}
 
-    suite.test("pods_crash_or_never_get_ready_by_image", |labs| async move {
-        let lab = labs.plain().await?;
-        let rule = |image: &str, fate| PodRule { image_contains: image.to_owned(), fate };
-        lab.set_pods(|pods| {
-            pods.rules.push(rule("example.org/crashes", PodFate::Crashes));
-            pods.rules.push(rule("example.org/sluggish", PodFate::NeverReady));
-        });
-        for (name, image) in
-            [("good", "example.org/good"), ("crashes", "example.org/crashes:1"), ("sluggish", "example.org/sluggish:1")]
-        {
-            create_pod(&lab, name, image, None).await?;
+async fn pods_become_ready_after_the_configured_delay(_: Arc<SharedLabs>) -> Result<()> {
+    let delay = Duration::from_secs(2);
+    let mut options = LabOptions { nodes: 1, ..LabOptions::default() };
+    options.pods.ready_after = delay;
+    let lab = Lab::start(options).await?;
+    let started = std::time::Instant::now();
+    create_pod(&lab, "late", "example.org/late", None).await?;
+    wait_for_pod(&lab, "late", is_ready).await?;
+    ensure!(started.elapsed() >= delay, "it was ready after {:?}", started.elapsed());
+    lab.stop().await
+}
+
+async fn pods_become_ready_after_an_outage_of_the_api_server(_: Arc<SharedLabs>) -> Result<()> {
+    let delay = Duration::from_secs(3);
+    let mut options = LabOptions { nodes: 1, own_programs: vec![sleeper()], ..LabOptions::default() };
+    options.pods.ready_after = delay;
+    let lab = Lab::start(options).await?;
+    create_pod(&lab, "simulated", "example.org/simulated", None).await?;
+    create_sleeper(&lab, "real", "1000").await?;
+    for name in ["simulated", "real"] {
+        wait_for_pod(&lab, name, |pod| pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_some())).await?;
+    }
+    lab.stop_api_server().await?;
+    // Their time to start and to report comes while nobody answers; there is nothing to see of it from outside.
+    tokio::time::sleep(delay + Duration::from_secs(1)).await;
+    lab.start_api_server().await?;
+    for name in ["simulated", "real"] {
+        wait_for_pod(&lab, name, is_ready).await.with_context(|| format!("the {name} pod did not start"))?;
+    }
+    lab.stop().await
+}
+
+async fn the_simulators_retry_rejected_writes(labs: Arc<SharedLabs>) -> Result<()> {
+    let lab = labs.plain().await?;
+    create_pod(&lab, "held-first", "example.org/held", None).await?;
+    wait_for_pod(&lab, "held-first", is_ready).await?;
+    lab.create(REFUSE_WHAT_IS_HELD).await?;
+    // A policy is in force a moment after it was made.
+    let dry_run = PatchParams { dry_run: true, ..PatchParams::default() };
+    let touch = Patch::Merge(json!({"status": {"message": "touched"}}));
+    let in_force = async {
+        while pods(&lab).patch_status("held-first", &dry_run, &touch).await.is_ok() {
+            tokio::time::sleep(Duration::from_millis(100)).await;
         }
-        wait_for_pod(&lab, "good", is_ready).await?;
-        wait_for_pod(&lab, "crashes", |pod| restarts(pod) >= 2).await?;
-        wait_for_pod(&lab, "sluggish", |pod| has_address(pod) && !is_ready(pod)).await?;
-        lab.set_pods(|pods| pods.rules.clear());
-        wait_for_pod(&lab, "sluggish", is_ready).await
-    });
-
-    suite.test("pods_are_ready_after_a_delay", |_| async move {
-        let delay = Duration::from_secs(2);
-        let mut options = LabOptions { nodes: 1, ..LabOptions::default() };
-        options.pods.ready_after = delay;
-        let lab = Lab::start(options).await?;
-        let started = std::time::Instant::now();
-        create_pod(&lab, "late", "example.org/late", None).await?;
-        wait_for_pod(&lab, "late", is_ready).await?;
-        ensure!(started.elapsed() >= delay, "it was ready after {:?}", started.elapsed());
-        lab.stop().await
-    });
-
-    suite.test("pods_outlive_an_outage_of_the_api_server", |_| async move {
-        let delay = Duration::from_secs(3);
-        let mut options = LabOptions { nodes: 1, own_programs: vec![sleeper()], ..LabOptions::default() };
-        options.pods.ready_after = delay;
-        let lab = Lab::start(options).await?;
-        create_pod(&lab, "simulated", "example.org/simulated", None).await?;
-        create_sleeper(&lab, "real", "1000").await?;
-        for name in ["simulated", "real"] {
-            wait_for_pod(&lab, name, |pod| pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_some())).await?;
-        }
-        lab.stop_api_server().await?;
-        // Their time to start and to report comes while nobody answers; there is nothing to see of it from outside.
-        tokio::time::sleep(delay + Duration::from_secs(1)).await;
-        lab.start_api_server().await?;
-        for name in ["simulated", "real"] {
-            wait_for_pod(&lab, name, is_ready).await.with_context(|| format!("the {name} pod did not start"))?;
-        }
-        lab.stop().await
-    });
-
-    suite.test("what_the_api_server_refuses_is_tried_again", |labs| async move {
-        let lab = labs.plain().await?;
-        create_pod(&lab, "held-first", "example.org/held", None).await?;
-        wait_for_pod(&lab, "held-first", is_ready).await?;
-        lab.create(REFUSE_WHAT_IS_HELD).await?;
-        // A policy is in force a moment after it was made.
-        let dry_run = PatchParams { dry_run: true, ..PatchParams::default() };
-        let touch = Patch::Merge(json!({"status": {"message": "touched"}}));
-        let in_force = async {
-            while pods(&lab).patch_status("held-first", &dry_run, &touch).await.is_ok() {
-                tokio::time::sleep(Duration::from_millis(100)).await;
+    };
+    tokio::time::timeout(PATIENCE, in_force).await.context("the policy was never in force")?;
+    create_pod(&lab, "held-second", "example.org/held", None).await?;
+    create_pvc(&lab, "held", CLASS_STANDARD).await?;
+    let refused = |record: &&Record| record.code.is_some_and(|code| code >= 400);
+    let of_pod = |record: &&Record| record.name == "held-second" && record.subresource == "status";
+    let of_volume = |record: &&Record| record.resource == "persistentvolumes" && record.verb == "create";
+    let tried_again = async {
+        loop {
+            let records = lab.audit()?;
+            if records.iter().filter(refused).filter(of_pod).count() >= 3
+                && records.iter().filter(refused).filter(of_volume).count() >= 3
+            {
+                return anyhow::Ok(());
             }
-        };
-        tokio::time::timeout(PATIENCE, in_force).await.context("the policy was never in force")?;
-        create_pod(&lab, "held-second", "example.org/held", None).await?;
-        create_pvc(&lab, "held", CLASS_STANDARD).await?;
-        let refused = |record: &&Record| record.code.is_some_and(|code| code >= 400);
-        let of_pod = |record: &&Record| record.name == "held-second" && record.subresource == "status";
-        let of_volume = |record: &&Record| record.resource == "persistentvolumes" && record.verb == "create";
-        let tried_again = async {
-            loop {
-                let records = lab.audit()?;
-                if records.iter().filter(refused).filter(of_pod).count() >= 3
-                    && records.iter().filter(refused).filter(of_volume).count() >= 3
-                {
-                    return anyhow::Ok(());
-                }
-                tokio::time::sleep(Duration::from_millis(100)).await;
-            }
-        };
-        tokio::time::timeout(PATIENCE, tried_again).await.context("they were not tried again")??;
-        let bindings: Api<ValidatingAdmissionPolicyBinding> = Api::all(lab.client());
-        bindings.delete("held", &Default::default()).await?;
-        wait_for_pod(&lab, "held-second", is_ready).await?;
-        wait_for_pvc(&lab, "held", "Bound").await
-    });
-
-    suite.test("a_program_that_ends_is_started_again_and_its_restarts_are_counted", |_| async move {
-        let lab = Lab::start(LabOptions { nodes: 1, own_programs: vec![sleeper()], ..LabOptions::default() }).await?;
-        create_sleeper(&lab, "brief", "1").await?;
-        wait_for_pod(&lab, "brief", |pod| restarts(pod) >= 2 && is_ready(pod)).await?;
-        lab.stop().await
-    });
-
-    suite.test("a_deployment_is_rolled_out_and_removed", |labs| async move {
-        let lab = labs.plain().await?;
-        let deployments: Api<Deployment> = Api::namespaced(lab.client(), "default");
-        let labels = json!({"app": "rollout"});
-        let deployment = json!({
-            "metadata": {"name": "rollout"},
-            "spec": {"replicas": 3, "selector": {"matchLabels": labels}, "template": {
-                "metadata": {"labels": labels},
-                "spec": {"containers": [{"name": "main", "image": "example.org/rollout"}]},
-            }},
-        });
-        deployments.create(&PostParams::default(), &serde_json::from_value(deployment)?).await?;
-        lab.wait("three ready pods", PATIENCE, deployments.clone(), "rollout", |deployment| {
-            deployment.and_then(|deployment| deployment.status.as_ref()?.ready_replicas) == Some(3)
-        })
-        .await?;
-        let pod = pods(&lab).list(&ListParams::default().labels("app=rollout")).await?.items.remove(0);
-        let name = pod.metadata.name.context("a pod has a name")?;
-        deployments.delete("rollout", &Default::default()).await?;
-        lab.wait("no pod", PATIENCE, pods(&lab), &name, |pod| pod.is_none()).await.map(|_| ())
-    });
-
-    suite.test("neighbours_are_there_or_not", |_| async move {
-        let lab =
-            Lab::start(LabOptions { nodes: 1, extensions: vec![Extension::Multus], ..LabOptions::default() }).await?;
-        for (extension, path) in [
-            (Extension::Multus, "/apis/k8s.cni.cncf.io/v1/network-attachment-definitions"),
-            (Extension::Monitoring, "/apis/monitoring.coreos.com/v1/servicemonitors"),
-            (Extension::Cdi, "/apis/cdi.kubevirt.io/v1beta1/datavolumes"),
-            (Extension::OpenShift, "/apis/security.openshift.io/v1/securitycontextconstraints"),
-        ] {
-            ensure!(is_served(&lab, path).await? == (extension == Extension::Multus), "{extension:?}");
-            lab.install(extension).await?;
-            ensure!(is_served(&lab, path).await?, "{extension:?} was installed");
+            tokio::time::sleep(Duration::from_millis(100)).await;
         }
-        lab.stop().await
+    };
+    tokio::time::timeout(PATIENCE, tried_again).await.context("they were not tried again")??;
+    let bindings: Api<ValidatingAdmissionPolicyBinding> = Api::all(lab.client());
+    bindings.delete("held", &Default::default()).await?;
+    wait_for_pod(&lab, "held-second", is_ready).await?;
+    wait_for_pvc(&lab, "held", "Bound").await
+}
+
+async fn an_exited_program_is_restarted_and_counted(_: Arc<SharedLabs>) -> Result<()> {
+    let lab = Lab::start(LabOptions { nodes: 1, own_programs: vec![sleeper()], ..LabOptions::default() }).await?;
+    create_sleeper(&lab, "brief", "1").await?;
+    wait_for_pod(&lab, "brief", |pod| restarts(pod) >= 2 && is_ready(pod)).await?;
+    lab.stop().await
+}
+
+async fn a_deployment_creates_pods_and_its_deletion_removes_them(labs: Arc<SharedLabs>) -> Result<()> {
+    let lab = labs.plain().await?;
+    let deployments: Api<Deployment> = Api::namespaced(lab.client(), "default");
+    let labels = json!({"app": "rollout"});
+    let deployment = json!({
+        "metadata": {"name": "rollout"},
+        "spec": {"replicas": 3, "selector": {"matchLabels": labels}, "template": {
+            "metadata": {"labels": labels},
+            "spec": {"containers": [{"name": "main", "image": "example.org/rollout"}]},
+        }},
     });
+    deployments.create(&PostParams::default(), &serde_json::from_value(deployment)?).await?;
+    lab.wait("three ready pods", PATIENCE, deployments.clone(), "rollout", |deployment| {
+        deployment.and_then(|deployment| deployment.status.as_ref()?.ready_replicas) == Some(3)
+    })
+    .await?;
+    let pod = pods(&lab).list(&ListParams::default().labels("app=rollout")).await?.items.remove(0);
+    let name = pod.metadata.name.context("a pod has a name")?;
+    deployments.delete("rollout", &Default::default()).await?;
+    lab.wait("no pod", PATIENCE, pods(&lab), &name, |pod| pod.is_none()).await.map(|_| ())
+}
+
+async fn an_extension_is_served_only_after_its_installation(_: Arc<SharedLabs>) -> Result<()> {
+    let lab = Lab::start(LabOptions { nodes: 1, extensions: vec![Extension::Multus], ..LabOptions::default() }).await?;
+    for (extension, path) in [
+        (Extension::Multus, "/apis/k8s.cni.cncf.io/v1/network-attachment-definitions"),
+        (Extension::Monitoring, "/apis/monitoring.coreos.com/v1/servicemonitors"),
+        (Extension::Cdi, "/apis/cdi.kubevirt.io/v1beta1/datavolumes"),
+        (Extension::OpenShift, "/apis/security.openshift.io/v1/securitycontextconstraints"),
+    ] {
+        ensure!(is_served(&lab, path).await? == (extension == Extension::Multus), "{extension:?}");
+        lab.install(extension).await?;
+        ensure!(is_served(&lab, path).await?, "{extension:?} was installed");
+    }
+    lab.stop().await
 }
 
 async fn is_served(lab: &Lab, path: &str) -> Result<bool> {
