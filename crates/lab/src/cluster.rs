@@ -73,7 +73,6 @@ pub struct Lab {
     health: LabHealth,
     address_range: Arc<AddressRange>,
     pods: watch::Sender<PodBehaviour>,
-    guests: watch::Sender<GuestBehaviour>,
     own_programs: watch::Sender<Vec<OwnProgram>>,
     virt_handler: VirtHandler,
     programs: AtomicU8,
@@ -109,7 +108,6 @@ impl Lab {
         .context("starting the fault proxy")?;
 
         let (pods, pod_behaviour) = watch::channel(options.pods);
-        let (guests, guest_behaviour) = watch::channel(options.guests);
         let (own_programs, own_programs_seen) = watch::channel(options.own_programs);
         let (vmis, addresses) = (VmiPhases::default(), PodAddresses::default());
         let kubelet = Kubelet {
@@ -126,7 +124,7 @@ impl Lab {
             client: admin.client("lab-virt-handler")?,
             admin: admin.clone(),
             address_range: address_range.clone(),
-            behaviour: guest_behaviour.clone(),
+            behaviour: options.guests.clone(),
             vmis,
             addresses,
             identities: Arc::default(),
@@ -142,7 +140,7 @@ impl Lab {
                 client: admin.client("lab-kubevirt")?,
                 address_range: address_range.clone(),
                 nodes: options.nodes,
-                behaviour: guest_behaviour,
+                behaviour: options.guests,
             };
             simulators.spawn(simulated.run());
         } else {
@@ -158,7 +156,6 @@ impl Lab {
             health,
             address_range,
             pods,
-            guests,
             own_programs,
             virt_handler,
             programs: AtomicU8::new(0),
@@ -298,11 +295,6 @@ impl Lab {
     /// What pods do from now on.
     pub fn set_pods(&self, change: impl FnOnce(&mut PodBehaviour)) {
         self.pods.send_modify(change);
-    }
-
-    /// What guests do from now on.
-    pub fn set_guests(&self, change: impl FnOnce(&mut GuestBehaviour)) {
-        self.guests.send_modify(change);
     }
 
     /// A guest shuts down or crashes, by itself.

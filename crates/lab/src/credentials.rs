@@ -17,11 +17,11 @@ const TOKEN_SECONDS: i64 = 24 * 3600;
 
 #[derive(Clone)]
 pub struct Credentials {
-    pub server: SocketAddr,
-    pub authority_pem: String,
-    pub token: String,
+    pub(crate) server: SocketAddr,
+    pub(crate) authority_pem: String,
+    pub(crate) token: String,
     /// How the kubeconfig calls its user.
-    pub name: String,
+    pub(crate) name: String,
 }
 
 impl Credentials {
@@ -31,7 +31,7 @@ impl Credentials {
     }
 
     /// A kubeconfig file; JSON is YAML.
-    pub fn write(&self, path: &Path) -> Result<()> {
+    pub(crate) fn write(&self, path: &Path) -> Result<()> {
         let text = serde_json::to_string_pretty(&self.kubeconfig_json()).context("writing a kubeconfig")?;
         std::fs::write(path, text).with_context(|| format!("writing {}", path.display()))
     }

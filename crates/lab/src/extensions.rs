@@ -39,8 +39,6 @@ const fn kind(
 }
 
 impl Extension {
-    pub const ALL: [Extension; 4] = [Extension::Multus, Extension::Monitoring, Extension::Cdi, Extension::OpenShift];
-
     fn kinds(self) -> &'static [ExtensionKind] {
         const MULTUS: &[ExtensionKind] =
             &[kind("k8s.cni.cncf.io", "v1", "NetworkAttachmentDefinition", "network-attachment-definitions", true)];

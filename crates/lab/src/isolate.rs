@@ -81,7 +81,7 @@ pub fn outside(command: &mut Command) {
 }
 
 /// 128 + the signal's number, as a shell reports a process that a signal ended.
-pub fn exit_code(status: std::process::ExitStatus) -> ExitCode {
+pub(crate) fn exit_code(status: std::process::ExitStatus) -> ExitCode {
     use std::os::unix::process::ExitStatusExt;
     let code = status.code().or(status.signal().map(|signal| 128 + signal)).unwrap_or(1);
     ExitCode::from(u8::try_from(code).unwrap_or(1))

@@ -47,7 +47,7 @@ pub use cluster::{Lab, LabOptions};
 pub use credentials::Credentials;
 pub use extensions::Extension;
 pub use kubelet::{OwnProgram, PodBehaviour, PodFate, PodRule};
-pub use kubevirt::{KubeVirtInstaller, VirtOperator, default_custom_resource, kubevirt_resource};
+pub use kubevirt::{KubeVirtInstaller, VirtOperator, kubevirt_resource};
 pub use operator_process::{OperatorProcess, OperatorProcessOptions};
 pub use server_process::{LabHealth, ServerProcess};
 pub use storage::{CLASS_NEVER, CLASS_STANDARD, CLASS_WAIT};

@@ -72,10 +72,6 @@ impl OperatorProcess {
         self.pid
     }
 
-    pub fn address(&self) -> IpAddr {
-        self.address
-    }
-
     pub fn signal(&self, signal: Signal) -> Result<()> {
         kill(Pid::from_raw(self.pid), signal).context("signalling the program")
     }

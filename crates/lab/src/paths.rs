@@ -30,6 +30,6 @@ pub fn ended_dir(test: &str) -> Result<PathBuf> {
 }
 
 /// Logs of labs whose test failed: on disk, so that they can be read afterwards.
-pub fn failures_dir() -> Result<PathBuf> {
+pub(crate) fn failures_dir() -> Result<PathBuf> {
     Ok(cache_dir()?.join("failures"))
 }

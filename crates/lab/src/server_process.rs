@@ -53,7 +53,7 @@ impl LabHealth {
     }
 
     /// `work`, or the lab's failure if that comes first.
-    pub async fn guard<T>(&self, work: impl Future<Output = Result<T>>) -> Result<T> {
+    pub(crate) async fn guard<T>(&self, work: impl Future<Output = Result<T>>) -> Result<T> {
         tokio::select! {
             result = work => result,
             failure = self.failed() => Err(failure),
@@ -137,7 +137,7 @@ impl ServerProcess {
     }
 
     /// Starts the process again after [`ServerProcess::stop`]; nothing if it runs.
-    pub fn resume(&self) -> Result<()> {
+    pub(crate) fn resume(&self) -> Result<()> {
         let mut running = self.running.lock();
         if running.as_ref().is_some_and(|running| !*running.ended.borrow()) {
             return Ok(());
@@ -189,7 +189,7 @@ impl ServerProcess {
         }
     }
 
-    pub fn log(&self) -> &Path {
+    pub(crate) fn log(&self) -> &Path {
         &self.command.log
     }
 }

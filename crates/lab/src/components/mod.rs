@@ -135,7 +135,7 @@ pub fn versions(groups: &[ComponentGroup]) -> Result<String> {
 }
 
 /// Where a program is. `KUBEBUILDER_ASSETS` may supply etcd and kube-apiserver.
-pub fn binary(group: ComponentGroup, name: &str) -> Result<PathBuf> {
+pub(crate) fn binary(group: ComponentGroup, name: &str) -> Result<PathBuf> {
     if matches!(name, "etcd" | "kube-apiserver")
         && let Some(assets) = std::env::var_os("KUBEBUILDER_ASSETS")
         && let path = Path::new(&assets).join(name)

@@ -40,7 +40,7 @@ pub fn kubevirt_resource(kind: &str) -> ApiResource {
 }
 
 /// The release's own custom resource.
-pub fn default_custom_resource() -> Value {
+fn default_custom_resource() -> Value {
     json!({
         "apiVersion": "kubevirt.io/v1",
         "kind": "KubeVirt",

@@ -24,7 +24,7 @@ pub(crate) struct SimulatedKubeVirt {
     pub(crate) client: Client,
     pub(crate) address_range: Arc<AddressRange>,
     pub(crate) nodes: u8,
-    pub(crate) behaviour: watch::Receiver<GuestBehaviour>,
+    pub(crate) behaviour: GuestBehaviour,
 }
 
 fn vm_resource() -> ApiResource {
@@ -67,8 +67,7 @@ impl SimulatedKubeVirt {
         let (name, namespace) = (vm.name_any(), vm.namespace().unwrap_or_default());
         let instances: Api<DynamicObject> = Api::namespaced_with(self.client.clone(), &namespace, &vmi::resource());
         if wanted {
-            let boots_after = self.behaviour.borrow().boots_after;
-            tokio::time::sleep(boots_after).await;
+            tokio::time::sleep(self.behaviour.boots_after).await;
             let [_, _, third, fourth] = match address {
                 IpAddr::V4(address) => address.octets(),
                 IpAddr::V6(_) => [0; 4],

@@ -49,18 +49,18 @@ pub use self::{
 };
 
 /// Where a proxy listens, and what it stands in front of.
-pub struct ProxyOptions {
+pub(crate) struct ProxyOptions {
     /// Port 0 takes a free one; see [`FaultProxy::addr`].
-    pub listen: SocketAddr,
+    pub(crate) listen: SocketAddr,
     /// The certificate chain and its key that clients see, in PEM.
-    pub certificate: String,
-    pub key: String,
+    pub(crate) certificate: String,
+    pub(crate) key: String,
     /// The API server's TLS address.
-    pub upstream: SocketAddr,
+    pub(crate) upstream: SocketAddr,
     /// The name that its certificate must carry.
-    pub upstream_name: String,
+    pub(crate) upstream_name: String,
     /// The authority that must have signed it, in PEM.
-    pub upstream_ca: String,
+    pub(crate) upstream_ca: String,
 }
 
 /// What the network does to everything that passes the proxy, whatever the rules say.
@@ -85,7 +85,7 @@ pub struct FaultProxy {
 }
 
 impl FaultProxy {
-    pub async fn start(options: ProxyOptions) -> anyhow::Result<Self> {
+    pub(crate) async fn start(options: ProxyOptions) -> anyhow::Result<Self> {
         let acceptor = TlsAcceptor::from(tls::server(&options.certificate, &options.key)?);
         let connector = TlsConnector::from(tls::client(&options.upstream_ca)?);
         let name = tls::server_name(&options.upstream_name)?;

@@ -86,7 +86,7 @@ impl Match {
         Self { except: resources.into_iter().map(Into::into).collect(), ..self }
     }
 
-    pub fn accepts(&self, caller: &Caller) -> bool {
+    pub(crate) fn accepts(&self, caller: &Caller) -> bool {
         let info = &caller.info;
         let equal = |wanted: &Option<String>, found: &str| wanted.as_deref().is_none_or(|wanted| wanted == found);
         let verb = match self.verbs {
@@ -119,7 +119,7 @@ pub enum When {
 }
 
 impl When {
-    pub fn strikes(self, count: u64) -> bool {
+    pub(crate) fn strikes(self, count: u64) -> bool {
         match self {
             Self::Always => true,
             Self::Nth(n) => count == n,
@@ -177,7 +177,7 @@ impl ProxyFault {
     }
 
     /// A fault that cannot be done to a request leaves it alone, and does not count it.
-    pub fn fits(&self, verb: RequestVerb) -> bool {
+    pub(crate) fn fits(&self, verb: RequestVerb) -> bool {
         match self {
             Self::StallWatch { .. } | Self::CutWatch { .. } => verb == RequestVerb::Watch,
             Self::CutAfter | Self::AfterCommit(_) => verb != RequestVerb::Watch,
@@ -186,7 +186,7 @@ impl ProxyFault {
     }
 
     /// The events that may pass before a watch is struck; `None` for faults that strike the request itself.
-    pub fn watch_events(&self) -> Option<usize> {
+    pub(crate) fn watch_events(&self) -> Option<usize> {
         match self {
             Self::StallWatch { after_events } | Self::CutWatch { after_events } => Some(*after_events),
             _ => None,
@@ -223,9 +223,9 @@ impl fmt::Debug for ProxyFault {
 /// One fault, and the requests that it strikes.
 #[derive(Clone, Debug)]
 pub struct ProxyRule {
-    pub matcher: Match,
-    pub when: When,
-    pub fault: ProxyFault,
+    pub(crate) matcher: Match,
+    pub(crate) when: When,
+    pub(crate) fault: ProxyFault,
 }
 
 impl ProxyRule {

@@ -67,7 +67,7 @@ pub(crate) struct VirtHandler {
     pub(crate) client: Client,
     pub(crate) admin: Credentials,
     pub(crate) address_range: Arc<AddressRange>,
-    pub(crate) behaviour: watch::Receiver<GuestBehaviour>,
+    pub(crate) behaviour: GuestBehaviour,
     pub(crate) vmis: VmiPhases,
     pub(crate) addresses: PodAddresses,
     /// By node: the pod whose token it is, and a client with that token.
@@ -110,12 +110,10 @@ impl VirtHandler {
     }
 
     async fn look_after(self, mut news: watch::Receiver<Option<DynamicObject>>) {
-        let mut behaviour = self.behaviour.clone();
         let mut timer = DelayTimer::default();
         loop {
             let Some(vmi) = news.borrow_and_update().clone() else { return };
-            let current = behaviour.borrow_and_update().clone();
-            let again = match self.act(&vmi, &current, &mut timer).await {
+            let again = match self.act(&vmi, &mut timer).await {
                 Ok(again) => again,
                 Err(error) => {
                     tracing::debug!("virt-handler, {}: {error:#}", vmi.name_any());
@@ -124,7 +122,6 @@ impl VirtHandler {
             };
             tokio::select! {
                 changed = news.changed() => if changed.is_err() { return },
-                changed = behaviour.changed() => if changed.is_err() { return },
                 () = tokio::time::sleep(again.unwrap_or(Duration::MAX)) => {}
             }
         }
@@ -132,12 +129,7 @@ impl VirtHandler {
 
     /// The next write for this VMI, if there is one and its time has come. Returns when to look again if nothing
     /// happens before: what takes its time is waited for outside, where the VMI's end and its changes are noticed.
-    async fn act(
-        &self,
-        vmi: &DynamicObject,
-        behaviour: &GuestBehaviour,
-        timer: &mut DelayTimer,
-    ) -> Result<Option<Duration>> {
+    async fn act(&self, vmi: &DynamicObject, timer: &mut DelayTimer) -> Result<Option<Duration>> {
         let now = vmi::now();
         let document = serde_json::to_value(vmi).context("reading a VMI")?;
         let node = vmi.data.pointer("/status/nodeName").and_then(Value::as_str).unwrap_or_default().to_owned();
@@ -147,18 +139,23 @@ impl VirtHandler {
                 (node, lifecycle::ended(&document, "Succeeded", &now))
             }
             "Scheduled" => {
-                if let Some(left) = timer.left("the guest boots", behaviour.boots_after) {
+                if let Some(left) = timer.left("the guest boots", self.behaviour.boots_after) {
                     return Ok(Some(left));
                 }
-                let guest =
-                    Guest { address: self.address_of(vmi, &node), live_migratable: behaviour.live_migratable, now };
+                let guest = Guest {
+                    address: self.address_of(vmi, &node),
+                    live_migratable: self.behaviour.live_migratable,
+                    now,
+                };
                 (node, lifecycle::started(&document, &guest))
             }
             "Running" => {
-                let Some(write) = self.migrate(&document, &now, behaviour.migrations_fail) else { return Ok(None) };
+                let Some(write) = self.migrate(&document, &now, self.behaviour.migrations_fail) else {
+                    return Ok(None);
+                };
                 let migration = vmi.data.pointer("/status/migrationState/migrationUid").and_then(Value::as_str);
                 if write.copies
-                    && let Some(left) = timer.left(migration.unwrap_or_default(), behaviour.migration_takes)
+                    && let Some(left) = timer.left(migration.unwrap_or_default(), self.behaviour.migration_takes)
                 {
                     return Ok(Some(left));
                 }
