@@ -30,7 +30,7 @@ pub(crate) enum ChaosCommand {
     Machines,
 }
 
-const PATIENCE: Duration = Duration::from_secs(40);
+const TIMEOUT: Duration = Duration::from_secs(40);
 const MESSAGES: Messages = Messages { begins: message::ACQUIRED, ends: message::WORK_STOPPED };
 
 pub(crate) fn run(chaos: &ChaosCommand) -> ExitCode {
@@ -120,9 +120,9 @@ impl Campaign {
             }
             anyhow::Ok(())
         };
-        match tokio::time::timeout(PATIENCE, looking).await {
+        match tokio::time::timeout(TIMEOUT, looking).await {
             Ok(result) => result,
-            Err(_) => bail!("nobody leads after {PATIENCE:?}: {:?}", self.spans()?),
+            Err(_) => bail!("nobody leads after {TIMEOUT:?}: {:?}", self.spans()?),
         }
     }
 

@@ -14,7 +14,7 @@ use vitivirt_lab::{Lab, LabOptions, VirtOperator, components, isolate};
 
 use crate::{kubevirt_operator, programs, terminal::step};
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 const MACHINE: &str = include_str!("../../examples/basic-vm.yaml");
 
@@ -32,7 +32,7 @@ async fn show() -> Result<()> {
     let lab = step("an empty Kubernetes v1.36.3", Lab::start(LabOptions::default())).await?;
     step("virt-operator, from `virt-operator manifests`", async {
         lab.create_virt_operator(&VirtOperator::ours(programs::stage("debug", "virt-operator")?)).await?;
-        lab.wait_for_virt_operator(PATIENCE).await
+        lab.wait_for_virt_operator(TIMEOUT).await
     })
     .await?;
     step("a KubeVirt resource: KubeVirt v1.8.4 is installed", lab.deploy_kubevirt(None)).await?;
@@ -45,7 +45,7 @@ async fn show() -> Result<()> {
         lab.create(MACHINE).await?;
         let kind = GroupVersionKind::gvk("vitistack.io", "v1alpha1", "Machine");
         let machines: Api<DynamicObject> = Api::namespaced_with(lab.client(), "default", &ApiResource::from_gvk(&kind));
-        lab.wait("a Machine that is Running", PATIENCE, machines, "basic-vm", |machine| {
+        lab.wait("a Machine that is Running", TIMEOUT, machines, "basic-vm", |machine| {
             machine.is_some_and(|machine| machine.data.pointer("/status/phase") == Some(&"Running".into()))
         })
         .await

@@ -1,4 +1,4 @@
-//! One lab: started from options, used through its client and kubeconfig, gone when it is dropped.
+//! One lab: started with [`LabOptions`], used through its client and kubeconfig, removed when it is dropped.
 
 use std::{
     path::{Path, PathBuf},
@@ -24,7 +24,7 @@ use crate::{
     addresses::AddressRange,
     audit::{self, Record},
     control_plane::ControlPlane,
-    credentials::{Credentials, of_service_account},
+    credentials::{Credentials, service_account_credentials},
     extensions::{self, Extension},
     harness, isolate,
     kubelet::{Kubelet, OwnProgram, PodAddresses, PodBehaviour},
@@ -39,7 +39,7 @@ use crate::{
     vmi::VmiPhases,
 };
 
-/// What a lab is made of.
+/// The configuration of a lab.
 #[derive(Clone, Debug)]
 pub struct LabOptions {
     pub nodes: u8,
@@ -47,7 +47,7 @@ pub struct LabOptions {
     pub pods: PodBehaviour,
     pub guests: GuestBehaviour,
     pub extensions: Vec<Extension>,
-    /// Programs of ours that pods may run, by image.
+    /// Our programs that pods may run, by image.
     pub own_programs: Vec<OwnProgram>,
 }
 
@@ -76,18 +76,18 @@ pub struct Lab {
     own_programs: watch::Sender<Vec<OwnProgram>>,
     virt_handler: VirtHandler,
     programs: AtomicU8,
-    /// The test that started it, and wants its logs if it fails.
+    /// The test that started the lab. If it fails, the lab's logs are kept.
     test: Option<&'static str>,
-    /// The simulators; they end with the lab.
+    /// The simulators. They are aborted when the lab is dropped.
     simulators: JoinSet<()>,
 }
 
 impl Lab {
-    /// Starts everything that `options` ask for, and returns when it is ready.
+    /// Starts the lab and returns when everything in it is ready.
     pub async fn start(options: LabOptions) -> Result<Self> {
         isolate::require_inside()?;
         if !(1..=250).contains(&options.nodes) {
-            bail!("a lab has 1 to 250 nodes, not {}", options.nodes);
+            bail!("nodes: invalid value {}: must be between 1 and 250", options.nodes);
         }
         let address_range = Arc::new(AddressRange::reserve()?);
         let folder = paths::run_dir()?.join(format!("lab-{}", address_range.number));
@@ -101,14 +101,14 @@ impl Lab {
             upstream: address_range.api_server(),
             certificate: control_plane.certificates.proxy_certificate_pem.clone(),
             key: control_plane.certificates.proxy_key_pem.clone(),
-            upstream_ca: control_plane.certificates.authority_pem.clone(),
+            upstream_ca: control_plane.certificates.ca_pem.clone(),
             upstream_name: "kubernetes.default.svc".to_owned(),
         })
         .await
         .context("starting the fault proxy")?;
 
         let (pods, pod_behaviour) = watch::channel(options.pods);
-        let (own_programs, own_programs_seen) = watch::channel(options.own_programs);
+        let (own_programs, own_programs_receiver) = watch::channel(options.own_programs);
         let (vmis, addresses) = (VmiPhases::default(), PodAddresses::default());
         let kubelet = Kubelet {
             client: admin.client("lab-kubelet")?,
@@ -116,7 +116,7 @@ impl Lab {
             address_range: address_range.clone(),
             folder: folder.clone(),
             behaviour: pod_behaviour,
-            own_programs: own_programs_seen,
+            own_programs: own_programs_receiver,
             vmis: vmis.clone(),
             addresses: addresses.clone(),
         };
@@ -170,9 +170,8 @@ impl Lab {
         match kubevirt {
             KubeVirtInstaller::None => Ok(()),
             KubeVirtInstaller::Simulated => {
-                let definitions =
-                    kubevirt::install_strategy::resource_definitions(&self.client, &self.kubeconfig).await?;
-                manifests::create(&self.client, &definitions).await
+                let crds = kubevirt::install_strategy::crds(&self.client, &self.kubeconfig).await?;
+                manifests::create(&self.client, &crds).await
             }
             KubeVirtInstaller::Reference { custom_resource } => {
                 self.create_virt_operator(&VirtOperator::reference()).await?;
@@ -185,7 +184,7 @@ impl Lab {
         }
     }
 
-    /// Everything that a virt-operator needs, and its Deployment: two pods under its own service account.
+    /// Creates everything that a virt-operator needs, and its Deployment with two pods and its own service account.
     pub async fn create_virt_operator(&self, operator: &VirtOperator) -> Result<()> {
         if let Some(program) = &operator.program {
             self.own_programs.send_modify(|programs| {
@@ -196,8 +195,8 @@ impl Lab {
     }
 
     /// Waits until every pod of virt-operator is ready.
-    pub async fn wait_for_virt_operator(&self, patience: Duration) -> Result<()> {
-        self.health.guard(kubevirt::ready(&self.client, patience, &self.folder.join("logs"))).await
+    pub async fn wait_for_virt_operator(&self, timeout: Duration) -> Result<()> {
+        self.health.guard(kubevirt::ready(&self.client, timeout, &self.folder.join("logs"))).await
     }
 
     /// Creates the KubeVirtInstaller custom resource (the release's own by default) and waits until it is deployed: returns it
@@ -206,17 +205,17 @@ impl Lab {
         self.health.guard(kubevirt::deploy(&self.client, custom_resource, &self.folder.join("logs"))).await
     }
 
-    /// Everything that a virt-operator has installed, as it was at this resource version (of any object), or as it is.
+    /// Everything that a virt-operator has installed, at this resource version (of any object) or now.
     pub async fn installed(&self, at: Option<&str>) -> Result<Snapshot> {
         self.health.guard(snapshot::take(&self.client, at)).await
     }
 
-    /// A client with all rights. What is tested should not use it: see [`Lab::credentials`].
+    /// A client with all permissions. Programs under test must not use it: see [`Lab::credentials`].
     pub fn client(&self) -> Client {
         self.client.clone()
     }
 
-    /// For kubectl; all rights.
+    /// A kubeconfig with all permissions, for kubectl.
     pub fn kubeconfig(&self) -> &Path {
         &self.kubeconfig
     }
@@ -230,7 +229,7 @@ impl Lab {
         &self.control_plane.admin
     }
 
-    /// What a service account may use; the account is created if it is missing.
+    /// Credentials of a service account. The account is created if it does not exist.
     pub async fn credentials(&self, namespace: &str, account: &str) -> Result<Credentials> {
         let accounts: Api<ServiceAccount> = Api::namespaced(self.client.clone(), namespace);
         if accounts.get_opt(account).await?.is_none() {
@@ -238,10 +237,10 @@ impl Lab {
             object.metadata.name = Some(account.to_owned());
             accounts.create(&PostParams::default(), &object).await.context("creating a service account")?;
         }
-        of_service_account(self.admin(), &self.client, namespace, account, None).await
+        service_account_credentials(self.admin(), &self.client, namespace, account, None).await
     }
 
-    /// Makes a namespace and lets a service account do there what `rules` (of a Role) say.
+    /// Creates a namespace, and grants a service account the `rules` of a Role in it.
     pub async fn grant(&self, namespace: &str, account: &str, rules: &Value) -> Result<()> {
         let group = "rbac.authorization.k8s.io";
         let metadata = json!({"name": account, "namespace": namespace});
@@ -253,11 +252,11 @@ impl Lab {
             "roleRef": {"apiGroup": group, "kind": "Role", "name": account},
             "subjects": [{"kind": "ServiceAccount", "name": account, "namespace": namespace}],
         });
-        let place = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}});
-        manifests::create(&self.client, &[place, role, binding]).await
+        let namespace_object = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}});
+        manifests::create(&self.client, &[namespace_object, role, binding]).await
     }
 
-    /// Replaces what [`Lab::grant`] allowed.
+    /// Replaces the rules of [`Lab::grant`].
     pub async fn change_grant(&self, namespace: &str, account: &str, rules: &Value) -> Result<()> {
         let roles: Api<Role> = Api::namespaced(self.client.clone(), namespace);
         roles
@@ -272,7 +271,7 @@ impl Lab {
         self.virt_handler.identity(node).await
     }
 
-    /// Starts one of our programs as its own service account, with an address and a log of its own.
+    /// Starts one of our programs with its own service account, address and log file.
     pub async fn run(&self, options: OperatorProcessOptions) -> Result<OperatorProcess> {
         let number = self.programs.fetch_add(1, Ordering::Relaxed);
         let mut credentials = self.credentials(&options.namespace, &options.service_account).await?;
@@ -282,7 +281,7 @@ impl Lab {
         OperatorProcess::start(&options, &credentials, self.address_range.program(number), &self.folder, number)
     }
 
-    /// Every request that the API server has seen so far.
+    /// Every request that the API server has received so far.
     pub fn audit(&self) -> Result<Vec<Record>> {
         audit::read(&self.control_plane.audit_log)
     }
@@ -292,12 +291,12 @@ impl Lab {
         &self.proxy
     }
 
-    /// What pods do from now on.
+    /// Changes how pods behave from now on.
     pub fn set_pods(&self, change: impl FnOnce(&mut PodBehaviour)) {
         self.pods.send_modify(change);
     }
 
-    /// A guest shuts down or crashes, by itself.
+    /// Makes a guest shut down or crash.
     pub async fn end_guest(&self, namespace: &str, name: &str, end: GuestEnd) -> Result<()> {
         self.virt_handler.end(namespace, name, end).await
     }
@@ -315,7 +314,7 @@ impl Lab {
         self.control_plane.api_server.stop(Signal::SIGKILL).await
     }
 
-    /// Returns when the API server answers again.
+    /// Starts the API server and returns when it is ready.
     pub async fn start_api_server(&self) -> Result<()> {
         self.control_plane.resume_api_server(&self.health).await
     }
@@ -338,7 +337,7 @@ impl Lab {
         ]
     }
 
-    /// Runs something that uses the lab. If it fails, the error says where the lab's logs are kept.
+    /// Runs `work`. If it fails, keeps the lab's logs and adds their location to the error.
     pub async fn keeping_logs<T>(&self, name: &str, work: impl Future<Output = Result<T>>) -> Result<T> {
         let result = work.await;
         if result.is_err() {
@@ -350,27 +349,27 @@ impl Lab {
         result
     }
 
-    /// Whether the lab itself is well.
+    /// The health of the lab's own processes.
     pub fn health(&self) -> &LabHealth {
         &self.health
     }
 
-    /// Waits until an object (or its absence) satisfies `is_so`; a failing lab and a time-out end the wait with the
-    /// last state that was seen.
+    /// Waits until an object, or its absence, satisfies `condition`. Returns an error if the lab fails, or at the timeout
+    /// with the last state of the object.
     pub async fn wait<K>(
         &self,
         what: &str,
-        patience: Duration,
+        timeout: Duration,
         api: Api<K>,
         name: &str,
-        is_so: impl Fn(Option<&K>) -> bool + Send + Sync,
+        condition: impl Fn(Option<&K>) -> bool + Send + Sync,
     ) -> Result<Option<K>>
     where
         K: kube::Resource + Clone + serde::de::DeserializeOwned + serde::Serialize + std::fmt::Debug + Send + 'static,
     {
-        let done = kube::runtime::wait::await_condition(api.clone(), name, |object: Option<&K>| is_so(object));
+        let done = kube::runtime::wait::await_condition(api.clone(), name, |object: Option<&K>| condition(object));
         let waited = self.health.guard(async {
-            match tokio::time::timeout(patience, done).await {
+            match tokio::time::timeout(timeout, done).await {
                 Ok(result) => result.context("watching").map(Some),
                 Err(_) => Ok(None),
             }
@@ -380,20 +379,20 @@ impl Lab {
         }
         let last: Option<Value> = api.get_opt(name).await?.and_then(|object| serde_json::to_value(object).ok());
         bail!(
-            "{what}: not within {patience:?}; {name} is {}",
+            "{what}: timed out after {timeout:?}; {name} is {}",
             last.map_or("absent".to_owned(), |last| last.to_string())
         )
     }
 
-    /// Stops everything in order. Dropping the lab does the same without order.
+    /// Stops all processes in a safe order. Dropping the lab kills them all at the same time.
     pub async fn stop(mut self) -> Result<()> {
         self.simulators.shutdown().await;
         self.control_plane.stop().await
     }
 }
 
-/// Servers and simulators end first, so that nobody writes into a folder that is being removed. The files are in memory;
-/// only what a failing test has to show is put aside.
+/// Stops servers and simulators first, so that nothing writes into a folder that is being removed. The files are on a
+/// tmpfs. Only the logs are kept, until the test has succeeded.
 impl Drop for Lab {
     fn drop(&mut self) {
         self.simulators.abort_all();
@@ -402,27 +401,27 @@ impl Drop for Lab {
         for (_, server) in self.servers() {
             server.kill();
         }
-        let asked = Instant::now();
-        while asked.elapsed() < KILL_TIMEOUT && pids.iter().any(|pid| process_table::find(*pid).is_some()) {
+        let killed = Instant::now();
+        while killed.elapsed() < KILL_TIMEOUT && pids.iter().any(|pid| process_table::find(*pid).is_some()) {
             std::thread::sleep(Duration::from_millis(2));
         }
         if let Some(test) = self.test
-            && let Err(error) = put_logs_aside(&self.folder, test)
+            && let Err(error) = save_logs(&self.folder, test)
         {
-            tracing::warn!("the logs of {} are lost: {error:#}", self.folder.display());
+            tracing::warn!("cannot save the logs of {}: {error:#}", self.folder.display());
         }
         let _ = std::fs::remove_dir_all(&self.folder);
     }
 }
 
-/// A killed process is gone within milliseconds.
+/// A killed process disappears within milliseconds.
 const KILL_TIMEOUT: Duration = Duration::from_secs(2);
 
-fn put_logs_aside(folder: &Path, test: &str) -> Result<()> {
-    // A test may have several labs, one after the other under one number.
+fn save_logs(folder: &Path, test: &str) -> Result<()> {
+    // A test may start several labs one after the other, with the same number.
     static ENDED: AtomicU32 = AtomicU32::new(0);
     let name = folder.file_name().unwrap_or_default().to_string_lossy();
-    let target = paths::ended_dir(test)?.join(format!("{name}-ended-{}", ENDED.fetch_add(1, Ordering::Relaxed)));
+    let target = paths::stopped_labs_dir(test)?.join(format!("{name}-ended-{}", ENDED.fetch_add(1, Ordering::Relaxed)));
     std::fs::create_dir_all(&target).with_context(|| format!("creating {}", target.display()))?;
     for what in ["logs", "audit.log"] {
         let from = folder.join(what);
@@ -433,12 +432,17 @@ fn put_logs_aside(folder: &Path, test: &str) -> Result<()> {
     Ok(())
 }
 
-async fn prepare_cluster(client: &Client, address_range: &AddressRange, nodes: u8, wanted: &[Extension]) -> Result<()> {
+async fn prepare_cluster(
+    client: &Client,
+    address_range: &AddressRange,
+    nodes: u8,
+    extensions: &[Extension],
+) -> Result<()> {
     for number in 1..=nodes {
         node::create(client, address_range, number).await?;
     }
     storage::create_classes(client).await?;
-    for extension in wanted {
+    for extension in extensions {
         extensions::install(client, *extension).await?;
     }
     Ok(())

@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// No test of ours needs longer; a hanging one is an error with a name.
-const PATIENCE: Duration = Duration::from_secs(300);
+const TIMEOUT: Duration = Duration::from_secs(300);
 
 tokio::task_local! {
     static TEST: &'static str;
@@ -114,7 +114,7 @@ impl Suite {
                     tokio::select! {
                         result = TEST.scope(name, test(labs.clone())) => result,
                         failure = labs.failed() => Err(failure),
-                        () = tokio::time::sleep(PATIENCE) => Err(anyhow!("not done within {PATIENCE:?}")),
+                        () = tokio::time::sleep(TIMEOUT) => Err(anyhow!("not done within {TIMEOUT:?}")),
                     }
                 }
             });
@@ -124,7 +124,7 @@ impl Suite {
                 Failed::from(format!("{error:#}\n{logs}"))
             });
             // What the test's own labs left is on disk by now, or of no interest.
-            let _ = paths::ended_dir(name).map(std::fs::remove_dir_all);
+            let _ = paths::stopped_labs_dir(name).map(std::fs::remove_dir_all);
             result
         }));
     }
@@ -154,7 +154,7 @@ fn message(panic: tokio::task::JoinError) -> String {
 fn keep_logs(test: &str) -> Result<String> {
     let kept = paths::failures_dir()?.join(test);
     let _ = std::fs::remove_dir_all(&kept);
-    for folder in [paths::run_dir()?, paths::ended_dir(test)?] {
+    for folder in [paths::run_dir()?, paths::stopped_labs_dir(test)?] {
         for lab in std::fs::read_dir(folder).into_iter().flatten().flatten() {
             if lab.path().join("logs").is_dir() {
                 copy_logs(&lab.path(), &kept.join(lab.file_name()))?;

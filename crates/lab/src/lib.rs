@@ -1,13 +1,13 @@
 //! A real Kubernetes and KubeVirt control plane on one Linux machine, with simulated nodes.
 //!
 //! etcd, kube-apiserver, kube-controller-manager, kube-scheduler, virt-api, virt-controller and the reference
-//! virt-operator are the real programs, built from pinned Go modules ([`components`]). Nodes, the kubelet, virt-handler and
-//! storage are simulated here, on the same kube client as the product. Everything runs in namespaces of its own
-//! ([`isolate`]): nothing leaves the machine and nothing is left behind.
+//! virt-operator are the real programs, built from pinned Go modules ([`components`]). This crate simulates nodes, the
+//! kubelet, virt-handler and storage, with the same kube client as the operators. A lab runs in its own Linux namespaces
+//! ([`isolate`]): it cannot reach other machines, and it leaves no processes or files behind.
 //!
 //! ```no_run
 //! # async fn example() -> anyhow::Result<()> {
-//! use lab::{KubeVirtInstaller, Lab, LabOptions};
+//! use vitivirt_lab::{KubeVirtInstaller, Lab, LabOptions};
 //! let lab = Lab::start(LabOptions { kubevirt: KubeVirtInstaller::Reference { custom_resource: None }, ..LabOptions::default() }).await?;
 //! let client = lab.client();
 //! # Ok(()) }

@@ -77,10 +77,10 @@ impl OperatorProcess {
     }
 
     /// The end of the program, or an error if it does not end in time.
-    pub async fn wait(&mut self, patience: Duration) -> Result<ExitStatus> {
-        match tokio::time::timeout(patience, self.child.wait()).await {
+    pub async fn wait(&mut self, timeout: Duration) -> Result<ExitStatus> {
+        match tokio::time::timeout(timeout, self.child.wait()).await {
             Ok(status) => status.context("waiting for the program"),
-            Err(_) => bail!("the program did not end within {patience:?}; its log:\n{}", self.log_text()),
+            Err(_) => bail!("the program did not end within {timeout:?}; its log:\n{}", self.log_text()),
         }
     }
 
@@ -110,7 +110,7 @@ impl OperatorProcess {
     }
 
     /// Waits until a log line has this message, and returns it.
-    pub async fn wait_for_message(&self, message: &str, patience: Duration) -> Result<Value> {
+    pub async fn wait_for_message(&self, message: &str, timeout: Duration) -> Result<Value> {
         let looking = async {
             loop {
                 let lines = self.log_lines();
@@ -122,9 +122,9 @@ impl OperatorProcess {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         };
-        match tokio::time::timeout(patience, looking).await {
+        match tokio::time::timeout(timeout, looking).await {
             Ok(line) => Ok(line),
-            Err(_) => bail!("no {message:?} within {patience:?}; the program's log:\n{}", self.log_text()),
+            Err(_) => bail!("no {message:?} within {timeout:?}; the program's log:\n{}", self.log_text()),
         }
     }
 }

@@ -1,7 +1,7 @@
-//! A server process of the lab: started, watched, stopped, started again.
+//! A server process of the lab. It can be stopped and started again.
 //!
-//! A server that ends without being asked to is reported at once, with the last lines that it wrote, so that a test
-//! fails with the cause instead of a time-out.
+//! If the process exits unexpectedly, the lab fails immediately with the end of its log, so that a test fails with the
+//! cause and not with a timeout.
 
 use std::{
     path::{Path, PathBuf},
@@ -21,7 +21,7 @@ use tokio::{
     sync::watch,
 };
 
-/// The reason why a lab is of no use any more; empty while it is well.
+/// The reason why a lab has failed. Empty while it is healthy.
 #[derive(Clone)]
 pub struct LabHealth {
     failure: Arc<watch::Sender<Option<String>>>,
@@ -45,14 +45,14 @@ impl LabHealth {
         });
     }
 
-    /// Resolves when the lab has failed; never otherwise.
+    /// Resolves when the lab has failed, and never otherwise.
     pub async fn failed(&self) -> anyhow::Error {
         let mut failure = self.failure.subscribe();
         let reason = failure.wait_for(Option::is_some).await.ok().and_then(|reason| reason.clone());
-        anyhow!(reason.unwrap_or_else(|| "the lab is gone".to_owned()))
+        anyhow!(reason.unwrap_or_else(|| "the lab has been dropped".to_owned()))
     }
 
-    /// `work`, or the lab's failure if that comes first.
+    /// Runs `work`. Returns an error if the lab fails before it completes.
     pub(crate) async fn guard<T>(&self, work: impl Future<Output = Result<T>>) -> Result<T> {
         tokio::select! {
             result = work => result,
@@ -61,7 +61,7 @@ impl LabHealth {
     }
 }
 
-/// What to start, so that it can be started again.
+/// The command of a process, kept so that it can be started again.
 #[derive(Clone)]
 pub(crate) struct ServerCommand {
     pub(crate) name: String,
@@ -69,9 +69,9 @@ pub(crate) struct ServerCommand {
     pub(crate) arguments: Vec<String>,
     pub(crate) environment: Vec<(String, String)>,
     pub(crate) log: PathBuf,
-    /// Gives up by itself when the API server is away, and is started again as a kubelet would. Being killed is another
-    /// matter: nobody but a test does that.
-    pub(crate) gives_up: bool,
+    /// The program exits when it cannot reach the API server, and is restarted as a kubelet would do. A process that a
+    /// signal ended is not restarted: only a test sends one.
+    pub(crate) restarts: bool,
 }
 
 impl ServerCommand {
@@ -101,17 +101,17 @@ pub struct ServerProcess {
 }
 
 struct Running {
-    process: ProcessNumber,
-    /// Set before the process is asked to end, so that its end is no failure of the lab.
+    process: ProcessId,
+    /// Set before the process is stopped, so that its exit is not a failure of the lab.
     expected: Arc<watch::Sender<bool>>,
     ended: watch::Receiver<bool>,
 }
 
-/// The number of a process that has not been reaped; empty afterwards, because the kernel gives numbers out again.
+/// The PID of a process that has not been reaped. Empty afterwards, because the kernel reuses PIDs.
 #[derive(Clone, Default)]
-struct ProcessNumber(Arc<Mutex<Option<Pid>>>);
+struct ProcessId(Arc<Mutex<Option<Pid>>>);
 
-impl ProcessNumber {
+impl ProcessId {
     fn set(&self, child: Option<&Child>) -> Result<()> {
         *self.0.lock() = child.map(pid_of).transpose()?;
         Ok(())
@@ -121,7 +121,7 @@ impl ProcessNumber {
         *self.0.lock()
     }
 
-    /// Nothing if it has ended.
+    /// Does nothing if the process has exited.
     fn signal(&self, signal: Signal) {
         if let Some(pid) = *self.0.lock() {
             let _ = kill(pid, signal);
@@ -136,7 +136,7 @@ impl ServerProcess {
         Ok(server)
     }
 
-    /// Starts the process again after [`ServerProcess::stop`]; nothing if it runs.
+    /// Starts the process again after [`ServerProcess::stop`]. Does nothing if it is running.
     pub(crate) fn resume(&self) -> Result<()> {
         let mut running = self.running.lock();
         if running.as_ref().is_some_and(|running| !*running.ended.borrow()) {
@@ -145,7 +145,7 @@ impl ServerProcess {
         let child = self.command.spawn()?;
         let expected = Arc::new(watch::Sender::new(false));
         let (end, ended) = watch::channel(false);
-        let process = ProcessNumber::default();
+        let process = ProcessId::default();
         process.set(Some(&child))?;
         *running = Some(Running { process: process.clone(), expected: expected.clone(), ended });
         let watcher = Watcher {
@@ -162,26 +162,26 @@ impl ServerProcess {
         Ok(())
     }
 
-    /// Ends the process with `signal` and waits until it is gone.
+    /// Sends `signal` and waits until the process has exited.
     pub async fn stop(&self, signal: Signal) -> Result<()> {
         let Some(running) = self.running.lock().take() else { return Ok(()) };
         running.expected.send_replace(true);
         running.process.signal(signal);
         let mut ended = running.ended;
-        let patience = tokio::time::timeout(Duration::from_secs(20), ended.wait_for(|ended| *ended)).await.is_ok();
-        if !patience {
+        let ended_in_time = tokio::time::timeout(Duration::from_secs(20), ended.wait_for(|ended| *ended)).await.is_ok();
+        if !ended_in_time {
             running.process.signal(Signal::SIGKILL);
             let _ = ended.wait_for(|ended| *ended).await;
         }
         Ok(())
     }
 
-    /// The process number, while it runs.
+    /// The PID, while the process is running.
     pub fn pid(&self) -> Option<i32> {
         self.running.lock().as_ref()?.process.get().map(Pid::as_raw)
     }
 
-    /// Ends the process at once, without waiting for its end.
+    /// Kills the process without waiting for its exit.
     pub(crate) fn kill(&self) {
         if let Some(running) = self.running.lock().take() {
             running.expected.send_replace(true);
@@ -194,12 +194,12 @@ impl ServerProcess {
     }
 }
 
-/// Looks after one process until it ends for good.
+/// Waits for the exit of one process, and restarts it if that is allowed.
 struct Watcher {
     command: Arc<ServerCommand>,
     health: LabHealth,
     running: Arc<Mutex<Option<Running>>>,
-    process: ProcessNumber,
+    process: ProcessId,
     expected: Arc<watch::Sender<bool>>,
 }
 
@@ -208,15 +208,15 @@ impl Watcher {
         loop {
             let status = child.wait().await;
             let _ = self.process.set(None);
-            let gave_up = self.command.gives_up && status.as_ref().is_ok_and(|status| status.code().is_some());
+            let restart = self.command.restarts && status.as_ref().is_ok_and(|status| status.code().is_some());
             if *self.expected.borrow() {
                 return;
             }
-            if gave_up {
-                tokio::time::sleep(RESTART).await;
-                match self.start_again() {
-                    Ok(Some(fresh)) => {
-                        child = fresh;
+            if restart {
+                tokio::time::sleep(RESTART_DELAY).await;
+                match self.restart() {
+                    Ok(Some(restarted)) => {
+                        child = restarted;
                         continue;
                     }
                     Ok(None) => return,
@@ -224,15 +224,15 @@ impl Watcher {
                 }
             }
             let how = status.map_or_else(|error| error.to_string(), |status| status.to_string());
-            let words = last_words(&self.command.log);
+            let tail = log_tail(&self.command.log);
             return self
                 .health
-                .fail(format!("{} ended unexpectedly ({how}); its last words: {words}", self.command.name));
+                .fail(format!("{} exited unexpectedly ({how}); end of its log: {tail}", self.command.name));
         }
     }
 
-    /// Under the lock, so that a stop that comes now either sees the new process or prevents it.
-    fn start_again(&self) -> Result<Option<Child>> {
+    /// Holds the lock, so that a concurrent stop either sees the new process or prevents its start.
+    fn restart(&self) -> Result<Option<Child>> {
         let running = self.running.lock();
         if running.is_none() || *self.expected.borrow() {
             return Ok(None);
@@ -243,13 +243,13 @@ impl Watcher {
     }
 }
 
-const RESTART: Duration = Duration::from_millis(500);
+const RESTART_DELAY: Duration = Duration::from_millis(500);
 
 fn pid_of(child: &Child) -> Result<Pid> {
-    child.id().and_then(|pid| i32::try_from(pid).ok()).map(Pid::from_raw).context("the process ended at once")
+    child.id().and_then(|pid| i32::try_from(pid).ok()).map(Pid::from_raw).context("the process exited immediately")
 }
 
-/// A lab that is dropped takes its servers with it.
+/// Dropping a lab kills its servers.
 impl Drop for ServerProcess {
     fn drop(&mut self) {
         self.kill();
@@ -257,10 +257,10 @@ impl Drop for ServerProcess {
 }
 
 /// The end of a log file, on one line.
-pub(crate) fn last_words(log: &Path) -> String {
+pub(crate) fn log_tail(log: &Path) -> String {
     let text = std::fs::read(log).unwrap_or_default();
     let text = String::from_utf8_lossy(&text);
     let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
     let tail: Vec<&str> = lines.iter().rev().take(5).rev().copied().collect();
-    if tail.is_empty() { "(nothing)".to_owned() } else { tail.join(" | ") }
+    if tail.is_empty() { "(empty)".to_owned() } else { tail.join(" | ") }
 }

@@ -41,7 +41,7 @@ pub(super) enum MeasuredOperator {
 
 const OPERATOR: &str = "system:serviceaccount:kubevirt:kubevirt-operator";
 const NAMESPACE: &str = "kubevirt";
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 /// An operator that has asked for nothing for so long has read what it wants to know.
 const QUIET: Duration = Duration::from_secs(3);
 
@@ -103,7 +103,7 @@ async fn measure(who: MeasuredOperator, idle_seconds: u64) -> Result<InstallRun>
 
 async fn figures(lab: &Lab, who: MeasuredOperator, operator: &VirtOperator, idle_seconds: u64) -> Result<InstallRun> {
     lab.create_virt_operator(operator).await?;
-    lab.wait_for_virt_operator(PATIENCE).await?;
+    lab.wait_for_virt_operator(TIMEOUT).await?;
     wait_until_warm(lab).await?;
 
     let computed = processor_time::by_process()?;
@@ -133,14 +133,14 @@ async fn figures(lab: &Lab, who: MeasuredOperator, operator: &VirtOperator, idle
 /// Somebody leads, and nobody reads any more.
 async fn wait_until_warm(lab: &Lab) -> Result<()> {
     let leases: Api<Lease> = Api::namespaced(lab.client(), NAMESPACE);
-    lab.wait("a leader", PATIENCE, leases, "virt-operator", |lease| {
+    lab.wait("a leader", TIMEOUT, leases, "virt-operator", |lease| {
         let holder = lease.and_then(|lease| lease.spec.as_ref()?.holder_identity.as_ref());
         holder.is_some_and(|holder| !holder.is_empty())
     })
     .await?;
     let started = Instant::now();
     let mut before = usize::MAX;
-    while started.elapsed() < PATIENCE {
+    while started.elapsed() < TIMEOUT {
         let now = lab.audit()?.iter().filter(|record| record.user == OPERATOR && !is_lease(record)).count();
         if now == before {
             return Ok(());
@@ -148,7 +148,7 @@ async fn wait_until_warm(lab: &Lab) -> Result<()> {
         before = now;
         tokio::time::sleep(QUIET).await;
     }
-    bail!("the operator still asks for things after {PATIENCE:?}, with nothing to install")
+    bail!("the operator still asks for things after {TIMEOUT:?}, with nothing to install")
 }
 
 fn is_lease(record: &Record) -> bool {

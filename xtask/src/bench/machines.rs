@@ -266,7 +266,7 @@ fn is_stored(machine: &DynamicObject) -> bool {
 
 async fn wait_until(lab: &Lab, count: usize, what: &str, is_so: fn(&DynamicObject) -> bool) -> Result<()> {
     let number = u32::try_from(count).unwrap_or(u32::MAX);
-    let patience = Duration::from_secs(120) + Duration::from_millis(100) * number;
+    let timeout = Duration::from_secs(120) + Duration::from_millis(100) * number;
     // Listing thousands of Machines costs the API server what it should have for the operator.
     let pause = (Duration::from_micros(500) * number).max(Duration::from_millis(100));
     let started = Instant::now();
@@ -275,9 +275,9 @@ async fn wait_until(lab: &Lab, count: usize, what: &str, is_so: fn(&DynamicObjec
         let others: Vec<_> = list.items.iter().filter(|machine| !is_so(machine)).collect();
         ensure!(list.items.len() == count, "{} Machines instead of {count}", list.items.len());
         let Some(other) = others.first() else { return Ok(()) };
-        if started.elapsed() > patience {
+        if started.elapsed() > timeout {
             let left = others.len();
-            bail!("{left} of {count} are not {what} after {patience:?}; one of them: {:?}", other.data);
+            bail!("{left} of {count} are not {what} after {timeout:?}; one of them: {:?}", other.data);
         }
         tokio::time::sleep(pause).await;
     }

@@ -17,7 +17,7 @@ pub(super) struct InstalledSnapshots {
     pub(super) later: Snapshot,
 }
 
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 /// Longer than the release's operator takes from one look at everything to the next.
 const LATER: Duration = Duration::from_secs(7);
 const LOOKS: usize = 5;
@@ -34,7 +34,7 @@ async fn watch(lab: &Lab, case: &ParityCase, operator: VirtOperator) -> Result<I
     let is_reference = operator.program.is_none();
     case.prepare(lab).await?;
     lab.create_virt_operator(&VirtOperator { environment: case.environment.clone(), ..operator }).await?;
-    lab.wait_for_virt_operator(PATIENCE).await?;
+    lab.wait_for_virt_operator(TIMEOUT).await?;
     let clock = Instant::now();
     let kubevirt = lab.deploy_kubevirt(Some(case.custom_resource.clone())).await?;
     let seconds = clock.elapsed().as_secs_f64();

@@ -99,7 +99,7 @@ impl ComponentGroup {
         }
         let digest = hash.finalize();
         let short: String = digest.iter().take(6).map(|byte| format!("{byte:02x}")).collect();
-        Ok(paths::parts_dir()?.join(format!("{}-{short}", recipe.name)))
+        Ok(paths::components_dir()?.join(format!("{}-{short}", recipe.name)))
     }
 
     fn is_built(self) -> Result<bool> {

@@ -1,7 +1,7 @@
-//! The simulated kubelet of every node: a scheduled pod becomes Running, a deleted one goes away.
+//! The simulated kubelet of every node: it sets scheduled pods to Running and removes deleted pods.
 //!
-//! Most pods are only simulated. A pod of virt-api, virt-controller, virt-operator or of a program of ours starts the
-//! real process (see [`process`]) and is ready when its readiness probe says so.
+//! Most pods are only simulated. For a pod of virt-api, virt-controller, virt-operator or one of our operators, the kubelet
+//! starts the real process (see [`process`]). That pod is ready when its readiness probe succeeds.
 
 mod pod_worker;
 pub(crate) mod probe;
@@ -22,7 +22,7 @@ use tokio::sync::watch;
 
 use crate::{addresses::AddressRange, credentials::Credentials, object_watch::run_per_object, vmi::VmiPhases};
 
-/// What pods do, by image. The first rule whose text occurs in an image of the pod decides.
+/// How pods behave, by image. The first rule whose text occurs in one of the pod's images applies.
 #[derive(Clone, Debug, Default)]
 pub struct PodBehaviour {
     pub ready_after: Duration,
@@ -37,11 +37,11 @@ pub struct PodRule {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PodFate {
-    /// Its containers end at once, again and again.
+    /// Its containers exit immediately, again after every restart.
     Crashes,
     /// It runs, but never passes its readiness probe.
     NeverReady,
-    /// It runs and ends with success, as a Job's pod.
+    /// It runs and exits successfully, like the pod of a Job.
     Completes,
 }
 
@@ -68,7 +68,7 @@ pub(crate) struct Kubelet {
     pub(crate) addresses: PodAddresses,
 }
 
-/// The address of each pod that runs, by its UID: a guest answers on the address of its launcher pod.
+/// The address of each running pod, by UID. A guest has the address of its launcher pod.
 #[derive(Clone, Default)]
 pub(crate) struct PodAddresses(Arc<Mutex<HashMap<String, IpAddr>>>);
 
@@ -79,21 +79,21 @@ impl PodAddresses {
 }
 
 impl Kubelet {
-    /// Runs until cancelled; with it end all its pods.
+    /// Runs until cancelled. Cancelling it ends the processes of all its pods.
     pub(crate) async fn run(self) {
         let kubelet = Arc::new(self);
         let pods: Api<Pod> = Api::all(kubelet.client.clone());
         let bound = watcher::Config::default().fields("spec.nodeName!=");
-        run_per_object(pods, bound, |_, _| {}, |news| kubelet.clone().look_after(news)).await;
+        run_per_object(pods, bound, |_, _| {}, |changes| kubelet.clone().run_pod(changes)).await;
     }
 
-    /// One pod, from its binding to a node until it is gone.
-    async fn look_after(self: Arc<Self>, mut news: watch::Receiver<Option<Pod>>) {
-        let Some(pod) = news.borrow_and_update().clone() else { return };
+    /// Runs one pod, from its binding to a node until it is removed.
+    async fn run_pod(self: Arc<Self>, mut changes: watch::Receiver<Option<Pod>>) {
+        let Some(pod) = changes.borrow_and_update().clone() else { return };
         let uid = pod.uid().unwrap_or_default();
         let address = self.address_range.next_pod();
         self.addresses.0.lock().insert(uid.clone(), address);
-        if let Err(error) = PodWorker::run(&self, &pod, address, &mut news).await {
+        if let Err(error) = PodWorker::run(&self, &pod, address, &mut changes).await {
             tracing::warn!("pod {}: {error:#}", pod.name_any());
         }
         self.addresses.0.lock().remove(&uid);

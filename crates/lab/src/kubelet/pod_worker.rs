@@ -1,7 +1,7 @@
-//! One pod, from its binding to a node until it is gone.
+//! Runs one pod, from its binding to a node until it is removed.
 //!
-//! Requests fail while a test has the API server away: whatever fails here is tried again, and a pod that is to go is
-//! noticed all the while.
+//! Requests fail while a test keeps the API server stopped. The worker retries every failed request, and it reacts to the
+//! deletion of the pod at any time.
 
 use std::{net::IpAddr, time::Duration};
 
@@ -36,31 +36,31 @@ pub(super) struct PodWorker<'a> {
     process_state: ProcessState,
     backoff: RestartBackoff,
     restarts: i32,
-    /// When a pod that is told to crash did so last.
+    /// When a pod with [`PodFate::Crashes`] crashed last.
     crashed: Option<Instant>,
     readiness: Readiness,
-    /// Whether the guest has ever been in this launcher pod.
+    /// Whether the guest has ever run in this launcher pod.
     hosted: bool,
-    /// Once the containers have ended, and with what success, nothing makes them run again.
+    /// Whether the containers exited successfully, once they have exited. They are not restarted after that.
     ended: Option<bool>,
     reported: Option<PodReport>,
 }
 
-/// What the pod's program does.
+/// The state of the pod's process.
 enum ProcessState {
-    /// There is none: the pod is only simulated.
+    /// There is no process: the pod is only simulated.
     Simulated,
     Running {
         child: Child,
         since: Instant,
     },
-    /// It ended and is started again then.
+    /// The process exited. The worker restarts it at this time.
     Paused {
         until: Instant,
     },
 }
 
-/// Everything that a status depends on.
+/// Everything that the pod's status depends on.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct PodReport {
     containers: ContainersState,
@@ -68,7 +68,7 @@ struct PodReport {
     restarts: i32,
 }
 
-/// How the containers are, and when to look again if nothing happens before.
+/// The state of the containers, and when to check again if nothing changes before.
 type ContainerCheck = (ContainersState, Option<Duration>);
 
 const RETRY: Duration = Duration::from_millis(150);
@@ -79,13 +79,13 @@ impl<'a> PodWorker<'a> {
         kubelet: &'a Kubelet,
         pod: &Pod,
         address: IpAddr,
-        news: &mut watch::Receiver<Option<Pod>>,
+        changes: &mut watch::Receiver<Option<Pod>>,
     ) -> Result<()> {
         let mut worker = PodWorker {
             kubelet,
             address,
             started: Timestamp::now(),
-            container: containers(pod).next().cloned().context("a pod has a container")?,
+            container: containers(pod).next().cloned().context("the pod has no container")?,
             process: None,
             process_state: ProcessState::Simulated,
             backoff: RestartBackoff::default(),
@@ -104,32 +104,32 @@ impl<'a> PodWorker<'a> {
             let ready_after = kubelet.behaviour.borrow().ready_after;
             tokio::select! {
                 () = tokio::time::sleep(ready_after) => {}
-                () = leaving(news) => {}
+                () = deleted(changes) => {}
             }
-            worker.begin(news).await;
+            worker.begin(changes).await;
         }
-        worker.work(news).await
+        worker.work(changes).await
     }
 
-    /// Starts the pod's program, however many attempts that takes; gives up only when the pod is to go.
-    async fn begin(&mut self, news: &mut watch::Receiver<Option<Pod>>) {
-        let mut complaint = String::new();
+    /// Starts the pod's process. It retries until that succeeds or the pod is deleted.
+    async fn begin(&mut self, changes: &mut watch::Receiver<Option<Pod>>) {
+        let mut last_error = String::new();
         loop {
-            let Some(pod) = news.borrow_and_update().clone() else { return };
+            let Some(pod) = changes.borrow_and_update().clone() else { return };
             let started = tokio::select! {
                 biased;
-                () = leaving(news) => return,
+                () = deleted(changes) => return,
                 started = self.start(&pod) => started,
             };
             let Err(error) = started else { return };
             let text = format!("{error:#}");
-            if text != complaint {
-                tracing::warn!("pod {} is not started yet: {text}", pod.name_any());
-                complaint = text;
+            if text != last_error {
+                tracing::warn!("cannot start pod {}, retrying: {text}", pod.name_any());
+                last_error = text;
             }
             tokio::select! {
                 () = tokio::time::sleep(RETRY) => {}
-                () = leaving(news) => return,
+                () = deleted(changes) => return,
             }
         }
     }
@@ -146,39 +146,37 @@ impl<'a> PodWorker<'a> {
         Ok(())
     }
 
-    async fn work(mut self, news: &mut watch::Receiver<Option<Pod>>) -> Result<()> {
+    async fn work(mut self, changes: &mut watch::Receiver<Option<Pod>>) -> Result<()> {
         let mut behaviour = self.kubelet.behaviour.clone();
         let mut vmis = self.kubelet.vmis.subscribe();
         loop {
-            let Some(pod) = news.borrow_and_update().clone() else { return Ok(()) };
+            let Some(pod) = changes.borrow_and_update().clone() else { return Ok(()) };
             if pod.metadata.deletion_timestamp.is_some() {
-                return self.end(&pod, news).await;
+                return self.end(&pod, changes).await;
             }
             let fate = behaviour.borrow_and_update().fate(&pod);
-            let (containers, again) = self.look(&pod, fate).await?;
+            let (containers, next_check) = self.check(&pod, fate).await?;
             if let ContainersState::Ended { success } = containers {
                 self.ended = Some(success);
                 self.process_state = ProcessState::Simulated;
             }
-            let again = match self.report(&pod, containers).await {
-                true if self.ended.is_some() => {
-                    leaving(news).await;
-                    continue;
-                }
-                true => again,
-                false => Some(again.unwrap_or(RETRY).min(RETRY)),
-            };
+            let reported = self.report(&pod, containers).await;
+            if reported && self.ended.is_some() {
+                deleted(changes).await;
+                continue;
+            }
+            let next_check = if reported { next_check } else { Some(next_check.unwrap_or(RETRY).min(RETRY)) };
             tokio::select! {
-                _ = news.changed() => {}
+                _ = changes.changed() => {}
                 _ = behaviour.changed() => {}
                 _ = vmis.changed() => {}
                 () = self.process_state.exited() => {}
-                () = tokio::time::sleep(again.unwrap_or(Duration::MAX)) => {}
+                () = tokio::time::sleep(next_check.unwrap_or(Duration::MAX)) => {}
             }
         }
     }
 
-    async fn look(&mut self, pod: &Pod, fate: Option<PodFate>) -> Result<ContainerCheck> {
+    async fn check(&mut self, pod: &Pod, fate: Option<PodFate>) -> Result<ContainerCheck> {
         if let Some(success) = self.ended {
             return Ok((ContainersState::Ended { success }, None));
         }
@@ -198,7 +196,7 @@ impl<'a> PodWorker<'a> {
             ProcessState::Simulated => Ok((ContainersState::Running { ready: true }, None)),
             ProcessState::Running { child, since } => {
                 let since = *since;
-                match child.try_wait().context("asking for the process")? {
+                match child.try_wait().context("checking the process")? {
                     Some(exit) => Ok(self.after_exit(pod, exit.success(), since)),
                     None => Ok(self.probe().await),
                 }
@@ -206,14 +204,14 @@ impl<'a> PodWorker<'a> {
             ProcessState::Paused { until } => {
                 let left = until.saturating_duration_since(Instant::now());
                 if left.is_zero() {
-                    self.start_again();
+                    self.restart();
                 }
                 Ok((ContainersState::Crashing, Some(left.max(RETRY))))
             }
         }
     }
 
-    /// Counted by time, not by looks: each report of a crash is itself a reason to look again.
+    /// Crashes are counted by time, not by checks: writing the status of a crash itself causes another check.
     fn crash(&mut self) -> ContainerCheck {
         let left = self.crashed.map_or(Duration::ZERO, |at| CRASH_EVERY.saturating_sub(at.elapsed()));
         if !left.is_zero() {
@@ -225,10 +223,12 @@ impl<'a> PodWorker<'a> {
     }
 
     async fn probe(&mut self) -> ContainerCheck {
-        let Some(probe) = Probe::of(&self.container) else { return (ContainersState::Running { ready: true }, None) };
+        let Some(probe) = Probe::from_container(&self.container) else {
+            return (ContainersState::Running { ready: true }, None);
+        };
         if self.readiness.is_due() {
             let succeeded = probe.succeeds(self.address).await;
-            self.readiness.note(succeeded, probe.failure_threshold);
+            self.readiness.record(succeeded, probe.failure_threshold);
         }
         (ContainersState::Running { ready: self.readiness.is_ready() }, Some(self.readiness.until_due()))
     }
@@ -245,18 +245,18 @@ impl<'a> PodWorker<'a> {
         (ContainersState::Crashing, Some(pause))
     }
 
-    fn start_again(&mut self) {
+    fn restart(&mut self) {
         let Some(process) = &self.process else { return };
         self.process_state = match process.spawn() {
             Ok(child) => ProcessState::Running { child, since: Instant::now() },
             Err(error) => {
-                tracing::warn!("a pod's program could not be started again: {error:#}");
+                tracing::warn!("cannot restart the process of a pod: {error:#}");
                 ProcessState::Paused { until: Instant::now() + self.backoff.after(Duration::ZERO) }
             }
         };
     }
 
-    /// Writes the status if it says something new. Returns whether the API server knows it, or has no use for it.
+    /// Writes the status if it has changed. Returns false if the write must be retried.
     async fn report(&mut self, pod: &Pod, containers: ContainersState) -> bool {
         let report = PodReport { containers, ready: is_ready(pod, containers), restarts: self.restarts };
         if self.reported == Some(report) {
@@ -278,15 +278,15 @@ impl<'a> PodWorker<'a> {
             Ok(_) => self.reported = Some(report),
             Err(error) if is_gone(&error) => {}
             Err(error) => {
-                tracing::debug!("the status of pod {} was not written: {error}", pod.name_any());
+                tracing::debug!("cannot write the status of pod {}: {error}", pod.name_any());
                 return false;
             }
         }
         true
     }
 
-    /// The pod is to go: its process is asked to end, then the object is removed for good.
-    async fn end(mut self, pod: &Pod, news: &mut watch::Receiver<Option<Pod>>) -> Result<()> {
+    /// Handles the deletion of the pod: stops its process, then removes the object.
+    async fn end(mut self, pod: &Pod, changes: &mut watch::Receiver<Option<Pod>>) -> Result<()> {
         if let ProcessState::Running { child, .. } = &mut self.process_state {
             let grace =
                 pod.metadata.deletion_grace_period_seconds.and_then(|grace| u64::try_from(grace).ok()).unwrap_or(30);
@@ -294,20 +294,20 @@ impl<'a> PodWorker<'a> {
                 let _ = kill(Pid::from_raw(pid), Signal::SIGTERM);
             }
             if tokio::time::timeout(Duration::from_secs(grace), child.wait()).await.is_err() {
-                child.kill().await.context("ending the process")?;
+                child.kill().await.context("killing the process")?;
             }
         }
-        // virt-controller takes a running guest whose pod vanished for a failed one.
-        self.kubelet.vmis.wait_until_over(pod, self.hosted).await;
-        let at_once = DeleteParams {
+        // If the pod disappeared while its guest runs, virt-controller would treat the VMI as failed.
+        self.kubelet.vmis.wait_until_stopped(pod, self.hosted).await;
+        let immediately = DeleteParams {
             grace_period_seconds: Some(0),
             preconditions: Some(Preconditions { uid: pod.uid(), resource_version: None }),
             ..DeleteParams::default()
         };
         loop {
-            match self.pods(pod).delete(&pod.name_any(), &at_once).await {
+            match self.pods(pod).delete(&pod.name_any(), &immediately).await {
                 Ok(_) => return Ok(()),
-                Err(error) if is_gone(&error) || news.borrow().is_none() => return Ok(()),
+                Err(error) if is_gone(&error) || changes.borrow().is_none() => return Ok(()),
                 Err(_) => tokio::time::sleep(RETRY).await,
             }
         }
@@ -329,12 +329,12 @@ impl ProcessState {
     }
 }
 
-/// The pod that was meant is gone, whether or not another has its name.
+/// The pod no longer exists, whether or not another pod has its name.
 fn is_gone(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if status.is_not_found() || status.is_conflict())
 }
 
-/// Resolves when the pod is to go away or gone.
-async fn leaving(news: &mut watch::Receiver<Option<Pod>>) {
-    let _ = news.wait_for(|pod| pod.as_ref().is_none_or(|pod| pod.metadata.deletion_timestamp.is_some())).await;
+/// Resolves when the pod is being deleted or removed.
+async fn deleted(changes: &mut watch::Receiver<Option<Pod>>) {
+    let _ = changes.wait_for(|pod| pod.as_ref().is_none_or(|pod| pod.metadata.deletion_timestamp.is_some())).await;
 }

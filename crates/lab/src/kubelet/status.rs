@@ -1,4 +1,4 @@
-//! What a kubelet would report of a pod: pure functions from the pod and the state of its containers to a PodStatus.
+//! The status that a kubelet reports: pure functions from the pod and the state of its containers to a PodStatus.
 
 use jiff::Timestamp;
 use k8s_openapi::{
@@ -10,13 +10,13 @@ use k8s_openapi::{
 };
 use sha2::{Digest, Sha256};
 
-/// How a pod's ordinary containers are.
+/// The state of a pod's containers, init containers excluded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ContainersState {
     Running {
         ready: bool,
     },
-    /// Between two attempts of a program that keeps ending.
+    /// The process keeps exiting and waits for its next restart.
     Crashing,
     Ended {
         success: bool,
@@ -26,7 +26,7 @@ pub(crate) enum ContainersState {
 pub(crate) struct StatusInput<'a> {
     pub(crate) pod: &'a Pod,
     pub(crate) containers: ContainersState,
-    /// How often the containers were started again; it never falls, whatever they do now.
+    /// How often the containers were restarted. It never decreases.
     pub(crate) restarts: i32,
     pub(crate) pod_ip: &'a str,
     pub(crate) host_ip: &'a str,
@@ -34,8 +34,8 @@ pub(crate) struct StatusInput<'a> {
     pub(crate) now: Timestamp,
 }
 
-/// A pod is ready when its containers are and every readiness gate is open. Whoever owns a gate opens it (for
-/// `kubevirt.io/virtual-machine-unpaused` that is virt-controller).
+/// A pod is ready when its containers are ready and every readiness gate is True. The owner of a gate sets it: for
+/// `kubevirt.io/virtual-machine-unpaused` that is virt-controller.
 pub(crate) fn is_ready(pod: &Pod, containers: ContainersState) -> bool {
     let gates = pod.spec.as_ref().and_then(|spec| spec.readiness_gates.as_ref());
     let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
@@ -70,7 +70,8 @@ impl StatusInput<'_> {
         }
     }
 
-    /// Only what a kubelet writes: conditions of others (PodScheduled, readiness gates) are merged by type.
+    /// Only the conditions that a kubelet writes. The API server merges them by type with those of other controllers
+    /// (PodScheduled, readiness gates).
     fn conditions(&self) -> Vec<PodCondition> {
         let ended = matches!(self.containers, ContainersState::Ended { .. });
         let containers = self.containers == ContainersState::Running { ready: true };
@@ -126,7 +127,7 @@ impl StatusInput<'_> {
         }
     }
 
-    /// A sidecar (`restartPolicy: Always`) runs as long as the pod does; an ordinary init container is done.
+    /// A sidecar (`restartPolicy: Always`) runs as long as the pod. Other init containers are completed.
     fn init_container(&self, container: &Container) -> ContainerStatus {
         let sidecar = container.restart_policy.as_deref() == Some("Always");
         let ended = matches!(self.containers, ContainersState::Ended { .. });
@@ -157,7 +158,7 @@ impl StatusInput<'_> {
 
 fn describe(container: &Container, state: ContainerState, ready: bool, restarts: i32) -> ContainerStatus {
     let image = container.image.clone().unwrap_or_default();
-    // virt-controller wants a digest of container disks before it lets a VMI migrate.
+    // virt-controller requires a digest of container disks before it allows a VMI to migrate.
     let digest: String = Sha256::digest(&image).iter().map(|byte| format!("{byte:02x}")).collect();
     ContainerStatus {
         name: container.name.clone(),
@@ -209,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn a_closed_readiness_gate_keeps_a_pod_from_being_ready() {
+    fn a_pod_with_a_false_readiness_gate_is_not_ready() {
         let running = ContainersState::Running { ready: true };
         assert_eq!(condition(&status(&pod(false), running), "Ready"), "False");
         assert_eq!(condition(&status(&pod(false), running), "ContainersReady"), "True");
@@ -217,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn sidecars_run_and_init_containers_are_done() {
+    fn sidecars_run_and_init_containers_are_completed() {
         let status = status(&pod(true), ContainersState::Running { ready: true });
         let states: Vec<bool> = status
             .init_container_statuses
@@ -229,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_crashing_container_says_so() {
+    fn a_crashing_container_waits_in_crash_loop_back_off() {
         let status = status_after(3, &pod(true), ContainersState::Crashing);
         let container = status.container_statuses.unwrap().remove(0);
         assert_eq!(container.restart_count, 3);
@@ -238,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn restarts_are_not_forgotten_when_a_container_runs_again() {
+    fn the_restart_count_stays_when_a_container_runs_again() {
         for containers in [ContainersState::Running { ready: true }, ContainersState::Ended { success: true }] {
             let container = status_after(3, &pod(true), containers).container_statuses.unwrap().remove(0);
             assert_eq!(container.restart_count, 3);

@@ -1,5 +1,5 @@
-//! Secret and ConfigMap volumes of real processes, written and refreshed as a kubelet does it: files are links through
-//! `..data`, and one rename swaps them all, so that a certificate and its key never disagree.
+//! Secret and ConfigMap volumes of real processes, written and updated as a kubelet does: files are links through
+//! `..data`, and one rename replaces all of them, so that a certificate always matches its key.
 
 use std::{
     collections::BTreeMap,
@@ -19,15 +19,15 @@ enum VolumeContent {
     ConfigMap(String),
 }
 
-/// A volume and the folders of the pod's root where its containers mount it.
+/// A volume, and the folder in the pod's root where the container mounts it.
 struct MountedVolume {
     source: VolumeContent,
     items: Option<Vec<KeyToPath>>,
     folder: PathBuf,
 }
 
-/// Creates every mount point of the pod's first container, fills those that have contents, and returns tasks that keep
-/// them fresh. The tasks run until they are dropped.
+/// Creates every mount point of the pod's first container, writes the files of Secrets and ConfigMaps, and returns tasks
+/// that update them. The tasks run until they are dropped.
 pub(crate) async fn mount(client: &Client, pod: &Pod, root: &Path) -> Result<tokio::task::JoinSet<()>> {
     let mut tasks = tokio::task::JoinSet::new();
     let namespace = pod.namespace().unwrap_or_default();
@@ -67,7 +67,7 @@ fn refresh<K>(event: watcher::Event<K>, files: fn(K) -> VolumeFiles, folder: &Pa
     if let watcher::Event::Apply(object) | watcher::Event::InitApply(object) = event
         && let Err(error) = write(folder, &select(files(object), items))
     {
-        tracing::warn!("refreshing {}: {error:#}", folder.display());
+        tracing::warn!("updating {}: {error:#}", folder.display());
     }
 }
 
@@ -113,17 +113,17 @@ fn select(mut files: VolumeFiles, items: Option<&[KeyToPath]>) -> VolumeFiles {
 fn write(folder: &Path, files: &VolumeFiles) -> Result<()> {
     let data = folder.join("..data");
     let current = std::fs::read_link(&data).ok();
-    if current.as_ref().is_some_and(|current| holds(&folder.join(current), files)) {
+    if current.as_ref().is_some_and(|current| contains_exactly(&folder.join(current), files)) {
         return Ok(());
     }
-    let fresh = tempfile::Builder::new().prefix("..").tempdir_in(folder).context("making a data folder")?.keep();
+    let new_folder = tempfile::Builder::new().prefix("..").tempdir_in(folder).context("creating a data folder")?.keep();
     for (name, contents) in files {
-        std::fs::write(fresh.join(name), contents).with_context(|| format!("writing {name}"))?;
+        std::fs::write(new_folder.join(name), contents).with_context(|| format!("writing {name}"))?;
     }
     let next = folder.join("..data_tmp");
-    let target = fresh.file_name().context("a data folder has a name")?;
+    let target = new_folder.file_name().context("the data folder has no name")?;
     std::os::unix::fs::symlink(target, &next).context("linking the new data")?;
-    std::fs::rename(&next, &data).context("swapping the data")?;
+    std::fs::rename(&next, &data).context("replacing the data")?;
     for name in files.keys() {
         let visible = folder.join(name);
         if !visible.is_symlink() {
@@ -137,7 +137,7 @@ fn write(folder: &Path, files: &VolumeFiles) -> Result<()> {
     Ok(())
 }
 
-fn holds(folder: &Path, files: &VolumeFiles) -> bool {
+fn contains_exactly(folder: &Path, files: &VolumeFiles) -> bool {
     let count = std::fs::read_dir(folder).map_or(0, Iterator::count);
     count == files.len()
         && files.iter().all(|(name, contents)| std::fs::read(folder.join(name)).is_ok_and(|found| &found == contents))
@@ -148,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_are_swapped_together() {
+    fn all_files_are_replaced_together() {
         let folder = tempfile::tempdir().unwrap();
         let read = |name: &str| std::fs::read_to_string(folder.path().join(name)).unwrap();
         let files = |text: &str| -> VolumeFiles {
@@ -163,15 +163,15 @@ mod tests {
         assert_eq!(
             std::fs::read_link(folder.path().join("..data")).unwrap(),
             first,
-            "nothing changed, nothing swapped"
+            "unchanged files must not be replaced"
         );
         write(folder.path(), &files("two")).unwrap();
         assert_eq!((read("tls.crt"), read("tls.key")), ("tls.crt two".to_owned(), "tls.key two".to_owned()));
-        assert!(!folder.path().join(first).exists(), "the old files are gone");
+        assert!(!folder.path().join(first).exists(), "the old files must be removed");
     }
 
     #[test]
-    fn items_rename_keys() {
+    fn items_select_and_rename_keys() {
         let files: VolumeFiles = [("a".to_owned(), b"1".to_vec()), ("b".to_owned(), b"2".to_vec())].into();
         let items = [KeyToPath { key: "a".to_owned(), path: "x".to_owned(), mode: None }];
         assert_eq!(select(files, Some(&items)), [("x".to_owned(), b"1".to_vec())].into());

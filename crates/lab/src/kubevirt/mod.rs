@@ -68,8 +68,8 @@ pub(crate) async fn deploy(client: &Client, custom_resource: Option<Value>, logs
             .is_some_and(|kubevirt| kubevirt.data.pointer("/status/phase").and_then(Value::as_str) == Some("Deployed"))
     });
     let waited = tokio::select! {
-        waited = tokio::time::timeout(PATIENCE, deployed) => waited,
-        complaint = operator::never_ready(client, OPERATOR_PATIENCE, logs) => return Err(complaint),
+        waited = tokio::time::timeout(TIMEOUT, deployed) => waited,
+        complaint = operator::never_ready(client, OPERATOR_TIMEOUT, logs) => return Err(complaint),
     };
     match waited {
         Ok(result) => {
@@ -77,14 +77,14 @@ pub(crate) async fn deploy(client: &Client, custom_resource: Option<Value>, logs
         }
         Err(_) => {
             let status = api.get(&name).await.ok().and_then(|kubevirt| kubevirt.data.get("status").cloned());
-            bail!("KubeVirt was not deployed within {PATIENCE:?}; its status: {}", status.unwrap_or_default())
+            bail!("KubeVirt was not deployed within {TIMEOUT:?}; its status: {}", status.unwrap_or_default())
         }
     }
 }
 
-const PATIENCE: Duration = Duration::from_secs(240);
+const TIMEOUT: Duration = Duration::from_secs(240);
 /// An operator is ready long before it is done; one that is not by then will not be.
-const OPERATOR_PATIENCE: Duration = Duration::from_secs(60);
+const OPERATOR_TIMEOUT: Duration = Duration::from_secs(60);
 
 #[cfg(test)]
 mod tests {

@@ -17,7 +17,7 @@ use crate::{
     components::{self, ComponentGroup},
     kubelet::pod_log,
     manifests,
-    server_process::last_words,
+    server_process::log_tail,
 };
 
 const NAME: &str = "virt-operator";
@@ -91,7 +91,7 @@ pub(crate) fn namespace() -> Value {
 }
 
 /// Waits until both replicas are ready.
-pub(crate) async fn ready(client: &Client, patience: Duration, logs: &Path) -> Result<()> {
+pub(crate) async fn ready(client: &Client, timeout: Duration, logs: &Path) -> Result<()> {
     let deployments: Api<Deployment> = Api::namespaced(client.clone(), NAMESPACE);
     let ready = kube::runtime::wait::await_condition(deployments, NAME, |deployment: Option<&Deployment>| {
         deployment.is_some_and(|deployment| {
@@ -99,24 +99,24 @@ pub(crate) async fn ready(client: &Client, patience: Duration, logs: &Path) -> R
             wanted.is_some() && deployment.status.as_ref().and_then(|status| status.ready_replicas) == wanted
         })
     });
-    match tokio::time::timeout(patience, ready).await {
+    match tokio::time::timeout(timeout, ready).await {
         Ok(result) => result.map(|_| ()).context("watching virt-operator's Deployment"),
-        Err(_) => bail!("virt-operator has not become ready within {patience:?}; {}", pods(client, logs).await),
+        Err(_) => bail!("virt-operator has not become ready within {timeout:?}; {}", pods(client, logs).await),
     }
 }
 
-/// Resolves with a complaint if the operator's Deployment exists and none of its pods has been ready within `patience`;
+/// Resolves with a complaint if the operator's Deployment exists and none of its pods has been ready within `timeout`;
 /// never otherwise. An operator that somebody runs without a Deployment is not its concern.
-pub(crate) async fn never_ready(client: &Client, patience: Duration, logs: &Path) -> anyhow::Error {
+pub(crate) async fn never_ready(client: &Client, timeout: Duration, logs: &Path) -> anyhow::Error {
     let deployments: Api<Deployment> = Api::namespaced(client.clone(), NAMESPACE);
     let ready = kube::runtime::wait::await_condition(deployments.clone(), NAME, |deployment: Option<&Deployment>| {
         deployment.and_then(|deployment| deployment.status.as_ref()?.ready_replicas).is_some_and(|ready| ready > 0)
     });
-    if let Err(_elapsed) = tokio::time::timeout(patience, ready).await
+    if let Err(_elapsed) = tokio::time::timeout(timeout, ready).await
         && let Ok(Some(_)) = deployments.get_opt(NAME).await
     {
         let pods = pods(client, logs).await;
-        return anyhow!("virt-operator has not become ready within {patience:?}, so nobody installs KubeVirt; {pods}");
+        return anyhow!("virt-operator has not become ready within {timeout:?}, so nobody installs KubeVirt; {pods}");
     }
     std::future::pending().await
 }
@@ -137,7 +137,7 @@ async fn pods(client: &Client, logs: &Path) -> String {
             .map(|container| container.restart_count)
             .sum();
         let log = pod_log(logs, NAMESPACE, &pod.name_any());
-        format!("{} was restarted {restarts} times, its last words: {}", pod.name_any(), last_words(&log))
+        format!("{} was restarted {restarts} times, end of its log: {}", pod.name_any(), log_tail(&log))
     };
     found.iter().map(describe).collect::<Vec<_>>().join("; ")
 }

@@ -1,6 +1,6 @@
-//! A live migration as the two virt-handlers see it: each call gives the next write of one of them.
+//! A live migration as the two virt-handlers write it: each call returns the next write of one of them.
 //!
-//! virt-controller drives a migration by what the handlers write into `status.migrationState`; the order here is the
+//! virt-controller advances a migration when the handlers write fields of `status.migrationState`. The order here is the
 //! order in which it expects those fields.
 
 use serde_json::{Value, json};
@@ -10,11 +10,11 @@ use super::lifecycle::{remove, remove_condition, set};
 const NODE_LABEL: &str = "kubevirt.io/nodeName";
 const TARGET_LABEL: &str = "kubevirt.io/migrationTargetNodeName";
 
-/// Who writes, and what.
+/// The next write of a migration, and the node whose virt-handler makes it.
 pub(crate) struct MigrationStep {
     pub(crate) node: String,
     pub(crate) vmi: Value,
-    /// The guest is copied before this write.
+    /// The memory of the guest is copied before this write.
     pub(crate) copies: bool,
 }
 
@@ -47,7 +47,7 @@ pub(crate) fn next(vmi: &Value, context: &MigrationContext<'_>) -> Option<Migrat
         put("endTimestamp", now.into());
         (source, false)
     } else if !has("targetNodeAddress") {
-        // The target's handler acts once virt-controller has handed the migration over to it.
+        // The target's virt-handler acts after virt-controller has set the label with the target node.
         (label(vmi, TARGET_LABEL)? == target).then_some(())?;
         put("targetNodeAddress", (context.address_of)(target).into());
         put("targetDirectMigrationNodePorts", json!({"40001": 0, "40002": 49152}));
@@ -58,7 +58,7 @@ pub(crate) fn next(vmi: &Value, context: &MigrationContext<'_>) -> Option<Migrat
         (source, false)
     } else if context.fails {
         put("failed", true.into());
-        put("failureReason", "the lab was told to let migrations fail".into());
+        put("failureReason", "the lab is configured to fail migrations".into());
         put("endTimestamp", now.into());
         (source, true)
     } else if !has("targetNodeDomainReadyTimestamp") {
@@ -68,11 +68,11 @@ pub(crate) fn next(vmi: &Value, context: &MigrationContext<'_>) -> Option<Migrat
         (target, true)
     } else if !has("endTimestamp") {
         put("endTimestamp", now.into());
-        arrive(&mut next, target);
+        move_to(&mut next, target);
         (target, false)
     } else {
         put("completed", true.into());
-        settle(&mut next);
+        apply_pending_changes(&mut next);
         (target, false)
     };
     Some(MigrationStep { node: node.to_owned(), vmi: next, copies })
@@ -82,8 +82,8 @@ fn label<'a>(vmi: &'a Value, name: &str) -> Option<&'a str> {
     vmi.pointer("/metadata/labels")?.get(name)?.as_str()
 }
 
-/// The guest runs on the target now.
-fn arrive(vmi: &mut Value, target: &str) {
+/// The guest now runs on the target.
+fn move_to(vmi: &mut Value, target: &str) {
     set(vmi, "/status/nodeName", target.into());
     set(vmi, &format!("/metadata/labels/{}", NODE_LABEL.replace('/', "~1")), target.into());
     remove(vmi, "/metadata/labels", "kubevirt.io/outdatedLauncherImage");
@@ -92,8 +92,8 @@ fn arrive(vmi: &mut Value, target: &str) {
     remove(vmi, "/status", "evacuationNodeName");
 }
 
-/// What was waiting for a new launcher takes effect.
-fn settle(vmi: &mut Value) {
+/// Changes that required a new launcher pod take effect.
+fn apply_pending_changes(vmi: &mut Value) {
     for condition in ["HotVCPUChange", "HotMemoryChange", "VolumesChange"] {
         remove_condition(vmi, condition);
     }
@@ -135,7 +135,7 @@ mod tests {
         while let Some(write) = next(&vmi, &context) {
             writers.push(write.node);
             vmi = write.vmi;
-            assert!(writers.len() < 20, "it never ends");
+            assert!(writers.len() < 20, "the migration does not end");
         }
         (writers, vmi)
     }
@@ -150,14 +150,14 @@ mod tests {
     }
 
     #[test]
-    fn a_failing_migration_leaves_the_guest_where_it_is() {
+    fn after_a_failed_migration_the_guest_stays_on_the_source() {
         let (_, vmi) = walk(true);
         assert_eq!(vmi["status"]["nodeName"], "a");
         assert_eq!(vmi["status"]["migrationState"]["failed"], true);
     }
 
     #[test]
-    fn nothing_happens_before_the_hand_over() {
+    fn virt_handler_writes_nothing_before_virt_controller_hands_over() {
         let mut vmi = handed_over();
         remove(&mut vmi, "/metadata/labels", TARGET_LABEL);
         let context = MigrationContext { now: "", fails: false, address_of: &|_| String::new() };

@@ -1,8 +1,8 @@
-//! The simulated virt-handler of every node: it starts, migrates and ends guests that do not exist.
+//! The simulated virt-handler of every node: it starts, migrates and stops guests that do not exist.
 //!
-//! It writes as `system:serviceaccount:kubevirt:kubevirt-handler` with a token bound to the virt-handler pod of the
-//! node, exactly as the real one: virt-api drops status that anybody else writes, and the node-restriction policy looks
-//! at the node that a token names.
+//! Like the real one, it writes as `system:serviceaccount:kubevirt:kubevirt-handler` with a token that is bound to the
+//! node's virt-handler pod: virt-api drops status from other users, and the node-restriction policy checks the node in the
+//! token.
 
 mod lifecycle;
 mod migration;
@@ -25,7 +25,7 @@ use tokio::{
 
 use crate::{
     addresses::AddressRange,
-    credentials::{Credentials, of_service_account},
+    credentials::{Credentials, service_account_credentials},
     kubelet::PodAddresses,
     object_watch::run_per_object,
     vmi::{self, VmiPhases, VmiSummary},
@@ -35,7 +35,7 @@ pub(crate) const NAMESPACE: &str = "kubevirt";
 const ACCOUNT: &str = "kubevirt-handler";
 const RETRY: Duration = Duration::from_millis(200);
 
-/// What guests do.
+/// How guests behave.
 #[derive(Clone, Debug)]
 pub struct GuestBehaviour {
     pub boots_after: Duration,
@@ -55,7 +55,7 @@ impl Default for GuestBehaviour {
     }
 }
 
-/// How a guest ends by itself.
+/// How a guest stops without a request from KubeVirt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GuestEnd {
     Shutdown,
@@ -70,77 +70,77 @@ pub(crate) struct VirtHandler {
     pub(crate) behaviour: GuestBehaviour,
     pub(crate) vmis: VmiPhases,
     pub(crate) addresses: PodAddresses,
-    /// By node: the pod whose token it is, and a client with that token.
+    /// By node: the UID of the virt-handler pod, and a client with its token.
     pub(crate) identities: Arc<Mutex<HashMap<String, (String, Client)>>>,
 }
 
-/// What became of a write.
+/// The result of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum VmiWrite {
     Stored,
-    /// There is a newer version, or none any more.
+    /// There is a newer version, or the VMI was deleted.
     Outdated,
 }
 
-/// What takes its time, and since when. Changes of the VMI in the meantime do not begin it again.
+/// The simulated duration of one activity. Changes of the VMI in the meantime do not restart it.
 #[derive(Default)]
 struct DelayTimer(Option<(String, Instant)>);
 
 impl DelayTimer {
-    /// How long `what` still takes; none when it is done.
-    fn left(&mut self, what: &str, takes: Duration) -> Option<Duration> {
+    /// The remaining time of `activity`. None when it is done.
+    fn remaining(&mut self, activity: &str, duration: Duration) -> Option<Duration> {
         let since = match &self.0 {
-            Some((known, since)) if known == what => *since,
+            Some((known, since)) if known == activity => *since,
             _ => Instant::now(),
         };
-        self.0 = Some((what.to_owned(), since));
-        Some(takes.saturating_sub(since.elapsed())).filter(|left| !left.is_zero())
+        self.0 = Some((activity.to_owned(), since));
+        Some(duration.saturating_sub(since.elapsed())).filter(|remaining| !remaining.is_zero())
     }
 }
 
 impl VirtHandler {
     /// Runs until cancelled.
     pub(crate) async fn run(self) {
-        let note = |uid: &str, vmi: Option<&DynamicObject>| match vmi {
-            Some(vmi) => self.vmis.set(uid.to_owned(), &VmiSummary::of(vmi)),
+        let observe = |uid: &str, vmi: Option<&DynamicObject>| match vmi {
+            Some(vmi) => self.vmis.set(uid.to_owned(), &VmiSummary::from_vmi(vmi)),
             None => self.vmis.remove(uid),
         };
-        let vmis = vmi::all(self.client.clone());
-        run_per_object(vmis, watcher::Config::default(), note, |news| self.clone().look_after(news)).await;
+        let vmis = vmi::all_vmis(self.client.clone());
+        run_per_object(vmis, watcher::Config::default(), observe, |changes| self.clone().run_vmi(changes)).await;
     }
 
-    async fn look_after(self, mut news: watch::Receiver<Option<DynamicObject>>) {
+    async fn run_vmi(self, mut changes: watch::Receiver<Option<DynamicObject>>) {
         let mut timer = DelayTimer::default();
         loop {
-            let Some(vmi) = news.borrow_and_update().clone() else { return };
-            let again = match self.act(&vmi, &mut timer).await {
-                Ok(again) => again,
+            let Some(vmi) = changes.borrow_and_update().clone() else { return };
+            let next_check = match self.act(&vmi, &mut timer).await {
+                Ok(next_check) => next_check,
                 Err(error) => {
                     tracing::debug!("virt-handler, {}: {error:#}", vmi.name_any());
                     Some(RETRY)
                 }
             };
             tokio::select! {
-                changed = news.changed() => if changed.is_err() { return },
-                () = tokio::time::sleep(again.unwrap_or(Duration::MAX)) => {}
+                changed = changes.changed() => if changed.is_err() { return },
+                () = tokio::time::sleep(next_check.unwrap_or(Duration::MAX)) => {}
             }
         }
     }
 
-    /// The next write for this VMI, if there is one and its time has come. Returns when to look again if nothing
-    /// happens before: what takes its time is waited for outside, where the VMI's end and its changes are noticed.
+    /// Makes the next write for this VMI, if there is one and it is due. Returns when to check again if nothing changes
+    /// before. It does not wait itself, so that the caller can react to changes and deletion of the VMI.
     async fn act(&self, vmi: &DynamicObject, timer: &mut DelayTimer) -> Result<Option<Duration>> {
         let now = vmi::now();
         let document = serde_json::to_value(vmi).context("reading a VMI")?;
         let node = vmi.data.pointer("/status/nodeName").and_then(Value::as_str).unwrap_or_default().to_owned();
         let (node, next) = match lifecycle::phase(&document) {
             _ if node.is_empty() => return Ok(None),
-            "Scheduled" | "Running" if lifecycle::is_leaving(&document) => {
+            "Scheduled" | "Running" if lifecycle::is_being_deleted(&document) => {
                 (node, lifecycle::ended(&document, "Succeeded", &now))
             }
             "Scheduled" => {
-                if let Some(left) = timer.left("the guest boots", self.behaviour.boots_after) {
-                    return Ok(Some(left));
+                if let Some(remaining) = timer.remaining("the guest boots", self.behaviour.boots_after) {
+                    return Ok(Some(remaining));
                 }
                 let guest = Guest {
                     address: self.address_of(vmi, &node),
@@ -155,15 +155,16 @@ impl VirtHandler {
                 };
                 let migration = vmi.data.pointer("/status/migrationState/migrationUid").and_then(Value::as_str);
                 if write.copies
-                    && let Some(left) = timer.left(migration.unwrap_or_default(), self.behaviour.migration_takes)
+                    && let Some(remaining) =
+                        timer.remaining(migration.unwrap_or_default(), self.behaviour.migration_takes)
                 {
-                    return Ok(Some(left));
+                    return Ok(Some(remaining));
                 }
                 (write.node, write.vmi)
             }
             _ => return Ok(None),
         };
-        // Whoever follows a VMI need not ask how it went: a newer version is on its way, and will be looked at.
+        // The result does not matter here: if there is a newer version, the watch delivers it.
         self.write(&node, next).await.map(|_| None)
     }
 
@@ -172,8 +173,8 @@ impl VirtHandler {
         migration::next(vmi, &migration::MigrationContext { now, fails, address_of: &address_of })
     }
 
-    /// The guest ends by itself. Others write the same VMI: it is read and written again until the end is stored, or
-    /// somebody else has ended it.
+    /// Stops the guest. Other clients write the same VMI, so the write is retried until it is stored or the VMI is
+    /// deleted.
     pub(crate) async fn end(&self, namespace: &str, name: &str, end: GuestEnd) -> Result<()> {
         let api: Api<DynamicObject> = Api::namespaced_with(self.client.clone(), namespace, &vmi::resource());
         let phase = match end {
@@ -184,7 +185,7 @@ impl VirtHandler {
         let mut vmi = api.get(name).await.with_context(reading)?;
         let uid = vmi.uid();
         loop {
-            let node = VmiSummary::of(&vmi).node;
+            let node = VmiSummary::from_vmi(&vmi).node;
             let document = serde_json::to_value(&vmi).context("reading a VMI")?;
             if self.write(&node, lifecycle::ended(&document, phase, &vmi::now())).await? == VmiWrite::Stored {
                 return Ok(());
@@ -196,7 +197,7 @@ impl VirtHandler {
         }
     }
 
-    /// With the resourceVersion that was read: virt-controller writes the same object.
+    /// Writes with the resourceVersion that was read, because virt-controller writes the same object.
     async fn write(&self, node: &str, vmi: Value) -> Result<VmiWrite> {
         let vmi: DynamicObject = serde_json::from_value(vmi).context("writing a VMI")?;
         let client = self.identity(node).await?;
@@ -238,8 +239,9 @@ impl VirtHandler {
             .items
             .into_iter()
             .find(|pod| pod.metadata.deletion_timestamp.is_none())
-            .ok_or_else(|| anyhow!("there is no virt-handler pod on {node}"))?;
-        let credentials = of_service_account(&self.admin, &self.client, NAMESPACE, ACCOUNT, Some(&pod)).await?;
+            .ok_or_else(|| anyhow!("virt-handler pod on node {node} not found"))?;
+        let credentials =
+            service_account_credentials(&self.admin, &self.client, NAMESPACE, ACCOUNT, Some(&pod)).await?;
         let client = credentials.client("virt-handler")?;
         identities.insert(node.to_owned(), (pod.uid().unwrap_or_default(), client.clone()));
         Ok(client)
@@ -251,16 +253,16 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn looking_again_does_not_begin_a_boot_again() {
+    async fn a_repeated_check_does_not_restart_the_timer() {
         let seconds = Duration::from_secs;
         let mut timer = DelayTimer::default();
-        assert_eq!(timer.left("boot", Duration::ZERO), None);
-        assert_eq!(timer.left("boot", seconds(10)), Some(seconds(10)));
+        assert_eq!(timer.remaining("boot", Duration::ZERO), None);
+        assert_eq!(timer.remaining("boot", seconds(10)), Some(seconds(10)));
         tokio::time::advance(seconds(4)).await;
-        assert_eq!(timer.left("boot", seconds(10)), Some(seconds(6)));
-        assert_eq!(timer.left("boot", seconds(3)), None, "the wish may change in between");
+        assert_eq!(timer.remaining("boot", seconds(10)), Some(seconds(6)));
+        assert_eq!(timer.remaining("boot", seconds(3)), None, "the duration may change in between");
         tokio::time::advance(seconds(6)).await;
-        assert_eq!(timer.left("boot", seconds(10)), None);
-        assert_eq!(timer.left("migration", seconds(10)), Some(seconds(10)), "another thing begins anew");
+        assert_eq!(timer.remaining("boot", seconds(10)), None);
+        assert_eq!(timer.remaining("migration", seconds(10)), Some(seconds(10)), "another activity restarts the timer");
     }
 }

@@ -23,7 +23,7 @@ use vitivirt_lab::{
 /// How long something that must not come is waited for.
 const NO_EVENT_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long something that must come is waited for.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 pub(crate) fn add(suite: &mut Suite) {
     tests!(
@@ -61,7 +61,7 @@ async fn objects_survive_a_restart_of_etcd(_: Arc<SharedLabs>) -> Result<()> {
     lab.start_etcd().await?;
     let again = Instant::now();
     while create(&default_maps(&lab), "after").await.is_err() {
-        ensure!(again.elapsed() < 2 * PATIENCE, "the API server did not find etcd again");
+        ensure!(again.elapsed() < 2 * TIMEOUT, "the API server did not find etcd again");
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
     ensure!(default_maps(&lab).get_opt("before").await?.is_some(), "what was stored is still there");
@@ -153,7 +153,7 @@ async fn a_cut_watch_ends(labs: Arc<SharedLabs>) -> Result<()> {
     tester.create("cut-watch").await?;
     expect_event(&mut events).await.context("an open watch tells")?;
     let _rule = tester.add(RequestVerb::Watch, When::Always, ProxyFault::CutWatch { after_events: 0 });
-    match tokio::time::timeout(PATIENCE, events.try_next()).await {
+    match tokio::time::timeout(TIMEOUT, events.try_next()).await {
         Ok(Ok(Some(event))) => bail!("the watch went on: {event:?}"),
         Ok(_) => Ok(()),
         Err(_) => bail!("the watch neither told nor ended"),
@@ -224,11 +224,11 @@ impl Tester {
 type WatchEvents = std::pin::Pin<Box<dyn futures::Stream<Item = kube::Result<WatchEvent<ConfigMap>>> + Send>>;
 
 async fn expect_event(events: &mut WatchEvents) -> Result<()> {
-    match tokio::time::timeout(PATIENCE, events.try_next()).await {
+    match tokio::time::timeout(TIMEOUT, events.try_next()).await {
         Ok(Ok(Some(_))) => Ok(()),
         Ok(Ok(None)) => bail!("the watch ended"),
         Ok(Err(error)) => Err(error).context("the watch broke"),
-        Err(_) => bail!("no event within {PATIENCE:?}"),
+        Err(_) => bail!("no event within {TIMEOUT:?}"),
     }
 }
 

@@ -26,7 +26,7 @@ use vitivirt_lab::{
 
 use crate::nested::{self, HOLD, RESIDE};
 
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 pub(crate) fn add(suite: &mut Suite) {
     tests!(
@@ -45,7 +45,7 @@ pub(crate) fn add(suite: &mut Suite) {
 async fn no_address_outside_the_lab_is_reachable(_: Arc<SharedLabs>) -> Result<()> {
     let connect = |address: &str| -> Result<ErrorKind> {
         let address: SocketAddr = address.parse()?;
-        match TcpStream::connect_timeout(&address, PATIENCE) {
+        match TcpStream::connect_timeout(&address, TIMEOUT) {
             Ok(_) => bail!("{address} answered"),
             Err(error) => Ok(error.kind()),
         }
@@ -129,7 +129,7 @@ async fn the_logs_of_a_stopped_lab_are_kept_until_the_test_ends(_: Arc<SharedLab
     let folder = lab.folder().to_owned();
     lab.stop().await?;
     ensure!(!folder.exists(), "the lab's folder is left");
-    let mut aside = std::fs::read_dir(vitivirt_lab::paths::ended_dir(stringify!(
+    let mut aside = std::fs::read_dir(vitivirt_lab::paths::stopped_labs_dir(stringify!(
         the_logs_of_a_stopped_lab_are_kept_until_the_test_ends
     ))?)?;
     let logs = aside.next().context("nothing was put aside")??.path();
@@ -170,8 +170,8 @@ async fn a_dead_server_process_fails_the_lab(_: Arc<SharedLabs>) -> Result<()> {
         let (_, server) = lab.servers().into_iter().find(|(server, _)| *server == name).context("a server")?;
         let pid = server.pid().context("it runs")?;
         kill(Pid::from_raw(pid), Signal::SIGKILL)?;
-        let failure = tokio::time::timeout(PATIENCE, lab.health().failed()).await?;
-        ensure!(failure.to_string().starts_with(&format!("{name} ended unexpectedly")), "{failure}");
+        let failure = tokio::time::timeout(TIMEOUT, lab.health().failed()).await?;
+        ensure!(failure.to_string().starts_with(&format!("{name} exited unexpectedly")), "{failure}");
         drop(lab);
         let own = std::process::id();
         wait_until(|| !nested::descendants(own).iter().any(|(_, command)| command.contains(&folder)))
@@ -259,7 +259,7 @@ async fn wait_until(is_so: impl Fn() -> bool) -> Result<()> {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    tokio::time::timeout(PATIENCE, waiting).await.with_context(|| format!("not within {PATIENCE:?}"))
+    tokio::time::timeout(TIMEOUT, waiting).await.with_context(|| format!("not within {TIMEOUT:?}"))
 }
 
 /// Root of the machine, not only of a user namespace.

@@ -14,7 +14,7 @@ use vitivirt_lab::{
     kubevirt_resource, tests,
 };
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 pub(crate) fn add(suite: &mut Suite) {
     tests!(
@@ -91,7 +91,7 @@ async fn a_guest_that_shuts_down_is_started_again(labs: Arc<SharedLabs>) -> Resu
         Ok(())
     };
     tokio::try_join!(busy, lab.end_guest("default", "again", GuestEnd::Shutdown))?;
-    lab.wait("a second guest", PATIENCE, vmis(&lab), "again", |vmi| {
+    lab.wait("a second guest", TIMEOUT, vmis(&lab), "again", |vmi| {
         vmi.is_some_and(|vmi| vmi.metadata.uid != first && text(vmi, "/status/phase") == "Running")
     })
     .await?;
@@ -106,7 +106,7 @@ async fn a_vmi_migrates_to_another_node_and_back(labs: Arc<SharedLabs>) -> Resul
         let from = text(&vmis(&lab).get("moves").await?, "/status/nodeName");
         migrate(&lab, "moves", round).await?;
         let moved = lab
-            .wait("the guest on another node", PATIENCE, vmis(&lab), "moves", |vmi| {
+            .wait("the guest on another node", TIMEOUT, vmis(&lab), "moves", |vmi| {
                 vmi.is_some_and(|vmi| text(vmi, "/status/nodeName") != from)
             })
             .await?;
@@ -143,7 +143,7 @@ async fn migrate(lab: &Lab, name: &str, round: &str) -> Result<()> {
         .create(&PostParams::default(), &serde_json::from_value(migration)?)
         .await
         .context("creating a migration")?;
-    lab.wait("a migration that succeeds", PATIENCE, migrations, round, |migration| {
+    lab.wait("a migration that succeeds", TIMEOUT, migrations, round, |migration| {
         migration.is_some_and(|migration| text(migration, "/status/phase") == "Succeeded")
     })
     .await
@@ -191,7 +191,7 @@ async fn create_vm(lab: &Lab, name: &str) -> Result<()> {
 }
 
 async fn wait_for_status(lab: &Lab, name: &str, status: &str) -> Result<DynamicObject> {
-    lab.wait(&format!("a VM that is {status}"), PATIENCE, vms(lab), name, |vm| {
+    lab.wait(&format!("a VM that is {status}"), TIMEOUT, vms(lab), name, |vm| {
         vm.is_some_and(|vm| text(vm, "/status/printableStatus") == status)
     })
     .await?
@@ -200,6 +200,6 @@ async fn wait_for_status(lab: &Lab, name: &str, status: &str) -> Result<DynamicO
 
 async fn delete_vm(lab: &Lab, name: &str) -> Result<()> {
     vms(lab).delete(name, &DeleteParams::default()).await?;
-    lab.wait("no VM", PATIENCE, vms(lab), name, |vm| vm.is_none()).await?;
-    lab.wait("no VMI", PATIENCE, vmis(lab), name, |vmi| vmi.is_none()).await.map(|_| ())
+    lab.wait("no VM", TIMEOUT, vms(lab), name, |vm| vm.is_none()).await?;
+    lab.wait("no VMI", TIMEOUT, vmis(lab), name, |vmi| vmi.is_none()).await.map(|_| ())
 }

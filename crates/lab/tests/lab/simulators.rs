@@ -19,7 +19,7 @@ use vitivirt_lab::{
     tests,
 };
 
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 pub(crate) fn add(suite: &mut Suite) {
     tests!(
@@ -48,7 +48,7 @@ async fn a_pvc_binds_as_its_storage_class_requires(labs: Arc<SharedLabs>) -> Res
 
     let more = Patch::Merge(json!({"spec": {"resources": {"requests": {"storage": "3Gi"}}}}));
     pvcs(&lab).patch("binds", &PatchParams::default(), &more).await?;
-    lab.wait("a bigger PVC", PATIENCE, pvcs(&lab), "binds", |pvc| {
+    lab.wait("a bigger PVC", TIMEOUT, pvcs(&lab), "binds", |pvc| {
         let capacity = pvc.and_then(|pvc| pvc.status.as_ref()?.capacity.as_ref()?.get("storage").cloned());
         capacity.is_some_and(|capacity| capacity.0 == "3Gi")
     })
@@ -120,7 +120,7 @@ async fn the_simulators_retry_rejected_writes(labs: Arc<SharedLabs>) -> Result<(
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
     };
-    tokio::time::timeout(PATIENCE, in_force).await.context("the policy was never in force")?;
+    tokio::time::timeout(TIMEOUT, in_force).await.context("the policy was never in force")?;
     create_pod(&lab, "held-second", "example.org/held", None).await?;
     create_pvc(&lab, "held", CLASS_STANDARD).await?;
     let refused = |record: &&Record| record.code.is_some_and(|code| code >= 400);
@@ -137,7 +137,7 @@ async fn the_simulators_retry_rejected_writes(labs: Arc<SharedLabs>) -> Result<(
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
     };
-    tokio::time::timeout(PATIENCE, tried_again).await.context("they were not tried again")??;
+    tokio::time::timeout(TIMEOUT, tried_again).await.context("they were not tried again")??;
     let bindings: Api<ValidatingAdmissionPolicyBinding> = Api::all(lab.client());
     bindings.delete("held", &Default::default()).await?;
     wait_for_pod(&lab, "held-second", is_ready).await?;
@@ -163,14 +163,14 @@ async fn a_deployment_creates_pods_and_its_deletion_removes_them(labs: Arc<Share
         }},
     });
     deployments.create(&PostParams::default(), &serde_json::from_value(deployment)?).await?;
-    lab.wait("three ready pods", PATIENCE, deployments.clone(), "rollout", |deployment| {
+    lab.wait("three ready pods", TIMEOUT, deployments.clone(), "rollout", |deployment| {
         deployment.and_then(|deployment| deployment.status.as_ref()?.ready_replicas) == Some(3)
     })
     .await?;
     let pod = pods(&lab).list(&ListParams::default().labels("app=rollout")).await?.items.remove(0);
     let name = pod.metadata.name.context("a pod has a name")?;
     deployments.delete("rollout", &Default::default()).await?;
-    lab.wait("no pod", PATIENCE, pods(&lab), &name, |pod| pod.is_none()).await.map(|_| ())
+    lab.wait("no pod", TIMEOUT, pods(&lab), &name, |pod| pod.is_none()).await.map(|_| ())
 }
 
 async fn an_extension_is_served_only_after_its_installation(_: Arc<SharedLabs>) -> Result<()> {
@@ -218,7 +218,7 @@ async fn phase(lab: &Lab, name: &str) -> Result<String> {
 }
 
 async fn wait_for_pvc(lab: &Lab, name: &str, phase: &str) -> Result<()> {
-    lab.wait(&format!("a PVC that is {phase}"), PATIENCE, pvcs(lab), name, |pvc| {
+    lab.wait(&format!("a PVC that is {phase}"), TIMEOUT, pvcs(lab), name, |pvc| {
         pvc.and_then(|pvc| pvc.status.as_ref()?.phase.as_deref()) == Some(phase)
     })
     .await
@@ -276,12 +276,12 @@ async fn create_sleeper(lab: &Lab, name: &str, seconds: &str) -> Result<()> {
 /// The default service account comes a moment after the namespace.
 async fn wait_for_account(lab: &Lab) -> Result<()> {
     let accounts: Api<k8s_openapi::api::core::v1::ServiceAccount> = Api::namespaced(lab.client(), "default");
-    lab.wait("the default service account", PATIENCE, accounts, "default", |account| account.is_some()).await?;
+    lab.wait("the default service account", TIMEOUT, accounts, "default", |account| account.is_some()).await?;
     Ok(())
 }
 
 async fn wait_for_pod(lab: &Lab, name: &str, is_so: impl Fn(&Pod) -> bool + Send + Sync) -> Result<()> {
-    lab.wait("a pod as expected", PATIENCE, pods(lab), name, |pod| pod.is_some_and(&is_so)).await.map(|_| ())
+    lab.wait("a pod as expected", TIMEOUT, pods(lab), name, |pod| pod.is_some_and(&is_so)).await.map(|_| ())
 }
 
 fn is_ready(pod: &Pod) -> bool {
