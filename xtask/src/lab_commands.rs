@@ -158,7 +158,7 @@ fn up(options: &UpOptions) -> Result<()> {
 
 /// The process that holds the lab: it belongs to no terminal and ends only by `down`.
 fn serve(options: &UpOptions) -> ExitCode {
-    daemon::hold(&options.name, || lab_options(options))
+    daemon::run(&options.name, || lab_options(options))
 }
 
 fn lab_options(options: &UpOptions) -> Result<LabOptions> {

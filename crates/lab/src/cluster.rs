@@ -199,8 +199,8 @@ impl Lab {
         self.health.guard(kubevirt::ready(&self.client, timeout, &self.folder.join("logs"))).await
     }
 
-    /// Creates the KubeVirtInstaller custom resource (the release's own by default) and waits until it is deployed: returns it
-    /// as it was at that moment.
+    /// Creates the KubeVirt resource (by default the release's own) and waits until its phase is Deployed. Returns the
+    /// resource as it was at that moment.
     pub async fn deploy_kubevirt(&self, custom_resource: Option<Value>) -> Result<DynamicObject> {
         self.health.guard(kubevirt::deploy(&self.client, custom_resource, &self.folder.join("logs"))).await
     }

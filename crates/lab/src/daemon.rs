@@ -1,4 +1,5 @@
-//! A lab that outlives the command that started it: held by a process of its own, found by name, entered and ended.
+//! Background labs: a process that keeps a lab running after the command that started it has exited. Other commands find
+//! it by name, run programs in it and stop it.
 
 use std::{
     fs::{File, TryLockError},
@@ -19,15 +20,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Lab, LabOptions, components, isolate, paths, process_table};
 
-/// What is known of a daemon lab.
+/// The process of a background lab, as its file in the cache folder describes it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct LabDaemon {
-    /// The process that holds it; with it everything ends.
+    /// The process that owns the lab. If it exits, the whole lab ends.
     pub pid: i32,
-    /// When the pid was started, in the kernel's clock ticks: process numbers are used again.
+    /// The start time of that process in clock ticks of the kernel, because the kernel reuses PIDs.
     pid_started: u64,
     /// The first process of the lab's namespaces.
-    inner: i32,
+    inner_pid: i32,
     pub state: DaemonState,
 }
 
@@ -38,13 +39,13 @@ pub enum DaemonState {
 }
 
 impl LabDaemon {
-    /// The lab of this name, if it lives. What a dead one left is removed.
+    /// The running lab of this name. Removes the file of a lab that no longer runs.
     pub fn find(name: &str) -> Result<Option<Self>> {
-        let path = file(name)?;
+        let path = state_file(name)?;
         let Ok(text) = std::fs::read(&path) else { return Ok(None) };
         let daemon: LabDaemon =
-            serde_json::from_slice(&text).with_context(|| format!("{} is damaged: remove it", path.display()))?;
-        if started(daemon.pid) == Some(daemon.pid_started) {
+            serde_json::from_slice(&text).with_context(|| format!("{} is not valid; remove it", path.display()))?;
+        if start_time(daemon.pid) == Some(daemon.pid_started) {
             return Ok(Some(daemon));
         }
         let _ = std::fs::remove_file(path);
@@ -52,60 +53,62 @@ impl LabDaemon {
     }
 
     fn require(name: &str) -> Result<Self> {
-        Self::find(name)?.with_context(|| format!("no lab {name:?} runs: start it with `cargo xtask lab up`"))
+        Self::find(name)?.with_context(|| format!("lab {name:?} is not running; start it with `cargo xtask lab up`"))
     }
 
     fn save(&self, name: &str) -> Result<()> {
-        let path = file(name)?;
-        let fresh = path.with_extension("new");
-        std::fs::write(&fresh, serde_json::to_vec(self).context("writing the lab's file")?)?;
-        std::fs::rename(&fresh, &path).with_context(|| format!("writing {}", path.display()))
+        let path = state_file(name)?;
+        let temporary = path.with_extension("new");
+        std::fs::write(&temporary, serde_json::to_vec(self).context("writing the lab's file")?)?;
+        std::fs::rename(&temporary, &path).with_context(|| format!("writing {}", path.display()))
     }
 }
 
-/// Where a daemon lab's process writes what it has to say.
+/// The log file of a background lab's process.
 pub fn log_file(name: &str) -> Result<PathBuf> {
-    Ok(file(name)?.with_extension("log"))
+    Ok(state_file(name)?.with_extension("log"))
 }
 
-/// The right to start a lab of this name, as long as it is held: from looking for one that runs until the new one can
-/// be found.
+/// A lock on starting a lab of this name. The caller holds it from the check for a running lab until the new lab can be
+/// found.
 pub fn lock(name: &str) -> Result<File> {
-    lock_file(&file(name)?.with_extension("lock"), name)
+    lock_file(&state_file(name)?.with_extension("lock"), name)
 }
 
 fn lock_file(path: &Path, name: &str) -> Result<File> {
     let lock = File::create(path).with_context(|| format!("creating {}", path.display()))?;
     match lock.try_lock() {
         Ok(()) => Ok(lock),
-        Err(TryLockError::WouldBlock) => bail!("a lab {name:?} is being started by another command: wait for it"),
+        Err(TryLockError::WouldBlock) => {
+            bail!("another command is already starting lab {name:?}; wait until it has finished")
+        }
         Err(TryLockError::Error(error)) => Err(error).with_context(|| format!("locking {}", path.display())),
     }
 }
 
-fn file(name: &str) -> Result<PathBuf> {
+fn state_file(name: &str) -> Result<PathBuf> {
     if name.is_empty() || !name.chars().all(|character| character.is_ascii_alphanumeric() || character == '-') {
-        bail!("{name:?} cannot name a lab: use letters, digits and dashes");
+        bail!("invalid lab name {name:?}: must consist of letters, digits and dashes");
     }
     let folder = paths::cache_dir()?.join("labs");
     std::fs::create_dir_all(&folder).with_context(|| format!("creating {}", folder.display()))?;
     Ok(folder.join(format!("{name}.json")))
 }
 
-/// The main function of the process that holds a lab. It returns when the lab ends or cannot be started.
+/// The main function of a background lab's process. It returns when the lab fails or cannot be started.
 ///
-/// Its standard input must be a pipe from whoever starts it: if that ends before the lab is ready (Ctrl-C), nobody waits
-/// for the lab any more, and it ends as well.
-pub fn hold(name: &str, options: impl FnOnce() -> Result<LabOptions>) -> ExitCode {
-    // A session of its own: neither Ctrl-C in the terminal nor the terminal's end concern it.
+/// Its standard input must be a pipe from the command that starts it: if that command exits before the lab is ready
+/// (Ctrl-C), the lab stops too.
+pub fn run(name: &str, options: impl FnOnce() -> Result<LabOptions>) -> ExitCode {
+    // A new session, so that Ctrl-C and closing the terminal do not reach this process.
     let _ = nix::unistd::setsid();
     isolate::run_with(
         || Ok(()),
-        |inner| {
-            let pid = i32::try_from(std::process::id()).context("a process number")?;
-            let inner = i32::try_from(inner).context("a process number")?;
-            let pid_started = started(pid).context("reading /proc")?;
-            LabDaemon { pid, pid_started, inner, state: DaemonState::Starting }.save(name)
+        |inner_pid| {
+            let pid = i32::try_from(std::process::id()).context("the PID is too large")?;
+            let inner_pid = i32::try_from(inner_pid).context("the PID is too large")?;
+            let pid_started = start_time(pid).context("reading /proc")?;
+            LabDaemon { pid, pid_started, inner_pid, state: DaemonState::Starting }.save(name)
         },
         || {
             let runtime = tokio::runtime::Runtime::new().context("starting tokio")?;
@@ -113,45 +116,45 @@ pub fn hold(name: &str, options: impl FnOnce() -> Result<LabOptions>) -> ExitCod
                 let options = options()?;
                 let lab = tokio::select! {
                     lab = Lab::start(options) => lab?,
-                    () = end_of_input() => bail!("the command that started the lab has ended before it was ready"),
+                    () = end_of_input() => bail!("the command that started the lab exited before the lab was ready"),
                 };
-                announce(name, &lab)?;
+                set_ready(name, &lab)?;
                 Err(lab.health().failed().await)
             })
         },
     )
 }
 
-/// Read on a thread of its own: one that blocks in tokio's pool would keep the runtime from ending.
+/// Reads on its own thread, because a thread of tokio's pool that blocks would keep the runtime from shutting down.
 async fn end_of_input() {
     let (sender, receiver) = tokio::sync::oneshot::channel::<()>();
     std::thread::spawn(move || {
         let _sender = sender;
-        let mut some = [0; 64];
-        while matches!(std::io::stdin().read(&mut some), Ok(1..)) {}
+        let mut buffer = [0; 64];
+        while matches!(std::io::stdin().read(&mut buffer), Ok(1..)) {}
     });
     let _ = receiver.await;
 }
 
-/// The pid wrote the file; the lab inside completes it.
-fn announce(name: &str, lab: &Lab) -> Result<()> {
-    let text = std::fs::read(file(name)?).context("reading the lab's file")?;
+/// Completes the file that the outer process has written.
+fn set_ready(name: &str, lab: &Lab) -> Result<()> {
+    let text = std::fs::read(state_file(name)?).context("reading the lab's file")?;
     let daemon: LabDaemon = serde_json::from_slice(&text).context("reading the lab's file")?;
     LabDaemon { state: DaemonState::Ready { kubeconfig: lab.kubeconfig().to_owned() }, ..daemon }.save(name)
 }
 
-/// Runs a command in the namespaces of a daemon lab and returns its exit code.
+/// Runs a command in the namespaces of a background lab and returns its exit code.
 pub fn exec(name: &str, command: &[String]) -> Result<ExitCode> {
     let daemon = LabDaemon::require(name)?;
     let DaemonState::Ready { kubeconfig } = daemon.state else {
-        bail!("the lab {name:?} is still starting: try again in a moment");
+        bail!("lab {name:?} is still starting; try again later");
     };
     let (Some(program), arguments) = (command.first(), command.get(1..).unwrap_or_default()) else {
-        bail!("there is no command to run");
+        bail!("the command is empty");
     };
     let folder = std::env::current_dir().context("finding the current folder")?;
-    enter(daemon.inner)?;
-    // The mount namespace has its own view of the same folder.
+    enter(daemon.inner_pid)?;
+    // Joining a mount namespace resets the current folder.
     let _ = std::env::set_current_dir(folder);
     let status = Command::new(program)
         .args(arguments)
@@ -170,7 +173,7 @@ fn with_kubectl() -> Result<std::ffi::OsString> {
 
 /// Joins the namespaces of `pid`: the user namespace first, because the others belong to it.
 fn enter(pid: i32) -> Result<()> {
-    let of = |owner: &str, kind: &str| Path::new("/proc").join(owner).join("ns").join(kind);
+    let namespace_file = |owner: &str, kind: &str| Path::new("/proc").join(owner).join("ns").join(kind);
     let opened: Vec<(CloneFlags, File)> = [
         ("user", CloneFlags::CLONE_NEWUSER),
         ("net", CloneFlags::CLONE_NEWNET),
@@ -179,37 +182,38 @@ fn enter(pid: i32) -> Result<()> {
     ]
     .into_iter()
     .filter(|(kind, _)| {
-        std::fs::read_link(of(&pid.to_string(), kind)).ok() != std::fs::read_link(of("self", kind)).ok()
+        std::fs::read_link(namespace_file(&pid.to_string(), kind)).ok()
+            != std::fs::read_link(namespace_file("self", kind)).ok()
     })
     .map(|(kind, flag)| {
-        let file =
-            File::open(of(&pid.to_string(), kind)).with_context(|| format!("opening the lab's {kind} namespace"))?;
+        let file = File::open(namespace_file(&pid.to_string(), kind))
+            .with_context(|| format!("opening the lab's {kind} namespace"))?;
         Ok((flag, file))
     })
     .collect::<Result<_>>()?;
     for (flag, file) in opened {
         setns(file.as_fd(), flag)
-            .context("entering the lab's namespaces; were you another user when you started it?")?;
+            .context("entering the lab's namespaces; run the command as the user who started the lab")?;
     }
     Ok(())
 }
 
-/// Ends a daemon lab and waits until it is gone.
+/// Stops a background lab and waits until its processes have exited.
 pub fn down(name: &str) -> Result<()> {
     let daemon = LabDaemon::require(name)?;
-    kill(Pid::from_raw(daemon.pid), Signal::SIGTERM).context("ending the lab's process")?;
-    let asked = Instant::now();
-    while started(daemon.pid) == Some(daemon.pid_started) || started(daemon.inner).is_some() {
-        if asked.elapsed() > Duration::from_secs(20) {
-            bail!("process {} does not end", daemon.pid);
+    kill(Pid::from_raw(daemon.pid), Signal::SIGTERM).context("stopping the lab's process")?;
+    let signalled = Instant::now();
+    while start_time(daemon.pid) == Some(daemon.pid_started) || start_time(daemon.inner_pid).is_some() {
+        if signalled.elapsed() > Duration::from_secs(20) {
+            bail!("process {} did not exit within 20 s", daemon.pid);
         }
         std::thread::sleep(Duration::from_millis(20));
     }
-    let _ = std::fs::remove_file(file(name)?);
+    let _ = std::fs::remove_file(state_file(name)?);
     Ok(())
 }
 
-fn started(pid: i32) -> Option<u64> {
+fn start_time(pid: i32) -> Option<u64> {
     Some(process_table::find(u32::try_from(pid).ok()?)?.started)
 }
 
@@ -218,12 +222,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_name_is_claimed_once_at_a_time() {
+    fn only_one_command_at_a_time_can_lock_a_name() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("default.lock");
         let first = lock_file(&path, "default").unwrap();
-        let refused = lock_file(&path, "default").unwrap_err().to_string();
-        assert!(refused.contains("is being started by another command"), "{refused}");
+        let error = lock_file(&path, "default").unwrap_err().to_string();
+        assert!(error.contains("another command is already starting lab"), "{error}");
         drop(first);
         lock_file(&path, "default").unwrap();
     }

@@ -1,5 +1,5 @@
-//! Resource definitions of neighbours that a cluster may or may not have. Their schemas accept anything: the operators
-//! only have to find out whether they exist, and to read and write their objects.
+//! CRDs of other projects that a cluster may have. Their schemas accept any object: the operators only detect whether the
+//! kinds are served, and read and write objects of them.
 
 use anyhow::{Context, Result};
 use kube::Client;
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::manifests;
 
-/// A neighbour of KubeVirt.
+/// A project whose CRDs a cluster may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Extension {
     /// NetworkAttachmentDefinition
@@ -70,11 +70,11 @@ impl Extension {
 }
 
 pub(crate) async fn install(client: &Client, extension: Extension) -> Result<()> {
-    let documents: Vec<Value> = extension.kinds().iter().map(definition).collect();
+    let documents: Vec<Value> = extension.kinds().iter().map(crd).collect();
     manifests::create(client, &documents).await.with_context(|| format!("installing {extension:?}"))
 }
 
-fn definition(kind: &ExtensionKind) -> Value {
+fn crd(kind: &ExtensionKind) -> Value {
     json!({
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",

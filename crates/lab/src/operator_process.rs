@@ -1,4 +1,4 @@
-//! One of our operators as a process: it runs as its own service account, never with the lab's rights.
+//! One of our operators as a process. It uses its own service account, never the lab's administrator.
 
 use std::{
     net::IpAddr,
@@ -27,7 +27,7 @@ pub struct OperatorProcessOptions {
     pub service_account: String,
     pub arguments: Vec<String>,
     pub environment: Vec<(String, String)>,
-    /// Its requests go through the fault proxy.
+    /// Whether its requests go through the fault proxy.
     pub through_proxy: bool,
 }
 
@@ -39,7 +39,7 @@ pub struct OperatorProcess {
 }
 
 impl OperatorProcess {
-    /// `{address}` in an argument or variable becomes the program's own address.
+    /// Replaces `{address}` in arguments and variables with the address of the process.
     pub(crate) fn start(
         options: &OperatorProcessOptions,
         credentials: &Credentials,
@@ -64,7 +64,7 @@ impl OperatorProcess {
             .kill_on_drop(true)
             .spawn()
             .with_context(|| format!("starting {}", options.file.display()))?;
-        let pid = child.id().and_then(|pid| i32::try_from(pid).ok()).context("the program ended at once")?;
+        let pid = child.id().and_then(|pid| i32::try_from(pid).ok()).context("the program exited immediately")?;
         Ok(OperatorProcess { child, pid, address, log })
     }
 
@@ -73,27 +73,27 @@ impl OperatorProcess {
     }
 
     pub fn signal(&self, signal: Signal) -> Result<()> {
-        kill(Pid::from_raw(self.pid), signal).context("signalling the program")
+        kill(Pid::from_raw(self.pid), signal).context("sending a signal to the program")
     }
 
-    /// The end of the program, or an error if it does not end in time.
+    /// Waits for the exit of the program. Returns an error at the timeout.
     pub async fn wait(&mut self, timeout: Duration) -> Result<ExitStatus> {
         match tokio::time::timeout(timeout, self.child.wait()).await {
             Ok(status) => status.context("waiting for the program"),
-            Err(_) => bail!("the program did not end within {timeout:?}; its log:\n{}", self.log_text()),
+            Err(_) => bail!("the program did not exit within {timeout:?}; its log:\n{}", self.log_text()),
         }
     }
 
-    /// Asks one of the program's plain HTTP endpoints: the status and the body.
+    /// Requests a path over plain HTTP. Returns status and body.
     pub async fn get(&self, port: u16, path: &str) -> Result<(u16, String)> {
-        let answer = http_get::get(self.connect(port).await?, self.address, path).await?;
-        Ok((answer.status(), answer.text().await?))
+        let response = http_get::get(self.connect(port).await?, self.address, path).await?;
+        Ok((response.status(), response.text().await?))
     }
 
-    /// The same over TLS, as a kubelet would: whatever certificate is shown.
+    /// Requests a path over TLS without checking the certificate, as the kubelet does.
     pub async fn get_over_tls(&self, port: u16, path: &str) -> Result<(u16, String)> {
-        let answer = probe::get_over_tls(self.connect(port).await?, self.address, path).await?;
-        Ok((answer.status(), answer.text().await?))
+        let response = probe::get_over_tls(self.connect(port).await?, self.address, path).await?;
+        Ok((response.status(), response.text().await?))
     }
 
     async fn connect(&self, port: u16) -> Result<TcpStream> {
@@ -104,14 +104,14 @@ impl OperatorProcess {
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }
 
-    /// The log as JSON objects; a line in the writing is left out.
+    /// The log as JSON objects, without an incomplete last line.
     pub fn log_lines(&self) -> Vec<Value> {
         self.log_text().lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
     }
 
     /// Waits until a log line has this message, and returns it.
     pub async fn wait_for_message(&self, message: &str, timeout: Duration) -> Result<Value> {
-        let looking = async {
+        let search = async {
             loop {
                 let lines = self.log_lines();
                 if let Some(line) =
@@ -122,9 +122,9 @@ impl OperatorProcess {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         };
-        match tokio::time::timeout(timeout, looking).await {
+        match tokio::time::timeout(timeout, search).await {
             Ok(line) => Ok(line),
-            Err(_) => bail!("no {message:?} within {timeout:?}; the program's log:\n{}", self.log_text()),
+            Err(_) => bail!("the program did not log {message:?} within {timeout:?}; its log:\n{}", self.log_text()),
         }
     }
 }

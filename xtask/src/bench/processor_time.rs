@@ -21,7 +21,7 @@ pub(super) fn by_process() -> Result<ByProcess> {
         .filter_map(|process| {
             let id = process.file_name().to_str()?.parse().ok()?;
             let process_info = process_table::find(id)?;
-            Some(((id, process_info.started), (program(&process.path())?, process_info.computed as f64 / ticks)))
+            Some(((id, process_info.started), (program(&process.path())?, process_info.cpu_time as f64 / ticks)))
         })
         .collect())
 }

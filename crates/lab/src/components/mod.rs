@@ -1,7 +1,7 @@
-//! The programs that a lab runs, built from pinned Go modules and cached by their versions.
+//! The Go programs that a lab runs, built from pinned modules and cached by version.
 //!
-//! Each group is a `go.mod` with a `tool` block and a `go.sum`, no Go code of ours: what is built is exactly what the
-//! checksums name. The files are embedded, so the lab works from wherever it is linked into.
+//! Each group is a `go.mod` with a `tool` block and a `go.sum`, without Go code of this project: the checksums determine
+//! what is built. The files are embedded, so that every program that links the lab can build them.
 
 mod build;
 mod toolchain;
@@ -13,28 +13,28 @@ use sha2::{Digest, Sha256};
 
 use crate::paths;
 
-/// A set of programs that come out of one Go module graph.
+/// A set of programs that are built from one Go module graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ComponentGroup {
     Etcd,
     Kubernetes,
-    /// KubeVirt v1.8.4, the release that is installed.
+    /// KubeVirt v1.8.4, the release that virt-operator installs.
     KubeVirt,
-    /// KubeVirt v1.7.0, the release that is upgraded from.
+    /// KubeVirt v1.7.0, the release that upgrade tests start from.
     KubeVirtPrevious,
 }
 
-/// What a lab with KubeVirt's reference operator needs.
+/// The groups for a lab with the reference operator.
 pub const STANDARD: [ComponentGroup; 3] = [ComponentGroup::Etcd, ComponentGroup::Kubernetes, ComponentGroup::KubeVirt];
 
 struct Recipe {
     name: &'static str,
     go_mod: &'static str,
     go_sum: &'static str,
-    /// What `go build` calls the binary, and what we call it.
+    /// The name that `go build` gives the binary, and the name in the lab.
     binaries: &'static [(&'static str, &'static str)],
-    /// Variables that the linker sets, so that the programs know their version.
-    stamps: &'static [(&'static str, &'static str)],
+    /// Variables that the linker sets, so that the programs report their version.
+    linker_variables: &'static [(&'static str, &'static str)],
 }
 
 macro_rules! module {
@@ -47,7 +47,7 @@ impl ComponentGroup {
     fn recipe(self) -> Recipe {
         const VIRT: &[(&str, &str)] =
             &[("virt-api", "virt-api"), ("virt-controller", "virt-controller"), ("virt-operator", "virt-operator")];
-        let (name, (go_mod, go_sum), binaries, stamps): (_, _, &[_], &[_]) = match self {
+        let (name, (go_mod, go_sum), binaries, linker_variables): (_, _, &[_], &[_]) = match self {
             ComponentGroup::Etcd => ("etcd", module!("etcd"), &[("server", "etcd")], &[]),
             ComponentGroup::Kubernetes => (
                 "kubernetes",
@@ -83,17 +83,17 @@ impl ComponentGroup {
                 &[("kubevirt.io/client-go/version.gitVersion", "v1.7.0")],
             ),
         };
-        Recipe { name, go_mod, go_sum, binaries, stamps }
+        Recipe { name, go_mod, go_sum, binaries, linker_variables }
     }
 
-    /// The folder of the built binaries. Its name changes with everything that influences them.
+    /// The folder of the built binaries. Its name contains a hash of everything that influences them.
     fn folder(self) -> Result<PathBuf> {
         let recipe = self.recipe();
         let mut hash = Sha256::new();
         for text in [recipe.go_mod, recipe.go_sum] {
             hash.update(text);
         }
-        for (variable, value) in recipe.stamps {
+        for (variable, value) in recipe.linker_variables {
             hash.update(variable);
             hash.update(value);
         }
@@ -108,7 +108,7 @@ impl ComponentGroup {
     }
 }
 
-/// Builds what is missing of `groups`. Needs the network, so it runs before a lab's namespaces are made.
+/// Builds the groups that are not built yet. It needs the network, so it runs before the lab creates its namespaces.
 pub fn ensure(groups: &[ComponentGroup]) -> Result<()> {
     let missing: Vec<ComponentGroup> = groups
         .iter()
@@ -125,7 +125,7 @@ pub fn ensure(groups: &[ComponentGroup]) -> Result<()> {
     Ok(())
 }
 
-/// What changes whenever one of these groups is built from something else.
+/// A text that changes when the sources of one of these groups change.
 pub fn versions(groups: &[ComponentGroup]) -> Result<String> {
     let names = groups.iter().map(|group| {
         let folder = group.folder()?;
@@ -134,7 +134,7 @@ pub fn versions(groups: &[ComponentGroup]) -> Result<String> {
     Ok(names.collect::<Result<Vec<_>>>()?.join(" "))
 }
 
-/// Where a program is. `KUBEBUILDER_ASSETS` may supply etcd and kube-apiserver.
+/// The path of a program. `KUBEBUILDER_ASSETS` may provide etcd and kube-apiserver.
 pub(crate) fn binary(group: ComponentGroup, name: &str) -> Result<PathBuf> {
     if matches!(name, "etcd" | "kube-apiserver")
         && let Some(assets) = std::env::var_os("KUBEBUILDER_ASSETS")
@@ -145,7 +145,7 @@ pub(crate) fn binary(group: ComponentGroup, name: &str) -> Result<PathBuf> {
     }
     let path = group.folder()?.join(name);
     if !path.is_file() {
-        bail!("{name} has not been built: run `cargo xtask lab build` once, with the network at hand");
+        bail!("{name} has not been built; run `cargo xtask lab build` with network access");
     }
     Ok(path)
 }
@@ -160,7 +160,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_group_pins_what_it_builds() {
+    fn every_group_has_checksums_and_lists_its_binaries_as_tools() {
         for group in [
             ComponentGroup::Etcd,
             ComponentGroup::Kubernetes,

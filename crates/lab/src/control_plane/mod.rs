@@ -159,7 +159,7 @@ fn api_server_arguments(
         format!("--requestheader-client-ca-file={}", certificates.path("front-proxy-ca.crt")),
         format!("--requestheader-allowed-names={FRONT_PROXY}"),
         "--requestheader-extra-headers-prefix=X-Remote-Extra-".to_owned(),
-        "--requestheader-group-headers=X-Remote-ComponentGroup".to_owned(),
+        "--requestheader-group-headers=X-Remote-Group".to_owned(),
         "--requestheader-username-headers=X-Remote-User".to_owned(),
         format!("--proxy-client-cert-file={}", certificates.path("front-proxy.crt")),
         format!("--proxy-client-key-file={}", certificates.path("front-proxy.key")),

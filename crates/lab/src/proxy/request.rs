@@ -221,7 +221,7 @@ mod tests {
         ("GET /healthz", "Get -/- -/- - -"),
         ("GET /openapi/v3?watch=true", "Get -/- -/- - -"),
         ("POST /", "Create -/- -/- - -"),
-        // BrokenResponse escapes stay as they are.
+        // Invalid escapes stay as they are.
         ("GET /api/v1/pods/100%25%zz%4", "Get -/v1 pods/- - 100%%zz%4"),
     ];
 

@@ -48,7 +48,7 @@ async fn an_unavailable_go_module_is_reported(_: Arc<SharedLabs>) -> Result<()> 
         .env("GOMODCACHE", cache.path().join("modules"))
         .env("GOCACHE", cache.path().join("build"))
         .env("GOPROXY", "off");
-    expect(command, &["a Go module of etcd is not to be had", "check the network"]).await
+    expect(command, &["cannot download a Go module of etcd", "check the network"]).await
 }
 
 async fn a_full_disk_is_reported(_: Arc<SharedLabs>) -> Result<()> {
@@ -73,7 +73,7 @@ async fn forbidden_user_namespaces_are_reported(_: Arc<SharedLabs>) -> Result<()
         "echo 0 > /proc/sys/user/max_net_namespaces && echo 0 > /proc/sys/user/max_user_namespaces && exec \"$0\"",
     );
     command.arg(nested.get_program());
-    expect(command, &["does not let an ordinary user make user namespaces", "or run as root"]).await
+    expect(command, &["does not allow unprivileged user namespaces", "or run as root"]).await
 }
 
 async fn a_port_in_use_is_reported(_: Arc<SharedLabs>) -> Result<()> {

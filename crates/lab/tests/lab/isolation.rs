@@ -98,7 +98,7 @@ async fn a_leftover_environment_variable_changes_no_mounts(_: Arc<SharedLabs>) -
         let mut command = nested::command(&std::env::current_exe()?, HOLD);
         command.env("VITISTACK_LAB_INSIDE", format!("{} {}", std::process::id(), network.display()));
         let (code, complaint) = nested::complaint(command).await?;
-        ensure!(code == Some(1) && complaint.contains("in no namespaces of its own"), "{code:?}: {complaint}");
+        ensure!(code == Some(1) && complaint.contains("not in its own namespaces"), "{code:?}: {complaint}");
         ensure!(proc_mounts()? == before, "it has mounted /proc over the one of this process");
     }
     Ok(())
@@ -119,7 +119,7 @@ async fn a_background_lab_stops_when_its_starter_exits_before_it_is_ready(_: Arc
     let complaint = tokio::task::spawn_blocking(move || holder.wait_with_output()).await??;
     let complaint = String::from_utf8_lossy(&complaint.stderr);
     ended.with_context(|| format!("it goes on without its starter: {complaint}"))?;
-    ensure!(complaint.contains("has ended before it was ready"), "{complaint}");
+    ensure!(complaint.contains("exited before the lab was ready"), "{complaint}");
     ensure!(vitivirt_lab::daemon::LabDaemon::find(&name)?.is_none(), "it can still be found");
     Ok(())
 }

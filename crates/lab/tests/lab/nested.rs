@@ -31,7 +31,7 @@ pub(crate) fn take_over_if_asked() -> Option<ExitCode> {
     }
     if task == RESIDE {
         let name = std::env::var(NAME).unwrap_or_default();
-        return Some(daemon::hold(&name, || Ok(LabOptions { nodes: 1, ..LabOptions::default() })));
+        return Some(daemon::run(&name, || Ok(LabOptions { nodes: 1, ..LabOptions::default() })));
     }
     Some(isolate::run(
         || components::ensure(&components::STANDARD),
