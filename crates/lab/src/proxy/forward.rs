@@ -1,4 +1,4 @@
-//! One request through the proxy: admitted by the rules, struck or forwarded, answered or cut.
+//! One request through the proxy: the rules decide whether the proxy forwards it or injects a fault.
 
 use std::{fmt, sync::Arc};
 
@@ -22,8 +22,8 @@ use super::{
 
 pub(super) type ResponseBody = UnsyncBoxBody<Bytes, BrokenResponse>;
 
-/// An answer that the client does not get. Handed to hyper, it ends an HTTP/1.1 connection and resets an HTTP/2 stream,
-/// before the head or in the middle of the body: the client always sees an error.
+/// A response that the client does not get. Returned to hyper, it closes an HTTP/1.1 connection or resets an HTTP/2 stream,
+/// before the head or in the middle of the body: the client always gets an error.
 #[derive(Debug)]
 pub(super) struct BrokenResponse(String);
 
@@ -37,7 +37,7 @@ impl BrokenResponse {
     }
 
     pub(super) fn upstream(error: impl Into<anyhow::Error>) -> Self {
-        Self(format!("the API server broke off: {:#}", error.into()))
+        Self(format!("the API server closed the connection: {:#}", error.into()))
     }
 }
 
@@ -47,10 +47,10 @@ impl fmt::Display for BrokenResponse {
     }
 }
 
-/// No source on purpose: hyper would take the code of a stream reset from it, and a client may repeat some by itself.
+/// It has no source: hyper would take the code of a stream reset from it, and clients retry some codes automatically.
 impl std::error::Error for BrokenResponse {}
 
-/// What all connections share.
+/// The state that all connections share.
 pub(super) struct Core {
     pub(super) table: Arc<RuleTable>,
     pub(super) request_log: Arc<RequestLog>,
@@ -58,7 +58,7 @@ pub(super) struct Core {
     pub(super) partition: watch::Sender<Partition>,
 }
 
-/// A request under way, with what it needs to end in any of its ways.
+/// A request in progress.
 struct Exchange<'a> {
     core: &'a Core,
     client: &'a ClientLink,
@@ -67,7 +67,7 @@ struct Exchange<'a> {
 }
 
 impl Core {
-    pub(super) async fn answer(
+    pub(super) async fn handle(
         &self,
         client: &ClientLink,
         request: Request<Incoming>,
@@ -88,7 +88,7 @@ impl Core {
                 ProxyFault::Delay(time) => Some((rule, *time)),
                 _ => {
                     drop(watch);
-                    return exchange.strike(rule, &caller.info, request).await;
+                    return exchange.inject(rule, &caller.info, request).await;
                 }
             },
             None => None,
@@ -99,7 +99,7 @@ impl Core {
         }
         let response = exchange.forward(request).await?;
         if let Some((rule, _)) = delay {
-            exchange.struck(rule.fault(), Some(response.status()));
+            exchange.record_fault(rule.fault(), Some(response.status()));
         }
         match watch {
             Some(registration) if response.status() == StatusCode::OK => {
@@ -112,7 +112,7 @@ impl Core {
 }
 
 impl Exchange<'_> {
-    async fn strike(
+    async fn inject(
         self,
         rule: &ActiveRule,
         info: &RequestInfo,
@@ -121,27 +121,27 @@ impl Exchange<'_> {
         let fault = rule.fault();
         match fault {
             ProxyFault::Drop => {
-                swallow(request.into_body()).await;
-                self.struck(fault, None);
+                drain(request.into_body()).await;
+                self.record_fault(fault, None);
                 rule.hit();
                 rule.removed.cancelled().await;
                 Err(self.cut(fault))
             }
             ProxyFault::Cut => {
-                self.struck(fault, None);
+                self.record_fault(fault, None);
                 rule.hit();
                 Err(self.cut(fault))
             }
             ProxyFault::CutAfter => {
                 let response = self.commit(request).await?;
-                self.struck(fault, Some(response.status()));
+                self.record_fault(fault, Some(response.status()));
                 rule.hit();
                 Err(self.cut(fault))
             }
             ProxyFault::AfterCommit(callback) => {
                 let response = self.commit(request).await?;
                 let then = callback();
-                self.struck(fault, Some(response.status()));
+                self.record_fault(fault, Some(response.status()));
                 rule.hit();
                 match then {
                     Then::Deliver => Ok(response),
@@ -149,20 +149,20 @@ impl Exchange<'_> {
                 }
             }
             ProxyFault::Answer { status, retry_after } => {
-                swallow(request.into_body()).await;
-                self.struck(fault, None);
+                drain(request.into_body()).await;
+                self.record_fault(fault, None);
                 rule.hit();
                 let code = StatusCode::from_u16(*status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
                 Ok(status::failure(code, info, *retry_after))
             }
-            // These let the request pass: the caller delays it, and the table gives the others to the watch.
+            // These forward the request: the caller delays it, and the table applies the others to the open watch.
             ProxyFault::Delay(_) | ProxyFault::StallWatch { .. } | ProxyFault::CutWatch { .. } => {
                 Ok(self.forward(request).await?.map(streamed))
             }
         }
     }
 
-    /// The whole response: only its end tells that the API server is done with the request.
+    /// Forwards the request and reads the whole response: only its end shows that the API server has completed it.
     async fn commit(&self, request: Request<Incoming>) -> Result<Response<ResponseBody>, BrokenResponse> {
         let (parts, body) = self.forward(request).await?.into_parts();
         let body = match body.collect().await {
@@ -173,7 +173,7 @@ impl Exchange<'_> {
     }
 
     async fn forward(&self, request: Request<Incoming>) -> Result<Response<Incoming>, BrokenResponse> {
-        // Requests that were read before a partition began must not slip through it.
+        // A request that was read before the partition began must not reach the API server during the partition.
         let mut partition = self.core.partition.subscribe();
         let _ = partition.wait_for(|partition| *partition == Partition::None).await;
         if self.client.is_gone() {
@@ -185,18 +185,18 @@ impl Exchange<'_> {
                 Ok(response)
             }
             Err(NoResponse::Unreachable(error)) => {
-                tracing::debug!(error = format!("{error:#}"), "the API server cannot be reached");
+                tracing::debug!(error = format!("{error:#}"), "the API server is unreachable");
                 self.record.set(RequestOutcome::Unreachable);
                 self.client.reset();
-                // Ends with the connection. An error would reach an HTTP/2 client before, as a stream reset, which only
-                // a living server sends.
+                // The reset of the connection ends this future. An error would first send a stream reset to an HTTP/2
+                // client, and a dead server does not send one.
                 std::future::pending().await
             }
             Err(NoResponse::Broken(error)) => Err(self.broken(BrokenResponse::upstream(error))),
         }
     }
 
-    fn struck(&self, fault: &ProxyFault, committed: Option<StatusCode>) {
+    fn record_fault(&self, fault: &ProxyFault, committed: Option<StatusCode>) {
         self.record.set(RequestOutcome::Fault { fault: fault.name(), committed: committed.map(|code| code.as_u16()) });
     }
 
@@ -211,7 +211,7 @@ impl Exchange<'_> {
         BrokenResponse::fault(fault)
     }
 
-    /// An HTTP/2 connection carries other requests, which are none of this fault's business.
+    /// Resets only HTTP/1.1 connections: an HTTP/2 connection carries other requests, which the fault must not affect.
     fn reset(&self) {
         if self.version < Version::HTTP_2 {
             self.client.reset();
@@ -228,8 +228,8 @@ fn user_agent(headers: &HeaderMap) -> String {
     value.unwrap_or_default().into_owned()
 }
 
-/// Reads a body to its end. An HTTP/1.1 connection with unread bytes can neither be used again nor seen to close.
-async fn swallow(mut body: Incoming) {
+/// Reads a body to its end. With unread bytes, an HTTP/1.1 connection cannot be reused, and its close is not detected.
+async fn drain(mut body: Incoming) {
     while !body.is_end_stream() {
         if !matches!(body.frame().await, Some(Ok(_))) {
             return;

@@ -1,5 +1,5 @@
-//! What went through the proxy, as tests ask for it. The audit log tells what the API server saw; this also tells what
-//! it never saw, and what became of answers on their way back.
+//! The requests that reached the proxy. The audit log contains the requests that the API server received; this log also
+//! contains the requests that never reached it, and whether the client got the response.
 
 use std::{collections::VecDeque, sync::Arc, time::SystemTime};
 
@@ -8,13 +8,13 @@ use parking_lot::Mutex;
 
 use super::rule::Caller;
 
-/// Enough for any test of behaviour, small enough to forget about in a test of scale.
+/// Enough for any test of behaviour, and small enough for benchmarks.
 const CAPACITY: usize = 10_000;
 
 /// One request that reached the proxy.
 #[derive(Clone, Debug)]
 pub struct RequestRecord {
-    /// Counts requests from 0 without gaps: the first record's number tells how many older ones were forgotten.
+    /// Counts requests from 0 without gaps: the number of the first record is the count of removed records.
     pub number: u64,
     pub at: SystemTime,
     pub method: Method,
@@ -23,20 +23,20 @@ pub struct RequestRecord {
     pub outcome: RequestOutcome,
 }
 
-/// What became of a request, as far as is known by now.
+/// The outcome of a request so far.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RequestOutcome {
-    /// Neither answered nor struck yet.
+    /// Neither a response nor a fault yet.
     Pending,
-    /// The API server's status, passed on. The body may have broken later.
+    /// The proxy returned the API server's status. The body may have been interrupted later.
     Status(u16),
-    /// A fault took effect. `committed` is the API server's status, where it was asked at all.
+    /// A fault was injected. `committed` is the API server's status, if the request was forwarded.
     Fault { fault: &'static str, committed: Option<u16> },
-    /// The API server could not be reached, or broke off before it answered.
+    /// The API server was unreachable, or closed the connection before it answered.
     Unreachable,
-    /// The proxy refused it itself (an upgrade).
+    /// The proxy rejected the request itself (an upgrade).
     Refused,
-    /// The client went away before any of the above.
+    /// The client disconnected before any other outcome.
     Abandoned,
 }
 
@@ -84,7 +84,7 @@ impl RequestLog {
     }
 }
 
-/// A request under way. Dropped without an outcome, the request was abandoned.
+/// The record of a request in progress. If it is dropped without an outcome, the request was abandoned.
 pub(super) struct OpenRecord {
     number: u64,
     request_log: Arc<RequestLog>,
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn forgets_the_oldest_and_survives_their_late_outcomes() {
+    fn the_oldest_records_are_removed_and_their_late_outcomes_ignored() {
         let request_log = Arc::new(RequestLog::default());
         let oldest = open(&request_log, "/oldest");
         for _ in 1..CAPACITY {
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_dropped_without_an_outcome_was_abandoned() {
+    fn a_record_dropped_without_an_outcome_is_abandoned() {
         let request_log = Arc::new(RequestLog::default());
         let held = open(&request_log, "/held");
         assert_eq!(request_log.records()[0].outcome, RequestOutcome::Pending);

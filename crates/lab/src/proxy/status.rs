@@ -1,5 +1,5 @@
-//! The answers that the proxy gives itself, as the API server would phrase them: a client decides what to do by
-//! `reason`, `code` and `retryAfterSeconds`, so an answer without them would test a path that no real one takes.
+//! Responses of the proxy itself, in the form of the API server: clients decide by `reason`, `code` and
+//! `retryAfterSeconds`, so a response without these fields would not test the real error handling.
 
 use bytes::Bytes;
 use http::{Response, StatusCode, header};
@@ -11,7 +11,7 @@ use super::{
     request::{RequestInfo, RequestVerb},
 };
 
-/// A `Status` object, kind `Failure`.
+/// A `Status` object with status `Failure`.
 pub(super) fn failure(code: StatusCode, info: &RequestInfo, retry_after: Option<u64>) -> Response<ResponseBody> {
     let message = format!(
         "fault injected by the lab: {} for {:?} {} {:?}",
@@ -23,10 +23,10 @@ pub(super) fn failure(code: StatusCode, info: &RequestInfo, retry_after: Option<
     write(code, info, retry_after, &message)
 }
 
-/// Upgraded connections are not relayed, because nothing in the lab uses them (there is no kubelet to exec into).
+/// The proxy does not relay upgraded connections, because nothing in the lab uses them.
 pub(super) fn no_upgrades(info: &RequestInfo) -> Response<ResponseBody> {
-    let message = "the lab's fault proxy does not relay upgraded connections (exec, attach, port-forward, console): \
-                   ask the API server directly";
+    let message = "the lab's fault proxy does not support upgraded connections (exec, attach, port-forward, console); \
+                   connect to the API server directly";
     write(StatusCode::NOT_IMPLEMENTED, info, None, message)
 }
 

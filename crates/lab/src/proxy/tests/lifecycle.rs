@@ -200,8 +200,8 @@ async fn bad_options_are_named() {
         (ProxyOptions { listen: first.addr(), ..options() }, "cannot listen on"),
         (ProxyOptions { certificate: String::new(), ..options() }, "the fault proxy's certificate"),
         (ProxyOptions { key: "x".to_owned(), ..options() }, "the fault proxy's key"),
-        (ProxyOptions { upstream_ca: String::new(), ..options() }, "the API server's authority"),
-        (ProxyOptions { upstream_name: "no name".to_owned(), ..options() }, "is no server name"),
+        (ProxyOptions { upstream_ca: String::new(), ..options() }, "the API server's CA"),
+        (ProxyOptions { upstream_name: "no name".to_owned(), ..options() }, "invalid server name"),
     ];
     for (options, expected) in table {
         let error = FaultProxy::start(options).await.err().expect(expected);
