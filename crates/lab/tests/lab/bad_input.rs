@@ -1,4 +1,4 @@
-//! What is missing or wrong on a machine gets one sentence that says what to do, exit code 1, and leaves nothing.
+//! Problems of the machine are reported in one sentence with a remedy, and exit code 1.
 
 use std::{os::unix::fs::PermissionsExt, process::Command, sync::Arc};
 
@@ -9,7 +9,7 @@ use vitivirt_lab::{
     tests,
 };
 
-use crate::nested::{self, HOLD, PORT_TAKEN};
+use crate::nested::{self, KEEP_LAB, PORT_IN_USE};
 
 pub(crate) fn add(suite: &mut Suite) {
     tests!(
@@ -25,7 +25,7 @@ pub(crate) fn add(suite: &mut Suite) {
 
 async fn a_missing_go_is_reported(_: Arc<SharedLabs>) -> Result<()> {
     let cache = tempfile::tempdir()?;
-    let mut command = nested::command(&std::env::current_exe()?, HOLD);
+    let mut command = nested::command(&std::env::current_exe()?, KEEP_LAB);
     command.env("XDG_CACHE_HOME", cache.path()).env("PATH", cache.path());
     expect(command, &["`go` was not found", "install Go 1.26"]).await
 }
@@ -35,14 +35,14 @@ async fn an_old_go_version_is_reported(_: Arc<SharedLabs>) -> Result<()> {
     let go = cache.path().join("go");
     std::fs::write(&go, "#!/bin/sh\necho go version go1.19.3 linux/amd64\n")?;
     std::fs::set_permissions(&go, std::fs::Permissions::from_mode(0o755))?;
-    let mut command = nested::command(&std::env::current_exe()?, HOLD);
+    let mut command = nested::command(&std::env::current_exe()?, KEEP_LAB);
     command.env("XDG_CACHE_HOME", cache.path()).env("PATH", cache.path());
     expect(command, &["Go 1.19 is too old", "needs Go 1.26"]).await
 }
 
 async fn an_unavailable_go_module_is_reported(_: Arc<SharedLabs>) -> Result<()> {
     let cache = tempfile::tempdir()?;
-    let mut command = nested::command(&std::env::current_exe()?, HOLD);
+    let mut command = nested::command(&std::env::current_exe()?, KEEP_LAB);
     command
         .env("XDG_CACHE_HOME", cache.path())
         .env("GOMODCACHE", cache.path().join("modules"))
@@ -54,7 +54,7 @@ async fn an_unavailable_go_module_is_reported(_: Arc<SharedLabs>) -> Result<()> 
 async fn a_full_disk_is_reported(_: Arc<SharedLabs>) -> Result<()> {
     let cache = tempfile::tempdir()?;
     mount(Some("small"), cache.path(), Some("tmpfs"), MsFlags::empty(), Some("size=8m"))?;
-    let mut command = nested::command(&std::env::current_exe()?, HOLD);
+    let mut command = nested::command(&std::env::current_exe()?, KEEP_LAB);
     command.env("XDG_CACHE_HOME", cache.path());
     let result = expect(command, &["MiB free", "free some space"]).await;
     nix::mount::umount(cache.path())?;
@@ -62,8 +62,8 @@ async fn a_full_disk_is_reported(_: Arc<SharedLabs>) -> Result<()> {
 }
 
 async fn forbidden_user_namespaces_are_reported(_: Arc<SharedLabs>) -> Result<()> {
-    // A user namespace below which no further ones may be made; the limit dies with it.
-    let nested = nested::command(&std::env::current_exe()?, HOLD);
+    // A user namespace that allows no nested ones. The limit disappears with it.
+    let nested = nested::command(&std::env::current_exe()?, KEEP_LAB);
     let mut command = Command::new("unshare");
     vitivirt_lab::isolate::outside(&mut command);
     for (name, value) in nested.get_envs().filter_map(|(name, value)| Some((name, value?))) {
@@ -77,18 +77,21 @@ async fn forbidden_user_namespaces_are_reported(_: Arc<SharedLabs>) -> Result<()
 }
 
 async fn a_port_in_use_is_reported(_: Arc<SharedLabs>) -> Result<()> {
-    let command = nested::command(&std::env::current_exe()?, PORT_TAKEN);
+    let command = nested::command(&std::env::current_exe()?, PORT_IN_USE);
     expect(command, &["kube-apiserver cannot listen on 10.1.0.1:6443", "another process"]).await
 }
 
-/// Exit code 1, one line that holds every part, and no process left.
+/// Checks for exit code 1 and one error line that contains every part.
 async fn expect(command: Command, parts: &[&str]) -> Result<()> {
-    let (code, complaint) = nested::complaint(command).await?;
-    ensure!(code == Some(1), "exit code {code:?}: {complaint}");
-    let sentence = complaint.lines().find(|line| line.starts_with("error: ")).unwrap_or_default();
+    let (code, stderr) = nested::run_to_end(command).await?;
+    ensure!(code == Some(1), "exit code {code:?}: {stderr}");
+    let sentence = stderr.lines().find(|line| line.starts_with("error: ")).unwrap_or_default();
     for part in parts {
-        ensure!(sentence.contains(part), "{part:?} is missing in: {complaint}");
+        ensure!(sentence.contains(part), "{part:?} is missing in: {stderr}");
     }
-    ensure!(complaint.lines().filter(|line| line.starts_with("error: ")).count() == 1, "one sentence: {complaint}");
+    ensure!(
+        stderr.lines().filter(|line| line.starts_with("error: ")).count() == 1,
+        "expected one error line: {stderr}"
+    );
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Each fault point does what it says, on the real API server.
+//! The effect of each fault, on the real API server.
 
 use std::{
     sync::Arc,
@@ -20,9 +20,9 @@ use vitivirt_lab::{
     tests,
 };
 
-/// How long something that must not come is waited for.
+/// How long a test waits before it concludes that no response or event arrives.
 const NO_EVENT_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long something that must come is waited for.
+/// How long a test waits for an expected response or event.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 pub(crate) fn add(suite: &mut Suite) {
@@ -48,7 +48,7 @@ async fn objects_survive_a_restart_of_the_api_server(_: Arc<SharedLabs>) -> Resu
     lab.stop_api_server().await?;
     ensure!(lab.client().apiserver_version().await.is_err(), "a stopped API server must not answer");
     lab.start_api_server().await?;
-    ensure!(default_maps(&lab).get_opt("before").await?.is_some(), "what was stored is still there");
+    ensure!(default_maps(&lab).get_opt("before").await?.is_some(), "the object must still exist");
     lab.stop().await
 }
 
@@ -57,14 +57,14 @@ async fn objects_survive_a_restart_of_etcd(_: Arc<SharedLabs>) -> Result<()> {
     create(&default_maps(&lab), "before").await?;
     lab.stop_etcd().await?;
     let stuck = tokio::time::timeout(NO_EVENT_TIMEOUT, create(&default_maps(&lab), "during")).await;
-    ensure!(!matches!(stuck, Ok(Ok(()))), "without etcd nothing can be stored");
+    ensure!(!matches!(stuck, Ok(Ok(()))), "a write must fail without etcd");
     lab.start_etcd().await?;
-    let again = Instant::now();
+    let restarted = Instant::now();
     while create(&default_maps(&lab), "after").await.is_err() {
-        ensure!(again.elapsed() < 2 * TIMEOUT, "the API server did not find etcd again");
+        ensure!(restarted.elapsed() < 2 * TIMEOUT, "the API server did not reconnect to etcd");
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
-    ensure!(default_maps(&lab).get_opt("before").await?.is_some(), "what was stored is still there");
+    ensure!(default_maps(&lab).get_opt("before").await?.is_some(), "the object must still exist");
     lab.stop().await
 }
 
@@ -74,8 +74,8 @@ async fn a_delayed_request_takes_at_least_the_delay(labs: Arc<SharedLabs>) -> Re
     let rule = tester.add(RequestVerb::Create, When::Always, ProxyFault::Delay(delay));
     let started = Instant::now();
     tester.create("late").await?;
-    ensure!(started.elapsed() >= delay, "it took only {:?}", started.elapsed());
-    ensure!(rule.hits() == 1, "the rule struck {} times", rule.hits());
+    ensure!(started.elapsed() >= delay, "the request took only {:?}", started.elapsed());
+    ensure!(rule.hits() == 1, "the rule took effect {} times", rule.hits());
     Ok(())
 }
 
@@ -83,8 +83,8 @@ async fn a_dropped_request_is_neither_answered_nor_stored(labs: Arc<SharedLabs>)
     let tester = Tester::new(labs.plain().await?, "drop")?;
     let _rule = tester.add(RequestVerb::Create, When::Always, ProxyFault::Drop);
     let unanswered = tokio::time::timeout(NO_EVENT_TIMEOUT, tester.create("dropped")).await;
-    ensure!(unanswered.is_err(), "it was answered: {unanswered:?}");
-    ensure!(!tester.exists("dropped").await?, "it must not reach the API server");
+    ensure!(unanswered.is_err(), "the request was answered: {unanswered:?}");
+    ensure!(!tester.exists("dropped").await?, "the request must not reach the API server");
     Ok(())
 }
 
@@ -95,11 +95,11 @@ async fn the_proxy_answers_with_the_status_of_the_rule(labs: Arc<SharedLabs>) ->
         let rule = tester.add(RequestVerb::Create, When::Always, ProxyFault::Answer { status, retry_after: None });
         match tester.create(&name).await {
             Err(kube::Error::Api(answer)) => {
-                ensure!(answer.code == status, "{status} was asked for, not {answer:?}");
+                ensure!(answer.code == status, "expected {status}, got {answer:?}");
             }
-            other => bail!("{status} was asked for, not {other:?}"),
+            other => bail!("expected {status}, got {other:?}"),
         }
-        ensure!(!tester.exists(&name).await?, "an invented answer must not reach the API server");
+        ensure!(!tester.exists(&name).await?, "the request must not reach the API server");
         rule.remove();
         tester.create(&name).await?;
     }
@@ -109,16 +109,16 @@ async fn the_proxy_answers_with_the_status_of_the_rule(labs: Arc<SharedLabs>) ->
 async fn a_cut_before_the_commit_stores_nothing(labs: Arc<SharedLabs>) -> Result<()> {
     let tester = Tester::new(labs.plain().await?, "cut-before")?;
     let _rule = tester.add(RequestVerb::Create, When::Always, ProxyFault::Cut);
-    ensure!(tester.create("cut-before").await.is_err(), "the connection must break");
-    ensure!(!tester.exists("cut-before").await?, "nothing may be stored");
+    ensure!(tester.create("cut-before").await.is_err(), "the connection must be closed");
+    ensure!(!tester.exists("cut-before").await?, "the object must not be stored");
     Ok(())
 }
 
 async fn a_cut_after_the_commit_stores_the_object(labs: Arc<SharedLabs>) -> Result<()> {
     let tester = Tester::new(labs.plain().await?, "cut-after")?;
     let _rule = tester.add(RequestVerb::Create, When::Always, ProxyFault::CutAfter);
-    ensure!(tester.create("cut-after").await.is_err(), "the client must not learn of it");
-    ensure!(tester.exists("cut-after").await?, "it was stored");
+    ensure!(tester.create("cut-after").await.is_err(), "the client must not get the response");
+    ensure!(tester.exists("cut-after").await?, "the object must be stored");
     Ok(())
 }
 
@@ -138,12 +138,12 @@ async fn a_stalled_watch_delivers_no_events_and_stays_open(labs: Arc<SharedLabs>
     let tester = Tester::new(labs.plain().await?, "stall")?;
     let mut events = tester.watch("stalled").await?;
     tester.create("stalled").await?;
-    expect_event(&mut events).await.context("an open watch tells")?;
+    expect_event(&mut events).await.context("an open watch must deliver events")?;
     let rule = tester.add(RequestVerb::Watch, When::Always, ProxyFault::StallWatch { after_events: 0 });
     tester.touch("stalled").await?;
-    expect_silence(&mut events).await.context("a stalled watch is silent, and does not end")?;
+    expect_silence(&mut events).await.context("a stalled watch must neither deliver events nor end")?;
     rule.remove();
-    expect_event(&mut events).await.context("it goes on when the rule is gone")?;
+    expect_event(&mut events).await.context("the watch must continue after the rule is removed")?;
     Ok(())
 }
 
@@ -151,12 +151,12 @@ async fn a_cut_watch_ends(labs: Arc<SharedLabs>) -> Result<()> {
     let tester = Tester::new(labs.plain().await?, "cut-watch")?;
     let mut events = tester.watch("cut-watch").await?;
     tester.create("cut-watch").await?;
-    expect_event(&mut events).await.context("an open watch tells")?;
+    expect_event(&mut events).await.context("an open watch must deliver events")?;
     let _rule = tester.add(RequestVerb::Watch, When::Always, ProxyFault::CutWatch { after_events: 0 });
     match tokio::time::timeout(TIMEOUT, events.try_next()).await {
-        Ok(Ok(Some(event))) => bail!("the watch went on: {event:?}"),
+        Ok(Ok(Some(event))) => bail!("the watch continued: {event:?}"),
         Ok(_) => Ok(()),
-        Err(_) => bail!("the watch neither told nor ended"),
+        Err(_) => bail!("the watch neither delivered an event nor ended"),
     }
 }
 
@@ -164,13 +164,16 @@ async fn the_audit_log_records_user_verb_and_result(labs: Arc<SharedLabs>) -> Re
     let lab = labs.plain().await?;
     let credentials = lab.credentials("default", "auditee").await?;
     let api: Api<ConfigMap> = Api::namespaced(credentials.client("auditee/2")?, "default");
-    let refused = api.list(&ListParams::default()).await;
+    let rejected = api.list(&ListParams::default()).await;
     ensure!(
-        matches!(refused, Err(kube::Error::Api(ref status)) if status.code == 403),
-        "RBAC is in force: {refused:?}"
+        matches!(rejected, Err(kube::Error::Api(ref status)) if status.code == 403),
+        "RBAC must reject the request: {rejected:?}"
     );
     let records = lab.audit()?;
-    let record = records.iter().find(|record| record.user_agent == "auditee/2").context("the request was recorded")?;
+    let record = records
+        .iter()
+        .find(|record| record.user_agent == "auditee/2")
+        .context("the audit log does not contain the request")?;
     ensure!(record.user == "system:serviceaccount:default:auditee", "{record:?}");
     ensure!(
         (record.verb.as_str(), record.resource.as_str(), record.code) == ("list", "configmaps", Some(403)),
@@ -179,7 +182,7 @@ async fn the_audit_log_records_user_verb_and_result(labs: Arc<SharedLabs>) -> Re
     Ok(())
 }
 
-/// Each test is a client of its own, told apart by its user agent, because tests share a lab.
+/// A client with its own user agent, because tests share a lab and rules match the user agent.
 struct Tester {
     lab: Arc<Lab>,
     name: &'static str,
@@ -201,7 +204,7 @@ impl Tester {
         create(&self.maps, name).await
     }
 
-    /// Asked past the proxy.
+    /// Reads directly from the API server, not through the proxy.
     async fn exists(&self, name: &str) -> Result<bool> {
         let api: Api<ConfigMap> = Api::namespaced(self.lab.client(), "default");
         Ok(api.get_opt(name).await?.is_some())
@@ -215,7 +218,7 @@ impl Tester {
 
     /// A watch of one object, through the proxy.
     async fn watch(&self, name: &str) -> Result<WatchEvents> {
-        // Without bookmarks, so that each event is a change.
+        // No bookmarks, so that each event is a change.
         let only = WatchParams::default().disable_bookmarks().fields(&format!("metadata.name={name}"));
         Ok(Box::pin(self.maps.watch(&only, "0").await?))
     }
@@ -227,7 +230,7 @@ async fn expect_event(events: &mut WatchEvents) -> Result<()> {
     match tokio::time::timeout(TIMEOUT, events.try_next()).await {
         Ok(Ok(Some(_))) => Ok(()),
         Ok(Ok(None)) => bail!("the watch ended"),
-        Ok(Err(error)) => Err(error).context("the watch broke"),
+        Ok(Err(error)) => Err(error).context("the watch failed"),
         Err(_) => bail!("no event within {TIMEOUT:?}"),
     }
 }
@@ -235,7 +238,7 @@ async fn expect_event(events: &mut WatchEvents) -> Result<()> {
 async fn expect_silence(events: &mut WatchEvents) -> Result<()> {
     match tokio::time::timeout(NO_EVENT_TIMEOUT, events.try_next()).await {
         Err(_) => Ok(()),
-        Ok(end) => bail!("not silent: {end:?}"),
+        Ok(end) => bail!("unexpected event or end: {end:?}"),
     }
 }
 

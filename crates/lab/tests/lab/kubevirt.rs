@@ -1,4 +1,4 @@
-//! A real virt-api and a real virt-controller, with guests that are simulated.
+//! The real virt-api and virt-controller with simulated guests.
 
 use std::{sync::Arc, time::Duration};
 
@@ -34,7 +34,7 @@ async fn a_virtual_machine_reaches_running(labs: Arc<SharedLabs>) -> Result<()> 
     let vm = wait_for_status(&lab, "runs", "Running").await?;
     ensure!(
         text(&vm, "/spec/template/spec/domain/machine/type") == "q35",
-        "virt-api's mutating webhook was not asked: {vm:?}"
+        "virt-api's mutating webhook was not called: {vm:?}"
     );
     let vmi = vmis(&lab).get("runs").await?;
     let address = text(&vmi, "/status/interfaces/0/ipAddress");
@@ -45,10 +45,10 @@ async fn a_virtual_machine_reaches_running(labs: Arc<SharedLabs>) -> Result<()> 
 async fn virt_api_rejects_an_invalid_vm(labs: Arc<SharedLabs>) -> Result<()> {
     let lab = labs.reference().await?;
     let mut bad: DynamicObject = serde_json::from_value(vm("bad"))?;
-    let volumes = bad.data.pointer_mut("/spec/template/spec/volumes").context("a VM has volumes")?;
+    let volumes = bad.data.pointer_mut("/spec/template/spec/volumes").context("the VM has no volumes")?;
     *volumes = json!([]);
     let Err(error) = vms(&lab).create(&PostParams::default(), &bad).await else {
-        bail!("a disk without a volume was admitted")
+        bail!("virt-api admitted a disk without a volume")
     };
     ensure!(error.to_string().contains("admission webhook"), "{error}");
     Ok(())
@@ -58,18 +58,24 @@ async fn virt_api_accepts_vmi_status_only_from_kubevirt_accounts(labs: Arc<Share
     let lab = labs.reference().await?;
     create_vm(&lab, "identity").await?;
     wait_for_status(&lab, "identity", "Running").await?;
-    let lie = Patch::Merge(json!({"status": {"phase": "Failed"}}));
+    let false_status = Patch::Merge(json!({"status": {"phase": "Failed"}}));
 
-    // Not even an administrator may write it: virt-api puts the old status back without a word.
-    let answered = vmis(&lab).patch("identity", &PatchParams::default(), &lie).await?;
-    ensure!(text(&answered, "/status/phase") == "Running", "the status of another user was taken: {answered:?}");
+    // Not even an administrator may write it: virt-api silently restores the old status.
+    let returned = vmis(&lab).patch("identity", &PatchParams::default(), &false_status).await?;
+    ensure!(
+        text(&returned, "/status/phase") == "Running",
+        "virt-api accepted the status of another user: {returned:?}"
+    );
 
-    let node = text(&answered, "/status/nodeName");
+    let node = text(&returned, "/status/nodeName");
     let handler = lab.virt_handler_client(&node).await?;
     let as_handler: Api<DynamicObject> =
         Api::namespaced_with(handler, "default", &kubevirt_resource("VirtualMachineInstance"));
-    let answered = as_handler.patch("identity", &PatchParams::default(), &lie).await?;
-    ensure!(text(&answered, "/status/phase") == "Failed", "virt-handler's status was not taken: {answered:?}");
+    let returned = as_handler.patch("identity", &PatchParams::default(), &false_status).await?;
+    ensure!(
+        text(&returned, "/status/phase") == "Failed",
+        "virt-api did not accept the status of virt-handler: {returned:?}"
+    );
     delete_vm(&lab, "identity").await
 }
 
@@ -78,8 +84,8 @@ async fn a_guest_that_shuts_down_is_started_again(labs: Arc<SharedLabs>) -> Resu
     create_vm(&lab, "again").await?;
     wait_for_status(&lab, "again", "Running").await?;
     let first = vmis(&lab).get("again").await?.metadata.uid;
-    // Others write the same object in the meantime, and its end is stored all the same.
-    let busy = async {
+    // Other clients write the same object at the same time, and the end of the guest is stored nevertheless.
+    let other_writes = async {
         for number in 0..20 {
             let note = Patch::Merge(json!({"metadata": {"annotations": {"test/number": number.to_string()}}}));
             match vmis(&lab).patch("again", &PatchParams::default(), &note).await {
@@ -90,7 +96,7 @@ async fn a_guest_that_shuts_down_is_started_again(labs: Arc<SharedLabs>) -> Resu
         }
         Ok(())
     };
-    tokio::try_join!(busy, lab.end_guest("default", "again", GuestEnd::Shutdown))?;
+    tokio::try_join!(other_writes, lab.end_guest("default", "again", GuestEnd::Shutdown))?;
     lab.wait("a second guest", TIMEOUT, vmis(&lab), "again", |vmi| {
         vmi.is_some_and(|vmi| vmi.metadata.uid != first && text(vmi, "/status/phase") == "Running")
     })
@@ -195,7 +201,7 @@ async fn wait_for_status(lab: &Lab, name: &str, status: &str) -> Result<DynamicO
         vm.is_some_and(|vm| text(vm, "/status/printableStatus") == status)
     })
     .await?
-    .context("the VM is gone")
+    .context("the VM was deleted")
 }
 
 async fn delete_vm(lab: &Lab, name: &str) -> Result<()> {

@@ -1,4 +1,4 @@
-//! Every fault on a single request does what it says, to the client and to what the server committed.
+//! The effect of every fault on a single request, for the client and for the server.
 
 use std::{
     os::unix::process::ExitStatusExt as _,
@@ -12,16 +12,16 @@ use parking_lot::Mutex;
 
 use super::{
     super::{Match, ProxyFault, ProxyRule, RequestOutcome, RequestVerb, Then, When},
-    AGENT, PODS, Protocol, both,
+    AGENT, PODS, Protocol, with_both_protocols,
 };
 
-fn struck(fault: &'static str, committed: Option<u16>) -> RequestOutcome {
+fn fault_outcome(fault: &'static str, committed: Option<u16>) -> RequestOutcome {
     RequestOutcome::Fault { fault, committed }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn without_rules_everything_passes_unchanged() {
-    both(async |fixture| {
+async fn without_rules_requests_are_forwarded_unchanged() {
+    with_both_protocols(async |fixture| {
         let mut client = fixture.client().await;
         let large = "x".repeat(3_000_000);
         let (status, body) = client.call("POST", "/api/v1/namespaces/ns/pods?dryRun=All", &large).await.unwrap();
@@ -49,8 +49,8 @@ async fn without_rules_everything_passes_unchanged() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn delay_holds_a_request_back_and_then_forwards_it() {
-    both(async |fixture| {
+async fn a_delayed_request_is_forwarded_after_the_delay_or_when_the_rule_is_removed() {
+    with_both_protocols(async |fixture| {
         let mut client = fixture.client().await;
         let delay = Duration::from_millis(80);
         let short = fixture.proxy.add(ProxyRule::always(Match::writes(), ProxyFault::Delay(delay)));
@@ -67,14 +67,14 @@ async fn delay_holds_a_request_back_and_then_forwards_it() {
         });
         assert_eq!(status.unwrap(), StatusCode::CREATED);
         assert_eq!(fixture.api.committed_bodies(), ["late", "released"]);
-        assert_eq!(fixture.outcomes(), [struck("Delay", Some(201)), struck("Delay", Some(201))]);
+        assert_eq!(fixture.outcomes(), [fault_outcome("Delay", Some(201)), fault_outcome("Delay", Some(201))]);
     })
     .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn drop_is_a_black_hole_until_the_rule_goes() {
-    both(async |fixture| {
+async fn a_dropped_request_is_held_until_the_rule_is_removed() {
+    with_both_protocols(async |fixture| {
         let mut client = fixture.client().await;
         let rule = fixture.proxy.add(ProxyRule::always(Match::writes(), ProxyFault::Drop));
         let (answer, ()) = tokio::join!(client.create("lost"), async {
@@ -84,25 +84,25 @@ async fn drop_is_a_black_hole_until_the_rule_goes() {
         });
         answer.unwrap_err();
         assert!(fixture.api.committed().is_empty());
-        assert_eq!(fixture.outcomes(), [struck("Drop", None)]);
+        assert_eq!(fixture.outcomes(), [fault_outcome("Drop", None)]);
         assert_eq!(fixture.client().await.create("kept").await.unwrap(), StatusCode::CREATED);
     })
     .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_dropped_request_ends_when_its_client_gives_up() {
-    both(async |fixture| {
+async fn a_dropped_request_ends_when_its_client_disconnects() {
+    with_both_protocols(async |fixture| {
         let rule = fixture.proxy.add(ProxyRule::always(Match::writes(), ProxyFault::Drop));
         let mut client = fixture.client().await;
-        // More than any buffer on the way takes: a connection with unread bytes would not be seen to close.
+        // Larger than all buffers: with unread bytes, the proxy would not detect the close of the connection.
         let body = "x".repeat(3_000_000);
         tokio::select! {
             answer = client.create(&body) => panic!("{answer:?}"),
             hit = rule.wait_hit(1) => hit.unwrap(),
         }
         drop(client);
-        // The accept loop is the only task that outlives the client.
+        // The accept loop is the only remaining task.
         while fixture.proxy.tasks.len() > 1 {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
@@ -111,8 +111,8 @@ async fn a_dropped_request_ends_when_its_client_gives_up() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn cut_strikes_before_the_commit() {
-    both(async |fixture| {
+async fn cut_closes_the_connection_before_the_commit() {
+    with_both_protocols(async |fixture| {
         let rule = fixture.proxy.add(ProxyRule::new(Match::writes(), When::Nth(1), ProxyFault::Cut));
         let error = fixture.client().await.create("cut").await.unwrap_err();
         if fixture.protocol == Protocol::Http1 {
@@ -122,27 +122,27 @@ async fn cut_strikes_before_the_commit() {
         assert_eq!(fixture.client().await.create("kept").await.unwrap(), StatusCode::CREATED);
         assert_eq!(fixture.api.committed_bodies(), ["kept"]);
         assert_eq!(rule.hits(), 1);
-        assert_eq!(fixture.outcomes(), [struck("Cut", None), RequestOutcome::Status(201)]);
+        assert_eq!(fixture.outcomes(), [fault_outcome("Cut", None), RequestOutcome::Status(201)]);
     })
     .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn cut_after_strikes_between_the_commit_and_the_answer() {
-    both(async |fixture| {
+async fn cut_after_closes_the_connection_between_commit_and_response() {
+    with_both_protocols(async |fixture| {
         let rule = fixture.proxy.add(ProxyRule::new(Match::writes(), When::Nth(1), ProxyFault::CutAfter));
         fixture.client().await.create("unknown").await.unwrap_err();
         assert_eq!(fixture.api.committed_bodies(), ["unknown"]);
         assert_eq!(rule.hits(), 1);
-        assert_eq!(fixture.outcomes(), [struck("CutAfter", Some(201))]);
+        assert_eq!(fixture.outcomes(), [fault_outcome("CutAfter", Some(201))]);
         assert_eq!(fixture.client().await.create("kept").await.unwrap(), StatusCode::CREATED);
     })
     .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_cut_spares_other_requests_of_the_same_http2_connection() {
-    both(async |fixture| {
+async fn a_cut_does_not_affect_other_requests_of_the_same_http2_connection() {
+    with_both_protocols(async |fixture| {
         if fixture.protocol == Protocol::Http1 {
             return;
         }
@@ -157,7 +157,7 @@ async fn a_cut_spares_other_requests_of_the_same_http2_connection() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn answers_are_kubernetes_statuses() {
+async fn answers_of_the_proxy_are_kubernetes_statuses() {
     let table = [
         (409, "POST", PODS, "AlreadyExists"),
         (409, "PATCH", "/api/v1/namespaces/ns/pods/p", "Conflict"),
@@ -166,13 +166,13 @@ async fn answers_are_kubernetes_statuses() {
         (503, "DELETE", "/api/v1/namespaces/ns/pods/p", "ServiceUnavailable"),
         (504, "PUT", "/api/v1/namespaces/ns/pods/p", "Timeout"),
     ];
-    both(async |fixture| {
+    with_both_protocols(async |fixture| {
         let mut client = fixture.client().await;
         for (code, method, path, reason) in table {
             let retry_after = (code == 429).then_some(7);
             let rule =
                 fixture.proxy.add(ProxyRule::always(Match::any(), ProxyFault::Answer { status: code, retry_after }));
-            // One client for all: an answer leaves its connection usable.
+            // One client for all: an answer does not close the connection.
             let response = client.send(method, path, &"x".repeat(100_000)).await.unwrap();
             assert_eq!(response.status(), code);
             assert_eq!(response.headers()["content-type"], "application/json");
@@ -195,8 +195,8 @@ async fn answers_are_kubernetes_statuses() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn after_commit_calls_back_before_the_client_knows() {
-    both(async |fixture| {
+async fn the_after_commit_callback_runs_before_the_client_gets_the_response() {
+    with_both_protocols(async |fixture| {
         let seen = Arc::new(Mutex::new(Vec::new()));
         let callback = {
             let (seen, log) = (Arc::clone(&seen), fixture.api.log());
@@ -217,8 +217,8 @@ async fn after_commit_calls_back_before_the_client_knows() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn kill_ends_a_process_after_its_nth_write() {
-    both(async |fixture| {
+async fn kill_kills_a_process_after_its_nth_write() {
+    with_both_protocols(async |fixture| {
         let mut child = tokio::process::Command::new("sleep").arg("3600").kill_on_drop(true).spawn().unwrap();
         let fault = ProxyFault::kill(child.id().unwrap()).unwrap();
         let writes = Match::writes().user_agent("operator/").except(["leases"]);
@@ -236,8 +236,8 @@ async fn kill_ends_a_process_after_its_nth_write() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn only_what_a_rule_means_is_counted_and_struck() {
-    both(async |fixture| {
+async fn a_rule_counts_and_affects_only_matching_requests() {
+    with_both_protocols(async |fixture| {
         let unavailable = ProxyFault::Answer { status: 503, retry_after: None };
         let _rule = fixture.proxy.add(ProxyRule::new(
             Match::verb(RequestVerb::Create).user_agent("operator/").resource("pods"),
@@ -248,7 +248,7 @@ async fn only_what_a_rule_means_is_counted_and_struck() {
         let mut statuses = Vec::new();
         for name in ["1", "2", "3", "4", "5"] {
             assert_eq!(other.create("other").await.unwrap(), StatusCode::CREATED);
-            client.call("POST", "/api/v1/namespaces/ns/configmaps", "unmeant").await.unwrap();
+            client.call("POST", "/api/v1/namespaces/ns/configmaps", "unmatched").await.unwrap();
             statuses.push(client.create(name).await.unwrap().as_u16());
         }
         assert_eq!(statuses, [201, 503, 201, 503, 201]);
@@ -257,8 +257,8 @@ async fn only_what_a_rule_means_is_counted_and_struck() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_first_rule_that_strikes_has_the_request_and_all_count_it() {
-    both(async |fixture| {
+async fn the_first_applicable_rule_wins_and_all_matching_rules_count() {
+    with_both_protocols(async |fixture| {
         let answer = |status| ProxyFault::Answer { status, retry_after: None };
         let first = fixture.proxy.add(ProxyRule::new(Match::writes(), When::Nth(2), answer(500)));
         let second = fixture.proxy.add(ProxyRule::new(Match::any(), When::From(2), answer(503)));

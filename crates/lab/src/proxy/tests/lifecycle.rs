@@ -1,4 +1,4 @@
-//! The API server goes and comes back, and the proxy goes without a trace.
+//! Restarts of the API server, and the shutdown of the proxy.
 
 use std::sync::Arc;
 
@@ -8,12 +8,12 @@ use tokio::net::TcpStream;
 
 use super::{
     super::{FaultProxy, Match, ProxyFault, ProxyOptions, ProxyRule, RequestOutcome, Then},
-    ApiServer, PODS, Pki, ProxyFixture, both,
+    ApiServer, PODS, Pki, ProxyFixture, with_both_protocols,
 };
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_dead_api_server_is_a_broken_connection_and_comes_back() {
-    both(async |mut fixture| {
+async fn a_dead_api_server_closes_connections_until_it_is_restarted() {
+    with_both_protocols(async |mut fixture| {
         let mut client = fixture.client().await;
         client.create("before").await.unwrap();
         let mut watch = fixture.client().await.watch().await;
@@ -36,8 +36,8 @@ async fn a_dead_api_server_is_a_broken_connection_and_comes_back() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_restarted_api_server_goes_unnoticed_between_requests() {
-    both(async |mut fixture| {
+async fn a_restart_of_the_api_server_between_requests_causes_no_error() {
+    with_both_protocols(async |mut fixture| {
         let mut client = fixture.client().await;
         for round in ["first", "second", "third"] {
             assert_eq!(client.create(round).await.unwrap(), StatusCode::CREATED);
@@ -49,13 +49,13 @@ async fn a_restarted_api_server_goes_unnoticed_between_requests() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn connections_to_the_api_server_are_used_again() {
-    both(async |fixture| {
+async fn connections_to_the_api_server_are_reused() {
+    with_both_protocols(async |fixture| {
         let mut client = fixture.client().await;
         for _ in 0..20 {
             client.create("some").await.unwrap();
         }
-        // A connection is given back a moment after its response ended, so now and then a second is needed.
+        // A connection returns to the pool shortly after the end of its response, so sometimes a second one is needed.
         assert!(fixture.api.connections() <= 4, "{} connections for 20 requests", fixture.api.connections());
     })
     .await;
@@ -63,7 +63,7 @@ async fn connections_to_the_api_server_are_used_again() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_watches_and_requests_share_one_client_connection() {
-    both(async |fixture| {
+    with_both_protocols(async |fixture| {
         if fixture.protocol == super::Protocol::Http1 {
             return;
         }
@@ -82,8 +82,8 @@ async fn many_watches_and_requests_share_one_client_connection() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_api_server_that_cannot_prove_itself_is_not_talked_to() {
-    both(async |mut fixture| {
+async fn an_api_server_with_an_untrusted_certificate_gets_no_requests() {
+    with_both_protocols(async |mut fixture| {
         fixture.api.kill().await;
         fixture.api = ApiServer::start(&Pki::new(), fixture.api.address).await;
         fixture.client().await.create("secret").await.unwrap_err();
@@ -94,8 +94,8 @@ async fn an_api_server_that_cannot_prove_itself_is_not_talked_to() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn upgrades_are_refused_with_a_reason() {
-    both(async |fixture| {
+async fn upgrade_requests_are_rejected() {
+    with_both_protocols(async |fixture| {
         let mut client = fixture.client().await;
         let path = "/api/v1/namespaces/ns/pods/p/exec";
         let response = match fixture.protocol {
@@ -116,8 +116,8 @@ async fn upgrades_are_refused_with_a_reason() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stopped_proxy_leaves_nothing_behind() {
-    both(async |fixture| {
+async fn a_stopped_proxy_leaves_no_tasks_or_connections() {
+    with_both_protocols(async |fixture| {
         let ProxyFixture { pki, api, proxy, protocol } = fixture;
         let address = proxy.addr();
         let marker = Arc::new(());
@@ -153,10 +153,10 @@ async fn a_stopped_proxy_leaves_nothing_behind() {
         TcpStream::connect(address).await.unwrap_err();
         silent.readable().await.unwrap();
         api.wait_no_connections().await;
-        assert_eq!(api.committed().len(), 2, "the delayed request must not go on");
+        assert_eq!(api.committed().len(), 2, "the delayed request must not be forwarded");
         hold.wait_hit(2).await.unwrap_err();
         drop((stall, hold, delay));
-        assert!(witness.upgrade().is_some(), "a handle keeps its rule");
+        assert!(witness.upgrade().is_some(), "a handle keeps its rule alive");
         drop(callback_rule);
         assert!(witness.upgrade().is_none());
     })
@@ -164,8 +164,8 @@ async fn a_stopped_proxy_leaves_nothing_behind() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn dropping_is_stopping_even_in_a_partition() {
-    both(async |fixture| {
+async fn dropping_the_proxy_stops_it_even_during_a_partition() {
+    with_both_protocols(async |fixture| {
         let ProxyFixture { pki, api, proxy, protocol } = fixture;
         let tasks = proxy.tasks.clone();
         let fixture = ProxyFixture { pki, api, proxy, protocol };
@@ -185,7 +185,7 @@ async fn dropping_is_stopping_even_in_a_partition() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn bad_options_are_named() {
+async fn invalid_options_are_reported() {
     let pki = Pki::new();
     let options = || ProxyOptions {
         listen: "127.0.0.1:0".parse().unwrap(),
@@ -193,7 +193,7 @@ async fn bad_options_are_named() {
         key: pki.key.clone(),
         upstream: "127.0.0.1:1".parse().unwrap(),
         upstream_name: "localhost".to_owned(),
-        upstream_ca: pki.authority.clone(),
+        upstream_ca: pki.ca.clone(),
     };
     let first = FaultProxy::start(options()).await.unwrap();
     let table = [

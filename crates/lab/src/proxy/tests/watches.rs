@@ -1,16 +1,16 @@
-//! Watches stream, and rules stall and cut them: those that come, and those that are already open.
+//! Watches are streamed, and rules stall and cut new and open watches.
 
 use super::{
     super::{Match, ProxyFault, ProxyRule, RequestOutcome, RequestVerb, When},
-    both,
+    with_both_protocols,
 };
 
 const STALL: ProxyFault = ProxyFault::StallWatch { after_events: 0 };
 const CUT: ProxyFault = ProxyFault::CutWatch { after_events: 0 };
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn events_arrive_one_by_one_and_the_end_is_clean() {
-    both(async |fixture| {
+async fn events_are_streamed_and_the_watch_ends_cleanly() {
+    with_both_protocols(async |fixture| {
         let mut watch = fixture.client().await.watch().await;
         let feed = fixture.api.feed(0).await;
         for event in ["one", "two", "three"] {
@@ -25,13 +25,13 @@ async fn events_arrive_one_by_one_and_the_end_is_clean() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn stall_lets_n_events_pass_then_none_until_the_rule_goes() {
-    both(async |fixture| {
+async fn stall_lets_n_events_pass_then_none_until_the_rule_is_removed() {
+    with_both_protocols(async |fixture| {
         let rule = fixture.proxy.add(ProxyRule::always(Match::any(), ProxyFault::StallWatch { after_events: 2 }));
         let mut client = fixture.client().await;
         let mut watch = client.watch().await;
         let feed = fixture.api.feed(0).await;
-        // Frames are not events: the second ends in the middle of one, and the third event is cut out of the last.
+        // Frames are not events: the second frame ends in the middle of an event, and the last contains several events.
         for frame in ["o", "ne\ntw", "o\nthree\nfour\n"] {
             feed.send(frame.into()).unwrap();
         }
@@ -49,8 +49,8 @@ async fn stall_lets_n_events_pass_then_none_until_the_rule_goes() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stalled_watch_does_not_even_end() {
-    both(async |fixture| {
+async fn a_stalled_watch_does_not_end_with_the_api_server() {
+    with_both_protocols(async |fixture| {
         let rule = fixture.proxy.add(ProxyRule::always(Match::any(), STALL));
         let mut watch = fixture.client().await.watch().await;
         rule.wait_hit(1).await.unwrap();
@@ -63,8 +63,8 @@ async fn a_stalled_watch_does_not_even_end() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stalled_watch_ends_when_its_client_gives_up() {
-    both(async |fixture| {
+async fn a_stalled_watch_ends_when_its_client_disconnects() {
+    with_both_protocols(async |fixture| {
         let rule = fixture.proxy.add(ProxyRule::always(Match::any(), STALL));
         let mut client = fixture.client().await;
         let watch = client.watch().await;
@@ -77,8 +77,8 @@ async fn a_stalled_watch_ends_when_its_client_gives_up() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn cut_lets_n_events_pass_then_breaks_the_watch() {
-    both(async |fixture| {
+async fn cut_lets_n_events_pass_then_closes_the_watch() {
+    with_both_protocols(async |fixture| {
         let rule = fixture.proxy.add(ProxyRule::new(
             Match::verb(RequestVerb::Watch),
             When::First(1),
@@ -103,8 +103,8 @@ async fn cut_lets_n_events_pass_then_breaks_the_watch() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn open_watches_are_struck_at_once() {
-    both(async |fixture| {
+async fn a_new_rule_affects_open_watches_immediately() {
+    with_both_protocols(async |fixture| {
         let mut watch = fixture.client().await.watch().await;
         let mut other = fixture.client_as("kubectl/1.36").await.watch().await;
         let feeds = [fixture.api.feed(0).await, fixture.api.feed(1).await];
@@ -120,7 +120,7 @@ async fn open_watches_are_struck_at_once() {
         watch.assert_silent().await;
         assert_eq!(other.event().await, "during");
 
-        // A stalled watch can still be cut, as it would be in the end.
+        // A stalled watch can still be cut.
         let cut = fixture.proxy.add(ProxyRule::always(mine, CUT));
         watch.next().await.unwrap_err();
         assert_eq!((stall.hits(), cut.hits()), (1, 1));
@@ -135,8 +135,8 @@ fn send_one(feed: &super::api_server::Feed, event: &'static str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn open_watches_count_events_from_the_rule_on() {
-    both(async |fixture| {
+async fn events_of_an_open_watch_count_from_the_time_of_the_rule() {
+    with_both_protocols(async |fixture| {
         let mut watch = fixture.client().await.watch().await;
         let feed = fixture.api.feed(0).await;
         send_one(&feed, "one\n");
@@ -151,14 +151,14 @@ async fn open_watches_count_events_from_the_rule_on() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn open_watches_count_as_the_requests_that_they_are() {
-    both(async |fixture| {
+async fn a_new_rule_counts_open_watches_as_requests() {
+    with_both_protocols(async |fixture| {
         let mut client = fixture.client().await;
         drop((client.watch().await, client));
         fixture.api.feed(0).await.closed().await;
         let mut first = fixture.client().await.watch().await;
         let mut second = fixture.client().await.watch().await;
-        // Of the two that are open the second: not one that has ended, and none that comes after.
+        // Affects the second open watch, not the watch that has ended and not later watches.
         let _rule = fixture.proxy.add(ProxyRule::new(Match::any(), When::Nth(2), CUT));
         second.next().await.unwrap_err();
         let mut third = fixture.client().await.watch().await;
@@ -171,8 +171,8 @@ async fn open_watches_count_as_the_requests_that_they_are() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_client_can_be_cut_off_by_rules() {
-    both(async |fixture| {
+async fn rules_can_isolate_one_client() {
+    with_both_protocols(async |fixture| {
         let mut watch = fixture.client().await.watch().await;
         let feed = fixture.api.feed(0).await;
         let mine = Match::any().user_agent("operator/");
@@ -193,8 +193,8 @@ async fn one_client_can_be_cut_off_by_rules() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_delayed_watch_is_a_watch_still() {
-    both(async |fixture| {
+async fn a_delayed_watch_can_still_be_cut() {
+    with_both_protocols(async |fixture| {
         let delay = ProxyFault::Delay(std::time::Duration::from_millis(1));
         let _delay = fixture.proxy.add(ProxyRule::always(Match::any(), delay));
         let mut watch = fixture.client().await.watch().await;
