@@ -1,4 +1,4 @@
-//! `cargo xtask generate`: files that are made from code. The test command fails when one of them is stale.
+//! `cargo xtask generate`: files that are generated from code. `cargo xtask test` fails if one of them is out of date.
 
 use std::{
     path::{Path, PathBuf},
@@ -12,10 +12,10 @@ use crate::programs;
 
 #[derive(Args)]
 pub(crate) struct GenerateOptions {
-    /// Write nothing; fail if a file is not up to date
+    /// Write nothing, and fail if a file is out of date
     #[arg(long)]
     check: bool,
-    /// Write the data of the KubeVirt release that crates/install embeds, and nothing else; needs Go
+    /// Write only the embedded data of the KubeVirt release (requires Go)
     #[arg(long, conflicts_with = "check")]
     release_data: bool,
 }
@@ -29,21 +29,21 @@ pub(crate) fn run(options: &GenerateOptions) -> Result<()> {
     if options.release_data {
         return crate::generate_release::run();
     }
-    let mut stale = Vec::new();
+    let mut outdated = Vec::new();
     for file in all()? {
         let path = programs::root().join(&file.path);
         if std::fs::read_to_string(&path).is_ok_and(|current| current == file.text) {
             continue;
         }
         if options.check {
-            stale.push(file.path);
+            outdated.push(file.path);
         } else {
             write(&path, &file.text)?;
             eprintln!("wrote {}", file.path);
         }
     }
-    if !stale.is_empty() {
-        bail!("{} not up to date: run `cargo xtask generate` and commit the result", stale.join(", "));
+    if !outdated.is_empty() {
+        bail!("out of date: {}; run `cargo xtask generate` and commit the result", outdated.join(", "));
     }
     Ok(())
 }

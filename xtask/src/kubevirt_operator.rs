@@ -1,4 +1,4 @@
-//! kubevirt-operator in a lab, as an administrator would install it: from config/, as its own service account.
+//! Installs and starts kubevirt-operator in a lab, from config/ and with its own service account.
 
 use anyhow::{Context, Result};
 use vitivirt_lab::{Lab, OperatorProcess, OperatorProcessOptions};
@@ -8,7 +8,7 @@ use crate::programs;
 const NAMESPACE: &str = "kubevirt-operator-system";
 const ACCOUNT: &str = "kubevirt-operator-controller-manager";
 
-/// What `kubectl apply -f config/crd -f config/rbac` would make.
+/// Creates the objects of config/crd and config/rbac.
 pub(crate) async fn install(lab: &Lab) -> Result<()> {
     for folder in ["config/crd", "config/rbac"] {
         let folder = programs::root().join(folder);
@@ -28,7 +28,7 @@ pub(crate) async fn start(lab: &Lab, profile: &str) -> Result<OperatorProcess> {
     start_through(lab, profile, false).await
 }
 
-/// As [`start`], if asked through the fault proxy.
+/// Like [`start`], optionally through the fault proxy.
 pub(crate) async fn start_through(lab: &Lab, profile: &str, through_proxy: bool) -> Result<OperatorProcess> {
     let environment = [
         ("NAMESPACE", NAMESPACE),

@@ -1,4 +1,4 @@
-//! The project's own commands. `cargo xtask --help` lists them.
+//! Development commands of the project. `cargo xtask --help` lists them.
 
 mod bench;
 mod chaos;
@@ -17,10 +17,10 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 
-/// The project's own commands: see it work, test it, measure it, and run a cluster to play with.
+/// Development commands: demo, tests, benchmarks, and a cluster for experiments.
 ///
-/// Everything that needs a cluster runs in "the lab": a real Kubernetes and KubeVirt control plane on this machine, in a
-/// network of its own, built from Go modules on first use (about 8 minutes, once). Needs Linux, Rust and Go.
+/// Commands that need a cluster use the lab: a real Kubernetes and KubeVirt control plane on this machine, in its own
+/// network. The first use builds it from Go modules (about 8 minutes). Requires Linux, Rust and Go.
 #[derive(Parser)]
 #[command(name = "cargo xtask", bin_name = "cargo xtask", version)]
 struct XtaskArguments {
@@ -30,22 +30,22 @@ struct XtaskArguments {
 
 #[derive(Subcommand)]
 enum XtaskCommand {
-    /// Show it working: a cluster, KubeVirt and kubevirt-operator in it, and one Machine that reaches Running.
+    /// Show both operators: install KubeVirt in a lab and start one Machine.
     Demo,
-    /// Run every check: format, lints, generated files, unit tests, and the tests on the lab.
+    /// Run all checks: format, lints, generated files, unit tests and tests on the lab.
     Test(test::TestOptions),
-    /// Run a cluster to play with, and use it.
+    /// Run a lab in the background and use it.
     #[command(subcommand)]
     Lab(lab_commands::LabCommand),
-    /// Install KubeVirt with our virt-operator and with KubeVirt's own, and compare every object of both clusters.
+    /// Compare the installations of our virt-operator and of the reference operator.
     Parity(parity::ParityOptions),
-    /// Measure. Raw results are kept under target/bench.
+    /// Run benchmarks. Raw results are written to target/bench.
     #[command(subcommand)]
     Bench(bench::BenchCommand),
-    /// Long campaigns that break things at random and check that nothing is lost.
+    /// Run long tests that inject random faults and check the result.
     #[command(subcommand)]
     Chaos(chaos::ChaosCommand),
-    /// Write the files that are made from code, or check that they are up to date.
+    /// Write the generated files, or check that they are up to date.
     Generate(generate::GenerateOptions),
 }
 

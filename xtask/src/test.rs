@@ -1,4 +1,4 @@
-//! `cargo xtask test`: every check, each with its time.
+//! `cargo xtask test`: runs all checks and prints the duration of each.
 
 use std::{
     process::Command,
@@ -12,15 +12,15 @@ use crate::programs::cargo;
 
 #[derive(Args)]
 pub(crate) struct TestOptions {
-    /// Only action needs no cluster: format, lints, generated files, unit tests
+    /// Run only checks without a cluster: format, lints, generated files, unit tests
     #[arg(long)]
     fast: bool,
 }
 
-/// Test binaries of the crates that only decide; they need no cluster.
+/// Test binaries that need no cluster.
 const PURE_SUITES: [&str; 5] = ["manifests", "parity", "planner", "reconcile", "strategies"];
 
-/// Packages with a test binary that starts labs, in the order in which a failure explains the next ones.
+/// Packages with a test binary that starts labs. A failure of an earlier one may explain failures of later ones.
 const LAB_SUITES: [(&str, &str); 3] =
     [("vitivirt-lab", "lab"), ("kubevirt-operator", "cluster"), ("virt-operator", "cluster")];
 
@@ -31,7 +31,7 @@ struct TestSuite {
 
 enum SuiteAction {
     Run(Command),
-    /// Why it cannot be run on this machine.
+    /// Why the suite cannot run on this machine.
     Skip(&'static str),
 }
 
@@ -66,8 +66,8 @@ pub(crate) fn run(options: &TestOptions) -> Result<()> {
                 let status = command.status().with_context(|| format!("running {name}"))?;
                 if status.success() { SuiteResult::Passed } else { SuiteResult::Failed }
             }
-            SuiteAction::Skip(why) => {
-                eprintln!("skipped: {why}");
+            SuiteAction::Skip(reason) => {
+                eprintln!("skipped: {reason}");
                 SuiteResult::Skipped
             }
         };
@@ -85,25 +85,25 @@ fn suites(fast: bool) -> Vec<TestSuite> {
     if is_installed("cargo-deny") {
         suites.push(TestSuite::cargo("dependencies", &["deny", "check", "bans", "licenses", "sources"]));
     } else {
-        let why = "cargo-deny is not installed (`cargo install cargo-deny`)";
-        suites.push(TestSuite { name: "dependencies".to_owned(), action: SuiteAction::Skip(why) });
+        let reason = "cargo-deny is not installed (`cargo install cargo-deny`)";
+        suites.push(TestSuite { name: "dependencies".to_owned(), action: SuiteAction::Skip(reason) });
     }
     suites.push(TestSuite::cargo("unit tests", &["test", "--quiet", "--workspace", "--lib", "--bins"]));
     let mut pure = vec!["test", "--quiet", "--workspace"];
     pure.extend(PURE_SUITES.iter().flat_map(|name| ["--test", name]));
-    suites.push(TestSuite::cargo("tests without a cluster", &pure));
+    suites.push(TestSuite::cargo("tests without cluster", &pure));
     suites.push(TestSuite::cargo(
-        "examples in docs",
+        "documentation examples",
         &["test", "--quiet", "--doc", "--package", "vitivirt-lab", "--package", "vitivirt-runtime"],
     ));
     if !fast {
-        // Built here, with the network at hand, and timed apart from the tests that use them.
-        suites.push(TestSuite::cargo("the lab's components", &["xtask", "lab", "build"]));
-        // The tests of one operator may run the other beside it.
-        suites.push(TestSuite::cargo("both programs", &["build", "--quiet", "--workspace", "--bins"]));
+        // Built here with network access, and timed separately from the tests that use the components.
+        suites.push(TestSuite::cargo("lab components", &["xtask", "lab", "build"]));
+        // The tests of one operator may also run the other one.
+        suites.push(TestSuite::cargo("operator binaries", &["build", "--quiet", "--workspace", "--bins"]));
         for (package, binary) in LAB_SUITES {
             suites.push(TestSuite::cargo(
-                &format!("{package} on the lab"),
+                &format!("{package} tests on the lab"),
                 &["test", "--quiet", "--package", package, "--test", binary],
             ));
         }
@@ -117,7 +117,7 @@ fn is_installed(program: &str) -> bool {
 }
 
 fn report(reports: &[SuiteReport]) -> Result<()> {
-    println!("\n━━ time of each suite");
+    println!("\n━━ duration of each suite");
     for report in reports {
         let result = match report.result {
             SuiteResult::Passed => "passed",
@@ -127,7 +127,7 @@ fn report(reports: &[SuiteReport]) -> Result<()> {
         println!("{:>8.1} s  {result:<7}  {}", report.time.as_secs_f64(), report.name);
     }
     let total: Duration = reports.iter().map(|report| report.time).sum();
-    println!("{:>8.1} s  in all", total.as_secs_f64());
+    println!("{:>8.1} s  total", total.as_secs_f64());
     let count = |result| reports.iter().filter(|report| report.result == result).count();
     let failed = count(SuiteResult::Failed);
     println!("suites: {} passed, {failed} failed, {} skipped", count(SuiteResult::Passed), count(SuiteResult::Skipped));

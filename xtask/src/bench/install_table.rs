@@ -1,4 +1,4 @@
-//! The figures of installations as a table: medians, ratios, and what ours is to reach.
+//! The figures of installations as a table: medians, ratios and targets.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,7 +7,7 @@ use super::install::{InstallRun, MeasuredOperator};
 const SECONDS: f64 = 5.0;
 const RATIO: f64 = 5.0;
 const MEMORY_MB: f64 = 30.0;
-const MORE_REQUESTS_THAN_OBJECTS: f64 = 25.0;
+const ADDITIONAL_REQUESTS: f64 = 25.0;
 
 pub(super) fn name(operator: MeasuredOperator) -> &'static str {
     match operator {
@@ -21,7 +21,7 @@ struct Row {
     ours: Option<f64>,
     reference: Option<f64>,
     target: String,
-    /// Unknown where ours was not measured.
+    /// None if our operator was not measured.
     met: Option<bool>,
 }
 
@@ -29,12 +29,12 @@ pub(super) fn table(runs: &[InstallRun]) -> String {
     let mut lines =
         vec![format!("{:<34} {:>10} {:>10} {:>8}  {:<22} {}", "median", "ours", "reference", "ratio", "target", "met")];
     lines.extend(rows(runs).iter().map(line));
-    lines.push("processor seconds until Deployed, median:".to_owned());
-    lines.extend(computed(runs).iter().map(line));
+    lines.push("CPU seconds until Deployed, median:".to_owned());
+    lines.extend(cpu_rows(runs).iter().map(line));
     for operator in [MeasuredOperator::Ours, MeasuredOperator::Reference] {
         let others = others(runs, operator);
         if !others.is_empty() {
-            lines.push(format!("at rest, {}, in all runs:", name(operator)));
+            lines.push(format!("idle requests of {}, in all runs:", name(operator)));
             lines.extend(others.iter().map(|(what, count)| format!("{count:>8} × {what}")));
         }
     }
@@ -48,7 +48,7 @@ fn rows(runs: &[InstallRun]) -> Vec<Row> {
             Row { what: what.to_owned(), ours, reference, target, met: ours.map(|ours| is_met(ours, reference)) }
         };
     let objects = median(runs.iter().map(|run| run.objects as f64)).unwrap_or_default();
-    let most = objects + MORE_REQUESTS_THAN_OBJECTS;
+    let max_requests = objects + ADDITIONAL_REQUESTS;
     let always = |_: f64, _: Option<f64>| true;
     vec![
         row(
@@ -61,13 +61,13 @@ fn rows(runs: &[InstallRun]) -> Vec<Row> {
         row(
             "requests to Deployed",
             |run| run.requests_to_deployed as f64,
-            format!("≤ {objects} objects + {MORE_REQUESTS_THAN_OBJECTS}"),
-            &|ours, _| ours <= most,
+            format!("≤ {objects} objects + {ADDITIONAL_REQUESTS}"),
+            &|ours, _| ours <= max_requests,
         ),
-        row("at rest, per minute: lease", |run| run.per_minute(run.idle.lease), String::new(), &always),
-        row("at rest, per minute: watches", |run| run.per_minute(run.idle.watches), String::new(), &always),
+        row("idle, per minute: lease", |run| run.per_minute(run.idle.lease), String::new(), &always),
+        row("idle, per minute: watches", |run| run.per_minute(run.idle.watches), String::new(), &always),
         row(
-            "at rest, per minute: others",
+            "idle, per minute: others",
             |run| run.per_minute(run.idle.others.values().sum()),
             "none".to_owned(),
             &|ours, _| ours == 0.0,
@@ -75,8 +75,8 @@ fn rows(runs: &[InstallRun]) -> Vec<Row> {
     ]
 }
 
-/// One row per program that computed at least a tenth of a second, and their sum.
-fn computed(runs: &[InstallRun]) -> Vec<Row> {
+/// One row per program that used at least 0.1 s of CPU time, and their sum.
+fn cpu_rows(runs: &[InstallRun]) -> Vec<Row> {
     let programs: BTreeSet<&String> = runs.iter().flat_map(|run| run.processor_seconds.keys()).collect();
     let row = |what: &str, figure: &dyn Fn(&InstallRun) -> f64| {
         let (ours, reference) = medians(runs, figure);
@@ -87,14 +87,15 @@ fn computed(runs: &[InstallRun]) -> Vec<Row> {
         .map(|program| row(program, &|run| run.processor_seconds.get(program).copied().unwrap_or_default()))
         .filter(|row| [row.ours, row.reference].into_iter().flatten().any(|seconds| seconds >= 0.1))
         .collect();
-    rows.push(row("all", &|run| run.processor_seconds.values().sum()));
+    rows.push(row("total", &|run| run.processor_seconds.values().sum()));
     rows
 }
 
-/// Of ours and of the reference, where they were measured.
+/// The medians of our operator and of the reference operator, if they were measured.
 fn medians(runs: &[InstallRun], figure: impl Fn(&InstallRun) -> f64) -> (Option<f64>, Option<f64>) {
-    let of = |operator: MeasuredOperator| median(runs.iter().filter(|run| run.operator == operator).map(&figure));
-    (of(MeasuredOperator::Ours), of(MeasuredOperator::Reference))
+    let median_of =
+        |operator: MeasuredOperator| median(runs.iter().filter(|run| run.operator == operator).map(&figure));
+    (median_of(MeasuredOperator::Ours), median_of(MeasuredOperator::Reference))
 }
 
 impl InstallRun {
@@ -174,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missed_is_said() {
+    fn missed_targets_are_marked() {
         let runs =
             [run(MeasuredOperator::Ours, 6.0, 31.0, 231, 2), run(MeasuredOperator::Reference, 26.0, 250.0, 400, 0)];
         let missed = rows(&runs).iter().filter(|row| row.met == Some(false)).count();
