@@ -13,7 +13,7 @@ use kube::{
     discovery::{ApiGroup, Discovery, verbs},
 };
 use serde_json::Value;
-use vitivirt_snapshot::{LEFT_OUT, Snapshot};
+use vitivirt_snapshot::{EXCLUDED_RESOURCES, Snapshot};
 
 /// Served by virt-api, not from etcd.
 const AGGREGATED: [&str; 2] = ["subresources.kubevirt.io", "subresources.template.kubevirt.io"];
@@ -24,7 +24,7 @@ pub(crate) async fn take(client: &Client, at: Option<&str>) -> Result<Snapshot> 
     let discovery =
         Discovery::new(client.clone()).exclude(&AGGREGATED).run().await.context("discovering the served kinds")?;
     let resources = discovery.groups().flat_map(ApiGroup::recommended_resources).filter(|(resource, capabilities)| {
-        capabilities.supports_operation(verbs::LIST) && !LEFT_OUT.contains(&resource.plural.as_str())
+        capabilities.supports_operation(verbs::LIST) && !EXCLUDED_RESOURCES.contains(&resource.plural.as_str())
     });
     let lists: Vec<Vec<Value>> = stream::iter(resources.map(|(resource, _)| list(client, resource, at)))
         .buffer_unordered(CONCURRENT_LISTS)
