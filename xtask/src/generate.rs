@@ -30,7 +30,7 @@ pub(crate) fn run(options: &GenerateOptions) -> Result<()> {
         return crate::generate_release::run();
     }
     let mut outdated = Vec::new();
-    for file in all()? {
+    for file in generated_files()? {
         let path = programs::root().join(&file.path);
         if std::fs::read_to_string(&path).is_ok_and(|current| current == file.text) {
             continue;
@@ -48,7 +48,7 @@ pub(crate) fn run(options: &GenerateOptions) -> Result<()> {
     Ok(())
 }
 
-fn all() -> Result<Vec<Generated>> {
+fn generated_files() -> Result<Vec<Generated>> {
     let mut files = vec![command_line_reference()?];
     files.extend(kubevirt_operator::manifests::files()?.into_iter().map(|(path, text)| Generated { path, text }));
     Ok(files)

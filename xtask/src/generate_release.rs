@@ -1,8 +1,8 @@
 //! `cargo xtask generate --release-data`: writes the data of the KubeVirt release that `crates/install` embeds, and the
 //! expected results for its parity tests.
 //!
-//! It has its own option, because it needs Go and KubeVirt's module, and because a release never changes. It uses the lab's
-//! module and checksums: the embedded data comes from the same sources as the reference operator.
+//! It has its own option, because it needs Go and KubeVirt's module, and because a release never changes. It uses the
+//! lab's module and checksums: the embedded data comes from the same sources as the reference operator.
 
 use std::{fs, process::Command};
 

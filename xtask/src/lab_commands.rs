@@ -1,7 +1,7 @@
 //! `cargo xtask lab …`: a lab that keeps running, for experiments and debugging.
 //!
-//! `up` starts a background process that owns the lab; `exec` runs a command in its namespaces; `down` stops the process
-//! and with it the lab. A file in the cache folder describes each running lab.
+//! `up` starts a background process that owns the lab; `exec` runs a command in its namespaces; `down` stops the
+//! process and with it the lab. A file in the cache folder describes each running lab.
 
 use std::{
     path::PathBuf,

@@ -1,5 +1,5 @@
-//! The addresses of a lab. All 10.x addresses are routed to this host, so each lab of a network namespace gets its own /16,
-//! and each server and pod its own address: several processes can listen on port 8443.
+//! The addresses of a lab. All 10.x addresses are routed to this host, so each lab of a network namespace gets its own
+//! /16, and each server and pod its own address: several processes can listen on port 8443.
 
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener},

@@ -354,8 +354,8 @@ impl Lab {
         &self.health
     }
 
-    /// Waits until an object, or its absence, satisfies `condition`. Returns an error if the lab fails, or at the timeout
-    /// with the last state of the object.
+    /// Waits until an object, or its absence, satisfies `condition`. Returns an error if the lab fails, or at the
+    /// timeout with the last state of the object.
     pub async fn wait<K>(
         &self,
         what: &str,

@@ -1,5 +1,5 @@
-//! Credentials for the API server: address, CA and token. They become a client or a kubeconfig file. Service accounts get
-//! their token from a TokenRequest, so that each program has its own identity.
+//! Credentials for the API server: address, CA and token. They become a client or a kubeconfig file. Service accounts
+//! get their token from a TokenRequest, so that each program has its own identity.
 
 use std::{net::SocketAddr, path::Path};
 

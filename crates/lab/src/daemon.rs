@@ -1,5 +1,5 @@
-//! Background labs: a process that keeps a lab running after the command that started it has exited. Other commands find
-//! it by name, run programs in it and stop it.
+//! Background labs: a process that keeps a lab running after the command that started it has exited. Other commands
+//! find it by name, run programs in it and stop it.
 
 use std::{
     fs::{File, TryLockError},

@@ -1,5 +1,5 @@
-//! CRDs of other projects that a cluster may have. Their schemas accept any object: the operators only detect whether the
-//! kinds are served, and read and write objects of them.
+//! CRDs of other projects that a cluster may have. Their schemas accept any object: the operators only detect whether
+//! the kinds are served, and read and write objects of them.
 
 use anyhow::{Context, Result};
 use kube::Client;

@@ -29,8 +29,8 @@ pub(crate) fn current_test() -> Option<&'static str> {
     TEST.try_with(|test| *test).ok()
 }
 
-/// The future of a test contains the futures that it awaits, such as the start of a lab, and an unoptimized build copies
-/// them on the stack: the default of 2 MiB is not enough.
+/// The future of a test contains the futures that it awaits, such as the start of a lab, and an unoptimized build
+/// copies them on the stack: the default of 2 MiB is not enough.
 const STACK: usize = 32 << 20;
 
 /// The labs that tests share. The first test that needs a lab starts it.

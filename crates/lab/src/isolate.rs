@@ -1,11 +1,12 @@
 //! Runs the calling program in new Linux namespaces.
 //!
-//! Pods and Services have cluster addresses (10.x). Without isolation, the API server would send webhook and aggregation
-//! calls to machines of the real network with these addresses. So a program that uses the lab runs itself again as the
-//! first process of a new network, mount and PID namespace. That gives three guarantees that no clean-up code can give:
-//! no packet leaves the machine, because the network namespace has no route; no process survives, because the kernel kills
-//! all processes of a PID namespace when its first process exits; and no file or mount survives, because the lab writes
-//! only to a tmpfs of that mount namespace. This holds for `kill -9`, panics and Ctrl-C.
+//! Pods and Services have cluster addresses (10.x). Without isolation, the API server would send webhook and
+//! aggregation calls to machines of the real network with these addresses. So a program that uses the lab runs itself
+//! again as the first process of a new network, mount and PID namespace. That gives three guarantees that no clean-up
+//! code can give: no packet leaves the machine, because the network namespace has no route; no process survives,
+//! because the kernel kills all processes of a PID namespace when its first process exits; and no file or mount
+//! survives, because the lab writes only to a tmpfs of that mount namespace. This holds for `kill -9`, panics and
+//! Ctrl-C.
 
 use std::{
     path::PathBuf,
@@ -23,14 +24,15 @@ use nix::{
 
 use crate::{launch, netlink, paths, process_table};
 
-/// Set for the inner process: the PID of the outer process, and its network namespace, which the inner one must not be in.
+/// Set for the inner process: the PID of the outer process, and its network namespace, which the inner one must not be
+/// in.
 const INSIDE: &str = "VITISTACK_LAB_INSIDE";
 const NETWORK_NAMESPACE: &str = "/proc/self/ns/net";
 /// This executable, even if a build has replaced the file in the meantime.
 pub(crate) const OWN_FILE: &str = "/proc/self/exe";
 
-/// Must be the first call in `main`, before the program reads its arguments. The lab also runs this executable to start the
-/// process of a pod; then this function does not return.
+/// Must be the first call in `main`, before the program reads its arguments. The lab also runs this executable to start
+/// the process of a pod; then this function does not return.
 pub fn begin() -> Result<()> {
     launch::exec_if_requested()
 }
@@ -107,8 +109,8 @@ fn new_namespaces() -> Result<()> {
     write("/proc/self/gid_map", &format!("0 {gid} 1"))
 }
 
-/// The inner process, before anything else: the kernel kills it when the outer process exits, and it gets its own `/proc`,
-/// network and tmpfs.
+/// The inner process, before anything else: the kernel kills it when the outer process exits, and it gets its own
+/// `/proc`, network and tmpfs.
 fn set_up_namespaces() -> Result<()> {
     set_pdeathsig(Signal::SIGKILL).context("requesting SIGKILL at the exit of the outer process")?;
     let marker = std::env::var(INSIDE).unwrap_or_default();
@@ -119,7 +121,8 @@ fn set_up_namespaces() -> Result<()> {
     if network_namespace()? == outer_network || std::process::id() != 1 {
         bail!("{INSIDE} is set, but this process is not in its own namespaces; unset it and try again");
     }
-    // `/proc` is still the outer one. If the outer process exited before set_pdeathsig, nothing would kill this process.
+    // `/proc` is still the outer one. If the outer process exited before set_pdeathsig, nothing would kill this
+    // process.
     if outer.parse().ok().and_then(process_table::find).is_none() {
         bail!("the process that started the lab has exited");
     }

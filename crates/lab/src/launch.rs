@@ -1,5 +1,5 @@
-//! Starts the program of a pod like a container runtime: with its own hostname, its own root folder with its volumes, and
-//! only its own environment.
+//! Starts the program of a pod like a container runtime: with its own hostname, its own root folder with its volumes,
+//! and only its own environment.
 //!
 //! A process cannot change root and hostname of its child before `exec` without unsafe code. So the lab runs its own
 //! executable again with the configuration in the environment, and that process sets up everything and executes the

@@ -1,4 +1,5 @@
-//! Leadership of programs, read from their logs. Tests use it to prove that there were never two leaders at the same time.
+//! Leadership of programs, read from their logs. Tests use it to prove that there were never two leaders at the same
+//! time.
 
 use anyhow::{Context, Result, ensure};
 use jiff::Timestamp;

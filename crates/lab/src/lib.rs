@@ -2,13 +2,14 @@
 //!
 //! etcd, kube-apiserver, kube-controller-manager, kube-scheduler, virt-api, virt-controller and the reference
 //! virt-operator are the real programs, built from pinned Go modules ([`components`]). This crate simulates nodes, the
-//! kubelet, virt-handler and storage, with the same kube client as the operators. A lab runs in its own Linux namespaces
-//! ([`isolate`]): it cannot reach other machines, and it leaves no processes or files behind.
+//! kubelet, virt-handler and storage, with the same kube client as the operators. A lab runs in its own Linux
+//! namespaces ([`isolate`]): it cannot reach other machines, and it leaves no processes or files behind.
 //!
 //! ```no_run
 //! # async fn example() -> anyhow::Result<()> {
 //! use vitivirt_lab::{KubeVirtInstaller, Lab, LabOptions};
-//! let lab = Lab::start(LabOptions { kubevirt: KubeVirtInstaller::Reference { custom_resource: None }, ..LabOptions::default() }).await?;
+//! let kubevirt = KubeVirtInstaller::Reference { custom_resource: None };
+//! let lab = Lab::start(LabOptions { kubevirt, ..LabOptions::default() }).await?;
 //! let client = lab.client();
 //! # Ok(()) }
 //! ```

@@ -79,7 +79,8 @@ pub(crate) async fn create(client: &Client, address_range: &AddressRange, number
     nodes.create(&PostParams::default(), &node).await.with_context(|| format!("creating {name}"))?;
     let status = json!({"status": status(address_range.node(number).to_string(), &name)});
     nodes.patch_status(&name, &PatchParams::default(), &Patch::Merge(status)).await?;
-    // Admission taints every new node as not ready. The node lifecycle controller, which removes the taint, is disabled.
+    // Admission taints every new node as not ready. The node lifecycle controller, which removes the taint, is
+    // disabled.
     nodes.patch(&name, &PatchParams::default(), &Patch::Merge(json!({"spec": {"taints": null}}))).await?;
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! What is installed in a lab at one moment.
 //!
-//! All kinds share one etcd, so a resource version of any object identifies a moment for all kinds: each kind is listed at
-//! that version. Objects that were created later are not in the snapshot, however long the listing takes.
+//! All kinds share one etcd, so a resource version of any object identifies a moment for all kinds: each kind is listed
+//! at that version. Objects that were created later are not in the snapshot, however long the listing takes.
 
 use std::time::Duration;
 

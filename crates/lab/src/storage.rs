@@ -1,7 +1,7 @@
 //! Simulated storage: one PersistentVolume per PVC, bound by the real controller, and the expansion of bound PVCs.
 //!
-//! The lab is the external provisioner of the name `BINDING`: it creates volumes immediately or for the first consumer, as
-//! the StorageClass says. The name `NEVER` has no provisioner, so a PVC of its class stays Pending.
+//! The lab is the external provisioner of the name `BINDING`: it creates volumes immediately or for the first consumer,
+//! as the StorageClass says. The name `NEVER` has no provisioner, so a PVC of its class stays Pending.
 
 use std::time::Duration;
 
@@ -103,8 +103,8 @@ enum ProvisionAction {
     Expand,
 }
 
-/// What the provisioner must do for this PVC. The controller sets the provisioner annotation when a volume may be created:
-/// immediately, or for a WaitForFirstConsumer class after the scheduler has selected a node.
+/// What the provisioner must do for this PVC. The controller sets the provisioner annotation when a volume may be
+/// created: immediately, or for a WaitForFirstConsumer class after the scheduler has selected a node.
 fn action_for(pvc: &PersistentVolumeClaim) -> ProvisionAction {
     let annotations = pvc.annotations();
     let status = pvc.status.as_ref();

@@ -15,8 +15,8 @@ use crate::kubevirt::kubevirt_resource;
 /// How long a guest may take to shut down before its pod is removed.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Kubernetes timestamps have no fractions of a second. KubeVirt's controllers compare values that they read and write back
-/// byte for byte, so a fraction in a custom resource would make their patches fail permanently.
+/// Kubernetes timestamps have no fractions of a second. KubeVirt's controllers compare values that they read and write
+/// back byte for byte, so a fraction in a custom resource would make their patches fail permanently.
 pub(crate) fn now() -> String {
     jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }

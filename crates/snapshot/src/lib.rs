@@ -1,7 +1,7 @@
 //! Snapshots of KubeVirt installations, and their comparison: ours with that of the reference operator.
 //!
-//! Pure functions on JSON. The tests of `install` use them for generated objects, `cargo xtask parity` for live objects.
-//! The module `normalise` defines what is not compared.
+//! Pure functions on JSON. The tests of `install` use them for generated objects, `cargo xtask parity` for live
+//! objects. The module `normalise` defines what is not compared.
 
 mod compare;
 mod normalise;

@@ -1,14 +1,15 @@
 //! Defines what is not compared:
 //!
-//! - objects of the resources in [`EXCLUDED_RESOURCES`], and objects without the labels or annotations of a virt-operator
+//! - objects of the resources in [`EXCLUDED_RESOURCES`], and objects without the labels or annotations of a
+//!   virt-operator
 //! - the values of certificates, keys, CA bundles and the text of the install strategy; only their presence is compared
 //! - the values of the annotations for the generation of the resource and for the identifiers; other tests compare the
 //!   identifiers with values of the reference operator
-//! - `description`, the descriptions of instancetypes, and `summary` and `description` of alerts: this project has its own
-//!   texts
+//! - `description`, the descriptions of instancetypes, and `summary` and `description` of alerts: this project has its
+//!   own texts
 //! - `validations`, `variables` and `matchConditions` of admission policies: this project has its own expressions
-//! - values of the API server and its controllers: cluster IPs, `secrets` of service accounts, `status`, metadata, and the
-//!   suffix of generated names
+//! - values of the API server and its controllers: cluster IPs, `secrets` of service accounts, `status`, metadata, and
+//!   the suffix of generated names
 //! - for the KubeVirt resource: the `spec`, the times and messages of conditions, hashes and generations
 //! - for the namespace: everything except its labels
 

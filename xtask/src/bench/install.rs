@@ -1,5 +1,5 @@
-//! Compares our virt-operator with the reference operator, one after the other: the duration and cost of an installation,
-//! and the requests when idle. Every run has its own lab.
+//! Compares our virt-operator with the reference operator, one after the other: the duration and cost of an
+//! installation, and the requests when idle. Every run has its own lab.
 
 use std::{
     collections::BTreeMap,

@@ -157,8 +157,8 @@ impl ChangeFigures {
     }
 }
 
-/// Sets the condition RestartRequired on one VirtualMachine after the other, and measures the time until the Machine has
-/// it too.
+/// Sets the condition RestartRequired on one VirtualMachine after the other, and measures the time until the Machine
+/// has it too.
 async fn measure_status_latency(lab: &Lab, count: usize) -> Result<Vec<Duration>> {
     let vms: Api<DynamicObject> =
         Api::namespaced_with(lab.client(), "default", &vitivirt_lab::kubevirt_resource("VirtualMachine"));

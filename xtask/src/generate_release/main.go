@@ -69,7 +69,7 @@ func definition(folder string, crd object) error {
 			return err
 		}
 		if schema != nil && !bytes.Equal(schema, text) {
-			return fmt.Errorf("%v: versions with schemas of their own", spec["group"])
+			return fmt.Errorf("%v: versions have different schemas", spec["group"])
 		}
 		schema = text
 		delete(version, "schema")
@@ -103,7 +103,7 @@ func rules(path string, rule object) error {
 			annotations, _ := r.(object)["annotations"].(object)
 			for key := range annotations {
 				if key != "summary" && key != "description" && key != "runbook_url" {
-					return fmt.Errorf("an alert has the annotation %s, which nobody here knows", key)
+					return fmt.Errorf("unknown annotation %s of an alert", key)
 				}
 			}
 			delete(r.(object), "annotations")

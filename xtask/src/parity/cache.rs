@@ -1,5 +1,6 @@
-//! Caches the installations of the reference operator between runs: the same KubeVirt resource and the same programs give
-//! the same installation. The files are in the lab's cache folder, named by a hash of everything that they depend on.
+//! Caches the installations of the reference operator between runs: the same KubeVirt resource and the same programs
+//! give the same installation. The files are in the lab's cache folder, named by a hash of everything that they depend
+//! on.
 
 use std::{
     io::{Read, Write},

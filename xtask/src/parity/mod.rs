@@ -1,5 +1,5 @@
-//! `cargo xtask parity`: creates the same KubeVirt resource in two labs, one with the reference operator and one with our
-//! virt-operator, and compares all live objects.
+//! `cargo xtask parity`: creates the same KubeVirt resource in two labs, one with the reference operator and one with
+//! our virt-operator, and compares all live objects.
 //!
 //! Our installation is read when the phase becomes Deployed, and again some seconds later: an object that is created or
 //! changed after Deployed is a difference too. The reference operator gets the time that it needs.

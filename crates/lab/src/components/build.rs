@@ -37,7 +37,8 @@ pub(crate) fn build(group: ComponentGroup) -> Result<()> {
     result
 }
 
-/// Always the same folder, protected by the lock: a killed build leaves at most this folder, and the next build removes it.
+/// Always the same folder, protected by the lock: a killed build leaves at most this folder, and the next build removes
+/// it.
 fn create_empty(work: &Path) -> Result<()> {
     if work.exists() {
         fs::remove_dir_all(work)

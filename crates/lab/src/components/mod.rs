@@ -1,7 +1,7 @@
 //! The Go programs that a lab runs, built from pinned modules and cached by version.
 //!
-//! Each group is a `go.mod` with a `tool` block and a `go.sum`, without Go code of this project: the checksums determine
-//! what is built. The files are embedded, so that every program that links the lab can build them.
+//! Each group is a `go.mod` with a `tool` block and a `go.sum`, without Go code of this project: the checksums
+//! determine what is built. The files are embedded, so that every program that links the lab can build them.
 
 mod build;
 mod toolchain;

@@ -1,7 +1,7 @@
 //! The simulated kubelet of every node: it sets scheduled pods to Running and removes deleted pods.
 //!
-//! Most pods are only simulated. For a pod of virt-api, virt-controller, virt-operator or one of our operators, the kubelet
-//! starts the real process (see [`process`]). That pod is ready when its readiness probe succeeds.
+//! Most pods are only simulated. For a pod of virt-api, virt-controller, virt-operator or one of our operators, the
+//! kubelet starts the real process (see [`process`]). That pod is ready when its readiness probe succeeds.
 
 mod pod_worker;
 pub(crate) mod probe;

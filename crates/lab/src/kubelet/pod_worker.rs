@@ -1,7 +1,7 @@
 //! Runs one pod, from its binding to a node until it is removed.
 //!
-//! Requests fail while a test keeps the API server stopped. The worker retries every failed request, and it reacts to the
-//! deletion of the pod at any time.
+//! Requests fail while a test keeps the API server stopped. The worker retries every failed request, and it reacts to
+//! the deletion of the pod at any time.
 
 use std::{net::IpAddr, time::Duration};
 

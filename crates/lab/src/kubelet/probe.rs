@@ -1,5 +1,5 @@
-//! Readiness probes: one HTTP GET, over TLS without checking the certificate as the kubelet does, and the readiness of a
-//! container after several of them.
+//! Readiness probes: one HTTP GET, over TLS without checking the certificate as the kubelet does, and the readiness of
+//! a container after several of them.
 
 use std::{
     net::{IpAddr, SocketAddr},

@@ -26,8 +26,8 @@ struct MountedVolume {
     folder: PathBuf,
 }
 
-/// Creates every mount point of the pod's first container, writes the files of Secrets and ConfigMaps, and returns tasks
-/// that update them. The tasks run until they are dropped.
+/// Creates every mount point of the pod's first container, writes the files of Secrets and ConfigMaps, and returns
+/// tasks that update them. The tasks run until they are dropped.
 pub(crate) async fn mount(client: &Client, pod: &Pod, root: &Path) -> Result<tokio::task::JoinSet<()>> {
     let mut tasks = tokio::task::JoinSet::new();
     let namespace = pod.namespace().unwrap_or_default();

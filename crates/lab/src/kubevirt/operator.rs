@@ -1,5 +1,5 @@
-//! The manifests of a virt-operator and its Deployment: for the reference operator from its own generator, for ours from
-//! the command `virt-operator manifests`.
+//! The manifests of a virt-operator and its Deployment: for the reference operator from its own generator, for ours
+//! from the command `virt-operator manifests`.
 
 use std::{
     ffi::OsStr,

@@ -22,8 +22,8 @@ use super::{
 
 pub(super) type ResponseBody = UnsyncBoxBody<Bytes, BrokenResponse>;
 
-/// A response that the client does not get. Returned to hyper, it closes an HTTP/1.1 connection or resets an HTTP/2 stream,
-/// before the head or in the middle of the body: the client always gets an error.
+/// A response that the client does not get. Returned to hyper, it closes an HTTP/1.1 connection or resets an HTTP/2
+/// stream, before the head or in the middle of the body: the client always gets an error.
 #[derive(Debug)]
 pub(super) struct BrokenResponse(String);
 

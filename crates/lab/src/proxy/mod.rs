@@ -1,10 +1,10 @@
 //! A TLS proxy in front of the API server that injects faults by rule.
 //!
-//! Tests must show what an operator does when a response is late, lost or wrong. The API server cannot lose one particular
-//! response on request, so the operator under test gets a kubeconfig that points to the proxy. The proxy speaks TLS and
-//! HTTP/1.1 or HTTP/2 to the client, parses which Kubernetes request it has received, and injects a fault into the requests
-//! that match a [`ProxyRule`]. It streams all other requests to the API server, with their bearer token. It terminates TLS,
-//! so clients must authenticate with a token and not with a certificate.
+//! Tests must show what an operator does when a response is late, lost or wrong. The API server cannot lose one
+//! particular response on request, so the operator under test gets a kubeconfig that points to the proxy. The proxy
+//! speaks TLS and HTTP/1.1 or HTTP/2 to the client, parses which Kubernetes request it has received, and injects a
+//! fault into the requests that match a [`ProxyRule`]. It streams all other requests to the API server, with their
+//! bearer token. It terminates TLS, so clients must authenticate with a token and not with a certificate.
 //!
 //! ```text
 //! request.rs       method, path, query → verb, group, resource, …     pure
@@ -17,10 +17,10 @@
 //! watch.rs         the body of one watch
 //! ```
 //!
-//! A cut is a TCP reset with HTTP/1.1 and a stream reset with HTTP/2, where other requests use the same connection. If the
-//! API server is unreachable, the proxy resets the whole connection: it never generates a status without a rule. (A dead
-//! server would refuse the connection instead. Go's client repeats reads ten times after a reset, but not after a refused
-//! connection.)
+//! A cut is a TCP reset with HTTP/1.1 and a stream reset with HTTP/2, where other requests use the same connection. If
+//! the API server is unreachable, the proxy resets the whole connection: it never generates a status without a rule. (A
+//! dead server would refuse the connection instead. Go's client repeats reads ten times after a reset, but not after a
+//! refused connection.)
 
 mod forward;
 mod request;
@@ -73,8 +73,8 @@ pub enum Partition {
     None,
     /// The proxy resets all connections: open ones immediately, new ones as soon as they are accepted.
     Refuse,
-    /// The proxy freezes all connections, and accepts new ones without answering. When the partition ends, they continue
-    /// as TCP connections would. Earlier responses of the API server may still be delivered then.
+    /// The proxy freezes all connections, and accepts new ones without answering. When the partition ends, they
+    /// continue as TCP connections would. Earlier responses of the API server may still be delivered then.
     BlackHole,
 }
 
@@ -119,7 +119,8 @@ impl FaultProxy {
         self.address
     }
 
-    /// Activates a rule until its handle is dropped. If several rules apply to a request, the one that was added first wins.
+    /// Activates a rule until its handle is dropped. If several rules apply to a request, the one that was added first
+    /// wins.
     pub fn add(&self, rule: ProxyRule) -> RuleHandle {
         self.core.table.add(rule)
     }

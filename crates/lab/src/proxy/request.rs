@@ -1,8 +1,8 @@
 //! Parses verb and resource of a request from its method, path and query.
 //!
 //! Rules use verbs and resources, HTTP uses methods and paths. The API server makes the same translation before
-//! authorization (its `RequestInfo`), so that a rule and the audit log use the same names. The body of the request is not
-//! needed.
+//! authorization (its `RequestInfo`), so that a rule and the audit log use the same names. The body of the request is
+//! not needed.
 
 use http::{Method, Uri};
 
@@ -155,7 +155,8 @@ fn decode(text: &str) -> String {
 mod tests {
     use super::*;
 
-    /// `METHOD path` on the left; `verb group/version resource/subresource namespace name` on the right, `-` for absent.
+    /// `METHOD path` on the left; `verb group/version resource/subresource namespace name` on the right, `-` for
+    /// absent.
     const TABLE: &[(&str, &str)] = &[
         ("GET /api/v1/pods", "List -/v1 pods/- - -"),
         ("GET /api/v1/namespaces/ns/pods", "List -/v1 pods/- ns -"),

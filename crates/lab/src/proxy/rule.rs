@@ -152,19 +152,20 @@ pub enum ProxyFault {
     CutAfter,
     /// Not forwarded. The proxy answers with a Kubernetes `Status` with this code.
     Answer { status: u16, retry_after: Option<u64> },
-    /// Forwards this many watch events, then nothing, not even the end of the watch, until the rule is removed. It applies
-    /// only to watches. For a watch that is already open, events count from the time at which the rule is added.
+    /// Forwards this many watch events, then nothing, not even the end of the watch, until the rule is removed. It
+    /// applies only to watches. For a watch that is already open, events count from the time at which the rule is
+    /// added.
     StallWatch { after_events: usize },
     /// Like `StallWatch`, but the connection is closed.
     CutWatch { after_events: usize },
-    /// Forwarded and completed by the API server. Then the callback runs, and decides whether the client gets the response.
-    /// The callback runs on a thread of the proxy, so it must not block. It does not apply to watches.
+    /// Forwarded and completed by the API server. Then the callback runs, and decides whether the client gets the
+    /// response. The callback runs on a thread of the proxy, so it must not block. It does not apply to watches.
     AfterCommit(Arc<dyn Fn() -> Then + Send + Sync>),
 }
 
 impl ProxyFault {
-    /// Kills a process (SIGKILL) after the API server has completed its request and before it gets the response. The caller
-    /// must not have reaped the process, because the kernel reuses PIDs.
+    /// Kills a process (SIGKILL) after the API server has completed its request and before it gets the response. The
+    /// caller must not have reaped the process, because the kernel reuses PIDs.
     pub fn kill(pid: u32) -> anyhow::Result<Self> {
         // 0 and negative numbers are process groups, and 1 is init.
         ensure!(pid > 1, "invalid PID {pid}: must be greater than 1");
@@ -186,7 +187,8 @@ impl ProxyFault {
         }
     }
 
-    /// The number of events that pass before the fault affects a watch. `None` for faults that affect the request itself.
+    /// The number of events that pass before the fault affects a watch. `None` for faults that affect the request
+    /// itself.
     pub(crate) fn watch_events(&self) -> Option<usize> {
         match self {
             Self::StallWatch { after_events } | Self::CutWatch { after_events } => Some(*after_events),

@@ -86,7 +86,8 @@ async fn serve(tcp: TcpStream, tls: TlsAcceptor, core: Arc<Core>, client: Client
     through_partitions(connection, &core, &client).await;
 }
 
-/// A frozen connection is not polled: the kernel buffers incoming bytes, and the connection continues after the partition.
+/// A frozen connection is not polled: the kernel buffers incoming bytes, and the connection continues after the
+/// partition.
 async fn through_partitions(connection: impl Future<Output = ()>, core: &Core, client: &ClientLink) {
     let mut partition = core.partition.subscribe();
     let mut connection = std::pin::pin!(connection);

@@ -1,5 +1,5 @@
-//! The active rules and the open watches. One lock protects both, so that every rule counts a watch exactly once: either
-//! when the watch is opened, or when the rule is added while the watch is open.
+//! The active rules and the open watches. One lock protects both, so that every rule counts a watch exactly once:
+//! either when the watch is opened, or when the rule is added while the watch is open.
 
 use std::{
     collections::BTreeMap,

@@ -1,5 +1,5 @@
-//! The TLS configurations for clients and for the API server. They set the crypto provider explicitly, because the default
-//! of the process belongs to the program.
+//! The TLS configurations for clients and for the API server. They set the crypto provider explicitly, because the
+//! default of the process belongs to the program.
 
 use std::sync::Arc;
 

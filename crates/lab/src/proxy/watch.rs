@@ -96,8 +96,8 @@ impl Relay {
         }
     }
 
-    /// The part of `buffered` that may pass. A frame contains any number of events, or a part of one. It is called only while
-    /// events may pass, or without a rule.
+    /// The part of `buffered` that may pass. A frame contains any number of events, or a part of one. It is called only
+    /// while events may pass, or without a rule.
     fn pass_on(&mut self) -> Frame<Bytes> {
         let mut passes = self.buffered.len();
         if self.rule.is_some() {

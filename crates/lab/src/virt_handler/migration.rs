@@ -1,7 +1,7 @@
 //! A live migration as the two virt-handlers write it: each call returns the next write of one of them.
 //!
-//! virt-controller advances a migration when the handlers write fields of `status.migrationState`. The order here is the
-//! order in which it expects those fields.
+//! virt-controller advances a migration when the handlers write fields of `status.migrationState`. The order here is
+//! the order in which it expects those fields.
 
 use serde_json::{Value, json};
 

@@ -1,8 +1,8 @@
 //! The simulated virt-handler of every node: it starts, migrates and stops guests that do not exist.
 //!
 //! Like the real one, it writes as `system:serviceaccount:kubevirt:kubevirt-handler` with a token that is bound to the
-//! node's virt-handler pod: virt-api drops status from other users, and the node-restriction policy checks the node in the
-//! token.
+//! node's virt-handler pod: virt-api drops status from other users, and the node-restriction policy checks the node in
+//! the token.
 
 mod lifecycle;
 mod migration;

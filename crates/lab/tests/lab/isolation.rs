@@ -150,7 +150,7 @@ async fn the_logs_of_a_stopped_lab_are_kept_until_the_test_ends(_: Arc<SharedLab
 async fn an_unprivileged_user_can_run_a_lab(_: Arc<SharedLabs>) -> Result<()> {
     let home = Home::new()?;
     let mut mounts = Vec::new();
-    let nobody = 65534;
+    let nobody_id = 65534;
     let mut command = if is_real_root()? {
         // The user needs access to the binary and the built components.
         let program = home.path().join("lab-tests");
@@ -158,10 +158,15 @@ async fn an_unprivileged_user_can_run_a_lab(_: Arc<SharedLabs>) -> Result<()> {
         mounts.push(BindMount::bind(&std::env::current_exe()?, &program)?);
         mounts.push(home.with_components()?);
         for folder in [home.path(), &home.cache()] {
-            std::os::unix::fs::chown(folder, Some(nobody), Some(nobody))?;
+            std::os::unix::fs::chown(folder, Some(nobody_id), Some(nobody_id))?;
         }
         let mut command = nested::command(&program, KEEP_LAB);
-        command.uid(nobody).gid(nobody).current_dir("/").env("HOME", home.path()).env("XDG_CACHE_HOME", home.path());
+        command
+            .uid(nobody_id)
+            .gid(nobody_id)
+            .current_dir("/")
+            .env("HOME", home.path())
+            .env("XDG_CACHE_HOME", home.path());
         command
     } else {
         nested::command(&std::env::current_exe()?, KEEP_LAB)
