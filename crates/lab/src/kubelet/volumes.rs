@@ -53,7 +53,7 @@ pub(crate) async fn mount(client: &Client, pod: &Pod, root: &Path) -> Result<tok
                 }
                 tasks.spawn(async move {
                     watch_events(api, selector(&name), |event| {
-                        refresh(event, config_map_files, &folder, items.as_deref())
+                        refresh(event, config_map_files, &folder, items.as_deref());
                     })
                     .await;
                 });
