@@ -1,47 +1,46 @@
-//! `cargo xtask chaos …`: long campaigns with a seed, so that a failure can be had again.
+//! `cargo xtask chaos …`: long tests with random faults. The seed makes a failure reproducible.
 
-use std::process::ExitCode;
-use std::time::Duration;
+use std::{process::ExitCode, time::Duration};
 
 use anyhow::{Context, Result, bail};
 use clap::Subcommand;
 use jiff::Timestamp;
-use rand::rngs::StdRng;
-use rand::seq::IndexedRandom;
-use rand::{Rng, SeedableRng};
-use vitivirt_lab::leadership::{self, LeadershipSpan, Messages};
-use vitivirt_lab::proxy::Partition;
-use vitivirt_lab::{Lab, LabOptions, Program, isolate, parts};
+use rand::{Rng, SeedableRng, rngs::StdRng, seq::IndexedRandom};
+use vitivirt_lab::{
+    Lab, LabOptions, OperatorProcess, components, isolate,
+    leadership::{self, LeadershipSpan, Messages},
+    proxy::Partition,
+};
 use vitivirt_runtime::lease::message;
 
-use crate::{machine_operator, programs};
+use crate::{kubevirt_operator, programs};
 
 #[derive(Subcommand)]
-pub(crate) enum Chaos {
-    /// Kill, stop and cut off replicas of kubevirt-operator at random: never may two of them lead at once
+pub(crate) enum ChaosCommand {
+    /// Inject random faults into two replicas and check that at most one leads
     Lease {
-        /// How many faults
+        /// Number of faults
         #[arg(long, default_value_t = 20)]
         rounds: usize,
-        /// The same seed gives the same faults
+        /// Seed of the random faults
         #[arg(long, default_value_t = 1)]
         seed: u64,
     },
-    /// Kill kubevirt-operator after every single write of a Machine's life: the end must be the same as without
+    /// Kill kubevirt-operator after each write for a Machine and check the result
     Machines,
 }
 
-const PATIENCE: Duration = Duration::from_secs(40);
+const TIMEOUT: Duration = Duration::from_secs(40);
 const MESSAGES: Messages = Messages { begins: message::ACQUIRED, ends: message::WORK_STOPPED };
 
-pub(crate) fn run(chaos: &Chaos) -> ExitCode {
+pub(crate) fn run(chaos: &ChaosCommand) -> ExitCode {
     let (rounds, seed) = match chaos {
-        Chaos::Lease { rounds, seed } => (rounds, seed),
-        Chaos::Machines => return crate::finish(machines()),
+        ChaosCommand::Lease { rounds, seed } => (rounds, seed),
+        ChaosCommand::Machines => return crate::finish(machines()),
     };
     isolate::run(
         || {
-            parts::ensure(&parts::STANDARD)?;
+            components::ensure(&components::STANDARD)?;
             programs::build(false).map(|_| ())
         },
         || {
@@ -51,7 +50,7 @@ pub(crate) fn run(chaos: &Chaos) -> ExitCode {
     )
 }
 
-/// The test command tries a few of the writes; the same test tries all of them when it is told to.
+/// `cargo xtask test` runs this test for a few writes. With the environment variable, it runs for all of them.
 fn machines() -> Result<()> {
     let status = programs::cargo()
         .args(["test", "--quiet", "--package", "kubevirt-operator", "--test", "cluster", "--", "a_crash_after_a_write"])
@@ -59,50 +58,51 @@ fn machines() -> Result<()> {
         .status()
         .context("running the crash test")?;
     if !status.success() {
-        bail!("a crash left a trace; the test says which");
+        bail!("a crash changed the result; see the output of the test above");
     }
     Ok(())
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Fault {
+enum ReplicaFault {
     Kill,
     Terminate,
-    CutOff,
-    ApiServerAway,
+    Partition,
+    ApiServerDown,
 }
 
-/// Two replicas: one reaches the API server directly, the other through the proxy, which can be cut.
+/// Two replicas: one connects to the API server directly, the other through the fault proxy.
 struct Campaign {
     lab: Lab,
-    replicas: [Program; 2],
+    replicas: [OperatorProcess; 2],
     past: Vec<LeadershipSpan>,
 }
 
 async fn lease(rounds: usize, seed: u64) -> Result<()> {
     let mut random = StdRng::seed_from_u64(seed);
     let lab = Lab::start(LabOptions { nodes: 1, ..LabOptions::default() }).await?;
-    machine_operator::install(&lab).await?;
+    kubevirt_operator::install(&lab).await?;
     let replicas = [start(&lab, 0).await?, start(&lab, 1).await?];
     let mut campaign = Campaign { lab, replicas, past: Vec::new() };
     for round in 1..=rounds {
-        let faults = [Fault::Kill, Fault::Terminate, Fault::CutOff, Fault::ApiServerAway];
-        let fault = *faults.choose(&mut random).context("there are faults")?;
-        let which = random.random_range(0..2);
+        let faults =
+            [ReplicaFault::Kill, ReplicaFault::Terminate, ReplicaFault::Partition, ReplicaFault::ApiServerDown];
+        let fault = *faults.choose(&mut random).context("the list of faults is empty")?;
+        let replica = random.random_range(0..2);
         let pause = Duration::from_millis(random.random_range(0..3000));
-        eprintln!("round {round} of {rounds}: {fault:?} of replica {which} after {pause:?}");
+        eprintln!("round {round} of {rounds}: {fault:?} for replica {replica} after {pause:?}");
         campaign.wait_for_leader().await?;
         tokio::time::sleep(pause).await;
-        campaign.strike(fault, which).await?;
+        campaign.inject(fault, replica).await?;
         campaign.wait_for_leader().await?;
         leadership::never_two(campaign.spans()?).with_context(|| format!("in round {round} with seed {seed}"))?;
     }
-    println!("{rounds} faults, {} reigns, never two leaders", campaign.spans()?.len());
+    println!("{rounds} faults, {} leadership spans, never two leaders", campaign.spans()?.len());
     campaign.lab.stop().await
 }
 
-async fn start(lab: &Lab, which: usize) -> Result<Program> {
-    machine_operator::start_through(lab, "debug", which == 1).await
+async fn start(lab: &Lab, replica: usize) -> Result<OperatorProcess> {
+    kubevirt_operator::start_through(lab, "debug", replica == 1).await
 }
 
 impl Campaign {
@@ -115,29 +115,29 @@ impl Campaign {
     }
 
     async fn wait_for_leader(&self) -> Result<()> {
-        let looking = async {
+        let search = async {
             while !self.spans()?.iter().any(|span| span.to.is_none()) {
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
             anyhow::Ok(())
         };
-        match tokio::time::timeout(PATIENCE, looking).await {
+        match tokio::time::timeout(TIMEOUT, search).await {
             Ok(result) => result,
-            Err(_) => bail!("nobody leads after {PATIENCE:?}: {:?}", self.spans()?),
+            Err(_) => bail!("no replica leads after {TIMEOUT:?}: {:?}", self.spans()?),
         }
     }
 
-    async fn strike(&mut self, fault: Fault, which: usize) -> Result<()> {
+    async fn inject(&mut self, fault: ReplicaFault, replica: usize) -> Result<()> {
         match fault {
-            Fault::Kill => self.replace(which, nix::sys::signal::Signal::SIGKILL).await,
-            Fault::Terminate => self.replace(which, nix::sys::signal::Signal::SIGTERM).await,
-            Fault::CutOff => {
+            ReplicaFault::Kill => self.replace(replica, nix::sys::signal::Signal::SIGKILL).await,
+            ReplicaFault::Terminate => self.replace(replica, nix::sys::signal::Signal::SIGTERM).await,
+            ReplicaFault::Partition => {
                 self.lab.proxy().partition(Partition::BlackHole);
                 tokio::time::sleep(Duration::from_secs(18)).await;
                 self.lab.proxy().partition(Partition::None);
                 Ok(())
             }
-            Fault::ApiServerAway => {
+            ReplicaFault::ApiServerDown => {
                 self.lab.stop_api_server().await?;
                 tokio::time::sleep(Duration::from_secs(12)).await;
                 self.lab.start_api_server().await
@@ -145,16 +145,16 @@ impl Campaign {
         }
     }
 
-    /// Ends a replica with a signal and starts another in its place.
-    async fn replace(&mut self, which: usize, signal: nix::sys::signal::Signal) -> Result<()> {
-        let fresh = start(&self.lab, which).await?;
-        let place = self.replicas.get_mut(which).context("there are two replicas")?;
-        let mut old = std::mem::replace(place, fresh);
+    /// Stops a replica with a signal and starts another one instead.
+    async fn replace(&mut self, replica: usize, signal: nix::sys::signal::Signal) -> Result<()> {
+        let new = start(&self.lab, replica).await?;
+        let current = self.replicas.get_mut(replica).context("replica not found")?;
+        let mut old = std::mem::replace(current, new);
         old.signal(signal)?;
         let died = Timestamp::now();
         old.wait(Duration::from_secs(10)).await?;
         self.past.extend(leadership::spans(
-            &format!("a past replica {which}"),
+            &format!("an earlier replica {replica}"),
             &old.log_lines(),
             MESSAGES,
             Some(died),

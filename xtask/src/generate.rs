@@ -1,7 +1,9 @@
 //! `cargo xtask generate`: writes the files that are generated from code. The test command fails when one is stale.
 
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, CommandFactory};
@@ -9,11 +11,11 @@ use clap::{Args, CommandFactory};
 use crate::programs;
 
 #[derive(Args)]
-pub(crate) struct Options {
-    /// Write nothing; fail if a file is not up to date
+pub(crate) struct GenerateOptions {
+    /// Write nothing, and fail if a file is out of date
     #[arg(long)]
     check: bool,
-    /// Write the data of the KubeVirt release that crates/install embeds, and nothing else; needs Go
+    /// Write only the embedded data of the KubeVirt release (requires Go)
     #[arg(long, conflicts_with = "check")]
     release_data: bool,
 }
@@ -23,30 +25,30 @@ struct Generated {
     text: String,
 }
 
-pub(crate) fn run(options: &Options) -> Result<()> {
+pub(crate) fn run(options: &GenerateOptions) -> Result<()> {
     if options.release_data {
         return crate::generate_release::run();
     }
-    let mut stale = Vec::new();
-    for file in all()? {
+    let mut outdated = Vec::new();
+    for file in generated_files()? {
         let path = programs::root().join(&file.path);
         if std::fs::read_to_string(&path).is_ok_and(|current| current == file.text) {
             continue;
         }
         if options.check {
-            stale.push(file.path);
+            outdated.push(file.path);
         } else {
             write(&path, &file.text)?;
             eprintln!("wrote {}", file.path);
         }
     }
-    if !stale.is_empty() {
-        bail!("{} not up to date: run `cargo xtask generate` and commit the result", stale.join(", "));
+    if !outdated.is_empty() {
+        bail!("out of date: {}; run `cargo xtask generate` and commit the result", outdated.join(", "));
     }
     Ok(())
 }
 
-fn all() -> Result<Vec<Generated>> {
+fn generated_files() -> Result<Vec<Generated>> {
     let mut files = vec![command_line_reference()?];
     files.extend(kubevirt_operator::manifests::files()?.into_iter().map(|(path, text)| Generated { path, text }));
     Ok(files)
@@ -71,7 +73,7 @@ fn command_line_reference() -> Result<Generated> {
         }
     }
     text.push_str(&format!("\n## Output of plan\n\n{}", vitivirt_cli::PLAN_FORMAT));
-    let mut xtask = crate::Arguments::command().term_width(100);
+    let mut xtask = crate::XtaskArguments::command().term_width(100);
     xtask.build();
     describe(&mut text, &mut xtask);
     Ok(Generated { path: "docs/command-line.md".to_owned(), text })

@@ -1,11 +1,10 @@
-//! `cargo xtask generate --release-data`: the data of the KubeVirt release that `crates/install` embeds, and what the
-//! release makes of the cases that its tests compare with.
+//! `cargo xtask generate --release-data`: writes the data of the KubeVirt release that `crates/install` embeds, and the
+//! expected results for its parity tests.
 //!
-//! It is asked for by name because it needs Go and KubeVirt's module, and because a release never changes. The module
-//! and its checksums are the lab's: what is embedded comes from the very sources that the reference is built from.
+//! It has its own option, because it needs Go and KubeVirt's module, and because a release never changes. It uses the
+//! lab's module and checksums: the embedded data comes from the same sources as the reference operator.
 
-use std::fs;
-use std::process::Command;
+use std::{fs, process::Command};
 
 use anyhow::{Context, Result, bail};
 
@@ -19,7 +18,7 @@ const RELEASE: &str = "v1.8.4";
 
 pub(crate) fn run() -> Result<()> {
     if !MODULE.contains(&format!("kubevirt.io/kubevirt {RELEASE}")) {
-        bail!("the lab pins another release than {RELEASE}");
+        bail!("the lab does not pin KubeVirt {RELEASE}");
     }
     let work = std::env::temp_dir().join(format!("generate-release-{}", std::process::id()));
     fs::create_dir_all(&work).with_context(|| format!("creating {}", work.display()))?;
@@ -46,7 +45,7 @@ fn generate(work: &std::path::Path) -> Result<()> {
         .status()
         .context("running `go run`")?;
     if !status.success() {
-        bail!("the release's data could not be generated");
+        bail!("cannot generate the data of the release; see the output of Go above");
     }
     eprintln!("wrote crates/install/assets/{RELEASE} and crates/install/tests/reference");
     Ok(())

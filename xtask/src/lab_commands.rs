@@ -1,39 +1,43 @@
-//! `cargo xtask lab …`: a cluster that stays, for playing and for looking closely.
+//! `cargo xtask lab …`: a lab that keeps running, for experiments and debugging.
 //!
-//! `up` starts a process that holds the lab and outlives the command; `exec` enters that lab's namespaces; `down` ends
-//! the process, and with it everything. What is known of a running lab is one small file in the cache folder.
+//! `up` starts a background process that owns the lab; `exec` runs a command in its namespaces; `down` stops the
+//! process and with it the lab. A file in the cache folder describes each running lab.
 
-use std::path::PathBuf;
-use std::process::{Command, ExitCode, Stdio};
-use std::time::{Duration, Instant};
+use std::{
+    path::PathBuf,
+    process::{Command, ExitCode, Stdio},
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand, ValueEnum};
-use vitivirt_lab::resident::{self, Resident, State};
-use vitivirt_lab::{Extension, KubeVirt, LabOptions, PodRule, parts};
+use vitivirt_lab::{
+    Extension, KubeVirtInstaller, LabOptions, PodRule, components,
+    daemon::{self, DaemonState, LabDaemon},
+};
 
 use crate::{finish, programs};
 
 #[derive(Subcommand)]
 pub(crate) enum LabCommand {
-    /// Start a lab and keep it running; says how to use it
+    /// Start a lab in the background
     Up(UpOptions),
-    /// Run a command inside a running lab, for example: cargo xtask lab exec -- kubectl get nodes
+    /// Run a command in a lab: cargo xtask lab exec -- kubectl get nodes
     Exec {
-        /// Which lab
+        /// Name of the lab
         #[arg(long, default_value = "default")]
         name: String,
-        /// The command and its arguments; kubectl and KUBECONFIG are set up for it
+        /// Command and arguments. kubectl is in PATH and KUBECONFIG is set
         #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
         command: Vec<String>,
     },
-    /// End a running lab; nothing of it is left
+    /// Stop a lab and remove its files
     Down {
-        /// Which lab
+        /// Name of the lab
         #[arg(long, default_value = "default")]
         name: String,
     },
-    /// Build the programs that a lab is made of (done by itself when needed)
+    /// Build the components of the lab (other commands build them when needed)
     Build,
     #[command(hide = true)]
     Serve(UpOptions),
@@ -41,47 +45,47 @@ pub(crate) enum LabCommand {
 
 #[derive(Args, Clone)]
 pub(crate) struct UpOptions {
-    /// What to call it, if you want several
+    /// Name of the lab
     #[arg(long, default_value = "default")]
     name: String,
-    /// How many nodes
+    /// Number of nodes
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=250))]
     nodes: u8,
-    /// Who installs KubeVirt
+    /// How KubeVirt is installed
     #[arg(long, value_enum, default_value_t = KubeVirtChoice::None)]
     kubevirt: KubeVirtChoice,
-    /// A KubeVirt custom resource (YAML) instead of the release's own
+    /// File with a KubeVirt resource (YAML). Default: the resource of the release
     #[arg(long, value_name = "FILE")]
     custom_resource: Option<PathBuf>,
     /// Seconds until a pod is ready
     #[arg(long, default_value_t = 0.0, value_name = "SECONDS")]
     pods_ready_after: f64,
-    /// Seconds until a virtual machine has booted
+    /// Seconds until a VM has booted
     #[arg(long, default_value_t = 0.0, value_name = "SECONDS")]
     vms_boot_after: f64,
-    /// Virtual machines cannot be migrated
+    /// Report that VMs cannot be live-migrated
     #[arg(long)]
     no_live_migration: bool,
-    /// Resource definitions of neighbours to install
+    /// Additional CRDs to install
     #[arg(long, value_enum, value_delimiter = ',')]
     with: Vec<ExtensionChoice>,
-    /// Pods with this text in an image crash
+    /// Make pods crash whose image contains this text
     #[arg(long, value_name = "IMAGE")]
     crash: Vec<String>,
-    /// Pods with this text in an image never become ready
+    /// Keep pods unready whose image contains this text
     #[arg(long, value_name = "IMAGE")]
     never_ready: Vec<String>,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
 enum KubeVirtChoice {
-    /// Nobody: a plain Kubernetes
+    /// Not installed
     None,
-    /// KubeVirt's own Go operator
+    /// By the reference operator
     Reference,
-    /// Our virt-operator
+    /// By our virt-operator
     Ours,
-    /// Only its resource definitions and simulated status, for scale
+    /// Only the CRDs and simulated status, for benchmarks
     Simulated,
 }
 
@@ -96,77 +100,75 @@ enum ExtensionChoice {
 pub(crate) fn run(command: LabCommand) -> ExitCode {
     match command {
         LabCommand::Up(options) => finish(up(&options)),
-        LabCommand::Exec { name, command } => {
-            resident::exec(&name, &command).unwrap_or_else(|error| crate::fail(&error))
-        }
-        LabCommand::Down { name } => finish(resident::down(&name).map(|()| eprintln!("The lab {name:?} is gone."))),
-        LabCommand::Build => finish(parts::ensure(&parts::STANDARD)),
+        LabCommand::Exec { name, command } => daemon::exec(&name, &command).unwrap_or_else(|error| crate::fail(&error)),
+        LabCommand::Down { name } => finish(daemon::down(&name).map(|()| eprintln!("Lab {name:?} has been stopped."))),
+        LabCommand::Build => finish(components::ensure(&components::STANDARD)),
         LabCommand::Serve(options) => serve(&options),
     }
 }
 
 fn up(options: &UpOptions) -> Result<()> {
-    // Until the new lab can be found by its name, nobody else may start one of that name.
-    let _claim = resident::claim(&options.name)?;
-    if let Some(running) = Resident::find(&options.name)? {
+    // Until the new lab can be found by its name, no other command may start a lab of that name.
+    let _lock = daemon::lock(&options.name)?;
+    if let Some(running) = LabDaemon::find(&options.name)? {
         bail!(
-            "a lab {:?} already runs (process {}): use it with `cargo xtask lab exec`, end it with `cargo xtask lab down`, \
-             or start another with --name",
+            "lab {:?} is already running (process {}); use it with `cargo xtask lab exec`, stop it with \
+             `cargo xtask lab down`, or start another one with --name",
             options.name,
-            running.holder
+            running.pid
         );
     }
     lab_options(options)?;
-    parts::ensure(&parts::STANDARD)?;
+    components::ensure(&components::STANDARD)?;
     if matches!(options.kubevirt, KubeVirtChoice::Ours) {
         programs::build(false)?;
     }
-    let log = resident::log_file(&options.name)?;
+    let log = daemon::log_file(&options.name)?;
     let sink = std::fs::File::create(&log).with_context(|| format!("creating {}", log.display()))?;
-    let own = std::env::current_exe().context("finding this program's own file")?;
-    let mut holder = Command::new(own)
+    let own = std::env::current_exe().context("finding the path of this program")?;
+    let mut process = Command::new(own)
         .args(["lab", "serve"])
         .args(std::env::args_os().skip(3))
-        // It ends if this pipe does before the lab is ready: with a Ctrl-C here, or any other end of this command.
+        // The process stops if this pipe closes before the lab is ready: after Ctrl-C, or if this command fails.
         .stdin(Stdio::piped())
         .stdout(sink.try_clone().context("sharing the log file")?)
         .stderr(sink)
         .spawn()
         .context("starting the lab's process")?;
-    eprintln!("→ starting the lab {:?} …", options.name);
+    eprintln!("→ starting lab {:?} …", options.name);
     let started = Instant::now();
     loop {
-        if let Some(status) = holder.try_wait().context("waiting for the lab")? {
-            let said = std::fs::read_to_string(&log).unwrap_or_default();
-            let cause = said.lines().find_map(|line| line.strip_prefix("error: ")).unwrap_or("it said nothing");
-            bail!("the lab did not start ({status}): {cause}");
+        if let Some(status) = process.try_wait().context("waiting for the lab")? {
+            let output = std::fs::read_to_string(&log).unwrap_or_default();
+            let cause = output.lines().find_map(|line| line.strip_prefix("error: ")).unwrap_or("no error message");
+            bail!("lab {:?} did not start ({status}): {cause}", options.name);
         }
-        match Resident::find(&options.name)? {
-            Some(Resident { state: State::Ready { .. }, .. }) => break,
+        match LabDaemon::find(&options.name)? {
+            Some(LabDaemon { state: DaemonState::Ready { .. }, .. }) => break,
             _ => std::thread::sleep(Duration::from_millis(100)),
         }
     }
     eprintln!("  ready after {:.1} s", started.elapsed().as_secs_f64());
     let name = if options.name == "default" { String::new() } else { format!("--name {} ", options.name) };
-    eprintln!("\nUse it:   cargo xtask lab exec {name}-- kubectl get pods --all-namespaces");
-    eprintln!("A shell:  cargo xtask lab exec {name}-- bash");
-    eprintln!("End it:   cargo xtask lab down {name}");
+    eprintln!("\nCommand:  cargo xtask lab exec {name}-- kubectl get pods --all-namespaces");
+    eprintln!("Shell:    cargo xtask lab exec {name}-- bash");
+    eprintln!("Stop:     cargo xtask lab down {name}");
     Ok(())
 }
 
-/// The process that holds the lab: it belongs to no terminal and ends only by `down`.
+/// The background process that owns the lab. It has no terminal and runs until `down`.
 fn serve(options: &UpOptions) -> ExitCode {
-    resident::hold(&options.name, || lab_options(options))
+    daemon::run(&options.name, || lab_options(options))
 }
 
 fn lab_options(options: &UpOptions) -> Result<LabOptions> {
     let custom_resource = options.custom_resource.as_deref().map(read_custom_resource).transpose()?;
     let kubevirt = match options.kubevirt {
-        KubeVirtChoice::None => KubeVirt::None,
-        KubeVirtChoice::Simulated => KubeVirt::Simulated,
-        KubeVirtChoice::Reference => KubeVirt::Reference { custom_resource },
+        KubeVirtChoice::None => KubeVirtInstaller::None,
+        KubeVirtChoice::Simulated => KubeVirtInstaller::Simulated,
+        KubeVirtChoice::Reference => KubeVirtInstaller::Reference { custom_resource },
         KubeVirtChoice::Ours => {
-            KubeVirt::Ours { program: programs::target_dir()?.join("debug/virt-operator"), custom_resource }
+            KubeVirtInstaller::Ours { program: programs::target_dir()?.join("debug/virt-operator"), custom_resource }
         }
     };
     let mut lab = LabOptions { nodes: options.nodes, kubevirt, ..LabOptions::default() };
@@ -183,7 +185,7 @@ fn lab_options(options: &UpOptions) -> Result<LabOptions> {
 }
 
 fn seconds(value: f64) -> Result<Duration> {
-    Duration::try_from_secs_f64(value).with_context(|| format!("{value} is no number of seconds"))
+    Duration::try_from_secs_f64(value).with_context(|| format!("invalid number of seconds {value}"))
 }
 
 pub(crate) fn read_custom_resource(path: &std::path::Path) -> Result<serde_json::Value> {
@@ -191,7 +193,7 @@ pub(crate) fn read_custom_resource(path: &std::path::Path) -> Result<serde_json:
     let mut documents = vitivirt_lab::manifests::parse(&text).with_context(|| format!("reading {}", path.display()))?;
     match (documents.pop(), documents.is_empty()) {
         (Some(document), true) if document.get("kind").is_some_and(|kind| kind == "KubeVirt") => Ok(document),
-        _ => bail!("{} must hold exactly one KubeVirt object", path.display()),
+        _ => bail!("{} must contain exactly one KubeVirt resource", path.display()),
     }
 }
 

@@ -1,12 +1,12 @@
-//! The project's own commands. `cargo xtask --help` lists them.
+//! Development commands of the project. `cargo xtask --help` lists them.
 
 mod bench;
 mod chaos;
 mod demo;
 mod generate;
 mod generate_release;
+mod kubevirt_operator;
 mod lab_commands;
-mod machine_operator;
 mod parity;
 mod programs;
 mod terminal;
@@ -19,50 +19,50 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 
-/// The project's own commands: see it work, test it, measure it, and run a cluster to play with.
+/// Development commands: demo, tests, benchmarks, and a cluster for experiments.
 ///
-/// Everything that needs a cluster runs in "the lab": a real Kubernetes and KubeVirt control plane on this machine, in a
-/// network of its own, built from Go modules on first use (about 8 minutes, once). Needs Linux, Rust and Go.
+/// Commands that need a cluster use the lab: a real Kubernetes and KubeVirt control plane on this machine, in its own
+/// network. The first use builds it from Go modules (about 8 minutes). Requires Linux, Rust and Go.
 #[derive(Parser)]
 #[command(name = "cargo xtask", bin_name = "cargo xtask", version)]
-struct Arguments {
+struct XtaskArguments {
     #[command(subcommand)]
-    command: Task,
+    command: XtaskCommand,
 }
 
 #[derive(Subcommand)]
-enum Task {
-    /// Show it working: a cluster, KubeVirt and kubevirt-operator in it, and one Machine that reaches Running.
+enum XtaskCommand {
+    /// Show both operators: install KubeVirt in a lab and start one Machine.
     Demo,
-    /// Run every check: format, lints, generated files, unit tests, and the tests on the lab.
-    Test(test::Options),
-    /// Run a cluster to play with, and use it.
+    /// Run all checks: format, lints, generated files, unit tests and tests on the lab.
+    Test(test::TestOptions),
+    /// Run a lab in the background and use it.
     #[command(subcommand)]
     Lab(lab_commands::LabCommand),
-    /// Install KubeVirt with our virt-operator and with KubeVirt's own, and compare every object of both clusters.
-    Parity(parity::Options),
-    /// Measure. Raw results are kept under target/bench.
+    /// Compare the installations of our virt-operator and of the reference operator.
+    Parity(parity::ParityOptions),
+    /// Run benchmarks. Raw results are written to target/bench.
     #[command(subcommand)]
-    Bench(bench::Bench),
-    /// Long campaigns that break things at random and check that nothing is lost.
+    Bench(bench::BenchCommand),
+    /// Run long tests that inject random faults and check the result.
     #[command(subcommand)]
-    Chaos(chaos::Chaos),
-    /// Write the files that are made from code, or check that they are up to date.
-    Generate(generate::Options),
+    Chaos(chaos::ChaosCommand),
+    /// Write the generated files, or check that they are up to date.
+    Generate(generate::GenerateOptions),
 }
 
 fn main() -> ExitCode {
     if let Err(error) = vitivirt_lab::isolate::begin() {
         return fail(&error);
     }
-    match Arguments::parse().command {
-        Task::Demo => demo::run(),
-        Task::Test(options) => finish(test::run(&options)),
-        Task::Lab(command) => lab_commands::run(command),
-        Task::Parity(options) => parity::run(&options),
-        Task::Bench(bench) => bench::run(&bench),
-        Task::Chaos(chaos) => chaos::run(&chaos),
-        Task::Generate(options) => finish(generate::run(&options)),
+    match XtaskArguments::parse().command {
+        XtaskCommand::Demo => demo::run(),
+        XtaskCommand::Test(options) => finish(test::run(&options)),
+        XtaskCommand::Lab(command) => lab_commands::run(command),
+        XtaskCommand::Parity(options) => parity::run(&options),
+        XtaskCommand::Bench(bench) => bench::run(&bench),
+        XtaskCommand::Chaos(chaos) => chaos::run(&chaos),
+        XtaskCommand::Generate(options) => finish(generate::run(&options)),
     }
 }
 

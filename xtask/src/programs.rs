@@ -1,22 +1,21 @@
-//! The two operators, built by cargo.
+//! Builds the two operators with cargo.
 
-use std::path::PathBuf;
-use std::process::Command;
+use std::{path::PathBuf, process::Command};
 
 use anyhow::{Context, Result, bail};
 
-/// Builds both operators and returns the folder with their files.
+/// Builds both operators and returns the folder with the executables.
 pub(crate) fn build(release: bool) -> Result<PathBuf> {
     let mut command = cargo();
     if release {
-        // Only what is shipped, with only the features that it asks for.
+        // Only the released packages, so that cargo enables only their own features.
         command.args(["build", "--quiet", "--release", "--package", "kubevirt-operator", "--package", "virt-operator"]);
     } else {
-        // With everything, so that dependencies are built as for every other command.
+        // The whole workspace, so that dependencies have the same features as in other commands.
         command.args(["build", "--quiet", "--workspace", "--bins"]);
     }
     if !command.status().context("running cargo build")?.success() {
-        bail!("the operators do not compile; cargo says why above");
+        bail!("the operators do not compile; see the output of cargo above");
     }
     Ok(target_dir()?.join(if release { "release" } else { "debug" }))
 }
@@ -24,8 +23,8 @@ pub(crate) fn build(release: bool) -> Result<PathBuf> {
 pub(crate) fn cargo() -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(root());
-    // `cargo run` tells a program about its own package. A cargo below it would take that for a change of environment
-    // and build half of the dependencies again.
+    // `cargo run` sets variables with the package of the program. A nested cargo would treat them as a change of the
+    // environment and rebuild many dependencies.
     for (name, _) in std::env::vars_os() {
         if name.to_str().is_some_and(|name| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_")) {
             command.env_remove(name);
@@ -34,17 +33,16 @@ pub(crate) fn cargo() -> Command {
     command
 }
 
-/// The file of a built program, copied to where it ends with the lab: a build that somebody starts meanwhile must not
-/// change what runs in it.
-pub(crate) fn hold(profile: &str, name: &str) -> Result<PathBuf> {
-    let folder = vitivirt_lab::place::run_dir()?.join("programs").join(profile);
-    let held = folder.join(name);
-    if !held.exists() {
+/// Copies a built program into the lab's tmpfs, so that a build in the meantime does not change what runs in the lab.
+pub(crate) fn stage(profile: &str, name: &str) -> Result<PathBuf> {
+    let folder = vitivirt_lab::paths::run_dir()?.join("programs").join(profile);
+    let staged = folder.join(name);
+    if !staged.exists() {
         std::fs::create_dir_all(&folder).with_context(|| format!("creating {}", folder.display()))?;
         let built = target_dir()?.join(profile).join(name);
-        std::fs::copy(&built, &held).with_context(|| format!("copying {}", built.display()))?;
+        std::fs::copy(&built, &staged).with_context(|| format!("copying {}", built.display()))?;
     }
-    Ok(held)
+    Ok(staged)
 }
 
 /// The workspace's root folder.
@@ -53,9 +51,9 @@ pub(crate) fn root() -> PathBuf {
     own.parent().map(PathBuf::from).unwrap_or(own)
 }
 
-/// Where cargo builds: this program lies in it.
+/// The target folder of cargo, which contains this program.
 pub(crate) fn target_dir() -> Result<PathBuf> {
-    let own = std::env::current_exe().context("finding this program's own file")?;
-    let target = own.parent().and_then(|profile| profile.parent()).context("this program lies in no target folder")?;
+    let own = std::env::current_exe().context("finding the path of this program")?;
+    let target = own.parent().and_then(|profile| profile.parent()).context("this program is not in a target folder")?;
     Ok(target.to_owned())
 }

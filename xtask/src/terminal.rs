@@ -1,10 +1,10 @@
-//! What a person sees while something takes its time: one line per step, with its duration.
+//! Progress output: one line per step, with its duration.
 
 use std::time::Instant;
 
 use anyhow::Result;
 
-/// Runs a step and says how long it took. An error is told by whoever ends the program.
+/// Runs a step and prints its duration. The caller reports an error.
 pub(crate) async fn step<T>(what: &str, work: impl Future<Output = Result<T>>) -> Result<T> {
     eprintln!("→ {what} …");
     let started = Instant::now();

@@ -1,7 +1,9 @@
-//! `cargo xtask test`: every check, each with its time.
+//! `cargo xtask test`: runs all checks and prints the duration of each.
 
-use std::process::Command;
-use std::time::{Duration, Instant};
+use std::{
+    process::Command,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
@@ -9,8 +11,8 @@ use clap::Args;
 use crate::programs::cargo;
 
 #[derive(Args)]
-pub(crate) struct Options {
-    /// Only what needs no cluster: format, lints, generated files, unit tests
+pub(crate) struct TestOptions {
+    /// Run only checks without a cluster: format, lints, generated files, unit tests
     #[arg(long)]
     fast: bool,
 }
@@ -18,90 +20,90 @@ pub(crate) struct Options {
 /// Test binaries that need no cluster.
 const PURE_SUITES: [&str; 6] = ["commands", "manifests", "parity", "planner", "reconcile", "strategies"];
 
-/// Packages with a test binary that starts labs, in the order in which a failure explains the next ones.
+/// Packages with a test binary that starts labs. A failure of an earlier one may explain failures of later ones.
 const LAB_SUITES: [(&str, &str); 3] =
     [("vitivirt-lab", "lab"), ("kubevirt-operator", "cluster"), ("virt-operator", "cluster")];
 
-struct Suite {
+struct TestSuite {
     name: String,
-    what: What,
+    action: SuiteAction,
 }
 
-enum What {
+enum SuiteAction {
     Run(Command),
-    /// Why it cannot be run on this machine.
+    /// Why the suite cannot run on this machine.
     Skip(&'static str),
 }
 
-impl Suite {
+impl TestSuite {
     fn cargo(name: &str, arguments: &[&str]) -> Self {
         let mut command = cargo();
         command.args(arguments);
-        Suite { name: name.to_owned(), what: What::Run(command) }
+        TestSuite { name: name.to_owned(), action: SuiteAction::Run(command) }
     }
 }
 
-struct Outcome {
+struct SuiteReport {
     name: String,
     time: Duration,
-    verdict: Verdict,
+    result: SuiteResult,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Verdict {
-    ReconcileResult,
+enum SuiteResult {
+    Passed,
     Failed,
     Skipped,
 }
 
-pub(crate) fn run(options: &Options) -> Result<()> {
-    let mut outcomes = Vec::new();
-    for Suite { name, what } in suites(options.fast) {
+pub(crate) fn run(options: &TestOptions) -> Result<()> {
+    let mut reports = Vec::new();
+    for TestSuite { name, action } in suites(options.fast) {
         eprintln!("\n━━ {name}");
         let started = Instant::now();
-        let verdict = match what {
-            What::Run(mut command) => {
+        let result = match action {
+            SuiteAction::Run(mut command) => {
                 let status = command.status().with_context(|| format!("running {name}"))?;
-                if status.success() { Verdict::ReconcileResult } else { Verdict::Failed }
+                if status.success() { SuiteResult::Passed } else { SuiteResult::Failed }
             }
-            What::Skip(why) => {
-                eprintln!("skipped: {why}");
-                Verdict::Skipped
+            SuiteAction::Skip(reason) => {
+                eprintln!("skipped: {reason}");
+                SuiteResult::Skipped
             }
         };
-        outcomes.push(Outcome { name, time: started.elapsed(), verdict });
+        reports.push(SuiteReport { name, time: started.elapsed(), result });
     }
-    report(&outcomes)
+    report(&reports)
 }
 
-fn suites(fast: bool) -> Vec<Suite> {
+fn suites(fast: bool) -> Vec<TestSuite> {
     let mut suites = vec![
-        Suite::cargo("format", &["fmt", "--all", "--check"]),
-        Suite::cargo("lints", &["clippy", "--quiet", "--workspace", "--all-targets", "--", "--deny", "warnings"]),
-        Suite::cargo("generated files", &["xtask", "generate", "--check"]),
+        TestSuite::cargo("format", &["fmt", "--all", "--check"]),
+        TestSuite::cargo("lints", &["clippy", "--quiet", "--workspace", "--all-targets", "--", "--deny", "warnings"]),
+        TestSuite::cargo("generated files", &["xtask", "generate", "--check"]),
     ];
     if is_installed("cargo-deny") {
-        suites.push(Suite::cargo("dependencies", &["deny", "check", "bans", "licenses", "sources"]));
+        suites.push(TestSuite::cargo("dependencies", &["deny", "check", "bans", "licenses", "sources"]));
     } else {
-        let why = "cargo-deny is not installed (`cargo install cargo-deny`)";
-        suites.push(Suite { name: "dependencies".to_owned(), what: What::Skip(why) });
+        let reason = "cargo-deny is not installed (`cargo install cargo-deny`)";
+        suites.push(TestSuite { name: "dependencies".to_owned(), action: SuiteAction::Skip(reason) });
     }
-    suites.push(Suite::cargo("unit tests", &["test", "--quiet", "--workspace", "--lib", "--bins"]));
+    suites.push(TestSuite::cargo("unit tests", &["test", "--quiet", "--workspace", "--lib", "--bins"]));
     let mut pure = vec!["test", "--quiet", "--workspace"];
     pure.extend(PURE_SUITES.iter().flat_map(|name| ["--test", name]));
-    suites.push(Suite::cargo("tests without a cluster", &pure));
-    suites.push(Suite::cargo(
-        "examples in docs",
+    suites.push(TestSuite::cargo("tests without cluster", &pure));
+    suites.push(TestSuite::cargo(
+        "documentation examples",
         &["test", "--quiet", "--doc", "--package", "vitivirt-lab", "--package", "vitivirt-runtime"],
     ));
     if !fast {
-        // Built here, with the network at hand, and timed apart from the tests that use them.
-        suites.push(Suite::cargo("the lab's parts", &["xtask", "lab", "build"]));
-        // The tests of one operator may run the other beside it.
-        suites.push(Suite::cargo("both programs", &["build", "--quiet", "--workspace", "--bins"]));
+        // Built here with network access, and timed separately from the tests that use the components.
+        suites.push(TestSuite::cargo("lab components", &["xtask", "lab", "build"]));
+        // The tests of one operator may also run the other one.
+        suites.push(TestSuite::cargo("operator binaries", &["build", "--quiet", "--workspace", "--bins"]));
         for (package, binary) in LAB_SUITES {
-            suites.push(Suite::cargo(
-                &format!("{package} on the lab"),
+            suites.push(TestSuite::cargo(
+                &format!("{package} tests on the lab"),
                 &["test", "--quiet", "--package", package, "--test", binary],
             ));
         }
@@ -114,27 +116,23 @@ fn is_installed(program: &str) -> bool {
         .is_some_and(|path| std::env::split_paths(&path).any(|folder| folder.join(program).is_file()))
 }
 
-fn report(outcomes: &[Outcome]) -> Result<()> {
-    println!("\n━━ time of each suite");
-    for outcome in outcomes {
-        let verdict = match outcome.verdict {
-            Verdict::ReconcileResult => "passed",
-            Verdict::Failed => "FAILED",
-            Verdict::Skipped => "skipped",
+fn report(reports: &[SuiteReport]) -> Result<()> {
+    println!("\n━━ duration of each suite");
+    for report in reports {
+        let result = match report.result {
+            SuiteResult::Passed => "passed",
+            SuiteResult::Failed => "FAILED",
+            SuiteResult::Skipped => "skipped",
         };
-        println!("{:>8.1} s  {verdict:<7}  {}", outcome.time.as_secs_f64(), outcome.name);
+        println!("{:>8.1} s  {result:<7}  {}", report.time.as_secs_f64(), report.name);
     }
-    let total: Duration = outcomes.iter().map(|outcome| outcome.time).sum();
-    println!("{:>8.1} s  in all", total.as_secs_f64());
-    let count = |verdict| outcomes.iter().filter(|outcome| outcome.verdict == verdict).count();
-    let failed = count(Verdict::Failed);
-    println!(
-        "suites: {} passed, {failed} failed, {} skipped",
-        count(Verdict::ReconcileResult),
-        count(Verdict::Skipped)
-    );
+    let total: Duration = reports.iter().map(|report| report.time).sum();
+    println!("{:>8.1} s  total", total.as_secs_f64());
+    let count = |result| reports.iter().filter(|report| report.result == result).count();
+    let failed = count(SuiteResult::Failed);
+    println!("suites: {} passed, {failed} failed, {} skipped", count(SuiteResult::Passed), count(SuiteResult::Skipped));
     if failed > 0 {
-        bail!("{failed} of {} suites failed", outcomes.len());
+        bail!("{failed} of {} suites failed", reports.len());
     }
     Ok(())
 }

@@ -1,34 +1,38 @@
-//! Who has which address. Every 10.x address is this host, so each lab of a namespace gets a /16 of its own and each
-//! server and pod an address of its own: several processes can all listen on 8443.
+//! The addresses of a lab. All 10.x addresses are routed to this host, so each lab of a network namespace gets its own
+//! /16, and each server and pod its own address: several processes can listen on port 8443.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
-use std::sync::atomic::{AtomicU8, AtomicU16, Ordering};
+use std::{
+    net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener},
+    sync::atomic::{AtomicU8, AtomicU16, Ordering},
+};
 
 use anyhow::{Result, bail};
 
-/// Held for the lab's life: the listener is the lock on its number, and the kernel drops it with the process.
-pub(crate) struct Slot {
+/// The address range of one lab. The listener is the lock on its number: the kernel closes it when the process exits.
+pub(crate) struct AddressRange {
     pub(crate) number: u8,
     next_pod: AtomicU16,
     _lock: TcpListener,
 }
 
-/// Beyond this the Service ranges (100 + number) would leave 10.0.0.0/8's second octet.
-const MOST_LABS: u8 = 99;
+/// With a higher number, the second octet of the Service range (100 + number) would be too large.
+const MAX_LABS: u8 = 99;
 const FIRST_POD: u16 = 2 << 8;
 const LAST_POD: u16 = (250 << 8) + 255;
 
-impl Slot {
-    pub(crate) fn take() -> Result<Self> {
-        // In turn: the processes of a lab that just ended may need a moment to give their ports back.
+impl AddressRange {
+    pub(crate) fn reserve() -> Result<Self> {
+        // Numbers are used in turn: the processes of a lab that just ended may still hold their ports.
         static NEXT: AtomicU8 = AtomicU8::new(0);
-        for _ in 0..MOST_LABS {
-            let number = 1 + NEXT.fetch_add(1, Ordering::Relaxed) % MOST_LABS;
+        for _ in 0..MAX_LABS {
+            let number = 1 + NEXT.fetch_add(1, Ordering::Relaxed) % MAX_LABS;
             if let Ok(lock) = TcpListener::bind((Ipv4Addr::new(10, number, 255, 254), 1)) {
-                return Ok(Slot { number, next_pod: AtomicU16::new(FIRST_POD), _lock: lock });
+                return Ok(AddressRange { number, next_pod: AtomicU16::new(FIRST_POD), _lock: lock });
             }
         }
-        bail!("{MOST_LABS} labs already run in this network namespace, or it has no route for 10.0.0.0/8")
+        bail!(
+            "no free address range: {MAX_LABS} labs are running in this network namespace, or it has no route for 10.0.0.0/8"
+        )
     }
 
     fn host(&self, third: u8, fourth: u8) -> IpAddr {
@@ -55,7 +59,7 @@ impl Slot {
         self.host(0, 5)
     }
 
-    /// Addresses for the programs under test, which listen on fixed ports.
+    /// The addresses of operator processes, which listen on fixed ports.
     pub(crate) fn program(&self, number: u8) -> IpAddr {
         self.host(251, number)
     }
@@ -68,7 +72,7 @@ impl Slot {
         format!("10.{}.0.0/16", 100 + self.number)
     }
 
-    /// A pod's address. They are handed out in turn; a lab that makes 63,000 pods starts over.
+    /// The address of the next pod. After about 63,000 pods, addresses are reused.
     pub(crate) fn next_pod(&self) -> IpAddr {
         let next = |value: u16| if value >= LAST_POD { FIRST_POD } else { value + 1 };
         let value = self
@@ -80,13 +84,13 @@ impl Slot {
     }
 }
 
-/// Fails with a sentence if something already listens where a server is about to.
+/// Fails if another process already listens on this address.
 pub(crate) fn require_free(what: &str, address: SocketAddr) -> Result<()> {
     match TcpListener::bind(address) {
         Ok(_) => Ok(()),
         Err(error) => bail!(
-            "{what} cannot listen on {address} ({error}): another process of this namespace uses the port; \
-             end it (`cargo xtask lab down`) or start the lab in a namespace of its own"
+            "{what} cannot listen on {address} ({error}): another process in this network namespace uses the port; \
+             stop it (`cargo xtask lab down`) or start the lab in its own network namespace"
         ),
     }
 }

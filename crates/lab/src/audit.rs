@@ -1,6 +1,6 @@
-//! The API server's audit log, read back as typed records: who did what to which object, when, with what result.
+//! The API server's audit log as typed records: user, verb, object, time and result of every request.
 //!
-//! This is how a test counts requests. It sees what really arrived, not what a client believes it sent.
+//! Tests count requests with it. It shows the requests that arrived, not those that a client believes it sent.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use serde::Deserialize;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// One request has one id, even where it leaves several records (a watch has a start and an end).
+    /// The ID of the request. A watch has two audit events (start and end) with the same ID.
     pub id: String,
     pub user: String,
     pub user_agent: String,
@@ -20,20 +20,20 @@ pub struct Record {
     pub subresource: String,
     pub namespace: String,
     pub name: String,
-    /// The HTTP status; none if the request never got an answer.
+    /// The HTTP status. None if the request was never answered.
     pub code: Option<u16>,
     pub time: Timestamp,
     pub dry_run: bool,
 }
 
 impl Record {
-    /// Something that may change an object.
+    /// Whether the request may change an object.
     pub fn is_write(&self) -> bool {
         !self.dry_run && matches!(self.verb.as_str(), "create" | "update" | "patch" | "delete" | "deletecollection")
     }
 }
 
-/// Every record of the log so far, in the order in which requests arrived, one per request (the last of each id).
+/// The records of the log so far, one per request (the last event of each ID), in order of arrival.
 pub(crate) fn read(log: &Path) -> Result<Vec<Record>> {
     let text = std::fs::read_to_string(log).with_context(|| format!("reading {}", log.display()))?;
     parse(&text)
@@ -42,10 +42,10 @@ pub(crate) fn read(log: &Path) -> Result<Vec<Record>> {
 fn parse(text: &str) -> Result<Vec<Record>> {
     let mut records: Vec<Record> = Vec::new();
     let mut position = std::collections::HashMap::new();
-    // The last line may still be in the writing.
+    // The API server may still be writing the last line.
     let complete = text.rfind('\n').map_or("", |end| text.get(..end).unwrap_or_default());
     for line in complete.lines() {
-        let event: Event = serde_json::from_str(line).with_context(|| format!("not an audit event: {line}"))?;
+        let event: AuditEvent = serde_json::from_str(line).with_context(|| format!("invalid audit event: {line}"))?;
         let record = Record::from(event);
         match position.get(&record.id).and_then(|index: &usize| records.get_mut(*index)) {
             Some(earlier) => *earlier = Record { time: earlier.time, ..record },
@@ -61,7 +61,7 @@ fn parse(text: &str) -> Result<Vec<Record>> {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Event {
+struct AuditEvent {
     #[serde(rename = "auditID")]
     audit_id: String,
     verb: String,
@@ -96,8 +96,8 @@ struct ResponseStatus {
     code: Option<u16>,
 }
 
-impl From<Event> for Record {
-    fn from(event: Event) -> Self {
+impl From<AuditEvent> for Record {
+    fn from(event: AuditEvent) -> Self {
         let object = event.object_ref.unwrap_or_default();
         let query = event.request_uri.split_once('?').map_or("", |(_, query)| query);
         Record {
@@ -124,12 +124,12 @@ mod tests {
     const LINE: &str = r#"{"kind":"Event","apiVersion":"audit.k8s.io/v1","level":"Metadata","auditID":"a1","stage":"ResponseComplete","requestURI":"/apis/kubevirt.io/v1/namespaces/default/virtualmachines?dryRun=All","verb":"create","user":{"username":"lab-admin","groups":["system:masters"]},"sourceIPs":["10.1.0.1"],"userAgent":"kubectl/v1.36.3","objectRef":{"resource":"virtualmachines","namespace":"default","name":"vm","apiGroup":"kubevirt.io","apiVersion":"v1"},"responseStatus":{"metadata":{},"code":201},"requestReceivedTimestamp":"2026-11-15T10:00:00.123456Z","stageTimestamp":"2026-11-15T10:00:00.2Z"}"#;
 
     #[test]
-    fn a_record_says_who_did_what() {
+    fn a_record_contains_user_verb_and_object() {
         let records = parse(&format!("{LINE}\n")).unwrap();
         let [record] = records.as_slice() else { panic!("{records:?}") };
         assert_eq!((record.user.as_str(), record.verb.as_str(), record.code), ("lab-admin", "create", Some(201)));
         assert_eq!((record.resource.as_str(), record.name.as_str()), ("virtualmachines", "vm"));
-        assert!(record.dry_run && !record.is_write(), "a dry run writes nothing");
+        assert!(record.dry_run && !record.is_write(), "a dry run is not a write");
     }
 
     #[test]
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_in_the_writing_is_left_for_later() {
+    fn an_incomplete_last_line_is_ignored() {
         assert_eq!(parse(&format!("{LINE}\n{}", LINE.get(..40).unwrap())).unwrap().len(), 1);
     }
 }

@@ -1,45 +1,53 @@
-//! One lab: started from options, used through its client and kubeconfig, gone when it is dropped.
+//! One lab: started with [`LabOptions`], used through its client and kubeconfig, removed when it is dropped.
 
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
-use std::time::{Duration, Instant};
+use std::{
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicU8, AtomicU32, Ordering},
+    },
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context, Result, bail};
-use k8s_openapi::api::core::v1::ServiceAccount;
-use k8s_openapi::api::rbac::v1::Role;
-use kube::api::{DynamicObject, Patch, PatchParams, PostParams};
-use kube::{Api, Client};
+use k8s_openapi::api::{core::v1::ServiceAccount, rbac::v1::Role};
+use kube::{
+    Api, Client,
+    api::{DynamicObject, Patch, PatchParams, PostParams},
+};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
-use tokio::sync::watch;
-use tokio::task::JoinSet;
+use tokio::{sync::watch, task::JoinSet};
 use vitivirt_snapshot::Snapshot;
 
-use crate::addresses::Slot;
-use crate::audit::{self, Record};
-use crate::control_plane::ControlPlane;
-use crate::credentials::{Credentials, of_service_account};
-use crate::extensions::{self, Extension};
-use crate::kubelet::{Kubelet, OwnProgram, PodAddresses, PodBehaviour};
-use crate::kubevirt::simulated::SimulatedKubeVirt;
-use crate::kubevirt::{self, KubeVirt, VirtOperator};
-use crate::program::{Program, ProgramOptions};
-use crate::proxy::{FaultProxy, ProxyOptions};
-use crate::server::{Health, Server};
-use crate::virt_handler::{GuestBehaviour, GuestEnd, VirtHandler};
-use crate::vmi::VmiPhases;
-use crate::{harness, isolate, manifests, node, place, process_table, snapshot, storage};
+use crate::{
+    addresses::AddressRange,
+    audit::{self, Record},
+    control_plane::ControlPlane,
+    credentials::{Credentials, service_account_credentials},
+    extensions::{self, Extension},
+    harness, isolate,
+    kubelet::{Kubelet, OwnProgram, PodAddresses, PodBehaviour},
+    kubevirt::{self, KubeVirtInstaller, VirtOperator, simulated::SimulatedKubeVirt},
+    manifests, node,
+    operator_process::{OperatorProcess, OperatorProcessOptions},
+    paths, process_table,
+    proxy::{FaultProxy, ProxyOptions},
+    server_process::{LabHealth, ServerProcess},
+    snapshot, storage,
+    virt_handler::{GuestBehaviour, GuestEnd, VirtHandler},
+    vmi::VmiPhases,
+};
 
-/// What a lab is made of.
+/// The configuration of a lab.
 #[derive(Clone, Debug)]
 pub struct LabOptions {
     pub nodes: u8,
-    pub kubevirt: KubeVirt,
+    pub kubevirt: KubeVirtInstaller,
     pub pods: PodBehaviour,
     pub guests: GuestBehaviour,
     pub extensions: Vec<Extension>,
-    /// Programs of ours that pods may run, by image.
+    /// Our programs that pods may run, by image.
     pub own_programs: Vec<OwnProgram>,
 }
 
@@ -47,7 +55,7 @@ impl Default for LabOptions {
     fn default() -> Self {
         LabOptions {
             nodes: 2,
-            kubevirt: KubeVirt::None,
+            kubevirt: KubeVirtInstaller::None,
             pods: PodBehaviour::default(),
             guests: GuestBehaviour::default(),
             extensions: Vec::new(),
@@ -62,79 +70,77 @@ pub struct Lab {
     client: Client,
     folder: PathBuf,
     kubeconfig: PathBuf,
-    health: Health,
-    slot: Arc<Slot>,
+    health: LabHealth,
+    address_range: Arc<AddressRange>,
     pods: watch::Sender<PodBehaviour>,
-    guests: watch::Sender<GuestBehaviour>,
     own_programs: watch::Sender<Vec<OwnProgram>>,
     virt_handler: VirtHandler,
     programs: AtomicU8,
-    /// The test that started it, and wants its logs if it fails.
+    /// The test that started the lab. If it fails, the lab's logs are kept.
     test: Option<&'static str>,
-    /// The simulators; they end with the lab.
+    /// The simulators. They are aborted when the lab is dropped.
     simulators: JoinSet<()>,
 }
 
 impl Lab {
-    /// Starts everything that `options` ask for, and returns when it is ready.
+    /// Starts the lab and returns when everything in it is ready.
     pub async fn start(options: LabOptions) -> Result<Self> {
         isolate::require_inside()?;
         if !(1..=250).contains(&options.nodes) {
-            bail!("a lab has 1 to 250 nodes, not {}", options.nodes);
+            bail!("nodes: invalid value {}: must be between 1 and 250", options.nodes);
         }
-        let slot = Arc::new(Slot::take()?);
-        let folder = place::run_dir()?.join(format!("lab-{}", slot.number));
+        let address_range = Arc::new(AddressRange::reserve()?);
+        let folder = paths::run_dir()?.join(format!("lab-{}", address_range.number));
         std::fs::create_dir_all(&folder).with_context(|| format!("creating {}", folder.display()))?;
-        let health = Health::default();
-        let control_plane = ControlPlane::start(&folder, &slot, &health).await?;
+        let health = LabHealth::default();
+        let control_plane = ControlPlane::start(&folder, &address_range, &health).await?;
         let admin = control_plane.admin.clone();
         let client = admin.client("lab")?;
         let proxy = FaultProxy::start(ProxyOptions {
-            listen: slot.proxy(),
-            upstream: slot.api_server(),
+            listen: address_range.proxy(),
+            upstream: address_range.api_server(),
             certificate: control_plane.certificates.proxy_certificate_pem.clone(),
             key: control_plane.certificates.proxy_key_pem.clone(),
-            upstream_ca: control_plane.certificates.authority_pem.clone(),
+            upstream_ca: control_plane.certificates.ca_pem.clone(),
             upstream_name: "kubernetes.default.svc".to_owned(),
         })
         .await
         .context("starting the fault proxy")?;
 
         let (pods, pod_behaviour) = watch::channel(options.pods);
-        let (guests, guest_behaviour) = watch::channel(options.guests);
-        let (own_programs, own_programs_seen) = watch::channel(options.own_programs);
+        let (own_programs, own_programs_receiver) = watch::channel(options.own_programs);
         let (vmis, addresses) = (VmiPhases::default(), PodAddresses::default());
         let kubelet = Kubelet {
             client: admin.client("lab-kubelet")?,
             admin: admin.clone(),
-            slot: slot.clone(),
+            address_range: address_range.clone(),
             folder: folder.clone(),
             behaviour: pod_behaviour,
-            own_programs: own_programs_seen,
+            own_programs: own_programs_receiver,
             vmis: vmis.clone(),
             addresses: addresses.clone(),
         };
         let virt_handler = VirtHandler {
             client: admin.client("lab-virt-handler")?,
             admin: admin.clone(),
-            slot: slot.clone(),
-            behaviour: guest_behaviour.clone(),
+            address_range: address_range.clone(),
+            behaviour: options.guests.clone(),
             vmis,
             addresses,
             identities: Arc::default(),
         };
 
-        health.guard(prepare_cluster(&client, &slot, options.nodes, &options.extensions)).await?;
+        health.guard(prepare_cluster(&client, &address_range, options.nodes, &options.extensions)).await?;
         let mut simulators = JoinSet::new();
         simulators.spawn(node::heartbeat(client.clone()));
         simulators.spawn(storage::provision(admin.client("lab-storage")?));
         simulators.spawn(kubelet.run());
-        if matches!(options.kubevirt, KubeVirt::Simulated) {
+        if matches!(options.kubevirt, KubeVirtInstaller::Simulated) {
             let simulated = SimulatedKubeVirt {
                 client: admin.client("lab-kubevirt")?,
-                slot: slot.clone(),
+                address_range: address_range.clone(),
                 nodes: options.nodes,
-                behaviour: guest_behaviour,
+                behaviour: options.guests,
             };
             simulators.spawn(simulated.run());
         } else {
@@ -148,9 +154,8 @@ impl Lab {
             client,
             folder,
             health,
-            slot,
+            address_range,
             pods,
-            guests,
             own_programs,
             virt_handler,
             programs: AtomicU8::new(0),
@@ -161,26 +166,25 @@ impl Lab {
         Ok(lab)
     }
 
-    async fn install_kubevirt(&self, kubevirt: KubeVirt) -> Result<()> {
+    async fn install_kubevirt(&self, kubevirt: KubeVirtInstaller) -> Result<()> {
         match kubevirt {
-            KubeVirt::None => Ok(()),
-            KubeVirt::Simulated => {
-                let definitions =
-                    kubevirt::install_strategy::resource_definitions(&self.client, &self.kubeconfig).await?;
-                manifests::create(&self.client, &definitions).await
+            KubeVirtInstaller::None => Ok(()),
+            KubeVirtInstaller::Simulated => {
+                let crds = kubevirt::install_strategy::crds(&self.client, &self.kubeconfig).await?;
+                manifests::create(&self.client, &crds).await
             }
-            KubeVirt::Reference { custom_resource } => {
+            KubeVirtInstaller::Reference { custom_resource } => {
                 self.create_virt_operator(&VirtOperator::reference()).await?;
                 self.deploy_kubevirt(custom_resource).await.map(drop)
             }
-            KubeVirt::Ours { program, custom_resource } => {
+            KubeVirtInstaller::Ours { program, custom_resource } => {
                 self.create_virt_operator(&VirtOperator::ours(program)).await?;
                 self.deploy_kubevirt(custom_resource).await.map(drop)
             }
         }
     }
 
-    /// Everything that a virt-operator needs, and its Deployment: two pods under its own service account.
+    /// Creates everything that a virt-operator needs, and its Deployment with two pods and its own service account.
     pub async fn create_virt_operator(&self, operator: &VirtOperator) -> Result<()> {
         if let Some(program) = &operator.program {
             self.own_programs.send_modify(|programs| {
@@ -191,27 +195,27 @@ impl Lab {
     }
 
     /// Waits until every pod of virt-operator is ready.
-    pub async fn wait_for_virt_operator(&self, patience: Duration) -> Result<()> {
-        self.health.guard(kubevirt::ready(&self.client, patience, &self.folder.join("logs"))).await
+    pub async fn wait_for_virt_operator(&self, timeout: Duration) -> Result<()> {
+        self.health.guard(kubevirt::ready(&self.client, timeout, &self.folder.join("logs"))).await
     }
 
-    /// Creates the KubeVirt custom resource (the release's own by default) and waits until it is deployed: returns it
-    /// as it was at that moment.
+    /// Creates the KubeVirt resource (by default the release's own) and waits until its phase is Deployed. Returns the
+    /// resource as it was at that moment.
     pub async fn deploy_kubevirt(&self, custom_resource: Option<Value>) -> Result<DynamicObject> {
         self.health.guard(kubevirt::deploy(&self.client, custom_resource, &self.folder.join("logs"))).await
     }
 
-    /// Everything that a virt-operator has installed, as it was at this resource version (of any object), or as it is.
+    /// Everything that a virt-operator has installed, at this resource version (of any object) or now.
     pub async fn installed(&self, at: Option<&str>) -> Result<Snapshot> {
         self.health.guard(snapshot::take(&self.client, at)).await
     }
 
-    /// A client with all rights. What is tested should not use it: see [`Lab::credentials`].
+    /// A client with all permissions. Programs under test must not use it: see [`Lab::credentials`].
     pub fn client(&self) -> Client {
         self.client.clone()
     }
 
-    /// For kubectl; all rights.
+    /// A kubeconfig with all permissions, for kubectl.
     pub fn kubeconfig(&self) -> &Path {
         &self.kubeconfig
     }
@@ -225,7 +229,7 @@ impl Lab {
         &self.control_plane.admin
     }
 
-    /// What a service account may use; the account is created if it is missing.
+    /// Credentials of a service account. The account is created if it does not exist.
     pub async fn credentials(&self, namespace: &str, account: &str) -> Result<Credentials> {
         let accounts: Api<ServiceAccount> = Api::namespaced(self.client.clone(), namespace);
         if accounts.get_opt(account).await?.is_none() {
@@ -233,10 +237,10 @@ impl Lab {
             object.metadata.name = Some(account.to_owned());
             accounts.create(&PostParams::default(), &object).await.context("creating a service account")?;
         }
-        of_service_account(self.admin(), &self.client, namespace, account, None).await
+        service_account_credentials(self.admin(), &self.client, namespace, account, None).await
     }
 
-    /// Makes a namespace and lets a service account do there what `rules` (of a Role) say.
+    /// Creates a namespace, and grants a service account the `rules` of a Role in it.
     pub async fn grant(&self, namespace: &str, account: &str, rules: &Value) -> Result<()> {
         let group = "rbac.authorization.k8s.io";
         let metadata = json!({"name": account, "namespace": namespace});
@@ -248,11 +252,11 @@ impl Lab {
             "roleRef": {"apiGroup": group, "kind": "Role", "name": account},
             "subjects": [{"kind": "ServiceAccount", "name": account, "namespace": namespace}],
         });
-        let place = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}});
-        manifests::create(&self.client, &[place, role, binding]).await
+        let namespace_object = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}});
+        manifests::create(&self.client, &[namespace_object, role, binding]).await
     }
 
-    /// Replaces what [`Lab::grant`] allowed.
+    /// Replaces the rules of [`Lab::grant`].
     pub async fn change_grant(&self, namespace: &str, account: &str, rules: &Value) -> Result<()> {
         let roles: Api<Role> = Api::namespaced(self.client.clone(), namespace);
         roles
@@ -267,17 +271,17 @@ impl Lab {
         self.virt_handler.identity(node).await
     }
 
-    /// Starts one of our programs as its own service account, with an address and a log of its own.
-    pub async fn run(&self, options: ProgramOptions) -> Result<Program> {
+    /// Starts one of our programs with its own service account, address and log file.
+    pub async fn run(&self, options: OperatorProcessOptions) -> Result<OperatorProcess> {
         let number = self.programs.fetch_add(1, Ordering::Relaxed);
         let mut credentials = self.credentials(&options.namespace, &options.service_account).await?;
         if options.through_proxy {
             credentials = credentials.through(self.proxy.addr());
         }
-        Program::start(&options, &credentials, self.slot.program(number), &self.folder, number)
+        OperatorProcess::start(&options, &credentials, self.address_range.program(number), &self.folder, number)
     }
 
-    /// Every request that the API server has seen so far.
+    /// Every request that the API server has received so far.
     pub fn audit(&self) -> Result<Vec<Record>> {
         audit::read(&self.control_plane.audit_log)
     }
@@ -287,17 +291,12 @@ impl Lab {
         &self.proxy
     }
 
-    /// What pods do from now on.
+    /// Changes how pods behave from now on.
     pub fn set_pods(&self, change: impl FnOnce(&mut PodBehaviour)) {
         self.pods.send_modify(change);
     }
 
-    /// What guests do from now on.
-    pub fn set_guests(&self, change: impl FnOnce(&mut GuestBehaviour)) {
-        self.guests.send_modify(change);
-    }
-
-    /// A guest shuts down or crashes, by itself.
+    /// Makes a guest shut down or crash.
     pub async fn end_guest(&self, namespace: &str, name: &str, end: GuestEnd) -> Result<()> {
         self.virt_handler.end(namespace, name, end).await
     }
@@ -315,7 +314,7 @@ impl Lab {
         self.control_plane.api_server.stop(Signal::SIGKILL).await
     }
 
-    /// Returns when the API server answers again.
+    /// Starts the API server and returns when it is ready.
     pub async fn start_api_server(&self) -> Result<()> {
         self.control_plane.resume_api_server(&self.health).await
     }
@@ -329,7 +328,7 @@ impl Lab {
     }
 
     /// The server processes by name, for tests that kill one.
-    pub fn servers(&self) -> [(&'static str, &Server); 4] {
+    pub fn servers(&self) -> [(&'static str, &ServerProcess); 4] {
         [
             ("etcd", &self.control_plane.etcd),
             ("kube-apiserver", &self.control_plane.api_server),
@@ -338,11 +337,11 @@ impl Lab {
         ]
     }
 
-    /// Runs something that uses the lab. If it fails, the error says where the lab's logs are kept.
+    /// Runs `work`. If it fails, keeps the lab's logs and adds their location to the error.
     pub async fn keeping_logs<T>(&self, name: &str, work: impl Future<Output = Result<T>>) -> Result<T> {
         let result = work.await;
         if result.is_err() {
-            let kept = place::failures_dir()?.join(name);
+            let kept = paths::failures_dir()?.join(name);
             let _ = std::fs::remove_dir_all(&kept);
             harness::copy_logs(&self.folder, &kept)?;
             return result.with_context(|| format!("the lab's logs are kept in {}", kept.display()));
@@ -350,27 +349,27 @@ impl Lab {
         result
     }
 
-    /// Whether the lab itself is well.
-    pub fn health(&self) -> &Health {
+    /// The health of the lab's own processes.
+    pub fn health(&self) -> &LabHealth {
         &self.health
     }
 
-    /// Waits until an object (or its absence) satisfies `is_so`; a failing lab and a time-out end the wait with the
-    /// last state that was seen.
+    /// Waits until an object, or its absence, satisfies `condition`. Returns an error if the lab fails, or at the
+    /// timeout with the last state of the object.
     pub async fn wait<K>(
         &self,
         what: &str,
-        patience: Duration,
+        timeout: Duration,
         api: Api<K>,
         name: &str,
-        is_so: impl Fn(Option<&K>) -> bool + Send + Sync,
+        condition: impl Fn(Option<&K>) -> bool + Send + Sync,
     ) -> Result<Option<K>>
     where
         K: kube::Resource + Clone + serde::de::DeserializeOwned + serde::Serialize + std::fmt::Debug + Send + 'static,
     {
-        let done = kube::runtime::wait::await_condition(api.clone(), name, |object: Option<&K>| is_so(object));
+        let done = kube::runtime::wait::await_condition(api.clone(), name, |object: Option<&K>| condition(object));
         let waited = self.health.guard(async {
-            match tokio::time::timeout(patience, done).await {
+            match tokio::time::timeout(timeout, done).await {
                 Ok(result) => result.context("watching").map(Some),
                 Err(_) => Ok(None),
             }
@@ -380,20 +379,20 @@ impl Lab {
         }
         let last: Option<Value> = api.get_opt(name).await?.and_then(|object| serde_json::to_value(object).ok());
         bail!(
-            "{what}: not within {patience:?}; {name} is {}",
+            "{what}: timed out after {timeout:?}; {name} is {}",
             last.map_or("absent".to_owned(), |last| last.to_string())
         )
     }
 
-    /// Stops everything in order. Dropping the lab does the same without order.
+    /// Stops all processes in a safe order. Dropping the lab kills them all at the same time.
     pub async fn stop(mut self) -> Result<()> {
         self.simulators.shutdown().await;
         self.control_plane.stop().await
     }
 }
 
-/// Servers and simulators end first, so that nobody writes into a folder that is being removed. The files are in memory;
-/// only what a failing test has to show is put aside.
+/// Stops servers and simulators first, so that nothing writes into a folder that is being removed. The files are on a
+/// tmpfs. Only the logs are kept, until the test has succeeded.
 impl Drop for Lab {
     fn drop(&mut self) {
         self.simulators.abort_all();
@@ -402,27 +401,27 @@ impl Drop for Lab {
         for (_, server) in self.servers() {
             server.kill();
         }
-        let asked = Instant::now();
-        while asked.elapsed() < LAST_BREATH && pids.iter().any(|pid| process_table::living(*pid).is_some()) {
+        let killed = Instant::now();
+        while killed.elapsed() < KILL_TIMEOUT && pids.iter().any(|pid| process_table::find(*pid).is_some()) {
             std::thread::sleep(Duration::from_millis(2));
         }
         if let Some(test) = self.test
-            && let Err(error) = put_logs_aside(&self.folder, test)
+            && let Err(error) = save_logs(&self.folder, test)
         {
-            tracing::warn!("the logs of {} are lost: {error:#}", self.folder.display());
+            tracing::warn!("cannot save the logs of {}: {error:#}", self.folder.display());
         }
         let _ = std::fs::remove_dir_all(&self.folder);
     }
 }
 
-/// A killed process is gone within milliseconds.
-const LAST_BREATH: Duration = Duration::from_secs(2);
+/// A killed process disappears within milliseconds.
+const KILL_TIMEOUT: Duration = Duration::from_secs(2);
 
-fn put_logs_aside(folder: &Path, test: &str) -> Result<()> {
-    // A test may have several labs, one after the other under one number.
+fn save_logs(folder: &Path, test: &str) -> Result<()> {
+    // A test may start several labs one after the other, with the same number.
     static ENDED: AtomicU32 = AtomicU32::new(0);
     let name = folder.file_name().unwrap_or_default().to_string_lossy();
-    let target = place::ended_dir(test)?.join(format!("{name}-ended-{}", ENDED.fetch_add(1, Ordering::Relaxed)));
+    let target = paths::stopped_labs_dir(test)?.join(format!("{name}-ended-{}", ENDED.fetch_add(1, Ordering::Relaxed)));
     std::fs::create_dir_all(&target).with_context(|| format!("creating {}", target.display()))?;
     for what in ["logs", "audit.log"] {
         let from = folder.join(what);
@@ -433,12 +432,17 @@ fn put_logs_aside(folder: &Path, test: &str) -> Result<()> {
     Ok(())
 }
 
-async fn prepare_cluster(client: &Client, slot: &Slot, nodes: u8, wanted: &[Extension]) -> Result<()> {
+async fn prepare_cluster(
+    client: &Client,
+    address_range: &AddressRange,
+    nodes: u8,
+    extensions: &[Extension],
+) -> Result<()> {
     for number in 1..=nodes {
-        node::create(client, slot, number).await?;
+        node::create(client, address_range, number).await?;
     }
     storage::create_classes(client).await?;
-    for extension in wanted {
+    for extension in extensions {
         extensions::install(client, *extension).await?;
     }
     Ok(())

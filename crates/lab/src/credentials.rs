@@ -1,37 +1,37 @@
-//! How somebody reaches the API server: an address, the authority to trust, a token. Made into a client or a
-//! kubeconfig file; service accounts get theirs by TokenRequest, so that each program acts as itself.
+//! Credentials for the API server: address, CA and token. They become a client or a kubeconfig file. Service accounts
+//! get their token from a TokenRequest, so that each program has its own identity.
 
-use std::net::SocketAddr;
-use std::path::Path;
+use std::{net::SocketAddr, path::Path};
 
 use anyhow::{Context, Result};
-use k8s_openapi::api::authentication::v1::{BoundObjectReference, TokenRequest, TokenRequestSpec};
-use k8s_openapi::api::core::v1::{Pod, ServiceAccount};
+use k8s_openapi::api::{
+    authentication::v1::{BoundObjectReference, TokenRequest, TokenRequestSpec},
+    core::v1::{Pod, ServiceAccount},
+};
 use kube::{Api, Client, Config, ResourceExt};
-use rustls::pki_types::CertificateDer;
-use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, pem::PemObject};
 use serde_json::json;
 
-/// Longer than any lab lives, so that no token has to be renewed.
+/// Longer than the lifetime of any lab, so that tokens need no renewal.
 const TOKEN_SECONDS: i64 = 24 * 3600;
 
 #[derive(Clone)]
 pub struct Credentials {
-    pub server: SocketAddr,
-    pub authority_pem: String,
-    pub token: String,
-    /// How the kubeconfig calls its user.
-    pub name: String,
+    pub(crate) server: SocketAddr,
+    pub(crate) ca_pem: String,
+    pub(crate) token: String,
+    /// The user name in the kubeconfig.
+    pub(crate) name: String,
 }
 
 impl Credentials {
-    /// The same identity, reached by another way (the fault proxy).
+    /// The same identity with another server address (the fault proxy).
     pub fn through(&self, server: SocketAddr) -> Self {
         Credentials { server, ..self.clone() }
     }
 
-    /// A kubeconfig file; JSON is YAML.
-    pub fn write(&self, path: &Path) -> Result<()> {
+    /// Writes a kubeconfig file. JSON is valid YAML.
+    pub(crate) fn write(&self, path: &Path) -> Result<()> {
         let text = serde_json::to_string_pretty(&self.kubeconfig_json()).context("writing a kubeconfig")?;
         std::fs::write(path, text).with_context(|| format!("writing {}", path.display()))
     }
@@ -42,7 +42,7 @@ impl Credentials {
             "kind": "Config",
             "clusters": [{"name": "lab", "cluster": {
                 "server": format!("https://{}", self.server),
-                "certificate-authority-data": base64(self.authority_pem.as_bytes()),
+                "certificate-authority-data": base64(self.ca_pem.as_bytes()),
             }}],
             "users": [{"name": self.name, "user": {"token": self.token}}],
             "contexts": [{"name": "lab", "context": {"cluster": "lab", "user": self.name}}],
@@ -50,31 +50,31 @@ impl Credentials {
         })
     }
 
-    /// A client that says who it is in the audit log.
+    /// A client. Its user agent identifies it in the audit log.
     pub fn client(&self, user_agent: &str) -> Result<Client> {
         let server = format!("https://{}", self.server).parse().context("the server's address is not a URL")?;
-        let authority =
-            CertificateDer::from_pem_slice(self.authority_pem.as_bytes()).context("the authority is not PEM")?;
+        let ca = CertificateDer::from_pem_slice(self.ca_pem.as_bytes()).context("the CA is not PEM")?;
         let mut config = Config::new(server);
-        // Whoever uses a lab wants to see what the server answers.
+        // Tests must see every response of the API server, so the client does not retry.
         config.default_retry = false;
-        config.root_cert = Some(vec![authority.to_vec()]);
+        config.root_cert = Some(vec![ca.to_vec()]);
         config.auth_info.token = Some(self.token.clone().into());
         config.headers.push((
             http::header::USER_AGENT,
             http::HeaderValue::from_str(user_agent).context("the user agent is not a header value")?,
         ));
-        Client::try_from(config).context("making a client")
+        Client::try_from(config).context("creating a client")
     }
 
-    /// What a pod sees of this identity in `/var/run/secrets/kubernetes.io/serviceaccount`.
+    /// The files of this identity in a pod's `/var/run/secrets/kubernetes.io/serviceaccount`.
     pub(crate) fn in_cluster_files(&self, namespace: &str) -> [(&'static str, String); 3] {
-        [("token", self.token.clone()), ("ca.crt", self.authority_pem.clone()), ("namespace", namespace.to_owned())]
+        [("token", self.token.clone()), ("ca.crt", self.ca_pem.clone()), ("namespace", namespace.to_owned())]
     }
 }
 
-/// A token for a service account, bound to a pod if there is one (the node-restriction policy looks at that).
-pub(crate) async fn of_service_account(
+/// Credentials of a service account. The token is bound to the pod, if there is one: the node-restriction policy checks
+/// that.
+pub(crate) async fn service_account_credentials(
     admin: &Credentials,
     client: &Client,
     namespace: &str,
@@ -105,7 +105,7 @@ pub(crate) async fn of_service_account(
 
 fn base64(bytes: &[u8]) -> String {
     use k8s_openapi::ByteString;
-    // k8s-openapi already encodes byte strings for JSON; one more base64 crate would do the same.
+    // k8s-openapi encodes byte strings in JSON as base64, so no base64 crate is needed.
     serde_json::to_value(ByteString(bytes.to_vec()))
         .ok()
         .and_then(|value| value.as_str().map(str::to_owned))

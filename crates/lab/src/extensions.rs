@@ -1,5 +1,5 @@
-//! Resource definitions of neighbours that a cluster may or may not have. Their schemas accept anything: the operators
-//! only have to find out whether they exist, and to read and write their objects.
+//! CRDs of other projects that a cluster may have. Their schemas accept any object: the operators only detect whether
+//! the kinds are served, and read and write objects of them.
 
 use anyhow::{Context, Result};
 use kube::Client;
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::manifests;
 
-/// A neighbour of KubeVirt.
+/// A project whose CRDs a cluster may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Extension {
     /// NetworkAttachmentDefinition
@@ -20,7 +20,7 @@ pub enum Extension {
     OpenShift,
 }
 
-struct Kind {
+struct ExtensionKind {
     group: &'static str,
     version: &'static str,
     kind: &'static str,
@@ -34,21 +34,19 @@ const fn kind(
     kind: &'static str,
     plural: &'static str,
     namespaced: bool,
-) -> Kind {
-    Kind { group, version, kind, plural, namespaced }
+) -> ExtensionKind {
+    ExtensionKind { group, version, kind, plural, namespaced }
 }
 
 impl Extension {
-    pub const ALL: [Extension; 4] = [Extension::Multus, Extension::Monitoring, Extension::Cdi, Extension::OpenShift];
-
-    fn kinds(self) -> &'static [Kind] {
-        const MULTUS: &[Kind] =
+    fn kinds(self) -> &'static [ExtensionKind] {
+        const MULTUS: &[ExtensionKind] =
             &[kind("k8s.cni.cncf.io", "v1", "NetworkAttachmentDefinition", "network-attachment-definitions", true)];
-        const MONITORING: &[Kind] = &[
+        const MONITORING: &[ExtensionKind] = &[
             kind("monitoring.coreos.com", "v1", "ServiceMonitor", "servicemonitors", true),
             kind("monitoring.coreos.com", "v1", "PrometheusRule", "prometheusrules", true),
         ];
-        const CDI: &[Kind] = &[
+        const CDI: &[ExtensionKind] = &[
             kind("cdi.kubevirt.io", "v1beta1", "CDI", "cdis", false),
             kind("cdi.kubevirt.io", "v1beta1", "CDIConfig", "cdiconfigs", false),
             kind("cdi.kubevirt.io", "v1beta1", "DataVolume", "datavolumes", true),
@@ -58,7 +56,7 @@ impl Extension {
             kind("cdi.kubevirt.io", "v1beta1", "VolumeImportSource", "volumeimportsources", true),
             kind("cdi.kubevirt.io", "v1beta1", "VolumeCloneSource", "volumeclonesources", true),
         ];
-        const OPENSHIFT: &[Kind] = &[
+        const OPENSHIFT: &[ExtensionKind] = &[
             kind("security.openshift.io", "v1", "SecurityContextConstraints", "securitycontextconstraints", false),
             kind("route.openshift.io", "v1", "Route", "routes", true),
         ];
@@ -72,11 +70,11 @@ impl Extension {
 }
 
 pub(crate) async fn install(client: &Client, extension: Extension) -> Result<()> {
-    let documents: Vec<Value> = extension.kinds().iter().map(definition).collect();
+    let documents: Vec<Value> = extension.kinds().iter().map(crd).collect();
     manifests::create(client, &documents).await.with_context(|| format!("installing {extension:?}"))
 }
 
-fn definition(kind: &Kind) -> Value {
+fn crd(kind: &ExtensionKind) -> Value {
     json!({
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",

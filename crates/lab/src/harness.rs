@@ -1,40 +1,39 @@
 //! The `main` of a test binary that uses labs.
 //!
-//! The standard test harness gives no chance to enter namespaces before its threads exist, so these binaries have a
-//! `main` of their own; they take the same arguments and print the same lines. Tests may share a lab (starting one with
-//! KubeVirt takes half a minute) or start their own. A lab that fails ends its tests at once with the cause, and its
-//! logs are kept for reading.
+//! A process must enter namespaces before it has several threads, and the standard test harness does not allow that. So
+//! these binaries have their own `main`, with the same arguments and output. Tests may share a lab (starting one with
+//! KubeVirt takes half a minute) or start their own. If a lab fails, its tests fail immediately with the cause, and its
+//! logs are kept.
 
-use std::path::Path;
-use std::process::ExitCode;
-use std::sync::Arc;
-use std::time::Duration;
+use std::{path::Path, process::ExitCode, sync::Arc, time::Duration};
 
 use anyhow::{Context, Result, anyhow};
 use libtest_mimic::{Arguments, Failed, Trial};
-use tokio::runtime::Runtime;
-use tokio::sync::OnceCell;
+use tokio::{runtime::Runtime, sync::OnceCell};
 
-use crate::parts::{self, Group};
-use crate::{KubeVirt, Lab, LabOptions, isolate, place};
+use crate::{
+    KubeVirtInstaller, Lab, LabOptions,
+    components::{self, ComponentGroup},
+    isolate, paths,
+};
 
-/// No test of ours needs longer; a hanging one is an error with a name.
-const PATIENCE: Duration = Duration::from_secs(300);
+/// Longer than any test needs, so that a hanging test fails.
+const TIMEOUT: Duration = Duration::from_secs(300);
 
 tokio::task_local! {
     static TEST: &'static str;
 }
 
-/// The test in which this runs, if it is one.
+/// The name of the test that runs the current task, if it is a test.
 pub(crate) fn current_test() -> Option<&'static str> {
     TEST.try_with(|test| *test).ok()
 }
 
-/// A test's future holds those of all that it awaits, a whole lab's start among them, and an unoptimized build copies
-/// them on the stack: the usual 2 MiB are not enough for whichever test comes first.
+/// The future of a test contains the futures that it awaits, such as the start of a lab, and an unoptimized build
+/// copies them on the stack: the default of 2 MiB is not enough.
 const STACK: usize = 32 << 20;
 
-/// The labs that tests share, each started by the first test that asks for it.
+/// The labs that tests share. The first test that needs a lab starts it.
 #[derive(Default)]
 pub struct SharedLabs {
     plain: OnceCell<Arc<Lab>>,
@@ -45,17 +44,17 @@ pub struct SharedLabs {
 impl SharedLabs {
     /// Kubernetes without KubeVirt.
     pub async fn plain(&self) -> Result<Arc<Lab>> {
-        self.plain.get_or_try_init(|| start(KubeVirt::None)).await.cloned()
+        self.plain.get_or_try_init(|| start(KubeVirtInstaller::None)).await.cloned()
     }
 
-    /// KubeVirt installed by its own operator, with the release's custom resource.
+    /// KubeVirt installed by the reference operator, with the KubeVirt resource of the release.
     pub async fn reference(&self) -> Result<Arc<Lab>> {
-        self.reference.get_or_try_init(|| start(KubeVirt::Reference { custom_resource: None })).await.cloned()
+        self.reference.get_or_try_init(|| start(KubeVirtInstaller::Reference { custom_resource: None })).await.cloned()
     }
 
-    /// The same, installed by our operator from this file.
+    /// KubeVirt installed by our virt-operator, from this executable.
     pub async fn ours(&self, program: &Path) -> Result<Arc<Lab>> {
-        let ours = || KubeVirt::Ours { program: program.to_owned(), custom_resource: None };
+        let ours = || KubeVirtInstaller::Ours { program: program.to_owned(), custom_resource: None };
         self.ours.get_or_try_init(|| start(ours())).await.cloned()
     }
 
@@ -63,25 +62,25 @@ impl SharedLabs {
         [&self.plain, &self.reference, &self.ours].into_iter().filter_map(OnceCell::get)
     }
 
-    /// Resolves when a shared lab that has been started fails.
+    /// Resolves when one of the started labs fails.
     async fn failed(&self) -> anyhow::Error {
         loop {
             let labs: Vec<_> = self.started().cloned().collect();
             let failures = labs.iter().map(|lab| Box::pin(lab.health().failed()));
-            let again = tokio::time::sleep(Duration::from_millis(500));
+            let next_check = tokio::time::sleep(Duration::from_millis(500));
             if labs.is_empty() {
-                again.await;
+                next_check.await;
                 continue;
             }
             tokio::select! {
                 (failure, ..) = futures::future::select_all(failures) => return failure,
-                () = again => {}
+                () = next_check => {}
             }
         }
     }
 }
 
-async fn start(kubevirt: KubeVirt) -> Result<Arc<Lab>> {
+async fn start(kubevirt: KubeVirtInstaller) -> Result<Arc<Lab>> {
     Lab::start(LabOptions { kubevirt, ..LabOptions::default() }).await.map(Arc::new)
 }
 
@@ -102,7 +101,7 @@ impl Suite {
         Ok(Suite { runtime: Arc::new(runtime), labs: Arc::default(), trials: Vec::new() })
     }
 
-    /// Adds a test. It fails with an error or a panic.
+    /// Adds a test. It fails if it returns an error or panics.
     pub fn test<T>(&mut self, name: &'static str, test: impl FnOnce(Arc<SharedLabs>) -> T + Send + 'static)
     where
         T: Future<Output = Result<()>> + Send + 'static,
@@ -115,38 +114,47 @@ impl Suite {
                     tokio::select! {
                         result = TEST.scope(name, test(labs.clone())) => result,
                         failure = labs.failed() => Err(failure),
-                        () = tokio::time::sleep(PATIENCE) => Err(anyhow!("not done within {PATIENCE:?}")),
+                        () = tokio::time::sleep(TIMEOUT) => Err(anyhow!("timed out after {TIMEOUT:?}")),
                     }
                 }
             });
-            let result = runtime.block_on(task).unwrap_or_else(|panic| Err(anyhow!("{}", message(panic))));
+            let result = runtime.block_on(task).unwrap_or_else(|panic| Err(anyhow!("{}", panic_message(panic))));
             let result = result.map_err(|error| {
-                let logs = keep_logs(name).unwrap_or_else(|error| format!("no logs kept: {error:#}"));
+                let logs = keep_logs(name).unwrap_or_else(|error| format!("cannot keep the logs: {error:#}"));
                 Failed::from(format!("{error:#}\n{logs}"))
             });
-            // What the test's own labs left is on disk by now, or of no interest.
-            let _ = place::ended_dir(name).map(std::fs::remove_dir_all);
+            // The logs of the test's own labs have been copied, or are not needed.
+            let _ = paths::stopped_labs_dir(name).map(std::fs::remove_dir_all);
             result
         }));
     }
 }
 
-fn message(panic: tokio::task::JoinError) -> String {
+/// Adds test functions to a [`Suite`] under their own names: `tests!(suite; first_test, second_test)`. Each is an
+/// `async fn(Arc<SharedLabs>) -> anyhow::Result<()>`.
+#[macro_export]
+macro_rules! tests {
+    ($suite:expr; $($test:ident),+ $(,)?) => {
+        $($suite.test(stringify!($test), $test);)+
+    };
+}
+
+fn panic_message(panic: tokio::task::JoinError) -> String {
     match panic.try_into_panic() {
         Ok(panic) => panic
             .downcast_ref::<String>()
             .cloned()
             .or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()))
-            .unwrap_or_else(|| "it panicked".to_owned()),
+            .unwrap_or_else(|| "the test panicked".to_owned()),
         Err(error) => error.to_string(),
     }
 }
 
-/// Copies what the labs wrote to disk, those that run and those that the test has ended: their own place vanishes.
+/// Copies the logs of running and stopped labs to disk, because the lab's tmpfs is removed with the process.
 fn keep_logs(test: &str) -> Result<String> {
-    let kept = place::failures_dir()?.join(test);
+    let kept = paths::failures_dir()?.join(test);
     let _ = std::fs::remove_dir_all(&kept);
-    for folder in [place::run_dir()?, place::ended_dir(test)?] {
+    for folder in [paths::run_dir()?, paths::stopped_labs_dir(test)?] {
         for lab in std::fs::read_dir(folder).into_iter().flatten().flatten() {
             if lab.path().join("logs").is_dir() {
                 copy_logs(&lab.path(), &kept.join(lab.file_name()))?;
@@ -165,16 +173,16 @@ pub(crate) fn copy_logs(lab: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Runs the tests that `fill` adds, inside namespaces of their own.
-pub fn main(groups: &[Group], fill: impl FnOnce(&mut Suite)) -> ExitCode {
+/// Runs the tests that `fill` adds, in new namespaces.
+pub fn main(groups: &[ComponentGroup], fill: impl FnOnce(&mut Suite)) -> ExitCode {
     if let Err(error) = isolate::begin() {
         eprintln!("error: {error:#}");
         return ExitCode::FAILURE;
     }
     let arguments = Arguments::from_args();
     isolate::run(
-        // Listing tests needs no lab.
-        || if arguments.list { Ok(()) } else { parts::ensure(groups) },
+        // Listing the tests requires no components.
+        || if arguments.list { Ok(()) } else { components::ensure(groups) },
         || {
             let mut suite = Suite::new()?;
             fill(&mut suite);
@@ -189,7 +197,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_lab_can_know_its_test() {
+    async fn a_task_of_a_test_knows_the_name_of_the_test() {
         assert_eq!(current_test(), None);
         assert_eq!(TEST.scope("mine", async { current_test() }).await, Some("mine"));
     }

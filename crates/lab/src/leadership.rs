@@ -1,17 +1,18 @@
-//! When which program led, read from their logs: the proof that there were never two at once.
+//! Leadership of programs, read from their logs. Tests use it to prove that there were never two leaders at the same
+//! time.
 
 use anyhow::{Context, Result, ensure};
 use jiff::Timestamp;
 use serde_json::Value;
 
-/// The two log messages between which a program leads.
+/// The log messages with which leadership begins and ends.
 #[derive(Clone, Copy)]
 pub struct Messages {
     pub begins: &'static str,
     pub ends: &'static str,
 }
 
-/// A span in which one program led; without an end if its log has none.
+/// A time in which one program was the leader. It has no end if the log contains none.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeadershipSpan {
     pub who: String,
@@ -19,14 +20,14 @@ pub struct LeadershipSpan {
     pub to: Option<Timestamp>,
 }
 
-/// The reigns of one program. `died` is when it was killed, if it was: it wrote nothing about that end.
+/// The leadership spans of one program. `died` is the time at which it was killed, because it could not log that end.
 pub fn spans(who: &str, log: &[Value], messages: Messages, died: Option<Timestamp>) -> Result<Vec<LeadershipSpan>> {
     let mut spans: Vec<LeadershipSpan> = Vec::new();
     for line in log {
         let message = line.get("message").and_then(Value::as_str).unwrap_or_default();
         let time = || -> Result<Timestamp> {
-            let text = line.get("timestamp").and_then(Value::as_str).context("a log line without a timestamp")?;
-            text.parse().with_context(|| format!("{text:?} is no time"))
+            let text = line.get("timestamp").and_then(Value::as_str).context("log line without a timestamp")?;
+            text.parse().with_context(|| format!("invalid timestamp {text:?}"))
         };
         if message == messages.begins {
             spans.push(LeadershipSpan { who: who.to_owned(), from: time()?, to: None });
@@ -42,13 +43,13 @@ pub fn spans(who: &str, log: &[Value], messages: Messages, died: Option<Timestam
     Ok(spans)
 }
 
-/// Fails if two reigns overlap, and names them.
+/// Fails if two spans overlap, and names both programs.
 pub fn never_two(mut spans: Vec<LeadershipSpan>) -> Result<()> {
     spans.sort_by_key(|span| span.from);
     for (earlier, later) in spans.iter().zip(spans.iter().skip(1)) {
         ensure!(
             earlier.to.is_some_and(|end| end <= later.from),
-            "{} led until {:?}, but {} led from {} on",
+            "{} led until {:?}, but {} led since {}",
             earlier.who,
             earlier.to,
             later.who,
@@ -60,8 +61,9 @@ pub fn never_two(mut spans: Vec<LeadershipSpan>) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use serde_json::json;
+
+    use super::*;
 
     const MESSAGES: Messages = Messages { begins: "begin", ends: "end" };
 
@@ -70,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn reigns_are_read_from_the_log() {
+    fn spans_are_read_from_the_log() {
         let log = [line(1, "begin"), line(2, "something"), line(3, "end"), line(5, "begin")];
         let spans: Vec<(i64, Option<i64>)> = spans("a", &log, MESSAGES, Some(Timestamp::from_second(9).unwrap()))
             .unwrap()
@@ -81,11 +83,11 @@ mod tests {
     }
 
     #[test]
-    fn an_overlap_is_found() {
+    fn overlapping_spans_are_an_error() {
         let a = spans("a", &[line(1, "begin"), line(4, "end")], MESSAGES, None).unwrap();
         let b = spans("b", &[line(3, "begin")], MESSAGES, None).unwrap();
         let c = spans("c", &[line(4, "begin")], MESSAGES, None).unwrap();
-        assert!(never_two([a.clone(), b].concat()).unwrap_err().to_string().contains("b led from"));
+        assert!(never_two([a.clone(), b].concat()).unwrap_err().to_string().contains("b led since"));
         never_two([a, c].concat()).unwrap();
     }
 }

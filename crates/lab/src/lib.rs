@@ -1,14 +1,15 @@
 //! A real Kubernetes and KubeVirt control plane on one Linux machine, with simulated nodes.
 //!
 //! etcd, kube-apiserver, kube-controller-manager, kube-scheduler, virt-api, virt-controller and the reference
-//! virt-operator are the real programs, built from pinned Go modules ([`parts`]). Nodes, the kubelet, virt-handler and
-//! storage are simulated here, on the same kube client as the product. Everything runs in namespaces of its own
-//! ([`isolate`]): nothing leaves the machine and nothing is left behind.
+//! virt-operator are the real programs, built from pinned Go modules ([`components`]). This crate simulates nodes, the
+//! kubelet, virt-handler and storage, with the same kube client as the operators. A lab runs in its own Linux
+//! namespaces ([`isolate`]): it cannot reach other machines, and it leaves no processes or files behind.
 //!
 //! ```no_run
 //! # async fn example() -> anyhow::Result<()> {
-//! use lab::{KubeVirt, Lab, LabOptions};
-//! let lab = Lab::start(LabOptions { kubevirt: KubeVirt::Reference { custom_resource: None }, ..LabOptions::default() }).await?;
+//! use vitivirt_lab::{KubeVirtInstaller, Lab, LabOptions};
+//! let kubevirt = KubeVirtInstaller::Reference { custom_resource: None };
+//! let lab = Lab::start(LabOptions { kubevirt, ..LabOptions::default() }).await?;
 //! let client = lab.client();
 //! # Ok(()) }
 //! ```
@@ -16,10 +17,11 @@
 mod addresses;
 mod audit;
 mod cluster;
+pub mod components;
 mod control_plane;
 mod credentials;
+pub mod daemon;
 mod extensions;
-mod follow;
 pub mod harness;
 mod http_get;
 pub mod isolate;
@@ -30,13 +32,12 @@ pub mod leadership;
 pub mod manifests;
 mod netlink;
 mod node;
-pub mod parts;
-pub mod place;
+mod object_watch;
+mod operator_process;
+pub mod paths;
 pub mod process_table;
-mod program;
 pub mod proxy;
-pub mod resident;
-mod server;
+mod server_process;
 mod snapshot;
 mod storage;
 mod virt_handler;
@@ -47,8 +48,8 @@ pub use cluster::{Lab, LabOptions};
 pub use credentials::Credentials;
 pub use extensions::Extension;
 pub use kubelet::{OwnProgram, PodBehaviour, PodFate, PodRule};
-pub use kubevirt::{KubeVirt, VirtOperator, default_custom_resource, kubevirt_resource};
-pub use program::{Program, ProgramOptions};
-pub use server::{Health, Server};
+pub use kubevirt::{KubeVirtInstaller, VirtOperator, kubevirt_resource};
+pub use operator_process::{OperatorProcess, OperatorProcessOptions};
+pub use server_process::{LabHealth, ServerProcess};
 pub use storage::{CLASS_NEVER, CLASS_STANDARD, CLASS_WAIT};
 pub use virt_handler::{GuestBehaviour, GuestEnd};

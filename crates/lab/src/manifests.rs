@@ -1,38 +1,40 @@
-//! YAML documents into a cluster, as `kubectl create` would.
+//! Creates the objects of YAML documents, like `kubectl create`.
 
 use anyhow::{Context, Result};
-use kube::api::{DynamicObject, PostParams};
-use kube::core::GroupVersionKind;
-use kube::discovery::{Scope, oneshot};
-use kube::{Api, Client, ResourceExt};
+use kube::{
+    Api, Client, ResourceExt,
+    api::{DynamicObject, PostParams},
+    core::GroupVersionKind,
+    discovery::{Scope, oneshot},
+};
 use serde_json::Value;
 
-/// The documents of a YAML text; empty ones are left out.
+/// The documents of a YAML text, without empty ones.
 pub fn parse(yaml: &str) -> Result<Vec<Value>> {
     let documents: Vec<Value> =
-        serde_saphyr::from_multiple(yaml).map_err(|error| anyhow::anyhow!("not YAML: {error}"))?;
+        serde_saphyr::from_multiple(yaml).map_err(|error| anyhow::anyhow!("invalid YAML: {error}"))?;
     Ok(documents.into_iter().filter(Value::is_object).collect())
 }
 
-/// Creates the objects in their order; one that exists already stays as it is.
+/// Creates the objects in this order. An object that already exists is not changed.
 pub async fn create(client: &Client, documents: &[Value]) -> Result<()> {
     for document in documents {
         create_one(client, document).await?;
     }
-    for document in documents.iter().filter(|document| document.get("kind").is_some_and(|kind| kind == DEFINITION)) {
+    for document in documents.iter().filter(|document| document.get("kind").is_some_and(|kind| kind == CRD)) {
         wait_until_served(client, document).await?;
     }
     Ok(())
 }
 
-const DEFINITION: &str = "CustomResourceDefinition";
+const CRD: &str = "CustomResourceDefinition";
 
-/// A new kind is served a moment after its definition has been accepted.
-async fn wait_until_served(client: &Client, definition: &Value) -> Result<()> {
-    let text = |pointer: &str| definition.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
-    let versions = definition.pointer("/spec/versions").and_then(Value::as_array).into_iter().flatten();
+/// The API server serves a new kind shortly after it has accepted the CRD.
+async fn wait_until_served(client: &Client, crd: &Value) -> Result<()> {
+    let text = |pointer: &str| crd.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
+    let versions = crd.pointer("/spec/versions").and_then(Value::as_array).into_iter().flatten();
     for version in versions.filter_map(|version| version.get("name").and_then(Value::as_str)) {
-        // Without a limit: then the answer comes from the API server's cache, which is what is ready last.
+        // No `limit` parameter: the API server then answers from its cache, which becomes ready last.
         let path = format!("/apis/{}/{version}/{}", text("/spec/group"), text("/spec/names/plural"));
         let served = async {
             while client.request_text(http::Request::get(&path).body(Vec::new())?).await.is_err() {
@@ -40,22 +42,23 @@ async fn wait_until_served(client: &Client, definition: &Value) -> Result<()> {
             }
             anyhow::Ok(())
         };
-        tokio::time::timeout(PATIENCE, served)
+        tokio::time::timeout(TIMEOUT, served)
             .await
-            .with_context(|| format!("{path} was not served within {PATIENCE:?}"))??;
+            .with_context(|| format!("{path} was not served within {TIMEOUT:?}"))??;
     }
     Ok(())
 }
 
-const PATIENCE: std::time::Duration = std::time::Duration::from_secs(30);
+const TIMEOUT: std::time::Duration = std::time::Duration::from_secs(30);
 
 async fn create_one(client: &Client, document: &Value) -> Result<()> {
     let object: DynamicObject =
-        serde_json::from_value(document.clone()).context("a document is not a Kubernetes object")?;
-    let types = object.types.clone().context("a document has no kind")?;
-    let kind = GroupVersionKind::try_from(&types).context("a document's apiVersion cannot be read")?;
-    let (resource, capabilities) =
-        oneshot::pinned_kind(client, &kind).await.with_context(|| format!("the cluster knows no {}", types.kind))?;
+        serde_json::from_value(document.clone()).context("the document is not a Kubernetes object")?;
+    let types = object.types.clone().context("the document has no kind")?;
+    let kind = GroupVersionKind::try_from(&types).context("the document has an invalid apiVersion")?;
+    let (resource, capabilities) = oneshot::pinned_kind(client, &kind)
+        .await
+        .with_context(|| format!("the API server does not serve kind {}", types.kind))?;
     let api: Api<DynamicObject> = match (capabilities.scope, object.namespace()) {
         (Scope::Namespaced, namespace) => {
             Api::namespaced_with(client.clone(), namespace.as_deref().unwrap_or("default"), &resource)

@@ -1,7 +1,7 @@
-//! The two netlink requests that make a fresh network namespace a world of its own: `lo` goes up, and all of 10.0.0.0/8
-//! becomes this host. An address there that nobody serves is then refused instead of being routed anywhere.
+//! The two netlink requests that set up a new network namespace: they bring `lo` up and route all of 10.0.0.0/8 to this
+//! host. The kernel then refuses connections to unused addresses of that range instead of routing them elsewhere.
 //!
-//! Two fixed messages do not justify a netlink crate, and calling `ip` would add a program that not every machine has.
+//! Two fixed messages do not justify a netlink crate, and not every machine has the program `ip`.
 
 use std::os::fd::AsRawFd;
 
@@ -65,16 +65,18 @@ fn request(kind: u16, flags: u16, body: &[u8]) -> Result<()> {
     message.extend(body);
     sendto(socket.as_raw_fd(), &message, &NetlinkAddr::new(0, 0), MsgFlags::empty()).context("sending")?;
 
-    let mut answer = [0u8; 4096];
-    let received = recv(socket.as_raw_fd(), &mut answer, MsgFlags::empty()).context("receiving")?;
-    let answer = answer.get(..received).unwrap_or_default();
-    let (Some(kind), Some(code)) = (answer.get(4..6), answer.get(16..20)) else { bail!("short netlink answer") };
+    let mut response = [0u8; 4096];
+    let received = recv(socket.as_raw_fd(), &mut response, MsgFlags::empty()).context("receiving")?;
+    let response = response.get(..received).unwrap_or_default();
+    let (Some(kind), Some(code)) = (response.get(4..6), response.get(16..20)) else {
+        bail!("the netlink response is too short")
+    };
     let (mut kind_bytes, mut code_bytes) = ([0; 2], [0; 4]);
     kind_bytes.copy_from_slice(kind);
     code_bytes.copy_from_slice(code);
     match (u16::from_ne_bytes(kind_bytes), i32::from_ne_bytes(code_bytes)) {
         (NLMSG_ERROR, 0) => Ok(()),
-        (NLMSG_ERROR, code) => Err(std::io::Error::from_raw_os_error(-code)).context("the kernel refused"),
-        (kind, _) => bail!("unexpected netlink answer of type {kind}"),
+        (NLMSG_ERROR, code) => Err(std::io::Error::from_raw_os_error(-code)).context("the kernel rejected the request"),
+        (kind, _) => bail!("unexpected netlink response of type {kind}"),
     }
 }

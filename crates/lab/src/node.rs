@@ -1,25 +1,30 @@
-//! Simulated nodes: what scheduler and virt-controller want to see of one, and its heartbeat.
+//! Simulated nodes: the labels and status that the scheduler and virt-controller require, and the heartbeat.
 
-use std::collections::BTreeMap;
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use anyhow::{Context, Result};
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Node, NodeAddress, NodeCondition, NodeStatus};
-use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
-use kube::api::{Patch, PatchParams, PostParams};
-use kube::{Api, Client, ResourceExt};
+use k8s_openapi::{
+    api::core::v1::{Node, NodeAddress, NodeCondition, NodeStatus},
+    apimachinery::pkg::{
+        api::resource::Quantity,
+        apis::meta::v1::{ObjectMeta, Time},
+    },
+};
+use kube::{
+    Api, Client, ResourceExt,
+    api::{Patch, PatchParams, PostParams},
+};
 use serde_json::json;
 
-use crate::addresses::Slot;
+use crate::addresses::AddressRange;
 
-/// virt-controller gives a node up after five minutes of silence.
+/// virt-controller treats a node without a heartbeat for five minutes as dead.
 const HEARTBEAT: Duration = Duration::from_secs(60);
 pub(crate) const HEARTBEAT_ANNOTATION: &str = "kubevirt.io/heartbeat";
 pub(crate) const SCHEDULABLE: &str = "kubevirt.io/schedulable";
 
-/// Machine types, CPU models and features that VMs of the tests may ask for.
+/// Machine types, CPU models and features that the VMs of tests may require.
 const CAPABILITIES: &[&str] = &[
     "machine-type.node.kubevirt.io/q35",
     "machine-type.node.kubevirt.io/pc-q35-rhel9.6.0",
@@ -47,7 +52,7 @@ pub(crate) fn name(number: u8) -> String {
     format!("node-{number}")
 }
 
-pub(crate) async fn create(client: &Client, slot: &Slot, number: u8) -> Result<()> {
+pub(crate) async fn create(client: &Client, address_range: &AddressRange, number: u8) -> Result<()> {
     let nodes: Api<Node> = Api::all(client.clone());
     let name = name(number);
     let mut labels: BTreeMap<String, String> =
@@ -72,9 +77,10 @@ pub(crate) async fn create(client: &Client, slot: &Slot, number: u8) -> Result<(
         ..Node::default()
     };
     nodes.create(&PostParams::default(), &node).await.with_context(|| format!("creating {name}"))?;
-    let status = json!({"status": status(slot.node(number).to_string(), &name)});
+    let status = json!({"status": status(address_range.node(number).to_string(), &name)});
     nodes.patch_status(&name, &PatchParams::default(), &Patch::Merge(status)).await?;
-    // Admission taints every new node as not ready, and node-lifecycle, which would lift that, does not run here.
+    // Admission taints every new node as not ready. The node lifecycle controller, which removes the taint, is
+    // disabled.
     nodes.patch(&name, &PatchParams::default(), &Patch::Merge(json!({"spec": {"taints": null}}))).await?;
     Ok(())
 }

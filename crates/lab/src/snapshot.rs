@@ -1,30 +1,33 @@
-//! What is installed in a lab at one moment of its past.
+//! What is installed in a lab at one moment.
 //!
-//! All kinds of objects share one store, so the version of one object dates all others: every kind is listed as it was
-//! at that version. Objects that came a moment later are not in it, however long the listing takes.
+//! All kinds share one etcd, so a resource version of any object identifies a moment for all kinds: each kind is listed
+//! at that version. Objects that were created later are not in the snapshot, however long the listing takes.
 
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use futures::{StreamExt, TryStreamExt, stream};
-use kube::api::{ApiResource, DynamicObject, ListParams, TypeMeta, VersionMatch};
-use kube::discovery::{ApiGroup, Discovery, verbs};
-use kube::{Api, Client};
+use kube::{
+    Api, Client,
+    api::{ApiResource, DynamicObject, ListParams, TypeMeta, VersionMatch},
+    discovery::{ApiGroup, Discovery, verbs},
+};
 use serde_json::Value;
-use vitivirt_snapshot::{LEFT_OUT, Snapshot};
+use vitivirt_snapshot::{EXCLUDED_RESOURCES, Snapshot};
 
-/// Served by virt-api, not from the store.
+/// Served by virt-api, not from etcd.
 const AGGREGATED: [&str; 2] = ["subresources.kubevirt.io", "subresources.template.kubevirt.io"];
-const AT_ONCE: usize = 6;
+const CONCURRENT_LISTS: usize = 6;
 
-/// At this resource version, or now.
+/// Takes a snapshot at this resource version, or now.
 pub(crate) async fn take(client: &Client, at: Option<&str>) -> Result<Snapshot> {
-    let discovery = Discovery::new(client.clone()).exclude(&AGGREGATED).run().await.context("discovery")?;
-    let resources = discovery.groups().flat_map(ApiGroup::recommended_resources).filter(|(resource, offers)| {
-        offers.supports_operation(verbs::LIST) && !LEFT_OUT.contains(&resource.plural.as_str())
+    let discovery =
+        Discovery::new(client.clone()).exclude(&AGGREGATED).run().await.context("discovering the served kinds")?;
+    let resources = discovery.groups().flat_map(ApiGroup::recommended_resources).filter(|(resource, capabilities)| {
+        capabilities.supports_operation(verbs::LIST) && !EXCLUDED_RESOURCES.contains(&resource.plural.as_str())
     });
     let lists: Vec<Vec<Value>> = stream::iter(resources.map(|(resource, _)| list(client, resource, at)))
-        .buffer_unordered(AT_ONCE)
+        .buffer_unordered(CONCURRENT_LISTS)
         .try_collect()
         .await?;
     Ok(vitivirt_snapshot::take(lists.into_iter().flatten()))
@@ -36,19 +39,19 @@ async fn list(client: &Client, resource: ApiResource, at: Option<&str>) -> Resul
         None => ListParams::default(),
     };
     let api: Api<DynamicObject> = Api::all_with(client.clone(), &resource);
-    let items = answer(&api, &parameters).await.with_context(|| format!("listing {}", resource.plural))?;
+    let items = list_with_retry(&api, &parameters).await.with_context(|| format!("listing {}", resource.plural))?;
     items
         .into_iter()
         .map(|object| {
-            // Items of a list need not say what they are.
+            // Items of a list may have no apiVersion and kind.
             let types = TypeMeta { api_version: resource.api_version.clone(), kind: resource.kind.clone() };
-            serde_json::to_value(DynamicObject { types: Some(types), ..object }).context("an object that is no JSON")
+            serde_json::to_value(DynamicObject { types: Some(types), ..object }).context("converting an object to JSON")
         })
         .collect()
 }
 
-/// A kind whose definition is new may ask for a moment's patience.
-async fn answer(api: &Api<DynamicObject>, parameters: &ListParams) -> Result<Vec<DynamicObject>> {
+/// The API server may answer 429 or 503 for a kind whose CRD is new.
+async fn list_with_retry(api: &Api<DynamicObject>, parameters: &ListParams) -> Result<Vec<DynamicObject>> {
     let mut attempts = 0;
     loop {
         match api.list(parameters).await {

@@ -1,28 +1,34 @@
-//! Simulated storage: a PersistentVolume per PVC, bound by the real controller; and expansion of bound PVCs.
+//! Simulated storage: one PersistentVolume per PVC, bound by the real controller, and the expansion of bound PVCs.
 //!
-//! The lab is the external provisioner of two provisioner names. `BINDING` makes volumes, at once or for the first
-//! consumer, as the StorageClass says; nobody ever serves `NEVER`, which is how a test gets a PVC that stays pending.
+//! The lab is the external provisioner of the name `BINDING`: it creates volumes immediately or for the first consumer,
+//! as the StorageClass says. The name `NEVER` has no provisioner, so a PVC of its class stays Pending.
 
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use k8s_openapi::api::core::v1::{
-    HostPathVolumeSource, ObjectReference, PersistentVolume, PersistentVolumeClaim, PersistentVolumeSpec,
+use k8s_openapi::{
+    api::{
+        core::v1::{
+            HostPathVolumeSource, ObjectReference, PersistentVolume, PersistentVolumeClaim, PersistentVolumeSpec,
+        },
+        storage::v1::StorageClass,
+    },
+    apimachinery::pkg::apis::meta::v1::ObjectMeta,
 };
-use k8s_openapi::api::storage::v1::StorageClass;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::api::{Patch, PatchParams, PostParams};
-use kube::runtime::watcher;
-use kube::{Api, Client, ResourceExt};
+use kube::{
+    Api, Client, ResourceExt,
+    api::{Patch, PatchParams, PostParams},
+    runtime::watcher,
+};
 use serde_json::json;
 use tokio::sync::watch;
 
-use crate::follow::follow_each;
+use crate::object_watch::run_per_object;
 
 pub(crate) const BINDING: &str = "lab.vitistack.io/binding";
 pub(crate) const NEVER: &str = "lab.vitistack.io/never";
 
-/// The cluster's default class; binds at once.
+/// The cluster's default StorageClass. It binds immediately.
 pub const CLASS_STANDARD: &str = "standard";
 /// Binds when a pod that uses the PVC has been scheduled.
 pub const CLASS_WAIT: &str = "wait-for-consumer";
@@ -30,7 +36,7 @@ pub const CLASS_WAIT: &str = "wait-for-consumer";
 pub const CLASS_NEVER: &str = "never-binds";
 
 const PROVISIONER: &str = "volume.kubernetes.io/storage-provisioner";
-const AGAIN: Duration = Duration::from_millis(200);
+const RETRY: Duration = Duration::from_millis(200);
 const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
 
 pub(crate) async fn create_classes(client: &Client) -> Result<()> {
@@ -64,53 +70,55 @@ pub(crate) async fn create_classes(client: &Client) -> Result<()> {
 pub(crate) async fn provision(client: Client) {
     let pvcs: Api<PersistentVolumeClaim> = Api::all(client.clone());
     let everything = watcher::Config::default();
-    follow_each(pvcs, everything, |_, _| {}, |news| look_after(client.clone(), news)).await;
+    run_per_object(pvcs, everything, |_, _| {}, |changes| run_pvc(client.clone(), changes)).await;
 }
 
-/// One PVC, as long as it exists. What fails is tried again, because nothing else would make the PVC change.
-async fn look_after(client: Client, mut news: watch::Receiver<Option<PersistentVolumeClaim>>) {
+/// Handles one PVC as long as it exists. It retries failed requests, because no other change of the PVC may follow.
+async fn run_pvc(client: Client, mut changes: watch::Receiver<Option<PersistentVolumeClaim>>) {
     loop {
-        let Some(pvc) = news.borrow_and_update().clone() else { return };
-        let result = match wanted(&pvc) {
-            Wanted::Nothing => Ok(()),
-            Wanted::Volume => create_volume(&client, &pvc).await,
-            Wanted::Growth => grow(&client, &pvc).await,
+        let Some(pvc) = changes.borrow_and_update().clone() else { return };
+        let result = match action_for(&pvc) {
+            ProvisionAction::None => Ok(()),
+            ProvisionAction::CreateVolume => create_volume(&client, &pvc).await,
+            ProvisionAction::Expand => expand(&client, &pvc).await,
         };
-        let again = match result {
+        let retry_after = match result {
             Ok(()) => Duration::MAX,
             Err(error) => {
                 tracing::debug!("storage for {}: {error:#}", pvc.name_any());
-                AGAIN
+                RETRY
             }
         };
         tokio::select! {
-            changed = news.changed() => if changed.is_err() { return },
-            () = tokio::time::sleep(again) => {}
+            changed = changes.changed() => if changed.is_err() { return },
+            () = tokio::time::sleep(retry_after) => {}
         }
     }
 }
 
 #[derive(Debug, PartialEq)]
-enum Wanted {
-    Nothing,
-    Volume,
-    Growth,
+enum ProvisionAction {
+    None,
+    CreateVolume,
+    Expand,
 }
 
-/// What the provisioner owes this PVC. The controller names the provisioner once a volume may be made: at once, or
-/// for a class that waits, with the node that the scheduler selected.
-fn wanted(pvc: &PersistentVolumeClaim) -> Wanted {
+/// What the provisioner must do for this PVC. The controller sets the provisioner annotation when a volume may be
+/// created: immediately, or for a WaitForFirstConsumer class after the scheduler has selected a node.
+fn action_for(pvc: &PersistentVolumeClaim) -> ProvisionAction {
     let annotations = pvc.annotations();
     let status = pvc.status.as_ref();
     let phase = status.and_then(|status| status.phase.as_deref()).unwrap_or("Pending");
     let volume = pvc.spec.as_ref().and_then(|spec| spec.volume_name.as_deref());
     if annotations.get(PROVISIONER).map(String::as_str) != Some(BINDING) || pvc.metadata.deletion_timestamp.is_some() {
-        return Wanted::Nothing;
+        return ProvisionAction::None;
     }
     match (phase, volume) {
-        ("Pending", None) => Wanted::Volume,
-        ("Bound", Some(_)) if requested(pvc) != status.and_then(|status| status.capacity.clone()) => Wanted::Growth,
-        _ => Wanted::Nothing,
+        ("Pending", None) => ProvisionAction::CreateVolume,
+        ("Bound", Some(_)) if requested(pvc) != status.and_then(|status| status.capacity.clone()) => {
+            ProvisionAction::Expand
+        }
+        _ => ProvisionAction::None,
     }
 }
 
@@ -148,7 +156,7 @@ async fn create_volume(client: &Client, pvc: &PersistentVolumeClaim) -> Result<(
                 ..ObjectReference::default()
             }),
             host_path: Some(HostPathVolumeSource { path: format!("/volumes/{name}"), type_: None }),
-            // The lab's volumes have no contents; the controller cannot delete what nobody stores.
+            // The lab's volumes have no content that the controller could delete.
             persistent_volume_reclaim_policy: Some("Retain".to_owned()),
             storage_class_name: Some(class_name),
             volume_mode: spec.volume_mode,
@@ -164,8 +172,8 @@ async fn create_volume(client: &Client, pvc: &PersistentVolumeClaim) -> Result<(
     }
 }
 
-/// What external-resizer and the kubelet do together.
-async fn grow(client: &Client, pvc: &PersistentVolumeClaim) -> Result<()> {
+/// The combined work of external-resizer and the kubelet.
+async fn expand(client: &Client, pvc: &PersistentVolumeClaim) -> Result<()> {
     let volume = pvc.spec.as_ref().and_then(|spec| spec.volume_name.clone()).unwrap_or_default();
     let capacity = requested(pvc);
     let parameters = PatchParams::default();
@@ -185,15 +193,15 @@ mod tests {
     }
 
     #[test]
-    fn a_pending_pvc_of_ours_wants_a_volume() {
+    fn a_pending_pvc_of_the_binding_provisioner_gets_a_volume() {
         let ours = json!({"metadata": {"annotations": {PROVISIONER: BINDING}}, "status": {"phase": "Pending"}});
-        assert_eq!(wanted(&pvc(ours)), Wanted::Volume);
+        assert_eq!(action_for(&pvc(ours)), ProvisionAction::CreateVolume);
         let never = json!({"metadata": {"annotations": {PROVISIONER: NEVER}}, "status": {"phase": "Pending"}});
-        assert_eq!(wanted(&pvc(never)), Wanted::Nothing);
+        assert_eq!(action_for(&pvc(never)), ProvisionAction::None);
     }
 
     #[test]
-    fn a_bound_pvc_that_asks_for_more_wants_growth() {
+    fn a_bound_pvc_with_a_larger_request_is_expanded() {
         let bound = |capacity: &str| {
             pvc(json!({
                 "metadata": {"annotations": {PROVISIONER: BINDING}},
@@ -201,7 +209,7 @@ mod tests {
                 "status": {"phase": "Bound", "capacity": {"storage": capacity}},
             }))
         };
-        assert_eq!(wanted(&bound("1Gi")), Wanted::Growth);
-        assert_eq!(wanted(&bound("2Gi")), Wanted::Nothing);
+        assert_eq!(action_for(&bound("1Gi")), ProvisionAction::Expand);
+        assert_eq!(action_for(&bound("2Gi")), ProvisionAction::None);
     }
 }

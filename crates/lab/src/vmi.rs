@@ -1,22 +1,22 @@
-//! What both the simulated kubelet and the simulated virt-handler know of VirtualMachineInstances.
+//! The state of VMIs that the simulated kubelet and the simulated virt-handler share.
 
-use std::collections::HashMap;
-use std::sync::Arc;
-use std::time::Duration;
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use k8s_openapi::api::core::v1::Pod;
-use kube::api::{ApiResource, DynamicObject};
-use kube::{Api, Client, ResourceExt};
+use kube::{
+    Api, Client, ResourceExt,
+    api::{ApiResource, DynamicObject},
+};
 use serde_json::Value;
 use tokio::sync::watch;
 
 use crate::kubevirt::kubevirt_resource;
 
-/// A guest has this long to shut down before its pod is taken away.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// How long a guest may take to shut down before its pod is removed.
+const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Kubernetes' times have no fractions of a second. KubeVirt's controllers compare what they read and wrote back byte
-/// for byte, so a fraction in a custom resource would make their patches fail for ever.
+/// Kubernetes timestamps have no fractions of a second. KubeVirt's controllers compare values that they read and write
+/// back byte for byte, so a fraction in a custom resource would make their patches fail permanently.
 pub(crate) fn now() -> String {
     jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }
@@ -25,11 +25,11 @@ pub(crate) fn resource() -> ApiResource {
     kubevirt_resource("VirtualMachineInstance")
 }
 
-pub(crate) fn all(client: Client) -> Api<DynamicObject> {
+pub(crate) fn all_vmis(client: Client) -> Api<DynamicObject> {
     Api::all_with(client, &resource())
 }
 
-/// A VMI as far as a launcher pod's life depends on it.
+/// The fields of a VMI that determine when a launcher pod ends.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct VmiSummary {
     pub(crate) phase: String,
@@ -39,7 +39,7 @@ pub(crate) struct VmiSummary {
 }
 
 impl VmiSummary {
-    pub(crate) fn of(vmi: &DynamicObject) -> Self {
+    pub(crate) fn from_vmi(vmi: &DynamicObject) -> Self {
         let text = |pointer: &str| vmi.data.pointer(pointer).and_then(Value::as_str).map(str::to_owned);
         let failed = vmi.data.pointer("/status/migrationState/failed").and_then(Value::as_bool) == Some(true);
         VmiSummary {
@@ -73,17 +73,17 @@ impl VmiPhases {
         self.0.subscribe()
     }
 
-    /// What a launcher pod should know of its guest; none for any other pod.
+    /// The VMI of a launcher pod. None for any other pod.
     pub(crate) fn guest_of(&self, pod: &Pod) -> Option<VmiSummary> {
         self.0.borrow().get(launched_vmi(pod)?).cloned()
     }
 
-    /// Returns when the guest of a launcher pod is over; at once for any other pod.
-    pub(crate) async fn wait_until_over(&self, pod: &Pod, hosted: bool) {
+    /// Returns when the guest of a launcher pod has stopped, and immediately for any other pod.
+    pub(crate) async fn wait_until_stopped(&self, pod: &Pod, hosted: bool) {
         let Some(uid) = launched_vmi(pod).filter(|_| hosted) else { return };
         let mut known = self.0.subscribe();
-        let over = known.wait_for(|known| known.get(uid).is_none_or(|vmi| vmi.outcome(pod, hosted).is_some()));
-        let _ = tokio::time::timeout(PATIENCE, over).await;
+        let stopped = known.wait_for(|known| known.get(uid).is_none_or(|vmi| vmi.outcome(pod, hosted).is_some()));
+        let _ = tokio::time::timeout(TIMEOUT, stopped).await;
     }
 }
 
@@ -99,8 +99,8 @@ impl VmiSummary {
         pod.spec.as_ref().and_then(|spec| spec.node_name.as_ref()) == Some(&self.node)
     }
 
-    /// Whether a launcher pod is done, and with success: its guest has ended or moved away, or it was to receive a
-    /// guest that did not come. `hosted` tells whether the guest has ever been in this pod.
+    /// Whether a launcher pod has ended, and with success: its guest has stopped or moved to another node, or the
+    /// migration that created the pod has failed. `hosted` is true if the guest has ever run in this pod.
     pub(crate) fn outcome(&self, pod: &Pod, hosted: bool) -> Option<bool> {
         let awaited = pod.labels().get("kubevirt.io/migrationJobUID");
         match self.phase.as_str() {
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn a_launcher_ends_with_its_guest_or_when_the_guest_has_moved() {
+    fn a_launcher_pod_ends_when_its_guest_stops_or_moves() {
         let vmi = |phase: &str, node: &str| VmiSummary {
             phase: phase.to_owned(),
             node: node.to_owned(),

@@ -1,25 +1,27 @@
-//! Two snapshots, object by object and field by field.
+//! Compares two snapshots object by object and field by field.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+};
 
 use serde::Serialize;
 use serde_json::Value;
 
 use crate::Snapshot;
 
-/// One field in which two objects are not alike.
+/// One field in which two objects differ.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Difference {
     pub path: String,
-    /// Nothing where there is none.
+    /// None if the object has no such field.
     pub reference: Option<Value>,
     pub here: Option<Value>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Comparison {
-    /// Objects of the reference.
+    /// The number of objects in the reference.
     pub expected: usize,
     pub missing: Vec<String>,
     pub extra: Vec<String>,
@@ -31,7 +33,7 @@ impl Comparison {
         self.missing.is_empty() && self.extra.is_empty() && self.differing.is_empty()
     }
 
-    /// Every object that is not alike, with at most so many fields of each.
+    /// Every object that differs, with at most this number of fields for each.
     pub fn details(&self, fields: usize) -> String {
         let mut lines: Vec<String> = self.missing.iter().map(|key| format!("missing  {key}")).collect();
         lines.extend(self.extra.iter().map(|key| format!("extra    {key}")));
@@ -46,7 +48,7 @@ impl Comparison {
     }
 }
 
-/// One line.
+/// A summary in one line.
 impl fmt::Display for Comparison {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let same = self.expected - self.missing.len() - self.differing.len();
@@ -93,8 +95,8 @@ pub fn compare(reference: &Snapshot, here: &Snapshot) -> Comparison {
     result
 }
 
-/// Every field in which two objects are not alike. Lists of different lengths differ as a whole.
-pub fn differences(reference: &Value, here: &Value) -> Vec<Difference> {
+/// Every field in which two objects differ. Lists of different lengths are one difference.
+fn differences(reference: &Value, here: &Value) -> Vec<Difference> {
     let mut found = Vec::new();
     walk("", Some(reference), Some(here), &mut found);
     found
@@ -126,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_difference_is_found_wherever_it_is() {
+    fn differences_are_found_in_objects_and_lists() {
         let theirs = json!({"a": [{"b": 1}], "c": 1});
         for (ours, path) in [
             (json!({"a": [{"b": 2}], "c": 1}), ".a[0].b"),
@@ -141,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn a_summary_counts_objects_and_fields() {
+    fn the_summary_counts_objects_and_fields() {
         let snapshot = |pairs: &[(&str, Value)]| -> Snapshot {
             pairs.iter().map(|(key, value)| ((*key).to_owned(), value.clone())).collect()
         };

@@ -1,22 +1,23 @@
-//! What a virt-operator has installed, in a form in which two installations can be compared: ours and the release's.
+//! Snapshots of KubeVirt installations, and their comparison: ours with that of the reference operator.
 //!
-//! Pure functions over JSON, used by the tests of `install` on objects that were never sent and by `cargo xtask parity`
-//! on live ones. What is not compared is decided in one place, `normalise`.
+//! Pure functions on JSON. The tests of `install` use them for generated objects, `cargo xtask parity` for live
+//! objects. The module `normalise` defines what is not compared.
 
 mod compare;
 mod normalise;
 
 use std::collections::BTreeMap;
 
+pub use compare::{Comparison, Difference, compare};
+pub use normalise::{EXCLUDED_RESOURCES, is_installed, key, normalise};
 use serde_json::Value;
 
-pub use compare::{Comparison, Difference, compare, differences};
-pub use normalise::{LEFT_OUT, belongs, is_installed, key, normalise};
+use normalise::belongs_to_installation;
 
 /// Normalised objects by [`key`].
 pub type Snapshot = BTreeMap<String, Value>;
 
-/// The objects among `all` that belong to an installation, normalised.
+/// The normalised objects of `all` that belong to an installation.
 pub fn take(all: impl IntoIterator<Item = Value>) -> Snapshot {
-    all.into_iter().filter(belongs).map(normalise).map(|object| (key(&object), object)).collect()
+    all.into_iter().filter(belongs_to_installation).map(normalise).map(|object| (key(&object), object)).collect()
 }

@@ -1,22 +1,24 @@
-//! What is not compared.
+//! Defines what is not compared:
 //!
-//! - objects of the resources in [`LEFT_OUT`], and objects that no virt-operator has marked as its own
-//! - the values of certificates, keys, bundles and the text of the install strategy; that they are there is compared
-//! - the values of the annotations for the generation of the resource and for the identifiers; the identifiers have
-//!   tests of their own against values of the reference
-//! - `description`, the descriptions of instancetypes, and `summary` and `description` of alerts: prose of our own
-//! - `validations`, `variables` and `matchConditions` of admission policies: logic of our own
-//! - cluster IPs, and `secrets` of service accounts: the server's; `status`; metadata that the server or its
-//!   controllers fill in; the end of a name that the server gave
-//! - of the KubeVirt resource what the user wrote, the times and messages of conditions, hashes and generations
-//! - of the namespace everything but its labels
+//! - objects of the resources in [`EXCLUDED_RESOURCES`], and objects without the labels or annotations of a
+//!   virt-operator
+//! - the values of certificates, keys, CA bundles and the text of the install strategy; only their presence is compared
+//! - the values of the annotations for the generation of the resource and for the identifiers; other tests compare the
+//!   identifiers with values of the reference operator
+//! - `description`, the descriptions of instancetypes, and `summary` and `description` of alerts: this project has its
+//!   own texts
+//! - `validations`, `variables` and `matchConditions` of admission policies: this project has its own expressions
+//! - values of the API server and its controllers: cluster IPs, `secrets` of service accounts, `status`, metadata, and
+//!   the suffix of generated names
+//! - for the KubeVirt resource: the `spec`, the times and messages of conditions, hashes and generations
+//! - for the namespace: everything except its labels
 
 #![expect(clippy::indexing_slicing, reason = "reading a field of a JSON value gives null where there is none")]
 
 use serde_json::{Map, Value, json};
 
-/// Resources whose objects are no part of an installation: they follow from others, or are over when it is done.
-pub const LEFT_OUT: [&str; 8] = [
+/// Resources that are not part of an installation: controllers create them, or they are temporary.
+pub const EXCLUDED_RESOURCES: [&str; 8] = [
     "componentstatuses",
     "controllerrevisions",
     "endpoints",
@@ -27,19 +29,19 @@ pub const LEFT_OUT: [&str; 8] = [
     "replicasets",
 ];
 
-const ONLY_THAT_IT_IS_THERE: [&str; 4] = [
+const PRESENCE_ONLY: [&str; 4] = [
     "caBundle",
     "kubevirt.io/generation",
     "kubevirt.io/customizer-identifier",
     "kubevirt.io/install-strategy-identifier",
 ];
-const PROSE: &str = "instancetype.kubevirt.io/description";
-const METADATA_OF_THE_SERVER: [&str; 6] =
+const DESCRIPTION_ANNOTATION: &str = "instancetype.kubevirt.io/description";
+const SERVER_METADATA: [&str; 6] =
     ["uid", "resourceVersion", "creationTimestamp", "generation", "managedFields", "selfLink"];
-const ANNOTATIONS_OF_CONTROLLERS: [&str; 2] =
+const CONTROLLER_ANNOTATIONS: [&str; 2] =
     ["deployment.kubernetes.io/revision", "deprecated.daemonset.template.generation"];
-const LOGIC: [&str; 3] = ["validations", "variables", "matchConditions"];
-const REPORTED: [&str; 7] = [
+const POLICY_EXPRESSIONS: [&str; 3] = ["validations", "variables", "matchConditions"];
+const COMPARED_STATUS_FIELDS: [&str; 7] = [
     "phase",
     "operatorVersion",
     "observedKubeVirtVersion",
@@ -49,25 +51,25 @@ const REPORTED: [&str; 7] = [
     "defaultArchitecture",
 ];
 
-const MARK: &str = "kubevirt.io/install-strategy-version";
+const VERSION_ANNOTATION: &str = "kubevirt.io/install-strategy-version";
 const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
 const MANAGERS: [&str; 2] = ["virt-operator", "kubevirt-operator"];
 const NAMESPACE: &str = "kubevirt";
 
-/// Whether an object is part of an installation, or tells of it.
-pub fn belongs(object: &Value) -> bool {
+/// Whether an object is part of an installation, or is its KubeVirt resource or namespace.
+pub(crate) fn belongs_to_installation(object: &Value) -> bool {
     let is_its_namespace = object["kind"] == "Namespace" && object["metadata"]["name"] == NAMESPACE;
     object["kind"] == "KubeVirt" || is_its_namespace || is_installed(object)
 }
 
-/// Whether a virt-operator has made it.
+/// Whether a virt-operator has created the object.
 pub fn is_installed(object: &Value) -> bool {
     let metadata = &object["metadata"];
-    metadata["annotations"].get(MARK).is_some()
+    metadata["annotations"].get(VERSION_ANNOTATION).is_some()
         || metadata["labels"][MANAGED_BY].as_str().is_some_and(|manager| MANAGERS.contains(&manager))
 }
 
-/// What identifies an object in both installations.
+/// The key of an object: the same in both installations.
 pub fn key(object: &Value) -> String {
     let version = object["apiVersion"].as_str().unwrap_or_default();
     let group = version.split_once('/').map_or("core", |(group, _)| group);
@@ -76,7 +78,7 @@ pub fn key(object: &Value) -> String {
     parts.into_iter().flatten().collect::<Vec<_>>().join("/")
 }
 
-/// The object without what is not compared. Doing it twice changes nothing.
+/// The object without the fields that are not compared. The function is idempotent.
 pub fn normalise(object: Value) -> Value {
     match object["kind"].as_str() {
         Some("KubeVirt") => kubevirt(object),
@@ -90,8 +92,10 @@ fn kubevirt(object: Value) -> Value {
     if status["conditions"].is_object() {
         return object;
     }
-    let mut reported: Map<String, Value> =
-        REPORTED.iter().filter_map(|field| Some(((*field).to_owned(), status.get(*field)?.clone()))).collect();
+    let mut reported: Map<String, Value> = COMPARED_STATUS_FIELDS
+        .iter()
+        .filter_map(|field| Some(((*field).to_owned(), status.get(*field)?.clone())))
+        .collect();
     let conditions = status["conditions"].as_array().into_iter().flatten().filter_map(|condition| {
         let kind = condition["type"].as_str()?.to_owned();
         Some((kind, json!([condition["status"], condition.get("reason")])))
@@ -118,7 +122,7 @@ fn namespace(object: &Value) -> Value {
 }
 
 fn installed(object: Value) -> Value {
-    let mut object = prune(object);
+    let mut object = strip_fields(object);
     let kind = object["kind"].as_str().unwrap_or_default().to_owned();
     let Some(fields) = object.as_object_mut() else { return object };
     fields.remove("status");
@@ -141,10 +145,10 @@ fn installed(object: Value) -> Value {
         }
         "ValidatingAdmissionPolicy" => {
             if let Some(spec) = spec(fields) {
-                spec.retain(|key, _| !LOGIC.contains(&key.as_str()));
+                spec.retain(|key, _| !POLICY_EXPRESSIONS.contains(&key.as_str()));
             }
         }
-        "PrometheusRule" => drop(spec(fields).map(without_texts_of_alerts)),
+        "PrometheusRule" => drop(spec(fields).map(remove_alert_texts)),
         _ => {}
     }
     object
@@ -155,9 +159,9 @@ fn spec(fields: &mut Map<String, Value>) -> Option<&mut Map<String, Value>> {
 }
 
 fn normalise_metadata(metadata: &mut Map<String, Value>) {
-    metadata.retain(|key, _| !METADATA_OF_THE_SERVER.contains(&key.as_str()));
+    metadata.retain(|key, _| !SERVER_METADATA.contains(&key.as_str()));
     if let Some(annotations) = metadata.get_mut("annotations").and_then(Value::as_object_mut) {
-        annotations.retain(|key, _| !ANNOTATIONS_OF_CONTROLLERS.contains(&key.as_str()));
+        annotations.retain(|key, _| !CONTROLLER_ANNOTATIONS.contains(&key.as_str()));
     }
     if let Some(prefix) = metadata.get("generateName").and_then(Value::as_str) {
         let name = format!("{prefix}*");
@@ -165,7 +169,7 @@ fn normalise_metadata(metadata: &mut Map<String, Value>) {
     }
 }
 
-fn without_texts_of_alerts(spec: &mut Map<String, Value>) {
+fn remove_alert_texts(spec: &mut Map<String, Value>) {
     let groups = spec.get_mut("groups").and_then(Value::as_array_mut).into_iter().flatten();
     let rules = groups.filter_map(|group| group.get_mut("rules")?.as_array_mut()).flatten();
     for annotations in rules.filter_map(|rule| rule.get_mut("annotations")?.as_object_mut()) {
@@ -173,19 +177,19 @@ fn without_texts_of_alerts(spec: &mut Map<String, Value>) {
     }
 }
 
-fn prune(value: Value) -> Value {
+fn strip_fields(value: Value) -> Value {
     match value {
         Value::Object(map) => map
             .into_iter()
-            .filter(|(key, value)| !(key == "description" && value.is_string() || key == PROSE))
+            .filter(|(key, value)| !(key == "description" && value.is_string() || key == DESCRIPTION_ANNOTATION))
             .map(|(key, value)| {
-                let only_there = ONLY_THAT_IT_IS_THERE.contains(&key.as_str());
-                let value = if only_there { json!("*") } else { prune(value) };
+                let presence_only = PRESENCE_ONLY.contains(&key.as_str());
+                let value = if presence_only { json!("*") } else { strip_fields(value) };
                 (key, value)
             })
             .collect::<Map<_, _>>()
             .into(),
-        Value::Array(list) => list.into_iter().map(prune).collect(),
+        Value::Array(list) => list.into_iter().map(strip_fields).collect(),
         other => other,
     }
 }
@@ -195,7 +199,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_resource_tells_only_what_it_reports() {
+    fn of_the_kubevirt_resource_only_the_status_is_compared() {
         let live = json!({
             "apiVersion": "kubevirt.io/v1", "kind": "KubeVirt",
             "metadata": {"name": "kubevirt", "namespace": "kubevirt", "uid": "u", "finalizers": ["f"], "annotations": {"b": "1", "a": "2"}},
@@ -213,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_server_assigns_and_what_is_random_goes() {
+    fn values_of_the_api_server_and_random_values_are_removed() {
         let live = json!({
             "apiVersion": "v1", "kind": "ConfigMap",
             "metadata": {"name": "strategy-x7", "generateName": "strategy-", "uid": "u", "resourceVersion": "1",
@@ -236,11 +240,11 @@ mod tests {
     }
 
     #[test]
-    fn only_marked_objects_belong() {
+    fn only_objects_with_labels_or_annotations_of_a_virt_operator_belong() {
         let object = |metadata: Value| json!({"apiVersion": "v1", "kind": "Service", "metadata": metadata});
-        assert!(belongs(&object(json!({"annotations": {MARK: "v1"}}))));
-        assert!(belongs(&object(json!({"labels": {MANAGED_BY: "virt-operator"}}))));
-        assert!(!belongs(&object(json!({"labels": {MANAGED_BY: "helm"}, "annotations": {"a": "b"}}))));
-        assert!(!belongs(&json!({"kind": "Namespace", "metadata": {"name": "default"}})));
+        assert!(belongs_to_installation(&object(json!({"annotations": {VERSION_ANNOTATION: "v1"}}))));
+        assert!(belongs_to_installation(&object(json!({"labels": {MANAGED_BY: "virt-operator"}}))));
+        assert!(!belongs_to_installation(&object(json!({"labels": {MANAGED_BY: "helm"}, "annotations": {"a": "b"}}))));
+        assert!(!belongs_to_installation(&json!({"kind": "Namespace", "metadata": {"name": "default"}})));
     }
 }

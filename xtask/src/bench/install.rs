@@ -1,8 +1,10 @@
-//! Ours against KubeVirt's own operator, one after the other in the same run: how long an installation takes, what it
-//! costs, and what rest costs. Every run has a lab of its own, with nothing else in it.
+//! Compares our virt-operator with the reference operator, one after the other: the duration and cost of an
+//! installation, and the requests when idle. Every run has its own lab.
 
-use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
@@ -12,134 +14,137 @@ use kube::Api;
 use serde::Serialize;
 use vitivirt_lab::{Lab, LabOptions, Record, VirtOperator};
 
-use super::install_table;
-use super::processor_time;
-use super::{keep, memory_kib};
-use crate::programs;
-use crate::terminal::step;
+use super::{install_table, memory_kib, processor_time, write_results};
+use crate::{programs, terminal::step};
 
 #[derive(Args)]
-pub(crate) struct Options {
-    /// How often each of them installs
+pub(crate) struct InstallOptions {
+    /// Number of installations per operator
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..=1000))]
     runs: u16,
-    /// For how many seconds it is watched when it has nothing to do
+    /// Seconds to measure the idle operator
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=3600))]
     idle: u64,
-    /// Only one of them
+    /// Measure only this operator
     #[arg(long, value_enum)]
-    only: Option<Who>,
+    only: Option<MeasuredOperator>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum Who {
-    /// Our virt-operator, as it is shipped
+pub(super) enum MeasuredOperator {
+    /// Release build of our virt-operator
     Ours,
-    /// KubeVirt's own of v1.8.4
+    /// Reference operator v1.8.4
     Reference,
 }
 
 const OPERATOR: &str = "system:serviceaccount:kubevirt:kubevirt-operator";
 const NAMESPACE: &str = "kubevirt";
-const PATIENCE: Duration = Duration::from_secs(120);
-/// An operator that has asked for nothing for so long has read what it wants to know.
+const TIMEOUT: Duration = Duration::from_secs(120);
+/// An operator without requests for this time has filled its caches.
 const QUIET: Duration = Duration::from_secs(3);
 
 /// One installation.
 #[derive(Clone, Debug, Serialize)]
-pub(super) struct Run {
-    pub(super) operator: Who,
+pub(super) struct InstallRun {
+    pub(super) operator: MeasuredOperator,
     pub(super) seconds_to_deployed: f64,
-    /// Of the process that needed most.
+    /// The highest value of all its processes.
     pub(super) peak_memory_mb: f64,
-    /// From the resource's creation until it said Deployed; leases are not counted.
+    /// From the creation of the KubeVirt resource until its phase is Deployed, without leases.
     pub(super) requests_to_deployed: usize,
     pub(super) objects: usize,
-    /// What the cluster's programs computed until Deployed, those that have ended since not counted: whose work the time
-    /// went into.
+    /// CPU time of each program of the cluster until Deployed. Processes that have exited are not included.
     pub(super) processor_seconds: BTreeMap<String, f64>,
-    pub(super) idle: Idle,
+    pub(super) idle: IdleRequests,
 }
 
-/// Requests at rest.
+/// Requests of the idle operator.
 #[derive(Clone, Debug, Default, Serialize)]
-pub(super) struct Idle {
+pub(super) struct IdleRequests {
     pub(super) seconds: u64,
     pub(super) lease: usize,
-    /// Watches that were opened again.
+    /// Watches that were reopened.
     pub(super) watches: usize,
     /// Everything else, by verb and resource.
     pub(super) others: BTreeMap<String, usize>,
 }
 
-pub(super) async fn run(options: &Options) -> Result<()> {
-    let both = [Who::Ours, Who::Reference].into_iter().filter(|who| options.only.is_none_or(|only| only == *who));
-    let both: Vec<Who> = both.collect();
+pub(super) async fn run(options: &InstallOptions) -> Result<()> {
+    let both = [MeasuredOperator::Ours, MeasuredOperator::Reference]
+        .into_iter()
+        .filter(|operator_kind| options.only.is_none_or(|only| only == *operator_kind));
+    let both: Vec<MeasuredOperator> = both.collect();
     let mut runs = Vec::new();
     for number in 1..=options.runs {
-        for who in &both {
-            let what = format!("run {number} of {}: {}", options.runs, install_table::name(*who));
-            runs.push(step(&what, measure(*who, options.idle)).await?);
+        for operator_kind in &both {
+            let what = format!("run {number} of {}: {}", options.runs, install_table::name(*operator_kind));
+            runs.push(step(&what, measure(*operator_kind, options.idle)).await?);
         }
     }
-    keep("install", &runs)?;
+    write_results("install", &runs)?;
     println!("{}", install_table::table(&runs));
     Ok(())
 }
 
-async fn measure(who: Who, idle_seconds: u64) -> Result<Run> {
-    let operator = match who {
-        Who::Ours => VirtOperator::ours(programs::hold("release", "virt-operator")?),
-        Who::Reference => VirtOperator::reference(),
+async fn measure(operator_kind: MeasuredOperator, idle_seconds: u64) -> Result<InstallRun> {
+    let operator = match operator_kind {
+        MeasuredOperator::Ours => VirtOperator::ours(programs::stage("release", "virt-operator")?),
+        MeasuredOperator::Reference => VirtOperator::reference(),
     };
     let lab = Lab::start(LabOptions::default()).await?;
-    let what = format!("bench-install-{}", if who == Who::Ours { "ours" } else { "reference" });
-    let result = lab.keeping_logs(&what, figures(&lab, who, &operator, idle_seconds)).await?;
+    let what = format!("bench-install-{}", if operator_kind == MeasuredOperator::Ours { "ours" } else { "reference" });
+    let result = lab.keeping_logs(&what, figures(&lab, operator_kind, &operator, idle_seconds)).await?;
     lab.stop().await?;
     Ok(result)
 }
 
-async fn figures(lab: &Lab, who: Who, operator: &VirtOperator, idle_seconds: u64) -> Result<Run> {
+async fn figures(
+    lab: &Lab,
+    operator_kind: MeasuredOperator,
+    operator: &VirtOperator,
+    idle_seconds: u64,
+) -> Result<InstallRun> {
     lab.create_virt_operator(operator).await?;
-    lab.wait_for_virt_operator(PATIENCE).await?;
-    wait_until_warm(lab).await?;
+    lab.wait_for_virt_operator(TIMEOUT).await?;
+    wait_until_idle(lab).await?;
 
-    let computed = processor_time::by_process()?;
-    let (begun, clock) = (Timestamp::now(), Instant::now());
+    let cpu_before = processor_time::by_process()?;
+    let (start, clock) = (Timestamp::now(), Instant::now());
     lab.deploy_kubevirt(None).await?;
     let (deployed, seconds_to_deployed) = (Timestamp::now(), clock.elapsed().as_secs_f64());
-    let processor_seconds = processor_time::since(&computed)?;
+    let processor_seconds = processor_time::since(&cpu_before)?;
     tokio::time::sleep(Duration::from_secs(idle_seconds)).await;
-    let rested = Timestamp::now();
+    let idle_end = Timestamp::now();
 
     let records = lab.audit()?;
     let between = |from: Timestamp, to: Timestamp| {
         records.iter().filter(move |record| record.user == OPERATOR && (from..to).contains(&record.time))
     };
     let installed = lab.installed(None).await?;
-    Ok(Run {
-        operator: who,
+    Ok(InstallRun {
+        operator: operator_kind,
         seconds_to_deployed,
         peak_memory_mb: peak_memory_mb("virt-operator")?,
-        requests_to_deployed: between(begun, deployed).filter(|record| !is_lease(record)).count(),
+        requests_to_deployed: between(start, deployed).filter(|record| !is_lease(record)).count(),
         objects: installed.values().filter(|object| vitivirt_snapshot::is_installed(object)).count(),
         processor_seconds,
-        idle: classify(idle_seconds, between(deployed, rested)),
+        idle: classify(idle_seconds, between(deployed, idle_end)),
     })
 }
 
-/// Somebody leads, and nobody reads any more.
-async fn wait_until_warm(lab: &Lab) -> Result<()> {
+/// Waits until one replica leads and the operator sends no more requests.
+async fn wait_until_idle(lab: &Lab) -> Result<()> {
     let leases: Api<Lease> = Api::namespaced(lab.client(), NAMESPACE);
-    lab.wait("a leader", PATIENCE, leases, "virt-operator", |lease| {
+    lab.wait("a leader", TIMEOUT, leases, "virt-operator", |lease| {
         let holder = lease.and_then(|lease| lease.spec.as_ref()?.holder_identity.as_ref());
         holder.is_some_and(|holder| !holder.is_empty())
     })
     .await?;
     let started = Instant::now();
     let mut before = usize::MAX;
-    while started.elapsed() < PATIENCE {
+    while started.elapsed() < TIMEOUT {
         let now = lab.audit()?.iter().filter(|record| record.user == OPERATOR && !is_lease(record)).count();
         if now == before {
             return Ok(());
@@ -147,15 +152,15 @@ async fn wait_until_warm(lab: &Lab) -> Result<()> {
         before = now;
         tokio::time::sleep(QUIET).await;
     }
-    bail!("the operator still asks for things after {PATIENCE:?}, with nothing to install")
+    bail!("the operator still sends requests after {TIMEOUT:?}, although there is nothing to install")
 }
 
 fn is_lease(record: &Record) -> bool {
     record.resource == "leases"
 }
 
-fn classify<'a>(seconds: u64, records: impl Iterator<Item = &'a Record>) -> Idle {
-    let mut idle = Idle { seconds, ..Idle::default() };
+fn classify<'a>(seconds: u64, records: impl Iterator<Item = &'a Record>) -> IdleRequests {
+    let mut idle = IdleRequests { seconds, ..IdleRequests::default() };
     for record in records {
         if is_lease(record) && record.verb != "watch" {
             idle.lease += 1;
@@ -174,7 +179,7 @@ fn describe(record: &Record) -> String {
     format!("{} {resource}{slash}{}", record.verb, record.subresource)
 }
 
-/// The most that any process of this name has ever had in memory.
+/// The highest peak memory of all processes of this name.
 fn peak_memory_mb(name: &str) -> Result<f64> {
     let processes = std::fs::read_dir("/proc").context("reading /proc")?.flatten();
     let named = processes.filter(|process| {

@@ -1,18 +1,18 @@
-//! The figures of installations as a table: medians, ratios, and what ours is to reach.
+//! The figures of installations as a table: medians, ratios and targets.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::install::{Run, Who};
+use super::install::{InstallRun, MeasuredOperator};
 
 const SECONDS: f64 = 5.0;
 const RATIO: f64 = 5.0;
 const MEMORY_MB: f64 = 30.0;
-const MORE_REQUESTS_THAN_OBJECTS: f64 = 25.0;
+const ADDITIONAL_REQUESTS: f64 = 25.0;
 
-pub(super) fn name(who: Who) -> &'static str {
-    match who {
-        Who::Ours => "ours",
-        Who::Reference => "reference v1.8.4",
+pub(super) fn name(operator: MeasuredOperator) -> &'static str {
+    match operator {
+        MeasuredOperator::Ours => "ours",
+        MeasuredOperator::Reference => "reference v1.8.4",
     }
 }
 
@@ -21,33 +21,34 @@ struct Row {
     ours: Option<f64>,
     reference: Option<f64>,
     target: String,
-    /// Unknown where ours was not measured.
+    /// None if our operator was not measured.
     met: Option<bool>,
 }
 
-pub(super) fn table(runs: &[Run]) -> String {
+pub(super) fn table(runs: &[InstallRun]) -> String {
     let mut lines =
         vec![format!("{:<34} {:>10} {:>10} {:>8}  {:<22} {}", "median", "ours", "reference", "ratio", "target", "met")];
     lines.extend(rows(runs).iter().map(line));
-    lines.push("processor seconds until Deployed, median:".to_owned());
-    lines.extend(computed(runs).iter().map(line));
-    for who in [Who::Ours, Who::Reference] {
-        let others = others(runs, who);
+    lines.push("CPU seconds until Deployed, median:".to_owned());
+    lines.extend(cpu_rows(runs).iter().map(line));
+    for operator in [MeasuredOperator::Ours, MeasuredOperator::Reference] {
+        let others = others(runs, operator);
         if !others.is_empty() {
-            lines.push(format!("at rest, {}, in all runs:", name(who)));
+            lines.push(format!("idle requests of {}, in all runs:", name(operator)));
             lines.extend(others.iter().map(|(what, count)| format!("{count:>8} × {what}")));
         }
     }
     lines.join("\n")
 }
 
-fn rows(runs: &[Run]) -> Vec<Row> {
-    let row = |what: &str, figure: fn(&Run) -> f64, target: String, is_met: &dyn Fn(f64, Option<f64>) -> bool| {
-        let (ours, reference) = medians(runs, figure);
-        Row { what: what.to_owned(), ours, reference, target, met: ours.map(|ours| is_met(ours, reference)) }
-    };
+fn rows(runs: &[InstallRun]) -> Vec<Row> {
+    let row =
+        |what: &str, figure: fn(&InstallRun) -> f64, target: String, is_met: &dyn Fn(f64, Option<f64>) -> bool| {
+            let (ours, reference) = medians(runs, figure);
+            Row { what: what.to_owned(), ours, reference, target, met: ours.map(|ours| is_met(ours, reference)) }
+        };
     let objects = median(runs.iter().map(|run| run.objects as f64)).unwrap_or_default();
-    let most = objects + MORE_REQUESTS_THAN_OBJECTS;
+    let max_requests = objects + ADDITIONAL_REQUESTS;
     let always = |_: f64, _: Option<f64>| true;
     vec![
         row(
@@ -60,13 +61,13 @@ fn rows(runs: &[Run]) -> Vec<Row> {
         row(
             "requests to Deployed",
             |run| run.requests_to_deployed as f64,
-            format!("≤ {objects} objects + {MORE_REQUESTS_THAN_OBJECTS}"),
-            &|ours, _| ours <= most,
+            format!("≤ {objects} objects + {ADDITIONAL_REQUESTS}"),
+            &|ours, _| ours <= max_requests,
         ),
-        row("at rest, per minute: lease", |run| run.per_minute(run.idle.lease), String::new(), &always),
-        row("at rest, per minute: watches", |run| run.per_minute(run.idle.watches), String::new(), &always),
+        row("idle, per minute: lease", |run| run.per_minute(run.idle.lease), String::new(), &always),
+        row("idle, per minute: watches", |run| run.per_minute(run.idle.watches), String::new(), &always),
         row(
-            "at rest, per minute: others",
+            "idle, per minute: others",
             |run| run.per_minute(run.idle.others.values().sum()),
             "none".to_owned(),
             &|ours, _| ours == 0.0,
@@ -74,10 +75,10 @@ fn rows(runs: &[Run]) -> Vec<Row> {
     ]
 }
 
-/// One row per program that computed at least a tenth of a second, and their sum.
-fn computed(runs: &[Run]) -> Vec<Row> {
+/// One row per program that used at least 0.1 s of CPU time, and their sum.
+fn cpu_rows(runs: &[InstallRun]) -> Vec<Row> {
     let programs: BTreeSet<&String> = runs.iter().flat_map(|run| run.processor_seconds.keys()).collect();
-    let row = |what: &str, figure: &dyn Fn(&Run) -> f64| {
+    let row = |what: &str, figure: &dyn Fn(&InstallRun) -> f64| {
         let (ours, reference) = medians(runs, figure);
         Row { what: format!("  {what}"), ours, reference, target: String::new(), met: None }
     };
@@ -86,17 +87,18 @@ fn computed(runs: &[Run]) -> Vec<Row> {
         .map(|program| row(program, &|run| run.processor_seconds.get(program).copied().unwrap_or_default()))
         .filter(|row| [row.ours, row.reference].into_iter().flatten().any(|seconds| seconds >= 0.1))
         .collect();
-    rows.push(row("all", &|run| run.processor_seconds.values().sum()));
+    rows.push(row("total", &|run| run.processor_seconds.values().sum()));
     rows
 }
 
-/// Of ours and of the reference, where they were measured.
-fn medians(runs: &[Run], figure: impl Fn(&Run) -> f64) -> (Option<f64>, Option<f64>) {
-    let of = |who: Who| median(runs.iter().filter(|run| run.operator == who).map(&figure));
-    (of(Who::Ours), of(Who::Reference))
+/// The medians of our operator and of the reference operator, if they were measured.
+fn medians(runs: &[InstallRun], figure: impl Fn(&InstallRun) -> f64) -> (Option<f64>, Option<f64>) {
+    let median_of =
+        |operator: MeasuredOperator| median(runs.iter().filter(|run| run.operator == operator).map(&figure));
+    (median_of(MeasuredOperator::Ours), median_of(MeasuredOperator::Reference))
 }
 
-impl Run {
+impl InstallRun {
     fn per_minute(&self, count: usize) -> f64 {
         count as f64 * 60.0 / self.idle.seconds as f64
     }
@@ -129,9 +131,9 @@ fn median(figures: impl Iterator<Item = f64>) -> Option<f64> {
     }
 }
 
-fn others(runs: &[Run], who: Who) -> BTreeMap<&str, usize> {
+fn others(runs: &[InstallRun], operator: MeasuredOperator) -> BTreeMap<&str, usize> {
     let mut sums = BTreeMap::new();
-    for (what, count) in runs.iter().filter(|run| run.operator == who).flat_map(|run| &run.idle.others) {
+    for (what, count) in runs.iter().filter(|run| run.operator == operator).flat_map(|run| &run.idle.others) {
         *sums.entry(what.as_str()).or_default() += count;
     }
     sums
@@ -139,29 +141,28 @@ fn others(runs: &[Run], who: Who) -> BTreeMap<&str, usize> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::install::Idle;
-    use super::*;
+    use super::{super::install::IdleRequests, *};
 
-    fn run(operator: Who, seconds: f64, memory: f64, requests: usize, others: usize) -> Run {
+    fn run(operator: MeasuredOperator, seconds: f64, memory: f64, requests: usize, others: usize) -> InstallRun {
         let others = (others > 0).then(|| ("patch services".to_owned(), others));
-        Run {
+        InstallRun {
             operator,
             seconds_to_deployed: seconds,
             peak_memory_mb: memory,
             requests_to_deployed: requests,
             objects: 205,
             processor_seconds: [("kube-apiserver".to_owned(), seconds), ("idler".to_owned(), 0.01)].into(),
-            idle: Idle { seconds: 30, lease: 15, watches: 0, others: others.into_iter().collect() },
+            idle: IdleRequests { seconds: 30, lease: 15, watches: 0, others: others.into_iter().collect() },
         }
     }
 
     #[test]
     fn medians_are_compared_with_the_targets() {
         let runs = [
-            run(Who::Ours, 4.0, 20.0, 230, 0),
-            run(Who::Ours, 9.0, 40.0, 231, 0),
-            run(Who::Ours, 4.5, 21.0, 229, 1),
-            run(Who::Reference, 26.0, 250.0, 400, 70),
+            run(MeasuredOperator::Ours, 4.0, 20.0, 230, 0),
+            run(MeasuredOperator::Ours, 9.0, 40.0, 231, 0),
+            run(MeasuredOperator::Ours, 4.5, 21.0, 229, 1),
+            run(MeasuredOperator::Reference, 26.0, 250.0, 400, 70),
         ];
         let rows = rows(&runs);
         let met: Vec<_> = rows.iter().map(|row| row.met).collect();
@@ -174,8 +175,9 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missed_is_said() {
-        let runs = [run(Who::Ours, 6.0, 31.0, 231, 2), run(Who::Reference, 26.0, 250.0, 400, 0)];
+    fn missed_targets_are_marked() {
+        let runs =
+            [run(MeasuredOperator::Ours, 6.0, 31.0, 231, 2), run(MeasuredOperator::Reference, 26.0, 250.0, 400, 0)];
         let missed = rows(&runs).iter().filter(|row| row.met == Some(false)).count();
         assert_eq!(missed, 4);
         assert_eq!(median([1.0, 2.0].into_iter()), Some(1.5));

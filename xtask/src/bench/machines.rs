@@ -1,4 +1,4 @@
-//! Many Machines on simulated KubeVirt: what one costs, what rest costs, what a restart costs.
+//! Many Machines on simulated KubeVirt: the cost per Machine, of the idle operator and of a restart.
 
 use std::time::{Duration, Instant};
 
@@ -7,23 +7,24 @@ use clap::Args;
 use futures::{FutureExt, StreamExt, TryStreamExt, stream};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
-use kube::Api;
-use kube::api::{ApiResource, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams};
+use kube::{
+    Api,
+    api::{ApiResource, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams},
+};
 use nix::sys::signal::Signal;
 use serde::Serialize;
 use serde_json::{Value, json};
-use vitivirt_lab::{KubeVirt, Lab, LabOptions, Record};
+use vitivirt_lab::{KubeVirtInstaller, Lab, LabOptions, Record};
 
-use super::{keep, memory_mib};
-use crate::machine_operator;
-use crate::terminal::step;
+use super::{memory_mib, write_results};
+use crate::{kubevirt_operator, terminal::step};
 
 #[derive(Args)]
-pub(crate) struct Options {
-    /// How many Machines
+pub(crate) struct MachinesOptions {
+    /// Number of Machines
     #[arg(long, default_value_t = 1000)]
     count: usize,
-    /// For how many seconds the operator is watched when it has nothing to do
+    /// Seconds to measure the idle operator
     #[arg(long, default_value_t = 60)]
     idle: u64,
 }
@@ -38,66 +39,66 @@ struct Figures {
     reads_per_machine: f64,
     peak_memory_mib: u64,
     idle_requests_per_minute: f64,
-    vm_changes: Changes,
+    vm_changes: ChangeFigures,
     restart_seconds_to_settled: f64,
     restart_writes: usize,
     resident_after_restart_mib: u64,
 }
 
-pub(super) async fn run(options: &Options) -> Result<()> {
+pub(super) async fn run(options: &MachinesOptions) -> Result<()> {
     let figures = measure(options).await?;
-    keep("machines", &figures)?;
+    write_results("machines", &figures)?;
     println!("{}", serde_json::to_string(&figures).context("writing the figures")?);
     Ok(())
 }
 
-async fn measure(options: &Options) -> Result<Figures> {
+async fn measure(options: &MachinesOptions) -> Result<Figures> {
     let count = options.count;
     let idle = Duration::from_secs(options.idle);
     let lab = step(
-        "a lab with simulated KubeVirt",
-        Lab::start(LabOptions { kubevirt: KubeVirt::Simulated, ..LabOptions::default() }),
+        "start a lab with simulated KubeVirt",
+        Lab::start(LabOptions { kubevirt: KubeVirtInstaller::Simulated, ..LabOptions::default() }),
     )
     .await?;
-    machine_operator::install(&lab).await?;
-    let mut operator = machine_operator::start(&lab, "release").await?;
+    kubevirt_operator::install(&lab).await?;
+    let mut operator = kubevirt_operator::start(&lab, "release").await?;
     operator.wait_for_message(vitivirt_runtime::lease::message::ACQUIRED, Duration::from_secs(120)).await?;
 
-    step("one Machine, for an API server that has seen each kind once", warm_up(&lab)).await?;
+    step("create one Machine to warm up the API server", warm_up(&lab)).await?;
 
-    let begun = Timestamp::now();
+    let start = Timestamp::now();
     let clock = Instant::now();
-    step(&format!("{count} Machines to Running"), async {
+    step(&format!("create {count} Machines and wait until they are Running"), async {
         create_machines(&lab, count).await?;
         wait_until(&lab, count, "Running", is_running).await
     })
     .await?;
     let seconds_to_all_running = clock.elapsed().as_secs_f64();
     let peak_memory_mib = memory_mib(&operator.pid().to_string(), "VmHWM");
-    // Simulated guests do not wait for their disks, and binding ten thousand of them takes the cluster its time.
-    step("all disks bound", wait_until(&lab, count, "stored", is_stored)).await?;
-    settle(&lab).await?;
+    // Simulated guests do not wait for their disks, and the cluster needs time to bind thousands of PVCs.
+    step("wait until all disks are bound", wait_until(&lab, count, "stored", is_stored)).await?;
+    wait_until_idle(&lab).await?;
     let all_running = Timestamp::now();
-    step("at rest", async {
+    step("measure the idle operator", async {
         tokio::time::sleep(idle).await;
         Ok(())
     })
     .await?;
-    let rested = Timestamp::now();
+    let idle_end = Timestamp::now();
 
     let changed = Timestamp::now();
-    let latencies = step("changes of VirtualMachines", told_after_changes(&lab, count)).await?;
-    settle(&lab).await?;
-    let told = Timestamp::now();
+    let latencies = step("change VirtualMachines", measure_status_latency(&lab, count)).await?;
+    wait_until_idle(&lab).await?;
+    let reported = Timestamp::now();
 
     operator.signal(Signal::SIGTERM)?;
     operator.wait(Duration::from_secs(20)).await?;
     let restarted = Timestamp::now();
     let clock = Instant::now();
-    let operator = machine_operator::start(&lab, "release").await?;
-    step("a restart with everything settled", async {
+    let operator = kubevirt_operator::start(&lab, "release").await?;
+    step("restart the operator with all Machines up to date", async {
         operator.wait_for_message(vitivirt_runtime::lease::message::ACQUIRED, Duration::from_secs(120)).await?;
-        // Every Machine is looked at once after a start; nothing may be written for it.
+        // The operator reconciles every Machine once after its start, and must not write anything.
         tokio::time::sleep(idle.min(Duration::from_secs(30))).await;
         Ok(())
     })
@@ -107,18 +108,21 @@ async fn measure(options: &Options) -> Result<Figures> {
     let between = |from: Timestamp, to: Timestamp| {
         records
             .iter()
-            .filter(move |record| record.user == USER && !is_apart(record) && (from..to).contains(&record.time))
+            .filter(move |record| record.user == USER && !is_excluded(record) && (from..to).contains(&record.time))
     };
     let per_machine = |number: usize| number as f64 / count as f64;
-    let creation: Vec<&Record> = between(begun, all_running).collect();
+    let creation: Vec<&Record> = between(start, all_running).collect();
     let figures = Figures {
         machines: count,
         seconds_to_all_running,
         writes_per_machine: per_machine(creation.iter().filter(|record| record.is_write()).count()),
         reads_per_machine: per_machine(creation.iter().filter(|record| record.verb == "get").count()),
         peak_memory_mib,
-        idle_requests_per_minute: between(all_running, rested).count() as f64 * 60.0 / idle.as_secs_f64(),
-        vm_changes: Changes::of(latencies, between(changed, told).filter(|record| record.is_write()).count()),
+        idle_requests_per_minute: between(all_running, idle_end).count() as f64 * 60.0 / idle.as_secs_f64(),
+        vm_changes: ChangeFigures::from_latencies(
+            latencies,
+            between(changed, reported).filter(|record| record.is_write()).count(),
+        ),
         restart_seconds_to_settled,
         restart_writes: between(restarted, Timestamp::now()).filter(|record| record.is_write()).count(),
         resident_after_restart_mib: memory_mib(&operator.pid().to_string(), "VmRSS"),
@@ -127,24 +131,24 @@ async fn measure(options: &Options) -> Result<Figures> {
     Ok(figures)
 }
 
-/// How many changes of VirtualMachines are measured.
+/// The number of measured changes of VirtualMachines.
 const CHANGES: usize = 100;
 
-/// From a VirtualMachine's change to the status of its Machine that tells of it.
+/// The time from a change of a VirtualMachine until the status of its Machine shows it.
 #[derive(Debug, Serialize)]
-struct Changes {
+struct ChangeFigures {
     count: usize,
     median_milliseconds: f64,
     slowest_milliseconds: f64,
     writes_per_change: f64,
 }
 
-impl Changes {
-    fn of(mut latencies: Vec<Duration>, writes: usize) -> Self {
+impl ChangeFigures {
+    fn from_latencies(mut latencies: Vec<Duration>, writes: usize) -> Self {
         latencies.sort();
         let milliseconds =
             |latency: Option<&Duration>| latency.map_or(f64::NAN, |latency| latency.as_secs_f64() * 1000.0);
-        Changes {
+        ChangeFigures {
             count: latencies.len(),
             median_milliseconds: milliseconds(latencies.get(latencies.len() / 2)),
             slowest_milliseconds: milliseconds(latencies.last()),
@@ -153,14 +157,15 @@ impl Changes {
     }
 }
 
-/// KubeVirt says of one VirtualMachine after the other that it must be restarted: how long until its Machine says so?
-async fn told_after_changes(lab: &Lab, count: usize) -> Result<Vec<Duration>> {
+/// Sets the condition RestartRequired on one VirtualMachine after the other, and measures the time until the Machine
+/// has it too.
+async fn measure_status_latency(lab: &Lab, count: usize) -> Result<Vec<Duration>> {
     let vms: Api<DynamicObject> =
         Api::namespaced_with(lab.client(), "default", &vitivirt_lab::kubevirt_resource("VirtualMachine"));
     let mut latencies = Vec::new();
     for number in 0..CHANGES {
         let name = format!("machine-{}", number % count);
-        // Said, and with fewer Machines than changes taken back and said again.
+        // With fewer Machines than changes, the condition is also removed and set again.
         let is_required = (number / count).is_multiple_of(2);
         let mut status = vms.get(&name).await?.data.get("status").cloned().unwrap_or_default();
         let conditions = status.pointer_mut("/conditions").and_then(Value::as_array_mut).context("conditions")?;
@@ -168,29 +173,31 @@ async fn told_after_changes(lab: &Lab, count: usize) -> Result<Vec<Duration>> {
         if is_required {
             conditions.push(json!({"type": "RestartRequired", "status": "True", "message": "something was changed"}));
         }
-        let says_so = move |machine: Option<&DynamicObject>| {
+        let has_condition = move |machine: Option<&DynamicObject>| {
             let conditions = machine.and_then(|machine| machine.data.pointer("/status/conditions")?.as_array());
-            let said = |condition: &Value| condition.get("type").is_some_and(|type_| type_ == "RestartRequired");
-            conditions.is_some_and(|conditions| conditions.iter().any(said) == is_required)
+            let is_restart_required =
+                |condition: &Value| condition.get("type").is_some_and(|type_| type_ == "RestartRequired");
+            conditions.is_some_and(|conditions| conditions.iter().any(is_restart_required) == is_required)
         };
-        let told = lab.wait("a status that tells of it", Duration::from_secs(20), machines(lab), &name, says_so);
+        let reported =
+            lab.wait("a Machine status with the change", Duration::from_secs(20), machines(lab), &name, has_condition);
         let change = async {
             let patch = Patch::Merge(json!({"status": status}));
             vms.patch_status(&name, &PatchParams::default(), &patch).await.context("changing a VirtualMachine")?;
             anyhow::Ok(Instant::now())
         };
-        let (changed, told) = futures::future::join(change, told.map(|told| (told, Instant::now()))).await;
-        told.0?;
-        latencies.push(told.1.saturating_duration_since(changed?));
+        let (changed, reported) = futures::future::join(change, reported.map(|result| (result, Instant::now()))).await;
+        reported.0?;
+        latencies.push(reported.1.saturating_duration_since(changed?));
     }
     Ok(latencies)
 }
 
-/// Returns when the operator has asked for nothing for five seconds: storage may be bound after a guest runs.
-async fn settle(lab: &Lab) -> Result<()> {
+/// Waits until the operator has sent no requests for five seconds: PVCs may be bound after the guest runs.
+async fn wait_until_idle(lab: &Lab) -> Result<()> {
     let mut before = usize::MAX;
     loop {
-        let now = lab.audit()?.iter().filter(|record| record.user == USER && !is_apart(record)).count();
+        let now = lab.audit()?.iter().filter(|record| record.user == USER && !is_excluded(record)).count();
         if now == before {
             return Ok(());
         }
@@ -200,7 +207,7 @@ async fn settle(lab: &Lab) -> Result<()> {
 }
 
 /// Leases and events are not counted.
-fn is_apart(record: &Record) -> bool {
+fn is_excluded(record: &Record) -> bool {
     record.resource == "leases" || record.resource == "events"
 }
 
@@ -224,17 +231,17 @@ fn machine(number: usize) -> Value {
     })
 }
 
-/// The first write of a kind makes an API server read its schema, which takes it seconds that are nobody's to save.
+/// At the first write of a kind, the API server reads its schema. That takes seconds and must not be measured.
 async fn warm_up(lab: &Lab) -> Result<()> {
     create_machines(lab, 1).await?;
     wait_until(lab, 1, "Running", is_running).await?;
     machines(lab).delete("machine-0", &DeleteParams::default()).await?;
-    let gone = |machine: Option<&DynamicObject>| machine.is_none();
-    lab.wait("the end of the first Machine", Duration::from_secs(60), machines(lab), "machine-0", gone).await?;
-    // Its claim outlives it by a moment, and the next Machine of the name would wait for it.
-    let claims: Api<PersistentVolumeClaim> = Api::namespaced(lab.client(), "default");
-    let gone = |claim: Option<&PersistentVolumeClaim>| claim.is_none();
-    lab.wait("the end of its claim", Duration::from_secs(60), claims, "machine-0-root", gone).await.map(|_| ())
+    let deleted = |machine: Option<&DynamicObject>| machine.is_none();
+    lab.wait("the deletion of the first Machine", Duration::from_secs(60), machines(lab), "machine-0", deleted).await?;
+    // Its PVC is deleted shortly after it, and the next Machine of that name would wait for the deletion.
+    let pvcs: Api<PersistentVolumeClaim> = Api::namespaced(lab.client(), "default");
+    let deleted = |pvc: Option<&PersistentVolumeClaim>| pvc.is_none();
+    lab.wait("the deletion of its PVC", Duration::from_secs(60), pvcs, "machine-0-root", deleted).await.map(|_| ())
 }
 
 async fn create_machines(lab: &Lab, count: usize) -> Result<()> {
@@ -243,7 +250,7 @@ async fn create_machines(lab: &Lab, count: usize) -> Result<()> {
         .map(|number| {
             let api = api.clone();
             async move {
-                let object: DynamicObject = serde_json::from_value(machine(number)).context("a Machine")?;
+                let object: DynamicObject = serde_json::from_value(machine(number)).context("building a Machine")?;
                 api.create(&PostParams::default(), &object).await.context("creating a Machine")?;
                 anyhow::Ok(())
             }
@@ -263,20 +270,20 @@ fn is_stored(machine: &DynamicObject) -> bool {
     conditions.into_iter().any(|have| has(have, "type", "StorageReady") && has(have, "status", "True"))
 }
 
-async fn wait_until(lab: &Lab, count: usize, what: &str, is_so: fn(&DynamicObject) -> bool) -> Result<()> {
+async fn wait_until(lab: &Lab, count: usize, what: &str, condition: fn(&DynamicObject) -> bool) -> Result<()> {
     let number = u32::try_from(count).unwrap_or(u32::MAX);
-    let patience = Duration::from_secs(120) + Duration::from_millis(100) * number;
-    // Listing thousands of Machines costs the API server what it should have for the operator.
+    let timeout = Duration::from_secs(120) + Duration::from_millis(100) * number;
+    // Listing thousands of Machines takes CPU time of the API server from the operator, so the pause grows with them.
     let pause = (Duration::from_micros(500) * number).max(Duration::from_millis(100));
     let started = Instant::now();
     loop {
         let list = machines(lab).list(&ListParams::default()).await.context("listing Machines")?;
-        let others: Vec<_> = list.items.iter().filter(|machine| !is_so(machine)).collect();
-        ensure!(list.items.len() == count, "{} Machines instead of {count}", list.items.len());
+        let others: Vec<_> = list.items.iter().filter(|machine| !condition(machine)).collect();
+        ensure!(list.items.len() == count, "expected {count} Machines, found {}", list.items.len());
         let Some(other) = others.first() else { return Ok(()) };
-        if started.elapsed() > patience {
+        if started.elapsed() > timeout {
             let left = others.len();
-            bail!("{left} of {count} are not {what} after {patience:?}; one of them: {:?}", other.data);
+            bail!("{left} of {count} Machines are not {what} after {timeout:?}; one of them: {:?}", other.data);
         }
         tokio::time::sleep(pause).await;
     }

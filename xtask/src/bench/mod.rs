@@ -1,40 +1,39 @@
-//! `cargo xtask bench …`: figures, with the raw results kept. Counts and ratios matter here, not this machine's seconds.
+//! `cargo xtask bench …`: benchmarks. Counts and ratios are comparable between machines, durations are not.
 
 mod install;
 mod install_table;
 mod machines;
 mod processor_time;
 
-use std::path::PathBuf;
-use std::process::ExitCode;
+use std::{path::PathBuf, process::ExitCode};
 
 use anyhow::{Context, Result};
 use clap::Subcommand;
 use jiff::Timestamp;
 use serde::Serialize;
-use vitivirt_lab::{isolate, parts};
+use vitivirt_lab::{components, isolate};
 
 use crate::programs;
 
 #[derive(Subcommand)]
-pub(crate) enum Bench {
-    /// How our virt-operator installs KubeVirt v1.8.4, and how KubeVirt's own does: time, memory, requests, rest
-    Install(install::Options),
-    /// How kubevirt-operator handles many Machines (simulated KubeVirt): time, requests, memory, rest and restart
-    Machines(machines::Options),
+pub(crate) enum BenchCommand {
+    /// Compare our virt-operator with the reference operator: time, memory, requests
+    Install(install::InstallOptions),
+    /// Measure kubevirt-operator with many Machines (simulated KubeVirt)
+    Machines(machines::MachinesOptions),
 }
 
-pub(crate) fn run(bench: &Bench) -> ExitCode {
+pub(crate) fn run(bench: &BenchCommand) -> ExitCode {
     let outside = || {
-        parts::ensure(&parts::STANDARD)?;
-        // What is measured is what is shipped.
+        components::ensure(&components::STANDARD)?;
+        // Benchmarks measure the release build.
         programs::build(true).map(|_| ())
     };
     isolate::run(outside, || {
         let runtime = tokio::runtime::Runtime::new().context("starting tokio")?;
         match bench {
-            Bench::Install(options) => runtime.block_on(install::run(options))?,
-            Bench::Machines(options) => runtime.block_on(machines::run(options))?,
+            BenchCommand::Install(options) => runtime.block_on(install::run(options))?,
+            BenchCommand::Machines(options) => runtime.block_on(machines::run(options))?,
         }
         Ok(ExitCode::SUCCESS)
     })
@@ -44,14 +43,14 @@ fn memory_mib(pid: &str, field: &str) -> u64 {
     memory_kib(pid, field) >> 10
 }
 
-/// A field of /proc/<pid>/status: VmHWM is the peak, VmRSS what is resident now.
+/// A field of /proc/<pid>/status: VmHWM is the peak, VmRSS the resident memory now.
 fn memory_kib(pid: &str, field: &str) -> u64 {
     let status = std::fs::read_to_string(PathBuf::from("/proc").join(pid).join("status")).unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
     line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok()).unwrap_or_default()
 }
 
-fn keep(name: &str, results: &impl Serialize) -> Result<()> {
+fn write_results(name: &str, results: &impl Serialize) -> Result<()> {
     let folder = programs::target_dir()?.join("bench");
     std::fs::create_dir_all(&folder).with_context(|| format!("creating {}", folder.display()))?;
     let path = folder.join(format!("{name}-{}.json", Timestamp::now().strftime("%Y%m%dT%H%M%SZ")));

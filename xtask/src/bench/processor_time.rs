@@ -1,30 +1,32 @@
-//! How much every program has computed. On a machine where the cluster competes for two processors, this and not the
-//! clock says whose work an installation waits for.
+//! CPU time of every program. On a machine with few processors, it shows which program an installation waits for; the
+//! duration does not.
 
-use std::collections::{BTreeMap, HashMap};
-use std::path::Path;
+use std::{
+    collections::{BTreeMap, HashMap},
+    path::Path,
+};
 
 use anyhow::{Context, Result};
 use nix::unistd::{SysconfVar, sysconf};
-use vitivirt_lab::process_table::living;
+use vitivirt_lab::process_table;
 
-/// By number and start of the process: the program's name, and the seconds it has computed.
+/// By PID and start time of the process: the name of the program, and its CPU time in seconds.
 pub(super) type ByProcess = HashMap<(u32, u64), (String, f64)>;
 
-/// Of every process that can be seen: the lab has a process table of its own.
+/// Reads every visible process. The lab has its own PID namespace, so these are the lab's processes.
 pub(super) fn by_process() -> Result<ByProcess> {
-    let ticks = sysconf(SysconfVar::CLK_TCK).context("asking for the clock")?.unwrap_or(100) as f64;
+    let ticks = sysconf(SysconfVar::CLK_TCK).context("reading the clock ticks per second")?.unwrap_or(100) as f64;
     let processes = std::fs::read_dir("/proc").context("reading /proc")?.flatten();
     Ok(processes
         .filter_map(|process| {
             let id = process.file_name().to_str()?.parse().ok()?;
-            let living = living(id)?;
-            Some(((id, living.started), (program(&process.path())?, living.computed as f64 / ticks)))
+            let process_info = process_table::find(id)?;
+            Some(((id, process_info.started), (program(&process.path())?, process_info.cpu_time as f64 / ticks)))
         })
         .collect())
 }
 
-/// By program: the seconds that were computed since, by processes that are still there.
+/// By program: the CPU time since `before`, of processes that still run.
 pub(super) fn since(before: &ByProcess) -> Result<BTreeMap<String, f64>> {
     let mut sums = BTreeMap::new();
     for (id, (program, seconds)) in by_process()? {
@@ -34,7 +36,7 @@ pub(super) fn since(before: &ByProcess) -> Result<BTreeMap<String, f64>> {
     Ok(sums)
 }
 
-/// The first word of the command line, without its folder.
+/// The file name of the first word of the command line.
 fn program(process: &Path) -> Option<String> {
     let command = std::fs::read(process.join("cmdline")).ok()?;
     let first = String::from_utf8_lossy(command.split(|byte| *byte == 0).next()?).into_owned();
@@ -46,13 +48,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_this_process_computes_is_counted() {
+    fn the_cpu_time_of_this_process_is_counted() {
         let before = by_process().unwrap();
-        let own = (std::process::id(), living(std::process::id()).unwrap().started);
-        let begun = std::time::Instant::now();
+        let own = (std::process::id(), process_table::find(std::process::id()).unwrap().started);
+        let started = std::time::Instant::now();
         let mut number = 1_u64;
         while by_process().unwrap()[&own].1 - before[&own].1 < 0.02 {
-            assert!(begun.elapsed().as_secs() < 60, "nothing was counted");
+            assert!(started.elapsed().as_secs() < 60, "the CPU time did not increase");
             number = std::hint::black_box(number.wrapping_mul(31));
         }
         let program = before[&own].0.clone();

@@ -21,7 +21,7 @@ import (
 	operatorutil "kubevirt.io/kubevirt/pkg/virt-operator/util"
 )
 
-// fixtures writes what the release makes of the cases in crates/install/tests/reference, for its tests.
+// fixtures writes the output of the release for the cases in crates/install/tests/reference.
 func fixtures(folder string) error {
 	if err := strategies(folder); err != nil {
 		return err
@@ -32,7 +32,7 @@ func fixtures(folder string) error {
 	return operator(folder)
 }
 
-// operator: what the release has for its own operator to run.
+// operator writes the manifests of the release for its own operator.
 func operator(folder string) error {
 	const namespace, version, none = "kubevirt", "v1.8.4", ""
 	deployment := components.NewOperatorDeployment(namespace, "quay.io/kubevirt", none, version, "2", version,
@@ -55,8 +55,8 @@ type strategyCase struct {
 	KubeVirt         v1.KubeVirt
 }
 
-// strategies: the configuration and every object that is not release data, for a resource and an environment. Each in
-// a process of its own, because the release keeps its monitoring rules in a global variable.
+// strategies writes the configuration and every object that is not release data, for each resource and environment. Each
+// case runs in its own process, because the release stores its monitoring rules in a global variable.
 func strategies(folder string) error {
 	var cases []strategyCase
 	if err := read(filepath.Join(folder, "strategies.json"), &cases); err != nil {
@@ -83,7 +83,7 @@ func strategies(folder string) error {
 	return written(filepath.Join(folder, "strategies.expected.json.gz"), out)
 }
 
-// strategy prints one of them.
+// strategy prints the result of one case.
 func strategy(folder, index string) error {
 	var cases []strategyCase
 	if err := read(filepath.Join(folder, "strategies.json"), &cases); err != nil {
@@ -105,7 +105,7 @@ func strategy(folder, index string) error {
 	return json.NewEncoder(os.Stdout).Encode(object{"config": text, "objects": objects(generated)})
 }
 
-// loaded gives the strategy as the operator works with it: written to a ConfigMap and read back, which changes it.
+// loaded returns the strategy as the operator uses it: written to a ConfigMap and read back, which changes it.
 func loaded(config *operatorutil.KubeVirtDeploymentConfig, monitorNamespace string) (*install.Strategy, error) {
 	configMap, err := install.NewInstallStrategyConfigMap(config, monitorNamespace, config.Namespace)
 	if err != nil {
@@ -119,7 +119,7 @@ func loaded(config *operatorutil.KubeVirtDeploymentConfig, monitorNamespace stri
 	return install.LoadInstallStrategyFromCache(operatorutil.Stores{InstallStrategyConfigMapCache: store}, config)
 }
 
-// patches: what the release's customizer makes of its own objects, or that it refuses.
+// patches writes the objects that the customizer of the release returns, or that it returns an error.
 func patches(folder string) error {
 	var cases []struct {
 		Name                string
@@ -155,7 +155,7 @@ func patches(folder string) error {
 	return written(filepath.Join(folder, "patches.expected.json.gz"), out)
 }
 
-// changed keeps the objects in which more than the mark of the customizer is new.
+// changed returns the objects in which the customizer changed more than its own annotation.
 func changed(before, after []object) []object {
 	known := map[string]bool{}
 	for _, o := range before {
@@ -219,7 +219,7 @@ func title(o object) string {
 	return o["kind"].(string) + "/" + namespace + "/" + metadata["name"].(string)
 }
 
-// withoutLogic drops what crates/install writes itself: the CEL of policies and the texts of alerts.
+// withoutLogic removes what crates/install defines itself: the CEL of policies and the texts of alerts.
 func withoutLogic(o object) object {
 	delete(o, "status")
 	switch o["kind"] {

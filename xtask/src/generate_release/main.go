@@ -1,5 +1,5 @@
 // Writes the data of a KubeVirt release that crates/install embeds: schemas of custom resources, common instancetypes
-// and preferences, and monitoring rules; all of it without prose. Run by `cargo xtask generate --release-data`.
+// and preferences, and monitoring rules, all without descriptions. Run by `cargo xtask generate --release-data`.
 package main
 
 import (
@@ -31,7 +31,7 @@ func main() {
 }
 
 func run(folder string) error {
-	// The namespace stands for itself in what depends on it.
+	// The namespace is a placeholder in objects that depend on it.
 	strategy, err := install.GenerateCurrentInstallStrategy(&operatorutil.KubeVirtDeploymentConfig{
 		Namespace:            "{namespace}",
 		AdditionalProperties: map[string]string{operatorutil.AdditionalPropertiesVirtTemplateDeploymentEnabled: ""},
@@ -57,7 +57,7 @@ func run(folder string) error {
 	return rules(filepath.Join(folder, "rules.json.gz"), plain(strategy.PrometheusRules()[0]))
 }
 
-// definition keeps the schema once: all versions of a resource share it.
+// definition stores the schema once: all versions of a CRD share it.
 func definition(folder string, crd object) error {
 	delete(crd, "status")
 	spec := crd["spec"].(object)
@@ -69,7 +69,7 @@ func definition(folder string, crd object) error {
 			return err
 		}
 		if schema != nil && !bytes.Equal(schema, text) {
-			return fmt.Errorf("%v: versions with schemas of their own", spec["group"])
+			return fmt.Errorf("%v: versions have different schemas", spec["group"])
 		}
 		schema = text
 		delete(version, "schema")
@@ -95,7 +95,7 @@ func lines(path string, objects []object) error {
 	return write(path, text.Bytes())
 }
 
-// rules drops what alerts say to people; crates/install says it in its own words.
+// rules removes the texts of alerts; crates/install has its own texts.
 func rules(path string, rule object) error {
 	groups := rule["spec"].(object)["groups"].([]any)
 	for _, g := range groups {
@@ -103,7 +103,7 @@ func rules(path string, rule object) error {
 			annotations, _ := r.(object)["annotations"].(object)
 			for key := range annotations {
 				if key != "summary" && key != "description" && key != "runbook_url" {
-					return fmt.Errorf("an alert has the annotation %s, which nobody here knows", key)
+					return fmt.Errorf("unknown annotation %s of an alert", key)
 				}
 			}
 			delete(r.(object), "annotations")

@@ -15,7 +15,7 @@ use vitivirt_api::machine::{Machine, NetworkConfiguration, condition_type};
 use vitivirt_lab::{
     Record,
     harness::{SharedLabs, Suite},
-    proxy::{Fault, Match, Rule, Verb},
+    proxy::{Match, ProxyFault, ProxyRule, RequestVerb},
 };
 
 use crate::{
@@ -114,8 +114,9 @@ async fn user_data_in_use_is_kept_even_when_the_vmi_cache_is_stale(labs: Arc<Sha
     wait_for_pending_user_data(&test).await?;
 
     // The operator does not see the new VMI, which uses the Secret.
-    let vmi_watch = Match::verb(Verb::Watch).user_agent("kubevirt-operator/").resource("virtualmachineinstances");
-    let stall = Rule::always(vmi_watch.namespace(NAMESPACE), Fault::StallWatch { after_events: 0 });
+    let vmi_watch =
+        Match::verb(RequestVerb::Watch).user_agent("kubevirt-operator/").resource("virtualmachineinstances");
+    let stall = ProxyRule::always(vmi_watch.namespace(NAMESPACE), ProxyFault::StallWatch { after_events: 0 });
     let stall = test.lab.proxy().add(stall);
     test.restart_vmi("web").await?;
     test.edit_spec("web", &json!({"cloudInit": null})).await?;

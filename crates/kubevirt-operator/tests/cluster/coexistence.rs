@@ -11,7 +11,7 @@ use kube::{
 use kubevirt_operator::rbac;
 use serde_json::json;
 use vitivirt_lab::{
-    Extension, Lab, LabOptions, Program, ProgramOptions, Record, VirtOperator,
+    Extension, Lab, LabOptions, OperatorProcess, OperatorProcessOptions, Record, VirtOperator,
     harness::{SharedLabs, Suite},
 };
 use vitivirt_runtime::lease::message::ACQUIRED;
@@ -132,7 +132,7 @@ fn check_virt_operator_writes(writes: &[Record]) -> Result<()> {
 
 /// Starts this project's virt-operator in its own namespace with all permissions, and waits until it is ready and
 /// leads.
-async fn start_second_virt_operator(lab: &Lab) -> Result<Program> {
+async fn start_second_virt_operator(lab: &Lab) -> Result<OperatorProcess> {
     let file = PathBuf::from(env!("CARGO_BIN_EXE_kubevirt-operator")).with_file_name("virt-operator");
     ensure!(file.exists(), "virt-operator is not built; run `cargo build --workspace` first");
     let everything = json!([{"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}]);
@@ -149,7 +149,7 @@ subjects: [{{kind: ServiceAccount, name: {VIRT_OPERATOR}, namespace: {VIRT_OPERA
     .await?;
     let image = ("VIRT_OPERATOR_IMAGE".to_owned(), "quay.io/kubevirt/virt-operator:v1.8.4".to_owned());
     let program = lab
-        .run(ProgramOptions {
+        .run(OperatorProcessOptions {
             file,
             namespace: VIRT_OPERATOR.to_owned(),
             service_account: VIRT_OPERATOR.to_owned(),

@@ -17,10 +17,10 @@ use kube::{
 use serde_json::{Value, json};
 use vitivirt_api::machine::{LABEL_MACHINE, Machine, NetworkConfiguration};
 use vitivirt_lab::{
-    Extension, Lab, Program, Record,
+    Extension, Lab, OperatorProcess, Record,
     harness::{SharedLabs, Suite},
     manifests,
-    proxy::{Fault, Match, Rule, When},
+    proxy::{Match, ProxyFault, ProxyRule, When},
 };
 
 use crate::{
@@ -80,8 +80,8 @@ impl MachineLife {
             Match::writes().user_agent("kubevirt-operator/").namespace(NAMESPACE).except(["leases", "events"]);
         let rule = match killed_after {
             Some(nth) => {
-                let kill = Fault::kill(u32::try_from(first.pid())?)?;
-                Some(self.lab.proxy().add(Rule::new(matcher, When::Nth(nth), kill)))
+                let kill = ProxyFault::kill(u32::try_from(first.pid())?)?;
+                Some(self.lab.proxy().add(ProxyRule::new(matcher, When::Nth(nth), kill)))
             }
             None => None,
         };
@@ -101,7 +101,7 @@ impl MachineLife {
         Ok((found, self.count_writes()? - before))
     }
 
-    async fn start_operator(&self, through_proxy: bool) -> Result<Program> {
+    async fn start_operator(&self, through_proxy: bool) -> Result<OperatorProcess> {
         // Without leader election, because the successor would wait until the dead leader's Lease expires. The tests of
         // the Lease cover that.
         let environment = [("WATCH_NAMESPACE", NAMESPACE), ("LEADER_ELECTION", "false")];

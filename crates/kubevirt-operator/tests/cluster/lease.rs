@@ -16,7 +16,7 @@ use vitivirt_lab::{
     Lab, LabOptions, Record,
     harness::{SharedLabs, Suite},
     leadership,
-    proxy::{Fault, Match, Partition, RequestRecord, Rule, Then, When},
+    proxy::{Match, Partition, ProxyFault, ProxyRule, RequestRecord, Then, When},
 };
 use vitivirt_runtime::lease::message;
 
@@ -111,7 +111,7 @@ async fn the_proxy_kills_a_program_after_its_third_write(labs: Arc<SharedLabs>) 
     // The rule counts from the first write, so it is added before the program starts. The PID is known seconds before
     // the third write.
     let target = Arc::new(OnceLock::new());
-    let strike = Fault::AfterCommit(Arc::new({
+    let strike = ProxyFault::AfterCommit(Arc::new({
         let target = target.clone();
         move || {
             if let Some(pid) = target.get() {
@@ -121,7 +121,7 @@ async fn the_proxy_kills_a_program_after_its_third_write(labs: Arc<SharedLabs>) 
         }
     }));
     let matcher = Match::writes().namespace(THIRD_WRITE).resource("leases");
-    let rule = lab.proxy().add(Rule::new(matcher, When::Nth(3), strike));
+    let rule = lab.proxy().add(ProxyRule::new(matcher, When::Nth(3), strike));
     let mut program = start(&lab, THIRD_WRITE, true).await?;
     target.get_or_init(|| Pid::from_raw(program.pid()));
     let status = program.wait(PATIENCE).await?;

@@ -17,7 +17,7 @@ use nix::sys::signal::Signal;
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 use vitivirt_api::machine::{Machine, NetworkConfiguration, condition_type, crds};
-use vitivirt_lab::{Extension, Lab, Program, Record, harness::SharedLabs, manifests};
+use vitivirt_lab::{Extension, Lab, OperatorProcess, Record, harness::SharedLabs, manifests};
 use vitivirt_runtime::lease::message;
 
 use crate::{
@@ -35,7 +35,7 @@ pub(crate) const FAST_RECONCILE: (&str, &str) = ("RECONCILE_INTERVAL", "2s");
 pub(crate) struct MachineTest {
     pub(crate) lab: Arc<Lab>,
     pub(crate) namespace: &'static str,
-    pub(crate) operator: Program,
+    pub(crate) operator: OperatorProcess,
     environment: Vec<(&'static str, &'static str)>,
     through_proxy: bool,
 }
@@ -90,7 +90,7 @@ impl MachineTest {
         namespace: &str,
         environment: &[(&str, &str)],
         through_proxy: bool,
-    ) -> Result<Program> {
+    ) -> Result<OperatorProcess> {
         let operator = start_with_environment(lab, namespace, through_proxy, environment).await?;
         operator.wait_for_message(message::ACQUIRED, PATIENCE).await?;
         Ok(operator)

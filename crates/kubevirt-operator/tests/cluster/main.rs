@@ -29,7 +29,7 @@ mod specs;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    vitivirt_lab::harness::main(&vitivirt_lab::parts::STANDARD, |suite| {
+    vitivirt_lab::harness::main(&vitivirt_lab::components::STANDARD, |suite| {
         lease::add(suite);
         process::add(suite);
         lifecycle::add(suite);

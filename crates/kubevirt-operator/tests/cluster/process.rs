@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use vitivirt_lab::{
-    Lab, LabOptions, Program,
+    Lab, LabOptions, OperatorProcess,
     harness::{SharedLabs, Suite},
 };
 use vitivirt_runtime::{lease::message, program::message::STARTED};
@@ -88,7 +88,7 @@ async fn the_operator_leads_again_after_an_api_server_outage(_: Arc<SharedLabs>)
     lab.stop().await
 }
 
-async fn reports_leadership(program: &Program) -> Result<bool> {
+async fn reports_leadership(program: &OperatorProcess) -> Result<bool> {
     let (status, metrics) = program.get(8080, "/metrics").await?;
     ensure!(status == 200, "/metrics answered {status}");
     let line = metrics.lines().find(|line| line.starts_with("kubevirt_operator_leader ")).context("no leader gauge")?;

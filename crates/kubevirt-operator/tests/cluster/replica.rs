@@ -9,7 +9,7 @@ use kubevirt_operator::rbac;
 pub(crate) use kubevirt_operator::rbac::ACCOUNT;
 use serde_json::{Value, json};
 use vitivirt_lab::{
-    Lab, Program, ProgramOptions, Record,
+    Lab, OperatorProcess, OperatorProcessOptions, Record,
     leadership::{self, LeadershipSpan, Messages},
     manifests,
 };
@@ -67,7 +67,7 @@ fn manager_binding(name: String, namespace: &str) -> ClusterRoleBinding {
     binding
 }
 
-pub(crate) async fn start(lab: &Lab, namespace: &str, through_proxy: bool) -> Result<Program> {
+pub(crate) async fn start(lab: &Lab, namespace: &str, through_proxy: bool) -> Result<OperatorProcess> {
     start_with_environment(lab, namespace, through_proxy, &[]).await
 }
 
@@ -76,13 +76,13 @@ pub(crate) async fn start_with_environment(
     namespace: &str,
     through_proxy: bool,
     more: &[(&str, &str)],
-) -> Result<Program> {
+) -> Result<OperatorProcess> {
     let usual = [
         ("NAMESPACE", namespace),
         ("METRICS_BIND_ADDRESS", "{address}:8080"),
         ("HEALTH_PROBE_BIND_ADDRESS", "{address}:8081"),
     ];
-    lab.run(ProgramOptions {
+    lab.run(OperatorProcessOptions {
         file: PathBuf::from(env!("CARGO_BIN_EXE_kubevirt-operator")),
         namespace: namespace.to_owned(),
         service_account: ACCOUNT.to_owned(),
@@ -94,7 +94,7 @@ pub(crate) async fn start_with_environment(
 }
 
 /// Starts a replica and waits until it holds the Lease.
-pub(crate) async fn start_leader(lab: &Lab, namespace: &str, through_proxy: bool) -> Result<Program> {
+pub(crate) async fn start_leader(lab: &Lab, namespace: &str, through_proxy: bool) -> Result<OperatorProcess> {
     grant(lab, namespace).await?;
     let program = start(lab, namespace, through_proxy).await?;
     program.wait_for_message(message::ACQUIRED, PATIENCE).await?;
@@ -102,7 +102,7 @@ pub(crate) async fn start_leader(lab: &Lab, namespace: &str, through_proxy: bool
 }
 
 /// Starts a second replica and waits until it watches the Lease: from then on it receives every change.
-pub(crate) async fn start_standby(lab: &Lab, namespace: &str, through_proxy: bool) -> Result<Program> {
+pub(crate) async fn start_standby(lab: &Lab, namespace: &str, through_proxy: bool) -> Result<OperatorProcess> {
     let started = Timestamp::now();
     let program = start(lab, namespace, through_proxy).await?;
     program.wait_for_message(STARTED, PATIENCE).await?;
@@ -119,7 +119,7 @@ pub(crate) async fn start_standby(lab: &Lab, namespace: &str, through_proxy: boo
 }
 
 /// The times in which a replica did the leader's work, read from its log.
-pub(crate) fn spans(replica: &str, program: &Program, died: Option<Timestamp>) -> Result<Vec<LeadershipSpan>> {
+pub(crate) fn spans(replica: &str, program: &OperatorProcess, died: Option<Timestamp>) -> Result<Vec<LeadershipSpan>> {
     let messages = Messages { begins: message::ACQUIRED, ends: message::WORK_STOPPED };
     leadership::spans(replica, &program.log_lines(), messages, died)
 }

@@ -1,87 +1,93 @@
-//! etcd, kube-apiserver, kube-controller-manager and kube-scheduler of one lab: real programs on addresses of their own.
+//! etcd, kube-apiserver, kube-controller-manager and kube-scheduler of one lab: real programs, each on its own address.
 
 mod certificates;
 
-use std::net::{IpAddr, SocketAddr};
-use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::{
+    net::{IpAddr, SocketAddr},
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context, Result, bail};
+use certificates::{Certificates, FRONT_PROXY};
 use nix::sys::signal::Signal;
 
-use crate::addresses::{Slot, require_free};
-use crate::credentials::Credentials;
-use crate::parts::{self, Group};
-use crate::server::{Health, Server, ServerCommand, last_words};
-use certificates::{Certificates, FRONT_PROXY};
+use crate::{
+    addresses::{AddressRange, require_free},
+    components::{self, ComponentGroup},
+    credentials::Credentials,
+    server_process::{LabHealth, ServerCommand, ServerProcess, log_tail},
+};
 
 pub(crate) struct ControlPlane {
-    pub(crate) etcd: Server,
-    pub(crate) api_server: Server,
-    pub(crate) controller_manager: Server,
-    pub(crate) scheduler: Server,
+    pub(crate) etcd: ServerProcess,
+    pub(crate) api_server: ServerProcess,
+    pub(crate) controller_manager: ServerProcess,
+    pub(crate) scheduler: ServerProcess,
     pub(crate) certificates: Certificates,
-    /// system:masters; only the lab itself uses it.
+    /// A member of system:masters. Only the lab itself uses it.
     pub(crate) admin: Credentials,
     pub(crate) audit_log: PathBuf,
 }
 
-/// Everything but the noise of watch bookmarks and leases' bodies: who did what to which object, when, with what result.
+/// Metadata of every request, without bodies: user, verb, object, time and result.
 const AUDIT_POLICY: &str = r#"{"apiVersion":"audit.k8s.io/v1","kind":"Policy","omitStages":["RequestReceived"],"rules":[{"level":"Metadata"}]}"#;
 const ADMIN: &str = "lab-admin";
-const START: Duration = Duration::from_secs(90);
+const START_TIMEOUT: Duration = Duration::from_secs(90);
 
 impl ControlPlane {
-    pub(crate) async fn start(folder: &Path, slot: &Slot, health: &Health) -> Result<Self> {
-        let api = slot.api_server();
+    pub(crate) async fn start(folder: &Path, address_range: &AddressRange, health: &LabHealth) -> Result<Self> {
+        let api = address_range.api_server();
         require_free("kube-apiserver", api)?;
-        let certificates = Certificates::make(&folder.join("certificates"), api.ip(), slot.proxy().ip())?;
+        let certificates = Certificates::generate(&folder.join("certificates"), api.ip(), address_range.proxy().ip())?;
         let token = random_token()?;
-        let admin = Credentials {
-            server: api,
-            authority_pem: certificates.authority_pem.clone(),
-            token,
-            name: ADMIN.to_owned(),
-        };
+        let admin = Credentials { server: api, ca_pem: certificates.ca_pem.clone(), token, name: ADMIN.to_owned() };
         write(folder, "tokens.csv", &format!("{},{ADMIN},{ADMIN},\"system:masters\"\n", admin.token))?;
         write(folder, "audit-policy.json", AUDIT_POLICY)?;
         let kubeconfig = folder.join("admin.kubeconfig");
         admin.write(&kubeconfig)?;
         let audit_log = folder.join("audit.log");
 
-        let start = |group, name: &str, arguments: Vec<String>| -> Result<Server> {
+        let start = |group, name: &str, arguments: Vec<String>| -> Result<ServerProcess> {
             let command = ServerCommand {
                 name: name.to_owned(),
-                program: parts::binary(group, name)?,
+                program: components::binary(group, name)?,
                 arguments,
-                // Memory is plentiful here and processors are not. Pods run as they would anywhere.
+                // Use more memory and less CPU for garbage collection. Pods run with the default.
                 environment: vec![("GOGC".to_owned(), "400".to_owned())],
                 log: folder.join("logs").join(format!("{name}.log")),
-                gives_up: matches!(name, "kube-controller-manager" | "kube-scheduler"),
+                restarts: matches!(name, "kube-controller-manager" | "kube-scheduler"),
             };
-            Server::start(command, health)
+            ServerProcess::start(command, health)
         };
 
-        let etcd = start(Group::Etcd, "etcd", etcd_arguments(folder, slot.etcd()))?;
-        let api_server =
-            start(Group::Kubernetes, "kube-apiserver", api_server_arguments(folder, slot, &certificates, &audit_log))?;
+        let etcd = start(ComponentGroup::Etcd, "etcd", etcd_arguments(folder, address_range.etcd()))?;
+        let api_server = start(
+            ComponentGroup::Kubernetes,
+            "kube-apiserver",
+            api_server_arguments(folder, address_range, &certificates, &audit_log),
+        )?;
         health.guard(wait_ready(&admin, &api_server)).await?;
         let controller_manager = start(
-            Group::Kubernetes,
+            ComponentGroup::Kubernetes,
             "kube-controller-manager",
-            controller_manager_arguments(&kubeconfig, slot.controller_manager(), &certificates),
+            controller_manager_arguments(&kubeconfig, address_range.controller_manager(), &certificates),
         )?;
-        let scheduler = start(Group::Kubernetes, "kube-scheduler", scheduler_arguments(&kubeconfig, slot.scheduler()))?;
+        let scheduler = start(
+            ComponentGroup::Kubernetes,
+            "kube-scheduler",
+            scheduler_arguments(&kubeconfig, address_range.scheduler()),
+        )?;
         Ok(ControlPlane { etcd, api_server, controller_manager, scheduler, certificates, admin, audit_log })
     }
 
-    /// Starts the API server again and waits until it answers.
-    pub(crate) async fn resume_api_server(&self, health: &Health) -> Result<()> {
+    /// Starts the API server again and waits until it is ready.
+    pub(crate) async fn resume_api_server(&self, health: &LabHealth) -> Result<()> {
         self.api_server.resume()?;
         health.guard(wait_ready(&self.admin, &self.api_server)).await
     }
 
-    /// In the order that loses nothing: first the writers, then the API server, then the store.
+    /// Stops the writers first, then the API server, then etcd, so that no write is lost.
     pub(crate) async fn stop(&self) -> Result<()> {
         self.scheduler.stop(Signal::SIGKILL).await?;
         self.controller_manager.stop(Signal::SIGKILL).await?;
@@ -90,17 +96,20 @@ impl ControlPlane {
     }
 }
 
-async fn wait_ready(admin: &Credentials, api_server: &Server) -> Result<()> {
+async fn wait_ready(admin: &Credentials, api_server: &ServerProcess) -> Result<()> {
     let client = admin.client("lab")?;
     let started = Instant::now();
     loop {
         let request = http::Request::get("/readyz").body(Vec::new()).context("building a request")?;
-        let answer = tokio::time::timeout(Duration::from_secs(5), client.request_text(request)).await;
-        if matches!(answer, Ok(Ok(ref text)) if text == "ok") {
+        let response = tokio::time::timeout(Duration::from_secs(5), client.request_text(request)).await;
+        if matches!(response, Ok(Ok(ref text)) if text == "ok") {
             return Ok(());
         }
-        if started.elapsed() > START {
-            bail!("kube-apiserver was not ready within {START:?}; its last words: {}", last_words(api_server.log()));
+        if started.elapsed() > START_TIMEOUT {
+            bail!(
+                "kube-apiserver was not ready within {START_TIMEOUT:?}; end of its log: {}",
+                log_tail(api_server.log())
+            );
         }
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
@@ -116,17 +125,22 @@ fn etcd_arguments(folder: &Path, address: IpAddr) -> Vec<String> {
         format!("--listen-peer-urls=http://{peer}"),
         format!("--initial-advertise-peer-urls=http://{peer}"),
         format!("--initial-cluster=default=http://{peer}"),
-        // A lab is thrown away with the machine's memory; waiting for a disk would only slow it down.
+        // The data of a lab is temporary. Syncing it to disk would only slow the lab down.
         "--unsafe-no-fsync=true".to_owned(),
         "--quota-backend-bytes=4294967296".to_owned(),
         "--log-level=warn".to_owned(),
     ]
 }
 
-fn api_server_arguments(folder: &Path, slot: &Slot, certificates: &Certificates, audit_log: &Path) -> Vec<String> {
-    let address = slot.api_server();
+fn api_server_arguments(
+    folder: &Path,
+    address_range: &AddressRange,
+    certificates: &Certificates,
+    audit_log: &Path,
+) -> Vec<String> {
+    let address = address_range.api_server();
     vec![
-        format!("--etcd-servers=http://{}", SocketAddr::new(slot.etcd(), 2379)),
+        format!("--etcd-servers=http://{}", SocketAddr::new(address_range.etcd(), 2379)),
         format!("--secure-port={}", address.port()),
         format!("--bind-address={}", address.ip()),
         format!("--advertise-address={}", address.ip()),
@@ -138,9 +152,9 @@ fn api_server_arguments(folder: &Path, slot: &Slot, certificates: &Certificates,
         "--service-account-issuer=https://kubernetes.default.svc".to_owned(),
         format!("--service-account-key-file={}", certificates.path("service-account.pub")),
         format!("--service-account-signing-key-file={}", certificates.path("service-account.key")),
-        format!("--service-cluster-ip-range={}", slot.services()),
+        format!("--service-cluster-ip-range={}", address_range.services()),
         "--allow-privileged=true".to_owned(),
-        // Without this, Services would be called at cluster addresses that no kube-proxy serves here.
+        // Otherwise the API server would call Services at their cluster IPs, and the lab has no kube-proxy.
         "--enable-aggregator-routing=true".to_owned(),
         format!("--requestheader-client-ca-file={}", certificates.path("front-proxy-ca.crt")),
         format!("--requestheader-allowed-names={FRONT_PROXY}"),
@@ -152,7 +166,7 @@ fn api_server_arguments(folder: &Path, slot: &Slot, certificates: &Certificates,
         format!("--audit-policy-file={}", folder.join("audit-policy.json").display()),
         format!("--audit-log-path={}", audit_log.display()),
         "--audit-log-mode=blocking".to_owned(),
-        // In megabytes: one file, whatever a benchmark asks for. By default it would be renamed at 100, and forgotten.
+        // In megabytes. By default the API server rotates the log at 100 MB, and a benchmark writes more.
         "--audit-log-maxsize=100000".to_owned(),
     ]
 }
@@ -161,7 +175,7 @@ fn controller_manager_arguments(kubeconfig: &Path, address: IpAddr, certificates
     vec![
         format!("--kubeconfig={}", kubeconfig.display()),
         format!("--bind-address={address}"),
-        // Nobody renews node leases here; node-lifecycle would evict everything.
+        // The lab does not renew node leases, so the node lifecycle controller would evict all pods.
         "--controllers=*,-nodelifecycle,-node-lifecycle-controller".to_owned(),
         format!("--service-account-private-key-file={}", certificates.path("service-account.key")),
         format!("--root-ca-file={}", certificates.path("ca.crt")),
@@ -189,6 +203,6 @@ fn write(folder: &Path, name: &str, text: &str) -> Result<()> {
 
 fn random_token() -> Result<String> {
     let mut bytes = [0; 16];
-    getrandom::fill(&mut bytes).context("asking the kernel for randomness")?;
+    getrandom::fill(&mut bytes).context("reading random bytes from the kernel")?;
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }

@@ -1,37 +1,28 @@
-//! The simulated kubelet of every node: a scheduled pod becomes Running, a deleted one goes away.
+//! The simulated kubelet of every node: it sets scheduled pods to Running and removes deleted pods.
 //!
-//! Most pods are only simulated. A pod of virt-api, virt-controller, virt-operator or of a program of ours starts the
-//! real process (see [`process`]) and is ready when its readiness probe says so.
+//! Most pods are only simulated. For a pod of virt-api, virt-controller, virt-operator or one of our operators, the
+//! kubelet starts the real process (see [`process`]). That pod is ready when its readiness probe succeeds.
 
-mod life;
+mod pod_worker;
 pub(crate) mod probe;
 mod process;
 mod restart;
 mod status;
 mod volumes;
 
-pub use process::OwnProgram;
-pub(crate) use process::pod_log;
-
-use std::collections::HashMap;
-use std::net::IpAddr;
-use std::path::PathBuf;
-use std::sync::Arc;
-use std::time::Duration;
+use std::{collections::HashMap, net::IpAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use k8s_openapi::api::core::v1::{Container, Pod};
-use kube::runtime::watcher;
-use kube::{Api, Client, ResourceExt};
+use kube::{Api, Client, ResourceExt, runtime::watcher};
 use parking_lot::Mutex;
+use pod_worker::PodWorker;
+pub use process::OwnProgram;
+pub(crate) use process::pod_log;
 use tokio::sync::watch;
 
-use crate::addresses::Slot;
-use crate::credentials::Credentials;
-use crate::follow::follow_each;
-use crate::vmi::VmiPhases;
-use life::Life;
+use crate::{addresses::AddressRange, credentials::Credentials, object_watch::run_per_object, vmi::VmiPhases};
 
-/// What pods do, by image. The first rule whose text occurs in an image of the pod decides.
+/// How pods behave, by image. The first rule whose text occurs in one of the pod's images applies.
 #[derive(Clone, Debug, Default)]
 pub struct PodBehaviour {
     pub ready_after: Duration,
@@ -46,11 +37,11 @@ pub struct PodRule {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PodFate {
-    /// Its containers end at once, again and again.
+    /// Its containers exit immediately, again after every restart.
     Crashes,
     /// It runs, but never passes its readiness probe.
     NeverReady,
-    /// It runs and ends with success, as a Job's pod.
+    /// It runs and exits successfully, like the pod of a Job.
     Completes,
 }
 
@@ -69,7 +60,7 @@ fn containers(pod: &Pod) -> impl Iterator<Item = &Container> {
 pub(crate) struct Kubelet {
     pub(crate) client: Client,
     pub(crate) admin: Credentials,
-    pub(crate) slot: Arc<Slot>,
+    pub(crate) address_range: Arc<AddressRange>,
     pub(crate) folder: PathBuf,
     pub(crate) behaviour: watch::Receiver<PodBehaviour>,
     pub(crate) own_programs: watch::Receiver<Vec<OwnProgram>>,
@@ -77,7 +68,7 @@ pub(crate) struct Kubelet {
     pub(crate) addresses: PodAddresses,
 }
 
-/// The address of each pod that runs, by its UID: a guest answers on the address of its launcher pod.
+/// The address of each running pod, by UID. A guest has the address of its launcher pod.
 #[derive(Clone, Default)]
 pub(crate) struct PodAddresses(Arc<Mutex<HashMap<String, IpAddr>>>);
 
@@ -88,21 +79,21 @@ impl PodAddresses {
 }
 
 impl Kubelet {
-    /// Runs until cancelled; with it end all its pods.
+    /// Runs until cancelled. Cancelling it ends the processes of all its pods.
     pub(crate) async fn run(self) {
         let kubelet = Arc::new(self);
         let pods: Api<Pod> = Api::all(kubelet.client.clone());
         let bound = watcher::Config::default().fields("spec.nodeName!=");
-        follow_each(pods, bound, |_, _| {}, |news| kubelet.clone().look_after(news)).await;
+        run_per_object(pods, bound, |_, _| {}, |changes| kubelet.clone().run_pod(changes)).await;
     }
 
-    /// One pod, from its binding to a node until it is gone.
-    async fn look_after(self: Arc<Self>, mut news: watch::Receiver<Option<Pod>>) {
-        let Some(pod) = news.borrow_and_update().clone() else { return };
+    /// Runs one pod, from its binding to a node until it is removed.
+    async fn run_pod(self: Arc<Self>, mut changes: watch::Receiver<Option<Pod>>) {
+        let Some(pod) = changes.borrow_and_update().clone() else { return };
         let uid = pod.uid().unwrap_or_default();
-        let address = self.slot.next_pod();
+        let address = self.address_range.next_pod();
         self.addresses.0.lock().insert(uid.clone(), address);
-        if let Err(error) = Life::lead(&self, &pod, address, &mut news).await {
+        if let Err(error) = PodWorker::run(&self, &pod, address, &mut changes).await {
             tracing::warn!("pod {}: {error:#}", pod.name_any());
         }
         self.addresses.0.lock().remove(&uid);
@@ -111,6 +102,6 @@ impl Kubelet {
 
     fn host_ip(&self, node: &str) -> String {
         let number = node.rsplit('-').next().and_then(|number| number.parse().ok()).unwrap_or(1);
-        self.slot.node(number).to_string()
+        self.address_range.node(number).to_string()
     }
 }

@@ -1,25 +1,27 @@
-//! A readiness probe: one HTTP GET, over TLS without checking the certificate, as a kubelet does it; and what several
-//! of them in a row say of a container.
+//! Readiness probes: one HTTP GET, over TLS without checking the certificate as the kubelet does, and the readiness of
+//! a container after several of them.
 
-use std::net::{IpAddr, SocketAddr};
-use std::sync::Arc;
-use std::time::Duration;
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
 
 use anyhow::{Context, Result};
-use k8s_openapi::api::core::v1::Container;
-use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
-use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::crypto::CryptoProvider;
-use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
-use rustls::{ClientConfig, DigitallySignedStruct, SignatureScheme};
-use tokio::net::TcpStream;
-use tokio::time::Instant;
+use k8s_openapi::{api::core::v1::Container, apimachinery::pkg::util::intstr::IntOrString};
+use rustls::{
+    ClientConfig, DigitallySignedStruct, SignatureScheme,
+    client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
+    crypto::CryptoProvider,
+    pki_types::{CertificateDer, ServerName, UnixTime},
+};
+use tokio::{net::TcpStream, time::Instant};
 
 use crate::http_get;
 
 const TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What a container's readiness probe asks; none if it has no HTTP probe.
+/// A container's HTTP readiness probe.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Probe {
     tls: bool,
@@ -32,7 +34,7 @@ pub(crate) struct Probe {
 const FAILURE_THRESHOLD: u32 = 3;
 
 impl Probe {
-    pub(crate) fn of(container: &Container) -> Option<Self> {
+    pub(crate) fn from_container(container: &Container) -> Option<Self> {
         let probe = container.readiness_probe.as_ref()?;
         let get = probe.http_get.as_ref()?;
         let port = match &get.port {
@@ -53,27 +55,27 @@ impl Probe {
     }
 
     pub(crate) async fn succeeds(&self, address: IpAddr) -> bool {
-        matches!(tokio::time::timeout(TIMEOUT, self.ask(address)).await, Ok(Ok(status)) if (200..400).contains(&status))
+        matches!(tokio::time::timeout(TIMEOUT, self.request(address)).await, Ok(Ok(status)) if (200..400).contains(&status))
     }
 
-    async fn ask(&self, address: IpAddr) -> Result<u16> {
+    async fn request(&self, address: IpAddr) -> Result<u16> {
         let stream = TcpStream::connect(SocketAddr::new(address, self.port)).await?;
-        let answer = if self.tls {
+        let response = if self.tls {
             get_over_tls(stream, address, &self.path).await?
         } else {
             http_get::get(stream, address, &self.path).await?
         };
-        Ok(answer.status())
+        Ok(response.status())
     }
 }
 
-pub(crate) async fn get_over_tls(stream: TcpStream, host: IpAddr, path: &str) -> Result<http_get::Answer> {
+pub(crate) async fn get_over_tls(stream: TcpStream, host: IpAddr, path: &str) -> Result<http_get::GetResponse> {
     let connector = tokio_rustls::TlsConnector::from(Arc::new(trusting_config()?));
-    let stream = connector.connect(ServerName::from(host), stream).await.context("agreeing on TLS")?;
+    let stream = connector.connect(ServerName::from(host), stream).await.context("TLS handshake")?;
     http_get::get(stream, host, path).await
 }
 
-/// Whether a probed container counts as ready: from the first success on, until several failures in a row.
+/// Whether a probed container is ready: from the first success until several consecutive failures.
 #[derive(Debug)]
 pub(crate) struct Readiness {
     ready: bool,
@@ -82,7 +84,7 @@ pub(crate) struct Readiness {
 }
 
 const WHEN_READY: Duration = Duration::from_secs(3);
-const WHEN_IN_DOUBT: Duration = Duration::from_secs(1);
+const WHEN_FAILING: Duration = Duration::from_secs(1);
 const WHEN_NOT_READY: Duration = Duration::from_millis(150);
 
 impl Default for Readiness {
@@ -96,7 +98,7 @@ impl Readiness {
         self.ready
     }
 
-    /// Probes have their own pace: looking at a pod for another reason must not make failures add up faster.
+    /// Probes have their own interval: checking a pod for another reason must not count failures faster.
     pub(crate) fn is_due(&self) -> bool {
         Instant::now() >= self.due
     }
@@ -105,12 +107,12 @@ impl Readiness {
         self.due.saturating_duration_since(Instant::now())
     }
 
-    pub(crate) fn note(&mut self, succeeded: bool, failure_threshold: u32) {
+    pub(crate) fn record(&mut self, succeeded: bool, failure_threshold: u32) {
         self.failures = if succeeded { 0 } else { self.failures.saturating_add(1) };
         self.ready = succeeded || (self.ready && self.failures < failure_threshold);
         let pause = match (self.ready, succeeded) {
             (true, true) => WHEN_READY,
-            (true, false) => WHEN_IN_DOUBT,
+            (true, false) => WHEN_FAILING,
             (false, _) => WHEN_NOT_READY,
         };
         self.due = Instant::now() + pause;
@@ -127,7 +129,7 @@ fn trusting_config() -> Result<ClientConfig> {
         .with_no_client_auth())
 }
 
-/// Only for probes inside the lab: a kubelet does not check the certificate of what it probes either.
+/// Only for probes inside the lab. The kubelet does not check the certificate of a probed container either.
 #[derive(Debug)]
 struct TrustAnything(Arc<CryptoProvider>);
 
@@ -176,7 +178,7 @@ mod tests {
         let seen: Vec<bool> = [false, true, false, false, true, false, false, false, false, true]
             .into_iter()
             .map(|succeeded| {
-                readiness.note(succeeded, FAILURE_THRESHOLD);
+                readiness.record(succeeded, FAILURE_THRESHOLD);
                 readiness.is_ready()
             })
             .collect();
@@ -184,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_probe_says_how_many_failures_count() {
+    fn a_probe_sets_the_failure_threshold() {
         let container = |threshold: Option<i32>| -> Container {
             serde_json::from_value(serde_json::json!({
                 "name": "x",
@@ -192,7 +194,7 @@ mod tests {
             }))
             .unwrap()
         };
-        assert_eq!(Probe::of(&container(None)).unwrap().failure_threshold, 3);
-        assert_eq!(Probe::of(&container(Some(1))).unwrap().failure_threshold, 1);
+        assert_eq!(Probe::from_container(&container(None)).unwrap().failure_threshold, 3);
+        assert_eq!(Probe::from_container(&container(Some(1))).unwrap().failure_threshold, 1);
     }
 }

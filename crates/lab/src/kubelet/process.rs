@@ -1,29 +1,32 @@
-//! Pods whose program really runs: KubeVirt's virt-api, virt-controller and virt-operator, and our own operators.
+//! Pods with a real process: KubeVirt's virt-api, virt-controller and virt-operator, and our own operators.
 //!
-//! Each acts with its own service account's token. That matters twice: virt-api silently drops VMI status that anyone
-//! but KubeVirt's service accounts writes, and it proves that the installed RBAC is sufficient.
+//! Each uses the token of its own service account, for two reasons: virt-api silently drops VMI status that is not
+//! written by KubeVirt's service accounts, and the tests prove that the installed RBAC is sufficient.
 
-use std::net::IpAddr;
-use std::path::{Path, PathBuf};
+use std::{
+    net::IpAddr,
+    path::{Path, PathBuf},
+};
 
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::{Container, EnvVar, Pod};
 use kube::{Client, ResourceExt};
-use tokio::process::Child;
-use tokio::task::JoinSet;
+use tokio::{process::Child, task::JoinSet};
 
 use super::volumes;
-use crate::credentials::{Credentials, of_service_account};
-use crate::launch::Launch;
-use crate::parts::{self, Group};
-use crate::server::ServerCommand;
+use crate::{
+    components::{self, ComponentGroup},
+    credentials::{Credentials, service_account_credentials},
+    launch::Launch,
+    server_process::ServerCommand,
+};
 
 const SERVICE_ACCOUNT_FOLDER: &str = "var/run/secrets/kubernetes.io/serviceaccount";
 
-/// KubeVirt's programs, and ours that takes the place of one: they know `--listen`.
+/// The programs with a `--listen` option: KubeVirt's, and our replacement for one of them.
 const LISTENERS: [&str; 3] = ["virt-api", "virt-controller", "virt-operator"];
 
-/// A program of ours and the image name under which pods ask for it.
+/// One of our operators, and the image that pods use for it.
 #[derive(Clone, Debug)]
 pub struct OwnProgram {
     /// Matches the image's repository, without registry and tag: `vitistack/virt-operator`.
@@ -31,7 +34,7 @@ pub struct OwnProgram {
     pub file: PathBuf,
 }
 
-/// The file that a container's image and command stand for; none if the container is only simulated.
+/// The executable for a container's image and command. None if the container is only simulated.
 pub(crate) fn program_of(container: &Container, own: &[OwnProgram]) -> Option<Result<PathBuf>> {
     let image = container.image.as_deref().unwrap_or_default();
     let (repository, tag) = split_image(image);
@@ -43,9 +46,9 @@ pub(crate) fn program_of(container: &Container, own: &[OwnProgram]) -> Option<Re
     if !LISTENERS.contains(&name) {
         return None;
     }
-    // Images may be renamed and given by digest; only the previous release has to be told apart.
-    let group = if tag == Some("v1.7.0") { Group::KubeVirtPrevious } else { Group::KubeVirt };
-    Some(parts::binary(group, name))
+    // Tests rename images and use digests. Only the previous release must be distinguished.
+    let group = if tag == Some("v1.7.0") { ComponentGroup::KubeVirtPrevious } else { ComponentGroup::KubeVirt };
+    Some(components::binary(group, name))
 }
 
 /// `registry:5000/a/b:tag@sha256:…` → (`registry:5000/a/b`, `tag`)
@@ -58,14 +61,14 @@ fn split_image(image: &str) -> (&str, Option<&str>) {
     }
 }
 
-/// Everything that outlives a restart of the program.
+/// Everything that is kept when the process is restarted.
 pub(crate) struct PodProcess {
     command: ServerCommand,
-    /// Keeps the volumes fresh.
+    /// The tasks that update the volumes.
     _volumes: JoinSet<()>,
 }
 
-pub(crate) struct Surroundings<'a> {
+pub(crate) struct ProcessContext<'a> {
     pub(crate) admin: &'a Credentials,
     pub(crate) client: &'a Client,
     pub(crate) folder: &'a Path,
@@ -73,21 +76,21 @@ pub(crate) struct Surroundings<'a> {
 
 impl PodProcess {
     pub(crate) async fn prepare(
-        surroundings: &Surroundings<'_>,
+        context: &ProcessContext<'_>,
         pod: &Pod,
         address: IpAddr,
         program: PathBuf,
     ) -> Result<Self> {
         let namespace = pod.namespace().unwrap_or_default();
         let spec = pod.spec.clone().unwrap_or_default();
-        let container = spec.containers.first().context("a pod has a container")?;
-        let root = surroundings.folder.join("pods").join(pod.uid().unwrap_or_default());
+        let container = spec.containers.first().context("the pod has no container")?;
+        let root = context.folder.join("pods").join(pod.uid().unwrap_or_default());
         std::fs::create_dir_all(root.join("tmp")).context("creating the pod's root folder")?;
-        let volumes = volumes::mount(surroundings.client, pod, &root).await?;
+        let volumes = volumes::mount(context.client, pod, &root).await?;
 
         let account = spec.service_account_name.as_deref().unwrap_or("default");
         let identity =
-            of_service_account(surroundings.admin, surroundings.client, &namespace, account, Some(pod)).await?;
+            service_account_credentials(context.admin, context.client, &namespace, account, Some(pod)).await?;
         let secrets = root.join(SERVICE_ACCOUNT_FOLDER);
         std::fs::create_dir_all(&secrets).context("creating the service account's folder")?;
         for (name, text) in identity.in_cluster_files(&namespace) {
@@ -115,8 +118,8 @@ impl PodProcess {
             program: file,
             arguments: Vec::new(),
             environment,
-            log: pod_log(&surroundings.folder.join("logs"), &namespace, &name),
-            gives_up: false,
+            log: pod_log(&context.folder.join("logs"), &namespace, &name),
+            restarts: false,
         };
         Ok(PodProcess { command, _volumes: volumes })
     }
@@ -126,12 +129,12 @@ impl PodProcess {
     }
 }
 
-/// Where a pod's program writes, among the lab's logs.
+/// The log file of a pod's process.
 pub(crate) fn pod_log(logs: &Path, namespace: &str, name: &str) -> PathBuf {
     logs.join(format!("pod-{namespace}-{name}.log"))
 }
 
-/// Several programs listen on the same port: each that can be told so gets its pod's address to listen on.
+/// Several programs listen on the same port. Those with a `--listen` option get the address of their pod.
 fn arguments(container: &Container, program: &Path, address: IpAddr) -> Vec<String> {
     let command = container.command.clone().unwrap_or_default();
     let mut arguments: Vec<String> =
@@ -161,7 +164,7 @@ fn environment(
     environment
 }
 
-/// The downward API, as far as the programs use it.
+/// The part of the downward API that the programs use.
 fn field(variable: &EnvVar, pod: &Pod, address: IpAddr) -> String {
     let path =
         variable.value_from.as_ref().and_then(|from| from.field_ref.as_ref()).map(|field| field.field_path.as_str());
@@ -199,20 +202,20 @@ mod tests {
     }
 
     #[test]
-    fn only_programs_that_know_it_are_told_where_to_listen() {
+    fn only_programs_with_a_listen_option_get_it() {
         let container: Container = serde_json::from_value(serde_json::json!({
             "name": "x", "command": ["program", "--a"], "args": ["--b"], "ports": [{"containerPort": 8443}],
         }))
         .unwrap();
         let address: IpAddr = [10, 1, 2, 0].into();
-        let told = |program: &str| arguments(&container, Path::new(program), address);
-        assert_eq!(told("/parts/virt-api"), ["--a", "--b", "--listen", "10.1.2.0"]);
-        assert_eq!(told("/target/debug/virt-operator"), ["--a", "--b", "--listen", "10.1.2.0"]);
-        assert_eq!(told("/target/debug/kubevirt-operator"), ["--a", "--b"]);
+        let arguments_of = |program: &str| arguments(&container, Path::new(program), address);
+        assert_eq!(arguments_of("/parts/virt-api"), ["--a", "--b", "--listen", "10.1.2.0"]);
+        assert_eq!(arguments_of("/target/debug/virt-operator"), ["--a", "--b", "--listen", "10.1.2.0"]);
+        assert_eq!(arguments_of("/target/debug/kubevirt-operator"), ["--a", "--b"]);
     }
 
     #[test]
-    fn the_downward_api_knows_annotations() {
+    fn the_downward_api_provides_annotations() {
         let pod: Pod = serde_json::from_value(serde_json::json!({
             "metadata": {"name": "p", "annotations": {"olm.targetNamespaces": "a,b"}},
         }))

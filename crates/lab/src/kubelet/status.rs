@@ -1,30 +1,32 @@
-//! What a kubelet would report of a pod: pure functions from the pod and the state of its containers to a PodStatus.
+//! The status that a kubelet reports: pure functions from the pod and the state of its containers to a PodStatus.
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{
-    Container, ContainerState, ContainerStateRunning, ContainerStateTerminated, ContainerStateWaiting, ContainerStatus,
-    HostIP, Pod, PodCondition, PodIP, PodStatus,
+use k8s_openapi::{
+    api::core::v1::{
+        Container, ContainerState, ContainerStateRunning, ContainerStateTerminated, ContainerStateWaiting,
+        ContainerStatus, HostIP, Pod, PodCondition, PodIP, PodStatus,
+    },
+    apimachinery::pkg::apis::meta::v1::Time,
 };
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use sha2::{Digest, Sha256};
 
-/// How a pod's ordinary containers are.
+/// The state of a pod's containers, init containers excluded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Containers {
+pub(crate) enum ContainersState {
     Running {
         ready: bool,
     },
-    /// Between two attempts of a program that keeps ending.
+    /// The process keeps exiting and waits for its next restart.
     Crashing,
     Ended {
         success: bool,
     },
 }
 
-pub(crate) struct Sighting<'a> {
+pub(crate) struct StatusInput<'a> {
     pub(crate) pod: &'a Pod,
-    pub(crate) containers: Containers,
-    /// How often the containers were started again; it never falls, whatever they do now.
+    pub(crate) containers: ContainersState,
+    /// How often the containers were restarted. It never decreases.
     pub(crate) restarts: i32,
     pub(crate) pod_ip: &'a str,
     pub(crate) host_ip: &'a str,
@@ -32,25 +34,25 @@ pub(crate) struct Sighting<'a> {
     pub(crate) now: Timestamp,
 }
 
-/// A pod is ready when its containers are and every readiness gate is open. Whoever owns a gate opens it (for
-/// `kubevirt.io/virtual-machine-unpaused` that is virt-controller).
-pub(crate) fn is_ready(pod: &Pod, containers: Containers) -> bool {
+/// A pod is ready when its containers are ready and every readiness gate is True. The owner of a gate sets it: for
+/// `kubevirt.io/virtual-machine-unpaused` that is virt-controller.
+pub(crate) fn is_ready(pod: &Pod, containers: ContainersState) -> bool {
     let gates = pod.spec.as_ref().and_then(|spec| spec.readiness_gates.as_ref());
     let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
     let open = |gate: &str| {
         conditions.into_iter().flatten().any(|condition| condition.type_ == gate && condition.status == "True")
     };
-    containers == Containers::Running { ready: true }
+    containers == ContainersState::Running { ready: true }
         && gates.into_iter().flatten().all(|gate| open(&gate.condition_type))
 }
 
-impl Sighting<'_> {
+impl StatusInput<'_> {
     pub(crate) fn status(&self) -> PodStatus {
         let spec = self.pod.spec.clone().unwrap_or_default();
         let phase = match self.containers {
-            Containers::Running { .. } | Containers::Crashing => "Running",
-            Containers::Ended { success: true } => "Succeeded",
-            Containers::Ended { success: false } => "Failed",
+            ContainersState::Running { .. } | ContainersState::Crashing => "Running",
+            ContainersState::Ended { success: true } => "Succeeded",
+            ContainersState::Ended { success: false } => "Failed",
         };
         PodStatus {
             phase: Some(phase.to_owned()),
@@ -68,10 +70,11 @@ impl Sighting<'_> {
         }
     }
 
-    /// Only what a kubelet writes: conditions of others (PodScheduled, readiness gates) are merged by type.
+    /// Only the conditions that a kubelet writes. The API server merges them by type with those of other controllers
+    /// (PodScheduled, readiness gates).
     fn conditions(&self) -> Vec<PodCondition> {
-        let ended = matches!(self.containers, Containers::Ended { .. });
-        let containers = self.containers == Containers::Running { ready: true };
+        let ended = matches!(self.containers, ContainersState::Ended { .. });
+        let containers = self.containers == ContainersState::Running { ready: true };
         [
             ("PodReadyToStartContainers", !ended),
             ("Initialized", true),
@@ -105,9 +108,9 @@ impl Sighting<'_> {
             ..ContainerState::default()
         };
         let (state, ready) = match self.containers {
-            Containers::Running { ready } => (self.running(), ready),
-            Containers::Ended { success } => (terminated(i32::from(!success)), false),
-            Containers::Crashing => {
+            ContainersState::Running { ready } => (self.running(), ready),
+            ContainersState::Ended { success } => (terminated(i32::from(!success)), false),
+            ContainersState::Crashing => {
                 let state = ContainerState {
                     waiting: Some(ContainerStateWaiting {
                         reason: Some("CrashLoopBackOff".to_owned()),
@@ -124,10 +127,10 @@ impl Sighting<'_> {
         }
     }
 
-    /// A sidecar (`restartPolicy: Always`) runs as long as the pod does; an ordinary init container is done.
+    /// A sidecar (`restartPolicy: Always`) runs as long as the pod. Other init containers are completed.
     fn init_container(&self, container: &Container) -> ContainerStatus {
         let sidecar = container.restart_policy.as_deref() == Some("Always");
-        let ended = matches!(self.containers, Containers::Ended { .. });
+        let ended = matches!(self.containers, ContainersState::Ended { .. });
         let state = if sidecar && !ended {
             self.running()
         } else {
@@ -155,7 +158,7 @@ impl Sighting<'_> {
 
 fn describe(container: &Container, state: ContainerState, ready: bool, restarts: i32) -> ContainerStatus {
     let image = container.image.clone().unwrap_or_default();
-    // virt-controller wants a digest of container disks before it lets a VMI migrate.
+    // virt-controller requires a digest of container disks before it allows a VMI to migrate.
     let digest: String = Sha256::digest(&image).iter().map(|byte| format!("{byte:02x}")).collect();
     ContainerStatus {
         name: container.name.clone(),
@@ -172,8 +175,9 @@ fn describe(container: &Container, state: ContainerState, ready: bool, restarts:
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use serde_json::json;
+
+    use super::*;
 
     fn pod(gate_open: bool) -> Pod {
         let conditions = if gate_open { json!([{"type": "example.org/gate", "status": "True"}]) } else { json!([]) };
@@ -192,13 +196,13 @@ mod tests {
         .unwrap()
     }
 
-    fn status(pod: &Pod, containers: Containers) -> PodStatus {
+    fn status(pod: &Pod, containers: ContainersState) -> PodStatus {
         status_after(0, pod, containers)
     }
 
-    fn status_after(restarts: i32, pod: &Pod, containers: Containers) -> PodStatus {
+    fn status_after(restarts: i32, pod: &Pod, containers: ContainersState) -> PodStatus {
         let now = Timestamp::UNIX_EPOCH;
-        Sighting { pod, containers, restarts, pod_ip: "10.1.2.3", host_ip: "10.1.1.1", started: now, now }.status()
+        StatusInput { pod, containers, restarts, pod_ip: "10.1.2.3", host_ip: "10.1.1.1", started: now, now }.status()
     }
 
     fn condition(status: &PodStatus, type_: &str) -> String {
@@ -206,16 +210,16 @@ mod tests {
     }
 
     #[test]
-    fn a_closed_readiness_gate_keeps_a_pod_from_being_ready() {
-        let running = Containers::Running { ready: true };
+    fn a_pod_with_a_false_readiness_gate_is_not_ready() {
+        let running = ContainersState::Running { ready: true };
         assert_eq!(condition(&status(&pod(false), running), "Ready"), "False");
         assert_eq!(condition(&status(&pod(false), running), "ContainersReady"), "True");
         assert_eq!(condition(&status(&pod(true), running), "Ready"), "True");
     }
 
     #[test]
-    fn sidecars_run_and_init_containers_are_done() {
-        let status = status(&pod(true), Containers::Running { ready: true });
+    fn sidecars_run_and_init_containers_are_completed() {
+        let status = status(&pod(true), ContainersState::Running { ready: true });
         let states: Vec<bool> = status
             .init_container_statuses
             .iter()
@@ -226,8 +230,8 @@ mod tests {
     }
 
     #[test]
-    fn a_crashing_container_says_so() {
-        let status = status_after(3, &pod(true), Containers::Crashing);
+    fn a_crashing_container_waits_in_crash_loop_back_off() {
+        let status = status_after(3, &pod(true), ContainersState::Crashing);
         let container = status.container_statuses.unwrap().remove(0);
         assert_eq!(container.restart_count, 3);
         assert_eq!(container.state.unwrap().waiting.unwrap().reason.unwrap(), "CrashLoopBackOff");
@@ -235,8 +239,8 @@ mod tests {
     }
 
     #[test]
-    fn restarts_are_not_forgotten_when_a_container_runs_again() {
-        for containers in [Containers::Running { ready: true }, Containers::Ended { success: true }] {
+    fn the_restart_count_stays_when_a_container_runs_again() {
+        for containers in [ContainersState::Running { ready: true }, ContainersState::Ended { success: true }] {
             let container = status_after(3, &pod(true), containers).container_statuses.unwrap().remove(0);
             assert_eq!(container.restart_count, 3);
             assert!(container.last_state.unwrap().terminated.is_some());
@@ -245,7 +249,7 @@ mod tests {
 
     #[test]
     fn an_ended_pod_has_a_final_phase() {
-        assert_eq!(status(&pod(true), Containers::Ended { success: true }).phase.as_deref(), Some("Succeeded"));
-        assert_eq!(status(&pod(true), Containers::Ended { success: false }).phase.as_deref(), Some("Failed"));
+        assert_eq!(status(&pod(true), ContainersState::Ended { success: true }).phase.as_deref(), Some("Succeeded"));
+        assert_eq!(status(&pod(true), ContainersState::Ended { success: false }).phase.as_deref(), Some("Failed"));
     }
 }

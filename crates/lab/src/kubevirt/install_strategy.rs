@@ -1,33 +1,33 @@
-//! KubeVirt's resource definitions without an installation.
+//! KubeVirt's CRDs without an installation.
 //!
-//! The only built program that knows them is the reference virt-operator, and it only tells a cluster: it leaves a
-//! ConfigMap with everything it would install. The lab runs it once against its own API server, takes the definitions
-//! out and keeps them beside the built parts.
+//! The reference virt-operator is the only built program that contains them, and it writes them only to a cluster: into
+//! a ConfigMap with its install strategy. The lab runs it once against its own API server, extracts the CRDs and caches
+//! them next to the built components.
 
-use std::io::Read;
-use std::path::Path;
-use std::process::Stdio;
+use std::{io::Read, path::Path, process::Stdio};
 
 use anyhow::{Context, Result, bail};
-use k8s_openapi::ByteString;
-use k8s_openapi::api::core::v1::ConfigMap;
-use kube::api::ListParams;
-use kube::{Api, Client, ResourceExt};
+use k8s_openapi::{ByteString, api::core::v1::ConfigMap};
+use kube::{Api, Client, ResourceExt, api::ListParams};
 use serde_json::Value;
 
-use super::NAMESPACE;
-use super::operator::{REFERENCE_IMAGE, namespace};
-use crate::manifests;
-use crate::parts::{self, Group};
+use super::{
+    NAMESPACE,
+    operator::{REFERENCE_IMAGE, namespace},
+};
+use crate::{
+    components::{self, ComponentGroup},
+    manifests,
+};
 
-/// Every CRD that KubeVirt installs besides its own.
-pub(crate) async fn resource_definitions(client: &Client, kubeconfig: &Path) -> Result<Vec<Value>> {
-    let operator = parts::binary(Group::KubeVirt, "virt-operator")?;
+/// Every CRD that virt-operator installs. The KubeVirt CRD itself is not among them.
+pub(crate) async fn crds(client: &Client, kubeconfig: &Path) -> Result<Vec<Value>> {
+    let operator = components::binary(ComponentGroup::KubeVirt, "virt-operator")?;
     let cache = operator.with_file_name("crds.json");
     if let Ok(text) = std::fs::read(&cache)
-        && let Ok(definitions) = serde_json::from_slice(&text)
+        && let Ok(crds) = serde_json::from_slice(&text)
     {
-        return Ok(definitions);
+        return Ok(crds);
     }
     manifests::create(client, &[namespace()]).await?;
     let output = tokio::process::Command::new(&operator)
@@ -48,30 +48,31 @@ pub(crate) async fn resource_definitions(client: &Client, kubeconfig: &Path) -> 
     }
     let maps: Api<ConfigMap> = Api::namespaced(client.clone(), NAMESPACE);
     let dumped = maps.list(&ListParams::default().labels("kubevirt.io/install-strategy")).await?;
-    let map = dumped.items.first().context("virt-operator left no install strategy")?;
-    let definitions = definitions(map)?;
-    maps.delete(&map.name_any(), &Default::default()).await.context("removing the install strategy")?;
-    // Beside the part and moved into place, so that two labs at once never see half of it.
-    let fresh = tempfile::NamedTempFile::new_in(cache.parent().unwrap_or(Path::new(".")))?;
-    serde_json::to_writer(&fresh, &definitions).context("keeping the definitions")?;
-    fresh.persist(&cache).context("keeping the definitions")?;
-    Ok(definitions)
+    let map = dumped.items.first().context("virt-operator did not write an install strategy")?;
+    let crds = crds_of(map)?;
+    maps.delete(&map.name_any(), &Default::default()).await.context("deleting the install strategy")?;
+    // Written to a temporary file and renamed, so that another lab never reads an incomplete file.
+    let file = tempfile::NamedTempFile::new_in(cache.parent().unwrap_or(Path::new(".")))?;
+    serde_json::to_writer(&file, &crds).context("caching the CRDs")?;
+    file.persist(&cache).context("caching the CRDs")?;
+    Ok(crds)
 }
 
-fn definitions(map: &ConfigMap) -> Result<Vec<Value>> {
-    let encoded = map.data.as_ref().and_then(|data| data.get("manifests")).context("the install strategy is empty")?;
+fn crds_of(map: &ConfigMap) -> Result<Vec<Value>> {
+    let encoded =
+        map.data.as_ref().and_then(|data| data.get("manifests")).context("the install strategy has no manifests")?;
     let compressed: ByteString =
         serde_json::from_value(Value::String(encoded.trim().to_owned())).context("not base64")?;
     let mut yaml = String::new();
     flate2::read::GzDecoder::new(compressed.0.as_slice()).read_to_string(&mut yaml).context("not gzip")?;
-    // Only the definitions are parsed: the rest is long.
-    let wanted = yaml.split("\n---\n").filter(|document| document.contains("kind: CustomResourceDefinition"));
-    let mut definitions = Vec::new();
-    for document in wanted {
-        definitions.extend(manifests::parse(document)?);
+    // Only the CRDs are parsed: the rest is long.
+    let documents = yaml.split("\n---\n").filter(|document| document.contains("kind: CustomResourceDefinition"));
+    let mut crds = Vec::new();
+    for document in documents {
+        crds.extend(manifests::parse(document)?);
     }
-    if definitions.is_empty() {
-        bail!("the install strategy holds no resource definitions");
+    if crds.is_empty() {
+        bail!("the install strategy contains no CRDs");
     }
-    Ok(definitions)
+    Ok(crds)
 }

@@ -1,43 +1,46 @@
-//! KubeVirt in a lab: installed by the reference operator, by ours, or only simulated for scale.
+//! KubeVirt in a lab: installed by the reference operator or by ours, or simulated for benchmarks.
 
 pub(crate) mod install_strategy;
 mod operator;
 pub(crate) mod simulated;
 
-use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use anyhow::{Context, Result, bail};
-use kube::api::{ApiResource, DynamicObject, GroupVersionKind, PostParams};
-use kube::{Api, Client};
-use serde_json::{Value, json};
-
+use kube::{
+    Api, Client,
+    api::{ApiResource, DynamicObject, GroupVersionKind, PostParams},
+};
 pub use operator::VirtOperator;
 pub(crate) use operator::{OWN_REPOSITORY, create_operator, ready};
+use serde_json::{Value, json};
 
 pub(crate) const NAMESPACE: &str = crate::virt_handler::NAMESPACE;
 
-/// Who brings KubeVirt into the cluster.
+/// How KubeVirt is installed in the cluster.
 #[derive(Clone, Debug, Default)]
-pub enum KubeVirt {
-    /// Nobody: a plain Kubernetes.
+pub enum KubeVirtInstaller {
+    /// Not at all: plain Kubernetes.
     #[default]
     None,
-    /// Its own Go operator. The custom resource may be given; the default is the release's.
+    /// By the reference operator. The default KubeVirt resource is the release's own.
     Reference { custom_resource: Option<Value> },
-    /// Our virt-operator, from this file, with the manifests that it prints.
+    /// By our virt-operator: this executable, with the manifests that it prints.
     Ours { program: PathBuf, custom_resource: Option<Value> },
-    /// Only its resource definitions and a simulator of VM and VMI status: enough for thousands of them.
+    /// Only the CRDs, and a simulator of VM and VMI status: enough for thousands of VMs.
     Simulated,
 }
 
-/// A kind of `kubevirt.io/v1`, for a client without its type.
+/// A kind of `kubevirt.io/v1`, for a dynamic client.
 pub fn kubevirt_resource(kind: &str) -> ApiResource {
     ApiResource::from_gvk(&GroupVersionKind::gvk("kubevirt.io", "v1", kind))
 }
 
-/// The release's own custom resource.
-pub fn default_custom_resource() -> Value {
+/// The KubeVirt resource of the release.
+fn default_custom_resource() -> Value {
     json!({
         "apiVersion": "kubevirt.io/v1",
         "kind": "KubeVirt",
@@ -52,43 +55,41 @@ pub fn default_custom_resource() -> Value {
     })
 }
 
-/// Creates the custom resource and waits until the operator says that it is deployed. An operator that never becomes
-/// ready ends the wait early; `logs` is where its pods write. Returns the resource as it was at that very moment.
+/// Creates the KubeVirt resource and waits until its phase is Deployed. It fails early if the operator does not become
+/// ready; `logs` is the folder with the logs of its pods. Returns the resource as it was when it was deployed.
 pub(crate) async fn deploy(client: &Client, custom_resource: Option<Value>, logs: &Path) -> Result<DynamicObject> {
     let custom_resource = custom_resource.unwrap_or_else(default_custom_resource);
-    let object: DynamicObject = serde_json::from_value(custom_resource).context("the KubeVirt custom resource")?;
+    let object: DynamicObject = serde_json::from_value(custom_resource).context("invalid KubeVirt resource")?;
     let name = object.metadata.name.clone().unwrap_or_default();
     let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), NAMESPACE, &kubevirt_resource("KubeVirt"));
-    api.create(&PostParams::default(), &object).await.context("creating the KubeVirt custom resource")?;
+    api.create(&PostParams::default(), &object).await.context("creating the KubeVirt resource")?;
     let deployed = kube::runtime::wait::await_condition(api.clone(), &name, |kubevirt: Option<&DynamicObject>| {
         kubevirt
             .is_some_and(|kubevirt| kubevirt.data.pointer("/status/phase").and_then(Value::as_str) == Some("Deployed"))
     });
     let waited = tokio::select! {
-        waited = tokio::time::timeout(PATIENCE, deployed) => waited,
-        complaint = operator::never_ready(client, OPERATOR_PATIENCE, logs) => return Err(complaint),
+        waited = tokio::time::timeout(TIMEOUT, deployed) => waited,
+        error = operator::never_ready(client, OPERATOR_TIMEOUT, logs) => return Err(error),
     };
     match waited {
-        Ok(result) => {
-            result.context("watching the KubeVirt custom resource")?.context("the KubeVirt custom resource is gone")
-        }
+        Ok(result) => result.context("watching the KubeVirt resource")?.context("the KubeVirt resource was deleted"),
         Err(_) => {
             let status = api.get(&name).await.ok().and_then(|kubevirt| kubevirt.data.get("status").cloned());
-            bail!("KubeVirt was not deployed within {PATIENCE:?}; its status: {}", status.unwrap_or_default())
+            bail!("KubeVirt was not deployed within {TIMEOUT:?}; its status: {}", status.unwrap_or_default())
         }
     }
 }
 
-const PATIENCE: Duration = Duration::from_secs(240);
-/// An operator is ready long before it is done; one that is not by then will not be.
-const OPERATOR_PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(240);
+/// An operator that is not ready after this time will not become ready.
+const OPERATOR_TIMEOUT: Duration = Duration::from_secs(60);
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn kinds_have_the_plurals_that_kubevirt_gives_them() {
+    fn kinds_have_the_plural_names_of_kubevirt() {
         for (kind, plural) in [
             ("KubeVirt", "kubevirts"),
             ("VirtualMachine", "virtualmachines"),

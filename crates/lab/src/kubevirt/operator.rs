@@ -1,65 +1,67 @@
-//! What must exist before a virt-operator runs, and its Deployment: the reference's from its own generator, ours as our
-//! program prints it.
+//! The manifests of a virt-operator and its Deployment: for the reference operator from its own generator, for ours
+//! from the command `virt-operator manifests`.
 
-use std::ffi::OsStr;
-use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::{
+    ffi::OsStr,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use anyhow::{Context, Result, anyhow, bail};
-use k8s_openapi::api::apps::v1::Deployment;
-use k8s_openapi::api::core::v1::Pod;
-use kube::api::ListParams;
-use kube::{Api, Client, ResourceExt};
+use k8s_openapi::api::{apps::v1::Deployment, core::v1::Pod};
+use kube::{Api, Client, ResourceExt, api::ListParams};
 use serde_json::{Value, json};
 
 use super::NAMESPACE;
-use crate::kubelet::pod_log;
-use crate::manifests;
-use crate::parts::{self, Group};
-use crate::server::last_words;
+use crate::{
+    components::{self, ComponentGroup},
+    kubelet::pod_log,
+    manifests,
+    server_process::log_tail,
+};
 
 const NAME: &str = "virt-operator";
 
-/// Component images are derived from it, whatever runs the operator.
+/// virt-operator derives the images of the components from it.
 pub(super) const REFERENCE_IMAGE: &str = "quay.io/kubevirt/virt-operator:v1.8.4";
 
-/// The image under which a lab runs our own virt-operator: its repository, and all of it.
+/// The repository and the image under which a lab runs our virt-operator.
 pub(crate) const OWN_REPOSITORY: &str = "vitistack/virt-operator";
 const OWN_IMAGE: &str = "ghcr.io/vitistack/virt-operator:lab";
 
-/// A virt-operator, and what its Deployment says besides the usual.
+/// A virt-operator, and additional environment variables for its Deployment.
 #[derive(Clone, Debug)]
 pub struct VirtOperator {
-    /// Our program; none is the reference.
+    /// The executable of our virt-operator. None for the reference operator.
     pub program: Option<PathBuf>,
-    /// Variables such as `VIRT_API_IMAGE`.
+    /// Environment variables such as `VIRT_API_IMAGE`.
     pub environment: Vec<(String, String)>,
 }
 
 impl VirtOperator {
-    /// KubeVirt's own.
+    /// The reference operator.
     pub fn reference() -> Self {
         VirtOperator { program: None, environment: Vec::new() }
     }
 
-    /// Ours, from this file.
+    /// Our virt-operator, from this executable.
     pub fn ours(program: impl Into<PathBuf>) -> Self {
         VirtOperator { program: Some(program.into()), environment: Vec::new() }
     }
 }
 
-/// Namespace, CRD, RBAC, priority class and Deployment.
+/// Creates namespace, CRD, RBAC, PriorityClass and Deployment.
 pub(crate) async fn create_operator(client: &Client, operator: &VirtOperator) -> Result<()> {
     let mut documents = match &operator.program {
-        Some(program) => output_of(program, &["manifests", "--namespace", NAMESPACE, "--image", OWN_IMAGE]).await?,
+        Some(program) => run_for_yaml(program, &["manifests", "--namespace", NAMESPACE, "--image", OWN_IMAGE]).await?,
         None => reference_manifests().await?,
     };
     for document in &mut documents {
         let containers = document.pointer_mut("/spec/template/spec/containers").and_then(Value::as_array_mut);
         for container in containers.into_iter().flatten() {
             if let Some(variables) = container.get_mut("env").and_then(Value::as_array_mut) {
-                let more = operator.environment.iter().map(|(name, value)| json!({"name": name, "value": value}));
-                variables.extend(more);
+                let additional = operator.environment.iter().map(|(name, value)| json!({"name": name, "value": value}));
+                variables.extend(additional);
             }
         }
     }
@@ -67,11 +69,11 @@ pub(crate) async fn create_operator(client: &Client, operator: &VirtOperator) ->
 }
 
 async fn reference_manifests() -> Result<Vec<Value>> {
-    let generator = parts::binary(Group::KubeVirt, "resource-generator")?;
+    let generator = components::binary(ComponentGroup::KubeVirt, "resource-generator")?;
     let mut documents = vec![namespace()];
     for kind in ["kv", "operator-rbac", "priorityclass"] {
         let arguments = [format!("--type={kind}"), format!("--namespace={NAMESPACE}")];
-        documents.extend(output_of(&generator, &arguments).await?);
+        documents.extend(run_for_yaml(&generator, &arguments).await?);
     }
     documents.push(deployment());
     Ok(documents)
@@ -89,38 +91,38 @@ pub(crate) fn namespace() -> Value {
 }
 
 /// Waits until both replicas are ready.
-pub(crate) async fn ready(client: &Client, patience: Duration, logs: &Path) -> Result<()> {
+pub(crate) async fn ready(client: &Client, timeout: Duration, logs: &Path) -> Result<()> {
     let deployments: Api<Deployment> = Api::namespaced(client.clone(), NAMESPACE);
     let ready = kube::runtime::wait::await_condition(deployments, NAME, |deployment: Option<&Deployment>| {
         deployment.is_some_and(|deployment| {
-            let wanted = deployment.spec.as_ref().and_then(|spec| spec.replicas);
-            wanted.is_some() && deployment.status.as_ref().and_then(|status| status.ready_replicas) == wanted
+            let replicas = deployment.spec.as_ref().and_then(|spec| spec.replicas);
+            replicas.is_some() && deployment.status.as_ref().and_then(|status| status.ready_replicas) == replicas
         })
     });
-    match tokio::time::timeout(patience, ready).await {
+    match tokio::time::timeout(timeout, ready).await {
         Ok(result) => result.map(|_| ()).context("watching virt-operator's Deployment"),
-        Err(_) => bail!("virt-operator has not become ready within {patience:?}; {}", pods(client, logs).await),
+        Err(_) => bail!("virt-operator did not become ready within {timeout:?}; {}", describe_pods(client, logs).await),
     }
 }
 
-/// Resolves with a complaint if the operator's Deployment exists and none of its pods has been ready within `patience`;
-/// never otherwise. An operator that somebody runs without a Deployment is not its concern.
-pub(crate) async fn never_ready(client: &Client, patience: Duration, logs: &Path) -> anyhow::Error {
+/// Resolves with an error if the operator's Deployment exists and none of its pods became ready within `timeout`, and
+/// never otherwise. It ignores an operator that runs without a Deployment.
+pub(crate) async fn never_ready(client: &Client, timeout: Duration, logs: &Path) -> anyhow::Error {
     let deployments: Api<Deployment> = Api::namespaced(client.clone(), NAMESPACE);
     let ready = kube::runtime::wait::await_condition(deployments.clone(), NAME, |deployment: Option<&Deployment>| {
         deployment.and_then(|deployment| deployment.status.as_ref()?.ready_replicas).is_some_and(|ready| ready > 0)
     });
-    if let Err(_elapsed) = tokio::time::timeout(patience, ready).await
+    if let Err(_elapsed) = tokio::time::timeout(timeout, ready).await
         && let Ok(Some(_)) = deployments.get_opt(NAME).await
     {
-        let pods = pods(client, logs).await;
-        return anyhow!("virt-operator has not become ready within {patience:?}, so nobody installs KubeVirt; {pods}");
+        let pods = describe_pods(client, logs).await;
+        return anyhow!("virt-operator did not become ready within {timeout:?} and cannot install KubeVirt; {pods}");
     }
     std::future::pending().await
 }
 
-/// The operator's pods and what they said last, on one line.
-async fn pods(client: &Client, logs: &Path) -> String {
+/// The operator's pods and the end of their logs, on one line.
+async fn describe_pods(client: &Client, logs: &Path) -> String {
     let pods: Api<Pod> = Api::namespaced(client.clone(), NAMESPACE);
     let selection = ListParams::default().labels(&format!("kubevirt.io={NAME}"));
     let found = pods.list(&selection).await.map(|list| list.items).unwrap_or_default();
@@ -135,13 +137,13 @@ async fn pods(client: &Client, logs: &Path) -> String {
             .map(|container| container.restart_count)
             .sum();
         let log = pod_log(logs, NAMESPACE, &pod.name_any());
-        format!("{} was restarted {restarts} times, its last words: {}", pod.name_any(), last_words(&log))
+        format!("pod {} was restarted {restarts} times, end of its log: {}", pod.name_any(), log_tail(&log))
     };
     found.iter().map(describe).collect::<Vec<_>>().join("; ")
 }
 
 /// The YAML documents that a program prints.
-async fn output_of(program: &Path, arguments: &[impl AsRef<OsStr>]) -> Result<Vec<Value>> {
+async fn run_for_yaml(program: &Path, arguments: &[impl AsRef<OsStr>]) -> Result<Vec<Value>> {
     let what = || {
         let words = arguments.iter().map(|word| word.as_ref().to_string_lossy().into_owned());
         format!("{} {}", program.display(), words.collect::<Vec<_>>().join(" "))

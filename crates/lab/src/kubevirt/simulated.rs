@@ -1,33 +1,30 @@
-//! VM and VMI status without virt-api, virt-controller and pods, for benchmarks with thousands of machines.
+//! VM and VMI status without virt-api, virt-controller and pods, for benchmarks with thousands of VMs.
 //!
-//! It writes what virt-controller and virt-handler would end with, in as few writes as possible. Behaviour is never
-//! tested against it, only cost.
+//! It writes the final status of virt-controller and virt-handler with as few writes as possible. Benchmarks use it to
+//! measure cost; tests of behaviour must not use it.
 
-use std::net::IpAddr;
-use std::sync::Arc;
-use std::time::Duration;
+use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use anyhow::{Context, Result};
-use kube::api::{ApiResource, DeleteParams, DynamicObject, Patch, PatchParams, PostParams};
-use kube::runtime::watcher;
-use kube::{Api, Client, ResourceExt};
+use kube::{
+    Api, Client, ResourceExt,
+    api::{ApiResource, DeleteParams, DynamicObject, Patch, PatchParams, PostParams},
+    runtime::watcher,
+};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
 use super::kubevirt_resource;
-use crate::addresses::Slot;
-use crate::follow::follow_each;
-use crate::virt_handler::GuestBehaviour;
-use crate::vmi;
+use crate::{addresses::AddressRange, object_watch::run_per_object, virt_handler::GuestBehaviour, vmi};
 
-const AGAIN: Duration = Duration::from_millis(200);
+const RETRY: Duration = Duration::from_millis(200);
 
 #[derive(Clone)]
 pub(crate) struct SimulatedKubeVirt {
     pub(crate) client: Client,
-    pub(crate) slot: Arc<Slot>,
+    pub(crate) address_range: Arc<AddressRange>,
     pub(crate) nodes: u8,
-    pub(crate) behaviour: watch::Receiver<GuestBehaviour>,
+    pub(crate) behaviour: GuestBehaviour,
 }
 
 fn vm_resource() -> ApiResource {
@@ -37,63 +34,59 @@ fn vm_resource() -> ApiResource {
 impl SimulatedKubeVirt {
     /// Runs until cancelled.
     pub(crate) async fn run(self) {
-        let machines: Api<DynamicObject> = Api::all_with(self.client.clone(), &vm_resource());
-        follow_each(machines, watcher::Config::default(), |_, _| {}, |news| self.clone().look_after(news)).await;
+        let vms: Api<DynamicObject> = Api::all_with(self.client.clone(), &vm_resource());
+        run_per_object(vms, watcher::Config::default(), |_, _| {}, |changes| self.clone().run_vm(changes)).await;
     }
 
-    async fn look_after(self, mut news: watch::Receiver<Option<DynamicObject>>) {
-        let address = self.slot.next_pod();
+    async fn run_vm(self, mut changes: watch::Receiver<Option<DynamicObject>>) {
+        let address = self.address_range.next_pod();
         let mut done = None;
         loop {
-            let Some(vm) = news.borrow_and_update().clone() else { return };
+            let Some(vm) = changes.borrow_and_update().clone() else { return };
             if vm.metadata.deletion_timestamp.is_some() {
                 return;
             }
-            let wanted = is_wanted(&vm);
-            if done == Some((wanted, vm.metadata.generation)) {
-                if news.changed().await.is_err() {
+            let should_run = should_run(&vm);
+            if done == Some((should_run, vm.metadata.generation)) {
+                if changes.changed().await.is_err() {
                     return;
                 }
                 continue;
             }
-            match self.settle(&vm, wanted, address).await {
-                Ok(()) => done = Some((wanted, vm.metadata.generation)),
+            match self.reconcile(&vm, should_run, address).await {
+                Ok(()) => done = Some((should_run, vm.metadata.generation)),
                 Err(error) => {
                     tracing::debug!("simulated KubeVirt, {}: {error:#}", vm.name_any());
-                    tokio::time::sleep(AGAIN).await;
+                    tokio::time::sleep(RETRY).await;
                 }
             }
         }
     }
 
-    async fn settle(&self, vm: &DynamicObject, wanted: bool, address: IpAddr) -> Result<()> {
+    async fn reconcile(&self, vm: &DynamicObject, should_run: bool, address: IpAddr) -> Result<()> {
         let (name, namespace) = (vm.name_any(), vm.namespace().unwrap_or_default());
         let instances: Api<DynamicObject> = Api::namespaced_with(self.client.clone(), &namespace, &vmi::resource());
-        if wanted {
-            let boots_after = self.behaviour.borrow().boots_after;
-            tokio::time::sleep(boots_after).await;
+        if should_run {
+            tokio::time::sleep(self.behaviour.boots_after).await;
             let [_, _, third, fourth] = match address {
                 IpAddr::V4(address) => address.octets(),
                 IpAddr::V6(_) => [0; 4],
             };
             let node = crate::node::name(1 + (third ^ fourth) % self.nodes.max(1));
             let instance: DynamicObject =
-                serde_json::from_value(instance(vm, &node, &address.to_string())).context("making a VMI")?;
+                serde_json::from_value(instance(vm, &node, &address.to_string())).context("building a VMI")?;
             ignore_existing(instances.create(&PostParams::default(), &instance).await)?;
         } else {
             ignore_missing(instances.delete(&name, &DeleteParams::default()).await)?;
         }
-        let machines: Api<DynamicObject> = Api::namespaced_with(self.client.clone(), &namespace, &vm_resource());
-        let status = json!({"status": vm_status(vm, wanted)});
-        machines
-            .patch_status(&name, &PatchParams::default(), &Patch::Merge(status))
-            .await
-            .context("writing VM status")?;
+        let vms: Api<DynamicObject> = Api::namespaced_with(self.client.clone(), &namespace, &vm_resource());
+        let status = json!({"status": vm_status(vm, should_run)});
+        vms.patch_status(&name, &PatchParams::default(), &Patch::Merge(status)).await.context("writing VM status")?;
         Ok(())
     }
 }
 
-fn is_wanted(vm: &DynamicObject) -> bool {
+fn should_run(vm: &DynamicObject) -> bool {
     let strategy = vm.data.pointer("/spec/runStrategy").and_then(Value::as_str);
     let running = vm.data.pointer("/spec/running").and_then(Value::as_bool);
     !matches!(strategy, Some("Halted")) && running != Some(false)

@@ -1,4 +1,4 @@
-//! One request through the proxy: admitted by the rules, struck or forwarded, answered or cut.
+//! One request through the proxy: the rules decide whether the proxy forwards it or injects a fault.
 
 use std::{fmt, sync::Arc};
 
@@ -10,9 +10,9 @@ use tokio::sync::watch;
 
 use super::{
     Partition,
-    ledger::{Ledger, OpenRecord, Outcome},
     request::RequestInfo,
-    rule::{Caller, Fault, Then},
+    request_log::{OpenRecord, RequestLog, RequestOutcome},
+    rule::{Caller, ProxyFault, Then},
     server::ClientLink,
     status,
     table::{ActiveRule, Admission, RuleTable},
@@ -20,15 +20,15 @@ use super::{
     watch::relay,
 };
 
-pub(super) type AnswerBody = UnsyncBoxBody<Bytes, Broken>;
+pub(super) type ResponseBody = UnsyncBoxBody<Bytes, BrokenResponse>;
 
-/// An answer that the client does not get. Handed to hyper, it ends an HTTP/1.1 connection and resets an HTTP/2 stream,
-/// before the head or in the middle of the body: the client always sees an error.
+/// A response that the client does not get. Returned to hyper, it closes an HTTP/1.1 connection or resets an HTTP/2
+/// stream, before the head or in the middle of the body: the client always gets an error.
 #[derive(Debug)]
-pub(super) struct Broken(String);
+pub(super) struct BrokenResponse(String);
 
-impl Broken {
-    pub(super) fn fault(fault: &Fault) -> Self {
+impl BrokenResponse {
+    pub(super) fn fault(fault: &ProxyFault) -> Self {
         Self(format!("cut by the fault {fault:?}"))
     }
 
@@ -37,28 +37,28 @@ impl Broken {
     }
 
     pub(super) fn upstream(error: impl Into<anyhow::Error>) -> Self {
-        Self(format!("the API server broke off: {:#}", error.into()))
+        Self(format!("the API server closed the connection: {:#}", error.into()))
     }
 }
 
-impl fmt::Display for Broken {
+impl fmt::Display for BrokenResponse {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
 }
 
-/// No source on purpose: hyper would take the code of a stream reset from it, and a client may repeat some by itself.
-impl std::error::Error for Broken {}
+/// It has no source: hyper would take the code of a stream reset from it, and clients retry some codes automatically.
+impl std::error::Error for BrokenResponse {}
 
-/// What all connections share.
+/// The state that all connections share.
 pub(super) struct Core {
     pub(super) table: Arc<RuleTable>,
-    pub(super) ledger: Arc<Ledger>,
+    pub(super) request_log: Arc<RequestLog>,
     pub(super) upstream: Upstream,
     pub(super) partition: watch::Sender<Partition>,
 }
 
-/// A request under way, with what it needs to end in any of its ways.
+/// A request in progress.
 struct Exchange<'a> {
     core: &'a Core,
     client: &'a ClientLink,
@@ -67,28 +67,28 @@ struct Exchange<'a> {
 }
 
 impl Core {
-    pub(super) async fn answer(
+    pub(super) async fn handle(
         &self,
         client: &ClientLink,
         request: Request<Incoming>,
-    ) -> Result<Response<AnswerBody>, Broken> {
+    ) -> Result<Response<ResponseBody>, BrokenResponse> {
         let caller = Arc::new(Caller {
             user_agent: user_agent(request.headers()),
             info: RequestInfo::parse(request.method(), request.uri()),
         });
-        let record = self.ledger.open(request.method(), request.uri(), &caller);
+        let record = self.request_log.open(request.method(), request.uri(), &caller);
         if request.method() == Method::CONNECT || request.headers().contains_key(header::UPGRADE) {
-            record.set(Outcome::Refused);
+            record.set(RequestOutcome::Refused);
             return Ok(status::no_upgrades(&caller.info));
         }
         let Admission { rule, watch } = self.table.admit(&caller);
         let exchange = Exchange { core: self, client, record, version: request.version() };
         let delay = match &rule {
             Some(rule) => match rule.fault() {
-                Fault::Delay(time) => Some((rule, *time)),
+                ProxyFault::Delay(time) => Some((rule, *time)),
                 _ => {
                     drop(watch);
-                    return exchange.strike(rule, &caller.info, request).await;
+                    return exchange.inject(rule, &caller.info, request).await;
                 }
             },
             None => None,
@@ -99,12 +99,12 @@ impl Core {
         }
         let response = exchange.forward(request).await?;
         if let Some((rule, _)) = delay {
-            exchange.struck(rule.fault(), Some(response.status()));
+            exchange.record_fault(rule.fault(), Some(response.status()));
         }
         match watch {
-            Some(slot) if response.status() == StatusCode::OK => {
+            Some(registration) if response.status() == StatusCode::OK => {
                 let status = response.status().as_u16();
-                Ok(response.map(|body| relay(body, status, slot, exchange.record)))
+                Ok(response.map(|body| relay(body, status, registration, exchange.record)))
             }
             _ => Ok(response.map(streamed)),
         }
@@ -112,106 +112,106 @@ impl Core {
 }
 
 impl Exchange<'_> {
-    async fn strike(
+    async fn inject(
         self,
         rule: &ActiveRule,
         info: &RequestInfo,
         request: Request<Incoming>,
-    ) -> Result<Response<AnswerBody>, Broken> {
+    ) -> Result<Response<ResponseBody>, BrokenResponse> {
         let fault = rule.fault();
         match fault {
-            Fault::Drop => {
-                swallow(request.into_body()).await;
-                self.struck(fault, None);
+            ProxyFault::Drop => {
+                drain(request.into_body()).await;
+                self.record_fault(fault, None);
                 rule.hit();
                 rule.removed.cancelled().await;
                 Err(self.cut(fault))
             }
-            Fault::Cut => {
-                self.struck(fault, None);
+            ProxyFault::Cut => {
+                self.record_fault(fault, None);
                 rule.hit();
                 Err(self.cut(fault))
             }
-            Fault::CutAfter => {
+            ProxyFault::CutAfter => {
                 let response = self.commit(request).await?;
-                self.struck(fault, Some(response.status()));
+                self.record_fault(fault, Some(response.status()));
                 rule.hit();
                 Err(self.cut(fault))
             }
-            Fault::AfterCommit(callback) => {
+            ProxyFault::AfterCommit(callback) => {
                 let response = self.commit(request).await?;
                 let then = callback();
-                self.struck(fault, Some(response.status()));
+                self.record_fault(fault, Some(response.status()));
                 rule.hit();
                 match then {
                     Then::Deliver => Ok(response),
                     Then::Cut => Err(self.cut(fault)),
                 }
             }
-            Fault::Answer { status, retry_after } => {
-                swallow(request.into_body()).await;
-                self.struck(fault, None);
+            ProxyFault::Answer { status, retry_after } => {
+                drain(request.into_body()).await;
+                self.record_fault(fault, None);
                 rule.hit();
                 let code = StatusCode::from_u16(*status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
                 Ok(status::failure(code, info, *retry_after))
             }
-            // These let the request pass: the caller delays it, and the table gives the others to the watch.
-            Fault::Delay(_) | Fault::StallWatch { .. } | Fault::CutWatch { .. } => {
+            // These forward the request: the caller delays it, and the table applies the others to the open watch.
+            ProxyFault::Delay(_) | ProxyFault::StallWatch { .. } | ProxyFault::CutWatch { .. } => {
                 Ok(self.forward(request).await?.map(streamed))
             }
         }
     }
 
-    /// The whole response: only its end tells that the API server is done with the request.
-    async fn commit(&self, request: Request<Incoming>) -> Result<Response<AnswerBody>, Broken> {
+    /// Forwards the request and reads the whole response: only its end shows that the API server has completed it.
+    async fn commit(&self, request: Request<Incoming>) -> Result<Response<ResponseBody>, BrokenResponse> {
         let (parts, body) = self.forward(request).await?.into_parts();
         let body = match body.collect().await {
             Ok(body) => body.to_bytes(),
-            Err(error) => return Err(self.broken(Broken::upstream(error))),
+            Err(error) => return Err(self.broken(BrokenResponse::upstream(error))),
         };
         Ok(Response::from_parts(parts, Full::new(body).map_err(|never| match never {}).boxed_unsync()))
     }
 
-    async fn forward(&self, request: Request<Incoming>) -> Result<Response<Incoming>, Broken> {
-        // Requests that were read before a partition began must not slip through it.
+    async fn forward(&self, request: Request<Incoming>) -> Result<Response<Incoming>, BrokenResponse> {
+        // A request that was read before the partition began must not reach the API server during the partition.
         let mut partition = self.core.partition.subscribe();
         let _ = partition.wait_for(|partition| *partition == Partition::None).await;
         if self.client.is_gone() {
-            return Err(Broken::stopping());
+            return Err(BrokenResponse::stopping());
         }
         match self.core.upstream.send(request).await {
             Ok(response) => {
-                self.record.set(Outcome::Status(response.status().as_u16()));
+                self.record.set(RequestOutcome::Status(response.status().as_u16()));
                 Ok(response)
             }
             Err(NoResponse::Unreachable(error)) => {
-                tracing::debug!(error = format!("{error:#}"), "the API server cannot be reached");
-                self.record.set(Outcome::Unreachable);
+                tracing::debug!(error = format!("{error:#}"), "the API server is unreachable");
+                self.record.set(RequestOutcome::Unreachable);
                 self.client.reset();
-                // Ends with the connection. An error would reach an HTTP/2 client before, as a stream reset, which only
-                // a living server sends.
+                // The reset of the connection ends this future. An error would first send a stream reset to an HTTP/2
+                // client, and a dead server does not send one.
                 std::future::pending().await
             }
-            Err(NoResponse::Broken(error)) => Err(self.broken(Broken::upstream(error))),
+            Err(NoResponse::Broken(error)) => Err(self.broken(BrokenResponse::upstream(error))),
         }
     }
 
-    fn struck(&self, fault: &Fault, committed: Option<StatusCode>) {
-        self.record.set(Outcome::Fault { fault: fault.name(), committed: committed.map(|code| code.as_u16()) });
+    fn record_fault(&self, fault: &ProxyFault, committed: Option<StatusCode>) {
+        self.record.set(RequestOutcome::Fault { fault: fault.name(), committed: committed.map(|code| code.as_u16()) });
     }
 
-    fn broken(&self, error: Broken) -> Broken {
-        self.record.set(Outcome::Unreachable);
+    fn broken(&self, error: BrokenResponse) -> BrokenResponse {
+        self.record.set(RequestOutcome::Unreachable);
         self.reset();
         error
     }
 
-    fn cut(&self, fault: &Fault) -> Broken {
+    fn cut(&self, fault: &ProxyFault) -> BrokenResponse {
         self.reset();
-        Broken::fault(fault)
+        BrokenResponse::fault(fault)
     }
 
-    /// An HTTP/2 connection carries other requests, which are none of this fault's business.
+    /// Resets only HTTP/1.1 connections: an HTTP/2 connection carries other requests, which the fault must not affect.
     fn reset(&self) {
         if self.version < Version::HTTP_2 {
             self.client.reset();
@@ -219,8 +219,8 @@ impl Exchange<'_> {
     }
 }
 
-fn streamed(body: Incoming) -> AnswerBody {
-    body.map_err(Broken::upstream).boxed_unsync()
+fn streamed(body: Incoming) -> ResponseBody {
+    body.map_err(BrokenResponse::upstream).boxed_unsync()
 }
 
 fn user_agent(headers: &HeaderMap) -> String {
@@ -228,8 +228,8 @@ fn user_agent(headers: &HeaderMap) -> String {
     value.unwrap_or_default().into_owned()
 }
 
-/// Reads a body to its end. An HTTP/1.1 connection with unread bytes can neither be used again nor seen to close.
-async fn swallow(mut body: Incoming) {
+/// Reads a body to its end. With unread bytes, an HTTP/1.1 connection cannot be reused, and its close is not detected.
+async fn drain(mut body: Incoming) {
     while !body.is_end_stream() {
         if !matches!(body.frame().await, Some(Ok(_))) {
             return;

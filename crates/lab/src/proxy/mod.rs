@@ -1,28 +1,30 @@
-//! A TLS proxy in front of the API server that breaks requests by rule.
+//! A TLS proxy in front of the API server that injects faults by rule.
 //!
-//! An operator is only as good as what it does when an answer is late, lost, or a lie. The API server cannot be asked
-//! to lose one particular answer, so whoever is to suffer gets a kubeconfig that points here: the proxy speaks TLS and
-//! HTTP/1.1 or HTTP/2 to the client, knows which Kubernetes request it has before it, and strikes those that a [`Rule`]
-//! means. All others pass through, streamed both ways, with their bearer token; client certificates end here, so who
-//! uses the proxy needs a token.
+//! Tests must show what an operator does when a response is late, lost or wrong. The API server cannot lose one
+//! particular response on request, so the operator under test gets a kubeconfig that points to the proxy. The proxy
+//! speaks TLS and HTTP/1.1 or HTTP/2 to the client, parses which Kubernetes request it has received, and injects a
+//! fault into the requests that match a [`ProxyRule`]. It streams all other requests to the API server, with their
+//! bearer token. It terminates TLS, so clients must authenticate with a token and not with a certificate.
 //!
 //! ```text
-//! request.rs   method, path, query → verb, group, resource, …     pure
-//! rule.rs      which requests, which of them, what happens        pure
-//! table.rs     the rules in force; the watches that are open
-//! ledger.rs    what went through
-//! server.rs    connections of clients        upstream.rs   connections to the API server
-//! forward.rs   one request                   watch.rs      the body of one watch
+//! request.rs       method, path, query → verb, group, resource, …     pure
+//! rule.rs          which requests fail, and how                       pure
+//! table.rs         the active rules and the open watches
+//! request_log.rs   the requests and their outcomes
+//! server.rs        connections of clients
+//! upstream.rs      connections to the API server
+//! forward.rs       one request
+//! watch.rs         the body of one watch
 //! ```
 //!
-//! A cut is a TCP reset under HTTP/1.1 and a stream reset under HTTP/2, where the connection belongs to other requests
-//! too. An API server that cannot be reached is a reset of the whole connection: the proxy never invents a status
-//! unless a rule says so. (A dead server would refuse the connection instead. Go's client repeats reads ten times after
-//! a reset and not after a refusal.)
+//! A cut is a TCP reset with HTTP/1.1 and a stream reset with HTTP/2, where other requests use the same connection. If
+//! the API server is unreachable, the proxy resets the whole connection: it never generates a status without a rule. (A
+//! dead server would refuse the connection instead. Go's client repeats reads ten times after a reset, but not after a
+//! refused connection.)
 
 mod forward;
-mod ledger;
 mod request;
+mod request_log;
 mod rule;
 mod server;
 mod status;
@@ -42,41 +44,41 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use self::{forward::Core, upstream::Upstream};
 pub use self::{
-    ledger::{Outcome, RequestRecord},
-    request::{RequestInfo, Verb},
-    rule::{Caller, Fault, Match, Rule, Then, Verbs, When},
+    request::{RequestInfo, RequestVerb},
+    request_log::{RequestOutcome, RequestRecord},
+    rule::{Caller, Match, ProxyFault, ProxyRule, Then, Verbs, When},
     table::RuleHandle,
 };
 
-/// Where a proxy listens, and what it stands in front of.
-pub struct ProxyOptions {
-    /// Port 0 takes a free one; see [`FaultProxy::addr`].
-    pub listen: SocketAddr,
-    /// The certificate chain and its key that clients see, in PEM.
-    pub certificate: String,
-    pub key: String,
+/// The configuration of a proxy.
+pub(crate) struct ProxyOptions {
+    /// With port 0, the proxy uses a free port: see [`FaultProxy::addr`].
+    pub(crate) listen: SocketAddr,
+    /// The serving certificate chain and its key, in PEM.
+    pub(crate) certificate: String,
+    pub(crate) key: String,
     /// The API server's TLS address.
-    pub upstream: SocketAddr,
-    /// The name that its certificate must carry.
-    pub upstream_name: String,
-    /// The authority that must have signed it, in PEM.
-    pub upstream_ca: String,
+    pub(crate) upstream: SocketAddr,
+    /// The DNS name that its certificate must contain.
+    pub(crate) upstream_name: String,
+    /// The CA that must have signed it, in PEM.
+    pub(crate) upstream_ca: String,
 }
 
-/// What the network does to everything that passes the proxy, whatever the rules say.
+/// A simulated network partition between clients and proxy. It affects all requests, independent of the rules.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Partition {
-    /// Nothing.
+    /// No partition.
     #[default]
     None,
-    /// Connections are reset: those that are open at once, new ones as soon as they are made.
+    /// The proxy resets all connections: open ones immediately, new ones as soon as they are accepted.
     Refuse,
-    /// Connections freeze where they are, new ones are accepted and never answered. When the partition ends, they go on
-    /// as TCP would. What the API server had answered before may still be delivered then.
+    /// The proxy freezes all connections, and accepts new ones without answering. When the partition ends, they
+    /// continue as TCP connections would. Earlier responses of the API server may still be delivered then.
     BlackHole,
 }
 
-/// A running proxy. When it is dropped its listener and all its connections end.
+/// A running proxy. Dropping it closes its listener and all its connections.
 pub struct FaultProxy {
     address: SocketAddr,
     core: Arc<Core>,
@@ -85,19 +87,19 @@ pub struct FaultProxy {
 }
 
 impl FaultProxy {
-    pub async fn start(options: ProxyOptions) -> anyhow::Result<Self> {
+    pub(crate) async fn start(options: ProxyOptions) -> anyhow::Result<Self> {
         let acceptor = TlsAcceptor::from(tls::server(&options.certificate, &options.key)?);
         let connector = TlsConnector::from(tls::client(&options.upstream_ca)?);
         let name = tls::server_name(&options.upstream_name)?;
         let listener = TcpListener::bind(options.listen)
             .await
             .with_context(|| format!("the fault proxy cannot listen on {}", options.listen))?;
-        let address = listener.local_addr().context("the fault proxy's own address")?;
+        let address = listener.local_addr().context("reading the fault proxy's address")?;
 
         let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
         let core = Arc::new(Core {
             table: Arc::default(),
-            ledger: Arc::default(),
+            request_log: Arc::default(),
             upstream: Upstream {
                 address: options.upstream,
                 name,
@@ -117,12 +119,13 @@ impl FaultProxy {
         self.address
     }
 
-    /// Puts a rule in force until its handle is dropped. Where several strike one request, the one added first has it.
-    pub fn add(&self, rule: Rule) -> RuleHandle {
+    /// Activates a rule until its handle is dropped. If several rules apply to a request, the one that was added first
+    /// wins.
+    pub fn add(&self, rule: ProxyRule) -> RuleHandle {
         self.core.table.add(rule)
     }
 
-    /// Ends all rules, whoever holds their handles. A partition stays.
+    /// Removes all rules, even if their handles still exist. It does not end a partition.
     pub fn clear(&self) {
         self.core.table.clear();
     }
@@ -131,19 +134,19 @@ impl FaultProxy {
         self.core.partition.send_replace(partition);
     }
 
-    /// The requests that reached the proxy, oldest first; the oldest are forgotten beyond 10,000.
+    /// The last 10,000 requests that reached the proxy, oldest first.
     pub fn requests(&self) -> Vec<RequestRecord> {
-        self.core.ledger.records()
+        self.core.request_log.records()
     }
 
-    /// Ends the proxy and waits until nothing of it is left.
+    /// Stops the proxy and waits until all its tasks have ended.
     pub async fn stop(self) {
-        self.end();
+        self.shut_down();
         self.tasks.wait().await;
     }
 
-    fn end(&self) {
-        // Before the rules go: what they hold must end with its connection, not go on.
+    fn shut_down(&self) {
+        // Before the rules are removed: requests that a rule holds must end with their connection, not continue.
         self.stop.cancel();
         self.tasks.close();
         self.core.table.clear();
@@ -152,6 +155,6 @@ impl FaultProxy {
 
 impl Drop for FaultProxy {
     fn drop(&mut self) {
-        self.end();
+        self.shut_down();
     }
 }

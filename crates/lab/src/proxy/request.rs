@@ -1,14 +1,14 @@
-//! What a request to the API server asks for, read from its method, path and query alone.
+//! Parses verb and resource of a request from its method, path and query.
 //!
-//! Rules speak of verbs and resources, HTTP of methods and paths. This is the translation that the API server itself
-//! makes before authorization (its `RequestInfo`), so that a rule and the audit log call one request by the same name.
-//! Nothing here looks at a body. [`super::rule`] decides what to do with the answer.
+//! Rules use verbs and resources, HTTP uses methods and paths. The API server makes the same translation before
+//! authorization (its `RequestInfo`), so that a rule and the audit log use the same names. The body of the request is
+//! not needed.
 
 use http::{Method, Uri};
 
-/// A verb as authorization and the audit log know it.
+/// A verb, as in authorization and in the audit log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Verb {
+pub enum RequestVerb {
     Get,
     List,
     Watch,
@@ -17,17 +17,17 @@ pub enum Verb {
     Patch,
     Delete,
     DeleteCollection,
-    /// A method that the API server has no verb for, such as `OPTIONS`.
+    /// A method without a verb, such as `OPTIONS`.
     Other,
 }
 
-impl Verb {
-    /// Whether the verb can change what is stored.
+impl RequestVerb {
+    /// Whether the verb can change an object.
     pub fn is_write(self) -> bool {
         matches!(self, Self::Create | Self::Update | Self::Patch | Self::Delete | Self::DeleteCollection)
     }
 
-    fn of_method(method: &Method) -> Self {
+    fn from_method(method: &Method) -> Self {
         match *method {
             Method::GET | Method::HEAD => Self::Get,
             Method::POST => Self::Create,
@@ -39,18 +39,18 @@ impl Verb {
     }
 }
 
-/// What a request is about. An absent part is an empty string: the core group, a cluster-scoped object, a collection,
-/// or, when `resource` is empty, a path that is no resource at all (`/healthz`, discovery, `/openapi/v3`).
+/// The verb and the object of a request. An absent field is an empty string: the core group, a cluster-scoped object, a
+/// collection. If `resource` is empty, the path is not a resource (`/healthz`, discovery, `/openapi/v3`).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct RequestInfo {
-    pub verb: Verb,
+    pub verb: RequestVerb,
     pub group: String,
     pub version: String,
     pub resource: String,
     pub subresource: String,
-    /// As in the API server, `namespaces/foo` is itself in the namespace `foo`.
+    /// As in the API server, the namespace of `namespaces/foo` is `foo`.
     pub namespace: String,
-    /// The name in the path, or the one that a `metadata.name=` field selector asks for.
+    /// The name in the path, or in a `metadata.name=` field selector.
     pub name: String,
 }
 
@@ -58,7 +58,7 @@ impl RequestInfo {
     pub fn parse(method: &Method, uri: &Uri) -> Self {
         let segments: Vec<String> = uri.path().split('/').filter(|part| !part.is_empty()).map(decode).collect();
         let segments: Vec<&str> = segments.iter().map(String::as_str).collect();
-        let verb = Verb::of_method(method);
+        let verb = RequestVerb::from_method(method);
         match segments.as_slice() {
             ["api", version, rest @ ..] if !rest.is_empty() => resource(verb, "", version, rest, uri.query()),
             ["apis", group, version, rest @ ..] if !rest.is_empty() => {
@@ -77,8 +77,8 @@ impl RequestInfo {
     }
 }
 
-fn resource(method: Verb, group: &str, version: &str, path: &[&str], query: Option<&str>) -> RequestInfo {
-    // `/api/v1/watch/…` is the old spelling of `?watch=true`; it is still served.
+fn resource(method: RequestVerb, group: &str, version: &str, path: &[&str], query: Option<&str>) -> RequestInfo {
+    // `/api/v1/watch/…` is the deprecated form of `?watch=true`. The API server still serves it.
     let (watch_path, path) = match path {
         ["watch", rest @ ..] if !rest.is_empty() => (true, rest),
         other => (false, other),
@@ -94,13 +94,13 @@ fn resource(method: Verb, group: &str, version: &str, path: &[&str], query: Opti
     let subresource = parts.next().unwrap_or_default();
 
     let verb = match method {
-        Verb::Get if watch_path => Verb::Watch,
-        Verb::Get if name.is_empty() && wants_watch(query) => Verb::Watch,
-        Verb::Get if name.is_empty() => Verb::List,
-        Verb::Delete if name.is_empty() => Verb::DeleteCollection,
+        RequestVerb::Get if watch_path => RequestVerb::Watch,
+        RequestVerb::Get if name.is_empty() && is_watch(query) => RequestVerb::Watch,
+        RequestVerb::Get if name.is_empty() => RequestVerb::List,
+        RequestVerb::Delete if name.is_empty() => RequestVerb::DeleteCollection,
         other => other,
     };
-    if name.is_empty() && matches!(verb, Verb::List | Verb::Watch | Verb::DeleteCollection) {
+    if name.is_empty() && matches!(verb, RequestVerb::List | RequestVerb::Watch | RequestVerb::DeleteCollection) {
         name = selected_name(query).unwrap_or_default();
     }
     RequestInfo {
@@ -114,8 +114,8 @@ fn resource(method: Verb, group: &str, version: &str, path: &[&str], query: Opti
     }
 }
 
-/// The API server takes every value but `false` and `0` for true, an empty one too.
-fn wants_watch(query: Option<&str>) -> bool {
+/// The API server treats every value except `false` and `0` as true, also an empty one.
+fn is_watch(query: Option<&str>) -> bool {
     parameter(query, "watch").is_some_and(|value| value != "0" && !value.eq_ignore_ascii_case("false"))
 }
 
@@ -134,7 +134,7 @@ fn parameter(query: Option<&str>, key: &str) -> Option<String> {
     })
 }
 
-/// Percent-decoding. Names of RBAC objects contain colons, and clients differ in whether they escape them.
+/// Percent-decoding. Names of RBAC objects contain colons, and only some clients escape them.
 fn decode(text: &str) -> String {
     let mut bytes = text.bytes();
     let mut decoded = Vec::with_capacity(text.len());
@@ -155,7 +155,8 @@ fn decode(text: &str) -> String {
 mod tests {
     use super::*;
 
-    /// `METHOD path` on the left; `verb group/version resource/subresource namespace name` on the right, `-` for absent.
+    /// `METHOD path` on the left; `verb group/version resource/subresource namespace name` on the right, `-` for
+    /// absent.
     const TABLE: &[(&str, &str)] = &[
         ("GET /api/v1/pods", "List -/v1 pods/- - -"),
         ("GET /api/v1/namespaces/ns/pods", "List -/v1 pods/- ns -"),
@@ -198,7 +199,7 @@ mod tests {
             "Get rbac.authorization.k8s.io/v1 clusterroles/- - system:node",
         ),
         ("DELETE /apis/example.org/v1/widgets", "DeleteCollection example.org/v1 widgets/- - -"),
-        // Watches, and the values that are none.
+        // Watches, and values of `watch` that do not start one.
         ("GET /api/v1/pods?resourceVersion=5&watch=true", "Watch -/v1 pods/- - -"),
         ("GET /api/v1/pods?watch", "Watch -/v1 pods/- - -"),
         ("GET /api/v1/pods?watch=false", "List -/v1 pods/- - -"),
@@ -212,7 +213,7 @@ mod tests {
         ),
         ("GET /api/v1/pods?watch=true&fieldSelector=metadata.name%3Dp", "Watch -/v1 pods/- - p"),
         ("GET /api/v1/pods?fieldSelector=status.phase%3DRunning,metadata.name==p", "List -/v1 pods/- - p"),
-        // Discovery and everything else that is no resource.
+        // Discovery and other paths that are not resources.
         ("GET /api", "Get -/- -/- - -"),
         ("GET /api/v1", "Get -/- -/- - -"),
         ("GET /apis", "Get -/- -/- - -"),
@@ -221,7 +222,7 @@ mod tests {
         ("GET /healthz", "Get -/- -/- - -"),
         ("GET /openapi/v3?watch=true", "Get -/- -/- - -"),
         ("POST /", "Create -/- -/- - -"),
-        // Broken escapes stay as they are.
+        // Invalid escapes are not changed.
         ("GET /api/v1/pods/100%25%zz%4", "Get -/v1 pods/- - 100%%zz%4"),
     ];
 
@@ -230,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn names_requests_as_the_api_server_does() {
+    fn requests_are_parsed_like_in_the_api_server() {
         for (request, expected) in TABLE {
             let (method, uri) = request.split_once(' ').unwrap();
             let info = RequestInfo::parse(&method.parse().unwrap(), &uri.parse().unwrap());

@@ -1,5 +1,5 @@
-//! Which requests a rule means, which of those it strikes, and with what. Pure: counting and effects are elsewhere
-//! ([`super::table`] and [`super::forward`]), so what a rule says can be read, and tested, without a server.
+//! Which requests a rule matches, which of those it affects, and with which fault. This module is pure: counting and
+//! effects are in [`super::table`] and [`super::forward`], so that rules can be tested without a server.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -9,9 +9,9 @@ use nix::{
     unistd::Pid,
 };
 
-use super::request::{RequestInfo, Verb};
+use super::request::{RequestInfo, RequestVerb};
 
-/// Who sent a request, and what it asks for: all that a [`Match`] can look at.
+/// The user agent and the content of a request: everything that a [`Match`] checks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Caller {
     pub user_agent: String,
@@ -23,13 +23,13 @@ pub struct Caller {
 pub enum Verbs {
     #[default]
     Any,
-    Only(Verb),
-    /// Every verb that can change what is stored.
+    Only(RequestVerb),
+    /// Every verb that can change an object.
     Writes,
 }
 
-/// Which requests a rule means. `None` accepts everything; `Some("")` accepts only an absent part: the core group,
-/// no subresource, no namespace, no name.
+/// Which requests a rule matches. `None` accepts everything; `Some("")` accepts only an empty field: the core group, no
+/// subresource, no namespace, no name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Match {
     /// The beginning of the `User-Agent`, such as `virt-operator/`.
@@ -39,9 +39,9 @@ pub struct Match {
     pub resource: Option<String>,
     pub subresource: Option<String>,
     pub namespace: Option<String>,
-    /// The name in the path. A create has none there, so it is not meant by any name but the empty one.
+    /// The name in the path. A create request has none, so only the empty name matches it.
     pub name: Option<String>,
-    /// Resources never meant. "The third write" is only the same request in every run without `leases` and `events`.
+    /// Excluded resources. Without `leases` and `events`, "the third write" is the same request in every run.
     pub except: Vec<String>,
 }
 
@@ -50,7 +50,7 @@ impl Match {
         Self::default()
     }
 
-    pub fn verb(verb: Verb) -> Self {
+    pub fn verb(verb: RequestVerb) -> Self {
         Self { verbs: Verbs::Only(verb), ..Self::default() }
     }
 
@@ -86,9 +86,10 @@ impl Match {
         Self { except: resources.into_iter().map(Into::into).collect(), ..self }
     }
 
-    pub fn accepts(&self, caller: &Caller) -> bool {
+    pub(crate) fn accepts(&self, caller: &Caller) -> bool {
         let info = &caller.info;
-        let equal = |wanted: &Option<String>, found: &str| wanted.as_deref().is_none_or(|wanted| wanted == found);
+        let equal =
+            |expected: &Option<String>, actual: &str| expected.as_deref().is_none_or(|expected| expected == actual);
         let verb = match self.verbs {
             Verbs::Any => true,
             Verbs::Only(verb) => verb == info.verb,
@@ -104,7 +105,7 @@ impl Match {
     }
 }
 
-/// Which of the requests that a rule means it strikes, counted from 1 since the rule was added.
+/// Which of the matching requests a rule affects, counted from 1 since the rule was added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum When {
     Always,
@@ -119,7 +120,7 @@ pub enum When {
 }
 
 impl When {
-    pub fn strikes(self, count: u64) -> bool {
+    pub(crate) fn applies_to(self, count: u64) -> bool {
         match self {
             Self::Always => true,
             Self::Nth(n) => count == n,
@@ -130,70 +131,72 @@ impl When {
     }
 }
 
-/// What becomes of the answer after an [`Fault::AfterCommit`] callback has run.
+/// What happens to the response after an [`ProxyFault::AfterCommit`] callback has run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Then {
     Deliver,
     Cut,
 }
 
-/// What happens to a request that a rule strikes.
+/// The fault that a rule injects into a request.
 #[derive(Clone)]
-pub enum Fault {
+pub enum ProxyFault {
     /// Forwarded only after this time, or as soon as the rule is removed.
     Delay(Duration),
-    /// A black hole: not forwarded, not answered. Held until the client gives up; cut when the rule is removed.
+    /// Neither forwarded nor answered. Held until the client disconnects, and cut when the rule is removed.
     Drop,
-    /// Not forwarded; the connection breaks.
+    /// Not forwarded. The connection is closed.
     Cut,
-    /// Forwarded and completed by the API server; the connection breaks before the client learns of it.
-    /// Never strikes a watch, which does not complete.
+    /// Forwarded and completed by the API server. The connection is closed before the client gets the response.
+    /// It does not apply to watches, because they do not complete.
     CutAfter,
-    /// Not forwarded; answered with a Kubernetes `Status` of this code.
+    /// Not forwarded. The proxy answers with a Kubernetes `Status` with this code.
     Answer { status: u16, retry_after: Option<u64> },
-    /// Forwards this many watch events, then nothing more, not even the end. Continues when the rule is removed.
-    /// Strikes watches only; those already open are struck when the rule is added, and count from then on.
+    /// Forwards this many watch events, then nothing, not even the end of the watch, until the rule is removed. It
+    /// applies only to watches. For a watch that is already open, events count from the time at which the rule is
+    /// added.
     StallWatch { after_events: usize },
-    /// Like `StallWatch`, but the connection breaks.
+    /// Like `StallWatch`, but the connection is closed.
     CutWatch { after_events: usize },
-    /// Forwarded and completed by the API server; then this is called, and only then does the client get the answer,
-    /// if at all. The callback runs on the proxy's thread, so it must not block. Never strikes a watch.
+    /// Forwarded and completed by the API server. Then the callback runs, and decides whether the client gets the
+    /// response. The callback runs on a thread of the proxy, so it must not block. It does not apply to watches.
     AfterCommit(Arc<dyn Fn() -> Then + Send + Sync>),
 }
 
-impl Fault {
-    /// Kills a process (SIGKILL) once the API server has completed its request and before it can know. The caller must
-    /// not have reaped the process: its number could be another's by then.
+impl ProxyFault {
+    /// Kills a process (SIGKILL) after the API server has completed its request and before it gets the response. The
+    /// caller must not have reaped the process, because the kernel reuses PIDs.
     pub fn kill(pid: u32) -> anyhow::Result<Self> {
-        // 0 and negative numbers are process groups, 1 is init: never what a test means.
-        ensure!(pid > 1, "process {pid} cannot be the target of a kill fault");
-        let pid = Pid::from_raw(i32::try_from(pid).with_context(|| format!("{pid} is no process id"))?);
+        // 0 and negative numbers are process groups, and 1 is init.
+        ensure!(pid > 1, "invalid PID {pid}: must be greater than 1");
+        let pid = Pid::from_raw(i32::try_from(pid).with_context(|| format!("invalid PID {pid}"))?);
         Ok(Self::AfterCommit(Arc::new(move || {
             if let Err(error) = kill(pid, Signal::SIGKILL) {
-                tracing::warn!(%pid, %error, "the process to kill after its write was not killed");
+                tracing::warn!(%pid, %error, "cannot kill the process after its write");
             }
             Then::Cut
         })))
     }
 
-    /// A fault that cannot be done to a request leaves it alone, and does not count it.
-    pub fn fits(&self, verb: Verb) -> bool {
+    /// Whether the fault can be applied to a request. Other requests are forwarded and not counted.
+    pub(crate) fn supports(&self, verb: RequestVerb) -> bool {
         match self {
-            Self::StallWatch { .. } | Self::CutWatch { .. } => verb == Verb::Watch,
-            Self::CutAfter | Self::AfterCommit(_) => verb != Verb::Watch,
+            Self::StallWatch { .. } | Self::CutWatch { .. } => verb == RequestVerb::Watch,
+            Self::CutAfter | Self::AfterCommit(_) => verb != RequestVerb::Watch,
             Self::Delay(_) | Self::Drop | Self::Cut | Self::Answer { .. } => true,
         }
     }
 
-    /// The events that may pass before a watch is struck; `None` for faults that strike the request itself.
-    pub fn watch_events(&self) -> Option<usize> {
+    /// The number of events that pass before the fault affects a watch. `None` for faults that affect the request
+    /// itself.
+    pub(crate) fn watch_events(&self) -> Option<usize> {
         match self {
             Self::StallWatch { after_events } | Self::CutWatch { after_events } => Some(*after_events),
             _ => None,
         }
     }
 
-    /// The fault as request records and debug output name it.
+    /// The name of the fault in request records and debug output.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Delay(_) => "Delay",
@@ -208,7 +211,7 @@ impl Fault {
     }
 }
 
-impl fmt::Debug for Fault {
+impl fmt::Debug for ProxyFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())?;
         match self {
@@ -220,20 +223,20 @@ impl fmt::Debug for Fault {
     }
 }
 
-/// One fault, and the requests that it strikes.
+/// A fault, and the requests that it affects.
 #[derive(Clone, Debug)]
-pub struct Rule {
-    pub matcher: Match,
-    pub when: When,
-    pub fault: Fault,
+pub struct ProxyRule {
+    pub(crate) matcher: Match,
+    pub(crate) when: When,
+    pub(crate) fault: ProxyFault,
 }
 
-impl Rule {
-    pub fn new(matcher: Match, when: When, fault: Fault) -> Self {
+impl ProxyRule {
+    pub fn new(matcher: Match, when: When, fault: ProxyFault) -> Self {
         Self { matcher, when, fault }
     }
 
-    pub fn always(matcher: Match, fault: Fault) -> Self {
+    pub fn always(matcher: Match, fault: ProxyFault) -> Self {
         Self::new(matcher, When::Always, fault)
     }
 }
@@ -248,12 +251,12 @@ mod tests {
     }
 
     #[test]
-    fn a_match_is_the_conjunction_of_its_parts() {
+    fn a_match_accepts_only_requests_that_satisfy_all_its_fields() {
         let status = caller("op/1.0", "PATCH", "/apis/vitistack.io/v1alpha1/namespaces/ns/machines/m/status");
         let accepted = [
             Match::any(),
             Match::writes(),
-            Match::verb(Verb::Patch),
+            Match::verb(RequestVerb::Patch),
             Match::any().user_agent("op/"),
             Match::any().group("vitistack.io").resource("machines"),
             Match::any().subresource("status").namespace("ns").name("m"),
@@ -262,9 +265,9 @@ mod tests {
         for matcher in accepted {
             assert!(matcher.accepts(&status), "{matcher:?}");
         }
-        let refused = [
-            Match::verb(Verb::Update),
-            Match::verb(Verb::Get),
+        let rejected = [
+            Match::verb(RequestVerb::Update),
+            Match::verb(RequestVerb::Get),
             Match::any().user_agent("operator"),
             Match::any().user_agent("op/1.0.1"),
             Match::any().group(""),
@@ -274,13 +277,13 @@ mod tests {
             Match::any().name("other"),
             Match::writes().except(["machines"]),
         ];
-        for matcher in refused {
+        for matcher in rejected {
             assert!(!matcher.accepts(&status), "{matcher:?}");
         }
     }
 
     #[test]
-    fn an_empty_part_means_its_absence() {
+    fn an_empty_string_matches_only_an_empty_field() {
         let node = caller("", "GET", "/api/v1/nodes");
         assert!(Match::any().group("").namespace("").subresource("").name("").accepts(&node));
         assert!(!Match::writes().accepts(&node));
@@ -289,30 +292,30 @@ mod tests {
     }
 
     #[test]
-    fn when_counts_from_one() {
-        let struck = |when: When| (1..=7).filter(|count| when.strikes(*count)).collect::<Vec<u64>>();
-        assert_eq!(struck(When::Always), [1, 2, 3, 4, 5, 6, 7]);
-        assert_eq!(struck(When::Nth(3)), [3]);
-        assert_eq!(struck(When::From(6)), [6, 7]);
-        assert_eq!(struck(When::First(2)), [1, 2]);
-        assert_eq!(struck(When::EveryNth(3)), [3, 6]);
-        assert_eq!(struck(When::EveryNth(0)), Vec::<u64>::new());
-        assert_eq!(struck(When::Nth(0)), Vec::<u64>::new());
+    fn requests_are_counted_from_one() {
+        let affected = |when: When| (1..=7).filter(|count| when.applies_to(*count)).collect::<Vec<u64>>();
+        assert_eq!(affected(When::Always), [1, 2, 3, 4, 5, 6, 7]);
+        assert_eq!(affected(When::Nth(3)), [3]);
+        assert_eq!(affected(When::From(6)), [6, 7]);
+        assert_eq!(affected(When::First(2)), [1, 2]);
+        assert_eq!(affected(When::EveryNth(3)), [3, 6]);
+        assert_eq!(affected(When::EveryNth(0)), Vec::<u64>::new());
+        assert_eq!(affected(When::Nth(0)), Vec::<u64>::new());
     }
 
     #[test]
-    fn faults_leave_alone_what_they_cannot_be_done_to() {
-        assert!(!Fault::CutAfter.fits(Verb::Watch));
-        assert!(Fault::CutAfter.fits(Verb::Create));
-        assert!(Fault::CutWatch { after_events: 0 }.fits(Verb::Watch));
-        assert!(!Fault::StallWatch { after_events: 0 }.fits(Verb::List));
-        assert!(Fault::Drop.fits(Verb::Watch));
+    fn a_fault_applies_only_to_the_verbs_it_supports() {
+        assert!(!ProxyFault::CutAfter.supports(RequestVerb::Watch));
+        assert!(ProxyFault::CutAfter.supports(RequestVerb::Create));
+        assert!(ProxyFault::CutWatch { after_events: 0 }.supports(RequestVerb::Watch));
+        assert!(!ProxyFault::StallWatch { after_events: 0 }.supports(RequestVerb::List));
+        assert!(ProxyFault::Drop.supports(RequestVerb::Watch));
     }
 
     #[test]
-    fn a_kill_never_aims_at_a_process_group_or_init() {
+    fn a_process_group_or_init_cannot_be_killed() {
         for pid in [0, 1, u32::MAX] {
-            assert!(Fault::kill(pid).is_err(), "{pid}");
+            assert!(ProxyFault::kill(pid).is_err(), "{pid}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The client's side: accepts connections, terminates TLS, and can freeze or reset a connection as a network would.
+//! Connections of clients: accepts them, terminates TLS, and freezes or resets them to simulate network failures.
 
 use std::{
     io,
@@ -22,10 +22,10 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{Partition, forward::Core};
 
-/// After `accept` fails (out of file descriptors), so that the loop does not spin until it succeeds again.
+/// The delay after `accept` fails (no file descriptors left), so that the loop does not spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// Above the API server's own limit: requests that a fault holds must not use up the streams of those it does not.
+/// Higher than the API server's limit, so that requests held by a fault do not use up the streams of other requests.
 const MAX_STREAMS: u32 = 1000;
 
 pub(super) async fn accept(
@@ -43,14 +43,14 @@ pub(super) async fn accept(
                 tasks.spawn(client.gone.run_until_cancelled_owned(connection));
             }
             Err(error) => {
-                tracing::warn!(%error, "the fault proxy could not accept a connection");
+                tracing::warn!(%error, "cannot accept a connection");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
             }
         }
     }
 }
 
-/// A client's connection, as its requests see it.
+/// The connection of a client, as its requests use it.
 #[derive(Clone)]
 pub(super) struct ClientLink {
     gone: CancellationToken,
@@ -58,7 +58,7 @@ pub(super) struct ClientLink {
 }
 
 impl ClientLink {
-    /// Ends the connection with a TCP reset, and every request on it.
+    /// Closes the connection with a TCP reset, and ends all its requests.
     pub(super) fn reset(&self) {
         self.abort.store(true, Ordering::Release);
         self.gone.cancel();
@@ -70,7 +70,7 @@ impl ClientLink {
 }
 
 async fn serve(tcp: TcpStream, tls: TlsAcceptor, core: Arc<Core>, client: ClientLink, tasks: TaskTracker) {
-    // Dropped last: streams that ended before the connection would say so to the client, as a dead server cannot.
+    // Dropped last: a stream that ends before the connection sends a reset to the client, and a dead server does not.
     let streams = Streams { tasks, ended: CancellationToken::new() };
     let _ended = streams.ended.clone().drop_guard();
     let socket = ClientSocket { tcp, abort: Arc::clone(&client.abort) };
@@ -79,14 +79,15 @@ async fn serve(tcp: TcpStream, tls: TlsAcceptor, core: Arc<Core>, client: Client
             tracing::debug!(%error, "TCP_NODELAY");
         }
         match tls.accept(socket).await {
-            Ok(stream) => converse(stream, &core, &client, streams).await,
+            Ok(stream) => serve_http(stream, &core, &client, streams).await,
             Err(error) => tracing::debug!(%error, "TLS handshake with a client"),
         }
     };
     through_partitions(connection, &core, &client).await;
 }
 
-/// A frozen connection is one that nobody polls: the kernel keeps what arrives, and all goes on when it thaws.
+/// A frozen connection is not polled: the kernel buffers incoming bytes, and the connection continues after the
+/// partition.
 async fn through_partitions(connection: impl Future<Output = ()>, core: &Core, client: &ClientLink) {
     let mut partition = core.partition.subscribe();
     let mut connection = std::pin::pin!(connection);
@@ -108,12 +109,12 @@ async fn through_partitions(connection: impl Future<Output = ()>, core: &Core, c
     }
 }
 
-async fn converse(stream: TlsStream<ClientSocket>, core: &Arc<Core>, client: &ClientLink, streams: Streams) {
+async fn serve_http(stream: TlsStream<ClientSocket>, core: &Arc<Core>, client: &ClientLink, streams: Streams) {
     let http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
     let io = TokioIo::new(stream);
     let service = service_fn(|request| {
         let (core, client) = (Arc::clone(core), client.clone());
-        async move { core.answer(&client, request).await }
+        async move { core.handle(&client, request).await }
     });
     let ended = if http2 {
         conn::http2::Builder::new(streams).max_concurrent_streams(MAX_STREAMS).serve_connection(io, service).await
@@ -121,11 +122,11 @@ async fn converse(stream: TlsStream<ClientSocket>, core: &Arc<Core>, client: &Cl
         conn::http1::Builder::new().serve_connection(io, service).await
     };
     if let Err(error) = ended {
-        tracing::debug!(%error, "a client's connection ended");
+        tracing::debug!(%error, "a client connection failed");
     }
 }
 
-/// Runs the streams of one HTTP/2 connection, which hyper makes tasks of, no longer than the connection.
+/// Runs the HTTP/2 streams that hyper spawns as tasks, and ends them with their connection.
 #[derive(Clone)]
 struct Streams {
     tasks: TaskTracker,
@@ -141,7 +142,7 @@ where
     }
 }
 
-/// A socket that can be closed by a reset, though it is buried in TLS and HTTP by then.
+/// A socket that can be closed with a TCP reset from outside of the TLS and HTTP layers.
 struct ClientSocket {
     tcp: TcpStream,
     abort: Arc<AtomicBool>,

@@ -1,5 +1,5 @@
-//! The answers that the proxy gives itself, as the API server would phrase them: a client decides what to do by
-//! `reason`, `code` and `retryAfterSeconds`, so an answer without them would test a path that no real one takes.
+//! Responses of the proxy itself, in the form of the API server: clients decide by `reason`, `code` and
+//! `retryAfterSeconds`, so a response without these fields would not test the real error handling.
 
 use bytes::Bytes;
 use http::{Response, StatusCode, header};
@@ -7,12 +7,12 @@ use http_body_util::{BodyExt as _, Full};
 use serde_json::json;
 
 use super::{
-    forward::AnswerBody,
-    request::{RequestInfo, Verb},
+    forward::ResponseBody,
+    request::{RequestInfo, RequestVerb},
 };
 
-/// A `Status` object, kind `Failure`.
-pub(super) fn failure(code: StatusCode, info: &RequestInfo, retry_after: Option<u64>) -> Response<AnswerBody> {
+/// A `Status` object with status `Failure`.
+pub(super) fn failure(code: StatusCode, info: &RequestInfo, retry_after: Option<u64>) -> Response<ResponseBody> {
     let message = format!(
         "fault injected by the lab: {} for {:?} {} {:?}",
         code.canonical_reason().unwrap_or("failure"),
@@ -23,14 +23,14 @@ pub(super) fn failure(code: StatusCode, info: &RequestInfo, retry_after: Option<
     write(code, info, retry_after, &message)
 }
 
-/// Upgraded connections are not relayed, because nothing in the lab uses them (there is no kubelet to exec into).
-pub(super) fn no_upgrades(info: &RequestInfo) -> Response<AnswerBody> {
-    let message = "the lab's fault proxy does not relay upgraded connections (exec, attach, port-forward, console): \
-                   ask the API server directly";
+/// The proxy does not relay upgraded connections, because nothing in the lab uses them.
+pub(super) fn no_upgrades(info: &RequestInfo) -> Response<ResponseBody> {
+    let message = "the lab's fault proxy does not support upgraded connections (exec, attach, port-forward, console); \
+                   connect to the API server directly";
     write(StatusCode::NOT_IMPLEMENTED, info, None, message)
 }
 
-fn write(code: StatusCode, info: &RequestInfo, retry_after: Option<u64>, message: &str) -> Response<AnswerBody> {
+fn write(code: StatusCode, info: &RequestInfo, retry_after: Option<u64>, message: &str) -> Response<ResponseBody> {
     let mut details = json!({ "name": info.name, "group": info.group, "kind": info.resource });
     if let (Some(seconds), Some(details)) = (retry_after, details.as_object_mut()) {
         details.insert("retryAfterSeconds".to_owned(), json!(seconds));
@@ -55,14 +55,14 @@ fn write(code: StatusCode, info: &RequestInfo, retry_after: Option<u64>, message
     response
 }
 
-fn reason(code: StatusCode, verb: Verb) -> &'static str {
+fn reason(code: StatusCode, verb: RequestVerb) -> &'static str {
     match (code.as_u16(), verb) {
         (400, _) => "BadRequest",
         (401, _) => "Unauthorized",
         (403, _) => "Forbidden",
         (404, _) => "NotFound",
         (405, _) => "MethodNotAllowed",
-        (409, Verb::Create) => "AlreadyExists",
+        (409, RequestVerb::Create) => "AlreadyExists",
         (409, _) => "Conflict",
         (410, _) => "Expired",
         (413, _) => "RequestEntityTooLarge",

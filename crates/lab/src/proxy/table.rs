@@ -1,5 +1,5 @@
-//! The rules in force, and the watches that are open. One lock holds both, so a watch is counted exactly once by every
-//! rule: either when it is admitted, or when a rule is added while it is open.
+//! The active rules and the open watches. One lock protects both, so that every rule counts a watch exactly once:
+//! either when the watch is opened, or when the rule is added while the watch is open.
 
 use std::{
     collections::BTreeMap,
@@ -12,97 +12,97 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    request::Verb,
-    rule::{Caller, Fault, Rule},
+    request::RequestVerb,
+    rule::{Caller, ProxyFault, ProxyRule},
 };
 
-/// A rule that was added, with its counter. What it strikes keeps it alive, beyond its removal if need be.
+/// A rule that was added, with its counter. Affected requests keep it alive, even after its removal.
 pub(super) struct ActiveRule {
-    rule: Rule,
+    rule: ProxyRule,
     hits: watch::Sender<u64>,
     pub(super) removed: CancellationToken,
 }
 
 impl ActiveRule {
-    pub(super) fn fault(&self) -> &Fault {
+    pub(super) fn fault(&self) -> &ProxyFault {
         &self.rule.fault
     }
 
-    /// Called when the fault takes effect, which for some is long after the request was admitted.
+    /// Called when the fault takes effect. For some faults that is long after the request arrived.
     pub(super) fn hit(&self) {
         self.hits.send_modify(|hits| *hits += 1);
     }
 }
 
-struct Entry {
+struct RuleEntry {
     rule: Arc<ActiveRule>,
-    /// Requests that the rule has meant so far, whether or not it struck them.
+    /// The requests that matched so far, whether or not the rule affected them.
     count: u64,
 }
 
-impl Entry {
-    fn strikes(&mut self, caller: &Caller) -> bool {
-        let Rule { matcher, when, fault } = &self.rule.rule;
-        if !fault.fits(caller.info.verb) || !matcher.accepts(caller) {
+impl RuleEntry {
+    fn counts_and_applies_to(&mut self, caller: &Caller) -> bool {
+        let ProxyRule { matcher, when, fault } = &self.rule.rule;
+        if !fault.supports(caller.info.verb) || !matcher.accepts(caller) {
             return false;
         }
         self.count += 1;
-        when.strikes(self.count)
+        when.applies_to(self.count)
     }
 }
 
-/// The rule that an open watch obeys. It changes while the watch is open.
-type Order = Option<Arc<ActiveRule>>;
+/// The rule that applies to an open watch. It may change while the watch is open.
+type WatchRule = Option<Arc<ActiveRule>>;
 
 struct OpenWatch {
     caller: Arc<Caller>,
-    order: watch::Sender<Order>,
+    rule: watch::Sender<WatchRule>,
 }
 
 #[derive(Default)]
-struct State {
-    rules: Vec<Entry>,
-    /// By the order in which they were opened.
+struct TableState {
+    rules: Vec<RuleEntry>,
+    /// By number, in the order in which they were opened.
     watches: BTreeMap<u64, OpenWatch>,
     watches_opened: u64,
 }
 
 #[derive(Default)]
 pub(super) struct RuleTable {
-    state: Mutex<State>,
+    state: Mutex<TableState>,
 }
 
-/// What a request has to expect.
+/// The rules that apply to a request.
 pub(super) struct Admission {
-    /// The rule that strikes the request itself.
+    /// The rule for the request itself.
     pub(super) rule: Option<Arc<ActiveRule>>,
-    /// Present for every watch, struck or not: a rule may strike it later.
-    pub(super) watch: Option<WatchSlot>,
+    /// Present for every watch, even without a rule: a rule that is added later may apply to it.
+    pub(super) watch: Option<WatchRegistration>,
 }
 
-/// An open watch's place in the table; given up when dropped.
-pub(super) struct WatchSlot {
+/// The registration of an open watch in the table. Dropping it removes the watch.
+pub(super) struct WatchRegistration {
     id: u64,
     table: Arc<RuleTable>,
-    pub(super) order: watch::Receiver<Order>,
+    pub(super) rule: watch::Receiver<WatchRule>,
 }
 
-impl Drop for WatchSlot {
+impl Drop for WatchRegistration {
     fn drop(&mut self) {
         self.table.state.lock().watches.remove(&self.id);
     }
 }
 
 impl RuleTable {
-    pub(super) fn add(self: &Arc<Self>, rule: Rule) -> RuleHandle {
+    pub(super) fn add(self: &Arc<Self>, rule: ProxyRule) -> RuleHandle {
         let rule = Arc::new(ActiveRule { rule, hits: watch::Sender::new(0), removed: CancellationToken::new() });
-        let mut entry = Entry { rule: Arc::clone(&rule), count: 0 };
+        let mut entry = RuleEntry { rule: Arc::clone(&rule), count: 0 };
         let mut state = self.state.lock();
         if rule.fault().watch_events().is_some() {
             for open in state.watches.values() {
-                // The newest order holds, so that a stalled watch can be cut in the end, as real ones are.
-                if entry.strikes(&open.caller) {
-                    open.order.send_replace(Some(Arc::clone(&rule)));
+                // The newest rule wins, so that a test can cut a stalled watch.
+                if entry.counts_and_applies_to(&open.caller) {
+                    open.rule.send_replace(Some(Arc::clone(&rule)));
                 }
             }
         }
@@ -111,27 +111,27 @@ impl RuleTable {
         RuleHandle { rule, table: Arc::downgrade(self) }
     }
 
-    /// Every rule that means the request counts it; the first that strikes has it.
+    /// Every rule that matches the request counts it. The first rule that applies is used.
     pub(super) fn admit(self: &Arc<Self>, caller: &Arc<Caller>) -> Admission {
         let mut state = self.state.lock();
-        let mut struck = None;
+        let mut applied = None;
         for entry in &mut state.rules {
-            if entry.strikes(caller) && struck.is_none() {
-                struck = Some(Arc::clone(&entry.rule));
+            if entry.counts_and_applies_to(caller) && applied.is_none() {
+                applied = Some(Arc::clone(&entry.rule));
             }
         }
-        if caller.info.verb != Verb::Watch {
-            return Admission { rule: struck, watch: None };
+        if caller.info.verb != RequestVerb::Watch {
+            return Admission { rule: applied, watch: None };
         }
-        let (order, rule) = match struck {
+        let (watch_rule, rule) = match applied {
             Some(rule) if rule.fault().watch_events().is_some() => (Some(rule), None),
             other => (None, other),
         };
-        let (sender, receiver) = watch::channel(order);
+        let (sender, receiver) = watch::channel(watch_rule);
         state.watches_opened += 1;
         let id = state.watches_opened;
-        state.watches.insert(id, OpenWatch { caller: Arc::clone(caller), order: sender });
-        Admission { rule, watch: Some(WatchSlot { id, table: Arc::clone(self), order: receiver }) }
+        state.watches.insert(id, OpenWatch { caller: Arc::clone(caller), rule: sender });
+        Admission { rule, watch: Some(WatchRegistration { id, table: Arc::clone(self), rule: receiver }) }
     }
 
     pub(super) fn clear(&self) {
@@ -140,7 +140,7 @@ impl RuleTable {
 
     fn retain(&self, keep: impl Fn(&Arc<ActiveRule>) -> bool) {
         let mut state = self.state.lock();
-        let State { rules, watches, .. } = &mut *state;
+        let TableState { rules, watches, .. } = &mut *state;
         rules.retain(|entry| {
             let kept = keep(&entry.rule);
             if !kept {
@@ -149,32 +149,32 @@ impl RuleTable {
             kept
         });
         for open in watches.values() {
-            open.order.send_if_modified(|order| {
-                let lifted = order.as_ref().is_some_and(|rule| rule.removed.is_cancelled());
-                if lifted {
-                    *order = None;
+            open.rule.send_if_modified(|rule| {
+                let removed = rule.as_ref().is_some_and(|rule| rule.removed.is_cancelled());
+                if removed {
+                    *rule = None;
                 }
-                lifted
+                removed
             });
         }
     }
 }
 
-/// A rule in force. It ends when this is dropped.
-#[must_use = "a rule ends when its handle is dropped"]
+/// An active rule. Dropping the handle removes it.
+#[must_use = "a rule is removed when its handle is dropped"]
 pub struct RuleHandle {
     rule: Arc<ActiveRule>,
     table: Weak<RuleTable>,
 }
 
 impl RuleHandle {
-    /// How often the fault has taken effect: a request was held, cut or answered, a watch fell silent.
+    /// How often the fault has taken effect: a request was held, cut or answered, or a watch was stalled or cut.
     pub fn hits(&self) -> u64 {
         *self.rule.hits.borrow()
     }
 
-    /// Waits until the fault has taken effect `n` times. Fails when the rule is removed before, which
-    /// [`super::FaultProxy::clear`] does. Has no deadline of its own.
+    /// Waits until the fault has taken effect `n` times. Fails if the rule is removed before (see
+    /// [`super::FaultProxy::clear`]). It has no timeout.
     pub async fn wait_hit(&self, n: u64) -> anyhow::Result<()> {
         let mut hits = self.rule.hits.subscribe();
         let reached = self.rule.removed.run_until_cancelled(hits.wait_for(|hits| *hits >= n)).await.is_some();
@@ -182,7 +182,7 @@ impl RuleHandle {
         Ok(())
     }
 
-    /// Ends the rule. Delayed requests go on, held ones are cut, stalled watches continue.
+    /// Removes the rule. Delayed requests are forwarded, held requests are cut, stalled watches continue.
     pub fn remove(self) {
         drop(self);
     }

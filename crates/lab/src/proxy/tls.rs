@@ -1,5 +1,5 @@
-//! The two TLS configurations. The crypto provider is named here and not taken from the process, whose default is for
-//! the program to choose.
+//! The TLS configurations for clients and for the API server. They set the crypto provider explicitly, because the
+//! default of the process belongs to the program.
 
 use std::sync::Arc;
 
@@ -23,10 +23,10 @@ pub(super) fn server(certificate: &str, key: &str) -> anyhow::Result<Arc<ServerC
     Ok(Arc::new(config))
 }
 
-pub(super) fn client(authority: &str) -> anyhow::Result<Arc<ClientConfig>> {
+pub(super) fn client(ca: &str) -> anyhow::Result<Arc<ClientConfig>> {
     let mut roots = RootCertStore::empty();
-    for certificate in certificates(authority).context("the API server's authority")? {
-        roots.add(certificate).context("the API server's authority")?;
+    for certificate in certificates(ca).context("the API server's CA")? {
+        roots.add(certificate).context("the API server's CA")?;
     }
     let mut config = ClientConfig::builder_with_provider(provider())
         .with_safe_default_protocol_versions()
@@ -38,7 +38,7 @@ pub(super) fn client(authority: &str) -> anyhow::Result<Arc<ClientConfig>> {
 }
 
 pub(super) fn server_name(name: &str) -> anyhow::Result<ServerName<'static>> {
-    ServerName::try_from(name.to_owned()).with_context(|| format!("{name:?} is no server name"))
+    ServerName::try_from(name.to_owned()).with_context(|| format!("invalid server name {name:?}"))
 }
 
 fn certificates(pem: &str) -> anyhow::Result<Vec<CertificateDer<'static>>> {

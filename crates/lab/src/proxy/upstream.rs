@@ -1,7 +1,7 @@
-//! The way to the API server: a pool of HTTP/1.1 connections over TLS.
+//! Connections to the API server: a pool of HTTP/1.1 connections over TLS.
 //!
-//! HTTP/1.1 although the server speaks HTTP/2, because then every request has a connection of its own: breaking one
-//! breaks nothing else, and any number of watches fits, where one HTTP/2 connection ends at the server's stream limit.
+//! The pool uses HTTP/1.1, although the server supports HTTP/2, so that every request has its own connection: a broken
+//! connection affects one request only, and the number of watches is not limited by the server's maximum of streams.
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -15,10 +15,10 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-/// Idle connections kept. More are closed: the API server would otherwise hold a goroutine for each burst's peak.
+/// The maximum number of idle connections. Each one costs the API server a goroutine.
 const IDLE: usize = 64;
 
-/// These belong to one connection and not to the message. An HTTP/2 message must not carry them.
+/// Headers of a connection, not of the message. An HTTP/2 message must not contain them.
 const HOP_BY_HOP: [HeaderName; 6] = [
     header::CONNECTION,
     header::TE,
@@ -39,11 +39,11 @@ pub(super) struct Upstream {
     pub(super) idle: Arc<Mutex<Vec<Connection>>>,
 }
 
-/// Why there is no response. The two look different to the client of a dead server.
+/// Why there is no response. The client sees a different error for each.
 pub(super) enum NoResponse {
-    /// Nobody is there: no connection can be had.
+    /// The proxy cannot connect to the API server.
     Unreachable(anyhow::Error),
-    /// The connection broke during this exchange; whether the request was committed is unknown.
+    /// The connection was closed during this request. Whether the API server committed it is unknown.
     Broken(hyper::Error),
 }
 
@@ -63,11 +63,11 @@ impl Upstream {
                     self.give_back(connection);
                     return Ok(response);
                 }
-                // An idle connection may have been closed under us. A request that comes back was never written, so
-                // it may go out again; one that does not might have been committed, and is never repeated.
-                Err(mut refused) => match refused.take_message() {
+                // The server may have closed an idle connection. A request that hyper returns was never written, so it
+                // can be sent again. Any other request may have been committed and must not be repeated.
+                Err(mut error) => match error.take_message() {
                     Some(unsent) if reused => request = unsent,
-                    _ => return Err(NoResponse::Broken(refused.into_error())),
+                    _ => return Err(NoResponse::Broken(error.into_error())),
                 },
             }
         }
@@ -83,7 +83,7 @@ impl Upstream {
         None
     }
 
-    /// The connection is free again once the response's body was read to its end.
+    /// Returns the connection to the pool after the body of the response was read to its end.
     fn give_back(&self, mut connection: Connection) {
         let idle = Arc::clone(&self.idle);
         let task = async move {
@@ -109,7 +109,7 @@ impl Upstream {
     }
 }
 
-/// The request as it goes out: origin form, with the host that the client named.
+/// The request for the API server: in origin form, with the host of the client's request.
 fn outbound(mut request: Request<Incoming>) -> Request<Incoming> {
     if !request.headers().contains_key(header::HOST)
         && let Some(host) = request.uri().authority().and_then(|host| HeaderValue::from_str(host.as_str()).ok())
@@ -120,7 +120,7 @@ fn outbound(mut request: Request<Incoming>) -> Request<Incoming> {
     *request.uri_mut() = path.map_or_else(|| Uri::from_static("/"), Uri::from);
     *request.version_mut() = http::Version::HTTP_11;
     strip_hop_by_hop(request.headers_mut());
-    // The body is asked for here already, which is what the client waits for.
+    // The proxy requests the body from the client itself, so the API server need not answer `100 Continue`.
     request.headers_mut().remove(header::EXPECT);
     request
 }

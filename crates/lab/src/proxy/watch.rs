@@ -1,4 +1,4 @@
-//! The body of a watch, relayed event by event under a rule that may come, change and go while it is open.
+//! The body of a watch, relayed event by event. Its rule may be added, changed and removed while the watch is open.
 
 use std::{sync::Arc, time::Duration};
 
@@ -8,18 +8,19 @@ use http_body_util::{BodyExt as _, StreamBody};
 use hyper::body::{Frame, Incoming};
 
 use super::{
-    forward::{AnswerBody, Broken},
-    ledger::{OpenRecord, Outcome},
-    rule::Fault,
-    table::{ActiveRule, WatchSlot},
+    forward::{BrokenResponse, ResponseBody},
+    request_log::{OpenRecord, RequestOutcome},
+    rule::ProxyFault,
+    table::{ActiveRule, WatchRegistration},
 };
 
-/// Between the last event and a cut. Resetting an HTTP/2 stream discards what is still queued for it, and nothing tells
-/// a body that its data has left; without this the client would lose events that the rule lets pass.
+/// The delay between the last event and a cut. The reset of an HTTP/2 stream discards queued data, and a body is not
+/// notified when its data has been sent. Without the delay, the client could lose events that the rule lets pass.
 const FLUSH: Duration = Duration::from_millis(50);
 
-pub(super) fn relay(body: Incoming, status: u16, slot: WatchSlot, record: OpenRecord) -> AnswerBody {
-    let relay = Relay { body, status, slot, record, order: None, left: 0, carry: Bytes::new(), sent: false };
+pub(super) fn relay(body: Incoming, status: u16, registration: WatchRegistration, record: OpenRecord) -> ResponseBody {
+    let relay =
+        Relay { body, status, registration, record, rule: None, remaining: 0, buffered: Bytes::new(), sent: false };
     let frames = stream::unfold(Some(relay), |relay| async move {
         let mut relay = relay?;
         match relay.next().await {
@@ -32,89 +33,89 @@ pub(super) fn relay(body: Incoming, status: u16, slot: WatchSlot, record: OpenRe
 }
 
 struct Relay {
-    /// First, so that it is given up before the API server sees the watch end.
-    slot: WatchSlot,
+    /// The first field, so that it is dropped before the API server sees the end of the watch.
+    registration: WatchRegistration,
     body: Incoming,
     status: u16,
     record: OpenRecord,
-    /// The rule in force, and the events that it still lets pass.
-    order: Option<Arc<ActiveRule>>,
-    left: usize,
-    /// Read from the API server, and not for the client yet.
-    carry: Bytes,
+    /// The current rule, and the number of events that it still lets pass.
+    rule: Option<Arc<ActiveRule>>,
+    remaining: usize,
+    /// Data of the API server that the client has not got yet.
+    buffered: Bytes,
     sent: bool,
 }
 
 impl Relay {
-    async fn next(&mut self) -> Option<Result<Frame<Bytes>, Broken>> {
+    async fn next(&mut self) -> Option<Result<Frame<Bytes>, BrokenResponse>> {
         loop {
-            self.obey_newest_order();
-            if let Some(rule) = self.order.clone()
-                && self.left == 0
+            self.update_rule();
+            if let Some(rule) = self.rule.clone()
+                && self.remaining == 0
             {
-                if let Fault::CutWatch { .. } = rule.fault() {
+                if let ProxyFault::CutWatch { .. } = rule.fault() {
                     if self.sent {
                         tokio::time::sleep(FLUSH).await;
                     }
-                    self.struck(&rule);
-                    return Some(Err(Broken::fault(rule.fault())));
+                    self.record_fault(&rule);
+                    return Some(Err(BrokenResponse::fault(rule.fault())));
                 }
-                self.struck(&rule);
-                if self.slot.order.changed().await.is_err() {
-                    return Some(Err(Broken::stopping()));
+                self.record_fault(&rule);
+                if self.registration.rule.changed().await.is_err() {
+                    return Some(Err(BrokenResponse::stopping()));
                 }
                 continue;
             }
-            if !self.carry.is_empty() {
+            if !self.buffered.is_empty() {
                 return Some(Ok(self.pass_on()));
             }
             tokio::select! {
                 biased;
-                changed = self.slot.order.changed() => if changed.is_err() {
-                    return Some(Err(Broken::stopping()));
+                changed = self.registration.rule.changed() => if changed.is_err() {
+                    return Some(Err(BrokenResponse::stopping()));
                 },
                 frame = self.body.frame() => match frame?.map(Frame::into_data) {
-                    Ok(Ok(data)) => self.carry = data,
+                    Ok(Ok(data)) => self.buffered = data,
                     Ok(Err(other)) => return Some(Ok(other)),
-                    Err(error) => return Some(Err(Broken::upstream(error))),
+                    Err(error) => return Some(Err(BrokenResponse::upstream(error))),
                 },
             }
         }
     }
 
-    fn obey_newest_order(&mut self) {
-        let newest = self.slot.order.borrow_and_update().clone();
-        let same = match (&newest, &self.order) {
+    fn update_rule(&mut self) {
+        let newest = self.registration.rule.borrow_and_update().clone();
+        let same = match (&newest, &self.rule) {
             (Some(newest), Some(current)) => Arc::ptr_eq(newest, current),
             (None, None) => true,
             _ => false,
         };
         if !same {
-            self.left = newest.as_ref().and_then(|rule| rule.fault().watch_events()).unwrap_or(0);
-            self.order = newest;
+            self.remaining = newest.as_ref().and_then(|rule| rule.fault().watch_events()).unwrap_or(0);
+            self.rule = newest;
         }
     }
 
-    /// The part of `carry` that may pass. A frame holds any number of events, or a part of one. Called only while some
-    /// event may pass, or there is no order.
+    /// The part of `buffered` that may pass. A frame contains any number of events, or a part of one. It is called only
+    /// while events may pass, or without a rule.
     fn pass_on(&mut self) -> Frame<Bytes> {
-        let mut passes = self.carry.len();
-        if self.order.is_some() {
-            let ends = self.carry.iter().enumerate().filter(|(_, byte)| **byte == b'\n');
+        let mut passes = self.buffered.len();
+        if self.rule.is_some() {
+            let ends = self.buffered.iter().enumerate().filter(|(_, byte)| **byte == b'\n');
             for (end, _) in ends {
-                self.left -= 1;
-                if self.left == 0 {
+                self.remaining -= 1;
+                if self.remaining == 0 {
                     passes = end + 1;
                     break;
                 }
             }
         }
         self.sent = true;
-        Frame::data(self.carry.split_to(passes))
+        Frame::data(self.buffered.split_to(passes))
     }
 
-    fn struck(&self, rule: &ActiveRule) {
-        self.record.set(Outcome::Fault { fault: rule.fault().name(), committed: Some(self.status) });
+    fn record_fault(&self, rule: &ActiveRule) {
+        self.record.set(RequestOutcome::Fault { fault: rule.fault().name(), committed: Some(self.status) });
         rule.hit();
     }
 }

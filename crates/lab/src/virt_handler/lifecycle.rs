@@ -1,8 +1,8 @@
-//! What virt-handler writes while a guest starts, runs and ends: pure functions from a VMI to the next VMI.
+//! The writes of virt-handler while a guest starts, runs and stops: pure functions from a VMI to the next VMI.
 
 use serde_json::{Map, Value, json};
 
-/// What the simulator decides of its own, for all guests alike.
+/// The values that the simulator chooses for a guest.
 #[derive(Clone, Debug)]
 pub(crate) struct Guest {
     pub(crate) address: Option<String>,
@@ -14,11 +14,11 @@ pub(crate) fn phase(vmi: &Value) -> &str {
     vmi.pointer("/status/phase").and_then(Value::as_str).unwrap_or_default()
 }
 
-pub(crate) fn is_leaving(vmi: &Value) -> bool {
+pub(crate) fn is_being_deleted(vmi: &Value) -> bool {
     vmi.pointer("/metadata/deletionTimestamp").is_some()
 }
 
-/// Scheduled → Running: addresses, volumes, machine and whether it can migrate.
+/// Scheduled → Running: sets addresses, volumes, machine type and whether the guest can migrate.
 pub(crate) fn started(vmi: &Value, guest: &Guest) -> Value {
     let mut vmi = vmi.clone();
     let interfaces = interfaces(&vmi, guest);
@@ -45,7 +45,7 @@ pub(crate) fn started(vmi: &Value, guest: &Guest) -> Value {
     vmi
 }
 
-/// The guest has ended.
+/// The guest has stopped, with this phase.
 pub(crate) fn ended(vmi: &Value, phase: &str, now: &str) -> Value {
     let mut vmi = vmi.clone();
     enter(&mut vmi, phase, now);
@@ -54,15 +54,16 @@ pub(crate) fn ended(vmi: &Value, phase: &str, now: &str) -> Value {
 
 fn enter(vmi: &mut Value, phase: &str, now: &str) {
     set(vmi, "/status/phase", phase.into());
-    // virt-controller takes a VMI that ends without having entered Running for a failed start.
+    // virt-controller treats a VMI that stops without a timestamp for Running as a failed start.
     array(vmi, "/status/phaseTransitionTimestamps").push(json!({"phase": phase, "phaseTransitionTimestamp": now}));
 }
 
 fn interfaces(vmi: &Value, guest: &Guest) -> Value {
-    let wanted = vmi.pointer("/spec/domain/devices/interfaces").and_then(Value::as_array).cloned().unwrap_or_default();
+    let requested =
+        vmi.pointer("/spec/domain/devices/interfaces").and_then(Value::as_array).cloned().unwrap_or_default();
     let known = vmi.pointer("/status/interfaces").and_then(Value::as_array).cloned().unwrap_or_default();
     let networks = vmi.pointer("/spec/networks").and_then(Value::as_array).cloned().unwrap_or_default();
-    let reported = wanted.iter().enumerate().map(|(index, interface)| {
+    let reported = requested.iter().enumerate().map(|(index, interface)| {
         let name = interface.get("name").and_then(Value::as_str).unwrap_or_default();
         let is_pod_network = networks
             .iter()
@@ -76,7 +77,7 @@ fn interfaces(vmi: &Value, guest: &Guest) -> Value {
             || format!("02:00:00:00:{:02x}:{index:02x}", name.bytes().fold(0u8, u8::wrapping_add)),
             str::to_owned,
         );
-        // virt-controller owns podInterfaceName and others of the same entry: they stay.
+        // virt-controller owns podInterfaceName and other fields of the same entry: keep them.
         let mut entry = known
             .iter()
             .find(|entry| entry.get("name").and_then(Value::as_str) == Some(name))
@@ -112,10 +113,10 @@ pub(crate) fn remove_condition(vmi: &mut Value, type_: &str) {
     array(vmi, "/status/conditions").retain(|condition| condition.get("type").and_then(Value::as_str) != Some(type_));
 }
 
-/// Sets the value at a path of object keys, making the objects on the way.
+/// Sets the value at a path of object keys, and creates the missing objects on the path.
 pub(crate) fn set(target: &mut Value, path: &str, value: Value) {
-    if let Some(place) = place(target, path) {
-        *place = value;
+    if let Some(field) = field_mut(target, path) {
+        *field = value;
     }
 }
 
@@ -131,17 +132,17 @@ fn array<'a>(target: &'a mut Value, path: &str) -> &'a mut Vec<Value> {
     }
     match target.pointer_mut(path) {
         Some(Value::Array(items)) => items,
-        _ => unreachable!("{path} was just made an array"),
+        _ => unreachable!("{path} was just set to an array"),
     }
 }
 
-fn place<'a>(target: &'a mut Value, path: &str) -> Option<&'a mut Value> {
-    path.split('/').skip(1).try_fold(target, |place, key| {
+fn field_mut<'a>(target: &'a mut Value, path: &str) -> Option<&'a mut Value> {
+    path.split('/').skip(1).try_fold(target, |parent, key| {
         let key = key.replace("~1", "/").replace("~0", "~");
-        if !place.is_object() {
-            *place = Value::Object(Map::new());
+        if !parent.is_object() {
+            *parent = Value::Object(Map::new());
         }
-        place.as_object_mut().map(|map| map.entry(key).or_insert(Value::Null))
+        parent.as_object_mut().map(|map| map.entry(key).or_insert(Value::Null))
     })
 }
 
@@ -168,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn a_started_guest_reports_its_interfaces_and_keeps_what_others_wrote() {
+    fn a_started_guest_reports_its_interfaces_and_keeps_fields_of_other_writers() {
         let vmi = started(&scheduled(), &guest());
         assert_eq!(phase(&vmi), "Running");
         assert_eq!(vmi.pointer("/status/interfaces/0/ipAddress").unwrap(), "10.1.2.3");
@@ -180,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn every_phase_leaves_its_timestamp() {
+    fn every_phase_adds_a_transition_timestamp() {
         let vmi = ended(&started(&scheduled(), &guest()), "Succeeded", "2026-01-01T00:01:00Z");
         let phases: Vec<&str> = vmi["status"]["phaseTransitionTimestamps"]
             .as_array()
@@ -192,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_is_made_where_it_is_missing() {
+    fn missing_objects_on_a_path_are_created() {
         let mut value = json!({});
         set(&mut value, "/a/b~1c", 1.into());
         assert_eq!(value, json!({"a": {"b/c": 1}}));

@@ -1,7 +1,7 @@
-//! A live migration as the two virt-handlers see it: each call gives the next write of one of them.
+//! A live migration as the two virt-handlers write it: each call returns the next write of one of them.
 //!
-//! virt-controller drives a migration by what the handlers write into `status.migrationState`; the order here is the
-//! order in which it expects those fields.
+//! virt-controller advances a migration when the handlers write fields of `status.migrationState`. The order here is
+//! the order in which it expects those fields.
 
 use serde_json::{Value, json};
 
@@ -10,22 +10,22 @@ use super::lifecycle::{remove, remove_condition, set};
 const NODE_LABEL: &str = "kubevirt.io/nodeName";
 const TARGET_LABEL: &str = "kubevirt.io/migrationTargetNodeName";
 
-/// Who writes, and what.
-pub(crate) struct Write {
+/// The next write of a migration, and the node whose virt-handler makes it.
+pub(crate) struct MigrationStep {
     pub(crate) node: String,
     pub(crate) vmi: Value,
-    /// The guest is copied before this write.
+    /// The memory of the guest is copied before this write.
     pub(crate) copies: bool,
 }
 
-pub(crate) struct Circumstances<'a> {
+pub(crate) struct MigrationContext<'a> {
     pub(crate) now: &'a str,
     pub(crate) fails: bool,
     pub(crate) address_of: &'a dyn Fn(&str) -> String,
 }
 
-pub(crate) fn next(vmi: &Value, circumstances: &Circumstances<'_>) -> Option<Write> {
-    let now = circumstances.now;
+pub(crate) fn next(vmi: &Value, context: &MigrationContext<'_>) -> Option<MigrationStep> {
+    let now = context.now;
     let state = vmi.pointer("/status/migrationState")?;
     let text = |key: &str| state.get(key).and_then(Value::as_str).unwrap_or_default();
     let flag = |key: &str| state.get(key).and_then(Value::as_bool) == Some(true);
@@ -47,18 +47,18 @@ pub(crate) fn next(vmi: &Value, circumstances: &Circumstances<'_>) -> Option<Wri
         put("endTimestamp", now.into());
         (source, false)
     } else if !has("targetNodeAddress") {
-        // The target's handler acts once virt-controller has handed the migration over to it.
+        // The target's virt-handler acts after virt-controller has set the label with the target node.
         (label(vmi, TARGET_LABEL)? == target).then_some(())?;
-        put("targetNodeAddress", (circumstances.address_of)(target).into());
+        put("targetNodeAddress", (context.address_of)(target).into());
         put("targetDirectMigrationNodePorts", json!({"40001": 0, "40002": 49152}));
         (target, false)
     } else if !has("startTimestamp") {
         put("startTimestamp", now.into());
         put("mode", "PreCopy".into());
         (source, false)
-    } else if circumstances.fails {
+    } else if context.fails {
         put("failed", true.into());
-        put("failureReason", "the lab was told to let migrations fail".into());
+        put("failureReason", "the lab is configured to fail migrations".into());
         put("endTimestamp", now.into());
         (source, true)
     } else if !has("targetNodeDomainReadyTimestamp") {
@@ -68,22 +68,22 @@ pub(crate) fn next(vmi: &Value, circumstances: &Circumstances<'_>) -> Option<Wri
         (target, true)
     } else if !has("endTimestamp") {
         put("endTimestamp", now.into());
-        arrive(&mut next, target);
+        move_to(&mut next, target);
         (target, false)
     } else {
         put("completed", true.into());
-        settle(&mut next);
+        apply_pending_changes(&mut next);
         (target, false)
     };
-    Some(Write { node: node.to_owned(), vmi: next, copies })
+    Some(MigrationStep { node: node.to_owned(), vmi: next, copies })
 }
 
 fn label<'a>(vmi: &'a Value, name: &str) -> Option<&'a str> {
     vmi.pointer("/metadata/labels")?.get(name)?.as_str()
 }
 
-/// The guest runs on the target now.
-fn arrive(vmi: &mut Value, target: &str) {
+/// The guest now runs on the target.
+fn move_to(vmi: &mut Value, target: &str) {
     set(vmi, "/status/nodeName", target.into());
     set(vmi, &format!("/metadata/labels/{}", NODE_LABEL.replace('/', "~1")), target.into());
     remove(vmi, "/metadata/labels", "kubevirt.io/outdatedLauncherImage");
@@ -92,8 +92,8 @@ fn arrive(vmi: &mut Value, target: &str) {
     remove(vmi, "/status", "evacuationNodeName");
 }
 
-/// What was waiting for a new launcher takes effect.
-fn settle(vmi: &mut Value) {
+/// Changes that required a new launcher pod take effect.
+fn apply_pending_changes(vmi: &mut Value) {
     for condition in ["HotVCPUChange", "HotMemoryChange", "VolumesChange"] {
         remove_condition(vmi, condition);
     }
@@ -129,13 +129,13 @@ mod tests {
     }
 
     fn walk(fails: bool) -> (Vec<String>, Value) {
-        let circumstances =
-            Circumstances { now: "2026-01-01T00:00:00Z", fails, address_of: &|node| format!("address of {node}") };
+        let context =
+            MigrationContext { now: "2026-01-01T00:00:00Z", fails, address_of: &|node| format!("address of {node}") };
         let (mut vmi, mut writers) = (handed_over(), Vec::new());
-        while let Some(write) = next(&vmi, &circumstances) {
+        while let Some(write) = next(&vmi, &context) {
             writers.push(write.node);
             vmi = write.vmi;
-            assert!(writers.len() < 20, "it never ends");
+            assert!(writers.len() < 20, "the migration does not end");
         }
         (writers, vmi)
     }
@@ -150,17 +150,17 @@ mod tests {
     }
 
     #[test]
-    fn a_failing_migration_leaves_the_guest_where_it_is() {
+    fn after_a_failed_migration_the_guest_stays_on_the_source() {
         let (_, vmi) = walk(true);
         assert_eq!(vmi["status"]["nodeName"], "a");
         assert_eq!(vmi["status"]["migrationState"]["failed"], true);
     }
 
     #[test]
-    fn nothing_happens_before_the_hand_over() {
+    fn virt_handler_writes_nothing_before_virt_controller_hands_over() {
         let mut vmi = handed_over();
         remove(&mut vmi, "/metadata/labels", TARGET_LABEL);
-        let circumstances = Circumstances { now: "", fails: false, address_of: &|_| String::new() };
-        assert!(next(&vmi, &circumstances).is_none());
+        let context = MigrationContext { now: "", fails: false, address_of: &|_| String::new() };
+        assert!(next(&vmi, &context).is_none());
     }
 }

@@ -1,37 +1,41 @@
-//! The simulated virt-handler of every node: it starts, migrates and ends guests that do not exist.
+//! The simulated virt-handler of every node: it starts, migrates and stops guests that do not exist.
 //!
-//! It writes as `system:serviceaccount:kubevirt:kubevirt-handler` with a token bound to the virt-handler pod of the
-//! node, exactly as the real one: virt-api drops status that anybody else writes, and the node-restriction policy looks
-//! at the node that a token names.
+//! Like the real one, it writes as `system:serviceaccount:kubevirt:kubevirt-handler` with a token that is bound to the
+//! node's virt-handler pod: virt-api drops status from other users, and the node-restriction policy checks the node in
+//! the token.
 
 mod lifecycle;
 mod migration;
 
-use std::collections::HashMap;
-use std::sync::Arc;
-use std::time::Duration;
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use anyhow::{Context, Result, anyhow};
 use k8s_openapi::api::core::v1::Pod;
-use kube::api::{DynamicObject, ListParams, PostParams};
-use kube::runtime::watcher;
-use kube::{Api, Client, ResourceExt};
-use serde_json::Value;
-use tokio::sync::{Mutex, watch};
-use tokio::time::Instant;
-
-use crate::addresses::Slot;
-use crate::credentials::{Credentials, of_service_account};
-use crate::follow::follow_each;
-use crate::kubelet::PodAddresses;
-use crate::vmi::{self, VmiPhases, VmiSummary};
+use kube::{
+    Api, Client, ResourceExt,
+    api::{DynamicObject, ListParams, PostParams},
+    runtime::watcher,
+};
 use lifecycle::Guest;
+use serde_json::Value;
+use tokio::{
+    sync::{Mutex, watch},
+    time::Instant,
+};
+
+use crate::{
+    addresses::AddressRange,
+    credentials::{Credentials, service_account_credentials},
+    kubelet::PodAddresses,
+    object_watch::run_per_object,
+    vmi::{self, VmiPhases, VmiSummary},
+};
 
 pub(crate) const NAMESPACE: &str = "kubevirt";
 const ACCOUNT: &str = "kubevirt-handler";
-const AGAIN: Duration = Duration::from_millis(200);
+const RETRY: Duration = Duration::from_millis(200);
 
-/// What guests do.
+/// How guests behave.
 #[derive(Clone, Debug)]
 pub struct GuestBehaviour {
     pub boots_after: Duration,
@@ -51,7 +55,7 @@ impl Default for GuestBehaviour {
     }
 }
 
-/// How a guest ends by itself.
+/// How a guest stops without a request from KubeVirt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GuestEnd {
     Shutdown,
@@ -62,117 +66,115 @@ pub enum GuestEnd {
 pub(crate) struct VirtHandler {
     pub(crate) client: Client,
     pub(crate) admin: Credentials,
-    pub(crate) slot: Arc<Slot>,
-    pub(crate) behaviour: watch::Receiver<GuestBehaviour>,
+    pub(crate) address_range: Arc<AddressRange>,
+    pub(crate) behaviour: GuestBehaviour,
     pub(crate) vmis: VmiPhases,
     pub(crate) addresses: PodAddresses,
-    /// By node: the pod whose token it is, and a client with that token.
+    /// By node: the UID of the virt-handler pod, and a client with its token.
     pub(crate) identities: Arc<Mutex<HashMap<String, (String, Client)>>>,
 }
 
-/// What became of a write.
+/// The result of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Written {
+enum VmiWrite {
     Stored,
-    /// There is a newer version, or none any more.
+    /// There is a newer version, or the VMI was deleted.
     Outdated,
 }
 
-/// What takes its time, and since when. Changes of the VMI in the meantime do not begin it again.
+/// The simulated duration of one activity. Changes of the VMI in the meantime do not restart it.
 #[derive(Default)]
-struct Underway(Option<(String, Instant)>);
+struct DelayTimer(Option<(String, Instant)>);
 
-impl Underway {
-    /// How long `what` still takes; none when it is done.
-    fn left(&mut self, what: &str, takes: Duration) -> Option<Duration> {
+impl DelayTimer {
+    /// The remaining time of `activity`. None when it is done.
+    fn remaining(&mut self, activity: &str, duration: Duration) -> Option<Duration> {
         let since = match &self.0 {
-            Some((known, since)) if known == what => *since,
+            Some((known, since)) if known == activity => *since,
             _ => Instant::now(),
         };
-        self.0 = Some((what.to_owned(), since));
-        Some(takes.saturating_sub(since.elapsed())).filter(|left| !left.is_zero())
+        self.0 = Some((activity.to_owned(), since));
+        Some(duration.saturating_sub(since.elapsed())).filter(|remaining| !remaining.is_zero())
     }
 }
 
 impl VirtHandler {
     /// Runs until cancelled.
     pub(crate) async fn run(self) {
-        let note = |uid: &str, vmi: Option<&DynamicObject>| match vmi {
-            Some(vmi) => self.vmis.set(uid.to_owned(), &VmiSummary::of(vmi)),
+        let observe = |uid: &str, vmi: Option<&DynamicObject>| match vmi {
+            Some(vmi) => self.vmis.set(uid.to_owned(), &VmiSummary::from_vmi(vmi)),
             None => self.vmis.remove(uid),
         };
-        let vmis = vmi::all(self.client.clone());
-        follow_each(vmis, watcher::Config::default(), note, |news| self.clone().look_after(news)).await;
+        let vmis = vmi::all_vmis(self.client.clone());
+        run_per_object(vmis, watcher::Config::default(), observe, |changes| self.clone().run_vmi(changes)).await;
     }
 
-    async fn look_after(self, mut news: watch::Receiver<Option<DynamicObject>>) {
-        let mut behaviour = self.behaviour.clone();
-        let mut takes = Underway::default();
+    async fn run_vmi(self, mut changes: watch::Receiver<Option<DynamicObject>>) {
+        let mut timer = DelayTimer::default();
         loop {
-            let Some(vmi) = news.borrow_and_update().clone() else { return };
-            let wishes = behaviour.borrow_and_update().clone();
-            let again = match self.act(&vmi, &wishes, &mut takes).await {
-                Ok(again) => again,
+            let Some(vmi) = changes.borrow_and_update().clone() else { return };
+            let next_check = match self.act(&vmi, &mut timer).await {
+                Ok(next_check) => next_check,
                 Err(error) => {
                     tracing::debug!("virt-handler, {}: {error:#}", vmi.name_any());
-                    Some(AGAIN)
+                    Some(RETRY)
                 }
             };
             tokio::select! {
-                changed = news.changed() => if changed.is_err() { return },
-                changed = behaviour.changed() => if changed.is_err() { return },
-                () = tokio::time::sleep(again.unwrap_or(Duration::MAX)) => {}
+                changed = changes.changed() => if changed.is_err() { return },
+                () = tokio::time::sleep(next_check.unwrap_or(Duration::MAX)) => {}
             }
         }
     }
 
-    /// The next write for this VMI, if there is one and its time has come. Returns when to look again if nothing
-    /// happens before: what takes its time is waited for outside, where the VMI's end and its changes are noticed.
-    async fn act(
-        &self,
-        vmi: &DynamicObject,
-        wishes: &GuestBehaviour,
-        underway: &mut Underway,
-    ) -> Result<Option<Duration>> {
+    /// Makes the next write for this VMI, if there is one and it is due. Returns when to check again if nothing changes
+    /// before. It does not wait itself, so that the caller can react to changes and deletion of the VMI.
+    async fn act(&self, vmi: &DynamicObject, timer: &mut DelayTimer) -> Result<Option<Duration>> {
         let now = vmi::now();
         let document = serde_json::to_value(vmi).context("reading a VMI")?;
         let node = vmi.data.pointer("/status/nodeName").and_then(Value::as_str).unwrap_or_default().to_owned();
         let (node, next) = match lifecycle::phase(&document) {
             _ if node.is_empty() => return Ok(None),
-            "Scheduled" | "Running" if lifecycle::is_leaving(&document) => {
+            "Scheduled" | "Running" if lifecycle::is_being_deleted(&document) => {
                 (node, lifecycle::ended(&document, "Succeeded", &now))
             }
             "Scheduled" => {
-                if let Some(left) = underway.left("the guest boots", wishes.boots_after) {
-                    return Ok(Some(left));
+                if let Some(remaining) = timer.remaining("the guest boots", self.behaviour.boots_after) {
+                    return Ok(Some(remaining));
                 }
-                let guest =
-                    Guest { address: self.address_of(vmi, &node), live_migratable: wishes.live_migratable, now };
+                let guest = Guest {
+                    address: self.address_of(vmi, &node),
+                    live_migratable: self.behaviour.live_migratable,
+                    now,
+                };
                 (node, lifecycle::started(&document, &guest))
             }
             "Running" => {
-                let Some(write) = self.migrate(&document, &now, wishes.migrations_fail) else { return Ok(None) };
+                let Some(write) = self.migrate(&document, &now, self.behaviour.migrations_fail) else {
+                    return Ok(None);
+                };
                 let migration = vmi.data.pointer("/status/migrationState/migrationUid").and_then(Value::as_str);
                 if write.copies
-                    && let Some(left) = underway.left(migration.unwrap_or_default(), wishes.migration_takes)
+                    && let Some(remaining) =
+                        timer.remaining(migration.unwrap_or_default(), self.behaviour.migration_takes)
                 {
-                    return Ok(Some(left));
+                    return Ok(Some(remaining));
                 }
                 (write.node, write.vmi)
             }
             _ => return Ok(None),
         };
-        // Whoever follows a VMI need not ask how it went: a newer version is on its way, and will be looked at.
+        // The result does not matter here: if there is a newer version, the watch delivers it.
         self.write(&node, next).await.map(|_| None)
     }
 
-    fn migrate(&self, vmi: &Value, now: &str, fails: bool) -> Option<migration::Write> {
+    fn migrate(&self, vmi: &Value, now: &str, fails: bool) -> Option<migration::MigrationStep> {
         let address_of = |node: &str| self.host_address(node);
-        migration::next(vmi, &migration::Circumstances { now, fails, address_of: &address_of })
+        migration::next(vmi, &migration::MigrationContext { now, fails, address_of: &address_of })
     }
 
-    /// The guest ends by itself. Others write the same VMI: it is read and written again until the end is stored, or
-    /// somebody else has ended it.
+    /// Stops the guest. Other clients write the same VMI, so the write is retried until it is stored or the VMI is
+    /// deleted.
     pub(crate) async fn end(&self, namespace: &str, name: &str, end: GuestEnd) -> Result<()> {
         let api: Api<DynamicObject> = Api::namespaced_with(self.client.clone(), namespace, &vmi::resource());
         let phase = match end {
@@ -183,9 +185,9 @@ impl VirtHandler {
         let mut vmi = api.get(name).await.with_context(reading)?;
         let uid = vmi.uid();
         loop {
-            let node = VmiSummary::of(&vmi).node;
+            let node = VmiSummary::from_vmi(&vmi).node;
             let document = serde_json::to_value(&vmi).context("reading a VMI")?;
-            if self.write(&node, lifecycle::ended(&document, phase, &vmi::now())).await? == Written::Stored {
+            if self.write(&node, lifecycle::ended(&document, phase, &vmi::now())).await? == VmiWrite::Stored {
                 return Ok(());
             }
             match api.get_opt(name).await.with_context(reading)?.filter(|newer| newer.uid() == uid) {
@@ -195,15 +197,15 @@ impl VirtHandler {
         }
     }
 
-    /// With the resourceVersion that was read: virt-controller writes the same object.
-    async fn write(&self, node: &str, vmi: Value) -> Result<Written> {
+    /// Writes with the resourceVersion that was read, because virt-controller writes the same object.
+    async fn write(&self, node: &str, vmi: Value) -> Result<VmiWrite> {
         let vmi: DynamicObject = serde_json::from_value(vmi).context("writing a VMI")?;
         let client = self.identity(node).await?;
         let api: Api<DynamicObject> =
             Api::namespaced_with(client, &vmi.namespace().unwrap_or_default(), &vmi::resource());
         match api.replace(&vmi.name_any(), &PostParams::default(), &vmi).await {
-            Ok(_) => Ok(Written::Stored),
-            Err(kube::Error::Api(status)) if status.is_conflict() || status.is_not_found() => Ok(Written::Outdated),
+            Ok(_) => Ok(VmiWrite::Stored),
+            Err(kube::Error::Api(status)) if status.is_conflict() || status.is_not_found() => Ok(VmiWrite::Outdated),
             Err(error) => {
                 self.identities.lock().await.remove(node);
                 Err(error).context("writing a VMI as virt-handler")
@@ -219,7 +221,7 @@ impl VirtHandler {
 
     fn host_address(&self, node: &str) -> String {
         let number = node.rsplit('-').next().and_then(|number| number.parse().ok()).unwrap_or(1);
-        self.slot.node(number).to_string()
+        self.address_range.node(number).to_string()
     }
 
     /// A client with the token of the node's virt-handler pod.
@@ -237,8 +239,9 @@ impl VirtHandler {
             .items
             .into_iter()
             .find(|pod| pod.metadata.deletion_timestamp.is_none())
-            .ok_or_else(|| anyhow!("there is no virt-handler pod on {node}"))?;
-        let credentials = of_service_account(&self.admin, &self.client, NAMESPACE, ACCOUNT, Some(&pod)).await?;
+            .ok_or_else(|| anyhow!("virt-handler pod on node {node} not found"))?;
+        let credentials =
+            service_account_credentials(&self.admin, &self.client, NAMESPACE, ACCOUNT, Some(&pod)).await?;
         let client = credentials.client("virt-handler")?;
         identities.insert(node.to_owned(), (pod.uid().unwrap_or_default(), client.clone()));
         Ok(client)
@@ -250,16 +253,16 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn looking_again_does_not_begin_a_boot_again() {
+    async fn a_repeated_check_does_not_restart_the_timer() {
         let seconds = Duration::from_secs;
-        let mut underway = Underway::default();
-        assert_eq!(underway.left("boot", Duration::ZERO), None);
-        assert_eq!(underway.left("boot", seconds(10)), Some(seconds(10)));
+        let mut timer = DelayTimer::default();
+        assert_eq!(timer.remaining("boot", Duration::ZERO), None);
+        assert_eq!(timer.remaining("boot", seconds(10)), Some(seconds(10)));
         tokio::time::advance(seconds(4)).await;
-        assert_eq!(underway.left("boot", seconds(10)), Some(seconds(6)));
-        assert_eq!(underway.left("boot", seconds(3)), None, "the wish may change in between");
+        assert_eq!(timer.remaining("boot", seconds(10)), Some(seconds(6)));
+        assert_eq!(timer.remaining("boot", seconds(3)), None, "the duration may change in between");
         tokio::time::advance(seconds(6)).await;
-        assert_eq!(underway.left("boot", seconds(10)), None);
-        assert_eq!(underway.left("migration", seconds(10)), Some(seconds(10)), "another thing begins anew");
+        assert_eq!(timer.remaining("boot", seconds(10)), None);
+        assert_eq!(timer.remaining("migration", seconds(10)), Some(seconds(10)), "another activity restarts the timer");
     }
 }

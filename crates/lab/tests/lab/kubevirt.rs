@@ -1,118 +1,139 @@
-//! A real virt-api and a real virt-controller, with guests that are simulated.
+//! The real virt-api and virt-controller with simulated guests.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use anyhow::{Context, Result, bail, ensure};
-use kube::Api;
-use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams};
+use kube::{
+    Api,
+    api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams},
+};
 use serde_json::{Value, json};
-use vitivirt_lab::harness::Suite;
-use vitivirt_lab::{GuestEnd, KubeVirt, Lab, LabOptions, kubevirt_resource};
+use vitivirt_lab::{
+    GuestEnd, KubeVirtInstaller, Lab, LabOptions,
+    harness::{SharedLabs, Suite},
+    kubevirt_resource, tests,
+};
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 pub(crate) fn add(suite: &mut Suite) {
-    suite.test("a_virtual_machine_reaches_running", |labs| async move {
-        let lab = labs.reference().await?;
-        create_vm(&lab, "runs").await?;
-        let vm = wait_for_status(&lab, "runs", "Running").await?;
-        ensure!(
-            text(&vm, "/spec/template/spec/domain/machine/type") == "q35",
-            "virt-api's mutating webhook was not asked: {vm:?}"
-        );
-        let vmi = vmis(&lab).get("runs").await?;
-        let address = text(&vmi, "/status/interfaces/0/ipAddress");
-        ensure!(address.starts_with("10."), "the guest has no address: {address:?}");
-        delete_vm(&lab, "runs").await
-    });
+    tests!(
+        suite;
+        a_virtual_machine_reaches_running,
+        virt_api_rejects_an_invalid_vm,
+        virt_api_accepts_vmi_status_only_from_kubevirt_accounts,
+        a_guest_that_shuts_down_is_started_again,
+        a_vmi_migrates_to_another_node_and_back,
+        simulated_kubevirt_runs_and_stops_many_vms,
+    );
+}
 
-    suite.test("virt_api_refuses_a_bad_machine", |labs| async move {
-        let lab = labs.reference().await?;
-        let mut bad: DynamicObject = serde_json::from_value(vm("bad"))?;
-        let volumes = bad.data.pointer_mut("/spec/template/spec/volumes").context("a VM has volumes")?;
-        *volumes = json!([]);
-        let Err(error) = vms(&lab).create(&PostParams::default(), &bad).await else {
-            bail!("a disk without a volume was admitted")
-        };
-        ensure!(error.to_string().contains("admission webhook"), "{error}");
-        Ok(())
-    });
+async fn a_virtual_machine_reaches_running(labs: Arc<SharedLabs>) -> Result<()> {
+    let lab = labs.reference().await?;
+    create_vm(&lab, "runs").await?;
+    let vm = wait_for_status(&lab, "runs", "Running").await?;
+    ensure!(
+        text(&vm, "/spec/template/spec/domain/machine/type") == "q35",
+        "virt-api's mutating webhook was not called: {vm:?}"
+    );
+    let vmi = vmis(&lab).get("runs").await?;
+    let address = text(&vmi, "/status/interfaces/0/ipAddress");
+    ensure!(address.starts_with("10."), "the guest has no address: {address:?}");
+    delete_vm(&lab, "runs").await
+}
 
-    suite.test("vmi_status_counts_only_from_kubevirts_own_accounts", |labs| async move {
-        let lab = labs.reference().await?;
-        create_vm(&lab, "identity").await?;
-        wait_for_status(&lab, "identity", "Running").await?;
-        let lie = Patch::Merge(json!({"status": {"phase": "Failed"}}));
+async fn virt_api_rejects_an_invalid_vm(labs: Arc<SharedLabs>) -> Result<()> {
+    let lab = labs.reference().await?;
+    let mut bad: DynamicObject = serde_json::from_value(vm("bad"))?;
+    let volumes = bad.data.pointer_mut("/spec/template/spec/volumes").context("the VM has no volumes")?;
+    *volumes = json!([]);
+    let Err(error) = vms(&lab).create(&PostParams::default(), &bad).await else {
+        bail!("virt-api admitted a disk without a volume")
+    };
+    ensure!(error.to_string().contains("admission webhook"), "{error}");
+    Ok(())
+}
 
-        // Not even an administrator may write it: virt-api puts the old status back without a word.
-        let answered = vmis(&lab).patch("identity", &PatchParams::default(), &lie).await?;
-        ensure!(text(&answered, "/status/phase") == "Running", "the status of another user was taken: {answered:?}");
+async fn virt_api_accepts_vmi_status_only_from_kubevirt_accounts(labs: Arc<SharedLabs>) -> Result<()> {
+    let lab = labs.reference().await?;
+    create_vm(&lab, "identity").await?;
+    wait_for_status(&lab, "identity", "Running").await?;
+    let false_status = Patch::Merge(json!({"status": {"phase": "Failed"}}));
 
-        let node = text(&answered, "/status/nodeName");
-        let handler = lab.virt_handler_client(&node).await?;
-        let as_handler: Api<DynamicObject> =
-            Api::namespaced_with(handler, "default", &kubevirt_resource("VirtualMachineInstance"));
-        let answered = as_handler.patch("identity", &PatchParams::default(), &lie).await?;
-        ensure!(text(&answered, "/status/phase") == "Failed", "virt-handler's status was not taken: {answered:?}");
-        delete_vm(&lab, "identity").await
-    });
+    // Not even an administrator may write it: virt-api silently restores the old status.
+    let returned = vmis(&lab).patch("identity", &PatchParams::default(), &false_status).await?;
+    ensure!(
+        text(&returned, "/status/phase") == "Running",
+        "virt-api accepted the status of another user: {returned:?}"
+    );
 
-    suite.test("a_guest_that_shuts_down_is_started_again", |labs| async move {
-        let lab = labs.reference().await?;
-        create_vm(&lab, "again").await?;
-        wait_for_status(&lab, "again", "Running").await?;
-        let first = vmis(&lab).get("again").await?.metadata.uid;
-        // Others write the same object in the meantime, and its end is stored all the same.
-        let busy = async {
-            for number in 0..20 {
-                let note = Patch::Merge(json!({"metadata": {"annotations": {"test/number": number.to_string()}}}));
-                match vmis(&lab).patch("again", &PatchParams::default(), &note).await {
-                    Ok(_) => {}
-                    Err(kube::Error::Api(status)) if status.is_not_found() => break,
-                    Err(error) => return Err(error.into()),
-                }
+    let node = text(&returned, "/status/nodeName");
+    let handler = lab.virt_handler_client(&node).await?;
+    let as_handler: Api<DynamicObject> =
+        Api::namespaced_with(handler, "default", &kubevirt_resource("VirtualMachineInstance"));
+    let returned = as_handler.patch("identity", &PatchParams::default(), &false_status).await?;
+    ensure!(
+        text(&returned, "/status/phase") == "Failed",
+        "virt-api did not accept the status of virt-handler: {returned:?}"
+    );
+    delete_vm(&lab, "identity").await
+}
+
+async fn a_guest_that_shuts_down_is_started_again(labs: Arc<SharedLabs>) -> Result<()> {
+    let lab = labs.reference().await?;
+    create_vm(&lab, "again").await?;
+    wait_for_status(&lab, "again", "Running").await?;
+    let first = vmis(&lab).get("again").await?.metadata.uid;
+    // Other clients write the same object at the same time, and the end of the guest is stored nevertheless.
+    let other_writes = async {
+        for number in 0..20 {
+            let note = Patch::Merge(json!({"metadata": {"annotations": {"test/number": number.to_string()}}}));
+            match vmis(&lab).patch("again", &PatchParams::default(), &note).await {
+                Ok(_) => {}
+                Err(kube::Error::Api(status)) if status.is_not_found() => break,
+                Err(error) => return Err(error.into()),
             }
-            Ok(())
-        };
-        tokio::try_join!(busy, lab.end_guest("default", "again", GuestEnd::Shutdown))?;
-        lab.wait("a second guest", PATIENCE, vmis(&lab), "again", |vmi| {
-            vmi.is_some_and(|vmi| vmi.metadata.uid != first && text(vmi, "/status/phase") == "Running")
-        })
-        .await?;
-        delete_vm(&lab, "again").await
-    });
+        }
+        Ok(())
+    };
+    tokio::try_join!(other_writes, lab.end_guest("default", "again", GuestEnd::Shutdown))?;
+    lab.wait("a second guest", TIMEOUT, vmis(&lab), "again", |vmi| {
+        vmi.is_some_and(|vmi| vmi.metadata.uid != first && text(vmi, "/status/phase") == "Running")
+    })
+    .await?;
+    delete_vm(&lab, "again").await
+}
 
-    suite.test("a_guest_migrates", |labs| async move {
-        let lab = labs.reference().await?;
-        create_vm(&lab, "moves").await?;
-        wait_for_status(&lab, "moves", "Running").await?;
-        for round in ["there", "back"] {
-            let from = text(&vmis(&lab).get("moves").await?, "/status/nodeName");
-            migrate(&lab, "moves", round).await?;
-            let moved = lab
-                .wait("the guest on another node", PATIENCE, vmis(&lab), "moves", |vmi| {
-                    vmi.is_some_and(|vmi| text(vmi, "/status/nodeName") != from)
-                })
-                .await?;
-            ensure!(moved.is_some_and(|vmi| text(&vmi, "/status/phase") == "Running"), "the guest stopped");
-        }
-        delete_vm(&lab, "moves").await
-    });
+async fn a_vmi_migrates_to_another_node_and_back(labs: Arc<SharedLabs>) -> Result<()> {
+    let lab = labs.reference().await?;
+    create_vm(&lab, "moves").await?;
+    wait_for_status(&lab, "moves", "Running").await?;
+    for round in ["there", "back"] {
+        let from = text(&vmis(&lab).get("moves").await?, "/status/nodeName");
+        migrate(&lab, "moves", round).await?;
+        let moved = lab
+            .wait("the guest on another node", TIMEOUT, vmis(&lab), "moves", |vmi| {
+                vmi.is_some_and(|vmi| text(vmi, "/status/nodeName") != from)
+            })
+            .await?;
+        ensure!(moved.is_some_and(|vmi| text(&vmi, "/status/phase") == "Running"), "the guest stopped");
+    }
+    delete_vm(&lab, "moves").await
+}
 
-    suite.test("simulated_kubevirt_serves_many_machines", |_| async move {
-        let lab = Lab::start(LabOptions { kubevirt: KubeVirt::Simulated, ..LabOptions::default() }).await?;
-        for number in 0..20 {
-            create_vm(&lab, &format!("vm-{number}")).await?;
-        }
-        for number in 0..20 {
-            wait_for_status(&lab, &format!("vm-{number}"), "Running").await?;
-        }
-        let halt = Patch::Merge(json!({"spec": {"runStrategy": "Halted"}}));
-        vms(&lab).patch("vm-0", &PatchParams::default(), &halt).await?;
-        wait_for_status(&lab, "vm-0", "Stopped").await?;
-        delete_vm(&lab, "vm-1").await?;
-        lab.stop().await
-    });
+async fn simulated_kubevirt_runs_and_stops_many_vms(_: Arc<SharedLabs>) -> Result<()> {
+    let lab = Lab::start(LabOptions { kubevirt: KubeVirtInstaller::Simulated, ..LabOptions::default() }).await?;
+    for number in 0..20 {
+        create_vm(&lab, &format!("vm-{number}")).await?;
+    }
+    for number in 0..20 {
+        wait_for_status(&lab, &format!("vm-{number}"), "Running").await?;
+    }
+    let halt = Patch::Merge(json!({"spec": {"runStrategy": "Halted"}}));
+    vms(&lab).patch("vm-0", &PatchParams::default(), &halt).await?;
+    wait_for_status(&lab, "vm-0", "Stopped").await?;
+    delete_vm(&lab, "vm-1").await?;
+    lab.stop().await
 }
 
 async fn migrate(lab: &Lab, name: &str, round: &str) -> Result<()> {
@@ -128,7 +149,7 @@ async fn migrate(lab: &Lab, name: &str, round: &str) -> Result<()> {
         .create(&PostParams::default(), &serde_json::from_value(migration)?)
         .await
         .context("creating a migration")?;
-    lab.wait("a migration that succeeds", PATIENCE, migrations, round, |migration| {
+    lab.wait("a migration that succeeds", TIMEOUT, migrations, round, |migration| {
         migration.is_some_and(|migration| text(migration, "/status/phase") == "Succeeded")
     })
     .await
@@ -176,15 +197,15 @@ async fn create_vm(lab: &Lab, name: &str) -> Result<()> {
 }
 
 async fn wait_for_status(lab: &Lab, name: &str, status: &str) -> Result<DynamicObject> {
-    lab.wait(&format!("a VM that is {status}"), PATIENCE, vms(lab), name, |vm| {
+    lab.wait(&format!("a VM that is {status}"), TIMEOUT, vms(lab), name, |vm| {
         vm.is_some_and(|vm| text(vm, "/status/printableStatus") == status)
     })
     .await?
-    .context("the VM is gone")
+    .context("the VM was deleted")
 }
 
 async fn delete_vm(lab: &Lab, name: &str) -> Result<()> {
     vms(lab).delete(name, &DeleteParams::default()).await?;
-    lab.wait("no VM", PATIENCE, vms(lab), name, |vm| vm.is_none()).await?;
-    lab.wait("no VMI", PATIENCE, vmis(lab), name, |vmi| vmi.is_none()).await.map(|_| ())
+    lab.wait("no VM", TIMEOUT, vms(lab), name, |vm| vm.is_none()).await?;
+    lab.wait("no VMI", TIMEOUT, vmis(lab), name, |vmi| vmi.is_none()).await.map(|_| ())
 }

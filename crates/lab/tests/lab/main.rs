@@ -1,4 +1,4 @@
-//! The lab's own tests: what every later test relies on.
+//! Tests of the lab itself, which the tests of the operators rely on.
 
 mod bad_input;
 mod faults;
@@ -10,10 +10,10 @@ mod simulators;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    if let Some(code) = nested::take_over_if_asked() {
+    if let Some(code) = nested::run_if_requested() {
         return code;
     }
-    vitivirt_lab::harness::main(&vitivirt_lab::parts::STANDARD, |suite| {
+    vitivirt_lab::harness::main(&vitivirt_lab::components::STANDARD, |suite| {
         kubevirt::add(suite);
         isolation::add(suite);
         faults::add(suite);

@@ -1,41 +1,45 @@
-//! This binary once more, as a user would start it: outside of any lab, in a process that a test may kill.
+//! Runs this test binary again as a user would: outside of any lab, in a process that a test may kill.
 
-use std::io::{BufRead, BufReader};
-use std::path::Path;
-use std::process::{Child, Command, ExitCode, Stdio};
+use std::{
+    io::{BufRead, BufReader},
+    path::Path,
+    process::{Child, Command, ExitCode, Stdio},
+};
 
 use anyhow::{Context, Result, bail};
-use vitivirt_lab::process_table::{Living, living};
-use vitivirt_lab::{Lab, LabOptions, isolate, parts, resident};
+use vitivirt_lab::{
+    Lab, LabOptions, components, daemon, isolate,
+    process_table::{self, ProcessInfo},
+};
 
 const TASK: &str = "LAB_TEST_TASK";
-/// Starts a lab, says so and stays.
-pub(crate) const HOLD: &str = "hold";
-/// Starts a lab where its API server's port is taken.
-pub(crate) const PORT_TAKEN: &str = "port-taken";
-/// Holds a resident lab of the name that `NAME` says.
-pub(crate) const RESIDE: &str = "reside";
+/// Starts a lab, prints a line when it is ready, and keeps it running.
+pub(crate) const KEEP_LAB: &str = "keep-lab";
+/// Starts a lab while the port of its API server is in use.
+pub(crate) const PORT_IN_USE: &str = "port-in-use";
+/// Runs a background lab. The variable `NAME` contains its name.
+pub(crate) const BACKGROUND_LAB: &str = "background-lab";
 pub(crate) const NAME: &str = "LAB_TEST_NAME";
 const READY: &str = "ready";
 
-/// The main function of the nested process; none in any other.
-pub(crate) fn take_over_if_asked() -> Option<ExitCode> {
+/// The main function of the nested process. Does nothing in any other process.
+pub(crate) fn run_if_requested() -> Option<ExitCode> {
     let task = std::env::var(TASK).ok()?;
     if let Err(error) = isolate::begin() {
         eprintln!("error: {error:#}");
         return Some(ExitCode::FAILURE);
     }
-    if task == RESIDE {
+    if task == BACKGROUND_LAB {
         let name = std::env::var(NAME).unwrap_or_default();
-        return Some(resident::hold(&name, || Ok(LabOptions { nodes: 1, ..LabOptions::default() })));
+        return Some(daemon::run(&name, || Ok(LabOptions { nodes: 1, ..LabOptions::default() })));
     }
     Some(isolate::run(
-        || parts::ensure(&parts::STANDARD),
+        || components::ensure(&components::STANDARD),
         || {
             let runtime = tokio::runtime::Runtime::new()?;
             runtime.block_on(async {
-                let _taken =
-                    if task == PORT_TAKEN { Some(std::net::TcpListener::bind("10.1.0.1:6443")?) } else { None };
+                let _listener =
+                    if task == PORT_IN_USE { Some(std::net::TcpListener::bind("10.1.0.1:6443")?) } else { None };
                 let _lab = Lab::start(LabOptions { nodes: 1, ..LabOptions::default() }).await?;
                 println!("{READY}");
                 std::future::pending::<Result<ExitCode>>().await
@@ -44,7 +48,7 @@ pub(crate) fn take_over_if_asked() -> Option<ExitCode> {
     ))
 }
 
-/// A command that runs this binary's `task` as if no lab were around.
+/// A command that runs a task of this binary outside of any lab.
 pub(crate) fn command(program: &Path, task: &str) -> Command {
     let mut command = Command::new(program);
     isolate::outside(&mut command);
@@ -56,7 +60,7 @@ pub(crate) fn command(program: &Path, task: &str) -> Command {
 pub(crate) async fn start(mut command: Command) -> Result<Child> {
     tokio::task::spawn_blocking(move || {
         let mut child = command.spawn().context("starting the nested process")?;
-        let stdout = child.stdout.take().context("no standard output")?;
+        let stdout = child.stdout.take().context("the nested process has no standard output")?;
         let mut line = String::new();
         BufReader::new(stdout).read_line(&mut line)?;
         if line.trim() != READY {
@@ -68,25 +72,25 @@ pub(crate) async fn start(mut command: Command) -> Result<Child> {
     .await?
 }
 
-/// Runs `command` to its end: its exit code and what it complained of.
-pub(crate) async fn complaint(mut command: Command) -> Result<(Option<i32>, String)> {
+/// Runs `command` and returns its exit code and its standard error.
+pub(crate) async fn run_to_end(mut command: Command) -> Result<(Option<i32>, String)> {
     let output = tokio::task::spawn_blocking(move || command.output()).await??;
     Ok((output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned()))
 }
 
-/// The living processes below `pid`, with their command lines.
+/// The running descendants of a process, with their command lines.
 pub(crate) fn descendants(pid: u32) -> Vec<(u32, String)> {
     let mut found = Vec::new();
     let mut parents = vec![pid];
-    let all: Vec<(u32, Living)> = std::fs::read_dir("/proc")
+    let processes: Vec<(u32, ProcessInfo)> = std::fs::read_dir("/proc")
         .into_iter()
         .flatten()
         .flatten()
         .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
-        .filter_map(|pid| Some((pid, living(pid)?)))
+        .filter_map(|pid| Some((pid, process_table::find(pid)?)))
         .collect();
     while let Some(parent) = parents.pop() {
-        for (child, _) in all.iter().filter(|(_, process)| process.parent == parent) {
+        for (child, _) in processes.iter().filter(|(_, process)| process.parent == parent) {
             let command = std::fs::read(format!("/proc/{child}/cmdline")).unwrap_or_default();
             found.push((*child, String::from_utf8_lossy(&command).replace('\0', " ")));
             parents.push(*child);
@@ -96,5 +100,5 @@ pub(crate) fn descendants(pid: u32) -> Vec<(u32, String)> {
 }
 
 pub(crate) fn is_alive(pid: u32) -> bool {
-    living(pid).is_some()
+    process_table::find(pid).is_some()
 }

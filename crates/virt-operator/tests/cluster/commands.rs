@@ -15,7 +15,7 @@ use kube::{
 use serde_json::{Value, json};
 use tokio::process::Command;
 use vitivirt_lab::{
-    KubeVirt, Lab, LabOptions, Record, VirtOperator,
+    KubeVirtInstaller, Lab, LabOptions, Record, VirtOperator,
     harness::{SharedLabs, Suite},
 };
 
@@ -78,7 +78,7 @@ async fn another_release_is_installed_from_the_strategy_that_upstream_dumps(_: A
 /// The reference operator recognizes its own install strategy by labels and annotations. This runs the command that its
 /// Job would run, and compares the result with its own.
 async fn a_dumped_strategy_has_the_metadata_that_upstream_gives_it(_: Arc<SharedLabs>) -> Result<()> {
-    let reference = KubeVirt::Reference { custom_resource: None };
+    let reference = KubeVirtInstaller::Reference { custom_resource: None };
     let lab = Lab::start(LabOptions { kubevirt: reference, ..LabOptions::default() }).await?;
     let reference = only_strategy(&lab).await?;
     let config = text(&kubevirts(&lab).get("kubevirt").await?, "/status/targetDeploymentConfig");

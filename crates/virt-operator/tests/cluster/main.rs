@@ -14,7 +14,7 @@ use std::process::ExitCode;
 use vitivirt_lab::harness::Suite;
 
 fn main() -> ExitCode {
-    vitivirt_lab::harness::main(&vitivirt_lab::parts::STANDARD, add)
+    vitivirt_lab::harness::main(&vitivirt_lab::components::STANDARD, add)
 }
 
 fn add(suite: &mut Suite) {

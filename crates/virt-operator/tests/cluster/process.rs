@@ -7,7 +7,7 @@ use nix::sys::signal::Signal;
 use serde_json::json;
 use tokio::{process::Command, time::timeout};
 use vitivirt_lab::{
-    Lab, Program, ProgramOptions,
+    Lab, OperatorProcess, OperatorProcessOptions,
     harness::{SharedLabs, Suite},
 };
 use vitivirt_runtime::lease::message;
@@ -70,14 +70,14 @@ async fn the_process_leads_serves_its_endpoints_and_stops_on_sigterm(labs: Arc<S
 }
 
 /// Polls the readiness endpoint, which reports no changes.
-async fn wait_until_ready(process: &Program) {
+async fn wait_until_ready(process: &OperatorProcess) {
     while !process.get_over_tls(METRICS_PORT, "/readyz").await.is_ok_and(|(status, _)| status == 200) {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }
 
 /// Starts the operator. Its service account may write Leases and read everything.
-async fn start(lab: &Lab, namespace: &str) -> Result<Program> {
+async fn start(lab: &Lab, namespace: &str) -> Result<OperatorProcess> {
     let leases = json!([{
         "apiGroups": ["coordination.k8s.io"],
         "resources": ["leases"],
@@ -99,7 +99,7 @@ subjects: [{{kind: ServiceAccount, name: {SERVICE_ACCOUNT}, namespace: {namespac
 "
     ))
     .await?;
-    lab.run(ProgramOptions {
+    lab.run(OperatorProcessOptions {
         file: program(),
         namespace: namespace.to_owned(),
         service_account: SERVICE_ACCOUNT.to_owned(),

@@ -1,4 +1,4 @@
-//! A TLS server that stands for the API server: it remembers what it committed, and its watches are fed by the test.
+//! A TLS server in the role of the API server: it records committed requests, and tests send the events of its watches.
 
 use std::{
     convert::Infallible,
@@ -40,7 +40,7 @@ pub(super) struct Committed {
 pub(super) type Feed = mpsc::UnboundedSender<Bytes>;
 
 #[derive(Default)]
-struct Shared {
+struct ServerState {
     committed: watch::Sender<Vec<Committed>>,
     feeds: watch::Sender<Vec<Feed>>,
     connections: AtomicUsize,
@@ -48,7 +48,7 @@ struct Shared {
 
 pub(super) struct ApiServer {
     pub(super) address: SocketAddr,
-    shared: Arc<Shared>,
+    shared: Arc<ServerState>,
     tasks: TaskTracker,
     stop: CancellationToken,
 }
@@ -58,7 +58,7 @@ impl ApiServer {
         let listener = TcpListener::bind(address).await.unwrap();
         let address = listener.local_addr().unwrap();
         let acceptor = TlsAcceptor::from(pki.server());
-        let (tasks, stop, shared) = (TaskTracker::new(), CancellationToken::new(), Arc::<Shared>::default());
+        let (tasks, stop, shared) = (TaskTracker::new(), CancellationToken::new(), Arc::<ServerState>::default());
         let accept = {
             let (tasks, stop, shared) = (tasks.clone(), stop.clone(), Arc::clone(&shared));
             async move {
@@ -68,7 +68,7 @@ impl ApiServer {
                     let (acceptor, shared) = (acceptor.clone(), Arc::clone(&shared));
                     let connection = async move {
                         let Ok(tls) = acceptor.accept(tcp).await else { return };
-                        let service = service_fn(|request| answer(Arc::clone(&shared), request));
+                        let service = service_fn(|request| handle(Arc::clone(&shared), request));
                         let _ = http1::Builder::new().serve_connection(TokioIo::new(tls), service).await;
                     };
                     tasks.spawn(stop.clone().run_until_cancelled_owned(connection));
@@ -79,26 +79,26 @@ impl ApiServer {
         Self { address, shared, tasks, stop }
     }
 
-    /// As `kill -9` would: everything ends at once.
+    /// Like `kill -9`: closes all connections immediately.
     pub(super) async fn kill(&self) {
         self.stop.cancel();
         self.tasks.close();
         self.tasks.wait().await;
     }
 
-    /// Waits until the server's listener is all that is left of it.
+    /// Waits until all connections are closed and only the listener is left.
     pub(super) async fn wait_no_connections(&self) {
         while self.tasks.len() > 1 {
             tokio::time::sleep(std::time::Duration::from_millis(5)).await;
         }
     }
 
-    /// How many connections were ever made.
+    /// The number of connections since the start.
     pub(super) fn connections(&self) -> usize {
         self.shared.connections.load(Ordering::Relaxed)
     }
 
-    /// Ends all watches whose feeds the test has dropped.
+    /// Ends all watches whose feeds the test has dropped, because this drops the other reference.
     pub(super) fn forget_feeds(&self) {
         self.shared.feeds.send_replace(Vec::new());
     }
@@ -115,14 +115,14 @@ impl ApiServer {
         self.committed().into_iter().map(|request| request.body).collect()
     }
 
-    /// The n-th watch, counted from 0, once it is open.
+    /// Waits until the n-th watch (from 0) is open and returns its feed.
     pub(super) async fn feed(&self, n: usize) -> Feed {
         self.shared.feeds.subscribe().wait_for(|all| all.len() > n).await.unwrap()[n].clone()
     }
 }
 
-async fn answer(
-    shared: Arc<Shared>,
+async fn handle(
+    shared: Arc<ServerState>,
     request: Request<Incoming>,
 ) -> Result<Response<UnsyncBoxBody<Bytes, Infallible>>, hyper::Error> {
     let (parts, body) = request.into_parts();

@@ -1,4 +1,4 @@
-//! Every fault on a single request does what it says, to the client and to what the server committed.
+//! The effect of every fault on a single request, for the client and for the server.
 
 use std::{
     os::unix::process::ExitStatusExt as _,
@@ -11,18 +11,18 @@ use http_body_util::BodyExt as _;
 use parking_lot::Mutex;
 
 use super::{
-    super::{Fault, Match, Outcome, Rule, Then, Verb, When},
-    AGENT, PODS, Protocol, both,
+    super::{Match, ProxyFault, ProxyRule, RequestOutcome, RequestVerb, Then, When},
+    AGENT, PODS, Protocol, with_both_protocols,
 };
 
-fn struck(fault: &'static str, committed: Option<u16>) -> Outcome {
-    Outcome::Fault { fault, committed }
+fn fault_outcome(fault: &'static str, committed: Option<u16>) -> RequestOutcome {
+    RequestOutcome::Fault { fault, committed }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn without_rules_everything_passes_unchanged() {
-    both(async |bench| {
-        let mut client = bench.client().await;
+async fn without_rules_requests_are_forwarded_unchanged() {
+    with_both_protocols(async |fixture| {
+        let mut client = fixture.client().await;
         let large = "x".repeat(3_000_000);
         let (status, body) = client.call("POST", "/api/v1/namespaces/ns/pods?dryRun=All", &large).await.unwrap();
         assert_eq!(status, StatusCode::CREATED);
@@ -30,7 +30,7 @@ async fn without_rules_everything_passes_unchanged() {
         let (status, _) = client.call("GET", "/healthz", "").await.unwrap();
         assert_eq!(status, StatusCode::OK);
 
-        let committed = bench.api.committed();
+        let committed = fixture.api.committed();
         assert_eq!(committed[0].method, "POST");
         assert_eq!(committed[0].uri, "/api/v1/namespaces/ns/pods?dryRun=All");
         assert_eq!(committed[0].headers["authorization"], "Bearer secret");
@@ -38,72 +38,72 @@ async fn without_rules_everything_passes_unchanged() {
         assert_eq!(committed[0].headers["host"], "localhost");
         assert_eq!(committed[1].uri, "/healthz");
 
-        let records = bench.proxy.requests();
+        let records = fixture.proxy.requests();
         assert_eq!(records[0].caller.user_agent, AGENT);
-        assert_eq!(records[0].caller.info.verb, Verb::Create);
+        assert_eq!(records[0].caller.info.verb, RequestVerb::Create);
         assert_eq!(records[0].caller.info.resource, "pods");
         assert_eq!(records[0].caller.info.namespace, "ns");
-        assert_eq!(bench.outcomes(), [Outcome::Status(201), Outcome::Status(200)]);
+        assert_eq!(fixture.outcomes(), [RequestOutcome::Status(201), RequestOutcome::Status(200)]);
     })
     .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn delay_holds_a_request_back_and_then_forwards_it() {
-    both(async |bench| {
-        let mut client = bench.client().await;
+async fn a_delayed_request_is_forwarded_after_the_delay_or_when_the_rule_is_removed() {
+    with_both_protocols(async |fixture| {
+        let mut client = fixture.client().await;
         let delay = Duration::from_millis(80);
-        let short = bench.proxy.add(Rule::always(Match::writes(), Fault::Delay(delay)));
+        let short = fixture.proxy.add(ProxyRule::always(Match::writes(), ProxyFault::Delay(delay)));
         let start = Instant::now();
         assert_eq!(client.create("late").await.unwrap(), StatusCode::CREATED);
         assert!(start.elapsed() >= delay);
         short.remove();
 
-        let long = bench.proxy.add(Rule::always(Match::writes(), Fault::Delay(Duration::from_secs(3600))));
+        let long = fixture.proxy.add(ProxyRule::always(Match::writes(), ProxyFault::Delay(Duration::from_secs(3600))));
         let (status, ()) = tokio::join!(client.create("released"), async {
             long.wait_hit(1).await.unwrap();
-            assert_eq!(bench.api.committed_bodies(), ["late"]);
-            bench.proxy.clear();
+            assert_eq!(fixture.api.committed_bodies(), ["late"]);
+            fixture.proxy.clear();
         });
         assert_eq!(status.unwrap(), StatusCode::CREATED);
-        assert_eq!(bench.api.committed_bodies(), ["late", "released"]);
-        assert_eq!(bench.outcomes(), [struck("Delay", Some(201)), struck("Delay", Some(201))]);
+        assert_eq!(fixture.api.committed_bodies(), ["late", "released"]);
+        assert_eq!(fixture.outcomes(), [fault_outcome("Delay", Some(201)), fault_outcome("Delay", Some(201))]);
     })
     .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn drop_is_a_black_hole_until_the_rule_goes() {
-    both(async |bench| {
-        let mut client = bench.client().await;
-        let rule = bench.proxy.add(Rule::always(Match::writes(), Fault::Drop));
+async fn a_dropped_request_is_held_until_the_rule_is_removed() {
+    with_both_protocols(async |fixture| {
+        let mut client = fixture.client().await;
+        let rule = fixture.proxy.add(ProxyRule::always(Match::writes(), ProxyFault::Drop));
         let (answer, ()) = tokio::join!(client.create("lost"), async {
             rule.wait_hit(1).await.unwrap();
             tokio::time::sleep(super::SILENCE).await;
             rule.remove();
         });
         answer.unwrap_err();
-        assert!(bench.api.committed().is_empty());
-        assert_eq!(bench.outcomes(), [struck("Drop", None)]);
-        assert_eq!(bench.client().await.create("kept").await.unwrap(), StatusCode::CREATED);
+        assert!(fixture.api.committed().is_empty());
+        assert_eq!(fixture.outcomes(), [fault_outcome("Drop", None)]);
+        assert_eq!(fixture.client().await.create("kept").await.unwrap(), StatusCode::CREATED);
     })
     .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_dropped_request_ends_when_its_client_gives_up() {
-    both(async |bench| {
-        let rule = bench.proxy.add(Rule::always(Match::writes(), Fault::Drop));
-        let mut client = bench.client().await;
-        // More than any buffer on the way takes: a connection with unread bytes would not be seen to close.
+async fn a_dropped_request_ends_when_its_client_disconnects() {
+    with_both_protocols(async |fixture| {
+        let rule = fixture.proxy.add(ProxyRule::always(Match::writes(), ProxyFault::Drop));
+        let mut client = fixture.client().await;
+        // Larger than all buffers: with unread bytes, the proxy would not detect the close of the connection.
         let body = "x".repeat(3_000_000);
         tokio::select! {
             answer = client.create(&body) => panic!("{answer:?}"),
             hit = rule.wait_hit(1) => hit.unwrap(),
         }
         drop(client);
-        // The accept loop is the only task that outlives the client.
-        while bench.proxy.tasks.len() > 1 {
+        // The accept loop is the only remaining task.
+        while fixture.proxy.tasks.len() > 1 {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     })
@@ -111,53 +111,53 @@ async fn a_dropped_request_ends_when_its_client_gives_up() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn cut_strikes_before_the_commit() {
-    both(async |bench| {
-        let rule = bench.proxy.add(Rule::new(Match::writes(), When::Nth(1), Fault::Cut));
-        let error = bench.client().await.create("cut").await.unwrap_err();
-        if bench.protocol == Protocol::Http1 {
+async fn cut_closes_the_connection_before_the_commit() {
+    with_both_protocols(async |fixture| {
+        let rule = fixture.proxy.add(ProxyRule::new(Match::writes(), When::Nth(1), ProxyFault::Cut));
+        let error = fixture.client().await.create("cut").await.unwrap_err();
+        if fixture.protocol == Protocol::Http1 {
             let cause = error.root_cause().downcast_ref::<std::io::Error>().map(std::io::Error::kind);
             assert_eq!(cause, Some(std::io::ErrorKind::ConnectionReset), "{error:?}");
         }
-        assert_eq!(bench.client().await.create("kept").await.unwrap(), StatusCode::CREATED);
-        assert_eq!(bench.api.committed_bodies(), ["kept"]);
+        assert_eq!(fixture.client().await.create("kept").await.unwrap(), StatusCode::CREATED);
+        assert_eq!(fixture.api.committed_bodies(), ["kept"]);
         assert_eq!(rule.hits(), 1);
-        assert_eq!(bench.outcomes(), [struck("Cut", None), Outcome::Status(201)]);
+        assert_eq!(fixture.outcomes(), [fault_outcome("Cut", None), RequestOutcome::Status(201)]);
     })
     .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn cut_after_strikes_between_the_commit_and_the_answer() {
-    both(async |bench| {
-        let rule = bench.proxy.add(Rule::new(Match::writes(), When::Nth(1), Fault::CutAfter));
-        bench.client().await.create("unknown").await.unwrap_err();
-        assert_eq!(bench.api.committed_bodies(), ["unknown"]);
+async fn cut_after_closes_the_connection_between_commit_and_response() {
+    with_both_protocols(async |fixture| {
+        let rule = fixture.proxy.add(ProxyRule::new(Match::writes(), When::Nth(1), ProxyFault::CutAfter));
+        fixture.client().await.create("unknown").await.unwrap_err();
+        assert_eq!(fixture.api.committed_bodies(), ["unknown"]);
         assert_eq!(rule.hits(), 1);
-        assert_eq!(bench.outcomes(), [struck("CutAfter", Some(201))]);
-        assert_eq!(bench.client().await.create("kept").await.unwrap(), StatusCode::CREATED);
+        assert_eq!(fixture.outcomes(), [fault_outcome("CutAfter", Some(201))]);
+        assert_eq!(fixture.client().await.create("kept").await.unwrap(), StatusCode::CREATED);
     })
     .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_cut_spares_other_requests_of_the_same_http2_connection() {
-    both(async |bench| {
-        if bench.protocol == Protocol::Http1 {
+async fn a_cut_does_not_affect_other_requests_of_the_same_http2_connection() {
+    with_both_protocols(async |fixture| {
+        if fixture.protocol == Protocol::Http1 {
             return;
         }
-        let mut client = bench.client().await;
+        let mut client = fixture.client().await;
         let mut watch = client.watch().await;
-        let _rule = bench.proxy.add(Rule::always(Match::writes(), Fault::Cut));
+        let _rule = fixture.proxy.add(ProxyRule::always(Match::writes(), ProxyFault::Cut));
         client.create("cut").await.unwrap_err();
-        bench.api.feed(0).await.send("still here\n".into()).unwrap();
+        fixture.api.feed(0).await.send("still here\n".into()).unwrap();
         assert_eq!(watch.event().await, "still here");
     })
     .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn answers_are_kubernetes_statuses() {
+async fn answers_of_the_proxy_are_kubernetes_statuses() {
     let table = [
         (409, "POST", PODS, "AlreadyExists"),
         (409, "PATCH", "/api/v1/namespaces/ns/pods/p", "Conflict"),
@@ -166,12 +166,13 @@ async fn answers_are_kubernetes_statuses() {
         (503, "DELETE", "/api/v1/namespaces/ns/pods/p", "ServiceUnavailable"),
         (504, "PUT", "/api/v1/namespaces/ns/pods/p", "Timeout"),
     ];
-    both(async |bench| {
-        let mut client = bench.client().await;
+    with_both_protocols(async |fixture| {
+        let mut client = fixture.client().await;
         for (code, method, path, reason) in table {
             let retry_after = (code == 429).then_some(7);
-            let rule = bench.proxy.add(Rule::always(Match::any(), Fault::Answer { status: code, retry_after }));
-            // One client for all: an answer leaves its connection usable.
+            let rule =
+                fixture.proxy.add(ProxyRule::always(Match::any(), ProxyFault::Answer { status: code, retry_after }));
+            // One client for all: an answer does not close the connection.
             let response = client.send(method, path, &"x".repeat(100_000)).await.unwrap();
             assert_eq!(response.status(), code);
             assert_eq!(response.headers()["content-type"], "application/json");
@@ -188,27 +189,27 @@ async fn answers_are_kubernetes_statuses() {
             assert_eq!(body["details"]["retryAfterSeconds"].as_u64(), retry_after);
             assert_eq!(rule.hits(), 1);
         }
-        assert!(bench.api.committed().is_empty());
+        assert!(fixture.api.committed().is_empty());
     })
     .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn after_commit_calls_back_before_the_client_knows() {
-    both(async |bench| {
+async fn the_after_commit_callback_runs_before_the_client_gets_the_response() {
+    with_both_protocols(async |fixture| {
         let seen = Arc::new(Mutex::new(Vec::new()));
         let callback = {
-            let (seen, log) = (Arc::clone(&seen), bench.api.log());
+            let (seen, log) = (Arc::clone(&seen), fixture.api.log());
             move || {
                 let mut seen = seen.lock();
                 seen.push(log.borrow().len());
                 if seen.len() == 1 { Then::Deliver } else { Then::Cut }
             }
         };
-        let rule = bench.proxy.add(Rule::always(Match::writes(), Fault::AfterCommit(Arc::new(callback))));
-        let (status, body) = bench.client().await.call("POST", PODS, "first").await.unwrap();
+        let rule = fixture.proxy.add(ProxyRule::always(Match::writes(), ProxyFault::AfterCommit(Arc::new(callback))));
+        let (status, body) = fixture.client().await.call("POST", PODS, "first").await.unwrap();
         assert_eq!((status, &*body), (StatusCode::CREATED, b"answer to first".as_slice()));
-        bench.client().await.create("second").await.unwrap_err();
+        fixture.client().await.create("second").await.unwrap_err();
         assert_eq!(*seen.lock(), [1, 2], "requests committed when the callback ran");
         assert_eq!(rule.hits(), 2);
     })
@@ -216,38 +217,38 @@ async fn after_commit_calls_back_before_the_client_knows() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn kill_ends_a_process_after_its_nth_write() {
-    both(async |bench| {
+async fn kill_kills_a_process_after_its_nth_write() {
+    with_both_protocols(async |fixture| {
         let mut child = tokio::process::Command::new("sleep").arg("3600").kill_on_drop(true).spawn().unwrap();
-        let fault = Fault::kill(child.id().unwrap()).unwrap();
+        let fault = ProxyFault::kill(child.id().unwrap()).unwrap();
         let writes = Match::writes().user_agent("operator/").except(["leases"]);
-        let rule = bench.proxy.add(Rule::new(writes, When::Nth(2), fault));
-        let mut client = bench.client().await;
+        let rule = fixture.proxy.add(ProxyRule::new(writes, When::Nth(2), fault));
+        let mut client = fixture.client().await;
         client.create("first").await.unwrap();
         client.call("PUT", "/apis/coordination.k8s.io/v1/namespaces/ns/leases/l", "renewed").await.unwrap();
         assert!(child.try_wait().unwrap().is_none());
         client.create("second").await.unwrap_err();
         assert_eq!(child.wait().await.unwrap().signal(), Some(9));
-        assert_eq!(bench.api.committed_bodies(), ["first", "renewed", "second"]);
+        assert_eq!(fixture.api.committed_bodies(), ["first", "renewed", "second"]);
         assert_eq!(rule.hits(), 1);
     })
     .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn only_what_a_rule_means_is_counted_and_struck() {
-    both(async |bench| {
-        let unavailable = Fault::Answer { status: 503, retry_after: None };
-        let _rule = bench.proxy.add(Rule::new(
-            Match::verb(Verb::Create).user_agent("operator/").resource("pods"),
+async fn a_rule_counts_and_affects_only_matching_requests() {
+    with_both_protocols(async |fixture| {
+        let unavailable = ProxyFault::Answer { status: 503, retry_after: None };
+        let _rule = fixture.proxy.add(ProxyRule::new(
+            Match::verb(RequestVerb::Create).user_agent("operator/").resource("pods"),
             When::EveryNth(2),
             unavailable,
         ));
-        let (mut client, mut other) = (bench.client().await, bench.client_as("kubectl/1.36").await);
+        let (mut client, mut other) = (fixture.client().await, fixture.client_as("kubectl/1.36").await);
         let mut statuses = Vec::new();
         for name in ["1", "2", "3", "4", "5"] {
             assert_eq!(other.create("other").await.unwrap(), StatusCode::CREATED);
-            client.call("POST", "/api/v1/namespaces/ns/configmaps", "unmeant").await.unwrap();
+            client.call("POST", "/api/v1/namespaces/ns/configmaps", "unmatched").await.unwrap();
             statuses.push(client.create(name).await.unwrap().as_u16());
         }
         assert_eq!(statuses, [201, 503, 201, 503, 201]);
@@ -256,19 +257,19 @@ async fn only_what_a_rule_means_is_counted_and_struck() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_first_rule_that_strikes_has_the_request_and_all_count_it() {
-    both(async |bench| {
-        let answer = |status| Fault::Answer { status, retry_after: None };
-        let first = bench.proxy.add(Rule::new(Match::writes(), When::Nth(2), answer(500)));
-        let second = bench.proxy.add(Rule::new(Match::any(), When::From(2), answer(503)));
-        let mut client = bench.client().await;
+async fn the_first_applicable_rule_wins_and_all_matching_rules_count() {
+    with_both_protocols(async |fixture| {
+        let answer = |status| ProxyFault::Answer { status, retry_after: None };
+        let first = fixture.proxy.add(ProxyRule::new(Match::writes(), When::Nth(2), answer(500)));
+        let second = fixture.proxy.add(ProxyRule::new(Match::any(), When::From(2), answer(503)));
+        let mut client = fixture.client().await;
         let mut statuses = Vec::new();
         for name in ["1", "2", "3"] {
             statuses.push(client.create(name).await.unwrap().as_u16());
         }
         assert_eq!(statuses, [201, 500, 503]);
         assert_eq!((first.hits(), second.hits()), (1, 1));
-        bench.proxy.clear();
+        fixture.proxy.clear();
         assert_eq!(client.create("4").await.unwrap(), StatusCode::CREATED);
         first.wait_hit(2).await.unwrap_err();
         first.wait_hit(1).await.unwrap();

@@ -1,4 +1,4 @@
-//! The API server goes and comes back, and the proxy goes without a trace.
+//! Restarts of the API server, and the shutdown of the proxy.
 
 use std::sync::Arc;
 
@@ -7,74 +7,74 @@ use http_body_util::Full;
 use tokio::net::TcpStream;
 
 use super::{
-    super::{Fault, FaultProxy, Match, Outcome, ProxyOptions, Rule, Then},
-    ApiServer, Bench, PODS, Pki, both,
+    super::{FaultProxy, Match, ProxyFault, ProxyOptions, ProxyRule, RequestOutcome, Then},
+    ApiServer, PODS, Pki, ProxyFixture, with_both_protocols,
 };
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_dead_api_server_is_a_broken_connection_and_comes_back() {
-    both(async |mut bench| {
-        let mut client = bench.client().await;
+async fn a_dead_api_server_closes_connections_until_it_is_restarted() {
+    with_both_protocols(async |mut fixture| {
+        let mut client = fixture.client().await;
         client.create("before").await.unwrap();
-        let mut watch = bench.client().await.watch().await;
-        bench.api.feed(0).await;
+        let mut watch = fixture.client().await.watch().await;
+        fixture.api.feed(0).await;
 
-        bench.api.kill().await;
+        fixture.api.kill().await;
         watch.next().await.unwrap_err();
         let error = client.create("lost").await.unwrap_err();
         let error = format!("{error:?}");
         assert!(!error.contains("INTERNAL_ERROR") && !error.contains("CANCEL"), "a stream reset: {error}");
         client.create("lost").await.unwrap_err();
-        bench.client().await.create("lost").await.unwrap_err();
-        assert_eq!(bench.outcomes()[2], Outcome::Unreachable);
+        fixture.client().await.create("lost").await.unwrap_err();
+        assert_eq!(fixture.outcomes()[2], RequestOutcome::Unreachable);
 
-        bench.api = ApiServer::start(&bench.pki, bench.api.address).await;
-        assert_eq!(bench.client().await.create("after").await.unwrap(), StatusCode::CREATED);
-        assert_eq!(bench.api.committed_bodies(), ["after"]);
+        fixture.api = ApiServer::start(&fixture.pki, fixture.api.address).await;
+        assert_eq!(fixture.client().await.create("after").await.unwrap(), StatusCode::CREATED);
+        assert_eq!(fixture.api.committed_bodies(), ["after"]);
     })
     .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_restarted_api_server_goes_unnoticed_between_requests() {
-    both(async |mut bench| {
-        let mut client = bench.client().await;
+async fn a_restart_of_the_api_server_between_requests_causes_no_error() {
+    with_both_protocols(async |mut fixture| {
+        let mut client = fixture.client().await;
         for round in ["first", "second", "third"] {
             assert_eq!(client.create(round).await.unwrap(), StatusCode::CREATED);
-            bench.api.kill().await;
-            bench.api = ApiServer::start(&bench.pki, bench.api.address).await;
+            fixture.api.kill().await;
+            fixture.api = ApiServer::start(&fixture.pki, fixture.api.address).await;
         }
     })
     .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn connections_to_the_api_server_are_used_again() {
-    both(async |bench| {
-        let mut client = bench.client().await;
+async fn connections_to_the_api_server_are_reused() {
+    with_both_protocols(async |fixture| {
+        let mut client = fixture.client().await;
         for _ in 0..20 {
             client.create("some").await.unwrap();
         }
-        // A connection is given back a moment after its response ended, so now and then a second is needed.
-        assert!(bench.api.connections() <= 4, "{} connections for 20 requests", bench.api.connections());
+        // A connection returns to the pool shortly after the end of its response, so sometimes a second one is needed.
+        assert!(fixture.api.connections() <= 4, "{} connections for 20 requests", fixture.api.connections());
     })
     .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_watches_and_requests_share_one_client_connection() {
-    both(async |bench| {
-        if bench.protocol == super::Protocol::Http1 {
+    with_both_protocols(async |fixture| {
+        if fixture.protocol == super::Protocol::Http1 {
             return;
         }
-        let mut client = bench.client().await;
+        let mut client = fixture.client().await;
         let mut watches = Vec::new();
         for _ in 0..120 {
             watches.push(client.watch().await);
         }
         client.create("between").await.unwrap();
         for (n, watch) in watches.iter_mut().enumerate() {
-            bench.api.feed(n).await.send(format!("{n}\n").into()).unwrap();
+            fixture.api.feed(n).await.send(format!("{n}\n").into()).unwrap();
             assert_eq!(watch.event().await, n.to_string());
         }
     })
@@ -82,23 +82,23 @@ async fn many_watches_and_requests_share_one_client_connection() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_api_server_that_cannot_prove_itself_is_not_talked_to() {
-    both(async |mut bench| {
-        bench.api.kill().await;
-        bench.api = ApiServer::start(&Pki::new(), bench.api.address).await;
-        bench.client().await.create("secret").await.unwrap_err();
-        assert!(bench.api.committed().is_empty());
-        assert_eq!(bench.outcomes(), [Outcome::Unreachable]);
+async fn an_api_server_with_an_untrusted_certificate_gets_no_requests() {
+    with_both_protocols(async |mut fixture| {
+        fixture.api.kill().await;
+        fixture.api = ApiServer::start(&Pki::new(), fixture.api.address).await;
+        fixture.client().await.create("secret").await.unwrap_err();
+        assert!(fixture.api.committed().is_empty());
+        assert_eq!(fixture.outcomes(), [RequestOutcome::Unreachable]);
     })
     .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn upgrades_are_refused_with_a_reason() {
-    both(async |bench| {
-        let mut client = bench.client().await;
+async fn upgrade_requests_are_rejected() {
+    with_both_protocols(async |fixture| {
+        let mut client = fixture.client().await;
         let path = "/api/v1/namespaces/ns/pods/p/exec";
-        let response = match bench.protocol {
+        let response = match fixture.protocol {
             super::Protocol::Http1 => {
                 let request = Request::get(path)
                     .header("host", "localhost")
@@ -109,16 +109,16 @@ async fn upgrades_are_refused_with_a_reason() {
             super::Protocol::Http2 => return,
         };
         assert_eq!(response.status(), StatusCode::NOT_IMPLEMENTED);
-        assert!(bench.api.committed().is_empty());
-        assert_eq!(bench.outcomes(), [Outcome::Refused]);
+        assert!(fixture.api.committed().is_empty());
+        assert_eq!(fixture.outcomes(), [RequestOutcome::Refused]);
     })
     .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stopped_proxy_leaves_nothing_behind() {
-    both(async |bench| {
-        let Bench { pki, api, proxy, protocol } = bench;
+async fn a_stopped_proxy_leaves_no_tasks_or_connections() {
+    with_both_protocols(async |fixture| {
+        let ProxyFixture { pki, api, proxy, protocol } = fixture;
         let address = proxy.addr();
         let marker = Arc::new(());
         let witness = Arc::downgrade(&marker);
@@ -127,13 +127,14 @@ async fn a_stopped_proxy_leaves_nothing_behind() {
             Then::Deliver
         };
         let callback_rule =
-            proxy.add(Rule::always(Match::any().resource("unused"), Fault::AfterCommit(Arc::new(callback))));
-        let stall = proxy.add(Rule::always(Match::any(), Fault::StallWatch { after_events: 0 }));
-        let hold = proxy.add(Rule::always(Match::writes(), Fault::Drop));
-        let delay = proxy.add(Rule::always(Match::any().resource("nodes"), Fault::Delay(super::DEADLINE * 10)));
-        let bench = Bench { pki, api, proxy, protocol };
-        let (mut idle, mut busy, mut late) = (bench.client().await, bench.client().await, bench.client().await);
-        let mut watching = bench.client().await;
+            proxy.add(ProxyRule::always(Match::any().resource("unused"), ProxyFault::AfterCommit(Arc::new(callback))));
+        let stall = proxy.add(ProxyRule::always(Match::any(), ProxyFault::StallWatch { after_events: 0 }));
+        let hold = proxy.add(ProxyRule::always(Match::writes(), ProxyFault::Drop));
+        let delay =
+            proxy.add(ProxyRule::always(Match::any().resource("nodes"), ProxyFault::Delay(super::DEADLINE * 10)));
+        let fixture = ProxyFixture { pki, api, proxy, protocol };
+        let (mut idle, mut busy, mut late) = (fixture.client().await, fixture.client().await, fixture.client().await);
+        let mut watching = fixture.client().await;
         idle.call("GET", PODS, "").await.unwrap();
         let mut watch = watching.watch().await;
         stall.wait_hit(1).await.unwrap();
@@ -143,7 +144,7 @@ async fn a_stopped_proxy_leaves_nothing_behind() {
         delay.wait_hit(1).await.unwrap();
         let silent = TcpStream::connect(address).await.unwrap();
 
-        let Bench { api, proxy, .. } = bench;
+        let ProxyFixture { api, proxy, .. } = fixture;
         proxy.stop().await;
         held.await.unwrap().unwrap_err();
         delayed.await.unwrap().unwrap_err();
@@ -152,10 +153,10 @@ async fn a_stopped_proxy_leaves_nothing_behind() {
         TcpStream::connect(address).await.unwrap_err();
         silent.readable().await.unwrap();
         api.wait_no_connections().await;
-        assert_eq!(api.committed().len(), 2, "the delayed request must not go on");
+        assert_eq!(api.committed().len(), 2, "the delayed request must not be forwarded");
         hold.wait_hit(2).await.unwrap_err();
         drop((stall, hold, delay));
-        assert!(witness.upgrade().is_some(), "a handle keeps its rule");
+        assert!(witness.upgrade().is_some(), "a handle keeps its rule alive");
         drop(callback_rule);
         assert!(witness.upgrade().is_none());
     })
@@ -163,16 +164,16 @@ async fn a_stopped_proxy_leaves_nothing_behind() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn dropping_is_stopping_even_in_a_partition() {
-    both(async |bench| {
-        let Bench { pki, api, proxy, protocol } = bench;
+async fn dropping_the_proxy_stops_it_even_during_a_partition() {
+    with_both_protocols(async |fixture| {
+        let ProxyFixture { pki, api, proxy, protocol } = fixture;
         let tasks = proxy.tasks.clone();
-        let bench = Bench { pki, api, proxy, protocol };
-        let mut watch = bench.client().await.watch().await;
-        bench.proxy.partition(super::super::Partition::BlackHole);
-        let address = bench.proxy.addr();
+        let fixture = ProxyFixture { pki, api, proxy, protocol };
+        let mut watch = fixture.client().await.watch().await;
+        fixture.proxy.partition(super::super::Partition::BlackHole);
+        let address = fixture.proxy.addr();
         let silent = TcpStream::connect(address).await.unwrap();
-        let Bench { api, proxy, .. } = bench;
+        let ProxyFixture { api, proxy, .. } = fixture;
         drop(proxy);
         tasks.wait().await;
         watch.next().await.unwrap_err();
@@ -184,7 +185,7 @@ async fn dropping_is_stopping_even_in_a_partition() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn bad_options_are_named() {
+async fn invalid_options_are_reported() {
     let pki = Pki::new();
     let options = || ProxyOptions {
         listen: "127.0.0.1:0".parse().unwrap(),
@@ -192,15 +193,15 @@ async fn bad_options_are_named() {
         key: pki.key.clone(),
         upstream: "127.0.0.1:1".parse().unwrap(),
         upstream_name: "localhost".to_owned(),
-        upstream_ca: pki.authority.clone(),
+        upstream_ca: pki.ca.clone(),
     };
     let first = FaultProxy::start(options()).await.unwrap();
     let table = [
         (ProxyOptions { listen: first.addr(), ..options() }, "cannot listen on"),
         (ProxyOptions { certificate: String::new(), ..options() }, "the fault proxy's certificate"),
         (ProxyOptions { key: "x".to_owned(), ..options() }, "the fault proxy's key"),
-        (ProxyOptions { upstream_ca: String::new(), ..options() }, "the API server's authority"),
-        (ProxyOptions { upstream_name: "no name".to_owned(), ..options() }, "is no server name"),
+        (ProxyOptions { upstream_ca: String::new(), ..options() }, "the API server's CA"),
+        (ProxyOptions { upstream_name: "no name".to_owned(), ..options() }, "invalid server name"),
     ];
     for (options, expected) in table {
         let error = FaultProxy::start(options).await.err().expect(expected);

@@ -1,5 +1,5 @@
-//! The proxy between a server that remembers what it committed and a client of either protocol, all on loopback.
-//! Tests wait for conditions; only "nothing comes" has to wait for time.
+//! The proxy between a server that records its committed requests and a client of either protocol, all on loopback.
+//! Tests wait for conditions. Only tests that expect no event wait for a fixed time.
 
 mod api_server;
 mod faults;
@@ -10,6 +10,7 @@ mod watches;
 use std::{sync::Arc, time::Duration};
 
 use anyhow::Context as _;
+use api_server::ApiServer;
 use bytes::Bytes;
 use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt as _, Full};
@@ -23,16 +24,15 @@ use rustls::{ClientConfig, ServerConfig};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
-use super::{FaultProxy, Outcome, ProxyOptions, tls};
-use api_server::ApiServer;
+use super::{FaultProxy, ProxyOptions, RequestOutcome, tls};
 
 const AGENT: &str = "operator/1.0";
 const PODS: &str = "/api/v1/namespaces/ns/pods";
 const PODS_WATCH: &str = "/api/v1/namespaces/ns/pods?watch=true";
 
-/// Long enough for a loaded machine: it only ends tests that would never end.
+/// Long enough for a loaded machine. Only a hanging test reaches it.
 const DEADLINE: Duration = Duration::from_secs(60);
-/// How long "nothing comes" is believed after.
+/// How long a test waits before it concludes that no event arrives.
 const SILENCE: Duration = Duration::from_millis(150);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,9 +41,9 @@ enum Protocol {
     Http2,
 }
 
-/// An authority and one certificate that it signed, for both servers.
+/// A CA and one certificate that it signed, for both servers.
 struct Pki {
-    authority: String,
+    ca: String,
     certificate: String,
     key: String,
 }
@@ -53,12 +53,12 @@ impl Pki {
         let mut params = CertificateParams::new(Vec::new()).unwrap();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         let key = KeyPair::generate().unwrap();
-        let authority = params.self_signed(&key).unwrap().pem();
+        let ca = params.self_signed(&key).unwrap().pem();
         let issuer = Issuer::new(params, key);
         let key = KeyPair::generate().unwrap();
         let names = vec!["localhost".to_owned(), "127.0.0.1".to_owned()];
         let certificate = CertificateParams::new(names).unwrap().signed_by(&key, &issuer).unwrap().pem();
-        Self { authority, certificate, key: key.serialize_pem() }
+        Self { ca, certificate, key: key.serialize_pem() }
     }
 
     fn server(&self) -> Arc<ServerConfig> {
@@ -66,7 +66,7 @@ impl Pki {
     }
 
     fn client(&self, protocol: Protocol) -> Arc<ClientConfig> {
-        let mut config = ClientConfig::clone(&tls::client(&self.authority).unwrap());
+        let mut config = ClientConfig::clone(&tls::client(&self.ca).unwrap());
         config.alpn_protocols = vec![match protocol {
             Protocol::Http1 => b"http/1.1".to_vec(),
             Protocol::Http2 => b"h2".to_vec(),
@@ -75,15 +75,15 @@ impl Pki {
     }
 }
 
-/// A server, the proxy before it, and a client's way in.
-struct Bench {
+/// An API server and the proxy in front of it.
+struct ProxyFixture {
     pki: Pki,
     api: ApiServer,
     proxy: FaultProxy,
     protocol: Protocol,
 }
 
-impl Bench {
+impl ProxyFixture {
     async fn start(protocol: Protocol) -> Self {
         let pki = Pki::new();
         let api = ApiServer::start(&pki, "127.0.0.1:0".parse().unwrap()).await;
@@ -93,22 +93,22 @@ impl Bench {
             key: pki.key.clone(),
             upstream: api.address,
             upstream_name: "localhost".to_owned(),
-            upstream_ca: pki.authority.clone(),
+            upstream_ca: pki.ca.clone(),
         })
         .await
         .unwrap();
         Self { pki, api, proxy, protocol }
     }
 
-    async fn client(&self) -> Client {
+    async fn client(&self) -> TestClient {
         self.client_as(AGENT).await
     }
 
-    async fn client_as(&self, agent: &str) -> Client {
+    async fn client_as(&self, agent: &str) -> TestClient {
         self.try_client(agent).await.unwrap()
     }
 
-    async fn try_client(&self, agent: &str) -> anyhow::Result<Client> {
+    async fn try_client(&self, agent: &str) -> anyhow::Result<TestClient> {
         let tcp = TcpStream::connect(self.proxy.addr()).await?;
         tcp.set_nodelay(true)?;
         let tls = TlsConnector::from(self.pki.client(self.protocol));
@@ -125,19 +125,19 @@ impl Bench {
                 Sender::Http2(sender)
             }
         };
-        Ok(Client { sender, agent: agent.to_owned() })
+        Ok(TestClient { sender, agent: agent.to_owned() })
     }
 
-    fn outcomes(&self) -> Vec<Outcome> {
+    fn outcomes(&self) -> Vec<RequestOutcome> {
         self.proxy.requests().into_iter().map(|record| record.outcome).collect()
     }
 }
 
-/// Runs a test over both protocols.
-async fn both(test: impl AsyncFn(Bench)) {
+/// Runs a test with both protocols.
+async fn with_both_protocols(test: impl AsyncFn(ProxyFixture)) {
     for protocol in [Protocol::Http1, Protocol::Http2] {
-        let run = async { test(Bench::start(protocol).await).await };
-        tokio::time::timeout(DEADLINE, run).await.unwrap_or_else(|_| panic!("stuck over {protocol:?}"));
+        let run = async { test(ProxyFixture::start(protocol).await).await };
+        tokio::time::timeout(DEADLINE, run).await.unwrap_or_else(|_| panic!("the test hangs with {protocol:?}"));
     }
 }
 
@@ -147,12 +147,12 @@ enum Sender {
 }
 
 /// One connection through the proxy.
-struct Client {
+struct TestClient {
     sender: Sender,
     agent: String,
 }
 
-impl Client {
+impl TestClient {
     async fn send(&mut self, method: &str, path: &str, body: &str) -> anyhow::Result<Response<Incoming>> {
         let request = Request::builder()
             .method(method)
@@ -179,7 +179,7 @@ impl Client {
         }
     }
 
-    /// A request, with the whole answer.
+    /// Sends a request and reads the whole response.
     async fn call(&mut self, method: &str, path: &str, body: &str) -> anyhow::Result<(StatusCode, Bytes)> {
         let response = self.send(method, path, body).await?;
         let status = response.status();
@@ -204,7 +204,7 @@ struct EventStream {
 }
 
 impl EventStream {
-    /// The next line; `None` at a clean end, which no fault may look like.
+    /// The next line. `None` at a clean end, which a fault must never cause.
     async fn next(&mut self) -> anyhow::Result<Option<String>> {
         loop {
             if let Some((line, rest)) = self.buffer.split_once('\n') {
@@ -212,7 +212,7 @@ impl EventStream {
                 self.buffer = rest;
                 return Ok(Some(line));
             }
-            match self.body.frame().await.transpose().context("the watch broke")? {
+            match self.body.frame().await.transpose().context("the watch failed")? {
                 Some(frame) => self.buffer.push_str(std::str::from_utf8(frame.data_ref().unwrap()).unwrap()),
                 None => return Ok(None),
             }
@@ -223,7 +223,7 @@ impl EventStream {
         self.next().await.unwrap().expect("the watch ended")
     }
 
-    /// Neither an event nor an end.
+    /// Checks that neither an event nor the end of the watch arrives.
     async fn assert_silent(&mut self) {
         let next = tokio::time::timeout(SILENCE, self.next()).await;
         assert!(next.is_err(), "expected silence, got {next:?}");

@@ -1,46 +1,50 @@
-//! Builds one group with `go build`: shows how far it is, and says in one sentence what went wrong.
+//! Builds one group with `go build`. It shows progress, and reports an error in one sentence.
 
-use std::fs::{self, File};
-use std::io::{BufRead, BufReader, IsTerminal};
-use std::path::Path;
-use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::{
+    fs::{self, File},
+    io::{BufRead, BufReader, IsTerminal},
+    path::Path,
+    process::{Command, Stdio},
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context, Result, anyhow, bail};
 use indicatif::{ProgressBar, ProgressStyle};
 
-use super::{Group, Recipe};
+use super::{ComponentGroup, Recipe};
 
-/// The biggest group's binaries and Go's own intermediate files.
+/// Enough for the binaries of the largest group and Go's intermediate files.
 const DISK_NEEDED: u64 = 6 << 30;
 
-pub(crate) fn build(group: Group) -> Result<()> {
+pub(crate) fn build(group: ComponentGroup) -> Result<()> {
     let recipe = group.recipe();
     let folder = group.folder()?;
     let parent = folder.parent().context("the cache folder has no parent")?;
     fs::create_dir_all(parent).map_err(|error| explain(&recipe, &format!("creating {}: {error}", parent.display())))?;
     check_space(parent)?;
 
-    // Two programs that start at once build only once.
+    // If two programs start at the same time, only one of them builds.
     let lock = File::create(parent.join(format!("{}.lock", recipe.name))).context("creating a lock file")?;
-    lock.lock().context("waiting for another build of the same parts")?;
+    lock.lock().context("waiting for another build of the same components")?;
     if group.is_built()? {
         return Ok(());
     }
 
     let work = parent.join(format!("{}.build", recipe.name));
-    empty(&work)?;
+    create_empty(&work)?;
     let result = build_in(&work, &recipe, &folder);
     let _ = fs::remove_dir_all(&work);
     result
 }
 
-/// Always the same folder, and only under the lock: a build that was killed leaves at most this one, for the next.
-fn empty(work: &Path) -> Result<()> {
+/// Always the same folder, protected by the lock: a killed build leaves at most this folder, and the next build removes
+/// it.
+fn create_empty(work: &Path) -> Result<()> {
     if work.exists() {
-        fs::remove_dir_all(work).with_context(|| format!("removing what a killed build left in {}", work.display()))?;
+        fs::remove_dir_all(work)
+            .with_context(|| format!("removing the files of an interrupted build in {}", work.display()))?;
     }
-    fs::create_dir(work).with_context(|| format!("making the build folder {}", work.display()))
+    fs::create_dir(work).with_context(|| format!("creating the build folder {}", work.display()))
 }
 
 fn build_in(work: &Path, recipe: &Recipe, folder: &Path) -> Result<()> {
@@ -58,12 +62,12 @@ fn build_in(work: &Path, recipe: &Recipe, folder: &Path) -> Result<()> {
 }
 
 fn check_space(folder: &Path) -> Result<()> {
-    let stat =
-        nix::sys::statvfs::statvfs(folder).with_context(|| format!("asking for free space in {}", folder.display()))?;
+    let stat = nix::sys::statvfs::statvfs(folder)
+        .with_context(|| format!("reading the free space of {}", folder.display()))?;
     let free = stat.blocks_available().saturating_mul(stat.fragment_size());
     if free < DISK_NEEDED {
         bail!(
-            "{} has {} MiB free, and building the lab's parts needs {} MiB: free some space or point XDG_CACHE_HOME elsewhere",
+            "{} has {} MiB free, but building the lab's components needs {} MiB; free some space or set XDG_CACHE_HOME to another disk",
             folder.display(),
             free >> 20,
             DISK_NEEDED >> 20
@@ -86,17 +90,18 @@ fn go(directory: &Path) -> Command {
 
 fn compile(recipe: &Recipe, directory: &Path, out: &Path) -> Result<()> {
     let progress = Progress::new(recipe.name);
-    progress.say("downloading modules");
+    progress.print("downloading modules");
     let listed = go(directory).args(["list", "-deps", "tool"]).output().context("running `go list`")?;
     if !listed.status.success() {
         return Err(explain(recipe, &String::from_utf8_lossy(&listed.stderr)));
     }
     let packages = listed.stdout.iter().filter(|byte| **byte == b'\n').count();
-    progress.expect(packages as u64);
+    progress.set_total(packages as u64);
 
-    let stamps: Vec<String> = recipe.stamps.iter().map(|(variable, value)| format!("-X {variable}={value}")).collect();
+    let variables: Vec<String> =
+        recipe.linker_variables.iter().map(|(variable, value)| format!("-X {variable}={value}")).collect();
     let mut child = go(directory)
-        .args(["build", "-v", "-trimpath", "-ldflags", &format!("-s -w {}", stamps.join(" ")), "-o"])
+        .args(["build", "-v", "-trimpath", "-ldflags", &format!("-s -w {}", variables.join(" ")), "-o"])
         .arg(format!("{}/", out.display()))
         .arg("tool")
         .stdout(Stdio::null())
@@ -104,21 +109,21 @@ fn compile(recipe: &Recipe, directory: &Path, out: &Path) -> Result<()> {
         .spawn()
         .context("running `go build`")?;
     let stderr = child.stderr.take().context("go build has no standard error")?;
-    let mut complaints = Vec::new();
+    let mut errors = Vec::new();
     for line in BufReader::new(stderr).lines() {
-        let line = line.context("reading what `go build` says")?;
-        // With -v each compiled package is one line with its import path; anything else is worth keeping.
-        if line.contains(' ') { complaints.push(line) } else { progress.compiled(&line) }
+        let line = line.context("reading the output of `go build`")?;
+        // With -v, Go prints one line with the import path for each compiled package. Any other line is an error.
+        if line.contains(' ') { errors.push(line) } else { progress.compiled(&line) }
     }
     let status = child.wait().context("waiting for `go build`")?;
     if !status.success() {
-        return Err(explain(recipe, &complaints.join("\n")));
+        return Err(explain(recipe, &errors.join("\n")));
     }
     progress.done();
     Ok(())
 }
 
-/// One sentence: what is wrong and what to do.
+/// One sentence: the cause and the remedy.
 fn explain(recipe: &Recipe, output: &str) -> anyhow::Error {
     let name = recipe.name;
     let mut lines = output.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
@@ -126,12 +131,12 @@ fn explain(recipe: &Recipe, output: &str) -> anyhow::Error {
         .clone()
         .find(|line| !line.starts_with("go: downloading") && !line.starts_with("go: finding"))
         .or_else(|| lines.next())
-        .unwrap_or("it said nothing");
+        .unwrap_or("no output");
     let lower = output.to_lowercase();
     if lower.contains("no space left on device") {
         anyhow!(
-            "the disk is full while building {name}: free some space, point XDG_CACHE_HOME, GOCACHE or GOMODCACHE elsewhere, \
-             or run `go clean -cache`"
+            "the disk is full while building {name}; free some space, set XDG_CACHE_HOME, GOCACHE or GOMODCACHE to another \
+             disk, or run `go clean -cache`"
         )
     } else if [
         "dial tcp",
@@ -147,24 +152,24 @@ fn explain(recipe: &Recipe, output: &str) -> anyhow::Error {
     .any(|sign| lower.contains(sign))
     {
         anyhow!(
-            "a Go module of {name} is not to be had ({first}): check the network and `go env GOPROXY`, then run the same command again"
+            "cannot download a Go module of {name} ({first}); check the network and `go env GOPROXY`, then run the same command again"
         )
     } else {
         anyhow!(
-            "building {name} with Go failed ({first}): run the same command again; if it stays, `go clean -modcache` helps after a damaged download"
+            "building {name} with Go failed ({first}); run the same command again, and if it fails again, `go clean -modcache` to remove a damaged download"
         )
     }
 }
 
-/// A bar for people; for a log file a line now and then, because a build that prints nothing for minutes looks dead.
+/// A progress bar on a terminal. Otherwise a line from time to time, so that a long build does not look stuck.
 struct Progress {
     name: &'static str,
     bar: Option<ProgressBar>,
     started: Instant,
-    state: parking_lot::Mutex<Spoken>,
+    state: parking_lot::Mutex<ProgressState>,
 }
 
-struct Spoken {
+struct ProgressState {
     last: Instant,
     compiled: u64,
     expected: u64,
@@ -184,18 +189,18 @@ impl Progress {
             name,
             bar,
             started: now,
-            state: parking_lot::Mutex::new(Spoken { last: now, compiled: 0, expected: 0 }),
+            state: parking_lot::Mutex::new(ProgressState { last: now, compiled: 0, expected: 0 }),
         }
     }
 
-    fn say(&self, what: &str) {
+    fn print(&self, what: &str) {
         match &self.bar {
             Some(bar) => bar.set_message(what.to_owned()),
             None => eprintln!("  building {}: {what}", self.name),
         }
     }
 
-    fn expect(&self, packages: u64) {
+    fn set_total(&self, packages: u64) {
         self.state.lock().expected = packages;
         if let Some(bar) = &self.bar {
             bar.set_length(packages);
@@ -231,11 +236,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_killed_build_left_is_removed() {
+    fn files_of_a_killed_build_are_removed() {
         let parent = tempfile::tempdir().unwrap();
         let work = parent.path().join("etcd.build");
         for _ in 0..2 {
-            empty(&work).unwrap();
+            create_empty(&work).unwrap();
             assert_eq!(fs::read_dir(&work).unwrap().count(), 0);
             fs::create_dir(work.join("out")).unwrap();
             fs::write(work.join("out/half"), "of a binary").unwrap();
@@ -243,24 +248,28 @@ mod tests {
     }
 
     #[test]
-    fn a_full_disk_is_named() {
-        let error = explain(&Group::Etcd.recipe(), "# foo\nopen /x/y: no space left on device");
+    fn a_full_disk_is_reported() {
+        let error = explain(&ComponentGroup::Etcd.recipe(), "# foo\nopen /x/y: no space left on device");
         assert!(error.to_string().starts_with("the disk is full while building etcd"));
     }
 
     #[test]
-    fn an_unreachable_module_is_named_with_the_first_real_complaint() {
+    fn an_unavailable_module_is_reported_with_the_first_error_line() {
         let error = explain(
-            &Group::Kubernetes.recipe(),
+            &ComponentGroup::Kubernetes.recipe(),
             "go: downloading k8s.io/api v0.36.3\ngo: k8s.io/api@v0.36.3: Get \"https://proxy/…\": dial tcp: lookup proxy: no such host",
         );
         let text = error.to_string();
-        assert!(text.contains("not to be had (go: k8s.io/api@v0.36.3") && text.contains("GOPROXY"), "{text}");
+        assert!(
+            text.contains("cannot download a Go module of kubernetes (go: k8s.io/api@v0.36.3")
+                && text.contains("GOPROXY"),
+            "{text}"
+        );
     }
 
     #[test]
-    fn anything_else_keeps_its_first_line() {
-        let error = explain(&Group::Etcd.recipe(), "# go.etcd.io/etcd\nmain.go:3: undefined: x");
+    fn any_other_error_is_reported_with_its_first_line() {
+        let error = explain(&ComponentGroup::Etcd.recipe(), "# go.etcd.io/etcd\nmain.go:3: undefined: x");
         assert!(error.to_string().contains("main.go:3: undefined: x"));
     }
 }

@@ -1,14 +1,14 @@
-//! kubevirt-operator in a lab, as an administrator would install it: from config/, as its own service account.
+//! Installs and starts kubevirt-operator in a lab, from config/ and with its own service account.
 
 use anyhow::{Context, Result};
-use vitivirt_lab::{Lab, Program, ProgramOptions};
+use vitivirt_lab::{Lab, OperatorProcess, OperatorProcessOptions};
 
 use crate::programs;
 
 const NAMESPACE: &str = "kubevirt-operator-system";
 const ACCOUNT: &str = "kubevirt-operator-controller-manager";
 
-/// What `kubectl apply -f config/crd -f config/rbac` would make.
+/// Creates the objects of config/crd and config/rbac.
 pub(crate) async fn install(lab: &Lab) -> Result<()> {
     for folder in ["config/crd", "config/rbac"] {
         let folder = programs::root().join(folder);
@@ -24,18 +24,18 @@ pub(crate) async fn install(lab: &Lab) -> Result<()> {
 }
 
 /// Starts the operator that was built with `profile` (debug or release).
-pub(crate) async fn start(lab: &Lab, profile: &str) -> Result<Program> {
+pub(crate) async fn start(lab: &Lab, profile: &str) -> Result<OperatorProcess> {
     start_through(lab, profile, false).await
 }
 
-/// As [`start`], if asked through the fault proxy.
-pub(crate) async fn start_through(lab: &Lab, profile: &str, through_proxy: bool) -> Result<Program> {
+/// Like [`start`], optionally through the fault proxy.
+pub(crate) async fn start_through(lab: &Lab, profile: &str, through_proxy: bool) -> Result<OperatorProcess> {
     let environment = [
         ("NAMESPACE", NAMESPACE),
         ("METRICS_BIND_ADDRESS", "{address}:8080"),
         ("HEALTH_PROBE_BIND_ADDRESS", "{address}:8081"),
     ];
-    lab.run(ProgramOptions {
+    lab.run(OperatorProcessOptions {
         file: programs::target_dir()?.join(profile).join("kubevirt-operator"),
         namespace: NAMESPACE.to_owned(),
         service_account: ACCOUNT.to_owned(),

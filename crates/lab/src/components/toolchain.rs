@@ -1,4 +1,4 @@
-//! Is there a Go that can build the parts? Everything that may be wrong with it gets its own sentence.
+//! Checks whether the installed Go can build the components. Each problem has its own error message.
 
 use std::process::Command;
 
@@ -16,13 +16,13 @@ pub(crate) fn check() -> Result<()> {
             MINIMUM.0,
             MINIMUM.1
         ),
-        Err(error) => bail!("`go version` could not be run: {error}; reinstall Go"),
+        Err(error) => bail!("cannot run `go version`: {error}; reinstall Go"),
     };
-    judge(&String::from_utf8_lossy(&output.stdout))
+    check_version(&String::from_utf8_lossy(&output.stdout))
 }
 
-fn judge(answer: &str) -> Result<()> {
-    match parse(answer) {
+fn check_version(output: &str) -> Result<()> {
+    match parse(output) {
         Some(version) if version >= MINIMUM => Ok(()),
         Some((major, minor)) => bail!(
             "Go {major}.{minor} is too old: Kubernetes v1.36, which the lab builds, needs Go {}.{} or newer; \
@@ -30,13 +30,13 @@ fn judge(answer: &str) -> Result<()> {
             MINIMUM.0,
             MINIMUM.1
         ),
-        None => bail!("`go version` said {:?}, which names no version; reinstall Go", answer.trim()),
+        None => bail!("`go version` printed {:?}, which contains no version; reinstall Go", output.trim()),
     }
 }
 
 /// "go version go1.26.8 linux/amd64" → (1, 26)
-fn parse(answer: &str) -> Option<(u32, u32)> {
-    let version = answer.split_whitespace().find_map(|word| word.strip_prefix("go1."))?;
+fn parse(output: &str) -> Option<(u32, u32)> {
+    let version = output.split_whitespace().find_map(|word| word.strip_prefix("go1."))?;
     let minor: String = version.chars().take_while(char::is_ascii_digit).collect();
     Some((1, minor.parse().ok()?))
 }
@@ -47,19 +47,19 @@ mod tests {
 
     #[test]
     fn a_recent_go_is_accepted() {
-        for answer in ["go version go1.26.8 linux/amd64\n", "go version go1.27rc1 linux/arm64\n"] {
-            judge(answer).unwrap();
+        for output in ["go version go1.26.8 linux/amd64\n", "go version go1.27rc1 linux/arm64\n"] {
+            check_version(output).unwrap();
         }
     }
 
     #[test]
-    fn an_old_go_is_refused_with_what_to_do() {
-        let message = judge("go version go1.22.1 linux/amd64\n").unwrap_err().to_string();
+    fn an_old_go_is_rejected_with_the_minimum_version() {
+        let message = check_version("go version go1.22.1 linux/amd64\n").unwrap_err().to_string();
         assert!(message.contains("Go 1.22 is too old") && message.contains("1.26 or newer"), "{message}");
     }
 
     #[test]
-    fn an_answer_without_a_version_is_an_error() {
-        assert!(judge("what?").unwrap_err().to_string().contains("names no version"));
+    fn output_without_a_version_is_an_error() {
+        assert!(check_version("what?").unwrap_err().to_string().contains("contains no version"));
     }
 }

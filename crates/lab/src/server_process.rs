@@ -1,33 +1,39 @@
-//! A server process of the lab: started, watched, stopped, started again.
+//! A server process of the lab. It can be stopped and started again.
 //!
-//! A server that ends without being asked to is reported at once, with the last lines that it wrote, so that a test
-//! fails with the cause instead of a time-out.
+//! If the process exits unexpectedly, the lab fails immediately with the end of its log, so that a test fails with the
+//! cause and not with a timeout.
 
-use std::path::{Path, PathBuf};
-use std::process::Stdio;
-use std::sync::Arc;
-use std::time::Duration;
+use std::{
+    path::{Path, PathBuf},
+    process::Stdio,
+    sync::Arc,
+    time::Duration,
+};
 
 use anyhow::{Context, Result, anyhow};
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
 use parking_lot::Mutex;
-use tokio::process::{Child, Command};
-use tokio::sync::watch;
+use tokio::{
+    process::{Child, Command},
+    sync::watch,
+};
 
-/// The reason why a lab is of no use any more; empty while it is well.
+/// The reason why a lab has failed. Empty while it is healthy.
 #[derive(Clone)]
-pub struct Health {
+pub struct LabHealth {
     failure: Arc<watch::Sender<Option<String>>>,
 }
 
-impl Default for Health {
+impl Default for LabHealth {
     fn default() -> Self {
-        Health { failure: Arc::new(watch::Sender::new(None)) }
+        LabHealth { failure: Arc::new(watch::Sender::new(None)) }
     }
 }
 
-impl Health {
+impl LabHealth {
     pub(crate) fn fail(&self, reason: String) {
         self.failure.send_if_modified(|failure| {
             let first = failure.is_none();
@@ -39,15 +45,15 @@ impl Health {
         });
     }
 
-    /// Resolves when the lab has failed; never otherwise.
+    /// Resolves when the lab has failed, and never otherwise.
     pub async fn failed(&self) -> anyhow::Error {
         let mut failure = self.failure.subscribe();
         let reason = failure.wait_for(Option::is_some).await.ok().and_then(|reason| reason.clone());
-        anyhow!(reason.unwrap_or_else(|| "the lab is gone".to_owned()))
+        anyhow!(reason.unwrap_or_else(|| "the lab has been dropped".to_owned()))
     }
 
-    /// `work`, or the lab's failure if that comes first.
-    pub async fn guard<T>(&self, work: impl Future<Output = Result<T>>) -> Result<T> {
+    /// Runs `work`. Returns an error if the lab fails before it completes.
+    pub(crate) async fn guard<T>(&self, work: impl Future<Output = Result<T>>) -> Result<T> {
         tokio::select! {
             result = work => result,
             failure = self.failed() => Err(failure),
@@ -55,7 +61,7 @@ impl Health {
     }
 }
 
-/// What to start, so that it can be started again.
+/// The command of a process, kept so that it can be started again.
 #[derive(Clone)]
 pub(crate) struct ServerCommand {
     pub(crate) name: String,
@@ -63,9 +69,9 @@ pub(crate) struct ServerCommand {
     pub(crate) arguments: Vec<String>,
     pub(crate) environment: Vec<(String, String)>,
     pub(crate) log: PathBuf,
-    /// Gives up by itself when the API server is away, and is started again as a kubelet would. Being killed is another
-    /// matter: nobody but a test does that.
-    pub(crate) gives_up: bool,
+    /// The program exits when it cannot reach the API server, and is restarted as a kubelet would do. A process that a
+    /// signal ended is not restarted: only a test sends one.
+    pub(crate) restarts: bool,
 }
 
 impl ServerCommand {
@@ -88,24 +94,24 @@ impl ServerCommand {
     }
 }
 
-pub struct Server {
+pub struct ServerProcess {
     command: Arc<ServerCommand>,
-    health: Health,
+    health: LabHealth,
     running: Arc<Mutex<Option<Running>>>,
 }
 
 struct Running {
-    process: ProcessNumber,
-    /// Set before the process is asked to end, so that its end is no failure of the lab.
+    process: ProcessId,
+    /// Set before the process is stopped, so that its exit is not a failure of the lab.
     expected: Arc<watch::Sender<bool>>,
     ended: watch::Receiver<bool>,
 }
 
-/// The number of a process that has not been reaped; empty afterwards, because the kernel gives numbers out again.
+/// The PID of a process that has not been reaped. Empty afterwards, because the kernel reuses PIDs.
 #[derive(Clone, Default)]
-struct ProcessNumber(Arc<Mutex<Option<Pid>>>);
+struct ProcessId(Arc<Mutex<Option<Pid>>>);
 
-impl ProcessNumber {
+impl ProcessId {
     fn set(&self, child: Option<&Child>) -> Result<()> {
         *self.0.lock() = child.map(pid_of).transpose()?;
         Ok(())
@@ -115,7 +121,7 @@ impl ProcessNumber {
         *self.0.lock()
     }
 
-    /// Nothing if it has ended.
+    /// Does nothing if the process has exited.
     fn signal(&self, signal: Signal) {
         if let Some(pid) = *self.0.lock() {
             let _ = kill(pid, signal);
@@ -123,15 +129,15 @@ impl ProcessNumber {
     }
 }
 
-impl Server {
-    pub(crate) fn start(command: ServerCommand, health: &Health) -> Result<Self> {
-        let server = Server { command: Arc::new(command), health: health.clone(), running: Arc::default() };
+impl ServerProcess {
+    pub(crate) fn start(command: ServerCommand, health: &LabHealth) -> Result<Self> {
+        let server = ServerProcess { command: Arc::new(command), health: health.clone(), running: Arc::default() };
         server.resume()?;
         Ok(server)
     }
 
-    /// Starts the process again after [`Server::stop`]; nothing if it runs.
-    pub fn resume(&self) -> Result<()> {
+    /// Starts the process again after [`ServerProcess::stop`]. Does nothing if it is running.
+    pub(crate) fn resume(&self) -> Result<()> {
         let mut running = self.running.lock();
         if running.as_ref().is_some_and(|running| !*running.ended.borrow()) {
             return Ok(());
@@ -139,7 +145,7 @@ impl Server {
         let child = self.command.spawn()?;
         let expected = Arc::new(watch::Sender::new(false));
         let (end, ended) = watch::channel(false);
-        let process = ProcessNumber::default();
+        let process = ProcessId::default();
         process.set(Some(&child))?;
         *running = Some(Running { process: process.clone(), expected: expected.clone(), ended });
         let watcher = Watcher {
@@ -156,26 +162,26 @@ impl Server {
         Ok(())
     }
 
-    /// Ends the process with `signal` and waits until it is gone.
+    /// Sends `signal` and waits until the process has exited.
     pub async fn stop(&self, signal: Signal) -> Result<()> {
         let Some(running) = self.running.lock().take() else { return Ok(()) };
         running.expected.send_replace(true);
         running.process.signal(signal);
         let mut ended = running.ended;
-        let patience = tokio::time::timeout(Duration::from_secs(20), ended.wait_for(|ended| *ended)).await.is_ok();
-        if !patience {
+        let ended_in_time = tokio::time::timeout(Duration::from_secs(20), ended.wait_for(|ended| *ended)).await.is_ok();
+        if !ended_in_time {
             running.process.signal(Signal::SIGKILL);
             let _ = ended.wait_for(|ended| *ended).await;
         }
         Ok(())
     }
 
-    /// The process number, while it runs.
+    /// The PID, while the process is running.
     pub fn pid(&self) -> Option<i32> {
         self.running.lock().as_ref()?.process.get().map(Pid::as_raw)
     }
 
-    /// Ends the process at once, without waiting for its end.
+    /// Kills the process without waiting for its exit.
     pub(crate) fn kill(&self) {
         if let Some(running) = self.running.lock().take() {
             running.expected.send_replace(true);
@@ -183,17 +189,17 @@ impl Server {
         }
     }
 
-    pub fn log(&self) -> &Path {
+    pub(crate) fn log(&self) -> &Path {
         &self.command.log
     }
 }
 
-/// Looks after one process until it ends for good.
+/// Waits for the exit of one process, and restarts it if that is allowed.
 struct Watcher {
     command: Arc<ServerCommand>,
-    health: Health,
+    health: LabHealth,
     running: Arc<Mutex<Option<Running>>>,
-    process: ProcessNumber,
+    process: ProcessId,
     expected: Arc<watch::Sender<bool>>,
 }
 
@@ -202,15 +208,15 @@ impl Watcher {
         loop {
             let status = child.wait().await;
             let _ = self.process.set(None);
-            let gave_up = self.command.gives_up && status.as_ref().is_ok_and(|status| status.code().is_some());
+            let restart = self.command.restarts && status.as_ref().is_ok_and(|status| status.code().is_some());
             if *self.expected.borrow() {
                 return;
             }
-            if gave_up {
-                tokio::time::sleep(RESTART).await;
-                match self.start_again() {
-                    Ok(Some(fresh)) => {
-                        child = fresh;
+            if restart {
+                tokio::time::sleep(RESTART_DELAY).await;
+                match self.restart() {
+                    Ok(Some(restarted)) => {
+                        child = restarted;
                         continue;
                     }
                     Ok(None) => return,
@@ -218,15 +224,15 @@ impl Watcher {
                 }
             }
             let how = status.map_or_else(|error| error.to_string(), |status| status.to_string());
-            let words = last_words(&self.command.log);
+            let tail = log_tail(&self.command.log);
             return self
                 .health
-                .fail(format!("{} ended unexpectedly ({how}); its last words: {words}", self.command.name));
+                .fail(format!("{} exited unexpectedly ({how}); end of its log: {tail}", self.command.name));
         }
     }
 
-    /// Under the lock, so that a stop that comes now either sees the new process or prevents it.
-    fn start_again(&self) -> Result<Option<Child>> {
+    /// Holds the lock, so that a concurrent stop either sees the new process or prevents its start.
+    fn restart(&self) -> Result<Option<Child>> {
         let running = self.running.lock();
         if running.is_none() || *self.expected.borrow() {
             return Ok(None);
@@ -237,24 +243,24 @@ impl Watcher {
     }
 }
 
-const RESTART: Duration = Duration::from_millis(500);
+const RESTART_DELAY: Duration = Duration::from_millis(500);
 
 fn pid_of(child: &Child) -> Result<Pid> {
-    child.id().and_then(|pid| i32::try_from(pid).ok()).map(Pid::from_raw).context("the process ended at once")
+    child.id().and_then(|pid| i32::try_from(pid).ok()).map(Pid::from_raw).context("the process exited immediately")
 }
 
-/// A lab that is dropped takes its servers with it.
-impl Drop for Server {
+/// Dropping a lab kills its servers.
+impl Drop for ServerProcess {
     fn drop(&mut self) {
         self.kill();
     }
 }
 
 /// The end of a log file, on one line.
-pub(crate) fn last_words(log: &Path) -> String {
+pub(crate) fn log_tail(log: &Path) -> String {
     let text = std::fs::read(log).unwrap_or_default();
     let text = String::from_utf8_lossy(&text);
     let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
     let tail: Vec<&str> = lines.iter().rev().take(5).rev().copied().collect();
-    if tail.is_empty() { "(nothing)".to_owned() } else { tail.join(" | ") }
+    if tail.is_empty() { "(empty)".to_owned() } else { tail.join(" | ") }
 }

@@ -1,43 +1,47 @@
-//! One of our operators as a process: it runs as its own service account, never with the lab's rights.
+//! One of our operators as a process. It uses its own service account, never the lab's administrator.
 
-use std::net::IpAddr;
-use std::path::{Path, PathBuf};
-use std::process::{ExitStatus, Stdio};
-use std::time::Duration;
+use std::{
+    net::IpAddr,
+    path::{Path, PathBuf},
+    process::{ExitStatus, Stdio},
+    time::Duration,
+};
 
 use anyhow::{Context, Result, bail};
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
 use serde_json::Value;
-use tokio::net::TcpStream;
-use tokio::process::{Child, Command};
+use tokio::{
+    net::TcpStream,
+    process::{Child, Command},
+};
 
-use crate::credentials::Credentials;
-use crate::http_get;
-use crate::kubelet::probe;
+use crate::{credentials::Credentials, http_get, kubelet::probe};
 
 #[derive(Clone, Debug)]
-pub struct ProgramOptions {
+pub struct OperatorProcessOptions {
     pub file: PathBuf,
     pub namespace: String,
     pub service_account: String,
     pub arguments: Vec<String>,
     pub environment: Vec<(String, String)>,
-    /// Its requests go through the fault proxy.
+    /// Whether its requests go through the fault proxy.
     pub through_proxy: bool,
 }
 
-pub struct Program {
+pub struct OperatorProcess {
     child: Child,
     pid: i32,
     address: IpAddr,
     log: PathBuf,
 }
 
-impl Program {
-    /// `{address}` in an argument or variable becomes the program's own address.
+impl OperatorProcess {
+    /// Replaces `{address}` in arguments and variables with the address of the process.
     pub(crate) fn start(
-        options: &ProgramOptions,
+        options: &OperatorProcessOptions,
         credentials: &Credentials,
         address: IpAddr,
         folder: &Path,
@@ -60,40 +64,36 @@ impl Program {
             .kill_on_drop(true)
             .spawn()
             .with_context(|| format!("starting {}", options.file.display()))?;
-        let pid = child.id().and_then(|pid| i32::try_from(pid).ok()).context("the program ended at once")?;
-        Ok(Program { child, pid, address, log })
+        let pid = child.id().and_then(|pid| i32::try_from(pid).ok()).context("the program exited immediately")?;
+        Ok(OperatorProcess { child, pid, address, log })
     }
 
     pub fn pid(&self) -> i32 {
         self.pid
     }
 
-    pub fn address(&self) -> IpAddr {
-        self.address
-    }
-
     pub fn signal(&self, signal: Signal) -> Result<()> {
-        kill(Pid::from_raw(self.pid), signal).context("signalling the program")
+        kill(Pid::from_raw(self.pid), signal).context("sending a signal to the program")
     }
 
-    /// The end of the program, or an error if it does not end in time.
-    pub async fn wait(&mut self, patience: Duration) -> Result<ExitStatus> {
-        match tokio::time::timeout(patience, self.child.wait()).await {
+    /// Waits for the exit of the program. Returns an error at the timeout.
+    pub async fn wait(&mut self, timeout: Duration) -> Result<ExitStatus> {
+        match tokio::time::timeout(timeout, self.child.wait()).await {
             Ok(status) => status.context("waiting for the program"),
-            Err(_) => bail!("the program did not end within {patience:?}; its log:\n{}", self.log_text()),
+            Err(_) => bail!("the program did not exit within {timeout:?}; its log:\n{}", self.log_text()),
         }
     }
 
-    /// Asks one of the program's plain HTTP endpoints: the status and the body.
+    /// Requests a path over plain HTTP. Returns status and body.
     pub async fn get(&self, port: u16, path: &str) -> Result<(u16, String)> {
-        let answer = http_get::get(self.connect(port).await?, self.address, path).await?;
-        Ok((answer.status(), answer.text().await?))
+        let response = http_get::get(self.connect(port).await?, self.address, path).await?;
+        Ok((response.status(), response.text().await?))
     }
 
-    /// The same over TLS, as a kubelet would: whatever certificate is shown.
+    /// Requests a path over TLS without checking the certificate, as the kubelet does.
     pub async fn get_over_tls(&self, port: u16, path: &str) -> Result<(u16, String)> {
-        let answer = probe::get_over_tls(self.connect(port).await?, self.address, path).await?;
-        Ok((answer.status(), answer.text().await?))
+        let response = probe::get_over_tls(self.connect(port).await?, self.address, path).await?;
+        Ok((response.status(), response.text().await?))
     }
 
     async fn connect(&self, port: u16) -> Result<TcpStream> {
@@ -104,14 +104,14 @@ impl Program {
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }
 
-    /// The log as JSON objects; a line in the writing is left out.
+    /// The log as JSON objects, without an incomplete last line.
     pub fn log_lines(&self) -> Vec<Value> {
         self.log_text().lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
     }
 
     /// Waits until a log line has this message, and returns it.
-    pub async fn wait_for_message(&self, message: &str, patience: Duration) -> Result<Value> {
-        let looking = async {
+    pub async fn wait_for_message(&self, message: &str, timeout: Duration) -> Result<Value> {
+        let search = async {
             loop {
                 let lines = self.log_lines();
                 if let Some(line) =
@@ -122,9 +122,9 @@ impl Program {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         };
-        match tokio::time::timeout(patience, looking).await {
+        match tokio::time::timeout(timeout, search).await {
             Ok(line) => Ok(line),
-            Err(_) => bail!("no {message:?} within {patience:?}; the program's log:\n{}", self.log_text()),
+            Err(_) => bail!("the program did not log {message:?} within {timeout:?}; its log:\n{}", self.log_text()),
         }
     }
 }

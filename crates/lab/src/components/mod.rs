@@ -1,7 +1,7 @@
-//! The programs that a lab runs, built from pinned Go modules and cached by their versions.
+//! The Go programs that a lab runs, built from pinned modules and cached by version.
 //!
-//! Each group is a `go.mod` with a `tool` block and a `go.sum`, no Go code of ours: what is built is exactly what the
-//! checksums name. The files are embedded, so the lab works from wherever it is linked into.
+//! Each group is a `go.mod` with a `tool` block and a `go.sum`, without Go code of this project: the checksums
+//! determine what is built. The files are embedded, so that every program that links the lab can build them.
 
 mod build;
 mod toolchain;
@@ -11,30 +11,30 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, bail};
 use sha2::{Digest, Sha256};
 
-use crate::place;
+use crate::paths;
 
-/// A set of programs that come out of one Go module graph.
+/// A set of programs that are built from one Go module graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Group {
+pub enum ComponentGroup {
     Etcd,
     Kubernetes,
-    /// KubeVirt v1.8.4, the release that is installed.
+    /// KubeVirt v1.8.4, the release that virt-operator installs.
     KubeVirt,
-    /// KubeVirt v1.7.0, the release that is upgraded from.
+    /// KubeVirt v1.7.0, the release that upgrade tests start from.
     KubeVirtPrevious,
 }
 
-/// What a lab with KubeVirt's reference operator needs.
-pub const STANDARD: [Group; 3] = [Group::Etcd, Group::Kubernetes, Group::KubeVirt];
+/// The groups for a lab with the reference operator.
+pub const STANDARD: [ComponentGroup; 3] = [ComponentGroup::Etcd, ComponentGroup::Kubernetes, ComponentGroup::KubeVirt];
 
 struct Recipe {
     name: &'static str,
     go_mod: &'static str,
     go_sum: &'static str,
-    /// What `go build` calls the binary, and what we call it.
+    /// The name that `go build` gives the binary, and the name in the lab.
     binaries: &'static [(&'static str, &'static str)],
-    /// Variables that the linker sets, so that the programs know their version.
-    stamps: &'static [(&'static str, &'static str)],
+    /// Variables that the linker sets, so that the programs report their version.
+    linker_variables: &'static [(&'static str, &'static str)],
 }
 
 macro_rules! module {
@@ -43,13 +43,13 @@ macro_rules! module {
     };
 }
 
-impl Group {
+impl ComponentGroup {
     fn recipe(self) -> Recipe {
         const VIRT: &[(&str, &str)] =
             &[("virt-api", "virt-api"), ("virt-controller", "virt-controller"), ("virt-operator", "virt-operator")];
-        let (name, (go_mod, go_sum), binaries, stamps): (_, _, &[_], &[_]) = match self {
-            Group::Etcd => ("etcd", module!("etcd"), &[("server", "etcd")], &[]),
-            Group::Kubernetes => (
+        let (name, (go_mod, go_sum), binaries, linker_variables): (_, _, &[_], &[_]) = match self {
+            ComponentGroup::Etcd => ("etcd", module!("etcd"), &[("server", "etcd")], &[]),
+            ComponentGroup::Kubernetes => (
                 "kubernetes",
                 module!("kubernetes"),
                 &[
@@ -65,7 +65,7 @@ impl Group {
                     ("k8s.io/client-go/pkg/version.gitVersion", "v1.36.3"),
                 ],
             ),
-            Group::KubeVirt => (
+            ComponentGroup::KubeVirt => (
                 "kubevirt",
                 module!("kubevirt"),
                 &[
@@ -76,30 +76,30 @@ impl Group {
                 ],
                 &[("kubevirt.io/client-go/version.gitVersion", "v1.8.4")],
             ),
-            Group::KubeVirtPrevious => (
+            ComponentGroup::KubeVirtPrevious => (
                 "kubevirt-previous",
                 module!("kubevirt-previous"),
                 VIRT,
                 &[("kubevirt.io/client-go/version.gitVersion", "v1.7.0")],
             ),
         };
-        Recipe { name, go_mod, go_sum, binaries, stamps }
+        Recipe { name, go_mod, go_sum, binaries, linker_variables }
     }
 
-    /// The folder of the built binaries. Its name changes with everything that influences them.
+    /// The folder of the built binaries. Its name contains a hash of everything that influences them.
     fn folder(self) -> Result<PathBuf> {
         let recipe = self.recipe();
         let mut hash = Sha256::new();
         for text in [recipe.go_mod, recipe.go_sum] {
             hash.update(text);
         }
-        for (variable, value) in recipe.stamps {
+        for (variable, value) in recipe.linker_variables {
             hash.update(variable);
             hash.update(value);
         }
         let digest = hash.finalize();
         let short: String = digest.iter().take(6).map(|byte| format!("{byte:02x}")).collect();
-        Ok(place::parts_dir()?.join(format!("{}-{short}", recipe.name)))
+        Ok(paths::components_dir()?.join(format!("{}-{short}", recipe.name)))
     }
 
     fn is_built(self) -> Result<bool> {
@@ -108,9 +108,9 @@ impl Group {
     }
 }
 
-/// Builds what is missing of `groups`. Needs the network, so it runs before a lab's namespaces are made.
-pub fn ensure(groups: &[Group]) -> Result<()> {
-    let missing: Vec<Group> = groups
+/// Builds the groups that are not built yet. It needs the network, so it runs before the lab creates its namespaces.
+pub fn ensure(groups: &[ComponentGroup]) -> Result<()> {
+    let missing: Vec<ComponentGroup> = groups
         .iter()
         .copied()
         .filter_map(|group| Some(group).filter(|group| !matches!(group.is_built(), Ok(true))))
@@ -125,8 +125,8 @@ pub fn ensure(groups: &[Group]) -> Result<()> {
     Ok(())
 }
 
-/// What changes whenever one of these groups is built from something else.
-pub fn versions(groups: &[Group]) -> Result<String> {
+/// A text that changes when the sources of one of these groups change.
+pub fn versions(groups: &[ComponentGroup]) -> Result<String> {
     let names = groups.iter().map(|group| {
         let folder = group.folder()?;
         Ok(folder.file_name().unwrap_or_default().to_string_lossy().into_owned())
@@ -134,8 +134,8 @@ pub fn versions(groups: &[Group]) -> Result<String> {
     Ok(names.collect::<Result<Vec<_>>>()?.join(" "))
 }
 
-/// Where a program is. `KUBEBUILDER_ASSETS` may supply etcd and kube-apiserver.
-pub fn binary(group: Group, name: &str) -> Result<PathBuf> {
+/// The path of a program. `KUBEBUILDER_ASSETS` may provide etcd and kube-apiserver.
+pub(crate) fn binary(group: ComponentGroup, name: &str) -> Result<PathBuf> {
     if matches!(name, "etcd" | "kube-apiserver")
         && let Some(assets) = std::env::var_os("KUBEBUILDER_ASSETS")
         && let path = Path::new(&assets).join(name)
@@ -145,14 +145,14 @@ pub fn binary(group: Group, name: &str) -> Result<PathBuf> {
     }
     let path = group.folder()?.join(name);
     if !path.is_file() {
-        bail!("{name} has not been built: run `cargo xtask lab build` once, with the network at hand");
+        bail!("{name} has not been built; run `cargo xtask lab build` with network access");
     }
     Ok(path)
 }
 
 /// The folder with kubectl, for a user's PATH.
 pub fn kubectl_dir() -> Result<PathBuf> {
-    Group::Kubernetes.folder()
+    ComponentGroup::Kubernetes.folder()
 }
 
 #[cfg(test)]
@@ -160,8 +160,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_group_pins_what_it_builds() {
-        for group in [Group::Etcd, Group::Kubernetes, Group::KubeVirt, Group::KubeVirtPrevious] {
+    fn every_group_has_checksums_and_lists_its_binaries_as_tools() {
+        for group in [
+            ComponentGroup::Etcd,
+            ComponentGroup::Kubernetes,
+            ComponentGroup::KubeVirt,
+            ComponentGroup::KubeVirtPrevious,
+        ] {
             let recipe = group.recipe();
             assert!(!recipe.go_sum.is_empty(), "{} has no checksums", recipe.name);
             for (built, _) in recipe.binaries.iter().filter(|(built, _)| *built != "server") {
