@@ -131,7 +131,7 @@ impl When {
     }
 }
 
-/// What happens to the response after an [`ProxyFault::AfterCommit`] callback has run.
+/// What happens to the response after a [`ProxyFault::AfterCommit`] callback has run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Then {
     Deliver,
