@@ -18,17 +18,27 @@ use serde::de::DeserializeOwned;
 use vitivirt_api::{ApiResource, ObjectKey, kubevirt::KubeVirt};
 use vitivirt_install::{Cluster, Kind, LiveObject, Objects, certificates::KeyPair};
 use vitivirt_runtime::{
+    backoff::Backoff,
     program::Context,
-    reconcile::{Backoff, Executor},
-    watch::{Cache, Change, SyncState, WatchConfig, watch},
+    reconcile::Executor,
+    watch::{Cache, Change, Expression, Selector, SyncState, WatchConfig, watch},
 };
 
 use crate::{router::EventRouter, stored_objects::StoredObjectRecorder};
 
-pub(crate) const MANAGED: &str = "app.kubernetes.io/managed-by in (virt-operator,kubevirt-operator)";
 /// A definition or an APIService says when it is time.
 const SELDOM: Backoff = Backoff::new(Duration::from_secs(3600), Duration::from_secs(3600));
-pub(crate) const SCHEDULABLE: &str = "kubevirt.io/schedulable=true";
+
+/// Selects the objects that virt-operator manages, by both values of the label that KubeVirt releases use.
+pub(crate) fn managed_selector() -> Selector {
+    let values = ["virt-operator", "kubevirt-operator"].map(str::to_owned);
+    Expression::In("app.kubernetes.io/managed-by".to_owned(), values.into()).into()
+}
+
+/// Selects the nodes on which virt-handler runs.
+pub(crate) fn schedulable_selector() -> Selector {
+    Expression::Equal("kubevirt.io/schedulable".to_owned(), "true".to_owned()).into()
+}
 
 /// Handles; clones share the content.
 #[derive(Clone)]
@@ -69,7 +79,7 @@ impl Caches {
             };
             let selection = WatchConfig {
                 // Others' tell which APIs the cluster has.
-                labels: (kind != Kind::ApiService).then(|| MANAGED.to_owned()),
+                labels: if kind == Kind::ApiService { Selector::default() } else { managed_selector() },
                 page_size: 50,
                 absent_retry: if is_optional(kind) { SELDOM } else { WatchConfig::default().absent_retry },
                 ..WatchConfig::default()
@@ -102,7 +112,7 @@ impl Caches {
             nodes: following.start(
                 "nodes",
                 Api::<PartialObjectMeta<Node>>::all(client()),
-                WatchConfig::labels(SCHEDULABLE),
+                WatchConfig::labels(schedulable_selector()),
                 |_| (),
                 router.on(EventRouter::changed),
             ),
@@ -279,7 +289,7 @@ impl Following<'_> {
     {
         let (cache, following) = watch(api, selection, &[], project, on_change, self.context.shutdown.clone());
         let handle = cache.clone();
-        self.context.health.require(name, move || handle.sync_state() != SyncState::Pending);
+        self.context.health.add_readiness_check(name, move || handle.sync_state() != SyncState::Pending);
         self.context.spawn(name, following);
         cache
     }
@@ -297,6 +307,7 @@ fn project(object: DynamicObject) -> LiveObject {
 
 #[cfg(test)]
 mod tests {
+    use kube::core::SelectorExt;
     use vitivirt_install::names::label;
 
     use super::*;
@@ -304,7 +315,7 @@ mod tests {
     #[test]
     fn what_is_selected_carries_our_label() {
         let (key, value) = (label::MANAGED_BY, label::MANAGED_BY_VALUE);
-        assert!(MANAGED.starts_with(key) && MANAGED.contains(value));
+        assert!(managed_selector().matches(&BTreeMap::from([(key.to_owned(), value.to_owned())])));
     }
 
     /// It would be deleted and made again before the watch shows the whole.

@@ -8,7 +8,10 @@ use kube::Api;
 use serde::Deserialize;
 use vitivirt_api::{Failure, ObjectKey};
 use vitivirt_install::{DeploymentConfig, names::VIRT_SYNCHRONIZATION_CONTROLLER};
-use vitivirt_runtime::{program::Context, watch::WatchConfig};
+use vitivirt_runtime::{
+    program::Context,
+    watch::{Expression, WatchConfig},
+};
 
 use crate::{on_demand::OnDemand, router::EventRouter};
 
@@ -48,7 +51,7 @@ impl Synchronization {
             .get::<Pod>(
                 "pods of virt-synchronization-controller",
                 |context| Api::namespaced(context.clients.rate_limited.clone(), namespace),
-                || WatchConfig::labels(&format!("kubevirt.io={name}")),
+                || WatchConfig::labels(Expression::Equal("kubevirt.io".to_owned(), name.to_owned())),
                 |pod| addresses(&pod),
             )
             .await?;

@@ -27,7 +27,7 @@ use vitivirt_machine::{
 };
 use vitivirt_runtime::program::Context;
 use vitivirt_runtime::reconcile::Executor;
-use vitivirt_runtime::watch::{Cache, Change, Entry, IndexFn, SyncState, WatchConfig, watch};
+use vitivirt_runtime::watch::{Cache, Change, Entry, Expression, IndexFn, SyncState, WatchConfig, watch};
 
 pub(crate) use self::kubevirt::{STATUSES, VmEntry, VmiEntry};
 pub(crate) use self::machine::{MachineEntry, address, in_namespace};
@@ -52,7 +52,7 @@ impl Caches {
     /// Follows everything from now on and until the program ends. `wake` learns of every change.
     pub(crate) fn start(context: &Context, namespace: Option<&str>, router: &Arc<EventRouter>) -> Self {
         let mut place = Place { context, namespace, tasks: Vec::new() };
-        let ours = format!("{LABEL_MANAGED_BY}={MANAGED_BY}");
+        let ours = Expression::Equal(LABEL_MANAGED_BY.to_owned(), MANAGED_BY.to_owned());
         let caches = Self {
             machines: place.watch(
                 "machines",
@@ -81,7 +81,7 @@ impl Caches {
             secrets: place.watch(
                 "secrets",
                 place.typed::<PartialObjectMeta<Secret>>(),
-                WatchConfig::labels(&ours),
+                WatchConfig::labels(ours.clone()),
                 &[],
                 SecretEntry::project,
                 router.on(EventRouter::secret_changed),
@@ -89,7 +89,7 @@ impl Caches {
             pvcs: place.watch(
                 "persistentvolumeclaims",
                 place.typed::<PersistentVolumeClaim>(),
-                WatchConfig::labels(&ours),
+                WatchConfig::labels(ours.clone()),
                 &[],
                 PvcEntry::project,
                 router.on(EventRouter::pvc_changed),
@@ -97,7 +97,7 @@ impl Caches {
             attachments: place.watch(
                 "network-attachment-definitions",
                 place.dynamic(&network_attachment_resource()),
-                WatchConfig::labels(&ours),
+                WatchConfig::labels(ours.clone()),
                 &[],
                 AttachmentEntry::project,
                 router.on(EventRouter::attachment_changed),
@@ -105,7 +105,7 @@ impl Caches {
             imports: place.watch(
                 "volumeimportsources",
                 place.dynamic(&import_source_resource()),
-                WatchConfig::labels(&ours),
+                WatchConfig::labels(ours.clone()),
                 &[],
                 ImportEntry::project,
                 router.on(EventRouter::import_changed),
@@ -113,7 +113,7 @@ impl Caches {
             vms: place.watch(
                 "virtualmachines",
                 place.dynamic(&virtual_machine_resource()),
-                WatchConfig::labels(&ours),
+                WatchConfig::labels(ours.clone()),
                 &[],
                 VmEntry::project,
                 router.on(EventRouter::vm_changed),
@@ -121,7 +121,7 @@ impl Caches {
             vmis: place.watch(
                 "virtualmachineinstances",
                 place.dynamic(&virtual_machine_instance_resource()),
-                WatchConfig::labels(LABEL_MACHINE),
+                WatchConfig::labels(Expression::Exists(LABEL_MACHINE.to_owned())),
                 &[],
                 VmiEntry::project,
                 router.on(EventRouter::vmi_changed),
@@ -264,7 +264,7 @@ impl Place<'_> {
     {
         let (cache, following) = watch(api, selection, indexes, project, on_change, self.context.shutdown.clone());
         let handle = cache.clone();
-        self.context.health.require(name, move || handle.sync_state() != SyncState::Pending);
+        self.context.health.add_readiness_check(name, move || handle.sync_state() != SyncState::Pending);
         self.tasks.push((name, Box::pin(following)));
         cache
     }

@@ -15,7 +15,7 @@ use vitivirt_runtime::{
     metrics::Metrics,
 };
 
-use crate::cache::{MANAGED, SCHEDULABLE};
+use crate::cache::{managed_selector, schedulable_selector};
 
 const PAGE: u32 = 50;
 
@@ -64,7 +64,10 @@ impl Reader {
         }
         let has = |kind: Kind| !absent.contains(&kind);
         let nodes: Api<Node> = Api::all(self.client());
-        let nodes = nodes.list_metadata(&ListParams::default().labels(SCHEDULABLE)).await.context("listing nodes")?;
+        let nodes = nodes
+            .list_metadata(&ListParams::default().labels_from(&schedulable_selector()))
+            .await
+            .context("listing nodes")?;
         let monitor_namespace = if has(Kind::ServiceMonitor) { self.monitor_namespace(config).await? } else { None };
         let cluster = Cluster { monitor_namespace, ..Cluster::with(has, nodes.items.len()) };
         Ok(Found { objects, cluster })
@@ -94,7 +97,7 @@ impl Reader {
     }
 
     async fn list(&self, kind: Kind, objects: &mut Objects) -> Result<bool> {
-        let mut parameters = ListParams::default().labels(MANAGED).limit(PAGE);
+        let mut parameters = ListParams::default().labels_from(&managed_selector()).limit(PAGE);
         loop {
             let more = match kind {
                 Kind::CustomResourceDefinition => {
