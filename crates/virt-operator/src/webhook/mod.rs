@@ -23,7 +23,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use vitivirt_runtime::{
     program::Context,
-    server::{self, Answer, Bind, BindError, Limits, text},
+    server::{self, Bind, BindError, HttpResponse, Limits, text_response},
 };
 
 use admit::{Check, admit};
@@ -37,10 +37,10 @@ pub(crate) const PORT: u16 = 8444;
 /// The API server gives an answer ten seconds, and keeps a connection that it does not use for ninety.
 const LIMITS: Limits = Limits {
     connections: 128,
-    silence: Duration::from_secs(5),
-    idle: Duration::from_secs(120),
-    request: Duration::from_secs(8),
-    age: Duration::from_secs(600),
+    first_request_timeout: Duration::from_secs(5),
+    idle_timeout: Duration::from_secs(120),
+    request_timeout: Duration::from_secs(8),
+    max_age: Duration::from_secs(600),
 };
 /// Two objects of the greatest size that fits into etcd, and what is around them.
 const LARGEST: usize = 4 * 1024 * 1024;
@@ -84,7 +84,7 @@ impl Server {
         server::serve(listener, Some(tls), limits, answer, stop).await;
     }
 
-    async fn answer(&self, request: http::Request<Incoming>) -> Result<Answer, Answer> {
+    async fn answer(&self, request: http::Request<Incoming>) -> Result<HttpResponse, HttpResponse> {
         let path = request.uri().path();
         let Some(check) = Check::at(path) else {
             return Err(sentence(StatusCode::NOT_FOUND, "nothing is answered here"));
@@ -108,13 +108,13 @@ impl Server {
         if let [first, ..] = decision.refusals.as_slice() {
             tracing::info!(path = ?check, refusals = decision.refusals.len(), "refused: {first}");
         }
-        let mut answer = Answer::new(Full::new(Bytes::from(decision.write(&uid))));
+        let mut answer = HttpResponse::new(Full::new(Bytes::from(decision.write(&uid))));
         answer.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
         Ok(answer)
     }
 
     /// The body, as far as there is room for it. Who sends slowly holds only what has come.
-    async fn read(&self, mut body: Incoming) -> Result<(Vec<u8>, Option<OwnedSemaphorePermit>), Answer> {
+    async fn read(&self, mut body: Incoming) -> Result<(Vec<u8>, Option<OwnedSemaphorePermit>), HttpResponse> {
         let broken = || sentence(StatusCode::BAD_REQUEST, "the body could not be read to its end");
         let large = || sentence(StatusCode::PAYLOAD_TOO_LARGE, &format!("the body has more than {LARGEST} bytes"));
         if body.size_hint().lower() > LARGEST as u64 {
@@ -139,6 +139,6 @@ impl Server {
     }
 }
 
-fn sentence(status: StatusCode, sentence: &str) -> Answer {
-    text(status, format!("{sentence}\n"))
+fn sentence(status: StatusCode, sentence: &str) -> HttpResponse {
+    text_response(status, format!("{sentence}\n"))
 }

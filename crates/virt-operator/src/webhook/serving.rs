@@ -9,22 +9,22 @@ use anyhow::Context;
 use rcgen::{CertificateParams, DnType, KeyPair};
 use vitivirt_api::kubevirt::Tls;
 use vitivirt_install::certificates;
-use vitivirt_runtime::tls::{Acceptor, Cell, ClientCa, Terms, Version};
+use vitivirt_runtime::tls::{Acceptor, ClientCa, ReloadableTls, TlsPolicy, TlsVersion};
 
 const FALLBACK_NAME: &str = "fallback.certificate.kubevirt.io";
 
 #[derive(Clone)]
-pub(crate) struct Serving(Cell);
+pub(crate) struct Serving(ReloadableTls);
 
 impl Serving {
     pub(crate) fn new() -> anyhow::Result<Self> {
         let fallback = fallback().context("a certificate to begin with could not be made")?;
-        Ok(Self(Cell::new(&fallback).context("the certificate to begin with cannot be used")?))
+        Ok(Self(ReloadableTls::new(&fallback).context("the certificate to begin with cannot be used")?))
     }
 
     /// What the next connections are served with. Cheap if nothing has changed.
     pub(crate) fn set(&self, pair: Option<&certificates::KeyPair>, tls: Option<&Tls>) {
-        let pair = pair.map(|pair| vitivirt_runtime::tls::KeyPair {
+        let pair = pair.map(|pair| vitivirt_runtime::tls::PemKeyPair {
             certificate: pair.certificate.clone(),
             key: pair.key.clone(),
         });
@@ -32,35 +32,35 @@ impl Serving {
     }
 
     pub(super) fn set_authority(&self, authority: Option<ClientCa>) {
-        self.0.set_authority(authority);
+        self.0.set_client_ca(authority);
     }
 
     /// For the kubelet and for Prometheus.
     pub(crate) fn metrics(&self) -> Acceptor {
-        self.0.open()
+        self.0.acceptor()
     }
 
     /// For the API server, which may show who it is.
     pub(super) fn webhooks(&self) -> Acceptor {
-        self.0.asking()
+        self.0.acceptor_with_client_auth()
     }
 }
 
 /// TLS 1.0 and 1.1 cannot be spoken here: what allows them is served with 1.2 and 1.3.
-pub(super) fn terms(tls: Option<&Tls>) -> Terms {
-    let Some(tls) = tls else { return Terms::default() };
-    Terms {
-        minimum: if tls.min_tls_version == "VersionTLS13" { Version::Tls13 } else { Version::Tls12 },
+pub(super) fn terms(tls: Option<&Tls>) -> TlsPolicy {
+    let Some(tls) = tls else { return TlsPolicy::default() };
+    TlsPolicy {
+        min_version: if tls.min_tls_version == "VersionTLS13" { TlsVersion::Tls13 } else { TlsVersion::Tls12 },
         suites: tls.ciphers.clone().unwrap_or_default(),
     }
 }
 
-fn fallback() -> Result<vitivirt_runtime::tls::KeyPair, rcgen::Error> {
+fn fallback() -> Result<vitivirt_runtime::tls::PemKeyPair, rcgen::Error> {
     let key = KeyPair::generate()?;
     let mut parameters = CertificateParams::new([FALLBACK_NAME.to_owned()])?;
     parameters.distinguished_name.push(DnType::CommonName, FALLBACK_NAME);
     let certificate = parameters.self_signed(&key)?;
-    Ok(vitivirt_runtime::tls::KeyPair {
+    Ok(vitivirt_runtime::tls::PemKeyPair {
         certificate: certificate.pem().into_bytes(),
         key: key.serialize_pem().into_bytes(),
     })
@@ -73,7 +73,7 @@ pub(super) fn shortcomings(tls: &Tls) -> Vec<String> {
         format!("virt-operator's own endpoints speak TLS 1.2 and 1.3 only, although {} is allowed", tls.min_tls_version)
     });
     let terms = terms(Some(tls));
-    let suites = terms.not_offered();
+    let suites = terms.unsupported_suites();
     let suites =
         (!suites.is_empty()).then(|| format!("virt-operator's own endpoints do not offer {}", suites.join(", ")));
     version.into_iter().chain(suites).collect()

@@ -414,7 +414,7 @@ async fn a_body_that_is_too_large_is_not_read() {
 
 #[tokio::test]
 async fn a_client_that_is_slow_is_given_up() {
-    let webhook = Webhook::start(&Api::with(json!({})), Limits { request: MOMENT, ..LIMITS }).await;
+    let webhook = Webhook::start(&Api::with(json!({})), Limits { request_timeout: MOMENT, ..LIMITS }).await;
     let answer = trickle(&webhook, "Content-Length: 1000\r\n", b" ", MOMENT / 10).await;
     assert!(answer.starts_with("HTTP/1.1 503") && answer.contains("took too long"), "{answer}");
 }
@@ -441,10 +441,10 @@ async fn a_certificate_is_replaced_without_a_restart() {
 
 #[test]
 fn the_terms_of_the_resource() {
-    use vitivirt_runtime::tls::Version;
+    use vitivirt_runtime::tls::TlsVersion;
     let terms = |tls: Value| serving::terms(Some(&serde_json::from_value(tls).unwrap()));
     assert_eq!(serving::terms(None), Default::default());
-    assert_eq!(terms(json!({"minTLSVersion": "VersionTLS13"})).minimum, Version::Tls13);
-    assert_eq!(terms(json!({"minTLSVersion": "VersionTLS11"})).minimum, Version::Tls12);
+    assert_eq!(terms(json!({"minTLSVersion": "VersionTLS13"})).min_version, TlsVersion::Tls13);
+    assert_eq!(terms(json!({"minTLSVersion": "VersionTLS11"})).min_version, TlsVersion::Tls12);
     assert_eq!(terms(json!({"minTLSVersion": "VersionTLS12", "ciphers": ["A"]})).suites, ["A"]);
 }
