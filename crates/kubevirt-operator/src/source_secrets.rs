@@ -20,7 +20,8 @@ use tokio_util::sync::CancellationToken;
 use vitivirt_api::{Failure, ObjectKey, Target};
 use vitivirt_machine::render::cloud_init::SecretBytes;
 use vitivirt_machine::resolve::SecretSource;
-use vitivirt_runtime::reconcile::{Backoff, classify};
+use vitivirt_runtime::backoff::Backoff;
+use vitivirt_runtime::reconcile::classify;
 
 use crate::router::EventRouter;
 
