@@ -71,6 +71,7 @@ pub(crate) fn recorder(
 async fn send_events(client: Client, reporter: Reporter, mut records: mpsc::Receiver<EventRecord>) {
     let bucket = Bucket::new(EVENTS_PER_SECOND, EVENTS_BURST);
     let mut aggregator = EventAggregator::new(EventLimits::default());
+    #[expect(clippy::disallowed_methods, reason = "the names of events are random")]
     let mut random = SmallRng::from_os_rng();
     loop {
         let due = aggregator.next_due();

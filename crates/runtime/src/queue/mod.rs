@@ -93,7 +93,7 @@ impl<K: Clone + Eq + Hash> Queue<K> {
     }
 
     /// The number of keys that wait for a worker, without delayed ones.
-    pub(crate) fn depth(&self) -> usize {
+    pub fn depth(&self) -> usize {
         self.0.state.lock().depth()
     }
 }

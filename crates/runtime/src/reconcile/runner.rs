@@ -50,6 +50,7 @@ impl<C: Controller> Runner<C> {
     pub async fn run(&self, leadership: Leadership) {
         let depth = self.metrics.queue_depth(C::NAME);
         let mut failures: HashMap<ObjectKey, u32> = HashMap::new();
+        #[expect(clippy::disallowed_methods, reason = "the jitter of retries is random")]
         let mut jitter = SmallRng::from_os_rng();
         let mut reconciles = JoinSet::new();
         loop {

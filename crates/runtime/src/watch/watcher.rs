@@ -104,6 +104,7 @@ async fn run<T, V>(
     T: Resource + Send + 'static,
     V: PartialEq + Send + Sync + 'static,
 {
+    #[expect(clippy::disallowed_methods, reason = "the jitter of retries is random")]
     let mut jitter = SmallRng::from_os_rng();
     let mut events = open();
     let mut failures = 0;

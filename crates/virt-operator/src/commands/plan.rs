@@ -79,6 +79,7 @@ async fn plan(arguments: &PlanArguments, given: KubeVirt) -> Result<Planned> {
     let kubevirt = as_if_applied(given, own.into_iter().next());
     let config = DeploymentConfig::new(&kubevirt, &environment);
     let found = reader.find(&config).await?;
+    #[expect(clippy::disallowed_methods, reason = "the plan is made for the current time")]
     let now = SystemTime::now();
     let wanted = match vitivirt_install::is_of_another_release(&kubevirt, &environment) {
         true => Desired::strategy(&kubevirt, config),
