@@ -14,7 +14,7 @@ pub mod program;
 pub mod queue;
 pub mod reconcile;
 pub mod server;
-pub mod shutdown;
+mod shutdown;
 pub mod telemetry;
 pub mod tls;
 mod verb;

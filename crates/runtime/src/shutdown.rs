@@ -3,9 +3,9 @@
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
-pub mod message {
-    pub const SHUTTING_DOWN: &str = "shutting down";
-    pub const STOPPED: &str = "stopped";
+pub(crate) mod message {
+    pub(crate) const SHUTTING_DOWN: &str = "shutting down";
+    pub(crate) const STOPPED: &str = "stopped";
 }
 
 /// Cancels `shutdown` at the first SIGTERM or SIGINT, and exits the process at the second one.

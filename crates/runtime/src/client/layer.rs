@@ -1,4 +1,4 @@
-//! The tower layer that every request passes on its way to the API server: rate limit, deadline and metrics.
+//! The tower layer of every request to the API server: rate limit, deadline and metrics.
 //!
 //! The deadline covers the whole response, including its body. The body of a watch has no deadline, because a watch
 //! stays open. It ends when nothing arrives for longer than the request asked the server to keep the watch open. The
@@ -94,7 +94,7 @@ where
         // The executor puts the fence into the extensions of its writes.
         let fence = request.extensions().get::<WriteFence>().cloned();
         let layer = self.layer.clone();
-        // Nothing is sent before this future is polled, and it is polled only after the rate limit lets it pass.
+        // Nothing is sent before this future is polled, and it is polled only after the wait for the rate limit.
         let response = self.inner.call(request);
         Box::pin(async move {
             match (verb, &layer.requests) {

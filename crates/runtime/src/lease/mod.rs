@@ -2,7 +2,7 @@
 //! accepts one writer at a time.
 //!
 //! A replica trusts only its own clock. Another replica's lease has expired when this replica has seen it unchanged for
-//! the lease duration; the times in the Lease do not matter. A leader stops its work `renew_deadline` after the begin of
+//! the lease duration; the times in the Lease do not matter. A leader stops its work `renew_deadline` after the start of
 //! its last successful renewal. No other replica saw that renewal earlier than it began, and each waits at least
 //! `duration` after it saw it, so the leader stops first.
 //!

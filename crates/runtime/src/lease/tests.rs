@@ -76,35 +76,35 @@ struct Journal {
 
 struct Working {
     journal: Arc<Journal>,
-    who: String,
+    name: String,
 }
 
 impl Drop for Working {
     fn drop(&mut self) {
         self.journal.working.fetch_sub(1, Ordering::SeqCst);
-        self.journal.note(&self.who, "stopped");
+        self.journal.note(&self.name, "stopped");
     }
 }
 
 impl Journal {
-    fn note(&self, who: &str, what: &'static str) {
-        self.entries.lock().push((Instant::now(), who.to_owned(), what));
+    fn note(&self, name: &str, what: &'static str) {
+        self.entries.lock().push((Instant::now(), name.to_owned(), what));
     }
 
-    fn begin(self: &Arc<Self>, who: &str) -> Working {
+    fn begin(self: &Arc<Self>, name: &str) -> Working {
         let now = self.working.fetch_add(1, Ordering::SeqCst) + 1;
         self.most.fetch_max(now, Ordering::SeqCst);
-        self.note(who, "began");
-        Working { journal: self.clone(), who: who.to_owned() }
+        self.note(name, "began");
+        Working { journal: self.clone(), name: name.to_owned() }
     }
 
-    fn when(&self, who: &str, what: &str) -> Option<Instant> {
-        self.entries.lock().iter().rev().find(|(_, by, did)| by == who && *did == what).map(|(at, ..)| *at)
+    fn when(&self, name: &str, what: &str) -> Option<Instant> {
+        self.entries.lock().iter().rev().find(|(_, by, did)| by == name && *did == what).map(|(at, ..)| *at)
     }
 
-    async fn until(&self, who: &str, what: &str) -> Instant {
+    async fn until(&self, name: &str, what: &str) -> Instant {
         loop {
-            if let Some(at) = self.when(who, what) {
+            if let Some(at) = self.when(name, what) {
                 return at;
             }
             tokio::time::sleep(Duration::from_millis(1)).await;
@@ -118,12 +118,12 @@ struct Replica {
     task: JoinHandle<Result<(), LeaseError>>,
 }
 
-fn elector(client: kube::Client, who: &str) -> Elector {
+fn elector(client: kube::Client, name: &str) -> Elector {
     Elector {
         client,
         namespace: "ns".to_owned(),
         name: "l".to_owned(),
-        identity: who.to_owned(),
+        identity: name.to_owned(),
         timing: Timing::default(),
         drain: Duration::from_secs(2),
         metrics: Arc::new(Metrics::new("test")),
@@ -131,14 +131,14 @@ fn elector(client: kube::Client, who: &str) -> Elector {
 }
 
 /// `obedient`: the work stops when it is asked to. Otherwise it ends only when it is dropped.
-fn replica(server: &Arc<TestApiServer>, journal: &Arc<Journal>, who: &'static str, obedient: bool) -> Replica {
+fn replica(server: &Arc<TestApiServer>, journal: &Arc<Journal>, name: &'static str, obedient: bool) -> Replica {
     let (client, link) = server.client();
     let (shutdown, journal) = (CancellationToken::new(), journal.clone());
-    let elector = elector(client, who);
+    let elector = elector(client, name);
     let token = shutdown.clone();
     let task = tokio::spawn(async move {
         let lead = |leadership: Leadership| {
-            let working = journal.begin(who);
+            let working = journal.begin(name);
             async move {
                 let _working = working;
                 if obedient {
@@ -169,8 +169,8 @@ async fn a_dead_holder_is_replaced_within_17_seconds() {
     a.link.cut();
     a.task.abort();
     let death = Instant::now();
-    let taken = journal.until("b", "began").await;
-    assert!(taken - death <= Duration::from_secs(17), "{:?}", taken - death);
+    let acquired = journal.until("b", "began").await;
+    assert!(acquired - death <= Duration::from_secs(17), "{:?}", acquired - death);
     assert_eq!(journal.most.load(Ordering::SeqCst), 1);
     assert_eq!(holder_of(&server), "b");
 }
@@ -185,8 +185,8 @@ async fn after_a_signal_another_replica_leads_within_3_seconds_even_if_the_work_
         tokio::time::sleep(Duration::from_secs(30)).await;
         a.shutdown.cancel();
         let signal = Instant::now();
-        let taken = journal.until("b", "began").await;
-        assert!(taken - signal < Duration::from_secs(3), "{:?}", taken - signal);
+        let acquired = journal.until("b", "began").await;
+        assert!(acquired - signal < Duration::from_secs(3), "{:?}", acquired - signal);
         assert_eq!(journal.most.load(Ordering::SeqCst), 1);
         assert!(a.task.await.unwrap().is_ok());
     }
@@ -203,8 +203,8 @@ async fn a_holder_without_connection_stops_before_another_replica_can_acquire_th
         a.link.cut();
         let cut = Instant::now();
         let stopped = journal.until("a", "stopped").await;
-        let taken = journal.until("b", "began").await;
-        assert!(stopped < taken);
+        let acquired = journal.until("b", "began").await;
+        assert!(stopped < acquired);
         assert!(stopped - cut <= Duration::from_secs(if obedient { 10 } else { 14 }), "{:?}", stopped - cut);
         assert_eq!(journal.most.load(Ordering::SeqCst), 1);
         // With its connection restored it is on standby.
@@ -284,7 +284,7 @@ async fn at_most_one_replica_works_under_random_network_faults() {
         let (server, journal) = (TestApiServer::new(), Arc::new(Journal::default()));
         let all: Vec<Replica> = [("a", true), ("b", false), ("c", true)]
             .into_iter()
-            .map(|(who, obedient)| replica(&server, &journal, who, obedient))
+            .map(|(name, obedient)| replica(&server, &journal, name, obedient))
             .collect();
         for _ in 0..40 {
             let link = &all[random.random_range(0..all.len())].link;

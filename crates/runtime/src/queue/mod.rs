@@ -1,5 +1,5 @@
 //! The work queue. It contains every key at most once, in the order in which keys were enqueued, and never gives one key
-//! to two workers. An object that its own writes enqueue goes to the end, behind all waiting objects.
+//! to two workers. An object that its own writes enqueue waits behind all waiting objects.
 //!
 //! `state` contains the rules. This module adds the clock and the waiting workers.
 
@@ -21,9 +21,9 @@ use self::state::QueueState;
 const REQUEUE_DROPPED_AFTER: Duration = Duration::from_secs(1);
 
 /// A handle to a queue. Clones share it.
-pub struct Queue<K>(Arc<Shared<K>>);
+pub struct Queue<K>(Arc<SharedQueue<K>>);
 
-struct Shared<K> {
+struct SharedQueue<K> {
     state: Mutex<QueueState<K>>,
     changed: Notify,
     window: Duration,
@@ -44,7 +44,7 @@ impl<K: Clone + Eq + Hash> Default for Queue<K> {
 impl<K: Clone + Eq + Hash> Queue<K> {
     /// `window` is the delay of [`Self::add_coalesced`].
     pub fn new(window: Duration) -> Self {
-        Self(Arc::new(Shared { state: Mutex::new(QueueState::default()), changed: Notify::new(), window }))
+        Self(Arc::new(SharedQueue { state: Mutex::new(QueueState::default()), changed: Notify::new(), window }))
     }
 
     pub fn add(&self, key: K) {
@@ -53,7 +53,7 @@ impl<K: Clone + Eq + Hash> Queue<K> {
     }
 
     /// If the key is already delayed, the earlier time wins.
-    pub fn add_after(&self, key: K, delay: Duration) {
+    pub(crate) fn add_after(&self, key: K, delay: Duration) {
         self.0.state.lock().add_at(key, Instant::now() + delay);
         self.0.changed.notify_one();
     }

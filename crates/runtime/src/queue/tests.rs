@@ -233,17 +233,17 @@ async fn several_workers_on_threads_share_one_queue() {
     const KEYS: usize = 7;
     let queue: Queue<usize> = Queue::default();
     let busy: Arc<Vec<AtomicBool>> = Arc::new((0..KEYS).map(|_| AtomicBool::new(false)).collect());
-    let asked: Arc<Vec<AtomicU64>> = Arc::new((0..KEYS).map(|_| AtomicU64::new(0)).collect());
+    let requested: Arc<Vec<AtomicU64>> = Arc::new((0..KEYS).map(|_| AtomicU64::new(0)).collect());
     let served: Arc<Vec<AtomicU64>> = Arc::new((0..KEYS).map(|_| AtomicU64::new(0)).collect());
     let workers: Vec<_> = (0..4)
         .map(|_| {
-            let (queue, busy, asked, served) = (queue.clone(), busy.clone(), asked.clone(), served.clone());
+            let (queue, busy, requested, served) = (queue.clone(), busy.clone(), requested.clone(), served.clone());
             tokio::spawn(async move {
                 loop {
                     let item = queue.next().await;
                     let key = *item;
                     assert!(!busy[key].swap(true, Ordering::SeqCst), "two workers on {key}");
-                    let seen = asked[key].load(Ordering::SeqCst);
+                    let seen = requested[key].load(Ordering::SeqCst);
                     tokio::task::yield_now().await;
                     served[key].store(seen, Ordering::SeqCst);
                     busy[key].store(false, Ordering::SeqCst);
@@ -254,7 +254,7 @@ async fn several_workers_on_threads_share_one_queue() {
         .collect();
     for n in 0..20_000 {
         let key = n % KEYS;
-        asked[key].fetch_add(1, Ordering::SeqCst);
+        requested[key].fetch_add(1, Ordering::SeqCst);
         if n % 3 == 0 {
             queue.add_after(key, Duration::from_micros(50));
         } else {
@@ -265,7 +265,7 @@ async fn several_workers_on_threads_share_one_queue() {
         }
     }
     let all_served = async {
-        while (0..KEYS).any(|key| served[key].load(Ordering::SeqCst) != asked[key].load(Ordering::SeqCst)) {
+        while (0..KEYS).any(|key| served[key].load(Ordering::SeqCst) != requested[key].load(Ordering::SeqCst)) {
             tokio::task::yield_now().await;
         }
     };

@@ -44,7 +44,7 @@ pub type HttpResponse = Response<Full<Bytes>>;
 pub struct Limits {
     /// Concurrent connections. Further ones wait to be accepted.
     pub connections: usize,
-    /// From the begin of a connection until its first request.
+    /// From the start of a connection until its first request.
     pub first_request_timeout: Duration,
     /// Between two requests. A client that reuses connections should have a shorter timeout.
     pub idle_timeout: Duration,

@@ -185,9 +185,9 @@ impl TestApiServer {
             return;
         }
         state.not_served.insert(collection.to_owned());
-        let gone: Vec<ObjectPath> =
+        let deleted: Vec<ObjectPath> =
             state.objects.keys().filter(|path| path.collection == collection).cloned().collect();
-        for path in gone {
+        for path in deleted {
             let object = state.objects.remove(&path).unwrap();
             self.publish(&mut state, &path, "DELETED", object);
         }
@@ -197,8 +197,9 @@ impl TestApiServer {
     pub(crate) fn remove_namespace(&self, namespace: &str) {
         let mut state = self.state.lock();
         state.missing_namespaces.insert(namespace.to_owned());
-        let gone: Vec<ObjectPath> = state.objects.keys().filter(|path| path.namespace == namespace).cloned().collect();
-        for path in gone {
+        let deleted: Vec<ObjectPath> =
+            state.objects.keys().filter(|path| path.namespace == namespace).cloned().collect();
+        for path in deleted {
             let object = state.objects.remove(&path).unwrap();
             self.publish(&mut state, &path, "DELETED", object);
         }

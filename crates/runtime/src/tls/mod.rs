@@ -50,9 +50,9 @@ pub enum TlsError {
 
 /// A handle to the TLS configuration of new connections. Clones share it.
 #[derive(Clone)]
-pub struct ReloadableTls(Arc<Shared>);
+pub struct ReloadableTls(Arc<SharedTls>);
 
-struct Shared {
+struct SharedTls {
     inputs: Mutex<TlsInputs>,
     configs: RwLock<TlsConfigs>,
 }
@@ -93,7 +93,7 @@ impl ReloadableTls {
     pub fn new(fallback: &PemKeyPair) -> Result<Self, TlsError> {
         let inputs = TlsInputs { key: Some(Arc::new(certified_key(fallback)?)), ..TlsInputs::default() };
         let configs = inputs.build_configs()?;
-        Ok(Self(Arc::new(Shared { inputs: Mutex::new(inputs), configs: RwLock::new(configs) })))
+        Ok(Self(Arc::new(SharedTls { inputs: Mutex::new(inputs), configs: RwLock::new(configs) })))
     }
 
     /// Sets the certificate and the policy of new connections. `None` keeps the last valid certificate: a deleted Secret

@@ -133,7 +133,7 @@ impl Connected {
         Ok(Self { sender, certificate, version, suite })
     }
 
-    /// Whether an answer comes. In TLS 1.3 a client learns only from the first read that it was refused.
+    /// Whether the server responds. In TLS 1.3 only the first read of a client shows that the server rejected it.
     async fn works(&mut self) -> bool {
         let request = http::Request::get("/").header("host", HOST).body(Empty::new()).unwrap();
         match self.sender.send_request(request).await {

@@ -47,7 +47,7 @@ type Project<V> = Box<dyn Fn(Value) -> Result<Entry<V>, serde_json::Error> + Sen
 type OnChange<V> = Box<dyn Fn(&Change<V>) + Send + Sync>;
 
 /// A handle to a cache. Clones share the content.
-pub struct Cache<V>(Arc<Shared<V>>);
+pub struct Cache<V>(Arc<SharedCache<V>>);
 
 impl<V> Clone for Cache<V> {
     fn clone(&self) -> Self {
@@ -55,7 +55,7 @@ impl<V> Clone for Cache<V> {
     }
 }
 
-struct Shared<V> {
+struct SharedCache<V> {
     store: RwLock<Store<V>>,
     sync: watch::Sender<SyncState>,
     status: RwLock<WatchStatus>,
@@ -86,7 +86,7 @@ impl<V: PartialEq + Send + Sync + 'static> Cache<V> {
     where
         K: Resource + DeserializeOwned + 'static,
     {
-        Self(Arc::new(Shared {
+        Self(Arc::new(SharedCache {
             store: RwLock::new(Store::new(indexes)),
             sync: watch::Sender::new(SyncState::Pending),
             status: RwLock::default(),

@@ -289,7 +289,7 @@ mod tests {
         let mut store = store();
         store.apply_watched(key("a"), entry("u", "8", "old"));
         assert!(store.apply_own_write(key("a"), entry("u", "10", "mine"), true).is_some());
-        assert!(store.apply_watched(key("a"), entry("u", "9", "late news")).is_none());
+        assert!(store.apply_watched(key("a"), entry("u", "9", "outdated")).is_none());
         assert_eq!(value(&store, "a").as_deref(), Some("mine"));
         // The watch delivers the write itself: nothing changes.
         assert!(store.apply_watched(key("a"), entry("u", "10", "mine")).is_none());

@@ -260,7 +260,7 @@ impl Controller for TestController {
     }
 }
 
-struct Bench {
+struct RunnerTest {
     server: Arc<TestApiServer>,
     link: Arc<Link>,
     events: Arc<Link>,
@@ -277,11 +277,11 @@ async fn lead(runner: Arc<Runner<TestController>>, leadership: Leadership) {
     runner.run(leadership).await;
 }
 
-fn bench(options: RunnerOptions) -> Bench {
-    bench_on(TestApiServer::new(), options)
+fn runner_test(options: RunnerOptions) -> RunnerTest {
+    runner_test_on(TestApiServer::new(), options)
 }
 
-fn bench_on(server: Arc<TestApiServer>, options: RunnerOptions) -> Bench {
+fn runner_test_on(server: Arc<TestApiServer>, options: RunnerOptions) -> RunnerTest {
     let (client, link) = server.client();
     let metrics = Arc::new(Metrics::new("test"));
     let reporter = Reporter { controller: "test".to_owned(), instance: "test-1".to_owned() };
@@ -307,10 +307,10 @@ fn bench_on(server: Arc<TestApiServer>, options: RunnerOptions) -> Bench {
     let (runner, stop) = (Arc::new(runner), CancellationToken::new());
     let leadership = Leadership::without_lease(stop.clone());
     let running = tokio::spawn(lead(runner.clone(), leadership.clone()));
-    Bench { server, link, events: events_link, controller, queue, metrics, stop, running, runner, leadership }
+    RunnerTest { server, link, events: events_link, controller, queue, metrics, stop, running, runner, leadership }
 }
 
-impl Bench {
+impl RunnerTest {
     fn add(&self, name: &str) {
         self.queue.add(ObjectKey::namespaced("ns", name));
     }
@@ -322,19 +322,19 @@ impl Bench {
 
 #[tokio::test(start_paused = true)]
 async fn a_failing_object_does_not_affect_others() {
-    let bench = bench(RunnerOptions { workers: 3, reconcile_deadline: Duration::from_secs(30), resync: None });
+    let test = runner_test(RunnerOptions { workers: 3, reconcile_deadline: Duration::from_secs(30), resync: None });
     for name in ["panics", "hangs", "invalid", "gone", "good-1", "good-2"] {
-        bench.add(name);
+        test.add(name);
     }
     tokio::time::sleep(Duration::from_secs(1)).await;
-    assert!(bench.server.get(MAPS, "ns", "good-1").is_some() && bench.server.get(MAPS, "ns", "good-2").is_some());
+    assert!(test.server.get(MAPS, "ns", "good-1").is_some() && test.server.get(MAPS, "ns", "good-2").is_some());
     tokio::time::sleep(Duration::from_secs(600)).await;
     // A panic and a hang are retried with increasing delays, and an invalid object slowly.
-    assert!((5..30).contains(&bench.reconciles("panics").len()), "{}", bench.reconciles("panics").len());
-    assert!(bench.reconciles("hangs").len() > 3);
-    assert!((4..=6).contains(&bench.reconciles("invalid").len()), "{}", bench.reconciles("invalid").len());
-    assert_eq!([bench.reconciles("gone").len(), bench.reconciles("good-1").len()], [1, 1]);
-    let text = bench.metrics.encode().unwrap();
+    assert!((5..30).contains(&test.reconciles("panics").len()), "{}", test.reconciles("panics").len());
+    assert!(test.reconciles("hangs").len() > 3);
+    assert!((4..=6).contains(&test.reconciles("invalid").len()), "{}", test.reconciles("invalid").len());
+    assert_eq!([test.reconciles("gone").len(), test.reconciles("good-1").len()], [1, 1]);
+    let text = test.metrics.encode().unwrap();
     for line in [
         "test_reconciliation_errors_total{controller=\"TestController\",error_type=\"Wrong\"}",
         "test_reconciliation_errors_by_class_total{controller=\"TestController\",class=\"Invalid\"}",
@@ -343,15 +343,15 @@ async fn a_failing_object_does_not_affect_others() {
     }
     assert!(text.contains("error_type=\"Panic\"") && text.contains("error_type=\"ReconcileDeadlineExceeded\""));
     // Two events for the two created objects, and none for the failing ones.
-    assert_eq!(bench.events.count(Verb::Create), 2);
+    assert_eq!(test.events.count(Verb::Create), 2);
 }
 
 /// The metric has the reason of the condition, whether a request failed or no request was sent.
 #[tokio::test(start_paused = true)]
 async fn an_error_of_the_report_is_counted_once_by_its_reason() {
-    let bench = bench(RunnerOptions::default());
+    let test = runner_test(RunnerOptions::default());
     let count = |line: &str| {
-        let text = bench.metrics.encode().unwrap();
+        let text = test.metrics.encode().unwrap();
         let name = format!("test_reconciliation_errors{line} ");
         text.lines().find_map(|have| have.strip_prefix(&name)?.parse::<u64>().ok()).unwrap_or_default()
     };
@@ -361,15 +361,15 @@ async fn an_error_of_the_report_is_counted_once_by_its_reason() {
             by_type.map(|name| count(&format!("_total{{controller=\"TestController\",error_type=\"{name}\"}}")));
         (by_type, count("_by_class_total{controller=\"TestController\",class=\"Invalid\"}"))
     };
-    bench.add("reported");
+    test.add("reported");
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert_eq!(counts(), ([1, 0], 0), "nothing failed");
-    bench.link.faults.lock().push_back(LinkFault::Reject(Verb::Create, 403));
-    bench.add("reported-rejection");
+    test.link.faults.lock().push_back(LinkFault::Reject(Verb::Create, 403));
+    test.add("reported-rejection");
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert_eq!(counts(), ([2, 0], 1), "the class is that of the failure");
-    bench.link.faults.lock().push_back(LinkFault::Reject(Verb::Create, 403));
-    bench.add("not-in-the-report");
+    test.link.faults.lock().push_back(LinkFault::Reject(Verb::Create, 403));
+    test.add("not-in-the-report");
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert_eq!(counts(), ([2, 1], 2), "a failure without a condition is counted by its own reason");
 }
@@ -377,20 +377,20 @@ async fn an_error_of_the_report_is_counted_once_by_its_reason() {
 /// As after the loss of the lease: the work is dropped, and some time later this replica leads again.
 #[tokio::test(start_paused = true)]
 async fn the_next_leadership_repeats_a_reconcile_that_was_dropped() {
-    let bench = bench(RunnerOptions::default());
-    bench.add("slow");
+    let test = runner_test(RunnerOptions::default());
+    test.add("slow");
     tokio::time::sleep(Duration::from_secs(1)).await;
-    bench.running.abort();
-    bench.leadership.ended().await;
-    assert_eq!((bench.reconciles("slow").len(), bench.link.writes()), (1, 0));
-    bench.server.put(MAPS, json!({ "metadata": { "name": "unrelated", "namespace": "ns" } }));
-    tokio::spawn(lead(bench.runner.clone(), Leadership::without_lease(CancellationToken::new())));
+    test.running.abort();
+    test.leadership.ended().await;
+    assert_eq!((test.reconciles("slow").len(), test.link.writes()), (1, 0));
+    test.server.put(MAPS, json!({ "metadata": { "name": "unrelated", "namespace": "ns" } }));
+    tokio::spawn(lead(test.runner.clone(), Leadership::without_lease(CancellationToken::new())));
     tokio::time::sleep(Duration::from_secs(10)).await;
-    assert_eq!(bench.reconciles("slow").len(), 2);
+    assert_eq!(test.reconciles("slow").len(), 2);
     // A key that is enqueued again is reconciled once more.
-    bench.add("slow");
+    test.add("slow");
     tokio::time::sleep(Duration::from_secs(60)).await;
-    assert_eq!(bench.reconciles("slow").len(), 3);
+    assert_eq!(test.reconciles("slow").len(), 3);
 }
 
 #[tokio::test(start_paused = true)]
@@ -398,72 +398,72 @@ async fn a_name_conflict_is_retried_slowly_and_more_often_with_a_short_resync() 
     for (resync, reconciles) in [(None, 4..=6), (Some(Duration::from_secs(10)), 55..=80)] {
         let server = TestApiServer::new();
         server.put(MAPS, json!({ "metadata": { "name": "a", "namespace": "ns" } }));
-        let bench = bench_on(server, RunnerOptions { resync, ..RunnerOptions::default() });
-        *bench.controller.stubborn.lock() = true;
-        bench.add("a");
+        let test = runner_test_on(server, RunnerOptions { resync, ..RunnerOptions::default() });
+        *test.controller.stubborn.lock() = true;
+        test.add("a");
         tokio::time::sleep(Duration::from_secs(600)).await;
-        assert!(reconciles.contains(&bench.reconciles("a").len()), "{}", bench.reconciles("a").len());
-        assert!(bench.metrics.encode().unwrap().contains("error_type=\"NameTaken\""));
+        assert!(reconciles.contains(&test.reconciles("a").len()), "{}", test.reconciles("a").len());
+        assert!(test.metrics.encode().unwrap().contains("error_type=\"NameTaken\""));
         // After the conflicting object is deleted, the retry succeeds without a change of our object.
-        bench.server.remove(MAPS, "ns", "a");
+        test.server.remove(MAPS, "ns", "a");
         tokio::time::sleep(Duration::from_secs(310)).await;
-        assert!(bench.server.get(MAPS, "ns", "a").is_some());
+        assert!(test.server.get(MAPS, "ns", "a").is_some());
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn the_requeue_delay_of_a_report_does_not_shorten_the_retry_delay_of_a_failure() {
-    let bench = bench(RunnerOptions::default());
-    *bench.controller.stubborn.lock() = true;
+    let test = runner_test(RunnerOptions::default());
+    *test.controller.stubborn.lock() = true;
     for _ in 0..8 {
-        bench.link.faults.lock().push_back(LinkFault::Reject(Verb::Create, 403));
+        test.link.faults.lock().push_back(LinkFault::Reject(Verb::Create, 403));
     }
-    bench.add("eager");
+    test.add("eager");
     tokio::time::sleep(Duration::from_secs(100)).await;
     // A 403 without an authorization message counts as rejected by admission: 30 seconds, a minute, and so on.
-    assert!((2..=4).contains(&bench.reconciles("eager").len()), "{}", bench.reconciles("eager").len());
+    assert!((2..=4).contains(&test.reconciles("eager").len()), "{}", test.reconciles("eager").len());
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_replica_that_is_not_the_leader_sends_no_events_and_no_status() {
-    let bench = bench(RunnerOptions::default());
-    bench.leadership.fence.close_for_test();
-    bench.add("talkative");
+    let test = runner_test(RunnerOptions::default());
+    test.leadership.fence.close_for_test();
+    test.add("talkative");
     tokio::time::sleep(Duration::from_secs(5)).await;
-    assert!(!bench.reconciles("talkative").is_empty());
-    assert_eq!((bench.link.writes(), bench.events.writes()), (0, 0));
+    assert!(!test.reconciles("talkative").is_empty());
+    assert_eq!((test.link.writes(), test.events.writes()), (0, 0));
 }
 
 #[tokio::test(start_paused = true)]
 async fn workers_are_limited_and_running_reconciles_end_before_the_runner() {
-    let bench = bench(RunnerOptions { workers: 3, ..RunnerOptions::default() });
+    let test = runner_test(RunnerOptions { workers: 3, ..RunnerOptions::default() });
     for n in 0..50 {
-        bench.add(&format!("m{n}"));
+        test.add(&format!("m{n}"));
     }
     tokio::time::sleep(Duration::from_millis(15)).await;
-    bench.stop.cancel();
-    bench.running.await.unwrap();
-    assert_eq!(bench.controller.most.load(Ordering::SeqCst), 3);
-    assert_eq!(bench.controller.running.load(Ordering::SeqCst), 0);
-    let started = bench.controller.reconciles.lock().len();
+    test.stop.cancel();
+    test.running.await.unwrap();
+    assert_eq!(test.controller.most.load(Ordering::SeqCst), 3);
+    assert_eq!(test.controller.running.load(Ordering::SeqCst), 0);
+    let started = test.controller.reconciles.lock().len();
     assert!((3..=6).contains(&started), "{started}");
     // Every started reconcile has ended.
-    assert_eq!(bench.link.count(Verb::Create), started);
+    assert_eq!(test.link.count(Verb::Create), started);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_failed_write_is_retried_until_it_succeeds() {
-    let bench = bench(RunnerOptions { resync: Some(Duration::from_secs(30)), ..RunnerOptions::default() });
-    bench.link.faults.lock().push_back(LinkFault::Reject(Verb::Create, 503));
-    bench.add("a");
+    let test = runner_test(RunnerOptions { resync: Some(Duration::from_secs(30)), ..RunnerOptions::default() });
+    test.link.faults.lock().push_back(LinkFault::Reject(Verb::Create, 503));
+    test.add("a");
     tokio::time::sleep(Duration::from_secs(2)).await;
-    let reconciles = bench.reconciles("a");
+    let reconciles = test.reconciles("a");
     assert_eq!(reconciles.len(), 2);
     assert!(reconciles[1] - reconciles[0] >= Duration::from_millis(125));
     // After that only the resync reconciles it, without a request.
     tokio::time::sleep(Duration::from_secs(300)).await;
-    assert!((11..=15).contains(&bench.reconciles("a").len()), "{}", bench.reconciles("a").len());
-    assert_eq!(bench.link.requests.lock().len(), 1);
+    assert!((11..=15).contains(&test.reconciles("a").len()), "{}", test.reconciles("a").len());
+    assert_eq!(test.link.requests.lock().len(), 1);
 }
 
 #[test]
@@ -479,6 +479,25 @@ fn the_class_of_a_failure_determines_the_retry_delay() {
     );
     assert!(delay(ErrorClass::Forbidden, 0) >= Duration::from_millis(2_500));
     assert!(delay(ErrorClass::Bug, 9) >= Duration::from_secs(150));
-    let asked = Failure::transient("R", "m").retry_after(Duration::from_secs(7));
-    assert_eq!(retry_delay(&asked, 0, &mut random), Duration::from_secs(7));
+    let failure = Failure::transient("R", "m").retry_after(Duration::from_secs(7));
+    assert_eq!(retry_delay(&failure, 0, &mut random), Duration::from_secs(7));
+}
+
+#[test]
+fn a_failed_status_write_replaces_only_causes_that_are_retried_slowly() {
+    let failure = |class| Failure::new(class, "Cause", "m");
+    let status_error = Failure::transient("Status", "m");
+    for (class, expected) in [
+        (ErrorClass::Transient, "Cause"),
+        (ErrorClass::Conflict, "Cause"),
+        (ErrorClass::Bug, "Cause"),
+        (ErrorClass::Invalid, "Status"),
+        (ErrorClass::Forbidden, "Status"),
+    ] {
+        let resolved = resolve_failure(Some(failure(class)), Some(status_error.clone()));
+        assert_eq!(resolved.map(|failure| failure.reason), Some(expected), "{class:?}");
+        assert_eq!(resolve_failure(Some(failure(class)), None), Some(failure(class)));
+    }
+    assert_eq!(resolve_failure(None, Some(status_error.clone())), Some(status_error));
+    assert_eq!(resolve_failure(None, None), None);
 }

@@ -60,8 +60,8 @@ async fn a_patch_replaces_the_field_tests_the_uid_and_updates_the_cache() {
     assert_eq!(link.count(Verb::Get), 0);
     let foreign = patch("another", vec![set("/data/value", "x")]);
     assert_eq!(failure(&executor, foreign).await, (ErrorClass::Conflict, reason::OBJECT_CHANGED));
-    let refused = patch(&uid, vec![set("/data/not a key", "x")]);
-    assert_eq!(failure(&executor, refused).await, (ErrorClass::Invalid, reason::INVALID_OBJECT));
+    let rejected = patch(&uid, vec![set("/data/not a key", "x")]);
+    assert_eq!(failure(&executor, rejected).await, (ErrorClass::Invalid, reason::INVALID_OBJECT));
     assert_eq!(server.get(MAPS, "ns", "a").unwrap()["data"], json!({ "other": "new" }));
 }
 
