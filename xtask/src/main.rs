@@ -1,5 +1,7 @@
 //! Development commands of the project. `cargo xtask --help` lists them.
 
+#![expect(clippy::disallowed_methods, reason = "these commands measure and drive real programs in real time")]
+
 mod bench;
 mod chaos;
 mod demo;

@@ -17,8 +17,8 @@ pub use failure::{ErrorClass, Failure, reason};
 pub use key::ObjectKey;
 pub use kube_core::ApiResource;
 pub use plan::{
-    Body, EventKind, EventRecord, EventSubject, LazyWrite, Operation, Outcome, Plan, Propagation, Report, StatusWrite,
-    Step, Stop, Target, Wait, Write, remove_finalizer,
+    Body, EventKind, EventRecord, EventSubject, LazyWrite, Operation, Outcome, Plan, Report, StatusWrite, Step, Stop,
+    Target, Wait, Write, remove_finalizer,
 };
 
 /// The registry and owner of the images of both programs.

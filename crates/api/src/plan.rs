@@ -67,15 +67,6 @@ impl From<Value> for Body {
     }
 }
 
-/// How the dependents of a deleted object go.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Propagation {
-    #[default]
-    Background,
-    Foreground,
-    Orphan,
-}
-
 /// One request that changes something.
 #[derive(Clone, PartialEq)]
 pub enum Write {
@@ -89,8 +80,9 @@ pub enum Write {
     /// A JSON patch that first tests the UID. It is for objects that were made by `Create`, and for what must be exact:
     /// a replaced field loses what others added to it, which server-side apply would leave alone.
     Patch { target: Target, uid: String, operations: Vec<Operation> },
-    /// Carries the UID as a precondition. An object that is gone already counts as deleted.
-    Delete { target: Target, uid: String, propagation: Propagation },
+    /// Carries the UID as a precondition. An object that does not exist counts as deleted. The garbage collector deletes
+    /// its dependents in the background.
+    Delete { target: Target, uid: String },
     /// One of the above whose body is big, so that it is made when its turn has come and forgotten when it was sent. It
     /// has the same verb and target.
     Lazy { target: Target, verb: &'static str, make: LazyWrite },

@@ -7,9 +7,7 @@ use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use k8s_openapi::api::core::v1::Namespace;
 use serde_json::{Value, json};
-use vitivirt_api::{
-    Body, Failure, ObjectKey, Operation, Plan, Propagation, Step, Target, Wait, Write, kubevirt::KubeVirt,
-};
+use vitivirt_api::{Body, Failure, ObjectKey, Operation, Plan, Step, Target, Wait, Write, kubevirt::KubeVirt};
 
 use crate::{
     config::DeploymentConfig,
@@ -430,7 +428,7 @@ pub fn obsolete(observed: &Observed) -> Vec<(Kind, ObjectKey)> {
 
 fn delete(kind: Kind, key: &ObjectKey, live: &LiveObject) -> Write {
     let target = Target::new(kind.resource(), key.clone());
-    Write::Delete { target, uid: live.uid.clone(), propagation: Propagation::Background }
+    Write::Delete { target, uid: live.uid.clone() }
 }
 
 /// A turn by what it is mostly about.

@@ -171,9 +171,9 @@ impl MachineMetrics {
         }
         let exists = |class: &&str| classes.get(&ObjectKey::cluster(class)).is_some();
         let storage_class = new.storage_class.as_deref().filter(exists).unwrap_or(UNKNOWN).to_owned();
-        self.provisioning
-            .get_or_create(&StorageClassLabel { storage_class })
-            .observe(seconds_since(new.created, Timestamp::now()));
+        #[expect(clippy::disallowed_methods, reason = "the metric is the time until now")]
+        let seconds = seconds_since(new.created, Timestamp::now());
+        self.provisioning.get_or_create(&StorageClassLabel { storage_class }).observe(seconds);
     }
 
     /// Updates the metrics after a reconcile that reports this status.

@@ -77,6 +77,7 @@ impl Observer {
             vmi: self.caches.vmis.entry(key).as_ref().map(VmiEntry::view),
             macs_in_use: resolved.map(|resolved| self.macs_in_use(key, &machine, &resolved)).unwrap_or_default(),
             machine,
+            #[expect(clippy::disallowed_methods, reason = "a reconcile observes the current time here")]
             now: Timestamp::now(),
         };
         if observed.is_deleting() && observed.vm.is_none() {

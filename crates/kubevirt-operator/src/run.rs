@@ -110,6 +110,7 @@ fn program(settings: &Settings) -> Program {
         metrics_prefix: "kubevirt_operator",
         listeners: listeners(settings),
         lease: settings.leader_election.then(|| LeaseName { namespace, name: NAME.to_owned() }),
+        #[expect(clippy::disallowed_methods, reason = "the identity of a process is random")]
         identity: identity(settings.pod_name.as_deref(), &mut rand::rng()),
     }
 }

@@ -19,10 +19,7 @@ use rand::{SeedableRng, rngs::SmallRng};
 use tokio_util::sync::CancellationToken;
 use vitivirt_api::{Failure, ObjectKey, Target};
 use vitivirt_machine::{render::cloud_init::SecretBytes, resolve::SecretSource};
-use vitivirt_runtime::{
-    reconcile::{Backoff, classify},
-    watch::Subscribers,
-};
+use vitivirt_runtime::{backoff::Backoff, reconcile::classify, watch::Subscribers};
 
 /// After how many seconds the API server ends a watch.
 const WATCH_SECONDS: u32 = 290;

@@ -4,7 +4,7 @@
 
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use vitivirt_api::machine::{FINALIZER_MACHINE, LABEL_MACHINE_UID, LABEL_ON_DELETE, ON_DELETE_RETAIN};
-use vitivirt_api::{Plan, Propagation, Step, Target, Wait, Write, remove_finalizer};
+use vitivirt_api::{Plan, Step, Target, Wait, Write, remove_finalizer};
 
 use crate::network_finalizer::release;
 use crate::observed::Observed;
@@ -41,7 +41,6 @@ fn virtual_machine(observed: &Observed) -> Step {
             waiting.write(Write::Delete {
                 target: Target::new(virtual_machine_resource(), observed.key(observed.name())),
                 uid: vm.uid.clone(),
-                propagation: Propagation::Background,
             })
         }
         (None, Some(_)) if observed.vm.is_none() => {
@@ -61,7 +60,6 @@ fn pvcs(observed: &Observed) -> Step {
             step.writes.push(Write::Delete {
                 target: Target::of::<PersistentVolumeClaim>(observed.key(name)),
                 uid: pvc.uid.clone(),
-                propagation: Propagation::Background,
             });
         }
     }

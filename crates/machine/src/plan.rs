@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Secret};
 use serde_json::{Value, json};
 use vitivirt_api::machine::{ANNOTATION_BEGAN_WITH, ANNOTATION_CONTENT, FINALIZER_MACHINE, LABEL_MACHINE_UID, Machine};
-use vitivirt_api::{ApiResource, Body, ObjectKey, Operation, Plan, Propagation, Step, Target, Write};
+use vitivirt_api::{ApiResource, Body, ObjectKey, Operation, Plan, Step, Target, Write};
 
 use crate::assessment::{Assessment, assess, may_grow, storage_class_of};
 use crate::changes::began_with;
@@ -253,7 +253,6 @@ fn replacement(observed: &Observed) -> Step {
     step.write(Write::Delete {
         target: Target::new(virtual_machine_instance_resource(), observed.key(observed.name())),
         uid: vmi.uid.clone(),
-        propagation: Propagation::Background,
     })
 }
 
@@ -266,7 +265,6 @@ fn unused_secret(observed: &Observed, resolved: &Resolved) -> Step {
         Some(view) => step.write(Write::Delete {
             target: Target::of::<Secret>(observed.key(&cloud_init::secret_name(observed.name()))),
             uid: view.uid.clone(),
-            propagation: Propagation::Background,
         }),
         None => step,
     }

@@ -1,9 +1,10 @@
 //! Every effect that both operators share.
 //!
-//! What should be is decided elsewhere (`machine`, `install`), without a client; here it is done: requests, watches,
-//! the lease, the queue, events, metrics, health, logs and the end of the process. `program` puts these together, so
-//! that the main function of an operator is its arguments and its controllers.
+//! The crates `machine` and `install` decide the desired state without a client. This crate does the rest: requests,
+//! watches, the lease, the queue, events, metrics, health, logs and shutdown. `program` assembles these parts, so that
+//! the main function of an operator consists of its arguments and its controllers.
 
+pub mod backoff;
 pub mod client;
 pub mod events;
 pub mod health;
@@ -13,9 +14,10 @@ pub mod program;
 pub mod queue;
 pub mod reconcile;
 pub mod server;
-pub mod shutdown;
+mod shutdown;
 pub mod telemetry;
 pub mod tls;
+mod verb;
 pub mod watch;
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
-//! The numbers that both programs show. Names carry the program's prefix; labels are bounded by construction: they
-//! are verbs, codes, classes, reasons and controllers, never names of objects.
+//! The metrics of both programs. Names begin with the program's prefix. The number of label values is bounded: they are
+//! verbs, codes, classes, reasons and controllers, never names of objects.
 //!
-//! `prometheus-client` appends `_total` to the names of counters, so they are registered without it.
+//! `prometheus-client` appends `_total` to the names of counters, so this module registers them without it.
 
 use parking_lot::Mutex;
 use prometheus_client::{
@@ -14,14 +14,13 @@ use prometheus_client::{
     },
     registry::Registry,
 };
-
 use vitivirt_api::ErrorClass;
 
-use crate::client::Verb;
+use crate::verb::Verb;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub struct ControllerLabel {
-    pub controller: &'static str,
+struct ControllerLabel {
+    controller: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -42,7 +41,8 @@ struct RequestLabels {
     code: u16,
 }
 
-/// Family constructors must be nameable types; a pass takes from a tenth of a millisecond to its deadline.
+/// A named function, because the type of a family contains its constructor. A reconcile takes between a tenth of a
+/// millisecond and its deadline.
 fn duration_buckets() -> Histogram {
     Histogram::new(exponential_buckets(0.0005, 3.0, 12))
 }
@@ -77,54 +77,54 @@ impl Metrics {
         };
         registry.register(
             "reconciliation_duration_seconds",
-            "How long a pass over one object took",
+            "Duration of a reconcile of one object",
             metrics.reconcile_duration.clone(),
         );
         registry.register(
             "reconciliation_errors",
-            "Passes that ended with something wrong, by the reason that the object's conditions give, else by that of the failure",
+            "Reconciles that ended with an error, by the reason in the object's condition, else by the reason of the failure",
             metrics.reconcile_errors.clone(),
         );
         registry.register(
             "reconciliation_errors_by_class",
-            "Passes that failed, by the class of the failure, which decides when it is tried again",
+            "Failed reconciles, by the class of the failure, which determines the retry delay",
             metrics.reconcile_error_classes.clone(),
         );
-        registry.register("queue_depth", "Objects that wait for a pass", metrics.queue_depth.clone());
-        registry.register("leader", "1 while this replica holds the lease", metrics.leader.clone());
+        registry.register("queue_depth", "Objects that wait for a reconcile", metrics.queue_depth.clone());
+        registry.register("leader", "1 while this replica is the leader, else 0", metrics.leader.clone());
         registry.register(
             "api_requests",
-            "Requests to the API server by verb and HTTP code; code 0 is a request without an answer",
+            "Requests to the API server, by verb and HTTP status code; code 0 is a request without a response",
             metrics.requests.clone(),
         );
         registry.register(
             "events_dropped",
-            "Events that were not sent because too many came at once",
+            "Events that were not sent because too many were recorded at once",
             metrics.events_dropped.clone(),
         );
         *metrics.registry.lock() = root;
         metrics
     }
 
-    /// Lets a program add what only it counts. The prefix applies to it too.
+    /// Registers metrics of one program, with the prefix.
     pub fn register<T>(&self, add: impl FnOnce(&mut Registry) -> T) -> T {
         add(self.registry.lock().sub_registry_with_prefix(&self.prefix))
     }
 
-    /// The same for names that are given by others: no prefix applies.
+    /// Registers metrics whose names are defined elsewhere, without the prefix.
     pub fn register_as_named<T>(&self, add: impl FnOnce(&mut Registry) -> T) -> T {
         add(&mut self.registry.lock())
     }
 
-    /// The text that Prometheus scrapes.
+    /// The metrics in the text format that Prometheus scrapes.
     pub fn encode(&self) -> Result<String, std::fmt::Error> {
         let mut out = String::new();
         text::encode(&mut out, &self.registry.lock())?;
         Ok(out)
     }
 
-    /// `error` is the type of what is wrong, `class` that of the request that failed; either may be without the other.
-    pub fn observe_reconcile(
+    /// `error` is the error type that users see, `class` the class of the failure. Each may be present without the other.
+    pub(crate) fn observe_reconcile(
         &self,
         controller: &'static str,
         seconds: f64,
@@ -140,19 +140,19 @@ impl Metrics {
         }
     }
 
-    pub fn queue_depth(&self, controller: &'static str) -> Gauge {
+    pub(crate) fn queue_depth(&self, controller: &'static str) -> Gauge {
         self.queue_depth.get_or_create_owned(&ControllerLabel { controller })
     }
 
-    pub fn set_leader(&self, leads: bool) {
+    pub(crate) fn set_leader(&self, leads: bool) {
         self.leader.set(i64::from(leads));
     }
 
-    pub fn count_request(&self, verb: Verb, code: u16) {
+    pub(crate) fn count_request(&self, verb: Verb, code: u16) {
         self.requests.get_or_create(&RequestLabels { verb: verb.as_str(), code }).inc();
     }
 
-    pub fn count_dropped_event(&self) {
+    pub(crate) fn count_dropped_event(&self) {
         self.events_dropped.inc();
     }
 }
@@ -162,7 +162,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_and_labels_as_scraped() {
+    fn metrics_have_their_documented_names_and_labels() {
         let metrics = Metrics::new("kubevirt_operator");
         metrics.observe_reconcile("Machine", 0.2, Some("ApiServerUnreachable"), Some(ErrorClass::Transient));
         metrics.queue_depth("Machine").set(3);

@@ -229,7 +229,7 @@ where
     W: Future<Output = ()> + Send + 'static,
 {
     let stop = CancellationToken::new();
-    let leadership = Leadership::unopposed(stop.clone());
+    let leadership = Leadership::without_lease(stop.clone());
     let mut work = tokio::spawn(lead(leadership.clone()));
     tokio::select! {
         () = shutdown.cancelled() => stop.cancel(),

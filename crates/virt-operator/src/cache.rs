@@ -18,16 +18,26 @@ use kube::{
 use vitivirt_api::{ApiResource, ObjectKey, kubevirt::KubeVirt};
 use vitivirt_install::{Cluster, Kind, LiveObject, Objects, certificates::KeyPair};
 use vitivirt_runtime::{
-    reconcile::{Backoff, Executor},
-    watch::{Cache, SyncState, WatchConfig, WatchedKinds, Watches},
+    backoff::Backoff,
+    reconcile::Executor,
+    watch::{Cache, Expression, Selector, SyncState, WatchConfig, WatchedKinds, Watches},
 };
 
 use crate::stored_objects::StoredObjectRecorder;
 
-pub(crate) const MANAGED: &str = "app.kubernetes.io/managed-by in (virt-operator,kubevirt-operator)";
 /// An event of a CRD or an APIService retries a kind that is not served; this is the fallback.
 const ABSENT_RETRY: Backoff = Backoff::new(Duration::from_secs(3600), Duration::from_secs(3600));
-pub(crate) const SCHEDULABLE: &str = "kubevirt.io/schedulable=true";
+
+/// Selects the objects that virt-operator manages, by both values of the label that KubeVirt releases use.
+pub(crate) fn managed_selector() -> Selector {
+    let values = ["virt-operator", "kubevirt-operator"].map(str::to_owned);
+    Expression::In("app.kubernetes.io/managed-by".to_owned(), values.into()).into()
+}
+
+/// Selects the nodes on which virt-handler runs.
+pub(crate) fn schedulable_selector() -> Selector {
+    Expression::Equal("kubevirt.io/schedulable".to_owned(), "true".to_owned()).into()
+}
 
 /// Handles; clones share the content.
 #[derive(Clone)]
@@ -68,7 +78,7 @@ impl Caches {
             };
             let config = WatchConfig {
                 // All APIServices are watched: they show which APIs the cluster has.
-                labels: (kind != Kind::ApiService).then(|| MANAGED.to_owned()),
+                labels: if kind == Kind::ApiService { Selector::default() } else { managed_selector() },
                 page_size: 50,
                 absent_retry: if is_optional(kind) { ABSENT_RETRY } else { WatchConfig::default().absent_retry },
                 ..WatchConfig::default()
@@ -89,7 +99,7 @@ impl Caches {
             watches.add("namespace", &of, api, by_name, &[], |namespace| LiveObject::of_metadata(&namespace.metadata));
         let of = ApiResource::erase::<Node>(&());
         let api = Api::<PartialObjectMeta<Node>>::all(client());
-        let nodes = watches.add("nodes", &of, api, WatchConfig::labels(SCHEDULABLE), &[], |_| ());
+        let nodes = watches.add("nodes", &of, api, WatchConfig::labels(schedulable_selector()), &[], |_| ());
         let kinds = watches.kinds();
         Self { kubevirts, objects, crds, own_namespace, nodes, kinds, namespace: namespace.into() }
     }
@@ -225,6 +235,7 @@ fn project(object: DynamicObject) -> LiveObject {
 
 #[cfg(test)]
 mod tests {
+    use kube::core::SelectorExt;
     use vitivirt_install::names::label;
 
     use super::*;
@@ -232,7 +243,7 @@ mod tests {
     #[test]
     fn what_is_selected_carries_our_label() {
         let (key, value) = (label::MANAGED_BY, label::MANAGED_BY_VALUE);
-        assert!(MANAGED.starts_with(key) && MANAGED.contains(value));
+        assert!(managed_selector().matches(&BTreeMap::from([(key.to_owned(), value.to_owned())])));
     }
 
     /// It would be deleted and made again before the watch shows the whole.

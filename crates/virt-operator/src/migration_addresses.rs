@@ -9,7 +9,10 @@ use kube::Api;
 use serde::Deserialize;
 use vitivirt_api::{Failure, ObjectKey};
 use vitivirt_install::{DeploymentConfig, names::VIRT_SYNCHRONIZATION_CONTROLLER};
-use vitivirt_runtime::{program::Context, watch::WatchConfig};
+use vitivirt_runtime::{
+    program::Context,
+    watch::{Expression, WatchConfig},
+};
 
 use crate::{lazy_watch::LazyWatch, router::EventRouter};
 
@@ -49,7 +52,7 @@ impl MigrationAddresses {
             .get::<Pod>(
                 "Pods of virt-synchronization-controller",
                 |context| Api::namespaced(context.clients.rate_limited.clone(), namespace),
-                || WatchConfig::labels(&format!("kubevirt.io={name}")),
+                || WatchConfig::labels(Expression::Equal("kubevirt.io".to_owned(), name.to_owned())),
                 |pod| pod_addresses(&pod),
             )
             .await?;

@@ -81,6 +81,7 @@ impl Observer {
         let Some(kubevirt) = self.caches.kubevirts.get(key) else { return Ok(None) };
         // A pass that was dropped has left answers to what is perhaps not wanted any more.
         drop(self.stored_objects.take());
+        #[expect(clippy::disallowed_methods, reason = "a reconcile observes the current time here")]
         let now = SystemTime::now();
         let first = self.caches.first_kubevirt();
         if first.as_ref().is_none_or(|first| first.metadata.uid != kubevirt.metadata.uid) {

@@ -138,6 +138,7 @@ fn program(settings: &Settings, namespace: &str, tls: &ServerTls) -> Program {
             tls: Some(tls.metrics()),
         }],
         lease: Some(LeaseName { namespace: namespace.to_owned(), name: NAME.to_owned() }),
+        #[expect(clippy::disallowed_methods, reason = "the identity of a process is random")]
         identity: identity(settings.pod_name.as_deref(), &mut rand::rng()),
     }
 }

@@ -30,7 +30,7 @@ use vitivirt_api::{
 use vitivirt_machine::{
     import_source_resource, network_attachment_resource, virtual_machine_instance_resource, virtual_machine_resource,
 };
-use vitivirt_runtime::watch::{Cache, Entry, WatchConfig, WatchedKinds, Watches};
+use vitivirt_runtime::watch::{Cache, Entry, Expression, WatchConfig, WatchedKinds, Watches};
 
 pub(crate) use self::{
     kubevirt::{STATUSES, VmEntry, VmiEntry},
@@ -62,8 +62,8 @@ impl Caches {
     pub(crate) fn new(watches: &mut Watches, namespace: Option<&str>) -> Self {
         let scope = WatchScope { client: watches.client.clone(), namespace };
         let all = WatchConfig::default;
-        let ours = || WatchConfig::labels(&format!("{LABEL_MANAGED_BY}={MANAGED_BY}"));
-        let of_a_machine = WatchConfig::labels(LABEL_MACHINE);
+        let ours = || WatchConfig::labels(Expression::Equal(LABEL_MANAGED_BY.to_owned(), MANAGED_BY.to_owned()));
+        let of_a_machine = WatchConfig::labels(Expression::Exists(LABEL_MACHINE.to_owned()));
         let of = ApiResource::erase::<Machine>(&());
         let api = scope.typed::<Machine>();
         let machines = watches.add("machines", &of, api, all(), &MachineEntry::indexes(), MachineEntry::project);

@@ -150,6 +150,7 @@ impl ClusterReader {
             vmi: vmi.view(VmiEntry::view),
             macs_in_use: self.macs_in_use(&machine, resolved.as_ref()).await?,
             machine,
+            #[expect(clippy::disallowed_methods, reason = "the plan is made for the current time")]
             now: Timestamp::now(),
         })
     }

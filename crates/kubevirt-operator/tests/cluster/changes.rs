@@ -24,8 +24,7 @@ use crate::{
 };
 
 pub(crate) fn add(suite: &mut Suite) {
-    add_tests!(
-        suite,
+    vitivirt_lab::tests!(suite;
         fields_that_need_a_restart_are_listed_until_the_vm_restarts,
         a_reverted_edit_requires_no_restart,
         user_data_in_use_is_kept_even_when_the_vmi_cache_is_stale,

@@ -29,8 +29,7 @@ const REFERENCE_USER: &str = "system:serviceaccount:kubevirt:kubevirt-operator";
 const VIRT_OPERATOR: &str = "our-virt-operator";
 
 pub(crate) fn add(suite: &mut Suite) {
-    add_tests!(
-        suite,
+    vitivirt_lab::tests!(suite;
         machines_wait_while_kubevirt_or_multus_is_not_installed,
         operators_on_one_cluster_do_not_write_each_others_objects,
     );

@@ -37,7 +37,7 @@ const EVERY_WRITE: &str = "CRASH_AFTER_EVERY_WRITE";
 
 pub(crate) fn add(suite: &mut Suite) {
     // `cargo xtask chaos machines` selects this test with `a_crash_after_a_write`.
-    add_tests!(suite, a_crash_after_a_write_does_not_change_the_result);
+    vitivirt_lab::tests!(suite; a_crash_after_a_write_does_not_change_the_result);
 }
 
 async fn a_crash_after_a_write_does_not_change_the_result(labs: Arc<SharedLabs>) -> Result<()> {

@@ -21,7 +21,7 @@ use crate::machine_test::{MachineTest, machine, run_concurrently};
 const REPAIR_PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) fn add(suite: &mut Suite) {
-    add_tests!(suite, each_drifted_object_is_restored_with_one_write);
+    vitivirt_lab::tests!(suite; each_drifted_object_is_restored_with_one_write);
 }
 
 async fn each_drifted_object_is_restored_with_one_write(labs: Arc<SharedLabs>) -> Result<()> {

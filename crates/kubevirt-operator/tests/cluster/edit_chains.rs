@@ -27,7 +27,7 @@ const EDIT_PATIENCE: Duration = Duration::from_secs(150);
 const NETWORKS: [&str; 2] = ["prod", "storage"];
 
 pub(crate) fn add(suite: &mut Suite) {
-    add_tests!(suite, a_chain_of_edits_gives_the_same_objects_as_its_last_spec);
+    vitivirt_lab::tests!(suite; a_chain_of_edits_gives_the_same_objects_as_its_last_spec);
 }
 
 async fn a_chain_of_edits_gives_the_same_objects_as_its_last_spec(labs: Arc<SharedLabs>) -> Result<()> {

@@ -23,7 +23,7 @@ const SPECS_PER_MISTAKE: usize = 5;
 const REASONS: [&str; 2] = ["Invalid", "TemplateNotFound"];
 
 pub(crate) fn add(suite: &mut Suite) {
-    add_tests!(suite, invalid_machines_are_rejected_or_reported_and_create_no_objects);
+    vitivirt_lab::tests!(suite; invalid_machines_are_rejected_or_reported_and_create_no_objects);
 }
 
 async fn invalid_machines_are_rejected_or_reported_and_create_no_objects(labs: Arc<SharedLabs>) -> Result<()> {

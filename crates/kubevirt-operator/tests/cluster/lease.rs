@@ -26,8 +26,7 @@ use crate::{
 };
 
 pub(crate) fn add(suite: &mut Suite) {
-    add_tests!(
-        suite,
+    vitivirt_lab::tests!(suite;
         a_standby_takes_over_within_17_s_of_the_leader_being_killed,
         a_standby_takes_over_within_3_s_of_a_sigterm_to_the_leader,
         a_leader_without_the_api_server_stops_before_a_standby_takes_over,

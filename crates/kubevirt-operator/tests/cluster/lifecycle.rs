@@ -27,8 +27,7 @@ const EXAMPLES: [(&str, &str); 4] = [
 pub(crate) const EXAMPLE_NETWORKS: &str = include_str!("../../../../examples/networks.yaml");
 
 pub(crate) fn add(suite: &mut Suite) {
-    add_tests!(
-        suite,
+    vitivirt_lab::tests!(suite;
         every_example_machine_runs,
         machines_with_missing_references_report_them_and_recover,
         a_changed_source_secret_updates_the_cloud_init_secret,

@@ -1,12 +1,7 @@
 //! Tests of kubevirt-operator on the lab. The operator runs as its own service account, with the permissions of
 //! `config/rbac`.
 
-/// Adds test functions to a suite, each under the function's name.
-macro_rules! add_tests {
-    ($suite:expr, $($test:ident),+ $(,)?) => {
-        $($suite.test(stringify!($test), $test);)+
-    };
-}
+#![expect(clippy::disallowed_methods, reason = "the lab runs in real time")]
 
 mod changes;
 mod coexistence;

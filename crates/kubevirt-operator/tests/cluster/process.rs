@@ -17,8 +17,7 @@ use crate::{
 };
 
 pub(crate) fn add(suite: &mut Suite) {
-    add_tests!(
-        suite,
+    vitivirt_lab::tests!(suite;
         leader_and_standby_serve_health_and_metrics,
         log_lines_are_flat_json,
         a_missing_lease_permission_is_logged_and_recovers_when_granted,

@@ -32,8 +32,7 @@ const CREATED_MACHINES: usize = 50;
 const ALL_RUNNING_PATIENCE: Duration = Duration::from_secs(150);
 
 pub(crate) fn add(suite: &mut Suite) {
-    add_tests!(
-        suite,
+    vitivirt_lab::tests!(suite;
         kubevirt_admits_the_vm_of_every_random_machine,
         random_machines_start_and_a_restarted_operator_writes_nothing,
     );

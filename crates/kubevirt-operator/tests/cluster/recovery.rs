@@ -25,8 +25,7 @@ use crate::{
 };
 
 pub(crate) fn add(suite: &mut Suite) {
-    add_tests!(
-        suite,
+    vitivirt_lab::tests!(suite;
         a_revoked_permission_is_reported_and_recovers_when_granted,
         a_nad_of_another_owner_is_not_changed,
         a_mac_address_in_use_blocks_the_younger_machine_until_the_older_is_deleted,

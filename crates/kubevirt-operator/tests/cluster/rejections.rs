@@ -15,8 +15,7 @@ use vitivirt_lab::harness::{SharedLabs, Suite};
 use crate::machine_test::{MACHINE_PATIENCE, MachineTest, diagnosis, machine};
 
 pub(crate) fn add(suite: &mut Suite) {
-    add_tests!(
-        suite,
+    vitivirt_lab::tests!(suite;
         a_machine_larger_than_any_node_is_reported_and_recovers,
         a_machine_type_rejected_by_kubevirt_reports_the_kubevirt_setting,
         a_machine_over_quota_reports_the_quota_and_recovers,

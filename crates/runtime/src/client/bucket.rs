@@ -1,8 +1,8 @@
-//! A token bucket that makes callers wait in the order in which they came.
+//! A token bucket that serves callers in the order of their arrival.
 //!
-//! Each caller reserves the next free moment under a lock and then sleeps until it, once: there is no queue to manage,
-//! no polling, and a crowd cannot push ahead of who waits already. A caller that gives up while it waits loses its
-//! reservation; that costs the others one token and never lets more through than the rate.
+//! Each caller reserves the next free moment under a lock and then sleeps until it, once. There is no queue and no
+//! polling, and a later caller cannot overtake an earlier one. A caller that gives up while it waits loses its
+//! reservation: that wastes one token and never exceeds the rate.
 
 use std::time::Duration;
 
@@ -11,15 +11,15 @@ use tokio::time::{Instant, sleep_until};
 
 #[derive(Debug)]
 pub struct Bucket {
-    /// The time that one token takes to come.
+    /// The time between two tokens.
     interval: Duration,
-    /// How far the schedule may lag behind the clock: the tokens of a rested bucket.
+    /// How far the schedule may lag behind the clock. It holds the burst of an idle bucket.
     slack: Duration,
     next: Mutex<Option<Instant>>,
 }
 
 impl Bucket {
-    /// `per_second` requests in the long run, and `burst` of them at once after a rest.
+    /// `per_second` requests on average, and `burst` at once after an idle time.
     pub fn new(per_second: f64, burst: u32) -> Self {
         let interval = Duration::try_from_secs_f64(1.0 / per_second).unwrap_or(Duration::ZERO);
         Self { interval, slack: interval * burst.saturating_sub(1), next: Mutex::new(None) }
@@ -27,7 +27,7 @@ impl Bucket {
 
     pub async fn wait(&self) {
         let at = self.reserve(Instant::now());
-        // A sleep that has nothing to wait for would still go through the timer.
+        // Even a sleep of no time would yield to the timer.
         if at > Instant::now() {
             sleep_until(at).await;
         }
@@ -35,8 +35,8 @@ impl Bucket {
 
     fn reserve(&self, now: Instant) -> Instant {
         let mut next = self.next.lock();
-        let rested = now.checked_sub(self.slack).unwrap_or(now);
-        let slot = next.map_or(rested, |next| next.max(rested));
+        let earliest = now.checked_sub(self.slack).unwrap_or(now);
+        let slot = next.map_or(earliest, |next| next.max(earliest));
         *next = Some(slot + self.interval);
         slot
     }
@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn burst_passes_at_once_and_the_rest_at_the_rate() {
+    async fn a_burst_is_served_at_once_and_the_rest_at_the_rate() {
         tokio::time::advance(Duration::from_secs(60)).await;
         let bucket = Bucket::new(10.0, 5);
         let begin = Instant::now();
@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn callers_are_served_in_order() {
+    async fn callers_are_served_in_the_order_of_arrival() {
         tokio::time::advance(Duration::from_secs(60)).await;
         let bucket = std::sync::Arc::new(Bucket::new(100.0, 1));
         bucket.wait().await;
@@ -75,11 +75,11 @@ mod tests {
                 bucket.wait().await;
                 order.lock().push(n);
             });
-            // Polled once, in order: from here on each has its place.
+            // Each is polled once, in order, which reserves its slot.
             let _ = futures::poll!(&mut waiter);
             waiters.push(waiter);
         }
-        // Driven in reverse, so that the order could only come from the bucket.
+        // They are awaited in reverse, so that the order can only come from the bucket.
         futures::future::join_all(waiters.into_iter().rev()).await;
         assert_eq!(*order.lock(), (0..20).collect::<Vec<_>>());
     }

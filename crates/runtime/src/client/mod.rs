@@ -1,17 +1,16 @@
-//! Clients for the API server, with a deadline, a rate and a name.
+//! Clients for the API server, with a deadline, a rate limit and a user agent.
 //!
-//! Two are made of one configuration. `rate_limited` waits for its turn at the configured rate. `unlimited` does not: it is
-//! for the lease and for events, which have limits of their own, and it has its own connections, so that a lease is
-//! renewed however busy the other is.
+//! `connect` builds two clients from one configuration. `rate_limited` obeys the configured rate. `unlimited` does not: it
+//! is for the lease and for events, which have their own limits. It has its own connections, so that a busy
+//! `rate_limited` cannot delay the renewal of the lease.
 //!
-//! The stack is put together here rather than by `kube`'s default builder: that one retries by itself for minutes,
-//! which would hide a server's state from the error classes, and opens connections without keep-alive.
+//! This module builds the stack itself. `kube`'s default builder retries requests for minutes, which would hide the
+//! server's state from the error classes, and opens connections without keep-alive.
 
 mod bucket;
+mod layer;
 #[cfg(test)]
 mod tests;
-mod transport;
-mod verb;
 
 use std::{path::Path, sync::Arc, time::Duration};
 
@@ -27,20 +26,17 @@ use kube::{
 };
 use tower::{BoxError, ServiceBuilder};
 
-pub use self::{
-    bucket::Bucket,
-    transport::{DeadlineExceeded, Guarded, NotLeading, Transport, Transported},
-    verb::Verb,
-};
+pub use self::bucket::Bucket;
+pub(crate) use self::layer::{ClientLayer, DeadlineExceeded, NotLeading};
 use crate::metrics::Metrics;
 
-/// Longer than any webhook of a cluster may take, shorter than a pass.
-pub const REQUEST_DEADLINE: Duration = Duration::from_secs(15);
+/// Longer than the usual timeout of a webhook, shorter than the deadline of a reconcile.
+pub(crate) const REQUEST_DEADLINE: Duration = Duration::from_secs(15);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const WATCHES_PER_SECOND: f64 = 10.0;
-const WATCHES_AT_ONCE: u32 = 100;
+const WATCHES_BURST: u32 = 100;
 
-/// Requests per second in the long run, and how many at once after a rest.
+/// Requests per second on average, and how many at once after an idle time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rate {
     pub per_second: f64,
@@ -49,18 +45,18 @@ pub struct Rate {
 
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
-    #[error("the kubeconfig {path} cannot be used: {source}")]
+    #[error("invalid kubeconfig {path}: {source}")]
     Kubeconfig { path: String, source: kube::config::KubeconfigError },
     #[error(
-        "no cluster is configured: KUBECONFIG is not set, ~/.kube/config is not usable, \
-         and this is not a pod with a service account: {0}"
+        "no cluster is configured: KUBECONFIG is not set, ~/.kube/config is missing or invalid, \
+         and this process does not run in a pod with a service account: {0}"
     )]
     Infer(#[from] kube::config::InferConfigError),
     #[error("context {context:?} not found in kubeconfig; available contexts: {}", available.join(", "))]
     Context { context: String, available: Vec<String> },
-    #[error("the kubeconfig asks for the proxy {0}, which is not supported")]
+    #[error("the kubeconfig sets the proxy {0}: proxies are not supported; remove proxy-url")]
     Proxy(String),
-    #[error("the cluster's configuration cannot be used: {0}")]
+    #[error("invalid configuration of the cluster: {0}")]
     Client(#[from] kube::Error),
 }
 
@@ -81,8 +77,8 @@ pub async fn configuration(kubeconfig: Option<&Path>, context: Option<&str>) -> 
         (None, None) if context.is_some() => ("~/.kube/config".to_owned(), Kubeconfig::read()),
         (None, None) => return Ok(Config::infer().await?),
     };
-    let unusable = |source| ConnectError::Kubeconfig { path: path.clone(), source };
-    let read = read.map_err(unusable)?;
+    let invalid = |source| ConnectError::Kubeconfig { path: path.clone(), source };
+    let read = read.map_err(invalid)?;
     if let Some(context) = context
         && !read.contexts.iter().any(|named| named.name == context)
     {
@@ -90,34 +86,34 @@ pub async fn configuration(kubeconfig: Option<&Path>, context: Option<&str>) -> 
         return Err(ConnectError::Context { context: context.to_owned(), available });
     }
     let options = KubeConfigOptions { context: context.map(ToOwned::to_owned), ..KubeConfigOptions::default() };
-    Config::from_custom_kubeconfig(read, &options).await.map_err(unusable)
+    Config::from_custom_kubeconfig(read, &options).await.map_err(invalid)
 }
 
-/// Makes both clients. No request is sent yet.
+/// Builds both clients. It sends no request.
 pub fn connect(
     config: &Config,
     user_agent: &str,
     rate: Option<Rate>,
     metrics: &Arc<Metrics>,
 ) -> Result<Clients, ConnectError> {
-    let transport = |requests| Transport {
+    let layer = |requests| ClientLayer {
         deadline: REQUEST_DEADLINE,
         requests,
-        watches: Arc::new(Bucket::new(WATCHES_PER_SECOND, WATCHES_AT_ONCE)),
+        watches: Arc::new(Bucket::new(WATCHES_PER_SECOND, WATCHES_BURST)),
         metrics: metrics.clone(),
     };
     let bucket = rate.map(|rate| Arc::new(Bucket::new(rate.per_second, rate.burst)));
     Ok(Clients {
-        rate_limited: client(config, user_agent, &transport(bucket))?,
-        unlimited: client(config, user_agent, &transport(None))?,
+        rate_limited: build_client(config, user_agent, &layer(bucket))?,
+        unlimited: build_client(config, user_agent, &layer(None))?,
     })
 }
 
-fn client(config: &Config, user_agent: &str, transport: &Transport) -> Result<Client, ConnectError> {
+fn build_client(config: &Config, user_agent: &str, layer: &ClientLayer) -> Result<Client, ConnectError> {
     if let Some(proxy) = &config.proxy_url {
         return Err(ConnectError::Proxy(proxy.to_string()));
     }
-    // The first caller decides for the process; all of ours choose the same.
+    // Only the first call in a process has an effect. All calls choose the same provider.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let mut config = config.clone();
     let agent = HeaderValue::from_str(user_agent).map_err(|error| kube::Error::HttpError(error.into()))?;
@@ -127,7 +123,7 @@ fn client(config: &Config, user_agent: &str, transport: &Transport) -> Result<Cl
     http.enforce_http(false);
     http.set_nodelay(true);
     http.set_connect_timeout(Some(CONNECT_TIMEOUT));
-    // A peer that vanished without a word is noticed by the kernel long before a watch's own limit.
+    // With keep-alive the kernel notices a dead peer long before the idle timeout of a watch.
     http.set_keepalive(Some(Duration::from_secs(30)));
     http.set_keepalive_interval(Some(Duration::from_secs(10)));
     http.set_keepalive_retries(Some(3));
@@ -138,7 +134,7 @@ fn client(config: &Config, user_agent: &str, transport: &Transport) -> Result<Cl
         .build::<_, Body>(connector);
 
     let service = ServiceBuilder::new()
-        .layer(transport)
+        .layer(layer)
         .layer(config.base_uri_layer())
         .option_layer(config.auth_layer()?)
         .layer(config.extra_headers_layer()?)

@@ -1,4 +1,4 @@
-//! The transport: deadlines of answers and of bodies, the patience of watches, the rate, and what the server reads.
+//! The client layer: deadlines of responses and bodies, the idle timeout of watches, the rate limit, the user agent.
 
 use std::{convert::Infallible, net::Ipv4Addr};
 
@@ -19,36 +19,39 @@ use tokio::{net::TcpListener, time::Instant};
 use tower::Layer;
 
 use super::*;
-use crate::reconcile::classify;
+use crate::{reconcile::classify, verb::Verb};
 
-type Answer = Response<UnsyncBoxBody<Bytes, BoxError>>;
+type BoxedResponse = Response<UnsyncBoxBody<Bytes, BoxError>>;
 
-fn client(rate: Option<Rate>, answer: impl Fn(&Request<Body>) -> Option<Answer> + Send + Sync + 'static) -> Client {
-    let answer = Arc::new(answer);
+fn client(
+    rate: Option<Rate>,
+    respond: impl Fn(&Request<Body>) -> Option<BoxedResponse> + Send + Sync + 'static,
+) -> Client {
+    let respond = Arc::new(respond);
     let service = tower::service_fn(move |request: Request<Body>| {
-        let answer = answer.clone();
+        let respond = respond.clone();
         async move {
-            match answer(&request) {
-                Some(answer) => Ok::<_, BoxError>(answer),
+            match respond(&request) {
+                Some(response) => Ok::<_, BoxError>(response),
                 None => std::future::pending().await,
             }
         }
     });
-    let transport = Transport {
+    let layer = ClientLayer {
         deadline: Duration::from_secs(15),
         requests: rate.map(|rate| Arc::new(Bucket::new(rate.per_second, rate.burst))),
         watches: Arc::new(Bucket::new(10.0, 10)),
         metrics: Arc::new(Metrics::new("test")),
     };
-    Client::new(transport.layer(service), "default")
+    Client::new(layer.layer(service), "default")
 }
 
-fn whole(body: &'static str) -> Answer {
+fn full_response(body: &'static str) -> BoxedResponse {
     Response::new(Full::new(Bytes::from_static(body.as_bytes())).map_err(Into::into).boxed_unsync())
 }
 
-/// Sends these pieces and then nothing, without an end.
-fn endless(pieces: Vec<&'static str>) -> Answer {
+/// Sends these pieces and then nothing, and never ends.
+fn endless(pieces: Vec<&'static str>) -> BoxedResponse {
     let frames = stream::iter(pieces).map(|piece| Ok(Frame::data(Bytes::from_static(piece.as_bytes()))));
     Response::new(StreamBody::new(frames.chain(stream::pending())).boxed_unsync())
 }
@@ -65,7 +68,7 @@ fn reason_of(error: &kube::Error) -> &'static str {
 }
 
 #[tokio::test(start_paused = true)]
-async fn no_answer_and_half_an_answer_end_at_the_deadline() {
+async fn a_missing_and_an_incomplete_response_fail_at_the_deadline() {
     for half in [false, true] {
         let api = maps(client(None, move |_| half.then(|| endless(vec!["{\"kind\":"]))));
         let begin = Instant::now();
@@ -76,7 +79,7 @@ async fn no_answer_and_half_an_answer_end_at_the_deadline() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_watch_may_be_quiet_for_longer_than_a_deadline_but_not_for_ever() {
+async fn a_silent_watch_ends_after_its_timeout_and_a_margin_not_at_the_deadline() {
     let event = concat!(r#"{"type":"ADDED","object":{"metadata":{"name":"a","resourceVersion":"2"}}}"#, "\n");
     let api = maps(client(None, move |_| Some(endless(vec![event]))));
     let begin = Instant::now();
@@ -87,7 +90,7 @@ async fn a_watch_may_be_quiet_for_longer_than_a_deadline_but_not_for_ever() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_watch_that_cannot_be_opened_is_not_waited_for() {
+async fn opening_a_watch_fails_at_the_deadline() {
     let api = maps(client(None, |_| None));
     let begin = Instant::now();
     let error = api.watch(&WatchParams::default(), "1").await.err().unwrap();
@@ -96,9 +99,9 @@ async fn a_watch_that_cannot_be_opened_is_not_waited_for() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn waiting_for_a_turn_is_not_counted_against_the_deadline_and_watches_need_no_turn() {
+async fn the_deadline_begins_after_the_rate_limit_which_does_not_apply_to_watches() {
     tokio::time::advance(Duration::from_secs(3600)).await;
-    let api = maps(client(Some(Rate { per_second: 1.0, burst: 1 }), |_| Some(whole(EMPTY_LIST))));
+    let api = maps(client(Some(Rate { per_second: 1.0, burst: 1 }), |_| Some(full_response(EMPTY_LIST))));
     let begin = Instant::now();
     let lists = futures::future::join_all((0..31).map(|_| async { api.list(&ListParams::default()).await.is_ok() }));
     let watch = async {
@@ -113,15 +116,15 @@ async fn waiting_for_a_turn_is_not_counted_against_the_deadline_and_watches_need
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_that_closes_every_watch_is_not_stormed() {
+async fn a_server_that_closes_every_watch_gets_a_limited_rate_of_requests() {
     let opened = Arc::new(Mutex::new(0));
     let count = opened.clone();
     let client = client(None, move |request| {
-        if Verb::of(request.method(), request.uri()) == Verb::Watch {
+        if Verb::from_request(request.method(), request.uri()) == Verb::Watch {
             *count.lock() += 1;
-            return Some(whole(""));
+            return Some(full_response(""));
         }
-        Some(whole(EMPTY_LIST))
+        Some(full_response(EMPTY_LIST))
     });
     let watching = kube::runtime::watcher(maps(client), kube::runtime::watcher::Config::default());
     let all = watching.for_each(|_| async {});
@@ -131,12 +134,12 @@ async fn a_server_that_closes_every_watch_is_not_stormed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn retry_after_reaches_the_failure() {
+async fn the_header_retry_after_reaches_the_failure() {
     let api = maps(client(None, |_| {
-        let mut answer = whole("Too many requests, please try again later.\n");
-        *answer.status_mut() = http::StatusCode::TOO_MANY_REQUESTS;
-        answer.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("4"));
-        Some(answer)
+        let mut response = full_response("Too many requests, please try again later.\n");
+        *response.status_mut() = http::StatusCode::TOO_MANY_REQUESTS;
+        response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("4"));
+        Some(response)
     }));
     let error = api.list(&ListParams::default()).await.unwrap_err();
     let failure = classify(
@@ -150,9 +153,9 @@ async fn retry_after_reaches_the_failure() {
     );
 }
 
-/// The whole stack, over a real connection: every request says who sends it, on both clients.
+/// The whole stack, over a real connection.
 #[tokio::test]
-async fn every_request_carries_the_user_agent() {
+async fn both_clients_send_the_user_agent() {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let url: http::Uri = format!("http://{}", listener.local_addr().unwrap()).parse().unwrap();
     let agents = Arc::new(Mutex::new(Vec::new()));
@@ -182,9 +185,9 @@ async fn every_request_carries_the_user_agent() {
 }
 
 #[tokio::test]
-async fn a_kubeconfig_that_is_not_there_is_named() {
+async fn the_error_for_a_missing_kubeconfig_contains_its_path() {
     let error = configuration(Some(Path::new("/nowhere/config")), None).await.unwrap_err().to_string();
-    assert!(error.starts_with("the kubeconfig /nowhere/config cannot be used"), "{error}");
+    assert!(error.starts_with("invalid kubeconfig /nowhere/config: "), "{error}");
 }
 
 #[tokio::test]

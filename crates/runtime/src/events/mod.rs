@@ -1,8 +1,8 @@
-//! Events of `events.k8s.io/v1`, which people read with `kubectl describe`.
+//! Events of `events.k8s.io/v1`, which `kubectl describe` shows.
 //!
-//! Recording one never waits and never fails: notes go into a bounded channel, and what does not fit is dropped and
-//! counted. One task decides what to send (`aggregate`) and sends it at a bounded rate on the urgent client, so that
-//! events never take a turn from the writes that matter.
+//! Recording an event never waits and never fails: records go into a bounded channel, and a record that does not fit is
+//! dropped and counted. One task decides what to send (`aggregate`) and sends it at a limited rate with the client
+//! `unlimited`, so that events do not use the rate limit of other writes.
 
 mod aggregate;
 #[cfg(test)]
@@ -27,125 +27,134 @@ use tokio::{
 };
 use vitivirt_api::EventRecord;
 
-pub use self::aggregate::{Aggregate, Limits, Send};
+use self::aggregate::{EventAggregator, EventLimits, EventWrite};
 use crate::{client::Bucket, metrics::Metrics};
 
-/// The server refuses a longer note.
-const NOTE_LIMIT: usize = 1024;
-const WAITING_LIMIT: usize = 512;
-const PER_SECOND: f64 = 20.0;
-const AT_ONCE: u32 = 100;
+/// The server rejects a longer note.
+const MAX_NOTE_BYTES: usize = 1024;
+const CHANNEL_CAPACITY: usize = 512;
+const EVENTS_PER_SECOND: f64 = 20.0;
+const EVENTS_BURST: u32 = 100;
 
-/// Takes notes from everywhere; clones share the channel.
+/// Records events. Clones share the channel.
 #[derive(Clone)]
 pub struct Recorder {
-    notes: mpsc::Sender<EventRecord>,
+    records: mpsc::Sender<EventRecord>,
     metrics: Arc<Metrics>,
 }
 
 impl Recorder {
-    pub fn record(&self, note: EventRecord) {
-        if self.notes.try_send(note).is_err() {
+    pub(crate) fn record(&self, record: EventRecord) {
+        if self.records.try_send(record).is_err() {
             self.metrics.count_dropped_event();
         }
     }
 }
 
-/// Who reports: the program, and which process of it.
+/// The reporting controller and instance of an event: the program and the process.
 #[derive(Clone, Debug)]
-pub struct Reporter {
-    pub controller: String,
-    pub instance: String,
+pub(crate) struct Reporter {
+    pub(crate) controller: String,
+    pub(crate) instance: String,
 }
 
-/// A recorder and the future that sends what it is told, until every recorder is gone.
-pub fn recorder(client: Client, reporter: Reporter, metrics: Arc<Metrics>) -> (Recorder, impl Future<Output = ()>) {
-    let (notes, received) = mpsc::channel(WAITING_LIMIT);
-    (Recorder { notes, metrics }, send_all(client, reporter, received))
+/// A recorder, and the future that sends its records until every recorder is dropped.
+pub(crate) fn recorder(
+    client: Client,
+    reporter: Reporter,
+    metrics: Arc<Metrics>,
+) -> (Recorder, impl Future<Output = ()>) {
+    let (records, received) = mpsc::channel(CHANNEL_CAPACITY);
+    (Recorder { records, metrics }, send_events(client, reporter, received))
 }
 
-async fn send_all(client: Client, reporter: Reporter, mut notes: mpsc::Receiver<EventRecord>) {
-    let bucket = Bucket::new(PER_SECOND, AT_ONCE);
-    let mut aggregate = Aggregate::new(Limits::default());
+async fn send_events(client: Client, reporter: Reporter, mut records: mpsc::Receiver<EventRecord>) {
+    let bucket = Bucket::new(EVENTS_PER_SECOND, EVENTS_BURST);
+    let mut aggregator = EventAggregator::new(EventLimits::default());
+    #[expect(clippy::disallowed_methods, reason = "the names of events are random")]
     let mut random = SmallRng::from_os_rng();
     loop {
-        let due = aggregate.next_due();
-        let ready = tokio::select! {
-            note = notes.recv() => {
-                let Some(note) = note else { return };
+        let due = aggregator.next_due();
+        let writes = tokio::select! {
+            record = records.recv() => {
+                let Some(record) = record else { return };
                 let suffix = format!("{:016x}", random.random::<u64>());
-                aggregate.note(bounded(note), &suffix, Instant::now()).into_iter().collect()
+                aggregator.record(truncate_message(record), &suffix, Instant::now()).into_iter().collect()
             }
-            () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => aggregate.due(Instant::now()),
+            () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {
+                aggregator.due_updates(Instant::now())
+            }
         };
-        for send in ready {
+        for write in writes {
             bucket.wait().await;
-            let (name, result, lost) = match send {
-                Send::New { note, name } => {
-                    let result = create(&client, &reporter, note, name.clone()).await;
-                    let lost = result.is_err();
-                    (name, result, lost)
+            let (name, result, is_missing) = match write {
+                EventWrite::Create { record, name } => {
+                    let result = create(&client, &reporter, record, name.clone()).await;
+                    let is_missing = result.is_err();
+                    (name, result, is_missing)
                 }
-                Send::Count { namespace, name, count } => {
-                    let result = recount(&client, &namespace, &name, count).await;
-                    // The server keeps events for an hour or so, and a namespace may have gone and come back.
-                    let lost = matches!(&result, Err(kube::Error::Api(status)) if status.code == 404);
-                    (name, result, lost)
+                EventWrite::UpdateCount { namespace, name, count } => {
+                    let result = update_count(&client, &namespace, &name, count).await;
+                    // The server deletes events after about an hour, and the namespace may have been created again.
+                    let is_missing = matches!(&result, Err(kube::Error::Api(status)) if status.code == 404);
+                    (name, result, is_missing)
                 }
             };
-            if lost {
-                aggregate.lost(&name);
+            if is_missing {
+                aggregator.forget(&name);
             }
             if let Err(error) = result {
-                tracing::debug!(error = %error, "an event could not be sent");
+                tracing::debug!(error = %error, "cannot send an event");
             }
         }
     }
 }
 
-async fn create(client: &Client, reporter: &Reporter, note: EventRecord, name: String) -> Result<(), kube::Error> {
-    let event = event(reporter, note, name, Timestamp::now());
+#[expect(clippy::disallowed_methods, reason = "the event's time is informative; no decision reads it")]
+async fn create(client: &Client, reporter: &Reporter, record: EventRecord, name: String) -> Result<(), kube::Error> {
+    let event = event(reporter, record, name, Timestamp::now());
     let namespace = event.metadata.namespace.clone().unwrap_or_default();
     Api::<Event>::namespaced(client.clone(), &namespace).create(&PostParams::default(), &event).await.map(drop)
 }
 
-async fn recount(client: &Client, namespace: &str, name: &str, count: i32) -> Result<(), kube::Error> {
+#[expect(clippy::disallowed_methods, reason = "the event's time is informative; no decision reads it")]
+async fn update_count(client: &Client, namespace: &str, name: &str, count: i32) -> Result<(), kube::Error> {
     let series = json!({ "series": { "count": count, "lastObservedTime": MicroTime(Timestamp::now()) } });
     let api: Api<Event> = Api::namespaced(client.clone(), namespace);
     api.patch(name, &PatchParams::default(), &Patch::Merge(series)).await.map(drop)
 }
 
-fn event(reporter: &Reporter, note: EventRecord, name: String, now: Timestamp) -> Event {
-    let namespace = note.about.key.namespace().map(ToOwned::to_owned);
+fn event(reporter: &Reporter, record: EventRecord, name: String, now: Timestamp) -> Event {
+    let namespace = record.about.key.namespace().map(ToOwned::to_owned);
     Event {
         metadata: ObjectMeta {
             name: Some(name),
-            // An event about a cluster-scoped object has to live somewhere; kubectl looks here.
+            // Events are namespaced. kubectl searches events about cluster-scoped objects in this namespace.
             namespace: Some(namespace.clone().unwrap_or_else(|| "default".to_owned())),
             ..ObjectMeta::default()
         },
         event_time: Some(MicroTime(now)),
         reporting_controller: Some(reporter.controller.clone()),
         reporting_instance: Some(reporter.instance.chars().take(128).collect()),
-        action: Some(note.action.to_owned()),
-        reason: Some(note.reason.to_owned()),
-        note: Some(note.message),
-        type_: Some(note.kind.as_str().to_owned()),
+        action: Some(record.action.to_owned()),
+        reason: Some(record.reason.to_owned()),
+        note: Some(record.message),
+        type_: Some(record.kind.as_str().to_owned()),
         regarding: Some(ObjectReference {
-            api_version: Some(note.about.api_version),
-            kind: Some(note.about.kind),
-            name: Some(note.about.key.name().to_owned()),
+            api_version: Some(record.about.api_version),
+            kind: Some(record.about.kind),
+            name: Some(record.about.key.name().to_owned()),
             namespace,
-            uid: Some(note.about.uid),
+            uid: Some(record.about.uid),
             ..ObjectReference::default()
         }),
         ..Event::default()
     }
 }
 
-fn bounded(mut note: EventRecord) -> EventRecord {
-    if let Cow::Owned(short) = vitivirt_api::text::truncate(&note.message, NOTE_LIMIT) {
-        note.message = short;
+fn truncate_message(mut record: EventRecord) -> EventRecord {
+    if let Cow::Owned(short) = vitivirt_api::text::truncate(&record.message, MAX_NOTE_BYTES) {
+        record.message = short;
     }
-    note
+    record
 }

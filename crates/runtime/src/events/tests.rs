@@ -1,4 +1,4 @@
-//! Events as they arrive at a server.
+//! Events as the server receives them.
 
 use std::time::Duration;
 
@@ -6,11 +6,11 @@ use vitivirt_api::{EventKind, EventSubject, ObjectKey};
 
 use super::*;
 use crate::{
-    client::Verb,
-    testing::{Fault, Server},
+    testing::{LinkFault, TestApiServer},
+    verb::Verb,
 };
 
-fn note(name: &str, message: &str) -> EventRecord {
+fn event_record(name: &str, message: &str) -> EventRecord {
     EventRecord {
         about: EventSubject {
             api_version: "vitistack.io/v1alpha1".to_owned(),
@@ -30,13 +30,13 @@ fn reporter() -> Reporter {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_repeated_note_is_one_event_with_a_count() {
-    let server = Server::new();
+async fn a_repeated_record_is_one_event_with_a_count() {
+    let server = TestApiServer::new();
     let (client, link) = server.client();
     let (recorder, sending) = recorder(client, reporter(), Arc::new(Metrics::new("test")));
     tokio::spawn(sending);
     for _ in 0..60 {
-        recorder.record(note("db", "no such class"));
+        recorder.record(event_record("db", "no such class"));
         tokio::time::sleep(Duration::from_secs(1)).await;
     }
     tokio::time::sleep(Duration::from_secs(60)).await;
@@ -53,8 +53,8 @@ async fn a_repeated_note_is_one_event_with_a_count() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn recording_never_waits_and_the_rate_is_bounded() {
-    let server = Server::new();
+async fn recording_never_waits_and_the_rate_of_events_is_limited() {
+    let server = TestApiServer::new();
     let (client, link) = server.client();
     link.cut();
     let metrics = Arc::new(Metrics::new("test"));
@@ -62,48 +62,48 @@ async fn recording_never_waits_and_the_rate_is_bounded() {
     tokio::spawn(sending);
     let begin = Instant::now();
     for n in 0..10_000 {
-        recorder.record(note(&format!("m{n}"), "x"));
+        recorder.record(event_record(&format!("m{n}"), "x"));
     }
     assert_eq!(begin.elapsed(), Duration::ZERO);
     let dropped = metrics.encode().unwrap();
-    assert!(dropped.contains(&format!("test_events_dropped_total {}", 10_000 - WAITING_LIMIT)), "{dropped}");
-    link.mend();
+    assert!(dropped.contains(&format!("test_events_dropped_total {}", 10_000 - CHANNEL_CAPACITY)), "{dropped}");
+    link.restore();
     tokio::time::sleep(Duration::from_secs(2)).await;
     assert!(link.count(Verb::Create) <= 100 + 2 * 20 + 1, "{}", link.count(Verb::Create));
     tokio::time::sleep(Duration::from_secs(60)).await;
-    assert_eq!(link.count(Verb::Create), WAITING_LIMIT);
+    assert_eq!(link.count(Verb::Create), CHANNEL_CAPACITY);
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_event_that_is_not_there_is_made_by_the_next_repetition() {
-    let server = Server::new();
+async fn the_next_repetition_creates_an_event_that_does_not_exist() {
+    let server = TestApiServer::new();
     let (client, link) = server.client();
-    link.faults.lock().push_back(Fault::Refuse(Verb::Create, 503));
+    link.faults.lock().push_back(LinkFault::Reject(Verb::Create, 503));
     let (recorder, sending) = recorder(client, reporter(), Arc::new(Metrics::new("test")));
     tokio::spawn(sending);
     let events = || {
         let name = |uri: &str| uri.split(['/', '?']).find(|part| part.starts_with("db.")).map(ToOwned::to_owned);
         link.requests.lock().iter().filter(|(verb, _)| *verb == Verb::Patch).filter_map(|(_, uri)| name(uri)).next()
     };
-    recorder.record(note("db", "no such class"));
+    recorder.record(event_record("db", "no such class"));
     tokio::time::sleep(Duration::from_secs(1)).await;
-    recorder.record(note("db", "no such class"));
+    recorder.record(event_record("db", "no such class"));
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert_eq!(link.count(Verb::Create), 2);
-    recorder.record(note("db", "no such class"));
+    recorder.record(event_record("db", "no such class"));
     tokio::time::sleep(Duration::from_secs(60)).await;
-    // The server forgets events after an hour.
+    // The server deletes events after an hour.
     server.remove("/apis/events.k8s.io/v1/events", "shop", &events().unwrap());
-    recorder.record(note("db", "no such class"));
+    recorder.record(event_record("db", "no such class"));
     tokio::time::sleep(Duration::from_secs(60)).await;
     assert_eq!((link.count(Verb::Create), link.count(Verb::Patch)), (2, 2));
-    recorder.record(note("db", "no such class"));
+    recorder.record(event_record("db", "no such class"));
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert_eq!(link.count(Verb::Create), 3);
 }
 
 #[test]
-fn a_note_is_cut_to_what_the_server_takes() {
-    let note = bounded(note("db", &"ø".repeat(2000)));
-    assert!(note.message.len() <= NOTE_LIMIT && note.message.ends_with('…'));
+fn a_message_is_truncated_to_the_limit_of_the_server() {
+    let record = truncate_message(event_record("db", &"ø".repeat(2000)));
+    assert!(record.message.len() <= MAX_NOTE_BYTES && record.message.ends_with('…'));
 }

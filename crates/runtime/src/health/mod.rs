@@ -1,8 +1,7 @@
-//! What the kubelet asks (`/healthz`, `/readyz`) and what Prometheus reads (`/metrics`).
+//! The endpoints for the kubelet (`/healthz`, `/readyz`) and for Prometheus (`/metrics`).
 //!
-//! Healthy: no pass is stuck past its deadline, and nothing that has to run has ended. Ready: every cache that was named
-//! here is in step; who does not lead is as ready as who does. In plain text, or over TLS if the listener has a
-//! certificate.
+//! Healthy: no reconcile runs past its deadline, and no required task has ended. Ready: every readiness check passes,
+//! usually one per cache. A replica on standby is as ready as the leader. A listener with a certificate serves TLS.
 
 mod server;
 
@@ -11,72 +10,73 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-pub use self::server::{Routes, serve};
+pub(crate) use self::server::{Routes, serve};
 pub use crate::server::{Bind, BindError};
 
-/// A pass ends by its deadline unless it blocks its thread. So much later there is no doubt.
+/// A reconcile ends by its deadline unless it blocks its thread. After this additional time it is certainly stuck.
 const GRACE: Duration = Duration::from_secs(15);
 
-type Check = Box<dyn Fn() -> bool + Send + Sync>;
+type ReadinessCheck = Box<dyn Fn() -> bool + Send + Sync>;
 
 #[derive(Default)]
 pub struct Health {
-    checks: Mutex<Vec<(String, Check)>>,
-    reconciles: Mutex<Passes>,
+    checks: Mutex<Vec<(String, ReadinessCheck)>>,
+    reconciles: Mutex<RunningReconciles>,
     failed: Mutex<Option<String>>,
 }
 
 #[derive(Default)]
-struct Passes {
+struct RunningReconciles {
     serial: u64,
+    /// The controller of each reconcile, and the time from which on it counts as stuck.
     running: HashMap<u64, (&'static str, Instant)>,
 }
 
-/// Stands for one pass that is under way.
-pub struct Watched {
+/// One running reconcile. Dropping it ends the reconcile.
+pub(crate) struct InFlight {
     health: Arc<Health>,
     serial: u64,
 }
 
-impl Drop for Watched {
+impl Drop for InFlight {
     fn drop(&mut self) {
         self.health.reconciles.lock().running.remove(&self.serial);
     }
 }
 
 impl Health {
-    /// Readiness waits for `is_ready` from now on.
-    pub fn require(&self, name: &str, is_ready: impl Fn() -> bool + Send + Sync + 'static) {
+    /// From now on the program is ready only while `is_ready` returns true.
+    pub fn add_readiness_check(&self, name: &str, is_ready: impl Fn() -> bool + Send + Sync + 'static) {
         self.checks.lock().push((name.to_owned(), Box::new(is_ready)));
     }
 
-    /// A pass begins. It counts as stuck if the result is not dropped in time.
-    pub fn begin(self: &Arc<Self>, controller: &'static str, deadline: Duration) -> Watched {
+    /// Begins to track a reconcile. It counts as stuck if the returned guard is not dropped in time.
+    pub(crate) fn track_reconcile(self: &Arc<Self>, controller: &'static str, deadline: Duration) -> InFlight {
         let mut reconciles = self.reconciles.lock();
         reconciles.serial += 1;
         let serial = reconciles.serial;
         reconciles.running.insert(serial, (controller, Instant::now() + deadline + GRACE));
-        Watched { health: self.clone(), serial }
+        InFlight { health: self.clone(), serial }
     }
 
-    /// Something that the program cannot do without has ended. This does not heal.
-    pub fn fail(&self, why: String) {
+    /// A required task has ended. The program stays unhealthy until it is restarted.
+    pub(crate) fn fail(&self, why: String) {
         self.failed.lock().get_or_insert(why);
     }
 
-    /// What is wrong, if anything.
-    pub fn sickness(&self) -> Option<String> {
+    /// Why the program is not healthy, if it is not.
+    fn liveness_error(&self) -> Option<String> {
         if let Some(why) = &*self.failed.lock() {
             return Some(why.clone());
         }
         let now = Instant::now();
         let reconciles = self.reconciles.lock();
         let (controller, _) = reconciles.running.values().find(|(_, limit)| now > *limit)?;
-        Some(format!("a pass of controller {controller} is stuck past its deadline"))
+        Some(format!("a reconcile of controller {controller} runs past its deadline"))
     }
 
-    /// What is waited for, if anything.
-    pub fn not_ready(&self) -> Option<String> {
+    /// Why the program is not ready, if it is not.
+    fn readiness_error(&self) -> Option<String> {
         let checks = self.checks.lock();
         let waiting: Vec<&str> =
             checks.iter().filter(|(_, is_ready)| !is_ready()).map(|(name, _)| name.as_str()).collect();
@@ -89,25 +89,25 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_stuck_pass_is_unhealthy_until_it_ends() {
+    async fn a_stuck_reconcile_is_unhealthy_until_it_ends() {
         let health = Arc::new(Health::default());
-        let watched = health.begin("Machine", Duration::from_secs(60));
+        let in_flight = health.track_reconcile("Machine", Duration::from_secs(60));
         tokio::time::advance(Duration::from_secs(74)).await;
-        assert_eq!(health.sickness(), None);
+        assert_eq!(health.liveness_error(), None);
         tokio::time::advance(Duration::from_secs(2)).await;
-        assert!(health.sickness().unwrap().contains("Machine"));
-        drop(watched);
-        assert_eq!(health.sickness(), None);
+        assert!(health.liveness_error().unwrap().contains("Machine"));
+        drop(in_flight);
+        assert_eq!(health.liveness_error(), None);
         health.fail("the cache has panicked".to_owned());
-        assert!(health.sickness().is_some());
+        assert!(health.liveness_error().is_some());
     }
 
     #[test]
-    fn readiness_names_what_is_missing() {
+    fn the_readiness_error_names_the_failed_checks() {
         let health = Health::default();
-        assert_eq!(health.not_ready(), None);
-        health.require("machines", || true);
-        health.require("virtualmachines", || false);
-        assert_eq!(health.not_ready().as_deref(), Some("waiting for virtualmachines"));
+        assert_eq!(health.readiness_error(), None);
+        health.add_readiness_check("machines", || true);
+        health.add_readiness_check("virtualmachines", || false);
+        assert_eq!(health.readiness_error().as_deref(), Some("waiting for virtualmachines"));
     }
 }

@@ -1,4 +1,4 @@
-//! What is answered on three paths: 200 or 500, and 404 elsewhere.
+//! The HTTP handler: status 200 or 500 on three paths, and 404 on all others.
 
 use std::{sync::Arc, time::Duration};
 
@@ -9,54 +9,54 @@ use tokio_util::sync::CancellationToken;
 use super::Health;
 use crate::{
     metrics::Metrics,
-    server::{self, Answer, Limits, text},
+    server::{self, HttpResponse, Limits, text_response},
     tls::Acceptor,
 };
 
 const LIMITS: Limits = Limits {
     connections: 64,
-    silence: Duration::from_secs(10),
-    idle: Duration::from_secs(10),
-    request: Duration::from_secs(10),
-    age: Duration::from_secs(60),
+    first_request_timeout: Duration::from_secs(10),
+    idle_timeout: Duration::from_secs(10),
+    request_timeout: Duration::from_secs(10),
+    max_age: Duration::from_secs(60),
 };
 
-/// What a listener serves.
+/// The paths that a listener serves.
 #[derive(Clone, Default)]
-pub struct Routes {
-    pub health: Option<Arc<Health>>,
-    pub metrics: Option<Arc<Metrics>>,
+pub(crate) struct Routes {
+    pub(crate) health: Option<Arc<Health>>,
+    pub(crate) metrics: Option<Arc<Metrics>>,
 }
 
-/// Serves until `stop`; without TLS in plain text.
-pub async fn serve(listener: TcpListener, tls: Option<Acceptor>, routes: Routes, stop: CancellationToken) {
-    let answer = move |request: http::Request<_>| {
-        let response = answer(&routes, request.method(), request.uri().path());
+/// Serves until `stop`, over TLS or in plain text.
+pub(crate) async fn serve(listener: TcpListener, tls: Option<Acceptor>, routes: Routes, stop: CancellationToken) {
+    let handler = move |request: http::Request<_>| {
+        let response = handle(&routes, request.method(), request.uri().path());
         async move { response }
     };
-    server::serve(listener, tls, LIMITS, answer, stop).await;
+    server::serve(listener, tls, LIMITS, handler, stop).await;
 }
 
-fn answer(routes: &Routes, method: &Method, path: &str) -> Answer {
-    let read = *method == Method::GET || *method == Method::HEAD;
-    let verdict = |trouble: Option<String>| match trouble {
-        None => text(StatusCode::OK, "ok\n".to_owned()),
-        Some(trouble) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("{trouble}\n")),
+fn handle(routes: &Routes, method: &Method, path: &str) -> HttpResponse {
+    let is_read = *method == Method::GET || *method == Method::HEAD;
+    let health_response = |error: Option<String>| match error {
+        None => text_response(StatusCode::OK, "ok\n".to_owned()),
+        Some(error) => text_response(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),
     };
     match (path, &routes.health, &routes.metrics) {
-        ("/healthz", Some(health), _) if read => verdict(health.sickness()),
-        ("/readyz", Some(health), _) if read => verdict(health.not_ready()),
-        ("/metrics", _, Some(metrics)) if read => match metrics.encode() {
+        ("/healthz", Some(health), _) if is_read => health_response(health.liveness_error()),
+        ("/readyz", Some(health), _) if is_read => health_response(health.readiness_error()),
+        ("/metrics", _, Some(metrics)) if is_read => match metrics.encode() {
             Ok(body) => {
-                let mut response = text(StatusCode::OK, body);
+                let mut response = text_response(StatusCode::OK, body);
                 let openmetrics =
                     header::HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
                 response.headers_mut().insert(header::CONTENT_TYPE, openmetrics);
                 response
             }
-            Err(_) => text(StatusCode::INTERNAL_SERVER_ERROR, "the metrics could not be written\n".to_owned()),
+            Err(_) => text_response(StatusCode::INTERNAL_SERVER_ERROR, "cannot encode the metrics\n".to_owned()),
         },
-        _ => text(StatusCode::NOT_FOUND, "not found\n".to_owned()),
+        _ => text_response(StatusCode::NOT_FOUND, "not found\n".to_owned()),
     }
 }
 
@@ -75,26 +75,26 @@ mod tests {
         let mut stream = TcpStream::connect(address).await.unwrap();
         let request = format!("GET {path} HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n");
         stream.write_all(request.as_bytes()).await.unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).await.unwrap();
-        answer
+        let mut response = String::new();
+        stream.read_to_string(&mut response).await.unwrap();
+        response
     }
 
     #[tokio::test]
-    async fn answers_200_or_500_and_404_elsewhere() {
+    async fn known_paths_respond_with_200_or_500_and_others_with_404() {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let address = listener.local_addr().unwrap();
         let health = Arc::new(Health::default());
         let ready = Arc::new(std::sync::atomic::AtomicBool::new(false));
         let flag = ready.clone();
-        health.require("the cache", move || flag.load(std::sync::atomic::Ordering::Relaxed));
+        health.add_readiness_check("machines", move || flag.load(std::sync::atomic::Ordering::Relaxed));
         let routes = Routes { health: Some(health), metrics: Some(Arc::new(Metrics::new("test"))) };
         let stop = CancellationToken::new();
         let server = tokio::spawn(serve(listener, None, routes, stop.clone()));
 
         assert!(get(address, "/healthz").await.starts_with("HTTP/1.1 200"));
-        let answer = get(address, "/readyz").await;
-        assert!(answer.starts_with("HTTP/1.1 500") && answer.contains("waiting for the cache"), "{answer}");
+        let response = get(address, "/readyz").await;
+        assert!(response.starts_with("HTTP/1.1 500") && response.contains("waiting for machines"), "{response}");
         ready.store(true, std::sync::atomic::Ordering::Relaxed);
         assert!(get(address, "/readyz").await.starts_with("HTTP/1.1 200"));
         assert!(get(address, "/metrics").await.contains("test_leader 0"));

@@ -1,5 +1,5 @@
-//! Does what `decide` says: watches the lease as a standby, renews it as the holder, and sees to it that the holder's
-//! work has ended before another can begin.
+//! Executes the decisions of `decide`: watches the Lease on standby, renews it as the holder, and ensures that the
+//! holder's work has ended before another replica can begin.
 
 use std::{
     sync::{
@@ -19,90 +19,93 @@ use kube::{
 use tokio::time::{Instant, sleep_until, timeout_at};
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 
-use super::{Action, Fence, Leadership, Sight, Timing, decide, held_by, held_by_nobody, holder, message};
+use super::{
+    Leadership, LeaseAction, LeaseView, Timing, WriteFence, decide, held_spec, holder, message, released_spec,
+};
 use crate::metrics::Metrics;
 
-/// A renewal that takes longer is given up, so that there is time for another before the deadline.
-const CALL_LIMIT: Duration = Duration::from_secs(3);
-/// A release is worth a short try, whatever it takes: without it others wait until the lease runs out.
-const RELEASE_LIMIT: Duration = Duration::from_secs(1);
-/// How long before another could begin it must be known whether our work has ended, so that the process can end if not.
-const JUDGED_BEFORE: Duration = Duration::from_millis(500);
+/// A request that takes longer is given up, so that there is time for another one before the renew deadline.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(3);
+/// Without a release the other replicas wait until the lease expires, so one short attempt is worth its time.
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long before the lease expires it must be known whether the work has ended, so that the process can exit if not.
+const STOP_MARGIN: Duration = Duration::from_millis(500);
 
 #[derive(Debug, thiserror::Error)]
-pub enum LeaseError {
-    #[error("the leader's work did not stop in time; this process must end before another replica begins to work")]
+pub(crate) enum LeaseError {
+    #[error("the leader's work did not stop in time; this process must exit before another replica begins to work")]
     WorkStuck,
-    #[error("the leader's work ended by itself")]
+    #[error("the leader's work ended unexpectedly")]
     WorkEnded,
 }
 
-pub struct Elector {
-    pub client: Client,
-    pub namespace: String,
-    pub name: String,
+pub(crate) struct Elector {
+    pub(crate) client: Client,
+    pub(crate) namespace: String,
+    pub(crate) name: String,
     /// Unique to this process.
-    pub identity: String,
-    pub timing: Timing,
-    /// How long the work may take to stop after a signal before it is dropped where it stands.
-    pub drain: Duration,
-    pub metrics: Arc<Metrics>,
+    pub(crate) identity: String,
+    pub(crate) timing: Timing,
+    /// How long the work may take to stop after a signal before it is aborted.
+    pub(crate) drain: Duration,
+    pub(crate) metrics: Arc<Metrics>,
 }
 
 /// Why the holder stopped.
-enum End {
+enum StopReason {
     Shutdown,
     Lost(String),
     WorkEnded,
 }
 
-/// What a request about the lease ended with, in the words that matter here.
-enum Answer {
+/// The result of a write of the Lease.
+enum LeaseWriteResult {
     Done(Box<Lease>),
-    /// Somebody wrote the lease since we saw it, or made it before us.
+    /// Another client changed or created the Lease since this replica read it.
     Conflict,
-    Missing,
+    NotFound,
     Failed(String),
 }
 
-/// What became of a renewal.
+/// The result of a renewal.
 enum Renewal {
     Renewed(Box<Lease>),
-    /// Still ours, but not as we knew it: this is to be renewed.
-    Ours(Box<Lease>),
-    /// Somebody deleted it. Whoever makes it first holds it; until then nobody else does.
+    /// This replica still holds the lease, but the object has changed: renew this version.
+    Changed(Box<Lease>),
+    /// Another client deleted the Lease. The replica that creates it first holds it.
     Deleted,
     Lost(String),
     Failed,
 }
 
 impl Elector {
-    /// Works through `lead` whenever this replica holds the lease, until `shutdown`; then gives the lease back.
-    pub async fn run<F, W>(&self, shutdown: &CancellationToken, lead: F) -> Result<(), LeaseError>
+    /// Runs `lead` whenever this replica holds the lease, until `shutdown`. Then it releases the lease.
+    pub(crate) async fn run<F, W>(&self, shutdown: &CancellationToken, lead: F) -> Result<(), LeaseError>
     where
         F: Fn(Leadership) -> W,
         W: Future<Output = ()> + Send + 'static,
     {
         let api: Api<Lease> = Api::namespaced(self.client.clone(), &self.namespace);
-        while let Some((lease, began)) = self.stand_by(&api, shutdown).await {
+        while let Some((lease, began)) = self.wait_for_lease(&api, shutdown).await {
             self.hold(&api, lease, began, shutdown, &lead).await?;
         }
         Ok(())
     }
 
-    /// Ends with the lease and the moment at which the request that took it began, or with nothing at shutdown.
-    async fn stand_by(&self, api: &Api<Lease>, shutdown: &CancellationToken) -> Option<(Lease, Instant)> {
-        let doubt = AtomicBool::new(false);
-        let mut taking = Box::pin(self.take(api, &doubt));
+    /// Returns the lease and the time at which the request that acquired it began, or `None` at shutdown.
+    async fn wait_for_lease(&self, api: &Api<Lease>, shutdown: &CancellationToken) -> Option<(Lease, Instant)> {
+        let maybe_acquired = AtomicBool::new(false);
+        let mut acquiring = Box::pin(self.acquire(api, &maybe_acquired));
         tokio::select! {
             biased;
-            taken = &mut taking => return Some(taken),
+            acquired = &mut acquiring => return Some(acquired),
             () = shutdown.cancelled() => {}
         }
-        if doubt.load(Ordering::Relaxed) {
-            // A request that is under way may be granted, and a lease that nobody knows he holds keeps all others out.
-            let by = Instant::now() + RELEASE_LIMIT;
-            match timeout_at(Instant::now() + RELEASE_LIMIT / 2, taking).await {
+        if maybe_acquired.load(Ordering::Relaxed) {
+            // A request in flight may still succeed. Without a release the other replicas would wait until the lease
+            // expires.
+            let by = Instant::now() + RELEASE_TIMEOUT;
+            match timeout_at(Instant::now() + RELEASE_TIMEOUT / 2, acquiring).await {
                 Ok((lease, _)) => self.release(api, Some(lease), by).await,
                 Err(_) => self.release(api, None, by).await,
             }
@@ -110,42 +113,42 @@ impl Elector {
         None
     }
 
-    /// `doubt` is set while a request of ours may have taken the lease without our knowing.
-    async fn take(&self, api: &Api<Lease>, doubt: &AtomicBool) -> (Lease, Instant) {
-        let mut sight = Sight::default();
+    /// `maybe_acquired` is set while a request may have acquired the lease and its result is unknown.
+    async fn acquire(&self, api: &Api<Lease>, maybe_acquired: &AtomicBool) -> (Lease, Instant) {
+        let mut view = LeaseView::default();
         let mut watch = LeaseWatch::new(api, &self.name);
         let mut not_before = Instant::now();
         loop {
             let now = Instant::now();
-            match decide(&sight, now, &self.identity) {
-                Action::Create | Action::Take if now >= not_before => {
-                    doubt.store(true, Ordering::Relaxed);
-                    let answer = self.attempt(api, sight.lease(), CALL_LIMIT).await;
-                    doubt.store(matches!(answer, Answer::Failed(_)), Ordering::Relaxed);
-                    match answer {
-                        Answer::Done(lease) => return (*lease, now),
-                        // Our view was old. The watch will tell in time, unless it is what is stuck.
-                        Answer::Conflict => match self.read(api).await {
-                            Ok(lease) => sight.see(lease, Instant::now(), &self.timing),
-                            Err(error) => self.warn("the lease could not be read", &error),
+            match decide(&view, now, &self.identity) {
+                LeaseAction::Create | LeaseAction::Acquire if now >= not_before => {
+                    maybe_acquired.store(true, Ordering::Relaxed);
+                    let result = self.write_holder(api, view.lease(), REQUEST_TIMEOUT).await;
+                    maybe_acquired.store(matches!(result, LeaseWriteResult::Failed(_)), Ordering::Relaxed);
+                    match result {
+                        LeaseWriteResult::Done(lease) => return (*lease, now),
+                        // The view is outdated. The watch usually delivers the change, but it may be stuck.
+                        LeaseWriteResult::Conflict => match self.read(api).await {
+                            Ok(lease) => view.observe(lease, Instant::now(), &self.timing),
+                            Err(error) => self.warn("cannot read the lease", &error),
                         },
-                        Answer::Missing => self.warn("the lease could not be taken", "its namespace does not exist"),
-                        Answer::Failed(error) => self.warn("the lease could not be taken", &error),
+                        LeaseWriteResult::NotFound => self.warn("cannot acquire the lease", "namespace not found"),
+                        LeaseWriteResult::Failed(error) => self.warn("cannot acquire the lease", &error),
                     }
                     not_before = Instant::now() + self.timing.retry_period;
                 }
                 action => {
-                    let wake = match action {
-                        Action::Look => None,
-                        Action::Wait(until) => Some(until.max(not_before)),
-                        Action::Create | Action::Take => Some(not_before),
+                    let decide_again_at = match action {
+                        LeaseAction::WaitForView => None,
+                        LeaseAction::WaitUntil(until) => Some(until.max(not_before)),
+                        LeaseAction::Create | LeaseAction::Acquire => Some(not_before),
                     };
                     tokio::select! {
-                        seen = watch.next(self.timing.retry_period) => match seen {
-                            Ok(lease) => sight.see(lease, Instant::now(), &self.timing),
-                            Err(error) => self.warn("the lease cannot be watched", &error),
+                        observed = watch.next(self.timing.retry_period) => match observed {
+                            Ok(lease) => view.observe(lease, Instant::now(), &self.timing),
+                            Err(error) => self.warn("cannot watch the lease", &error),
                         },
-                        () = sleep_until(wake.unwrap_or_else(Instant::now)), if wake.is_some() => {}
+                        () = sleep_until(decide_again_at.unwrap_or_else(Instant::now)), if decide_again_at.is_some() => {}
                     }
                 }
             }
@@ -164,64 +167,65 @@ impl Elector {
         F: Fn(Leadership) -> W,
         W: Future<Output = ()> + Send + 'static,
     {
-        let leadership = Leadership::new(Fence::until(began + self.timing.renew_deadline));
+        let leadership = Leadership::new(WriteFence::until(began + self.timing.renew_deadline));
         tracing::info!(identity = self.identity, lease = self.name, "{}", message::ACQUIRED);
         self.metrics.set_leader(true);
-        // Whoever drops this elector drops the work with it.
+        // Dropping this elector also aborts the work.
         let mut work = AbortOnDropHandle::new(tokio::spawn(lead(leadership.clone())));
-        let mut held = Held { lease, renewed: began };
+        let mut held = HeldLease { lease, renewed: began };
 
-        let end = self.keep(api, &mut held, &leadership.fence, &mut work, shutdown).await;
+        let stop_reason = self.renew_loop(api, &mut held, &leadership.fence, &mut work, shutdown).await;
 
-        if let End::Lost(why) = &end {
+        if let StopReason::Lost(why) = &stop_reason {
             tracing::warn!(identity = self.identity, lease = self.name, reason = why, "{}", message::LOST);
         }
-        if !matches!(end, End::Shutdown) {
-            // After a signal the lease still keeps others out, and what was begun may be written to its end.
+        if !matches!(stop_reason, StopReason::Shutdown) {
+            // After a signal this replica still holds the lease, so running reconciles may finish their writes.
             leadership.fence.close();
         }
         leadership.stop.cancel();
         self.metrics.set_leader(false);
-        let runs_out = held.renewed + self.timing.duration;
-        let before = |margin: Duration| runs_out.checked_sub(margin).unwrap_or(runs_out);
-        // What has not stopped by itself by then is dropped at its next await.
-        let patience = match end {
-            End::Shutdown => (Instant::now() + self.drain).min(before(JUDGED_BEFORE * 2)),
-            End::Lost(_) => before(JUDGED_BEFORE * 2),
-            End::WorkEnded => Instant::now(),
+        let expires_at = held.renewed + self.timing.duration;
+        let before_expiry = |margin: Duration| expires_at.checked_sub(margin).unwrap_or(expires_at);
+        // Work that has not stopped by then is aborted at its next await.
+        let abort_at = match stop_reason {
+            StopReason::Shutdown => (Instant::now() + self.drain).min(before_expiry(STOP_MARGIN * 2)),
+            StopReason::Lost(_) => before_expiry(STOP_MARGIN * 2),
+            StopReason::WorkEnded => Instant::now(),
         };
-        let ended = matches!(end, End::WorkEnded);
-        let stopped = stop_work(work, ended, &leadership, patience, before(JUDGED_BEFORE)).await;
+        let ended = matches!(stop_reason, StopReason::WorkEnded);
+        let stopped = stop_work(work, ended, &leadership, abort_at, before_expiry(STOP_MARGIN)).await;
         leadership.fence.close();
         if !stopped {
             return Err(LeaseError::WorkStuck);
         }
         tracing::info!(identity = self.identity, lease = self.name, "{}", message::WORK_STOPPED);
-        match end {
-            End::Lost(_) => Ok(()),
-            End::Shutdown => {
-                self.release(api, Some(held.lease), Instant::now() + RELEASE_LIMIT).await;
+        match stop_reason {
+            StopReason::Lost(_) => Ok(()),
+            StopReason::Shutdown => {
+                self.release(api, Some(held.lease), Instant::now() + RELEASE_TIMEOUT).await;
                 Ok(())
             }
-            End::WorkEnded => {
-                self.release(api, Some(held.lease), Instant::now() + RELEASE_LIMIT).await;
+            StopReason::WorkEnded => {
+                self.release(api, Some(held.lease), Instant::now() + RELEASE_TIMEOUT).await;
                 Err(LeaseError::WorkEnded)
             }
         }
     }
 
-    /// Renews until there is a reason to stop.
-    async fn keep(
+    /// Renews the lease until there is a reason to stop.
+    async fn renew_loop(
         &self,
         api: &Api<Lease>,
-        held: &mut Held,
-        fence: &Fence,
+        held: &mut HeldLease,
+        fence: &WriteFence,
         work: &mut AbortOnDropHandle<()>,
         shutdown: &CancellationToken,
-    ) -> End {
+    ) -> StopReason {
         let mut next = held.renewed + self.timing.retry_period;
-        // What we learn is acted on at once, but only once in a row: a server that contradicts itself is not stormed.
-        let mut hurried = false;
+        // A Lease that was changed or deleted is renewed again at once, but only once in a row: a server that keeps
+        // contradicting itself must not cause a request storm.
+        let mut retried_immediately = false;
         loop {
             let deadline = held.renewed + self.timing.renew_deadline;
             let renewal = async {
@@ -231,19 +235,19 @@ impl Elector {
             };
             let (began, renewal) = tokio::select! {
                 biased;
-                () = shutdown.cancelled() => return End::Shutdown,
-                _ = &mut *work => return End::WorkEnded,
-                () = sleep_until(deadline) => return End::Lost("the lease could not be renewed in time".to_owned()),
+                () = shutdown.cancelled() => return StopReason::Shutdown,
+                _ = &mut *work => return StopReason::WorkEnded,
+                () = sleep_until(deadline) => return StopReason::Lost("the lease was not renewed in time".to_owned()),
                 done = renewal => done,
             };
             next = began + self.timing.retry_period;
-            let hurry = match renewal {
+            let retry_immediately = match renewal {
                 Renewal::Renewed(lease) => {
-                    *held = Held { lease: *lease, renewed: began };
+                    *held = HeldLease { lease: *lease, renewed: began };
                     fence.extend(began + self.timing.renew_deadline);
                     false
                 }
-                Renewal::Ours(lease) => {
+                Renewal::Changed(lease) => {
                     held.lease = *lease;
                     true
                 }
@@ -251,47 +255,48 @@ impl Elector {
                     held.lease.metadata.resource_version = None;
                     true
                 }
-                Renewal::Lost(why) => return End::Lost(why),
+                Renewal::Lost(why) => return StopReason::Lost(why),
                 Renewal::Failed => false,
             };
-            hurried = hurry && !hurried;
-            if hurried {
+            retried_immediately = retry_immediately && !retried_immediately;
+            if retried_immediately {
                 next = Instant::now();
             }
         }
     }
 
-    /// One renewal, and if the lease is not as we knew it, what it is now.
+    /// Renews the lease once. If the Lease has changed, it reads the current one.
     async fn renew(&self, api: &Api<Lease>, lease: &Lease, deadline: Instant) -> Renewal {
-        // The limit of a call never reaches past the deadline: a request that hangs cannot outlive it.
-        let limit = CALL_LIMIT.min(deadline.saturating_duration_since(Instant::now()));
-        match self.attempt(api, Some(lease), limit).await {
-            Answer::Done(lease) => return Renewal::Renewed(lease),
-            Answer::Conflict | Answer::Missing => {}
-            Answer::Failed(error) => {
-                self.warn("the lease could not be renewed", &error);
+        // The timeout ends at the deadline at the latest.
+        let timeout = REQUEST_TIMEOUT.min(deadline.saturating_duration_since(Instant::now()));
+        match self.write_holder(api, Some(lease), timeout).await {
+            LeaseWriteResult::Done(lease) => return Renewal::Renewed(lease),
+            LeaseWriteResult::Conflict | LeaseWriteResult::NotFound => {}
+            LeaseWriteResult::Failed(error) => {
+                self.warn("cannot renew the lease", &error);
                 return Renewal::Failed;
             }
         }
         match self.read(api).await {
-            // A renewal whose answer was lost, or somebody's label: still ours.
-            Ok(Some(lease)) if holder(&lease) == Some(&self.identity) => Renewal::Ours(Box::new(lease)),
-            Ok(Some(lease)) => Renewal::Lost(format!("it is held by {:?} now", holder(&lease).unwrap_or_default())),
+            // The response to a renewal was lost, or another client changed a label. The holder is the same.
+            Ok(Some(lease)) if holder(&lease) == Some(&self.identity) => Renewal::Changed(Box::new(lease)),
+            Ok(Some(lease)) => Renewal::Lost(format!("the holder is now {:?}", holder(&lease).unwrap_or_default())),
             Ok(None) => Renewal::Deleted,
             Err(error) => {
-                self.warn("the lease could not be read", &error);
+                self.warn("cannot read the lease", &error);
                 Renewal::Failed
             }
         }
     }
 
-    /// Writes ourselves into `previous`, or makes the lease when there is none. The resource version in it is the
-    /// precondition; a lease without one has never been stored.
-    async fn attempt(&self, api: &Api<Lease>, previous: Option<&Lease>, limit: Duration) -> Answer {
+    /// Makes this replica the holder of `previous`, or creates the Lease if there is none. The resource version of
+    /// `previous` is the precondition. A Lease without one is not stored on the server.
+    #[expect(clippy::disallowed_methods, reason = "the times in the Lease are informative; no decision reads them")]
+    async fn write_holder(&self, api: &Api<Lease>, previous: Option<&Lease>, timeout: Duration) -> LeaseWriteResult {
         let stored = previous.filter(|lease| lease.metadata.resource_version.is_some());
-        let spec = Some(held_by(&self.identity, stored, Timestamp::now(), &self.timing));
+        let spec = Some(held_spec(&self.identity, stored, Timestamp::now(), &self.timing));
         let parameters = PostParams::default();
-        let by = Instant::now() + limit;
+        let by = Instant::now() + timeout;
         let result = match stored {
             Some(lease) => {
                 let lease = Lease { spec, ..lease.clone() };
@@ -303,42 +308,43 @@ impl Elector {
             }
         };
         match result {
-            Ok(Ok(lease)) => Answer::Done(Box::new(lease)),
-            Ok(Err(kube::Error::Api(status))) if status.code == 409 => Answer::Conflict,
-            Ok(Err(kube::Error::Api(status))) if status.code == 404 => Answer::Missing,
-            Ok(Err(error)) => Answer::Failed(error.to_string()),
-            Err(_) => Answer::Failed(format!("no answer within {limit:?}")),
+            Ok(Ok(lease)) => LeaseWriteResult::Done(Box::new(lease)),
+            Ok(Err(kube::Error::Api(status))) if status.code == 409 => LeaseWriteResult::Conflict,
+            Ok(Err(kube::Error::Api(status))) if status.code == 404 => LeaseWriteResult::NotFound,
+            Ok(Err(error)) => LeaseWriteResult::Failed(error.to_string()),
+            Err(_) => LeaseWriteResult::Failed(format!("no response within {timeout:?}")),
         }
     }
 
     async fn read(&self, api: &Api<Lease>) -> Result<Option<Lease>, String> {
-        match timeout_at(Instant::now() + CALL_LIMIT, api.get_opt(&self.name)).await {
+        match timeout_at(Instant::now() + REQUEST_TIMEOUT, api.get_opt(&self.name)).await {
             Ok(result) => result.map_err(|error| error.to_string()),
-            Err(_) => Err(format!("no answer within {CALL_LIMIT:?}")),
+            Err(_) => Err(format!("no response within {REQUEST_TIMEOUT:?}")),
         }
     }
 
-    /// Gives the lease back, if it is ours. Nothing is known of a lease whose taking was not answered: it is read.
+    /// Releases the lease if this replica holds it. If `lease` is unknown, it reads the Lease first.
     async fn release(&self, api: &Api<Lease>, lease: Option<Lease>, by: Instant) {
         match timeout_at(by, self.try_release(api, lease)).await {
             Ok(Ok(true)) => tracing::info!(identity = self.identity, lease = self.name, "{}", message::RELEASED),
             Ok(Ok(false)) => {}
-            Ok(Err(error)) => self.warn("the lease could not be released", &error),
-            Err(_) => self.warn("the lease could not be released", "no answer"),
+            Ok(Err(error)) => self.warn("cannot release the lease", &error),
+            Err(_) => self.warn("cannot release the lease", "no response"),
         }
     }
 
+    #[expect(clippy::disallowed_methods, reason = "the times in the Lease are informative; no decision reads them")]
     async fn try_release(&self, api: &Api<Lease>, mut known: Option<Lease>) -> Result<bool, String> {
         for _ in 0..2 {
             let lease = match known.take() {
                 Some(lease) => lease,
-                // A renewal that was under way may have been stored after all.
+                // The server may have stored a renewal whose response did not arrive.
                 None => match self.read(api).await? {
                     Some(live) if holder(&live) == Some(&self.identity) => live,
                     _ => return Ok(false),
                 },
             };
-            let lease = Lease { spec: Some(held_by_nobody(&lease, Timestamp::now())), ..lease };
+            let lease = Lease { spec: Some(released_spec(&lease, Timestamp::now())), ..lease };
             match api.replace(&self.name, &PostParams::default(), &lease).await {
                 Ok(_) => return Ok(true),
                 Err(kube::Error::Api(status)) if status.code == 409 => {}
@@ -353,34 +359,34 @@ impl Elector {
     }
 }
 
-struct Held {
+struct HeldLease {
     lease: Lease,
-    /// When the request began that last wrote us into the lease.
+    /// When the last successful renewal began.
     renewed: Instant,
 }
 
-/// Whether the work, and every task that it began, has ended by `judged`. From `patience` on it is not asked any more.
+/// Aborts the work at `abort_at`. Returns whether it and every task that it tracks have ended by `deadline`.
 async fn stop_work(
     mut work: AbortOnDropHandle<()>,
     ended: bool,
     leadership: &Leadership,
-    patience: Instant,
-    judged: Instant,
+    abort_at: Instant,
+    deadline: Instant,
 ) -> bool {
-    if !ended && timeout_at(patience, &mut work).await.is_err() {
+    if !ended && timeout_at(abort_at, &mut work).await.is_err() {
         work.abort();
     }
-    // Only work that blocks its thread is still there after this.
+    // Only a task that blocks its thread is still running after this.
     let rest = async {
         if !work.is_finished() {
             let _ = work.await;
         }
         leadership.ended().await;
     };
-    timeout_at(judged.max(Instant::now() + Duration::from_millis(100)), rest).await.is_ok()
+    timeout_at(deadline.max(Instant::now() + Duration::from_millis(100)), rest).await.is_ok()
 }
 
-/// The lease as it changes. Errors are told once each and followed by a pause, in which the caller's timers go on.
+/// The changes of the Lease. After each error the watch pauses, while the caller's timers continue.
 struct LeaseWatch {
     events: BoxStream<'static, Result<Event<Lease>, watcher::Error>>,
     found: bool,
@@ -393,7 +399,7 @@ impl LeaseWatch {
         Self { events: watcher(api.clone(), config).boxed(), found: false, paused_until: None }
     }
 
-    /// Safe to drop and call again: nothing is taken from the stream that is not returned.
+    /// Cancel safe: it returns every event that it takes from the stream.
     async fn next(&mut self, pause: Duration) -> Result<Option<Lease>, String> {
         if let Some(until) = self.paused_until {
             sleep_until(until).await;

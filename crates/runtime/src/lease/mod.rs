@@ -1,18 +1,19 @@
-//! Which replica works. One Lease object, whose holder is changed only by writes that carry its resource version, so
-//! the API server admits one writer at a time.
+//! Leader election with one Lease object. Every write of its holder carries the resource version, so the API server
+//! accepts one writer at a time.
 //!
-//! Three clocks are at play and only ours is trusted: whether another's lease has run out is judged by how long we
-//! have seen it unchanged, never by the times written in it. A holder stops its work `renew_deadline` after the last
-//! renewal *it began*, which is before `duration` after the moment anyone can have seen that renewal.
+//! A replica trusts only its own clock. Another replica's lease has expired when this replica has seen it unchanged for
+//! the lease duration; the times in the Lease do not matter. A leader stops its work `renew_deadline` after the start of
+//! its last successful renewal. No other replica saw that renewal earlier than it began, and each waits at least
+//! `duration` after it saw it, so the leader stops first.
 //!
-//! One window remains, and only an administrator can open it: a Lease that is deleted while it is held. A replica that
-//! had seen it waits for as long as it kept others out, and its holder makes it anew at its next renewal. But a replica
-//! that starts in between has seen nothing, and makes it at once. The holder learns of that when its renewal finds the
-//! name taken: within `retry_period` as a rule, and within `renew_deadline` if it is cut off just then. For so long two
-//! may work. What they write is still decided by UIDs and resource versions. Closing the window would make the first
-//! start of every cluster wait for `duration`.
+//! Two leaders are possible in one case, which only an administrator can cause: a Lease that is deleted while it is held.
+//! A replica that saw the Lease waits for its duration, and the holder creates it again at its next renewal. But a
+//! replica that starts in between has seen nothing and creates the Lease at once. The holder notices when its renewal
+//! finds that the name already exists: usually within `retry_period`, and within `renew_deadline` if its connection
+//! fails at that moment. Until then both replicas work. UIDs and resource versions still protect their writes. Avoiding
+//! this case would delay the first start in every cluster by `duration`.
 //!
-//! `decide` is the whole of the judgement and is pure; `elector` does what it says.
+//! `decide` contains all decisions and is pure. `elector` executes them.
 
 mod elector;
 #[cfg(test)]
@@ -29,9 +30,9 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-pub use elector::{Elector, LeaseError};
+pub(crate) use elector::Elector;
 
-/// Log lines that tests and people look for. Each carries the fields `identity` and `lease`.
+/// Log lines that tests search for. Each has the fields `identity` and `lease`.
 pub mod message {
     pub const ACQUIRED: &str = "leadership acquired";
     pub const LOST: &str = "leadership lost";
@@ -39,17 +40,17 @@ pub mod message {
     pub const RELEASED: &str = "lease released";
 }
 
-/// No holder may keep others out for longer by writing a long duration into the lease.
-const LONGEST_DURATION: Duration = Duration::from_secs(300);
+/// The upper limit for the duration in a Lease that another client wrote.
+const MAX_LEASE_DURATION: Duration = Duration::from_secs(300);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Timing {
-    /// How long an unchanged lease keeps others out.
-    pub duration: Duration,
-    /// How long after its last renewal a holder goes on working.
-    pub renew_deadline: Duration,
-    /// How often a holder renews, and how long anyone waits after a failed request.
-    pub retry_period: Duration,
+pub(crate) struct Timing {
+    /// How long an unchanged lease is valid.
+    pub(crate) duration: Duration,
+    /// How long after its last renewal a leader continues to work.
+    pub(crate) renew_deadline: Duration,
+    /// The time between two renewals, and the delay after a failed request.
+    pub(crate) retry_period: Duration,
 }
 
 impl Default for Timing {
@@ -62,63 +63,63 @@ impl Default for Timing {
     }
 }
 
-/// What we have seen of the lease, and when we saw it become so.
+/// What this replica knows of the Lease, and since when.
 #[derive(Clone, Debug, Default)]
-pub struct Sight {
-    seen: Option<Seen>,
+struct LeaseView {
+    observed: Option<ObservedLease>,
 }
 
 #[derive(Clone, Debug)]
-struct Seen {
+struct ObservedLease {
     /// `None`: the object does not exist.
     lease: Option<Lease>,
-    /// For how long what we see keeps us out, counted from `changed_at`.
-    keeps_out: Duration,
+    /// How long after `changed_at` this replica may acquire the lease.
+    expires_after: Duration,
     changed_at: Instant,
 }
 
-impl Sight {
-    /// Takes note of the lease as it is now. The clock starts anew only if it is not what we saw before.
-    pub fn see(&mut self, lease: Option<Lease>, now: Instant, timing: &Timing) {
+impl LeaseView {
+    /// Records the Lease as it is now. The time until it expires starts again only if the Lease has changed.
+    fn observe(&mut self, lease: Option<Lease>, now: Instant, timing: &Timing) {
         let version = |lease: &Option<Lease>| lease.as_ref().and_then(|lease| lease.metadata.resource_version.clone());
-        if self.seen.as_ref().is_some_and(|seen| version(&seen.lease) == version(&lease)) {
+        if self.observed.as_ref().is_some_and(|observed| version(&observed.lease) == version(&lease)) {
             return;
         }
-        let keeps_out = match &lease {
-            Some(lease) if holder(lease).is_some() => written_duration(lease).max(timing.duration),
+        let expires_after = match &lease {
+            Some(lease) if holder(lease).is_some() => spec_duration(lease).max(timing.duration),
             Some(_) => Duration::ZERO,
-            // Somebody deleted a lease that was held: its holder works on until it notices.
-            None => self.seen.as_ref().map_or(Duration::ZERO, |seen| seen.keeps_out),
+            // Another client deleted a Lease that was held. Its holder continues to work until it notices.
+            None => self.observed.as_ref().map_or(Duration::ZERO, |observed| observed.expires_after),
         };
-        self.seen = Some(Seen { lease, keeps_out, changed_at: now });
+        self.observed = Some(ObservedLease { lease, expires_after, changed_at: now });
     }
 
-    pub fn lease(&self) -> Option<&Lease> {
-        self.seen.as_ref()?.lease.as_ref()
+    fn lease(&self) -> Option<&Lease> {
+        self.observed.as_ref()?.lease.as_ref()
     }
 }
 
-/// What a replica without the lease does next.
+/// What a replica that does not hold the lease does next.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Action {
-    /// Nothing is known yet.
-    Look,
-    /// There is no lease: make it.
+enum LeaseAction {
+    /// The Lease has not been read yet.
+    WaitForView,
+    /// The Lease does not exist: create it.
     Create,
-    /// It is free, or has run out, or is ours already: write ourselves into the lease that we saw.
-    Take,
-    /// Somebody holds it. Unless it changes, it has run out then.
-    Wait(Instant),
+    /// The lease is free, has expired, or already names this replica: write this replica into it as the holder.
+    Acquire,
+    /// Another replica holds the lease. Unless the Lease changes, it expires at this time.
+    WaitUntil(Instant),
 }
 
-pub fn decide(sight: &Sight, now: Instant, me: &str) -> Action {
-    let Some(seen) = &sight.seen else { return Action::Look };
-    let ours = seen.lease.as_ref().and_then(holder) == Some(me);
-    let runs_out = seen.changed_at + seen.keeps_out;
-    match (&seen.lease, ours || now >= runs_out) {
-        (None, true) => Action::Create,
-        (Some(_), true) => Action::Take,
-        (_, false) => Action::Wait(runs_out),
+fn decide(view: &LeaseView, now: Instant, identity: &str) -> LeaseAction {
+    let Some(observed) = &view.observed else { return LeaseAction::WaitForView };
+    let is_ours = observed.lease.as_ref().and_then(holder) == Some(identity);
+    let expires_at = observed.changed_at + observed.expires_after;
+    match (&observed.lease, is_ours || now >= expires_at) {
+        (None, true) => LeaseAction::Create,
+        (Some(_), true) => LeaseAction::Acquire,
+        (_, false) => LeaseAction::WaitUntil(expires_at),
     }
 }
 
@@ -126,22 +127,23 @@ fn holder(lease: &Lease) -> Option<&str> {
     lease.spec.as_ref()?.holder_identity.as_deref().filter(|holder| !holder.is_empty())
 }
 
-fn written_duration(lease: &Lease) -> Duration {
+fn spec_duration(lease: &Lease) -> Duration {
     let seconds = lease.spec.as_ref().and_then(|spec| spec.lease_duration_seconds).unwrap_or(0);
-    Duration::from_secs(u64::try_from(seconds).unwrap_or(0)).min(LONGEST_DURATION)
+    Duration::from_secs(u64::try_from(seconds).unwrap_or(0)).min(MAX_LEASE_DURATION)
 }
 
-/// The spec that makes `me` the holder from `now` on. A renewal keeps when it was acquired; the times are for people.
-fn held_by(me: &str, previous: Option<&Lease>, now: Timestamp, timing: &Timing) -> LeaseSpec {
+/// The spec with `identity` as the holder from `now` on. A renewal keeps the acquire time. The times are informative:
+/// no replica decides by them.
+fn held_spec(identity: &str, previous: Option<&Lease>, now: Timestamp, timing: &Timing) -> LeaseSpec {
     let spec = previous.and_then(|lease| lease.spec.clone()).unwrap_or_default();
-    let renewal = previous.and_then(holder) == Some(me);
+    let is_renewal = previous.and_then(holder) == Some(identity);
     let transitions = spec.lease_transitions.unwrap_or(0);
     LeaseSpec {
-        holder_identity: Some(me.to_owned()),
+        holder_identity: Some(identity.to_owned()),
         lease_duration_seconds: i32::try_from(timing.duration.as_secs()).ok(),
-        acquire_time: if renewal { spec.acquire_time } else { Some(MicroTime(now)) },
+        acquire_time: if is_renewal { spec.acquire_time } else { Some(MicroTime(now)) },
         renew_time: Some(MicroTime(now)),
-        lease_transitions: Some(if renewal || previous.is_none() {
+        lease_transitions: Some(if is_renewal || previous.is_none() {
             transitions
         } else {
             transitions.saturating_add(1)
@@ -150,8 +152,8 @@ fn held_by(me: &str, previous: Option<&Lease>, now: Timestamp, timing: &Timing) 
     }
 }
 
-/// The spec that nobody holds: who watches the lease takes it at once.
-fn held_by_nobody(previous: &Lease, now: Timestamp) -> LeaseSpec {
+/// The spec without a holder: a replica that watches the Lease acquires it at once.
+fn released_spec(previous: &Lease, now: Timestamp) -> LeaseSpec {
     LeaseSpec {
         holder_identity: Some(String::new()),
         lease_duration_seconds: Some(1),
@@ -160,64 +162,64 @@ fn held_by_nobody(previous: &Lease, now: Timestamp) -> LeaseSpec {
     }
 }
 
-/// Handed to the leader's work: when to stop, and whether a write may still be sent.
+/// Handed to the leader's work: it signals when to stop, and whether a write may still be sent.
 #[derive(Clone, Debug)]
 pub struct Leadership {
     pub stop: CancellationToken,
-    pub fence: Fence,
+    pub fence: WriteFence,
     tasks: TaskTracker,
 }
 
 impl Leadership {
-    fn new(fence: Fence) -> Self {
+    fn new(fence: WriteFence) -> Self {
         Self { stop: CancellationToken::new(), fence, tasks: TaskTracker::new() }
     }
 
-    /// Work in a task of its own belongs in here: a task ends a moment after it was told to, or not at all if it blocks
-    /// its thread, and until then this replica has not stopped working.
+    /// Every spawned task of the leader's work must be tracked. A task ends some time after it is cancelled, or never if
+    /// it blocks its thread, and until then this replica has not stopped working.
     pub fn track<F: Future>(&self, work: F) -> impl Future<Output = F::Output> + use<F> {
         self.tasks.track_future(work)
     }
 
-    /// Returns when all tracked work has ended. Nothing new is begun by then.
+    /// Returns when all tracked tasks have ended.
     pub(crate) async fn ended(&self) {
         self.tasks.close();
         self.tasks.wait().await;
     }
 
-    /// For a program that runs without a lease: it leads until it is told to stop.
-    pub fn unopposed(stop: CancellationToken) -> Self {
-        Self { stop, ..Self::new(Fence::open()) }
+    /// The leadership of a program that runs without a lease: it leads until `stop`.
+    pub(crate) fn without_lease(stop: CancellationToken) -> Self {
+        Self { stop, ..Self::new(WriteFence::open()) }
     }
 }
 
-/// Says whether our lease still keeps others out. It closes by the clock, without anyone having to run: a process
-/// that was stopped for a minute finds it closed before its next write.
+/// Whether this replica's lease is still valid, so that it may write. It closes by the clock, without any task: a
+/// process that was suspended for a minute finds it closed before its next write.
 #[derive(Clone, Debug)]
-pub struct Fence(Arc<Mutex<Gate>>);
+pub struct WriteFence(Arc<Mutex<FenceState>>);
 
 #[derive(Clone, Copy, Debug)]
-enum Gate {
+enum FenceState {
     Open,
     Until(Instant),
     Closed,
 }
 
-impl Fence {
-    pub fn open() -> Self {
-        Self(Arc::new(Mutex::new(Gate::Open)))
+impl WriteFence {
+    pub(crate) fn open() -> Self {
+        Self(Arc::new(Mutex::new(FenceState::Open)))
     }
 
     fn until(end: Instant) -> Self {
-        Self(Arc::new(Mutex::new(Gate::Until(end))))
+        Self(Arc::new(Mutex::new(FenceState::Until(end))))
     }
 
     fn extend(&self, end: Instant) {
-        *self.0.lock() = Gate::Until(end);
+        *self.0.lock() = FenceState::Until(end);
     }
 
     fn close(&self) {
-        *self.0.lock() = Gate::Closed;
+        *self.0.lock() = FenceState::Closed;
     }
 
     #[cfg(test)]
@@ -225,11 +227,11 @@ impl Fence {
         self.close();
     }
 
-    pub fn may_write(&self) -> bool {
+    pub(crate) fn may_write(&self) -> bool {
         match *self.0.lock() {
-            Gate::Open => true,
-            Gate::Until(end) => Instant::now() < end,
-            Gate::Closed => false,
+            FenceState::Open => true,
+            FenceState::Until(end) => Instant::now() < end,
+            FenceState::Closed => false,
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The lease against a server with real resource versions, on a clock that the test moves.
+//! Leader election against a server with real resource versions, on a clock that the test controls.
 
 use std::sync::{
     Arc,
@@ -10,11 +10,11 @@ use rand::{Rng, SeedableRng, rngs::SmallRng};
 use serde_json::json;
 use tokio::task::JoinHandle;
 
-use super::*;
+use super::{elector::LeaseError, *};
 use crate::{
-    client::Verb,
     metrics::Metrics,
-    testing::{Fault, Link, Server},
+    testing::{Link, LinkFault, TestApiServer},
+    verb::Verb,
 };
 
 const LEASES: &str = "/apis/coordination.k8s.io/v1/leases";
@@ -28,45 +28,45 @@ fn lease(holder: &str, version: &str, seconds: i32) -> Lease {
 }
 
 #[tokio::test(start_paused = true)]
-async fn decisions() {
+async fn a_lease_is_acquired_only_when_it_is_free_expired_or_deleted() {
     let timing = Timing::default();
     let t = Instant::now();
     let after = |seconds| t + Duration::from_secs(seconds);
-    let mut sight = Sight::default();
-    assert_eq!(decide(&sight, t, "me"), Action::Look);
+    let mut view = LeaseView::default();
+    assert_eq!(decide(&view, t, "me"), LeaseAction::WaitForView);
 
-    sight.see(None, t, &timing);
-    assert_eq!(decide(&sight, t, "me"), Action::Create);
+    view.observe(None, t, &timing);
+    assert_eq!(decide(&view, t, "me"), LeaseAction::Create);
 
-    sight.see(Some(lease("other", "1", 15)), t, &timing);
-    assert_eq!(decide(&sight, after(14), "me"), Action::Wait(after(15)));
-    assert_eq!(decide(&sight, after(15), "me"), Action::Take);
-    assert_eq!(decide(&sight, t, "other"), Action::Take);
+    view.observe(Some(lease("other", "1", 15)), t, &timing);
+    assert_eq!(decide(&view, after(14), "me"), LeaseAction::WaitUntil(after(15)));
+    assert_eq!(decide(&view, after(15), "me"), LeaseAction::Acquire);
+    assert_eq!(decide(&view, t, "other"), LeaseAction::Acquire);
 
-    // Seen again unchanged: the clock goes on. Changed: it starts anew.
-    sight.see(Some(lease("other", "1", 15)), after(10), &timing);
-    assert_eq!(decide(&sight, after(15), "me"), Action::Take);
-    sight.see(Some(lease("other", "2", 15)), after(10), &timing);
-    assert_eq!(decide(&sight, after(15), "me"), Action::Wait(after(25)));
+    // An unchanged Lease keeps its expiry time. A changed Lease gets a new one.
+    view.observe(Some(lease("other", "1", 15)), after(10), &timing);
+    assert_eq!(decide(&view, after(15), "me"), LeaseAction::Acquire);
+    view.observe(Some(lease("other", "2", 15)), after(10), &timing);
+    assert_eq!(decide(&view, after(15), "me"), LeaseAction::WaitUntil(after(25)));
 
-    // Deleted while it was held: its holder does not know yet.
-    sight.see(None, after(11), &timing);
-    assert_eq!(decide(&sight, after(25), "me"), Action::Wait(after(26)));
-    assert_eq!(decide(&sight, after(26), "me"), Action::Create);
+    // It was deleted while it was held: its holder has not noticed yet.
+    view.observe(None, after(11), &timing);
+    assert_eq!(decide(&view, after(25), "me"), LeaseAction::WaitUntil(after(26)));
+    assert_eq!(decide(&view, after(26), "me"), LeaseAction::Create);
 
-    sight.see(Some(lease("", "3", 1)), after(30), &timing);
-    assert_eq!(decide(&sight, after(30), "me"), Action::Take);
+    view.observe(Some(lease("", "3", 1)), after(30), &timing);
+    assert_eq!(decide(&view, after(30), "me"), LeaseAction::Acquire);
 
-    // A holder with a longer duration is believed, within reason; a shorter one is not.
-    sight.see(Some(lease("other", "4", 60)), t, &timing);
-    assert_eq!(decide(&sight, t, "me"), Action::Wait(after(60)));
-    sight.see(Some(lease("other", "5", 1)), t, &timing);
-    assert_eq!(decide(&sight, t, "me"), Action::Wait(after(15)));
-    sight.see(Some(lease("other", "6", i32::MAX)), t, &timing);
-    assert_eq!(decide(&sight, t, "me"), Action::Wait(after(300)));
+    // A longer duration of the holder counts, up to a limit. A shorter one does not.
+    view.observe(Some(lease("other", "4", 60)), t, &timing);
+    assert_eq!(decide(&view, t, "me"), LeaseAction::WaitUntil(after(60)));
+    view.observe(Some(lease("other", "5", 1)), t, &timing);
+    assert_eq!(decide(&view, t, "me"), LeaseAction::WaitUntil(after(15)));
+    view.observe(Some(lease("other", "6", i32::MAX)), t, &timing);
+    assert_eq!(decide(&view, t, "me"), LeaseAction::WaitUntil(after(300)));
 }
 
-/// What happened, and that no two ever worked at once.
+/// Records what each replica did, and how many worked at the same time.
 #[derive(Default)]
 struct Journal {
     working: AtomicUsize,
@@ -76,35 +76,35 @@ struct Journal {
 
 struct Working {
     journal: Arc<Journal>,
-    who: String,
+    name: String,
 }
 
 impl Drop for Working {
     fn drop(&mut self) {
         self.journal.working.fetch_sub(1, Ordering::SeqCst);
-        self.journal.note(&self.who, "stopped");
+        self.journal.note(&self.name, "stopped");
     }
 }
 
 impl Journal {
-    fn note(&self, who: &str, what: &'static str) {
-        self.entries.lock().push((Instant::now(), who.to_owned(), what));
+    fn note(&self, name: &str, what: &'static str) {
+        self.entries.lock().push((Instant::now(), name.to_owned(), what));
     }
 
-    fn begin(self: &Arc<Self>, who: &str) -> Working {
+    fn begin(self: &Arc<Self>, name: &str) -> Working {
         let now = self.working.fetch_add(1, Ordering::SeqCst) + 1;
         self.most.fetch_max(now, Ordering::SeqCst);
-        self.note(who, "began");
-        Working { journal: self.clone(), who: who.to_owned() }
+        self.note(name, "began");
+        Working { journal: self.clone(), name: name.to_owned() }
     }
 
-    fn when(&self, who: &str, what: &str) -> Option<Instant> {
-        self.entries.lock().iter().rev().find(|(_, by, did)| by == who && *did == what).map(|(at, ..)| *at)
+    fn when(&self, name: &str, what: &str) -> Option<Instant> {
+        self.entries.lock().iter().rev().find(|(_, by, did)| by == name && *did == what).map(|(at, ..)| *at)
     }
 
-    async fn until(&self, who: &str, what: &str) -> Instant {
+    async fn until(&self, name: &str, what: &str) -> Instant {
         loop {
-            if let Some(at) = self.when(who, what) {
+            if let Some(at) = self.when(name, what) {
                 return at;
             }
             tokio::time::sleep(Duration::from_millis(1)).await;
@@ -118,27 +118,27 @@ struct Replica {
     task: JoinHandle<Result<(), LeaseError>>,
 }
 
-fn elector(client: kube::Client, who: &str) -> Elector {
+fn elector(client: kube::Client, name: &str) -> Elector {
     Elector {
         client,
         namespace: "ns".to_owned(),
         name: "l".to_owned(),
-        identity: who.to_owned(),
+        identity: name.to_owned(),
         timing: Timing::default(),
         drain: Duration::from_secs(2),
         metrics: Arc::new(Metrics::new("test")),
     }
 }
 
-/// `obedient`: whether the work stops when it is asked to, or only when it is dropped.
-fn replica(server: &Arc<Server>, journal: &Arc<Journal>, who: &'static str, obedient: bool) -> Replica {
+/// `obedient`: the work stops when it is asked to. Otherwise it ends only when it is dropped.
+fn replica(server: &Arc<TestApiServer>, journal: &Arc<Journal>, name: &'static str, obedient: bool) -> Replica {
     let (client, link) = server.client();
     let (shutdown, journal) = (CancellationToken::new(), journal.clone());
-    let elector = elector(client, who);
+    let elector = elector(client, name);
     let token = shutdown.clone();
     let task = tokio::spawn(async move {
         let lead = |leadership: Leadership| {
-            let working = journal.begin(who);
+            let working = journal.begin(name);
             async move {
                 let _working = working;
                 if obedient {
@@ -153,49 +153,49 @@ fn replica(server: &Arc<Server>, journal: &Arc<Journal>, who: &'static str, obed
     Replica { link, shutdown, task }
 }
 
-fn holder_of(server: &Server) -> String {
+fn holder_of(server: &TestApiServer) -> String {
     let lease = server.get(LEASES, "ns", "l").unwrap();
     lease["spec"]["holderIdentity"].as_str().unwrap().to_owned()
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_dead_holder_is_replaced_within_17_seconds() {
-    let (server, journal) = (Server::new(), Arc::new(Journal::default()));
+    let (server, journal) = (TestApiServer::new(), Arc::new(Journal::default()));
     let a = replica(&server, &journal, "a", true);
     journal.until("a", "began").await;
     let _b = replica(&server, &journal, "b", true);
     tokio::time::sleep(Duration::from_millis(31_900)).await;
-    // As by kill -9: nothing is written any more, and nothing is released.
+    // Like kill -9: the replica writes nothing more and does not release the lease.
     a.link.cut();
     a.task.abort();
     let death = Instant::now();
-    let taken = journal.until("b", "began").await;
-    assert!(taken - death <= Duration::from_secs(17), "{:?}", taken - death);
+    let acquired = journal.until("b", "began").await;
+    assert!(acquired - death <= Duration::from_secs(17), "{:?}", acquired - death);
     assert_eq!(journal.most.load(Ordering::SeqCst), 1);
     assert_eq!(holder_of(&server), "b");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_signal_hands_over_within_3_seconds_even_if_the_work_does_not_stop() {
+async fn after_a_signal_another_replica_leads_within_3_seconds_even_if_the_work_does_not_stop() {
     for obedient in [true, false] {
-        let (server, journal) = (Server::new(), Arc::new(Journal::default()));
+        let (server, journal) = (TestApiServer::new(), Arc::new(Journal::default()));
         let a = replica(&server, &journal, "a", obedient);
         journal.until("a", "began").await;
         let _b = replica(&server, &journal, "b", true);
         tokio::time::sleep(Duration::from_secs(30)).await;
         a.shutdown.cancel();
         let signal = Instant::now();
-        let taken = journal.until("b", "began").await;
-        assert!(taken - signal < Duration::from_secs(3), "{:?}", taken - signal);
+        let acquired = journal.until("b", "began").await;
+        assert!(acquired - signal < Duration::from_secs(3), "{:?}", acquired - signal);
         assert_eq!(journal.most.load(Ordering::SeqCst), 1);
         assert!(a.task.await.unwrap().is_ok());
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_holder_that_is_cut_off_stops_before_its_lease_can_be_taken() {
+async fn a_holder_without_connection_stops_before_another_replica_can_acquire_the_lease() {
     for obedient in [true, false] {
-        let (server, journal) = (Server::new(), Arc::new(Journal::default()));
+        let (server, journal) = (TestApiServer::new(), Arc::new(Journal::default()));
         let a = replica(&server, &journal, "a", obedient);
         journal.until("a", "began").await;
         let _b = replica(&server, &journal, "b", true);
@@ -203,12 +203,12 @@ async fn a_holder_that_is_cut_off_stops_before_its_lease_can_be_taken() {
         a.link.cut();
         let cut = Instant::now();
         let stopped = journal.until("a", "stopped").await;
-        let taken = journal.until("b", "began").await;
-        assert!(stopped < taken);
+        let acquired = journal.until("b", "began").await;
+        assert!(stopped < acquired);
         assert!(stopped - cut <= Duration::from_secs(if obedient { 10 } else { 14 }), "{:?}", stopped - cut);
         assert_eq!(journal.most.load(Ordering::SeqCst), 1);
-        // Back on the network it is a standby like any other.
-        a.link.mend();
+        // With its connection restored it is on standby.
+        a.link.restore();
         tokio::time::sleep(Duration::from_secs(60)).await;
         assert_eq!(holder_of(&server), "b");
         assert!(!a.task.is_finished());
@@ -216,17 +216,17 @@ async fn a_holder_that_is_cut_off_stops_before_its_lease_can_be_taken() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lost_answer_does_not_lose_the_lease() {
-    let (server, journal) = (Server::new(), Arc::new(Journal::default()));
+async fn a_lost_response_does_not_lose_the_lease() {
+    let (server, journal) = (TestApiServer::new(), Arc::new(Journal::default()));
     let a = replica(&server, &journal, "a", true);
     journal.until("a", "began").await;
     let _b = replica(&server, &journal, "b", true);
     for _ in 0..10 {
-        a.link.faults.lock().push_back(Fault::LoseAnswer(Verb::Update));
+        a.link.faults.lock().push_back(LinkFault::LoseResponse(Verb::Update));
         tokio::time::sleep(Duration::from_secs(12)).await;
     }
     for _ in 0..10 {
-        a.link.faults.lock().push_back(Fault::Refuse(Verb::Update, 500));
+        a.link.faults.lock().push_back(LinkFault::Reject(Verb::Update, 500));
         tokio::time::sleep(Duration::from_secs(5)).await;
     }
     assert_eq!(journal.when("a", "stopped"), None);
@@ -234,8 +234,8 @@ async fn a_lost_answer_does_not_lose_the_lease() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_deleted_lease_stays_with_its_holder() {
-    let (server, journal) = (Server::new(), Arc::new(Journal::default()));
+async fn the_holder_creates_a_deleted_lease_again() {
+    let (server, journal) = (TestApiServer::new(), Arc::new(Journal::default()));
     let _a = replica(&server, &journal, "a", true);
     journal.until("a", "began").await;
     let _b = replica(&server, &journal, "b", true);
@@ -247,8 +247,8 @@ async fn a_deleted_lease_stays_with_its_holder() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_standby_does_not_poll_and_a_holder_only_renews() {
-    let (server, journal) = (Server::new(), Arc::new(Journal::default()));
+async fn a_replica_on_standby_sends_no_requests_and_a_holder_only_renewals() {
+    let (server, journal) = (TestApiServer::new(), Arc::new(Journal::default()));
     let a = replica(&server, &journal, "a", true);
     journal.until("a", "began").await;
     let b = replica(&server, &journal, "b", true);
@@ -264,8 +264,8 @@ async fn a_standby_does_not_poll_and_a_holder_only_renews() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_fence_closes_by_itself() {
-    let fence = Fence::until(Instant::now() + Duration::from_secs(10));
+async fn the_fence_closes_when_its_time_is_over() {
+    let fence = WriteFence::until(Instant::now() + Duration::from_secs(10));
     tokio::time::advance(Duration::from_millis(9_999)).await;
     assert!(fence.may_write());
     tokio::time::advance(Duration::from_millis(1)).await;
@@ -276,27 +276,27 @@ async fn the_fence_closes_by_itself() {
     assert!(!fence.may_write());
 }
 
-/// Three replicas on networks that come and go at random: at no moment do two work, and in the end one does.
+/// Three replicas, whose connections fail at random: never two work at the same time, and in the end one does.
 #[tokio::test(start_paused = true)]
-async fn never_two_whatever_the_network_does() {
+async fn at_most_one_replica_works_under_random_network_faults() {
     for seed in 0..30 {
         let mut random = SmallRng::seed_from_u64(seed);
-        let (server, journal) = (Server::new(), Arc::new(Journal::default()));
+        let (server, journal) = (TestApiServer::new(), Arc::new(Journal::default()));
         let all: Vec<Replica> = [("a", true), ("b", false), ("c", true)]
             .into_iter()
-            .map(|(who, obedient)| replica(&server, &journal, who, obedient))
+            .map(|(name, obedient)| replica(&server, &journal, name, obedient))
             .collect();
         for _ in 0..40 {
             let link = &all[random.random_range(0..all.len())].link;
             match random.random_range(0..6) {
                 0 | 1 => link.cut(),
-                2 | 3 => link.mend(),
-                4 => link.faults.lock().push_back(Fault::LoseAnswer(Verb::Update)),
-                _ => link.faults.lock().push_back(Fault::Refuse(Verb::Update, 503)),
+                2 | 3 => link.restore(),
+                4 => link.faults.lock().push_back(LinkFault::LoseResponse(Verb::Update)),
+                _ => link.faults.lock().push_back(LinkFault::Reject(Verb::Update, 503)),
             }
             tokio::time::sleep(Duration::from_millis(random.random_range(10..9_000))).await;
         }
-        all.iter().for_each(|replica| replica.link.mend());
+        all.iter().for_each(|replica| replica.link.restore());
         tokio::time::sleep(Duration::from_secs(60)).await;
         assert_eq!(journal.most.load(Ordering::SeqCst), 1, "seed {seed}");
         assert_eq!(journal.working.load(Ordering::SeqCst), 1, "seed {seed}");
@@ -304,29 +304,29 @@ async fn never_two_whatever_the_network_does() {
     }
 }
 
-/// The namespace is gone: the lease can be neither renewed nor made, and the server says so at once.
+/// Without the namespace the Lease can be neither renewed nor created, and the server rejects the requests at once.
 #[tokio::test(start_paused = true)]
-async fn a_server_without_the_namespace_is_not_stormed() {
-    let (server, journal) = (Server::new(), Arc::new(Journal::default()));
+async fn a_missing_namespace_causes_no_request_storm() {
+    let (server, journal) = (TestApiServer::new(), Arc::new(Journal::default()));
     let a = replica(&server, &journal, "a", true);
     journal.until("a", "began").await;
     tokio::time::sleep(Duration::from_secs(5)).await;
     server.remove_namespace("ns");
     a.link.requests.lock().clear();
     tokio::time::sleep(Duration::from_secs(60)).await;
-    let asked = a.link.requests.lock().len();
-    assert!((10..100).contains(&asked), "{asked} requests in a minute");
+    let requests = a.link.requests.lock().len();
+    assert!((10..100).contains(&requests), "{requests} requests in a minute");
     assert!(journal.when("a", "stopped").is_some());
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_signal_is_heard_whatever_is_waited_for() {
-    // The network is gone, or the attempt to take the lease hangs.
+async fn a_signal_stops_a_replica_on_standby_within_a_second() {
+    // Either the connection is cut, or the request that acquires the lease hangs.
     for hanging in [false, true] {
-        let (server, journal) = (Server::new(), Arc::new(Journal::default()));
+        let (server, journal) = (TestApiServer::new(), Arc::new(Journal::default()));
         let a = replica(&server, &journal, "a", true);
         if hanging {
-            a.link.faults.lock().push_back(Fault::LoseAnswer(Verb::Create));
+            a.link.faults.lock().push_back(LinkFault::LoseResponse(Verb::Create));
         } else {
             a.link.cut();
         }
@@ -335,7 +335,7 @@ async fn a_signal_is_heard_whatever_is_waited_for() {
         let signal = Instant::now();
         assert!(a.task.await.unwrap().is_ok());
         assert!(signal.elapsed() <= Duration::from_secs(1), "{:?}", signal.elapsed());
-        // A taking whose answer never came is undone: nobody has to wait until it runs out.
+        // A lease that was acquired without a response is released: no replica has to wait until it expires.
         if hanging {
             assert_eq!(holder_of(&server), "");
         }
@@ -344,14 +344,14 @@ async fn a_signal_is_heard_whatever_is_waited_for() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_holder_that_is_cut_off_ends_within_its_limits_at_a_signal() {
-    // While it reads a lease that it found changed, and after its network is gone: the release is given up.
-    let (server, journal) = (Server::new(), Arc::new(Journal::default()));
+async fn a_signal_stops_a_holder_without_connection_within_the_release_timeout() {
+    // The signal arrives while the holder reads a changed Lease over a cut connection. It gives up the release.
+    let (server, journal) = (TestApiServer::new(), Arc::new(Journal::default()));
     let a = replica(&server, &journal, "a", true);
     journal.until("a", "began").await;
     tokio::time::sleep(Duration::from_millis(500)).await;
-    a.link.faults.lock().push_back(Fault::Refuse(Verb::Update, 409));
-    a.link.faults.lock().push_back(Fault::LoseAnswer(Verb::Get));
+    a.link.faults.lock().push_back(LinkFault::Reject(Verb::Update, 409));
+    a.link.faults.lock().push_back(LinkFault::LoseResponse(Verb::Get));
     while a.link.count(Verb::Get) == 0 {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
@@ -362,10 +362,10 @@ async fn a_holder_that_is_cut_off_ends_within_its_limits_at_a_signal() {
     assert!(signal.elapsed() <= Duration::from_millis(1010), "{:?}", signal.elapsed());
 }
 
-/// What the work spawned may go on for a while after the work itself was dropped: until then, it has not stopped.
+/// Spawned tasks may run for some time after the work itself was dropped. Until they end, the work has not stopped.
 #[tokio::test(flavor = "multi_thread", worker_threads = 3)]
-async fn tasks_of_the_work_are_waited_for() {
-    let server = Server::new();
+async fn the_elector_waits_for_tracked_tasks_of_the_work() {
+    let server = TestApiServer::new();
     let (client, link) = server.client();
     let timing = Timing {
         duration: Duration::from_millis(900),
@@ -395,10 +395,10 @@ async fn tasks_of_the_work_are_waited_for() {
     drop(release);
 }
 
-/// Work that blocks its thread cannot be stopped: then the process has to end, and it is told so in time.
+/// Work that blocks its thread cannot be stopped. The elector returns an error in time, so that the process exits.
 #[tokio::test(flavor = "multi_thread", worker_threads = 3)]
-async fn blocked_work_is_reported_when_the_lease_runs_out() {
-    let server = Server::new();
+async fn work_that_blocks_its_thread_is_an_error_before_the_lease_expires() {
+    let server = TestApiServer::new();
     let (client, link) = server.client();
     let timing = Timing {
         duration: Duration::from_millis(900),

@@ -1,7 +1,7 @@
-//! Which object gets the next pass. Every key once, in the order in which keys became dirty, and never two workers on
-//! one key: an object that wakes itself by its own writes goes behind all who wait.
+//! The work queue. It contains every key at most once, in the order in which keys were enqueued, and never gives one key
+//! to two workers. An object that its own writes enqueue waits behind all waiting objects.
 //!
-//! The rules are in `state`; here they get a clock and someone to wake.
+//! `state` contains the rules. This module adds the clock and the waiting workers.
 
 mod state;
 #[cfg(test)]
@@ -17,13 +17,13 @@ use tokio::{
 
 use self::state::QueueState;
 
-/// When a key whose pass was dropped half way is tried again. Not at once: what ended the pass may end the next one too.
-const ABANDONED: Duration = Duration::from_secs(1);
+/// The delay before a key is requeued whose reconcile was dropped. The reason may still exist, so it is not zero.
+const REQUEUE_DROPPED_AFTER: Duration = Duration::from_secs(1);
 
-/// A handle to a queue; clones share it.
-pub struct Queue<K>(Arc<Shared<K>>);
+/// A handle to a queue. Clones share it.
+pub struct Queue<K>(Arc<SharedQueue<K>>);
 
-struct Shared<K> {
+struct SharedQueue<K> {
     state: Mutex<QueueState<K>>,
     changed: Notify,
     window: Duration,
@@ -42,9 +42,9 @@ impl<K: Clone + Eq + Hash> Default for Queue<K> {
 }
 
 impl<K: Clone + Eq + Hash> Queue<K> {
-    /// `window` is how long [`Self::add_coalesced`] lets news gather.
+    /// `window` is the delay of [`Self::add_coalesced`].
     pub fn new(window: Duration) -> Self {
-        Self(Arc::new(Shared { state: Mutex::new(QueueState::default()), changed: Notify::new(), window }))
+        Self(Arc::new(SharedQueue { state: Mutex::new(QueueState::default()), changed: Notify::new(), window }))
     }
 
     pub fn add(&self, key: K) {
@@ -52,13 +52,13 @@ impl<K: Clone + Eq + Hash> Queue<K> {
         self.0.changed.notify_one();
     }
 
-    /// Sooner wins over an earlier wish.
-    pub fn add_after(&self, key: K, delay: Duration) {
+    /// If the key is already delayed, the earlier time wins.
+    pub(crate) fn add_after(&self, key: K, delay: Duration) {
         self.0.state.lock().add_at(key, Instant::now() + delay);
         self.0.changed.notify_one();
     }
 
-    /// For news that is not urgent and comes in bursts: one pass for all that comes within the window.
+    /// For changes that are not urgent and occur in bursts: one reconcile for all changes within the window.
     pub fn add_coalesced(&self, key: K) {
         if self.0.window.is_zero() {
             self.add(key);
@@ -67,14 +67,14 @@ impl<K: Clone + Eq + Hash> Queue<K> {
         }
     }
 
-    /// The next key, which nobody else gets until its turn ends. Safe to drop and call again.
+    /// The next key, which no other worker gets until the work item is dropped. Cancel safe.
     pub async fn next(&self) -> WorkItem<K> {
         loop {
             let due = {
                 let mut state = self.0.state.lock();
                 if let Some(key) = state.take(Instant::now()) {
                     if state.depth() > 0 || state.next_due().is_some() {
-                        // Another waiter takes over what this one leaves, timers included.
+                        // Another worker takes the remaining keys and waits for the timers.
                         self.0.changed.notify_one();
                     }
                     drop(state);
@@ -92,15 +92,14 @@ impl<K: Clone + Eq + Hash> Queue<K> {
         }
     }
 
-    /// Keys that wait for a worker now.
+    /// The number of keys that wait for a worker, without delayed ones.
     pub fn depth(&self) -> usize {
         self.0.state.lock().depth()
     }
 }
 
-/// The right to work on a key. A turn that is dropped before [`Self::done`] did not get to its end: the key is wanted
-/// again, whatever became of the one who had it.
-#[must_use = "a key whose turn is dropped comes again"]
+/// The right to work on a key. Dropping it before [`Self::done`] requeues the key, because the work did not end.
+#[must_use = "dropping a work item requeues its key"]
 pub struct WorkItem<K: Clone + Eq + Hash> {
     queue: Queue<K>,
     key: K,
@@ -108,7 +107,7 @@ pub struct WorkItem<K: Clone + Eq + Hash> {
 }
 
 impl<K: Clone + Eq + Hash> WorkItem<K> {
-    /// The pass over this key has ended.
+    /// The reconcile of this key has ended.
     pub fn done(mut self) {
         self.finished = true;
     }
@@ -126,7 +125,7 @@ impl<K: Clone + Eq + Hash> Drop for WorkItem<K> {
     fn drop(&mut self) {
         let mut state = self.queue.0.state.lock();
         if !self.finished {
-            state.add_at(self.key.clone(), Instant::now() + ABANDONED);
+            state.add_at(self.key.clone(), Instant::now() + REQUEUE_DROPPED_AFTER);
         }
         state.done(&self.key);
         drop(state);

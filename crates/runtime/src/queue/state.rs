@@ -1,4 +1,4 @@
-//! The queue as a state machine without a clock of its own: every rule of fairness is here and can be replayed.
+//! The queue as a state machine without a clock. It contains every rule of fairness, and tests can replay it.
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
@@ -13,14 +13,14 @@ enum KeyState {
     Running { requeue: bool },
 }
 
-/// A key is in at most one place, and has at most one timer beside it.
+/// A key has at most one state, and at most one timer in addition.
 #[derive(Debug)]
 pub(super) struct QueueState<K> {
     ready: VecDeque<K>,
     states: HashMap<K, KeyState>,
     timers: BTreeMap<(Instant, u64), K>,
     due: HashMap<K, (Instant, u64)>,
-    /// Tells timers of the same moment apart, in the order in which they were set.
+    /// Orders timers with the same time by when they were set.
     serial: u64,
 }
 
@@ -31,7 +31,7 @@ impl<K> Default for QueueState<K> {
 }
 
 impl<K: Clone + Eq + Hash> QueueState<K> {
-    /// The key wants a pass. A key that is being worked on gets its turn after those that wait already.
+    /// Enqueues a key. A running key is enqueued when it is done, behind the waiting ones.
     pub(super) fn add(&mut self, key: K) {
         match self.states.get_mut(&key) {
             Some(KeyState::Queued) => {}
@@ -43,7 +43,7 @@ impl<K: Clone + Eq + Hash> QueueState<K> {
         }
     }
 
-    /// The key wants a pass at that time. Of two times the sooner one counts.
+    /// Enqueues a key at a time. The earlier one of two times counts.
     pub(super) fn add_at(&mut self, key: K, at: Instant) {
         if self.states.get(&key) == Some(&KeyState::Queued) {
             return;
@@ -60,8 +60,8 @@ impl<K: Clone + Eq + Hash> QueueState<K> {
         self.timers.insert(timer, key);
     }
 
-    /// The key whose turn it is, which is being worked on from now until `done`. Its timer has served its purpose:
-    /// the pass sees what there is to see and says itself when it wants the next.
+    /// The next key, which is running from now until `done`. This removes its timer: the reconcile sees every change so
+    /// far, and itself asks for the next one.
     pub(super) fn take(&mut self, now: Instant) -> Option<K> {
         while let Some(entry) = self.timers.first_entry() {
             if entry.key().0 > now {
@@ -90,7 +90,7 @@ impl<K: Clone + Eq + Hash> QueueState<K> {
         self.timers.first_key_value().map(|((at, _), _)| *at)
     }
 
-    /// Keys that wait for a worker, those whose time has not come aside.
+    /// The number of keys that wait for a worker, without those that wait for a timer.
     pub(super) fn depth(&self) -> usize {
         self.ready.len()
     }

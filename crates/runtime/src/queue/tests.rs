@@ -1,4 +1,4 @@
-//! The rules of the queue, alone and under random use.
+//! The rules of the queue, one by one and under random use.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -8,10 +8,10 @@ use std::{
 use proptest::prelude::*;
 use tokio::time::Instant;
 
-use super::{ABANDONED, Queue, QueueState};
+use super::{Queue, QueueState, REQUEUE_DROPPED_AFTER};
 
 #[test]
-fn first_come_first_served_and_each_once() {
+fn keys_are_taken_once_in_the_order_in_which_they_were_added() {
     let (mut queue, now) = (QueueState::default(), Instant::now());
     for key in ["a", "b", "a", "c", "b"] {
         queue.add(key);
@@ -24,7 +24,7 @@ fn first_come_first_served_and_each_once() {
 }
 
 #[test]
-fn a_key_that_wakes_itself_goes_behind_all_who_wait() {
+fn a_key_that_is_added_while_it_runs_goes_behind_all_waiting_keys() {
     let (mut queue, now) = (QueueState::default(), Instant::now());
     queue.add("selfish");
     assert_eq!(queue.take(now), Some("selfish"));
@@ -38,7 +38,7 @@ fn a_key_that_wakes_itself_goes_behind_all_who_wait() {
 }
 
 #[test]
-fn of_two_timers_the_sooner_counts_and_there_is_only_one() {
+fn a_key_has_one_timer_with_the_earliest_of_its_times() {
     let (mut queue, now) = (QueueState::default(), Instant::now());
     let after = |seconds| now + Duration::from_secs(seconds);
     queue.add_at("a", after(10));
@@ -52,20 +52,20 @@ fn of_two_timers_the_sooner_counts_and_there_is_only_one() {
 }
 
 #[test]
-fn a_pass_that_comes_sooner_makes_the_timer_needless() {
+fn taking_a_key_removes_its_timer() {
     let (mut queue, now) = (QueueState::default(), Instant::now());
     queue.add_at("a", now + Duration::from_secs(10));
     queue.add("a");
     assert_eq!(queue.take(now), Some("a"));
     assert_eq!(queue.next_due(), None);
-    // A timer that is set while the pass runs is for the next one.
+    // A timer that is set while the key runs is kept.
     queue.add_at("a", now + Duration::from_secs(3));
     queue.done(&"a");
     assert_eq!(queue.take(now + Duration::from_secs(3)), Some("a"));
 }
 
 #[tokio::test(start_paused = true)]
-async fn timers_wake_the_waiter_in_time() {
+async fn a_waiting_worker_gets_delayed_keys_when_they_are_due() {
     let queue: Queue<&str> = Queue::default();
     let begin = Instant::now();
     let waiter = tokio::spawn({
@@ -88,7 +88,7 @@ async fn timers_wake_the_waiter_in_time() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_burst_within_the_window_is_one_pass() {
+async fn a_burst_within_the_window_is_taken_once() {
     let queue = Queue::new(Duration::from_millis(500));
     let begin = Instant::now();
     for _ in 0..10 {
@@ -99,10 +99,10 @@ async fn a_burst_within_the_window_is_one_pass() {
     assert_eq!((*item, begin.elapsed()), ("a", Duration::from_millis(500)));
     item.done();
     tokio::select! {
-        _ = queue.next() => panic!("the burst was one"),
+        _ = queue.next() => panic!("the burst was taken twice"),
         () = tokio::time::sleep(Duration::from_secs(5)) => {}
     }
-    // What is urgent does not wait for the window.
+    // `add` does not wait for the window.
     queue.add_coalesced("a");
     queue.add("a");
     let urgent = Instant::now();
@@ -111,15 +111,15 @@ async fn a_burst_within_the_window_is_one_pass() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_turn_that_is_dropped_half_way_comes_again() {
+async fn dropping_a_work_item_requeues_its_key() {
     let queue = Queue::default();
     queue.add("a");
     drop(queue.next().await);
     let begin = Instant::now();
-    tokio::time::timeout(ABANDONED * 2, queue.next()).await.expect("it was forgotten").done();
-    assert_eq!(begin.elapsed(), ABANDONED);
+    tokio::time::timeout(REQUEUE_DROPPED_AFTER * 2, queue.next()).await.expect("it was not requeued").done();
+    assert_eq!(begin.elapsed(), REQUEUE_DROPPED_AFTER);
     tokio::select! {
-        _ = queue.next() => panic!("it was done"),
+        _ = queue.next() => panic!("it was requeued after it was done"),
         () = tokio::time::sleep(Duration::from_secs(60)) => {}
     }
 }
@@ -129,9 +129,10 @@ enum Op {
     Add(u8),
     AddAfter(u8, u64),
     Take,
-    /// Ends the n-th of the running passes.
+    /// Ends the n-th running key.
     Done(usize),
-    Pass(u64),
+    /// Advances the clock by so many seconds.
+    Advance(u64),
 }
 
 fn op() -> impl Strategy<Value = Op> {
@@ -140,38 +141,38 @@ fn op() -> impl Strategy<Value = Op> {
         2 => (0..12_u8, 0..50_u64).prop_map(|(key, after)| Op::AddAfter(key, after)),
         4 => Just(Op::Take),
         3 => (0..8_usize).prop_map(Op::Done),
-        1 => (1..30_u64).prop_map(Op::Pass),
+        1 => (1..30_u64).prop_map(Op::Advance),
     ]
 }
 
 proptest! {
-    /// Against the plainest account of what was asked for: no two workers on a key, no wish forgotten, no key taken
-    /// without a wish, and nobody overtaken by a key that became dirty later.
+    /// Compared with a simple model: no key has two workers, no request is lost, no key is taken without a request, and
+    /// no key is overtaken by many that were added later.
     #[test]
-    fn holds_its_promises(ops in prop::collection::vec(op(), 1..300)) {
+    fn the_queue_behaves_like_a_simple_model(ops in prop::collection::vec(op(), 1..300)) {
         let mut now = Instant::now();
         let mut queue = QueueState::default();
         let mut running: Vec<u8> = Vec::new();
-        // Wishes that no pass has begun after: those to be served now, and those for later.
-        let mut wanted: HashSet<u8> = HashSet::new();
+        // The keys that were added since they were last taken: those that are due, and those that are delayed.
+        let mut requested: HashSet<u8> = HashSet::new();
         let mut later: HashMap<u8, Instant> = HashMap::new();
-        // How many takes went to others while this key was waiting and free.
-        let mut passed_over: HashMap<u8, usize> = HashMap::new();
+        // How many other keys were taken while this key was waiting.
+        let mut overtaken: HashMap<u8, usize> = HashMap::new();
         for op in ops {
             match op {
                 Op::Add(key) => {
                     queue.add(key);
-                    wanted.insert(key);
+                    requested.insert(key);
                 }
                 Op::AddAfter(key, after) => {
                     let at = now + Duration::from_secs(after);
                     queue.add_at(key, at);
-                    // A key that waits already gets its pass sooner than any timer.
-                    if !wanted.contains(&key) || running.contains(&key) {
+                    // A waiting key is taken before any timer is due.
+                    if !requested.contains(&key) || running.contains(&key) {
                         later.entry(key).and_modify(|have| *have = (*have).min(at)).or_insert(at);
                     }
                 }
-                Op::Pass(seconds) => now += Duration::from_secs(seconds),
+                Op::Advance(seconds) => now += Duration::from_secs(seconds),
                 Op::Done(n) => {
                     if !running.is_empty() {
                         let key = running.remove(n % running.len());
@@ -182,49 +183,49 @@ proptest! {
                     later.retain(|key, at| {
                         let due = *at <= now;
                         if due {
-                            wanted.insert(*key);
+                            requested.insert(*key);
                         }
                         !due
                     });
                     let taken = queue.take(now);
-                    let free: Vec<u8> = wanted.iter().filter(|key| !running.contains(key)).copied().collect();
+                    let free: Vec<u8> = requested.iter().filter(|key| !running.contains(key)).copied().collect();
                     match taken {
                         Some(key) => {
                             prop_assert!(!running.contains(&key), "two workers on {key}");
-                            prop_assert!(wanted.remove(&key), "{key} was not wanted");
+                            prop_assert!(requested.remove(&key), "{key} was not requested");
                             later.remove(&key);
-                            passed_over.remove(&key);
+                            overtaken.remove(&key);
                             running.push(key);
                             for other in free.into_iter().filter(|other| *other != key) {
-                                let count = passed_over.entry(other).or_insert(0);
+                                let count = overtaken.entry(other).or_insert(0);
                                 *count += 1;
-                                // Each other key can be before it once.
+                                // Each other key can overtake it once.
                                 prop_assert!(*count <= 12, "{other} starves");
                             }
                         }
-                        None => prop_assert!(free.is_empty(), "{free:?} were forgotten"),
+                        None => prop_assert!(free.is_empty(), "{free:?} were lost"),
                     }
                 }
             }
         }
-        // In the end everything that was wanted is served.
+        // In the end every requested key is taken.
         for key in running.drain(..) {
             queue.done(&key);
         }
         now += Duration::from_secs(100);
-        wanted.extend(later.keys());
+        requested.extend(later.keys());
         while let Some(key) = queue.take(now) {
-            prop_assert!(wanted.remove(&key), "{key} was not wanted");
+            prop_assert!(requested.remove(&key), "{key} was not requested");
             queue.done(&key);
         }
-        prop_assert!(wanted.is_empty(), "{wanted:?} were forgotten");
+        prop_assert!(requested.is_empty(), "{requested:?} were lost");
         prop_assert_eq!(queue.next_due(), None);
     }
 }
 
-/// Many workers and many wakers on real threads: never two on one key, and the last wish of every key is served.
+/// On real threads: no key has two workers, and the last request of every key is served.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn many_workers_share_one_queue() {
+async fn several_workers_on_threads_share_one_queue() {
     use std::sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -232,17 +233,17 @@ async fn many_workers_share_one_queue() {
     const KEYS: usize = 7;
     let queue: Queue<usize> = Queue::default();
     let busy: Arc<Vec<AtomicBool>> = Arc::new((0..KEYS).map(|_| AtomicBool::new(false)).collect());
-    let asked: Arc<Vec<AtomicU64>> = Arc::new((0..KEYS).map(|_| AtomicU64::new(0)).collect());
+    let requested: Arc<Vec<AtomicU64>> = Arc::new((0..KEYS).map(|_| AtomicU64::new(0)).collect());
     let served: Arc<Vec<AtomicU64>> = Arc::new((0..KEYS).map(|_| AtomicU64::new(0)).collect());
     let workers: Vec<_> = (0..4)
         .map(|_| {
-            let (queue, busy, asked, served) = (queue.clone(), busy.clone(), asked.clone(), served.clone());
+            let (queue, busy, requested, served) = (queue.clone(), busy.clone(), requested.clone(), served.clone());
             tokio::spawn(async move {
                 loop {
                     let item = queue.next().await;
                     let key = *item;
                     assert!(!busy[key].swap(true, Ordering::SeqCst), "two workers on {key}");
-                    let seen = asked[key].load(Ordering::SeqCst);
+                    let seen = requested[key].load(Ordering::SeqCst);
                     tokio::task::yield_now().await;
                     served[key].store(seen, Ordering::SeqCst);
                     busy[key].store(false, Ordering::SeqCst);
@@ -253,7 +254,7 @@ async fn many_workers_share_one_queue() {
         .collect();
     for n in 0..20_000 {
         let key = n % KEYS;
-        asked[key].fetch_add(1, Ordering::SeqCst);
+        requested[key].fetch_add(1, Ordering::SeqCst);
         if n % 3 == 0 {
             queue.add_after(key, Duration::from_micros(50));
         } else {
@@ -264,11 +265,11 @@ async fn many_workers_share_one_queue() {
         }
     }
     let all_served = async {
-        while (0..KEYS).any(|key| served[key].load(Ordering::SeqCst) != asked[key].load(Ordering::SeqCst)) {
+        while (0..KEYS).any(|key| served[key].load(Ordering::SeqCst) != requested[key].load(Ordering::SeqCst)) {
             tokio::task::yield_now().await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(30), all_served).await.expect("a wish was forgotten");
+    tokio::time::timeout(Duration::from_secs(30), all_served).await.expect("a request was lost");
     for worker in workers {
         assert!(!worker.is_finished());
         worker.abort();

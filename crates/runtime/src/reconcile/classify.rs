@@ -1,7 +1,7 @@
-//! From an answer of the API server to a class of failure.
+//! Classifies the errors of requests to the API server.
 //!
-//! The server's words are kept in the message, because they are what helps; which class it is depends only on codes
-//! and on the few phrases by which Kubernetes tells refusals apart that share a code.
+//! The message keeps the server's own text, because it is what helps the user. The class depends only on status codes,
+//! and on the few phrases that distinguish errors of Kubernetes with the same code.
 
 use std::{borrow::Cow, error::Error as _, time::Duration};
 
@@ -10,7 +10,7 @@ use vitivirt_api::{Failure, Target, reason};
 
 use crate::client::{DeadlineExceeded, NotLeading};
 
-/// What a server says is shown to users in conditions and events; more than this helps nobody.
+/// Conditions and events show the server's message to users. A longer one is not more useful.
 const MESSAGE_LIMIT: usize = 1024;
 
 /// `verb` as RBAC names it.
@@ -18,70 +18,73 @@ pub fn classify(error: &kube::Error, verb: &str, target: &Target) -> Failure {
     match error {
         kube::Error::Api(status) => classify_status(status, verb, target),
         kube::Error::SerdeError(_) | kube::Error::FromUtf8(_) => {
-            // The error may quote the answer, and the answer may be a Secret.
-            Failure::bug(reason::UNREADABLE_ANSWER, format!("the answer to {verb} {target} could not be read"))
+            // The error may quote the response, and the response may be a Secret.
+            Failure::bug(
+                reason::UNREADABLE_ANSWER,
+                format!("{verb} {target}: the API server's response is not readable"),
+            )
         }
         kube::Error::BuildRequest(_) | kube::Error::HttpError(_) => {
             Failure::bug(reason::BAD_REQUEST, format!("{verb} {target}: {}", bounded(&error.to_string())))
         }
         kube::Error::Auth(_) => Failure::transient(
             reason::UNAUTHORIZED,
-            format!("no credentials for {verb} {target}: {}", bounded(&error.to_string())),
+            format!("{verb} {target}: no valid credentials: {}", bounded(&error.to_string())),
         ),
         _ if is_caused_by::<NotLeading>(error) => Failure::transient(
             reason::NOT_LEADING,
-            format!("{verb} {target} was not sent: this replica does not lead any more"),
+            format!("{verb} {target} was not sent: this replica is no longer the leader"),
         ),
         _ if is_caused_by::<DeadlineExceeded>(error) => Failure::transient(
             reason::DEADLINE_EXCEEDED,
-            format!("the API server did not answer {verb} {target} in time"),
+            format!("{verb} {target}: the API server did not respond in time"),
         ),
         _ => Failure::transient(
             reason::API_SERVER_UNREACHABLE,
-            format!("the API server could not be reached for {verb} {target}: {}", bounded(&deepest(error))),
+            format!("{verb} {target}: the API server is not reachable: {}", bounded(&root_cause(error))),
         ),
     }
 }
 
 fn classify_status(status: &Status, verb: &str, target: &Target) -> Failure {
-    let said = bounded(&status.message);
-    let about = format!("{verb} {target}: {said}");
+    let text = bounded(&status.message);
+    let message = format!("{verb} {target}: {text}");
     let details = status.details.as_ref();
     let retry_after = details.map(|details| details.retry_after_seconds).filter(|seconds| *seconds > 0);
-    let cause = |name: &str| details.is_some_and(|details| details.causes.iter().any(|cause| cause.reason == name));
-    let denied = said.contains("denied the request") || said.contains("denied request:");
+    let has_cause = |name: &str| details.is_some_and(|details| details.causes.iter().any(|cause| cause.reason == name));
+    let denied = text.contains("denied the request") || text.contains("denied request:");
     let failure = match status.code {
-        401 => Failure::transient(reason::UNAUTHORIZED, about),
-        _ if cause("NamespaceTerminating") => Failure::transient(reason::NAMESPACE_TERMINATING, about),
-        // The second: the quota has not been counted yet.
-        403 if said.contains("exceeded quota") || said.contains("status unknown for quota") => {
-            Failure::transient(reason::QUOTA_EXCEEDED, about)
+        401 => Failure::transient(reason::UNAUTHORIZED, message),
+        _ if has_cause("NamespaceTerminating") => Failure::transient(reason::NAMESPACE_TERMINATING, message),
+        // "status unknown": the quota controller has not counted the usage yet.
+        403 if text.contains("exceeded quota") || text.contains("status unknown for quota") => {
+            Failure::transient(reason::QUOTA_EXCEEDED, message)
         }
-        400 | 403 | 422 if denied => Failure::invalid(reason::ADMISSION_REFUSED, about),
-        403 if is_authorization(&said) => {
-            Failure::forbidden(reason::PERMISSION_MISSING, permission(verb, target, &said))
+        400 | 403 | 422 if denied => Failure::invalid(reason::ADMISSION_REFUSED, message),
+        403 if is_authorization_error(&text) => {
+            Failure::forbidden(reason::PERMISSION_MISSING, permission_message(verb, target, &text))
         }
         // LimitRanger, PodSecurity and the other admission plugins of the server itself.
-        403 => Failure::invalid(reason::ADMISSION_REFUSED, about),
+        403 => Failure::invalid(reason::ADMISSION_REFUSED, message),
         404 if details.is_some_and(|details| details.kind == "namespaces") && !is_namespace(target) => {
-            Failure::transient(reason::NAMESPACE_MISSING, about)
+            Failure::transient(reason::NAMESPACE_MISSING, message)
         }
-        // Without details it is not an object that is missing but the path: the kind.
+        // Without details the path does not exist: the API server does not serve the kind.
         404 if details.is_none_or(|details| details.name.is_empty() && details.kind.is_empty()) => Failure::transient(
             reason::API_NOT_INSTALLED,
-            format!("the API server does not know {} ({})", target.resource.kind, target.resource.api_version),
+            format!("the API server does not serve {} ({})", target.resource.kind, target.resource.api_version),
         ),
-        404 => Failure::conflict(reason::OBJECT_GONE, about),
-        // Server-side apply with a UID where there is nothing to apply to.
-        409 if said.contains("no existing object was found") => Failure::conflict(reason::OBJECT_GONE, about),
-        409 | 410 | 412 => Failure::conflict(reason::OBJECT_CHANGED, about),
-        // Server-side apply to an object of another UID: the UID is a field that cannot be changed.
-        422 if names_uid(status, &said) => Failure::conflict(reason::OBJECT_CHANGED, about),
-        413 | 422 => Failure::invalid(reason::INVALID_OBJECT, about),
-        429 => Failure::transient(reason::TOO_MANY_REQUESTS, about),
-        500 if said.contains("failed calling webhook") => Failure::transient(reason::WEBHOOK_UNREACHABLE, about),
-        408 | 500.. => Failure::transient(reason::API_SERVER_ERROR, about),
-        _ => Failure::bug(reason::BAD_REQUEST, about),
+        404 => Failure::conflict(reason::OBJECT_GONE, message),
+        // Server-side apply with a UID, and no object has the name.
+        409 if text.contains("no existing object was found") => Failure::conflict(reason::OBJECT_GONE, message),
+        409 | 410 | 412 => Failure::conflict(reason::OBJECT_CHANGED, message),
+        // Server-side apply to an object with another UID: the UID is immutable.
+        422 if rejects_uid(status, &text) => Failure::conflict(reason::OBJECT_CHANGED, message),
+        413 | 422 => Failure::invalid(reason::INVALID_OBJECT, message),
+        429 => Failure::transient(reason::TOO_MANY_REQUESTS, message),
+        500 if text.contains("failed calling webhook") => Failure::transient(reason::WEBHOOK_UNREACHABLE, message),
+        408 | 500.. => Failure::transient(reason::API_SERVER_ERROR, message),
+        _ => Failure::bug(reason::BAD_REQUEST, message),
     };
     match retry_after {
         Some(seconds) => failure.retry_after(Duration::from_secs(u64::from(seconds))),
@@ -89,27 +92,27 @@ fn classify_status(status: &Status, verb: &str, target: &Target) -> Failure {
     }
 }
 
-fn names_uid(status: &Status, said: &str) -> bool {
+fn rejects_uid(status: &Status, text: &str) -> bool {
     let named =
         status.details.as_ref().is_some_and(|details| details.causes.iter().any(|cause| cause.field == "metadata.uid"));
-    named || (said.contains("metadata.uid") && said.contains("immutable"))
+    named || (text.contains("metadata.uid") && text.contains("immutable"))
 }
 
-/// The words of the authorizers, and of the checks on who may hand out rights that he does not have.
-fn is_authorization(said: &str) -> bool {
-    let words = |first: &str, second: &str| said.split_once(first).is_some_and(|(_, rest)| rest.contains(second));
-    words("cannot ", "resource") || words("cannot ", "path") || said.contains("attempting to grant RBAC permissions")
+/// Recognizes the messages of the authorizers, and of the check that rejects granting permissions that the user lacks.
+fn is_authorization_error(text: &str) -> bool {
+    let has = |first: &str, second: &str| text.split_once(first).is_some_and(|(_, rest)| rest.contains(second));
+    has("cannot ", "resource") || has("cannot ", "path") || text.contains("attempting to grant RBAC permissions")
 }
 
 fn is_namespace(target: &Target) -> bool {
     target.resource.group.is_empty() && target.resource.kind == "Namespace"
 }
 
-fn permission(verb: &str, target: &Target, said: &str) -> String {
+fn permission_message(verb: &str, target: &Target, text: &str) -> String {
     let resource = &target.resource;
     let group = if resource.group.is_empty() { "the core API group" } else { resource.group.as_str() };
-    let place = target.key.namespace().map_or_else(|| "the cluster".to_owned(), |name| format!("namespace {name}"));
-    format!("the operator may not {verb} {} of {group} in {place}; the server says: {said}", resource.plural)
+    let scope = target.key.namespace().map_or_else(|| "the cluster".to_owned(), |name| format!("namespace {name}"));
+    format!("the operator may not {verb} {} of {group} in {scope}; the API server responded: {text}", resource.plural)
 }
 
 fn is_caused_by<E: std::error::Error + 'static>(error: &kube::Error) -> bool {
@@ -123,8 +126,8 @@ fn is_caused_by<E: std::error::Error + 'static>(error: &kube::Error) -> bool {
     false
 }
 
-/// "connection refused" rather than the four layers that pass it on.
-fn deepest(error: &kube::Error) -> String {
+/// "connection refused" instead of the four errors that wrap it.
+fn root_cause(error: &kube::Error) -> String {
     let mut last: &(dyn std::error::Error + 'static) = error;
     while let Some(source) = last.source() {
         last = source;
@@ -154,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn every_answer_has_its_class() {
+    fn every_status_code_has_a_class_and_a_reason() {
         let named = json!({"name": "db", "kind": "secrets"});
         for (status, class, reason) in [
             (json!({"code": 401}), ErrorClass::Transient, reason::UNAUTHORIZED),
@@ -242,9 +245,9 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_permission_is_named() {
-        let said = "secrets is forbidden: User \"x\" cannot create resource \"secrets\" in API group \"\"";
-        let failure = failure(json!({"code": 403, "message": said}));
+    fn a_missing_permission_is_named_with_verb_resource_and_namespace() {
+        let text = "secrets is forbidden: User \"x\" cannot create resource \"secrets\" in API group \"\"";
+        let failure = failure(json!({"code": 403, "message": text}));
         assert!(
             failure.message.contains("may not create secrets of the core API group in namespace shop"),
             "{failure}"
@@ -252,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn a_namespace_that_is_gone_is_an_object_that_is_gone() {
+    fn a_missing_namespace_as_the_target_itself_is_object_gone() {
         let status = json!({"code": 404, "details": {"name": "shop", "kind": "namespaces"}});
         let status: Status = serde_json::from_value(status).unwrap();
         let target = Target::of::<Namespace>(ObjectKey::cluster("shop"));
@@ -261,13 +264,13 @@ mod tests {
     }
 
     #[test]
-    fn the_server_decides_how_long_to_wait() {
+    fn retry_after_seconds_of_the_server_become_retry_after() {
         let failure = failure(json!({"code": 429, "details": {"retryAfterSeconds": 7}}));
         assert_eq!(failure.retry_after, Some(Duration::from_secs(7)));
     }
 
     #[test]
-    fn what_never_arrived_is_transient() {
+    fn timeouts_and_refused_connections_are_transient() {
         let timeout = kube::Error::Service(DeadlineExceeded(Duration::from_secs(1)).into());
         assert_eq!(classify(&timeout, "patch", &target()).reason, reason::DEADLINE_EXCEEDED);
         let refused = std::io::Error::from(std::io::ErrorKind::ConnectionRefused);
@@ -277,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unreadable_answer_is_not_quoted() {
+    fn the_message_does_not_quote_an_unreadable_response() {
         let error = serde_json::from_str::<u8>("\"secret canary\"").unwrap_err();
         let failure = classify(&kube::Error::SerdeError(error), "get", &target());
         assert_eq!(failure.class, ErrorClass::Bug);

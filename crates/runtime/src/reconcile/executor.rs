@@ -1,7 +1,7 @@
-//! The only place that writes. It takes a plan step by step, sends the writes of a step at the same time, and stops
-//! where the plan says wait, where a name is taken, or where a request failed.
+//! The apply step, and the only code that writes objects. It executes a plan step by step and sends the writes of one
+//! step concurrently. It stops where the plan says wait, where a name already exists, or where a request fails.
 //!
-//! What was written is laid over the caches at once, so that the next pass sees it before the watch does.
+//! The caches learn of each write at once, so that the next reconcile sees it before the watch delivers it.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -15,65 +15,64 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 use tokio::sync::Semaphore;
 use vitivirt_api::{
-    ApiResource, Body, Failure, Operation, Outcome, Plan, Propagation, StatusWrite, Stop, Target, Write, reason,
-    text::go_json,
+    ApiResource, Body, Failure, Operation, Outcome, Plan, StatusWrite, Stop, Target, Write, reason, text::go_json,
 };
 
 use super::{
     classify,
     no_op_patches::{Attempt, NoOpPatches},
 };
-use crate::{lease::Fence, watch::WriteObserver};
+use crate::{lease::WriteFence, watch::WriteObserver};
 
-/// How many independent writes of one step are under way at once. The client's rate is the real limit.
+/// The writes of one step that are sent concurrently. The client's rate limit is the effective limit.
 const WRITES_AT_ONCE: usize = 16;
-/// How many of the big ones: each is in memory as a tree, as text and as what the server makes of it.
+/// The same for lazy writes, whose bodies are large: each is in memory as a tree, as text and as the server's response.
 const LAZY_WRITES_AT_ONCE: usize = 2;
 const METADATA_ONLY: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json";
 
 pub struct Executor {
     client: Client,
     field_manager: &'static str,
-    late: Semaphore,
+    lazy_writes: Semaphore,
     write_observers: HashMap<(String, String), Vec<Arc<dyn WriteObserver>>>,
     no_op_patches: Option<NoOpPatches>,
 }
 
-/// What the server is asked to answer with.
+/// The part of the object that the server is asked to return.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Answer {
-    Object,
-    /// For objects that are too big to be sent back for nothing.
-    Metadata,
+enum ResponseBody {
+    Full,
+    /// For large objects whose content the caches do not need.
+    MetadataOnly,
 }
 
-/// What one write ended with.
+/// The result of one write.
 enum Written {
     Done,
-    /// Not sent: the server has made nothing of the same patch before.
+    /// Not sent: the server accepted the same patch before without changing the object.
     SkippedNoOp,
-    /// The name belongs to an object that is not ours.
-    Taken(Value),
+    /// The name belongs to an object that this operator does not manage.
+    NameConflict(Value),
 }
 
 impl Executor {
-    /// One field manager per program: it is what server-side apply knows us by.
+    /// Server-side apply identifies this program by `field_manager`. Each program uses exactly one.
     pub fn new(client: Client, field_manager: &'static str) -> Self {
-        let late = Semaphore::new(LAZY_WRITES_AT_ONCE);
-        Self { client, field_manager, late, write_observers: HashMap::new(), no_op_patches: None }
+        let lazy_writes = Semaphore::new(LAZY_WRITES_AT_ONCE);
+        Self { client, field_manager, lazy_writes, write_observers: HashMap::new(), no_op_patches: None }
     }
 
-    /// A patch that the server made nothing of is not sent again for so long, while its object stays as it is.
+    /// Does not repeat a no-op patch for `ttl`, while its object does not change.
     #[must_use]
-    pub fn skip_no_op_patches(mut self, patience: Duration) -> Self {
-        self.no_op_patches = Some(NoOpPatches::new(patience));
+    pub fn skip_no_op_patches(mut self, ttl: Duration) -> Self {
+        self.no_op_patches = Some(NoOpPatches::new(ttl));
         self
     }
 
-    /// Tells `cache` about every write of this kind.
+    /// Notifies `observer` of every write of this kind.
     #[must_use]
-    pub fn observe_writes(mut self, resource: &ApiResource, cache: Arc<dyn WriteObserver>) -> Self {
-        self.write_observers.entry((resource.group.clone(), resource.kind.clone())).or_default().push(cache);
+    pub fn observe_writes(mut self, resource: &ApiResource, observer: Arc<dyn WriteObserver>) -> Self {
+        self.write_observers.entry((resource.group.clone(), resource.kind.clone())).or_default().push(observer);
         self
     }
 
@@ -83,15 +82,15 @@ impl Executor {
         caches.fold(self, |executor, (resource, cache)| executor.observe_writes(resource, cache))
     }
 
-    /// `owns` decides about a live object whose name we wanted: is it one that we made?
-    pub async fn apply<F>(&self, plan: &Plan, fence: &Fence, owns: F) -> Outcome
+    /// `owns` decides whether a live object that has the name of a planned one was created for the reconciled object.
+    pub(crate) async fn apply<F>(&self, plan: &Plan, fence: &WriteFence, owns: F) -> Outcome
     where
         F: Fn(&Target, &Value) -> bool,
     {
         let mut written = 0;
         for step in &plan.steps {
-            // Writes of one step do not depend on each other: a failing one does not hold up the rest, and none is
-            // dropped half way, when nobody would know whether it arrived.
+            // The writes of one step do not depend on each other. A failed write does not stop the others, and none is
+            // dropped while its request is in flight, when its effect would be unknown.
             let calls: Vec<_> = step.writes.iter().map(|write| self.write(write, fence, &owns)).collect();
             let results: Vec<_> = stream::iter(calls).buffered(WRITES_AT_ONCE).collect().await;
             let mut stop = None;
@@ -99,10 +98,9 @@ impl Executor {
                 match result {
                     Ok(Written::Done) => written += 1,
                     Ok(Written::SkippedNoOp) => {}
-                    Ok(Written::Taken(live)) => {
-                        let taken =
-                            Stop::NameConflict { step: step.name, target: target.clone(), live: Body::from(live) };
-                        stop.get_or_insert(taken);
+                    Ok(Written::NameConflict(live)) => {
+                        let (target, live) = (target.clone(), Body::from(live));
+                        stop.get_or_insert(Stop::NameConflict { step: step.name, target, live });
                     }
                     Err(failure) => {
                         stop.get_or_insert(Stop::Failed { step: step.name, failure });
@@ -119,8 +117,8 @@ impl Executor {
         Outcome { stop: Stop::Done, written }
     }
 
-    /// Writes a status that differs from the observed one. Tells whether it did.
-    pub async fn report<S>(&self, status: &StatusWrite<S>, fence: &Fence) -> Result<bool, Failure>
+    /// Writes the status if it differs from the observed one. Returns whether it did.
+    pub(crate) async fn report<S>(&self, status: &StatusWrite<S>, fence: &WriteFence) -> Result<bool, Failure>
     where
         S: Serialize + PartialEq,
     {
@@ -137,71 +135,80 @@ impl Executor {
         self.write(&write, fence, &|_, _| false).await.map(|_| true)
     }
 
-    /// The object as the server has it now, for decisions that a cache is not good enough for.
+    /// Reads the object from the API server, for decisions that must not rely on a cache.
     pub async fn read(&self, target: &Target) -> Result<Option<Value>, Failure> {
         let request = request(target).get(target.key.name(), &GetParams::default());
-        match self.send("get", target, request, Answer::Object, None).await {
+        match self.send("get", target, request, ResponseBody::Full, None).await {
             Ok(live) => Ok(Some(live)),
             Err(failure) if failure.reason == reason::OBJECT_GONE => Ok(None),
             Err(failure) => Err(failure),
         }
     }
 
-    async fn write<F>(&self, write: &Write, fence: &Fence, owns: &F) -> Result<Written, Failure>
+    async fn write<F>(&self, write: &Write, fence: &WriteFence, owns: &F) -> Result<Written, Failure>
     where
         F: Fn(&Target, &Value) -> bool,
     {
-        // The transport asks again when the request's turn has come; this saves the turn.
+        // The client checks the fence again before it sends the request. This check saves the wait for the rate limit.
         if !fence.may_write() {
-            let message = format!("{} {} was not sent: this replica does not lead", write.verb(), write.target());
+            let message = format!("{} {} was not sent: this replica is not the leader", write.verb(), write.target());
             return Err(Failure::transient(reason::NOT_LEADING, message));
         }
         if let Write::Lazy { make, .. } = write {
-            // Closed never.
-            let _turn = self.late.acquire().await;
-            return self.send_write(&make.make()?, Answer::Metadata, fence, owns).await;
+            // The semaphore is never closed.
+            let _permit = self.lazy_writes.acquire().await;
+            return self.send_write(&make.make()?, ResponseBody::MetadataOnly, fence, owns).await;
         }
-        self.send_write(write, Answer::Object, fence, owns).await
+        self.send_write(write, ResponseBody::Full, fence, owns).await
     }
 
-    async fn send_write<F>(&self, write: &Write, answer: Answer, fence: &Fence, owns: &F) -> Result<Written, Failure>
+    async fn send_write<F>(
+        &self,
+        write: &Write,
+        response_body: ResponseBody,
+        fence: &WriteFence,
+        owns: &F,
+    ) -> Result<Written, Failure>
     where
         F: Fn(&Target, &Value) -> bool,
     {
         let target = write.target();
         let (uid, result) = match write {
             Write::Lazy { .. } => {
-                return Err(Failure::bug(reason::BAD_REQUEST, format!("{target}: a late write made another")));
+                return Err(Failure::bug(
+                    reason::BAD_REQUEST,
+                    format!("{target}: a lazy write built another lazy write"),
+                ));
             }
-            Write::Create { target, body } => return self.create(target, body, answer, fence, owns).await,
-            Write::Delete { uid, propagation, .. } => return self.delete(target, uid, *propagation, fence).await,
+            Write::Create { target, body } => return self.create(target, body, response_body, fence, owns).await,
+            Write::Delete { uid, .. } => return self.delete(target, uid, fence).await,
             Write::Apply { uid, body, .. } => {
                 let patch = Patch::Apply(identified(target, Some(uid), body));
                 let request = request(target).patch(target.key.name(), &self.patch_parameters(), &patch);
-                (uid, self.send("patch", target, request, answer, Some(fence)).await)
+                (uid, self.send("patch", target, request, response_body, Some(fence)).await)
             }
             Write::Status { uid, body, .. } => (uid, self.status(target, uid, body, fence).await),
             Write::Patch { uid, operations, .. } => {
-                let patch = json_patch(uid, operations).map_err(|error| unwritable(&error, "patch", target))?;
+                let patch = json_patch(uid, operations).map_err(|error| not_serializable(&error, "patch", target))?;
                 let known = self.known_version(target, uid);
                 let attempt = self
                     .no_op_patches
                     .as_ref()
                     .map(|no_op_patches| (no_op_patches, Attempt::new(known.clone(), &patch)));
-                if attempt.as_ref().is_some_and(|(no_op_patches, attempt)| no_op_patches.has(target, attempt)) {
+                if attempt.as_ref().is_some_and(|(no_op_patches, attempt)| no_op_patches.contains(target, attempt)) {
                     return Ok(Written::SkippedNoOp);
                 }
-                let result = self.patch(target, uid, known.as_deref(), patch, answer, fence).await;
+                let result = self.patch(target, uid, known.as_deref(), patch, response_body, fence).await;
                 if let (Some((no_op_patches, attempt)), Ok(object)) = (attempt, &result) {
-                    no_op_patches.note(target, attempt, metadata(object, "resourceVersion"));
+                    no_op_patches.record(target, attempt, metadata(object, "resourceVersion"));
                 }
                 (uid, result)
             }
         };
         match &result {
-            Ok(object) => self.tell_written(target, object),
-            // A UID does not come back: whoever still shows the object is late.
-            Err(failure) if failure.reason == reason::OBJECT_GONE => self.tell_deleted(target, uid),
+            Ok(object) => self.notify_written(target, object),
+            // A UID is never used again: a cache that still has the object is outdated.
+            Err(failure) if failure.reason == reason::OBJECT_GONE => self.notify_deleted(target, uid),
             Err(_) => {}
         }
         result.map(|_| Written::Done)
@@ -211,40 +218,40 @@ impl Executor {
         &self,
         target: &Target,
         body: &Body,
-        answer: Answer,
-        fence: &Fence,
+        response_body: ResponseBody,
+        fence: &WriteFence,
         owns: &F,
     ) -> Result<Written, Failure>
     where
         F: Fn(&Target, &Value) -> bool,
     {
-        let bytes = bytes(&identified(target, None, body), "create", target)?;
+        let bytes = to_bytes(&identified(target, None, body), "create", target)?;
         let parameters = PostParams { field_manager: Some(self.field_manager.to_owned()), ..PostParams::default() };
         let request = request(target).create(&parameters, bytes);
-        let failure = match self.send("create", target, request, answer, Some(fence)).await {
+        let failure = match self.send("create", target, request, response_body, Some(fence)).await {
             Ok(object) => {
-                self.tell_written(target, &object);
+                self.notify_written(target, &object);
                 return Ok(Written::Done);
             }
             Err(failure) if failure.reason == reason::OBJECT_CHANGED => failure,
             Err(failure) => return Err(failure),
         };
         match self.read(target).await? {
-            // An earlier create of ours whose answer was lost, or an object of ours that lost the labels by which the
-            // caches find it. They learn of it; the next pass goes on from it.
+            // Either the response to an earlier create was lost, or the object lost the labels that the caches select.
+            // The caches learn of it here, and the next reconcile continues from it.
             Some(live) if owns(target, &live) => {
-                self.write_observers_of(target).for_each(|cache| cache.on_found(&live));
+                self.write_observers_of(target).for_each(|observer| observer.on_found(&live));
                 Err(failure)
             }
-            Some(live) => Ok(Written::Taken(live)),
-            // Gone between the two requests.
+            Some(live) => Ok(Written::NameConflict(live)),
+            // It was deleted between the two requests.
             None => Err(failure),
         }
     }
 
-    /// For a custom resource the server puts the stored metadata in the place of what was sent before it validates, so
-    /// a wrong UID goes unnoticed. The resource version is compared before that, and no two objects share one.
-    async fn status(&self, target: &Target, uid: &str, body: &Body, fence: &Fence) -> Result<Value, Failure> {
+    /// For a custom resource the server replaces the sent metadata with the stored one before it validates, so it does
+    /// not notice a wrong UID. It compares the resource version before that, and no two objects share one.
+    async fn status(&self, target: &Target, uid: &str, body: &Body, fence: &WriteFence) -> Result<Value, Failure> {
         let version = match self.known_version(target, uid) {
             Some(version) => version,
             None => self.live_version(target, uid).await?,
@@ -255,21 +262,21 @@ impl Executor {
         }
         let (name, parameters) = (target.key.name(), self.patch_parameters());
         let request = request(target).patch_subresource("status", name, &parameters, &Patch::Apply(object));
-        self.send("patch", target, request, Answer::Object, Some(fence)).await
+        self.send("patch", target, request, ResponseBody::Full, Some(fence)).await
     }
 
-    /// The newest one: what our last write was answered with, or what was seen since.
+    /// The newest resource version that any cache knows, from the response to our last write or from the watch.
     fn known_version(&self, target: &Target, uid: &str) -> Option<String> {
-        let known = self.write_observers_of(target).filter_map(|cache| cache.version(&target.key, uid));
+        let known = self.write_observers_of(target).filter_map(|observer| observer.version(&target.key, uid));
         known.reduce(|a, b| if a.is_older_than(&b) { b } else { a }).map(|version| version.to_string())
     }
 
     async fn live_version(&self, target: &Target, uid: &str) -> Result<String, Failure> {
         let Some(live) = self.read(target).await? else {
-            return Err(Failure::conflict(reason::OBJECT_GONE, format!("{target} is gone")));
+            return Err(not_found(target));
         };
         if metadata(&live, "uid") != uid {
-            return Err(replaced(target));
+            return Err(recreated(target));
         }
         Ok(metadata(&live, "resourceVersion").to_owned())
     }
@@ -280,76 +287,66 @@ impl Executor {
         uid: &str,
         known: Option<&str>,
         bytes: Vec<u8>,
-        answer: Answer,
-        fence: &Fence,
+        response_body: ResponseBody,
+        fence: &WriteFence,
     ) -> Result<Value, Failure> {
         let url = DynamicObject::url_path(&target.resource, target.key.namespace());
         let request = http::Request::patch(format!("{url}/{}?fieldManager={}", target.key.name(), self.field_manager))
             .header(http::header::CONTENT_TYPE, "application/json-patch+json")
             .body(bytes)
             .map_err(kube::core::request::Error::BuildRequest);
-        let failure = match self.send("patch", target, request, answer, Some(fence)).await {
+        let failure = match self.send("patch", target, request, response_body, Some(fence)).await {
             Err(failure) if failure.reason == reason::INVALID_OBJECT => failure,
             result => return result,
         };
-        // A test that fails is a 422 like a refusal of the content; only the live object tells them apart.
+        // A failed `test` operation is a 422, like invalid content. Only the live object shows which of the two it was.
         match self.read(target).await? {
-            Some(live) if metadata(&live, "uid") != uid => Err(replaced(target)),
-            // A patch that was made for an older state, and may test or remove what is gone, does not fit for that reason
-            // alone.
+            Some(live) if metadata(&live, "uid") != uid => Err(recreated(target)),
+            // The patch was built for an older version. It may test or remove something that no longer exists, so the
+            // error says nothing about its content.
             Some(live) if known.is_some_and(|known| known != metadata(&live, "resourceVersion")) => {
                 Err(Failure::conflict(reason::OBJECT_CHANGED, failure.message))
             }
             Some(_) => Err(failure),
-            None => Err(Failure::conflict(reason::OBJECT_GONE, format!("{target} is gone"))),
+            None => Err(not_found(target)),
         }
     }
 
-    async fn delete(
-        &self,
-        target: &Target,
-        uid: &str,
-        propagation: Propagation,
-        fence: &Fence,
-    ) -> Result<Written, Failure> {
+    async fn delete(&self, target: &Target, uid: &str, fence: &WriteFence) -> Result<Written, Failure> {
         let parameters = DeleteParams {
-            propagation_policy: Some(match propagation {
-                Propagation::Background => PropagationPolicy::Background,
-                Propagation::Foreground => PropagationPolicy::Foreground,
-                Propagation::Orphan => PropagationPolicy::Orphan,
-            }),
+            propagation_policy: Some(PropagationPolicy::Background),
             preconditions: Some(Preconditions { uid: Some(uid.to_owned()), resource_version: None }),
             ..DeleteParams::default()
         };
         let request = request(target).delete(target.key.name(), &parameters);
-        match self.send("delete", target, request, Answer::Object, Some(fence)).await {
-            // Finalizers keep it: it is still there, marked.
-            Ok(answer) if answer.pointer("/metadata/deletionTimestamp").is_some_and(|time| !time.is_null()) => {
-                self.tell_written(target, &answer);
+        match self.send("delete", target, request, ResponseBody::Full, Some(fence)).await {
+            // Finalizers keep the object: it still exists, and is being deleted.
+            Ok(object) if object.pointer("/metadata/deletionTimestamp").is_some_and(|time| !time.is_null()) => {
+                self.notify_written(target, &object);
             }
-            Ok(_) => self.tell_deleted(target, uid),
-            Err(failure) if failure.reason == reason::OBJECT_GONE => self.tell_deleted(target, uid),
-            // Gone with its whole kind, if who watches the kind says so too: a server that is starting, or a proxy
-            // before it, gives the same answer.
-            Err(failure) if failure.reason == reason::API_NOT_INSTALLED && self.is_absent(target) => {
-                self.tell_deleted(target, uid);
+            Ok(_) => self.notify_deleted(target, uid),
+            Err(failure) if failure.reason == reason::OBJECT_GONE => self.notify_deleted(target, uid),
+            // The object was deleted with its CRD, if the caches agree. An API server that is starting, or a proxy in
+            // front of it, responds in the same way.
+            Err(failure) if failure.reason == reason::API_NOT_INSTALLED && self.kind_is_absent(target) => {
+                self.notify_deleted(target, uid);
             }
             Err(failure) => return Err(failure),
         }
         Ok(Written::Done)
     }
 
-    /// A write carries the fence to where it is sent.
+    /// A write carries the fence in its extensions, for the check that the client makes before it sends.
     async fn send(
         &self,
         verb: &str,
         target: &Target,
         request: Result<http::Request<Vec<u8>>, kube::core::request::Error>,
-        answer: Answer,
-        fence: Option<&Fence>,
+        response_body: ResponseBody,
+        fence: Option<&WriteFence>,
     ) -> Result<Value, Failure> {
         let mut request = request.map_err(|error| classify(&kube::Error::BuildRequest(error), verb, target))?;
-        if answer == Answer::Metadata {
+        if response_body == ResponseBody::MetadataOnly {
             request.headers_mut().insert(http::header::ACCEPT, http::HeaderValue::from_static(METADATA_ONLY));
         }
         if let Some(fence) = fence {
@@ -359,7 +356,7 @@ impl Executor {
         serde_json::from_str(&text).map_err(|error| classify(&kube::Error::SerdeError(error), verb, target))
     }
 
-    /// What we manage is exact, whoever wrote it before: conflicts of field managers are decided for us.
+    /// Forced: this operator takes over the fields that it manages from other field managers.
     fn patch_parameters(&self) -> PatchParams {
         PatchParams::apply(self.field_manager).force()
     }
@@ -369,25 +366,25 @@ impl Executor {
         self.write_observers.get(&kind).into_iter().flatten()
     }
 
-    fn tell_written(&self, target: &Target, object: &Value) {
-        self.write_observers_of(target).for_each(|cache| cache.on_written(object));
+    fn notify_written(&self, target: &Target, object: &Value) {
+        self.write_observers_of(target).for_each(|observer| observer.on_written(object));
     }
 
-    fn tell_deleted(&self, target: &Target, uid: &str) {
-        self.write_observers_of(target).for_each(|cache| cache.on_deleted(&target.key, uid));
+    fn notify_deleted(&self, target: &Target, uid: &str) {
+        self.write_observers_of(target).for_each(|observer| observer.on_deleted(&target.key, uid));
     }
 
-    fn is_absent(&self, target: &Target) -> bool {
-        let mut caches = self.write_observers_of(target).peekable();
-        caches.peek().is_some() && caches.all(|cache| cache.is_absent())
+    fn kind_is_absent(&self, target: &Target) -> bool {
+        let mut observers = self.write_observers_of(target).peekable();
+        observers.peek().is_some() && observers.all(|observer| observer.is_absent())
     }
 }
 
-fn bytes(body: &Value, verb: &str, target: &Target) -> Result<Vec<u8>, Failure> {
-    serde_json::to_vec(body).map_err(|error| unwritable(&error, verb, target))
+fn to_bytes(body: &Value, verb: &str, target: &Target) -> Result<Vec<u8>, Failure> {
+    serde_json::to_vec(body).map_err(|error| not_serializable(&error, verb, target))
 }
 
-fn unwritable(error: &serde_json::Error, verb: &str, target: &Target) -> Failure {
+fn not_serializable(error: &serde_json::Error, verb: &str, target: &Target) -> Failure {
     Failure::bug(reason::BAD_REQUEST, format!("{verb} {target}: {error}"))
 }
 
@@ -395,16 +392,20 @@ fn metadata<'a>(object: &'a Value, field: &str) -> &'a str {
     object.get("metadata").and_then(|metadata| metadata.get(field)).and_then(Value::as_str).unwrap_or_default()
 }
 
-fn replaced(target: &Target) -> Failure {
-    Failure::conflict(reason::OBJECT_CHANGED, format!("{target} is another object now"))
+fn not_found(target: &Target) -> Failure {
+    Failure::conflict(reason::OBJECT_GONE, format!("{target} not found"))
 }
 
-/// The first operation tests the UID: on another object of the name the whole patch is refused. It is written as the
-/// server writes it, which compares a tested value with its own text, byte by byte.
+fn recreated(target: &Target) -> Failure {
+    Failure::conflict(reason::OBJECT_CHANGED, format!("{target} was deleted and created again"))
+}
+
+/// The first operation tests the UID, so that the server rejects the whole patch for another object with the same name.
+/// The JSON is encoded as Go encodes it, because the server compares a tested value with its own text, byte by byte.
 fn json_patch(uid: &str, operations: &[Operation]) -> Result<Vec<u8>, serde_json::Error> {
     let test = json!({"op": "test", "path": "/metadata/uid", "value": uid});
     let changes = operations.iter().flat_map(|Operation { path, value, expecting }| {
-        let test = expecting.as_ref().map(|seen| json!({"op": "test", "path": path, "value": seen}));
+        let test = expecting.as_ref().map(|value| json!({"op": "test", "path": path, "value": value}));
         let change = match value {
             Some(value) => json!({"op": "add", "path": path, "value": value}),
             None => json!({"op": "remove", "path": path}),
@@ -418,7 +419,7 @@ fn request(target: &Target) -> Request {
     Request::new(DynamicObject::url_path(&target.resource, target.key.namespace()))
 }
 
-/// The body with what makes it an object of its kind and place, and with the UID that it must have.
+/// The body with its API version, kind, name and namespace, and with the UID that the object must have.
 fn identified(target: &Target, uid: Option<&str>, body: &Body) -> Value {
     let mut object = match body.json() {
         Value::Object(fields) => fields.clone(),

@@ -1,10 +1,8 @@
-//! One pass over one object: observe, plan, apply, report.
+//! One reconcile of one object: observe, plan, apply, report.
 //!
-//! A controller supplies the four steps; this module gives them a deadline, keeps a panic to the object it belongs to,
-//! and turns what happened into the time of the next try. `executor` is the apply step, `runner` takes objects from
-//! the queue.
+//! A controller supplies the steps. This module gives them a deadline, limits a panic to the object that caused it, and
+//! decides when the next attempt takes place. `executor` is the apply step, `runner` takes objects from the queue.
 
-mod backoff;
 mod classify;
 mod executor;
 mod no_op_patches;
@@ -22,23 +20,29 @@ use tokio::time::timeout;
 use vitivirt_api::{ErrorClass, Failure, ObjectKey, Outcome, Plan, Report, Stop, Target, reason};
 
 pub use self::{
-    backoff::Backoff,
     classify::classify,
     executor::Executor,
     runner::{Runner, RunnerOptions},
 };
-use crate::{events::Recorder, lease::Fence};
+use crate::{backoff::Backoff, events::Recorder, lease::WriteFence};
 
-pub mod message {
-    pub const FAILED: &str = "reconcile failed";
+mod message {
+    pub(super) const FAILED: &str = "reconcile failed";
 }
 
 /// The step that a failed plan is reported with.
-pub const PLAN_STEP: &str = "plan";
+const PLAN_STEP: &str = "plan";
 
-/// The four steps of one kind of object.
+/// The steps of a reconcile for one kind of object. `reconcile` runs them in this order:
+///
+/// 1. [`observe`](Self::observe) collects what the reconcile decides on (client required).
+/// 2. [`plan`](Self::plan) compares it with the desired state and lists the writes (pure).
+/// 3. [`Executor::apply`] sends the writes (client required). It calls [`owns`](Self::owns) (pure) when the name of a new
+///    object already exists.
+/// 4. [`report`](Self::report) describes the outcome as a status and events (pure). [`Executor::report`] sends the status
+///    (client required).
 pub trait Controller: Send + Sync + 'static {
-    /// Everything that a pass decides on, the time included.
+    /// Everything that a reconcile decides on, including the current time.
     type Observed: Send + Sync;
 
     /// The status of the object.
@@ -47,31 +51,32 @@ pub trait Controller: Send + Sync + 'static {
     /// The label `controller` of logs and metrics.
     const NAME: &'static str;
 
-    /// From the caches; a live read only before something destructive. Nothing: the object is gone.
+    /// Reads from the caches, and from the API server only before a destructive step. `None`: the object does not exist.
     fn observe(&self, key: &ObjectKey) -> impl Future<Output = Result<Option<Self::Observed>, Failure>> + Send;
 
-    /// Pure. An error is reported like a failed write of a step named [`PLAN_STEP`].
+    /// Pure. An error is reported like a failed write of a step named `plan`.
     fn plan(&self, observed: &Self::Observed) -> Result<Plan, Failure>;
 
-    /// Whether a live object, whose name we wanted for a new one, is ours. Pure.
+    /// Whether a live object that has the name of a planned one belongs to the observed object. Pure.
     fn owns(&self, observed: &Self::Observed, target: &Target, live: &Value) -> bool;
 
     /// Pure.
     fn report(&self, observed: &Self::Observed, plan: &Plan, outcome: &Outcome) -> Report<Self::Status>;
 
-    /// The fields of every log line of a pass.
+    /// The fields of every log line of a reconcile.
     fn span(&self, key: &ObjectKey) -> tracing::Span {
         let namespace = key.namespace().unwrap_or_default();
         tracing::info_span!("reconcile", controller = Self::NAME, namespace, name = key.name())
     }
 }
 
-/// What a pass came to, and what its report calls wrong: that need not be a failure of the pass.
+/// The result of a reconcile. `condition_reason` is the error that the report shows to users, which exists without a
+/// failure too, for example for an invalid spec.
 #[derive(Debug, PartialEq)]
-pub enum ReconcileResult {
-    /// Nothing failed. The pass may wait for something, and may want to look again after a time.
+enum ReconcileResult {
+    /// No step failed. The reconcile may wait for something, and may ask to be repeated after a delay.
     Succeeded { requeue_after: Option<Duration>, condition_reason: Option<&'static str> },
-    /// When it is tried again is for the failure to say, not for the report: a server that asked for peace gets it.
+    /// The failure alone decides when to retry. The report cannot shorten the delay that a server asked for.
     Failed { failure: Failure, condition_reason: Option<&'static str> },
 }
 
@@ -83,8 +88,8 @@ impl ReconcileResult {
         }
     }
 
-    /// The type of error that the pass counts as, at most one: what is told, else what failed.
-    fn error(&self) -> Option<&'static str> {
+    /// The error type that metrics count, at most one per reconcile: the condition's reason, else the failure's.
+    fn error_type(&self) -> Option<&'static str> {
         match self {
             Self::Succeeded { condition_reason, .. } => *condition_reason,
             Self::Failed { condition_reason, failure } => condition_reason.or(Some(failure.reason)),
@@ -92,22 +97,22 @@ impl ReconcileResult {
     }
 }
 
-/// One pass, which cannot last longer than `deadline` and cannot panic.
-pub async fn reconcile<C: Controller>(
+/// One reconcile. It ends by `deadline`, and a panic in a step becomes a failure.
+async fn reconcile<C: Controller>(
     controller: &C,
     key: &ObjectKey,
     executor: &Executor,
     events: &Recorder,
-    fence: &Fence,
+    fence: &WriteFence,
     deadline: Duration,
 ) -> ReconcileResult {
     let steps = AssertUnwindSafe(reconcile_steps(controller, key, executor, events, fence)).catch_unwind();
     let failure = match timeout(deadline, steps).await {
         Ok(Ok(Ok(result))) => return result,
         Ok(Ok(Err(failure))) => failure,
-        Ok(Err(panic)) => Failure::bug(reason::PANIC, format!("the pass panicked: {}", panic_message(&*panic))),
+        Ok(Err(panic)) => Failure::bug(reason::PANIC, format!("reconcile panicked: {}", panic_message(&*panic))),
         Err(_) => {
-            Failure::transient(reason::RECONCILE_DEADLINE_EXCEEDED, format!("the pass took longer than {deadline:?}"))
+            Failure::transient(reason::RECONCILE_DEADLINE_EXCEEDED, format!("reconcile took longer than {deadline:?}"))
         }
     };
     ReconcileResult::Failed { failure, condition_reason: None }
@@ -118,11 +123,14 @@ async fn reconcile_steps<C: Controller>(
     key: &ObjectKey,
     executor: &Executor,
     events: &Recorder,
-    fence: &Fence,
+    fence: &WriteFence,
 ) -> Result<ReconcileResult, Failure> {
+    // 1. Observe (client required).
     let Some(observed) = controller.observe(key).await? else {
         return Ok(ReconcileResult::Succeeded { requeue_after: None, condition_reason: None });
     };
+
+    // 2. Plan (pure) and 3. apply (client required).
     let (plan, outcome) = match controller.plan(&observed) {
         Ok(plan) => {
             let outcome = executor.apply(&plan, fence, |target, live| controller.owns(&observed, target, live)).await;
@@ -130,50 +138,64 @@ async fn reconcile_steps<C: Controller>(
         }
         Err(failure) => (Plan::default(), Outcome { stop: Stop::Failed { step: PLAN_STEP, failure }, written: 0 }),
     };
-    // Whatever there is to tell is for the leader to tell: no event, no status.
-    match &outcome.stop {
-        Stop::Failed { failure, .. } if failure.reason == reason::NOT_LEADING => return Err(failure.clone()),
-        _ if !fence.may_write() => {
-            return Err(Failure::transient(reason::NOT_LEADING, "this replica does not lead any more"));
-        }
-        _ => {}
-    }
+    require_leadership(&outcome.stop, fence)?;
+
+    // 4. Report (pure), then record the events and send the status (client required).
     let report = controller.report(&observed, &plan, &outcome);
-    for note in report.events {
-        events.record(note);
-    }
-    let reported = match &report.status {
-        Some(status) => executor.report(status, fence).await,
-        None => Ok(false),
+    report.events.into_iter().for_each(|event| events.record(event));
+    let status_error = match &report.status {
+        Some(status) => executor.report(status, fence).await.err(),
+        None => None,
     };
-    let wait = match &outcome.stop {
-        Stop::Waiting { wait, .. } => wait.requeue_after,
-        _ => None,
-    };
-    let requeue_after = sooner(report.requeue_after, wait);
-    let cause = match outcome.stop {
-        Stop::Failed { failure, .. } => Some(failure),
-        // Nobody is woken when the other object goes away.
-        Stop::NameConflict { target, .. } => {
-            Some(Failure::invalid(reason::NAME_TAKEN, format!("{target} exists and belongs to somebody else")))
-        }
-        Stop::Done | Stop::Waiting { .. } => None,
-    };
-    let failure = match (cause, reported) {
-        (cause, Ok(_)) => cause,
-        (None, Err(status_error)) => Some(status_error),
-        // What is tried seldom must at least be told: what kept us from telling it decides about the next try.
-        (Some(cause), Err(status_error)) if matches!(cause.class, ErrorClass::Invalid | ErrorClass::Forbidden) => {
-            Some(status_error)
-        }
-        // The first failure is the cause; that the status could not be told of it may be its consequence.
-        (Some(cause), Err(_)) => Some(cause),
-    };
-    let condition_reason = report.error;
-    Ok(match failure {
+
+    let (requeue_after, condition_reason) = (sooner(report.requeue_after, outcome_wait(&outcome.stop)), report.error);
+    Ok(match resolve_failure(outcome_failure(outcome.stop), status_error) {
         None => ReconcileResult::Succeeded { requeue_after, condition_reason },
         Some(failure) => ReconcileResult::Failed { failure, condition_reason },
     })
+}
+
+/// Only the leader reports: a replica that lost the lease records no event and sends no status.
+fn require_leadership(stop: &Stop, fence: &WriteFence) -> Result<(), Failure> {
+    match stop {
+        Stop::Failed { failure, .. } if failure.reason == reason::NOT_LEADING => Err(failure.clone()),
+        _ if !fence.may_write() => Err(Failure::transient(reason::NOT_LEADING, "this replica is no longer the leader")),
+        _ => Ok(()),
+    }
+}
+
+fn outcome_wait(stop: &Stop) -> Option<Duration> {
+    match stop {
+        Stop::Waiting { wait, .. } => wait.requeue_after,
+        _ => None,
+    }
+}
+
+fn outcome_failure(stop: Stop) -> Option<Failure> {
+    match stop {
+        Stop::Failed { failure, .. } => Some(failure),
+        // Deleting the conflicting object triggers no reconcile, so the conflict is retried like a failure.
+        Stop::NameConflict { target, .. } => {
+            let message = format!("{target} already exists and is not managed by this operator");
+            Some(Failure::invalid(reason::NAME_TAKEN, message))
+        }
+        Stop::Done | Stop::Waiting { .. } => None,
+    }
+}
+
+/// The failure that a reconcile ends with: `cause` stopped the plan, `status_error` kept the status from being sent.
+fn resolve_failure(cause: Option<Failure>, status_error: Option<Failure>) -> Option<Failure> {
+    match (cause, status_error) {
+        (cause, None) => cause,
+        (None, status_error) => status_error,
+        // Invalid and Forbidden errors retry slowly, so the condition must be visible: if the status write failed, retry
+        // on that error's schedule.
+        (Some(cause), status_error) if matches!(cause.class, ErrorClass::Invalid | ErrorClass::Forbidden) => {
+            status_error
+        }
+        // The first failure is the cause. The failed status write may be its consequence.
+        (cause, Some(_)) => cause,
+    }
 }
 
 fn sooner(a: Option<Duration>, b: Option<Duration>) -> Option<Duration> {
@@ -188,23 +210,23 @@ fn panic_message(panic: &(dyn Any + Send)) -> &str {
         .downcast_ref::<&str>()
         .copied()
         .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
-        .unwrap_or("without a message")
+        .unwrap_or("no panic message")
 }
 
-/// When to try again after `failures` failures in a row before this one.
-pub fn retry_delay(failure: &Failure, failures: u32, jitter: &mut impl Rng) -> Duration {
-    const fn seconds(base_ms: u64, max: u64) -> Backoff {
-        Backoff::new(Duration::from_millis(base_ms), Duration::from_secs(max))
+/// The delay before the next attempt, after `failures` failures in a row before this one.
+fn retry_delay(failure: &Failure, failures: u32, jitter: &mut impl Rng) -> Duration {
+    const fn backoff(base_ms: u64, max_seconds: u64) -> Backoff {
+        Backoff::new(Duration::from_millis(base_ms), Duration::from_secs(max_seconds))
     }
     let backoff = match failure.class {
-        ErrorClass::Transient => seconds(250, 60),
-        // The watch usually brings what we missed within milliseconds.
-        ErrorClass::Conflict => seconds(20, 10),
-        // A change of the object wakes us; a change of what refused it, a policy or a webhook, does not.
-        ErrorClass::Invalid => seconds(30_000, 300),
-        // Granting a permission wakes nobody.
-        ErrorClass::Forbidden => seconds(5_000, 300),
-        ErrorClass::Bug => seconds(1_000, 300),
+        ErrorClass::Transient => backoff(250, 60),
+        // The watch usually delivers the missed change within milliseconds.
+        ErrorClass::Conflict => backoff(20, 10),
+        // A change of the object triggers a reconcile. A change of the policy or webhook that rejected it does not.
+        ErrorClass::Invalid => backoff(30_000, 300),
+        // Granting a permission triggers no reconcile.
+        ErrorClass::Forbidden => backoff(5_000, 300),
+        ErrorClass::Bug => backoff(1_000, 300),
     };
     backoff.delay(failures, jitter).max(failure.retry_after.unwrap_or_default())
 }

@@ -1,6 +1,7 @@
-//! Patches that the server took and made nothing of. Somebody undoes them (a webhook that sets what we remove, a manager
-//! who keeps a field that we write with the same value), and would do so again at every look. As long as the object stays
-//! as it is, the same patch is sent again only now and then: whoever undid it may be gone.
+//! Patches that the API server accepted without changing the object. Another client undoes such a patch in the same
+//! request (a webhook that sets what the patch removes, a field manager that keeps a field), and would undo it in every
+//! reconcile. While the object does not change, the executor sends the same patch again only after a time, because the
+//! other client may be gone by then.
 
 use std::{
     collections::HashMap,
@@ -12,16 +13,16 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 use vitivirt_api::Target;
 
-/// They are few. Whoever makes many of them loses the benefit, not our memory.
-const MOST: usize = 4096;
+/// No-op patches are rare. With more of them the map is cleared: patches are sent again, but memory does not grow.
+const MAX_REMEMBERED: usize = 4096;
 
 pub(super) struct NoOpPatches {
-    /// How long a patch is believed to be vain.
-    patience: Duration,
-    noted: Mutex<HashMap<Target, (Attempt, Instant)>>,
+    /// How long a patch is assumed to have no effect.
+    ttl: Duration,
+    attempts: Mutex<HashMap<Target, (Attempt, Instant)>>,
 }
 
-/// A patch of an object at a version, if one is known. The patch itself is not kept: it may be secret.
+/// A patch of an object at a version, if one is known. It keeps a hash of the patch, which may contain secrets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Attempt {
     version: Option<String>,
@@ -37,26 +38,26 @@ impl Attempt {
 }
 
 impl NoOpPatches {
-    pub(super) fn new(patience: Duration) -> Self {
-        Self { patience, noted: Mutex::default() }
+    pub(super) fn new(ttl: Duration) -> Self {
+        Self { ttl, attempts: Mutex::default() }
     }
 
-    pub(super) fn has(&self, target: &Target, attempt: &Attempt) -> bool {
-        let noted = self.noted.lock();
-        let same = noted.get(target).filter(|(earlier, _)| attempt.version.is_some() && earlier == attempt);
-        same.is_some_and(|(_, since)| since.elapsed() < self.patience)
+    pub(super) fn contains(&self, target: &Target, attempt: &Attempt) -> bool {
+        let attempts = self.attempts.lock();
+        let same = attempts.get(target).filter(|(earlier, _)| attempt.version.is_some() && earlier == attempt);
+        same.is_some_and(|(_, since)| since.elapsed() < self.ttl)
     }
 
-    /// `after` is the version that the server answered with.
-    pub(super) fn note(&self, target: &Target, attempt: Attempt, after: &str) {
-        let mut no_op_patches = self.noted.lock();
+    /// `after` is the resource version in the server's response.
+    pub(super) fn record(&self, target: &Target, attempt: Attempt, after: &str) {
+        let mut attempts = self.attempts.lock();
         if attempt.version.as_deref() != Some(after) {
-            no_op_patches.remove(target);
+            attempts.remove(target);
             return;
         }
-        if no_op_patches.len() >= MOST {
-            no_op_patches.clear();
+        if attempts.len() >= MAX_REMEMBERED {
+            attempts.clear();
         }
-        no_op_patches.insert(target.clone(), (attempt, Instant::now()));
+        attempts.insert(target.clone(), (attempt, Instant::now()));
     }
 }

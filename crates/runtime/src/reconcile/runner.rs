@@ -1,4 +1,4 @@
-//! Takes keys from the queue and passes over them, several at once and never two for one key.
+//! Takes keys from the queue and reconciles them: several at once, and never two for one key.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -12,15 +12,20 @@ use vitivirt_api::{ErrorClass, Failure, ObjectKey};
 
 use super::{Controller, Executor, ReconcileResult, message, reconcile, retry_delay, sooner};
 use crate::{
-    events::Recorder, health::Health, lease::Leadership, metrics::Metrics, program::Context, queue::Queue,
-    queue::WorkItem,
+    events::Recorder,
+    health::Health,
+    lease::Leadership,
+    metrics::Metrics,
+    program::Context,
+    queue::{Queue, WorkItem},
 };
 
 #[derive(Clone, Copy, Debug)]
 pub struct RunnerOptions {
     pub workers: usize,
     pub reconcile_deadline: Duration,
-    /// The longest time that a settled object goes without a pass. It costs no request: caches are compared.
+    /// The longest time between two reconciles of an object that is up to date. Such a reconcile compares caches and
+    /// sends no request.
     pub resync: Option<Duration>,
 }
 
@@ -62,11 +67,12 @@ impl<C> Runner<C> {
 }
 
 impl<C: Controller> Runner<C> {
-    /// Works until the leadership ends, and then until the passes that were begun have ended. Dropping the future
-    /// drops them at their next await; the leadership knows when that has come, and their keys are wanted again.
+    /// Works until the leadership ends, and then until all running reconciles have ended. Dropping the future drops them
+    /// at their next await. The leadership tracks when they have ended, and the queue requeues their keys.
     pub async fn run(&self, leadership: Leadership) {
         let depth = self.metrics.queue_depth(C::NAME);
         let mut failures: HashMap<ObjectKey, u32> = HashMap::new();
+        #[expect(clippy::disallowed_methods, reason = "the jitter of retries is random")]
         let mut jitter = SmallRng::from_os_rng();
         let mut reconciles = JoinSet::new();
         loop {
@@ -78,34 +84,34 @@ impl<C: Controller> Runner<C> {
                     self.finish(done, &mut failures, &mut jitter);
                 }
                 item = self.queue.next(), if reconciles.len() < self.options.workers.max(1) => {
-                    reconciles.spawn(leadership.track(self.one(item, &leadership)));
+                    reconciles.spawn(leadership.track(self.reconcile_item(item, &leadership)));
                 }
             }
         }
         while let Some(done) = reconciles.join_next().await {
             self.finish(done, &mut failures, &mut jitter);
         }
-        // A standby has no queue.
+        // A replica on standby has no queue.
         depth.set(0);
     }
 
-    fn one(
+    fn reconcile_item(
         &self,
         item: WorkItem<ObjectKey>,
         leadership: &Leadership,
     ) -> impl Future<Output = (WorkItem<ObjectKey>, ReconcileResult)> + Send + use<C> {
         let (controller, executor) = (self.controller.clone(), self.executor.clone());
         let (events, metrics) = (self.events.clone(), self.metrics.clone());
-        let watched = self.health.begin(C::NAME, self.options.reconcile_deadline);
+        let in_flight = self.health.track_reconcile(C::NAME, self.options.reconcile_deadline);
         let (deadline, fence) = (self.options.reconcile_deadline, leadership.fence.clone());
         let span = self.controller.span(&item);
         async move {
             let begin = Instant::now();
             let result = reconcile(&*controller, &item, &executor, &events, &fence, deadline).await;
-            drop(watched);
+            drop(in_flight);
             let class = result.failure().map(|failure| failure.class);
-            metrics.observe_reconcile(C::NAME, begin.elapsed().as_secs_f64(), result.error(), class);
-            result.failure().into_iter().for_each(log);
+            metrics.observe_reconcile(C::NAME, begin.elapsed().as_secs_f64(), result.error_type(), class);
+            result.failure().into_iter().for_each(log_failure);
             (item, result)
         }
         .instrument(span)
@@ -117,7 +123,7 @@ impl<C: Controller> Runner<C> {
         failures: &mut HashMap<ObjectKey, u32>,
         jitter: &mut impl Rng,
     ) {
-        // Panics are caught inside. Should one happen around the pass, its turn was dropped and comes again.
+        // `reconcile` catches panics. After a panic outside of it the work item was dropped, which requeues the key.
         let Ok((item, result)) = done else { return };
         let resync = self.options.resync.map(|every| every.mul_f64(jitter.random_range(0.8..=1.0)));
         let requeue_after = match result {
@@ -129,7 +135,7 @@ impl<C: Controller> Runner<C> {
                 let earlier = failures.entry(item.clone()).or_insert(0);
                 let retry = retry_delay(&failure, *earlier, jitter);
                 *earlier = earlier.saturating_add(1);
-                // What only a change can help is looked at as often as what is settled.
+                // Only a change can fix an invalid object, so it is reconciled as often as one that is up to date.
                 let resync = resync.filter(|_| failure.class == ErrorClass::Invalid && failure.retry_after.is_none());
                 sooner(Some(retry), resync)
             }
@@ -141,10 +147,10 @@ impl<C: Controller> Runner<C> {
     }
 }
 
-fn log(failure: &Failure) {
+fn log_failure(failure: &Failure) {
     let (class, reason) = (failure.class.as_str(), failure.reason);
     match failure.class {
-        // The ordinary business of many writers.
+        // Conflicts are normal when several clients write the same object.
         ErrorClass::Conflict => tracing::debug!(class, reason, error = failure.message, "{}", message::FAILED),
         ErrorClass::Bug => tracing::error!(class, reason, error = failure.message, "{}", message::FAILED),
         _ => tracing::warn!(class, reason, error = failure.message, "{}", message::FAILED),

@@ -1,4 +1,4 @@
-//! Where to listen, as Kubernetes programs write it.
+//! The address to listen on, in the notation of Kubernetes programs.
 
 use std::{
     fmt,
@@ -8,7 +8,7 @@ use std::{
 
 use tokio::net::TcpListener;
 
-/// Where to listen: `:8080` is every address of the host, IPv6 and IPv4.
+/// The address to listen on. `:8080` stands for every address of the host, IPv6 and IPv4.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bind {
     /// `None`: every address.
@@ -18,9 +18,9 @@ pub struct Bind {
 
 #[derive(Debug, thiserror::Error)]
 pub enum BindError {
-    #[error("{0:?} is not an address to listen on; write it as :8080, 0.0.0.0:8080 or [::]:8080")]
+    #[error("invalid value {0:?}: must be an address such as :8080, 0.0.0.0:8080 or [::]:8080")]
     Malformed(String),
-    #[error("port {} is in use: {what} cannot listen on {bind}; choose another address or stop what listens there", bind.port)]
+    #[error("port {} is in use: {what} cannot listen on {bind}; choose another address or stop the other program", bind.port)]
     InUse { bind: Bind, what: &'static str },
     #[error("{what} cannot listen on {bind}: {source}")]
     Other { bind: Bind, what: &'static str, source: std::io::Error },
@@ -49,11 +49,11 @@ impl fmt::Display for Bind {
 }
 
 impl Bind {
-    /// `what` says in an error who wanted to listen.
+    /// `what` names the server in an error.
     pub async fn listen(self, what: &'static str) -> Result<TcpListener, BindError> {
         let result = match self.address {
             Some(address) => TcpListener::bind((address, self.port)).await,
-            // A host without IPv6 cannot listen on its wildcard.
+            // A host without IPv6 cannot listen on the IPv6 wildcard address.
             None => match TcpListener::bind((Ipv6Addr::UNSPECIFIED, self.port)).await {
                 Err(error) if error.kind() != std::io::ErrorKind::AddrInUse => {
                     TcpListener::bind((Ipv4Addr::UNSPECIFIED, self.port)).await
@@ -73,18 +73,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_as_kubernetes_programs_write_them() {
+    fn addresses_are_parsed_in_the_notation_of_kubernetes_programs() {
         assert_eq!(":8080".parse::<Bind>().unwrap(), Bind { address: None, port: 8080 });
         assert_eq!("0.0.0.0:8081".parse::<Bind>().unwrap().to_string(), "0.0.0.0:8081");
         assert_eq!("[::]:80".parse::<Bind>().unwrap().to_string(), "[::]:80");
         for bad in ["", "8080", ":", ":99999", "localhost:80", "0.0.0.0", ":80 "] {
             let error = bad.parse::<Bind>().unwrap_err().to_string();
-            assert!(error.contains("write it as :8080") && error.contains(bad), "{error}");
+            assert!(error.contains("must be an address such as :8080") && error.contains(bad), "{error}");
         }
     }
 
     #[tokio::test]
-    async fn a_port_in_use_is_said_so() {
+    async fn the_error_for_a_port_in_use_names_the_port_and_the_server() {
         let first = Bind { address: Some(Ipv4Addr::LOCALHOST.into()), port: 0 }.listen("the test").await.unwrap();
         let port = first.local_addr().unwrap().port();
         let second = Bind { address: Some(Ipv4Addr::LOCALHOST.into()), port };

@@ -1,7 +1,8 @@
-//! A small HTTP server, with or without TLS, in which everything has an end: connections, their silence, each request.
+//! A small HTTP server, with or without TLS, that limits the number and age of connections, their idle time, and the
+//! time of each request.
 //!
-//! A panic is one failed request. A connection is ended between two requests by saying so in an answer, never by
-//! hanging up on a client that may be about to send the next.
+//! A panic fails one request. The server ends a connection between two requests with the header `Connection: close` in a
+//! response. It never closes a connection on which the client may be about to send the next request.
 
 mod bind;
 #[cfg(test)]
@@ -37,36 +38,36 @@ pub use bind::{Bind, BindError};
 
 use crate::tls::Acceptor;
 
-pub type Answer = Response<Full<Bytes>>;
+pub type HttpResponse = Response<Full<Bytes>>;
 
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// At once. Others wait to be accepted.
+    /// Concurrent connections. Further ones wait to be accepted.
     pub connections: usize,
-    /// From the beginning of a connection until its first request has come.
-    pub silence: Duration,
-    /// Between two requests. A client that keeps connections should give up first.
-    pub idle: Duration,
-    /// For an answer, the reading of the request included.
-    pub request: Duration,
-    /// After so long a connection's next answer is its last.
-    pub age: Duration,
+    /// From the start of a connection until its first request.
+    pub first_request_timeout: Duration,
+    /// Between two requests. A client that reuses connections should have a shorter timeout.
+    pub idle_timeout: Duration,
+    /// For one request, including reading it.
+    pub request_timeout: Duration,
+    /// After this time the next response of a connection is its last one.
+    pub max_age: Duration,
 }
 
-/// Serves until `stop`; what is being answered then still is.
+/// Serves until `stop`. Requests in progress are still served to their end.
 pub async fn serve<S, F>(
     listener: TcpListener,
     tls: Option<Acceptor>,
     limits: Limits,
-    answer: S,
+    handler: S,
     stop: CancellationToken,
 ) where
     S: Fn(Request<Incoming>) -> F + Clone + Send + Sync + 'static,
-    F: Future<Output = Answer> + Send + 'static,
+    F: Future<Output = HttpResponse> + Send + 'static,
 {
-    let free = Arc::new(Semaphore::new(limits.connections));
+    let permits = Arc::new(Semaphore::new(limits.connections));
     loop {
-        let Ok(permit) = free.clone().acquire_owned().await else { return };
+        let Ok(permit) = permits.clone().acquire_owned().await else { return };
         let accepted = tokio::select! {
             () = stop.cancelled() => return,
             accepted = listener.accept() => accepted,
@@ -74,52 +75,52 @@ pub async fn serve<S, F>(
         let stream = match accepted {
             Ok((stream, _)) => stream,
             Err(error) => {
-                // Out of file descriptors, say: asking again at once would only burn time.
-                tracing::warn!(error = %error, "a connection could not be accepted");
+                // For example, no file descriptor is left: an immediate retry would fail again.
+                tracing::warn!(error = %error, "cannot accept a connection");
                 sleep(Duration::from_millis(100)).await;
                 continue;
             }
         };
-        let conversation = Conversation { limits, answer: answer.clone(), stop: stop.clone(), begin: Instant::now() };
+        let connection = HttpConnection { limits, handler: handler.clone(), stop: stop.clone(), begin: Instant::now() };
         let tls = tls.clone();
         tokio::spawn(async move {
-            conversation.begin(stream, tls).await;
+            connection.handshake(stream, tls).await;
             drop(permit);
         });
     }
 }
 
-struct Conversation<S> {
+struct HttpConnection<S> {
     limits: Limits,
-    answer: S,
+    handler: S,
     stop: CancellationToken,
     begin: Instant,
 }
 
-impl<S, F> Conversation<S>
+impl<S, F> HttpConnection<S>
 where
     S: Fn(Request<Incoming>) -> F + Clone + Send + Sync + 'static,
-    F: Future<Output = Answer> + Send + 'static,
+    F: Future<Output = HttpResponse> + Send + 'static,
 {
-    async fn begin(self, stream: TcpStream, tls: Option<Acceptor>) {
-        let Some(tls) = tls else { return self.go_on(stream).await };
-        match timeout(self.limits.silence, TlsAcceptor::from(tls.config()).accept(stream)).await {
-            Ok(Ok(stream)) => self.go_on(stream).await,
-            Ok(Err(error)) => tracing::debug!(error = %error, "a client and this server could not agree on TLS"),
-            Err(_) => tracing::debug!("a client did not complete its TLS handshake"),
+    async fn handshake(self, stream: TcpStream, tls: Option<Acceptor>) {
+        let Some(tls) = tls else { return self.serve(stream).await };
+        match timeout(self.limits.first_request_timeout, TlsAcceptor::from(tls.config()).accept(stream)).await {
+            Ok(Ok(stream)) => self.serve(stream).await,
+            Ok(Err(error)) => tracing::debug!(error = %error, "TLS handshake failed"),
+            Err(_) => tracing::debug!("TLS handshake timed out"),
         }
     }
 
-    async fn go_on(self, stream: impl AsyncRead + AsyncWrite + Unpin + Send) {
-        let Self { limits, answer, stop, begin } = self;
-        let asked = AtomicBool::new(false);
+    async fn serve(self, stream: impl AsyncRead + AsyncWrite + Unpin + Send) {
+        let Self { limits, handler, stop, begin } = self;
+        let request_seen = AtomicBool::new(false);
         let service = service_fn(|request: Request<Incoming>| {
-            asked.store(true, Ordering::Relaxed);
-            let answered = answer_in_time(limits.request, answer.clone(), request);
-            let last = begin.elapsed() > limits.age;
+            request_seen.store(true, Ordering::Relaxed);
+            let response = handle_with_timeout(limits.request_timeout, handler.clone(), request);
+            let is_last = begin.elapsed() > limits.max_age;
             async move {
-                let mut response = answered.await;
-                if last {
+                let mut response = response.await;
+                if is_last {
                     response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
                 }
                 Ok::<_, Infallible>(response)
@@ -127,46 +128,43 @@ where
         });
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
-            .header_read_timeout(limits.idle)
+            .header_read_timeout(limits.idle_timeout)
             .serve_connection(TokioIo::new(stream), service);
         let mut connection = pin!(connection);
-        // A client that hangs up early is no news.
+        // The result is ignored: a client may close its connection at any time.
         tokio::select! {
             _ = connection.as_mut() => return,
-            () = sleep(limits.silence.saturating_sub(begin.elapsed())) => {
-                if !asked.load(Ordering::Relaxed) {
+            () = sleep(limits.first_request_timeout.saturating_sub(begin.elapsed())) => {
+                if !request_seen.load(Ordering::Relaxed) {
                     return;
                 }
             }
             () = stop.cancelled() => {}
         }
-        // Only who does not read its answers is still here when all of these have passed.
-        let limit = limits.age + limits.idle + limits.request;
+        // Only the connection of a client that does not read its responses is still open after all of these.
+        let limit = limits.max_age + limits.idle_timeout + limits.request_timeout;
         tokio::select! {
             _ = timeout(limit, connection.as_mut()) => return,
             () = stop.cancelled() => connection.as_mut().graceful_shutdown(),
         }
-        let _ = timeout(limits.request, connection).await;
+        let _ = timeout(limits.request_timeout, connection).await;
     }
 }
 
-async fn answer_in_time<S, F>(limit: Duration, answer: S, request: Request<Incoming>) -> Answer
+async fn handle_with_timeout<S, F>(limit: Duration, handler: S, request: Request<Incoming>) -> HttpResponse
 where
     S: Fn(Request<Incoming>) -> F,
-    F: Future<Output = Answer>,
+    F: Future<Output = HttpResponse>,
 {
-    let answer = AssertUnwindSafe(async move { answer(request).await }).catch_unwind();
-    match timeout(limit, answer).await {
-        Ok(Ok(answer)) => answer,
-        Ok(Err(_)) => {
-            text(StatusCode::INTERNAL_SERVER_ERROR, "this request has met a fault of the program\n".to_owned())
-        }
-        Err(_) => text(StatusCode::SERVICE_UNAVAILABLE, "the answer took too long\n".to_owned()),
+    let response = AssertUnwindSafe(async move { handler(request).await }).catch_unwind();
+    match timeout(limit, response).await {
+        Ok(Ok(response)) => response,
+        Ok(Err(_)) => text_response(StatusCode::INTERNAL_SERVER_ERROR, "internal error\n".to_owned()),
+        Err(_) => text_response(StatusCode::SERVICE_UNAVAILABLE, "the request took too long\n".to_owned()),
     }
 }
 
-/// Plain text.
-pub fn text(status: StatusCode, body: String) -> Answer {
+pub fn text_response(status: StatusCode, body: String) -> HttpResponse {
     let mut response = Response::new(Full::new(Bytes::from(body)));
     *response.status_mut() = status;
     let plain = HeaderValue::from_static("text/plain; charset=utf-8");

@@ -6,111 +6,112 @@ use super::*;
 
 const MOMENT: Duration = Duration::from_millis(300);
 const LONG: Duration = Duration::from_secs(30);
-const LIMITS: Limits = Limits { connections: 8, silence: LONG, idle: LONG, request: LONG, age: LONG };
+const LIMITS: Limits =
+    Limits { connections: 8, first_request_timeout: LONG, idle_timeout: LONG, request_timeout: LONG, max_age: LONG };
 
 async fn start(limits: Limits, stop: CancellationToken) -> SocketAddr {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let address = listener.local_addr().unwrap();
-    let answer = |request: Request<Incoming>| async move {
+    let handler = |request: Request<Incoming>| async move {
         match request.uri().path() {
-            "/panic" => panic!("as the test asks"),
-            "/slow" => sleep(LONG * 2).await,
-            "/while" => sleep(MOMENT).await,
+            "/panic" => panic!("requested by the test"),
+            "/too-slow" => sleep(LONG * 2).await,
+            "/slow" => sleep(MOMENT).await,
             _ => {}
         }
-        text(StatusCode::OK, "done".to_owned())
+        text_response(StatusCode::OK, "done".to_owned())
     };
-    tokio::spawn(serve(listener, None, limits, answer, stop));
+    tokio::spawn(serve(listener, None, limits, handler, stop));
     address
 }
 
-struct Client(TcpStream);
+struct TestClient(TcpStream);
 
-impl Client {
+impl TestClient {
     async fn new(address: SocketAddr) -> Self {
         Self(TcpStream::connect(address).await.unwrap())
     }
 
-    async fn ask(&mut self, path: &str) -> String {
+    async fn get(&mut self, path: &str) -> String {
         self.send(&format!("GET {path} HTTP/1.1\r\nHost: h\r\n\r\n")).await;
-        self.hear().await
+        self.receive().await
     }
 
     async fn send(&mut self, text: &str) {
         self.0.write_all(text.as_bytes()).await.unwrap();
     }
 
-    /// What comes next; nothing if the connection has ended.
-    async fn hear(&mut self) -> String {
+    /// The next response, or an empty string if the connection was closed.
+    async fn receive(&mut self) -> String {
         let mut buffer = vec![0; 4096];
-        let read = timeout(LONG, self.0.read(&mut buffer)).await.expect("neither an answer nor an end");
+        let read = timeout(LONG, self.0.read(&mut buffer)).await.expect("no response, and the connection stays open");
         String::from_utf8_lossy(&buffer[..read.unwrap_or(0)]).into_owned()
     }
 }
 
 #[tokio::test]
-async fn a_panic_is_one_failed_request() {
+async fn a_panic_fails_one_request() {
     let address = start(LIMITS, CancellationToken::new()).await;
-    let mut client = Client::new(address).await;
-    assert!(client.ask("/panic").await.starts_with("HTTP/1.1 500"));
-    assert!(client.ask("/").await.ends_with("done"));
+    let mut client = TestClient::new(address).await;
+    assert!(client.get("/panic").await.starts_with("HTTP/1.1 500"));
+    assert!(client.get("/").await.ends_with("done"));
 }
 
 #[tokio::test]
-async fn an_answer_that_takes_too_long_is_given_up() {
-    let address = start(Limits { request: MOMENT, ..LIMITS }, CancellationToken::new()).await;
-    let mut client = Client::new(address).await;
-    assert!(client.ask("/slow").await.starts_with("HTTP/1.1 503"));
-    assert!(client.ask("/").await.ends_with("done"));
+async fn a_request_that_takes_too_long_fails_with_503() {
+    let address = start(Limits { request_timeout: MOMENT, ..LIMITS }, CancellationToken::new()).await;
+    let mut client = TestClient::new(address).await;
+    assert!(client.get("/too-slow").await.starts_with("HTTP/1.1 503"));
+    assert!(client.get("/").await.ends_with("done"));
 }
 
 #[tokio::test]
-async fn who_says_nothing_or_half_of_it_is_hung_up_on() {
-    let address = start(Limits { silence: MOMENT, ..LIMITS }, CancellationToken::new()).await;
-    let mut silent = Client::new(address).await;
-    assert_eq!(silent.hear().await, "");
-    let mut slow = Client::new(address).await;
+async fn a_connection_without_a_complete_first_request_is_closed() {
+    let address = start(Limits { first_request_timeout: MOMENT, ..LIMITS }, CancellationToken::new()).await;
+    let mut silent = TestClient::new(address).await;
+    assert_eq!(silent.receive().await, "");
+    let mut slow = TestClient::new(address).await;
     slow.send("GET / HTTP/1.1\r\nHost:").await;
-    assert_eq!(slow.hear().await, "");
-    let mut good = Client::new(address).await;
-    assert!(good.ask("/").await.ends_with("done"));
+    assert_eq!(slow.receive().await, "");
+    let mut good = TestClient::new(address).await;
+    assert!(good.get("/").await.ends_with("done"));
     sleep(MOMENT * 2).await;
-    assert!(good.ask("/").await.ends_with("done"), "who has asked once may wait longer");
+    assert!(good.get("/").await.ends_with("done"), "the timeout applies to the first request only");
 }
 
 #[tokio::test]
-async fn an_old_connection_is_ended_by_its_answer() {
-    let address = start(Limits { age: MOMENT, ..LIMITS }, CancellationToken::new()).await;
-    let mut client = Client::new(address).await;
-    assert!(!client.ask("/").await.contains("connection: close"));
+async fn a_response_ends_a_connection_that_reached_its_maximum_age() {
+    let address = start(Limits { max_age: MOMENT, ..LIMITS }, CancellationToken::new()).await;
+    let mut client = TestClient::new(address).await;
+    assert!(!client.get("/").await.contains("connection: close"));
     sleep(MOMENT * 2).await;
-    let answer = client.ask("/").await;
-    assert!(answer.contains("connection: close") && answer.ends_with("done"), "{answer}");
-    assert_eq!(client.hear().await, "");
+    let response = client.get("/").await;
+    assert!(response.contains("connection: close") && response.ends_with("done"), "{response}");
+    assert_eq!(client.receive().await, "");
 }
 
 #[tokio::test]
 async fn connections_beyond_the_limit_wait() {
     let address = start(Limits { connections: 1, ..LIMITS }, CancellationToken::new()).await;
-    let mut first = Client::new(address).await;
-    assert!(first.ask("/").await.ends_with("done"));
-    let mut second = Client::new(address).await;
-    assert!(timeout(MOMENT, second.ask("/")).await.is_err());
+    let mut first = TestClient::new(address).await;
+    assert!(first.get("/").await.ends_with("done"));
+    let mut second = TestClient::new(address).await;
+    assert!(timeout(MOMENT, second.get("/")).await.is_err());
     drop(first);
-    assert!(second.hear().await.ends_with("done"));
+    assert!(second.receive().await.ends_with("done"));
 }
 
 #[tokio::test]
-async fn what_is_being_answered_at_the_end_still_is() {
+async fn a_request_in_progress_is_served_after_stop() {
     let stop = CancellationToken::new();
     let address = start(LIMITS, stop.clone()).await;
-    let (mut busy, mut idle) = (Client::new(address).await, Client::new(address).await);
-    assert!(idle.ask("/").await.ends_with("done"));
-    busy.send("GET /while HTTP/1.1\r\nHost: h\r\n\r\n").await;
+    let (mut busy, mut idle) = (TestClient::new(address).await, TestClient::new(address).await);
+    assert!(idle.get("/").await.ends_with("done"));
+    busy.send("GET /slow HTTP/1.1\r\nHost: h\r\n\r\n").await;
     sleep(MOMENT / 3).await;
     stop.cancel();
-    assert!(busy.hear().await.ends_with("done"));
-    assert_eq!(busy.hear().await, "");
-    assert_eq!(idle.hear().await, "");
+    assert!(busy.receive().await.ends_with("done"));
+    assert_eq!(busy.receive().await, "");
+    assert_eq!(idle.receive().await, "");
     assert!(TcpStream::connect(address).await.is_err());
 }

@@ -1,5 +1,5 @@
-//! Flat JSON lines: `timestamp`, `level`, `message`, then the fields of the event and of every span around it, the
-//! inner one winning over the outer. The JSON of `tracing-subscriber` nests spans and shouts levels.
+//! Flat JSON lines: `timestamp`, `level`, `message`, then the fields of the event and of every span around it. Inner
+//! fields win over outer ones. The JSON format of `tracing-subscriber` nests spans and writes levels in upper case.
 
 use std::io::Write;
 
@@ -21,30 +21,30 @@ use tracing_subscriber::{
 const MESSAGE: &str = "message";
 const RESERVED: [&str; 2] = ["timestamp", "level"];
 
-pub struct JsonLayer<W> {
+pub(super) struct JsonLayer<W> {
     writer: W,
     clock: fn() -> Timestamp,
 }
 
 impl<W> JsonLayer<W> {
-    pub fn new(writer: W, clock: fn() -> Timestamp) -> Self {
+    pub(super) fn new(writer: W, clock: fn() -> Timestamp) -> Self {
         Self { writer, clock }
     }
 }
 
 #[derive(Default)]
-struct Fields(Vec<(&'static str, Value)>);
+struct SpanFields(Vec<(&'static str, Value)>);
 
-impl Fields {
+impl SpanFields {
     fn set(&mut self, name: &'static str, value: Value) {
-        match self.0.iter_mut().find(|(have, _)| *have == name) {
+        match self.0.iter_mut().find(|(other, _)| *other == name) {
             Some((_, old)) => *old = value,
             None => self.0.push((name, value)),
         }
     }
 }
 
-impl Visit for Fields {
+impl Visit for SpanFields {
     fn record_f64(&mut self, field: &Field, value: f64) {
         self.set(field.name(), value.into());
     }
@@ -57,7 +57,7 @@ impl Visit for Fields {
         self.set(field.name(), value.into());
     }
 
-    /// As a number wherever JSON readers can take it for one: `Duration::as_millis` is such a number.
+    /// As a JSON number if it fits into 64 bits, such as the result of `Duration::as_millis`.
     fn record_u128(&mut self, field: &Field, value: u128) {
         self.set(field.name(), u64::try_from(value).map_or_else(|_| value.to_string().into(), Value::from));
     }
@@ -86,7 +86,7 @@ where
 {
     fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, context: Context<'_, S>) {
         if let Some(span) = context.span(id) {
-            let mut fields = Fields::default();
+            let mut fields = SpanFields::default();
             attributes.record(&mut fields);
             span.extensions_mut().insert(fields);
         }
@@ -94,30 +94,30 @@ where
 
     fn on_record(&self, id: &Id, values: &Record<'_>, context: Context<'_, S>) {
         if let Some(span) = context.span(id)
-            && let Some(fields) = span.extensions_mut().get_mut::<Fields>()
+            && let Some(fields) = span.extensions_mut().get_mut::<SpanFields>()
         {
             values.record(fields);
         }
     }
 
     fn on_event(&self, event: &Event<'_>, context: Context<'_, S>) {
-        let mut fields = Fields::default();
+        let mut fields = SpanFields::default();
         for span in context.event_scope(event).into_iter().flat_map(Scope::from_root) {
-            if let Some(outer) = span.extensions().get::<Fields>() {
+            if let Some(outer) = span.extensions().get::<SpanFields>() {
                 outer.0.iter().for_each(|(name, value)| fields.set(name, value.clone()));
             }
         }
         event.record(&mut fields);
         let level = event.metadata().level().as_str().to_ascii_lowercase();
-        if let Ok(mut line) = line((self.clock)(), &level, &fields) {
+        if let Ok(mut line) = json_line((self.clock)(), &level, &fields) {
             line.push(b'\n');
-            // One write per line: lines of several threads never mix. Nobody can be told if it fails.
+            // One write per line, so that lines of several threads do not mix. An error cannot be logged.
             let _ = self.writer.make_writer_for(event.metadata()).write_all(&line);
         }
     }
 }
 
-fn line(now: Timestamp, level: &str, fields: &Fields) -> serde_json::Result<Vec<u8>> {
+fn json_line(now: Timestamp, level: &str, fields: &SpanFields) -> serde_json::Result<Vec<u8>> {
     let mut out = Vec::with_capacity(256);
     let mut serializer = serde_json::Serializer::new(&mut out);
     let mut map = serializer.serialize_map(None)?;
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn the_seeds_line() {
+    fn a_line_is_a_flat_object_with_the_fields_of_the_span_and_the_event() {
         let lines = logged(|| {
             let span =
                 tracing::info_span!("reconcile", controller = "Machine", machine = "test-vm", namespace = "default");
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn a_field_cannot_pose_as_the_time_or_the_level() {
+    fn fields_named_timestamp_and_level_are_ignored() {
         let lines = logged(|| tracing::error!(timestamp = "1999", level = "info", "x"));
         assert_eq!(lines, [r#"{"timestamp":"2024-01-01T12:00:00Z","level":"error","message":"x"}"#]);
     }

@@ -1,4 +1,4 @@
-//! Log lines on standard error: one flat JSON object each for machines, or text for people.
+//! Log lines on standard error: one flat JSON object per line, or text.
 
 mod json;
 
@@ -11,14 +11,14 @@ use std::{
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::{Layer, Registry, filter::Targets, layer::SubscriberExt, reload, util::SubscriberInitExt};
 
-pub use json::JsonLayer;
+use json::JsonLayer;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum LogFormat {
     /// One JSON object per line.
     #[default]
     Json,
-    /// For people.
+    /// Human-readable text.
     Text,
 }
 
@@ -44,9 +44,9 @@ impl fmt::Display for LogLevel {
     }
 }
 
-/// Ours at `level`. Libraries say less, and `kube`'s client nothing at all: when it cannot read an answer it logs the
-/// whole of it, which may be a Secret. What happens to requests is logged by our own transport.
-fn filter(level: LogLevel) -> Targets {
+/// The operator's own lines at `level`. Libraries log at most warnings, and `kube`'s client nothing: when it cannot parse
+/// a response it logs all of it, which may be a Secret. Our own client layer logs requests.
+fn level_filter(level: LogLevel) -> Targets {
     let ours = match level {
         LogLevel::Error => LevelFilter::ERROR,
         LogLevel::Warn => LevelFilter::WARN,
@@ -63,15 +63,16 @@ fn filter(level: LogLevel) -> Targets {
 
 static FILTER: OnceLock<reload::Handle<Targets, Registry>> = OnceLock::new();
 
-/// From now on, for a program whose level may change while it runs.
+/// Changes the log level of a running program.
 pub fn set_level(level: LogLevel) {
     if let Some(handle) = FILTER.get() {
-        let _ = handle.modify(|current| *current = filter(level));
+        let _ = handle.modify(|current| *current = level_filter(level));
     }
 }
 
-/// Once per process, before anything is logged.
-pub fn init(format: LogFormat, level: LogLevel) {
+/// Call this once per process, before anything is logged.
+#[expect(clippy::disallowed_methods, reason = "the clock of log lines")]
+pub(crate) fn init(format: LogFormat, level: LogLevel) {
     let layer = match format {
         LogFormat::Json => JsonLayer::new(io::stderr, jiff::Timestamp::now).boxed(),
         LogFormat::Text => {
@@ -79,8 +80,8 @@ pub fn init(format: LogFormat, level: LogLevel) {
             tracing_subscriber::fmt::layer().with_writer(io::stderr).with_target(false).with_ansi(ansi).boxed()
         }
     };
-    // A second call is a test's; the first one's settings stay.
-    let (filter, handle) = reload::Layer::new(filter(level));
+    // Only tests call this twice. The settings of the first call stay.
+    let (filter, handle) = reload::Layer::new(level_filter(level));
     let _ = Registry::default().with(layer.with_filter(filter)).try_init();
     let _ = FILTER.set(handle);
     std::panic::set_hook(Box::new(|panic| {

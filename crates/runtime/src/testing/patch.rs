@@ -1,18 +1,18 @@
-//! What the server makes of a patch: apply, merge patch and JSON patch, with the refusals of the real one.
+//! Patches of the test server: apply, merge patch and JSON patch, with the rejections of the real server.
 
 use serde_json::{Value, json};
 
-use super::{Answer, refusal, status};
+use super::{TestResponse, rejection, status_response};
 
-/// What a patch makes of an object, or why it is refused.
-#[expect(clippy::result_large_err, reason = "a refusal is an answer too, and this is a test")]
-pub(super) fn patched(live: Option<&Value>, kind: &str, sent: &Value, is_status: bool) -> Result<Value, Answer> {
+/// The patched object, or the rejection.
+#[expect(clippy::result_large_err, reason = "a rejection is a response too, and this is a test")]
+pub(super) fn patched(live: Option<&Value>, kind: &str, sent: &Value, is_status: bool) -> Result<Value, TestResponse> {
     let applied = kind.starts_with("application/apply-patch");
     let current = match live {
         Some(live) => live.clone(),
-        None if !applied => return Err(status(404, "NotFound", "not found")),
+        None if !applied => return Err(status_response(404, "NotFound", "not found")),
         None if !sent["metadata"]["uid"].is_null() => {
-            return Err(status(
+            return Err(status_response(
                 409,
                 "Conflict",
                 "uid mismatch: the provided object specified uid u, and no existing object was found",
@@ -24,21 +24,25 @@ pub(super) fn patched(live: Option<&Value>, kind: &str, sent: &Value, is_status:
     if kind.starts_with("application/json-patch") {
         let patch: json_patch::Patch = serde_json::from_value(sent.clone()).unwrap();
         if json_patch::patch(&mut merged, &patch).is_err() {
-            return Err(status(422, "Invalid", "the server rejected our request due to an error in our request"));
+            return Err(status_response(
+                422,
+                "Invalid",
+                "the server rejected our request due to an error in our request",
+            ));
         }
     } else {
         merge(&mut merged, sent);
     }
     let field = |object: &Value, name: &str| object["metadata"][name].clone();
     if live.is_some() && field(&merged, "resourceVersion") != field(&current, "resourceVersion") {
-        return Err(status(
+        return Err(status_response(
             409,
             "Conflict",
             "the object has been modified; please apply your changes to the latest version",
         ));
     }
     if is_status {
-        // As of a custom resource: metadata is put back before anybody looks at it.
+        // As for a custom resource: the server restores the metadata before it validates.
         let mut whole = current;
         whole["status"] = merged["status"].clone();
         return Ok(whole);
@@ -52,10 +56,10 @@ pub(super) fn patched(live: Option<&Value>, kind: &str, sent: &Value, is_status:
     Ok(merged)
 }
 
-/// A refusal by validation, which names the field.
-fn invalid(field: &str, message: &str) -> Answer {
+/// A rejection by validation, which names the field.
+fn invalid(field: &str, message: &str) -> TestResponse {
     let causes = json!([{ "reason": "FieldValueInvalid", "field": field, "message": message }]);
-    refusal(422, "Invalid", json!({ "name": "x", "kind": "things", "causes": causes }))
+    rejection(422, "Invalid", json!({ "name": "x", "kind": "things", "causes": causes }))
 }
 
 fn merge(into: &mut Value, from: &Value) {

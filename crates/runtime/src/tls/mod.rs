@@ -1,12 +1,11 @@
-//! The certificate that a program serves with, and the terms on which it does. Both change while it runs.
+//! TLS for servers whose certificate, policy and client CA change while they run.
 //!
-//! A `Cell` holds what the next connection will be served with. Whoever learns of a certificate, of other terms or of
-//! another authority for clients sets it, and nothing has to be restarted: a connection that is open keeps what it began
-//! with, the next one gets what is set. What cannot be used is logged and changes nothing, so that a damaged Secret does
-//! not stop a server that works.
+//! A [`ReloadableTls`] holds the configuration of the next connections. A change needs no restart: open connections keep
+//! their configuration, and new connections get the current one. An invalid certificate or CA is logged and changes
+//! nothing, so that a damaged Secret does not stop a working server.
 
-mod clients;
-mod terms;
+mod client_ca;
+mod policy;
 #[cfg(test)]
 mod tests;
 
@@ -21,170 +20,170 @@ use rustls::{
 };
 
 pub use self::{
-    clients::ClientCa,
-    terms::{Terms, Version},
+    client_ca::ClientCa,
+    policy::{TlsPolicy, TlsVersion},
 };
 
-/// Webhooks and metrics are short answers to few clients: nothing is gained by HTTP/2, and nothing is lost to its abuse.
+/// Webhooks and metrics are short responses to few clients: HTTP/2 would gain nothing, and its known attacks do not apply.
 const PROTOCOL: &[u8] = b"http/1.1";
 
-/// A certificate with its chain, and its key, in PEM. It has no `Debug`, because it holds a key.
+/// A certificate with its chain, and its key, in PEM. It has no `Debug`, because it contains a private key.
 #[derive(Clone, PartialEq, Eq)]
-pub struct KeyPair {
+pub struct PemKeyPair {
     pub certificate: Vec<u8>,
     pub key: Vec<u8>,
 }
 
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
-    #[error("no certificate in PEM was found")]
+    #[error("no valid certificate in PEM format")]
     NoCertificate,
-    #[error("no private key in PEM was found")]
+    #[error("no valid private key in PEM format")]
     NoKey,
-    #[error("no certificate of the authority in PEM could be read")]
-    NoAuthority,
+    #[error("no valid CA certificate in PEM format")]
+    NoCa,
     #[error(transparent)]
     Unusable(#[from] rustls::Error),
     #[error(transparent)]
     Verifier(#[from] rustls::server::VerifierBuilderError),
 }
 
-/// A handle to what connections are served with; clones share it.
+/// A handle to the TLS configuration of new connections. Clones share it.
 #[derive(Clone)]
-pub struct Cell(Arc<Shared>);
+pub struct ReloadableTls(Arc<SharedTls>);
 
-struct Shared {
-    /// What was set last, used or not: setting the same again costs nothing.
-    told: Mutex<Told>,
-    current: RwLock<Current>,
+struct SharedTls {
+    inputs: Mutex<TlsInputs>,
+    configs: RwLock<TlsConfigs>,
 }
 
+/// The values that were set last, valid or not. Setting the same values again has no effect.
 #[derive(Default)]
-struct Told {
-    pair: Option<KeyPair>,
-    terms: Terms,
+struct TlsInputs {
+    pair: Option<PemKeyPair>,
+    policy: TlsPolicy,
     ca: Option<ClientCa>,
-    /// What is served: the last pair that could be used.
+    /// The last valid pair.
     key: Option<Arc<CertifiedKey>>,
 }
 
-struct Current {
-    /// For whoever connects.
-    open: Arc<ServerConfig>,
-    /// Asks for a certificate of the client, and checks it if one is given.
-    asking: Arc<ServerConfig>,
+struct TlsConfigs {
+    no_client_auth: Arc<ServerConfig>,
+    /// Requests a client certificate, and verifies it if the client sends one.
+    optional_client_auth: Arc<ServerConfig>,
 }
 
-/// What one listener takes from a cell.
+/// The TLS configuration of one listener.
 #[derive(Clone)]
 pub struct Acceptor {
-    cell: Cell,
-    asks: bool,
+    tls: ReloadableTls,
+    client_auth: bool,
 }
 
 impl Acceptor {
-    /// For a connection that begins now.
+    /// The configuration for a connection that begins now.
     pub(crate) fn config(&self) -> Arc<ServerConfig> {
-        let current = self.cell.0.current.read();
-        if self.asks { current.asking.clone() } else { current.open.clone() }
+        let configs = self.tls.0.configs.read();
+        if self.client_auth { configs.optional_client_auth.clone() } else { configs.no_client_auth.clone() }
     }
 }
 
-impl Cell {
-    /// `fallback` is served until a certificate is set.
-    pub fn new(fallback: &KeyPair) -> Result<Self, TlsError> {
-        let told = Told { key: Some(Arc::new(certified(fallback)?)), ..Told::default() };
-        let current = told.build()?;
-        Ok(Self(Arc::new(Shared { told: Mutex::new(told), current: RwLock::new(current) })))
+impl ReloadableTls {
+    /// Serves with `fallback` until a certificate is set.
+    pub fn new(fallback: &PemKeyPair) -> Result<Self, TlsError> {
+        let inputs = TlsInputs { key: Some(Arc::new(certified_key(fallback)?)), ..TlsInputs::default() };
+        let configs = inputs.build_configs()?;
+        Ok(Self(Arc::new(SharedTls { inputs: Mutex::new(inputs), configs: RwLock::new(configs) })))
     }
 
-    /// Of the next connections. Without a pair the last good one stays: whoever removed its Secret will make another.
-    pub fn set(&self, pair: Option<KeyPair>, terms: Terms) {
-        let mut told = self.0.told.lock();
-        let (new_pair, new_terms) = (pair.is_some() && pair != told.pair, terms != told.terms);
+    /// Sets the certificate and the policy of new connections. `None` keeps the last valid certificate: a deleted Secret
+    /// is created again soon.
+    pub fn set(&self, pair: Option<PemKeyPair>, policy: TlsPolicy) {
+        let mut inputs = self.0.inputs.lock();
+        let (new_pair, new_policy) = (pair.is_some() && pair != inputs.pair, policy != inputs.policy);
         if let Some(pair) = pair.filter(|_| new_pair) {
-            match certified(&pair) {
+            match certified_key(&pair) {
                 Ok(key) => {
-                    told.key = Some(Arc::new(key));
+                    inputs.key = Some(Arc::new(key));
                     tracing::info!("serving with a new certificate");
                 }
                 Err(error) => {
-                    tracing::warn!(error = %error, "the new certificate cannot be used; the one before stays");
+                    tracing::warn!(error = %error, "invalid new certificate, keeping the previous one");
                 }
             }
-            told.pair = Some(pair);
+            inputs.pair = Some(pair);
         }
-        if new_terms {
-            terms.tell_limits();
-            told.terms = terms;
+        if new_policy {
+            policy.warn_unsupported();
+            inputs.policy = policy;
         }
-        if new_pair || new_terms {
-            self.rebuild(&told);
-        }
-    }
-
-    /// Who signs the certificates of clients. Without one, clients are not asked for any.
-    pub fn set_authority(&self, ca: Option<ClientCa>) {
-        let mut told = self.0.told.lock();
-        if told.ca != ca {
-            told.ca = ca;
-            self.rebuild(&told);
+        if new_pair || new_policy {
+            self.rebuild(&inputs);
         }
     }
 
-    /// For a listener that does not care who connects.
-    pub fn open(&self) -> Acceptor {
-        Acceptor { cell: self.clone(), asks: false }
+    /// Sets the CA of client certificates. With `None` the server requests no client certificate.
+    pub fn set_client_ca(&self, ca: Option<ClientCa>) {
+        let mut inputs = self.0.inputs.lock();
+        if inputs.ca != ca {
+            inputs.ca = ca;
+            self.rebuild(&inputs);
+        }
     }
 
-    /// For a listener that lets in who gives no certificate, and who gives a good one.
-    pub fn asking(&self) -> Acceptor {
-        Acceptor { cell: self.clone(), asks: true }
+    /// For a listener that requests no client certificate.
+    pub fn acceptor(&self) -> Acceptor {
+        Acceptor { tls: self.clone(), client_auth: false }
     }
 
-    fn rebuild(&self, told: &Told) {
-        match told.build() {
-            Ok(current) => *self.0.current.write() = current,
-            Err(error) => tracing::warn!(error = %error, "connections go on as before: what is set cannot be used"),
+    /// For a listener that accepts clients without a certificate, and clients with a valid one.
+    pub fn acceptor_with_client_auth(&self) -> Acceptor {
+        Acceptor { tls: self.clone(), client_auth: true }
+    }
+
+    fn rebuild(&self, inputs: &TlsInputs) {
+        match inputs.build_configs() {
+            Ok(configs) => *self.0.configs.write() = configs,
+            Err(error) => tracing::warn!(error = %error, "invalid TLS settings, keeping the previous ones"),
         }
     }
 }
 
-impl Told {
-    fn build(&self) -> Result<Current, TlsError> {
-        let open = self.config(None)?;
-        let asking = match self.ca.as_ref() {
-            None => open.clone(),
-            Some(ca) => match self.config(Some(ca)) {
-                Ok(asking) => asking,
+impl TlsInputs {
+    fn build_configs(&self) -> Result<TlsConfigs, TlsError> {
+        let no_client_auth = self.server_config(None)?;
+        let optional_client_auth = match self.ca.as_ref() {
+            None => no_client_auth.clone(),
+            Some(ca) => match self.server_config(Some(ca)) {
+                Ok(config) => config,
                 Err(error) => {
-                    tracing::warn!(error = %error, "clients are not asked for certificates: their authority is unusable");
-                    open.clone()
+                    tracing::warn!(error = %error, "invalid client CA, not requesting client certificates");
+                    no_client_auth.clone()
                 }
             },
         };
-        Ok(Current { open, asking })
+        Ok(TlsConfigs { no_client_auth, optional_client_auth })
     }
 
-    fn config(&self, clients: Option<&ClientCa>) -> Result<Arc<ServerConfig>, TlsError> {
+    fn server_config(&self, client_ca: Option<&ClientCa>) -> Result<Arc<ServerConfig>, TlsError> {
         let key = self.key.clone().ok_or(TlsError::NoCertificate)?;
-        let provider = self.terms.provider();
+        let provider = self.policy.provider();
         let builder =
-            ServerConfig::builder_with_provider(provider.clone()).with_protocol_versions(&self.terms.versions())?;
-        let builder = match clients {
+            ServerConfig::builder_with_provider(provider.clone()).with_protocol_versions(&self.policy.versions())?;
+        let builder = match client_ca {
             Some(ca) => builder.with_client_cert_verifier(ca.verifier(provider)?),
             None => builder.with_no_client_auth(),
         };
         let mut config = builder.with_cert_resolver(Arc::new(SingleCertAndKey::from(key)));
         config.alpn_protocols = vec![PROTOCOL.to_vec()];
-        // A session that is resumed would outlive the terms on which it began.
+        // A resumed session would keep the policy that was in force when it began.
         config.session_storage = Arc::new(NoServerSessionStorage {});
         config.send_tls13_tickets = 0;
         Ok(Arc::new(config))
     }
 }
 
-fn certified(pair: &KeyPair) -> Result<CertifiedKey, TlsError> {
+fn certified_key(pair: &PemKeyPair) -> Result<CertifiedKey, TlsError> {
     let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&pair.certificate).collect();
     let chain = chain.ok().filter(|chain| !chain.is_empty()).ok_or(TlsError::NoCertificate)?;
     let key = PrivateKeyDer::from_pem_slice(&pair.key).map_err(|_| TlsError::NoKey)?;

@@ -19,7 +19,7 @@ use tokio_rustls::TlsConnector;
 use tokio_util::sync::CancellationToken;
 
 use super::*;
-use crate::server::{self, Limits, text};
+use crate::server::{self, Limits, text_response};
 
 const HOST: &str = "server.test";
 
@@ -38,46 +38,52 @@ impl Signer {
         Self { issuer: Issuer::new(parameters, key), pem }
     }
 
-    fn sign(&self, name: &str) -> KeyPair {
+    fn sign(&self, name: &str) -> PemKeyPair {
         let mut parameters = CertificateParams::new([HOST.to_owned()]).unwrap();
         parameters.distinguished_name.push(DnType::CommonName, name);
         parameters.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
         let key = rcgen::KeyPair::generate().unwrap();
         let certificate = parameters.signed_by(&key, &self.issuer).unwrap();
-        KeyPair { certificate: certificate.pem().into_bytes(), key: key.serialize_pem().into_bytes() }
+        PemKeyPair { certificate: certificate.pem().into_bytes(), key: key.serialize_pem().into_bytes() }
     }
 }
 
-fn leaf(pair: &KeyPair) -> CertificateDer<'static> {
+fn leaf(pair: &PemKeyPair) -> CertificateDer<'static> {
     CertificateDer::from_pem_slice(&pair.certificate).unwrap()
 }
 
-struct World {
+struct TlsTest {
     signer: Signer,
-    cell: Cell,
-    fallback: KeyPair,
+    tls: ReloadableTls,
+    fallback: PemKeyPair,
 }
 
-impl World {
+impl TlsTest {
     fn new() -> Self {
         let signer = Signer::new("servers");
         let fallback = signer.sign("fallback");
-        Self { cell: Cell::new(&fallback).unwrap(), signer, fallback }
+        Self { tls: ReloadableTls::new(&fallback).unwrap(), signer, fallback }
     }
 
     async fn listen(acceptor: Acceptor) -> SocketAddr {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let address = listener.local_addr().unwrap();
-        let second = Duration::from_secs(10);
-        let limits = Limits { connections: 8, silence: second, idle: second, request: second, age: second };
-        let answer = |_| async { text(StatusCode::OK, "hello".to_owned()) };
-        tokio::spawn(server::serve(listener, Some(acceptor), limits, answer, CancellationToken::new()));
+        let long = Duration::from_secs(10);
+        let limits = Limits {
+            connections: 8,
+            first_request_timeout: long,
+            idle_timeout: long,
+            request_timeout: long,
+            max_age: long,
+        };
+        let handler = |_| async { text_response(StatusCode::OK, "hello".to_owned()) };
+        tokio::spawn(server::serve(listener, Some(acceptor), limits, handler, CancellationToken::new()));
         address
     }
 
     fn client(
         &self,
-        identity: Option<&KeyPair>,
+        identity: Option<&PemKeyPair>,
         provider: CryptoProvider,
         versions: &[&'static SupportedProtocolVersion],
     ) -> ClientConfig {
@@ -100,7 +106,7 @@ impl World {
         self.connect_as(address, None).await.unwrap()
     }
 
-    async fn connect_as(&self, address: SocketAddr, identity: Option<&KeyPair>) -> Result<Connected, ()> {
+    async fn connect_as(&self, address: SocketAddr, identity: Option<&PemKeyPair>) -> Result<Connected, ()> {
         let config = self.client(identity, ring::default_provider(), rustls::ALL_VERSIONS);
         Connected::new(address, config).await
     }
@@ -127,7 +133,7 @@ impl Connected {
         Ok(Self { sender, certificate, version, suite })
     }
 
-    /// Whether an answer comes. In TLS 1.3 a client learns only from the first read that it was refused.
+    /// Whether the server responds. In TLS 1.3 only the first read of a client shows that the server rejected it.
     async fn works(&mut self) -> bool {
         let request = http::Request::get("/").header("host", HOST).body(Empty::new()).unwrap();
         match self.sender.send_request(request).await {
@@ -138,113 +144,117 @@ impl Connected {
 }
 
 #[tokio::test]
-async fn a_new_certificate_is_seen_by_the_next_connection_and_open_ones_go_on() {
-    let world = World::new();
-    let address = World::listen(world.cell.open()).await;
-    let mut first = world.connect(address).await;
-    assert_eq!(first.certificate, leaf(&world.fallback));
+async fn the_next_connection_gets_a_new_certificate_and_open_connections_continue() {
+    let test = TlsTest::new();
+    let address = TlsTest::listen(test.tls.acceptor()).await;
+    let mut first = test.connect(address).await;
+    assert_eq!(first.certificate, leaf(&test.fallback));
     assert!(first.works().await);
 
-    let pair = world.signer.sign("issued");
-    world.cell.set(Some(pair.clone()), Terms::default());
-    let mut second = world.connect(address).await;
+    let pair = test.signer.sign("issued");
+    test.tls.set(Some(pair.clone()), TlsPolicy::default());
+    let mut second = test.connect(address).await;
     assert_eq!(second.certificate, leaf(&pair));
     assert!(second.works().await && first.works().await);
 
-    let next = world.signer.sign("renewed");
-    world.cell.set(Some(next.clone()), Terms::default());
-    assert_eq!(world.connect(address).await.certificate, leaf(&next));
+    let next = test.signer.sign("renewed");
+    test.tls.set(Some(next.clone()), TlsPolicy::default());
+    assert_eq!(test.connect(address).await.certificate, leaf(&next));
     assert!(second.works().await && first.works().await);
 }
 
 #[tokio::test]
-async fn what_cannot_be_used_changes_nothing() {
-    let world = World::new();
-    let address = World::listen(world.cell.open()).await;
-    let good = world.signer.sign("good");
-    world.cell.set(Some(good.clone()), Terms::default());
-    let other = world.signer.sign("other");
+async fn an_invalid_or_missing_certificate_keeps_the_previous_one() {
+    let test = TlsTest::new();
+    let address = TlsTest::listen(test.tls.acceptor()).await;
+    let good = test.signer.sign("good");
+    test.tls.set(Some(good.clone()), TlsPolicy::default());
+    let other = test.signer.sign("other");
     let bad = [
-        KeyPair { certificate: Vec::new(), key: good.key.clone() },
-        KeyPair { certificate: good.certificate.clone(), key: b"no key".to_vec() },
-        KeyPair { certificate: other.certificate.clone(), key: good.key.clone() },
+        PemKeyPair { certificate: Vec::new(), key: good.key.clone() },
+        PemKeyPair { certificate: good.certificate.clone(), key: b"no key".to_vec() },
+        PemKeyPair { certificate: other.certificate.clone(), key: good.key.clone() },
     ];
     for pair in bad {
-        world.cell.set(Some(pair), Terms::default());
-        assert_eq!(world.connect(address).await.certificate, leaf(&good));
+        test.tls.set(Some(pair), TlsPolicy::default());
+        assert_eq!(test.connect(address).await.certificate, leaf(&good));
     }
-    world.cell.set(None, Terms::default());
-    assert_eq!(world.connect(address).await.certificate, leaf(&good));
-    world.cell.set(Some(other.clone()), Terms::default());
-    assert_eq!(world.connect(address).await.certificate, leaf(&other));
+    test.tls.set(None, TlsPolicy::default());
+    assert_eq!(test.connect(address).await.certificate, leaf(&good));
+    test.tls.set(Some(other.clone()), TlsPolicy::default());
+    assert_eq!(test.connect(address).await.certificate, leaf(&other));
 }
 
 #[tokio::test]
-async fn terms_hold_for_new_connections() {
-    let world = World::new();
-    let address = World::listen(world.cell.open()).await;
+async fn the_policy_applies_to_new_connections() {
+    let test = TlsTest::new();
+    let address = TlsTest::listen(test.tls.acceptor()).await;
     let older = async |suites: &[CipherSuite]| {
         let mut provider = ring::default_provider();
         provider.cipher_suites.retain(|suite| suites.is_empty() || suites.contains(&suite.suite()));
-        let config = world.client(None, provider, &[&rustls::version::TLS12]);
+        let config = test.client(None, provider, &[&rustls::version::TLS12]);
         Connected::new(address, config).await
     };
     let aes128 = CipherSuite::TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256;
     let aes256 = CipherSuite::TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384;
-    assert_eq!(world.connect(address).await.version, ProtocolVersion::TLSv1_3);
+    assert_eq!(test.connect(address).await.version, ProtocolVersion::TLSv1_3);
     assert_eq!(older(&[aes256]).await.ok().map(|connected| connected.suite), Some(aes256));
 
-    let terms = |minimum, suites: &[&str]| Terms { minimum, suites: suites.iter().map(ToString::to_string).collect() };
-    world.cell.set(None, terms(Version::Tls12, &["TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256"]));
+    let policy = |min_version, suites: &[&str]| TlsPolicy {
+        min_version,
+        suites: suites.iter().map(ToString::to_string).collect(),
+    };
+    test.tls.set(None, policy(TlsVersion::Tls12, &["TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256"]));
     assert_eq!(older(&[]).await.ok().map(|connected| connected.suite), Some(aes128));
     assert!(older(&[aes256]).await.is_err());
-    assert!(world.connect(address).await.works().await);
+    assert!(test.connect(address).await.works().await);
 
-    world.cell.set(None, terms(Version::Tls12, &["TLS_RSA_WITH_AES_128_CBC_SHA"]));
-    assert!(older(&[]).await.is_err(), "nothing that was named is offered");
-    assert!(world.connect(address).await.works().await);
+    test.tls.set(None, policy(TlsVersion::Tls12, &["TLS_RSA_WITH_AES_128_CBC_SHA"]));
+    assert!(older(&[]).await.is_err(), "none of the named suites is supported");
+    assert!(test.connect(address).await.works().await);
 
-    world.cell.set(None, terms(Version::Tls13, &[]));
+    test.tls.set(None, policy(TlsVersion::Tls13, &[]));
     assert!(older(&[]).await.is_err());
-    assert!(world.connect(address).await.works().await);
-    world.cell.set(None, Terms::default());
+    assert!(test.connect(address).await.works().await);
+    test.tls.set(None, TlsPolicy::default());
     assert!(older(&[]).await.is_ok());
 }
 
 #[test]
-fn suites_that_are_not_offered() {
+fn suites_that_ring_does_not_implement_are_unsupported() {
     let named =
         ["TLS_AES_128_GCM_SHA256", "TLS_ECDHE_RSA_WITH_AES_128_CBC_SHA", "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256"];
-    let terms = Terms { minimum: Version::Tls12, suites: named.map(str::to_owned).to_vec() };
-    assert_eq!(terms.not_offered(), ["TLS_ECDHE_RSA_WITH_AES_128_CBC_SHA"]);
-    assert!(Terms::default().not_offered().is_empty());
+    let policy = TlsPolicy { min_version: TlsVersion::Tls12, suites: named.map(str::to_owned).to_vec() };
+    assert_eq!(policy.unsupported_suites(), ["TLS_ECDHE_RSA_WITH_AES_128_CBC_SHA"]);
+    assert!(TlsPolicy::default().unsupported_suites().is_empty());
 }
 
 #[tokio::test]
-async fn a_client_that_says_who_it_is_must_be_who_it_says() {
-    let world = World::new();
-    let (asking, open) = (World::listen(world.cell.asking()).await, World::listen(world.cell.open()).await);
+async fn a_client_certificate_must_be_signed_by_the_ca_for_an_allowed_name() {
+    let test = TlsTest::new();
+    let (with_auth, without_auth) =
+        (TlsTest::listen(test.tls.acceptor_with_client_auth()).await, TlsTest::listen(test.tls.acceptor()).await);
     let clients = Signer::new("clients");
-    let (known, other) = (clients.sign("front-proxy-client"), clients.sign("somebody"));
+    let (known, other) = (clients.sign("front-proxy-client"), clients.sign("another"));
     let foreign = Signer::new("clients").sign("front-proxy-client");
-    let enters = async |address, identity: Option<&KeyPair>| match world.connect_as(address, identity).await {
+    let accepted = async |address, identity: Option<&PemKeyPair>| match test.connect_as(address, identity).await {
         Ok(mut connected) => connected.works().await,
         Err(()) => false,
     };
-    assert!(enters(asking, Some(&foreign)).await, "without an authority nobody is asked");
+    assert!(accepted(with_auth, Some(&foreign)).await, "without a CA no certificate is requested");
 
     let names = vec!["front-proxy-client".to_owned()];
-    world.cell.set_authority(Some(ClientCa { bundle: clients.pem.clone(), names }));
-    assert!(enters(asking, None).await);
-    assert!(enters(asking, Some(&known)).await);
-    assert!(!enters(asking, Some(&other)).await);
-    assert!(!enters(asking, Some(&foreign)).await);
-    assert!(enters(open, Some(&foreign)).await, "who is not asked is not checked");
+    test.tls.set_client_ca(Some(ClientCa { bundle: clients.pem.clone(), names }));
+    assert!(accepted(with_auth, None).await);
+    assert!(accepted(with_auth, Some(&known)).await);
+    assert!(!accepted(with_auth, Some(&other)).await);
+    assert!(!accepted(with_auth, Some(&foreign)).await);
+    assert!(accepted(without_auth, Some(&foreign)).await, "this listener verifies no certificate");
 
-    world.cell.set_authority(Some(ClientCa { bundle: clients.pem.clone(), names: Vec::new() }));
-    assert!(enters(asking, Some(&other)).await);
-    assert!(!enters(asking, Some(&foreign)).await);
+    test.tls.set_client_ca(Some(ClientCa { bundle: clients.pem.clone(), names: Vec::new() }));
+    assert!(accepted(with_auth, Some(&other)).await);
+    assert!(!accepted(with_auth, Some(&foreign)).await);
 
-    world.cell.set_authority(Some(ClientCa { bundle: "nothing".to_owned(), names: Vec::new() }));
-    assert!(enters(asking, None).await, "an authority that cannot be read shuts nobody out");
+    test.tls.set_client_ca(Some(ClientCa { bundle: "nothing".to_owned(), names: Vec::new() }));
+    assert!(accepted(with_auth, None).await, "an invalid CA rejects no client");
 }

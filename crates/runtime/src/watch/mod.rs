@@ -1,8 +1,8 @@
-//! Caches that follow the cluster: a list, a watch, and a store that keeps of each object only what is read.
+//! Caches of watched kinds: a list, a watch, and a store that keeps only the fields that a reconcile reads.
 //!
-//! A cache tells whoever it was given about every change that matters to its readers, including our own writes, which
-//! it shows before the watch does. A kind whose API is not installed is not an error: the cache is `Absent`, looks
-//! again from time to time, and is `Absent` again when the CRD goes.
+//! A cache calls its change handler for every change of those fields. That includes this operator's own writes, which
+//! the cache contains before the watch delivers them. A kind that is not served is not an error: the cache is in state
+//! `KindNotServed`, retries from time to time, and returns to that state when the CRD is deleted.
 
 mod object_id;
 mod scope;
@@ -17,6 +17,7 @@ use std::{sync::Arc, time::Duration};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource;
+pub use kube::core::{Expression, Selector};
 use parking_lot::RwLock;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -35,21 +36,21 @@ pub use self::{
 };
 use self::{scope::Scope, store::Store};
 
-/// How far the content of a cache can be believed.
+/// Whether the content of a cache is complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SyncState {
     /// The first list has not ended.
     Pending,
-    /// The content is a complete list with the changes since.
+    /// The content is a complete list and the changes since.
     Synced,
-    /// The API server does not know the kind.
+    /// The API server does not serve the kind.
     KindNotServed,
 }
 
 type Project<V> = Box<dyn Fn(Value) -> Result<Entry<V>, serde_json::Error> + Send + Sync>;
 
-/// A handle to a cache; clones share it.
-pub struct Cache<V>(Arc<Shared<V>>);
+/// A handle to a cache. Clones share the content.
+pub struct Cache<V>(Arc<SharedCache<V>>);
 
 impl<V> Clone for Cache<V> {
     fn clone(&self) -> Self {
@@ -57,40 +58,45 @@ impl<V> Clone for Cache<V> {
     }
 }
 
-struct Shared<V> {
+struct SharedCache<V> {
     store: RwLock<Store<V>>,
     sync: watch::Sender<SyncState>,
-    health: RwLock<Health>,
+    status: RwLock<WatchStatus>,
     retry_now: Notify,
     subscribers: Subscribers<Change<V>>,
-    /// Makes an entry of the JSON that the server answered to a write of ours.
+    /// Projects the JSON of the response to an own write.
     project: Project<V>,
-    /// What the server is asked for: what a write made that is not in it, the watch would never take back.
+    /// The objects that the watch selects. It would never deliver the deletion of an own write outside of it.
     scope: Scope,
-    /// After an error of a watch, how long without another until its connection is trusted again.
-    settling: Duration,
+    /// How long after an error of the watch it counts as working again, if no other error follows.
+    error_cooldown: Duration,
 }
 
 #[derive(Default)]
-struct Health {
+struct WatchStatus {
     listing: bool,
     last_error: Option<Instant>,
 }
 
 impl<V: PartialEq + Send + Sync + 'static> Cache<V> {
-    fn new<K>(indexes: &[(&'static str, IndexFn<V>)], project: fn(K) -> V, scope: Scope, settling: Duration) -> Self
+    fn new<K>(
+        indexes: &[(&'static str, IndexFn<V>)],
+        project: fn(K) -> V,
+        scope: Scope,
+        error_cooldown: Duration,
+    ) -> Self
     where
         K: Resource + DeserializeOwned + 'static,
     {
-        Self(Arc::new(Shared {
+        Self(Arc::new(SharedCache {
             store: RwLock::new(Store::new(indexes)),
             sync: watch::Sender::new(SyncState::Pending),
-            health: RwLock::default(),
+            status: RwLock::default(),
             retry_now: Notify::new(),
             subscribers: Subscribers::default(),
             project: Box::new(move |json| Ok(entry(serde_json::from_value::<K>(json)?, project))),
             scope,
-            settling,
+            error_cooldown,
         }))
     }
 
@@ -102,7 +108,7 @@ impl<V: PartialEq + Send + Sync + 'static> Cache<V> {
         self.0.store.read().get(key).map(clone_entry)
     }
 
-    /// All objects, in no order.
+    /// All objects, in no particular order.
     pub fn all(&self) -> Vec<(ObjectKey, Entry<V>)> {
         self.0.store.read().iter().map(|(key, entry)| (key.clone(), clone_entry(entry))).collect()
     }
@@ -111,7 +117,7 @@ impl<V: PartialEq + Send + Sync + 'static> Cache<V> {
         self.0.store.read().iter().map(|(key, _)| key.clone()).collect()
     }
 
-    /// Objects that an index has under `value`, by key.
+    /// The objects with `value` in an index, ordered by key.
     pub fn by_index(&self, index: &str, value: &str) -> Vec<(ObjectKey, Entry<V>)> {
         let store = self.0.store.read();
         store.keys_by(index, value).filter_map(|key| Some((key.clone(), clone_entry(store.get(key)?)))).collect()
@@ -129,27 +135,26 @@ impl<V: PartialEq + Send + Sync + 'static> Cache<V> {
         *self.0.sync.borrow()
     }
 
-    /// Follows changes of `sync`, for readiness.
+    /// The changes of `sync_state`.
     pub fn sync_changes(&self) -> watch::Receiver<SyncState> {
         self.0.sync.subscribe()
     }
 
-    /// Returns when the content can be believed: listed, or known to be absent.
+    /// Returns when the first list is complete, or when the kind is known not to be served.
     pub async fn ready(&self) {
         // The sender lives as long as this handle.
         let _ = self.sync_changes().wait_for(|sync| *sync != SyncState::Pending).await;
     }
 
-    /// Whether absence from this cache may be taken for absence from the cluster, as far as a cache can know: a
-    /// complete list, no relist under way, and a watch that works. Destructive steps ask this first and then read the
-    /// object live.
+    /// Whether an object that is not in this cache does not exist in the cluster, as far as a cache can know: the list
+    /// is complete, no relist is in progress, and the watch works. A destructive step needs this and a live check.
     pub fn is_complete(&self) -> bool {
-        let health = self.0.health.read();
-        let settled = health.last_error.is_none_or(|at| at.elapsed() > self.0.settling);
-        self.sync_state() != SyncState::Pending && !health.listing && settled
+        let status = self.0.status.read();
+        let watch_works = status.last_error.is_none_or(|at| at.elapsed() > self.0.error_cooldown);
+        self.sync_state() != SyncState::Pending && !status.listing && watch_works
     }
 
-    /// Tries an absent kind again now, because somebody saw its CRD appear.
+    /// Lists a kind that is not served again now, because its CRD has been created.
     pub fn retry_now(&self) {
         self.0.retry_now.notify_one();
     }
@@ -169,25 +174,25 @@ impl<V: PartialEq + Send + Sync + 'static> Cache<V> {
     }
 }
 
-/// What the executor tells about writes, so that the next pass sees them before the watch does, and asks before it
-/// writes.
+/// Observes the writes of the executor, so that the next reconcile sees them before the watch delivers them. The executor
+/// also asks it for the newest resource version.
 pub trait WriteObserver: Send + Sync {
-    /// The server answered a write of ours with this object.
+    /// The server responded to a write with this object.
     fn on_written(&self, object: &Value);
 
-    /// A live read showed this object of ours, which the cache did not have when it was planned.
+    /// A live read returned this object, which belongs to the operator and was not in the cache when it was planned.
     fn on_found(&self, object: &Value) {
         self.on_written(object);
     }
 
     fn on_deleted(&self, key: &ObjectKey, uid: &str);
 
-    /// The newest version known of this very object.
+    /// The newest known resource version of the object with this UID.
     fn version(&self, _key: &ObjectKey, _uid: &str) -> Option<ResourceVersion> {
         None
     }
 
-    /// Whether the kind itself is known not to be served.
+    /// Whether the kind is known not to be served.
     fn is_absent(&self) -> bool {
         false
     }
@@ -195,16 +200,16 @@ pub trait WriteObserver: Send + Sync {
 
 impl<V: PartialEq + Send + Sync + 'static> WriteObserver for Cache<V> {
     fn on_written(&self, object: &Value) {
-        let selected = self.0.scope.selects(object);
-        self.apply_own_write(object, |store, key, entry| store.wrote(key, entry, selected));
+        let selected = self.0.scope.matches_labels(object);
+        self.update(object, |store, key, entry| store.apply_own_write(key, entry, selected));
     }
 
     fn on_found(&self, object: &Value) {
-        self.apply_own_write(object, Store::found);
+        self.update(object, Store::apply_live_read);
     }
 
     fn on_deleted(&self, key: &ObjectKey, uid: &str) {
-        let change = self.0.store.write().deleted(key.clone(), &uid.into());
+        let change = self.0.store.write().apply_own_delete(key.clone(), &uid.into());
         self.notify(&change);
     }
 
@@ -219,24 +224,21 @@ impl<V: PartialEq + Send + Sync + 'static> WriteObserver for Cache<V> {
 }
 
 impl<V: PartialEq + Send + Sync + 'static> Cache<V> {
-    fn apply_own_write(
-        &self,
-        object: &Value,
-        put: impl FnOnce(&mut Store<V>, ObjectKey, Entry<V>) -> Option<Change<V>>,
-    ) {
+    fn update(&self, object: &Value, apply: impl FnOnce(&mut Store<V>, ObjectKey, Entry<V>) -> Option<Change<V>>) {
         let metadata =
             |field: &str| object.pointer(&format!("/metadata/{field}")).and_then(Value::as_str).unwrap_or_default();
         let key = ObjectKey::namespaced(metadata("namespace"), metadata("name"));
-        if !self.0.scope.covers(&key) {
+        if !self.0.scope.contains_key(&key) {
             return;
         }
         match (self.0.project)(object.clone()) {
             Ok(entry) => {
-                let change = put(&mut self.0.store.write(), key, entry);
+                let change = apply(&mut self.0.store.write(), key, entry);
                 self.notify(&change);
             }
-            // The watch will bring it, or say why it cannot be read. The error may quote the object: it is not shown.
-            Err(_) => tracing::warn!("the answer to a write could not be read into its cache"),
+            // The watch will deliver the object, or log why it is not readable. The error may quote the object, so it
+            // is not logged.
+            Err(_) => tracing::warn!("cannot read the response to a write into its cache"),
         }
     }
 }
@@ -252,7 +254,7 @@ fn clone_entry<V>(entry: &Entry<V>) -> Entry<V> {
     Entry { uid: entry.uid.clone(), resource_version: entry.resource_version.clone(), value: entry.value.clone() }
 }
 
-/// The UID of an object's controller: what an index from owners to what they own is made of.
+/// The UID of an object's controlling owner.
 pub fn controller_uid(metadata: &ObjectMeta) -> Option<Uid> {
     let references = metadata.owner_references.as_deref()?;
     references.iter().find(|owner| owner.controller == Some(true)).map(|owner| owner.uid.as_str().into())

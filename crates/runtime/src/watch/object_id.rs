@@ -1,8 +1,7 @@
-//! Which object, and which version of it: as small as the server's own habits allow, because every object in every cache
-//! has both. What is not written as servers write it is kept as text.
+//! UIDs and resource versions in compact form, because every object in every cache has both. A value that does not have
+//! the usual form of API servers is kept as text.
 
-use std::fmt;
-use std::sync::Arc;
+use std::{fmt, sync::Arc};
 
 /// An object's UID: sixteen bytes if it is a UUID in its usual form.
 #[derive(Clone, PartialEq, Eq, Hash)]
@@ -17,7 +16,7 @@ enum Form {
 impl From<&str> for Uid {
     fn from(text: &str) -> Self {
         let number = u128::from_str_radix(&text.replace('-', ""), 16).ok().map(Uuid);
-        // Only what comes out again as it went in.
+        // Only if it is printed in the same form again.
         match number.filter(|number| number.to_string() == text) {
             Some(Uuid(number)) => Self(Form::Number(number.to_be_bytes())),
             None => Self(Form::Text(text.into())),
@@ -50,8 +49,8 @@ impl fmt::Display for Uuid {
     }
 }
 
-/// A resource version. Kubernetes defines them to be decimal integers that grow; should a server ever break that, nothing
-/// counts as older: then the watch is believed, which is the safe side.
+/// A resource version. Kubernetes defines resource versions as increasing decimal integers. For a server that breaks this
+/// rule no version counts as older than another. Then the watch wins over own writes, which is safe.
 #[derive(Clone, PartialEq, Eq)]
 pub enum ResourceVersion {
     Number(u64),
@@ -96,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_goes_in_comes_out() {
+    fn uids_and_versions_are_printed_as_they_were_parsed() {
         for text in [
             "2f1c1a52-9e0e-4cf5-8f8c-0d3c5be8c7a1",
             "00000000-0000-0000-0000-000000000000",
@@ -116,15 +115,15 @@ mod tests {
     }
 
     #[test]
-    fn versions_are_compared_as_numbers_or_not_at_all() {
+    fn only_numeric_versions_are_compared() {
         let older = |a: &str, b: &str| ResourceVersion::from(a).is_older_than(&ResourceVersion::from(b));
         assert!(older("9", "10") && !older("10", "9") && !older("9", "9"));
         assert!(!older("9", "a") && !older("", "9") && !older("9", ""));
     }
 
-    /// What there are fifty thousand of.
+    /// A large cluster has fifty thousand of each in the caches.
     #[test]
-    fn they_are_small() {
+    fn uids_and_versions_are_small() {
         assert!(
             size_of::<Uid>() <= 24 && size_of::<ResourceVersion>() <= 16,
             "{} {}",

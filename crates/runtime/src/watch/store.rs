@@ -1,8 +1,8 @@
-//! What a cache holds, without the watching: objects pruned to what is read, our own writes laid over them until the
-//! watch has caught up, and indexes over both.
+//! The content of a cache, without the watch: projected objects, indexes over them, and the operator's own writes, which
+//! win over the watch until it has caught up.
 //!
-//! A list replaces the content by mark and sweep, so a relist never needs memory for two copies. An own write is kept
-//! against older news of the watch by comparing resource versions, which Kubernetes defines to be ordered integers.
+//! A list replaces the content by mark and sweep, so a relist never needs memory for two copies. An own write wins over
+//! older events of the watch. The store compares their resource versions, which Kubernetes defines as ordered integers.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -13,10 +13,10 @@ use vitivirt_api::ObjectKey;
 
 use super::object_id::{ResourceVersion, Uid};
 
-/// Computes the values under which an object can be found in an index.
+/// Computes the values of an object in an index.
 pub type IndexFn<V> = fn(&ObjectKey, &V) -> Vec<Box<str>>;
 
-/// One object: identity and version as the server told them, and what we kept of the rest.
+/// One object: its UID, its resource version and its projection.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Entry<V> {
     pub uid: Uid,
@@ -24,7 +24,7 @@ pub struct Entry<V> {
     pub value: Arc<V>,
 }
 
-/// What a change did to a key. At least one side is present.
+/// A change of one object. At least one side is present.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Change<V> {
     pub key: ObjectKey,
@@ -34,16 +34,16 @@ pub struct Change<V> {
 
 #[derive(Debug)]
 struct Slot<V> {
-    /// `None`: deleted by ourselves, and the watch does not know yet.
+    /// `None`: this operator deleted the object, and the watch has not delivered the deletion yet.
     entry: Option<Entry<V>>,
-    /// Set while the watch has not yet shown what we wrote.
-    own: Option<Box<Own>>,
-    round: u32,
+    /// Boxed, because few objects have one at a time.
+    pending: Option<Box<PendingWrite>>,
+    list_generation: u32,
 }
 
-/// Boxed, because hardly any object has one at a time.
+/// An own write that the watch has not delivered yet.
 #[derive(Debug)]
-enum Own {
+enum PendingWrite {
     Written(ResourceVersion),
     Deleted(Uid),
 }
@@ -52,22 +52,25 @@ enum Own {
 pub(super) struct Store<V> {
     slots: HashMap<ObjectKey, Slot<V>>,
     indexes: Vec<Index<V>>,
-    /// Counts lists; a slot of an older round was not in the last list.
-    round: u32,
-    /// The highest version that the watch has shown: of everything up to here, the store knows what became of it.
-    shown: Option<ResourceVersion>,
-    /// The highest version in the list that is under way. It counts when the list is complete.
-    listed: Option<ResourceVersion>,
+    /// Counts lists. A slot with an older generation was not in the last list.
+    list_generation: u32,
+    /// The highest version that the watch has delivered. The store knows the effect of all writes up to it.
+    newest_seen: Option<ResourceVersion>,
+    /// The highest version in the list that is in progress. It counts when the list is complete.
+    newest_listed: Option<ResourceVersion>,
 }
 
 impl<V: PartialEq> Store<V> {
     pub(super) fn new(indexes: &[(&'static str, IndexFn<V>)]) -> Self {
         Self {
             slots: HashMap::new(),
-            indexes: indexes.iter().map(|(name, of)| Index { name, of: *of, keys: HashMap::new() }).collect(),
-            round: 0,
-            shown: None,
-            listed: None,
+            indexes: indexes
+                .iter()
+                .map(|(name, values)| Index { name, values: *values, keys: HashMap::new() })
+                .collect(),
+            list_generation: 0,
+            newest_seen: None,
+            newest_listed: None,
         }
     }
 
@@ -84,66 +87,72 @@ impl<V: PartialEq> Store<V> {
     }
 
     pub(super) fn keys_by(&self, index: &str, value: &str) -> impl Iterator<Item = &ObjectKey> {
-        let found = self.indexes.iter().find(|have| have.name == index).and_then(|index| index.keys.get(value));
+        let found =
+            self.indexes.iter().find(|candidate| candidate.name == index).and_then(|index| index.keys.get(value));
         found.into_iter().flatten()
     }
 
     /// A list begins.
     pub(super) fn begin_list(&mut self) {
-        self.round += 1;
-        self.listed = None;
+        self.list_generation += 1;
+        self.newest_listed = None;
     }
 
-    /// The list is complete: what was not in it is gone, except what we wrote after it had begun.
+    /// The list is complete: objects that were not in it do not exist, except those that we wrote after it had begun.
     pub(super) fn end_list(&mut self) -> Vec<Change<V>> {
-        if let Some(listed) = &self.listed {
-            raise(&mut self.shown, listed);
+        if let Some(newest_listed) = &self.newest_listed {
+            raise(&mut self.newest_seen, newest_listed);
         }
-        let gone: Vec<ObjectKey> =
-            self.slots.iter().filter(|(_, slot)| slot.round < self.round).map(|(key, _)| key.clone()).collect();
-        gone.into_iter().filter_map(|key| self.replace(key, None)).collect()
+        let current = self.list_generation;
+        let deleted: Vec<ObjectKey> =
+            self.slots.iter().filter(|(_, slot)| slot.list_generation < current).map(|(key, _)| key.clone()).collect();
+        deleted.into_iter().filter_map(|key| self.replace(key, None)).collect()
     }
 
-    /// The kind itself is gone, and everything of it.
+    /// The kind is not served any more: none of its objects exists.
     pub(super) fn clear(&mut self) -> Vec<Change<V>> {
-        self.shown = None;
+        self.newest_seen = None;
         let all: Vec<ObjectKey> = self.slots.keys().cloned().collect();
         all.into_iter().filter_map(|key| self.replace(key, None)).collect()
     }
 
-    /// A list shows an object. It does so in the order of names: versions before it may be still to come.
-    pub(super) fn listed(&mut self, key: ObjectKey, entry: Entry<V>) -> Option<Change<V>> {
-        raise(&mut self.listed, &entry.resource_version);
-        self.shows(key, entry)
+    /// A list returned an object. Lists are ordered by name, so objects with older versions may follow.
+    pub(super) fn apply_listed(&mut self, key: ObjectKey, entry: Entry<V>) -> Option<Change<V>> {
+        raise(&mut self.newest_listed, &entry.resource_version);
+        self.upsert_from_server(key, entry)
     }
 
-    /// The watch shows an object. Nothing is returned when it shows nothing new.
-    pub(super) fn seen(&mut self, key: ObjectKey, entry: Entry<V>) -> Option<Change<V>> {
-        raise(&mut self.shown, &entry.resource_version);
-        self.shows(key, entry)
+    /// The watch delivered an object. Returns `None` if nothing changed.
+    pub(super) fn apply_watched(&mut self, key: ObjectKey, entry: Entry<V>) -> Option<Change<V>> {
+        raise(&mut self.newest_seen, &entry.resource_version);
+        self.upsert_from_server(key, entry)
     }
 
-    fn shows(&mut self, key: ObjectKey, entry: Entry<V>) -> Option<Change<V>> {
+    fn upsert_from_server(&mut self, key: ObjectKey, entry: Entry<V>) -> Option<Change<V>> {
         if let Some(slot) = self.slots.get_mut(&key) {
-            let older_than_ours = match slot.own.as_deref() {
-                Some(Own::Written(version)) => entry.resource_version.is_older_than(version),
-                // A list that began after our deletion and still names the object is right.
-                Some(Own::Deleted(uid)) => *uid == entry.uid && slot.round == self.round,
+            let is_outdated = match slot.pending.as_deref() {
+                Some(PendingWrite::Written(version)) => entry.resource_version.is_older_than(version),
+                // A list that began after our deletion and still contains the object is correct.
+                Some(PendingWrite::Deleted(uid)) => *uid == entry.uid && slot.list_generation == self.list_generation,
                 None => false,
             };
-            if older_than_ours {
-                slot.round = self.round;
+            if is_outdated {
+                slot.list_generation = self.list_generation;
                 return None;
             }
         }
         self.replace(key, Some((entry, None)))
     }
 
-    /// The watch shows that an object was deleted.
-    pub(super) fn seen_deleted(&mut self, key: ObjectKey, resource_version: &ResourceVersion) -> Option<Change<V>> {
-        raise(&mut self.shown, resource_version);
+    /// The watch delivered the deletion of an object.
+    pub(super) fn apply_watched_delete(
+        &mut self,
+        key: ObjectKey,
+        resource_version: &ResourceVersion,
+    ) -> Option<Change<V>> {
+        raise(&mut self.newest_seen, resource_version);
         let slot = self.slots.get(&key)?;
-        if let Some(Own::Written(version)) = slot.own.as_deref()
+        if let Some(PendingWrite::Written(version)) = slot.pending.as_deref()
             && resource_version.is_older_than(version)
         {
             return None;
@@ -151,60 +160,60 @@ impl<V: PartialEq> Store<V> {
         self.replace(key, None)
     }
 
-    /// The server accepted our write and answered with this object, which is `selected` by what is followed or not.
-    pub(super) fn wrote(&mut self, key: ObjectKey, entry: Entry<V>, selected: bool) -> Option<Change<V>> {
+    /// The server accepted our write and responded with this object. `selected`: the watch selects its labels.
+    pub(super) fn apply_own_write(&mut self, key: ObjectKey, entry: Entry<V>, selected: bool) -> Option<Change<V>> {
         let slot = self.slots.get(&key);
-        if let Some(Own::Deleted(uid)) = slot.and_then(|slot| slot.own.as_deref())
+        if let Some(PendingWrite::Deleted(uid)) = slot.and_then(|slot| slot.pending.as_deref())
             && *uid == entry.uid
         {
             return None;
         }
-        let known = slot.is_some_and(|slot| slot.entry.is_some());
-        // An object that we do not know and that is not newer than everything the watch has shown was here and is gone:
-        // no news would ever take it away again. The same holds for one that the watch does not follow.
-        let unknown = self.shown.as_ref().is_some_and(|shown| !shown.is_older_than(&entry.resource_version));
-        if !known && (unknown || !selected) {
+        let is_known = slot.is_some_and(|slot| slot.entry.is_some());
+        // An unknown object that is not newer than everything the watch has delivered has been deleted since: no event
+        // would ever remove it from the store again. The same holds for an object that the watch does not select.
+        let was_deleted = self.newest_seen.as_ref().is_some_and(|seen| !seen.is_older_than(&entry.resource_version));
+        if !is_known && (was_deleted || !selected) {
             return None;
         }
-        self.put(key, entry)
+        self.insert_own_write(key, entry)
     }
 
-    /// A live read showed this object. Its version may be an old one, and it may have left the selection: it is kept
-    /// until a write, the watch or a list says otherwise.
-    pub(super) fn found(&mut self, key: ObjectKey, entry: Entry<V>) -> Option<Change<V>> {
-        self.put(key, entry)
+    /// A live read returned this object. Its version may be old, and the watch may not select its labels any more. The
+    /// store keeps it until a write, the watch or a list changes it.
+    pub(super) fn apply_live_read(&mut self, key: ObjectKey, entry: Entry<V>) -> Option<Change<V>> {
+        self.insert_own_write(key, entry)
     }
 
-    fn put(&mut self, key: ObjectKey, entry: Entry<V>) -> Option<Change<V>> {
+    fn insert_own_write(&mut self, key: ObjectKey, entry: Entry<V>) -> Option<Change<V>> {
         if let Some(current) = self.get(&key)
             && !current.resource_version.is_older_than(&entry.resource_version)
         {
-            // The watch was faster than the answer.
+            // The watch was faster than the response.
             return None;
         }
-        let own = Own::Written(entry.resource_version.clone());
-        self.replace(key, Some((entry, Some(own))))
+        let pending = PendingWrite::Written(entry.resource_version.clone());
+        self.replace(key, Some((entry, Some(pending))))
     }
 
-    /// The server deleted the object at our request, for good.
-    pub(super) fn deleted(&mut self, key: ObjectKey, uid: &Uid) -> Option<Change<V>> {
-        let round = self.round;
+    /// The server deleted the object at our request, and no finalizer keeps it.
+    pub(super) fn apply_own_delete(&mut self, key: ObjectKey, uid: &Uid) -> Option<Change<V>> {
+        let list_generation = self.list_generation;
         let slot = self.slots.get_mut(&key)?;
         let entry = slot.entry.take_if(|entry| entry.uid == *uid)?;
-        slot.own = Some(Box::new(Own::Deleted(entry.uid)));
-        slot.round = round;
+        slot.pending = Some(Box::new(PendingWrite::Deleted(entry.uid)));
+        slot.list_generation = list_generation;
         self.indexes.iter_mut().for_each(|index| index.remove(&key, &entry.value));
         Some(Change { key, old: Some(entry.value), new: None })
     }
 
-    fn replace(&mut self, key: ObjectKey, new: Option<(Entry<V>, Option<Own>)>) -> Option<Change<V>> {
+    fn replace(&mut self, key: ObjectKey, new: Option<(Entry<V>, Option<PendingWrite>)>) -> Option<Change<V>> {
         let old = self.slots.remove(&key).and_then(|slot| slot.entry);
-        let Some((mut entry, own)) = new else {
+        let Some((mut entry, pending)) = new else {
             let old = old?;
             self.indexes.iter_mut().for_each(|index| index.remove(&key, &old.value));
             return Some(Change { key, old: Some(old.value), new: None });
         };
-        // Same object with nothing new that is kept: only the version moves, nobody is told.
+        // The projection of the object did not change: only the version moves, and no change is reported.
         let same = old.as_ref().is_some_and(|old| old.uid == entry.uid && old.value == entry.value);
         if same && let Some(old) = &old {
             entry.value = old.value.clone();
@@ -215,7 +224,8 @@ impl<V: PartialEq> Store<V> {
             self.indexes.iter_mut().for_each(|index| index.add(&key, &entry.value));
         }
         let value = entry.value.clone();
-        self.slots.insert(key.clone(), Slot { entry: Some(entry), own: own.map(Box::new), round: self.round });
+        let list_generation = self.list_generation;
+        self.slots.insert(key.clone(), Slot { entry: Some(entry), pending: pending.map(Box::new), list_generation });
         (!same).then(|| Change { key, old: old.map(|old| old.value), new: Some(value) })
     }
 }
@@ -223,19 +233,19 @@ impl<V: PartialEq> Store<V> {
 #[derive(Debug)]
 struct Index<V> {
     name: &'static str,
-    of: IndexFn<V>,
+    values: IndexFn<V>,
     keys: HashMap<Box<str>, BTreeSet<ObjectKey>>,
 }
 
 impl<V> Index<V> {
     fn add(&mut self, key: &ObjectKey, object: &V) {
-        for value in (self.of)(key, object) {
+        for value in (self.values)(key, object) {
             self.keys.entry(value).or_default().insert(key.clone());
         }
     }
 
     fn remove(&mut self, key: &ObjectKey, object: &V) {
-        for value in (self.of)(key, object) {
+        for value in (self.values)(key, object) {
             if let Some(keys) = self.keys.get_mut(&value) {
                 keys.remove(key);
                 if keys.is_empty() {
@@ -246,7 +256,7 @@ impl<V> Index<V> {
     }
 }
 
-/// What is no number cannot be compared with anything, and would stay for ever.
+/// Ignores a version that is not a number: it is not comparable and would stay forever.
 fn raise(highest: &mut Option<ResourceVersion>, version: &ResourceVersion) {
     let is_number = matches!(version, ResourceVersion::Number(_));
     if is_number && highest.as_ref().is_none_or(|highest| highest.is_older_than(version)) {
@@ -275,145 +285,145 @@ mod tests {
     }
 
     #[test]
-    fn an_own_write_stays_until_the_watch_has_caught_up() {
+    fn an_own_write_wins_over_older_events_of_the_watch() {
         let mut store = store();
-        store.seen(key("a"), entry("u", "8", "old"));
-        assert!(store.wrote(key("a"), entry("u", "10", "mine"), true).is_some());
-        assert!(store.seen(key("a"), entry("u", "9", "late news")).is_none());
+        store.apply_watched(key("a"), entry("u", "8", "old"));
+        assert!(store.apply_own_write(key("a"), entry("u", "10", "mine"), true).is_some());
+        assert!(store.apply_watched(key("a"), entry("u", "9", "outdated")).is_none());
         assert_eq!(value(&store, "a").as_deref(), Some("mine"));
-        // The write itself comes back: no news for anybody.
-        assert!(store.seen(key("a"), entry("u", "10", "mine")).is_none());
-        assert!(store.seen(key("a"), entry("u", "11", "theirs")).is_some());
+        // The watch delivers the write itself: nothing changes.
+        assert!(store.apply_watched(key("a"), entry("u", "10", "mine")).is_none());
+        assert!(store.apply_watched(key("a"), entry("u", "11", "theirs")).is_some());
         assert_eq!(value(&store, "a").as_deref(), Some("theirs"));
     }
 
     #[test]
-    fn an_answer_that_comes_after_the_watch_does_not_turn_time_back() {
+    fn a_response_that_is_older_than_the_watch_changes_nothing() {
         let mut store = store();
-        store.seen(key("a"), entry("u", "12", "newer"));
-        assert!(store.wrote(key("a"), entry("u", "11", "mine"), true).is_none());
+        store.apply_watched(key("a"), entry("u", "12", "newer"));
+        assert!(store.apply_own_write(key("a"), entry("u", "11", "mine"), true).is_none());
         assert_eq!(value(&store, "a").as_deref(), Some("newer"));
     }
 
-    /// The answer to a delete says that finalizers keep the object; before it was read, they were gone.
+    /// The response to a delete says that finalizers keep the object, which were removed before the response arrived.
     #[test]
-    fn an_answer_that_comes_after_the_end_does_not_bring_the_object_back() {
+    fn a_response_that_arrives_after_the_deletion_does_not_restore_the_object() {
         let mut store = store();
-        store.seen(key("a"), entry("u", "12", "x"));
-        store.seen_deleted(key("a"), &"21".into());
-        assert!(store.wrote(key("a"), entry("u", "20", "marked"), true).is_none());
+        store.apply_watched(key("a"), entry("u", "12", "x"));
+        store.apply_watched_delete(key("a"), &"21".into());
+        assert!(store.apply_own_write(key("a"), entry("u", "20", "marked"), true).is_none());
         assert_eq!(store.len(), 0);
-        // What we make after that is as new as ever.
-        assert!(store.wrote(key("a"), entry("v", "22", "mine"), true).is_some());
-        // An answer to a write before our own deletion.
-        store.deleted(key("a"), &"v".into());
-        assert!(store.wrote(key("a"), entry("v", "23", "late"), true).is_none());
+        // An object that we create after that is new.
+        assert!(store.apply_own_write(key("a"), entry("v", "22", "mine"), true).is_some());
+        // A response to a write before our own deletion.
+        store.apply_own_delete(key("a"), &"v".into());
+        assert!(store.apply_own_write(key("a"), entry("v", "23", "late"), true).is_none());
         assert_eq!(store.len(), 0);
     }
 
     #[test]
-    fn a_version_that_is_no_number_hides_nothing() {
+    fn a_version_that_is_not_a_number_hides_no_own_write() {
         let mut store = store();
-        store.seen(key("a"), entry("u", "", "x"));
-        store.seen(key("b"), entry("v", "odd", "x"));
-        assert!(store.wrote(key("c"), entry("w", "5", "mine"), true).is_some());
+        store.apply_watched(key("a"), entry("u", "", "x"));
+        store.apply_watched(key("b"), entry("v", "odd", "x"));
+        assert!(store.apply_own_write(key("c"), entry("w", "5", "mine"), true).is_some());
     }
 
     #[test]
-    fn a_list_that_is_under_way_does_not_hide_what_we_make() {
+    fn a_list_in_progress_does_not_hide_an_own_create() {
         let mut store = store();
         store.begin_list();
-        store.listed(key("z"), entry("1", "50", "x"));
-        assert!(store.wrote(key("a"), entry("u", "40", "mine"), true).is_some());
-        store.listed(key("a"), entry("u", "40", "mine"));
+        store.apply_listed(key("z"), entry("1", "50", "x"));
+        assert!(store.apply_own_write(key("a"), entry("u", "40", "mine"), true).is_some());
+        store.apply_listed(key("a"), entry("u", "40", "mine"));
         store.end_list();
         assert_eq!(store.len(), 2);
-        // It is complete: what it does not name, and is older, is gone.
-        assert!(store.wrote(key("b"), entry("w", "45", "late"), true).is_none());
+        // The list is complete: an older object that is not in it was deleted.
+        assert!(store.apply_own_write(key("b"), entry("w", "45", "late"), true).is_none());
     }
 
     #[test]
-    fn what_is_not_followed_is_shown_only_when_it_was_found() {
+    fn an_object_that_the_watch_does_not_select_is_kept_only_after_a_live_read() {
         let mut store = store();
-        store.seen(key("other"), entry("o", "9", "x"));
-        assert!(store.wrote(key("a"), entry("u", "10", "mine"), false).is_none());
-        assert!(store.found(key("a"), entry("u", "3", "lost its labels")).is_some());
-        // A write that does not bring the labels back does not hide it; one that does makes it one of ours again.
-        assert!(store.wrote(key("a"), entry("u", "11", "still without"), false).is_some());
-        assert!(store.wrote(key("a"), entry("u", "12", "labelled"), true).is_some());
-        assert!(store.seen(key("a"), entry("u", "12", "labelled")).is_none());
-        // One that stays outside goes with the next list.
-        store.found(key("b"), entry("v", "4", "without"));
+        store.apply_watched(key("other"), entry("o", "9", "x"));
+        assert!(store.apply_own_write(key("a"), entry("u", "10", "mine"), false).is_none());
+        assert!(store.apply_live_read(key("a"), entry("u", "3", "lost its labels")).is_some());
+        // A write that does not restore the labels does not hide it. After one that does, the watch delivers it again.
+        assert!(store.apply_own_write(key("a"), entry("u", "11", "still without"), false).is_some());
+        assert!(store.apply_own_write(key("a"), entry("u", "12", "labelled"), true).is_some());
+        assert!(store.apply_watched(key("a"), entry("u", "12", "labelled")).is_none());
+        // The next list removes an object that is still not selected.
+        store.apply_live_read(key("b"), entry("v", "4", "without"));
         store.begin_list();
-        store.listed(key("a"), entry("u", "12", "labelled"));
-        store.listed(key("other"), entry("o", "9", "x"));
+        store.apply_listed(key("a"), entry("u", "12", "labelled"));
+        store.apply_listed(key("other"), entry("o", "9", "x"));
         assert_eq!(store.end_list().len(), 1);
         assert_eq!(value(&store, "b"), None);
     }
 
     #[test]
-    fn an_old_deletion_does_not_remove_what_we_made_since() {
+    fn an_old_deletion_does_not_remove_an_object_that_we_created_since() {
         let mut store = store();
-        store.wrote(key("a"), entry("second", "20", "mine"), true);
-        assert!(store.seen_deleted(key("a"), &"15".into()).is_none());
+        store.apply_own_write(key("a"), entry("second", "20", "mine"), true);
+        assert!(store.apply_watched_delete(key("a"), &"15".into()).is_none());
         assert_eq!(value(&store, "a").as_deref(), Some("mine"));
-        assert!(store.seen_deleted(key("a"), &"21".into()).is_some());
+        assert!(store.apply_watched_delete(key("a"), &"21".into()).is_some());
         assert_eq!(store.len(), 0);
     }
 
     #[test]
-    fn an_own_deletion_hides_the_object_until_the_watch_agrees() {
+    fn an_own_deletion_hides_the_object_until_the_watch_delivers_a_new_one() {
         let mut store = store();
-        store.seen(key("a"), entry("first", "5", "x"));
-        assert!(store.deleted(key("a"), &"somebody else".into()).is_none());
-        assert!(store.deleted(key("a"), &"first".into()).is_some());
-        assert!(store.seen(key("a"), entry("first", "6", "x2")).is_none());
+        store.apply_watched(key("a"), entry("first", "5", "x"));
+        assert!(store.apply_own_delete(key("a"), &"another".into()).is_none());
+        assert!(store.apply_own_delete(key("a"), &"first".into()).is_some());
+        assert!(store.apply_watched(key("a"), entry("first", "6", "x2")).is_none());
         assert_eq!(value(&store, "a"), None);
-        assert!(store.seen(key("a"), entry("second", "9", "new")).is_some());
+        assert!(store.apply_watched(key("a"), entry("second", "9", "new")).is_some());
         assert_eq!(value(&store, "a").as_deref(), Some("new"));
     }
 
     #[test]
-    fn a_list_removes_what_it_does_not_name_but_not_what_we_wrote_meanwhile() {
+    fn a_list_removes_missing_objects_but_not_those_that_we_wrote_meanwhile() {
         let mut store = store();
         store.begin_list();
-        store.seen(key("stays"), entry("1", "1", "a"));
-        store.seen(key("goes"), entry("2", "2", "b"));
+        store.apply_watched(key("kept"), entry("1", "1", "a"));
+        store.apply_watched(key("deleted"), entry("2", "2", "b"));
         assert!(store.end_list().is_empty());
         store.begin_list();
-        store.seen(key("stays"), entry("1", "1", "a"));
-        store.wrote(key("made"), entry("3", "7", "c"), true);
-        let gone = store.end_list();
-        assert_eq!(gone.len(), 1);
-        assert_eq!(gone[0].key, key("goes"));
-        assert_eq!(value(&store, "made").as_deref(), Some("c"));
+        store.apply_watched(key("kept"), entry("1", "1", "a"));
+        store.apply_own_write(key("created"), entry("3", "7", "c"), true);
+        let deleted = store.end_list();
+        assert_eq!(deleted.len(), 1);
+        assert_eq!(deleted[0].key, key("deleted"));
+        assert_eq!(value(&store, "created").as_deref(), Some("c"));
     }
 
     #[test]
-    fn unchanged_values_are_not_news_and_share_memory() {
+    fn unchanged_values_are_not_reported_and_share_memory() {
         let mut store = store();
-        store.seen(key("a"), entry("u", "1", "x"));
+        store.apply_watched(key("a"), entry("u", "1", "x"));
         let before = store.get(&key("a")).unwrap().value.clone();
-        assert!(store.seen(key("a"), entry("u", "2", "x")).is_none());
+        assert!(store.apply_watched(key("a"), entry("u", "2", "x")).is_none());
         assert!(Arc::ptr_eq(&before, &store.get(&key("a")).unwrap().value));
         assert_eq!(store.get(&key("a")).unwrap().resource_version, "2".into());
-        // A new object of the same content is news.
-        assert!(store.seen(key("a"), entry("v", "3", "x")).is_some());
+        // A new object with the same content is a change.
+        assert!(store.apply_watched(key("a"), entry("v", "3", "x")).is_some());
     }
 
     #[test]
-    fn indexes_follow_every_change() {
+    fn every_change_updates_the_indexes() {
         let mut store = store();
         let find = |store: &Store<String>, letter: &str| -> Vec<String> {
             store.keys_by("first letter", letter).map(|key| key.name().to_owned()).collect()
         };
-        store.seen(key("a"), entry("1", "1", "xa"));
-        store.wrote(key("b"), entry("2", "2", "xb"), true);
+        store.apply_watched(key("a"), entry("1", "1", "xa"));
+        store.apply_own_write(key("b"), entry("2", "2", "xb"), true);
         assert_eq!(find(&store, "x"), ["a", "b"]);
-        store.seen(key("a"), entry("1", "3", "ya"));
+        store.apply_watched(key("a"), entry("1", "3", "ya"));
         assert_eq!(find(&store, "x"), ["b"]);
         assert_eq!(find(&store, "y"), ["a"]);
-        store.deleted(key("b"), &"2".into());
+        store.apply_own_delete(key("b"), &"2".into());
         assert!(find(&store, "x").is_empty());
         store.clear();
         assert!(find(&store, "y").is_empty());

@@ -1,4 +1,4 @@
-//! Caches against a server with real resource versions: sync, absence, own writes, cut connections.
+//! Caches against a server with real resource versions: sync, kinds that are not served, own writes, cut connections.
 
 use std::sync::Arc;
 
@@ -10,8 +10,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::*;
 use crate::{
-    client::Verb,
-    testing::{Fault, Link, Server},
+    testing::{Link, LinkFault, TestApiServer},
+    verb::Verb,
 };
 
 const MAPS: &str = "/api/v1/configmaps";
@@ -31,78 +31,79 @@ fn key(name: &str) -> ObjectKey {
     ObjectKey::namespaced("ns", name)
 }
 
-type Told = Arc<Mutex<Vec<String>>>;
+/// The changes as lines such as `name old>new`.
+type ChangeLog = Arc<Mutex<Vec<String>>>;
 
-fn cache(server: &Arc<Server>, page_size: u32) -> (Cache<String>, Told, Arc<Link>, CancellationToken) {
+fn cache(server: &Arc<TestApiServer>, page_size: u32) -> (Cache<String>, ChangeLog, Arc<Link>, CancellationToken) {
     let (client, link) = server.client();
-    let (told, stop) = (Told::default(), CancellationToken::new());
-    let telling = told.clone();
-    let selection = WatchConfig { page_size, ..WatchConfig::default() };
-    let (cache, following) = watch(
+    let (changes, stop) = (ChangeLog::default(), CancellationToken::new());
+    let log = changes.clone();
+    let config = WatchConfig { page_size, ..WatchConfig::default() };
+    let (cache, watching) = watch(
         Api::<ConfigMap>::all(client),
-        selection,
+        config,
         &[("value", |_, value: &String| vec![value.as_str().into()])],
         value_of,
         stop.clone(),
     );
     cache.subscribe(move |change| {
         let side = |value: &Option<Arc<String>>| value.as_ref().map_or("-".to_owned(), ToString::to_string);
-        telling.lock().push(format!("{} {}>{}", change.key.name(), side(&change.old), side(&change.new)));
+        log.lock().push(format!("{} {}>{}", change.key.name(), side(&change.old), side(&change.new)));
     });
-    tokio::spawn(following);
-    (cache, told, link, stop)
+    tokio::spawn(watching);
+    (cache, changes, link, stop)
 }
 
-async fn until(what: impl Fn() -> bool) {
+async fn until(condition: impl Fn() -> bool) {
     tokio::time::timeout(Duration::from_secs(600), async {
-        while !what() {
+        while !condition() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     })
     .await
-    .expect("it did not come to that");
+    .expect("the condition did not become true");
 }
 
 #[tokio::test(start_paused = true)]
-async fn lists_in_pages_and_follows() {
-    let server = Server::new();
+async fn a_cache_lists_in_pages_and_then_watches() {
+    let server = TestApiServer::new();
     for n in 0..25 {
         server.put(MAPS, map(&format!("m{n:02}"), "old"));
     }
-    let (cache, told, link, _stop) = cache(&server, 10);
+    let (cache, changes, link, _stop) = cache(&server, 10);
     assert_eq!(cache.sync_state(), SyncState::Pending);
     assert!(!cache.is_complete());
     cache.ready().await;
     assert_eq!((cache.len(), cache.sync_state(), cache.is_complete()), (25, SyncState::Synced, true));
     assert_eq!(link.count(Verb::List), 3);
-    told.lock().clear();
+    changes.lock().clear();
     server.put(MAPS, map("m03", "new"));
     until(|| cache.get(&key("m03")).is_some_and(|value| *value == "new")).await;
     server.remove(MAPS, "ns", "m04");
     until(|| cache.get(&key("m04")).is_none()).await;
-    // A change of what is not kept is no news.
+    // A change of a field that the cache does not keep is not reported.
     let mut same = map("m05", "old");
     same["data"]["large"] = "y".into();
     server.put(MAPS, same);
     server.put(MAPS, map("m06", "last"));
     until(|| cache.get(&key("m06")).is_some_and(|value| *value == "last")).await;
-    assert_eq!(*told.lock(), ["m03 old>new", "m04 old>-", "m06 old>last"]);
+    assert_eq!(*changes.lock(), ["m03 old>new", "m04 old>-", "m06 old>last"]);
     assert_eq!(cache.by_index("value", "new").len(), 1);
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_own_write_is_seen_at_once_and_told_once() {
-    let server = Server::new();
-    let (cache, told, link, _stop) = cache(&server, 10);
+async fn an_own_write_is_in_the_cache_at_once_and_reported_once() {
+    let server = TestApiServer::new();
+    let (cache, changes, link, _stop) = cache(&server, 10);
     cache.ready().await;
     link.cut();
     let written = server.put(MAPS, map("mine", "1"));
     cache.on_written(&written);
     assert_eq!(cache.get(&key("mine")).as_deref().map(String::as_str), Some("1"));
-    link.mend();
+    link.restore();
     server.put(MAPS, map("end", "x"));
     until(|| cache.get(&key("end")).is_some()).await;
-    assert_eq!(*told.lock(), ["mine ->1", "end ->x"]);
+    assert_eq!(*changes.lock(), ["mine ->1", "end ->x"]);
     let uid = written["metadata"]["uid"].as_str().unwrap().to_owned();
     link.cut();
     server.remove(MAPS, "ns", "mine");
@@ -111,15 +112,15 @@ async fn an_own_write_is_seen_at_once_and_told_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_kind_may_come_go_and_come_back() {
-    let server = Server::new();
+async fn a_kind_may_become_served_not_served_and_served_again() {
+    let server = TestApiServer::new();
     server.serve_kind(MAPS, false);
-    let (cache, told, link, _stop) = cache(&server, 10);
+    let (cache, changes, link, _stop) = cache(&server, 10);
     cache.ready().await;
     assert_eq!((cache.sync_state(), cache.is_complete()), (SyncState::KindNotServed, true));
     tokio::time::sleep(Duration::from_secs(600)).await;
-    let asked = link.count(Verb::List);
-    assert!((8..40).contains(&asked), "{asked} lists in ten minutes");
+    let lists = link.count(Verb::List);
+    assert!((8..40).contains(&lists), "{lists} lists in ten minutes");
 
     server.serve_kind(MAPS, true);
     server.put(MAPS, map("a", "1"));
@@ -127,36 +128,36 @@ async fn a_kind_may_come_go_and_come_back() {
     assert!(cache.get(&key("a")).is_some());
 
     server.serve_kind(MAPS, false);
-    // The watch is silent about it until it is opened again; the server closes it at its time.
+    // The open watch does not show it. The next one does, after the server has closed this one.
     until(|| cache.sync_state() == SyncState::KindNotServed).await;
     assert!(cache.is_empty());
-    assert_eq!(*told.lock(), ["a ->1", "a 1>-"]);
+    assert_eq!(*changes.lock(), ["a ->1", "a 1>-"]);
 
     server.serve_kind(MAPS, true);
     server.put(MAPS, map("b", "2"));
-    let asked = Instant::now();
+    let begin = Instant::now();
     cache.retry_now();
     until(|| cache.get(&key("b")).is_some()).await;
-    // Not at once: what was just stored is not served yet, and to be asked in vain costs the server too.
-    assert!((1..2).contains(&asked.elapsed().as_secs()), "{:?}", asked.elapsed());
+    // Not at once, because the server does not serve a new kind immediately.
+    assert!((1..2).contains(&begin.elapsed().as_secs()), "{:?}", begin.elapsed());
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_failing_server_is_asked_less_and_less_and_completeness_waits() {
-    let server = Server::new();
+async fn errors_are_retried_with_increasing_delays_and_the_cache_is_incomplete_meanwhile() {
+    let server = TestApiServer::new();
     server.put(MAPS, map("a", "1"));
-    let (cache, _told, link, _stop) = cache(&server, 10);
+    let (cache, _changes, link, _stop) = cache(&server, 10);
     for _ in 0..6 {
-        link.faults.lock().push_back(Fault::Refuse(Verb::List, 503));
+        link.faults.lock().push_back(LinkFault::Reject(Verb::List, 503));
     }
     let begin = Instant::now();
     cache.ready().await;
     // 0.5 + 1 + 2 + 4 + 8 + 16 seconds, each at least half.
     assert!(begin.elapsed() >= Duration::from_secs(15), "{:?}", begin.elapsed());
     assert!(cache.is_complete());
-    // The watch breaks: what is in the cache is no ground for a deletion until it is known to work again.
+    // The watch fails: the cache must not justify a deletion until the watch is known to work again.
     for _ in 0..3 {
-        link.faults.lock().push_back(Fault::Refuse(Verb::Watch, 500));
+        link.faults.lock().push_back(LinkFault::Reject(Verb::Watch, 500));
     }
     until(|| link.faults.lock().is_empty()).await;
     tokio::time::sleep(Duration::from_millis(10)).await;
@@ -169,18 +170,18 @@ async fn a_failing_server_is_asked_less_and_less_and_completeness_waits() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn metadata_alone_can_be_followed() {
-    let server = Server::new();
+async fn a_cache_of_metadata_accepts_own_writes_of_whole_objects() {
+    let server = TestApiServer::new();
     server.put(MAPS, map("a", "secret"));
     let (client, link) = server.client();
-    let (cache, following) = watch(
+    let (cache, watching) = watch(
         Api::<PartialObjectMeta<ConfigMap>>::all(client),
         WatchConfig::default(),
         &[],
         |object: PartialObjectMeta<ConfigMap>| object.metadata.labels.unwrap_or_default().len(),
         CancellationToken::new(),
     );
-    tokio::spawn(following);
+    tokio::spawn(watching);
     cache.ready().await;
     assert_eq!(cache.get(&key("a")).as_deref(), Some(&0));
     let mut labelled = map("a", "secret");
@@ -191,11 +192,11 @@ async fn metadata_alone_can_be_followed() {
     assert!(link.writes() == 0);
 }
 
-/// A connection that went silent is given up a little after the server should have closed it, and news is not lost.
+/// A silent connection is closed shortly after the server should have closed it, and no change is lost.
 #[tokio::test(start_paused = true)]
-async fn a_dead_watch_is_opened_again() {
-    let server = Server::new();
-    let (cache, _told, link, _stop) = cache(&server, 10);
+async fn a_dead_watch_is_resumed_without_a_list() {
+    let server = TestApiServer::new();
+    let (cache, _changes, link, _stop) = cache(&server, 10);
     cache.ready().await;
     until(|| link.count(Verb::Watch) == 1).await;
     link.cut();
@@ -203,17 +204,17 @@ async fn a_dead_watch_is_opened_again() {
     tokio::time::sleep(Duration::from_secs(310)).await;
     assert!(link.count(Verb::Watch) > 1);
     assert!(cache.is_empty());
-    link.mend();
+    link.restore();
     until(|| !cache.is_empty()).await;
     assert_eq!(link.count(Verb::List), 1);
 }
 
-/// What the watcher cannot read it would pass over in silence.
+/// kube's watcher would skip an unreadable event.
 #[tokio::test(start_paused = true)]
-async fn an_event_that_cannot_be_read_is_followed_by_a_list() {
-    let server = Server::new();
+async fn an_unreadable_event_causes_a_list() {
+    let server = TestApiServer::new();
     server.put(MAPS, map("a", "old"));
-    let (cache, _told, link, _stop) = cache(&server, 10);
+    let (cache, _changes, link, _stop) = cache(&server, 10);
     cache.ready().await;
     until(|| link.count(Verb::Watch) == 1).await;
     let mut nonsense = map("a", "new");

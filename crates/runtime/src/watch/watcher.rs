@@ -1,32 +1,33 @@
-//! Keeps a cache in step with the cluster: list, watch, and what to do when either fails.
+//! Keeps a cache up to date: list, watch, and the handling of their errors.
 
 use std::{fmt::Debug, time::Duration};
 
 use futures::{StreamExt, stream::BoxStream};
 use kube::{
     Api, Resource, ResourceExt,
+    core::Selector,
     runtime::watcher::{self, Event, watcher},
 };
 use rand::{Rng, SeedableRng, rngs::SmallRng};
 use serde::de::DeserializeOwned;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
-
 use vitivirt_api::ObjectKey;
 
-use super::{Cache, IndexFn, Scope, SyncState, entry};
-use crate::{client::REQUEST_DEADLINE, reconcile::Backoff};
+use super::{Cache, IndexFn, Scope, SyncState, WatchStatus, entry};
+use crate::{backoff::Backoff, client::REQUEST_DEADLINE};
 
-/// Which objects of a kind are followed, and how.
+/// Which objects of a kind are watched, and how.
 #[derive(Clone, Debug)]
 pub struct WatchConfig {
-    pub labels: Option<String>,
+    /// The default selects all objects.
+    pub labels: Selector,
     pub fields: Option<String>,
-    /// Objects per page of a list: the peak of memory at start is one page of whole objects.
+    /// Objects per page of a list. The peak of memory at start is one page of complete objects.
     pub page_size: u32,
     /// How long the server is asked to keep a watch open. A connection that is silent for longer is dead.
     pub watch_timeout: Duration,
-    /// How often an absent kind is looked for.
+    /// How often a kind that is not served is listed again.
     pub absent_retry: Backoff,
     pub error_retry: Backoff,
 }
@@ -34,7 +35,7 @@ pub struct WatchConfig {
 impl Default for WatchConfig {
     fn default() -> Self {
         Self {
-            labels: None,
+            labels: Selector::default(),
             fields: None,
             page_size: 100,
             watch_timeout: Duration::from_secs(290),
@@ -45,33 +46,33 @@ impl Default for WatchConfig {
 }
 
 impl WatchConfig {
-    pub fn labels(selector: &str) -> Self {
-        Self { labels: Some(selector.to_owned()), ..Self::default() }
+    pub fn labels(selector: impl Into<Selector>) -> Self {
+        Self { labels: selector.into(), ..Self::default() }
     }
 
-    /// Lists are paged and ask for the most recent state, so every page is of one consistent version. Streaming lists
-    /// are not used: they may begin at an old one.
-    fn config(&self) -> watcher::Config {
+    /// Lists are paged and request the most recent state, so all pages have one consistent version. Streaming lists are
+    /// not used, because they may begin at an old version.
+    fn watcher_config(&self) -> watcher::Config {
         let seconds = u32::try_from(self.watch_timeout.as_secs()).unwrap_or(290);
         let mut config = watcher::Config::default().page_size(self.page_size).timeout(seconds);
-        config.label_selector.clone_from(&self.labels);
+        config.label_selector = (!self.labels.selects_all()).then(|| self.labels.to_string());
         config.field_selector.clone_from(&self.fields);
         config
     }
 
-    /// After an error, the next one comes at most a pause and the opening of a watch later. Twice that without another
-    /// means that the watch works.
-    fn settling(&self) -> Duration {
-        (self.error_retry.longest() + REQUEST_DEADLINE) * 2
+    /// After an error, the next one follows at the latest after a pause and the opening of a watch. If none follows for
+    /// twice that time, the watch works.
+    fn error_cooldown(&self) -> Duration {
+        (self.error_retry.max() + REQUEST_DEADLINE) * 2
     }
 }
 
-/// A cache of a kind's objects, pruned by `prune` to what will be read, and the future that keeps it in step until
-/// `stop`. `on_change` maps changes to keys of a queue; it must not block. With `Api<PartialObjectMeta<K>>` only
-/// metadata is asked for.
+/// A cache of a kind's objects, reduced by `project` to the fields that are read, and the future that keeps it up to date
+/// until `stop`. Handlers [subscribe](Cache::subscribe) before the future runs. With `Api<PartialObjectMeta<K>>` the server sends only
+/// metadata.
 pub fn watch<K, V>(
     api: Api<K>,
-    selection: WatchConfig,
+    config: WatchConfig,
     indexes: &[(&'static str, IndexFn<V>)],
     project: fn(K) -> V,
     stop: CancellationToken,
@@ -80,31 +81,33 @@ where
     K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
     V: PartialEq + Send + Sync + 'static,
 {
-    let scope = Scope::new(api.namespace(), selection.labels.as_deref(), selection.fields.as_deref());
-    let cache = Cache::new(indexes, project, scope, selection.settling());
-    let config = selection.config();
+    let scope = Scope::new(api.namespace(), config.labels.clone(), config.fields.as_deref());
+    let cache = Cache::new(indexes, project, scope, config.error_cooldown());
+    let watcher_config = config.watcher_config();
     let kind = api.resource_url().to_owned();
-    let open = move || watcher(api.clone(), config.clone()).boxed();
-    (cache.clone(), run(cache, kind, selection, project, open, stop))
+    let open = move || watcher(api.clone(), watcher_config.clone()).boxed();
+    (cache.clone(), run(cache, kind, config, project, open, stop))
 }
 
-type Events<T> = BoxStream<'static, Result<Event<T>, watcher::Error>>;
+type WatchEvents<T> = BoxStream<'static, Result<Event<T>, watcher::Error>>;
 
 async fn run<T, V>(
     cache: Cache<V>,
     kind: String,
-    selection: WatchConfig,
+    config: WatchConfig,
     project: fn(T) -> V,
-    open: impl Fn() -> Events<T> + Send,
+    open: impl Fn() -> WatchEvents<T> + Send,
     stop: CancellationToken,
 ) where
     T: Resource + Send + 'static,
     V: PartialEq + Send + Sync + 'static,
 {
+    #[expect(clippy::disallowed_methods, reason = "the jitter of retries is random")]
     let mut jitter = SmallRng::from_os_rng();
     let mut events = open();
     let mut failures = 0;
-    let mut expected = 0;
+    // The remaining quick retries after `Cache::retry_now`.
+    let mut quick_retries = 0;
     loop {
         let event = tokio::select! {
             () = stop.cancelled() => return,
@@ -124,62 +127,62 @@ async fn run<T, V>(
                 continue;
             }
         };
-        let absent = is_absent(&error);
-        let delay = if absent {
+        let not_served = is_not_served(&error);
+        let delay = if not_served {
             if cache.sync_state() != SyncState::KindNotServed {
-                tracing::info!(kind, "the API server does not know this kind; waiting for it");
+                tracing::info!(kind, "kind is not served; waiting for it");
             }
-            become_absent(&cache);
-            // A watcher that failed to resume would try to resume for ever: the kind is listed anew when it is back.
+            mark_not_served(&cache);
+            // A watcher that cannot resume would try to resume forever. A new one lists the kind when it is served again.
             events = open();
-            match expected {
-                0 => selection.absent_retry.delay(failures, &mut jitter),
-                tries => EXPECTED_RETRY.delay(EXPECTED_TRIES - tries, &mut jitter),
+            match quick_retries {
+                0 => config.absent_retry.delay(failures, &mut jitter),
+                left => QUICK_RETRY.delay(QUICK_RETRIES - left, &mut jitter),
             }
         } else {
             tracing::warn!(kind, error = describe(&error), "watch failed");
-            cache.0.health.write().last_error = Some(Instant::now());
-            if unreadable(&error) {
-                // The watcher would go on with the next event and never tell what this one said.
+            cache.0.status.write().last_error = Some(Instant::now());
+            if is_unreadable(&error) {
+                // The watcher would continue with the next event and lose this change. A new one lists the kind.
                 events = open();
             }
-            selection.error_retry.delay(failures, &mut jitter)
+            config.error_retry.delay(failures, &mut jitter)
         };
         failures += 1;
-        match pause(&cache, delay, absent, &mut jitter, &stop).await {
-            Pause::Over => expected = expected.saturating_sub(1),
-            Pause::LookAgain => expected = EXPECTED_TRIES,
-            Pause::Stop => return,
+        match pause(&cache, delay, not_served, &mut jitter, &stop).await {
+            PauseEnd::Elapsed => quick_retries = quick_retries.saturating_sub(1),
+            PauseEnd::RetryNow => quick_retries = QUICK_RETRIES,
+            PauseEnd::Stop => return,
         }
     }
 }
 
-/// A kind is served a moment after its CRD is stored, then established, then published, and its store is opened: nobody
-/// is in such a hurry that it should be asked for in vain. It is asked for a few times.
-const EXPECTED_TRIES: u32 = 6;
-const EXPECTED_RETRY: Backoff = Backoff::new(Duration::from_millis(500), Duration::from_secs(4));
-const EXPECTED_AFTER: std::ops::Range<u64> = 1000..1500;
+/// The API server serves a kind some time after its CRD is created: the CRD must become established, its API must be
+/// published and its storage opened. The first list therefore waits a little, and fails a few times at most.
+const QUICK_RETRIES: u32 = 6;
+const QUICK_RETRY: Backoff = Backoff::new(Duration::from_millis(500), Duration::from_secs(4));
+const QUICK_RETRY_FIRST_MS: std::ops::Range<u64> = 1000..1500;
 
-enum Pause {
-    Over,
-    /// Somebody knows that an absent kind has come.
-    LookAgain,
+enum PauseEnd {
+    Elapsed,
+    /// `Cache::retry_now` was called.
+    RetryNow,
     Stop,
 }
 
 async fn pause<V>(
     cache: &Cache<V>,
     delay: Duration,
-    absent: bool,
+    not_served: bool,
     jitter: &mut impl Rng,
     stop: &CancellationToken,
-) -> Pause {
+) -> PauseEnd {
     tokio::select! {
-        () = stop.cancelled() => Pause::Stop,
-        () = sleep(delay) => Pause::Over,
-        () = cache.0.retry_now.notified(), if absent => {
-            sleep(Duration::from_millis(jitter.random_range(EXPECTED_AFTER))).await;
-            Pause::LookAgain
+        () = stop.cancelled() => PauseEnd::Stop,
+        () = sleep(delay) => PauseEnd::Elapsed,
+        () = cache.0.retry_now.notified(), if not_served => {
+            sleep(Duration::from_millis(jitter.random_range(QUICK_RETRY_FIRST_MS))).await;
+            PauseEnd::RetryNow
         }
     }
 }
@@ -187,50 +190,50 @@ async fn pause<V>(
 fn apply<T: Resource, V: PartialEq + Send + Sync + 'static>(cache: &Cache<V>, event: Event<T>, project: fn(T) -> V) {
     match event {
         Event::Init => {
-            cache.0.health.write().listing = true;
+            cache.0.status.write().listing = true;
             cache.0.store.write().begin_list();
         }
         Event::InitApply(object) => {
             let key = ObjectKey::of(object.meta());
             let entry = entry(object, project);
-            let change = cache.0.store.write().listed(key, entry);
+            let change = cache.0.store.write().apply_listed(key, entry);
             cache.notify(&change);
         }
         Event::Apply(object) => {
             let key = ObjectKey::of(object.meta());
             let entry = entry(object, project);
-            let change = cache.0.store.write().seen(key, entry);
+            let change = cache.0.store.write().apply_watched(key, entry);
             cache.notify(&change);
         }
         Event::Delete(object) => {
             let key = ObjectKey::of(object.meta());
             let version = object.resource_version().unwrap_or_default().as_str().into();
-            let change = cache.0.store.write().seen_deleted(key, &version);
+            let change = cache.0.store.write().apply_watched_delete(key, &version);
             cache.notify(&change);
         }
         Event::InitDone => {
-            let gone = cache.0.store.write().end_list();
-            *cache.0.health.write() = super::Health::default();
+            let deleted = cache.0.store.write().end_list();
+            *cache.0.status.write() = WatchStatus::default();
             cache.0.sync.send_if_modified(|sync| std::mem::replace(sync, SyncState::Synced) != SyncState::Synced);
-            cache.notify_all(&gone);
+            cache.notify_all(&deleted);
         }
     }
 }
 
-fn become_absent<V: PartialEq + Send + Sync + 'static>(cache: &Cache<V>) {
-    let gone = cache.0.store.write().clear();
-    *cache.0.health.write() = super::Health::default();
+fn mark_not_served<V: PartialEq + Send + Sync + 'static>(cache: &Cache<V>) {
+    let deleted = cache.0.store.write().clear();
+    *cache.0.status.write() = WatchStatus::default();
     cache.0.sync.send_if_modified(|sync| std::mem::replace(sync, SyncState::KindNotServed) != SyncState::KindNotServed);
-    cache.notify_all(&gone);
+    cache.notify_all(&deleted);
 }
 
-fn unreadable(error: &watcher::Error) -> bool {
+fn is_unreadable(error: &watcher::Error) -> bool {
     match error {
         watcher::Error::InitialListFailed(error)
         | watcher::Error::WatchStartFailed(error)
         | watcher::Error::WatchFailed(error) => match error {
             kube::Error::SerdeError(_) | kube::Error::FromUtf8(_) => true,
-            // Whatever is an object at all can be read as a Status, one without a code.
+            // Every JSON object parses as a Status. One that is not a Status has no code.
             kube::Error::Api(status) => status.code == 0,
             _ => false,
         },
@@ -238,17 +241,16 @@ fn unreadable(error: &watcher::Error) -> bool {
     }
 }
 
-/// What went wrong, in words that may be logged: an error of reading quotes what it could not read, and that may be of a
-/// Secret.
+/// The error in a form that may be logged. A parse error quotes its input, which may be a Secret.
 fn describe(error: &watcher::Error) -> String {
-    if unreadable(error) {
-        return "an object could not be read".to_owned();
+    if is_unreadable(error) {
+        return "an object is not readable".to_owned();
     }
     error.to_string()
 }
 
-/// A list or a watch of a kind answers 404 only when there is no such kind.
-fn is_absent(error: &watcher::Error) -> bool {
+/// The response to a list or a watch is a 404 only if the kind is not served.
+fn is_not_served(error: &watcher::Error) -> bool {
     match error {
         watcher::Error::InitialListFailed(kube::Error::Api(status))
         | watcher::Error::WatchStartFailed(kube::Error::Api(status))
@@ -263,20 +265,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_cannot_be_read_is_not_quoted() {
+    fn the_description_does_not_quote_an_unreadable_object() {
         for wrap in [watcher::Error::InitialListFailed, watcher::Error::WatchStartFailed, watcher::Error::WatchFailed] {
             let error = serde_json::from_str::<u8>("\"secret canary\"").unwrap_err();
             assert!(error.to_string().contains("canary"));
             let error = wrap(kube::Error::SerdeError(error));
-            assert!(unreadable(&error) && !describe(&error).contains("canary"));
+            assert!(is_unreadable(&error) && !describe(&error).contains("canary"));
         }
         assert!(describe(&watcher::Error::NoResourceVersion).contains("resourceVersion"));
     }
 
     #[test]
-    fn an_error_is_not_forgotten_before_the_next_one_can_have_come() {
-        let selection = WatchConfig::default();
-        assert_eq!(selection.settling(), Duration::from_secs(90));
-        assert!(selection.settling() > selection.error_retry.longest() + REQUEST_DEADLINE);
+    fn the_cooldown_after_an_error_is_longer_than_the_time_to_the_next_error() {
+        let config = WatchConfig::default();
+        assert_eq!(config.error_cooldown(), Duration::from_secs(90));
+        assert!(config.error_cooldown() > config.error_retry.max() + REQUEST_DEADLINE);
     }
 }

@@ -45,7 +45,7 @@ impl Watches {
     {
         let cache = self.add_optional(name, api, config, indexes, project);
         let handle = cache.clone();
-        self.health.require(name, move || handle.sync_state() != SyncState::Pending);
+        self.health.add_readiness_check(name, move || handle.sync_state() != SyncState::Pending);
         self.kinds.push(WatchedKind { resource: resource.clone(), cache: Arc::new(cache.clone()) });
         cache
     }

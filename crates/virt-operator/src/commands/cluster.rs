@@ -16,7 +16,7 @@ use vitivirt_runtime::{
     metrics::Metrics,
 };
 
-use crate::cache::{MANAGED, SCHEDULABLE};
+use crate::cache::{managed_selector, schedulable_selector};
 
 const PAGE: u32 = 50;
 
@@ -68,7 +68,10 @@ impl InstallationReader {
         }
         let has = |kind: Kind| !absent.contains(&kind);
         let nodes: Api<Node> = Api::all(self.client());
-        let nodes = nodes.list_metadata(&ListParams::default().labels(SCHEDULABLE)).await.context("listing nodes")?;
+        let nodes = nodes
+            .list_metadata(&ListParams::default().labels_from(&schedulable_selector()))
+            .await
+            .context("listing nodes")?;
         let monitor_namespace = if has(Kind::ServiceMonitor) { self.monitor_namespace(config).await? } else { None };
         let cluster = Cluster { monitor_namespace, ..Cluster::with(has, nodes.items.len()) };
         Ok(ClusterState { objects, cluster })
@@ -98,7 +101,7 @@ impl InstallationReader {
     }
 
     async fn list(&self, kind: Kind, objects: &mut Objects) -> Result<bool> {
-        let mut parameters = ListParams::default().labels(MANAGED).limit(PAGE);
+        let mut parameters = ListParams::default().labels_from(&managed_selector()).limit(PAGE);
         loop {
             let more = match kind {
                 Kind::CustomResourceDefinition => {

@@ -48,6 +48,7 @@ async fn plan(cluster: &ClusterArguments, environment: &Environment, given: Kube
     let kubevirt = as_if_applied(given, own.into_iter().next());
     let config = DeploymentConfig::new(&kubevirt, environment);
     let found = reader.find(&config).await?;
+    #[expect(clippy::disallowed_methods, reason = "the plan is made for the current time")]
     let now = SystemTime::now();
     let desired = if vitivirt_install::is_of_another_release(&kubevirt, environment) {
         Desired::strategy(&kubevirt, config)

@@ -23,7 +23,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use vitivirt_runtime::{
     program::Context,
-    server::{self, Answer, Bind, BindError, Limits, text},
+    server::{self, Bind, BindError, HttpResponse, Limits, text_response},
 };
 
 use admit::{WebhookEndpoint, admit};
@@ -37,10 +37,10 @@ pub(crate) const PORT: u16 = 8444;
 /// The API server waits ten seconds for a response, and keeps an idle connection open for ninety.
 const LIMITS: Limits = Limits {
     connections: 128,
-    silence: Duration::from_secs(5),
-    idle: Duration::from_secs(120),
-    request: Duration::from_secs(8),
-    age: Duration::from_secs(600),
+    first_request_timeout: Duration::from_secs(5),
+    idle_timeout: Duration::from_secs(120),
+    request_timeout: Duration::from_secs(8),
+    max_age: Duration::from_secs(600),
 };
 /// Enough for two objects of the largest size that etcd accepts, and the request around them.
 const MAX_BODY_BYTES: usize = 4 * 1024 * 1024;
@@ -88,7 +88,7 @@ impl WebhookServer {
     }
 
     /// The error is the HTTP response to a request that is not a valid AdmissionReview.
-    async fn respond(&self, request: http::Request<Incoming>) -> Result<Answer, Answer> {
+    async fn respond(&self, request: http::Request<Incoming>) -> Result<HttpResponse, HttpResponse> {
         let path = request.uri().path();
         let Some(endpoint) = WebhookEndpoint::from_path(path) else {
             return Err(plain_text(StatusCode::NOT_FOUND, "no webhook has this path"));
@@ -113,14 +113,14 @@ impl WebhookServer {
             let (operation, refusals) = (endpoint.operation(), decision.refusals.len());
             tracing::info!(operation, refusals, cause = %first, "admission request denied");
         }
-        let mut response = Answer::new(Full::new(Bytes::from(decision.to_json(&uid))));
+        let mut response = HttpResponse::new(Full::new(Bytes::from(decision.to_json(&uid))));
         response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
         Ok(response)
     }
 
     /// Reads the body and waits for buffer space for each part of it. A client that sends slowly occupies only the
     /// space of the bytes that have arrived.
-    async fn read_body(&self, mut body: Incoming) -> Result<(Vec<u8>, Option<OwnedSemaphorePermit>), Answer> {
+    async fn read_body(&self, mut body: Incoming) -> Result<(Vec<u8>, Option<OwnedSemaphorePermit>), HttpResponse> {
         let incomplete = || plain_text(StatusCode::BAD_REQUEST, "request body is incomplete");
         let too_large = || {
             let message = format!("request body is larger than {MAX_BODY_BYTES} bytes");
@@ -148,6 +148,6 @@ impl WebhookServer {
     }
 }
 
-fn plain_text(status: StatusCode, message: &str) -> Answer {
-    text(status, format!("{message}\n"))
+fn plain_text(status: StatusCode, message: &str) -> HttpResponse {
+    text_response(status, format!("{message}\n"))
 }

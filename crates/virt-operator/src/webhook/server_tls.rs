@@ -10,22 +10,22 @@ use anyhow::Context;
 use rcgen::{CertificateParams, DnType, KeyPair};
 use vitivirt_api::kubevirt::Tls;
 use vitivirt_install::certificates;
-use vitivirt_runtime::tls::{Acceptor, Cell, ClientCa, Terms, Version};
+use vitivirt_runtime::tls::{Acceptor, ClientCa, ReloadableTls, TlsPolicy, TlsVersion};
 
 const FALLBACK_NAME: &str = "fallback.certificate.kubevirt.io";
 
 #[derive(Clone)]
-pub(crate) struct ServerTls(Cell);
+pub(crate) struct ServerTls(ReloadableTls);
 
 impl ServerTls {
     pub(crate) fn new() -> anyhow::Result<Self> {
         let fallback = self_signed_fallback().context("self-signed fallback certificate could not be created")?;
-        Ok(Self(Cell::new(&fallback).context("self-signed fallback certificate cannot be used")?))
+        Ok(Self(ReloadableTls::new(&fallback).context("self-signed fallback certificate cannot be used")?))
     }
 
     /// Sets the certificate and the TLS settings of new connections. The call is cheap if nothing has changed.
     pub(crate) fn set(&self, pair: Option<&certificates::KeyPair>, tls: Option<&Tls>) {
-        let pair = pair.map(|pair| vitivirt_runtime::tls::KeyPair {
+        let pair = pair.map(|pair| vitivirt_runtime::tls::PemKeyPair {
             certificate: pair.certificate.clone(),
             key: pair.key.clone(),
         });
@@ -34,35 +34,35 @@ impl ServerTls {
 
     /// Sets the CA that verifies client certificates.
     pub(super) fn set_client_ca(&self, client_ca: ClientCa) {
-        self.0.set_authority(Some(client_ca));
+        self.0.set_client_ca(Some(client_ca));
     }
 
     /// The acceptor for the kubelet and Prometheus.
     pub(crate) fn metrics(&self) -> Acceptor {
-        self.0.open()
+        self.0.acceptor()
     }
 
     /// The acceptor for the API server. It asks for a client certificate and does not require one.
     pub(super) fn webhooks(&self) -> Acceptor {
-        self.0.asking()
+        self.0.acceptor_with_client_auth()
     }
 }
 
 /// The server does not support TLS 1.0 and 1.1. If they are allowed, it serves TLS 1.2 and 1.3.
-pub(super) fn tls_policy(tls: Option<&Tls>) -> Terms {
-    let Some(tls) = tls else { return Terms::default() };
-    Terms {
-        minimum: if tls.min_tls_version == "VersionTLS13" { Version::Tls13 } else { Version::Tls12 },
+pub(super) fn tls_policy(tls: Option<&Tls>) -> TlsPolicy {
+    let Some(tls) = tls else { return TlsPolicy::default() };
+    TlsPolicy {
+        min_version: if tls.min_tls_version == "VersionTLS13" { TlsVersion::Tls13 } else { TlsVersion::Tls12 },
         suites: tls.ciphers.clone().unwrap_or_default(),
     }
 }
 
-fn self_signed_fallback() -> Result<vitivirt_runtime::tls::KeyPair, rcgen::Error> {
+fn self_signed_fallback() -> Result<vitivirt_runtime::tls::PemKeyPair, rcgen::Error> {
     let key = KeyPair::generate()?;
     let mut parameters = CertificateParams::new([FALLBACK_NAME.to_owned()])?;
     parameters.distinguished_name.push(DnType::CommonName, FALLBACK_NAME);
     let certificate = parameters.self_signed(&key)?;
-    Ok(vitivirt_runtime::tls::KeyPair {
+    Ok(vitivirt_runtime::tls::PemKeyPair {
         certificate: certificate.pem().into_bytes(),
         key: key.serialize_pem().into_bytes(),
     })
@@ -76,7 +76,7 @@ pub(super) fn unsupported_tls_settings(tls: &Tls) -> Vec<String> {
         format!("virt-operator's endpoints support only TLS 1.2 and 1.3, although minTLSVersion is {version}")
     });
     let policy = tls_policy(Some(tls));
-    let suites = policy.not_offered();
+    let suites = policy.unsupported_suites();
     let suites =
         (!suites.is_empty()).then(|| format!("virt-operator's endpoints do not support {}", suites.join(", ")));
     version.into_iter().chain(suites).collect()

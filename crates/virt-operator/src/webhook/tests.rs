@@ -334,7 +334,7 @@ async fn a_hanging_api_server_ends_the_request_with_503_in_time() {
             .unwrap();
     let begin = tokio::time::Instant::now();
     let decision = admit(&client, WebhookEndpoint::Delete, request).await;
-    assert!(begin.elapsed() < LIMITS.request);
+    assert!(begin.elapsed() < LIMITS.request_timeout);
     assert_eq!(decision.code, 503);
     assert_eq!(
         decision.refusals[0].to_string(),
@@ -432,7 +432,8 @@ async fn a_body_that_is_too_large_is_not_read() {
 
 #[tokio::test]
 async fn a_slow_client_gets_503() {
-    let webhook = TestWebhook::start(&FakeApiServer::with_lists(json!({})), Limits { request: SHORT, ..LIMITS }).await;
+    let webhook =
+        TestWebhook::start(&FakeApiServer::with_lists(json!({})), Limits { request_timeout: SHORT, ..LIMITS }).await;
     let response = send_chunks(&webhook, "Content-Length: 1000\r\n", b" ", SHORT / 10).await;
     assert!(response.starts_with("HTTP/1.1 503") && response.contains("took too long"), "{response}");
 }
@@ -459,10 +460,10 @@ async fn a_certificate_is_replaced_without_a_restart() {
 
 #[test]
 fn tls_settings_of_the_resource_become_the_tls_policy() {
-    use vitivirt_runtime::tls::Version;
+    use vitivirt_runtime::tls::TlsVersion;
     let policy = |tls: Value| server_tls::tls_policy(Some(&serde_json::from_value(tls).unwrap()));
     assert_eq!(server_tls::tls_policy(None), Default::default());
-    assert_eq!(policy(json!({"minTLSVersion": "VersionTLS13"})).minimum, Version::Tls13);
-    assert_eq!(policy(json!({"minTLSVersion": "VersionTLS11"})).minimum, Version::Tls12);
+    assert_eq!(policy(json!({"minTLSVersion": "VersionTLS13"})).min_version, TlsVersion::Tls13);
+    assert_eq!(policy(json!({"minTLSVersion": "VersionTLS11"})).min_version, TlsVersion::Tls12);
     assert_eq!(policy(json!({"minTLSVersion": "VersionTLS12", "ciphers": ["A"]})).suites, ["A"]);
 }

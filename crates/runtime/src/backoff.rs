@@ -1,11 +1,11 @@
-//! How long to wait before the n-th try. Pure: the random number comes from outside.
+//! The delay before each retry. Pure: the caller supplies the random number generator.
 
 use std::time::Duration;
 
 use rand::Rng;
 
-/// Doubles from `base` to `max`; each delay is drawn from the upper half, so that a crowd that failed together does
-/// not come back together and nobody comes back much earlier than asked.
+/// Doubles from `base` to `max`. Each delay is drawn from the upper half of the range: clients that failed together do
+/// not retry together, and no client retries much earlier than the backoff asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Backoff {
     base: Duration,
@@ -17,8 +17,8 @@ impl Backoff {
         Self { base, max }
     }
 
-    /// No delay is longer.
-    pub const fn longest(&self) -> Duration {
+    /// The upper limit of every delay.
+    pub(crate) const fn max(&self) -> Duration {
         self.max
     }
 
@@ -38,7 +38,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn between_half_and_whole_and_never_past_the_maximum(
+        fn a_delay_is_between_half_and_all_of_the_doubled_base_and_never_exceeds_the_maximum(
             failures in 0_u32..200, seed: u64, base in 1_u64..5_000, factor in 1_u64..1_000,
         ) {
             let (base, max) = (Duration::from_millis(base), Duration::from_millis(base * factor));

@@ -1,4 +1,5 @@
-//! Passes against a server: what is written, in which order, what stops them, and that one object's trouble stays its own.
+//! Reconciles against a server: what they write, in which order, what stops them, and that the failure of one object does
+//! not affect others.
 
 mod writes;
 
@@ -14,19 +15,17 @@ use rand::{SeedableRng, rngs::SmallRng};
 use serde_json::json;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use vitivirt_api::{
-    Body, EventKind, EventRecord, EventSubject, Operation, Propagation, StatusWrite, Step, Wait, Write,
-};
+use vitivirt_api::{Body, EventKind, EventRecord, EventSubject, Operation, StatusWrite, Step, Wait, Write};
 
 use super::*;
 use crate::{
-    client::Verb,
     events::{Reporter, recorder},
     health::Health,
     lease::Leadership,
     metrics::Metrics,
     queue::Queue,
-    testing::{Fault, Link, Server},
+    testing::{Link, LinkFault, TestApiServer},
+    verb::Verb,
     watch::{Cache, WatchConfig, watch},
 };
 
@@ -45,14 +44,14 @@ fn apply(name: &str, uid: &str, value: &str) -> Write {
 }
 
 fn delete(name: &str, uid: &str) -> Write {
-    Write::Delete { target: target(name), uid: uid.to_owned(), propagation: Propagation::Background }
+    Write::Delete { target: target(name), uid: uid.to_owned() }
 }
 
 fn plan(steps: impl IntoIterator<Item = Step>) -> Plan {
     Plan { steps: steps.into_iter().collect() }
 }
 
-fn executor(server: &Arc<Server>) -> (Executor, Arc<Link>) {
+fn executor(server: &Arc<TestApiServer>) -> (Executor, Arc<Link>) {
     let (client, link) = server.client();
     (Executor::new(client, "tester"), link)
 }
@@ -62,8 +61,8 @@ fn uid(object: &Value) -> String {
 }
 
 #[tokio::test(start_paused = true)]
-async fn steps_are_done_in_order_until_one_must_wait() {
-    let server = Server::new();
+async fn steps_are_applied_in_order_until_one_must_wait() {
+    let server = TestApiServer::new();
     let (executor, link) = executor(&server);
     let wait = Wait { reason: "Booting", message: "it boots".to_owned(), requeue_after: None };
     let plan = plan([
@@ -71,78 +70,78 @@ async fn steps_are_done_in_order_until_one_must_wait() {
         Step::new("machine").write(create("c")).wait(wait.clone()),
         Step::new("network").write(create("d")),
     ]);
-    let outcome = executor.apply(&plan, &Fence::open(), |_, _| false).await;
+    let outcome = executor.apply(&plan, &WriteFence::open(), |_, _| false).await;
     assert_eq!(outcome, Outcome { stop: Stop::Waiting { step: "machine", wait }, written: 3 });
     assert_eq!(link.requests.lock().len(), 3);
     assert!(server.get(MAPS, "ns", "d").is_none());
-    let made = server.get(MAPS, "ns", "a").unwrap();
-    assert_eq!((made["kind"].as_str(), made["apiVersion"].as_str()), (Some("ConfigMap"), Some("v1")));
+    let created = server.get(MAPS, "ns", "a").unwrap();
+    assert_eq!((created["kind"].as_str(), created["apiVersion"].as_str()), (Some("ConfigMap"), Some("v1")));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_taken_name_is_handed_back_and_nothing_is_done_to_it() {
-    let server = Server::new();
+async fn an_existing_foreign_object_is_a_name_conflict_and_stays_unchanged() {
+    let server = TestApiServer::new();
     let foreign =
         server.put(MAPS, json!({ "metadata": { "name": "a", "namespace": "ns" }, "data": { "whose": "theirs" } }));
     let (executor, link) = executor(&server);
     let plan = plan([Step::new("first").write(create("a")).write(create("b")), Step::new("second").write(create("c"))]);
-    let outcome = executor.apply(&plan, &Fence::open(), |_, live| live["data"]["whose"] == "ours").await;
-    // The other writes of the step are done; the next step is not begun.
+    let outcome = executor.apply(&plan, &WriteFence::open(), |_, live| live["data"]["whose"] == "ours").await;
+    // The other writes of the step are sent. The next step does not begin.
     assert_eq!(outcome.written, 1);
-    let Stop::NameConflict { target: taken, live, .. } = outcome.stop else { panic!("{:?}", outcome.stop) };
-    assert_eq!((taken, live.json()), (target("a"), &foreign));
+    let Stop::NameConflict { target: conflict, live, .. } = outcome.stop else { panic!("{:?}", outcome.stop) };
+    assert_eq!((conflict, live.json()), (target("a"), &foreign));
     assert_eq!(server.get(MAPS, "ns", "a"), Some(foreign));
     assert!(server.get(MAPS, "ns", "c").is_none());
     assert_eq!((link.count(Verb::Create), link.count(Verb::Get)), (2, 1));
 }
 
 #[tokio::test(start_paused = true)]
-async fn our_own_create_whose_answer_was_lost_is_found_again() {
-    let server = Server::new();
+async fn the_cache_learns_of_an_own_create_whose_response_was_lost() {
+    let server = TestApiServer::new();
     server.put(MAPS, json!({ "metadata": { "name": "a", "namespace": "ns" }, "data": { "whose": "ours" } }));
-    let (cache, following) = cache(&server);
-    tokio::spawn(following);
+    let (cache, watching) = cache(&server);
+    tokio::spawn(watching);
     let (client, _link) = server.client();
     let executor = Executor::new(client, "tester").observe_writes(&target("a").resource, Arc::new(cache.clone()));
     let plan = plan([Step::new("first").write(create("a"))]);
-    let outcome = executor.apply(&plan, &Fence::open(), |_, live| live["data"]["whose"] == "ours").await;
-    // Known at once, although the cache has not been listed yet; the next pass goes on from there.
+    let outcome = executor.apply(&plan, &WriteFence::open(), |_, live| live["data"]["whose"] == "ours").await;
+    // The cache has it at once, before its first list. The next reconcile continues from there.
     assert!(cache.get(&target("a").key).is_some());
     assert!(matches!(outcome.stop, Stop::Failed { failure, .. } if failure.class == ErrorClass::Conflict));
 }
 
-fn cache(server: &Arc<Server>) -> (Cache<Value>, impl Future<Output = ()> + Send + use<>) {
+fn cache(server: &Arc<TestApiServer>) -> (Cache<Value>, impl Future<Output = ()> + Send + use<>) {
     let (client, _link) = server.client();
     let value = |map: ConfigMap| json!(map.data);
     watch(Api::<ConfigMap>::all(client), WatchConfig::default(), &[], value, CancellationToken::new())
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_recreated_object_is_neither_changed_nor_deleted() {
-    let server = Server::new();
+async fn an_object_that_was_created_again_is_neither_changed_nor_deleted() {
+    let server = TestApiServer::new();
     let old = server.put(MAPS, json!({ "metadata": { "name": "a", "namespace": "ns" } }));
     server.remove(MAPS, "ns", "a");
     let foreign = server.put(MAPS, json!({ "metadata": { "name": "a", "namespace": "ns" }, "data": { "value": "x" } }));
     assert_ne!(uid(&old), uid(&foreign));
     let (executor, _link) = executor(&server);
     for write in [apply("a", &uid(&old), "mine"), delete("a", &uid(&old))] {
-        let outcome = executor.apply(&plan([Step::new("s").write(write)]), &Fence::open(), |_, _| false).await;
+        let outcome = executor.apply(&plan([Step::new("s").write(write)]), &WriteFence::open(), |_, _| false).await;
         assert!(matches!(outcome.stop, Stop::Failed { failure, .. } if failure.class == ErrorClass::Conflict));
     }
     assert_eq!(server.get(MAPS, "ns", "a"), Some(foreign));
 }
 
 #[tokio::test(start_paused = true)]
-async fn writes_are_laid_over_the_cache() {
-    let server = Server::new();
-    let (cache, following) = cache(&server);
-    tokio::spawn(following);
+async fn the_cache_contains_own_writes_at_once() {
+    let server = TestApiServer::new();
+    let (cache, watching) = cache(&server);
+    tokio::spawn(watching);
     cache.ready().await;
     let (client, link) = server.client();
     let executor = Executor::new(client, "tester").observe_writes(&target("a").resource, Arc::new(cache.clone()));
     let key = target("a").key;
     let run = async |write: Write| {
-        let outcome = executor.apply(&plan([Step::new("s").write(write)]), &Fence::open(), |_, _| false).await;
+        let outcome = executor.apply(&plan([Step::new("s").write(write)]), &WriteFence::open(), |_, _| false).await;
         assert_eq!(outcome.stop, Stop::Done);
     };
     run(create("a")).await;
@@ -152,16 +151,16 @@ async fn writes_are_laid_over_the_cache() {
     assert_eq!(cache.get(&key).unwrap()["value"], "changed");
     run(delete("a", &entry.uid.to_string())).await;
     assert_eq!(cache.get(&key), None);
-    // Deleting what is gone is done already.
+    // Deleting an object that does not exist succeeds.
     run(delete("a", &entry.uid.to_string())).await;
     assert_eq!(link.writes(), 4);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_replica_that_does_not_lead_writes_nothing() {
-    let server = Server::new();
+async fn a_replica_that_is_not_the_leader_writes_nothing() {
+    let server = TestApiServer::new();
     let (executor, link) = executor(&server);
-    let fence = Fence::open();
+    let fence = WriteFence::open();
     fence.close_for_test();
     let outcome = executor.apply(&plan([Step::new("s").write(create("a"))]), &fence, |_, _| false).await;
     assert!(matches!(outcome.stop, Stop::Failed { failure, .. } if failure.reason == reason::NOT_LEADING));
@@ -170,7 +169,7 @@ async fn a_replica_that_does_not_lead_writes_nothing() {
 
 #[tokio::test(start_paused = true)]
 async fn a_status_is_written_once_and_only_when_it_differs() {
-    let server = Server::new();
+    let server = TestApiServer::new();
     let live = server.put(MAPS, json!({ "metadata": { "name": "a", "namespace": "ns" } }));
     let (executor, link) = executor(&server);
     let mut status = StatusWrite {
@@ -179,40 +178,40 @@ async fn a_status_is_written_once_and_only_when_it_differs() {
         observed: json!({ "phase": "Pending" }),
         desired: json!({ "phase": "Pending" }),
     };
-    assert_eq!(executor.report(&status, &Fence::open()).await, Ok(false));
+    assert_eq!(executor.report(&status, &WriteFence::open()).await, Ok(false));
     assert_eq!(link.requests.lock().len(), 0);
     status.desired = json!({ "phase": "Running" });
-    assert_eq!(executor.report(&status, &Fence::open()).await, Ok(true));
+    assert_eq!(executor.report(&status, &WriteFence::open()).await, Ok(true));
     assert_eq!(server.get(MAPS, "ns", "a").unwrap()["status"]["phase"], "Running");
-    // No cache knows its version, therefore it is read.
+    // No cache knows its version, so the executor reads it.
     assert_eq!((link.count(Verb::Get), link.writes()), (1, 1));
     assert!(link.requests.lock()[1].1.contains("/a/status?"));
     status.uid = "of another".to_owned();
-    assert_eq!(executor.report(&status, &Fence::open()).await.unwrap_err().class, ErrorClass::Conflict);
+    assert_eq!(executor.report(&status, &WriteFence::open()).await.unwrap_err().class, ErrorClass::Conflict);
 }
 
-/// Makes one config map per key, and misbehaves for some keys.
-struct Maker {
+/// Creates one ConfigMap per key, and misbehaves for some keys.
+struct TestController {
     reconciles: Mutex<Vec<(Instant, String)>>,
-    under_way: AtomicUsize,
+    running: AtomicUsize,
     most: AtomicUsize,
-    /// Makes it in every pass, not only in the first.
+    /// Creates it in every reconcile, not only in the first one.
     stubborn: Mutex<bool>,
 }
 
-impl Controller for Maker {
+impl Controller for TestController {
     type Observed = ObjectKey;
     type Status = Value;
-    const NAME: &'static str = "Maker";
+    const NAME: &'static str = "TestController";
 
     async fn observe(&self, key: &ObjectKey) -> Result<Option<ObjectKey>, Failure> {
         self.reconciles.lock().push((Instant::now(), key.name().to_owned()));
-        self.most.fetch_max(self.under_way.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+        self.most.fetch_max(self.running.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
         tokio::time::sleep(Duration::from_millis(10)).await;
-        self.under_way.fetch_sub(1, Ordering::SeqCst);
+        self.running.fetch_sub(1, Ordering::SeqCst);
         match key.name() {
             "hangs" => std::future::pending().await,
-            "invalid" => Err(Failure::invalid("Wrong", "it cannot be")),
+            "invalid" => Err(Failure::invalid("Wrong", "invalid by design")),
             "slow" => {
                 tokio::time::sleep(Duration::from_secs(5)).await;
                 Ok(Some(key.clone()))
@@ -223,13 +222,13 @@ impl Controller for Maker {
     }
 
     fn plan(&self, observed: &ObjectKey) -> Result<Plan, Failure> {
-        assert_ne!(observed.name(), "panics", "as the test wants it");
+        assert_ne!(observed.name(), "panics", "requested by the test");
         if !*self.stubborn.lock()
             && self.reconciles.lock().iter().filter(|(_, name)| name == observed.name()).count() > 1
         {
             return Ok(Plan::default());
         }
-        Ok(plan([Step::new("make")
+        Ok(plan([Step::new("create")
             .write(Write::Create { target: target(observed.name()), body: Body::from(json!({ "data": {} })) })]))
     }
 
@@ -244,60 +243,60 @@ impl Controller for Maker {
             key: observed.clone(),
             uid: "u".to_owned(),
         };
-        let worth_telling = outcome.written > 0 || observed.name() == "talkative";
-        let events = worth_telling.then(|| EventRecord {
+        let has_event = outcome.written > 0 || observed.name() == "talkative";
+        let events = has_event.then(|| EventRecord {
             about,
             kind: EventKind::Normal,
-            reason: "Made",
-            action: "Make",
-            message: "made".to_owned(),
+            reason: "Created",
+            action: "Create",
+            message: "created".to_owned(),
         });
         Report {
             status: None,
             events: events.into_iter().collect(),
             requeue_after: Some(Duration::from_secs(1)).filter(|_| observed.name() == "eager"),
-            error: observed.name().starts_with("told").then_some("Told"),
+            error: observed.name().starts_with("reported").then_some("Reported"),
         }
     }
 }
 
-struct Bench {
-    server: Arc<Server>,
+struct RunnerTest {
+    server: Arc<TestApiServer>,
     link: Arc<Link>,
     events: Arc<Link>,
-    maker: Arc<Maker>,
+    controller: Arc<TestController>,
     queue: Queue<ObjectKey>,
     metrics: Arc<Metrics>,
     stop: CancellationToken,
     running: tokio::task::JoinHandle<()>,
-    runner: Arc<Runner<Maker>>,
+    runner: Arc<Runner<TestController>>,
     leadership: Leadership,
 }
 
-async fn lead(runner: Arc<Runner<Maker>>, leadership: Leadership) {
+async fn lead(runner: Arc<Runner<TestController>>, leadership: Leadership) {
     runner.run(leadership).await;
 }
 
-fn bench(options: RunnerOptions) -> Bench {
-    bench_on(Server::new(), options)
+fn runner_test(options: RunnerOptions) -> RunnerTest {
+    runner_test_on(TestApiServer::new(), options)
 }
 
-fn bench_on(server: Arc<Server>, options: RunnerOptions) -> Bench {
+fn runner_test_on(server: Arc<TestApiServer>, options: RunnerOptions) -> RunnerTest {
     let (client, link) = server.client();
     let metrics = Arc::new(Metrics::new("test"));
     let reporter = Reporter { controller: "test".to_owned(), instance: "test-1".to_owned() };
     let (event_client, events_link) = server.client();
     let (events, sending) = recorder(event_client, reporter, metrics.clone());
     tokio::spawn(sending);
-    let maker = Arc::new(Maker {
+    let controller = Arc::new(TestController {
         reconciles: Mutex::default(),
-        under_way: 0.into(),
+        running: 0.into(),
         most: 0.into(),
         stubborn: Mutex::default(),
     });
     let queue = Queue::default();
     let runner = Runner {
-        controller: maker.clone(),
+        controller: controller.clone(),
         queue: queue.clone(),
         executor: Arc::new(Executor::new(client, "tester")),
         events,
@@ -306,168 +305,169 @@ fn bench_on(server: Arc<Server>, options: RunnerOptions) -> Bench {
         options,
     };
     let (runner, stop) = (Arc::new(runner), CancellationToken::new());
-    let leadership = Leadership::unopposed(stop.clone());
+    let leadership = Leadership::without_lease(stop.clone());
     let running = tokio::spawn(lead(runner.clone(), leadership.clone()));
-    Bench { server, link, events: events_link, maker, queue, metrics, stop, running, runner, leadership }
+    RunnerTest { server, link, events: events_link, controller, queue, metrics, stop, running, runner, leadership }
 }
 
-impl Bench {
+impl RunnerTest {
     fn add(&self, name: &str) {
         self.queue.add(ObjectKey::namespaced("ns", name));
     }
 
     fn reconciles(&self, name: &str) -> Vec<Instant> {
-        self.maker.reconciles.lock().iter().filter(|(_, of)| of == name).map(|(at, _)| *at).collect()
+        self.controller.reconciles.lock().iter().filter(|(_, of)| of == name).map(|(at, _)| *at).collect()
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_objects_trouble_is_its_own() {
-    let bench = bench(RunnerOptions { workers: 3, reconcile_deadline: Duration::from_secs(30), resync: None });
+async fn a_failing_object_does_not_affect_others() {
+    let test = runner_test(RunnerOptions { workers: 3, reconcile_deadline: Duration::from_secs(30), resync: None });
     for name in ["panics", "hangs", "invalid", "gone", "good-1", "good-2"] {
-        bench.add(name);
+        test.add(name);
     }
     tokio::time::sleep(Duration::from_secs(1)).await;
-    assert!(bench.server.get(MAPS, "ns", "good-1").is_some() && bench.server.get(MAPS, "ns", "good-2").is_some());
+    assert!(test.server.get(MAPS, "ns", "good-1").is_some() && test.server.get(MAPS, "ns", "good-2").is_some());
     tokio::time::sleep(Duration::from_secs(600)).await;
-    // A panic and a hang are tried again, less and less often, and what is invalid seldom.
-    assert!((5..30).contains(&bench.reconciles("panics").len()), "{}", bench.reconciles("panics").len());
-    assert!(bench.reconciles("hangs").len() > 3);
-    assert!((4..=6).contains(&bench.reconciles("invalid").len()), "{}", bench.reconciles("invalid").len());
-    assert_eq!([bench.reconciles("gone").len(), bench.reconciles("good-1").len()], [1, 1]);
-    let text = bench.metrics.encode().unwrap();
+    // A panic and a hang are retried with increasing delays, and an invalid object slowly.
+    assert!((5..30).contains(&test.reconciles("panics").len()), "{}", test.reconciles("panics").len());
+    assert!(test.reconciles("hangs").len() > 3);
+    assert!((4..=6).contains(&test.reconciles("invalid").len()), "{}", test.reconciles("invalid").len());
+    assert_eq!([test.reconciles("gone").len(), test.reconciles("good-1").len()], [1, 1]);
+    let text = test.metrics.encode().unwrap();
     for line in [
-        "test_reconciliation_errors_total{controller=\"Maker\",error_type=\"Wrong\"}",
-        "test_reconciliation_errors_by_class_total{controller=\"Maker\",class=\"Invalid\"}",
+        "test_reconciliation_errors_total{controller=\"TestController\",error_type=\"Wrong\"}",
+        "test_reconciliation_errors_by_class_total{controller=\"TestController\",class=\"Invalid\"}",
     ] {
         assert!(text.contains(line), "{text}");
     }
     assert!(text.contains("error_type=\"Panic\"") && text.contains("error_type=\"ReconcileDeadlineExceeded\""));
-    // The two that were made, and nothing from the ones in trouble.
-    assert_eq!(bench.events.count(Verb::Create), 2);
+    // Two events for the two created objects, and none for the failing ones.
+    assert_eq!(test.events.count(Verb::Create), 2);
 }
 
-/// The condition and the number say the same, whether a request failed or nothing was even tried.
+/// The metric has the reason of the condition, whether a request failed or no request was sent.
 #[tokio::test(start_paused = true)]
-async fn what_a_report_calls_wrong_is_counted_once_and_by_that_name() {
-    let bench = bench(RunnerOptions::default());
+async fn an_error_of_the_report_is_counted_once_by_its_reason() {
+    let test = runner_test(RunnerOptions::default());
     let count = |line: &str| {
-        let text = bench.metrics.encode().unwrap();
+        let text = test.metrics.encode().unwrap();
         let name = format!("test_reconciliation_errors{line} ");
         text.lines().find_map(|have| have.strip_prefix(&name)?.parse::<u64>().ok()).unwrap_or_default()
     };
     let counts = || {
-        let by_type = ["Told", "AdmissionRefused"];
-        let by_type = by_type.map(|name| count(&format!("_total{{controller=\"Maker\",error_type=\"{name}\"}}")));
-        (by_type, count("_by_class_total{controller=\"Maker\",class=\"Invalid\"}"))
+        let by_type = ["Reported", "AdmissionRefused"];
+        let by_type =
+            by_type.map(|name| count(&format!("_total{{controller=\"TestController\",error_type=\"{name}\"}}")));
+        (by_type, count("_by_class_total{controller=\"TestController\",class=\"Invalid\"}"))
     };
-    bench.add("told");
+    test.add("reported");
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert_eq!(counts(), ([1, 0], 0), "nothing failed");
-    bench.link.faults.lock().push_back(Fault::Refuse(Verb::Create, 403));
-    bench.add("told-of-a-refusal");
+    test.link.faults.lock().push_back(LinkFault::Reject(Verb::Create, 403));
+    test.add("reported-rejection");
     tokio::time::sleep(Duration::from_secs(1)).await;
-    assert_eq!(counts(), ([2, 0], 1), "the class is the failure's");
-    bench.link.faults.lock().push_back(Fault::Refuse(Verb::Create, 403));
-    bench.add("says-nothing");
+    assert_eq!(counts(), ([2, 0], 1), "the class is that of the failure");
+    test.link.faults.lock().push_back(LinkFault::Reject(Verb::Create, 403));
+    test.add("not-in-the-report");
     tokio::time::sleep(Duration::from_secs(1)).await;
-    assert_eq!(counts(), ([2, 1], 2), "a failure that nobody tells of has its own name");
+    assert_eq!(counts(), ([2, 1], 2), "a failure without a condition is counted by its own reason");
 }
 
-/// As when the lease is lost: the work is dropped, and some time later this replica leads again.
+/// As after the loss of the lease: the work is dropped, and some time later this replica leads again.
 #[tokio::test(start_paused = true)]
-async fn a_pass_that_was_dropped_is_begun_again_by_the_next_leadership() {
-    let bench = bench(RunnerOptions::default());
-    bench.add("slow");
+async fn the_next_leadership_repeats_a_reconcile_that_was_dropped() {
+    let test = runner_test(RunnerOptions::default());
+    test.add("slow");
     tokio::time::sleep(Duration::from_secs(1)).await;
-    bench.running.abort();
-    bench.leadership.ended().await;
-    assert_eq!((bench.reconciles("slow").len(), bench.link.writes()), (1, 0));
-    bench.server.put(MAPS, json!({ "metadata": { "name": "unrelated", "namespace": "ns" } }));
-    tokio::spawn(lead(bench.runner.clone(), Leadership::unopposed(CancellationToken::new())));
+    test.running.abort();
+    test.leadership.ended().await;
+    assert_eq!((test.reconciles("slow").len(), test.link.writes()), (1, 0));
+    test.server.put(MAPS, json!({ "metadata": { "name": "unrelated", "namespace": "ns" } }));
+    tokio::spawn(lead(test.runner.clone(), Leadership::without_lease(CancellationToken::new())));
     tokio::time::sleep(Duration::from_secs(10)).await;
-    assert_eq!(bench.reconciles("slow").len(), 2);
-    // Woken while it runs, it is served once more and no further.
-    bench.add("slow");
+    assert_eq!(test.reconciles("slow").len(), 2);
+    // A key that is enqueued again is reconciled once more.
+    test.add("slow");
     tokio::time::sleep(Duration::from_secs(60)).await;
-    assert_eq!(bench.reconciles("slow").len(), 3);
+    assert_eq!(test.reconciles("slow").len(), 3);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_taken_name_is_tried_again_seldom_and_more_often_with_a_short_resync() {
+async fn a_name_conflict_is_retried_slowly_and_more_often_with_a_short_resync() {
     for (resync, reconciles) in [(None, 4..=6), (Some(Duration::from_secs(10)), 55..=80)] {
-        let server = Server::new();
+        let server = TestApiServer::new();
         server.put(MAPS, json!({ "metadata": { "name": "a", "namespace": "ns" } }));
-        let bench = bench_on(server, RunnerOptions { resync, ..RunnerOptions::default() });
-        *bench.maker.stubborn.lock() = true;
-        bench.add("a");
+        let test = runner_test_on(server, RunnerOptions { resync, ..RunnerOptions::default() });
+        *test.controller.stubborn.lock() = true;
+        test.add("a");
         tokio::time::sleep(Duration::from_secs(600)).await;
-        assert!(reconciles.contains(&bench.reconciles("a").len()), "{}", bench.reconciles("a").len());
-        assert!(bench.metrics.encode().unwrap().contains("error_type=\"NameTaken\""));
-        // It leaves: nobody needs to touch our object.
-        bench.server.remove(MAPS, "ns", "a");
+        assert!(reconciles.contains(&test.reconciles("a").len()), "{}", test.reconciles("a").len());
+        assert!(test.metrics.encode().unwrap().contains("error_type=\"NameTaken\""));
+        // After the conflicting object is deleted, the retry succeeds without a change of our object.
+        test.server.remove(MAPS, "ns", "a");
         tokio::time::sleep(Duration::from_secs(310)).await;
-        assert!(bench.server.get(MAPS, "ns", "a").is_some());
+        assert!(test.server.get(MAPS, "ns", "a").is_some());
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_report_does_not_undercut_what_a_failure_asks_for() {
-    let bench = bench(RunnerOptions::default());
-    *bench.maker.stubborn.lock() = true;
+async fn the_requeue_delay_of_a_report_does_not_shorten_the_retry_delay_of_a_failure() {
+    let test = runner_test(RunnerOptions::default());
+    *test.controller.stubborn.lock() = true;
     for _ in 0..8 {
-        bench.link.faults.lock().push_back(Fault::Refuse(Verb::Create, 403));
+        test.link.faults.lock().push_back(LinkFault::Reject(Verb::Create, 403));
     }
-    bench.add("eager");
+    test.add("eager");
     tokio::time::sleep(Duration::from_secs(100)).await;
-    // Refused by admission, as far as one can tell: 30 seconds, a minute, and so on.
-    assert!((2..=4).contains(&bench.reconciles("eager").len()), "{}", bench.reconciles("eager").len());
+    // A 403 without an authorization message counts as rejected by admission: 30 seconds, a minute, and so on.
+    assert!((2..=4).contains(&test.reconciles("eager").len()), "{}", test.reconciles("eager").len());
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_does_not_lead_tells_nothing() {
-    let bench = bench(RunnerOptions::default());
-    bench.leadership.fence.close_for_test();
-    bench.add("talkative");
+async fn a_replica_that_is_not_the_leader_sends_no_events_and_no_status() {
+    let test = runner_test(RunnerOptions::default());
+    test.leadership.fence.close_for_test();
+    test.add("talkative");
     tokio::time::sleep(Duration::from_secs(5)).await;
-    assert!(!bench.reconciles("talkative").is_empty());
-    assert_eq!((bench.link.writes(), bench.events.writes()), (0, 0));
+    assert!(!test.reconciles("talkative").is_empty());
+    assert_eq!((test.link.writes(), test.events.writes()), (0, 0));
 }
 
 #[tokio::test(start_paused = true)]
-async fn workers_are_limited_and_the_rest_is_drained_at_the_end() {
-    let bench = bench(RunnerOptions { workers: 3, ..RunnerOptions::default() });
+async fn workers_are_limited_and_running_reconciles_end_before_the_runner() {
+    let test = runner_test(RunnerOptions { workers: 3, ..RunnerOptions::default() });
     for n in 0..50 {
-        bench.add(&format!("m{n}"));
+        test.add(&format!("m{n}"));
     }
     tokio::time::sleep(Duration::from_millis(15)).await;
-    bench.stop.cancel();
-    bench.running.await.unwrap();
-    assert_eq!(bench.maker.most.load(Ordering::SeqCst), 3);
-    assert_eq!(bench.maker.under_way.load(Ordering::SeqCst), 0);
-    let begun = bench.maker.reconciles.lock().len();
-    assert!((3..=6).contains(&begun), "{begun}");
-    // What was begun was ended.
-    assert_eq!(bench.link.count(Verb::Create), begun);
+    test.stop.cancel();
+    test.running.await.unwrap();
+    assert_eq!(test.controller.most.load(Ordering::SeqCst), 3);
+    assert_eq!(test.controller.running.load(Ordering::SeqCst), 0);
+    let started = test.controller.reconciles.lock().len();
+    assert!((3..=6).contains(&started), "{started}");
+    // Every started reconcile has ended.
+    assert_eq!(test.link.count(Verb::Create), started);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_failing_write_is_retried_and_success_forgets_it() {
-    let bench = bench(RunnerOptions { resync: Some(Duration::from_secs(30)), ..RunnerOptions::default() });
-    bench.link.faults.lock().push_back(Fault::Refuse(Verb::Create, 503));
-    bench.add("a");
+async fn a_failed_write_is_retried_until_it_succeeds() {
+    let test = runner_test(RunnerOptions { resync: Some(Duration::from_secs(30)), ..RunnerOptions::default() });
+    test.link.faults.lock().push_back(LinkFault::Reject(Verb::Create, 503));
+    test.add("a");
     tokio::time::sleep(Duration::from_secs(2)).await;
-    let reconciles = bench.reconciles("a");
+    let reconciles = test.reconciles("a");
     assert_eq!(reconciles.len(), 2);
     assert!(reconciles[1] - reconciles[0] >= Duration::from_millis(125));
-    // Then every resync, and no request.
+    // After that only the resync reconciles it, without a request.
     tokio::time::sleep(Duration::from_secs(300)).await;
-    assert!((11..=15).contains(&bench.reconciles("a").len()), "{}", bench.reconciles("a").len());
-    assert_eq!(bench.link.requests.lock().len(), 1);
+    assert!((11..=15).contains(&test.reconciles("a").len()), "{}", test.reconciles("a").len());
+    assert_eq!(test.link.requests.lock().len(), 1);
 }
 
 #[test]
-fn the_class_decides_when_to_try_again() {
+fn the_class_of_a_failure_determines_the_retry_delay() {
     let mut random = SmallRng::seed_from_u64(1);
     let mut delay = |class, failures| retry_delay(&Failure::new(class, "R", "m"), failures, &mut random);
     assert!(delay(ErrorClass::Transient, 0) <= Duration::from_millis(250));
@@ -479,6 +479,25 @@ fn the_class_decides_when_to_try_again() {
     );
     assert!(delay(ErrorClass::Forbidden, 0) >= Duration::from_millis(2_500));
     assert!(delay(ErrorClass::Bug, 9) >= Duration::from_secs(150));
-    let asked = Failure::transient("R", "m").retry_after(Duration::from_secs(7));
-    assert_eq!(retry_delay(&asked, 0, &mut random), Duration::from_secs(7));
+    let failure = Failure::transient("R", "m").retry_after(Duration::from_secs(7));
+    assert_eq!(retry_delay(&failure, 0, &mut random), Duration::from_secs(7));
+}
+
+#[test]
+fn a_failed_status_write_replaces_only_causes_that_are_retried_slowly() {
+    let failure = |class| Failure::new(class, "Cause", "m");
+    let status_error = Failure::transient("Status", "m");
+    for (class, expected) in [
+        (ErrorClass::Transient, "Cause"),
+        (ErrorClass::Conflict, "Cause"),
+        (ErrorClass::Bug, "Cause"),
+        (ErrorClass::Invalid, "Status"),
+        (ErrorClass::Forbidden, "Status"),
+    ] {
+        let resolved = resolve_failure(Some(failure(class)), Some(status_error.clone()));
+        assert_eq!(resolved.map(|failure| failure.reason), Some(expected), "{class:?}");
+        assert_eq!(resolve_failure(Some(failure(class)), None), Some(failure(class)));
+    }
+    assert_eq!(resolve_failure(None, Some(status_error.clone())), Some(status_error));
+    assert_eq!(resolve_failure(None, None), None);
 }

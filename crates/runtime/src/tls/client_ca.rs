@@ -1,4 +1,5 @@
-//! Who may present a certificate: clients of an authority, by name if names are given. Whoever presents none is let in.
+//! The verification of client certificates: a CA must have signed them, for one of the allowed names. A client without a
+//! certificate is accepted.
 
 use std::sync::Arc;
 
@@ -18,9 +19,9 @@ use super::TlsError;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientCa {
-    /// Certificates in PEM.
+    /// CA certificates in PEM.
     pub bundle: String,
-    /// Common names. Empty: any.
+    /// The allowed common names of clients. Empty: any.
     pub names: Vec<String>,
 }
 
@@ -29,27 +30,28 @@ impl ClientCa {
         let mut roots = RootCertStore::empty();
         let certificates = CertificateDer::pem_slice_iter(self.bundle.as_bytes()).filter_map(Result::ok);
         if roots.add_parsable_certificates(certificates).0 == 0 {
-            return Err(TlsError::NoAuthority);
+            return Err(TlsError::NoCa);
         }
-        let signed =
+        let chain =
             WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider).allow_unauthenticated().build()?;
-        Ok(Arc::new(Verifier { signed, names: self.names.clone() }))
+        Ok(Arc::new(NameVerifier { chain, names: self.names.clone() }))
     }
 }
 
+/// Checks the common name in addition to the certificate chain.
 #[derive(Debug)]
-struct Verifier {
-    signed: Arc<dyn ClientCertVerifier>,
+struct NameVerifier {
+    chain: Arc<dyn ClientCertVerifier>,
     names: Vec<String>,
 }
 
-impl ClientCertVerifier for Verifier {
+impl ClientCertVerifier for NameVerifier {
     fn client_auth_mandatory(&self) -> bool {
-        self.signed.client_auth_mandatory()
+        self.chain.client_auth_mandatory()
     }
 
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
-        self.signed.root_hint_subjects()
+        self.chain.root_hint_subjects()
     }
 
     fn verify_client_cert(
@@ -58,7 +60,7 @@ impl ClientCertVerifier for Verifier {
         intermediates: &[CertificateDer<'_>],
         now: UnixTime,
     ) -> Result<ClientCertVerified, Error> {
-        let verified = self.signed.verify_client_cert(certificate, intermediates, now)?;
+        let verified = self.chain.verify_client_cert(certificate, intermediates, now)?;
         if self.names.is_empty() || common_name(certificate).is_some_and(|name| self.names.contains(&name)) {
             return Ok(verified);
         }
@@ -71,7 +73,7 @@ impl ClientCertVerifier for Verifier {
         certificate: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        self.signed.verify_tls12_signature(message, certificate, signature)
+        self.chain.verify_tls12_signature(message, certificate, signature)
     }
 
     fn verify_tls13_signature(
@@ -80,16 +82,16 @@ impl ClientCertVerifier for Verifier {
         certificate: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        self.signed.verify_tls13_signature(message, certificate, signature)
+        self.chain.verify_tls13_signature(message, certificate, signature)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.signed.supported_verify_schemes()
+        self.chain.supported_verify_schemes()
     }
 }
 
 fn common_name(certificate: &CertificateDer<'_>) -> Option<String> {
     let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
-    // As Go does: of several names the last counts.
+    // As in Go, the last one of several common names counts.
     certificate.subject().iter_common_name().last()?.as_str().ok().map(ToOwned::to_owned)
 }

@@ -1,12 +1,12 @@
-//! Which verb a request is, as RBAC and the audit log would name it. Metrics count by it, and the transport treats a
-//! watch differently from everything else.
+//! The verb of a request, as RBAC and the audit log name it. Metrics count requests by verb, and the client treats a
+//! watch differently from all other requests.
 
 use std::time::Duration;
 
 use http::{Method, Uri};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Verb {
+pub(crate) enum Verb {
     Get,
     List,
     Watch,
@@ -18,7 +18,7 @@ pub enum Verb {
 }
 
 impl Verb {
-    pub fn of(method: &Method, uri: &Uri) -> Self {
+    pub(crate) fn from_request(method: &Method, uri: &Uri) -> Self {
         match *method {
             Method::GET if parameter(uri, "watch").is_some_and(|value| value == "true" || value == "1") => Self::Watch,
             Method::GET if names_one_object(uri.path()) => Self::Get,
@@ -31,7 +31,7 @@ impl Verb {
         }
     }
 
-    pub fn as_str(self) -> &'static str {
+    pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::Get => "get",
             Self::List => "list",
@@ -45,8 +45,8 @@ impl Verb {
     }
 }
 
-/// How long the server was asked to keep a watch open.
-pub(super) fn server_timeout(uri: &Uri) -> Option<Duration> {
+/// How long the request asks the server to keep a watch open.
+pub(crate) fn server_timeout(uri: &Uri) -> Option<Duration> {
     parameter(uri, "timeoutSeconds")?.parse().ok().map(Duration::from_secs)
 }
 
@@ -58,7 +58,7 @@ fn parameter<'a>(uri: &'a Uri, name: &str) -> Option<&'a str> {
 }
 
 /// `/api/v1/…` and `/apis/group/version/…`, with or without `namespaces/<name>/` before `<resource>[/<name>[/…]]`.
-/// Anything else that is read (discovery, version) is one document.
+/// Every other path (discovery, version) is a single document.
 fn names_one_object(path: &str) -> bool {
     let mut parts = path.split('/').filter(|part| !part.is_empty());
     let prefix = match parts.next() {
@@ -81,11 +81,11 @@ mod tests {
     use super::*;
 
     fn verb(method: &Method, uri: &'static str) -> Verb {
-        Verb::of(method, &Uri::from_static(uri))
+        Verb::from_request(method, &Uri::from_static(uri))
     }
 
     #[test]
-    fn reads_are_told_apart() {
+    fn a_read_of_one_object_is_a_get_and_of_a_collection_a_list() {
         assert_eq!(verb(&Method::GET, "/api/v1/pods"), Verb::List);
         assert_eq!(verb(&Method::GET, "/api/v1/namespaces/a/pods?limit=5"), Verb::List);
         assert_eq!(verb(&Method::GET, "/api/v1/namespaces/a/pods/b"), Verb::Get);
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_watch_is_a_watch() {
+    fn only_a_get_with_the_parameter_watch_is_a_watch() {
         assert_eq!(verb(&Method::GET, "/api/v1/pods?&watch=true&timeoutSeconds=290"), Verb::Watch);
         assert_eq!(verb(&Method::GET, "/api/v1/pods?watch=false"), Verb::List);
         assert_eq!(verb(&Method::GET, "/api/v1/pods?labelSelector=watch%3Dtrue"), Verb::List);
