@@ -11,9 +11,10 @@ use kube::core::DynamicObject;
 use kube::{Api, Client, ResourceExt};
 use vitivirt_api::machine::{LABEL_MACHINE, LABEL_MACHINE_UID};
 use vitivirt_api::{ApiResource, Failure, ObjectKey, Target};
+use vitivirt_api::resources::{virtual_machine_instance_resource, virtual_machine_resource};
+use vitivirt_machine::Observed;
 use vitivirt_machine::observed::VmiView;
 use vitivirt_machine::render::cloud_init::secret_name;
-use vitivirt_machine::{Observed, virtual_machine_instance_resource, virtual_machine_resource};
 use vitivirt_runtime::reconcile::classify;
 
 use crate::cache::{PvcEntry, SecretEntry, VmEntry, VmiEntry, entry};
@@ -24,7 +25,7 @@ pub(crate) struct LiveCheck {
 
 impl LiveCheck {
     pub(crate) async fn complete(&self, observed: &mut Observed) -> Result<(), Failure> {
-        let key = ObjectKey::namespaced(observed.namespace(), observed.name());
+        let key = observed.id.key();
         let vm = self.read(virtual_machine_resource(), &key).await?;
         observed.vm = vm.map(|vm| VmEntry::view(&entry(&vm.metadata.clone(), VmEntry::project(vm))));
         if observed.vmi.is_none() {
@@ -38,11 +39,11 @@ impl LiveCheck {
 
     /// Before user data is discarded: the guest that runs, and whether the Secret is still ours.
     pub(crate) async fn user_data(&self, observed: &mut Observed) -> Result<(), Failure> {
-        observed.vmi = self.guest(&ObjectKey::namespaced(observed.namespace(), observed.name())).await?;
+        observed.vmi = self.guest(&observed.id.key()).await?;
         let name = secret_name(observed.name());
         let api: Api<Secret> = Api::namespaced(self.client.clone(), observed.namespace());
         let secret = api.get_metadata_opt(&name).await.map_err(|error| {
-            classify(&error, "get", &Target::of::<Secret>(ObjectKey::namespaced(observed.namespace(), &name)))
+            classify(&error, "get", &Target::of::<Secret>(observed.id.sibling(&name)))
         })?;
         observed.secret =
             secret.map(|secret| SecretEntry::view(&entry(&secret.metadata.clone(), SecretEntry::project(secret))));
@@ -67,7 +68,7 @@ impl LiveCheck {
         let api: Api<PersistentVolumeClaim> = Api::namespaced(self.client.clone(), observed.namespace());
         let carried = ListParams::default().labels(&format!("{LABEL_MACHINE_UID}={}", observed.uid()));
         let found = api.list(&carried).await.map_err(|error| {
-            let target = Target::of::<PersistentVolumeClaim>(ObjectKey::namespaced(observed.namespace(), ""));
+            let target = Target::of::<PersistentVolumeClaim>(observed.id.sibling(""));
             classify(&error, "list", &target)
         })?;
         for pvc in found.items {

@@ -18,12 +18,12 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use vitivirt_api::ObjectKey;
-use vitivirt_api::machine::{MachineStatus, condition_type, machine_reason, phase};
-use vitivirt_machine::Observed;
+use vitivirt_api::machine::{MachinePhase, MachineStatus, PrintableStatus, PvcPhase, condition_type, machine_reason};
+use vitivirt_machine::Assessed;
 use vitivirt_runtime::metrics::Metrics;
 use vitivirt_runtime::watch::Change;
 
-use crate::cache::{Caches, MachineEntry, PvcEntry, STATUSES, VmEntry};
+use crate::cache::{Caches, MachineEntry, PvcEntry, VmEntry};
 
 const UNKNOWN: &str = "unknown";
 const NETWORK_REASONS: [&str; 4] = [
@@ -119,12 +119,15 @@ impl MachineMetrics {
         if new.is_none() {
             self.starting.lock().remove(key);
         }
-        let labels = |entry: &MachineEntry| MachineLabels { phase: entry.phase, template: entry.template };
+        let labels = |entry: &MachineEntry| MachineLabels { phase: entry.phase.as_str(), template: entry.template };
         count(&mut self.counts.machines.lock(), old.map(labels), new.map(labels));
     }
 
     pub(crate) fn vm_changed(&self, old: Option<&VmEntry>, new: Option<&VmEntry>) {
-        let label = |entry: &VmEntry| if entry.status.is_empty() { "Unknown" } else { entry.status };
+        let label = |entry: &VmEntry| match entry.status {
+            PrintableStatus::Unset => PrintableStatus::Unknown.as_str(),
+            status => status.as_str(),
+        };
         count(&mut self.counts.vms.lock(), old.map(label), new.map(label));
     }
 
@@ -136,7 +139,7 @@ impl MachineMetrics {
     /// A PVC that is seen to become bound.
     pub(crate) fn pvc_changed(&self, change: &Change<PvcEntry>, caches: Option<&Caches>) {
         let (Some(old), Some(new)) = (&change.old, &change.new) else { return };
-        if !self.leads() || old.phase == PvcEntry::BOUND || new.phase != PvcEntry::BOUND {
+        if !self.leads() || old.phase == PvcPhase::Bound || new.phase != PvcPhase::Bound {
             return;
         }
         let exists =
@@ -148,17 +151,18 @@ impl MachineMetrics {
     }
 
     /// A pass over a Machine that ends with this status.
-    pub(crate) fn reported(&self, observed: &Observed, desired: &MachineStatus) {
-        self.count_network_errors(observed, desired);
-        let key = ObjectKey::of(&observed.machine.metadata);
+    pub(crate) fn reported(&self, assessed: &Assessed, desired: &MachineStatus) {
+        self.count_network_errors(assessed, desired);
+        let observed = assessed.observed();
+        let key = observed.id.key();
         let known = observed.machine.status.as_ref();
         let fresh = observed.vm.is_none() && known.is_none_or(|status| status.vm_name.is_none());
         let mut starting = self.starting.lock();
         if fresh && !observed.is_deleting() {
             starting.insert(key);
-        } else if observed.is_deleting() || desired.phase.as_deref() == Some(phase::STOPPED) {
+        } else if observed.is_deleting() || desired.phase == Some(MachinePhase::Stopped) {
             starting.remove(&key);
-        } else if desired.phase.as_deref() == Some(phase::RUNNING) && starting.remove(&key) {
+        } else if desired.phase == Some(MachinePhase::Running) && starting.remove(&key) {
             let created = observed.machine.metadata.creation_timestamp.as_ref().map_or(0, |time| time.0.as_second());
             self.time_to_running.observe(seconds_since(created, observed.now));
         }
@@ -166,7 +170,8 @@ impl MachineMetrics {
 
     /// Once for each time that the networks become the reason of not being ready, or in another way. That they are being
     /// made is no error. Only a network that is at fault is named.
-    fn count_network_errors(&self, observed: &Observed, desired: &MachineStatus) {
+    fn count_network_errors(&self, assessed: &Assessed, desired: &MachineStatus) {
+        let observed = assessed.observed();
         let wrong = |status: &MachineStatus| {
             let ready = status.conditions.iter().find(|have| have.type_ == condition_type::READY);
             let about_networks = ready.filter(|ready| NETWORK_REASONS.contains(&ready.reason.as_str()));
@@ -176,7 +181,7 @@ impl MachineMetrics {
         if now.is_none() || now == observed.machine.status.as_ref().and_then(wrong) {
             return;
         }
-        let mut blamed = vitivirt_machine::networks_at_fault(observed);
+        let mut blamed = assessed.assessment().networks_at_fault().to_vec();
         blamed.retain(|name| observed.networks.contains_key(name));
         if blamed.is_empty() {
             blamed.push(UNKNOWN.to_owned());
@@ -220,7 +225,7 @@ impl Collector for Counts {
         machines.encode(encoder.encode_descriptor("machines_total", help, None, MetricType::Gauge)?)?;
         let vms = Family::<StatusLabel, Gauge>::default();
         let known = self.vms.lock();
-        for status in STATUSES.iter().copied().filter(|status| known.contains_key(status)) {
+        for status in PrintableStatus::ALL.iter().map(|status| status.as_str()).filter(|status| known.contains_key(status)) {
             vms.get_or_create(&StatusLabel { status }).set(known.get(status).copied().unwrap_or_default());
         }
         let help = "VirtualMachines that were made for Machines, by KubeVirt's printableStatus";
@@ -232,7 +237,7 @@ impl Collector for Counts {
 mod tests {
     use serde_json::{Value, json};
     use vitivirt_api::{Outcome, Stop};
-    use vitivirt_machine::observed::NetworkView;
+    use vitivirt_machine::{Observed, observed::NetworkView};
 
     use super::*;
 
@@ -247,13 +252,13 @@ mod tests {
             uid: "n".to_owned(),
             vlan: None,
             bridge: bridge.map(str::to_owned),
-            protected: None,
+            finalizer_index: None,
             deleting: false,
             other_users: false,
         };
         Observed {
             networks: [("good".to_owned(), network(Some("br0"))), ("bad".to_owned(), network(None))].into(),
-            ..Observed::of(serde_json::from_value(machine).unwrap(), Timestamp::UNIX_EPOCH)
+            ..Observed::new(serde_json::from_value(machine).unwrap(), Timestamp::UNIX_EPOCH).unwrap()
         }
     }
 
@@ -262,20 +267,18 @@ mod tests {
         names.iter().enumerate().map(interface).collect()
     }
 
-    fn told(observed: &Observed) -> MachineStatus {
-        let report = vitivirt_machine::report(
-            observed,
-            &vitivirt_machine::plan(observed),
-            &Outcome { stop: Stop::Done, written: 0 },
-        );
-        serde_json::from_value(report.status.unwrap().desired).unwrap()
+    fn status(assessed: &Assessed) -> MachineStatus {
+        let plan = vitivirt_machine::plan(assessed).unwrap();
+        let report = vitivirt_machine::report(assessed, &plan, &Outcome { stop: Stop::Done, written: 0 });
+        report.status.unwrap().desired
     }
 
     /// How often each network was blamed for what a pass found.
     fn blamed(observed: &Observed) -> Vec<String> {
         let metrics = Metrics::new("t");
         let own = MachineMetrics::register(&metrics);
-        own.reported(observed, &told(observed));
+        let assessed = Assessed::new(observed.clone());
+        own.reported(&assessed, &status(&assessed));
         let text = metrics.encode().unwrap();
         let lines =
             text.lines().filter_map(|line| line.strip_prefix("t_network_configuration_errors_total{network_name="));
@@ -313,12 +316,12 @@ mod tests {
     fn what_is_gone_is_not_remembered() {
         let metrics = Metrics::new("t");
         let own = MachineMetrics::register(&metrics);
-        let bad = observed(&on(&["bad"]));
-        own.reported(&bad, &told(&bad));
+        let bad = Assessed::new(observed(&on(&["bad"])));
+        own.reported(&bad, &status(&bad));
         let shows = || metrics.encode().unwrap().contains("network_name=\"bad\"");
         assert!(shows() && own.starting.lock().len() == 1);
         own.network_gone("bad");
-        own.machine_changed(&ObjectKey::of(&bad.machine.metadata), None, None);
+        own.machine_changed(&bad.observed().id.key(), None, None);
         assert!(!shows() && own.starting.lock().is_empty());
     }
 

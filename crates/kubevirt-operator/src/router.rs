@@ -1,7 +1,7 @@
 //! Which Machines a change is about, and how soon they get a pass.
 //!
 //! What may change a Machine's phase or readiness, and every drift, is looked at now. Steps of a guest or a PVC on its
-//! way (`is_progress`) wait 500 ms for each other: they only move words inside the status. So a guest that runs is
+//! way (`is_intermediate`) wait 500 ms for each other: they only move words inside the status. So a guest that runs is
 //! reported at once, and its four steps before that cost one status write.
 //!
 //! While this replica does not lead there is no queue, and nothing is remembered: whoever begins to lead looks at
@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock};
 use vitivirt_api::ObjectKey;
-use vitivirt_api::machine::phase;
+use vitivirt_api::machine::MachinePhase;
 use vitivirt_runtime::queue::Queue;
 use vitivirt_runtime::watch::Change;
 
@@ -42,7 +42,7 @@ pub(crate) struct EventRouter {
     sources: OnceLock<Arc<SourceSecrets>>,
     /// How many Machines that are to stay name a network, by `namespace/name`.
     users: Mutex<HashMap<Box<str>, u32>>,
-    /// How many interfaces have an address, as [`crate::cache::address`] numbers them.
+    /// How many interfaces have an address, as [`crate::cache::mac_hash`] numbers them.
     addresses: Mutex<HashMap<u64, u32>>,
     /// The PVCs that carry a Machine's UID; also those of disks that have left its spec.
     pvcs: Mutex<HashMap<u128, Vec<Box<str>>>>,
@@ -89,7 +89,7 @@ impl EventRouter {
         *self.queues.write() = Some(queues.clone());
         self.all();
         for (key, entry) in self.caches.get().map(|caches| caches.networks.all()).unwrap_or_default() {
-            if entry.value.protected.is_some() {
+            if entry.value.finalizer_index.is_some() {
                 self.network(key);
             }
         }
@@ -157,13 +157,13 @@ impl EventRouter {
         self.count_users(&change.key, old, new);
         match (old, new) {
             // Our own finalizer or status, which needs no pass; or somebody else's idea of it, which can wait.
-            (Some(old), Some(new)) if old.wants_the_same(new) => self.soon(change.key.clone()),
+            (Some(old), Some(new)) if old.same_desired_state(new) => self.soon(change.key.clone()),
             _ => self.now(change.key.clone()),
         }
         let shared = self.count_addresses(old, new);
         if !shared.is_empty() {
             // Who waits for an address that this one had, or has one that this one has now.
-            self.each(|_, entry| entry.addresses.iter().any(|address| shared.contains(address)));
+            self.each(|_, entry| entry.mac_hashes.iter().any(|address| shared.contains(address)));
         }
         let Some(old) = old else { return };
         let named = |name: &str| new.is_some_and(|new| new.networks.iter().any(|have| **have == *name));
@@ -198,7 +198,7 @@ impl EventRouter {
 
     /// Returns the addresses that this change gave or took and that others have too.
     fn count_addresses(&self, old: Option<&MachineEntry>, new: Option<&MachineEntry>) -> Vec<u64> {
-        let of = |entry: Option<&MachineEntry>| entry.map(|entry| entry.addresses.to_vec()).unwrap_or_default();
+        let of = |entry: Option<&MachineEntry>| entry.map(|entry| entry.mac_hashes.to_vec()).unwrap_or_default();
         let (had, has) = (of(old), of(new));
         let mut counts = self.addresses.lock();
         let mut shared = Vec::new();
@@ -242,7 +242,7 @@ impl EventRouter {
         let name = in_namespace(&change.key, change.key.name());
         self.by_index(MachineEntry::BY_NETWORK, &name);
         match &change.new {
-            Some(new) if new.protected.is_some() => self.network(change.key.clone()),
+            Some(new) if new.finalizer_index.is_some() => self.network(change.key.clone()),
             Some(_) => {}
             None => self.metrics.network_gone(change.key.name()),
         }
@@ -250,7 +250,7 @@ impl EventRouter {
 
     /// Classes change seldom. Who runs does not wait for one.
     pub(crate) fn class_changed(&self, _: &Change<ClassEntry>) {
-        self.each(|_, entry| entry.phase != phase::RUNNING || !entry.ready);
+        self.each(|_, entry| entry.phase != MachinePhase::Running || !entry.ready);
     }
 
     pub(crate) fn secret_changed(&self, change: &Change<SecretEntry>) {
@@ -262,7 +262,7 @@ impl EventRouter {
         self.index_pvc(change);
         self.metrics.pvc_changed(change, self.caches.get());
         let urgent = match (&change.old, &change.new) {
-            (Some(old), Some(new)) => !old.is_progress(new),
+            (Some(old), Some(new)) => !old.is_intermediate(new),
             (None, Some(_)) => false,
             (_, None) => true,
         };
@@ -301,7 +301,7 @@ impl EventRouter {
     pub(crate) fn vm_changed(&self, change: &Change<VmEntry>) {
         self.metrics.vm_changed(change.old.as_deref(), change.new.as_deref());
         match (&change.old, &change.new) {
-            (Some(old), Some(new)) if old.is_progress(new, self.is_being_made(&change.key)) => {
+            (Some(old), Some(new)) if old.is_intermediate(new, self.is_being_made(&change.key)) => {
                 self.soon(change.key.clone());
             }
             // We made it.
@@ -312,8 +312,8 @@ impl EventRouter {
 
     pub(crate) fn vmi_changed(&self, change: &Change<VmiEntry>) {
         match (&change.old, &change.new) {
-            (Some(old), Some(new)) if old.is_progress(new) => self.soon(change.key.clone()),
-            (None, Some(new)) if new.is_progress(new) => self.soon(change.key.clone()),
+            (Some(old), Some(new)) if old.is_intermediate(new) => self.soon(change.key.clone()),
+            (None, Some(new)) if new.is_intermediate(new) => self.soon(change.key.clone()),
             _ => self.now(change.key.clone()),
         }
     }
@@ -326,7 +326,7 @@ impl EventRouter {
 
     fn is_being_made(&self, key: &ObjectKey) -> bool {
         let machine = self.caches.get().and_then(|caches| caches.machines.get(key));
-        machine.is_some_and(|machine| [phase::PENDING, phase::CREATING].contains(&machine.phase))
+        machine.is_some_and(|machine| [MachinePhase::Pending, MachinePhase::Creating].contains(&machine.phase))
     }
 
     fn child(&self, key: &ObjectKey, machine: Option<&str>, urgent: bool) {

@@ -18,8 +18,7 @@ use parking_lot::Mutex;
 use rand::{SeedableRng, rngs::SmallRng};
 use tokio_util::sync::CancellationToken;
 use vitivirt_api::{Failure, ObjectKey, Target};
-use vitivirt_machine::render::cloud_init::SecretBytes;
-use vitivirt_machine::resolve::SecretSource;
+use vitivirt_machine::{SecretBytes, resolve::SecretSource};
 use vitivirt_runtime::reconcile::{Backoff, classify};
 
 use crate::router::EventRouter;

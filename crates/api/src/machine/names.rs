@@ -1,5 +1,8 @@
 //! Every name that users see and scripts rely on: labels, finalizers, annotations, condition types and reasons.
 
+/// Group and version of Machine and NetworkConfiguration.
+pub const API_VERSION: &str = "vitistack.io/v1alpha1";
+
 /// The operator that manages an object. `app.kubernetes.io/managed-by=kubevirt-operator` is not used, because
 /// upstream virt-operator deletes objects with that label.
 pub const LABEL_MANAGED_BY: &str = "vitistack.io/managed-by";

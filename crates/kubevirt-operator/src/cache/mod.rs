@@ -22,15 +22,15 @@ use kube::{Api, Client, Resource};
 use serde::de::DeserializeOwned;
 use vitivirt_api::ApiResource;
 use vitivirt_api::machine::{LABEL_MACHINE, LABEL_MANAGED_BY, MANAGED_BY, Machine, NetworkConfiguration};
-use vitivirt_machine::{
+use vitivirt_api::resources::{
     import_source_resource, network_attachment_resource, virtual_machine_instance_resource, virtual_machine_resource,
 };
 use vitivirt_runtime::program::Context;
 use vitivirt_runtime::reconcile::Executor;
 use vitivirt_runtime::watch::{Cache, Change, Entry, IndexFn, SyncState, WatchConfig, watch};
 
-pub(crate) use self::kubevirt::{STATUSES, VmEntry, VmiEntry};
-pub(crate) use self::machine::{MachineEntry, address, in_namespace};
+pub(crate) use self::kubevirt::{VmEntry, VmiEntry};
+pub(crate) use self::machine::{MachineEntry, in_namespace, mac_hash};
 pub(crate) use self::owned::{AttachmentEntry, ClassEntry, ImportEntry, NetworkEntry, PvcEntry, SecretEntry};
 use crate::router::EventRouter;
 

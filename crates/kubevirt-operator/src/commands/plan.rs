@@ -10,11 +10,11 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 use serde::Serialize;
-use serde_json::Value;
-use vitivirt_api::{ObjectKey, Outcome, Stop, Write};
+use vitivirt_api::machine::MachinePhase;
+use vitivirt_api::{Outcome, Stop, Write};
 use vitivirt_cli::{print, warn};
-use vitivirt_machine::Observed;
-use vitivirt_machine::changes::{Effect, FieldChange, Refusal, changes_of};
+use vitivirt_machine::changes::{Effect, FieldChange, RejectedChange, changes_of};
+use vitivirt_machine::{Assessed, Observed};
 use vitivirt_runtime::client::{configuration, connect};
 use vitivirt_runtime::metrics::Metrics;
 
@@ -56,7 +56,7 @@ struct Planned {
     exists: bool,
     writes: Vec<PlannedWrite>,
     /// What of the file can never become true.
-    refused: Vec<Refusal>,
+    refused: Vec<RejectedChange>,
     /// What its status would say now.
     phase: String,
     ready: bool,
@@ -99,30 +99,30 @@ async fn plan(arguments: &PlanArguments) -> Result<Vec<Planned>> {
         let (machine, exists) = live.machine(given.clone()).await?;
         let mut observed = live.observe(machine).await?;
         files.add_to(&mut observed);
-        planned.push(one(&observed, exists));
+        planned.push(planned_machine(&Assessed::new(observed), exists)?);
     }
     Ok(planned)
 }
 
-fn one(observed: &Observed, exists: bool) -> Planned {
-    let plan = vitivirt_machine::plan(observed);
+fn planned_machine(assessed: &Assessed, exists: bool) -> Result<Planned> {
+    let observed = assessed.observed();
+    let plan = vitivirt_machine::plan(assessed)?;
     let writes = plan.steps.iter().flat_map(|step| &step.writes).map(|write| planned_write(observed, write)).collect();
-    let report = vitivirt_machine::report(observed, &plan, &Outcome { stop: Stop::Done, written: 0 });
+    let report = vitivirt_machine::report(assessed, &plan, &Outcome { stop: Stop::Done, written: 0 });
     let error = report.error.is_some();
     let status = report.status.map(|status| status.desired).unwrap_or_default();
     let ready = ready_condition(&status);
-    let words = |value: Option<&Value>| value.and_then(Value::as_str).unwrap_or_default().to_owned();
-    Planned {
-        machine: ObjectKey::of(&observed.machine.metadata).to_string(),
+    Ok(Planned {
+        machine: observed.id.key().to_string(),
         exists,
         writes,
-        refused: vitivirt_machine::refusals(observed),
-        phase: words(status.get("phase")),
-        ready: ready.is_some_and(|ready| ready.get("status") == Some(&"True".into())),
+        refused: assessed.assessment().rejected_changes.clone(),
+        phase: status.phase.map(MachinePhase::as_str).unwrap_or_default().to_owned(),
+        ready: ready.is_some_and(|ready| ready.status == "True"),
         error,
-        reason: words(ready.and_then(|ready| ready.get("reason"))),
-        message: words(ready.and_then(|ready| ready.get("message"))),
-    }
+        reason: ready.map(|ready| ready.reason.clone()).unwrap_or_default(),
+        message: ready.map(|ready| ready.message.clone()).unwrap_or_default(),
+    })
 }
 
 fn planned_write(observed: &Observed, write: &Write) -> PlannedWrite {
@@ -152,7 +152,7 @@ fn text(planned: &[Planned], colour: bool) -> String {
                 writeln!(out, "  {}", paint(code, &format!("{sign} {} {} {}", write.action, write.kind, write.name)));
             for change in &write.changes {
                 let _ = writeln!(out, "      {}", line(change));
-                let of = change.of.as_deref().map(|field| format!("{field}: ")).unwrap_or_default();
+                let of = change.machine_field.as_deref().map(|field| format!("{field}: ")).unwrap_or_default();
                 let _ = writeln!(out, "        {}", paint(FAINT, &format!("{of}{}", change.why)));
             }
         }
@@ -167,8 +167,8 @@ fn text(planned: &[Planned], colour: bool) -> String {
             (false, true) => RED,
             (false, false) => YELLOW,
         };
-        let (reason, message) = (paint(code, &machine.reason), &machine.message);
-        let _ = writeln!(out, "  {}: {reason} {message}", machine.phase);
+        let state = paint(code, if machine.ready { "Ready" } else { &machine.reason });
+        let _ = writeln!(out, "  → phase {}, {state}: {}", machine.phase, machine.message);
     }
     out
 }
@@ -191,12 +191,12 @@ fn line(change: &FieldChange) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     fn planned() -> Planned {
         let change = |field: &str, of: &str, from: Value, to: Value, effect| FieldChange {
             field: field.to_owned(),
-            of: Some(of.to_owned()),
+            machine_field: Some(of.to_owned()),
             from: Some(from),
             to: Some(to),
             effect,
@@ -214,12 +214,12 @@ mod tests {
                     change("spec.x.cores", "spec.resources.cpu.cores", json!(1), json!(4), Effect::Restart),
                 ],
             }],
-            refused: vec![Refusal { field: "spec.disks[root].size".to_owned(), reason: "it cannot shrink".to_owned() }],
+            refused: vec![RejectedChange { field: "spec.disks[root].size".to_owned(), reason: "it cannot shrink".to_owned() }],
             phase: "Running".to_owned(),
             ready: true,
             error: false,
             reason: "Running".to_owned(),
-            message: "the machine is running".to_owned(),
+            message: "Machine is running".to_owned(),
         }
     }
 
@@ -233,7 +233,7 @@ Machine ns/web (exists)
       spec.x.cores: 1 → 4 (at restart)
         spec.resources.cpu.cores: because
   ! refused spec.disks[root].size: it cannot shrink
-  Running: Running the machine is running
+  → phase Running, Ready: Machine is running
 ";
         assert_eq!(text(&[planned()], false), expected);
         let coloured = text(&[planned()], true);

@@ -13,7 +13,7 @@ use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 use vitivirt_api::{Body, ObjectKey, Outcome, Stop, Target, Write};
 use vitivirt_cli::{print, to_yaml, warn};
-use vitivirt_machine::Observed;
+use vitivirt_machine::Assessed;
 
 use super::files::{Files, placeholder};
 use super::ready_condition;
@@ -41,7 +41,7 @@ pub(crate) enum Format {
 pub(crate) fn run(arguments: &RenderArguments) -> Result<ExitCode> {
     let files = Files::of(&vitivirt_cli::read(&arguments.files)?, DEFAULT_NAMESPACE)?;
     warn(&files.warnings);
-    let Rendered { objects, problems, .. } = render(files);
+    let Rendered { objects, problems, .. } = render(files)?;
     for problem in &problems {
         eprintln!("{problem}");
     }
@@ -89,14 +89,14 @@ fn name_of(object: &Value) -> String {
     format!("{} {}/{}", text("/kind"), text("/metadata/namespace"), text("/metadata/name"))
 }
 
-fn render(mut files: Files) -> Rendered {
+fn render(mut files: Files) -> Result<Rendered> {
     for (number, machine) in files.machines.iter_mut().enumerate() {
         machine.metadata.uid.get_or_insert_with(|| placeholder(number));
     }
     let mut rendered = Rendered::default();
     for machine in &files.machines {
-        let observed = files.observed(machine.clone());
-        let plan = vitivirt_machine::plan(&observed);
+        let assessed = Assessed::new(files.observed(machine.clone())?);
+        let plan = vitivirt_machine::plan(&assessed)?;
         let made = plan.steps.iter().flat_map(|step| &step.writes).filter_map(|write| match write {
             Write::Create { target, body } => Some(complete(target, body)),
             _ => None,
@@ -104,7 +104,7 @@ fn render(mut files: Files) -> Rendered {
         let made: Vec<Value> = made.collect();
         let problem = match made.iter().find(|object| rendered.has_another(object)) {
             Some(object) => Some(format!("NameTaken: another Machine of the files has a {} too", name_of(object))),
-            None if made.is_empty() => problem(&observed, &plan),
+            None if made.is_empty() => problem(&assessed, &plan),
             None => None,
         };
         match problem {
@@ -112,15 +112,15 @@ fn render(mut files: Files) -> Rendered {
             None => made.into_iter().for_each(|object| rendered.add(object)),
         }
     }
-    rendered
+    Ok(rendered)
 }
 
 /// What the status of the Machine would say.
-fn problem(observed: &Observed, plan: &vitivirt_api::Plan) -> Option<String> {
-    let report = vitivirt_machine::report(observed, plan, &Outcome { stop: Stop::Done, written: 0 });
+fn problem(assessed: &Assessed, plan: &vitivirt_api::Plan) -> Option<String> {
+    let report = vitivirt_machine::report(assessed, plan, &Outcome { stop: Stop::Done, written: 0 });
     let status = report.status?.desired;
     let ready = ready_condition(&status)?;
-    Some(format!("{}: {}", ready.get("reason")?.as_str()?, ready.get("message")?.as_str()?))
+    Some(format!("{}: {}", ready.reason, ready.message))
 }
 
 /// The body with its kind and its name, as the executor sends it.

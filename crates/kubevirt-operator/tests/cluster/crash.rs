@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Secret};
 use kube::api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams};
 use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
-use vitivirt_api::machine::{LABEL_MACHINE, Machine, NetworkConfiguration, crds};
+use vitivirt_api::machine::{LABEL_MACHINE, Machine, MachinePhase, NetworkConfiguration, crds};
 use vitivirt_lab::harness::Suite;
 use vitivirt_lab::proxy::{Fault, Match, Rule, When};
 use vitivirt_lab::{Extension, Lab, Program, manifests};
@@ -115,7 +115,7 @@ impl Round {
         }
         manifests::create(&self.lab.client(), &[network, object]).await?;
         let is_running = |machine: Option<&Machine>| {
-            machine.and_then(|machine| machine.status.as_ref()?.phase.as_deref()) == Some("Running")
+            machine.and_then(|machine| machine.status.as_ref()?.phase) == Some(MachinePhase::Running)
         };
         self.lab.wait("Running", LIFE, machines.clone(), name, is_running).await?;
 
@@ -124,7 +124,7 @@ impl Round {
         let is_stopped = |machine: Option<&Machine>| {
             let status = machine.and_then(|machine| machine.status.as_ref());
             status.is_some_and(|status| {
-                status.phase.as_deref() == Some("Stopped") && status.observed_generation == Some(2)
+                status.phase == Some(MachinePhase::Stopped) && status.observed_generation == Some(2)
             })
         };
         self.lab.wait("Stopped", LIFE, machines.clone(), name, is_stopped).await?;
@@ -147,11 +147,11 @@ impl Round {
     }
 
     fn vms(&self) -> Api<DynamicObject> {
-        Api::namespaced_with(self.lab.client(), NAMESPACE, &vitivirt_machine::virtual_machine_resource())
+        Api::namespaced_with(self.lab.client(), NAMESPACE, &vitivirt_api::resources::virtual_machine_resource())
     }
 
     fn attachments(&self) -> Api<DynamicObject> {
-        Api::namespaced_with(self.lab.client(), NAMESPACE, &vitivirt_machine::network_attachment_resource())
+        Api::namespaced_with(self.lab.client(), NAMESPACE, &vitivirt_api::resources::network_attachment_resource())
     }
 
     /// What was made for the Machine, without what differs from round to round.

@@ -111,10 +111,10 @@ fn drifts() -> Vec<Drift> {
 impl Drift {
     fn resource(&self) -> ApiResource {
         match self.of {
-            Of::VirtualMachine => vitivirt_machine::virtual_machine_resource(),
+            Of::VirtualMachine => vitivirt_api::resources::virtual_machine_resource(),
             Of::Pvc => ApiResource::erase::<PersistentVolumeClaim>(&()),
             Of::Secret => ApiResource::erase::<Secret>(&()),
-            Of::Attachment => vitivirt_machine::network_attachment_resource(),
+            Of::Attachment => vitivirt_api::resources::network_attachment_resource(),
         }
     }
 

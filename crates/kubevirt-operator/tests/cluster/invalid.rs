@@ -73,7 +73,10 @@ impl World {
                 Err(kube::Error::Api(status)) if status.code == 422 => false,
                 Err(error) => return Err(error).context(size),
             };
-            ensure!(taken == vitivirt_machine::resolve::resolve(&machine).is_ok(), "the server takes {size}: {taken}");
+            let mut created = machine;
+            created.metadata.namespace = Some(self.namespace.to_owned());
+            created.metadata.uid = Some("5e6f5d0a-52a5-4a7c-9d38-2f1f0f6f3d11".to_owned());
+            ensure!(taken == vitivirt_machine::resolve::resolve(&created).is_ok(), "the server takes {size}: {taken}");
         }
         Ok(())
     }

@@ -9,6 +9,7 @@ use kube::ResourceExt;
 use kube::api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 use vitivirt_api::machine::{
+    MachinePhase,
     FINALIZER_MACHINE, FINALIZER_NETWORK, LABEL_MACHINE, LABEL_MACHINE_UID, LABEL_MANAGED_BY, MANAGED_BY, Machine,
     NetworkConfiguration,
 };
@@ -75,7 +76,7 @@ pub(crate) fn add(suite: &mut Suite) {
         for (name, _, phase, expected) in &cases {
             let machine = world.until(name, "the error", |machine| reason(machine) == Some(*expected)).await?;
             let status = machine.status.clone().unwrap_or_default();
-            ensure!(status.phase.as_deref() == Some(phase), "{name}: {status:?}");
+            ensure!(status.phase.map(MachinePhase::as_str) == Some(phase), "{name}: {status:?}");
             ensure!(status.diagnosis.is_some_and(|words| !words.is_empty()), "{name} has no diagnosis");
         }
         ensure!(world.vms().list(&ListParams::default()).await?.items.is_empty(), "nothing is half made");
@@ -133,7 +134,7 @@ pub(crate) fn add(suite: &mut Suite) {
         let before = world.vms().get("mine").await?;
         world.create_json(&machine("mine", &json!({"template": "small"}))).await?;
         let refused = world.until("mine", "the refusal", |machine| reason(machine) == Some("NameTaken")).await?;
-        ensure!(refused.status.and_then(|status| status.phase).as_deref() == Some("Failed"), "refused is failed");
+        ensure!(refused.status.and_then(|status| status.phase) == Some(MachinePhase::Failed), "refused is failed");
         let edit = json!({"spec": {"template": "large"}});
         world.machines().patch("mine", &PatchParams::default(), &Patch::Merge(edit)).await?;
         tokio::time::sleep(Duration::from_secs(1)).await;
@@ -225,7 +226,7 @@ pub(crate) fn add(suite: &mut Suite) {
         world.create_json(&machine("planned", &spec)).await?;
         world.running("planned", RUNNING).await?;
         let (fine, same) = world.plan(&machine("planned", &spec), &[]).await?;
-        ensure!(fine && same.contains("nothing to write") && same.contains("Running: Running"), "{same}");
+        ensure!(fine && same.contains("nothing to write") && same.contains("phase Running, Ready:"), "{same}");
         let version = world.vms().get("planned").await?.metadata.generation;
         let edited = json!({"template": "small", "resources": {"cpu": {"cores": 4}}, "powerState": "Stopped"});
         let (_, text) = world.plan(&machine("planned", &edited), &[]).await?;

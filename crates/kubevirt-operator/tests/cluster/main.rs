@@ -13,8 +13,6 @@ mod neighbours;
 mod random;
 mod refusals;
 mod replica;
-#[path = "../../../machine/tests/planner/specs.rs"]
-mod specs;
 mod world;
 
 use std::process::ExitCode;

@@ -13,8 +13,8 @@ use serde_json::{Value, json};
 use vitivirt_api::machine::{Machine, MachineSpec};
 use vitivirt_lab::harness::Suite;
 use vitivirt_lab::{Lab, manifests};
+use vitivirt_machine::testing::machine_spec;
 
-use crate::specs;
 use crate::world::{World, at_once, machine, phase};
 
 const ADMITTED: usize = 250;
@@ -89,7 +89,7 @@ pub(crate) fn drawn(seed: u8, count: usize) -> Result<Vec<Drawn>> {
     let mut runner = TestRunner::new_with_rng(Config::default(), random);
     (0..count)
         .map(|number| {
-            let tree = specs::spec().new_tree(&mut runner).map_err(|reason| anyhow::anyhow!("{reason}"))?;
+            let tree = machine_spec().new_tree(&mut runner).map_err(|reason| anyhow::anyhow!("{reason}"))?;
             Ok(Drawn { name: format!("random-{number}"), spec: tree.current(), seed })
         })
         .collect()
@@ -137,8 +137,8 @@ async fn admitted(lab: &Lab, drawn: &Drawn) -> Result<()> {
     machine.metadata.uid = Some("5e6f5d0a-52a5-4a7c-9d38-2f1f0f6f3d11".to_owned());
     let resolved = vitivirt_machine::resolve::resolve(&machine)
         .map_err(|problem| anyhow::anyhow!("{}: {}", problem.message, drawn.describe()))?;
-    let resource = vitivirt_machine::virtual_machine_resource();
-    let mut vm = vitivirt_machine::render::vm::render(&machine, &resolved);
+    let resource = vitivirt_api::resources::virtual_machine_resource();
+    let mut vm = json!(vitivirt_machine::render::vm::render(&resolved));
     if let Some(fields) = vm.as_object_mut() {
         fields.insert("apiVersion".to_owned(), resource.api_version.clone().into());
         fields.insert("kind".to_owned(), resource.kind.clone().into());

@@ -19,7 +19,7 @@ pub(crate) fn add(suite: &mut Suite) {
         let big = json!({"template": "small", "resources": {"memory": {"size": "4000Gi"}}});
         world.create_json(&machine("big", &big)).await?;
         let refused = world.expect("big", "InsufficientResources").await?;
-        ensure!(diagnosis(&refused).contains("ask for less"), "{:?}", refused.status);
+        ensure!(diagnosis(&refused).contains("request less"), "{:?}", refused.status);
         world.counts_errors(&["InsufficientResources"]).await?;
         world.edit("big", &json!({"resources": {"memory": {"size": "1Gi"}}})).await?;
         world.running("big", HEALED).await.map(|_| ())
@@ -69,7 +69,7 @@ pub(crate) fn add(suite: &mut Suite) {
         world.create_json(&machine("b", &json!({"template": "small", "cloudInit": {"userData": "#cloud-config\n"}}))).await?;
         for name in ["a", "b"] {
             let refused = world.expect(name, "NameTaken").await?;
-            ensure!(diagnosis(&refused).contains("left as it is"), "{:?}", refused.status);
+            ensure!(diagnosis(&refused).contains("does not change it"), "{:?}", refused.status);
             world.edit(name, &json!({"resources": {"cpu": {"cores": 2}}})).await?;
             world.delete(name).await?;
         }

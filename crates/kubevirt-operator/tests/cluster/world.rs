@@ -14,7 +14,7 @@ use kube::{Api, Resource, ResourceExt};
 use nix::sys::signal::Signal;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
-use vitivirt_api::machine::{Machine, condition_type, crds};
+use vitivirt_api::machine::{Machine, MachinePhase, condition_type, crds};
 use vitivirt_lab::harness::SharedLabs;
 use vitivirt_lab::{Extension, Lab, Program, manifests};
 use vitivirt_runtime::lease::message;
@@ -113,15 +113,15 @@ impl World {
     }
 
     pub(crate) fn vms(&self) -> Api<DynamicObject> {
-        self.dynamic(&vitivirt_machine::virtual_machine_resource())
+        self.dynamic(&vitivirt_api::resources::virtual_machine_resource())
     }
 
     pub(crate) fn vmis(&self) -> Api<DynamicObject> {
-        self.dynamic(&vitivirt_machine::virtual_machine_instance_resource())
+        self.dynamic(&vitivirt_api::resources::virtual_machine_instance_resource())
     }
 
     pub(crate) fn attachments(&self) -> Api<DynamicObject> {
-        self.dynamic(&vitivirt_machine::network_attachment_resource())
+        self.dynamic(&vitivirt_api::resources::network_attachment_resource())
     }
 
     /// The names of all objects of a kind that labels select, in order.
@@ -357,8 +357,8 @@ pub(crate) fn condition<'a>(machine: &'a Machine, type_: &str) -> Option<&'a Con
     machine.status.as_ref()?.conditions.iter().find(|have| have.type_ == type_)
 }
 
-pub(crate) fn phase(machine: &Machine) -> Option<&str> {
-    machine.status.as_ref()?.phase.as_deref()
+pub(crate) fn phase(machine: &Machine) -> Option<&'static str> {
+    machine.status.as_ref()?.phase.map(MachinePhase::as_str)
 }
 
 pub(crate) fn diagnosis(machine: &Machine) -> String {

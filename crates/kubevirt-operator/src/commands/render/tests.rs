@@ -14,7 +14,7 @@ fn files(texts: &[&str]) -> Result<Files> {
 }
 
 fn rendered(texts: &[&str]) -> Rendered {
-    render(files(texts).unwrap())
+    render(files(texts).unwrap()).unwrap()
 }
 
 fn text(files: &[&str]) -> String {
@@ -66,8 +66,8 @@ fn problems_are_told_with_their_reason() {
         format!("apiVersion: vitistack.io/v1alpha1\nkind: Machine\nmetadata: {{name: vm}}\nspec: {spec}\n")
     };
     for (spec, expected) in [
-        ("{template: huge}", "Machine default/vm: TemplateNotFound: there is no template \"huge\""),
-        ("{}", "Machine default/vm: Invalid: there is no template"),
+        ("{template: huge}", "Machine default/vm: TemplateNotFound: spec.template: unsupported value \"huge\""),
+        ("{}", "Machine default/vm: Invalid: spec.resources.cpu.cores: required without a template"),
         (
             "{template: small, networks: [{name: a, networkName: missing}]}",
             "Machine default/vm: NetworkConfigurationNotFound:",
