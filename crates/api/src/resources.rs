@@ -1,4 +1,4 @@
-//! The kinds of KubeVirt, Multus and CDI that kubevirt-operator reads and writes without Rust types of its own.
+//! The kinds of KubeVirt, Multus and CDI that kubevirt-operator reads and writes without generated Rust types.
 
 use kube_core::ApiResource;
 

@@ -10,8 +10,8 @@ use kube::api::ListParams;
 use kube::core::DynamicObject;
 use kube::{Api, Client, ResourceExt};
 use vitivirt_api::machine::{LABEL_MACHINE, LABEL_MACHINE_UID};
-use vitivirt_api::{ApiResource, Failure, ObjectKey, Target};
 use vitivirt_api::resources::{virtual_machine_instance_resource, virtual_machine_resource};
+use vitivirt_api::{ApiResource, Failure, ObjectKey, Target};
 use vitivirt_machine::Observed;
 use vitivirt_machine::observed::VmiView;
 use vitivirt_machine::render::cloud_init::secret_name;
@@ -42,9 +42,10 @@ impl LiveCheck {
         observed.vmi = self.guest(&observed.id.key()).await?;
         let name = secret_name(observed.name());
         let api: Api<Secret> = Api::namespaced(self.client.clone(), observed.namespace());
-        let secret = api.get_metadata_opt(&name).await.map_err(|error| {
-            classify(&error, "get", &Target::of::<Secret>(observed.id.sibling(&name)))
-        })?;
+        let secret = api
+            .get_metadata_opt(&name)
+            .await
+            .map_err(|error| classify(&error, "get", &Target::of::<Secret>(observed.id.sibling(&name))))?;
         observed.secret =
             secret.map(|secret| SecretEntry::view(&entry(&secret.metadata.clone(), SecretEntry::project(secret))));
         Ok(())

@@ -225,7 +225,9 @@ impl Collector for Counts {
         machines.encode(encoder.encode_descriptor("machines_total", help, None, MetricType::Gauge)?)?;
         let vms = Family::<StatusLabel, Gauge>::default();
         let known = self.vms.lock();
-        for status in PrintableStatus::ALL.iter().map(|status| status.as_str()).filter(|status| known.contains_key(status)) {
+        for status in
+            PrintableStatus::ALL.iter().map(|status| status.as_str()).filter(|status| known.contains_key(status))
+        {
             vms.get_or_create(&StatusLabel { status }).set(known.get(status).copied().unwrap_or_default());
         }
         let help = "VirtualMachines that were made for Machines, by KubeVirt's printableStatus";

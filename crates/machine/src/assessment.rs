@@ -13,7 +13,7 @@ use crate::{
     resolve::{DiskBacking, PvcSource, Resolved, ResolvedDisk, limits::network_configuration_error},
 };
 
-/// The observed state and its assessment, which always belong together. It is made once for each reconcile.
+/// The observed state and its assessment, which always belong together. Each reconcile has one.
 #[derive(Clone)]
 pub struct Assessed {
     observed: Observed,

@@ -7,9 +7,7 @@ use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Secret};
 use serde_json::{Value, json};
 use vitivirt_api::{
     Body, Failure, Operation, Plan, Propagation, Step, Target, Write,
-    machine::{
-        ANNOTATION_CONTENT, ANNOTATION_STARTED_WITH, FINALIZER_MACHINE, LABEL_MACHINE_UID, PvcPhase, VmiPhase,
-    },
+    machine::{ANNOTATION_CONTENT, ANNOTATION_STARTED_WITH, FINALIZER_MACHINE, LABEL_MACHINE_UID, PvcPhase, VmiPhase},
     resources::{
         import_source_resource, network_attachment_resource, virtual_machine_instance_resource,
         virtual_machine_resource,

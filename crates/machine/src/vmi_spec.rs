@@ -9,7 +9,8 @@ const MAX_DEVICES: usize = 64;
 
 /// The fields of a VMI's spec, or of a VM's `spec.template.spec`, that a Machine can change.
 pub fn comparable_spec(spec: &Value) -> Value {
-    let hotplugged: Vec<&str> = list(spec, "/volumes").filter(|volume| is_hotplugged(volume)).filter_map(name).collect();
+    let hotplugged: Vec<&str> =
+        list(spec, "/volumes").filter(|volume| is_hotplugged(volume)).filter_map(name).collect();
     // Volumes that `virtctl addvolume` hotplugged are not part of a Machine.
     let fixed = |device: &&Value| !name(device).is_some_and(|name| hotplugged.contains(&name));
     let disks: Vec<Value> = list(spec, "/domain/devices/disks").filter(fixed).map(disk).collect();

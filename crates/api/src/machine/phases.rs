@@ -1,11 +1,11 @@
-//! Words with a fixed set of values that decide something: phases and modes, as enums.
+//! Phases and modes of Kubernetes objects as enums.
 //!
-//! Every enum has a variant for words that it does not know, so that a newer Kubernetes, KubeVirt or operator cannot
+//! Every enum has a variant for values that it does not know, so that a newer Kubernetes, KubeVirt or operator cannot
 //! make an object unreadable.
 
-/// An enum whose variants have one word each. The last variant stands for every other word.
-macro_rules! word_enum {
-    ($(#[$attribute:meta])* $name:ident { $($variant:ident = $word:literal),+ $(,)? } else $unknown:ident = $shown:literal) => {
+/// An enum whose variants are one string each. The last variant stands for every other string.
+macro_rules! string_enum {
+    ($(#[$attribute:meta])* $name:ident { $($variant:ident = $text:literal),+ $(,)? } else $unknown:ident = $shown:literal) => {
         $(#[$attribute])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         pub enum $name {
@@ -18,16 +18,16 @@ macro_rules! word_enum {
 
             pub const fn as_str(self) -> &'static str {
                 match self {
-                    $(Self::$variant => $word,)+
+                    $(Self::$variant => $text,)+
                     Self::$unknown => $shown,
                 }
             }
         }
 
         impl From<&str> for $name {
-            fn from(word: &str) -> Self {
-                match word {
-                    $($word => Self::$variant,)+
+            fn from(text: &str) -> Self {
+                match text {
+                    $($text => Self::$variant,)+
                     _ => Self::$unknown,
                 }
             }
@@ -41,7 +41,7 @@ macro_rules! word_enum {
     };
 }
 
-word_enum! {
+string_enum! {
     /// `status.phase` of a Machine.
     MachinePhase {
         Pending = "Pending",
@@ -52,7 +52,7 @@ word_enum! {
     } else Unknown = "Unknown"
 }
 
-word_enum! {
+string_enum! {
     /// `status.phase` of a VirtualMachineInstance. It is empty until virt-controller sets it.
     VmiPhase {
         Unset = "",
@@ -66,7 +66,7 @@ word_enum! {
     } else Unknown = "Unknown"
 }
 
-word_enum! {
+string_enum! {
     /// `status.printableStatus` of a VirtualMachine. It is empty until virt-controller sets it.
     PrintableStatus {
         Unset = "",
@@ -89,7 +89,7 @@ word_enum! {
     } else Unknown = "Unknown"
 }
 
-word_enum! {
+string_enum! {
     /// `status.phase` of a PersistentVolumeClaim.
     PvcPhase {
         Pending = "Pending",
@@ -98,7 +98,7 @@ word_enum! {
     } else Unknown = ""
 }
 
-word_enum! {
+string_enum! {
     /// An access mode of a PersistentVolumeClaim.
     AccessMode {
         ReadWriteOnce = "ReadWriteOnce",
@@ -108,7 +108,7 @@ word_enum! {
     } else Unknown = ""
 }
 
-word_enum! {
+string_enum! {
     /// The volume mode of a PersistentVolumeClaim.
     VolumeMode {
         Filesystem = "Filesystem",
@@ -124,8 +124,8 @@ impl serde::Serialize for MachinePhase {
 
 impl<'de> serde::Deserialize<'de> for MachinePhase {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let word = std::borrow::Cow::<'de, str>::deserialize(deserializer)?;
-        Ok(Self::from(&*word))
+        let text = std::borrow::Cow::<'de, str>::deserialize(deserializer)?;
+        Ok(Self::from(&*text))
     }
 }
 
@@ -134,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_word_is_read_back_as_its_variant() {
+    fn every_variant_is_read_back_from_its_text() {
         for phase in MachinePhase::ALL {
             let json = serde_json::to_string(phase).unwrap();
             assert_eq!(serde_json::from_str::<MachinePhase>(&json).unwrap(), *phase, "{json}");
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_word_is_readable() {
+    fn an_unknown_value_is_readable() {
         assert_eq!(serde_json::from_str::<MachinePhase>("\"Dreaming\"").unwrap(), MachinePhase::Unknown);
         assert_eq!(VmiPhase::from("Dreaming"), VmiPhase::Unknown);
         assert_eq!(PvcPhase::from(""), PvcPhase::Unknown);

@@ -213,7 +213,12 @@ mod tests {
         });
         let compressed = CompressedJson::of(&typical);
         assert_eq!(compressed.read::<serde_json::Value>().unwrap(), typical);
-        assert!(compressed.len() * 3 < typical.to_string().len(), "{} of {}", compressed.len(), typical.to_string().len());
+        assert!(
+            compressed.len() * 3 < typical.to_string().len(),
+            "{} of {}",
+            compressed.len(),
+            typical.to_string().len()
+        );
         let big = serde_json::json!("x".repeat(1 << 20));
         assert_eq!(CompressedJson::of(&big).read::<serde_json::Value>().unwrap(), big);
         let truncated = CompressedJson(compressed.0[..compressed.0.len() / 2].into());

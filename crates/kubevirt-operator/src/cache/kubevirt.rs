@@ -76,9 +76,8 @@ impl VmEntry {
     /// Whether the change is only from one transitional status to another, so that the reconcile can be delayed. For a
     /// Machine that is being created, a stopped VM is a VM that will be started.
     pub(crate) fn is_intermediate(&self, newer: &Self, is_creating: bool) -> bool {
-        let is_transitional = |entry: &Self| {
-            is_transitional(entry.status) || (is_creating && entry.status == PrintableStatus::Stopped)
-        };
+        let is_transitional =
+            |entry: &Self| is_transitional(entry.status) || (is_creating && entry.status == PrintableStatus::Stopped);
         let same_state = self.status == newer.status || (is_transitional(self) && is_transitional(newer));
         let drift =
             self.spec != newer.spec || self.labels != newer.labels || self.controller_uid != newer.controller_uid;
@@ -122,7 +121,9 @@ impl VmiEntry {
             .filter(|condition| text(condition, "/reason") == Some("Unschedulable"));
         Self {
             phase: text(status, "/phase").unwrap_or_default().into(),
-            node: text(status, "/nodeName").filter(|node| !node.is_empty()).map(|node| truncate(node, NAME_LIMIT).into()),
+            node: text(status, "/nodeName")
+                .filter(|node| !node.is_empty())
+                .map(|node| truncate(node, NAME_LIMIT).into()),
             addresses: addresses(status),
             paused: condition(status, "Paused", "True").is_some(),
             migrating: migrating(status),

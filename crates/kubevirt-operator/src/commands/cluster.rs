@@ -13,10 +13,10 @@ use kube::{Api, Client, ResourceExt};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use vitivirt_api::machine::{LABEL_MACHINE_UID, Machine, NetworkConfiguration, POD_NETWORK};
-use vitivirt_api::{ApiResource, ErrorClass, ObjectKey, Target, reason};
 use vitivirt_api::resources::{
     import_source_resource, network_attachment_resource, virtual_machine_instance_resource, virtual_machine_resource,
 };
+use vitivirt_api::{ApiResource, ErrorClass, ObjectKey, Target, reason};
 use vitivirt_machine::observed::{Installed, SourceView};
 use vitivirt_machine::render::cloud_init::secret_name;
 use vitivirt_machine::resolve::Resolved;
@@ -125,7 +125,8 @@ impl ClusterReader {
             let resource = ApiResource::erase::<NetworkConfiguration>(&());
             let network = self.find(resource, key.sibling(name), NetworkEntry::project).await?;
             networks.extend(network.view(|entry| (name.clone(), NetworkEntry::view(entry, false))));
-            let attachment = self.find(network_attachment_resource(), key.sibling(name), AttachmentEntry::project).await?;
+            let attachment =
+                self.find(network_attachment_resource(), key.sibling(name), AttachmentEntry::project).await?;
             multus &= attachment.is_installed();
             attachments.extend(attachment.view(|entry| (name.clone(), AttachmentEntry::view(entry))));
         }

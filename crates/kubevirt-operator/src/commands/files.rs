@@ -125,7 +125,9 @@ impl Files {
     fn networks(&self, machine: &Machine) -> BTreeMap<String, NetworkView> {
         let named = machine.spec.networks.iter().map(|network| &network.network_name);
         named
-            .filter_map(|name| Some((name.clone(), network_view(self.networks.get(&ObjectKey::of(&machine.metadata).sibling(name))?))))
+            .filter_map(|name| {
+                Some((name.clone(), network_view(self.networks.get(&ObjectKey::of(&machine.metadata).sibling(name))?)))
+            })
             .collect()
     }
 
@@ -152,7 +154,9 @@ impl Files {
     fn source(&self, machine: &Machine) -> SourceView {
         let reference = machine.spec.cloud_init.as_ref().and_then(|given| given.secret_ref.as_ref());
         let Some(source) = reference.map(SecretSource::from) else { return SourceView::NotNeeded };
-        let Some(secret) = self.secrets.get(&ObjectKey::of(&machine.metadata).sibling(&source.name)) else { return SourceView::SecretMissing };
+        let Some(secret) = self.secrets.get(&ObjectKey::of(&machine.metadata).sibling(&source.name)) else {
+            return SourceView::SecretMissing;
+        };
         let text =
             secret.string_data.as_ref().and_then(|data| data.get(&source.key)).map(|text| text.clone().into_bytes());
         let bytes = secret.data.as_ref().and_then(|data| data.get(&source.key)).map(|bytes| bytes.0.clone());

@@ -214,7 +214,10 @@ mod tests {
                     change("spec.x.cores", "spec.resources.cpu.cores", json!(1), json!(4), Effect::Restart),
                 ],
             }],
-            refused: vec![RejectedChange { field: "spec.disks[root].size".to_owned(), reason: "it cannot shrink".to_owned() }],
+            refused: vec![RejectedChange {
+                field: "spec.disks[root].size".to_owned(),
+                reason: "it cannot shrink".to_owned(),
+            }],
             phase: "Running".to_owned(),
             ready: true,
             error: false,

@@ -106,7 +106,7 @@ async fn two_of_one_address_are_noticed_and_forgotten() {
     let router = router();
     let with = |mac: &str| machine(|object| object["spec"]["networks"][0]["macAddress"] = mac.into());
     let (one, other) = (with("52:54:00:00:00:01"), with("52:54:00:00:00:02"));
-    let address = one.addresses[0];
+    let address = one.mac_hashes[0];
     router.machine_changed(&change("a", None, Some(&one)));
     router.machine_changed(&change("a", Some(&one), Some(&one)));
     assert!(!router.is_shared(address), "a Machine does not meet itself");

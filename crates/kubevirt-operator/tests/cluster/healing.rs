@@ -40,7 +40,9 @@ pub(crate) fn add(suite: &mut Suite) {
 
         world.machines().delete("before", &DeleteParams::default()).await?;
         let held_up = world.expect("before", "PermissionMissing").await?;
-        for words in ["the deletion of the PVCs failed", "may not delete persistentvolumeclaims", "grant the permission"] {
+        for words in
+            ["the deletion of the PVCs failed", "may not delete persistentvolumeclaims", "grant the permission"]
+        {
             ensure!(diagnosis(&held_up).contains(words), "{words:?} is missing in {:?}", held_up.status);
         }
         world.told("before", "PermissionMissing").await?;
@@ -65,7 +67,10 @@ pub(crate) fn add(suite: &mut Suite) {
             world.create_json(&machine(name, &spec)).await?;
             let refused = world.expect(name, "NameTaken").await?;
             let words = diagnosis(&refused);
-            ensure!(words.contains("NetworkAttachmentDefinition taken") && words.contains("does not change it"), "{words}");
+            ensure!(
+                words.contains("NetworkAttachmentDefinition taken") && words.contains("does not change it"),
+                "{words}"
+            );
             ensure!(phase(&refused) == Some("Failed"), "{:?}", refused.status);
         }
         world.edit("first", &json!({"resources": {"cpu": {"cores": 2}}})).await?;

@@ -9,9 +9,8 @@ use kube::ResourceExt;
 use kube::api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 use vitivirt_api::machine::{
-    MachinePhase,
     FINALIZER_MACHINE, FINALIZER_NETWORK, LABEL_MACHINE, LABEL_MACHINE_UID, LABEL_MANAGED_BY, MANAGED_BY, Machine,
-    NetworkConfiguration,
+    MachinePhase, NetworkConfiguration,
 };
 use vitivirt_lab::harness::Suite;
 

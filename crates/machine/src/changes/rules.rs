@@ -63,7 +63,12 @@ pub const RULES: &[ChangeRule] = &[
         Effect::LiveIfPossible,
         "KubeVirt hotplugs sockets, up to a limit that is set when the guest starts",
     ),
-    rule("spec.resources.cpu.sockets", ChangeKind::Any, Effect::Restart, "KubeVirt removes no sockets from a running guest"),
+    rule(
+        "spec.resources.cpu.sockets",
+        ChangeKind::Any,
+        Effect::Restart,
+        "KubeVirt removes no sockets from a running guest",
+    ),
     rule(
         "spec.resources.memory.size",
         ChangeKind::Any,
@@ -94,7 +99,12 @@ pub const RULES: &[ChangeRule] = &[
     rule("spec.disks[].accessMode", ChangeKind::Any, Effect::Refused, IMMUTABLE_PVC),
     rule("spec.disks[].volumeMode", ChangeKind::Any, Effect::Refused, IMMUTABLE_PVC),
     rule("spec.disks[].source", ChangeKind::Any, Effect::Refused, "a volume is filled once, when it is created"),
-    rule("spec.disks[].source.containerDisk", ChangeKind::Any, Effect::Restart, "the image is pulled when the guest starts"),
+    rule(
+        "spec.disks[].source.containerDisk",
+        ChangeKind::Any,
+        Effect::Restart,
+        "the image is pulled when the guest starts",
+    ),
     rule(
         "spec.disks[].onDelete",
         ChangeKind::Any,
@@ -107,12 +117,7 @@ pub const RULES: &[ChangeRule] = &[
         Effect::LiveIfPossible,
         "KubeVirt hotplugs an interface on a bridge with a migration, but no interface on the pod network",
     ),
-    rule(
-        "spec.networks[]",
-        ChangeKind::Removed,
-        Effect::Restart,
-        "the interface is removed when the guest starts",
-    ),
+    rule("spec.networks[]", ChangeKind::Removed, Effect::Restart, "the interface is removed when the guest starts"),
     rule(
         "spec.networks[].networkName",
         ChangeKind::Any,
@@ -150,7 +155,12 @@ pub const RULES: &[ChangeRule] = &[
         Effect::Restart,
         "all objects get the labels immediately, except the VMI and its pod, which get them at the next start",
     ),
-    rule("metadata.finalizers", ChangeKind::Any, Effect::Live, "it keeps the object until the objects created for it are deleted"),
+    rule(
+        "metadata.finalizers",
+        ChangeKind::Any,
+        Effect::Live,
+        "it keeps the object until the objects created for it are deleted",
+    ),
 ];
 
 /// Fields of the VM and the field of the Machine that each is derived from. The first match counts.

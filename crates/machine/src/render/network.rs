@@ -32,11 +32,7 @@ pub fn render(name: &str, network: &NetworkView) -> NetworkAttachmentDefinition 
         block_owner_deletion: Some(true),
     };
     NetworkAttachmentDefinition {
-        metadata: ObjectMeta {
-            labels: Some(labels()),
-            owner_references: Some(vec![owner]),
-            ..ObjectMeta::default()
-        },
+        metadata: ObjectMeta { labels: Some(labels()), owner_references: Some(vec![owner]), ..ObjectMeta::default() },
         spec: spec(name, network),
     }
 }

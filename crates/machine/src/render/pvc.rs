@@ -6,10 +6,7 @@ use k8s_openapi::{
     api::core::v1::{
         PersistentVolumeClaim, PersistentVolumeClaimSpec, TypedObjectReference, VolumeResourceRequirements,
     },
-    apimachinery::pkg::{
-        api::resource::Quantity,
-        apis::meta::v1::ObjectMeta,
-    },
+    apimachinery::pkg::{api::resource::Quantity, apis::meta::v1::ObjectMeta},
 };
 use serde::Serialize;
 use sha2::{Digest, Sha256};

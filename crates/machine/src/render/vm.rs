@@ -12,7 +12,9 @@ use super::{
         TemplateMetadata, Toggle, VirtualMachine, VirtualMachineSpec, VmiSpec, VmiTemplate, Volume,
     },
 };
-use crate::resolve::{Attachment, BootKind, DiskBacking, DiskKind, PowerState, Resolved, ResolvedCloudInit, ResolvedDisk, ResolvedNetwork};
+use crate::resolve::{
+    Attachment, BootKind, DiskBacking, DiskKind, PowerState, Resolved, ResolvedCloudInit, ResolvedDisk, ResolvedNetwork,
+};
 
 /// The whole object, for its first write.
 pub fn render(resolved: &Resolved) -> VirtualMachine {
@@ -57,11 +59,7 @@ fn domain(resolved: &Resolved, disks: Vec<Disk>, order: &BootOrder<'_>) -> Domai
     Domain {
         cpu: Cpu { cores: resolved.cpu.cores, threads: resolved.cpu.threads, sockets: resolved.cpu.sockets },
         memory: Memory { guest: resolved.memory.to_string() },
-        devices: Devices {
-            disks,
-            interfaces: interfaces(resolved, order),
-            network_interface_multiqueue: multiqueue,
-        },
+        devices: Devices { disks, interfaces: interfaces(resolved, order), network_interface_multiqueue: multiqueue },
         machine: MachineType { kind: resolved.machine_type.clone() },
         features: Features {
             acpi: resolved.acpi.map(toggle),
@@ -131,10 +129,9 @@ fn render_volume(disk: &ResolvedDisk) -> Volume {
         DiskBacking::ContainerDisk { image } => {
             Volume { container_disk: Some(ContainerDisk { image: image.clone() }), ..empty_volume(&disk.name) }
         }
-        DiskBacking::Pvc { pvc, .. } => Volume {
-            persistent_volume_claim: Some(PvcVolume { claim_name: pvc.clone() }),
-            ..empty_volume(&disk.name)
-        },
+        DiskBacking::Pvc { pvc, .. } => {
+            Volume { persistent_volume_claim: Some(PvcVolume { claim_name: pvc.clone() }), ..empty_volume(&disk.name) }
+        }
     }
 }
 

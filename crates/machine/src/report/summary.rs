@@ -72,7 +72,8 @@ fn name_conflict(target: &Target, live: &Body) -> Summary {
         .json()
         .pointer("/metadata/ownerReferences/0")
         .and_then(|owner| Some(format!("{} {}", owner.get("kind")?.as_str()?, owner.get("name")?.as_str()?)));
-    let owner = owner.map_or_else(|| "is not managed by this operator".to_owned(), |owner| format!("belongs to {owner}"));
+    let owner =
+        owner.map_or_else(|| "is not managed by this operator".to_owned(), |owner| format!("belongs to {owner}"));
     let (kind, name) = (&target.resource.kind, target.key.name());
     not_ready(
         MachinePhase::Failed,
@@ -133,11 +134,9 @@ fn vm_summary(observed: &Observed, assessment: &Assessment) -> Summary {
 fn stopped_summary(observed: &Observed) -> Summary {
     match &observed.vmi {
         None => ready(MachinePhase::Stopped, reason::STOPPED, "Machine is stopped because powerState is Stopped"),
-        Some(_) => not_ready(
-            MachinePhase::Running,
-            reason::STOPPING,
-            "Machine is shutting down because powerState is Stopped",
-        ),
+        Some(_) => {
+            not_ready(MachinePhase::Running, reason::STOPPING, "Machine is shutting down because powerState is Stopped")
+        }
     }
 }
 

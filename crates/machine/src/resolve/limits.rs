@@ -74,7 +74,9 @@ fn check_network(network: &Network) -> Result<(), Problem> {
 /// What is wrong with a NetworkConfiguration, and how to correct it.
 pub(crate) fn network_configuration_error(name: &str, bridge: Option<&str>, vlan: Option<u16>) -> Option<String> {
     let Some(bridge) = bridge else {
-        return Some(format!("NetworkConfiguration {name}: spec.bridge: required; set the name of a bridge on the nodes"));
+        return Some(format!(
+            "NetworkConfiguration {name}: spec.bridge: required; set the name of a bridge on the nodes"
+        ));
     };
     let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte);
     if !((1..=BRIDGE_LENGTH).contains(&bridge.len()) && bridge.bytes().all(is_allowed)) {
@@ -138,9 +140,7 @@ fn check_label(field: &str, given: &str) -> Result<(), Problem> {
     Err(invalid_value(
         field,
         given,
-        &format!(
-            "must be at most {LABEL} lower-case letters, digits and hyphens, with a letter or digit at both ends"
-        ),
+        &format!("must be at most {LABEL} lower-case letters, digits and hyphens, with a letter or digit at both ends"),
     ))
 }
 

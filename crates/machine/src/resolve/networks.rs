@@ -43,10 +43,14 @@ pub(super) fn resolve(uid: &str, given: &[Network]) -> Result<Vec<ResolvedNetwor
     let mut names = BTreeSet::new();
     for network in given {
         if !names.insert(&network.name) {
-            return Err(invalid(format!("spec.networks: two networks have the name {:?}; use unique names", network.name)));
+            return Err(invalid(format!(
+                "spec.networks: two networks have the name {:?}; use unique names",
+                network.name
+            )));
         }
     }
-    let resolved: Vec<ResolvedNetwork> = given.iter().map(|network| resolve_network(uid, network)).collect::<Result<_, _>>()?;
+    let resolved: Vec<ResolvedNetwork> =
+        given.iter().map(|network| resolve_network(uid, network)).collect::<Result<_, _>>()?;
     if resolved.iter().filter(|network| network.attachment == Attachment::Pod).count() > 1 {
         return Err(invalid("spec.networks: two interfaces use the pod network; KubeVirt allows only one"));
     }

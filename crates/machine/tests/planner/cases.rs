@@ -246,7 +246,8 @@ fn a_change_keeps_the_defaults_of_kubevirt() {
     let domain = serde_json::json!({"features": {}});
     let bare = serde_json::json!({"runStrategy": "Halted", "template": {"metadata": {}, "spec": {"domain": domain}}});
     assert_eq!(vitivirt_machine::render::vm::without_defaults(live), bare);
-    let desired = serde_json::json!({"runStrategy": "Always", "template": {"metadata": {}, "spec": {"domain": domain}}});
+    let desired =
+        serde_json::json!({"runStrategy": "Always", "template": {"metadata": {}, "spec": {"domain": domain}}});
     let paths: Vec<String> =
         vitivirt_machine::render::vm::changes(&bare, &desired).into_iter().map(|operation| operation.path).collect();
     assert_eq!(paths, ["/spec/runStrategy"]);
@@ -297,9 +298,7 @@ fn a_secret_whose_source_was_not_read_keeps_its_data() {
         .iter()
         .flat_map(|step| &step.writes)
         .flat_map(|write| match write {
-            Write::Patch { operations, .. } => {
-                operations.iter().map(|operation| operation.path.as_str()).collect()
-            }
+            Write::Patch { operations, .. } => operations.iter().map(|operation| operation.path.as_str()).collect(),
             _ => Vec::new(),
         })
         .collect();

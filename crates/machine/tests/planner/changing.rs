@@ -171,7 +171,9 @@ fn a_machine_is_ready_although_its_obsolete_secret_cannot_be_deleted() {
     };
     let forbidden =
         Failure { class: ErrorClass::Forbidden, ..Failure::transient(reason::PERMISSION_MISSING, "it may not") };
-    assert!(message(forbidden).contains("the obsolete cloud-init Secret web-cloudinit could not be deleted: it may not"));
+    assert!(
+        message(forbidden).contains("the obsolete cloud-init Secret web-cloudinit could not be deleted: it may not")
+    );
     assert!(!message(Failure::transient(reason::WEBHOOK_UNREACHABLE, "later")).contains("later"));
 }
 
@@ -271,7 +273,11 @@ fn the_first_and_the_last_feature_are_listed_by_name() {
         assert_eq!(fields, ["spec.domain.features.acpi"]);
         world.settle();
         restart_required(&mut world, true);
-        assert!(restart_message(&world).unwrap().contains(": spec.domain.features.acpi;"), "{:?}", restart_message(&world));
+        assert!(
+            restart_message(&world).unwrap().contains(": spec.domain.features.acpi;"),
+            "{:?}",
+            restart_message(&world)
+        );
     }
 }
 

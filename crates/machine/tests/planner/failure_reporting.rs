@@ -88,7 +88,7 @@ fn a_machine_without_problems_never_counts_as_an_error() {
 #[test]
 fn a_running_machine_stays_running_when_a_write_is_rejected() {
     let world = running(small());
-    let stop = Stop::Failed { step: "claims", failure: denied("create Secret shop/s: quota") };
+    let stop = Stop::Failed { step: "PVCs", failure: denied("create Secret shop/s: quota") };
     let report = vitivirt_machine::report(&world.assessed(), &Plan::default(), &Outcome { stop, written: 0 });
     let status = report.status.unwrap().desired;
     assert_eq!(status.phase, Some(MachinePhase::Running));

@@ -68,7 +68,7 @@ fn poison() -> impl Strategy<Value = Poison> {
         size().prop_map(Poison::DiskSize),
         size().prop_map(Poison::Memory),
         prop_oneof![Just(0u32), 513u32..].prop_map(Poison::Cores),
-        "[a-z!]{2,300}".prop_map(Poison::Words),
+        "[a-z!]{2,300}".prop_map(Poison::Unsupported),
         "[0-9a-fA-F:]{0,20}".prop_map(|mac| Poison::Mac(format!("{mac}!"))),
         Just(Poison::Mac("01:00:5e:00:00:01".to_owned())),
         Just(Poison::TwoDisks),
@@ -94,7 +94,7 @@ enum Poison {
     DiskSize(String),
     Memory(String),
     Cores(u32),
-    Words(String),
+    Unsupported(String),
     Mac(String),
     TwoDisks,
     TwoNetworks,
@@ -112,7 +112,7 @@ enum Poison {
 
 impl Poison {
     /// Every field with a fixed set of values, with an unsupported value.
-    fn words(word: &str) -> [Value; 5] {
+    fn unsupported(word: &str) -> [Value; 5] {
         [
             json!({"powerState": word}),
             json!({"bootOrder": [word]}),
@@ -134,7 +134,7 @@ impl Poison {
             Poison::DiskSize(size) => disk(json!({"name": "p", "size": size})),
             Poison::Memory(size) => vec![json!({"resources": {"memory": {"size": size}}})],
             Poison::Cores(cores) => vec![json!({"resources": {"cpu": {"cores": cores}}})],
-            Poison::Words(word) => Self::words(&format!("no-{word}")).to_vec(),
+            Poison::Unsupported(word) => Self::unsupported(&format!("no-{word}")).to_vec(),
             Poison::Mac(mac) => networks(json!([{"name": "p", "networkName": "prod", "macAddress": mac}])),
             Poison::TwoDisks => vec![json!({"disks": [{"name": "p", "size": "1Gi"}, {"name": "p", "size": "2Gi"}]})],
             Poison::TwoNetworks => {
@@ -202,13 +202,13 @@ proptest! {
 
     #[test]
     fn arbitrary_text_in_a_spec_does_not_panic_and_an_invalid_spec_has_no_plan(
-        good in spec(), name in "\\PC{0,70}", words in proptest::collection::vec("\\PC{0,40}", 8),
+        good in spec(), name in "\\PC{0,70}", texts in proptest::collection::vec("\\PC{0,40}", 8),
     ) {
         let mut spec = json!(good);
-        spec["disks"] = json!([{"name": words[0], "size": words[1], "storageClass": words[2]}]);
-        spec["networks"] = json!([{"name": words[3], "networkName": words[4], "macAddress": words[5]}]);
-        spec["domain"] = json!({"machine": {"type": words[6]}});
-        spec["cloudInit"] = json!({"userData": words[7]});
+        spec["disks"] = json!([{"name": texts[0], "size": texts[1], "storageClass": texts[2]}]);
+        spec["networks"] = json!([{"name": texts[3], "networkName": texts[4], "macAddress": texts[5]}]);
+        spec["domain"] = json!({"machine": {"type": texts[6]}});
+        spec["cloudInit"] = json!({"userData": texts[7]});
         let mut world = World::new(serde_json::from_value(spec).unwrap());
         world.observed.machine.metadata.name = Some(name.clone());
         let is_valid = resolve(&world.observed.machine).is_ok();
@@ -303,10 +303,18 @@ fn sizes_are_valid_in_the_forms_of_kubernetes_up_to_the_limit() {
         assert_eq!(size_error(good), None, "{good}");
     }
     for bad in ["010Gi", "4.", "4.Gi", ".5Gi", "0", "0.0Gi", "00.5Gi", "1.0000000001Gi", "4gi", "1e3", "+1Gi", ""] {
-        assert!(size_error(bad).is_some_and(|message| message.contains("must be a number greater than 0")), "{bad}: {:?}", size_error(bad));
+        assert!(
+            size_error(bad).is_some_and(|message| message.contains("must be a number greater than 0")),
+            "{bad}: {:?}",
+            size_error(bad)
+        );
     }
     for big in ["8Ei", "8070450532247928833", "9300P", "99999999999999999999Ei", "7.01Ei"] {
-        assert!(size_error(big).is_some_and(|message| message.contains("must be at most 7Ei")), "{big}: {:?}", size_error(big));
+        assert!(
+            size_error(big).is_some_and(|message| message.contains("must be at most 7Ei")),
+            "{big}: {:?}",
+            size_error(big)
+        );
     }
     let long = "1.00000000000000000000000Gi";
     assert!(size_error(long).is_some_and(|message| message.contains("must have at most 24")), "{:?}", size_error(long));

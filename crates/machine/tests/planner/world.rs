@@ -7,15 +7,11 @@ use k8s_openapi::jiff::Timestamp;
 use serde_json::Value;
 use vitivirt_api::{
     Failure, Operation, Outcome, Plan, Report, Stop, Write,
-    machine::{
-        FINALIZER_NETWORK, Machine, MachineId, MachineSpec, MachineStatus, PrintableStatus, PvcPhase, VmiPhase,
-    },
+    machine::{FINALIZER_NETWORK, Machine, MachineId, MachineSpec, MachineStatus, PrintableStatus, PvcPhase, VmiPhase},
 };
 use vitivirt_machine::{
     Assessed, Observed,
-    observed::{
-        NetworkAttachmentView, NetworkView, OwnedView, PvcView, SecretView, StorageClassView, VmView, VmiView,
-    },
+    observed::{NetworkAttachmentView, NetworkView, OwnedView, PvcView, SecretView, StorageClassView, VmView, VmiView},
     resolve::resolve,
     vmi_spec::{comparable_spec, references_secret},
 };
@@ -301,7 +297,8 @@ impl World {
                     serde_json::from_value(value.clone()).unwrap();
             }
             ("NetworkAttachmentDefinition", None) if path == "/spec" => {
-                self.observed.network_attachments.get_mut(name).unwrap().config = value["config"].as_str().unwrap().to_owned();
+                self.observed.network_attachments.get_mut(name).unwrap().config =
+                    value["config"].as_str().unwrap().to_owned();
             }
             other => panic!("unexpected patch of {path} of {other:?}"),
         }
