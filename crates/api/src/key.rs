@@ -8,8 +8,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 /// Namespace and name of an object; the namespace of a cluster-scoped object is empty.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ObjectKey(
-    /// `namespace/name`; neither contains a slash. Caches and queues hold several keys for each of ten thousand objects,
-    /// so a key is one allocation instead of two.
+    /// `namespace/name`; neither contains a slash. Caches and queues hold several keys for each of ten thousand
+    /// objects, so a key is one allocation instead of two.
     Box<str>,
 );
 

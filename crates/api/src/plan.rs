@@ -79,8 +79,8 @@ pub enum Propagation {
 /// One request that changes an object.
 #[derive(Clone, PartialEq)]
 pub enum Write {
-    /// The first write of an object, a POST. If the name already exists, the executor reads the live object and asks the
-    /// controller whether it owns it.
+    /// The first write of an object, a POST. If the name already exists, the executor reads the live object and asks
+    /// the controller whether it owns it.
     Create { target: Target, body: Body },
     /// Server-side apply with the UID, so that it fails on a re-created object. Use it for fields that were always
     /// applied: a new finalizer, or a part of another client's object. It never removes a field that a `Create` wrote:

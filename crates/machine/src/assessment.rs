@@ -1,5 +1,6 @@
-//! What prevents a Machine from being created or changed. `plan` and `report` use the same assessment, so that the writes
-//! and the status cannot contradict each other. The checks form a chain; the first one that finds a problem decides.
+//! What prevents a Machine from being created or changed. `plan` and `report` use the same assessment, so that the
+//! writes and the status cannot contradict each other. The checks form a chain; the first one that finds a problem
+//! decides.
 
 use std::collections::BTreeSet;
 
@@ -140,7 +141,8 @@ fn name_conflict(observed: &Observed, resolved: &Resolved) -> Option<Problem> {
     })
 }
 
-/// A PVC that an earlier Machine of the same name left behind. The label with the UID decides which Machine it belongs to.
+/// A PVC that an earlier Machine of the same name left behind. The label with the UID decides which Machine it
+/// belongs to.
 fn retained_pvc(observed: &Observed, pvc: &str) -> Problem {
     let (machine, namespace, uid) = (observed.name(), observed.id.namespace(), observed.uid());
     Problem::failed(

@@ -1,6 +1,6 @@
-//! The writes for a Machine that is being deleted: first VM and VMI (the operator waits for their shutdown), then PVCs,
-//! then the finalizers of the networks, then the Machine's finalizer. Nothing that the Machine refers to is needed, so a
-//! deletion works without the template, the Secret, the networks, the StorageClasses or KubeVirt.
+//! The writes for a Machine that is being deleted: first VM and VMI (the operator waits for their shutdown), then
+//! PVCs, then the finalizers of the networks, then the Machine's finalizer. Nothing that the Machine refers to is
+//! needed, so a deletion works without the template, the Secret, the networks, the StorageClasses or KubeVirt.
 
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use vitivirt_api::{
@@ -73,8 +73,8 @@ fn pvcs(observed: &Observed) -> Step {
 }
 
 /// Removes the finalizer from networks of which this Machine is the last user. It happens before the Machine's own
-/// finalizer is removed, because no reconcile of the Machine follows that. [`crate::network_finalizer`] covers the other
-/// ways in which a network loses its last user.
+/// finalizer is removed, because no reconcile of the Machine follows that. [`crate::network_finalizer`] covers the
+/// other ways in which a network loses its last user.
 fn networks(observed: &Observed) -> Step {
     let mut step = Step::new(step::NETWORKS);
     let unused = observed.networks.iter().filter(|(_, network)| !network.other_users);

@@ -1,9 +1,9 @@
 //! The decisions about Machines: pure functions from the observed state to the writes and the status.
 //!
-//! No client, no async, no clock and no randomness: a decision can be repeated in a test, tried with thousands of random
-//! specs, and shown before it is applied. Read the modules in this order: `resolve` (parses the spec), `render` (the
-//! objects of a Machine), `observed` (the input), `assessment` (what blocks the Machine), `changes` (when an edit takes
-//! effect), `plan` and `delete` (the writes) and `report` (status and events).
+//! No client, no async, no clock and no randomness: a decision can be repeated in a test, tried with thousands of
+//! random specs, and shown before it is applied. Read the modules in this order: `resolve` (parses the spec),
+//! `render` (the objects of a Machine), `observed` (the input), `assessment` (what blocks the Machine), `changes`
+//! (when an edit takes effect), `plan` and `delete` (the writes) and `report` (status and events).
 
 mod assessment;
 pub mod changes;

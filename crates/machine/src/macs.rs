@@ -1,5 +1,5 @@
-//! Conflicts of MAC addresses. Of the Machines on one network of a namespace, only the oldest may use an address, whether
-//! the address is set or derived. The operator and the command `plan` share this code.
+//! Conflicts of MAC addresses. Of the Machines on one network of a namespace, only the oldest may use an address,
+//! whether the address is set or derived. The operator and the command `plan` share this code.
 
 use std::collections::BTreeMap;
 

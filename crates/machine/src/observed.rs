@@ -40,7 +40,8 @@ pub struct Observed {
     pub import_sources: BTreeMap<String, OwnedView>,
     pub vm: Option<VmView>,
     pub vmi: Option<VmiView>,
-    /// MAC addresses of the Machine, by network, that an older Machine of the namespace uses, with the name of that Machine.
+    /// MAC addresses of the Machine, by network, that an older Machine of the namespace uses, with the name of that
+    /// Machine.
     pub macs_in_use: BTreeMap<(String, String), String>,
     pub now: Timestamp,
 }

@@ -1,6 +1,6 @@
 //! The part of a VMI's spec that a Machine decides. It makes a VMI comparable with the template of its VM: without
-//! KubeVirt's defaults and without fields that follow from others. The difference is what waits for a restart. The cache
-//! keeps it for every VMI, so it is small.
+//! KubeVirt's defaults and without fields that follow from others. The difference is what waits for a restart. The
+//! cache keeps it for every VMI, so it is small.
 
 use serde_json::{Map, Value, json};
 

@@ -28,8 +28,8 @@ pub const FINALIZER_NETWORK: &str = "networkconfiguration.vitistack.io/in-use";
 
 /// On the cloud-init Secret: a digest of the data that it should have.
 pub const ANNOTATION_CONTENT: &str = "vitistack.io/content";
-/// On the cloud-init Secret, if its data changed while a VMI runs: the UID of the VMI and the digest of the data that it
-/// started with.
+/// On the cloud-init Secret, if its data changed while a VMI runs: the UID of the VMI and the digest of the data that
+/// it started with.
 pub const ANNOTATION_STARTED_WITH: &str = "vitistack.io/guest-began-with";
 /// On a PVC: a digest of the source that it was filled from.
 pub const ANNOTATION_SOURCE: &str = "vitistack.io/source";

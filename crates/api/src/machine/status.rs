@@ -15,8 +15,8 @@ pub struct MachineStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<String>")]
     pub phase: Option<MachinePhase>,
-    /// Conditions: Ready, VirtualMachineReady, StorageReady, NetworkReady, and RestartRequired while a change waits for a
-    /// restart.
+    /// Conditions: Ready, VirtualMachineReady, StorageReady, NetworkReady, and RestartRequired while a change waits
+    /// for a restart.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(
         schema_with = "schema::conditions",

@@ -1,5 +1,5 @@
-//! Compact forms of what the caches hold for every object. The caches of ten thousand Machines decide how much memory the
-//! operator needs: see `cargo xtask bench machines`.
+//! Compact forms of what the caches hold for every object. The caches of ten thousand Machines decide how much memory
+//! the operator needs: see `cargo xtask bench machines`.
 
 use std::{cell::RefCell, collections::BTreeMap, io};
 
@@ -39,8 +39,8 @@ const DICTIONARY: &[u8] = concat!(
 )
 .as_bytes();
 
-/// Compressed JSON, for objects that are rarely read: most Machines do not change for a long time. Equal values have equal
-/// bytes. The test below checks that a typical Machine needs less than a third of its JSON.
+/// Compressed JSON, for objects that are rarely read: most Machines do not change for a long time. Equal values have
+/// equal bytes. The test below checks that a typical Machine needs less than a third of its JSON.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct CompressedJson(Box<[u8]>);
 
@@ -109,8 +109,8 @@ fn decompress(bytes: &[u8]) -> io::Result<Vec<u8>> {
 }
 
 /// Labels as `key=value` lines, in one allocation instead of two for each label. Labels cannot contain `=` or a line
-/// break. The operator's own labels, which every object has, are one control character each, which labels cannot contain
-/// either.
+/// break. The operator's own labels, which every object has, are one control character each, which labels cannot
+/// contain either.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Labels(Box<str>);
 

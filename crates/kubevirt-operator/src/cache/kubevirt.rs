@@ -1,5 +1,5 @@
-//! The cached part of a VirtualMachine and its VirtualMachineInstance: what the plan compares and what the status shows.
-//! It has size limits, because the guest decides some of it.
+//! The cached part of a VirtualMachine and its VirtualMachineInstance: what the plan compares and what the status
+//! shows. It has size limits, because the guest decides some of it.
 
 #![expect(clippy::needless_pass_by_value, reason = "a cache passes the object that it received")]
 

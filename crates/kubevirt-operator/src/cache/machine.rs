@@ -1,5 +1,5 @@
-//! The cached part of a Machine: all of it except the managed fields, compressed, because most Machines do not change for
-//! a long time; and uncompressed the few fields that the event router needs.
+//! The cached part of a Machine: all of it except the managed fields, compressed, because most Machines do not change
+//! for a long time; and uncompressed the few fields that the event router needs.
 //!
 //! The caches of ten thousand Machines decide how much memory the operator needs: see `cargo xtask bench machines`.
 
@@ -31,8 +31,8 @@ pub(crate) struct MachineEntry {
     pub(crate) deleting: bool,
     /// NetworkConfigurations that it refers to.
     pub(crate) networks: Box<[Box<str>]>,
-    /// The [`mac_hash`]es of its interfaces. A hash is much smaller than namespace, network and address, and conflicts are
-    /// rare, so it is enough to find the Machines that may have one.
+    /// The [`mac_hash`]es of its interfaces. A hash is much smaller than namespace, network and address, and
+    /// conflicts are rare, so it is enough to find the Machines that may have one.
     pub(crate) mac_hashes: Box<[u64]>,
     /// The Secret that `cloudInit.secretRef` refers to.
     pub(crate) source: Option<Box<str>>,
@@ -102,7 +102,8 @@ pub(crate) fn in_namespace(key: &ObjectKey, what: &str) -> Box<str> {
     format!("{}/{what}", key.namespace().unwrap_or_default()).into()
 }
 
-/// A hash of a MAC address on a network of a namespace. If two hashes collide, their Machines are compared without need.
+/// A hash of a MAC address on a network of a namespace. If two hashes collide, their Machines are compared without
+/// need.
 pub(crate) fn mac_hash(namespace: &str, network: &str, mac: &str) -> u64 {
     let mut hasher = DefaultHasher::new();
     (namespace, network, mac).hash(&mut hasher);

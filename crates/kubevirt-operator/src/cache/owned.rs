@@ -166,8 +166,8 @@ pub(crate) struct NetworkEntry {
 }
 
 impl NetworkEntry {
-    /// Other components of Viti Stack own the rest of the spec, so any content must be readable. An invalid VLAN must not
-    /// become untagged traffic: it is cached as 0, which is invalid too.
+    /// Other components of Viti Stack own the rest of the spec, so any content must be readable. An invalid VLAN must
+    /// not become untagged traffic: it is cached as 0, which is invalid too.
     pub(crate) fn project(network: DynamicObject) -> Self {
         let spec = network.data.get("spec").unwrap_or(&Value::Null);
         let tag = |vlan: &Value| vlan.as_u64().and_then(|vlan| u16::try_from(vlan).ok()).unwrap_or_default();

@@ -18,8 +18,8 @@ use vitivirt_api::{
 use super::{labels, owner_reference};
 use crate::resolve::{DiskBacking, OnDelete, PvcSource, Resolved};
 
-/// The labels of a PVC. The UID label says which Machine it belongs to: a PVC has no owner reference, so that the garbage
-/// collector cannot delete data.
+/// The labels of a PVC. The UID label says which Machine it belongs to: a PVC has no owner reference, so that the
+/// garbage collector cannot delete data.
 pub fn pvc_labels(resolved: &Resolved, on_delete: OnDelete) -> BTreeMap<String, String> {
     let mut labels = labels(resolved);
     labels.insert(LABEL_MACHINE_UID.to_owned(), resolved.id.uid().to_owned());

@@ -68,7 +68,8 @@ fn domain(resolved: &Resolved, disks: Vec<Disk>, order: &BootOrder<'_>) -> Domai
             smm: resolved.secure_boot.then(|| toggle(true)),
         },
         firmware: Firmware {
-            // Otherwise KubeVirt chooses both and writes them into the VM, and a VM that is created again gets new ones.
+            // Otherwise KubeVirt chooses both and writes them into the VM, and a VM that is created again gets new
+            // ones.
             uuid: resolved.id.uid().to_owned(),
             serial: resolved.id.uid().to_owned(),
             bootloader: resolved.efi.then_some(Bootloader { efi: Efi { secure_boot: resolved.secure_boot } }),

@@ -94,8 +94,8 @@ pub(super) fn network(observed: &Observed, assessment: &Assessment) -> (bool, &'
     }
 }
 
-/// Changes that wait for a restart. KubeVirt reports whether a change of the hardware waits; the difference between the VM
-/// and the running VMI shows which fields.
+/// Changes that wait for a restart. KubeVirt reports whether a change of the hardware waits; the difference between
+/// the VM and the running VMI shows which fields.
 pub(super) fn restart_required(observed: &Observed) -> Option<(&'static str, String)> {
     let (vm, vmi) = (observed.vm.as_ref()?, observed.vmi.as_ref()?);
     let active = !vmi.deleting && !matches!(vmi.phase, VmiPhase::Succeeded | VmiPhase::Failed);

@@ -1,5 +1,5 @@
-//! The report about a Machine that is being deleted: nothing while the deletion is quick, what it waits for if it is not,
-//! and failures immediately. Only the condition Ready and the diagnosis change; the rest of the status stays.
+//! The report about a Machine that is being deleted: nothing while the deletion is quick, what it waits for if it is
+//! not, and failures immediately. Only the condition Ready and the diagnosis change; the rest of the status stays.
 
 use std::time::Duration;
 

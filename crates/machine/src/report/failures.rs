@@ -42,8 +42,8 @@ fn admission_error(failure: &Failure) -> (&'static str, String) {
     (reason::ADMISSION_REFUSED, format!("{message}; {remedy}"))
 }
 
-/// KubeVirt rejects objects with its webhooks and with the schemas of its CRDs. A policy for KubeVirt's kinds belongs to
-/// the cluster.
+/// KubeVirt rejects objects with its webhooks and with the schemas of its CRDs. A policy for KubeVirt's kinds belongs
+/// to the cluster.
 fn is_from_kubevirt(failure: &Failure) -> bool {
     let webhook = failure.message.split_once("webhook \"").and_then(|(_, rest)| rest.split('"').next());
     match webhook {

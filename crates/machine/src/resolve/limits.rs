@@ -1,5 +1,6 @@
-//! The limits that the CRD sets for single fields, checked again: an object may be older than a rule, or the cluster may
-//! have an older CRD. The operator creates nothing for a Machine or NetworkConfiguration that the CRD would refuse.
+//! The limits that the CRD sets for single fields, checked again: an object may be older than a rule, or the cluster
+//! may have an older CRD. The operator creates nothing for a Machine or NetworkConfiguration that the CRD would
+//! refuse.
 
 use std::{borrow::Cow, fmt::Display};
 

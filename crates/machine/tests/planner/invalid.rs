@@ -1,5 +1,5 @@
-//! Specs that the CRD refuses. They still occur: an object may be older than a rule, or the cluster may have an older CRD.
-//! Nothing is created for them, nothing panics, and the message says what is wrong.
+//! Specs that the CRD refuses. They still occur: an object may be older than a rule, or the cluster may have an older
+//! CRD. Nothing is created for them, nothing panics, and the message says what is wrong.
 
 use std::sync::LazyLock;
 
