@@ -1,15 +1,14 @@
-//! Conditions that do not change when nothing changed.
+//! Conditions that stay byte for byte equal while nothing changes.
 //!
-//! The time of a transition is an argument and is used only when the status of a condition flips. Everything else
-//! about an unchanged condition stays byte for byte, so comparing two status values is enough to know whether a
-//! write would say anything new.
+//! The transition time is an argument and is used only when the status of a condition changes. A comparison of two
+//! status values is therefore enough to decide whether a write is needed.
 
 use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::{Condition, Time},
     jiff::Timestamp,
 };
 
-/// Kubernetes allows 32768 characters in a condition's message; what a server or a guest says is cut long before.
+/// Kubernetes allows 32768 characters in a condition's message. Text from a server or a guest is cut much earlier.
 const MESSAGE_LIMIT: usize = 4096;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,7 +34,7 @@ impl From<bool> for ConditionStatus {
     }
 }
 
-/// Sets one condition by its type and keeps the list's order. Returns whether anything but a time changed.
+/// Sets the condition of one type and keeps the order of the list. Returns whether anything but a time changed.
 pub fn set_condition(
     conditions: &mut Vec<Condition>,
     type_: &str,
@@ -45,7 +44,7 @@ pub fn set_condition(
     observed_generation: Option<i64>,
     now: Timestamp,
 ) -> bool {
-    let mut wanted = Condition {
+    let mut desired = Condition {
         type_: type_.to_owned(),
         status: status.as_str().to_owned(),
         reason: reason.to_owned(),
@@ -54,14 +53,14 @@ pub fn set_condition(
         last_transition_time: Time(now),
     };
     let Some(current) = conditions.iter_mut().find(|condition| condition.type_ == type_) else {
-        conditions.push(wanted);
+        conditions.push(desired);
         return true;
     };
-    if current.status == wanted.status {
-        wanted.last_transition_time = current.last_transition_time.clone();
+    if current.status == desired.status {
+        desired.last_transition_time = current.last_transition_time.clone();
     }
-    let changed = *current != wanted;
-    *current = wanted;
+    let changed = *current != desired;
+    *current = desired;
     changed
 }
 
@@ -74,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn time_moves_only_when_the_status_flips() {
+    fn the_transition_time_changes_only_with_the_status() {
         let mut list = Vec::new();
         assert!(set_condition(&mut list, "Ready", false.into(), "Waiting", "for a disk", Some(1), at(10)));
         assert!(!set_condition(&mut list, "Ready", false.into(), "Waiting", "for a disk", Some(1), at(20)));
@@ -86,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_message_is_cut_between_characters() {
+    fn a_long_message_is_cut_at_a_character_boundary() {
         let mut list = Vec::new();
         let long = "ø".repeat(MESSAGE_LIMIT);
         set_condition(&mut list, "Ready", ConditionStatus::Unknown, "Long", &long, None, at(0));

@@ -1,23 +1,23 @@
-//! Why something failed, in the five classes that decide what happens next.
+//! Errors, in five classes that decide what happens next.
 //!
-//! A class says what the controller does; a reason says what the user reads and what a metric counts. Reasons are
-//! constants, so neither a name nor a message of a server can ever become a metric label.
+//! The class decides how the controller retries. The reason is what users read and what metrics count. Reasons are
+//! constants, so that neither a name nor a server's message can become a metric label.
 
 use std::{error::Error, fmt, time::Duration};
 
-/// What the controller does about a failure.
+/// How the controller reacts to a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum ErrorClass {
-    /// Time heals it: try again with a jittered backoff.
+    /// Expected to disappear without a change: retry with a jittered backoff.
     Transient,
-    /// The world moved while we looked: observe again.
+    /// The object changed after it was observed: reconcile again.
     Conflict,
-    /// What was asked for cannot be: say so in a condition and wait for a change. What refused it may change without
-    /// waking anybody, so it is tried again all the same, seldom.
+    /// The request was refused: report it in a condition and wait for a change. The rule that refused it may change
+    /// without a watch event, so the operator also retries, slowly.
     Invalid,
-    /// A permission is missing: say which verb on which resource, and try again seldom.
+    /// A permission is missing: report the verb and the resource, and retry slowly.
     Forbidden,
-    /// Our own mistake: log it, count it, back off.
+    /// A bug of the operator: log it, count it, retry with a backoff.
     Bug,
 }
 
@@ -41,7 +41,7 @@ impl fmt::Display for ErrorClass {
     }
 }
 
-/// Reasons that the runtime itself gives. The operators add their own beside the conditions that show them.
+/// Reasons that the runtime uses. The operators define their own next to the conditions that show them.
 pub mod reason {
     pub const API_NOT_INSTALLED: &str = "ApiNotInstalled";
     pub const API_SERVER_ERROR: &str = "ApiServerError";
@@ -66,13 +66,13 @@ pub mod reason {
     pub const WEBHOOK_UNREACHABLE: &str = "WebhookUnreachable";
 }
 
-/// A failure with its class, its stable reason and one sentence for people.
+/// An error with its class, its constant reason and one sentence for users.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
     pub class: ErrorClass,
     pub reason: &'static str,
     pub message: String,
-    /// The least time that the server asked us to wait.
+    /// The minimum delay that the server asked for.
     pub retry_after: Option<Duration>,
 }
 

@@ -1,8 +1,7 @@
-//! The vocabulary of both operators: what a pass wants to write, what came of it, why something failed.
+//! Types that both operators share: custom resources, and the plan, outcome, report and failure of a reconcile.
 //!
-//! Everything here is data. There is no client in this crate's dependencies, no async and no clock, so a crate that
-//! builds on it alone can decide but not do. The doing is in `runtime`, which takes these values and nothing else.
-//! The custom resource types join this crate with the operators that read them.
+//! Everything here is data. The crate depends on no client, no async runtime and no clock, so a crate that depends only
+//! on this one can decide but not act. `vitivirt-runtime` takes these values and acts on them.
 
 mod condition;
 mod failure;
@@ -10,6 +9,8 @@ mod key;
 pub mod kubevirt;
 pub mod machine;
 mod plan;
+mod quantity;
+pub mod resources;
 pub mod text;
 
 pub use condition::{ConditionStatus, set_condition};
@@ -20,6 +21,7 @@ pub use plan::{
     Body, EventKind, EventRecord, EventSubject, LazyWrite, Operation, Outcome, Plan, Report, StatusWrite, Step, Stop,
     Target, Wait, Write, remove_finalizer,
 };
+pub use quantity::Quantity;
 
 /// The registry and owner of the images of both programs.
 pub const IMAGE_REPOSITORY: &str = "ghcr.io/vitistack";

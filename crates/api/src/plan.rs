@@ -1,8 +1,8 @@
-//! The four steps of a pass as data: what it wants to write (`Plan`), what came of it (`Outcome`), what to tell
+//! The steps of a reconcile as data: the writes (`Plan`), their result (`Outcome`), and the status and events
 //! (`Report`).
 //!
-//! Only `runtime`'s executor turns these into requests. Bodies may hold user data and keys, therefore nothing here
-//! prints a body: `Debug` of a write names its verb and its target.
+//! Only the executor of `vitivirt-runtime` turns these into requests. Bodies may contain user data and keys, so nothing
+//! here prints a body: `Debug` of a write shows its verb and its target.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use crate::{Failure, ObjectKey, reason};
 
-/// Where a write goes.
+/// The object that a write is for.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Target {
     pub resource: ApiResource,
@@ -41,7 +41,7 @@ impl fmt::Debug for Target {
     }
 }
 
-/// The JSON of an object. It has no `Debug`, because it may be a Secret.
+/// The JSON of an object. It has no `Debug`, because the object may be a Secret.
 #[derive(Clone, PartialEq)]
 pub struct Body(Value);
 
@@ -49,7 +49,7 @@ impl Body {
     pub fn of<T: Serialize>(object: &T) -> Result<Self, Failure> {
         serde_json::to_value(object)
             .map(Self)
-            .map_err(|error| Failure::bug(reason::BAD_REQUEST, format!("an object could not be serialized: {error}")))
+            .map_err(|error| Failure::bug(reason::BAD_REQUEST, format!("object cannot be serialized: {error}")))
     }
 
     pub fn json(&self) -> &Value {
@@ -67,27 +67,28 @@ impl From<Value> for Body {
     }
 }
 
-/// One request that changes something.
+/// One request that changes an object.
 #[derive(Clone, PartialEq)]
 pub enum Write {
-    /// The first write of an object, a POST. If the name is taken, the live object is read and its ownership decided.
+    /// The first write of an object, a POST. If the name already exists, the executor reads the live object and asks
+    /// the controller whether it owns it.
     Create { target: Target, body: Body },
-    /// Server-side apply that carries the UID, so that it fails on a re-created object. It is for what was applied from
-    /// the beginning: a new finalizer, a part of somebody else's object. It never removes what a `Create` wrote: the server
-    /// keeps a POST under another entry of `managedFields` (operation `Update`) than an apply, and a field that leaves
-    /// the applied body stays for as long as the other entry names it.
+    /// Server-side apply with the UID, so that it fails on a re-created object. Use it for fields that were always
+    /// applied: a new finalizer, or a part of another client's object. It never removes a field that a `Create` wrote:
+    /// the server records a POST in a separate entry of `managedFields` (operation `Update`), and a field that is no
+    /// longer applied stays while another entry contains it.
     Apply { target: Target, uid: String, body: Body },
-    /// A JSON patch that first tests the UID. It is for objects that were made by `Create`, and for what must be exact:
-    /// a replaced field loses what others added to it, which server-side apply would leave alone.
+    /// A JSON patch that first tests the UID. Use it for objects that a `Create` wrote, and for fields that must be
+    /// exact: a replaced field loses what other clients added to it, while server-side apply would keep that.
     Patch { target: Target, uid: String, operations: Vec<Operation> },
-    /// Carries the UID as a precondition. An object that does not exist counts as deleted. The garbage collector deletes
-    /// its dependents in the background.
+    /// Has the UID as a precondition. An object that does not exist counts as deleted. The garbage collector deletes its
+    /// dependents in the background.
     Delete { target: Target, uid: String },
-    /// One of the above whose body is big, so that it is made when its turn has come and forgotten when it was sent. It
+    /// One of the above with a large body, which the executor builds just before it sends it and drops afterwards. It
     /// has the same verb and target.
     Lazy { target: Target, verb: &'static str, make: LazyWrite },
-    /// Server-side apply of the status subresource, carrying the UID and the newest version that is known of the object:
-    /// for a custom resource the server overwrites the UID before it would compare it.
+    /// Server-side apply of the status subresource, with the UID and the newest known resource version. The version is
+    /// needed because the server overwrites the UID of a custom resource before it compares it.
     Status { target: Target, uid: String, body: Body },
 }
 
@@ -113,7 +114,7 @@ impl Write {
         }
     }
 
-    /// A write whose body is made by `make`, which must give a write of the same verb and target.
+    /// A write that `make` builds. `make` must return a write with the same verb and target.
     pub fn lazy(
         target: Target,
         verb: &'static str,
@@ -123,7 +124,7 @@ impl Write {
     }
 }
 
-/// Makes a write. Two are the same only if one is a clone of the other.
+/// Builds a write. Two are equal only if one is a clone of the other.
 #[derive(Clone)]
 pub struct LazyWrite(Arc<dyn Fn() -> Result<Write, Failure> + Send + Sync>);
 
@@ -153,19 +154,19 @@ impl fmt::Debug for Write {
     }
 }
 
-/// One operation of a JSON patch. Its values may be user data: no `Debug`.
+/// One operation of a JSON patch. Its values may be user data, so it has no `Debug`.
 #[derive(Clone, PartialEq)]
 pub struct Operation {
     /// A JSON pointer.
     pub path: String,
-    /// None removes what is there.
+    /// None removes the field.
     pub value: Option<Value>,
-    /// What must be there, or the whole patch is refused; null for nothing.
+    /// The value that the server must have, or it rejects the whole patch; null if the field must be absent.
     pub expecting: Option<Value>,
 }
 
 impl Operation {
-    /// Puts a value in the place of whatever is there or not there. The parent must exist.
+    /// Sets a field, whether it exists or not. The parent must exist.
     pub fn set(path: impl Into<String>, value: Value) -> Self {
         Self { path: path.into(), value: Some(value), expecting: None }
     }
@@ -174,35 +175,35 @@ impl Operation {
         Self { path: path.into(), value: None, expecting: None }
     }
 
-    /// Only if the server still has what was seen there: for a place that others write to as well.
+    /// Apply the patch only if the server still has the observed value: for fields that other clients write too.
     #[must_use]
-    pub fn expecting(self, seen: Value) -> Self {
-        Self { expecting: Some(seen), ..self }
+    pub fn expecting(self, observed: Value) -> Self {
+        Self { expecting: Some(observed), ..self }
     }
 
-    /// A key as a part of a JSON pointer.
+    /// A key, escaped as one part of a JSON pointer.
     pub fn escape(key: &str) -> String {
         key.replace('~', "~0").replace('/', "~1")
     }
 }
 
-/// Takes a finalizer away, whoever put it there. An apply without it would leave one that somebody else applied too,
-/// and the object would stay for ever.
+/// Removes a finalizer, whichever client set it. An apply without the finalizer would keep it if another client had
+/// applied it too, and the object would never be deleted.
 pub fn remove_finalizer(target: Target, uid: &str, finalizer: &str, index: usize) -> Write {
     let removal = Operation::remove(format!("/metadata/finalizers/{index}")).expecting(finalizer.into());
     Write::Patch { target, uid: uid.to_owned(), operations: vec![removal] }
 }
 
-/// What a step waits for before the next one may begin.
+/// What a step waits for before the next step starts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wait {
     pub reason: &'static str,
     pub message: String,
-    /// A watch wakes the pass; this is for the waits that only a clock ends.
+    /// Usually a watch event requeues the object. This is for waits that only time ends.
     pub requeue_after: Option<Duration>,
 }
 
-/// Writes that do not depend on each other, and what must be seen before the next step.
+/// Writes that do not depend on each other, and what must be observed before the next step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Step {
     pub name: &'static str,
@@ -228,14 +229,14 @@ impl Step {
     }
 }
 
-/// Every write that a pass wants, in order. An empty plan is a settled object.
+/// Every write of a reconcile, in order. The plan of an object that is up to date is empty.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Plan {
     pub steps: Vec<Step>,
 }
 
 impl Plan {
-    /// Whether nothing is to be written and nothing is waited for.
+    /// Whether the plan has no write and no wait.
     pub fn is_settled(&self) -> bool {
         self.steps.iter().all(|step| step.writes.is_empty() && step.wait.is_none())
     }
@@ -248,13 +249,13 @@ impl Plan {
 /// Where the executor stopped.
 #[derive(Clone, PartialEq)]
 pub enum Stop {
-    /// Every step was done.
+    /// Every step is done.
     Done,
-    /// A step must wait; the later ones were not begun.
+    /// A step waits; the later steps were not started.
     Waiting { step: &'static str, wait: Wait },
-    /// A name that we need belongs to another object. Nothing was done to it; here it is.
+    /// A name that is needed belongs to another object, which was not changed. `live` is that object.
     NameConflict { step: &'static str, target: Target, live: Body },
-    /// A request failed; the later steps were not begun.
+    /// A request failed; the later steps were not started.
     Failed { step: &'static str, failure: Failure },
 }
 
@@ -269,11 +270,11 @@ impl fmt::Debug for Stop {
     }
 }
 
-/// What came of a plan.
+/// The result of applying a plan.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Outcome {
     pub stop: Stop,
-    /// How many writes the server accepted.
+    /// The number of writes that the server accepted.
     pub written: usize,
 }
 
@@ -317,13 +318,13 @@ impl EventKind {
     }
 }
 
-/// Something worth telling about an object.
+/// An event about an object.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct EventRecord {
     pub about: EventSubject,
     pub kind: EventKind,
     pub reason: &'static str,
-    /// What the controller was doing, in a word, as `events.k8s.io` wants it.
+    /// What the controller did, in one word, as `events.k8s.io` requires.
     pub action: &'static str,
     pub message: String,
 }
@@ -334,8 +335,8 @@ pub struct Report<S = Value> {
     pub status: Option<StatusWrite<S>>,
     pub events: Vec<EventRecord>,
     pub requeue_after: Option<Duration>,
-    /// What is wrong, as the conditions name it: the pass counts as an error of this type, whether a request failed or
-    /// not. None: if one failed, it is counted by the failure's own reason.
+    /// The reason of the condition if it is an error. The reconcile counts as an error of this type, whether a request
+    /// failed or not. None: a failed request counts with the reason of its failure.
     pub error: Option<&'static str>,
 }
 

@@ -1,22 +1,23 @@
-//! Forms of text that others have fixed: Kubernetes' names, and JSON byte by byte as its server writes it.
+//! Text in forms that Kubernetes defines: object names, and JSON with the bytes that Go's encoder produces.
 
-use std::borrow::Cow;
+use std::{borrow::Cow, fmt::Write as _};
 
 use serde::Serialize;
 
-/// JSON as Go writes it: safe to paste into HTML.
+/// JSON as Go's encoder writes it: characters that are special in HTML are escaped.
 pub fn go_json<T: Serialize>(value: &T) -> Result<String, serde_json::Error> {
     const ESCAPED: [char; 5] = ['<', '>', '&', '\u{2028}', '\u{2029}'];
     let text = serde_json::to_string(value)?;
-    // In JSON they occur in strings only, and in most texts not at all.
+    // These characters occur only inside strings, and most texts have none.
     if !text.contains(ESCAPED) {
         return Ok(text);
     }
     let mut out = String::with_capacity(text.len());
     for character in text.chars() {
-        match ESCAPED.contains(&character) {
-            true => out.push_str(&format!("\\u{:04x}", u32::from(character))),
-            false => out.push(character),
+        if ESCAPED.contains(&character) {
+            out.push_str(&format!("\\u{:04x}", u32::from(character)));
+        } else {
+            out.push(character);
         }
     }
     Ok(out)
@@ -34,12 +35,21 @@ pub fn truncate(text: &str, limit: usize) -> Cow<'_, str> {
     Cow::Owned(short)
 }
 
-/// A DNS label, as the names of namespaces are.
+/// Lower-case hexadecimal digits, two for each byte.
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
+        // Writing to a String cannot fail.
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+/// Whether this is a DNS label, such as the name of a namespace.
 pub fn is_label(name: &str) -> bool {
     name.len() <= 63 && is_part(name)
 }
 
-/// DNS labels with dots between them, as the names of most objects are.
+/// Whether this is one or more DNS labels separated by dots, such as the names of most objects.
 pub fn is_subdomain(name: &str) -> bool {
     name.len() <= 253 && name.split('.').all(is_part)
 }
@@ -54,11 +64,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn json_is_written_as_go_does() {
+    fn json_has_the_escapes_of_go() {
         let text = "# R&D <ca@example.com> \u{2028} ä \"quoted\" \\ \n";
         let expected = r##""# R\u0026D \u003cca@example.com\u003e \u2028 ä \"quoted\" \\ \n""##;
         assert_eq!(go_json(&text).unwrap(), expected);
         assert_eq!(go_json(&["plain"]).unwrap(), r#"["plain"]"#);
+    }
+
+    #[test]
+    fn hex_has_two_digits_per_byte() {
+        assert_eq!(hex(&[0, 10, 255]), "000aff");
+        assert_eq!(hex(&[]), "");
     }
 
     #[test]
@@ -69,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_those_that_kubernetes_takes() {
+    fn names_are_valid_exactly_if_kubernetes_accepts_them() {
         let (label, subdomain) = ("a".repeat(63), format!("{0}.{0}", "a".repeat(126)));
         for name in ["a", "a-b", "0", &label] {
             assert!(is_label(name) && is_subdomain(name), "{name}");

@@ -1,15 +1,16 @@
-//! The Machine controller: observe from the caches, decide in `machine`, count what was told.
+//! The Machine controller: observes from the caches, decides with `vitivirt-machine`, and counts the reports.
 
 use std::sync::Arc;
 
 use serde_json::Value;
-use vitivirt_api::machine::MachineStatus;
-use vitivirt_api::{Failure, ObjectKey, Outcome, Plan, Report, Target};
-use vitivirt_machine::Observed;
+use vitivirt_api::{
+    Failure, ObjectKey, Outcome, Plan, Report, Target,
+    machine::{MachinePhase, MachineStatus, condition_type},
+};
+use vitivirt_machine::Assessed;
 use vitivirt_runtime::reconcile::Controller;
 
-use crate::metrics::MachineMetrics;
-use crate::observe::Observer;
+use crate::{metrics::MachineMetrics, observe::Observer};
 
 pub(crate) struct MachineController {
     pub(crate) observer: Observer,
@@ -17,44 +18,45 @@ pub(crate) struct MachineController {
 }
 
 impl Controller for MachineController {
-    type Observed = Observed;
-    type Status = Value;
+    type Observed = Assessed;
+    type Status = MachineStatus;
 
     const NAME: &'static str = "Machine";
 
-    async fn observe(&self, key: &ObjectKey) -> Result<Option<Observed>, Failure> {
+    async fn observe(&self, key: &ObjectKey) -> Result<Option<Assessed>, Failure> {
         self.observer.observe(key).await
     }
 
-    fn plan(&self, observed: &Observed) -> Result<Plan, Failure> {
-        Ok(vitivirt_machine::plan(observed))
+    fn plan(&self, assessed: &Assessed) -> Result<Plan, Failure> {
+        vitivirt_machine::plan(assessed)
     }
 
-    fn owns(&self, observed: &Observed, target: &Target, live: &Value) -> bool {
-        vitivirt_machine::owns(observed, target, live)
+    fn owns(&self, assessed: &Assessed, target: &Target, live: &Value) -> bool {
+        vitivirt_machine::owns(assessed.observed(), target, live)
     }
 
-    fn report(&self, observed: &Observed, plan: &Plan, outcome: &Outcome) -> Report {
-        let report = vitivirt_machine::report(observed, plan, outcome);
-        let desired = report.status.as_ref().map(|status| status_of(&status.desired));
-        if let Some(desired) = desired {
-            self.metrics.reported(observed, &desired);
-            let before = observed.machine.status.as_ref().and_then(|status| status.phase.as_deref());
-            if let Some(phase) = desired.phase.as_deref().filter(|phase| Some(*phase) != before) {
-                tracing::info!(phase, "the phase changed");
-            }
+    fn report(&self, assessed: &Assessed, plan: &Plan, outcome: &Outcome) -> Report<MachineStatus> {
+        let report = vitivirt_machine::report(assessed, plan, outcome);
+        if let Some(status) = &report.status {
+            self.metrics.reported(assessed, &status.desired);
+            log_phase_change(&status.observed, &status.desired);
         }
         report
     }
 
-    /// The seed's names for these fields.
+    /// The field with the name is called `machine`.
     fn span(&self, key: &ObjectKey) -> tracing::Span {
         let namespace = key.namespace().unwrap_or_default();
         tracing::info_span!("reconcile", controller = Self::NAME, machine = key.name(), namespace)
     }
 }
 
-/// A status of ours can be read; should it ever not be, nothing is counted.
-fn status_of(value: &Value) -> MachineStatus {
-    serde_json::from_value(value.clone()).unwrap_or_default()
+fn log_phase_change(old: &MachineStatus, new: &MachineStatus) {
+    if old.phase == new.phase {
+        return;
+    }
+    let phase = |status: &MachineStatus| status.phase.map(MachinePhase::as_str).unwrap_or_default();
+    let ready = new.conditions.iter().find(|condition| condition.type_ == condition_type::READY);
+    let reason = ready.map(|ready| ready.reason.as_str()).unwrap_or_default();
+    tracing::info!(old = phase(old), new = phase(new), reason, diagnosis = new.diagnosis, "phase changed");
 }

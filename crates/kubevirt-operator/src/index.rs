@@ -58,7 +58,7 @@ impl NetworkUsers {
     }
 }
 
-/// How many interfaces have a MAC address, as [`crate::cache::address`] hashes it.
+/// How many interfaces have a MAC address, as [`crate::cache::mac_hash`] hashes it.
 #[derive(Default)]
 pub(crate) struct MacAddresses(Mutex<HashMap<u64, u32>>);
 
@@ -93,7 +93,7 @@ impl MacAddresses {
 }
 
 fn addresses(entry: &Option<Arc<MachineEntry>>) -> &[u64] {
-    entry.as_ref().map(|entry| &*entry.addresses).unwrap_or_default()
+    entry.as_ref().map(|entry| &*entry.mac_hashes).unwrap_or_default()
 }
 
 fn decrement<K: Eq + Hash>(counts: &mut HashMap<K, u32>, key: &K) {
@@ -186,7 +186,7 @@ mod tests {
         let macs = MacAddresses::default();
         let with = |mac: &str| machine(|object| object["spec"]["networks"][0]["macAddress"] = mac.into());
         let (one, other) = (with("52:54:00:00:00:01"), with("52:54:00:00:00:02"));
-        let address = one.addresses[0];
+        let address = one.mac_hashes[0];
         let apply = |name: &str, old, new| {
             let change = change(name, old, new);
             macs.machine_changed(&change);

@@ -9,11 +9,9 @@ use kube::{Api, Client, ResourceExt, api::ListParams, core::DynamicObject};
 use vitivirt_api::{
     ApiResource, Failure, ObjectKey, Target,
     machine::{LABEL_MACHINE, LABEL_MACHINE_UID},
+    resources::{virtual_machine_instance_resource, virtual_machine_resource},
 };
-use vitivirt_machine::{
-    Observed, observed::VmiView, render::cloud_init::secret_name, virtual_machine_instance_resource,
-    virtual_machine_resource,
-};
+use vitivirt_machine::{Observed, observed::VmiView, render::cloud_init::secret_name};
 use vitivirt_runtime::reconcile::classify;
 
 use crate::cache::{PvcEntry, SecretEntry, VmEntry, VmiEntry, entry};
@@ -25,7 +23,7 @@ pub(crate) struct LiveCheck {
 impl LiveCheck {
     /// Reads the VM and the VMI before the PVCs are deleted, and all PVCs of the Machine if neither exists.
     pub(crate) async fn confirm_vm_gone(&self, observed: &mut Observed) -> Result<(), Failure> {
-        let key = ObjectKey::namespaced(observed.namespace(), observed.name());
+        let key = observed.id.key();
         let vm = self.get(virtual_machine_resource(), &key).await?;
         observed.vm = vm.map(|vm| VmEntry::view(&entry(&vm.metadata.clone(), VmEntry::project(vm))));
         if observed.vmi.is_none() {
@@ -40,12 +38,13 @@ impl LiveCheck {
     /// Reads the VMI and the Secret before the Secret is deleted: a VMI may use it, or another client may have replaced
     /// it.
     pub(crate) async fn confirm_secret_unused(&self, observed: &mut Observed) -> Result<(), Failure> {
-        observed.vmi = self.get_vmi(&ObjectKey::namespaced(observed.namespace(), observed.name())).await?;
+        observed.vmi = self.get_vmi(&observed.id.key()).await?;
         let name = secret_name(observed.name());
         let api: Api<Secret> = Api::namespaced(self.client.clone(), observed.namespace());
-        let secret = api.get_metadata_opt(&name).await.map_err(|error| {
-            classify(&error, "get", &Target::of::<Secret>(ObjectKey::namespaced(observed.namespace(), &name)))
-        })?;
+        let secret = api
+            .get_metadata_opt(&name)
+            .await
+            .map_err(|error| classify(&error, "get", &Target::of::<Secret>(observed.id.sibling(&name))))?;
         observed.secret =
             secret.map(|secret| SecretEntry::view(&entry(&secret.metadata.clone(), SecretEntry::project(secret))));
         Ok(())
@@ -72,7 +71,7 @@ impl LiveCheck {
         let api: Api<PersistentVolumeClaim> = Api::namespaced(self.client.clone(), observed.namespace());
         let labelled = ListParams::default().labels(&format!("{LABEL_MACHINE_UID}={}", observed.uid()));
         let found = api.list(&labelled).await.map_err(|error| {
-            let target = Target::of::<PersistentVolumeClaim>(ObjectKey::namespaced(observed.namespace(), ""));
+            let target = Target::of::<PersistentVolumeClaim>(observed.id.sibling(""));
             classify(&error, "list", &target)
         })?;
         for pvc in found.items {

@@ -27,15 +27,15 @@ use prometheus_client::{
 };
 use vitivirt_api::{
     ObjectKey,
-    machine::{MachineStatus, condition_type, machine_reason, phase},
+    machine::{MachinePhase, MachineStatus, PrintableStatus, PvcPhase, condition_type, machine_reason},
 };
-use vitivirt_machine::Observed;
+use vitivirt_machine::Assessed;
 use vitivirt_runtime::{
     metrics::Metrics,
     watch::{Cache, Change},
 };
 
-use crate::cache::{Caches, ClassEntry, MachineEntry, PvcEntry, STATUSES, VmEntry};
+use crate::cache::{Caches, ClassEntry, MachineEntry, PvcEntry, VmEntry};
 
 const UNKNOWN: &str = "unknown";
 const NETWORK_REASONS: [&str; 4] = [
@@ -149,12 +149,15 @@ impl MachineMetrics {
         if new.is_none() {
             self.starting.lock().remove(key);
         }
-        let labels = |entry: &MachineEntry| MachineLabels { phase: entry.phase, template: entry.template };
+        let labels = |entry: &MachineEntry| MachineLabels { phase: entry.phase.as_str(), template: entry.template };
         move_count(&mut self.counts.machines.lock(), old.map(labels), new.map(labels));
     }
 
     fn vm_changed(&self, old: Option<&VmEntry>, new: Option<&VmEntry>) {
-        let label = |entry: &VmEntry| if entry.status.is_empty() { "Unknown" } else { entry.status };
+        let label = |entry: &VmEntry| match entry.status {
+            PrintableStatus::Unset => PrintableStatus::Unknown.as_str(),
+            status => status.as_str(),
+        };
         move_count(&mut self.counts.vms.lock(), old.map(label), new.map(label));
     }
 
@@ -166,7 +169,7 @@ impl MachineMetrics {
     /// Measures the provisioning time of a PVC that has become bound.
     fn pvc_changed(&self, change: &Change<PvcEntry>, classes: &Cache<ClassEntry>) {
         let (Some(old), Some(new)) = (&change.old, &change.new) else { return };
-        if !self.leads() || old.phase == PvcEntry::BOUND || new.phase != PvcEntry::BOUND {
+        if !self.leads() || old.phase == PvcPhase::Bound || new.phase != PvcPhase::Bound {
             return;
         }
         let exists = |class: &&str| classes.get(&ObjectKey::cluster(class)).is_some();
@@ -177,17 +180,18 @@ impl MachineMetrics {
     }
 
     /// Updates the metrics after a reconcile that reports this status.
-    pub(crate) fn reported(&self, observed: &Observed, desired: &MachineStatus) {
-        self.count_network_errors(observed, desired);
-        let key = ObjectKey::of(&observed.machine.metadata);
+    pub(crate) fn reported(&self, assessed: &Assessed, desired: &MachineStatus) {
+        self.count_network_errors(assessed, desired);
+        let observed = assessed.observed();
+        let key = observed.id.key();
         let previous = observed.machine.status.as_ref();
         let has_never_had_vm = observed.vm.is_none() && previous.is_none_or(|status| status.vm_name.is_none());
         let mut starting = self.starting.lock();
         if has_never_had_vm && !observed.is_deleting() {
             starting.insert(key);
-        } else if observed.is_deleting() || desired.phase.as_deref() == Some(phase::STOPPED) {
+        } else if observed.is_deleting() || desired.phase == Some(MachinePhase::Stopped) {
             starting.remove(&key);
-        } else if desired.phase.as_deref() == Some(phase::RUNNING) && starting.remove(&key) {
+        } else if desired.phase == Some(MachinePhase::Running) && starting.remove(&key) {
             let created = observed.machine.metadata.creation_timestamp.as_ref().map_or(0, |time| time.0.as_second());
             self.time_to_running.observe(seconds_since(created, observed.now));
         }
@@ -196,7 +200,8 @@ impl MachineMetrics {
     /// Counts once when the networks become the reason why the Machine is not ready, and again when that reason or its
     /// message changes. A network that is still being configured is not an error. The label names only the networks at
     /// fault.
-    fn count_network_errors(&self, observed: &Observed, desired: &MachineStatus) {
+    fn count_network_errors(&self, assessed: &Assessed, desired: &MachineStatus) {
+        let observed = assessed.observed();
         let network_error = |status: &MachineStatus| {
             let ready = status.conditions.iter().find(|have| have.type_ == condition_type::READY);
             let about_networks = ready.filter(|ready| NETWORK_REASONS.contains(&ready.reason.as_str()));
@@ -206,7 +211,7 @@ impl MachineMetrics {
         if now.is_none() || now == observed.machine.status.as_ref().and_then(network_error) {
             return;
         }
-        let mut at_fault = vitivirt_machine::networks_at_fault(observed);
+        let mut at_fault = assessed.assessment().networks_at_fault().to_vec();
         at_fault.retain(|name| observed.networks.contains_key(name));
         if at_fault.is_empty() {
             at_fault.push(UNKNOWN.to_owned());
@@ -251,7 +256,8 @@ impl Collector for ObjectCounts {
         machines.encode(encoder.encode_descriptor("machines_total", help, None, MetricType::Gauge)?)?;
         let vms = Family::<StatusLabel, Gauge>::default();
         let counts = self.vms.lock();
-        for status in STATUSES.iter().copied().filter(|status| counts.contains_key(status)) {
+        let statuses = PrintableStatus::ALL.iter().map(|status| status.as_str());
+        for status in statuses.filter(|status| counts.contains_key(status)) {
             vms.get_or_create(&StatusLabel { status }).set(counts.get(status).copied().unwrap_or_default());
         }
         let help = "VirtualMachines of Machines, by KubeVirt's printableStatus";
@@ -263,7 +269,7 @@ impl Collector for ObjectCounts {
 mod tests {
     use serde_json::{Value, json};
     use vitivirt_api::{Outcome, Stop};
-    use vitivirt_machine::observed::NetworkView;
+    use vitivirt_machine::{Observed, observed::NetworkView};
 
     use super::*;
 
@@ -278,13 +284,13 @@ mod tests {
             uid: "n".to_owned(),
             vlan: None,
             bridge: bridge.map(str::to_owned),
-            protected: None,
+            finalizer_index: None,
             deleting: false,
             other_users: false,
         };
         Observed {
             networks: [("good".to_owned(), network(Some("br0"))), ("bad".to_owned(), network(None))].into(),
-            ..Observed::of(serde_json::from_value(machine).unwrap(), Timestamp::UNIX_EPOCH)
+            ..Observed::new(serde_json::from_value(machine).unwrap(), Timestamp::UNIX_EPOCH).unwrap()
         }
     }
 
@@ -296,20 +302,18 @@ mod tests {
         names.iter().enumerate().map(interface).collect()
     }
 
-    fn reported_status(observed: &Observed) -> MachineStatus {
-        let report = vitivirt_machine::report(
-            observed,
-            &vitivirt_machine::plan(observed),
-            &Outcome { stop: Stop::Done, written: 0 },
-        );
-        serde_json::from_value(report.status.unwrap().desired).unwrap()
+    fn reported_status(assessed: &Assessed) -> MachineStatus {
+        let plan = vitivirt_machine::plan(assessed).unwrap();
+        let report = vitivirt_machine::report(assessed, &plan, &Outcome { stop: Stop::Done, written: 0 });
+        report.status.unwrap().desired
     }
 
     /// The counted errors of each network after one reconcile.
     fn counted_errors(observed: &Observed) -> Vec<String> {
         let metrics = Metrics::new("t");
         let own = MachineMetrics::register(&metrics);
-        own.reported(observed, &reported_status(observed));
+        let assessed = Assessed::new(observed.clone());
+        own.reported(&assessed, &reported_status(&assessed));
         let text = metrics.encode().unwrap();
         let lines =
             text.lines().filter_map(|line| line.strip_prefix("t_network_configuration_errors_total{network_name="));
@@ -346,12 +350,12 @@ mod tests {
     fn a_deleted_network_and_a_deleted_machine_leave_nothing_behind() {
         let metrics = Metrics::new("t");
         let own = MachineMetrics::register(&metrics);
-        let bad = observed(&interfaces_on(&["bad"]));
+        let bad = Assessed::new(observed(&interfaces_on(&["bad"])));
         own.reported(&bad, &reported_status(&bad));
         let is_exported = || metrics.encode().unwrap().contains("network_name=\"bad\"");
         assert!(is_exported() && own.starting.lock().len() == 1);
         own.network_gone("bad");
-        own.machine_changed(&ObjectKey::of(&bad.machine.metadata), None, None);
+        own.machine_changed(&bad.observed().id.key(), None, None);
         assert!(!is_exported() && own.starting.lock().is_empty());
     }
 

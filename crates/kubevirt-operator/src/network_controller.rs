@@ -19,7 +19,7 @@ impl Controller for NetworkController {
     const NAME: &'static str = "NetworkConfiguration";
 
     async fn observe(&self, key: &ObjectKey) -> Result<Option<ObservedNetwork>, Failure> {
-        let Some(entry) = self.caches.networks.entry(key).filter(|entry| entry.value.protected.is_some()) else {
+        let Some(entry) = self.caches.networks.entry(key).filter(|entry| entry.value.finalizer_index.is_some()) else {
             return Ok(None);
         };
         // "No Machine uses the network" is an absence. Only a cache that holds every Machine can prove it.
@@ -33,7 +33,7 @@ impl Controller for NetworkController {
         Ok(Some(ObservedNetwork {
             key: key.clone(),
             uid: entry.uid.to_string(),
-            protected: entry.value.protected,
+            finalizer_index: entry.value.finalizer_index,
             used: !users.is_empty(),
         }))
     }

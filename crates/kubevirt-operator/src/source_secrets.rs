@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 use rand::{SeedableRng, rngs::SmallRng};
 use tokio_util::sync::CancellationToken;
 use vitivirt_api::{Failure, ObjectKey, Target};
-use vitivirt_machine::{render::cloud_init::SecretBytes, resolve::SecretSource};
+use vitivirt_machine::{SecretBytes, resolve::SecretSource};
 use vitivirt_runtime::{backoff::Backoff, reconcile::classify, watch::Subscribers};
 
 /// After how many seconds the API server ends a watch.

@@ -1,132 +1,187 @@
-//! What stands between a Machine and its VM. `plan` and `report` both ask here, so that what is written and what is said
-//! can never disagree. The checks are a chain; the first that finds something decides.
+//! What prevents a Machine from being created or changed. `plan` and `report` use the same assessment, so that the
+//! writes and the status cannot contradict each other. The checks form a chain; the first one that finds a problem
+//! decides.
 
 use std::collections::BTreeSet;
 
-use vitivirt_api::machine::{LABEL_MACHINE, LABEL_MACHINE_UID, machine_reason as reason};
+use vitivirt_api::machine::{LABEL_MACHINE, LABEL_MACHINE_UID, POD_NETWORK, machine_reason as reason};
 
-use crate::changes::{Kind, NO_EXPANSION, Refusal, rule_of};
-use crate::observed::{Observed, PvcView, SourceView, StorageClassView};
-use crate::problem::Problem;
-use crate::quantity::Quantity;
-use crate::render::cloud_init::secret_name;
-use crate::render::pvc::source_digest;
-use crate::resolve::limits::network_configuration;
-use crate::resolve::{Content, Resolved, ResolvedDisk, Source, resolve};
+use crate::{
+    changes::{ChangeKind, NO_EXPANSION, RejectedChange, rule_of},
+    observed::{Observed, PvcView, SourceView, StorageClassView},
+    problem::Problem,
+    render::{cloud_init::secret_name, pvc::source_digest},
+    resolve::{DiskBacking, PvcSource, Resolved, ResolvedDisk, limits::network_configuration_error},
+};
 
-pub(crate) struct Assessment {
-    /// None if the spec cannot be understood.
-    pub(crate) resolved: Option<Resolved>,
-    /// Nothing is made while there is one.
-    pub(crate) blocker: Option<Problem>,
-    /// Changes that can never be made; everything else of the edit still applies.
-    pub(crate) rejected_changes: Vec<Refusal>,
+/// The observed state and its assessment, which always belong together. Each reconcile has one.
+#[derive(Clone)]
+pub struct Assessed {
+    observed: Observed,
+    assessment: Assessment,
 }
 
-/// The parts of the spec that can never become true, whatever else does.
-pub fn refusals(observed: &Observed) -> Vec<Refusal> {
-    assess(observed).rejected_changes
+impl Assessed {
+    pub fn new(observed: Observed) -> Self {
+        let assessment = assess(&observed);
+        Self { observed, assessment }
+    }
+
+    pub fn observed(&self) -> &Observed {
+        &self.observed
+    }
+
+    pub fn assessment(&self) -> &Assessment {
+        &self.assessment
+    }
+
+    /// The observed state alone, to be completed and assessed again.
+    pub fn into_observed(self) -> Observed {
+        self.observed
+    }
 }
 
-/// The NetworkConfigurations because of which the Machine cannot be made; none if it is for another reason.
-pub fn networks_at_fault(observed: &Observed) -> Vec<String> {
-    assess(observed).blocker.map(|problem| problem.networks).unwrap_or_default()
+#[derive(Clone, Debug, PartialEq)]
+pub struct Assessment {
+    /// The parsed spec, without the rejected changes. None if the spec is invalid.
+    pub resolved: Option<Resolved>,
+    /// Why nothing can be written now.
+    pub blocker: Option<Problem>,
+    /// Changes that are impossible. The other changes of the same edit still apply.
+    pub rejected_changes: Vec<RejectedChange>,
 }
 
-pub(crate) fn assess(observed: &Observed) -> Assessment {
-    let mut resolved = match resolve(&observed.machine) {
-        Ok(resolved) => resolved,
-        Err(problem) => return Assessment { resolved: None, blocker: Some(problem), rejected_changes: Vec::new() },
+impl Assessment {
+    /// The parsed spec, if nothing prevents it from being applied.
+    pub(crate) fn applicable(&self) -> Option<&Resolved> {
+        self.resolved.as_ref().filter(|_| self.blocker.is_none())
+    }
+
+    /// The NetworkConfigurations that block the Machine.
+    pub fn networks_at_fault(&self) -> &[String] {
+        self.blocker.as_ref().map(|problem| problem.networks.as_slice()).unwrap_or_default()
+    }
+}
+
+type Check = fn(&Observed, &Resolved) -> Option<Problem>;
+
+fn assess(observed: &Observed) -> Assessment {
+    let mut resolved = match &observed.resolved {
+        Ok(resolved) => resolved.clone(),
+        Err(problem) => {
+            return Assessment { resolved: None, blocker: Some(problem.clone()), rejected_changes: Vec::new() };
+        }
     };
-    let checks: [fn(&Observed, &Resolved) -> Option<Problem>; 8] = [
-        taken_names,
-        mac_addresses,
-        missing_networks,
+    let checks: [Check; 8] = [
+        name_conflict,
+        mac_address_conflict,
+        missing_network,
         missing_multus,
-        missing_classes,
+        missing_storage_class,
         missing_cdi,
-        missing_source,
+        missing_source_secret,
         missing_kubevirt,
     ];
     let blocker = checks.iter().find_map(|check| check(observed, &resolved));
-    let rejected_changes = resolved.disks.iter_mut().flat_map(|disk| refused_changes(observed, disk)).collect();
+    let rejected_changes = resolved.disks.iter_mut().flat_map(|disk| reject_changes(observed, disk)).collect();
     Assessment { resolved: Some(resolved), blocker, rejected_changes }
 }
 
-/// A name that belongs to something else is never shared.
-fn taken_names(observed: &Observed, resolved: &Resolved) -> Option<Problem> {
-    let taken = |what: &str, name: &str, by: &str| {
-        Some(Problem::failed(
+/// The operator never takes over an object of another owner.
+fn name_conflict(observed: &Observed, resolved: &Resolved) -> Option<Problem> {
+    let foreign = |kind: &str, name: &str| {
+        Problem::failed(
             reason::NAME_TAKEN,
-            format!("{what} {name} exists already and belongs to {by}; rename this Machine or remove the other"),
-        ))
+            format!(
+                "{kind} {name} already exists and does not belong to this Machine; rename this Machine or delete the \
+                 {kind}"
+            ),
+        )
     };
-    let ours = |controller: &Option<String>| controller.as_deref() == Some(observed.uid());
-    if let Some(vm) = observed.vm.as_ref().filter(|vm| !ours(&vm.controller_uid)) {
+    if let Some(vm) = observed.vm.as_ref().filter(|vm| !observed.controls(vm.controller_uid.as_deref())) {
         if vm.deleting {
             return Some(Problem::pending(
                 reason::NAME_TAKEN,
                 format!(
-                    "an earlier VirtualMachine {} is still going away; this Machine waits for that",
+                    "VirtualMachine {} of an earlier owner is being deleted; the operator continues when it is gone",
                     observed.name()
                 ),
             ));
         }
-        return taken("VirtualMachine", observed.name(), "somebody else");
+        return Some(foreign("VirtualMachine", observed.name()));
     }
-    let wants_secret = resolved.cloud_init.is_some();
-    if observed.secret.as_ref().is_some_and(|secret| wants_secret && !ours(&secret.controller_uid)) {
-        return taken("Secret", &secret_name(observed.name()), "somebody else");
+    let foreign_secret = observed.secret.as_ref().filter(|secret| !observed.controls(secret.controller_uid.as_deref()));
+    if resolved.cloud_init.is_some() && foreign_secret.is_some() {
+        return Some(foreign("Secret", &secret_name(observed.name())));
     }
-    for disk in &resolved.disks {
-        let Content::Pvc { pvc, .. } = &disk.content else { continue };
-        let Some(view) = observed.pvcs.get(pvc) else { continue };
-        if view.labels.get(LABEL_MACHINE_UID).map(String::as_str) == Some(observed.uid()) {
-            if view.deleting {
-                return Some(Problem::pending(
+    resolved.disks.iter().find_map(|disk| {
+        let DiskBacking::Pvc { pvc: name, .. } = &disk.backing else { return None };
+        let pvc = observed.pvcs.get(name)?;
+        if pvc.labels.get(LABEL_MACHINE_UID).map(String::as_str) == Some(observed.uid()) {
+            return pvc.deleting.then(|| {
+                Problem::pending(
                     reason::PVC_PENDING,
-                    format!("PersistentVolumeClaim {pvc} is being deleted; it is made anew when it is gone"),
-                ));
-            }
-            continue;
-        }
-        let owner =
-            view.labels.get(LABEL_MACHINE).map_or("somebody else".to_owned(), |name| match name == observed.name() {
-                true => format!("an earlier Machine {name} that kept its disk"),
-                false => format!("the Machine {name}"),
+                    format!(
+                        "PersistentVolumeClaim {name} is being deleted; the operator creates it again when it is gone"
+                    ),
+                )
             });
-        return taken("PersistentVolumeClaim", pvc, &owner);
-    }
-    None
-}
-
-fn mac_addresses(observed: &Observed, resolved: &Resolved) -> Option<Problem> {
-    resolved.networks.iter().find_map(|network| {
-        let on = network.configuration().unwrap_or(vitivirt_api::machine::POD_NETWORK);
-        let other = observed.macs_in_use.get(&(on.to_owned(), network.mac.clone()))?;
-        let problem = Problem::failed(
-            reason::MAC_ADDRESS_IN_USE,
-            format!(
-                "the MAC address {} of network {} is used by the Machine {other}; choose another",
-                network.mac, network.name
+        }
+        Some(match pvc.labels.get(LABEL_MACHINE) {
+            None => foreign("PersistentVolumeClaim", name),
+            Some(machine) if machine == observed.name() => retained_pvc(observed, name),
+            Some(machine) => Problem::failed(
+                reason::NAME_TAKEN,
+                format!(
+                    "PersistentVolumeClaim {name} already exists and belongs to Machine {machine}; rename this \
+                     Machine or delete the PersistentVolumeClaim"
+                ),
             ),
-        );
-        Some(problem.of_networks(network.configuration()))
+        })
     })
 }
 
-fn missing_networks(observed: &Observed, resolved: &Resolved) -> Option<Problem> {
+/// A PVC that an earlier Machine of the same name left behind. The label with the UID decides which Machine it
+/// belongs to.
+fn retained_pvc(observed: &Observed, pvc: &str) -> Problem {
+    let (machine, namespace, uid) = (observed.name(), observed.id.namespace(), observed.uid());
+    Problem::failed(
+        reason::NAME_TAKEN,
+        format!(
+            "PersistentVolumeClaim {pvc} already exists: it was retained from a deleted Machine {machine}; to use it for \
+             this Machine, run `kubectl -n {namespace} label pvc {pvc} {LABEL_MACHINE_UID}={uid} --overwrite`; \
+             otherwise delete it or rename this Machine"
+        ),
+    )
+}
+
+fn mac_address_conflict(observed: &Observed, resolved: &Resolved) -> Option<Problem> {
+    resolved.networks.iter().find_map(|network| {
+        let network_name = network.configuration().unwrap_or(POD_NETWORK);
+        let other = observed.macs_in_use.get(&(network_name.to_owned(), network.mac.clone()))?;
+        let problem = Problem::failed(
+            reason::MAC_ADDRESS_IN_USE,
+            format!(
+                "MAC address {} of network {} is used by Machine {other}; choose another address",
+                network.mac, network.name
+            ),
+        );
+        Some(problem.caused_by_networks(network.configuration()))
+    })
+}
+
+fn missing_network(observed: &Observed, resolved: &Resolved) -> Option<Problem> {
     resolved.networks.iter().filter_map(|network| network.configuration()).find_map(|name| {
         let message = match observed.networks.get(name) {
             None => {
-                format!("there is no NetworkConfiguration {name} in this namespace; create it or correct networkName")
+                format!("NetworkConfiguration {name} not found in this namespace; create it or correct networkName")
             }
             Some(network) if network.deleting => {
-                format!("the NetworkConfiguration {name} is being deleted; create it anew or use another")
+                format!("NetworkConfiguration {name} is being deleted; create it again or use another network")
             }
-            Some(network) => network_configuration(name, network)?,
+            Some(network) => network_configuration_error(name, network.bridge.as_deref(), network.vlan)?,
         };
-        Some(Problem::pending(reason::NETWORK_CONFIGURATION_NOT_FOUND, message).of_networks([name]))
+        Some(Problem::pending(reason::NETWORK_CONFIGURATION_NOT_FOUND, message).caused_by_networks([name]))
     })
 }
 
@@ -134,137 +189,136 @@ fn missing_multus(observed: &Observed, resolved: &Resolved) -> Option<Problem> {
     let names: BTreeSet<&str> = resolved.networks.iter().filter_map(|network| network.configuration()).collect();
     let name = names.first().filter(|_| !observed.installed.multus)?;
     let message = format!(
-        "the network {name} needs Multus, which is not installed in this cluster; install it or use networkName: pod"
+        "Network {name} requires Multus, which is not installed in this cluster; install Multus or use networkName: pod"
     );
-    Some(Problem::pending(reason::MULTUS_NOT_INSTALLED, message).of_networks(names.iter().copied()))
+    Some(Problem::pending(reason::MULTUS_NOT_INSTALLED, message).caused_by_networks(names.iter().copied()))
 }
 
-/// Only PVCs that do not exist yet need their class.
-fn missing_classes(observed: &Observed, resolved: &Resolved) -> Option<Problem> {
+/// Only PVCs that do not exist yet need their StorageClass.
+fn missing_storage_class(observed: &Observed, resolved: &Resolved) -> Option<Problem> {
     resolved.disks.iter().find_map(|disk| {
-        let Content::Pvc { pvc, storage_class, .. } = &disk.content else { return None };
-        if observed.pvcs.contains_key(pvc) || storage_class_of(observed, storage_class.as_deref()).is_some() {
+        let DiskBacking::Pvc { pvc, storage_class, .. } = &disk.backing else { return None };
+        if observed.pvcs.contains_key(pvc) || find_storage_class(observed, storage_class.as_deref()).is_some() {
             return None;
         }
         let message = match storage_class.as_deref() {
             None | Some("default") => format!(
-                "disk {} uses the default StorageClass, and the cluster has none; mark a class as default or name one",
+                "Disk {} uses the default StorageClass, but the cluster has none; mark a StorageClass as default or set \
+                 storageClass",
                 disk.name
             ),
-            Some(class) => format!("disk {}: there is no StorageClass {class}; create it or name another", disk.name),
+            Some(class) => format!("Disk {}: StorageClass {class} not found; create it or use another", disk.name),
         };
         Some(Problem::pending(reason::STORAGE_CLASS_NOT_FOUND, message))
     })
 }
 
-/// "default" means the cluster's default class, unless a class of that very name exists.
-pub(crate) fn storage_class_of<'a>(observed: &'a Observed, wanted: Option<&str>) -> Option<&'a StorageClassView> {
+/// "default" means the cluster's default StorageClass, unless a StorageClass has that name.
+pub(crate) fn find_storage_class<'a>(observed: &'a Observed, requested: Option<&str>) -> Option<&'a StorageClassView> {
     let classes = &observed.storage_classes;
-    let named = wanted.and_then(|name| classes.iter().find(|class| class.name == name));
-    match wanted {
+    let named = requested.and_then(|name| classes.iter().find(|class| class.name == name));
+    match requested {
         None | Some("default") => named.or_else(|| classes.iter().find(|class| class.is_default)),
         Some(_) => named,
     }
 }
 
 fn missing_cdi(observed: &Observed, resolved: &Resolved) -> Option<Problem> {
-    let needs = |disk: &&ResolvedDisk| {
-        matches!(&disk.content, Content::Pvc { pvc, source: Some(Source::Http(_) | Source::Registry(_)), .. }
+    let needs_import = |disk: &&ResolvedDisk| {
+        matches!(&disk.backing,
+            DiskBacking::Pvc { pvc, source: Some(PvcSource::Http(_) | PvcSource::Registry(_)), .. }
             if !observed.pvcs.contains_key(pvc))
     };
-    let disk = resolved.disks.iter().find(needs)?;
-    (!observed.installed.cdi).then(|| {
-        Problem::pending(
-            reason::CDI_NOT_INSTALLED,
-            format!("disk {} is filled from a URL, which needs CDI (Containerized Data Importer); install it or use another source", disk.name),
-        )
-    })
+    let disk = resolved.disks.iter().find(needs_import).filter(|_| !observed.installed.cdi)?;
+    let message = format!(
+        "Disk {} has a URL as its source, which requires CDI (Containerized Data Importer); install CDI or use another \
+         source",
+        disk.name
+    );
+    Some(Problem::pending(reason::CDI_NOT_INSTALLED, message))
 }
 
-fn missing_source(observed: &Observed, resolved: &Resolved) -> Option<Problem> {
+fn missing_source_secret(observed: &Observed, resolved: &Resolved) -> Option<Problem> {
     let source = resolved.cloud_init.as_ref()?.source.as_ref()?;
-    let message = match &observed.source {
-        SourceView::Forbidden(words) => {
-            return Some(Problem::pending(
-                reason::PERMISSION_MISSING,
-                format!(
-                    "cloudInit.secretRef: the Secret {} cannot be read: {words}; grant that to the operator's service \
-                     account (config/rbac does), and this Machine goes on by itself",
-                    source.name
-                ),
-            ));
-        }
+    let (name, key) = (&source.name, &source.key);
+    let (reason, message) = match &observed.source {
+        SourceView::Forbidden(error) => (
+            reason::PERMISSION_MISSING,
+            format!(
+                "Secret {name} cannot be read: {error}; grant the permission to the operator's service account (see \
+                 config/rbac); the operator retries automatically"
+            ),
+        ),
         SourceView::SecretMissing => {
-            format!("cloudInit.secretRef: there is no Secret {} in this namespace; create it", source.name)
+            (reason::SECRET_NOT_FOUND, format!("Secret {name} not found in this namespace; create it"))
         }
         SourceView::KeyMissing => {
-            format!(
-                "cloudInit.secretRef: the Secret {} has no key {}; add it or name another key",
-                source.name, source.key
-            )
+            (reason::SECRET_NOT_FOUND, format!("Secret {name} has no key {key}; add the key or use another"))
         }
         SourceView::NotNeeded | SourceView::Read(_) | SourceView::Unchanged(_) => return None,
     };
-    Some(Problem::pending(reason::SECRET_NOT_FOUND, message))
+    Some(Problem::pending(reason, format!("spec.cloudInit.secretRef: {message}")))
 }
 
 fn missing_kubevirt(observed: &Observed, _: &Resolved) -> Option<Problem> {
     (!observed.installed.kubevirt).then(|| {
         Problem::creating(
             reason::KUBEVIRT_API_ERROR,
-            "KubeVirt is not installed in this cluster (no VirtualMachine API); install it, and this Machine goes on by itself",
+            "KubeVirt is not installed in this cluster (no VirtualMachine API); install KubeVirt; the operator retries \
+             automatically",
         )
     })
 }
 
-/// What can never change about a PVC that exists. The disk goes on as the PVC is.
-fn refused_changes(observed: &Observed, disk: &mut ResolvedDisk) -> Vec<Refusal> {
-    let Content::Pvc { pvc, size, storage_class, access_mode, volume_mode, source, .. } = &mut disk.content else {
+/// Changes that an existing PVC does not allow. The disk stays as the PVC is.
+fn reject_changes(observed: &Observed, disk: &mut ResolvedDisk) -> Vec<RejectedChange> {
+    let DiskBacking::Pvc { pvc, size, storage_class, access_mode, volume_mode, source, .. } = &mut disk.backing else {
         return Vec::new();
     };
     let Some(view) = observed.pvcs.get(pvc) else { return Vec::new() };
     let name = &disk.name;
-    let refuse = |part: &str, change: Kind, from: &str, to: &str| {
-        let field = format!("spec.disks[{name}].{part}");
-        let why = rule_of(&field, change).map_or("", |rule| rule.why);
-        Refusal { reason: format!("it cannot go from {from} to {to}, because {why}; set it back"), field }
+    let reject_because = |part: &str, from: &str, to: &str, why: &str| RejectedChange {
+        field: format!("spec.disks[{name}].{part}"),
+        reason: format!("cannot change from {from} to {to}: {why}; set it back"),
     };
-    let mut refused = Vec::new();
-    let requested = Quantity::parse(&view.requested);
-    if let Some(requested) = requested {
-        if size.bytes() < requested.bytes() {
-            refused.push(refuse("size", Kind::Shrinks, &view.requested, &size.to_string()));
+    let reject = |part: &str, change: ChangeKind, from: &str, to: &str| {
+        let why = rule_of(&format!("spec.disks[{name}].{part}"), change).map_or("", |rule| rule.why);
+        reject_because(part, from, to, why)
+    };
+    let mut rejected = Vec::new();
+    if let Some(requested) = view.requested_size() {
+        if *size < requested {
+            rejected.push(reject("size", ChangeKind::Shrinks, &view.requested, &size.to_string()));
         }
-        if size.bytes() > requested.bytes() && !may_grow(observed, class_of(view)) {
-            let (field, from) = (format!("spec.disks[{name}].size"), &view.requested);
-            let reason = format!("it cannot go from {from} to {size}, because {NO_EXPANSION}; set it back");
-            refused.push(Refusal { field, reason });
+        if *size > requested && !allows_expansion(observed, storage_class_of(view)) {
+            rejected.push(reject_because("size", &view.requested, &size.to_string(), NO_EXPANSION));
         }
     }
-    if let Some(class) = storage_class.as_deref().filter(|class| *class != "default" && *class != class_of(view)) {
-        refused.push(refuse("storageClass", Kind::Any, class_of(view), class));
+    let actual_class = storage_class_of(view);
+    if let Some(class) = storage_class.as_deref().filter(|class| *class != "default" && *class != actual_class) {
+        rejected.push(reject("storageClass", ChangeKind::Any, actual_class, class));
     }
     if *access_mode != view.access_mode {
-        refused.push(refuse("accessMode", Kind::Any, &view.access_mode, access_mode));
-        // Whether the guest may write to the disk follows the PVC.
-        access_mode.clone_from(&view.access_mode);
+        rejected.push(reject("accessMode", ChangeKind::Any, view.access_mode.as_str(), access_mode.as_str()));
+        // The PVC decides whether the guest may write to the disk.
+        *access_mode = view.access_mode;
     }
     if *volume_mode != view.volume_mode {
-        refused.push(refuse("volumeMode", Kind::Any, &view.volume_mode, volume_mode));
+        rejected.push(reject("volumeMode", ChangeKind::Any, view.volume_mode.as_str(), volume_mode.as_str()));
     }
-    // What is not known to have been another source is not refused.
-    let is_noted = view.source.as_deref() != Some("");
-    if is_noted && source.as_ref().map(source_digest) != view.source {
-        refused.push(refuse("source", Kind::Any, "what it was filled with", "another"));
+    // An empty digest means that the source of the PVC is unknown. Then a change cannot be detected.
+    let source_is_known = view.source.as_deref() != Some("");
+    if source_is_known && source.as_ref().map(source_digest) != view.source {
+        rejected.push(reject("source", ChangeKind::Any, "the source that it was filled from", "another source"));
     }
-    refused
+    rejected
 }
 
-fn class_of(view: &PvcView) -> &str {
+fn storage_class_of(view: &PvcView) -> &str {
     view.storage_class.as_deref().unwrap_or_default()
 }
 
-/// A class that is gone cannot say no; then the storage decides.
-pub(crate) fn may_grow(observed: &Observed, class: &str) -> bool {
-    observed.storage_classes.iter().find(|known| known.name == class).is_none_or(|known| known.expands)
+/// If the StorageClass no longer exists, the operator tries, and the API server decides.
+pub(crate) fn allows_expansion(observed: &Observed, class: &str) -> bool {
+    observed.storage_classes.iter().find(|known| known.name == class).is_none_or(|known| known.allows_expansion)
 }

@@ -1,9 +1,9 @@
-//! What a Machine should become: pure functions from what is observed to what should be written and told.
+//! The decisions about Machines: pure functions from the observed state to the writes and the status.
 //!
-//! No client, no async, no clock, no randomness may enter here: a decision can then be replayed in a test, tried by the
-//! thousand, and shown before it is carried out. The order of reading is `resolve` (what is meant), `render` (the objects
-//! that it becomes), `analysis` (what stands in the way), `changes` (when an edit takes effect), `plan` and `delete` (what
-//! to write now) and `report` (what to say about it).
+//! No client, no async, no clock and no randomness: a decision can be repeated in a test, tried with thousands of
+//! random specs, and shown before it is applied. Read the modules in this order: `resolve` (parses the spec),
+//! `render` (the objects of a Machine), `observed` (the input), `assessment` (what blocks the Machine), `changes`
+//! (when an edit takes effect), `plan` and `delete` (the writes) and `report` (status and events).
 
 mod assessment;
 pub mod changes;
@@ -13,18 +13,17 @@ pub mod network_finalizer;
 pub mod observed;
 mod plan;
 mod problem;
-mod quantity;
 pub mod render;
 mod report;
 pub mod resolve;
+mod secret;
+#[cfg(feature = "testing")]
+pub mod testing;
 pub mod vmi_spec;
 
-pub use assessment::{networks_at_fault, refusals};
+pub use assessment::{Assessed, Assessment};
 pub use observed::Observed;
-pub use plan::{
-    discards_user_data, import_source_resource, network_attachment_resource, owns, plan,
-    virtual_machine_instance_resource, virtual_machine_resource,
-};
+pub use plan::{discards_user_data, owns, plan};
 pub use problem::{Problem, ProblemKind};
-pub use quantity::Quantity;
 pub use report::report;
+pub use secret::SecretBytes;

@@ -1,5 +1,5 @@
-//! Who may have a MAC address: on one network of a namespace only the oldest Machine that has it, given or derived. The
-//! operator and the command `plan` both ask here.
+//! Conflicts of MAC addresses. Of the Machines on one network of a namespace, only the oldest may use an address,
+//! whether the address is set or derived. The operator and the command `plan` share this code.
 
 use std::collections::BTreeMap;
 
@@ -8,13 +8,14 @@ use vitivirt_api::machine::{Machine, POD_NETWORK};
 
 use crate::resolve::{Resolved, resolve};
 
-/// The addresses of a Machine, each with the network that it is on.
+/// The MAC addresses of a Machine, each with the name of its network.
 pub fn addresses(resolved: &Resolved) -> impl Iterator<Item = (&str, &str)> {
     let networks = resolved.networks.iter();
     networks.map(|network| (network.configuration().unwrap_or(POD_NETWORK), network.mac.as_str()))
 }
 
-/// By network and address, the older Machines of the same namespace that have an address of this one.
+/// The addresses that older Machines of the same namespace use too, by network and address, with the name of the older
+/// Machine.
 pub fn in_use<'a>(
     machine: &Machine,
     resolved: &Resolved,
@@ -22,11 +23,10 @@ pub fn in_use<'a>(
 ) -> BTreeMap<(String, String), String> {
     let mut used = BTreeMap::new();
     for other in others.into_iter().filter(|other| is_other(machine, other) && age(other) < age(machine)) {
-        let Ok(theirs) = resolve(other) else { continue };
-        for (network, mac) in addresses(&theirs) {
+        let Ok(other_resolved) = resolve(other) else { continue };
+        for (network, mac) in addresses(&other_resolved) {
             if addresses(resolved).any(|own| own == (network, mac)) {
-                let name = other.metadata.name.clone().unwrap_or_default();
-                used.insert((network.to_owned(), mac.to_owned()), name);
+                used.insert((network.to_owned(), mac.to_owned()), other_resolved.id.name().to_owned());
             }
         }
     }
@@ -37,8 +37,8 @@ fn is_other(machine: &Machine, other: &Machine) -> bool {
     other.metadata.namespace == machine.metadata.namespace && other.metadata.name != machine.metadata.name
 }
 
-/// One that does not exist yet is younger than all. The server tells seconds: of two of the same, one that has its VM
-/// already is the older, and of two that both have or have not the one with the smaller UID.
+/// Sorts Machines by age, oldest first. A Machine that does not exist yet is the youngest. Creation timestamps have
+/// whole seconds: of two with the same second, the one with a VM counts as older, then the one with the smaller UID.
 fn age(machine: &Machine) -> (bool, Option<Timestamp>, bool, &str) {
     let created = machine.metadata.creation_timestamp.as_ref().map(|time| time.0);
     let has_vm = machine.status.as_ref().is_some_and(|status| status.vm_name.is_some());
@@ -71,7 +71,7 @@ mod tests {
     const MAC: &str = "52:54:00:12:34:ab";
 
     #[test]
-    fn the_younger_is_refused_on_every_network() {
+    fn the_younger_machine_has_the_conflict_on_every_network() {
         for network in ["pod", "prod"] {
             let on = json!([{"name": "a", "networkName": network, "macAddress": MAC}]);
             let (old, young) = (machine("old", OLD, &on), machine("young", YOUNG, &on));
@@ -83,9 +83,9 @@ mod tests {
         }
     }
 
-    /// A Machine that runs is not stopped by one of the same second, whatever their UIDs.
+    /// A running Machine keeps its address, whatever the UIDs.
     #[test]
-    fn of_two_of_one_second_the_one_with_a_vm_is_the_older() {
+    fn of_machines_created_in_the_same_second_the_one_with_a_vm_counts_as_older() {
         let on = json!([{"name": "a", "networkName": "prod", "macAddress": MAC}]);
         let (a, mut b) = (machine("a", OLD, &on), machine("b", OLD, &on));
         assert_eq!((used_by(&a, &b), used_by(&b, &a).as_deref()), (None, Some("a")));
@@ -95,9 +95,8 @@ mod tests {
         assert_eq!(used_by(&b, &older).as_deref(), Some("c"));
     }
 
-    /// Capital letters are the same address.
     #[test]
-    fn one_address_on_two_networks_is_no_conflict() {
+    fn only_the_same_address_in_any_case_on_the_same_network_is_a_conflict() {
         let on = |network: &str, mac: &str| json!([{"name": "a", "networkName": network, "macAddress": mac}]);
         let old = machine("old", OLD, &on("prod", MAC));
         assert_eq!(used_by(&machine("young", YOUNG, &on("storage", MAC)), &old), None);
@@ -108,20 +107,20 @@ mod tests {
     }
 
     #[test]
-    fn a_derived_address_is_as_good_as_a_given_one() {
+    fn derived_and_set_addresses_conflict_with_each_other() {
         for (network, interface) in [("pod", "default"), ("prod", "a")] {
             let without =
                 if network == "pod" { json!([]) } else { json!([{"name": interface, "networkName": network}]) };
             let given = |name: &str| json!([{"name": "x", "networkName": network, "macAddress": derived_mac(&format!("uid-{name}"), interface)}]);
             let old = machine("old", OLD, &without);
-            assert!(used_by(&machine("young", YOUNG, &given("old")), &old).is_some(), "{network}: given like derived");
+            assert!(used_by(&machine("young", YOUNG, &given("old")), &old).is_some(), "{network}: set like derived");
             let young = machine("young", YOUNG, &without);
-            assert!(used_by(&young, &machine("old", OLD, &given("young"))).is_some(), "{network}: derived like given");
+            assert!(used_by(&young, &machine("old", OLD, &given("young"))).is_some(), "{network}: derived like set");
         }
     }
 
     #[test]
-    fn what_cannot_be_understood_has_no_address() {
+    fn an_invalid_machine_has_no_address() {
         let on = json!([{"name": "a", "networkName": "prod", "macAddress": MAC}]);
         let mut broken = machine("old", OLD, &on);
         broken.spec.template = Some("huge".to_owned());

@@ -1,46 +1,63 @@
-//! Everything that a pass over a Machine decides on. The program fills it from its caches; nothing here is fetched.
+//! Everything that a reconcile of a Machine decides on. The operator fills it from its caches; nothing here reads from
+//! the API server.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::jiff::Timestamp;
 use serde_json::Value;
-use vitivirt_api::machine::Machine;
+use vitivirt_api::{
+    Failure, ObjectKey, Quantity, Target,
+    machine::{
+        AccessMode, FINALIZER_MACHINE, Machine, MachineId, POD_NETWORK, PrintableStatus, PvcPhase, VmiPhase, VolumeMode,
+    },
+};
 
-use crate::render::cloud_init::SecretBytes;
+use crate::{
+    problem::Problem,
+    resolve::{Resolved, resolve},
+    secret::SecretBytes,
+};
 
 #[derive(Clone)]
 pub struct Observed {
+    pub id: MachineId,
     pub machine: Machine,
+    /// The parsed spec, or the reason why it is invalid.
+    pub resolved: Result<Resolved, Problem>,
     pub installed: Installed,
     pub storage_classes: Vec<StorageClassView>,
-    /// The NetworkConfigurations that the Machine names.
+    /// The NetworkConfigurations that the Machine refers to.
     pub networks: BTreeMap<String, NetworkView>,
-    /// NetworkAttachmentDefinitions of those names.
-    pub attachments: BTreeMap<String, AttachmentView>,
+    /// NetworkAttachmentDefinitions with the same names.
+    pub network_attachments: BTreeMap<String, NetworkAttachmentView>,
     /// The Secret with the name of the Machine's cloud-init Secret.
     pub secret: Option<SecretView>,
-    /// What `cloudInit.secretRef` refers to.
+    /// The Secret that `cloudInit.secretRef` refers to.
     pub source: SourceView,
-    /// Claims that carry the Machine's UID or have a name that it needs, by name.
+    /// PVCs that carry the Machine's UID or have a name that the Machine needs, by name.
     pub pvcs: BTreeMap<String, PvcView>,
-    /// CDI import sources with a name that the Machine needs.
+    /// VolumeImportSources of CDI with a name that the Machine needs.
     pub import_sources: BTreeMap<String, OwnedView>,
     pub vm: Option<VmView>,
     pub vmi: Option<VmiView>,
-    /// MAC addresses, by network, that an older Machine of the namespace has, with its name.
+    /// MAC addresses of the Machine, by network, that an older Machine of the namespace uses, with the name of that
+    /// Machine.
     pub macs_in_use: BTreeMap<(String, String), String>,
     pub now: Timestamp,
 }
 
 impl Observed {
-    /// A Machine in a cluster that has all neighbours, and nothing that the Machine needs or made.
-    pub fn of(machine: Machine, now: Timestamp) -> Self {
-        Self {
+    /// A Machine in a cluster with KubeVirt, Multus and CDI, but without any object that the Machine refers to or owns.
+    /// The spec is parsed here, once for the whole reconcile. Fails if the Machine has no name, namespace or UID.
+    pub fn new(machine: Machine, now: Timestamp) -> Result<Self, Failure> {
+        Ok(Self {
+            id: MachineId::from_metadata(&machine.metadata)?,
+            resolved: resolve(&machine),
             machine,
             installed: Installed { kubevirt: true, multus: true, cdi: true },
             storage_classes: Vec::new(),
             networks: BTreeMap::new(),
-            attachments: BTreeMap::new(),
+            network_attachments: BTreeMap::new(),
             secret: None,
             source: SourceView::NotNeeded,
             pvcs: BTreeMap::new(),
@@ -49,11 +66,56 @@ impl Observed {
             vmi: None,
             macs_in_use: BTreeMap::new(),
             now,
-        }
+        })
+    }
+
+    pub fn name(&self) -> &str {
+        self.id.name()
+    }
+
+    pub fn namespace(&self) -> &str {
+        self.id.namespace()
+    }
+
+    pub fn uid(&self) -> &str {
+        self.id.uid()
+    }
+
+    pub fn is_deleting(&self) -> bool {
+        self.machine.metadata.deletion_timestamp.is_some()
+    }
+
+    /// The names of all NetworkConfigurations that the Machine refers to.
+    pub fn network_names(&self) -> BTreeSet<&str> {
+        let names = self.machine.spec.networks.iter().map(|network| network.network_name.as_str());
+        names.filter(|name| *name != POD_NETWORK).collect()
+    }
+
+    /// The VM, if the Machine is its controller.
+    pub(crate) fn own_vm(&self) -> Option<&VmView> {
+        self.vm.as_ref().filter(|vm| self.controls(vm.controller_uid.as_deref()))
+    }
+
+    pub(crate) fn controls(&self, controller_uid: Option<&str>) -> bool {
+        controller_uid == Some(self.uid())
+    }
+
+    /// The key of another object in the Machine's namespace.
+    pub(crate) fn key(&self, name: &str) -> ObjectKey {
+        self.id.sibling(name)
+    }
+
+    pub(crate) fn machine_target(&self) -> Target {
+        Target::of::<Machine>(self.id.key())
+    }
+
+    /// The index of the operator's finalizer in the Machine's list.
+    pub(crate) fn finalizer_index(&self) -> Option<usize> {
+        self.machine.metadata.finalizers.iter().flatten().position(|finalizer| finalizer == FINALIZER_MACHINE)
     }
 }
 
-/// Which neighbours the cluster has.
+/// The optional components that the cluster has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Installed {
     pub kubevirt: bool,
@@ -66,7 +128,7 @@ pub struct StorageClassView {
     pub name: String,
     pub is_default: bool,
     pub waits_for_consumer: bool,
-    pub expands: bool,
+    pub allows_expansion: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -74,53 +136,53 @@ pub struct NetworkView {
     pub uid: String,
     pub vlan: Option<u16>,
     pub bridge: Option<String>,
-    /// Where our finalizer stands among its own.
-    pub protected: Option<usize>,
+    /// The index of the operator's finalizer in the network's list.
+    pub finalizer_index: Option<usize>,
     pub deleting: bool,
-    /// Other Machines that are to stay name it.
+    /// Another Machine that is not being deleted refers to it.
     pub other_users: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct AttachmentView {
+pub struct NetworkAttachmentView {
     pub uid: String,
     pub controller_uid: Option<String>,
     pub labels: BTreeMap<String, String>,
     pub config: String,
 }
 
-/// An object that has a controller.
+/// An object of which only the controller matters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OwnedView {
     pub uid: String,
     pub controller_uid: Option<String>,
 }
 
-/// A Secret's metadata: its data is never cached.
+/// A Secret's metadata. The caches never hold its data.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SecretView {
     pub uid: String,
     pub controller_uid: Option<String>,
     pub labels: BTreeMap<String, String>,
-    /// The digest that it was written with.
+    /// The digest of the data that the operator wrote.
     pub content: Option<String>,
-    /// It has annotations, ours or others'.
+    /// It has annotations, the operator's or others.
     pub annotated: bool,
-    /// Somebody else has written its data since.
+    /// Another client has written its data since.
     pub tampered: bool,
-    /// The guest that ran when the data was changed, and the digest of what it had begun with.
-    pub began_with: Option<String>,
+    /// The UID of the VMI that ran when the data changed, and the digest of the data that it started with.
+    pub started_with: Option<String>,
     pub deleting: bool,
 }
 
-/// The Secret that `cloudInit.secretRef` names.
+/// The Secret that `cloudInit.secretRef` refers to.
 #[derive(Clone)]
 pub enum SourceView {
     /// The Machine has no `secretRef`.
     NotNeeded,
     SecretMissing,
     KeyMissing,
-    /// The operator may not read it; the server's words.
+    /// The operator is not allowed to read it; the server's message.
     Forbidden(String),
     /// Its bytes, read because they are needed.
     Read(SecretBytes),
@@ -132,16 +194,24 @@ pub enum SourceView {
 pub struct PvcView {
     pub uid: String,
     pub labels: BTreeMap<String, String>,
-    pub phase: String,
+    pub phase: PvcPhase,
     pub requested: String,
     pub storage_class: Option<String>,
-    pub access_mode: String,
-    pub volume_mode: String,
-    /// What it was filled with, as [`crate::render::PVC::source_digest`] says it; empty if that was not noted.
+    pub access_mode: AccessMode,
+    pub volume_mode: VolumeMode,
+    /// The [`crate::render::pvc::source_digest`] of the source that it was filled from. Empty if the PVC has a source
+    /// but no digest.
     pub source: Option<String>,
     pub deleting: bool,
     /// In seconds since 1970.
     pub created: i64,
+}
+
+impl PvcView {
+    /// The requested size in whole bytes. None if it is not a quantity.
+    pub(crate) fn requested_size(&self) -> Option<Quantity> {
+        Quantity::parse(&self.requested).map(Quantity::rounded_up)
+    }
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -150,62 +220,40 @@ pub struct VmView {
     pub generation: i64,
     pub controller_uid: Option<String>,
     pub labels: BTreeMap<String, String>,
-    /// As [`crate::render::vm::without_defaults`] leaves it.
+    /// The result of [`crate::render::vm::without_defaults`].
     pub spec: Value,
     pub deleting: bool,
-    pub printable_status: String,
+    pub printable_status: PrintableStatus,
     pub ready: bool,
-    /// KubeVirt says that something in the template needs a restart.
+    /// KubeVirt reports that a change of the template needs a restart.
     pub restart_required: bool,
-    /// The last complaint of virt-controller.
+    /// The last error that virt-controller reported.
     pub failure: Option<String>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct VmiView {
     pub uid: String,
-    pub phase: String,
+    pub phase: VmiPhase,
     pub node: Option<String>,
     pub addresses: Vec<String>,
     pub paused: bool,
     pub migrating: bool,
-    /// The VM's generation that it was started from.
+    /// The generation of the VM that it was started from.
     pub vm_generation: Option<i64>,
-    /// What it was started with, as [`crate::vmi_spec::comparable_spec`] leaves it.
+    /// The spec that it was started with, as [`crate::vmi_spec::comparable_spec`] returns it.
     pub spec: Value,
-    /// Whether it was started with the Machine's cloud-init Secret, or that is not known.
+    /// It was started with the Machine's cloud-init Secret, or that is unknown.
     pub needs_user_data: bool,
-    /// Why its pod cannot be scheduled, in the scheduler's words.
+    /// Why its pod cannot be scheduled: the scheduler's message.
     pub unschedulable: Option<String>,
-    /// Why virt-controller could not make its pod.
+    /// Why virt-controller could not create its pod.
     pub failure: Option<String>,
     pub deleting: bool,
 }
 
-impl Observed {
-    pub fn name(&self) -> &str {
-        self.machine.metadata.name.as_deref().unwrap_or_default()
-    }
-
-    pub fn namespace(&self) -> &str {
-        self.machine.metadata.namespace.as_deref().unwrap_or_default()
-    }
-
-    pub fn uid(&self) -> &str {
-        self.machine.metadata.uid.as_deref().unwrap_or_default()
-    }
-
-    pub fn is_deleting(&self) -> bool {
-        self.machine.metadata.deletion_timestamp.is_some()
-    }
-
-    /// The names of all NetworkConfigurations that the Machine names.
-    pub fn network_names(&self) -> BTreeSet<&str> {
-        let networks = &self.machine.spec.networks;
-        networks
-            .iter()
-            .map(|network| network.network_name.as_str())
-            .filter(|name| *name != vitivirt_api::machine::POD_NETWORK)
-            .collect()
+impl VmiView {
+    pub(crate) fn is_running(&self) -> bool {
+        self.phase == VmiPhase::Running
     }
 }

@@ -1,17 +1,18 @@
-//! What a guest was started with, as far as Machines decide it. A VM's template and the instance that was made of it are
-//! brought into the same shape, without what KubeVirt adds and without what follows from the rest, so that what differs
-//! is what waits for a restart. It is kept of every guest, so it is small.
+//! The part of a VMI's spec that a Machine decides. It makes a VMI comparable with the template of its VM: without
+//! KubeVirt's defaults and without fields that follow from others. The difference is what waits for a restart. The
+//! cache keeps it for every VMI, so it is small.
 
 use serde_json::{Map, Value, json};
 
-/// No Machine has more devices than this, and an instance may be anybody's.
-const MOST_DEVICES: usize = 64;
+/// More devices than any Machine has. A VMI of another owner may have more.
+const MAX_DEVICES: usize = 64;
 
-/// Of an instance's spec (or of a VM's `spec.template.spec`) what a Machine can change.
+/// The fields of a VMI's spec, or of a VM's `spec.template.spec`, that a Machine can change.
 pub fn comparable_spec(spec: &Value) -> Value {
-    let plugged: Vec<&str> = list(spec, "/volumes").filter(|volume| is_plugged(volume)).filter_map(name).collect();
-    // What `virtctl addvolume` plugged in is not part of any Machine.
-    let fixed = |device: &&Value| !name(device).is_some_and(|name| plugged.contains(&name));
+    let hotplugged: Vec<&str> =
+        list(spec, "/volumes").filter(|volume| is_hotplugged(volume)).filter_map(name).collect();
+    // Volumes that `virtctl addvolume` hotplugged are not part of a Machine.
+    let fixed = |device: &&Value| !name(device).is_some_and(|name| hotplugged.contains(&name));
     let disks: Vec<Value> = list(spec, "/domain/devices/disks").filter(fixed).map(disk).collect();
     let volumes: Vec<Value> = list(spec, "/volumes").filter(fixed).map(volume).collect();
     let interfaces: Vec<Value> = list(spec, "/domain/devices/interfaces").map(interface).collect();
@@ -40,8 +41,8 @@ pub fn comparable_spec(spec: &Value) -> Value {
     object([("domain", Some(whole)), ("networks", Some(networks.into())), ("volumes", Some(volumes.into()))])
 }
 
-/// Whether an instance's spec names this Secret anywhere in its volumes. One that could not be read may.
-pub fn names_secret(spec: &Value, secret: &str) -> bool {
+/// Whether a volume of the VMI refers to the Secret. True if the spec is unreadable.
+pub fn references_secret(spec: &Value, secret: &str) -> bool {
     !spec.is_object() || spec.get("volumes").is_some_and(|volumes| mentions(volumes, secret))
 }
 
@@ -54,7 +55,7 @@ fn mentions(value: &Value, text: &str) -> bool {
     }
 }
 
-/// A Windows guest's set of features is ours as a whole; KubeVirt fills in its parts.
+/// The operator sets the Hyper-V features as a whole; KubeVirt adds their details.
 fn features(mut features: Value) -> Value {
     if let Some(hyperv) = features.get_mut("hyperv") {
         *hyperv = json!({});
@@ -62,7 +63,7 @@ fn features(mut features: Value) -> Value {
     features
 }
 
-/// The bus of a disk follows its type.
+/// Without the bus of a disk, which follows from its type.
 fn disk(disk: &Value) -> Value {
     object([
         ("name", disk.get("name").cloned()),
@@ -72,30 +73,30 @@ fn disk(disk: &Value) -> Value {
     ])
 }
 
-/// The names of PVCs and of the cloud-init Secret follow those of the Machine and the disk.
+/// Without the names of PVCs and of the cloud-init Secret, which follow from the names of Machine and disk.
 fn volume(volume: &Value) -> Value {
-    let there = |pointer: &str| volume.pointer(pointer).map(|_| json!({}));
-    let network_data = there("/cloudInitNoCloud/networkDataSecretRef");
+    let exists = |pointer: &str| volume.pointer(pointer).map(|_| json!({}));
+    let network_data = exists("/cloudInitNoCloud/networkDataSecretRef");
     object([
         ("name", volume.get("name").cloned()),
-        ("persistentVolumeClaim", there("/persistentVolumeClaim")),
+        ("persistentVolumeClaim", exists("/persistentVolumeClaim")),
         ("containerDisk", volume.get("containerDisk").map(|part| keep(part, &["image"]))),
-        ("cloudInitNoCloud", there("/cloudInitNoCloud").map(|_| object([("networkDataSecretRef", network_data)]))),
+        ("cloudInitNoCloud", exists("/cloudInitNoCloud").map(|_| object([("networkDataSecretRef", network_data)]))),
     ])
 }
 
-/// How an interface is bound follows its network.
+/// Without the binding of an interface, which follows from its network.
 fn interface(interface: &Value) -> Value {
     keep(interface, &["name", "bootOrder", "model", "macAddress"])
 }
 
-fn is_plugged(volume: &Value) -> bool {
+fn is_hotplugged(volume: &Value) -> bool {
     let parts = volume.as_object().into_iter().flat_map(Map::values);
     parts.into_iter().any(|part| part.get("hotpluggable") == Some(&Value::Bool(true)))
 }
 
 fn list<'a>(spec: &'a Value, pointer: &str) -> impl Iterator<Item = &'a Value> + use<'a> {
-    spec.pointer(pointer).and_then(Value::as_array).into_iter().flatten().take(MOST_DEVICES)
+    spec.pointer(pointer).and_then(Value::as_array).into_iter().flatten().take(MAX_DEVICES)
 }
 
 fn name(device: &Value) -> Option<&str> {
@@ -115,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_secret_is_named_in_whatever_kind_of_volume() {
+    fn a_secret_is_found_in_every_kind_of_volume() {
         let with = |volume: Value| json!({"volumes": [{"name": "root", "persistentVolumeClaim": {"claimName": "web-root"}}, volume]});
         for volume in [
             json!({"name": "a", "cloudInitNoCloud": {"secretRef": {"name": "web-cloudinit"}}}),
@@ -123,16 +124,16 @@ mod tests {
             json!({"name": "a", "cloudInitConfigDrive": {"secretRef": {"name": "web-cloudinit"}}}),
             json!({"name": "a", "secret": {"secretName": "web-cloudinit"}}),
         ] {
-            assert!(names_secret(&with(volume.clone()), "web-cloudinit"), "{volume}");
+            assert!(references_secret(&with(volume.clone()), "web-cloudinit"), "{volume}");
         }
-        assert!(!names_secret(&with(json!({"name": "a", "secret": {"secretName": "other"}})), "web-cloudinit"));
-        assert!(!names_secret(&json!({}), "web-cloudinit"));
-        assert!(names_secret(&Value::Null, "web-cloudinit"), "nothing is known of it");
+        assert!(!references_secret(&with(json!({"name": "a", "secret": {"secretName": "other"}})), "web-cloudinit"));
+        assert!(!references_secret(&json!({}), "web-cloudinit"));
+        assert!(references_secret(&Value::Null, "web-cloudinit"), "unreadable spec");
     }
 
-    /// What virt-api v1.8.4 makes of a template when it starts a guest.
+    /// The second spec is what virt-api v1.8.4 creates from the template.
     #[test]
-    fn kubevirts_defaults_are_no_change() {
+    fn the_defaults_of_kubevirt_are_not_a_change() {
         let template = json!({
             "domain": {
                 "cpu": {"cores": 2, "threads": 1, "sockets": 1}, "memory": {"guest": "4Gi"}, "machine": {"type": "q35"},
@@ -173,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn strange_specs_are_read_all_the_same() {
+    fn malformed_specs_do_not_panic() {
         for spec in [json!(null), json!(7), json!({"domain": [], "volumes": {"a": 1}, "networks": [1, "x", null]})] {
             let _ = comparable_spec(&spec);
         }

@@ -1,8 +1,7 @@
-//! The custom resource `kubevirt.io/v1 KubeVirt`: what an installation of KubeVirt should be, and what it is.
+//! The custom resource `kubevirt.io/v1 KubeVirt`: the desired and observed state of an installation of KubeVirt.
 //!
-//! Everything that the operator reads or writes is typed; everything else of the release's schema is read by
-//! KubeVirt's own components and is kept as it came (`extra`). The schema itself is data of the release and lives in
-//! the crate `install`.
+//! Fields that virt-operator reads or writes are typed. Other components of KubeVirt read the other fields; they are
+//! kept unchanged in `extra`. The schema is part of a KubeVirt release and is in the crate `vitivirt-install`.
 
 mod spec;
 mod status;
@@ -38,7 +37,7 @@ pub struct KubeVirt {
     pub status: Option<KubeVirtStatus>,
 }
 
-/// What the object calls itself. Two versions are served, and the older one reads the same.
+/// `apiVersion` and `kind`. The CRD serves two versions, which have the same fields.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Types {
@@ -88,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_typed_survives_a_round_trip() {
+    fn untyped_fields_survive_a_round_trip() {
         let object = json!({
             "apiVersion": "kubevirt.io/v1", "kind": "KubeVirt",
             "metadata": {"name": "kubevirt", "namespace": "kubevirt"},
@@ -111,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_spec_writes_nothing() {
+    fn an_empty_spec_stays_empty() {
         let parsed: KubeVirt = serde_json::from_value(json!({
             "apiVersion": "kubevirt.io/v1", "kind": "KubeVirt", "metadata": {"name": "kubevirt"}, "spec": {},
         }))

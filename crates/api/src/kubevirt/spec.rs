@@ -1,4 +1,4 @@
-//! The parts of the specification that the operator reads.
+//! The fields of the spec that virt-operator reads.
 
 use std::collections::BTreeMap;
 
@@ -62,7 +62,8 @@ pub struct CertificateRotation {
     pub extra: Map<String, Value>,
 }
 
-/// Durations are Go's: `168h`, `90m`. The three intervals are the older way to say the same.
+/// Lifetimes of self-signed certificates. Durations have Go's form: `168h`, `90m`. The three `…Interval` fields are the
+/// deprecated form of `ca` and `server`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct SelfSigned {
@@ -117,7 +118,7 @@ pub struct Configuration {
 }
 
 impl Configuration {
-    /// The feature gates that are named as enabled.
+    /// The enabled feature gates.
     pub fn gates(&self) -> &[String] {
         self.developer_configuration.as_ref().and_then(|developer| developer.feature_gates.as_deref()).unwrap_or(&[])
     }
@@ -176,7 +177,7 @@ pub struct Tls {
     pub extra: Map<String, Value>,
 }
 
-/// Something that is deployed unless it is switched off.
+/// An optional component that is deployed by default.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Toggle {
@@ -200,7 +201,7 @@ pub struct Hypervisor {
 pub struct ComponentConfig {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node_placement: Option<NodePlacement>,
-    /// The schema takes any number, and so must whoever reads it.
+    /// The schema accepts any number, so this type must too.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub replicas: Option<i64>,
     #[serde(flatten)]
@@ -220,7 +221,7 @@ pub struct NodePlacement {
     pub extra: Map<String, Value>,
 }
 
-/// Changes to the generated objects. The order of the fields is the order in which the release hashes them.
+/// Changes to the generated objects. Upstream virt-operator hashes the fields in this order.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct CustomizeComponents {

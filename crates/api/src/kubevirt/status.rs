@@ -1,4 +1,4 @@
-//! What the operator reports, in the field names that KubeVirt's other components and scripts read.
+//! The status that virt-operator reports. KubeVirt's other components and scripts read these field names.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde::{Deserialize, Serialize};

@@ -1,4 +1,4 @@
-//! The resource definitions, made from the Rust types.
+//! The CRDs, generated from the Rust types.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{CustomResourceDefinition, ValidationRule};
 use kube_core::CustomResourceExt;
@@ -7,13 +7,13 @@ use serde_json::Value;
 
 use super::{Machine, NetworkConfiguration, schema};
 
-/// Machine and NetworkConfiguration, as they are installed.
+/// The CRDs of Machine and NetworkConfiguration, as they are installed.
 pub fn crds() -> Vec<CustomResourceDefinition> {
-    definitions().into_iter().map(without_unsigned_formats).collect()
+    generated_crds().into_iter().map(without_unsigned_formats).collect()
 }
 
-/// Kubernetes warns of formats that it does not know; the limits say the same.
-fn without_unsigned_formats(definition: CustomResourceDefinition) -> CustomResourceDefinition {
+/// Kubernetes warns about formats that it does not know. The minimum and maximum already say that a number is unsigned.
+fn without_unsigned_formats(crd: CustomResourceDefinition) -> CustomResourceDefinition {
     fn clean(value: &mut Value) {
         match value {
             Value::Object(map) => {
@@ -26,14 +26,14 @@ fn without_unsigned_formats(definition: CustomResourceDefinition) -> CustomResou
             _ => {}
         }
     }
-    let cleaned = serde_json::to_value(&definition).and_then(|mut json| {
+    let cleaned = serde_json::to_value(&crd).and_then(|mut json| {
         clean(&mut json);
         serde_json::from_value(json)
     });
-    cleaned.unwrap_or(definition)
+    cleaned.unwrap_or(crd)
 }
 
-fn definitions() -> Vec<CustomResourceDefinition> {
+fn generated_crds() -> Vec<CustomResourceDefinition> {
     let mut machine = Machine::crd();
     let rules: Vec<ValidationRule> = serde_json::from_value(schema::root_rules()).unwrap_or_default();
     for version in &mut machine.spec.versions {
@@ -51,13 +51,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_rule_reaches_the_definition() {
+    fn the_crds_contain_every_rule() {
         let text = serde_json::to_string(&crds()).unwrap();
         for part in [
             "the VirtualMachine has the same name",
-            "the disk name cloudinitdisk is reserved",
-            "a source is exactly one of",
-            "secureBoot needs efi",
+            "disk name cloudinitdisk is reserved",
+            "source must have exactly one of",
+            "secureBoot requires efi",
             "\"x-kubernetes-list-map-keys\":[\"name\"]",
             "\"x-kubernetes-preserve-unknown-fields\":true",
             "\"default\":{\"phase\":\"Pending\"}",
@@ -67,13 +67,13 @@ mod tests {
     }
 
     #[test]
-    fn kubernetes_knows_every_format() {
+    fn the_crds_have_no_unsigned_format() {
         assert!(!serde_json::to_string(&crds()).unwrap().contains("uint"));
     }
 
-    /// What `kubectl explain` shows. The metadata is Kubernetes' own.
+    /// `kubectl explain` shows the descriptions. Kubernetes describes the metadata.
     #[test]
-    fn every_field_is_described() {
+    fn every_field_has_a_description() {
         fn undescribed(path: &str, schema: &JSONSchemaProps, found: &mut Vec<String>) {
             for (name, field) in schema.properties.iter().flatten() {
                 let path = format!("{path}.{name}");
@@ -87,13 +87,13 @@ mod tests {
             }
         }
         let mut found = Vec::new();
-        for definition in crds() {
-            for version in &definition.spec.versions {
+        for crd in crds() {
+            for version in &crd.spec.versions {
                 let schema = version.schema.clone().unwrap().open_api_v3_schema.unwrap();
                 assert!(schema.properties.as_ref().is_some_and(|fields| fields.contains_key("spec")));
-                undescribed(&definition.spec.names.kind, &schema, &mut found);
+                undescribed(&crd.spec.names.kind, &schema, &mut found);
             }
         }
-        assert!(found.is_empty(), "nothing explains {found:#?}");
+        assert!(found.is_empty(), "no description: {found:#?}");
     }
 }

@@ -1,18 +1,18 @@
-//! What single fields may hold, where the operator checks again what the CRD says. Both are made from these.
+//! Limits of single fields. The CRD is generated from them, and the operator checks stored objects against them.
 
-/// How a size is written: a number that is not padded, with at most nine decimals (Kubernetes counts no finer), and a
-/// decimal or binary suffix.
+/// A size: a number without leading zeros, with at most nine decimals (the resolution of Kubernetes), and a decimal or
+/// binary suffix.
 pub const SIZE: &str = r"^(0|[1-9][0-9]*)(\.[0-9]{1,9})?(Ki|Mi|Gi|Ti|Pi|Ei|k|M|G|T|P|E)?$";
 pub const SIZE_LENGTH: usize = 24;
 pub const SIZE_DECIMALS: usize = 9;
-/// Kubernetes counts bytes in 64 bits with a sign; this is the largest round number of them.
+/// Kubernetes stores bytes as a signed 64-bit number; this is the largest round size below its limit.
 pub const LARGEST_SIZE: &str = "7Ei";
-pub const LARGEST_SIZE_BYTES: u128 = 7 << 60;
+pub const LARGEST_SIZE_BYTES: i128 = 7 << 60;
 
-/// The name of a network interface of Linux, as far as anybody needs one.
+/// The name of a Linux network interface, restricted to common characters.
 pub const BRIDGE: &str = "^[A-Za-z0-9_.-]+$";
 pub const BRIDGE_LENGTH: usize = 15;
 
-/// The tags that a VLAN can have; the others are reserved.
+/// Valid VLAN IDs; the others are reserved.
 pub const FIRST_VLAN: u16 = 1;
 pub const LAST_VLAN: u16 = 4094;

@@ -1,11 +1,13 @@
-//! `vitistack.io/v1alpha1`: Machine, what users write, and NetworkConfiguration, which it refers to.
+//! `vitistack.io/v1alpha1`: Machine, which users create, and NetworkConfiguration, which a Machine refers to.
 //!
-//! Values with a fixed set of words are strings here, limited by the schema: a word that a newer version knows must not
-//! make this version unable to read the whole list. `machine` parses them once into types of their own.
+//! Spec fields with a fixed set of values are strings here and the schema restricts them: a value that only a newer
+//! version knows must not make this version unable to read the whole list. `vitivirt-machine` parses them into enums.
 
 mod crds;
+mod id;
 pub mod limits;
 mod names;
+mod phases;
 mod schema;
 mod spec;
 mod status;
@@ -16,15 +18,16 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 pub use crds::crds;
+pub use id::MachineId;
 pub use names::*;
+pub use phases::{AccessMode, MachinePhase, PrintableStatus, PvcPhase, VmiPhase, VolumeMode};
 pub use spec::{
     Bootloader, CloudInit, ContainerDiskSource, Cpu, Disk, DiskSource, Domain, DomainMachine, Features, Firmware,
     Memory, NamedSource, Network, Resources, SecretKeyRef, UrlSource,
 };
 pub use status::{EffectiveResources, MachineStatus};
 
-/// A virtual machine. The operator makes a KubeVirt VirtualMachine with disks, networks and cloud-init of it and keeps
-/// them as this object says.
+/// Desired state of the virtual machine.
 #[derive(CustomResource, Serialize, Deserialize, Clone, Debug, Default, PartialEq, JsonSchema)]
 #[kube(
     group = "vitistack.io",
@@ -39,7 +42,7 @@ pub use status::{EffectiveResources, MachineStatus};
     status = "MachineStatus",
     derive = "PartialEq",
     derive = "Default",
-    doc = "A virtual machine: the operator makes a KubeVirt VirtualMachine with disks, networks and cloud-init of it.",
+    doc = "A virtual machine. The operator creates a KubeVirt VirtualMachine for it, with its disks, networks and cloud-init data, and keeps them in sync with this object.",
     crates(kube_core = "kube_core"),
     printcolumn = r#"{"name":"Phase","type":"string","jsonPath":".status.phase"}"#,
     printcolumn = r#"{"name":"Template","type":"string","jsonPath":".spec.template"}"#,
@@ -55,46 +58,48 @@ pub use status::{EffectiveResources, MachineStatus};
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-validations" = schema::machine_rules()))]
 pub struct MachineSpec {
-    /// Where cpu, memory and the root disk come from: small (1 core, 2Gi, 20Gi), medium (2, 4Gi, 40Gi) or large (4, 8Gi,
-    /// 80Gi). What is given below overrides it field by field. Without a template cpu, memory and a disk must be given.
+    /// Template for CPU, memory and the root disk: small (1 core, 2Gi, 20Gi), medium (2 cores, 4Gi, 40Gi) or large
+    /// (4 cores, 8Gi, 80Gi). The fields below override it one by one. Required: a template, or CPU cores, a memory size
+    /// and a disk.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 63))]
     pub template: Option<String>,
 
-    /// CPU and memory, overriding the template's.
+    /// CPU and memory. They override the template.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resources: Option<Resources>,
 
-    /// Disks, merged by name onto the template's. The machine boots from the one named root, else from the first.
+    /// Disks, merged by name with the template's root disk. The machine boots from the disk named root, else from the
+    /// first disk.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
     pub disks: Vec<Disk>,
 
-    /// Network interfaces. Without any the machine has one on the pod network.
+    /// Network interfaces. Default: one interface on the pod network.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
     pub networks: Vec<Network>,
 
-    /// Which kinds of devices to boot from, the first first: disk, network, cdrom.
+    /// Types of devices to boot from, in order: disk, network, cdrom. Default: the boot disk only.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::boot_order")]
     pub boot_order: Vec<String>,
 
-    /// User data and network data for cloud-init. The operator keeps them in a Secret of the machine's own.
+    /// User data and network data for cloud-init. The operator stores them in a Secret that belongs to the machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cloud_init: Option<CloudInit>,
 
-    /// Machine type, features and firmware.
+    /// Machine type, CPU and chipset features, and firmware.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub domain: Option<Domain>,
 
-    /// Whether the machine should run: Running (the default) or Stopped.
+    /// Desired power state: Running or Stopped. Default: Running.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("enum" = ["Running", "Stopped"]))]
     pub power_state: Option<String>,
 }
 
-/// A network that machines may be attached to: a bridge on the nodes, with or without a VLAN.
+/// Desired state of the network.
 #[derive(CustomResource, Serialize, Deserialize, Clone, Debug, Default, PartialEq, JsonSchema)]
 #[kube(
     group = "vitistack.io",
@@ -107,7 +112,7 @@ pub struct MachineSpec {
     namespaced,
     derive = "PartialEq",
     derive = "Default",
-    doc = "A network that Machines of the namespace may be attached to: a bridge on the nodes, with or without a VLAN.",
+    doc = "A network that Machines of the same namespace can use: a bridge on the nodes, with an optional VLAN.",
     crates(kube_core = "kube_core"),
     printcolumn = r#"{"name":"Bridge","type":"string","jsonPath":".spec.bridge"}"#,
     printcolumn = r#"{"name":"VLAN","type":"integer","jsonPath":".spec.vlan"}"#,
@@ -116,17 +121,17 @@ pub struct MachineSpec {
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct NetworkConfigurationSpec {
-    /// The VLAN tag of the machines' traffic; none for untagged traffic.
+    /// VLAN ID of the machines' traffic. Default: untagged.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = limits::FIRST_VLAN, max = limits::LAST_VLAN))]
     pub vlan: Option<u16>,
 
-    /// The bridge on the nodes that machines are attached to.
+    /// Name of the Linux bridge on the nodes that the machines are attached to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = limits::BRIDGE_LENGTH), regex(pattern = limits::BRIDGE))]
     pub bridge: Option<String>,
 
-    /// What other components of Viti Stack put here. It is kept, not read.
+    /// Fields of other Viti Stack components. The operator keeps them and does not read them.
     #[serde(flatten)]
     #[schemars(skip)]
     pub other: Map<String, Value>,

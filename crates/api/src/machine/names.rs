@@ -1,20 +1,24 @@
-//! Every name that users see and scripts rely on: labels, finalizers, condition types, reasons. Each exists once, here.
+//! Every name that users see and scripts rely on: labels, finalizers, annotations, condition types and reasons.
 
-/// Who keeps an object. (`app.kubernetes.io/managed-by=kubevirt-operator` is never used: KubeVirt's own operator deletes
-/// what carries it.)
+/// Group and version of Machine and NetworkConfiguration.
+pub const API_VERSION: &str = "vitistack.io/v1alpha1";
+
+/// The operator that manages an object. `app.kubernetes.io/managed-by=kubevirt-operator` is not used, because
+/// upstream virt-operator deletes objects with that label.
 pub const LABEL_MANAGED_BY: &str = "vitistack.io/managed-by";
 pub const MANAGED_BY: &str = "kubevirt-operator";
 /// The Machine that an object belongs to.
 pub const LABEL_MACHINE: &str = "vitistack.io/machine";
-/// The UID of the Machine that a PVC belongs to: PVCs have no owner reference, so that no garbage collection can
-/// take data.
+/// The UID of the Machine that a PVC belongs to. PVCs have no owner reference, so that the garbage collector cannot
+/// delete data.
 pub const LABEL_MACHINE_UID: &str = "vitistack.io/machine-uid";
-/// The cluster that a Machine is part of; handed down to everything made for it.
+/// The cluster that a Machine is part of. The operator copies the label to every object of the Machine.
 pub const LABEL_CLUSTER: &str = "cluster.vitistack.io/cluster-name";
-/// Names the template of a Machine that has no `spec.template`.
+/// The template of a Machine without `spec.template`.
 pub const LABEL_TEMPLATE: &str = "vitistack.io/machine-template";
 
-/// On a PVC: what becomes of it with its Machine. It is kept here because a disk may have left the spec by then.
+/// On a PVC: what happens to it when its Machine is deleted. The disk may no longer be in the spec then, so the PVC
+/// carries the answer.
 pub const LABEL_ON_DELETE: &str = "vitistack.io/on-delete";
 pub const ON_DELETE_RETAIN: &str = "Retain";
 pub const ON_DELETE_DELETE: &str = "Delete";
@@ -22,25 +26,18 @@ pub const ON_DELETE_DELETE: &str = "Delete";
 pub const FINALIZER_MACHINE: &str = "machine.vitistack.io/cleanup";
 pub const FINALIZER_NETWORK: &str = "networkconfiguration.vitistack.io/in-use";
 
-/// A digest of what the cloud-init Secret should hold, on the Secret.
+/// On the cloud-init Secret: a digest of the data that it should have.
 pub const ANNOTATION_CONTENT: &str = "vitistack.io/content";
-/// On the cloud-init Secret, when it was changed under a running guest: the guest's UID and the digest that it began with.
-pub const ANNOTATION_BEGAN_WITH: &str = "vitistack.io/guest-began-with";
-/// On a PVC: a digest of what it was filled with.
+/// On the cloud-init Secret, if its data changed while a VMI runs: the UID of the VMI and the digest of the data that
+/// it started with.
+pub const ANNOTATION_STARTED_WITH: &str = "vitistack.io/guest-began-with";
+/// On a PVC: a digest of the source that it was filled from.
 pub const ANNOTATION_SOURCE: &str = "vitistack.io/source";
 
 /// The reserved name of the cloud-init volume and disk.
 pub const CLOUD_INIT_DISK: &str = "cloudinitdisk";
 /// The `networkName` of the pod network.
 pub const POD_NETWORK: &str = "pod";
-
-pub mod phase {
-    pub const PENDING: &str = "Pending";
-    pub const CREATING: &str = "Creating";
-    pub const RUNNING: &str = "Running";
-    pub const STOPPED: &str = "Stopped";
-    pub const FAILED: &str = "Failed";
-}
 
 pub mod condition_type {
     pub const READY: &str = "Ready";
@@ -52,13 +49,13 @@ pub mod condition_type {
 
 /// Reasons of conditions and events, and values of the metric label `error_type`.
 pub mod machine_reason {
-    // The seed's error types.
+    // Errors of the Machine and the objects that it refers to.
     pub const TEMPLATE_NOT_FOUND: &str = "TemplateNotFound";
     pub const NETWORK_CONFIGURATION_NOT_FOUND: &str = "NetworkConfigurationNotFound";
     pub const STORAGE_CLASS_NOT_FOUND: &str = "StorageClassNotFound";
     pub const INSUFFICIENT_RESOURCES: &str = "InsufficientResources";
     pub const KUBEVIRT_API_ERROR: &str = "KubeVirtApiError";
-    // What real clusters add.
+    // Errors of the cluster around it.
     pub const INVALID: &str = "Invalid";
     pub const NAME_TAKEN: &str = "NameTaken";
     pub const QUOTA_EXCEEDED: &str = "QuotaExceeded";
@@ -68,7 +65,8 @@ pub mod machine_reason {
     pub const MULTUS_NOT_INSTALLED: &str = "MultusNotInstalled";
     pub const CDI_NOT_INSTALLED: &str = "CdiNotInstalled";
     pub const ADMISSION_REFUSED: &str = "AdmissionRefused";
-    /// Every reason that is an error: the values of the metric label `error_type`, and the rows of the troubleshooting page.
+    /// Every reason that is an error: the values of the metric label `error_type`, and the first table of
+    /// docs/troubleshooting.md.
     pub const ERRORS: [&str; 16] = [
         TEMPLATE_NOT_FOUND,
         NETWORK_CONFIGURATION_NOT_FOUND,
@@ -87,9 +85,9 @@ pub mod machine_reason {
         VM_FAILED,
         PVC_PENDING,
     ];
-    /// Every other reason of a Machine that is not ready: nothing is wrong, and the page says so.
-    pub const QUIET: [&str; 4] = [VM_CREATED, PAUSED, STOPPING, DELETING];
-    // How things are.
+    /// Every reason of a Machine that is not ready without an error: the second table of docs/troubleshooting.md.
+    pub const NOT_READY_REASONS: [&str; 4] = [VM_CREATED, PAUSED, STOPPING, DELETING];
+    // States.
     pub const VM_CREATED: &str = "VMCreated";
     pub const VM_FAILED: &str = "VMFailed";
     pub const PVC_BOUND: &str = "PVCBound";

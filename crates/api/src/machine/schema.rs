@@ -1,5 +1,5 @@
-//! What the CRD says beyond types: patterns, rules between fields, and rules about changes. kubectl shows their messages
-//! when an object is applied.
+//! Schema of the CRDs beyond types: patterns and CEL rules. kubectl shows the messages of the rules when an object is
+//! applied.
 
 use schemars::{Schema, SchemaGenerator, json_schema};
 use serde_json::{Value, json};
@@ -19,53 +19,53 @@ pub(super) fn machine_rules() -> Value {
     json!([
         rule(
             "has(self.template) || !has(self.bootOrder) || !('cdrom' in self.bootOrder) || (has(self.disks) && self.disks.exists(d, has(d.type) && d.type == 'cdrom'))",
-            "bootOrder names cdrom, but no disk has type cdrom"
+            "bootOrder contains cdrom, but no disk has type cdrom"
         ),
         rule(
             "!has(self.networks) || self.networks.filter(n, n.networkName == 'pod').size() <= 1",
-            "only one interface can be on the pod network"
+            "only one interface can use the pod network"
         ),
     ])
 }
 
 pub(super) fn disk_rules() -> Value {
     json!([
-        rule("self.name != 'cloudinitdisk'", "the disk name cloudinitdisk is reserved for cloud-init"),
+        rule("self.name != 'cloudinitdisk'", "disk name cloudinitdisk is reserved for cloud-init"),
         rule(
             "!has(self.accessMode) || self.accessMode != 'ReadOnlyMany' || has(self.source)",
-            "accessMode ReadOnlyMany needs a source: an empty read-only disk is of no use"
+            "accessMode ReadOnlyMany requires a source: an empty read-only disk has no use"
         ),
         rule(
             "!has(self.source) || !has(self.source.containerDisk) || !(has(self.storageClass) || has(self.accessMode) || has(self.volumeMode))",
-            "a containerDisk has no PVC: storageClass, accessMode and volumeMode do not apply to it"
+            "storageClass, accessMode and volumeMode must not be set with a containerDisk source, which has no PVC"
         ),
     ])
 }
 
-/// What a pattern cannot say about a size.
+/// The limits of a size, which a pattern cannot express.
 pub(super) fn size_rules() -> Value {
     let largest = limits::LARGEST_SIZE;
     json!([rule(
         &format!("quantity(self).compareTo(quantity('0')) > 0 && quantity(self).compareTo(quantity('{largest}')) <= 0"),
-        &format!("a size is more than nothing and at most {largest}")
+        &format!("must be greater than 0 and at most {largest}")
     )])
 }
 
 pub(super) fn source_rules() -> Value {
     json!([rule(
         "[has(self.containerDisk), has(self.pvc), has(self.snapshot), has(self.http), has(self.registry)].filter(x, x).size() == 1",
-        "a source is exactly one of containerDisk, pvc, snapshot, http and registry"
+        "source must have exactly one of containerDisk, pvc, snapshot, http and registry"
     )])
 }
 
 pub(super) fn bootloader_rules() -> Value {
     json!([rule(
         "!has(self.secureBoot) || !self.secureBoot || (has(self.efi) && self.efi)",
-        "secureBoot needs efi: true"
+        "secureBoot requires efi: true"
     )])
 }
 
-/// Each word at most once.
+/// A set: no device type occurs twice.
 pub(super) fn boot_order(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "type": "array",
@@ -75,21 +75,21 @@ pub(super) fn boot_order(_: &mut SchemaGenerator) -> Schema {
     })
 }
 
-/// Rules about the whole object, whose metadata a spec's rules cannot see.
+/// Rules about the metadata, which the rules of the spec cannot read.
 pub(super) fn root_rules() -> Value {
     json!([
         rule(
             "size(self.metadata.name) <= 63",
-            "metadata.name is longer than 63 characters; the VirtualMachine has the same name, and KubeVirt allows no more"
+            "metadata.name must have at most 63 characters: the VirtualMachine has the same name, and KubeVirt allows no more"
         ),
         rule(
             "!self.metadata.name.contains('.')",
-            "metadata.name must not contain a dot; the machine's host name is made of it"
+            "metadata.name must not contain a dot: it is the host name of the machine"
         ),
     ])
 }
 
-/// metav1.Condition, in the words of the Kubernetes API conventions.
+/// metav1.Condition.
 pub(super) fn conditions(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "type": "array",
@@ -97,25 +97,25 @@ pub(super) fn conditions(_: &mut SchemaGenerator) -> Schema {
             "type": "object",
             "required": ["type", "status", "lastTransitionTime", "reason", "message"],
             "properties": {
-                "type": {"description": "What this is about.", "type": "string", "maxLength": 316},
+                "type": {"description": "Type of the condition.", "type": "string", "maxLength": 316},
                 "status": {
-                    "description": "Whether it is so.",
+                    "description": "Status of the condition: True, False or Unknown.",
                     "type": "string", "enum": ["True", "False", "Unknown"],
                 },
                 "observedGeneration": {
-                    "description": "The generation of the object that this was found at.",
+                    "description": "Generation of the object that the condition is based on.",
                     "type": "integer", "format": "int64", "minimum": 0,
                 },
                 "lastTransitionTime": {
-                    "description": "When the status last changed; a new reason or message alone does not count.",
+                    "description": "Time of the last change of the status. A new reason or message alone does not change it.",
                     "type": "string", "format": "date-time",
                 },
                 "reason": {
-                    "description": "Why, in one word for programs. docs/troubleshooting.md has all of them.",
+                    "description": "Machine-readable reason for the status, in one word.",
                     "type": "string", "minLength": 1, "maxLength": 1024,
                 },
                 "message": {
-                    "description": "Why, in a sentence for people, and what to do about it.",
+                    "description": "Cause of the status, and what to do about it.",
                     "type": "string", "maxLength": 32768,
                 },
             },

@@ -1,4 +1,4 @@
-//! The parts of a Machine's spec.
+//! The parts of a Machine's spec. The doc comments are the descriptions of the CRD.
 
 use std::fmt;
 
@@ -11,27 +11,27 @@ use super::{limits, schema};
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Resources {
-    /// Overrides the template field by field: cores alone keeps its threads and sockets.
+    /// CPU topology. Every field overrides the one of the template: with cores alone, threads and sockets stay.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu: Option<Cpu>,
-    /// How much memory, overriding the template's.
+    /// Memory. It overrides the template.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<Memory>,
 }
 
-/// The guest has cores × threads × sockets CPUs.
+/// CPU topology. The guest has cores × threads × sockets CPUs.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Cpu {
-    /// Cores per socket.
+    /// Cores per socket. Default: the template's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 512))]
     pub cores: Option<u32>,
-    /// Threads per core.
+    /// Threads per core. Default: 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 8))]
     pub threads: Option<u32>,
-    /// Sockets.
+    /// Sockets. Default: 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 64))]
     pub sockets: Option<u32>,
@@ -40,7 +40,7 @@ pub struct Cpu {
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Memory {
-    /// The guest's memory, for example 4Gi.
+    /// Memory of the guest, for example 4Gi. Default: the template's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(
         length(min = 1, max = limits::SIZE_LENGTH),
@@ -55,10 +55,10 @@ pub struct Memory {
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-validations" = schema::disk_rules()))]
 pub struct Disk {
-    /// What the disk is called. The PVC is named {machine}-{disk}; cloudinitdisk is reserved.
+    /// Name of the disk. Its PVC is named {machine}-{disk}. The name cloudinitdisk is reserved.
     #[schemars(length(min = 1, max = 63), regex(pattern = schema::LABEL))]
     pub name: String,
-    /// How big, for example 20Gi. A running machine's disk can grow, never shrink.
+    /// Size, for example 20Gi. A disk can grow, also while the machine runs, but it cannot shrink.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(
         length(min = 1, max = limits::SIZE_LENGTH),
@@ -66,50 +66,51 @@ pub struct Disk {
         extend("x-kubernetes-validations" = schema::size_rules())
     )]
     pub size: Option<String>,
-    /// The StorageClass; default or nothing means the cluster's default class.
+    /// Name of the StorageClass. Default: the default StorageClass of the cluster, which the name default also selects.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253))]
     pub storage_class: Option<String>,
-    /// ReadWriteOnce (the default), ReadWriteMany (needed for live migration) or ReadOnlyMany (needs a source).
+    /// Access mode: ReadWriteOnce, ReadWriteMany (required for live migration) or ReadOnlyMany (requires a source).
+    /// Default: ReadWriteOnce.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("enum" = ["ReadWriteOnce", "ReadWriteMany", "ReadOnlyMany"]))]
     pub access_mode: Option<String>,
-    /// Filesystem (the default) or Block.
+    /// Volume mode: Filesystem or Block. Default: Filesystem.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("enum" = ["Filesystem", "Block"]))]
     pub volume_mode: Option<String>,
-    /// disk (the default) or cdrom.
+    /// Device type: disk or cdrom. Default: disk.
     #[serde(default, rename = "type", skip_serializing_if = "Option::is_none")]
     #[schemars(extend("enum" = ["disk", "cdrom"]))]
     pub kind: Option<String>,
-    /// What is on it at first. Nothing: an empty disk.
+    /// Initial content. Default: an empty disk.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source: Option<DiskSource>,
-    /// What becomes of the PVC when the Machine is deleted: Delete (the default) or Retain.
+    /// What happens to the PVC when the Machine is deleted: Delete or Retain. Default: Delete.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("enum" = ["Delete", "Retain"]))]
     pub on_delete: Option<String>,
 }
 
-/// Exactly one of these.
+/// Initial content of a disk. Exactly one field must be set.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-validations" = schema::source_rules()))]
 pub struct DiskSource {
-    /// The contents of a container image, read-only at the source and writable until the machine restarts. It has no
-    /// PVC: size, storageClass, accessMode and volumeMode do not apply.
+    /// Container image that contains the disk. Changes of the guest are lost when the machine restarts. Such a disk has
+    /// no PVC: size, storageClass, accessMode and volumeMode do not apply.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub container_disk: Option<ContainerDiskSource>,
-    /// A copy of a PVC of the same namespace.
+    /// PVC in the same namespace to copy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pvc: Option<NamedSource>,
-    /// A copy of a VolumeSnapshot of the same namespace.
+    /// VolumeSnapshot in the same namespace to copy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub snapshot: Option<NamedSource>,
-    /// A disk image at a URL; needs CDI.
+    /// Disk image at an HTTP URL. Requires CDI.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub http: Option<UrlSource>,
-    /// A disk image in a container registry (docker://…); needs CDI.
+    /// Disk image in a container registry (docker://…). Requires CDI.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub registry: Option<UrlSource>,
 }
@@ -117,7 +118,7 @@ pub struct DiskSource {
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ContainerDiskSource {
-    /// For example quay.io/containerdisks/fedora:42.
+    /// Image name, for example quay.io/containerdisks/fedora:42.
     #[schemars(length(min = 1, max = 512))]
     pub image: String,
 }
@@ -125,7 +126,7 @@ pub struct ContainerDiskSource {
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct NamedSource {
-    /// What the PVC or the VolumeSnapshot is called. It is read once, when the disk is made.
+    /// Name of the PVC or VolumeSnapshot. It is read once, when the disk is created.
     #[schemars(length(min = 1, max = 253))]
     pub name: String,
 }
@@ -133,7 +134,8 @@ pub struct NamedSource {
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct UrlSource {
-    /// Where the image is, for example https://images.example.com/fedora.qcow2 or docker://quay.io/containerdisks/fedora:42.
+    /// URL of the image, for example https://images.example.com/fedora.qcow2 or
+    /// docker://quay.io/containerdisks/fedora:42.
     #[schemars(length(min = 1, max = 2048))]
     pub url: String,
 }
@@ -142,35 +144,36 @@ pub struct UrlSource {
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Network {
-    /// What the interface is called in KubeVirt.
+    /// Name of the interface in the VirtualMachine.
     #[schemars(length(min = 1, max = 63), regex(pattern = schema::LABEL))]
     pub name: String,
-    /// A NetworkConfiguration of the namespace, or pod for the pod network.
+    /// Name of a NetworkConfiguration in the same namespace, or pod for the pod network.
     #[schemars(length(min = 1, max = 253))]
     pub network_name: String,
-    /// virtio (the default), e1000 or rtl8139.
+    /// Device model: virtio, e1000 or rtl8139. Default: virtio.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("enum" = ["virtio", "e1000", "rtl8139"]))]
     pub model: Option<String>,
-    /// A unicast address. Without one it is made of the Machine's UID, so that it survives.
+    /// Unicast MAC address. Default: an address derived from the UID of the Machine, which stays the same when the
+    /// VirtualMachine is created again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 17, max = 17), regex(pattern = schema::UNICAST_MAC))]
     pub mac_address: Option<String>,
 }
 
-/// What cloud-init gets. It may hold passwords and keys, therefore `Debug` shows none of it.
+/// Data for cloud-init. It may contain passwords and keys, so `Debug` shows none of it.
 #[derive(Serialize, Deserialize, Clone, Default, PartialEq, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct CloudInit {
-    /// User data, for example a #cloud-config.
+    /// User data, for example a #cloud-config document.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 131072))]
     pub user_data: Option<String>,
-    /// Network data (version 1 or 2).
+    /// Network data, version 1 or 2.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 131072))]
     pub network_data: Option<String>,
-    /// More user data, from a Secret of the namespace. Together with userData both parts are given, inline first.
+    /// User data in a Secret of the same namespace. If userData is set too, cloud-init gets both, userData first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub secret_ref: Option<SecretKeyRef>,
 }
@@ -184,10 +187,10 @@ impl fmt::Debug for CloudInit {
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct SecretKeyRef {
-    /// What the Secret is called.
+    /// Name of the Secret.
     #[schemars(length(min = 1, max = 253))]
     pub name: String,
-    /// userdata if absent.
+    /// Key in the Secret. Default: userdata.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253))]
     pub key: Option<String>,
@@ -196,13 +199,13 @@ pub struct SecretKeyRef {
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Domain {
-    /// The hardware that the guest sees.
+    /// Emulated hardware.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub machine: Option<DomainMachine>,
-    /// What the hardware offers to the guest beyond the usual.
+    /// CPU and chipset features exposed to the guest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub features: Option<Features>,
-    /// What starts the guest.
+    /// Firmware settings.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub firmware: Option<Firmware>,
 }
@@ -210,7 +213,7 @@ pub struct Domain {
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct DomainMachine {
-    /// pc-q35 (the default), pc-i440fx, or a QEMU machine type that the cluster's KubeVirt allows.
+    /// Machine type: pc-q35, pc-i440fx, or a QEMU machine type that KubeVirt is configured to allow. Default: pc-q35.
     #[serde(default, rename = "type", skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 63), regex(pattern = "^[A-Za-z0-9._-]+$"))]
     pub kind: Option<String>,
@@ -219,13 +222,13 @@ pub struct DomainMachine {
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Features {
-    /// ACPI; on if absent.
+    /// ACPI. Default: true.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub acpi: Option<bool>,
-    /// APIC; on if absent.
+    /// APIC. Default: true.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub apic: Option<bool>,
-    /// What Windows guests like; off if absent.
+    /// Hyper-V enlightenments, recommended for Windows guests. Default: false.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hyperv: Option<bool>,
 }
@@ -233,7 +236,7 @@ pub struct Features {
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Firmware {
-    /// BIOS (if absent) or EFI.
+    /// Boot loader. Default: BIOS.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bootloader: Option<Bootloader>,
 }
@@ -242,10 +245,10 @@ pub struct Firmware {
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-validations" = schema::bootloader_rules()))]
 pub struct Bootloader {
-    /// EFI instead of BIOS.
+    /// EFI instead of BIOS. Default: false.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub efi: Option<bool>,
-    /// Secure boot; needs efi.
+    /// Secure Boot. Requires efi. Default: false.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub secure_boot: Option<bool>,
 }

@@ -1,17 +1,15 @@
-//! Small things that ten thousand objects have, each in one allocation.
+//! Compact forms of what the caches hold for every object. The caches of ten thousand Machines decide how much memory
+//! the operator needs: see `cargo xtask bench machines`.
 
-use std::cell::RefCell;
-use std::collections::BTreeMap;
-use std::io;
+use std::{cell::RefCell, collections::BTreeMap, io};
 
 use flate2::{Compress, Compression, Decompress, FlushCompress, FlushDecompress, Status};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use serde::Serialize;
-use serde::de::DeserializeOwned;
+use serde::{Serialize, de::DeserializeOwned};
 use vitivirt_api::machine::{LABEL_MACHINE, LABEL_MACHINE_UID, LABEL_MANAGED_BY, LABEL_ON_DELETE, MANAGED_BY};
 
-/// What most of these objects say, in the order of their fields: what is said here costs each of them next to nothing.
-/// What changes here changes only how small they are.
+/// Text that most objects contain, in the order of their fields: deflate stores text from the dictionary as a short
+/// reference. A change of the dictionary changes only the size of the compressed objects.
 const DICTIONARY: &[u8] = concat!(
     r#"{"efi":{"secureBoot":true},"smm":{"enabled":true},"acpi":{},"apic":{},"hyperv":{"relaxed":{},"vapic":{}},"#,
     r#""cdrom":{"bus":"sata"},"containerDisk":{"image":"quay.io/containerdisks/"},"storageClass":"default","#,
@@ -30,24 +28,24 @@ const DICTIONARY: &[u8] = concat!(
     r#""labels":{"name":"","namespace":"default","uid":""},"spec":{"template":"small","resources":{"cpu":{"cores":2},"#,
     r#""memory":{"size":"4Gi"}},"disks":[{"name":"root","size":"20Gi"}],"networks":[{"name":"default"}],"cloudInit":{"#,
     r##""userData":"#cloud-config\n"}},"status":{"phase":"Running","conditions":[{"lastTransitionTime":"##,
-    r#""2026-01-01T00:00:00Z","message":"the machine is running","observedGeneration":1,"reason":"Running","#,
-    r#""status":"True","type":"Ready"},{"lastTransitionTime":"2026-01-01T00:00:00Z","message":"the VirtualMachine is "#,
-    r#"Running","observedGeneration":1,"reason":"VMCreated","status":"True","type":"VirtualMachineReady"},"#,
-    r#"{"lastTransitionTime":"2026-01-01T00:00:00Z","message":"every disk has its PVC","observedGeneration":1,"#,
+    r#""2026-01-01T00:00:00Z","message":"Machine is running","observedGeneration":1,"reason":"Running","#,
+    r#""status":"True","type":"Ready"},{"lastTransitionTime":"2026-01-01T00:00:00Z","message":"Machine is run"#,
+    r#"ning","observedGeneration":1,"reason":"VMCreated","status":"True","type":"VirtualMachineReady"},"#,
+    r#"{"lastTransitionTime":"2026-01-01T00:00:00Z","message":"All disks have their storage","observedGeneration":1,"#,
     r#""reason":"PVCBound","status":"True","type":"StorageReady"},{"lastTransitionTime":"2026-01-01T00:00:00Z","#,
-    r#""message":"every interface has its network","observedGeneration":1,"reason":"NetworkConfigured","status":"#,
+    r#""message":"All interfaces have their network","observedGeneration":1,"reason":"NetworkConfigured","status":"#,
     r#""True","type":"NetworkReady"}],"vmName":"","vmiName":"","ipAddresses":["10."],"nodeName":"node-","#,
     r#""lastUpdated":"2026-01-01T00:00:00Z","resourceVersion":"","observedGeneration":1}}"#,
 )
 .as_bytes();
 
-/// JSON that is seldom read, compressed: most Machines are at rest most of the time, and the size of all of them is what
-/// decides how much memory the operator needs. The same value has the same bytes.
+/// Compressed JSON, for objects that are rarely read: most Machines do not change for a long time. Equal values have
+/// equal bytes. The test below checks that a typical Machine needs less than a third of its JSON.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct CompressedJson(Box<[u8]>);
 
 impl CompressedJson {
-    /// Nothing here can fail but a value that is no JSON, and ours came as JSON.
+    /// Serialization cannot fail, because every value was parsed from JSON. Compression cannot fail either.
     pub(crate) fn of<T: Serialize>(value: &T) -> Self {
         let json = serde_json::to_vec(value).unwrap_or_default();
         Self(compress(&json).unwrap_or_default().into())
@@ -57,27 +55,27 @@ impl CompressedJson {
         self.0.len()
     }
 
-    /// Nothing, if it is bigger than that.
+    /// Empty, if it is larger than the limit.
     pub(crate) fn at_most(self, limit: usize) -> Self {
         if self.len() > limit { Self::default() } else { self }
     }
 
     pub(crate) fn read<T: DeserializeOwned>(&self) -> Result<T, serde_json::Error> {
-        let json = unsqueeze(&self.0).map_err(serde_json::Error::io)?;
+        let json = decompress(&self.0).map_err(serde_json::Error::io)?;
         serde_json::from_slice(&json)
     }
 }
 
 fn compress(json: &[u8]) -> io::Result<Vec<u8>> {
-    COMPRESS.with_borrow_mut(|compress| squeeze_with(compress, json))
+    COMPRESSOR.with_borrow_mut(|compress| compress_with(compress, json))
 }
 
 thread_local! {
-    /// A quarter of a megabyte each: there is one, and not one per object.
-    static COMPRESS: RefCell<Compress> = RefCell::new(Compress::new(Compression::new(6), false));
+    /// Its state has a quarter of a megabyte, so each thread has one, which all objects share.
+    static COMPRESSOR: RefCell<Compress> = RefCell::new(Compress::new(Compression::new(6), false));
 }
 
-fn squeeze_with(compress: &mut Compress, json: &[u8]) -> io::Result<Vec<u8>> {
+fn compress_with(compress: &mut Compress, json: &[u8]) -> io::Result<Vec<u8>> {
     compress.reset();
     compress.set_dictionary(DICTIONARY)?;
     let mut out = Vec::with_capacity(json.len() / 2 + 64);
@@ -91,7 +89,7 @@ fn squeeze_with(compress: &mut Compress, json: &[u8]) -> io::Result<Vec<u8>> {
     }
 }
 
-fn unsqueeze(bytes: &[u8]) -> io::Result<Vec<u8>> {
+fn decompress(bytes: &[u8]) -> io::Result<Vec<u8>> {
     let mut decompress = Decompress::new(false);
     decompress.set_dictionary(DICTIONARY)?;
     let mut out = Vec::with_capacity(bytes.len() * 6 + 256);
@@ -102,7 +100,7 @@ fn unsqueeze(bytes: &[u8]) -> io::Result<Vec<u8>> {
         if decompress.decompress_vec(rest, &mut out, FlushDecompress::Finish)? == Status::StreamEnd {
             return Ok(out);
         }
-        // It ends in the middle.
+        // The data is truncated.
         if before == (decompress.total_in(), out.len()) && out.len() < out.capacity() {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
@@ -110,23 +108,24 @@ fn unsqueeze(bytes: &[u8]) -> io::Result<Vec<u8>> {
     }
 }
 
-/// Labels as `key=value` lines: neither may hold `=` in its key or a line break anywhere. What every object of ours
-/// carries is one character, which no label may hold either.
+/// Labels as `key=value` lines, in one allocation instead of two for each label. Labels cannot contain `=` or a line
+/// break. The operator's own labels, which every object has, are one control character each, which labels cannot
+/// contain either.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Labels(Box<str>);
 
-/// Keys that are written short.
-const SHORT: [(char, &str); 4] =
+/// The codes of the operator's labels.
+const LABEL_CODES: [(char, &str); 4] =
     [('\u{1}', LABEL_MACHINE), ('\u{2}', LABEL_MACHINE_UID), ('\u{3}', LABEL_ON_DELETE), ('\u{4}', LABEL_MANAGED_BY)];
-/// The value that is left out.
-const USUAL: (&str, &str) = (LABEL_MANAGED_BY, MANAGED_BY);
+/// The label whose value is omitted.
+const DEFAULT_VALUE: (&str, &str) = (LABEL_MANAGED_BY, MANAGED_BY);
 
 impl Labels {
     pub(crate) fn of(metadata: &ObjectMeta) -> Self {
-        let line = |(key, value): (&String, &String)| match SHORT.iter().find(|(_, known)| known == key) {
-            Some((short, known)) if (*known, value.as_str()) == USUAL => short.to_string(),
-            Some((short, LABEL_MANAGED_BY)) => format!("{short}={value}"),
-            Some((short, _)) => format!("{short}{value}"),
+        let line = |(key, value): (&String, &String)| match LABEL_CODES.iter().find(|(_, known)| known == key) {
+            Some((code, known)) if (*known, value.as_str()) == DEFAULT_VALUE => code.to_string(),
+            Some((code, LABEL_MANAGED_BY)) => format!("{code}={value}"),
+            Some((code, _)) => format!("{code}{value}"),
             None => format!("{key}={value}"),
         };
         let lines: Vec<String> = metadata.labels.iter().flatten().map(line).collect();
@@ -135,12 +134,12 @@ impl Labels {
 
     fn pairs(&self) -> impl Iterator<Item = (&str, &str)> {
         self.0.lines().filter_map(|line| {
-            let Some((short, known)) = SHORT.iter().find(|(short, _)| line.starts_with(*short)) else {
+            let Some((code, known)) = LABEL_CODES.iter().find(|(code, _)| line.starts_with(*code)) else {
                 return line.split_once('=');
             };
-            let value = line.strip_prefix(*short).unwrap_or_default();
+            let value = line.strip_prefix(*code).unwrap_or_default();
             match (*known, value) {
-                (LABEL_MANAGED_BY, "") => Some(USUAL),
+                (LABEL_MANAGED_BY, "") => Some(DEFAULT_VALUE),
                 (LABEL_MANAGED_BY, other) => Some((*known, other.strip_prefix('=').unwrap_or(other))),
                 _ => Some((*known, value)),
             }
@@ -156,39 +155,25 @@ impl Labels {
     }
 }
 
-/// Of a set of words that is known beforehand, the one that `word` is; anything else is the last of them.
-pub(crate) fn known(words: &'static [&'static str], word: &str) -> &'static str {
-    words.iter().find(|known| **known == word).or(words.last()).copied().unwrap_or_default()
-}
-
-/// At most `limit` bytes of what a guest or a server says, cut between characters.
-pub(crate) fn bounded(text: &str, limit: usize) -> Box<str> {
-    let mut end = text.len().min(limit);
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
-    text.get(..end).unwrap_or_default().into()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn labels_survive() {
+    fn labels_are_read_back() {
         let labels: BTreeMap<String, String> = [("a/b", "c"), ("empty", ""), ("z", "1-2_3.4")]
             .map(|(key, value)| (key.to_owned(), value.to_owned()))
             .into();
-        let packed = Labels::of(&ObjectMeta { labels: Some(labels.clone()), ..ObjectMeta::default() });
-        assert_eq!(packed.to_map(), labels);
-        assert_eq!(packed.get("empty"), Some(""));
-        assert_eq!(packed.get("a"), None);
+        let labels_read = Labels::of(&ObjectMeta { labels: Some(labels.clone()), ..ObjectMeta::default() });
+        assert_eq!(labels_read.to_map(), labels);
+        assert_eq!(labels_read.get("empty"), Some(""));
+        assert_eq!(labels_read.get("a"), None);
         assert!(Labels::of(&ObjectMeta::default()).to_map().is_empty());
     }
 
     #[test]
-    fn our_own_labels_are_short_and_survive() {
-        for managed_by in [MANAGED_BY, "", "somebody", "=odd"] {
+    fn the_labels_of_the_operator_are_short_and_read_back() {
+        for managed_by in [MANAGED_BY, "", "other", "=odd"] {
             let labels: BTreeMap<String, String> = [
                 (LABEL_MANAGED_BY, managed_by),
                 (LABEL_MACHINE, "web-1"),
@@ -198,48 +183,46 @@ mod tests {
             ]
             .map(|(key, value)| (key.to_owned(), value.to_owned()))
             .into();
-            let packed = Labels::of(&ObjectMeta { labels: Some(labels.clone()), ..ObjectMeta::default() });
-            assert_eq!(packed.to_map(), labels);
-            assert_eq!(packed.get(LABEL_MANAGED_BY), Some(managed_by));
-            assert!(packed.0.len() < 110, "{}", packed.0.len());
+            let labels_read = Labels::of(&ObjectMeta { labels: Some(labels.clone()), ..ObjectMeta::default() });
+            assert_eq!(labels_read.to_map(), labels);
+            assert_eq!(labels_read.get(LABEL_MANAGED_BY), Some(managed_by));
+            assert!(labels_read.0.len() < 110, "{}", labels_read.0.len());
         }
         let empty = BTreeMap::from([(LABEL_MACHINE.to_owned(), String::new())]);
-        let packed = Labels::of(&ObjectMeta { labels: Some(empty.clone()), ..ObjectMeta::default() });
-        assert_eq!(packed.to_map(), empty);
+        let labels_read = Labels::of(&ObjectMeta { labels: Some(empty.clone()), ..ObjectMeta::default() });
+        assert_eq!(labels_read.to_map(), empty);
     }
 
     #[test]
-    fn squeezed_json_comes_back() {
+    fn compressed_json_is_read_back() {
         let value =
             serde_json::json!({"a": ["lastTransitionTime", "lastTransitionTime", 1, null], "b": "ø".repeat(500)});
-        let squeezed = CompressedJson::of(&value);
-        assert_eq!(squeezed.read::<serde_json::Value>().unwrap(), value);
-        assert_eq!(squeezed, CompressedJson::of(&value));
-        assert!(squeezed.0.len() < 200);
-        // An object of the usual kind is nearly all dictionary.
-        let usual: serde_json::Value = serde_json::json!({
+        let compressed = CompressedJson::of(&value);
+        assert_eq!(compressed.read::<serde_json::Value>().unwrap(), value);
+        assert_eq!(compressed, CompressedJson::of(&value));
+        assert!(compressed.0.len() < 200);
+        // Most of a typical object is in the dictionary.
+        let typical: serde_json::Value = serde_json::json!({
             "apiVersion": "vitistack.io/v1alpha1", "kind": "Machine",
             "metadata": {"name": "web-17", "namespace": "shop", "generation": 1,
                 "uid": "2f1c1a52-9e0e-4cf5-8f8c-0d3c5be8c7a1", "finalizers": ["machine.vitistack.io/cleanup"]},
             "spec": {"template": "small", "disks": [{"name": "root", "size": "20Gi"}]},
             "status": {"phase": "Running", "conditions": [{"lastTransitionTime": "2026-03-04T05:06:07Z",
-                "message": "the machine is running", "observedGeneration": 1, "reason": "Running", "status": "True",
+                "message": "Machine is running", "observedGeneration": 1, "reason": "Running", "status": "True",
                 "type": "Ready"}]},
         });
-        let squeezed = CompressedJson::of(&usual);
-        assert_eq!(squeezed.read::<serde_json::Value>().unwrap(), usual);
-        assert!(squeezed.len() * 3 < usual.to_string().len(), "{} of {}", squeezed.len(), usual.to_string().len());
+        let compressed = CompressedJson::of(&typical);
+        assert_eq!(compressed.read::<serde_json::Value>().unwrap(), typical);
+        assert!(
+            compressed.len() * 3 < typical.to_string().len(),
+            "{} of {}",
+            compressed.len(),
+            typical.to_string().len()
+        );
         let big = serde_json::json!("x".repeat(1 << 20));
         assert_eq!(CompressedJson::of(&big).read::<serde_json::Value>().unwrap(), big);
-        let cut = CompressedJson(squeezed.0[..squeezed.0.len() / 2].into());
-        assert!(cut.read::<serde_json::Value>().is_err());
+        let truncated = CompressedJson(compressed.0[..compressed.0.len() / 2].into());
+        assert!(truncated.read::<serde_json::Value>().is_err());
         assert!(CompressedJson::default().read::<serde_json::Value>().is_err());
-    }
-
-    #[test]
-    fn unknown_words_are_the_last() {
-        assert_eq!(known(&["Bound", "Pending", ""], "Bound"), "Bound");
-        assert_eq!(known(&["Bound", "Pending", ""], "Strange"), "");
-        assert_eq!(&*bounded("øøø", 3), "ø");
     }
 }

@@ -1,49 +1,29 @@
-//! What is kept of a VirtualMachine and its instance: what the plan compares and what the status tells, bounded, because
-//! a guest decides what is in some of it.
+//! The cached part of a VirtualMachine and its VirtualMachineInstance: what the plan compares and what the status
+//! shows. It has size limits, because the guest decides some of it.
 
-#![expect(clippy::needless_pass_by_value, reason = "a cache hands over what it read")]
+#![expect(clippy::needless_pass_by_value, reason = "a cache passes the object that it received")]
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::core::DynamicObject;
 use serde_json::Value;
-use vitivirt_machine::observed::{VmView, VmiView};
-use vitivirt_machine::render::cloud_init::secret_name;
-use vitivirt_machine::render::vm::without_defaults;
-use vitivirt_machine::vmi_spec::{comparable_spec, names_secret};
+use vitivirt_api::{
+    machine::{PrintableStatus, VmiPhase},
+    text::truncate,
+};
+use vitivirt_machine::{
+    observed::{VmView, VmiView},
+    render::{cloud_init::secret_name, vm::without_defaults},
+    vmi_spec::{comparable_spec, references_secret},
+};
 use vitivirt_runtime::watch::{Entry, Uid, controller_uid};
 
-use super::compact::{CompressedJson, Labels, bounded, known};
-
-/// KubeVirt's printableStatus.
-pub(crate) const STATUSES: &[&str] = &[
-    "Running",
-    "Stopped",
-    "Provisioning",
-    "Starting",
-    "Paused",
-    "Stopping",
-    "Terminating",
-    "CrashLoopBackOff",
-    "Migrating",
-    "ErrorUnschedulable",
-    "ErrImagePull",
-    "ImagePullBackOff",
-    "ErrorPvcNotFound",
-    "DataVolumeError",
-    "WaitingForVolumeBinding",
-    "WaitingForReceiver",
-    "",
-    "Unknown",
-];
-/// Words of printableStatus that are only steps on the way to another.
-const ON_THE_WAY: &[&str] = &["", "Provisioning", "Starting", "Stopping", "WaitingForVolumeBinding", "Unknown"];
-const PHASES: &[&str] =
-    &["Running", "Pending", "Scheduling", "Scheduled", "Succeeded", "Failed", "WaitingForSync", "", "Unknown"];
+use super::compact::{CompressedJson, Labels};
 
 const MESSAGE_LIMIT: usize = 1024;
-/// More than any Machine's guest needs. Of a bigger one, which is not ours, nothing is known.
+const NAME_LIMIT: usize = 253;
+/// More than the VMI of a Machine needs. A larger spec belongs to another owner and is not cached.
 const SPEC_LIMIT: usize = 16 * 1024;
-const ADDRESSES: usize = 32;
+const MAX_ADDRESSES: usize = 32;
 const ADDRESS_LIMIT: usize = 64;
 const VM_GENERATION: &str = "kubevirt.io/vm-generation";
 
@@ -54,7 +34,7 @@ pub(crate) struct VmEntry {
     generation: i64,
     spec: CompressedJson,
     deleting: bool,
-    pub(crate) status: &'static str,
+    pub(crate) status: PrintableStatus,
     ready: bool,
     restart_required: bool,
     failure: Option<Box<str>>,
@@ -70,7 +50,7 @@ impl VmEntry {
             generation: vm.metadata.generation.unwrap_or_default(),
             spec: CompressedJson::of(&spec),
             deleting: vm.metadata.deletion_timestamp.is_some(),
-            status: known(STATUSES, text(status, "/printableStatus").unwrap_or_default()),
+            status: text(status, "/printableStatus").unwrap_or_default().into(),
             ready: status.get("ready") == Some(&Value::Bool(true)),
             restart_required: condition(status, "RestartRequired", "True").is_some(),
             failure: condition(status, "Failure", "True").map(message),
@@ -86,30 +66,41 @@ impl VmEntry {
             labels: vm.labels.to_map(),
             spec: vm.spec.read().unwrap_or_default(),
             deleting: vm.deleting,
-            printable_status: vm.status.to_owned(),
+            printable_status: vm.status,
             ready: vm.ready,
             restart_required: vm.restart_required,
             failure: vm.failure.as_deref().map(str::to_owned),
         }
     }
 
-    /// Whether only steps on the way have changed, which may wait for each other. To a Machine that is being made, a VM
-    /// that is stopped is one that will be started.
-    pub(crate) fn is_progress(&self, newer: &Self, being_made: bool) -> bool {
-        let way = |entry: &Self| ON_THE_WAY.contains(&entry.status) || (being_made && entry.status == "Stopped");
-        let told = self.status == newer.status || (way(self) && way(newer));
+    /// Whether the change is only from one transitional status to another, so that the reconcile can be delayed. For a
+    /// Machine that is being created, a stopped VM is a VM that will be started.
+    pub(crate) fn is_intermediate(&self, newer: &Self, is_creating: bool) -> bool {
+        let is_transitional =
+            |entry: &Self| is_transitional(entry.status) || (is_creating && entry.status == PrintableStatus::Stopped);
+        let same_state = self.status == newer.status || (is_transitional(self) && is_transitional(newer));
         let drift =
             self.spec != newer.spec || self.labels != newer.labels || self.controller_uid != newer.controller_uid;
-        told && !drift
+        same_state
+            && !drift
             && self.deleting == newer.deleting
             && self.restart_required == newer.restart_required
             && self.failure == newer.failure
     }
 }
 
+/// Whether another status follows without a change of the VM.
+fn is_transitional(status: PrintableStatus) -> bool {
+    use PrintableStatus as Is;
+    matches!(
+        status,
+        Is::Unset | Is::Provisioning | Is::Starting | Is::Stopping | Is::WaitingForVolumeBinding | Is::Unknown
+    )
+}
+
 #[derive(Debug, PartialEq)]
 pub(crate) struct VmiEntry {
-    phase: &'static str,
+    phase: VmiPhase,
     node: Option<Box<str>>,
     addresses: Box<[Box<str>]>,
     paused: bool,
@@ -129,14 +120,16 @@ impl VmiEntry {
         let unschedulable = condition(status, "PodScheduled", "False")
             .filter(|condition| text(condition, "/reason") == Some("Unschedulable"));
         Self {
-            phase: known(PHASES, text(status, "/phase").unwrap_or_default()),
-            node: text(status, "/nodeName").filter(|node| !node.is_empty()).map(|node| bounded(node, 253)),
+            phase: text(status, "/phase").unwrap_or_default().into(),
+            node: text(status, "/nodeName")
+                .filter(|node| !node.is_empty())
+                .map(|node| truncate(node, NAME_LIMIT).into()),
             addresses: addresses(status),
             paused: condition(status, "Paused", "True").is_some(),
             migrating: migrating(status),
             vm_generation: vm_generation(&vmi.metadata),
             spec: CompressedJson::of(&comparable_spec(spec)).at_most(SPEC_LIMIT),
-            needs_user_data: names_secret(spec, &secret_name(vmi.metadata.name.as_deref().unwrap_or_default())),
+            needs_user_data: references_secret(spec, &secret_name(vmi.metadata.name.as_deref().unwrap_or_default())),
             unschedulable: unschedulable.map(message),
             failure: condition(status, "Synchronized", "False").map(message),
             deleting: vmi.metadata.deletion_timestamp.is_some(),
@@ -148,7 +141,7 @@ impl VmiEntry {
         let owned = |text: &Option<Box<str>>| text.as_deref().map(str::to_owned);
         VmiView {
             uid: entry.uid.to_string(),
-            phase: vmi.phase.to_owned(),
+            phase: vmi.phase,
             node: owned(&vmi.node),
             addresses: vmi.addresses.iter().map(ToString::to_string).collect(),
             paused: vmi.paused,
@@ -162,13 +155,20 @@ impl VmiEntry {
         }
     }
 
-    /// Whether a guest is on its way in both: nothing of it decides whether the Machine is ready.
-    pub(crate) fn is_progress(&self, newer: &Self) -> bool {
-        let way = |entry: &Self| {
-            matches!(entry.phase, "" | "Pending" | "Scheduling" | "Scheduled" | "WaitingForSync" | "Unknown")
+    /// Whether the VMI is starting before and after the change: then the change does not affect whether the Machine is
+    /// ready.
+    pub(crate) fn is_intermediate(&self, newer: &Self) -> bool {
+        let is_starting = |entry: &Self| match entry.phase {
+            VmiPhase::Unset
+            | VmiPhase::Pending
+            | VmiPhase::Scheduling
+            | VmiPhase::Scheduled
+            | VmiPhase::WaitingForSync
+            | VmiPhase::Unknown => true,
+            VmiPhase::Running | VmiPhase::Succeeded | VmiPhase::Failed => false,
         };
-        way(self)
-            && way(newer)
+        is_starting(self)
+            && is_starting(newer)
             && self.deleting == newer.deleting
             && self.failure.is_some() == newer.failure.is_some()
             && self.unschedulable.is_some() == newer.unschedulable.is_some()
@@ -189,18 +189,19 @@ fn condition<'a>(status: &'a Value, type_: &str, is: &str) -> Option<&'a Value> 
 }
 
 fn message(condition: &Value) -> Box<str> {
-    let words = text(condition, "/message").filter(|words| !words.is_empty()).or(text(condition, "/reason"));
-    bounded(words.unwrap_or_default(), MESSAGE_LIMIT)
+    let message = text(condition, "/message").filter(|message| !message.is_empty()).or(text(condition, "/reason"));
+    truncate(message.unwrap_or_default(), MESSAGE_LIMIT).into()
 }
 
-/// All addresses of all interfaces, in their order, each once. The guest agent may report anything.
+/// The addresses of all interfaces, in order, without duplicates. The guest agent may report anything, so their number
+/// and length have limits.
 fn addresses(status: &Value) -> Box<[Box<str>]> {
     let mut all: Vec<Box<str>> = Vec::new();
     for interface in list(status, "interfaces") {
         let first = interface.get("ipAddress").into_iter();
         for address in first.chain(list(interface, "ipAddresses")).filter_map(Value::as_str) {
-            let wanted = !address.is_empty() && address.len() <= ADDRESS_LIMIT;
-            if all.len() < ADDRESSES && wanted && !all.iter().any(|have| **have == *address) {
+            let is_valid = !address.is_empty() && address.len() <= ADDRESS_LIMIT;
+            if all.len() < MAX_ADDRESSES && is_valid && !all.iter().any(|have| **have == *address) {
                 all.push(address.into());
             }
         }
@@ -232,14 +233,14 @@ mod tests {
     }
 
     #[test]
-    fn a_guest_cannot_fill_the_cache() {
+    fn a_cached_vmi_has_a_size_limit() {
         let many: Vec<Value> =
             (0..100).map(|n| json!({"ipAddress": format!("10.0.0.{n}"), "ipAddresses": ["x".repeat(1000)]})).collect();
         let entry = VmiEntry::project(object(json!({"status": {
             "phase": "Running", "interfaces": many,
             "conditions": [{"type": "Synchronized", "status": "False", "message": "ø".repeat(5000)}],
         }})));
-        assert_eq!(entry.addresses.len(), ADDRESSES);
+        assert_eq!(entry.addresses.len(), MAX_ADDRESSES);
         assert!(entry.addresses.iter().all(|address| address.len() <= ADDRESS_LIMIT));
         assert!(entry.failure.unwrap().len() <= MESSAGE_LIMIT);
         let noise: String = (0..100_000_u64).map(|n| format!("{:x}", n.wrapping_mul(0x9E37_79B9_7F4A_7C15))).collect();
@@ -247,47 +248,47 @@ mod tests {
         assert_eq!(entry.spec, CompressedJson::default());
     }
 
-    /// Ten thousand of these are kept.
+    /// The cache holds ten thousand of them.
     #[test]
-    fn what_a_guest_was_started_with_is_small() {
+    fn the_cached_spec_of_a_vmi_is_small() {
         let machine: vitivirt_api::machine::Machine = serde_json::from_value(json!({
             "apiVersion": "vitistack.io/v1alpha1", "kind": "Machine",
             "metadata": {"name": "web-server-0001", "namespace": "shop", "uid": "5e6f5d0a-52a5-4a7c-9d38-2f1f0f6f3d11"},
             "spec": {"template": "medium", "cloudInit": {"userData": "#cloud-config"}},
         }))
         .unwrap();
-        let spec = vitivirt_machine::render::vm::spec(&machine, &vitivirt_machine::resolve::resolve(&machine).unwrap());
+        let spec = json!(vitivirt_machine::render::vm::spec(&vitivirt_machine::resolve::resolve(&machine).unwrap()));
         let vmi = VmiEntry::project(object(json!({"spec": spec.pointer("/template/spec").unwrap()})));
         let size = vmi.spec.len();
         assert!(size < 300, "{size} bytes");
     }
 
     #[test]
-    fn running_is_news_and_scheduling_is_progress() {
+    fn a_change_to_running_is_not_intermediate_and_a_change_to_scheduling_is() {
         let vmi = |phase: &str| VmiEntry::project(object(json!({"status": {"phase": phase}})));
-        assert!(vmi("Pending").is_progress(&vmi("Scheduling")));
-        assert!(!vmi("Scheduled").is_progress(&vmi("Running")));
-        assert!(!vmi("Running").is_progress(&vmi("Failed")));
+        assert!(vmi("Pending").is_intermediate(&vmi("Scheduling")));
+        assert!(!vmi("Scheduled").is_intermediate(&vmi("Running")));
+        assert!(!vmi("Running").is_intermediate(&vmi("Failed")));
         let vm = |status: &str, cores: u32| {
             VmEntry::project(object(json!({"spec": {"cores": cores}, "status": {"printableStatus": status}})))
         };
-        for being_made in [true, false] {
-            assert!(vm("Provisioning", 1).is_progress(&vm("Starting", 1), being_made));
-            assert!(!vm("Starting", 1).is_progress(&vm("Running", 1), being_made));
-            assert!(!vm("Starting", 1).is_progress(&vm("Starting", 2), being_made));
-            assert!(!vm("Starting", 1).is_progress(&vm("CrashLoopBackOff", 1), being_made));
-            assert_eq!(vm("Stopped", 1).is_progress(&vm("Starting", 1), being_made), being_made);
+        for is_creating in [true, false] {
+            assert!(vm("Provisioning", 1).is_intermediate(&vm("Starting", 1), is_creating));
+            assert!(!vm("Starting", 1).is_intermediate(&vm("Running", 1), is_creating));
+            assert!(!vm("Starting", 1).is_intermediate(&vm("Starting", 2), is_creating));
+            assert!(!vm("Starting", 1).is_intermediate(&vm("CrashLoopBackOff", 1), is_creating));
+            assert_eq!(vm("Stopped", 1).is_intermediate(&vm("Starting", 1), is_creating), is_creating);
         }
     }
 
     #[test]
-    fn strange_objects_are_read_all_the_same() {
+    fn malformed_objects_are_readable() {
         let entry =
             VmEntry::project(object(json!({"spec": 7, "status": {"printableStatus": 1, "conditions": "none"}})));
-        assert_eq!(entry.status, "");
+        assert_eq!(entry.status, PrintableStatus::Unset);
         let entry = VmiEntry::project(object(
             json!({"status": {"phase": "Dreaming", "interfaces": {"a": 1}, "migrationState": "x"}}),
         ));
-        assert_eq!((entry.phase, entry.migrating), ("Unknown", false));
+        assert_eq!((entry.phase, entry.migrating), (VmiPhase::Unknown, false));
     }
 }

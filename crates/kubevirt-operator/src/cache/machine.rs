@@ -1,37 +1,40 @@
-//! What is kept of a Machine: all of it but its managed fields, squeezed, because most Machines are at rest most of
-//! the time; and, ready for use, the few things that changes of other objects are mapped by.
+//! The cached part of a Machine: all of it except the managed fields, compressed, because most Machines do not change
+//! for a long time; and uncompressed the few fields that the event router needs.
+//!
+//! The caches of ten thousand Machines decide how much memory the operator needs: see `cargo xtask bench machines`.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use vitivirt_api::ObjectKey;
-use vitivirt_api::machine::{LABEL_TEMPLATE, Machine, POD_NETWORK, condition_type, phase};
-use vitivirt_machine::macs;
-use vitivirt_machine::resolve::{resolve, template_names};
-use vitivirt_runtime::watch::ResourceVersion;
+use vitivirt_api::{
+    ObjectKey,
+    machine::{LABEL_TEMPLATE, Machine, MachinePhase, POD_NETWORK, condition_type},
+};
+use vitivirt_machine::{
+    macs,
+    resolve::{resolve, template_names},
+};
+use vitivirt_runtime::watch::{IndexFn, ResourceVersion};
 
-use super::compact::{CompressedJson, Labels, known};
+use super::compact::{CompressedJson, Labels};
 
-/// What `kubectl apply` keeps for itself: as large as the object.
+/// `kubectl apply` stores a copy of the whole object in it.
 const ANNOTATION_LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
-
-/// Phases, and how one that is none of them is shown.
-const PHASES: &[&str] = &[phase::RUNNING, phase::CREATING, phase::STOPPED, phase::FAILED, phase::PENDING];
 
 #[derive(Debug, PartialEq)]
 pub(crate) struct MachineEntry {
-    whole: CompressedJson,
+    json: CompressedJson,
     generation: i64,
     labels: Labels,
-    pub(crate) phase: &'static str,
+    pub(crate) phase: MachinePhase,
     pub(crate) template: &'static str,
     pub(crate) ready: bool,
     pub(crate) deleting: bool,
-    /// NetworkConfigurations that it names.
+    /// NetworkConfigurations that it refers to.
     pub(crate) networks: Box<[Box<str>]>,
-    /// Its addresses, each with its place, as [`address`] makes one number of them: there are as many as there are
-    /// Machines, and two of the same are rare.
-    pub(crate) addresses: Box<[u64]>,
-    /// The Secret that its cloud-init refers to.
+    /// The [`mac_hash`]es of its interfaces. A hash is much smaller than namespace, network and address, and
+    /// conflicts are rare, so it is enough to find the Machines that may have one.
+    pub(crate) mac_hashes: Box<[u64]>,
+    /// The Secret that `cloudInit.secretRef` refers to.
     pub(crate) source: Option<Box<str>>,
 }
 
@@ -41,7 +44,7 @@ impl MachineEntry {
 
     pub(crate) fn project(mut machine: Machine) -> Self {
         machine.metadata.managed_fields = None;
-        // It is beside the value in the cache, and would make every change look like one that matters.
+        // The cache stores it next to the value. In the value it would make every event a change.
         machine.metadata.resource_version = None;
         if let Some(annotations) = &mut machine.metadata.annotations {
             annotations.remove(ANNOTATION_LAST_APPLIED);
@@ -59,37 +62,34 @@ impl MachineEntry {
         Self {
             generation: machine.metadata.generation.unwrap_or_default(),
             labels: Labels::of(&machine.metadata),
-            phase: known(
-                PHASES,
-                machine.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or_default(),
-            ),
-            template: template(&machine),
+            phase: phase(&machine),
+            template: template_label(&machine),
             ready: conditions.into_iter().any(|have| have.type_ == condition_type::READY && have.status == "True"),
             deleting: machine.metadata.deletion_timestamp.is_some(),
             networks: networks.into(),
-            addresses: addresses(&machine),
+            mac_hashes: mac_hashes(&machine),
             source: spec
                 .cloud_init
                 .as_ref()
                 .and_then(|given| given.secret_ref.as_ref())
                 .map(|reference| reference.name.as_str().into()),
-            whole: CompressedJson::of(&machine),
+            json: CompressedJson::of(&machine),
         }
     }
 
-    /// The whole Machine, with the version that the cache has of it.
+    /// The whole Machine, with the resource version from the cache.
     pub(crate) fn machine(&self, resource_version: &ResourceVersion) -> Result<Machine, serde_json::Error> {
-        let mut machine: Machine = self.whole.read()?;
+        let mut machine: Machine = self.json.read()?;
         machine.metadata.resource_version = Some(resource_version.to_string());
         Ok(machine)
     }
 
-    /// Whether what is wanted is still the same: then the change is in what we wrote ourselves, as a rule.
-    pub(crate) fn wants_the_same(&self, newer: &Self) -> bool {
+    /// Whether the desired state is the same. Then the change is usually a write of the operator itself.
+    pub(crate) fn same_desired_state(&self, newer: &Self) -> bool {
         self.generation == newer.generation && self.deleting == newer.deleting && self.labels == newer.labels
     }
 
-    pub(crate) fn indexes() -> [(&'static str, vitivirt_runtime::watch::IndexFn<Self>); 2] {
+    pub(crate) fn indexes() -> [(&'static str, IndexFn<Self>); 2] {
         [
             (Self::BY_NETWORK, |key, entry| entry.networks.iter().map(|name| in_namespace(key, name)).collect()),
             (Self::BY_SOURCE, |key, entry| entry.source.iter().map(|name| in_namespace(key, name)).collect()),
@@ -102,21 +102,31 @@ pub(crate) fn in_namespace(key: &ObjectKey, what: &str) -> Box<str> {
     format!("{}/{what}", key.namespace().unwrap_or_default()).into()
 }
 
-/// A MAC address on a network of a namespace. Should two fall together, their Machines are compared once more than needed.
-pub(crate) fn address(namespace: &str, network: &str, mac: &str) -> u64 {
+/// A hash of a MAC address on a network of a namespace. If two hashes collide, their Machines are compared without
+/// need.
+pub(crate) fn mac_hash(namespace: &str, network: &str, mac: &str) -> u64 {
     let mut hasher = DefaultHasher::new();
     (namespace, network, mac).hash(&mut hasher);
     hasher.finish()
 }
 
-fn addresses(machine: &Machine) -> Box<[u64]> {
+/// Set and derived addresses; only a valid Machine has any.
+fn mac_hashes(machine: &Machine) -> Box<[u64]> {
     let Ok(resolved) = resolve(machine) else { return Box::default() };
-    let namespace = machine.metadata.namespace.as_deref().unwrap_or_default();
-    macs::addresses(&resolved).map(|(network, mac)| address(namespace, network, mac)).collect()
+    let namespace = resolved.id.namespace();
+    macs::addresses(&resolved).map(|(network, mac)| mac_hash(namespace, network, mac)).collect()
 }
 
-/// For the metrics: one of the built-in names, or what else there can be.
-fn template(machine: &Machine) -> &'static str {
+/// An unknown phase counts as Pending, so that the labels of metrics are bounded.
+fn phase(machine: &Machine) -> MachinePhase {
+    match machine.status.as_ref().and_then(|status| status.phase) {
+        None | Some(MachinePhase::Unknown) => MachinePhase::Pending,
+        Some(phase) => phase,
+    }
+}
+
+/// The template as a metric label: one of the built-in names, `none` or `unknown`.
+fn template_label(machine: &Machine) -> &'static str {
     let label = machine.metadata.labels.as_ref().and_then(|labels| labels.get(LABEL_TEMPLATE)).map(String::as_str);
     match machine.spec.template.as_deref().or(label).filter(|name| !name.is_empty()) {
         None => "none",
@@ -143,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_but_what_others_wrote_down_about_it_is_kept() {
+    fn everything_but_managed_fields_and_the_last_applied_object_is_cached() {
         let whole = machine(&json!({"template": "small", "cloudInit": {"secretRef": {"name": "s"}}}));
         let entry = MachineEntry::project(whole.clone());
         let back = entry.machine(&"9".into()).unwrap();
@@ -152,11 +162,11 @@ mod tests {
         assert_eq!(back.metadata.managed_fields, None);
         assert_eq!(back.metadata.annotations.unwrap().into_keys().collect::<Vec<_>>(), ["kept"]);
         assert_eq!(entry.source.as_deref(), Some("s"));
-        assert_eq!((entry.phase, entry.template), ("Pending", "small"));
+        assert_eq!((entry.phase, entry.template), (MachinePhase::Pending, "small"));
     }
 
     #[test]
-    fn a_new_version_without_news_is_no_news() {
+    fn a_new_resource_version_alone_is_not_a_change() {
         let mut other = machine(&json!({"template": "small"}));
         let entry = MachineEntry::project(other.clone());
         other.metadata.resource_version = Some("8".to_owned());
@@ -165,22 +175,22 @@ mod tests {
     }
 
     #[test]
-    fn every_address_is_known_given_or_derived() {
+    fn set_and_derived_mac_addresses_are_hashed() {
         let alone = MachineEntry::project(machine(&json!({"template": "small"})));
         let derived = vitivirt_machine::resolve::derived_mac("u", "default");
-        assert_eq!(*alone.addresses, [address("ns", "pod", &derived)]);
+        assert_eq!(*alone.mac_hashes, [mac_hash("ns", "pod", &derived)]);
         let bridged = MachineEntry::project(machine(&json!({"template": "small", "networks": [
             {"name": "a", "networkName": "prod", "macAddress": "52:54:00:12:34:AB"},
             {"name": "b", "networkName": "prod"},
             {"name": "c", "networkName": "pod"},
         ]})));
-        assert_eq!(bridged.addresses.len(), 3);
-        assert_eq!(bridged.addresses[0], address("ns", "prod", "52:54:00:12:34:ab"));
+        assert_eq!(bridged.mac_hashes.len(), 3);
+        assert_eq!(bridged.mac_hashes[0], mac_hash("ns", "prod", "52:54:00:12:34:ab"));
         assert_eq!(bridged.networks.iter().map(|name| &**name).collect::<Vec<_>>(), ["prod"]);
     }
 
     #[test]
-    fn templates_are_bounded() {
+    fn an_unknown_template_has_a_fixed_label() {
         for (spec, expected) in
             [(json!({}), "none"), (json!({"template": "large"}), "large"), (json!({"template": "x y z"}), "unknown")]
         {

@@ -26,15 +26,16 @@ use kube::{
 use vitivirt_api::{
     ApiResource,
     machine::{LABEL_MACHINE, LABEL_MANAGED_BY, MANAGED_BY, Machine, NetworkConfiguration},
-};
-use vitivirt_machine::{
-    import_source_resource, network_attachment_resource, virtual_machine_instance_resource, virtual_machine_resource,
+    resources::{
+        import_source_resource, network_attachment_resource, virtual_machine_instance_resource,
+        virtual_machine_resource,
+    },
 };
 use vitivirt_runtime::watch::{Cache, Entry, Expression, WatchConfig, WatchedKinds, Watches};
 
 pub(crate) use self::{
-    kubevirt::{STATUSES, VmEntry, VmiEntry},
-    machine::{MachineEntry, address, in_namespace},
+    kubevirt::{VmEntry, VmiEntry},
+    machine::{MachineEntry, in_namespace, mac_hash},
     owned::{AttachmentEntry, ClassEntry, ImportEntry, NetworkEntry, PvcEntry, SecretEntry},
 };
 use crate::index::Index;

@@ -1,20 +1,29 @@
-//! What is kept of the other kinds: PVCs, Secrets (never their data), networks, classes, import sources.
+//! The cached part of the other kinds: PVCs, Secrets (never their data), networks, StorageClasses, import sources.
 
-#![expect(clippy::needless_pass_by_value, reason = "a cache hands over what it read")]
+#![expect(clippy::needless_pass_by_value, reason = "a cache passes the object that it received")]
 
-use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Secret};
-use k8s_openapi::api::storage::v1::StorageClass;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::{
+    api::{
+        core::v1::{PersistentVolumeClaim, Secret},
+        storage::v1::StorageClass,
+    },
+    apimachinery::pkg::apis::meta::v1::ObjectMeta,
+};
 use kube::core::{DynamicObject, PartialObjectMeta};
 use serde_json::Value;
-use vitivirt_api::machine::{
-    ANNOTATION_BEGAN_WITH, ANNOTATION_CONTENT, ANNOTATION_SOURCE, FINALIZER_NETWORK, LABEL_MACHINE, LABEL_MACHINE_UID,
-    MANAGED_BY,
+use vitivirt_api::{
+    ObjectKey,
+    machine::{
+        ANNOTATION_CONTENT, ANNOTATION_SOURCE, ANNOTATION_STARTED_WITH, AccessMode, FINALIZER_NETWORK, LABEL_MACHINE,
+        LABEL_MACHINE_UID, MANAGED_BY, PvcPhase, VolumeMode,
+    },
 };
-use vitivirt_machine::observed::{AttachmentView, NetworkView, OwnedView, PvcView, SecretView, StorageClassView};
+use vitivirt_machine::observed::{
+    NetworkAttachmentView, NetworkView, OwnedView, PvcView, SecretView, StorageClassView,
+};
 use vitivirt_runtime::watch::{Entry, Uid, controller_uid};
 
-use super::compact::{Labels, known};
+use super::compact::Labels;
 
 fn owned(text: Option<&str>) -> Option<Box<str>> {
     text.map(Into::into)
@@ -35,33 +44,29 @@ fn created(metadata: &ObjectMeta) -> i64 {
 #[derive(Debug, PartialEq)]
 pub(crate) struct PvcEntry {
     labels: Labels,
-    pub(crate) phase: &'static str,
+    pub(crate) phase: PvcPhase,
     requested: Box<str>,
     pub(crate) storage_class: Option<Box<str>>,
-    access_mode: &'static str,
-    volume_mode: &'static str,
+    access_mode: AccessMode,
+    volume_mode: VolumeMode,
     source: Option<Box<str>>,
     deleting: bool,
     /// In seconds since 1970.
     pub(crate) created: i64,
 }
 
-const ACCESS_MODES: &[&str] = &["ReadWriteOnce", "ReadWriteMany", "ReadOnlyMany", "ReadWriteOncePod", ""];
-
 impl PvcEntry {
-    pub(crate) const BOUND: &str = "Bound";
-
     pub(crate) fn project(pvc: PersistentVolumeClaim) -> Self {
         let spec = pvc.spec.unwrap_or_default();
         let requests = spec.resources.and_then(|resources| resources.requests).unwrap_or_default();
         let phase = pvc.status.and_then(|status| status.phase).unwrap_or_default();
         Self {
             labels: Labels::of(&pvc.metadata),
-            phase: known(&["Pending", Self::BOUND, "Lost", ""], &phase),
+            phase: phase.as_str().into(),
             requested: requests.get("storage").map(|quantity| quantity.0.as_str()).unwrap_or_default().into(),
             storage_class: owned(spec.storage_class_name.as_deref()),
-            access_mode: known(ACCESS_MODES, spec.access_modes.iter().flatten().next().map_or("", String::as_str)),
-            volume_mode: known(&["Filesystem", "Block", ""], spec.volume_mode.as_deref().unwrap_or("Filesystem")),
+            access_mode: spec.access_modes.iter().flatten().next().map_or("", String::as_str).into(),
+            volume_mode: spec.volume_mode.as_deref().unwrap_or("Filesystem").into(),
             source: annotation(&pvc.metadata, ANNOTATION_SOURCE)
                 .or_else(|| spec.data_source_ref.as_ref().map(|_| Box::default())),
             deleting: pvc.metadata.deletion_timestamp.is_some(),
@@ -74,11 +79,11 @@ impl PvcEntry {
         PvcView {
             uid: entry.uid.to_string(),
             labels: pvc.labels.to_map(),
-            phase: pvc.phase.to_owned(),
+            phase: pvc.phase,
             requested: pvc.requested.to_string(),
             storage_class: string(pvc.storage_class.as_deref()),
-            access_mode: pvc.access_mode.to_owned(),
-            volume_mode: pvc.volume_mode.to_owned(),
+            access_mode: pvc.access_mode,
+            volume_mode: pvc.volume_mode,
             source: string(pvc.source.as_deref()),
             deleting: pvc.deleting,
             created: pvc.created,
@@ -93,7 +98,8 @@ impl PvcEntry {
         self.labels.get(LABEL_MACHINE_UID)
     }
 
-    pub(crate) fn is_progress(&self, newer: &Self) -> bool {
+    /// Whether the change is only progress of the storage, so that the reconcile can be delayed.
+    pub(crate) fn is_intermediate(&self, newer: &Self) -> bool {
         self.labels == newer.labels && self.deleting == newer.deleting
     }
 }
@@ -105,7 +111,7 @@ pub(crate) struct SecretEntry {
     content: Option<Box<str>>,
     annotated: bool,
     tampered: bool,
-    began_with: Option<Box<str>>,
+    started_with: Option<Box<str>>,
     deleting: bool,
 }
 
@@ -118,7 +124,7 @@ impl SecretEntry {
             content: annotation(metadata, ANNOTATION_CONTENT),
             annotated: metadata.annotations.as_ref().is_some_and(|all| !all.is_empty()),
             tampered: has_foreign_data(metadata),
-            began_with: annotation(metadata, ANNOTATION_BEGAN_WITH),
+            started_with: annotation(metadata, ANNOTATION_STARTED_WITH),
             deleting: metadata.deletion_timestamp.is_some(),
         }
     }
@@ -132,7 +138,7 @@ impl SecretEntry {
             content: string(secret.content.as_deref()),
             annotated: secret.annotated,
             tampered: secret.tampered,
-            began_with: string(secret.began_with.as_deref()),
+            started_with: string(secret.started_with.as_deref()),
             deleting: secret.deleting,
         }
     }
@@ -142,7 +148,7 @@ impl SecretEntry {
     }
 }
 
-/// Whether somebody else is on record as a writer of any of the data.
+/// Whether another field manager has written any of the data.
 fn has_foreign_data(metadata: &ObjectMeta) -> bool {
     metadata.managed_fields.iter().flatten().any(|entry| {
         let data = entry.fields_v1.as_ref().is_some_and(|fields| fields.0.get("f:data").is_some());
@@ -154,13 +160,14 @@ fn has_foreign_data(metadata: &ObjectMeta) -> bool {
 pub(crate) struct NetworkEntry {
     vlan: Option<u16>,
     bridge: Option<Box<str>>,
-    pub(crate) protected: Option<usize>,
+    /// The index of the operator's finalizer.
+    pub(crate) finalizer_index: Option<usize>,
     pub(crate) deleting: bool,
 }
 
 impl NetworkEntry {
-    /// Other components of Viti Stack own the rest of its spec: whatever they put there, it is read. A tag that is none
-    /// must not become untagged traffic: it is kept as 0, which is none either.
+    /// Other components of Viti Stack own the rest of the spec, so any content must be readable. An invalid VLAN must
+    /// not become untagged traffic: it is cached as 0, which is invalid too.
     pub(crate) fn project(network: DynamicObject) -> Self {
         let spec = network.data.get("spec").unwrap_or(&Value::Null);
         let tag = |vlan: &Value| vlan.as_u64().and_then(|vlan| u16::try_from(vlan).ok()).unwrap_or_default();
@@ -169,7 +176,7 @@ impl NetworkEntry {
         Self {
             vlan,
             bridge: owned(spec.get("bridge").and_then(Value::as_str)),
-            protected: finalizers.iter().position(|finalizer| finalizer == FINALIZER_NETWORK),
+            finalizer_index: finalizers.iter().position(|finalizer| finalizer == FINALIZER_NETWORK),
             deleting: network.metadata.deletion_timestamp.is_some(),
         }
     }
@@ -180,7 +187,7 @@ impl NetworkEntry {
             uid: entry.uid.to_string(),
             vlan: network.vlan,
             bridge: string(network.bridge.as_deref()),
-            protected: network.protected,
+            finalizer_index: network.finalizer_index,
             deleting: network.deleting,
             other_users,
         }
@@ -204,8 +211,8 @@ impl AttachmentEntry {
         }
     }
 
-    pub(crate) fn view(entry: &Entry<Self>) -> AttachmentView {
-        AttachmentView {
+    pub(crate) fn view(entry: &Entry<Self>) -> NetworkAttachmentView {
+        NetworkAttachmentView {
             uid: entry.uid.to_string(),
             controller_uid: entry.value.controller_uid.as_ref().map(Uid::to_string),
             labels: entry.value.labels.to_map(),
@@ -240,7 +247,7 @@ impl ImportEntry {
 pub(crate) struct ClassEntry {
     is_default: bool,
     waits_for_consumer: bool,
-    expands: bool,
+    allows_expansion: bool,
     created: i64,
 }
 
@@ -252,7 +259,7 @@ impl ClassEntry {
             is_default: says("storageclass.kubernetes.io/is-default-class")
                 || says("storageclass.beta.kubernetes.io/is-default-class"),
             waits_for_consumer: class.volume_binding_mode.as_deref() == Some("WaitForFirstConsumer"),
-            expands: class.allow_volume_expansion == Some(true),
+            allows_expansion: class.allow_volume_expansion == Some(true),
             created: created(&class.metadata),
         }
     }
@@ -262,12 +269,12 @@ impl ClassEntry {
             name: name.to_owned(),
             is_default: self.is_default,
             waits_for_consumer: self.waits_for_consumer,
-            expands: self.expands,
+            allows_expansion: self.allows_expansion,
         }
     }
 
-    /// Of several default classes Kubernetes takes the youngest, and of those of one age the first by name.
-    pub(crate) fn views(mut all: Vec<(vitivirt_api::ObjectKey, Entry<Self>)>) -> Vec<StorageClassView> {
+    /// Sorted as Kubernetes chooses between several default StorageClasses: the youngest first, then by name.
+    pub(crate) fn views(mut all: Vec<(ObjectKey, Entry<Self>)>) -> Vec<StorageClassView> {
         all.sort_by(|(a, first), (b, second)| second.value.created.cmp(&first.value.created).then_with(|| a.cmp(b)));
         all.iter().map(|(key, entry)| entry.value.view(key.name())).collect()
     }
@@ -279,7 +286,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn data_of_another_writer_is_noticed() {
+    fn data_of_another_field_manager_is_detected() {
         let secret = |manager: &str, fields: Value| -> SecretEntry {
             SecretEntry::project(
                 serde_json::from_value(json!({"metadata": {
@@ -300,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn the_youngest_default_class_comes_first() {
+    fn the_youngest_default_storage_class_is_first() {
         let class = |name: &str, created: &str| {
             let class = serde_json::from_value(json!({
                 "metadata": {"name": name, "creationTimestamp": created,
@@ -313,7 +320,7 @@ mod tests {
                 resource_version: "1".into(),
                 value: std::sync::Arc::new(ClassEntry::project(class)),
             };
-            (vitivirt_api::ObjectKey::cluster(name), entry)
+            (ObjectKey::cluster(name), entry)
         };
         let views = ClassEntry::views(vec![
             class("old", "2026-01-01T00:00:00Z"),
@@ -325,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn a_network_of_strange_content_is_read() {
+    fn a_network_with_malformed_content_is_readable() {
         let network = |spec: Value| {
             NetworkEntry::project(
                 serde_json::from_value(
@@ -340,6 +347,6 @@ mod tests {
             assert_eq!(network(json!({"vlan": vlan, "bridge": 1})).vlan, expected, "{vlan}");
         }
         let plain = network(json!({"vlan": 7, "bridge": "br1", "other": {"a": [1]}}));
-        assert_eq!((plain.vlan, plain.bridge.as_deref(), plain.protected), (Some(7), Some("br1"), Some(0)));
+        assert_eq!((plain.vlan, plain.bridge.as_deref(), plain.finalizer_index), (Some(7), Some("br1"), Some(0)));
     }
 }

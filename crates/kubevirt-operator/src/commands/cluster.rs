@@ -22,19 +22,23 @@ use vitivirt_api::{
     ApiResource, ErrorClass, ObjectKey, Target,
     machine::{LABEL_MACHINE_UID, Machine, NetworkConfiguration, POD_NETWORK},
     reason,
+    resources::{
+        import_source_resource, network_attachment_resource, virtual_machine_instance_resource,
+        virtual_machine_resource,
+    },
 };
 use vitivirt_machine::{
-    Observed, import_source_resource, macs, network_attachment_resource,
+    Observed, SecretBytes, macs,
     observed::{Installed, SourceView},
-    render::cloud_init::{SecretBytes, secret_name},
-    resolve::{Content, Resolved, SecretSource, resolve},
-    virtual_machine_instance_resource, virtual_machine_resource,
+    render::cloud_init::secret_name,
+    resolve::Resolved,
 };
 use vitivirt_runtime::{
     reconcile::{Executor, classify},
     watch::Entry,
 };
 
+use super::files::placeholder_uid;
 use crate::cache::{
     AttachmentEntry, ClassEntry, ImportEntry, NetworkEntry, PvcEntry, SecretEntry, VmEntry, VmiEntry, entry,
 };
@@ -101,7 +105,12 @@ impl ClusterReader {
         let target = Target::of::<Machine>(key.clone());
         match self.read(&target).await? {
             None => bail!("the cluster has no CRD for Machines; apply the output of `kubevirt-operator crds`"),
-            Some(None) => Ok((given, false)),
+            Some(None) => {
+                let mut new = given;
+                // Only the API server assigns a UID. No object of the cluster carries the placeholder.
+                new.metadata.uid = Some(placeholder_uid(0));
+                Ok((new, false))
+            }
             Some(Some(json)) => {
                 let Ok(mut live) = serde_json::from_value::<Machine>(json) else {
                     bail!("{target} has an unexpected form")
@@ -114,10 +123,11 @@ impl ClusterReader {
     }
 
     pub(crate) async fn observe(&self, machine: Machine) -> Result<Observed> {
-        let key = ObjectKey::of(&machine.metadata);
-        let sibling = |name: &str| ObjectKey::namespaced(key.namespace().unwrap_or_default(), name);
-        let resolved = resolve(&machine).ok();
-        let own = sibling(&secret_name(key.name()));
+        #[expect(clippy::disallowed_methods, reason = "the plan is made for the current time")]
+        let parsed = Observed::new(machine, Timestamp::now())?;
+        let key = parsed.id.key();
+        let resolved = parsed.resolved.as_ref().ok();
+        let own = key.sibling(&secret_name(key.name()));
         let secret = self.find(
             ApiResource::erase::<Secret>(&()),
             own,
@@ -127,43 +137,38 @@ impl ClusterReader {
         let vmi = self.find(virtual_machine_instance_resource(), key.clone(), VmiEntry::project);
         let (secret, vm, vmi) = (secret.await?, vm.await?, vmi.await?);
         let (mut networks, mut attachments, mut multus) = (BTreeMap::new(), BTreeMap::new(), true);
-        let named = machine.spec.networks.iter().map(|network| &network.network_name);
+        let named = parsed.machine.spec.networks.iter().map(|network| &network.network_name);
         for name in named.filter(|name| *name != POD_NETWORK) {
             let resource = ApiResource::erase::<NetworkConfiguration>(&());
-            let network = self.find(resource, sibling(name), NetworkEntry::project).await?;
+            let network = self.find(resource, key.sibling(name), NetworkEntry::project).await?;
             networks.extend(network.view(|entry| (name.clone(), NetworkEntry::view(entry, false))));
-            let attachment = self.find(network_attachment_resource(), sibling(name), AttachmentEntry::project).await?;
+            let attachment =
+                self.find(network_attachment_resource(), key.sibling(name), AttachmentEntry::project).await?;
             multus &= attachment.is_installed();
             attachments.extend(attachment.view(|entry| (name.clone(), AttachmentEntry::view(entry))));
         }
-        let (pvcs, import_sources, cdi) = self.pvcs(&machine, resolved.as_ref(), sibling).await?;
+        let (pvcs, import_sources, cdi) = self.pvcs(&parsed, resolved).await?;
         Ok(Observed {
             installed: Installed { kubevirt: vm.is_installed() && vmi.is_installed(), multus, cdi },
             storage_classes: self.classes().await?,
             networks,
-            attachments,
+            network_attachments: attachments,
             secret: secret.view(SecretEntry::view),
-            source: self.source(&key, resolved.as_ref()).await?,
+            source: self.source(&key, resolved).await?,
             pvcs,
             import_sources,
             vm: vm.view(VmEntry::view),
             vmi: vmi.view(VmiEntry::view),
-            macs_in_use: self.macs_in_use(&machine, resolved.as_ref()).await?,
-            machine,
-            #[expect(clippy::disallowed_methods, reason = "the plan is made for the current time")]
-            now: Timestamp::now(),
+            macs_in_use: self.macs_in_use(&parsed).await?,
+            ..parsed
         })
     }
 
-    async fn macs_in_use(
-        &self,
-        machine: &Machine,
-        resolved: Option<&Resolved>,
-    ) -> Result<BTreeMap<(String, String), String>> {
-        let Some(resolved) = resolved else { return Ok(BTreeMap::new()) };
-        let namespace = machine.metadata.namespace.as_deref().unwrap_or_default();
-        let all = Api::<Machine>::namespaced(self.client.clone(), namespace).list(&ListParams::default()).await?;
-        Ok(macs::in_use(machine, resolved, &all.items))
+    async fn macs_in_use(&self, observed: &Observed) -> Result<BTreeMap<(String, String), String>> {
+        let Ok(resolved) = &observed.resolved else { return Ok(BTreeMap::new()) };
+        let machines: Api<Machine> = Api::namespaced(self.client.clone(), observed.namespace());
+        let all = machines.list(&ListParams::default()).await?;
+        Ok(macs::in_use(&observed.machine, resolved, &all.items))
     }
 
     async fn classes(&self) -> Result<Vec<vitivirt_machine::observed::StorageClassView>> {
@@ -177,48 +182,41 @@ impl ClusterReader {
 
     async fn pvcs(
         &self,
-        machine: &Machine,
+        observed: &Observed,
         resolved: Option<&Resolved>,
-        sibling: impl Fn(&str) -> ObjectKey,
     ) -> Result<(
         BTreeMap<String, vitivirt_machine::observed::PvcView>,
         BTreeMap<String, vitivirt_machine::observed::OwnedView>,
         bool,
     )> {
         let (mut pvcs, mut imports, mut cdi) = (BTreeMap::new(), BTreeMap::new(), true);
-        let namespace = machine.metadata.namespace.as_deref().unwrap_or_default();
-        if let Some(uid) = &machine.metadata.uid {
-            let api: Api<PersistentVolumeClaim> = Api::namespaced(self.client.clone(), namespace);
-            let carried = ListParams::default().labels(&format!("{LABEL_MACHINE_UID}={uid}"));
-            for pvc in api.list(&carried).await?.items {
-                let (name, metadata) = (pvc.name_any(), pvc.metadata.clone());
-                pvcs.insert(name, PvcEntry::view(&entry(&metadata, PvcEntry::project(pvc))));
-            }
+        let api: Api<PersistentVolumeClaim> = Api::namespaced(self.client.clone(), observed.namespace());
+        let labelled = ListParams::default().labels(&format!("{LABEL_MACHINE_UID}={}", observed.uid()));
+        for pvc in api.list(&labelled).await?.items {
+            let (name, metadata) = (pvc.name_any(), pvc.metadata.clone());
+            pvcs.insert(name, PvcEntry::view(&entry(&metadata, PvcEntry::project(pvc))));
         }
-        for disk in resolved.iter().flat_map(|resolved| &resolved.disks) {
-            let Content::Pvc { pvc: name, .. } = &disk.content else { continue };
+        for name in resolved.into_iter().flat_map(Resolved::pvc_names) {
+            let key = observed.id.sibling(name);
             let resource = ApiResource::erase::<PersistentVolumeClaim>(&());
-            let pvc = self.find(resource, sibling(name), PvcEntry::project).await?;
-            pvcs.extend(pvc.view(|entry| (name.clone(), PvcEntry::view(entry))));
+            let pvc = self.find(resource, key.clone(), PvcEntry::project).await?;
+            pvcs.extend(pvc.view(|entry| (name.to_owned(), PvcEntry::view(entry))));
             let project = ImportEntry::project as fn(PartialObjectMeta<DynamicObject>) -> _;
-            let import = self.find(import_source_resource(), sibling(name), project).await?;
+            let import = self.find(import_source_resource(), key, project).await?;
             cdi &= import.is_installed();
-            imports.extend(import.view(|entry| (name.clone(), ImportEntry::view(entry))));
+            imports.extend(import.view(|entry| (name.to_owned(), ImportEntry::view(entry))));
         }
         Ok((pvcs, imports, cdi))
     }
 
     async fn source(&self, key: &ObjectKey, resolved: Option<&Resolved>) -> Result<SourceView> {
-        let source: Option<&SecretSource> = resolved.and_then(|resolved| resolved.cloud_init.as_ref()?.source.as_ref());
-        let Some(source) = source else { return Ok(SourceView::NotNeeded) };
+        let Some(source) = resolved.and_then(Resolved::source) else { return Ok(SourceView::NotNeeded) };
         let api: Api<Secret> = Api::namespaced(self.client.clone(), key.namespace().unwrap_or_default());
         let secret = match api.get_opt(&source.name).await {
             Ok(Some(secret)) => secret,
             Ok(None) => return Ok(SourceView::SecretMissing),
             Err(error) => {
-                let target =
-                    Target::of::<Secret>(ObjectKey::namespaced(key.namespace().unwrap_or_default(), &source.name));
-                let failure = classify(&error, "get", &target);
+                let failure = classify(&error, "get", &Target::of::<Secret>(key.sibling(&source.name)));
                 // The user can have fewer permissions than the operator; the rest of the plan is still useful.
                 match failure.class {
                     ErrorClass::Forbidden => return Ok(SourceView::Forbidden(failure.message)),

@@ -17,10 +17,9 @@ use vitivirt_api::{
 };
 use vitivirt_cli::Document;
 use vitivirt_machine::{
-    Observed, macs,
+    Observed, SecretBytes, macs,
     observed::{NetworkView, SourceView, StorageClassView},
-    render::cloud_init::SecretBytes,
-    resolve::{SecretSource, resolve},
+    resolve::SecretSource,
 };
 
 use crate::{
@@ -115,22 +114,26 @@ impl Files {
     }
 
     /// A cluster that has every API and contains only what is in the files.
-    pub(super) fn observed(&self, machine: Machine) -> Observed {
-        let macs_in_use = resolve(&machine).map(|resolved| macs::in_use(&machine, &resolved, &self.machines));
-        Observed {
-            networks: self.networks(&machine),
-            storage_classes: self.classes(&machine),
-            source: self.source(&machine),
+    pub(super) fn observed(&self, machine: Machine) -> Result<Observed> {
+        let parsed = Observed::new(machine, Timestamp::UNIX_EPOCH)?;
+        let machine = &parsed.machine;
+        let macs_in_use = parsed.resolved.as_ref().map(|resolved| macs::in_use(machine, resolved, &self.machines));
+        Ok(Observed {
+            networks: self.networks(machine),
+            storage_classes: self.classes(machine),
+            source: self.source(machine),
             macs_in_use: macs_in_use.unwrap_or_default(),
-            ..Observed::of(machine, Timestamp::UNIX_EPOCH)
-        }
+            ..parsed
+        })
     }
 
     /// The networks that the Machine names.
     fn networks(&self, machine: &Machine) -> BTreeMap<String, NetworkView> {
         let named = machine.spec.networks.iter().map(|network| &network.network_name);
         named
-            .filter_map(|name| Some((name.clone(), network_view(self.networks.get(&sibling(machine, name))?))))
+            .filter_map(|name| {
+                Some((name.clone(), network_view(self.networks.get(&ObjectKey::of(&machine.metadata).sibling(name))?)))
+            })
             .collect()
     }
 
@@ -141,7 +144,7 @@ impl Files {
                 name: name.to_owned(),
                 is_default,
                 waits_for_consumer: false,
-                expands: true,
+                allows_expansion: true,
             };
             let named = machine.spec.disks.iter().filter_map(|disk| disk.storage_class.as_deref());
             let named = named.filter(|name| *name != "default").map(|name| view(name, false));
@@ -157,7 +160,9 @@ impl Files {
     fn source(&self, machine: &Machine) -> SourceView {
         let reference = machine.spec.cloud_init.as_ref().and_then(|given| given.secret_ref.as_ref());
         let Some(source) = reference.map(SecretSource::from) else { return SourceView::NotNeeded };
-        let Some(secret) = self.secrets.get(&sibling(machine, &source.name)) else { return SourceView::SecretMissing };
+        let Some(secret) = self.secrets.get(&ObjectKey::of(&machine.metadata).sibling(&source.name)) else {
+            return SourceView::SecretMissing;
+        };
         let text =
             secret.string_data.as_ref().and_then(|data| data.get(&source.key)).map(|text| text.clone().into_bytes());
         let bytes = secret.data.as_ref().and_then(|data| data.get(&source.key)).map(|bytes| bytes.0.clone());
@@ -175,11 +180,6 @@ fn schemas() -> Result<BTreeMap<String, Value>> {
     vitivirt_api::machine::crds().into_iter().map(schema_of).collect()
 }
 
-/// The key of another object in the namespace of the Machine.
-fn sibling(machine: &Machine, name: &str) -> ObjectKey {
-    ObjectKey::namespaced(machine.metadata.namespace.as_deref().unwrap_or_default(), name)
-}
-
 /// Stands for the UID that a cluster assigns. Machines have different ones, because MAC addresses are derived from it.
 pub(super) fn placeholder_uid(number: usize) -> String {
     format!("00000000-0000-0000-0000-{number:012x}")
@@ -190,7 +190,7 @@ fn network_view(network: &NetworkConfiguration) -> NetworkView {
         uid: network.metadata.uid.clone().unwrap_or_else(|| placeholder_uid(0)),
         vlan: network.spec.vlan,
         bridge: network.spec.bridge.clone(),
-        protected: Some(0),
+        finalizer_index: Some(0),
         deleting: false,
         other_users: false,
     }

@@ -6,11 +6,10 @@ mod files;
 pub(crate) mod plan;
 pub(crate) mod render;
 
-use serde_json::Value;
-use vitivirt_api::machine::condition_type;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use vitivirt_api::machine::{MachineStatus, condition_type};
 
 /// The condition `Ready` of a Machine's status.
-fn ready_condition(status: &Value) -> Option<&Value> {
-    let conditions = status.get("conditions")?.as_array()?;
-    conditions.iter().find(|have| have.get("type").is_some_and(|kind| kind == condition_type::READY))
+fn ready_condition(status: &MachineStatus) -> Option<&Condition> {
+    status.conditions.iter().find(|condition| condition.type_ == condition_type::READY)
 }

@@ -5,14 +5,16 @@ use std::{process::ExitCode, sync::Arc};
 
 use anyhow::Context;
 use clap::Args;
-use serde_json::Value;
-use vitivirt_api::{ObjectKey, Outcome, Stop, Target, Write, machine::Machine};
+use vitivirt_api::{
+    Outcome, Stop, Target, Write,
+    machine::{Machine, MachinePhase, MachineStatus},
+};
 use vitivirt_cli::{
     ChangeEffect, ClusterArguments, CommandResult, FileArguments, OrInvalid, PlanDocument, PlanOutput, PlanResult,
     PlannedChange, PlannedObject, PlannedWrite, RefusedField, WriteAction,
 };
 use vitivirt_machine::{
-    Observed,
+    Assessed, Observed,
     changes::{Effect, FieldChange, changes_of},
 };
 use vitivirt_runtime::{
@@ -54,37 +56,39 @@ async fn plan(arguments: &PlanArguments) -> CommandResult<PlanDocument> {
         let (machine, exists) = reader.machine(given.clone()).await?;
         let mut observed = reader.observe(machine).await?;
         files.add_to(&mut observed);
-        objects.push(planned_object(&observed, exists));
+        objects.push(planned_object(&Assessed::new(observed), exists)?);
     }
     Ok(PlanDocument { objects, warnings: files.warnings })
 }
 
-fn planned_object(observed: &Observed, exists: bool) -> PlannedObject {
-    let plan = vitivirt_machine::plan(observed);
+fn planned_object(assessed: &Assessed, exists: bool) -> anyhow::Result<PlannedObject> {
+    let observed = assessed.observed();
+    let plan = vitivirt_machine::plan(assessed)?;
     let writes = plan.steps.iter().flat_map(|step| &step.writes).map(|write| planned_write(observed, write)).collect();
-    let report = vitivirt_machine::report(observed, &plan, &Outcome { stop: Stop::Done, written: 0 });
+    let report = vitivirt_machine::report(assessed, &plan, &Outcome { stop: Stop::Done, written: 0 });
     let error = report.error.is_some();
     let status = report.status.map(|status| status.desired).unwrap_or_default();
-    let refused = vitivirt_machine::refusals(observed).into_iter();
-    PlannedObject {
-        identity: (&Target::of::<Machine>(ObjectKey::of(&observed.machine.metadata))).into(),
+    let refused = assessed.assessment().rejected_changes.iter();
+    Ok(PlannedObject {
+        identity: (&Target::of::<Machine>(observed.id.key())).into(),
         exists,
         writes,
-        refused: refused.map(|refusal| RefusedField { field: refusal.field, reason: refusal.reason }).collect(),
+        refused: refused
+            .map(|rejected| RefusedField { field: rejected.field.clone(), reason: rejected.reason.clone() })
+            .collect(),
         warnings: Vec::new(),
         result: planned_result(&status, error),
-    }
+    })
 }
 
-fn planned_result(status: &Value, error: bool) -> PlanResult {
+fn planned_result(status: &MachineStatus, error: bool) -> PlanResult {
     let ready = ready_condition(status);
-    let text = |value: Option<&Value>| value.and_then(Value::as_str).map(ToOwned::to_owned);
     PlanResult {
         error,
-        phase: text(status.get("phase")),
-        ready: Some(ready.is_some_and(|ready| ready.get("status") == Some(&"True".into()))),
-        reason: text(ready.and_then(|ready| ready.get("reason"))),
-        message: text(ready.and_then(|ready| ready.get("message"))),
+        phase: status.phase.map(|phase| MachinePhase::as_str(phase).to_owned()),
+        ready: Some(ready.is_some_and(|ready| ready.status == "True")),
+        reason: ready.map(|ready| ready.reason.clone()),
+        message: ready.map(|ready| ready.message.clone()),
     }
 }
 
@@ -101,7 +105,7 @@ fn planned_write(observed: &Observed, write: &Write) -> PlannedWrite {
 fn planned_change(change: FieldChange) -> PlannedChange {
     PlannedChange {
         field: change.field,
-        source_field: change.of,
+        source_field: change.machine_field,
         from: change.from,
         to: change.to,
         effect: match change.effect {
@@ -124,7 +128,7 @@ mod tests {
     fn a_change_keeps_its_fields_values_effect_and_reason() {
         let change = FieldChange {
             field: "spec.x.cores".to_owned(),
-            of: Some("spec.resources.cpu.cores".to_owned()),
+            machine_field: Some("spec.resources.cpu.cores".to_owned()),
             from: Some(json!(1)),
             to: Some(json!(4)),
             effect: Effect::Restart,
@@ -139,11 +143,12 @@ mod tests {
 
     #[test]
     fn the_result_is_taken_from_phase_and_ready_condition() {
+        let time = "2026-01-01T00:00:00Z";
         let status = json!({
             "phase": "Failed",
             "conditions": [
-                {"type": "StorageReady", "status": "True", "reason": "Bound", "message": "all bound"},
-                {"type": "Ready", "status": "False", "reason": "SecretNotFound", "message": "Secret x not found"},
+                {"type": "StorageReady", "status": "True", "reason": "Bound", "message": "all bound", "lastTransitionTime": time},
+                {"type": "Ready", "status": "False", "reason": "SecretNotFound", "message": "Secret x not found", "lastTransitionTime": time},
             ],
         });
         let expected = PlanResult {
@@ -153,6 +158,6 @@ mod tests {
             reason: Some("SecretNotFound".to_owned()),
             message: Some("Secret x not found".to_owned()),
         };
-        assert_eq!(planned_result(&status, true), expected);
+        assert_eq!(planned_result(&serde_json::from_value(status).unwrap(), true), expected);
     }
 }

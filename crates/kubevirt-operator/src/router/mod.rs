@@ -14,9 +14,13 @@ mod tests;
 use std::{sync::Arc, time::Duration};
 
 use parking_lot::RwLock;
-use vitivirt_api::{ApiResource, ObjectKey, machine::phase};
-use vitivirt_machine::{
-    import_source_resource, network_attachment_resource, virtual_machine_instance_resource, virtual_machine_resource,
+use vitivirt_api::{
+    ApiResource, ObjectKey,
+    machine::MachinePhase,
+    resources::{
+        import_source_resource, network_attachment_resource, virtual_machine_instance_resource,
+        virtual_machine_resource,
+    },
 };
 use vitivirt_runtime::{program::Context, queue::Queue, watch::Change};
 
@@ -80,7 +84,7 @@ impl EventRouter {
         *self.queues.write() = Some(queues.clone());
         self.enqueue_all();
         for (key, entry) in self.caches.networks.all() {
-            if entry.value.protected.is_some() {
+            if entry.value.finalizer_index.is_some() {
                 self.enqueue_network(key);
             }
         }
@@ -144,12 +148,12 @@ impl EventRouter {
     fn machine_changed(&self, change: &Change<MachineEntry>) {
         let (old, new) = (change.old.as_deref(), change.new.as_deref());
         match (old, new) {
-            (Some(old), Some(new)) if old.wants_the_same(new) => self.enqueue_debounced(change.key.clone()),
+            (Some(old), Some(new)) if old.same_desired_state(new) => self.enqueue_debounced(change.key.clone()),
             _ => self.enqueue(change.key.clone()),
         }
         let contested = self.caches.index.mac_addresses.contested(change);
         if !contested.is_empty() {
-            self.enqueue_where(|entry| entry.addresses.iter().any(|address| contested.contains(address)));
+            self.enqueue_where(|entry| entry.mac_hashes.iter().any(|address| contested.contains(address)));
         }
         let Some(old) = old else { return };
         let names = |name: &str| new.is_some_and(|new| new.networks.iter().any(|have| **have == *name));
@@ -178,14 +182,14 @@ impl EventRouter {
     /// the NetworkConfiguration itself if it has our finalizer, because nothing may use it any more.
     fn network_changed(&self, change: &Change<NetworkEntry>) {
         self.enqueue_by_index(MachineEntry::BY_NETWORK, &in_namespace(&change.key, change.key.name()));
-        if change.new.as_ref().is_some_and(|new| new.protected.is_some()) {
+        if change.new.as_ref().is_some_and(|new| new.finalizer_index.is_some()) {
             self.enqueue_network(change.key.clone());
         }
     }
 
     /// When a StorageClass changes, enqueue the Machines that do not run, because they may wait for it.
     fn class_changed(&self, _: &Change<ClassEntry>) {
-        self.enqueue_where(|entry| entry.phase != phase::RUNNING || !entry.ready);
+        self.enqueue_where(|entry| entry.phase != MachinePhase::Running || !entry.ready);
     }
 
     /// When a cloud-init Secret changes, enqueue its Machine, because another client may have changed the user data.
@@ -198,7 +202,7 @@ impl EventRouter {
     /// follows it and a deleted PVC must be reported.
     fn pvc_changed(&self, change: &Change<PvcEntry>) {
         let at_once = match (&change.old, &change.new) {
-            (Some(old), Some(new)) => !old.is_progress(new),
+            (Some(old), Some(new)) => !old.is_intermediate(new),
             (None, Some(_)) => false,
             (_, None) => true,
         };
@@ -224,7 +228,7 @@ impl EventRouter {
     /// repaired; debounced for intermediate states and for the operator's own creation.
     fn vm_changed(&self, change: &Change<VmEntry>) {
         match (&change.old, &change.new) {
-            (Some(old), Some(new)) if old.is_progress(new, self.is_being_created(&change.key)) => {
+            (Some(old), Some(new)) if old.is_intermediate(new, self.is_being_created(&change.key)) => {
                 self.enqueue_debounced(change.key.clone());
             }
             (None, Some(_)) => self.enqueue_debounced(change.key.clone()),
@@ -236,8 +240,8 @@ impl EventRouter {
     /// debounced for intermediate states.
     fn vmi_changed(&self, change: &Change<VmiEntry>) {
         match (&change.old, &change.new) {
-            (Some(old), Some(new)) if old.is_progress(new) => self.enqueue_debounced(change.key.clone()),
-            (None, Some(new)) if new.is_progress(new) => self.enqueue_debounced(change.key.clone()),
+            (Some(old), Some(new)) if old.is_intermediate(new) => self.enqueue_debounced(change.key.clone()),
+            (None, Some(new)) if new.is_intermediate(new) => self.enqueue_debounced(change.key.clone()),
             _ => self.enqueue(change.key.clone()),
         }
     }
@@ -250,7 +254,7 @@ impl EventRouter {
 
     fn is_being_created(&self, key: &ObjectKey) -> bool {
         let machine = self.caches.machines.get(key);
-        machine.is_some_and(|machine| [phase::PENDING, phase::CREATING].contains(&machine.phase))
+        machine.is_some_and(|machine| [MachinePhase::Pending, MachinePhase::Creating].contains(&machine.phase))
     }
 }
 

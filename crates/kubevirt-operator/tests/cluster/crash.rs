@@ -156,11 +156,11 @@ impl MachineLife {
     }
 
     fn vms(&self) -> Api<DynamicObject> {
-        Api::namespaced_with(self.lab.client(), NAMESPACE, &vitivirt_machine::virtual_machine_resource())
+        Api::namespaced_with(self.lab.client(), NAMESPACE, &vitivirt_api::resources::virtual_machine_resource())
     }
 
     fn nads(&self) -> Api<DynamicObject> {
-        Api::namespaced_with(self.lab.client(), NAMESPACE, &vitivirt_machine::network_attachment_resource())
+        Api::namespaced_with(self.lab.client(), NAMESPACE, &vitivirt_api::resources::network_attachment_resource())
     }
 
     /// The Machine's objects, without names, UIDs and MAC addresses, which differ between Machines.

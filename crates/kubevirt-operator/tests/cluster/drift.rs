@@ -119,10 +119,10 @@ fn drift_cases() -> Vec<DriftCase> {
 impl DriftCase {
     fn resource(&self) -> ApiResource {
         match self.kind {
-            DriftedKind::Vm => vitivirt_machine::virtual_machine_resource(),
+            DriftedKind::Vm => vitivirt_api::resources::virtual_machine_resource(),
             DriftedKind::Pvc => ApiResource::erase::<PersistentVolumeClaim>(&()),
             DriftedKind::Secret => ApiResource::erase::<Secret>(&()),
-            DriftedKind::Nad => vitivirt_machine::network_attachment_resource(),
+            DriftedKind::Nad => vitivirt_api::resources::network_attachment_resource(),
         }
     }
 

@@ -12,7 +12,7 @@ use kube::{
 use serde_json::{Value, json};
 use vitivirt_api::machine::{
     FINALIZER_MACHINE, FINALIZER_NETWORK, LABEL_MACHINE, LABEL_MACHINE_UID, LABEL_MANAGED_BY, MANAGED_BY, Machine,
-    NetworkConfiguration,
+    MachinePhase, NetworkConfiguration,
 };
 use vitivirt_lab::harness::{SharedLabs, Suite};
 
@@ -137,7 +137,7 @@ async fn machines_with_missing_references_report_them_and_recover(labs: Arc<Shar
     for (name, _, phase, expected) in &cases {
         let machine = test.wait_for(name, "the error", |machine| ready_reason(machine) == Some(*expected)).await?;
         let status = machine.status.clone().unwrap_or_default();
-        ensure!(status.phase.as_deref() == Some(phase), "{name}: {status:?}");
+        ensure!(status.phase.map(MachinePhase::as_str) == Some(phase), "{name}: {status:?}");
         ensure!(status.diagnosis.is_some_and(|text| !text.is_empty()), "{name} has no diagnosis");
     }
     ensure!(test.vms().list(&ListParams::default()).await?.items.is_empty(), "a VM was created");

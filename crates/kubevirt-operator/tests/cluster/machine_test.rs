@@ -16,7 +16,7 @@ use kube::{
 use nix::sys::signal::Signal;
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
-use vitivirt_api::machine::{Machine, NetworkConfiguration, condition_type, crds};
+use vitivirt_api::machine::{Machine, MachinePhase, NetworkConfiguration, condition_type, crds};
 use vitivirt_lab::{Extension, Lab, OperatorProcess, Record, harness::SharedLabs, manifests};
 use vitivirt_runtime::lease::message;
 
@@ -121,15 +121,15 @@ impl MachineTest {
     }
 
     pub(crate) fn vms(&self) -> Api<DynamicObject> {
-        self.dynamic_api(&vitivirt_machine::virtual_machine_resource())
+        self.dynamic_api(&vitivirt_api::resources::virtual_machine_resource())
     }
 
     pub(crate) fn vmis(&self) -> Api<DynamicObject> {
-        self.dynamic_api(&vitivirt_machine::virtual_machine_instance_resource())
+        self.dynamic_api(&vitivirt_api::resources::virtual_machine_instance_resource())
     }
 
     pub(crate) fn nads(&self) -> Api<DynamicObject> {
-        self.dynamic_api(&vitivirt_machine::network_attachment_resource())
+        self.dynamic_api(&vitivirt_api::resources::network_attachment_resource())
     }
 
     /// The sorted names of all objects of a kind.
@@ -404,8 +404,8 @@ pub(crate) fn condition<'a>(machine: &'a Machine, type_: &str) -> Option<&'a Con
     machine.status.as_ref()?.conditions.iter().find(|have| have.type_ == type_)
 }
 
-pub(crate) fn phase(machine: &Machine) -> Option<&str> {
-    machine.status.as_ref()?.phase.as_deref()
+pub(crate) fn phase(machine: &Machine) -> Option<&'static str> {
+    machine.status.as_ref()?.phase.map(MachinePhase::as_str)
 }
 
 pub(crate) fn diagnosis(machine: &Machine) -> String {

@@ -18,8 +18,6 @@ mod random_specs;
 mod recovery;
 mod rejections;
 mod replica;
-#[path = "../../../machine/tests/planner/specs.rs"]
-mod specs;
 
 use std::process::ExitCode;
 

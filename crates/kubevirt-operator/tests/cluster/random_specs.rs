@@ -20,11 +20,9 @@ use vitivirt_lab::{
     harness::{SharedLabs, Suite},
     manifests,
 };
+use vitivirt_machine::testing::machine_spec;
 
-use crate::{
-    machine_test::{MachineTest, machine, phase, run_concurrently},
-    specs,
-};
+use crate::machine_test::{MachineTest, machine, phase, run_concurrently};
 
 const ADMITTED_SPECS: usize = 250;
 const CREATED_MACHINES: usize = 50;
@@ -102,7 +100,7 @@ pub(crate) fn random_specs(seed: u8, count: usize) -> Result<Vec<RandomSpec>> {
     let mut runner = TestRunner::new_with_rng(Config::default(), random);
     (0..count)
         .map(|number| {
-            let tree = specs::spec().new_tree(&mut runner).map_err(|reason| anyhow::anyhow!("{reason}"))?;
+            let tree = machine_spec().new_tree(&mut runner).map_err(|reason| anyhow::anyhow!("{reason}"))?;
             Ok(RandomSpec { name: format!("random-{number}"), spec: tree.current(), seed })
         })
         .collect()
@@ -156,8 +154,8 @@ async fn check_vm_is_admitted(lab: &Lab, random: &RandomSpec) -> Result<()> {
     machine.metadata.uid = Some("5e6f5d0a-52a5-4a7c-9d38-2f1f0f6f3d11".to_owned());
     let resolved = vitivirt_machine::resolve::resolve(&machine)
         .map_err(|problem| anyhow::anyhow!("{}: {}", problem.message, random.describe()))?;
-    let resource = vitivirt_machine::virtual_machine_resource();
-    let mut vm = vitivirt_machine::render::vm::render(&machine, &resolved);
+    let resource = vitivirt_api::resources::virtual_machine_resource();
+    let mut vm = json!(vitivirt_machine::render::vm::render(&resolved));
     if let Some(fields) = vm.as_object_mut() {
         fields.insert("apiVersion".to_owned(), resource.api_version.clone().into());
         fields.insert("kind".to_owned(), resource.kind.clone().into());

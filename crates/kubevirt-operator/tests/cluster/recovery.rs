@@ -59,7 +59,7 @@ async fn a_revoked_permission_is_reported_and_recovers_when_granted(labs: Arc<Sh
     let held_up = test.wait_for_reason("before", "PermissionMissing").await?;
     check_diagnosis(
         &held_up,
-        &["the deletion of the PVCs is held up", "may not delete persistentvolumeclaims", "grant that"],
+        &["the deletion of the PVCs failed", "may not delete persistentvolumeclaims", "grant the permission"],
     )?;
     test.wait_for_event("before", "PermissionMissing").await?;
     test.wait_for_error_counts(&["PermissionMissing"]).await?;
@@ -82,7 +82,7 @@ async fn a_nad_of_another_owner_is_not_changed(labs: Arc<SharedLabs>) -> Result<
     for name in ["first", "second"] {
         test.create_json(&machine(name, &spec)).await?;
         let refused = test.wait_for_reason(name, "NameTaken").await?;
-        check_diagnosis(&refused, &["NetworkAttachmentDefinition taken", "left as it is"])?;
+        check_diagnosis(&refused, &["NetworkAttachmentDefinition taken", "does not change it"])?;
         ensure!(phase(&refused) == Some("Failed"), "{:?}", refused.status);
     }
     test.edit_spec("first", &json!({"resources": {"cpu": {"cores": 2}}})).await?;
@@ -143,7 +143,7 @@ async fn a_denial_by_an_admission_policy_is_reported_and_recovers(labs: Arc<Shar
     wait_until_deletion_is_denied(&test, "sunday").await?;
     test.machines().delete("sunday", &DeleteParams::default()).await?;
     let held_up = test.wait_for_reason("sunday", "AdmissionRefused").await?;
-    check_diagnosis(&held_up, &["the deletion of the VirtualMachine is held up", "no deletions on Sundays"])?;
+    check_diagnosis(&held_up, &["the deletion of the VirtualMachine failed", "no deletions on Sundays"])?;
     bindings.delete("policy-delete", &DeleteParams::default()).await?;
     test.wait_until_deleted("sunday").await
 }

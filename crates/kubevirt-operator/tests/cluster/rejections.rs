@@ -29,7 +29,7 @@ async fn a_machine_larger_than_any_node_is_reported_and_recovers(labs: Arc<Share
     let big = json!({"template": "small", "resources": {"memory": {"size": "4000Gi"}}});
     test.create_json(&machine("big", &big)).await?;
     let refused = test.wait_for_reason("big", "InsufficientResources").await?;
-    ensure!(diagnosis(&refused).contains("ask for less"), "{:?}", refused.status);
+    ensure!(diagnosis(&refused).contains("request less"), "{:?}", refused.status);
     test.wait_for_error_counts(&["InsufficientResources"]).await?;
     test.edit_spec("big", &json!({"resources": {"memory": {"size": "1Gi"}}})).await?;
     test.wait_until_running("big").await.map(|_| ())
@@ -79,7 +79,7 @@ async fn pvcs_and_secrets_of_other_owners_are_not_changed(labs: Arc<SharedLabs>)
     test.create_json(&machine("b", &spec)).await?;
     for name in ["a", "b"] {
         let refused = test.wait_for_reason(name, "NameTaken").await?;
-        ensure!(diagnosis(&refused).contains("left as it is"), "{:?}", refused.status);
+        ensure!(diagnosis(&refused).contains("does not change it"), "{:?}", refused.status);
         test.edit_spec(name, &json!({"resources": {"cpu": {"cores": 2}}})).await?;
         test.delete_machine(name).await?;
     }

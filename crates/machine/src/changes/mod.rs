@@ -1,9 +1,9 @@
-//! What becomes of a change, field by field: taken up by a running guest, waiting for its next start, or never possible,
-//! and why. It is the one place that says so: `plan` refuses by it, `report` names by it what waits for a restart, and
-//! the command `kubevirt-operator plan` shows it.
+//! The effect of a change, field by field: applied to a running guest, applied at its next start, or rejected, and why.
+//! This is the only source of that information: `assessment` rejects changes by it, `report` names the fields that wait
+//! for a restart, and the command `kubevirt-operator plan` shows it.
 //!
-//! What KubeVirt takes live is what v1.8 does with its default rollout strategy (LiveUpdate). With the strategy Stage
-//! everything of the template waits.
+//! Live changes are those of KubeVirt v1.8 with its default rollout strategy, LiveUpdate. With the strategy Stage every
+//! change of the template waits for a restart.
 
 mod rules;
 
@@ -11,22 +11,23 @@ use std::collections::BTreeSet;
 
 use serde::Serialize;
 use serde_json::{Map, Value};
-use vitivirt_api::{Target, Write};
+use vitivirt_api::{Quantity, Target, Write, machine::LABEL_ON_DELETE};
 
-use crate::observed::{Observed, SecretView};
-use crate::quantity::Quantity;
-use crate::vmi_spec::comparable_spec;
-use rules::machine_field;
-pub use rules::{Effect, Kind, NO_EXPANSION, RULES, Rule, rule_of};
+use self::rules::machine_field;
+pub use self::rules::{ChangeKind, ChangeRule, Effect, NO_EXPANSION, RULES, rule_of};
+use crate::{
+    observed::{Observed, SecretView},
+    vmi_spec::comparable_spec,
+};
 
-/// A field that differs, in the object that is written and in the Machine.
+/// A changed field of an object that is written.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct FieldChange {
-    /// Where it is in the object that is written.
+    /// Its path in the object.
     pub field: String,
-    /// The Machine's field that it comes from; none for what somebody else put there.
+    /// The Machine's field that it is derived from; none for a field that another client set.
     #[serde(rename = "machineField", skip_serializing_if = "Option::is_none")]
-    pub of: Option<String>,
+    pub machine_field: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub from: Option<Value>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -35,26 +36,26 @@ pub struct FieldChange {
     pub why: &'static str,
 }
 
-/// A change that can never be made; everything else of the edit still applies.
+/// A change that is impossible. The other changes of the same edit still apply.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Refusal {
+pub struct RejectedChange {
     /// The Machine's field.
     pub field: String,
-    /// Why, and what to do.
+    /// Cause and remedy.
     pub reason: String,
 }
 
-/// What a write changes, field by field.
+/// The fields that a write changes.
 pub fn changes_of(observed: &Observed, write: &Write) -> Vec<FieldChange> {
     let target = write.target();
     match write {
         Write::Create { .. } | Write::Delete { .. } | Write::Lazy { .. } => Vec::new(),
         Write::Apply { .. } | Write::Status { .. } => vec![change("metadata.finalizers", "metadata.finalizers", None)],
         Write::Patch { operations, .. } => {
-            let each = operations.iter();
-            let all = each
+            let changes = operations
+                .iter()
                 .flat_map(|operation| operation_changes(observed, target, &operation.path, operation.value.as_ref()));
-            held_up(all.collect())
+            downgrade_hotplug(changes.collect())
         }
     }
 }
@@ -62,17 +63,17 @@ pub fn changes_of(observed: &Observed, write: &Write) -> Vec<FieldChange> {
 fn operation_changes(observed: &Observed, target: &Target, pointer: &str, to: Option<&Value>) -> Vec<FieldChange> {
     let at = pointer.trim_start_matches('/').replace('/', ".").replace("~1", "/").replace("~0", "~");
     if at.starts_with("metadata.labels") {
-        let on_delete = at.ends_with(vitivirt_api::machine::LABEL_ON_DELETE);
+        let on_delete = at.ends_with(LABEL_ON_DELETE);
         let disk = disk_of(observed, target);
         let field = disk.filter(|_| on_delete).map(|disk| format!("spec.disks[{disk}].onDelete"));
-        // What carries the label is changed at once, whatever waits for its next start.
+        // The labelled object changes immediately, even if the guest sees its labels only at the next start.
         return vec![FieldChange {
             effect: Effect::Live,
             ..change(&at, field.as_deref().unwrap_or("metadata.labels"), to)
         }];
     }
     match (target.resource.kind.as_str(), pointer.strip_prefix("/spec")) {
-        // What is in it is nobody's business here, and its annotations only go with it.
+        // The data is secret, and the annotations only describe it.
         ("Secret", _) if at.starts_with("data") => vec![change(&at, "spec.cloudInit", None)],
         ("Secret", _) => Vec::new(),
         ("VirtualMachine", Some(inner)) => {
@@ -85,23 +86,20 @@ fn operation_changes(observed: &Observed, target: &Target, pointer: &str, to: Op
             vec![FieldChange { from: before, ..change(&at, &format!("spec.disks[{disk}].size"), to) }]
         }
         // A NetworkAttachmentDefinition follows its NetworkConfiguration, not the Machine.
-        _ => {
-            let of = change(&at, "spec.networks[].networkName", to);
-            vec![FieldChange { of: None, ..of }]
-        }
+        _ => vec![FieldChange { machine_field: None, ..change(&at, "spec.networks[].networkName", to) }],
     }
 }
 
-/// The disk that a PVC was made for.
+/// The disk that a PVC belongs to.
 fn disk_of<'a>(observed: &Observed, target: &'a Target) -> Option<&'a str> {
     target.key.name().strip_prefix(observed.name())?.strip_prefix('-')
 }
 
 fn change(at: &str, field: &str, to: Option<&Value>) -> FieldChange {
-    let rule = rule_of(field, Kind::Any);
+    let rule = rule_of(field, ChangeKind::Any);
     FieldChange {
         field: at.to_owned(),
-        of: Some(field.to_owned()),
+        machine_field: Some(field.to_owned()),
         from: None,
         to: to.cloned(),
         effect: rule.map_or(Effect::Restart, |rule| rule.effect),
@@ -109,22 +107,22 @@ fn change(at: &str, field: &str, to: Option<&Value>) -> FieldChange {
     }
 }
 
-const FOREIGN: &str = "no Machine has this field: it is put back to what KubeVirt makes of its absence";
+const FOREIGN: &str = "no field of a Machine sets it: the operator removes it, and KubeVirt uses its default";
 
-/// While anything of the template waits for a restart, KubeVirt plugs nothing in.
-fn held_up(mut changes: Vec<FieldChange>) -> Vec<FieldChange> {
+/// While a change of the template waits for a restart, KubeVirt hotplugs nothing.
+fn downgrade_hotplug(mut changes: Vec<FieldChange>) -> Vec<FieldChange> {
     let waits =
         |change: &FieldChange| change.effect == Effect::Restart && change.field.starts_with("spec.template.spec");
     if changes.iter().any(waits) {
         for change in changes.iter_mut().filter(|change| change.effect == Effect::LiveIfPossible) {
             change.effect = Effect::Restart;
-            change.why = "KubeVirt plugs nothing into a guest that has to be restarted for something else";
+            change.why = "KubeVirt hotplugs nothing while another change waits for a restart";
         }
     }
     changes
 }
 
-/// The leaves that differ. Things in lists are known by their names, as KubeVirt knows them.
+/// The leaves that differ. Items of lists are matched by name, as KubeVirt does it.
 pub(crate) fn differences(path: &str, from: Option<&Value>, to: Option<&Value>) -> Vec<FieldChange> {
     let mut found = Vec::new();
     collect(path, from, to, &mut found);
@@ -136,7 +134,7 @@ fn collect(path: &str, from: Option<&Value>, to: Option<&Value>, found: &mut Vec
         return;
     }
     let none = Value::Object(Map::new());
-    // Features come and go one by one, and with the last of them the object that holds them.
+    // Features change one by one. The object that contains them is absent if there is none.
     let (from, to) = if path.ends_with(".features") { (from.or(Some(&none)), to.or(Some(&none))) } else { (from, to) };
     match (from, to) {
         (Some(Value::Object(from)), Some(Value::Object(to))) => {
@@ -158,19 +156,19 @@ fn collect(path: &str, from: Option<&Value>, to: Option<&Value>, found: &mut Vec
 
 fn leaf(path: &str, from: Option<&Value>, to: Option<&Value>) -> FieldChange {
     let kind = match (from, to) {
-        (None, _) => Kind::Added,
-        (_, None) => Kind::Removed,
+        (None, _) => ChangeKind::Added,
+        (_, None) => ChangeKind::Removed,
         (Some(from), Some(to)) => match (amount(from), amount(to)) {
-            (Some(from), Some(to)) if to > from => Kind::Grows,
-            (Some(from), Some(to)) if to < from => Kind::Shrinks,
-            _ => Kind::Any,
+            (Some(from), Some(to)) if to > from => ChangeKind::Grows,
+            (Some(from), Some(to)) if to < from => ChangeKind::Shrinks,
+            _ => ChangeKind::Any,
         },
     };
-    let of = machine_field(path);
-    let rule = of.as_deref().and_then(|field| rule_of(field, kind));
+    let machine_field = machine_field(path);
+    let rule = machine_field.as_deref().and_then(|field| rule_of(field, kind));
     FieldChange {
         field: path.to_owned(),
-        of,
+        machine_field,
         from: from.cloned(),
         to: to.cloned(),
         effect: rule.map_or(Effect::Restart, |rule| rule.effect),
@@ -178,10 +176,10 @@ fn leaf(path: &str, from: Option<&Value>, to: Option<&Value>) -> FieldChange {
     }
 }
 
-fn amount(value: &Value) -> Option<u128> {
+fn amount(value: &Value) -> Option<Quantity> {
     match value {
-        Value::Number(number) => number.as_u64().map(u128::from),
-        Value::String(text) => Quantity::parse(text).map(Quantity::bytes),
+        Value::Number(number) => Quantity::parse(&number.to_string()),
+        Value::String(text) => Quantity::parse(text),
         _ => None,
     }
 }
@@ -194,25 +192,25 @@ fn name_of(item: &Value) -> Option<&str> {
     item.get("name")?.as_str()
 }
 
-/// The Machine's fields that a running guest does not have yet as the VM has them.
-pub(crate) fn waiting(observed: &Observed) -> BTreeSet<String> {
+/// The Machine's fields in which the running VMI differs from the VM.
+pub(crate) fn pending_restart_fields(observed: &Observed) -> BTreeSet<String> {
     let (Some(vm), Some(vmi)) = (&observed.vm, &observed.vmi) else { return BTreeSet::new() };
     let template = vm.spec.pointer("/template/spec").map(comparable_spec);
-    let differ = differences("spec.template.spec", Some(&vmi.spec), template.as_ref());
-    let known = differ.into_iter().filter_map(|change| change.of);
-    let seeded = is_seeded_otherwise(observed).then(|| "spec.cloudInit".to_owned());
-    known.chain(seeded).collect()
+    let changes = differences("spec.template.spec", Some(&vmi.spec), template.as_ref());
+    let fields = changes.into_iter().filter_map(|change| change.machine_field);
+    let cloud_init = user_data_outdated(observed).then(|| "spec.cloudInit".to_owned());
+    fields.chain(cloud_init).collect()
 }
 
-/// Whether the guest was started with other contents of its cloud-init Secret. KubeVirt does not look into it.
-pub(crate) fn is_seeded_otherwise(observed: &Observed) -> bool {
+/// Whether the VMI was started with other data of its cloud-init Secret. KubeVirt does not compare it.
+pub(crate) fn user_data_outdated(observed: &Observed) -> bool {
     let (Some(secret), Some(vmi)) = (&observed.secret, &observed.vmi) else { return false };
-    let began_with = began_with(secret, &vmi.uid);
-    began_with.is_some() && began_with != secret.content.as_deref()
+    let started_with = started_with(secret, &vmi.uid);
+    started_with.is_some() && started_with != secret.content.as_deref()
 }
 
-/// The digest of what a guest was started with, where it was noted because it changed since.
-pub(crate) fn began_with<'a>(secret: &'a SecretView, guest: &str) -> Option<&'a str> {
-    let (uid, digest) = secret.began_with.as_deref()?.split_once(' ')?;
-    (uid == guest).then_some(digest)
+/// The digest of the user data that a VMI was started with, if the data changed since.
+pub(crate) fn started_with<'a>(secret: &'a SecretView, vmi_uid: &str) -> Option<&'a str> {
+    let (uid, digest) = secret.started_with.as_deref()?.split_once(' ')?;
+    (uid == vmi_uid).then_some(digest)
 }

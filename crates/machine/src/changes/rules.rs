@@ -1,26 +1,26 @@
-//! The table: for each field of a Machine what becomes of a change and why, and where the field is found in what is made
-//! of the Machine.
+//! The table of all fields of a Machine: the effect of a change, the reason, and the fields of the VM that are derived
+//! from it.
 
 use serde::Serialize;
 use vitivirt_api::machine::CLOUD_INIT_DISK;
 
-/// When a change shows in a guest that runs.
+/// When a change takes effect in a running guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Effect {
-    /// At once.
+    /// Immediately.
     Live,
-    /// At once where KubeVirt can plug it in, else at the next start.
+    /// Immediately if KubeVirt can hotplug it, else at the next start.
     LiveIfPossible,
-    /// When the guest is started the next time.
+    /// At the next start of the guest.
     Restart,
-    /// Never: what is there stays as it is.
+    /// Never: the change is rejected.
     Refused,
 }
 
-/// Which change of a field is meant.
+/// The kind of a change of a field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum ChangeKind {
     Any,
     Added,
     Removed,
@@ -28,132 +28,142 @@ pub enum Kind {
     Shrinks,
 }
 
-/// One row: what becomes of one kind of change of one field.
+/// One row: the effect of one kind of change of one field.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Rule {
-    /// A field of the Machine; `[]` stands for an element of a list, by its name.
+pub struct ChangeRule {
+    /// A field of the Machine. `[]` stands for an item of a list.
     pub field: &'static str,
-    pub change: Kind,
+    pub change: ChangeKind,
     pub effect: Effect,
     pub why: &'static str,
 }
 
-const fn rule(field: &'static str, change: Kind, effect: Effect, why: &'static str) -> Rule {
-    Rule { field, change, effect, why }
+const fn rule(field: &'static str, change: ChangeKind, effect: Effect, why: &'static str) -> ChangeRule {
+    ChangeRule { field, change, effect, why }
 }
 
-/// Whether a PVC may grow is for its class to say, so no row can.
-pub const NO_EXPANSION: &str = "its StorageClass does not allow expansion";
-const HARDWARE: &str = "it is part of the hardware that a guest finds when it starts";
-const CLAIM: &str = "a PVC keeps what it was made with";
-const SEEDED: &str = "its Secret is written at once, and a guest is given it when it starts";
+/// Not a row, because it depends on the StorageClass.
+pub const NO_EXPANSION: &str = "the StorageClass does not allow expansion";
+const HARDWARE: &str = "hardware of the guest changes only when the guest starts";
+const IMMUTABLE_PVC: &str = "the field is immutable in a PVC";
+const CLOUD_INIT: &str = "the operator updates the Secret immediately; the guest reads it when it starts";
 
-pub const RULES: &[Rule] = &[
+pub const RULES: &[ChangeRule] = &[
     rule(
         "spec.resources.cpu",
-        Kind::Any,
+        ChangeKind::Any,
         Effect::Restart,
-        "with a second CPU every virtio interface gets a queue per CPU, which is hardware",
+        "with more than one CPU, every virtio interface has one queue per CPU, which is hardware",
     ),
-    rule("spec.resources.cpu.cores", Kind::Any, Effect::Restart, HARDWARE),
-    rule("spec.resources.cpu.threads", Kind::Any, Effect::Restart, HARDWARE),
+    rule("spec.resources.cpu.cores", ChangeKind::Any, Effect::Restart, HARDWARE),
+    rule("spec.resources.cpu.threads", ChangeKind::Any, Effect::Restart, HARDWARE),
     rule(
         "spec.resources.cpu.sockets",
-        Kind::Grows,
+        ChangeKind::Grows,
         Effect::LiveIfPossible,
-        "KubeVirt plugs sockets in, up to a limit that is set when the guest starts",
+        "KubeVirt hotplugs sockets, up to a limit that is set when the guest starts",
     ),
-    rule("spec.resources.cpu.sockets", Kind::Any, Effect::Restart, "KubeVirt takes no socket out of a running guest"),
+    rule(
+        "spec.resources.cpu.sockets",
+        ChangeKind::Any,
+        Effect::Restart,
+        "KubeVirt removes no sockets from a running guest",
+    ),
     rule(
         "spec.resources.memory.size",
-        Kind::Any,
+        ChangeKind::Any,
         Effect::LiveIfPossible,
-        "KubeVirt plugs memory into a guest that can migrate, up to a limit and never below what it started with",
+        "KubeVirt hotplugs memory if the guest can migrate, up to a limit and never below the size at its start",
     ),
     rule(
         "spec.disks[]",
-        Kind::Added,
+        ChangeKind::Added,
         Effect::Restart,
-        "its PVC is made at once, and a disk is attached when the guest starts",
+        "the PVC is created immediately; the disk is attached when the guest starts",
     ),
     rule(
         "spec.disks[]",
-        Kind::Removed,
+        ChangeKind::Removed,
         Effect::Restart,
-        "a disk is detached when the guest starts, and its PVC stays until the Machine is deleted",
+        "the disk is detached when the guest starts; its PVC stays until the Machine is deleted",
     ),
-    rule("spec.disks[].type", Kind::Any, Effect::Restart, HARDWARE),
-    rule("spec.disks[].size", Kind::Shrinks, Effect::Refused, "a volume cannot shrink"),
+    rule("spec.disks[].type", ChangeKind::Any, Effect::Restart, HARDWARE),
+    rule("spec.disks[].size", ChangeKind::Shrinks, Effect::Refused, "a volume cannot shrink"),
     rule(
         "spec.disks[].size",
-        Kind::Any,
+        ChangeKind::Any,
         Effect::Live,
-        "the PVC is expanded at once if its StorageClass allows it; whether the guest sees it before its next start is up to the storage and KubeVirt's feature gate ExpandDisks",
+        "the PVC is expanded immediately if its StorageClass allows it; whether the guest sees it before its next start depends on the storage and on KubeVirt's feature gate ExpandDisks",
     ),
-    rule("spec.disks[].storageClass", Kind::Any, Effect::Refused, "a PVC cannot move to another StorageClass"),
-    rule("spec.disks[].accessMode", Kind::Any, Effect::Refused, CLAIM),
-    rule("spec.disks[].volumeMode", Kind::Any, Effect::Refused, CLAIM),
-    rule("spec.disks[].source", Kind::Any, Effect::Refused, "a volume is filled once, when it is made"),
-    rule("spec.disks[].source.containerDisk", Kind::Any, Effect::Restart, "an image is fetched when the guest starts"),
+    rule("spec.disks[].storageClass", ChangeKind::Any, Effect::Refused, "a PVC cannot move to another StorageClass"),
+    rule("spec.disks[].accessMode", ChangeKind::Any, Effect::Refused, IMMUTABLE_PVC),
+    rule("spec.disks[].volumeMode", ChangeKind::Any, Effect::Refused, IMMUTABLE_PVC),
+    rule("spec.disks[].source", ChangeKind::Any, Effect::Refused, "a volume is filled once, when it is created"),
+    rule(
+        "spec.disks[].source.containerDisk",
+        ChangeKind::Any,
+        Effect::Restart,
+        "the image is pulled when the guest starts",
+    ),
     rule(
         "spec.disks[].onDelete",
-        Kind::Any,
+        ChangeKind::Any,
         Effect::Live,
-        "it is a label of the PVC, which is read when the Machine is deleted",
+        "it is stored as a label of the PVC, which the operator reads when the Machine is deleted",
     ),
     rule(
         "spec.networks[]",
-        Kind::Added,
+        ChangeKind::Added,
         Effect::LiveIfPossible,
-        "KubeVirt plugs in an interface on a bridge by a migration; one on the pod network it does not",
+        "KubeVirt hotplugs an interface on a bridge with a migration, but no interface on the pod network",
     ),
-    rule(
-        "spec.networks[]",
-        Kind::Removed,
-        Effect::Restart,
-        "an interface that left the spec is taken out when the guest starts",
-    ),
+    rule("spec.networks[]", ChangeKind::Removed, Effect::Restart, "the interface is removed when the guest starts"),
     rule(
         "spec.networks[].networkName",
-        Kind::Any,
+        ChangeKind::Any,
         Effect::Restart,
-        "an interface is plugged into its network when the guest's pod is made",
+        "an interface is connected to its network when the pod of the guest is created",
     ),
-    rule("spec.networks[].model", Kind::Any, Effect::Restart, HARDWARE),
-    rule("spec.networks[].macAddress", Kind::Any, Effect::Restart, HARDWARE),
-    rule("spec.bootOrder", Kind::Any, Effect::Restart, "it is read when the guest starts"),
+    rule("spec.networks[].model", ChangeKind::Any, Effect::Restart, HARDWARE),
+    rule("spec.networks[].macAddress", ChangeKind::Any, Effect::Restart, HARDWARE),
+    rule("spec.bootOrder", ChangeKind::Any, Effect::Restart, "the firmware reads it when the guest starts"),
     rule(
         "spec.cloudInit",
-        Kind::Any,
+        ChangeKind::Any,
         Effect::Restart,
-        "its Secret is written at once, or deleted when no guest has it any more; a guest is given it when it starts",
+        "the operator updates the Secret immediately, or deletes it when no guest uses it any more; the guest reads it when it starts",
     ),
-    rule("spec.cloudInit.userData", Kind::Any, Effect::Restart, SEEDED),
-    rule("spec.cloudInit.networkData", Kind::Any, Effect::Restart, SEEDED),
-    rule("spec.cloudInit.secretRef", Kind::Any, Effect::Restart, SEEDED),
-    rule("spec.domain.machine.type", Kind::Any, Effect::Restart, HARDWARE),
-    rule("spec.domain.features.acpi", Kind::Any, Effect::Restart, HARDWARE),
-    rule("spec.domain.features.apic", Kind::Any, Effect::Restart, HARDWARE),
-    rule("spec.domain.features.hyperv", Kind::Any, Effect::Restart, HARDWARE),
-    rule("spec.domain.firmware.bootloader.efi", Kind::Any, Effect::Restart, HARDWARE),
-    rule("spec.domain.firmware.bootloader.secureBoot", Kind::Any, Effect::Restart, HARDWARE),
-    rule("spec.powerState", Kind::Any, Effect::Live, "the guest is started or shut down"),
+    rule("spec.cloudInit.userData", ChangeKind::Any, Effect::Restart, CLOUD_INIT),
+    rule("spec.cloudInit.networkData", ChangeKind::Any, Effect::Restart, CLOUD_INIT),
+    rule("spec.cloudInit.secretRef", ChangeKind::Any, Effect::Restart, CLOUD_INIT),
+    rule("spec.domain.machine.type", ChangeKind::Any, Effect::Restart, HARDWARE),
+    rule("spec.domain.features.acpi", ChangeKind::Any, Effect::Restart, HARDWARE),
+    rule("spec.domain.features.apic", ChangeKind::Any, Effect::Restart, HARDWARE),
+    rule("spec.domain.features.hyperv", ChangeKind::Any, Effect::Restart, HARDWARE),
+    rule("spec.domain.firmware.bootloader.efi", ChangeKind::Any, Effect::Restart, HARDWARE),
+    rule("spec.domain.firmware.bootloader.secureBoot", ChangeKind::Any, Effect::Restart, HARDWARE),
+    rule("spec.powerState", ChangeKind::Any, Effect::Live, "KubeVirt starts the guest or shuts it down"),
     rule(
         "spec.template",
-        Kind::Any,
+        ChangeKind::Any,
         Effect::LiveIfPossible,
-        "it stands for cpu, memory and the root disk, and each of them changes by its own rule",
+        "it sets CPU, memory and the root disk; each of them has its own rule",
     ),
     rule(
         "metadata.labels",
-        Kind::Any,
+        ChangeKind::Any,
         Effect::Restart,
-        "every object gets its labels at once, but a guest and its pod when it starts",
+        "all objects get the labels immediately, except the VMI and its pod, which get them at the next start",
     ),
-    rule("metadata.finalizers", Kind::Any, Effect::Live, "it keeps the object until what was made for it is gone"),
+    rule(
+        "metadata.finalizers",
+        ChangeKind::Any,
+        Effect::Live,
+        "it keeps the object until the objects created for it are deleted",
+    ),
 ];
 
-/// Where a field of the Machine is found in what is made of it. The first that fits counts.
+/// Fields of the VM and the field of the Machine that each is derived from. The first match counts.
 const DERIVED: &[(&str, &str)] = &[
     ("spec.runStrategy", "spec.powerState"),
     ("spec.template.metadata.labels", "metadata.labels"),
@@ -185,16 +195,16 @@ const DERIVED: &[(&str, &str)] = &[
     ("spec.template.spec.volumes[]", "spec.disks[]"),
 ];
 
-/// The rule about a change of a field, which may be of an element: `spec.disks[data].size`.
-pub fn rule_of(field: &str, change: Kind) -> Option<&'static Rule> {
+/// The rule for a change of a field. The field may name an item: `spec.disks[data].size`.
+pub fn rule_of(field: &str, change: ChangeKind) -> Option<&'static ChangeRule> {
     let pattern = without_name(field);
-    let all = || RULES.iter().filter(|rule| rule.field == pattern);
-    all().find(|rule| rule.change == change).or_else(|| all().find(|rule| rule.change == Kind::Any))
+    let rules = || RULES.iter().filter(|rule| rule.field == pattern);
+    rules().find(|rule| rule.change == change).or_else(|| rules().find(|rule| rule.change == ChangeKind::Any))
 }
 
-/// The Machine's field that a field of the VM comes from.
+/// The Machine's field that a field of the VM is derived from.
 pub(super) fn machine_field(path: &str) -> Option<String> {
-    let (name, pattern) = (element(path), without_name(path));
+    let (name, pattern) = (item_name(path), without_name(path));
     if name == Some(CLOUD_INIT_DISK) {
         return Some("spec.cloudInit".to_owned());
     }
@@ -207,7 +217,7 @@ pub(super) fn machine_field(path: &str) -> Option<String> {
 }
 
 /// `data` of `spec.disks[data].size`.
-fn element(path: &str) -> Option<&str> {
+fn item_name(path: &str) -> Option<&str> {
     path.split_once('[')?.1.split_once(']').map(|(name, _)| name)
 }
 

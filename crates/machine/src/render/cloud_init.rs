@@ -1,82 +1,73 @@
-//! The cloud-init Secret. What is in it never leaves it: no other object, log line or event holds any of it.
+//! The cloud-init Secret. Its data is in no other object, log line or event.
 
-use k8s_openapi::ByteString;
-use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
+
+use k8s_openapi::{ByteString, api::core::v1::Secret, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 use sha2::{Digest, Sha256};
-use vitivirt_api::machine::{ANNOTATION_CONTENT, CloudInit, Machine};
+use vitivirt_api::{
+    machine::{ANNOTATION_CONTENT, CloudInit, MachineId},
+    text::hex,
+};
 
-use super::{labels, owner};
-
-/// Bytes of user data. They have no `Debug`.
-#[derive(Clone, PartialEq, Eq)]
-pub struct SecretBytes(pub Vec<u8>);
+use super::{labels, owner_reference};
+use crate::{resolve::Resolved, secret::SecretBytes};
 
 pub fn secret_name(machine: &str) -> String {
     format!("{machine}-cloudinit")
 }
 
-/// A digest of what the Secret should hold, salted with the Machine's UID. It tells a changed content from an unchanged
-/// one without reading the Secret.
-pub fn digest(machine: &Machine, source: Option<&[u8]>) -> String {
-    let given = machine.spec.cloud_init.clone().unwrap_or_default();
-    let mut hash = Sha256::new().chain_update(machine.metadata.uid.as_deref().unwrap_or_default());
-    for part in
-        [given.user_data.as_deref().map(str::as_bytes), given.network_data.as_deref().map(str::as_bytes), source]
-    {
-        // Length before contents, so that no two different sets of parts look alike.
+/// A digest of the data that the Secret should have, salted with the Machine's UID. It shows a change without a read of
+/// the Secret.
+pub fn digest(machine: &MachineId, given: &CloudInit, source: Option<&SecretBytes>) -> String {
+    let mut hash = Sha256::new().chain_update(machine.uid());
+    let parts = [
+        given.user_data.as_deref().map(str::as_bytes),
+        given.network_data.as_deref().map(str::as_bytes),
+        source.map(|source| source.0.as_slice()),
+    ];
+    for part in parts {
+        // Every part is hashed with its presence and its length, so that different parts cannot give the same bytes.
         let (present, bytes) = (part.is_some(), part.unwrap_or_default());
         hash.update([u8::from(present)]);
         hash.update((bytes.len() as u64).to_be_bytes());
         hash.update(bytes);
     }
-    hash.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect()
+    hex(hash.finalize().get(..16).unwrap_or_default())
 }
 
-/// The keys and values of the Secret.
-pub fn data(given: &CloudInit, source: Option<&SecretBytes>) -> Value {
-    let mut data = Map::new();
+/// The data of the Secret.
+pub fn data(given: &CloudInit, source: Option<&SecretBytes>) -> BTreeMap<String, ByteString> {
     let user_data = match (given.user_data.as_deref(), source) {
         (Some(inline), Some(source)) => multipart(inline.as_bytes(), &source.0),
         (Some(inline), None) => inline.as_bytes().to_vec(),
         (None, Some(source)) => source.0.clone(),
-        // KubeVirt wants user data beside network data; a comment changes nothing in the guest.
+        // KubeVirt requires user data with network data. An empty document changes nothing in the guest.
         (None, None) => b"#cloud-config\n".to_vec(),
     };
-    data.insert("userdata".to_owned(), encode(user_data));
-    if let Some(network_data) = &given.network_data {
-        data.insert("networkdata".to_owned(), encode(network_data.clone().into_bytes()));
-    }
-    Value::Object(data)
-}
-
-fn encode(bytes: Vec<u8>) -> Value {
-    serde_json::to_value(ByteString(bytes)).unwrap_or_default()
+    let network_data = given.network_data.clone().map(String::into_bytes);
+    let values = [("userdata", Some(user_data)), ("networkdata", network_data)];
+    values.into_iter().filter_map(|(key, bytes)| Some((key.to_owned(), ByteString(bytes?)))).collect()
 }
 
 /// The whole object, for its first write.
-pub fn render(machine: &Machine, source: Option<&SecretBytes>) -> Value {
-    let given = machine.spec.cloud_init.clone().unwrap_or_default();
-    json!({
-        "metadata": {
-            "labels": labels(machine),
-            "annotations": {ANNOTATION_CONTENT: digest(machine, source.map(|source| source.0.as_slice()))},
-            "ownerReferences": [owner(machine)],
+pub fn render(resolved: &Resolved, given: &CloudInit, source: Option<&SecretBytes>) -> Secret {
+    Secret {
+        metadata: ObjectMeta {
+            labels: Some(labels(resolved)),
+            annotations: Some([(ANNOTATION_CONTENT.to_owned(), digest(&resolved.id, given, source))].into()),
+            owner_references: Some(vec![owner_reference(&resolved.id)]),
+            ..ObjectMeta::default()
         },
-        "type": "Opaque",
-        "data": data(&given, source),
-    })
+        type_: Some("Opaque".to_owned()),
+        data: Some(data(given, source)),
+        ..Secret::default()
+    }
 }
 
-/// Two parts as one MIME message, which cloud-init takes apart again. The boundary occurs in neither.
+/// Two parts as one MIME message, which cloud-init splits. The boundary is a digest, so neither part contains it.
 fn multipart(first: &[u8], second: &[u8]) -> Vec<u8> {
-    let digest: String = Sha256::new()
-        .chain_update(first)
-        .chain_update(second)
-        .finalize()
-        .iter()
-        .take(12)
-        .map(|byte| format!("{byte:02x}"))
-        .collect();
+    let digest = Sha256::new().chain_update(first).chain_update(second).finalize();
+    let digest = hex(digest.get(..12).unwrap_or_default());
     let boundary = format!("==={digest}===");
     let mut message =
         format!("Content-Type: multipart/mixed; boundary=\"{boundary}\"\nMIME-Version: 1.0\n").into_bytes();
@@ -90,7 +81,7 @@ fn multipart(first: &[u8], second: &[u8]) -> Vec<u8> {
     message
 }
 
-/// How cloud-init tells parts apart: by their first line.
+/// The type of a part. cloud-init recognizes it by the first line.
 fn content_type(part: &[u8]) -> &'static str {
     match part {
         part if part.starts_with(b"#cloud-config") => "text/cloud-config",
@@ -104,34 +95,39 @@ fn content_type(part: &[u8]) -> &'static str {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
-    fn machine(user_data: Option<&str>, network_data: Option<&str>) -> Machine {
-        let mut machine = Machine::default();
-        machine.metadata.uid = Some("u".to_owned());
-        machine.spec.cloud_init = Some(CloudInit {
-            user_data: user_data.map(str::to_owned),
-            network_data: network_data.map(str::to_owned),
-            secret_ref: None,
-        });
-        machine
-    }
-
     #[test]
-    fn the_digest_tells_every_part_apart() {
-        let all = [
-            digest(&machine(Some("a"), None), None),
-            digest(&machine(None, Some("a")), None),
-            digest(&machine(None, None), Some(b"a")),
-            digest(&machine(Some(""), None), None),
-            digest(&machine(Some("a"), Some("")), None),
+    fn the_digest_depends_on_every_part() {
+        let metadata = ObjectMeta {
+            namespace: Some("shop".to_owned()),
+            name: Some("web".to_owned()),
+            uid: Some("u".to_owned()),
+            ..ObjectMeta::default()
+        };
+        let id = MachineId::from_metadata(&metadata).unwrap();
+        let digest = |user_data: Option<&str>, network_data: Option<&str>, source: Option<&[u8]>| {
+            let given = CloudInit {
+                user_data: user_data.map(str::to_owned),
+                network_data: network_data.map(str::to_owned),
+                secret_ref: None,
+            };
+            digest(&id, &given, source.map(|bytes| SecretBytes(bytes.to_vec())).as_ref())
+        };
+        let digests = [
+            digest(Some("a"), None, None),
+            digest(None, Some("a"), None),
+            digest(None, None, Some(b"a")),
+            digest(Some(""), None, None),
+            digest(Some("a"), Some(""), None),
         ];
-        let different: std::collections::BTreeSet<_> = all.iter().collect();
-        assert_eq!(different.len(), all.len());
+        assert_eq!(digests.iter().collect::<BTreeSet<_>>().len(), digests.len());
     }
 
     #[test]
-    fn both_parts_are_in_order_and_typed() {
+    fn a_multipart_message_has_both_parts_in_order_with_their_types() {
         let message = String::from_utf8(multipart(b"#cloud-config\nusers: []\n", b"#!/bin/sh\ntrue\n")).unwrap();
         let config = message.find("text/cloud-config").unwrap();
         let script = message.find("text/x-shellscript").unwrap();

@@ -1,5 +1,5 @@
-//! The objects that a Machine becomes, one file per kind. Rendering cannot fail: everything that could go wrong was found
-//! by `resolve` or is a reference that `plan` looked up.
+//! The objects of a Machine, one file per kind. Rendering cannot fail: `resolve` found everything that is invalid, and
+//! `assessment` found every reference that is missing.
 
 pub mod cloud_init;
 pub mod network;
@@ -10,27 +10,24 @@ pub mod vm_types;
 use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
-use vitivirt_api::machine::{LABEL_CLUSTER, LABEL_MACHINE, LABEL_MANAGED_BY, MANAGED_BY, Machine};
+use vitivirt_api::machine::{API_VERSION, LABEL_CLUSTER, LABEL_MACHINE, LABEL_MANAGED_BY, MANAGED_BY, MachineId};
 
-/// The labels of everything that is made for a Machine.
-pub fn labels(machine: &Machine) -> BTreeMap<String, String> {
-    let mut labels: BTreeMap<String, String> = [
-        (LABEL_MANAGED_BY.to_owned(), MANAGED_BY.to_owned()),
-        (LABEL_MACHINE.to_owned(), machine.metadata.name.clone().unwrap_or_default()),
-    ]
-    .into();
-    let cluster = machine.metadata.labels.as_ref().and_then(|labels| labels.get(LABEL_CLUSTER));
-    labels.extend(cluster.map(|cluster| (LABEL_CLUSTER.to_owned(), cluster.clone())));
-    labels
+use crate::resolve::Resolved;
+
+/// The labels of every object that is created for a Machine.
+pub fn labels(resolved: &Resolved) -> BTreeMap<String, String> {
+    let own = [(LABEL_MANAGED_BY, MANAGED_BY), (LABEL_MACHINE, resolved.id.name())];
+    let cluster = resolved.cluster.as_deref().map(|cluster| (LABEL_CLUSTER, cluster));
+    own.into_iter().chain(cluster).map(|(key, value)| (key.to_owned(), value.to_owned())).collect()
 }
 
-/// The Machine as the controller of an object that goes with it.
-pub fn owner(machine: &Machine) -> OwnerReference {
+/// The Machine as the controller of an object that is deleted with it.
+pub fn owner_reference(machine: &MachineId) -> OwnerReference {
     OwnerReference {
-        api_version: "vitistack.io/v1alpha1".to_owned(),
+        api_version: API_VERSION.to_owned(),
         kind: "Machine".to_owned(),
-        name: machine.metadata.name.clone().unwrap_or_default(),
-        uid: machine.metadata.uid.clone().unwrap_or_default(),
+        name: machine.name().to_owned(),
+        uid: machine.uid().to_owned(),
         controller: Some(true),
         block_owner_deletion: Some(true),
     }

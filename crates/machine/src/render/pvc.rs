@@ -1,20 +1,28 @@
-//! The PersistentVolumeClaim of a disk.
+//! The PersistentVolumeClaim of a disk, and the VolumeImportSource that CDI fills it from.
 
 use std::collections::BTreeMap;
 
-use serde_json::{Value, json};
+use k8s_openapi::{
+    api::core::v1::{
+        PersistentVolumeClaim, PersistentVolumeClaimSpec, TypedObjectReference, VolumeResourceRequirements,
+    },
+    apimachinery::pkg::{api::resource::Quantity, apis::meta::v1::ObjectMeta},
+};
+use serde::Serialize;
 use sha2::{Digest, Sha256};
-use vitivirt_api::machine::{
-    ANNOTATION_SOURCE, LABEL_MACHINE_UID, LABEL_ON_DELETE, Machine, ON_DELETE_DELETE, ON_DELETE_RETAIN,
+use vitivirt_api::{
+    machine::{ANNOTATION_SOURCE, LABEL_MACHINE_UID, LABEL_ON_DELETE, ON_DELETE_DELETE, ON_DELETE_RETAIN},
+    text::hex,
 };
 
-use super::labels;
-use crate::resolve::{Content, OnDelete, Source};
+use super::{labels, owner_reference};
+use crate::resolve::{DiskBacking, OnDelete, PvcSource, Resolved};
 
-/// The labels by which a PVC is ours: it has no owner reference, so that no garbage collection can take data.
-pub fn pvc_labels(machine: &Machine, on_delete: OnDelete) -> BTreeMap<String, String> {
-    let mut labels = labels(machine);
-    labels.insert(LABEL_MACHINE_UID.to_owned(), machine.metadata.uid.clone().unwrap_or_default());
+/// The labels of a PVC. The UID label says which Machine it belongs to: a PVC has no owner reference, so that the
+/// garbage collector cannot delete data.
+pub fn pvc_labels(resolved: &Resolved, on_delete: OnDelete) -> BTreeMap<String, String> {
+    let mut labels = labels(resolved);
+    labels.insert(LABEL_MACHINE_UID.to_owned(), resolved.id.uid().to_owned());
     let on_delete = match on_delete {
         OnDelete::Delete => ON_DELETE_DELETE,
         OnDelete::Retain => ON_DELETE_RETAIN,
@@ -23,57 +31,90 @@ pub fn pvc_labels(machine: &Machine, on_delete: OnDelete) -> BTreeMap<String, St
     labels
 }
 
-/// The whole object, for its first write; none for a disk without a PVC. `class` is the class that was found.
-pub fn render(machine: &Machine, content: &Content, class: &str) -> Option<Value> {
-    let Content::Pvc { pvc, size, access_mode, volume_mode, source, on_delete, .. } = content else { return None };
-    let mut spec = json!({
-        "storageClassName": class,
-        "accessModes": [access_mode],
-        "volumeMode": volume_mode,
-        "resources": {"requests": {"storage": size.to_string()}},
-    });
-    let mut metadata = json!({"labels": pvc_labels(machine, *on_delete)});
-    if let (Some(source), Value::Object(fields), Value::Object(metadata)) = (source, &mut spec, &mut metadata) {
-        fields.insert("dataSourceRef".to_owned(), data_source(pvc, source));
-        metadata.insert("annotations".to_owned(), json!({ANNOTATION_SOURCE: source_digest(source)}));
-    }
-    Some(json!({"metadata": metadata, "spec": spec}))
+/// The whole object, for its first write; none for a disk without a PVC. `class` is the name of the StorageClass.
+pub fn render(resolved: &Resolved, backing: &DiskBacking, class: &str) -> Option<PersistentVolumeClaim> {
+    let DiskBacking::Pvc { pvc, size, access_mode, volume_mode, source, on_delete, .. } = backing else { return None };
+    let digest = source.as_ref().map(|source| [(ANNOTATION_SOURCE.to_owned(), source_digest(source))].into());
+    Some(PersistentVolumeClaim {
+        metadata: ObjectMeta {
+            labels: Some(pvc_labels(resolved, *on_delete)),
+            annotations: digest,
+            ..ObjectMeta::default()
+        },
+        spec: Some(PersistentVolumeClaimSpec {
+            storage_class_name: Some(class.to_owned()),
+            access_modes: Some(vec![access_mode.to_string()]),
+            volume_mode: Some(volume_mode.to_string()),
+            resources: Some(VolumeResourceRequirements {
+                requests: Some([("storage".to_owned(), Quantity(size.to_string()))].into()),
+                ..VolumeResourceRequirements::default()
+            }),
+            data_source_ref: source.as_ref().map(|source| data_source(pvc, source)),
+            ..PersistentVolumeClaimSpec::default()
+        }),
+        status: None,
+    })
 }
 
-/// Tells one source from another. A URL may hold a password, so none is written down where PVCs can be read.
-pub fn source_digest(source: &Source) -> String {
+/// Identifies a source. It is a digest because a URL may contain a password, and PVCs are widely readable.
+pub fn source_digest(source: &PvcSource) -> String {
     let (kind, place) = match source {
-        Source::Pvc(name) => ("pvc", name),
-        Source::Snapshot(name) => ("snapshot", name),
-        Source::Http(url) => ("http", url),
-        Source::Registry(url) => ("registry", url),
+        PvcSource::Pvc(name) => ("pvc", name),
+        PvcSource::Snapshot(name) => ("snapshot", name),
+        PvcSource::Http(url) => ("http", url),
+        PvcSource::Registry(url) => ("registry", url),
     };
     let digest = Sha256::new().chain_update(kind).chain_update([0]).chain_update(place).finalize();
-    digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect()
+    hex(digest.get(..8).unwrap_or_default())
 }
 
-fn data_source(pvc: &str, source: &Source) -> Value {
-    match source {
-        Source::Pvc(name) => json!({"kind": "PersistentVolumeClaim", "name": name}),
-        Source::Snapshot(name) => {
-            json!({"apiGroup": "snapshot.storage.k8s.io", "kind": "VolumeSnapshot", "name": name})
-        }
-        Source::Http(_) | Source::Registry(_) => {
-            json!({"apiGroup": "cdi.kubevirt.io", "kind": "VolumeImportSource", "name": pvc})
-        }
+fn data_source(pvc: &str, source: &PvcSource) -> TypedObjectReference {
+    let (api_group, kind, name) = match source {
+        PvcSource::Pvc(name) => (None, "PersistentVolumeClaim", name.as_str()),
+        PvcSource::Snapshot(name) => (Some("snapshot.storage.k8s.io"), "VolumeSnapshot", name.as_str()),
+        PvcSource::Http(_) | PvcSource::Registry(_) => (Some("cdi.kubevirt.io"), "VolumeImportSource", pvc),
+    };
+    TypedObjectReference {
+        api_group: api_group.map(str::to_owned),
+        kind: kind.to_owned(),
+        name: name.to_owned(),
+        namespace: None,
     }
 }
 
-/// CDI's description of where a disk's contents come from; none for other sources.
-pub fn import_source(machine: &Machine, content: &Content) -> Option<Value> {
-    let Content::Pvc { source, .. } = content else { return None };
+/// CDI's description of the content of a disk. Without `apiVersion` and `kind`, which the executor adds.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct VolumeImportSource {
+    pub metadata: ObjectMeta,
+    pub spec: VolumeImportSourceSpec,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct VolumeImportSourceSpec {
+    pub source: ImportFrom,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub enum ImportFrom {
+    Http { url: String },
+    Registry { url: String },
+}
+
+/// None for a source that CDI does not import.
+pub fn import_source(resolved: &Resolved, backing: &DiskBacking) -> Option<VolumeImportSource> {
+    let DiskBacking::Pvc { source, .. } = backing else { return None };
     let source = match source {
-        Some(Source::Http(url)) => json!({"http": {"url": url}}),
-        Some(Source::Registry(url)) => json!({"registry": {"url": url}}),
+        Some(PvcSource::Http(url)) => ImportFrom::Http { url: url.clone() },
+        Some(PvcSource::Registry(url)) => ImportFrom::Registry { url: url.clone() },
         _ => return None,
     };
-    Some(json!({
-        "metadata": {"labels": labels(machine), "ownerReferences": [super::owner(machine)]},
-        "spec": {"source": source},
-    }))
+    Some(VolumeImportSource {
+        metadata: ObjectMeta {
+            labels: Some(labels(resolved)),
+            owner_references: Some(vec![owner_reference(&resolved.id)]),
+            ..ObjectMeta::default()
+        },
+        spec: VolumeImportSourceSpec { source },
+    })
 }

@@ -1,28 +1,35 @@
-//! The VirtualMachine, and whether one that exists is what it should be.
+//! The VirtualMachine, and the difference between a live one and the desired one.
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::{Value, json};
-use vitivirt_api::Operation;
-use vitivirt_api::machine::{CLOUD_INIT_DISK, Machine};
+use vitivirt_api::{Operation, machine::CLOUD_INIT_DISK};
 
-use super::vm_types::{
-    Bootloader, CdromTarget, ClaimVolume, Clock, CloudInitNoCloud, ContainerDisk, Cpu, Devices, Disk, DiskTarget,
-    Domain, Efi, Empty, Features, Firmware, Hyperv, InstanceSpec, Interface, LocalReference, MachineType, Memory,
-    Multus, Network, Template, TemplateMetadata, Toggle, VirtualMachineSpec, Volume,
+use super::{
+    cloud_init, labels, owner_reference,
+    vm_types::{
+        Bootloader, CdromTarget, Clock, CloudInitNoCloud, ContainerDisk, Cpu, Devices, Disk, DiskTarget, Domain, Efi,
+        Empty, Features, Firmware, Hyperv, Interface, LocalReference, MachineType, Memory, Multus, Network, PvcVolume,
+        TemplateMetadata, Toggle, VirtualMachine, VirtualMachineSpec, VmiSpec, VmiTemplate, Volume,
+    },
 };
-use super::{cloud_init, labels, owner};
-use crate::resolve::{Attachment, BootKind, Content, DiskKind, Power, Resolved, ResolvedDisk};
+use crate::resolve::{
+    Attachment, BootKind, DiskBacking, DiskKind, PowerState, Resolved, ResolvedCloudInit, ResolvedDisk, ResolvedNetwork,
+};
 
 /// The whole object, for its first write.
-pub fn render(machine: &Machine, resolved: &Resolved) -> Value {
-    json!({
-        "metadata": {"labels": labels(machine), "ownerReferences": [owner(machine)]},
-        "spec": spec(machine, resolved),
-    })
+pub fn render(resolved: &Resolved) -> VirtualMachine {
+    VirtualMachine {
+        metadata: ObjectMeta {
+            labels: Some(labels(resolved)),
+            owner_references: Some(vec![owner_reference(&resolved.id)]),
+            ..ObjectMeta::default()
+        },
+        spec: spec(resolved),
+    }
 }
 
-pub fn spec(machine: &Machine, resolved: &Resolved) -> Value {
-    let name = machine.metadata.name.as_deref().unwrap_or_default();
-    let order = BootOrder::of(resolved);
+pub fn spec(resolved: &Resolved) -> VirtualMachineSpec {
+    let order = BootOrder::new(resolved);
     let mut disks: Vec<Disk> = resolved.disks.iter().map(|disk| render_disk(disk, order.disk(&disk.name))).collect();
     let mut volumes: Vec<Volume> = resolved.disks.iter().map(render_volume).collect();
     if let Some(cloud_init) = &resolved.cloud_init {
@@ -32,77 +39,75 @@ pub fn spec(machine: &Machine, resolved: &Resolved) -> Value {
             disk: Some(DiskTarget { bus: "virtio", readonly: false }),
             cdrom: None,
         });
-        let secret = LocalReference { name: cloud_init::secret_name(name) };
-        volumes.push(Volume {
-            cloud_init_no_cloud: Some(CloudInitNoCloud {
-                network_data_secret_ref: cloud_init.network_data.then(|| secret.clone()),
-                secret_ref: secret,
-            }),
-            ..empty_volume(CLOUD_INIT_DISK)
-        });
+        volumes.push(cloud_init_volume(resolved, cloud_init));
     }
-    let interfaces: Vec<Interface> = resolved
-        .networks
-        .iter()
-        .map(|network| Interface {
-            name: network.name.clone(),
-            boot_order: order.interface(&network.name),
-            model: network.model.clone(),
-            mac_address: network.mac.clone(),
-            masquerade: (network.attachment == Attachment::Pod).then_some(Empty {}),
-            bridge: (network.attachment != Attachment::Pod).then_some(Empty {}),
-        })
-        .collect();
-    let networks = resolved
-        .networks
-        .iter()
-        .map(|network| Network {
-            name: network.name.clone(),
-            pod: (network.attachment == Attachment::Pod).then_some(Empty {}),
-            multus: network.configuration().map(|name| Multus { network_name: name.to_owned() }),
-        })
-        .collect();
+    VirtualMachineSpec {
+        run_strategy: match resolved.power {
+            PowerState::Running => "Always",
+            PowerState::Stopped => "Halted",
+        },
+        template: VmiTemplate {
+            metadata: TemplateMetadata { labels: labels(resolved) },
+            spec: VmiSpec { domain: domain(resolved, disks, &order), networks: networks(resolved), volumes },
+        },
+    }
+}
+
+fn domain(resolved: &Resolved, disks: Vec<Disk>, order: &BootOrder<'_>) -> Domain {
     let multiqueue = resolved.cpu.cpus() > 1 && resolved.networks.iter().any(|network| network.model == "virtio");
     let toggle = |enabled| Toggle { enabled };
-    let spec = VirtualMachineSpec {
-        run_strategy: match resolved.power {
-            Power::Running => "Always",
-            Power::Stopped => "Halted",
+    Domain {
+        cpu: Cpu { cores: resolved.cpu.cores, threads: resolved.cpu.threads, sockets: resolved.cpu.sockets },
+        memory: Memory { guest: resolved.memory.to_string() },
+        devices: Devices { disks, interfaces: interfaces(resolved, order), network_interface_multiqueue: multiqueue },
+        machine: MachineType { kind: resolved.machine_type.clone() },
+        features: Features {
+            acpi: resolved.acpi.map(toggle),
+            apic: resolved.apic.map(toggle),
+            hyperv: resolved.hyperv.then(Hyperv::default),
+            smm: resolved.secure_boot.then(|| toggle(true)),
         },
-        template: Template {
-            metadata: TemplateMetadata { labels: labels(machine) },
-            spec: InstanceSpec {
-                domain: Domain {
-                    cpu: Cpu {
-                        cores: resolved.cpu.cores,
-                        threads: resolved.cpu.threads,
-                        sockets: resolved.cpu.sockets,
-                    },
-                    memory: Memory { guest: resolved.memory.to_string() },
-                    devices: Devices { disks, interfaces, network_interface_multiqueue: multiqueue },
-                    machine: MachineType { kind: resolved.machine_type.clone() },
-                    features: Features {
-                        acpi: resolved.acpi.map(toggle),
-                        apic: resolved.apic.map(toggle),
-                        hyperv: resolved.hyperv.then(Hyperv::default),
-                        smm: resolved.secure_boot.then(|| toggle(true)),
-                    },
-                    firmware: Firmware {
-                        // KubeVirt would choose both and write them into the VM; ours survive a VM that is made anew.
-                        uuid: machine.metadata.uid.clone().unwrap_or_default(),
-                        serial: machine.metadata.uid.clone().unwrap_or_default(),
-                        bootloader: resolved
-                            .efi
-                            .then_some(Bootloader { efi: Efi { secure_boot: resolved.secure_boot } }),
-                    },
-                    clock: resolved.hyperv.then(Clock::default),
-                },
-                networks,
-                volumes,
-            },
+        firmware: Firmware {
+            // Otherwise KubeVirt chooses both and writes them into the VM, and a VM that is created again gets new
+            // ones.
+            uuid: resolved.id.uid().to_owned(),
+            serial: resolved.id.uid().to_owned(),
+            bootloader: resolved.efi.then_some(Bootloader { efi: Efi { secure_boot: resolved.secure_boot } }),
         },
+        clock: resolved.hyperv.then(Clock::default),
+    }
+}
+
+fn interfaces(resolved: &Resolved, order: &BootOrder<'_>) -> Vec<Interface> {
+    let interface = |network: &ResolvedNetwork| Interface {
+        name: network.name.clone(),
+        boot_order: order.interface(&network.name),
+        model: network.model.clone(),
+        mac_address: network.mac.clone(),
+        masquerade: (network.attachment == Attachment::Pod).then_some(Empty {}),
+        bridge: (network.attachment != Attachment::Pod).then_some(Empty {}),
     };
-    serde_json::to_value(spec).unwrap_or_default()
+    resolved.networks.iter().map(interface).collect()
+}
+
+fn networks(resolved: &Resolved) -> Vec<Network> {
+    let network = |network: &ResolvedNetwork| Network {
+        name: network.name.clone(),
+        pod: (network.attachment == Attachment::Pod).then_some(Empty {}),
+        multus: network.configuration().map(|name| Multus { network_name: name.to_owned() }),
+    };
+    resolved.networks.iter().map(network).collect()
+}
+
+fn cloud_init_volume(resolved: &Resolved, cloud_init: &ResolvedCloudInit) -> Volume {
+    let secret = LocalReference { name: cloud_init::secret_name(resolved.id.name()) };
+    Volume {
+        cloud_init_no_cloud: Some(CloudInitNoCloud {
+            network_data_secret_ref: cloud_init.network_data.then(|| secret.clone()),
+            secret_ref: secret,
+        }),
+        ..empty_volume(CLOUD_INIT_DISK)
+    }
 }
 
 fn render_disk(disk: &ResolvedDisk, boot_order: Option<u32>) -> Disk {
@@ -111,7 +116,7 @@ fn render_disk(disk: &ResolvedDisk, boot_order: Option<u32>) -> Disk {
         name: disk.name.clone(),
         boot_order,
         disk: (disk.kind == DiskKind::Disk).then_some(target),
-        // A CD drive has no virtio.
+        // virtio has no CD drives.
         cdrom: (disk.kind == DiskKind::Cdrom).then_some(CdromTarget { bus: "sata" }),
     }
 }
@@ -121,18 +126,17 @@ fn empty_volume(name: &str) -> Volume {
 }
 
 fn render_volume(disk: &ResolvedDisk) -> Volume {
-    match &disk.content {
-        Content::ContainerDisk { image } => {
+    match &disk.backing {
+        DiskBacking::ContainerDisk { image } => {
             Volume { container_disk: Some(ContainerDisk { image: image.clone() }), ..empty_volume(&disk.name) }
         }
-        Content::Pvc { pvc, .. } => Volume {
-            persistent_volume_claim: Some(ClaimVolume { claim_name: pvc.clone() }),
-            ..empty_volume(&disk.name)
-        },
+        DiskBacking::Pvc { pvc, .. } => {
+            Volume { persistent_volume_claim: Some(PvcVolume { claim_name: pvc.clone() }), ..empty_volume(&disk.name) }
+        }
     }
 }
 
-/// Which device boots when. Without a wish only the boot disk has a number.
+/// The boot order of the devices. Without a `bootOrder` in the spec, only the boot disk has one.
 struct BootOrder<'a> {
     disks: Vec<&'a str>,
     interfaces: Vec<&'a str>,
@@ -140,9 +144,9 @@ struct BootOrder<'a> {
 }
 
 impl<'a> BootOrder<'a> {
-    fn of(resolved: &'a Resolved) -> Self {
+    fn new(resolved: &'a Resolved) -> Self {
         let of_kind = |kind| resolved.disks.iter().filter(move |disk| disk.kind == kind).map(|disk| disk.name.as_str());
-        // The boot disk is the one named root, else the first.
+        // The boot disk is the disk named root, else the first disk.
         let mut hard: Vec<&str> = of_kind(DiskKind::Disk).collect();
         hard.sort_by_key(|name| *name != "root");
         if resolved.boot_order.is_empty() {
@@ -175,12 +179,12 @@ impl<'a> BootOrder<'a> {
     }
 }
 
-/// A VM's spec without what KubeVirt adds by itself: what is left can be compared with [`spec`].
+/// A VM's spec without the defaults that KubeVirt adds, so that it can be compared with [`spec`].
 pub fn without_defaults(mut spec: Value) -> Value {
     remove(&mut spec, "/template/metadata", "creationTimestamp");
     remove(&mut spec, "/template/metadata/annotations", "kubevirt.io/pci-topology-version");
     remove(&mut spec, "/template/spec", "architecture");
-    // What KubeVirt's types write down although nothing is in it.
+    // KubeVirt serializes these even if they are empty.
     for (parent, key) in [
         ("/template/metadata", "annotations"),
         ("/template/spec/domain", "resources"),
@@ -193,18 +197,18 @@ pub fn without_defaults(mut spec: Value) -> Value {
     spec
 }
 
-/// What turns `live` into `wanted`, without touching what KubeVirt added around it: replacing the whole spec would take
-/// its defaults away, and some of them are the guest's hardware.
-pub fn changes(live: &Value, wanted: &Value) -> Vec<Operation> {
+/// The operations that turn `live` into `desired` and keep what KubeVirt added: replacing the whole spec would remove
+/// KubeVirt's defaults, and some of them are hardware of the guest.
+pub fn changes(live: &Value, desired: &Value) -> Vec<Operation> {
     let mut operations = Vec::new();
-    collect("/spec", live, wanted, &mut operations);
+    collect("/spec", live, desired, &mut operations);
     operations
 }
 
-fn collect(path: &str, live: &Value, wanted: &Value, operations: &mut Vec<Operation>) {
-    let (Value::Object(have), Value::Object(want)) = (live, wanted) else {
-        if live != wanted {
-            operations.push(Operation::set(path, wanted.clone()));
+fn collect(path: &str, live: &Value, desired: &Value, operations: &mut Vec<Operation>) {
+    let (Value::Object(have), Value::Object(want)) = (live, desired) else {
+        if live != desired {
+            operations.push(Operation::set(path, desired.clone()));
         }
         return;
     };

@@ -1,20 +1,28 @@
-//! The part of KubeVirt's VirtualMachine that a Machine can become. Field names are KubeVirt's.
+//! The fields of KubeVirt's VirtualMachine that a Machine sets. Names of fields are KubeVirt's.
 
 use std::collections::BTreeMap;
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::Serialize;
+
+/// Without `apiVersion` and `kind`, which the executor adds.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct VirtualMachine {
+    pub metadata: ObjectMeta,
+    pub spec: VirtualMachineSpec,
+}
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VirtualMachineSpec {
     pub run_strategy: &'static str,
-    pub template: Template,
+    pub template: VmiTemplate,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Template {
+pub struct VmiTemplate {
     pub metadata: TemplateMetadata,
-    pub spec: InstanceSpec,
+    pub spec: VmiSpec,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -23,7 +31,7 @@ pub struct TemplateMetadata {
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct InstanceSpec {
+pub struct VmiSpec {
     pub domain: Domain,
     pub networks: Vec<Network>,
     pub volumes: Vec<Volume>,
@@ -101,7 +109,7 @@ pub struct Interface {
     pub bridge: Option<Empty>,
 }
 
-/// `{}`
+/// The empty object `{}`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Empty {}
 
@@ -171,7 +179,7 @@ pub struct Efi {
     pub secure_boot: bool,
 }
 
-/// What Windows wants of its clock.
+/// Clock settings for Windows guests.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Clock {
     pub utc: Empty,
@@ -228,7 +236,7 @@ pub struct Multus {
 pub struct Volume {
     pub name: String,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub persistent_volume_claim: Option<ClaimVolume>,
+    pub persistent_volume_claim: Option<PvcVolume>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub container_disk: Option<ContainerDisk>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -237,7 +245,7 @@ pub struct Volume {
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct ClaimVolume {
+pub struct PvcVolume {
     pub claim_name: String,
 }
 

@@ -1,16 +1,20 @@
-//! The conditions beside Ready: each says how one part of the machine is, whatever the others do.
+//! The conditions other than Ready. Each describes one part of the machine, independently of the others.
 
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
-use vitivirt_api::machine::machine_reason as reason;
+use vitivirt_api::machine::{PvcPhase, VmiPhase, machine_reason as reason};
 
-use crate::assessment::Assessment;
-use crate::changes::{is_seeded_otherwise, waiting};
-use crate::observed::{Observed, PvcView};
-use crate::report::summary::Summary;
-use crate::resolve::Content;
+use super::summary::Summary;
+use crate::{
+    assessment::Assessment,
+    changes::{pending_restart_fields, user_data_outdated},
+    observed::{Observed, PvcView, VmiView},
+    resolve::DiskBacking,
+};
+
+const NOT_EVALUATED: &str = "Not evaluated: the spec is invalid, see condition Ready";
 
 pub(super) fn virtual_machine(observed: &Observed, summary: &Summary) -> (bool, &'static str, String) {
-    let running = observed.vmi.as_ref().is_some_and(|vmi| vmi.phase == "Running");
+    let running = observed.vmi.as_ref().is_some_and(VmiView::is_running);
     match (&observed.vm, summary.reason) {
         (_, reason::VM_FAILED) => (false, reason::VM_FAILED, summary.message.clone()),
         (Some(_), _) if summary.ready || running => (true, reason::VM_CREATED, summary.message.clone()),
@@ -26,31 +30,29 @@ pub(super) fn storage(observed: &Observed, assessment: &Assessment) -> (bool, &'
     }
     match pending_pvcs(observed, assessment) {
         Some(pending) => (false, reason::PVC_PENDING, pending.message),
-        None if assessment.resolved.is_none() => {
-            (false, reason::PVC_PENDING, "the spec cannot be understood yet".to_owned())
-        }
-        None => (true, reason::PVC_BOUND, "every disk has its storage".to_owned()),
+        None if assessment.resolved.is_none() => (false, reason::PVC_PENDING, NOT_EVALUATED.to_owned()),
+        None => (true, reason::PVC_BOUND, "All disks have their storage".to_owned()),
     }
 }
 
-/// Claims that are not bound yet.
-pub(super) struct Pending {
-    /// Which, and why that may be.
+/// PVCs that are not bound yet.
+pub(super) struct PendingPvcs {
+    /// Their names, and what each waits for.
     pub(super) message: String,
-    /// One of them waits for nothing but its volume, and has for long.
+    /// One of them waits only for its volume, for longer than [`PROVISIONING`].
     pub(super) overdue: bool,
 }
 
-/// How long the storage may take to make an empty volume before that is an error. To fill one may take hours.
+/// How long the storage may take to create an empty volume before that is an error. Filling a volume may take hours.
 const PROVISIONING: SignedDuration = SignedDuration::from_mins(1);
 
-pub(super) fn pending_pvcs(observed: &Observed, assessment: &Assessment) -> Option<Pending> {
+pub(super) fn pending_pvcs(observed: &Observed, assessment: &Assessment) -> Option<PendingPvcs> {
     let resolved = assessment.resolved.as_ref()?;
     let (mut pending, mut overdue) = (Vec::new(), false);
     for disk in &resolved.disks {
-        let Content::Pvc { pvc, .. } = &disk.content else { continue };
+        let DiskBacking::Pvc { pvc, .. } = &disk.backing else { continue };
         let view = observed.pvcs.get(pvc);
-        if view.is_some_and(|view| view.phase == "Bound") {
+        if view.is_some_and(|view| view.phase == PvcPhase::Bound) {
             continue;
         }
         let class = view.and_then(|view| view.storage_class.as_deref());
@@ -58,17 +60,17 @@ pub(super) fn pending_pvcs(observed: &Observed, assessment: &Assessment) -> Opti
             observed.storage_classes.iter().any(|known| Some(known.name.as_str()) == class && known.waits_for_consumer);
         overdue |= !waits && view.is_some_and(|view| is_overdue(observed, view));
         pending.push(match (view, waits) {
-            (None, _) => format!("{pvc} is being made"),
+            (None, _) => format!("PVC {pvc} is being created"),
             (Some(_), true) => {
-                format!("{pvc} is bound when the machine's pod has been scheduled (WaitForFirstConsumer)")
+                format!("PVC {pvc} is bound when the pod of the machine is scheduled (WaitForFirstConsumer)")
             }
             (Some(_), false) => format!(
-                "{pvc} waits for a volume of StorageClass {}; see `kubectl describe pvc {pvc}`",
+                "PVC {pvc} waits for a volume of StorageClass {}; see `kubectl describe pvc {pvc}`",
                 class.unwrap_or_default()
             ),
         });
     }
-    (!pending.is_empty()).then(|| Pending { message: pending.join("; "), overdue })
+    (!pending.is_empty()).then(|| PendingPvcs { message: pending.join("; "), overdue })
 }
 
 fn is_overdue(observed: &Observed, pvc: &PvcView) -> bool {
@@ -82,29 +84,29 @@ pub(super) fn network(observed: &Observed, assessment: &Assessment) -> (bool, &'
     if let Some(problem) = assessment.blocker.as_ref().filter(|problem| about_networks.contains(&problem.reason)) {
         return (false, reason::NETWORK_FAILED, problem.message.clone());
     }
-    let missing = observed.network_names().into_iter().find(|name| !observed.attachments.contains_key(*name));
+    let missing = observed.network_names().into_iter().find(|name| !observed.network_attachments.contains_key(*name));
     match (missing, &assessment.resolved) {
-        (_, None) => (false, reason::NETWORK_FAILED, "the spec cannot be understood yet".to_owned()),
+        (_, None) => (false, reason::NETWORK_FAILED, NOT_EVALUATED.to_owned()),
         (Some(name), _) => {
-            (false, reason::NETWORK_FAILED, format!("the NetworkAttachmentDefinition {name} is being made"))
+            (false, reason::NETWORK_FAILED, format!("NetworkAttachmentDefinition {name} is being created"))
         }
-        (None, Some(_)) => (true, reason::NETWORK_CONFIGURED, "every interface has its network".to_owned()),
+        (None, Some(_)) => (true, reason::NETWORK_CONFIGURED, "All interfaces have their network".to_owned()),
     }
 }
 
-/// What was changed and waits for a restart. KubeVirt knows whether the guest's hardware does; which fields those are is
-/// what differs between the VM and the guest that runs.
-pub(super) fn restart(observed: &Observed) -> Option<(&'static str, String)> {
+/// Changes that wait for a restart. KubeVirt reports whether a change of the hardware waits; the difference between
+/// the VM and the running VMI shows which fields.
+pub(super) fn restart_required(observed: &Observed) -> Option<(&'static str, String)> {
     let (vm, vmi) = (observed.vm.as_ref()?, observed.vmi.as_ref()?);
-    let seeded_otherwise = is_seeded_otherwise(observed);
-    let runs = !vmi.deleting && !matches!(vmi.phase.as_str(), "Succeeded" | "Failed");
-    if !(runs && (vm.restart_required || seeded_otherwise)) {
+    let active = !vmi.deleting && !matches!(vmi.phase, VmiPhase::Succeeded | VmiPhase::Failed);
+    if !(active && (vm.restart_required || user_data_outdated(observed))) {
         return None;
     }
-    // What KubeVirt still plugs in does not wait.
-    let waiting = waiting(observed).into_iter().filter(|field| vm.restart_required || field == "spec.cloudInit");
-    let fields: Vec<String> = waiting.collect();
+    // Without KubeVirt's report, KubeVirt may still hotplug the other fields.
+    let waits = |field: &String| vm.restart_required || field == "spec.cloudInit";
+    let fields: Vec<String> = pending_restart_fields(observed).into_iter().filter(waits).collect();
     let what = if fields.is_empty() { "a change".to_owned() } else { fields.join(", ") };
-    let message = format!("waits for the machine's restart: {what}; `virtctl restart {}` does it", observed.name());
+    let message =
+        format!("Waiting for a restart of the machine: {what}; restart it with `virtctl restart {}`", observed.name());
     Some((reason::PENDING_RESTART, message))
 }

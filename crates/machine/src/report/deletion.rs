@@ -1,43 +1,48 @@
-//! What to say about a Machine that is to go: nothing while it goes quickly, what it waits for when it does not, and at
-//! once what holds it up. Only the conditions speak; the rest of the status stays as it was when there was a machine.
+//! The report about a Machine that is being deleted: nothing while the deletion is quick, what it waits for if it is
+//! not, and failures immediately. Only the condition Ready and the diagnosis change; the rest of the status stays.
 
 use std::time::Duration;
 
-use vitivirt_api::machine::{condition_type, phase};
-use vitivirt_api::{ConditionStatus, Outcome, Plan, Report, Stop, Wait, set_condition};
+use vitivirt_api::{
+    ConditionStatus, Outcome, Plan, Report, Stop, Wait,
+    machine::{MachinePhase, MachineStatus, condition_type},
+    set_condition,
+};
 
-use super::finish;
-use super::refusal::explain;
-use super::summary::{Summary, not_ready};
+use super::{
+    build_report,
+    failures::classify_failure,
+    summary::{Summary, not_ready},
+};
 use crate::observed::Observed;
 
-/// A deletion that is quicker than this is not worth a write.
+/// A quicker deletion is not worth a status write.
 const VISIBLE_AFTER: Duration = Duration::from_secs(2);
 
-pub(super) fn report(observed: &Observed, outcome: &Outcome) -> Report {
+pub(super) fn report(observed: &Observed, outcome: &Outcome) -> Report<MachineStatus> {
     match &outcome.stop {
-        Stop::Waiting { wait, .. } => waiting(observed, wait),
-        Stop::Failed { step, failure } => explain(failure).map_or_else(Report::default, |(reason, words)| {
-            let message = format!("the Machine is being deleted, but the {step} is held up: {words}");
-            told(observed, &not_ready(phase::CREATING, reason, message))
+        Stop::Waiting { wait, .. } => waiting_report(observed, wait),
+        Stop::Failed { step, failure } => classify_failure(failure).map_or_else(Report::default, |(reason, error)| {
+            let message = format!("Machine is being deleted, but the {step} failed: {error}");
+            ready_false_report(observed, &not_ready(MachinePhase::Creating, reason, message))
         }),
         Stop::Done | Stop::NameConflict { .. } => Report::default(),
     }
 }
 
-fn waiting(observed: &Observed, wait: &Wait) -> Report {
+fn waiting_report(observed: &Observed, wait: &Wait) -> Report<MachineStatus> {
     let since = observed.machine.metadata.deletion_timestamp.as_ref().map_or(observed.now, |time| time.0);
     let waited = observed.now.duration_since(since);
     let remaining = VISIBLE_AFTER.saturating_sub(Duration::try_from(waited).unwrap_or_default());
     if !remaining.is_zero() {
-        // The deletion timestamp has whole seconds: a little later is surely late enough.
+        // The deletion timestamp has whole seconds, so the requeue adds a margin.
         return Report { requeue_after: Some(remaining + Duration::from_millis(100)), ..Report::default() };
     }
-    let message = format!("the Machine is being deleted: {}", wait.message);
-    told(observed, &not_ready(phase::CREATING, wait.reason, message))
+    let message = format!("Machine is being deleted: {}", wait.message);
+    ready_false_report(observed, &not_ready(MachinePhase::Creating, wait.reason, message))
 }
 
-fn told(observed: &Observed, summary: &Summary) -> Report {
+fn ready_false_report(observed: &Observed, summary: &Summary) -> Report<MachineStatus> {
     let mut status = observed.machine.status.clone().unwrap_or_default();
     status.diagnosis = Some(summary.message.clone());
     set_condition(
@@ -49,5 +54,5 @@ fn told(observed: &Observed, summary: &Summary) -> Report {
         observed.machine.metadata.generation,
         observed.now,
     );
-    finish(observed, &Plan::default(), status, summary)
+    build_report(observed, &Plan::default(), status, summary)
 }

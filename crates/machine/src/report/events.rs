@@ -1,12 +1,14 @@
-//! Events on every transition and every error; none at steady state.
+//! Events: one for every change of phase, readiness or reason, none while nothing changes.
 
-use vitivirt_api::machine::{MachineStatus, condition_type, machine_reason as reason};
-use vitivirt_api::{EventKind, EventRecord, EventSubject, Plan};
+use vitivirt_api::{
+    EventKind, EventRecord, EventSubject, Plan,
+    machine::{API_VERSION, MachineStatus, condition_type, machine_reason as reason},
+};
 
-use crate::observed::Observed;
-use crate::report::summary::Summary;
+use super::summary::Summary;
+use crate::{observed::Observed, plan::step};
 
-pub(super) fn of(
+pub(super) fn events(
     observed: &Observed,
     plan: &Plan,
     previous: &MachineStatus,
@@ -17,59 +19,62 @@ pub(super) fn of(
         let condition = status.conditions.iter().find(|condition| condition.type_ == condition_type::READY);
         condition.map(|condition| (condition.status.clone(), condition.reason.clone()))
     };
-    let mut notes: Vec<EventRecord> =
+    let mut events: Vec<EventRecord> =
         [power_restored(observed, plan), restart_required(observed, previous, status)].into_iter().flatten().collect();
     let changed = previous.phase != status.phase || ready(previous) != ready(status);
     if !changed {
-        return notes;
+        return events;
     }
-    notes.push(EventRecord {
-        about: about(observed),
+    events.push(EventRecord {
+        about: subject(observed),
         kind: if summary.error { EventKind::Warning } else { EventKind::Normal },
         reason: summary.reason,
         action: if plan.write_count() > 0 { "Reconcile" } else { "Observe" },
         message: summary.message.clone(),
     });
-    notes
+    events
 }
 
-fn about(observed: &Observed) -> EventSubject {
+fn subject(observed: &Observed) -> EventSubject {
     EventSubject {
-        api_version: "vitistack.io/v1alpha1".to_owned(),
+        api_version: API_VERSION.to_owned(),
         kind: "Machine".to_owned(),
-        key: observed.key(observed.name()),
+        key: observed.id.key(),
         uid: observed.uid().to_owned(),
     }
 }
 
-/// Somebody started or stopped the VM by hand. Whoever did it should learn why it did not last.
+/// A user started or stopped the VM directly. The event explains why the operator reverts that.
 fn power_restored(observed: &Observed, plan: &Plan) -> Option<EventRecord> {
-    let writes_vm = plan.steps.iter().any(|step| step.name == crate::plan::step::VIRTUAL_MACHINE);
+    let writes_vm = plan.steps.iter().any(|step| step.name == step::VIRTUAL_MACHINE);
     let found = observed.vm.as_ref().filter(|_| writes_vm)?.spec.get("runStrategy")?.as_str()?;
-    let (wanted, state) = match observed.machine.spec.power_state.as_deref() {
+    let (desired, state) = match observed.machine.spec.power_state.as_deref() {
         Some("Stopped") => ("Halted", "Stopped"),
         _ => ("Always", "Running"),
     };
-    // An edit of powerState itself changes the generation; then nobody contradicted it.
+    // An edit of powerState changes the generation. Then the difference is the edit.
     let edited = observed.machine.status.as_ref().and_then(|status| status.observed_generation)
         != observed.machine.metadata.generation;
-    (found != wanted && !edited).then(|| EventRecord {
-        about: about(observed),
+    (found != desired && !edited).then(|| EventRecord {
+        about: subject(observed),
         kind: EventKind::Normal,
         reason: reason::POWER_STATE_RESTORED,
         action: "Reconcile",
-        message: format!("the VirtualMachine's runStrategy was {found} and is {wanted} again, because powerState is {state}; change powerState instead"),
+        message: format!(
+            "VirtualMachine has runStrategy {found}; the operator sets it back to {desired} because powerState is {state}; \
+             change powerState instead"
+        ),
     })
 }
 
-/// Once, when something begins to wait for a restart.
+/// Once, when the first change waits for a restart.
 fn restart_required(observed: &Observed, previous: &MachineStatus, status: &MachineStatus) -> Option<EventRecord> {
     let find = |status: &'_ MachineStatus| {
         status.conditions.iter().find(|have| have.type_ == condition_type::RESTART_REQUIRED).cloned()
     };
     let condition = find(status).filter(|_| find(previous).is_none())?;
     Some(EventRecord {
-        about: about(observed),
+        about: subject(observed),
         kind: EventKind::Normal,
         reason: reason::PENDING_RESTART,
         action: "Observe",

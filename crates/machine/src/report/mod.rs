@@ -1,77 +1,79 @@
-//! What to say about a Machine: status, conditions, diagnosis, events, and when to look again. It is always computed from
-//! everything that was seen, also after an error, and written only if it says something new.
+//! The report about a Machine: status, conditions, diagnosis, events and requeue time. It is always computed from the
+//! whole observed state, also after an error, and written only if it changed.
 
 mod conditions;
 mod deletion;
 mod events;
-mod refusal;
+mod failures;
 mod summary;
 
 use std::time::Duration;
 
-use serde_json::Value;
-use vitivirt_api::machine::{EffectiveResources, MachineStatus, condition_type};
-use vitivirt_api::{ConditionStatus, Outcome, Plan, Report, StatusWrite, set_condition};
+use vitivirt_api::{
+    ConditionStatus, Outcome, Plan, Report, StatusWrite,
+    machine::{EffectiveResources, MachineStatus, condition_type},
+    set_condition,
+};
 
-use crate::assessment::{Assessment, assess};
-use crate::observed::{Observed, SourceView};
-use summary::{Summary, summarize};
+use self::summary::{Summary, summarize};
+use crate::{
+    assessment::{Assessed, Assessment},
+    observed::{Observed, SourceView},
+};
 
-/// What a guest reports is not ours: no more of it than this reaches the status.
-const MOST_ADDRESSES: usize = 16;
-/// How soon a permission that was missing is tried again.
-const ASK_AGAIN: Duration = Duration::from_secs(10);
+/// The guest reports its addresses, so their number has a limit.
+const MAX_ADDRESSES: usize = 16;
+/// The delay before a missing permission is tried again.
+const PERMISSION_RETRY: Duration = Duration::from_secs(10);
 
-pub fn report(observed: &Observed, plan: &Plan, outcome: &Outcome) -> Report {
+pub fn report(assessed: &Assessed, plan: &Plan, outcome: &Outcome) -> Report<MachineStatus> {
+    let (observed, assessment) = (assessed.observed(), assessed.assessment());
     if observed.is_deleting() {
         return deletion::report(observed, outcome);
     }
-    let assessment = assess(observed);
-    let Some(summary) = summarize(observed, &assessment, outcome) else { return Report::default() };
-    let status = status(observed, &assessment, &summary);
-    finish(observed, plan, status, &summary)
+    let Some(summary) = summarize(observed, assessment, outcome) else { return Report::default() };
+    let status = status(observed, assessment, &summary);
+    build_report(observed, plan, status, &summary)
 }
 
-fn finish(observed: &Observed, plan: &Plan, status: MachineStatus, summary: &Summary) -> Report {
+fn build_report(observed: &Observed, plan: &Plan, status: MachineStatus, summary: &Summary) -> Report<MachineStatus> {
     let previous = observed.machine.status.clone().unwrap_or_default();
     Report {
-        events: events::of(observed, plan, &previous, &status, summary),
-        status: Some(write(observed, &previous, status)),
-        // Granting a permission wakes nobody.
-        requeue_after: matches!(observed.source, SourceView::Forbidden(_)).then_some(ASK_AGAIN),
+        events: events::events(observed, plan, &previous, &status, summary),
+        status: Some(status_write(observed, previous, status)),
+        // Granting a permission triggers no reconcile.
+        requeue_after: matches!(observed.source, SourceView::Forbidden(_)).then_some(PERMISSION_RETRY),
         error: summary.error.then_some(summary.reason),
     }
 }
 
-/// The two fields that would change with every write change only when something else does.
-fn write(observed: &Observed, previous: &MachineStatus, mut desired: MachineStatus) -> StatusWrite {
+/// `lastUpdated` and `resourceVersion` change only if another field does. Otherwise every report would be a write.
+fn status_write(
+    observed: &Observed,
+    previous: MachineStatus,
+    mut desired: MachineStatus,
+) -> StatusWrite<MachineStatus> {
     desired.last_updated.clone_from(&previous.last_updated);
     desired.resource_version.clone_from(&previous.resource_version);
-    if desired != *previous {
+    if desired != previous {
         desired.last_updated = Some(observed.now.strftime("%Y-%m-%dT%H:%M:%SZ").to_string());
         desired.resource_version.clone_from(&observed.machine.metadata.resource_version);
     }
-    let value = |status: &MachineStatus| serde_json::to_value(status).unwrap_or(Value::Null);
-    StatusWrite {
-        target: observed.machine_target(),
-        uid: observed.uid().to_owned(),
-        observed: value(previous),
-        desired: value(&desired),
-    }
+    StatusWrite { target: observed.machine_target(), uid: observed.uid().to_owned(), observed: previous, desired }
 }
 
 fn status(observed: &Observed, assessment: &Assessment, summary: &Summary) -> MachineStatus {
     let previous = observed.machine.status.clone().unwrap_or_default();
     let generation = observed.machine.metadata.generation;
-    let vm = observed.vm.as_ref().filter(|vm| vm.controller_uid.as_deref() == Some(observed.uid()));
+    let vm = observed.own_vm();
     let vmi = vm.and(observed.vmi.as_ref());
     let mut status = MachineStatus {
-        phase: Some(summary.phase.to_owned()),
+        phase: Some(summary.phase),
         conditions: previous.conditions,
         diagnosis: (!summary.ready).then(|| summary.message.clone()),
         vm_name: vm.map(|_| observed.name().to_owned()),
         vmi_name: vmi.map(|_| observed.name().to_owned()),
-        ip_addresses: vmi.map(|vmi| vmi.addresses.iter().take(MOST_ADDRESSES).cloned().collect()).unwrap_or_default(),
+        ip_addresses: vmi.map(|vmi| vmi.addresses.iter().take(MAX_ADDRESSES).cloned().collect()).unwrap_or_default(),
         node_name: vmi.and_then(|vmi| vmi.node.clone()),
         resources: assessment
             .resolved
@@ -99,7 +101,7 @@ fn status(observed: &Observed, assessment: &Assessment, summary: &Summary) -> Ma
     set(condition_type::STORAGE_READY, is, reason, &message);
     let (is, reason, message) = conditions::network(observed, assessment);
     set(condition_type::NETWORK_READY, is, reason, &message);
-    match conditions::restart(observed) {
+    match conditions::restart_required(observed) {
         Some((reason, message)) => set(condition_type::RESTART_REQUIRED, true, reason, &message),
         None => status.conditions.retain(|condition| condition.type_ != condition_type::RESTART_REQUIRED),
     }

@@ -1,204 +1,210 @@
-//! Phase, Ready and the one sentence about it: a walk from the Machine to its VM, guest, pod and PVCs that stops at the
-//! first thing that explains why the machine is not running.
+//! Phase, condition Ready and its message. The code follows the chain from the Machine to its VM, VMI, pod and PVCs and
+//! stops at the first object that explains why the machine is not running.
 
-use vitivirt_api::machine::{machine_reason as reason, phase};
-use vitivirt_api::{Body, ErrorClass, Failure, Outcome, Stop, Target};
+use vitivirt_api::{
+    Body, ErrorClass, Failure, Outcome, Stop, Target,
+    machine::{MachinePhase, PrintableStatus, machine_reason as reason},
+};
 
-use crate::assessment::Assessment;
-use crate::observed::{Observed, VmView};
-use crate::plan::step;
-use crate::problem::ProblemKind;
-use crate::report::conditions::pending_pvcs;
-use crate::report::refusal::explain;
-use crate::resolve::Power;
+use super::{conditions::pending_pvcs, failures::classify_failure};
+use crate::{
+    assessment::Assessment,
+    observed::{Observed, VmView, VmiView},
+    plan::step,
+    problem::ProblemKind,
+    render::cloud_init::secret_name,
+    resolve::PowerState,
+};
 
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Summary {
-    pub(crate) phase: &'static str,
+    pub(crate) phase: MachinePhase,
     pub(crate) ready: bool,
-    /// Something is wrong; otherwise it only takes its time, or is as somebody wanted it.
+    /// The machine is not ready because of an error, not because it is starting or stopped.
     pub(crate) error: bool,
     pub(crate) reason: &'static str,
     pub(crate) message: String,
 }
 
-pub(super) fn not_ready(phase: &'static str, reason: &'static str, message: impl Into<String>) -> Summary {
+pub(super) fn not_ready(phase: MachinePhase, reason: &'static str, message: impl Into<String>) -> Summary {
     Summary { phase, ready: false, error: reason::ERRORS.contains(&reason), reason, message: message.into() }
 }
 
-fn ready(phase: &'static str, reason: &'static str, message: &str) -> Summary {
+fn ready(phase: MachinePhase, reason: &'static str, message: &str) -> Summary {
     Summary { phase, ready: true, error: false, reason, message: message.to_owned() }
 }
 
-/// None: nothing worth saying happened, and what was said before stays.
+/// None: the status stays as it is.
 pub(crate) fn summarize(observed: &Observed, assessment: &Assessment, outcome: &Outcome) -> Option<Summary> {
     if let Some(problem) = &assessment.blocker {
         let phase = match problem.kind {
-            ProblemKind::Failed => phase::FAILED,
-            ProblemKind::Pending => phase::PENDING,
-            ProblemKind::Creating => phase::CREATING,
+            ProblemKind::Failed => MachinePhase::Failed,
+            ProblemKind::Pending => MachinePhase::Pending,
+            ProblemKind::Creating => MachinePhase::Creating,
         };
         let summary = not_ready(phase, problem.reason, &problem.message);
-        return Some(if problem.kind == ProblemKind::Failed { summary } else { as_it_was(observed, summary) });
+        let is_failed = problem.kind == ProblemKind::Failed;
+        return Some(if is_failed { summary } else { keep_running_phase(observed, summary) });
     }
     match &outcome.stop {
-        Stop::NameConflict { target, live, .. } => Some(as_it_was(observed, taken(target, live))),
-        // The machine is as it is wanted, but for what is left over.
-        Stop::Failed { step: step::UNUSED, failure } => Some(littered(living(observed, assessment), failure)),
-        Stop::Failed { failure, .. } => Some(as_it_was(observed, failed(observed, failure)?)),
-        Stop::Waiting { wait, .. } => Some(not_ready(phase::CREATING, wait.reason, &wait.message)),
-        Stop::Done => Some(living(observed, assessment)),
+        Stop::NameConflict { target, live, .. } => Some(keep_running_phase(observed, name_conflict(target, live))),
+        // The machine is as desired; only an obsolete object is left.
+        Stop::Failed { step: step::OBSOLETE_SECRET, failure } => {
+            Some(with_cleanup_failure(observed, vm_summary(observed, assessment), failure))
+        }
+        Stop::Failed { failure, .. } => Some(keep_running_phase(observed, failed_write(observed, failure)?)),
+        Stop::Waiting { wait, .. } => Some(not_ready(MachinePhase::Creating, wait.reason, &wait.message)),
+        Stop::Done => Some(vm_summary(observed, assessment)),
     }
 }
 
-/// What was made stays as it was made, whatever is in the way of a change.
-fn as_it_was(observed: &Observed, summary: Summary) -> Summary {
-    if !runs(observed) {
+/// A machine that runs keeps running, whatever prevents a change.
+fn keep_running_phase(observed: &Observed, summary: Summary) -> Summary {
+    if observed.own_vm().is_none() || !observed.vmi.as_ref().is_some_and(VmiView::is_running) {
         return summary;
     }
-    let message = format!("{}; until then the machine runs on as it was", summary.message);
-    Summary { phase: phase::RUNNING, message, ..summary }
+    let message = format!("{}; until then the machine keeps running unchanged", summary.message);
+    Summary { phase: MachinePhase::Running, message, ..summary }
 }
 
-/// A guest of the Machine's own VM.
-fn runs(observed: &Observed) -> bool {
-    let own = observed.vm.as_ref().is_some_and(|vm| vm.controller_uid.as_deref() == Some(observed.uid()));
-    own && observed.vmi.as_ref().is_some_and(|vmi| vmi.phase == "Running")
-}
-
-fn taken(target: &Target, live: &Body) -> Summary {
+fn name_conflict(target: &Target, live: &Body) -> Summary {
     let owner = live
         .json()
         .pointer("/metadata/ownerReferences/0")
         .and_then(|owner| Some(format!("{} {}", owner.get("kind")?.as_str()?, owner.get("name")?.as_str()?)));
-    let owner = owner.unwrap_or_else(|| "nobody that this operator knows".to_owned());
+    let owner =
+        owner.map_or_else(|| "is not managed by this operator".to_owned(), |owner| format!("belongs to {owner}"));
     let (kind, name) = (&target.resource.kind, target.key.name());
     not_ready(
-        phase::FAILED,
+        MachinePhase::Failed,
         reason::NAME_TAKEN,
         format!(
-            "{kind} {name} exists already and belongs to {owner}; it was left as it is: rename this Machine or remove the other"
+            "{kind} {name} already exists and {owner}; the operator does not change it: rename this Machine or delete the \
+             {kind}"
         ),
     )
 }
 
-/// What the next try may heal is not worth a word.
-fn littered(summary: Summary, failure: &Failure) -> Summary {
+/// Errors that a retry may fix are not reported.
+fn with_cleanup_failure(observed: &Observed, summary: Summary, failure: &Failure) -> Summary {
     if matches!(failure.class, ErrorClass::Conflict | ErrorClass::Transient) {
         return summary;
     }
-    let message =
-        format!("{}; user data that is not wanted any more is still there: {}", summary.message, failure.message);
+    let secret = secret_name(observed.name());
+    let message = format!(
+        "{}; the obsolete cloud-init Secret {secret} could not be deleted: {}",
+        summary.message, failure.message
+    );
     Summary { message, ..summary }
 }
 
-/// A failure that the next try may heal says nothing, unless the Machine was never told of: then it is being made.
-fn failed(observed: &Observed, failure: &Failure) -> Option<Summary> {
-    if let Some((reason, message)) = explain(failure) {
-        return Some(not_ready(phase::CREATING, reason, message));
+/// Errors that a retry may fix are reported only if the Machine has no condition yet: then it is being created.
+fn failed_write(observed: &Observed, failure: &Failure) -> Option<Summary> {
+    if let Some((reason, message)) = classify_failure(failure) {
+        return Some(not_ready(MachinePhase::Creating, reason, message));
     }
-    let untold = observed.machine.status.as_ref().is_none_or(|status| status.conditions.is_empty());
-    untold.then(|| {
-        let message = format!("it is being made; the last try failed: {}", failure.message);
-        not_ready(phase::CREATING, reason::VM_CREATED, message)
+    let has_no_condition = observed.machine.status.as_ref().is_none_or(|status| status.conditions.is_empty());
+    has_no_condition.then(|| {
+        let message = format!("Machine is being created; the last attempt failed: {}", failure.message);
+        not_ready(MachinePhase::Creating, reason::VM_CREATED, message)
     })
 }
 
-/// Nothing is in the way and everything is written: how is the machine?
-fn living(observed: &Observed, assessment: &Assessment) -> Summary {
-    let power = assessment.resolved.as_ref().map_or(Power::Running, |resolved| resolved.power);
+/// The state of the VM, if nothing blocks the Machine and everything is written.
+fn vm_summary(observed: &Observed, assessment: &Assessment) -> Summary {
+    let power = assessment.resolved.as_ref().map_or(PowerState::Running, |resolved| resolved.power);
     let Some(vm) = &observed.vm else {
-        return not_ready(phase::CREATING, reason::VM_CREATED, "the VirtualMachine has been created");
+        return not_ready(MachinePhase::Creating, reason::VM_CREATED, "VirtualMachine was created");
     };
     let summary = match power {
-        Power::Stopped => stopped(observed),
-        Power::Running => running(observed, assessment, vm),
+        PowerState::Stopped => stopped_summary(observed),
+        PowerState::Running => running_summary(observed, assessment, vm),
     };
     match (assessment.rejected_changes.as_slice(), summary.ready) {
         ([], _) | (_, false) => summary,
-        // It runs, but not as the spec says.
-        (refused, true) => {
-            let each: Vec<String> =
-                refused.iter().map(|refusal| format!("{}: {}", refusal.field, refusal.reason)).collect();
-            Summary { message: format!("{}; refused: {}", summary.message, each.join("; ")), ..summary }
+        // The machine runs, but not as the spec describes it.
+        (rejected, true) => {
+            let changes: Vec<String> =
+                rejected.iter().map(|change| format!("{}: {}", change.field, change.reason)).collect();
+            Summary { message: format!("{}; rejected changes: {}", summary.message, changes.join("; ")), ..summary }
         }
     }
 }
 
-fn stopped(observed: &Observed) -> Summary {
+fn stopped_summary(observed: &Observed) -> Summary {
     match &observed.vmi {
-        None => ready(phase::STOPPED, reason::STOPPED, "the machine is stopped, as powerState says"),
+        None => ready(MachinePhase::Stopped, reason::STOPPED, "Machine is stopped because powerState is Stopped"),
         Some(_) => {
-            not_ready(phase::RUNNING, reason::STOPPING, "the machine is shutting down, because powerState is Stopped")
+            not_ready(MachinePhase::Running, reason::STOPPING, "Machine is shutting down because powerState is Stopped")
         }
     }
 }
 
-fn running(observed: &Observed, assessment: &Assessment, vm: &VmView) -> Summary {
+fn running_summary(observed: &Observed, assessment: &Assessment, vm: &VmView) -> Summary {
     let vmi = observed.vmi.as_ref();
-    if let Some(vmi) = vmi.filter(|vmi| vmi.phase == "Running") {
+    if let Some(vmi) = vmi.filter(|vmi| vmi.is_running()) {
         if vmi.paused {
-            return not_ready(
-                phase::RUNNING,
-                reason::PAUSED,
-                "the machine is paused; `virtctl unpause vm` lets it go on",
-            );
+            let message = format!("Machine is paused; resume it with `virtctl unpause vm {}`", observed.name());
+            return not_ready(MachinePhase::Running, reason::PAUSED, message);
         }
-        let message = if vmi.migrating {
-            "the machine is running and migrating to another node"
-        } else {
-            "the machine is running"
-        };
-        return ready(phase::RUNNING, reason::RUNNING, message);
+        let message =
+            if vmi.migrating { "Machine is running and migrating to another node" } else { "Machine is running" };
+        return ready(MachinePhase::Running, reason::RUNNING, message);
     }
-    if let Some(words) = vmi.and_then(|vmi| vmi.unschedulable.as_deref()) {
+    if let Some(cause) = vmi.and_then(|vmi| vmi.unschedulable.as_deref()) {
         return not_ready(
-            phase::CREATING,
+            MachinePhase::Creating,
             reason::INSUFFICIENT_RESOURCES,
-            format!("no node can take the machine: {words}; add nodes, free resources, or ask for less"),
+            format!("No node can run the machine: {cause}; add nodes, free resources or request less"),
         );
     }
-    if let Some(words) = vmi.and_then(|vmi| vmi.failure.as_deref()).or(vm.failure.as_deref()) {
-        let (reason, what) = if words.contains("exceeded quota") {
-            (reason::INSUFFICIENT_RESOURCES, "raise the namespace's quota or ask for less")
+    if let Some(cause) = vmi.and_then(|vmi| vmi.failure.as_deref()).or(vm.failure.as_deref()) {
+        let (reason, remedy) = if cause.contains("exceeded quota") {
+            (reason::INSUFFICIENT_RESOURCES, "raise the quota of the namespace or request less")
         } else {
-            (reason::KUBEVIRT_API_ERROR, "see the VirtualMachine's events")
+            (reason::KUBEVIRT_API_ERROR, "see the events of the VirtualMachine")
         };
-        return not_ready(phase::CREATING, reason, format!("KubeVirt could not start the machine: {words}; {what}"));
+        let message = format!("KubeVirt could not start the machine: {cause}; {remedy}");
+        return not_ready(MachinePhase::Creating, reason, message);
     }
-    if let Some(summary) = error_state(&vm.printable_status) {
+    if let Some(summary) = error_summary(vm.printable_status) {
         return summary;
     }
     if let Some(pending) = pending_pvcs(observed, assessment) {
-        return Summary { error: pending.overdue, ..not_ready(phase::CREATING, reason::PVC_PENDING, pending.message) };
+        let summary = not_ready(MachinePhase::Creating, reason::PVC_PENDING, pending.message);
+        return Summary { error: pending.overdue, ..summary };
     }
-    not_ready(phase::CREATING, reason::VM_CREATED, starting(&vm.printable_status))
+    not_ready(MachinePhase::Creating, reason::VM_CREATED, starting_message(vm.printable_status))
 }
 
-fn starting(status: &str) -> String {
+fn starting_message(status: PrintableStatus) -> String {
     match status {
-        "" | "Stopped" => "the VirtualMachine has been created and will be started".to_owned(),
-        status => format!("the VirtualMachine is {status}"),
-    }
-}
-
-fn error_state(status: &str) -> Option<Summary> {
-    let failed = |what: &str| Some(not_ready(phase::FAILED, reason::VM_FAILED, what));
-    match status {
-        "CrashLoopBackOff" => Some(not_ready(
-            phase::CREATING,
-            reason::VM_FAILED,
-            "the machine fails again and again shortly after its start; see `kubectl describe vmi` and the guest's console",
-        )),
-        "ErrImagePull" | "ImagePullBackOff" => {
-            failed("a disk's image cannot be pulled; correct the image's name or the registry's credentials")
+        PrintableStatus::Unset | PrintableStatus::Stopped => {
+            "VirtualMachine was created and will be started".to_owned()
         }
-        "ErrorPvcNotFound" => failed("a PVC of the machine is gone; it is made anew if it was the machine's own"),
-        "DataVolumeError" => failed("a disk could not be filled; see the events of its PVC"),
-        "ErrorUnschedulable" => Some(not_ready(
-            phase::CREATING,
+        status => format!("VirtualMachine is {status}"),
+    }
+}
+
+fn error_summary(status: PrintableStatus) -> Option<Summary> {
+    let failed = |message: &str| Some(not_ready(MachinePhase::Failed, reason::VM_FAILED, message));
+    match status {
+        PrintableStatus::CrashLoopBackOff => Some(not_ready(
+            MachinePhase::Creating,
+            reason::VM_FAILED,
+            "Machine fails repeatedly shortly after its start; see `kubectl describe vmi` and the console of the guest",
+        )),
+        PrintableStatus::ErrImagePull | PrintableStatus::ImagePullBackOff => {
+            failed("Image of a disk cannot be pulled; correct the name of the image or the credentials of the registry")
+        }
+        PrintableStatus::ErrorPvcNotFound => {
+            failed("PVC of the machine not found; the operator creates it again if it belongs to the machine")
+        }
+        PrintableStatus::DataVolumeError => failed("Disk could not be filled; see the events of its PVC"),
+        PrintableStatus::ErrorUnschedulable => Some(not_ready(
+            MachinePhase::Creating,
             reason::INSUFFICIENT_RESOURCES,
-            "no node can take the machine; add nodes, free resources, or ask for less",
+            "No node can run the machine; add nodes, free resources or request less",
         )),
         _ => None,
     }

@@ -1,18 +1,20 @@
-//! Disks: the template's, overridden and extended by name.
+//! Disks: the root disk of the template, merged by name with the disks of the spec.
 
 use std::collections::BTreeSet;
 
-use vitivirt_api::machine::{CLOUD_INIT_DISK, Disk, DiskSource};
+use vitivirt_api::{
+    Quantity,
+    machine::{AccessMode, CLOUD_INIT_DISK, Disk, DiskSource, VolumeMode},
+};
 
-use super::{invalid, size};
+use super::{invalid, parse_size, unsupported};
 use crate::problem::Problem;
-use crate::quantity::Quantity;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct ResolvedDisk {
     pub name: String,
     pub kind: DiskKind,
-    pub content: Content,
+    pub backing: DiskBacking,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,27 +29,27 @@ pub enum OnDelete {
     Retain,
 }
 
-/// Where a disk's bytes are.
+/// Where the content of a disk is stored.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Content {
-    /// In a container image; nothing is stored.
+pub enum DiskBacking {
+    /// A container image. The guest's changes are not stored.
     ContainerDisk { image: String },
-    /// In a PVC of the Machine's own.
+    /// A PVC that belongs to the Machine.
     Pvc {
         pvc: String,
         size: Quantity,
-        /// None: the cluster's default class.
+        /// None: the default StorageClass of the cluster.
         storage_class: Option<String>,
-        access_mode: String,
-        volume_mode: String,
-        source: Option<Source>,
+        access_mode: AccessMode,
+        volume_mode: VolumeMode,
+        source: Option<PvcSource>,
         on_delete: OnDelete,
     },
 }
 
-/// What a PVC is filled with at first.
+/// The initial content of a PVC.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Source {
+pub enum PvcSource {
     Pvc(String),
     Snapshot(String),
     Http(String),
@@ -56,7 +58,7 @@ pub enum Source {
 
 impl ResolvedDisk {
     pub fn read_only(&self) -> bool {
-        matches!(&self.content, Content::Pvc { access_mode, .. } if access_mode == "ReadOnlyMany")
+        matches!(&self.backing, DiskBacking::Pvc { access_mode: AccessMode::ReadOnlyMany, .. })
     }
 }
 
@@ -72,23 +74,23 @@ pub(super) fn resolve(
     let mut seen = BTreeSet::new();
     for disk in given {
         if !seen.insert(&disk.name) {
-            return Err(invalid(format!("there are two disks named {:?}; give each its own name", disk.name)));
+            return Err(invalid(format!("spec.disks: two disks have the name {:?}; use unique names", disk.name)));
         }
         match merged.iter_mut().find(|known| known.name == disk.name) {
-            Some(known) => overlay(known, disk),
+            Some(known) => override_fields(known, disk),
             None => merged.push(disk.clone()),
         }
     }
     if merged.is_empty() {
-        return Err(invalid("there is no template and no disk; set a template or add a disk named root"));
+        return Err(invalid("spec.disks: required without a template; add a disk named root or set spec.template"));
     }
-    merged.iter().map(|disk| one(machine, disk)).collect()
+    merged.iter().map(|disk| resolve_disk(machine, disk)).collect()
 }
 
-/// Field by field: what is given wins.
-fn overlay(known: &mut Disk, given: &Disk) {
+/// The fields that `given` sets replace those of `known`.
+fn override_fields(known: &mut Disk, given: &Disk) {
     let Disk { name: _, size, storage_class, access_mode, volume_mode, kind, source, on_delete } = given.clone();
-    // A container image has no size: the template's would be a contradiction that the user did not write.
+    // A container image has no size. The size of the template would be a contradiction that the user did not write.
     if source.as_ref().is_some_and(|source| source.container_disk.is_some()) {
         known.size = None;
     }
@@ -101,83 +103,85 @@ fn overlay(known: &mut Disk, given: &Disk) {
     known.on_delete = on_delete.or(known.on_delete.take());
 }
 
-fn one(machine: &str, disk: &Disk) -> Result<ResolvedDisk, Problem> {
+fn resolve_disk(machine: &str, disk: &Disk) -> Result<ResolvedDisk, Problem> {
     let name = &disk.name;
     if name == CLOUD_INIT_DISK {
-        return Err(invalid(format!("the disk name {name} is reserved for cloud-init; choose another")));
+        return Err(invalid(format!("spec.disks: disk name {name} is reserved for cloud-init; choose another")));
     }
     let kind = match disk.kind.as_deref() {
         None | Some("disk") => DiskKind::Disk,
         Some("cdrom") => DiskKind::Cdrom,
-        Some(other) => return Err(invalid(format!("disk {name}: type is {other:?}; it must be disk or cdrom"))),
+        Some(other) => return Err(unsupported(&format!("spec.disks[{name}].type"), other, &["disk", "cdrom"])),
     };
-    let content = match source(name, disk.source.as_ref())? {
-        Some(Either::Image(image)) => Content::ContainerDisk { image },
-        Some(Either::Source(source)) => pvc(machine, disk, Some(source))?,
-        None => pvc(machine, disk, None)?,
+    let backing = match parse_source(name, disk.source.as_ref())? {
+        Some(ParsedSource::Image(image)) => DiskBacking::ContainerDisk { image },
+        Some(ParsedSource::Pvc(source)) => pvc_backing(machine, disk, Some(source))?,
+        None => pvc_backing(machine, disk, None)?,
     };
-    Ok(ResolvedDisk { name: name.clone(), kind, content })
+    Ok(ResolvedDisk { name: name.clone(), kind, backing })
 }
 
-enum Either {
+enum ParsedSource {
     Image(String),
-    Source(Source),
+    Pvc(PvcSource),
 }
 
-fn source(disk: &str, given: Option<&DiskSource>) -> Result<Option<Either>, Problem> {
+fn parse_source(disk: &str, given: Option<&DiskSource>) -> Result<Option<ParsedSource>, Problem> {
     let Some(given) = given else { return Ok(None) };
     let DiskSource { container_disk, pvc, snapshot, http, registry } = given.clone();
-    let mut all: Vec<Either> = Vec::new();
-    all.extend(container_disk.map(|source| Either::Image(source.image)));
-    all.extend(pvc.map(|source| Either::Source(Source::Pvc(source.name))));
-    all.extend(snapshot.map(|source| Either::Source(Source::Snapshot(source.name))));
-    all.extend(http.map(|source| Either::Source(Source::Http(source.url))));
-    all.extend(registry.map(|source| Either::Source(Source::Registry(source.url))));
-    match (all.pop(), all.is_empty()) {
+    let mut sources: Vec<ParsedSource> = Vec::new();
+    sources.extend(container_disk.map(|source| ParsedSource::Image(source.image)));
+    sources.extend(pvc.map(|source| ParsedSource::Pvc(PvcSource::Pvc(source.name))));
+    sources.extend(snapshot.map(|source| ParsedSource::Pvc(PvcSource::Snapshot(source.name))));
+    sources.extend(http.map(|source| ParsedSource::Pvc(PvcSource::Http(source.url))));
+    sources.extend(registry.map(|source| ParsedSource::Pvc(PvcSource::Registry(source.url))));
+    match (sources.pop(), sources.is_empty()) {
         (Some(only), true) => Ok(Some(only)),
         _ => Err(invalid(format!(
-            "disk {disk}: source must be exactly one of containerDisk, pvc, snapshot, http and registry"
+            "spec.disks[{disk}].source: must have exactly one of containerDisk, pvc, snapshot, http and registry"
         ))),
     }
 }
 
-fn pvc(machine: &str, disk: &Disk, source: Option<Source>) -> Result<Content, Problem> {
+fn pvc_backing(machine: &str, disk: &Disk, source: Option<PvcSource>) -> Result<DiskBacking, Problem> {
     let name = &disk.name;
-    let text =
-        disk.size.as_deref().ok_or_else(|| invalid(format!("disk {name} has no size; set one, such as 20Gi")))?;
+    let field = |part: &str| format!("spec.disks[{name}].{part}");
+    let size = disk.size.as_deref();
+    let size = size.ok_or_else(|| invalid(format!("{}: required; set a size such as 20Gi", field("size"))))?;
     let access_mode = match disk.access_mode.as_deref() {
-        None => "ReadWriteOnce",
-        Some(mode @ ("ReadWriteOnce" | "ReadWriteMany")) => mode,
-        Some(mode @ "ReadOnlyMany") if source.is_some() => mode,
-        Some("ReadOnlyMany") => {
-            return Err(invalid(format!(
-                "disk {name}: accessMode ReadOnlyMany needs a source; an empty read-only disk is of no use"
-            )));
-        }
-        Some(other) => {
-            return Err(invalid(format!(
-                "disk {name}: accessMode is {other:?}; it must be ReadWriteOnce, ReadWriteMany or ReadOnlyMany"
-            )));
-        }
+        None => AccessMode::ReadWriteOnce,
+        Some(word) => match AccessMode::from(word) {
+            AccessMode::ReadOnlyMany if source.is_none() => {
+                return Err(invalid(format!(
+                    "{}: ReadOnlyMany requires a source: an empty read-only disk has no use",
+                    field("accessMode")
+                )));
+            }
+            mode @ (AccessMode::ReadWriteOnce | AccessMode::ReadWriteMany | AccessMode::ReadOnlyMany) => mode,
+            AccessMode::ReadWriteOncePod | AccessMode::Unknown => {
+                let supported = ["ReadWriteOnce", "ReadWriteMany", "ReadOnlyMany"];
+                return Err(unsupported(&field("accessMode"), word, &supported));
+            }
+        },
     };
     let volume_mode = match disk.volume_mode.as_deref() {
-        None => "Filesystem",
-        Some(mode @ ("Filesystem" | "Block")) => mode,
-        Some(other) => {
-            return Err(invalid(format!("disk {name}: volumeMode is {other:?}; it must be Filesystem or Block")));
-        }
+        None => VolumeMode::Filesystem,
+        Some(word) => match VolumeMode::from(word) {
+            VolumeMode::Unknown => return Err(unsupported(&field("volumeMode"), word, &["Filesystem", "Block"])),
+            mode => mode,
+        },
     };
     let on_delete = match disk.on_delete.as_deref() {
         None | Some("Delete") => OnDelete::Delete,
         Some("Retain") => OnDelete::Retain,
-        Some(other) => return Err(invalid(format!("disk {name}: onDelete is {other:?}; it must be Delete or Retain"))),
+        Some(other) => return Err(unsupported(&field("onDelete"), other, &["Delete", "Retain"])),
     };
-    Ok(Content::Pvc {
+    Ok(DiskBacking::Pvc {
         pvc: format!("{machine}-{name}"),
-        size: size(&format!("disk {name}: size"), text)?,
+        size: parse_size(&field("size"), size)?,
         storage_class: disk.storage_class.clone(),
-        access_mode: access_mode.to_owned(),
-        volume_mode: volume_mode.to_owned(),
+        access_mode,
+        volume_mode,
         source,
         on_delete,
     })

@@ -1,14 +1,18 @@
-//! What the CRD says about single fields, said again: an object may have been stored before a rule was, or by a server
-//! whose CRD is older. Nothing is made of a Machine or a NetworkConfiguration that the CRD would refuse.
+//! The limits that the CRD sets for single fields, checked again: an object may be older than a rule, or the cluster
+//! may have an older CRD. The operator creates nothing for a Machine or NetworkConfiguration that the CRD would
+//! refuse.
 
-use std::fmt::Display;
+use std::{borrow::Cow, fmt::Display};
 
-use vitivirt_api::machine::limits::{BRIDGE_LENGTH, FIRST_VLAN, LAST_VLAN};
-use vitivirt_api::machine::{Disk, DiskSource, Machine, MachineSpec, Network};
-use vitivirt_api::text::is_label;
+use vitivirt_api::{
+    machine::{
+        Disk, DiskSource, Machine, MachineSpec, Network,
+        limits::{BRIDGE_LENGTH, FIRST_VLAN, LAST_VLAN},
+    },
+    text::{is_label, truncate},
+};
 
-use super::invalid;
-use crate::observed::NetworkView;
+use super::{invalid, invalid_value};
 use crate::problem::Problem;
 
 const LABEL: usize = 63;
@@ -20,131 +24,138 @@ const DEVICES: usize = 16;
 
 pub(super) fn check(machine: &Machine) -> Result<(), Problem> {
     let MachineSpec { template, resources, disks, networks, cloud_init, domain, .. } = &machine.spec;
-    label("metadata.name", machine.metadata.name.as_deref().unwrap_or_default())?;
-    each(template, |name| text("template", name, LABEL))?;
-    each(&resources.as_ref().and_then(|given| given.cpu.clone()), |cpu| {
-        number("resources.cpu.cores", cpu.cores, 512)?;
-        number("resources.cpu.threads", cpu.threads, 8)?;
-        number("resources.cpu.sockets", cpu.sockets, 64)
+    check_label("metadata.name", machine.metadata.name.as_deref().unwrap_or_default())?;
+    check_optional(template, |name| check_text("spec.template", name, LABEL))?;
+    check_optional(&resources.as_ref().and_then(|given| given.cpu.clone()), |cpu| {
+        check_range("spec.resources.cpu.cores", cpu.cores, 512)?;
+        check_range("spec.resources.cpu.threads", cpu.threads, 8)?;
+        check_range("spec.resources.cpu.sockets", cpu.sockets, 64)
     })?;
-    count("disks", disks.len())?;
-    disks.iter().try_for_each(disk)?;
-    count("networks", networks.len())?;
-    networks.iter().try_for_each(network)?;
-    each(cloud_init, |given| {
-        each(&given.user_data, |data| at_most("cloudInit.userData", data, DATA))?;
-        each(&given.network_data, |data| at_most("cloudInit.networkData", data, DATA))?;
-        each(&given.secret_ref, |reference| {
-            text("cloudInit.secretRef.name", &reference.name, NAME)?;
-            each(&reference.key, |key| text("cloudInit.secretRef.key", key, NAME))
+    check_count("spec.disks", disks.len())?;
+    disks.iter().try_for_each(check_disk)?;
+    check_count("spec.networks", networks.len())?;
+    networks.iter().try_for_each(check_network)?;
+    check_optional(cloud_init, |given| {
+        check_optional(&given.user_data, |data| check_length("spec.cloudInit.userData", data, DATA))?;
+        check_optional(&given.network_data, |data| check_length("spec.cloudInit.networkData", data, DATA))?;
+        check_optional(&given.secret_ref, |reference| {
+            check_text("spec.cloudInit.secretRef.name", &reference.name, NAME)?;
+            check_optional(&reference.key, |key| check_text("spec.cloudInit.secretRef.key", key, NAME))
         })
     })?;
     let kind = domain.as_ref().and_then(|domain| domain.machine.as_ref()?.kind.as_ref());
-    kind.map_or(Ok(()), |kind| words("domain.machine.type", kind))
+    kind.map_or(Ok(()), |kind| check_machine_type("spec.domain.machine.type", kind))
 }
 
-fn disk(disk: &Disk) -> Result<(), Problem> {
-    let field = |part: &str| format!("disks[{}].{part}", shown(&disk.name));
-    label("disks[].name", &disk.name)?;
-    each(&disk.storage_class, |class| text(field("storageClass"), class, NAME))?;
+fn check_disk(disk: &Disk) -> Result<(), Problem> {
+    let field = |part: &str| format!("spec.disks[{}].{part}", shortened(&disk.name));
+    check_label("spec.disks[].name", &disk.name)?;
+    check_optional(&disk.storage_class, |class| check_text(field("storageClass"), class, NAME))?;
     let DiskSource { container_disk, pvc, snapshot, http, registry } = disk.source.clone().unwrap_or_default();
-    each(&container_disk, |source| text(field("source.containerDisk.image"), &source.image, IMAGE))?;
-    each(&pvc, |source| text(field("source.pvc.name"), &source.name, NAME))?;
-    each(&snapshot, |source| text(field("source.snapshot.name"), &source.name, NAME))?;
-    each(&http, |source| text(field("source.http.url"), &source.url, URL))?;
-    each(&registry, |source| text(field("source.registry.url"), &source.url, URL))?;
-    let of_pvcs = disk.storage_class.is_some() || disk.access_mode.is_some() || disk.volume_mode.is_some();
-    if container_disk.is_some() && of_pvcs {
+    check_optional(&container_disk, |source| check_text(field("source.containerDisk.image"), &source.image, IMAGE))?;
+    check_optional(&pvc, |source| check_text(field("source.pvc.name"), &source.name, NAME))?;
+    check_optional(&snapshot, |source| check_text(field("source.snapshot.name"), &source.name, NAME))?;
+    check_optional(&http, |source| check_text(field("source.http.url"), &source.url, URL))?;
+    check_optional(&registry, |source| check_text(field("source.registry.url"), &source.url, URL))?;
+    let has_pvc_fields = disk.storage_class.is_some() || disk.access_mode.is_some() || disk.volume_mode.is_some();
+    if container_disk.is_some() && has_pvc_fields {
         return Err(invalid(format!(
-            "disk {}: a containerDisk has no PVC; leave out storageClass, accessMode and volumeMode",
-            shown(&disk.name)
+            "{}: a containerDisk has no PVC; remove storageClass, accessMode and volumeMode",
+            field("source.containerDisk")
         )));
     }
     Ok(())
 }
 
-fn network(network: &Network) -> Result<(), Problem> {
-    label("networks[].name", &network.name)?;
-    text(format!("networks[{}].networkName", shown(&network.name)), &network.network_name, NAME)
+fn check_network(network: &Network) -> Result<(), Problem> {
+    check_label("spec.networks[].name", &network.name)?;
+    check_text(format!("spec.networks[{}].networkName", shortened(&network.name)), &network.network_name, NAME)
 }
 
-/// What is wrong with a NetworkConfiguration, and what to write instead.
-pub(crate) fn network_configuration(name: &str, network: &NetworkView) -> Option<String> {
-    let Some(bridge) = network.bridge.as_deref() else {
-        return Some(format!("the NetworkConfiguration {name} names no bridge; set its spec.bridge"));
-    };
-    let good = |byte: u8| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte);
-    if !((1..=BRIDGE_LENGTH).contains(&bridge.len()) && bridge.bytes().all(good)) {
+/// What is wrong with a NetworkConfiguration, and how to correct it.
+pub(crate) fn network_configuration_error(name: &str, bridge: Option<&str>, vlan: Option<u16>) -> Option<String> {
+    let Some(bridge) = bridge else {
         return Some(format!(
-            "the NetworkConfiguration {name}: spec.bridge is {:?}; it must be the name of a bridge on the nodes, at most \
-             {BRIDGE_LENGTH} letters, digits, hyphens, underscores and dots",
-            shown(bridge)
+            "NetworkConfiguration {name}: spec.bridge: required; set the name of a bridge on the nodes"
+        ));
+    };
+    let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte);
+    if !((1..=BRIDGE_LENGTH).contains(&bridge.len()) && bridge.bytes().all(is_allowed)) {
+        return Some(format!(
+            "NetworkConfiguration {name}: spec.bridge: invalid value {:?}: must be the name of a bridge on the nodes, with \
+             at most {BRIDGE_LENGTH} letters, digits, hyphens, underscores and dots",
+            shortened(bridge)
         ));
     }
-    network.vlan.filter(|tag| !(FIRST_VLAN..=LAST_VLAN).contains(tag)).map(|_| {
+    vlan.filter(|tag| !(FIRST_VLAN..=LAST_VLAN).contains(tag)).map(|_| {
         format!(
-            "the NetworkConfiguration {name}: spec.vlan must be a number from {FIRST_VLAN} to {LAST_VLAN}; without it \
-             traffic is not tagged"
+            "NetworkConfiguration {name}: spec.vlan: must be a number from {FIRST_VLAN} to {LAST_VLAN}; remove it for \
+             untagged traffic"
         )
     })
 }
 
-fn each<T>(given: &Option<T>, check: impl FnOnce(&T) -> Result<(), Problem>) -> Result<(), Problem> {
+fn check_optional<T>(given: &Option<T>, check: impl FnOnce(&T) -> Result<(), Problem>) -> Result<(), Problem> {
     given.as_ref().map_or(Ok(()), check)
 }
 
-fn count(field: &str, number: usize) -> Result<(), Problem> {
+fn check_count(field: &str, number: usize) -> Result<(), Problem> {
     if number > DEVICES {
-        Err(invalid(format!("{field}: there are {number}, and at most {DEVICES} may be")))
+        Err(invalid(format!("{field}: has {number} items; must have at most {DEVICES}")))
     } else {
         Ok(())
     }
 }
 
-fn number(field: &str, given: Option<u32>, most: u32) -> Result<(), Problem> {
+fn check_range(field: &str, given: Option<u32>, most: u32) -> Result<(), Problem> {
     match given {
         Some(number) if !(1..=most).contains(&number) => {
-            Err(invalid(format!("{field} is {number}; it must be from 1 to {most}")))
+            Err(invalid(format!("{field}: invalid value {number}: must be from 1 to {most}")))
         }
         _ => Ok(()),
     }
 }
 
-pub(super) fn at_most(field: impl Display, given: &str, most: usize) -> Result<(), Problem> {
+pub(super) fn check_length(field: impl Display, given: &str, most: usize) -> Result<(), Problem> {
     let length = given.chars().count();
-    if length > most { Err(invalid(format!("{field} has {length} characters; at most {most} may be"))) } else { Ok(()) }
+    if length > most {
+        Err(invalid(format!("{field}: has {length} characters; must have at most {most}")))
+    } else {
+        Ok(())
+    }
 }
 
-fn text(field: impl Display, given: &str, most: usize) -> Result<(), Problem> {
+fn check_text(field: impl Display, given: &str, most: usize) -> Result<(), Problem> {
     if given.is_empty() {
-        Err(invalid(format!("{field} is empty; give it a value or leave it out")))
+        Err(invalid(format!("{field}: must not be empty; set a value or remove the field")))
     } else {
-        at_most(field, given, most)
+        check_length(field, given, most)
     }
 }
 
 /// A DNS label.
-fn label(field: &str, given: &str) -> Result<(), Problem> {
+fn check_label(field: &str, given: &str) -> Result<(), Problem> {
     if is_label(given) {
         return Ok(());
     }
-    Err(invalid(format!(
-        "{field} is {:?}; it must be at most {LABEL} lower-case letters, digits and hyphens, with a letter or digit at both ends",
-        shown(given)
-    )))
+    Err(invalid_value(
+        field,
+        given,
+        &format!("must be at most {LABEL} lower-case letters, digits and hyphens, with a letter or digit at both ends"),
+    ))
 }
 
-fn words(field: &str, given: &str) -> Result<(), Problem> {
-    text(field, given, LABEL)?;
-    let good = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
-    if given.bytes().all(good) {
+fn check_machine_type(field: &str, given: &str) -> Result<(), Problem> {
+    check_text(field, given, LABEL)?;
+    let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+    if given.bytes().all(is_allowed) {
         Ok(())
     } else {
-        Err(invalid(format!("{field} is {given:?}; it must be a word such as q35")))
+        Err(invalid_value(field, given, "must be a machine type such as q35"))
     }
 }
 
-/// Enough of a name to find it.
-fn shown(name: &str) -> std::borrow::Cow<'_, str> {
-    vitivirt_api::text::truncate(name, 80)
+/// Enough of a value to recognize it.
+pub(super) fn shortened(value: &str) -> Cow<'_, str> {
+    truncate(value, 80)
 }

@@ -1,48 +1,71 @@
-//! From what a user wrote to what is meant: templates applied, overrides merged, words parsed, names derived. What
-//! comes out needs no further checks; what cannot come out is a [`Problem`] that says what to do.
+//! Parses a Machine: applies the template, merges the overrides, checks the limits and derives names and addresses.
+//! The result needs no further checks. If the spec is invalid, the result is a [`Problem`] that says what to do.
 
 mod disks;
 pub(crate) mod limits;
 mod networks;
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use vitivirt_api::machine::limits::{LARGEST_SIZE, LARGEST_SIZE_BYTES, SIZE_LENGTH};
-use vitivirt_api::machine::{LABEL_TEMPLATE, Machine, SecretKeyRef, machine_reason as reason};
+use vitivirt_api::{
+    Quantity,
+    machine::{
+        CloudInit, LABEL_CLUSTER, LABEL_TEMPLATE, Machine, MachineId, SecretKeyRef,
+        limits::{LARGEST_SIZE, LARGEST_SIZE_BYTES, SIZE_DECIMALS, SIZE_LENGTH},
+        machine_reason as reason,
+    },
+};
 
+pub use self::{
+    disks::{DiskBacking, DiskKind, OnDelete, PvcSource, ResolvedDisk},
+    networks::{Attachment, ResolvedNetwork, derived_mac},
+};
 use crate::problem::Problem;
-use crate::quantity::Quantity;
 
-pub use disks::{Content, DiskKind, OnDelete, ResolvedDisk, Source};
-pub use networks::{Attachment, ResolvedNetwork, derived_mac};
-
-/// A Machine, understood.
+/// A parsed Machine.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Resolved {
-    /// The template's name, for people; none if there is none.
+    pub id: MachineId,
+    /// The cluster that the Machine is part of, for the label of its objects.
+    pub cluster: Option<String>,
+    /// The name of the template, if there is one.
     pub template: Option<&'static str>,
-    pub cpu: Topology,
+    pub cpu: CpuTopology,
     pub memory: Quantity,
     pub disks: Vec<ResolvedDisk>,
     pub networks: Vec<ResolvedNetwork>,
     pub boot_order: Vec<BootKind>,
-    pub cloud_init: Option<CloudInitPlan>,
+    pub cloud_init: Option<ResolvedCloudInit>,
     pub machine_type: String,
     pub acpi: Option<bool>,
     pub apic: Option<bool>,
     pub hyperv: bool,
     pub efi: bool,
     pub secure_boot: bool,
-    pub power: Power,
+    pub power: PowerState,
+}
+
+impl Resolved {
+    /// The names of the PVCs of all disks.
+    pub fn pvc_names(&self) -> impl Iterator<Item = &str> {
+        self.disks.iter().filter_map(|disk| match &disk.backing {
+            DiskBacking::Pvc { pvc, .. } => Some(pvc.as_str()),
+            DiskBacking::ContainerDisk { .. } => None,
+        })
+    }
+
+    /// The Secret key that cloud-init data is read from.
+    pub fn source(&self) -> Option<&SecretSource> {
+        self.cloud_init.as_ref()?.source.as_ref()
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Topology {
+pub struct CpuTopology {
     pub cores: u32,
     pub threads: u32,
     pub sockets: u32,
 }
 
-impl Topology {
+impl CpuTopology {
     pub fn cpus(self) -> u32 {
         self.cores.saturating_mul(self.threads).saturating_mul(self.sockets)
     }
@@ -56,19 +79,19 @@ pub enum BootKind {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Power {
+pub enum PowerState {
     Running,
     Stopped,
 }
 
-/// Which parts cloud-init gets; the contents stay in the Machine and in Secrets.
+/// The parts of the cloud-init data. The data itself stays in the Machine and in Secrets.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CloudInitPlan {
+pub struct ResolvedCloudInit {
     pub network_data: bool,
     pub source: Option<SecretSource>,
 }
 
-/// A key of a Secret of the Machine's namespace.
+/// A key of a Secret in the Machine's namespace.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SecretSource {
     pub name: String,
@@ -84,17 +107,17 @@ impl From<&SecretKeyRef> for SecretSource {
     }
 }
 
-struct Template {
+struct MachineTemplate {
     name: &'static str,
     cores: u32,
     memory: &'static str,
     root: &'static str,
 }
 
-const TEMPLATES: [Template; 3] = [
-    Template { name: "small", cores: 1, memory: "2Gi", root: "20Gi" },
-    Template { name: "medium", cores: 2, memory: "4Gi", root: "40Gi" },
-    Template { name: "large", cores: 4, memory: "8Gi", root: "80Gi" },
+const TEMPLATES: [MachineTemplate; 3] = [
+    MachineTemplate { name: "small", cores: 1, memory: "2Gi", root: "20Gi" },
+    MachineTemplate { name: "medium", cores: 2, memory: "4Gi", root: "40Gi" },
+    MachineTemplate { name: "large", cores: 4, memory: "8Gi", root: "80Gi" },
 ];
 
 /// The names of the built-in templates.
@@ -104,39 +127,36 @@ pub fn template_names() -> Vec<&'static str> {
 
 pub fn resolve(machine: &Machine) -> Result<Resolved, Problem> {
     limits::check(machine)?;
+    let id = MachineId::from_metadata(&machine.metadata).map_err(|failure| invalid(failure.message))?;
     let spec = &machine.spec;
-    let template = template(&machine.metadata, spec.template.as_deref())?;
+    let template = template(label(machine, LABEL_TEMPLATE), spec.template.as_deref())?;
     let given = spec.resources.clone().unwrap_or_default();
     let cpu = given.cpu.unwrap_or_default();
     let cores = cpu
         .cores
         .or(template.map(|template| template.cores))
-        .ok_or_else(|| invalid("there is no template and no resources.cpu.cores; set one of them"))?;
+        .ok_or_else(|| invalid("spec.resources.cpu.cores: required without a template; set it or spec.template"))?;
     let memory = given.memory.and_then(|memory| memory.size);
     let memory = memory
         .as_deref()
         .or(template.map(|template| template.memory))
-        .ok_or_else(|| invalid("there is no template and no resources.memory.size; set one of them"))?;
-    let cpu = Topology {
-        cores: positive("resources.cpu.cores", cores)?,
-        threads: positive("resources.cpu.threads", cpu.threads.unwrap_or(1))?,
-        sockets: positive("resources.cpu.sockets", cpu.sockets.unwrap_or(1))?,
-    };
-    let memory = size("resources.memory.size", memory)?;
+        .ok_or_else(|| invalid("spec.resources.memory.size: required without a template; set it or spec.template"))?;
+    let cpu = CpuTopology { cores, threads: cpu.threads.unwrap_or(1), sockets: cpu.sockets.unwrap_or(1) };
+    let memory = parse_size("spec.resources.memory.size", memory)?;
 
-    let name = machine.metadata.name.as_deref().unwrap_or_default();
-    let uid = machine.metadata.uid.as_deref().unwrap_or_default();
-    let disks = disks::resolve(name, &spec.disks, template.map(|template| template.root))?;
-    let networks = networks::resolve(uid, &spec.networks)?;
+    let disks = disks::resolve(id.name(), &spec.disks, template.map(|template| template.root))?;
+    let networks = networks::resolve(id.uid(), &spec.networks)?;
     let boot_order = boot_order(&spec.boot_order, &disks)?;
     let domain = spec.domain.clone().unwrap_or_default();
     let features = domain.features.unwrap_or_default();
     let bootloader = domain.firmware.and_then(|firmware| firmware.bootloader).unwrap_or_default();
     let (efi, secure_boot) = (bootloader.efi == Some(true), bootloader.secure_boot == Some(true));
     if secure_boot && !efi {
-        return Err(invalid("domain.firmware.bootloader.secureBoot needs efi: true"));
+        return Err(invalid("spec.domain.firmware.bootloader.secureBoot: requires efi: true"));
     }
     Ok(Resolved {
+        cluster: label(machine, LABEL_CLUSTER).map(str::to_owned),
+        id,
         template: template.map(|template| template.name),
         cpu,
         memory,
@@ -150,28 +170,28 @@ pub fn resolve(machine: &Machine) -> Result<Resolved, Problem> {
         hyperv: features.hyperv == Some(true),
         efi,
         secure_boot,
-        power: power(spec.power_state.as_deref())?,
+        power: power_state(spec.power_state.as_deref())?,
     })
 }
 
-/// The label is honoured where the field is absent.
-fn template(metadata: &ObjectMeta, field: Option<&str>) -> Result<Option<&'static Template>, Problem> {
-    let label = metadata.labels.as_ref().and_then(|labels| labels.get(LABEL_TEMPLATE)).map(String::as_str);
-    let Some(wanted) = field.or(label).filter(|name| !name.is_empty()) else { return Ok(None) };
-    TEMPLATES.iter().find(|template| template.name == wanted).map(Some).ok_or_else(|| {
-        let known = template_names().join(", ");
-        Problem::failed(
-            reason::TEMPLATE_NOT_FOUND,
-            format!("there is no template {wanted:?}; set spec.template to one of: {known}"),
-        )
+fn label<'a>(machine: &'a Machine, key: &str) -> Option<&'a str> {
+    machine.metadata.labels.as_ref()?.get(key).map(String::as_str)
+}
+
+/// The label counts only if the field is absent.
+fn template(label: Option<&str>, field: Option<&str>) -> Result<Option<&'static MachineTemplate>, Problem> {
+    let Some(name) = field.or(label).filter(|name| !name.is_empty()) else { return Ok(None) };
+    TEMPLATES.iter().find(|template| template.name == name).map(Some).ok_or_else(|| {
+        Problem::failed(reason::TEMPLATE_NOT_FOUND, unsupported_value("spec.template", name, &template_names()))
     })
 }
 
-/// An empty `cloudInit: {}` is no cloud-init.
-fn cloud_init(given: &vitivirt_api::machine::CloudInit) -> Option<CloudInitPlan> {
+/// An empty `cloudInit: {}` means no cloud-init.
+fn cloud_init(given: &CloudInit) -> Option<ResolvedCloudInit> {
     let source = given.secret_ref.as_ref().map(SecretSource::from);
     let network_data = given.network_data.is_some();
-    (given.user_data.is_some() || network_data || source.is_some()).then_some(CloudInitPlan { network_data, source })
+    let has_data = given.user_data.is_some() || network_data || source.is_some();
+    has_data.then_some(ResolvedCloudInit { network_data, source })
 }
 
 fn machine_type(given: Option<&str>) -> String {
@@ -183,11 +203,11 @@ fn machine_type(given: Option<&str>) -> String {
     .to_owned()
 }
 
-fn power(given: Option<&str>) -> Result<Power, Problem> {
+fn power_state(given: Option<&str>) -> Result<PowerState, Problem> {
     match given {
-        None | Some("Running") => Ok(Power::Running),
-        Some("Stopped") => Ok(Power::Stopped),
-        Some(other) => Err(invalid(format!("powerState is {other:?}; it must be Running or Stopped"))),
+        None | Some("Running") => Ok(PowerState::Running),
+        Some("Stopped") => Ok(PowerState::Stopped),
+        Some(other) => Err(unsupported("spec.powerState", other, &["Running", "Stopped"])),
     }
 }
 
@@ -199,12 +219,14 @@ fn boot_order(given: &[String], disks: &[ResolvedDisk]) -> Result<Vec<BootKind>,
             "network" => BootKind::Network,
             "cdrom" if disks.iter().any(|disk| disk.kind == DiskKind::Cdrom) => BootKind::Cdrom,
             "cdrom" => {
-                return Err(invalid("bootOrder names cdrom, but no disk has type cdrom; add one or leave cdrom out"));
+                return Err(invalid(
+                    "spec.bootOrder: contains cdrom, but no disk has type cdrom; add such a disk or remove cdrom",
+                ));
             }
-            other => return Err(invalid(format!("bootOrder has {other:?}; it knows disk, network and cdrom"))),
+            other => return Err(unsupported("spec.bootOrder", other, &["disk", "network", "cdrom"])),
         };
         if order.contains(&kind) {
-            return Err(invalid(format!("bootOrder names {word} twice")));
+            return Err(invalid(format!("spec.bootOrder: contains {word} twice; remove one")));
         }
         order.push(kind);
     }
@@ -215,17 +237,70 @@ pub(crate) fn invalid(message: impl Into<String>) -> Problem {
     Problem::failed(reason::INVALID, message)
 }
 
-fn positive(field: &str, value: u32) -> Result<u32, Problem> {
-    if value == 0 { Err(invalid(format!("{field} is 0; it must be at least 1"))) } else { Ok(value) }
+fn unsupported(field: &str, value: &str, supported: &[&str]) -> Problem {
+    invalid(unsupported_value(field, value, supported))
 }
 
-fn size(field: &str, text: &str) -> Result<Quantity, Problem> {
-    limits::at_most(field, text, SIZE_LENGTH)?;
-    let size = Quantity::parse(text).ok_or_else(|| {
-        invalid(format!("{field} is {text:?}, which is no size; write a number above 0 with a suffix, such as 4Gi"))
+fn unsupported_value(field: &str, value: &str, supported: &[&str]) -> String {
+    let (value, supported) = (limits::shortened(value), supported.join(", "));
+    format!("{field}: unsupported value {value:?}; supported values: {supported}")
+}
+
+fn invalid_value(field: &str, value: &str, requirement: &str) -> Problem {
+    invalid(format!("{field}: invalid value {:?}: {requirement}", limits::shortened(value)))
+}
+
+/// A size in whole bytes, in the form that the CRD accepts: Kubernetes reads more forms, such as `1e3` and `500m`.
+fn parse_size(field: &str, text: &str) -> Result<Quantity, Problem> {
+    limits::check_length(field, text, SIZE_LENGTH)?;
+    let size = Some(text).filter(|text| is_size(text)).and_then(Quantity::parse).filter(|size| size.nanos() > 0);
+    let size = size.map(Quantity::rounded_up).ok_or_else(|| {
+        invalid_value(field, text, "must be a number greater than 0 with an optional suffix, such as 20Gi")
     })?;
-    if size.bytes() > LARGEST_SIZE_BYTES {
-        return Err(invalid(format!("{field} is {text:?}, which is too big; at most {LARGEST_SIZE} may be")));
+    if size.value() > LARGEST_SIZE_BYTES {
+        return Err(invalid_value(field, text, &format!("must be at most {LARGEST_SIZE}")));
     }
     Ok(size)
+}
+
+/// The same as the pattern [`vitivirt_api::machine::limits::SIZE`].
+fn is_size(text: &str) -> bool {
+    const SUFFIXES: [&str; 13] = ["", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei", "k", "M", "G", "T", "P", "E"];
+    let end = text.find(|character: char| !character.is_ascii_digit() && character != '.').unwrap_or(text.len());
+    let (number, suffix) = text.split_at(end);
+    let (whole, fraction) = number.split_once('.').map_or((number, None), |(whole, rest)| (whole, Some(rest)));
+    let is_padded = whole.starts_with('0') && whole != "0";
+    let is_fraction = |digits: &str| (1..=SIZE_DECIMALS).contains(&digits.len()) && !digits.contains('.');
+    SUFFIXES.contains(&suffix) && !whole.is_empty() && !is_padded && fraction.is_none_or(is_fraction)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_size_has_its_canonical_form_in_whole_bytes() {
+        for (text, canonical) in [
+            ("20Gi", "20Gi"),
+            ("1024Mi", "1Gi"),
+            ("1536Mi", "1536Mi"),
+            ("1.5Gi", "1536Mi"),
+            ("0.5Gi", "512Mi"),
+            ("1.1Ki", "1127"),
+            ("1.5", "2"),
+            ("2000M", "2G"),
+            ("1073741824", "1073741824"),
+            ("1000", "1k"),
+        ] {
+            assert_eq!(parse_size("size", text).unwrap().to_string(), canonical, "{text}");
+        }
+    }
+
+    #[test]
+    fn text_that_is_not_a_size_is_invalid() {
+        for text in ["", "0", "0Gi", "-1Gi", "1.0000000001", "Gi", "1 Gi", "1gi", "1.2.3Gi", "01Gi", "1.", ".5", "0.0"]
+        {
+            assert!(parse_size("size", text).is_err(), "{text}");
+        }
+    }
 }

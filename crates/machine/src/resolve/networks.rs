@@ -1,11 +1,14 @@
-//! Network interfaces, and the addresses of those that were given none.
+//! Network interfaces, and derived MAC addresses for those without one.
 
 use std::collections::BTreeSet;
 
 use sha2::{Digest, Sha256};
-use vitivirt_api::machine::{Network, POD_NETWORK};
+use vitivirt_api::{
+    machine::{Network, POD_NETWORK},
+    text::hex,
+};
 
-use super::invalid;
+use super::{invalid, invalid_value, unsupported};
 use crate::problem::Problem;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,9 +21,9 @@ pub struct ResolvedNetwork {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Attachment {
-    /// The pod network, masqueraded.
+    /// The pod network, with masquerading.
     Pod,
-    /// The NetworkConfiguration of this name, by a bridge.
+    /// The bridge of the NetworkConfiguration with this name.
     Configuration(String),
 }
 
@@ -35,22 +38,29 @@ impl ResolvedNetwork {
 
 pub(super) fn resolve(uid: &str, given: &[Network]) -> Result<Vec<ResolvedNetwork>, Problem> {
     if given.is_empty() {
-        return Ok(vec![one(uid, &default_network())?]);
+        return Ok(vec![resolve_network(uid, &default_network())?]);
     }
     let mut names = BTreeSet::new();
     for network in given {
         if !names.insert(&network.name) {
-            return Err(invalid(format!("there are two networks named {:?}; give each its own name", network.name)));
+            return Err(invalid(format!(
+                "spec.networks: two networks have the name {:?}; use unique names",
+                network.name
+            )));
         }
     }
-    let resolved: Vec<ResolvedNetwork> = given.iter().map(|network| one(uid, network)).collect::<Result<_, _>>()?;
+    let resolved: Vec<ResolvedNetwork> =
+        given.iter().map(|network| resolve_network(uid, network)).collect::<Result<_, _>>()?;
     if resolved.iter().filter(|network| network.attachment == Attachment::Pod).count() > 1 {
-        return Err(invalid("two networks are on the pod network; KubeVirt allows only one"));
+        return Err(invalid("spec.networks: two interfaces use the pod network; KubeVirt allows only one"));
     }
     let mut macs = BTreeSet::new();
     for network in &resolved {
         if !macs.insert(&network.mac) {
-            return Err(invalid(format!("two networks have the MAC address {}; give each its own", network.mac)));
+            return Err(invalid(format!(
+                "spec.networks: two interfaces have the MAC address {}; use unique addresses",
+                network.mac
+            )));
         }
     }
     Ok(resolved)
@@ -60,19 +70,18 @@ fn default_network() -> Network {
     Network { name: "default".to_owned(), network_name: POD_NETWORK.to_owned(), ..Network::default() }
 }
 
-fn one(uid: &str, network: &Network) -> Result<ResolvedNetwork, Problem> {
+fn resolve_network(uid: &str, network: &Network) -> Result<ResolvedNetwork, Problem> {
     let name = &network.name;
+    let field = |part: &str| format!("spec.networks[{name}].{part}");
     let model = match network.model.as_deref() {
         None => "virtio",
         Some(model @ ("virtio" | "e1000" | "rtl8139")) => model,
-        Some(other) => {
-            return Err(invalid(format!("network {name}: model {other:?} is unknown; use virtio, e1000 or rtl8139")));
-        }
+        Some(other) => return Err(unsupported(&field("model"), other, &["virtio", "e1000", "rtl8139"])),
     };
     let mac = match &network.mac_address {
         None => derived_mac(uid, name),
         Some(text) => unicast(text).ok_or_else(|| {
-            invalid(format!("network {name}: {text:?} is no unicast MAC address; write one such as 52:54:00:12:34:56"))
+            invalid_value(&field("macAddress"), text, "must be a unicast MAC address such as 52:54:00:12:34:56")
         })?,
     };
     let attachment = match network.network_name.as_str() {
@@ -82,7 +91,7 @@ fn one(uid: &str, network: &Network) -> Result<ResolvedNetwork, Problem> {
     Ok(ResolvedNetwork { name: name.clone(), attachment, model: model.to_owned(), mac })
 }
 
-/// Lower case, if it is six bytes in hexadecimal and not a group address.
+/// The address in lower case, if it is six bytes in hexadecimal and not a multicast address.
 fn unicast(text: &str) -> Option<String> {
     let bytes: Vec<u8> = text
         .split(':')
@@ -92,9 +101,9 @@ fn unicast(text: &str) -> Option<String> {
     (bytes.len() == 6 && first & 1 == 0 && bytes.iter().any(|byte| *byte != 0)).then(|| text.to_lowercase())
 }
 
-/// Locally administered, and the same for as long as the Machine exists, however often its VM is made anew.
+/// A locally administered address that stays the same when the VM is created again.
 pub fn derived_mac(uid: &str, interface: &str) -> String {
     let digest = Sha256::new().chain_update(uid).chain_update([0]).chain_update(interface).finalize();
-    let bytes: Vec<String> = digest.iter().take(5).map(|byte| format!("{byte:02x}")).collect();
+    let bytes: Vec<String> = digest.iter().take(5).map(|byte| hex(&[*byte])).collect();
     format!("02:{}", bytes.join(":"))
 }

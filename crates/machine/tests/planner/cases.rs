@@ -1,11 +1,13 @@
-//! The rows of the status table, and what a Machine becomes.
+//! Phase and conditions of a Machine in the known cases.
 
-use vitivirt_api::machine::{
-    CloudInit, Cpu, Disk, MachineSpec, Memory, Network, Resources, SecretKeyRef, condition_type as type_,
+use vitivirt_api::{
+    Write,
+    machine::{
+        CloudInit, Cpu, Disk, MachinePhase, MachineSpec, Memory, Network, Resources, SecretKeyRef,
+        condition_type as type_,
+    },
 };
-use vitivirt_machine::observed::SourceView;
-use vitivirt_machine::render::cloud_init::SecretBytes;
-use vitivirt_machine::resolve::resolve;
+use vitivirt_machine::{SecretBytes, observed::SourceView, resolve::resolve};
 
 use crate::world::{UID, World};
 
@@ -21,12 +23,13 @@ fn on_network(name: &str) -> MachineSpec {
 fn expect(world: &World, phase: &str, ready: &str, reason: &str) {
     let status = world.status();
     let (is, why, message) = world.condition(type_::READY);
-    assert_eq!((status.phase.as_deref(), is.as_str(), why.as_str()), (Some(phase), ready, reason), "{message}");
-    assert_eq!(status.diagnosis.is_some(), ready == "False", "a diagnosis exactly while it is not ready");
+    let is_phase = status.phase.map(MachinePhase::as_str);
+    assert_eq!((is_phase, is.as_str(), why.as_str()), (Some(phase), ready, reason), "{message}");
+    assert_eq!(status.diagnosis.is_some(), ready == "False", "diagnosis exactly if not ready");
 }
 
 #[test]
-fn a_machine_comes_to_life() {
+fn a_new_machine_becomes_ready() {
     let mut world = World::new(template("medium"));
     let (plan, _) = world.reconcile();
     assert_eq!(plan.write_count(), 3, "finalizer, PVC and VM: {plan:?}");
@@ -47,7 +50,7 @@ fn a_machine_comes_to_life() {
 }
 
 #[test]
-fn a_machine_that_runs_goes_on_when_something_it_was_made_from_goes() {
+fn a_running_machine_keeps_running_when_its_source_secret_is_deleted() {
     let cloud_init =
         CloudInit { secret_ref: Some(SecretKeyRef { name: "s".to_owned(), key: None }), ..CloudInit::default() };
     let mut world = World::new(MachineSpec { cloud_init: Some(cloud_init), ..template("small") });
@@ -60,11 +63,11 @@ fn a_machine_that_runs_goes_on_when_something_it_was_made_from_goes() {
     world.observed.source = SourceView::SecretMissing;
     world.reconcile();
     expect(&world, "Running", "False", "SecretNotFound");
-    assert!(world.status().diagnosis.unwrap().contains("the machine runs on"));
+    assert!(world.status().diagnosis.unwrap().contains("the machine keeps running"));
 }
 
 #[test]
-fn an_unknown_template_names_the_known_ones_and_heals() {
+fn an_unknown_template_is_reported_with_the_known_ones_until_it_is_corrected() {
     let mut world = World::new(template("huge"));
     let (plan, _) = world.reconcile();
     assert_eq!(plan.write_count(), 0);
@@ -76,7 +79,7 @@ fn an_unknown_template_names_the_known_ones_and_heals() {
 }
 
 #[test]
-fn what_is_missing_is_named_and_nothing_is_half_made() {
+fn a_missing_reference_is_reported_and_nothing_is_created() {
     let mut no_class = World::new(MachineSpec {
         disks: vec![Disk {
             name: "data".to_owned(),
@@ -101,16 +104,16 @@ fn what_is_missing_is_named_and_nothing_is_half_made() {
         ..template("small")
     });
     no_secret.observed.source = SourceView::SecretMissing;
-    let mut no_right = World::new(no_secret.observed.machine.spec.clone());
-    no_right.observed.source = SourceView::Forbidden("the operator may not get secrets".to_owned());
+    let mut no_permission = World::new(no_secret.observed.machine.spec.clone());
+    no_permission.observed.source = SourceView::Forbidden("the operator may not get secrets".to_owned());
     for (world, phase, reason, part) in [
         (&mut no_class, "Pending", "StorageClassNotFound", "gold"),
         (&mut no_default, "Pending", "StorageClassNotFound", "default"),
         (&mut { no_network }, "Pending", "NetworkConfigurationNotFound", "prod"),
         (&mut no_multus, "Pending", "MultusNotInstalled", "Multus"),
-        (&mut no_kubevirt, "Creating", "KubeVirtApiError", "install it"),
-        (&mut no_secret, "Pending", "SecretNotFound", "no Secret s"),
-        (&mut no_right, "Pending", "PermissionMissing", "may not get secrets; grant"),
+        (&mut no_kubevirt, "Creating", "KubeVirtApiError", "install KubeVirt"),
+        (&mut no_secret, "Pending", "SecretNotFound", "Secret s not found"),
+        (&mut no_permission, "Pending", "PermissionMissing", "may not get secrets; grant"),
     ] {
         let (plan, _) = world.reconcile();
         assert_eq!(plan.write_count(), 0, "{reason}: {plan:?}");
@@ -121,7 +124,7 @@ fn what_is_missing_is_named_and_nothing_is_half_made() {
 }
 
 #[test]
-fn overrides_keep_the_rest_of_the_template() {
+fn fields_without_override_keep_the_values_of_the_template() {
     let spec = MachineSpec {
         resources: Some(Resources {
             cpu: Some(Cpu { cores: Some(4), ..Cpu::default() }),
@@ -143,7 +146,7 @@ fn a_stopped_machine_is_ready() {
 }
 
 #[test]
-fn a_guest_that_never_ran_is_made_anew_after_an_edit() {
+fn a_vmi_that_never_ran_is_deleted_after_an_edit() {
     let mut world = World::new(template("large"));
     world.settle();
     world.start_guest("Scheduling");
@@ -155,11 +158,11 @@ fn a_guest_that_never_ran_is_made_anew_after_an_edit() {
     world.edit(template("small"));
     world.reconcile();
     world.reconcile();
-    assert!(world.observed.vmi.is_none(), "the old guest is deleted, so that KubeVirt makes a new one");
+    assert!(world.observed.vmi.is_none(), "the VMI is deleted, so that KubeVirt creates a new one");
 }
 
 #[test]
-fn a_running_guest_is_never_replaced() {
+fn a_running_vmi_is_never_deleted_by_an_edit() {
     let mut world = World::new(template("large"));
     world.settle();
     world.start_guest("Running");
@@ -188,54 +191,54 @@ fn a_disk_grows_and_never_shrinks() {
 }
 
 #[test]
-fn foreign_names_are_never_taken() {
+fn a_vm_of_another_owner_is_not_changed() {
     let mut world = World::new(template("small"));
     world.settle();
-    world.observed.vm.as_mut().unwrap().controller_uid = Some("somebody".to_owned());
+    world.observed.vm.as_mut().unwrap().controller_uid = Some("other".to_owned());
     let (plan, _) = world.reconcile();
     assert_eq!(plan.write_count(), 0, "{plan:?}");
     expect(&world, "Failed", "False", "NameTaken");
     world.delete_machine();
     world.reconcile();
-    assert!(world.gone && !world.observed.vm.as_ref().unwrap().deleting, "the foreign VM stays");
+    assert!(world.gone && !world.observed.vm.as_ref().unwrap().deleting, "the VM of the other owner stays");
 }
 
 #[test]
-fn drift_is_put_back_exactly() {
+fn drift_of_the_vm_and_the_network_attachment_is_reverted() {
     let mut world = World::new(on_network("prod")).with_network("prod");
     world.settle();
     let good = world.observed.vm.clone().unwrap().spec;
     world.observed.vm.as_mut().unwrap().spec["runStrategy"] = "Halted".into();
     world.observed.vm.as_mut().unwrap().spec["template"]["spec"]["nodeSelector"] = serde_json::json!({"x": "y"});
     world.observed.vm.as_mut().unwrap().labels.remove("vitistack.io/machine");
-    world.observed.attachments.get_mut("prod").unwrap().config = "{}".to_owned();
-    world.observed.attachments.get_mut("prod").unwrap().labels.clear();
+    world.observed.network_attachments.get_mut("prod").unwrap().config = "{}".to_owned();
+    world.observed.network_attachments.get_mut("prod").unwrap().labels.clear();
     world.settle();
     let vm = world.observed.vm.clone().unwrap();
     assert_eq!(vm.spec, good);
     assert_eq!(vm.labels["vitistack.io/machine"], "web");
-    assert!(world.observed.attachments["prod"].config.contains("br1"));
-    assert_eq!(world.observed.attachments["prod"].labels["vitistack.io/managed-by"], "kubevirt-operator");
+    assert!(world.observed.network_attachments["prod"].config.contains("br1"));
+    assert_eq!(world.observed.network_attachments["prod"].labels["vitistack.io/managed-by"], "kubevirt-operator");
 }
 
 #[test]
-fn the_last_machine_of_a_network_lets_it_go() {
+fn the_last_machine_of_a_network_removes_its_finalizer() {
     for (other_users, protected) in [(false, false), (true, true)] {
         let mut world = World::new(on_network("prod")).with_network("prod");
         world.settle();
-        assert!(world.observed.networks["prod"].protected.is_some());
+        assert!(world.observed.networks["prod"].finalizer_index.is_some());
         world.observed.networks.get_mut("prod").unwrap().other_users = other_users;
         world.delete_machine();
         world.reconcile();
         world.finish_shutdown();
         world.reconcile();
         assert!(world.gone);
-        assert_eq!(world.observed.networks["prod"].protected.is_some(), protected);
+        assert_eq!(world.observed.networks["prod"].finalizer_index.is_some(), protected);
     }
 }
 
 #[test]
-fn a_change_leaves_kubevirts_defaults_alone() {
+fn a_change_keeps_the_defaults_of_kubevirt() {
     let live = serde_json::json!({
         "runStrategy": "Halted",
         "template": {"metadata": {"annotations": {"kubevirt.io/pci-topology-version": "v3"}}, "spec": {"architecture": "amd64", "domain": {"resources": {}, "features": {"acpi": {}}}}},
@@ -243,14 +246,15 @@ fn a_change_leaves_kubevirts_defaults_alone() {
     let domain = serde_json::json!({"features": {}});
     let bare = serde_json::json!({"runStrategy": "Halted", "template": {"metadata": {}, "spec": {"domain": domain}}});
     assert_eq!(vitivirt_machine::render::vm::without_defaults(live), bare);
-    let wanted = serde_json::json!({"runStrategy": "Always", "template": {"metadata": {}, "spec": {"domain": domain}}});
+    let desired =
+        serde_json::json!({"runStrategy": "Always", "template": {"metadata": {}, "spec": {"domain": domain}}});
     let paths: Vec<String> =
-        vitivirt_machine::render::vm::changes(&bare, &wanted).into_iter().map(|operation| operation.path).collect();
+        vitivirt_machine::render::vm::changes(&bare, &desired).into_iter().map(|operation| operation.path).collect();
     assert_eq!(paths, ["/spec/runStrategy"]);
 }
 
 #[test]
-fn a_changed_or_tampered_secret_is_written_again() {
+fn a_secret_is_written_again_after_an_edit_or_a_foreign_change() {
     let cloud_init = |text: &str| MachineSpec {
         cloud_init: Some(CloudInit { user_data: Some(text.to_owned()), ..CloudInit::default() }),
         ..template("small")
@@ -265,7 +269,7 @@ fn a_changed_or_tampered_secret_is_written_again() {
     let (plan, _) = world.reconcile();
     assert_eq!(plan.write_count(), 1, "{plan:?}");
     assert!(!format!("{plan:?} {:?}", world.observed.machine).contains("canary"), "user data must never be printed");
-    // Somebody took our annotation, once with everything and once from among others.
+    // Another client removed the annotation: once all annotations, once only the operator's.
     for annotated in [false, true] {
         let secret = world.observed.secret.as_mut().unwrap();
         (secret.content, secret.annotated) = (None, annotated);
@@ -288,15 +292,13 @@ fn a_secret_whose_source_was_not_read_keeps_its_data() {
     let content = world.observed.secret.clone().unwrap().content.unwrap();
     world.observed.source = SourceView::Unchanged(content);
     world.observed.secret.as_mut().unwrap().labels.remove("vitistack.io/machine");
-    let plan = vitivirt_machine::plan(&world.observed);
+    let plan = world.plan();
     let paths: Vec<&str> = plan
         .steps
         .iter()
         .flat_map(|step| &step.writes)
         .flat_map(|write| match write {
-            vitivirt_api::Write::Patch { operations, .. } => {
-                operations.iter().map(|operation| operation.path.as_str()).collect()
-            }
+            Write::Patch { operations, .. } => operations.iter().map(|operation| operation.path.as_str()).collect(),
             _ => Vec::new(),
         })
         .collect();
@@ -304,7 +306,7 @@ fn a_secret_whose_source_was_not_read_keeps_its_data() {
 }
 
 #[test]
-fn the_firmware_and_the_mac_survive_a_new_vm() {
+fn a_vm_that_is_created_again_has_the_same_firmware_uuid_and_mac() {
     let mut world = World::new(template("small"));
     world.settle();
     let first = world.observed.vm.clone().unwrap().spec;
@@ -315,7 +317,7 @@ fn the_firmware_and_the_mac_survive_a_new_vm() {
 }
 
 #[test]
-fn a_stop_by_hand_is_undone_and_explained() {
+fn a_stop_by_a_user_is_reverted_with_an_event() {
     let mut world = World::new(template("small"));
     world.settle();
     world.bind_pvcs();
@@ -323,20 +325,20 @@ fn a_stop_by_hand_is_undone_and_explained() {
     world.settle();
     world.observed.vm.as_mut().unwrap().spec["runStrategy"] = "Halted".into();
     let (_, report) = world.reconcile();
-    let told: Vec<&str> = report.events.iter().map(|event| event.reason).collect();
-    assert_eq!(told, ["PowerStateRestored"]);
+    let reasons: Vec<&str> = report.events.iter().map(|event| event.reason).collect();
+    assert_eq!(reasons, ["PowerStateRestored"]);
     assert_eq!(world.observed.vm.as_ref().unwrap().spec["runStrategy"], "Always");
     world.edit(MachineSpec { power_state: Some("Stopped".to_owned()), ..template("small") });
     let (_, report) = world.reconcile();
     assert!(
         report.events.iter().all(|event| event.reason != "PowerStateRestored"),
-        "an edit of powerState is no contradiction"
+        "an edit of powerState is not reverted"
     );
 }
 
-/// Granting a permission wakes nobody: it is asked for again.
+/// Granting a permission triggers no reconcile.
 #[test]
-fn a_right_that_comes_back_is_noticed() {
+fn a_missing_permission_is_retried_after_a_delay() {
     let mut world = World::new(MachineSpec {
         cloud_init: Some(CloudInit {
             secret_ref: Some(SecretKeyRef { name: "s".to_owned(), key: None }),

@@ -1,13 +1,19 @@
-//! Edits of a machine that runs: what is taken up, what waits for a restart and is named, what is refused.
+//! Edits of a running machine: changes that apply immediately, changes that wait for a restart, rejected changes.
 
 use std::collections::BTreeSet;
 
-use vitivirt_api::machine::{
-    CloudInit, Cpu, Disk, DiskSource, Domain, Features, MachineSpec, Memory, NamedSource, Network, Resources,
-    condition_type as type_,
+use vitivirt_api::{
+    ErrorClass, Failure, Outcome, Stop,
+    machine::{
+        CloudInit, Cpu, Disk, DiskSource, Domain, Features, MachinePhase, MachineSpec, Memory, NamedSource, Network,
+        Resources, condition_type as type_,
+    },
+    reason,
 };
-use vitivirt_api::{ErrorClass, Failure, Outcome, Stop, reason};
-use vitivirt_machine::changes::{Effect, FieldChange, Kind, RULES, changes_of, rule_of};
+use vitivirt_machine::{
+    changes::{ChangeKind, ChangeRule, Effect, FieldChange, RULES, RejectedChange, changes_of, rule_of},
+    discards_user_data,
+};
 
 use crate::world::{World, running};
 
@@ -21,31 +27,35 @@ fn with(cores: Option<u32>, sockets: Option<u32>, memory: &str) -> MachineSpec {
     MachineSpec { resources: Some(Resources { cpu: Some(cpu), memory: Some(memory) }), ..small() }
 }
 
-/// What KubeVirt does when it finds a change that it cannot plug in.
+/// What KubeVirt reports when it cannot hotplug a change.
 fn restart_required(world: &mut World, is: bool) {
     world.observed.vm.as_mut().unwrap().restart_required = is;
     world.settle();
 }
 
-fn waiting(world: &World) -> Option<String> {
+fn restart_message(world: &World) -> Option<String> {
     let status = world.status();
     status.conditions.into_iter().find(|have| have.type_ == type_::RESTART_REQUIRED).map(|have| have.message)
 }
 
+fn rejected_changes(world: &World) -> Vec<RejectedChange> {
+    world.assessed().assessment().rejected_changes.clone()
+}
+
 fn edit_plan(world: &mut World, spec: MachineSpec) -> Vec<FieldChange> {
     world.edit(spec);
-    let plan = vitivirt_machine::plan(&world.observed);
+    let plan = world.plan();
     plan.steps.iter().flat_map(|step| &step.writes).flat_map(|write| changes_of(&world.observed, write)).collect()
 }
 
 fn effect(changes: &[FieldChange], field: &str) -> Option<Effect> {
-    changes.iter().find(|change| change.of.as_deref() == Some(field)).map(|change| change.effect)
+    changes.iter().find(|change| change.machine_field.as_deref() == Some(field)).map(|change| change.effect)
 }
 
 #[test]
-fn what_waits_for_a_restart_is_named_until_the_restart() {
+fn fields_that_wait_for_a_restart_are_listed_until_the_restart() {
     let mut world = running(small());
-    assert_eq!(waiting(&world), None);
+    assert_eq!(restart_message(&world), None);
     let disk = Disk { name: "data".to_owned(), size: Some("1Gi".to_owned()), ..Disk::default() };
     let hyperv = Features { hyperv: Some(true), ..Features::default() };
     world.edit(MachineSpec {
@@ -54,60 +64,60 @@ fn what_waits_for_a_restart_is_named_until_the_restart() {
         ..with(Some(4), None, "2Gi")
     });
     world.settle();
-    assert_eq!(waiting(&world), None, "KubeVirt has not looked at it yet");
+    assert_eq!(restart_message(&world), None, "KubeVirt has not reported yet");
     restart_required(&mut world, true);
-    let message = waiting(&world).unwrap();
+    let message = restart_message(&world).unwrap();
     for field in ["spec.resources.cpu.cores", "spec.disks[data]", "spec.domain.features.hyperv"] {
         assert!(message.contains(field), "{field} is missing in {message:?}");
     }
     for other in ["memory", "networks", "disks[root]", "cloudInit"] {
-        assert!(!message.contains(other), "{other} does not wait: {message:?}");
+        assert!(!message.contains(other), "{other} does not wait for a restart: {message:?}");
     }
-    assert!(world.condition(type_::READY).0 == "True", "it runs");
+    assert!(world.condition(type_::READY).0 == "True", "still running");
     world.bind_pvcs();
     world.start_guest("Running");
     restart_required(&mut world, false);
-    assert_eq!(waiting(&world), None, "the new guest has everything");
+    assert_eq!(restart_message(&world), None, "the new guest has everything");
 }
 
 #[test]
-fn an_edit_that_is_taken_back_waits_for_nothing() {
+fn an_edit_that_is_reverted_waits_for_no_restart() {
     let mut world = running(small());
     world.edit(with(Some(4), None, "2Gi"));
     world.settle();
     restart_required(&mut world, true);
-    assert!(waiting(&world).unwrap().contains("cores"));
+    assert!(restart_message(&world).unwrap().contains("cores"));
     world.edit(small());
     world.settle();
     restart_required(&mut world, false);
-    assert_eq!(waiting(&world), None);
+    assert_eq!(restart_message(&world), None);
 }
 
 #[test]
-fn the_restart_is_told_once() {
+fn a_pending_restart_has_one_event() {
     let mut world = running(small());
     world.edit(with(Some(4), None, "2Gi"));
     world.settle();
     world.observed.vm.as_mut().unwrap().restart_required = true;
-    let told =
+    let events =
         |world: &mut World| world.reconcile().1.events.iter().filter(|event| event.reason == "PendingRestart").count();
-    assert_eq!((told(&mut world), told(&mut world)), (1, 0));
+    assert_eq!((events(&mut world), events(&mut world)), (1, 0));
 }
 
-/// KubeVirt does not look into the Secret, so it never says that a restart is needed.
+/// KubeVirt does not compare the Secret, so it never reports that a restart is needed.
 #[test]
-fn changed_user_data_waits_for_a_restart_until_it_is_taken_back() {
+fn changed_user_data_waits_for_a_restart_until_it_is_reverted() {
     let cloud_init = |text: &str| MachineSpec { cloud_init: user_data(text), ..small() };
     let mut world = running(cloud_init("one"));
     for (text, waits) in [("two", true), ("three", true), ("one", false), ("four", true)] {
         world.edit(cloud_init(text));
         world.settle();
         world.settle();
-        assert_eq!(waiting(&world).is_some_and(|words| words.contains("spec.cloudInit")), waits, "{text}");
+        assert_eq!(restart_message(&world).is_some_and(|message| message.contains("spec.cloudInit")), waits, "{text}");
     }
     world.observed.vmi.as_mut().unwrap().uid = "another guest".to_owned();
     world.settle();
-    assert_eq!(waiting(&world), None);
+    assert_eq!(restart_message(&world), None);
 }
 
 fn user_data(text: &str) -> Option<CloudInit> {
@@ -115,59 +125,60 @@ fn user_data(text: &str) -> Option<CloudInit> {
 }
 
 #[test]
-fn user_data_that_is_not_wanted_any_more_goes_with_the_guest_that_has_it() {
+fn an_obsolete_cloud_init_secret_is_deleted_when_no_vmi_needs_it() {
     let mut world = running(MachineSpec { cloud_init: user_data("one"), ..small() });
     world.edit(small());
     world.settle();
-    assert!(world.observed.secret.is_some(), "the guest may be migrated, and then its data is read again");
+    assert!(world.observed.secret.is_some(), "a migration of the VMI reads it again");
     world.observed.vmi.as_mut().unwrap().deleting = true;
     world.settle();
-    assert!(world.observed.secret.is_some(), "it is still shutting down");
+    assert!(world.observed.secret.is_some(), "the VMI is still shutting down");
     world.observed.vmi = None;
     world.settle();
-    assert!(world.observed.secret.is_some(), "the next guest may have been made from the VM as it was");
+    assert!(world.observed.secret.is_some(), "the next VMI may be created from the earlier VM");
     world.start_guest("Running");
     let foreign = world.observed.secret.as_mut().unwrap().controller_uid.replace("another".to_owned());
     world.settle();
-    assert!(world.observed.secret.is_some(), "somebody else's");
+    assert!(world.observed.secret.is_some(), "it belongs to another owner");
     world.observed.secret.as_mut().unwrap().controller_uid = foreign;
     world.observed.secret.as_mut().unwrap().deleting = true;
     world.settle();
-    assert!(world.observed.secret.is_some(), "it is going already");
+    assert!(world.observed.secret.is_some(), "it is already being deleted");
     world.observed.secret.as_mut().unwrap().deleting = false;
-    assert!(vitivirt_machine::discards_user_data(&world.observed), "whoever observes takes another look");
+    assert!(discards_user_data(&world.assessed()), "the observer does a live check");
     world.settle();
     assert!(world.observed.secret.is_none());
-    assert!(!vitivirt_machine::discards_user_data(&world.observed));
+    assert!(!discards_user_data(&world.assessed()));
 }
 
-/// An older role, or somebody's policy, may forbid it; the guest runs all the same.
+/// An older role or a policy may forbid the deletion.
 #[test]
-fn a_machine_whose_old_user_data_cannot_be_deleted_is_ready_and_says_so() {
+fn a_machine_is_ready_although_its_obsolete_secret_cannot_be_deleted() {
     let mut world = running(MachineSpec { cloud_init: user_data("one"), ..small() });
     world.edit(small());
     world.settle();
     world.start_guest("Running");
-    let plan = vitivirt_machine::plan(&world.observed);
+    let plan = world.plan();
     let step = plan.steps.last().unwrap();
     assert_eq!((step.writes.len(), step.writes[0].verb()), (1, "delete"));
     let message = |failure: Failure| {
         let outcome = Outcome { stop: Stop::Failed { step: step.name, failure }, written: 0 };
-        let status = vitivirt_machine::report(&world.observed, &plan, &outcome).status.unwrap().desired;
-        assert_eq!(status["phase"], "Running");
-        let conditions = status["conditions"].as_array().unwrap();
-        let ready = conditions.iter().find(|condition| condition["type"] == type_::READY).unwrap();
-        assert_eq!(ready["status"], "True");
-        ready["message"].as_str().unwrap().to_owned()
+        let status = vitivirt_machine::report(&world.assessed(), &plan, &outcome).status.unwrap().desired;
+        assert_eq!(status.phase, Some(MachinePhase::Running));
+        let ready = status.conditions.into_iter().find(|condition| condition.type_ == type_::READY).unwrap();
+        assert_eq!(ready.status, "True");
+        ready.message
     };
     let forbidden =
         Failure { class: ErrorClass::Forbidden, ..Failure::transient(reason::PERMISSION_MISSING, "it may not") };
-    assert!(message(forbidden).contains("user data that is not wanted any more is still there: it may not"));
+    assert!(
+        message(forbidden).contains("the obsolete cloud-init Secret web-cloudinit could not be deleted: it may not")
+    );
     assert!(!message(Failure::transient(reason::WEBHOOK_UNREACHABLE, "later")).contains("later"));
 }
 
 #[test]
-fn user_data_of_a_machine_that_is_stopped_goes_at_once() {
+fn an_obsolete_cloud_init_secret_of_a_stopped_machine_is_deleted_immediately() {
     let stopped = MachineSpec { power_state: Some("Stopped".to_owned()), ..small() };
     let mut world = World::new(MachineSpec { cloud_init: user_data("one"), ..stopped.clone() });
     world.settle();
@@ -178,7 +189,7 @@ fn user_data_of_a_machine_that_is_stopped_goes_at_once() {
 }
 
 #[test]
-fn every_field_has_its_effect() {
+fn every_changed_field_has_the_effect_of_its_rule() {
     let network =
         |name: &str, on: &str| Network { name: name.to_owned(), network_name: on.to_owned(), ..Network::default() };
     let mut world = running(MachineSpec { networks: vec![network("a", "pod")], ..with(Some(2), Some(1), "2Gi") });
@@ -190,7 +201,7 @@ fn every_field_has_its_effect() {
     assert_eq!(
         effect(&with_cores, "spec.resources.cpu.sockets"),
         Some(Effect::Restart),
-        "nothing is plugged in beside it"
+        "nothing is hotplugged while another change waits"
     );
     let interface =
         MachineSpec { networks: vec![network("a", "pod"), network("b", "prod")], ..with(Some(2), Some(1), "2Gi") };
@@ -203,7 +214,7 @@ fn every_field_has_its_effect() {
 }
 
 #[test]
-fn what_a_pvc_was_made_with_is_refused_by_field_and_the_rest_applies() {
+fn changes_that_a_pvc_does_not_allow_are_rejected_and_the_others_apply() {
     let disk = |change: fn(&mut Disk)| {
         let mut disk = Disk { name: "data".to_owned(), size: Some("10Gi".to_owned()), ..Disk::default() };
         change(&mut disk);
@@ -226,48 +237,52 @@ fn what_a_pvc_was_made_with_is_refused_by_field_and_the_rest_applies() {
         let pvc = world.observed.pvcs["web-data"].clone();
         world.edit(disk(change));
         world.settle();
-        let refused = vitivirt_machine::refusals(&world.observed);
-        assert_eq!(refused.iter().map(|refusal| refusal.field.as_str()).collect::<Vec<_>>(), [field]);
-        let rule = rule_of(field, Kind::Shrinks).unwrap();
-        assert!(rule.effect == Effect::Refused && refused[0].reason.contains(rule.why), "{refused:?}");
+        let rejected = rejected_changes(&world);
+        assert_eq!(rejected.iter().map(|change| change.field.as_str()).collect::<Vec<_>>(), [field]);
+        let rule = rule_of(field, ChangeKind::Shrinks).unwrap();
+        assert!(rule.effect == Effect::Refused && rejected[0].reason.contains(rule.why), "{rejected:?}");
         assert_eq!(world.observed.pvcs["web-data"], pvc, "{field}");
-        assert_eq!(world.observed.vm.as_ref().unwrap().spec["runStrategy"], "Halted", "the rest applies");
+        assert_eq!(world.observed.vm.as_ref().unwrap().spec["runStrategy"], "Halted", "the other change applies");
         world.edit(disk(|_| {}));
         world.settle();
-        assert!(vitivirt_machine::refusals(&world.observed).is_empty());
+        assert!(rejected_changes(&world).is_empty());
     }
 }
 
 #[test]
-fn a_class_that_does_not_expand_refuses_growth() {
+fn growth_is_rejected_if_the_storage_class_does_not_allow_expansion() {
     let disk = |size: &str| MachineSpec {
         disks: vec![Disk { name: "data".to_owned(), size: Some(size.to_owned()), ..Disk::default() }],
         ..small()
     };
     let mut world = running(disk("10Gi"));
-    world.observed.storage_classes.iter_mut().for_each(|class| class.expands = false);
+    world.observed.storage_classes.iter_mut().for_each(|class| class.allows_expansion = false);
     world.edit(disk("20Gi"));
     world.settle();
-    let refused = vitivirt_machine::refusals(&world.observed);
-    assert!(refused.len() == 1 && refused[0].reason.contains("does not allow expansion"), "{refused:?}");
+    let rejected = rejected_changes(&world);
+    assert!(rejected.len() == 1 && rejected[0].reason.contains("does not allow expansion"), "{rejected:?}");
 }
 
 #[test]
-fn a_feature_is_named_also_when_it_is_the_first_or_the_last() {
+fn the_first_and_the_last_feature_are_listed_by_name() {
     let acpi = Features { acpi: Some(false), ..Features::default() };
     let with_acpi = MachineSpec { domain: Some(Domain { features: Some(acpi), ..Domain::default() }), ..small() };
     for (from, to) in [(small(), with_acpi.clone()), (with_acpi, small())] {
         let mut world = running(from);
-        let fields: Vec<_> = edit_plan(&mut world, to).into_iter().filter_map(|change| change.of).collect();
+        let fields: Vec<_> = edit_plan(&mut world, to).into_iter().filter_map(|change| change.machine_field).collect();
         assert_eq!(fields, ["spec.domain.features.acpi"]);
         world.settle();
         restart_required(&mut world, true);
-        assert!(waiting(&world).unwrap().contains(": spec.domain.features.acpi;"), "{:?}", waiting(&world));
+        assert!(
+            restart_message(&world).unwrap().contains(": spec.domain.features.acpi;"),
+            "{:?}",
+            restart_message(&world)
+        );
     }
 }
 
 #[test]
-fn a_pvc_whose_filling_was_not_noted_is_not_refused() {
+fn a_change_of_the_source_is_not_rejected_if_the_source_of_the_pvc_is_unknown() {
     let disk = |name: &str| {
         let source = DiskSource { pvc: Some(NamedSource { name: name.to_owned() }), ..DiskSource::default() };
         let disk =
@@ -275,36 +290,36 @@ fn a_pvc_whose_filling_was_not_noted_is_not_refused() {
         MachineSpec { disks: vec![disk], ..small() }
     };
     let mut world = running(disk("one"));
-    assert!(vitivirt_machine::refusals(&world.observed).is_empty());
+    assert!(rejected_changes(&world).is_empty());
     world.edit(disk("two"));
-    assert_eq!(vitivirt_machine::refusals(&world.observed).len(), 1);
+    assert_eq!(rejected_changes(&world).len(), 1);
     world.observed.pvcs.get_mut("web-data").unwrap().source = Some(String::new());
-    assert!(vitivirt_machine::refusals(&world.observed).is_empty());
+    assert!(rejected_changes(&world).is_empty());
 }
 
-/// The schema has no field that the table does not know, and the table none that the schema does not.
+/// Every field has a rule, and every rule has a field.
 #[test]
 fn the_table_and_the_schema_have_the_same_fields() {
-    let definition = &vitivirt_api::machine::crds()[0];
-    let schema = serde_json::to_value(definition.spec.versions[0].schema.as_ref().unwrap()).unwrap();
+    let crd = &vitivirt_api::machine::crds()[0];
+    let schema = serde_json::to_value(crd.spec.versions[0].schema.as_ref().unwrap()).unwrap();
     let mut fields = BTreeSet::new();
     leaves("spec", &schema["openAPIV3Schema"]["properties"]["spec"], &mut fields);
     let known: BTreeSet<&str> = RULES.iter().map(|rule| rule.field).collect();
     for field in &fields {
-        // The name of an element is the element; a source and a reference change as a whole.
+        // The name identifies an item; a source and a reference change as a whole.
         let covered = known.iter().any(|rule| field == rule || field.starts_with(&format!("{rule}.")));
         assert!(covered || field.ends_with("[].name"), "{field} has no rule");
     }
     for rule in known.iter().filter(|rule| rule.starts_with("spec.")) {
         let exists = fields.iter().any(|field| field == rule || field.starts_with(*rule));
-        assert!(exists, "{rule} is no field");
+        assert!(exists, "{rule} is not a field");
     }
 }
 
 #[test]
-fn no_field_has_two_rules_for_one_change() {
+fn no_field_has_two_rules_for_the_same_kind_of_change() {
     for (index, rule) in RULES.iter().enumerate() {
-        let same = |other: &vitivirt_machine::changes::Rule| other.field == rule.field && other.change == rule.change;
+        let same = |other: &ChangeRule| other.field == rule.field && other.change == rule.change;
         assert!(!RULES.iter().skip(index + 1).any(same), "{rule:?}");
         assert!(!rule.why.is_empty());
     }

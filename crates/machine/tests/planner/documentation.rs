@@ -1,13 +1,13 @@
-//! The troubleshooting page and the code stay in step.
+//! The documentation has the same tables as the code.
 
 use std::collections::BTreeSet;
 
-use vitivirt_api::machine::machine_reason::{ERRORS, QUIET};
-use vitivirt_machine::changes::{Effect, Kind, RULES, Rule};
+use vitivirt_api::machine::machine_reason::{ERRORS, NOT_READY_REASONS};
+use vitivirt_machine::changes::{ChangeKind, ChangeRule, Effect, RULES};
 
 const PAGE: &str = include_str!("../../../../docs/troubleshooting.md");
 
-/// What begins the second table: reasons of a Machine that is not ready although nothing is wrong.
+/// The heading of the second table: reasons of a Machine that is not ready without an error.
 const NOTHING_IS_WRONG: &str = "## Not ready, and nothing is wrong";
 
 fn tables() -> [Vec<&'static str>; 2] {
@@ -17,11 +17,11 @@ fn tables() -> [Vec<&'static str>; 2] {
 }
 
 #[test]
-fn every_reason_has_its_row_and_every_row_its_reason() {
-    for (rows, reasons) in tables().into_iter().zip([&ERRORS[..], &QUIET[..]]) {
+fn the_troubleshooting_page_has_one_row_for_every_reason() {
+    for (rows, reasons) in tables().into_iter().zip([&ERRORS[..], &NOT_READY_REASONS[..]]) {
         let named = rows.iter().filter_map(|row| row.strip_prefix("| `")?.split_once('`')).map(|(reason, _)| reason);
         let named: Vec<&str> = named.collect();
-        assert_eq!(named.len(), reasons.len(), "a row of its own for each: {named:?}");
+        assert_eq!(named.len(), reasons.len(), "one row for each reason: {named:?}");
         let (named, reasons): (BTreeSet<_>, BTreeSet<_>) =
             (named.into_iter().collect(), reasons.iter().copied().collect());
         assert_eq!(named, reasons, "docs/troubleshooting.md");
@@ -29,8 +29,8 @@ fn every_reason_has_its_row_and_every_row_its_reason() {
 }
 
 #[test]
-fn every_row_says_cause_and_cure() {
-    let columns = ["reason, symptom, cause, what to do", "reason, what is so, what comes next"];
+fn every_row_of_the_troubleshooting_page_has_all_columns() {
+    let columns = ["reason, symptom, cause, what to do", "reason, state, what follows"];
     for (rows, columns) in tables().into_iter().zip(columns) {
         for row in rows {
             let cells = row.split('|').map(str::trim).filter(|cell| !cell.is_empty()).count();
@@ -42,13 +42,13 @@ fn every_row_says_cause_and_cure() {
 const CHANGES: &str = include_str!("../../../../docs/changing-machines.md");
 
 #[test]
-fn the_page_about_changes_is_the_table() {
-    let change = |kind: Kind| match kind {
-        Kind::Any => "any other",
-        Kind::Added => "added",
-        Kind::Removed => "removed",
-        Kind::Grows => "more",
-        Kind::Shrinks => "less",
+fn the_page_about_changes_contains_every_rule() {
+    let change = |kind: ChangeKind| match kind {
+        ChangeKind::Any => "any other",
+        ChangeKind::Added => "added",
+        ChangeKind::Removed => "removed",
+        ChangeKind::Grows => "more",
+        ChangeKind::Shrinks => "less",
     };
     let effect = |effect: Effect| match effect {
         Effect::Live => "live",
@@ -56,7 +56,7 @@ fn the_page_about_changes_is_the_table() {
         Effect::Restart => "restart",
         Effect::Refused => "refused",
     };
-    let alone = |rule: &Rule| RULES.iter().filter(|other| other.field == rule.field).count() == 1;
+    let alone = |rule: &ChangeRule| RULES.iter().filter(|other| other.field == rule.field).count() == 1;
     let rows = RULES.iter().filter(|rule| rule.field != "metadata.finalizers").map(|rule| {
         let kind = if alone(rule) { "any" } else { change(rule.change) };
         format!("| `{}` | {kind} | {} | {} |\n", rule.field, effect(rule.effect), rule.why)

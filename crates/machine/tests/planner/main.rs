@@ -1,4 +1,4 @@
-//! Decisions about Machines as pure functions: tables for the known cases, properties for the rest.
+//! Tests of plan and report: tables for the known cases, properties for all others.
 
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "a test may fail at once")]
 
@@ -8,5 +8,4 @@ mod documentation;
 mod failure_reporting;
 mod invalid;
 mod properties;
-mod specs;
 mod world;

@@ -1,26 +1,31 @@
-//! A cluster as far as the decisions see one: writes of a plan change the views, nothing else happens. What KubeVirt and
-//! storage do by themselves is a call of a test.
+//! A cluster as the planner sees it. The writes of a plan change the views, and nothing else happens: the tests do what
+//! KubeVirt and the storage would do.
 
 use std::collections::BTreeMap;
 
 use k8s_openapi::jiff::Timestamp;
 use serde_json::Value;
-use vitivirt_api::machine::{FINALIZER_NETWORK, Machine, MachineSpec, MachineStatus};
-use vitivirt_api::{Failure, Operation, Outcome, Plan, Report, Stop, Write};
-use vitivirt_machine::observed::{
-    AttachmentView, NetworkView, Observed, OwnedView, PvcView, SecretView, StorageClassView, VmView, VmiView,
+use vitivirt_api::{
+    Failure, Operation, Outcome, Plan, Report, Stop, Write,
+    machine::{FINALIZER_NETWORK, Machine, MachineId, MachineSpec, MachineStatus, PrintableStatus, PvcPhase, VmiPhase},
+};
+use vitivirt_machine::{
+    Assessed, Observed,
+    observed::{NetworkAttachmentView, NetworkView, OwnedView, PvcView, SecretView, StorageClassView, VmView, VmiView},
+    resolve::resolve,
+    vmi_spec::{comparable_spec, references_secret},
 };
 
 pub(crate) struct World {
     pub(crate) observed: Observed,
-    /// The Machine object itself is gone.
+    /// The Machine object is deleted.
     pub(crate) gone: bool,
     uids: u32,
 }
 
 pub(crate) const UID: &str = "5e6f5d0a-52a5-4a7c-9d38-2f1f0f6f3d11";
 
-/// A Machine whose guest runs.
+/// A Machine with a running guest.
 pub(crate) fn running(spec: MachineSpec) -> World {
     let mut world = World::new(spec).with_network("prod");
     world.settle();
@@ -42,11 +47,11 @@ impl World {
             name: name.to_owned(),
             is_default,
             waits_for_consumer: false,
-            expands: true,
+            allows_expansion: true,
         };
         let observed = Observed {
             storage_classes: vec![class("standard", true), class("fast-ssd", false)],
-            ..Observed::of(machine, Timestamp::UNIX_EPOCH)
+            ..Observed::new(machine, Timestamp::UNIX_EPOCH).unwrap()
         };
         World { observed, gone: false, uids: 0 }
     }
@@ -57,7 +62,7 @@ impl World {
             uid,
             vlan: Some(100),
             bridge: Some("br1".to_owned()),
-            protected: None,
+            finalizer_index: None,
             deleting: false,
             other_users: false,
         };
@@ -70,33 +75,47 @@ impl World {
         format!("uid-{}", self.uids)
     }
 
-    /// One pass: the plan is carried out, the status is written. Returns what was planned and said.
-    pub(crate) fn reconcile(&mut self) -> (Plan, Report) {
-        let plan = vitivirt_machine::plan(&self.observed);
-        let before = self.observed.clone();
+    /// The observed state, assessed. Tests edit the Machine in place, so it is parsed again.
+    pub(crate) fn assessed(&self) -> Assessed {
+        let machine = &self.observed.machine;
+        Assessed::new(Observed {
+            id: MachineId::from_metadata(&machine.metadata).unwrap(),
+            resolved: resolve(machine),
+            ..self.observed.clone()
+        })
+    }
+
+    pub(crate) fn plan(&self) -> Plan {
+        vitivirt_machine::plan(&self.assessed()).unwrap()
+    }
+
+    /// One reconcile: the plan is applied, the status is written. Returns the plan and the report.
+    pub(crate) fn reconcile(&mut self) -> (Plan, Report<MachineStatus>) {
+        let before = self.assessed();
+        let plan = vitivirt_machine::plan(&before).unwrap();
         let outcome = self.apply(&plan);
         let report = self.report(&before, &plan, &outcome);
         (plan, report)
     }
 
-    /// One pass whose first write is refused.
-    pub(crate) fn refused(&mut self, failure: &Failure) -> Report {
-        let plan = vitivirt_machine::plan(&self.observed);
+    /// One reconcile whose first write fails.
+    pub(crate) fn reconcile_with_failure(&mut self, failure: &Failure) -> Report<MachineStatus> {
+        let before = self.assessed();
+        let plan = vitivirt_machine::plan(&before).unwrap();
         let step = plan.steps.first().map_or("nothing to write", |step| step.name);
         let outcome = Outcome { stop: Stop::Failed { step, failure: failure.clone() }, written: 0 };
-        self.report(&self.observed.clone(), &plan, &outcome)
+        self.report(&before, &plan, &outcome)
     }
 
-    fn report(&mut self, before: &Observed, plan: &Plan, outcome: &Outcome) -> Report {
+    fn report(&mut self, before: &Assessed, plan: &Plan, outcome: &Outcome) -> Report<MachineStatus> {
         let report = vitivirt_machine::report(before, plan, outcome);
         if let Some(status) = report.status.as_ref().filter(|status| status.differs()) {
-            let status: MachineStatus = serde_json::from_value(status.desired.clone()).unwrap();
-            self.observed.machine.status = Some(status);
+            self.observed.machine.status = Some(status.desired.clone());
         }
         report
     }
 
-    /// Passes until nothing is written any more.
+    /// Reconciles until nothing is written any more.
     pub(crate) fn settle(&mut self) {
         for _ in 0..10 {
             let (plan, report) = self.reconcile();
@@ -104,7 +123,7 @@ impl World {
                 return;
             }
         }
-        panic!("it never settles: {:?}", vitivirt_machine::plan(&self.observed));
+        panic!("every reconcile writes: {:?}", self.plan());
     }
 
     pub(crate) fn apply(&mut self, plan: &Plan) -> Outcome {
@@ -145,8 +164,8 @@ impl World {
                 }
             }
             Write::Delete { .. } => self.delete(&kind, &name),
-            Write::Lazy { .. } => panic!("nothing of a Machine is big"),
-            Write::Status { .. } => panic!("a plan writes no status"),
+            Write::Lazy { .. } => panic!("a Machine has no lazy writes"),
+            Write::Status { .. } => panic!("a plan has no status write"),
         }
     }
 
@@ -165,7 +184,7 @@ impl World {
                     labels,
                     spec: body["spec"].clone(),
                     deleting: false,
-                    printable_status: "Starting".to_owned(),
+                    printable_status: PrintableStatus::Starting,
                     ready: false,
                     restart_required: false,
                     failure: None,
@@ -181,7 +200,7 @@ impl World {
                     annotated: content.is_some(),
                     content,
                     tampered: false,
-                    began_with: None,
+                    started_with: None,
                     deleting: false,
                 });
             }
@@ -189,11 +208,11 @@ impl World {
                 let pvc = PvcView {
                     uid,
                     labels,
-                    phase: "Pending".to_owned(),
+                    phase: PvcPhase::Pending,
                     requested: text("/spec/resources/requests/storage").unwrap(),
                     storage_class: text("/spec/storageClassName"),
-                    access_mode: text("/spec/accessModes/0").unwrap(),
-                    volume_mode: text("/spec/volumeMode").unwrap(),
+                    access_mode: text("/spec/accessModes/0").unwrap().as_str().into(),
+                    volume_mode: text("/spec/volumeMode").unwrap().as_str().into(),
                     source: text("/metadata/annotations/vitistack.io~1source"),
                     deleting: false,
                     created: self.observed.now.as_second(),
@@ -201,17 +220,17 @@ impl World {
                 assert!(self.observed.pvcs.insert(name.to_owned(), pvc).is_none(), "a second PVC");
             }
             "NetworkAttachmentDefinition" => {
-                let view = AttachmentView { uid, controller_uid, labels, config: text("/spec/config").unwrap() };
-                assert!(self.observed.attachments.insert(name.to_owned(), view).is_none(), "a second NAD");
+                let view = NetworkAttachmentView { uid, controller_uid, labels, config: text("/spec/config").unwrap() };
+                assert!(self.observed.network_attachments.insert(name.to_owned(), view).is_none(), "a second NAD");
             }
             "VolumeImportSource" => {
                 self.observed.import_sources.insert(name.to_owned(), OwnedView { uid, controller_uid });
             }
-            other => panic!("nobody creates a {other}"),
+            other => panic!("unexpected create of a {other}"),
         }
     }
 
-    /// As the server does: what somebody else put there stays.
+    /// Like the server: finalizers of other clients stay.
     fn apply_finalizers(&mut self, kind: &str, name: &str, body: &Value) {
         let finalizers: Vec<String> = serde_json::from_value(body["metadata"]["finalizers"].clone()).unwrap();
         match kind {
@@ -220,26 +239,26 @@ impl World {
             }
             "NetworkConfiguration" => {
                 assert_eq!(finalizers, [FINALIZER_NETWORK]);
-                self.observed.networks.get_mut(name).unwrap().protected = Some(0);
+                self.observed.networks.get_mut(name).unwrap().finalizer_index = Some(0);
             }
-            other => panic!("nobody applies to a {other}"),
+            other => panic!("unexpected apply to a {other}"),
         }
     }
 
     fn remove_finalizer(&mut self, kind: &str, name: &str, operation: &Operation) {
         let index: usize = operation.path.strip_prefix("/metadata/finalizers/").unwrap().parse().unwrap();
-        let seen = operation.expecting.as_ref().and_then(Value::as_str).unwrap();
+        let expected = operation.expecting.as_ref().and_then(Value::as_str).unwrap();
         match kind {
             "Machine" => {
                 let finalizers = self.observed.machine.metadata.finalizers.as_mut().unwrap();
-                assert_eq!(finalizers.remove(index), seen);
+                assert_eq!(finalizers.remove(index), expected);
                 self.gone = self.observed.machine.metadata.deletion_timestamp.is_some() && finalizers.is_empty();
             }
             "NetworkConfiguration" => {
                 let network = self.observed.networks.get_mut(name).unwrap();
-                assert_eq!((network.protected.take(), seen), (Some(index), FINALIZER_NETWORK));
+                assert_eq!((network.finalizer_index.take(), expected), (Some(index), FINALIZER_NETWORK));
             }
-            other => panic!("nobody takes a finalizer from a {other}"),
+            other => panic!("unexpected removal of a finalizer of a {other}"),
         }
     }
 
@@ -253,34 +272,35 @@ impl World {
                 _ = self.observed.pvcs.get_mut(name).unwrap().labels.insert(label, text());
             }
             ("NetworkAttachmentDefinition", Some(label)) => {
-                _ = self.observed.attachments.get_mut(name).unwrap().labels.insert(label, text());
+                _ = self.observed.network_attachments.get_mut(name).unwrap().labels.insert(label, text());
             }
             ("Secret", None) if path == "/data" => self.observed.secret.as_mut().unwrap().tampered = false,
             ("Secret", None) if path == "/metadata/annotations/vitistack.io~1content" => {
                 let secret = self.observed.secret.as_mut().unwrap();
-                assert!(secret.annotated, "the server has nowhere to put an annotation");
+                assert!(secret.annotated, "the server rejects the path: the Secret has no annotations");
                 secret.content = Some(text());
             }
             ("Secret", None) if path == "/metadata/annotations" => {
                 let secret = self.observed.secret.as_mut().unwrap();
-                assert!(!secret.annotated, "annotations of others are lost");
+                assert!(!secret.annotated, "the patch removes annotations of other clients");
                 secret.annotated = true;
                 secret.content = value["vitistack.io/content"].as_str().map(str::to_owned);
             }
             ("Secret", None) if path == "/metadata/annotations/vitistack.io~1guest-began-with" => {
-                self.observed.secret.as_mut().unwrap().began_with = Some(text());
+                self.observed.secret.as_mut().unwrap().started_with = Some(text());
             }
             ("PersistentVolumeClaim", None) if path == "/spec/resources/requests/storage" => {
                 self.observed.pvcs.get_mut(name).unwrap().requested = text();
             }
             ("NetworkAttachmentDefinition", None) if path == "/metadata/labels" => {
-                self.observed.attachments.get_mut(name).unwrap().labels =
+                self.observed.network_attachments.get_mut(name).unwrap().labels =
                     serde_json::from_value(value.clone()).unwrap();
             }
             ("NetworkAttachmentDefinition", None) if path == "/spec" => {
-                self.observed.attachments.get_mut(name).unwrap().config = value["config"].as_str().unwrap().to_owned();
+                self.observed.network_attachments.get_mut(name).unwrap().config =
+                    value["config"].as_str().unwrap().to_owned();
             }
-            other => panic!("nobody patches {path} of {other:?}"),
+            other => panic!("unexpected patch of {path} of {other:?}"),
         }
     }
 
@@ -288,13 +308,13 @@ impl World {
         match kind {
             "VirtualMachine" => self.observed.vm.as_mut().unwrap().deleting = true,
             "VirtualMachineInstance" => self.observed.vmi = None,
-            "PersistentVolumeClaim" => assert!(self.observed.pvcs.remove(name).is_some(), "{name} is not there"),
-            "Secret" => assert!(self.observed.secret.take().is_some(), "{name} is not there"),
-            other => panic!("nobody deletes a {other}"),
+            "PersistentVolumeClaim" => assert!(self.observed.pvcs.remove(name).is_some(), "{name} does not exist"),
+            "Secret" => assert!(self.observed.secret.take().is_some(), "{name} does not exist"),
+            other => panic!("unexpected delete of a {other}"),
         }
     }
 
-    // What others do.
+    // What users, KubeVirt and the storage do.
 
     pub(crate) fn edit(&mut self, spec: MachineSpec) {
         self.observed.machine.spec = spec;
@@ -304,18 +324,18 @@ impl World {
 
     pub(crate) fn bind_pvcs(&mut self) {
         for pvc in self.observed.pvcs.values_mut() {
-            pvc.phase = "Bound".to_owned();
+            pvc.phase = PvcPhase::Bound;
         }
     }
 
     pub(crate) fn start_guest(&mut self, phase: &str) {
         let vm = self.observed.vm.as_mut().unwrap();
-        vm.printable_status = phase.to_owned();
+        vm.printable_status = PrintableStatus::from(phase);
         self.observed.vmi = Some(VmiView {
             uid: "vmi".to_owned(),
-            spec: vitivirt_machine::vmi_spec::comparable_spec(&vm.spec["template"]["spec"]),
-            needs_user_data: vitivirt_machine::vmi_spec::names_secret(&vm.spec["template"]["spec"], "web-cloudinit"),
-            phase: phase.to_owned(),
+            spec: comparable_spec(&vm.spec["template"]["spec"]),
+            needs_user_data: references_secret(&vm.spec["template"]["spec"], "web-cloudinit"),
+            phase: VmiPhase::from(phase),
             node: Some("node-1".to_owned()),
             addresses: vec!["10.1.2.3".to_owned()],
             paused: false,
@@ -348,14 +368,14 @@ impl World {
     }
 }
 
-/// One operation of a JSON patch on a document.
+/// Applies one operation of a JSON patch.
 fn edit(document: &mut Value, path: &str, value: Option<&Value>) {
     let (parent, key) = path.rsplit_once('/').unwrap();
     let key = key.replace("~1", "/").replace("~0", "~");
     let parent = document.pointer_mut(parent).unwrap().as_object_mut().unwrap();
     match value {
         Some(value) => _ = parent.insert(key, value.clone()),
-        None => assert!(parent.remove(&key).is_some(), "{path} is not there"),
+        None => assert!(parent.remove(&key).is_some(), "{path} does not exist"),
     }
 }
 

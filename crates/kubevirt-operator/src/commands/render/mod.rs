@@ -12,7 +12,7 @@ use clap::Args;
 use serde_json::{Value, json};
 use vitivirt_api::{Body, ObjectKey, Outcome, Stop, Target, Write};
 use vitivirt_cli::{CommandResult, FileArguments, OrInvalid, RenderOutput, print_objects, warn};
-use vitivirt_machine::Observed;
+use vitivirt_machine::Assessed;
 
 use super::{
     files::{Files, placeholder_uid},
@@ -35,7 +35,7 @@ pub(crate) fn run(arguments: &RenderArguments) -> CommandResult<ExitCode> {
     let namespace = arguments.input.namespace.as_deref().unwrap_or(DEFAULT_NAMESPACE);
     let files = Files::from_documents(&documents, namespace).or_invalid()?;
     warn(&files.warnings);
-    let Rendered { objects, problems, .. } = render(files);
+    let Rendered { objects, problems, .. } = render(files)?;
     for problem in &problems {
         eprintln!("error: {problem}");
     }
@@ -71,14 +71,14 @@ fn name_of(object: &Value) -> String {
     format!("{} {}/{}", text("/kind"), text("/metadata/namespace"), text("/metadata/name"))
 }
 
-fn render(mut files: Files) -> Rendered {
+fn render(mut files: Files) -> anyhow::Result<Rendered> {
     for (number, machine) in files.machines.iter_mut().enumerate() {
         machine.metadata.uid.get_or_insert_with(|| placeholder_uid(number));
     }
     let mut rendered = Rendered::default();
     for machine in &files.machines {
-        let observed = files.observed(machine.clone());
-        let plan = vitivirt_machine::plan(&observed);
+        let assessed = Assessed::new(files.observed(machine.clone())?);
+        let plan = vitivirt_machine::plan(&assessed)?;
         let created = plan.steps.iter().flat_map(|step| &step.writes).filter_map(|write| match write {
             Write::Create { target, body } => Some(complete(target, body)),
             _ => None,
@@ -86,7 +86,7 @@ fn render(mut files: Files) -> Rendered {
         let created: Vec<Value> = created.collect();
         let problem = match created.iter().find(|object| rendered.has_different(object)) {
             Some(object) => Some(format!("NameTaken: another Machine in the files also needs {}", name_of(object))),
-            None if created.is_empty() => problem(&observed, &plan),
+            None if created.is_empty() => problem(&assessed, &plan),
             None => None,
         };
         match problem {
@@ -94,15 +94,15 @@ fn render(mut files: Files) -> Rendered {
             None => created.into_iter().for_each(|object| rendered.add(object)),
         }
     }
-    rendered
+    Ok(rendered)
 }
 
 /// The reason and the message of the condition `Ready` that the Machine would have.
-fn problem(observed: &Observed, plan: &vitivirt_api::Plan) -> Option<String> {
-    let report = vitivirt_machine::report(observed, plan, &Outcome { stop: Stop::Done, written: 0 });
+fn problem(assessed: &Assessed, plan: &vitivirt_api::Plan) -> Option<String> {
+    let report = vitivirt_machine::report(assessed, plan, &Outcome { stop: Stop::Done, written: 0 });
     let status = report.status?.desired;
     let ready = ready_condition(&status)?;
-    Some(format!("{}: {}", ready.get("reason")?.as_str()?, ready.get("message")?.as_str()?))
+    Some(format!("{}: {}", ready.reason, ready.message))
 }
 
 /// The body with its apiVersion, kind and name, as the executor sends it.

@@ -17,7 +17,7 @@ fn files(texts: &[&str]) -> Result<Files> {
 }
 
 fn rendered(texts: &[&str]) -> Rendered {
-    render(files(texts).unwrap())
+    render(files(texts).unwrap()).unwrap()
 }
 
 fn text(files: &[&str]) -> String {
@@ -75,8 +75,8 @@ fn a_problem_starts_with_machine_and_reason() {
         format!("apiVersion: vitistack.io/v1alpha1\nkind: Machine\nmetadata: {{name: vm}}\nspec: {spec}\n")
     };
     for (spec, expected) in [
-        ("{template: huge}", "Machine default/vm: TemplateNotFound: there is no template \"huge\""),
-        ("{}", "Machine default/vm: Invalid: there is no template"),
+        ("{template: huge}", "Machine default/vm: TemplateNotFound: spec.template: unsupported value \"huge\""),
+        ("{}", "Machine default/vm: Invalid: spec.resources.cpu.cores: required without a template"),
         (
             "{template: small, networks: [{name: a, networkName: missing}]}",
             "Machine default/vm: NetworkConfigurationNotFound:",
@@ -177,6 +177,6 @@ fn the_youngest_of_two_default_storage_classes_is_used() {
 fn an_object_without_a_namespace_is_in_the_given_one() {
     let machine = "apiVersion: vitistack.io/v1alpha1\nkind: Machine\nmetadata: {name: vm}\nspec: {template: small}\n";
     let documents = vitivirt_cli::parse("file", machine).unwrap();
-    let objects = render(Files::from_documents(&documents, "elsewhere").unwrap()).objects;
+    let objects = render(Files::from_documents(&documents, "elsewhere").unwrap()).unwrap().objects;
     assert!(!objects.is_empty() && objects.iter().all(|object| object["metadata"]["namespace"] == "elsewhere"));
 }

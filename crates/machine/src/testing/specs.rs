@@ -1,14 +1,17 @@
 //! Random valid specs.
 
-use proptest::collection::{btree_map, vec};
-use proptest::option;
-use proptest::prelude::*;
+use proptest::{
+    collection::{btree_map, vec},
+    option,
+    prelude::*,
+};
 use vitivirt_api::machine::{
     Bootloader, CloudInit, ContainerDiskSource, Cpu, Disk, DiskSource, Domain, DomainMachine, Features, Firmware,
     MachineSpec, Memory, NamedSource, Network, Resources, UrlSource,
 };
 
-pub(crate) fn spec() -> impl Strategy<Value = MachineSpec> {
+/// A valid spec on the networks `prod`, `storage` and `pod` and the StorageClass `fast-ssd`.
+pub fn machine_spec() -> impl Strategy<Value = MachineSpec> {
     (template(), resources(), disks(), networks(), cloud_init(), option::of(domain()), power(), any::<bool>()).prop_map(
         |(template, resources, disks, networks, cloud_init, domain, power_state, ordered)| {
             let cdrom = disks.iter().any(|disk| disk.kind.as_deref() == Some("cdrom"));
