@@ -16,7 +16,7 @@ pub(crate) struct Options {
 }
 
 /// Test binaries of the crates that only decide; they need no cluster.
-const PURE_SUITES: [&str; 5] = ["manifests", "parity", "planner", "reconcile", "strategies"];
+const PURE_SUITES: [&str; 2] = ["install", "planner"];
 
 /// Packages with a test binary that starts labs, in the order in which a failure explains the next ones.
 const LAB_SUITES: [(&str, &str); 3] =

@@ -3,9 +3,9 @@
 use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::{APIService, APIServiceSpec, ServiceReference};
 
 use crate::{
-    build::{annotated, cluster},
     certificates,
     config::DeploymentConfig,
+    metadata::{annotated, cluster},
     names::{VIRT_API, annotation, label},
 };
 

@@ -18,11 +18,17 @@ pub(crate) const SYNCHRONIZATION_SERVICE_ACCOUNT: &str = "kubevirt-synchronizati
 
 pub(crate) const OPERATOR_WEBHOOK_SERVICE: &str = "kubevirt-operator-webhook";
 
-/// Keeps the KubeVirt resource until what was installed for it is gone.
+/// Keeps the KubeVirt resource until its installation is deleted.
 pub const FINALIZER: &str = "foregroundDeleteKubeVirt";
 
-/// What the API server knows our writes by. The reference's are known by the same name.
+/// The field manager of the operator's writes. Upstream virt-operator uses the same name.
 pub const FIELD_MANAGER: &str = "virt-operator";
+
+/// How the name of a ConfigMap with an install strategy begins.
+pub(crate) const STRATEGY_GENERATE_NAME: &str = "kubevirt-install-strategy-";
+
+/// The key of the manifests in that ConfigMap.
+pub(crate) const STRATEGY_MANIFESTS: &str = "manifests";
 
 /// Labels.
 pub mod label {
@@ -35,11 +41,11 @@ pub mod label {
     pub const PART_OF: &str = "app.kubernetes.io/part-of";
     pub const PROMETHEUS: &str = "prometheus.kubevirt.io";
     pub const VERSION: &str = "app.kubernetes.io/version";
-    /// Says that this virt-handler checks who connects to it for a migration.
+    /// This virt-handler checks the client certificate of a migration.
     pub const CHECKS_MIGRATION_NAMES: &str = "kubevirt.io/supports-migration-cn-types";
     pub const MAY_REACH_CLUSTER_SERVICES: &str = "np.kubevirt.io/allow-access-cluster-services";
     pub const CLUSTER_MONITORING: &str = "openshift.io/cluster-monitoring";
-    /// What the operator puts on the namespace of the installation, so that OpenShift's Prometheus looks into it.
+    /// The label of the installation's namespace, so that OpenShift's Prometheus scrapes it.
     pub const OF_NAMESPACE: (&str, &str) = (CLUSTER_MONITORING, "true");
 }
 
@@ -57,7 +63,19 @@ pub mod annotation {
     pub const VERSION: &str = "kubevirt.io/install-strategy-version";
 }
 
-/// Feature gates that change what is installed. All of them count only when the resource names them.
+/// Reasons of events about a KubeVirt resource.
+pub(crate) mod event_reason {
+    pub(crate) const CONFIGURATION_WARNING: &str = "ConfigurationWarning";
+    pub(crate) const DEPLOYED: &str = "Deployed";
+    pub(crate) const DEPRECATED: &str = "Deprecated";
+    pub(crate) const FAILED: &str = "DeploymentFailed";
+    pub(crate) const NOT_INSTALLED: &str = "ExistingDeployment";
+    pub(crate) const NOT_REMOVED: &str = "DeletionFailed";
+    pub(crate) const NO_EFFECT: &str = "NoEffect";
+    pub(crate) const REPLICAS: &str = "AdvancedFeatureUse";
+}
+
+/// Feature gates that change the installation. Each is off unless the resource lists it.
 pub mod gate {
     pub const CONFIGURABLE_HYPERVISOR: &str = "ConfigurableHypervisor";
     pub const CONTAINER_PATH_VOLUMES: &str = "ContainerPathVolumes";

@@ -4,9 +4,9 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::Serialize;
 
 use crate::{
-    build::{cluster, namespaced, strings},
     config::DeploymentConfig,
     kind::Kind,
+    metadata::{cluster, namespaced, strings},
     names::{CONTROLLER_SERVICE_ACCOUNT, HANDLER_SERVICE_ACCOUNT, VIRT_EXPORT_PROXY},
 };
 
@@ -30,10 +30,10 @@ pub(crate) struct SecurityContextConstraints {
     allow_host_pid: bool,
     #[serde(rename = "allowHostIPC")]
     allow_host_ipc: bool,
-    se_linux_context: Strategy,
-    run_as_user: Strategy,
-    supplemental_groups: Strategy,
-    fs_group: Strategy,
+    se_linux_context: SccStrategy,
+    run_as_user: SccStrategy,
+    supplemental_groups: SccStrategy,
+    fs_group: SccStrategy,
     read_only_root_filesystem: bool,
     users: Vec<String>,
     groups: Option<Vec<String>>,
@@ -42,13 +42,13 @@ pub(crate) struct SecurityContextConstraints {
 }
 
 #[derive(Clone, Copy, Serialize)]
-struct Strategy {
+struct SccStrategy {
     #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
     kind: Option<&'static str>,
 }
 
-const ANY: Strategy = Strategy { kind: Some("RunAsAny") };
-const UNSET: Strategy = Strategy { kind: None };
+const ANY: SccStrategy = SccStrategy { kind: Some("RunAsAny") };
+const UNSET: SccStrategy = SccStrategy { kind: None };
 
 pub(crate) fn constraints(config: &DeploymentConfig) -> Vec<SecurityContextConstraints> {
     let constraints = |account: &str, of_node: bool| SecurityContextConstraints {

@@ -15,20 +15,20 @@ const WORKER: &str = "node-role.kubernetes.io/worker";
 
 /// Where a component runs when the resource does not say.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Usually {
+pub(crate) enum DefaultPlacement {
     AnyNode,
     /// On the control plane, and there rather on nodes that are not workers too.
     ControlPlane,
     /// There if there are such nodes, else anywhere.
-    RatherControlPlane,
+    PreferControlPlane,
 }
 
-pub(crate) fn place(pod: &mut PodSpec, asked: Option<&ComponentConfig>, usually: Usually) {
+pub(crate) fn place(pod: &mut PodSpec, asked: Option<&ComponentConfig>, default: DefaultPlacement) {
     let asked = asked.and_then(|component| component.node_placement.clone());
-    let placement = asked.unwrap_or_else(|| match usually {
-        Usually::AnyNode => NodePlacement::default(),
-        Usually::ControlPlane => control_plane(true),
-        Usually::RatherControlPlane => control_plane(false),
+    let placement = asked.unwrap_or_else(|| match default {
+        DefaultPlacement::AnyNode => NodePlacement::default(),
+        DefaultPlacement::ControlPlane => control_plane(true),
+        DefaultPlacement::PreferControlPlane => control_plane(false),
     });
     let own = pod.node_selector.get_or_insert_default();
     let linux = ("kubernetes.io/os".to_owned(), "linux".to_owned());
@@ -137,18 +137,21 @@ mod tests {
 
     use super::*;
 
-    fn placed(pod: Value, asked: Value, usually: Usually) -> Value {
+    fn placed(pod: Value, asked: Value, default: DefaultPlacement) -> Value {
         let mut pod: PodSpec = serde_json::from_value(pod).unwrap();
         let asked: Option<ComponentConfig> = serde_json::from_value(asked).unwrap();
-        place(&mut pod, asked.as_ref(), usually);
+        place(&mut pod, asked.as_ref(), default);
         serde_json::to_value(pod).unwrap()
     }
 
     #[test]
     fn an_empty_placement_asks_for_linux_only() {
         let plain = json!({"containers": [], "nodeSelector": {"kubernetes.io/os": "linux"}});
-        assert_eq!(placed(json!({"containers": []}), json!({"nodePlacement": {}}), Usually::ControlPlane), plain);
-        assert_eq!(placed(json!({"containers": []}), Value::Null, Usually::AnyNode), plain);
+        assert_eq!(
+            placed(json!({"containers": []}), json!({"nodePlacement": {}}), DefaultPlacement::ControlPlane),
+            plain
+        );
+        assert_eq!(placed(json!({"containers": []}), Value::Null, DefaultPlacement::AnyNode), plain);
     }
 
     #[test]
@@ -162,7 +165,7 @@ mod tests {
                          "tolerations": [{"key": "t"}]});
         let asked = json!({"nodePlacement": {"nodeSelector": {"a": "asked", "b": "asked", "kubernetes.io/os": "other"},
                            "affinity": affinity("y"), "tolerations": [{"key": "u"}]}});
-        let result = placed(own, asked, Usually::ControlPlane);
+        let result = placed(own, asked, DefaultPlacement::ControlPlane);
         assert_eq!(result["nodeSelector"], json!({"a": "own", "b": "asked", "kubernetes.io/os": "other"}));
         let terms = "/affinity/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution/nodeSelectorTerms";
         assert_eq!(result.pointer(terms), Some(&json!([term("x"), term("y")])));
@@ -171,7 +174,7 @@ mod tests {
 
     #[test]
     fn without_a_placement_the_control_plane() {
-        let result = placed(json!({"containers": []}), json!({"replicas": 3}), Usually::ControlPlane);
+        let result = placed(json!({"containers": []}), json!({"replicas": 3}), DefaultPlacement::ControlPlane);
         assert_eq!(result["tolerations"].as_array().map(Vec::len), Some(2));
     }
 }

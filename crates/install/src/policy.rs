@@ -11,8 +11,8 @@ use k8s_openapi::api::admissionregistration::v1::{
 };
 
 use crate::{
-    build::{cluster, strings},
     config::DeploymentConfig,
+    metadata::{cluster, strings},
     names::{HANDLER_SERVICE_ACCOUNT, label},
 };
 

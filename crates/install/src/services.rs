@@ -5,8 +5,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
 use crate::{
-    build::{map, namespaced},
     config::DeploymentConfig,
+    metadata::{map, namespaced},
     names::{OPERATOR_WEBHOOK_SERVICE, VIRT_API, VIRT_EXPORT_PROXY, VIRT_OPERATOR, label},
 };
 

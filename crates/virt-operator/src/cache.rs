@@ -87,7 +87,7 @@ impl Caches {
                 Api::<PartialObjectMeta<CustomResourceDefinition>>::all(client()),
                 WatchConfig::default(),
                 |crd| CrdEntry {
-                    live: Arc::new(LiveObject::of_metadata(&crd.metadata)),
+                    live: Arc::new(LiveObject::from_metadata(&crd.metadata)),
                     version: crd.metadata.resource_version.unwrap_or_default().into(),
                 },
                 router.on(EventRouter::crd_changed),
@@ -96,7 +96,7 @@ impl Caches {
                 "namespace",
                 Api::<PartialObjectMeta<Namespace>>::all(client()),
                 WatchConfig { fields: Some(format!("metadata.name={namespace}")), ..WatchConfig::default() },
-                |namespace| LiveObject::of_metadata(&namespace.metadata),
+                |namespace| LiveObject::from_metadata(&namespace.metadata),
                 router.on(EventRouter::changed),
             ),
             nodes: following.start(
@@ -133,12 +133,12 @@ impl Caches {
             .observe_writes(&ApiResource::erase::<KubeVirt>(&()), Arc::new(self.kubevirts.clone()))
             .observe_writes(&ApiResource::erase::<Namespace>(&()), Arc::new(self.namespace.clone()))
             .observe_writes(&crds.resource(), Arc::new(self.crds.clone()))
-            .observe_writes(&crds.resource(), stored_objects.of(crds));
+            .observe_writes(&crds.resource(), stored_objects.observer(crds));
         for (kind, cache) in &*self.objects {
             let resource = kind.resource();
             executor = executor
                 .observe_writes(&resource, Arc::new(cache.clone()))
-                .observe_writes(&resource, stored_objects.of(*kind));
+                .observe_writes(&resource, stored_objects.observer(*kind));
         }
         executor
     }
@@ -289,7 +289,7 @@ impl Following<'_> {
 fn project(object: DynamicObject) -> LiveObject {
     let is_metadata_only = object.types.as_ref().is_some_and(|types| types.kind == "PartialObjectMetadata");
     if is_metadata_only {
-        LiveObject::answered(&object.metadata)
+        LiveObject::from_metadata_response(&object.metadata)
     } else {
         LiveObject::new(&object.metadata, object.data)
     }

@@ -19,6 +19,7 @@ use crate::{
     arguments::{RunArguments, Settings},
     cache::Caches,
     controller::KubeVirtController,
+    desired::DesiredStateBuilder,
     metrics::OperatorMetrics,
     monitoring::Monitoring,
     observe::Observer,
@@ -75,16 +76,10 @@ impl Work {
         let executor = Arc::new(caches.over(executor, &stored_objects));
         let monitoring = Monitoring::new(context.clone(), router.clone());
         let synchronization = Synchronization::new(&context, &router);
-        let observer = Observer::new(
-            context.clients.rate_limited.clone(),
-            caches.clone(),
-            environment,
-            namespace,
-            monitoring,
-            synchronization,
-            stored_objects,
-        );
-        let controller = Arc::new(KubeVirtController { observer });
+        let client = context.clients.rate_limited.clone();
+        let desired = DesiredStateBuilder::new(client.clone(), environment.clone(), stored_objects);
+        let observer = Observer { client, caches: caches.clone(), environment, namespace, monitoring, synchronization };
+        let controller = Arc::new(KubeVirtController { observer, desired });
         let (ready, known) = (metrics.clone(), caches.clone());
         context.spawn("readiness", async move {
             known.ready().await;

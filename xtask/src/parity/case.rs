@@ -96,7 +96,7 @@ mod tests {
     fn the_variants_are_the_repositorys() {
         let cases = all(&[], &[], &[]).unwrap();
         let names: Vec<&str> = cases.iter().map(|case| case.name.as_str()).collect();
-        assert_eq!(names, ["customize", "default", "gates", "images", "monitoring", "placement", "seed"]);
+        assert_eq!(names, ["combined", "customize", "default", "gates", "images", "monitoring", "placement"]);
         let monitoring = cases.iter().find(|case| case.name == "monitoring").unwrap();
         assert_eq!(monitoring.offers, [Offer::Monitoring]);
         assert_eq!(monitoring.neighbours(Offer::Monitoring)[2]["metadata"]["namespace"], "monitoring");

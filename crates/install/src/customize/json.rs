@@ -8,8 +8,8 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 #[derive(Clone, Debug, Deserialize)]
-pub(super) struct Operation {
-    op: Verb,
+pub(super) struct JsonPatchOperation {
+    op: JsonPatchVerb,
     path: String,
     #[serde(default)]
     from: Option<String>,
@@ -19,7 +19,7 @@ pub(super) struct Operation {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
-enum Verb {
+enum JsonPatchVerb {
     Add,
     Remove,
     Replace,
@@ -47,28 +47,30 @@ pub(super) fn merge(target: &mut Value, patch: &Value) {
     }
 }
 
-pub(super) fn apply(document: &mut Value, patch: &[Operation]) -> Result<(), String> {
+pub(super) fn apply(document: &mut Value, patch: &[JsonPatchOperation]) -> Result<(), String> {
     for operation in patch {
-        let Operation { op, path, from, value } = operation;
+        let JsonPatchOperation { op, path, from, value } = operation;
         match (op, from) {
-            (Verb::Add, _) => add(document, path, value.clone())?,
-            (Verb::Remove, _) => remove(document, path).map(drop)?,
-            (Verb::Replace, _) => replace(document, path, value.clone())?,
-            (Verb::Test, _) => {
+            (JsonPatchVerb::Add, _) => add(document, path, value.clone())?,
+            (JsonPatchVerb::Remove, _) => remove(document, path).map(drop)?,
+            (JsonPatchVerb::Replace, _) => replace(document, path, value.clone())?,
+            (JsonPatchVerb::Test, _) => {
                 let found = get(document, path)?;
                 if found != *value {
                     return Err(format!("{path} is {found} and not {value}"));
                 }
             }
-            (Verb::Move, Some(from)) => {
+            (JsonPatchVerb::Move, Some(from)) => {
                 let value = remove(document, from)?;
                 add(document, path, value)?;
             }
-            (Verb::Copy, Some(from)) => {
+            (JsonPatchVerb::Copy, Some(from)) => {
                 let value = get(document, from)?;
                 add(document, path, value)?;
             }
-            (Verb::Move | Verb::Copy, None) => return Err(format!("the operation on {path} needs a from")),
+            (JsonPatchVerb::Move | JsonPatchVerb::Copy, None) => {
+                return Err(format!("the operation on {path} needs a from"));
+            }
         }
     }
     Ok(())

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use crate::kind::Kind;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Shape {
+pub(super) enum MergeShape {
     Deployment,
     DaemonSet,
     Service,
@@ -39,18 +39,18 @@ pub(super) enum Lists {
     Keyed(&'static str),
 }
 
-pub(super) fn root(kind: Kind) -> Shape {
+pub(super) fn root(kind: Kind) -> MergeShape {
     match kind {
-        Kind::Deployment => Shape::Deployment,
-        Kind::DaemonSet => Shape::DaemonSet,
-        Kind::Service => Shape::Service,
-        Kind::ValidatingWebhookConfiguration | Kind::MutatingWebhookConfiguration => Shape::WebhookConfiguration,
+        Kind::Deployment => MergeShape::Deployment,
+        Kind::DaemonSet => MergeShape::DaemonSet,
+        Kind::Service => MergeShape::Service,
+        Kind::ValidatingWebhookConfiguration | Kind::MutatingWebhookConfiguration => MergeShape::WebhookConfiguration,
         // An APIService and a Secret have metadata and no merged lists.
-        _ => Shape::Deployment,
+        _ => MergeShape::Deployment,
     }
 }
 
-impl Shape {
+impl MergeShape {
     /// What a field holds, and how it is merged if it is a list.
     pub(super) fn field(self, name: &str) -> (Self, Lists) {
         use Lists::{Keyed, Replaced, Values};

@@ -5,20 +5,20 @@
 
 use serde_json::{Map, Value};
 
-use super::shape::{Lists, Shape};
+use super::shape::{Lists, MergeShape};
 
 const PATCH: &str = "$patch";
 const RETAIN_KEYS: &str = "$retainKeys";
 const ELEMENT_ORDER: &str = "$setElementOrder/";
 const DELETE_VALUES: &str = "$deleteFromPrimitiveList/";
 
-type Object = Map<String, Value>;
+type JsonObject = Map<String, Value>;
 
-pub(super) fn merge(mut original: Object, mut patch: Object, shape: Shape) -> Result<Object, String> {
+pub(super) fn merge(mut original: JsonObject, mut patch: JsonObject, shape: MergeShape) -> Result<JsonObject, String> {
     if let Some(directive) = patch.remove(PATCH) {
         return match directive.as_str() {
             Some("replace") => Ok(patch),
-            Some("delete") => Ok(Object::new()),
+            Some("delete") => Ok(JsonObject::new()),
             _ => Err(format!("{PATCH} must be replace or delete here, and {directive} is not")),
         };
     }
@@ -56,7 +56,7 @@ pub(super) fn merge(mut original: Object, mut patch: Object, shape: Shape) -> Re
 }
 
 /// Fields that are not named go, so that a union can change its member.
-fn retain_keys(original: &mut Object, patch: &mut Object) -> Result<(), String> {
+fn retain_keys(original: &mut JsonObject, patch: &mut JsonObject) -> Result<(), String> {
     let Some(keys) = patch.remove(RETAIN_KEYS) else { return Ok(()) };
     let keys = keys.as_array().ok_or_else(|| format!("{RETAIN_KEYS} must be a list"))?;
     let named = |key: &str| keys.iter().any(|name| name.as_str() == Some(key));
@@ -70,11 +70,11 @@ fn retain_keys(original: &mut Object, patch: &mut Object) -> Result<(), String> 
 
 /// Merges a list and brings what the directive names into its order, among what only the original has.
 fn reorder(
-    original: &mut Object,
-    patch: &mut Object,
+    original: &mut JsonObject,
+    patch: &mut JsonObject,
     field: &str,
     order: Option<&Value>,
-    shape: Shape,
+    shape: MergeShape,
 ) -> Result<(), String> {
     let order = order.and_then(Value::as_array).ok_or_else(|| format!("{ELEMENT_ORDER}{field} must be a list"))?;
     let (element, lists) = shape.field(field);
@@ -108,7 +108,12 @@ fn check_order(patch: &[Value], order: &[Value], lists: Lists, field: &str) -> R
     Ok(())
 }
 
-fn merge_lists(mut ours: Vec<Value>, theirs: Vec<Value>, element: Shape, lists: Lists) -> Result<Vec<Value>, String> {
+fn merge_lists(
+    mut ours: Vec<Value>,
+    theirs: Vec<Value>,
+    element: MergeShape,
+    lists: Lists,
+) -> Result<Vec<Value>, String> {
     let key = match lists {
         Lists::Replaced => return Ok(theirs),
         Lists::Values => {

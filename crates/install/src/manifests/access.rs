@@ -4,7 +4,7 @@ use k8s_openapi::api::core::v1::ServiceAccount;
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, Role, RoleBinding};
 
 use crate::{
-    build::{cluster, namespaced},
+    metadata::{cluster, namespaced},
     names::OPERATOR_SERVICE_ACCOUNT,
     rbac::{self, AGGREGATE, OURS, operator, role_ref, rule},
 };

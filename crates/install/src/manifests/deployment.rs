@@ -10,9 +10,9 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use crate::{
     RELEASE,
-    build::{annotated, map, namespaced, selecting, strings},
+    metadata::{annotated, map, namespaced, selecting, strings},
     names::{OPERATOR_SERVICE_ACCOUNT, VIRT_OPERATOR, annotation, label},
-    placement::{Usually, place},
+    placement::{DefaultPlacement, place},
     workloads::{
         PORT, PORT_TEXT, PRIORITY_CLASS, VERBOSITY, apart_from, critical, from_field, port, requests, unprivileged,
         unprivileged_pod,
@@ -57,7 +57,7 @@ fn template(image: &str) -> PodTemplateSpec {
         containers: vec![container(image)],
         ..PodSpec::default()
     };
-    place(&mut pod, None, Usually::RatherControlPlane);
+    place(&mut pod, None, DefaultPlacement::PreferControlPlane);
     PodTemplateSpec {
         metadata: Some(annotated(metadata, &[(annotation::REQUIRED_SCC, "restricted-v2")])),
         spec: Some(pod),

@@ -11,7 +11,7 @@ use serde::Serialize;
 use serde_json::Value;
 use vitivirt_api::{Failure, reason};
 
-use crate::{build::cluster, crds, names::label, workloads::PRIORITY_CLASS};
+use crate::{crds, metadata::cluster, names::label, workloads::PRIORITY_CLASS};
 
 /// What of it may be chosen.
 #[derive(Clone, Debug)]

@@ -1,12 +1,12 @@
 //! What each alert says to people.
 
-pub(super) struct Text {
+pub(super) struct AlertText {
     pub(super) summary: &'static str,
     pub(super) description: Option<&'static str>,
 }
 
 /// For an alert that nobody has written a text for, which a test forbids, its name is all there is to say.
-pub(super) fn text(alert: &str, severity: &str) -> Text {
+pub(super) fn text(alert: &str, severity: &str) -> AlertText {
     let (summary, description) = match (alert, severity) {
         ("GuestFilesystemAlmostOutOfSpace", "critical") => (
             "A filesystem in a virtual machine is nearly full",
@@ -115,5 +115,5 @@ pub(super) fn text(alert: &str, severity: &str) -> Text {
         ),
         _ => ("", None),
     };
-    Text { summary, description }
+    AlertText { summary, description }
 }

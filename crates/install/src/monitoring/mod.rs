@@ -9,15 +9,15 @@ use serde_json::{Map, Value};
 use vitivirt_api::{Failure, reason};
 
 use crate::{
-    build::{map, namespaced, selecting, strings},
+    compressed::CompressedAsset,
     config::DeploymentConfig,
     kind::Kind,
+    metadata::{map, namespaced, selecting, strings},
     names::label,
-    packed::Packed,
 };
 
 const NAME: &str = "prometheus-kubevirt-rules";
-const RULES: Packed = Packed::new(include_bytes!("../../assets/v1.8.4/rules.json.gz"));
+const RULES: CompressedAsset = CompressedAsset::new(include_bytes!("../../assets/v1.8.4/rules.json.gz"));
 const NAMESPACE: &str = "{namespace}";
 const RUNBOOK_URL_TEMPLATE: &str = "https://kubevirt.io/monitoring/runbooks/%s";
 const APP: (&str, &str) = ("k8s-app", "kubevirt");
@@ -94,19 +94,19 @@ pub(crate) struct PrometheusRule {
 
 #[derive(Serialize)]
 struct Rules {
-    groups: Vec<Group>,
+    groups: Vec<AlertGroup>,
 }
 
 #[derive(Serialize, Deserialize)]
-struct Group {
+struct AlertGroup {
     name: String,
-    rules: Vec<Rule>,
+    rules: Vec<AlertRule>,
     #[serde(flatten)]
     extra: Map<String, Value>,
 }
 
 #[derive(Serialize, Deserialize)]
-struct Rule {
+struct AlertRule {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     alert: Option<String>,
     expr: String,
@@ -125,7 +125,7 @@ pub(crate) fn prometheus_rule(
         let message = format!("RUNBOOK_URL_TEMPLATE must contain %s exactly once, and {template:?} does not");
         return Err(Failure::invalid(reason::INVALID_OBJECT, message));
     }
-    let mut groups: Vec<Group> = RULES.parse()?;
+    let mut groups: Vec<AlertGroup> = RULES.parse()?;
     for rule in groups.iter_mut().flat_map(|group| &mut group.rules) {
         rule.expr = rule.expr.replace(NAMESPACE, &config.namespace);
         if let Some(alert) = &rule.alert {

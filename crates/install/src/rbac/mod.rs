@@ -15,8 +15,8 @@ use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, PolicyRule, Ro
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use crate::{
-    build::{annotated, cluster, namespaced, strings},
     config::DeploymentConfig,
+    metadata::{annotated, cluster, namespaced, strings},
     names::{
         API_SERVICE_ACCOUNT, CONTROLLER_SERVICE_ACCOUNT, EXPORT_PROXY_SERVICE_ACCOUNT, HANDLER_SERVICE_ACCOUNT,
         SYNCHRONIZATION_SERVICE_ACCOUNT, label,

@@ -19,8 +19,8 @@ use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::APIService;
 
 use crate::{
     api_services,
-    build::{annotated, cluster, map, namespaced, strings},
     config::DeploymentConfig,
+    metadata::{annotated, cluster, map, namespaced, strings},
     names::{VIRT_TEMPLATE_API_SERVER, label},
     policy::{forbidden, matching, variable},
     rbac::{role_ref, service_account},

@@ -11,9 +11,9 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
 use super::{API_SERVER, API_SERVER_ACCOUNT, CONTROLLER, CONTROLLER_ACCOUNT, NAME, VERSION, in_namespace};
 use crate::{
-    build::{map, selecting, strings},
     certificates::{TEMPLATE_API, TEMPLATE_METRICS, TEMPLATE_WEBHOOK},
     config::DeploymentConfig,
+    metadata::{map, selecting, strings},
     names::{VIRT_TEMPLATE_API_SERVER, VIRT_TEMPLATE_CONTROLLER, label},
     workloads::{quantities, unprivileged_pod},
 };

@@ -4,9 +4,9 @@ use k8s_openapi::api::admissionregistration::v1::{MutatingWebhook, MutatingWebho
 
 use super::{CORE, CREATE, TIMEOUT_SECONDS, WRITE, client, rule};
 use crate::{
-    build::{annotated, cluster, selecting, strings},
     certificates,
     config::DeploymentConfig,
+    metadata::{annotated, cluster, selecting, strings},
     names::{VIRT_API, annotation, label},
 };
 

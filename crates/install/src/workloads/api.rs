@@ -5,9 +5,9 @@ use k8s_openapi::api::core::v1::{Container, Probe};
 
 use super::{Component, PORT, PORT_TEXT, VERBOSITY, container, port, probe, requests, unprivileged, unprivileged_pod};
 use crate::{
-    build::strings,
     certificates::{VIRT_API, VIRT_HANDLER_CLIENT},
     config::DeploymentConfig,
+    metadata::strings,
     names::{self, API_SERVICE_ACCOUNT},
 };
 

@@ -5,9 +5,9 @@ use k8s_openapi::api::core::v1::{Container, EnvVar, Probe};
 
 use super::{Component, PORT, PORT_TEXT, VERBOSITY, container, port, probe, requests, unprivileged, unprivileged_pod};
 use crate::{
-    build::strings,
     certificates::{BACKUP_CA, EXPORT_CA, VIRT_CONTROLLER},
     config::DeploymentConfig,
+    metadata::strings,
     names::{self, CONTROLLER_SERVICE_ACCOUNT},
 };
 

@@ -5,9 +5,9 @@ use k8s_openapi::api::core::v1::{Container, Probe};
 
 use super::{Component, PORT, PORT_TEXT, VERBOSITY, container, port, probe, requests, unprivileged_pod};
 use crate::{
-    build::strings,
     certificates::VIRT_EXPORT_PROXY,
     config::DeploymentConfig,
+    metadata::strings,
     names::{self, EXPORT_PROXY_SERVICE_ACCOUNT},
 };
 

@@ -11,9 +11,9 @@ use super::{
     pod_template, port, probe, quantities, requests,
 };
 use crate::{
-    build::{annotated, map, namespaced, selecting, strings},
     certificates::{VIRT_HANDLER_CLIENT, VIRT_HANDLER_MIGRATION, VIRT_HANDLER_SERVER, VIRT_HANDLER_VSOCK},
     config::DeploymentConfig,
+    metadata::{annotated, map, namespaced, selecting, strings},
     names::{HANDLER_SERVICE_ACCOUNT, VIRT_HANDLER, annotation, label},
 };
 

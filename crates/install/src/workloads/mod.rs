@@ -19,8 +19,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelecto
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
 use crate::{
-    build::{annotated, map, namespaced, selecting, strings},
     config::DeploymentConfig,
+    metadata::{annotated, map, namespaced, selecting, strings},
     names::{annotation, label},
 };
 

@@ -8,9 +8,9 @@ use super::{
     Component, PORT, VERBOSITY, container, from_field, join_migration_network, port, probe, requests, unprivileged_pod,
 };
 use crate::{
-    build::strings,
     certificates::{SYNCHRONIZATION_CLIENT, SYNCHRONIZATION_SERVER},
     config::DeploymentConfig,
+    metadata::strings,
     names::{self, SYNCHRONIZATION_SERVICE_ACCOUNT, label},
 };
 

@@ -10,7 +10,7 @@ use vitivirt_api::Failure;
 use vitivirt_install::{
     INVALID_DURATION,
     certificates::{
-        CA, Certificate, EXTERNAL_CA, KeyPair, SHORTEST, Term, Usage,
+        CA, Certificate, EXTERNAL_CA, KeyPair, MIN_LIFETIME, Usage, ValidityWindow,
         bundle::{self, Origin, Trusted},
     },
 };
@@ -46,14 +46,14 @@ pub(crate) fn issue(
 }
 
 fn long_enough(certificate: &Certificate) -> Result<(), Failure> {
-    if certificate.lifetime.duration >= SHORTEST {
+    if certificate.lifetime.duration >= MIN_LIFETIME {
         return Ok(());
     }
     let kind = if certificate.usage == Usage::Ca { "ca" } else { "server" };
     let message = format!(
         "spec.certificateRotateStrategy.selfSigned.{kind}.duration must be at least {}s: \
          a certificate that ends earlier is never in use",
-        SHORTEST.as_secs()
+        MIN_LIFETIME.as_secs()
     );
     Err(Failure::invalid(INVALID_DURATION, message))
 }
@@ -67,7 +67,7 @@ struct Issuing<'a> {
 
 struct Ca {
     pair: Pair,
-    term: Term,
+    term: ValidityWindow,
 }
 
 impl Issuing<'_> {
@@ -75,9 +75,10 @@ impl Issuing<'_> {
         let held = self.held.secret(&wanted.secret);
         let good = held.as_ref().and_then(|held| {
             let pair = Pair::read(held).filter(Pair::can_sign)?;
-            let term = Term { lifetime: wanted.lifetime, validity: pair.validity };
+            let term = ValidityWindow { lifetime: wanted.lifetime, validity: pair.validity };
             // Without the annotation, as the reference can leave it, the dates say the same.
-            let fits = held.duration.as_ref().map_or(term.fits(), |text| *text == wanted.lifetime.annotation());
+            let fits =
+                held.duration.as_ref().map_or(term.matches_lifetime(), |text| *text == wanted.lifetime.annotation());
             (fits && !term.is_due(None, self.now)).then_some(pair)
         });
         let pair = match good {
@@ -87,7 +88,7 @@ impl Issuing<'_> {
                 self.renew(wanted, pair)
             }
         };
-        let term = Term { lifetime: wanted.lifetime, validity: pair.validity };
+        let term = ValidityWindow { lifetime: wanted.lifetime, validity: pair.validity };
         self.issue.wake_at(term.deadline(None));
         self.bundle(wanted, &pair, held.as_ref());
         Ok(Ca { pair, term })
@@ -97,7 +98,7 @@ impl Issuing<'_> {
         let held = self.held.secret(&wanted.secret);
         let good = held.as_ref().and_then(|held| {
             let pair = Pair::read(held)?;
-            let term = Term { lifetime: wanted.lifetime, validity: pair.validity };
+            let term = ValidityWindow { lifetime: wanted.lifetime, validity: pair.validity };
             let fits = held.duration.as_deref() == Some(&wanted.lifetime.annotation());
             let sound = fits && pair.is_for(wanted) && pair.is_signed_by(&signer.pair);
             (sound && !term.is_due(Some(&signer.term), self.now)).then_some(pair)
@@ -109,7 +110,7 @@ impl Issuing<'_> {
                 self.renew(wanted, pair)
             }
         };
-        let term = Term { lifetime: wanted.lifetime, validity: pair.validity };
+        let term = ValidityWindow { lifetime: wanted.lifetime, validity: pair.validity };
         self.issue.wake_at(term.deadline(Some(&signer.term)));
         Ok(())
     }

@@ -18,7 +18,7 @@ use std::{
     time::SystemTime,
 };
 
-use vitivirt_install::certificates::{Issued, KeyPair};
+use vitivirt_install::certificates::{IssuedCertificates, KeyPair};
 
 pub(crate) use issue::issue;
 pub(crate) use key::Key;
@@ -84,7 +84,7 @@ impl Issue {
     }
 }
 
-impl Issued for Issue {
+impl IssuedCertificates for Issue {
     fn key_pair(&self, secret: &str) -> Option<KeyPair> {
         self.pairs.get(secret).cloned()
     }

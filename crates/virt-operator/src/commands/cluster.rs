@@ -51,7 +51,7 @@ impl Reader {
     pub(crate) async fn namespace(&self, name: &str) -> Result<Option<Arc<LiveObject>>> {
         let api: Api<Namespace> = Api::all(self.client());
         let found = api.get_metadata_opt(name).await.with_context(|| format!("reading the namespace {name}"))?;
-        Ok(found.map(|namespace| Arc::new(LiveObject::of_metadata(&namespace.metadata))))
+        Ok(found.map(|namespace| Arc::new(LiveObject::from_metadata(&namespace.metadata))))
     }
 
     pub(crate) async fn find(&self, config: &DeploymentConfig) -> Result<Found> {
@@ -102,7 +102,7 @@ impl Reader {
                     let list = api.list_metadata(&parameters).await?;
                     for item in list.items {
                         let key = ObjectKey::of(&item.metadata);
-                        objects.insert(kind, key, Arc::new(LiveObject::of_metadata(&item.metadata)));
+                        objects.insert(kind, key, Arc::new(LiveObject::from_metadata(&item.metadata)));
                     }
                     list.metadata.continue_
                 }

@@ -10,15 +10,18 @@ use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 use serde_json::Value;
-use vitivirt_api::{ObjectKey, Operation, Plan, Write, kubevirt::KubeVirt};
+use vitivirt_api::{Failure, ObjectKey, Operation, Plan, Write, kubevirt::KubeVirt};
 use vitivirt_cli::print;
-use vitivirt_install::{DeploymentConfig, Desired, Installation, Observed, certificates::NothingIssued};
+use vitivirt_install::{DeploymentConfig, Desired, Environment, Observed, desired_installation};
 
 use super::{
     cluster::Reader,
     render::{environment, read},
 };
-use crate::observe::{architecture, timestamp, with_certificates};
+use crate::{
+    desired::{issue_certificates, timestamp, with_certificates},
+    observe::architecture,
+};
 
 #[derive(Debug, Clone, Args)]
 pub(crate) struct PlanArguments {
@@ -80,36 +83,33 @@ async fn plan(arguments: &PlanArguments, given: KubeVirt) -> Result<Planned> {
     let config = DeploymentConfig::new(&kubevirt, &environment);
     let found = reader.find(&config).await?;
     let now = SystemTime::now();
-    let wanted = match vitivirt_install::is_of_another_release(&kubevirt, &environment) {
-        true => Desired::strategy(&kubevirt, config),
-        false => Installation::new(&kubevirt, &environment, &found.cluster)
-            .map(|installation| Desired::Installation(Arc::new(installation))),
-    };
-    let (wanted, issued) = match wanted.and_then(|wanted| with_certificates(wanted, &found.objects, now)) {
-        Ok(both) => both,
-        Err(failure) => (Desired::Invalid(failure), None),
-    };
     let namespace = key.namespace().unwrap_or_default();
     let observed = Observed {
-        earlier: others.first().map(|other| ObjectKey::of(&other.metadata)),
+        first_kubevirt: others.first().map(|other| ObjectKey::of(&other.metadata)),
         operator_namespace: namespace.to_owned(),
         architecture: architecture(),
         now: timestamp(now),
-        desired: wanted,
-        issued: match issued {
-            Some(issued) => issued,
-            None => Arc::new(NothingIssued),
-        },
-        renewal: None,
-        synchronization: Vec::new(),
+        cluster: found.cluster,
+        synchronization_addresses: Vec::new(),
         namespace: reader.namespace(namespace).await?,
         objects: found.objects,
-        up_to_date: Arc::default(),
-        complete: true,
-        in_use: Default::default(),
+        caches_complete: true,
+        crds_with_objects: Default::default(),
         kubevirt,
     };
-    Ok(planned(&observed, &vitivirt_install::plan(&observed)))
+    let desired = desired(&observed, &environment).unwrap_or_else(Desired::Invalid);
+    let plan = vitivirt_install::plan(&observed, &desired)?;
+    Ok(planned(&observed, &desired, &plan))
+}
+
+/// As the operator computes it, but with the install strategy of another release always pending.
+fn desired(observed: &Observed, environment: &Environment) -> Result<Desired, Failure> {
+    let Some(installation) = desired_installation(observed, environment, None)? else {
+        let config = DeploymentConfig::new(&observed.kubevirt, environment);
+        return Ok(Desired::StrategyPending(Arc::new(config)));
+    };
+    let certificates = issue_certificates(&installation, observed)?;
+    Ok(with_certificates(Arc::new(installation), certificates, Arc::default()))
 }
 
 /// The resource as the server would have it after `kubectl apply`.
@@ -126,12 +126,13 @@ fn as_if_applied(mut given: KubeVirt, live: Option<KubeVirt>) -> KubeVirt {
     given
 }
 
-fn planned(observed: &Observed, plan: &Plan) -> Planned {
-    let problem = vitivirt_install::problem(observed);
+fn planned(observed: &Observed, desired: &Desired, plan: &Plan) -> Planned {
+    let problem = vitivirt_install::problem(observed, desired);
+    let installation = desired.installation().map(|installation| &**installation);
     Planned {
         writes: plan.steps.iter().flat_map(|step| &step.writes).map(|write| describe(observed, write)).collect(),
         problem,
-        warnings: observed.warnings(),
+        warnings: vitivirt_install::warnings(&observed.kubevirt, installation),
     }
 }
 

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use vitivirt_api::kubevirt::{GROUP, KIND, KubeVirt};
 use vitivirt_cli::{Document, warn, write_yaml, written};
-use vitivirt_install::certificates::NothingIssued;
+use vitivirt_install::certificates::NoCertificates;
 use vitivirt_install::{Cluster, DeploymentConfig, Environment, Installation, RELEASE};
 
 const USUAL_NAMESPACE: &str = "kubevirt";
@@ -61,7 +61,7 @@ pub(crate) fn run(arguments: &RenderArguments) -> Result<ExitCode> {
         );
     }
     let installation = render(&kubevirt, &environment, &arguments.with, arguments.nodes)?;
-    warn(&installation.warnings(&kubevirt));
+    warn(&vitivirt_install::warnings(&kubevirt, Some(&installation)));
     written(print(&installation, arguments.output, &mut io::stdout().lock()))?;
     Ok(ExitCode::SUCCESS)
 }
@@ -123,7 +123,7 @@ fn render(kubevirt: &KubeVirt, environment: &Environment, with: &[Offer], nodes:
 
 fn print(installation: &Installation, format: Format, out: &mut impl Write) -> Result<()> {
     for object in &installation.objects {
-        let object = object.body(&NothingIssued)?.into_json();
+        let object = object.body(&NoCertificates)?.into_json();
         match format {
             Format::Yaml => write_yaml(out, &object)?,
             Format::Json => writeln!(out, "{object}").context("writing to standard output")?,
@@ -202,6 +202,6 @@ mod tests {
         );
         let error =
             render(&parse(&patch).unwrap(), &environment(std::iter::empty()).unwrap(), &[], 2).map(|_| ()).unwrap_err();
-        assert!(error.to_string().contains("patches[0] has the type \"odd\""), "{error}");
+        assert!(error.to_string().contains("patches[0]: type: unsupported value \"odd\""), "{error}");
     }
 }

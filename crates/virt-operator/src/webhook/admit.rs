@@ -8,7 +8,10 @@ use vitivirt_api::{
     ObjectKey,
     kubevirt::{GROUP, KubeVirt, PLURAL},
 };
-use vitivirt_install::validation::{self, Cause, Refusal, Verdict};
+use vitivirt_install::{
+    admission::{ValidationResult, validate_create, validate_update},
+    validation::{self, Cause, Refusal},
+};
 
 use super::{
     live::{Cluster, Judgement},
@@ -85,7 +88,7 @@ async fn create(cluster: &Cluster, request: Request) -> Decision {
     };
     let existing: Vec<ObjectKey> = existing.iter().map(|kubevirt| ObjectKey::of(&kubevirt.metadata)).collect();
     let code = if existing.is_empty() { INVALID } else { FORBIDDEN };
-    decide(cluster, &request.namespace, code, validation::create(&new, &existing)).await
+    decide(cluster, &request.namespace, code, validate_create(&new, &existing)).await
 }
 
 async fn update(cluster: &Cluster, request: Request) -> Decision {
@@ -95,7 +98,7 @@ async fn update(cluster: &Cluster, request: Request) -> Decision {
         // What is there already cannot be read. Whoever repairs it must be let through, and is: it is judged as new.
         (Err(_), Ok(new)) => (KubeVirt::default(), new),
     };
-    let mut verdict = validation::update(&old, &new);
+    let mut verdict = validate_update(&old, &new);
     let (before, after) = (&old.spec.configuration.tls_configuration, &new.spec.configuration.tls_configuration);
     if before != after && verdict.refusals.is_empty() {
         verdict.warnings.extend(after.as_ref().map(serving::shortcomings).unwrap_or_default());
@@ -105,10 +108,10 @@ async fn update(cluster: &Cluster, request: Request) -> Decision {
 
 /// Has the API server judge what only it can. Where it cannot, that is no reason to refuse: should it matter, the
 /// components themselves will be refused, and the resource says so in a condition.
-async fn decide(cluster: &Cluster, namespace: &str, code: u16, verdict: Verdict) -> Decision {
-    let Verdict { mut refusals, mut warnings, trials } = verdict;
-    for trial in &trials {
-        match cluster.judge(namespace, trial).await {
+async fn decide(cluster: &Cluster, namespace: &str, code: u16, verdict: ValidationResult) -> Decision {
+    let ValidationResult { mut refusals, mut warnings, dry_runs } = verdict;
+    for dry_run in &dry_runs {
+        match cluster.judge(namespace, dry_run).await {
             Judgement::Good => {}
             Judgement::Bad(bad) => refusals.extend(bad),
             Judgement::Unknown(why) => warnings.push(why),

@@ -13,7 +13,7 @@ use vitivirt_api::{
     ObjectKey,
     kubevirt::{GROUP, KubeVirt},
 };
-use vitivirt_install::validation::{Refusal, Remaining, Template, Trial};
+use vitivirt_install::validation::{DryRun, DryRunObject, Refusal, Remaining};
 use vitivirt_runtime::client::Bucket;
 
 /// Two are enough for a sentence that names one and says that there are others.
@@ -78,21 +78,21 @@ impl Cluster {
         Ok(all)
     }
 
-    pub(super) async fn judge(&self, namespace: &str, trial: &Trial) -> Judgement {
+    pub(super) async fn judge(&self, namespace: &str, dry_run: &DryRun) -> Judgement {
         self.turns.wait().await;
-        let result = match &trial.template {
-            Template::Deployment(deployment) => self.dry_run(namespace, &**deployment).await,
-            Template::DaemonSet(daemon_set) => self.dry_run(namespace, &**daemon_set).await,
+        let result = match &dry_run.object {
+            DryRunObject::Deployment(deployment) => self.dry_run(namespace, &**deployment).await,
+            DryRunObject::DaemonSet(daemon_set) => self.dry_run(namespace, &**daemon_set).await,
         };
         let status = match result {
             Ok(()) => return Judgement::Good,
             Err(kube::Error::Api(status)) if matches!(status.code, 400 | 422) => status,
-            Err(error) => return Judgement::Unknown(format!("{} was not checked: {error}", trial.field)),
+            Err(error) => return Judgement::Unknown(format!("{} was not checked: {error}", dry_run.field)),
         };
         let causes = status.details.iter().flat_map(|details| &details.causes);
-        let mut refusals: Vec<Refusal> = causes.map(|cause| trial.refusal(&cause.field, &cause.message)).collect();
+        let mut refusals: Vec<Refusal> = causes.map(|cause| dry_run.refusal(&cause.field, &cause.message)).collect();
         if refusals.is_empty() {
-            refusals.push(trial.refusal("", &status.message));
+            refusals.push(dry_run.refusal("", &status.message));
         }
         Judgement::Bad(refusals)
     }

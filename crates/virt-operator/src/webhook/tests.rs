@@ -188,7 +188,9 @@ async fn a_change_is_allowed_or_refused_with_its_causes() {
     let bad = webhook.ask("UPDATE", json!({"oldObject": old, "object": bad})).await;
     assert_eq!((&bad["allowed"], &bad["status"]["code"]), (&json!(false), &json!(422)));
     assert_eq!(bad["status"]["reason"], "Invalid");
-    assert!(message(&bad).contains("spec.infra.replicas cannot be 0") && message(&bad).contains("; spec.imageTag"));
+    assert!(
+        message(&bad).contains("spec.infra.replicas: invalid value 0") && message(&bad).contains("; spec.imageTag")
+    );
     let causes = &bad["status"]["details"]["causes"];
     assert_eq!(causes[0]["field"], "spec.infra.replicas");
     assert_eq!(causes[0]["reason"], "FieldValueInvalid");
@@ -217,7 +219,7 @@ async fn warnings_come_with_the_answer() {
     assert_eq!(
         response,
         json!({"uid": "u-1", "allowed": true, "warnings": [
-            "feature gate LiveMigration is always on in this release and can be taken off the list",
+            "feature gate LiveMigration is always enabled in this release; remove it from the list",
             "virt-operator's own endpoints speak TLS 1.2 and 1.3 only, although VersionTLS10 is allowed",
             "virt-operator's own endpoints do not offer TLS_RSA_WITH_AES_128_CBC_SHA",
         ]})
@@ -235,7 +237,7 @@ async fn placement_is_judged_by_the_api_server() {
     let response = webhook.ask("UPDATE", change.clone()).await;
     assert_eq!(
         message(&response),
-        "spec.infra.nodePlacement.tolerations[0].operator cannot be used for pods: Invalid value: \"Sometimes\""
+        "spec.infra.nodePlacement.tolerations[0].operator: invalid placement: Invalid value: \"Sometimes\""
     );
     assert_eq!(api.asked(), ["POST /apis/apps/v1/namespaces/kubevirt/deployments?&dryRun=All"]);
 
@@ -261,7 +263,10 @@ async fn there_is_one_installation() {
     let webhook = Webhook::start(&Api::with(json!({"kubevirts": [kubevirt(&json!({}))]})), LIMITS).await;
     let response = webhook.ask("CREATE", new.clone()).await;
     assert_eq!(response["status"]["code"], 403);
-    assert!(message(&response).starts_with("KubeVirt is already created: there is kubevirt/kubevirt"), "{response}");
+    assert!(
+        message(&response).starts_with("KubeVirt is already created: kubevirt/kubevirt already exists"),
+        "{response}"
+    );
 
     let api = Api::new(|_| Some((500, status(500, "etcd is away", &json!(null)))));
     let webhook = Webhook::start(&api, LIMITS).await;

@@ -30,7 +30,7 @@ pub(crate) fn add(suite: &mut Suite) {
         what_is_wrong_is_refused(&lab).await?;
         drift_is_repaired(&lab).await?;
         a_settled_installation_is_left_alone(&lab).await?;
-        edit(&lab, &variant("seed")?).await?;
+        edit(&lab, &variant("combined")?).await?;
         settled(&lab).await.context("the seed's resource")?;
         advice_is_given(&lab).await?;
         lab.stop().await
@@ -84,15 +84,18 @@ async fn a_wrong_first_resource_can_be_deleted(lab: &Lab) -> Result<()> {
 async fn a_wrong_first_resource_is_told_and_nothing_is_made(lab: &Lab) -> Result<()> {
     let misfit = json!([{"op": "remove", "path": "/spec/nothing/here"}]).to_string();
     create(lab, &patched("json", &misfit)).await?;
-    is_told(lab, "patches[0] does not fit").await?;
+    is_told(lab, "patches[0] does not apply").await?;
     let certificates = |settings: Value| json!({"certificateRotateStrategy": {"selfSigned": settings}});
     for (spec, says) in [
-        (patched("json", "{"), "spec.customizeComponents.patches[0] is not JSON"),
-        (patched("odd", "{}"), "spec.customizeComponents.patches[0] has the type"),
+        (patched("json", "{"), "spec.customizeComponents.patches[0]: invalid patch: not JSON"),
+        (patched("odd", "{}"), "spec.customizeComponents.patches[0]: type: unsupported value"),
         (certificates(json!({"ca": {"duration": "1h", "renewBefore": "2h"}})), "selfSigned.ca.renewBefore"),
-        (certificates(json!({"server": {"duration": "a day"}})), "selfSigned.server.duration must be a duration"),
-        (json!({"infra": {"replicas": 300}}), "spec.infra.replicas must be"),
-        (json!({"infra": {"replicas": 0}, "imageTag": "v1.8.4-other"}), "spec.infra.replicas cannot be 0"),
+        (
+            certificates(json!({"server": {"duration": "a day"}})),
+            "selfSigned.server.duration: invalid value \"a day\": must be a duration",
+        ),
+        (json!({"infra": {"replicas": 300}}), "spec.infra.replicas: invalid value 300: must be"),
+        (json!({"infra": {"replicas": 0}, "imageTag": "v1.8.4-other"}), "spec.infra.replicas: invalid value 0"),
         (json!({"imageRegistry": "not a registry!!"}), "spec.imageRegistry"),
         (json!({"imageTag": "not a tag"}), "spec.imageTag"),
     ] {

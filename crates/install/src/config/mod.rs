@@ -11,7 +11,11 @@ use serde_json::json;
 use sha1::{Digest, Sha1};
 use vitivirt_api::kubevirt::KubeVirt;
 
-use crate::{environment::Environment, images::OperatorImage, names::gate, strategy::GENERATE_NAME};
+use crate::{
+    environment::Environment,
+    images::OperatorImage,
+    names::{STRATEGY_GENERATE_NAME, gate, label},
+};
 
 type Properties = BTreeMap<String, String>;
 
@@ -200,7 +204,7 @@ impl DeploymentConfig {
     /// The ConfigMap for the text of what is installed. The reference lets the server choose the end of its name; ours
     /// follows from the content, so that it cannot be made twice.
     pub fn strategy_key(&self) -> vitivirt_api::ObjectKey {
-        vitivirt_api::ObjectKey::namespaced(&self.namespace, &format!("{GENERATE_NAME}{}", self.short_id()))
+        vitivirt_api::ObjectKey::namespaced(&self.namespace, &format!("{STRATEGY_GENERATE_NAME}{}", self.short_id()))
     }
 
     /// Its JSON, byte for byte as the release writes it into the status of the resource.
@@ -291,7 +295,6 @@ impl DeploymentConfig {
     /// Labels of a workload before the resource's own product labels are laid over it. The release looks for these
     /// under keys that a resource never sets, so it is the version alone unless the configuration came otherwise.
     pub(crate) fn product_labels(&self) -> Vec<(&'static str, &str)> {
-        use crate::names::label;
         let version = self.additional_properties.get(property::PRODUCT_VERSION).unwrap_or(&self.kube_virt_version);
         [
             (label::VERSION, version.as_str()),
@@ -394,5 +397,4 @@ pub(crate) fn is_label_value(text: &str) -> bool {
 }
 
 #[cfg(test)]
-#[path = "config_tests.rs"]
 mod tests;
