@@ -1,8 +1,8 @@
 //! The validation of requests that create or change a KubeVirt resource.
 //!
-//! It rejects the same requests as upstream virt-operator. It accepts a change that does not touch the specification and
-//! any change of a resource that is being deleted: both are needed to remove a finalizer, and a resource that was created
-//! before the webhook existed must stay deletable.
+//! It rejects the same requests as upstream virt-operator. It accepts a change that does not touch the specification
+//! and any change of a resource that is being deleted: both are needed to remove a finalizer, and a resource that was
+//! created before the webhook existed must stay deletable.
 
 use vitivirt_api::{
     ObjectKey,

@@ -70,9 +70,9 @@ impl Desired {
     }
 }
 
-/// The installation that a KubeVirt resource asks for, without certificates. `dumped` is the install strategy of another
-/// release, as its own operator dumped it. `None`: the resource is valid and asks for another release, whose strategy is
-/// not there yet.
+/// The installation that a KubeVirt resource asks for, without certificates. `dumped` is the install strategy of
+/// another release, as its own operator dumped it. `None`: the resource is valid and asks for another release, whose
+/// strategy is not there yet.
 pub fn desired_installation(
     observed: &Observed,
     environment: &Environment,

@@ -31,8 +31,8 @@ const IDENTITY: [&str; 3] = [annotation::VERSION, annotation::REGISTRY, annotati
 /// Fields of a Service that the API server assigns and that are immutable.
 const ALLOCATED: [&str; 5] = ["clusterIP", "clusterIPs", "ipFamilies", "ipFamilyPolicy", "healthCheckNodePort"];
 
-/// How a live object differs from `desired`, the object as it would be created. Only metadata is compared if only metadata
-/// is known.
+/// How a live object differs from `desired`, the object as it would be created. Only metadata is compared if only
+/// metadata is known.
 pub(crate) fn drift(kind: Kind, desired: &Value, live: &LiveObject) -> Result<Drift, Failure> {
     let mut operations = metadata_patch(desired, live);
     if let Some(fields) = live.fields()? {
@@ -163,7 +163,8 @@ fn with_live_identity(asked: &Value, have: &Value) -> Value {
     if same_pods { desired } else { asked.clone() }
 }
 
-/// Whether `have` contains all of `desired`. An empty value equals a missing one, because the API server drops empty ones.
+/// Whether `have` contains all of `desired`. An empty value equals a missing one, because the API server drops empty
+/// ones.
 fn contains_all(desired: &Value, have: &Value) -> bool {
     match (desired, have) {
         (Value::Object(desired), Value::Object(have)) => desired.iter().all(|(key, value)| {
@@ -229,8 +230,8 @@ fn quantity(text: &str) -> Option<f64> {
     Some(number.parse::<f64>().ok()? * factor)
 }
 
-/// Whether another client has set something here that is not desired. `tree` has the form of `managedFields`: `f:` is the
-/// name of a field, `k:` an element of a list by its keys, `.` the value itself.
+/// Whether another client has set something here that is not desired. `tree` has the form of `managedFields`: `f:` is
+/// the name of a field, `k:` an element of a list by its keys, `.` the value itself.
 fn has_foreign_fields(desired: &Value, have: &Value, tree: &Value) -> bool {
     let Some(parts) = tree.as_object() else { return false };
     parts.iter().any(|(part, below)| {

@@ -1,9 +1,9 @@
-//! The desired state of a KubeVirt installation: every object of the KubeVirt release for a given KubeVirt resource, the
-//! order in which they are applied, and the data of the release from which they are generated.
+//! The desired state of a KubeVirt installation: every object of the KubeVirt release for a given KubeVirt resource,
+//! the order in which they are applied, and the data of the release from which they are generated.
 //!
 //! Pure functions from observations to data. This crate must never contain a client, async code, a clock or randomness:
-//! time, keys and random values are arguments, and every effect is returned as data. `runtime` performs the effects, and
-//! the program `virt-operator` observes the cluster.
+//! time, keys and random values are arguments, and every effect is returned as data. `runtime` performs the effects,
+//! and the program `virt-operator` observes the cluster.
 //!
 //! ```text
 //! KubeVirt + Environment ─► DeploymentConfig ─► InstallStrategy ─┐      as the release defines it, one file per family

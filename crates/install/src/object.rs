@@ -16,8 +16,8 @@ use crate::{
     strategy::{self, InstallStrategy, StrategyItem},
 };
 
-/// One object of an installation. [`Self::body`] builds its body: CRDs and instancetypes stay compressed until then, and
-/// certificates are inserted.
+/// One object of an installation. [`Self::body`] builds its body: CRDs and instancetypes stay compressed until then,
+/// and certificates are inserted.
 pub struct InstallationObject {
     pub stage: Stage,
     pub kind: Kind,

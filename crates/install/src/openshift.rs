@@ -1,4 +1,4 @@
-//! What only OpenShift has: security context constraints, and the Route to virt-exportproxy.
+//! Objects for OpenShift: SecurityContextConstraints and the Route to virt-exportproxy.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::Serialize;
@@ -10,7 +10,7 @@ use crate::{
     names::{CONTROLLER_SERVICE_ACCOUNT, HANDLER_SERVICE_ACCOUNT, VIRT_EXPORT_PROXY},
 };
 
-/// Every field that the API demands is written, if only as null.
+/// Every field that the API requires is written, even as null.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct SecurityContextConstraints {
@@ -78,7 +78,7 @@ pub(crate) fn constraints(config: &DeploymentConfig) -> Vec<SecurityContextConst
     vec![
         SecurityContextConstraints { volumes: Some(strings(&["*"])), ..constraints(HANDLER_SERVICE_ACCOUNT, true) },
         SecurityContextConstraints {
-            // Virtual machines pin their CPUs and answer DHCP.
+            // virt-launcher pins CPUs and answers DHCP.
             allowed_capabilities: Some(strings(&["SYS_NICE", "NET_BIND_SERVICE"])),
             seccomp_profiles: Some(strings(&["runtime/default", "unconfined", "localhost/kubevirt/kubevirt.json"])),
             ..constraints(CONTROLLER_SERVICE_ACCOUNT, false)
@@ -114,7 +114,7 @@ struct RouteTls {
     insecure_edge_termination_policy: &'static str,
 }
 
-/// Without the authority that virt-exportproxy is trusted by: that is filled in when it is sent.
+/// Without its CA certificate, which is inserted when the Route is sent.
 pub(crate) fn route(config: &DeploymentConfig) -> Route {
     Route {
         api_version: Kind::Route.api_version(),

@@ -31,7 +31,8 @@ pub enum Stage {
     SynchronizationController,
     Template,
     Handler,
-    /// After `Crds` and `Api`: the API server accepts these objects only when their CRDs exist and virt-api validates them.
+    /// After `Crds` and `Api`: the API server accepts these objects only when their CRDs exist and virt-api validates
+    /// them.
     Instancetypes,
 }
 
@@ -76,8 +77,8 @@ const FOUNDATION: [Wave; 5] = [
     Wave { stages: &[Stage::Certificates], wait_for: WaitFor::Written },
 ];
 
-/// For a first installation, a change within one version and a downgrade: virt-api, which validates objects, comes before
-/// the components that act on them.
+/// For a first installation, a change within one version and a downgrade: virt-api, which validates objects, comes
+/// before the components that act on them.
 const INSTALL: [Wave; 8] = {
     let [a, b, c, d, e] = FOUNDATION;
     [
@@ -121,7 +122,8 @@ const UPDATE: [Wave; 9] = {
     ]
 };
 
-/// The waves for a change from the version `installed`, which is empty at the first installation, to the version `target`.
+/// The waves for a change from the version `installed`, which is empty at the first installation, to the version
+/// `target`.
 pub(crate) fn waves(target: &str, installed: &str) -> &'static [Wave] {
     if is_upgrade(target, installed) { &UPDATE } else { &INSTALL }
 }

@@ -36,16 +36,16 @@ const DELETE_ORDER: [Kind; 23] = [
     Kind::Route,
 ];
 
-/// The objects that a plan deletes because the installation no longer contains them. Before that, the operator reads the
-/// KubeVirt resource, and the objects of CRDs among the orphans, from the API server (live check).
+/// The objects that a plan deletes because the installation no longer contains them. Before that, the operator reads
+/// the KubeVirt resource, and the objects of CRDs among the orphans, from the API server (live check).
 pub fn orphans(observed: &Observed, desired: &Desired) -> Vec<(Kind, ObjectKey)> {
     let Some(installation) = desired.installation() else { return Vec::new() };
     orphaned_objects(observed, installation).into_iter().map(|(kind, key, _)| (kind, key.clone())).collect()
 }
 
-/// Live objects with the operator's labels and annotations that the installation does not contain, in the order in which
-/// they are deleted. Any client can copy labels and annotations, so only namespaces in which this installation or the
-/// one before it has objects count.
+/// Live objects with the operator's labels and annotations that the installation does not contain, in the order in
+/// which they are deleted. Any client can copy labels and annotations, so only namespaces in which this installation or
+/// the one before it has objects count.
 pub(crate) fn orphaned_objects<'a>(
     observed: &'a Observed,
     installation: &Installation,

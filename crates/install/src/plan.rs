@@ -44,8 +44,8 @@ const JOB_RETRY: Duration = Duration::from_secs(30);
 const OBSERVED_VERSIONS: [(&str, &str); 2] =
     [("kubevirt.io/latest-observed-api-version", "v1"), ("kubevirt.io/storage-observed-api-version", "v1")];
 
-/// Compares what was observed with the desired state. Pure. The plan of a resource that cannot be installed is empty; its
-/// report says why.
+/// Compares what was observed with the desired state. Pure. The plan of a resource that cannot be installed is empty;
+/// its report says why.
 pub fn plan(observed: &Observed, desired: &Desired) -> Result<Plan, Failure> {
     let mut plan = Plan::default();
     if !is_eligible(observed) {
@@ -65,8 +65,8 @@ pub fn plan(observed: &Observed, desired: &Desired) -> Result<Plan, Failure> {
     Ok(plan)
 }
 
-/// A webhook checks every object of this step. The first object is written alone: as long as the API server still has the
-/// blocking webhook or cannot reach virt-api, it rejects one write instead of a dozen.
+/// A webhook checks every object of this step. The first object is written alone: as long as the API server still has
+/// the blocking webhook or cannot reach virt-api, it rejects one write instead of a dozen.
 fn canary_write(step: &mut Step) -> Option<Step> {
     (step.writes.len() > 1).then(|| Step::new(step.name).write(step.writes.remove(0)))
 }
@@ -104,8 +104,8 @@ fn ensure_finalizer(kubevirt: &KubeVirt) -> Option<Step> {
     (!operations.is_empty()).then(|| Step::new("resource").write(Write::Patch { target, uid, operations }))
 }
 
-/// Runs the operator of another release once, in a Job that dumps its install strategy. A Job that ended without a result
-/// is deleted after a while and created again.
+/// Runs the operator of another release once, in a Job that dumps its install strategy. A Job that ended without a
+/// result is deleted after a while and created again.
 fn dump_strategy_job(observed: &Observed, config: &DeploymentConfig) -> Result<Step, Failure> {
     let key = job::key(config);
     let step = Step::new("strategy");
@@ -378,8 +378,8 @@ impl Planner<'_> {
         (!missing.is_empty()).then_some(Wait { reason: wait::ROLLOUT, message, requeue_after: None })
     }
 
-    /// Only with complete caches: an object that another replica has just created for a newer resource must not look like
-    /// an orphan. A CRD that still has objects is kept, together with them.
+    /// Only with complete caches: an object that another replica has just created for a newer resource must not look
+    /// like an orphan. A CRD that still has objects is kept, together with them.
     fn delete_orphans(&self) -> Option<Step> {
         if !self.observed.caches_complete {
             return None;

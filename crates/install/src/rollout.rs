@@ -42,8 +42,8 @@ pub(crate) fn limit_devices(daemon_set: &mut DaemonSet, limit: Option<i64>) {
     }
 }
 
-/// The settings of virt-handler when no rollout is in progress: it checks the common names of migration clients, so it does
-/// not need the older client certificate, and pods are replaced one at a time.
+/// The settings of virt-handler when no rollout is in progress: it checks the common names of migration clients, so it
+/// does not need the older client certificate, and pods are replaced one at a time.
 pub(crate) fn adjust_update_strategy(daemon_set: &mut DaemonSet) {
     if let Some(strategy) = daemon_set.spec.as_mut().and_then(|spec| spec.update_strategy.as_mut())
         && strategy.type_.as_deref() == Some("RollingUpdate")

@@ -1,5 +1,5 @@
-//! Warnings about a KubeVirt resource: settings that are deprecated, have no effect or contradict each other. They change
-//! no object.
+//! Warnings about a KubeVirt resource: settings that are deprecated, have no effect or contradict each other. They
+//! change no object.
 
 use serde_json::Value;
 use vitivirt_api::{

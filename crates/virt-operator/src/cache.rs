@@ -199,7 +199,7 @@ impl Caches {
     /// What the cluster offers, but for its monitoring stack.
     pub(crate) fn cluster(&self) -> Cluster {
         let has = |kind: Kind| self.objects.get(&kind).is_some_and(|cache| cache.sync_state() == SyncState::Synced);
-        Cluster::with(has, self.nodes.len())
+        Cluster::from_kinds(has, self.nodes.len())
     }
 
     /// A definition or an aggregated API of this group, or of all that begin so, has come.

@@ -1,5 +1,5 @@
-//! The desired step, between observe and plan: the part that needs keys, a clock and the API server. Certificates that are
-//! missing or due are issued here. They take effect only when the plan has written them.
+//! The desired step, between observe and plan: the part that needs keys, a clock and the API server. Certificates that
+//! are missing or due are issued here. They take effect only when the plan has written them.
 
 use std::{
     collections::BTreeMap,

@@ -86,7 +86,8 @@ impl Observer {
         })
     }
 
-    /// The live check before orphans are deleted: the resource must be current, and an orphaned CRD must have no objects.
+    /// The live check before orphans are deleted: the resource must be current, and an orphaned CRD must have no
+    /// objects.
     pub(crate) async fn check_orphans(&self, observed: &mut Observed, desired: &Desired) -> Result<(), Failure> {
         let orphans = if observed.caches_complete { orphans(observed, desired) } else { Vec::new() };
         if orphans.is_empty() {

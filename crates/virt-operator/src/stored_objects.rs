@@ -1,7 +1,7 @@
 //! What the API server stored for the operator's writes.
 //!
-//! The API server may normalize a value that the operator wrote. An object that equals the response to such a write matches
-//! the desired state all the same. Without this record the operator would patch it in every reconcile.
+//! The API server may normalize a value that the operator wrote. An object that equals the response to such a write
+//! matches the desired state all the same. Without this record the operator would patch it in every reconcile.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! The certificates of a CA bundle: the current CA, earlier CAs as long as certificates that they signed may be in use, and
-//! the CAs of users.
+//! The certificates of a CA bundle: the current CA, earlier CAs as long as certificates that they signed may be in use,
+//! and the CAs of users.
 
 use std::{
     cmp::Reverse,
@@ -12,8 +12,8 @@ use super::renewal::Validity;
 /// The limit of upstream virt-operator.
 pub const MAX_CERTIFICATES: usize = 50;
 
-/// Every webhook contains the whole bundle in base64, and the configuration with the most webhooks must fit in one object of
-/// 1.5 MiB. Fifty CAs that this operator issued are smaller.
+/// Every webhook contains the whole bundle in base64, and the configuration with the most webhooks must fit in one
+/// object of 1.5 MiB. Fifty CAs that this operator issued are smaller.
 pub const MAX_BYTES: usize = 30 * 1024;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,4 +1,5 @@
-//! Lifetimes of certificates and how long before expiry they are renewed. The resource has them in Go's duration format.
+//! Lifetimes of certificates and how long before expiry they are renewed. The resource has them in Go's duration
+//! format.
 
 use std::{fmt, time::Duration};
 

@@ -1,6 +1,5 @@
-//! The certificates of an installation: names, usages, lifetimes and signers. Issuing them needs keys and a
-//! clock, so virt-operator does that. The issued certificates are inserted through [`IssuedCertificates`] when an object is
-//! sent.
+//! The certificates of an installation: names, usages, lifetimes and signers. Issuing them needs keys and a clock, so
+//! virt-operator does that. The issued certificates are inserted through [`IssuedCertificates`] when an object is sent.
 
 pub mod bundle;
 mod lifetime;
@@ -43,8 +42,8 @@ pub struct KeyPair {
     pub key: Vec<u8>,
 }
 
-/// The issued certificates and CA bundles of an installation, by the name of the Secret or ConfigMap. An object without an
-/// issued certificate stays empty.
+/// The issued certificates and CA bundles of an installation, by the name of the Secret or ConfigMap. An object without
+/// an issued certificate stays empty.
 pub trait IssuedCertificates {
     fn key_pair(&self, secret: &str) -> Option<KeyPair>;
     /// A CA bundle in PEM. Clients of webhooks and aggregated APIs trust the bundle `CA`.

@@ -22,8 +22,8 @@ impl Lifetime {
         format!("&Duration{{Duration:{},}}", go_duration(self.duration))
     }
 
-    /// A certificate is kept for at least a tenth of its duration. Otherwise a long `renewBefore` would renew it in every
-    /// reconcile.
+    /// A certificate is kept for at least a tenth of its duration. Otherwise a long `renewBefore` would renew it in
+    /// every reconcile.
     fn renewed_before(self) -> Duration {
         self.renew_before.min(self.duration - self.duration / 10)
     }
@@ -37,8 +37,8 @@ pub struct ValidityWindow {
 }
 
 impl ValidityWindow {
-    /// When it is renewed. A certificate that outlives its signer is renewed in the middle of the time in which both the
-    /// signer and its successor are trusted.
+    /// When it is renewed. A certificate that outlives its signer is renewed in the middle of the time in which both
+    /// the signer and its successor are trusted.
     pub fn deadline(&self, signer: Option<&Self>) -> SystemTime {
         match signer {
             Some(signer) if signer.validity.not_after < self.validity.not_after => {
@@ -53,8 +53,8 @@ impl ValidityWindow {
         self.deadline(signer) <= now || before(self.validity.not_before, CLOCK_SKEW) > now
     }
 
-    /// Whether the validity matches the desired duration. This holds only for CAs: a leaf certificate becomes valid together
-    /// with its signer.
+    /// Whether the validity matches the desired duration. This holds only for CAs: a leaf certificate becomes valid
+    /// together with its signer.
     pub fn matches_lifetime(&self) -> bool {
         let Validity { not_before, not_after } = self.validity;
         let duration = not_after.duration_since(not_before).unwrap_or_default();

@@ -1,7 +1,7 @@
 //! `spec.customizeComponents`: the administrator's changes to generated objects.
 //!
-//! Patches apply to the objects of the install strategy, before placement, replicas and managed metadata. They always apply
-//! to a newly generated object, so no patch is applied twice.
+//! Patches apply to the objects of the install strategy, before placement, replicas and managed metadata. They always
+//! apply to a newly generated object, so no patch is applied twice.
 
 mod json;
 mod shape;
@@ -127,8 +127,8 @@ impl Customizer {
         PATCHED.contains(&kind)
     }
 
-    /// Patches of supported kinds that match none of these objects, one sentence for each. `customized` lists every object
-    /// that can be patched.
+    /// Patches of supported kinds that match none of these objects, one sentence for each. `customized` lists every
+    /// object that can be patched.
     pub(crate) fn unmatched_patches(&self, customized: &[(Kind, &str)]) -> Vec<String> {
         let patches = self.patches.iter().filter(|patch| is_patched(&patch.resource_type));
         let unmatched = patches.filter(|patch| !customized.iter().any(|(kind, name)| patch.matches(*kind, name)));
@@ -151,14 +151,14 @@ impl Customizer {
     pub(crate) fn apply(&self, kind: Kind, name: &str, object: &mut Value) -> Result<(), Failure> {
         for patch in &self.patches {
             if patch.matches(kind, name) {
-                shape::fill(kind, object);
+                shape::add_empty_fields(kind, object);
                 patch.apply(kind, object).and_then(|()| shape::retype(kind, object)).map_err(|error| {
                     let message = format!("{} does not apply to {} {name}: {error}", patch.origin, kind.name());
                     Failure::invalid(INVALID_CUSTOMIZATION, message)
                 })?;
             }
         }
-        shape::clean(kind, object);
+        shape::remove_empty_fields(kind, object);
         if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) {
             let hash = BTreeMap::from([(annotation::CUSTOMIZER_IDENTIFIER.to_owned(), self.hash.clone())]);
             managed_metadata::merge(metadata, "annotations", &hash);

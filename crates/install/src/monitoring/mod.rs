@@ -1,7 +1,9 @@
-//! What Prometheus scrapes, records and warns about. Expressions are data of the release; what an alert says to people
-//! is in `alerts`.
+//! The ServiceMonitor and the PrometheusRule. Expressions are data of the KubeVirt release; the texts of alerts are in
+//! `alerts`.
 
 mod alerts;
+
+use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 use serde::{Deserialize, Serialize};
@@ -12,7 +14,7 @@ use crate::{
     compressed::CompressedAsset,
     config::DeploymentConfig,
     kind::Kind,
-    metadata::{map, namespaced, selecting, strings},
+    metadata::{label_selector, map, namespaced, strings},
     names::label,
 };
 
@@ -70,13 +72,13 @@ pub(crate) fn service_monitor(config: &DeploymentConfig, monitor_namespace: &str
         kind: Kind::ServiceMonitor.name(),
         metadata: namespaced(namespace, NAME, &[APP, SCRAPED, (label::CLUSTER_MONITORING, "")]),
         spec: ServiceMonitorSpec {
-            selector: selecting(&[SCRAPED]),
+            selector: label_selector(&[SCRAPED]),
             namespace_selector: NamespaceSelector { match_names: strings(&[&config.namespace]) },
             endpoints: vec![Endpoint {
                 port: "metrics",
                 scheme: "https",
                 honor_labels: true,
-                // Prometheus does not have KubeVirt's authority.
+                // Prometheus does not trust KubeVirt's CA.
                 tls_config: EndpointTls { ca: Map::new(), cert: Map::new(), insecure_skip_verify: true },
             }],
         },
@@ -111,7 +113,7 @@ struct AlertRule {
     alert: Option<String>,
     expr: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    annotations: Option<std::collections::BTreeMap<String, String>>,
+    annotations: Option<BTreeMap<String, String>>,
     #[serde(flatten)]
     extra: Map<String, Value>,
 }
@@ -122,7 +124,7 @@ pub(crate) fn prometheus_rule(
 ) -> Result<PrometheusRule, Failure> {
     let template = runbook_url_template.unwrap_or(RUNBOOK_URL_TEMPLATE);
     if template.matches("%s").count() != 1 {
-        let message = format!("RUNBOOK_URL_TEMPLATE must contain %s exactly once, and {template:?} does not");
+        let message = format!("RUNBOOK_URL_TEMPLATE: invalid value {template:?}: must contain %s exactly once");
         return Err(Failure::invalid(reason::INVALID_OBJECT, message));
     }
     let mut groups: Vec<AlertGroup> = RULES.parse()?;
@@ -160,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn every_alert_says_something_of_its_own() {
+    fn every_alert_has_its_own_summary() {
         let rule = rules(None).unwrap();
         let alerts = alerts(&rule);
         assert_eq!(alerts.len(), 38);
@@ -174,13 +176,13 @@ mod tests {
     }
 
     #[test]
-    fn expressions_name_the_namespace_of_the_installation() {
+    fn expressions_contain_the_namespace_of_the_installation() {
         let text = rules(None).unwrap().to_string();
         assert!(text.contains("namespace='virt'") && !text.contains(NAMESPACE));
     }
 
     #[test]
-    fn a_template_of_the_administrators_own() {
+    fn the_runbook_url_template_can_be_set() {
         let rule = rules(Some("https://wiki/%s.html")).unwrap();
         let alert = alerts(&rule)[0].clone();
         let url = format!("https://wiki/{}.html", alert["alert"].as_str().unwrap());

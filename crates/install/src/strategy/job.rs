@@ -1,5 +1,5 @@
-//! The Job that dumps the install strategy of another release: it runs the operator of that release once, which writes its
-//! strategy to a ConfigMap.
+//! The Job that dumps the install strategy of another release: it runs the operator of that release once, which writes
+//! its strategy to a ConfigMap.
 
 use k8s_openapi::{
     api::{
@@ -33,8 +33,8 @@ pub mod variable {
     pub const OPERATOR_IMAGE: &str = "VIRT_OPERATOR_IMAGE";
 }
 
-/// Whether the resource asks for a release whose data this program does not contain. The tag of the operator's image counts
-/// as the release of this program.
+/// Whether the resource asks for a release whose data this program does not contain. The tag of the operator's image
+/// counts as the release of this program.
 pub fn is_of_another_release(kubevirt: &KubeVirt, environment: &Environment) -> bool {
     let requested = kubevirt.spec.image_tag.as_str();
     let own = OperatorImage::parse(&environment.operator_image).and_then(|image| image.tag());

@@ -1,5 +1,5 @@
-//! The install strategy: every object of a KubeVirt release, before it is customized and placed for a particular KubeVirt
-//! resource and cluster.
+//! The install strategy: every object of a KubeVirt release, before it is customized and placed for a particular
+//! KubeVirt resource and cluster.
 //!
 //! This operator generates the strategy of its release. The operator of another release dumps its strategy into a
 //! ConfigMap, and this operator dumps its own for other operators: so each can install the release of the other.

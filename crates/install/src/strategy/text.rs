@@ -1,7 +1,7 @@
 //! An install strategy as text: documents separated by three dashes, compressed and base64-encoded in a ConfigMap.
 //!
-//! Each document is JSON, which is valid YAML. Upstream virt-operator splits the text at every three dashes, so a document
-//! must not contain any.
+//! Each document is JSON, which is valid YAML. Upstream virt-operator splits the text at every three dashes, so a
+//! document must not contain any.
 
 use std::io::{BufRead, BufReader, Read, Write};
 
@@ -105,7 +105,7 @@ impl InstallStrategy {
 impl StrategyItem {
     fn read(object: Value) -> Result<Self, Failure> {
         let name = object.get("kind").and_then(Value::as_str).unwrap_or_default();
-        let kind = Kind::named(name).ok_or_else(|| unreadable(format!("unsupported kind {name:?}")))?;
+        let kind = Kind::from_name(name).ok_or_else(|| unreadable(format!("unsupported kind {name:?}")))?;
         let mut item = Self::new(kind, with_version(object, kind));
         if matches!(kind, Kind::CustomResourceDefinition | Kind::Instancetype | Kind::Preference)
             && let ItemSource::Object(object) = &item.source

@@ -1,9 +1,9 @@
 //! The rules for the specification of a KubeVirt resource and for its deletion. Messages name the field and the remedy.
 //!
-//! The validating webhook is part of the installation, so it does not check the first KubeVirt resource. A rule that the
-//! webhook enforces is therefore one of two kinds. An error cannot be installed: the operator installs nothing, and the
-//! conditions say why. A questionable setting is installed by upstream virt-operator nevertheless, and so by this operator,
-//! with a warning.
+//! The validating webhook is part of the installation, so it does not check the first KubeVirt resource. A rule that
+//! the webhook enforces is therefore one of two kinds. An error cannot be installed: the operator installs nothing, and
+//! the conditions say why. A questionable setting is installed by upstream virt-operator nevertheless, and so by this
+//! operator, with a warning.
 //!
 //! These functions make no requests. What only the API server can check is returned as a [`DryRun`].
 

@@ -1,5 +1,5 @@
-//! The placement of components. Only the API server can check selectors, affinities and tolerations, so it gets a dry run of
-//! an object that contains them.
+//! The placement of components. Only the API server can check selectors, affinities and tolerations, so it gets a dry
+//! run of an object that contains them.
 
 use std::collections::BTreeMap;
 

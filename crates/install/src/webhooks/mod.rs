@@ -5,10 +5,12 @@
 mod mutating;
 mod validating;
 
-use k8s_openapi::api::admissionregistration::v1::{
-    RuleWithOperations, ServiceReference, ValidatingWebhook, ValidatingWebhookConfiguration, WebhookClientConfig,
+use k8s_openapi::{
+    api::admissionregistration::v1::{
+        RuleWithOperations, ServiceReference, ValidatingWebhook, ValidatingWebhookConfiguration, WebhookClientConfig,
+    },
+    apimachinery::pkg::apis::meta::v1::ObjectMeta,
 };
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use crate::metadata::strings;
 
@@ -47,8 +49,8 @@ fn client(namespace: &str, service: &str, path: &str) -> WebhookClientConfig {
 /// How the names of blocking webhook configurations begin.
 pub(crate) const BLOCKING_PREFIX: &str = "virt-operator-tmp-webhook";
 
-/// Rejects new objects of CRDs that did not exist before, until virt-api, which validates them, is ready: the webhook points
-/// to a Service that does not exist. `crds` are pairs of a group and a plural.
+/// Rejects new objects of CRDs that did not exist before, until virt-api, which validates them, is ready: the webhook
+/// points to a Service that does not exist. `crds` are pairs of a group and a plural.
 pub(crate) fn blocking_webhook(namespace: &str, crds: &[(&str, &str)]) -> ValidatingWebhookConfiguration {
     let webhook = |(group, plural): &(&str, &str)| ValidatingWebhook {
         name: format!("{plural}-tmp-validator.{group}"),

@@ -1,4 +1,4 @@
-//! What is checked before the API server keeps it.
+//! The validating webhooks of the operator and of virt-api.
 
 use k8s_openapi::api::admissionregistration::v1::{
     MatchCondition, RuleWithOperations, ValidatingWebhook, ValidatingWebhookConfiguration,
@@ -15,7 +15,7 @@ use crate::{
 const OPERATOR_VALIDATOR: &str = "virt-operator-validator";
 const API_VALIDATOR: &str = "virt-api-validator";
 
-/// Name, path and what is sent there.
+/// The name and path of a webhook, and the requests that it validates.
 type WebhookCheck<'a> = (&'a str, &'a str, RuleWithOperations);
 
 pub(crate) fn validating(config: &DeploymentConfig) -> Vec<ValidatingWebhookConfiguration> {
@@ -52,7 +52,7 @@ fn kubevirts() -> Vec<WebhookCheck<'static>> {
     ]
 }
 
-/// A virtual machine is migrated instead of evicted; these catch the evictions of its pods.
+/// A VMI is migrated instead of evicted. These webhooks intercept the evictions of its pods.
 fn evictions(namespace: &str) -> Vec<ValidatingWebhook> {
     let interceptor = |name: &str, condition: &str, prefix: &str, versions: &[&str]| ValidatingWebhook {
         side_effects: "NoneOnDryRun".to_owned(),

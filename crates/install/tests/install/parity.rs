@@ -1,9 +1,9 @@
 //! Compares every generated object with the objects that the reference operator created in a live cluster for the same
 //! KubeVirt resource (`reference/`, for the seven resources of `variants/`).
 //!
-//! Generated objects first get the defaults of the API server (`api_server`), so that it makes no difference whether the
-//! operator or the API server sets a field. Values that only a live cluster fills in, and texts and logic of this project,
-//! are removed from both sides: see `normalise` in the crate `snapshot`.
+//! Generated objects first get the defaults of the API server (`api_server`), so that it makes no difference whether
+//! the operator or the API server sets a field. Values that only a live cluster fills in, and texts and logic of this
+//! project, are removed from both sides: see `normalise` in the crate `snapshot`.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,8 +1,8 @@
-//! Compares the configuration and the install strategy of resources and environments that no snapshot has with those that
-//! the KubeVirt release generates (`reference/strategies.json`, `cargo xtask generate --release-data`).
+//! Compares the configuration and the install strategy of resources and environments that no snapshot has with those
+//! that the KubeVirt release generates (`reference/strategies.json`, `cargo xtask generate --release-data`).
 //!
-//! The parity tests compare release data (CRDs, instancetypes). Not compared: the CEL of policies and the texts of alerts,
-//! which differ on purpose, and fields that Go writes although they are empty.
+//! The parity tests compare release data (CRDs, instancetypes). Not compared: the CEL of policies and the texts of
+//! alerts, which differ on purpose, and fields that Go writes although they are empty.
 
 use std::collections::BTreeMap;
 

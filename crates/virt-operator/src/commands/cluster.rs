@@ -66,7 +66,7 @@ impl Reader {
         let nodes: Api<Node> = Api::all(self.client());
         let nodes = nodes.list_metadata(&ListParams::default().labels(SCHEDULABLE)).await.context("listing nodes")?;
         let monitor_namespace = if has(Kind::ServiceMonitor) { self.monitor_namespace(config).await? } else { None };
-        let cluster = Cluster { monitor_namespace, ..Cluster::with(has, nodes.items.len()) };
+        let cluster = Cluster { monitor_namespace, ..Cluster::from_kinds(has, nodes.items.len()) };
         Ok(Found { objects, cluster })
     }
 

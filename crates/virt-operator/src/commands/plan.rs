@@ -159,7 +159,7 @@ fn fields(observed: &Observed, write: &Write, operation: &Operation) -> Vec<Stri
     let place =
         operation.path.trim_start_matches('/').split('/').map(|part| part.replace("~1", "/").replace("~0", "~"));
     let place: Vec<String> = place.collect();
-    let live = vitivirt_install::Kind::named(&target.resource.kind)
+    let live = vitivirt_install::Kind::from_name(&target.resource.kind)
         .and_then(|kind| observed.objects.get(kind, &target.key))
         .and_then(|live| live.content());
     match (&operation.value, live.as_ref().and_then(|live| live.get(place.first()?))) {

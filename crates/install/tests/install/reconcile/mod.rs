@@ -160,7 +160,8 @@ fn spoil(object: &mut Value) {
     object["metadata"]["managedFields"].as_array_mut().unwrap().push(entry);
 }
 
-/// Changes the first text or number. The path ends at a list, because the API server records lists by keys or as a whole.
+/// Changes the first text or number. The path ends at a list, because the API server records lists by keys or as a
+/// whole.
 fn change_first(value: &mut Value, path: &mut Vec<String>) -> bool {
     match value {
         // The address of a Service is immutable.

@@ -136,7 +136,7 @@ impl TestCluster {
     fn live(&self) -> Objects {
         let mut objects = Objects::default();
         for ((kind, key), object) in &self.objects {
-            if let Some(kind) = Kind::named(kind) {
+            if let Some(kind) = Kind::from_name(kind) {
                 let live = match kind {
                     Kind::CustomResourceDefinition => LiveObject::from_metadata(&metadata(object)),
                     _ => LiveObject::new(&metadata(object), Value::clone(object)),
@@ -188,7 +188,7 @@ impl TestCluster {
         let all = plan.steps.iter().flat_map(|step| &step.writes);
         let written = all.filter(|write| sent.contains(&format!("{write:?}"))).map(Write::target);
         let stored = |target: &Target| {
-            let kind = Kind::named(&target.resource.kind)?;
+            let kind = Kind::from_name(&target.resource.kind)?;
             Some(((kind, target.key.clone()), LiveObject::clone(live.get(kind, &target.key)?)))
         };
         written.filter_map(stored).collect()
