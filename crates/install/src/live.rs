@@ -206,7 +206,7 @@ impl LiveObject {
 
     /// Whether a KubeVirt operator created the object: by its label and the annotations that only an operator writes.
     /// An object without the label counts by its annotations alone; otherwise a removed label could never be restored.
-    pub fn is_ours(&self) -> bool {
+    pub(crate) fn is_ours(&self) -> bool {
         let by_label = self.labels.get(label::MANAGED_BY).is_none_or(|manager| MANAGERS.contains(&manager.as_str()));
         let required = [annotation::VERSION, annotation::REGISTRY];
         by_label && required.iter().all(|key| self.annotations.contains_key(*key))

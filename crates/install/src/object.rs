@@ -64,7 +64,7 @@ impl InstallationObject {
     }
 
     /// Whether the API server completes its name.
-    pub fn uses_generate_name(&self) -> bool {
+    pub(crate) fn uses_generate_name(&self) -> bool {
         matches!(self.body, BodySource::StrategyConfigMap(_))
     }
 

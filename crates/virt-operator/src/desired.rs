@@ -67,7 +67,7 @@ impl DesiredStateBuilder {
             let config = DeploymentConfig::new(&observed.kubevirt, &self.environment);
             return Ok(Desired::StrategyPending(Arc::new(config)));
         };
-        let certificates = issue_certificates(&installation, observed)?;
+        let certificates = renew_certificates(&installation, observed)?;
         let up_to_date = self.up_to_date(digest, certificates.digest());
         Ok(with_certificates(installation, certificates, up_to_date))
     }
@@ -120,8 +120,9 @@ impl DesiredStateBuilder {
         if no_plan || !is_eligible(observed) {
             return;
         }
+        let up_to_date = up_to_date_after(observed, desired, plan, &stored_objects);
         let mut memo = self.memo.lock();
-        if let Some(up_to_date) = up_to_date_after(observed, desired, plan, &stored_objects) {
+        if let Some(up_to_date) = up_to_date {
             memo.up_to_date = Arc::new(up_to_date);
         }
         if outcome.stop == Stop::Done {
@@ -131,7 +132,7 @@ impl DesiredStateBuilder {
 }
 
 /// Issues the certificates that are missing or due; the others are kept.
-pub(crate) fn issue_certificates(installation: &Installation, observed: &Observed) -> Result<Issue, Failure> {
+pub(crate) fn renew_certificates(installation: &Installation, observed: &Observed) -> Result<Issue, Failure> {
     let held = stored_certificates(&observed.objects);
     issue(&installation.certificates, &held, SystemTime::from(observed.now), &mut Key::generate)
 }

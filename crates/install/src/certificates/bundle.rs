@@ -10,11 +10,11 @@ use std::{
 use super::renewal::Validity;
 
 /// The limit of upstream virt-operator.
-pub const MAX_CERTIFICATES: usize = 50;
+pub(crate) const MAX_CERTIFICATES: usize = 50;
 
 /// Every webhook contains the whole bundle in base64, and the configuration with the most webhooks must fit in one
 /// object of 1.5 MiB. Fifty CAs that this operator issued are smaller.
-pub const MAX_BYTES: usize = 30 * 1024;
+pub(crate) const MAX_BYTES: usize = 30 * 1024;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {

@@ -23,17 +23,17 @@ pub const BUNDLE_KEY: &str = "ca-bundle";
 
 pub const VIRT_API: &str = "kubevirt-virt-api-certs";
 pub const VIRT_CONTROLLER: &str = "kubevirt-controller-certs";
-pub const VIRT_EXPORT_PROXY: &str = "kubevirt-exportproxy-certs";
+pub(crate) const VIRT_EXPORT_PROXY: &str = "kubevirt-exportproxy-certs";
 pub const VIRT_HANDLER_CLIENT: &str = "kubevirt-virt-handler-certs";
 pub const VIRT_HANDLER_SERVER: &str = "kubevirt-virt-handler-server-certs";
-pub const VIRT_HANDLER_MIGRATION: &str = "kubevirt-virt-handler-migration-client-certs";
-pub const VIRT_HANDLER_VSOCK: &str = "kubevirt-virt-handler-vsock-client-certs";
+pub(crate) const VIRT_HANDLER_MIGRATION: &str = "kubevirt-virt-handler-migration-client-certs";
+pub(crate) const VIRT_HANDLER_VSOCK: &str = "kubevirt-virt-handler-vsock-client-certs";
 pub const VIRT_OPERATOR: &str = "kubevirt-operator-certs";
 pub const SYNCHRONIZATION_CLIENT: &str = "kubevirt-synchronization-controller-certs";
-pub const SYNCHRONIZATION_SERVER: &str = "kubevirt-synchronization-controller-server-certs";
-pub const TEMPLATE_API: &str = "kubevirt-virt-template-api-certs";
-pub const TEMPLATE_WEBHOOK: &str = "kubevirt-virt-template-webhook-certs";
-pub const TEMPLATE_METRICS: &str = "kubevirt-virt-template-controller-metrics-certs";
+pub(crate) const SYNCHRONIZATION_SERVER: &str = "kubevirt-synchronization-controller-server-certs";
+pub(crate) const TEMPLATE_API: &str = "kubevirt-virt-template-api-certs";
+pub(crate) const TEMPLATE_WEBHOOK: &str = "kubevirt-virt-template-webhook-certs";
+pub(crate) const TEMPLATE_METRICS: &str = "kubevirt-virt-template-controller-metrics-certs";
 
 /// An issued certificate and its key, in PEM. It has no `Debug`, because it contains a key.
 #[derive(Clone, PartialEq, Eq)]

@@ -245,14 +245,14 @@ impl DeploymentConfig {
         self.image(&self.images.virt_launcher_image, "virt-launcher")
     }
 
-    pub fn pull_policy(&self) -> &str {
+    pub(crate) fn pull_policy(&self) -> &str {
         match self.property(property::PULL_POLICY) {
             "" => "IfNotPresent",
             policy => policy,
         }
     }
 
-    pub fn pull_secrets(&self) -> Vec<LocalObjectReference> {
+    pub(crate) fn pull_secrets(&self) -> Vec<LocalObjectReference> {
         serde_json::from_str(self.property(property::PULL_SECRETS)).unwrap_or_default()
     }
 

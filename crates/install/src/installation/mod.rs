@@ -69,7 +69,7 @@ impl Installation {
     }
 
     /// The installation of another release, from the install strategy that its own operator dumped.
-    pub fn from_strategy(
+    pub(crate) fn from_strategy(
         strategy: InstallStrategy,
         config: DeploymentConfig,
         kubevirt: &KubeVirt,

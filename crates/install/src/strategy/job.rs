@@ -30,7 +30,7 @@ pub mod variable {
     pub const CONFIG: &str = "TARGET_DEPLOYMENT_CONFIG";
     pub const NAMESPACE: &str = "TARGET_INSTALL_NAMESPACE";
     pub const PULL_POLICY: &str = "TARGET_IMAGE_PULL_POLICY";
-    pub const OPERATOR_IMAGE: &str = "VIRT_OPERATOR_IMAGE";
+    pub(crate) const OPERATOR_IMAGE: &str = "VIRT_OPERATOR_IMAGE";
 }
 
 /// Whether the resource asks for a release whose data this program does not contain. The tag of the operator's image

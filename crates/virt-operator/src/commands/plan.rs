@@ -19,7 +19,7 @@ use super::{
     render::{environment, read},
 };
 use crate::{
-    desired::{issue_certificates, timestamp, with_certificates},
+    desired::{renew_certificates, timestamp, with_certificates},
     observe::architecture,
 };
 
@@ -108,7 +108,7 @@ fn desired(observed: &Observed, environment: &Environment) -> Result<Desired, Fa
         let config = DeploymentConfig::new(&observed.kubevirt, environment);
         return Ok(Desired::StrategyPending(Arc::new(config)));
     };
-    let certificates = issue_certificates(&installation, observed)?;
+    let certificates = renew_certificates(&installation, observed)?;
     Ok(with_certificates(Arc::new(installation), certificates, Arc::default()))
 }
 
