@@ -18,7 +18,7 @@ pub(crate) struct TestOptions {
 }
 
 /// Test binaries that need no cluster.
-const PURE_SUITES: [&str; 6] = ["commands", "manifests", "parity", "planner", "reconcile", "strategies"];
+const PURE_SUITES: [&str; 3] = ["commands", "install", "planner"];
 
 /// Packages with a test binary that starts labs. A failure of an earlier one may explain failures of later ones.
 const LAB_SUITES: [(&str, &str); 3] =

@@ -1,11 +1,11 @@
-//! The aggregated APIs that virt-api serves: consoles, pausing, migrating and the other subresources.
+//! The aggregated APIs of virt-api: console, pause, migrate and other subresources.
 
 use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::{APIService, APIServiceSpec, ServiceReference};
 
 use crate::{
-    build::{annotated, cluster},
     certificates,
     config::DeploymentConfig,
+    metadata::{annotated, cluster},
     names::{VIRT_API, annotation, label},
 };
 

@@ -1,9 +1,9 @@
-//! Whether a live object is what it should be, and what to change if it is not.
+//! Whether a live object matches the desired one, and what to change if it does not.
 //!
-//! The server completes what it is given with defaults, and tells in `managedFields` who set what. So an object is as
-//! wanted when everything that we want is in it, and nothing that somebody else has added to the fields we manage.
-//! No table of the server's defaults is needed, and what a newer server adds of its own accord is no difference.
-//! Labels and annotations of others stay.
+//! The API server adds defaults to an object and records in `managedFields` which client set which field. So an object
+//! matches when it contains every desired value, and no other client has added anything to the fields that the operator
+//! manages. This needs no table of defaults, and fields that a newer API server adds are not a difference. Labels and
+//! annotations of other clients are kept.
 
 use serde_json::{Map, Value};
 use vitivirt_api::{Failure, Operation};
@@ -14,55 +14,55 @@ use crate::{
     names::{annotation, label},
 };
 
-/// What is to be done with an object that is there.
+/// How a live object differs from the desired one.
 #[derive(Clone, PartialEq)]
-pub enum Drift {
+pub(crate) enum Drift {
     None,
     Patch(Vec<Operation>),
-    /// What differs cannot be changed: it has to be deleted and made again.
-    Replace,
+    /// An immutable field differs: the object must be deleted and created again.
+    Recreate,
 }
 
-/// Labels that are ours also when they are not wanted any more.
-const OUR_LABELS: [&str; 3] = [label::VERSION, label::PART_OF, label::COMPONENT];
-const OUR_ANNOTATIONS: [&str; 1] = [annotation::CUSTOMIZER_IDENTIFIER];
-/// Which deployment a pod is of. It is not worth a restart.
+/// Labels that belong to the operator even when they are no longer desired.
+const OWN_LABELS: [&str; 3] = [label::VERSION, label::PART_OF, label::COMPONENT];
+const OWN_ANNOTATIONS: [&str; 1] = [annotation::CUSTOMIZER_IDENTIFIER];
+/// Annotations that identify the deployment of a pod. A change of them alone must not restart the pod.
 const IDENTITY: [&str; 3] = [annotation::VERSION, annotation::REGISTRY, annotation::IDENTIFIER];
-/// What the server has given to a Service, and no one may change.
+/// Fields of a Service that the API server assigns and that are immutable.
 const ALLOCATED: [&str; 5] = ["clusterIP", "clusterIPs", "ipFamilies", "ipFamilyPolicy", "healthCheckNodePort"];
 
-/// How a live object differs from `wanted`, which is the object as it would be created. Nothing but metadata is
-/// compared of an object of which only metadata is known.
-pub fn drift(kind: Kind, wanted: &Value, live: &LiveObject) -> Result<Drift, Failure> {
-    let mut operations = marks(wanted, live);
+/// How a live object differs from `desired`, the object as it would be created. Only metadata is compared if only
+/// metadata is known.
+pub(crate) fn drift(kind: Kind, desired: &Value, live: &LiveObject) -> Result<Drift, Failure> {
+    let mut operations = metadata_patch(desired, live);
     if let Some(fields) = live.fields()? {
-        let Some(wanted) = wanted.as_object() else { return Ok(Drift::None) };
-        for (key, value) in content(kind, wanted) {
+        let Some(desired) = desired.as_object() else { return Ok(Drift::None) };
+        for (key, value) in content(kind, desired) {
             let have = fields.content.get(key).unwrap_or(&Value::Null);
-            let value = completed(kind, value, have);
+            let value = with_server_assigned(kind, value, have);
             let added = fields
                 .foreign
                 .iter()
                 .filter_map(|tree| tree.get(format!("f:{key}")))
-                .any(|tree| adds(&value, have, tree));
-            if same(kind, &value, have) && !added {
+                .any(|tree| has_foreign_fields(&value, have, tree));
+            if equivalent(kind, &value, have) && !added {
                 continue;
             }
-            if is_fixed(kind, key, &value, have) {
-                return Ok(Drift::Replace);
+            if is_immutable(kind, key, &value, have) {
+                return Ok(Drift::Recreate);
             }
             let operation = Operation::set(format!("/{key}"), value);
-            // Others bring certificates in ConfigMaps of ours. What came since we looked must not be lost.
+            // Users add CA certificates to ConfigMaps of the installation. The precondition keeps a recent addition.
             let shared = kind == Kind::ConfigMap;
             operations.push(if shared { operation.expecting(have.clone()) } else { operation });
         }
-        operations.extend(foreign_fields(kind, wanted, &fields.content, &fields.foreign));
+        operations.extend(foreign_fields(kind, desired, &fields.content, &fields.foreign));
     }
     if operations.is_empty() {
         return Ok(Drift::None);
     }
-    // It says at which generation of the resource an object changed last, so it alone is no difference.
-    if let Some(generation) = wanted.pointer("/metadata/annotations").and_then(|all| all.get(annotation::GENERATION)) {
+    // This annotation is the generation of the resource at the last change of the object. Alone it is not a difference.
+    if let Some(generation) = desired.pointer("/metadata/annotations").and_then(|all| all.get(annotation::GENERATION)) {
         let path = format!("/metadata/annotations/{}", Operation::escape(annotation::GENERATION));
         if !operations.iter().any(|operation| operation.path == "/metadata/annotations") {
             operations.push(Operation::set(path, generation.clone()));
@@ -74,109 +74,110 @@ pub fn drift(kind: Kind, wanted: &Value, live: &LiveObject) -> Result<Drift, Fai
 /// The parts of an object that are compared.
 fn content(kind: Kind, object: &Map<String, Value>) -> impl Iterator<Item = (&String, &Value)> {
     object.iter().filter(move |(key, _)| {
-        let aside = ["apiVersion", "kind", "metadata", "status"].contains(&key.as_str());
-        // Others add tokens and pull secrets to an account. The type of a Secret is fixed: one of another is not ours.
-        !aside && kind != Kind::ServiceAccount && !(kind == Kind::Secret && *key == "type")
+        let content = !["apiVersion", "kind", "metadata", "status"].contains(&key.as_str());
+        // Other clients add tokens and pull secrets to a ServiceAccount. The type of a Secret is immutable.
+        content && kind != Kind::ServiceAccount && !(kind == Kind::Secret && *key == "type")
     })
 }
 
-/// What no patch can change.
-fn is_fixed(kind: Kind, key: &str, wanted: &Value, have: &Value) -> bool {
+/// Whether a patch cannot change this field.
+fn is_immutable(kind: Kind, key: &str, desired: &Value, have: &Value) -> bool {
     match kind {
         Kind::RoleBinding | Kind::ClusterRoleBinding => key == "roleRef",
         Kind::Service => {
             let headless = |spec: &Value| spec.get("clusterIP").is_some_and(|address| address == "None");
-            headless(wanted) != headless(have)
+            headless(desired) != headless(have)
         }
         _ => false,
     }
 }
 
-/// Of labels and annotations alone.
-pub(crate) fn marks(wanted: &Value, live: &LiveObject) -> Vec<Operation> {
+/// The patch of labels and annotations alone.
+pub(crate) fn metadata_patch(desired: &Value, live: &LiveObject) -> Vec<Operation> {
     let mut operations = Vec::new();
     for (field, have, ours) in
-        [("labels", &live.labels, OUR_LABELS.as_slice()), ("annotations", &live.annotations, &OUR_ANNOTATIONS)]
+        [("labels", &live.labels, OWN_LABELS.as_slice()), ("annotations", &live.annotations, &OWN_ANNOTATIONS)]
     {
         let nothing = Map::new();
-        let wanted = wanted.pointer(&format!("/metadata/{field}")).and_then(Value::as_object).unwrap_or(&nothing);
+        let desired = desired.pointer(&format!("/metadata/{field}")).and_then(Value::as_object).unwrap_or(&nothing);
         let differs = |(key, value): &(&String, &Value)| {
             key.as_str() != annotation::GENERATION && have.get(*key).map(String::as_str) != value.as_str()
         };
         let path = |key: &str| format!("/metadata/{field}/{}", Operation::escape(key));
-        let changed: Vec<_> = wanted.iter().filter(differs).collect();
+        let changed: Vec<_> = desired.iter().filter(differs).collect();
         if have.is_empty() && !changed.is_empty() {
-            operations.push(Operation::set(format!("/metadata/{field}"), Value::Object(wanted.clone())));
+            operations.push(Operation::set(format!("/metadata/{field}"), Value::Object(desired.clone())));
             continue;
         }
         operations.extend(changed.into_iter().map(|(key, value)| Operation::set(path(key), value.clone())));
-        let stale = ours.iter().filter(|key| have.contains_key(**key) && !wanted.contains_key(**key));
+        let stale = ours.iter().filter(|key| have.contains_key(**key) && !desired.contains_key(**key));
         operations.extend(stale.map(|key| Operation::remove(path(key))));
     }
     operations
 }
 
-/// What we want, together with what the server alone decides.
-fn completed(kind: Kind, wanted: &Value, have: &Value) -> Value {
+/// The desired value together with the fields that the API server assigns.
+fn with_server_assigned(kind: Kind, desired: &Value, have: &Value) -> Value {
     if matches!(kind, Kind::Deployment | Kind::DaemonSet) {
-        return with_identity_of(wanted, have);
+        return with_live_identity(desired, have);
     }
-    let mut wanted = wanted.clone();
+    let mut desired = desired.clone();
     if kind == Kind::Service
-        && let (Some(wanted), Some(have)) = (wanted.as_object_mut(), have.as_object())
+        && let (Some(desired), Some(have)) = (desired.as_object_mut(), have.as_object())
     {
         let headless = have.get("clusterIP").is_some_and(|address| address == "None");
         for key in ALLOCATED.into_iter().filter(|_| !headless) {
-            if let (None, Some(value)) = (wanted.get(key), have.get(key)) {
-                wanted.insert(key.to_owned(), value.clone());
+            if let (None, Some(value)) = (desired.get(key), have.get(key)) {
+                desired.insert(key.to_owned(), value.clone());
             }
         }
     }
-    wanted
+    desired
 }
 
-fn same(kind: Kind, wanted: &Value, have: &Value) -> bool {
+fn equivalent(kind: Kind, desired: &Value, have: &Value) -> bool {
     match kind {
-        // Exact: there are no defaults in data.
-        Kind::Secret | Kind::ConfigMap => wanted == have,
-        _ => covers(wanted, have),
+        // Data has no defaults, so the comparison is exact.
+        Kind::Secret | Kind::ConfigMap => desired == have,
+        _ => contains_all(desired, have),
     }
 }
 
-/// The pods keep the marks of the deployment that started them, if nothing else about them changes: whatever else of
-/// the workload does, they are not restarted for it.
-fn with_identity_of(asked: &Value, have: &Value) -> Value {
+/// If nothing else about the pods changes, their template keeps the annotations of the deployment that started them, so
+/// that a change of another part of the workload does not restart them.
+fn with_live_identity(asked: &Value, have: &Value) -> Value {
     const ANNOTATIONS: &str = "/template/metadata/annotations";
-    let mut wanted = asked.clone();
+    let mut desired = asked.clone();
     let theirs = have.pointer(ANNOTATIONS).and_then(Value::as_object);
-    if let (Some(ours), Some(theirs)) = (wanted.pointer_mut(ANNOTATIONS).and_then(Value::as_object_mut), theirs) {
+    if let (Some(ours), Some(theirs)) = (desired.pointer_mut(ANNOTATIONS).and_then(Value::as_object_mut), theirs) {
         for mark in IDENTITY {
             if let Some(value) = theirs.get(mark) {
                 ours.insert(mark.to_owned(), value.clone());
             }
         }
     }
-    let same_pods = match (wanted.get("template"), have.get("template")) {
-        (Some(wanted), Some(have)) => covers(wanted, have),
+    let same_pods = match (desired.get("template"), have.get("template")) {
+        (Some(desired), Some(have)) => contains_all(desired, have),
         _ => false,
     };
-    if same_pods { wanted } else { asked.clone() }
+    if same_pods { desired } else { asked.clone() }
 }
 
-/// Whether all of `wanted` is in `have`. An empty value and none are the same: the server leaves empty ones out.
-fn covers(wanted: &Value, have: &Value) -> bool {
-    match (wanted, have) {
-        (Value::Object(wanted), Value::Object(have)) => wanted.iter().all(|(key, value)| {
+/// Whether `have` contains all of `desired`. An empty value equals a missing one, because the API server drops empty
+/// ones.
+fn contains_all(desired: &Value, have: &Value) -> bool {
+    match (desired, have) {
+        (Value::Object(desired), Value::Object(have)) => desired.iter().all(|(key, value)| {
             let have = have.get(key).unwrap_or(&Value::Null);
-            let amounts = ["limits", "requests", "sizeLimit"].contains(&key.as_str());
-            covers(value, have) || amounts && same_amounts(value, have)
+            let quantities = ["limits", "requests", "sizeLimit"].contains(&key.as_str());
+            contains_all(value, have) || quantities && equal_quantities(value, have)
         }),
-        (Value::Array(wanted), Value::Array(have)) => {
-            wanted.len() == have.len() && wanted.iter().zip(have).all(|(wanted, have)| covers(wanted, have))
+        (Value::Array(desired), Value::Array(have)) => {
+            desired.len() == have.len() && desired.iter().zip(have).all(|(desired, have)| contains_all(desired, have))
         }
-        (wanted, Value::Null) => is_empty(wanted),
-        (Value::Number(wanted), Value::Number(have)) => wanted == have || wanted.as_f64() == have.as_f64(),
-        _ => wanted == have,
+        (desired, Value::Null) => is_empty(desired),
+        (Value::Number(desired), Value::Number(have)) => desired == have || desired.as_f64() == have.as_f64(),
+        _ => desired == have,
     }
 }
 
@@ -191,18 +192,18 @@ fn is_empty(value: &Value) -> bool {
     }
 }
 
-fn same_amounts(wanted: &Value, have: &Value) -> bool {
-    match (wanted, have) {
-        (Value::Object(wanted), Value::Object(have)) => {
-            wanted.iter().all(|(name, amount)| have.get(name).is_some_and(|have| same_amounts(amount, have)))
+fn equal_quantities(desired: &Value, have: &Value) -> bool {
+    match (desired, have) {
+        (Value::Object(desired), Value::Object(have)) => {
+            desired.iter().all(|(name, amount)| have.get(name).is_some_and(|have| equal_quantities(amount, have)))
         }
-        (Value::String(wanted), Value::String(have)) => wanted == have || same_quantity(wanted, have),
+        (Value::String(desired), Value::String(have)) => desired == have || equal_quantity(desired, have),
         _ => false,
     }
 }
 
-/// The server writes `0.5` of a CPU as `500m`, and `1024Mi` as `1Gi`.
-fn same_quantity(a: &str, b: &str) -> bool {
+/// Whether two quantities are equal: the API server normalizes a CPU of `0.5` to `500m`, and `1024Mi` to `1Gi`.
+fn equal_quantity(a: &str, b: &str) -> bool {
     matches!((quantity(a), quantity(b)), (Some(a), Some(b)) if (a - b).abs() <= a.abs() * 1e-12)
 }
 
@@ -229,9 +230,9 @@ fn quantity(text: &str) -> Option<f64> {
     Some(number.parse::<f64>().ok()? * factor)
 }
 
-/// Whether somebody else has set something here that we do not want. `tree` is of the form that `managedFields` has:
-/// `f:` names a field, `k:` an element of a list by its keys, `.` the thing itself.
-fn adds(wanted: &Value, have: &Value, tree: &Value) -> bool {
+/// Whether another client has set something here that is not desired. `tree` has the form of `managedFields`: `f:` is
+/// the name of a field, `k:` an element of a list by its keys, `.` the value itself.
+fn has_foreign_fields(desired: &Value, have: &Value, tree: &Value) -> bool {
     let Some(parts) = tree.as_object() else { return false };
     parts.iter().any(|(part, below)| {
         let find = |value: &'_ Value| -> Option<Value> {
@@ -245,29 +246,30 @@ fn adds(wanted: &Value, have: &Value, tree: &Value) -> bool {
             value.as_array()?.iter().find(matches).cloned()
         };
         let Some(have) = find(have).filter(|have| !is_empty(have)) else { return false };
-        let wanted = find(wanted).unwrap_or(Value::Null);
-        match below.as_object().is_some_and(|below| !below.is_empty()) {
-            true => adds(&wanted, &have, below),
-            // All of it is theirs: whatever of it we do not want.
-            false => exceeds(&wanted, &have),
+        let desired = find(desired).unwrap_or(Value::Null);
+        if below.as_object().is_some_and(|below| !below.is_empty()) {
+            has_foreign_fields(&desired, &have, below)
+        } else {
+            // The other client has set the whole value.
+            has_extra(&desired, &have)
         }
     })
 }
 
-/// Whether something is in `have` that is not in `wanted`.
-fn exceeds(wanted: &Value, have: &Value) -> bool {
-    match (wanted, have) {
+/// Whether `have` contains something that is not in `desired`.
+fn has_extra(desired: &Value, have: &Value) -> bool {
+    match (desired, have) {
         (_, have) if is_empty(have) => false,
-        (Value::Object(wanted), Value::Object(have)) => {
-            have.iter().any(|(key, value)| exceeds(wanted.get(key).unwrap_or(&Value::Null), value))
+        (Value::Object(desired), Value::Object(have)) => {
+            have.iter().any(|(key, value)| has_extra(desired.get(key).unwrap_or(&Value::Null), value))
         }
-        // Values and lengths of what we want are compared elsewhere.
-        (wanted, _) => wanted.is_null(),
+        // `contains_all` compares values and the lengths of lists.
+        (desired, _) => desired.is_null(),
     }
 }
 
-/// Whole fields of the object that others have added beside ours.
-fn foreign_fields(kind: Kind, wanted: &Map<String, Value>, have: &Value, foreign: &[Value]) -> Vec<Operation> {
+/// Top-level fields that other clients have added to the object.
+fn foreign_fields(kind: Kind, desired: &Map<String, Value>, have: &Value, foreign: &[Value]) -> Vec<Operation> {
     let names =
         foreign.iter().filter_map(Value::as_object).flat_map(Map::keys).filter_map(|key| key.strip_prefix("f:"));
     let mut names: Vec<&str> = names.filter(|name| !["metadata", "status"].contains(name)).collect();
@@ -275,7 +277,7 @@ fn foreign_fields(kind: Kind, wanted: &Map<String, Value>, have: &Value, foreign
     names.dedup();
     let added = names.into_iter().filter(|name| {
         kind != Kind::ServiceAccount
-            && !wanted.contains_key(*name)
+            && !desired.contains_key(*name)
             && have.get(name).is_some_and(|value| !is_empty(value))
     });
     added.map(|name| Operation::remove(format!("/{name}"))).collect()
@@ -296,7 +298,7 @@ mod tests {
     fn paths(kind: Kind, wanted: &Value, have: &Value) -> Vec<String> {
         match drift(kind, wanted, &live(have)).unwrap() {
             Drift::None => Vec::new(),
-            Drift::Replace => vec!["replace".to_owned()],
+            Drift::Recreate => vec!["recreate".to_owned()],
             Drift::Patch(operations) => operations
                 .into_iter()
                 .map(|operation| format!("{}{}", if operation.value.is_none() { "-" } else { "" }, operation.path))
@@ -314,7 +316,7 @@ mod tests {
         })
     }
 
-    /// What the server makes of it.
+    /// The object as the API server stores it.
     fn stored() -> Value {
         let mut stored = deployment();
         stored["spec"]["progressDeadlineSeconds"] = json!(600);
@@ -333,12 +335,12 @@ mod tests {
     }
 
     #[test]
-    fn what_the_server_completes_is_no_difference() {
+    fn fields_that_the_api_server_adds_are_not_a_difference() {
         assert_eq!(paths(Kind::Deployment, &deployment(), &stored()), [""; 0]);
     }
 
     #[test]
-    fn a_changed_and_a_removed_value_are_put_back() {
+    fn a_changed_and_a_removed_value_are_restored() {
         let mut have = stored();
         have["spec"]["replicas"] = json!(3);
         let generation = "/metadata/annotations/kubevirt.io~1generation";
@@ -349,31 +351,31 @@ mod tests {
     }
 
     #[test]
-    fn what_somebody_else_adds_is_removed() {
+    fn a_field_that_another_client_added_is_removed() {
         let path = json!({"f:spec": {"f:template": {"f:spec": {
             "f:containers": {"k:{\"name\":\"c\"}": {"f:tty": {}}},
         }}}});
         let mut have = stored();
         have["spec"]["template"]["spec"]["containers"][0]["tty"] = json!(true);
-        assert_eq!(paths(Kind::Deployment, &deployment(), &have), [""; 0], "nobody is known to have set it");
+        assert_eq!(paths(Kind::Deployment, &deployment(), &have), [""; 0], "no client is recorded as its manager");
         have["metadata"]["managedFields"] = by("kubectl-edit", &path);
         assert_eq!(paths(Kind::Deployment, &deployment(), &have)[0], "/spec");
-        // The same by a name of our own is what an older release of ours wanted: it goes with the next change.
+        // An older release of the operator has set it. The next change removes it.
         have["metadata"]["managedFields"] = by("virt-operator", &path);
         assert_eq!(paths(Kind::Deployment, &deployment(), &have), [""; 0]);
-        // Somebody changed a default.
+        // Another client changed a default.
         let mut have = stored();
         have["spec"]["progressDeadlineSeconds"] = json!(5);
         have["metadata"]["managedFields"] = by("kubectl-edit", &json!({"f:spec": {"f:progressDeadlineSeconds": {}}}));
         assert_eq!(paths(Kind::Deployment, &deployment(), &have)[0], "/spec");
-        // Somebody set what we want too.
+        // Another client set the desired value.
         let mut have = stored();
         have["metadata"]["managedFields"] = by("kubectl-edit", &json!({"f:spec": {"f:replicas": {}}}));
         assert_eq!(paths(Kind::Deployment, &deployment(), &have), [""; 0]);
     }
 
     #[test]
-    fn another_deployment_of_the_same_pods_restarts_none() {
+    fn a_new_deployment_identity_alone_restarts_no_pods() {
         let mut wanted = deployment();
         wanted["spec"]["template"]["metadata"]["annotations"]["kubevirt.io/install-strategy-identifier"] = json!("two");
         wanted["metadata"]["annotations"]["kubevirt.io/generation"] = json!("2");
@@ -383,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn labels_of_others_stay_and_ours_are_exact() {
+    fn foreign_labels_are_kept_and_managed_labels_are_exact() {
         let mut have = stored();
         have["metadata"]["labels"] = json!({"a": "2", "theirs": "x", "app.kubernetes.io/part-of": "old"});
         let generation = "/metadata/annotations/kubevirt.io~1generation";
@@ -394,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn a_service_keeps_its_addresses() {
+    fn a_service_keeps_its_cluster_ip() {
         let wanted = json!({"metadata": {}, "spec": {"ports": [{"port": 443, "targetPort": 8443}]}});
         let mut have = json!({"metadata": {}, "spec": {"clusterIP": "1.2.3.4", "type": "ClusterIP",
             "ports": [{"port": 443, "targetPort": 8443, "protocol": "TCP"}]}});
@@ -405,21 +407,21 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_changed_is_made_again() {
+    fn an_immutable_difference_recreates_the_object() {
         let wanted = json!({"metadata": {}, "roleRef": {"name": "a"}, "subjects": []});
         let have = json!({"metadata": {}, "roleRef": {"name": "b"}});
-        assert_eq!(paths(Kind::RoleBinding, &wanted, &have), ["replace"]);
+        assert_eq!(paths(Kind::RoleBinding, &wanted, &have), ["recreate"]);
     }
 
     #[test]
-    fn data_is_exact() {
+    fn data_is_compared_exactly() {
         let wanted = json!({"metadata": {}, "data": {"a": "1"}});
         let have = json!({"metadata": {}, "data": {"a": "1", "b": "2"}});
         assert_eq!(paths(Kind::ConfigMap, &wanted, &have), ["/data"]);
     }
 
     #[test]
-    fn whole_fields_of_others_go() {
+    fn top_level_fields_of_other_clients_are_removed() {
         let wanted = json!({"metadata": {}, "rules": []});
         let mut have =
             json!({"metadata": {}, "aggregationRule": {"clusterRoleSelectors": [{"matchLabels": {"a": "b"}}]}});

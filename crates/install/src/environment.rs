@@ -1,5 +1,5 @@
-//! What an installation depends on besides the KubeVirt resource: the operator's own environment variables, and what
-//! the cluster offers. Both are given as data; reading them is the program's part.
+//! What an installation depends on besides the KubeVirt resource: the environment variables of the operator and the
+//! features of the cluster. Both are arguments; virt-operator reads them.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use crate::{
 
 const PASSED_ON: &str = "KV_IO_EXTRA_ENV_";
 
-/// Names of the variables with single images.
+/// Names of the variables for single images.
 mod variable {
     pub(super) const API: &str = "VIRT_API_IMAGE";
     pub(super) const CONTROLLER: &str = "VIRT_CONTROLLER_IMAGE";
@@ -26,21 +26,21 @@ mod variable {
     pub(super) const SIDECAR_SHIM: &str = "SIDECAR_SHIM_IMAGE";
 }
 
-/// The environment variables that the operator's Deployment sets, in the names of the release.
+/// The environment variables of the operator's Deployment, with the names of upstream virt-operator.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Environment {
-    /// `VIRT_OPERATOR_IMAGE`: every component's image is derived from it.
+    /// `VIRT_OPERATOR_IMAGE`: the images of the components are derived from it.
     pub operator_image: String,
-    /// `KUBEVIRT_VERSION`: the version when the image has none.
+    /// `KUBEVIRT_VERSION`: the version, if the image has no tag.
     pub kubevirt_version: String,
     pub images: ImageOverrides,
-    /// `KV_IO_EXTRA_ENV_*` without the prefix: given to every component.
+    /// `KV_IO_EXTRA_ENV_*` without the prefix: set for every component.
     pub passed_on: BTreeMap<String, String>,
-    /// `RUNBOOK_URL_TEMPLATE`: where alerts point to, with one `%s` for the alert's name.
+    /// `RUNBOOK_URL_TEMPLATE`: the runbook URL of alerts, with one `%s` for the name of the alert.
     pub runbook_url_template: Option<String>,
 }
 
-/// `VIRT_*_IMAGE` and its like: an image that is not derived. Empty is derived.
+/// `VIRT_*_IMAGE` and similar variables: images that are not derived. An empty image is derived.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ImageOverrides {
     pub api: String,
@@ -58,7 +58,7 @@ pub struct ImageOverrides {
 }
 
 impl Environment {
-    /// From pairs of names and values, as `std::env::vars` gives them.
+    /// From pairs of names and values, such as those of `std::env::vars`.
     pub fn from_variables(variables: impl IntoIterator<Item = (String, String)>) -> Self {
         let variables: BTreeMap<String, String> = variables.into_iter().collect();
         let get = |name: &str| variables.get(name).cloned().unwrap_or_default();
@@ -83,8 +83,8 @@ impl Environment {
             passed_on: variables
                 .iter()
                 .filter_map(|(name, value)| {
-                    // The release keeps what stands before a second equals sign, and the identifier of the deployment
-                    // is computed from it.
+                    // KubeVirt keeps only the text before a second equals sign, and computes the identifier of the
+                    // deployment from it.
                     let value = value.split('=').next().unwrap_or_default();
                     Some((name.strip_prefix(PASSED_ON)?.to_owned(), value.to_owned()))
                 })
@@ -93,38 +93,39 @@ impl Environment {
         }
     }
 
-    /// Why no image can be made of this, in one sentence that says what to write. The release finds out only that the
-    /// operator's own image is missing; with any other mistake it waits for pods that can never start.
+    /// Why no images can be derived from these variables. Upstream virt-operator detects only a missing image of the
+    /// operator; with any other mistake it waits for pods that can never start.
     pub fn problem(&self) -> Option<String> {
         let image = self.operator_image.as_str();
-        let wanted = "VIRT_OPERATOR_IMAGE must be the image of the operator, from which those of KubeVirt's components \
-                      are derived: a registry, a name that ends in virt-operator, and a tag or a digest, such as \
-                      quay.io/kubevirt/virt-operator:v1.8.4";
+        let rule = "must be a registry, a name that ends in virt-operator, and a tag or a digest, such as \
+                    quay.io/kubevirt/virt-operator:v1.8.4; the images of KubeVirt's components are derived from it";
         if image.is_empty() {
-            return Some(format!("{wanted}; it is not set"));
+            return Some(format!("VIRT_OPERATOR_IMAGE: required value: {rule}"));
         }
-        let Some(parsed) = OperatorImage::parse(image).filter(OperatorImage::is_sound) else {
-            // Whoever names every image himself derives none, and may call this one as he likes.
-            return match self.images.name_all_components() && is_image(image) {
-                true => self.single_image_problem(),
-                false => Some(format!("{wanted}; {image:?} is not")),
+        let Some(parsed) = OperatorImage::parse(image).filter(OperatorImage::is_derivable) else {
+            // If every image is set explicitly, none is derived, and this one may have any name.
+            return if self.images.name_all_components() && is_image(image) {
+                self.single_image_problem()
+            } else {
+                Some(format!("VIRT_OPERATOR_IMAGE: invalid value {image:?}: {rule}"))
             };
         };
         let version = self.kubevirt_version.as_str();
         if parsed.tag().is_none() && !version.is_empty() && !is_tag(version) {
             return Some(format!(
-                "KUBEVIRT_VERSION must be the tag of KubeVirt's images, such as v1.8.4, because VIRT_OPERATOR_IMAGE has \
-                 none; {version:?} is not"
+                "KUBEVIRT_VERSION: invalid value {version:?}: must be the tag of KubeVirt's images, such as v1.8.4, because \
+                 VIRT_OPERATOR_IMAGE has no tag"
             ));
         }
         self.single_image_problem()
     }
 
     fn single_image_problem(&self) -> Option<String> {
-        let (name, image) = self.images.named().into_iter().find(|(_, image)| !image.is_empty() && !is_image(image))?;
+        let (name, image) =
+            self.images.by_variable().into_iter().find(|(_, image)| !image.is_empty() && !is_image(image))?;
         Some(format!(
-            "{name} must be an image with its registry and a tag or a digest, or be left out to have it derived from \
-             VIRT_OPERATOR_IMAGE; {image:?} is not"
+            "{name}: invalid value {image:?}: must be an image with a registry and a tag or a digest; remove it to derive the \
+             image from VIRT_OPERATOR_IMAGE"
         ))
     }
 }
@@ -134,8 +135,8 @@ impl ImageOverrides {
         [&self.api, &self.controller, &self.handler, &self.launcher].iter().all(|image| !image.is_empty())
     }
 
-    /// Each under the name of its variable.
-    fn named(&self) -> [(&'static str, &str); 12] {
+    /// The images by the names of their variables.
+    fn by_variable(&self) -> [(&'static str, &str); 12] {
         [
             (variable::API, &self.api),
             (variable::CONTROLLER, &self.controller),
@@ -153,7 +154,7 @@ impl ImageOverrides {
     }
 }
 
-/// What the cluster offers, as far as it changes what is installed.
+/// The features of the cluster that change the installation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cluster {
     pub service_monitors: bool,
@@ -168,8 +169,8 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// What follows from the kinds that it has.
-    pub fn with(has: impl Fn(Kind) -> bool, schedulable_nodes: usize) -> Self {
+    /// The features that follow from the kinds that the cluster serves.
+    pub fn from_kinds(has: impl Fn(Kind) -> bool, schedulable_nodes: usize) -> Self {
         Self {
             service_monitors: has(Kind::ServiceMonitor),
             prometheus_rules: has(Kind::PrometheusRule),
@@ -191,20 +192,20 @@ mod tests {
     }
 
     #[test]
-    fn the_older_name_of_the_operators_image_counts_when_the_newer_is_empty() {
+    fn the_old_variable_of_the_operator_image_is_used_if_the_new_one_is_empty() {
         assert_eq!(environment(&[("OPERATOR_IMAGE", "a")]).operator_image, "a");
         assert_eq!(environment(&[("OPERATOR_IMAGE", "a"), ("VIRT_OPERATOR_IMAGE", "")]).operator_image, "a");
         assert_eq!(environment(&[("OPERATOR_IMAGE", "a"), ("VIRT_OPERATOR_IMAGE", "b")]).operator_image, "b");
     }
 
     #[test]
-    fn extra_variables_lose_their_prefix_and_what_follows_a_second_equals_sign() {
+    fn extra_variables_lose_their_prefix_and_the_text_after_a_second_equals_sign() {
         let passed_on = environment(&[("KV_IO_EXTRA_ENV_A", "x=y"), ("KV_IO_EXTRA", "z")]).passed_on;
         assert_eq!(passed_on, BTreeMap::from([("A".to_owned(), "x".to_owned())]));
     }
 
     #[test]
-    fn images_that_can_be_used_are_no_problem() {
+    fn valid_images_are_accepted() {
         let digest = "a".repeat(64);
         for image in [
             "quay.io/kubevirt/virt-operator:v1.8.4",
@@ -215,19 +216,19 @@ mod tests {
             &format!("reg:5000/virt/virt-operator@sha256:{digest}"),
         ] {
             for version in ["", "v1.8.4", "20260101_abc-dirty"] {
-                let told = environment(&[("VIRT_OPERATOR_IMAGE", image), ("KUBEVIRT_VERSION", version)]).problem();
-                assert_eq!(told, None, "{image}");
+                let problem = environment(&[("VIRT_OPERATOR_IMAGE", image), ("KUBEVIRT_VERSION", version)]).problem();
+                assert_eq!(problem, None, "{image}");
             }
         }
         assert_eq!(environment(&[("OPERATOR_IMAGE", "reg/virt-operator:v1")]).problem(), None);
-        // Nothing is derived from it.
+        // No image is derived from it.
         let components = ["VIRT_API_IMAGE", "VIRT_CONTROLLER_IMAGE", "VIRT_HANDLER_IMAGE", "VIRT_LAUNCHER_IMAGE"];
         for image in [
             format!("registry.example.com/virt/virt-operator-rhel9@sha256:{digest}"),
             format!("quay.io/kubevirt/virt-operator:v1.8.4@sha256:{digest}"),
         ] {
             let own = ("VIRT_OPERATOR_IMAGE", image.as_str());
-            assert!(environment(&[own]).problem().is_some(), "{image}: the others would have to be derived");
+            assert!(environment(&[own]).problem().is_some(), "{image}: no image can be derived from it");
             let mut all = vec![own];
             all.extend(components.map(|name| (name, "reg/x:v1")));
             assert_eq!(environment(&all).problem(), None, "{image}");
@@ -238,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_that_cannot_be_used_is_told_in_one_sentence_with_its_variable() {
+    fn the_message_about_an_invalid_image_names_its_variable() {
         let both = format!("reg/virt-operator:v1@sha256:{}", "a".repeat(64));
         for image in [
             "",
@@ -255,17 +256,21 @@ mod tests {
             "a b/virt-operator:v1",
             both.as_str(),
         ] {
-            let told = environment(&[("VIRT_OPERATOR_IMAGE", image), ("KUBEVIRT_VERSION", "v1")]).problem().unwrap();
-            assert!(told.starts_with("VIRT_OPERATOR_IMAGE must be") && !told.contains('\n'), "{told}");
-            assert!(image.is_empty() || told.ends_with(&format!("{image:?} is not")), "{told}");
+            let problem = environment(&[("VIRT_OPERATOR_IMAGE", image), ("KUBEVIRT_VERSION", "v1")]).problem().unwrap();
+            let expected = match image {
+                "" => "VIRT_OPERATOR_IMAGE: required value: must be".to_owned(),
+                image => format!("VIRT_OPERATOR_IMAGE: invalid value {image:?}: must be"),
+            };
+            assert!(problem.starts_with(&expected) && !problem.contains('\n'), "{problem}");
         }
         for (name, image) in [("VIRT_API_IMAGE", " "), ("GS_IMAGE", "a b"), ("PR_HELPER_IMAGE", "reg/x:sha256:0")] {
-            let told =
+            let problem =
                 environment(&[("VIRT_OPERATOR_IMAGE", "reg/virt-operator:v1"), (name, image)]).problem().unwrap();
-            assert!(told.starts_with(&format!("{name} must be an image")), "{told}");
+            assert!(problem.starts_with(&format!("{name}: invalid value {image:?}: must be an image")), "{problem}");
         }
         let digest = format!("reg/virt-operator@sha256:{}", "a".repeat(64));
-        let told = environment(&[("VIRT_OPERATOR_IMAGE", &digest), ("KUBEVIRT_VERSION", "no tag")]).problem().unwrap();
-        assert!(told.starts_with("KUBEVIRT_VERSION must be"), "{told}");
+        let problem =
+            environment(&[("VIRT_OPERATOR_IMAGE", &digest), ("KUBEVIRT_VERSION", "no tag")]).problem().unwrap();
+        assert!(problem.starts_with("KUBEVIRT_VERSION: invalid value \"no tag\": must be"), "{problem}");
     }
 }

@@ -1,7 +1,6 @@
-//! Where images come from: the operator's own image, taken apart, and what an image can be called at all.
+//! Names of images: the parts of the operator's image, and the syntax of image names.
 
-/// `registry/prefixvirt-operator:tag` in its parts. Every image name that the release accepts has this shape; for any
-/// other all parts are empty and nothing can be derived.
+/// The parts of `registry/prefixvirt-operator:tag`. Every image name that KubeVirt accepts has this form.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct OperatorImage<'a> {
     pub(crate) registry: &'a str,
@@ -14,7 +13,7 @@ impl<'a> OperatorImage<'a> {
     const NAME: &'static str = "virt-operator";
 
     pub(crate) fn parse(image: &'a str) -> Option<Self> {
-        // Both the registry and the prefix reach as far to the right as they can.
+        // Both the registry and the prefix are as long as possible.
         let slashes = image.rmatch_indices('/').map(|(at, _)| at);
         slashes.into_iter().find_map(|at| {
             let (registry, rest) = (image.get(..at)?, image.get(at + 1..)?);
@@ -26,7 +25,7 @@ impl<'a> OperatorImage<'a> {
         })
     }
 
-    /// The tag that the other images have; a digest says nothing about them.
+    /// The tag of the other images. A digest identifies only this image.
     pub(crate) fn tag(&self) -> Option<&'a str> {
         match self.suffix {
             "" => Some("latest"),
@@ -34,9 +33,9 @@ impl<'a> OperatorImage<'a> {
         }
     }
 
-    /// Whether images can be derived from it. One with a tag and a digest is none of these: the others would have to
-    /// have the digest of this one.
-    pub(crate) fn is_sound(&self) -> bool {
+    /// Whether images can be derived from it. With a tag and a digest, the derived images would get the digest of this
+    /// one.
+    pub(crate) fn is_derivable(&self) -> bool {
         let suffix = match self.suffix.split_at_checked(1) {
             Some((":", tag)) => is_tag(tag),
             Some(("@", digest)) => is_digest(digest),
@@ -46,13 +45,13 @@ impl<'a> OperatorImage<'a> {
     }
 }
 
-/// `registry/name`, perhaps with a tag, perhaps with a digest.
+/// `registry/name`, optionally with a tag and a digest.
 pub(crate) fn is_image(text: &str) -> bool {
     let (text, digest) = text.split_once('@').map_or((text, true), |(text, digest)| (text, is_digest(digest)));
-    // A colon before the last slash is that of a port.
+    // A colon before the last slash belongs to a port.
     let tagged = text.rsplit_once(':').filter(|(_, tag)| !tag.contains('/'));
     let (name, tag) = tagged.map_or((text, true), |(name, tag)| (name, is_tag(tag)));
-    // Without a registry the runtime's usual one is meant, which has no capital letters.
+    // Without a registry the name refers to the default registry of the runtime, which has no capital letters.
     digest && tag && (is_part(name) || name.contains('/') && is_registry(name))
 }
 
@@ -66,20 +65,20 @@ pub(crate) fn is_tag(text: &str) -> bool {
 fn is_digest(text: &str) -> bool {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"+._-".contains(&byte);
     text.split_once(':').is_some_and(|(algorithm, hex)| {
-        ends_well(algorithm)
+        has_alphanumeric_ends(algorithm)
             && algorithm.bytes().all(plain)
             && hex.len() >= 32
             && hex.bytes().all(|byte| byte.is_ascii_hexdigit())
     })
 }
 
-/// A host, perhaps with a path.
+/// A host, optionally with a path.
 pub(crate) fn is_registry(text: &str) -> bool {
     let (host, path) = text.split_once('/').map_or((text, None), |(host, path)| (host, Some(path)));
     is_host(host) && path.is_none_or(|path| path.split('/').all(is_part))
 }
 
-/// A name or an address, perhaps with a port.
+/// A name or an address, optionally with a port.
 fn is_host(text: &str) -> bool {
     let port = |text: &str| text.parse::<u16>().is_ok();
     if let Some((address, rest)) = text.strip_prefix('[').and_then(|text| text.split_once(']')) {
@@ -87,15 +86,17 @@ fn is_host(text: &str) -> bool {
             && (rest.is_empty() || rest.strip_prefix(':').is_some_and(port));
     }
     let (name, good_port) = text.split_once(':').map_or((text, true), |(name, number)| (name, port(number)));
-    good_port && ends_well(name) && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b".-_".contains(&byte))
+    good_port
+        && has_alphanumeric_ends(name)
+        && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b".-_".contains(&byte))
 }
 
 fn is_part(text: &str) -> bool {
     let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b".-_".contains(&byte);
-    ends_well(text) && text.bytes().all(plain)
+    has_alphanumeric_ends(text) && text.bytes().all(plain)
 }
 
-fn ends_well(text: &str) -> bool {
+fn has_alphanumeric_ends(text: &str) -> bool {
     let alphanumeric = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_alphanumeric);
     alphanumeric(text.as_bytes().first()) && alphanumeric(text.as_bytes().last())
 }
@@ -105,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_image_in_its_parts() {
+    fn an_image_is_split_into_its_parts() {
         for (image, expected) in [
             ("quay.io/kubevirt/virt-operator:v1.8.4", Some(("quay.io/kubevirt", "", Some("v1.8.4")))),
             ("reg:5000/a/kube-virt-operator:v1", Some(("reg:5000/a", "kube-", Some("v1")))),
@@ -123,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_image_can_be_called() {
+    fn image_names_are_checked() {
         let digest = format!("sha256:{}", "0a".repeat(32));
         for image in [
             "quay.io/kubevirt/virt-api:v1.8.4",

@@ -1,4 +1,4 @@
-//! The common instancetypes and preferences: data of the release, one line each.
+//! The common instancetypes and preferences: data of the KubeVirt release, one line each.
 
 use std::sync::Arc;
 
@@ -6,16 +6,18 @@ use serde::Deserialize;
 use serde_json::Value;
 use vitivirt_api::Failure;
 
-use crate::packed::Packed;
+use crate::compressed::CompressedAsset;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Bundle(Packed);
+pub(crate) struct CompressedLines(CompressedAsset);
 
-pub(crate) const INSTANCETYPES: Bundle = Bundle(Packed::new(include_bytes!("../assets/v1.8.4/instancetypes.jsonl.gz")));
-pub(crate) const PREFERENCES: Bundle = Bundle(Packed::new(include_bytes!("../assets/v1.8.4/preferences.jsonl.gz")));
+pub(crate) const INSTANCETYPES: CompressedLines =
+    CompressedLines(CompressedAsset::new(include_bytes!("../assets/v1.8.4/instancetypes.jsonl.gz")));
+pub(crate) const PREFERENCES: CompressedLines =
+    CompressedLines(CompressedAsset::new(include_bytes!("../assets/v1.8.4/preferences.jsonl.gz")));
 
 #[derive(Deserialize)]
-struct Named {
+struct NamedObject {
     metadata: Name,
 }
 
@@ -24,18 +26,18 @@ struct Name {
     name: String,
 }
 
-impl Bundle {
+impl CompressedLines {
     pub(crate) fn lines(self) -> Result<Arc<[String]>, Failure> {
         self.0.lines().collect()
     }
 }
 
 pub(crate) fn name(line: &str) -> Result<String, Failure> {
-    let named: Named = serde_json::from_str(line).map_err(|error| unreadable(&error))?;
+    let named: NamedObject = serde_json::from_str(line).map_err(|error| unreadable(&error))?;
     Ok(named.metadata.name)
 }
 
-/// The object on this line, counted from nought.
+/// The object on this line. The first line is 0.
 pub(crate) fn object(lines: &[String], line: usize) -> Result<Value, Failure> {
     let text = lines.get(line).map(String::as_str).unwrap_or_default();
     serde_json::from_str(text).map_err(|error| unreadable(&error))
@@ -50,9 +52,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_is_found_by_its_line() {
-        for (bundle, count) in [(INSTANCETYPES, 65), (PREFERENCES, 54)] {
-            let lines = bundle.lines().unwrap();
+    fn every_object_is_found_by_its_line() {
+        for (asset, count) in [(INSTANCETYPES, 65), (PREFERENCES, 54)] {
+            let lines = asset.lines().unwrap();
             assert_eq!(lines.len(), count);
             for line in [0, count / 2, count - 1] {
                 let object = object(&lines, line).unwrap();

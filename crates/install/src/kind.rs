@@ -1,8 +1,8 @@
-//! The kinds of objects that an installation is made of.
+//! The kinds of the objects of an installation.
 
 use vitivirt_api::ApiResource;
 
-/// In the order in which an install strategy lists them.
+/// In the order of the install strategy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Kind {
     ServiceAccount,
@@ -27,9 +27,9 @@ pub enum Kind {
     Route,
     Instancetype,
     Preference,
-    /// Never part of a strategy: it follows from a Deployment.
+    /// Not part of a strategy: it follows from a Deployment.
     PodDisruptionBudget,
-    /// Never part of an installation: another release's operator, which tells its strategy.
+    /// Not part of an installation: it dumps the install strategy of another release.
     Job,
 }
 
@@ -115,7 +115,7 @@ impl Kind {
         name
     }
 
-    pub fn named(name: &str) -> Option<Self> {
+    pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.name() == name)
     }
 

@@ -1,23 +1,27 @@
-//! What a KubeVirt installation should be: every object of the release for a given KubeVirt resource, in the order in
-//! which they are applied, and the data of the release that they are made from.
+//! The desired state of a KubeVirt installation: every object of the KubeVirt release for a given KubeVirt resource,
+//! the order in which they are applied, and the data of the release from which they are generated.
 //!
-//! Pure functions from what was observed to data. A client, async, a clock and randomness must never enter this crate:
-//! time, keys and random values come as arguments, and everything it wants to happen leaves it as data. The doing is
-//! in `runtime`, the observing in the program `virt-operator`.
+//! Pure functions from observations to data. This crate must never contain a client, async code, a clock or randomness:
+//! time, keys and random values are arguments, and every effect is returned as data. `runtime` performs the effects,
+//! and the program `virt-operator` observes the cluster.
 //!
 //! ```text
-//! KubeVirt + Environment ─► DeploymentConfig ─► Strategy ─┐      as the release defines it, one file per family
-//! KubeVirt + Cluster ─────────────────────────────────────┴─► Installation      customized, placed, marked
-//! Object::body(Issued) ─► Body      with certificates, one at a time
+//! KubeVirt + Environment ─► DeploymentConfig ─► InstallStrategy ─┐      as the release defines it, one file per family
+//! KubeVirt + Cluster ────────────────────────────────────────────┴─► Installation      customized and placed
+//! Installation + IssuedCertificates ─► Desired
+//! Observed + Desired ─► plan ─► Plan ─► (runtime) ─► Outcome ─► report ─► Report
 //! ```
 
+pub mod admission;
 mod api_services;
-mod build;
 pub mod certificates;
+mod compressed;
 mod config;
 pub mod crds;
 mod customize;
+mod desired;
 mod drift;
+mod eligibility;
 mod environment;
 mod images;
 mod installation;
@@ -26,13 +30,14 @@ mod kind;
 mod live;
 mod managed_metadata;
 pub mod manifests;
+mod metadata;
 mod monitoring;
 pub mod names;
 mod object;
 mod observed;
 mod openshift;
-pub mod order;
-mod packed;
+mod order;
+mod orphans;
 mod placement;
 mod plan;
 mod policy;
@@ -42,29 +47,30 @@ mod rollout;
 mod services;
 mod strategy;
 mod template;
+mod up_to_date;
 pub mod validation;
 mod warnings;
 mod webhooks;
 mod workloads;
 
-pub use config::{ComponentImages, DeploymentConfig};
-pub use customize::{Customizer, INVALID_CUSTOMIZATION};
-pub use drift::{Drift, drift};
-pub use environment::{Cluster, Environment, ImageOverrides};
-pub use installation::{INVALID_DURATION, Installation, UNKNOWN_CERTIFICATE};
+pub use config::DeploymentConfig;
+pub use desired::{Desired, UpToDate, desired_installation};
+pub use eligibility::is_eligible;
+pub use environment::{Cluster, Environment};
+pub use installation::{INVALID_DURATION, Installation};
 pub use kind::Kind;
-pub use live::{End, LiveObject, Rollout};
-pub use object::Object;
-pub use observed::{Desired, Objects, Observed, StoredObjects, UpToDate};
-pub use order::Stage;
-pub use plan::{obsolete, owns, plan, wait};
-pub use report::{event, is_refused, problem, report};
+pub use live::LiveObject;
+pub use object::InstallationObject;
+pub use observed::{Objects, Observed};
+pub use orphans::orphans;
+pub use plan::{owns, plan};
+pub use report::{problem, report};
 pub use strategy::{
-    ENCODING, Item, MANIFESTS, Strategy, config_map,
+    InstallStrategy, StrategyItem, config_map,
     job::{is_of_another_release, variable},
 };
+pub use up_to_date::{StoredObjects, up_to_date_after};
 pub use warnings::warnings;
-pub use webhooks::{BLOCKING_PREFIX, blocking};
 
-/// The release whose data this program holds.
+/// The KubeVirt release whose data this program contains.
 pub const RELEASE: &str = vitivirt_api::KUBEVIRT_RELEASE;

@@ -1,4 +1,4 @@
-//! The marks that every installed object carries: who manages it, what it belongs to, and which deployment it is of.
+//! The labels and annotations of every installed object: its manager, its product and its deployment.
 
 use std::collections::BTreeMap;
 
@@ -46,21 +46,21 @@ impl ManagedMetadata {
         }
     }
 
-    /// A pod template, which the generation of the resource must not restart.
-    pub(crate) fn template(&self, metadata: &mut ObjectMeta) {
+    /// Without the generation of the resource, because a new generation must not restart pods.
+    pub(crate) fn add_to_template(&self, metadata: &mut ObjectMeta) {
         metadata.labels.get_or_insert_default().extend(self.labels.clone());
         metadata.annotations.get_or_insert_default().extend(self.annotations.clone());
     }
 
-    pub(crate) fn metadata(&self, metadata: &mut ObjectMeta) {
-        self.template(metadata);
+    pub(crate) fn add_to_metadata(&self, metadata: &mut ObjectMeta) {
+        self.add_to_template(metadata);
         metadata
             .annotations
             .get_or_insert_default()
             .insert(annotation::GENERATION.to_owned(), self.generation.to_string());
     }
 
-    pub(crate) fn object(&self, object: &mut Value) {
+    pub(crate) fn add_to_object(&self, object: &mut Value) {
         let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) else { return };
         merge(metadata, "labels", &self.labels);
         merge(metadata, "annotations", &self.annotations);
@@ -72,7 +72,7 @@ impl ManagedMetadata {
     }
 }
 
-/// Into a map of a metadata that may not be there yet.
+/// Adds values to a map of the metadata, which is created if it is missing.
 pub(crate) fn merge(metadata: &mut Map<String, Value>, field: &str, values: &BTreeMap<String, String>) {
     let entry = metadata.entry(field).or_insert(Value::Null);
     if !entry.is_object() {

@@ -2,12 +2,12 @@
 
 pub const VIRT_API: &str = "virt-api";
 pub const VIRT_CONTROLLER: &str = "virt-controller";
-pub const VIRT_EXPORT_PROXY: &str = "virt-exportproxy";
-pub const VIRT_HANDLER: &str = "virt-handler";
+pub(crate) const VIRT_EXPORT_PROXY: &str = "virt-exportproxy";
+pub(crate) const VIRT_HANDLER: &str = "virt-handler";
 pub const VIRT_OPERATOR: &str = "virt-operator";
 pub const VIRT_SYNCHRONIZATION_CONTROLLER: &str = "virt-synchronization-controller";
-pub const VIRT_TEMPLATE_API_SERVER: &str = "virt-template-apiserver";
-pub const VIRT_TEMPLATE_CONTROLLER: &str = "virt-template-controller";
+pub(crate) const VIRT_TEMPLATE_API_SERVER: &str = "virt-template-apiserver";
+pub(crate) const VIRT_TEMPLATE_CONTROLLER: &str = "virt-template-controller";
 
 pub(crate) const OPERATOR_SERVICE_ACCOUNT: &str = "kubevirt-operator";
 pub(crate) const API_SERVICE_ACCOUNT: &str = "kubevirt-apiserver";
@@ -18,53 +18,71 @@ pub(crate) const SYNCHRONIZATION_SERVICE_ACCOUNT: &str = "kubevirt-synchronizati
 
 pub(crate) const OPERATOR_WEBHOOK_SERVICE: &str = "kubevirt-operator-webhook";
 
-/// Keeps the KubeVirt resource until what was installed for it is gone.
-pub const FINALIZER: &str = "foregroundDeleteKubeVirt";
+/// Keeps the KubeVirt resource until its installation is deleted.
+pub(crate) const FINALIZER: &str = "foregroundDeleteKubeVirt";
 
-/// What the API server knows our writes by. The reference's are known by the same name.
+/// The field manager of the operator's writes. Upstream virt-operator uses the same name.
 pub const FIELD_MANAGER: &str = "virt-operator";
+
+/// How the name of a ConfigMap with an install strategy begins.
+pub(crate) const STRATEGY_GENERATE_NAME: &str = "kubevirt-install-strategy-";
+
+/// The key of the manifests in that ConfigMap.
+pub(crate) const STRATEGY_MANIFESTS: &str = "manifests";
 
 /// Labels.
 pub mod label {
-    pub const APP: &str = "kubevirt.io";
-    pub const COMPONENT: &str = "app.kubernetes.io/component";
+    pub(crate) const APP: &str = "kubevirt.io";
+    pub(crate) const COMPONENT: &str = "app.kubernetes.io/component";
     pub const INSTALL_STRATEGY: &str = "kubevirt.io/install-strategy";
     pub const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
     pub const MANAGED_BY_VALUE: &str = "virt-operator";
     pub const NAME: &str = "app.kubernetes.io/name";
-    pub const PART_OF: &str = "app.kubernetes.io/part-of";
-    pub const PROMETHEUS: &str = "prometheus.kubevirt.io";
+    pub(crate) const PART_OF: &str = "app.kubernetes.io/part-of";
+    pub(crate) const PROMETHEUS: &str = "prometheus.kubevirt.io";
     pub const VERSION: &str = "app.kubernetes.io/version";
-    /// Says that this virt-handler checks who connects to it for a migration.
-    pub const CHECKS_MIGRATION_NAMES: &str = "kubevirt.io/supports-migration-cn-types";
-    pub const MAY_REACH_CLUSTER_SERVICES: &str = "np.kubevirt.io/allow-access-cluster-services";
-    pub const CLUSTER_MONITORING: &str = "openshift.io/cluster-monitoring";
-    /// What the operator puts on the namespace of the installation, so that OpenShift's Prometheus looks into it.
+    /// This virt-handler checks the client certificate of a migration.
+    pub(crate) const CHECKS_MIGRATION_NAMES: &str = "kubevirt.io/supports-migration-cn-types";
+    pub(crate) const MAY_REACH_CLUSTER_SERVICES: &str = "np.kubevirt.io/allow-access-cluster-services";
+    pub(crate) const CLUSTER_MONITORING: &str = "openshift.io/cluster-monitoring";
+    /// The label of the installation's namespace, so that OpenShift's Prometheus scrapes it.
     pub const OF_NAMESPACE: (&str, &str) = (CLUSTER_MONITORING, "true");
 }
 
 /// Annotations.
 pub mod annotation {
-    pub const CERTIFICATE_SECRET: &str = "certificates.kubevirt.io/secret";
-    pub const CUSTOMIZER_IDENTIFIER: &str = "kubevirt.io/customizer-identifier";
+    pub(crate) const CERTIFICATE_SECRET: &str = "certificates.kubevirt.io/secret";
+    pub(crate) const CUSTOMIZER_IDENTIFIER: &str = "kubevirt.io/customizer-identifier";
     pub const DURATION: &str = "kubevirt.io/duration";
-    pub const ENCODING: &str = "kubevirt.io/install-strategy-cm-encoding";
-    pub const GENERATION: &str = "kubevirt.io/generation";
-    pub const IDENTIFIER: &str = "kubevirt.io/install-strategy-identifier";
-    pub const NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
-    pub const REGISTRY: &str = "kubevirt.io/install-strategy-registry";
-    pub const REQUIRED_SCC: &str = "openshift.io/required-scc";
+    pub(crate) const ENCODING: &str = "kubevirt.io/install-strategy-cm-encoding";
+    pub(crate) const GENERATION: &str = "kubevirt.io/generation";
+    pub(crate) const IDENTIFIER: &str = "kubevirt.io/install-strategy-identifier";
+    pub(crate) const NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
+    pub(crate) const REGISTRY: &str = "kubevirt.io/install-strategy-registry";
+    pub(crate) const REQUIRED_SCC: &str = "openshift.io/required-scc";
     pub const VERSION: &str = "kubevirt.io/install-strategy-version";
 }
 
-/// Feature gates that change what is installed. All of them count only when the resource names them.
+/// Reasons of events about a KubeVirt resource.
+pub(crate) mod event_reason {
+    pub(crate) const CONFIGURATION_WARNING: &str = "ConfigurationWarning";
+    pub(crate) const DEPLOYED: &str = "Deployed";
+    pub(crate) const DEPRECATED: &str = "Deprecated";
+    pub(crate) const FAILED: &str = "DeploymentFailed";
+    pub(crate) const NOT_INSTALLED: &str = "ExistingDeployment";
+    pub(crate) const NOT_REMOVED: &str = "DeletionFailed";
+    pub(crate) const NO_EFFECT: &str = "NoEffect";
+    pub(crate) const REPLICAS: &str = "AdvancedFeatureUse";
+}
+
+/// Feature gates that change the installation. Each is off unless the resource lists it.
 pub mod gate {
-    pub const CONFIGURABLE_HYPERVISOR: &str = "ConfigurableHypervisor";
-    pub const CONTAINER_PATH_VOLUMES: &str = "ContainerPathVolumes";
+    pub(crate) const CONFIGURABLE_HYPERVISOR: &str = "ConfigurableHypervisor";
+    pub(crate) const CONTAINER_PATH_VOLUMES: &str = "ContainerPathVolumes";
     pub const DECENTRALIZED_LIVE_MIGRATION: &str = "DecentralizedLiveMigration";
-    pub const EXTERNAL_NET_RESOURCE_INJECTION: &str = "ExternalNetResourceInjection";
-    pub const OPT_OUT_ROLE_AGGREGATION: &str = "OptOutRoleAggregation";
-    pub const PERSISTENT_RESERVATION: &str = "PersistentReservation";
-    pub const TEMPLATE: &str = "Template";
-    pub const VM_EXPORT: &str = "VMExport";
+    pub(crate) const EXTERNAL_NET_RESOURCE_INJECTION: &str = "ExternalNetResourceInjection";
+    pub(crate) const OPT_OUT_ROLE_AGGREGATION: &str = "OptOutRoleAggregation";
+    pub(crate) const PERSISTENT_RESERVATION: &str = "PersistentReservation";
+    pub(crate) const TEMPLATE: &str = "Template";
+    pub(crate) const VM_EXPORT: &str = "VMExport";
 }

@@ -1,4 +1,4 @@
-//! One object of an installation, ready but for what is issued elsewhere.
+//! One object of an installation, complete except for certificates.
 
 use std::sync::Arc;
 
@@ -7,119 +7,125 @@ use serde_json::{Map, Value};
 use vitivirt_api::{Body, Failure, ObjectKey, Target};
 
 use crate::{
-    certificates::{BUNDLE_KEY, CA, Issued},
+    certificates::{BUNDLE_KEY, CA, IssuedCertificates},
     config::DeploymentConfig,
     kind::Kind,
     managed_metadata::ManagedMetadata,
+    names::STRATEGY_GENERATE_NAME,
     order::Stage,
-    strategy::{self, Item, Strategy},
+    strategy::{self, InstallStrategy, StrategyItem},
 };
 
-/// One object of an installation. Its body is made when it is asked for: definitions and instancetypes stay packed
-/// until then, and certificates are filled in.
-pub struct Object {
+/// One object of an installation. [`Self::body`] builds its body: CRDs and instancetypes stay compressed until then,
+/// and certificates are inserted.
+pub struct InstallationObject {
     pub stage: Stage,
     pub kind: Kind,
-    /// The name of an object that the server names is the beginning of it.
+    /// With `generateName`, the name is only the prefix.
     pub key: ObjectKey,
-    content: Content,
+    body: BodySource,
 }
 
-enum Content {
-    Ready(Value),
-    Packed(Item, Arc<ManagedMetadata>),
-    /// The strategy that is being installed, as text.
-    Told(Box<Told>),
+enum BodySource {
+    Value(Value),
+    Compressed(StrategyItem, Arc<ManagedMetadata>),
+    StrategyConfigMap(Box<StrategyConfigMap>),
 }
 
-/// What the text of our own strategy is made from.
-pub(crate) struct Told {
+/// What the ConfigMap with the install strategy is generated from.
+pub(crate) struct StrategyConfigMap {
     pub(crate) config: DeploymentConfig,
     pub(crate) monitor_namespace: Option<String>,
     pub(crate) runbook_url_template: Option<String>,
 }
 
-impl Object {
-    pub(crate) fn ready(stage: Stage, kind: Kind, key: ObjectKey, object: Value) -> Self {
-        Self { stage, kind, key, content: Content::Ready(object) }
+impl InstallationObject {
+    pub(crate) fn from_value(stage: Stage, kind: Kind, key: ObjectKey, object: Value) -> Self {
+        Self { stage, kind, key, body: BodySource::Value(object) }
     }
 
-    pub(crate) fn packed(stage: Stage, item: Item, stamp: &Arc<ManagedMetadata>) -> Self {
+    pub(crate) fn compressed(stage: Stage, item: StrategyItem, metadata: &Arc<ManagedMetadata>) -> Self {
         let (kind, key) = (item.kind, item.key.clone());
-        Self { stage, kind, key, content: Content::Packed(item, Arc::clone(stamp)) }
+        Self { stage, kind, key, body: BodySource::Compressed(item, Arc::clone(metadata)) }
     }
 
-    pub(crate) fn told(told: Told) -> Self {
-        let key = ObjectKey::namespaced(&told.config.namespace, strategy::GENERATE_NAME);
-        Self { stage: Stage::Strategy, kind: Kind::ConfigMap, key, content: Content::Told(Box::new(told)) }
+    pub(crate) fn strategy_config_map(source: StrategyConfigMap) -> Self {
+        let key = ObjectKey::namespaced(&source.config.namespace, STRATEGY_GENERATE_NAME);
+        Self {
+            stage: Stage::Strategy,
+            kind: Kind::ConfigMap,
+            key,
+            body: BodySource::StrategyConfigMap(Box::new(source)),
+        }
     }
 
     pub fn target(&self) -> Target {
         Target::new(self.kind.resource(), self.key.clone())
     }
 
-    /// Whether the server completes its name.
-    pub fn is_named_by_the_server(&self) -> bool {
-        matches!(self.content, Content::Told(_))
+    /// Whether the API server completes its name.
+    pub(crate) fn uses_generate_name(&self) -> bool {
+        matches!(self.body, BodySource::StrategyConfigMap(_))
     }
 
-    /// Whether its body is made only when it is sent.
-    pub(crate) fn is_big(&self) -> bool {
-        self.kind == Kind::CustomResourceDefinition || self.is_named_by_the_server()
+    /// Whether its body is built only when it is sent.
+    pub(crate) fn is_large(&self) -> bool {
+        self.kind == Kind::CustomResourceDefinition || self.uses_generate_name()
     }
 
-    /// The labels and annotations that are put on an object that is still packed.
-    pub(crate) fn marks(&self) -> Value {
+    /// The labels and annotations that the operator adds to a compressed object.
+    pub(crate) fn managed_metadata(&self) -> Value {
         let mut object = fields([("metadata", Value::Object(Map::new()))]);
-        if let Content::Packed(_, stamp) = &self.content {
-            stamp.object(&mut object);
+        if let BodySource::Compressed(_, metadata) = &self.body {
+            metadata.add_to_object(&mut object);
         }
         object.get_mut("metadata").map(Value::take).unwrap_or_default()
     }
 
-    pub fn body(&self, issued: &dyn Issued) -> Result<Body, Failure> {
-        let mut object = match &self.content {
-            Content::Ready(object) => object.clone(),
-            Content::Packed(item, stamp) => {
+    pub fn body(&self, certificates: &dyn IssuedCertificates) -> Result<Body, Failure> {
+        let mut object = match &self.body {
+            BodySource::Value(object) => object.clone(),
+            BodySource::Compressed(item, metadata) => {
                 let mut object = item.object()?;
-                stamp.object(&mut object);
+                metadata.add_to_object(&mut object);
                 object
             }
-            Content::Told(told) => {
-                let (monitor, runbook) = (told.monitor_namespace.as_deref(), told.runbook_url_template.as_deref());
-                let strategy = Strategy::generate(&told.config, monitor, runbook)?;
-                return Body::of(&strategy::config_map(&told.config, &strategy)?);
+            BodySource::StrategyConfigMap(source) => {
+                let (monitor, runbook) = (source.monitor_namespace.as_deref(), source.runbook_url_template.as_deref());
+                let strategy = InstallStrategy::generate(&source.config, monitor, runbook)?;
+                return Body::of(&strategy::config_map(&source.config, &strategy)?);
             }
         };
-        self.fill_in(&mut object, issued);
+        self.insert_certificates(&mut object, certificates);
         Ok(object.into())
     }
 
-    fn fill_in(&self, object: &mut Value, issued: &dyn Issued) {
-        let trusted = || issued.bundle(CA).map(|bundle| encoded(bundle.as_bytes()));
+    fn insert_certificates(&self, object: &mut Value, certificates: &dyn IssuedCertificates) {
+        let ca_bundle = || certificates.bundle(CA).map(|bundle| encoded(bundle.as_bytes()));
         match self.kind {
             Kind::ValidatingWebhookConfiguration | Kind::MutatingWebhookConfiguration => {
                 let webhooks = object.get_mut("webhooks").and_then(Value::as_array_mut);
                 for client in webhooks.into_iter().flatten().filter_map(|webhook| webhook.get_mut("clientConfig")) {
-                    set(client, "caBundle", trusted());
+                    set(client, "caBundle", ca_bundle());
                 }
             }
             Kind::ApiService => {
                 if let Some(spec) = object.get_mut("spec") {
-                    set(spec, "caBundle", trusted());
+                    set(spec, "caBundle", ca_bundle());
                 }
             }
             Kind::Route => {
                 if let Some(tls) = object.pointer_mut("/spec/tls") {
-                    set(tls, "destinationCACertificate", issued.bundle(CA).map(Value::String));
+                    set(tls, "destinationCACertificate", certificates.bundle(CA).map(Value::String));
                 }
             }
             Kind::ConfigMap if self.stage == Stage::CaConfigMaps => {
-                let data = issued.bundle(self.key.name()).map(|bundle| fields([(BUNDLE_KEY, Value::String(bundle))]));
+                let data =
+                    certificates.bundle(self.key.name()).map(|bundle| fields([(BUNDLE_KEY, Value::String(bundle))]));
                 set(object, "data", data);
             }
             Kind::Secret => {
-                let data = issued
+                let data = certificates
                     .key_pair(self.key.name())
                     .map(|pair| fields([("tls.crt", encoded(&pair.certificate)), ("tls.key", encoded(&pair.key))]));
                 set(object, "data", data);
@@ -139,7 +145,7 @@ fn fields<const N: usize>(pairs: [(&str, Value); N]) -> Value {
     Value::Object(pairs.into_iter().map(|(key, value)| (key.to_owned(), value)).collect::<Map<_, _>>())
 }
 
-/// In base64, as JSON carries bytes.
+/// Bytes in base64, as in JSON.
 fn encoded(bytes: &[u8]) -> Value {
     serde_json::to_value(ByteString(bytes.to_vec())).unwrap_or_default()
 }

@@ -1,16 +1,16 @@
-//! What only OpenShift has: security context constraints, and the Route to virt-exportproxy.
+//! Objects for OpenShift: SecurityContextConstraints and the Route to virt-exportproxy.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::Serialize;
 
 use crate::{
-    build::{cluster, namespaced, strings},
     config::DeploymentConfig,
     kind::Kind,
+    metadata::{cluster, namespaced, strings},
     names::{CONTROLLER_SERVICE_ACCOUNT, HANDLER_SERVICE_ACCOUNT, VIRT_EXPORT_PROXY},
 };
 
-/// Every field that the API demands is written, if only as null.
+/// Every field that the API requires is written, even as null.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct SecurityContextConstraints {
@@ -30,10 +30,10 @@ pub(crate) struct SecurityContextConstraints {
     allow_host_pid: bool,
     #[serde(rename = "allowHostIPC")]
     allow_host_ipc: bool,
-    se_linux_context: Strategy,
-    run_as_user: Strategy,
-    supplemental_groups: Strategy,
-    fs_group: Strategy,
+    se_linux_context: SccStrategy,
+    run_as_user: SccStrategy,
+    supplemental_groups: SccStrategy,
+    fs_group: SccStrategy,
     read_only_root_filesystem: bool,
     users: Vec<String>,
     groups: Option<Vec<String>>,
@@ -42,13 +42,13 @@ pub(crate) struct SecurityContextConstraints {
 }
 
 #[derive(Clone, Copy, Serialize)]
-struct Strategy {
+struct SccStrategy {
     #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
     kind: Option<&'static str>,
 }
 
-const ANY: Strategy = Strategy { kind: Some("RunAsAny") };
-const UNSET: Strategy = Strategy { kind: None };
+const ANY: SccStrategy = SccStrategy { kind: Some("RunAsAny") };
+const UNSET: SccStrategy = SccStrategy { kind: None };
 
 pub(crate) fn constraints(config: &DeploymentConfig) -> Vec<SecurityContextConstraints> {
     let constraints = |account: &str, of_node: bool| SecurityContextConstraints {
@@ -78,7 +78,7 @@ pub(crate) fn constraints(config: &DeploymentConfig) -> Vec<SecurityContextConst
     vec![
         SecurityContextConstraints { volumes: Some(strings(&["*"])), ..constraints(HANDLER_SERVICE_ACCOUNT, true) },
         SecurityContextConstraints {
-            // Virtual machines pin their CPUs and answer DHCP.
+            // virt-launcher pins CPUs and answers DHCP.
             allowed_capabilities: Some(strings(&["SYS_NICE", "NET_BIND_SERVICE"])),
             seccomp_profiles: Some(strings(&["runtime/default", "unconfined", "localhost/kubevirt/kubevirt.json"])),
             ..constraints(CONTROLLER_SERVICE_ACCOUNT, false)
@@ -114,7 +114,7 @@ struct RouteTls {
     insecure_edge_termination_policy: &'static str,
 }
 
-/// Without the authority that virt-exportproxy is trusted by: that is filled in when it is sent.
+/// Without its CA certificate, which is inserted when the Route is sent.
 pub(crate) fn route(config: &DeploymentConfig) -> Route {
     Route {
         api_version: Kind::Route.api_version(),

@@ -1,20 +1,20 @@
-//! In which order the objects of an installation are written, what each step waits for, and in which order they go.
+//! The order in which the objects of an installation are written, and what each wave waits for.
 //!
-//! Objects of one turn do not depend on each other and may be written at once.
+//! The objects of one wave do not depend on each other, so the executor may write them concurrently.
 
 use std::cmp::Ordering;
 
-use crate::kind::Kind;
+use semver::Version;
 
-/// The step that an object belongs to.
+/// The group that an object belongs to. A wave consists of stages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Stage {
-    /// The ConfigMap that says what is being installed.
+    /// The ConfigMap with the install strategy.
     Strategy,
     Crds,
     Monitoring,
     Rbac,
-    /// Nobody may be given a role that does not exist.
+    /// After `Rbac`, because a binding needs its role.
     Bindings,
     SecurityConstraints,
     Services,
@@ -31,33 +31,32 @@ pub enum Stage {
     SynchronizationController,
     Template,
     Handler,
-    /// Only with these does the API server take them: the definitions, and a virt-api that checks them.
+    /// After `Crds` and `Api`: the API server accepts these objects only when their CRDs exist and virt-api validates
+    /// them.
     Instancetypes,
 }
 
-/// What must be seen before the next turn.
+/// What must happen before the next wave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum WaitFor {
-    /// Nothing: what was written is enough.
+pub(crate) enum WaitFor {
+    /// Nothing but the writes.
     Written,
-    /// The new definitions are served.
-    Served,
-    /// Every pod of virt-api is of this deployment, and one of them is ready.
+    /// Every pod of virt-api belongs to this deployment, and one of them is ready.
     ApiRolledOver,
     ControllerRolledOver,
-    /// Every node's virt-handler is of this deployment and ready.
+    /// Every pod of virt-handler belongs to this deployment and is ready.
     HandlerRolledOver,
-    /// Every component is of this deployment and ready.
+    /// Every component belongs to this deployment and is ready.
     EverythingRolledOver,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Wave {
-    pub stages: &'static [Stage],
-    pub wait_for: WaitFor,
+pub(crate) struct Wave {
+    pub(crate) stages: &'static [Stage],
+    pub(crate) wait_for: WaitFor,
 }
 
-/// Everything but the workloads.
+/// Everything except the workloads.
 const FOUNDATION: [Wave; 5] = [
     Wave {
         stages: &[
@@ -73,14 +72,14 @@ const FOUNDATION: [Wave; 5] = [
     },
     Wave { stages: &[Stage::CaSecrets, Stage::Bindings], wait_for: WaitFor::Written },
     Wave { stages: &[Stage::CaConfigMaps], wait_for: WaitFor::Written },
-    Wave { stages: &[Stage::Webhooks, Stage::ApiServices, Stage::Routes], wait_for: WaitFor::Served },
-    // What is signed by a new authority comes after everybody trusts it.
+    Wave { stages: &[Stage::Webhooks, Stage::ApiServices, Stage::Routes], wait_for: WaitFor::Written },
+    // Certificates that a new CA signed follow when every client trusts that CA.
     Wave { stages: &[Stage::Certificates], wait_for: WaitFor::Written },
 ];
 
-/// A first installation, a change without a newer version, and the way back to an older one: what checks objects comes
-/// before what acts on them.
-pub const INSTALL: [Wave; 8] = {
+/// For a first installation, a change within one version and a downgrade: virt-api, which validates objects, comes
+/// before the components that act on them.
+const INSTALL: [Wave; 8] = {
     let [a, b, c, d, e] = FOUNDATION;
     [
         a,
@@ -99,13 +98,13 @@ pub const INSTALL: [Wave; 8] = {
             ],
             wait_for: WaitFor::Written,
         },
-        // Written while pods start: of all components they need virt-api alone.
+        // They need only virt-api, so they are written while the other pods start.
         Wave { stages: &[Stage::Instancetypes], wait_for: WaitFor::EverythingRolledOver },
     ]
 };
 
-/// To a newer version: what acts on objects must know what the newer virt-api lets through.
-pub const UPDATE: [Wave; 9] = {
+/// For an upgrade: the components that act on objects must understand what the newer virt-api accepts.
+const UPDATE: [Wave; 9] = {
     let [a, b, c, d, e] = FOUNDATION;
     [
         a,
@@ -123,108 +122,25 @@ pub const UPDATE: [Wave; 9] = {
     ]
 };
 
-/// The order for this change. Nothing is known of versions that are not semantic, so they are taken for newer.
-pub fn order(target: &str, observed: &str) -> &'static [Wave] {
-    let newer = match (Version::parse(target), Version::parse(observed)) {
-        _ if observed.is_empty() => false,
-        (Some(target), Some(observed)) => target.cmp(&observed) == Ordering::Greater,
+/// The waves for a change from the version `installed`, which is empty at the first installation, to the version
+/// `target`.
+pub(crate) fn waves(target: &str, installed: &str) -> &'static [Wave] {
+    if is_upgrade(target, installed) { &UPDATE } else { &INSTALL }
+}
+
+/// A version that is not semantic counts as newer.
+fn is_upgrade(target: &str, installed: &str) -> bool {
+    if installed.is_empty() {
+        return false;
+    }
+    match (parse_version(target), parse_version(installed)) {
+        (Some(target), Some(installed)) => target.cmp_precedence(&installed) == Ordering::Greater,
         _ => true,
-    };
-    if newer { &UPDATE } else { &INSTALL }
-}
-
-/// What is no longer part of an installation goes in this order: first what could forbid the rest to go.
-pub const OBSOLETE: [Kind; 21] = [
-    Kind::ValidatingWebhookConfiguration,
-    Kind::MutatingWebhookConfiguration,
-    Kind::ApiService,
-    Kind::Secret,
-    Kind::ConfigMap,
-    Kind::ValidatingAdmissionPolicyBinding,
-    Kind::ValidatingAdmissionPolicy,
-    Kind::CustomResourceDefinition,
-    Kind::DaemonSet,
-    Kind::Deployment,
-    Kind::Service,
-    Kind::ClusterRoleBinding,
-    Kind::ClusterRole,
-    Kind::RoleBinding,
-    Kind::Role,
-    Kind::ServiceAccount,
-    Kind::SecurityContextConstraints,
-    Kind::PrometheusRule,
-    Kind::ServiceMonitor,
-    Kind::Instancetype,
-    Kind::Preference,
-];
-
-/// How an installation goes. The definitions first and for good, with the control plane still there to end the
-/// machines; then everything else.
-pub const UNINSTALL: [Kind; 21] = [
-    Kind::CustomResourceDefinition,
-    Kind::DaemonSet,
-    Kind::PodDisruptionBudget,
-    Kind::Deployment,
-    Kind::ValidatingWebhookConfiguration,
-    Kind::MutatingWebhookConfiguration,
-    Kind::ApiService,
-    Kind::Service,
-    Kind::ServiceMonitor,
-    Kind::PrometheusRule,
-    Kind::ClusterRoleBinding,
-    Kind::ClusterRole,
-    Kind::RoleBinding,
-    Kind::Role,
-    Kind::ServiceAccount,
-    Kind::Secret,
-    Kind::ConfigMap,
-    Kind::SecurityContextConstraints,
-    Kind::Route,
-    Kind::ValidatingAdmissionPolicyBinding,
-    Kind::ValidatingAdmissionPolicy,
-];
-
-#[derive(PartialEq, Eq)]
-struct Version<'a> {
-    numbers: [u64; 3],
-    /// Empty for a release.
-    preview: Vec<&'a str>,
-}
-
-impl<'a> Version<'a> {
-    fn parse(text: &'a str) -> Option<Self> {
-        let text = text.strip_prefix('v').unwrap_or(text);
-        let text = text.split_once('+').map_or(text, |(version, _)| version);
-        let (numbers, preview) = text.split_once('-').unwrap_or((text, ""));
-        let mut numbers = numbers.split('.').map(str::parse);
-        let mut next = || numbers.next()?.ok();
-        let parsed = [next()?, next()?, next()?];
-        let preview = preview.split('.').filter(|part| !part.is_empty()).collect();
-        numbers.next().is_none().then_some(Self { numbers: parsed, preview })
-    }
-
-    fn cmp(&self, other: &Self) -> Ordering {
-        self.numbers.cmp(&other.numbers).then_with(|| match (self.preview.is_empty(), other.preview.is_empty()) {
-            (true, true) => Ordering::Equal,
-            (true, false) => Ordering::Greater,
-            (false, true) => Ordering::Less,
-            (false, false) => {
-                let parts = self.preview.iter().zip(&other.preview);
-                let first = parts.map(|(ours, theirs)| part(ours, theirs)).find(|ordering| ordering.is_ne());
-                first.unwrap_or_else(|| self.preview.len().cmp(&other.preview.len()))
-            }
-        })
     }
 }
 
-/// Numbers by value, and before words.
-fn part(ours: &str, theirs: &str) -> Ordering {
-    match (ours.parse::<u64>(), theirs.parse::<u64>()) {
-        (Ok(ours), Ok(theirs)) => ours.cmp(&theirs),
-        (Ok(_), Err(_)) => Ordering::Less,
-        (Err(_), Ok(_)) => Ordering::Greater,
-        (Err(_), Err(_)) => ours.cmp(theirs),
-    }
+fn parse_version(text: &str) -> Option<Version> {
+    Version::parse(text.strip_prefix('v').unwrap_or(text)).ok()
 }
 
 #[cfg(test)]
@@ -233,7 +149,7 @@ mod tests {
 
     #[test]
     fn only_a_newer_version_is_an_update() {
-        for (target, observed, update) in [
+        for (target, installed, update) in [
             ("v1.8.4", "", false),
             ("v1.8.4", "v1.8.4", false),
             ("v1.8.4", "v1.7.0", true),
@@ -246,12 +162,12 @@ mod tests {
             ("v1.8", "v1.8.4", true),
         ] {
             let expected: &[Wave] = if update { &UPDATE } else { &INSTALL };
-            assert_eq!(order(target, observed), expected, "{observed} to {target}");
+            assert_eq!(waves(target, installed), expected, "{installed} to {target}");
         }
     }
 
     #[test]
-    fn every_stage_has_its_turn_once_in_both_orders() {
+    fn both_orders_contain_every_stage_once() {
         let stages = |waves: &[Wave]| {
             let mut all: Vec<Stage> = waves.iter().flat_map(|wave| wave.stages).copied().collect();
             all.sort_unstable();

@@ -1,34 +1,33 @@
-//! Where components run: what the resource asks for, laid over what a component asks for itself.
+//! The placement of components: that of the component combined with that of the KubeVirt resource.
 //!
-//! A component's own node selectors win; affinity terms and tolerations add up.
+//! Node selectors of the component take precedence. Affinity terms and tolerations are combined.
 
 use k8s_openapi::api::core::v1::{
     Affinity, NodeAffinity, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, PodAffinity, PodAntiAffinity,
     PodSpec, PreferredSchedulingTerm, Toleration,
 };
-use vitivirt_api::kubevirt::ComponentConfig;
-use vitivirt_api::kubevirt::NodePlacement;
+use vitivirt_api::kubevirt::{ComponentConfig, NodePlacement};
 
 const CONTROL_PLANE: &str = "node-role.kubernetes.io/control-plane";
 const MASTER: &str = "node-role.kubernetes.io/master";
 const WORKER: &str = "node-role.kubernetes.io/worker";
 
-/// Where a component runs when the resource does not say.
+/// Where a component runs if the resource has no placement.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Usually {
+pub(crate) enum DefaultPlacement {
     AnyNode,
-    /// On the control plane, and there rather on nodes that are not workers too.
+    /// On the control plane, preferably on nodes that are not also workers.
     ControlPlane,
-    /// There if there are such nodes, else anywhere.
-    RatherControlPlane,
+    /// On the control plane if there are such nodes, else anywhere.
+    PreferControlPlane,
 }
 
-pub(crate) fn place(pod: &mut PodSpec, asked: Option<&ComponentConfig>, usually: Usually) {
+pub(crate) fn place(pod: &mut PodSpec, asked: Option<&ComponentConfig>, default: DefaultPlacement) {
     let asked = asked.and_then(|component| component.node_placement.clone());
-    let placement = asked.unwrap_or_else(|| match usually {
-        Usually::AnyNode => NodePlacement::default(),
-        Usually::ControlPlane => control_plane(true),
-        Usually::RatherControlPlane => control_plane(false),
+    let placement = asked.unwrap_or_else(|| match default {
+        DefaultPlacement::AnyNode => NodePlacement::default(),
+        DefaultPlacement::ControlPlane => control_plane(true),
+        DefaultPlacement::PreferControlPlane => control_plane(false),
     });
     let own = pod.node_selector.get_or_insert_default();
     let linux = ("kubernetes.io/os".to_owned(), "linux".to_owned());
@@ -111,13 +110,13 @@ fn control_plane(required: bool) -> NodePlacement {
         effect: Some("NoSchedule".to_owned()),
         ..Toleration::default()
     };
-    let rather = |preference: NodeSelectorTerm| PreferredSchedulingTerm { weight: 100, preference };
+    let preferred_term = |preference: NodeSelectorTerm| PreferredSchedulingTerm { weight: 100, preference };
     let control_plane = vec![having(CONTROL_PLANE, "Exists"), having(MASTER, "Exists")];
-    let mut preferred = vec![rather(having(WORKER, "DoesNotExist"))];
+    let mut preferred = vec![preferred_term(having(WORKER, "DoesNotExist"))];
     let required = if required {
         Some(NodeSelector { node_selector_terms: control_plane })
     } else {
-        preferred.extend(control_plane.into_iter().map(rather));
+        preferred.extend(control_plane.into_iter().map(preferred_term));
         None
     };
     let affinity = NodeAffinity {
@@ -137,22 +136,25 @@ mod tests {
 
     use super::*;
 
-    fn placed(pod: Value, asked: Value, usually: Usually) -> Value {
+    fn placed(pod: Value, asked: Value, default: DefaultPlacement) -> Value {
         let mut pod: PodSpec = serde_json::from_value(pod).unwrap();
         let asked: Option<ComponentConfig> = serde_json::from_value(asked).unwrap();
-        place(&mut pod, asked.as_ref(), usually);
+        place(&mut pod, asked.as_ref(), default);
         serde_json::to_value(pod).unwrap()
     }
 
     #[test]
-    fn an_empty_placement_asks_for_linux_only() {
+    fn an_empty_placement_selects_only_linux() {
         let plain = json!({"containers": [], "nodeSelector": {"kubernetes.io/os": "linux"}});
-        assert_eq!(placed(json!({"containers": []}), json!({"nodePlacement": {}}), Usually::ControlPlane), plain);
-        assert_eq!(placed(json!({"containers": []}), Value::Null, Usually::AnyNode), plain);
+        assert_eq!(
+            placed(json!({"containers": []}), json!({"nodePlacement": {}}), DefaultPlacement::ControlPlane),
+            plain
+        );
+        assert_eq!(placed(json!({"containers": []}), Value::Null, DefaultPlacement::AnyNode), plain);
     }
 
     #[test]
-    fn a_components_own_selector_wins_and_terms_add_up() {
+    fn the_selector_of_the_component_takes_precedence_and_terms_are_combined() {
         let term = |key: &str| json!({"matchExpressions": [{"key": key, "operator": "Exists"}]});
         let affinity = |key: &str| {
             json!({"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {
@@ -162,7 +164,7 @@ mod tests {
                          "tolerations": [{"key": "t"}]});
         let asked = json!({"nodePlacement": {"nodeSelector": {"a": "asked", "b": "asked", "kubernetes.io/os": "other"},
                            "affinity": affinity("y"), "tolerations": [{"key": "u"}]}});
-        let result = placed(own, asked, Usually::ControlPlane);
+        let result = placed(own, asked, DefaultPlacement::ControlPlane);
         assert_eq!(result["nodeSelector"], json!({"a": "own", "b": "asked", "kubernetes.io/os": "other"}));
         let terms = "/affinity/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution/nodeSelectorTerms";
         assert_eq!(result.pointer(terms), Some(&json!([term("x"), term("y")])));
@@ -170,8 +172,8 @@ mod tests {
     }
 
     #[test]
-    fn without_a_placement_the_control_plane() {
-        let result = placed(json!({"containers": []}), json!({"replicas": 3}), Usually::ControlPlane);
+    fn without_a_placement_a_component_tolerates_the_control_plane() {
+        let result = placed(json!({"containers": []}), json!({"replicas": 3}), DefaultPlacement::ControlPlane);
         assert_eq!(result["tolerations"].as_array().map(Vec::len), Some(2));
     }
 }

@@ -1,8 +1,8 @@
-//! The admission policy that keeps virt-handler to its own node.
+//! The admission policy that restricts virt-handler to its own node.
 //!
-//! RBAC lets virt-handler patch nodes, all of them, because RBAC does not know which pod asks. The policy does: a
-//! token that is bound to a pod names the node that the pod runs on. On that node KubeVirt's own labels and
-//! annotations may change, and nothing else.
+//! RBAC allows virt-handler to patch every node, because RBAC does not know which pod sends a request. The policy does:
+//! a token that is bound to a pod contains the name of the node. On that node virt-handler may change only the labels
+//! and annotations of KubeVirt.
 
 use k8s_openapi::api::admissionregistration::v1::{
     MatchCondition, MatchResources, NamedRuleWithOperations, ValidatingAdmissionPolicy,
@@ -11,8 +11,8 @@ use k8s_openapi::api::admissionregistration::v1::{
 };
 
 use crate::{
-    build::{cluster, strings},
     config::DeploymentConfig,
+    metadata::{cluster, strings},
     names::{HANDLER_SERVICE_ACCOUNT, label},
 };
 
@@ -50,7 +50,7 @@ pub(crate) fn policy(config: &DeploymentConfig) -> ValidatingAdmissionPolicy {
     }
 }
 
-/// A node need have neither labels nor annotations.
+/// A node may have no labels or annotations.
 fn variables() -> Vec<Variable> {
     ["labels", "annotations"]
         .into_iter()
@@ -89,7 +89,7 @@ fn validations() -> Vec<Validation> {
     ]
 }
 
-/// Every key that is not ours is there before and after, with one value.
+/// Every key that does not belong to KubeVirt exists before and after, with the same value.
 fn unchanged(field: &str, ours: &str) -> String {
     format!(
         "variables.{field}_before.all(key, {ours} || (key in variables.{field}_after \

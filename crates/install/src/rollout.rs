@@ -1,15 +1,19 @@
-//! Details of workloads that depend on the resource or on how they are rolled out.
+//! Details of workloads that depend on the KubeVirt resource, on the number of nodes or on the rollout.
 
-use k8s_openapi::api::apps::v1::{DaemonSet, RollingUpdateDaemonSet};
-use k8s_openapi::api::core::v1::PodSpec;
-use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use k8s_openapi::{
+    api::{
+        apps::v1::{DaemonSet, RollingUpdateDaemonSet},
+        core::v1::PodSpec,
+    },
+    apimachinery::pkg::util::intstr::IntOrString,
+};
 use vitivirt_api::kubevirt::KubeVirtSpec;
 
 use crate::{certificates::VIRT_HANDLER_CLIENT, names::label};
 
 const MIGRATION_NAMES: &str = "migration-cn-types";
 
-/// Two, one on a single node, and more on many nodes.
+/// One replica on a single node, otherwise one for every ten nodes and at least two.
 pub(crate) fn api_replicas(schedulable_nodes: usize) -> i32 {
     match schedulable_nodes {
         1 => 1,
@@ -17,7 +21,7 @@ pub(crate) fn api_replicas(schedulable_nodes: usize) -> i32 {
     }
 }
 
-/// TLS as virt-template takes it on its command line; the other components read the resource.
+/// The TLS settings as command-line arguments of virt-template. The other components read the KubeVirt resource.
 pub(crate) fn tls_arguments(spec: &KubeVirtSpec) -> Vec<String> {
     let flag = |name: &str, value: String| [format!("--{name}"), value];
     let Some(tls) = &spec.configuration.tls_configuration else {
@@ -30,7 +34,7 @@ pub(crate) fn tls_arguments(spec: &KubeVirtSpec) -> Vec<String> {
     ciphers.into_iter().chain(version).flatten().collect()
 }
 
-/// How many virtual machines a node may hold, if the resource says so.
+/// Limits the number of VMIs per node, if the resource sets a limit.
 pub(crate) fn limit_devices(daemon_set: &mut DaemonSet, limit: Option<i64>) {
     let containers = pod(daemon_set).map(|pod| &mut pod.containers);
     if let (Some(limit), Some(container)) = (limit, containers.and_then(|all| all.first_mut())) {
@@ -38,9 +42,9 @@ pub(crate) fn limit_devices(daemon_set: &mut DaemonSet, limit: Option<i64>) {
     }
 }
 
-/// As virt-handler is when no rollout goes on: it checks the names of those who migrate to it, for which it no longer
-/// needs the older client certificate, and one at a time is replaced.
-pub(crate) fn settle(daemon_set: &mut DaemonSet) {
+/// The settings of virt-handler when no rollout is in progress: it checks the common names of migration clients, so it
+/// does not need the older client certificate, and pods are replaced one at a time.
+pub(crate) fn adjust_update_strategy(daemon_set: &mut DaemonSet) {
     if let Some(strategy) = daemon_set.spec.as_mut().and_then(|spec| spec.update_strategy.as_mut())
         && strategy.type_.as_deref() == Some("RollingUpdate")
     {
@@ -48,8 +52,9 @@ pub(crate) fn settle(daemon_set: &mut DaemonSet) {
             Some(RollingUpdateDaemonSet { max_unavailable: Some(IntOrString::Int(1)), max_surge: None });
     }
     let labels = daemon_set.metadata.labels.as_ref();
-    let can = labels.and_then(|labels| labels.get(label::CHECKS_MIGRATION_NAMES)).is_some_and(|value| value == "true");
-    let Some(pod) = pod(daemon_set).filter(|_| can) else { return };
+    let supported =
+        labels.and_then(|labels| labels.get(label::CHECKS_MIGRATION_NAMES)).is_some_and(|value| value == "true");
+    let Some(pod) = pod(daemon_set).filter(|_| supported) else { return };
     let Some(container) = pod.containers.first_mut() else { return };
     let arguments = container.args.get_or_insert_default();
     if arguments.iter().any(|argument| argument.contains(MIGRATION_NAMES)) {
@@ -75,14 +80,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn replicas_of_virt_api_grow_with_the_cluster() {
+    fn virt_api_has_more_replicas_in_larger_clusters() {
         for (nodes, replicas) in [(0, 2), (1, 1), (2, 2), (29, 2), (30, 3), (100, 10)] {
             assert_eq!(api_replicas(nodes), replicas, "{nodes} nodes");
         }
     }
 
     #[test]
-    fn tls_on_the_command_line() {
+    fn tls_settings_become_arguments() {
         let arguments = |configuration: serde_json::Value| {
             let spec = json!({ "configuration": configuration });
             tls_arguments(&serde_json::from_value(spec).unwrap()).join(" ")

@@ -1,12 +1,13 @@
-//! Services: where metrics are scraped, and where the API server finds virt-api, the operator and virt-exportproxy.
+//! The Services for metrics, virt-api, the webhooks of the operator and virt-exportproxy.
 
-use k8s_openapi::api::core::v1::{Service, ServicePort, ServiceSpec};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use k8s_openapi::{
+    api::core::v1::{Service, ServicePort, ServiceSpec},
+    apimachinery::pkg::{apis::meta::v1::ObjectMeta, util::intstr::IntOrString},
+};
 
 use crate::{
-    build::{map, namespaced},
     config::DeploymentConfig,
+    metadata::{map, namespaced},
     names::{OPERATOR_WEBHOOK_SERVICE, VIRT_API, VIRT_EXPORT_PROXY, VIRT_OPERATOR, label},
 };
 
@@ -20,7 +21,7 @@ pub(crate) fn services(config: &DeploymentConfig) -> Vec<Service> {
         SCRAPED,
         port(Some("metrics"), IntOrString::String("metrics".to_owned())),
     );
-    // Prometheus scrapes every pod, so there is nothing to balance.
+    // Prometheus scrapes every pod, so the Service is headless.
     if let Some(spec) = &mut metrics.spec {
         spec.cluster_ip = Some("None".to_owned());
     }

@@ -1,4 +1,4 @@
-//! What is accepted but does nothing, or soon will not, or contradicts itself: things to tell an administrator that
+//! Warnings about a KubeVirt resource: settings that are deprecated, have no effect or contradict each other. They
 //! change no object.
 
 use serde_json::Value;
@@ -7,9 +7,9 @@ use vitivirt_api::{
     text::is_subdomain,
 };
 
-use crate::{customize, installation::Installation, report::event, validation};
+use crate::{customize, installation::Installation, names::event_reason, validation};
 
-/// Gates of features that are always on.
+/// Feature gates of features that are always enabled.
 const ALWAYS_ON: [&str; 21] = [
     "AutoResourceLimitsGate",
     "BochsDisplayForEFIGuests",
@@ -34,61 +34,57 @@ const ALWAYS_ON: [&str; 21] = [
     "VolumesUpdateStrategy",
 ];
 const DEPRECATED: [&str; 3] = ["DisableMDEVConfiguration", "DockerSELinuxMCSWorkaround", "MultiArchitecture"];
-const GONE: [&str; 4] = ["ExperimentalVirtiofsSupport", "Macvtap", "Passt", "PasstIPStackMigration"];
+const REMOVED: [&str; 4] = ["ExperimentalVirtiofsSupport", "Macvtap", "Passt", "PasstIPStackMigration"];
 
 pub(crate) struct Warning {
-    /// Of the event that tells it.
+    /// The reason of its event.
     pub(crate) reason: &'static str,
     pub(crate) message: String,
 }
 
-/// What can be told of the resource alone, one sentence for each.
-pub fn warnings(kubevirt: &KubeVirt) -> Vec<String> {
-    messages(all(kubevirt, None))
+/// One sentence for each warning. Patches that match no object are known only with an installation.
+pub fn warnings(kubevirt: &KubeVirt, installation: Option<&Installation>) -> Vec<String> {
+    all_warnings(kubevirt, installation).into_iter().map(|warning| warning.message).collect()
 }
 
-pub(crate) fn messages(warnings: Vec<Warning>) -> Vec<String> {
-    warnings.into_iter().map(|warnings| warnings.message).collect()
-}
-
-/// Without an installation it cannot be known which patches found nothing that they are for.
-pub(crate) fn all(kubevirt: &KubeVirt, installation: Option<&Installation>) -> Vec<Warning> {
+pub(crate) fn all_warnings(kubevirt: &KubeVirt, installation: Option<&Installation>) -> Vec<Warning> {
     let spec = &kubevirt.spec;
-    let as_advice = |reason| move |message| Warning { reason, message };
-    let doubts = validation::doubts(kubevirt).into_iter().map(|doubt| doubt.to_string());
-    let idle = installation.into_iter().flat_map(|installation| installation.idle.iter().cloned());
+    let warning = |reason| move |message| Warning { reason, message };
+    let questionable = validation::questionable(kubevirt).into_iter().map(|setting| setting.to_string());
+    let unused = installation.into_iter().flat_map(|installation| installation.unused_customizations.iter().cloned());
     let account = (!spec.monitor_account.is_empty() && !is_subdomain(&spec.monitor_account)).then(|| {
         format!(
-            "spec.monitorAccount {:?} is no name of a service account, so KubeVirt is not monitored: give the account \
-             of the monitoring stack, such as prometheus-k8s",
+            "spec.monitorAccount: invalid value {:?}: must be the name of a ServiceAccount such as prometheus-k8s; KubeVirt \
+             is not monitored",
             spec.monitor_account
         )
     });
-    let idle = customize::without_effect(&spec.customize_components).chain(idle).chain(account);
-    let all = deprecated(kubevirt).into_iter().map(as_advice(event::DEPRECATED));
-    all.chain(doubts.map(as_advice(event::DOUBTFUL))).chain(idle.map(as_advice(event::NO_EFFECT))).collect()
+    let unused = customize::unsupported_kinds(&spec.customize_components).chain(unused).chain(account);
+    let deprecated = deprecated(kubevirt).into_iter().map(warning(event_reason::DEPRECATED));
+    let questionable = questionable.map(warning(event_reason::CONFIGURATION_WARNING));
+    deprecated.chain(questionable).chain(unused.map(warning(event_reason::NO_EFFECT))).collect()
 }
 
-/// In the order of the resource.
+/// In the order of the fields of the resource.
 fn deprecated(kubevirt: &KubeVirt) -> Vec<String> {
     let configuration = &kubevirt.spec.configuration;
     let gates = configuration.gates().iter().filter_map(|gate| {
         let what = match gate.as_str() {
-            known if ALWAYS_ON.contains(&known) => "is always on in this release and can be taken off the list",
+            known if ALWAYS_ON.contains(&known) => "is always enabled in this release; remove it from the list",
             known if DEPRECATED.contains(&known) => "is deprecated and will be ignored in a later release",
-            known if GONE.contains(&known) => "is no longer part of KubeVirt and does nothing",
+            known if REMOVED.contains(&known) => "has no effect: this release no longer has the feature",
             _ => return None,
         };
         Some(format!("feature gate {gate} {what}"))
     });
     let slirp = configuration.extra.get("network").and_then(|network| network.get("permitSlirpInterface"));
     let slirp = slirp.map(|_: &Value| {
-        "spec.configuration.network.permitSlirpInterface does nothing: KubeVirt no longer has slirp interfaces"
+        "spec.configuration.network.permitSlirpInterface has no effect: KubeVirt no longer has slirp interfaces"
             .to_owned()
     });
     let architectures = configuration.architecture_configuration.as_ref();
     let ppc64le = architectures.and_then(|architectures| architectures.extra.get("ppc64le")).map(|_: &Value| {
-        "spec.configuration.architectureConfiguration.ppc64le does nothing: KubeVirt no longer runs on ppc64le"
+        "spec.configuration.architectureConfiguration.ppc64le has no effect: KubeVirt no longer supports ppc64le"
             .to_owned()
     });
     let older = kubevirt.spec.self_signed().into_iter().flat_map(|settings| {
@@ -99,13 +95,13 @@ fn deprecated(kubevirt: &KubeVirt) -> Vec<String> {
         ]
         .into_iter()
         .filter(|(_, _, given)| *given)
-        .map(|(older, newer, _)| format!("selfSigned.{older} is deprecated: use selfSigned.{newer}"))
+        .map(|(older, newer, _)| format!("selfSigned.{older} is deprecated; use selfSigned.{newer}"))
     });
-    gates.chain(slirp).chain(misspelt_device_types(configuration)).chain(ppc64le).chain(older).collect()
+    gates.chain(slirp).chain(old_device_type_fields(configuration)).chain(ppc64le).chain(older).collect()
 }
 
-/// The field of the older spelling, of the cluster and of single nodes.
-fn misspelt_device_types(configuration: &Configuration) -> impl Iterator<Item = String> {
+/// The field with the older spelling, for the cluster and for single nodes.
+fn old_device_type_fields(configuration: &Configuration) -> impl Iterator<Item = String> {
     const OLDER: &str = "mediatedDevicesTypes";
     let devices = configuration.extra.get("mediatedDevicesConfiguration");
     let nodes = devices.and_then(|devices| devices.get("nodeMediatedDeviceTypes")).and_then(Value::as_array);
@@ -113,7 +109,7 @@ fn misspelt_device_types(configuration: &Configuration) -> impl Iterator<Item = 
     let nodes = nodes.map(|(index, _)| format!("nodeMediatedDeviceTypes[{index}].{OLDER}"));
     let all = devices.and_then(|devices| devices.get(OLDER)).map(|_: &Value| OLDER.to_owned());
     all.into_iter().chain(nodes).map(|field| {
-        format!("spec.configuration.mediatedDevicesConfiguration.{field} is deprecated: use mediatedDeviceTypes")
+        format!("spec.configuration.mediatedDevicesConfiguration.{field} is deprecated; use mediatedDeviceTypes")
     })
 }
 
@@ -123,14 +119,14 @@ mod tests {
 
     use super::*;
 
-    fn of(spec: &Value) -> Vec<String> {
+    fn warnings_for(spec: &Value) -> Vec<String> {
         let object = json!({"apiVersion": "kubevirt.io/v1", "kind": "KubeVirt", "spec": spec});
-        warnings(&serde_json::from_value(object).unwrap())
+        warnings(&serde_json::from_value(object).unwrap(), None)
     }
 
     #[test]
-    fn the_seeds_resource_is_told_what_it_need_not_say() {
-        let told = of(&json!({
+    fn every_deprecated_setting_has_a_warning() {
+        let warnings = warnings_for(&json!({
             "configuration": {
                 "developerConfiguration": {"featureGates":
                     ["HotplugVolumes", "LiveMigration", "Snapshot", "CPUManager", "NUMA", "HypervStrictCheck"]},
@@ -139,29 +135,32 @@ mod tests {
             "certificateRotateStrategy": {"selfSigned": {"caRotateInterval": "168h", "certRotateInterval": "24h"}},
         }));
         let about = ["LiveMigration", "NUMA", "permitSlirpInterface", "caRotateInterval", "certRotateInterval"];
-        assert_eq!(told.len(), about.len(), "{told:?}");
-        for (told, about) in told.iter().zip(about) {
-            assert!(told.contains(about), "{told}");
+        assert_eq!(warnings.len(), about.len(), "{warnings:?}");
+        for (warning, about) in warnings.iter().zip(about) {
+            assert!(warning.contains(about), "{warning}");
         }
     }
 
     #[test]
-    fn an_account_that_cannot_exist_is_told() {
+    fn a_monitor_account_with_an_invalid_name_has_a_warning() {
         for (account, good) in [("prometheus-k8s", true), ("a.b", true), ("a=b", false), ("A", false), ("-a", false)] {
-            let told = of(&json!({"monitorAccount": account}));
-            assert_eq!(told.is_empty(), good, "{account}: {told:?}");
+            let warnings = warnings_for(&json!({"monitorAccount": account}));
+            assert_eq!(warnings.is_empty(), good, "{account}: {warnings:?}");
         }
     }
 
     #[test]
-    fn nothing_to_tell_of_a_plain_resource() {
-        assert_eq!(of(&json!({})), [""; 0]);
-        assert_eq!(of(&json!({"configuration": {"developerConfiguration": {"featureGates": ["VMExport"]}}})), [""; 0]);
+    fn a_minimal_resource_has_no_warnings() {
+        assert_eq!(warnings_for(&json!({})), [""; 0]);
+        assert_eq!(
+            warnings_for(&json!({"configuration": {"developerConfiguration": {"featureGates": ["VMExport"]}}})),
+            [""; 0]
+        );
     }
 
     #[test]
-    fn what_the_release_installs_although_it_would_refuse_it_is_told() {
-        let told = of(&json!({
+    fn settings_that_upstream_rejects_but_installs_have_warnings() {
+        let warnings = warnings_for(&json!({
             "configuration": {
                 "developerConfiguration": {"featureGates": ["VMExport"], "disabledFeatureGates": ["VMExport"]},
                 "tlsConfiguration": {"minTLSVersion": "VersionTLS13", "ciphers": ["TLS_AES_128_GCM_SHA256"]},
@@ -174,35 +173,36 @@ mod tests {
         }));
         for about in [
             "caRotateInterval is deprecated",
-            "selfSigned mixes two ways",
-            "additionalGuestMemoryOverheadRatio must be",
-            "virtTemplateDeployment.enabled cannot be true",
-            "roleAggregationStrategy cannot be Manual",
-            "tlsConfiguration.ciphers can only",
-            "customProfile must be set",
-            "both name VMExport",
+            "selfSigned: deprecated fields cannot be combined",
+            "additionalGuestMemoryOverheadRatio: invalid value",
+            "virtTemplateDeployment.enabled: invalid value true",
+            "roleAggregationStrategy: invalid value Manual",
+            "tlsConfiguration.ciphers: cannot be set",
+            "customProfile: required value",
+            "VMExport is also in disabledFeatureGates",
         ] {
-            assert_eq!(told.iter().filter(|told| told.contains(about)).count(), 1, "{about}: {told:?}");
+            assert_eq!(warnings.iter().filter(|warning| warning.contains(about)).count(), 1, "{about}: {warnings:?}");
         }
-        assert_eq!(told.len(), 8, "{told:?}");
+        assert_eq!(warnings.len(), 8, "{warnings:?}");
     }
 
     #[test]
-    fn what_can_be_installed_by_nobody_is_no_advice() {
+    fn an_invalid_setting_is_not_a_warning() {
         let registry = json!({"infra": {"replicas": 0}, "imageRegistry": "not a registry"});
-        assert_eq!(of(&registry), [""; 0]);
+        assert_eq!(warnings_for(&registry), [""; 0]);
     }
 
     #[test]
-    fn a_patch_of_what_is_never_patched_is_told() {
+    fn a_patch_of_an_unsupported_kind_has_a_warning() {
         let patch = |kind: &str| json!({"resourceType": kind, "resourceName": "*", "type": "merge", "patch": "{}"});
-        let told =
-            of(&json!({"customizeComponents": {"patches": [patch("deployment"), patch("ClusterRole"), patch("*")]}}));
+        let warnings = warnings_for(
+            &json!({"customizeComponents": {"patches": [patch("deployment"), patch("ClusterRole"), patch("*")]}}),
+        );
         assert_eq!(
-            told,
+            warnings,
             [
-                "spec.customizeComponents.patches[1] changes nothing: objects of the type \"ClusterRole\" are not patched, \
-                 only Deployment, DaemonSet, Service, Secret, APIService, ValidatingWebhookConfiguration, \
+                "spec.customizeComponents.patches[1] has no effect: resourceType: unsupported value \"ClusterRole\"; supported \
+                 values: Deployment, DaemonSet, Service, Secret, APIService, ValidatingWebhookConfiguration, \
                  MutatingWebhookConfiguration"
             ]
         );

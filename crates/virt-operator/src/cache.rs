@@ -89,14 +89,14 @@ impl Caches {
         let of = Kind::CustomResourceDefinition.resource();
         let api = Api::<PartialObjectMeta<CustomResourceDefinition>>::all(client());
         let crds = watches.add("customresourcedefinitions", &of, api, WatchConfig::default(), &[], |crd| CrdEntry {
-            live: Arc::new(LiveObject::of_metadata(&crd.metadata)),
+            live: Arc::new(LiveObject::from_metadata(&crd.metadata)),
             version: crd.metadata.resource_version.unwrap_or_default().into(),
         });
         let of = ApiResource::erase::<Namespace>(&());
         let api = Api::<PartialObjectMeta<Namespace>>::all(client());
         let by_name = WatchConfig { fields: Some(format!("metadata.name={namespace}")), ..WatchConfig::default() };
-        let own_namespace =
-            watches.add("namespace", &of, api, by_name, &[], |namespace| LiveObject::of_metadata(&namespace.metadata));
+        let own_namespace = watches
+            .add("namespace", &of, api, by_name, &[], |namespace| LiveObject::from_metadata(&namespace.metadata));
         let of = ApiResource::erase::<Node>(&());
         let api = Api::<PartialObjectMeta<Node>>::all(client());
         let nodes = watches.add("nodes", &of, api, WatchConfig::labels(schedulable_selector()), &[], |_| ());
@@ -109,7 +109,7 @@ impl Caches {
         let executor = executor.notify(self.kinds.write_observers());
         Kind::ALL
             .into_iter()
-            .fold(executor, |executor, kind| executor.observe_writes(&kind.resource(), stored_objects.of(kind)))
+            .fold(executor, |executor, kind| executor.observe_writes(&kind.resource(), stored_objects.observer(kind)))
     }
 
     /// The caches of the kinds that an installation consists of, but for CRDs.
@@ -173,7 +173,7 @@ impl Caches {
     /// The features of the cluster, except for its monitoring stack.
     pub(crate) fn cluster(&self) -> Cluster {
         let has = |kind: Kind| self.objects.get(&kind).is_some_and(|cache| cache.sync_state() == SyncState::Synced);
-        Cluster::with(has, self.nodes.len())
+        Cluster::from_kinds(has, self.nodes.len())
     }
 }
 
@@ -227,7 +227,7 @@ pub(crate) fn installed_kinds() -> impl Iterator<Item = Kind> {
 fn project(object: DynamicObject) -> LiveObject {
     let is_metadata_only = object.types.as_ref().is_some_and(|types| types.kind == "PartialObjectMetadata");
     if is_metadata_only {
-        LiveObject::answered(&object.metadata)
+        LiveObject::from_metadata_response(&object.metadata)
     } else {
         LiveObject::new(&object.metadata, object.data)
     }

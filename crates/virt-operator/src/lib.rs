@@ -6,6 +6,7 @@ mod cache;
 mod certificates;
 mod commands;
 mod controller;
+mod desired;
 mod lazy_watch;
 mod metrics;
 mod migration_addresses;

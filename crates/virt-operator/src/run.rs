@@ -21,6 +21,7 @@ use crate::{
     arguments::{RunArguments, Settings},
     cache::Caches,
     controller::KubeVirtController,
+    desired::DesiredStateBuilder,
     metrics::OperatorMetrics,
     migration_addresses::MigrationAddresses,
     monitoring::Monitoring,
@@ -85,16 +86,10 @@ impl Operator for KubeVirtOperator {
         let executor = Arc::new(caches.observe_writes(executor, &stored_objects));
         let monitoring = Monitoring::new(context.clone(), router.clone());
         let migration_addresses = MigrationAddresses::new(&context, &router);
-        let observer = Observer::new(
-            client,
-            caches.clone(),
-            environment,
-            namespace,
-            monitoring,
-            migration_addresses,
-            stored_objects,
-        );
-        let controller = Arc::new(KubeVirtController { observer });
+        let desired = DesiredStateBuilder::new(client.clone(), environment.clone(), stored_objects);
+        let observer =
+            Observer { client, caches: caches.clone(), environment, namespace, monitoring, migration_addresses };
+        let controller = Arc::new(KubeVirtController { observer, desired });
         let (ready, kinds) = (metrics.clone(), caches.kinds.clone());
         context.spawn("readiness", async move {
             kinds.synced().await;

@@ -1,7 +1,7 @@
-//! What the server has made of our writes.
+//! What the API server stored for the operator's writes.
 //!
-//! An object that is exactly what the server answered to a write of what we want is as we want it, also where the
-//! server writes a value in words of its own. Without this such an object would be patched again and again.
+//! The API server may normalize a value that the operator wrote. An object that equals the response to such a write
+//! matches the desired state all the same. Without this record the operator would patch it in every reconcile.
 
 use std::sync::Arc;
 
@@ -9,40 +9,40 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use parking_lot::Mutex;
 use serde_json::Value;
 use vitivirt_api::ObjectKey;
-use vitivirt_install::{Kind, LiveObject};
+use vitivirt_install::{Kind, LiveObject, StoredObjects};
 use vitivirt_runtime::watch::WriteObserver;
 
 #[derive(Default)]
-pub(crate) struct StoredObjectRecorder(Mutex<vitivirt_install::StoredObjects>);
+pub(crate) struct StoredObjectRecorder(Mutex<StoredObjects>);
 
 impl StoredObjectRecorder {
-    pub(crate) fn of(self: &Arc<Self>, kind: Kind) -> Arc<dyn WriteObserver> {
-        Arc::new(OfKind { stored_objects: self.clone(), kind })
+    pub(crate) fn observer(self: &Arc<Self>, kind: Kind) -> Arc<dyn WriteObserver> {
+        Arc::new(KindObserver { stored_objects: self.clone(), kind })
     }
 
-    /// Everything that was answered since this was last asked.
-    pub(crate) fn take(&self) -> vitivirt_install::StoredObjects {
+    /// Everything that was stored since the last call.
+    pub(crate) fn take(&self) -> StoredObjects {
         std::mem::take(&mut self.0.lock())
     }
 }
 
-struct OfKind {
+struct KindObserver {
     stored_objects: Arc<StoredObjectRecorder>,
     kind: Kind,
 }
 
-impl WriteObserver for OfKind {
+impl WriteObserver for KindObserver {
     fn on_written(&self, object: &Value) {
         let metadata = object.get("metadata").cloned().unwrap_or_default();
         let Ok(metadata) = serde_json::from_value::<ObjectMeta>(metadata) else { return };
         let live = match self.kind {
-            Kind::CustomResourceDefinition => LiveObject::of_metadata(&metadata),
+            Kind::CustomResourceDefinition => LiveObject::from_metadata(&metadata),
             _ => LiveObject::new(&metadata, object.clone()),
         };
         self.stored_objects.0.lock().insert((self.kind, ObjectKey::of(&metadata)), live);
     }
 
-    /// Nobody wrote it.
+    /// The operator did not write it.
     fn on_found(&self, _: &Value) {}
 
     fn on_deleted(&self, key: &ObjectKey, _: &str) {

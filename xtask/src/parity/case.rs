@@ -101,7 +101,7 @@ mod tests {
     fn without_files_all_variants_are_loaded() {
         let cases = load_all(&[], &[], &[]).unwrap();
         let names: Vec<&str> = cases.iter().map(|case| case.name.as_str()).collect();
-        assert_eq!(names, ["customize", "default", "gates", "images", "monitoring", "placement", "seed"]);
+        assert_eq!(names, ["combined", "customize", "default", "gates", "images", "monitoring", "placement"]);
         let monitoring = cases.iter().find(|case| case.name == "monitoring").unwrap();
         assert_eq!(monitoring.extensions, [ParityExtension::Monitoring]);
         assert_eq!(monitoring.prerequisites(ParityExtension::Monitoring)[2]["metadata"]["namespace"], "monitoring");

@@ -1,5 +1,5 @@
-//! What a bundle trusts: the authority that signs now, those before it for as long as what they signed may be in use,
-//! and those that users have brought.
+//! The certificates of a CA bundle: the current CA, earlier CAs as long as certificates that they signed may be in use,
+//! and the CAs of users.
 
 use std::{
     cmp::Reverse,
@@ -7,20 +7,20 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use super::due::Validity;
+use super::renewal::Validity;
 
-/// As many as the reference keeps.
-pub const MOST_CERTIFICATES: usize = 50;
+/// The limit of upstream virt-operator.
+pub(crate) const MAX_CERTIFICATES: usize = 50;
 
-/// Every webhook carries the whole bundle in base64, and the configuration with the most of them has to fit in one
-/// object of 1.5 MiB. Fifty authorities as we make them are less.
-pub const MOST_BYTES: usize = 30 * 1024;
+/// Every webhook contains the whole bundle in base64, and the configuration with the most webhooks must fit in one
+/// object of 1.5 MiB. Fifty CAs that this operator issued are smaller.
+pub(crate) const MAX_BYTES: usize = 30 * 1024;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// Once signed here. It leaves after the overlap.
+    /// A CA of this operator. It is removed after the overlap.
     Own,
-    /// Brought by a user. Nobody but its own end says when it may leave.
+    /// A CA of a user. It is removed only when it expires.
     External,
 }
 
@@ -33,39 +33,39 @@ pub struct Trusted {
     pub origin: Origin,
 }
 
-pub struct Bundle {
-    /// The current authority first, then the ones before it and then those of users, each the newest first.
+pub struct CaBundle {
+    /// The current CA, then earlier ones and then those of users, each group with the newest first.
     pub certificates: Vec<Trusted>,
-    /// When the next of them leaves.
+    /// When the next of them is removed.
     pub next: Option<SystemTime>,
 }
 
-/// One leaves when it ends, or when its successor has been there for as long as the overlap.
-pub fn merge(current: Trusted, others: Vec<Trusted>, overlap: Duration, now: SystemTime) -> Bundle {
-    let mut leaves = after(current.validity.not_before, overlap);
+/// A CA is removed when it expires, or when its successor has existed for the overlap.
+pub fn merge(current: Trusted, others: Vec<Trusted>, overlap: Duration, now: SystemTime) -> CaBundle {
+    let mut removed_at = after(current.validity.not_before, overlap);
     let mut bytes = current.certificate.len();
     let others = distinct(others.into_iter().filter(|other| other.certificate != current.certificate));
-    let mut bundle = Bundle { certificates: vec![current], next: None };
+    let mut bundle = CaBundle { certificates: vec![current], next: None };
     for trusted in others.into_iter().filter(|other| other.validity.not_after > now) {
         let Validity { not_before, not_after } = trusted.validity;
-        let wait_for = match trusted.origin {
-            Origin::Own => leaves.min(not_after),
+        let keep_until = match trusted.origin {
+            Origin::Own => removed_at.min(not_after),
             Origin::External => not_after,
         };
         if trusted.origin == Origin::Own {
-            leaves = leaves.min(after(not_before, overlap));
+            removed_at = removed_at.min(after(not_before, overlap));
         }
         let size = trusted.certificate.len();
-        if wait_for > now && bundle.certificates.len() < MOST_CERTIFICATES && bytes + size <= MOST_BYTES {
+        if keep_until > now && bundle.certificates.len() < MAX_CERTIFICATES && bytes + size <= MAX_BYTES {
             bytes += size;
             bundle.certificates.push(trusted);
-            bundle.next = Some(bundle.next.map_or(wait_for, |next| next.min(wait_for)));
+            bundle.next = Some(bundle.next.map_or(keep_until, |next| next.min(keep_until)));
         }
     }
     bundle
 }
 
-/// Each once, own ones first, the newest first. One that a user has brought too is that user's.
+/// Without duplicates, own CAs first, the newest first. A CA that a user has added too counts as external.
 fn distinct(all: impl Iterator<Item = Trusted>) -> Vec<Trusted> {
     let mut distinct = BTreeMap::<Vec<u8>, Trusted>::new();
     for trusted in all {
@@ -102,7 +102,7 @@ mod tests {
         Trusted { origin: Origin::External, ..own(name, from, to) }
     }
 
-    /// Names, and when the next leaves.
+    /// The names, and when the next CA is removed.
     fn merged(current: Trusted, others: Vec<Trusted>, now: u64) -> (Vec<String>, Option<u64>) {
         let bundle = merge(current, others, Duration::from_secs(OVERLAP), at(now));
         let name = |trusted: &Trusted| String::from_utf8_lossy(&trusted.certificate).into_owned();
@@ -142,19 +142,19 @@ mod tests {
             merged(own("current", 68, 500), others(), 71),
             (vec!["current".into(), "a".into(), "b".into()], Some(72))
         );
-        // What has ended does not tell how long its successor has been there.
+        // An expired CA does not show how long its successor has existed.
         assert_eq!(merged(own("current", 68, 500), others(), 77), (vec!["current".into(), "b".into()], Some(78)));
     }
 
     #[test]
-    fn one_that_is_newer_than_the_current_one_leaves_with_the_others() {
+    fn a_ca_newer_than_the_current_one_is_removed_with_the_others() {
         let others = || vec![own("newer", 90, 500), own("older", 60, 500)];
         assert_eq!(merged(own("current", 85, 500), others(), 94).0, ["current", "newer", "older"]);
         assert_eq!(merged(own("current", 85, 500), others(), 95), (vec!["current".into()], None));
     }
 
     #[test]
-    fn what_users_bring_stays_until_it_ends() {
+    fn a_ca_of_a_user_is_kept_until_it_expires() {
         let others = || vec![external("x", 1, 300), own("b", 60, 500), external("y", 70, 200)];
         assert_eq!(merged(own("current", 65, 500), others(), 74).0, ["current", "b", "y", "x"]);
         assert_eq!(
@@ -165,14 +165,14 @@ mod tests {
     }
 
     #[test]
-    fn each_is_there_once() {
+    fn a_bundle_has_no_duplicates() {
         let others =
             vec![own("b", 60, 500), own("current", 65, 500), external("b", 60, 500), external("current", 65, 500)];
         assert_eq!(merged(own("current", 65, 500), others, 100), (vec!["current".into(), "b".into()], Some(500)));
     }
 
     #[test]
-    fn there_are_not_more_than_fifty() {
+    fn a_bundle_has_at_most_fifty_certificates() {
         let others = (0..60).map(|number| own(&format!("{number:02}"), number, 5000)).collect();
         let (names, _) = merge_all(others);
         assert_eq!(names.len(), 50);
@@ -181,8 +181,8 @@ mod tests {
     }
 
     #[test]
-    fn large_ones_do_not_make_webhooks_too_large() {
-        let large = |name: &str, from| external(&name.repeat(MOST_BYTES / 3), from, 5000);
+    fn large_certificates_do_not_exceed_the_size_limit() {
+        let large = |name: &str, from| external(&name.repeat(MAX_BYTES / 3), from, 5000);
         let others = vec![large("a", 1), large("b", 2), large("c", 3), external("small", 0, 5000)];
         let (names, _) = merge_all(others);
         let names: Vec<&str> = names.iter().map(|name| name.get(..1).unwrap()).collect();

@@ -1,4 +1,5 @@
-//! How long certificates live and how long before their end they are renewed, as the resource says it in Go's words.
+//! Lifetimes of certificates and how long before expiry they are renewed. The resource has them in Go's duration
+//! format.
 
 use std::{fmt, time::Duration};
 
@@ -15,38 +16,42 @@ pub struct Lifetime {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lifetimes {
-    pub authority: Lifetime,
-    /// Export and backup: they live as long as the authority does and are renewed as late as a leaf is.
-    pub other_authorities: Lifetime,
+    pub ca: Lifetime,
+    /// The CAs of export and backup: they have the duration of the CA and the `renewBefore` of a leaf certificate.
+    pub other_cas: Lifetime,
     pub leaf: Lifetime,
 }
 
 impl Lifetimes {
-    /// The older names of the same settings win where both are given.
-    pub fn new(settings: Option<&SelfSigned>) -> Result<Self, BadDuration> {
+    /// The deprecated fields take precedence over the newer ones.
+    pub fn new(settings: Option<&SelfSigned>) -> Result<Self, InvalidDuration> {
         let none = SelfSigned::default();
         let settings = settings.unwrap_or(&none);
-        let (ca, server) = (settings.ca.clone().unwrap_or_default(), settings.server.clone().unwrap_or_default());
-        let authority = first("ca.duration", &[&settings.ca_rotate_interval, &ca.duration], || WEEK)?;
-        let overlap = first("ca.renewBefore", &[&settings.ca_overlap_interval, &ca.renew_before], || fifth(authority))?;
-        let leaf = first("server.duration", &[&settings.cert_rotate_interval, &server.duration], || DAY)?;
-        let renew = first("server.renewBefore", &[&server.renew_before], || fifth(leaf))?;
+        let (ca_settings, server) =
+            (settings.ca.clone().unwrap_or_default(), settings.server.clone().unwrap_or_default());
+        let ca = first_duration("ca.duration", &[&settings.ca_rotate_interval, &ca_settings.duration], || WEEK)?;
+        let overlap =
+            first_duration("ca.renewBefore", &[&settings.ca_overlap_interval, &ca_settings.renew_before], || {
+                fifth(ca)
+            })?;
+        let leaf = first_duration("server.duration", &[&settings.cert_rotate_interval, &server.duration], || DAY)?;
+        let renew = first_duration("server.renewBefore", &[&server.renew_before], || fifth(leaf))?;
         Ok(Self {
-            authority: Lifetime { duration: authority, renew_before: overlap },
-            other_authorities: Lifetime { duration: authority, renew_before: renew },
+            ca: Lifetime { duration: ca, renew_before: overlap },
+            other_cas: Lifetime { duration: ca, renew_before: renew },
             leaf: Lifetime { duration: leaf, renew_before: renew },
         })
     }
 }
 
-fn first(
+fn first_duration(
     field: &'static str,
     given: &[&Option<String>],
-    usual: impl FnOnce() -> Duration,
-) -> Result<Duration, BadDuration> {
+    default: impl FnOnce() -> Duration,
+) -> Result<Duration, InvalidDuration> {
     match given.iter().find_map(|text| text.as_deref()) {
-        Some(text) => parse_duration(text).ok_or_else(|| BadDuration { field, text: text.to_owned() }),
-        None => Ok(usual()),
+        Some(text) => parse_duration(text).ok_or_else(|| InvalidDuration { field, text: text.to_owned() }),
+        None => Ok(default()),
     }
 }
 
@@ -54,28 +59,27 @@ fn fifth(duration: Duration) -> Duration {
     duration / 5
 }
 
-/// A duration of the resource that cannot be read.
+/// A field of the resource that is not a duration.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct BadDuration {
+pub struct InvalidDuration {
     pub field: &'static str,
     pub text: String,
 }
 
-impl fmt::Display for BadDuration {
+impl fmt::Display for InvalidDuration {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "spec.certificateRotateStrategy.selfSigned.{} must be a duration such as 24h or 90m, and {:?} is not",
+            "spec.certificateRotateStrategy.selfSigned.{}: invalid value {:?}: must be a duration such as 24h or 90m",
             self.field, self.text
         )
     }
 }
 
-impl std::error::Error for BadDuration {}
+impl std::error::Error for InvalidDuration {}
 
-/// Go's durations: numbers with units, one after the other. A certificate cannot live less than nothing, so a sign
-/// other than plus is not read.
-pub fn parse_duration(text: &str) -> Option<Duration> {
+/// A duration in Go's format: a sequence of numbers with units. A negative duration is not valid.
+fn parse_duration(text: &str) -> Option<Duration> {
     let text = text.strip_prefix('+').unwrap_or(text);
     if text == "0" {
         return Some(Duration::ZERO);
@@ -100,11 +104,11 @@ pub fn parse_duration(text: &str) -> Option<Duration> {
         rest = tail;
     }
     (!text.is_empty()).then_some(())?;
-    // Nanoseconds are rounded, because a sum of fractions is not exact.
+    // Nanoseconds are rounded, because a sum of floating-point fractions is not exact.
     Duration::try_from_secs_f64(total).ok().filter(|duration| duration.as_secs() < u64::from(u32::MAX) * 2)
 }
 
-/// As Go prints it: `168h0m0s`.
+/// A duration as Go prints it, for example `168h0m0s`.
 pub(crate) fn go_duration(duration: Duration) -> String {
     let (whole, nanos) = (duration.as_secs(), duration.subsec_nanos());
     if whole == 0 && nanos == 0 {
@@ -137,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn durations_are_read_and_written_as_go_does() {
+    fn durations_are_parsed_and_printed_as_in_go() {
         for (text, written) in [
             ("168h", "168h0m0s"),
             ("24h", "24h0m0s"),
@@ -156,24 +160,26 @@ mod tests {
     }
 
     #[test]
-    fn without_settings_a_week_and_a_day_renewed_in_the_last_fifth() {
+    fn the_defaults_are_a_week_and_a_day_renewed_in_the_last_fifth() {
         let lifetimes = Lifetimes::new(None).unwrap();
-        assert_eq!(go_duration(lifetimes.authority.renew_before), "33h36m0s");
+        assert_eq!(go_duration(lifetimes.ca.renew_before), "33h36m0s");
         assert_eq!(go_duration(lifetimes.leaf.renew_before), "4h48m0s");
-        assert_eq!(lifetimes.other_authorities.duration, lifetimes.authority.duration);
-        assert_eq!(lifetimes.other_authorities.renew_before, lifetimes.leaf.renew_before);
+        assert_eq!(lifetimes.other_cas.duration, lifetimes.ca.duration);
+        assert_eq!(lifetimes.other_cas.renew_before, lifetimes.leaf.renew_before);
     }
 
     #[test]
-    fn the_older_name_wins_and_a_bad_duration_names_its_field() {
+    fn the_deprecated_field_takes_precedence_and_an_invalid_duration_names_its_field() {
         let mut settings = SelfSigned {
             ca_rotate_interval: Some("10h".to_owned()),
             ca: Some(CertificateLifetime { duration: Some("20h".to_owned()), ..CertificateLifetime::default() }),
             ..SelfSigned::default()
         };
-        assert_eq!(go_duration(Lifetimes::new(Some(&settings)).unwrap().authority.duration), "10h0m0s");
+        assert_eq!(go_duration(Lifetimes::new(Some(&settings)).unwrap().ca.duration), "10h0m0s");
         settings.ca_rotate_interval = Some("soon".to_owned());
         let error = Lifetimes::new(Some(&settings)).unwrap_err();
-        assert!(error.to_string().contains("ca.duration must be a duration such as 24h or 90m, and \"soon\" is not"));
+        assert!(
+            error.to_string().contains("ca.duration: invalid value \"soon\": must be a duration such as 24h or 90m")
+        );
     }
 }

@@ -1,15 +1,15 @@
-//! JSON patches, as laxly as the release reads them, and merge patches.
+//! JSON patches, as leniently as KubeVirt applies them, and merge patches.
 //!
-//! It is not quite RFC 6902: an index may count from the end, `replace` may set a field that is not there, a missing
-//! `value` is null, and null and nothing are one. Patches that work with the reference must work here, and the crate
-//! `json-patch` refuses these.
+//! This deviates from RFC 6902: an index may count from the end, `replace` may set a missing field, a missing `value`
+//! is null, and null equals a missing value. Patches that work with upstream virt-operator must work here, and the
+//! crate `json-patch` rejects these.
 
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
 #[derive(Clone, Debug, Deserialize)]
-pub(super) struct Operation {
-    op: Verb,
+pub(super) struct JsonPatchOperation {
+    op: JsonPatchVerb,
     path: String,
     #[serde(default)]
     from: Option<String>,
@@ -19,7 +19,7 @@ pub(super) struct Operation {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
-enum Verb {
+enum JsonPatchVerb {
     Add,
     Remove,
     Replace,
@@ -47,36 +47,38 @@ pub(super) fn merge(target: &mut Value, patch: &Value) {
     }
 }
 
-pub(super) fn apply(document: &mut Value, patch: &[Operation]) -> Result<(), String> {
+pub(super) fn apply(document: &mut Value, patch: &[JsonPatchOperation]) -> Result<(), String> {
     for operation in patch {
-        let Operation { op, path, from, value } = operation;
+        let JsonPatchOperation { op, path, from, value } = operation;
         match (op, from) {
-            (Verb::Add, _) => add(document, path, value.clone())?,
-            (Verb::Remove, _) => remove(document, path).map(drop)?,
-            (Verb::Replace, _) => replace(document, path, value.clone())?,
-            (Verb::Test, _) => {
+            (JsonPatchVerb::Add, _) => add(document, path, value.clone())?,
+            (JsonPatchVerb::Remove, _) => remove(document, path).map(drop)?,
+            (JsonPatchVerb::Replace, _) => replace(document, path, value.clone())?,
+            (JsonPatchVerb::Test, _) => {
                 let found = get(document, path)?;
                 if found != *value {
-                    return Err(format!("{path} is {found} and not {value}"));
+                    return Err(format!("{path} is {found}, not {value}"));
                 }
             }
-            (Verb::Move, Some(from)) => {
+            (JsonPatchVerb::Move, Some(from)) => {
                 let value = remove(document, from)?;
                 add(document, path, value)?;
             }
-            (Verb::Copy, Some(from)) => {
+            (JsonPatchVerb::Copy, Some(from)) => {
                 let value = get(document, from)?;
                 add(document, path, value)?;
             }
-            (Verb::Move | Verb::Copy, None) => return Err(format!("the operation on {path} needs a from")),
+            (JsonPatchVerb::Move | JsonPatchVerb::Copy, None) => {
+                return Err(format!("the operation on {path} has no from"));
+            }
         }
     }
     Ok(())
 }
 
-/// What the last part of a path is in, and that part.
+/// The parent of the value at a path, and the last part of the path.
 fn parent<'a>(document: &'a mut Value, path: &str) -> Result<(&'a mut Value, String), String> {
-    let missing = || format!("{path} is not there");
+    let missing = || format!("{path} not found");
     let mut parts = path.split('/').map(|part| part.replace("~1", "/").replace("~0", "~"));
     let (first, last) = (parts.next(), parts.next_back());
     let (Some(_), Some(last)) = (first, last) else { return Err(missing()) };
@@ -92,7 +94,7 @@ fn parent<'a>(document: &'a mut Value, path: &str) -> Result<(&'a mut Value, Str
     Ok((at, last))
 }
 
-/// Counted from the end when it is negative.
+/// A negative index counts from the end.
 fn index(text: &str, length: usize) -> Option<usize> {
     let number: isize = text.parse().ok()?;
     if number < 0 { length.checked_sub(number.unsigned_abs()) } else { usize::try_from(number).ok() }
@@ -103,9 +105,9 @@ fn get(document: &mut Value, path: &str) -> Result<Value, String> {
         (Value::Object(map), key) => Ok(map.get(&key).cloned().unwrap_or_default()),
         (Value::Array(list), key) => {
             let found = index(&key, list.len()).and_then(|index| list.get(index));
-            found.cloned().ok_or_else(|| format!("{path} is not there"))
+            found.cloned().ok_or_else(|| format!("{path} not found"))
         }
-        _ => Err(format!("{path} is not there")),
+        _ => Err(format!("{path} not found")),
     }
 }
 
@@ -124,7 +126,7 @@ fn add(document: &mut Value, path: &str, value: Value) -> Result<(), String> {
             list.insert(at.ok_or_else(|| format!("{path} is beyond the end of its list"))?, value);
             Ok(())
         }
-        _ => Err(format!("{path} is not there")),
+        _ => Err(format!("{path} not found")),
     }
 }
 
@@ -136,15 +138,15 @@ fn replace(document: &mut Value, path: &str, value: Value) -> Result<(), String>
         }
         (Value::Array(list), key) => {
             let at = index(&key, list.len()).and_then(|index| list.get_mut(index));
-            *at.ok_or_else(|| format!("{path} is not there"))? = value;
+            *at.ok_or_else(|| format!("{path} not found"))? = value;
             Ok(())
         }
-        _ => Err(format!("{path} is not there")),
+        _ => Err(format!("{path} not found")),
     }
 }
 
 fn remove(document: &mut Value, path: &str) -> Result<Value, String> {
-    let missing = || format!("{path} is not there");
+    let missing = || format!("{path} not found");
     match parent(document, path)? {
         (Value::Object(map), key) => map.remove(&key).ok_or_else(missing),
         (Value::Array(list), key) => {

@@ -1,7 +1,7 @@
-//! `spec.customizeComponents`: the administrator's own changes to generated objects.
+//! `spec.customizeComponents`: the administrator's changes to generated objects.
 //!
-//! They are applied to the objects as the release defines them, before placement, replicas and marks are laid over, and
-//! always to a fresh object: a patch is applied once however often it is asked for.
+//! Patches apply to the objects of the install strategy, before placement, replicas and managed metadata. They always
+//! apply to a newly generated object, so no patch is applied twice.
 
 mod json;
 mod shape;
@@ -23,12 +23,12 @@ use crate::{
     names::{VIRT_API, VIRT_CONTROLLER, VIRT_HANDLER, annotation},
 };
 
-/// Reason of the failures here: something in `spec.customizeComponents` cannot be done.
-pub const INVALID_CUSTOMIZATION: &str = "InvalidCustomization";
+/// Reason of a failure: `spec.customizeComponents` is invalid or does not apply.
+pub(crate) const INVALID_CUSTOMIZATION: &str = "InvalidCustomization";
 
 const ANY: &str = "*";
 
-/// What the release customizes; everything else is as it is.
+/// The kinds that KubeVirt customizes.
 const PATCHED: [Kind; 7] = [
     Kind::Deployment,
     Kind::DaemonSet,
@@ -39,7 +39,7 @@ const PATCHED: [Kind; 7] = [
     Kind::MutatingWebhookConfiguration,
 ];
 
-pub struct Customizer {
+pub(crate) struct Customizer {
     patches: Vec<Patch>,
     hash: String,
 }
@@ -47,47 +47,48 @@ pub struct Customizer {
 struct Patch {
     resource_type: String,
     resource_name: String,
-    change: Change,
-    /// As the administrator knows it: the place in the list, or the flags.
+    patch: ParsedPatch,
+    /// The field of the resource: an index of the list of patches, or the flags.
     origin: String,
 }
 
-enum Change {
-    Json(Vec<json::Operation>),
+enum ParsedPatch {
+    Json(Vec<json::JsonPatchOperation>),
     Merge(Value),
     Strategic(Map<String, Value>),
 }
 
-impl Change {
+impl ParsedPatch {
     fn parse(asked: &Customization) -> Result<Self, String> {
-        let parse = || serde_json::from_str::<Value>(&asked.patch).map_err(|error| format!("is not JSON: {error}"));
+        let parse =
+            || serde_json::from_str::<Value>(&asked.patch).map_err(|error| format!("invalid patch: not JSON: {error}"));
         match asked.patch_type.as_str() {
             "json" => serde_json::from_value(parse()?)
                 .map(Self::Json)
-                .map_err(|error| format!("is not a JSON patch: {error}")),
+                .map_err(|error| format!("invalid patch: not a JSON patch: {error}")),
             "merge" => parse().map(Self::Merge),
             "strategic" => match parse()? {
                 Value::Object(patch) => Ok(Self::Strategic(patch)),
-                _ => Err("is not a JSON object".to_owned()),
+                _ => Err("invalid patch: must be a JSON object".to_owned()),
             },
-            other => Err(format!("has the type {other:?}; it must be json, merge or strategic")),
+            other => Err(format!("type: unsupported value {other:?}; supported values: json, merge, strategic")),
         }
     }
 }
 
-/// What is wrong with each patch that is none, by its place in the list.
-pub(crate) fn problems(asked: &CustomizeComponents) -> impl Iterator<Item = (usize, String)> {
+/// The syntax errors of patches, with the index of each patch.
+pub(crate) fn syntax_errors(asked: &CustomizeComponents) -> impl Iterator<Item = (usize, String)> {
     let patches = asked.patches.iter().enumerate();
-    patches.filter_map(|(index, patch)| Some((index, Change::parse(patch).err()?)))
+    patches.filter_map(|(index, patch)| Some((index, ParsedPatch::parse(patch).err()?)))
 }
 
-/// Patches of types that are never patched, one sentence for each. Flags of other components than those that take some
-/// never come here: the schema does not have them.
-pub(crate) fn without_effect(asked: &CustomizeComponents) -> impl Iterator<Item = String> {
+/// Patches of kinds that are never patched, one sentence for each. The schema of the CRD already rejects flags of
+/// unsupported components.
+pub(crate) fn unsupported_kinds(asked: &CustomizeComponents) -> impl Iterator<Item = String> {
     let patches = asked.patches.iter().enumerate().filter(|(_, patch)| !is_patched(&patch.resource_type));
     patches.map(|(index, patch)| {
         format!(
-            "{} changes nothing: objects of the type {:?} are not patched, only {}",
+            "{} has no effect: resourceType: unsupported value {:?}; supported values: {}",
             origin(index),
             patch.resource_type,
             PATCHED.map(Kind::name).join(", ")
@@ -96,10 +97,10 @@ pub(crate) fn without_effect(asked: &CustomizeComponents) -> impl Iterator<Item 
 }
 
 fn is_patched(resource_type: &str) -> bool {
-    PATCHED.iter().any(|kind| matches(resource_type, kind.name()))
+    PATCHED.iter().any(|kind| pattern_matches(resource_type, kind.name()))
 }
 
-fn matches(asked: &str, actual: &str) -> bool {
+fn pattern_matches(asked: &str, actual: &str) -> bool {
     asked == ANY || asked.to_lowercase() == actual.to_lowercase()
 }
 
@@ -108,8 +109,8 @@ fn origin(index: usize) -> String {
 }
 
 impl Customizer {
-    pub fn new(asked: &CustomizeComponents) -> Result<Self, Failure> {
-        // The release sorts them by length before it hashes, and so applies, them.
+    pub(crate) fn new(asked: &CustomizeComponents) -> Result<Self, Failure> {
+        // KubeVirt sorts them by length before it hashes and applies them.
         let mut sorted: Vec<(usize, &Customization)> = asked.patches.iter().enumerate().collect();
         sorted.sort_by_key(|(_, patch)| patch.patch.len());
         let hashed = CustomizeComponents {
@@ -122,80 +123,75 @@ impl Customizer {
         Ok(Self { patches, hash: hex(&Sha1::digest(go_json(&hashed))) })
     }
 
-    /// What the objects that may be customized are marked with.
-    pub fn hash(&self) -> &str {
-        &self.hash
-    }
-
     pub(crate) fn applies_to(kind: Kind) -> bool {
         PATCHED.contains(&kind)
     }
 
-    /// Patches that are for none of these objects, which are all that there are to be customized, one sentence for each.
-    /// What `without_effect` tells is not among them.
-    pub(crate) fn idle(&self, customized: &[(Kind, &str)]) -> Vec<String> {
+    /// Patches of supported kinds that match none of these objects, one sentence for each. `customized` lists every
+    /// object that can be patched.
+    pub(crate) fn unmatched_patches(&self, customized: &[(Kind, &str)]) -> Vec<String> {
         let patches = self.patches.iter().filter(|patch| is_patched(&patch.resource_type));
-        let idle = patches.filter(|patch| !customized.iter().any(|(kind, name)| patch.is_for(*kind, name)));
+        let unmatched = patches.filter(|patch| !customized.iter().any(|(kind, name)| patch.matches(*kind, name)));
         let sentence = |patch: &Patch| {
             let Patch { origin, resource_type, resource_name, .. } = patch;
-            let others = customized.iter().filter(|(kind, _)| matches(resource_type, kind.name()));
+            let others = customized.iter().filter(|(kind, _)| pattern_matches(resource_type, kind.name()));
             let mut others: Vec<&str> = others.map(|(_, name)| *name).collect();
             others.sort_unstable();
             match resource_type.as_str() {
-                ANY => format!("{origin} changes nothing: nothing that can be patched is called {resource_name:?}"),
+                ANY => format!("{origin} has no effect: no object that can be patched has the name {resource_name:?}"),
                 of => format!(
-                    "{origin} changes nothing: the installation has no {of} {resource_name:?}, only {}",
+                    "{origin} has no effect: the installation has no {of} {resource_name:?}, only {}",
                     others.join(", ")
                 ),
             }
         };
-        idle.map(sentence).collect()
+        unmatched.map(sentence).collect()
     }
 
     pub(crate) fn apply(&self, kind: Kind, name: &str, object: &mut Value) -> Result<(), Failure> {
         for patch in &self.patches {
-            if patch.is_for(kind, name) {
-                shape::fill(kind, object);
+            if patch.matches(kind, name) {
+                shape::add_empty_fields(kind, object);
                 patch.apply(kind, object).and_then(|()| shape::retype(kind, object)).map_err(|error| {
-                    let message = format!("{} does not fit {} {name}: {error}", patch.origin, kind.name());
+                    let message = format!("{} does not apply to {} {name}: {error}", patch.origin, kind.name());
                     Failure::invalid(INVALID_CUSTOMIZATION, message)
                 })?;
             }
         }
-        shape::clean(kind, object);
+        shape::remove_empty_fields(kind, object);
         if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) {
-            let mark = BTreeMap::from([(annotation::CUSTOMIZER_IDENTIFIER.to_owned(), self.hash.clone())]);
-            managed_metadata::merge(metadata, "annotations", &mark);
+            let hash = BTreeMap::from([(annotation::CUSTOMIZER_IDENTIFIER.to_owned(), self.hash.clone())]);
+            managed_metadata::merge(metadata, "annotations", &hash);
         }
         Ok(())
     }
 }
 
 impl Patch {
-    fn is_for(&self, kind: Kind, name: &str) -> bool {
-        matches(&self.resource_type, kind.name()) && matches(&self.resource_name, name)
+    fn matches(&self, kind: Kind, name: &str) -> bool {
+        pattern_matches(&self.resource_type, kind.name()) && pattern_matches(&self.resource_name, name)
     }
 
     fn new(index: usize, asked: &Customization) -> Result<Self, Failure> {
         let origin = origin(index);
-        let change = Change::parse(asked)
-            .map_err(|problem| Failure::invalid(INVALID_CUSTOMIZATION, format!("{origin} {problem}")))?;
+        let patch = ParsedPatch::parse(asked)
+            .map_err(|problem| Failure::invalid(INVALID_CUSTOMIZATION, format!("{origin}: {problem}")))?;
         Ok(Self {
             resource_type: asked.resource_type.clone(),
             resource_name: asked.resource_name.clone(),
-            change,
+            patch,
             origin,
         })
     }
 
     fn apply(&self, kind: Kind, object: &mut Value) -> Result<(), String> {
-        match &self.change {
-            Change::Json(patch) => json::apply(object, patch),
-            Change::Merge(patch) => {
+        match &self.patch {
+            ParsedPatch::Json(patch) => json::apply(object, patch),
+            ParsedPatch::Merge(patch) => {
                 json::merge(object, patch);
                 Ok(())
             }
-            Change::Strategic(patch) => {
+            ParsedPatch::Strategic(patch) => {
                 let original = object.as_object_mut().ok_or("not an object")?;
                 let merged = strategic::merge(std::mem::take(original), patch.clone(), shape::root(kind))?;
                 *original = merged;
@@ -205,7 +201,7 @@ impl Patch {
     }
 }
 
-/// Flags replace the command of a component's container; its arguments stay.
+/// Flags replace the command of a component's container; its arguments are kept.
 fn flags(flags: &Flags) -> Vec<Patch> {
     let components = [
         (VIRT_API, Kind::Deployment, &flags.api),
@@ -214,20 +210,20 @@ fn flags(flags: &Flags) -> Vec<Patch> {
     ];
     let patch = |(name, kind, flags): (&str, Kind, &BTreeMap<String, String>)| {
         let mut command = vec![name.to_owned()];
-        command.extend(flags.iter().flat_map(|(flag, value)| words(flag, value)));
-        let change = json!({"spec": {"template": {"spec": {"containers": [{"name": name, "command": command}]}}}});
+        command.extend(flags.iter().flat_map(|(flag, value)| flag_arguments(flag, value)));
+        let patch = json!({"spec": {"template": {"spec": {"containers": [{"name": name, "command": command}]}}}});
         Some(Patch {
             resource_type: kind.name().to_owned(),
             resource_name: name.to_owned(),
-            change: Change::Strategic(change.as_object()?.clone()),
+            patch: ParsedPatch::Strategic(patch.as_object()?.clone()),
             origin: "spec.customizeComponents.flags".to_owned(),
         })
     };
     components.into_iter().filter(|(_, _, flags)| !flags.is_empty()).filter_map(patch).collect()
 }
 
-/// The release writes both the name and the value in lower case.
-fn words(flag: &str, value: &str) -> Vec<String> {
+/// KubeVirt converts the name and the value to lower case.
+fn flag_arguments(flag: &str, value: &str) -> Vec<String> {
     let (flag, value) = (flag.to_lowercase(), value.to_lowercase());
     match value.as_str() {
         "" => vec![format!("--{flag}")],

@@ -1,19 +1,23 @@
-//! What strategic patches must know of the types they change: which lists are merged, and by which key.
+//! Which lists a strategic merge patch merges, and by which key.
 //!
-//! These are the `patchStrategy` and `patchMergeKey` of Kubernetes' own types; any list that is not named here is
-//! replaced as a whole, and any map is merged.
+//! These are the `patchStrategy` and `patchMergeKey` of Kubernetes' types. A list that is not named here is replaced as
+//! a whole, and a map is merged.
 
-use k8s_openapi::api::admissionregistration::v1::{MutatingWebhookConfiguration, ValidatingWebhookConfiguration};
-use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
-use k8s_openapi::api::core::v1::{Secret, Service};
-use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::APIService;
+use k8s_openapi::{
+    api::{
+        admissionregistration::v1::{MutatingWebhookConfiguration, ValidatingWebhookConfiguration},
+        apps::v1::{DaemonSet, Deployment},
+        core::v1::{Secret, Service},
+    },
+    kube_aggregator::pkg::apis::apiregistration::v1::APIService,
+};
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 
 use crate::kind::Kind;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Shape {
+pub(super) enum MergeShape {
     Deployment,
     DaemonSet,
     Service,
@@ -25,7 +29,7 @@ pub(super) enum Shape {
     PodTemplate,
     PodSpec,
     Container,
-    /// Neither merged lists nor anything that has them.
+    /// A type without merged lists.
     Plain,
 }
 
@@ -33,25 +37,25 @@ pub(super) enum Shape {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Lists {
     Replaced,
-    /// Values that are added when they are not there.
+    /// Values that are added if they are missing.
     Values,
-    /// Objects that are found by this key.
+    /// Objects that this key identifies.
     Keyed(&'static str),
 }
 
-pub(super) fn root(kind: Kind) -> Shape {
+pub(super) fn root(kind: Kind) -> MergeShape {
     match kind {
-        Kind::Deployment => Shape::Deployment,
-        Kind::DaemonSet => Shape::DaemonSet,
-        Kind::Service => Shape::Service,
-        Kind::ValidatingWebhookConfiguration | Kind::MutatingWebhookConfiguration => Shape::WebhookConfiguration,
+        Kind::Deployment => MergeShape::Deployment,
+        Kind::DaemonSet => MergeShape::DaemonSet,
+        Kind::Service => MergeShape::Service,
+        Kind::ValidatingWebhookConfiguration | Kind::MutatingWebhookConfiguration => MergeShape::WebhookConfiguration,
         // An APIService and a Secret have metadata and no merged lists.
-        _ => Shape::Deployment,
+        _ => MergeShape::Deployment,
     }
 }
 
-impl Shape {
-    /// What a field holds, and how it is merged if it is a list.
+impl MergeShape {
+    /// The shape of a field, and how it is merged if it is a list.
     pub(super) fn field(self, name: &str) -> (Self, Lists) {
         use Lists::{Keyed, Replaced, Values};
         match (self, name) {
@@ -85,8 +89,8 @@ impl Shape {
     }
 }
 
-/// The release patches objects in which these are always written, be they empty; a JSON patch may begin there.
-pub(super) fn fill(kind: Kind, object: &mut Value) {
+/// Adds the empty fields that Go serializes, because a JSON patch may start from them.
+pub(super) fn add_empty_fields(kind: Kind, object: &mut Value) {
     if let Some(object) = object.as_object_mut() {
         for (field, empty) in match kind {
             Kind::Deployment | Kind::DaemonSet | Kind::ApiService => vec![("status", json!({}))],
@@ -111,8 +115,8 @@ pub(super) fn fill(kind: Kind, object: &mut Value) {
     });
 }
 
-/// Takes away again what `fill` wrote and nobody used.
-pub(super) fn clean(kind: Kind, object: &mut Value) {
+/// Removes the fields of `add_empty_fields` that are still empty.
+pub(super) fn remove_empty_fields(kind: Kind, object: &mut Value) {
     if let Some(object) = object.as_object_mut()
         && matches!(kind, Kind::Deployment | Kind::DaemonSet | Kind::ApiService | Kind::Service)
     {
@@ -134,7 +138,7 @@ pub(super) fn clean(kind: Kind, object: &mut Value) {
     });
 }
 
-/// Reads an object as what it is: fields that it does not have are dropped, and values of a wrong type are an error.
+/// Parses an object as its Kubernetes type: unknown fields are dropped, and a value of a wrong type is an error.
 pub(super) fn retype(kind: Kind, object: &mut Value) -> Result<(), String> {
     fn through<T: DeserializeOwned + Serialize>(object: &mut Value) -> Result<(), String> {
         let typed: T = serde_json::from_value(object.take()).map_err(|error| error.to_string())?;
@@ -154,7 +158,7 @@ pub(super) fn retype(kind: Kind, object: &mut Value) -> Result<(), String> {
     }
 }
 
-/// A list from which everything was taken is no list, but for those that must be there.
+/// Removes empty lists, except those that are required.
 fn drop_empty_lists(value: &mut Value) {
     match value {
         Value::Object(map) => {

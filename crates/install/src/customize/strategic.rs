@@ -1,25 +1,25 @@
-//! Strategic merge patches: as merge patches, but lists whose elements have a key are merged by it.
+//! Strategic merge patches: like merge patches, but lists whose elements have a key are merged by that key.
 //!
 //! Directives: `$patch: replace | delete` in a map or an element of a list, `$retainKeys`, `$setElementOrder/<list>`,
-//! `$deleteFromPrimitiveList/<list>`. The oracle is the API server's answer to the same patch.
+//! `$deleteFromPrimitiveList/<list>`. The tests compare with the result of the KubeVirt release.
 
 use serde_json::{Map, Value};
 
-use super::shape::{Lists, Shape};
+use super::shape::{Lists, MergeShape};
 
 const PATCH: &str = "$patch";
 const RETAIN_KEYS: &str = "$retainKeys";
 const ELEMENT_ORDER: &str = "$setElementOrder/";
 const DELETE_VALUES: &str = "$deleteFromPrimitiveList/";
 
-type Object = Map<String, Value>;
+type JsonObject = Map<String, Value>;
 
-pub(super) fn merge(mut original: Object, mut patch: Object, shape: Shape) -> Result<Object, String> {
+pub(super) fn merge(mut original: JsonObject, mut patch: JsonObject, shape: MergeShape) -> Result<JsonObject, String> {
     if let Some(directive) = patch.remove(PATCH) {
         return match directive.as_str() {
             Some("replace") => Ok(patch),
-            Some("delete") => Ok(Object::new()),
-            _ => Err(format!("{PATCH} must be replace or delete here, and {directive} is not")),
+            Some("delete") => Ok(JsonObject::new()),
+            _ => Err(format!("{PATCH}: unsupported value {directive}; supported values: replace, delete")),
         };
     }
     retain_keys(&mut original, &mut patch)?;
@@ -31,9 +31,9 @@ pub(super) fn merge(mut original: Object, mut patch: Object, shape: Shape) -> Re
     }
     for (key, value) in patch {
         if let Some(field) = key.strip_prefix(DELETE_VALUES) {
-            let doomed = value.as_array().ok_or_else(|| format!("{key} must be a list"))?;
+            let deleted = value.as_array().ok_or_else(|| format!("{key} must be a list"))?;
             if let Some(values) = original.get_mut(field).and_then(Value::as_array_mut) {
-                values.retain(|value| !doomed.contains(value));
+                values.retain(|value| !deleted.contains(value));
             }
             continue;
         }
@@ -55,26 +55,26 @@ pub(super) fn merge(mut original: Object, mut patch: Object, shape: Shape) -> Re
     Ok(original)
 }
 
-/// Fields that are not named go, so that a union can change its member.
-fn retain_keys(original: &mut Object, patch: &mut Object) -> Result<(), String> {
+/// Removes the fields that are not named, so that a union can change its member.
+fn retain_keys(original: &mut JsonObject, patch: &mut JsonObject) -> Result<(), String> {
     let Some(keys) = patch.remove(RETAIN_KEYS) else { return Ok(()) };
     let keys = keys.as_array().ok_or_else(|| format!("{RETAIN_KEYS} must be a list"))?;
     let named = |key: &str| keys.iter().any(|name| name.as_str() == Some(key));
     let unnamed = patch.iter().find(|(key, value)| !value.is_null() && !key.starts_with('$') && !named(key));
     if let Some((key, _)) = unnamed {
-        return Err(format!("{RETAIN_KEYS} does not name {key}, which the patch sets"));
+        return Err(format!("{RETAIN_KEYS} does not contain {key}, which the patch sets"));
     }
     original.retain(|key, _| named(key));
     Ok(())
 }
 
-/// Merges a list and brings what the directive names into its order, among what only the original has.
+/// Merges a list and sorts its elements as the directive says. Elements that only the original has keep their place.
 fn reorder(
-    original: &mut Object,
-    patch: &mut Object,
+    original: &mut JsonObject,
+    patch: &mut JsonObject,
     field: &str,
     order: Option<&Value>,
-    shape: Shape,
+    shape: MergeShape,
 ) -> Result<(), String> {
     let order = order.and_then(Value::as_array).ok_or_else(|| format!("{ELEMENT_ORDER}{field} must be a list"))?;
     let (element, lists) = shape.field(field);
@@ -96,19 +96,24 @@ fn reorder(
     Ok(())
 }
 
-/// What the patch sets must be named, in the same order.
+/// The directive must contain every element of the patch, in the same order.
 fn check_order(patch: &[Value], order: &[Value], lists: Lists, field: &str) -> Result<(), String> {
     let mut rest = order.iter();
     let kept = patch.iter().filter(|element| element.get(PATCH).is_none());
     for element in kept {
-        if !rest.any(|named| same(named, element, lists)) {
+        if !rest.any(|named| same_element(named, element, lists)) {
             return Err(format!("{ELEMENT_ORDER}{field} and {field} disagree"));
         }
     }
     Ok(())
 }
 
-fn merge_lists(mut ours: Vec<Value>, theirs: Vec<Value>, element: Shape, lists: Lists) -> Result<Vec<Value>, String> {
+fn merge_lists(
+    mut ours: Vec<Value>,
+    theirs: Vec<Value>,
+    element: MergeShape,
+    lists: Lists,
+) -> Result<Vec<Value>, String> {
     let key = match lists {
         Lists::Replaced => return Ok(theirs),
         Lists::Values => {
@@ -130,11 +135,13 @@ fn merge_lists(mut ours: Vec<Value>, theirs: Vec<Value>, element: Shape, lists: 
             None if theirs.get(PATCH).is_some() => return Err(format!("{PATCH} must be replace or delete")),
             None => set.push(theirs),
             Some("delete") => {
-                let doomed = theirs.get(key).ok_or_else(|| format!("an element to delete has no {key}"))?;
-                ours.retain(|element| element.get(key) != Some(doomed));
+                let deleted = theirs.get(key).ok_or_else(|| format!("an element to delete has no {key}"))?;
+                ours.retain(|element| element.get(key) != Some(deleted));
             }
             Some("replace") => replace = true,
-            Some(other) => return Err(format!("{PATCH} must be replace or delete, and {other} is not")),
+            Some(other) => {
+                return Err(format!("{PATCH}: unsupported value {other}; supported values: replace, delete"));
+            }
         }
     }
     if replace {
@@ -154,10 +161,9 @@ fn merge_lists(mut ours: Vec<Value>, theirs: Vec<Value>, element: Shape, lists: 
     Ok(in_order(ours, &order, &before, lists))
 }
 
-/// Elements that `order` names come in that order; the others keep theirs, and stand before a named one only if they
-/// did so before.
+/// Elements in `order` get that order. The others keep theirs, and precede an ordered element only if they did before.
 fn in_order(merged: Vec<Value>, order: &[Value], before: &[Value], lists: Lists) -> Vec<Value> {
-    let position = |list: &[Value], element: &Value| list.iter().position(|other| same(other, element, lists));
+    let position = |list: &[Value], element: &Value| list.iter().position(|other| same_element(other, element, lists));
     let (mut named, others): (Vec<Value>, Vec<Value>) =
         merged.into_iter().partition(|element| position(order, element).is_some());
     named.sort_by_key(|element| position(order, element));
@@ -176,14 +182,14 @@ fn in_order(merged: Vec<Value>, order: &[Value], before: &[Value], lists: Lists)
     out
 }
 
-fn same(a: &Value, b: &Value, lists: Lists) -> bool {
+fn same_element(a: &Value, b: &Value, lists: Lists) -> bool {
     match lists {
         Lists::Keyed(key) => a.get(key).is_some() && a.get(key) == b.get(key),
         Lists::Values | Lists::Replaced => a == b,
     }
 }
 
-/// A value of the patch that is taken as it is: nulls and directives are not part of it.
+/// A value of the patch without nulls and directives.
 fn without_directives(value: Value) -> Option<Value> {
     match value {
         Value::Object(object) => {

@@ -1,4 +1,4 @@
-//! The release's own customizer is the oracle: it was given the same patches and the same objects
+//! Compares the customizer with that of the KubeVirt release, for the same patches and objects
 //! (`tests/reference/patches.json`, `cargo xtask generate --release-data`).
 
 use std::io::Read;
@@ -7,17 +7,17 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::{config::DeploymentConfig, strategy::Strategy};
+use crate::{config::DeploymentConfig, strategy::InstallStrategy};
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Case {
+struct PatchCase {
     name: String,
     customize_components: CustomizeComponents,
 }
 
 #[derive(Deserialize)]
-struct Expected {
+struct ExpectedPatch {
     #[serde(default)]
     error: bool,
     #[serde(default)]
@@ -26,24 +26,25 @@ struct Expected {
     objects: Vec<Value>,
 }
 
-fn expected() -> BTreeMap<String, Expected> {
+fn expected() -> BTreeMap<String, ExpectedPatch> {
+    // 11 000 lines as formatted JSON: too large to review as text.
     let bytes = include_bytes!("../../tests/reference/patches.expected.json.gz").as_slice();
     let mut text = String::new();
     flate2::read::GzDecoder::new(bytes).read_to_string(&mut text).unwrap();
     serde_json::from_str(&text).unwrap()
 }
 
-fn strategy() -> Strategy {
+fn strategy() -> InstallStrategy {
     let config = DeploymentConfig {
         namespace: "kubevirt".to_owned(),
         registry: "r".to_owned(),
         kube_virt_version: "v1".to_owned(),
         ..DeploymentConfig::default()
     };
-    Strategy::generate(&config, None, None).unwrap()
+    InstallStrategy::generate(&config, None, None).unwrap()
 }
 
-/// Go writes these though they are empty.
+/// Drops fields that Go writes although they are empty.
 fn without_empties(value: Value) -> Value {
     match value {
         Value::Object(map) => {
@@ -51,7 +52,7 @@ fn without_empties(value: Value) -> Value {
                 value.is_null()
                     || ["strategy", "updateStrategy", "resources"].contains(&key) && *value == json!({})
                     || key == "status"
-                    // Which the server takes for the port itself.
+                    // The API server replaces it with the port.
                     || key == "targetPort" && *value == json!(0)
             };
             let kept = map.into_iter().filter(|(key, value)| !empty(key, value));
@@ -63,15 +64,15 @@ fn without_empties(value: Value) -> Value {
 }
 
 /// The objects that a customization changes, and its hash.
-fn customized(strategy: &Strategy, asked: &CustomizeComponents) -> Result<(String, Vec<Value>), Failure> {
+fn customized(strategy: &InstallStrategy, asked: &CustomizeComponents) -> Result<(String, Vec<Value>), Failure> {
     let customizer = Customizer::new(asked)?;
     let mut out = Vec::new();
     for item in strategy.items().iter().filter(|item| Customizer::applies_to(item.kind)) {
         let before = item.object()?;
         let mut after = before.clone();
         customizer.apply(item.kind, item.key.name(), &mut after)?;
-        let mark = after["metadata"]["annotations"].as_object_mut().unwrap().remove(annotation::CUSTOMIZER_IDENTIFIER);
-        assert_eq!(mark, Some(customizer.hash().into()));
+        let hash = after["metadata"]["annotations"].as_object_mut().unwrap().remove(annotation::CUSTOMIZER_IDENTIFIER);
+        assert_eq!(hash, Some(customizer.hash.as_str().into()));
         if after["metadata"]["annotations"] == json!({}) {
             after["metadata"].as_object_mut().unwrap().remove("annotations");
         }
@@ -88,8 +89,8 @@ fn title(object: &Value) -> (String, String) {
 }
 
 #[test]
-fn as_the_release_does() {
-    let cases: Vec<Case> = serde_json::from_str(include_str!("../../tests/reference/patches.json")).unwrap();
+fn every_case_equals_the_result_of_the_release() {
+    let cases: Vec<PatchCase> = serde_json::from_str(include_str!("../../tests/reference/patches.json")).unwrap();
     let expected = expected();
     assert_eq!(cases.len(), expected.len());
     let strategy = strategy();
@@ -97,7 +98,7 @@ fn as_the_release_does() {
         let theirs = &expected[&case.name];
         match customized(&strategy, &case.customize_components) {
             Ok((hash, mut ours)) => {
-                assert!(!theirs.error, "{}: the release refuses it", case.name);
+                assert!(!theirs.error, "{}: the release rejects it", case.name);
                 assert_eq!(hash, theirs.hash, "{}", case.name);
                 ours.sort_by_key(title);
                 let mut theirs: Vec<Value> = theirs.objects.iter().cloned().map(without_empties).collect();
@@ -105,7 +106,7 @@ fn as_the_release_does() {
                 assert_eq!(ours, theirs, "{}", case.name);
             }
             Err(error) => {
-                assert!(theirs.error, "{}: the release does it; here {error}", case.name);
+                assert!(theirs.error, "{}: the release accepts it, but here: {error}", case.name);
                 assert_eq!(error.class, vitivirt_api::ErrorClass::Invalid, "{}", case.name);
                 assert!(error.message.starts_with("spec.customizeComponents."), "{}: {error}", case.name);
             }
@@ -114,7 +115,7 @@ fn as_the_release_does() {
 }
 
 #[test]
-fn an_error_names_the_place_in_the_list_and_the_object() {
+fn an_error_names_the_patch_and_the_object() {
     let patch = |patch: &str, patch_type: &str| Customization {
         resource_name: "virt-api".to_owned(),
         resource_type: "Deployment".to_owned(),
@@ -124,14 +125,14 @@ fn an_error_names_the_place_in_the_list_and_the_object() {
     let asked = |patches: Vec<Customization>| CustomizeComponents { patches, flags: None };
     let long = patch(r#"{"metadata":{"labels":{"a":"a long value, so that it sorts last"}}}"#, "merge");
     let error = customized(&strategy(), &asked(vec![long, patch("{", "merge")])).unwrap_err();
-    assert!(error.message.starts_with("spec.customizeComponents.patches[1] is not JSON"), "{error}");
+    assert!(error.message.starts_with("spec.customizeComponents.patches[1]: invalid patch: not JSON"), "{error}");
     let missing = patch(r#"[{"op":"remove","path":"/nothing"}]"#, "json");
     let error = customized(&strategy(), &asked(vec![missing])).unwrap_err();
-    assert!(error.message.contains("patches[0] does not fit Deployment virt-api"), "{error}");
+    assert!(error.message.contains("patches[0] does not apply to Deployment virt-api"), "{error}");
 }
 
 #[test]
-fn replicas_of_a_patch_are_left_alone() {
+fn a_json_patch_that_replaces_replicas_is_detected() {
     let asked = |name: &str, patch: &str| CustomizeComponents {
         patches: vec![Customization {
             resource_name: name.to_owned(),

@@ -1,20 +1,24 @@
-//! The operator's own Deployment.
+//! The Deployment of the operator.
 //!
-//! It differs from the release's where our program does: it asks for less memory, has health endpoints of its own, and
-//! reads its certificate from the API server, so it mounts none. And it only prefers the control plane: where nobody
-//! sees those nodes, somebody must run who can say that KubeVirt's components find no place.
+//! It differs from that of upstream virt-operator where the program does: it requests less memory, has other health
+//! endpoints, and reads its certificate from the API server, so it mounts none. It only prefers the control plane: in a
+//! cluster without such nodes the operator must run to report that KubeVirt's components cannot be scheduled.
 
-use k8s_openapi::api::apps::v1::{Deployment, DeploymentSpec, DeploymentStrategy};
-use k8s_openapi::api::core::v1::{Container, EnvVar, PodSpec, PodTemplateSpec, Probe, SecurityContext};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::{
+    api::{
+        apps::v1::{Deployment, DeploymentSpec, DeploymentStrategy},
+        core::v1::{Container, EnvVar, PodSpec, PodTemplateSpec, Probe, SecurityContext},
+    },
+    apimachinery::pkg::apis::meta::v1::ObjectMeta,
+};
 
 use crate::{
     RELEASE,
-    build::{annotated, map, namespaced, selecting, strings},
+    metadata::{annotated, label_selector, map, namespaced, strings},
     names::{OPERATOR_SERVICE_ACCOUNT, VIRT_OPERATOR, annotation, label},
-    placement::{Usually, place},
+    placement::{DefaultPlacement, place},
     workloads::{
-        PORT, PORT_TEXT, PRIORITY_CLASS, VERBOSITY, apart_from, critical, from_field, port, requests, unprivileged,
+        PORT, PORT_TEXT, PRIORITY_CLASS, VERBOSITY, anti_affinity, critical, from_field, port, requests, unprivileged,
         unprivileged_pod,
     },
 };
@@ -27,7 +31,7 @@ pub(super) fn deployment(namespace: &str, image: &str) -> Deployment {
         metadata: namespaced(namespace, VIRT_OPERATOR, &[ours]),
         spec: Some(DeploymentSpec {
             replicas: Some(2),
-            selector: selecting(&[ours]),
+            selector: label_selector(&[ours]),
             strategy: Some(DeploymentStrategy {
                 type_: Some("RollingUpdate".to_owned()),
                 ..DeploymentStrategy::default()
@@ -50,14 +54,14 @@ fn template(image: &str) -> PodTemplateSpec {
         ObjectMeta { name: Some(VIRT_OPERATOR.to_owned()), labels: Some(map(&labels)), ..ObjectMeta::default() };
     let mut pod = PodSpec {
         priority_class_name: Some(PRIORITY_CLASS.to_owned()),
-        affinity: Some(apart_from(VIRT_OPERATOR)),
+        affinity: Some(anti_affinity(VIRT_OPERATOR)),
         tolerations: Some(vec![critical()]),
         service_account_name: Some(OPERATOR_SERVICE_ACCOUNT.to_owned()),
         security_context: Some(unprivileged_pod(true)),
         containers: vec![container(image)],
         ..PodSpec::default()
     };
-    place(&mut pod, None, Usually::RatherControlPlane);
+    place(&mut pod, None, DefaultPlacement::PreferControlPlane);
     PodTemplateSpec {
         metadata: Some(annotated(metadata, &[(annotation::REQUIRED_SCC, "restricted-v2")])),
         spec: Some(pod),
@@ -73,7 +77,7 @@ fn container(image: &str) -> Container {
         command: Some(strings(&[VIRT_OPERATOR])),
         args: Some(strings(&["--port", PORT_TEXT, "-v", VERBOSITY])),
         env: Some(vec![
-            // What KubeVirt's images are derived from, so it is not our own.
+            // KubeVirt's images are derived from it, so it is the image of upstream virt-operator.
             variable("VIRT_OPERATOR_IMAGE", format!("quay.io/kubevirt/{VIRT_OPERATOR}:{RELEASE}")),
             variable("KUBEVIRT_VERSION", RELEASE.to_owned()),
             from_field("NAMESPACE", "metadata.namespace"),

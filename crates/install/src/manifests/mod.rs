@@ -1,36 +1,35 @@
-//! What must exist before the operator runs, the operator itself last: nobody else installs these objects. Everything
-//! else of an installation is the operator's work (`installation`), as in the release; so is the Service through which
-//! the API server asks the operator's own webhooks, because without an installation there are no webhooks.
+//! The manifests of the operator: the objects that must exist before it runs, and its Deployment. The operator installs
+//! everything else (`installation`), including the Service of its webhooks: without an installation there are no
+//! webhooks.
 
 mod access;
 mod deployment;
 
-use k8s_openapi::api::core::v1::Namespace;
-use k8s_openapi::api::scheduling::v1::PriorityClass;
+use k8s_openapi::api::{core::v1::Namespace, scheduling::v1::PriorityClass};
 use serde::Serialize;
 use serde_json::Value;
 use vitivirt_api::{Failure, reason};
 
-use crate::{build::cluster, crds, names::label, workloads::PRIORITY_CLASS};
+use crate::{crds, metadata::cluster, names::label, workloads::PRIORITY_CLASS};
 
-/// What of it may be chosen.
+/// The settings of the manifests.
 #[derive(Clone, Debug)]
 pub struct Manifests {
-    /// Where the operator and KubeVirt run.
+    /// The namespace of the operator and of KubeVirt.
     pub namespace: String,
-    /// The image of the operator itself. KubeVirt's images do not follow it: they are those of the release.
+    /// The image of the operator. The images of KubeVirt's components are not derived from it.
     pub image: String,
 }
 
 impl Manifests {
-    /// Every object, in the order in which they can be created.
+    /// Every object, in the order of creation.
     pub fn objects(&self) -> Result<Vec<Value>, Failure> {
         let namespace = &self.namespace;
         Ok(vec![
             json(&own_namespace(namespace))?,
             crds::KUBEVIRT.object()?,
             json(&priority_class())?,
-            json(&access::role_of_administrators())?,
+            json(&access::administrator_role())?,
             json(&access::service_account(namespace))?,
             json(&access::role(namespace))?,
             json(&access::role_binding(namespace))?,
@@ -43,10 +42,10 @@ impl Manifests {
 
 fn json(object: &impl Serialize) -> Result<Value, Failure> {
     serde_json::to_value(object)
-        .map_err(|error| Failure::bug(reason::BAD_REQUEST, format!("an object cannot be written as JSON: {error}")))
+        .map_err(|error| Failure::bug(reason::BAD_REQUEST, format!("an object cannot be serialized: {error}")))
 }
 
-/// virt-handler and virt-launcher need more than a namespace usually allows.
+/// virt-handler and virt-launcher need the pod security level `privileged`.
 fn own_namespace(name: &str) -> Namespace {
     let labels = [(label::APP, ""), ("pod-security.kubernetes.io/enforce", "privileged")];
     Namespace { metadata: cluster(name, &labels), ..Namespace::default() }
@@ -55,7 +54,7 @@ fn own_namespace(name: &str) -> Namespace {
 fn priority_class() -> PriorityClass {
     PriorityClass {
         metadata: cluster(PRIORITY_CLASS, &[]),
-        // The highest that is not reserved for Kubernetes itself.
+        // The highest value that is not reserved for Kubernetes.
         value: 1_000_000_000,
         description: Some("For the components of KubeVirt and nothing else.".to_owned()),
         global_default: Some(false),

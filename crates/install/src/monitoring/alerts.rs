@@ -1,12 +1,12 @@
-//! What each alert says to people.
+//! The texts of alerts.
 
-pub(super) struct Text {
+pub(super) struct AlertText {
     pub(super) summary: &'static str,
     pub(super) description: Option<&'static str>,
 }
 
-/// For an alert that nobody has written a text for, which a test forbids, its name is all there is to say.
-pub(super) fn text(alert: &str, severity: &str) -> Text {
+/// A test makes sure that every alert has a text; without one, its name is the summary.
+pub(super) fn text(alert: &str, severity: &str) -> AlertText {
     let (summary, description) = match (alert, severity) {
         ("GuestFilesystemAlmostOutOfSpace", "critical") => (
             "A filesystem in a virtual machine is nearly full",
@@ -30,7 +30,7 @@ pub(super) fn text(alert: &str, severity: &str) -> Text {
         ("KubeVirtDeprecatedAPIRequested", _) => (
             "{{ $value }} requests to a deprecated KubeVirt API in the last 10 minutes",
             Some(
-                "Somebody still uses {{ $labels.resource }}.{{ $labels.group }}/{{ $labels.version }}, which a later \
+                "A client still uses {{ $labels.resource }}.{{ $labels.group }}/{{ $labels.version }}, which a later \
                  release will not serve.",
             ),
         ),
@@ -49,17 +49,19 @@ pub(super) fn text(alert: &str, severity: &str) -> Text {
         ),
         ("LowKVMNodesCount", _) => (
             "Fewer than two nodes offer KVM, so nothing can be migrated",
-            Some("LiveObject migration needs a second node with hardware virtualization."),
+            Some("Live migration needs a second node with hardware virtualization."),
         ),
         ("LowReadyVirtAPICount", _) => ("Not every running virt-api is ready", None),
         ("LowReadyVirtControllersCount", _) => ("Not every running virt-controller is ready", None),
         ("LowReadyVirtHandlerCount", _) => ("Not every running virt-handler is ready", None),
         ("LowReadyVirtOperatorsCount", _) => ("Not every running virt-operator is ready", None),
-        ("LowVirtAPICount", _) => ("Fewer virt-api pods run than three quarters of what is wanted", None),
+        ("LowVirtAPICount", _) => ("Fewer than three quarters of the desired virt-api pods are running", None),
         ("LowVirtControllersCount", _) => {
-            ("Fewer virt-controller pods run than three quarters of what is wanted", None)
+            ("Fewer than three quarters of the desired virt-controller pods are running", None)
         }
-        ("LowVirtOperatorCount", _) => ("Fewer virt-operator pods run than three quarters of what is wanted", None),
+        ("LowVirtOperatorCount", _) => {
+            ("Fewer than three quarters of the desired virt-operator pods are running", None)
+        }
         ("NoLeadingVirtOperator", _) => ("For 10 minutes no virt-operator has held the lease", None),
         ("NoReadyVirtAPI", _) => ("For 10 minutes no virt-api has been ready", None),
         ("NoReadyVirtController", _) => ("For 10 minutes no virt-controller has been ready", None),
@@ -73,10 +75,10 @@ pub(super) fn text(alert: &str, severity: &str) -> Text {
             ("Virtual machines still run in pods of an earlier KubeVirt release", None)
         }
         ("VMCannotBeEvicted", _) => (
-            "A virtual machine is to be migrated off a draining node, but cannot be",
+            "A virtual machine cannot be migrated off a draining node",
             Some(
                 "{{ $labels.namespace }}/{{ $labels.name }} on node {{ $labels.node }} has the eviction strategy \
-                 LiveMigrate and something that cannot be migrated.",
+                 LiveMigrate, but cannot be migrated.",
             ),
         ),
         ("VirtAPIDown", _) => ("For 10 minutes no virt-api has run", None),
@@ -85,7 +87,9 @@ pub(super) fn text(alert: &str, severity: &str) -> Text {
         ("VirtControllerRESTErrorsBurst", _) => {
             ("Four out of five requests of virt-controller failed in the last 5 minutes", None)
         }
-        ("VirtHandlerDaemonSetRolloutFailing", _) => ("virt-handler is not ready on every node it should run on", None),
+        ("VirtHandlerDaemonSetRolloutFailing", _) => {
+            ("virt-handler is not ready on every node that it should run on", None)
+        }
         ("VirtHandlerDown", _) => ("For 10 minutes no virt-handler has run", None),
         ("VirtHandlerRESTErrorsBurst", _) => {
             ("Four out of five requests of virt-handler failed in the last 5 minutes", None)
@@ -96,24 +100,24 @@ pub(super) fn text(alert: &str, severity: &str) -> Text {
             ("Four out of five requests of virt-operator failed in the last 5 minutes", None)
         }
         ("VirtualMachineInstanceHasEphemeralHotplugVolume", _) => (
-            "A virtual machine has a hotplugged volume that its specification does not know",
+            "A virtual machine has a hotplugged volume that is not in its specification",
             Some(
-                "Volume {{ $labels.volume_name }} of {{ $labels.namespace }}/{{ $labels.name }} is gone after the next \
-                 stop, and a later release unplugs such volumes by itself: add it to the VirtualMachine.",
+                "Volume {{ $labels.volume_name }} of {{ $labels.namespace }}/{{ $labels.name }} is lost after the next \
+                 stop, and a later release unplugs such volumes automatically; add it to the VirtualMachine.",
             ),
         ),
         ("VirtualMachineStuckInUnhealthyState", _) => (
             "A virtual machine has been {{ $labels.status }} for more than 10 minutes",
-            Some("{{ $labels.namespace }}/{{ $labels.name }} does not get out of the state {{ $labels.status }}."),
+            Some("{{ $labels.namespace }}/{{ $labels.name }} stays in the state {{ $labels.status }}."),
         ),
         ("VirtualMachineStuckOnNode", _) => (
             "A virtual machine on a node has not become healthy for more than 5 minutes",
             Some(
-                "{{ $labels.namespace }}/{{ $labels.name }} on node {{ $labels.node }} does not get out of the state \
+                "{{ $labels.namespace }}/{{ $labels.name }} on node {{ $labels.node }} stays in the state \
                  {{ $labels.status }}.",
             ),
         ),
         _ => ("", None),
     };
-    Text { summary, description }
+    AlertText { summary, description }
 }

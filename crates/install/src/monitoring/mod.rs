@@ -1,7 +1,9 @@
-//! What Prometheus scrapes, records and warns about. Expressions are data of the release; what an alert says to people
-//! is in `alerts`.
+//! The ServiceMonitor and the PrometheusRule. Expressions are data of the KubeVirt release; the texts of alerts are in
+//! `alerts`.
 
 mod alerts;
+
+use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 use serde::{Deserialize, Serialize};
@@ -9,15 +11,15 @@ use serde_json::{Map, Value};
 use vitivirt_api::{Failure, reason};
 
 use crate::{
-    build::{map, namespaced, selecting, strings},
+    compressed::CompressedAsset,
     config::DeploymentConfig,
     kind::Kind,
+    metadata::{label_selector, map, namespaced, strings},
     names::label,
-    packed::Packed,
 };
 
 const NAME: &str = "prometheus-kubevirt-rules";
-const RULES: Packed = Packed::new(include_bytes!("../../assets/v1.8.4/rules.json.gz"));
+const RULES: CompressedAsset = CompressedAsset::new(include_bytes!("../../assets/v1.8.4/rules.json.gz"));
 const NAMESPACE: &str = "{namespace}";
 const RUNBOOK_URL_TEMPLATE: &str = "https://kubevirt.io/monitoring/runbooks/%s";
 const APP: (&str, &str) = ("k8s-app", "kubevirt");
@@ -70,13 +72,13 @@ pub(crate) fn service_monitor(config: &DeploymentConfig, monitor_namespace: &str
         kind: Kind::ServiceMonitor.name(),
         metadata: namespaced(namespace, NAME, &[APP, SCRAPED, (label::CLUSTER_MONITORING, "")]),
         spec: ServiceMonitorSpec {
-            selector: selecting(&[SCRAPED]),
+            selector: label_selector(&[SCRAPED]),
             namespace_selector: NamespaceSelector { match_names: strings(&[&config.namespace]) },
             endpoints: vec![Endpoint {
                 port: "metrics",
                 scheme: "https",
                 honor_labels: true,
-                // Prometheus does not have KubeVirt's authority.
+                // Prometheus does not trust KubeVirt's CA.
                 tls_config: EndpointTls { ca: Map::new(), cert: Map::new(), insecure_skip_verify: true },
             }],
         },
@@ -94,24 +96,24 @@ pub(crate) struct PrometheusRule {
 
 #[derive(Serialize)]
 struct Rules {
-    groups: Vec<Group>,
+    groups: Vec<AlertGroup>,
 }
 
 #[derive(Serialize, Deserialize)]
-struct Group {
+struct AlertGroup {
     name: String,
-    rules: Vec<Rule>,
+    rules: Vec<AlertRule>,
     #[serde(flatten)]
     extra: Map<String, Value>,
 }
 
 #[derive(Serialize, Deserialize)]
-struct Rule {
+struct AlertRule {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     alert: Option<String>,
     expr: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    annotations: Option<std::collections::BTreeMap<String, String>>,
+    annotations: Option<BTreeMap<String, String>>,
     #[serde(flatten)]
     extra: Map<String, Value>,
 }
@@ -122,10 +124,10 @@ pub(crate) fn prometheus_rule(
 ) -> Result<PrometheusRule, Failure> {
     let template = runbook_url_template.unwrap_or(RUNBOOK_URL_TEMPLATE);
     if template.matches("%s").count() != 1 {
-        let message = format!("RUNBOOK_URL_TEMPLATE must contain %s exactly once, and {template:?} does not");
+        let message = format!("RUNBOOK_URL_TEMPLATE: invalid value {template:?}: must contain %s exactly once");
         return Err(Failure::invalid(reason::INVALID_OBJECT, message));
     }
-    let mut groups: Vec<Group> = RULES.parse()?;
+    let mut groups: Vec<AlertGroup> = RULES.parse()?;
     for rule in groups.iter_mut().flat_map(|group| &mut group.rules) {
         rule.expr = rule.expr.replace(NAMESPACE, &config.namespace);
         if let Some(alert) = &rule.alert {
@@ -160,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn every_alert_says_something_of_its_own() {
+    fn every_alert_has_its_own_summary() {
         let rule = rules(None).unwrap();
         let alerts = alerts(&rule);
         assert_eq!(alerts.len(), 38);
@@ -174,13 +176,13 @@ mod tests {
     }
 
     #[test]
-    fn expressions_name_the_namespace_of_the_installation() {
+    fn expressions_contain_the_namespace_of_the_installation() {
         let text = rules(None).unwrap().to_string();
         assert!(text.contains("namespace='virt'") && !text.contains(NAMESPACE));
     }
 
     #[test]
-    fn a_template_of_the_administrators_own() {
+    fn the_runbook_url_template_can_be_set() {
         let rule = rules(Some("https://wiki/%s.html")).unwrap();
         let alert = alerts(&rule)[0].clone();
         let url = format!("https://wiki/{}.html", alert["alert"].as_str().unwrap());

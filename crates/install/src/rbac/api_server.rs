@@ -1,4 +1,4 @@
-//! What virt-api may do.
+//! The permissions of virt-api.
 
 use k8s_openapi::api::rbac::v1::PolicyRule;
 

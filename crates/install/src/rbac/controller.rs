@@ -1,4 +1,4 @@
-//! What virt-controller may do.
+//! The permissions of virt-controller.
 
 use k8s_openapi::api::rbac::v1::PolicyRule;
 
@@ -113,7 +113,7 @@ pub(super) fn cluster_rules() -> Vec<PolicyRule> {
     ]
 }
 
-/// Needed only where network attachments are looked up by KubeVirt itself.
+/// Only needed if KubeVirt reads NetworkAttachmentDefinitions itself.
 pub(super) fn network_attachment_rule() -> PolicyRule {
     rule(&["k8s.cni.cncf.io"], &["network-attachment-definitions"], &["get"])
 }

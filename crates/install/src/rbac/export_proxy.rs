@@ -1,8 +1,8 @@
-//! What virt-exportproxy may do.
+//! The permissions of virt-exportproxy.
 
 use k8s_openapi::api::rbac::v1::PolicyRule;
 
-use super::{named, rule};
+use super::{rule, with_names};
 
 pub(super) fn cluster_rules() -> Vec<PolicyRule> {
     vec![
@@ -12,5 +12,5 @@ pub(super) fn cluster_rules() -> Vec<PolicyRule> {
 }
 
 pub(super) fn namespace_rules() -> Vec<PolicyRule> {
-    vec![named(rule(&[""], &["configmaps"], &["get", "list", "watch"]), &["kubevirt-export-ca"])]
+    vec![with_names(rule(&[""], &["configmaps"], &["get", "list", "watch"]), &["kubevirt-export-ca"])]
 }

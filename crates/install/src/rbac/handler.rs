@@ -1,4 +1,4 @@
-//! What virt-handler may do; on nodes the admission policy narrows it to its own.
+//! The permissions of virt-handler. The admission policy restricts it to its own node.
 
 use k8s_openapi::api::rbac::v1::PolicyRule;
 

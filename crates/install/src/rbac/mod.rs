@@ -1,6 +1,6 @@
-//! Who may do what: service accounts, roles and bindings of the components, and the roles of users.
+//! RBAC: ServiceAccounts, roles and bindings of the components, and the roles of users.
 //!
-//! Each component's permissions are a file of their own; here they get their names and are bound.
+//! The permissions of each component have a separate file. This file names and binds them.
 
 mod api_server;
 mod controller;
@@ -10,13 +10,17 @@ pub(crate) mod operator;
 mod synchronization_controller;
 mod users;
 
-use k8s_openapi::api::core::v1::ServiceAccount;
-use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, PolicyRule, Role, RoleBinding, RoleRef, Subject};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::{
+    api::{
+        core::v1::ServiceAccount,
+        rbac::v1::{ClusterRole, ClusterRoleBinding, PolicyRule, Role, RoleBinding, RoleRef, Subject},
+    },
+    apimachinery::pkg::apis::meta::v1::ObjectMeta,
+};
 
 use crate::{
-    build::{annotated, cluster, namespaced, strings},
     config::DeploymentConfig,
+    metadata::{annotated, cluster, namespaced, strings},
     names::{
         API_SERVICE_ACCOUNT, CONTROLLER_SERVICE_ACCOUNT, EXPORT_PROXY_SERVICE_ACCOUNT, HANDLER_SERVICE_ACCOUNT,
         SYNCHRONIZATION_SERVICE_ACCOUNT, label,
@@ -27,7 +31,7 @@ const GROUP: &str = "rbac.authorization.k8s.io";
 const AUTOUPDATE: (&str, &str) = ("rbac.authorization.kubernetes.io/autoupdate", "true");
 pub(crate) const AGGREGATE: &str = "rbac.authorization.k8s.io/aggregate-to-";
 const MONITORING: &str = "kubevirt-monitoring";
-pub(crate) const OURS: [(&str, &str); 1] = [(label::APP, "")];
+pub(crate) const APP_LABEL: [(&str, &str); 1] = [(label::APP, "")];
 
 const ACCOUNTS: [&str; 5] = [
     API_SERVICE_ACCOUNT,
@@ -46,8 +50,8 @@ pub(crate) fn rule(groups: &[&str], resources: &[&str], verbs: &[&str]) -> Polic
     }
 }
 
-/// The same, for objects of these names only.
-pub(crate) fn named(rule: PolicyRule, names: &[&str]) -> PolicyRule {
+/// Restricts a rule to objects with these names.
+pub(crate) fn with_names(rule: PolicyRule, names: &[&str]) -> PolicyRule {
     PolicyRule { resource_names: Some(strings(names)), ..rule }
 }
 
@@ -70,7 +74,7 @@ pub(crate) fn role_ref(kind: &str, name: &str) -> RoleRef {
 
 pub(crate) fn service_accounts(config: &DeploymentConfig) -> Vec<ServiceAccount> {
     let account = |name: &&str| ServiceAccount {
-        metadata: namespaced(&config.namespace, name, &OURS),
+        metadata: namespaced(&config.namespace, name, &APP_LABEL),
         ..ServiceAccount::default()
     };
     ACCOUNTS.iter().map(account).collect()
@@ -78,7 +82,7 @@ pub(crate) fn service_accounts(config: &DeploymentConfig) -> Vec<ServiceAccount>
 
 pub(crate) fn cluster_roles(config: &DeploymentConfig) -> Vec<ClusterRole> {
     let aggregated = |to: &str| {
-        let mut metadata = cluster(&format!("kubevirt.io:{to}"), &OURS);
+        let mut metadata = cluster(&format!("kubevirt.io:{to}"), &APP_LABEL);
         metadata.labels.get_or_insert_default().insert(format!("{AGGREGATE}{to}"), "true".to_owned());
         metadata
     };
@@ -97,19 +101,19 @@ pub(crate) fn cluster_roles(config: &DeploymentConfig) -> Vec<ClusterRole> {
         role(aggregated("admin"), users::admin()),
         role(aggregated("edit"), users::edit()),
         role(aggregated("view"), users::view()),
-        role(cluster("instancetype.kubevirt.io:view", &OURS), users::view_instancetypes()),
-        role(cluster("kubevirt.io:migrate", &OURS), users::migrate()),
-        role(cluster(API_SERVICE_ACCOUNT, &OURS), api_server::cluster_rules()),
-        role(cluster(CONTROLLER_SERVICE_ACCOUNT, &OURS), controller),
-        role(cluster(HANDLER_SERVICE_ACCOUNT, &OURS), handler::cluster_rules()),
-        role(cluster(EXPORT_PROXY_SERVICE_ACCOUNT, &OURS), export_proxy::cluster_rules()),
-        role(cluster(SYNCHRONIZATION_SERVICE_ACCOUNT, &OURS), synchronization_controller::cluster_rules()),
+        role(cluster("instancetype.kubevirt.io:view", &APP_LABEL), users::view_instancetypes()),
+        role(cluster("kubevirt.io:migrate", &APP_LABEL), users::migrate()),
+        role(cluster(API_SERVICE_ACCOUNT, &APP_LABEL), api_server::cluster_rules()),
+        role(cluster(CONTROLLER_SERVICE_ACCOUNT, &APP_LABEL), controller),
+        role(cluster(HANDLER_SERVICE_ACCOUNT, &APP_LABEL), handler::cluster_rules()),
+        role(cluster(EXPORT_PROXY_SERVICE_ACCOUNT, &APP_LABEL), export_proxy::cluster_rules()),
+        role(cluster(SYNCHRONIZATION_SERVICE_ACCOUNT, &APP_LABEL), synchronization_controller::cluster_rules()),
     ]
 }
 
 pub(crate) fn cluster_role_bindings(config: &DeploymentConfig) -> Vec<ClusterRoleBinding> {
     let everyone = |name: &str| ClusterRoleBinding {
-        metadata: annotated(cluster(name, &OURS), &[AUTOUPDATE]),
+        metadata: annotated(cluster(name, &APP_LABEL), &[AUTOUPDATE]),
         role_ref: role_ref("ClusterRole", name),
         subjects: Some(vec![Subject {
             kind: "Group".to_owned(),
@@ -119,7 +123,7 @@ pub(crate) fn cluster_role_bindings(config: &DeploymentConfig) -> Vec<ClusterRol
         }]),
     };
     let component = |name: &str, role: &str, account: &str| ClusterRoleBinding {
-        metadata: cluster(name, &OURS),
+        metadata: cluster(name, &APP_LABEL),
         role_ref: role_ref("ClusterRole", role),
         subjects: Some(vec![service_account(&config.namespace, account)]),
     };
@@ -137,7 +141,7 @@ pub(crate) fn cluster_role_bindings(config: &DeploymentConfig) -> Vec<ClusterRol
 
 pub(crate) fn roles(config: &DeploymentConfig, monitor_namespace: Option<&str>) -> Vec<Role> {
     let role = |name: &str, rules: Vec<PolicyRule>| Role {
-        metadata: namespaced(&config.namespace, name, &OURS),
+        metadata: namespaced(&config.namespace, name, &APP_LABEL),
         rules: Some(rules),
     };
     let mut roles = vec![
@@ -156,7 +160,7 @@ pub(crate) fn roles(config: &DeploymentConfig, monitor_namespace: Option<&str>) 
 
 pub(crate) fn role_bindings(config: &DeploymentConfig, monitor_namespace: Option<&str>) -> Vec<RoleBinding> {
     let binding = |name: &str, subject: Subject| RoleBinding {
-        metadata: namespaced(&config.namespace, name, &OURS),
+        metadata: namespaced(&config.namespace, name, &APP_LABEL),
         role_ref: role_ref("Role", name),
         subjects: Some(vec![subject]),
     };
@@ -167,7 +171,7 @@ pub(crate) fn role_bindings(config: &DeploymentConfig, monitor_namespace: Option
     components.chain(monitor).collect()
 }
 
-/// Roles that are not to be aggregated say so in the labels that would have aggregated them.
+/// Sets the aggregation labels of a role to `false`.
 pub(crate) fn opt_out_of_aggregation(role: &mut ClusterRole) {
     let labels = role.metadata.labels.iter_mut().flatten();
     for (_, value) in labels.filter(|(key, _)| key.starts_with(AGGREGATE)) {

@@ -1,11 +1,11 @@
-//! What the operator itself may do: what it works with, and everything that it grants to others, because nobody can
-//! grant what they do not have.
+//! The permissions of the operator: those that it uses, and those that it grants to others, because a client can grant
+//! only permissions that it holds.
 //!
-//! The permissions are the release's. What ours needs beyond them is in `beyond_the_release`, and nowhere else.
+//! They are the permissions of upstream virt-operator. Additional ones are in `additional_rules` and nowhere else.
 
 use k8s_openapi::api::rbac::v1::PolicyRule;
 
-use super::{api_server, controller, export_proxy, handler, named, rule, synchronization_controller, urls, users};
+use super::{api_server, controller, export_proxy, handler, rule, synchronization_controller, urls, users, with_names};
 use crate::certificates::{
     BACKUP_CA, CA, EXPORT_CA, SYNCHRONIZATION_CLIENT, SYNCHRONIZATION_SERVER, TEMPLATE_API, TEMPLATE_METRICS,
     TEMPLATE_WEBHOOK, VIRT_API, VIRT_CONTROLLER, VIRT_EXPORT_PROXY, VIRT_HANDLER_CLIENT, VIRT_HANDLER_MIGRATION,
@@ -18,7 +18,7 @@ const CONSTRAINTS: [&str; 1] = ["securitycontextconstraints"];
 const OPENSHIFT_SECURITY: [&str; 1] = ["security.openshift.io"];
 const CONSTRAINTS_OF_KUBEVIRT: [&str; 2] = ["kubevirt-handler", "kubevirt-controller"];
 
-/// In the whole cluster.
+/// The permissions in the whole cluster.
 pub(crate) fn cluster_rules() -> Vec<PolicyRule> {
     let mut rules = own_cluster_rules();
     rules.extend(api_server::cluster_rules());
@@ -31,11 +31,11 @@ pub(crate) fn cluster_rules() -> Vec<PolicyRule> {
         rules.extend(role());
     }
     rules.extend(delegated_authentication());
-    rules.extend(beyond_the_release());
+    rules.extend(additional_rules());
     rules
 }
 
-/// In the namespace that it runs in.
+/// The permissions in the namespace of the operator.
 pub(crate) fn namespace_rules() -> Vec<PolicyRule> {
     let mut rules = own_namespace_rules();
     rules.extend(api_server::namespace_rules());
@@ -46,13 +46,13 @@ pub(crate) fn namespace_rules() -> Vec<PolicyRule> {
     rules
 }
 
-/// What the release's operator can do without.
-fn beyond_the_release() -> Vec<PolicyRule> {
+/// Permissions that upstream virt-operator does not need.
+fn additional_rules() -> Vec<PolicyRule> {
     vec![
-        // Ours reports through the newer events API, the release's through the older one.
+        // This operator uses the newer events API, upstream the older one.
         rule(&["events.k8s.io"], &["events"], &["create", "patch"]),
-        // The release's replaces these objects whole. Ours sends only what differs, with a test of their UID.
-        named(rule(&OPENSHIFT_SECURITY, &CONSTRAINTS, &["patch"]), &CONSTRAINTS_OF_KUBEVIRT),
+        // Upstream replaces these objects. This operator patches the differences.
+        with_names(rule(&OPENSHIFT_SECURITY, &CONSTRAINTS, &["patch"]), &CONSTRAINTS_OF_KUBEVIRT),
     ]
 }
 
@@ -71,8 +71,8 @@ fn own_cluster_rules() -> Vec<PolicyRule> {
         ),
         rule(&["apiextensions.k8s.io"], &["customresourcedefinitions"], &ALL_BUT_UPDATE),
         rule(&OPENSHIFT_SECURITY, &CONSTRAINTS, &["create", "get", "list", "watch"]),
-        named(rule(&OPENSHIFT_SECURITY, &CONSTRAINTS, &["get", "patch", "update"]), &["privileged"]),
-        named(
+        with_names(rule(&OPENSHIFT_SECURITY, &CONSTRAINTS, &["get", "patch", "update"]), &["privileged"]),
+        with_names(
             rule(&OPENSHIFT_SECURITY, &CONSTRAINTS, &["get", "list", "watch", "update", "delete"]),
             &CONSTRAINTS_OF_KUBEVIRT,
         ),
@@ -109,7 +109,7 @@ fn own_cluster_rules() -> Vec<PolicyRule> {
     ]
 }
 
-/// What `system:auth-delegator` holds, which virt-api is bound to.
+/// The permissions of `system:auth-delegator`, to which virt-api is bound.
 fn delegated_authentication() -> Vec<PolicyRule> {
     vec![
         rule(&["authentication.k8s.io"], &["tokenreviews"], &["create"]),
@@ -137,7 +137,7 @@ fn own_namespace_rules() -> Vec<PolicyRule> {
         TEMPLATE_METRICS,
     ];
     vec![
-        named(rule(&[""], &["secrets"], &ALL_BUT_UPDATE), &certificates),
+        with_names(rule(&[""], &["secrets"], &ALL_BUT_UPDATE), &certificates),
         rule(&[""], &["configmaps"], &ALL_BUT_UPDATE),
         rule(&["route.openshift.io"], &["routes"], &ALL_BUT_UPDATE),
         rule(&["route.openshift.io"], &["routes/custom-host"], &["create"]),

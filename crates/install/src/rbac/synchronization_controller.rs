@@ -1,8 +1,8 @@
-//! What virt-synchronization-controller may do.
+//! The permissions of virt-synchronization-controller.
 
 use k8s_openapi::api::rbac::v1::PolicyRule;
 
-use super::{named, rule};
+use super::{rule, with_names};
 
 pub(super) fn cluster_rules() -> Vec<PolicyRule> {
     vec![
@@ -16,7 +16,7 @@ pub(super) fn cluster_rules() -> Vec<PolicyRule> {
 
 pub(super) fn namespace_rules() -> Vec<PolicyRule> {
     vec![
-        named(rule(&[""], &["configmaps"], &["get", "list", "watch"]), &["kubevirt-ca"]),
+        with_names(rule(&[""], &["configmaps"], &["get", "list", "watch"]), &["kubevirt-ca"]),
         rule(&["coordination.k8s.io"], &["leases"], &["get", "list", "watch", "delete", "update", "create", "patch"]),
     ]
 }

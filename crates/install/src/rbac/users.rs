@@ -1,4 +1,4 @@
-//! What people may do: the roles that are aggregated into, or stand beside, Kubernetes' own.
+//! The permissions of users: the roles that extend the default roles of Kubernetes.
 
 use k8s_openapi::api::rbac::v1::PolicyRule;
 

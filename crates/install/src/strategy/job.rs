@@ -1,45 +1,48 @@
-//! How another release tells what it consists of: its own operator is run once, and leaves the text of its strategy in
-//! a ConfigMap.
+//! The Job that dumps the install strategy of another release: it runs the operator of that release once, which writes
+//! its strategy to a ConfigMap.
 
-use k8s_openapi::api::batch::v1::{Job, JobSpec};
-use k8s_openapi::api::core::v1::{
-    Capabilities, Container, EnvVar, PodSpec, PodTemplateSpec, SeccompProfile, SecurityContext,
+use k8s_openapi::{
+    api::{
+        batch::v1::{Job, JobSpec},
+        core::v1::{Capabilities, Container, EnvVar, PodSpec, PodTemplateSpec, SeccompProfile, SecurityContext},
+    },
+    apimachinery::pkg::apis::meta::v1::ObjectMeta,
 };
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::Value;
-use vitivirt_api::{Failure, ObjectKey, kubevirt::KubeVirt};
+use vitivirt_api::{Body, Failure, ObjectKey, kubevirt::KubeVirt};
 
 use crate::{
     RELEASE,
-    build::{map, strings},
     config::DeploymentConfig,
     customize::Customizer,
     environment::Environment,
     images::OperatorImage,
     kind::Kind,
+    metadata::{map, strings},
     names::{OPERATOR_SERVICE_ACCOUNT, annotation, label},
-    placement::{self, Usually},
+    placement::{self, DefaultPlacement},
 };
 
 const APP: &str = "virt-operator-strategy-dumper";
-/// What a release's operator is told with. The reference reads the first.
+
+/// Environment variables of the Job. Upstream virt-operator reads the first one.
 pub mod variable {
     pub const CONFIG: &str = "TARGET_DEPLOYMENT_CONFIG";
     pub const NAMESPACE: &str = "TARGET_INSTALL_NAMESPACE";
     pub const PULL_POLICY: &str = "TARGET_IMAGE_PULL_POLICY";
-    pub const OPERATOR_IMAGE: &str = "VIRT_OPERATOR_IMAGE";
+    pub(crate) const OPERATOR_IMAGE: &str = "VIRT_OPERATOR_IMAGE";
 }
 
-/// Whether the resource asks for a release whose data this program does not hold. The operator's own image may have
-/// any tag: it is this program, and installs what it holds.
+/// Whether the resource asks for a release whose data this program does not contain. The tag of the operator's image
+/// counts as the release of this program.
 pub fn is_of_another_release(kubevirt: &KubeVirt, environment: &Environment) -> bool {
-    let asked = kubevirt.spec.image_tag.as_str();
+    let requested = kubevirt.spec.image_tag.as_str();
     let own = OperatorImage::parse(&environment.operator_image).and_then(|image| image.tag());
-    !asked.is_empty() && asked != RELEASE && Some(asked) != own
+    !requested.is_empty() && requested != RELEASE && Some(requested) != own
 }
 
-/// The reference lets the server choose the end of the name; ours follows from the deployment, so that it is not
-/// started twice.
+/// The name follows from the configuration, so that the Job is not created twice. Upstream virt-operator uses
+/// `generateName`.
 pub(crate) fn key(config: &DeploymentConfig) -> ObjectKey {
     ObjectKey::namespaced(&config.namespace, &format!("kubevirt-{}-job", config.id))
 }
@@ -76,7 +79,7 @@ pub(crate) fn job(kubevirt: &KubeVirt, config: &DeploymentConfig) -> Result<Valu
         containers: vec![container],
         ..PodSpec::default()
     };
-    placement::place(&mut pod, kubevirt.spec.infra.as_ref(), Usually::ControlPlane);
+    placement::place(&mut pod, kubevirt.spec.infra.as_ref(), DefaultPlacement::ControlPlane);
     let labels = [(label::APP, ""), (label::MANAGED_BY, label::MANAGED_BY_VALUE), (label::INSTALL_STRATEGY, "")];
     let annotations = [
         (annotation::VERSION, config.kube_virt_version.as_str()),
@@ -104,7 +107,7 @@ pub(crate) fn job(kubevirt: &KubeVirt, config: &DeploymentConfig) -> Result<Valu
         }),
         status: None,
     };
-    let mut object = vitivirt_api::Body::of(&job)?.into_json();
+    let mut object = Body::of(&job)?.into_json();
     Customizer::new(&kubevirt.spec.customize_components)?.apply(Kind::Job, key.name(), &mut object)?;
     Ok(object)
 }

@@ -1,26 +1,28 @@
-//! virt-template: virtual machines from templates, as a service of its own beside KubeVirt. Only with the gate
-//! Template.
+//! virt-template, a separate service that creates VMs from templates. Only with the feature gate Template.
 //!
-//! It is a project of its own with a version of its own, which is on each of its objects.
+//! It is a separate project with its own version, which is a label of its objects.
 
 mod rules;
 mod workloads;
 
-use k8s_openapi::api::admissionregistration::v1::{
-    RuleWithOperations, ServiceReference, ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
-    ValidatingAdmissionPolicyBindingSpec, ValidatingAdmissionPolicySpec, ValidatingWebhook,
-    ValidatingWebhookConfiguration, WebhookClientConfig,
+use k8s_openapi::{
+    api::{
+        admissionregistration::v1::{
+            RuleWithOperations, ServiceReference, ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
+            ValidatingAdmissionPolicyBindingSpec, ValidatingAdmissionPolicySpec, ValidatingWebhook,
+            ValidatingWebhookConfiguration, WebhookClientConfig,
+        },
+        core::v1::{Service, ServiceAccount, ServicePort, ServiceSpec},
+        rbac::v1::{ClusterRole, ClusterRoleBinding, PolicyRule, Role, RoleBinding},
+    },
+    apimachinery::pkg::{apis::meta::v1::ObjectMeta, util::intstr::IntOrString},
+    kube_aggregator::pkg::apis::apiregistration::v1::APIService,
 };
-use k8s_openapi::api::core::v1::{Service, ServiceAccount, ServicePort, ServiceSpec};
-use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, PolicyRule, Role, RoleBinding};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
-use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::APIService;
 
 use crate::{
     api_services,
-    build::{annotated, cluster, map, namespaced, strings},
     config::DeploymentConfig,
+    metadata::{annotated, cluster, map, namespaced, strings},
     names::{VIRT_TEMPLATE_API_SERVER, label},
     policy::{forbidden, matching, variable},
     rbac::{role_ref, service_account},
@@ -105,7 +107,7 @@ pub(crate) fn cluster_role_bindings(config: &DeploymentConfig) -> Vec<ClusterRol
         role_ref: role_ref("ClusterRole", role),
         subjects: Some(vec![service_account(&config.namespace, account)]),
     };
-    // A label has no colons.
+    // A label cannot contain colons.
     let delegator = labelled(
         cluster("virt-template-apiserver:system:auth-delegator", &[]),
         "virt-template-apiserver-system-auth-delegator",
@@ -135,7 +137,7 @@ pub(crate) fn role_bindings(config: &DeploymentConfig) -> Vec<RoleBinding> {
         role_ref: role_ref("Role", role),
         subjects: Some(vec![service_account(&config.namespace, account)]),
     };
-    // How callers of an aggregated API are recognised is told there only.
+    // The configuration of the authentication of aggregated APIs is in that namespace.
     let reader = "virt-template-apiserver-auth-reader";
     vec![
         binding(
@@ -216,8 +218,8 @@ pub(crate) fn validating(config: &DeploymentConfig) -> Vec<ValidatingWebhookConf
     }]
 }
 
-/// virt-template acts with permissions of its own, so whoever asks it to must have them as well: to use the machine,
-/// and to make what comes of it.
+/// virt-template acts with its own permissions, so the policy requires that the requesting user has them too: to read
+/// the VM and to create the result.
 pub(crate) fn policy() -> ValidatingAdmissionPolicy {
     let may_create = |group: &str, resource: &str| {
         format!(

@@ -1,4 +1,4 @@
-//! What virt-template and its users may do.
+//! The permissions of virt-template and its users.
 
 use k8s_openapi::api::rbac::v1::PolicyRule;
 

@@ -1,19 +1,22 @@
-//! The two programs of virt-template.
+//! The Deployments of virt-template.
 
-use k8s_openapi::api::apps::v1::{Deployment, DeploymentSpec};
-use k8s_openapi::api::core::v1::{
-    Affinity, Capabilities, Container, ContainerPort, HTTPGetAction, KeyToPath, NodeAffinity, NodeSelector,
-    NodeSelectorRequirement, NodeSelectorTerm, PodSpec, PodTemplateSpec, Probe, ResourceRequirements,
-    SecretVolumeSource, SecurityContext, Volume, VolumeMount,
+use k8s_openapi::{
+    api::{
+        apps::v1::{Deployment, DeploymentSpec},
+        core::v1::{
+            Affinity, Capabilities, Container, ContainerPort, HTTPGetAction, KeyToPath, NodeAffinity, NodeSelector,
+            NodeSelectorRequirement, NodeSelectorTerm, PodSpec, PodTemplateSpec, Probe, ResourceRequirements,
+            SecretVolumeSource, SecurityContext, Volume, VolumeMount,
+        },
+    },
+    apimachinery::pkg::{apis::meta::v1::ObjectMeta, util::intstr::IntOrString},
 };
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
 use super::{API_SERVER, API_SERVER_ACCOUNT, CONTROLLER, CONTROLLER_ACCOUNT, NAME, VERSION, in_namespace};
 use crate::{
-    build::{map, selecting, strings},
     certificates::{TEMPLATE_API, TEMPLATE_METRICS, TEMPLATE_WEBHOOK},
     config::DeploymentConfig,
+    metadata::{label_selector, map, strings},
     names::{VIRT_TEMPLATE_API_SERVER, VIRT_TEMPLATE_CONTROLLER, label},
     workloads::{quantities, unprivileged_pod},
 };
@@ -82,7 +85,7 @@ fn controller(config: &DeploymentConfig) -> Deployment {
     deployment(config, VIRT_TEMPLATE_CONTROLLER, CONTROLLER, CONTROLLER_ACCOUNT, container, volumes)
 }
 
-/// In the registry of the other images and with their prefix, but with a version of its own.
+/// An image with the registry and the prefix of the other images, but the version of virt-template.
 fn image(config: &DeploymentConfig, given: &str, name: &str) -> String {
     let registry = match config.registry.as_str() {
         "" => "quay.io/kubevirt",
@@ -139,7 +142,7 @@ fn deployment(
         metadata,
         spec: Some(DeploymentSpec {
             replicas: Some(1),
-            selector: selecting(&[(label::NAME, NAME), role]),
+            selector: label_selector(&[(label::NAME, NAME), role]),
             template: PodTemplateSpec {
                 metadata: Some(ObjectMeta {
                     labels: Some(pod_labels),
@@ -147,7 +150,7 @@ fn deployment(
                     ..ObjectMeta::default()
                 }),
                 spec: Some(PodSpec {
-                    affinity: Some(built_for()),
+                    affinity: Some(architecture_affinity()),
                     containers: vec![container],
                     image_pull_secrets: (!pull_secrets.is_empty()).then_some(pull_secrets),
                     security_context: Some(unprivileged_pod(true)),
@@ -163,8 +166,8 @@ fn deployment(
     }
 }
 
-/// The nodes that its images run on.
-fn built_for() -> Affinity {
+/// The architectures of its images.
+fn architecture_affinity() -> Affinity {
     let one_of = |key: &str, values: &[&str]| NodeSelectorRequirement {
         key: key.to_owned(),
         operator: "In".to_owned(),

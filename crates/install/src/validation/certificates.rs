@@ -3,52 +3,52 @@
 use vitivirt_api::kubevirt::SelfSigned;
 
 use super::{Cause, Refusal};
-use crate::certificates::{Lifetime, Lifetimes, SHORTEST, go_duration};
+use crate::certificates::{Lifetime, Lifetimes, MIN_LIFETIME, go_duration};
 
 const FIELD: &str = "spec.certificateRotateStrategy.selfSigned";
 
-/// The older words win, so it is clear what is meant; but whoever reads it may think otherwise.
-pub(super) fn mixed(settings: Option<&SelfSigned>) -> Option<Refusal> {
+/// The deprecated fields take precedence, but a reader of the resource may expect otherwise.
+pub(super) fn mixes_old_and_new_fields(settings: Option<&SelfSigned>) -> Option<Refusal> {
     let settings = settings?;
     let older = [&settings.ca_rotate_interval, &settings.cert_rotate_interval, &settings.ca_overlap_interval];
     let both = older.iter().any(|interval| interval.is_some()) && (settings.ca.is_some() || settings.server.is_some());
-    let message = "mixes two ways to say the same: take away caRotateInterval, certRotateInterval and \
-                   caOverlapInterval, which are deprecated, and keep ca and server";
+    let message = "deprecated fields cannot be combined with ca and server; remove caRotateInterval, certRotateInterval \
+                   and caOverlapInterval";
     both.then(|| Refusal::new(Cause::NotSupported, FIELD, message))
 }
 
-/// By the names that they have in the resource.
-fn named(lifetimes: &Lifetimes) -> [(&'static str, Lifetime); 2] {
-    [("ca", lifetimes.authority), ("server", lifetimes.leaf)]
+/// The lifetimes by the names of their fields.
+fn by_field(lifetimes: &Lifetimes) -> [(&'static str, Lifetime); 2] {
+    [("ca", lifetimes.ca), ("server", lifetimes.leaf)]
 }
 
-/// What nobody can issue by.
-pub(super) fn unusable(settings: Option<&SelfSigned>) -> Vec<Refusal> {
+/// Lifetimes with which no certificate can be issued.
+pub(super) fn invalid_lifetimes(settings: Option<&SelfSigned>) -> Vec<Refusal> {
     let lifetimes = match Lifetimes::new(settings) {
         Ok(lifetimes) => lifetimes,
         Err(error) => {
-            let message = format!("must be a duration such as 24h or 90m, and {:?} is not", error.text);
+            let message = format!("invalid value {:?}: must be a duration such as 24h or 90m", error.text);
             return vec![Refusal::new(Cause::Invalid, format!("{FIELD}.{}", error.field), message)];
         }
     };
-    let short = named(&lifetimes).into_iter().filter_map(|(name, lifetime)| {
+    let short = by_field(&lifetimes).into_iter().filter_map(|(name, lifetime)| {
         let message = format!(
-            "is {}, which is too short to be renewed in time; give it at least {}",
+            "invalid value {}: must be at least {}, so that certificates can be renewed in time",
             go_duration(lifetime.duration),
-            go_duration(SHORTEST),
+            go_duration(MIN_LIFETIME),
         );
-        (lifetime.duration < SHORTEST)
+        (lifetime.duration < MIN_LIFETIME)
             .then(|| Refusal::new(Cause::Invalid, format!("{FIELD}.{name}.duration"), message))
     });
     short.collect()
 }
 
-/// A renewal that is due before there is anything to renew. Certificates that exist are renewed at once, again and again.
-pub(super) fn early_renewal(settings: Option<&SelfSigned>) -> Vec<Refusal> {
+/// Certificates with this setting are renewed in every reconcile.
+pub(super) fn renewal_exceeds_lifetime(settings: Option<&SelfSigned>) -> Vec<Refusal> {
     let Ok(lifetimes) = Lifetimes::new(settings) else { return Vec::new() };
-    let early = named(&lifetimes).into_iter().filter_map(|(name, lifetime)| {
+    let early = by_field(&lifetimes).into_iter().filter_map(|(name, lifetime)| {
         let message = format!(
-            "is {}, which is longer than {name}.duration, {}: a certificate would be renewed before it is made; shorten it",
+            "invalid value {}: must not be longer than {name}.duration, which is {}",
             go_duration(lifetime.renew_before),
             go_duration(lifetime.duration),
         );
@@ -58,15 +58,13 @@ pub(super) fn early_renewal(settings: Option<&SelfSigned>) -> Vec<Refusal> {
     early.collect()
 }
 
-/// A certificate that would outlive its authority. It ends with it, so it can be issued.
-pub(super) fn outlives(settings: Option<&SelfSigned>) -> Option<Refusal> {
-    let Lifetimes { authority, leaf, .. } = Lifetimes::new(settings).ok()?;
+/// A certificate would outlive its CA. It can be issued, because it expires with the CA.
+pub(super) fn certificate_outlives_ca(settings: Option<&SelfSigned>) -> Option<Refusal> {
+    let Lifetimes { ca, leaf, .. } = Lifetimes::new(settings).ok()?;
     let message = format!(
-        "is {}, which is longer than ca.duration, {}: a certificate cannot outlive the authority that signs it; shorten \
-         it, or lengthen ca.duration",
+        "invalid value {}: must not be longer than ca.duration, which is {}: a certificate cannot outlive its CA",
         go_duration(leaf.duration),
-        go_duration(authority.duration),
+        go_duration(ca.duration),
     );
-    (leaf.duration > authority.duration)
-        .then(|| Refusal::new(Cause::Invalid, format!("{FIELD}.server.duration"), message))
+    (leaf.duration > ca.duration).then(|| Refusal::new(Cause::Invalid, format!("{FIELD}.server.duration"), message))
 }

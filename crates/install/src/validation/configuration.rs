@@ -14,14 +14,14 @@ pub(super) fn refusals(old: &Configuration, new: &Configuration) -> Vec<Refusal>
     all.extend(needs_template_gate(new));
     all.extend(needs_aggregation_gate(new));
     if old.tls_configuration != new.tls_configuration {
-        all.extend(new.tls_configuration.as_ref().map(tls).unwrap_or_default());
+        all.extend(new.tls_configuration.as_ref().map(tls_ciphers).unwrap_or_default());
     }
     let seccomp = |configuration: &Configuration| configuration.extra.get("seccompConfiguration").cloned();
     if seccomp(old) != seccomp(new) {
         all.extend(seccomp(new).as_ref().and_then(custom_profile));
     }
     if (old.gates(), disabled(old)) != (new.gates(), disabled(new)) {
-        all.extend(contradicting_gates(new));
+        all.extend(gates_enabled_and_disabled(new));
     }
     all
 }
@@ -30,46 +30,45 @@ fn overhead_ratio(configuration: &Configuration) -> Option<Refusal> {
     let field = "additionalGuestMemoryOverheadRatio";
     let text = configuration.extra.get(field)?.as_str()?;
     let enough = text.parse::<f64>().is_ok_and(|ratio| ratio.is_finite() && ratio >= 1.0);
-    let message = || format!("must be a number of 1.0 or more, such as \"1.5\", and {text:?} is not");
+    let message = || format!("invalid value {text:?}: must be a number of at least 1.0, such as \"1.5\"");
     (!enough).then(|| Refusal::new(Cause::NotSupported, format!("spec.configuration.{field}"), message()))
 }
 
 fn needs_template_gate(configuration: &Configuration) -> Option<Refusal> {
     let asked = configuration.virt_template_deployment.as_ref()?.enabled == Some(true);
-    needs_gate(configuration, asked, gate::TEMPLATE, "virtTemplateDeployment.enabled", "cannot be true")
+    needs_gate(configuration, asked, gate::TEMPLATE, "virtTemplateDeployment.enabled", "true")
 }
 
 fn needs_aggregation_gate(configuration: &Configuration) -> Option<Refusal> {
     let strategy = configuration.role_aggregation_strategy.as_deref()?;
-    let what = format!("cannot be {strategy}");
     let asked = strategy != "AggregateToDefault";
-    needs_gate(configuration, asked, gate::OPT_OUT_ROLE_AGGREGATION, "roleAggregationStrategy", &what)
+    needs_gate(configuration, asked, gate::OPT_OUT_ROLE_AGGREGATION, "roleAggregationStrategy", strategy)
 }
 
-fn needs_gate(configuration: &Configuration, asked: bool, gate: &str, field: &str, what: &str) -> Option<Refusal> {
+fn needs_gate(configuration: &Configuration, asked: bool, gate: &str, field: &str, value: &str) -> Option<Refusal> {
     let missing = asked && !configuration.gates().iter().any(|enabled| enabled == gate);
     let message = || {
         format!(
-            "{what} without the feature gate {gate}: add it to spec.configuration.developerConfiguration.featureGates"
+            "invalid value {value}: requires the feature gate {gate}; add it to \
+             spec.configuration.developerConfiguration.featureGates"
         )
     };
     missing.then(|| Refusal::new(Cause::Invalid, format!("spec.configuration.{field}"), message()))
 }
 
-fn tls(tls: &Tls) -> Vec<Refusal> {
+fn tls_ciphers(tls: &Tls) -> Vec<Refusal> {
     let named = tls.ciphers.as_deref().unwrap_or_default();
     let version = tls.min_tls_version.as_str();
     if named.is_empty() {
         return Vec::new();
     }
     if matches!(version, "" | "VersionTLS13") {
-        let message = "can only be chosen up to TLS 1.2: set minTLSVersion to VersionTLS12, or take the ciphers away";
+        let message = "cannot be set for TLS 1.3; set minTLSVersion to VersionTLS12, or remove the ciphers";
         return vec![Refusal::new(Cause::NotSupported, CIPHERS, message)];
     }
     let unknown = named.iter().enumerate().filter(|(_, name)| !SUITES.contains(&name.as_str()));
-    let message = |name: &str| {
-        format!("is {name:?}, which is no cipher suite; write it as TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256")
-    };
+    let message =
+        |name: &str| format!("unsupported value {name:?}; use a name such as TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256");
     unknown
         .map(|(index, name)| Refusal::new(Cause::NotSupported, format!("{CIPHERS}[{index}]"), message(name)))
         .collect()
@@ -79,14 +78,16 @@ fn custom_profile(seccomp: &Value) -> Option<Refusal> {
     let profile = seccomp.get("virtualMachineInstanceProfile").filter(|profile| !profile.is_null())?;
     let field = "spec.configuration.seccompConfiguration.virtualMachineInstanceProfile.customProfile";
     let message = match profile.get("customProfile").filter(|custom| !custom.is_null()) {
-        None => "must be set: give it a localhostProfile or runtimeDefaultProfile, or take the profile away",
+        None => {
+            "required value: set localhostProfile or runtimeDefaultProfile, or remove virtualMachineInstanceProfile"
+        }
         Some(custom) => {
             let local = custom.get("localhostProfile").is_some_and(|profile| !profile.is_null());
             let default = custom.get("runtimeDefaultProfile") == Some(&Value::Bool(true));
             if !(local && default) {
                 return None;
             }
-            "has both localhostProfile and runtimeDefaultProfile; only one can be used, so take one away"
+            "localhostProfile and runtimeDefaultProfile are mutually exclusive; remove one of them"
         }
     };
     Some(Refusal::new(Cause::Invalid, field, message))
@@ -97,15 +98,15 @@ fn disabled(configuration: &Configuration) -> &[String] {
     developer.and_then(|developer| developer.disabled_feature_gates.as_deref()).unwrap_or_default()
 }
 
-fn contradicting_gates(configuration: &Configuration) -> impl Iterator<Item = Refusal> {
+fn gates_enabled_and_disabled(configuration: &Configuration) -> impl Iterator<Item = Refusal> {
     let both = configuration.gates().iter().filter(|gate| disabled(configuration).contains(gate));
     both.map(|gate| {
-        let message = format!("and disabledFeatureGates both name {gate}: take it off one of the lists");
+        let message = format!("{gate} is also in disabledFeatureGates; remove it from one of the lists");
         Refusal::new(Cause::Forbidden, "spec.configuration.developerConfiguration.featureGates", message)
     })
 }
 
-/// Every suite that KubeVirt's components know by name, weak ones too.
+/// Every cipher suite that KubeVirt's components support, including weak ones.
 const SUITES: [&str; 25] = [
     "TLS_AES_128_GCM_SHA256",
     "TLS_AES_256_GCM_SHA384",

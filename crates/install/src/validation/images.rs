@@ -1,4 +1,4 @@
-//! Names that no image can have. The release accepts them and then waits for a pod that can never start.
+//! Invalid names of images. Upstream virt-operator accepts them and then waits for a pod that can never start.
 
 use vitivirt_api::kubevirt::KubeVirtSpec;
 
@@ -11,7 +11,7 @@ pub(super) fn images(old: &KubeVirtSpec, new: &KubeVirtSpec) -> Vec<Refusal> {
             "spec.imageRegistry",
             (&old.image_registry, &new.image_registry),
             is_registry(&new.image_registry),
-            "must be a registry with a path, such as quay.io/kubevirt, without a scheme and without a slash at its end",
+            "must be a registry with a path, such as quay.io/kubevirt, without a scheme and a trailing slash",
         ),
         (
             "spec.imageTag",
@@ -20,10 +20,8 @@ pub(super) fn images(old: &KubeVirtSpec, new: &KubeVirtSpec) -> Vec<Refusal> {
             "must be a tag of KubeVirt's images, such as v1.8.4",
         ),
     ];
-    let refused = fields.into_iter().filter(|(_, (old, new), good, _)| old != new && !new.is_empty() && !good);
+    let refused = fields.into_iter().filter(|(_, (old, new), valid, _)| old != new && !new.is_empty() && !valid);
     refused
-        .map(|(field, (_, new), _, wanted)| {
-            Refusal::new(Cause::Invalid, field, format!("{wanted}, and {new:?} is not"))
-        })
+        .map(|(field, (_, new), _, rule)| Refusal::new(Cause::Invalid, field, format!("invalid value {new:?}: {rule}")))
         .collect()
 }

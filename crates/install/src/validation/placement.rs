@@ -1,5 +1,5 @@
-//! Where components are asked to run. Whether selectors, affinities and tolerations are well formed is for the API server
-//! to say: it is shown an object that has them, and makes nothing of it.
+//! The placement of components. Only the API server can check selectors, affinities and tolerations, so it gets a dry
+//! run of an object that contains them.
 
 use std::collections::BTreeMap;
 
@@ -16,37 +16,37 @@ use super::{Cause, Refusal};
 
 const NAME: &str = "placement-validation-webhook";
 const LABEL: &str = "kubevirt.io/choose-me";
-/// Where the server finds what is asked for.
+/// The path of the placement in the object of the dry run.
 const POD: &str = "spec.template.spec.";
 
-/// Something to create as a dry run, in the namespace of the resource.
+/// An object to create with a server-side dry run, in the namespace of the KubeVirt resource.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DryRun {
     pub field: &'static str,
-    pub template: Template,
+    pub object: DryRunObject,
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub enum Template {
+pub enum DryRunObject {
     Deployment(Box<Deployment>),
     DaemonSet(Box<DaemonSet>),
 }
 
 impl DryRun {
-    /// What the server said about a field of the object, said about the field of the resource.
+    /// Maps an error of the API server about the dry-run object to a field of the KubeVirt resource.
     pub fn refusal(&self, field: &str, message: &str) -> Refusal {
         let field = match field.strip_prefix(POD) {
             Some(rest) => format!("{}.{rest}", self.field),
             None => self.field.to_owned(),
         };
-        Refusal::new(Cause::Invalid, field, format!("cannot be used for pods: {message}"))
+        Refusal::new(Cause::Invalid, field, format!("invalid placement: {message}"))
     }
 }
 
-pub(super) fn dry_runs(old: &KubeVirt, new: &KubeVirt) -> Vec<DryRun> {
-    let infra = asked(old.spec.infra.as_ref(), new.spec.infra.as_ref()).map(|placement| DryRun {
+pub(crate) fn dry_runs(old: &KubeVirt, new: &KubeVirt) -> Vec<DryRun> {
+    let infra = changed_placement(old.spec.infra.as_ref(), new.spec.infra.as_ref()).map(|placement| DryRun {
         field: "spec.infra.nodePlacement",
-        template: Template::Deployment(Box::new(Deployment {
+        object: DryRunObject::Deployment(Box::new(Deployment {
             metadata: metadata(),
             spec: Some(DeploymentSpec {
                 replicas: Some(1),
@@ -57,22 +57,27 @@ pub(super) fn dry_runs(old: &KubeVirt, new: &KubeVirt) -> Vec<DryRun> {
             ..Deployment::default()
         })),
     });
-    let workloads = asked(old.spec.workloads.as_ref(), new.spec.workloads.as_ref()).map(|placement| DryRun {
-        field: "spec.workloads.nodePlacement",
-        template: Template::DaemonSet(Box::new(DaemonSet {
-            metadata: metadata(),
-            spec: Some(DaemonSetSpec { selector: selector(), template: pod(placement), ..DaemonSetSpec::default() }),
-            ..DaemonSet::default()
-        })),
-    });
+    let workloads =
+        changed_placement(old.spec.workloads.as_ref(), new.spec.workloads.as_ref()).map(|placement| DryRun {
+            field: "spec.workloads.nodePlacement",
+            object: DryRunObject::DaemonSet(Box::new(DaemonSet {
+                metadata: metadata(),
+                spec: Some(DaemonSetSpec {
+                    selector: selector(),
+                    template: pod(placement),
+                    ..DaemonSetSpec::default()
+                }),
+                ..DaemonSet::default()
+            })),
+        });
     infra.into_iter().chain(workloads).collect()
 }
 
-fn asked<'a>(old: Option<&ComponentConfig>, new: Option<&'a ComponentConfig>) -> Option<&'a NodePlacement> {
+fn changed_placement<'a>(old: Option<&ComponentConfig>, new: Option<&'a ComponentConfig>) -> Option<&'a NodePlacement> {
     new.filter(|_| old != new)?.node_placement.as_ref()
 }
 
-/// The server makes a name of it, so that no object in the cluster can be in the way.
+/// With `generateName`, so that the name cannot conflict with an existing object.
 fn metadata() -> ObjectMeta {
     ObjectMeta { generate_name: Some(format!("{NAME}-")), ..ObjectMeta::default() }
 }

@@ -1,4 +1,4 @@
-//! When KubeVirt may be removed, and when another may be made.
+//! When a KubeVirt resource may be deleted, and when another one may be created.
 
 use vitivirt_api::{ObjectKey, kubevirt::KubeVirt};
 
@@ -7,30 +7,30 @@ use super::{Cause, Refusal};
 const DEPLOYED: &str = "Deployed";
 const REMOVE_WORKLOADS: &str = "RemoveWorkloads";
 
-/// Whether workloads have to be looked for before this resource may be deleted. Only an installation that works is
-/// guarded: one that never did has nothing that could run a workload.
+/// Whether this resource may only be deleted without workloads. An installation that was never deployed cannot run
+/// workloads, so it is not guarded.
 pub fn is_guarded(kubevirt: &KubeVirt) -> bool {
     let deployed = kubevirt.status.as_ref().is_some_and(|status| status.phase == DEPLOYED);
     deployed && !matches!(kubevirt.spec.uninstall_strategy.as_str(), "" | REMOVE_WORKLOADS)
 }
 
-/// Workloads of one kind that are still there.
+/// Remaining workloads of one kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Remaining {
-    /// In words: `Virtual Machines`.
+    /// The kind for a message, for example `Virtual Machines`.
     pub kind: &'static str,
     pub examples: Vec<ObjectKey>,
-    /// There are more than the examples.
+    /// Whether there are more than the examples.
     pub more: bool,
 }
 
-/// The refusal to delete a guarded resource, if anything is left.
+/// The refusal to delete a guarded resource, if workloads remain.
 pub fn delete(kubevirt: &KubeVirt, remaining: &[Remaining]) -> Option<Refusal> {
     let left: Vec<String> = remaining.iter().filter(|left| !left.examples.is_empty()).map(describe).collect();
     let message = || {
         format!(
-            "KubeVirt is not removed, because there are still {}, and spec.uninstallStrategy is {}: delete them first, \
-             or set spec.uninstallStrategy to {REMOVE_WORKLOADS} to have them deleted with KubeVirt",
+            "KubeVirt cannot be deleted: there are still {}, and spec.uninstallStrategy is {}; delete them first, or set \
+             spec.uninstallStrategy to {REMOVE_WORKLOADS} to delete them together with KubeVirt",
             left.join(" and "),
             kubevirt.spec.uninstall_strategy,
         )
@@ -44,10 +44,10 @@ fn describe(remaining: &Remaining) -> String {
     format!("{} present ({}{more})", remaining.kind, examples.join(", "))
 }
 
-pub(super) fn one_is_enough(existing: &ObjectKey) -> Refusal {
+pub(crate) fn already_exists(existing: &ObjectKey) -> Refusal {
     let message = format!(
-        "KubeVirt is already created: there is {existing}, and a cluster has one installation; change that one, \
-         or delete it and wait wait_for it is gone"
+        "KubeVirt is already created: {existing} already exists, and a cluster has only one installation; change that one, \
+         or delete it and wait until it is deleted"
     );
     Refusal::new(Cause::Forbidden, "", message)
 }

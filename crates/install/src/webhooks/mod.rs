@@ -1,22 +1,23 @@
-//! Admission webhooks: what the operator and virt-api check, and what virt-api completes.
+//! The admission webhooks of the operator and of virt-api.
 //!
-//! The authority that the API server trusts them by is filled in when an object is sent (`object::Object::body`).
+//! Their CA bundle is inserted when an object is sent (`InstallationObject::body`).
 
 mod mutating;
 mod validating;
 
-use k8s_openapi::api::admissionregistration::v1::{
-    RuleWithOperations, ServiceReference, ValidatingWebhook, ValidatingWebhookConfiguration, WebhookClientConfig,
+use k8s_openapi::{
+    api::admissionregistration::v1::{
+        RuleWithOperations, ServiceReference, ValidatingWebhook, ValidatingWebhookConfiguration, WebhookClientConfig,
+    },
+    apimachinery::pkg::apis::meta::v1::ObjectMeta,
 };
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-
-use crate::build::strings;
+use crate::metadata::strings;
 
 pub(crate) use mutating::{POD_MUTATOR, mutating};
 pub(crate) use validating::validating;
 
-/// Both of KubeVirt's own API versions.
+/// Both API versions of `kubevirt.io`.
 const CORE: &[&str] = &["v1alpha3", "v1"];
 const CREATE: &[&str] = &["CREATE"];
 const UPDATE: &[&str] = &["UPDATE"];
@@ -45,12 +46,12 @@ fn client(namespace: &str, service: &str, path: &str) -> WebhookClientConfig {
     }
 }
 
-/// Names of blocking configurations begin so; the server completes them.
-pub const BLOCKING_PREFIX: &str = "virt-operator-tmp-webhook";
+/// How the names of blocking webhook configurations begin.
+pub(crate) const BLOCKING_PREFIX: &str = "virt-operator-tmp-webhook";
 
-/// Refuses new objects of resources that did not exist before, until the virt-api that checks them is ready: it points
-/// to a service that does not exist. `definitions` are pairs of a group and a plural.
-pub fn blocking(namespace: &str, definitions: &[(&str, &str)]) -> ValidatingWebhookConfiguration {
+/// Rejects new objects of CRDs that did not exist before, until virt-api, which validates them, is ready: the webhook
+/// points to a Service that does not exist. `crds` are pairs of a group and a plural.
+pub(crate) fn blocking_webhook(namespace: &str, crds: &[(&str, &str)]) -> ValidatingWebhookConfiguration {
     let webhook = |(group, plural): &(&str, &str)| ValidatingWebhook {
         name: format!("{plural}-tmp-validator.{group}"),
         client_config: client(namespace, "fake-validation-service", &format!("/fake-path/{plural}.{group}")),
@@ -62,6 +63,6 @@ pub fn blocking(namespace: &str, definitions: &[(&str, &str)]) -> ValidatingWebh
     };
     ValidatingWebhookConfiguration {
         metadata: ObjectMeta { generate_name: Some(BLOCKING_PREFIX.to_owned()), ..ObjectMeta::default() },
-        webhooks: Some(definitions.iter().map(webhook).collect()),
+        webhooks: Some(crds.iter().map(webhook).collect()),
     }
 }

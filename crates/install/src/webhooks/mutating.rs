@@ -1,17 +1,17 @@
-//! What virt-api completes before the API server keeps it.
+//! The mutating webhooks of virt-api.
 
 use k8s_openapi::api::admissionregistration::v1::{MutatingWebhook, MutatingWebhookConfiguration, RuleWithOperations};
 
 use super::{CORE, CREATE, TIMEOUT_SECONDS, WRITE, client, rule};
 use crate::{
-    build::{annotated, cluster, selecting, strings},
     certificates,
     config::DeploymentConfig,
+    metadata::{annotated, cluster, label_selector, strings},
     names::{VIRT_API, annotation, label},
 };
 
 const MUTATOR: &str = "virt-api-mutator";
-/// Only with the gate ContainerPathVolumes.
+/// Only with the feature gate ContainerPathVolumes.
 pub(crate) const POD_MUTATOR: &str = "virt-launcher-pod-mutator";
 
 pub(crate) fn mutating(config: &DeploymentConfig) -> Vec<MutatingWebhookConfiguration> {
@@ -33,10 +33,10 @@ pub(crate) fn mutating(config: &DeploymentConfig) -> Vec<MutatingWebhookConfigur
     ];
     let webhooks = completes.map(|(name, path, rule)| webhook(config, name, path, rule));
     let pods = MutatingWebhook {
-        // A launcher that is not completed still runs; one that cannot be made does not.
+        // An unmodified virt-launcher pod still runs, so a failure of the webhook must not block its creation.
         failure_policy: Some("Ignore".to_owned()),
         reinvocation_policy: Some("IfNeeded".to_owned()),
-        object_selector: Some(selecting(&[(label::APP, "virt-launcher")])),
+        object_selector: Some(label_selector(&[(label::APP, "virt-launcher")])),
         ..webhook(
             config,
             "virt-launcher-pod-mutator.kubevirt.io",

@@ -1,4 +1,4 @@
-//! What is checked before the API server keeps it.
+//! The validating webhooks of the operator and of virt-api.
 
 use k8s_openapi::api::admissionregistration::v1::{
     MatchCondition, RuleWithOperations, ValidatingWebhook, ValidatingWebhookConfiguration,
@@ -6,21 +6,21 @@ use k8s_openapi::api::admissionregistration::v1::{
 
 use super::{CORE, CREATE, TIMEOUT_SECONDS, UPDATE, WRITE, client, rule};
 use crate::{
-    build::{annotated, cluster, strings},
     certificates,
     config::DeploymentConfig,
+    metadata::{annotated, cluster, strings},
     names::{OPERATOR_WEBHOOK_SERVICE, VIRT_API, annotation, label},
 };
 
 const OPERATOR_VALIDATOR: &str = "virt-operator-validator";
 const API_VALIDATOR: &str = "virt-api-validator";
 
-/// Name, path and what is sent there.
-type Check<'a> = (&'a str, &'a str, RuleWithOperations);
+/// The name and path of a webhook, and the requests that it validates.
+type WebhookCheck<'a> = (&'a str, &'a str, RuleWithOperations);
 
 pub(crate) fn validating(config: &DeploymentConfig) -> Vec<ValidatingWebhookConfiguration> {
     let namespace = &config.namespace;
-    let checks = |service: &str, checks: Vec<Check<'_>>| -> Vec<ValidatingWebhook> {
+    let checks = |service: &str, checks: Vec<WebhookCheck<'_>>| -> Vec<ValidatingWebhook> {
         checks.into_iter().map(|check| webhook(namespace, service, check)).collect()
     };
     let operator = ValidatingWebhookConfiguration {
@@ -43,7 +43,7 @@ pub(crate) fn validating(config: &DeploymentConfig) -> Vec<ValidatingWebhookConf
     vec![operator, api]
 }
 
-fn kubevirts() -> Vec<Check<'static>> {
+fn kubevirts() -> Vec<WebhookCheck<'static>> {
     let kubevirts = |operations: &[&str]| rule(operations, "kubevirt.io", CORE, &["kubevirts"]);
     vec![
         ("kubevirt-validator.kubevirt.io", "/kubevirt-validate-delete", kubevirts(&["DELETE"])),
@@ -52,7 +52,7 @@ fn kubevirts() -> Vec<Check<'static>> {
     ]
 }
 
-/// A virtual machine is migrated instead of evicted; these catch the evictions of its pods.
+/// A VMI is migrated instead of evicted. These webhooks intercept the evictions of its pods.
 fn evictions(namespace: &str) -> Vec<ValidatingWebhook> {
     let interceptor = |name: &str, condition: &str, prefix: &str, versions: &[&str]| ValidatingWebhook {
         side_effects: "NoneOnDryRun".to_owned(),
@@ -74,7 +74,7 @@ fn evictions(namespace: &str) -> Vec<ValidatingWebhook> {
     ]
 }
 
-fn machines() -> Vec<Check<'static>> {
+fn machines() -> Vec<WebhookCheck<'static>> {
     let core = |operations: &[&str], resource: &str| rule(operations, "kubevirt.io", CORE, &[resource]);
     let pools = rule(WRITE, "pool.kubevirt.io", &["v1beta1"], &["virtualmachinepools"]);
     vec![
@@ -113,7 +113,7 @@ fn machines() -> Vec<Check<'static>> {
     ]
 }
 
-fn extensions() -> Vec<Check<'static>> {
+fn extensions() -> Vec<WebhookCheck<'static>> {
     let of = |group: &str, version: &str, resource: &str| rule(WRITE, group, &[version], &[resource]);
     let snapshot = |resource| of("snapshot.kubevirt.io", "v1beta1", resource);
     let backup = |resource| of("backup.kubevirt.io", "v1alpha1", resource);
@@ -183,7 +183,7 @@ fn extensions() -> Vec<Check<'static>> {
     ]
 }
 
-fn webhook(namespace: &str, service: &str, (name, path, rule): Check<'_>) -> ValidatingWebhook {
+fn webhook(namespace: &str, service: &str, (name, path, rule): WebhookCheck<'_>) -> ValidatingWebhook {
     ValidatingWebhook {
         name: name.to_owned(),
         client_config: client(namespace, service, path),

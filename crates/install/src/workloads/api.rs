@@ -1,13 +1,15 @@
-//! virt-api: checks and completes what users write, and serves the subresources of virtual machines.
+//! virt-api: validates and mutates the objects of users, and serves the subresources of VMs.
 
-use k8s_openapi::api::apps::v1::Deployment;
-use k8s_openapi::api::core::v1::{Container, Probe};
+use k8s_openapi::api::{
+    apps::v1::Deployment,
+    core::v1::{Container, Probe},
+};
 
 use super::{Component, PORT, PORT_TEXT, VERBOSITY, container, port, probe, requests, unprivileged, unprivileged_pod};
 use crate::{
-    build::strings,
     certificates::{VIRT_API, VIRT_HANDLER_CLIENT},
     config::DeploymentConfig,
+    metadata::strings,
     names::{self, API_SERVICE_ACCOUNT},
 };
 
@@ -34,7 +36,7 @@ pub(super) fn deployment(config: &DeploymentConfig) -> Deployment {
             (VIRT_API, "/etc/virt-api/certificates"),
             (VIRT_HANDLER_CLIENT, "/etc/virt-handler/clientcertificates"),
         ],
-        apart_from: name,
+        anti_affinity_to: name,
     }
     .deployment(config)
 }

@@ -1,13 +1,15 @@
-//! virt-controller: makes the pods that virtual machines run in, and everything else that follows from a resource.
+//! virt-controller: creates the pods of VMIs and reconciles the other KubeVirt resources.
 
-use k8s_openapi::api::apps::v1::Deployment;
-use k8s_openapi::api::core::v1::{Container, EnvVar, Probe};
+use k8s_openapi::api::{
+    apps::v1::Deployment,
+    core::v1::{Container, EnvVar, Probe},
+};
 
 use super::{Component, PORT, PORT_TEXT, VERBOSITY, container, port, probe, requests, unprivileged, unprivileged_pod};
 use crate::{
-    build::strings,
     certificates::{BACKUP_CA, EXPORT_CA, VIRT_CONTROLLER},
     config::DeploymentConfig,
+    metadata::strings,
     names::{self, CONTROLLER_SERVICE_ACCOUNT},
 };
 
@@ -42,7 +44,7 @@ pub(super) fn deployment(config: &DeploymentConfig) -> Deployment {
             (EXPORT_CA, "/etc/virt-controller/exportca"),
             (BACKUP_CA, "/etc/virt-controller/backupca"),
         ],
-        apart_from: name,
+        anti_affinity_to: name,
     }
     .deployment(config)
 }

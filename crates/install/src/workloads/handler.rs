@@ -1,9 +1,11 @@
-//! virt-handler: runs the virtual machines of its node. The one component that is privileged, on every node.
+//! virt-handler: manages the VMIs of its node. The only privileged component, on every node.
 
-use k8s_openapi::api::apps::v1::{DaemonSet, DaemonSetSpec, DaemonSetUpdateStrategy};
-use k8s_openapi::api::core::v1::{
-    Container, DownwardAPIVolumeFile, DownwardAPIVolumeSource, EnvVar, HostPathVolumeSource, ObjectFieldSelector,
-    PodSpec, Probe, ResourceRequirements, SELinuxOptions, SecurityContext, Volume, VolumeMount,
+use k8s_openapi::api::{
+    apps::v1::{DaemonSet, DaemonSetSpec, DaemonSetUpdateStrategy},
+    core::v1::{
+        Container, DownwardAPIVolumeFile, DownwardAPIVolumeSource, EnvVar, HostPathVolumeSource, ObjectFieldSelector,
+        PodSpec, Probe, ResourceRequirements, SELinuxOptions, SecurityContext, Volume, VolumeMount,
+    },
 };
 
 use super::{
@@ -11,9 +13,9 @@ use super::{
     pod_template, port, probe, quantities, requests,
 };
 use crate::{
-    build::{annotated, map, namespaced, selecting, strings},
     certificates::{VIRT_HANDLER_CLIENT, VIRT_HANDLER_MIGRATION, VIRT_HANDLER_SERVER, VIRT_HANDLER_VSOCK},
     config::DeploymentConfig,
+    metadata::{annotated, label_selector, map, namespaced, strings},
     names::{HANDLER_SERVICE_ACCOUNT, VIRT_HANDLER, annotation, label},
 };
 
@@ -21,12 +23,12 @@ const NODE_LABELLER: &str = "/var/lib/kubevirt-node-labeller";
 const RESERVATIONS: &str = "/var/run/kubevirt/daemons/pr";
 const BIDIRECTIONAL: Option<&str> = Some("Bidirectional");
 
-/// Name, path on the node, path in the container, and how mounts pass between the two.
+/// Name, path on the node, path in the container, and mount propagation.
 const HOST_PATHS: [(&str, &str, &str, Option<&str>); 6] = [
     ("libvirt-runtimes", "/var/run/kubevirt-libvirt-runtimes", "/var/run/kubevirt-libvirt-runtimes", None),
     ("virt-share-dir", "/var/run/kubevirt", "/var/run/kubevirt", BIDIRECTIONAL),
     ("virt-private-dir", "/var/run/kubevirt-private", "/var/run/kubevirt-private", None),
-    // Short, because the path of a socket has at most 108 characters.
+    // Short, because the path of a socket is limited to 108 characters.
     ("kubelet-pods", "/var/lib/kubelet/pods", "/pods", None),
     ("kubelet", "/var/lib/kubelet", "/var/lib/kubelet", BIDIRECTIONAL),
     ("node-labeller", NODE_LABELLER, NODE_LABELLER, None),
@@ -34,13 +36,13 @@ const HOST_PATHS: [(&str, &str, &str, Option<&str>); 6] = [
 
 pub(crate) fn handler(config: &DeploymentConfig) -> DaemonSet {
     let image = config.image(&config.images.virt_handler_image, VIRT_HANDLER);
-    let mut template = pod_template(config, VIRT_HANDLER, main(config, image), None);
+    let mut template = pod_template(config, VIRT_HANDLER, handler_container(config, image), None);
     if let Some(metadata) = &mut template.metadata {
         *metadata = annotated(std::mem::take(metadata), &[(annotation::REQUIRED_SCC, "kubevirt-handler")]);
         join_migration_network(metadata, config);
     }
     if let Some(pod) = &mut template.spec {
-        complete(pod, config);
+        add_volumes(pod, config);
     }
     let labels = [(label::APP, VIRT_HANDLER), (label::CHECKS_MIGRATION_NAMES, "true")];
     let mut metadata = namespaced(&config.namespace, VIRT_HANDLER, &labels);
@@ -48,7 +50,7 @@ pub(crate) fn handler(config: &DeploymentConfig) -> DaemonSet {
     DaemonSet {
         metadata,
         spec: Some(DaemonSetSpec {
-            selector: selecting(&[(label::APP, VIRT_HANDLER)]),
+            selector: label_selector(&[(label::APP, VIRT_HANDLER)]),
             template,
             update_strategy: Some(DaemonSetUpdateStrategy {
                 type_: Some("RollingUpdate".to_owned()),
@@ -60,7 +62,7 @@ pub(crate) fn handler(config: &DeploymentConfig) -> DaemonSet {
     }
 }
 
-fn main(config: &DeploymentConfig, image: String) -> Container {
+fn handler_container(config: &DeploymentConfig, image: String) -> Container {
     let arguments = [
         "--port",
         PORT_TEXT,
@@ -101,7 +103,7 @@ fn main(config: &DeploymentConfig, image: String) -> Container {
     container
 }
 
-fn complete(pod: &mut PodSpec, config: &DeploymentConfig) {
+fn add_volumes(pod: &mut PodSpec, config: &DeploymentConfig) {
     pod.service_account_name = Some(HANDLER_SERVICE_ACCOUNT.to_owned());
     pod.host_pid = Some(true);
     pod.init_containers = Some(vec![node_labeller(config)]);
@@ -132,7 +134,7 @@ fn complete(pod: &mut PodSpec, config: &DeploymentConfig) {
     }
 }
 
-/// Finds out what the node can do, with the programs of the launcher's image.
+/// Detects the features of the node, with the programs of the virt-launcher image.
 fn node_labeller(config: &DeploymentConfig) -> Container {
     let (virt_type, device) = match config.hypervisor() {
         "hyperv-direct" => ("hyperv", "mshv"),
@@ -153,8 +155,8 @@ fn node_labeller(config: &DeploymentConfig) -> Container {
     }
 }
 
-/// With pull secrets the launcher's image may be one that only virt-handler can pull. A container that runs as long as
-/// virt-handler does keeps it on the node, without giving the secrets to the pods of virtual machines.
+/// With pull secrets, only virt-handler may be able to pull the virt-launcher image. A container that runs as long as
+/// virt-handler keeps the image on the node, so that virt-launcher pods do not need the secrets.
 fn image_holder(config: &DeploymentConfig) -> Container {
     Container {
         name: "virt-launcher-image-holder".to_owned(),
@@ -171,7 +173,7 @@ fn image_holder(config: &DeploymentConfig) -> Container {
     }
 }
 
-/// Makes SCSI reservations for machines that share disks. Only with the gate PersistentReservation.
+/// Manages SCSI reservations of VMIs that share disks. Only with the feature gate PersistentReservation.
 fn reservation_helper(config: &DeploymentConfig) -> Container {
     let name = "pr-helper";
     Container {
@@ -209,7 +211,7 @@ fn host_mount(name: &str, path: &str, propagation: Option<&str>) -> VolumeMount 
     }
 }
 
-/// Read by earlier releases only, which a downgrade may run in this pod.
+/// Only earlier releases read it. A downgrade may run them in this pod.
 fn pod_info() -> Volume {
     let item = DownwardAPIVolumeFile {
         path: "network-status".to_owned(),

@@ -1,5 +1,5 @@
-//! The programs of KubeVirt as Deployments and a DaemonSet, before the resource's placement, replicas and labels are
-//! laid over them (`installation`). What they have in common is here; each has a file of its own.
+//! The Deployments and the DaemonSet of KubeVirt's components, before placement, replicas and labels of the KubeVirt
+//! resource are applied (`installation`). Common parts are here; each component has its own file.
 
 mod api;
 mod controller;
@@ -7,20 +7,26 @@ mod export_proxy;
 mod handler;
 mod synchronization_controller;
 
-use k8s_openapi::api::apps::v1::{Deployment, DeploymentSpec};
-use k8s_openapi::api::core::v1::{
-    Affinity, Capabilities, Container, ContainerPort, EmptyDirVolumeSource, EnvVar, EnvVarSource, HTTPGetAction,
-    ObjectFieldSelector, PodAffinityTerm, PodAntiAffinity, PodSecurityContext, PodSpec, PodTemplateSpec, Probe,
-    ResourceRequirements, SeccompProfile, SecretVolumeSource, SecurityContext, Toleration, Volume, VolumeMount,
-    WeightedPodAffinityTerm,
+use k8s_openapi::{
+    api::{
+        apps::v1::{Deployment, DeploymentSpec},
+        core::v1::{
+            Affinity, Capabilities, Container, ContainerPort, EmptyDirVolumeSource, EnvVar, EnvVarSource,
+            HTTPGetAction, ObjectFieldSelector, PodAffinityTerm, PodAntiAffinity, PodSecurityContext, PodSpec,
+            PodTemplateSpec, Probe, ResourceRequirements, SeccompProfile, SecretVolumeSource, SecurityContext,
+            Toleration, Volume, VolumeMount, WeightedPodAffinityTerm,
+        },
+    },
+    apimachinery::pkg::{
+        api::resource::Quantity,
+        apis::meta::v1::{LabelSelector, LabelSelectorRequirement, ObjectMeta},
+        util::intstr::IntOrString,
+    },
 };
-use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement, ObjectMeta};
-use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
 use crate::{
-    build::{annotated, map, namespaced, selecting, strings},
     config::DeploymentConfig,
+    metadata::{annotated, label_selector, map, namespaced, strings},
     names::{annotation, label},
 };
 
@@ -28,7 +34,7 @@ pub(crate) use handler::handler;
 
 pub(crate) const PORT: i32 = 8443;
 pub(crate) const PORT_TEXT: &str = "8443";
-/// Every component's; the resource changes it while they run.
+/// The initial log verbosity of every component. The KubeVirt resource changes it at run time.
 pub(crate) const VERBOSITY: &str = "2";
 pub(crate) const PRIORITY_CLASS: &str = "kubevirt-cluster-critical";
 const MIGRATION_INTERFACE: &str = "migration0";
@@ -42,7 +48,7 @@ pub(crate) fn deployments(config: &DeploymentConfig) -> Vec<Deployment> {
     ]
 }
 
-/// A pod with one container, in which most of a component is still to be said.
+/// A pod with one container, to which each component adds its parts.
 fn pod_template(
     config: &DeploymentConfig,
     name: &str,
@@ -66,7 +72,7 @@ fn pod_template(
     }
 }
 
-/// They also run where only what a cluster cannot do without may run.
+/// Components also run on nodes that are reserved for critical add-ons.
 pub(crate) fn critical() -> Toleration {
     Toleration {
         key: Some("CriticalAddonsOnly".to_owned()),
@@ -75,21 +81,21 @@ pub(crate) fn critical() -> Toleration {
     }
 }
 
-/// What a Deployment's own file says of it.
+/// The parts of a Deployment that differ between components.
 struct Component<'a> {
     name: &'a str,
     container: Container,
     service_account: &'a str,
     security: PodSecurityContext,
-    /// Secrets and where they are mounted.
+    /// Secrets and their mount paths.
     certificates: &'a [(&'a str, &'a str)],
-    /// The component whose pods this one's keep away from.
-    apart_from: &'a str,
+    /// The component with whose pods this one has an anti-affinity.
+    anti_affinity_to: &'a str,
 }
 
 impl Component<'_> {
     fn deployment(self, config: &DeploymentConfig) -> Deployment {
-        let mut template = pod_template(config, self.name, self.container, Some(apart_from(self.apart_from)));
+        let mut template = pod_template(config, self.name, self.container, Some(anti_affinity(self.anti_affinity_to)));
         let scc = [(annotation::REQUIRED_SCC, "restricted-v2")];
         template.metadata = template.metadata.map(|metadata| annotated(metadata, &scc));
         if let Some(pod) = &mut template.spec {
@@ -107,7 +113,7 @@ impl Component<'_> {
             metadata,
             spec: Some(DeploymentSpec {
                 replicas: Some(2),
-                selector: selecting(&[(label::APP, self.name)]),
+                selector: label_selector(&[(label::APP, self.name)]),
                 template,
                 ..DeploymentSpec::default()
             }),
@@ -116,7 +122,7 @@ impl Component<'_> {
     }
 }
 
-/// The container that every component's own begins with.
+/// The common part of the container of a component.
 fn container(config: &DeploymentConfig, name: &str, image: String) -> Container {
     let environment = config.extra_environment();
     Container {
@@ -129,7 +135,7 @@ fn container(config: &DeploymentConfig, name: &str, image: String) -> Container 
     }
 }
 
-pub(crate) fn apart_from(component: &str) -> Affinity {
+pub(crate) fn anti_affinity(component: &str) -> Affinity {
     let selector = LabelSelector {
         match_expressions: Some(vec![LabelSelectorRequirement {
             key: label::APP.to_owned(),
@@ -161,7 +167,7 @@ fn mount(pod: &mut PodSpec, volume: Volume, mount: VolumeMount) {
     }
 }
 
-/// The program waits for its certificate, so the pod need not.
+/// The Secret is optional, because the program waits for its certificate.
 fn mount_certificate(pod: &mut PodSpec, secret: &str, path: &str) {
     let source = SecretVolumeSource {
         secret_name: Some(secret.to_owned()),
@@ -193,7 +199,7 @@ pub(crate) fn port(name: &str, number: i32) -> ContainerPort {
     }
 }
 
-/// Asks after fifteen seconds, as all components are asked.
+/// The probe of every component, with an initial delay of 15 seconds.
 pub(crate) fn probe(path: &str) -> Probe {
     Probe {
         http_get: Some(HTTPGetAction {
@@ -230,7 +236,7 @@ fn runtime_default() -> SeccompProfile {
     SeccompProfile { type_: "RuntimeDefault".to_owned(), localhost_profile: None }
 }
 
-/// A pod that is no root; the two older components also name their seccomp profile.
+/// A pod that does not run as root. The two older components also set a seccomp profile.
 pub(crate) fn unprivileged_pod(seccomp: bool) -> PodSecurityContext {
     PodSecurityContext {
         run_as_non_root: Some(true),
@@ -248,7 +254,7 @@ pub(crate) fn unprivileged() -> SecurityContext {
     }
 }
 
-/// Joins the pod to the network that migrations use.
+/// Connects the pod to the migration network.
 fn join_migration_network(metadata: &mut ObjectMeta, config: &DeploymentConfig) {
     if let Some(network) = config.migration_network() {
         let networks = metadata.annotations.get_or_insert_default();

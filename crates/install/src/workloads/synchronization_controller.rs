@@ -1,16 +1,18 @@
-//! virt-synchronization-controller: tells another cluster how a migration between them goes. Only with the gate
-//! DecentralizedLiveMigration.
+//! virt-synchronization-controller: synchronizes the state of a migration with another cluster. Only with the feature
+//! gate DecentralizedLiveMigration.
 
-use k8s_openapi::api::apps::v1::Deployment;
-use k8s_openapi::api::core::v1::{Container, Probe};
+use k8s_openapi::api::{
+    apps::v1::Deployment,
+    core::v1::{Container, Probe},
+};
 
 use super::{
     Component, PORT, VERBOSITY, container, from_field, join_migration_network, port, probe, requests, unprivileged_pod,
 };
 use crate::{
-    build::strings,
     certificates::{SYNCHRONIZATION_CLIENT, SYNCHRONIZATION_SERVER},
     config::DeploymentConfig,
+    metadata::strings,
     names::{self, SYNCHRONIZATION_SERVICE_ACCOUNT, label},
 };
 
@@ -36,11 +38,11 @@ pub(super) fn deployment(config: &DeploymentConfig) -> Deployment {
             (SYNCHRONIZATION_CLIENT, "/etc/virt-sync-controller/clientcertificates"),
             (SYNCHRONIZATION_SERVER, "/etc/virt-sync-controller/servercertificates"),
         ],
-        apart_from: name,
+        anti_affinity_to: name,
     }
     .deployment(config);
     if let Some(metadata) = deployment.spec.as_mut().and_then(|spec| spec.template.metadata.as_mut()) {
-        // It has no metrics.
+        // It serves no metrics.
         metadata.labels.get_or_insert_default().remove(label::PROMETHEUS);
         join_migration_network(metadata, config);
     }

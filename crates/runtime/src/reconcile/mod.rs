@@ -31,7 +31,7 @@ mod message {
 }
 
 /// The step that a failed plan is reported with.
-const PLAN_STEP: &str = "plan";
+pub const PLAN_STEP: &str = "plan";
 
 /// The steps of a reconcile for one kind of object. `reconcile` runs them in this order:
 ///

@@ -12,7 +12,7 @@ use vitivirt_api::Failure;
 use vitivirt_install::{
     INVALID_DURATION,
     certificates::{
-        CA, Certificate, EXTERNAL_CA, KeyPair, SHORTEST, Term, Usage,
+        CA, Certificate, EXTERNAL_CA, KeyPair, MIN_LIFETIME, Usage, ValidityWindow,
         bundle::{self, Origin, Trusted},
     },
 };
@@ -49,14 +49,14 @@ pub(crate) fn issue_certificates(
 }
 
 fn check_duration(certificate: &Certificate) -> Result<(), Failure> {
-    if certificate.lifetime.duration >= SHORTEST {
+    if certificate.lifetime.duration >= MIN_LIFETIME {
         return Ok(());
     }
     let kind = if certificate.usage == Usage::Ca { "ca" } else { "server" };
     let message = format!(
         "spec.certificateRotateStrategy.selfSigned.{kind}.duration: must be at least {}s: \
          a certificate with a shorter duration expires before it is in use",
-        SHORTEST.as_secs()
+        MIN_LIFETIME.as_secs()
     );
     Err(Failure::invalid(INVALID_DURATION, message))
 }
@@ -71,7 +71,7 @@ struct CertificateIssuer<'a> {
 /// A CA that signs leaf certificates.
 struct SigningCa {
     certificate: CertifiedKey,
-    term: Term,
+    term: ValidityWindow,
 }
 
 impl CertificateIssuer<'_> {
@@ -79,9 +79,10 @@ impl CertificateIssuer<'_> {
         let stored = self.stored.secrets.get(&desired.secret);
         let usable = stored.and_then(|stored| {
             let ca = CertifiedKey::from_secret(stored).filter(CertifiedKey::can_sign)?;
-            let term = Term { lifetime: desired.lifetime, validity: ca.validity };
+            let term = ValidityWindow { lifetime: desired.lifetime, validity: ca.validity };
             // Upstream virt-operator may leave the annotation out. The validity dates of a CA give the same answer.
-            let fits = stored.duration.as_ref().map_or(term.fits(), |text| *text == desired.lifetime.annotation());
+            let fits =
+                stored.duration.as_ref().map_or(term.matches_lifetime(), |text| *text == desired.lifetime.annotation());
             (fits && !term.is_due(None, self.now)).then_some(ca)
         });
         let ca = match usable {
@@ -91,7 +92,7 @@ impl CertificateIssuer<'_> {
                 self.renew(desired, ca)
             }
         };
-        let term = Term { lifetime: desired.lifetime, validity: ca.validity };
+        let term = ValidityWindow { lifetime: desired.lifetime, validity: ca.validity };
         self.issued.renew_no_later_than(term.deadline(None));
         self.update_bundle(desired, &ca, stored);
         Ok(SigningCa { certificate: ca, term })
@@ -101,7 +102,7 @@ impl CertificateIssuer<'_> {
         let stored = self.stored.secrets.get(&desired.secret);
         let usable = stored.and_then(|stored| {
             let leaf = CertifiedKey::from_secret(stored)?;
-            let term = Term { lifetime: desired.lifetime, validity: leaf.validity };
+            let term = ValidityWindow { lifetime: desired.lifetime, validity: leaf.validity };
             let fits = stored.duration.as_deref() == Some(&desired.lifetime.annotation());
             let matches = fits && leaf.is_for(desired) && leaf.is_signed_by(&signer.certificate);
             (matches && !term.is_due(Some(&signer.term), self.now)).then_some(leaf)
@@ -113,7 +114,7 @@ impl CertificateIssuer<'_> {
                 self.renew(desired, leaf)
             }
         };
-        let term = Term { lifetime: desired.lifetime, validity: leaf.validity };
+        let term = ValidityWindow { lifetime: desired.lifetime, validity: leaf.validity };
         self.issued.renew_no_later_than(term.deadline(Some(&signer.term)));
         Ok(())
     }

@@ -18,7 +18,7 @@ use std::{
     time::SystemTime,
 };
 
-use vitivirt_install::certificates::{Issued, KeyPair};
+use vitivirt_install::certificates::{IssuedCertificates, KeyPair};
 
 pub(crate) use issuer::issue_certificates;
 pub(crate) use key::Key;
@@ -72,7 +72,7 @@ impl CertificateSet {
     }
 }
 
-impl Issued for CertificateSet {
+impl IssuedCertificates for CertificateSet {
     fn key_pair(&self, secret: &str) -> Option<KeyPair> {
         self.pairs.get(secret).cloned()
     }

@@ -55,7 +55,7 @@ impl InstallationReader {
     pub(crate) async fn namespace(&self, name: &str) -> Result<Option<Arc<LiveObject>>> {
         let api: Api<Namespace> = Api::all(self.client());
         let found = api.get_metadata_opt(name).await.with_context(|| format!("reading Namespace {name}"))?;
-        Ok(found.map(|namespace| Arc::new(LiveObject::of_metadata(&namespace.metadata))))
+        Ok(found.map(|namespace| Arc::new(LiveObject::from_metadata(&namespace.metadata))))
     }
 
     pub(crate) async fn find(&self, config: &DeploymentConfig) -> Result<ClusterState> {
@@ -73,7 +73,7 @@ impl InstallationReader {
             .await
             .context("listing nodes")?;
         let monitor_namespace = if has(Kind::ServiceMonitor) { self.monitor_namespace(config).await? } else { None };
-        let cluster = Cluster { monitor_namespace, ..Cluster::with(has, nodes.items.len()) };
+        let cluster = Cluster { monitor_namespace, ..Cluster::from_kinds(has, nodes.items.len()) };
         Ok(ClusterState { objects, cluster })
     }
 
@@ -109,7 +109,7 @@ impl InstallationReader {
                     let list = api.list_metadata(&parameters).await?;
                     for item in list.items {
                         let key = ObjectKey::of(&item.metadata);
-                        objects.insert(kind, key, Arc::new(LiveObject::of_metadata(&item.metadata)));
+                        objects.insert(kind, key, Arc::new(LiveObject::from_metadata(&item.metadata)));
                     }
                     list.metadata.continue_
                 }

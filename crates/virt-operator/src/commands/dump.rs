@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{Api, api::PostParams};
 use vitivirt_cli::ClusterArguments;
-use vitivirt_install::{DeploymentConfig, Environment, Kind, Strategy, config_map, variable};
+use vitivirt_install::{DeploymentConfig, Environment, InstallStrategy, Kind, config_map, variable};
 use vitivirt_runtime::program::{SERVICE_ACCOUNT_NAMESPACE, own_namespace};
 
 use super::cluster::InstallationReader;
@@ -28,7 +28,7 @@ async fn dump(arguments: RunArguments) -> Result<()> {
         InstallationReader::connect(&ClusterArguments { kubeconfig: arguments.kubeconfig, context: None }).await?;
     let monitoring = reader.has(Kind::ServiceMonitor).await?;
     let monitor = if monitoring { reader.monitor_namespace(&config).await? } else { None };
-    let strategy = Strategy::generate(&config, monitor.as_deref(), environment.runbook_url_template.as_deref())?;
+    let strategy = InstallStrategy::generate(&config, monitor.as_deref(), environment.runbook_url_template.as_deref())?;
     let mut map = config_map(&config, &strategy)?;
     map.metadata.name = Some(config.strategy_key().name().to_owned());
     let api: Api<ConfigMap> = Api::namespaced(reader.client(), &config.namespace);

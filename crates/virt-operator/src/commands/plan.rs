@@ -6,18 +6,21 @@ use std::{process::ExitCode, sync::Arc, time::SystemTime};
 use anyhow::{Context, Result};
 use clap::Args;
 use serde_json::Value;
-use vitivirt_api::{ObjectKey, Operation, Plan, Target, Write, kubevirt::KubeVirt};
+use vitivirt_api::{Failure, ObjectKey, Operation, Plan, Target, Write, kubevirt::KubeVirt};
 use vitivirt_cli::{
     ChangeEffect, ClusterArguments, CommandResult, FileArguments, OrInvalid, PlanDocument, PlanOutput, PlanResult,
     PlannedChange, PlannedObject, PlannedWrite, WriteAction,
 };
-use vitivirt_install::{DeploymentConfig, Desired, Environment, Installation, Observed, certificates::NothingIssued};
+use vitivirt_install::{DeploymentConfig, Desired, Environment, Observed, desired_installation};
 
 use super::{
     cluster::InstallationReader,
     render::{environment, read},
 };
-use crate::observe::{architecture, timestamp, with_certificates};
+use crate::{
+    desired::{renew_certificates, timestamp, with_certificates},
+    observe::architecture,
+};
 
 #[derive(Debug, Clone, Args)]
 pub(crate) struct PlanArguments {
@@ -50,37 +53,33 @@ async fn plan(cluster: &ClusterArguments, environment: &Environment, given: Kube
     let found = reader.find(&config).await?;
     #[expect(clippy::disallowed_methods, reason = "the plan is made for the current time")]
     let now = SystemTime::now();
-    let desired = if vitivirt_install::is_of_another_release(&kubevirt, environment) {
-        Desired::strategy(&kubevirt, config)
-    } else {
-        Installation::new(&kubevirt, environment, &found.cluster)
-            .map(|installation| Desired::Installation(Arc::new(installation)))
-    };
-    let (desired, issued) = match desired.and_then(|desired| with_certificates(desired, &found.objects, now)) {
-        Ok(both) => both,
-        Err(failure) => (Desired::Invalid(failure), None),
-    };
     let namespace = key.namespace().unwrap_or_default();
     let observed = Observed {
-        earlier: others.first().map(|other| ObjectKey::of(&other.metadata)),
+        first_kubevirt: others.first().map(|other| ObjectKey::of(&other.metadata)),
         operator_namespace: namespace.to_owned(),
         architecture: architecture(),
         now: timestamp(now),
-        desired,
-        issued: match issued {
-            Some(issued) => issued,
-            None => Arc::new(NothingIssued),
-        },
-        renewal: None,
-        synchronization: Vec::new(),
+        cluster: found.cluster,
+        synchronization_addresses: Vec::new(),
         namespace: reader.namespace(namespace).await?,
         objects: found.objects,
-        up_to_date: Arc::default(),
-        complete: true,
-        in_use: Default::default(),
+        caches_complete: true,
+        crds_with_objects: Default::default(),
         kubevirt,
     };
-    Ok(planned_object(&observed, &vitivirt_install::plan(&observed), exists))
+    let desired = desired(&observed, environment).unwrap_or_else(Desired::Invalid);
+    let plan = vitivirt_install::plan(&observed, &desired)?;
+    Ok(planned_object(&observed, &desired, &plan, exists))
+}
+
+/// As the operator computes it, but with the install strategy of another release always pending.
+fn desired(observed: &Observed, environment: &Environment) -> Result<Desired, Failure> {
+    let Some(installation) = desired_installation(observed, environment, None)? else {
+        let config = DeploymentConfig::new(&observed.kubevirt, environment);
+        return Ok(Desired::StrategyPending(Arc::new(config)));
+    };
+    let certificates = renew_certificates(&installation, observed)?;
+    Ok(with_certificates(Arc::new(installation), certificates, Arc::default()))
 }
 
 /// The resource as the API server would have it after `kubectl apply`.
@@ -97,16 +96,19 @@ fn as_if_applied(mut given: KubeVirt, live: Option<KubeVirt>) -> KubeVirt {
     given
 }
 
-fn planned_object(observed: &Observed, plan: &Plan, exists: bool) -> PlannedObject {
+fn planned_object(observed: &Observed, desired: &Desired, plan: &Plan, exists: bool) -> PlannedObject {
     let writes: Vec<&Write> = plan.steps.iter().flat_map(|step| &step.writes).collect();
-    let problem = vitivirt_install::problem(observed);
+    let problem = vitivirt_install::problem(observed, desired);
     let fine = if writes.is_empty() { "up to date" } else { "no errors found" };
     PlannedObject {
         identity: (&Target::of::<KubeVirt>(ObjectKey::of(&observed.kubevirt.metadata))).into(),
         exists,
         writes: writes.into_iter().map(|write| planned_write(observed, write)).collect(),
         refused: Vec::new(),
-        warnings: observed.warnings(),
+        warnings: vitivirt_install::warnings(
+            &observed.kubevirt,
+            desired.installation().map(|installation| &**installation),
+        ),
         result: PlanResult {
             error: problem.is_some(),
             message: Some(problem.unwrap_or_else(|| fine.to_owned())),
@@ -145,7 +147,7 @@ fn changed_fields(observed: &Observed, write: &Write, operation: &Operation) -> 
     let target = write.target();
     let path = operation.path.trim_start_matches('/').split('/').map(|part| part.replace("~1", "/").replace("~0", "~"));
     let path: Vec<String> = path.collect();
-    let live = vitivirt_install::Kind::named(&target.resource.kind)
+    let live = vitivirt_install::Kind::from_name(&target.resource.kind)
         .and_then(|kind| observed.objects.get(kind, &target.key))
         .and_then(|live| live.content());
     match (&operation.value, live.as_ref().and_then(|live| live.get(path.first()?))) {

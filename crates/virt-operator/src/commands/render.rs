@@ -11,7 +11,7 @@ use vitivirt_api::kubevirt::{GROUP, KIND, KubeVirt};
 use vitivirt_cli::{
     CommandError, CommandResult, Document, FileArguments, OrInvalid, RenderOutput, print_objects, warn,
 };
-use vitivirt_install::{Cluster, DeploymentConfig, Environment, Installation, RELEASE, certificates::NothingIssued};
+use vitivirt_install::{Cluster, DeploymentConfig, Environment, Installation, RELEASE, certificates::NoCertificates};
 
 const DEFAULT_NAMESPACE: &str = "kubevirt";
 const VERSION: &str = "kubevirt.io/v1";
@@ -51,7 +51,7 @@ pub(crate) fn run(arguments: &RenderArguments) -> CommandResult<ExitCode> {
     }
     let installation = render(&kubevirt, &environment, &arguments.with, arguments.nodes).or_invalid()?;
     warn(&unknown);
-    warn(&installation.warnings(&kubevirt));
+    warn(&vitivirt_install::warnings(&kubevirt, Some(&installation)));
     print_objects(objects(&installation), arguments.output.output)?;
     Ok(ExitCode::SUCCESS)
 }
@@ -112,7 +112,7 @@ fn render(kubevirt: &KubeVirt, environment: &Environment, with: &[ClusterApi], n
 
 /// Built one at a time: together the objects need much memory.
 fn objects(installation: &Installation) -> impl Iterator<Item = Result<Value>> {
-    installation.objects.iter().map(|object| Ok(object.body(&NothingIssued)?.into_json()))
+    installation.objects.iter().map(|object| Ok(object.body(&NoCertificates)?.into_json()))
 }
 
 #[cfg(test)]
@@ -193,6 +193,6 @@ mod tests {
         );
         let error =
             render(&parse(&patch).unwrap(), &environment(std::iter::empty()).unwrap(), &[], 2).map(|_| ()).unwrap_err();
-        assert!(error.to_string().contains("patches[0] has the type \"odd\""), "{error}");
+        assert!(error.to_string().contains("patches[0]: type: unsupported value \"odd\""), "{error}");
     }
 }

@@ -9,7 +9,10 @@ use vitivirt_api::{
     ObjectKey,
     kubevirt::{GROUP, KubeVirt, PLURAL},
 };
-use vitivirt_install::validation::{self, Cause, Refusal, Verdict};
+use vitivirt_install::{
+    admission::{ValidationResult, validate_create, validate_update},
+    validation::{self, Cause, Refusal},
+};
 
 use super::{
     client::{AdmissionClient, DryRunResult},
@@ -94,7 +97,7 @@ async fn admit_create(client: &AdmissionClient, request: AdmissionRequest) -> Ad
     };
     let existing: Vec<ObjectKey> = existing.iter().map(|kubevirt| ObjectKey::of(&kubevirt.metadata)).collect();
     let code = if existing.is_empty() { INVALID } else { FORBIDDEN };
-    decide(client, &request.namespace, code, validation::create(&new, &existing)).await
+    decide(client, &request.namespace, code, validate_create(&new, &existing)).await
 }
 
 async fn admit_update(client: &AdmissionClient, request: AdmissionRequest) -> AdmissionDecision {
@@ -104,20 +107,20 @@ async fn admit_update(client: &AdmissionClient, request: AdmissionRequest) -> Ad
         // The stored resource cannot be parsed. A user must be able to repair it, so the new one is validated alone.
         (Err(_), Ok(new)) => (KubeVirt::default(), new),
     };
-    let mut verdict = validation::update(&old, &new);
+    let mut result = validate_update(&old, &new);
     let (before, after) = (&old.spec.configuration.tls_configuration, &new.spec.configuration.tls_configuration);
-    if before != after && verdict.refusals.is_empty() {
-        verdict.warnings.extend(after.as_ref().map(server_tls::unsupported_tls_settings).unwrap_or_default());
+    if before != after && result.refusals.is_empty() {
+        result.warnings.extend(after.as_ref().map(server_tls::unsupported_tls_settings).unwrap_or_default());
     }
-    decide(client, &request.namespace, INVALID, verdict).await
+    decide(client, &request.namespace, INVALID, result).await
 }
 
 /// Adds the API server's validation of pod settings, through dry runs.
 ///
 /// A dry run that gives no result does not deny the request: if the settings are wrong, the API server rejects the
 /// components themselves, and a condition of the KubeVirt resource reports that.
-async fn decide(client: &AdmissionClient, namespace: &str, code: u16, verdict: Verdict) -> AdmissionDecision {
-    let Verdict { mut refusals, mut warnings, dry_runs } = verdict;
+async fn decide(client: &AdmissionClient, namespace: &str, code: u16, result: ValidationResult) -> AdmissionDecision {
+    let ValidationResult { mut refusals, mut warnings, dry_runs } = result;
     for dry_run in &dry_runs {
         match client.dry_run(namespace, dry_run).await {
             DryRunResult::Accepted => {}

@@ -13,7 +13,7 @@ use vitivirt_api::{
     ObjectKey,
     kubevirt::{GROUP, KubeVirt},
 };
-use vitivirt_install::validation::{DryRun, Refusal, Remaining, Template};
+use vitivirt_install::validation::{DryRun, DryRunObject, Refusal, Remaining};
 use vitivirt_runtime::client::Bucket;
 
 /// A message names two objects of a kind at most.
@@ -83,9 +83,9 @@ impl AdmissionClient {
 
     pub(super) async fn dry_run(&self, namespace: &str, dry_run: &DryRun) -> DryRunResult {
         self.rate_limit.wait().await;
-        let result = match &dry_run.template {
-            Template::Deployment(deployment) => self.create_dry_run(namespace, &**deployment).await,
-            Template::DaemonSet(daemon_set) => self.create_dry_run(namespace, &**daemon_set).await,
+        let result = match &dry_run.object {
+            DryRunObject::Deployment(deployment) => self.create_dry_run(namespace, &**deployment).await,
+            DryRunObject::DaemonSet(daemon_set) => self.create_dry_run(namespace, &**daemon_set).await,
         };
         let status = match result {
             Ok(()) => return DryRunResult::Accepted,

@@ -189,7 +189,9 @@ async fn an_update_is_allowed_or_denied_with_its_causes() {
     let bad = webhook.review("UPDATE", json!({"oldObject": old, "object": bad})).await;
     assert_eq!((&bad["allowed"], &bad["status"]["code"]), (&json!(false), &json!(422)));
     assert_eq!(bad["status"]["reason"], "Invalid");
-    assert!(message(&bad).contains("spec.infra.replicas cannot be 0") && message(&bad).contains("; spec.imageTag"));
+    assert!(
+        message(&bad).contains("spec.infra.replicas: invalid value 0") && message(&bad).contains("; spec.imageTag")
+    );
     let causes = &bad["status"]["details"]["causes"];
     assert_eq!(causes[0]["field"], "spec.infra.replicas");
     assert_eq!(causes[0]["reason"], "FieldValueInvalid");
@@ -218,7 +220,7 @@ async fn the_response_contains_warnings() {
     assert_eq!(
         response,
         json!({"uid": "u-1", "allowed": true, "warnings": [
-            "feature gate LiveMigration is always on in this release and can be taken off the list",
+            "feature gate LiveMigration is always enabled in this release; remove it from the list",
             "virt-operator's endpoints support only TLS 1.2 and 1.3, although minTLSVersion is VersionTLS10",
             "virt-operator's endpoints do not support TLS_RSA_WITH_AES_128_CBC_SHA",
         ]})
@@ -236,7 +238,7 @@ async fn placement_is_validated_by_the_api_server_with_a_dry_run() {
     let response = webhook.review("UPDATE", change.clone()).await;
     assert_eq!(
         message(&response),
-        "spec.infra.nodePlacement.tolerations[0].operator cannot be used for pods: Invalid value: \"Sometimes\""
+        "spec.infra.nodePlacement.tolerations[0].operator: invalid placement: Invalid value: \"Sometimes\""
     );
     assert_eq!(api.requests(), ["POST /apis/apps/v1/namespaces/kubevirt/deployments?&dryRun=All"]);
 
@@ -263,7 +265,10 @@ async fn a_second_kubevirt_resource_is_denied() {
         TestWebhook::start(&FakeApiServer::with_lists(json!({"kubevirts": [kubevirt(&json!({}))]})), LIMITS).await;
     let response = webhook.review("CREATE", new.clone()).await;
     assert_eq!(response["status"]["code"], 403);
-    assert!(message(&response).starts_with("KubeVirt is already created: there is kubevirt/kubevirt"), "{response}");
+    assert!(
+        message(&response).starts_with("KubeVirt is already created: kubevirt/kubevirt already exists"),
+        "{response}"
+    );
 
     let api = FakeApiServer::new(|_| Some((500, status(500, "etcd is down", &json!(null)))));
     let webhook = TestWebhook::start(&api, LIMITS).await;

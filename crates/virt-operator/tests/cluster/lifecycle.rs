@@ -51,7 +51,7 @@ async fn an_installation_is_created_customized_repaired_and_then_left_unchanged(
     invalid_changes_are_denied(&lab).await?;
     drift_is_repaired(&lab).await?;
     an_unchanged_installation_causes_no_writes(&lab).await?;
-    replace_spec(&lab, &variant_spec("seed")?).await?;
+    replace_spec(&lab, &variant_spec("combined")?).await?;
     wait_until_available(&lab).await.context("with questionable settings")?;
     questionable_settings_are_reported_as_events(&lab).await?;
     lab.stop().await
@@ -104,15 +104,18 @@ async fn an_invalid_first_resource_can_be_deleted(lab: &Lab) -> Result<()> {
 async fn an_invalid_first_resource_is_reported_and_nothing_is_created(lab: &Lab) -> Result<()> {
     let unmatched = json!([{"op": "remove", "path": "/spec/nothing/here"}]).to_string();
     create_kubevirt(lab, &spec_with_patch("json", &unmatched)).await?;
-    wait_until_degraded(lab, "patches[0] does not fit").await?;
+    wait_until_degraded(lab, "patches[0] does not apply").await?;
     let certificates = |settings: Value| json!({"certificateRotateStrategy": {"selfSigned": settings}});
     for (spec, expected) in [
-        (spec_with_patch("json", "{"), "spec.customizeComponents.patches[0] is not JSON"),
-        (spec_with_patch("odd", "{}"), "spec.customizeComponents.patches[0] has the type"),
+        (spec_with_patch("json", "{"), "spec.customizeComponents.patches[0]: invalid patch: not JSON"),
+        (spec_with_patch("odd", "{}"), "spec.customizeComponents.patches[0]: type: unsupported value"),
         (certificates(json!({"ca": {"duration": "1h", "renewBefore": "2h"}})), "selfSigned.ca.renewBefore"),
-        (certificates(json!({"server": {"duration": "a day"}})), "selfSigned.server.duration must be a duration"),
-        (json!({"infra": {"replicas": 300}}), "spec.infra.replicas must be"),
-        (json!({"infra": {"replicas": 0}, "imageTag": "v1.8.4-other"}), "spec.infra.replicas cannot be 0"),
+        (
+            certificates(json!({"server": {"duration": "a day"}})),
+            "selfSigned.server.duration: invalid value \"a day\": must be a duration",
+        ),
+        (json!({"infra": {"replicas": 300}}), "spec.infra.replicas: invalid value 300: must be"),
+        (json!({"infra": {"replicas": 0}, "imageTag": "v1.8.4-other"}), "spec.infra.replicas: invalid value 0"),
         (json!({"imageRegistry": "not a registry!!"}), "spec.imageRegistry"),
         (json!({"imageTag": "not a tag"}), "spec.imageTag"),
     ] {

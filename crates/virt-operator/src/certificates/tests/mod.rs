@@ -16,7 +16,9 @@ use std::{
 use vitivirt_api::kubevirt::{CertificateLifetime, SelfSigned};
 use vitivirt_install::{
     DeploymentConfig,
-    certificates::{BACKUP_CA, CA, Certificate, EXPORT_CA, EXTERNAL_CA, Issued, Lifetimes, Usage, certificates},
+    certificates::{
+        BACKUP_CA, CA, Certificate, EXPORT_CA, EXTERNAL_CA, IssuedCertificates, Lifetimes, Usage, certificates,
+    },
 };
 
 use super::{

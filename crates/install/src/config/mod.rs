@@ -1,7 +1,7 @@
-//! What is deployed, in the form that the release itself uses: its fields, its JSON and its identifier.
+//! The deployment configuration in the format of the KubeVirt release: its fields, its JSON and its identifier.
 //!
-//! The identifier is on every object and in the status of the resource. It is computed exactly as the reference does,
-//! so that either operator recognises what the other has installed and does not restart it.
+//! The identifier is an annotation of every object and a field of the status. It equals that of upstream virt-operator,
+//! so that each operator recognises the installation of the other and does not restart it.
 
 use std::collections::BTreeMap;
 
@@ -9,9 +9,13 @@ use k8s_openapi::api::core::v1::{EnvVar, LocalObjectReference};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use sha1::{Digest, Sha1};
-use vitivirt_api::kubevirt::KubeVirt;
+use vitivirt_api::{ObjectKey, kubevirt::KubeVirt};
 
-use crate::{environment::Environment, images::OperatorImage, names::gate, strategy::GENERATE_NAME};
+use crate::{
+    environment::Environment,
+    images::OperatorImage,
+    names::{STRATEGY_GENERATE_NAME, gate, label},
+};
 
 type Properties = BTreeMap<String, String>;
 
@@ -39,8 +43,8 @@ const MONITOR_ACCOUNT: &str = "prometheus-k8s";
 const SYNCHRONIZATION_PORT: i32 = 9185;
 const KVM: &str = "kvm";
 
-/// The deployment that a KubeVirt resource asks for. Its fields are in the order of the release, which is the order in
-/// which the identifier is computed; empty ones are left out of its JSON.
+/// The configuration that a KubeVirt resource asks for. The order of its fields is that of the KubeVirt release,
+/// because the identifier depends on it. Empty fields are not in its JSON.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct DeploymentConfig {
@@ -62,7 +66,7 @@ pub struct DeploymentConfig {
     pub passthrough_env_vars: Properties,
 }
 
-/// Images that are given, not derived; the operator's own is always given.
+/// Images that are set explicitly. An empty image is derived from that of the operator, which is always set.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ComponentImages {
@@ -102,17 +106,18 @@ impl DeploymentConfig {
         let derived = parsed.as_ref().map_or("", |image| image.registry);
         let registry = first_of(&[&spec.image_registry, derived]);
         let tag = first_of(&[&spec.image_tag, parsed.as_ref().and_then(OperatorImage::tag).unwrap_or(version)]);
-        let asked_for = !(spec.image_registry.is_empty() && spec.image_tag.is_empty());
+        let is_requested = !(spec.image_registry.is_empty() && spec.image_tag.is_empty());
         let images = &environment.images;
         let mut config = Self {
             id: String::new(),
             namespace: kubevirt.metadata.namespace.clone().unwrap_or_default(),
-            // The prefix is the operator's own, even in a registry of another name.
+            // The prefix is that of the operator's image, even if the registry is another one.
             image_prefix: parsed.as_ref().map_or("", |image| image.prefix).to_owned(),
             images: ComponentImages {
-                virt_operator_image: match asked_for {
-                    true => format!("{registry}/virt-operator:{tag}"),
-                    false => environment.operator_image.clone(),
+                virt_operator_image: if is_requested {
+                    format!("{registry}/virt-operator:{tag}")
+                } else {
+                    environment.operator_image.clone()
                 },
                 virt_api_image: images.api.clone(),
                 virt_controller_image: images.controller.clone(),
@@ -136,7 +141,7 @@ impl DeploymentConfig {
         config
     }
 
-    /// SHA-1 over every field's name and value, with the names of the release.
+    /// The SHA-1 of the names and values of all fields, with the names of the KubeVirt release.
     fn identifier(&self) -> String {
         let images = &self.images;
         let mut hash = Sha1::new();
@@ -192,23 +197,23 @@ impl DeploymentConfig {
         hex(&hash.finalize())
     }
 
-    /// Enough of the identifier for a name.
+    /// The part of the identifier that is used in names.
     pub(crate) fn short_id(&self) -> &str {
         self.id.get(..10).unwrap_or(&self.id)
     }
 
-    /// The ConfigMap for the text of what is installed. The reference lets the server choose the end of its name; ours
-    /// follows from the content, so that it cannot be made twice.
-    pub fn strategy_key(&self) -> vitivirt_api::ObjectKey {
-        vitivirt_api::ObjectKey::namespaced(&self.namespace, &format!("{GENERATE_NAME}{}", self.short_id()))
+    /// The ConfigMap with the install strategy. Its name follows from the content, so that it cannot be created twice.
+    /// Upstream virt-operator uses `generateName`.
+    pub fn strategy_key(&self) -> ObjectKey {
+        ObjectKey::namespaced(&self.namespace, &format!("{STRATEGY_GENERATE_NAME}{}", self.short_id()))
     }
 
-    /// Its JSON, byte for byte as the release writes it into the status of the resource.
+    /// Its JSON, byte for byte as upstream virt-operator writes it to the status.
     pub fn json(&self) -> String {
         go_json(self)
     }
 
-    /// Where a monitoring stack may be, in order of preference.
+    /// Candidates for the namespace of the monitoring stack, in order of preference.
     pub fn monitor_namespaces(&self) -> Vec<&str> {
         match self.property(property::MONITOR_NAMESPACE) {
             "" => MONITOR_NAMESPACES.to_vec(),
@@ -216,7 +221,7 @@ impl DeploymentConfig {
         }
     }
 
-    /// None if no account can be called so.
+    /// `None` if the configured name is not valid.
     pub fn monitor_account(&self) -> Option<&str> {
         match self.property(property::MONITOR_ACCOUNT) {
             "" => Some(MONITOR_ACCOUNT),
@@ -228,7 +233,7 @@ impl DeploymentConfig {
         Some(self.property(property::SERVICE_MONITOR_NAMESPACE)).filter(|namespace| !namespace.is_empty())
     }
 
-    /// An image of the release, unless it is given.
+    /// An image: the given one, or that of the KubeVirt release.
     pub(crate) fn image(&self, given: &str, name: &str) -> String {
         match given {
             "" => format!("{}/{}{name}:{}", self.registry, self.image_prefix, self.kube_virt_version),
@@ -240,14 +245,14 @@ impl DeploymentConfig {
         self.image(&self.images.virt_launcher_image, "virt-launcher")
     }
 
-    pub fn pull_policy(&self) -> &str {
+    pub(crate) fn pull_policy(&self) -> &str {
         match self.property(property::PULL_POLICY) {
             "" => "IfNotPresent",
             policy => policy,
         }
     }
 
-    pub fn pull_secrets(&self) -> Vec<LocalObjectReference> {
+    pub(crate) fn pull_secrets(&self) -> Vec<LocalObjectReference> {
         serde_json::from_str(self.property(property::PULL_SECRETS)).unwrap_or_default()
     }
 
@@ -288,10 +293,9 @@ impl DeploymentConfig {
         self.additional_properties.contains_key(property::OPT_OUT_ROLE_AGGREGATION)
     }
 
-    /// Labels of a workload before the resource's own product labels are laid over it. The release looks for these
-    /// under keys that a resource never sets, so it is the version alone unless the configuration came otherwise.
+    /// The product labels of a workload in the install strategy. KubeVirt reads them from properties that a KubeVirt
+    /// resource never sets, so usually only the version is set.
     pub(crate) fn product_labels(&self) -> Vec<(&'static str, &str)> {
-        use crate::names::label;
         let version = self.additional_properties.get(property::PRODUCT_VERSION).unwrap_or(&self.kube_virt_version);
         [
             (label::VERSION, version.as_str()),
@@ -308,8 +312,8 @@ impl DeploymentConfig {
     }
 }
 
-/// Every field of the specification under its Go name. The release takes the printed form of each: text for text, and
-/// the name of the type for anything else, which therefore never changes the identifier.
+/// Every field of the specification under its Go name. KubeVirt uses the printed form of each field: a string is
+/// itself, and any other value is the name of its type, which therefore does not change the identifier.
 fn properties(kubevirt: &KubeVirt) -> Properties {
     let spec = &kubevirt.spec;
     let configuration = &spec.configuration;
@@ -374,7 +378,7 @@ fn first_of(texts: &[&str]) -> String {
     texts.iter().find(|text| !text.is_empty()).copied().unwrap_or_default().to_owned()
 }
 
-/// What is written is ours, and can always be.
+/// JSON as Go writes it. The types of this crate can always be serialized.
 pub(crate) fn go_json<T: Serialize>(value: &T) -> String {
     vitivirt_api::text::go_json(value).unwrap_or_default()
 }
@@ -383,7 +387,7 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Whether the API server would take it as the value of a label.
+/// Whether it is a valid value of a label.
 pub(crate) fn is_label_value(text: &str) -> bool {
     let ends = |byte: Option<&u8>| byte.is_none_or(u8::is_ascii_alphanumeric);
     let bytes = text.as_bytes();
@@ -394,5 +398,4 @@ pub(crate) fn is_label_value(text: &str) -> bool {
 }
 
 #[cfg(test)]
-#[path = "config_tests.rs"]
 mod tests;

@@ -1,4 +1,4 @@
-//! Short ways to say what every generated object says.
+//! Shorthands for the metadata of generated objects.
 
 use std::collections::BTreeMap;
 
@@ -29,6 +29,6 @@ pub(crate) fn annotated(mut metadata: ObjectMeta, annotations: &[(&str, &str)]) 
     metadata
 }
 
-pub(crate) fn selecting(labels: &[(&str, &str)]) -> LabelSelector {
+pub(crate) fn label_selector(labels: &[(&str, &str)]) -> LabelSelector {
     LabelSelector { match_labels: Some(map(labels)), match_expressions: None }
 }

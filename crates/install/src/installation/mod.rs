@@ -1,127 +1,128 @@
-//! An installation: the strategy of a release with everything laid over it that the resource and the cluster say.
+//! An installation: the install strategy of a KubeVirt release, customized and placed for one KubeVirt resource and its
+//! cluster.
 
 use std::sync::Arc;
 
-use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
-use k8s_openapi::api::policy::v1::{PodDisruptionBudget, PodDisruptionBudgetSpec};
-use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use k8s_openapi::{
+    api::{
+        apps::v1::{DaemonSet, Deployment},
+        policy::v1::{PodDisruptionBudget, PodDisruptionBudgetSpec},
+    },
+    apimachinery::pkg::util::intstr::IntOrString,
+};
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::Value;
 use vitivirt_api::{
-    Failure, ObjectKey,
+    Body, Failure, ObjectKey,
     kubevirt::{KubeVirt, KubeVirtSpec},
 };
 
 use crate::{
-    build::namespaced,
     certificates::{self, Certificate, Lifetimes},
     config::DeploymentConfig,
     customize::{self, Customizer, INVALID_CUSTOMIZATION},
     environment::{Cluster, Environment},
     kind::Kind,
     managed_metadata::{self, ManagedMetadata},
+    metadata::namespaced,
     names::{
         VIRT_API, VIRT_CONTROLLER, VIRT_EXPORT_PROXY, VIRT_HANDLER, VIRT_SYNCHRONIZATION_CONTROLLER,
         VIRT_TEMPLATE_API_SERVER, VIRT_TEMPLATE_CONTROLLER, annotation, gate, label,
     },
-    object::{Object, Told},
+    object::{InstallationObject, StrategyConfigMap},
     order::Stage,
-    placement::{self, Usually},
+    placement::{self, DefaultPlacement},
     rollout,
-    strategy::{Item, Strategy},
-    template, validation, warnings, webhooks,
+    strategy::{InstallStrategy, StrategyItem},
+    template, validation, webhooks,
 };
 
-/// Reason of a failure: a duration in `spec.certificateRotateStrategy` cannot be read.
+/// Reason of a failure: a duration in `spec.certificateRotateStrategy` is invalid.
 pub const INVALID_DURATION: &str = "InvalidCertificateDuration";
 
-/// Reason of a failure: another release has a certificate that is not known here.
-pub const UNKNOWN_CERTIFICATE: &str = "UnknownCertificate";
+/// Reason of a failure: another release has a certificate that this operator cannot issue.
+const UNKNOWN_CERTIFICATE: &str = "UnknownCertificate";
 
-/// Everything that an installation consists of.
 pub struct Installation {
     pub config: DeploymentConfig,
     /// In the order of their stages.
-    pub objects: Vec<Object>,
+    pub objects: Vec<InstallationObject>,
     pub certificates: Vec<Certificate>,
-    /// What of `spec.customizeComponents` these objects show nothing of, one sentence for each.
-    pub(crate) idle: Vec<String>,
+    /// Parts of `spec.customizeComponents` without effect on these objects, one sentence for each.
+    pub(crate) unused_customizations: Vec<String>,
 }
 
 impl Installation {
-    /// That of the release whose data this program holds.
+    /// The installation of the release whose data this program contains.
     pub fn new(kubevirt: &KubeVirt, environment: &Environment, cluster: &Cluster) -> Result<Self, Failure> {
         let config = DeploymentConfig::new(kubevirt, environment);
         let monitor = cluster.monitor_namespace.as_deref();
-        let strategy = Strategy::generate(&config, monitor, environment.runbook_url_template.as_deref())?;
-        let told = Object::told(Told {
+        let strategy = InstallStrategy::generate(&config, monitor, environment.runbook_url_template.as_deref())?;
+        let config_map = InstallationObject::strategy_config_map(StrategyConfigMap {
             config: config.clone(),
             monitor_namespace: cluster.monitor_namespace.clone(),
             runbook_url_template: environment.runbook_url_template.clone(),
         });
-        let mut installation = Self::of(strategy, config, kubevirt, cluster)?;
-        installation.objects.insert(0, told);
+        let mut installation = Self::from_strategy(strategy, config, kubevirt, cluster)?;
+        installation.objects.insert(0, config_map);
         Ok(installation)
     }
 
-    /// That of another release, given the strategy that its own operator has left in a ConfigMap.
-    pub fn of(
-        strategy: Strategy,
+    /// The installation of another release, from the install strategy that its own operator dumped.
+    pub(crate) fn from_strategy(
+        strategy: InstallStrategy,
         config: DeploymentConfig,
         kubevirt: &KubeVirt,
         cluster: &Cluster,
     ) -> Result<Self, Failure> {
-        validation::sound(kubevirt)?;
+        validation::check_installable(kubevirt)?;
         let lifetimes = Lifetimes::new(kubevirt.spec.self_signed())
             .map_err(|error| Failure::invalid(INVALID_DURATION, error.to_string()))?;
-        let overlay = Overlay {
+        let builder = Builder {
             spec: &kubevirt.spec,
             cluster,
             customizer: Customizer::new(&kubevirt.spec.customize_components)?,
-            stamp: Arc::new(ManagedMetadata::new(kubevirt, &config)),
+            managed_metadata: Arc::new(ManagedMetadata::new(kubevirt, &config)),
             lifetimes,
         };
-        let (mut objects, mut idle) = (Vec::new(), Vec::new());
+        let (mut objects, mut unused) = (Vec::new(), Vec::new());
         for item in strategy.items {
-            objects.extend(overlay.objects(item, &mut idle)?);
+            objects.extend(builder.objects(item, &mut unused)?);
         }
         objects.sort_by_key(|object| object.stage);
-        idle.splice(0..0, overlay.idle_patches(&objects));
-        let mut certificates = certificates::certificates(&config, &overlay.lifetimes);
-        // Another release may have fewer; one that is not known here cannot be issued.
+        unused.splice(0..0, builder.unmatched_patches(&objects));
+        let mut certificates = certificates::certificates(&config, &builder.lifetimes);
+        // Another release may have fewer certificates. A certificate that this operator does not know cannot be issued.
         let secrets: Vec<&str> =
             objects.iter().filter(|object| object.kind == Kind::Secret).map(|object| object.key.name()).collect();
         certificates.retain(|certificate| secrets.contains(&certificate.secret.as_str()));
         if let Some(unknown) = secrets.iter().find(|name| !certificates.iter().any(|known| known.secret == **name)) {
             let message = format!(
-                "KubeVirt {} has a certificate {unknown} that this operator does not know: it cannot install that release",
+                "KubeVirt {} is not supported by this operator: it has an unknown certificate {unknown}; use an operator of that \
+                 release",
                 config.kube_virt_version
             );
             return Err(Failure::invalid(UNKNOWN_CERTIFICATE, message));
         }
-        Ok(Self { config, objects, certificates, idle })
-    }
-
-    /// What whoever wrote the resource should know, one sentence for each.
-    pub fn warnings(&self, kubevirt: &KubeVirt) -> Vec<String> {
-        warnings::messages(warnings::all(kubevirt, Some(self)))
+        Ok(Self { config, objects, certificates, unused_customizations: unused })
     }
 }
 
-/// Where an object belongs, and whether it is wanted at all.
-struct Overlay<'a> {
+/// Builds the objects of one installation.
+struct Builder<'a> {
     spec: &'a KubeVirtSpec,
     cluster: &'a Cluster,
     customizer: Customizer,
-    stamp: Arc<ManagedMetadata>,
+    managed_metadata: Arc<ManagedMetadata>,
     lifetimes: Lifetimes,
 }
 
-impl Overlay<'_> {
+impl Builder<'_> {
+    /// The stage of an object, or `None` if the installation does not contain it.
     fn stage(&self, kind: Kind, name: &str) -> Option<Stage> {
         let has = |gate: &str| self.spec.configuration.gates().iter().any(|enabled| enabled == gate);
         let instancetypes = self.spec.configuration.common_instancetypes_deployment.as_ref();
-        let (stage, wanted) = match kind {
+        let (stage, included) = match kind {
             Kind::CustomResourceDefinition => (Stage::Crds, true),
             Kind::ServiceMonitor => (Stage::Monitoring, self.cluster.service_monitors),
             Kind::PrometheusRule => (Stage::Monitoring, self.cluster.prometheus_rules),
@@ -132,7 +133,7 @@ impl Overlay<'_> {
             Kind::ValidatingAdmissionPolicy | Kind::ValidatingAdmissionPolicyBinding => {
                 (Stage::Policies, self.cluster.admission_policies)
             }
-            Kind::Secret if certificates::is_authority(name) => (Stage::CaSecrets, true),
+            Kind::Secret if certificates::is_ca(name) => (Stage::CaSecrets, true),
             Kind::Secret => (Stage::Certificates, true),
             Kind::ConfigMap => (Stage::CaConfigMaps, true),
             Kind::MutatingWebhookConfiguration if name == webhooks::POD_MUTATOR => {
@@ -149,7 +150,7 @@ impl Overlay<'_> {
                     (Stage::SynchronizationController, has(gate::DECENTRALIZED_LIVE_MIGRATION))
                 }
                 VIRT_TEMPLATE_API_SERVER | VIRT_TEMPLATE_CONTROLLER => (Stage::Template, has(gate::TEMPLATE)),
-                // The reference installs none that it does not know by name.
+                // Upstream virt-operator does not install Deployments that it does not know by name.
                 _ => (Stage::Template, false),
             },
             Kind::DaemonSet => (Stage::Handler, true),
@@ -158,15 +159,15 @@ impl Overlay<'_> {
             }
             Kind::PodDisruptionBudget | Kind::Job => (Stage::Api, false),
         };
-        wanted.then_some(stage)
+        included.then_some(stage)
     }
 
-    /// `idle` learns what of the resource has no effect on it.
-    fn objects(&self, item: Item, idle: &mut Vec<String>) -> Result<Vec<Object>, Failure> {
+    /// The object and the objects that follow from it. Customizations without effect are added to `unused`.
+    fn objects(&self, item: StrategyItem, unused: &mut Vec<String>) -> Result<Vec<InstallationObject>, Failure> {
         let (kind, key) = (item.kind, item.key.clone());
         let Some(stage) = self.stage(kind, key.name()) else { return Ok(Vec::new()) };
-        if item.is_packed() {
-            return Ok(vec![Object::packed(stage, item, &self.stamp)]);
+        if item.is_compressed() {
+            return Ok(vec![InstallationObject::compressed(stage, item, &self.managed_metadata)]);
         }
         let mut object = item.object()?;
         let replicas = object.pointer("/spec/replicas").cloned();
@@ -179,32 +180,32 @@ impl Overlay<'_> {
                 let patched = object.pointer("/spec/replicas").filter(|patched| Some(*patched) != replicas.as_ref());
                 let patched = patched.and_then(Value::as_i64);
                 let deployment = self.deployment(from_value(kind, &key, object)?);
-                idle.extend(patched.and_then(|patched| self.overruled(&deployment, patched)));
-                objects.extend(self.budget(stage, &deployment)?);
+                unused.extend(patched.and_then(|patched| self.replicas_overridden(&deployment, patched)));
+                objects.extend(self.disruption_budget(stage, &deployment)?);
                 to_value(&deployment)?
             }
             Kind::DaemonSet => to_value(&self.daemon_set(from_value(kind, &key, object)?))?,
             Kind::Secret => {
-                self.stamp.object(&mut object);
+                self.managed_metadata.add_to_object(&mut object);
                 self.annotate_lifetime(&key, &mut object);
                 object
             }
             _ => {
-                self.stamp.object(&mut object);
+                self.managed_metadata.add_to_object(&mut object);
                 object
             }
         };
-        objects.insert(0, Object::ready(stage, kind, key, object));
+        objects.insert(0, InstallationObject::from_value(stage, kind, key, object));
         Ok(objects)
     }
 
     fn deployment(&self, mut deployment: Deployment) -> Deployment {
         let name = deployment.metadata.name.clone().unwrap_or_default();
-        self.stamp.metadata(&mut deployment.metadata);
+        self.managed_metadata.add_to_metadata(&mut deployment.metadata);
         let Some(spec) = &mut deployment.spec else { return deployment };
-        self.stamp.template(spec.template.metadata.get_or_insert_default());
+        self.managed_metadata.add_to_template(spec.template.metadata.get_or_insert_default());
         if let Some(pod) = &mut spec.template.spec {
-            placement::place(pod, self.spec.infra.as_ref(), Usually::ControlPlane);
+            placement::place(pod, self.spec.infra.as_ref(), DefaultPlacement::ControlPlane);
             let container = match name.as_str() {
                 VIRT_TEMPLATE_API_SERVER => Some(template::API_SERVER_CONTAINER),
                 VIRT_TEMPLATE_CONTROLLER => Some(template::CONTROLLER_CONTAINER),
@@ -220,7 +221,7 @@ impl Overlay<'_> {
         deployment
     }
 
-    /// `None` leaves what the release or a patch says.
+    /// `None` keeps the replicas of the release or of a patch.
     fn replicas(&self, name: &str) -> Option<i32> {
         let of_template = [VIRT_TEMPLATE_API_SERVER, VIRT_TEMPLATE_CONTROLLER].contains(&name);
         match self.spec.infra.as_ref().and_then(|infra| infra.replicas) {
@@ -233,27 +234,28 @@ impl Overlay<'_> {
         }
     }
 
-    /// A patch of replicas that something else decides about.
-    fn overruled(&self, deployment: &Deployment, patched: i64) -> Option<String> {
+    /// A patch of the replicas that another setting overrides.
+    fn replicas_overridden(&self, deployment: &Deployment, patched: i64) -> Option<String> {
         let (spec, name) = (deployment.spec.as_ref()?, deployment.metadata.name.as_deref()?);
         let replicas = spec.replicas.filter(|replicas| i64::from(*replicas) != patched)?;
-        let instead = match self.spec.infra.as_ref().and_then(|infra| infra.replicas) {
-            Some(_) => "spec.infra.replicas decides",
-            None => "only a patch of the type json that replaces /spec/replicas, or spec.infra.replicas, decides",
+        let remedy = match self.spec.infra.as_ref().and_then(|infra| infra.replicas) {
+            Some(_) => "spec.infra.replicas overrides it",
+            None => "set spec.infra.replicas, or use a patch of type json that replaces /spec/replicas",
         };
         Some(format!(
-            "spec.customizeComponents has no effect on the replicas of {name}: it asks for {patched}, and there are \
-             {replicas}; {instead}"
+            "spec.customizeComponents has no effect on the replicas of {name}: the patch asks for {patched}, but there are \
+             {replicas}; {remedy}"
         ))
     }
 
-    fn idle_patches(&self, objects: &[Object]) -> Vec<String> {
+    fn unmatched_patches(&self, objects: &[InstallationObject]) -> Vec<String> {
         let customized = objects.iter().map(|object| (object.kind, object.key.name()));
-        self.customizer.idle(&customized.filter(|(kind, name)| is_customized(*kind, name)).collect::<Vec<_>>())
+        self.customizer
+            .unmatched_patches(&customized.filter(|(kind, name)| is_customized(*kind, name)).collect::<Vec<_>>())
     }
 
-    /// With one replica there is nothing to keep available.
-    fn budget(&self, stage: Stage, deployment: &Deployment) -> Result<Option<Object>, Failure> {
+    /// A single replica has no PodDisruptionBudget.
+    fn disruption_budget(&self, stage: Stage, deployment: &Deployment) -> Result<Option<InstallationObject>, Failure> {
         let (Some(spec), Some(name)) = (&deployment.spec, &deployment.metadata.name) else { return Ok(None) };
         let available = spec.replicas.map_or(1, |replicas| replicas - 1);
         if available == 0 {
@@ -261,15 +263,14 @@ impl Overlay<'_> {
         }
         if available < 0 {
             let message = format!(
-                "spec.customizeComponents leaves {name} without replicas, and KubeVirt does not work without it: ask for \
-                 1 or more"
+                "spec.customizeComponents sets the replicas of {name} to 0, but KubeVirt needs it; set at least 1"
             );
             return Err(Failure::invalid(INVALID_CUSTOMIZATION, message));
         }
         let name = format!("{name}-pdb");
         let namespace = deployment.metadata.namespace.as_deref().unwrap_or_default();
         let mut metadata = namespaced(namespace, &name, &[(label::APP, &name)]);
-        self.stamp.metadata(&mut metadata);
+        self.managed_metadata.add_to_metadata(&mut metadata);
         let budget = PodDisruptionBudget {
             metadata,
             spec: Some(PodDisruptionBudgetSpec {
@@ -280,27 +281,26 @@ impl Overlay<'_> {
             status: None,
         };
         let key = ObjectKey::namespaced(namespace, &name);
-        Ok(Some(Object::ready(stage, Kind::PodDisruptionBudget, key, to_value(&budget)?)))
+        Ok(Some(InstallationObject::from_value(stage, Kind::PodDisruptionBudget, key, to_value(&budget)?)))
     }
 
     fn daemon_set(&self, mut daemon_set: DaemonSet) -> DaemonSet {
-        self.stamp.metadata(&mut daemon_set.metadata);
+        self.managed_metadata.add_to_metadata(&mut daemon_set.metadata);
         if let Some(spec) = &mut daemon_set.spec {
-            self.stamp.template(spec.template.metadata.get_or_insert_default());
+            self.managed_metadata.add_to_template(spec.template.metadata.get_or_insert_default());
             if let Some(pod) = &mut spec.template.spec {
-                placement::place(pod, self.spec.workloads.as_ref(), Usually::AnyNode);
+                placement::place(pod, self.spec.workloads.as_ref(), DefaultPlacement::AnyNode);
             }
         }
         if daemon_set.metadata.name.as_deref() == Some(VIRT_HANDLER) {
             rollout::limit_devices(&mut daemon_set, self.spec.configuration.virtual_machine_instances_per_node);
         }
-        rollout::settle(&mut daemon_set);
+        rollout::adjust_update_strategy(&mut daemon_set);
         daemon_set
     }
 
     fn annotate_lifetime(&self, key: &ObjectKey, secret: &mut Value) {
-        let lifetime =
-            if certificates::is_authority(key.name()) { self.lifetimes.authority } else { self.lifetimes.leaf };
+        let lifetime = if certificates::is_ca(key.name()) { self.lifetimes.ca } else { self.lifetimes.leaf };
         if let Some(metadata) = secret.get_mut("metadata").and_then(Value::as_object_mut) {
             let duration = (annotation::DURATION.to_owned(), lifetime.annotation());
             managed_metadata::merge(metadata, "annotations", &[duration].into());
@@ -308,23 +308,22 @@ impl Overlay<'_> {
     }
 }
 
-/// The release makes one of the webhooks anew each time, after it has customized the others.
+/// KubeVirt generates the pod mutator after it customized the other webhooks.
 fn is_customized(kind: Kind, name: &str) -> bool {
     Customizer::applies_to(kind) && name != webhooks::POD_MUTATOR
 }
 
-/// Fields that the type does not know are dropped, as the reference drops them; a wrong type is the customizer's.
+/// Unknown fields are dropped, as in upstream virt-operator. Only a patch can bring in a value of a wrong type.
 fn from_value<T: DeserializeOwned>(kind: Kind, key: &ObjectKey, object: Value) -> Result<T, Failure> {
     serde_json::from_value(object).map_err(|error| {
-        let message = format!("what spec.customizeComponents makes of {} {key} is none: {error}", kind.name());
+        let message = format!("spec.customizeComponents turns {} {key} into an invalid object: {error}", kind.name());
         Failure::invalid(INVALID_CUSTOMIZATION, message)
     })
 }
 
 fn to_value<T: Serialize>(object: &T) -> Result<Value, Failure> {
-    Ok(vitivirt_api::Body::of(object)?.into_json())
+    Ok(Body::of(object)?.into_json())
 }
 
 #[cfg(test)]
-#[path = "installation_tests.rs"]
 mod tests;

@@ -1,6 +1,6 @@
-//! Data of the release, compressed in the program and unpacked piece by piece.
+//! Data of the KubeVirt release, compressed in the program and decompressed piece by piece.
 //!
-//! Unpacked all at once the definitions alone are megabytes of JSON, and as trees many times that.
+//! The CRDs alone are megabytes of JSON, and many times that as trees of values.
 
 use std::io::{BufRead, BufReader, Read};
 
@@ -9,9 +9,9 @@ use serde::de::DeserializeOwned;
 use vitivirt_api::{Failure, reason};
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Packed(&'static [u8]);
+pub(crate) struct CompressedAsset(&'static [u8]);
 
-impl Packed {
+impl CompressedAsset {
     pub(crate) const fn new(bytes: &'static [u8]) -> Self {
         Self(bytes)
     }
@@ -22,12 +22,12 @@ impl Packed {
         serde_json::from_slice(&text).map_err(damaged)
     }
 
-    /// The lines one after the other; only one of them is in memory.
+    /// The lines, of which one at a time is in memory.
     pub(crate) fn lines(self) -> impl Iterator<Item = Result<String, Failure>> {
         BufReader::new(GzDecoder::new(self.0)).lines().map(|line| line.map_err(damaged))
     }
 }
 
 fn damaged(error: impl std::fmt::Display) -> Failure {
-    Failure::bug(reason::UNREADABLE_ANSWER, format!("the release's data in this program cannot be read: {error}"))
+    Failure::bug(reason::UNREADABLE_ANSWER, format!("the release data in this program cannot be read: {error}"))
 }

@@ -1,8 +1,8 @@
-//! What the API server completes an object with: defaults of its types, and fields that follow from others.
+//! What the API server adds to an object: the defaults of its type, and fields that follow from others.
 
 use serde_json::{Value, json};
 
-/// Fields that are set when they are missing and what they are in is there. `*` is every element of a list.
+/// The default of a field applies if its parent exists. `*` is every element of a list.
 fn defaults(kind: &str) -> Vec<(&'static str, Value)> {
     match kind {
         "Deployment" => [
@@ -96,21 +96,21 @@ fn match_defaults(at: &'static str) -> Vec<(&'static str, Value)> {
     paths.into_iter().zip([json!("Equivalent"), json!({}), json!({}), json!("*")]).collect()
 }
 
-pub(crate) fn complete(object: &mut Value) {
+pub(crate) fn add_defaults(object: &mut Value) {
     let kind = object["kind"].as_str().unwrap().to_owned();
     for (path, value) in defaults(&kind) {
         let path: Vec<&str> = path.split('/').collect();
-        set(object, &path, &value);
+        set_default(object, &path, &value);
     }
-    follow(&kind, object);
+    set_derived_fields(&kind, object);
 }
 
-fn set(value: &mut Value, path: &[&str], default: &Value) {
+fn set_default(value: &mut Value, path: &[&str], default: &Value) {
     match path {
         [] => {}
         ["*", rest @ ..] => {
             for element in value.as_array_mut().into_iter().flatten() {
-                set(element, rest, default);
+                set_default(element, rest, default);
             }
         }
         [last] => {
@@ -120,14 +120,14 @@ fn set(value: &mut Value, path: &[&str], default: &Value) {
         }
         [first, rest @ ..] => {
             if let Some(inner) = value.get_mut(*first) {
-                set(inner, rest, default);
+                set_default(inner, rest, default);
             }
         }
     }
 }
 
-/// What follows from other fields.
-fn follow(kind: &str, object: &mut Value) {
+/// Fields that follow from other fields.
+fn set_derived_fields(kind: &str, object: &mut Value) {
     match kind {
         "Deployment" | "DaemonSet" => {
             let pod = &mut object["spec"]["template"]["spec"];

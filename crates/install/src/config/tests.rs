@@ -1,4 +1,4 @@
-//! Identifiers and JSON that the reference computed for the same resources.
+//! Identifiers and JSON that upstream virt-operator computed for the same resources.
 
 use serde_json::json;
 
@@ -21,7 +21,7 @@ fn config(spec: &serde_json::Value) -> DeploymentConfig {
 }
 
 #[test]
-fn identifiers_are_those_of_the_reference() {
+fn identifiers_equal_those_of_upstream() {
     for (spec, id) in [
         (json!({}), "0b862b5055cacaa3de8240463b634da97b943b97"),
         (json!({"imagePullPolicy": "IfNotPresent"}), "b38e7025a18ad9dcc2f64bb5a65dac314a112abb"),
@@ -49,7 +49,7 @@ fn identifiers_are_those_of_the_reference() {
 }
 
 #[test]
-fn what_the_resource_configures_but_the_deployment_does_not_depend_on_keeps_the_identifier() {
+fn settings_that_are_not_strings_do_not_change_the_identifier() {
     let plain = config(&json!({})).id;
     let configured = config(&json!({"infra": {"replicas": 3}, "configuration": {"network": {}},
         "customizeComponents": {"flags": {"api": {"v": "5"}}}}));
@@ -57,7 +57,7 @@ fn what_the_resource_configures_but_the_deployment_does_not_depend_on_keeps_the_
 }
 
 #[test]
-fn json_is_written_as_go_writes_it() {
+fn json_has_the_format_of_go() {
     let json = config(&json!({})).json();
     assert!(json.starts_with(r#"{"id":"0b862b5055cacaa3de8240463b634da97b943b97","namespace":"kubevirt","registry":"#));
     assert!(json.contains(r#""Configuration":"\u003cv1.KubeVirtConfiguration Value\u003e","#), "{json}");
@@ -87,11 +87,11 @@ fn a_prefix_belongs_to_derived_images_and_a_digest_falls_back_to_the_version() {
 }
 
 #[test]
-fn label_values() {
-    for good in ["", "a", "4.2", "a_b-C", &"x".repeat(63)] {
-        assert!(is_label_value(good), "{good}");
+fn label_values_are_checked() {
+    for valid in ["", "a", "4.2", "a_b-C", &"x".repeat(63)] {
+        assert!(is_label_value(valid), "{valid}");
     }
-    for bad in ["-a", "a.", "a b", &"x".repeat(64)] {
-        assert!(!is_label_value(bad), "{bad}");
+    for invalid in ["-a", "a.", "a b", &"x".repeat(64)] {
+        assert!(!is_label_value(invalid), "{invalid}");
     }
 }

@@ -1,61 +1,51 @@
-//! A cluster in memory: what the API server does with our writes, and what Kubernetes does with workloads.
+//! A cluster in memory: it stores writes as the API server does, and rolls out workloads as Kubernetes does.
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
-
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use k8s_openapi::jiff::Timestamp;
-use serde_json::{Value, json};
-use vitivirt_api::kubevirt::KubeVirt;
-use vitivirt_api::{ObjectKey, Operation, Outcome, Plan, Report, Stop, Write};
-use vitivirt_install::certificates::{Issued, KeyPair};
-use vitivirt_install::{
-    Cluster, DeploymentConfig, Desired, Environment, Installation, Kind, LiveObject, Objects, Observed, UpToDate,
-    is_of_another_release,
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
 };
 
-#[path = "../parity/server.rs"]
-mod server;
+use k8s_openapi::{
+    apimachinery::pkg::apis::meta::v1::ObjectMeta,
+    jiff::{SignedDuration, Timestamp},
+};
+use serde_json::{Value, json};
+use vitivirt_api::{ObjectKey, Operation, Outcome, Plan, Report, Stop, Target, Write, kubevirt::KubeVirt};
+use vitivirt_install::{
+    Cluster, DeploymentConfig, Desired, Environment, InstallStrategy, Kind, LiveObject, Objects, Observed,
+    StoredObjects, UpToDate, desired_installation, is_of_another_release, owns, plan, report, up_to_date_after,
+};
 
-pub(crate) struct World {
+use crate::{TestCertificates, api_server};
+
+pub(crate) struct TestCluster {
     pub(crate) kubevirt: KubeVirt,
     pub(crate) environment: Environment,
     pub(crate) cluster: Cluster,
-    pub(crate) earlier: Option<ObjectKey>,
-    pub(crate) in_use: std::collections::BTreeSet<ObjectKey>,
+    pub(crate) first_kubevirt: Option<ObjectKey>,
+    pub(crate) crds_with_objects: BTreeSet<ObjectKey>,
     pub(crate) now: Timestamp,
-    /// Shared until they change: definitions are big.
+    /// Shared until they change, because CRDs are large.
     pub(crate) objects: BTreeMap<(String, ObjectKey), Arc<Value>>,
     pub(crate) up_to_date: Arc<UpToDate>,
-    /// Whether pods start by themselves.
+    /// Whether `settle` starts the pods of workloads.
     pub(crate) rolls_out: bool,
     serial: u64,
-    /// Of the operator's own node.
+    /// The architecture of the operator's node.
     pub(crate) architecture: &'static str,
 }
 
-struct SomethingIssued;
-
-impl Issued for SomethingIssued {
-    fn key_pair(&self, secret: &str) -> Option<KeyPair> {
-        Some(KeyPair { certificate: secret.as_bytes().to_vec(), key: b"key".to_vec() })
-    }
-
-    fn bundle(&self, _: &str) -> Option<String> {
-        Some("bundle".to_owned())
-    }
-}
-
-pub(crate) struct Pass {
+/// One reconcile.
+pub(crate) struct Reconcile {
     pub(crate) plan: Plan,
-    done: Vec<String>,
+    sent: Vec<String>,
     pub(crate) outcome: Outcome,
     pub(crate) report: Report,
 }
 
-impl Pass {
+impl Reconcile {
     pub(crate) fn writes(&self) -> Vec<String> {
-        self.done.clone()
+        self.sent.clone()
     }
 
     pub(crate) fn is_silent(&self) -> bool {
@@ -66,7 +56,7 @@ impl Pass {
     }
 }
 
-impl World {
+impl TestCluster {
     pub(crate) fn new(spec: &Value) -> Self {
         let kubevirt = json!({
             "apiVersion": "kubevirt.io/v1", "kind": "KubeVirt",
@@ -75,15 +65,15 @@ impl World {
         });
         let variables =
             [("VIRT_OPERATOR_IMAGE", "quay.io/kubevirt/virt-operator:v1.8.4"), ("KUBEVIRT_VERSION", "v1.8.4")];
-        let mut world = Self {
+        let mut cluster = Self {
             kubevirt: serde_json::from_value(kubevirt).unwrap(),
             environment: Environment::from_variables(
                 variables.map(|(name, value)| (name.to_owned(), value.to_owned())),
             ),
             cluster: Cluster { admission_policies: true, schedulable_nodes: 2, ..Cluster::default() },
-            earlier: None,
+            first_kubevirt: None,
             architecture: "amd64",
-            in_use: std::collections::BTreeSet::new(),
+            crds_with_objects: BTreeSet::new(),
             now: Timestamp::from_second(1_800_000_000).unwrap(),
             objects: BTreeMap::new(),
             up_to_date: Arc::default(),
@@ -91,8 +81,8 @@ impl World {
             serial: 0,
         };
         let namespace = json!({"kind": "Namespace", "metadata": {"name": "kubevirt", "labels": {"a": "b"}}});
-        world.put("Namespace", ObjectKey::cluster("kubevirt"), namespace, "admin");
-        world
+        cluster.put("Namespace", ObjectKey::cluster("kubevirt"), namespace, "admin");
+        cluster
     }
 
     pub(crate) fn edit(&mut self, spec: &Value) {
@@ -101,55 +91,54 @@ impl World {
         self.up_to_date = Arc::default();
     }
 
-    /// The operator begins anew and remembers nothing.
+    /// The operator restarts and loses its memory.
     pub(crate) fn restart(&mut self) {
         self.up_to_date = Arc::default();
     }
 
     pub(crate) fn observed(&self) -> Observed {
-        let config = DeploymentConfig::new(&self.kubevirt, &self.environment);
-        let objects = self.live();
-        let wanted = if is_of_another_release(&self.kubevirt, &self.environment) {
-            match objects.strategy(&config.id) {
-                None => Desired::strategy(&self.kubevirt, config),
-                Some((key, _)) => {
-                    let map = Value::clone(&self.objects[&("ConfigMap".to_owned(), key.clone())]);
-                    let map = serde_json::from_value(map).unwrap();
-                    let yaml = |text: &str| serde_json::from_str(text).map_err(|error| error.to_string());
-                    let strategy = vitivirt_install::Strategy::decode(&map, yaml).unwrap();
-                    Installation::of(strategy, config, &self.kubevirt, &self.cluster)
-                        .map(|installation| Desired::Installation(Arc::new(installation)))
-                }
-            }
-        } else {
-            Installation::new(&self.kubevirt, &self.environment, &self.cluster)
-                .map(|installation| Desired::Installation(Arc::new(installation)))
-        };
         let namespace = self.objects.get(&("Namespace".to_owned(), ObjectKey::cluster("kubevirt")));
         Observed {
             kubevirt: self.kubevirt.clone(),
-            earlier: self.earlier.clone(),
+            first_kubevirt: self.first_kubevirt.clone(),
             operator_namespace: "kubevirt".to_owned(),
             architecture: self.architecture,
             now: self.now,
-            desired: wanted.unwrap_or_else(Desired::Invalid),
-            issued: Arc::new(SomethingIssued),
-            renewal: None,
-            synchronization: Vec::new(),
-            objects,
-            namespace: namespace.map(|object| Arc::new(LiveObject::of_metadata(&metadata(object)))),
-            up_to_date: self.up_to_date.clone(),
-            complete: true,
-            in_use: self.in_use.clone(),
+            cluster: self.cluster.clone(),
+            synchronization_addresses: Vec::new(),
+            objects: self.live(),
+            namespace: namespace.map(|object| Arc::new(LiveObject::from_metadata(&metadata(object)))),
+            caches_complete: true,
+            crds_with_objects: self.crds_with_objects.clone(),
+        }
+    }
+
+    pub(crate) fn desired(&self, observed: &Observed) -> Desired {
+        let config = DeploymentConfig::new(&self.kubevirt, &self.environment);
+        let dumped = observed.objects.strategy(&config.id);
+        let dumped = dumped.filter(|_| is_of_another_release(&self.kubevirt, &self.environment)).map(|(key, _)| {
+            let map = Value::clone(&self.objects[&("ConfigMap".to_owned(), key.clone())]);
+            let yaml = |text: &str| serde_json::from_str(text).map_err(|error| error.to_string());
+            InstallStrategy::decode(&serde_json::from_value(map).unwrap(), yaml).unwrap()
+        });
+        match desired_installation(observed, &self.environment, dumped) {
+            Ok(Some(installation)) => Desired::Installation {
+                installation: Arc::new(installation),
+                certificates: Arc::new(TestCertificates),
+                renew_at: None,
+                up_to_date: self.up_to_date.clone(),
+            },
+            Ok(None) => Desired::StrategyPending(Arc::new(config)),
+            Err(failure) => Desired::Invalid(failure),
         }
     }
 
     fn live(&self) -> Objects {
         let mut objects = Objects::default();
         for ((kind, key), object) in &self.objects {
-            if let Some(kind) = Kind::named(kind) {
+            if let Some(kind) = Kind::from_name(kind) {
                 let live = match kind {
-                    Kind::CustomResourceDefinition => LiveObject::of_metadata(&metadata(object)),
+                    Kind::CustomResourceDefinition => LiveObject::from_metadata(&metadata(object)),
                     _ => LiveObject::new(&metadata(object), Value::clone(object)),
                 };
                 objects.insert(kind, key.clone(), Arc::new(live));
@@ -158,66 +147,69 @@ impl World {
         objects
     }
 
-    pub(crate) fn reconcile(&mut self) -> Pass {
+    pub(crate) fn reconcile(&mut self) -> Reconcile {
         let observed = self.observed();
-        let plan = vitivirt_install::plan(&observed);
-        let mut done = Vec::new();
-        let outcome = self.apply(&plan, &mut done);
-        let report = vitivirt_install::report(&observed, &plan, &outcome);
+        let desired = self.desired(&observed);
+        let plan = plan(&observed, &desired).unwrap();
+        let mut sent = Vec::new();
+        let outcome = self.apply(&plan, &mut sent);
+        let report = report(&observed, &desired, &plan, &outcome);
         if let Some(status) = report.status.as_ref().filter(|status| status.differs()) {
             self.kubevirt.status = Some(serde_json::from_value(status.desired.clone()).unwrap());
         }
-        let answers = self.answers(&plan, &done);
-        self.up_to_date = Arc::new(observed.up_to_date_after(&plan, &answers));
-        self.now += k8s_openapi::jiff::SignedDuration::from_secs(1);
-        Pass { plan, done, outcome, report }
+        let stored = self.stored_objects(&plan, &sent);
+        if let Some(up_to_date) = up_to_date_after(&observed, &desired, &plan, &stored) {
+            self.up_to_date = Arc::new(up_to_date);
+        }
+        self.now += SignedDuration::from_secs(1);
+        Reconcile { plan, sent, outcome, report }
     }
 
-    /// Passes until nothing is left to do; what each of them did.
-    pub(crate) fn settle(&mut self) -> Vec<Pass> {
-        let mut passes = Vec::new();
+    /// Reconciles until one changes nothing, and returns the others.
+    pub(crate) fn settle(&mut self) -> Vec<Reconcile> {
+        let mut reconciles = Vec::new();
         for _ in 0..12 {
-            let pass = self.reconcile();
+            let reconcile = self.reconcile();
             if self.rolls_out {
                 self.roll_out();
             }
-            if pass.is_silent() {
-                return passes;
+            if reconcile.is_silent() {
+                return reconciles;
             }
-            passes.push(pass);
+            reconciles.push(reconcile);
         }
-        let last = passes.last().unwrap();
-        panic!("it does not come to rest: {:?} {:?}", last.outcome.stop, last.writes());
+        let last = reconciles.last().unwrap();
+        panic!("the installation does not settle: {:?} {:?}", last.outcome.stop, last.writes());
     }
 
-    /// What the server has made of the writes of a plan.
-    fn answers(&self, plan: &Plan, done: &[String]) -> vitivirt_install::StoredObjects {
+    /// What the API server stored for the writes of a plan.
+    fn stored_objects(&self, plan: &Plan, sent: &[String]) -> StoredObjects {
         let live = self.live();
         let all = plan.steps.iter().flat_map(|step| &step.writes);
-        let written = all.filter(|write| done.contains(&format!("{write:?}"))).map(Write::target);
-        let digest = |target: &vitivirt_api::Target| {
-            let kind = Kind::named(&target.resource.kind)?;
+        let written = all.filter(|write| sent.contains(&format!("{write:?}"))).map(Write::target);
+        let stored = |target: &Target| {
+            let kind = Kind::from_name(&target.resource.kind)?;
             Some(((kind, target.key.clone()), LiveObject::clone(live.get(kind, &target.key)?)))
         };
-        written.filter_map(digest).collect()
+        written.filter_map(stored).collect()
     }
 
-    fn apply(&mut self, plan: &Plan, done: &mut Vec<String>) -> Outcome {
+    fn apply(&mut self, plan: &Plan, sent: &mut Vec<String>) -> Outcome {
         let mut written = 0;
         for step in &plan.steps {
             for write in &step.writes {
-                let made = match write {
+                let built = match write {
                     Write::Lazy { make, .. } => match make.make() {
-                        Ok(made) => made,
+                        Ok(built) => built,
                         Err(failure) => return Outcome { stop: Stop::Failed { step: step.name, failure }, written },
                     },
                     write => write.clone(),
                 };
-                assert_eq!((made.target(), made.verb()), (write.target(), write.verb()));
-                if let Some(stop) = self.write(step.name, &made) {
+                assert_eq!((built.target(), built.verb()), (write.target(), write.verb()));
+                if let Some(stop) = self.write(step.name, &built) {
                     return Outcome { stop, written };
                 }
-                done.push(format!("{write:?}"));
+                sent.push(format!("{write:?}"));
                 written += 1;
             }
             if let Some(wait) = &step.wait {
@@ -234,13 +226,13 @@ impl World {
         match write {
             Write::Create { body, .. } => {
                 if let Some(live) = self.objects.get(&place) {
-                    assert!(!vitivirt_install::owns(live), "{target} is there and was to be created");
+                    assert!(!owns(live), "{target} already exists");
                     return Some(Stop::NameConflict { step, target: target.clone(), live: Value::clone(live).into() });
                 }
                 let mut object = body.json().clone();
                 object["kind"] = json!(kind);
                 object["metadata"]["name"] = json!(key.name());
-                server::complete(&mut object);
+                api_server::add_defaults(&mut object);
                 self.put(&kind, key, object, "virt-operator");
             }
             Write::Patch { operations, uid, .. } if kind == "KubeVirt" => {
@@ -254,13 +246,13 @@ impl World {
                 assert_eq!(object["metadata"]["uid"], **uid);
                 let before = object.clone();
                 operations.iter().for_each(|operation| change(&mut object, operation));
-                server::complete(&mut object);
-                assert!(object != before, "a patch of {target} that changes nothing");
+                api_server::add_defaults(&mut object);
+                assert!(object != before, "no-op patch of {target}");
                 if without_metadata(&object) != without_metadata(&before) {
                     object["metadata"]["generation"] = json!(object["metadata"]["generation"].as_i64().unwrap() + 1);
                 }
-                // Whoever changes a field takes it from those who set it before.
-                object["metadata"]["managedFields"] = by("virt-operator");
+                // The client that changes a field becomes its only manager.
+                object["metadata"]["managedFields"] = managed_fields("virt-operator");
                 self.objects.insert(place, Arc::new(object));
             }
             Write::Delete { uid, .. } => {
@@ -276,7 +268,7 @@ impl World {
         self.serial += 1;
         object["metadata"]["uid"] = json!(format!("uid-{}", self.serial));
         object["metadata"]["generation"] = json!(1);
-        object["metadata"]["managedFields"] = by(manager);
+        object["metadata"]["managedFields"] = managed_fields(manager);
         self.objects.insert((kind.to_owned(), key), Arc::new(object));
     }
 
@@ -304,7 +296,7 @@ impl World {
 
     pub(crate) fn object(&mut self, kind: &str, name: &str) -> &mut Value {
         let found = self.objects.iter_mut().find(|((of, key), _)| of == kind && key.name() == name);
-        Arc::make_mut(found.unwrap_or_else(|| panic!("there is no {kind} {name}")).1)
+        Arc::make_mut(found.unwrap_or_else(|| panic!("{kind} {name} not found")).1)
     }
 
     pub(crate) fn at(&mut self, place: &(String, ObjectKey)) -> &mut Value {
@@ -316,7 +308,7 @@ impl World {
     }
 }
 
-fn by(manager: &str) -> Value {
+fn managed_fields(manager: &str) -> Value {
     json!([{"manager": manager, "operation": "Update", "fieldsV1": {}}])
 }
 
@@ -341,6 +333,6 @@ fn change(object: &mut Value, operation: &Operation) {
     let parent = parent.as_object_mut().unwrap();
     match &operation.value {
         Some(value) => drop(parent.insert(last, value.clone())),
-        None => drop(parent.remove(&last).unwrap_or_else(|| panic!("{} is not there", operation.path))),
+        None => drop(parent.remove(&last).unwrap_or_else(|| panic!("{} not found", operation.path))),
     }
 }

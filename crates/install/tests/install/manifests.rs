@@ -1,43 +1,30 @@
-//! What must exist before the operator runs, compared with what the release has for its own operator
-//! (`reference/operator.expected.json.gz`, `cargo xtask generate --release-data`).
-
-#![expect(
-    clippy::unwrap_used,
-    clippy::indexing_slicing,
-    reason = "a test may stop where something is not as it should be"
-)]
+//! Compares the manifests of the operator with those that the KubeVirt release has for its operator
+//! (`reference/operator.expected.json`, `cargo xtask generate --release-data`).
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::Read;
 
 use serde_json::{Value, json};
 use vitivirt_api::kubevirt::KubeVirt;
-use vitivirt_install::manifests::Manifests;
-use vitivirt_install::{DeploymentConfig, Environment, Kind, Strategy};
-
-type Objects = BTreeMap<String, Value>;
+use vitivirt_install::{DeploymentConfig, Environment, InstallStrategy, Kind, manifests::Manifests};
 
 const IMAGE: &str = "registry.example.com/ours:1";
 
-fn by_name(objects: impl IntoIterator<Item = Value>) -> Objects {
+fn by_name(objects: impl IntoIterator<Item = Value>) -> BTreeMap<String, Value> {
     let name = |object: &Value| {
         format!("{} {}", object["kind"].as_str().unwrap(), object["metadata"]["name"].as_str().unwrap())
     };
     objects.into_iter().map(|object| (name(&object), object)).collect()
 }
 
-fn theirs() -> Objects {
-    let bytes = include_bytes!("reference/operator.expected.json.gz").as_slice();
-    let mut text = String::new();
-    flate2::read::GzDecoder::new(bytes).read_to_string(&mut text).unwrap();
-    by_name(serde_json::from_str::<Vec<Value>>(&text).unwrap())
+fn theirs() -> BTreeMap<String, Value> {
+    by_name(serde_json::from_str::<Vec<Value>>(include_str!("../reference/operator.expected.json")).unwrap())
 }
 
-fn ours(namespace: &str) -> Objects {
+fn ours(namespace: &str) -> BTreeMap<String, Value> {
     by_name(Manifests { namespace: namespace.to_owned(), image: IMAGE.to_owned() }.objects().unwrap())
 }
 
-/// One verb on one kind of object, perhaps on one object only; every list of a rule taken apart.
+/// One verb on one resource, or on one object of it.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 struct Permission {
     group: String,
@@ -92,7 +79,7 @@ fn permissions(rules: &Value) -> BTreeSet<Permission> {
 }
 
 #[test]
-fn the_operator_may_do_what_the_releases_may_and_little_more() {
+fn the_operator_has_the_permissions_of_upstream_and_four_more() {
     let (theirs, ours) = (theirs(), ours("kubevirt"));
     let constraint = |name| Permission::new("security.openshift.io", "securitycontextconstraints", Some(name), "patch");
     let event = |verb| Permission::new("events.k8s.io", "events", None, verb);
@@ -120,9 +107,9 @@ fn the_operator_may_do_what_the_releases_may_and_little_more() {
     }
 }
 
-/// The API server lets nobody grant what they do not hold.
+/// The API server allows a client to grant only permissions that the client holds.
 #[test]
-fn the_operator_holds_everything_that_it_grants() {
+fn the_operator_holds_every_permission_that_it_grants() {
     let kubevirt: KubeVirt = serde_json::from_value(json!({
         "apiVersion": "kubevirt.io/v1", "kind": "KubeVirt", "metadata": {"name": "kubevirt", "namespace": "kubevirt"},
         "spec": {"configuration": {"developerConfiguration": {"featureGates": ["Template"]}}},
@@ -130,7 +117,7 @@ fn the_operator_holds_everything_that_it_grants() {
     .unwrap();
     let image = ("VIRT_OPERATOR_IMAGE".to_owned(), "quay.io/kubevirt/virt-operator:v1.8.4".to_owned());
     let config = DeploymentConfig::new(&kubevirt, &Environment::from_variables([image]));
-    let strategy = Strategy::generate(&config, Some("monitoring"), None).unwrap();
+    let strategy = InstallStrategy::generate(&config, Some("monitoring"), None).unwrap();
     let ours = ours("kubevirt");
     let held = [&ours["ClusterRole kubevirt-operator"]["rules"], &ours["Role kubevirt-operator"]["rules"]];
     let [everywhere, here] = held.map(permissions);
@@ -147,7 +134,7 @@ fn the_operator_holds_everything_that_it_grants() {
 }
 
 #[test]
-fn accounts_bindings_and_the_priority_class_are_the_releases() {
+fn accounts_bindings_and_the_priority_class_equal_those_of_upstream() {
     let (theirs, ours) = (theirs(), ours("kubevirt"));
     for name in [
         "ServiceAccount kubevirt-operator",
@@ -157,7 +144,7 @@ fn accounts_bindings_and_the_priority_class_are_the_releases() {
     ] {
         let (mut theirs, mut ours) = (theirs[name].clone(), ours[name].clone());
         for object in [&mut theirs, &mut ours] {
-            // Prose, and a default.
+            // A description and a default.
             object.as_object_mut().unwrap().retain(|key, _| key != "description" && key != "globalDefault");
         }
         assert_eq!(ours, theirs, "{name}");
@@ -167,13 +154,13 @@ fn accounts_bindings_and_the_priority_class_are_the_releases() {
     }
 }
 
-/// Every path at which the two differ, without values.
-fn differing(at: &str, theirs: &Value, ours: &Value, found: &mut BTreeSet<String>) {
+/// The paths at which the two differ, without values.
+fn differing_paths(at: &str, theirs: &Value, ours: &Value, found: &mut BTreeSet<String>) {
     match (theirs, ours) {
         (Value::Object(theirs), Value::Object(ours)) => {
             for key in theirs.keys().chain(ours.keys()) {
                 let (theirs, ours) = (theirs.get(key).unwrap_or(&Value::Null), ours.get(key).unwrap_or(&Value::Null));
-                differing(&format!("{at}/{key}"), theirs, ours, found);
+                differing_paths(&format!("{at}/{key}"), theirs, ours, found);
             }
         }
         (theirs, ours) if theirs != ours => drop(found.insert(at.to_owned())),
@@ -182,10 +169,10 @@ fn differing(at: &str, theirs: &Value, ours: &Value, found: &mut BTreeSet<String
 }
 
 #[test]
-fn the_deployment_differs_from_the_releases_where_the_program_does() {
+fn the_deployment_differs_from_upstream_only_where_the_program_does() {
     let (theirs, ours) = (&theirs()["Deployment virt-operator"], &ours("kubevirt")["Deployment virt-operator"]);
     let mut found = BTreeSet::new();
-    differing("", &theirs["spec"], &ours["spec"], &mut found);
+    differing_paths("", &theirs["spec"], &ours["spec"], &mut found);
     let expected = [
         "/template/spec/affinity/nodeAffinity/preferredDuringSchedulingIgnoredDuringExecution",
         "/template/spec/affinity/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution",
@@ -196,7 +183,7 @@ fn the_deployment_differs_from_the_releases_where_the_program_does() {
 
     let mut found = BTreeSet::new();
     let container = "/spec/template/spec/containers/0";
-    differing("", theirs.pointer(container).unwrap(), ours.pointer(container).unwrap(), &mut found);
+    differing_paths("", theirs.pointer(container).unwrap(), ours.pointer(container).unwrap(), &mut found);
     let expected = [
         "/env",
         "/image",
@@ -207,14 +194,14 @@ fn the_deployment_differs_from_the_releases_where_the_program_does() {
         "/volumeMounts",
     ];
     assert_eq!(found.iter().map(String::as_str).collect::<Vec<_>>(), expected);
-    let of_the_release = json!({"name": "VIRT_OPERATOR_IMAGE", "value": "quay.io/kubevirt/virt-operator:v1.8.4"});
+    let upstream_image = json!({"name": "VIRT_OPERATOR_IMAGE", "value": "quay.io/kubevirt/virt-operator:v1.8.4"});
     let env = ours.pointer(container).unwrap()["env"].as_array().unwrap();
-    assert!(env.contains(&of_the_release), "KubeVirt's images do not follow ours");
-    assert!(theirs.pointer(container).unwrap()["env"].as_array().unwrap().contains(&of_the_release));
+    assert!(env.contains(&upstream_image), "KubeVirt's images are derived from the image of upstream virt-operator");
+    assert!(theirs.pointer(container).unwrap()["env"].as_array().unwrap().contains(&upstream_image));
 }
 
 #[test]
-fn everything_is_in_the_namespace_that_was_chosen() {
+fn every_object_is_in_the_chosen_namespace() {
     let ours = ours("elsewhere");
     assert_eq!(ours.len(), 10);
     assert_eq!(ours["Namespace elsewhere"]["metadata"]["labels"]["pod-security.kubernetes.io/enforce"], "privileged");

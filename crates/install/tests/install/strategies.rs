@@ -1,26 +1,21 @@
-//! The configuration and the install strategy of resources and environments that no snapshot has, compared with what
-//! the release itself generates (`reference/strategies.json`, `cargo xtask generate --release-data`).
+//! Compares the configuration and the install strategy of resources and environments that no snapshot has with those
+//! that the KubeVirt release generates (`reference/strategies.json`, `cargo xtask generate --release-data`).
 //!
-//! Release data (definitions, instancetypes) is compared by the parity test. Left out here: the CEL of policies and the
-//! texts of alerts, which are our own, and fields that Go writes though they are empty.
-
-#![expect(
-    clippy::unwrap_used,
-    clippy::indexing_slicing,
-    reason = "a test may stop where something is not as it should be"
-)]
+//! The parity tests compare release data (CRDs, instancetypes). Not compared: the CEL of policies and the texts of
+//! alerts, which differ on purpose, and fields that Go writes although they are empty.
 
 use std::collections::BTreeMap;
-use std::io::Read;
 
 use serde::Deserialize;
 use serde_json::{Value, json};
 use vitivirt_api::kubevirt::KubeVirt;
-use vitivirt_install::{DeploymentConfig, Environment, Kind, Strategy};
+use vitivirt_install::{DeploymentConfig, Environment, InstallStrategy, Kind};
+
+use crate::decompress;
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Case {
+struct StrategyCase {
     name: String,
     environment: BTreeMap<String, String>,
     monitor_namespace: String,
@@ -28,27 +23,23 @@ struct Case {
 }
 
 #[derive(Deserialize)]
-struct Expected {
+struct ExpectedStrategy {
     config: String,
     objects: Vec<Value>,
 }
 
-type Objects = BTreeMap<String, Value>;
-
-fn cases() -> Vec<Case> {
-    serde_json::from_str(include_str!("reference/strategies.json")).unwrap()
+fn cases() -> Vec<StrategyCase> {
+    serde_json::from_str(include_str!("../reference/strategies.json")).unwrap()
 }
 
-fn expected() -> BTreeMap<String, Expected> {
-    let bytes = include_bytes!("reference/strategies.expected.json.gz").as_slice();
-    let mut text = String::new();
-    flate2::read::GzDecoder::new(bytes).read_to_string(&mut text).unwrap();
-    serde_json::from_str(&text).unwrap()
+fn expected() -> BTreeMap<String, ExpectedStrategy> {
+    // 290 KB unpacked: too large to review as text.
+    serde_json::from_str(&decompress(include_bytes!("../reference/strategies.expected.json.gz"))).unwrap()
 }
 
 fn normalise(kind: &str, mut object: Value) -> Value {
     let fields = object.as_object_mut().unwrap();
-    // The release writes some versions that no server knows, and the reference does not read them.
+    // The release writes some API versions that do not exist, and the reference operator does not read them.
     fields.remove("apiVersion");
     fields.remove("status");
     match kind {
@@ -66,7 +57,7 @@ fn normalise(kind: &str, mut object: Value) -> Value {
                 }
             }
         }
-        // Its null fields are demanded by the API.
+        // The API requires its null fields.
         "SecurityContextConstraints" => return object,
         _ => {}
     }
@@ -87,7 +78,7 @@ fn without_empties(value: Value) -> Value {
     }
 }
 
-fn by_name(objects: impl IntoIterator<Item = Value>) -> Objects {
+fn by_name(objects: impl IntoIterator<Item = Value>) -> BTreeMap<String, Value> {
     let keyed = objects.into_iter().map(|object| {
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         let metadata = &object["metadata"];
@@ -98,7 +89,7 @@ fn by_name(objects: impl IntoIterator<Item = Value>) -> Objects {
 }
 
 #[test]
-fn configurations_are_byte_for_byte_those_of_the_release() {
+fn configurations_equal_those_of_the_release_byte_for_byte() {
     let expected = expected();
     for case in cases() {
         let config = DeploymentConfig::new(&case.kubevirt, &Environment::from_variables(case.environment));
@@ -107,13 +98,14 @@ fn configurations_are_byte_for_byte_those_of_the_release() {
 }
 
 #[test]
-fn strategies_are_those_of_the_release() {
+fn strategies_equal_those_of_the_release() {
     let mut expected = expected();
     for case in cases() {
         let environment = Environment::from_variables(case.environment);
         let config = DeploymentConfig::new(&case.kubevirt, &environment);
         let monitor = Some(case.monitor_namespace.as_str()).filter(|namespace| !namespace.is_empty());
-        let strategy = Strategy::generate(&config, monitor, environment.runbook_url_template.as_deref()).unwrap();
+        let strategy =
+            InstallStrategy::generate(&config, monitor, environment.runbook_url_template.as_deref()).unwrap();
         let data = [Kind::CustomResourceDefinition, Kind::Instancetype, Kind::Preference];
         let ours = strategy.items().iter().filter(|item| !data.contains(&item.kind));
         let ours = by_name(ours.map(|item| item.object().unwrap()));
@@ -121,7 +113,7 @@ fn strategies_are_those_of_the_release() {
         assert_eq!(
             ours.keys().collect::<Vec<_>>(),
             theirs.keys().collect::<Vec<_>>(),
-            "{}: other objects than the release",
+            "{}: the objects differ from those of the release",
             case.name
         );
         for (key, theirs) in &theirs {

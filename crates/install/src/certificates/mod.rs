@@ -1,58 +1,59 @@
-//! Which certificates an installation has: names, uses, lifetimes and who signs. Issuing them needs keys and a clock,
-//! so it is done elsewhere; what was issued comes back through `Issued` when an object is sent.
+//! The certificates of an installation: names, usages, lifetimes and signers. Issuing them needs keys and a clock, so
+//! virt-operator does that. The issued certificates are inserted through [`IssuedCertificates`] when an object is sent.
 
 pub mod bundle;
-mod due;
 mod lifetime;
+mod renewal;
 
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 
-use crate::{build::namespaced, config::DeploymentConfig, names::OPERATOR_WEBHOOK_SERVICE};
+use crate::{config::DeploymentConfig, metadata::namespaced, names::OPERATOR_WEBHOOK_SERVICE};
 
-pub use due::{SHORTEST, Term, Validity};
 pub(crate) use lifetime::go_duration;
-pub use lifetime::{BadDuration, Lifetime, Lifetimes, parse_duration};
+pub use lifetime::{InvalidDuration, Lifetime, Lifetimes};
+pub use renewal::{MIN_LIFETIME, Validity, ValidityWindow};
 
 pub const CA: &str = "kubevirt-ca";
 pub const EXPORT_CA: &str = "kubevirt-export-ca";
 pub const BACKUP_CA: &str = "kubevirt-backup-ca";
-/// Where users put authorities of their own; they are moved from there into the bundle `CA`.
+/// The ConfigMap to which users add their CAs. The operator moves them into the bundle `CA`.
 pub const EXTERNAL_CA: &str = "kubevirt-external-ca";
 /// The key of a bundle in its ConfigMap.
 pub const BUNDLE_KEY: &str = "ca-bundle";
 
 pub const VIRT_API: &str = "kubevirt-virt-api-certs";
 pub const VIRT_CONTROLLER: &str = "kubevirt-controller-certs";
-pub const VIRT_EXPORT_PROXY: &str = "kubevirt-exportproxy-certs";
+pub(crate) const VIRT_EXPORT_PROXY: &str = "kubevirt-exportproxy-certs";
 pub const VIRT_HANDLER_CLIENT: &str = "kubevirt-virt-handler-certs";
 pub const VIRT_HANDLER_SERVER: &str = "kubevirt-virt-handler-server-certs";
-pub const VIRT_HANDLER_MIGRATION: &str = "kubevirt-virt-handler-migration-client-certs";
-pub const VIRT_HANDLER_VSOCK: &str = "kubevirt-virt-handler-vsock-client-certs";
+pub(crate) const VIRT_HANDLER_MIGRATION: &str = "kubevirt-virt-handler-migration-client-certs";
+pub(crate) const VIRT_HANDLER_VSOCK: &str = "kubevirt-virt-handler-vsock-client-certs";
 pub const VIRT_OPERATOR: &str = "kubevirt-operator-certs";
 pub const SYNCHRONIZATION_CLIENT: &str = "kubevirt-synchronization-controller-certs";
-pub const SYNCHRONIZATION_SERVER: &str = "kubevirt-synchronization-controller-server-certs";
-pub const TEMPLATE_API: &str = "kubevirt-virt-template-api-certs";
-pub const TEMPLATE_WEBHOOK: &str = "kubevirt-virt-template-webhook-certs";
-pub const TEMPLATE_METRICS: &str = "kubevirt-virt-template-controller-metrics-certs";
+pub(crate) const SYNCHRONIZATION_SERVER: &str = "kubevirt-synchronization-controller-server-certs";
+pub(crate) const TEMPLATE_API: &str = "kubevirt-virt-template-api-certs";
+pub(crate) const TEMPLATE_WEBHOOK: &str = "kubevirt-virt-template-webhook-certs";
+pub(crate) const TEMPLATE_METRICS: &str = "kubevirt-virt-template-controller-metrics-certs";
 
-/// A certificate that has been issued, in PEM. It has no `Debug`, because it holds a key.
+/// An issued certificate and its key, in PEM. It has no `Debug`, because it contains a key.
 #[derive(Clone, PartialEq, Eq)]
 pub struct KeyPair {
     pub certificate: Vec<u8>,
     pub key: Vec<u8>,
 }
 
-/// What was issued, by the name of its Secret or ConfigMap. What is missing stays empty in the object.
-pub trait Issued {
+/// The issued certificates and CA bundles of an installation, by the name of the Secret or ConfigMap. An object without
+/// an issued certificate stays empty.
+pub trait IssuedCertificates {
     fn key_pair(&self, secret: &str) -> Option<KeyPair>;
-    /// A bundle in PEM. That of `CA` is what webhooks and aggregated APIs are trusted by.
+    /// A CA bundle in PEM. Clients of webhooks and aggregated APIs trust the bundle `CA`.
     fn bundle(&self, config_map: &str) -> Option<String>;
 }
 
-/// Nothing has been issued.
-pub struct NothingIssued;
+/// No certificates, for output without secrets.
+pub struct NoCertificates;
 
-impl Issued for NothingIssued {
+impl IssuedCertificates for NoCertificates {
     fn key_pair(&self, _: &str) -> Option<KeyPair> {
         None
     }
@@ -64,7 +65,7 @@ impl Issued for NothingIssued {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Usage {
-    /// Signs others, and itself.
+    /// Signs other certificates and itself.
     Ca,
     Server,
     Client,
@@ -75,31 +76,28 @@ pub enum Usage {
 pub struct Certificate {
     pub secret: String,
     pub usage: Usage,
-    /// For an authority the part before `@` and the time of its making.
+    /// For a CA without the suffix `@` and its creation time.
     pub common_name: String,
     pub dns_names: Vec<String>,
-    /// The Secret of the authority that signs it; an authority signs itself.
+    /// The Secret of the CA that signs it. A CA signs itself.
     pub signer: Option<&'static str>,
     pub lifetime: Lifetime,
-    /// How long before the authority's own end it is renewed, when that comes first.
-    pub signer_renew_before: Option<std::time::Duration>,
 }
 
-/// Every certificate of an installation, authorities first.
+/// Every certificate of an installation, CAs first.
 pub fn certificates(config: &DeploymentConfig, lifetimes: &Lifetimes) -> Vec<Certificate> {
-    let authority = |secret: &str, common_name: &str, lifetime: Lifetime| Certificate {
+    let ca = |secret: &str, common_name: &str, lifetime: Lifetime| Certificate {
         secret: secret.to_owned(),
         usage: Usage::Ca,
         common_name: common_name.to_owned(),
         dns_names: Vec::new(),
         signer: None,
         lifetime,
-        signer_renew_before: None,
     };
     let all = [
-        authority(CA, "kubevirt.io", lifetimes.authority),
-        authority(EXPORT_CA, "export.kubevirt.io", lifetimes.other_authorities),
-        authority(BACKUP_CA, "backup.kubevirt.io", lifetimes.other_authorities),
+        ca(CA, "kubevirt.io", lifetimes.ca),
+        ca(EXPORT_CA, "export.kubevirt.io", lifetimes.other_cas),
+        ca(BACKUP_CA, "backup.kubevirt.io", lifetimes.other_cas),
     ];
     let leaf = |leaf: Leaf| leaf.certificate(&config.namespace, lifetimes);
     let template = TEMPLATE_LEAVES.iter().copied().filter(|_| config.template());
@@ -108,9 +106,9 @@ pub fn certificates(config: &DeploymentConfig, lifetimes: &Lifetimes) -> Vec<Cer
 
 #[derive(Clone, Copy)]
 enum Leaf {
-    /// Of a service, with the name of a pod of it.
+    /// A server certificate with the name of a Service and of its pods.
     Service(&'static str, &'static str),
-    /// Of something that is known by a name of its own.
+    /// A server certificate with a KubeVirt node name.
     Node(&'static str, &'static str),
     Client(&'static str, &'static str),
 }
@@ -159,12 +157,11 @@ impl Leaf {
             dns_names,
             signer: Some(CA),
             lifetime: lifetimes.leaf,
-            signer_renew_before: Some(lifetimes.authority.renew_before),
         }
     }
 }
 
-/// The Secrets, without what is issued: leaves first, as a strategy lists them.
+/// The Secrets without their data, in the order of the install strategy: leaf certificates first.
 pub(crate) fn secrets(config: &DeploymentConfig) -> Vec<Secret> {
     let template = TEMPLATE_LEAVES.iter().filter(|_| config.template());
     let names = LEAVES.iter().map(|leaf| leaf.secret()).chain([CA, EXPORT_CA, BACKUP_CA]);
@@ -179,13 +176,13 @@ fn secret(namespace: &str, name: &str) -> Secret {
     }
 }
 
-/// The ConfigMaps that hold bundles, without what is issued.
+/// The ConfigMaps of CA bundles, without their data.
 pub(crate) fn bundles(config: &DeploymentConfig) -> Vec<ConfigMap> {
     let bundle = |name: &str| ConfigMap { metadata: namespaced(&config.namespace, name, &[]), ..ConfigMap::default() };
     [CA, EXPORT_CA, BACKUP_CA, EXTERNAL_CA].map(bundle).into()
 }
 
-pub(crate) fn is_authority(secret: &str) -> bool {
+pub(crate) fn is_ca(secret: &str) -> bool {
     [CA, EXPORT_CA, BACKUP_CA].contains(&secret)
 }
 
@@ -202,21 +199,21 @@ mod tests {
     }
 
     #[test]
-    fn each_secret_is_described_once() {
+    fn every_secret_has_exactly_one_certificate() {
         for config in [config(&[]), config(&["VirtTemplateDeploymentEnabled"])] {
             let lifetimes = Lifetimes::new(None).unwrap();
-            let mut described: Vec<String> =
+            let mut certificates_of: Vec<String> =
                 certificates(&config, &lifetimes).into_iter().map(|certificate| certificate.secret).collect();
-            let mut made: Vec<String> =
+            let mut secrets_of: Vec<String> =
                 secrets(&config).into_iter().filter_map(|secret| secret.metadata.name).collect();
-            described.sort_unstable();
-            made.sort_unstable();
-            assert_eq!(described, made);
+            certificates_of.sort_unstable();
+            secrets_of.sort_unstable();
+            assert_eq!(certificates_of, secrets_of);
         }
     }
 
     #[test]
-    fn a_service_is_known_by_all_of_its_names() {
+    fn a_service_certificate_has_every_dns_name_of_the_service() {
         let lifetimes = Lifetimes::new(None).unwrap();
         let all = certificates(&config(&[]), &lifetimes);
         let find = |secret: &str| all.iter().find(|certificate| certificate.secret == secret).unwrap();

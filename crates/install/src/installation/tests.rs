@@ -1,11 +1,11 @@
-//! What no snapshot of the reference shows: gates, OpenShift, and edges of the resource.
+//! What no snapshot shows: feature gates, OpenShift and edge cases of the resource.
 
 use serde_json::json;
 
 use super::*;
-use crate::certificates::NothingIssued;
+use crate::certificates::NoCertificates;
 
-fn everywhere() -> Cluster {
+fn openshift() -> Cluster {
     Cluster {
         service_monitors: true,
         prometheus_rules: true,
@@ -28,7 +28,7 @@ fn install_on(cluster: &Cluster, spec: &Value) -> Installation {
 }
 
 fn install(spec: &Value) -> Installation {
-    install_on(&everywhere(), spec)
+    install_on(&openshift(), spec)
 }
 
 fn names(installation: &Installation, kind: Kind) -> Vec<&str> {
@@ -38,7 +38,7 @@ fn names(installation: &Installation, kind: Kind) -> Vec<&str> {
 
 fn object(installation: &Installation, kind: Kind, name: &str) -> Value {
     let found = installation.objects.iter().find(|object| object.kind == kind && object.key.name() == name);
-    found.unwrap().body(&NothingIssued).unwrap().into_json()
+    found.unwrap().body(&NoCertificates).unwrap().into_json()
 }
 
 fn gates(gates: &[&str]) -> Value {
@@ -46,7 +46,7 @@ fn gates(gates: &[&str]) -> Value {
 }
 
 #[test]
-fn gates_bring_their_objects() {
+fn a_feature_gate_adds_its_objects() {
     let plain = install(&json!({}));
     assert_eq!(names(&plain, Kind::Deployment), [VIRT_API, VIRT_CONTROLLER]);
     assert_eq!(names(&plain, Kind::MutatingWebhookConfiguration), ["virt-api-mutator"]);
@@ -99,8 +99,8 @@ fn virt_template_keeps_its_one_replica_and_learns_tls_from_its_command_line() {
 }
 
 #[test]
-fn replicas_of_virt_api_follow_the_nodes_or_a_patch() {
-    let cluster = Cluster { schedulable_nodes: 1, ..everywhere() };
+fn the_replicas_of_virt_api_follow_from_the_nodes_or_a_patch() {
+    let cluster = Cluster { schedulable_nodes: 1, ..openshift() };
     let single = install_on(&cluster, &json!({}));
     assert_eq!(object(&single, Kind::Deployment, VIRT_API)["spec"]["replicas"], 1);
     assert_eq!(object(&single, Kind::Deployment, VIRT_CONTROLLER)["spec"]["replicas"], 2);
@@ -114,7 +114,7 @@ fn replicas_of_virt_api_follow_the_nodes_or_a_patch() {
 }
 
 #[test]
-fn virt_handler_is_told_how_many_machines_a_node_may_hold() {
+fn virt_handler_gets_the_limit_of_vmis_per_node() {
     let spec = json!({"configuration": {"virtualMachineInstancesPerNode": 10}});
     let handler = object(&install(&spec), Kind::DaemonSet, VIRT_HANDLER);
     let command = &handler["spec"]["template"]["spec"]["containers"][0]["command"];
@@ -122,13 +122,13 @@ fn virt_handler_is_told_how_many_machines_a_node_may_hold() {
 }
 
 #[test]
-fn instancetypes_can_be_left_out() {
+fn instancetypes_can_be_disabled() {
     let off = install(&json!({"configuration": {"commonInstancetypesDeployment": {"enabled": false}}}));
     assert_eq!(names(&off, Kind::Instancetype).len() + names(&off, Kind::Preference).len(), 0);
 }
 
 #[test]
-fn product_labels_that_are_no_labels_are_left_out() {
+fn invalid_product_labels_are_not_set() {
     let spec = json!({"productName": "no spaces", "productVersion": "-", "productComponent": "a/b"});
     let labels = object(&install(&spec), Kind::Service, VIRT_API)["metadata"]["labels"].clone();
     let expected = json!({label::APP: VIRT_API, label::COMPONENT: "kubevirt", label::MANAGED_BY: "virt-operator"});
@@ -136,47 +136,50 @@ fn product_labels_that_are_no_labels_are_left_out() {
 }
 
 #[test]
-fn the_generation_marks_objects_but_not_their_pods() {
+fn the_generation_is_an_annotation_of_objects_but_not_of_pods() {
     let api = object(&install(&json!({})), Kind::Deployment, VIRT_API);
     assert_eq!(api["metadata"]["annotations"][annotation::GENERATION], "7");
     assert_eq!(api["spec"]["template"]["metadata"]["annotations"].get(annotation::GENERATION), None);
 }
 
 #[test]
-fn export_and_backup_authorities_live_as_long_as_the_first() {
+fn the_export_and_backup_cas_have_the_duration_of_the_ca() {
     let spec = json!({"certificateRotateStrategy": {"selfSigned": {
         "ca": {"duration": "48h", "renewBefore": "24h"}, "server": {"duration": "12h", "renewBefore": "3h"}}}});
     let installation = install(&spec);
-    let lives =
+    let duration =
         |name: &str| object(&installation, Kind::Secret, name)["metadata"]["annotations"][annotation::DURATION].clone();
     for name in [certificates::CA, certificates::EXPORT_CA, certificates::BACKUP_CA] {
-        assert_eq!(lives(name), "&Duration{Duration:48h0m0s,}");
+        assert_eq!(duration(name), "&Duration{Duration:48h0m0s,}");
     }
-    assert_eq!(lives(certificates::VIRT_API), "&Duration{Duration:12h0m0s,}");
-    let renewed = |name: &str| {
+    assert_eq!(duration(certificates::VIRT_API), "&Duration{Duration:12h0m0s,}");
+    let renew_before = |name: &str| {
         let found = installation.certificates.iter().find(|certificate| certificate.secret == name);
         found.unwrap().lifetime.renew_before.as_secs() / 3600
     };
-    assert_eq!((renewed(certificates::CA), renewed(certificates::EXPORT_CA)), (24, 3));
+    assert_eq!((renew_before(certificates::CA), renew_before(certificates::EXPORT_CA)), (24, 3));
 }
 
 #[test]
-fn a_wrong_resource_is_invalid_and_says_where() {
+fn the_failure_of_an_invalid_resource_names_the_field() {
     let failure = |spec: &Value| {
         let object = json!({"apiVersion": "kubevirt.io/v1", "kind": "KubeVirt", "spec": spec});
         let kubevirt = serde_json::from_value(object).unwrap();
-        Installation::new(&kubevirt, &Environment::default(), &everywhere()).map(|_| ()).unwrap_err()
+        Installation::new(&kubevirt, &Environment::default(), &openshift()).map(|_| ()).unwrap_err()
     };
     let duration = failure(&json!({"certificateRotateStrategy": {"selfSigned": {"ca": {"duration": "soon"}}}}));
     assert_eq!((duration.class, duration.reason), (vitivirt_api::ErrorClass::Invalid, validation::INVALID_RESOURCE));
-    assert!(duration.message.contains("selfSigned.ca.duration must be a duration"), "{duration}");
+    assert!(
+        duration.message.contains("selfSigned.ca.duration: invalid value \"soon\": must be a duration"),
+        "{duration}"
+    );
     let patch = failure(&json!({"customizeComponents": {"patches": [
         {"resourceType": "Service", "resourceName": "virt-api", "type": "merge", "patch": "{\"spec\":1}"}]}}));
     assert_eq!((patch.class, patch.reason), (vitivirt_api::ErrorClass::Invalid, INVALID_CUSTOMIZATION));
 }
 
 #[test]
-fn objects_come_in_the_order_of_their_stages_and_each_once() {
+fn objects_are_sorted_by_stage_and_unique() {
     let installation = install(&gates(&["Template", "VMExport", "DecentralizedLiveMigration"]));
     assert!(installation.objects.windows(2).all(|pair| pair[0].stage <= pair[1].stage));
     let mut keys: Vec<(Kind, &ObjectKey)> =
@@ -188,27 +191,27 @@ fn objects_come_in_the_order_of_their_stages_and_each_once() {
 }
 
 #[test]
-fn another_releases_strategy_is_installed_alike() {
+fn a_dumped_strategy_gives_the_same_installation() {
     let kubevirt: KubeVirt = serde_json::from_value(json!({"apiVersion": "kubevirt.io/v1", "kind": "KubeVirt",
         "metadata": {"namespace": "kubevirt"}}))
     .unwrap();
     let config = DeploymentConfig::new(&kubevirt, &Environment::default());
-    let strategy = Strategy::generate(&config, None, None).unwrap();
+    let strategy = InstallStrategy::generate(&config, None, None).unwrap();
     let map = crate::strategy::config_map(&config, &strategy).unwrap();
     let read = |text: &str| serde_json::from_str(text).map_err(|error| error.to_string());
-    let theirs = Strategy::decode(&map, read).unwrap();
-    let theirs = Installation::of(theirs, config, &kubevirt, &everywhere()).unwrap();
-    let ours = Installation::new(&kubevirt, &Environment::default(), &everywhere()).unwrap();
+    let theirs = InstallStrategy::decode(&map, read).unwrap();
+    let theirs = Installation::from_strategy(theirs, config, &kubevirt, &openshift()).unwrap();
+    let ours = Installation::new(&kubevirt, &Environment::default(), &openshift()).unwrap();
     assert_eq!(theirs.objects.len() + 1, ours.objects.len());
     for (theirs, ours) in theirs.objects.iter().zip(&ours.objects[1..]) {
         assert_eq!((theirs.kind, &theirs.key, theirs.stage), (ours.kind, &ours.key, ours.stage));
-        let json = |object: &Object| object.body(&NothingIssued).unwrap().into_json();
+        let json = |object: &InstallationObject| object.body(&NoCertificates).unwrap().into_json();
         assert_eq!(json(theirs), json(ours), "{}", ours.key);
     }
 }
 
 #[test]
-fn a_patch_that_finds_nothing_is_told() {
+fn a_patch_without_a_matching_object_is_reported() {
     let patch = |kind: &str, name: &str| json!({"resourceType": kind, "resourceName": name, "type": "merge", "patch": "{\"metadata\":{}}"});
     let mut spec = gates(&["ContainerPathVolumes"]);
     spec["customizeComponents"] = json!({
@@ -224,22 +227,22 @@ fn a_patch_that_finds_nothing_is_told() {
         "flags": {"api": {"v": "5"}, "handler": {"v": "5"}},
     });
     assert_eq!(
-        install(&spec).idle,
+        install(&spec).unused_customizations,
         [
-            "spec.customizeComponents.patches[1] changes nothing: the installation has no deployment \"nope\", only \
+            "spec.customizeComponents.patches[1] has no effect: the installation has no deployment \"nope\", only \
              virt-api, virt-controller",
-            "spec.customizeComponents.patches[2] changes nothing: nothing that can be patched is called \"nope\"",
-            "spec.customizeComponents.patches[4] changes nothing: the installation has no MutatingWebhookConfiguration \
+            "spec.customizeComponents.patches[2] has no effect: no object that can be patched has the name \"nope\"",
+            "spec.customizeComponents.patches[4] has no effect: the installation has no MutatingWebhookConfiguration \
              \"virt-launcher-pod-mutator\", only virt-api-mutator",
-            "spec.customizeComponents.patches[5] changes nothing: the installation has no Deployment \
+            "spec.customizeComponents.patches[5] has no effect: the installation has no Deployment \
              \"virt-exportproxy\", only virt-api, virt-controller",
         ]
     );
-    assert_eq!(install(&gates(&["VMExport"])).idle, [""; 0]);
+    assert_eq!(install(&gates(&["VMExport"])).unused_customizations, [""; 0]);
 }
 
 #[test]
-fn replicas_that_a_patch_asks_for_in_vain_are_told() {
+fn an_overridden_patch_of_replicas_is_reported() {
     let replicas = |name: &str, kind: &str, patch: Value| {
         json!({"customizeComponents": {"patches": [
             {"resourceType": "Deployment", "resourceName": name, "type": kind, "patch": patch.to_string()}]}})
@@ -247,17 +250,17 @@ fn replicas_that_a_patch_asks_for_in_vain_are_told() {
     let merge = || json!({"spec": {"replicas": 5}});
     let replace = json!([{"op": "replace", "path": "/spec/replicas", "value": 5}]);
     assert_eq!(
-        install(&replicas(VIRT_API, "merge", merge())).idle,
-        ["spec.customizeComponents has no effect on the replicas of virt-api: it asks for 5, and there are 2; only a \
-          patch of the type json that replaces /spec/replicas, or spec.infra.replicas, decides"]
+        install(&replicas(VIRT_API, "merge", merge())).unused_customizations,
+        ["spec.customizeComponents has no effect on the replicas of virt-api: the patch asks for 5, but there are 2; \
+          set spec.infra.replicas, or use a patch of type json that replaces /spec/replicas"]
     );
-    assert_eq!(install(&replicas(VIRT_API, "json", replace)).idle, [""; 0]);
-    assert_eq!(install(&replicas(VIRT_CONTROLLER, "merge", merge())).idle, [""; 0]);
+    assert_eq!(install(&replicas(VIRT_API, "json", replace)).unused_customizations, [""; 0]);
+    assert_eq!(install(&replicas(VIRT_CONTROLLER, "merge", merge())).unused_customizations, [""; 0]);
     let mut both = replicas(VIRT_CONTROLLER, "merge", merge());
     both["infra"] = json!({"replicas": 3});
     assert_eq!(
-        install(&both).idle,
-        ["spec.customizeComponents has no effect on the replicas of virt-controller: it asks for 5, and there are 3; \
-          spec.infra.replicas decides"]
+        install(&both).unused_customizations,
+        ["spec.customizeComponents has no effect on the replicas of virt-controller: the patch asks for 5, but there \
+          are 3; spec.infra.replicas overrides it"]
     );
 }

@@ -1,0 +1,92 @@
+//! The desired state of a KubeVirt resource: the step between observing and planning.
+
+use std::{collections::HashMap, sync::Arc};
+
+use k8s_openapi::jiff::Timestamp;
+use vitivirt_api::{Failure, ObjectKey};
+
+use crate::{
+    certificates::IssuedCertificates,
+    config::DeploymentConfig,
+    environment::Environment,
+    installation::Installation,
+    kind::Kind,
+    observed::Observed,
+    strategy::{InstallStrategy, job::is_of_another_release},
+    validation,
+};
+
+/// Digests of live objects that match the desired state. An object is compared again when its digest or the desired
+/// state changes.
+pub type UpToDate = HashMap<(Kind, ObjectKey), u64>;
+
+#[derive(Clone)]
+pub enum Desired {
+    Installation {
+        installation: Arc<Installation>,
+        certificates: Arc<dyn IssuedCertificates + Send + Sync>,
+        /// When the next certificate or CA bundle must be renewed.
+        renew_at: Option<Timestamp>,
+        /// Live objects that are known to match this installation.
+        up_to_date: Arc<UpToDate>,
+    },
+    /// Another KubeVirt release, whose install strategy is not in the cluster yet.
+    StrategyPending(Arc<DeploymentConfig>),
+    /// The KubeVirt resource is invalid.
+    Invalid(Failure),
+    /// The KubeVirt resource is not eligible for an installation, see [`crate::is_eligible`].
+    Nothing,
+}
+
+impl Desired {
+    /// Why the KubeVirt resource cannot be installed.
+    pub(crate) fn invalid(&self) -> Option<&Failure> {
+        match self {
+            Self::Invalid(failure) => Some(failure),
+            Self::Installation { .. } | Self::StrategyPending(_) | Self::Nothing => None,
+        }
+    }
+
+    pub fn installation(&self) -> Option<&Arc<Installation>> {
+        match self {
+            Self::Installation { installation, .. } => Some(installation),
+            Self::StrategyPending(_) | Self::Invalid(_) | Self::Nothing => None,
+        }
+    }
+
+    pub(crate) fn config(&self) -> Option<&DeploymentConfig> {
+        match self {
+            Self::Installation { installation, .. } => Some(&installation.config),
+            Self::StrategyPending(config) => Some(config),
+            Self::Invalid(_) | Self::Nothing => None,
+        }
+    }
+
+    pub(crate) fn renew_at(&self) -> Option<Timestamp> {
+        match self {
+            Self::Installation { renew_at, .. } => *renew_at,
+            Self::StrategyPending(_) | Self::Invalid(_) | Self::Nothing => None,
+        }
+    }
+}
+
+/// The installation that a KubeVirt resource asks for, without certificates. `dumped` is the install strategy of
+/// another release, as its own operator dumped it. `None`: the resource is valid and asks for another release, whose
+/// strategy is not there yet.
+pub fn desired_installation(
+    observed: &Observed,
+    environment: &Environment,
+    dumped: Option<InstallStrategy>,
+) -> Result<Option<Installation>, Failure> {
+    let (kubevirt, cluster) = (&observed.kubevirt, &observed.cluster);
+    if !is_of_another_release(kubevirt, environment) {
+        return Installation::new(kubevirt, environment, cluster).map(Some);
+    }
+    let Some(strategy) = dumped else {
+        // Only a valid resource is worth a Job that dumps the strategy.
+        validation::check_installable(kubevirt)?;
+        return Ok(None);
+    };
+    let config = DeploymentConfig::new(kubevirt, environment);
+    Installation::from_strategy(strategy, config, kubevirt, cluster).map(Some)
+}

@@ -1,0 +1,76 @@
+//! Orphans: live objects of an earlier installation that the present one does not contain.
+
+use std::{collections::HashSet, sync::Arc};
+
+use vitivirt_api::ObjectKey;
+
+use crate::{
+    config::DeploymentConfig, desired::Desired, installation::Installation, kind::Kind, live::LiveObject,
+    observed::Observed, webhooks::BLOCKING_PREFIX,
+};
+
+/// Orphans are deleted in this order: first the objects that could forbid the deletion of others.
+const DELETE_ORDER: [Kind; 23] = [
+    Kind::ValidatingWebhookConfiguration,
+    Kind::MutatingWebhookConfiguration,
+    Kind::ApiService,
+    Kind::Secret,
+    Kind::ConfigMap,
+    Kind::ValidatingAdmissionPolicyBinding,
+    Kind::ValidatingAdmissionPolicy,
+    Kind::CustomResourceDefinition,
+    Kind::DaemonSet,
+    Kind::Deployment,
+    Kind::Service,
+    Kind::ClusterRoleBinding,
+    Kind::ClusterRole,
+    Kind::RoleBinding,
+    Kind::Role,
+    Kind::ServiceAccount,
+    Kind::SecurityContextConstraints,
+    Kind::PrometheusRule,
+    Kind::ServiceMonitor,
+    Kind::Instancetype,
+    Kind::Preference,
+    Kind::PodDisruptionBudget,
+    Kind::Route,
+];
+
+/// The objects that a plan deletes because the installation no longer contains them. Before that, the operator reads
+/// the KubeVirt resource, and the objects of CRDs among the orphans, from the API server (live check).
+pub fn orphans(observed: &Observed, desired: &Desired) -> Vec<(Kind, ObjectKey)> {
+    let Some(installation) = desired.installation() else { return Vec::new() };
+    orphaned_objects(observed, installation).into_iter().map(|(kind, key, _)| (kind, key.clone())).collect()
+}
+
+/// Live objects with the operator's labels and annotations that the installation does not contain, in the order in
+/// which they are deleted. Any client can copy labels and annotations, so only namespaces in which this installation or
+/// the one before it has objects count.
+pub(crate) fn orphaned_objects<'a>(
+    observed: &'a Observed,
+    installation: &Installation,
+) -> Vec<(Kind, &'a ObjectKey, &'a Arc<LiveObject>)> {
+    let config = &installation.config;
+    let desired: HashSet<(Kind, &ObjectKey)> =
+        installation.objects.iter().map(|object| (object.kind, &object.key)).collect();
+    let current_strategy = observed.objects.strategy(&config.id).map(|(key, _)| key);
+    let status = observed.kubevirt.status.as_ref();
+    let recorded = status.map(|status| [&status.observed_deployment_config, &status.target_deployment_config]);
+    let recorded: Vec<DeploymentConfig> =
+        recorded.into_iter().flatten().filter_map(|text| serde_json::from_str(text).ok()).collect();
+    let monitoring = recorded
+        .iter()
+        .chain([config])
+        .flat_map(|config| config.monitor_namespaces().into_iter().chain(config.service_monitor_namespace()));
+    let namespaces: HashSet<&str> = monitoring.chain(["kube-system", config.namespace.as_str()]).collect();
+    let is_orphan = |kind: Kind, key: &ObjectKey, live: &LiveObject| {
+        let is_current = live.is_strategy && (Some(key) == current_strategy || current_strategy.is_none());
+        let kept = desired.contains(&(kind, key)) || key.name().starts_with(BLOCKING_PREFIX) || is_current;
+        !kept && !live.deleting && key.namespace().is_none_or(|namespace| namespaces.contains(namespace))
+    };
+    DELETE_ORDER
+        .into_iter()
+        .flat_map(|kind| observed.objects.of_kind(kind).map(move |(key, live)| (kind, key, live)))
+        .filter(|(kind, key, live)| is_orphan(*kind, key, live))
+        .collect()
+}

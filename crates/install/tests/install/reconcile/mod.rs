@@ -1,0 +1,467 @@
+//! Whole installations, reconciled step by step against a cluster in memory.
+
+mod invalid_resources;
+mod test_cluster;
+
+use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::SignedDuration};
+use serde_json::{Value, json};
+use vitivirt_api::{ObjectKey, Stop};
+use vitivirt_install::{DeploymentConfig, InstallStrategy, config_map};
+
+use test_cluster::{Reconcile, TestCluster};
+
+fn variant(name: &str) -> Value {
+    let path = format!("{}/tests/variants/{name}.yaml", env!("CARGO_MANIFEST_DIR"));
+    let kubevirt: Value = serde_saphyr::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    kubevirt["spec"].clone()
+}
+
+const VARIANTS: [&str; 7] = ["default", "customize", "gates", "images", "monitoring", "placement", "combined"];
+
+fn installed(spec: &Value) -> TestCluster {
+    let mut cluster = TestCluster::new(spec);
+    cluster.settle();
+    cluster
+}
+
+#[test]
+fn an_installation_settles_and_a_restarted_operator_changes_nothing() {
+    for name in VARIANTS {
+        let mut cluster = TestCluster::new(&variant(name));
+        let reconciles = cluster.settle();
+        assert_eq!(cluster.status()["phase"], "Deployed", "{name}");
+        assert!(reconciles.len() <= 4, "{name}: {} reconciles", reconciles.len());
+        let statuses =
+            reconciles.iter().filter(|reconcile| reconcile.report.status.as_ref().unwrap().differs()).count();
+        assert!(statuses <= 2, "{name}: {statuses} status writes");
+        cluster.restart();
+        let reconcile = cluster.reconcile();
+        assert!(reconcile.is_silent(), "{name}: {:?}", reconcile.writes());
+    }
+}
+
+#[test]
+fn nothing_is_written_after_the_phase_is_deployed() {
+    let mut cluster = TestCluster::new(&variant("gates"));
+    let reconciles = cluster.settle();
+    let deployed = reconciles
+        .iter()
+        .position(|reconcile| reconcile.report.status.as_ref().unwrap().desired["phase"] == "Deployed");
+    for reconcile in &reconciles[deployed.unwrap() + 1..] {
+        assert_eq!(reconcile.writes(), [""; 0]);
+    }
+}
+
+#[test]
+fn virt_api_is_ready_before_other_components_are_created() {
+    let mut cluster = TestCluster::new(&json!({}));
+    cluster.rolls_out = false;
+    cluster.reconcile();
+    assert!(cluster.has("Deployment", "virt-api") && !cluster.has("Deployment", "virt-controller"));
+    assert!(cluster.objects.keys().any(|(_, key)| key.name().starts_with("virt-operator-tmp-webhook")));
+    assert!(cluster.has("ValidatingWebhookConfiguration", "virt-api-validator"));
+    assert_eq!(cluster.status()["phase"], "Deploying");
+    let reconcile = cluster.reconcile();
+    assert_eq!(reconcile.writes(), [""; 0], "it waits");
+    cluster.roll_out();
+    cluster.reconcile();
+    assert!(cluster.has("Deployment", "virt-controller") && cluster.has("DaemonSet", "virt-handler"));
+    assert!(!cluster.objects.keys().any(|(_, key)| key.name().starts_with("virt-operator-tmp-webhook")));
+    assert_eq!(cluster.status()["phase"], "Deploying", "virt-controller has no pods yet");
+    cluster.roll_out();
+    cluster.reconcile();
+    assert_eq!(cluster.status()["phase"], "Deployed");
+}
+
+/// As long as the API server still has the blocking webhook, it rejects one write instead of all.
+#[test]
+fn the_first_instancetype_is_written_alone() {
+    let mut cluster = TestCluster::new(&json!({}));
+    cluster.reconcile();
+    cluster.roll_out();
+    let reconcile = cluster.reconcile();
+    let position = |name: &str| reconcile.plan.steps.iter().position(|step| step.name == name);
+    let instancetypes: Vec<usize> =
+        reconcile.plan.steps.iter().filter(|step| step.name == "instancetypes").map(|step| step.writes.len()).collect();
+    assert_eq!(instancetypes, [1, 118]);
+    assert!(
+        position("remove blocking webhook") < position("components")
+            && position("components") < position("instancetypes")
+    );
+}
+
+#[test]
+fn a_change_is_complete_when_the_changed_pods_are_ready() {
+    let mut cluster = installed(&json!({}));
+    cluster.rolls_out = false;
+    cluster.edit(&json!({"customizeComponents": {"flags": {"controller": {"v": "4"}}}}));
+    // virt-api first, whose Deployment gets new annotations.
+    cluster.reconcile();
+    cluster.roll_out();
+    let reconcile = cluster.reconcile();
+    assert!(reconcile.writes().iter().any(|write| write.contains("virt-controller")), "{:?}", reconcile.writes());
+    assert!(matches!(reconcile.outcome.stop, Stop::Waiting { .. }), "{:?}", reconcile.outcome.stop);
+    cluster.roll_out();
+    assert_eq!(cluster.reconcile().outcome.stop, Stop::Done);
+}
+
+/// For every object and every way in which another client may change it.
+#[test]
+fn every_drift_is_repaired_with_one_write() {
+    let base = installed(&variant("gates"));
+    let places: Vec<_> = base.objects.keys().filter(|(kind, _)| kind != "Namespace").cloned().collect();
+    assert!(places.len() > 200);
+    // The ConfigMap of the install strategy is recreated, not repaired.
+    let places = places.into_iter().filter(|(_, key)| !key.name().starts_with("kubevirt-install-strategy"));
+    for (index, place) in places.enumerate() {
+        // These objects are all alike.
+        if place.0.starts_with("VirtualMachineCluster") && index % 20 != 0 {
+            continue;
+        }
+        let again = |what: &str, spoil: &dyn Fn(&mut TestCluster)| {
+            let mut cluster = installed_from(&base);
+            spoil(&mut cluster);
+            let writes: Vec<String> = cluster.settle().iter().flat_map(Reconcile::writes).collect();
+            assert_eq!(writes.len(), 1, "{what} {place:?}: {writes:?}");
+            if index % 10 == 0 {
+                cluster.restart();
+                assert!(cluster.reconcile().is_silent(), "{what} {place:?}");
+            }
+        };
+        again("deleted", &|cluster| drop(cluster.objects.remove(&place)));
+        again("unlabelled", &|cluster| {
+            cluster.at(&place)["metadata"]["labels"].as_object_mut().unwrap().remove("app.kubernetes.io/managed-by");
+        });
+        if place.0 != "ServiceAccount" {
+            again("changed", &|cluster| spoil(cluster.at(&place)));
+        }
+    }
+}
+
+/// A copy, because creating an installation takes much longer.
+fn installed_from(base: &TestCluster) -> TestCluster {
+    let mut cluster = TestCluster::new(&serde_json::to_value(&base.kubevirt.spec).unwrap());
+    cluster.kubevirt = base.kubevirt.clone();
+    cluster.objects = base.objects.clone();
+    cluster.up_to_date = base.up_to_date.clone();
+    cluster
+}
+
+/// Changes one value of the content, as `kubectl edit` would: the API server records the manager.
+fn spoil(object: &mut Value) {
+    const SKIPPED: [&str; 6] = ["apiVersion", "kind", "metadata", "status", "roleRef", "type"];
+    let fields = object.as_object_mut().unwrap();
+    let Some((name, value)) = fields.iter_mut().find(|(key, _)| !SKIPPED.contains(&key.as_str())) else { return };
+    let mut path = vec![name.clone()];
+    assert!(change_first(value, &mut path));
+    let tree = path.iter().rev().fold(json!({}), |below, name| json!({ format!("f:{name}"): below }));
+    object["metadata"]["generation"] = json!(object["metadata"]["generation"].as_i64().unwrap() + 1);
+    let entry = json!({"manager": "kubectl-edit", "operation": "Update", "fieldsV1": tree});
+    object["metadata"]["managedFields"].as_array_mut().unwrap().push(entry);
+}
+
+/// Changes the first text or number. The path ends at a list, because the API server records lists by keys or as a
+/// whole.
+fn change_first(value: &mut Value, path: &mut Vec<String>) -> bool {
+    match value {
+        // The address of a Service is immutable.
+        Value::Object(map) => map.iter_mut().filter(|(key, _)| !key.starts_with("clusterIP")).any(|(key, value)| {
+            path.push(key.clone());
+            let changed = change_first(value, path);
+            if !changed {
+                path.pop();
+            }
+            changed
+        }),
+        Value::Array(list) => list.iter_mut().any(|value| change_first(value, &mut Vec::new())),
+        Value::String(text) => {
+            text.push('x');
+            true
+        }
+        Value::Number(number) => {
+            *value = json!(number.as_i64().unwrap_or_default() + 1);
+            true
+        }
+        _ => false,
+    }
+}
+
+#[test]
+fn objects_of_a_disabled_feature_gate_are_deleted() {
+    let mut cluster = installed(&variant("gates"));
+    assert!(cluster.has("Deployment", "virt-exportproxy"));
+    cluster.edit(&json!({}));
+    cluster.settle();
+    assert!(
+        !cluster.has("Deployment", "virt-exportproxy") && !cluster.has("PodDisruptionBudget", "virt-exportproxy-pdb")
+    );
+    let fresh = installed(&json!({}));
+    let names = |cluster: &TestCluster| -> Vec<_> {
+        cluster
+            .objects
+            .keys()
+            .filter(|(_, key)| !key.name().starts_with("kubevirt-install-strategy"))
+            .cloned()
+            .collect()
+    };
+    assert_eq!(names(&cluster), names(&fresh));
+    let strategies = cluster.objects.keys().filter(|(_, key)| key.name().starts_with("kubevirt-install-strategy"));
+    assert_eq!(strategies.count(), 1);
+}
+
+#[test]
+fn a_change_restarts_only_the_affected_components() {
+    let mut cluster = installed(&json!({}));
+    let generation = |cluster: &mut TestCluster, kind: &str, name: &str| {
+        cluster.object(kind, name)["metadata"]["generation"].clone()
+    };
+    // It changes the identifier of the deployment, but no pod.
+    cluster.edit(&json!({"uninstallStrategy": "BlockUninstallIfWorkloadsExist"}));
+    let reconciles = cluster.settle();
+    for (kind, name) in [("Deployment", "virt-api"), ("Deployment", "virt-controller"), ("DaemonSet", "virt-handler")] {
+        assert_eq!(generation(&mut cluster, kind, name), 1, "{name}: {:?}", reconciles[0].writes());
+    }
+    cluster.edit(&json!({"customizeComponents": {"flags": {"api": {"v": "4"}}}}));
+    cluster.settle();
+    assert_ne!(generation(&mut cluster, "Deployment", "virt-api"), 1);
+    assert_eq!(generation(&mut cluster, "Deployment", "virt-controller"), 1);
+    assert_eq!(generation(&mut cluster, "DaemonSet", "virt-handler"), 1);
+}
+
+#[test]
+fn an_object_that_the_operator_does_not_manage_is_kept_and_reported() {
+    let mut cluster = TestCluster::new(&json!({}));
+    let key = ObjectKey::namespaced("kubevirt", "virt-api");
+    let theirs =
+        json!({"kind": "Service", "metadata": {"name": "virt-api", "namespace": "kubevirt"}, "spec": {"a": 1}});
+    cluster.put("Service", key.clone(), theirs, "another-client");
+    let before = cluster.object("Service", "virt-api").clone();
+    let reconcile = cluster.reconcile();
+    assert!(matches!(reconcile.outcome.stop, Stop::NameConflict { .. }));
+    let message = cluster.status()["conditions"].to_string();
+    assert!(
+        message.contains("Service kubevirt/virt-api already exists") && message.contains("DeploymentFailed"),
+        "{message}"
+    );
+    assert_eq!(*cluster.object("Service", "virt-api"), before);
+    cluster.objects.remove(&("Service".to_owned(), key));
+    cluster.settle();
+    assert_eq!(cluster.status()["phase"], "Deployed");
+    assert!(!cluster.status()["conditions"].to_string().contains("DeploymentFailed"));
+}
+
+#[test]
+fn a_second_resource_and_one_in_another_namespace_are_not_installed() {
+    let mut cluster = TestCluster::new(&json!({}));
+    cluster.first_kubevirt = Some(ObjectKey::namespaced("kubevirt", "first"));
+    let reconcile = cluster.reconcile();
+    assert_eq!(reconcile.writes(), [""; 0]);
+    let conditions = cluster.status()["conditions"].to_string();
+    assert!(conditions.contains("ExistingDeployment") && conditions.contains("kubevirt/first"), "{conditions}");
+    assert_eq!(cluster.status().get("phase"), None);
+    cluster.first_kubevirt = None;
+    cluster.kubevirt.metadata.namespace = Some("elsewhere".to_owned());
+    let reconcile = cluster.reconcile();
+    assert_eq!(reconcile.writes(), [""; 0]);
+    assert!(cluster.status()["conditions"].to_string().contains("in kubevirt instead"));
+    // The operator of that namespace has installed it, so its status is kept.
+    let mut cluster = installed(&json!({}));
+    cluster.kubevirt.metadata.namespace = Some("elsewhere".to_owned());
+    let reconcile = cluster.reconcile();
+    assert!(reconcile.is_silent() && reconcile.report.status.is_none());
+}
+
+#[test]
+fn the_install_strategy_of_another_release_is_dumped_by_a_job() {
+    let mut cluster = TestCluster::new(&json!({"imageTag": "v1.9.0"}));
+    let reconcile = cluster.reconcile();
+    let jobs: Vec<String> = reconcile.writes().into_iter().filter(|write| write.contains("Job")).collect();
+    assert_eq!(jobs.len(), 1);
+    assert!(
+        matches!(&reconcile.outcome.stop, Stop::Waiting { wait, .. } if wait.message.contains("virt-operator:v1.9.0"))
+    );
+    assert_eq!(cluster.reconcile().writes(), [""; 0], "the Job is created once");
+    // The Job fails: the failure is reported, and the Job is created again after a while.
+    let job = cluster.objects.keys().find(|(kind, _)| kind == "Job").cloned().unwrap();
+    let ended =
+        json!({"conditions": [{"type": "Failed", "status": "True", "lastTransitionTime": cluster.now.to_string()}]});
+    cluster.at(&job)["status"] = ended;
+    let reconcile = cluster.reconcile();
+    assert!(matches!(&reconcile.outcome.stop, Stop::Waiting { wait, .. } if wait.message.contains("failed")
+        && wait.requeue_after.is_some()));
+    cluster.now += SignedDuration::from_secs(60);
+    cluster.reconcile();
+    assert!(!cluster.objects.contains_key(&job));
+    cluster.reconcile();
+    assert!(cluster.objects.contains_key(&job));
+    // The Job succeeds: its strategy is installed, and the Job is deleted.
+    let config = DeploymentConfig::new(&cluster.kubevirt, &cluster.environment);
+    let strategy = InstallStrategy::generate(&config, None, None).unwrap();
+    let map = serde_json::to_value(config_map(&config, &strategy).unwrap()).unwrap();
+    cluster.put("ConfigMap", config.strategy_key(), map, "other");
+    let ended =
+        json!({"conditions": [{"type": "Complete", "status": "True", "lastTransitionTime": cluster.now.to_string()}]});
+    cluster.at(&job)["status"] = ended;
+    cluster.settle();
+    assert_eq!(cluster.status()["observedKubeVirtVersion"], "v1.9.0");
+    assert!(!cluster.objects.contains_key(&job));
+}
+
+#[test]
+fn a_component_that_fails_later_is_reported() {
+    let mut cluster = installed(&json!({}));
+    cluster.object("Deployment", "virt-api")["status"]["readyReplicas"] = json!(0);
+    cluster.reconcile();
+    let conditions = cluster.status()["conditions"].to_string();
+    assert_eq!(cluster.status()["phase"], "Deployed");
+    assert!(conditions.contains("virt-api: none of its pods are ready"), "{conditions}");
+    cluster.roll_out();
+    cluster.reconcile();
+    assert!(!cluster.status()["conditions"].to_string().contains("virt-api"));
+}
+
+/// Any client that may label an object can set this label. It must not delete anything.
+#[test]
+fn a_label_never_makes_an_object_an_orphan() {
+    let base = installed(&json!({}));
+    for place in base.objects.keys().filter(|(kind, _)| kind != "Namespace") {
+        if place.0.starts_with("VirtualMachineCluster") || place.1.name().starts_with("kubevirt-install-strategy") {
+            continue;
+        }
+        let mut cluster = installed_from(&base);
+        cluster.at(place)["metadata"]["labels"]["kubevirt.io/install-strategy"] = json!("");
+        let writes: Vec<String> = cluster.settle().iter().flat_map(Reconcile::writes).collect();
+        assert_eq!(writes, [""; 0], "{place:?}");
+    }
+}
+
+#[test]
+fn a_crd_with_objects_is_kept() {
+    let gates = json!({"configuration": {"developerConfiguration": {"featureGates": ["Template"]}}});
+    let mut cluster = installed(&gates);
+    let name = "virtualmachinetemplates.template.kubevirt.io";
+    assert!(cluster.has("CustomResourceDefinition", name));
+    cluster.crds_with_objects.insert(ObjectKey::cluster(name));
+    cluster.edit(&json!({}));
+    cluster.settle();
+    assert!(cluster.has("CustomResourceDefinition", name) && !cluster.has("Deployment", "virt-template-controller"));
+    cluster.crds_with_objects.clear();
+    cluster.settle();
+    assert!(!cluster.has("CustomResourceDefinition", name));
+}
+
+#[test]
+fn copied_annotations_in_another_namespace_do_not_make_an_orphan() {
+    let mut cluster = installed(&json!({}));
+    let role = cluster.object("Role", "kubevirt-handler").clone();
+    cluster.put("Role", ObjectKey::namespaced("tenant", "kubevirt-handler"), role, "tenant");
+    assert_eq!(cluster.settle().iter().flat_map(Reconcile::writes).collect::<Vec<_>>(), [""; 0]);
+}
+
+#[test]
+fn a_service_monitor_in_a_new_namespace_replaces_the_old_one() {
+    let place =
+        |namespace: &str| ("ServiceMonitor".to_owned(), ObjectKey::namespaced(namespace, "prometheus-kubevirt-rules"));
+    for (before, after) in [
+        (json!({}), json!({"monitorNamespace": "obs"})),
+        (json!({"serviceMonitorNamespace": "monitors"}), json!({})),
+        (json!({"serviceMonitorNamespace": "monitors"}), json!({"serviceMonitorNamespace": "obs"})),
+    ] {
+        let named = |spec: &Value, field: &str| spec[field].as_str().map(str::to_owned);
+        let stack = |spec: &Value| named(spec, "monitorNamespace").unwrap_or_else(|| "monitoring".to_owned());
+        let home = |spec: &Value| named(spec, "serviceMonitorNamespace").unwrap_or_else(|| stack(spec));
+        let mut cluster = TestCluster::new(&before);
+        cluster.cluster.service_monitors = true;
+        cluster.cluster.monitor_namespace = Some(stack(&before));
+        cluster.settle();
+        let copied = cluster.objects[&place(&home(&before))].clone();
+        cluster.put(
+            "ServiceMonitor",
+            ObjectKey::namespaced("tenant", "prometheus-kubevirt-rules"),
+            Value::clone(&copied),
+            "tenant",
+        );
+        cluster.cluster.monitor_namespace = Some(stack(&after));
+        cluster.edit(&after);
+        cluster.settle();
+        let have: Vec<&str> = cluster
+            .objects
+            .keys()
+            .filter(|(kind, _)| kind == "ServiceMonitor")
+            .filter_map(|(_, key)| key.namespace())
+            .collect();
+        assert_eq!(have, [home(&after).as_str(), "tenant"], "{before} to {after}");
+    }
+}
+
+/// VMs without an architecture get the default, and the next leader may run on another node.
+#[test]
+fn the_default_architecture_does_not_change_with_the_leader() {
+    let mut cluster = installed(&json!({}));
+    assert_eq!(cluster.status()["defaultArchitecture"], "amd64");
+    cluster.architecture = "arm64";
+    cluster.restart();
+    assert_eq!(cluster.settle().len(), 0);
+    cluster.edit(&json!({"configuration": {"architectureConfiguration": {"defaultArchitecture": "s390x"}}}));
+    cluster.settle();
+    assert_eq!(cluster.status()["defaultArchitecture"], "s390x");
+}
+
+#[test]
+fn a_strategy_without_its_label_or_annotation_is_recreated() {
+    for pointer in [
+        "/metadata/labels/kubevirt.io~1install-strategy",
+        "/metadata/annotations/kubevirt.io~1install-strategy-identifier",
+    ] {
+        let mut cluster = installed(&json!({}));
+        let place =
+            cluster.objects.keys().find(|(_, key)| key.name().starts_with("kubevirt-install-strategy")).cloned();
+        let (parent, key) = pointer.rsplit_once('/').unwrap();
+        let key = key.replace("~1", "/");
+        cluster.at(&place.unwrap()).pointer_mut(parent).unwrap().as_object_mut().unwrap().remove(&key);
+        let writes: Vec<String> = cluster.settle().iter().flat_map(Reconcile::writes).collect();
+        assert_eq!(writes.len(), 2, "{pointer}: {writes:?}");
+        assert_eq!(cluster.status()["phase"], "Deployed");
+    }
+}
+
+#[test]
+fn a_new_number_of_replicas_restarts_no_pods() {
+    let mut cluster = installed(&json!({}));
+    cluster.edit(&json!({"productName": "shop"}));
+    cluster.settle();
+    let identity = |cluster: &mut TestCluster| {
+        let template = cluster.object("Deployment", "virt-controller")["spec"]["template"]["metadata"].clone();
+        template["annotations"]["kubevirt.io/install-strategy-identifier"].clone()
+    };
+    let before = identity(&mut cluster);
+    cluster.edit(&json!({"productName": "shop", "infra": {"replicas": 3}}));
+    cluster.settle();
+    assert_eq!(cluster.object("Deployment", "virt-controller")["spec"]["replicas"], 3);
+    assert_eq!(identity(&mut cluster), before);
+}
+
+#[test]
+fn a_long_wait_names_its_cause() {
+    let mut cluster = TestCluster::new(&json!({}));
+    cluster.rolls_out = false;
+    for _ in 0..25 {
+        cluster.reconcile();
+    }
+    let conditions = cluster.status()["conditions"].to_string();
+    assert!(
+        conditions.contains("virt-api: it has no pods yet")
+            || conditions.contains("virt-api: its status is not up to date yet"),
+        "{conditions}"
+    );
+}
+
+#[test]
+fn a_deleted_resource_keeps_its_installation_and_reports_it() {
+    let mut cluster = installed(&json!({}));
+    cluster.kubevirt.metadata.deletion_timestamp = Some(Time(cluster.now));
+    cluster.objects.remove(&("Service".to_owned(), ObjectKey::namespaced("kubevirt", "virt-api")));
+    let writes: Vec<String> = cluster.settle().iter().flat_map(Reconcile::writes).collect();
+    assert_eq!(writes, ["Create(Service kubevirt/virt-api)"]);
+    assert!(cluster.status()["conditions"].to_string().contains("does not remove"));
+}
