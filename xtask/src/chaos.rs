@@ -1,4 +1,4 @@
-//! `cargo xtask chaos …`: long tests with random faults. The seed makes a failure reproducible.
+//! `cargo xtask chaos …`: long tests with random faults. `--seed` repeats a failure.
 
 use std::{process::ExitCode, time::Duration};
 

@@ -114,7 +114,7 @@ pub trait Operator: Sized + Send + Sync + 'static {
     fn run_controllers(&self, leadership: Leadership) -> impl Future<Output = ()> + Send;
 }
 
-/// Tells the operator that it leads, and, however the leadership ends, that it does not lead any more.
+/// Calls `set_leading`, with `false` however the leadership ends.
 struct LeaderGuard<'a, O: Operator>(&'a O);
 
 impl<'a, O: Operator> LeaderGuard<'a, O> {

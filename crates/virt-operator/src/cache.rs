@@ -246,7 +246,7 @@ mod tests {
         assert!(managed_selector().matches(&BTreeMap::from([(key.to_owned(), value.to_owned())])));
     }
 
-    /// It would be deleted and made again before the watch shows the whole.
+    /// It would be deleted and created again before the watch shows the whole.
     #[test]
     fn a_strategy_that_was_just_written_is_one() {
         let of = |kind: &str| {

@@ -7,7 +7,7 @@ use crate::programs::root;
 
 /// A Markdown link, with the line on which it stands.
 #[derive(Debug, PartialEq, Eq)]
-struct Link {
+struct DocLink {
     line: usize,
     target: String,
 }
@@ -30,13 +30,13 @@ fn without_code_spans(line: &str) -> String {
 }
 
 /// `[text](target)`, and `[name]: target` on a line by itself.
-fn links(text: &str) -> Vec<Link> {
+fn links(text: &str) -> Vec<DocLink> {
     let mut links = Vec::new();
     for (line, content) in prose(text) {
         let content = without_code_spans(content);
         let inline = content.split("](").skip(1).filter_map(|rest| rest.split_once(')')).map(|(target, _)| target);
         let reference = content.strip_prefix('[').and_then(|rest| rest.split_once("]: ")).map(|(_, target)| target);
-        links.extend(inline.chain(reference).map(|target| Link { line, target: target.trim().to_owned() }));
+        links.extend(inline.chain(reference).map(|target| DocLink { line, target: target.trim().to_owned() }));
     }
     links
 }
@@ -130,7 +130,7 @@ fn no_page_refers_to_a_line_of_a_file() {
 fn every_link_of_the_docs_leads_to_a_file_and_a_heading() {
     let mut problems = Vec::new();
     for SourceFile { path, text } in files::documents() {
-        for Link { line, target } in links(&text) {
+        for DocLink { line, target } in links(&text) {
             if let Some(problem) = broken(&path, &target) {
                 problems.push(format!("{path}:{line}: ({target}): {problem}"));
             }

@@ -20,7 +20,7 @@ use super::{
     watch::relay,
 };
 
-pub(super) type ResponseBody = UnsyncBoxBody<Bytes, BrokenResponse>;
+pub(super) type ForwardedBody = UnsyncBoxBody<Bytes, BrokenResponse>;
 
 /// A response that the client does not get. Returned to hyper, it closes an HTTP/1.1 connection or resets an HTTP/2
 /// stream, before the head or in the middle of the body: the client always gets an error.
@@ -71,7 +71,7 @@ impl Core {
         &self,
         client: &ClientLink,
         request: Request<Incoming>,
-    ) -> Result<Response<ResponseBody>, BrokenResponse> {
+    ) -> Result<Response<ForwardedBody>, BrokenResponse> {
         let caller = Arc::new(Caller {
             user_agent: user_agent(request.headers()),
             info: RequestInfo::parse(request.method(), request.uri()),
@@ -117,7 +117,7 @@ impl Exchange<'_> {
         rule: &ActiveRule,
         info: &RequestInfo,
         request: Request<Incoming>,
-    ) -> Result<Response<ResponseBody>, BrokenResponse> {
+    ) -> Result<Response<ForwardedBody>, BrokenResponse> {
         let fault = rule.fault();
         match fault {
             ProxyFault::Drop => {
@@ -163,7 +163,7 @@ impl Exchange<'_> {
     }
 
     /// Forwards the request and reads the whole response: only its end shows that the API server has completed it.
-    async fn commit(&self, request: Request<Incoming>) -> Result<Response<ResponseBody>, BrokenResponse> {
+    async fn commit(&self, request: Request<Incoming>) -> Result<Response<ForwardedBody>, BrokenResponse> {
         let (parts, body) = self.forward(request).await?.into_parts();
         let body = match body.collect().await {
             Ok(body) => body.to_bytes(),
@@ -219,7 +219,7 @@ impl Exchange<'_> {
     }
 }
 
-fn streamed(body: Incoming) -> ResponseBody {
+fn streamed(body: Incoming) -> ForwardedBody {
     body.map_err(BrokenResponse::upstream).boxed_unsync()
 }
 

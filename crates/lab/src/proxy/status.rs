@@ -7,12 +7,12 @@ use http_body_util::{BodyExt as _, Full};
 use serde_json::json;
 
 use super::{
-    forward::ResponseBody,
+    forward::ForwardedBody,
     request::{RequestInfo, RequestVerb},
 };
 
 /// A `Status` object with status `Failure`.
-pub(super) fn failure(code: StatusCode, info: &RequestInfo, retry_after: Option<u64>) -> Response<ResponseBody> {
+pub(super) fn failure(code: StatusCode, info: &RequestInfo, retry_after: Option<u64>) -> Response<ForwardedBody> {
     let message = format!(
         "fault injected by the lab: {} for {:?} {} {:?}",
         code.canonical_reason().unwrap_or("failure"),
@@ -24,13 +24,13 @@ pub(super) fn failure(code: StatusCode, info: &RequestInfo, retry_after: Option<
 }
 
 /// The proxy does not relay upgraded connections, because nothing in the lab uses them.
-pub(super) fn no_upgrades(info: &RequestInfo) -> Response<ResponseBody> {
+pub(super) fn no_upgrades(info: &RequestInfo) -> Response<ForwardedBody> {
     let message = "the lab's fault proxy does not support upgraded connections (exec, attach, port-forward, console); \
                    connect to the API server directly";
     write(StatusCode::NOT_IMPLEMENTED, info, None, message)
 }
 
-fn write(code: StatusCode, info: &RequestInfo, retry_after: Option<u64>, message: &str) -> Response<ResponseBody> {
+fn write(code: StatusCode, info: &RequestInfo, retry_after: Option<u64>, message: &str) -> Response<ForwardedBody> {
     let mut details = json!({ "name": info.name, "group": info.group, "kind": info.resource });
     if let (Some(seconds), Some(details)) = (retry_after, details.as_object_mut()) {
         details.insert("retryAfterSeconds".to_owned(), json!(seconds));

@@ -8,7 +8,7 @@ use http_body_util::{BodyExt as _, StreamBody};
 use hyper::body::{Frame, Incoming};
 
 use super::{
-    forward::{BrokenResponse, ResponseBody},
+    forward::{BrokenResponse, ForwardedBody},
     request_log::{OpenRecord, RequestOutcome},
     rule::ProxyFault,
     table::{ActiveRule, WatchRegistration},
@@ -18,7 +18,7 @@ use super::{
 /// notified when its data has been sent. Without the delay, the client could lose events that the rule lets pass.
 const FLUSH: Duration = Duration::from_millis(50);
 
-pub(super) fn relay(body: Incoming, status: u16, registration: WatchRegistration, record: OpenRecord) -> ResponseBody {
+pub(super) fn relay(body: Incoming, status: u16, registration: WatchRegistration, record: OpenRecord) -> ForwardedBody {
     let relay =
         Relay { body, status, registration, record, rule: None, remaining: 0, buffered: Bytes::new(), sent: false };
     let frames = stream::unfold(Some(relay), |relay| async move {

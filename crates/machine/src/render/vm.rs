@@ -7,9 +7,10 @@ use vitivirt_api::{Operation, machine::CLOUD_INIT_DISK};
 use super::{
     cloud_init, labels, owner_reference,
     vm_types::{
-        Bootloader, CdromTarget, Clock, CloudInitNoCloud, ContainerDisk, Cpu, Devices, Disk, DiskTarget, Domain, Efi,
-        Empty, Features, Firmware, Hyperv, Interface, LocalReference, MachineType, Memory, Multus, Network, PvcVolume,
-        TemplateMetadata, Toggle, VirtualMachine, VirtualMachineSpec, VmiSpec, VmiTemplate, Volume,
+        CdromTarget, Clock, CloudInitNoCloud, ContainerDisk, Devices, DiskTarget, Efi, Empty, Hyperv, Interface,
+        LocalReference, MachineType, Multus, PvcVolume, TemplateMetadata, VirtualMachine, VirtualMachineSpec,
+        VmBootloader, VmCpu, VmDisk, VmDomain, VmFeatures, VmFirmware, VmMemory, VmNetwork, VmToggle, VmiSpec,
+        VmiTemplate, Volume,
     },
 };
 use crate::resolve::{
@@ -30,10 +31,10 @@ pub fn render(resolved: &Resolved) -> VirtualMachine {
 
 pub fn spec(resolved: &Resolved) -> VirtualMachineSpec {
     let order = BootOrder::new(resolved);
-    let mut disks: Vec<Disk> = resolved.disks.iter().map(|disk| render_disk(disk, order.disk(&disk.name))).collect();
+    let mut disks: Vec<VmDisk> = resolved.disks.iter().map(|disk| render_disk(disk, order.disk(&disk.name))).collect();
     let mut volumes: Vec<Volume> = resolved.disks.iter().map(render_volume).collect();
     if let Some(cloud_init) = &resolved.cloud_init {
-        disks.push(Disk {
+        disks.push(VmDisk {
             name: CLOUD_INIT_DISK.to_owned(),
             boot_order: None,
             disk: Some(DiskTarget { bus: "virtio", readonly: false }),
@@ -53,26 +54,26 @@ pub fn spec(resolved: &Resolved) -> VirtualMachineSpec {
     }
 }
 
-fn domain(resolved: &Resolved, disks: Vec<Disk>, order: &BootOrder<'_>) -> Domain {
+fn domain(resolved: &Resolved, disks: Vec<VmDisk>, order: &BootOrder<'_>) -> VmDomain {
     let multiqueue = resolved.cpu.cpus() > 1 && resolved.networks.iter().any(|network| network.model == "virtio");
-    let toggle = |enabled| Toggle { enabled };
-    Domain {
-        cpu: Cpu { cores: resolved.cpu.cores, threads: resolved.cpu.threads, sockets: resolved.cpu.sockets },
-        memory: Memory { guest: resolved.memory.to_string() },
+    let toggle = |enabled| VmToggle { enabled };
+    VmDomain {
+        cpu: VmCpu { cores: resolved.cpu.cores, threads: resolved.cpu.threads, sockets: resolved.cpu.sockets },
+        memory: VmMemory { guest: resolved.memory.to_string() },
         devices: Devices { disks, interfaces: interfaces(resolved, order), network_interface_multiqueue: multiqueue },
         machine: MachineType { kind: resolved.machine_type.clone() },
-        features: Features {
+        features: VmFeatures {
             acpi: resolved.acpi.map(toggle),
             apic: resolved.apic.map(toggle),
             hyperv: resolved.hyperv.then(Hyperv::default),
             smm: resolved.secure_boot.then(|| toggle(true)),
         },
-        firmware: Firmware {
+        firmware: VmFirmware {
             // Otherwise KubeVirt chooses both and writes them into the VM, and a VM that is created again gets new
             // ones.
             uuid: resolved.id.uid().to_owned(),
             serial: resolved.id.uid().to_owned(),
-            bootloader: resolved.efi.then_some(Bootloader { efi: Efi { secure_boot: resolved.secure_boot } }),
+            bootloader: resolved.efi.then_some(VmBootloader { efi: Efi { secure_boot: resolved.secure_boot } }),
         },
         clock: resolved.hyperv.then(Clock::default),
     }
@@ -90,8 +91,8 @@ fn interfaces(resolved: &Resolved, order: &BootOrder<'_>) -> Vec<Interface> {
     resolved.networks.iter().map(interface).collect()
 }
 
-fn networks(resolved: &Resolved) -> Vec<Network> {
-    let network = |network: &ResolvedNetwork| Network {
+fn networks(resolved: &Resolved) -> Vec<VmNetwork> {
+    let network = |network: &ResolvedNetwork| VmNetwork {
         name: network.name.clone(),
         pod: (network.attachment == Attachment::Pod).then_some(Empty {}),
         multus: network.configuration().map(|name| Multus { network_name: name.to_owned() }),
@@ -110,9 +111,9 @@ fn cloud_init_volume(resolved: &Resolved, cloud_init: &ResolvedCloudInit) -> Vol
     }
 }
 
-fn render_disk(disk: &ResolvedDisk, boot_order: Option<u32>) -> Disk {
+fn render_disk(disk: &ResolvedDisk, boot_order: Option<u32>) -> VmDisk {
     let target = DiskTarget { bus: "virtio", readonly: disk.read_only() };
-    Disk {
+    VmDisk {
         name: disk.name.clone(),
         boot_order,
         disk: (disk.kind == DiskKind::Disk).then_some(target),

@@ -32,40 +32,40 @@ pub struct TemplateMetadata {
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct VmiSpec {
-    pub domain: Domain,
-    pub networks: Vec<Network>,
+    pub domain: VmDomain,
+    pub networks: Vec<VmNetwork>,
     pub volumes: Vec<Volume>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Domain {
-    pub cpu: Cpu,
-    pub memory: Memory,
+pub struct VmDomain {
+    pub cpu: VmCpu,
+    pub memory: VmMemory,
     pub devices: Devices,
     pub machine: MachineType,
-    #[serde(skip_serializing_if = "Features::is_empty")]
-    pub features: Features,
-    pub firmware: Firmware,
+    #[serde(skip_serializing_if = "VmFeatures::is_empty")]
+    pub features: VmFeatures,
+    pub firmware: VmFirmware,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub clock: Option<Clock>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Cpu {
+pub struct VmCpu {
     pub cores: u32,
     pub threads: u32,
     pub sockets: u32,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Memory {
+pub struct VmMemory {
     pub guest: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Devices {
-    pub disks: Vec<Disk>,
+    pub disks: Vec<VmDisk>,
     pub interfaces: Vec<Interface>,
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub network_interface_multiqueue: bool,
@@ -73,7 +73,7 @@ pub struct Devices {
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Disk {
+pub struct VmDisk {
     pub name: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub boot_order: Option<u32>,
@@ -120,25 +120,25 @@ pub struct MachineType {
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct Features {
+pub struct VmFeatures {
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub acpi: Option<Toggle>,
+    pub acpi: Option<VmToggle>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub apic: Option<Toggle>,
+    pub apic: Option<VmToggle>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hyperv: Option<Hyperv>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub smm: Option<Toggle>,
+    pub smm: Option<VmToggle>,
 }
 
-impl Features {
+impl VmFeatures {
     fn is_empty(&self) -> bool {
-        *self == Features::default()
+        *self == VmFeatures::default()
     }
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Toggle {
+pub struct VmToggle {
     pub enabled: bool,
 }
 
@@ -161,15 +161,15 @@ impl Default for Spinlocks {
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Firmware {
+pub struct VmFirmware {
     pub uuid: String,
     pub serial: String,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub bootloader: Option<Bootloader>,
+    pub bootloader: Option<VmBootloader>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Bootloader {
+pub struct VmBootloader {
     pub efi: Efi,
 }
 
@@ -217,7 +217,7 @@ impl Default for Timer {
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Network {
+pub struct VmNetwork {
     pub name: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pod: Option<Empty>,

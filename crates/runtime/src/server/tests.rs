@@ -25,9 +25,9 @@ async fn start(limits: Limits, stop: CancellationToken) -> SocketAddr {
     address
 }
 
-struct TestClient(TcpStream);
+struct RawClient(TcpStream);
 
-impl TestClient {
+impl RawClient {
     async fn new(address: SocketAddr) -> Self {
         Self(TcpStream::connect(address).await.unwrap())
     }
@@ -52,7 +52,7 @@ impl TestClient {
 #[tokio::test]
 async fn a_panic_fails_one_request() {
     let address = start(LIMITS, CancellationToken::new()).await;
-    let mut client = TestClient::new(address).await;
+    let mut client = RawClient::new(address).await;
     assert!(client.get("/panic").await.starts_with("HTTP/1.1 500"));
     assert!(client.get("/").await.ends_with("done"));
 }
@@ -60,7 +60,7 @@ async fn a_panic_fails_one_request() {
 #[tokio::test]
 async fn a_request_that_takes_too_long_fails_with_503() {
     let address = start(Limits { request_timeout: MOMENT, ..LIMITS }, CancellationToken::new()).await;
-    let mut client = TestClient::new(address).await;
+    let mut client = RawClient::new(address).await;
     assert!(client.get("/too-slow").await.starts_with("HTTP/1.1 503"));
     assert!(client.get("/").await.ends_with("done"));
 }
@@ -68,12 +68,12 @@ async fn a_request_that_takes_too_long_fails_with_503() {
 #[tokio::test]
 async fn a_connection_without_a_complete_first_request_is_closed() {
     let address = start(Limits { first_request_timeout: MOMENT, ..LIMITS }, CancellationToken::new()).await;
-    let mut silent = TestClient::new(address).await;
+    let mut silent = RawClient::new(address).await;
     assert_eq!(silent.receive().await, "");
-    let mut slow = TestClient::new(address).await;
+    let mut slow = RawClient::new(address).await;
     slow.send("GET / HTTP/1.1\r\nHost:").await;
     assert_eq!(slow.receive().await, "");
-    let mut good = TestClient::new(address).await;
+    let mut good = RawClient::new(address).await;
     assert!(good.get("/").await.ends_with("done"));
     sleep(MOMENT * 2).await;
     assert!(good.get("/").await.ends_with("done"), "the timeout applies to the first request only");
@@ -82,7 +82,7 @@ async fn a_connection_without_a_complete_first_request_is_closed() {
 #[tokio::test]
 async fn a_response_ends_a_connection_that_reached_its_maximum_age() {
     let address = start(Limits { max_age: MOMENT, ..LIMITS }, CancellationToken::new()).await;
-    let mut client = TestClient::new(address).await;
+    let mut client = RawClient::new(address).await;
     assert!(!client.get("/").await.contains("connection: close"));
     sleep(MOMENT * 2).await;
     let response = client.get("/").await;
@@ -93,9 +93,9 @@ async fn a_response_ends_a_connection_that_reached_its_maximum_age() {
 #[tokio::test]
 async fn connections_beyond_the_limit_wait() {
     let address = start(Limits { connections: 1, ..LIMITS }, CancellationToken::new()).await;
-    let mut first = TestClient::new(address).await;
+    let mut first = RawClient::new(address).await;
     assert!(first.get("/").await.ends_with("done"));
-    let mut second = TestClient::new(address).await;
+    let mut second = RawClient::new(address).await;
     assert!(timeout(MOMENT, second.get("/")).await.is_err());
     drop(first);
     assert!(second.receive().await.ends_with("done"));
@@ -105,7 +105,7 @@ async fn connections_beyond_the_limit_wait() {
 async fn a_request_in_progress_is_served_after_stop() {
     let stop = CancellationToken::new();
     let address = start(LIMITS, stop.clone()).await;
-    let (mut busy, mut idle) = (TestClient::new(address).await, TestClient::new(address).await);
+    let (mut busy, mut idle) = (RawClient::new(address).await, RawClient::new(address).await);
     assert!(idle.get("/").await.ends_with("done"));
     busy.send("GET /slow HTTP/1.1\r\nHost: h\r\n\r\n").await;
     sleep(MOMENT / 3).await;

@@ -47,7 +47,7 @@ struct StoredEvent {
     old: Value,
 }
 
-struct ServerState {
+struct TestServerState {
     version: u64,
     objects: BTreeMap<ObjectPath, Value>,
     history: Vec<StoredEvent>,
@@ -94,7 +94,7 @@ impl ListSelector {
 }
 
 pub(crate) struct TestApiServer {
-    state: Mutex<ServerState>,
+    state: Mutex<TestServerState>,
     events: broadcast::Sender<StoredEvent>,
 }
 
@@ -146,7 +146,7 @@ impl Link {
 
 impl TestApiServer {
     pub(crate) fn new() -> Arc<Self> {
-        let state = ServerState {
+        let state = TestServerState {
             version: 100,
             objects: BTreeMap::new(),
             history: Vec::new(),
@@ -369,7 +369,7 @@ impl TestApiServer {
 
     fn store(
         &self,
-        state: &mut ServerState,
+        state: &mut TestServerState,
         path: &ObjectPath,
         event: &'static str,
         mut object: Value,
@@ -382,7 +382,7 @@ impl TestApiServer {
         self.publish(state, path, event, object)
     }
 
-    fn publish(&self, state: &mut ServerState, path: &ObjectPath, event: &'static str, mut object: Value) -> Value {
+    fn publish(&self, state: &mut TestServerState, path: &ObjectPath, event: &'static str, mut object: Value) -> Value {
         state.version += 1;
         object["metadata"]["resourceVersion"] = state.version.to_string().into();
         let old = state.objects.get(path).cloned().unwrap_or_default();

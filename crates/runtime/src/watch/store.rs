@@ -51,7 +51,7 @@ enum PendingWrite {
 #[derive(Debug)]
 pub(super) struct Store<V> {
     slots: HashMap<ObjectKey, Slot<V>>,
-    indexes: Vec<Index<V>>,
+    indexes: Vec<StoreIndex<V>>,
     /// Counts lists. A slot with an older generation was not in the last list.
     list_generation: u32,
     /// The highest version that the watch has delivered. The store knows the effect of all writes up to it.
@@ -66,7 +66,7 @@ impl<V: PartialEq> Store<V> {
             slots: HashMap::new(),
             indexes: indexes
                 .iter()
-                .map(|(name, values)| Index { name, values: *values, keys: HashMap::new() })
+                .map(|(name, values)| StoreIndex { name, values: *values, keys: HashMap::new() })
                 .collect(),
             list_generation: 0,
             newest_seen: None,
@@ -231,13 +231,13 @@ impl<V: PartialEq> Store<V> {
 }
 
 #[derive(Debug)]
-struct Index<V> {
+struct StoreIndex<V> {
     name: &'static str,
     values: IndexFn<V>,
     keys: HashMap<Box<str>, BTreeSet<ObjectKey>>,
 }
 
-impl<V> Index<V> {
+impl<V> StoreIndex<V> {
     fn add(&mut self, key: &ObjectKey, object: &V) {
         for value in (self.values)(key, object) {
             self.keys.entry(value).or_default().insert(key.clone());

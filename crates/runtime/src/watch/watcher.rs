@@ -89,14 +89,14 @@ where
     (cache.clone(), run(cache, kind, config, project, open, stop))
 }
 
-type WatchEvents<T> = BoxStream<'static, Result<Event<T>, watcher::Error>>;
+type WatchEventStream<T> = BoxStream<'static, Result<Event<T>, watcher::Error>>;
 
 async fn run<T, V>(
     cache: Cache<V>,
     kind: String,
     config: WatchConfig,
     project: fn(T) -> V,
-    open: impl Fn() -> WatchEvents<T> + Send,
+    open: impl Fn() -> WatchEventStream<T> + Send,
     stop: CancellationToken,
 ) where
     T: Resource + Send + 'static,

@@ -22,13 +22,13 @@ const HOST: &str = "kubevirt-operator-webhook.kubevirt.svc";
 const SHORT: Duration = Duration::from_millis(300);
 
 /// The response to a request, given as `VERB URI`. With `None` the API server never responds.
-type Handler = dyn Fn(&str) -> Option<(u16, Value)> + Send + Sync;
+type RequestHandler = dyn Fn(&str) -> Option<(u16, Value)> + Send + Sync;
 
 /// A simulated API server that records the requests.
 #[derive(Clone)]
 struct FakeApiServer {
     requests: Arc<Mutex<Vec<String>>>,
-    handler: Arc<Handler>,
+    handler: Arc<RequestHandler>,
 }
 
 impl FakeApiServer {

@@ -10,10 +10,10 @@ use anyhow::{Context, Result, bail};
 
 use crate::programs;
 
-const PROGRAM: &str = include_str!("generate_release/main.go");
-const FIXTURES: &str = include_str!("generate_release/fixtures.go");
-const MODULE: &str = include_str!("../../crates/lab/go/kubevirt/go.mod");
-const CHECKSUMS: &str = include_str!("../../crates/lab/go/kubevirt/go.sum");
+const PROGRAM: &str = include_str!("main.go");
+const FIXTURES: &str = include_str!("fixtures.go");
+const MODULE: &str = include_str!("../../../crates/lab/go/kubevirt/go.mod");
+const CHECKSUMS: &str = include_str!("../../../crates/lab/go/kubevirt/go.sum");
 const RELEASE: &str = "v1.8.4";
 
 pub(crate) fn run() -> Result<()> {
