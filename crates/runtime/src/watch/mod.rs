@@ -7,7 +7,6 @@
 mod object_id;
 mod scope;
 mod store;
-mod subscribers;
 #[cfg(test)]
 mod tests;
 mod watcher;
@@ -30,7 +29,6 @@ use vitivirt_api::ObjectKey;
 pub use self::{
     object_id::{ResourceVersion, Uid},
     store::{Change, Entry, IndexFn},
-    subscribers::Subscribers,
     watcher::{WatchConfig, watch},
     watches::{WatchedKinds, Watches},
 };
@@ -45,6 +43,28 @@ pub enum SyncState {
     Synced,
     /// The API server does not serve the kind.
     KindNotServed,
+}
+
+/// Handlers of events, called in the order in which they subscribed. Subscribe before the source of the events starts:
+/// earlier events are not repeated. A handler must not block.
+pub struct Subscribers<E>(RwLock<Vec<Handler<E>>>);
+
+type Handler<E> = Box<dyn Fn(&E) + Send + Sync>;
+
+impl<E> Default for Subscribers<E> {
+    fn default() -> Self {
+        Self(RwLock::default())
+    }
+}
+
+impl<E> Subscribers<E> {
+    pub fn subscribe(&self, handler: impl Fn(&E) + Send + Sync + 'static) {
+        self.0.write().push(Box::new(handler));
+    }
+
+    pub fn notify(&self, event: &E) {
+        self.0.read().iter().for_each(|handler| handler(event));
+    }
 }
 
 type Project<V> = Box<dyn Fn(Value) -> Result<Entry<V>, serde_json::Error> + Send + Sync>;
