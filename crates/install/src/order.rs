@@ -130,7 +130,7 @@ pub(crate) fn waves(target: &str, installed: &str) -> &'static [Wave] {
 
 /// A version that is not semantic counts as newer.
 fn is_upgrade(target: &str, installed: &str) -> bool {
-    if installed.is_empty() {
+    if installed.is_empty() || target == installed {
         return false;
     }
     match (parse_version(target), parse_version(installed)) {
@@ -152,6 +152,7 @@ mod tests {
         for (target, installed, update) in [
             ("v1.8.4", "", false),
             ("v1.8.4", "v1.8.4", false),
+            ("latest", "latest", false),
             ("v1.8.4", "v1.7.0", true),
             ("v1.7.0", "v1.8.4", false),
             ("v1.10.0", "v1.9.0", true),

@@ -92,10 +92,14 @@ impl Files {
     {
         let schema = self.schemas.get(document.kind()).unwrap_or(&Value::Null);
         let (mut object, unknown) = document.typed::<K>(&K::api_version(&()), schema)?;
-        if object.meta().name.is_none() {
+        let metadata = object.meta_mut();
+        if metadata.name.as_deref().unwrap_or_default().is_empty() {
             bail!("{document}: metadata.name: required value");
         }
-        object.meta_mut().namespace.get_or_insert_with(|| namespace.to_owned());
+        // Empty is absent, as for the API server.
+        metadata.uid.take_if(|uid| uid.is_empty());
+        metadata.namespace.take_if(|namespace| namespace.is_empty());
+        metadata.namespace.get_or_insert_with(|| namespace.to_owned());
         self.warnings.extend(unknown);
         Ok(object)
     }

@@ -37,7 +37,8 @@ async fn an_invalid_image_variable_ends_the_process_with_one_error_line(_: Arc<S
         let output = timeout(TIMEOUT, command.output()).await??;
         let error = String::from_utf8_lossy(&output.stderr);
         ensure!(output.status.code() == Some(1), "{variable}={image:?} ended with {}", output.status);
-        ensure!(error.starts_with(&format!("error: {variable} must be")) && error.lines().count() == 1, "{error}");
+        let names_variable = error.starts_with(&format!("error: {variable}: "));
+        ensure!(names_variable && error.contains("must be") && error.lines().count() == 1, "{error}");
     }
     Ok(())
 }

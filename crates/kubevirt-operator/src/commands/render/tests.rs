@@ -175,8 +175,12 @@ fn the_youngest_of_two_default_storage_classes_is_used() {
 
 #[test]
 fn an_object_without_a_namespace_is_in_the_given_one() {
-    let machine = "apiVersion: vitistack.io/v1alpha1\nkind: Machine\nmetadata: {name: vm}\nspec: {template: small}\n";
-    let documents = vitivirt_cli::parse("file", machine).unwrap();
-    let objects = render(Files::from_documents(&documents, "elsewhere").unwrap()).unwrap().objects;
-    assert!(!objects.is_empty() && objects.iter().all(|object| object["metadata"]["namespace"] == "elsewhere"));
+    for metadata in ["{name: vm}", "{name: vm, namespace: \"\", uid: \"\"}"] {
+        let machine = format!(
+            "apiVersion: vitistack.io/v1alpha1\nkind: Machine\nmetadata: {metadata}\nspec: {{template: small}}\n"
+        );
+        let documents = vitivirt_cli::parse("file", &machine).unwrap();
+        let objects = render(Files::from_documents(&documents, "elsewhere").unwrap()).unwrap().objects;
+        assert!(!objects.is_empty() && objects.iter().all(|object| object["metadata"]["namespace"] == "elsewhere"));
+    }
 }
