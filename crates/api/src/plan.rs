@@ -24,7 +24,8 @@ impl Target {
         Self { resource, key }
     }
 
-    pub fn of<K: Resource<DynamicType = ()>>(key: ObjectKey) -> Self {
+    /// An object of a kind that has a Rust type.
+    pub fn of_kind<K: Resource<DynamicType = ()>>(key: ObjectKey) -> Self {
         Self { resource: ApiResource::erase::<K>(&()), key }
     }
 }
@@ -46,7 +47,7 @@ impl fmt::Debug for Target {
 pub struct Body(Value);
 
 impl Body {
-    pub fn of<T: Serialize>(object: &T) -> Result<Self, Failure> {
+    pub fn from_object<T: Serialize>(object: &T) -> Result<Self, Failure> {
         serde_json::to_value(object)
             .map(Self)
             .map_err(|error| Failure::bug(reason::BAD_REQUEST, format!("object cannot be serialized: {error}")))
@@ -237,7 +238,7 @@ pub struct Plan {
 
 impl Plan {
     /// Whether the plan has no write and no wait.
-    pub fn is_settled(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         self.steps.iter().all(|step| step.writes.is_empty() && step.wait.is_none())
     }
 

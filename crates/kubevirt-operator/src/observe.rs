@@ -71,7 +71,7 @@ impl Observer {
         let networks = self.networks(key, &entry.value);
         let mut observed = Observed {
             installed: self.installed(),
-            storage_classes: ClassEntry::views(self.caches.classes.all()),
+            storage_classes: ClassEntry::views(self.caches.classes.entries()),
             network_attachments: self.network_attachments(key, networks.keys()),
             networks,
             secret,
@@ -162,7 +162,7 @@ impl Observer {
         if shared.is_empty() {
             return BTreeMap::new();
         }
-        let candidates = self.caches.machines.all().into_iter().filter_map(|(_, entry)| {
+        let candidates = self.caches.machines.entries().into_iter().filter_map(|(_, entry)| {
             let may_conflict = entry.value.mac_hashes.iter().any(|hash| shared.contains(hash));
             may_conflict.then(|| entry.value.machine(&entry.resource_version).ok())?
         });

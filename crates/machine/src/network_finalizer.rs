@@ -34,11 +34,11 @@ pub fn plan(observed: &ObservedNetwork) -> Plan {
 
 pub(crate) fn protect(key: &ObjectKey, uid: &str) -> Write {
     let body = Body::from(json!({"metadata": {"finalizers": [FINALIZER_NETWORK]}}));
-    Write::Apply { target: Target::of::<NetworkConfiguration>(key.clone()), uid: uid.to_owned(), body }
+    Write::Apply { target: Target::of_kind::<NetworkConfiguration>(key.clone()), uid: uid.to_owned(), body }
 }
 
 pub(crate) fn release(key: &ObjectKey, uid: &str, index: usize) -> Write {
-    remove_finalizer(Target::of::<NetworkConfiguration>(key.clone()), uid, FINALIZER_NETWORK, index)
+    remove_finalizer(Target::of_kind::<NetworkConfiguration>(key.clone()), uid, FINALIZER_NETWORK, index)
 }
 
 #[cfg(test)]

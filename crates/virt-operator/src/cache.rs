@@ -121,11 +121,11 @@ impl Caches {
     pub(crate) fn objects(&self) -> Objects {
         let mut objects = Objects::default();
         for (kind, cache) in &*self.objects {
-            for (key, entry) in cache.all() {
+            for (key, entry) in cache.entries() {
                 objects.insert(*kind, key, entry.value);
             }
         }
-        for (key, entry) in self.crds.all() {
+        for (key, entry) in self.crds.entries() {
             objects.insert(Kind::CustomResourceDefinition, key, entry.value.live.clone());
         }
         objects
@@ -134,11 +134,11 @@ impl Caches {
     /// The oldest KubeVirt resource in the operator's namespace: the one that is installed. Resources in other namespaces
     /// do not count, because every namespace administrator may create one.
     pub(crate) fn first_kubevirt(&self) -> Option<Arc<KubeVirt>> {
-        let all = self.kubevirts.all().into_iter().filter(|(key, _)| key.namespace() == Some(&*self.namespace));
+        let all = self.kubevirts.entries().into_iter().filter(|(key, _)| key.namespace() == Some(&*self.namespace));
         let all = all.map(|(_, entry)| entry.value);
         all.min_by_key(|kubevirt| {
             let metadata = &kubevirt.metadata;
-            (metadata.creation_timestamp.as_ref().map(|time| time.0), ObjectKey::of(metadata))
+            (metadata.creation_timestamp.as_ref().map(|time| time.0), ObjectKey::from_metadata(metadata))
         })
     }
 

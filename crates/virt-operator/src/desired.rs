@@ -96,7 +96,7 @@ impl DesiredStateBuilder {
     /// The install strategy that the operator of another release has dumped. It is large, so no cache holds it.
     async fn dumped_strategy(&self, key: &ObjectKey) -> Result<InstallStrategy, Failure> {
         let api: Api<ConfigMap> = Api::namespaced(self.client.clone(), key.namespace().unwrap_or_default());
-        let target = || Target::of::<ConfigMap>(key.clone());
+        let target = || Target::of_kind::<ConfigMap>(key.clone());
         let map = api.get(key.name()).await.map_err(|error| classify(&error, "get", &target()))?;
         InstallStrategy::decode(&map, |text| serde_saphyr::from_str(text).map_err(|error| error.to_string()))
     }

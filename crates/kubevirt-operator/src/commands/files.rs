@@ -60,20 +60,20 @@ impl Files {
         match document.kind() {
             "Machine" => {
                 let machine: Machine = self.custom_resource(document, namespace)?;
-                let key = ObjectKey::of(&machine.metadata);
-                if self.machines.iter().any(|other| ObjectKey::of(&other.metadata) == key) {
+                let key = ObjectKey::from_metadata(&machine.metadata);
+                if self.machines.iter().any(|other| ObjectKey::from_metadata(&other.metadata) == key) {
                     bail!("{document}: duplicate: Machine {key} is already in the files");
                 }
                 self.machines.push(machine);
             }
             "NetworkConfiguration" => {
                 let network: NetworkConfiguration = self.custom_resource(document, namespace)?;
-                self.networks.insert(ObjectKey::of(&network.metadata), network);
+                self.networks.insert(ObjectKey::from_metadata(&network.metadata), network);
             }
             "Secret" => {
                 let mut secret: Secret = document.secret()?;
                 secret.metadata.namespace.get_or_insert_with(|| namespace.to_owned());
-                self.secrets.insert(ObjectKey::of(&secret.metadata), secret);
+                self.secrets.insert(ObjectKey::from_metadata(&secret.metadata), secret);
             }
             "StorageClass" => {
                 let class = StorageClass::deserialize(&document.object);
@@ -132,7 +132,10 @@ impl Files {
         let named = machine.spec.networks.iter().map(|network| &network.network_name);
         named
             .filter_map(|name| {
-                Some((name.clone(), network_view(self.networks.get(&ObjectKey::of(&machine.metadata).sibling(name))?)))
+                Some((
+                    name.clone(),
+                    network_view(self.networks.get(&ObjectKey::from_metadata(&machine.metadata).sibling(name))?),
+                ))
             })
             .collect()
     }
@@ -160,7 +163,7 @@ impl Files {
     fn source(&self, machine: &Machine) -> SourceView {
         let reference = machine.spec.cloud_init.as_ref().and_then(|given| given.secret_ref.as_ref());
         let Some(source) = reference.map(SecretSource::from) else { return SourceView::NotNeeded };
-        let Some(secret) = self.secrets.get(&ObjectKey::of(&machine.metadata).sibling(&source.name)) else {
+        let Some(secret) = self.secrets.get(&ObjectKey::from_metadata(&machine.metadata).sibling(&source.name)) else {
             return SourceView::SecretMissing;
         };
         let text =

@@ -70,7 +70,7 @@ fn planned_object(assessed: &Assessed, exists: bool) -> anyhow::Result<PlannedOb
     let status = report.status.map(|status| status.desired).unwrap_or_default();
     let refused = assessed.assessment().rejected_changes.iter();
     Ok(PlannedObject {
-        identity: (&Target::of::<Machine>(observed.id.key())).into(),
+        identity: (&Target::of_kind::<Machine>(observed.id.key())).into(),
         exists,
         writes,
         refused: refused

@@ -83,7 +83,7 @@ impl EventRouter {
         let queues = Queues { machines: Queue::new(DEBOUNCE), networks: Queue::new(DEBOUNCE) };
         *self.queues.write() = Some(queues.clone());
         self.enqueue_all();
-        for (key, entry) in self.caches.networks.all() {
+        for (key, entry) in self.caches.networks.entries() {
             if entry.value.finalizer_index.is_some() {
                 self.enqueue_network(key);
             }
@@ -103,7 +103,7 @@ impl EventRouter {
         if self.queues.read().is_none() {
             return;
         }
-        for (key, entry) in self.caches.machines.all() {
+        for (key, entry) in self.caches.machines.entries() {
             if matches(&entry.value) {
                 self.enqueue(key);
             }

@@ -13,7 +13,7 @@
 //! fails at that moment. Until then both replicas work. UIDs and resource versions still protect their writes. Avoiding
 //! this case would delay the first start in every cluster by `duration`.
 //!
-//! `decide` contains all decisions and is pure. `elector` executes them.
+//! This module decides, with pure functions; `elector` sends the requests. `program` runs the work of the leader.
 
 mod elector;
 #[cfg(test)]

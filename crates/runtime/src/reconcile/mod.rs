@@ -148,7 +148,8 @@ async fn reconcile_steps<C: Controller>(
         None => None,
     };
 
-    let (requeue_after, condition_reason) = (sooner(report.requeue_after, outcome_wait(&outcome.stop)), report.error);
+    let (requeue_after, condition_reason) =
+        (min_delay(report.requeue_after, outcome_wait(&outcome.stop)), report.error);
     Ok(match resolve_failure(outcome_failure(outcome.stop), status_error) {
         None => ReconcileResult::Succeeded { requeue_after, condition_reason },
         Some(failure) => ReconcileResult::Failed { failure, condition_reason },
@@ -198,7 +199,7 @@ fn resolve_failure(cause: Option<Failure>, status_error: Option<Failure>) -> Opt
     }
 }
 
-fn sooner(a: Option<Duration>, b: Option<Duration>) -> Option<Duration> {
+fn min_delay(a: Option<Duration>, b: Option<Duration>) -> Option<Duration> {
     match (a, b) {
         (Some(a), Some(b)) => Some(a.min(b)),
         (a, b) => a.or(b),

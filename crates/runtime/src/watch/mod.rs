@@ -64,9 +64,10 @@ struct SharedCache<V> {
     status: RwLock<WatchStatus>,
     retry_now: Notify,
     subscribers: Subscribers<Change<V>>,
-    /// Projects the JSON of the response to an own write.
+    /// Projects the JSON of the response to a write of this operator.
     project: Project<V>,
-    /// The objects that the watch selects. It would never deliver the deletion of an own write outside of it.
+    /// The objects that the watch selects. The watch would never deliver the deletion of an object outside
+    /// of it, so the cache ignores writes of such objects.
     scope: Scope,
     /// How long after an error of the watch it counts as working again, if no other error follows.
     error_cooldown: Duration,
@@ -109,7 +110,7 @@ impl<V: PartialEq + Send + Sync + 'static> Cache<V> {
     }
 
     /// All objects, in no particular order.
-    pub fn all(&self) -> Vec<(ObjectKey, Entry<V>)> {
+    pub fn entries(&self) -> Vec<(ObjectKey, Entry<V>)> {
         self.0.store.read().iter().map(|(key, entry)| (key.clone(), clone_entry(entry))).collect()
     }
 
@@ -181,7 +182,7 @@ pub trait WriteObserver: Send + Sync {
     fn on_written(&self, object: &Value);
 
     /// A live read returned this object, which belongs to the operator and was not in the cache when it was planned.
-    fn on_found(&self, object: &Value) {
+    fn on_live_read(&self, object: &Value) {
         self.on_written(object);
     }
 
@@ -204,7 +205,7 @@ impl<V: PartialEq + Send + Sync + 'static> WriteObserver for Cache<V> {
         self.update(object, |store, key, entry| store.apply_own_write(key, entry, selected));
     }
 
-    fn on_found(&self, object: &Value) {
+    fn on_live_read(&self, object: &Value) {
         self.update(object, Store::apply_live_read);
     }
 

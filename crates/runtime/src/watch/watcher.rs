@@ -67,9 +67,9 @@ impl WatchConfig {
     }
 }
 
-/// A cache of a kind's objects, reduced by `project` to the fields that are read, and the future that keeps it up to date
-/// until `stop`. Handlers [subscribe](Cache::subscribe) before the future runs. With `Api<PartialObjectMeta<K>>` the server sends only
-/// metadata.
+/// Returns a cache of a kind's objects, and the future that keeps the cache up to date until `stop`. `project` reduces
+/// each object to the fields that are read. Handlers [subscribe](Cache::subscribe) before the future runs. With
+/// `Api<PartialObjectMeta<K>>` the server sends only metadata.
 pub fn watch<K, V>(
     api: Api<K>,
     config: WatchConfig,
@@ -194,19 +194,19 @@ fn apply<T: Resource, V: PartialEq + Send + Sync + 'static>(cache: &Cache<V>, ev
             cache.0.store.write().begin_list();
         }
         Event::InitApply(object) => {
-            let key = ObjectKey::of(object.meta());
+            let key = ObjectKey::from_metadata(object.meta());
             let entry = entry(object, project);
             let change = cache.0.store.write().apply_listed(key, entry);
             cache.notify(&change);
         }
         Event::Apply(object) => {
-            let key = ObjectKey::of(object.meta());
+            let key = ObjectKey::from_metadata(object.meta());
             let entry = entry(object, project);
             let change = cache.0.store.write().apply_watched(key, entry);
             cache.notify(&change);
         }
         Event::Delete(object) => {
-            let key = ObjectKey::of(object.meta());
+            let key = ObjectKey::from_metadata(object.meta());
             let version = object.resource_version().unwrap_or_default().as_str().into();
             let change = cache.0.store.write().apply_watched_delete(key, &version);
             cache.notify(&change);

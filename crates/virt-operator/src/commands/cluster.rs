@@ -108,7 +108,7 @@ impl InstallationReader {
                     let api: Api<CustomResourceDefinition> = Api::all(self.client());
                     let list = api.list_metadata(&parameters).await?;
                     for item in list.items {
-                        let key = ObjectKey::of(&item.metadata);
+                        let key = ObjectKey::from_metadata(&item.metadata);
                         objects.insert(kind, key, Arc::new(LiveObject::from_metadata(&item.metadata)));
                     }
                     list.metadata.continue_
@@ -121,7 +121,7 @@ impl InstallationReader {
                         Err(error) => bail!(error),
                     };
                     for item in list.items {
-                        let key = ObjectKey::of(&item.metadata);
+                        let key = ObjectKey::from_metadata(&item.metadata);
                         objects.insert(kind, key, Arc::new(LiveObject::new(&item.metadata, item.data)));
                     }
                     list.metadata.continue_

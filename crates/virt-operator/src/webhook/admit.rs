@@ -95,7 +95,8 @@ async fn admit_create(client: &AdmissionClient, request: AdmissionRequest) -> Ad
         Ok(existing) => existing,
         Err(error) => return unavailable(&format!("existing KubeVirt resources could not be listed: {error}")),
     };
-    let existing: Vec<ObjectKey> = existing.iter().map(|kubevirt| ObjectKey::of(&kubevirt.metadata)).collect();
+    let existing: Vec<ObjectKey> =
+        existing.iter().map(|kubevirt| ObjectKey::from_metadata(&kubevirt.metadata)).collect();
     let code = if existing.is_empty() { INVALID } else { FORBIDDEN };
     decide(client, &request.namespace, code, validate_create(&new, &existing)).await
 }

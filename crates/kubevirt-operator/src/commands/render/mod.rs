@@ -90,7 +90,9 @@ fn render(mut files: Files) -> anyhow::Result<Rendered> {
             None => None,
         };
         match problem {
-            Some(problem) => rendered.problems.push(format!("Machine {}: {problem}", ObjectKey::of(&machine.metadata))),
+            Some(problem) => {
+                rendered.problems.push(format!("Machine {}: {problem}", ObjectKey::from_metadata(&machine.metadata)))
+            }
             None => created.into_iter().for_each(|object| rendered.add(object)),
         }
     }
