@@ -186,7 +186,7 @@ fn virtual_machine(observed: &Observed, resolved: &Resolved) -> Result<Step, Fai
         return Ok(step.write(Write::Create { target, body: Body::from_object(&vm::render(resolved))? }));
     };
     if view.deleting {
-        // The operator creates it again when it is gone.
+        // The operator creates it again after its deletion.
         return Ok(step);
     }
     let spec = Body::from_object(&vm::spec(resolved))?.into_json();
@@ -245,10 +245,10 @@ pub fn discards_user_data(assessed: &Assessed) -> bool {
 }
 
 /// The desired labels that are absent or different.
-fn missing_labels(desired: &BTreeMap<String, String>, have: &BTreeMap<String, String>) -> BTreeMap<String, String> {
+fn missing_labels(desired: &BTreeMap<String, String>, current: &BTreeMap<String, String>) -> BTreeMap<String, String> {
     desired
         .iter()
-        .filter(|(key, value)| have.get(*key) != Some(*value))
+        .filter(|(key, value)| current.get(*key) != Some(*value))
         .map(|(key, value)| (key.clone(), value.clone()))
         .collect()
 }
@@ -256,9 +256,9 @@ fn missing_labels(desired: &BTreeMap<String, String>, have: &BTreeMap<String, St
 /// Sets each label separately, so that labels of other clients stay. If the object has no labels, the map is set.
 fn set_labels<'a>(
     labels: &'a BTreeMap<String, String>,
-    have: &BTreeMap<String, String>,
+    current: &BTreeMap<String, String>,
 ) -> impl Iterator<Item = Operation> + use<'a> {
-    let set_map = have.is_empty() && !labels.is_empty();
+    let set_map = current.is_empty() && !labels.is_empty();
     let map = set_map.then(|| Operation::set("/metadata/labels", json!(labels)));
     let separately = labels.iter().filter(move |_| !set_map).map(|(key, value)| {
         Operation::set(format!("/metadata/labels/{}", Operation::escape(key)), value.clone().into())

@@ -18,7 +18,7 @@ pub const LABEL_CLUSTER: &str = "cluster.vitistack.io/cluster-name";
 pub const LABEL_TEMPLATE: &str = "vitistack.io/machine-template";
 
 /// On a PVC: what happens to it when its Machine is deleted. The disk may no longer be in the spec then, so the PVC
-/// carries the answer.
+/// carries the policy.
 pub const LABEL_ON_DELETE: &str = "vitistack.io/on-delete";
 pub const ON_DELETE_RETAIN: &str = "Retain";
 pub const ON_DELETE_DELETE: &str = "Delete";
