@@ -24,7 +24,7 @@ use vitivirt_machine::{
 
 use crate::{
     cache::{ClassEntry, entry},
-    manifests::json,
+    manifests::to_json,
 };
 
 /// The objects of the files, by kind. Other kinds are ignored.
@@ -71,7 +71,7 @@ impl Files {
                 self.networks.insert(ObjectKey::from_metadata(&network.metadata), network);
             }
             "Secret" => {
-                let mut secret: Secret = document.secret()?;
+                let mut secret: Secret = document.typed_secret()?;
                 secret.metadata.namespace.get_or_insert_with(|| namespace.to_owned());
                 self.secrets.insert(ObjectKey::from_metadata(&secret.metadata), secret);
             }
@@ -178,7 +178,7 @@ fn schemas() -> Result<BTreeMap<String, Value>> {
     let schema_of = |crd: CustomResourceDefinition| {
         let version = crd.spec.versions.into_iter().next();
         let schema = version.and_then(|version| version.schema?.open_api_v3_schema).unwrap_or_default();
-        Ok((crd.spec.names.kind, json(&schema)?))
+        Ok((crd.spec.names.kind, to_json(&schema)?))
     };
     vitivirt_api::machine::crds().into_iter().map(schema_of).collect()
 }

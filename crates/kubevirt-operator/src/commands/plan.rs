@@ -42,7 +42,7 @@ pub(crate) fn run(arguments: &PlanArguments) -> CommandResult<ExitCode> {
 }
 
 async fn plan(arguments: &PlanArguments) -> CommandResult<PlanDocument> {
-    let documents = vitivirt_cli::read(&arguments.input.files)?;
+    let documents = vitivirt_cli::read_manifests(&arguments.input.files)?;
     let cluster = &arguments.cluster;
     let config = configuration(cluster.kubeconfig.as_deref(), cluster.context.as_deref()).await;
     let config = config.map_err(anyhow::Error::from)?;

@@ -78,7 +78,7 @@ impl EventRouter {
         move |event| handle(&router, event)
     }
 
-    /// Creates the queues of a new leader, with every Machine and every network that has our finalizer in them.
+    /// Creates the queues of a new leader, with every Machine and every network that has the operator's finalizer in them.
     pub(crate) fn start_queues(&self) -> Queues {
         let queues = Queues { machines: Queue::new(DEBOUNCE), networks: Queue::new(DEBOUNCE) };
         *self.queues.write() = Some(queues.clone());
@@ -179,7 +179,7 @@ impl EventRouter {
     }
 
     /// When a NetworkConfiguration changes, enqueue the Machines that name it, because their VM or NAD may change; and
-    /// the NetworkConfiguration itself if it has our finalizer, because nothing may use it any more.
+    /// the NetworkConfiguration itself if it has the operator's finalizer, because nothing may use it any more.
     fn network_changed(&self, change: &Change<NetworkEntry>) {
         self.enqueue_by_index(MachineEntry::BY_NETWORK, &in_namespace(&change.key, change.key.name()));
         if change.new.as_ref().is_some_and(|new| new.finalizer_index.is_some()) {

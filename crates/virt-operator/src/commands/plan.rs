@@ -15,7 +15,7 @@ use vitivirt_install::{DeploymentConfig, Desired, Environment, Observed, desired
 
 use super::{
     cluster::InstallationReader,
-    render::{environment, read},
+    render::{environment, read_kubevirt},
 };
 use crate::{
     desired::{renew_certificates, timestamp, with_certificates},
@@ -33,7 +33,7 @@ pub(crate) struct PlanArguments {
 }
 
 pub(crate) fn run(arguments: &PlanArguments) -> CommandResult<ExitCode> {
-    let (given, warnings) = read(&arguments.input)?;
+    let (given, warnings) = read_kubevirt(&arguments.input)?;
     let environment = environment(std::env::vars()).or_invalid()?;
     let tokio = tokio::runtime::Builder::new_current_thread().enable_all().build().context("starting")?;
     let object = tokio.block_on(plan(&arguments.cluster, &environment, given))?;
@@ -50,7 +50,7 @@ async fn plan(cluster: &ClusterArguments, environment: &Environment, given: Kube
     let exists = !own.is_empty();
     let kubevirt = as_if_applied(given, own.into_iter().next());
     let config = DeploymentConfig::new(&kubevirt, environment);
-    let found = reader.find(&config).await?;
+    let found = reader.read_state(&config).await?;
     #[expect(clippy::disallowed_methods, reason = "the plan is made for the current time")]
     let now = SystemTime::now();
     let namespace = key.namespace().unwrap_or_default();
