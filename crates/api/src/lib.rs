@@ -1,8 +1,8 @@
 //! Types that both operators share: the custom resources (`machine`, `kubevirt`), and the plan, outcome, report and
 //! failure of a reconcile.
 //!
-//! Everything here is data. The crate has no client, no async runtime and no clock, and decides nothing about a cluster:
-//! `vitivirt-machine` and `vitivirt-install` compute plans and reports, and `vitivirt-runtime` sends them.
+//! Everything here is data. The crate has no client, no async runtime and no clock, and decides nothing about a
+//! cluster: `vitivirt-machine` and `vitivirt-install` compute plans and reports, and `vitivirt-runtime` sends them.
 
 mod condition;
 mod failure;

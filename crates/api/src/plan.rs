@@ -82,8 +82,8 @@ pub enum Write {
     /// A JSON patch that first tests the UID. Use it for objects that a `Create` wrote, and for fields that must be
     /// exact: a replaced field loses what other clients added to it, while server-side apply would keep that.
     Patch { target: Target, uid: String, operations: Vec<Operation> },
-    /// A DELETE with the UID as a precondition. An object that does not exist counts as deleted. The garbage collector deletes its
-    /// dependents in the background.
+    /// A DELETE with the UID as a precondition. An object that does not exist counts as deleted. The garbage collector
+    /// deletes its dependents in the background.
     Delete { target: Target, uid: String },
     /// One of the above with a large body, which the executor builds just before it sends it and drops afterwards. It
     /// has the same verb and target.

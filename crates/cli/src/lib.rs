@@ -1,8 +1,8 @@
-//! The command line that both programs share: common arguments, files of Kubernetes objects, the plan document, printing
-//! of objects and warnings, and exit codes. The commands themselves are in the crates of the programs.
+//! The command line that both programs share: common arguments, files of Kubernetes objects, the plan document,
+//! printing of objects and warnings, and exit codes. The commands themselves are in the crates of the programs.
 //!
-//! An error in a file names the file, the object, the field and what to write instead. A field that the API server would
-//! drop silently causes a warning.
+//! An error in a file names the file, the object, the field and what to write instead. A field that the API server
+//! would drop silently causes a warning.
 
 mod arguments;
 mod command_error;

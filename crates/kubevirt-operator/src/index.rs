@@ -1,5 +1,5 @@
-//! Indexes across objects: how many Machines use a network, how many interfaces have a MAC address, and which PVCs belong
-//! to a Machine. Changes of the caches update the indexes before the router sees the change.
+//! Indexes across objects: how many Machines use a network, how many interfaces have a MAC address, and which PVCs
+//! belong to a Machine. Changes of the caches update the indexes before the router sees the change.
 
 use std::{
     collections::HashMap,

@@ -5,9 +5,9 @@
 //! `vitivirt-runtime` sends the writes.
 //!
 //! Read the modules in this order: `resolve` (parses the spec), `render` (the objects of a Machine), `observed` (the
-//! input), `assessment` (what blocks the Machine; it uses `problem` and `macs`), `changes` (when an edit takes effect; it
-//! uses `vmi_spec`), `plan` and `delete` (the writes) and `report` (status and events). `network_finalizer` decides about
-//! NetworkConfigurations.
+//! input), `assessment` (what blocks the Machine; it uses `problem` and `macs`), `changes` (when an edit takes effect;
+//! it uses `vmi_spec`), `plan` and `delete` (the writes) and `report` (status and events). `network_finalizer` decides
+//! about NetworkConfigurations.
 
 mod assessment;
 pub mod changes;

@@ -1,8 +1,8 @@
 //! Everything that a reconcile of a KubeVirt resource reads: one watch per kind, on every replica, projected to the
 //! fields that are read.
 //!
-//! Kinds that only some clusters serve are watched too: their cache knows whether the kind is served. They are not polled:
-//! the event of a CRD or an APIService retries them.
+//! Kinds that only some clusters serve are watched too: their cache knows whether the kind is served. They are not
+//! polled: the event of a CRD or an APIService retries them.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -131,8 +131,8 @@ impl Caches {
         objects
     }
 
-    /// The oldest KubeVirt resource in the operator's namespace: the one that is installed. Resources in other namespaces
-    /// do not count, because every namespace administrator may create one.
+    /// The oldest KubeVirt resource in the operator's namespace: the one that is installed. Resources in other
+    /// namespaces do not count, because every namespace administrator may create one.
     pub(crate) fn first_kubevirt(&self) -> Option<Arc<KubeVirt>> {
         let all = self.kubevirts.entries().into_iter().filter(|(key, _)| key.namespace() == Some(&*self.namespace));
         let all = all.map(|(_, entry)| entry.value);

@@ -1,6 +1,6 @@
-//! Computes the desired state, between observe and plan: the part that needs keys, a clock and the API server. The crate
-//! `vitivirt-install` decides what an installation contains. Certificates that
-//! are missing or due are issued here. They take effect only when the plan has written them.
+//! Computes the desired state, between observe and plan: the part that needs keys, a clock and the API server. The
+//! crate `vitivirt-install` decides what an installation contains. Certificates that are missing or due are issued
+//! here. They take effect only when the plan has written them.
 
 use std::{
     collections::BTreeMap,

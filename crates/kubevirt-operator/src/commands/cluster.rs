@@ -1,5 +1,5 @@
-//! What the operator's caches would contain about one Machine, read from the cluster object by object, for commands that
-//! run once. The objects are projected as in the caches, so the views are the same.
+//! What the operator's caches would contain about one Machine, read from the cluster object by object, for commands
+//! that run once. The objects are projected as in the caches, so the views are the same.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,5 @@
-//! `kubevirt-operator plan`: what the operator would write if a file were applied, field by field, and when it would take
-//! effect. It reads the cluster and writes nothing. The plan is the operator's own, for the cluster as it is now.
+//! `kubevirt-operator plan`: what the operator would write if a file were applied, field by field, and when it would
+//! take effect. It reads the cluster and writes nothing. The plan is the operator's own, for the cluster as it is now.
 
 use std::{process::ExitCode, sync::Arc};
 

@@ -78,7 +78,8 @@ impl EventRouter {
         move |event| handle(&router, event)
     }
 
-    /// Creates the queues of a new leader, with every Machine and every network that has the operator's finalizer in them.
+    /// Creates the queues of a new leader, with every Machine and every network that has the operator's finalizer in
+    /// them.
     pub(crate) fn start_queues(&self) -> Queues {
         let queues = Queues { machines: Queue::new(DEBOUNCE), networks: Queue::new(DEBOUNCE) };
         *self.queues.write() = Some(queues.clone());
@@ -141,10 +142,10 @@ impl EventRouter {
         if at_once { self.enqueue(key) } else { self.enqueue_debounced(key) }
     }
 
-    /// When a Machine changes, enqueue it, because its spec or metadata may ask for something else; debounced if neither
-    /// changed, because then the change is the operator's own finalizer or status.
-    /// Also enqueue the Machines that contest a MAC address with it, because one of them may use the address now; and
-    /// the networks that it no longer names, because they may have lost their last user.
+    /// When a Machine changes, enqueue it, because its spec or metadata may ask for something else; debounced if
+    /// neither changed, because then the change is the operator's own finalizer or status. Also enqueue the Machines
+    /// that contest a MAC address with it, because one of them may use the address now; and the networks that it no
+    /// longer names, because they may have lost their last user.
     fn machine_changed(&self, change: &Change<MachineEntry>) {
         let (old, new) = (change.old.as_deref(), change.new.as_deref());
         match (old, new) {

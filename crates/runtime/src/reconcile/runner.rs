@@ -67,8 +67,8 @@ impl<C> Runner<C> {
 }
 
 impl<C: Controller> Runner<C> {
-    /// Works until the leadership ends, and then until all running reconciles have ended. Dropping the future drops them
-    /// at their next await. The leadership tracks when they have ended, and the queue requeues their keys.
+    /// Works until the leadership ends, and then until all running reconciles have ended. Dropping the future drops
+    /// them at their next await. The leadership tracks when they have ended, and the queue requeues their keys.
     pub async fn run(&self, leadership: Leadership) {
         let depth = self.metrics.queue_depth(C::NAME);
         let mut failures: HashMap<ObjectKey, u32> = HashMap::new();

@@ -175,8 +175,8 @@ impl<V: PartialEq + Send + Sync + 'static> Cache<V> {
     }
 }
 
-/// Observes the writes of the executor, so that the next reconcile sees them before the watch delivers them. The executor
-/// also asks it for the newest resource version.
+/// Observes the writes of the executor, so that the next reconcile sees them before the watch delivers them. The
+/// executor also asks it for the newest resource version.
 pub trait WriteObserver: Send + Sync {
     /// The server responded to a write with this object.
     fn on_written(&self, object: &Value);

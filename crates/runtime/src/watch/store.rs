@@ -1,8 +1,9 @@
-//! The content of a cache, without the watch: projected objects, indexes over them, and the operator's own writes, which
-//! win over the watch until it has caught up.
+//! The content of a cache, without the watch: projected objects, indexes over them, and the operator's own writes,
+//! which win over the watch until it has caught up.
 //!
 //! A list replaces the content by mark and sweep, so a relist never needs memory for two copies. A write of the
-//! operator wins over older events of the watch. The store compares their resource versions, which Kubernetes defines as ordered integers.
+//! operator wins over older events of the watch. The store compares their resource versions, which Kubernetes defines
+//! as ordered integers.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -98,7 +99,8 @@ impl<V: PartialEq> Store<V> {
         self.newest_listed = None;
     }
 
-    /// The list is complete: objects that were not in it do not exist, except those that the operator wrote after the list began.
+    /// The list is complete: objects that were not in it do not exist, except those that the operator wrote after the
+    /// list began.
     pub(super) fn end_list(&mut self) -> Vec<Change<V>> {
         if let Some(newest_listed) = &self.newest_listed {
             raise_to(&mut self.newest_seen, newest_listed);
@@ -160,7 +162,8 @@ impl<V: PartialEq> Store<V> {
         self.replace(key, None)
     }
 
-    /// The server accepted a write of the operator and responded with this object. `selected`: the watch selects its labels.
+    /// The server accepted a write of the operator and responded with this object. `selected`: the watch selects its
+    /// labels.
     pub(super) fn apply_own_write(&mut self, key: ObjectKey, entry: Entry<V>, selected: bool) -> Option<Change<V>> {
         let slot = self.slots.get(&key);
         if let Some(PendingWrite::Deleted(uid)) = slot.and_then(|slot| slot.pending.as_deref())

@@ -1,4 +1,5 @@
-//! Caches against a server with real resource versions: sync, kinds that are not served, the operator's writes, cut connections.
+//! Caches against a server with real resource versions: sync, kinds that are not served, the operator's writes, cut
+//! connections.
 
 use std::sync::Arc;
 

@@ -133,7 +133,8 @@ async fn run<T, V>(
                 tracing::info!(kind, "kind is not served; waiting for it");
             }
             mark_not_served(&cache);
-            // A watcher that cannot resume would try to resume forever. A new one lists the kind when it is served again.
+            // A watcher that cannot resume would try to resume forever. A new one lists the kind when it is served
+            // again.
             events = open();
             match quick_retries {
                 0 => config.absent_retry.delay(failures, &mut jitter),

@@ -1,5 +1,6 @@
 //! `virt-operator --dump-install-strategy`: writes the install strategy of this release to a ConfigMap, from which the
-//! operator of another release reads it. A Job of that operator runs it, and its environment contains the configuration.
+//! operator of another release reads it. A Job of that operator runs it, and its environment contains the
+//! configuration.
 
 use std::{env, path::Path, process::ExitCode};
 

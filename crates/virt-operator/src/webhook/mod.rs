@@ -87,7 +87,8 @@ impl WebhookServer {
         server::serve(listener, Some(tls), limits, respond, stop).await;
     }
 
-    /// The error is the HTTP response if there is no decision, usually because the request is not a valid AdmissionReview.
+    /// The error is the HTTP response if there is no decision, usually because the request is not a valid
+    /// AdmissionReview.
     async fn respond(&self, request: http::Request<Incoming>) -> Result<HttpResponse, HttpResponse> {
         let path = request.uri().path();
         let Some(endpoint) = WebhookEndpoint::from_path(path) else {

@@ -1,7 +1,7 @@
 //! `kubevirt-operator render`: the objects that the operator creates for a Machine, without a cluster.
 //!
-//! It is the operator's own plan, for a cluster that has every API and contains only what is in the files. So the output
-//! cannot differ from what the operator writes.
+//! It is the operator's own plan, for a cluster that has every API and contains only what is in the files. So the
+//! output cannot differ from what the operator writes.
 
 use std::{
     collections::{BTreeMap, btree_map::Entry},

@@ -1,5 +1,5 @@
-//! Reconciles against a server: what they write, in which order, what stops them, and that the failure of one object does
-//! not affect others.
+//! Reconciles against a server: what they write, in which order, what stops them, and that the failure of one object
+//! does not affect others.
 
 mod writes;
 

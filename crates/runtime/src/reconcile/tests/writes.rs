@@ -143,8 +143,8 @@ fn status(uid: &str, phase: &str) -> StatusWrite {
     StatusWrite { target: target("a"), uid: uid.to_owned(), observed: Value::Null, desired }
 }
 
-/// The server accepts any UID in a status of a custom resource. Here the object was created again, and the cache does not
-/// know it yet.
+/// The server accepts any UID in a status of a custom resource. Here the object was created again, and the cache does
+/// not know it yet.
 #[tokio::test(start_paused = true)]
 async fn a_status_is_not_written_to_an_object_that_was_created_again() {
     let server = TestApiServer::new();
