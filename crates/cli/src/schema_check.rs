@@ -171,10 +171,14 @@ mod tests {
             "spec.labels: must be an object, not a list",
         ];
         assert_eq!(check_schema(&schema(), &object).errors, expected);
-        let cores = |cores: u64| check_schema(&schema(), &json!({"spec": {"template": "t", "cpu": {"cores": cores}}})).errors;
+        let cores =
+            |cores: u64| check_schema(&schema(), &json!({"spec": {"template": "t", "cpu": {"cores": cores}}})).errors;
         assert_eq!(cores(0), ["spec.cpu.cores: invalid value 0: must be at least 1"]);
         assert_eq!(cores(u64::MAX), ["spec.cpu.cores: invalid value 18446744073709551615: must be at most 64"]);
-        assert_eq!(check_schema(&schema(), &json!({"spec": ["small"]})).errors, ["spec: must be an object, not a list"]);
+        assert_eq!(
+            check_schema(&schema(), &json!({"spec": ["small"]})).errors,
+            ["spec: must be an object, not a list"]
+        );
     }
 
     #[test]
