@@ -132,9 +132,7 @@ impl Elector {
                             Ok(lease) => view.observe(lease, Instant::now(), &self.timing),
                             Err(error) => self.warn("cannot read the lease", &error),
                         },
-                        LeaseWriteResult::NotFound => {
-                            self.warn("cannot acquire the lease", "namespace not lease_exists")
-                        }
+                        LeaseWriteResult::NotFound => self.warn("cannot acquire the lease", "namespace not found"),
                         LeaseWriteResult::Failed(error) => self.warn("cannot acquire the lease", &error),
                     }
                     not_before = Instant::now() + self.timing.retry_period;

@@ -212,7 +212,7 @@ async fn a_write_that_waits_for_the_rate_limit_longer_than_the_lease_is_not_sent
 
 /// Another client removed the label that the cache selects.
 #[tokio::test(start_paused = true)]
-async fn an_own_object_that_lost_its_labels_is_found_and_repaired() {
+async fn an_object_of_the_operator_that_lost_its_labels_is_found_and_repaired() {
     let server = TestApiServer::new();
     let uid = uid(&live(&server));
     let (client, _) = server.client();
