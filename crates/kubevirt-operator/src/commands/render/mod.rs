@@ -91,7 +91,7 @@ fn render(mut files: Files) -> anyhow::Result<Rendered> {
         };
         match problem {
             Some(problem) => {
-                rendered.problems.push(format!("Machine {}: {problem}", ObjectKey::from_metadata(&machine.metadata)))
+                rendered.problems.push(format!("Machine {}: {problem}", ObjectKey::from_metadata(&machine.metadata)));
             }
             None => created.into_iter().for_each(|object| rendered.add(object)),
         }
