@@ -178,10 +178,10 @@ items: [1]
 
     #[test]
     fn a_file_that_cannot_be_read_exits_with_2_and_one_that_is_invalid_with_1() {
-        let error = read(&["/no/such/file".into()]).unwrap_err();
+        let error = read_manifests(&["/no/such/file".into()]).unwrap_err();
         assert_eq!(error.exit_status(), 2);
         assert!(format!("{:#}", error.error()).contains("reading /no/such/file"), "{error:?}");
-        let error = read(&[concat!(env!("CARGO_MANIFEST_DIR"), "/src/lib.rs").into()]).unwrap_err();
+        let error = read_manifests(&[concat!(env!("CARGO_MANIFEST_DIR"), "/src/lib.rs").into()]).unwrap_err();
         assert_eq!(error.exit_status(), 1);
     }
 
