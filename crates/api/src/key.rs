@@ -22,7 +22,7 @@ impl ObjectKey {
         Self::namespaced("", name)
     }
 
-    pub fn of(metadata: &ObjectMeta) -> Self {
+    pub fn from_metadata(metadata: &ObjectMeta) -> Self {
         Self::namespaced(
             metadata.namespace.as_deref().unwrap_or_default(),
             metadata.name.as_deref().unwrap_or_default(),

@@ -1,7 +1,8 @@
-//! Types that both operators share: custom resources, and the plan, outcome, report and failure of a reconcile.
+//! Types that both operators share: the custom resources (`machine`, `kubevirt`), and the plan, outcome, report and
+//! failure of a reconcile.
 //!
-//! Everything here is data. The crate depends on no client, no async runtime and no clock, so a crate that depends only
-//! on this one can decide but not act. `vitivirt-runtime` takes these values and acts on them.
+//! Everything here is data. The crate has no client, no async runtime and no clock, and decides nothing about a
+//! cluster: `vitivirt-machine` and `vitivirt-install` compute plans and reports, and `vitivirt-runtime` sends them.
 
 mod condition;
 mod failure;

@@ -24,7 +24,8 @@ impl Target {
         Self { resource, key }
     }
 
-    pub fn of<K: Resource<DynamicType = ()>>(key: ObjectKey) -> Self {
+    /// An object of a kind that has a Rust type.
+    pub fn of_kind<K: Resource<DynamicType = ()>>(key: ObjectKey) -> Self {
         Self { resource: ApiResource::erase::<K>(&()), key }
     }
 }
@@ -46,7 +47,7 @@ impl fmt::Debug for Target {
 pub struct Body(Value);
 
 impl Body {
-    pub fn of<T: Serialize>(object: &T) -> Result<Self, Failure> {
+    pub fn from_object<T: Serialize>(object: &T) -> Result<Self, Failure> {
         serde_json::to_value(object)
             .map(Self)
             .map_err(|error| Failure::bug(reason::BAD_REQUEST, format!("object cannot be serialized: {error}")))
@@ -81,8 +82,8 @@ pub enum Write {
     /// A JSON patch that first tests the UID. Use it for objects that a `Create` wrote, and for fields that must be
     /// exact: a replaced field loses what other clients added to it, while server-side apply would keep that.
     Patch { target: Target, uid: String, operations: Vec<Operation> },
-    /// Has the UID as a precondition. An object that does not exist counts as deleted. The garbage collector deletes its
-    /// dependents in the background.
+    /// A DELETE with the UID as a precondition. An object that does not exist counts as deleted. The garbage collector
+    /// deletes its dependents in the background.
     Delete { target: Target, uid: String },
     /// One of the above with a large body, which the executor builds just before it sends it and drops afterwards. It
     /// has the same verb and target.
@@ -237,7 +238,7 @@ pub struct Plan {
 
 impl Plan {
     /// Whether the plan has no write and no wait.
-    pub fn is_settled(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         self.steps.iter().all(|step| step.writes.is_empty() && step.wait.is_none())
     }
 

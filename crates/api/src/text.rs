@@ -46,15 +46,15 @@ pub fn hex(bytes: &[u8]) -> String {
 
 /// Whether this is a DNS label, such as the name of a namespace.
 pub fn is_label(name: &str) -> bool {
-    name.len() <= 63 && is_part(name)
+    name.len() <= 63 && has_label_characters(name)
 }
 
 /// Whether this is one or more DNS labels separated by dots, such as the names of most objects.
 pub fn is_subdomain(name: &str) -> bool {
-    name.len() <= 253 && name.split('.').all(is_part)
+    name.len() <= 253 && name.split('.').all(has_label_characters)
 }
 
-fn is_part(text: &str) -> bool {
+fn has_label_characters(text: &str) -> bool {
     let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
     !text.is_empty() && text.bytes().all(inner) && !text.starts_with('-') && !text.ends_with('-')
 }

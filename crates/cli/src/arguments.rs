@@ -27,7 +27,7 @@ pub struct FileArguments {
     pub namespace: Option<String>,
 }
 
-/// The cluster that a command asks.
+/// The cluster that a command reads.
 #[derive(Debug, Clone, Default, Args)]
 pub struct ClusterArguments {
     /// Path to the kubeconfig file [env: KUBECONFIG; in a pod: its service account]

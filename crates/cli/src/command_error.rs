@@ -7,7 +7,7 @@ use std::process::ExitCode;
 pub enum CommandError {
     /// The input is invalid or is refused: exit status 1.
     Invalid(anyhow::Error),
-    /// The question could not be asked, for example because a file or the cluster cannot be read: exit status 2.
+    /// The command could not do its work, for example because a file or the cluster cannot be read: exit status 2.
     Failed(anyhow::Error),
 }
 

@@ -1,8 +1,8 @@
-//! The command line that both programs share: common arguments, files of Kubernetes objects, the plan document, what is
-//! printed, and exit codes.
+//! The command line that both programs share: common arguments, files of Kubernetes objects, the plan document,
+//! printing of objects and warnings, and exit codes. The commands themselves are in the crates of the programs.
 //!
-//! An error in a file names the file, the object, the field and what to write instead. A field that the API server would
-//! drop silently causes a warning.
+//! An error in a file names the file, the object, the field and what to write instead. A field that the API server
+//! would drop silently causes a warning.
 
 mod arguments;
 mod command_error;
@@ -17,12 +17,12 @@ mod version;
 pub use arguments::{ClusterArguments, EXIT_STATUS, FileArguments, PlanOutput, RenderOutput, overlong_help};
 pub use command_error::{CommandError, CommandResult, OrInvalid, exit_code};
 pub use completions::CompletionsArguments;
-pub use manifest_files::{Document, parse, read};
-pub use output::{ObjectFormat, ignore_broken_pipe, print, print_objects, to_yaml, warn, write_objects};
+pub use manifest_files::{Document, parse_manifests, read_manifests};
+pub use output::{ObjectFormat, ignore_broken_pipe, print, print_objects, print_warnings, to_yaml, write_objects};
 pub use plan::{
     ChangeEffect, PLAN_FORMAT, PlanDocument, PlanFormat, PlanResult, PlannedChange, PlannedObject, PlannedWrite,
     RefusedField, WriteAction,
 };
-pub use schema_check::{SchemaCheck, check};
+pub use schema_check::{SchemaCheck, check_schema};
 pub use setting::{DurationParser, Setting, SettingParser, optional_namespace, setting};
 pub use version::version;

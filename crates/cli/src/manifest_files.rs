@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::{
     command_error::{CommandResult, OrInvalid},
-    schema_check::{SchemaCheck, check},
+    schema_check::{SchemaCheck, check_schema},
 };
 
 /// One object of a file.
@@ -23,7 +23,7 @@ pub struct Document {
 }
 
 /// The objects of all files in their order, those of a `List` one by one; `-` is standard input.
-pub fn read(files: &[PathBuf]) -> CommandResult<Vec<Document>> {
+pub fn read_manifests(files: &[PathBuf]) -> CommandResult<Vec<Document>> {
     let mut documents = Vec::new();
     for file in files {
         let (origin, text) = if file.as_path() == Path::new("-") {
@@ -32,13 +32,13 @@ pub fn read(files: &[PathBuf]) -> CommandResult<Vec<Document>> {
             (file.display().to_string(), fs::read_to_string(file))
         };
         let text = text.with_context(|| format!("reading {origin}"))?;
-        documents.extend(parse(&origin, &text).or_invalid()?);
+        documents.extend(parse_manifests(&origin, &text).or_invalid()?);
     }
     Ok(documents)
 }
 
 /// The objects of a text. `origin` names it in errors.
-pub fn parse(origin: &str, text: &str) -> Result<Vec<Document>> {
+pub fn parse_manifests(origin: &str, text: &str) -> Result<Vec<Document>> {
     let values: Vec<Value> = match serde_saphyr::from_multiple(text) {
         Ok(values) => values,
         // The removed part of the message names an option of the parser, which a user cannot set.
@@ -68,9 +68,9 @@ fn flatten(origin: String, mut object: Value, into: &mut Vec<Document>) -> Resul
                 flatten(format!("{origin}, items[{index}]"), item, into)?;
             }
         }
-        taken => {
-            if let (Some(place), Some(items)) = (object.get_mut("items"), taken) {
-                *place = items;
+        other => {
+            if let (Some(field), Some(items)) = (object.get_mut("items"), other) {
+                *field = items;
             }
             into.push(Document { origin, object });
         }
@@ -79,16 +79,16 @@ fn flatten(origin: String, mut object: Value, into: &mut Vec<Document>) -> Resul
 }
 
 impl Document {
-    fn text(&self, pointer: &str) -> &str {
+    fn string_at(&self, pointer: &str) -> &str {
         self.object.pointer(pointer).and_then(Value::as_str).unwrap_or_default()
     }
 
     pub fn kind(&self) -> &str {
-        self.text("/kind")
+        self.string_at("/kind")
     }
 
     pub fn api_version(&self) -> &str {
-        self.text("/apiVersion")
+        self.string_at("/apiVersion")
     }
 
     /// The object as a type, if it has this apiVersion and matches the schema. The warnings name fields that are not in
@@ -97,7 +97,7 @@ impl Document {
         if self.api_version() != api_version {
             bail!("{self}: apiVersion: unsupported value {:?}; supported values: {api_version}", self.api_version());
         }
-        let SchemaCheck { errors, unknown } = check(schema, &self.object);
+        let SchemaCheck { errors, unknown } = check_schema(schema, &self.object);
         if !errors.is_empty() {
             bail!("{self}: {}", errors.join("; "));
         }
@@ -107,7 +107,7 @@ impl Document {
     }
 
     /// The object as a type. The error never quotes its content, which can be a Secret's.
-    pub fn secret<T: DeserializeOwned>(&self) -> Result<T> {
+    pub fn typed_secret<T: DeserializeOwned>(&self) -> Result<T> {
         let Ok(typed) = T::deserialize(&self.object) else { bail!("{self}: invalid {}", self.kind()) };
         Ok(typed)
     }
@@ -117,7 +117,7 @@ impl Document {
 impl fmt::Display for Document {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { origin, .. } = self;
-        match (self.kind(), self.text("/metadata/namespace"), self.text("/metadata/name")) {
+        match (self.kind(), self.string_at("/metadata/namespace"), self.string_at("/metadata/name")) {
             ("", ..) => f.write_str(origin),
             (kind, _, "") => write!(f, "{origin}: {kind}"),
             (kind, "", name) => write!(f, "{origin}: {kind} {name}"),
@@ -133,7 +133,7 @@ mod tests {
     use super::*;
 
     fn names(text: &str) -> Vec<String> {
-        parse("file", text).unwrap().iter().map(ToString::to_string).collect()
+        parse_manifests("file", text).unwrap().iter().map(ToString::to_string).collect()
     }
 
     #[test]
@@ -159,7 +159,7 @@ items: [1]
             "file, document 3: Menu",
         ];
         assert_eq!(names(text), expected);
-        assert_eq!(parse("file", text).unwrap().last().unwrap().object["items"], json!([1]));
+        assert_eq!(parse_manifests("file", text).unwrap().last().unwrap().object["items"], json!([1]));
     }
 
     #[test]
@@ -171,17 +171,17 @@ items: [1]
             ("{a: 1}\n---\n5", "file, document 2: not a Kubernetes object"),
             ("{a: 1, a: 2}", "duplicate mapping key: a\n"),
         ] {
-            let error = format!("{:#}", parse("file", text).unwrap_err());
+            let error = format!("{:#}", parse_manifests("file", text).unwrap_err());
             assert!(error.contains(expected), "{error}");
         }
     }
 
     #[test]
     fn a_file_that_cannot_be_read_exits_with_2_and_one_that_is_invalid_with_1() {
-        let error = read(&["/no/such/file".into()]).unwrap_err();
+        let error = read_manifests(&["/no/such/file".into()]).unwrap_err();
         assert_eq!(error.exit_status(), 2);
         assert!(format!("{:#}", error.error()).contains("reading /no/such/file"), "{error:?}");
-        let error = read(&[concat!(env!("CARGO_MANIFEST_DIR"), "/src/lib.rs").into()]).unwrap_err();
+        let error = read_manifests(&[concat!(env!("CARGO_MANIFEST_DIR"), "/src/lib.rs").into()]).unwrap_err();
         assert_eq!(error.exit_status(), 1);
     }
 

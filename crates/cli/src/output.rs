@@ -32,7 +32,7 @@ pub(crate) fn print_styled(text: &str, choice: ColorChoice) -> Result<()> {
 }
 
 /// Prints warnings to standard error. They do not change what is printed to standard output.
-pub fn warn(warnings: &[String]) {
+pub fn print_warnings(warnings: &[String]) {
     for warning in warnings {
         eprintln!("warning: {warning}");
     }

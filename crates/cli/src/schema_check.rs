@@ -15,7 +15,7 @@ pub struct SchemaCheck {
 }
 
 /// `schema` is the schema of the whole object, as in a CRD, which need not describe the metadata.
-pub fn check(schema: &Value, object: &Value) -> SchemaCheck {
+pub fn check_schema(schema: &Value, object: &Value) -> SchemaCheck {
     let mut result = SchemaCheck::default();
     let metadata = json!({
         "type": "object",
@@ -152,7 +152,7 @@ mod tests {
             "spec": {"template": "t", "cpu": {"cores": 4}, "disks": [{"size": "5Gi", "boot": true}, {"size": null}],
                 "free": {"of": ["any"]}, "port": 5, "labels": {"x": "y"}},
         });
-        assert_eq!(check(&schema(), &object), SchemaCheck::default());
+        assert_eq!(check_schema(&schema(), &object), SchemaCheck::default());
     }
 
     #[test]
@@ -170,26 +170,30 @@ mod tests {
             "spec.disks[1].boot: invalid value \"yes\": must be true or false",
             "spec.labels: must be an object, not a list",
         ];
-        assert_eq!(check(&schema(), &object).errors, expected);
-        let cores = |cores: u64| check(&schema(), &json!({"spec": {"template": "t", "cpu": {"cores": cores}}})).errors;
+        assert_eq!(check_schema(&schema(), &object).errors, expected);
+        let cores =
+            |cores: u64| check_schema(&schema(), &json!({"spec": {"template": "t", "cpu": {"cores": cores}}})).errors;
         assert_eq!(cores(0), ["spec.cpu.cores: invalid value 0: must be at least 1"]);
         assert_eq!(cores(u64::MAX), ["spec.cpu.cores: invalid value 18446744073709551615: must be at most 64"]);
-        assert_eq!(check(&schema(), &json!({"spec": ["small"]})).errors, ["spec: must be an object, not a list"]);
+        assert_eq!(
+            check_schema(&schema(), &json!({"spec": ["small"]})).errors,
+            ["spec: must be an object, not a list"]
+        );
     }
 
     #[test]
     fn strings_that_can_be_scripts_are_not_quoted() {
-        let cpu = |text: &str| check(&schema(), &json!({"spec": {"template": "t", "cpu": text}})).errors;
+        let cpu = |text: &str| check_schema(&schema(), &json!({"spec": {"template": "t", "cpu": text}})).errors;
         assert_eq!(cpu("password: hunter2"), ["spec.cpu: must be an object, not a string"]);
         let long = json!({"spec": {"template": "t", "cpu": {"cores": "x".repeat(100)}}});
-        assert_eq!(check(&schema(), &long).errors, ["spec.cpu.cores: must be an integer, not a string"]);
+        assert_eq!(check_schema(&schema(), &long).errors, ["spec.cpu.cores: must be an integer, not a string"]);
     }
 
     #[test]
     fn unknown_fields_are_reported() {
         let object =
             json!({"spce": {}, "spec": {"template": "t", "cpu": {"coers": 4}, "free": {"x": 1}, "netwroks": []}});
-        let SchemaCheck { errors, unknown } = check(&schema(), &object);
+        let SchemaCheck { errors, unknown } = check_schema(&schema(), &object);
         assert_eq!(
             (errors, unknown),
             (vec![], vec!["spec.cpu.coers".to_owned(), "spec.netwroks".to_owned(), "spce".to_owned()])

@@ -93,7 +93,7 @@ impl InstallationObject {
             BodySource::StrategyConfigMap(source) => {
                 let (monitor, runbook) = (source.monitor_namespace.as_deref(), source.runbook_url_template.as_deref());
                 let strategy = InstallStrategy::generate(&source.config, monitor, runbook)?;
-                return Body::of(&strategy::config_map(&source.config, &strategy)?);
+                return Body::from_object(&strategy::config_map(&source.config, &strategy)?);
             }
         };
         self.insert_certificates(&mut object, certificates);

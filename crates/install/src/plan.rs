@@ -98,7 +98,7 @@ fn ensure_finalizer(kubevirt: &KubeVirt) -> Option<Step> {
         operations.extend(missing.into_iter().map(set));
     }
     let uid = metadata.uid.clone()?;
-    let target = Target::of::<KubeVirt>(ObjectKey::of(metadata));
+    let target = Target::of_kind::<KubeVirt>(ObjectKey::from_metadata(metadata));
     (!operations.is_empty()).then(|| Step::new("resource").write(Write::Patch { target, uid, operations }))
 }
 
@@ -302,7 +302,7 @@ impl Planner<'_> {
         }
         let new: Vec<(&str, &str)> = new.into_iter().map(|(plural, group)| (group, plural)).collect();
         let config = &self.installation.config;
-        let mut object = Body::of(&webhooks::blocking_webhook(&config.namespace, &new))?.into_json();
+        let mut object = Body::from_object(&webhooks::blocking_webhook(&config.namespace, &new))?.into_json();
         ManagedMetadata::new(&self.observed.kubevirt, config).add_to_object(&mut object);
         let key = ObjectKey::cluster(&format!("{BLOCKING_PREFIX}-{}", config.short_id()));
         let target = Target::new(Kind::ValidatingWebhookConfiguration.resource(), key);
@@ -341,7 +341,7 @@ impl Planner<'_> {
         } else {
             Operation::set(format!("/metadata/labels/{}", Operation::escape(key)), json!(value))
         };
-        let target = Target::of::<Namespace>(ObjectKey::cluster(&self.installation.config.namespace));
+        let target = Target::of_kind::<Namespace>(ObjectKey::cluster(&self.installation.config.namespace));
         Some(Write::Patch { target, uid: live.uid.clone(), operations: vec![operation] })
     }
 

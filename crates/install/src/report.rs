@@ -327,7 +327,7 @@ fn build_report(
     events: Vec<(EventKind, &'static str, String)>,
 ) -> Report {
     let metadata = &observed.kubevirt.metadata;
-    let key = ObjectKey::of(metadata);
+    let key = ObjectKey::from_metadata(metadata);
     set_condition_times(&before, &mut status, observed.now);
     // Fields that other clients write in the status are not part of the patch.
     before.extra.clear();
@@ -355,7 +355,7 @@ fn build_report(
     };
     let json = |status: &KubeVirtStatus| serde_json::to_value(status).unwrap_or_default();
     let write = StatusWrite {
-        target: Target::of::<KubeVirt>(key),
+        target: Target::of_kind::<KubeVirt>(key),
         uid: about.uid.clone(),
         observed: json(&before),
         desired: json(&status),

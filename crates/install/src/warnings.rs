@@ -68,7 +68,7 @@ pub(crate) fn all_warnings(kubevirt: &KubeVirt, installation: Option<&Installati
 /// In the order of the fields of the resource.
 fn deprecated(kubevirt: &KubeVirt) -> Vec<String> {
     let configuration = &kubevirt.spec.configuration;
-    let gates = configuration.gates().iter().filter_map(|gate| {
+    let gates = configuration.feature_gates().iter().filter_map(|gate| {
         let what = match gate.as_str() {
             known if ALWAYS_ON.contains(&known) => "is always enabled in this release; remove it from the list",
             known if DEPRECATED.contains(&known) => "is deprecated and will be ignored in a later release",

@@ -38,7 +38,7 @@ impl Controller for MachineController {
     fn report(&self, assessed: &Assessed, plan: &Plan, outcome: &Outcome) -> Report<MachineStatus> {
         let report = vitivirt_machine::report(assessed, plan, outcome);
         if let Some(status) = &report.status {
-            self.metrics.reported(assessed, &status.desired);
+            self.metrics.record_report(assessed, &status.desired);
             log_phase_change(&status.observed, &status.desired);
         }
         report

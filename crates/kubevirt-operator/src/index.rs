@@ -1,5 +1,5 @@
-//! Questions across objects that a cache of one kind cannot answer by key: who uses a network, who has a MAC address,
-//! which PVCs belong to a Machine. The caches' changes keep the answers up to date, before the router sees a change.
+//! Indexes across objects: how many Machines use a network, how many interfaces have a MAC address, and which PVCs
+//! belong to a Machine. Changes of the caches update the indexes before the router sees the change.
 
 use std::{
     collections::HashMap,
@@ -68,12 +68,12 @@ impl MacAddresses {
         self.count(address) > 1
     }
 
-    /// The addresses that this change gave to or took from a Machine and that another Machine has too.
+    /// The addresses that this change added to or removed from a Machine and that another Machine has too.
     pub(crate) fn contested(&self, change: &Change<MachineEntry>) -> Vec<u64> {
         let (old, new) = (addresses(&change.old), addresses(&change.new));
-        let given = new.iter().filter(|address| !old.contains(address) && self.count(**address) > 1);
-        let taken = old.iter().filter(|address| !new.contains(address) && self.count(**address) > 0);
-        given.chain(taken).copied().collect()
+        let added = new.iter().filter(|address| !old.contains(address) && self.count(**address) > 1);
+        let removed = old.iter().filter(|address| !new.contains(address) && self.count(**address) > 0);
+        added.chain(removed).copied().collect()
     }
 
     fn count(&self, address: u64) -> u32 {
@@ -130,8 +130,8 @@ impl PvcsByMachine {
     }
 }
 
-/// A UID in 16 bytes, or a hash of one that is not a UUID. A collision only shows a Machine the PVC of another one, which
-/// the plan leaves alone because of its label.
+/// A UID in 16 bytes, or a hash of one that is not a UUID. After a collision a Machine sees the PVC of another one, and
+/// the plan ignores that PVC because of its label.
 fn compact_uid(uid: &str) -> u128 {
     u128::from_str_radix(&uid.replace('-', ""), 16).unwrap_or_else(|_| {
         let mut hasher = DefaultHasher::new();
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_contested_mac_address_is_found_when_it_is_given_and_when_it_is_taken() {
+    fn a_contested_mac_address_is_found_when_a_machine_gets_it_and_when_it_loses_it() {
         let macs = MacAddresses::default();
         let with = |mac: &str| machine(|object| object["spec"]["networks"][0]["macAddress"] = mac.into());
         let (one, other) = (with("52:54:00:00:00:01"), with("52:54:00:00:00:02"));

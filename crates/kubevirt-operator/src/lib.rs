@@ -1,5 +1,8 @@
-//! The program `kubevirt-operator`: its arguments, its wiring and the observe steps of its controllers.
-//! The crate `machine` decides what objects a Machine needs; the crate `runtime` has the effects that both operators share.
+//! The program `kubevirt-operator`: its arguments and commands, its caches and event router, the observe step of its
+//! controllers, its metrics and its permissions.
+//!
+//! The crate `vitivirt-machine` decides what objects a Machine needs. The crate `vitivirt-runtime` has what both
+//! operators share: watches, the executor, the lease, the reconcile loop. Start reading at `run`.
 
 mod arguments;
 mod cache;

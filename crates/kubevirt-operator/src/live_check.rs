@@ -44,7 +44,7 @@ impl LiveCheck {
         let secret = api
             .get_metadata_opt(&name)
             .await
-            .map_err(|error| classify(&error, "get", &Target::of::<Secret>(observed.id.sibling(&name))))?;
+            .map_err(|error| classify(&error, "get", &Target::of_kind::<Secret>(observed.id.sibling(&name))))?;
         observed.secret =
             secret.map(|secret| SecretEntry::view(&entry(&secret.metadata.clone(), SecretEntry::project(secret))));
         Ok(())
@@ -71,7 +71,7 @@ impl LiveCheck {
         let api: Api<PersistentVolumeClaim> = Api::namespaced(self.client.clone(), observed.namespace());
         let labelled = ListParams::default().labels(&format!("{LABEL_MACHINE_UID}={}", observed.uid()));
         let found = api.list(&labelled).await.map_err(|error| {
-            let target = Target::of::<PersistentVolumeClaim>(observed.id.sibling(""));
+            let target = Target::of_kind::<PersistentVolumeClaim>(observed.id.sibling(""));
             classify(&error, "list", &target)
         })?;
         for pvc in found.items {

@@ -15,26 +15,26 @@ pub fn files() -> Result<Vec<(String, String)>> {
     let mut files = Vec::new();
     for crd in vitivirt_api::machine::crds() {
         let (group, plural) = (&crd.spec.group, &crd.spec.names.plural);
-        files.push((format!("config/crd/{group}_{plural}.yaml"), generated(&[json(&crd)?])?));
+        files.push((format!("config/crd/{group}_{plural}.yaml"), with_header(&[to_json(&crd)?])?));
     }
     let operator = [
-        json(&rbac::service_account())?,
-        json(&rbac::manager_role())?,
-        json(&rbac::manager_binding())?,
-        json(&rbac::lease_role())?,
-        json(&rbac::lease_binding())?,
+        to_json(&rbac::service_account())?,
+        to_json(&rbac::manager_role())?,
+        to_json(&rbac::manager_binding())?,
+        to_json(&rbac::lease_role())?,
+        to_json(&rbac::lease_binding())?,
     ];
-    files.push(("config/rbac/0_namespace.yaml".to_owned(), generated(&[json(&rbac::namespace())?])?));
-    files.push(("config/rbac/1_operator.yaml".to_owned(), generated(&operator)?));
-    let users: Vec<Value> = rbac::user_roles().iter().map(json).collect::<Result<_>>()?;
-    files.push(("config/rbac/2_users.yaml".to_owned(), generated(&users)?));
+    files.push(("config/rbac/0_namespace.yaml".to_owned(), with_header(&[to_json(&rbac::namespace())?])?));
+    files.push(("config/rbac/1_operator.yaml".to_owned(), with_header(&operator)?));
+    let users: Vec<Value> = rbac::user_roles().iter().map(to_json).collect::<Result<_>>()?;
+    files.push(("config/rbac/2_users.yaml".to_owned(), with_header(&users)?));
     Ok(files)
 }
 
-fn generated(documents: &[Value]) -> Result<String> {
+fn with_header(documents: &[Value]) -> Result<String> {
     Ok(format!("{GENERATED}{}", to_yaml(documents)?))
 }
 
-pub(crate) fn json<T: Serialize>(object: &T) -> Result<Value> {
+pub(crate) fn to_json<T: Serialize>(object: &T) -> Result<Value> {
     serde_json::to_value(object).context("serializing an object")
 }

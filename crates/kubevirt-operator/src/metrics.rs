@@ -129,7 +129,7 @@ impl MachineMetrics {
         let metrics = self.clone();
         caches.networks.subscribe(move |change| {
             if change.new.is_none() {
-                metrics.network_gone(change.key.name());
+                metrics.network_deleted(change.key.name());
             }
         });
         let (metrics, classes) = (self.clone(), caches.classes.clone());
@@ -162,7 +162,7 @@ impl MachineMetrics {
     }
 
     /// Removes the network's series, so that networks with ever new names do not add series without end.
-    fn network_gone(&self, name: &str) {
+    fn network_deleted(&self, name: &str) {
         self.network_errors.remove(&NetworkLabel { network_name: name.to_owned() });
     }
 
@@ -180,7 +180,7 @@ impl MachineMetrics {
     }
 
     /// Updates the metrics after a reconcile that reports this status.
-    pub(crate) fn reported(&self, assessed: &Assessed, desired: &MachineStatus) {
+    pub(crate) fn record_report(&self, assessed: &Assessed, desired: &MachineStatus) {
         self.count_network_errors(assessed, desired);
         let observed = assessed.observed();
         let key = observed.id.key();
@@ -313,7 +313,7 @@ mod tests {
         let metrics = Metrics::new("t");
         let own = MachineMetrics::register(&metrics);
         let assessed = Assessed::new(observed.clone());
-        own.reported(&assessed, &reported_status(&assessed));
+        own.record_report(&assessed, &reported_status(&assessed));
         let text = metrics.encode().unwrap();
         let lines =
             text.lines().filter_map(|line| line.strip_prefix("t_network_configuration_errors_total{network_name="));
@@ -351,10 +351,10 @@ mod tests {
         let metrics = Metrics::new("t");
         let own = MachineMetrics::register(&metrics);
         let bad = Assessed::new(observed(&interfaces_on(&["bad"])));
-        own.reported(&bad, &reported_status(&bad));
+        own.record_report(&bad, &reported_status(&bad));
         let is_exported = || metrics.encode().unwrap().contains("network_name=\"bad\"");
         assert!(is_exported() && own.starting.lock().len() == 1);
-        own.network_gone("bad");
+        own.network_deleted("bad");
         own.machine_changed(&bad.observed().id.key(), None, None);
         assert!(!is_exported() && own.starting.lock().is_empty());
     }

@@ -64,14 +64,16 @@ impl Observer {
             let position = (error.line(), error.column());
             Failure::bug(reason::UNREADABLE_ANSWER, format!("cached Machine is unreadable at {position:?}"))
         })?;
-        let parsed = Observed::new(machine, Timestamp::now())?;
+        #[expect(clippy::disallowed_methods, reason = "a reconcile observes the current time here")]
+        let now = Timestamp::now();
+        let parsed = Observed::new(machine, now)?;
         let resolved = parsed.resolved.as_ref().ok();
         let secret = self.secret(key);
         let source = self.source(key, &parsed, secret.as_ref()).await?;
         let networks = self.networks(key, &entry.value);
         let mut observed = Observed {
             installed: self.installed(),
-            storage_classes: ClassEntry::views(self.caches.classes.all()),
+            storage_classes: ClassEntry::views(self.caches.classes.entries()),
             network_attachments: self.network_attachments(key, networks.keys()),
             networks,
             secret,
@@ -162,7 +164,7 @@ impl Observer {
         if shared.is_empty() {
             return BTreeMap::new();
         }
-        let candidates = self.caches.machines.all().into_iter().filter_map(|(_, entry)| {
+        let candidates = self.caches.machines.entries().into_iter().filter_map(|(_, entry)| {
             let may_conflict = entry.value.mac_hashes.iter().any(|hash| shared.contains(hash));
             may_conflict.then(|| entry.value.machine(&entry.resource_version).ok())?
         });

@@ -62,7 +62,7 @@ pub fn lease_rules() -> Vec<PolicyRule> {
 }
 
 pub fn namespace() -> Namespace {
-    Namespace { metadata: named(NAMESPACE), ..Namespace::default() }
+    Namespace { metadata: metadata_named(NAMESPACE), ..Namespace::default() }
 }
 
 pub fn service_account() -> ServiceAccount {
@@ -70,12 +70,12 @@ pub fn service_account() -> ServiceAccount {
 }
 
 pub fn manager_role() -> ClusterRole {
-    ClusterRole { metadata: named(MANAGER_ROLE), rules: Some(manager_rules()), ..ClusterRole::default() }
+    ClusterRole { metadata: metadata_named(MANAGER_ROLE), rules: Some(manager_rules()), ..ClusterRole::default() }
 }
 
 pub fn manager_binding() -> ClusterRoleBinding {
     ClusterRoleBinding {
-        metadata: named(MANAGER_BINDING),
+        metadata: metadata_named(MANAGER_BINDING),
         role_ref: role_ref("ClusterRole", MANAGER_ROLE),
         subjects: Some(vec![subject()]),
     }
@@ -108,17 +108,17 @@ pub fn user_roles() -> Vec<ClusterRole> {
 }
 
 fn user_role(role: &str, rules: Vec<PolicyRule>) -> ClusterRole {
-    let mut metadata = named(&format!("machine-{role}"));
+    let mut metadata = metadata_named(&format!("machine-{role}"));
     metadata.labels = Some([(format!("{RBAC}/aggregate-to-{role}"), "true".to_owned())].into());
     ClusterRole { metadata, rules: Some(rules), ..ClusterRole::default() }
 }
 
-fn named(name: &str) -> ObjectMeta {
+fn metadata_named(name: &str) -> ObjectMeta {
     ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() }
 }
 
 fn in_own_namespace(name: &str) -> ObjectMeta {
-    ObjectMeta { namespace: Some(NAMESPACE.to_owned()), ..named(name) }
+    ObjectMeta { namespace: Some(NAMESPACE.to_owned()), ..metadata_named(name) }
 }
 
 fn role_ref(kind: &str, name: &str) -> RoleRef {

@@ -97,7 +97,7 @@ impl SourceSecrets {
     pub(crate) async fn read(&self, namespace: &str, source: &SecretSource) -> Result<Option<SecretRead>, Failure> {
         let key = ObjectKey::namespaced(namespace, &source.name);
         let api: Api<Secret> = Api::namespaced(self.client.clone(), namespace);
-        let target = Target::of::<Secret>(key.clone());
+        let target = Target::of_kind::<Secret>(key.clone());
         let secret = api.get_opt(&source.name).await.map_err(|error| classify(&error, "get", &target))?;
         let read = secret.map(|secret| SecretRead {
             version: secret.metadata.resource_version.unwrap_or_default().into(),
@@ -132,6 +132,7 @@ impl SecretWatch {
         let parameters =
             WatchParams::default().fields(&format!("metadata.name={}", self.key.name())).timeout(WATCH_SECONDS);
         let (mut version, mut failures) = (FROM_NOW.to_owned(), 0);
+        #[expect(clippy::disallowed_methods, reason = "the jitter of retries is random")]
         let mut jitter = SmallRng::from_os_rng();
         loop {
             let watched = match self.api.watch_metadata(&parameters, &version).await {
@@ -144,7 +145,7 @@ impl SecretWatch {
                 FROM_NOW.clone_into(&mut version);
                 self.set_state(SecretState::Unknown);
             }
-            let failure = classify(&error, "watch", &Target::of::<Secret>(self.key.clone()));
+            let failure = classify(&error, "watch", &Target::of_kind::<Secret>(self.key.clone()));
             tracing::warn!(
                 reason = failure.reason,
                 error = failure.message,

@@ -69,7 +69,7 @@ fn render_exits_with_1_for_invalid_input_and_with_2_for_an_unreadable_file() {
 }
 
 #[test]
-fn plan_exits_with_2_when_the_cluster_cannot_be_asked() {
+fn plan_exits_with_2_when_the_cluster_cannot_be_reached() {
     let plan = |arguments: &[&str]| command(&[&["plan", "-f", EXAMPLE], arguments].concat()).output().unwrap();
     let missing = plan(&["--kubeconfig", "/no/such/kubeconfig"]);
     assert_eq!(missing.status.code(), Some(2), "{}", stderr(&missing));

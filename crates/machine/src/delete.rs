@@ -62,7 +62,7 @@ fn pvcs(observed: &Observed) -> Step {
         let retained = pvc.labels.get(LABEL_ON_DELETE).map(String::as_str) == Some(ON_DELETE_RETAIN);
         if ours && !retained && !pvc.deleting {
             step.writes.push(Write::Delete {
-                target: Target::of::<PersistentVolumeClaim>(observed.key(name)),
+                target: Target::of_kind::<PersistentVolumeClaim>(observed.key(name)),
                 uid: pvc.uid.clone(),
             });
         }

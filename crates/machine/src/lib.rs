@@ -1,9 +1,13 @@
 //! The decisions about Machines: pure functions from the observed state to the writes and the status.
 //!
 //! No client, no async, no clock and no randomness: a decision can be repeated in a test, tried with thousands of
-//! random specs, and shown before it is applied. Read the modules in this order: `resolve` (parses the spec),
-//! `render` (the objects of a Machine), `observed` (the input), `assessment` (what blocks the Machine), `changes`
-//! (when an edit takes effect), `plan` and `delete` (the writes) and `report` (status and events).
+//! random specs, and shown before it is applied. `kubevirt-operator` fills the observed state from its caches, and
+//! `vitivirt-runtime` sends the writes.
+//!
+//! Read the modules in this order: `resolve` (parses the spec), `render` (the objects of a Machine), `observed` (the
+//! input), `assessment` (what blocks the Machine; it uses `problem` and `macs`), `changes` (when an edit takes effect;
+//! it uses `vmi_spec`), `plan` and `delete` (the writes) and `report` (status and events). `network_finalizer` decides
+//! about NetworkConfigurations.
 
 mod assessment;
 pub mod changes;

@@ -2,7 +2,7 @@
 //!
 //! A Machine adds the finalizer to its networks before its VM is created, and removes it when the last Machine of a
 //! network is deleted. A Machine can also leave a network in other ways: by an edit, or because a user removed the
-//! Machine's finalizer. Therefore the NetworkConfigurations have a reconcile of their own, which decides only by the
+//! Machine's finalizer. Therefore the NetworkConfigurations have their own reconcile, which decides only by the
 //! Machines that refer to the network now. It keeps no state, so it is correct after any crash.
 
 use serde_json::json;
@@ -34,11 +34,11 @@ pub fn plan(observed: &ObservedNetwork) -> Plan {
 
 pub(crate) fn protect(key: &ObjectKey, uid: &str) -> Write {
     let body = Body::from(json!({"metadata": {"finalizers": [FINALIZER_NETWORK]}}));
-    Write::Apply { target: Target::of::<NetworkConfiguration>(key.clone()), uid: uid.to_owned(), body }
+    Write::Apply { target: Target::of_kind::<NetworkConfiguration>(key.clone()), uid: uid.to_owned(), body }
 }
 
 pub(crate) fn release(key: &ObjectKey, uid: &str, index: usize) -> Write {
-    remove_finalizer(Target::of::<NetworkConfiguration>(key.clone()), uid, FINALIZER_NETWORK, index)
+    remove_finalizer(Target::of_kind::<NetworkConfiguration>(key.clone()), uid, FINALIZER_NETWORK, index)
 }
 
 #[cfg(test)]

@@ -106,7 +106,7 @@ impl Observed {
     }
 
     pub(crate) fn machine_target(&self) -> Target {
-        Target::of::<Machine>(self.id.key())
+        Target::of_kind::<Machine>(self.id.key())
     }
 
     /// The index of the operator's finalizer in the Machine's list.

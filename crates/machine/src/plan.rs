@@ -85,12 +85,12 @@ fn network_attachment(observed: &Observed, name: &str, view: &NetworkView) -> Re
     // The create of a name that another owner uses fails, and the executor reports the owner.
     let ours = observed.network_attachments.get(name).filter(|have| have.controller_uid.as_ref() == Some(&view.uid));
     let Some(attachment) = ours else {
-        return Ok(Some(Write::Create { target, body: Body::of(&network::render(name, view))? }));
+        return Ok(Some(Write::Create { target, body: Body::from_object(&network::render(name, view))? }));
     };
     let labels = missing_labels(&network::labels(), &attachment.labels);
     let mut operations: Vec<Operation> = set_labels(&labels, &attachment.labels).collect();
     if attachment.config != network::cni_config(name, view) {
-        operations.push(Operation::set("/spec", Body::of(&network::spec(name, view))?.into_json()));
+        operations.push(Operation::set("/spec", Body::from_object(&network::spec(name, view))?.into_json()));
     }
     Ok(patch(target, &attachment.uid, operations))
 }
@@ -102,7 +102,7 @@ fn patch(target: Target, uid: &str, operations: Vec<Operation>) -> Option<Write>
 
 fn secret(observed: &Observed, resolved: &Resolved) -> Result<Option<Write>, Failure> {
     let (Some(_), Some(given)) = (&resolved.cloud_init, &observed.machine.spec.cloud_init) else { return Ok(None) };
-    let target = Target::of::<Secret>(observed.key(&cloud_init::secret_name(observed.name())));
+    let target = Target::of_kind::<Secret>(observed.key(&cloud_init::secret_name(observed.name())));
     let source = match &observed.source {
         SourceView::Read(bytes) => Some(bytes),
         _ => None,
@@ -112,7 +112,10 @@ fn secret(observed: &Observed, resolved: &Resolved) -> Result<Option<Write>, Fai
         _ => cloud_init::digest(&observed.id, given, source),
     };
     let Some(view) = &observed.secret else {
-        return Ok(Some(Write::Create { target, body: Body::of(&cloud_init::render(resolved, given, source))? }));
+        return Ok(Some(Write::Create {
+            target,
+            body: Body::from_object(&cloud_init::render(resolved, given, source))?,
+        }));
     };
     let labels = missing_labels(&render::labels(resolved), &view.labels);
     if view.content.as_ref() == Some(&digest) && !view.tampered && labels.is_empty() {
@@ -121,7 +124,7 @@ fn secret(observed: &Observed, resolved: &Resolved) -> Result<Option<Write>, Fai
     let mut operations = Vec::new();
     // Without the bytes of the source only the labels can be written: the data would lose the part of the source.
     if !matches!(observed.source, SourceView::Unchanged(_)) {
-        operations.push(Operation::set("/data", Body::of(&cloud_init::data(given, source))?.into_json()));
+        operations.push(Operation::set("/data", Body::from_object(&cloud_init::data(given, source))?.into_json()));
         operations.extend(content_annotations(observed, view, digest));
     }
     operations.extend(set_labels(&labels, &view.labels));
@@ -154,16 +157,16 @@ fn import_source(observed: &Observed, resolved: &Resolved, backing: &DiskBacking
     }
     let Some(source) = pvc::import_source(resolved, backing) else { return Ok(None) };
     let target = Target::new(import_source_resource(), observed.key(name));
-    Ok(Some(Write::Create { target, body: Body::of(&source)? }))
+    Ok(Some(Write::Create { target, body: Body::from_object(&source)? }))
 }
 
 fn pvc(observed: &Observed, resolved: &Resolved, backing: &DiskBacking) -> Result<Option<Write>, Failure> {
     let DiskBacking::Pvc { pvc: name, size, storage_class, on_delete, .. } = backing else { return Ok(None) };
-    let target = Target::of::<PersistentVolumeClaim>(observed.key(name));
+    let target = Target::of_kind::<PersistentVolumeClaim>(observed.key(name));
     let Some(view) = observed.pvcs.get(name) else {
         let class = find_storage_class(observed, storage_class.as_deref());
         let Some(pvc) = class.and_then(|class| pvc::render(resolved, backing, &class.name)) else { return Ok(None) };
-        return Ok(Some(Write::Create { target, body: Body::of(&pvc)? }));
+        return Ok(Some(Write::Create { target, body: Body::from_object(&pvc)? }));
     };
     let labels = missing_labels(&pvc::pvc_labels(resolved, *on_delete), &view.labels);
     let mut operations: Vec<Operation> = set_labels(&labels, &view.labels).collect();
@@ -180,13 +183,13 @@ fn virtual_machine(observed: &Observed, resolved: &Resolved) -> Result<Step, Fai
     let step = Step::new(step::VIRTUAL_MACHINE);
     let target = Target::new(virtual_machine_resource(), observed.id.key());
     let Some(view) = &observed.vm else {
-        return Ok(step.write(Write::Create { target, body: Body::of(&vm::render(resolved))? }));
+        return Ok(step.write(Write::Create { target, body: Body::from_object(&vm::render(resolved))? }));
     };
     if view.deleting {
-        // The operator creates it again when it is gone.
+        // The operator creates it again after its deletion.
         return Ok(step);
     }
-    let spec = Body::of(&vm::spec(resolved))?.into_json();
+    let spec = Body::from_object(&vm::spec(resolved))?.into_json();
     let labels = missing_labels(&render::labels(resolved), &view.labels);
     let mut operations: Vec<Operation> = set_labels(&labels, &view.labels).collect();
     operations.extend(vm::changes(&view.spec, &spec));
@@ -213,7 +216,7 @@ fn delete_obsolete_secret(observed: &Observed, resolved: &Resolved) -> Step {
     let step = Step::new(step::OBSOLETE_SECRET);
     match obsolete_secret(observed, resolved) {
         Some(view) => step.write(Write::Delete {
-            target: Target::of::<Secret>(observed.key(&cloud_init::secret_name(observed.name()))),
+            target: Target::of_kind::<Secret>(observed.key(&cloud_init::secret_name(observed.name()))),
             uid: view.uid.clone(),
         }),
         None => step,
@@ -242,10 +245,10 @@ pub fn discards_user_data(assessed: &Assessed) -> bool {
 }
 
 /// The desired labels that are absent or different.
-fn missing_labels(desired: &BTreeMap<String, String>, have: &BTreeMap<String, String>) -> BTreeMap<String, String> {
+fn missing_labels(desired: &BTreeMap<String, String>, current: &BTreeMap<String, String>) -> BTreeMap<String, String> {
     desired
         .iter()
-        .filter(|(key, value)| have.get(*key) != Some(*value))
+        .filter(|(key, value)| current.get(*key) != Some(*value))
         .map(|(key, value)| (key.clone(), value.clone()))
         .collect()
 }
@@ -253,9 +256,9 @@ fn missing_labels(desired: &BTreeMap<String, String>, have: &BTreeMap<String, St
 /// Sets each label separately, so that labels of other clients stay. If the object has no labels, the map is set.
 fn set_labels<'a>(
     labels: &'a BTreeMap<String, String>,
-    have: &BTreeMap<String, String>,
+    current: &BTreeMap<String, String>,
 ) -> impl Iterator<Item = Operation> + use<'a> {
-    let set_map = have.is_empty() && !labels.is_empty();
+    let set_map = current.is_empty() && !labels.is_empty();
     let map = set_map.then(|| Operation::set("/metadata/labels", json!(labels)));
     let separately = labels.iter().filter(move |_| !set_map).map(|(key, value)| {
         Operation::set(format!("/metadata/labels/{}", Operation::escape(key)), value.clone().into())

@@ -20,7 +20,7 @@ pub fn comparable_spec(spec: &Value) -> Value {
         list(spec, "/networks").map(|network| keep(network, &["name", "pod", "multus"])).collect();
     let domain = spec.get("domain").unwrap_or(&Value::Null);
     let part = |pointer: &str, keys: &[&str]| domain.pointer(pointer).map(|part| keep(part, keys));
-    let whole = object([
+    let comparable_domain = object([
         ("cpu", part("/cpu", &["cores", "threads", "sockets"])),
         ("memory", part("/memory", &["guest"])),
         ("machine", part("/machine", &["type"])),
@@ -38,7 +38,11 @@ pub fn comparable_spec(spec: &Value) -> Value {
             ])),
         ),
     ]);
-    object([("domain", Some(whole)), ("networks", Some(networks.into())), ("volumes", Some(volumes.into()))])
+    object([
+        ("domain", Some(comparable_domain)),
+        ("networks", Some(networks.into())),
+        ("volumes", Some(volumes.into())),
+    ])
 }
 
 /// Whether a volume of the VMI refers to the Secret. True if the spec is unreadable.
@@ -48,7 +52,7 @@ pub fn references_secret(spec: &Value, secret: &str) -> bool {
 
 fn mentions(value: &Value, text: &str) -> bool {
     match value {
-        Value::String(have) => have == text,
+        Value::String(string) => string == text,
         Value::Array(items) => items.iter().any(|item| mentions(item, text)),
         Value::Object(fields) => fields.values().any(|field| mentions(field, text)),
         _ => false,

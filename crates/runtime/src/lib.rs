@@ -1,8 +1,9 @@
-//! Every effect that both operators share.
+//! Everything with side effects that both operators share: API requests, watches and caches, the lease, the work queue,
+//! the reconcile loop, events, metrics, health endpoints, TLS, logs and shutdown.
 //!
-//! The crates `machine` and `install` decide the desired state without a client. This crate does the rest: requests,
-//! watches, the lease, the queue, events, metrics, health, logs and shutdown. `program` assembles these parts, so that
-//! the main function of an operator consists of its arguments and its controllers.
+//! This crate knows no kind of object. The crates `vitivirt-machine` and `vitivirt-install` decide what to write,
+//! without a client, as values of `vitivirt-api`; this crate writes it. An operator crate supplies its watches and
+//! controllers, and [`program`] runs them. Start reading at [`program`] and [`reconcile`].
 
 pub mod backoff;
 pub mod client;

@@ -123,7 +123,8 @@ impl Metrics {
         Ok(out)
     }
 
-    /// `error` is the error type that users see, `class` the class of the failure. Each may be present without the other.
+    /// `error` is the error type that users see, `class` the class of the failure. Each may be present without the
+    /// other.
     pub(crate) fn observe_reconcile(
         &self,
         controller: &'static str,

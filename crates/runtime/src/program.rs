@@ -36,7 +36,7 @@ pub mod message {
 /// another replica take over within three seconds.
 pub const DRAIN: Duration = Duration::from_secs(2);
 /// How long an aborted reconcile may take to reach its next await.
-const ABORTED: Duration = Duration::from_millis(500);
+const ABORT_TIMEOUT: Duration = Duration::from_millis(500);
 /// Reconciles wait for the network most of the time, so two threads are enough. With one, a reconcile that blocks its
 /// thread would also block the health endpoints.
 const THREADS: usize = 2;
@@ -145,7 +145,7 @@ impl Program {
         telemetry::init(self.log_format, self.log_level);
         let runtime = match tokio::runtime::Builder::new_multi_thread().worker_threads(THREADS).enable_all().build() {
             Ok(runtime) => runtime,
-            Err(error) => return failed(&error),
+            Err(error) => return log_fatal_error(&error),
         };
         let result = runtime.block_on(async {
             let shutdown = CancellationToken::new();
@@ -159,7 +159,7 @@ impl Program {
                 tracing::info!("{}", shutdown::message::STOPPED);
                 ExitCode::SUCCESS
             }
-            Err(error) => failed(&*error),
+            Err(error) => log_fatal_error(&*error),
         }
     }
 
@@ -207,7 +207,7 @@ impl Program {
 
         let Some(lease) = self.lease else {
             metrics.set_leader(true);
-            return unopposed(&shutdown, lead).await;
+            return run_without_lease(&shutdown, lead).await;
         };
         let elector = Elector {
             client: clients.unlimited,
@@ -223,7 +223,7 @@ impl Program {
 }
 
 /// Runs the controllers of a program without a lease, with the same shutdown.
-async fn unopposed<L, W>(shutdown: &CancellationToken, lead: L) -> Result<(), BoxError>
+async fn run_without_lease<L, W>(shutdown: &CancellationToken, lead: L) -> Result<(), BoxError>
 where
     L: Fn(Leadership) -> W,
     W: Future<Output = ()> + Send + 'static,
@@ -238,12 +238,12 @@ where
     if tokio::time::timeout(DRAIN, &mut work).await.is_err() {
         work.abort();
         // No other replica waits for the lease; a task that blocks its thread ends with the process.
-        let _ = tokio::time::timeout(ABORTED, leadership.ended()).await;
+        let _ = tokio::time::timeout(ABORT_TIMEOUT, leadership.ended()).await;
     }
     Ok(())
 }
 
-fn failed(error: &(dyn std::error::Error + 'static)) -> ExitCode {
+fn log_fatal_error(error: &(dyn std::error::Error + 'static)) -> ExitCode {
     tracing::error!("{}: {error}", message::FAILED);
     ExitCode::FAILURE
 }
@@ -254,9 +254,9 @@ pub fn identity(pod: Option<&str>, random: &mut impl Rng) -> String {
         let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
         Some(name.trim().to_owned()).filter(|name| !name.is_empty())
     };
-    let place = pod.filter(|pod| !pod.is_empty()).map(ToOwned::to_owned).or_else(host);
-    let place = place.unwrap_or_else(|| "unknown".to_owned());
-    format!("{place}_{:08x}-{:08x}", random.random::<u32>(), random.random::<u32>())
+    let host_or_pod = pod.filter(|pod| !pod.is_empty()).map(ToOwned::to_owned).or_else(host);
+    let host_or_pod = host_or_pod.unwrap_or_else(|| "unknown".to_owned());
+    format!("{host_or_pod}_{:08x}-{:08x}", random.random::<u32>(), random.random::<u32>())
 }
 
 pub const SERVICE_ACCOUNT_NAMESPACE: &str = "/var/run/secrets/kubernetes.io/serviceaccount/namespace";

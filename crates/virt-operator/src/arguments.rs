@@ -147,7 +147,7 @@ impl TryFrom<RunArguments> for Settings {
     fn try_from(arguments: RunArguments) -> Result<Self> {
         Ok(Self {
             bind: Bind { address: Some(arguments.listen.get()?), port: arguments.port.get()? },
-            log_level: level(arguments.verbosity.get()?),
+            log_level: log_level(arguments.verbosity.get()?),
             rate: Rate { per_second: arguments.client_qps.get()?, burst: arguments.client_burst.get()? },
             log_format: arguments.log_format,
             kubeconfig: arguments.kubeconfig,
@@ -158,7 +158,7 @@ impl TryFrom<RunArguments> for Settings {
 }
 
 /// The log level for a verbosity of upstream virt-operator.
-pub(crate) fn level(verbosity: u8) -> LogLevel {
+pub(crate) fn log_level(verbosity: u8) -> LogLevel {
     match verbosity {
         0..=2 => LogLevel::Info,
         3..=4 => LogLevel::Debug,

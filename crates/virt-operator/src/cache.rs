@@ -1,8 +1,8 @@
 //! Everything that a reconcile of a KubeVirt resource reads: one watch per kind, on every replica, projected to the
 //! fields that are read.
 //!
-//! Kinds that only some clusters serve are watched too: their cache knows whether the kind is served. They are not polled:
-//! the event of a CRD or an APIService retries them.
+//! Kinds that only some clusters serve are watched too: their cache knows whether the kind is served. They are not
+//! polled: the event of a CRD or an APIService retries them.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -39,7 +39,7 @@ pub(crate) fn schedulable_selector() -> Selector {
     Expression::Equal("kubevirt.io/schedulable".to_owned(), "true".to_owned()).into()
 }
 
-/// Handles; clones share the content.
+/// Handles to the caches. Clones share the content.
 #[derive(Clone)]
 pub(crate) struct Caches {
     pub(crate) kubevirts: Cache<KubeVirt>,
@@ -112,7 +112,7 @@ impl Caches {
             .fold(executor, |executor, kind| executor.observe_writes(&kind.resource(), stored_objects.observer(kind)))
     }
 
-    /// The caches of the kinds that an installation consists of, but for CRDs.
+    /// The caches of the kinds that an installation consists of, except CRDs.
     pub(crate) fn installed_objects(&self) -> impl Iterator<Item = (Kind, &Cache<LiveObject>)> {
         self.objects.iter().map(|(kind, cache)| (*kind, cache))
     }
@@ -121,24 +121,24 @@ impl Caches {
     pub(crate) fn objects(&self) -> Objects {
         let mut objects = Objects::default();
         for (kind, cache) in &*self.objects {
-            for (key, entry) in cache.all() {
+            for (key, entry) in cache.entries() {
                 objects.insert(*kind, key, entry.value);
             }
         }
-        for (key, entry) in self.crds.all() {
+        for (key, entry) in self.crds.entries() {
             objects.insert(Kind::CustomResourceDefinition, key, entry.value.live.clone());
         }
         objects
     }
 
-    /// The oldest KubeVirt resource in the operator's namespace: the one that is installed. Resources in other namespaces
-    /// do not count, because every namespace administrator may create one.
+    /// The oldest KubeVirt resource in the operator's namespace: the one that is installed. Resources in other
+    /// namespaces do not count, because every namespace administrator may create one.
     pub(crate) fn first_kubevirt(&self) -> Option<Arc<KubeVirt>> {
-        let all = self.kubevirts.all().into_iter().filter(|(key, _)| key.namespace() == Some(&*self.namespace));
+        let all = self.kubevirts.entries().into_iter().filter(|(key, _)| key.namespace() == Some(&*self.namespace));
         let all = all.map(|(_, entry)| entry.value);
         all.min_by_key(|kubevirt| {
             let metadata = &kubevirt.metadata;
-            (metadata.creation_timestamp.as_ref().map(|time| time.0), ObjectKey::of(metadata))
+            (metadata.creation_timestamp.as_ref().map(|time| time.0), ObjectKey::from_metadata(metadata))
         })
     }
 
@@ -153,7 +153,7 @@ impl Caches {
     pub(crate) fn are_complete(&self) -> bool {
         let is_absent =
             |kind: Kind| self.objects.get(&kind).is_some_and(|cache| cache.sync_state() == SyncState::KindNotServed);
-        let is_believable = |kind: Kind| {
+        let is_plausible = |kind: Kind| {
             let resource = kind.resource();
             let crd = ObjectKey::cluster(&format!("{}.{}", resource.plural, resource.group));
             !is_absent(kind) || is_optional(kind) && self.crds.get(&crd).is_none()
@@ -162,7 +162,7 @@ impl Caches {
         self.kubevirts.is_complete()
             && self.crds.is_complete()
             && self.objects.values().all(Cache::is_complete)
-            && self.objects.keys().all(|kind| is_believable(*kind))
+            && self.objects.keys().all(|kind| is_plausible(*kind))
             && policies.iter().all(|absent| *absent == policies.contains(&true))
     }
 
@@ -218,12 +218,12 @@ fn is_optional(kind: Kind) -> bool {
     )
 }
 
-/// The kinds that are watched with their content. Of CRDs only the metadata is.
+/// The kinds that are watched with their content. Of CRDs only the metadata is watched.
 pub(crate) fn installed_kinds() -> impl Iterator<Item = Kind> {
     Kind::ALL.into_iter().filter(|kind| *kind != Kind::CustomResourceDefinition)
 }
 
-/// Only the responses to writes of large objects come without content.
+/// The response to the write of a large object has only metadata. All other objects have their content.
 fn project(object: DynamicObject) -> LiveObject {
     let is_metadata_only = object.types.as_ref().is_some_and(|types| types.kind == "PartialObjectMetadata");
     if is_metadata_only {
@@ -241,15 +241,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_selected_carries_our_label() {
+    fn the_selector_matches_the_label_of_this_operator() {
         let (key, value) = (label::MANAGED_BY, label::MANAGED_BY_VALUE);
         assert!(managed_selector().matches(&BTreeMap::from([(key.to_owned(), value.to_owned())])));
     }
 
-    /// It would be deleted and created again before the watch shows the whole.
+    /// Otherwise the operator would delete the strategy, and create it again, before the watch delivers its content.
     #[test]
-    fn a_strategy_that_was_just_written_is_one() {
-        let of = |kind: &str| {
+    fn the_metadata_response_to_the_write_of_a_strategy_is_a_strategy() {
+        let projected = |kind: &str| {
             project(
                 serde_json::from_value(serde_json::json!({
                     "apiVersion": "v1", "kind": kind, "metadata": {"name": "s", "labels": {(label::INSTALL_STRATEGY): ""}},
@@ -257,7 +257,7 @@ mod tests {
                 .unwrap(),
             )
         };
-        assert!(of("PartialObjectMetadata").is_strategy);
-        assert!(!of("ConfigMap").is_strategy, "it has lost its content");
+        assert!(projected("PartialObjectMetadata").is_strategy);
+        assert!(!projected("ConfigMap").is_strategy, "it has lost its content");
     }
 }

@@ -1,4 +1,5 @@
-//! The KubeVirt controller: the four steps of a reconcile. Decisions are in `install`.
+//! The KubeVirt controller: the four steps of a reconcile. `observe` and `desired` supply the input, and the crate
+//! `vitivirt-install` decides.
 
 use serde_json::Value;
 use vitivirt_api::{Failure, ObjectKey, Outcome, Plan, Report, Target};

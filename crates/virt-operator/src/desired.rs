@@ -1,5 +1,6 @@
-//! The desired step, between observe and plan: the part that needs keys, a clock and the API server. Certificates that
-//! are missing or due are issued here. They take effect only when the plan has written them.
+//! Computes the desired state, between observe and plan: the part that needs keys, a clock and the API server. The
+//! crate `vitivirt-install` decides what an installation contains. Certificates that are missing or due are issued
+//! here. They take effect only when the plan has written them.
 
 use std::{
     collections::BTreeMap,
@@ -11,7 +12,7 @@ use std::{
 use k8s_openapi::{api::core::v1::ConfigMap, jiff::Timestamp};
 use kube::{Api, Client};
 use parking_lot::Mutex;
-use vitivirt_api::{ErrorClass, Failure, ObjectKey, Outcome, Plan, Stop, Target};
+use vitivirt_api::{Body, ErrorClass, Failure, ObjectKey, Outcome, Plan, Stop, Target};
 use vitivirt_install::{
     DeploymentConfig, Desired, Environment, InstallStrategy, Installation, Kind, Objects, Observed, UpToDate,
     certificates::BUNDLE_KEY, desired_installation, is_eligible, names::annotation, up_to_date_after,
@@ -28,12 +29,12 @@ pub(crate) struct DesiredStateBuilder {
     client: Client,
     environment: Environment,
     stored_objects: Arc<StoredObjectRecorder>,
-    memo: Mutex<Memo>,
+    memory: Mutex<ReconcileMemory>,
 }
 
 /// Results of earlier reconciles that save work and writes. They may be lost at any time.
 #[derive(Default)]
-struct Memo {
+struct ReconcileMemory {
     /// The digest of everything that determines the installation. When it changes, nothing is up to date.
     input: u64,
     /// The digest of the certificates. When it changes, no object that contains a certificate is up to date.
@@ -45,7 +46,7 @@ struct Memo {
 
 impl DesiredStateBuilder {
     pub(crate) fn new(client: Client, environment: Environment, stored_objects: Arc<StoredObjectRecorder>) -> Self {
-        Self { client, environment, stored_objects, memo: Mutex::default() }
+        Self { client, environment, stored_objects, memory: Mutex::default() }
     }
 
     pub(crate) async fn desired(&self, observed: &Observed) -> Result<Desired, Failure> {
@@ -62,7 +63,7 @@ impl DesiredStateBuilder {
     }
 
     async fn build(&self, observed: &Observed) -> Result<Desired, Failure> {
-        let digest = input_digest(observed);
+        let digest = input_digest(observed)?;
         let Some(installation) = self.installation(observed, digest).await? else {
             let config = DeploymentConfig::new(&observed.kubevirt, &self.environment);
             return Ok(Desired::StrategyPending(Arc::new(config)));
@@ -73,8 +74,8 @@ impl DesiredStateBuilder {
     }
 
     async fn installation(&self, observed: &Observed, digest: u64) -> Result<Option<Arc<Installation>>, Failure> {
-        if let Some((of, installation)) = &self.memo.lock().installation
-            && *of == digest
+        if let Some((installation_digest, installation)) = &self.memory.lock().installation
+            && *installation_digest == digest
         {
             return Ok(Some(installation.clone()));
         }
@@ -89,27 +90,27 @@ impl DesiredStateBuilder {
         };
         let Some(installation) = desired_installation(observed, &self.environment, dumped)? else { return Ok(None) };
         let installation = Arc::new(installation);
-        self.memo.lock().installation = Some((digest, installation.clone()));
+        self.memory.lock().installation = Some((digest, installation.clone()));
         Ok(Some(installation))
     }
 
     /// The install strategy that the operator of another release has dumped. It is large, so no cache holds it.
     async fn dumped_strategy(&self, key: &ObjectKey) -> Result<InstallStrategy, Failure> {
         let api: Api<ConfigMap> = Api::namespaced(self.client.clone(), key.namespace().unwrap_or_default());
-        let target = || Target::of::<ConfigMap>(key.clone());
+        let target = || Target::of_kind::<ConfigMap>(key.clone());
         let map = api.get(key.name()).await.map_err(|error| classify(&error, "get", &target()))?;
         InstallStrategy::decode(&map, |text| serde_saphyr::from_str(text).map_err(|error| error.to_string()))
     }
 
     fn up_to_date(&self, input: u64, certificates: u64) -> Arc<UpToDate> {
-        let mut memo = self.memo.lock();
-        if memo.input != input {
-            memo.up_to_date = Arc::default();
-        } else if memo.certificates != certificates {
-            Arc::make_mut(&mut memo.up_to_date).retain(|(kind, _), _| !contains_certificates(*kind));
+        let mut memory = self.memory.lock();
+        if memory.input != input {
+            memory.up_to_date = Arc::default();
+        } else if memory.certificates != certificates {
+            Arc::make_mut(&mut memory.up_to_date).retain(|(kind, _), _| !contains_certificates(*kind));
         }
-        (memo.input, memo.certificates) = (input, certificates);
-        memo.up_to_date.clone()
+        (memory.input, memory.certificates) = (input, certificates);
+        memory.up_to_date.clone()
     }
 
     /// After a reconcile: remembers the objects that match the desired state, so that they are not compared again.
@@ -121,12 +122,12 @@ impl DesiredStateBuilder {
             return;
         }
         let up_to_date = up_to_date_after(observed, desired, plan, &stored_objects);
-        let mut memo = self.memo.lock();
+        let mut memory = self.memory.lock();
         if let Some(up_to_date) = up_to_date {
-            memo.up_to_date = Arc::new(up_to_date);
+            memory.up_to_date = Arc::new(up_to_date);
         }
         if outcome.stop == Stop::Done {
-            memo.installation = None;
+            memory.installation = None;
         }
     }
 }
@@ -159,13 +160,13 @@ fn contains_certificates(kind: Kind) -> bool {
 }
 
 /// A digest of everything in the KubeVirt resource and the cluster that determines the installation.
-fn input_digest(observed: &Observed) -> u64 {
+fn input_digest(observed: &Observed) -> Result<u64, Failure> {
     let Observed { kubevirt, cluster, .. } = observed;
     let mut hasher = DefaultHasher::new();
-    serde_json::to_string(&kubevirt.spec).unwrap_or_default().hash(&mut hasher);
+    Body::from_object(&kubevirt.spec)?.json().hash(&mut hasher);
     (&kubevirt.metadata.uid, kubevirt.metadata.generation).hash(&mut hasher);
     format!("{cluster:?}").hash(&mut hasher);
-    hasher.finish()
+    Ok(hasher.finish())
 }
 
 fn stored_certificates(objects: &Objects) -> StoredCertificates {

@@ -1,5 +1,9 @@
-//! The program `virt-operator`: its arguments, its wiring and the observe step of the KubeVirt controller.
-//! The crate `install` decides what an installation consists of; every effect is in the crate `runtime`.
+//! The program `virt-operator`: its arguments and commands, its caches and event router, the observe step of the
+//! KubeVirt controller, the certificates that it issues, and its admission webhooks.
+//!
+//! The crate `vitivirt-install` decides what an installation consists of and validates KubeVirt resources. The crate
+//! `vitivirt-runtime` has what both operators share: watches, the executor, the lease, the reconcile loop. Start
+//! reading at `run`.
 
 mod arguments;
 mod cache;

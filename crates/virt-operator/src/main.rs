@@ -1,3 +1,5 @@
+//! The binary of virt-operator.
+
 use std::process::ExitCode;
 
 fn main() -> ExitCode {

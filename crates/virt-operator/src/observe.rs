@@ -42,7 +42,8 @@ impl Observer {
         } else {
             self.monitoring.close();
         }
-        let synchronizes = kubevirt.spec.configuration.gates().iter().any(|gate| gate == DECENTRALIZED_LIVE_MIGRATION);
+        let synchronizes =
+            kubevirt.spec.configuration.feature_gates().iter().any(|gate| gate == DECENTRALIZED_LIVE_MIGRATION);
         let synchronization_addresses = if synchronizes {
             self.migration_addresses.addresses(&config).await?
         } else {
@@ -68,7 +69,7 @@ impl Observer {
     fn ineligible(&self, kubevirt: KubeVirt, first: Option<&KubeVirt>, now: SystemTime) -> Option<Observed> {
         let first_kubevirt = if kubevirt.metadata.namespace.as_deref() == Some(&*self.namespace) {
             // Without a first resource in its namespace, this one was deleted between the two reads of the cache.
-            Some(ObjectKey::of(&first?.metadata))
+            Some(ObjectKey::from_metadata(&first?.metadata))
         } else {
             None
         };
@@ -94,9 +95,9 @@ impl Observer {
         if orphans.is_empty() {
             return Ok(());
         }
-        let key = ObjectKey::of(&observed.kubevirt.metadata);
+        let key = ObjectKey::from_metadata(&observed.kubevirt.metadata);
         let api: Api<KubeVirt> = Api::namespaced(self.client.clone(), &self.namespace);
-        let target = Target::of::<KubeVirt>(key.clone());
+        let target = Target::of_kind::<KubeVirt>(key.clone());
         let live = api.get_metadata(key.name()).await.map_err(|error| classify(&error, "get", &target))?;
         let own = &observed.kubevirt.metadata;
         if (&live.metadata.uid, live.metadata.generation) != (&own.uid, own.generation) {
@@ -116,7 +117,7 @@ impl Observer {
     /// Whether a CRD has objects, in any of its versions.
     async fn has_objects(&self, crd: &ObjectKey) -> Result<bool, Failure> {
         let api: Api<CustomResourceDefinition> = Api::all(self.client.clone());
-        let target = || Target::of::<CustomResourceDefinition>(crd.clone());
+        let target = || Target::of_kind::<CustomResourceDefinition>(crd.clone());
         let found = match api.get_opt(crd.name()).await {
             Ok(Some(found)) => found,
             Ok(None) => return Ok(false),

@@ -1,8 +1,8 @@
-//! `virt-operator run`: from settings to the running operator. Every replica watches the cluster and serves webhooks; the
-//! leader also reconciles the KubeVirt resource.
+//! `virt-operator run`: from settings to the running operator. Every replica watches the cluster and serves webhooks;
+//! the leader also reconciles the KubeVirt resource.
 //!
-//! The endpoints use TLS from the start. `OperatorSettings` replaces their certificate and policy when the Secret of this
-//! operator or the KubeVirt resource changes.
+//! The endpoints use TLS from the start. `OperatorSettings` replaces their certificate and policy when the Secret of
+//! this operator or the KubeVirt resource changes.
 
 use std::{path::Path, process::ExitCode, sync::Arc, time::Duration};
 

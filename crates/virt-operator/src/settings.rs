@@ -7,7 +7,7 @@ use std::sync::Arc;
 use vitivirt_install::{Kind, certificates};
 use vitivirt_runtime::telemetry::{self, LogLevel};
 
-use crate::{arguments::level, cache::Caches, metrics::OperatorMetrics, webhook::ServerTls};
+use crate::{arguments::log_level, cache::Caches, metrics::OperatorMetrics, webhook::ServerTls};
 
 pub(crate) struct OperatorSettings {
     caches: Caches,
@@ -47,7 +47,7 @@ impl OperatorSettings {
             self.metrics.set_emulation(kubevirt);
             let developer = kubevirt.spec.configuration.developer_configuration.as_ref();
             let verbosity = developer.and_then(|developer| developer.log_verbosity.as_ref()?.virt_operator);
-            let level = |verbosity: i64| level(u8::try_from(verbosity.max(0)).unwrap_or(u8::MAX));
+            let level = |verbosity: i64| log_level(u8::try_from(verbosity.max(0)).unwrap_or(u8::MAX));
             telemetry::set_level(verbosity.map_or(self.default_level, level));
         }
         let tls = kubevirt.as_ref().and_then(|kubevirt| kubevirt.spec.configuration.tls_configuration.as_ref());

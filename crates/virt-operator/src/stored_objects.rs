@@ -39,11 +39,11 @@ impl WriteObserver for KindObserver {
             Kind::CustomResourceDefinition => LiveObject::from_metadata(&metadata),
             _ => LiveObject::new(&metadata, object.clone()),
         };
-        self.stored_objects.0.lock().insert((self.kind, ObjectKey::of(&metadata)), live);
+        self.stored_objects.0.lock().insert((self.kind, ObjectKey::from_metadata(&metadata)), live);
     }
 
     /// The operator did not write it.
-    fn on_found(&self, _: &Value) {}
+    fn on_live_read(&self, _: &Value) {}
 
     fn on_deleted(&self, key: &ObjectKey, _: &str) {
         self.stored_objects.0.lock().remove(&(self.kind, key.clone()));

@@ -28,7 +28,7 @@ pub const PLURAL: &str = "kubevirts";
 #[serde(rename_all = "camelCase")]
 pub struct KubeVirt {
     #[serde(flatten)]
-    pub types: Types,
+    pub types: KubeVirtTypeMeta,
     #[serde(default)]
     pub metadata: ObjectMeta,
     #[serde(default)]
@@ -40,12 +40,12 @@ pub struct KubeVirt {
 /// `apiVersion` and `kind`. The CRD serves two versions, which have the same fields.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Types {
+pub struct KubeVirtTypeMeta {
     pub api_version: String,
     pub kind: String,
 }
 
-impl Default for Types {
+impl Default for KubeVirtTypeMeta {
     fn default() -> Self {
         Self { api_version: format!("{GROUP}/{VERSION}"), kind: KIND.to_owned() }
     }
@@ -104,7 +104,7 @@ mod tests {
             },
         });
         let parsed: KubeVirt = serde_json::from_value(object.clone()).unwrap();
-        assert_eq!(parsed.spec.configuration.gates(), ["NUMA"]);
+        assert_eq!(parsed.spec.configuration.feature_gates(), ["NUMA"]);
         assert_eq!(parsed.spec.infra.as_ref().and_then(|infra| infra.replicas), Some(2));
         assert_eq!(serde_json::to_value(&parsed).unwrap(), object);
     }

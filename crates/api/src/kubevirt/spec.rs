@@ -119,7 +119,7 @@ pub struct Configuration {
 
 impl Configuration {
     /// The enabled feature gates.
-    pub fn gates(&self) -> &[String] {
+    pub fn feature_gates(&self) -> &[String] {
         self.developer_configuration.as_ref().and_then(|developer| developer.feature_gates.as_deref()).unwrap_or(&[])
     }
 }

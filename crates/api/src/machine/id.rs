@@ -59,18 +59,18 @@ mod tests {
     #[test]
     fn an_identity_needs_namespace_name_and_uid() {
         let some = |text: &str| Some(text.to_owned());
-        let whole = ObjectMeta {
+        let complete = ObjectMeta {
             namespace: some("shop"),
             name: some("web"),
             uid: some("5e6f5d0a-52a5-4a7c-9d38-2f1f0f6f3d11"),
             ..ObjectMeta::default()
         };
-        let id = MachineId::from_metadata(&whole).unwrap();
+        let id = MachineId::from_metadata(&complete).unwrap();
         assert_eq!((id.key().to_string(), id.sibling("other").to_string()), ("shop/web".into(), "shop/other".into()));
         for (field, broken) in [
-            ("namespace", ObjectMeta { namespace: None, ..whole.clone() }),
-            ("name", ObjectMeta { name: some(""), ..whole.clone() }),
-            ("uid", ObjectMeta { uid: None, ..whole }),
+            ("namespace", ObjectMeta { namespace: None, ..complete.clone() }),
+            ("name", ObjectMeta { name: some(""), ..complete.clone() }),
+            ("uid", ObjectMeta { uid: None, ..complete }),
         ] {
             let failure = MachineId::from_metadata(&broken).unwrap_err();
             assert!(failure.message.contains(&format!("metadata.{field}")), "{failure}");

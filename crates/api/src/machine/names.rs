@@ -18,7 +18,7 @@ pub const LABEL_CLUSTER: &str = "cluster.vitistack.io/cluster-name";
 pub const LABEL_TEMPLATE: &str = "vitistack.io/machine-template";
 
 /// On a PVC: what happens to it when its Machine is deleted. The disk may no longer be in the spec then, so the PVC
-/// carries the answer.
+/// carries the policy.
 pub const LABEL_ON_DELETE: &str = "vitistack.io/on-delete";
 pub const ON_DELETE_RETAIN: &str = "Retain";
 pub const ON_DELETE_DELETE: &str = "Delete";
@@ -49,13 +49,12 @@ pub mod condition_type {
 
 /// Reasons of conditions and events, and values of the metric label `error_type`.
 pub mod machine_reason {
-    // Errors of the Machine and the objects that it refers to.
+    // Errors.
     pub const TEMPLATE_NOT_FOUND: &str = "TemplateNotFound";
     pub const NETWORK_CONFIGURATION_NOT_FOUND: &str = "NetworkConfigurationNotFound";
     pub const STORAGE_CLASS_NOT_FOUND: &str = "StorageClassNotFound";
     pub const INSUFFICIENT_RESOURCES: &str = "InsufficientResources";
     pub const KUBEVIRT_API_ERROR: &str = "KubeVirtApiError";
-    // Errors of the cluster around it.
     pub const INVALID: &str = "Invalid";
     pub const NAME_TAKEN: &str = "NameTaken";
     pub const QUOTA_EXCEEDED: &str = "QuotaExceeded";
@@ -87,7 +86,7 @@ pub mod machine_reason {
     ];
     /// Every reason of a Machine that is not ready without an error: the second table of docs/troubleshooting.md.
     pub const NOT_READY_REASONS: [&str; 4] = [VM_CREATED, PAUSED, STOPPING, DELETING];
-    // States.
+    // States. `ERRORS` contains those that are errors.
     pub const VM_CREATED: &str = "VMCreated";
     pub const VM_FAILED: &str = "VMFailed";
     pub const PVC_BOUND: &str = "PVCBound";

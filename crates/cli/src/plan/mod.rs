@@ -1,4 +1,5 @@
-//! The answer of `plan` in both programs: what the operator would write for the objects of the input.
+//! The output of `plan` in both programs: what the operator would write for the objects of the input. Each program
+//! fills the document from its own plan; this module prints it.
 #![doc = include_str!("format.md")]
 
 #[cfg(test)]

@@ -317,7 +317,7 @@ impl DeploymentConfig {
 fn properties(kubevirt: &KubeVirt) -> Properties {
     let spec = &kubevirt.spec;
     let configuration = &spec.configuration;
-    let has = |name: &str| configuration.gates().iter().any(|gate| gate == name);
+    let has = |name: &str| configuration.feature_gates().iter().any(|gate| gate == name);
     let mut properties: Properties = [
         (property::PULL_POLICY, spec.image_pull_policy.as_str()),
         (property::MONITOR_NAMESPACE, &spec.monitor_namespace),

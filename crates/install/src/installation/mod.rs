@@ -120,7 +120,7 @@ struct Builder<'a> {
 impl Builder<'_> {
     /// The stage of an object, or `None` if the installation does not contain it.
     fn stage(&self, kind: Kind, name: &str) -> Option<Stage> {
-        let has = |gate: &str| self.spec.configuration.gates().iter().any(|enabled| enabled == gate);
+        let has = |gate: &str| self.spec.configuration.feature_gates().iter().any(|enabled| enabled == gate);
         let instancetypes = self.spec.configuration.common_instancetypes_deployment.as_ref();
         let (stage, included) = match kind {
             Kind::CustomResourceDefinition => (Stage::Crds, true),
@@ -322,7 +322,7 @@ fn from_value<T: DeserializeOwned>(kind: Kind, key: &ObjectKey, object: Value) -
 }
 
 fn to_value<T: Serialize>(object: &T) -> Result<Value, Failure> {
-    Ok(Body::of(object)?.into_json())
+    Ok(Body::from_object(object)?.into_json())
 }
 
 #[cfg(test)]

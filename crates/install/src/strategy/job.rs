@@ -107,7 +107,7 @@ pub(crate) fn job(kubevirt: &KubeVirt, config: &DeploymentConfig) -> Result<Valu
         }),
         status: None,
     };
-    let mut object = Body::of(&job)?.into_json();
+    let mut object = Body::from_object(&job)?.into_json();
     Customizer::new(&kubevirt.spec.customize_components)?.apply(Kind::Job, key.name(), &mut object)?;
     Ok(object)
 }

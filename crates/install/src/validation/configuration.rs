@@ -20,7 +20,7 @@ pub(super) fn refusals(old: &Configuration, new: &Configuration) -> Vec<Refusal>
     if seccomp(old) != seccomp(new) {
         all.extend(seccomp(new).as_ref().and_then(custom_profile));
     }
-    if (old.gates(), disabled(old)) != (new.gates(), disabled(new)) {
+    if (old.feature_gates(), disabled(old)) != (new.feature_gates(), disabled(new)) {
         all.extend(gates_enabled_and_disabled(new));
     }
     all
@@ -46,7 +46,7 @@ fn needs_aggregation_gate(configuration: &Configuration) -> Option<Refusal> {
 }
 
 fn needs_gate(configuration: &Configuration, asked: bool, gate: &str, field: &str, value: &str) -> Option<Refusal> {
-    let missing = asked && !configuration.gates().iter().any(|enabled| enabled == gate);
+    let missing = asked && !configuration.feature_gates().iter().any(|enabled| enabled == gate);
     let message = || {
         format!(
             "invalid value {value}: requires the feature gate {gate}; add it to \
@@ -99,7 +99,7 @@ fn disabled(configuration: &Configuration) -> &[String] {
 }
 
 fn gates_enabled_and_disabled(configuration: &Configuration) -> impl Iterator<Item = Refusal> {
-    let both = configuration.gates().iter().filter(|gate| disabled(configuration).contains(gate));
+    let both = configuration.feature_gates().iter().filter(|gate| disabled(configuration).contains(gate));
     both.map(|gate| {
         let message = format!("{gate} is also in disabledFeatureGates; remove it from one of the lists");
         Refusal::new(Cause::Forbidden, "spec.configuration.developerConfiguration.featureGates", message)

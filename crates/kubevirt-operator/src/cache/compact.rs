@@ -46,7 +46,7 @@ pub(crate) struct CompressedJson(Box<[u8]>);
 
 impl CompressedJson {
     /// Serialization cannot fail, because every value was parsed from JSON. Compression cannot fail either.
-    pub(crate) fn of<T: Serialize>(value: &T) -> Self {
+    pub(crate) fn from_value<T: Serialize>(value: &T) -> Self {
         let json = serde_json::to_vec(value).unwrap_or_default();
         Self(compress(&json).unwrap_or_default().into())
     }
@@ -55,8 +55,8 @@ impl CompressedJson {
         self.0.len()
     }
 
-    /// Empty, if it is larger than the limit.
-    pub(crate) fn at_most(self, limit: usize) -> Self {
+    /// Empty if it has more than `limit` bytes.
+    pub(crate) fn empty_if_longer_than(self, limit: usize) -> Self {
         if self.len() > limit { Self::default() } else { self }
     }
 
@@ -71,7 +71,7 @@ fn compress(json: &[u8]) -> io::Result<Vec<u8>> {
 }
 
 thread_local! {
-    /// Its state has a quarter of a megabyte, so each thread has one, which all objects share.
+    /// Its state needs a quarter of a megabyte, so each thread has one compressor for all objects.
     static COMPRESSOR: RefCell<Compress> = RefCell::new(Compress::new(Compression::new(6), false));
 }
 
@@ -121,7 +121,7 @@ const LABEL_CODES: [(char, &str); 4] =
 const DEFAULT_VALUE: (&str, &str) = (LABEL_MANAGED_BY, MANAGED_BY);
 
 impl Labels {
-    pub(crate) fn of(metadata: &ObjectMeta) -> Self {
+    pub(crate) fn from_metadata(metadata: &ObjectMeta) -> Self {
         let line = |(key, value): (&String, &String)| match LABEL_CODES.iter().find(|(_, known)| known == key) {
             Some((code, known)) if (*known, value.as_str()) == DEFAULT_VALUE => code.to_string(),
             Some((code, LABEL_MANAGED_BY)) => format!("{code}={value}"),
@@ -147,7 +147,7 @@ impl Labels {
     }
 
     pub(crate) fn get(&self, key: &str) -> Option<&str> {
-        self.pairs().find(|(have, _)| *have == key).map(|(_, value)| value)
+        self.pairs().find(|(name, _)| *name == key).map(|(_, value)| value)
     }
 
     pub(crate) fn to_map(&self) -> BTreeMap<String, String> {
@@ -164,11 +164,11 @@ mod tests {
         let labels: BTreeMap<String, String> = [("a/b", "c"), ("empty", ""), ("z", "1-2_3.4")]
             .map(|(key, value)| (key.to_owned(), value.to_owned()))
             .into();
-        let labels_read = Labels::of(&ObjectMeta { labels: Some(labels.clone()), ..ObjectMeta::default() });
+        let labels_read = Labels::from_metadata(&ObjectMeta { labels: Some(labels.clone()), ..ObjectMeta::default() });
         assert_eq!(labels_read.to_map(), labels);
         assert_eq!(labels_read.get("empty"), Some(""));
         assert_eq!(labels_read.get("a"), None);
-        assert!(Labels::of(&ObjectMeta::default()).to_map().is_empty());
+        assert!(Labels::from_metadata(&ObjectMeta::default()).to_map().is_empty());
     }
 
     #[test]
@@ -183,13 +183,14 @@ mod tests {
             ]
             .map(|(key, value)| (key.to_owned(), value.to_owned()))
             .into();
-            let labels_read = Labels::of(&ObjectMeta { labels: Some(labels.clone()), ..ObjectMeta::default() });
+            let labels_read =
+                Labels::from_metadata(&ObjectMeta { labels: Some(labels.clone()), ..ObjectMeta::default() });
             assert_eq!(labels_read.to_map(), labels);
             assert_eq!(labels_read.get(LABEL_MANAGED_BY), Some(managed_by));
             assert!(labels_read.0.len() < 110, "{}", labels_read.0.len());
         }
         let empty = BTreeMap::from([(LABEL_MACHINE.to_owned(), String::new())]);
-        let labels_read = Labels::of(&ObjectMeta { labels: Some(empty.clone()), ..ObjectMeta::default() });
+        let labels_read = Labels::from_metadata(&ObjectMeta { labels: Some(empty.clone()), ..ObjectMeta::default() });
         assert_eq!(labels_read.to_map(), empty);
     }
 
@@ -197,9 +198,9 @@ mod tests {
     fn compressed_json_is_read_back() {
         let value =
             serde_json::json!({"a": ["lastTransitionTime", "lastTransitionTime", 1, null], "b": "ø".repeat(500)});
-        let compressed = CompressedJson::of(&value);
+        let compressed = CompressedJson::from_value(&value);
         assert_eq!(compressed.read::<serde_json::Value>().unwrap(), value);
-        assert_eq!(compressed, CompressedJson::of(&value));
+        assert_eq!(compressed, CompressedJson::from_value(&value));
         assert!(compressed.0.len() < 200);
         // Most of a typical object is in the dictionary.
         let typical: serde_json::Value = serde_json::json!({
@@ -211,7 +212,7 @@ mod tests {
                 "message": "Machine is running", "observedGeneration": 1, "reason": "Running", "status": "True",
                 "type": "Ready"}]},
         });
-        let compressed = CompressedJson::of(&typical);
+        let compressed = CompressedJson::from_value(&typical);
         assert_eq!(compressed.read::<serde_json::Value>().unwrap(), typical);
         assert!(
             compressed.len() * 3 < typical.to_string().len(),
@@ -220,7 +221,7 @@ mod tests {
             typical.to_string().len()
         );
         let big = serde_json::json!("x".repeat(1 << 20));
-        assert_eq!(CompressedJson::of(&big).read::<serde_json::Value>().unwrap(), big);
+        assert_eq!(CompressedJson::from_value(&big).read::<serde_json::Value>().unwrap(), big);
         let truncated = CompressedJson(compressed.0[..compressed.0.len() / 2].into());
         assert!(truncated.read::<serde_json::Value>().is_err());
         assert!(CompressedJson::default().read::<serde_json::Value>().is_err());

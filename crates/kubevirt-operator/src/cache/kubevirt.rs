@@ -46,11 +46,11 @@ impl VmEntry {
         let status = vm.data.get("status").unwrap_or(&Value::Null);
         Self {
             controller_uid: controller_uid(&vm.metadata),
-            labels: Labels::of(&vm.metadata),
+            labels: Labels::from_metadata(&vm.metadata),
             generation: vm.metadata.generation.unwrap_or_default(),
-            spec: CompressedJson::of(&spec),
+            spec: CompressedJson::from_value(&spec),
             deleting: vm.metadata.deletion_timestamp.is_some(),
-            status: text(status, "/printableStatus").unwrap_or_default().into(),
+            status: string_at(status, "/printableStatus").unwrap_or_default().into(),
             ready: status.get("ready") == Some(&Value::Bool(true)),
             restart_required: condition(status, "RestartRequired", "True").is_some(),
             failure: condition(status, "Failure", "True").map(message),
@@ -118,17 +118,17 @@ impl VmiEntry {
         let part = |name: &str| vmi.data.get(name).unwrap_or(&Value::Null);
         let (spec, status) = (part("spec"), part("status"));
         let unschedulable = condition(status, "PodScheduled", "False")
-            .filter(|condition| text(condition, "/reason") == Some("Unschedulable"));
+            .filter(|condition| string_at(condition, "/reason") == Some("Unschedulable"));
         Self {
-            phase: text(status, "/phase").unwrap_or_default().into(),
-            node: text(status, "/nodeName")
+            phase: string_at(status, "/phase").unwrap_or_default().into(),
+            node: string_at(status, "/nodeName")
                 .filter(|node| !node.is_empty())
                 .map(|node| truncate(node, NAME_LIMIT).into()),
             addresses: addresses(status),
             paused: condition(status, "Paused", "True").is_some(),
-            migrating: migrating(status),
+            migrating: is_migrating(status),
             vm_generation: vm_generation(&vmi.metadata),
-            spec: CompressedJson::of(&comparable_spec(spec)).at_most(SPEC_LIMIT),
+            spec: CompressedJson::from_value(&comparable_spec(spec)).empty_if_longer_than(SPEC_LIMIT),
             needs_user_data: references_secret(spec, &secret_name(vmi.metadata.name.as_deref().unwrap_or_default())),
             unschedulable: unschedulable.map(message),
             failure: condition(status, "Synchronized", "False").map(message),
@@ -175,21 +175,23 @@ impl VmiEntry {
     }
 }
 
-fn text<'a>(value: &'a Value, pointer: &str) -> Option<&'a str> {
+fn string_at<'a>(value: &'a Value, pointer: &str) -> Option<&'a str> {
     value.pointer(pointer).and_then(Value::as_str)
 }
 
-fn list<'a>(value: &'a Value, key: &str) -> impl Iterator<Item = &'a Value> {
+fn array_items<'a>(value: &'a Value, key: &str) -> impl Iterator<Item = &'a Value> {
     value.get(key).and_then(Value::as_array).into_iter().flatten()
 }
 
-fn condition<'a>(status: &'a Value, type_: &str, is: &str) -> Option<&'a Value> {
-    list(status, "conditions")
-        .find(|condition| text(condition, "/type") == Some(type_) && text(condition, "/status") == Some(is))
+fn condition<'a>(status: &'a Value, type_: &str, expected: &str) -> Option<&'a Value> {
+    array_items(status, "conditions").find(|condition| {
+        string_at(condition, "/type") == Some(type_) && string_at(condition, "/status") == Some(expected)
+    })
 }
 
 fn message(condition: &Value) -> Box<str> {
-    let message = text(condition, "/message").filter(|message| !message.is_empty()).or(text(condition, "/reason"));
+    let message =
+        string_at(condition, "/message").filter(|message| !message.is_empty()).or(string_at(condition, "/reason"));
     truncate(message.unwrap_or_default(), MESSAGE_LIMIT).into()
 }
 
@@ -197,11 +199,11 @@ fn message(condition: &Value) -> Box<str> {
 /// and length have limits.
 fn addresses(status: &Value) -> Box<[Box<str>]> {
     let mut all: Vec<Box<str>> = Vec::new();
-    for interface in list(status, "interfaces") {
+    for interface in array_items(status, "interfaces") {
         let first = interface.get("ipAddress").into_iter();
-        for address in first.chain(list(interface, "ipAddresses")).filter_map(Value::as_str) {
+        for address in first.chain(array_items(interface, "ipAddresses")).filter_map(Value::as_str) {
             let is_valid = !address.is_empty() && address.len() <= ADDRESS_LIMIT;
-            if all.len() < MAX_ADDRESSES && is_valid && !all.iter().any(|have| **have == *address) {
+            if all.len() < MAX_ADDRESSES && is_valid && !all.iter().any(|known| **known == *address) {
                 all.push(address.into());
             }
         }
@@ -209,7 +211,7 @@ fn addresses(status: &Value) -> Box<[Box<str>]> {
     all.into()
 }
 
-fn migrating(status: &Value) -> bool {
+fn is_migrating(status: &Value) -> bool {
     let flag = |state: &Value, name: &str| state.get(name) == Some(&Value::Bool(true));
     let state = status.get("migrationState").filter(|state| state.is_object());
     state.is_some_and(|state| {

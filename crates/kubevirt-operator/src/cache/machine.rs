@@ -61,7 +61,7 @@ impl MachineEntry {
         let conditions = machine.status.iter().flat_map(|status| &status.conditions);
         Self {
             generation: machine.metadata.generation.unwrap_or_default(),
-            labels: Labels::of(&machine.metadata),
+            labels: Labels::from_metadata(&machine.metadata),
             phase: phase(&machine),
             template: template_label(&machine),
             ready: conditions.into_iter().any(|have| have.type_ == condition_type::READY && have.status == "True"),
@@ -73,7 +73,7 @@ impl MachineEntry {
                 .as_ref()
                 .and_then(|given| given.secret_ref.as_ref())
                 .map(|reference| reference.name.as_str().into()),
-            json: CompressedJson::of(&machine),
+            json: CompressedJson::from_value(&machine),
         }
     }
 
@@ -97,20 +97,20 @@ impl MachineEntry {
     }
 }
 
-/// `namespace/what`
-pub(crate) fn in_namespace(key: &ObjectKey, what: &str) -> Box<str> {
-    format!("{}/{what}", key.namespace().unwrap_or_default()).into()
+/// `namespace/name`, with the namespace of `key`.
+pub(crate) fn in_namespace(key: &ObjectKey, name: &str) -> Box<str> {
+    format!("{}/{name}", key.namespace().unwrap_or_default()).into()
 }
 
-/// A hash of a MAC address on a network of a namespace. If two hashes collide, their Machines are compared without
-/// need.
+/// A hash of a MAC address on a network of a namespace. A collision only costs an unnecessary comparison
+/// of two Machines.
 pub(crate) fn mac_hash(namespace: &str, network: &str, mac: &str) -> u64 {
     let mut hasher = DefaultHasher::new();
     (namespace, network, mac).hash(&mut hasher);
     hasher.finish()
 }
 
-/// Set and derived addresses; only a valid Machine has any.
+/// The hashes of all MAC addresses, set or derived. An invalid Machine has none.
 fn mac_hashes(machine: &Machine) -> Box<[u64]> {
     let Ok(resolved) = resolve(machine) else { return Box::default() };
     let namespace = resolved.id.namespace();

@@ -1,8 +1,10 @@
-//! Everything that a reconcile of a Machine reads: one watch per kind, on every replica, projected to the fields that are
-//! read.
+//! Everything that a reconcile of a Machine reads: one watch per kind, on every replica, projected to the fields that
+//! are read.
 //!
-//! Kinds of which a cluster has many foreign objects are watched by our label. So a foreign object with a name that a
-//! Machine needs is not in these caches: the executor finds it when it creates the object, and stops.
+//! Of the kinds of which a cluster has many other objects, the watch selects only those with the operator's label. So
+//! an object of another owner with a name that a Machine needs is not in these caches: the executor finds it when it
+//! creates the object, and stops. `vitivirt_runtime::watch` has the caches themselves; this module declares what each
+//! keeps.
 
 mod compact;
 mod kubevirt;
@@ -40,7 +42,7 @@ pub(crate) use self::{
 };
 use crate::index::Index;
 
-/// Handles; clones share the content.
+/// Handles to the caches. Clones share the content.
 #[derive(Clone)]
 pub(crate) struct Caches {
     pub(crate) machines: Cache<MachineEntry>,

@@ -25,19 +25,19 @@ use vitivirt_runtime::watch::{Entry, Uid, controller_uid};
 
 use super::compact::Labels;
 
-fn owned(text: Option<&str>) -> Option<Box<str>> {
+fn boxed(text: Option<&str>) -> Option<Box<str>> {
     text.map(Into::into)
 }
 
-fn string(text: Option<&str>) -> Option<String> {
+fn owned_string(text: Option<&str>) -> Option<String> {
     text.map(str::to_owned)
 }
 
 fn annotation(metadata: &ObjectMeta, name: &str) -> Option<Box<str>> {
-    owned(metadata.annotations.as_ref()?.get(name).map(String::as_str))
+    boxed(metadata.annotations.as_ref()?.get(name).map(String::as_str))
 }
 
-fn created(metadata: &ObjectMeta) -> i64 {
+fn creation_seconds(metadata: &ObjectMeta) -> i64 {
     metadata.creation_timestamp.as_ref().map_or(0, |time| time.0.as_second())
 }
 
@@ -61,16 +61,16 @@ impl PvcEntry {
         let requests = spec.resources.and_then(|resources| resources.requests).unwrap_or_default();
         let phase = pvc.status.and_then(|status| status.phase).unwrap_or_default();
         Self {
-            labels: Labels::of(&pvc.metadata),
+            labels: Labels::from_metadata(&pvc.metadata),
             phase: phase.as_str().into(),
             requested: requests.get("storage").map(|quantity| quantity.0.as_str()).unwrap_or_default().into(),
-            storage_class: owned(spec.storage_class_name.as_deref()),
+            storage_class: boxed(spec.storage_class_name.as_deref()),
             access_mode: spec.access_modes.iter().flatten().next().map_or("", String::as_str).into(),
             volume_mode: spec.volume_mode.as_deref().unwrap_or("Filesystem").into(),
             source: annotation(&pvc.metadata, ANNOTATION_SOURCE)
                 .or_else(|| spec.data_source_ref.as_ref().map(|_| Box::default())),
             deleting: pvc.metadata.deletion_timestamp.is_some(),
-            created: created(&pvc.metadata),
+            created: creation_seconds(&pvc.metadata),
         }
     }
 
@@ -81,10 +81,10 @@ impl PvcEntry {
             labels: pvc.labels.to_map(),
             phase: pvc.phase,
             requested: pvc.requested.to_string(),
-            storage_class: string(pvc.storage_class.as_deref()),
+            storage_class: owned_string(pvc.storage_class.as_deref()),
             access_mode: pvc.access_mode,
             volume_mode: pvc.volume_mode,
-            source: string(pvc.source.as_deref()),
+            source: owned_string(pvc.source.as_deref()),
             deleting: pvc.deleting,
             created: pvc.created,
         }
@@ -120,7 +120,7 @@ impl SecretEntry {
         let metadata = &secret.metadata;
         Self {
             controller_uid: controller_uid(metadata),
-            labels: Labels::of(metadata),
+            labels: Labels::from_metadata(metadata),
             content: annotation(metadata, ANNOTATION_CONTENT),
             annotated: metadata.annotations.as_ref().is_some_and(|all| !all.is_empty()),
             tampered: has_foreign_data(metadata),
@@ -135,10 +135,10 @@ impl SecretEntry {
             uid: entry.uid.to_string(),
             controller_uid: secret.controller_uid.as_ref().map(Uid::to_string),
             labels: secret.labels.to_map(),
-            content: string(secret.content.as_deref()),
+            content: owned_string(secret.content.as_deref()),
             annotated: secret.annotated,
             tampered: secret.tampered,
-            started_with: string(secret.started_with.as_deref()),
+            started_with: owned_string(secret.started_with.as_deref()),
             deleting: secret.deleting,
         }
     }
@@ -175,7 +175,7 @@ impl NetworkEntry {
         let finalizers = network.metadata.finalizers.unwrap_or_default();
         Self {
             vlan,
-            bridge: owned(spec.get("bridge").and_then(Value::as_str)),
+            bridge: boxed(spec.get("bridge").and_then(Value::as_str)),
             finalizer_index: finalizers.iter().position(|finalizer| finalizer == FINALIZER_NETWORK),
             deleting: network.metadata.deletion_timestamp.is_some(),
         }
@@ -186,7 +186,7 @@ impl NetworkEntry {
         NetworkView {
             uid: entry.uid.to_string(),
             vlan: network.vlan,
-            bridge: string(network.bridge.as_deref()),
+            bridge: owned_string(network.bridge.as_deref()),
             finalizer_index: network.finalizer_index,
             deleting: network.deleting,
             other_users,
@@ -207,7 +207,7 @@ impl AttachmentEntry {
         Self {
             config: config.into(),
             controller_uid: controller_uid(&attachment.metadata),
-            labels: Labels::of(&attachment.metadata),
+            labels: Labels::from_metadata(&attachment.metadata),
         }
     }
 
@@ -231,7 +231,7 @@ impl ImportEntry {
     pub(crate) fn project(source: PartialObjectMeta<DynamicObject>) -> Self {
         Self {
             controller_uid: controller_uid(&source.metadata),
-            machine: owned(Labels::of(&source.metadata).get(LABEL_MACHINE)),
+            machine: boxed(Labels::from_metadata(&source.metadata).get(LABEL_MACHINE)),
         }
     }
 
@@ -260,7 +260,7 @@ impl ClassEntry {
                 || says("storageclass.beta.kubernetes.io/is-default-class"),
             waits_for_consumer: class.volume_binding_mode.as_deref() == Some("WaitForFirstConsumer"),
             allows_expansion: class.allow_volume_expansion == Some(true),
-            created: created(&class.metadata),
+            created: creation_seconds(&class.metadata),
         }
     }
 

@@ -1,5 +1,5 @@
-//! What the operator's caches would contain about one Machine, read from the cluster object by object, for commands that
-//! run once. The objects are projected as in the caches, so the views are the same.
+//! What the operator's caches would contain about one Machine, read from the cluster object by object, for commands
+//! that run once. The objects are projected as in the caches, so the views are the same.
 
 use std::collections::BTreeMap;
 
@@ -101,8 +101,8 @@ impl ClusterReader {
 
     /// The Machine as it would be if `given` were applied, and whether it exists.
     pub(crate) async fn machine(&self, given: Machine) -> Result<(Machine, bool)> {
-        let key = ObjectKey::of(&given.metadata);
-        let target = Target::of::<Machine>(key.clone());
+        let key = ObjectKey::from_metadata(&given.metadata);
+        let target = Target::of_kind::<Machine>(key.clone());
         match self.read(&target).await? {
             None => bail!("the cluster has no CRD for Machines; apply the output of `kubevirt-operator crds`"),
             Some(None) => {
@@ -216,7 +216,7 @@ impl ClusterReader {
             Ok(Some(secret)) => secret,
             Ok(None) => return Ok(SourceView::SecretMissing),
             Err(error) => {
-                let failure = classify(&error, "get", &Target::of::<Secret>(key.sibling(&source.name)));
+                let failure = classify(&error, "get", &Target::of_kind::<Secret>(key.sibling(&source.name)));
                 // The user can have fewer permissions than the operator; the rest of the plan is still useful.
                 match failure.class {
                     ErrorClass::Forbidden => return Ok(SourceView::Forbidden(failure.message)),

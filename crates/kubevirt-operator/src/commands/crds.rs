@@ -4,9 +4,9 @@ use std::process::ExitCode;
 
 use vitivirt_cli::{CommandResult, ObjectFormat, print_objects};
 
-use crate::manifests::json;
+use crate::manifests::to_json;
 
 pub(crate) fn run() -> CommandResult<ExitCode> {
-    print_objects(vitivirt_api::machine::crds().iter().map(json), ObjectFormat::Yaml)?;
+    print_objects(vitivirt_api::machine::crds().iter().map(to_json), ObjectFormat::Yaml)?;
     Ok(ExitCode::SUCCESS)
 }

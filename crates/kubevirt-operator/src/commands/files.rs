@@ -24,7 +24,7 @@ use vitivirt_machine::{
 
 use crate::{
     cache::{ClassEntry, entry},
-    manifests::json,
+    manifests::to_json,
 };
 
 /// The objects of the files, by kind. Other kinds are ignored.
@@ -60,20 +60,20 @@ impl Files {
         match document.kind() {
             "Machine" => {
                 let machine: Machine = self.custom_resource(document, namespace)?;
-                let key = ObjectKey::of(&machine.metadata);
-                if self.machines.iter().any(|other| ObjectKey::of(&other.metadata) == key) {
+                let key = ObjectKey::from_metadata(&machine.metadata);
+                if self.machines.iter().any(|other| ObjectKey::from_metadata(&other.metadata) == key) {
                     bail!("{document}: duplicate: Machine {key} is already in the files");
                 }
                 self.machines.push(machine);
             }
             "NetworkConfiguration" => {
                 let network: NetworkConfiguration = self.custom_resource(document, namespace)?;
-                self.networks.insert(ObjectKey::of(&network.metadata), network);
+                self.networks.insert(ObjectKey::from_metadata(&network.metadata), network);
             }
             "Secret" => {
-                let mut secret: Secret = document.secret()?;
+                let mut secret: Secret = document.typed_secret()?;
                 secret.metadata.namespace.get_or_insert_with(|| namespace.to_owned());
-                self.secrets.insert(ObjectKey::of(&secret.metadata), secret);
+                self.secrets.insert(ObjectKey::from_metadata(&secret.metadata), secret);
             }
             "StorageClass" => {
                 let class = StorageClass::deserialize(&document.object);
@@ -136,7 +136,10 @@ impl Files {
         let named = machine.spec.networks.iter().map(|network| &network.network_name);
         named
             .filter_map(|name| {
-                Some((name.clone(), network_view(self.networks.get(&ObjectKey::of(&machine.metadata).sibling(name))?)))
+                Some((
+                    name.clone(),
+                    network_view(self.networks.get(&ObjectKey::from_metadata(&machine.metadata).sibling(name))?),
+                ))
             })
             .collect()
     }
@@ -164,7 +167,7 @@ impl Files {
     fn source(&self, machine: &Machine) -> SourceView {
         let reference = machine.spec.cloud_init.as_ref().and_then(|given| given.secret_ref.as_ref());
         let Some(source) = reference.map(SecretSource::from) else { return SourceView::NotNeeded };
-        let Some(secret) = self.secrets.get(&ObjectKey::of(&machine.metadata).sibling(&source.name)) else {
+        let Some(secret) = self.secrets.get(&ObjectKey::from_metadata(&machine.metadata).sibling(&source.name)) else {
             return SourceView::SecretMissing;
         };
         let text =
@@ -179,7 +182,7 @@ fn schemas() -> Result<BTreeMap<String, Value>> {
     let schema_of = |crd: CustomResourceDefinition| {
         let version = crd.spec.versions.into_iter().next();
         let schema = version.and_then(|version| version.schema?.open_api_v3_schema).unwrap_or_default();
-        Ok((crd.spec.names.kind, json(&schema)?))
+        Ok((crd.spec.names.kind, to_json(&schema)?))
     };
     vitivirt_api::machine::crds().into_iter().map(schema_of).collect()
 }

@@ -1,4 +1,5 @@
-//! Commands that print an answer and exit.
+//! Commands that print a result and exit. Only `plan` needs a cluster. They share the projections and decisions of the
+//! running operator.
 
 mod cluster;
 pub(crate) mod crds;

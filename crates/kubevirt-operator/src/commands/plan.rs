@@ -1,5 +1,5 @@
-//! `kubevirt-operator plan`: what the operator would write if a file were applied, field by field, and when it would take
-//! effect. It reads the cluster and writes nothing. The plan is the operator's own, for the cluster as it is now.
+//! `kubevirt-operator plan`: what the operator would write if a file were applied, field by field, and when it would
+//! take effect. It reads the cluster and writes nothing. The plan is the operator's own, for the cluster as it is now.
 
 use std::{process::ExitCode, sync::Arc};
 
@@ -42,7 +42,7 @@ pub(crate) fn run(arguments: &PlanArguments) -> CommandResult<ExitCode> {
 }
 
 async fn plan(arguments: &PlanArguments) -> CommandResult<PlanDocument> {
-    let documents = vitivirt_cli::read(&arguments.input.files)?;
+    let documents = vitivirt_cli::read_manifests(&arguments.input.files)?;
     let cluster = &arguments.cluster;
     let config = configuration(cluster.kubeconfig.as_deref(), cluster.context.as_deref()).await;
     let config = config.map_err(anyhow::Error::from)?;
@@ -70,7 +70,7 @@ fn planned_object(assessed: &Assessed, exists: bool) -> anyhow::Result<PlannedOb
     let status = report.status.map(|status| status.desired).unwrap_or_default();
     let refused = assessed.assessment().rejected_changes.iter();
     Ok(PlannedObject {
-        identity: (&Target::of::<Machine>(observed.id.key())).into(),
+        identity: (&Target::of_kind::<Machine>(observed.id.key())).into(),
         exists,
         writes,
         refused: refused

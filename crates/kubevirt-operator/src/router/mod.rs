@@ -78,12 +78,13 @@ impl EventRouter {
         move |event| handle(&router, event)
     }
 
-    /// Creates the queues of a new leader, with every Machine and every network that has our finalizer in them.
+    /// Creates the queues of a new leader, with every Machine and every network that has the operator's finalizer in
+    /// them.
     pub(crate) fn start_queues(&self) -> Queues {
         let queues = Queues { machines: Queue::new(DEBOUNCE), networks: Queue::new(DEBOUNCE) };
         *self.queues.write() = Some(queues.clone());
         self.enqueue_all();
-        for (key, entry) in self.caches.networks.all() {
+        for (key, entry) in self.caches.networks.entries() {
             if entry.value.finalizer_index.is_some() {
                 self.enqueue_network(key);
             }
@@ -103,7 +104,7 @@ impl EventRouter {
         if self.queues.read().is_none() {
             return;
         }
-        for (key, entry) in self.caches.machines.all() {
+        for (key, entry) in self.caches.machines.entries() {
             if matches(&entry.value) {
                 self.enqueue(key);
             }
@@ -141,10 +142,10 @@ impl EventRouter {
         if at_once { self.enqueue(key) } else { self.enqueue_debounced(key) }
     }
 
-    /// When a Machine changes, enqueue it, because its spec or metadata may ask for something else; debounced if neither
-    /// changed, because then the change is the operator's own finalizer or status.
-    /// Also enqueue the Machines that contest a MAC address with it, because one of them may use the address now; and
-    /// the networks that it no longer names, because they may have lost their last user.
+    /// When a Machine changes, enqueue it, because its spec or metadata may ask for something else; debounced if
+    /// neither changed, because then the change is the operator's own finalizer or status. Also enqueue the Machines
+    /// that contest a MAC address with it, because one of them may use the address now; and the networks that it no
+    /// longer names, because they may have lost their last user.
     fn machine_changed(&self, change: &Change<MachineEntry>) {
         let (old, new) = (change.old.as_deref(), change.new.as_deref());
         match (old, new) {
@@ -179,7 +180,7 @@ impl EventRouter {
     }
 
     /// When a NetworkConfiguration changes, enqueue the Machines that name it, because their VM or NAD may change; and
-    /// the NetworkConfiguration itself if it has our finalizer, because nothing may use it any more.
+    /// the NetworkConfiguration itself if it has the operator's finalizer, because nothing may use it any more.
     fn network_changed(&self, change: &Change<NetworkEntry>) {
         self.enqueue_by_index(MachineEntry::BY_NETWORK, &in_namespace(&change.key, change.key.name()));
         if change.new.as_ref().is_some_and(|new| new.finalizer_index.is_some()) {

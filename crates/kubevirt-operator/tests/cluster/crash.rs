@@ -24,8 +24,8 @@ use vitivirt_lab::{
 };
 
 use crate::{
-    machine_test::{create_crds, in_namespace, is_observed, is_of_operator, machine, phase},
-    replica::{grant, start_with_environment},
+    machine_test::{create_crds, in_namespace, is_observed, is_operator_request, machine, phase},
+    replica::{grant_permissions, start_with_environment},
 };
 
 const NAMESPACE: &str = "crash";
@@ -44,7 +44,7 @@ async fn a_crash_after_a_write_does_not_change_the_result(labs: Arc<SharedLabs>)
     let lab = Box::pin(labs.reference()).await?;
     create_crds(&lab).await?;
     lab.install(Extension::Multus).await?;
-    grant(&lab, NAMESPACE).await?;
+    grant_permissions(&lab, NAMESPACE).await?;
 
     let undisturbed = MachineLife { lab: lab.clone(), name: "undisturbed".to_owned() };
     let (expected, writes) = Box::pin(undisturbed.run(None)).await?;
@@ -205,7 +205,7 @@ impl MachineLife {
 
     /// The number of the operator's writes in this namespace, without those of its Lease and events.
     fn count_writes(&self) -> Result<u64> {
-        let is_counted = |record: &&Record| is_of_operator(record, NAMESPACE) && record.is_write();
+        let is_counted = |record: &&Record| is_operator_request(record, NAMESPACE) && record.is_write();
         Ok(u64::try_from(self.lab.audit()?.iter().filter(is_counted).count())?)
     }
 }

@@ -19,7 +19,9 @@ use vitivirt_lab::harness::{SharedLabs, Suite};
 
 use crate::{
     machine_test::{MachineTest, is_observed, machine, phase, run_concurrently},
-    random_specs::{RandomSpec, create_import_source_crd, expected_phase, is_stopped, random_specs, reduced},
+    random_specs::{
+        RandomSpec, create_import_source_crd, expected_phase, is_stopped, random_specs, with_reduced_resources,
+    },
 };
 
 const CHAINS: usize = 24;
@@ -89,7 +91,8 @@ fn edit_chains() -> Result<Vec<EditChain>> {
     let chain = |number: usize| {
         let links: Vec<RandomSpec> = random.by_ref().take(3 + number % 3).collect();
         let origin = links.iter().map(|link| link.name.clone()).collect::<Vec<_>>().join(" → ");
-        let specs = with_allowed_disk_changes(links.into_iter().map(|link| reduced(link.spec)).collect());
+        let specs =
+            with_allowed_disk_changes(links.into_iter().map(|link| with_reduced_resources(link.spec)).collect());
         EditChain { name: format!("chain-{number}"), specs, origin }
     };
     Ok((0..CHAINS).map(chain).collect())

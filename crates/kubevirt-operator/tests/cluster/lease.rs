@@ -22,7 +22,7 @@ use vitivirt_runtime::lease::message;
 
 use crate::{
     poll::poll_until,
-    replica::{PATIENCE, grant, spans, start, start_leader, start_standby},
+    replica::{PATIENCE, grant_permissions, leadership_spans, start, start_leader, start_standby},
 };
 
 pub(crate) fn add(suite: &mut Suite) {
@@ -44,7 +44,9 @@ async fn a_standby_takes_over_within_17_s_of_the_leader_being_killed(labs: Arc<S
     first.wait(Duration::from_secs(5)).await?;
     second.wait_for_message(message::ACQUIRED, PATIENCE).await?;
     ensure!(clock.elapsed() <= Duration::from_secs(17), "it took {:?}", clock.elapsed());
-    leadership::never_two([spans("first", &first, Some(died))?, spans("second", &second, None)?].concat())
+    leadership::never_two(
+        [leadership_spans("first", &first, Some(died))?, leadership_spans("second", &second, None)?].concat(),
+    )
 }
 
 async fn a_standby_takes_over_within_3_s_of_a_sigterm_to_the_leader(labs: Arc<SharedLabs>) -> Result<()> {
@@ -58,7 +60,9 @@ async fn a_standby_takes_over_within_3_s_of_a_sigterm_to_the_leader(labs: Arc<Sh
     let status = first.wait(Duration::from_secs(5)).await?;
     ensure!(status.code() == Some(0), "the exit code after SIGTERM is not 0: {status}");
     first.wait_for_message(message::RELEASED, Duration::ZERO).await?;
-    leadership::never_two([spans("first", &first, None)?, spans("second", &second, None)?].concat())
+    leadership::never_two(
+        [leadership_spans("first", &first, None)?, leadership_spans("second", &second, None)?].concat(),
+    )
 }
 
 async fn a_leader_without_the_api_server_stops_before_a_standby_takes_over(_: Arc<SharedLabs>) -> Result<()> {
@@ -69,17 +73,19 @@ async fn a_leader_without_the_api_server_stops_before_a_standby_takes_over(_: Ar
         let mut second = start_standby(&lab, namespace, false).await?;
         lab.proxy().partition(partition);
         second.wait_for_message(message::ACQUIRED, PATIENCE).await?;
-        let stopped = spans("first", &first, None)?;
+        let stopped = leadership_spans("first", &first, None)?;
         ensure!(stopped.iter().all(|span| span.to.is_some()), "the partitioned leader still works: {stopped:?}");
-        leadership::never_two([stopped, spans("second", &second, None)?].concat())?;
+        leadership::never_two([stopped, leadership_spans("second", &second, None)?].concat())?;
 
         // The partitioned replica recovers, and leads again once the other one has ended.
         lab.proxy().partition(Partition::None);
         second.signal(Signal::SIGTERM)?;
         second.wait(Duration::from_secs(10)).await?;
-        let leads_again = || async { Ok(spans("first", &first, None)?.len() >= 2) };
+        let leads_again = || async { Ok(leadership_spans("first", &first, None)?.len() >= 2) };
         poll_until(PATIENCE, leads_again, || "the first replica leads again".to_owned()).await?;
-        leadership::never_two([spans("first", &first, None)?, spans("second", &second, None)?].concat())?;
+        leadership::never_two(
+            [leadership_spans("first", &first, None)?, leadership_spans("second", &second, None)?].concat(),
+        )?;
     }
     lab.stop().await
 }
@@ -106,7 +112,7 @@ async fn a_standby_sends_no_requests_while_the_leader_renews(labs: Arc<SharedLab
 /// A test of the lab: other tests rely on this kind of rule.
 async fn the_proxy_kills_a_program_after_its_third_write(labs: Arc<SharedLabs>) -> Result<()> {
     let lab = labs.plain().await?;
-    grant(&lab, THIRD_WRITE).await?;
+    grant_permissions(&lab, THIRD_WRITE).await?;
     // The rule counts from the first write, so it is added before the program starts. The PID is known seconds before
     // the third write.
     let target = Arc::new(OnceLock::new());

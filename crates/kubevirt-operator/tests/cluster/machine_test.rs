@@ -22,7 +22,7 @@ use vitivirt_runtime::lease::message;
 
 use crate::{
     poll::poll_until,
-    replica::{ACCOUNT, PATIENCE, grant, start_with_environment},
+    replica::{ACCOUNT, PATIENCE, grant_permissions, start_with_environment},
 };
 
 /// Enough for a Machine to be created, changed, recovered or deleted on a busy lab.
@@ -52,19 +52,19 @@ impl MachineTest {
     ) -> Result<Self> {
         let lab = Box::pin(labs.reference()).await?;
         lab.install(Extension::Multus).await?;
-        grant(&lab, namespace).await?;
+        grant_permissions(&lab, namespace).await?;
         Self::start_operator(lab, namespace, environment, false).await
     }
 
     pub(crate) async fn start_on(lab: Arc<Lab>, namespace: &'static str) -> Result<Self> {
-        grant(&lab, namespace).await?;
+        grant_permissions(&lab, namespace).await?;
         Self::start_operator(lab, namespace, vec![], false).await
     }
 
     /// Starts an operator whose requests go through the lab's proxy, so that rules can make them fail.
     pub(crate) async fn start_behind_proxy(labs: &SharedLabs, namespace: &'static str) -> Result<Self> {
         let lab = Box::pin(labs.reference()).await?;
-        grant(&lab, namespace).await?;
+        grant_permissions(&lab, namespace).await?;
         Self::start_operator(lab, namespace, vec![], true).await
     }
 
@@ -278,7 +278,7 @@ impl MachineTest {
     /// The operator's requests about Machines and their objects, without those about its Lease and events.
     pub(crate) fn operator_requests(&self) -> Result<Vec<Record>> {
         let is_counted = |record: &Record| {
-            is_of_operator(record, self.namespace)
+            is_operator_request(record, self.namespace)
                 && record.verb != "watch"
                 // The operator also lists kinds that are not installed. That is not about a Machine.
                 && !(record.verb == "list" && record.name.is_empty())
@@ -360,7 +360,7 @@ impl MachineTest {
 }
 
 /// Whether the operator of this namespace sent the request, and not about its Lease or an event.
-pub(crate) fn is_of_operator(record: &Record, namespace: &str) -> bool {
+pub(crate) fn is_operator_request(record: &Record, namespace: &str) -> bool {
     record.user == operator_user(namespace) && !["leases", "events"].contains(&record.resource.as_str())
 }
 

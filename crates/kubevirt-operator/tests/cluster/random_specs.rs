@@ -67,7 +67,7 @@ async fn random_machines_start_and_a_restarted_operator_writes_nothing(labs: Arc
         let is_of =
             |random: &&RandomSpec| write.name == random.name || write.name.starts_with(&format!("{}-", random.name));
         let random = specs.iter().find(is_of).with_context(|| format!("{write:?}"))?;
-        let object = machine(&random.name, &json!(reduced(random.spec.clone())));
+        let object = machine(&random.name, &json!(with_reduced_resources(random.spec.clone())));
         let (_, plan) = test.run_plan_command(&object, &[]).await?;
         bail!("{} writes after a restart; {}: {plan}", writes.len(), random.describe());
     }
@@ -77,7 +77,7 @@ async fn random_machines_start_and_a_restarted_operator_writes_nothing(labs: Arc
 }
 
 async fn create_machine(test: &MachineTest, random: &RandomSpec) -> Result<()> {
-    let object = machine(&random.name, &json!(reduced(random.spec.clone())));
+    let object = machine(&random.name, &json!(with_reduced_resources(random.spec.clone())));
     test.create_json(&object).await.with_context(|| random.describe())
 }
 
@@ -107,7 +107,7 @@ pub(crate) fn random_specs(seed: u8, count: usize) -> Result<Vec<RandomSpec>> {
 }
 
 /// Reduces CPU and memory, so that all tests fit on the lab's nodes.
-pub(crate) fn reduced(mut spec: MachineSpec) -> MachineSpec {
+pub(crate) fn with_reduced_resources(mut spec: MachineSpec) -> MachineSpec {
     if let Some(resources) = &mut spec.resources {
         if let Some(size) = resources.memory.as_mut().and_then(|memory| memory.size.as_mut()) {
             *size = size.replace('G', "M");

@@ -37,7 +37,7 @@ pub(crate) fn rule_is_about(rule: &PolicyRule, resources: &[&str]) -> bool {
 }
 
 /// Grants all permissions of the operator to the service account of a test's namespace.
-pub(crate) async fn grant(lab: &Lab, namespace: &str) -> Result<()> {
+pub(crate) async fn grant_permissions(lab: &Lab, namespace: &str) -> Result<()> {
     lab.grant(namespace, ACCOUNT, &lease_rules()).await?;
     let binding = manager_binding(format!("{}-{namespace}", rbac::MANAGER_BINDING), namespace);
     manifests::create(&lab.client(), &[json!(rbac::manager_role()), json!(binding)]).await
@@ -95,7 +95,7 @@ pub(crate) async fn start_with_environment(
 
 /// Starts a replica and waits until it holds the Lease.
 pub(crate) async fn start_leader(lab: &Lab, namespace: &str, through_proxy: bool) -> Result<OperatorProcess> {
-    grant(lab, namespace).await?;
+    grant_permissions(lab, namespace).await?;
     let program = start(lab, namespace, through_proxy).await?;
     program.wait_for_message(message::ACQUIRED, PATIENCE).await?;
     Ok(program)
@@ -119,7 +119,11 @@ pub(crate) async fn start_standby(lab: &Lab, namespace: &str, through_proxy: boo
 }
 
 /// The times in which a replica did the leader's work, read from its log.
-pub(crate) fn spans(replica: &str, program: &OperatorProcess, died: Option<Timestamp>) -> Result<Vec<LeadershipSpan>> {
+pub(crate) fn leadership_spans(
+    replica: &str,
+    program: &OperatorProcess,
+    died: Option<Timestamp>,
+) -> Result<Vec<LeadershipSpan>> {
     let messages = Messages { begins: message::ACQUIRED, ends: message::WORK_STOPPED };
     leadership::spans(replica, &program.log_lines(), messages, died)
 }

@@ -208,11 +208,11 @@ pub(super) fn machine_field(path: &str) -> Option<String> {
     if name == Some(CLOUD_INIT_DISK) {
         return Some("spec.cloudInit".to_owned());
     }
-    let is_within = |place: &str| {
-        let rest = pattern.strip_prefix(place);
-        rest.is_some_and(|rest| rest.is_empty() || place.ends_with('.') || rest.starts_with(['.', '[']))
+    let is_within = |field_prefix: &str| {
+        let rest = pattern.strip_prefix(field_prefix);
+        rest.is_some_and(|rest| rest.is_empty() || field_prefix.ends_with('.') || rest.starts_with(['.', '[']))
     };
-    let (_, field) = DERIVED.iter().find(|(place, _)| is_within(place))?;
+    let (_, field) = DERIVED.iter().find(|(field_prefix, _)| is_within(field_prefix))?;
     Some(field.replace("[]", &format!("[{}]", name.unwrap_or_default())))
 }
 

@@ -87,20 +87,20 @@ pub(super) fn resolve(
     merged.iter().map(|disk| resolve_disk(machine, disk)).collect()
 }
 
-/// The fields that `given` sets replace those of `known`.
-fn override_fields(known: &mut Disk, given: &Disk) {
-    let Disk { name: _, size, storage_class, access_mode, volume_mode, kind, source, on_delete } = given.clone();
+/// The fields that `overrides` sets replace those of `base`.
+fn override_fields(base: &mut Disk, overrides: &Disk) {
+    let Disk { name: _, size, storage_class, access_mode, volume_mode, kind, source, on_delete } = overrides.clone();
     // A container image has no size. The size of the template would be a contradiction that the user did not write.
     if source.as_ref().is_some_and(|source| source.container_disk.is_some()) {
-        known.size = None;
+        base.size = None;
     }
-    known.size = size.or(known.size.take());
-    known.storage_class = storage_class.or(known.storage_class.take());
-    known.access_mode = access_mode.or(known.access_mode.take());
-    known.volume_mode = volume_mode.or(known.volume_mode.take());
-    known.kind = kind.or(known.kind.take());
-    known.source = source.or(known.source.take());
-    known.on_delete = on_delete.or(known.on_delete.take());
+    base.size = size.or(base.size.take());
+    base.storage_class = storage_class.or(base.storage_class.take());
+    base.access_mode = access_mode.or(base.access_mode.take());
+    base.volume_mode = volume_mode.or(base.volume_mode.take());
+    base.kind = kind.or(base.kind.take());
+    base.source = source.or(base.source.take());
+    base.on_delete = on_delete.or(base.on_delete.take());
 }
 
 fn resolve_disk(machine: &str, disk: &Disk) -> Result<ResolvedDisk, Problem> {

@@ -9,7 +9,7 @@ use vitivirt_api::{
 };
 use vitivirt_machine::{SecretBytes, observed::SourceView, resolve::resolve};
 
-use crate::world::{UID, World};
+use crate::simulated_cluster::{SimulatedCluster, UID};
 
 fn template(name: &str) -> MachineSpec {
     MachineSpec { template: Some(name.to_owned()), ..MachineSpec::default() }
@@ -20,9 +20,9 @@ fn on_network(name: &str) -> MachineSpec {
     MachineSpec { networks: vec![network], ..template("small") }
 }
 
-fn expect(world: &World, phase: &str, ready: &str, reason: &str) {
-    let status = world.status();
-    let (is, why, message) = world.condition(type_::READY);
+fn expect(cluster: &SimulatedCluster, phase: &str, ready: &str, reason: &str) {
+    let status = cluster.status();
+    let (is, why, message) = cluster.condition(type_::READY);
     let is_phase = status.phase.map(MachinePhase::as_str);
     assert_eq!((is_phase, is.as_str(), why.as_str()), (Some(phase), ready, reason), "{message}");
     assert_eq!(status.diagnosis.is_some(), ready == "False", "diagnosis exactly if not ready");
@@ -30,57 +30,57 @@ fn expect(world: &World, phase: &str, ready: &str, reason: &str) {
 
 #[test]
 fn a_new_machine_becomes_ready() {
-    let mut world = World::new(template("medium"));
-    let (plan, _) = world.reconcile();
+    let mut cluster = SimulatedCluster::new(template("medium"));
+    let (plan, _) = cluster.reconcile();
     assert_eq!(plan.write_count(), 3, "finalizer, PVC and VM: {plan:?}");
-    expect(&world, "Creating", "False", "VMCreated");
-    world.reconcile();
-    expect(&world, "Creating", "False", "PVCPending");
-    world.bind_pvcs();
-    world.start_guest("Scheduling");
-    world.reconcile();
-    expect(&world, "Creating", "False", "VMCreated");
-    world.start_guest("Running");
-    world.reconcile();
-    expect(&world, "Running", "True", "Running");
-    let status = world.status();
+    expect(&cluster, "Creating", "False", "VMCreated");
+    cluster.reconcile();
+    expect(&cluster, "Creating", "False", "PVCPending");
+    cluster.bind_pvcs();
+    cluster.start_guest("Scheduling");
+    cluster.reconcile();
+    expect(&cluster, "Creating", "False", "VMCreated");
+    cluster.start_guest("Running");
+    cluster.reconcile();
+    expect(&cluster, "Running", "True", "Running");
+    let status = cluster.status();
     assert_eq!((status.ip_addresses, status.node_name.as_deref()), (vec!["10.1.2.3".to_owned()], Some("node-1")));
-    assert_eq!(world.condition(type_::STORAGE_READY).1, "PVCBound");
-    assert_eq!(world.condition(type_::NETWORK_READY).1, "NetworkConfigured");
+    assert_eq!(cluster.condition(type_::STORAGE_READY).1, "PVCBound");
+    assert_eq!(cluster.condition(type_::NETWORK_READY).1, "NetworkConfigured");
 }
 
 #[test]
 fn a_running_machine_keeps_running_when_its_source_secret_is_deleted() {
     let cloud_init =
         CloudInit { secret_ref: Some(SecretKeyRef { name: "s".to_owned(), key: None }), ..CloudInit::default() };
-    let mut world = World::new(MachineSpec { cloud_init: Some(cloud_init), ..template("small") });
-    world.observed.source = SourceView::Read(SecretBytes(b"#cloud-config".to_vec()));
-    world.reconcile();
-    world.bind_pvcs();
-    world.start_guest("Running");
-    world.reconcile();
-    expect(&world, "Running", "True", "Running");
-    world.observed.source = SourceView::SecretMissing;
-    world.reconcile();
-    expect(&world, "Running", "False", "SecretNotFound");
-    assert!(world.status().diagnosis.unwrap().contains("the machine keeps running"));
+    let mut cluster = SimulatedCluster::new(MachineSpec { cloud_init: Some(cloud_init), ..template("small") });
+    cluster.observed.source = SourceView::Read(SecretBytes(b"#cloud-config".to_vec()));
+    cluster.reconcile();
+    cluster.bind_pvcs();
+    cluster.start_guest("Running");
+    cluster.reconcile();
+    expect(&cluster, "Running", "True", "Running");
+    cluster.observed.source = SourceView::SecretMissing;
+    cluster.reconcile();
+    expect(&cluster, "Running", "False", "SecretNotFound");
+    assert!(cluster.status().diagnosis.unwrap().contains("the machine keeps running"));
 }
 
 #[test]
 fn an_unknown_template_is_reported_with_the_known_ones_until_it_is_corrected() {
-    let mut world = World::new(template("huge"));
-    let (plan, _) = world.reconcile();
+    let mut cluster = SimulatedCluster::new(template("huge"));
+    let (plan, _) = cluster.reconcile();
     assert_eq!(plan.write_count(), 0);
-    expect(&world, "Failed", "False", "TemplateNotFound");
-    assert!(world.status().diagnosis.unwrap().contains("small, medium, large"));
-    world.edit(template("small"));
-    world.reconcile();
-    expect(&world, "Creating", "False", "VMCreated");
+    expect(&cluster, "Failed", "False", "TemplateNotFound");
+    assert!(cluster.status().diagnosis.unwrap().contains("small, medium, large"));
+    cluster.edit(template("small"));
+    cluster.reconcile();
+    expect(&cluster, "Creating", "False", "VMCreated");
 }
 
 #[test]
 fn a_missing_reference_is_reported_and_nothing_is_created() {
-    let mut no_class = World::new(MachineSpec {
+    let mut no_class = SimulatedCluster::new(MachineSpec {
         disks: vec![Disk {
             name: "data".to_owned(),
             size: Some("1Gi".to_owned()),
@@ -89,14 +89,14 @@ fn a_missing_reference_is_reported_and_nothing_is_created() {
         }],
         ..template("small")
     });
-    let mut no_default = World::new(template("small"));
+    let mut no_default = SimulatedCluster::new(template("small"));
     no_default.observed.storage_classes.clear();
-    let no_network = World::new(on_network("prod"));
-    let mut no_multus = World::new(on_network("prod")).with_network("prod");
+    let no_network = SimulatedCluster::new(on_network("prod"));
+    let mut no_multus = SimulatedCluster::new(on_network("prod")).with_network("prod");
     no_multus.observed.installed.multus = false;
-    let mut no_kubevirt = World::new(template("small"));
+    let mut no_kubevirt = SimulatedCluster::new(template("small"));
     no_kubevirt.observed.installed.kubevirt = false;
-    let mut no_secret = World::new(MachineSpec {
+    let mut no_secret = SimulatedCluster::new(MachineSpec {
         cloud_init: Some(CloudInit {
             secret_ref: Some(SecretKeyRef { name: "s".to_owned(), key: None }),
             ..CloudInit::default()
@@ -104,9 +104,9 @@ fn a_missing_reference_is_reported_and_nothing_is_created() {
         ..template("small")
     });
     no_secret.observed.source = SourceView::SecretMissing;
-    let mut no_permission = World::new(no_secret.observed.machine.spec.clone());
+    let mut no_permission = SimulatedCluster::new(no_secret.observed.machine.spec.clone());
     no_permission.observed.source = SourceView::Forbidden("the operator may not get secrets".to_owned());
-    for (world, phase, reason, part) in [
+    for (cluster, phase, reason, part) in [
         (&mut no_class, "Pending", "StorageClassNotFound", "gold"),
         (&mut no_default, "Pending", "StorageClassNotFound", "default"),
         (&mut { no_network }, "Pending", "NetworkConfigurationNotFound", "prod"),
@@ -115,10 +115,10 @@ fn a_missing_reference_is_reported_and_nothing_is_created() {
         (&mut no_secret, "Pending", "SecretNotFound", "Secret s not found"),
         (&mut no_permission, "Pending", "PermissionMissing", "may not get secrets; grant"),
     ] {
-        let (plan, _) = world.reconcile();
+        let (plan, _) = cluster.reconcile();
         assert_eq!(plan.write_count(), 0, "{reason}: {plan:?}");
-        expect(world, phase, "False", reason);
-        let diagnosis = world.status().diagnosis.unwrap();
+        expect(cluster, phase, "False", reason);
+        let diagnosis = cluster.status().diagnosis.unwrap();
         assert!(diagnosis.contains(part), "{diagnosis}");
     }
 }
@@ -132,7 +132,7 @@ fn fields_without_override_keep_the_values_of_the_template() {
         }),
         ..template("medium")
     };
-    let resolved = resolve(&World::new(spec).observed.machine).unwrap();
+    let resolved = resolve(&SimulatedCluster::new(spec).observed.machine).unwrap();
     assert_eq!((resolved.cpu.cores, resolved.cpu.threads, resolved.cpu.sockets), (4, 1, 1));
     assert_eq!(resolved.memory.to_string(), "8Gi");
     assert_eq!(resolved.disks.len(), 1, "the template's root disk stays");
@@ -140,35 +140,36 @@ fn fields_without_override_keep_the_values_of_the_template() {
 
 #[test]
 fn a_stopped_machine_is_ready() {
-    let mut world = World::new(MachineSpec { power_state: Some("Stopped".to_owned()), ..template("small") });
-    world.settle();
-    expect(&world, "Stopped", "True", "Stopped");
+    let mut cluster =
+        SimulatedCluster::new(MachineSpec { power_state: Some("Stopped".to_owned()), ..template("small") });
+    cluster.reconcile_until_up_to_date();
+    expect(&cluster, "Stopped", "True", "Stopped");
 }
 
 #[test]
 fn a_vmi_that_never_ran_is_deleted_after_an_edit() {
-    let mut world = World::new(template("large"));
-    world.settle();
-    world.start_guest("Scheduling");
-    if let Some(vmi) = &mut world.observed.vmi {
+    let mut cluster = SimulatedCluster::new(template("large"));
+    cluster.reconcile_until_up_to_date();
+    cluster.start_guest("Scheduling");
+    if let Some(vmi) = &mut cluster.observed.vmi {
         vmi.unschedulable = Some("0/1 nodes are available: 1 Insufficient memory".to_owned());
     }
-    world.reconcile();
-    expect(&world, "Creating", "False", "InsufficientResources");
-    world.edit(template("small"));
-    world.reconcile();
-    world.reconcile();
-    assert!(world.observed.vmi.is_none(), "the VMI is deleted, so that KubeVirt creates a new one");
+    cluster.reconcile();
+    expect(&cluster, "Creating", "False", "InsufficientResources");
+    cluster.edit(template("small"));
+    cluster.reconcile();
+    cluster.reconcile();
+    assert!(cluster.observed.vmi.is_none(), "the VMI is deleted, so that KubeVirt creates a new one");
 }
 
 #[test]
 fn a_running_vmi_is_never_deleted_by_an_edit() {
-    let mut world = World::new(template("large"));
-    world.settle();
-    world.start_guest("Running");
-    world.edit(template("small"));
-    world.settle();
-    assert!(world.observed.vmi.is_some());
+    let mut cluster = SimulatedCluster::new(template("large"));
+    cluster.reconcile_until_up_to_date();
+    cluster.start_guest("Running");
+    cluster.edit(template("small"));
+    cluster.reconcile_until_up_to_date();
+    assert!(cluster.observed.vmi.is_some());
 }
 
 #[test]
@@ -177,63 +178,66 @@ fn a_disk_grows_and_never_shrinks() {
         disks: vec![Disk { name: "data".to_owned(), size: Some(size.to_owned()), ..Disk::default() }],
         ..template("small")
     };
-    let mut world = World::new(disk("10Gi"));
-    world.settle();
-    world.bind_pvcs();
-    world.start_guest("Running");
-    world.edit(disk("20Gi"));
-    world.settle();
-    assert_eq!(world.observed.pvcs["web-data"].requested, "20Gi");
-    world.edit(disk("5Gi"));
-    world.settle();
-    assert_eq!(world.observed.pvcs["web-data"].requested, "20Gi");
-    assert!(world.condition(type_::READY).2.contains("cannot shrink"));
+    let mut cluster = SimulatedCluster::new(disk("10Gi"));
+    cluster.reconcile_until_up_to_date();
+    cluster.bind_pvcs();
+    cluster.start_guest("Running");
+    cluster.edit(disk("20Gi"));
+    cluster.reconcile_until_up_to_date();
+    assert_eq!(cluster.observed.pvcs["web-data"].requested, "20Gi");
+    cluster.edit(disk("5Gi"));
+    cluster.reconcile_until_up_to_date();
+    assert_eq!(cluster.observed.pvcs["web-data"].requested, "20Gi");
+    assert!(cluster.condition(type_::READY).2.contains("cannot shrink"));
 }
 
 #[test]
 fn a_vm_of_another_owner_is_not_changed() {
-    let mut world = World::new(template("small"));
-    world.settle();
-    world.observed.vm.as_mut().unwrap().controller_uid = Some("other".to_owned());
-    let (plan, _) = world.reconcile();
+    let mut cluster = SimulatedCluster::new(template("small"));
+    cluster.reconcile_until_up_to_date();
+    cluster.observed.vm.as_mut().unwrap().controller_uid = Some("other".to_owned());
+    let (plan, _) = cluster.reconcile();
     assert_eq!(plan.write_count(), 0, "{plan:?}");
-    expect(&world, "Failed", "False", "NameTaken");
-    world.delete_machine();
-    world.reconcile();
-    assert!(world.gone && !world.observed.vm.as_ref().unwrap().deleting, "the VM of the other owner stays");
+    expect(&cluster, "Failed", "False", "NameTaken");
+    cluster.delete_machine();
+    cluster.reconcile();
+    assert!(
+        cluster.machine_deleted && !cluster.observed.vm.as_ref().unwrap().deleting,
+        "the VM of the other owner stays"
+    );
 }
 
 #[test]
 fn drift_of_the_vm_and_the_network_attachment_is_reverted() {
-    let mut world = World::new(on_network("prod")).with_network("prod");
-    world.settle();
-    let good = world.observed.vm.clone().unwrap().spec;
-    world.observed.vm.as_mut().unwrap().spec["runStrategy"] = "Halted".into();
-    world.observed.vm.as_mut().unwrap().spec["template"]["spec"]["nodeSelector"] = serde_json::json!({"x": "y"});
-    world.observed.vm.as_mut().unwrap().labels.remove("vitistack.io/machine");
-    world.observed.network_attachments.get_mut("prod").unwrap().config = "{}".to_owned();
-    world.observed.network_attachments.get_mut("prod").unwrap().labels.clear();
-    world.settle();
-    let vm = world.observed.vm.clone().unwrap();
+    let mut cluster = SimulatedCluster::new(on_network("prod")).with_network("prod");
+    cluster.reconcile_until_up_to_date();
+    let good = cluster.observed.vm.clone().unwrap().spec;
+    cluster.observed.vm.as_mut().unwrap().spec["runStrategy"] = "Halted".into();
+    cluster.observed.vm.as_mut().unwrap().spec["template"]["spec"]["nodeSelector"] = serde_json::json!({"x": "y"});
+    cluster.observed.vm.as_mut().unwrap().labels.remove("vitistack.io/machine");
+    cluster.observed.network_attachments.get_mut("prod").unwrap().config = "{}".to_owned();
+    cluster.observed.network_attachments.get_mut("prod").unwrap().labels.clear();
+    cluster.reconcile_until_up_to_date();
+    let vm = cluster.observed.vm.clone().unwrap();
     assert_eq!(vm.spec, good);
     assert_eq!(vm.labels["vitistack.io/machine"], "web");
-    assert!(world.observed.network_attachments["prod"].config.contains("br1"));
-    assert_eq!(world.observed.network_attachments["prod"].labels["vitistack.io/managed-by"], "kubevirt-operator");
+    assert!(cluster.observed.network_attachments["prod"].config.contains("br1"));
+    assert_eq!(cluster.observed.network_attachments["prod"].labels["vitistack.io/managed-by"], "kubevirt-operator");
 }
 
 #[test]
 fn the_last_machine_of_a_network_removes_its_finalizer() {
     for (other_users, protected) in [(false, false), (true, true)] {
-        let mut world = World::new(on_network("prod")).with_network("prod");
-        world.settle();
-        assert!(world.observed.networks["prod"].finalizer_index.is_some());
-        world.observed.networks.get_mut("prod").unwrap().other_users = other_users;
-        world.delete_machine();
-        world.reconcile();
-        world.finish_shutdown();
-        world.reconcile();
-        assert!(world.gone);
-        assert_eq!(world.observed.networks["prod"].finalizer_index.is_some(), protected);
+        let mut cluster = SimulatedCluster::new(on_network("prod")).with_network("prod");
+        cluster.reconcile_until_up_to_date();
+        assert!(cluster.observed.networks["prod"].finalizer_index.is_some());
+        cluster.observed.networks.get_mut("prod").unwrap().other_users = other_users;
+        cluster.delete_machine();
+        cluster.reconcile();
+        cluster.finish_shutdown();
+        cluster.reconcile();
+        assert!(cluster.machine_deleted);
+        assert_eq!(cluster.observed.networks["prod"].finalizer_index.is_some(), protected);
     }
 }
 
@@ -259,40 +263,40 @@ fn a_secret_is_written_again_after_an_edit_or_a_foreign_change() {
         cloud_init: Some(CloudInit { user_data: Some(text.to_owned()), ..CloudInit::default() }),
         ..template("small")
     };
-    let mut world = World::new(cloud_init("one"));
-    world.settle();
-    let first = world.observed.secret.clone().unwrap().content;
-    world.edit(cloud_init("canary"));
-    world.settle();
-    assert_ne!(world.observed.secret.clone().unwrap().content, first);
-    world.observed.secret.as_mut().unwrap().tampered = true;
-    let (plan, _) = world.reconcile();
+    let mut cluster = SimulatedCluster::new(cloud_init("one"));
+    cluster.reconcile_until_up_to_date();
+    let first = cluster.observed.secret.clone().unwrap().content;
+    cluster.edit(cloud_init("canary"));
+    cluster.reconcile_until_up_to_date();
+    assert_ne!(cluster.observed.secret.clone().unwrap().content, first);
+    cluster.observed.secret.as_mut().unwrap().tampered = true;
+    let (plan, _) = cluster.reconcile();
     assert_eq!(plan.write_count(), 1, "{plan:?}");
-    assert!(!format!("{plan:?} {:?}", world.observed.machine).contains("canary"), "user data must never be printed");
+    assert!(!format!("{plan:?} {:?}", cluster.observed.machine).contains("canary"), "user data must never be printed");
     // Another client removed the annotation: once all annotations, once only the operator's.
     for annotated in [false, true] {
-        let secret = world.observed.secret.as_mut().unwrap();
+        let secret = cluster.observed.secret.as_mut().unwrap();
         (secret.content, secret.annotated) = (None, annotated);
-        assert_eq!(world.reconcile().0.write_count(), 1);
-        assert!(world.observed.secret.as_ref().unwrap().content.is_some());
+        assert_eq!(cluster.reconcile().0.write_count(), 1);
+        assert!(cluster.observed.secret.as_ref().unwrap().content.is_some());
     }
 }
 
 #[test]
 fn a_secret_whose_source_was_not_read_keeps_its_data() {
-    let mut world = World::new(MachineSpec {
+    let mut cluster = SimulatedCluster::new(MachineSpec {
         cloud_init: Some(CloudInit {
             secret_ref: Some(SecretKeyRef { name: "s".to_owned(), key: None }),
             ..CloudInit::default()
         }),
         ..template("small")
     });
-    world.observed.source = SourceView::Read(SecretBytes(b"#cloud-config".to_vec()));
-    world.settle();
-    let content = world.observed.secret.clone().unwrap().content.unwrap();
-    world.observed.source = SourceView::Unchanged(content);
-    world.observed.secret.as_mut().unwrap().labels.remove("vitistack.io/machine");
-    let plan = world.plan();
+    cluster.observed.source = SourceView::Read(SecretBytes(b"#cloud-config".to_vec()));
+    cluster.reconcile_until_up_to_date();
+    let content = cluster.observed.secret.clone().unwrap().content.unwrap();
+    cluster.observed.source = SourceView::Unchanged(content);
+    cluster.observed.secret.as_mut().unwrap().labels.remove("vitistack.io/machine");
+    let plan = cluster.plan();
     let paths: Vec<&str> = plan
         .steps
         .iter()
@@ -307,29 +311,29 @@ fn a_secret_whose_source_was_not_read_keeps_its_data() {
 
 #[test]
 fn a_vm_that_is_created_again_has_the_same_firmware_uuid_and_mac() {
-    let mut world = World::new(template("small"));
-    world.settle();
-    let first = world.observed.vm.clone().unwrap().spec;
-    world.observed.vm = None;
-    world.settle();
-    assert_eq!(world.observed.vm.clone().unwrap().spec, first);
+    let mut cluster = SimulatedCluster::new(template("small"));
+    cluster.reconcile_until_up_to_date();
+    let first = cluster.observed.vm.clone().unwrap().spec;
+    cluster.observed.vm = None;
+    cluster.reconcile_until_up_to_date();
+    assert_eq!(cluster.observed.vm.clone().unwrap().spec, first);
     assert_eq!(first.pointer("/template/spec/domain/firmware/uuid").unwrap(), UID);
 }
 
 #[test]
 fn a_stop_by_a_user_is_reverted_with_an_event() {
-    let mut world = World::new(template("small"));
-    world.settle();
-    world.bind_pvcs();
-    world.start_guest("Running");
-    world.settle();
-    world.observed.vm.as_mut().unwrap().spec["runStrategy"] = "Halted".into();
-    let (_, report) = world.reconcile();
+    let mut cluster = SimulatedCluster::new(template("small"));
+    cluster.reconcile_until_up_to_date();
+    cluster.bind_pvcs();
+    cluster.start_guest("Running");
+    cluster.reconcile_until_up_to_date();
+    cluster.observed.vm.as_mut().unwrap().spec["runStrategy"] = "Halted".into();
+    let (_, report) = cluster.reconcile();
     let reasons: Vec<&str> = report.events.iter().map(|event| event.reason).collect();
     assert_eq!(reasons, ["PowerStateRestored"]);
-    assert_eq!(world.observed.vm.as_ref().unwrap().spec["runStrategy"], "Always");
-    world.edit(MachineSpec { power_state: Some("Stopped".to_owned()), ..template("small") });
-    let (_, report) = world.reconcile();
+    assert_eq!(cluster.observed.vm.as_ref().unwrap().spec["runStrategy"], "Always");
+    cluster.edit(MachineSpec { power_state: Some("Stopped".to_owned()), ..template("small") });
+    let (_, report) = cluster.reconcile();
     assert!(
         report.events.iter().all(|event| event.reason != "PowerStateRestored"),
         "an edit of powerState is not reverted"
@@ -339,17 +343,17 @@ fn a_stop_by_a_user_is_reverted_with_an_event() {
 /// Granting a permission triggers no reconcile.
 #[test]
 fn a_missing_permission_is_retried_after_a_delay() {
-    let mut world = World::new(MachineSpec {
+    let mut cluster = SimulatedCluster::new(MachineSpec {
         cloud_init: Some(CloudInit {
             secret_ref: Some(SecretKeyRef { name: "s".to_owned(), key: None }),
             ..CloudInit::default()
         }),
         ..template("small")
     });
-    world.observed.source = SourceView::Forbidden("no".to_owned());
-    let (_, report) = world.reconcile();
+    cluster.observed.source = SourceView::Forbidden("no".to_owned());
+    let (_, report) = cluster.reconcile();
     assert!(report.requeue_after.is_some());
-    world.observed.source = SourceView::Read(SecretBytes(b"#cloud-config".to_vec()));
-    let (plan, report) = world.reconcile();
+    cluster.observed.source = SourceView::Read(SecretBytes(b"#cloud-config".to_vec()));
+    let (plan, report) = cluster.reconcile();
     assert_eq!((plan.write_count(), report.requeue_after), (4, None), "{plan:?}");
 }

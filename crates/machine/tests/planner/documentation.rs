@@ -8,10 +8,10 @@ use vitivirt_machine::changes::{ChangeKind, ChangeRule, Effect, RULES};
 const PAGE: &str = include_str!("../../../../docs/troubleshooting.md");
 
 /// The heading of the second table: reasons of a Machine that is not ready without an error.
-const NOTHING_IS_WRONG: &str = "## Not ready, and nothing is wrong";
+const NOT_READY_HEADING: &str = "## Not ready, and nothing is wrong";
 
 fn tables() -> [Vec<&'static str>; 2] {
-    let (errors, rest) = PAGE.split_once(NOTHING_IS_WRONG).unwrap();
+    let (errors, rest) = PAGE.split_once(NOT_READY_HEADING).unwrap();
     let (quiet, _) = rest.split_once("\n## ").unwrap();
     [errors, quiet].map(|part| part.lines().filter(|line| line.starts_with("| `")).collect())
 }

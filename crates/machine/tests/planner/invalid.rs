@@ -10,16 +10,16 @@ use serde_json::{Value, json};
 use vitivirt_api::machine::{Machine, MachinePhase, MachineSpec, machine_reason as reason};
 use vitivirt_machine::{Observed, resolve::resolve, testing::machine_spec as spec};
 
-use crate::world::World;
+use crate::simulated_cluster::SimulatedCluster;
 
 /// Nothing is created for the spec, and the report is a bounded message with phase Failed.
 fn check_refused(spec: MachineSpec) -> Result<(), TestCaseError> {
-    let mut world = World::new(spec).with_network("prod").with_network("storage");
-    let (plan, _) = world.reconcile();
+    let mut cluster = SimulatedCluster::new(spec).with_network("prod").with_network("storage");
+    let (plan, _) = cluster.reconcile();
     prop_assert_eq!(plan.write_count(), 0, "{:?}", plan);
-    let status = world.status();
+    let status = cluster.status();
     prop_assert_eq!(status.phase, Some(MachinePhase::Failed));
-    let why = world.condition("Ready").1;
+    let why = cluster.condition("Ready").1;
     prop_assert!([reason::INVALID, reason::TEMPLATE_NOT_FOUND].contains(&why.as_str()), "{}", why);
     let diagnosis = status.diagnosis.unwrap_or_default();
     prop_assert!(!diagnosis.is_empty() && diagnosis.len() <= 1024, "{}", diagnosis);
@@ -60,34 +60,34 @@ fn size() -> impl Strategy<Value = String> {
 }
 
 /// One error in an otherwise valid spec.
-fn poison() -> impl Strategy<Value = Poison> {
+fn invalid_part() -> impl Strategy<Value = InvalidPart> {
     prop_oneof![
-        word().prop_map(Poison::DiskName),
-        word().prop_map(Poison::NetworkName),
-        word().prop_map(Poison::Template),
-        size().prop_map(Poison::DiskSize),
-        size().prop_map(Poison::Memory),
-        prop_oneof![Just(0u32), 513u32..].prop_map(Poison::Cores),
-        "[a-z!]{2,300}".prop_map(Poison::Unsupported),
-        "[0-9a-fA-F:]{0,20}".prop_map(|mac| Poison::Mac(format!("{mac}!"))),
-        Just(Poison::Mac("01:00:5e:00:00:01".to_owned())),
-        Just(Poison::TwoDisks),
-        Just(Poison::TwoNetworks),
-        Just(Poison::TwoPods),
-        Just(Poison::CdromBoot),
-        Just(Poison::SecureBootAlone),
-        Just(Poison::TwoSources),
-        Just(Poison::NoSource),
-        Just(Poison::ReservedName),
-        Just(Poison::HugeData),
-        Just(Poison::EmptyReadOnly),
-        (17usize..200).prop_map(Poison::ManyDisks),
-        Just(Poison::NothingGiven),
+        word().prop_map(InvalidPart::DiskName),
+        word().prop_map(InvalidPart::NetworkName),
+        word().prop_map(InvalidPart::Template),
+        size().prop_map(InvalidPart::DiskSize),
+        size().prop_map(InvalidPart::Memory),
+        prop_oneof![Just(0u32), 513u32..].prop_map(InvalidPart::Cores),
+        "[a-z!]{2,300}".prop_map(InvalidPart::Unsupported),
+        "[0-9a-fA-F:]{0,20}".prop_map(|mac| InvalidPart::Mac(format!("{mac}!"))),
+        Just(InvalidPart::Mac("01:00:5e:00:00:01".to_owned())),
+        Just(InvalidPart::TwoDisks),
+        Just(InvalidPart::TwoNetworks),
+        Just(InvalidPart::TwoPods),
+        Just(InvalidPart::CdromBoot),
+        Just(InvalidPart::SecureBootAlone),
+        Just(InvalidPart::TwoSources),
+        Just(InvalidPart::NoSource),
+        Just(InvalidPart::ReservedName),
+        Just(InvalidPart::HugeData),
+        Just(InvalidPart::EmptyReadOnly),
+        (17usize..200).prop_map(InvalidPart::ManyDisks),
+        Just(InvalidPart::NothingGiven),
     ]
 }
 
 #[derive(Clone, Debug)]
-enum Poison {
+enum InvalidPart {
     DiskName(String),
     NetworkName(String),
     Template(String),
@@ -110,7 +110,7 @@ enum Poison {
     NothingGiven,
 }
 
-impl Poison {
+impl InvalidPart {
     /// Every field with a fixed set of values, with an unsupported value.
     fn unsupported(word: &str) -> [Value; 5] {
         [
@@ -127,38 +127,40 @@ impl Poison {
         let disk = |disk: Value| vec![json!({"disks": [disk]})];
         let networks = |networks: Value| vec![json!({"networks": networks})];
         match self {
-            Poison::DiskName(name) => disk(json!({"name": name, "size": "1Gi"})),
-            Poison::NetworkName(name) => networks(json!([{"name": name, "networkName": "prod"}])),
-            Poison::Template(name) if name.is_empty() => vec![json!({"template": "x".repeat(64)})],
-            Poison::Template(name) => vec![json!({"template": name})],
-            Poison::DiskSize(size) => disk(json!({"name": "p", "size": size})),
-            Poison::Memory(size) => vec![json!({"resources": {"memory": {"size": size}}})],
-            Poison::Cores(cores) => vec![json!({"resources": {"cpu": {"cores": cores}}})],
-            Poison::Unsupported(word) => Self::unsupported(&format!("no-{word}")).to_vec(),
-            Poison::Mac(mac) => networks(json!([{"name": "p", "networkName": "prod", "macAddress": mac}])),
-            Poison::TwoDisks => vec![json!({"disks": [{"name": "p", "size": "1Gi"}, {"name": "p", "size": "2Gi"}]})],
-            Poison::TwoNetworks => {
+            InvalidPart::DiskName(name) => disk(json!({"name": name, "size": "1Gi"})),
+            InvalidPart::NetworkName(name) => networks(json!([{"name": name, "networkName": "prod"}])),
+            InvalidPart::Template(name) if name.is_empty() => vec![json!({"template": "x".repeat(64)})],
+            InvalidPart::Template(name) => vec![json!({"template": name})],
+            InvalidPart::DiskSize(size) => disk(json!({"name": "p", "size": size})),
+            InvalidPart::Memory(size) => vec![json!({"resources": {"memory": {"size": size}}})],
+            InvalidPart::Cores(cores) => vec![json!({"resources": {"cpu": {"cores": cores}}})],
+            InvalidPart::Unsupported(word) => Self::unsupported(&format!("no-{word}")).to_vec(),
+            InvalidPart::Mac(mac) => networks(json!([{"name": "p", "networkName": "prod", "macAddress": mac}])),
+            InvalidPart::TwoDisks => {
+                vec![json!({"disks": [{"name": "p", "size": "1Gi"}, {"name": "p", "size": "2Gi"}]})]
+            }
+            InvalidPart::TwoNetworks => {
                 networks(json!([{"name": "p", "networkName": "prod"}, {"name": "p", "networkName": "storage"}]))
             }
-            Poison::TwoPods => {
+            InvalidPart::TwoPods => {
                 networks(json!([{"name": "p", "networkName": "pod"}, {"name": "q", "networkName": "pod"}]))
             }
-            Poison::CdromBoot => {
+            InvalidPart::CdromBoot => {
                 vec![json!({"bootOrder": ["cdrom"], "disks": []}), json!({"bootOrder": ["disk", "disk"]})]
             }
-            Poison::SecureBootAlone => vec![json!({"domain": {"firmware": {"bootloader": {"secureBoot": true}}}})],
-            Poison::TwoSources => {
+            InvalidPart::SecureBootAlone => vec![json!({"domain": {"firmware": {"bootloader": {"secureBoot": true}}}})],
+            InvalidPart::TwoSources => {
                 disk(json!({"name": "p", "size": "1Gi", "source": {"pvc": {"name": "a"}, "snapshot": {"name": "b"}}}))
             }
-            Poison::NoSource => disk(json!({"name": "p", "size": "1Gi", "source": {}})),
-            Poison::ReservedName => disk(json!({"name": "cloudinitdisk", "size": "1Gi"})),
-            Poison::HugeData => vec![json!({"cloudInit": {"userData": "ø".repeat(131_073)}})],
-            Poison::EmptyReadOnly => disk(json!({"name": "p", "size": "1Gi", "accessMode": "ReadOnlyMany"})),
-            Poison::ManyDisks(many) => {
+            InvalidPart::NoSource => disk(json!({"name": "p", "size": "1Gi", "source": {}})),
+            InvalidPart::ReservedName => disk(json!({"name": "cloudinitdisk", "size": "1Gi"})),
+            InvalidPart::HugeData => vec![json!({"cloudInit": {"userData": "ø".repeat(131_073)}})],
+            InvalidPart::EmptyReadOnly => disk(json!({"name": "p", "size": "1Gi", "accessMode": "ReadOnlyMany"})),
+            InvalidPart::ManyDisks(many) => {
                 let all: Vec<Value> = (0..*many).map(|n| json!({"name": format!("d{n}"), "size": "1Gi"})).collect();
                 vec![json!({"disks": all})]
             }
-            Poison::NothingGiven => vec![json!({"template": null, "resources": null})],
+            InvalidPart::NothingGiven => vec![json!({"template": null, "resources": null})],
         }
     }
 
@@ -178,26 +180,26 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(3_000))]
 
     #[test]
-    fn nothing_is_created_for_an_invalid_spec(good in spec(), poison in poison()) {
-        for bad in poison.into_specs(&good) {
+    fn nothing_is_created_for_an_invalid_spec(good in spec(), invalid_part in invalid_part()) {
+        for bad in invalid_part.into_specs(&good) {
             check_refused(bad)?;
         }
     }
 
     #[test]
-    fn an_invalid_edit_changes_nothing_and_can_be_corrected(good in spec(), poison in poison()) {
-        let mut world = World::new(good.clone()).with_network("prod").with_network("storage");
-        world.settle();
-        let (vm, pvcs) = (world.observed.vm.clone(), world.observed.pvcs.clone());
-        for bad in poison.into_specs(&good) {
-            world.edit(bad);
-            world.settle();
-            prop_assert!(world.observed.vm == vm && world.observed.pvcs == pvcs);
-            prop_assert!(world.status().phase == Some(MachinePhase::Failed));
+    fn an_invalid_edit_changes_nothing_and_can_be_corrected(good in spec(), invalid_part in invalid_part()) {
+        let mut cluster = SimulatedCluster::new(good.clone()).with_network("prod").with_network("storage");
+        cluster.reconcile_until_up_to_date();
+        let (vm, pvcs) = (cluster.observed.vm.clone(), cluster.observed.pvcs.clone());
+        for bad in invalid_part.into_specs(&good) {
+            cluster.edit(bad);
+            cluster.reconcile_until_up_to_date();
+            prop_assert!(cluster.observed.vm == vm && cluster.observed.pvcs == pvcs);
+            prop_assert!(cluster.status().phase == Some(MachinePhase::Failed));
         }
-        world.edit(good);
-        world.settle();
-        prop_assert!(world.status().phase != Some(MachinePhase::Failed));
+        cluster.edit(good);
+        cluster.reconcile_until_up_to_date();
+        prop_assert!(cluster.status().phase != Some(MachinePhase::Failed));
     }
 
     #[test]
@@ -209,17 +211,17 @@ proptest! {
         spec["networks"] = json!([{"name": texts[3], "networkName": texts[4], "macAddress": texts[5]}]);
         spec["domain"] = json!({"machine": {"type": texts[6]}});
         spec["cloudInit"] = json!({"userData": texts[7]});
-        let mut world = World::new(serde_json::from_value(spec).unwrap());
-        world.observed.machine.metadata.name = Some(name.clone());
-        let is_valid = resolve(&world.observed.machine).is_ok();
+        let mut cluster = SimulatedCluster::new(serde_json::from_value(spec).unwrap());
+        cluster.observed.machine.metadata.name = Some(name.clone());
+        let is_valid = resolve(&cluster.observed.machine).is_ok();
         if name.is_empty() {
             prop_assert!(!is_valid);
-            prop_assert!(Observed::new(world.observed.machine.clone(), Timestamp::UNIX_EPOCH).is_err());
+            prop_assert!(Observed::new(cluster.observed.machine.clone(), Timestamp::UNIX_EPOCH).is_err());
             return Ok(());
         }
-        let plan = world.plan();
+        let plan = cluster.plan();
         prop_assert!(is_valid || plan.write_count() == 0, "{plan:?}");
-        world.reconcile();
+        cluster.reconcile();
     }
 }
 
@@ -233,7 +235,7 @@ fn resolve_checks_every_limit_of_the_crd() {
             "apiVersion": "vitistack.io/v1alpha1", "kind": "Machine", "metadata": {"name": "web", "namespace": "shop", "uid": "u"},
             "spec": {"template": "small", "cloudInit": {"secretRef": {"name": "s"}}, "disks": [{"name": "d", "size": "1Gi"}], "networks": [{"name": "n", "networkName": "pod"}]},
         });
-        put(&mut machine["spec"], pointer, value.clone());
+        set_at(&mut machine["spec"], pointer, value.clone());
         let machine: Machine = serde_json::from_value(machine).unwrap();
         tried += 1;
         assert!(resolve(&machine).is_err(), "{pointer}: {}", value.to_string().chars().take(80).collect::<String>());
@@ -242,8 +244,9 @@ fn resolve_checks_every_limit_of_the_crd() {
 }
 
 /// The schemas of a size and of a bridge.
-static SIZE: LazyLock<Text> = LazyLock::new(|| Text::of(0, "/properties/disks/items/properties/size"));
-static BRIDGE: LazyLock<Text> = LazyLock::new(|| Text::of(1, "/properties/bridge"));
+static SIZE: LazyLock<StringSchema> =
+    LazyLock::new(|| StringSchema::from_crd(0, "/properties/disks/items/properties/size"));
+static BRIDGE: LazyLock<StringSchema> = LazyLock::new(|| StringSchema::from_crd(1, "/properties/bridge"));
 
 /// The schema of a field of the spec in the CRD with this index.
 fn schema(number: usize, pointer: &str) -> Value {
@@ -252,49 +255,50 @@ fn schema(number: usize, pointer: &str) -> Value {
     schema.pointer(&format!("/openAPIV3Schema/properties/spec{pointer}")).unwrap().clone()
 }
 
-struct Text {
+struct StringSchema {
     pattern: Regex,
-    most: usize,
+    max_length: usize,
 }
 
-impl Text {
-    fn of(number: usize, pointer: &str) -> Self {
+impl StringSchema {
+    fn from_crd(number: usize, pointer: &str) -> Self {
         let schema = schema(number, pointer);
-        let most = usize::try_from(schema["maxLength"].as_u64().unwrap()).unwrap();
-        Self { pattern: Regex::new(schema["pattern"].as_str().unwrap()).unwrap(), most }
+        let max_length = usize::try_from(schema["maxLength"].as_u64().unwrap()).unwrap();
+        Self { pattern: Regex::new(schema["pattern"].as_str().unwrap()).unwrap(), max_length }
     }
 
     fn accepts(&self, text: &str) -> bool {
-        text.chars().count() <= self.most && self.pattern.is_match(text)
+        text.chars().count() <= self.max_length && self.pattern.is_match(text)
     }
 }
 
 /// A Machine on a network with this bridge and VLAN.
-fn on_network(bridge: &str, vlan: Option<u16>) -> World {
+fn on_network(bridge: &str, vlan: Option<u16>) -> SimulatedCluster {
     let spec = json!({"template": "small", "networks": [{"name": "a", "networkName": "prod"}]});
-    let mut world = World::new(serde_json::from_value(spec).unwrap()).with_network("prod");
-    let network = world.observed.networks.get_mut("prod").unwrap();
+    let mut cluster = SimulatedCluster::new(serde_json::from_value(spec).unwrap()).with_network("prod");
+    let network = cluster.observed.networks.get_mut("prod").unwrap();
     (network.bridge, network.vlan) = (Some(bridge.to_owned()), vlan);
-    world
+    cluster
 }
 
 /// The diagnosis, if nothing is created.
 fn network_error(bridge: &str, vlan: Option<u16>) -> Option<String> {
-    let mut world = on_network(bridge, vlan);
-    let (plan, _) = world.reconcile();
-    let reasons = || ["Ready", "NetworkReady"].map(|condition| world.condition(condition).1);
+    let mut cluster = on_network(bridge, vlan);
+    let (plan, _) = cluster.reconcile();
+    let reasons = || ["Ready", "NetworkReady"].map(|condition| cluster.condition(condition).1);
     (plan.write_count() == 0).then(|| {
         assert_eq!(reasons(), ["NetworkConfigurationNotFound", "NetworkFailed"]);
-        world.status().diagnosis.unwrap()
+        cluster.status().diagnosis.unwrap()
     })
 }
 
 /// The error of a size, if it is invalid.
 fn size_error(size: &str) -> Option<String> {
-    let mut world = World::new(MachineSpec { template: Some("small".to_owned()), ..MachineSpec::default() });
+    let mut cluster =
+        SimulatedCluster::new(MachineSpec { template: Some("small".to_owned()), ..MachineSpec::default() });
     let disk = json!({"disks": [{"name": "p", "size": size}], "template": "small"});
-    world.observed.machine.spec = serde_json::from_value(disk).unwrap();
-    resolve(&world.observed.machine).err().map(|problem| problem.message)
+    cluster.observed.machine.spec = serde_json::from_value(disk).unwrap();
+    resolve(&cluster.observed.machine).err().map(|problem| problem.message)
 }
 
 #[test]
@@ -337,7 +341,8 @@ fn an_unsupported_value_is_reported_with_the_supported_ones() {
     ] {
         let mut spec = json!({"template": "small"});
         spec.as_object_mut().unwrap().extend(part.as_object().unwrap().clone());
-        let problem = resolve(&World::new(serde_json::from_value(spec).unwrap()).observed.machine).unwrap_err();
+        let problem =
+            resolve(&SimulatedCluster::new(serde_json::from_value(spec).unwrap()).observed.machine).unwrap_err();
         let expected = format!("unsupported value \"RWO\"; supported values: {supported}");
         assert!(problem.message.ends_with(&expected), "{}", problem.message);
     }
@@ -394,8 +399,8 @@ fn is_in_range(size: &str) -> bool {
     let power = " kMGTPE".find(suffix.replace('K', "k").chars().next().unwrap_or(' ')).unwrap() as u32;
     let unit = if suffix.ends_with('i') { 1024u128 } else { 1000 }.pow(power);
     let digits: u128 = format!("{whole}{fraction}").parse().unwrap();
-    let most = (7u128 << 60) * 10u128.pow(places);
-    digits.checked_mul(unit).is_some_and(|bytes| bytes > 0 && bytes <= most)
+    let largest = (7u128 << 60) * 10u128.pow(places);
+    digits.checked_mul(unit).is_some_and(|bytes| bytes > 0 && bytes <= largest)
 }
 
 fn for_each_limit(path: &str, schema: &Value, check: &mut impl FnMut(&str, Value)) {
@@ -426,7 +431,7 @@ fn for_each_limit(path: &str, schema: &Value, check: &mut impl FnMut(&str, Value
     }
 }
 
-fn put(document: &mut Value, pointer: &str, value: Value) {
+fn set_at(document: &mut Value, pointer: &str, value: Value) {
     let mut place = document;
     for key in pointer.trim_start_matches('/').split('/') {
         place = match key.parse::<usize>() {

@@ -8,4 +8,4 @@ mod documentation;
 mod failure_reporting;
 mod invalid;
 mod properties;
-mod world;
+mod simulated_cluster;

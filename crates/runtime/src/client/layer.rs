@@ -2,8 +2,8 @@
 //!
 //! The deadline covers the whole response, including its body. The body of a watch has no deadline, because a watch
 //! stays open. It ends when nothing arrives for longer than the request asked the server to keep the watch open. The
-//! opening of a watch has the same deadline as other requests. kube's watcher resumes a watch that ended without an error
-//! from its last resource version.
+//! opening of a watch has the same deadline as other requests. kube's watcher resumes a watch that ended without an
+//! error from its last resource version.
 
 use std::{
     future::ready,
@@ -51,8 +51,8 @@ pub(crate) struct ClientLayer {
     pub(crate) deadline: Duration,
     /// The rate limit of reads and writes.
     pub(crate) requests: Option<Arc<Bucket>>,
-    /// The rate limit of opening watches. It is generous, and only prevents thousands of requests per second to a server
-    /// that closes every watch at once.
+    /// The rate limit of opening watches. It is generous, and only prevents thousands of requests per second to a
+    /// server that closes every watch at once.
     pub(crate) watches: Arc<Bucket>,
     pub(crate) metrics: Arc<Metrics>,
 }
@@ -142,8 +142,8 @@ where
     DeadlineBody::new(remaining, body).map_err(name_deadline).boxed_unsync()
 }
 
-/// Each frame of a watch must arrive within `idle`. A silent watch ends without an error, so that kube's watcher resumes
-/// it and the cache does not count a failure.
+/// Each frame of a watch must arrive within `idle`. A silent watch ends without an error, so that kube's watcher
+/// resumes it and the cache does not count a failure.
 fn watch_body<B>(body: B, idle: Duration) -> UnsyncBoxBody<Bytes, BoxError>
 where
     B: HttpBody<Data = Bytes> + Send + 'static,

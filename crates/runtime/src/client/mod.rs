@@ -1,7 +1,7 @@
 //! Clients for the API server, with a deadline, a rate limit and a user agent.
 //!
-//! `connect` builds two clients from one configuration. `rate_limited` obeys the configured rate. `unlimited` does not: it
-//! is for the lease and for events, which have their own limits. It has its own connections, so that a busy
+//! `connect` builds two clients from one configuration. `rate_limited` obeys the configured rate. `unlimited` does not:
+//! it is for the lease and for events, which have their own limits. It has its own connections, so that a busy
 //! `rate_limited` cannot delay the renewal of the lease.
 //!
 //! This module builds the stack itself. `kube`'s default builder retries requests for minutes, which would hide the

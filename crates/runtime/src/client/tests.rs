@@ -63,7 +63,7 @@ fn maps(client: Client) -> Api<ConfigMap> {
 }
 
 fn reason_of(error: &kube::Error) -> &'static str {
-    classify(error, "list", &vitivirt_api::Target::of::<ConfigMap>(vitivirt_api::ObjectKey::namespaced("ns", "a")))
+    classify(error, "list", &vitivirt_api::Target::of_kind::<ConfigMap>(vitivirt_api::ObjectKey::namespaced("ns", "a")))
         .reason
 }
 
@@ -145,7 +145,7 @@ async fn the_header_retry_after_reaches_the_failure() {
     let failure = classify(
         &error,
         "list",
-        &vitivirt_api::Target::of::<ConfigMap>(vitivirt_api::ObjectKey::namespaced("ns", "a")),
+        &vitivirt_api::Target::of_kind::<ConfigMap>(vitivirt_api::ObjectKey::namespaced("ns", "a")),
     );
     assert_eq!(
         (failure.reason, failure.retry_after),

@@ -1,5 +1,5 @@
-//! Decides which records become new events, which update the count of an earlier event, and which are dropped. Pure: time
-//! is an argument.
+//! Decides which records become new events, which update the count of an earlier event, and which are dropped. Pure:
+//! time is an argument.
 //!
 //! The first record of its kind is sent at once. A repetition within the window is counted, and the count is sent from
 //! time to time. The number of events per object and the memory of earlier events are bounded.

@@ -60,14 +60,14 @@ impl Health {
     }
 
     /// A required task has ended. The program stays unhealthy until it is restarted.
-    pub(crate) fn fail(&self, why: String) {
-        self.failed.lock().get_or_insert(why);
+    pub(crate) fn fail(&self, reason: String) {
+        self.failed.lock().get_or_insert(reason);
     }
 
     /// Why the program is not healthy, if it is not.
     fn liveness_error(&self) -> Option<String> {
-        if let Some(why) = &*self.failed.lock() {
-            return Some(why.clone());
+        if let Some(reason) = &*self.failed.lock() {
+            return Some(reason.clone());
         }
         let now = Instant::now();
         let reconciles = self.reconciles.lock();

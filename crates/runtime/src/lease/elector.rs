@@ -128,7 +128,7 @@ impl Elector {
                     match result {
                         LeaseWriteResult::Done(lease) => return (*lease, now),
                         // The view is outdated. The watch usually delivers the change, but it may be stuck.
-                        LeaseWriteResult::Conflict => match self.read(api).await {
+                        LeaseWriteResult::Conflict => match self.read_lease(api).await {
                             Ok(lease) => view.observe(lease, Instant::now(), &self.timing),
                             Err(error) => self.warn("cannot read the lease", &error),
                         },
@@ -277,7 +277,7 @@ impl Elector {
                 return Renewal::Failed;
             }
         }
-        match self.read(api).await {
+        match self.read_lease(api).await {
             // The response to a renewal was lost, or another client changed a label. The holder is the same.
             Ok(Some(lease)) if holder(&lease) == Some(&self.identity) => Renewal::Changed(Box::new(lease)),
             Ok(Some(lease)) => Renewal::Lost(format!("the holder is now {:?}", holder(&lease).unwrap_or_default())),
@@ -316,7 +316,7 @@ impl Elector {
         }
     }
 
-    async fn read(&self, api: &Api<Lease>) -> Result<Option<Lease>, String> {
+    async fn read_lease(&self, api: &Api<Lease>) -> Result<Option<Lease>, String> {
         match timeout_at(Instant::now() + REQUEST_TIMEOUT, api.get_opt(&self.name)).await {
             Ok(result) => result.map_err(|error| error.to_string()),
             Err(_) => Err(format!("no response within {REQUEST_TIMEOUT:?}")),
@@ -334,12 +334,12 @@ impl Elector {
     }
 
     #[expect(clippy::disallowed_methods, reason = "the times in the Lease are informative; no decision reads them")]
-    async fn try_release(&self, api: &Api<Lease>, mut known: Option<Lease>) -> Result<bool, String> {
+    async fn try_release(&self, api: &Api<Lease>, mut last_read: Option<Lease>) -> Result<bool, String> {
         for _ in 0..2 {
-            let lease = match known.take() {
+            let lease = match last_read.take() {
                 Some(lease) => lease,
                 // The server may have stored a renewal whose response did not arrive.
-                None => match self.read(api).await? {
+                None => match self.read_lease(api).await? {
                     Some(live) if holder(&live) == Some(&self.identity) => live,
                     _ => return Ok(false),
                 },
@@ -389,14 +389,14 @@ async fn stop_work(
 /// The changes of the Lease. After each error the watch pauses, while the caller's timers continue.
 struct LeaseWatch {
     events: BoxStream<'static, Result<Event<Lease>, watcher::Error>>,
-    found: bool,
+    lease_exists: bool,
     paused_until: Option<Instant>,
 }
 
 impl LeaseWatch {
     fn new(api: &Api<Lease>, name: &str) -> Self {
         let config = watcher::Config::default().fields(&format!("metadata.name={name}"));
-        Self { events: watcher(api.clone(), config).boxed(), found: false, paused_until: None }
+        Self { events: watcher(api.clone(), config).boxed(), lease_exists: false, paused_until: None }
     }
 
     /// Cancel safe: it returns every event that it takes from the stream.
@@ -407,14 +407,14 @@ impl LeaseWatch {
         }
         loop {
             match self.events.next().await {
-                Some(Ok(Event::Init)) => self.found = false,
+                Some(Ok(Event::Init)) => self.lease_exists = false,
                 Some(Ok(Event::InitApply(lease) | Event::Apply(lease))) => {
-                    self.found = true;
+                    self.lease_exists = true;
                     return Ok(Some(lease));
                 }
-                Some(Ok(Event::InitDone)) if self.found => {}
+                Some(Ok(Event::InitDone)) if self.lease_exists => {}
                 Some(Ok(Event::InitDone | Event::Delete(_))) => {
-                    self.found = false;
+                    self.lease_exists = false;
                     return Ok(None);
                 }
                 Some(Err(error)) => {

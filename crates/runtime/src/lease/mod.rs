@@ -2,18 +2,18 @@
 //! accepts one writer at a time.
 //!
 //! A replica trusts only its own clock. Another replica's lease has expired when this replica has seen it unchanged for
-//! the lease duration; the times in the Lease do not matter. A leader stops its work `renew_deadline` after the start of
-//! its last successful renewal. No other replica saw that renewal earlier than it began, and each waits at least
+//! the lease duration; the times in the Lease do not matter. A leader stops its work `renew_deadline` after the start
+//! of its last successful renewal. No other replica saw that renewal earlier than it began, and each waits at least
 //! `duration` after it saw it, so the leader stops first.
 //!
-//! Two leaders are possible in one case, which only an administrator can cause: a Lease that is deleted while it is held.
-//! A replica that saw the Lease waits for its duration, and the holder creates it again at its next renewal. But a
-//! replica that starts in between has seen nothing and creates the Lease at once. The holder notices when its renewal
+//! Two leaders are possible in one case, which only an administrator can cause: a Lease that is deleted while it is
+//! held. A replica that saw the Lease waits for its duration, and the holder creates it again at its next renewal. But
+//! a replica that starts in between has seen nothing and creates the Lease at once. The holder notices when its renewal
 //! finds that the name already exists: usually within `retry_period`, and within `renew_deadline` if its connection
 //! fails at that moment. Until then both replicas work. UIDs and resource versions still protect their writes. Avoiding
 //! this case would delay the first start in every cluster by `duration`.
 //!
-//! `decide` contains all decisions and is pure. `elector` executes them.
+//! This module decides, with pure functions; `elector` sends the requests. `program` runs the work of the leader.
 
 mod elector;
 #[cfg(test)]
@@ -175,8 +175,8 @@ impl Leadership {
         Self { stop: CancellationToken::new(), fence, tasks: TaskTracker::new() }
     }
 
-    /// Every spawned task of the leader's work must be tracked. A task ends some time after it is cancelled, or never if
-    /// it blocks its thread, and until then this replica has not stopped working.
+    /// Every spawned task of the leader's work must be tracked. A task ends some time after it is cancelled, or never
+    /// if it blocks its thread, and until then this replica has not stopped working.
     pub fn track<F: Future>(&self, work: F) -> impl Future<Output = F::Output> + use<F> {
         self.tasks.track_future(work)
     }

@@ -82,29 +82,29 @@ struct Working {
 impl Drop for Working {
     fn drop(&mut self) {
         self.journal.working.fetch_sub(1, Ordering::SeqCst);
-        self.journal.note(&self.name, "stopped");
+        self.journal.record(&self.name, "stopped");
     }
 }
 
 impl Journal {
-    fn note(&self, name: &str, what: &'static str) {
+    fn record(&self, name: &str, what: &'static str) {
         self.entries.lock().push((Instant::now(), name.to_owned(), what));
     }
 
     fn begin(self: &Arc<Self>, name: &str) -> Working {
         let now = self.working.fetch_add(1, Ordering::SeqCst) + 1;
         self.most.fetch_max(now, Ordering::SeqCst);
-        self.note(name, "began");
+        self.record(name, "began");
         Working { journal: self.clone(), name: name.to_owned() }
     }
 
-    fn when(&self, name: &str, what: &str) -> Option<Instant> {
+    fn time_of(&self, name: &str, what: &str) -> Option<Instant> {
         self.entries.lock().iter().rev().find(|(_, by, did)| by == name && *did == what).map(|(at, ..)| *at)
     }
 
-    async fn until(&self, name: &str, what: &str) -> Instant {
+    async fn wait_for(&self, name: &str, what: &str) -> Instant {
         loop {
-            if let Some(at) = self.when(name, what) {
+            if let Some(at) = self.time_of(name, what) {
                 return at;
             }
             tokio::time::sleep(Duration::from_millis(1)).await;
@@ -162,14 +162,14 @@ fn holder_of(server: &TestApiServer) -> String {
 async fn a_dead_holder_is_replaced_within_17_seconds() {
     let (server, journal) = (TestApiServer::new(), Arc::new(Journal::default()));
     let a = replica(&server, &journal, "a", true);
-    journal.until("a", "began").await;
+    journal.wait_for("a", "began").await;
     let _b = replica(&server, &journal, "b", true);
     tokio::time::sleep(Duration::from_millis(31_900)).await;
     // Like kill -9: the replica writes nothing more and does not release the lease.
     a.link.cut();
     a.task.abort();
     let death = Instant::now();
-    let acquired = journal.until("b", "began").await;
+    let acquired = journal.wait_for("b", "began").await;
     assert!(acquired - death <= Duration::from_secs(17), "{:?}", acquired - death);
     assert_eq!(journal.most.load(Ordering::SeqCst), 1);
     assert_eq!(holder_of(&server), "b");
@@ -180,12 +180,12 @@ async fn after_a_signal_another_replica_leads_within_3_seconds_even_if_the_work_
     for obedient in [true, false] {
         let (server, journal) = (TestApiServer::new(), Arc::new(Journal::default()));
         let a = replica(&server, &journal, "a", obedient);
-        journal.until("a", "began").await;
+        journal.wait_for("a", "began").await;
         let _b = replica(&server, &journal, "b", true);
         tokio::time::sleep(Duration::from_secs(30)).await;
         a.shutdown.cancel();
         let signal = Instant::now();
-        let acquired = journal.until("b", "began").await;
+        let acquired = journal.wait_for("b", "began").await;
         assert!(acquired - signal < Duration::from_secs(3), "{:?}", acquired - signal);
         assert_eq!(journal.most.load(Ordering::SeqCst), 1);
         assert!(a.task.await.unwrap().is_ok());
@@ -197,13 +197,13 @@ async fn a_holder_without_connection_stops_before_another_replica_can_acquire_th
     for obedient in [true, false] {
         let (server, journal) = (TestApiServer::new(), Arc::new(Journal::default()));
         let a = replica(&server, &journal, "a", obedient);
-        journal.until("a", "began").await;
+        journal.wait_for("a", "began").await;
         let _b = replica(&server, &journal, "b", true);
         tokio::time::sleep(Duration::from_millis(30_500)).await;
         a.link.cut();
         let cut = Instant::now();
-        let stopped = journal.until("a", "stopped").await;
-        let acquired = journal.until("b", "began").await;
+        let stopped = journal.wait_for("a", "stopped").await;
+        let acquired = journal.wait_for("b", "began").await;
         assert!(stopped < acquired);
         assert!(stopped - cut <= Duration::from_secs(if obedient { 10 } else { 14 }), "{:?}", stopped - cut);
         assert_eq!(journal.most.load(Ordering::SeqCst), 1);
@@ -219,7 +219,7 @@ async fn a_holder_without_connection_stops_before_another_replica_can_acquire_th
 async fn a_lost_response_does_not_lose_the_lease() {
     let (server, journal) = (TestApiServer::new(), Arc::new(Journal::default()));
     let a = replica(&server, &journal, "a", true);
-    journal.until("a", "began").await;
+    journal.wait_for("a", "began").await;
     let _b = replica(&server, &journal, "b", true);
     for _ in 0..10 {
         a.link.faults.lock().push_back(LinkFault::LoseResponse(Verb::Update));
@@ -229,7 +229,7 @@ async fn a_lost_response_does_not_lose_the_lease() {
         a.link.faults.lock().push_back(LinkFault::Reject(Verb::Update, 500));
         tokio::time::sleep(Duration::from_secs(5)).await;
     }
-    assert_eq!(journal.when("a", "stopped"), None);
+    assert_eq!(journal.time_of("a", "stopped"), None);
     assert_eq!(holder_of(&server), "a");
 }
 
@@ -237,20 +237,20 @@ async fn a_lost_response_does_not_lose_the_lease() {
 async fn the_holder_creates_a_deleted_lease_again() {
     let (server, journal) = (TestApiServer::new(), Arc::new(Journal::default()));
     let _a = replica(&server, &journal, "a", true);
-    journal.until("a", "began").await;
+    journal.wait_for("a", "began").await;
     let _b = replica(&server, &journal, "b", true);
     tokio::time::sleep(Duration::from_millis(20_700)).await;
     server.remove(LEASES, "ns", "l");
     tokio::time::sleep(Duration::from_secs(60)).await;
     assert_eq!(holder_of(&server), "a");
-    assert_eq!(journal.when("b", "began"), None);
+    assert_eq!(journal.time_of("b", "began"), None);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_replica_on_standby_sends_no_requests_and_a_holder_only_renewals() {
     let (server, journal) = (TestApiServer::new(), Arc::new(Journal::default()));
     let a = replica(&server, &journal, "a", true);
-    journal.until("a", "began").await;
+    journal.wait_for("a", "began").await;
     let b = replica(&server, &journal, "b", true);
     tokio::time::sleep(Duration::from_secs(5)).await;
     a.link.requests.lock().clear();
@@ -309,14 +309,14 @@ async fn at_most_one_replica_works_under_random_network_faults() {
 async fn a_missing_namespace_causes_no_request_storm() {
     let (server, journal) = (TestApiServer::new(), Arc::new(Journal::default()));
     let a = replica(&server, &journal, "a", true);
-    journal.until("a", "began").await;
+    journal.wait_for("a", "began").await;
     tokio::time::sleep(Duration::from_secs(5)).await;
     server.remove_namespace("ns");
     a.link.requests.lock().clear();
     tokio::time::sleep(Duration::from_secs(60)).await;
     let requests = a.link.requests.lock().len();
     assert!((10..100).contains(&requests), "{requests} requests in a minute");
-    assert!(journal.when("a", "stopped").is_some());
+    assert!(journal.time_of("a", "stopped").is_some());
 }
 
 #[tokio::test(start_paused = true)]
@@ -339,7 +339,7 @@ async fn a_signal_stops_a_replica_on_standby_within_a_second() {
         if hanging {
             assert_eq!(holder_of(&server), "");
         }
-        assert_eq!(journal.when("a", "began"), None);
+        assert_eq!(journal.time_of("a", "began"), None);
     }
 }
 
@@ -348,7 +348,7 @@ async fn a_signal_stops_a_holder_without_connection_within_the_release_timeout()
     // The signal arrives while the holder reads a changed Lease over a cut connection. It gives up the release.
     let (server, journal) = (TestApiServer::new(), Arc::new(Journal::default()));
     let a = replica(&server, &journal, "a", true);
-    journal.until("a", "began").await;
+    journal.wait_for("a", "began").await;
     tokio::time::sleep(Duration::from_millis(500)).await;
     a.link.faults.lock().push_back(LinkFault::Reject(Verb::Update, 409));
     a.link.faults.lock().push_back(LinkFault::LoseResponse(Verb::Get));

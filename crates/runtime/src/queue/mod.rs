@@ -1,5 +1,5 @@
-//! The work queue. It contains every key at most once, in the order in which keys were enqueued, and never gives one key
-//! to two workers. An object that its own writes enqueue waits behind all waiting objects.
+//! The work queue. It contains every key at most once, in the order in which keys were enqueued, and never gives one
+//! key to two workers. An object that its own writes enqueue waits behind all waiting objects.
 //!
 //! `state` contains the rules. This module adds the clock and the waiting workers.
 

@@ -148,7 +148,7 @@ mod tests {
     use super::*;
 
     fn target() -> Target {
-        Target::of::<Secret>(ObjectKey::namespaced("shop", "db"))
+        Target::of_kind::<Secret>(ObjectKey::namespaced("shop", "db"))
     }
 
     fn failure(status: serde_json::Value) -> Failure {
@@ -258,7 +258,7 @@ mod tests {
     fn a_missing_namespace_as_the_target_itself_is_object_gone() {
         let status = json!({"code": 404, "details": {"name": "shop", "kind": "namespaces"}});
         let status: Status = serde_json::from_value(status).unwrap();
-        let target = Target::of::<Namespace>(ObjectKey::cluster("shop"));
+        let target = Target::of_kind::<Namespace>(ObjectKey::cluster("shop"));
         let failure = classify(&kube::Error::Api(status.boxed()), "patch", &target);
         assert_eq!((failure.class, failure.reason), (ErrorClass::Conflict, reason::OBJECT_GONE));
     }

@@ -47,7 +47,7 @@ enum ResponseBody {
 }
 
 /// The result of one write.
-enum Written {
+enum WriteResult {
     Done,
     /// Not sent: the server accepted the same patch before without changing the object.
     SkippedNoOp,
@@ -96,9 +96,9 @@ impl Executor {
             let mut stop = None;
             for (target, result) in step.writes.iter().map(Write::target).zip(results) {
                 match result {
-                    Ok(Written::Done) => written += 1,
-                    Ok(Written::SkippedNoOp) => {}
-                    Ok(Written::NameConflict(live)) => {
+                    Ok(WriteResult::Done) => written += 1,
+                    Ok(WriteResult::SkippedNoOp) => {}
+                    Ok(WriteResult::NameConflict(live)) => {
                         let (target, live) = (target.clone(), Body::from(live));
                         stop.get_or_insert(Stop::NameConflict { step: step.name, target, live });
                     }
@@ -126,7 +126,7 @@ impl Executor {
             return Ok(false);
         }
         let mut body = Map::new();
-        body.insert("status".to_owned(), Body::of(&status.desired)?.into_json());
+        body.insert("status".to_owned(), Body::from_object(&status.desired)?.into_json());
         let write = Write::Status {
             target: status.target.clone(),
             uid: status.uid.clone(),
@@ -145,7 +145,7 @@ impl Executor {
         }
     }
 
-    async fn write<F>(&self, write: &Write, fence: &WriteFence, owns: &F) -> Result<Written, Failure>
+    async fn write<F>(&self, write: &Write, fence: &WriteFence, owns: &F) -> Result<WriteResult, Failure>
     where
         F: Fn(&Target, &Value) -> bool,
     {
@@ -168,7 +168,7 @@ impl Executor {
         response_body: ResponseBody,
         fence: &WriteFence,
         owns: &F,
-    ) -> Result<Written, Failure>
+    ) -> Result<WriteResult, Failure>
     where
         F: Fn(&Target, &Value) -> bool,
     {
@@ -183,11 +183,11 @@ impl Executor {
             Write::Create { target, body } => return self.create(target, body, response_body, fence, owns).await,
             Write::Delete { uid, .. } => return self.delete(target, uid, fence).await,
             Write::Apply { uid, body, .. } => {
-                let patch = Patch::Apply(identified(target, Some(uid), body));
+                let patch = Patch::Apply(with_identity(target, Some(uid), body));
                 let request = request(target).patch(target.key.name(), &self.patch_parameters(), &patch);
                 (uid, self.send("patch", target, request, response_body, Some(fence)).await)
             }
-            Write::Status { uid, body, .. } => (uid, self.status(target, uid, body, fence).await),
+            Write::Status { uid, body, .. } => (uid, self.apply_status(target, uid, body, fence).await),
             Write::Patch { uid, operations, .. } => {
                 let patch = json_patch(uid, operations).map_err(|error| not_serializable(&error, "patch", target))?;
                 let known = self.known_version(target, uid);
@@ -196,7 +196,7 @@ impl Executor {
                     .as_ref()
                     .map(|no_op_patches| (no_op_patches, Attempt::new(known.clone(), &patch)));
                 if attempt.as_ref().is_some_and(|(no_op_patches, attempt)| no_op_patches.contains(target, attempt)) {
-                    return Ok(Written::SkippedNoOp);
+                    return Ok(WriteResult::SkippedNoOp);
                 }
                 let result = self.patch(target, uid, known.as_deref(), patch, response_body, fence).await;
                 if let (Some((no_op_patches, attempt)), Ok(object)) = (attempt, &result) {
@@ -211,7 +211,7 @@ impl Executor {
             Err(failure) if failure.reason == reason::OBJECT_GONE => self.notify_deleted(target, uid),
             Err(_) => {}
         }
-        result.map(|_| Written::Done)
+        result.map(|_| WriteResult::Done)
     }
 
     async fn create<F>(
@@ -221,17 +221,17 @@ impl Executor {
         response_body: ResponseBody,
         fence: &WriteFence,
         owns: &F,
-    ) -> Result<Written, Failure>
+    ) -> Result<WriteResult, Failure>
     where
         F: Fn(&Target, &Value) -> bool,
     {
-        let bytes = to_bytes(&identified(target, None, body), "create", target)?;
+        let bytes = to_bytes(&with_identity(target, None, body), "create", target)?;
         let parameters = PostParams { field_manager: Some(self.field_manager.to_owned()), ..PostParams::default() };
         let request = request(target).create(&parameters, bytes);
         let failure = match self.send("create", target, request, response_body, Some(fence)).await {
             Ok(object) => {
                 self.notify_written(target, &object);
-                return Ok(Written::Done);
+                return Ok(WriteResult::Done);
             }
             Err(failure) if failure.reason == reason::OBJECT_CHANGED => failure,
             Err(failure) => return Err(failure),
@@ -240,10 +240,10 @@ impl Executor {
             // Either the response to an earlier create was lost, or the object lost the labels that the caches select.
             // The caches learn of it here, and the next reconcile continues from it.
             Some(live) if owns(target, &live) => {
-                self.write_observers_of(target).for_each(|observer| observer.on_found(&live));
+                self.write_observers_of(target).for_each(|observer| observer.on_live_read(&live));
                 Err(failure)
             }
-            Some(live) => Ok(Written::NameConflict(live)),
+            Some(live) => Ok(WriteResult::NameConflict(live)),
             // It was deleted between the two requests.
             None => Err(failure),
         }
@@ -251,12 +251,18 @@ impl Executor {
 
     /// For a custom resource the server replaces the sent metadata with the stored one before it validates, so it does
     /// not notice a wrong UID. It compares the resource version before that, and no two objects share one.
-    async fn status(&self, target: &Target, uid: &str, body: &Body, fence: &WriteFence) -> Result<Value, Failure> {
+    async fn apply_status(
+        &self,
+        target: &Target,
+        uid: &str,
+        body: &Body,
+        fence: &WriteFence,
+    ) -> Result<Value, Failure> {
         let version = match self.known_version(target, uid) {
             Some(version) => version,
             None => self.live_version(target, uid).await?,
         };
-        let mut object = identified(target, Some(uid), body);
+        let mut object = with_identity(target, Some(uid), body);
         if let Some(Value::Object(metadata)) = object.get_mut("metadata") {
             metadata.insert("resourceVersion".to_owned(), version.into());
         }
@@ -265,7 +271,7 @@ impl Executor {
         self.send("patch", target, request, ResponseBody::Full, Some(fence)).await
     }
 
-    /// The newest resource version that any cache knows, from the response to our last write or from the watch.
+    /// The newest resource version that any cache knows, from the response to the last write or from the watch.
     fn known_version(&self, target: &Target, uid: &str) -> Option<String> {
         let known = self.write_observers_of(target).filter_map(|observer| observer.version(&target.key, uid));
         known.reduce(|a, b| if a.is_older_than(&b) { b } else { a }).map(|version| version.to_string())
@@ -273,10 +279,10 @@ impl Executor {
 
     async fn live_version(&self, target: &Target, uid: &str) -> Result<String, Failure> {
         let Some(live) = self.read(target).await? else {
-            return Err(not_found(target));
+            return Err(not_found_error(target));
         };
         if metadata(&live, "uid") != uid {
-            return Err(recreated(target));
+            return Err(recreated_error(target));
         }
         Ok(metadata(&live, "resourceVersion").to_owned())
     }
@@ -301,18 +307,18 @@ impl Executor {
         };
         // A failed `test` operation is a 422, like invalid content. Only the live object shows which of the two it was.
         match self.read(target).await? {
-            Some(live) if metadata(&live, "uid") != uid => Err(recreated(target)),
+            Some(live) if metadata(&live, "uid") != uid => Err(recreated_error(target)),
             // The patch was built for an older version. It may test or remove something that no longer exists, so the
             // error says nothing about its content.
             Some(live) if known.is_some_and(|known| known != metadata(&live, "resourceVersion")) => {
                 Err(Failure::conflict(reason::OBJECT_CHANGED, failure.message))
             }
             Some(_) => Err(failure),
-            None => Err(not_found(target)),
+            None => Err(not_found_error(target)),
         }
     }
 
-    async fn delete(&self, target: &Target, uid: &str, fence: &WriteFence) -> Result<Written, Failure> {
+    async fn delete(&self, target: &Target, uid: &str, fence: &WriteFence) -> Result<WriteResult, Failure> {
         let parameters = DeleteParams {
             propagation_policy: Some(PropagationPolicy::Background),
             preconditions: Some(Preconditions { uid: Some(uid.to_owned()), resource_version: None }),
@@ -333,7 +339,7 @@ impl Executor {
             }
             Err(failure) => return Err(failure),
         }
-        Ok(Written::Done)
+        Ok(WriteResult::Done)
     }
 
     /// A write carries the fence in its extensions, for the check that the client makes before it sends.
@@ -392,11 +398,11 @@ fn metadata<'a>(object: &'a Value, field: &str) -> &'a str {
     object.get("metadata").and_then(|metadata| metadata.get(field)).and_then(Value::as_str).unwrap_or_default()
 }
 
-fn not_found(target: &Target) -> Failure {
+fn not_found_error(target: &Target) -> Failure {
     Failure::conflict(reason::OBJECT_GONE, format!("{target} not found"))
 }
 
-fn recreated(target: &Target) -> Failure {
+fn recreated_error(target: &Target) -> Failure {
     Failure::conflict(reason::OBJECT_CHANGED, format!("{target} was deleted and created again"))
 }
 
@@ -420,7 +426,7 @@ fn request(target: &Target) -> Request {
 }
 
 /// The body with its API version, kind, name and namespace, and with the UID that the object must have.
-fn identified(target: &Target, uid: Option<&str>, body: &Body) -> Value {
+fn with_identity(target: &Target, uid: Option<&str>, body: &Body) -> Value {
     let mut object = match body.json() {
         Value::Object(fields) => fields.clone(),
         _ => Map::new(),

@@ -37,10 +37,10 @@ pub const PLAN_STEP: &str = "plan";
 ///
 /// 1. [`observe`](Self::observe) collects what the reconcile decides on (client required).
 /// 2. [`plan`](Self::plan) compares it with the desired state and lists the writes (pure).
-/// 3. [`Executor::apply`] sends the writes (client required). It calls [`owns`](Self::owns) (pure) when the name of a new
-///    object already exists.
-/// 4. [`report`](Self::report) describes the outcome as a status and events (pure). [`Executor::report`] sends the status
-///    (client required).
+/// 3. [`Executor::apply`] sends the writes (client required). It calls [`owns`](Self::owns) (pure) when the name of a
+///    new object already exists.
+/// 4. [`report`](Self::report) describes the outcome as a status and events (pure). [`Executor::report`] sends the
+///    status (client required).
 pub trait Controller: Send + Sync + 'static {
     /// Everything that a reconcile decides on, including the current time.
     type Observed: Send + Sync;
@@ -51,7 +51,8 @@ pub trait Controller: Send + Sync + 'static {
     /// The label `controller` of logs and metrics.
     const NAME: &'static str;
 
-    /// Reads from the caches, and from the API server only before a destructive step. `None`: the object does not exist.
+    /// Reads from the caches, and from the API server only before a destructive step. `None`: the object does not
+    /// exist.
     fn observe(&self, key: &ObjectKey) -> impl Future<Output = Result<Option<Self::Observed>, Failure>> + Send;
 
     /// Pure. An error is reported like a failed write of a step named `plan`.
@@ -148,7 +149,8 @@ async fn reconcile_steps<C: Controller>(
         None => None,
     };
 
-    let (requeue_after, condition_reason) = (sooner(report.requeue_after, outcome_wait(&outcome.stop)), report.error);
+    let (requeue_after, condition_reason) =
+        (min_delay(report.requeue_after, outcome_wait(&outcome.stop)), report.error);
     Ok(match resolve_failure(outcome_failure(outcome.stop), status_error) {
         None => ReconcileResult::Succeeded { requeue_after, condition_reason },
         Some(failure) => ReconcileResult::Failed { failure, condition_reason },
@@ -188,8 +190,8 @@ fn resolve_failure(cause: Option<Failure>, status_error: Option<Failure>) -> Opt
     match (cause, status_error) {
         (cause, None) => cause,
         (None, status_error) => status_error,
-        // Invalid and Forbidden errors retry slowly, so the condition must be visible: if the status write failed, retry
-        // on that error's schedule.
+        // Invalid and Forbidden errors retry slowly, so the condition must be visible: if the status write failed,
+        // retry on that error's schedule.
         (Some(cause), status_error) if matches!(cause.class, ErrorClass::Invalid | ErrorClass::Forbidden) => {
             status_error
         }
@@ -198,7 +200,7 @@ fn resolve_failure(cause: Option<Failure>, status_error: Option<Failure>) -> Opt
     }
 }
 
-fn sooner(a: Option<Duration>, b: Option<Duration>) -> Option<Duration> {
+fn min_delay(a: Option<Duration>, b: Option<Duration>) -> Option<Duration> {
     match (a, b) {
         (Some(a), Some(b)) => Some(a.min(b)),
         (a, b) => a.or(b),

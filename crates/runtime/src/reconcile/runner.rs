@@ -10,7 +10,7 @@ use tokio::{
 use tracing::Instrument;
 use vitivirt_api::{ErrorClass, Failure, ObjectKey};
 
-use super::{Controller, Executor, ReconcileResult, message, reconcile, retry_delay, sooner};
+use super::{Controller, Executor, ReconcileResult, message, min_delay, reconcile, retry_delay};
 use crate::{
     events::Recorder,
     health::Health,
@@ -67,8 +67,8 @@ impl<C> Runner<C> {
 }
 
 impl<C: Controller> Runner<C> {
-    /// Works until the leadership ends, and then until all running reconciles have ended. Dropping the future drops them
-    /// at their next await. The leadership tracks when they have ended, and the queue requeues their keys.
+    /// Works until the leadership ends, and then until all running reconciles have ended. Dropping the future drops
+    /// them at their next await. The leadership tracks when they have ended, and the queue requeues their keys.
     pub async fn run(&self, leadership: Leadership) {
         let depth = self.metrics.queue_depth(C::NAME);
         let mut failures: HashMap<ObjectKey, u32> = HashMap::new();
@@ -129,7 +129,7 @@ impl<C: Controller> Runner<C> {
         let requeue_after = match result {
             ReconcileResult::Succeeded { requeue_after, .. } => {
                 failures.remove(&*item);
-                sooner(requeue_after, resync)
+                min_delay(requeue_after, resync)
             }
             ReconcileResult::Failed { failure, .. } => {
                 let earlier = failures.entry(item.clone()).or_insert(0);
@@ -137,7 +137,7 @@ impl<C: Controller> Runner<C> {
                 *earlier = earlier.saturating_add(1);
                 // Only a change can fix an invalid object, so it is reconciled as often as one that is up to date.
                 let resync = resync.filter(|_| failure.class == ErrorClass::Invalid && failure.retry_after.is_none());
-                sooner(Some(retry), resync)
+                min_delay(Some(retry), resync)
             }
         };
         if let Some(delay) = requeue_after {

@@ -1,8 +1,8 @@
 //! A small HTTP server, with or without TLS, that limits the number and age of connections, their idle time, and the
 //! time of each request.
 //!
-//! A panic fails one request. The server ends a connection between two requests with the header `Connection: close` in a
-//! response. It never closes a connection on which the client may be about to send the next request.
+//! A panic fails one request. The server ends a connection between two requests with the header `Connection: close` in
+//! a response. It never closes a connection on which the client may be about to send the next request.
 
 mod bind;
 #[cfg(test)]

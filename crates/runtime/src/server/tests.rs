@@ -1,10 +1,12 @@
+//! The limits of the HTTP server, over real connections.
+
 use std::net::{Ipv4Addr, SocketAddr};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::*;
 
-const MOMENT: Duration = Duration::from_millis(300);
+const SHORT: Duration = Duration::from_millis(300);
 const LONG: Duration = Duration::from_secs(30);
 const LIMITS: Limits =
     Limits { connections: 8, first_request_timeout: LONG, idle_timeout: LONG, request_timeout: LONG, max_age: LONG };
@@ -16,7 +18,7 @@ async fn start(limits: Limits, stop: CancellationToken) -> SocketAddr {
         match request.uri().path() {
             "/panic" => panic!("requested by the test"),
             "/too-slow" => sleep(LONG * 2).await,
-            "/slow" => sleep(MOMENT).await,
+            "/slow" => sleep(SHORT).await,
             _ => {}
         }
         text_response(StatusCode::OK, "done".to_owned())
@@ -59,7 +61,7 @@ async fn a_panic_fails_one_request() {
 
 #[tokio::test]
 async fn a_request_that_takes_too_long_fails_with_503() {
-    let address = start(Limits { request_timeout: MOMENT, ..LIMITS }, CancellationToken::new()).await;
+    let address = start(Limits { request_timeout: SHORT, ..LIMITS }, CancellationToken::new()).await;
     let mut client = RawClient::new(address).await;
     assert!(client.get("/too-slow").await.starts_with("HTTP/1.1 503"));
     assert!(client.get("/").await.ends_with("done"));
@@ -67,7 +69,7 @@ async fn a_request_that_takes_too_long_fails_with_503() {
 
 #[tokio::test]
 async fn a_connection_without_a_complete_first_request_is_closed() {
-    let address = start(Limits { first_request_timeout: MOMENT, ..LIMITS }, CancellationToken::new()).await;
+    let address = start(Limits { first_request_timeout: SHORT, ..LIMITS }, CancellationToken::new()).await;
     let mut silent = RawClient::new(address).await;
     assert_eq!(silent.receive().await, "");
     let mut slow = RawClient::new(address).await;
@@ -75,16 +77,16 @@ async fn a_connection_without_a_complete_first_request_is_closed() {
     assert_eq!(slow.receive().await, "");
     let mut good = RawClient::new(address).await;
     assert!(good.get("/").await.ends_with("done"));
-    sleep(MOMENT * 2).await;
+    sleep(SHORT * 2).await;
     assert!(good.get("/").await.ends_with("done"), "the timeout applies to the first request only");
 }
 
 #[tokio::test]
 async fn a_response_ends_a_connection_that_reached_its_maximum_age() {
-    let address = start(Limits { max_age: MOMENT, ..LIMITS }, CancellationToken::new()).await;
+    let address = start(Limits { max_age: SHORT, ..LIMITS }, CancellationToken::new()).await;
     let mut client = RawClient::new(address).await;
     assert!(!client.get("/").await.contains("connection: close"));
-    sleep(MOMENT * 2).await;
+    sleep(SHORT * 2).await;
     let response = client.get("/").await;
     assert!(response.contains("connection: close") && response.ends_with("done"), "{response}");
     assert_eq!(client.receive().await, "");
@@ -96,7 +98,7 @@ async fn connections_beyond_the_limit_wait() {
     let mut first = RawClient::new(address).await;
     assert!(first.get("/").await.ends_with("done"));
     let mut second = RawClient::new(address).await;
-    assert!(timeout(MOMENT, second.get("/")).await.is_err());
+    assert!(timeout(SHORT, second.get("/")).await.is_err());
     drop(first);
     assert!(second.receive().await.ends_with("done"));
 }
@@ -108,7 +110,7 @@ async fn a_request_in_progress_is_served_after_stop() {
     let (mut busy, mut idle) = (RawClient::new(address).await, RawClient::new(address).await);
     assert!(idle.get("/").await.ends_with("done"));
     busy.send("GET /slow HTTP/1.1\r\nHost: h\r\n\r\n").await;
-    sleep(MOMENT / 3).await;
+    sleep(SHORT / 3).await;
     stop.cancel();
     assert!(busy.receive().await.ends_with("done"));
     assert_eq!(busy.receive().await, "");

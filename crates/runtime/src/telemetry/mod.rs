@@ -44,8 +44,8 @@ impl fmt::Display for LogLevel {
     }
 }
 
-/// The operator's own lines at `level`. Libraries log at most warnings, and `kube`'s client nothing: when it cannot parse
-/// a response it logs all of it, which may be a Secret. Our own client layer logs requests.
+/// The operator's own lines at `level`. Libraries log at most warnings, and `kube`'s client nothing: when it cannot
+/// parse a response it logs all of it, which may be a Secret. Our own client layer logs requests.
 fn level_filter(level: LogLevel) -> Targets {
     let ours = match level {
         LogLevel::Error => LevelFilter::ERROR,

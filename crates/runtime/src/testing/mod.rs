@@ -205,7 +205,7 @@ impl TestApiServer {
         }
     }
 
-    /// Changes an object, and sends `nonsense` to the watches in path of it.
+    /// Changes an object, and sends `nonsense` to the watches instead of the object.
     pub(crate) fn put_unreadably(&self, collection: &str, object: Value, nonsense: Value) {
         let mut state = self.state.lock();
         let field = |name: &str| object["metadata"][name].as_str().unwrap_or_default().to_owned();

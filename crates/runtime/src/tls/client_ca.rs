@@ -1,5 +1,5 @@
-//! The verification of client certificates: a CA must have signed them, for one of the allowed names. A client without a
-//! certificate is accepted.
+//! The verification of client certificates: a CA must have signed them, for one of the allowed names. A client without
+//! a certificate is accepted.
 
 use std::sync::Arc;
 

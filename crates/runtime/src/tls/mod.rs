@@ -1,8 +1,8 @@
 //! TLS for servers whose certificate, policy and client CA change while they run.
 //!
-//! A [`ReloadableTls`] holds the configuration of the next connections. A change needs no restart: open connections keep
-//! their configuration, and new connections get the current one. An invalid certificate or CA is logged and changes
-//! nothing, so that a damaged Secret does not stop a working server.
+//! A [`ReloadableTls`] holds the configuration of the next connections. A change needs no restart: open connections
+//! keep their configuration, and new connections get the current one. An invalid certificate or CA is logged and
+//! changes nothing, so that a damaged Secret does not stop a working server.
 
 mod client_ca;
 mod policy;
@@ -24,7 +24,8 @@ pub use self::{
     policy::{TlsPolicy, TlsVersion},
 };
 
-/// Webhooks and metrics are short responses to few clients: HTTP/2 would gain nothing, and its known attacks do not apply.
+/// Webhooks and metrics are short responses to few clients: HTTP/2 would gain nothing, and its known attacks do not
+/// apply.
 const PROTOCOL: &[u8] = b"http/1.1";
 
 /// A certificate with its chain, and its key, in PEM. It has no `Debug`, because it contains a private key.
@@ -96,8 +97,8 @@ impl ReloadableTls {
         Ok(Self(Arc::new(SharedTls { inputs: Mutex::new(inputs), configs: RwLock::new(configs) })))
     }
 
-    /// Sets the certificate and the policy of new connections. `None` keeps the last valid certificate: a deleted Secret
-    /// is created again soon.
+    /// Sets the certificate and the policy of new connections. `None` keeps the last valid certificate: a deleted
+    /// Secret is created again soon.
     pub fn set(&self, pair: Option<PemKeyPair>, policy: TlsPolicy) {
         let mut inputs = self.0.inputs.lock();
         let (new_pair, new_policy) = (pair.is_some() && pair != inputs.pair, policy != inputs.policy);

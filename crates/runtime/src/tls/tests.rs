@@ -1,3 +1,5 @@
+//! The TLS configuration of real connections: new certificates, policies, and client certificates.
+
 use std::{
     net::{Ipv4Addr, SocketAddr},
     time::Duration,

@@ -84,9 +84,10 @@ struct SharedCache<V> {
     status: RwLock<WatchStatus>,
     retry_now: Notify,
     subscribers: Subscribers<Change<V>>,
-    /// Projects the JSON of the response to an own write.
+    /// Projects the JSON of the response to a write of this operator.
     project: Project<V>,
-    /// The objects that the watch selects. It would never deliver the deletion of an own write outside of it.
+    /// The objects that the watch selects. The watch would never deliver the deletion of an object outside
+    /// of it, so the cache ignores writes of such objects.
     scope: Scope,
     /// How long after an error of the watch it counts as working again, if no other error follows.
     error_cooldown: Duration,
@@ -129,7 +130,7 @@ impl<V: PartialEq + Send + Sync + 'static> Cache<V> {
     }
 
     /// All objects, in no particular order.
-    pub fn all(&self) -> Vec<(ObjectKey, Entry<V>)> {
+    pub fn entries(&self) -> Vec<(ObjectKey, Entry<V>)> {
         self.0.store.read().iter().map(|(key, entry)| (key.clone(), clone_entry(entry))).collect()
     }
 
@@ -194,14 +195,14 @@ impl<V: PartialEq + Send + Sync + 'static> Cache<V> {
     }
 }
 
-/// Observes the writes of the executor, so that the next reconcile sees them before the watch delivers them. The executor
-/// also asks it for the newest resource version.
+/// Observes the writes of the executor, so that the next reconcile sees them before the watch delivers them. The
+/// executor also asks it for the newest resource version.
 pub trait WriteObserver: Send + Sync {
     /// The server responded to a write with this object.
     fn on_written(&self, object: &Value);
 
     /// A live read returned this object, which belongs to the operator and was not in the cache when it was planned.
-    fn on_found(&self, object: &Value) {
+    fn on_live_read(&self, object: &Value) {
         self.on_written(object);
     }
 
@@ -224,7 +225,7 @@ impl<V: PartialEq + Send + Sync + 'static> WriteObserver for Cache<V> {
         self.update(object, |store, key, entry| store.apply_own_write(key, entry, selected));
     }
 
-    fn on_found(&self, object: &Value) {
+    fn on_live_read(&self, object: &Value) {
         self.update(object, Store::apply_live_read);
     }
 

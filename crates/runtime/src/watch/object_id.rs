@@ -49,8 +49,9 @@ impl fmt::Display for Uuid {
     }
 }
 
-/// A resource version. Kubernetes defines resource versions as increasing decimal integers. For a server that breaks this
-/// rule no version counts as older than another. Then the watch wins over own writes, which is safe.
+/// A resource version. Kubernetes defines resource versions as increasing decimal integers. For a server that breaks
+/// this rule no version counts as older than another. Then the watch wins over the operator's own writes, which is
+/// safe.
 #[derive(Clone, PartialEq, Eq)]
 pub enum ResourceVersion {
     Number(u64),

@@ -1,4 +1,5 @@
-//! The objects that a cache watches. The cache takes over an own write only if its watch will deliver that object too.
+//! The objects that a cache watches. The cache accepts a write of the operator only if its watch will deliver that
+//! object too.
 
 use std::collections::BTreeMap;
 

@@ -1,8 +1,9 @@
-//! The content of a cache, without the watch: projected objects, indexes over them, and the operator's own writes, which
-//! win over the watch until it has caught up.
+//! The content of a cache, without the watch: projected objects, indexes over them, and the operator's own writes,
+//! which win over the watch until it has caught up.
 //!
-//! A list replaces the content by mark and sweep, so a relist never needs memory for two copies. An own write wins over
-//! older events of the watch. The store compares their resource versions, which Kubernetes defines as ordered integers.
+//! A list replaces the content by mark and sweep, so a relist never needs memory for two copies. A write of the
+//! operator wins over older events of the watch. The store compares their resource versions, which Kubernetes defines
+//! as ordered integers.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -41,7 +42,7 @@ struct Slot<V> {
     list_generation: u32,
 }
 
-/// An own write that the watch has not delivered yet.
+/// A write of the operator that the watch has not delivered yet.
 #[derive(Debug)]
 enum PendingWrite {
     Written(ResourceVersion),
@@ -87,9 +88,9 @@ impl<V: PartialEq> Store<V> {
     }
 
     pub(super) fn keys_by(&self, index: &str, value: &str) -> impl Iterator<Item = &ObjectKey> {
-        let found =
+        let keys =
             self.indexes.iter().find(|candidate| candidate.name == index).and_then(|index| index.keys.get(value));
-        found.into_iter().flatten()
+        keys.into_iter().flatten()
     }
 
     /// A list begins.
@@ -98,10 +99,11 @@ impl<V: PartialEq> Store<V> {
         self.newest_listed = None;
     }
 
-    /// The list is complete: objects that were not in it do not exist, except those that we wrote after it had begun.
+    /// The list is complete: objects that were not in it do not exist, except those that the operator wrote after the
+    /// list began.
     pub(super) fn end_list(&mut self) -> Vec<Change<V>> {
         if let Some(newest_listed) = &self.newest_listed {
-            raise(&mut self.newest_seen, newest_listed);
+            raise_to(&mut self.newest_seen, newest_listed);
         }
         let current = self.list_generation;
         let deleted: Vec<ObjectKey> =
@@ -118,13 +120,13 @@ impl<V: PartialEq> Store<V> {
 
     /// A list returned an object. Lists are ordered by name, so objects with older versions may follow.
     pub(super) fn apply_listed(&mut self, key: ObjectKey, entry: Entry<V>) -> Option<Change<V>> {
-        raise(&mut self.newest_listed, &entry.resource_version);
+        raise_to(&mut self.newest_listed, &entry.resource_version);
         self.upsert_from_server(key, entry)
     }
 
     /// The watch delivered an object. Returns `None` if nothing changed.
     pub(super) fn apply_watched(&mut self, key: ObjectKey, entry: Entry<V>) -> Option<Change<V>> {
-        raise(&mut self.newest_seen, &entry.resource_version);
+        raise_to(&mut self.newest_seen, &entry.resource_version);
         self.upsert_from_server(key, entry)
     }
 
@@ -132,7 +134,7 @@ impl<V: PartialEq> Store<V> {
         if let Some(slot) = self.slots.get_mut(&key) {
             let is_outdated = match slot.pending.as_deref() {
                 Some(PendingWrite::Written(version)) => entry.resource_version.is_older_than(version),
-                // A list that began after our deletion and still contains the object is correct.
+                // A list that began after the operator's deletion and still contains the object is correct.
                 Some(PendingWrite::Deleted(uid)) => *uid == entry.uid && slot.list_generation == self.list_generation,
                 None => false,
             };
@@ -150,7 +152,7 @@ impl<V: PartialEq> Store<V> {
         key: ObjectKey,
         resource_version: &ResourceVersion,
     ) -> Option<Change<V>> {
-        raise(&mut self.newest_seen, resource_version);
+        raise_to(&mut self.newest_seen, resource_version);
         let slot = self.slots.get(&key)?;
         if let Some(PendingWrite::Written(version)) = slot.pending.as_deref()
             && resource_version.is_older_than(version)
@@ -160,7 +162,8 @@ impl<V: PartialEq> Store<V> {
         self.replace(key, None)
     }
 
-    /// The server accepted our write and responded with this object. `selected`: the watch selects its labels.
+    /// The server accepted a write of the operator and responded with this object. `selected`: the watch selects its
+    /// labels.
     pub(super) fn apply_own_write(&mut self, key: ObjectKey, entry: Entry<V>, selected: bool) -> Option<Change<V>> {
         let slot = self.slots.get(&key);
         if let Some(PendingWrite::Deleted(uid)) = slot.and_then(|slot| slot.pending.as_deref())
@@ -195,7 +198,7 @@ impl<V: PartialEq> Store<V> {
         self.replace(key, Some((entry, Some(pending))))
     }
 
-    /// The server deleted the object at our request, and no finalizer keeps it.
+    /// The server deleted the object at the operator's request, and no finalizer keeps it.
     pub(super) fn apply_own_delete(&mut self, key: ObjectKey, uid: &Uid) -> Option<Change<V>> {
         let list_generation = self.list_generation;
         let slot = self.slots.get_mut(&key)?;
@@ -257,7 +260,7 @@ impl<V> StoreIndex<V> {
 }
 
 /// Ignores a version that is not a number: it is not comparable and would stay forever.
-fn raise(highest: &mut Option<ResourceVersion>, version: &ResourceVersion) {
+fn raise_to(highest: &mut Option<ResourceVersion>, version: &ResourceVersion) {
     let is_number = matches!(version, ResourceVersion::Number(_));
     if is_number && highest.as_ref().is_none_or(|highest| highest.is_older_than(version)) {
         *highest = Some(version.clone());
@@ -285,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn an_own_write_wins_over_older_events_of_the_watch() {
+    fn a_write_of_the_operator_wins_over_older_watch_events() {
         let mut store = store();
         store.apply_watched(key("a"), entry("u", "8", "old"));
         assert!(store.apply_own_write(key("a"), entry("u", "10", "mine"), true).is_some());
@@ -313,16 +316,16 @@ mod tests {
         store.apply_watched_delete(key("a"), &"21".into());
         assert!(store.apply_own_write(key("a"), entry("u", "20", "marked"), true).is_none());
         assert_eq!(store.len(), 0);
-        // An object that we create after that is new.
+        // An object that the operator creates after that is new.
         assert!(store.apply_own_write(key("a"), entry("v", "22", "mine"), true).is_some());
-        // A response to a write before our own deletion.
+        // The response to a write that the operator sent before its deletion.
         store.apply_own_delete(key("a"), &"v".into());
         assert!(store.apply_own_write(key("a"), entry("v", "23", "late"), true).is_none());
         assert_eq!(store.len(), 0);
     }
 
     #[test]
-    fn a_version_that_is_not_a_number_hides_no_own_write() {
+    fn a_version_that_is_not_a_number_hides_no_write_of_the_operator() {
         let mut store = store();
         store.apply_watched(key("a"), entry("u", "", "x"));
         store.apply_watched(key("b"), entry("v", "odd", "x"));
@@ -330,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_in_progress_does_not_hide_an_own_create() {
+    fn a_list_in_progress_does_not_hide_an_object_that_the_operator_creates() {
         let mut store = store();
         store.begin_list();
         store.apply_listed(key("z"), entry("1", "50", "x"));
@@ -362,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn an_old_deletion_does_not_remove_an_object_that_we_created_since() {
+    fn an_old_deletion_does_not_remove_an_object_that_was_created_since() {
         let mut store = store();
         store.apply_own_write(key("a"), entry("second", "20", "mine"), true);
         assert!(store.apply_watched_delete(key("a"), &"15".into()).is_none());
@@ -372,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn an_own_deletion_hides_the_object_until_the_watch_delivers_a_new_one() {
+    fn a_deletion_by_the_operator_hides_the_object_until_the_watch_delivers_a_new_one() {
         let mut store = store();
         store.apply_watched(key("a"), entry("first", "5", "x"));
         assert!(store.apply_own_delete(key("a"), &"another".into()).is_none());
@@ -384,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_removes_missing_objects_but_not_those_that_we_wrote_meanwhile() {
+    fn a_list_removes_missing_objects_but_not_those_written_meanwhile() {
         let mut store = store();
         store.begin_list();
         store.apply_watched(key("kept"), entry("1", "1", "a"));

@@ -1,4 +1,5 @@
-//! Caches against a server with real resource versions: sync, kinds that are not served, own writes, cut connections.
+//! Caches against a server with real resource versions: sync, kinds that are not served, the operator's writes, cut
+//! connections.
 
 use std::sync::Arc;
 
@@ -92,7 +93,7 @@ async fn a_cache_lists_in_pages_and_then_watches() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_own_write_is_in_the_cache_at_once_and_reported_once() {
+async fn a_write_of_the_operator_is_in_the_cache_at_once_and_reported_once() {
     let server = TestApiServer::new();
     let (cache, changes, link, _stop) = cache(&server, 10);
     cache.ready().await;
@@ -170,7 +171,7 @@ async fn errors_are_retried_with_increasing_delays_and_the_cache_is_incomplete_m
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_cache_of_metadata_accepts_own_writes_of_whole_objects() {
+async fn a_cache_of_metadata_accepts_responses_with_complete_objects() {
     let server = TestApiServer::new();
     server.put(MAPS, map("a", "secret"));
     let (client, link) = server.client();

@@ -67,9 +67,9 @@ impl WatchConfig {
     }
 }
 
-/// A cache of a kind's objects, reduced by `project` to the fields that are read, and the future that keeps it up to date
-/// until `stop`. Handlers [subscribe](Cache::subscribe) before the future runs. With `Api<PartialObjectMeta<K>>` the server sends only
-/// metadata.
+/// Returns a cache of a kind's objects, and the future that keeps the cache up to date until `stop`. `project` reduces
+/// each object to the fields that are read. Handlers [subscribe](Cache::subscribe) before the future runs. With
+/// `Api<PartialObjectMeta<K>>` the server sends only metadata.
 pub fn watch<K, V>(
     api: Api<K>,
     config: WatchConfig,
@@ -133,7 +133,8 @@ async fn run<T, V>(
                 tracing::info!(kind, "kind is not served; waiting for it");
             }
             mark_not_served(&cache);
-            // A watcher that cannot resume would try to resume forever. A new one lists the kind when it is served again.
+            // A watcher that cannot resume would try to resume forever. A new one lists the kind when it is served
+            // again.
             events = open();
             match quick_retries {
                 0 => config.absent_retry.delay(failures, &mut jitter),
@@ -194,19 +195,19 @@ fn apply<T: Resource, V: PartialEq + Send + Sync + 'static>(cache: &Cache<V>, ev
             cache.0.store.write().begin_list();
         }
         Event::InitApply(object) => {
-            let key = ObjectKey::of(object.meta());
+            let key = ObjectKey::from_metadata(object.meta());
             let entry = entry(object, project);
             let change = cache.0.store.write().apply_listed(key, entry);
             cache.notify(&change);
         }
         Event::Apply(object) => {
-            let key = ObjectKey::of(object.meta());
+            let key = ObjectKey::from_metadata(object.meta());
             let entry = entry(object, project);
             let change = cache.0.store.write().apply_watched(key, entry);
             cache.notify(&change);
         }
         Event::Delete(object) => {
-            let key = ObjectKey::of(object.meta());
+            let key = ObjectKey::from_metadata(object.meta());
             let version = object.resource_version().unwrap_or_default().as_str().into();
             let change = cache.0.store.write().apply_watched_delete(key, &version);
             cache.notify(&change);

@@ -1,7 +1,7 @@
 //! Decides for each certificate whether the stored one is kept, and issues a new one otherwise.
 //!
-//! A certificate is issued if the stored one is missing, unreadable, due for renewal, made for other names or another
-//! use, made for another duration, or not signed by the current CA.
+//! A certificate is issued if the stored one is missing, unreadable, due for renewal, issued for other names, another
+//! usage or another duration, or not signed by the current CA.
 
 use std::{
     collections::BTreeMap,
@@ -80,7 +80,7 @@ impl CertificateIssuer<'_> {
         let usable = stored.and_then(|stored| {
             let ca = CertifiedKey::from_secret(stored).filter(CertifiedKey::can_sign)?;
             let term = ValidityWindow { lifetime: desired.lifetime, validity: ca.validity };
-            // Upstream virt-operator may leave the annotation out. The validity dates of a CA give the same answer.
+            // Upstream virt-operator may leave the annotation out. The validity dates of a CA show its duration too.
             let fits =
                 stored.duration.as_ref().map_or(term.matches_lifetime(), |text| *text == desired.lifetime.annotation());
             (fits && !term.is_due(None, self.now)).then_some(ca)

@@ -58,11 +58,15 @@ impl InstallationReader {
         Ok(found.map(|namespace| Arc::new(LiveObject::from_metadata(&namespace.metadata))))
     }
 
-    pub(crate) async fn find(&self, config: &DeploymentConfig) -> Result<ClusterState> {
+    pub(crate) async fn read_state(&self, config: &DeploymentConfig) -> Result<ClusterState> {
         let mut objects = Objects::default();
         let mut absent = Vec::new();
         for kind in Kind::ALL {
-            if !self.list(kind, &mut objects).await.with_context(|| format!("listing {}", kind.resource().plural))? {
+            if !self
+                .list_into(kind, &mut objects)
+                .await
+                .with_context(|| format!("listing {}", kind.resource().plural))?
+            {
                 absent.push(kind);
             }
         }
@@ -91,7 +95,7 @@ impl InstallationReader {
     }
 
     /// Whether the cluster serves the kind.
-    pub(crate) async fn has(&self, kind: Kind) -> Result<bool> {
+    pub(crate) async fn serves_kind(&self, kind: Kind) -> Result<bool> {
         let api: Api<DynamicObject> = Api::all_with(self.client(), &kind.resource());
         match api.list_metadata(&ListParams::default().limit(1)).await {
             Ok(_) => Ok(true),
@@ -100,7 +104,7 @@ impl InstallationReader {
         }
     }
 
-    async fn list(&self, kind: Kind, objects: &mut Objects) -> Result<bool> {
+    async fn list_into(&self, kind: Kind, objects: &mut Objects) -> Result<bool> {
         let mut parameters = ListParams::default().labels_from(&managed_selector()).limit(PAGE);
         loop {
             let more = match kind {
@@ -108,7 +112,7 @@ impl InstallationReader {
                     let api: Api<CustomResourceDefinition> = Api::all(self.client());
                     let list = api.list_metadata(&parameters).await?;
                     for item in list.items {
-                        let key = ObjectKey::of(&item.metadata);
+                        let key = ObjectKey::from_metadata(&item.metadata);
                         objects.insert(kind, key, Arc::new(LiveObject::from_metadata(&item.metadata)));
                     }
                     list.metadata.continue_
@@ -121,7 +125,7 @@ impl InstallationReader {
                         Err(error) => bail!(error),
                     };
                     for item in list.items {
-                        let key = ObjectKey::of(&item.metadata);
+                        let key = ObjectKey::from_metadata(&item.metadata);
                         objects.insert(kind, key, Arc::new(LiveObject::new(&item.metadata, item.data)));
                     }
                     list.metadata.continue_

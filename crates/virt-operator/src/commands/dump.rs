@@ -1,5 +1,6 @@
 //! `virt-operator --dump-install-strategy`: writes the install strategy of this release to a ConfigMap, from which the
-//! operator of another release reads it. A Job of that operator runs it, and its environment contains the configuration.
+//! operator of another release reads it. A Job of that operator runs it, and its environment contains the
+//! configuration.
 
 use std::{env, path::Path, process::ExitCode};
 
@@ -26,7 +27,7 @@ async fn dump(arguments: RunArguments) -> Result<()> {
     let config = config(env::var(variable::CONFIG).ok().as_deref(), namespace, &environment)?;
     let reader =
         InstallationReader::connect(&ClusterArguments { kubeconfig: arguments.kubeconfig, context: None }).await?;
-    let monitoring = reader.has(Kind::ServiceMonitor).await?;
+    let monitoring = reader.serves_kind(Kind::ServiceMonitor).await?;
     let monitor = if monitoring { reader.monitor_namespace(&config).await? } else { None };
     let strategy = InstallStrategy::generate(&config, monitor.as_deref(), environment.runbook_url_template.as_deref())?;
     let mut map = config_map(&config, &strategy)?;

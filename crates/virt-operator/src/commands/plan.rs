@@ -15,7 +15,7 @@ use vitivirt_install::{DeploymentConfig, Desired, Environment, Observed, desired
 
 use super::{
     cluster::InstallationReader,
-    render::{environment, read},
+    render::{environment, read_kubevirt},
 };
 use crate::{
     desired::{renew_certificates, timestamp, with_certificates},
@@ -33,7 +33,7 @@ pub(crate) struct PlanArguments {
 }
 
 pub(crate) fn run(arguments: &PlanArguments) -> CommandResult<ExitCode> {
-    let (given, warnings) = read(&arguments.input)?;
+    let (given, warnings) = read_kubevirt(&arguments.input)?;
     let environment = environment(std::env::vars()).or_invalid()?;
     let tokio = tokio::runtime::Builder::new_current_thread().enable_all().build().context("starting")?;
     let object = tokio.block_on(plan(&arguments.cluster, &environment, given))?;
@@ -44,18 +44,18 @@ pub(crate) fn run(arguments: &PlanArguments) -> CommandResult<ExitCode> {
 
 async fn plan(cluster: &ClusterArguments, environment: &Environment, given: KubeVirt) -> Result<PlannedObject> {
     let reader = InstallationReader::connect(cluster).await?;
-    let key = ObjectKey::of(&given.metadata);
+    let key = ObjectKey::from_metadata(&given.metadata);
     let (own, others): (Vec<KubeVirt>, Vec<KubeVirt>) =
-        reader.kubevirts().await?.into_iter().partition(|kubevirt| ObjectKey::of(&kubevirt.metadata) == key);
+        reader.kubevirts().await?.into_iter().partition(|kubevirt| ObjectKey::from_metadata(&kubevirt.metadata) == key);
     let exists = !own.is_empty();
     let kubevirt = as_if_applied(given, own.into_iter().next());
     let config = DeploymentConfig::new(&kubevirt, environment);
-    let found = reader.find(&config).await?;
+    let found = reader.read_state(&config).await?;
     #[expect(clippy::disallowed_methods, reason = "the plan is made for the current time")]
     let now = SystemTime::now();
     let namespace = key.namespace().unwrap_or_default();
     let observed = Observed {
-        first_kubevirt: others.first().map(|other| ObjectKey::of(&other.metadata)),
+        first_kubevirt: others.first().map(|other| ObjectKey::from_metadata(&other.metadata)),
         operator_namespace: namespace.to_owned(),
         architecture: architecture(),
         now: timestamp(now),
@@ -101,7 +101,7 @@ fn planned_object(observed: &Observed, desired: &Desired, plan: &Plan, exists: b
     let problem = vitivirt_install::problem(observed, desired);
     let fine = if writes.is_empty() { "up to date" } else { "no errors found" };
     PlannedObject {
-        identity: (&Target::of::<KubeVirt>(ObjectKey::of(&observed.kubevirt.metadata))).into(),
+        identity: (&Target::of_kind::<KubeVirt>(ObjectKey::from_metadata(&observed.kubevirt.metadata))).into(),
         exists,
         writes: writes.into_iter().map(|write| planned_write(observed, write)).collect(),
         refused: Vec::new(),

@@ -9,7 +9,7 @@ use clap::{Args, ValueEnum};
 use serde_json::Value;
 use vitivirt_api::kubevirt::{GROUP, KIND, KubeVirt};
 use vitivirt_cli::{
-    CommandError, CommandResult, Document, FileArguments, OrInvalid, RenderOutput, print_objects, warn,
+    CommandError, CommandResult, Document, FileArguments, OrInvalid, RenderOutput, print_objects, print_warnings,
 };
 use vitivirt_install::{Cluster, DeploymentConfig, Environment, Installation, RELEASE, certificates::NoCertificates};
 
@@ -40,7 +40,7 @@ enum ClusterApi {
 }
 
 pub(crate) fn run(arguments: &RenderArguments) -> CommandResult<ExitCode> {
-    let (kubevirt, unknown) = read(&arguments.input)?;
+    let (kubevirt, unknown) = read_kubevirt(&arguments.input)?;
     let environment = environment(std::env::vars()).or_invalid()?;
     if vitivirt_install::is_of_another_release(&kubevirt, &environment) {
         let requested = &kubevirt.spec.image_tag;
@@ -50,19 +50,19 @@ pub(crate) fn run(arguments: &RenderArguments) -> CommandResult<ExitCode> {
         )));
     }
     let installation = render(&kubevirt, &environment, &arguments.with, arguments.nodes).or_invalid()?;
-    warn(&unknown);
-    warn(&vitivirt_install::warnings(&kubevirt, Some(&installation)));
+    print_warnings(&unknown);
+    print_warnings(&vitivirt_install::warnings(&kubevirt, Some(&installation)));
     print_objects(objects(&installation), arguments.output.output)?;
     Ok(ExitCode::SUCCESS)
 }
 
 /// The one KubeVirt resource of the files, and warnings about fields that the API server would drop.
-pub(super) fn read(input: &FileArguments) -> CommandResult<(KubeVirt, Vec<String>)> {
+pub(super) fn read_kubevirt(input: &FileArguments) -> CommandResult<(KubeVirt, Vec<String>)> {
     let namespace = input.namespace.as_deref().unwrap_or(DEFAULT_NAMESPACE);
-    find(&vitivirt_cli::read(&input.files)?, namespace).or_invalid()
+    find_kubevirt(&vitivirt_cli::read_manifests(&input.files)?, namespace).or_invalid()
 }
 
-fn find(documents: &[Document], namespace: &str) -> Result<(KubeVirt, Vec<String>)> {
+fn find_kubevirt(documents: &[Document], namespace: &str) -> Result<(KubeVirt, Vec<String>)> {
     let is_kubevirt =
         |document: &Document| document.kind() == KIND && document.api_version().split('/').next() == Some(GROUP);
     let mut found = documents.iter().filter(|document| is_kubevirt(document));
@@ -124,7 +124,7 @@ mod tests {
     const PLAIN: &str = "{apiVersion: kubevirt.io/v1, kind: KubeVirt, metadata: {name: kubevirt}, spec: {}}";
 
     fn parse(text: &str) -> Result<KubeVirt> {
-        find(&vitivirt_cli::parse("file", text)?, DEFAULT_NAMESPACE).map(|(kubevirt, _)| kubevirt)
+        find_kubevirt(&vitivirt_cli::parse_manifests("file", text)?, DEFAULT_NAMESPACE).map(|(kubevirt, _)| kubevirt)
     }
 
     fn rendered(text: &str, with: &[ClusterApi], format: ObjectFormat) -> String {
@@ -185,7 +185,8 @@ mod tests {
             assert!(error.contains(expected), "{error}");
         }
         let misspelt = PLAIN.replace("spec: {}", "spec: {infrra: {replicas: 1}, infra: {}}");
-        let (_, unknown) = find(&vitivirt_cli::parse("file", &misspelt).unwrap(), DEFAULT_NAMESPACE).unwrap();
+        let (_, unknown) =
+            find_kubevirt(&vitivirt_cli::parse_manifests("file", &misspelt).unwrap(), DEFAULT_NAMESPACE).unwrap();
         assert!(unknown.len() == 1 && unknown[0].contains("spec.infrra: unknown field"), "{unknown:?}");
         let patch = PLAIN.replace(
             "spec: {}",

@@ -95,7 +95,8 @@ async fn admit_create(client: &AdmissionClient, request: AdmissionRequest) -> Ad
         Ok(existing) => existing,
         Err(error) => return unavailable(&format!("existing KubeVirt resources could not be listed: {error}")),
     };
-    let existing: Vec<ObjectKey> = existing.iter().map(|kubevirt| ObjectKey::of(&kubevirt.metadata)).collect();
+    let existing: Vec<ObjectKey> =
+        existing.iter().map(|kubevirt| ObjectKey::from_metadata(&kubevirt.metadata)).collect();
     let code = if existing.is_empty() { INVALID } else { FORBIDDEN };
     decide(client, &request.namespace, code, validate_create(&new, &existing)).await
 }
@@ -132,11 +133,11 @@ async fn decide(client: &AdmissionClient, namespace: &str, code: u16, result: Va
 }
 
 async fn admit_delete(client: &AdmissionClient, request: AdmissionRequest) -> AdmissionDecision {
-    let being_deleted = match being_deleted(client, request).await {
-        Ok(being_deleted) => being_deleted,
+    let resources_to_delete = match resources_to_delete(client, request).await {
+        Ok(resources_to_delete) => resources_to_delete,
         Err(decision) => return decision,
     };
-    let Some(guarded) = being_deleted.iter().find(|kubevirt| validation::is_guarded(kubevirt)) else {
+    let Some(guarded) = resources_to_delete.iter().find(|kubevirt| validation::is_guarded(kubevirt)) else {
         return AdmissionDecision::default();
     };
     match client.remaining_workloads().await {
@@ -149,7 +150,7 @@ async fn admit_delete(client: &AdmissionClient, request: AdmissionRequest) -> Ad
 }
 
 /// The resources that the request deletes. If the request does not contain them, they are read from the API server.
-async fn being_deleted(
+async fn resources_to_delete(
     client: &AdmissionClient,
     request: AdmissionRequest,
 ) -> Result<Vec<KubeVirt>, AdmissionDecision> {

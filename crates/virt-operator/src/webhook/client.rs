@@ -73,7 +73,7 @@ impl AdmissionClient {
                 continue;
             };
             let mut examples: Vec<ObjectKey> =
-                list.items.iter().map(|object| ObjectKey::of(&object.metadata)).collect();
+                list.items.iter().map(|object| ObjectKey::from_metadata(&object.metadata)).collect();
             let more = list.metadata.continue_.is_some_and(|token| !token.is_empty());
             examples.truncate(LIST_LIMIT as usize);
             remaining.push(Remaining { kind: display_name, examples, more });

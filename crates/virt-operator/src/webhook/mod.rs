@@ -87,7 +87,8 @@ impl WebhookServer {
         server::serve(listener, Some(tls), limits, respond, stop).await;
     }
 
-    /// The error is the HTTP response to a request that is not a valid AdmissionReview.
+    /// The error is the HTTP response if there is no decision, usually because the request is not a valid
+    /// AdmissionReview.
     async fn respond(&self, request: http::Request<Incoming>) -> Result<HttpResponse, HttpResponse> {
         let path = request.uri().path();
         let Some(endpoint) = WebhookEndpoint::from_path(path) else {
@@ -113,7 +114,11 @@ impl WebhookServer {
             let (operation, refusals) = (endpoint.operation(), decision.refusals.len());
             tracing::info!(operation, refusals, cause = %first, "admission request denied");
         }
-        let mut response = HttpResponse::new(Full::new(Bytes::from(decision.to_json(&uid))));
+        let body = decision.to_json(&uid).map_err(|error| {
+            let message = format!("response cannot be serialized: {error}");
+            plain_text(StatusCode::INTERNAL_SERVER_ERROR, &message)
+        })?;
+        let mut response = HttpResponse::new(Full::new(Bytes::from(body)));
         response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
         Ok(response)
     }

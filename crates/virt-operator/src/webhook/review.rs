@@ -59,9 +59,9 @@ pub(super) struct AdmissionDecision {
 
 impl AdmissionDecision {
     /// The body of the HTTP response.
-    pub(super) fn to_json(&self, uid: &str) -> Vec<u8> {
+    pub(super) fn to_json(&self, uid: &str) -> Result<Vec<u8>, serde_json::Error> {
         let review = OutgoingReview { api_version: API_VERSION, kind: KIND, response: self.response(uid) };
-        serde_json::to_vec(&review).unwrap_or_default()
+        serde_json::to_vec(&review)
     }
 
     fn response<'a>(&'a self, uid: &'a str) -> AdmissionResponse<'a> {

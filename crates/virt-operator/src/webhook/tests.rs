@@ -133,7 +133,7 @@ impl TestWebhook {
         (status, String::from_utf8(body.to_vec()).unwrap())
     }
 
-    /// Sends an AdmissionReview and returns the `response` of the answer.
+    /// Sends an AdmissionReview and returns the `response` of the AdmissionReview that the server sends back.
     async fn review(&self, operation: &str, parts: Value) -> Value {
         let path = format!("/kubevirt-validate-{}", operation.to_lowercase());
         let (status, body) = self.post(&path, admission_review(operation, &parts).to_string()).await;
@@ -277,7 +277,7 @@ async fn a_second_kubevirt_resource_is_denied() {
     assert!(message(&response).contains("etcd is down") && message(&response).ends_with("try again"), "{response}");
 }
 
-fn guarded() -> Value {
+fn kubevirt_with_workload_protection() -> Value {
     kubevirt(&json!({"uninstallStrategy": "BlockUninstallIfWorkloadsExist"}))
 }
 
@@ -293,7 +293,7 @@ async fn deletion_is_denied_while_workloads_exist_if_the_uninstall_strategy_says
     assert_eq!(response["allowed"], true);
     assert_eq!(api.requests(), [""; 0]);
 
-    let response = webhook.review("DELETE", json!({"oldObject": guarded()})).await;
+    let response = webhook.review("DELETE", json!({"oldObject": kubevirt_with_workload_protection()})).await;
     assert_eq!((&response["allowed"], &response["status"]["code"]), (&json!(false), &json!(403)));
     let expected = "there are still Virtual Machine Instances present (shop/a) and Virtual Machine Instance Replica Sets \
                     present (shop/r, shop/s), and";
@@ -306,14 +306,19 @@ async fn deletion_is_denied_while_workloads_exist_if_the_uninstall_strategy_says
 #[tokio::test]
 async fn kinds_that_are_not_served_have_no_objects() {
     let webhook = TestWebhook::start(&FakeApiServer::with_lists(json!({})), LIMITS).await;
-    assert_eq!(webhook.review("DELETE", json!({"oldObject": guarded()})).await["allowed"], true);
+    assert_eq!(
+        webhook.review("DELETE", json!({"oldObject": kubevirt_with_workload_protection()})).await["allowed"],
+        true
+    );
 }
 
 #[tokio::test]
 async fn objects_that_a_delete_request_does_not_contain_are_read_from_the_api_server() {
     let one = FakeApiServer::new(|uri| {
         Some(match uri {
-            "GET /apis/kubevirt.io/v1/namespaces/kubevirt/kubevirts/kubevirt" => (200, guarded()),
+            "GET /apis/kubevirt.io/v1/namespaces/kubevirt/kubevirts/kubevirt" => {
+                (200, kubevirt_with_workload_protection())
+            }
             uri if uri.contains("/virtualmachines?") => {
                 (200, json!({"metadata": {"continue": "x"}, "items": [object("a", "b"), object("a", "c")]}))
             }
@@ -325,7 +330,9 @@ async fn objects_that_a_delete_request_does_not_contain_are_read_from_the_api_se
     assert!(message(&response).contains("Virtual Machines present (a/b, a/c and others)"), "{response}");
     assert_eq!(webhook.review("DELETE", json!({"name": "gone"})).await["allowed"], true);
 
-    let several = FakeApiServer::with_lists(json!({"kubevirts": [guarded()], "virtualmachines": [object("a", "b")]}));
+    let several = FakeApiServer::with_lists(
+        json!({"kubevirts": [kubevirt_with_workload_protection()], "virtualmachines": [object("a", "b")]}),
+    );
     let webhook = TestWebhook::start(&several, LIMITS).await;
     assert_eq!(webhook.review("DELETE", json!({"name": ""})).await["allowed"], false);
     assert_eq!(several.requests()[0], "GET /apis/kubevirt.io/v1/namespaces/kubevirt/kubevirts?&limit=2");
@@ -334,9 +341,10 @@ async fn objects_that_a_delete_request_does_not_contain_are_read_from_the_api_se
 #[tokio::test(start_paused = true)]
 async fn a_hanging_api_server_ends_the_request_with_503_in_time() {
     let client = AdmissionClient::new(FakeApiServer::new(|_| None).client());
-    let request: AdmissionRequest =
-        review::parse_review(admission_review("DELETE", &json!({"oldObject": guarded()})).to_string().as_bytes())
-            .unwrap();
+    let request: AdmissionRequest = review::parse_review(
+        admission_review("DELETE", &json!({"oldObject": kubevirt_with_workload_protection()})).to_string().as_bytes(),
+    )
+    .unwrap();
     let begin = tokio::time::Instant::now();
     let decision = admit(&client, WebhookEndpoint::Delete, request).await;
     assert!(begin.elapsed() < LIMITS.request_timeout);

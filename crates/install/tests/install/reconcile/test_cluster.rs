@@ -50,7 +50,7 @@ impl Reconcile {
 
     pub(crate) fn is_silent(&self) -> bool {
         self.outcome.written == 0
-            && self.plan.is_settled()
+            && self.plan.is_empty()
             && self.report.events.is_empty()
             && self.report.status.as_ref().is_none_or(|status| !status.differs())
     }

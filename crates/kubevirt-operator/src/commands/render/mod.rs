@@ -1,7 +1,7 @@
 //! `kubevirt-operator render`: the objects that the operator creates for a Machine, without a cluster.
 //!
-//! It is the operator's own plan, for a cluster that has every API and contains only what is in the files. So the output
-//! cannot differ from what the operator writes.
+//! It is the operator's own plan, for a cluster that has every API and contains only what is in the files. So the
+//! output cannot differ from what the operator writes.
 
 use std::{
     collections::{BTreeMap, btree_map::Entry},
@@ -11,7 +11,7 @@ use std::{
 use clap::Args;
 use serde_json::{Value, json};
 use vitivirt_api::{Body, ObjectKey, Outcome, Stop, Target, Write};
-use vitivirt_cli::{CommandResult, FileArguments, OrInvalid, RenderOutput, print_objects, warn};
+use vitivirt_cli::{CommandResult, FileArguments, OrInvalid, RenderOutput, print_objects, print_warnings};
 use vitivirt_machine::Assessed;
 
 use super::{
@@ -31,10 +31,10 @@ pub(crate) struct RenderArguments {
 
 /// Prints objects to standard output and problems to standard error.
 pub(crate) fn run(arguments: &RenderArguments) -> CommandResult<ExitCode> {
-    let documents = vitivirt_cli::read(&arguments.input.files)?;
+    let documents = vitivirt_cli::read_manifests(&arguments.input.files)?;
     let namespace = arguments.input.namespace.as_deref().unwrap_or(DEFAULT_NAMESPACE);
     let files = Files::from_documents(&documents, namespace).or_invalid()?;
-    warn(&files.warnings);
+    print_warnings(&files.warnings);
     let Rendered { objects, problems, .. } = render(files)?;
     for problem in &problems {
         eprintln!("error: {problem}");
@@ -47,22 +47,22 @@ pub(crate) fn run(arguments: &RenderArguments) -> CommandResult<ExitCode> {
 struct Rendered {
     objects: Vec<Value>,
     /// The index of each object, by kind and name.
-    places: BTreeMap<String, usize>,
+    positions: BTreeMap<String, usize>,
     problems: Vec<String>,
 }
 
 impl Rendered {
     /// Adds an object once: two Machines on one network share its NetworkAttachmentDefinition.
     fn add(&mut self, object: Value) {
-        if let Entry::Vacant(place) = self.places.entry(name_of(&object)) {
-            place.insert(self.objects.len());
+        if let Entry::Vacant(position) = self.positions.entry(name_of(&object)) {
+            position.insert(self.objects.len());
             self.objects.push(object);
         }
     }
 
-    fn has_different(&self, object: &Value) -> bool {
-        let place = self.places.get(&name_of(object)).and_then(|place| self.objects.get(*place));
-        place.is_some_and(|other| other != object)
+    fn has_different_version_of(&self, object: &Value) -> bool {
+        let present = self.positions.get(&name_of(object)).and_then(|position| self.objects.get(*position));
+        present.is_some_and(|other| other != object)
     }
 }
 
@@ -80,17 +80,19 @@ fn render(mut files: Files) -> anyhow::Result<Rendered> {
         let assessed = Assessed::new(files.observed(machine.clone())?);
         let plan = vitivirt_machine::plan(&assessed)?;
         let created = plan.steps.iter().flat_map(|step| &step.writes).filter_map(|write| match write {
-            Write::Create { target, body } => Some(complete(target, body)),
+            Write::Create { target, body } => Some(with_identity(target, body)),
             _ => None,
         });
         let created: Vec<Value> = created.collect();
-        let problem = match created.iter().find(|object| rendered.has_different(object)) {
+        let problem = match created.iter().find(|object| rendered.has_different_version_of(object)) {
             Some(object) => Some(format!("NameTaken: another Machine in the files also needs {}", name_of(object))),
             None if created.is_empty() => problem(&assessed, &plan),
             None => None,
         };
         match problem {
-            Some(problem) => rendered.problems.push(format!("Machine {}: {problem}", ObjectKey::of(&machine.metadata))),
+            Some(problem) => {
+                rendered.problems.push(format!("Machine {}: {problem}", ObjectKey::from_metadata(&machine.metadata)));
+            }
             None => created.into_iter().for_each(|object| rendered.add(object)),
         }
     }
@@ -106,7 +108,7 @@ fn problem(assessed: &Assessed, plan: &vitivirt_api::Plan) -> Option<String> {
 }
 
 /// The body with its apiVersion, kind and name, as the executor sends it.
-fn complete(target: &Target, body: &Body) -> Value {
+fn with_identity(target: &Target, body: &Body) -> Value {
     let mut object = json!({
         "apiVersion": target.resource.api_version,
         "kind": target.resource.kind,

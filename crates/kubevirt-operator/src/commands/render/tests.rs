@@ -12,7 +12,8 @@ const NETWORKS: &str = include_str!("../../../../../examples/networks.yaml");
 const CLOUD_INIT: &str = include_str!("../../../../../examples/cloud-init-vm.yaml");
 
 fn files(texts: &[&str]) -> Result<Files> {
-    let documents: Vec<_> = texts.iter().flat_map(|text| vitivirt_cli::parse("file", text).unwrap()).collect();
+    let documents: Vec<_> =
+        texts.iter().flat_map(|text| vitivirt_cli::parse_manifests("file", text).unwrap()).collect();
     Files::from_documents(&documents, DEFAULT_NAMESPACE)
 }
 
@@ -20,7 +21,7 @@ fn rendered(texts: &[&str]) -> Rendered {
     render(files(texts).unwrap()).unwrap()
 }
 
-fn text(files: &[&str]) -> String {
+fn rendered_yaml(files: &[&str]) -> String {
     let Rendered { objects, problems, .. } = rendered(files);
     assert!(problems.is_empty(), "{problems:?}");
     write(&objects, ObjectFormat::Yaml)
@@ -40,22 +41,22 @@ fn problems(yaml: &str) -> Vec<String> {
 
 #[test]
 fn basic_vm() {
-    insta::assert_snapshot!(text(&[BASIC]));
+    insta::assert_snapshot!(rendered_yaml(&[BASIC]));
 }
 
 #[test]
 fn custom_vm() {
-    insta::assert_snapshot!(text(&[CUSTOM]));
+    insta::assert_snapshot!(rendered_yaml(&[CUSTOM]));
 }
 
 #[test]
 fn networked_vm() {
-    insta::assert_snapshot!(text(&[NETWORKED, NETWORKS]));
+    insta::assert_snapshot!(rendered_yaml(&[NETWORKED, NETWORKS]));
 }
 
 #[test]
 fn cloud_init_vm() {
-    insta::assert_snapshot!(text(&[CLOUD_INIT]));
+    insta::assert_snapshot!(rendered_yaml(&[CLOUD_INIT]));
 }
 
 #[test]
@@ -63,7 +64,7 @@ fn printed_objects_can_be_parsed_again() {
     for files in [&[BASIC][..], &[CUSTOM], &[NETWORKED, NETWORKS], &[CLOUD_INIT]] {
         let Rendered { objects, .. } = rendered(files);
         for format in [ObjectFormat::Yaml, ObjectFormat::Json] {
-            let printed = vitivirt_cli::parse("printed", &write(&objects, format)).unwrap();
+            let printed = vitivirt_cli::parse_manifests("printed", &write(&objects, format)).unwrap();
             assert_eq!(printed.into_iter().map(|document| document.object).collect::<Vec<_>>(), objects);
         }
     }
@@ -179,7 +180,7 @@ fn an_object_without_a_namespace_is_in_the_given_one() {
         let machine = format!(
             "apiVersion: vitistack.io/v1alpha1\nkind: Machine\nmetadata: {metadata}\nspec: {{template: small}}\n"
         );
-        let documents = vitivirt_cli::parse("file", &machine).unwrap();
+        let documents = vitivirt_cli::parse_manifests("file", &machine).unwrap();
         let objects = render(Files::from_documents(&documents, "elsewhere").unwrap()).unwrap().objects;
         assert!(!objects.is_empty() && objects.iter().all(|object| object["metadata"]["namespace"] == "elsewhere"));
     }

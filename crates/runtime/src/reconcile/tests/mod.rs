@@ -1,5 +1,5 @@
-//! Reconciles against a server: what they write, in which order, what stops them, and that the failure of one object does
-//! not affect others.
+//! Reconciles against a server: what they write, in which order, what stops them, and that the failure of one object
+//! does not affect others.
 
 mod writes;
 
@@ -32,7 +32,7 @@ use crate::{
 const MAPS: &str = "/api/v1/configmaps";
 
 fn target(name: &str) -> Target {
-    Target::of::<ConfigMap>(ObjectKey::namespaced("ns", name))
+    Target::of_kind::<ConfigMap>(ObjectKey::namespaced("ns", name))
 }
 
 fn create(name: &str) -> Write {
@@ -96,7 +96,7 @@ async fn an_existing_foreign_object_is_a_name_conflict_and_stays_unchanged() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_cache_learns_of_an_own_create_whose_response_was_lost() {
+async fn the_cache_learns_of_a_create_whose_response_was_lost() {
     let server = TestApiServer::new();
     server.put(MAPS, json!({ "metadata": { "name": "a", "namespace": "ns" }, "data": { "whose": "ours" } }));
     let (cache, watching) = cache(&server);
@@ -132,7 +132,7 @@ async fn an_object_that_was_created_again_is_neither_changed_nor_deleted() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_cache_contains_own_writes_at_once() {
+async fn the_cache_contains_writes_of_the_operator_at_once() {
     let server = TestApiServer::new();
     let (cache, watching) = cache(&server);
     tokio::spawn(watching);
@@ -404,7 +404,7 @@ async fn a_name_conflict_is_retried_slowly_and_more_often_with_a_short_resync() 
         tokio::time::sleep(Duration::from_secs(600)).await;
         assert!(reconciles.contains(&test.reconciles("a").len()), "{}", test.reconciles("a").len());
         assert!(test.metrics.encode().unwrap().contains("error_type=\"NameTaken\""));
-        // After the conflicting object is deleted, the retry succeeds without a change of our object.
+        // After the conflicting object is deleted, the retry succeeds without a change of the reconciled object.
         test.server.remove(MAPS, "ns", "a");
         tokio::time::sleep(Duration::from_secs(310)).await;
         assert!(test.server.get(MAPS, "ns", "a").is_some());

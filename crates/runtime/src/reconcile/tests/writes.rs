@@ -143,8 +143,8 @@ fn status(uid: &str, phase: &str) -> StatusWrite {
     StatusWrite { target: target("a"), uid: uid.to_owned(), observed: Value::Null, desired }
 }
 
-/// The server accepts any UID in a status of a custom resource. Here the object was created again, and the cache does not
-/// know it yet.
+/// The server accepts any UID in a status of a custom resource. Here the object was created again, and the cache does
+/// not know it yet.
 #[tokio::test(start_paused = true)]
 async fn a_status_is_not_written_to_an_object_that_was_created_again() {
     let server = TestApiServer::new();
@@ -212,7 +212,7 @@ async fn a_write_that_waits_for_the_rate_limit_longer_than_the_lease_is_not_sent
 
 /// Another client removed the label that the cache selects.
 #[tokio::test(start_paused = true)]
-async fn an_own_object_that_lost_its_labels_is_found_and_repaired() {
+async fn an_object_of_the_operator_that_lost_its_labels_is_found_and_repaired() {
     let server = TestApiServer::new();
     let uid = uid(&live(&server));
     let (client, _) = server.client();

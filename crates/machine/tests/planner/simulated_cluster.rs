@@ -16,26 +16,26 @@ use vitivirt_machine::{
     vmi_spec::{comparable_spec, references_secret},
 };
 
-pub(crate) struct World {
+pub(crate) struct SimulatedCluster {
     pub(crate) observed: Observed,
     /// The Machine object is deleted.
-    pub(crate) gone: bool,
+    pub(crate) machine_deleted: bool,
     uids: u32,
 }
 
 pub(crate) const UID: &str = "5e6f5d0a-52a5-4a7c-9d38-2f1f0f6f3d11";
 
 /// A Machine with a running guest.
-pub(crate) fn running(spec: MachineSpec) -> World {
-    let mut world = World::new(spec).with_network("prod");
-    world.settle();
-    world.bind_pvcs();
-    world.start_guest("Running");
-    world.settle();
-    world
+pub(crate) fn running(spec: MachineSpec) -> SimulatedCluster {
+    let mut cluster = SimulatedCluster::new(spec).with_network("prod");
+    cluster.reconcile_until_up_to_date();
+    cluster.bind_pvcs();
+    cluster.start_guest("Running");
+    cluster.reconcile_until_up_to_date();
+    cluster
 }
 
-impl World {
+impl SimulatedCluster {
     pub(crate) fn new(spec: MachineSpec) -> Self {
         let mut machine = Machine { spec, ..Machine::default() };
         machine.metadata.name = Some("web".to_owned());
@@ -53,7 +53,7 @@ impl World {
             storage_classes: vec![class("standard", true), class("fast-ssd", false)],
             ..Observed::new(machine, Timestamp::UNIX_EPOCH).unwrap()
         };
-        World { observed, gone: false, uids: 0 }
+        SimulatedCluster { observed, machine_deleted: false, uids: 0 }
     }
 
     pub(crate) fn with_network(mut self, name: &str) -> Self {
@@ -116,7 +116,7 @@ impl World {
     }
 
     /// Reconciles until nothing is written any more.
-    pub(crate) fn settle(&mut self) {
+    pub(crate) fn reconcile_until_up_to_date(&mut self) {
         for _ in 0..10 {
             let (plan, report) = self.reconcile();
             if plan.write_count() == 0 && !report.status.is_some_and(|status| status.differs()) {
@@ -252,7 +252,8 @@ impl World {
             "Machine" => {
                 let finalizers = self.observed.machine.metadata.finalizers.as_mut().unwrap();
                 assert_eq!(finalizers.remove(index), expected);
-                self.gone = self.observed.machine.metadata.deletion_timestamp.is_some() && finalizers.is_empty();
+                self.machine_deleted =
+                    self.observed.machine.metadata.deletion_timestamp.is_some() && finalizers.is_empty();
             }
             "NetworkConfiguration" => {
                 let network = self.observed.networks.get_mut(name).unwrap();
