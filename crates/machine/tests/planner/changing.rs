@@ -274,7 +274,7 @@ fn the_first_and_the_last_feature_are_listed_by_name() {
         world.settle();
         restart_required(&mut world, true);
         assert!(
-            restart_message(&world).unwrap().contains(": spec.domain.features.acpi;"),
+            restart_message(&world).unwrap().contains("to apply spec.domain.features.acpi;"),
             "{:?}",
             restart_message(&world)
         );
