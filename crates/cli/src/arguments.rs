@@ -13,16 +13,16 @@ const LONGEST_HELP: usize = 80;
 pub const EXIT_STATUS: &str = "\
 Exit status:
   0  Everything can be applied
-  1  A change would be refused, or the input is invalid
-  2  The answer is unknown: a file or the cluster cannot be read, or an argument is invalid";
+  1  A change would be rejected, or the input is invalid
+  2  The result is unknown: a file or the cluster cannot be read, or an argument is invalid";
 
 /// The objects that a command works on.
 #[derive(Debug, Clone, Args)]
 pub struct FileArguments {
-    /// File with objects in YAML or JSON, - for standard input; can be repeated
+    /// File with objects in YAML or JSON, or - for standard input; can be repeated
     #[arg(short = 'f', long = "filename", value_name = "FILE", required = true)]
     pub files: Vec<PathBuf>,
-    /// Namespace of objects in the files that have none
+    /// Namespace for objects in the files that do not specify one
     #[arg(short, long, value_parser = namespace_name)]
     pub namespace: Option<String>,
 }
@@ -30,10 +30,12 @@ pub struct FileArguments {
 /// The cluster that a command reads.
 #[derive(Debug, Clone, Default, Args)]
 pub struct ClusterArguments {
-    /// Path to the kubeconfig file [env: KUBECONFIG; in a pod: its service account]
+    /// Path to the kubeconfig file
+    ///
+    /// Default: the KUBECONFIG environment variable, ~/.kube/config, or the service account of the pod.
     #[arg(long, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
-    /// Context of the kubeconfig [default: its current context]
+    /// Name of the kubeconfig context [default: the current context]
     #[arg(long, value_name = "NAME")]
     pub context: Option<String>,
 }

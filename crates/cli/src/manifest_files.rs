@@ -31,7 +31,7 @@ pub fn read_manifests(files: &[PathBuf]) -> CommandResult<Vec<Document>> {
         } else {
             (file.display().to_string(), fs::read_to_string(file))
         };
-        let text = text.with_context(|| format!("reading {origin}"))?;
+        let text = text.with_context(|| format!("cannot read {origin}"))?;
         documents.extend(parse_manifests(&origin, &text).or_invalid()?);
     }
     Ok(documents)
@@ -41,11 +41,7 @@ pub fn read_manifests(files: &[PathBuf]) -> CommandResult<Vec<Document>> {
 pub fn parse_manifests(origin: &str, text: &str) -> Result<Vec<Document>> {
     let values: Vec<Value> = match serde_saphyr::from_multiple(text) {
         Ok(values) => values,
-        // The removed part of the message names an option of the parser, which a user cannot set.
-        Err(error) => bail!(
-            "{origin}: invalid YAML: {}",
-            error.to_string().replace(", set DuplicateKeyPolicy in Options if acceptable", "")
-        ),
+        Err(error) => bail!("{origin}: invalid YAML: {}", yaml_error(&error.to_string())),
     };
     let values: Vec<Value> = values.into_iter().filter(|value| !value.is_null()).collect();
     let is_only = values.len() == 1;
@@ -57,9 +53,16 @@ pub fn parse_manifests(origin: &str, text: &str) -> Result<Vec<Document>> {
     Ok(documents)
 }
 
+/// The cause and its position. The parser's message continues with an excerpt of the file, and may name an option of the
+/// parser, which a user cannot set.
+fn yaml_error(message: &str) -> String {
+    let first = message.lines().next().unwrap_or_default();
+    first.trim_start_matches("error: ").replace(", set DuplicateKeyPolicy in Options if acceptable", "")
+}
+
 fn flatten(origin: String, mut object: Value, into: &mut Vec<Document>) -> Result<()> {
     if !object.is_object() {
-        bail!("{origin}: not a Kubernetes object: it has no fields");
+        bail!("{origin}: not a Kubernetes object: must be a mapping with apiVersion, kind and metadata");
     }
     let is_list = object.get("kind").and_then(Value::as_str).is_some_and(|kind| kind.ends_with("List"));
     match object.get_mut("items").map(Value::take) {
@@ -165,11 +168,11 @@ items: [1]
     #[test]
     fn an_error_names_the_file_and_the_place_in_it() {
         for (text, expected) in [
-            ("{", "file: invalid YAML: "),
+            ("{", "file: invalid YAML: line 1 column 1: "),
             ("just words", "file: not a Kubernetes object"),
             ("{kind: List, items: [5]}", "file, items[0]: not a Kubernetes object"),
             ("{a: 1}\n---\n5", "file, document 2: not a Kubernetes object"),
-            ("{a: 1, a: 2}", "duplicate mapping key: a\n"),
+            ("{a: 1, a: 2}", "file: invalid YAML: line 1 column 8: duplicate mapping key: a"),
         ] {
             let error = format!("{:#}", parse_manifests("file", text).unwrap_err());
             assert!(error.contains(expected), "{error}");
@@ -180,7 +183,7 @@ items: [1]
     fn a_file_that_cannot_be_read_exits_with_2_and_one_that_is_invalid_with_1() {
         let error = read_manifests(&["/no/such/file".into()]).unwrap_err();
         assert_eq!(error.exit_status(), 2);
-        assert!(format!("{:#}", error.error()).contains("reading /no/such/file"), "{error:?}");
+        assert!(format!("{:#}", error.error()).contains("cannot read /no/such/file"), "{error:?}");
         let error = read_manifests(&[concat!(env!("CARGO_MANIFEST_DIR"), "/src/lib.rs").into()]).unwrap_err();
         assert_eq!(error.exit_status(), 1);
     }

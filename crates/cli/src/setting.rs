@@ -104,7 +104,7 @@ pub(crate) fn namespace_name(text: &str) -> Result<String, String> {
     if is_label(text) {
         Ok(text.to_owned())
     } else {
-        Err("must consist of lower-case letters, digits and dashes".to_owned())
+        Err("must consist of lower-case letters, digits and hyphens".to_owned())
     }
 }
 

@@ -12,7 +12,7 @@ pub(crate) fn ineligible_message(observed: &Observed) -> Option<String> {
     let namespace = observed.kubevirt.metadata.namespace.as_deref().unwrap_or_default();
     if let Some(first) = &observed.first_kubevirt {
         return Some(format!(
-            "There is an active KubeVirt deployment: KubeVirt {first} is older, and a cluster has only one \
+            "There is an active KubeVirt deployment: KubeVirt {first} is older, and a cluster can have only one \
              installation; delete this KubeVirt resource or the other one"
         ));
     }

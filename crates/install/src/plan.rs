@@ -120,7 +120,7 @@ fn dump_strategy_job(observed: &Observed, config: &DeploymentConfig) -> Result<S
     let Some(result) = live.job_result.filter(|_| !live.deleting) else { return Ok(step.wait(waiting(running, None))) };
     let how = if result.failed { "failed" } else { "ended without a result" };
     let message = format!(
-        "Job {key}, which extracts the install strategy of KubeVirt {version} from {image}, {how}; see its log. The \
+        "Job {key}, which extracts the install strategy of KubeVirt {version} from {image}, {how}; see its log; the \
          operator retries automatically"
     );
     let since = Duration::from_secs(observed.now.duration_since(result.at).as_secs().try_into().unwrap_or_default());
@@ -191,7 +191,7 @@ impl Planner<'_> {
         }
         step.wait = match deleted {
             Some(target) => {
-                let message = format!("{target} is being deleted; the operator creates it again after that");
+                let message = format!("{target} is being deleted; the operator creates it again when it is gone");
                 Some(Wait { reason: wait::DELETION, message, requeue_after: None })
             }
             None => self.await_rollout(wave, written),

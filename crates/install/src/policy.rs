@@ -77,14 +77,14 @@ fn validations() -> Vec<Validation> {
     vec![
         forbidden(&own_node, "virt-handler may change only the node that it runs on"),
         forbidden("object.spec == oldObject.spec", "virt-handler may not change the spec of a node"),
-        forbidden(&metadata, "of a node's metadata virt-handler may change labels and annotations only"),
+        forbidden(&metadata, "virt-handler may change only labels and annotations in the metadata of a node"),
         forbidden(
             &unchanged("labels", "key.contains('kubevirt.io') || key == 'cpumanager'"),
-            "of a node's labels virt-handler may add, change and remove KubeVirt's only",
+            "virt-handler may add, change and remove only KubeVirt's labels of a node",
         ),
         forbidden(
             &unchanged("annotations", "key.contains('kubevirt.io')"),
-            "of a node's annotations virt-handler may add, change and remove KubeVirt's only",
+            "virt-handler may add, change and remove only KubeVirt's annotations of a node",
         ),
     ]
 }

@@ -21,9 +21,9 @@ use crate::{
 };
 
 const MESSAGE_LIMIT: usize = 1024;
-const NOT_REMOVED: &str = "This version of the operator does not remove an installation; to delete only the KubeVirt \
-    resource, delete ValidatingWebhookConfiguration virt-operator-validator and remove the finalizer \
-    foregroundDeleteKubeVirt";
+const NOT_REMOVED: &str = "This version of the operator cannot uninstall KubeVirt; to delete only the KubeVirt \
+ resource, delete ValidatingWebhookConfiguration virt-operator-validator and remove the finalizer \
+ foregroundDeleteKubeVirt";
 /// How long an installation may wait before the conditions say for what.
 const QUIET_PERIOD: SignedDuration = SignedDuration::from_secs(20);
 /// When to reconcile again although no watch event may come.
@@ -122,8 +122,8 @@ fn warning_events(
     let warnings = all_warnings(kubevirt, desired.installation().map(|installation| &**installation)).into_iter();
     let mut events: Vec<_> = warnings.map(|warning| (EventKind::Warning, warning.reason, warning.message)).collect();
     if kubevirt.spec.infra.as_ref().is_some_and(|infra| infra.replicas.is_some()) {
-        let message =
-            "spec.infra.replicas is an advanced setting: it sets the replicas of every infrastructure component";
+        let message = "spec.infra.replicas is an advanced setting: it sets the number of replicas of every infrastructure \
+             component";
         events.push((EventKind::Warning, event_reason::REPLICAS, message.to_owned()));
     }
     events
@@ -155,7 +155,7 @@ fn failure(desired: &Desired, outcome: &Outcome) -> Option<Failure> {
         Stop::NameConflict { target, .. } => Some(Failure::invalid(
             NAME_TAKEN,
             format!(
-                "{target} already exists and is not managed by this operator; delete or rename it. The operator retries \
+                "{target} already exists and is not managed by this operator; delete it; the operator retries \
                  automatically"
             ),
         )),

@@ -54,8 +54,8 @@ pub(crate) fn all_warnings(kubevirt: &KubeVirt, installation: Option<&Installati
     let unused = installation.into_iter().flat_map(|installation| installation.unused_customizations.iter().cloned());
     let account = (!spec.monitor_account.is_empty() && !is_subdomain(&spec.monitor_account)).then(|| {
         format!(
-            "spec.monitorAccount: invalid value {:?}: must be the name of a ServiceAccount such as prometheus-k8s; KubeVirt \
-             is not monitored",
+            "spec.monitorAccount: invalid value {:?}: must be the name of a ServiceAccount such as prometheus-k8s; \
+             until then KubeVirt is not monitored",
             spec.monitor_account
         )
     });
@@ -71,20 +71,26 @@ fn deprecated(kubevirt: &KubeVirt) -> Vec<String> {
     let gates = configuration.feature_gates().iter().filter_map(|gate| {
         let what = match gate.as_str() {
             known if ALWAYS_ON.contains(&known) => "is always enabled in this release; remove it from the list",
-            known if DEPRECATED.contains(&known) => "is deprecated and will be ignored in a later release",
-            known if REMOVED.contains(&known) => "has no effect: this release no longer has the feature",
+            known if DEPRECATED.contains(&known) => {
+                "is deprecated and will be ignored in a later release; remove it from the list"
+            }
+            known if REMOVED.contains(&known) => {
+                "has no effect, because this release no longer has the feature; remove it from the list"
+            }
             _ => return None,
         };
-        Some(format!("feature gate {gate} {what}"))
+        Some(format!("spec.configuration.developerConfiguration.featureGates: {gate} {what}"))
     });
     let slirp = configuration.extra.get("network").and_then(|network| network.get("permitSlirpInterface"));
     let slirp = slirp.map(|_: &Value| {
-        "spec.configuration.network.permitSlirpInterface has no effect: KubeVirt no longer has slirp interfaces"
+        "spec.configuration.network.permitSlirpInterface has no effect: KubeVirt no longer supports slirp \
+         interfaces; remove the field"
             .to_owned()
     });
     let architectures = configuration.architecture_configuration.as_ref();
     let ppc64le = architectures.and_then(|architectures| architectures.extra.get("ppc64le")).map(|_: &Value| {
-        "spec.configuration.architectureConfiguration.ppc64le has no effect: KubeVirt no longer supports ppc64le"
+        "spec.configuration.architectureConfiguration.ppc64le has no effect: KubeVirt no longer supports ppc64le; \
+         remove the field"
             .to_owned()
     });
     let older = kubevirt.spec.self_signed().into_iter().flat_map(|settings| {
@@ -95,7 +101,9 @@ fn deprecated(kubevirt: &KubeVirt) -> Vec<String> {
         ]
         .into_iter()
         .filter(|(_, _, given)| *given)
-        .map(|(older, newer, _)| format!("selfSigned.{older} is deprecated; use selfSigned.{newer}"))
+        .map(|(older, newer, _)| {
+            format!("spec.certificateRotateStrategy.selfSigned.{older} is deprecated; use {newer}")
+        })
     });
     gates.chain(slirp).chain(old_device_type_fields(configuration)).chain(ppc64le).chain(older).collect()
 }

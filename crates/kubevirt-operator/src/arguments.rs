@@ -18,8 +18,8 @@ use crate::commands::{plan::PlanArguments, render::RenderArguments};
 
 const INTERVAL: DurationParser =
     DurationParser { least: Duration::from_secs(1), most: Duration::from_secs(24 * 60 * 60) };
-const NAMESPACE_EXPECTED: &str = "must be the name of one namespace";
-const ADDRESS_EXPECTED: &str = "must be an address and a port such as 127.0.0.1:8080, or only a port such as :8080";
+const NAMESPACE_EXPECTED: &str = "must be the name of a single namespace";
+const ADDRESS_EXPECTED: &str = "must be an address and a port such as 127.0.0.1:8080, or a port alone such as :8080";
 
 #[derive(Debug, Parser)]
 #[command(
@@ -46,31 +46,34 @@ pub(crate) enum Command {
     Crds,
     /// Print the objects that the operator creates for Machines, without a cluster
     ///
-    /// The files contain Machines and what these refer to: NetworkConfigurations, Secrets and StorageClasses. The output
-    /// is for reading and comparing: values that a cluster assigns, such as UIDs, and values that follow from them are
-    /// placeholders. Problems of a Machine are printed to standard error. The namespace of objects that have none is
-    /// --namespace, otherwise default.
+    /// The files contain Machines and the objects that they refer to: NetworkConfigurations, Secrets and
+    /// StorageClasses. The output is for reading and comparing, not for kubectl apply: values that a cluster assigns,
+    /// such as UIDs, and values derived from them are placeholders. Problems with a Machine are printed to standard
+    /// error. Objects without a namespace get the one from --namespace, or the namespace default.
     #[command(after_help = EXIT_STATUS)]
     Render(RenderArguments),
     /// Show what Machines would change in the cluster; writes nothing
     ///
-    /// The files contain Machines, and NetworkConfigurations and Secrets that are applied with them. For every field
-    /// that changes, the plan shows whether a running guest sees it at once or after a restart. The namespace of objects
-    /// that have none is --namespace, otherwise that of the kubeconfig context.
+    /// The files contain Machines, and NetworkConfigurations and Secrets that are applied with them. For each field
+    /// that changes, the plan shows whether a running guest sees the change immediately or after a restart. Objects
+    /// without a namespace get the one from --namespace, or that of the kubeconfig context.
     #[command(after_help = EXIT_STATUS)]
     Plan(PlanArguments),
-    /// Print a completion script for a shell
+    /// Print a shell completion script
     Completions(CompletionsArguments),
 }
 
 #[derive(Debug, Clone, Args)]
 pub(crate) struct RunArguments {
-    /// Path to the kubeconfig file [env: KUBECONFIG; in a pod: its service account]
+    /// Path to the kubeconfig file
+    ///
+    /// Default: the KUBECONFIG environment variable, ~/.kube/config, or the service account of the pod.
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
-    /// How often every Machine is reconciled even if nothing changed
+    /// How often each Machine is reconciled even if nothing has changed
     ///
-    /// It compares the Machine with the caches, in case a watch event was missed, and makes no API requests.
+    /// The reconcile compares the Machine with the caches, in case a watch event was missed. It makes no API requests
+    /// unless something differs.
     #[arg(
         long,
         value_name = "DURATION",
@@ -79,7 +82,7 @@ pub(crate) struct RunArguments {
         value_parser = setting(INTERVAL, "must be a duration from 1s to 24h, such as 30s or 5m")
     )]
     reconcile_interval: Setting<Duration>,
-    /// How many Machines are reconciled at the same time
+    /// Maximum number of Machines reconciled at the same time
     #[arg(
         long,
         value_name = "NUMBER",
@@ -128,7 +131,7 @@ pub(crate) struct RunArguments {
         value_parser = setting(optional_namespace, NAMESPACE_EXPECTED)
     )]
     namespace: Setting<Option<String>>,
-    /// The only namespace whose Machines are reconciled; all namespaces when empty
+    /// Namespace whose Machines are reconciled; empty for all namespaces
     #[arg(
         long,
         value_name = "NAMESPACE",
@@ -258,7 +261,7 @@ mod tests {
             ),
             (
                 "--namespace=Not A Name",
-                "NAMESPACE (--namespace): invalid value \"Not A Name\": must be the name of one namespace",
+                "NAMESPACE (--namespace): invalid value \"Not A Name\": must be the name of a single namespace",
             ),
             ("--watch-namespace=a,b", "WATCH_NAMESPACE (--watch-namespace): invalid value \"a,b\": must be the name"),
             (

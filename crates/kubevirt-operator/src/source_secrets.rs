@@ -146,11 +146,7 @@ impl SecretWatch {
                 self.set_state(SecretState::Unknown);
             }
             let failure = classify(&error, "watch", &Target::of_kind::<Secret>(self.key.clone()));
-            tracing::warn!(
-                reason = failure.reason,
-                error = failure.message,
-                "the watch of a Secret that a Machine names failed"
-            );
+            tracing::warn!(reason = failure.reason, error = failure.message, "watch of a referenced Secret failed");
             tokio::time::sleep(RETRY.delay(failures, &mut jitter)).await;
             failures += 1;
         }

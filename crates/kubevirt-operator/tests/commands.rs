@@ -64,7 +64,7 @@ fn render_exits_with_1_for_invalid_input_and_with_2_for_an_unreadable_file() {
 
     let missing = command(&["render", "-f", "/no/such/file"]).output().unwrap();
     assert_eq!(missing.status.code(), Some(2));
-    assert!(stderr(&missing).starts_with("error: reading /no/such/file: "), "{}", stderr(&missing));
+    assert!(stderr(&missing).starts_with("error: cannot read /no/such/file: "), "{}", stderr(&missing));
     assert_eq!(command(&["render"]).output().unwrap().status.code(), Some(2), "an argument is missing");
 }
 

@@ -93,8 +93,8 @@ fn name_conflict(observed: &Observed, resolved: &Resolved) -> Option<Problem> {
         Problem::failed(
             reason::NAME_TAKEN,
             format!(
-                "{kind} {name} already exists and does not belong to this Machine; rename this Machine or delete the \
-                 {kind}"
+                "{kind} {name} already exists and does not belong to this Machine; delete the {kind}, or create this \
+                 Machine under another name"
             ),
         )
     };
@@ -103,7 +103,7 @@ fn name_conflict(observed: &Observed, resolved: &Resolved) -> Option<Problem> {
             return Some(Problem::pending(
                 reason::NAME_TAKEN,
                 format!(
-                    "VirtualMachine {} of an earlier owner is being deleted; the operator continues when it is gone",
+                    "VirtualMachine {} of a previous owner is being deleted; the operator continues when it is gone",
                     observed.name()
                 ),
             ));
@@ -133,8 +133,8 @@ fn name_conflict(observed: &Observed, resolved: &Resolved) -> Option<Problem> {
             Some(machine) => Problem::failed(
                 reason::NAME_TAKEN,
                 format!(
-                    "PersistentVolumeClaim {name} already exists and belongs to Machine {machine}; rename this \
-                     Machine or delete the PersistentVolumeClaim"
+                    "PersistentVolumeClaim {name} already exists and belongs to Machine {machine}; delete the PVC, \
+                     or create this Machine under another name"
                 ),
             ),
         })
@@ -148,9 +148,10 @@ fn retained_pvc(observed: &Observed, pvc: &str) -> Problem {
     Problem::failed(
         reason::NAME_TAKEN,
         format!(
-            "PersistentVolumeClaim {pvc} already exists: it was retained from a deleted Machine {machine}; to use it for \
-             this Machine, run `kubectl -n {namespace} label pvc {pvc} {LABEL_MACHINE_UID}={uid} --overwrite`; \
-             otherwise delete it or rename this Machine"
+            "PersistentVolumeClaim {pvc} already exists: it was retained when an earlier Machine {machine} was \
+             deleted; to use it for this Machine, run `kubectl -n {namespace} label pvc {pvc} \
+             {LABEL_MACHINE_UID}={uid} --overwrite`; otherwise delete the PVC, or create this Machine under another \
+             name"
         ),
     )
 }
@@ -162,7 +163,7 @@ fn mac_address_conflict(observed: &Observed, resolved: &Resolved) -> Option<Prob
         let problem = Problem::failed(
             reason::MAC_ADDRESS_IN_USE,
             format!(
-                "MAC address {} of network {} is used by Machine {other}; choose another address",
+                "MAC address {} of network {} is already used by Machine {other}; choose another address",
                 network.mac, network.name
             ),
         );
@@ -207,7 +208,9 @@ fn missing_storage_class(observed: &Observed, resolved: &Resolved) -> Option<Pro
                  storageClass",
                 disk.name
             ),
-            Some(class) => format!("Disk {}: StorageClass {class} not found; create it or use another", disk.name),
+            Some(class) => {
+                format!("Disk {}: StorageClass {class} not found; create it or use another StorageClass", disk.name)
+            }
         };
         Some(Problem::pending(reason::STORAGE_CLASS_NOT_FOUND, message))
     })
@@ -245,16 +248,18 @@ fn missing_source_secret(observed: &Observed, resolved: &Resolved) -> Option<Pro
         SourceView::Forbidden(error) => (
             reason::PERMISSION_MISSING,
             format!(
-                "Secret {name} cannot be read: {error}; grant the permission to the operator's service account (see \
-                 config/rbac); the operator retries automatically"
+                "Secret {name} cannot be read: {error}; grant the permission to the operator's ServiceAccount; the \
+                 operator retries automatically"
             ),
         ),
-        SourceView::SecretMissing => {
-            (reason::SECRET_NOT_FOUND, format!("Secret {name} not found in this namespace; create it"))
-        }
-        SourceView::KeyMissing => {
-            (reason::SECRET_NOT_FOUND, format!("Secret {name} has no key {key}; add the key or use another"))
-        }
+        SourceView::SecretMissing => (
+            reason::SECRET_NOT_FOUND,
+            format!("Secret {name} not found in this namespace; create it or correct secretRef.name"),
+        ),
+        SourceView::KeyMissing => (
+            reason::SECRET_NOT_FOUND,
+            format!("Secret {name} has no key {key}; add the key, or set secretRef.key to an existing one"),
+        ),
         SourceView::NotNeeded | SourceView::Read(_) | SourceView::Unchanged(_) => return None,
     };
     Some(Problem::pending(reason, format!("spec.cloudInit.secretRef: {message}")))
@@ -279,7 +284,7 @@ fn reject_changes(observed: &Observed, disk: &mut ResolvedDisk) -> Vec<RejectedC
     let name = &disk.name;
     let reject_because = |part: &str, from: &str, to: &str, why: &str| RejectedChange {
         field: format!("spec.disks[{name}].{part}"),
-        reason: format!("cannot change from {from} to {to}: {why}; set it back"),
+        reason: format!("cannot change from {from} to {to}: {why}; revert the change"),
     };
     let reject = |part: &str, change: ChangeKind, from: &str, to: &str| {
         let why = rule_of(&format!("spec.disks[{name}].{part}"), change).map_or("", |rule| rule.why);
@@ -309,7 +314,7 @@ fn reject_changes(observed: &Observed, disk: &mut ResolvedDisk) -> Vec<RejectedC
     // An empty digest means that the source of the PVC is unknown. Then a change cannot be detected.
     let source_is_known = view.source.as_deref() != Some("");
     if source_is_known && source.as_ref().map(source_digest) != view.source {
-        rejected.push(reject("source", ChangeKind::Any, "the source that it was filled from", "another source"));
+        rejected.push(reject("source", ChangeKind::Any, "its original source", "another source"));
     }
     rejected
 }

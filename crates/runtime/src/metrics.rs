@@ -82,24 +82,25 @@ impl Metrics {
         );
         registry.register(
             "reconciliation_errors",
-            "Reconciles that ended with an error, by the reason in the object's condition, else by the reason of the failure",
+            "Reconciles that ended with an error, by the reason of the object's condition, or by the reason of the \
+             failure if the condition has none",
             metrics.reconcile_errors.clone(),
         );
         registry.register(
             "reconciliation_errors_by_class",
-            "Failed reconciles, by the class of the failure, which determines the retry delay",
+            "Failed reconciles by error class, which determines the retry delay",
             metrics.reconcile_error_classes.clone(),
         );
-        registry.register("queue_depth", "Objects that wait for a reconcile", metrics.queue_depth.clone());
-        registry.register("leader", "1 while this replica is the leader, else 0", metrics.leader.clone());
+        registry.register("queue_depth", "Objects waiting to be reconciled", metrics.queue_depth.clone());
+        registry.register("leader", "1 if this replica is the leader, 0 otherwise", metrics.leader.clone());
         registry.register(
             "api_requests",
-            "Requests to the API server, by verb and HTTP status code; code 0 is a request without a response",
+            "Requests to the API server, by verb and HTTP status code; code 0 means no response",
             metrics.requests.clone(),
         );
         registry.register(
             "events_dropped",
-            "Events that were not sent because too many were recorded at once",
+            "Events that were dropped because too many were recorded at once",
             metrics.events_dropped.clone(),
         );
         *metrics.registry.lock() = root;

@@ -90,7 +90,7 @@ impl Context {
         let health = self.health.clone();
         tokio::spawn(async move {
             if AssertUnwindSafe(task).catch_unwind().await.is_err() {
-                health.fail(format!("{name} has panicked"));
+                health.fail(format!("{name} panicked"));
             }
         });
     }

@@ -37,22 +37,22 @@ pub(crate) enum Command {
     Run(RunArguments),
     /// Print the CRD of the KubeVirt resource, as YAML
     Crds,
-    /// Print the operator's Deployment and all that it needs, for kubectl apply
+    /// Print the operator's Deployment and everything it needs, for kubectl apply
     Manifests(ManifestsArguments),
     /// Print every object that is installed for a KubeVirt resource, without a cluster
     ///
-    /// The files contain one KubeVirt resource. The output is for reading and comparing: it has no certificates, because
-    /// the operator creates them when it runs. The namespace of a resource that has none is --namespace, otherwise
-    /// kubevirt.
+    /// The files contain one KubeVirt resource. The output is for reading and comparing, not for kubectl apply: it has
+    /// no certificates, because the operator creates them when it runs. A resource without a namespace gets the one
+    /// from --namespace, or the namespace kubevirt.
     #[command(after_help = EXIT_STATUS)]
     Render(RenderArguments),
     /// Show what a KubeVirt resource would change in the cluster; writes nothing
     ///
-    /// The files contain one KubeVirt resource. The plan shows which fields change and which pods are restarted. The
-    /// namespace of a resource that has none is --namespace, otherwise kubevirt.
+    /// The files contain one KubeVirt resource. The plan shows which fields change and which pods are restarted. A
+    /// resource without a namespace gets the one from --namespace, or the namespace kubevirt.
     #[command(after_help = EXIT_STATUS)]
     Plan(PlanArguments),
-    /// Print a completion script for a shell
+    /// Print a shell completion script
     Completions(CompletionsArguments),
 }
 
@@ -101,7 +101,9 @@ pub(crate) struct RunArguments {
         value_parser = setting(value_parser!(u32).range(1..=100_000), "must be a number from 1 to 100000")
     )]
     client_burst: Setting<u32>,
-    /// Path to the kubeconfig file [env: KUBECONFIG; in a pod: its service account]
+    /// Path to the kubeconfig file
+    ///
+    /// Default: the KUBECONFIG environment variable, ~/.kube/config, or the service account of the pod.
     #[arg(long, value_name = "FILE")]
     pub(crate) kubeconfig: Option<PathBuf>,
     /// Namespace of the operator
@@ -112,7 +114,7 @@ pub(crate) struct RunArguments {
         env = "NAMESPACE",
         default_value = "",
         hide_default_value = true,
-        value_parser = setting(optional_namespace, "must be the name of one namespace")
+        value_parser = setting(optional_namespace, "must be the name of a single namespace")
     )]
     pub(crate) namespace: Setting<Option<String>>,
     /// Format of log lines on standard error
@@ -224,7 +226,10 @@ mod tests {
                 "--client-burst=-1",
                 "VIRT_OPERATOR_CLIENT_BURST (--client-burst): invalid value \"-1\": must be a number from 1 to 100000",
             ),
-            ("--namespace=A_B", "NAMESPACE (--namespace): invalid value \"A_B\": must be the name of one namespace"),
+            (
+                "--namespace=A_B",
+                "NAMESPACE (--namespace): invalid value \"A_B\": must be the name of a single namespace",
+            ),
         ] {
             let error = format!("{:#}", parse(&[words]).unwrap_err());
             assert!(error.starts_with(expected) && !error.contains('\n'), "{error}");

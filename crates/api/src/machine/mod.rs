@@ -58,19 +58,19 @@ pub use status::{EffectiveResources, MachineStatus};
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-validations" = schema::machine_rules()))]
 pub struct MachineSpec {
-    /// Template for CPU, memory and the root disk: small (1 core, 2Gi, 20Gi), medium (2 cores, 4Gi, 40Gi) or large
-    /// (4 cores, 8Gi, 80Gi). The fields below override it one by one. Required: a template, or CPU cores, a memory size
-    /// and a disk.
+    /// Template for CPU, memory and the root disk: small (1 core, 2Gi, 20Gi), medium (2 cores, 4Gi, 40Gi) or large (4
+    /// cores, 8Gi, 80Gi). The other fields override it one by one. Without a template, CPU cores, a memory size and a
+    /// disk are required.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 63))]
     pub template: Option<String>,
 
-    /// CPU and memory. They override the template.
+    /// CPU and memory. Overrides the template.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resources: Option<Resources>,
 
-    /// Disks, merged by name with the template's root disk. The machine boots from the disk named root, else from the
-    /// first disk.
+    /// Disks, merged by name with the template's root disk. The machine boots from the disk named root, or
+    /// from the first disk if there is none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
     pub disks: Vec<Disk>,
@@ -85,7 +85,7 @@ pub struct MachineSpec {
     #[schemars(schema_with = "schema::boot_order")]
     pub boot_order: Vec<String>,
 
-    /// User data and network data for cloud-init. The operator stores them in a Secret that belongs to the machine.
+    /// User data and network data for cloud-init. The operator stores them in a Secret that belongs to the Machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cloud_init: Option<CloudInit>,
 

@@ -33,7 +33,7 @@ pub(super) fn disk_rules() -> Value {
         rule("self.name != 'cloudinitdisk'", "disk name cloudinitdisk is reserved for cloud-init"),
         rule(
             "!has(self.accessMode) || self.accessMode != 'ReadOnlyMany' || has(self.source)",
-            "accessMode ReadOnlyMany requires a source: an empty read-only disk has no use"
+            "accessMode ReadOnlyMany requires a source, because an empty read-only disk is useless"
         ),
         rule(
             "!has(self.source) || !has(self.source.containerDisk) || !(has(self.storageClass) || has(self.accessMode) || has(self.volumeMode))",
@@ -54,7 +54,7 @@ pub(super) fn size_rules() -> Value {
 pub(super) fn source_rules() -> Value {
     json!([rule(
         "[has(self.containerDisk), has(self.pvc), has(self.snapshot), has(self.http), has(self.registry)].filter(x, x).size() == 1",
-        "source must have exactly one of containerDisk, pvc, snapshot, http and registry"
+        "source must set exactly one of containerDisk, pvc, snapshot, http and registry"
     )])
 }
 
@@ -80,11 +80,12 @@ pub(super) fn root_rules() -> Value {
     json!([
         rule(
             "size(self.metadata.name) <= 63",
-            "metadata.name must have at most 63 characters: the VirtualMachine has the same name, and KubeVirt allows no more"
+            "metadata.name must be at most 63 characters: the VirtualMachine has the same name, and KubeVirt has \
+             this limit"
         ),
         rule(
             "!self.metadata.name.contains('.')",
-            "metadata.name must not contain a dot: it is the host name of the machine"
+            "metadata.name must not contain a dot, because it is the host name of the machine"
         ),
     ])
 }
@@ -111,7 +112,7 @@ pub(super) fn conditions(_: &mut SchemaGenerator) -> Schema {
                     "type": "string", "format": "date-time",
                 },
                 "reason": {
-                    "description": "Machine-readable reason for the status, in one word.",
+                    "description": "Machine-readable reason for the status, in CamelCase.",
                     "type": "string", "minLength": 1, "maxLength": 1024,
                 },
                 "message": {

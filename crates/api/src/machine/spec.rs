@@ -11,10 +11,10 @@ use super::{limits, schema};
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Resources {
-    /// CPU topology. Every field overrides the one of the template: with cores alone, threads and sockets stay.
+    /// CPU topology. The guest has cores × threads × sockets CPUs. Overrides the template.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu: Option<Cpu>,
-    /// Memory. It overrides the template.
+    /// Memory. Overrides the template.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<Memory>,
 }
@@ -23,15 +23,15 @@ pub struct Resources {
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Cpu {
-    /// Cores per socket. Default: the template's.
+    /// Number of cores per socket. Default: from the template.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 512))]
     pub cores: Option<u32>,
-    /// Threads per core. Default: 1.
+    /// Number of threads per core. Default: 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 8))]
     pub threads: Option<u32>,
-    /// Sockets. Default: 1.
+    /// Number of sockets. Default: 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 64))]
     pub sockets: Option<u32>,
@@ -40,7 +40,7 @@ pub struct Cpu {
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Memory {
-    /// Memory of the guest, for example 4Gi. Default: the template's.
+    /// Memory of the guest, for example 4Gi. Default: from the template.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(
         length(min = 1, max = limits::SIZE_LENGTH),
@@ -58,7 +58,7 @@ pub struct Disk {
     /// Name of the disk. Its PVC is named {machine}-{disk}. The name cloudinitdisk is reserved.
     #[schemars(length(min = 1, max = 63), regex(pattern = schema::LABEL))]
     pub name: String,
-    /// Size, for example 20Gi. A disk can grow, also while the machine runs, but it cannot shrink.
+    /// Size, for example 20Gi. A disk can be expanded, even while the machine runs, but it cannot shrink.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(
         length(min = 1, max = limits::SIZE_LENGTH),
@@ -66,7 +66,7 @@ pub struct Disk {
         extend("x-kubernetes-validations" = schema::size_rules())
     )]
     pub size: Option<String>,
-    /// Name of the StorageClass. Default: the default StorageClass of the cluster, which the name default also selects.
+    /// Name of the StorageClass. Default: the default StorageClass of the cluster, which "default" also selects.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253))]
     pub storage_class: Option<String>,
@@ -97,20 +97,20 @@ pub struct Disk {
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-validations" = schema::source_rules()))]
 pub struct DiskSource {
-    /// Container image that contains the disk. Changes of the guest are lost when the machine restarts. Such a disk has
-    /// no PVC: size, storageClass, accessMode and volumeMode do not apply.
+    /// Container image that contains the disk. Changes that the guest makes are lost when the machine restarts. The
+    /// disk has no PVC, so size, storageClass, accessMode and volumeMode do not apply.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub container_disk: Option<ContainerDiskSource>,
-    /// PVC in the same namespace to copy.
+    /// PVC to copy, in the same namespace.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pvc: Option<NamedSource>,
-    /// VolumeSnapshot in the same namespace to copy.
+    /// VolumeSnapshot to restore, in the same namespace.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub snapshot: Option<NamedSource>,
-    /// Disk image at an HTTP URL. Requires CDI.
+    /// Disk image at an HTTP or HTTPS URL. Requires CDI (Containerized Data Importer).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub http: Option<UrlSource>,
-    /// Disk image in a container registry (docker://…). Requires CDI.
+    /// Disk image in a container registry (docker://…). Requires CDI (Containerized Data Importer).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub registry: Option<UrlSource>,
 }
@@ -147,7 +147,7 @@ pub struct Network {
     /// Name of the interface in the VirtualMachine.
     #[schemars(length(min = 1, max = 63), regex(pattern = schema::LABEL))]
     pub name: String,
-    /// Name of a NetworkConfiguration in the same namespace, or pod for the pod network.
+    /// Name of a NetworkConfiguration in the same namespace, or "pod" for the pod network.
     #[schemars(length(min = 1, max = 253))]
     pub network_name: String,
     /// Device model: virtio, e1000 or rtl8139. Default: virtio.
@@ -173,7 +173,7 @@ pub struct CloudInit {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 131072))]
     pub network_data: Option<String>,
-    /// User data in a Secret of the same namespace. If userData is set too, cloud-init gets both, userData first.
+    /// User data from a Secret in the same namespace. If userData is also set, cloud-init gets both, userData first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub secret_ref: Option<SecretKeyRef>,
 }
@@ -199,7 +199,7 @@ pub struct SecretKeyRef {
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Domain {
-    /// Emulated hardware.
+    /// Emulated machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub machine: Option<DomainMachine>,
     /// CPU and chipset features exposed to the guest.
@@ -222,13 +222,13 @@ pub struct DomainMachine {
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Features {
-    /// ACPI. Default: true.
+    /// Enable ACPI. Default: true.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub acpi: Option<bool>,
-    /// APIC. Default: true.
+    /// Enable the APIC. Default: true.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub apic: Option<bool>,
-    /// Hyper-V enlightenments, recommended for Windows guests. Default: false.
+    /// Enable Hyper-V enlightenments, recommended for Windows guests. Default: false.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hyperv: Option<bool>,
 }
@@ -245,10 +245,10 @@ pub struct Firmware {
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-validations" = schema::bootloader_rules()))]
 pub struct Bootloader {
-    /// EFI instead of BIOS. Default: false.
+    /// Boot with EFI instead of BIOS. Default: false.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub efi: Option<bool>,
-    /// Secure Boot. Requires efi. Default: false.
+    /// Enable Secure Boot. Requires efi. Default: false.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub secure_boot: Option<bool>,
 }

@@ -15,8 +15,8 @@ pub struct MachineStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<String>")]
     pub phase: Option<MachinePhase>,
-    /// Conditions: Ready, VirtualMachineReady, StorageReady, NetworkReady, and RestartRequired while a change waits
-    /// for a restart.
+    /// Conditions: Ready, VirtualMachineReady, StorageReady, NetworkReady, and RestartRequired while a change is
+    /// waiting for a restart.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(
         schema_with = "schema::conditions",
@@ -35,7 +35,7 @@ pub struct MachineStatus {
     /// IP addresses of all interfaces, as the guest or KubeVirt reports them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ip_addresses: Vec<String>,
-    /// Node that the machine runs on.
+    /// Name of the node that the machine runs on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node_name: Option<String>,
     /// CPU and memory that result from the template and the overrides.

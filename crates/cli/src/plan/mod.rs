@@ -25,10 +25,10 @@ pub const PLAN_FORMAT: &str = include_str!("format.md");
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub enum PlanFormat {
-    /// For people
+    /// Human-readable text
     #[default]
     Text,
-    /// One JSON document, described under "Output of plan" in docs/command-line.md
+    /// One JSON document, for scripts
     Json,
     /// The same document as YAML
     Yaml,

@@ -138,9 +138,9 @@ impl Customizer {
             let mut others: Vec<&str> = others.map(|(_, name)| *name).collect();
             others.sort_unstable();
             match resource_type.as_str() {
-                ANY => format!("{origin} has no effect: no object that can be patched has the name {resource_name:?}"),
+                ANY => format!("{origin} has no effect: no object that can be patched is named {resource_name:?}"),
                 of => format!(
-                    "{origin} has no effect: the installation has no {of} {resource_name:?}, only {}",
+                    "{origin} has no effect: {of} {resource_name:?} not found in the installation; available: {}",
                     others.join(", ")
                 ),
             }

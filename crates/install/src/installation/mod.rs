@@ -98,8 +98,8 @@ impl Installation {
         certificates.retain(|certificate| secrets.contains(&certificate.secret.as_str()));
         if let Some(unknown) = secrets.iter().find(|name| !certificates.iter().any(|known| known.secret == **name)) {
             let message = format!(
-                "KubeVirt {} is not supported by this operator: it has an unknown certificate {unknown}; use an operator of that \
-                 release",
+                "KubeVirt {} is not supported by this operator: it requires an unknown certificate {unknown}; use \
+                 the operator of that release",
                 config.kube_virt_version
             );
             return Err(Failure::invalid(UNKNOWN_CERTIFICATE, message));
@@ -243,8 +243,8 @@ impl Builder<'_> {
             None => "set spec.infra.replicas, or use a patch of type json that replaces /spec/replicas",
         };
         Some(format!(
-            "spec.customizeComponents has no effect on the replicas of {name}: the patch asks for {patched}, but there are \
-             {replicas}; {remedy}"
+            "spec.customizeComponents has no effect on the replicas of {name}: the patch sets {patched}, but the \
+             Deployment has {replicas}; {remedy}"
         ))
     }
 
@@ -263,7 +263,8 @@ impl Builder<'_> {
         }
         if available < 0 {
             let message = format!(
-                "spec.customizeComponents sets the replicas of {name} to 0, but KubeVirt needs it; set at least 1"
+                "spec.customizeComponents sets the replicas of {name} to 0, but KubeVirt requires {name}; set at \
+                 least 1"
             );
             return Err(Failure::invalid(INVALID_CUSTOMIZATION, message));
         }

@@ -229,13 +229,13 @@ fn a_patch_without_a_matching_object_is_reported() {
     assert_eq!(
         install(&spec).unused_customizations,
         [
-            "spec.customizeComponents.patches[1] has no effect: the installation has no deployment \"nope\", only \
-             virt-api, virt-controller",
-            "spec.customizeComponents.patches[2] has no effect: no object that can be patched has the name \"nope\"",
-            "spec.customizeComponents.patches[4] has no effect: the installation has no MutatingWebhookConfiguration \
-             \"virt-launcher-pod-mutator\", only virt-api-mutator",
-            "spec.customizeComponents.patches[5] has no effect: the installation has no Deployment \
-             \"virt-exportproxy\", only virt-api, virt-controller",
+            "spec.customizeComponents.patches[1] has no effect: deployment \"nope\" not found in the installation; \
+             available: virt-api, virt-controller",
+            "spec.customizeComponents.patches[2] has no effect: no object that can be patched is named \"nope\"",
+            "spec.customizeComponents.patches[4] has no effect: MutatingWebhookConfiguration \
+             \"virt-launcher-pod-mutator\" not found in the installation; available: virt-api-mutator",
+            "spec.customizeComponents.patches[5] has no effect: Deployment \"virt-exportproxy\" not found in the \
+             installation; available: virt-api, virt-controller",
         ]
     );
     assert_eq!(install(&gates(&["VMExport"])).unused_customizations, [""; 0]);
@@ -251,8 +251,8 @@ fn an_overridden_patch_of_replicas_is_reported() {
     let replace = json!([{"op": "replace", "path": "/spec/replicas", "value": 5}]);
     assert_eq!(
         install(&replicas(VIRT_API, "merge", merge())).unused_customizations,
-        ["spec.customizeComponents has no effect on the replicas of virt-api: the patch asks for 5, but there are 2; \
-          set spec.infra.replicas, or use a patch of type json that replaces /spec/replicas"]
+        ["spec.customizeComponents has no effect on the replicas of virt-api: the patch sets 5, but the Deployment \
+         has 2; set spec.infra.replicas, or use a patch of type json that replaces /spec/replicas"]
     );
     assert_eq!(install(&replicas(VIRT_API, "json", replace)).unused_customizations, [""; 0]);
     assert_eq!(install(&replicas(VIRT_CONTROLLER, "merge", merge())).unused_customizations, [""; 0]);
@@ -260,7 +260,7 @@ fn an_overridden_patch_of_replicas_is_reported() {
     both["infra"] = json!({"replicas": 3});
     assert_eq!(
         install(&both).unused_customizations,
-        ["spec.customizeComponents has no effect on the replicas of virt-controller: the patch asks for 5, but there \
-          are 3; spec.infra.replicas overrides it"]
+        ["spec.customizeComponents has no effect on the replicas of virt-controller: the patch sets 5, but the \
+         Deployment has 3; spec.infra.replicas overrides it"]
     );
 }

@@ -20,12 +20,12 @@ pub(super) fn text(alert: &str, severity: &str) -> AlertText {
             Some("The filesystem {{ $labels.disk_name }} of {{ $labels.namespace }}/{{ $labels.name }} is filling up."),
         ),
         ("GuestVCPUQueueHighCritical", _) => (
-            "More than 20 tasks wait for a CPU in a virtual machine",
-            Some("The guest of {{ $labels.name }} has far more work than virtual CPUs."),
+            "More than 20 tasks are waiting for a CPU in a virtual machine",
+            Some("The guest of {{ $labels.name }} has far more runnable tasks than virtual CPUs."),
         ),
         ("GuestVCPUQueueHighWarning", _) => (
-            "More than 10 tasks wait for a CPU in a virtual machine",
-            Some("The guest of {{ $labels.name }} has more work than virtual CPUs."),
+            "More than 10 tasks are waiting for a CPU in a virtual machine",
+            Some("The guest of {{ $labels.name }} has more runnable tasks than virtual CPUs."),
         ),
         ("KubeVirtDeprecatedAPIRequested", _) => (
             "{{ $value }} requests to a deprecated KubeVirt API in the last 10 minutes",
@@ -34,10 +34,10 @@ pub(super) fn text(alert: &str, severity: &str) -> AlertText {
                  release will not serve.",
             ),
         ),
-        ("KubeVirtNoAvailableNodesToRunVMs", _) => ("No node of the cluster can run virtual machines", None),
+        ("KubeVirtNoAvailableNodesToRunVMs", _) => ("No node in the cluster can run virtual machines", None),
         ("KubeVirtVMGuestMemoryAvailableLow", _) => (
-            "A virtual machine without swap has hardly any memory left",
-            Some("{{ $labels.namespace }}/{{ $labels.vm }} has less than 3 % of its memory available and no swap."),
+            "A virtual machine without swap is almost out of memory",
+            Some("{{ $labels.namespace }}/{{ $labels.vm }} has less than 3% of its memory available and no swap."),
         ),
         ("KubeVirtVMGuestMemoryPressure", _) => (
             "A virtual machine is short of memory and may be thrashing",
@@ -48,13 +48,13 @@ pub(super) fn text(alert: &str, severity: &str) -> AlertText {
             Some("{{ $labels.namespace }}/{{ $labels.vmi }} keeps moving between nodes."),
         ),
         ("LowKVMNodesCount", _) => (
-            "Fewer than two nodes offer KVM, so nothing can be migrated",
+            "Fewer than two nodes provide KVM, so virtual machines cannot be live-migrated",
             Some("Live migration needs a second node with hardware virtualization."),
         ),
-        ("LowReadyVirtAPICount", _) => ("Not every running virt-api is ready", None),
-        ("LowReadyVirtControllersCount", _) => ("Not every running virt-controller is ready", None),
-        ("LowReadyVirtHandlerCount", _) => ("Not every running virt-handler is ready", None),
-        ("LowReadyVirtOperatorsCount", _) => ("Not every running virt-operator is ready", None),
+        ("LowReadyVirtAPICount", _) => ("Not all running virt-api pods are ready", None),
+        ("LowReadyVirtControllersCount", _) => ("Not all running virt-controller pods are ready", None),
+        ("LowReadyVirtHandlerCount", _) => ("Not all running virt-handler pods are ready", None),
+        ("LowReadyVirtOperatorsCount", _) => ("Not all running virt-operator pods are ready", None),
         ("LowVirtAPICount", _) => ("Fewer than three quarters of the desired virt-api pods are running", None),
         ("LowVirtControllersCount", _) => {
             ("Fewer than three quarters of the desired virt-controller pods are running", None)
@@ -62,11 +62,11 @@ pub(super) fn text(alert: &str, severity: &str) -> AlertText {
         ("LowVirtOperatorCount", _) => {
             ("Fewer than three quarters of the desired virt-operator pods are running", None)
         }
-        ("NoLeadingVirtOperator", _) => ("For 10 minutes no virt-operator has held the lease", None),
-        ("NoReadyVirtAPI", _) => ("For 10 minutes no virt-api has been ready", None),
-        ("NoReadyVirtController", _) => ("For 10 minutes no virt-controller has been ready", None),
-        ("NoReadyVirtHandler", _) => ("For 10 minutes no virt-handler has been ready", None),
-        ("NoReadyVirtOperator", _) => ("For 10 minutes no virt-operator has been ready", None),
+        ("NoLeadingVirtOperator", _) => ("No virt-operator pod has been the leader for 10 minutes", None),
+        ("NoReadyVirtAPI", _) => ("No virt-api pod has been ready for 10 minutes", None),
+        ("NoReadyVirtController", _) => ("No virt-controller pod has been ready for 10 minutes", None),
+        ("NoReadyVirtHandler", _) => ("No virt-handler pod has been ready for 10 minutes", None),
+        ("NoReadyVirtOperator", _) => ("No virt-operator pod has been ready for 10 minutes", None),
         ("OrphanedVirtualMachineInstances", _) => (
             "Node {{ $labels.node }} runs virtual machines, and its virt-handler has not been ready for 10 minutes",
             None,
@@ -81,40 +81,43 @@ pub(super) fn text(alert: &str, severity: &str) -> AlertText {
                  LiveMigrate, but cannot be migrated.",
             ),
         ),
-        ("VirtAPIDown", _) => ("For 10 minutes no virt-api has run", None),
-        ("VirtApiRESTErrorsBurst", _) => ("Four out of five requests of virt-api failed in the last 5 minutes", None),
-        ("VirtControllerDown", _) => ("For 10 minutes no virt-controller has run", None),
+        ("VirtAPIDown", _) => ("No virt-api pod has been running for 10 minutes", None),
+        ("VirtApiRESTErrorsBurst", _) => {
+            ("At least 80% of the requests sent by virt-api failed in the last 5 minutes", None)
+        }
+        ("VirtControllerDown", _) => ("No virt-controller pod has been running for 10 minutes", None),
         ("VirtControllerRESTErrorsBurst", _) => {
-            ("Four out of five requests of virt-controller failed in the last 5 minutes", None)
+            ("At least 80% of the requests sent by virt-controller failed in the last 5 minutes", None)
         }
         ("VirtHandlerDaemonSetRolloutFailing", _) => {
-            ("virt-handler is not ready on every node that it should run on", None)
+            ("virt-handler is not ready on every node where it should run", None)
         }
-        ("VirtHandlerDown", _) => ("For 10 minutes no virt-handler has run", None),
+        ("VirtHandlerDown", _) => ("No virt-handler pod has been running for 10 minutes", None),
         ("VirtHandlerRESTErrorsBurst", _) => {
-            ("Four out of five requests of virt-handler failed in the last 5 minutes", None)
+            ("At least 80% of the requests sent by virt-handler failed in the last 5 minutes", None)
         }
-        ("VirtLauncherPodsStuckFailed", _) => ("At least 200 failed virt-launcher pods are left over", None),
-        ("VirtOperatorDown", _) => ("For 10 minutes no virt-operator has run", None),
+        ("VirtLauncherPodsStuckFailed", _) => ("At least 200 failed virt-launcher pods have not been deleted", None),
+        ("VirtOperatorDown", _) => ("No virt-operator pod has been running for 10 minutes", None),
         ("VirtOperatorRESTErrorsBurst", _) => {
-            ("Four out of five requests of virt-operator failed in the last 5 minutes", None)
+            ("At least 80% of the requests sent by virt-operator failed in the last 5 minutes", None)
         }
         ("VirtualMachineInstanceHasEphemeralHotplugVolume", _) => (
-            "A virtual machine has a hotplugged volume that is not in its specification",
+            "A virtual machine has a hotplugged volume that is not in its spec",
             Some(
-                "Volume {{ $labels.volume_name }} of {{ $labels.namespace }}/{{ $labels.name }} is lost after the next \
-                 stop, and a later release unplugs such volumes automatically; add it to the VirtualMachine.",
+                "Volume {{ $labels.volume_name }} of {{ $labels.namespace }}/{{ $labels.name }} is detached when the \
+                 virtual machine stops, and a later release will unplug such volumes automatically; add it to the \
+                 VirtualMachine.",
             ),
         ),
         ("VirtualMachineStuckInUnhealthyState", _) => (
             "A virtual machine has been {{ $labels.status }} for more than 10 minutes",
-            Some("{{ $labels.namespace }}/{{ $labels.name }} stays in the state {{ $labels.status }}."),
+            Some("{{ $labels.namespace }}/{{ $labels.name }} remains in state {{ $labels.status }}."),
         ),
         ("VirtualMachineStuckOnNode", _) => (
-            "A virtual machine on a node has not become healthy for more than 5 minutes",
+            "A virtual machine has been unhealthy on its node for more than 5 minutes",
             Some(
-                "{{ $labels.namespace }}/{{ $labels.name }} on node {{ $labels.node }} stays in the state \
-                 {{ $labels.status }}.",
+                "{{ $labels.namespace }}/{{ $labels.name }} on node {{ $labels.node }} remains in state {{ \
+                 $labels.status }}.",
             ),
         ),
         _ => ("", None),

@@ -241,7 +241,7 @@ pub(crate) fn policy() -> ValidatingAdmissionPolicy {
                 variable("machine", "object.spec.virtualMachineRef"),
             ]),
             validations: Some(vec![
-                forbidden(&may_use, "the user may not make a template of a virtual machine in that namespace"),
+                forbidden(&may_use, "the user may not create a template from a virtual machine in that namespace"),
                 forbidden(
                     &may_create("cdi.kubevirt.io", "datavolumes"),
                     "the user may not create DataVolumes in the namespace of the request",

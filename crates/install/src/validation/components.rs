@@ -19,8 +19,8 @@ pub(super) fn replicas(infra: Option<&ComponentConfig>) -> Vec<Refusal> {
     let refusal = |message: String| Refusal::new(Cause::Invalid, "spec.infra.replicas", message);
     let message = match infra.and_then(|infra| infra.replicas) {
         Some(0) => {
-            "invalid value 0: must be at least 1, because KubeVirt needs its control plane; remove the field for \
-                    the default"
+            "invalid value 0: must be at least 1, because KubeVirt needs its control plane; remove the field to use \
+             the default"
                 .to_owned()
         }
         Some(number) if !(1..=255).contains(&number) => format!("invalid value {number}: must be from 1 to 255"),

@@ -63,7 +63,7 @@ fn tls_ciphers(tls: &Tls) -> Vec<Refusal> {
         return Vec::new();
     }
     if matches!(version, "" | "VersionTLS13") {
-        let message = "cannot be set for TLS 1.3; set minTLSVersion to VersionTLS12, or remove the ciphers";
+        let message = "cannot be configured for TLS 1.3; set minTLSVersion to VersionTLS12, or remove the ciphers";
         return vec![Refusal::new(Cause::NotSupported, CIPHERS, message)];
     }
     let unknown = named.iter().enumerate().filter(|(_, name)| !SUITES.contains(&name.as_str()));

@@ -46,8 +46,8 @@ fn describe(remaining: &Remaining) -> String {
 
 pub(crate) fn already_exists(existing: &ObjectKey) -> Refusal {
     let message = format!(
-        "KubeVirt is already created: {existing} already exists, and a cluster has only one installation; change that one, \
-         or delete it and wait until it is deleted"
+        "KubeVirt is already created: KubeVirt {existing} already exists, and a cluster can have only one \
+         installation; change that one, or delete it and wait until it is gone"
     );
     Refusal::new(Cause::Forbidden, "", message)
 }

@@ -114,8 +114,8 @@ fn replicas_must_be_from_1_to_255() {
         (json!({"infra": {}}), ""),
         (
             json!({"infra": {"replicas": 0}}),
-            "spec.infra.replicas: invalid value 0: must be at least 1, because KubeVirt needs its control plane; remove the \
-             field for the default",
+            "spec.infra.replicas: invalid value 0: must be at least 1, because KubeVirt needs its control plane; \
+             remove the field to use the default",
         ),
         (json!({"infra": {"replicas": -1}}), "spec.infra.replicas: invalid value -1: must be from 1 to 255"),
         (json!({"infra": {"replicas": 256}}), "spec.infra.replicas: invalid value 256: must be from 1 to 255"),
@@ -178,8 +178,8 @@ fn a_gate_on_both_lists_is_refused() {
 #[test]
 fn ciphers_are_refused_with_tls_1_3_or_if_unknown() {
     let tls = |settings: Value| json!({"configuration": {"tlsConfiguration": settings}});
-    let too_new = "spec.configuration.tlsConfiguration.ciphers: cannot be set for TLS 1.3; set minTLSVersion to VersionTLS12, or \
-                   remove the ciphers";
+    let too_new = "spec.configuration.tlsConfiguration.ciphers: cannot be configured for TLS 1.3; set minTLSVersion \
+     to VersionTLS12, or remove the ciphers";
     let good = "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256";
     table([
         (tls(json!({"minTLSVersion": "VersionTLS13"})), ""),
@@ -285,10 +285,8 @@ fn a_second_kubevirt_resource_is_refused() {
     let refused = messages(&validate_create(&new, &[ObjectKey::namespaced("kubevirt", "kubevirt")]));
     assert_eq!(
         refused,
-        [
-            "KubeVirt is already created: kubevirt/kubevirt already exists, and a cluster has only one installation; change \
-             that one, or delete it and wait until it is deleted"
-        ]
+        ["KubeVirt is already created: KubeVirt kubevirt/kubevirt already exists, and a cluster can have only one \
+             installation; change that one, or delete it and wait until it is gone"]
     );
     assert_eq!(validate_create(&kubevirt(&json!({"infra": {"replicas": 0}})), &[]).refusals.len(), 1);
 }
@@ -381,8 +379,8 @@ fn warnings_are_not_refusals() {
     );
     assert_eq!(result.refusals, []);
     let about = [
-        "feature gate LiveMigration is always enabled",
-        "feature gate NUMA is always enabled",
+        "developerConfiguration.featureGates: LiveMigration is always enabled",
+        "developerConfiguration.featureGates: NUMA is always enabled",
         "permitSlirpInterface has no effect",
         "mediatedDevicesConfiguration.mediatedDevicesTypes is deprecated; use mediatedDeviceTypes",
         "mediatedDevicesConfiguration.nodeMediatedDeviceTypes[1].mediatedDevicesTypes is deprecated",

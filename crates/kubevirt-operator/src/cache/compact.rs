@@ -31,9 +31,9 @@ const DICTIONARY: &[u8] = concat!(
     r#""2026-01-01T00:00:00Z","message":"Machine is running","observedGeneration":1,"reason":"Running","#,
     r#""status":"True","type":"Ready"},{"lastTransitionTime":"2026-01-01T00:00:00Z","message":"Machine is run"#,
     r#"ning","observedGeneration":1,"reason":"VMCreated","status":"True","type":"VirtualMachineReady"},"#,
-    r#"{"lastTransitionTime":"2026-01-01T00:00:00Z","message":"All disks have their storage","observedGeneration":1,"#,
+    r#"{"lastTransitionTime":"2026-01-01T00:00:00Z","message":"All disks are ready","observedGeneration":1,"#,
     r#""reason":"PVCBound","status":"True","type":"StorageReady"},{"lastTransitionTime":"2026-01-01T00:00:00Z","#,
-    r#""message":"All interfaces have their network","observedGeneration":1,"reason":"NetworkConfigured","status":"#,
+    r#""message":"All networks are ready","observedGeneration":1,"reason":"NetworkConfigured","status":"#,
     r#""True","type":"NetworkReady"}],"vmName":"","vmiName":"","ipAddresses":["10."],"nodeName":"node-","#,
     r#""lastUpdated":"2026-01-01T00:00:00Z","resourceVersion":"","observedGeneration":1}}"#,
 )

@@ -95,7 +95,7 @@ async fn a_reverted_edit_requires_no_restart(labs: Arc<SharedLabs>) -> Result<()
     test.create_json(&machine("web", &spec)).await?;
     test.wait_until_running("web").await?;
     test.edit_spec("web", &json!({"bootOrder": ["network", "disk"]})).await?;
-    let only = "Waiting for a restart of the machine: spec.bootOrder; restart it with `virtctl restart web`";
+    let only = "Restart required to apply spec.bootOrder; restart the machine with `virtctl restart web`";
     let names_boot_order = |machine: &Machine| restart_message(machine).contains("spec.bootOrder");
     let pending = test.wait_for("web", "the boot order", names_boot_order).await?;
     ensure!(restart_message(&pending) == only, "{}", restart_message(&pending));

@@ -29,7 +29,7 @@ async fn a_machine_larger_than_any_node_is_reported_and_recovers(labs: Arc<Share
     let big = json!({"template": "small", "resources": {"memory": {"size": "4000Gi"}}});
     test.create_json(&machine("big", &big)).await?;
     let refused = test.wait_for_reason("big", "InsufficientResources").await?;
-    ensure!(diagnosis(&refused).contains("request less"), "{:?}", refused.status);
+    ensure!(diagnosis(&refused).contains("request fewer resources"), "{:?}", refused.status);
     test.wait_for_error_counts(&["InsufficientResources"]).await?;
     test.edit_spec("big", &json!({"resources": {"memory": {"size": "1Gi"}}})).await?;
     test.wait_until_running("big").await.map(|_| ())

@@ -107,7 +107,7 @@ fn change(at: &str, field: &str, to: Option<&Value>) -> FieldChange {
     }
 }
 
-const FOREIGN: &str = "no field of a Machine sets it: the operator removes it, and KubeVirt uses its default";
+const FOREIGN: &str = "no field of a Machine sets it; the operator removes it, and KubeVirt uses its default";
 
 /// While a change of the template waits for a restart, KubeVirt hotplugs nothing.
 fn downgrade_hotplug(mut changes: Vec<FieldChange>) -> Vec<FieldChange> {
@@ -116,7 +116,7 @@ fn downgrade_hotplug(mut changes: Vec<FieldChange>) -> Vec<FieldChange> {
     if changes.iter().any(waits) {
         for change in changes.iter_mut().filter(|change| change.effect == Effect::LiveIfPossible) {
             change.effect = Effect::Restart;
-            change.why = "KubeVirt hotplugs nothing while another change waits for a restart";
+            change.why = "KubeVirt does not hotplug while another change is waiting for a restart";
         }
     }
     changes

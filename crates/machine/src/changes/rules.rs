@@ -44,7 +44,7 @@ const fn rule(field: &'static str, change: ChangeKind, effect: Effect, why: &'st
 
 /// Not a row, because it depends on the StorageClass.
 pub const NO_EXPANSION: &str = "the StorageClass does not allow expansion";
-const HARDWARE: &str = "hardware of the guest changes only when the guest starts";
+const HARDWARE: &str = "the guest's hardware changes only when the guest starts";
 const IMMUTABLE_PVC: &str = "the field is immutable in a PVC";
 const CLOUD_INIT: &str = "the operator updates the Secret immediately; the guest reads it when it starts";
 
@@ -53,7 +53,8 @@ pub const RULES: &[ChangeRule] = &[
         "spec.resources.cpu",
         ChangeKind::Any,
         Effect::Restart,
-        "with more than one CPU, every virtio interface has one queue per CPU, which is hardware",
+        "with more than one CPU, each virtio interface has one queue per CPU, and queues cannot be added or removed \
+         while the guest runs",
     ),
     rule("spec.resources.cpu.cores", ChangeKind::Any, Effect::Restart, HARDWARE),
     rule("spec.resources.cpu.threads", ChangeKind::Any, Effect::Restart, HARDWARE),
@@ -67,13 +68,14 @@ pub const RULES: &[ChangeRule] = &[
         "spec.resources.cpu.sockets",
         ChangeKind::Any,
         Effect::Restart,
-        "KubeVirt removes no sockets from a running guest",
+        "KubeVirt does not remove sockets from a running guest",
     ),
     rule(
         "spec.resources.memory.size",
         ChangeKind::Any,
         Effect::LiveIfPossible,
-        "KubeVirt hotplugs memory if the guest can migrate, up to a limit and never below the size at its start",
+        "KubeVirt hotplugs memory if the guest can be live-migrated, up to a limit and not below the size at its \
+         start",
     ),
     rule(
         "spec.disks[]",
@@ -98,7 +100,12 @@ pub const RULES: &[ChangeRule] = &[
     rule("spec.disks[].storageClass", ChangeKind::Any, Effect::Refused, "a PVC cannot move to another StorageClass"),
     rule("spec.disks[].accessMode", ChangeKind::Any, Effect::Refused, IMMUTABLE_PVC),
     rule("spec.disks[].volumeMode", ChangeKind::Any, Effect::Refused, IMMUTABLE_PVC),
-    rule("spec.disks[].source", ChangeKind::Any, Effect::Refused, "a volume is filled once, when it is created"),
+    rule(
+        "spec.disks[].source",
+        ChangeKind::Any,
+        Effect::Refused,
+        "a volume is populated only once, when it is created",
+    ),
     rule(
         "spec.disks[].source.containerDisk",
         ChangeKind::Any,
@@ -115,14 +122,14 @@ pub const RULES: &[ChangeRule] = &[
         "spec.networks[]",
         ChangeKind::Added,
         Effect::LiveIfPossible,
-        "KubeVirt hotplugs an interface on a bridge with a migration, but no interface on the pod network",
+        "KubeVirt hotplugs an interface on a bridge by migrating the guest; it cannot hotplug one on the pod network",
     ),
     rule("spec.networks[]", ChangeKind::Removed, Effect::Restart, "the interface is removed when the guest starts"),
     rule(
         "spec.networks[].networkName",
         ChangeKind::Any,
         Effect::Restart,
-        "an interface is connected to its network when the pod of the guest is created",
+        "an interface is connected to its network when the guest's pod is created",
     ),
     rule("spec.networks[].model", ChangeKind::Any, Effect::Restart, HARDWARE),
     rule("spec.networks[].macAddress", ChangeKind::Any, Effect::Restart, HARDWARE),

@@ -31,7 +31,7 @@ pub(super) fn storage(observed: &Observed, assessment: &Assessment) -> (bool, &'
     match pending_pvcs(observed, assessment) {
         Some(pending) => (false, reason::PVC_PENDING, pending.message),
         None if assessment.resolved.is_none() => (false, reason::PVC_PENDING, NOT_EVALUATED.to_owned()),
-        None => (true, reason::PVC_BOUND, "All disks have their storage".to_owned()),
+        None => (true, reason::PVC_BOUND, "All disks are ready".to_owned()),
     }
 }
 
@@ -60,12 +60,16 @@ pub(super) fn pending_pvcs(observed: &Observed, assessment: &Assessment) -> Opti
             observed.storage_classes.iter().any(|known| Some(known.name.as_str()) == class && known.waits_for_consumer);
         overdue |= !waits && view.is_some_and(|view| is_overdue(observed, view));
         pending.push(match (view, waits) {
-            (None, _) => format!("PVC {pvc} is being created"),
+            (None, _) => format!("PersistentVolumeClaim {pvc} is being created"),
             (Some(_), true) => {
-                format!("PVC {pvc} is bound when the pod of the machine is scheduled (WaitForFirstConsumer)")
+                format!(
+                    "PersistentVolumeClaim {pvc} will be bound when the machine's pod is scheduled \
+                     (WaitForFirstConsumer)"
+                )
             }
             (Some(_), false) => format!(
-                "PVC {pvc} waits for a volume of StorageClass {}; see `kubectl describe pvc {pvc}`",
+                "PersistentVolumeClaim {pvc} is waiting for a volume from StorageClass {}; see `kubectl describe pvc \
+                 {pvc}`",
                 class.unwrap_or_default()
             ),
         });
@@ -90,7 +94,7 @@ pub(super) fn network(observed: &Observed, assessment: &Assessment) -> (bool, &'
         (Some(name), _) => {
             (false, reason::NETWORK_FAILED, format!("NetworkAttachmentDefinition {name} is being created"))
         }
-        (None, Some(_)) => (true, reason::NETWORK_CONFIGURED, "All interfaces have their network".to_owned()),
+        (None, Some(_)) => (true, reason::NETWORK_CONFIGURED, "All networks are ready".to_owned()),
     }
 }
 
@@ -107,6 +111,6 @@ pub(super) fn restart_required(observed: &Observed) -> Option<(&'static str, Str
     let fields: Vec<String> = pending_restart_fields(observed).into_iter().filter(waits).collect();
     let what = if fields.is_empty() { "a change".to_owned() } else { fields.join(", ") };
     let message =
-        format!("Waiting for a restart of the machine: {what}; restart it with `virtctl restart {}`", observed.name());
+        format!("Restart required to apply {what}; restart the machine with `virtctl restart {}`", observed.name());
     Some((reason::PENDING_RESTART, message))
 }

@@ -61,8 +61,8 @@ fn power_restored(observed: &Observed, plan: &Plan) -> Option<EventRecord> {
         reason: reason::POWER_STATE_RESTORED,
         action: "Reconcile",
         message: format!(
-            "VirtualMachine has runStrategy {found}; the operator sets it back to {desired} because powerState is {state}; \
-             change powerState instead"
+            "VirtualMachine has runStrategy {found}; the operator resets it to {desired} because powerState is \
+             {state}; to start or stop the machine, change powerState"
         ),
     })
 }

@@ -11,12 +11,11 @@ pub(super) fn classify_failure(failure: &Failure) -> Option<(&'static str, Strin
         (_, failure_reason::PERMISSION_MISSING) => (
             reason::PERMISSION_MISSING,
             format!(
-                "{message}; grant the permission to the operator's service account (see config/rbac); the operator retries \
-                 automatically"
+                "{message}; grant the permission to the operator's ServiceAccount; the operator retries automatically"
             ),
         ),
         (_, failure_reason::QUOTA_EXCEEDED) => {
-            (reason::QUOTA_EXCEEDED, format!("{message}; raise the quota of the namespace or request less"))
+            (reason::QUOTA_EXCEEDED, format!("{message}; raise the quota of the namespace or request fewer resources"))
         }
         (
             _,
@@ -29,15 +28,22 @@ pub(super) fn classify_failure(failure: &Failure) -> Option<(&'static str, Strin
     })
 }
 
+/// An error message as the beginning of a condition: in sentence case and without a leading "the".
+pub(super) fn sentence_case(error: &str) -> String {
+    let mut rest = error.strip_prefix("the ").unwrap_or(error).chars();
+    let first = rest.next().map(|letter| letter.to_ascii_uppercase());
+    first.into_iter().chain(rest).collect()
+}
+
 fn admission_error(failure: &Failure) -> (&'static str, String) {
     let message = &failure.message;
     if is_from_kubevirt(failure) {
         return (reason::KUBEVIRT_API_ERROR, format!("{message}{}", remedy(message)));
     }
     let remedy = if failure.reason == failure_reason::WEBHOOK_UNREACHABLE {
-        "the request cannot succeed until the webhook answers: repair the webhook"
+        "the request cannot succeed until the webhook responds; fix the webhook"
     } else {
-        "change the rejected field, or ask the owner of the rule"
+        "change the rejected field, or ask the owner of the webhook or policy"
     };
     (reason::ADMISSION_REFUSED, format!("{message}; {remedy}"))
 }

@@ -6,7 +6,10 @@ use vitivirt_api::{
     machine::{MachinePhase, PrintableStatus, machine_reason as reason},
 };
 
-use super::{conditions::pending_pvcs, failures::classify_failure};
+use super::{
+    conditions::pending_pvcs,
+    failures::{classify_failure, sentence_case},
+};
 use crate::{
     assessment::Assessment,
     observed::{Observed, VmView, VmiView},
@@ -79,8 +82,8 @@ fn name_conflict(target: &Target, live: &Body) -> Summary {
         MachinePhase::Failed,
         reason::NAME_TAKEN,
         format!(
-            "{kind} {name} already exists and {owner}; the operator does not change it: rename this Machine or delete the \
-             {kind}"
+            "{kind} {name} already exists and {owner}; the operator does not change it: delete the {kind}, or create \
+             this Machine under another name"
         ),
     )
 }
@@ -101,7 +104,7 @@ fn with_cleanup_failure(observed: &Observed, summary: Summary, failure: &Failure
 /// Errors that a retry may fix are reported only if the Machine has no condition yet: then it is being created.
 fn failed_write(observed: &Observed, failure: &Failure) -> Option<Summary> {
     if let Some((reason, message)) = classify_failure(failure) {
-        return Some(not_ready(MachinePhase::Creating, reason, message));
+        return Some(not_ready(MachinePhase::Creating, reason, sentence_case(&message)));
     }
     let has_no_condition = observed.machine.status.as_ref().is_none_or(|status| status.conditions.is_empty());
     has_no_condition.then(|| {
@@ -155,12 +158,12 @@ fn running_summary(observed: &Observed, assessment: &Assessment, vm: &VmView) ->
         return not_ready(
             MachinePhase::Creating,
             reason::INSUFFICIENT_RESOURCES,
-            format!("No node can run the machine: {cause}; add nodes, free resources or request less"),
+            format!("No node can run the machine: {cause}; add nodes, free up resources or request fewer resources"),
         );
     }
     if let Some(cause) = vmi.and_then(|vmi| vmi.failure.as_deref()).or(vm.failure.as_deref()) {
         let (reason, remedy) = if cause.contains("exceeded quota") {
-            (reason::INSUFFICIENT_RESOURCES, "raise the quota of the namespace or request less")
+            (reason::INSUFFICIENT_RESOURCES, "raise the quota of the namespace or request fewer resources")
         } else {
             (reason::KUBEVIRT_API_ERROR, "see the events of the VirtualMachine")
         };
@@ -192,19 +195,22 @@ fn error_summary(status: PrintableStatus) -> Option<Summary> {
         PrintableStatus::CrashLoopBackOff => Some(not_ready(
             MachinePhase::Creating,
             reason::VM_FAILED,
-            "Machine fails repeatedly shortly after its start; see `kubectl describe vmi` and the console of the guest",
+            "Machine keeps crashing shortly after it starts; see `kubectl describe vmi` and the guest's console",
         )),
         PrintableStatus::ErrImagePull | PrintableStatus::ImagePullBackOff => {
-            failed("Image of a disk cannot be pulled; correct the name of the image or the credentials of the registry")
+            failed("Disk image cannot be pulled; correct the image name or the registry credentials")
         }
-        PrintableStatus::ErrorPvcNotFound => {
-            failed("PVC of the machine not found; the operator creates it again if it belongs to the machine")
+        PrintableStatus::ErrorPvcNotFound => failed(
+            "PersistentVolumeClaim of the machine not found; the operator creates the PVC again if it belongs \
+             to the machine",
+        ),
+        PrintableStatus::DataVolumeError => {
+            failed("Disk could not be populated; see the events of its PersistentVolumeClaim")
         }
-        PrintableStatus::DataVolumeError => failed("Disk could not be filled; see the events of its PVC"),
         PrintableStatus::ErrorUnschedulable => Some(not_ready(
             MachinePhase::Creating,
             reason::INSUFFICIENT_RESOURCES,
-            "No node can run the machine; add nodes, free resources or request less",
+            "No node can run the machine; add nodes, free up resources or request fewer resources",
         )),
         _ => None,
     }

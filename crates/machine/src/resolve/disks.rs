@@ -138,7 +138,7 @@ fn parse_source(disk: &str, given: Option<&DiskSource>) -> Result<Option<ParsedS
     match (sources.pop(), sources.is_empty()) {
         (Some(only), true) => Ok(Some(only)),
         _ => Err(invalid(format!(
-            "spec.disks[{disk}].source: must have exactly one of containerDisk, pvc, snapshot, http and registry"
+            "spec.disks[{disk}].source: must set exactly one of containerDisk, pvc, snapshot, http and registry"
         ))),
     }
 }
@@ -153,7 +153,7 @@ fn pvc_backing(machine: &str, disk: &Disk, source: Option<PvcSource>) -> Result<
         Some(word) => match AccessMode::from(word) {
             AccessMode::ReadOnlyMany if source.is_none() => {
                 return Err(invalid(format!(
-                    "{}: ReadOnlyMany requires a source: an empty read-only disk has no use",
+                    "{}: ReadOnlyMany requires a source, because an empty read-only disk is useless",
                     field("accessMode")
                 )));
             }

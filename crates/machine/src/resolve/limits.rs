@@ -82,8 +82,8 @@ pub(crate) fn network_configuration_error(name: &str, bridge: Option<&str>, vlan
     let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte);
     if !((1..=BRIDGE_LENGTH).contains(&bridge.len()) && bridge.bytes().all(is_allowed)) {
         return Some(format!(
-            "NetworkConfiguration {name}: spec.bridge: invalid value {:?}: must be the name of a bridge on the nodes, with \
-             at most {BRIDGE_LENGTH} letters, digits, hyphens, underscores and dots",
+            "NetworkConfiguration {name}: spec.bridge: invalid value {:?}: must be the name of a bridge on the \
+             nodes, of at most {BRIDGE_LENGTH} letters, digits, hyphens, underscores and dots",
             shortened(bridge)
         ));
     }
@@ -141,7 +141,10 @@ fn check_label(field: &str, given: &str) -> Result<(), Problem> {
     Err(invalid_value(
         field,
         given,
-        &format!("must be at most {LABEL} lower-case letters, digits and hyphens, with a letter or digit at both ends"),
+        &format!(
+            "must consist of at most {LABEL} lower-case letters, digits and hyphens, and must start and end with a \
+             letter or digit"
+        ),
     ))
 }
 

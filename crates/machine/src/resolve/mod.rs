@@ -132,15 +132,13 @@ pub fn resolve(machine: &Machine) -> Result<Resolved, Problem> {
     let template = template(label(machine, LABEL_TEMPLATE), spec.template.as_deref())?;
     let given = spec.resources.clone().unwrap_or_default();
     let cpu = given.cpu.unwrap_or_default();
-    let cores = cpu
-        .cores
-        .or(template.map(|template| template.cores))
-        .ok_or_else(|| invalid("spec.resources.cpu.cores: required without a template; set it or spec.template"))?;
+    let cores = cpu.cores.or(template.map(|template| template.cores)).ok_or_else(|| {
+        invalid("spec.resources.cpu.cores: required without a template; set a number of cores or spec.template")
+    })?;
     let memory = given.memory.and_then(|memory| memory.size);
-    let memory = memory
-        .as_deref()
-        .or(template.map(|template| template.memory))
-        .ok_or_else(|| invalid("spec.resources.memory.size: required without a template; set it or spec.template"))?;
+    let memory = memory.as_deref().or(template.map(|template| template.memory)).ok_or_else(|| {
+        invalid("spec.resources.memory.size: required without a template; set a size such as 4Gi or spec.template")
+    })?;
     let cpu = CpuTopology { cores, threads: cpu.threads.unwrap_or(1), sockets: cpu.sockets.unwrap_or(1) };
     let memory = parse_size("spec.resources.memory.size", memory)?;
 

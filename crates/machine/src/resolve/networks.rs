@@ -44,7 +44,7 @@ pub(super) fn resolve(uid: &str, given: &[Network]) -> Result<Vec<ResolvedNetwor
     for network in given {
         if !names.insert(&network.name) {
             return Err(invalid(format!(
-                "spec.networks: two networks have the name {:?}; use unique names",
+                "spec.networks: two interfaces have the name {:?}; use unique names",
                 network.name
             )));
         }
@@ -52,7 +52,9 @@ pub(super) fn resolve(uid: &str, given: &[Network]) -> Result<Vec<ResolvedNetwor
     let resolved: Vec<ResolvedNetwork> =
         given.iter().map(|network| resolve_network(uid, network)).collect::<Result<_, _>>()?;
     if resolved.iter().filter(|network| network.attachment == Attachment::Pod).count() > 1 {
-        return Err(invalid("spec.networks: two interfaces use the pod network; KubeVirt allows only one"));
+        return Err(invalid(
+            "spec.networks: two interfaces use the pod network, but KubeVirt allows only one; remove one of them",
+        ));
     }
     let mut macs = BTreeSet::new();
     for network in &resolved {

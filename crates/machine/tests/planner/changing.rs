@@ -284,7 +284,7 @@ fn the_first_and_the_last_feature_are_listed_by_name() {
         cluster.reconcile_until_up_to_date();
         restart_required(&mut cluster, true);
         assert!(
-            restart_message(&cluster).unwrap().contains(": spec.domain.features.acpi;"),
+            restart_message(&cluster).unwrap().contains("to apply spec.domain.features.acpi;"),
             "{:?}",
             restart_message(&cluster)
         );

@@ -22,13 +22,13 @@ use hyper_util::{
 use kube::{
     Client, Config,
     client::{Body, ConfigExt},
-    config::{KubeConfigOptions, Kubeconfig},
+    config::{KubeConfigOptions, Kubeconfig, KubeconfigError},
 };
 use tower::{BoxError, ServiceBuilder};
 
 pub use self::bucket::Bucket;
 pub(crate) use self::layer::{ClientLayer, DeadlineExceeded, NotLeading};
-use crate::metrics::Metrics;
+use crate::{metrics::Metrics, reconcile::root_cause};
 
 /// Longer than the usual timeout of a webhook, shorter than the deadline of a reconcile.
 pub(crate) const REQUEST_DEADLINE: Duration = Duration::from_secs(15);
@@ -43,21 +43,28 @@ pub struct Rate {
     pub burst: u32,
 }
 
+/// The errors contain the text of their root cause and have no source: kube's errors repeat their sources.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
-    #[error("invalid kubeconfig {path}: {source}")]
-    Kubeconfig { path: String, source: kube::config::KubeconfigError },
+    #[error("invalid kubeconfig {path}: {cause}")]
+    Kubeconfig { path: String, cause: String },
     #[error(
-        "no cluster is configured: KUBECONFIG is not set, ~/.kube/config is missing or invalid, \
-         and this process does not run in a pod with a service account: {0}"
+        "no cluster is configured: KUBECONFIG is not set, ~/.kube/config cannot be used ({0}), and this process does not \
+         run in a pod with a service account; set KUBECONFIG or --kubeconfig"
     )]
-    Infer(#[from] kube::config::InferConfigError),
+    Infer(String),
     #[error("context {context:?} not found in kubeconfig; available contexts: {}", available.join(", "))]
     Context { context: String, available: Vec<String> },
-    #[error("the kubeconfig sets the proxy {0}: proxies are not supported; remove proxy-url")]
+    #[error("the kubeconfig sets proxy-url {0}, but proxies are not supported; remove proxy-url")]
     Proxy(String),
-    #[error("invalid configuration of the cluster: {0}")]
-    Client(#[from] kube::Error),
+    #[error("invalid cluster configuration: {0}")]
+    Client(String),
+}
+
+impl From<kube::Error> for ConnectError {
+    fn from(error: kube::Error) -> Self {
+        Self::Client(root_cause(&error))
+    }
 }
 
 #[derive(Clone)]
@@ -75,9 +82,9 @@ pub async fn configuration(kubeconfig: Option<&Path>, context: Option<&str>) -> 
         // A path that the user names must be valid: falling back to another cluster would be a surprise.
         (None, Some(path)) => (path, Kubeconfig::read()),
         (None, None) if context.is_some() => ("~/.kube/config".to_owned(), Kubeconfig::read()),
-        (None, None) => return Ok(Config::infer().await?),
+        (None, None) => return Config::infer().await.map_err(|error| ConnectError::Infer(root_cause(&error))),
     };
-    let invalid = |source| ConnectError::Kubeconfig { path: path.clone(), source };
+    let invalid = |error: KubeconfigError| ConnectError::Kubeconfig { path: path.clone(), cause: root_cause(&error) };
     let read = read.map_err(invalid)?;
     if let Some(context) = context
         && !read.contexts.iter().any(|named| named.name == context)

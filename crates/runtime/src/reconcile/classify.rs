@@ -3,7 +3,7 @@
 //! The message keeps the server's own text, because it is what helps the user. The class depends only on status codes,
 //! and on the few phrases that distinguish errors of Kubernetes with the same code.
 
-use std::{borrow::Cow, error::Error as _, time::Duration};
+use std::{borrow::Cow, time::Duration};
 
 use kube::core::Status;
 use vitivirt_api::{Failure, Target, reason};
@@ -21,34 +21,34 @@ pub fn classify(error: &kube::Error, verb: &str, target: &Target) -> Failure {
             // The error may quote the response, and the response may be a Secret.
             Failure::bug(
                 reason::UNREADABLE_ANSWER,
-                format!("{verb} {target}: the API server's response is not readable"),
+                format!("cannot {verb} {target}: the API server's response is not readable"),
             )
         }
         kube::Error::BuildRequest(_) | kube::Error::HttpError(_) => {
-            Failure::bug(reason::BAD_REQUEST, format!("{verb} {target}: {}", bounded(&error.to_string())))
+            Failure::bug(reason::BAD_REQUEST, format!("cannot {verb} {target}: {}", bounded(&error.to_string())))
         }
         kube::Error::Auth(_) => Failure::transient(
             reason::UNAUTHORIZED,
-            format!("{verb} {target}: no valid credentials: {}", bounded(&error.to_string())),
+            format!("cannot {verb} {target}: no valid credentials: {}", bounded(&error.to_string())),
         ),
         _ if is_caused_by::<NotLeading>(error) => Failure::transient(
             reason::NOT_LEADING,
-            format!("{verb} {target} was not sent: this replica is no longer the leader"),
+            format!("cannot {verb} {target}: this replica is no longer the leader"),
         ),
         _ if is_caused_by::<DeadlineExceeded>(error) => Failure::transient(
             reason::DEADLINE_EXCEEDED,
-            format!("{verb} {target}: the API server did not respond in time"),
+            format!("cannot {verb} {target}: the API server did not respond in time"),
         ),
         _ => Failure::transient(
             reason::API_SERVER_UNREACHABLE,
-            format!("{verb} {target}: the API server is not reachable: {}", bounded(&root_cause(error))),
+            format!("cannot {verb} {target}: the API server is not reachable: {}", bounded(&root_cause(error))),
         ),
     }
 }
 
 fn classify_status(status: &Status, verb: &str, target: &Target) -> Failure {
     let text = bounded(&status.message);
-    let message = format!("{verb} {target}: {text}");
+    let message = format!("cannot {verb} {target}: {text}");
     let details = status.details.as_ref();
     let retry_after = details.map(|details| details.retry_after_seconds).filter(|seconds| *seconds > 0);
     let has_cause = |name: &str| details.is_some_and(|details| details.causes.iter().any(|cause| cause.reason == name));
@@ -127,12 +127,12 @@ fn is_caused_by<E: std::error::Error + 'static>(error: &kube::Error) -> bool {
 }
 
 /// "connection refused" instead of the four errors that wrap it.
-fn root_cause(error: &kube::Error) -> String {
-    let mut last: &(dyn std::error::Error + 'static) = error;
+pub(crate) fn root_cause(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut last = error;
     while let Some(source) = last.source() {
         last = source;
     }
-    if error.source().is_none() { error.to_string() } else { last.to_string() }
+    last.to_string()
 }
 
 fn bounded(text: &str) -> Cow<'_, str> {

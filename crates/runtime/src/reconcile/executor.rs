@@ -151,7 +151,7 @@ impl Executor {
     {
         // The client checks the fence again before it sends the request. This check saves the wait for the rate limit.
         if !fence.may_write() {
-            let message = format!("{} {} was not sent: this replica is not the leader", write.verb(), write.target());
+            let message = format!("cannot {} {}: this replica is not the leader", write.verb(), write.target());
             return Err(Failure::transient(reason::NOT_LEADING, message));
         }
         if let Write::Lazy { make, .. } = write {
@@ -391,7 +391,7 @@ fn to_bytes(body: &Value, verb: &str, target: &Target) -> Result<Vec<u8>, Failur
 }
 
 fn not_serializable(error: &serde_json::Error, verb: &str, target: &Target) -> Failure {
-    Failure::bug(reason::BAD_REQUEST, format!("{verb} {target}: {error}"))
+    Failure::bug(reason::BAD_REQUEST, format!("cannot {verb} {target}: {error}"))
 }
 
 fn metadata<'a>(object: &'a Value, field: &str) -> &'a str {

@@ -259,7 +259,7 @@ impl<V: PartialEq + Send + Sync + 'static> Cache<V> {
             }
             // The watch will deliver the object, or log why it is not readable. The error may quote the object, so it
             // is not logged.
-            Err(_) => tracing::warn!("cannot read the response to a write into its cache"),
+            Err(_) => tracing::warn!("cannot add the response of a write to the cache"),
         }
     }
 }

@@ -245,7 +245,7 @@ fn is_unreadable(error: &watcher::Error) -> bool {
 /// The error in a form that may be logged. A parse error quotes its input, which may be a Secret.
 fn describe(error: &watcher::Error) -> String {
     if is_unreadable(error) {
-        return "an object is not readable".to_owned();
+        return "an object cannot be parsed".to_owned();
     }
     error.to_string()
 }

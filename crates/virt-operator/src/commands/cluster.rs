@@ -48,13 +48,13 @@ impl InstallationReader {
             Err(kube::Error::Api(status)) if status.code == 404 => {
                 bail!("the cluster has no CRD for KubeVirt resources; apply the output of `virt-operator manifests`")
             }
-            Err(error) => Err(error).context("listing KubeVirt resources"),
+            Err(error) => Err(error).context("cannot list KubeVirt resources"),
         }
     }
 
     pub(crate) async fn namespace(&self, name: &str) -> Result<Option<Arc<LiveObject>>> {
         let api: Api<Namespace> = Api::all(self.client());
-        let found = api.get_metadata_opt(name).await.with_context(|| format!("reading Namespace {name}"))?;
+        let found = api.get_metadata_opt(name).await.with_context(|| format!("cannot read Namespace {name}"))?;
         Ok(found.map(|namespace| Arc::new(LiveObject::from_metadata(&namespace.metadata))))
     }
 
@@ -65,7 +65,7 @@ impl InstallationReader {
             if !self
                 .list_into(kind, &mut objects)
                 .await
-                .with_context(|| format!("listing {}", kind.resource().plural))?
+                .with_context(|| format!("cannot list {}", kind.resource().plural))?
             {
                 absent.push(kind);
             }
@@ -75,7 +75,7 @@ impl InstallationReader {
         let nodes = nodes
             .list_metadata(&ListParams::default().labels_from(&schedulable_selector()))
             .await
-            .context("listing nodes")?;
+            .context("cannot list nodes")?;
         let monitor_namespace = if has(Kind::ServiceMonitor) { self.monitor_namespace(config).await? } else { None };
         let cluster = Cluster { monitor_namespace, ..Cluster::from_kinds(has, nodes.items.len()) };
         Ok(ClusterState { objects, cluster })
@@ -87,7 +87,7 @@ impl InstallationReader {
         for namespace in config.monitor_namespaces() {
             let api: Api<ServiceAccount> = Api::namespaced(self.client(), namespace);
             let found = api.get_metadata_opt(account).await;
-            if found.with_context(|| format!("reading ServiceAccount {namespace}/{account}"))?.is_some() {
+            if found.with_context(|| format!("cannot read ServiceAccount {namespace}/{account}"))?.is_some() {
                 return Ok(Some(namespace.to_owned()));
             }
         }
@@ -100,7 +100,7 @@ impl InstallationReader {
         match api.list_metadata(&ListParams::default().limit(1)).await {
             Ok(_) => Ok(true),
             Err(kube::Error::Api(status)) if status.code == 404 => Ok(false),
-            Err(error) => Err(error).with_context(|| format!("listing {}", kind.resource().plural)),
+            Err(error) => Err(error).with_context(|| format!("cannot list {}", kind.resource().plural)),
         }
     }
 

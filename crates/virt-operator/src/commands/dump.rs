@@ -37,7 +37,7 @@ async fn dump(arguments: RunArguments) -> Result<()> {
         Ok(_) => Ok(()),
         // The name follows from the content, so another dump has written the same.
         Err(kube::Error::Api(status)) if status.code == 409 => Ok(()),
-        Err(error) => Err(error).context("writing the install strategy to a ConfigMap"),
+        Err(error) => Err(error).context("cannot write the install strategy to a ConfigMap"),
     }
 }
 

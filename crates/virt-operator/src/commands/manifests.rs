@@ -1,4 +1,4 @@
-//! `virt-operator manifests`: the operator's Deployment and all that it needs, for `kubectl apply -f -`.
+//! `virt-operator manifests`: the operator's Deployment and everything it needs, for `kubectl apply -f -`.
 
 use std::process::ExitCode;
 
@@ -10,7 +10,7 @@ use vitivirt_install::manifests::Manifests;
 
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ManifestsArguments {
-    /// Image of the operator; KubeVirt's images are those of its release
+    /// Image of the operator; KubeVirt's own images come from the KubeVirt release
     #[arg(long, default_value_t = default_image())]
     image: String,
     /// Namespace of the operator and of KubeVirt
@@ -32,10 +32,10 @@ pub(crate) fn run(arguments: ManifestsArguments) -> CommandResult<ExitCode> {
 fn validate(arguments: ManifestsArguments) -> Result<Manifests> {
     let ManifestsArguments { image, namespace } = arguments;
     if !is_label(&namespace) {
-        bail!("--namespace: invalid value {namespace:?}: must consist of lower-case letters, digits and dashes");
+        bail!("--namespace: invalid value {namespace:?}: must consist of lower-case letters, digits and hyphens");
     }
     if image.is_empty() || image.contains(char::is_whitespace) {
-        bail!("--image: invalid value {image:?}: must be the name of an image");
+        bail!("--image: invalid value {image:?}: must be an image name such as registry.example.com/virt-operator:v1");
     }
     Ok(Manifests { namespace, image })
 }

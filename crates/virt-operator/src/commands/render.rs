@@ -23,7 +23,7 @@ pub(crate) struct RenderArguments {
     input: FileArguments,
     #[command(flatten)]
     output: RenderOutput,
-    /// APIs that the cluster has in addition to those of Kubernetes
+    /// APIs that the cluster serves in addition to those of Kubernetes
     #[arg(long, value_enum, value_delimiter = ',', value_name = "API")]
     with: Vec<ClusterApi>,
     /// Number of nodes that can run virtual machines
@@ -33,9 +33,9 @@ pub(crate) struct RenderArguments {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum ClusterApi {
-    /// The Prometheus operator, with the ServiceAccount that the resource names
+    /// Prometheus operator, with the ServiceAccount of spec.monitorAccount
     Monitoring,
-    /// SecurityContextConstraints and Routes of OpenShift
+    /// OpenShift: SecurityContextConstraints and Routes
     Openshift,
 }
 
@@ -66,9 +66,9 @@ fn find_kubevirt(documents: &[Document], namespace: &str) -> Result<(KubeVirt, V
     let is_kubevirt =
         |document: &Document| document.kind() == KIND && document.api_version().split('/').next() == Some(GROUP);
     let mut found = documents.iter().filter(|document| is_kubevirt(document));
-    let Some(document) = found.next() else { bail!("no {KIND} ({GROUP}) found in the files") };
+    let Some(document) = found.next() else { bail!("no {KIND} resource ({GROUP}) found in the files") };
     if let Some(second) = found.next() {
-        bail!("{second}: duplicate: a cluster can have only one {KIND}");
+        bail!("{second}: duplicate: a cluster can have only one {KIND} resource");
     }
     let crd = vitivirt_install::crds::KUBEVIRT.object()?;
     // All versions have the same schema.
@@ -167,10 +167,10 @@ mod tests {
     fn an_error_names_file_object_and_field() {
         for (text, expected) in [
             ("{", "file: invalid YAML"),
-            ("{kind: Pod}", "no KubeVirt (kubevirt.io) found in the files"),
+            ("{kind: Pod}", "no KubeVirt resource (kubevirt.io) found in the files"),
             (
                 &format!("{PLAIN}\n---\n{PLAIN}"),
-                "file, document 2: KubeVirt kubevirt: duplicate: a cluster can have only one KubeVirt",
+                "file, document 2: KubeVirt kubevirt: duplicate: a cluster can have only one KubeVirt resource",
             ),
             (
                 &PLAIN.replace("/v1", "/v99"),

@@ -220,7 +220,8 @@ async fn the_response_contains_warnings() {
     assert_eq!(
         response,
         json!({"uid": "u-1", "allowed": true, "warnings": [
-            "feature gate LiveMigration is always enabled in this release; remove it from the list",
+            "spec.configuration.developerConfiguration.featureGates: LiveMigration is always enabled in this \
+             release; remove it from the list",
             "virt-operator's endpoints support only TLS 1.2 and 1.3, although minTLSVersion is VersionTLS10",
             "virt-operator's endpoints do not support TLS_RSA_WITH_AES_128_CBC_SHA",
         ]})
@@ -266,7 +267,7 @@ async fn a_second_kubevirt_resource_is_denied() {
     let response = webhook.review("CREATE", new.clone()).await;
     assert_eq!(response["status"]["code"], 403);
     assert!(
-        message(&response).starts_with("KubeVirt is already created: kubevirt/kubevirt already exists"),
+        message(&response).starts_with("KubeVirt is already created: KubeVirt kubevirt/kubevirt already exists"),
         "{response}"
     );
 

@@ -140,7 +140,7 @@ fn warnings_are_reported_once_and_do_not_block_the_installation() {
     let reported: Vec<_> = events.map(|event| (event.reason, event.message.as_str())).collect();
     assert_eq!(cluster.status()["phase"], "Deployed");
     for (reason, about) in [
-        ("Deprecated", "feature gate LiveMigration"),
+        ("Deprecated", "featureGates: LiveMigration"),
         ("ConfigurationWarning", "spec.configuration.roleAggregationStrategy"),
         ("NoEffect", "spec.customizeComponents.patches[0]"),
         ("NoEffect", "spec.customizeComponents.patches[1]"),

@@ -85,7 +85,10 @@ fn render(mut files: Files) -> anyhow::Result<Rendered> {
         });
         let created: Vec<Value> = created.collect();
         let problem = match created.iter().find(|object| rendered.has_different_version_of(object)) {
-            Some(object) => Some(format!("NameTaken: another Machine in the files also needs {}", name_of(object))),
+            Some(object) => Some(format!(
+                "NameTaken: another Machine in the files also needs {}; rename one of them",
+                name_of(object)
+            )),
             None if created.is_empty() => problem(&assessed, &plan),
             None => None,
         };
