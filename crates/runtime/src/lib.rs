@@ -1,9 +1,9 @@
 //! Everything with side effects that both operators share: API requests, watches and caches, the lease, the work queue,
 //! the reconcile loop, events, metrics, health endpoints, TLS, logs and shutdown.
 //!
-//! This crate knows no kind of object. The crates `vitivirt-machine` and `vitivirt-install` decide what to write,
-//! without a client, as values of `vitivirt-api`; this crate writes it. An operator crate supplies its watches and
-//! controllers, and [`program`] runs them. Start reading at [`program`] and [`reconcile`].
+//! This crate knows neither Machines nor KubeVirt resources. The crates `vitivirt-machine` and `vitivirt-install`
+//! decide what to write, without a client, as values of `vitivirt-api`; this crate writes it. An operator crate
+//! supplies its watches and controllers, and [`program`] runs them. Start reading at [`program`] and [`reconcile`].
 
 pub mod backoff;
 pub mod client;
