@@ -1,4 +1,5 @@
-//! Whether a live object matches the desired one, and what to change if it does not.
+//! Whether a live object matches the desired one, and what to change if it does not. `plan` decides which objects are
+//! compared and turns the result into writes.
 //!
 //! The API server adds defaults to an object and records in `managedFields` which client set which field. So an object
 //! matches when it contains every desired value, and no other client has added anything to the fields that the operator
@@ -6,7 +7,7 @@
 //! annotations of other clients are kept.
 
 use serde_json::{Map, Value};
-use vitivirt_api::{Failure, Operation};
+use vitivirt_api::{Failure, Operation, Quantity};
 
 use crate::{
     kind::Kind,
@@ -37,24 +38,24 @@ pub(crate) fn drift(kind: Kind, desired: &Value, live: &LiveObject) -> Result<Dr
     let mut operations = metadata_patch(desired, live);
     if let Some(fields) = live.fields()? {
         let Some(desired) = desired.as_object() else { return Ok(Drift::None) };
-        for (key, value) in content(kind, desired) {
-            let have = fields.content.get(key).unwrap_or(&Value::Null);
-            let value = with_server_assigned(kind, value, have);
-            let added = fields
+        for (key, value) in compared_fields(kind, desired) {
+            let actual = fields.content.get(key).unwrap_or(&Value::Null);
+            let value = with_server_assigned(kind, value, actual);
+            let is_extended = fields
                 .foreign
                 .iter()
                 .filter_map(|tree| tree.get(format!("f:{key}")))
-                .any(|tree| has_foreign_fields(&value, have, tree));
-            if equivalent(kind, &value, have) && !added {
+                .any(|tree| has_foreign_fields(&value, actual, tree));
+            if is_equivalent(kind, &value, actual) && !is_extended {
                 continue;
             }
-            if is_immutable(kind, key, &value, have) {
+            if is_immutable(kind, key, &value, actual) {
                 return Ok(Drift::Recreate);
             }
             let operation = Operation::set(format!("/{key}"), value);
             // Users add CA certificates to ConfigMaps of the installation. The precondition keeps a recent addition.
-            let shared = kind == Kind::ConfigMap;
-            operations.push(if shared { operation.expecting(have.clone()) } else { operation });
+            let is_shared = kind == Kind::ConfigMap;
+            operations.push(if is_shared { operation.expecting(actual.clone()) } else { operation });
         }
         operations.extend(foreign_fields(kind, desired, &fields.content, &fields.foreign));
     }
@@ -62,7 +63,7 @@ pub(crate) fn drift(kind: Kind, desired: &Value, live: &LiveObject) -> Result<Dr
         return Ok(Drift::None);
     }
     // This annotation is the generation of the resource at the last change of the object. Alone it is not a difference.
-    if let Some(generation) = desired.pointer("/metadata/annotations").and_then(|all| all.get(annotation::GENERATION)) {
+    if let Some(generation) = desired.pointer("/metadata/annotations").and_then(|map| map.get(annotation::GENERATION)) {
         let path = format!("/metadata/annotations/{}", Operation::escape(annotation::GENERATION));
         if !operations.iter().any(|operation| operation.path == "/metadata/annotations") {
             operations.push(Operation::set(path, generation.clone()));
@@ -71,22 +72,22 @@ pub(crate) fn drift(kind: Kind, desired: &Value, live: &LiveObject) -> Result<Dr
     Ok(Drift::Patch(operations))
 }
 
-/// The parts of an object that are compared.
-fn content(kind: Kind, object: &Map<String, Value>) -> impl Iterator<Item = (&String, &Value)> {
+/// The top-level fields of an object that are compared as a whole. Metadata is compared separately.
+fn compared_fields(kind: Kind, object: &Map<String, Value>) -> impl Iterator<Item = (&String, &Value)> {
     object.iter().filter(move |(key, _)| {
-        let content = !["apiVersion", "kind", "metadata", "status"].contains(&key.as_str());
+        let is_content = !["apiVersion", "kind", "metadata", "status"].contains(&key.as_str());
         // Other clients add tokens and pull secrets to a ServiceAccount. The type of a Secret is immutable.
-        content && kind != Kind::ServiceAccount && !(kind == Kind::Secret && *key == "type")
+        is_content && kind != Kind::ServiceAccount && !(kind == Kind::Secret && *key == "type")
     })
 }
 
 /// Whether a patch cannot change this field.
-fn is_immutable(kind: Kind, key: &str, desired: &Value, have: &Value) -> bool {
+fn is_immutable(kind: Kind, key: &str, desired: &Value, actual: &Value) -> bool {
     match kind {
         Kind::RoleBinding | Kind::ClusterRoleBinding => key == "roleRef",
         Kind::Service => {
             let headless = |spec: &Value| spec.get("clusterIP").is_some_and(|address| address == "None");
-            headless(desired) != headless(have)
+            headless(desired) != headless(actual)
         }
         _ => false,
     }
@@ -95,39 +96,39 @@ fn is_immutable(kind: Kind, key: &str, desired: &Value, have: &Value) -> bool {
 /// The patch of labels and annotations alone.
 pub(crate) fn metadata_patch(desired: &Value, live: &LiveObject) -> Vec<Operation> {
     let mut operations = Vec::new();
-    for (field, have, ours) in
+    for (field, actual, managed) in
         [("labels", &live.labels, OWN_LABELS.as_slice()), ("annotations", &live.annotations, &OWN_ANNOTATIONS)]
     {
         let nothing = Map::new();
         let desired = desired.pointer(&format!("/metadata/{field}")).and_then(Value::as_object).unwrap_or(&nothing);
         let differs = |(key, value): &(&String, &Value)| {
-            key.as_str() != annotation::GENERATION && have.get(*key).map(String::as_str) != value.as_str()
+            key.as_str() != annotation::GENERATION && actual.get(*key).map(String::as_str) != value.as_str()
         };
         let path = |key: &str| format!("/metadata/{field}/{}", Operation::escape(key));
         let changed: Vec<_> = desired.iter().filter(differs).collect();
-        if have.is_empty() && !changed.is_empty() {
+        if actual.is_empty() && !changed.is_empty() {
             operations.push(Operation::set(format!("/metadata/{field}"), Value::Object(desired.clone())));
             continue;
         }
         operations.extend(changed.into_iter().map(|(key, value)| Operation::set(path(key), value.clone())));
-        let stale = ours.iter().filter(|key| have.contains_key(**key) && !desired.contains_key(**key));
+        let stale = managed.iter().filter(|key| actual.contains_key(**key) && !desired.contains_key(**key));
         operations.extend(stale.map(|key| Operation::remove(path(key))));
     }
     operations
 }
 
 /// The desired value together with the fields that the API server assigns.
-fn with_server_assigned(kind: Kind, desired: &Value, have: &Value) -> Value {
+fn with_server_assigned(kind: Kind, desired: &Value, actual: &Value) -> Value {
     if matches!(kind, Kind::Deployment | Kind::DaemonSet) {
-        return with_live_identity(desired, have);
+        return with_live_identity(desired, actual);
     }
     let mut desired = desired.clone();
     if kind == Kind::Service
-        && let (Some(desired), Some(have)) = (desired.as_object_mut(), have.as_object())
+        && let (Some(desired), Some(actual)) = (desired.as_object_mut(), actual.as_object())
     {
-        let headless = have.get("clusterIP").is_some_and(|address| address == "None");
+        let headless = actual.get("clusterIP").is_some_and(|address| address == "None");
         for key in ALLOCATED.into_iter().filter(|_| !headless) {
-            if let (None, Some(value)) = (desired.get(key), have.get(key)) {
+            if let (None, Some(value)) = (desired.get(key), actual.get(key)) {
                 desired.insert(key.to_owned(), value.clone());
             }
         }
@@ -135,49 +136,51 @@ fn with_server_assigned(kind: Kind, desired: &Value, have: &Value) -> Value {
     desired
 }
 
-fn equivalent(kind: Kind, desired: &Value, have: &Value) -> bool {
+fn is_equivalent(kind: Kind, desired: &Value, actual: &Value) -> bool {
     match kind {
         // Data has no defaults, so the comparison is exact.
-        Kind::Secret | Kind::ConfigMap => desired == have,
-        _ => contains_all(desired, have),
+        Kind::Secret | Kind::ConfigMap => desired == actual,
+        _ => contains_all(desired, actual),
     }
 }
 
 /// If nothing else about the pods changes, their template keeps the annotations of the deployment that started them, so
 /// that a change of another part of the workload does not restart them.
-fn with_live_identity(asked: &Value, have: &Value) -> Value {
+fn with_live_identity(spec: &Value, actual: &Value) -> Value {
     const ANNOTATIONS: &str = "/template/metadata/annotations";
-    let mut desired = asked.clone();
-    let theirs = have.pointer(ANNOTATIONS).and_then(Value::as_object);
-    if let (Some(ours), Some(theirs)) = (desired.pointer_mut(ANNOTATIONS).and_then(Value::as_object_mut), theirs) {
-        for mark in IDENTITY {
-            if let Some(value) = theirs.get(mark) {
-                ours.insert(mark.to_owned(), value.clone());
+    let mut desired = spec.clone();
+    let live_annotations = actual.pointer(ANNOTATIONS).and_then(Value::as_object);
+    let annotations = desired.pointer_mut(ANNOTATIONS).and_then(Value::as_object_mut);
+    if let (Some(annotations), Some(live_annotations)) = (annotations, live_annotations) {
+        for key in IDENTITY {
+            if let Some(value) = live_annotations.get(key) {
+                annotations.insert(key.to_owned(), value.clone());
             }
         }
     }
-    let same_pods = match (desired.get("template"), have.get("template")) {
-        (Some(desired), Some(have)) => contains_all(desired, have),
+    let same_pods = match (desired.get("template"), actual.get("template")) {
+        (Some(desired), Some(actual)) => contains_all(desired, actual),
         _ => false,
     };
-    if same_pods { desired } else { asked.clone() }
+    if same_pods { desired } else { spec.clone() }
 }
 
-/// Whether `have` contains all of `desired`. An empty value equals a missing one, because the API server drops empty
+/// Whether `actual` contains all of `desired`. An empty value equals a missing one, because the API server drops empty
 /// ones.
-fn contains_all(desired: &Value, have: &Value) -> bool {
-    match (desired, have) {
-        (Value::Object(desired), Value::Object(have)) => desired.iter().all(|(key, value)| {
-            let have = have.get(key).unwrap_or(&Value::Null);
-            let quantities = ["limits", "requests", "sizeLimit"].contains(&key.as_str());
-            contains_all(value, have) || quantities && equal_quantities(value, have)
+fn contains_all(desired: &Value, actual: &Value) -> bool {
+    match (desired, actual) {
+        (Value::Object(desired), Value::Object(actual)) => desired.iter().all(|(key, value)| {
+            let actual = actual.get(key).unwrap_or(&Value::Null);
+            let has_quantities = ["limits", "requests", "sizeLimit"].contains(&key.as_str());
+            contains_all(value, actual) || has_quantities && equal_quantities(value, actual)
         }),
-        (Value::Array(desired), Value::Array(have)) => {
-            desired.len() == have.len() && desired.iter().zip(have).all(|(desired, have)| contains_all(desired, have))
+        (Value::Array(desired), Value::Array(actual)) => {
+            desired.len() == actual.len()
+                && desired.iter().zip(actual).all(|(desired, actual)| contains_all(desired, actual))
         }
         (desired, Value::Null) => is_empty(desired),
-        (Value::Number(desired), Value::Number(have)) => desired == have || desired.as_f64() == have.as_f64(),
-        _ => desired == have,
+        (Value::Number(desired), Value::Number(actual)) => desired == actual || desired.as_f64() == actual.as_f64(),
+        _ => desired == actual,
     }
 }
 
@@ -192,47 +195,24 @@ fn is_empty(value: &Value) -> bool {
     }
 }
 
-fn equal_quantities(desired: &Value, have: &Value) -> bool {
-    match (desired, have) {
-        (Value::Object(desired), Value::Object(have)) => {
-            desired.iter().all(|(name, amount)| have.get(name).is_some_and(|have| equal_quantities(amount, have)))
+/// Whether quantities, or maps of quantities, are equal. The API server normalizes a CPU of `0.5` to `500m`, and `1024Mi`
+/// to `1Gi`.
+fn equal_quantities(desired: &Value, actual: &Value) -> bool {
+    match (desired, actual) {
+        (Value::Object(desired), Value::Object(actual)) => {
+            desired.iter().all(|(name, amount)| actual.get(name).is_some_and(|actual| equal_quantities(amount, actual)))
         }
-        (Value::String(desired), Value::String(have)) => desired == have || equal_quantity(desired, have),
+        (Value::String(desired), Value::String(actual)) => {
+            desired == actual
+                || Quantity::parse(desired).is_some_and(|desired| Quantity::parse(actual) == Some(desired))
+        }
         _ => false,
     }
 }
 
-/// Whether two quantities are equal: the API server normalizes a CPU of `0.5` to `500m`, and `1024Mi` to `1Gi`.
-fn equal_quantity(a: &str, b: &str) -> bool {
-    matches!((quantity(a), quantity(b)), (Some(a), Some(b)) if (a - b).abs() <= a.abs() * 1e-12)
-}
-
-fn quantity(text: &str) -> Option<f64> {
-    let end = text.find(|character: char| !(character.is_ascii_digit() || "+-.".contains(character)));
-    let (number, suffix) = text.split_at(end.unwrap_or(text.len()));
-    let factor = match suffix {
-        "n" => 1e-9,
-        "u" => 1e-6,
-        "m" => 1e-3,
-        "" => 1.0,
-        "k" => 1e3,
-        "M" => 1e6,
-        "G" => 1e9,
-        "T" => 1e12,
-        "P" => 1e15,
-        "E" => 1e18,
-        "Ki" => 1024.0,
-        "Mi" => 1_048_576.0,
-        "Gi" => 1_073_741_824.0,
-        "Ti" => 1_099_511_627_776.0,
-        _ => return None,
-    };
-    Some(number.parse::<f64>().ok()? * factor)
-}
-
 /// Whether another client has set something here that is not desired. `tree` has the form of `managedFields`: `f:` is
 /// the name of a field, `k:` an element of a list by its keys, `.` the value itself.
-fn has_foreign_fields(desired: &Value, have: &Value, tree: &Value) -> bool {
+fn has_foreign_fields(desired: &Value, actual: &Value, tree: &Value) -> bool {
     let Some(parts) = tree.as_object() else { return false };
     parts.iter().any(|(part, below)| {
         let find = |value: &'_ Value| -> Option<Value> {
@@ -245,23 +225,23 @@ fn has_foreign_fields(desired: &Value, have: &Value, tree: &Value) -> bool {
             };
             value.as_array()?.iter().find(matches).cloned()
         };
-        let Some(have) = find(have).filter(|have| !is_empty(have)) else { return false };
+        let Some(actual) = find(actual).filter(|actual| !is_empty(actual)) else { return false };
         let desired = find(desired).unwrap_or(Value::Null);
         if below.as_object().is_some_and(|below| !below.is_empty()) {
-            has_foreign_fields(&desired, &have, below)
+            has_foreign_fields(&desired, &actual, below)
         } else {
             // The other client has set the whole value.
-            has_extra(&desired, &have)
+            has_extra(&desired, &actual)
         }
     })
 }
 
-/// Whether `have` contains something that is not in `desired`.
-fn has_extra(desired: &Value, have: &Value) -> bool {
-    match (desired, have) {
-        (_, have) if is_empty(have) => false,
-        (Value::Object(desired), Value::Object(have)) => {
-            have.iter().any(|(key, value)| has_extra(desired.get(key).unwrap_or(&Value::Null), value))
+/// Whether `actual` contains something that is not in `desired`.
+fn has_extra(desired: &Value, actual: &Value) -> bool {
+    match (desired, actual) {
+        (_, actual) if is_empty(actual) => false,
+        (Value::Object(desired), Value::Object(actual)) => {
+            actual.iter().any(|(key, value)| has_extra(desired.get(key).unwrap_or(&Value::Null), value))
         }
         // `contains_all` compares values and the lengths of lists.
         (desired, _) => desired.is_null(),
@@ -269,7 +249,7 @@ fn has_extra(desired: &Value, have: &Value) -> bool {
 }
 
 /// Top-level fields that other clients have added to the object.
-fn foreign_fields(kind: Kind, desired: &Map<String, Value>, have: &Value, foreign: &[Value]) -> Vec<Operation> {
+fn foreign_fields(kind: Kind, desired: &Map<String, Value>, actual: &Value, foreign: &[Value]) -> Vec<Operation> {
     let names =
         foreign.iter().filter_map(Value::as_object).flat_map(Map::keys).filter_map(|key| key.strip_prefix("f:"));
     let mut names: Vec<&str> = names.filter(|name| !["metadata", "status"].contains(name)).collect();
@@ -278,7 +258,7 @@ fn foreign_fields(kind: Kind, desired: &Map<String, Value>, have: &Value, foreig
     let added = names.into_iter().filter(|name| {
         kind != Kind::ServiceAccount
             && !desired.contains_key(*name)
-            && have.get(name).is_some_and(|value| !is_empty(value))
+            && actual.get(name).is_some_and(|value| !is_empty(value))
     });
     added.map(|name| Operation::remove(format!("/{name}"))).collect()
 }
@@ -295,8 +275,8 @@ mod tests {
         LiveObject::new(&metadata, object.clone())
     }
 
-    fn paths(kind: Kind, wanted: &Value, have: &Value) -> Vec<String> {
-        match drift(kind, wanted, &live(have)).unwrap() {
+    fn paths(kind: Kind, desired: &Value, actual: &Value) -> Vec<String> {
+        match drift(kind, desired, &live(actual)).unwrap() {
             Drift::None => Vec::new(),
             Drift::Recreate => vec!["recreate".to_owned()],
             Drift::Patch(operations) => operations
@@ -330,7 +310,7 @@ mod tests {
         stored
     }
 
-    fn by(manager: &str, fields: &Value) -> Value {
+    fn managed_fields(manager: &str, fields: &Value) -> Value {
         json!([{"manager": manager, "operation": "Update", "fieldsV1": fields}])
     }
 
@@ -340,14 +320,30 @@ mod tests {
     }
 
     #[test]
+    fn equal_quantities_with_another_suffix_are_not_a_difference() {
+        let resources = |cpu: &str, memory: &str| json!({"requests": {"cpu": cpu, "memory": memory}});
+        for (desired, actual, is_equal) in [
+            (resources("0.5", "1024Mi"), resources("500m", "1Gi"), true),
+            (resources("2000m", "1.1Gi"), resources("2", "1181116006400m"), true),
+            (resources("1e3", "1Pi"), resources("1k", "1024Ti"), true),
+            (resources("500m", "1Gi"), resources("500m", "1G"), false),
+            (resources("500m", "1Gi"), resources("501m", "1Gi"), false),
+            (resources("500m", "1Gi"), resources("500m", "large"), false),
+        ] {
+            let (desired, actual) = (json!({"resources": desired}), json!({"resources": actual}));
+            assert_eq!(contains_all(&desired, &actual), is_equal, "{desired} and {actual}");
+        }
+    }
+
+    #[test]
     fn a_changed_and_a_removed_value_are_restored() {
-        let mut have = stored();
-        have["spec"]["replicas"] = json!(3);
+        let mut actual = stored();
+        actual["spec"]["replicas"] = json!(3);
         let generation = "/metadata/annotations/kubevirt.io~1generation";
-        assert_eq!(paths(Kind::Deployment, &deployment(), &have), ["/spec", generation]);
-        let mut have = stored();
-        have["spec"]["template"]["spec"]["containers"][0].as_object_mut().unwrap().remove("image");
-        assert_eq!(paths(Kind::Deployment, &deployment(), &have), ["/spec", generation]);
+        assert_eq!(paths(Kind::Deployment, &deployment(), &actual), ["/spec", generation]);
+        let mut actual = stored();
+        actual["spec"]["template"]["spec"]["containers"][0].as_object_mut().unwrap().remove("image");
+        assert_eq!(paths(Kind::Deployment, &deployment(), &actual), ["/spec", generation]);
     }
 
     #[test]
@@ -355,77 +351,79 @@ mod tests {
         let path = json!({"f:spec": {"f:template": {"f:spec": {
             "f:containers": {"k:{\"name\":\"c\"}": {"f:tty": {}}},
         }}}});
-        let mut have = stored();
-        have["spec"]["template"]["spec"]["containers"][0]["tty"] = json!(true);
-        assert_eq!(paths(Kind::Deployment, &deployment(), &have), [""; 0], "no client is recorded as its manager");
-        have["metadata"]["managedFields"] = by("kubectl-edit", &path);
-        assert_eq!(paths(Kind::Deployment, &deployment(), &have)[0], "/spec");
+        let mut actual = stored();
+        actual["spec"]["template"]["spec"]["containers"][0]["tty"] = json!(true);
+        assert_eq!(paths(Kind::Deployment, &deployment(), &actual), [""; 0], "no client is recorded as its manager");
+        actual["metadata"]["managedFields"] = managed_fields("kubectl-edit", &path);
+        assert_eq!(paths(Kind::Deployment, &deployment(), &actual)[0], "/spec");
         // An older release of the operator has set it. The next change removes it.
-        have["metadata"]["managedFields"] = by("virt-operator", &path);
-        assert_eq!(paths(Kind::Deployment, &deployment(), &have), [""; 0]);
+        actual["metadata"]["managedFields"] = managed_fields("virt-operator", &path);
+        assert_eq!(paths(Kind::Deployment, &deployment(), &actual), [""; 0]);
         // Another client changed a default.
-        let mut have = stored();
-        have["spec"]["progressDeadlineSeconds"] = json!(5);
-        have["metadata"]["managedFields"] = by("kubectl-edit", &json!({"f:spec": {"f:progressDeadlineSeconds": {}}}));
-        assert_eq!(paths(Kind::Deployment, &deployment(), &have)[0], "/spec");
+        let mut actual = stored();
+        actual["spec"]["progressDeadlineSeconds"] = json!(5);
+        actual["metadata"]["managedFields"] =
+            managed_fields("kubectl-edit", &json!({"f:spec": {"f:progressDeadlineSeconds": {}}}));
+        assert_eq!(paths(Kind::Deployment, &deployment(), &actual)[0], "/spec");
         // Another client set the desired value.
-        let mut have = stored();
-        have["metadata"]["managedFields"] = by("kubectl-edit", &json!({"f:spec": {"f:replicas": {}}}));
-        assert_eq!(paths(Kind::Deployment, &deployment(), &have), [""; 0]);
+        let mut actual = stored();
+        actual["metadata"]["managedFields"] = managed_fields("kubectl-edit", &json!({"f:spec": {"f:replicas": {}}}));
+        assert_eq!(paths(Kind::Deployment, &deployment(), &actual), [""; 0]);
     }
 
     #[test]
     fn a_new_deployment_identity_alone_restarts_no_pods() {
-        let mut wanted = deployment();
-        wanted["spec"]["template"]["metadata"]["annotations"]["kubevirt.io/install-strategy-identifier"] = json!("two");
-        wanted["metadata"]["annotations"]["kubevirt.io/generation"] = json!("2");
-        assert_eq!(paths(Kind::Deployment, &wanted, &stored()), [""; 0]);
-        wanted["spec"]["template"]["spec"]["containers"][0]["image"] = json!("j");
-        assert_eq!(paths(Kind::Deployment, &wanted, &stored())[0], "/spec");
+        let mut desired = deployment();
+        desired["spec"]["template"]["metadata"]["annotations"]["kubevirt.io/install-strategy-identifier"] =
+            json!("two");
+        desired["metadata"]["annotations"]["kubevirt.io/generation"] = json!("2");
+        assert_eq!(paths(Kind::Deployment, &desired, &stored()), [""; 0]);
+        desired["spec"]["template"]["spec"]["containers"][0]["image"] = json!("j");
+        assert_eq!(paths(Kind::Deployment, &desired, &stored())[0], "/spec");
     }
 
     #[test]
     fn foreign_labels_are_kept_and_managed_labels_are_exact() {
-        let mut have = stored();
-        have["metadata"]["labels"] = json!({"a": "2", "theirs": "x", "app.kubernetes.io/part-of": "old"});
+        let mut actual = stored();
+        actual["metadata"]["labels"] = json!({"a": "2", "theirs": "x", "app.kubernetes.io/part-of": "old"});
         let generation = "/metadata/annotations/kubevirt.io~1generation";
         let expected = ["/metadata/labels/a", "-/metadata/labels/app.kubernetes.io~1part-of", generation];
-        assert_eq!(paths(Kind::Deployment, &deployment(), &have), expected);
-        have["metadata"]["labels"] = Value::Null;
-        assert_eq!(paths(Kind::Deployment, &deployment(), &have)[0], "/metadata/labels");
+        assert_eq!(paths(Kind::Deployment, &deployment(), &actual), expected);
+        actual["metadata"]["labels"] = Value::Null;
+        assert_eq!(paths(Kind::Deployment, &deployment(), &actual)[0], "/metadata/labels");
     }
 
     #[test]
     fn a_service_keeps_its_cluster_ip() {
-        let wanted = json!({"metadata": {}, "spec": {"ports": [{"port": 443, "targetPort": 8443}]}});
-        let mut have = json!({"metadata": {}, "spec": {"clusterIP": "1.2.3.4", "type": "ClusterIP",
+        let desired = json!({"metadata": {}, "spec": {"ports": [{"port": 443, "targetPort": 8443}]}});
+        let mut actual = json!({"metadata": {}, "spec": {"clusterIP": "1.2.3.4", "type": "ClusterIP",
             "ports": [{"port": 443, "targetPort": 8443, "protocol": "TCP"}]}});
-        assert_eq!(paths(Kind::Service, &wanted, &have), [""; 0]);
-        have["spec"]["ports"][0]["targetPort"] = json!(1);
-        let Drift::Patch(operations) = drift(Kind::Service, &wanted, &live(&have)).unwrap() else { panic!() };
+        assert_eq!(paths(Kind::Service, &desired, &actual), [""; 0]);
+        actual["spec"]["ports"][0]["targetPort"] = json!(1);
+        let Drift::Patch(operations) = drift(Kind::Service, &desired, &live(&actual)).unwrap() else { panic!() };
         assert_eq!(operations[0].value.as_ref().unwrap()["clusterIP"], "1.2.3.4");
     }
 
     #[test]
     fn an_immutable_difference_recreates_the_object() {
-        let wanted = json!({"metadata": {}, "roleRef": {"name": "a"}, "subjects": []});
-        let have = json!({"metadata": {}, "roleRef": {"name": "b"}});
-        assert_eq!(paths(Kind::RoleBinding, &wanted, &have), ["recreate"]);
+        let desired = json!({"metadata": {}, "roleRef": {"name": "a"}, "subjects": []});
+        let actual = json!({"metadata": {}, "roleRef": {"name": "b"}});
+        assert_eq!(paths(Kind::RoleBinding, &desired, &actual), ["recreate"]);
     }
 
     #[test]
     fn data_is_compared_exactly() {
-        let wanted = json!({"metadata": {}, "data": {"a": "1"}});
-        let have = json!({"metadata": {}, "data": {"a": "1", "b": "2"}});
-        assert_eq!(paths(Kind::ConfigMap, &wanted, &have), ["/data"]);
+        let desired = json!({"metadata": {}, "data": {"a": "1"}});
+        let actual = json!({"metadata": {}, "data": {"a": "1", "b": "2"}});
+        assert_eq!(paths(Kind::ConfigMap, &desired, &actual), ["/data"]);
     }
 
     #[test]
     fn top_level_fields_of_other_clients_are_removed() {
-        let wanted = json!({"metadata": {}, "rules": []});
-        let mut have =
+        let desired = json!({"metadata": {}, "rules": []});
+        let mut actual =
             json!({"metadata": {}, "aggregationRule": {"clusterRoleSelectors": [{"matchLabels": {"a": "b"}}]}});
-        have["metadata"]["managedFields"] = by("kubectl-edit", &json!({"f:aggregationRule": {}}));
-        assert_eq!(paths(Kind::ClusterRole, &wanted, &have), ["-/aggregationRule"]);
+        actual["metadata"]["managedFields"] = managed_fields("kubectl-edit", &json!({"f:aggregationRule": {}}));
+        assert_eq!(paths(Kind::ClusterRole, &desired, &actual), ["-/aggregationRule"]);
     }
 }
