@@ -16,7 +16,7 @@ fn by_name(objects: impl IntoIterator<Item = Value>) -> BTreeMap<String, Value> 
     objects.into_iter().map(|object| (name(&object), object)).collect()
 }
 
-fn theirs() -> BTreeMap<String, Value> {
+fn upstream() -> BTreeMap<String, Value> {
     by_name(serde_json::from_str::<Vec<Value>>(include_str!("../reference/operator.expected.json")).unwrap())
 }
 
@@ -44,7 +44,7 @@ impl Permission {
     }
 
     fn covers(&self, other: &Self) -> bool {
-        let all_or = |mine: &str, theirs: &str| mine == "*" || mine == theirs;
+        let all_or = |own: &str, other: &str| own == "*" || own == other;
         all_or(&self.group, &other.group)
             && all_or(&self.resource, &other.resource)
             && all_or(&self.verb, &other.verb)
@@ -56,7 +56,7 @@ fn permissions(rules: &Value) -> BTreeSet<Permission> {
     let list = |rule: &Value, field: &str| -> Vec<String> {
         rule.get(field).map(|list| serde_json::from_value(list.clone()).unwrap()).unwrap_or_default()
     };
-    let mut found = BTreeSet::new();
+    let mut permissions = BTreeSet::new();
     for rule in rules.as_array().unwrap() {
         let names: Vec<Option<String>> = match list(rule, "resourceNames") {
             names if names.is_empty() => vec![None],
@@ -66,21 +66,21 @@ fn permissions(rules: &Value) -> BTreeSet<Permission> {
             for group in list(rule, "apiGroups") {
                 for resource in list(rule, "resources") {
                     for name in &names {
-                        found.insert(Permission::new(&group, &resource, name.as_deref(), &verb));
+                        permissions.insert(Permission::new(&group, &resource, name.as_deref(), &verb));
                     }
                 }
             }
             for url in list(rule, "nonResourceURLs") {
-                found.insert(Permission::new("(url)", &url, None, &verb));
+                permissions.insert(Permission::new("(url)", &url, None, &verb));
             }
         }
     }
-    found
+    permissions
 }
 
 #[test]
 fn the_operator_has_the_permissions_of_upstream_and_four_more() {
-    let (theirs, ours) = (theirs(), ours("kubevirt"));
+    let (upstream, ours) = (upstream(), ours("kubevirt"));
     let constraint = |name| Permission::new("security.openshift.io", "securitycontextconstraints", Some(name), "patch");
     let event = |verb| Permission::new("events.k8s.io", "events", None, verb);
     for (role, count, additions, more) in [
@@ -97,7 +97,7 @@ fn the_operator_has_the_permissions_of_upstream_and_four_more() {
         ),
         ("Role kubevirt-operator", 14, 0, BTreeSet::new()),
     ] {
-        let (their_rules, our_rules) = (&theirs[role]["rules"], &ours[role]["rules"]);
+        let (their_rules, our_rules) = (&upstream[role]["rules"], &ours[role]["rules"]);
         assert_eq!(their_rules.as_array().unwrap().len(), count);
         assert_eq!(our_rules.as_array().unwrap().len(), count + additions);
         let (their_rules, our_rules) = (permissions(their_rules), permissions(our_rules));
@@ -135,55 +135,56 @@ fn the_operator_holds_every_permission_that_it_grants() {
 
 #[test]
 fn accounts_bindings_and_the_priority_class_equal_those_of_upstream() {
-    let (theirs, ours) = (theirs(), ours("kubevirt"));
+    let (upstream, ours) = (upstream(), ours("kubevirt"));
     for name in [
         "ServiceAccount kubevirt-operator",
         "RoleBinding kubevirt-operator-rolebinding",
         "ClusterRoleBinding kubevirt-operator",
         "PriorityClass kubevirt-cluster-critical",
     ] {
-        let (mut theirs, mut ours) = (theirs[name].clone(), ours[name].clone());
-        for object in [&mut theirs, &mut ours] {
+        let (mut upstream, mut ours) = (upstream[name].clone(), ours[name].clone());
+        for object in [&mut upstream, &mut ours] {
             // A description and a default.
             object.as_object_mut().unwrap().retain(|key, _| key != "description" && key != "globalDefault");
         }
-        assert_eq!(ours, theirs, "{name}");
+        assert_eq!(ours, upstream, "{name}");
     }
     for name in ["Role kubevirt-operator", "ClusterRole kubevirt-operator", "Deployment virt-operator"] {
-        assert_eq!(ours[name]["metadata"], theirs[name]["metadata"], "{name}");
+        assert_eq!(ours[name]["metadata"], upstream[name]["metadata"], "{name}");
     }
 }
 
 /// The paths at which the two differ, without values.
-fn differing_paths(at: &str, theirs: &Value, ours: &Value, found: &mut BTreeSet<String>) {
-    match (theirs, ours) {
-        (Value::Object(theirs), Value::Object(ours)) => {
-            for key in theirs.keys().chain(ours.keys()) {
-                let (theirs, ours) = (theirs.get(key).unwrap_or(&Value::Null), ours.get(key).unwrap_or(&Value::Null));
-                differing_paths(&format!("{at}/{key}"), theirs, ours, found);
+fn differing_paths(at: &str, upstream: &Value, ours: &Value, differing: &mut BTreeSet<String>) {
+    match (upstream, ours) {
+        (Value::Object(upstream), Value::Object(ours)) => {
+            for key in upstream.keys().chain(ours.keys()) {
+                let (upstream, ours) =
+                    (upstream.get(key).unwrap_or(&Value::Null), ours.get(key).unwrap_or(&Value::Null));
+                differing_paths(&format!("{at}/{key}"), upstream, ours, differing);
             }
         }
-        (theirs, ours) if theirs != ours => drop(found.insert(at.to_owned())),
+        (upstream, ours) if upstream != ours => drop(differing.insert(at.to_owned())),
         _ => {}
     }
 }
 
 #[test]
 fn the_deployment_differs_from_upstream_only_where_the_program_does() {
-    let (theirs, ours) = (&theirs()["Deployment virt-operator"], &ours("kubevirt")["Deployment virt-operator"]);
-    let mut found = BTreeSet::new();
-    differing_paths("", &theirs["spec"], &ours["spec"], &mut found);
+    let (upstream, ours) = (&upstream()["Deployment virt-operator"], &ours("kubevirt")["Deployment virt-operator"]);
+    let mut differing = BTreeSet::new();
+    differing_paths("", &upstream["spec"], &ours["spec"], &mut differing);
     let expected = [
         "/template/spec/affinity/nodeAffinity/preferredDuringSchedulingIgnoredDuringExecution",
         "/template/spec/affinity/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution",
         "/template/spec/containers",
         "/template/spec/volumes",
     ];
-    assert_eq!(found.iter().map(String::as_str).collect::<Vec<_>>(), expected);
+    assert_eq!(differing.iter().map(String::as_str).collect::<Vec<_>>(), expected);
 
-    let mut found = BTreeSet::new();
+    let mut differing = BTreeSet::new();
     let container = "/spec/template/spec/containers/0";
-    differing_paths("", theirs.pointer(container).unwrap(), ours.pointer(container).unwrap(), &mut found);
+    differing_paths("", upstream.pointer(container).unwrap(), ours.pointer(container).unwrap(), &mut differing);
     let expected = [
         "/env",
         "/image",
@@ -193,11 +194,11 @@ fn the_deployment_differs_from_upstream_only_where_the_program_does() {
         "/securityContext/readOnlyRootFilesystem",
         "/volumeMounts",
     ];
-    assert_eq!(found.iter().map(String::as_str).collect::<Vec<_>>(), expected);
+    assert_eq!(differing.iter().map(String::as_str).collect::<Vec<_>>(), expected);
     let upstream_image = json!({"name": "VIRT_OPERATOR_IMAGE", "value": "quay.io/kubevirt/virt-operator:v1.8.4"});
     let env = ours.pointer(container).unwrap()["env"].as_array().unwrap();
     assert!(env.contains(&upstream_image), "KubeVirt's images are derived from the image of upstream virt-operator");
-    assert!(theirs.pointer(container).unwrap()["env"].as_array().unwrap().contains(&upstream_image));
+    assert!(upstream.pointer(container).unwrap()["env"].as_array().unwrap().contains(&upstream_image));
 }
 
 #[test]

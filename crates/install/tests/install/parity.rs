@@ -102,9 +102,9 @@ fn generated(name: &str) -> Snapshot {
 }
 
 fn compare(name: &str) {
-    let mut theirs = reference(name);
-    theirs.retain(|_, object| !NOT_CREATED.iter().any(|kind| object["kind"] == *kind));
-    let result = vitivirt_snapshot::compare(&theirs, &generated(name));
+    let mut reference_objects = reference(name);
+    reference_objects.retain(|_, object| !NOT_CREATED.iter().any(|kind| object["kind"] == *kind));
+    let result = vitivirt_snapshot::compare(&reference_objects, &generated(name));
     eprintln!("{name}: {result}");
     assert!(result.is_equal(), "{name}: {result}\n{}", result.details(usize::MAX));
 }
@@ -125,13 +125,13 @@ variants!(default, customize, gates, images, monitoring, placement, combined);
 #[test]
 fn the_reported_version_and_the_namespace_label_match_the_reference() {
     for name in ["default", "images", "combined"] {
-        let theirs = reference(name);
+        let reference_objects = reference(name);
         let config = DeploymentConfig::new(&kubevirt(name), &environment());
-        let status = &theirs["kubevirt.io/KubeVirt/kubevirt/kubevirt"]["status"];
+        let status = &reference_objects["kubevirt.io/KubeVirt/kubevirt/kubevirt"]["status"];
         assert_eq!(status["targetKubeVirtVersion"], config.kube_virt_version.as_str());
         assert_eq!(status["targetKubeVirtRegistry"], config.registry.as_str());
         let (label, value) = label::OF_NAMESPACE;
-        assert_eq!(theirs["core/Namespace/kubevirt"]["metadata"]["labels"][label], value);
+        assert_eq!(reference_objects["core/Namespace/kubevirt"]["metadata"]["labels"][label], value);
     }
 }
 

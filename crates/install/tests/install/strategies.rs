@@ -109,15 +109,15 @@ fn strategies_equal_those_of_the_release() {
         let data = [Kind::CustomResourceDefinition, Kind::Instancetype, Kind::Preference];
         let ours = strategy.items().iter().filter(|item| !data.contains(&item.kind));
         let ours = by_name(ours.map(|item| item.object().unwrap()));
-        let theirs = by_name(expected.remove(&case.name).unwrap().objects);
+        let expected_objects = by_name(expected.remove(&case.name).unwrap().objects);
         assert_eq!(
             ours.keys().collect::<Vec<_>>(),
-            theirs.keys().collect::<Vec<_>>(),
+            expected_objects.keys().collect::<Vec<_>>(),
             "{}: the objects differ from those of the release",
             case.name
         );
-        for (key, theirs) in &theirs {
-            assert_eq!(&ours[key], theirs, "{}: {key}", case.name);
+        for (key, expected) in &expected_objects {
+            assert_eq!(&ours[key], expected, "{}: {key}", case.name);
         }
     }
     assert!(expected.is_empty());

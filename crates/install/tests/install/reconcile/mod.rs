@@ -109,31 +109,34 @@ fn a_change_is_complete_when_the_changed_pods_are_ready() {
 #[test]
 fn every_drift_is_repaired_with_one_write() {
     let base = installed(&variant("gates"));
-    let places: Vec<_> = base.objects.keys().filter(|(kind, _)| kind != "Namespace").cloned().collect();
-    assert!(places.len() > 200);
+    let ids: Vec<_> = base.objects.keys().filter(|(kind, _)| kind != "Namespace").cloned().collect();
+    assert!(ids.len() > 200);
     // The ConfigMap of the install strategy is recreated, not repaired.
-    let places = places.into_iter().filter(|(_, key)| !key.name().starts_with("kubevirt-install-strategy"));
-    for (index, place) in places.enumerate() {
+    let ids = ids.into_iter().filter(|(_, key)| !key.name().starts_with("kubevirt-install-strategy"));
+    for (index, id) in ids.enumerate() {
         // These objects are all alike.
-        if place.0.starts_with("VirtualMachineCluster") && index % 20 != 0 {
+        if id.0.starts_with("VirtualMachineCluster") && index % 20 != 0 {
             continue;
         }
-        let again = |what: &str, spoil: &dyn Fn(&mut TestCluster)| {
+        let check_repair = |what: &str, edit: &dyn Fn(&mut TestCluster)| {
             let mut cluster = installed_from(&base);
-            spoil(&mut cluster);
+            edit(&mut cluster);
             let writes: Vec<String> = cluster.settle().iter().flat_map(Reconcile::writes).collect();
-            assert_eq!(writes.len(), 1, "{what} {place:?}: {writes:?}");
+            assert_eq!(writes.len(), 1, "{what} {id:?}: {writes:?}");
             if index % 10 == 0 {
                 cluster.restart();
-                assert!(cluster.reconcile().is_silent(), "{what} {place:?}");
+                assert!(cluster.reconcile().is_silent(), "{what} {id:?}");
             }
         };
-        again("deleted", &|cluster| drop(cluster.objects.remove(&place)));
-        again("unlabelled", &|cluster| {
-            cluster.at(&place)["metadata"]["labels"].as_object_mut().unwrap().remove("app.kubernetes.io/managed-by");
+        check_repair("deleted", &|cluster| drop(cluster.objects.remove(&id)));
+        check_repair("unlabelled", &|cluster| {
+            cluster.object_by_id(&id)["metadata"]["labels"]
+                .as_object_mut()
+                .unwrap()
+                .remove("app.kubernetes.io/managed-by");
         });
-        if place.0 != "ServiceAccount" {
-            again("changed", &|cluster| spoil(cluster.at(&place)));
+        if id.0 != "ServiceAccount" {
+            check_repair("changed", &|cluster| edit_content(cluster.object_by_id(&id)));
         }
     }
 }
@@ -148,7 +151,7 @@ fn installed_from(base: &TestCluster) -> TestCluster {
 }
 
 /// Changes one value of the content, as `kubectl edit` would: the API server records the manager.
-fn spoil(object: &mut Value) {
+fn edit_content(object: &mut Value) {
     const SKIPPED: [&str; 6] = ["apiVersion", "kind", "metadata", "status", "roleRef", "type"];
     let fields = object.as_object_mut().unwrap();
     let Some((name, value)) = fields.iter_mut().find(|(key, _)| !SKIPPED.contains(&key.as_str())) else { return };
@@ -232,9 +235,9 @@ fn a_change_restarts_only_the_affected_components() {
 fn an_object_that_the_operator_does_not_manage_is_kept_and_reported() {
     let mut cluster = TestCluster::new(&json!({}));
     let key = ObjectKey::namespaced("kubevirt", "virt-api");
-    let theirs =
+    let foreign =
         json!({"kind": "Service", "metadata": {"name": "virt-api", "namespace": "kubevirt"}, "spec": {"a": 1}});
-    cluster.put("Service", key.clone(), theirs, "another-client");
+    cluster.put("Service", key.clone(), foreign, "another-client");
     let before = cluster.object("Service", "virt-api").clone();
     let reconcile = cluster.reconcile();
     assert!(matches!(reconcile.outcome.stop, Stop::NameConflict { .. }));
@@ -283,9 +286,9 @@ fn the_install_strategy_of_another_release_is_dumped_by_a_job() {
     assert_eq!(cluster.reconcile().writes(), [""; 0], "the Job is created once");
     // The Job fails: the failure is reported, and the Job is created again after a while.
     let job = cluster.objects.keys().find(|(kind, _)| kind == "Job").cloned().unwrap();
-    let ended =
+    let job_status =
         json!({"conditions": [{"type": "Failed", "status": "True", "lastTransitionTime": cluster.now.to_string()}]});
-    cluster.at(&job)["status"] = ended;
+    cluster.object_by_id(&job)["status"] = job_status;
     let reconcile = cluster.reconcile();
     assert!(matches!(&reconcile.outcome.stop, Stop::Waiting { wait, .. } if wait.message.contains("failed")
         && wait.requeue_after.is_some()));
@@ -299,9 +302,9 @@ fn the_install_strategy_of_another_release_is_dumped_by_a_job() {
     let strategy = InstallStrategy::generate(&config, None, None).unwrap();
     let map = serde_json::to_value(config_map(&config, &strategy).unwrap()).unwrap();
     cluster.put("ConfigMap", config.strategy_key(), map, "other");
-    let ended =
+    let job_status =
         json!({"conditions": [{"type": "Complete", "status": "True", "lastTransitionTime": cluster.now.to_string()}]});
-    cluster.at(&job)["status"] = ended;
+    cluster.object_by_id(&job)["status"] = job_status;
     cluster.settle();
     assert_eq!(cluster.status()["observedKubeVirtVersion"], "v1.9.0");
     assert!(!cluster.objects.contains_key(&job));
@@ -324,14 +327,14 @@ fn a_component_that_fails_later_is_reported() {
 #[test]
 fn a_label_never_makes_an_object_an_orphan() {
     let base = installed(&json!({}));
-    for place in base.objects.keys().filter(|(kind, _)| kind != "Namespace") {
-        if place.0.starts_with("VirtualMachineCluster") || place.1.name().starts_with("kubevirt-install-strategy") {
+    for id in base.objects.keys().filter(|(kind, _)| kind != "Namespace") {
+        if id.0.starts_with("VirtualMachineCluster") || id.1.name().starts_with("kubevirt-install-strategy") {
             continue;
         }
         let mut cluster = installed_from(&base);
-        cluster.at(place)["metadata"]["labels"]["kubevirt.io/install-strategy"] = json!("");
+        cluster.object_by_id(id)["metadata"]["labels"]["kubevirt.io/install-strategy"] = json!("");
         let writes: Vec<String> = cluster.settle().iter().flat_map(Reconcile::writes).collect();
-        assert_eq!(writes, [""; 0], "{place:?}");
+        assert_eq!(writes, [""; 0], "{id:?}");
     }
 }
 
@@ -360,7 +363,7 @@ fn copied_annotations_in_another_namespace_do_not_make_an_orphan() {
 
 #[test]
 fn a_service_monitor_in_a_new_namespace_replaces_the_old_one() {
-    let place =
+    let id =
         |namespace: &str| ("ServiceMonitor".to_owned(), ObjectKey::namespaced(namespace, "prometheus-kubevirt-rules"));
     for (before, after) in [
         (json!({}), json!({"monitorNamespace": "obs"})),
@@ -369,12 +372,12 @@ fn a_service_monitor_in_a_new_namespace_replaces_the_old_one() {
     ] {
         let named = |spec: &Value, field: &str| spec[field].as_str().map(str::to_owned);
         let stack = |spec: &Value| named(spec, "monitorNamespace").unwrap_or_else(|| "monitoring".to_owned());
-        let home = |spec: &Value| named(spec, "serviceMonitorNamespace").unwrap_or_else(|| stack(spec));
+        let target = |spec: &Value| named(spec, "serviceMonitorNamespace").unwrap_or_else(|| stack(spec));
         let mut cluster = TestCluster::new(&before);
         cluster.cluster.service_monitors = true;
         cluster.cluster.monitor_namespace = Some(stack(&before));
         cluster.settle();
-        let copied = cluster.objects[&place(&home(&before))].clone();
+        let copied = cluster.objects[&id(&target(&before))].clone();
         cluster.put(
             "ServiceMonitor",
             ObjectKey::namespaced("tenant", "prometheus-kubevirt-rules"),
@@ -384,13 +387,13 @@ fn a_service_monitor_in_a_new_namespace_replaces_the_old_one() {
         cluster.cluster.monitor_namespace = Some(stack(&after));
         cluster.edit(&after);
         cluster.settle();
-        let have: Vec<&str> = cluster
+        let namespaces: Vec<&str> = cluster
             .objects
             .keys()
             .filter(|(kind, _)| kind == "ServiceMonitor")
             .filter_map(|(_, key)| key.namespace())
             .collect();
-        assert_eq!(have, [home(&after).as_str(), "tenant"], "{before} to {after}");
+        assert_eq!(namespaces, [target(&after).as_str(), "tenant"], "{before} to {after}");
     }
 }
 
@@ -414,11 +417,10 @@ fn a_strategy_without_its_label_or_annotation_is_recreated() {
         "/metadata/annotations/kubevirt.io~1install-strategy-identifier",
     ] {
         let mut cluster = installed(&json!({}));
-        let place =
-            cluster.objects.keys().find(|(_, key)| key.name().starts_with("kubevirt-install-strategy")).cloned();
+        let id = cluster.objects.keys().find(|(_, key)| key.name().starts_with("kubevirt-install-strategy")).cloned();
         let (parent, key) = pointer.rsplit_once('/').unwrap();
         let key = key.replace("~1", "/");
-        cluster.at(&place.unwrap()).pointer_mut(parent).unwrap().as_object_mut().unwrap().remove(&key);
+        cluster.object_by_id(&id.unwrap()).pointer_mut(parent).unwrap().as_object_mut().unwrap().remove(&key);
         let writes: Vec<String> = cluster.settle().iter().flat_map(Reconcile::writes).collect();
         assert_eq!(writes.len(), 2, "{pointer}: {writes:?}");
         assert_eq!(cluster.status()["phase"], "Deployed");

@@ -106,7 +106,7 @@ impl TestCluster {
             now: self.now,
             cluster: self.cluster.clone(),
             synchronization_addresses: Vec::new(),
-            objects: self.live(),
+            objects: self.live_objects(),
             namespace: namespace.map(|object| Arc::new(LiveObject::from_metadata(&metadata(object)))),
             caches_complete: true,
             crds_with_objects: self.crds_with_objects.clone(),
@@ -133,7 +133,7 @@ impl TestCluster {
         }
     }
 
-    fn live(&self) -> Objects {
+    fn live_objects(&self) -> Objects {
         let mut objects = Objects::default();
         for ((kind, key), object) in &self.objects {
             if let Some(kind) = Kind::from_name(kind) {
@@ -184,9 +184,9 @@ impl TestCluster {
 
     /// What the API server stored for the writes of a plan.
     fn stored_objects(&self, plan: &Plan, sent: &[String]) -> StoredObjects {
-        let live = self.live();
-        let all = plan.steps.iter().flat_map(|step| &step.writes);
-        let written = all.filter(|write| sent.contains(&format!("{write:?}"))).map(Write::target);
+        let live = self.live_objects();
+        let writes = plan.steps.iter().flat_map(|step| &step.writes);
+        let written = writes.filter(|write| sent.contains(&format!("{write:?}"))).map(Write::target);
         let stored = |target: &Target| {
             let kind = Kind::from_name(&target.resource.kind)?;
             Some(((kind, target.key.clone()), LiveObject::clone(live.get(kind, &target.key)?)))
@@ -222,10 +222,10 @@ impl TestCluster {
     fn write(&mut self, step: &'static str, write: &Write) -> Option<Stop> {
         let target = write.target();
         let (kind, key) = (target.resource.kind.clone(), target.key.clone());
-        let place = (kind.clone(), key.clone());
+        let id = (kind.clone(), key.clone());
         match write {
             Write::Create { body, .. } => {
-                if let Some(live) = self.objects.get(&place) {
+                if let Some(live) = self.objects.get(&id) {
                     assert!(!owns(live), "{target} already exists");
                     return Some(Stop::NameConflict { step, target: target.clone(), live: Value::clone(live).into() });
                 }
@@ -242,7 +242,7 @@ impl TestCluster {
                 self.kubevirt = serde_json::from_value(object).unwrap();
             }
             Write::Patch { operations, uid, .. } => {
-                let mut object = Value::clone(&self.objects[&place]);
+                let mut object = Value::clone(&self.objects[&id]);
                 assert_eq!(object["metadata"]["uid"], **uid);
                 let before = object.clone();
                 operations.iter().for_each(|operation| change(&mut object, operation));
@@ -253,10 +253,10 @@ impl TestCluster {
                 }
                 // The client that changes a field becomes its only manager.
                 object["metadata"]["managedFields"] = managed_fields("virt-operator");
-                self.objects.insert(place, Arc::new(object));
+                self.objects.insert(id, Arc::new(object));
             }
             Write::Delete { uid, .. } => {
-                let object = self.objects.remove(&place).unwrap();
+                let object = self.objects.remove(&id).unwrap();
                 assert_eq!(object["metadata"]["uid"], **uid);
             }
             Write::Apply { .. } | Write::Lazy { .. } | Write::Status { .. } => panic!("{write:?}"),
@@ -295,16 +295,16 @@ impl TestCluster {
     }
 
     pub(crate) fn object(&mut self, kind: &str, name: &str) -> &mut Value {
-        let found = self.objects.iter_mut().find(|((of, key), _)| of == kind && key.name() == name);
-        Arc::make_mut(found.unwrap_or_else(|| panic!("{kind} {name} not found")).1)
+        let object = self.objects.iter_mut().find(|((other_kind, key), _)| other_kind == kind && key.name() == name);
+        Arc::make_mut(object.unwrap_or_else(|| panic!("{kind} {name} not found")).1)
     }
 
-    pub(crate) fn at(&mut self, place: &(String, ObjectKey)) -> &mut Value {
-        Arc::make_mut(self.objects.get_mut(place).unwrap())
+    pub(crate) fn object_by_id(&mut self, id: &(String, ObjectKey)) -> &mut Value {
+        Arc::make_mut(self.objects.get_mut(id).unwrap())
     }
 
     pub(crate) fn has(&self, kind: &str, name: &str) -> bool {
-        self.objects.keys().any(|(of, key)| of == kind && key.name() == name)
+        self.objects.keys().any(|(other_kind, key)| other_kind == kind && key.name() == name)
     }
 }
 
@@ -324,8 +324,8 @@ fn without_metadata(object: &Value) -> Value {
 }
 
 fn change(object: &mut Value, operation: &Operation) {
-    if let Some(seen) = &operation.expecting {
-        assert_eq!(object.pointer(&operation.path).unwrap_or(&Value::Null), seen, "{}", operation.path);
+    if let Some(expected) = &operation.expecting {
+        assert_eq!(object.pointer(&operation.path).unwrap_or(&Value::Null), expected, "{}", operation.path);
     }
     let (parent, last) = operation.path.rsplit_once('/').unwrap();
     let last = last.replace("~1", "/").replace("~0", "~");
