@@ -5,7 +5,7 @@ use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::{APIService, A
 use crate::{
     certificates,
     config::DeploymentConfig,
-    metadata::{annotated, cluster},
+    metadata::{cluster_scoped, with_annotations},
     names::{VIRT_API, annotation, label},
 };
 
@@ -16,7 +16,7 @@ pub(crate) fn api_services(config: &DeploymentConfig) -> Vec<APIService> {
     let annotations = [(annotation::CERTIFICATE_SECRET, certificates::VIRT_API)];
     ["v1", "v1alpha3"]
         .map(|version| APIService {
-            metadata: annotated(cluster(&format!("{version}.{GROUP}"), &labels), &annotations),
+            metadata: with_annotations(cluster_scoped(&format!("{version}.{GROUP}"), &labels), &annotations),
             spec: Some(spec(GROUP, version, &config.namespace, VIRT_API)),
             status: None,
         })

@@ -1,4 +1,7 @@
-//! The desired state of a KubeVirt resource: the step between observing and planning.
+//! The desired state of a KubeVirt resource: the step between `observed` and `plan`.
+//!
+//! It decides whether there is an installation and of which release. `installation` builds the objects of that
+//! installation. virt-operator adds the certificates, because issuing them needs keys and a clock.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -70,9 +73,9 @@ impl Desired {
     }
 }
 
-/// The installation that a KubeVirt resource asks for, without certificates. `dumped` is the install strategy of
-/// another release, as its own operator dumped it. `None`: the resource is valid and asks for another release, whose
-/// strategy is not there yet.
+/// The installation of a KubeVirt resource, without certificates. `dumped` is the install strategy of another release,
+/// which the operator of that release dumped. Returns `None` if the resource is valid, but needs the strategy of
+/// another release, and that strategy is not in the cluster yet.
 pub fn desired_installation(
     observed: &Observed,
     environment: &Environment,
@@ -83,7 +86,7 @@ pub fn desired_installation(
         return Installation::new(kubevirt, environment, cluster).map(Some);
     }
     let Some(strategy) = dumped else {
-        // Only a valid resource is worth a Job that dumps the strategy.
+        // An invalid resource must not start the Job that dumps the strategy.
         validation::check_installable(kubevirt)?;
         return Ok(None);
     };

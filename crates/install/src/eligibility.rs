@@ -7,7 +7,7 @@ pub fn is_eligible(observed: &Observed) -> bool {
     ineligible_message(observed).is_none()
 }
 
-/// Why nothing is installed for this resource, if so.
+/// Why the operator installs nothing for this resource. `None` if it does.
 pub(crate) fn ineligible_message(observed: &Observed) -> Option<String> {
     let namespace = observed.kubevirt.metadata.namespace.as_deref().unwrap_or_default();
     if let Some(first) = &observed.first_kubevirt {

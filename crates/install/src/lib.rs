@@ -11,6 +11,16 @@
 //! Installation + IssuedCertificates ─► Desired
 //! Observed + Desired ─► plan ─► Plan ─► (runtime) ─► Outcome ─► report ─► Report
 //! ```
+//!
+//! The modules, in the order in which to read them:
+//!
+//! - the input: `observed`, `live`, `environment`, `kind`, `names`
+//! - the objects of the release: `config`, `strategy`, and one module per family (`rbac`, `crds`, `webhooks`,
+//!   `workloads`, `certificates`, `monitoring`, …)
+//! - the objects of one installation: `validation`, `customize`, `placement`, `installation`, `object`
+//! - one reconcile: `eligibility`, `desired`, `plan` (with `order`, `drift`, `up_to_date` and `orphans`), `report` (with
+//!   `warnings`)
+//! - outside of a reconcile: `admission` validates requests, `manifests` installs the operator itself
 
 pub mod admission;
 mod api_services;

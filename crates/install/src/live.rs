@@ -14,7 +14,7 @@ use vitivirt_api::{Failure, reason};
 
 use crate::names::{FIELD_MANAGER, STRATEGY_MANIFESTS, annotation, label};
 
-/// Fields that are not compared as content.
+/// Fields that `drift` does not compare as content.
 const NON_CONTENT: [&str; 4] = ["apiVersion", "kind", "metadata", "status"];
 const MANAGERS: [&str; 2] = [label::MANAGED_BY_VALUE, "kubevirt-operator"];
 
@@ -34,9 +34,9 @@ pub struct LiveObject {
     pub generation: i64,
     pub created: Option<Timestamp>,
     pub deleting: bool,
-    pub rollout: Option<Rollout>,
+    pub(crate) rollout: Option<Rollout>,
     /// Only of a finished Job.
-    pub job_result: Option<JobResult>,
+    pub(crate) job_result: Option<JobResult>,
     /// Whether it contains an install strategy.
     pub is_strategy: bool,
     /// A digest of everything that is compared.
@@ -48,21 +48,21 @@ pub struct LiveObject {
 
 /// The rollout status of a workload.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Rollout {
-    /// Whether the numbers are about the current template.
-    pub current: bool,
+pub(crate) struct Rollout {
+    /// Whether the numbers describe the current template.
+    pub(crate) current: bool,
     /// Of a DaemonSet: the nodes that should run a pod. Of a Deployment: the pods that exist.
-    pub pods: i64,
-    pub updated: i64,
-    pub ready: i64,
-    pub every_node: bool,
+    pub(crate) pods: i64,
+    pub(crate) updated: i64,
+    pub(crate) ready: i64,
+    pub(crate) every_node: bool,
 }
 
 /// The result of a finished Job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct JobResult {
-    pub at: Timestamp,
-    pub failed: bool,
+pub(crate) struct JobResult {
+    pub(crate) at: Timestamp,
+    pub(crate) failed: bool,
 }
 
 impl JobResult {
@@ -204,8 +204,9 @@ impl LiveObject {
         fields.content.get("data")?.get(key)?.as_str().map(ToOwned::to_owned)
     }
 
-    /// Whether a KubeVirt operator created the object: by its label and the annotations that only an operator writes.
-    /// An object without the label counts by its annotations alone; otherwise a removed label could never be restored.
+    /// Whether a KubeVirt operator created the object, according to its label and to the annotations that only an
+    /// operator writes. If the label is missing, the annotations alone decide; otherwise the operator could never
+    /// restore a removed label.
     pub(crate) fn is_ours(&self) -> bool {
         let by_label = self.labels.get(label::MANAGED_BY).is_none_or(|manager| MANAGERS.contains(&manager.as_str()));
         let required = [annotation::VERSION, annotation::REGISTRY];

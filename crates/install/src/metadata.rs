@@ -1,34 +1,35 @@
-//! Shorthands for the metadata of generated objects.
+//! Short functions for the metadata of generated objects. `managed_metadata` adds the labels and annotations that every
+//! object of an installation has.
 
 use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 
-pub(crate) fn map(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
+pub(crate) fn string_map(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
     pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
 }
 
-pub(crate) fn strings(all: &[&str]) -> Vec<String> {
-    all.iter().map(|text| (*text).to_owned()).collect()
+pub(crate) fn strings(texts: &[&str]) -> Vec<String> {
+    texts.iter().map(|text| (*text).to_owned()).collect()
 }
 
-pub(crate) fn cluster(name: &str, labels: &[(&str, &str)]) -> ObjectMeta {
+pub(crate) fn cluster_scoped(name: &str, labels: &[(&str, &str)]) -> ObjectMeta {
     ObjectMeta {
         name: Some(name.to_owned()),
-        labels: (!labels.is_empty()).then(|| map(labels)),
+        labels: (!labels.is_empty()).then(|| string_map(labels)),
         ..ObjectMeta::default()
     }
 }
 
 pub(crate) fn namespaced(namespace: &str, name: &str, labels: &[(&str, &str)]) -> ObjectMeta {
-    ObjectMeta { namespace: Some(namespace.to_owned()), ..cluster(name, labels) }
+    ObjectMeta { namespace: Some(namespace.to_owned()), ..cluster_scoped(name, labels) }
 }
 
-pub(crate) fn annotated(mut metadata: ObjectMeta, annotations: &[(&str, &str)]) -> ObjectMeta {
-    metadata.annotations.get_or_insert_default().extend(map(annotations));
+pub(crate) fn with_annotations(mut metadata: ObjectMeta, annotations: &[(&str, &str)]) -> ObjectMeta {
+    metadata.annotations.get_or_insert_default().extend(string_map(annotations));
     metadata
 }
 
 pub(crate) fn label_selector(labels: &[(&str, &str)]) -> LabelSelector {
-    LabelSelector { match_labels: Some(map(labels)), match_expressions: None }
+    LabelSelector { match_labels: Some(string_map(labels)), match_expressions: None }
 }

@@ -75,7 +75,7 @@ impl InstallationObject {
 
     /// The labels and annotations that the operator adds to a compressed object.
     pub(crate) fn managed_metadata(&self) -> Value {
-        let mut object = fields([("metadata", Value::Object(Map::new()))]);
+        let mut object = json_object([("metadata", Value::Object(Map::new()))]);
         if let BodySource::Compressed(_, metadata) = &self.body {
             metadata.add_to_object(&mut object);
         }
@@ -101,51 +101,52 @@ impl InstallationObject {
     }
 
     fn insert_certificates(&self, object: &mut Value, certificates: &dyn IssuedCertificates) {
-        let ca_bundle = || certificates.bundle(CA).map(|bundle| encoded(bundle.as_bytes()));
+        let ca_bundle = || certificates.bundle(CA).map(|bundle| base64_value(bundle.as_bytes()));
         match self.kind {
             Kind::ValidatingWebhookConfiguration | Kind::MutatingWebhookConfiguration => {
                 let webhooks = object.get_mut("webhooks").and_then(Value::as_array_mut);
                 for client in webhooks.into_iter().flatten().filter_map(|webhook| webhook.get_mut("clientConfig")) {
-                    set(client, "caBundle", ca_bundle());
+                    set_field(client, "caBundle", ca_bundle());
                 }
             }
             Kind::ApiService => {
                 if let Some(spec) = object.get_mut("spec") {
-                    set(spec, "caBundle", ca_bundle());
+                    set_field(spec, "caBundle", ca_bundle());
                 }
             }
             Kind::Route => {
                 if let Some(tls) = object.pointer_mut("/spec/tls") {
-                    set(tls, "destinationCACertificate", certificates.bundle(CA).map(Value::String));
+                    set_field(tls, "destinationCACertificate", certificates.bundle(CA).map(Value::String));
                 }
             }
             Kind::ConfigMap if self.stage == Stage::CaConfigMaps => {
-                let data =
-                    certificates.bundle(self.key.name()).map(|bundle| fields([(BUNDLE_KEY, Value::String(bundle))]));
-                set(object, "data", data);
+                let data = certificates
+                    .bundle(self.key.name())
+                    .map(|bundle| json_object([(BUNDLE_KEY, Value::String(bundle))]));
+                set_field(object, "data", data);
             }
             Kind::Secret => {
-                let data = certificates
-                    .key_pair(self.key.name())
-                    .map(|pair| fields([("tls.crt", encoded(&pair.certificate)), ("tls.key", encoded(&pair.key))]));
-                set(object, "data", data);
+                let data = certificates.key_pair(self.key.name()).map(|pair| {
+                    json_object([("tls.crt", base64_value(&pair.certificate)), ("tls.key", base64_value(&pair.key))])
+                });
+                set_field(object, "data", data);
             }
             _ => {}
         }
     }
 }
 
-fn set(object: &mut Value, field: &str, value: Option<Value>) {
+fn set_field(object: &mut Value, field: &str, value: Option<Value>) {
     if let (Some(object), Some(value)) = (object.as_object_mut(), value) {
         object.insert(field.to_owned(), value);
     }
 }
 
-fn fields<const N: usize>(pairs: [(&str, Value); N]) -> Value {
+fn json_object<const N: usize>(pairs: [(&str, Value); N]) -> Value {
     Value::Object(pairs.into_iter().map(|(key, value)| (key.to_owned(), value)).collect::<Map<_, _>>())
 }
 
 /// Bytes in base64, as in JSON.
-fn encoded(bytes: &[u8]) -> Value {
+fn base64_value(bytes: &[u8]) -> Value {
     serde_json::to_value(ByteString(bytes.to_vec())).unwrap_or_default()
 }

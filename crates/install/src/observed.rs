@@ -1,4 +1,5 @@
-//! What the operator has seen of the cluster when it reconciles a KubeVirt resource, the time included.
+//! The input of a reconcile: the KubeVirt resource, the objects and features of the cluster, and the time. virt-operator
+//! fills it from its caches; this crate reads nothing from the cluster.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -6,7 +6,7 @@ use serde::Serialize;
 use crate::{
     config::DeploymentConfig,
     kind::Kind,
-    metadata::{cluster, namespaced, strings},
+    metadata::{cluster_scoped, namespaced, strings},
     names::{CONTROLLER_SERVICE_ACCOUNT, HANDLER_SERVICE_ACCOUNT, VIRT_EXPORT_PROXY},
 };
 
@@ -54,7 +54,7 @@ pub(crate) fn constraints(config: &DeploymentConfig) -> Vec<SecurityContextConst
     let constraints = |account: &str, of_node: bool| SecurityContextConstraints {
         api_version: Kind::SecurityContextConstraints.api_version(),
         kind: Kind::SecurityContextConstraints.name(),
-        metadata: cluster(account, &[]),
+        metadata: cluster_scoped(account, &[]),
         priority: None,
         allow_privileged_container: of_node,
         default_add_capabilities: None,

@@ -1,12 +1,13 @@
 //! The order in which the objects of an installation are written, and what each wave waits for.
 //!
-//! The objects of one wave do not depend on each other, so the executor may write them concurrently.
+//! The objects of one wave do not depend on each other, so the executor may write them concurrently. `installation`
+//! assigns the stage of each object, and `plan` turns each wave into a step. The order of deletions is in `orphans`.
 
 use std::cmp::Ordering;
 
 use semver::Version;
 
-/// The group that an object belongs to. A wave consists of stages.
+/// A group of objects that are written in the same wave. A wave consists of one or more stages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Stage {
     /// The ConfigMap with the install strategy.
@@ -73,11 +74,11 @@ const FOUNDATION: [Wave; 5] = [
     Wave { stages: &[Stage::CaSecrets, Stage::Bindings], wait_for: WaitFor::Written },
     Wave { stages: &[Stage::CaConfigMaps], wait_for: WaitFor::Written },
     Wave { stages: &[Stage::Webhooks, Stage::ApiServices, Stage::Routes], wait_for: WaitFor::Written },
-    // Certificates that a new CA signed follow when every client trusts that CA.
+    // After the CA bundles: a client must trust a new CA before a server uses a certificate that this CA signed.
     Wave { stages: &[Stage::Certificates], wait_for: WaitFor::Written },
 ];
 
-/// For a first installation, a change within one version and a downgrade: virt-api, which validates objects, comes
+/// For a first installation, a change within one version and a downgrade: virt-api, which validates objects, is written
 /// before the components that act on them.
 const INSTALL: [Wave; 8] = {
     let [a, b, c, d, e] = FOUNDATION;
@@ -98,12 +99,13 @@ const INSTALL: [Wave; 8] = {
             ],
             wait_for: WaitFor::Written,
         },
-        // They need only virt-api, so they are written while the other pods start.
+        // Instancetypes need only virt-api, so they are written while the other pods start.
         Wave { stages: &[Stage::Instancetypes], wait_for: WaitFor::EverythingRolledOver },
     ]
 };
 
-/// For an upgrade: the components that act on objects must understand what the newer virt-api accepts.
+/// For an upgrade, virt-api is written after the components that act on objects: they must understand what the newer
+/// virt-api accepts.
 const UPDATE: [Wave; 9] = {
     let [a, b, c, d, e] = FOUNDATION;
     [
@@ -148,8 +150,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_newer_version_is_an_update() {
-        for (target, installed, update) in [
+    fn only_a_newer_version_is_an_upgrade() {
+        for (target, installed, is_upgrade) in [
             ("v1.8.4", "", false),
             ("v1.8.4", "v1.8.4", false),
             ("latest", "latest", false),
@@ -162,7 +164,7 @@ mod tests {
             ("latest", "v1.8.4", true),
             ("v1.8", "v1.8.4", true),
         ] {
-            let expected: &[Wave] = if update { &UPDATE } else { &INSTALL };
+            let expected: &[Wave] = if is_upgrade { &UPDATE } else { &INSTALL };
             assert_eq!(waves(target, installed), expected, "{installed} to {target}");
         }
     }
@@ -170,13 +172,13 @@ mod tests {
     #[test]
     fn both_orders_contain_every_stage_once() {
         let stages = |waves: &[Wave]| {
-            let mut all: Vec<Stage> = waves.iter().flat_map(|wave| wave.stages).copied().collect();
-            all.sort_unstable();
-            all
+            let mut stages: Vec<Stage> = waves.iter().flat_map(|wave| wave.stages).copied().collect();
+            stages.sort_unstable();
+            stages
         };
         assert_eq!(stages(&INSTALL), stages(&UPDATE));
-        let all = stages(&INSTALL);
-        assert_eq!(all.len(), 21);
-        assert!(all.windows(2).all(|pair| pair[0] < pair[1]));
+        let stages = stages(&INSTALL);
+        assert_eq!(stages.len(), 21);
+        assert!(stages.windows(2).all(|pair| pair[0] < pair[1]));
     }
 }

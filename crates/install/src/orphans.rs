@@ -1,4 +1,5 @@
-//! Orphans: live objects of an earlier installation that the present one does not contain.
+//! Orphans: live objects of an earlier installation that the present one does not contain, and the order of their
+//! deletion. `plan` decides when they are deleted.
 
 use std::{collections::HashSet, sync::Arc};
 
@@ -36,8 +37,8 @@ const DELETE_ORDER: [Kind; 23] = [
     Kind::Route,
 ];
 
-/// The objects that a plan deletes because the installation no longer contains them. Before that, the operator reads
-/// the KubeVirt resource, and the objects of CRDs among the orphans, from the API server (live check).
+/// The objects that a plan deletes because the installation no longer contains them. Before the deletion, the operator
+/// reads the KubeVirt resource, and the objects of CRDs among the orphans, from the API server (live check).
 pub fn orphans(observed: &Observed, desired: &Desired) -> Vec<(Kind, ObjectKey)> {
     let Some(installation) = desired.installation() else { return Vec::new() };
     orphaned_objects(observed, installation).into_iter().map(|(kind, key, _)| (kind, key.clone())).collect()

@@ -12,31 +12,31 @@ const CONTROL_PLANE: &str = "node-role.kubernetes.io/control-plane";
 const MASTER: &str = "node-role.kubernetes.io/master";
 const WORKER: &str = "node-role.kubernetes.io/worker";
 
-/// Where a component runs if the resource has no placement.
+/// Where a component runs if the KubeVirt resource has no placement for it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DefaultPlacement {
     AnyNode,
     /// On the control plane, preferably on nodes that are not also workers.
     ControlPlane,
-    /// On the control plane if there are such nodes, else anywhere.
+    /// On the control plane if there are such nodes, otherwise on any node.
     PreferControlPlane,
 }
 
-pub(crate) fn place(pod: &mut PodSpec, asked: Option<&ComponentConfig>, default: DefaultPlacement) {
-    let asked = asked.and_then(|component| component.node_placement.clone());
-    let placement = asked.unwrap_or_else(|| match default {
+pub(crate) fn place(pod: &mut PodSpec, component: Option<&ComponentConfig>, default: DefaultPlacement) {
+    let component = component.and_then(|component| component.node_placement.clone());
+    let placement = component.unwrap_or_else(|| match default {
         DefaultPlacement::AnyNode => NodePlacement::default(),
         DefaultPlacement::ControlPlane => control_plane(true),
         DefaultPlacement::PreferControlPlane => control_plane(false),
     });
-    let own = pod.node_selector.get_or_insert_default();
+    let present = pod.node_selector.get_or_insert_default();
     let linux = ("kubernetes.io/os".to_owned(), "linux".to_owned());
     for (key, value) in placement.node_selector.unwrap_or_default().into_iter().chain([linux]) {
-        own.entry(key).or_insert(value);
+        present.entry(key).or_insert(value);
     }
     if let Some(affinity) = placement.affinity {
         pod.affinity = Some(match pod.affinity.take() {
-            Some(own) => add_affinity(own, affinity),
+            Some(present) => merge_affinity(present, affinity),
             None => affinity,
         });
     }
@@ -46,53 +46,55 @@ pub(crate) fn place(pod: &mut PodSpec, asked: Option<&ComponentConfig>, default:
     }
 }
 
-fn add_affinity(own: Affinity, more: Affinity) -> Affinity {
+fn merge_affinity(present: Affinity, added: Affinity) -> Affinity {
     Affinity {
-        node_affinity: join(own.node_affinity, more.node_affinity, |own, more| NodeAffinity {
-            required_during_scheduling_ignored_during_execution: join(
-                own.required_during_scheduling_ignored_during_execution,
-                more.required_during_scheduling_ignored_during_execution,
-                |own, more| NodeSelector {
-                    node_selector_terms: [own.node_selector_terms, more.node_selector_terms].concat(),
+        node_affinity: merge_options(present.node_affinity, added.node_affinity, |present, added| NodeAffinity {
+            required_during_scheduling_ignored_during_execution: merge_options(
+                present.required_during_scheduling_ignored_during_execution,
+                added.required_during_scheduling_ignored_during_execution,
+                |present, added| NodeSelector {
+                    node_selector_terms: [present.node_selector_terms, added.node_selector_terms].concat(),
                 },
             ),
-            preferred_during_scheduling_ignored_during_execution: lists(
-                own.preferred_during_scheduling_ignored_during_execution,
-                more.preferred_during_scheduling_ignored_during_execution,
+            preferred_during_scheduling_ignored_during_execution: concat_options(
+                present.preferred_during_scheduling_ignored_during_execution,
+                added.preferred_during_scheduling_ignored_during_execution,
             ),
         }),
-        pod_affinity: join(own.pod_affinity, more.pod_affinity, |own, more| PodAffinity {
-            required_during_scheduling_ignored_during_execution: lists(
-                own.required_during_scheduling_ignored_during_execution,
-                more.required_during_scheduling_ignored_during_execution,
+        pod_affinity: merge_options(present.pod_affinity, added.pod_affinity, |present, added| PodAffinity {
+            required_during_scheduling_ignored_during_execution: concat_options(
+                present.required_during_scheduling_ignored_during_execution,
+                added.required_during_scheduling_ignored_during_execution,
             ),
-            preferred_during_scheduling_ignored_during_execution: lists(
-                own.preferred_during_scheduling_ignored_during_execution,
-                more.preferred_during_scheduling_ignored_during_execution,
+            preferred_during_scheduling_ignored_during_execution: concat_options(
+                present.preferred_during_scheduling_ignored_during_execution,
+                added.preferred_during_scheduling_ignored_during_execution,
             ),
         }),
-        pod_anti_affinity: join(own.pod_anti_affinity, more.pod_anti_affinity, |own, more| PodAntiAffinity {
-            required_during_scheduling_ignored_during_execution: lists(
-                own.required_during_scheduling_ignored_during_execution,
-                more.required_during_scheduling_ignored_during_execution,
-            ),
-            preferred_during_scheduling_ignored_during_execution: lists(
-                own.preferred_during_scheduling_ignored_during_execution,
-                more.preferred_during_scheduling_ignored_during_execution,
-            ),
+        pod_anti_affinity: merge_options(present.pod_anti_affinity, added.pod_anti_affinity, |present, added| {
+            PodAntiAffinity {
+                required_during_scheduling_ignored_during_execution: concat_options(
+                    present.required_during_scheduling_ignored_during_execution,
+                    added.required_during_scheduling_ignored_during_execution,
+                ),
+                preferred_during_scheduling_ignored_during_execution: concat_options(
+                    present.preferred_during_scheduling_ignored_during_execution,
+                    added.preferred_during_scheduling_ignored_during_execution,
+                ),
+            }
         }),
     }
 }
 
-fn join<T>(own: Option<T>, more: Option<T>, both: impl FnOnce(T, T) -> T) -> Option<T> {
-    match (own, more) {
-        (Some(own), Some(more)) => Some(both(own, more)),
-        (own, more) => own.or(more),
+fn merge_options<T>(present: Option<T>, added: Option<T>, merge: impl FnOnce(T, T) -> T) -> Option<T> {
+    match (present, added) {
+        (Some(present), Some(added)) => Some(merge(present, added)),
+        (present, added) => present.or(added),
     }
 }
 
-fn lists<T: Clone>(own: Option<Vec<T>>, more: Option<Vec<T>>) -> Option<Vec<T>> {
-    join(own, more, |own, more| [own, more].concat())
+fn concat_options<T: Clone>(present: Option<Vec<T>>, added: Option<Vec<T>>) -> Option<Vec<T>> {
+    merge_options(present, added, |present, added| [present, added].concat())
 }
 
 fn control_plane(required: bool) -> NodePlacement {
@@ -136,10 +138,10 @@ mod tests {
 
     use super::*;
 
-    fn placed(pod: Value, asked: Value, default: DefaultPlacement) -> Value {
+    fn placed(pod: Value, component: Value, default: DefaultPlacement) -> Value {
         let mut pod: PodSpec = serde_json::from_value(pod).unwrap();
-        let asked: Option<ComponentConfig> = serde_json::from_value(asked).unwrap();
-        place(&mut pod, asked.as_ref(), default);
+        let component: Option<ComponentConfig> = serde_json::from_value(component).unwrap();
+        place(&mut pod, component.as_ref(), default);
         serde_json::to_value(pod).unwrap()
     }
 
@@ -160,11 +162,11 @@ mod tests {
             json!({"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {
                 "nodeSelectorTerms": [term(key)]}}})
         };
-        let own = json!({"containers": [], "nodeSelector": {"a": "own"}, "affinity": affinity("x"),
+        let present = json!({"containers": [], "nodeSelector": {"a": "own"}, "affinity": affinity("x"),
                          "tolerations": [{"key": "t"}]});
-        let asked = json!({"nodePlacement": {"nodeSelector": {"a": "asked", "b": "asked", "kubernetes.io/os": "other"},
+        let component = json!({"nodePlacement": {"nodeSelector": {"a": "asked", "b": "asked", "kubernetes.io/os": "other"},
                            "affinity": affinity("y"), "tolerations": [{"key": "u"}]}});
-        let result = placed(own, asked, DefaultPlacement::ControlPlane);
+        let result = placed(present, component, DefaultPlacement::ControlPlane);
         assert_eq!(result["nodeSelector"], json!({"a": "own", "b": "asked", "kubernetes.io/os": "other"}));
         let terms = "/affinity/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution/nodeSelectorTerms";
         assert_eq!(result.pointer(terms), Some(&json!([term("x"), term("y")])));

@@ -1,7 +1,10 @@
 //! The plan: the writes that turn what was observed into the desired state, in order, and the waits between them.
 //!
 //! Each wave of `order` is one step. A step contains no objects that are up to date, so the plan of a complete
-//! installation is empty. Orphans are deleted last, when nothing can need them.
+//! installation has no writes. Orphans are deleted last, when no other object needs them.
+//!
+//! `drift` compares one object, `orphans` finds the objects to delete, and the executor of the crate `runtime` sends the
+//! writes. `report` reports the result to the user.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -38,12 +41,12 @@ mod wait {
 /// How long a finished Job is kept, so that a user can read its log.
 const JOB_RETRY: Duration = Duration::from_secs(30);
 
-/// Annotations with the API versions of the resource; KubeVirt's components look for them.
+/// Annotations with the API versions of the resource. KubeVirt's components read them.
 const OBSERVED_VERSIONS: [(&str, &str); 2] =
     [("kubevirt.io/latest-observed-api-version", "v1"), ("kubevirt.io/storage-observed-api-version", "v1")];
 
-/// Compares what was observed with the desired state. Pure. The plan of a resource that cannot be installed is empty;
-/// its report says why.
+/// Compares the observed state with the desired state. A pure function. The plan of a resource that cannot be installed
+/// is empty, and its report names the reason.
 pub fn plan(observed: &Observed, desired: &Desired) -> Result<Plan, Failure> {
     let mut plan = Plan::default();
     if !is_eligible(observed) {
@@ -88,9 +91,9 @@ fn ensure_finalizer(kubevirt: &KubeVirt) -> Option<Step> {
         OBSERVED_VERSIONS.iter().filter(|(key, value)| annotations.get(*key).is_none_or(|have| have != value));
     let missing: Vec<_> = missing.collect();
     if annotations.is_empty() && !missing.is_empty() {
-        let all: serde_json::Map<String, Value> =
+        let annotations: serde_json::Map<String, Value> =
             missing.iter().map(|(key, value)| ((*key).to_owned(), json!(value))).collect();
-        operations.push(Operation::set("/metadata/annotations", Value::Object(all)).expecting(Value::Null));
+        operations.push(Operation::set("/metadata/annotations", Value::Object(annotations)).expecting(Value::Null));
     } else {
         let set = |(key, value): &(&str, &str)| {
             Operation::set(format!("/metadata/annotations/{}", Operation::escape(key)), json!(value))
@@ -277,13 +280,13 @@ impl Planner<'_> {
         if self.observed.objects.strategy(&config.id).is_some() {
             return ObjectChange::None;
         }
-        // It may have lost the label or the annotation that it is found by.
+        // Another client may have removed the label or the annotation by which the operator finds it.
         if let Some(live) = self.observed.objects.get(Kind::ConfigMap, &config.strategy_key()) {
             let target = Target::new(Kind::ConfigMap.resource(), config.strategy_key());
             return if live.deleting {
                 ObjectChange::AwaitDeletion(target)
             } else {
-                // Its name and its content follow from the same configuration, so a new one is equal.
+                // Its name and its content follow from the same configuration, so the new ConfigMap has the same content.
                 ObjectChange::Recreate(delete(Kind::ConfigMap, &config.strategy_key(), live))
             };
         }
@@ -296,7 +299,7 @@ impl Planner<'_> {
         let crds = self.installation.objects.iter().filter(|object| object.stage == Stage::Crds);
         let new = crds.filter(|object| self.observed.objects.get(object.kind, &object.key).is_none());
         let new: Vec<(&str, &str)> = new.filter_map(|object| object.key.name().split_once('.')).collect();
-        let blocked = self.blocking_objects().next().is_some();
+        let blocked = self.blocking_webhooks().next().is_some();
         if new.is_empty() || blocked || self.api_is_ready() {
             return Ok(None);
         }
@@ -311,14 +314,15 @@ impl Planner<'_> {
 
     fn remove_blocking_webhook(&self) -> Option<Step> {
         let mut step = Step::new("remove blocking webhook");
-        step.writes
-            .extend(self.blocking_objects().map(|(key, live)| delete(Kind::ValidatingWebhookConfiguration, key, live)));
+        step.writes.extend(
+            self.blocking_webhooks().map(|(key, live)| delete(Kind::ValidatingWebhookConfiguration, key, live)),
+        );
         (!step.writes.is_empty()).then_some(step)
     }
 
-    fn blocking_objects(&self) -> impl Iterator<Item = (&ObjectKey, &Arc<LiveObject>)> {
-        let all = self.observed.objects.of_kind(Kind::ValidatingWebhookConfiguration);
-        all.filter(|(key, live)| key.name().starts_with(BLOCKING_PREFIX) && !live.deleting)
+    fn blocking_webhooks(&self) -> impl Iterator<Item = (&ObjectKey, &Arc<LiveObject>)> {
+        let configurations = self.observed.objects.of_kind(Kind::ValidatingWebhookConfiguration);
+        configurations.filter(|(key, live)| key.name().starts_with(BLOCKING_PREFIX) && !live.deleting)
     }
 
     fn api_is_ready(&self) -> bool {
@@ -376,8 +380,8 @@ impl Planner<'_> {
         (!missing.is_empty()).then_some(Wait { reason: wait::ROLLOUT, message, requeue_after: None })
     }
 
-    /// Only with complete caches: an object that another replica has just created for a newer resource must not look
-    /// like an orphan. A CRD that still has objects is kept, together with them.
+    /// Only with complete caches: otherwise an object that another replica has just created for a newer resource could
+    /// be taken for an orphan. A CRD that still has objects is kept, together with them.
     fn delete_orphans(&self) -> Option<Step> {
         if !self.observed.caches_complete {
             return None;
@@ -414,7 +418,7 @@ fn wave_name(wave: &Wave) -> &'static str {
     }
 }
 
-/// Whether a KubeVirt operator created a live object. The executor asks this when the name of a new object is in use.
+/// Whether a KubeVirt operator created a live object. The executor calls it when the name of a new object is in use.
 pub fn owns(live: &Value) -> bool {
     let metadata = live.get("metadata").cloned().unwrap_or_default();
     serde_json::from_value(metadata).is_ok_and(|metadata| LiveObject::from_metadata(&metadata).is_ours())

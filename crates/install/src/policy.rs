@@ -12,7 +12,7 @@ use k8s_openapi::api::admissionregistration::v1::{
 
 use crate::{
     config::DeploymentConfig,
-    metadata::{cluster, strings},
+    metadata::{cluster_scoped, strings},
     names::{HANDLER_SERVICE_ACCOUNT, label},
 };
 
@@ -21,7 +21,7 @@ const BINDING: &str = "kubevirt-node-restriction-binding";
 
 pub(crate) fn binding() -> ValidatingAdmissionPolicyBinding {
     ValidatingAdmissionPolicyBinding {
-        metadata: cluster(BINDING, &[(label::APP, "kubevirt-node-restriction")]),
+        metadata: cluster_scoped(BINDING, &[(label::APP, "kubevirt-node-restriction")]),
         spec: Some(ValidatingAdmissionPolicyBindingSpec {
             policy_name: Some(POLICY.to_owned()),
             validation_actions: Some(strings(&["Deny"])),
@@ -34,7 +34,7 @@ pub(crate) fn binding() -> ValidatingAdmissionPolicyBinding {
 pub(crate) fn policy(config: &DeploymentConfig) -> ValidatingAdmissionPolicy {
     let account = format!("system:serviceaccount:{}:{HANDLER_SERVICE_ACCOUNT}", config.namespace);
     ValidatingAdmissionPolicy {
-        metadata: cluster(POLICY, &[]),
+        metadata: cluster_scoped(POLICY, &[]),
         spec: Some(ValidatingAdmissionPolicySpec {
             failure_policy: Some("Fail".to_owned()),
             match_constraints: Some(matching("UPDATE", "", "*", "nodes")),

@@ -1,5 +1,8 @@
 //! The report of a reconcile: phase, conditions, versions, generations and events of a KubeVirt resource. Reasons and
-//! phases are those of upstream virt-operator, because KubeVirt's other components and users' scripts look for them.
+//! phases are those of upstream virt-operator, because KubeVirt's other components and users' scripts read them.
+//!
+//! It decides what users see, not what is written to the cluster: that is `plan`. The texts of warnings are in
+//! `warnings` and `validation`.
 
 use std::time::Duration;
 
@@ -24,9 +27,9 @@ const MESSAGE_LIMIT: usize = 1024;
 const NOT_REMOVED: &str = "This version of the operator cannot uninstall KubeVirt; to delete only the KubeVirt \
  resource, delete ValidatingWebhookConfiguration virt-operator-validator and remove the finalizer \
  foregroundDeleteKubeVirt";
-/// How long an installation may wait before the conditions say for what.
+/// How long an installation may wait before the conditions name what it waits for.
 const QUIET_PERIOD: SignedDuration = SignedDuration::from_secs(20);
-/// When to reconcile again although no watch event may come.
+/// When to reconcile again, because no watch event may arrive.
 const REQUEUE: Duration = Duration::from_secs(60);
 
 mod phase {
@@ -52,7 +55,7 @@ mod reason {
     pub(super) const UPDATING: &str = "UpdateInProgress";
 }
 
-/// Why this resource cannot be installed, before anything was tried.
+/// Why this resource cannot be installed, known before any write.
 pub fn problem(observed: &Observed, desired: &Desired) -> Option<String> {
     ineligible_message(observed).or_else(|| desired.invalid().map(|failure| failure.message.clone()))
 }
@@ -67,7 +70,7 @@ pub fn report(observed: &Observed, desired: &Desired, plan: &Plan, outcome: &Out
         if observed.first_kubevirt.is_none() && !before.operator_version.is_empty() {
             return Report::default();
         }
-        set(&mut status, condition::SYNCHRONIZED, "False", reason::EXISTING, &message);
+        set_condition(&mut status, condition::SYNCHRONIZED, "False", reason::EXISTING, &message);
         events.push((EventKind::Warning, event_reason::NOT_INSTALLED, message));
         return build_report(observed, desired, before, status, events);
     }
@@ -102,7 +105,7 @@ pub fn report(observed: &Observed, desired: &Desired, plan: &Plan, outcome: &Out
     status.synchronization_addresses.clone_from(&observed.synchronization_addresses);
     events.extend(warning_events(observed, desired, &before, outcome));
     if kubevirt.metadata.deletion_timestamp.is_some() {
-        set(&mut status, condition::SYNCHRONIZED, "False", reason::NOT_REMOVED, NOT_REMOVED);
+        set_condition(&mut status, condition::SYNCHRONIZED, "False", reason::NOT_REMOVED, NOT_REMOVED);
         events.push((EventKind::Warning, event_reason::NOT_REMOVED, NOT_REMOVED.to_owned()));
     }
     build_report(observed, desired, before, status, events)
@@ -129,13 +132,13 @@ fn warning_events(
     events
 }
 
-/// The architecture of VMs that name none. Once reported it stays: the next leader may run on a node of another
-/// architecture.
+/// The architecture of VMs that do not set one. Once reported it does not change: the next leader may run on a node of
+/// another architecture.
 fn default_architecture(kubevirt: &KubeVirt, before: &KubeVirtStatus, own: &str) -> String {
     let configured = kubevirt.spec.configuration.architecture_configuration.as_ref();
     let configured = configured.map(|architecture| architecture.default_architecture.as_str());
-    let known = [configured.unwrap_or_default(), before.default_architecture.as_str()];
-    known.into_iter().find(|name| !name.is_empty()).unwrap_or(own).to_owned()
+    let candidates = [configured.unwrap_or_default(), before.default_architecture.as_str()];
+    candidates.into_iter().find(|name| !name.is_empty()).unwrap_or(own).to_owned()
 }
 
 fn set_target(status: &mut KubeVirtStatus, config: &DeploymentConfig) {
@@ -145,7 +148,7 @@ fn set_target(status: &mut KubeVirtStatus, config: &DeploymentConfig) {
     status.target_deployment_id.clone_from(&config.id);
 }
 
-/// What blocks the installation, if it does not merely wait.
+/// The failure that blocks the installation. A wait is not a failure.
 fn failure(desired: &Desired, outcome: &Outcome) -> Option<Failure> {
     if let Some(failure) = desired.invalid() {
         return Some(failure.clone());
@@ -170,14 +173,14 @@ fn set_failed(status: &mut KubeVirtStatus, message: &str) {
         (condition::PROGRESSING, "False"),
         (condition::DEGRADED, "True"),
     ] {
-        set(status, condition, value, reason::FAILED, message);
+        set_condition(status, condition, value, reason::FAILED, message);
     }
 }
 
 fn set_progressing(status: &mut KubeVirtStatus, before: &KubeVirtStatus, outcome: &Outcome, now: Timestamp) {
     let updating =
         !status.observed_deployment_id.is_empty() && status.observed_deployment_id != status.target_deployment_id;
-    remove(status, condition::SYNCHRONIZED);
+    remove_condition(status, condition::SYNCHRONIZED);
     let mut message = if updating {
         format!(
             "Transitioning from previous version {} with registry {} to target version {} using registry {}",
@@ -206,36 +209,37 @@ fn set_progressing(status: &mut KubeVirtStatus, before: &KubeVirtStatus, outcome
         message = format!("{message}; {}", wait.message);
     }
     let (reason, [available, progressing, degraded]) = if updating {
-        remove(status, condition::CREATED);
+        remove_condition(status, condition::CREATED);
         (reason::UPDATING, ["True", "True", "True"])
     } else {
         (reason::DEPLOYING, ["False", "True", "False"])
     };
-    set(status, condition::AVAILABLE, available, reason, &message);
-    set(status, condition::PROGRESSING, progressing, reason, &message);
-    set(status, condition::DEGRADED, degraded, reason, &message);
+    set_condition(status, condition::AVAILABLE, available, reason, &message);
+    set_condition(status, condition::PROGRESSING, progressing, reason, &message);
+    set_condition(status, condition::DEGRADED, degraded, reason, &message);
 }
 
 fn set_deployed(status: &mut KubeVirtStatus, observed: &Observed) {
     status.observed_kube_virt_registry.clone_from(&status.target_kube_virt_registry);
     status.observed_kube_virt_version.clone_from(&status.target_kube_virt_version);
-    // It names the namespaces in which the last installation had objects. It is kept until the caches are complete and
-    // show which of these objects are left.
+    // This field names the namespaces in which the last installation had objects. `orphans` needs it until the caches
+    // are complete and show which of these objects are left.
     if observed.caches_complete || status.observed_deployment_config.is_empty() {
         status.observed_deployment_config.clone_from(&status.target_deployment_config);
     }
     status.observed_deployment_id.clone_from(&status.target_deployment_id);
     status.observed_generation = observed.kubevirt.metadata.generation;
     status.phase = phase::DEPLOYED.to_owned();
-    remove(status, condition::SYNCHRONIZED);
-    set(status, condition::CREATED, "True", reason::CREATED, "All resources were created.");
+    remove_condition(status, condition::SYNCHRONIZED);
+    set_condition(status, condition::CREATED, "True", reason::CREATED, "All resources were created.");
     let message = "All components are ready.";
-    set(status, condition::AVAILABLE, "True", reason::READY, message);
-    set(status, condition::PROGRESSING, "False", reason::READY, message);
-    set(status, condition::DEGRADED, "False", reason::READY, message);
+    set_condition(status, condition::AVAILABLE, "True", reason::READY, message);
+    set_condition(status, condition::PROGRESSING, "False", reason::READY, message);
+    set_condition(status, condition::DEGRADED, "False", reason::READY, message);
 }
 
-/// The generations of the objects that match the desired state. The next reconcile records those that this one wrote.
+/// The generations of the objects that match the desired state. The next reconcile records the objects that this one
+/// wrote.
 fn generations(observed: &Observed, desired: &Desired, plan: &Plan, before: &KubeVirtStatus) -> Vec<Generation> {
     let Some(installation) = desired.installation() else { return before.generations.clone() };
     let written: Vec<&Target> = plan.steps.iter().flat_map(|step| &step.writes).map(Write::target).collect();
@@ -276,7 +280,7 @@ fn generations(observed: &Observed, desired: &Desired, plan: &Plan, before: &Kub
     generations
 }
 
-fn set(status: &mut KubeVirtStatus, condition: &str, value: &str, reason: &str, message: &str) {
+fn set_condition(status: &mut KubeVirtStatus, condition: &str, value: &str, reason: &str, message: &str) {
     let message = truncate(message, MESSAGE_LIMIT);
     let desired = KubeVirtCondition {
         condition_type: condition.to_owned(),
@@ -286,24 +290,24 @@ fn set(status: &mut KubeVirtStatus, condition: &str, value: &str, reason: &str, 
         last_probe_time: None,
         last_transition_time: None,
     };
-    match status.conditions.iter_mut().find(|have| have.condition_type == condition) {
-        Some(have) => {
-            let times = (have.last_probe_time.take(), have.last_transition_time.take());
-            *have = desired;
-            (have.last_probe_time, have.last_transition_time) = times;
+    match status.conditions.iter_mut().find(|existing| existing.condition_type == condition) {
+        Some(existing) => {
+            let times = (existing.last_probe_time.take(), existing.last_transition_time.take());
+            *existing = desired;
+            (existing.last_probe_time, existing.last_transition_time) = times;
         }
         None => status.conditions.push(desired),
     }
 }
 
-fn remove(status: &mut KubeVirtStatus, condition: &str) {
-    status.conditions.retain(|have| have.condition_type != condition);
+fn remove_condition(status: &mut KubeVirtStatus, condition: &str) {
+    status.conditions.retain(|existing| existing.condition_type != condition);
 }
 
 /// A time changes only when the condition changes.
 fn set_condition_times(before: &KubeVirtStatus, status: &mut KubeVirtStatus, now: Timestamp) {
     for condition in &mut status.conditions {
-        let earlier = before.conditions.iter().find(|have| have.condition_type == condition.condition_type);
+        let earlier = before.conditions.iter().find(|existing| existing.condition_type == condition.condition_type);
         match earlier {
             None => condition.last_probe_time = Some(Time(now)),
             Some(earlier) => {
@@ -329,7 +333,7 @@ fn build_report(
     let metadata = &observed.kubevirt.metadata;
     let key = ObjectKey::from_metadata(metadata);
     set_condition_times(&before, &mut status, observed.now);
-    // Fields that other clients write in the status are not part of the patch.
+    // Fields that other clients write to the status are not part of the patch.
     before.extra.clear();
     status.extra.clear();
     let about = EventSubject {
@@ -366,7 +370,7 @@ fn build_report(
     };
     Report {
         status: Some(write),
-        // Without a change of the status these events were recorded before.
+        // If the status did not change, an earlier reconcile has recorded these events.
         events: if changed { events.into_iter().map(event_record).collect() } else { Vec::new() },
         requeue_after: [desired.renew_at().map(time_until), requeue].into_iter().flatten().min(),
         error: None,

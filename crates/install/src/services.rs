@@ -7,7 +7,7 @@ use k8s_openapi::{
 
 use crate::{
     config::DeploymentConfig,
-    metadata::{map, namespaced},
+    metadata::{namespaced, string_map},
     names::{OPERATOR_WEBHOOK_SERVICE, VIRT_API, VIRT_EXPORT_PROXY, VIRT_OPERATOR, label},
 };
 
@@ -41,7 +41,7 @@ fn service(metadata: ObjectMeta, selected: (&str, &str), port: ServicePort) -> S
     Service {
         metadata,
         spec: Some(ServiceSpec {
-            selector: Some(map(&[selected])),
+            selector: Some(string_map(&[selected])),
             ports: Some(vec![port]),
             type_: Some("ClusterIP".to_owned()),
             ..ServiceSpec::default()

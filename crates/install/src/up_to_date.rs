@@ -1,4 +1,5 @@
-//! Which live objects are known to match the desired state, so that they need not be compared again.
+//! Which live objects are known to match the desired state, so that `plan` does not compare them again. virt-operator
+//! keeps the result between reconciles.
 
 use std::collections::HashMap;
 

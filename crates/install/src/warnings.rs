@@ -115,8 +115,8 @@ fn old_device_type_fields(configuration: &Configuration) -> impl Iterator<Item =
     let nodes = devices.and_then(|devices| devices.get("nodeMediatedDeviceTypes")).and_then(Value::as_array);
     let nodes = nodes.into_iter().flatten().enumerate().filter(|(_, node)| node.get(OLDER).is_some());
     let nodes = nodes.map(|(index, _)| format!("nodeMediatedDeviceTypes[{index}].{OLDER}"));
-    let all = devices.and_then(|devices| devices.get(OLDER)).map(|_: &Value| OLDER.to_owned());
-    all.into_iter().chain(nodes).map(|field| {
+    let cluster = devices.and_then(|devices| devices.get(OLDER)).map(|_: &Value| OLDER.to_owned());
+    cluster.into_iter().chain(nodes).map(|field| {
         format!("spec.configuration.mediatedDevicesConfiguration.{field} is deprecated; use mediatedDeviceTypes")
     })
 }

@@ -31,11 +31,9 @@ impl Lifetimes {
             (settings.ca.clone().unwrap_or_default(), settings.server.clone().unwrap_or_default());
         let ca = first_duration("ca.duration", &[&settings.ca_rotate_interval, &ca_settings.duration], || WEEK)?;
         let overlap =
-            first_duration("ca.renewBefore", &[&settings.ca_overlap_interval, &ca_settings.renew_before], || {
-                fifth(ca)
-            })?;
+            first_duration("ca.renewBefore", &[&settings.ca_overlap_interval, &ca_settings.renew_before], || ca / 5)?;
         let leaf = first_duration("server.duration", &[&settings.cert_rotate_interval, &server.duration], || DAY)?;
-        let renew = first_duration("server.renewBefore", &[&server.renew_before], || fifth(leaf))?;
+        let renew = first_duration("server.renewBefore", &[&server.renew_before], || leaf / 5)?;
         Ok(Self {
             ca: Lifetime { duration: ca, renew_before: overlap },
             other_cas: Lifetime { duration: ca, renew_before: renew },
@@ -44,19 +42,16 @@ impl Lifetimes {
     }
 }
 
+/// The first value that is set, or the default.
 fn first_duration(
     field: &'static str,
-    given: &[&Option<String>],
+    values: &[&Option<String>],
     default: impl FnOnce() -> Duration,
 ) -> Result<Duration, InvalidDuration> {
-    match given.iter().find_map(|text| text.as_deref()) {
+    match values.iter().find_map(|text| text.as_deref()) {
         Some(text) => parse_duration(text).ok_or_else(|| InvalidDuration { field, text: text.to_owned() }),
         None => Ok(default()),
     }
-}
-
-fn fifth(duration: Duration) -> Duration {
-    duration / 5
 }
 
 /// A field of the resource that is not a duration.

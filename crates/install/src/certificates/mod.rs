@@ -94,14 +94,14 @@ pub fn certificates(config: &DeploymentConfig, lifetimes: &Lifetimes) -> Vec<Cer
         signer: None,
         lifetime,
     };
-    let all = [
+    let cas = [
         ca(CA, "kubevirt.io", lifetimes.ca),
         ca(EXPORT_CA, "export.kubevirt.io", lifetimes.other_cas),
         ca(BACKUP_CA, "backup.kubevirt.io", lifetimes.other_cas),
     ];
     let leaf = |leaf: Leaf| leaf.certificate(&config.namespace, lifetimes);
     let template = TEMPLATE_LEAVES.iter().copied().filter(|_| config.template());
-    all.into_iter().chain(LEAVES.iter().copied().chain(template).map(leaf)).collect()
+    cas.into_iter().chain(LEAVES.iter().copied().chain(template).map(leaf)).collect()
 }
 
 #[derive(Clone, Copy)]
@@ -215,8 +215,8 @@ mod tests {
     #[test]
     fn a_service_certificate_has_every_dns_name_of_the_service() {
         let lifetimes = Lifetimes::new(None).unwrap();
-        let all = certificates(&config(&[]), &lifetimes);
-        let find = |secret: &str| all.iter().find(|certificate| certificate.secret == secret).unwrap();
+        let certificates = certificates(&config(&[]), &lifetimes);
+        let find = |secret: &str| certificates.iter().find(|certificate| certificate.secret == secret).unwrap();
         let api = find(VIRT_API);
         assert_eq!(api.common_name, "virt-api.ns.pod.cluster.local");
         assert_eq!(api.dns_names, ["virt-api", "virt-api.ns", "virt-api.ns.svc", "virt-api.ns.svc.cluster.local"]);

@@ -1,4 +1,5 @@
-//! When a certificate must be renewed. X.509 counts in seconds, and so does this.
+//! When a certificate must be renewed. All times have the resolution of X.509, which is one second. The durations come
+//! from `lifetime`.
 
 use std::time::{Duration, SystemTime};
 
@@ -24,7 +25,7 @@ impl Lifetime {
 
     /// A certificate is kept for at least a tenth of its duration. Otherwise a long `renewBefore` would renew it in
     /// every reconcile.
-    fn renewed_before(self) -> Duration {
+    fn renew_before_expiry(self) -> Duration {
         self.renew_before.min(self.duration - self.duration / 10)
     }
 }
@@ -42,15 +43,15 @@ impl ValidityWindow {
     pub fn deadline(&self, signer: Option<&Self>) -> SystemTime {
         match signer {
             Some(signer) if signer.validity.not_after < self.validity.not_after => {
-                before(signer.validity.not_after, signer.lifetime.renewed_before() / 2)
+                saturating_sub(signer.validity.not_after, signer.lifetime.renew_before_expiry() / 2)
             }
-            _ => before(self.validity.not_after, self.lifetime.renewed_before()),
+            _ => saturating_sub(self.validity.not_after, self.lifetime.renew_before_expiry()),
         }
     }
 
     /// A certificate that becomes valid much later was issued with a wrong clock. No client accepts it now.
     pub fn is_due(&self, signer: Option<&Self>, now: SystemTime) -> bool {
-        self.deadline(signer) <= now || before(self.validity.not_before, CLOCK_SKEW) > now
+        self.deadline(signer) <= now || saturating_sub(self.validity.not_before, CLOCK_SKEW) > now
     }
 
     /// Whether the validity matches the desired duration. This holds only for CAs: a leaf certificate becomes valid
@@ -62,7 +63,7 @@ impl ValidityWindow {
     }
 }
 
-fn before(time: SystemTime, duration: Duration) -> SystemTime {
+fn saturating_sub(time: SystemTime, duration: Duration) -> SystemTime {
     time.checked_sub(duration).unwrap_or(SystemTime::UNIX_EPOCH)
 }
 

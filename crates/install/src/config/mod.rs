@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::{EnvVar, LocalObjectReference};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use sha1::{Digest, Sha1};
-use vitivirt_api::{ObjectKey, kubevirt::KubeVirt};
+use vitivirt_api::{ObjectKey, kubevirt::KubeVirt, text::hex};
 
 use crate::{
     environment::Environment,
@@ -383,11 +383,7 @@ pub(crate) fn go_json<T: Serialize>(value: &T) -> String {
     vitivirt_api::text::go_json(value).unwrap_or_default()
 }
 
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-/// Whether it is a valid value of a label.
+/// Whether this is a valid value of a label.
 pub(crate) fn is_label_value(text: &str) -> bool {
     let ends = |byte: Option<&u8>| byte.is_none_or(u8::is_ascii_alphanumeric);
     let bytes = text.as_bytes();

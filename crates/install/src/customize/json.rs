@@ -55,9 +55,9 @@ pub(super) fn apply(document: &mut Value, patch: &[JsonPatchOperation]) -> Resul
             (JsonPatchVerb::Remove, _) => remove(document, path).map(drop)?,
             (JsonPatchVerb::Replace, _) => replace(document, path, value.clone())?,
             (JsonPatchVerb::Test, _) => {
-                let found = get(document, path)?;
-                if found != *value {
-                    return Err(format!("{path} is {found}, not {value}"));
+                let actual = value_at(document, path)?;
+                if actual != *value {
+                    return Err(format!("{path} is {actual}, not {value}"));
                 }
             }
             (JsonPatchVerb::Move, Some(from)) => {
@@ -65,7 +65,7 @@ pub(super) fn apply(document: &mut Value, patch: &[JsonPatchOperation]) -> Resul
                 add(document, path, value)?;
             }
             (JsonPatchVerb::Copy, Some(from)) => {
-                let value = get(document, from)?;
+                let value = value_at(document, from)?;
                 add(document, path, value)?;
             }
             (JsonPatchVerb::Move | JsonPatchVerb::Copy, None) => {
@@ -77,7 +77,7 @@ pub(super) fn apply(document: &mut Value, patch: &[JsonPatchOperation]) -> Resul
 }
 
 /// The parent of the value at a path, and the last part of the path.
-fn parent<'a>(document: &'a mut Value, path: &str) -> Result<(&'a mut Value, String), String> {
+fn parent_of<'a>(document: &'a mut Value, path: &str) -> Result<(&'a mut Value, String), String> {
     let missing = || format!("{path} not found");
     let mut parts = path.split('/').map(|part| part.replace("~1", "/").replace("~0", "~"));
     let (first, last) = (parts.next(), parts.next_back());
@@ -86,7 +86,7 @@ fn parent<'a>(document: &'a mut Value, path: &str) -> Result<(&'a mut Value, Str
     for part in parts {
         at = match at {
             Value::Object(map) => map.get_mut(&part),
-            Value::Array(list) => index(&part, list.len()).and_then(|index| list.get_mut(index)),
+            Value::Array(list) => parse_index(&part, list.len()).and_then(|index| list.get_mut(index)),
             _ => None,
         }
         .ok_or_else(missing)?;
@@ -95,24 +95,24 @@ fn parent<'a>(document: &'a mut Value, path: &str) -> Result<(&'a mut Value, Str
 }
 
 /// A negative index counts from the end.
-fn index(text: &str, length: usize) -> Option<usize> {
+fn parse_index(text: &str, length: usize) -> Option<usize> {
     let number: isize = text.parse().ok()?;
     if number < 0 { length.checked_sub(number.unsigned_abs()) } else { usize::try_from(number).ok() }
 }
 
-fn get(document: &mut Value, path: &str) -> Result<Value, String> {
-    match parent(document, path)? {
+fn value_at(document: &mut Value, path: &str) -> Result<Value, String> {
+    match parent_of(document, path)? {
         (Value::Object(map), key) => Ok(map.get(&key).cloned().unwrap_or_default()),
         (Value::Array(list), key) => {
-            let found = index(&key, list.len()).and_then(|index| list.get(index));
-            found.cloned().ok_or_else(|| format!("{path} not found"))
+            let actual = parse_index(&key, list.len()).and_then(|index| list.get(index));
+            actual.cloned().ok_or_else(|| format!("{path} not found"))
         }
         _ => Err(format!("{path} not found")),
     }
 }
 
 fn add(document: &mut Value, path: &str, value: Value) -> Result<(), String> {
-    match parent(document, path)? {
+    match parent_of(document, path)? {
         (Value::Object(map), key) => {
             map.insert(key, value);
             Ok(())
@@ -122,7 +122,7 @@ fn add(document: &mut Value, path: &str, value: Value) -> Result<(), String> {
             Ok(())
         }
         (Value::Array(list), key) => {
-            let at = index(&key, list.len() + 1).filter(|at| *at <= list.len());
+            let at = parse_index(&key, list.len() + 1).filter(|at| *at <= list.len());
             list.insert(at.ok_or_else(|| format!("{path} is beyond the end of its list"))?, value);
             Ok(())
         }
@@ -131,13 +131,13 @@ fn add(document: &mut Value, path: &str, value: Value) -> Result<(), String> {
 }
 
 fn replace(document: &mut Value, path: &str, value: Value) -> Result<(), String> {
-    match parent(document, path)? {
+    match parent_of(document, path)? {
         (Value::Object(map), key) => {
             map.insert(key, value);
             Ok(())
         }
         (Value::Array(list), key) => {
-            let at = index(&key, list.len()).and_then(|index| list.get_mut(index));
+            let at = parse_index(&key, list.len()).and_then(|index| list.get_mut(index));
             *at.ok_or_else(|| format!("{path} not found"))? = value;
             Ok(())
         }
@@ -147,10 +147,10 @@ fn replace(document: &mut Value, path: &str, value: Value) -> Result<(), String>
 
 fn remove(document: &mut Value, path: &str) -> Result<Value, String> {
     let missing = || format!("{path} not found");
-    match parent(document, path)? {
+    match parent_of(document, path)? {
         (Value::Object(map), key) => map.remove(&key).ok_or_else(missing),
         (Value::Array(list), key) => {
-            let at = index(&key, list.len()).filter(|at| *at < list.len());
+            let at = parse_index(&key, list.len()).filter(|at| *at < list.len());
             Ok(list.remove(at.ok_or_else(missing)?))
         }
         _ => Err(missing()),

@@ -14,10 +14,11 @@ use sha1::{Digest, Sha1};
 use vitivirt_api::{
     Failure,
     kubevirt::{Customization, CustomizeComponents, Flags},
+    text::hex,
 };
 
 use crate::{
-    config::{go_json, hex},
+    config::go_json,
     kind::Kind,
     managed_metadata,
     names::{VIRT_API, VIRT_CONTROLLER, VIRT_HANDLER, annotation},
@@ -59,10 +60,12 @@ enum ParsedPatch {
 }
 
 impl ParsedPatch {
-    fn parse(asked: &Customization) -> Result<Self, String> {
-        let parse =
-            || serde_json::from_str::<Value>(&asked.patch).map_err(|error| format!("invalid patch: not JSON: {error}"));
-        match asked.patch_type.as_str() {
+    fn parse(customization: &Customization) -> Result<Self, String> {
+        let parse = || {
+            serde_json::from_str::<Value>(&customization.patch)
+                .map_err(|error| format!("invalid patch: not JSON: {error}"))
+        };
+        match customization.patch_type.as_str() {
             "json" => serde_json::from_value(parse()?)
                 .map(Self::Json)
                 .map_err(|error| format!("invalid patch: not a JSON patch: {error}")),
@@ -77,15 +80,15 @@ impl ParsedPatch {
 }
 
 /// The syntax errors of patches, with the index of each patch.
-pub(crate) fn syntax_errors(asked: &CustomizeComponents) -> impl Iterator<Item = (usize, String)> {
-    let patches = asked.patches.iter().enumerate();
+pub(crate) fn syntax_errors(customization: &CustomizeComponents) -> impl Iterator<Item = (usize, String)> {
+    let patches = customization.patches.iter().enumerate();
     patches.filter_map(|(index, patch)| Some((index, ParsedPatch::parse(patch).err()?)))
 }
 
 /// Patches of kinds that are never patched, one sentence for each. The schema of the CRD already rejects flags of
 /// unsupported components.
-pub(crate) fn unsupported_kinds(asked: &CustomizeComponents) -> impl Iterator<Item = String> {
-    let patches = asked.patches.iter().enumerate().filter(|(_, patch)| !is_patched(&patch.resource_type));
+pub(crate) fn unsupported_kinds(customization: &CustomizeComponents) -> impl Iterator<Item = String> {
+    let patches = customization.patches.iter().enumerate().filter(|(_, patch)| !is_patched(&patch.resource_type));
     patches.map(|(index, patch)| {
         format!(
             "{} has no effect: resourceType: unsupported value {:?}; supported values: {}",
@@ -100,8 +103,8 @@ fn is_patched(resource_type: &str) -> bool {
     PATCHED.iter().any(|kind| pattern_matches(resource_type, kind.name()))
 }
 
-fn pattern_matches(asked: &str, actual: &str) -> bool {
-    asked == ANY || asked.to_lowercase() == actual.to_lowercase()
+fn pattern_matches(pattern: &str, name: &str) -> bool {
+    pattern == ANY || pattern.to_lowercase() == name.to_lowercase()
 }
 
 fn origin(index: usize) -> String {
@@ -109,17 +112,17 @@ fn origin(index: usize) -> String {
 }
 
 impl Customizer {
-    pub(crate) fn new(asked: &CustomizeComponents) -> Result<Self, Failure> {
-        // KubeVirt sorts them by length before it hashes and applies them.
-        let mut sorted: Vec<(usize, &Customization)> = asked.patches.iter().enumerate().collect();
+    pub(crate) fn new(customization: &CustomizeComponents) -> Result<Self, Failure> {
+        // KubeVirt sorts patches by length before it hashes and applies them.
+        let mut sorted: Vec<(usize, &Customization)> = customization.patches.iter().enumerate().collect();
         sorted.sort_by_key(|(_, patch)| patch.patch.len());
         let hashed = CustomizeComponents {
             patches: sorted.iter().map(|(_, patch)| (*patch).clone()).collect(),
-            flags: asked.flags.clone(),
+            flags: customization.flags.clone(),
         };
         let patches = sorted.into_iter().map(|(index, patch)| Patch::new(index, patch));
         let mut patches: Vec<Patch> = patches.collect::<Result<_, _>>()?;
-        patches.extend(asked.flags.iter().flat_map(flags));
+        patches.extend(customization.flags.iter().flat_map(flags));
         Ok(Self { patches, hash: hex(&Sha1::digest(go_json(&hashed))) })
     }
 
@@ -172,13 +175,13 @@ impl Patch {
         pattern_matches(&self.resource_type, kind.name()) && pattern_matches(&self.resource_name, name)
     }
 
-    fn new(index: usize, asked: &Customization) -> Result<Self, Failure> {
+    fn new(index: usize, customization: &Customization) -> Result<Self, Failure> {
         let origin = origin(index);
-        let patch = ParsedPatch::parse(asked)
+        let patch = ParsedPatch::parse(customization)
             .map_err(|problem| Failure::invalid(INVALID_CUSTOMIZATION, format!("{origin}: {problem}")))?;
         Ok(Self {
-            resource_type: asked.resource_type.clone(),
-            resource_name: asked.resource_name.clone(),
+            resource_type: customization.resource_type.clone(),
+            resource_name: customization.resource_name.clone(),
             patch,
             origin,
         })
@@ -232,12 +235,12 @@ fn flag_arguments(flag: &str, value: &str) -> Vec<String> {
     }
 }
 
-/// Whether a patch sets the replicas of this Deployment, so that the operator must not.
-pub(crate) fn sets_replicas(asked: &CustomizeComponents, deployment: &str) -> bool {
+/// Whether a patch sets the replicas of this Deployment. If so, the operator does not set them.
+pub(crate) fn sets_replicas(customization: &CustomizeComponents, deployment: &str) -> bool {
     let replaces = |operation: &Value| {
         operation.get("op") == Some(&json!("replace")) && operation.get("path") == Some(&json!("/spec/replicas"))
     };
-    asked.patches.iter().filter(|patch| patch.resource_name == deployment).any(|patch| {
+    customization.patches.iter().filter(|patch| patch.resource_name == deployment).any(|patch| {
         serde_json::from_str::<Vec<Value>>(&patch.patch).is_ok_and(|operations| operations.iter().any(replaces))
     })
 }

@@ -140,20 +140,20 @@ pub(super) fn remove_empty_fields(kind: Kind, object: &mut Value) {
 
 /// Parses an object as its Kubernetes type: unknown fields are dropped, and a value of a wrong type is an error.
 pub(super) fn retype(kind: Kind, object: &mut Value) -> Result<(), String> {
-    fn through<T: DeserializeOwned + Serialize>(object: &mut Value) -> Result<(), String> {
+    fn reparse<T: DeserializeOwned + Serialize>(object: &mut Value) -> Result<(), String> {
         let typed: T = serde_json::from_value(object.take()).map_err(|error| error.to_string())?;
         *object = serde_json::to_value(typed).map_err(|error| error.to_string())?;
         drop_empty_lists(object);
         Ok(())
     }
     match kind {
-        Kind::Deployment => through::<Deployment>(object),
-        Kind::DaemonSet => through::<DaemonSet>(object),
-        Kind::Service => through::<Service>(object),
-        Kind::Secret => through::<Secret>(object),
-        Kind::ValidatingWebhookConfiguration => through::<ValidatingWebhookConfiguration>(object),
-        Kind::MutatingWebhookConfiguration => through::<MutatingWebhookConfiguration>(object),
-        Kind::ApiService => through::<APIService>(object),
+        Kind::Deployment => reparse::<Deployment>(object),
+        Kind::DaemonSet => reparse::<DaemonSet>(object),
+        Kind::Service => reparse::<Service>(object),
+        Kind::Secret => reparse::<Secret>(object),
+        Kind::ValidatingWebhookConfiguration => reparse::<ValidatingWebhookConfiguration>(object),
+        Kind::MutatingWebhookConfiguration => reparse::<MutatingWebhookConfiguration>(object),
+        Kind::ApiService => reparse::<APIService>(object),
         _ => Ok(()),
     }
 }
@@ -162,8 +162,8 @@ pub(super) fn retype(kind: Kind, object: &mut Value) -> Result<(), String> {
 fn drop_empty_lists(value: &mut Value) {
     match value {
         Value::Object(map) => {
-            let demanded = |key: &str| ["containers", "admissionReviewVersions"].contains(&key);
-            map.retain(|key, value| demanded(key) || value.as_array().is_none_or(|list| !list.is_empty()));
+            let is_required = |key: &str| ["containers", "admissionReviewVersions"].contains(&key);
+            map.retain(|key, value| is_required(key) || value.as_array().is_none_or(|list| !list.is_empty()));
             map.values_mut().for_each(drop_empty_lists);
         }
         Value::Array(list) => list.iter_mut().for_each(drop_empty_lists),

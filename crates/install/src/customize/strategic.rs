@@ -39,12 +39,12 @@ pub(super) fn merge(mut original: JsonObject, mut patch: JsonObject, shape: Merg
         }
         let merged = match (original.remove(&key), value) {
             (_, Value::Null) => None,
-            (Some(Value::Object(ours)), Value::Object(theirs)) => {
-                Some(Value::Object(merge(ours, theirs, shape.field(&key).0)?))
+            (Some(Value::Object(original)), Value::Object(patch)) => {
+                Some(Value::Object(merge(original, patch, shape.field(&key).0)?))
             }
-            (Some(Value::Array(ours)), Value::Array(theirs)) => {
+            (Some(Value::Array(original_list)), Value::Array(patch_list)) => {
                 let (element, lists) = shape.field(&key);
-                Some(Value::Array(merge_lists(ours, theirs, element, lists)?))
+                Some(Value::Array(merge_lists(original_list, patch_list, element, lists)?))
             }
             (_, value) => without_directives(value),
         };
@@ -68,7 +68,7 @@ fn retain_keys(original: &mut JsonObject, patch: &mut JsonObject) -> Result<(), 
     Ok(())
 }
 
-/// Merges a list and sorts its elements as the directive says. Elements that only the original has keep their place.
+/// Merges a list and sorts its elements as the directive says. Elements that only the original has keep their position.
 fn reorder(
     original: &mut JsonObject,
     patch: &mut JsonObject,
@@ -83,16 +83,16 @@ fn reorder(
         Some(Value::Array(list)) => Ok(Some(list)),
         Some(_) => Err(format!("{field} is not a list")),
     };
-    let (ours, theirs) = (list(original.remove(field))?, list(patch.remove(field))?);
-    check_order(theirs.as_deref().unwrap_or_default(), order, lists, field)?;
-    let before = ours.clone().unwrap_or_default();
-    let merged = match (ours, theirs) {
+    let (original_list, patch_list) = (list(original.remove(field))?, list(patch.remove(field))?);
+    check_order(patch_list.as_deref().unwrap_or_default(), order, lists, field)?;
+    let before = original_list.clone().unwrap_or_default();
+    let merged = match (original_list, patch_list) {
         (None, None) => return Ok(()),
-        (Some(ours), None) => ours,
-        (None, Some(theirs)) => theirs.into_iter().filter_map(without_directives).collect(),
-        (Some(ours), Some(theirs)) => merge_lists(ours, theirs, element, lists)?,
+        (Some(original_list), None) => original_list,
+        (None, Some(patch_list)) => patch_list.into_iter().filter_map(without_directives).collect(),
+        (Some(original_list), Some(patch_list)) => merge_lists(original_list, patch_list, element, lists)?,
     };
-    original.insert(field.to_owned(), Value::Array(in_order(merged, order, &before, lists)));
+    original.insert(field.to_owned(), Value::Array(sort_elements(merged, order, &before, lists)));
     Ok(())
 }
 
@@ -109,34 +109,34 @@ fn check_order(patch: &[Value], order: &[Value], lists: Lists, field: &str) -> R
 }
 
 fn merge_lists(
-    mut ours: Vec<Value>,
-    theirs: Vec<Value>,
+    mut original_list: Vec<Value>,
+    patch_list: Vec<Value>,
     element: MergeShape,
     lists: Lists,
 ) -> Result<Vec<Value>, String> {
     let key = match lists {
-        Lists::Replaced => return Ok(theirs),
+        Lists::Replaced => return Ok(patch_list),
         Lists::Values => {
-            let before = ours.clone();
-            let order = theirs.clone();
-            for value in theirs {
-                if !ours.contains(&value) {
-                    ours.push(value);
+            let before = original_list.clone();
+            let order = patch_list.clone();
+            for value in patch_list {
+                if !original_list.contains(&value) {
+                    original_list.push(value);
                 }
             }
-            return Ok(in_order(ours, &order, &before, lists));
+            return Ok(sort_elements(original_list, &order, &before, lists));
         }
         Lists::Keyed(key) => key,
     };
-    let mut set = Vec::new();
+    let mut additions = Vec::new();
     let mut replace = false;
-    for theirs in theirs {
-        match theirs.get(PATCH).and_then(Value::as_str) {
-            None if theirs.get(PATCH).is_some() => return Err(format!("{PATCH} must be replace or delete")),
-            None => set.push(theirs),
+    for element in patch_list {
+        match element.get(PATCH).and_then(Value::as_str) {
+            None if element.get(PATCH).is_some() => return Err(format!("{PATCH} must be replace or delete")),
+            None => additions.push(element),
             Some("delete") => {
-                let deleted = theirs.get(key).ok_or_else(|| format!("an element to delete has no {key}"))?;
-                ours.retain(|element| element.get(key) != Some(deleted));
+                let deleted = element.get(key).ok_or_else(|| format!("an element to delete has no {key}"))?;
+                original_list.retain(|original| original.get(key) != Some(deleted));
             }
             Some("replace") => replace = true,
             Some(other) => {
@@ -145,24 +145,28 @@ fn merge_lists(
         }
     }
     if replace {
-        return Ok(set);
+        return Ok(additions);
     }
-    let before = ours.clone();
-    let order = set.clone();
-    for theirs in set {
-        let Value::Object(theirs) = theirs else { return Err("an element of a list is not an object".to_owned()) };
-        let Some(value) = theirs.get(key).cloned() else { return Err(format!("an element of a list has no {key}")) };
-        match ours.iter_mut().find(|element| element.get(key) == Some(&value)) {
-            Some(Value::Object(found)) => *found = merge(std::mem::take(found), theirs, element)?,
+    let before = original_list.clone();
+    let order = additions.clone();
+    for addition in additions {
+        let Value::Object(addition) = addition else {
+            return Err("an element of a list is not an object".to_owned());
+        };
+        let Some(value) = addition.get(key).cloned() else {
+            return Err(format!("an element of a list has no {key}"));
+        };
+        match original_list.iter_mut().find(|element| element.get(key) == Some(&value)) {
+            Some(Value::Object(original)) => *original = merge(std::mem::take(original), addition, element)?,
             Some(_) => return Err("an element of a list is not an object".to_owned()),
-            None => ours.push(Value::Object(theirs)),
+            None => original_list.push(Value::Object(addition)),
         }
     }
-    Ok(in_order(ours, &order, &before, lists))
+    Ok(sort_elements(original_list, &order, &before, lists))
 }
 
 /// Elements in `order` get that order. The others keep theirs, and precede an ordered element only if they did before.
-fn in_order(merged: Vec<Value>, order: &[Value], before: &[Value], lists: Lists) -> Vec<Value> {
+fn sort_elements(merged: Vec<Value>, order: &[Value], before: &[Value], lists: Lists) -> Vec<Value> {
     let position = |list: &[Value], element: &Value| list.iter().position(|other| same_element(other, element, lists));
     let (mut named, others): (Vec<Value>, Vec<Value>) =
         merged.into_iter().partition(|element| position(order, element).is_some());
@@ -170,12 +174,12 @@ fn in_order(merged: Vec<Value>, order: &[Value], before: &[Value], lists: Lists)
     let mut out = Vec::with_capacity(named.len() + others.len());
     let mut named = named.into_iter().peekable();
     let mut others = others.into_iter().peekable();
-    while let (Some(ours), Some(theirs)) = (others.peek(), named.peek()) {
-        let first = match (position(before, ours), position(before, theirs)) {
-            (Some(ours), Some(theirs)) => ours < theirs,
+    while let (Some(other), Some(ordered)) = (others.peek(), named.peek()) {
+        let other_is_first = match (position(before, other), position(before, ordered)) {
+            (Some(other), Some(ordered)) => other < ordered,
             _ => false,
         };
-        out.extend(if first { others.next() } else { named.next() });
+        out.extend(if other_is_first { others.next() } else { named.next() });
     }
     out.extend(named);
     out.extend(others);

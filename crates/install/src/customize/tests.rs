@@ -64,8 +64,11 @@ fn without_empties(value: Value) -> Value {
 }
 
 /// The objects that a customization changes, and its hash.
-fn customized(strategy: &InstallStrategy, asked: &CustomizeComponents) -> Result<(String, Vec<Value>), Failure> {
-    let customizer = Customizer::new(asked)?;
+fn customized(
+    strategy: &InstallStrategy,
+    customize_components: &CustomizeComponents,
+) -> Result<(String, Vec<Value>), Failure> {
+    let customizer = Customizer::new(customize_components)?;
     let mut out = Vec::new();
     for item in strategy.items().iter().filter(|item| Customizer::applies_to(item.kind)) {
         let before = item.object()?;
@@ -95,18 +98,18 @@ fn every_case_equals_the_result_of_the_release() {
     assert_eq!(cases.len(), expected.len());
     let strategy = strategy();
     for case in cases {
-        let theirs = &expected[&case.name];
+        let expected = &expected[&case.name];
         match customized(&strategy, &case.customize_components) {
-            Ok((hash, mut ours)) => {
-                assert!(!theirs.error, "{}: the release rejects it", case.name);
-                assert_eq!(hash, theirs.hash, "{}", case.name);
-                ours.sort_by_key(title);
-                let mut theirs: Vec<Value> = theirs.objects.iter().cloned().map(without_empties).collect();
-                theirs.sort_by_key(title);
-                assert_eq!(ours, theirs, "{}", case.name);
+            Ok((hash, mut objects)) => {
+                assert!(!expected.error, "{}: the release rejects it", case.name);
+                assert_eq!(hash, expected.hash, "{}", case.name);
+                objects.sort_by_key(title);
+                let mut expected_objects: Vec<Value> = expected.objects.iter().cloned().map(without_empties).collect();
+                expected_objects.sort_by_key(title);
+                assert_eq!(objects, expected_objects, "{}", case.name);
             }
             Err(error) => {
-                assert!(theirs.error, "{}: the release accepts it, but here: {error}", case.name);
+                assert!(expected.error, "{}: the release accepts it, but here: {error}", case.name);
                 assert_eq!(error.class, vitivirt_api::ErrorClass::Invalid, "{}", case.name);
                 assert!(error.message.starts_with("spec.customizeComponents."), "{}: {error}", case.name);
             }
@@ -122,18 +125,18 @@ fn an_error_names_the_patch_and_the_object() {
         patch: patch.to_owned(),
         patch_type: patch_type.to_owned(),
     };
-    let asked = |patches: Vec<Customization>| CustomizeComponents { patches, flags: None };
+    let customize_components = |patches: Vec<Customization>| CustomizeComponents { patches, flags: None };
     let long = patch(r#"{"metadata":{"labels":{"a":"a long value, so that it sorts last"}}}"#, "merge");
-    let error = customized(&strategy(), &asked(vec![long, patch("{", "merge")])).unwrap_err();
+    let error = customized(&strategy(), &customize_components(vec![long, patch("{", "merge")])).unwrap_err();
     assert!(error.message.starts_with("spec.customizeComponents.patches[1]: invalid patch: not JSON"), "{error}");
     let missing = patch(r#"[{"op":"remove","path":"/nothing"}]"#, "json");
-    let error = customized(&strategy(), &asked(vec![missing])).unwrap_err();
+    let error = customized(&strategy(), &customize_components(vec![missing])).unwrap_err();
     assert!(error.message.contains("patches[0] does not apply to Deployment virt-api"), "{error}");
 }
 
 #[test]
 fn a_json_patch_that_replaces_replicas_is_detected() {
-    let asked = |name: &str, patch: &str| CustomizeComponents {
+    let customize_components = |name: &str, patch: &str| CustomizeComponents {
         patches: vec![Customization {
             resource_name: name.to_owned(),
             patch: patch.to_owned(),
@@ -142,8 +145,11 @@ fn a_json_patch_that_replaces_replicas_is_detected() {
         flags: None,
     };
     let replace = r#"[{"op":"replace","path":"/spec/replicas","value":5}]"#;
-    assert!(sets_replicas(&asked(VIRT_API, replace), VIRT_API));
-    assert!(!sets_replicas(&asked(VIRT_CONTROLLER, replace), VIRT_API));
-    assert!(!sets_replicas(&asked(VIRT_API, r#"{"spec":{"replicas":5}}"#), VIRT_API));
-    assert!(!sets_replicas(&asked(VIRT_API, r#"[{"op":"add","path":"/spec/replicas","value":5}]"#), VIRT_API));
+    assert!(sets_replicas(&customize_components(VIRT_API, replace), VIRT_API));
+    assert!(!sets_replicas(&customize_components(VIRT_CONTROLLER, replace), VIRT_API));
+    assert!(!sets_replicas(&customize_components(VIRT_API, r#"{"spec":{"replicas":5}}"#), VIRT_API));
+    assert!(!sets_replicas(
+        &customize_components(VIRT_API, r#"[{"op":"add","path":"/spec/replicas","value":5}]"#),
+        VIRT_API
+    ));
 }

@@ -1,5 +1,6 @@
 //! An installation: the install strategy of a KubeVirt release, customized and placed for one KubeVirt resource and its
-//! cluster.
+//! cluster. It decides which objects are installed and in which stage. `strategy` has the objects of the release,
+//! `object` builds the body of one object, and `plan` compares them with the cluster.
 
 use std::sync::Arc;
 
@@ -96,7 +97,9 @@ impl Installation {
         let secrets: Vec<&str> =
             objects.iter().filter(|object| object.kind == Kind::Secret).map(|object| object.key.name()).collect();
         certificates.retain(|certificate| secrets.contains(&certificate.secret.as_str()));
-        if let Some(unknown) = secrets.iter().find(|name| !certificates.iter().any(|known| known.secret == **name)) {
+        if let Some(unknown) =
+            secrets.iter().find(|name| !certificates.iter().any(|certificate| certificate.secret == **name))
+        {
             let message = format!(
                 "KubeVirt {} is not supported by this operator: it requires an unknown certificate {unknown}; use \
                  the operator of that release",
@@ -211,7 +214,9 @@ impl Builder<'_> {
                 VIRT_TEMPLATE_CONTROLLER => Some(template::CONTROLLER_CONTAINER),
                 _ => None,
             };
-            if let Some(container) = pod.containers.iter_mut().find(|found| Some(found.name.as_str()) == container) {
+            if let Some(container) =
+                pod.containers.iter_mut().find(|candidate| Some(candidate.name.as_str()) == container)
+            {
                 container.args.get_or_insert_default().extend(rollout::tls_arguments(self.spec));
             }
         }
@@ -314,7 +319,7 @@ fn is_customized(kind: Kind, name: &str) -> bool {
     Customizer::applies_to(kind) && name != webhooks::POD_MUTATOR
 }
 
-/// Unknown fields are dropped, as in upstream virt-operator. Only a patch can bring in a value of a wrong type.
+/// Unknown fields are dropped, as in upstream virt-operator. Only a patch can contain a value of a wrong type.
 fn from_value<T: DeserializeOwned>(kind: Kind, key: &ObjectKey, object: Value) -> Result<T, Failure> {
     serde_json::from_value(object).map_err(|error| {
         let message = format!("spec.customizeComponents turns {} {key} into an invalid object: {error}", kind.name());

@@ -1,4 +1,4 @@
-//! What no snapshot shows: feature gates, OpenShift and edge cases of the resource.
+//! Cases that the snapshots of `tests/reference` do not contain: feature gates, OpenShift and edge cases of the resource.
 
 use serde_json::json;
 
@@ -66,7 +66,7 @@ fn a_feature_gate_adds_its_objects() {
 }
 
 #[test]
-fn the_pod_mutator_is_made_anew_and_never_customized() {
+fn the_pod_mutator_is_generated_and_never_customized() {
     let spec = json!({
         "configuration": {"developerConfiguration": {"featureGates": ["ContainerPathVolumes"]}},
         "customizeComponents": {"patches": [{"resourceType": "*", "resourceName": "*", "type": "merge",
@@ -81,7 +81,7 @@ fn the_pod_mutator_is_made_anew_and_never_customized() {
 }
 
 #[test]
-fn virt_template_keeps_its_one_replica_and_learns_tls_from_its_command_line() {
+fn virt_template_keeps_one_replica_and_gets_tls_settings_as_arguments() {
     let mut spec = gates(&["Template"]);
     spec["infra"] = json!({"replicas": 3});
     spec["configuration"]["tlsConfiguration"] = json!({"minTLSVersion": "VersionTLS13"});

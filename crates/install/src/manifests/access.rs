@@ -6,7 +6,7 @@ use k8s_openapi::api::{
 };
 
 use crate::{
-    metadata::{cluster, namespaced},
+    metadata::{cluster_scoped, namespaced},
     names::OPERATOR_SERVICE_ACCOUNT,
     rbac::{self, AGGREGATE, APP_LABEL, operator, role_ref, rule},
 };
@@ -14,7 +14,7 @@ use crate::{
 /// An administrator of a namespace may administer the KubeVirt resource in it.
 pub(super) fn administrator_role() -> ClusterRole {
     let verbs = ["get", "delete", "create", "update", "patch", "list", "watch", "deletecollection"];
-    let mut metadata = cluster("kubevirt.io:operator", &[("operator.kubevirt.io", "")]);
+    let mut metadata = cluster_scoped("kubevirt.io:operator", &[("operator.kubevirt.io", "")]);
     metadata.labels.get_or_insert_default().insert(format!("{AGGREGATE}admin"), "true".to_owned());
     ClusterRole {
         metadata,
@@ -47,7 +47,7 @@ pub(super) fn role_binding(namespace: &str) -> RoleBinding {
 
 pub(super) fn cluster_role() -> ClusterRole {
     ClusterRole {
-        metadata: cluster(OPERATOR_SERVICE_ACCOUNT, &APP_LABEL),
+        metadata: cluster_scoped(OPERATOR_SERVICE_ACCOUNT, &APP_LABEL),
         rules: Some(operator::cluster_rules()),
         ..ClusterRole::default()
     }
@@ -55,7 +55,7 @@ pub(super) fn cluster_role() -> ClusterRole {
 
 pub(super) fn cluster_role_binding(namespace: &str) -> ClusterRoleBinding {
     ClusterRoleBinding {
-        metadata: cluster(OPERATOR_SERVICE_ACCOUNT, &APP_LABEL),
+        metadata: cluster_scoped(OPERATOR_SERVICE_ACCOUNT, &APP_LABEL),
         role_ref: role_ref("ClusterRole", OPERATOR_SERVICE_ACCOUNT),
         subjects: Some(vec![rbac::service_account(namespace, OPERATOR_SERVICE_ACCOUNT)]),
     }

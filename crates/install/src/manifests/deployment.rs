@@ -14,12 +14,12 @@ use k8s_openapi::{
 
 use crate::{
     RELEASE,
-    metadata::{annotated, label_selector, map, namespaced, strings},
+    metadata::{label_selector, namespaced, string_map, strings, with_annotations},
     names::{OPERATOR_SERVICE_ACCOUNT, VIRT_OPERATOR, annotation, label},
     placement::{DefaultPlacement, place},
     workloads::{
-        PORT, PORT_TEXT, PRIORITY_CLASS, VERBOSITY, anti_affinity, critical, from_field, port, requests, unprivileged,
-        unprivileged_pod,
+        PORT, PORT_TEXT, PRIORITY_CLASS, VERBOSITY, anti_affinity, critical_addons_toleration, from_field, port,
+        requests, unprivileged, unprivileged_pod,
     },
 };
 
@@ -51,11 +51,11 @@ fn template(image: &str) -> PodTemplateSpec {
         (label::MAY_REACH_CLUSTER_SERVICES, "true"),
     ];
     let metadata =
-        ObjectMeta { name: Some(VIRT_OPERATOR.to_owned()), labels: Some(map(&labels)), ..ObjectMeta::default() };
+        ObjectMeta { name: Some(VIRT_OPERATOR.to_owned()), labels: Some(string_map(&labels)), ..ObjectMeta::default() };
     let mut pod = PodSpec {
         priority_class_name: Some(PRIORITY_CLASS.to_owned()),
         affinity: Some(anti_affinity(VIRT_OPERATOR)),
-        tolerations: Some(vec![critical()]),
+        tolerations: Some(vec![critical_addons_toleration()]),
         service_account_name: Some(OPERATOR_SERVICE_ACCOUNT.to_owned()),
         security_context: Some(unprivileged_pod(true)),
         containers: vec![container(image)],
@@ -63,7 +63,7 @@ fn template(image: &str) -> PodTemplateSpec {
     };
     place(&mut pod, None, DefaultPlacement::PreferControlPlane);
     PodTemplateSpec {
-        metadata: Some(annotated(metadata, &[(annotation::REQUIRED_SCC, "restricted-v2")])),
+        metadata: Some(with_annotations(metadata, &[(annotation::REQUIRED_SCC, "restricted-v2")])),
         spec: Some(pod),
     }
 }

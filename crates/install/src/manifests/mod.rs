@@ -10,7 +10,7 @@ use serde::Serialize;
 use serde_json::Value;
 use vitivirt_api::{Failure, reason};
 
-use crate::{crds, metadata::cluster, names::label, workloads::PRIORITY_CLASS};
+use crate::{crds, metadata::cluster_scoped, names::label, workloads::PRIORITY_CLASS};
 
 /// The settings of the manifests.
 #[derive(Clone, Debug)]
@@ -48,12 +48,12 @@ fn json(object: &impl Serialize) -> Result<Value, Failure> {
 /// virt-handler and virt-launcher need the pod security level `privileged`.
 fn own_namespace(name: &str) -> Namespace {
     let labels = [(label::APP, ""), ("pod-security.kubernetes.io/enforce", "privileged")];
-    Namespace { metadata: cluster(name, &labels), ..Namespace::default() }
+    Namespace { metadata: cluster_scoped(name, &labels), ..Namespace::default() }
 }
 
 fn priority_class() -> PriorityClass {
     PriorityClass {
-        metadata: cluster(PRIORITY_CLASS, &[]),
+        metadata: cluster_scoped(PRIORITY_CLASS, &[]),
         // The highest value that is not reserved for Kubernetes.
         value: 1_000_000_000,
         description: Some("For the components of KubeVirt and nothing else.".to_owned()),

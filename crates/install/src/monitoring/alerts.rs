@@ -1,12 +1,12 @@
-//! The texts of alerts.
+//! The texts of alerts: this project has its own. The expressions are data of the release.
 
 pub(super) struct AlertText {
     pub(super) summary: &'static str,
     pub(super) description: Option<&'static str>,
 }
 
-/// A test makes sure that every alert has a text; without one, its name is the summary.
-pub(super) fn text(alert: &str, severity: &str) -> AlertText {
+/// The summary of an alert without a text is empty. A test makes sure that every alert of the release has a text.
+pub(super) fn alert_text(alert: &str, severity: &str) -> AlertText {
     let (summary, description) = match (alert, severity) {
         ("GuestFilesystemAlmostOutOfSpace", "critical") => (
             "A filesystem in a virtual machine is nearly full",

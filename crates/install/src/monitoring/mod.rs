@@ -14,7 +14,7 @@ use crate::{
     compressed::CompressedAsset,
     config::DeploymentConfig,
     kind::Kind,
-    metadata::{label_selector, map, namespaced, strings},
+    metadata::{label_selector, namespaced, string_map, strings},
     names::label,
 };
 
@@ -132,9 +132,9 @@ pub(crate) fn prometheus_rule(
         rule.expr = rule.expr.replace(NAMESPACE, &config.namespace);
         if let Some(alert) = &rule.alert {
             let severity = rule.extra.get("labels").and_then(|labels| labels.get("severity")).and_then(Value::as_str);
-            let text = alerts::text(alert, severity.unwrap_or_default());
+            let text = alerts::alert_text(alert, severity.unwrap_or_default());
             let runbook = template.replace("%s", alert);
-            let mut annotations = map(&[("summary", text.summary), ("runbook_url", &runbook)]);
+            let mut annotations = string_map(&[("summary", text.summary), ("runbook_url", &runbook)]);
             annotations.extend(text.description.map(|text| ("description".to_owned(), text.to_owned())));
             rule.annotations = Some(annotations);
         }

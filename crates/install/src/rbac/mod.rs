@@ -20,7 +20,7 @@ use k8s_openapi::{
 
 use crate::{
     config::DeploymentConfig,
-    metadata::{annotated, cluster, namespaced, strings},
+    metadata::{cluster_scoped, namespaced, strings, with_annotations},
     names::{
         API_SERVICE_ACCOUNT, CONTROLLER_SERVICE_ACCOUNT, EXPORT_PROXY_SERVICE_ACCOUNT, HANDLER_SERVICE_ACCOUNT,
         SYNCHRONIZATION_SERVICE_ACCOUNT, label,
@@ -82,7 +82,7 @@ pub(crate) fn service_accounts(config: &DeploymentConfig) -> Vec<ServiceAccount>
 
 pub(crate) fn cluster_roles(config: &DeploymentConfig) -> Vec<ClusterRole> {
     let aggregated = |to: &str| {
-        let mut metadata = cluster(&format!("kubevirt.io:{to}"), &APP_LABEL);
+        let mut metadata = cluster_scoped(&format!("kubevirt.io:{to}"), &APP_LABEL);
         metadata.labels.get_or_insert_default().insert(format!("{AGGREGATE}{to}"), "true".to_owned());
         metadata
     };
@@ -97,23 +97,23 @@ pub(crate) fn cluster_roles(config: &DeploymentConfig) -> Vec<ClusterRole> {
         ..ClusterRole::default()
     };
     vec![
-        role(annotated(cluster("kubevirt.io:default", &bootstrapping), &[AUTOUPDATE]), users::everyone()),
+        role(with_annotations(cluster_scoped("kubevirt.io:default", &bootstrapping), &[AUTOUPDATE]), users::everyone()),
         role(aggregated("admin"), users::admin()),
         role(aggregated("edit"), users::edit()),
         role(aggregated("view"), users::view()),
-        role(cluster("instancetype.kubevirt.io:view", &APP_LABEL), users::view_instancetypes()),
-        role(cluster("kubevirt.io:migrate", &APP_LABEL), users::migrate()),
-        role(cluster(API_SERVICE_ACCOUNT, &APP_LABEL), api_server::cluster_rules()),
-        role(cluster(CONTROLLER_SERVICE_ACCOUNT, &APP_LABEL), controller),
-        role(cluster(HANDLER_SERVICE_ACCOUNT, &APP_LABEL), handler::cluster_rules()),
-        role(cluster(EXPORT_PROXY_SERVICE_ACCOUNT, &APP_LABEL), export_proxy::cluster_rules()),
-        role(cluster(SYNCHRONIZATION_SERVICE_ACCOUNT, &APP_LABEL), synchronization_controller::cluster_rules()),
+        role(cluster_scoped("instancetype.kubevirt.io:view", &APP_LABEL), users::view_instancetypes()),
+        role(cluster_scoped("kubevirt.io:migrate", &APP_LABEL), users::migrate()),
+        role(cluster_scoped(API_SERVICE_ACCOUNT, &APP_LABEL), api_server::cluster_rules()),
+        role(cluster_scoped(CONTROLLER_SERVICE_ACCOUNT, &APP_LABEL), controller),
+        role(cluster_scoped(HANDLER_SERVICE_ACCOUNT, &APP_LABEL), handler::cluster_rules()),
+        role(cluster_scoped(EXPORT_PROXY_SERVICE_ACCOUNT, &APP_LABEL), export_proxy::cluster_rules()),
+        role(cluster_scoped(SYNCHRONIZATION_SERVICE_ACCOUNT, &APP_LABEL), synchronization_controller::cluster_rules()),
     ]
 }
 
 pub(crate) fn cluster_role_bindings(config: &DeploymentConfig) -> Vec<ClusterRoleBinding> {
     let everyone = |name: &str| ClusterRoleBinding {
-        metadata: annotated(cluster(name, &APP_LABEL), &[AUTOUPDATE]),
+        metadata: with_annotations(cluster_scoped(name, &APP_LABEL), &[AUTOUPDATE]),
         role_ref: role_ref("ClusterRole", name),
         subjects: Some(vec![Subject {
             kind: "Group".to_owned(),
@@ -123,7 +123,7 @@ pub(crate) fn cluster_role_bindings(config: &DeploymentConfig) -> Vec<ClusterRol
         }]),
     };
     let component = |name: &str, role: &str, account: &str| ClusterRoleBinding {
-        metadata: cluster(name, &APP_LABEL),
+        metadata: cluster_scoped(name, &APP_LABEL),
         role_ref: role_ref("ClusterRole", role),
         subjects: Some(vec![service_account(&config.namespace, account)]),
     };

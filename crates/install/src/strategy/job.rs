@@ -18,7 +18,7 @@ use crate::{
     environment::Environment,
     images::OperatorImage,
     kind::Kind,
-    metadata::{map, strings},
+    metadata::{string_map, strings},
     names::{OPERATOR_SERVICE_ACCOUNT, annotation, label},
     placement::{self, DefaultPlacement},
 };
@@ -91,14 +91,14 @@ pub(crate) fn job(kubevirt: &KubeVirt, config: &DeploymentConfig) -> Result<Valu
         metadata: ObjectMeta {
             name: Some(key.name().to_owned()),
             namespace: Some(config.namespace.clone()),
-            labels: Some(map(&labels)),
-            annotations: Some(map(&annotations)),
+            labels: Some(string_map(&labels)),
+            annotations: Some(string_map(&annotations)),
             ..ObjectMeta::default()
         },
         spec: Some(JobSpec {
             template: PodTemplateSpec {
                 metadata: Some(ObjectMeta {
-                    labels: Some(map(&[(label::APP, APP), (label::MAY_REACH_CLUSTER_SERVICES, "true")])),
+                    labels: Some(string_map(&[(label::APP, APP), (label::MAY_REACH_CLUSTER_SERVICES, "true")])),
                     ..ObjectMeta::default()
                 }),
                 spec: Some(pod),

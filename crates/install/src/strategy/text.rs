@@ -14,7 +14,7 @@ use super::{InstallStrategy, ItemSource, StrategyItem};
 use crate::{
     config::DeploymentConfig,
     kind::Kind,
-    metadata::map,
+    metadata::string_map,
     names::{STRATEGY_GENERATE_NAME, STRATEGY_MANIFESTS, annotation, label},
 };
 
@@ -33,8 +33,8 @@ pub fn config_map(config: &DeploymentConfig, strategy: &InstallStrategy) -> Resu
         metadata: ObjectMeta {
             generate_name: Some(STRATEGY_GENERATE_NAME.to_owned()),
             namespace: Some(config.namespace.clone()),
-            labels: Some(map(&[(label::MANAGED_BY, label::MANAGED_BY_VALUE), (label::INSTALL_STRATEGY, "")])),
-            annotations: Some(map(&annotations)),
+            labels: Some(string_map(&[(label::MANAGED_BY, label::MANAGED_BY_VALUE), (label::INSTALL_STRATEGY, "")])),
+            annotations: Some(string_map(&annotations)),
             ..ObjectMeta::default()
         },
         data: Some([(STRATEGY_MANIFESTS.to_owned(), strategy.encode()?)].into()),

@@ -22,7 +22,7 @@ use k8s_openapi::{
 use crate::{
     api_services,
     config::DeploymentConfig,
-    metadata::{annotated, cluster, map, namespaced, strings},
+    metadata::{cluster_scoped, namespaced, string_map, strings, with_annotations},
     names::{VIRT_TEMPLATE_API_SERVER, label},
     policy::{forbidden, matching, variable},
     rbac::{role_ref, service_account},
@@ -42,13 +42,13 @@ const API_SERVER: (&str, &str) = ("control-plane", "apiserver");
 const CONTROLLER: (&str, &str) = ("control-plane", "controller-manager");
 
 fn labelled(metadata: ObjectMeta, app: &str) -> ObjectMeta {
-    let mut metadata = annotated(metadata, &[VERSION]);
-    metadata.labels.get_or_insert_default().extend(map(&[(label::NAME, NAME), (label::APP, app)]));
+    let mut metadata = with_annotations(metadata, &[VERSION]);
+    metadata.labels.get_or_insert_default().extend(string_map(&[(label::NAME, NAME), (label::APP, app)]));
     metadata
 }
 
 fn in_cluster(name: &str) -> ObjectMeta {
-    labelled(cluster(name, &[]), name)
+    labelled(cluster_scoped(name, &[]), name)
 }
 
 fn in_namespace(config: &DeploymentConfig, name: &str) -> ObjectMeta {
@@ -67,7 +67,7 @@ pub(crate) fn cluster_roles() -> Vec<ClusterRole> {
         rules: Some(rules),
         ..ClusterRole::default()
     };
-    let unlabelled = |name: &str| annotated(cluster(name, &[]), &[VERSION]);
+    let unlabelled = |name: &str| with_annotations(cluster_scoped(name, &[]), &[VERSION]);
     let aggregated = |name: &str, to: &[&str]| {
         let mut metadata = in_cluster(&format!("virt-template-{name}-role"));
         let keys = to.iter().map(|to| format!("rbac.authorization.k8s.io/aggregate-to-{to}"));
@@ -109,7 +109,7 @@ pub(crate) fn cluster_role_bindings(config: &DeploymentConfig) -> Vec<ClusterRol
     };
     // A label cannot contain colons.
     let delegator = labelled(
-        cluster("virt-template-apiserver:system:auth-delegator", &[]),
+        cluster_scoped("virt-template-apiserver:system:auth-delegator", &[]),
         "virt-template-apiserver-system-auth-delegator",
     );
     vec![
@@ -157,7 +157,7 @@ pub(crate) fn services(config: &DeploymentConfig) -> Vec<Service> {
     let service = |name: &str, of: (&str, &str), port_name: Option<&str>, port: i32, target: i32| Service {
         metadata: in_namespace(config, name),
         spec: Some(ServiceSpec {
-            selector: Some(map(&[(label::NAME, NAME), of])),
+            selector: Some(string_map(&[(label::NAME, NAME), of])),
             ports: Some(vec![ServicePort {
                 name: port_name.map(ToOwned::to_owned),
                 port,
@@ -171,7 +171,7 @@ pub(crate) fn services(config: &DeploymentConfig) -> Vec<Service> {
     };
     let mut metrics =
         service("virt-template-controller-manager-metrics-service", CONTROLLER, Some("https"), 8443, 8443);
-    metrics.metadata.labels.get_or_insert_default().extend(map(&[CONTROLLER]));
+    metrics.metadata.labels.get_or_insert_default().extend(string_map(&[CONTROLLER]));
     vec![
         service(API_SERVICE, API_SERVER, None, 443, 9443),
         metrics,
@@ -182,7 +182,7 @@ pub(crate) fn services(config: &DeploymentConfig) -> Vec<Service> {
 pub(crate) fn api_services(config: &DeploymentConfig) -> Vec<APIService> {
     let (group, version) = ("subresources.template.kubevirt.io", "v1alpha1");
     vec![APIService {
-        metadata: labelled(cluster(&format!("{version}.{group}"), &[]), "virt-template-apiserver-aggregator"),
+        metadata: labelled(cluster_scoped(&format!("{version}.{group}"), &[]), "virt-template-apiserver-aggregator"),
         spec: Some(api_services::spec(group, version, &config.namespace, API_SERVICE)),
         status: None,
     }]
@@ -213,7 +213,7 @@ pub(crate) fn validating(config: &DeploymentConfig) -> Vec<ValidatingWebhookConf
         ..ValidatingWebhook::default()
     };
     vec![ValidatingWebhookConfiguration {
-        metadata: annotated(cluster("virt-template-validating-webhook-configuration", &[]), &[VERSION]),
+        metadata: with_annotations(cluster_scoped("virt-template-validating-webhook-configuration", &[]), &[VERSION]),
         webhooks: Some(vec![webhook]),
     }]
 }

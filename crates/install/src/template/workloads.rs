@@ -16,7 +16,7 @@ use super::{API_SERVER, API_SERVER_ACCOUNT, CONTROLLER, CONTROLLER_ACCOUNT, NAME
 use crate::{
     certificates::{TEMPLATE_API, TEMPLATE_METRICS, TEMPLATE_WEBHOOK},
     config::DeploymentConfig,
-    metadata::{label_selector, map, strings},
+    metadata::{label_selector, string_map, strings},
     names::{VIRT_TEMPLATE_API_SERVER, VIRT_TEMPLATE_CONTROLLER, label},
     workloads::{quantities, unprivileged_pod},
 };
@@ -132,11 +132,11 @@ fn deployment(
 ) -> Deployment {
     let mut metadata = in_namespace(config, name);
     let labels = metadata.labels.get_or_insert_default();
-    labels.extend(map(&[role]));
-    labels.extend(map(&config.product_labels()));
-    let mut pod_labels = map(&[(label::NAME, NAME), role, (label::MAY_REACH_CLUSTER_SERVICES, "true")]);
-    pod_labels.extend(map(&config.product_labels()));
-    let annotations = map(&[("kubectl.kubernetes.io/default-container", &container.name), VERSION]);
+    labels.extend(string_map(&[role]));
+    labels.extend(string_map(&config.product_labels()));
+    let mut pod_labels = string_map(&[(label::NAME, NAME), role, (label::MAY_REACH_CLUSTER_SERVICES, "true")]);
+    pod_labels.extend(string_map(&config.product_labels()));
+    let annotations = string_map(&[("kubectl.kubernetes.io/default-container", &container.name), VERSION]);
     let pull_secrets = config.pull_secrets();
     Deployment {
         metadata,

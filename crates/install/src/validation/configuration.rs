@@ -9,21 +9,21 @@ use crate::names::gate;
 const CIPHERS: &str = "spec.configuration.tlsConfiguration.ciphers";
 
 pub(super) fn refusals(old: &Configuration, new: &Configuration) -> Vec<Refusal> {
-    let mut all = Vec::new();
-    all.extend(overhead_ratio(new));
-    all.extend(needs_template_gate(new));
-    all.extend(needs_aggregation_gate(new));
+    let mut refusals = Vec::new();
+    refusals.extend(overhead_ratio(new));
+    refusals.extend(needs_template_gate(new));
+    refusals.extend(needs_aggregation_gate(new));
     if old.tls_configuration != new.tls_configuration {
-        all.extend(new.tls_configuration.as_ref().map(tls_ciphers).unwrap_or_default());
+        refusals.extend(new.tls_configuration.as_ref().map(tls_ciphers).unwrap_or_default());
     }
     let seccomp = |configuration: &Configuration| configuration.extra.get("seccompConfiguration").cloned();
     if seccomp(old) != seccomp(new) {
-        all.extend(seccomp(new).as_ref().and_then(custom_profile));
+        refusals.extend(seccomp(new).as_ref().and_then(custom_profile));
     }
     if (old.feature_gates(), disabled(old)) != (new.feature_gates(), disabled(new)) {
-        all.extend(gates_enabled_and_disabled(new));
+        refusals.extend(gates_enabled_and_disabled(new));
     }
-    all
+    refusals
 }
 
 fn overhead_ratio(configuration: &Configuration) -> Option<Refusal> {
@@ -35,18 +35,18 @@ fn overhead_ratio(configuration: &Configuration) -> Option<Refusal> {
 }
 
 fn needs_template_gate(configuration: &Configuration) -> Option<Refusal> {
-    let asked = configuration.virt_template_deployment.as_ref()?.enabled == Some(true);
-    needs_gate(configuration, asked, gate::TEMPLATE, "virtTemplateDeployment.enabled", "true")
+    let is_set = configuration.virt_template_deployment.as_ref()?.enabled == Some(true);
+    needs_gate(configuration, is_set, gate::TEMPLATE, "virtTemplateDeployment.enabled", "true")
 }
 
 fn needs_aggregation_gate(configuration: &Configuration) -> Option<Refusal> {
     let strategy = configuration.role_aggregation_strategy.as_deref()?;
-    let asked = strategy != "AggregateToDefault";
-    needs_gate(configuration, asked, gate::OPT_OUT_ROLE_AGGREGATION, "roleAggregationStrategy", strategy)
+    let is_set = strategy != "AggregateToDefault";
+    needs_gate(configuration, is_set, gate::OPT_OUT_ROLE_AGGREGATION, "roleAggregationStrategy", strategy)
 }
 
-fn needs_gate(configuration: &Configuration, asked: bool, gate: &str, field: &str, value: &str) -> Option<Refusal> {
-    let missing = asked && !configuration.feature_gates().iter().any(|enabled| enabled == gate);
+fn needs_gate(configuration: &Configuration, is_set: bool, gate: &str, field: &str, value: &str) -> Option<Refusal> {
+    let missing = is_set && !configuration.feature_gates().iter().any(|enabled| enabled == gate);
     let message = || {
         format!(
             "invalid value {value}: requires the feature gate {gate}; add it to \

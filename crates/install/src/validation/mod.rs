@@ -89,11 +89,11 @@ pub(crate) fn check_installable(kubevirt: &KubeVirt) -> Result<(), Failure> {
 /// Settings that are installed, although the webhook would reject a change to them.
 pub(crate) fn questionable(kubevirt: &KubeVirt) -> Vec<Refusal> {
     let spec = &kubevirt.spec;
-    let mut all = questionable_changes(&KubeVirtSpec::default(), spec);
+    let mut refusals = questionable_changes(&KubeVirtSpec::default(), spec);
     if is_deployed(kubevirt) {
-        all.extend(certificates::renewal_exceeds_lifetime(spec.self_signed()));
+        refusals.extend(certificates::renewal_exceeds_lifetime(spec.self_signed()));
     }
-    all
+    refusals
 }
 
 /// A KubeVirt operator has installed the resource, perhaps by other rules. It has certificates, and it runs as long as
@@ -104,25 +104,26 @@ fn is_deployed(kubevirt: &KubeVirt) -> bool {
 
 /// Everything that the webhook rejects in a change of the specification.
 pub(crate) fn refusals(old: &KubeVirtSpec, new: &KubeVirtSpec) -> Vec<Refusal> {
-    let early = certificates::renewal_exceeds_lifetime(new.self_signed());
-    [errors(old, new), early, questionable_changes(old, new)].concat()
+    let renewals = certificates::renewal_exceeds_lifetime(new.self_signed());
+    [errors(old, new), renewals, questionable_changes(old, new)].concat()
 }
 
+/// Changes that cannot be installed.
 pub(crate) fn errors(old: &KubeVirtSpec, new: &KubeVirtSpec) -> Vec<Refusal> {
-    let all = [
+    let errors = [
         components::patches(&new.customize_components),
         components::replicas(new.infra.as_ref()),
         certificates::invalid_lifetimes(new.self_signed()),
         images::images(old, new),
     ];
-    all.concat()
+    errors.concat()
 }
 
 fn questionable_changes(old: &KubeVirtSpec, new: &KubeVirtSpec) -> Vec<Refusal> {
     let settings = new.self_signed();
     let certificates =
         [certificates::mixes_old_and_new_fields(settings), certificates::certificate_outlives_ca(settings)];
-    let mut all: Vec<Refusal> = certificates.into_iter().flatten().collect();
-    all.extend(configuration::refusals(&old.configuration, &new.configuration));
-    all
+    let mut refusals: Vec<Refusal> = certificates.into_iter().flatten().collect();
+    refusals.extend(configuration::refusals(&old.configuration, &new.configuration));
+    refusals
 }

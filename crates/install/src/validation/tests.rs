@@ -22,7 +22,7 @@ fn refused(spec: &Value) -> Vec<String> {
 }
 
 #[track_caller]
-fn table(rows: impl IntoIterator<Item = (Value, &'static str)>) {
+fn assert_refusals(rows: impl IntoIterator<Item = (Value, &'static str)>) {
     for (spec, expected) in rows {
         let refused = refused(&spec);
         match expected {
@@ -38,7 +38,7 @@ fn an_invalid_patch_is_refused() {
         let patch = json!({"resourceName": "virt-api", "resourceType": "Deployment", "type": kind, "patch": patch});
         json!({"customizeComponents": {"patches": [patch]}})
     };
-    table([
+    assert_refusals([
         (patch("json", r#"[{"op": "replace", "path": "/spec/replicas", "value": 3}]"#), ""),
         (patch("merge", "{}"), ""),
         (patch("strategic", r#"{"metadata": {"labels": {"a": "b"}}}"#), ""),
@@ -69,7 +69,7 @@ fn every_invalid_patch_is_reported_with_its_index() {
 #[test]
 fn contradicting_lifetimes_are_refused() {
     let selfsigned = |settings: Value| json!({"certificateRotateStrategy": {"selfSigned": settings}});
-    table([
+    assert_refusals([
         (selfsigned(json!({})), ""),
         (selfsigned(json!({"ca": {"duration": "20h", "renewBefore": "4h"}, "server": {"duration": "20h"}})), ""),
         (selfsigned(json!({"ca": {"duration": "48h", "renewBefore": "48h"}})), ""),
@@ -109,7 +109,7 @@ fn contradicting_lifetimes_are_refused() {
 
 #[test]
 fn replicas_must_be_from_1_to_255() {
-    table([
+    assert_refusals([
         (json!({"infra": {"replicas": 1}}), ""),
         (json!({"infra": {}}), ""),
         (
@@ -125,7 +125,7 @@ fn replicas_must_be_from_1_to_255() {
 #[test]
 fn the_memory_overhead_ratio_must_be_at_least_1() {
     let ratio = |text: &str| json!({"configuration": {"additionalGuestMemoryOverheadRatio": text}});
-    table([(ratio("1.0"), ""), (ratio("2"), ""), (ratio("1e1"), "")]);
+    assert_refusals([(ratio("1.0"), ""), (ratio("2"), ""), (ratio("1e1"), "")]);
     for text in ["0.9", "", "half", "NaN", "inf", "-1", "1,5"] {
         let expected = format!(
             "spec.configuration.additionalGuestMemoryOverheadRatio: invalid value {text:?}: must be a number of at least \
@@ -144,7 +144,7 @@ fn settings_without_their_feature_gate_are_refused() {
     };
     let template = |enabled: bool| ("virtTemplateDeployment", json!({"enabled": enabled}));
     let aggregation = |strategy: &str| ("roleAggregationStrategy", json!(strategy));
-    table([
+    assert_refusals([
         (with(json!(["Template"]), template(true)), ""),
         (with(json!([]), template(false)), ""),
         (
@@ -165,7 +165,7 @@ fn settings_without_their_feature_gate_are_refused() {
 #[test]
 fn a_gate_on_both_lists_is_refused() {
     let gates = |on: &[&str], off: &[&str]| json!({"configuration": {"developerConfiguration": {"featureGates": on, "disabledFeatureGates": off}}});
-    table([
+    assert_refusals([
         (gates(&["Snapshot"], &["VMExport"]), ""),
         (
             gates(&["Snapshot", "VMExport"], &["VMExport"]),
@@ -181,7 +181,7 @@ fn ciphers_are_refused_with_tls_1_3_or_if_unknown() {
     let too_new = "spec.configuration.tlsConfiguration.ciphers: cannot be configured for TLS 1.3; set minTLSVersion \
      to VersionTLS12, or remove the ciphers";
     let good = "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256";
-    table([
+    assert_refusals([
         (tls(json!({"minTLSVersion": "VersionTLS13"})), ""),
         (tls(json!({"minTLSVersion": "VersionTLS12", "ciphers": [good, "TLS_RSA_WITH_RC4_128_SHA"]})), ""),
         (tls(json!({"minTLSVersion": "VersionTLS10", "ciphers": []})), ""),
@@ -199,7 +199,7 @@ fn ciphers_are_refused_with_tls_1_3_or_if_unknown() {
 fn a_seccomp_profile_has_exactly_one_source() {
     let profile = |profile: Value| json!({"configuration": {"seccompConfiguration": profile}});
     let custom = |custom: Value| profile(json!({"virtualMachineInstanceProfile": {"customProfile": custom}}));
-    table([
+    assert_refusals([
         (profile(json!({})), ""),
         (custom(json!({"localhostProfile": "a.json"})), ""),
         (custom(json!({"runtimeDefaultProfile": true})), ""),

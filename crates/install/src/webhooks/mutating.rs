@@ -6,7 +6,7 @@ use super::{CORE, CREATE, TIMEOUT_SECONDS, WRITE, client, rule};
 use crate::{
     certificates,
     config::DeploymentConfig,
-    metadata::{annotated, cluster, label_selector, strings},
+    metadata::{cluster_scoped, label_selector, strings, with_annotations},
     names::{VIRT_API, annotation, label},
 };
 
@@ -49,8 +49,8 @@ pub(crate) fn mutating(config: &DeploymentConfig) -> Vec<MutatingWebhookConfigur
 
 fn configuration(name: &str, webhooks: Vec<MutatingWebhook>) -> MutatingWebhookConfiguration {
     MutatingWebhookConfiguration {
-        metadata: annotated(
-            cluster(name, &[(label::APP, name)]),
+        metadata: with_annotations(
+            cluster_scoped(name, &[(label::APP, name)]),
             &[(annotation::CERTIFICATE_SECRET, certificates::VIRT_API)],
         ),
         webhooks: Some(webhooks),

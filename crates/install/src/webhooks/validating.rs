@@ -8,7 +8,7 @@ use super::{CORE, CREATE, TIMEOUT_SECONDS, UPDATE, WRITE, client, rule};
 use crate::{
     certificates,
     config::DeploymentConfig,
-    metadata::{annotated, cluster, strings},
+    metadata::{cluster_scoped, strings, with_annotations},
     names::{OPERATOR_WEBHOOK_SERVICE, VIRT_API, annotation, label},
 };
 
@@ -24,8 +24,8 @@ pub(crate) fn validating(config: &DeploymentConfig) -> Vec<ValidatingWebhookConf
         checks.into_iter().map(|check| webhook(namespace, service, check)).collect()
     };
     let operator = ValidatingWebhookConfiguration {
-        metadata: annotated(
-            cluster(OPERATOR_VALIDATOR, &[(label::APP, OPERATOR_VALIDATOR)]),
+        metadata: with_annotations(
+            cluster_scoped(OPERATOR_VALIDATOR, &[(label::APP, OPERATOR_VALIDATOR)]),
             &[(annotation::CERTIFICATE_SECRET, certificates::VIRT_OPERATOR)],
         ),
         webhooks: Some(checks(OPERATOR_WEBHOOK_SERVICE, kubevirts())),
@@ -34,8 +34,8 @@ pub(crate) fn validating(config: &DeploymentConfig) -> Vec<ValidatingWebhookConf
     webhooks.extend(checks(VIRT_API, machines()));
     webhooks.extend(checks(VIRT_API, extensions()));
     let api = ValidatingWebhookConfiguration {
-        metadata: annotated(
-            cluster(API_VALIDATOR, &[(label::APP, API_VALIDATOR)]),
+        metadata: with_annotations(
+            cluster_scoped(API_VALIDATOR, &[(label::APP, API_VALIDATOR)]),
             &[(annotation::CERTIFICATE_SECRET, certificates::VIRT_API)],
         ),
         webhooks: Some(webhooks),

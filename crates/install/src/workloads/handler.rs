@@ -15,7 +15,7 @@ use super::{
 use crate::{
     certificates::{VIRT_HANDLER_CLIENT, VIRT_HANDLER_MIGRATION, VIRT_HANDLER_SERVER, VIRT_HANDLER_VSOCK},
     config::DeploymentConfig,
-    metadata::{annotated, label_selector, map, namespaced, strings},
+    metadata::{label_selector, namespaced, string_map, strings, with_annotations},
     names::{HANDLER_SERVICE_ACCOUNT, VIRT_HANDLER, annotation, label},
 };
 
@@ -38,7 +38,7 @@ pub(crate) fn handler(config: &DeploymentConfig) -> DaemonSet {
     let image = config.image(&config.images.virt_handler_image, VIRT_HANDLER);
     let mut template = pod_template(config, VIRT_HANDLER, handler_container(config, image), None);
     if let Some(metadata) = &mut template.metadata {
-        *metadata = annotated(std::mem::take(metadata), &[(annotation::REQUIRED_SCC, "kubevirt-handler")]);
+        *metadata = with_annotations(std::mem::take(metadata), &[(annotation::REQUIRED_SCC, "kubevirt-handler")]);
         join_migration_network(metadata, config);
     }
     if let Some(pod) = &mut template.spec {
@@ -46,7 +46,7 @@ pub(crate) fn handler(config: &DeploymentConfig) -> DaemonSet {
     }
     let labels = [(label::APP, VIRT_HANDLER), (label::CHECKS_MIGRATION_NAMES, "true")];
     let mut metadata = namespaced(&config.namespace, VIRT_HANDLER, &labels);
-    metadata.labels.get_or_insert_default().extend(map(&config.product_labels()));
+    metadata.labels.get_or_insert_default().extend(string_map(&config.product_labels()));
     DaemonSet {
         metadata,
         spec: Some(DaemonSetSpec {

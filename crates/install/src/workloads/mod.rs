@@ -26,7 +26,7 @@ use k8s_openapi::{
 
 use crate::{
     config::DeploymentConfig,
-    metadata::{annotated, label_selector, map, namespaced, strings},
+    metadata::{label_selector, namespaced, string_map, strings, with_annotations},
     names::{annotation, label},
 };
 
@@ -56,15 +56,15 @@ fn pod_template(
     affinity: Option<Affinity>,
 ) -> PodTemplateSpec {
     let mut labels =
-        map(&[(label::APP, name), (label::PROMETHEUS, "true"), (label::MAY_REACH_CLUSTER_SERVICES, "true")]);
-    labels.extend(map(&config.product_labels()));
+        string_map(&[(label::APP, name), (label::PROMETHEUS, "true"), (label::MAY_REACH_CLUSTER_SERVICES, "true")]);
+    labels.extend(string_map(&config.product_labels()));
     let pull_secrets = config.pull_secrets();
     PodTemplateSpec {
         metadata: Some(ObjectMeta { name: Some(name.to_owned()), labels: Some(labels), ..ObjectMeta::default() }),
         spec: Some(PodSpec {
             priority_class_name: Some(PRIORITY_CLASS.to_owned()),
             affinity,
-            tolerations: Some(vec![critical()]),
+            tolerations: Some(vec![critical_addons_toleration()]),
             image_pull_secrets: (!pull_secrets.is_empty()).then_some(pull_secrets),
             containers: vec![container],
             ..PodSpec::default()
@@ -73,7 +73,7 @@ fn pod_template(
 }
 
 /// Components also run on nodes that are reserved for critical add-ons.
-pub(crate) fn critical() -> Toleration {
+pub(crate) fn critical_addons_toleration() -> Toleration {
     Toleration {
         key: Some("CriticalAddonsOnly".to_owned()),
         operator: Some("Exists".to_owned()),
@@ -97,7 +97,7 @@ impl Component<'_> {
     fn deployment(self, config: &DeploymentConfig) -> Deployment {
         let mut template = pod_template(config, self.name, self.container, Some(anti_affinity(self.anti_affinity_to)));
         let scc = [(annotation::REQUIRED_SCC, "restricted-v2")];
-        template.metadata = template.metadata.map(|metadata| annotated(metadata, &scc));
+        template.metadata = template.metadata.map(|metadata| with_annotations(metadata, &scc));
         if let Some(pod) = &mut template.spec {
             for (secret, path) in self.certificates {
                 mount_certificate(pod, secret, path);
@@ -108,7 +108,7 @@ impl Component<'_> {
         }
         let mut metadata =
             namespaced(&config.namespace, self.name, &[(label::APP, self.name), (label::NAME, self.name)]);
-        metadata.labels.get_or_insert_default().extend(map(&config.product_labels()));
+        metadata.labels.get_or_insert_default().extend(string_map(&config.product_labels()));
         Deployment {
             metadata,
             spec: Some(DeploymentSpec {

@@ -3,14 +3,14 @@
 //! A comment line before a certificate marks it as imported from `kubevirt-external-ca`. The certificate itself does
 //! not show that: the CA of another cluster looks like an earlier CA of this one. PEM parsers skip such lines.
 
-use vitivirt_install::certificates::bundle::{Origin, Trusted};
+use vitivirt_install::certificates::bundle::{Origin, TrustedCertificate};
 
 use super::{key::encode_pem, x509};
 
 const EXTERNAL_MARKER: &str = "# from kubevirt-external-ca";
 
 /// Parses a bundle. Blocks that are not valid certificates are left out.
-pub(super) fn parse_bundle(text: &str) -> Vec<Trusted> {
+pub(super) fn parse_bundle(text: &str) -> Vec<TrustedCertificate> {
     let mut certificates = Vec::new();
     let mut origin = Origin::Own;
     let mut block: Option<String> = None;
@@ -35,13 +35,13 @@ pub(super) fn parse_bundle(text: &str) -> Vec<Trusted> {
     certificates
 }
 
-fn parse_certificate(block: &str, origin: Origin) -> Option<Trusted> {
+fn parse_certificate(block: &str, origin: Origin) -> Option<TrustedCertificate> {
     let block = pem::parse(block).ok().filter(|block| block.tag() == "CERTIFICATE")?;
     let validity = x509::validity(&x509::parse(block.contents())?)?;
-    Some(Trusted { certificate: block.into_contents(), validity, origin })
+    Some(TrustedCertificate { certificate: block.into_contents(), validity, origin })
 }
 
-pub(super) fn format_bundle(certificates: &[Trusted]) -> String {
+pub(super) fn format_bundle(certificates: &[TrustedCertificate]) -> String {
     let mut text = String::new();
     for trusted in certificates {
         if trusted.origin == Origin::External {

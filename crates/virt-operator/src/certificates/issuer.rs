@@ -13,7 +13,7 @@ use vitivirt_install::{
     INVALID_DURATION,
     certificates::{
         CA, Certificate, EXTERNAL_CA, KeyPair, MIN_LIFETIME, Usage, ValidityWindow,
-        bundle::{self, Origin, Trusted},
+        bundle::{self, Origin, TrustedCertificate},
     },
 };
 
@@ -139,7 +139,7 @@ impl CertificateIssuer<'_> {
     /// still use the certificates that it signed.
     fn update_bundle(&mut self, desired: &Certificate, current: &CertifiedKey, stored: Option<&StoredSecret>) {
         let stored_bundle = self.stored.bundles.get(&desired.secret).map(|text| parse_bundle(text)).unwrap_or_default();
-        let trusted = |certificate, validity| Trusted { certificate, validity, origin: Origin::Own };
+        let trusted = |certificate, validity| TrustedCertificate { certificate, validity, origin: Origin::Own };
         let previous = stored.and_then(|stored| {
             let certificate = x509::first_certificate(&stored.certificate)?;
             let parsed = x509::parse(&certificate).filter(x509::is_usable_ca)?;
@@ -150,7 +150,7 @@ impl CertificateIssuer<'_> {
             (desired.secret == CA).then(|| self.stored.bundles.get(EXTERNAL_CA).cloned().unwrap_or_default());
         let imported = parse_bundle(external.as_deref().unwrap_or_default())
             .into_iter()
-            .map(|trusted| Trusted { origin: Origin::External, ..trusted });
+            .map(|trusted| TrustedCertificate { origin: Origin::External, ..trusted });
 
         let others = stored_bundle.iter().cloned().chain(previous).chain(imported).collect();
         let current = trusted(current.certificate.clone(), current.validity);
@@ -158,13 +158,14 @@ impl CertificateIssuer<'_> {
         if let Some(external) = external {
             // The external bundle is emptied when the stored bundle already contains its CAs, not when they are about
             // to be written. Otherwise a crash between the two writes would lose them.
-            let is_stored = |trusted: &Trusted| trusted.origin == Origin::Own || stored_bundle.contains(trusted);
+            let is_stored =
+                |trusted: &TrustedCertificate| trusted.origin == Origin::Own || stored_bundle.contains(trusted);
             let all_stored = bundle.certificates.iter().all(is_stored);
             let external = if all_stored { String::new() } else { external };
             self.issued.bundles.insert(EXTERNAL_CA.to_owned(), external);
         }
         self.issued.bundles.insert(desired.secret.clone(), format_bundle(&bundle.certificates));
-        if let Some(next) = bundle.next {
+        if let Some(next) = bundle.next_removal {
             self.issued.renew_no_later_than(next);
         }
     }
