@@ -85,11 +85,11 @@ impl AddressRange {
 }
 
 /// Fails if another process already listens on this address.
-pub(crate) fn require_free(what: &str, address: SocketAddr) -> Result<()> {
+pub(crate) fn require_free(server: &str, address: SocketAddr) -> Result<()> {
     match TcpListener::bind(address) {
         Ok(_) => Ok(()),
         Err(error) => bail!(
-            "{what} cannot listen on {address} ({error}): another process in this network namespace uses the port; \
+            "{server} cannot listen on {address} ({error}): another process in this network namespace uses the port; \
              stop it (`cargo xtask lab down`) or start the lab in its own network namespace"
         ),
     }

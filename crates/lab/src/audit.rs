@@ -1,6 +1,7 @@
 //! The API server's audit log as typed records: user, verb, object, time and result of every request.
 //!
-//! Tests count requests with it. It shows the requests that arrived, not those that a client believes it sent.
+//! Tests count requests with it. It contains the requests that the API server received. The log of the fault proxy
+//! ([`crate::proxy`]) also contains those that never arrived.
 
 use std::path::Path;
 

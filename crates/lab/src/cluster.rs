@@ -1,4 +1,5 @@
-//! One lab: started with [`LabOptions`], used through its client and kubeconfig, removed when it is dropped.
+//! One lab: started with [`LabOptions`], used through its client and kubeconfig, removed when it is dropped. It connects
+//! the servers (`control_plane`), the fault proxy and the simulators; each of them has its own module.
 
 use std::{
     path::{Path, PathBuf},
@@ -341,10 +342,10 @@ impl Lab {
     pub async fn keeping_logs<T>(&self, name: &str, work: impl Future<Output = Result<T>>) -> Result<T> {
         let result = work.await;
         if result.is_err() {
-            let kept = paths::failures_dir()?.join(name);
-            let _ = std::fs::remove_dir_all(&kept);
-            harness::copy_logs(&self.folder, &kept)?;
-            return result.with_context(|| format!("the lab's logs are kept in {}", kept.display()));
+            let log_folder = paths::failures_dir()?.join(name);
+            let _ = std::fs::remove_dir_all(&log_folder);
+            harness::copy_logs(&self.folder, &log_folder)?;
+            return result.with_context(|| format!("the lab's logs are kept in {}", log_folder.display()));
         }
         result
     }

@@ -152,16 +152,16 @@ fn panic_message(panic: tokio::task::JoinError) -> String {
 
 /// Copies the logs of running and stopped labs to disk, because the lab's tmpfs is removed with the process.
 fn keep_logs(test: &str) -> Result<String> {
-    let kept = paths::failures_dir()?.join(test);
-    let _ = std::fs::remove_dir_all(&kept);
+    let log_folder = paths::failures_dir()?.join(test);
+    let _ = std::fs::remove_dir_all(&log_folder);
     for folder in [paths::run_dir()?, paths::stopped_labs_dir(test)?] {
         for lab in std::fs::read_dir(folder).into_iter().flatten().flatten() {
             if lab.path().join("logs").is_dir() {
-                copy_logs(&lab.path(), &kept.join(lab.file_name()))?;
+                copy_logs(&lab.path(), &log_folder.join(lab.file_name()))?;
             }
         }
     }
-    Ok(format!("the labs' logs are kept in {}", kept.display()))
+    Ok(format!("the labs' logs are kept in {}", log_folder.display()))
 }
 
 pub(crate) fn copy_logs(lab: &Path, to: &Path) -> Result<()> {

@@ -12,16 +12,16 @@ pub struct Messages {
     pub ends: &'static str,
 }
 
-/// A time in which one program was the leader. It has no end if the log contains none.
+/// A period in which one program was the leader. `to` is None if the log contains no end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeadershipSpan {
-    pub who: String,
+    pub program: String,
     pub from: Timestamp,
     pub to: Option<Timestamp>,
 }
 
-/// The leadership spans of one program. `died` is the time at which it was killed, because it could not log that end.
-pub fn spans(who: &str, log: &[Value], messages: Messages, died: Option<Timestamp>) -> Result<Vec<LeadershipSpan>> {
+/// The leadership spans of one program. `died` is the time at which the program was killed: it could not log that end.
+pub fn spans(program: &str, log: &[Value], messages: Messages, died: Option<Timestamp>) -> Result<Vec<LeadershipSpan>> {
     let mut spans: Vec<LeadershipSpan> = Vec::new();
     for line in log {
         let message = line.get("message").and_then(Value::as_str).unwrap_or_default();
@@ -30,7 +30,7 @@ pub fn spans(who: &str, log: &[Value], messages: Messages, died: Option<Timestam
             text.parse().with_context(|| format!("invalid timestamp {text:?}"))
         };
         if message == messages.begins {
-            spans.push(LeadershipSpan { who: who.to_owned(), from: time()?, to: None });
+            spans.push(LeadershipSpan { program: program.to_owned(), from: time()?, to: None });
         } else if message == messages.ends
             && let Some(span) = spans.last_mut()
         {
@@ -43,16 +43,16 @@ pub fn spans(who: &str, log: &[Value], messages: Messages, died: Option<Timestam
     Ok(spans)
 }
 
-/// Fails if two spans overlap, and names both programs.
-pub fn never_two(mut spans: Vec<LeadershipSpan>) -> Result<()> {
+/// Fails if two spans overlap. The error names both programs.
+pub fn require_one_leader(mut spans: Vec<LeadershipSpan>) -> Result<()> {
     spans.sort_by_key(|span| span.from);
     for (earlier, later) in spans.iter().zip(spans.iter().skip(1)) {
         ensure!(
             earlier.to.is_some_and(|end| end <= later.from),
             "{} led until {:?}, but {} led since {}",
-            earlier.who,
+            earlier.program,
             earlier.to,
-            later.who,
+            later.program,
             later.from
         );
     }
@@ -87,7 +87,7 @@ mod tests {
         let a = spans("a", &[line(1, "begin"), line(4, "end")], MESSAGES, None).unwrap();
         let b = spans("b", &[line(3, "begin")], MESSAGES, None).unwrap();
         let c = spans("c", &[line(4, "begin")], MESSAGES, None).unwrap();
-        assert!(never_two([a.clone(), b].concat()).unwrap_err().to_string().contains("b led since"));
-        never_two([a, c].concat()).unwrap();
+        assert!(require_one_leader([a.clone(), b].concat()).unwrap_err().to_string().contains("b led since"));
+        require_one_leader([a, c].concat()).unwrap();
     }
 }

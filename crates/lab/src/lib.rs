@@ -5,6 +5,14 @@
 //! kubelet, virt-handler and storage, with the same kube client as the operators. A lab runs in its own Linux
 //! namespaces ([`isolate`]): it cannot reach other machines, and it leaves no processes or files behind.
 //!
+//! The modules, in the order in which to read them:
+//!
+//! - one lab: `cluster`, with `control_plane`, `server_process`, `credentials` and `addresses`
+//! - the simulators: `node`, `kubelet`, `virt_handler`, `storage`, and `vmi`, which the kubelet and virt-handler share
+//! - KubeVirt and our operators in a lab: `kubevirt`, `operator_process`, `extensions`
+//! - what tests observe and break: `audit`, `snapshot`, [`leadership`], [`proxy`]
+//! - programs that use a lab: [`harness`] runs test binaries, [`daemon`] background labs
+//!
 //! ```no_run
 //! # async fn example() -> anyhow::Result<()> {
 //! use vitivirt_lab::{KubeVirtInstaller, Lab, LabOptions};

@@ -58,20 +58,20 @@ pub(crate) async fn run_per_object<K, T>(
     K: kube::Resource + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
     T: Future<Output = ()> + Send + 'static,
 {
-    let mut known: HashMap<String, watch::Sender<Option<K>>> = HashMap::new();
+    let mut senders: HashMap<String, watch::Sender<Option<K>>> = HashMap::new();
     let mut unlisted: HashSet<String> = HashSet::new();
     let mut tasks = JoinSet::new();
     watch_events(api, config, |event| {
         let deleted = match event {
             Event::Init => {
-                unlisted = known.keys().cloned().collect();
+                unlisted = senders.keys().cloned().collect();
                 HashSet::new()
             }
             Event::InitApply(object) | Event::Apply(object) => {
                 let uid = object.uid().unwrap_or_default();
                 unlisted.remove(&uid);
                 observe(&uid, Some(&object));
-                known
+                senders
                     .entry(uid)
                     .or_insert_with(|| {
                         let (sender, receiver) = watch::channel(Some(object.clone()));
@@ -86,7 +86,7 @@ pub(crate) async fn run_per_object<K, T>(
         };
         for uid in deleted {
             observe(&uid, None);
-            if let Some(sender) = known.remove(&uid) {
+            if let Some(sender) = senders.remove(&uid) {
                 sender.send_replace(None);
             }
         }

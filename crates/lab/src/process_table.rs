@@ -50,7 +50,7 @@ mod tests {
 
     #[test]
     fn this_process_is_found() {
-        let own = find(std::process::id()).unwrap();
-        assert_eq!(own.parent, std::os::unix::process::parent_id());
+        let this_process = find(std::process::id()).unwrap();
+        assert_eq!(this_process.parent, std::os::unix::process::parent_id());
     }
 }

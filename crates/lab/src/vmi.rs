@@ -62,11 +62,11 @@ impl Default for VmiPhases {
 
 impl VmiPhases {
     pub(crate) fn set(&self, uid: String, summary: &VmiSummary) {
-        self.0.send_if_modified(|known| known.insert(uid, summary.clone()).as_ref() != Some(summary));
+        self.0.send_if_modified(|summaries| summaries.insert(uid, summary.clone()).as_ref() != Some(summary));
     }
 
     pub(crate) fn remove(&self, uid: &str) {
-        self.0.send_if_modified(|known| known.remove(uid).is_some());
+        self.0.send_if_modified(|summaries| summaries.remove(uid).is_some());
     }
 
     pub(crate) fn subscribe(&self) -> watch::Receiver<HashMap<String, VmiSummary>> {
@@ -81,8 +81,9 @@ impl VmiPhases {
     /// Returns when the guest of a launcher pod has stopped, and immediately for any other pod.
     pub(crate) async fn wait_until_stopped(&self, pod: &Pod, hosted: bool) {
         let Some(uid) = launched_vmi(pod).filter(|_| hosted) else { return };
-        let mut known = self.0.subscribe();
-        let stopped = known.wait_for(|known| known.get(uid).is_none_or(|vmi| vmi.outcome(pod, hosted).is_some()));
+        let mut summaries = self.0.subscribe();
+        let stopped =
+            summaries.wait_for(|summaries| summaries.get(uid).is_none_or(|vmi| vmi.outcome(pod, hosted).is_some()));
         let _ = tokio::time::timeout(TIMEOUT, stopped).await;
     }
 }

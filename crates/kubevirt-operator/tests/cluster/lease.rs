@@ -44,7 +44,7 @@ async fn a_standby_takes_over_within_17_s_of_the_leader_being_killed(labs: Arc<S
     first.wait(Duration::from_secs(5)).await?;
     second.wait_for_message(message::ACQUIRED, PATIENCE).await?;
     ensure!(clock.elapsed() <= Duration::from_secs(17), "it took {:?}", clock.elapsed());
-    leadership::never_two(
+    leadership::require_one_leader(
         [leadership_spans("first", &first, Some(died))?, leadership_spans("second", &second, None)?].concat(),
     )
 }
@@ -60,7 +60,7 @@ async fn a_standby_takes_over_within_3_s_of_a_sigterm_to_the_leader(labs: Arc<Sh
     let status = first.wait(Duration::from_secs(5)).await?;
     ensure!(status.code() == Some(0), "the exit code after SIGTERM is not 0: {status}");
     first.wait_for_message(message::RELEASED, Duration::ZERO).await?;
-    leadership::never_two(
+    leadership::require_one_leader(
         [leadership_spans("first", &first, None)?, leadership_spans("second", &second, None)?].concat(),
     )
 }
@@ -75,7 +75,7 @@ async fn a_leader_without_the_api_server_stops_before_a_standby_takes_over(_: Ar
         second.wait_for_message(message::ACQUIRED, PATIENCE).await?;
         let stopped = leadership_spans("first", &first, None)?;
         ensure!(stopped.iter().all(|span| span.to.is_some()), "the partitioned leader still works: {stopped:?}");
-        leadership::never_two([stopped, leadership_spans("second", &second, None)?].concat())?;
+        leadership::require_one_leader([stopped, leadership_spans("second", &second, None)?].concat())?;
 
         // The partitioned replica recovers, and leads again once the other one has ended.
         lab.proxy().partition(Partition::None);
@@ -83,7 +83,7 @@ async fn a_leader_without_the_api_server_stops_before_a_standby_takes_over(_: Ar
         second.wait(Duration::from_secs(10)).await?;
         let leads_again = || async { Ok(leadership_spans("first", &first, None)?.len() >= 2) };
         poll_until(PATIENCE, leads_again, || "the first replica leads again".to_owned()).await?;
-        leadership::never_two(
+        leadership::require_one_leader(
             [leadership_spans("first", &first, None)?, leadership_spans("second", &second, None)?].concat(),
         )?;
     }

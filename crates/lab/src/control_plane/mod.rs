@@ -53,7 +53,7 @@ impl ControlPlane {
                 name: name.to_owned(),
                 program: components::binary(group, name)?,
                 arguments,
-                // Use more memory and less CPU for garbage collection. Pods run with the default.
+                // More memory and less CPU time for garbage collection. The programs of pods use the default.
                 environment: vec![("GOGC".to_owned(), "400".to_owned())],
                 log: folder.join("logs").join(format!("{name}.log")),
                 restarts: matches!(name, "kube-controller-manager" | "kube-scheduler"),

@@ -1,4 +1,5 @@
-//! Runs one pod, from its binding to a node until it is removed.
+//! Runs one pod, from its binding to a node until it is removed. `process` starts its process, `probe` checks its
+//! readiness, and `status` builds the status that it reports.
 //!
 //! Requests fail while a test keeps the API server stopped. The worker retries every failed request, and it reacts to
 //! the deletion of the pod at any time.

@@ -123,10 +123,10 @@ pub(crate) async fn never_ready(client: &Client, timeout: Duration, logs: &Path)
 
 /// The operator's pods and the end of their logs, on one line.
 async fn describe_pods(client: &Client, logs: &Path) -> String {
-    let pods: Api<Pod> = Api::namespaced(client.clone(), NAMESPACE);
+    let api: Api<Pod> = Api::namespaced(client.clone(), NAMESPACE);
     let selection = ListParams::default().labels(&format!("kubevirt.io={NAME}"));
-    let found = pods.list(&selection).await.map(|list| list.items).unwrap_or_default();
-    if found.is_empty() {
+    let pods = api.list(&selection).await.map(|list| list.items).unwrap_or_default();
+    if pods.is_empty() {
         return "it has no pods".to_owned();
     }
     let describe = |pod: &Pod| {
@@ -139,7 +139,7 @@ async fn describe_pods(client: &Client, logs: &Path) -> String {
         let log = pod_log(logs, NAMESPACE, &pod.name_any());
         format!("pod {} was restarted {restarts} times, end of its log: {}", pod.name_any(), log_tail(&log))
     };
-    found.iter().map(describe).collect::<Vec<_>>().join("; ")
+    pods.iter().map(describe).collect::<Vec<_>>().join("; ")
 }
 
 /// The YAML documents that a program prints.

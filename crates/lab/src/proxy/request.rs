@@ -235,7 +235,7 @@ mod tests {
         for (request, expected) in TABLE {
             let (method, uri) = request.split_once(' ').unwrap();
             let info = RequestInfo::parse(&method.parse().unwrap(), &uri.parse().unwrap());
-            let found = format!(
+            let actual = format!(
                 "{:?} {}/{} {}/{} {} {}",
                 info.verb,
                 or_dash(&info.group),
@@ -245,7 +245,7 @@ mod tests {
                 or_dash(&info.namespace),
                 or_dash(&info.name),
             );
-            assert_eq!(&found, expected, "{request}");
+            assert_eq!(&actual, expected, "{request}");
         }
     }
 }

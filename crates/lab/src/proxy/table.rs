@@ -6,7 +6,6 @@ use std::{
     sync::{Arc, Weak},
 };
 
-use anyhow::ensure;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -41,7 +40,8 @@ struct RuleEntry {
 }
 
 impl RuleEntry {
-    fn counts_and_applies_to(&mut self, caller: &Caller) -> bool {
+    /// Counts the request if it matches, and returns whether the rule affects it.
+    fn count_and_check(&mut self, caller: &Caller) -> bool {
         let ProxyRule { matcher, when, fault } = &self.rule.rule;
         if !fault.supports(caller.info.verb) || !matcher.accepts(caller) {
             return false;
@@ -101,7 +101,7 @@ impl RuleTable {
         if rule.fault().watch_events().is_some() {
             for open in state.watches.values() {
                 // The newest rule wins, so that a test can cut a stalled watch.
-                if entry.counts_and_applies_to(&open.caller) {
+                if entry.count_and_check(&open.caller) {
                     open.rule.send_replace(Some(Arc::clone(&rule)));
                 }
             }
@@ -116,7 +116,7 @@ impl RuleTable {
         let mut state = self.state.lock();
         let mut applied = None;
         for entry in &mut state.rules {
-            if entry.counts_and_applies_to(caller) && applied.is_none() {
+            if entry.count_and_check(caller) && applied.is_none() {
                 applied = Some(Arc::clone(&entry.rule));
             }
         }
@@ -175,10 +175,11 @@ impl RuleHandle {
 
     /// Waits until the fault has taken effect `n` times. Fails if the rule is removed before (see
     /// [`super::FaultProxy::clear`]). It has no timeout.
-    pub async fn wait_hit(&self, n: u64) -> anyhow::Result<()> {
+    #[cfg(test)]
+    pub(super) async fn wait_hit(&self, n: u64) -> anyhow::Result<()> {
         let mut hits = self.rule.hits.subscribe();
         let reached = self.rule.removed.run_until_cancelled(hits.wait_for(|hits| *hits >= n)).await.is_some();
-        ensure!(reached || self.hits() >= n, "the rule was removed after {} of {n} hits", self.hits());
+        anyhow::ensure!(reached || self.hits() >= n, "the rule was removed after {} of {n} hits", self.hits());
         Ok(())
     }
 

@@ -61,7 +61,7 @@ fn enter(vmi: &mut Value, phase: &str, now: &str) {
 fn interfaces(vmi: &Value, guest: &Guest) -> Value {
     let requested =
         vmi.pointer("/spec/domain/devices/interfaces").and_then(Value::as_array).cloned().unwrap_or_default();
-    let known = vmi.pointer("/status/interfaces").and_then(Value::as_array).cloned().unwrap_or_default();
+    let present = vmi.pointer("/status/interfaces").and_then(Value::as_array).cloned().unwrap_or_default();
     let networks = vmi.pointer("/spec/networks").and_then(Value::as_array).cloned().unwrap_or_default();
     let reported = requested.iter().enumerate().map(|(index, interface)| {
         let name = interface.get("name").and_then(Value::as_str).unwrap_or_default();
@@ -78,29 +78,29 @@ fn interfaces(vmi: &Value, guest: &Guest) -> Value {
             str::to_owned,
         );
         // virt-controller owns podInterfaceName and other fields of the same entry: keep them.
-        let mut entry = known
+        let mut entry = present
             .iter()
             .find(|entry| entry.get("name").and_then(Value::as_str) == Some(name))
             .and_then(Value::as_object)
             .cloned()
             .unwrap_or_default();
-        entry.extend(object(json!({"name": name, "mac": mac, "infoSource": "domain", "queueCount": 1})));
+        entry.extend(into_map(json!({"name": name, "mac": mac, "infoSource": "domain", "queueCount": 1})));
         if let Some(address) = address {
-            entry.extend(object(json!({"ipAddress": address, "ipAddresses": [address]})));
+            entry.extend(into_map(json!({"ipAddress": address, "ipAddresses": [address]})));
         }
         Value::Object(entry)
     });
     Value::Array(reported.collect())
 }
 
-fn object(value: Value) -> Map<String, Value> {
+fn into_map(value: Value) -> Map<String, Value> {
     match value {
         Value::Object(map) => map,
         _ => Map::new(),
     }
 }
 
-pub(crate) fn set_condition(vmi: &mut Value, type_: &str, status: &str, reason: &Value, now: &str) {
+fn set_condition(vmi: &mut Value, type_: &str, status: &str, reason: &Value, now: &str) {
     remove_condition(vmi, type_);
     let mut condition = json!({"type": type_, "status": status, "lastProbeTime": null, "lastTransitionTime": now});
     if !reason.is_null() {

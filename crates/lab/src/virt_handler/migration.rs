@@ -120,7 +120,7 @@ fn apply_pending_changes(vmi: &mut Value) {
 mod tests {
     use super::*;
 
-    fn handed_over() -> Value {
+    fn vmi_after_handover() -> Value {
         json!({
             "metadata": {"labels": {NODE_LABEL: "a", TARGET_LABEL: "b"}},
             "spec": {"domain": {}},
@@ -128,10 +128,10 @@ mod tests {
         })
     }
 
-    fn walk(fails: bool) -> (Vec<String>, Value) {
+    fn run_migration(fails: bool) -> (Vec<String>, Value) {
         let context =
             MigrationContext { now: "2026-01-01T00:00:00Z", fails, address_of: &|node| format!("address of {node}") };
-        let (mut vmi, mut writers) = (handed_over(), Vec::new());
+        let (mut vmi, mut writers) = (vmi_after_handover(), Vec::new());
         while let Some(write) = next(&vmi, &context) {
             writers.push(write.node);
             vmi = write.vmi;
@@ -142,7 +142,7 @@ mod tests {
 
     #[test]
     fn a_migration_ends_on_the_target() {
-        let (writers, vmi) = walk(false);
+        let (writers, vmi) = run_migration(false);
         assert_eq!(writers, ["b", "a", "b", "b", "b", "b"]);
         assert_eq!(vmi["status"]["nodeName"], "b");
         assert_eq!(vmi["metadata"]["labels"], json!({NODE_LABEL: "b"}));
@@ -151,14 +151,14 @@ mod tests {
 
     #[test]
     fn after_a_failed_migration_the_guest_stays_on_the_source() {
-        let (_, vmi) = walk(true);
+        let (_, vmi) = run_migration(true);
         assert_eq!(vmi["status"]["nodeName"], "a");
         assert_eq!(vmi["status"]["migrationState"]["failed"], true);
     }
 
     #[test]
     fn virt_handler_writes_nothing_before_virt_controller_hands_over() {
-        let mut vmi = handed_over();
+        let mut vmi = vmi_after_handover();
         remove(&mut vmi, "/metadata/labels", TARGET_LABEL);
         let context = MigrationContext { now: "", fails: false, address_of: &|_| String::new() };
         assert!(next(&vmi, &context).is_none());

@@ -134,10 +134,10 @@ async fn the_logs_of_a_stopped_lab_are_kept_until_the_test_ends(_: Arc<SharedLab
     let folder = lab.folder().to_owned();
     lab.stop().await?;
     ensure!(!folder.exists(), "the lab's folder must be removed");
-    let mut kept = std::fs::read_dir(vitivirt_lab::paths::stopped_labs_dir(stringify!(
+    let mut saved = std::fs::read_dir(vitivirt_lab::paths::stopped_labs_dir(stringify!(
         the_logs_of_a_stopped_lab_are_kept_until_the_test_ends
     ))?)?;
-    let logs = kept.next().context("no logs were kept")??.path();
+    let logs = saved.next().context("no logs were kept")??.path();
     ensure!(
         std::fs::read_to_string(logs.join("audit.log"))?.contains("audit.k8s.io"),
         "the audit log contains no events"
@@ -187,10 +187,10 @@ async fn a_dead_server_process_fails_the_lab(_: Arc<SharedLabs>) -> Result<()> {
         let failure = tokio::time::timeout(TIMEOUT, lab.health().failed()).await?;
         ensure!(failure.to_string().starts_with(&format!("{name} exited unexpectedly")), "{failure}");
         drop(lab);
-        let own = std::process::id();
-        wait_until(|| !nested::descendants(own).iter().any(|(_, command)| command.contains(&folder)))
+        let this_process = std::process::id();
+        wait_until(|| !nested::descendants(this_process).iter().any(|(_, command)| command.contains(&folder)))
             .await
-            .with_context(|| format!("processes of the lab still run: {:?}", nested::descendants(own)))?;
+            .with_context(|| format!("processes of the lab still run: {:?}", nested::descendants(this_process)))?;
     }
     Ok(())
 }

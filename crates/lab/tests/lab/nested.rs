@@ -80,7 +80,7 @@ pub(crate) async fn run_to_end(mut command: Command) -> Result<(Option<i32>, Str
 
 /// The running descendants of a process, with their command lines.
 pub(crate) fn descendants(pid: u32) -> Vec<(u32, String)> {
-    let mut found = Vec::new();
+    let mut descendants = Vec::new();
     let mut parents = vec![pid];
     let processes: Vec<(u32, ProcessInfo)> = std::fs::read_dir("/proc")
         .into_iter()
@@ -92,11 +92,11 @@ pub(crate) fn descendants(pid: u32) -> Vec<(u32, String)> {
     while let Some(parent) = parents.pop() {
         for (child, _) in processes.iter().filter(|(_, process)| process.parent == parent) {
             let command = std::fs::read(format!("/proc/{child}/cmdline")).unwrap_or_default();
-            found.push((*child, String::from_utf8_lossy(&command).replace('\0', " ")));
+            descendants.push((*child, String::from_utf8_lossy(&command).replace('\0', " ")));
             parents.push(*child);
         }
     }
-    found
+    descendants
 }
 
 pub(crate) fn is_alive(pid: u32) -> bool {
