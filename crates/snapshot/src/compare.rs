@@ -1,4 +1,5 @@
-//! Compares two snapshots object by object and field by field.
+//! Compares two snapshots object by object and field by field. `normalise` removes the fields that are not compared
+//! before a snapshot is taken.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,7 +17,7 @@ pub struct Difference {
     pub path: String,
     /// None if the object has no such field.
     pub reference: Option<Value>,
-    pub here: Option<Value>,
+    pub actual: Option<Value>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -70,22 +71,22 @@ impl fmt::Display for Difference {
         let short = |value: &Option<Value>| {
             value.as_ref().map_or("absent".to_owned(), |value| value.to_string().chars().take(160).collect())
         };
-        write!(f, "{}: reference {} | here {}", self.path, short(&self.reference), short(&self.here))
+        write!(f, "{}: reference {} | actual {}", self.path, short(&self.reference), short(&self.actual))
     }
 }
 
-fn count(number: usize, what: &str) -> String {
-    format!("{number} {what}{}", if number == 1 { "" } else { "s" })
+fn count(number: usize, noun: &str) -> String {
+    format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
 }
 
-pub fn compare(reference: &Snapshot, here: &Snapshot) -> Comparison {
+pub fn compare(reference: &Snapshot, actual: &Snapshot) -> Comparison {
     let mut result = Comparison { expected: reference.len(), ..Comparison::default() };
-    for key in reference.keys().chain(here.keys()).collect::<BTreeSet<_>>() {
-        match (reference.get(key), here.get(key)) {
-            (Some(theirs), Some(ours)) => {
-                let found = differences(theirs, ours);
-                if !found.is_empty() {
-                    result.differing.insert(key.clone(), found);
+    for key in reference.keys().chain(actual.keys()).collect::<BTreeSet<_>>() {
+        match (reference.get(key), actual.get(key)) {
+            (Some(expected), Some(actual)) => {
+                let differences = differences(expected, actual);
+                if !differences.is_empty() {
+                    result.differing.insert(key.clone(), differences);
                 }
             }
             (Some(_), None) => result.missing.push(key.clone()),
@@ -96,26 +97,35 @@ pub fn compare(reference: &Snapshot, here: &Snapshot) -> Comparison {
 }
 
 /// Every field in which two objects differ. Lists of different lengths are one difference.
-fn differences(reference: &Value, here: &Value) -> Vec<Difference> {
-    let mut found = Vec::new();
-    walk("", Some(reference), Some(here), &mut found);
-    found
+fn differences(reference: &Value, actual: &Value) -> Vec<Difference> {
+    let mut differences = Vec::new();
+    collect_differences("", Some(reference), Some(actual), &mut differences);
+    differences
 }
 
-fn walk(at: &str, reference: Option<&Value>, here: Option<&Value>, found: &mut Vec<Difference>) {
-    match (reference, here) {
-        (Some(Value::Object(theirs)), Some(Value::Object(ours))) => {
-            for key in theirs.keys().chain(ours.keys()).collect::<BTreeSet<_>>() {
-                walk(&format!("{at}.{key}"), theirs.get(key), ours.get(key), found);
+fn collect_differences(
+    path: &str,
+    reference: Option<&Value>,
+    actual: Option<&Value>,
+    differences: &mut Vec<Difference>,
+) {
+    match (reference, actual) {
+        (Some(Value::Object(expected)), Some(Value::Object(actual))) => {
+            for key in expected.keys().chain(actual.keys()).collect::<BTreeSet<_>>() {
+                collect_differences(&format!("{path}.{key}"), expected.get(key), actual.get(key), differences);
             }
         }
-        (Some(Value::Array(theirs)), Some(Value::Array(ours))) if theirs.len() == ours.len() => {
-            for (index, (theirs, ours)) in theirs.iter().zip(ours).enumerate() {
-                walk(&format!("{at}[{index}]"), Some(theirs), Some(ours), found);
+        (Some(Value::Array(expected)), Some(Value::Array(actual))) if expected.len() == actual.len() => {
+            for (index, (expected, actual)) in expected.iter().zip(actual).enumerate() {
+                collect_differences(&format!("{path}[{index}]"), Some(expected), Some(actual), differences);
             }
         }
-        (theirs, ours) if theirs != ours => {
-            found.push(Difference { path: at.to_owned(), reference: theirs.cloned(), here: ours.cloned() });
+        (expected, actual) if expected != actual => {
+            differences.push(Difference {
+                path: path.to_owned(),
+                reference: expected.cloned(),
+                actual: actual.cloned(),
+            });
         }
         _ => {}
     }
@@ -129,17 +139,21 @@ mod tests {
 
     #[test]
     fn differences_are_found_in_objects_and_lists() {
-        let theirs = json!({"a": [{"b": 1}], "c": 1});
-        for (ours, path) in [
+        let expected = json!({"a": [{"b": 1}], "c": 1});
+        for (actual, path) in [
             (json!({"a": [{"b": 2}], "c": 1}), ".a[0].b"),
             (json!({"a": [], "c": 1}), ".a"),
             (json!({"a": [{"b": 1}]}), ".c"),
             (json!({"a": [{"b": 1, "d": 0}], "c": 1}), ".a[0].d"),
         ] {
-            let found = differences(&theirs, &ours);
-            assert_eq!(found.iter().map(|difference| difference.path.as_str()).collect::<Vec<_>>(), [path], "{ours}");
+            let differences = differences(&expected, &actual);
+            assert_eq!(
+                differences.iter().map(|difference| difference.path.as_str()).collect::<Vec<_>>(),
+                [path],
+                "{actual}"
+            );
         }
-        assert!(differences(&theirs, &theirs).is_empty());
+        assert!(differences(&expected, &expected).is_empty());
     }
 
     #[test]
@@ -147,14 +161,14 @@ mod tests {
         let snapshot = |pairs: &[(&str, Value)]| -> Snapshot {
             pairs.iter().map(|(key, value)| ((*key).to_owned(), value.clone())).collect()
         };
-        let theirs = snapshot(&[("a", json!(1)), ("b", json!({"x": 1, "y": 1})), ("c", json!(1))]);
-        let ours = snapshot(&[("a", json!(1)), ("b", json!({"x": 2})), ("d", json!(1))]);
-        let result = compare(&theirs, &ours);
-        assert!(!result.is_equal() && compare(&theirs, &theirs).is_equal());
+        let expected = snapshot(&[("a", json!(1)), ("b", json!({"x": 1, "y": 1})), ("c", json!(1))]);
+        let actual = snapshot(&[("a", json!(1)), ("b", json!({"x": 2})), ("d", json!(1))]);
+        let result = compare(&expected, &actual);
+        assert!(!result.is_equal() && compare(&expected, &expected).is_equal());
         assert_eq!(result.to_string(), "1 of 3 objects identical, 1 missing, 1 extra, 1 differ in 2 fields");
         assert_eq!(
             result.details(1),
-            "missing  c\nextra    d\ndiffers  b in 2 fields\n           .x: reference 1 | here 2\n           and 1 more"
+            "missing  c\nextra    d\ndiffers  b in 2 fields\n           .x: reference 1 | actual 2\n           and 1 more"
         );
     }
 }

@@ -17,7 +17,7 @@ use normalise::belongs_to_installation;
 /// Normalised objects by [`key`].
 pub type Snapshot = BTreeMap<String, Value>;
 
-/// The normalised objects of `all` that belong to an installation.
-pub fn take(all: impl IntoIterator<Item = Value>) -> Snapshot {
-    all.into_iter().filter(belongs_to_installation).map(normalise).map(|object| (key(&object), object)).collect()
+/// The normalised objects that belong to an installation, selected from all objects of a cluster.
+pub fn take(objects: impl IntoIterator<Item = Value>) -> Snapshot {
+    objects.into_iter().filter(belongs_to_installation).map(normalise).map(|object| (key(&object), object)).collect()
 }

@@ -1,4 +1,5 @@
-//! Defines what is not compared:
+//! Which objects belong to an installation, and which of their fields are compared. `compare` compares the rest. Not
+//! compared are:
 //!
 //! - objects of the resources in [`EXCLUDED_RESOURCES`], and objects without the labels or annotations of a
 //!   virt-operator
@@ -81,13 +82,13 @@ pub fn key(object: &Value) -> String {
 /// The object without the fields that are not compared. The function is idempotent.
 pub fn normalise(object: Value) -> Value {
     match object["kind"].as_str() {
-        Some("KubeVirt") => kubevirt(object),
-        Some("Namespace") => namespace(&object),
-        _ => installed(object),
+        Some("KubeVirt") => normalise_kubevirt(object),
+        Some("Namespace") => normalise_namespace(&object),
+        _ => normalise_installed(object),
     }
 }
 
-fn kubevirt(object: Value) -> Value {
+fn normalise_kubevirt(object: Value) -> Value {
     let status = &object["status"];
     if status["conditions"].is_object() {
         return object;
@@ -116,12 +117,12 @@ fn kubevirt(object: Value) -> Value {
     })
 }
 
-fn namespace(object: &Value) -> Value {
+fn normalise_namespace(object: &Value) -> Value {
     let metadata = &object["metadata"];
     json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": metadata["name"], "labels": metadata["labels"]}})
 }
 
-fn installed(object: Value) -> Value {
+fn normalise_installed(object: Value) -> Value {
     let mut object = strip_fields(object);
     let kind = object["kind"].as_str().unwrap_or_default().to_owned();
     let Some(fields) = object.as_object_mut() else { return object };
@@ -199,7 +200,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_the_kubevirt_resource_only_the_status_is_compared() {
+    fn only_the_status_of_the_kubevirt_resource_is_compared() {
         let live = json!({
             "apiVersion": "kubevirt.io/v1", "kind": "KubeVirt",
             "metadata": {"name": "kubevirt", "namespace": "kubevirt", "uid": "u", "finalizers": ["f"], "annotations": {"b": "1", "a": "2"}},
@@ -240,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn only_objects_with_labels_or_annotations_of_a_virt_operator_belong() {
+    fn only_objects_with_labels_or_annotations_of_a_virt_operator_belong_to_an_installation() {
         let object = |metadata: Value| json!({"apiVersion": "v1", "kind": "Service", "metadata": metadata});
         assert!(belongs_to_installation(&object(json!({"annotations": {VERSION_ANNOTATION: "v1"}}))));
         assert!(belongs_to_installation(&object(json!({"labels": {MANAGED_BY: "virt-operator"}}))));
