@@ -125,8 +125,8 @@ fn up(options: &UpOptions) -> Result<()> {
     }
     let log = daemon::log_file(&options.name)?;
     let sink = std::fs::File::create(&log).with_context(|| format!("creating {}", log.display()))?;
-    let own = std::env::current_exe().context("finding the path of this program")?;
-    let mut process = Command::new(own)
+    let program = std::env::current_exe().context("finding the path of this program")?;
+    let mut process = Command::new(program)
         .args(["lab", "serve"])
         .args(std::env::args_os().skip(3))
         // The process stops if this pipe closes before the lab is ready: after Ctrl-C, or if this command fails.

@@ -47,13 +47,14 @@ pub(crate) fn stage(profile: &str, name: &str) -> Result<PathBuf> {
 
 /// The workspace's root folder.
 pub(crate) fn root() -> PathBuf {
-    let own = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
-    own.parent().map(PathBuf::from).unwrap_or(own)
+    let package = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    package.parent().map(PathBuf::from).unwrap_or(package)
 }
 
 /// The target folder of cargo, which contains this program.
 pub(crate) fn target_dir() -> Result<PathBuf> {
-    let own = std::env::current_exe().context("finding the path of this program")?;
-    let target = own.parent().and_then(|profile| profile.parent()).context("this program is not in a target folder")?;
+    let program = std::env::current_exe().context("finding the path of this program")?;
+    let target =
+        program.parent().and_then(|profile| profile.parent()).context("this program is not in a target folder")?;
     Ok(target.to_owned())
 }

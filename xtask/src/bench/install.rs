@@ -95,12 +95,12 @@ async fn measure(operator_kind: MeasuredOperator, idle_seconds: u64) -> Result<I
     };
     let lab = Lab::start(LabOptions::default()).await?;
     let what = format!("bench-install-{}", if operator_kind == MeasuredOperator::Ours { "ours" } else { "reference" });
-    let result = lab.keeping_logs(&what, figures(&lab, operator_kind, &operator, idle_seconds)).await?;
+    let result = lab.keeping_logs(&what, measure_install(&lab, operator_kind, &operator, idle_seconds)).await?;
     lab.stop().await?;
     Ok(result)
 }
 
-async fn figures(
+async fn measure_install(
     lab: &Lab,
     operator_kind: MeasuredOperator,
     operator: &VirtOperator,

@@ -28,14 +28,14 @@ struct Row {
 pub(super) fn table(runs: &[InstallRun]) -> String {
     let mut lines =
         vec![format!("{:<34} {:>10} {:>10} {:>8}  {:<22} {}", "median", "ours", "reference", "ratio", "target", "met")];
-    lines.extend(rows(runs).iter().map(line));
+    lines.extend(rows(runs).iter().map(format_row));
     lines.push("CPU seconds until Deployed, median:".to_owned());
-    lines.extend(cpu_rows(runs).iter().map(line));
+    lines.extend(cpu_rows(runs).iter().map(format_row));
     for operator in [MeasuredOperator::Ours, MeasuredOperator::Reference] {
-        let others = others(runs, operator);
-        if !others.is_empty() {
+        let other_requests = other_requests(runs, operator);
+        if !other_requests.is_empty() {
             lines.push(format!("idle requests of {}, in all runs:", name(operator)));
-            lines.extend(others.iter().map(|(what, count)| format!("{count:>8} × {what}")));
+            lines.extend(other_requests.iter().map(|(what, count)| format!("{count:>8} × {what}")));
         }
     }
     lines.join("\n")
@@ -104,7 +104,7 @@ impl InstallRun {
     }
 }
 
-fn line(row: &Row) -> String {
+fn format_row(row: &Row) -> String {
     let number = |value: Option<f64>| value.map_or("–".to_owned(), |value| format!("{value:.1}"));
     let ratio = match (row.ours, row.reference) {
         (Some(ours), Some(reference)) if ours > 0.0 => format!("1/{:.1}", reference / ours),
@@ -125,13 +125,15 @@ fn median(figures: impl Iterator<Item = f64>) -> Option<f64> {
     figures.sort_by(f64::total_cmp);
     let middle = figures.len() / 2;
     let upper = *figures.get(middle)?;
-    match figures.len() % 2 {
-        0 => figures.get(middle - 1).map(|lower| f64::midpoint(*lower, upper)),
-        _ => Some(upper),
+    if figures.len().is_multiple_of(2) {
+        figures.get(middle - 1).map(|lower| f64::midpoint(*lower, upper))
+    } else {
+        Some(upper)
     }
 }
 
-fn others(runs: &[InstallRun], operator: MeasuredOperator) -> BTreeMap<&str, usize> {
+/// The requests of the idle operator that are neither leases nor watches, by verb and resource.
+fn other_requests(runs: &[InstallRun], operator: MeasuredOperator) -> BTreeMap<&str, usize> {
     let mut sums = BTreeMap::new();
     for (what, count) in runs.iter().filter(|run| run.operator == operator).flat_map(|run| &run.idle.others) {
         *sums.entry(what.as_str()).or_default() += count;
@@ -143,8 +145,14 @@ fn others(runs: &[InstallRun], operator: MeasuredOperator) -> BTreeMap<&str, usi
 mod tests {
     use super::{super::install::IdleRequests, *};
 
-    fn run(operator: MeasuredOperator, seconds: f64, memory: f64, requests: usize, others: usize) -> InstallRun {
-        let others = (others > 0).then(|| ("patch services".to_owned(), others));
+    fn run(
+        operator: MeasuredOperator,
+        seconds: f64,
+        memory: f64,
+        requests: usize,
+        other_requests: usize,
+    ) -> InstallRun {
+        let other_requests = (other_requests > 0).then(|| ("patch services".to_owned(), other_requests));
         InstallRun {
             operator,
             seconds_to_deployed: seconds,
@@ -152,7 +160,7 @@ mod tests {
             requests_to_deployed: requests,
             objects: 205,
             processor_seconds: [("kube-apiserver".to_owned(), seconds), ("idler".to_owned(), 0.01)].into(),
-            idle: IdleRequests { seconds: 30, lease: 15, watches: 0, others: others.into_iter().collect() },
+            idle: IdleRequests { seconds: 30, lease: 15, watches: 0, others: other_requests.into_iter().collect() },
         }
     }
 

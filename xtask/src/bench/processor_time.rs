@@ -50,14 +50,14 @@ mod tests {
     #[test]
     fn the_cpu_time_of_this_process_is_counted() {
         let before = by_process().unwrap();
-        let own = (std::process::id(), process_table::find(std::process::id()).unwrap().started);
+        let this_process = (std::process::id(), process_table::find(std::process::id()).unwrap().started);
         let started = std::time::Instant::now();
         let mut number = 1_u64;
-        while by_process().unwrap()[&own].1 - before[&own].1 < 0.02 {
+        while by_process().unwrap()[&this_process].1 - before[&this_process].1 < 0.02 {
             assert!(started.elapsed().as_secs() < 60, "the CPU time did not increase");
             number = std::hint::black_box(number.wrapping_mul(31));
         }
-        let program = before[&own].0.clone();
+        let program = before[&this_process].0.clone();
         assert!(since(&before).unwrap()[&program] >= 0.02);
     }
 }

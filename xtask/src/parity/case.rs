@@ -34,11 +34,11 @@ pub(super) fn load_all(
     let entries = std::fs::read_dir(&folder).with_context(|| format!("reading {}", folder.display()))?;
     let mut files: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
     files.sort();
-    files.iter().map(|file| load(file, variant_offers(&file_name(file)), &[])).collect()
+    files.iter().map(|file| load(file, variant_extensions(&file_name(file)), &[])).collect()
 }
 
 /// The extensions of the clusters in which the snapshots of `crates/install/tests/reference` were taken.
-fn variant_offers(name: &str) -> &'static [ParityExtension] {
+fn variant_extensions(name: &str) -> &'static [ParityExtension] {
     if name == "monitoring" { &[ParityExtension::Monitoring] } else { &[] }
 }
 

@@ -43,7 +43,7 @@ fn paths_below(folder: &str, extension: &str) -> Vec<PathBuf> {
         for path in entries.map(|entry| entry.unwrap().path()) {
             if path.is_dir() {
                 folders.push(path);
-            } else if path.extension().is_some_and(|found| found == extension) {
+            } else if path.extension().is_some_and(|actual| actual == extension) {
                 paths.push(path);
             }
         }

@@ -1,4 +1,4 @@
-//! Links between the pages of the docs.
+//! Links between the pages of the docs. They must lead to a file and a heading, and no page names a line of a file.
 
 use std::path::{Component, Path, PathBuf};
 
@@ -49,8 +49,8 @@ fn anchors(text: &str) -> Vec<String> {
         let title = heading.trim_start_matches('#').trim().to_lowercase();
         let anchor: String = title
             .chars()
-            .filter(|found| found.is_alphanumeric() || " -_".contains(*found))
-            .map(|found| if found == ' ' { '-' } else { found })
+            .filter(|character| character.is_alphanumeric() || " -_".contains(*character))
+            .map(|character| if character == ' ' { '-' } else { character })
             .collect();
         let repeated = (1..).map(|number| format!("{anchor}-{number}"));
         let unique = std::iter::once(anchor.clone()).chain(repeated).find(|candidate| !anchors.contains(candidate));
@@ -101,7 +101,8 @@ fn without_dots(path: &Path) -> PathBuf {
 /// The words of a page that name a line of a file, such as a path with `:12` after it.
 fn line_references(text: &str) -> Vec<(usize, &str)> {
     let words = text.lines().enumerate().flat_map(|(index, line)| {
-        line.split(|found: char| found.is_whitespace() || "`()[],;".contains(found)).map(move |word| (index + 1, word))
+        line.split(|character: char| character.is_whitespace() || "`()[],;".contains(character))
+            .map(move |word| (index + 1, word))
     });
     let extensions = [".rs", ".md", ".yaml", ".toml"];
     let is_reference = |word: &str| {
@@ -119,9 +120,10 @@ fn line_references(text: &str) -> Vec<(usize, &str)> {
 fn no_page_refers_to_a_line_of_a_file() {
     let mut problems = Vec::new();
     for SourceFile { path, text } in files::documents() {
-        let found = line_references(&text);
-        problems
-            .extend(found.into_iter().map(|(line, word)| format!("{path}:{line}: {word}: name the file or a type")));
+        let references = line_references(&text);
+        problems.extend(
+            references.into_iter().map(|(line, word)| format!("{path}:{line}: {word}: name the file or a type")),
+        );
     }
     assert!(problems.is_empty(), "lines move with every edit:\n{}", problems.join("\n"));
 }
@@ -145,9 +147,9 @@ mod tests {
     #[test]
     fn links_are_found_outside_code() {
         let text = "[a](b.md) and [c](d.md#e)\n```\n[no](f.md)\n```\n`[no](g.md)` [h](i.md)\n[j]: k.md\n- [x]\n";
-        let found: Vec<(usize, String)> = links(text).into_iter().map(|link| (link.line, link.target)).collect();
+        let links: Vec<(usize, String)> = links(text).into_iter().map(|link| (link.line, link.target)).collect();
         let expected = [(1, "b.md"), (1, "d.md#e"), (5, "i.md"), (6, "k.md")];
-        assert_eq!(found, expected.map(|(line, target)| (line, target.to_owned())));
+        assert_eq!(links, expected.map(|(line, target)| (line, target.to_owned())));
     }
 
     #[test]
@@ -157,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn broken_links_are_refused() {
+    fn a_broken_link_is_reported_with_its_problem() {
         for target in ["writing.md", "writing.md#glossary", "#glossary", "../README.md", "../examples", "https://x.y/z"]
         {
             assert_eq!(broken("docs/writing.md", target), None, "{target}");
@@ -169,8 +171,8 @@ mod tests {
             ("../xtask/src/main.rs#main", "not Markdown"),
             ("../../elsewhere.md", "out of the repository"),
         ] {
-            let found = broken("docs/writing.md", target).unwrap();
-            assert!(found.contains(problem), "{target}: {found}");
+            let message = broken("docs/writing.md", target).unwrap();
+            assert!(message.contains(problem), "{target}: {message}");
         }
     }
 

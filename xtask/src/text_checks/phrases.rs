@@ -20,7 +20,7 @@ struct ForbiddenPhrase {
     replacement: String,
 }
 
-/// The table of docs/writing.md. The page and this check cannot differ, because the check has no list of its own.
+/// The table of docs/writing.md. The page and this check cannot differ, because the check has no second list.
 fn forbidden_phrases() -> Vec<ForbiddenPhrase> {
     let page = SourceFile::read(&root().join(WRITING)).text;
     let (_, section) = page.split_once(HEADING).expect("docs/writing.md has the section");
@@ -69,8 +69,9 @@ impl NormalizedText {
     /// The lines on which the phrase begins. Only whole words count, and a hyphen is part of a word: a phrase is not
     /// found in `network-attachment-definitions`.
     fn occurrences(&self, phrase: &str) -> Vec<usize> {
-        let is_word =
-            |character: Option<char>| character.is_some_and(|found| found.is_alphanumeric() || "_-".contains(found));
+        let is_word = |character: Option<char>| {
+            character.is_some_and(|character| character.is_alphanumeric() || "_-".contains(character))
+        };
         self.text
             .match_indices(phrase)
             .filter(|(at, found)| {
@@ -105,11 +106,11 @@ fn assert_none(findings: &[Finding]) {
     let mut message = String::new();
     for Finding { path, line, phrase, replacement } in findings {
         message.push_str(&format!("{path}:{line}: \"{phrase}\": use: {replacement}\n"));
-        let place = path.strip_prefix("crates/").and_then(|inside| inside.split('/').next()).unwrap_or(path);
-        *counts.entry(place).or_default() += 1;
+        let area = path.strip_prefix("crates/").and_then(|path| path.split('/').next()).unwrap_or(path);
+        *counts.entry(area).or_default() += 1;
     }
-    for (place, count) in &counts {
-        message.push_str(&format!("{count:6}  {place}\n"));
+    for (area, count) in &counts {
+        message.push_str(&format!("{count:6}  {area}\n"));
     }
     assert!(findings.is_empty(), "{} phrases that {WRITING} forbids:\n{message}", findings.len());
 }
@@ -234,8 +235,8 @@ mod tests {
     #[test]
     fn the_table_is_read() {
         let phrases = forbidden_phrases();
-        let told = phrases.iter().find(|row| row.phrase == "told").unwrap();
-        assert!(told.replacement.contains("reports"));
+        let row_for_told = phrases.iter().find(|row| row.phrase == "told").unwrap();
+        assert!(row_for_told.replacement.contains("reports"));
         assert!(phrases.iter().all(|row| !row.phrase.is_empty() && !row.replacement.is_empty()));
         let mut unique: Vec<&str> = phrases.iter().map(|row| row.phrase.as_str()).collect();
         unique.sort_unstable();

@@ -1,5 +1,5 @@
 //! Comments and string literals of a Rust file, with their lines. A small tokenizer rather than a parser: it knows
-//! comments, strings, chars and lifetimes, which is enough to tell text from code.
+//! comments, strings, chars and lifetimes, which is enough to distinguish text from code.
 
 use std::ops::Range;
 
@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn a_string_of_several_lines_begins_on_its_first() {
+    fn a_string_of_several_lines_has_the_number_of_its_first_line() {
         let source = "let x = \"first \\\n   second\";\nlet y = \"third\";";
         let found = texts(source, FragmentKind::String);
         assert_eq!(found, [(1, "first \n   second".to_owned()), (3, "third".to_owned())]);
@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn code_for_tests_is_known_as_such() {
+    fn code_under_cfg_test_is_marked_as_test_code() {
         let source = r#"
             const A: &str = "one";
             #[cfg(test)]
