@@ -86,7 +86,7 @@ impl Observed {
     }
 
     /// The names of all NetworkConfigurations that the Machine refers to.
-    pub fn network_names(&self) -> BTreeSet<&str> {
+    pub(crate) fn network_names(&self) -> BTreeSet<&str> {
         let names = self.machine.spec.networks.iter().map(|network| network.network_name.as_str());
         names.filter(|name| *name != POD_NETWORK).collect()
     }

@@ -22,7 +22,7 @@ pub fn labels(resolved: &Resolved) -> BTreeMap<String, String> {
 }
 
 /// The Machine as the controller of an object that is deleted with it.
-pub fn owner_reference(machine: &MachineId) -> OwnerReference {
+pub(crate) fn owner_reference(machine: &MachineId) -> OwnerReference {
     OwnerReference {
         api_version: API_VERSION.to_owned(),
         kind: "Machine".to_owned(),

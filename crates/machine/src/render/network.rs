@@ -47,7 +47,7 @@ pub fn spec(name: &str, network: &NetworkView) -> NetworkAttachmentSpec {
 }
 
 /// The CNI configuration, which a NetworkAttachmentDefinition contains as JSON text.
-pub fn cni_config(name: &str, network: &NetworkView) -> String {
+pub(crate) fn cni_config(name: &str, network: &NetworkView) -> String {
     let mut config = json!({
         "cniVersion": "0.3.1",
         "name": name,

@@ -20,7 +20,7 @@ use crate::resolve::{DiskBacking, OnDelete, PvcSource, Resolved};
 
 /// The labels of a PVC. The UID label says which Machine it belongs to: a PVC has no owner reference, so that the
 /// garbage collector cannot delete data.
-pub fn pvc_labels(resolved: &Resolved, on_delete: OnDelete) -> BTreeMap<String, String> {
+pub(crate) fn pvc_labels(resolved: &Resolved, on_delete: OnDelete) -> BTreeMap<String, String> {
     let mut labels = labels(resolved);
     labels.insert(LABEL_MACHINE_UID.to_owned(), resolved.id.uid().to_owned());
     let on_delete = match on_delete {
@@ -57,7 +57,7 @@ pub fn render(resolved: &Resolved, backing: &DiskBacking, class: &str) -> Option
 }
 
 /// Identifies a source. It is a digest because a URL may contain a password, and PVCs are widely readable.
-pub fn source_digest(source: &PvcSource) -> String {
+pub(crate) fn source_digest(source: &PvcSource) -> String {
     let (kind, place) = match source {
         PvcSource::Pvc(name) => ("pvc", name),
         PvcSource::Snapshot(name) => ("snapshot", name),
@@ -102,7 +102,7 @@ pub enum ImportFrom {
 }
 
 /// None for a source that CDI does not import.
-pub fn import_source(resolved: &Resolved, backing: &DiskBacking) -> Option<VolumeImportSource> {
+pub(crate) fn import_source(resolved: &Resolved, backing: &DiskBacking) -> Option<VolumeImportSource> {
     let DiskBacking::Pvc { source, .. } = backing else { return None };
     let source = match source {
         Some(PvcSource::Http(url)) => ImportFrom::Http { url: url.clone() },

@@ -46,7 +46,7 @@ impl Drop for InFlight {
 
 impl Health {
     /// From now on the program is ready only while `is_ready` returns true.
-    pub fn add_readiness_check(&self, name: &str, is_ready: impl Fn() -> bool + Send + Sync + 'static) {
+    pub(crate) fn add_readiness_check(&self, name: &str, is_ready: impl Fn() -> bool + Send + Sync + 'static) {
         self.checks.lock().push((name.to_owned(), Box::new(is_ready)));
     }
 

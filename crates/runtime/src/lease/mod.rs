@@ -177,7 +177,7 @@ impl Leadership {
 
     /// Every spawned task of the leader's work must be tracked. A task ends some time after it is cancelled, or never
     /// if it blocks its thread, and until then this replica has not stopped working.
-    pub fn track<F: Future>(&self, work: F) -> impl Future<Output = F::Output> + use<F> {
+    pub(crate) fn track<F: Future>(&self, work: F) -> impl Future<Output = F::Output> + use<F> {
         self.tasks.track_future(work)
     }
 

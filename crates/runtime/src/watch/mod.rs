@@ -157,7 +157,7 @@ impl<V: PartialEq + Send + Sync + 'static> Cache<V> {
     }
 
     /// The changes of `sync_state`.
-    pub fn sync_changes(&self) -> watch::Receiver<SyncState> {
+    pub(crate) fn sync_changes(&self) -> watch::Receiver<SyncState> {
         self.0.sync.subscribe()
     }
 
@@ -176,7 +176,7 @@ impl<V: PartialEq + Send + Sync + 'static> Cache<V> {
     }
 
     /// Lists a kind that is not served again now, because its CRD has been created.
-    pub fn retry_now(&self) {
+    pub(crate) fn retry_now(&self) {
         self.0.retry_now.notify_one();
     }
 
