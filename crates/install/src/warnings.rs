@@ -185,7 +185,7 @@ mod tests {
             "additionalGuestMemoryOverheadRatio: invalid value",
             "virtTemplateDeployment.enabled: invalid value true",
             "roleAggregationStrategy: invalid value Manual",
-            "tlsConfiguration.ciphers: cannot be set",
+            "tlsConfiguration.ciphers: cannot be configured",
             "customProfile: required value",
             "VMExport is also in disabledFeatureGates",
         ] {

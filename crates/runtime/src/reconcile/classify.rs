@@ -127,7 +127,7 @@ fn is_caused_by<E: std::error::Error + 'static>(error: &kube::Error) -> bool {
 }
 
 /// "connection refused" instead of the four errors that wrap it.
-pub(crate) fn root_cause(error: &(dyn std::error::Error + 'static)) -> String {
+pub fn root_cause(error: &(dyn std::error::Error + 'static)) -> String {
     let mut last = error;
     while let Some(source) = last.source() {
         last = source;

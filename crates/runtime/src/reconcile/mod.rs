@@ -19,9 +19,8 @@ use serde_json::Value;
 use tokio::time::timeout;
 use vitivirt_api::{ErrorClass, Failure, ObjectKey, Outcome, Plan, Report, Stop, Target, reason};
 
-pub(crate) use self::classify::root_cause;
 pub use self::{
-    classify::classify,
+    classify::{classify, root_cause},
     executor::Executor,
     runner::{Runner, RunnerOptions},
 };

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, anyhow, bail};
 use k8s_openapi::{
     api::core::v1::{Namespace, Node, ServiceAccount},
     apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
@@ -14,6 +14,7 @@ use vitivirt_install::{Cluster, DeploymentConfig, Kind, LiveObject, Objects};
 use vitivirt_runtime::{
     client::{configuration, connect},
     metrics::Metrics,
+    reconcile::root_cause,
 };
 
 use crate::cache::{managed_selector, schedulable_selector};
@@ -48,13 +49,13 @@ impl InstallationReader {
             Err(kube::Error::Api(status)) if status.code == 404 => {
                 bail!("the cluster has no CRD for KubeVirt resources; apply the output of `virt-operator manifests`")
             }
-            Err(error) => Err(error).context("cannot list KubeVirt resources"),
+            Err(error) => bail!("cannot list KubeVirt resources: {}", root_cause(&error)),
         }
     }
 
     pub(crate) async fn namespace(&self, name: &str) -> Result<Option<Arc<LiveObject>>> {
         let api: Api<Namespace> = Api::all(self.client());
-        let found = api.get_metadata_opt(name).await.with_context(|| format!("cannot read Namespace {name}"))?;
+        let found = api.get_metadata_opt(name).await.map_err(failed(format!("cannot read Namespace {name}")))?;
         Ok(found.map(|namespace| Arc::new(LiveObject::from_metadata(&namespace.metadata))))
     }
 
@@ -62,11 +63,7 @@ impl InstallationReader {
         let mut objects = Objects::default();
         let mut absent = Vec::new();
         for kind in Kind::ALL {
-            if !self
-                .list_into(kind, &mut objects)
-                .await
-                .with_context(|| format!("cannot list {}", kind.resource().plural))?
-            {
+            if !self.list_into(kind, &mut objects).await? {
                 absent.push(kind);
             }
         }
@@ -75,7 +72,7 @@ impl InstallationReader {
         let nodes = nodes
             .list_metadata(&ListParams::default().labels_from(&schedulable_selector()))
             .await
-            .context("cannot list nodes")?;
+            .map_err(failed("cannot list nodes".to_owned()))?;
         let monitor_namespace = if has(Kind::ServiceMonitor) { self.monitor_namespace(config).await? } else { None };
         let cluster = Cluster { monitor_namespace, ..Cluster::from_kinds(has, nodes.items.len()) };
         Ok(ClusterState { objects, cluster })
@@ -87,7 +84,7 @@ impl InstallationReader {
         for namespace in config.monitor_namespaces() {
             let api: Api<ServiceAccount> = Api::namespaced(self.client(), namespace);
             let found = api.get_metadata_opt(account).await;
-            if found.with_context(|| format!("cannot read ServiceAccount {namespace}/{account}"))?.is_some() {
+            if found.map_err(failed(format!("cannot read ServiceAccount {namespace}/{account}")))?.is_some() {
                 return Ok(Some(namespace.to_owned()));
             }
         }
@@ -100,17 +97,18 @@ impl InstallationReader {
         match api.list_metadata(&ListParams::default().limit(1)).await {
             Ok(_) => Ok(true),
             Err(kube::Error::Api(status)) if status.code == 404 => Ok(false),
-            Err(error) => Err(error).with_context(|| format!("cannot list {}", kind.resource().plural)),
+            Err(error) => bail!("cannot list {}: {}", kind.resource().plural, root_cause(&error)),
         }
     }
 
     async fn list_into(&self, kind: Kind, objects: &mut Objects) -> Result<bool> {
+        let plural = kind.resource().plural;
         let mut parameters = ListParams::default().labels_from(&managed_selector()).limit(PAGE);
         loop {
             let more = match kind {
                 Kind::CustomResourceDefinition => {
                     let api: Api<CustomResourceDefinition> = Api::all(self.client());
-                    let list = api.list_metadata(&parameters).await?;
+                    let list = api.list_metadata(&parameters).await.map_err(failed(format!("cannot list {plural}")))?;
                     for item in list.items {
                         let key = ObjectKey::from_metadata(&item.metadata);
                         objects.insert(kind, key, Arc::new(LiveObject::from_metadata(&item.metadata)));
@@ -122,7 +120,7 @@ impl InstallationReader {
                     let list = match api.list(&parameters).await {
                         Ok(list) => list,
                         Err(kube::Error::Api(status)) if status.code == 404 => return Ok(false),
-                        Err(error) => bail!(error),
+                        Err(error) => bail!("cannot list {plural}: {}", root_cause(&error)),
                     };
                     for item in list.items {
                         let key = ObjectKey::from_metadata(&item.metadata);
@@ -137,4 +135,9 @@ impl InstallationReader {
             }
         }
     }
+}
+
+/// An error with its root cause, because kube's errors repeat their sources.
+fn failed(what: String) -> impl FnOnce(kube::Error) -> anyhow::Error {
+    move |error| anyhow!("{what}: {}", root_cause(&error))
 }

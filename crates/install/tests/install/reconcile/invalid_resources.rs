@@ -121,7 +121,7 @@ fn an_installation_with_an_invalid_resource_is_kept_unchanged_and_reported() {
         cluster.kubevirt.metadata.deletion_timestamp = Some(Time(cluster.now));
         assert_eq!(cluster.reconcile().writes(), [""; 0], "{spec}");
         assert_eq!(cluster.kubevirt.metadata.finalizers, finalizers);
-        assert!(cluster.status()["conditions"].to_string().contains("does not remove"));
+        assert!(cluster.status()["conditions"].to_string().contains("cannot uninstall"));
     }
 }
 

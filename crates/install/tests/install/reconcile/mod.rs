@@ -465,5 +465,5 @@ fn a_deleted_resource_keeps_its_installation_and_reports_it() {
     cluster.objects.remove(&("Service".to_owned(), ObjectKey::namespaced("kubevirt", "virt-api")));
     let writes: Vec<String> = cluster.settle().iter().flat_map(Reconcile::writes).collect();
     assert_eq!(writes, ["Create(Service kubevirt/virt-api)"]);
-    assert!(cluster.status()["conditions"].to_string().contains("does not remove"));
+    assert!(cluster.status()["conditions"].to_string().contains("cannot uninstall"));
 }
