@@ -64,7 +64,9 @@ impl Observer {
             let position = (error.line(), error.column());
             Failure::bug(reason::UNREADABLE_ANSWER, format!("cached Machine is unreadable at {position:?}"))
         })?;
-        let parsed = Observed::new(machine, Timestamp::now())?;
+        #[expect(clippy::disallowed_methods, reason = "a reconcile observes the current time here")]
+        let now = Timestamp::now();
+        let parsed = Observed::new(machine, now)?;
         let resolved = parsed.resolved.as_ref().ok();
         let secret = self.secret(key);
         let source = self.source(key, &parsed, secret.as_ref()).await?;

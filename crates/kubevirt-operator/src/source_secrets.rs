@@ -132,6 +132,7 @@ impl SecretWatch {
         let parameters =
             WatchParams::default().fields(&format!("metadata.name={}", self.key.name())).timeout(WATCH_SECONDS);
         let (mut version, mut failures) = (FROM_NOW.to_owned(), 0);
+        #[expect(clippy::disallowed_methods, reason = "the jitter of retries is random")]
         let mut jitter = SmallRng::from_os_rng();
         loop {
             let watched = match self.api.watch_metadata(&parameters, &version).await {
