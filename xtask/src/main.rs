@@ -1,8 +1,8 @@
 //! Development commands of the project. `cargo xtask --help` lists them.
 //!
-//! This file parses the command line. Each command has its own module: `demo`, `test`, `lab_commands`, `parity`, `bench`,
-//! `chaos`, `generate` and `generate_release`. They share `programs` (builds the operators), `kubevirt_operator` (runs
-//! one of them in a lab) and `terminal` (output). `text_checks` contains only tests.
+//! This file parses the command line. Each command has its own module: `demo`, `test`, `lab_commands`, `parity`,
+//! `bench`, `chaos`, `generate` and `generate_release`. They share `programs` (builds the operators),
+//! `kubevirt_operator` (runs one of them in a lab) and `terminal` (output). `text_checks` contains only tests.
 
 #![expect(clippy::disallowed_methods, reason = "these commands measure and drive real programs in real time")]
 

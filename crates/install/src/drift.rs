@@ -195,8 +195,8 @@ fn is_empty(value: &Value) -> bool {
     }
 }
 
-/// Whether quantities, or maps of quantities, are equal. The API server normalizes a CPU of `0.5` to `500m`, and `1024Mi`
-/// to `1Gi`.
+/// Whether quantities, or maps of quantities, are equal. The API server normalizes a CPU of `0.5` to `500m`, and
+/// `1024Mi` to `1Gi`.
 fn equal_quantities(desired: &Value, actual: &Value) -> bool {
     match (desired, actual) {
         (Value::Object(desired), Value::Object(actual)) => {

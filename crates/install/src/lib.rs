@@ -18,8 +18,8 @@
 //! - the objects of the release: `config`, `strategy`, and one module per family (`rbac`, `crds`, `webhooks`,
 //!   `workloads`, `certificates`, `monitoring`, …)
 //! - the objects of one installation: `validation`, `customize`, `placement`, `installation`, `object`
-//! - one reconcile: `eligibility`, `desired`, `plan` (with `order`, `drift`, `up_to_date` and `orphans`), `report` (with
-//!   `warnings`)
+//! - one reconcile: `eligibility`, `desired`, `plan` (with `order`, `drift`, `up_to_date` and `orphans`), `report`
+//!   (with `warnings`)
 //! - outside of a reconcile: `admission` validates requests, `manifests` installs the operator itself
 
 pub mod admission;

@@ -1,5 +1,5 @@
-//! The input of a reconcile: the KubeVirt resource, the objects and features of the cluster, and the time. virt-operator
-//! fills it from its caches; this crate reads nothing from the cluster.
+//! The input of a reconcile: the KubeVirt resource, the objects and features of the cluster, and the time.
+//! virt-operator fills it from its caches; this crate reads nothing from the cluster.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

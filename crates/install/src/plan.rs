@@ -3,8 +3,8 @@
 //! Each wave of `order` is one step. A step contains no objects that are up to date, so the plan of a complete
 //! installation has no writes. Orphans are deleted last, when no other object needs them.
 //!
-//! `drift` compares one object, `orphans` finds the objects to delete, and the executor of the crate `runtime` sends the
-//! writes. `report` reports the result to the user.
+//! `drift` compares one object, `orphans` finds the objects to delete, and the executor of the crate `runtime` sends
+//! the writes. `report` reports the result to the user.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -286,7 +286,7 @@ impl Planner<'_> {
             return if live.deleting {
                 ObjectChange::AwaitDeletion(target)
             } else {
-                // Its name and its content follow from the same configuration, so the new ConfigMap has the same content.
+                // Its name and its content follow from the same configuration, so the new ConfigMap is equal.
                 ObjectChange::Recreate(delete(Kind::ConfigMap, &config.strategy_key(), live))
             };
         }

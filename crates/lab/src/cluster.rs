@@ -1,5 +1,5 @@
-//! One lab: started with [`LabOptions`], used through its client and kubeconfig, removed when it is dropped. It connects
-//! the servers (`control_plane`), the fault proxy and the simulators; each of them has its own module.
+//! One lab: started with [`LabOptions`], used through its client and kubeconfig, removed when it is dropped. It
+//! connects the servers (`control_plane`), the fault proxy and the simulators; each of them has its own module.
 
 use std::{
     path::{Path, PathBuf},

@@ -1,5 +1,5 @@
-//! Checks of the project's text, run by `cargo test -p xtask`: words that docs/writing.md forbids, and links in the docs
-//! that lead nowhere.
+//! Checks of the project's text, run by `cargo test -p xtask`: words that docs/writing.md forbids, and broken links in
+//! the docs.
 
 mod files;
 mod links;

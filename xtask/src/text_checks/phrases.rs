@@ -42,8 +42,8 @@ struct NormalizedText {
 }
 
 impl NormalizedText {
-    /// `lines` are the lines of the file on which the lines of `text` stand. Line breaks, indentation, and the marks with
-    /// which a line of a comment or a list begins count as space, so a phrase is found across lines.
+    /// `lines` are the line numbers of `text` in its file. Line breaks, indentation, and the marks with which a line of
+    /// a comment or a list begins count as space, so a phrase is found across lines.
     fn new(text: &str, lines: impl Iterator<Item = usize>) -> Self {
         let mut normalized = Self { text: String::new(), lines: Vec::new() };
         for (content, line) in text.lines().zip(lines) {

@@ -1,4 +1,5 @@
-//! Cases that the snapshots of `tests/reference` do not contain: feature gates, OpenShift and edge cases of the resource.
+//! Cases that the snapshots of `tests/reference` do not contain: feature gates, OpenShift and edge cases of the
+//! resource.
 
 use serde_json::json;
 
