@@ -17,7 +17,6 @@ use crate::{
     config::DeploymentConfig,
     desired::{Desired, UpToDate},
     drift::{Drift, drift, metadata_patch},
-    eligibility::is_eligible,
     installation::Installation,
     kind::Kind,
     live::{LiveObject, Rollout},
@@ -49,7 +48,7 @@ const OBSERVED_VERSIONS: [(&str, &str); 2] =
 /// is empty, and its report names the reason.
 pub fn plan(observed: &Observed, desired: &Desired) -> Result<Plan, Failure> {
     let mut plan = Plan::default();
-    if !is_eligible(observed) {
+    if matches!(desired, Desired::Nothing) {
         return Ok(plan);
     }
     // Without objects there is nothing to clean up, so an invalid resource gets no finalizer.

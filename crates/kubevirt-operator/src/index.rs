@@ -58,7 +58,7 @@ impl NetworkUsers {
     }
 }
 
-/// How many interfaces have a MAC address, as [`crate::cache::mac_hash`] hashes it.
+/// How many interfaces have a MAC address, as the cache hashes it (`mac_hash`).
 #[derive(Default)]
 pub(crate) struct MacAddresses(Mutex<HashMap<u64, u32>>);
 

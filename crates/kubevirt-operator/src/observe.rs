@@ -11,7 +11,7 @@ use kube::Client;
 use parking_lot::Mutex;
 use vitivirt_api::{ErrorClass, Failure, ObjectKey, machine::CloudInit, reason};
 use vitivirt_machine::{
-    Assessed, Observed, discards_user_data, macs,
+    Assessed, Observed, macs,
     observed::{Installed, NetworkAttachmentView, NetworkView, OwnedView, PvcView, SecretView, SourceView},
     render::{
         cloud_init::{digest, secret_name},
@@ -24,7 +24,7 @@ use vitivirt_runtime::watch::SyncState;
 use crate::{
     cache::{
         AttachmentEntry, Caches, ClassEntry, ImportEntry, MachineEntry, NetworkEntry, PvcEntry, SecretEntry, VmEntry,
-        VmiEntry, mac_hash,
+        VmiEntry,
     },
     live_check::LiveCheck,
     source_secrets::{SecretState, SourceSecrets},
@@ -82,14 +82,14 @@ impl Observer {
             import_sources: self.import_sources(key, resolved),
             vm: self.caches.vms.entry(key).as_ref().map(VmEntry::view),
             vmi: self.caches.vmis.entry(key).as_ref().map(VmiEntry::view),
-            macs_in_use: self.macs_in_use(key, &parsed),
+            macs_in_use: self.macs_in_use(&entry.value, &parsed),
             ..parsed
         };
         if observed.is_deleting() && observed.vm.is_none() {
             self.live_check.confirm_vm_gone(&mut observed).await?;
         }
         let assessed = Assessed::new(observed);
-        if !discards_user_data(&assessed) {
+        if !assessed.discards_user_data() {
             return Ok(Some(assessed));
         }
         let mut observed = assessed.into_observed();
@@ -156,14 +156,12 @@ impl Observer {
     }
 
     /// MAC addresses that an older Machine of the namespace uses on the same network.
-    fn macs_in_use(&self, key: &ObjectKey, observed: &Observed) -> BTreeMap<(String, String), String> {
-        let Ok(resolved) = &observed.resolved else { return BTreeMap::new() };
-        let namespace = key.namespace().unwrap_or_default();
-        let hashes = macs::addresses(resolved).map(|(network, mac)| mac_hash(namespace, network, mac));
+    fn macs_in_use(&self, machine: &MachineEntry, observed: &Observed) -> BTreeMap<(String, String), String> {
+        let hashes = machine.mac_hashes.iter().copied();
         let shared: Vec<u64> = hashes.filter(|hash| self.caches.index.mac_addresses.is_shared(*hash)).collect();
-        if shared.is_empty() {
+        let Some(resolved) = observed.resolved.as_ref().ok().filter(|_| !shared.is_empty()) else {
             return BTreeMap::new();
-        }
+        };
         let candidates = self.caches.machines.entries().into_iter().filter_map(|(_, entry)| {
             let may_conflict = entry.value.mac_hashes.iter().any(|hash| shared.contains(hash));
             may_conflict.then(|| entry.value.machine(&entry.resource_version).ok())?

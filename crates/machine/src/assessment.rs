@@ -8,10 +8,10 @@ use vitivirt_api::machine::{LABEL_MACHINE, LABEL_MACHINE_UID, POD_NETWORK, machi
 
 use crate::{
     changes::{ChangeKind, NO_EXPANSION, RejectedChange, rule_of},
-    observed::{Observed, PvcView, SourceView, StorageClassView},
+    observed::{Observed, PvcView, SecretView, SourceView, StorageClassView},
     problem::Problem,
     render::{cloud_init::secret_name, pvc::source_digest},
-    resolve::{DiskBacking, PvcSource, Resolved, ResolvedDisk, limits::network_configuration_error},
+    resolve::{DiskBacking, PowerState, PvcSource, Resolved, ResolvedDisk, limits::network_configuration_error},
 };
 
 /// The observed state and its assessment, which always belong together. Each reconcile has one.
@@ -33,6 +33,27 @@ impl Assessed {
 
     pub fn assessment(&self) -> &Assessment {
         &self.assessment
+    }
+
+    /// The cloud-init Secret, if the spec has no cloud-init any more. User data is secret, so it is not kept. A VMI that
+    /// started with it may still migrate, and a VMI that is about to start may be created from the earlier VM. Therefore
+    /// either a VMI exists that does not need the Secret, or the Machine is stopped and has no VMI.
+    pub(crate) fn obsolete_secret(&self) -> Option<&SecretView> {
+        let observed = &self.observed;
+        let resolved = self.assessment.applicable()?;
+        let no_vmi_will_start = observed.vmi.is_some() || resolved.power == PowerState::Stopped;
+        if resolved.cloud_init.is_some() || !no_vmi_will_start {
+            return None;
+        }
+        let needed = observed.vmi.as_ref().is_some_and(|vmi| vmi.deleting || vmi.needs_user_data);
+        let view = observed.secret.as_ref().filter(|_| !needed)?;
+        (!view.deleting && observed.controls(view.controller_uid.as_deref())).then_some(view)
+    }
+
+    /// Whether the plan deletes user data, which cannot be restored. The caches may lag, so the operator first reads the
+    /// Secret and the VMI from the API server.
+    pub fn discards_user_data(&self) -> bool {
+        !self.observed.is_deleting() && self.obsolete_secret().is_some()
     }
 
     /// The observed state alone, to be completed and assessed again.

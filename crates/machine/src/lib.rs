@@ -27,7 +27,7 @@ pub mod vmi_spec;
 
 pub use assessment::{Assessed, Assessment};
 pub use observed::Observed;
-pub use plan::{discards_user_data, owns, plan};
+pub use plan::{owns, plan};
 pub use problem::{Problem, ProblemKind};
 pub use report::report;
 pub use secret::SecretBytes;

@@ -21,7 +21,7 @@ use crate::{
     network_finalizer::protect,
     observed::{NetworkView, Observed, SecretView, SourceView},
     render::{self, cloud_init, network, pvc, vm},
-    resolve::{DiskBacking, PowerState, Resolved},
+    resolve::{DiskBacking, Resolved},
 };
 
 pub(crate) mod step {
@@ -44,7 +44,7 @@ pub fn plan(assessed: &Assessed) -> Result<Plan, Failure> {
         dependencies(observed, resolved)?,
         virtual_machine(observed, resolved)?,
         vmi_replacement(observed),
-        delete_obsolete_secret(observed, resolved),
+        delete_obsolete_secret(assessed),
     ];
     Ok(Plan { steps: steps.into_iter().filter(|step| !step.writes.is_empty()).collect() })
 }
@@ -212,36 +212,15 @@ fn vmi_replacement(observed: &Observed) -> Step {
     })
 }
 
-fn delete_obsolete_secret(observed: &Observed, resolved: &Resolved) -> Step {
-    let step = Step::new(step::OBSOLETE_SECRET);
-    match obsolete_secret(observed, resolved) {
+fn delete_obsolete_secret(assessed: &Assessed) -> Step {
+    let (step, observed) = (Step::new(step::OBSOLETE_SECRET), assessed.observed());
+    match assessed.obsolete_secret() {
         Some(view) => step.write(Write::Delete {
             target: Target::of_kind::<Secret>(observed.key(&cloud_init::secret_name(observed.name()))),
             uid: view.uid.clone(),
         }),
         None => step,
     }
-}
-
-/// The cloud-init Secret, if the spec has no cloud-init any more. User data is secret, so it is not kept. A VMI that
-/// started with it may still migrate, and a VMI that is about to start may be created from the earlier VM. Therefore
-/// either a VMI exists that does not need the Secret, or the Machine is stopped and has no VMI.
-fn obsolete_secret<'a>(observed: &'a Observed, resolved: &Resolved) -> Option<&'a SecretView> {
-    let no_vmi_will_start = observed.vmi.is_some() || resolved.power == PowerState::Stopped;
-    if resolved.cloud_init.is_some() || !no_vmi_will_start {
-        return None;
-    }
-    let needed = observed.vmi.as_ref().is_some_and(|vmi| vmi.deleting || vmi.needs_user_data);
-    let view = observed.secret.as_ref().filter(|_| !needed)?;
-    (!view.deleting && observed.controls(view.controller_uid.as_deref())).then_some(view)
-}
-
-/// Whether the plan deletes user data, which cannot be restored. The caches may lag, so the operator first reads the
-/// Secret and the VMI from the API server.
-pub fn discards_user_data(assessed: &Assessed) -> bool {
-    let observed = assessed.observed();
-    let resolved = assessed.assessment().applicable().filter(|_| !observed.is_deleting());
-    resolved.is_some_and(|resolved| obsolete_secret(observed, resolved).is_some())
 }
 
 /// The desired labels that are absent or different.

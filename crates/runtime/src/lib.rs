@@ -14,6 +14,7 @@ pub mod metrics;
 pub mod program;
 pub mod queue;
 pub mod reconcile;
+pub mod root_cause;
 pub mod server;
 mod shutdown;
 pub mod telemetry;

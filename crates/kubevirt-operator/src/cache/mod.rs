@@ -37,7 +37,7 @@ use vitivirt_runtime::watch::{Cache, Entry, Expression, WatchConfig, WatchedKind
 
 pub(crate) use self::{
     kubevirt::{VmEntry, VmiEntry},
-    machine::{MachineEntry, in_namespace, mac_hash},
+    machine::{MachineEntry, in_namespace},
     owned::{AttachmentEntry, ClassEntry, ImportEntry, NetworkEntry, PvcEntry, SecretEntry},
 };
 use crate::index::Index;

@@ -1,14 +1,12 @@
 //! The conditions other than Ready. Each describes one part of the machine, independently of the others.
 
-use k8s_openapi::jiff::{SignedDuration, Timestamp};
-use vitivirt_api::machine::{PvcPhase, VmiPhase, machine_reason as reason};
+use vitivirt_api::machine::{VmiPhase, machine_reason as reason};
 
-use super::summary::Summary;
+use super::{pending_pvcs::pending_pvcs, summary::Summary};
 use crate::{
     assessment::Assessment,
     changes::{pending_restart_fields, user_data_outdated},
-    observed::{Observed, PvcView, VmiView},
-    resolve::DiskBacking,
+    observed::{Observed, VmiView},
 };
 
 const NOT_EVALUATED: &str = "Not evaluated: the spec is invalid, see condition Ready";
@@ -33,53 +31,6 @@ pub(super) fn storage(observed: &Observed, assessment: &Assessment) -> (bool, &'
         None if assessment.resolved.is_none() => (false, reason::PVC_PENDING, NOT_EVALUATED.to_owned()),
         None => (true, reason::PVC_BOUND, "All disks are ready".to_owned()),
     }
-}
-
-/// PVCs that are not bound yet.
-pub(super) struct PendingPvcs {
-    /// Their names, and what each waits for.
-    pub(super) message: String,
-    /// One of them waits only for its volume, for longer than [`PROVISIONING`].
-    pub(super) overdue: bool,
-}
-
-/// How long the storage may take to create an empty volume before that is an error. Filling a volume may take hours.
-const PROVISIONING: SignedDuration = SignedDuration::from_mins(1);
-
-pub(super) fn pending_pvcs(observed: &Observed, assessment: &Assessment) -> Option<PendingPvcs> {
-    let resolved = assessment.resolved.as_ref()?;
-    let (mut pending, mut overdue) = (Vec::new(), false);
-    for disk in &resolved.disks {
-        let DiskBacking::Pvc { pvc, .. } = &disk.backing else { continue };
-        let view = observed.pvcs.get(pvc);
-        if view.is_some_and(|view| view.phase == PvcPhase::Bound) {
-            continue;
-        }
-        let class = view.and_then(|view| view.storage_class.as_deref());
-        let waits =
-            observed.storage_classes.iter().any(|known| Some(known.name.as_str()) == class && known.waits_for_consumer);
-        overdue |= !waits && view.is_some_and(|view| is_overdue(observed, view));
-        pending.push(match (view, waits) {
-            (None, _) => format!("PersistentVolumeClaim {pvc} is being created"),
-            (Some(_), true) => {
-                format!(
-                    "PersistentVolumeClaim {pvc} will be bound when the machine's pod is scheduled \
-                     (WaitForFirstConsumer)"
-                )
-            }
-            (Some(_), false) => format!(
-                "PersistentVolumeClaim {pvc} is waiting for a volume from StorageClass {}; see `kubectl describe pvc \
-                 {pvc}`",
-                class.unwrap_or_default()
-            ),
-        });
-    }
-    (!pending.is_empty()).then(|| PendingPvcs { message: pending.join("; "), overdue })
-}
-
-fn is_overdue(observed: &Observed, pvc: &PvcView) -> bool {
-    let since = Timestamp::from_second(pvc.created).unwrap_or(observed.now);
-    pvc.source.is_none() && observed.now.duration_since(since) > PROVISIONING
 }
 
 pub(super) fn network(observed: &Observed, assessment: &Assessment) -> (bool, &'static str, String) {

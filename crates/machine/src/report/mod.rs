@@ -5,6 +5,7 @@ mod conditions;
 mod deletion;
 mod events;
 mod failures;
+mod pending_pvcs;
 mod summary;
 
 use std::time::Duration;

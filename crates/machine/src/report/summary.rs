@@ -7,8 +7,8 @@ use vitivirt_api::{
 };
 
 use super::{
-    conditions::pending_pvcs,
     failures::{classify_failure, sentence_case},
+    pending_pvcs::pending_pvcs,
 };
 use crate::{
     assessment::Assessment,

@@ -10,9 +10,8 @@ use vitivirt_api::{
     },
     reason,
 };
-use vitivirt_machine::{
-    changes::{ChangeKind, ChangeRule, Effect, FieldChange, RULES, RejectedChange, changes_of, rule_of},
-    discards_user_data,
+use vitivirt_machine::changes::{
+    ChangeKind, ChangeRule, Effect, FieldChange, RULES, RejectedChange, changes_of, rule_of,
 };
 
 use crate::simulated_cluster::{SimulatedCluster, running};
@@ -150,10 +149,10 @@ fn an_obsolete_cloud_init_secret_is_deleted_when_no_vmi_needs_it() {
     cluster.reconcile_until_up_to_date();
     assert!(cluster.observed.secret.is_some(), "it is already being deleted");
     cluster.observed.secret.as_mut().unwrap().deleting = false;
-    assert!(discards_user_data(&cluster.assessed()), "the observer does a live check");
+    assert!(cluster.assessed().discards_user_data(), "the observer does a live check");
     cluster.reconcile_until_up_to_date();
     assert!(cluster.observed.secret.is_none());
-    assert!(!discards_user_data(&cluster.assessed()));
+    assert!(!cluster.assessed().discards_user_data());
 }
 
 /// An older role or a policy may forbid the deletion.

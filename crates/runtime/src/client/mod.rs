@@ -28,7 +28,7 @@ use tower::{BoxError, ServiceBuilder};
 
 pub use self::bucket::Bucket;
 pub(crate) use self::layer::{ClientLayer, DeadlineExceeded, NotLeading};
-use crate::{metrics::Metrics, reconcile::root_cause};
+use crate::{metrics::Metrics, root_cause::root_cause};
 
 /// Longer than the usual timeout of a webhook, shorter than the deadline of a reconcile.
 pub(crate) const REQUEST_DEADLINE: Duration = Duration::from_secs(15);

@@ -8,7 +8,10 @@ use std::{borrow::Cow, time::Duration};
 use kube::core::Status;
 use vitivirt_api::{Failure, Target, reason};
 
-use crate::client::{DeadlineExceeded, NotLeading};
+use crate::{
+    client::{DeadlineExceeded, NotLeading},
+    root_cause::root_cause,
+};
 
 /// Conditions and events show the server's message to users. A longer one is not more useful.
 const MESSAGE_LIMIT: usize = 1024;
@@ -124,15 +127,6 @@ fn is_caused_by<E: std::error::Error + 'static>(error: &kube::Error) -> bool {
         next = error.source();
     }
     false
-}
-
-/// "connection refused" instead of the four errors that wrap it.
-pub fn root_cause(error: &(dyn std::error::Error + 'static)) -> String {
-    let mut last = error;
-    while let Some(source) = last.source() {
-        last = source;
-    }
-    last.to_string()
 }
 
 fn bounded(text: &str) -> Cow<'_, str> {

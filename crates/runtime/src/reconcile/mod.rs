@@ -20,7 +20,7 @@ use tokio::time::timeout;
 use vitivirt_api::{ErrorClass, Failure, ObjectKey, Outcome, Plan, Report, Stop, Target, reason};
 
 pub use self::{
-    classify::{classify, root_cause},
+    classify::classify,
     executor::Executor,
     runner::{Runner, RunnerOptions},
 };

@@ -14,7 +14,7 @@ use vitivirt_install::{Cluster, DeploymentConfig, Kind, LiveObject, Objects};
 use vitivirt_runtime::{
     client::{configuration, connect},
     metrics::Metrics,
-    reconcile::root_cause,
+    root_cause::root_cause,
 };
 
 use crate::cache::{managed_selector, schedulable_selector};
