@@ -17,6 +17,7 @@ use crate::{
     config::DeploymentConfig,
     desired::{Desired, UpToDate},
     drift::{Drift, drift, metadata_patch},
+    eligibility::is_eligible,
     installation::Installation,
     kind::Kind,
     live::{LiveObject, Rollout},
@@ -48,7 +49,7 @@ const OBSERVED_VERSIONS: [(&str, &str); 2] =
 /// is empty, and its report names the reason.
 pub fn plan(observed: &Observed, desired: &Desired) -> Result<Plan, Failure> {
     let mut plan = Plan::default();
-    if matches!(desired, Desired::Nothing) {
+    if !is_eligible(observed) {
         return Ok(plan);
     }
     // Without objects there is nothing to clean up, so an invalid resource gets no finalizer.

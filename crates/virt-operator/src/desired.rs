@@ -118,7 +118,7 @@ impl DesiredStateBuilder {
         let stored_objects = self.stored_objects.take();
         // Without a plan no object was compared.
         let no_plan = matches!(outcome.stop, Stop::Failed { step: PLAN_STEP, .. });
-        if no_plan || matches!(desired, Desired::Nothing) {
+        if no_plan || !is_eligible(observed) {
             return;
         }
         let up_to_date = up_to_date_after(observed, desired, plan, &stored_objects);
