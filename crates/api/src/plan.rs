@@ -210,11 +210,20 @@ pub struct Step {
     pub name: &'static str,
     pub writes: Vec<Write>,
     pub wait: Option<Wait>,
+    /// Whether the step is executed although an earlier step failed or waits. Other steps are executed only when
+    /// everything before them is done.
+    pub independent: bool,
 }
 
 impl Step {
     pub fn new(name: &'static str) -> Self {
-        Self { name, writes: Vec::new(), wait: None }
+        Self { name, writes: Vec::new(), wait: None, independent: false }
+    }
+
+    #[must_use]
+    pub fn independent(mut self, independent: bool) -> Self {
+        self.independent = independent;
+        self
     }
 
     #[must_use]
@@ -247,17 +256,28 @@ impl Plan {
     }
 }
 
-/// Where the executor stopped.
+/// Where the executor stopped. Later steps were executed only if they are independent.
 #[derive(Clone, PartialEq)]
 pub enum Stop {
     /// Every step is done.
     Done,
-    /// A step waits; the later steps were not started.
+    /// A step waits, and no step failed.
     Waiting { step: &'static str, wait: Wait },
     /// A name that is needed belongs to another object, which was not changed. `live` is that object.
     NameConflict { step: &'static str, target: Target, live: Body },
-    /// A request failed; the later steps were not started.
+    /// A request failed.
     Failed { step: &'static str, failure: Failure },
+}
+
+impl Stop {
+    /// The stop of a plan after one more step: the first failure counts, and then the first wait.
+    #[must_use]
+    pub fn or_worse(self, later: Self) -> Self {
+        match (&self, &later) {
+            (Self::Done, _) | (Self::Waiting { .. }, Self::NameConflict { .. } | Self::Failed { .. }) => later,
+            _ => self,
+        }
+    }
 }
 
 impl fmt::Debug for Stop {

@@ -8,7 +8,7 @@
 //! ```text
 //! KubeVirt + Environment ─► DeploymentConfig ─► InstallStrategy ─┐      as the release defines it, one file per family
 //! KubeVirt + Cluster ────────────────────────────────────────────┴─► Installation      customized and placed
-//! Installation + IssuedCertificates ─► Desired
+//! Installation ─► Desired
 //! Observed + Desired ─► plan ─► Plan ─► (runtime) ─► Outcome ─► report ─► Report
 //! ```
 //!
@@ -57,6 +57,7 @@ mod rollout;
 mod services;
 mod strategy;
 mod template;
+mod trust;
 mod up_to_date;
 pub mod validation;
 mod warnings;
@@ -72,13 +73,15 @@ pub use kind::Kind;
 pub use live::LiveObject;
 pub use object::InstallationObject;
 pub use observed::{Objects, Observed};
+pub use order::{Lane, Stage};
 pub use orphans::orphans;
 pub use plan::{owns, plan};
-pub use report::{problem, report};
+pub use report::{lane_problem, problem, report};
 pub use strategy::{
     InstallStrategy, StrategyItem, config_map,
     job::{is_of_another_release, variable},
 };
+pub use trust::{TRUSTING_KINDS, trusted_bundles};
 pub use up_to_date::{StoredObjects, up_to_date_after};
 pub use warnings::warnings;
 

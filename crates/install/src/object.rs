@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 use vitivirt_api::{Body, Failure, ObjectKey, Target};
 
 use crate::{
-    certificates::{BUNDLE_KEY, CA, IssuedCertificates},
+    certificates::{BUNDLE_KEY, CA, IssuedCertificates, KeyPair},
     config::DeploymentConfig,
     kind::Kind,
     managed_metadata::ManagedMetadata,
@@ -126,10 +126,7 @@ impl InstallationObject {
                 set_field(object, "data", data);
             }
             Kind::Secret => {
-                let data = certificates.key_pair(self.key.name()).map(|pair| {
-                    json_object([("tls.crt", base64_value(&pair.certificate)), ("tls.key", base64_value(&pair.key))])
-                });
-                set_field(object, "data", data);
+                set_field(object, "data", certificates.key_pair(self.key.name()).map(|pair| key_pair_data(&pair)));
             }
             _ => {}
         }
@@ -146,7 +143,12 @@ fn json_object<const N: usize>(pairs: [(&str, Value); N]) -> Value {
     Value::Object(pairs.into_iter().map(|(key, value)| (key.to_owned(), value)).collect::<Map<_, _>>())
 }
 
+/// The data of a Secret of type `kubernetes.io/tls`.
+pub(crate) fn key_pair_data(pair: &KeyPair) -> Value {
+    json_object([("tls.crt", base64_value(&pair.certificate)), ("tls.key", base64_value(&pair.key))])
+}
+
 /// Bytes in base64, as in JSON.
-fn base64_value(bytes: &[u8]) -> Value {
+pub(crate) fn base64_value(bytes: &[u8]) -> Value {
     serde_json::to_value(ByteString(bytes.to_vec())).unwrap_or_default()
 }

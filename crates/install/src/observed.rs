@@ -9,7 +9,7 @@ use std::{
 use k8s_openapi::jiff::Timestamp;
 use vitivirt_api::{ObjectKey, kubevirt::KubeVirt};
 
-use crate::{environment::Cluster, kind::Kind, live::LiveObject, names::annotation};
+use crate::{environment::Cluster, kind::Kind, live::LiveObject, names::annotation, order::Lane};
 
 pub struct Observed {
     pub kubevirt: KubeVirt,
@@ -31,6 +31,10 @@ pub struct Observed {
     pub caches_complete: bool,
     /// CRDs that the installation no longer contains but that still have objects.
     pub crds_with_objects: BTreeSet<ObjectKey>,
+    /// Why the operator could not check whether orphans may be deleted.
+    pub unchecked_orphans: Option<String>,
+    /// What is wrong in the lanes that only report, see [`crate::lane_problem`].
+    pub lane_problems: BTreeMap<Lane, String>,
 }
 
 impl Observed {

@@ -20,7 +20,7 @@ use vitivirt_api::{
 
 use crate::{
     RELEASE, config::DeploymentConfig, desired::Desired, eligibility::ineligible_message, kind::Kind,
-    names::event_reason, observed::Observed, orphans::orphans, warnings::all_warnings,
+    names::event_reason, observed::Observed, orphans::orphans, plan::optional_step, warnings::all_warnings,
 };
 
 const MESSAGE_LIMIT: usize = 1024;
@@ -51,6 +51,7 @@ mod reason {
     pub(super) const EXISTING: &str = "ExistingDeployment";
     pub(super) const FAILED: &str = "DeploymentFailed";
     pub(super) const NOT_REMOVED: &str = "DeletionFailed";
+    pub(super) const PROBLEM: &str = "PartiallySynchronized";
     pub(super) const READY: &str = "AllComponentsReady";
     pub(super) const UPDATING: &str = "UpdateInProgress";
 }
@@ -86,13 +87,14 @@ pub fn report(observed: &Observed, desired: &Desired, plan: &Plan, outcome: &Out
     if let Some(config) = desired.config() {
         set_target(&mut status, config);
     }
-    match failure(desired, outcome) {
+    let (stop, optional_problem) = without_optional_steps(&outcome.stop);
+    match failure(desired, &stop) {
         Some(failure) => {
             let message = format!("An error occurred during deployment: {}", failure.message);
             set_failed(&mut status, &message);
             events.push((EventKind::Warning, event_reason::FAILED, message));
         }
-        None if outcome.stop == Stop::Done => {
+        None if stop == Stop::Done => {
             set_deployed(&mut status, observed);
             status.generations = generations(observed, desired, plan, &before);
             if before.phase != status.phase || before.observed_deployment_id != status.observed_deployment_id {
@@ -100,10 +102,15 @@ pub fn report(observed: &Observed, desired: &Desired, plan: &Plan, outcome: &Out
                 events.push((EventKind::Normal, event_reason::DEPLOYED, message));
             }
         }
-        None => set_progressing(&mut status, &before, outcome, observed.now),
+        None => set_progressing(&mut status, &before, &stop, observed.now),
+    }
+    let problems = lane_problems(observed, optional_problem);
+    if !problems.is_empty() {
+        set_problems(&mut status, &problems);
+        events.extend(problems.into_iter().map(|message| (EventKind::Warning, event_reason::PROBLEM, message)));
     }
     status.synchronization_addresses.clone_from(&observed.synchronization_addresses);
-    events.extend(warning_events(observed, desired, &before, outcome));
+    events.extend(warning_events(observed, desired, &before, &stop));
     if kubevirt.metadata.deletion_timestamp.is_some() {
         set_condition(&mut status, condition::SYNCHRONIZED, "False", reason::NOT_REMOVED, NOT_REMOVED);
         events.push((EventKind::Warning, event_reason::NOT_REMOVED, NOT_REMOVED.to_owned()));
@@ -116,10 +123,10 @@ fn warning_events(
     observed: &Observed,
     desired: &Desired,
     before: &KubeVirtStatus,
-    outcome: &Outcome,
+    stop: &Stop,
 ) -> Vec<(EventKind, &'static str, String)> {
     let kubevirt = &observed.kubevirt;
-    if outcome.stop != Stop::Done || before.observed_generation == kubevirt.metadata.generation {
+    if *stop != Stop::Done || before.observed_generation == kubevirt.metadata.generation {
         return Vec::new();
     }
     let warnings = all_warnings(kubevirt, desired.installation().map(|installation| &**installation)).into_iter();
@@ -149,11 +156,15 @@ fn set_target(status: &mut KubeVirtStatus, config: &DeploymentConfig) {
 }
 
 /// The failure that blocks the installation. A wait is not a failure.
-fn failure(desired: &Desired, outcome: &Outcome) -> Option<Failure> {
+fn failure(desired: &Desired, stop: &Stop) -> Option<Failure> {
     if let Some(failure) = desired.invalid() {
         return Some(failure.clone());
     }
-    match &outcome.stop {
+    stop_failure(stop)
+}
+
+fn stop_failure(stop: &Stop) -> Option<Failure> {
+    match stop {
         Stop::Failed { failure, .. } => Some(failure.clone()),
         Stop::NameConflict { target, .. } => Some(Failure::invalid(
             NAME_TAKEN,
@@ -164,6 +175,43 @@ fn failure(desired: &Desired, outcome: &Outcome) -> Option<Failure> {
         )),
         Stop::Done | Stop::Waiting { .. } => None,
     }
+}
+
+/// What is wrong in a lane that only reports. `None` if it is done. The outer `None`: the cluster changed during the
+/// reconcile, and the next one follows at once.
+pub fn lane_problem(stop: &Stop) -> Option<Option<String>> {
+    match stop {
+        Stop::Failed { failure, .. } if failure.class == ErrorClass::Conflict => None,
+        Stop::Waiting { wait, .. } => Some(Some(wait.message.clone())),
+        stop => Some(stop_failure(stop).map(|failure| failure.message)),
+    }
+}
+
+/// A failed step that the installation does not need does not affect its conditions: the installation counts as done,
+/// and the failure is returned separately.
+fn without_optional_steps(stop: &Stop) -> (Stop, Option<String>) {
+    match stop {
+        Stop::Failed { step: optional_step::ORPHANS | optional_step::NAMESPACE, failure } => {
+            (Stop::Done, Some(failure.message.clone()))
+        }
+        stop => (stop.clone(), None),
+    }
+}
+
+fn lane_problems(observed: &Observed, optional: Option<String>) -> Vec<String> {
+    let lanes = observed.lane_problems.iter().map(|(lane, problem)| format!("{lane}: {problem}"));
+    lanes.chain(observed.unchecked_orphans.clone()).chain(optional).collect()
+}
+
+/// Problems that do not affect running components: the resource is not synchronized, and that is all.
+fn set_problems(status: &mut KubeVirtStatus, problems: &[String]) {
+    let existing = status.conditions.iter().find(|condition| condition.condition_type == condition::SYNCHRONIZED);
+    let (reason, earlier) = match existing {
+        Some(existing) => (existing.reason.clone(), Some(existing.message.clone())),
+        None => (reason::PROBLEM.to_owned(), None),
+    };
+    let message: Vec<String> = earlier.into_iter().chain(problems.iter().cloned()).collect();
+    set_condition(status, condition::SYNCHRONIZED, "False", &reason, &message.join("; "));
 }
 
 fn set_failed(status: &mut KubeVirtStatus, message: &str) {
@@ -177,7 +225,7 @@ fn set_failed(status: &mut KubeVirtStatus, message: &str) {
     }
 }
 
-fn set_progressing(status: &mut KubeVirtStatus, before: &KubeVirtStatus, outcome: &Outcome, now: Timestamp) {
+fn set_progressing(status: &mut KubeVirtStatus, before: &KubeVirtStatus, stop: &Stop, now: Timestamp) {
     let updating =
         !status.observed_deployment_id.is_empty() && status.observed_deployment_id != status.target_deployment_id;
     remove_condition(status, condition::SYNCHRONIZED);
@@ -203,7 +251,7 @@ fn set_progressing(status: &mut KubeVirtStatus, before: &KubeVirtStatus, outcome
         // A message that already names the wait keeps naming it.
         !quiet || reported.message.len() > message.len()
     });
-    if let Stop::Waiting { wait, .. } = &outcome.stop
+    if let Stop::Waiting { wait, .. } = stop
         && (status.phase == phase::DEPLOYED || long)
     {
         message = format!("{message}; {}", wait.message);
@@ -349,7 +397,8 @@ fn build_report(
         .any(|condition| condition.condition_type == condition::PROGRESSING && condition.status == "True");
     let orphans_kept = !observed.caches_complete && !orphans(observed, desired).is_empty();
     let invalid = desired.invalid().is_some();
-    let requeue = (waits || orphans_kept || invalid).then_some(REQUEUE);
+    let unchecked = observed.unchecked_orphans.is_some();
+    let requeue_after = (waits || orphans_kept || unchecked || invalid).then_some(REQUEUE);
     let event_record = |(kind, reason, message): (EventKind, &'static str, String)| EventRecord {
         about: about.clone(),
         kind,
@@ -364,15 +413,11 @@ fn build_report(
         observed: json(&before),
         desired: json(&status),
     };
-    let time_until = |at: Timestamp| {
-        let seconds = at.as_second().saturating_sub(observed.now.as_second()).max(1);
-        Duration::from_secs(seconds.unsigned_abs())
-    };
     Report {
         status: Some(write),
         // If the status did not change, an earlier reconcile has recorded these events.
         events: if changed { events.into_iter().map(event_record).collect() } else { Vec::new() },
-        requeue_after: [desired.renew_at().map(time_until), requeue].into_iter().flatten().min(),
+        requeue_after,
         error: None,
     }
 }

@@ -6,19 +6,20 @@ use std::collections::HashMap;
 use vitivirt_api::{ObjectKey, Plan, Target, Write};
 
 use crate::{
-    certificates::IssuedCertificates,
     desired::{Desired, UpToDate},
     drift::{Drift, drift},
     kind::Kind,
     live::LiveObject,
     object::InstallationObject,
     observed::Observed,
+    order::Lane,
+    trust::{StoredTrust, keep_live_trust},
 };
 
 /// What the API server stored for the writes of one reconcile.
 pub type StoredObjects = HashMap<(Kind, ObjectKey), LiveObject>;
 
-/// The objects that match the desired state after a reconcile: those that matched before, and those that the API server
+/// The objects that match the desired state after a reconcile of one lane: those that matched before, and those that the API server
 /// stored for its writes. The API server may normalize a value that the operator wrote. The stored object counts as a
 /// match then too; otherwise the operator would patch it in every reconcile. `None`: there is no installation.
 pub fn up_to_date_after(
@@ -26,19 +27,19 @@ pub fn up_to_date_after(
     desired: &Desired,
     plan: &Plan,
     stored_objects: &StoredObjects,
+    lane: Lane,
 ) -> Option<UpToDate> {
-    let Desired::Installation { installation, certificates, up_to_date, .. } = desired else { return None };
+    let Desired::Installation { installation, up_to_date } = desired else { return None };
+    let trust = StoredTrust::new(observed);
     let mut up_to_date = UpToDate::clone(up_to_date);
     let writes = plan.steps.iter().flat_map(|step| &step.writes);
     let writes: HashMap<&Target, &Write> = writes.map(|write| (write.target(), write)).collect();
-    for object in &installation.objects {
+    for object in installation.objects.iter().filter(|object| object.stage.lane() == lane) {
         let key = (object.kind, object.key.clone());
         let digest = match writes.get(&object.target()) {
             Some(write) => {
                 let stored = stored_objects.get(&key);
-                stored
-                    .filter(|stored| stored_matches(object, &**certificates, write, stored))
-                    .map(|stored| stored.digest)
+                stored.filter(|stored| stored_matches(object, &trust, write, stored)).map(|stored| stored.digest)
             }
             None => observed.objects.get(object.kind, &object.key).map(|live| live.digest),
         };
@@ -52,15 +53,12 @@ pub fn up_to_date_after(
 
 /// Whether a stored object matches the desired one, except for values that the API server normalized, and contains
 /// nothing that another client wrote at the same time.
-fn stored_matches(
-    object: &InstallationObject,
-    certificates: &dyn IssuedCertificates,
-    write: &Write,
-    stored: &LiveObject,
-) -> bool {
+fn stored_matches(object: &InstallationObject, trust: &StoredTrust, write: &Write, stored: &LiveObject) -> bool {
     let Write::Patch { operations, .. } = write else { return true };
-    let Ok(desired) = object.body(certificates) else { return false };
-    match drift(object.kind, desired.json(), stored) {
+    let Ok(desired) = object.body(trust) else { return false };
+    let mut desired = desired.into_json();
+    keep_live_trust(object.kind, &mut desired, &stored.content().unwrap_or_default());
+    match drift(object.kind, &desired, stored) {
         Ok(Drift::None) => true,
         Ok(Drift::Patch(left)) => {
             left.iter().all(|left| operations.iter().any(|operation| operation.path == left.path))

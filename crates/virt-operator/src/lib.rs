@@ -7,10 +7,12 @@
 
 mod arguments;
 mod cache;
+mod certificate_controller;
 mod certificates;
 mod commands;
 mod controller;
 mod desired;
+mod lanes;
 mod lazy_watch;
 mod metrics;
 mod migration_addresses;

@@ -1,17 +1,24 @@
 //! The observe step: what the caches show of a KubeVirt resource and its installation.
 
-use std::{collections::BTreeSet, sync::Arc, time::SystemTime};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::SystemTime,
+};
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::{Api, Client, api::ListParams, core::DynamicObject};
-use vitivirt_api::{ApiResource, Failure, ObjectKey, Target, kubevirt::KubeVirt, reason};
+use vitivirt_api::{ApiResource, ErrorClass, Failure, ObjectKey, Target, kubevirt::KubeVirt, reason};
 use vitivirt_install::{
-    Cluster, DeploymentConfig, Desired, Environment, Kind, Objects, Observed,
+    Cluster, DeploymentConfig, Desired, Environment, Kind, Lane, Objects, Observed,
     names::gate::DECENTRALIZED_LIVE_MIGRATION, orphans,
 };
 use vitivirt_runtime::reconcile::classify;
 
-use crate::{cache::Caches, desired::timestamp, migration_addresses::MigrationAddresses, monitoring::Monitoring};
+use crate::{
+    cache::Caches, desired::timestamp, lanes::LaneProblems, migration_addresses::MigrationAddresses,
+    monitoring::Monitoring,
+};
 
 pub(crate) struct Observer {
     pub(crate) client: Client,
@@ -21,6 +28,7 @@ pub(crate) struct Observer {
     pub(crate) namespace: String,
     pub(crate) monitoring: Monitoring,
     pub(crate) migration_addresses: MigrationAddresses,
+    pub(crate) lane_problems: Arc<LaneProblems>,
 }
 
 impl Observer {
@@ -37,19 +45,19 @@ impl Observer {
         let objects = self.caches.objects();
         let config = DeploymentConfig::new(&kubevirt, &self.environment);
         let mut cluster = self.caches.cluster();
+        let mut lane_problems = self.lane_problems.get();
+        let mut monitoring_known = true;
         if cluster.service_monitors {
-            cluster.monitor_namespace = self.monitoring.namespace(&config).await?;
+            match self.monitoring.namespace(&config).await {
+                Ok(namespace) => cluster.monitor_namespace = namespace,
+                Err(failure) => {
+                    monitoring_known = false;
+                    lane_problems.insert(Lane::Monitoring, failure.message);
+                }
+            }
         } else {
             self.monitoring.close();
         }
-        let synchronizes =
-            kubevirt.spec.configuration.feature_gates().iter().any(|gate| gate == DECENTRALIZED_LIVE_MIGRATION);
-        let synchronization_addresses = if synchronizes {
-            self.migration_addresses.addresses(&config).await?
-        } else {
-            self.migration_addresses.close();
-            Vec::new()
-        };
         Ok(Some(Observed {
             first_kubevirt: None,
             operator_namespace: self.namespace.clone(),
@@ -58,9 +66,12 @@ impl Observer {
             cluster,
             objects,
             namespace: self.caches.namespace(&self.namespace),
-            synchronization_addresses,
-            caches_complete,
+            synchronization_addresses: self.synchronization_addresses(&kubevirt, &config).await,
+            // Objects of a monitoring stack that could not be looked up are not orphans.
+            caches_complete: caches_complete && monitoring_known,
             crds_with_objects: BTreeSet::new(),
+            unchecked_orphans: None,
+            lane_problems,
             kubevirt: Arc::unwrap_or_clone(kubevirt),
         }))
     }
@@ -84,17 +95,43 @@ impl Observer {
             synchronization_addresses: Vec::new(),
             caches_complete: false,
             crds_with_objects: BTreeSet::new(),
+            unchecked_orphans: None,
+            lane_problems: BTreeMap::new(),
             kubevirt,
         })
     }
 
-    /// The live check before orphans are deleted: the resource must be current, and an orphaned CRD must have no
-    /// objects.
+    /// The reported addresses stay if the present ones cannot be read.
+    async fn synchronization_addresses(&self, kubevirt: &KubeVirt, config: &DeploymentConfig) -> Vec<String> {
+        let gates = kubevirt.spec.configuration.feature_gates();
+        if !gates.iter().any(|gate| gate == DECENTRALIZED_LIVE_MIGRATION) {
+            self.migration_addresses.close();
+            return Vec::new();
+        }
+        self.migration_addresses.addresses(config).await.unwrap_or_else(|failure| {
+            tracing::warn!(error = failure.message, "addresses of virt-synchronization-controller cannot be read");
+            kubevirt.status.as_ref().map(|status| status.synchronization_addresses.clone()).unwrap_or_default()
+        })
+    }
+
+    /// Before orphans are deleted: if the live check fails, they stay, and the rest of the installation goes on.
     pub(crate) async fn check_orphans(&self, observed: &mut Observed, desired: &Desired) -> Result<(), Failure> {
         let orphans = if observed.caches_complete { orphans(observed, desired) } else { Vec::new() };
         if orphans.is_empty() {
             return Ok(());
         }
+        match self.live_check(observed, orphans).await {
+            Err(failure) if failure.class != ErrorClass::Conflict => {
+                observed.unchecked_orphans =
+                    Some(format!("objects of an earlier installation are kept: {}", failure.message));
+                Ok(())
+            }
+            result => result,
+        }
+    }
+
+    /// The resource must be current, and an orphaned CRD must have no objects.
+    async fn live_check(&self, observed: &mut Observed, orphans: Vec<(Kind, ObjectKey)>) -> Result<(), Failure> {
         let key = ObjectKey::from_metadata(&observed.kubevirt.metadata);
         let api: Api<KubeVirt> = Api::namespaced(self.client.clone(), &self.namespace);
         let target = Target::of_kind::<KubeVirt>(key.clone());

@@ -1,5 +1,6 @@
 //! The apply step, and the only code that writes objects. It executes a plan step by step and sends the writes of one
-//! step concurrently. It stops where the plan says wait, where a name already exists, or where a request fails.
+//! step concurrently. It stops where the plan says wait, where a name already exists, or where a request fails, except
+//! for the steps that are independent of that.
 //!
 //! The caches learn of each write at once, so that the next reconcile sees it before the watch delivers it.
 
@@ -88,33 +89,31 @@ impl Executor {
         F: Fn(&Target, &Value) -> bool,
     {
         let mut written = 0;
+        let mut stop = Stop::Done;
         for step in &plan.steps {
+            if stop != Stop::Done && !step.independent {
+                continue;
+            }
             // The writes of one step do not depend on each other. A failed write does not stop the others, and none is
             // dropped while its request is in flight, when its effect would be unknown.
             let calls: Vec<_> = step.writes.iter().map(|write| self.write(write, fence, &owns)).collect();
             let results: Vec<_> = stream::iter(calls).buffered(WRITES_AT_ONCE).collect().await;
-            let mut stop = None;
             for (target, result) in step.writes.iter().map(Write::target).zip(results) {
                 match result {
                     Ok(WriteResult::Done) => written += 1,
                     Ok(WriteResult::SkippedNoOp) => {}
                     Ok(WriteResult::NameConflict(live)) => {
                         let (target, live) = (target.clone(), Body::from(live));
-                        stop.get_or_insert(Stop::NameConflict { step: step.name, target, live });
+                        stop = stop.or_worse(Stop::NameConflict { step: step.name, target, live });
                     }
-                    Err(failure) => {
-                        stop.get_or_insert(Stop::Failed { step: step.name, failure });
-                    }
+                    Err(failure) => stop = stop.or_worse(Stop::Failed { step: step.name, failure }),
                 }
             }
-            if let Some(stop) = stop {
-                return Outcome { stop, written };
-            }
             if let Some(wait) = &step.wait {
-                return Outcome { stop: Stop::Waiting { step: step.name, wait: wait.clone() }, written };
+                stop = stop.or_worse(Stop::Waiting { step: step.name, wait: wait.clone() });
             }
         }
-        Outcome { stop: Stop::Done, written }
+        Outcome { stop, written }
     }
 
     /// Writes the status if it differs from the observed one. Returns whether it did.

@@ -5,22 +5,24 @@ use std::{process::ExitCode, sync::Arc, time::SystemTime};
 
 use anyhow::{Context, Result};
 use clap::Args;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::Value;
 use vitivirt_api::{Failure, ObjectKey, Operation, Plan, Target, Write, kubevirt::KubeVirt};
 use vitivirt_cli::{
     ChangeEffect, ClusterArguments, CommandResult, FileArguments, OrInvalid, PlanDocument, PlanOutput, PlanResult,
     PlannedChange, PlannedObject, PlannedWrite, WriteAction,
 };
-use vitivirt_install::{DeploymentConfig, Desired, Environment, Observed, desired_installation};
+use vitivirt_install::{
+    DeploymentConfig, Desired, Environment, Kind, Lane, LiveObject, Observed,
+    certificates::{CertificateScope, DesiredCertificates, certificate_plan},
+    desired_installation,
+};
 
 use super::{
     cluster::InstallationReader,
     render::{environment, read_kubevirt},
 };
-use crate::{
-    desired::{renew_certificates, timestamp, with_certificates},
-    observe::architecture,
-};
+use crate::{certificate_controller::renew_certificates, desired::timestamp, observe::architecture};
 
 #[derive(Debug, Clone, Args)]
 pub(crate) struct PlanArguments {
@@ -54,7 +56,7 @@ async fn plan(cluster: &ClusterArguments, environment: &Environment, given: Kube
     #[expect(clippy::disallowed_methods, reason = "the plan is made for the current time")]
     let now = SystemTime::now();
     let namespace = key.namespace().unwrap_or_default();
-    let observed = Observed {
+    let mut observed = Observed {
         first_kubevirt: others.first().map(|other| ObjectKey::from_metadata(&other.metadata)),
         operator_namespace: namespace.to_owned(),
         architecture: architecture(),
@@ -65,21 +67,60 @@ async fn plan(cluster: &ClusterArguments, environment: &Environment, given: Kube
         objects: found.objects,
         caches_complete: true,
         crds_with_objects: Default::default(),
+        unchecked_orphans: None,
+        lane_problems: Default::default(),
         kubevirt,
     };
     let desired = desired(&observed, environment).unwrap_or_else(Desired::Invalid);
-    let plan = vitivirt_install::plan(&observed, &desired)?;
+    let plan = whole_plan(&mut observed, &desired, environment)?;
     Ok(planned_object(&observed, &desired, &plan, exists))
 }
 
 /// As the operator computes it, but with the install strategy of another release always pending.
 fn desired(observed: &Observed, environment: &Environment) -> Result<Desired, Failure> {
-    let Some(installation) = desired_installation(observed, environment, None)? else {
-        let config = DeploymentConfig::new(&observed.kubevirt, environment);
-        return Ok(Desired::StrategyPending(Arc::new(config)));
+    let installation = desired_installation(observed, environment, None)?.map(Arc::new);
+    Ok(match installation {
+        Some(installation) => Desired::Installation { installation, up_to_date: Arc::default() },
+        None => Desired::StrategyPending(Arc::new(DeploymentConfig::new(&observed.kubevirt, environment))),
+    })
+}
+
+/// The writes of all lanes. Components wait for their certificates, so these are planned first, as if each of their
+/// plans were carried out.
+fn whole_plan(observed: &mut Observed, desired: &Desired, environment: &Environment) -> Result<Plan, Failure> {
+    let scope = match desired {
+        Desired::Installation { installation, .. } => CertificateScope::Installation(installation.clone()),
+        Desired::StrategyPending(_) | Desired::Invalid(_) | Desired::Nothing => CertificateScope::Existing,
     };
-    let certificates = renew_certificates(&installation, observed)?;
-    Ok(with_certificates(Arc::new(installation), certificates, Arc::default()))
+    let mut plan = Plan::default();
+    loop {
+        let certificates = DesiredCertificates::new(observed, environment, &scope)?;
+        let issued = renew_certificates(&certificates, observed)?;
+        let next = certificate_plan(observed, &certificates, &issued)?;
+        let created = store_created(observed, &next);
+        plan.steps.extend(next.steps);
+        if !created {
+            break;
+        }
+    }
+    for lane in [Lane::Components, Lane::Monitoring, Lane::Instancetypes] {
+        plan.steps.extend(vitivirt_install::plan(observed, desired, lane)?.steps);
+    }
+    Ok(plan)
+}
+
+/// Adds the objects that a plan creates to the observed ones. Returns whether there are any.
+fn store_created(observed: &mut Observed, plan: &Plan) -> bool {
+    let mut created = false;
+    for write in plan.steps.iter().flat_map(|step| &step.writes) {
+        let Write::Create { target, body } = write else { continue };
+        let Some(kind) = Kind::from_name(&target.resource.kind) else { continue };
+        let metadata = body.json().get("metadata").cloned().unwrap_or_default();
+        let metadata: ObjectMeta = serde_json::from_value(metadata).unwrap_or_default();
+        observed.objects.insert(kind, target.key.clone(), Arc::new(LiveObject::new(&metadata, body.json().clone())));
+        created = true;
+    }
+    created
 }
 
 /// The resource as the API server would have it after `kubectl apply`.
@@ -147,7 +188,7 @@ fn changed_fields(observed: &Observed, write: &Write, operation: &Operation) -> 
     let target = write.target();
     let path = operation.path.trim_start_matches('/').split('/').map(|part| part.replace("~1", "/").replace("~0", "~"));
     let path: Vec<String> = path.collect();
-    let live = vitivirt_install::Kind::from_name(&target.resource.kind)
+    let live = Kind::from_name(&target.resource.kind)
         .and_then(|kind| observed.objects.get(kind, &target.key))
         .and_then(|live| live.content());
     match (&operation.value, live.as_ref().and_then(|live| live.get(path.first()?))) {

@@ -53,20 +53,31 @@ fn nothing_is_written_after_the_phase_is_deployed() {
 }
 
 #[test]
-fn virt_api_is_ready_before_other_components_are_created() {
+fn a_first_installation_waits_only_for_what_it_needs() {
     let mut cluster = TestCluster::new(&json!({}));
     cluster.rolls_out = false;
     cluster.reconcile();
-    assert!(cluster.has("Deployment", "virt-api") && !cluster.has("Deployment", "virt-controller"));
+    for (kind, name) in [("Deployment", "virt-api"), ("Deployment", "virt-controller"), ("DaemonSet", "virt-handler")] {
+        assert!(cluster.has(kind, name), "{name}: no component needs another one to start");
+    }
     assert!(cluster.objects.keys().any(|(_, key)| key.name().starts_with("virt-operator-tmp-webhook")));
     assert!(cluster.has("ValidatingWebhookConfiguration", "virt-api-validator"));
     assert_eq!(cluster.status()["phase"], "Deploying");
-    let reconcile = cluster.reconcile();
-    assert_eq!(reconcile.writes(), [""; 0], "it waits");
-    cluster.roll_out();
+    assert_eq!(cluster.reconcile().writes(), [""; 0], "it waits");
+    // virt-api validates instancetypes.
+    assert!(!cluster.objects.keys().any(|(kind, _)| kind.starts_with("VirtualMachineCluster")));
+    let roll_out_one = |cluster: &mut TestCluster, kind: &str, name: &str| {
+        let before = cluster.objects.clone();
+        cluster.roll_out();
+        let ready = cluster.object(kind, name).clone();
+        cluster.objects = before;
+        *cluster.object(kind, name) = ready;
+    };
+    roll_out_one(&mut cluster, "Deployment", "virt-api");
     cluster.reconcile();
-    assert!(cluster.has("Deployment", "virt-controller") && cluster.has("DaemonSet", "virt-handler"));
     assert!(!cluster.objects.keys().any(|(_, key)| key.name().starts_with("virt-operator-tmp-webhook")));
+    cluster.reconcile();
+    assert!(cluster.objects.keys().any(|(kind, _)| kind.starts_with("VirtualMachineCluster")));
     assert_eq!(cluster.status()["phase"], "Deploying", "virt-controller has no pods yet");
     cluster.roll_out();
     cluster.reconcile();
@@ -77,17 +88,9 @@ fn virt_api_is_ready_before_other_components_are_created() {
 #[test]
 fn the_first_instancetype_is_written_alone() {
     let mut cluster = TestCluster::new(&json!({}));
-    cluster.reconcile();
-    cluster.roll_out();
-    let reconcile = cluster.reconcile();
-    let position = |name: &str| reconcile.plan.steps.iter().position(|step| step.name == name);
-    let instancetypes: Vec<usize> =
-        reconcile.plan.steps.iter().filter(|step| step.name == "instancetypes").map(|step| step.writes.len()).collect();
-    assert_eq!(instancetypes, [1, 118]);
-    assert!(
-        position("remove blocking webhook") < position("components")
-            && position("components") < position("instancetypes")
-    );
+    let steps = cluster.settle().into_iter().flat_map(|reconcile| reconcile.plan.steps);
+    let instancetypes = steps.filter(|step| step.name == "instancetypes").map(|step| step.writes.len());
+    assert_eq!(instancetypes.collect::<Vec<_>>(), [1, 118]);
 }
 
 #[test]
@@ -95,14 +98,68 @@ fn a_change_is_complete_when_the_changed_pods_are_ready() {
     let mut cluster = installed(&json!({}));
     cluster.rolls_out = false;
     cluster.edit(&json!({"customizeComponents": {"flags": {"controller": {"v": "4"}}}}));
-    // virt-api first, whose Deployment gets new annotations.
-    cluster.reconcile();
-    cluster.roll_out();
     let reconcile = cluster.reconcile();
     assert!(reconcile.writes().iter().any(|write| write.contains("virt-controller")), "{:?}", reconcile.writes());
     assert!(matches!(reconcile.outcome.stop, Stop::Waiting { .. }), "{:?}", reconcile.outcome.stop);
     cluster.roll_out();
     assert_eq!(cluster.reconcile().outcome.stop, Stop::Done);
+}
+
+/// A component that does not come up keeps only an upgrade or a downgrade from going on.
+#[test]
+fn a_component_that_does_not_start_does_not_keep_others_from_being_configured() {
+    let mut cluster = installed(&json!({}));
+    cluster.rolls_out = false;
+    cluster.object("Deployment", "virt-api")["status"]["readyReplicas"] = json!(0);
+    cluster.edit(&json!({"customizeComponents": {"flags": {"api": {"v": "5"}, "controller": {"v": "4"}}}}));
+    let writes = cluster.reconcile().writes();
+    for name in ["virt-api", "virt-controller"] {
+        assert!(writes.contains(&format!("Patch(Deployment kubevirt/{name})")), "{writes:?}");
+    }
+}
+
+/// What is being deleted, belongs to somebody else or is refused holds up only what needs it.
+#[test]
+fn an_object_that_cannot_be_written_does_not_hold_up_others() {
+    let mut cluster = installed(&json!({}));
+    let crd = "virtualmachines.kubevirt.io";
+    cluster.object("CustomResourceDefinition", crd)["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+    cluster.objects.remove(&("Deployment".to_owned(), ObjectKey::namespaced("kubevirt", "virt-controller")));
+    cluster.objects.remove(&("Secret".to_owned(), ObjectKey::namespaced("kubevirt", "kubevirt-virt-api-certs")));
+    let foreign = json!({"kind": "Service", "metadata": {"name": "virt-api", "namespace": "kubevirt"}, "spec": {}});
+    cluster.put("Service", ObjectKey::namespaced("kubevirt", "virt-api"), foreign, "another-client");
+    cluster.reconcile();
+    assert!(cluster.has("Deployment", "virt-controller") && cluster.has("Secret", "kubevirt-virt-api-certs"));
+    let conditions = cluster.status()["conditions"].to_string();
+    assert!(conditions.contains("Service kubevirt/virt-api already exists"), "{conditions}");
+    cluster.objects.remove(&("Service".to_owned(), ObjectKey::namespaced("kubevirt", "virt-api")));
+    cluster.reconcile_repeatedly();
+    let conditions = cluster.status()["conditions"].to_string();
+    assert!(conditions.contains(&format!("CustomResourceDefinition {crd} is being deleted")), "{conditions}");
+}
+
+/// Monitoring, instancetypes and orphans report what is wrong. KubeVirt is available all the same.
+#[test]
+fn a_problem_of_an_optional_lane_is_reported_and_degrades_nothing() {
+    let mut cluster = TestCluster::new(&json!({}));
+    let key = ObjectKey::cluster("u1.small");
+    let kind = "VirtualMachineClusterInstancetype";
+    cluster.put(kind, key.clone(), json!({"kind": kind, "metadata": {"name": "u1.small"}}), "another-client");
+    cluster.reconcile_repeatedly();
+    assert_eq!(cluster.status()["phase"], "Deployed");
+    let condition = |cluster: &TestCluster, name: &str| {
+        let conditions = cluster.status()["conditions"].as_array().unwrap().clone();
+        conditions.into_iter().find(|condition| condition["type"] == name).unwrap_or_default()
+    };
+    for (name, status) in [("Available", "True"), ("Degraded", "False"), ("Progressing", "False")] {
+        assert_eq!(condition(&cluster, name)["status"], status, "{name}");
+    }
+    let synchronized = condition(&cluster, "Synchronized");
+    assert_eq!((&synchronized["status"], &synchronized["reason"]), (&json!("False"), &json!("PartiallySynchronized")));
+    assert!(synchronized["message"].as_str().unwrap().contains("instancetypes: "), "{synchronized}");
+    cluster.objects.remove(&(kind.to_owned(), key));
+    cluster.settle();
+    assert_eq!(condition(&cluster, "Synchronized"), Value::Null);
 }
 
 /// For every object and every way in which another client may change it.
@@ -147,6 +204,7 @@ fn installed_from(base: &TestCluster) -> TestCluster {
     cluster.kubevirt = base.kubevirt.clone();
     cluster.objects = base.objects.clone();
     cluster.up_to_date = base.up_to_date.clone();
+    cluster.installation = base.installation.clone();
     cluster
 }
 

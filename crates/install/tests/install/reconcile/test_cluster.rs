@@ -1,6 +1,7 @@
 //! A cluster in memory: it stores writes as the API server does, and rolls out workloads as Kubernetes does.
 
 use std::{
+    cell::RefCell,
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
 };
@@ -10,10 +11,12 @@ use k8s_openapi::{
     jiff::{SignedDuration, Timestamp},
 };
 use serde_json::{Value, json};
-use vitivirt_api::{ObjectKey, Operation, Outcome, Plan, Report, Stop, Target, Write, kubevirt::KubeVirt};
+use vitivirt_api::{ObjectKey, Operation, Outcome, Plan, Report, Step, Stop, Target, Write, kubevirt::KubeVirt};
 use vitivirt_install::{
-    Cluster, DeploymentConfig, Desired, Environment, InstallStrategy, Kind, LiveObject, Objects, Observed,
-    StoredObjects, UpToDate, desired_installation, is_of_another_release, owns, plan, report, up_to_date_after,
+    Cluster, DeploymentConfig, Desired, Environment, InstallStrategy, Installation, Kind, Lane, LiveObject, Objects,
+    Observed, StoredObjects, UpToDate,
+    certificates::{CertificateScope, DesiredCertificates, certificate_plan},
+    desired_installation, is_of_another_release, lane_problem, owns, report, up_to_date_after,
 };
 
 use crate::{TestCertificates, api_server};
@@ -28,6 +31,9 @@ pub(crate) struct TestCluster {
     /// Shared until they change, because CRDs are large.
     pub(crate) objects: BTreeMap<(String, ObjectKey), Arc<Value>>,
     pub(crate) up_to_date: Arc<UpToDate>,
+    pub(crate) lane_problems: BTreeMap<Lane, String>,
+    /// The installation with the input that it was computed from, because that takes long.
+    pub(crate) installation: RefCell<Option<(String, Arc<Installation>)>>,
     /// Whether `settle` starts the pods of workloads.
     pub(crate) rolls_out: bool,
     serial: u64,
@@ -77,6 +83,8 @@ impl TestCluster {
             now: Timestamp::from_second(1_800_000_000).unwrap(),
             objects: BTreeMap::new(),
             up_to_date: Arc::default(),
+            lane_problems: BTreeMap::new(),
+            installation: RefCell::default(),
             rolls_out: true,
             serial: 0,
         };
@@ -110,6 +118,8 @@ impl TestCluster {
             namespace: namespace.map(|object| Arc::new(LiveObject::from_metadata(&metadata(object)))),
             caches_complete: true,
             crds_with_objects: self.crds_with_objects.clone(),
+            unchecked_orphans: None,
+            lane_problems: self.lane_problems.clone(),
         }
     }
 
@@ -122,12 +132,9 @@ impl TestCluster {
             InstallStrategy::decode(&serde_json::from_value(map).unwrap(), yaml).unwrap()
         });
         match desired_installation(observed, &self.environment, dumped) {
-            Ok(Some(installation)) => Desired::Installation {
-                installation: Arc::new(installation),
-                certificates: Arc::new(TestCertificates),
-                renew_at: None,
-                up_to_date: self.up_to_date.clone(),
-            },
+            Ok(Some(installation)) => {
+                Desired::Installation { installation: Arc::new(installation), up_to_date: self.up_to_date.clone() }
+            }
             Ok(None) => Desired::StrategyPending(Arc::new(config)),
             Err(failure) => Desired::Invalid(failure),
         }
@@ -147,22 +154,66 @@ impl TestCluster {
         objects
     }
 
+    /// Reconciles every lane once.
     pub(crate) fn reconcile(&mut self) -> Reconcile {
-        let observed = self.observed();
-        let desired = self.desired(&observed);
-        let plan = plan(&observed, &desired).unwrap();
-        let mut sent = Vec::new();
-        let outcome = self.apply(&plan, &mut sent);
-        let report = report(&observed, &desired, &plan, &outcome);
-        if let Some(status) = report.status.as_ref().filter(|status| status.differs()) {
-            self.kubevirt.status = Some(serde_json::from_value(status.desired.clone()).unwrap());
-        }
-        let stored = self.stored_objects(&plan, &sent);
-        if let Some(up_to_date) = up_to_date_after(&observed, &desired, &plan, &stored) {
-            self.up_to_date = Arc::new(up_to_date);
+        let (steps, mut sent) = self.reconcile_certificates();
+        let (mut plan, mut written) = (Plan { steps }, sent.len());
+        let mut components = None;
+        for lane in [Lane::Instancetypes, Lane::Monitoring, Lane::Components] {
+            let observed = self.observed();
+            let desired = self.desired(&observed);
+            let lane_plan = vitivirt_install::plan(&observed, &desired, lane).unwrap();
+            let mut lane_sent = Vec::new();
+            let outcome = self.apply(&lane_plan, &mut lane_sent);
+            let stored = self.stored_objects(&lane_plan, &lane_sent);
+            if let Some(up_to_date) = up_to_date_after(&observed, &desired, &lane_plan, &stored, lane) {
+                self.up_to_date = Arc::new(up_to_date);
+            }
+            written += outcome.written;
+            sent.extend(lane_sent);
+            if lane == Lane::Components {
+                let report = report(&observed, &desired, &lane_plan, &outcome);
+                if let Some(status) = report.status.as_ref().filter(|status| status.differs()) {
+                    self.kubevirt.status = Some(serde_json::from_value(status.desired.clone()).unwrap());
+                }
+                components = Some((outcome, report));
+            } else if let Some(problem) = lane_problem(&outcome.stop) {
+                self.lane_problems.remove(&lane);
+                self.lane_problems.extend(problem.map(|problem| (lane, problem)));
+            }
+            plan.steps.extend(lane_plan.steps);
         }
         self.now += SignedDuration::from_secs(1);
-        Reconcile { plan, sent, outcome, report }
+        let (outcome, report) = components.unwrap();
+        Reconcile { plan, sent, outcome: Outcome { written, ..outcome }, report }
+    }
+
+    fn reconcile_certificates(&mut self) -> (Vec<Step>, Vec<String>) {
+        let observed = self.observed();
+        let exist = observed.objects.of_kind(Kind::Secret).next().is_some();
+        let own = exist && !is_of_another_release(&self.kubevirt, &self.environment);
+        let scope = match self.desired(&observed) {
+            _ if own => CertificateScope::OwnRelease,
+            Desired::Installation { installation, .. } => CertificateScope::Installation(installation),
+            _ => CertificateScope::Existing,
+        };
+        let certificates = DesiredCertificates::new(&observed, &self.environment, &scope).unwrap();
+        let plan = certificate_plan(&observed, &certificates, &TestCertificates).unwrap();
+        let mut sent = Vec::new();
+        let outcome = self.apply(&plan, &mut sent);
+        if let Some(problem) = lane_problem(&outcome.stop) {
+            self.lane_problems.remove(&Lane::Certificates);
+            self.lane_problems.extend(problem.map(|problem| (Lane::Certificates, problem)));
+        }
+        (plan.steps, sent)
+    }
+
+    /// Reconciles as often as an installation needs, for one with a problem that stays.
+    pub(crate) fn reconcile_repeatedly(&mut self) {
+        for _ in 0..5 {
+            self.reconcile();
+            self.roll_out();
+        }
     }
 
     /// Reconciles until one changes nothing, and returns the others.
@@ -194,29 +245,37 @@ impl TestCluster {
         written.filter_map(stored).collect()
     }
 
+    /// As the executor does it.
     fn apply(&mut self, plan: &Plan, sent: &mut Vec<String>) -> Outcome {
-        let mut written = 0;
+        let (mut stop, mut written) = (Stop::Done, 0);
         for step in &plan.steps {
+            if stop != Stop::Done && !step.independent {
+                continue;
+            }
             for write in &step.writes {
                 let built = match write {
-                    Write::Lazy { make, .. } => match make.make() {
-                        Ok(built) => built,
-                        Err(failure) => return Outcome { stop: Stop::Failed { step: step.name, failure }, written },
-                    },
-                    write => write.clone(),
+                    Write::Lazy { make, .. } => make.make(),
+                    write => Ok(write.clone()),
                 };
-                assert_eq!((built.target(), built.verb()), (write.target(), write.verb()));
-                if let Some(stop) = self.write(step.name, &built) {
-                    return Outcome { stop, written };
+                let result = match built {
+                    Ok(built) => {
+                        assert_eq!((built.target(), built.verb()), (write.target(), write.verb()));
+                        self.write(step.name, &built)
+                    }
+                    Err(failure) => Some(Stop::Failed { step: step.name, failure }),
+                };
+                if let Some(failed) = result {
+                    stop = stop.or_worse(failed);
+                    continue;
                 }
                 sent.push(format!("{write:?}"));
                 written += 1;
             }
             if let Some(wait) = &step.wait {
-                return Outcome { stop: Stop::Waiting { step: step.name, wait: wait.clone() }, written };
+                stop = stop.or_worse(Stop::Waiting { step: step.name, wait: wait.clone() });
             }
         }
-        Outcome { stop: Stop::Done, written }
+        Outcome { stop, written }
     }
 
     fn write(&mut self, step: &'static str, write: &Write) -> Option<Stop> {
