@@ -117,7 +117,7 @@ impl DesiredStateBuilder {
         if input_digest(observed).is_ok_and(|digest| digest == memory.input)
             && let Some(up_to_date) = up_to_date_after(observed, desired, plan, stored_objects, lane)
         {
-            memory.merge(desired, lane, up_to_date);
+            memory.merge(desired, lane, &up_to_date);
         }
         if lane == Lane::Components && outcome.stop == Stop::Done {
             memory.installation = None;
@@ -127,7 +127,7 @@ impl DesiredStateBuilder {
 
 impl ReconcileMemory {
     /// Replaces the objects of one lane. Other lanes may have changed theirs in the meantime.
-    fn merge(&mut self, desired: &Desired, lane: Lane, of_lane: UpToDate) {
+    fn merge(&mut self, desired: &Desired, lane: Lane, of_lane: &UpToDate) {
         let Some(installation) = desired.installation() else { return };
         let up_to_date = Arc::make_mut(&mut self.up_to_date);
         for object in installation.objects.iter().filter(|object| object.stage.lane() == lane) {

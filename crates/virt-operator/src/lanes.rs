@@ -16,11 +16,14 @@ impl LaneProblems {
     /// Returns whether the problem of the lane has changed. `None`: the lane is done.
     pub(crate) fn set(&self, lane: Lane, problem: Option<String>) -> bool {
         let mut problems = self.0.lock();
-        let before = match problem.clone() {
+        if problems.get(&lane) == problem.as_ref() {
+            return false;
+        }
+        match problem {
             Some(problem) => problems.insert(lane, problem),
             None => problems.remove(&lane),
         };
-        before != problem
+        true
     }
 
     /// Another leader may have removed the cause of a problem.
