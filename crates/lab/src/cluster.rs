@@ -17,6 +17,7 @@ use kube::{
     api::{DynamicObject, Patch, PatchParams, PostParams},
 };
 use nix::sys::signal::Signal;
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::{sync::watch, task::JoinSet};
 use vitivirt_snapshot::Snapshot;
@@ -32,6 +33,7 @@ use crate::{
     kubevirt::{self, KubeVirtInstaller, VirtOperator, simulated::SimulatedKubeVirt},
     manifests, node,
     operator_process::{OperatorProcess, OperatorProcessOptions},
+    pace::DelayRange,
     paths, process_table,
     proxy::{FaultProxy, ProxyOptions},
     server_process::{LabHealth, ServerProcess},
@@ -40,13 +42,19 @@ use crate::{
     vmi::VmiPhases,
 };
 
-/// The configuration of a lab.
+/// The configuration of a lab. [`LabOptions::at`] has the delays of a pace.
 #[derive(Clone, Debug)]
 pub struct LabOptions {
     pub nodes: u8,
+    /// Chooses the delay of each object.
+    pub seed: u64,
     pub kubevirt: KubeVirtInstaller,
     pub pods: PodBehaviour,
     pub guests: GuestBehaviour,
+    /// How long Endpoints and EndpointSlices lag behind the pods.
+    pub endpoints_lag: Duration,
+    /// From the time at which a PVC can be bound until it has a volume.
+    pub pvcs_bind_after: DelayRange,
     pub extensions: Vec<Extension>,
     /// Our programs that pods may run, by image.
     pub own_programs: Vec<OwnProgram>,
@@ -56,9 +64,12 @@ impl Default for LabOptions {
     fn default() -> Self {
         LabOptions {
             nodes: 2,
+            seed: 1,
             kubevirt: KubeVirtInstaller::None,
             pods: PodBehaviour::default(),
             guests: GuestBehaviour::default(),
+            endpoints_lag: Duration::ZERO,
+            pvcs_bind_after: DelayRange::NONE,
             extensions: Vec::new(),
             own_programs: Vec::new(),
         }
@@ -74,6 +85,7 @@ pub struct Lab {
     health: LabHealth,
     address_range: Arc<AddressRange>,
     pods: watch::Sender<PodBehaviour>,
+    guests: watch::Sender<GuestBehaviour>,
     own_programs: watch::Sender<Vec<OwnProgram>>,
     virt_handler: VirtHandler,
     programs: AtomicU8,
@@ -94,7 +106,7 @@ impl Lab {
         let folder = paths::run_dir()?.join(format!("lab-{}", address_range.number));
         std::fs::create_dir_all(&folder).with_context(|| format!("creating {}", folder.display()))?;
         let health = LabHealth::default();
-        let control_plane = ControlPlane::start(&folder, &address_range, &health).await?;
+        let control_plane = ControlPlane::start(&folder, &address_range, options.endpoints_lag, &health).await?;
         let admin = control_plane.admin.clone();
         let client = admin.client("lab")?;
         let proxy = FaultProxy::start(ProxyOptions {
@@ -109,6 +121,7 @@ impl Lab {
         .context("starting the fault proxy")?;
 
         let (pods, pod_behaviour) = watch::channel(options.pods);
+        let (guests, guest_behaviour) = watch::channel(options.guests.clone());
         let (own_programs, own_programs_receiver) = watch::channel(options.own_programs);
         let (vmis, addresses) = (VmiPhases::default(), PodAddresses::default());
         let kubelet = Kubelet {
@@ -120,12 +133,15 @@ impl Lab {
             own_programs: own_programs_receiver,
             vmis: vmis.clone(),
             addresses: addresses.clone(),
+            seed: options.seed,
+            known: Mutex::default(),
         };
         let virt_handler = VirtHandler {
             client: admin.client("lab-virt-handler")?,
             admin: admin.clone(),
             address_range: address_range.clone(),
-            behaviour: options.guests.clone(),
+            behaviour: guest_behaviour,
+            seed: options.seed,
             vmis,
             addresses,
             identities: Arc::default(),
@@ -134,7 +150,7 @@ impl Lab {
         health.guard(prepare_cluster(&client, &address_range, options.nodes, &options.extensions)).await?;
         let mut simulators = JoinSet::new();
         simulators.spawn(node::heartbeat(client.clone()));
-        simulators.spawn(storage::provision(admin.client("lab-storage")?));
+        simulators.spawn(storage::provision(admin.client("lab-storage")?, options.pvcs_bind_after, options.seed));
         simulators.spawn(kubelet.run());
         if matches!(options.kubevirt, KubeVirtInstaller::Simulated) {
             let simulated = SimulatedKubeVirt {
@@ -142,6 +158,7 @@ impl Lab {
                 address_range: address_range.clone(),
                 nodes: options.nodes,
                 behaviour: options.guests,
+                seed: options.seed,
             };
             simulators.spawn(simulated.run());
         } else {
@@ -157,6 +174,7 @@ impl Lab {
             health,
             address_range,
             pods,
+            guests,
             own_programs,
             virt_handler,
             programs: AtomicU8::new(0),
@@ -295,6 +313,11 @@ impl Lab {
     /// Changes how pods behave from now on.
     pub fn set_pods(&self, change: impl FnOnce(&mut PodBehaviour)) {
         self.pods.send_modify(change);
+    }
+
+    /// Changes how guests behave from now on. Simulated KubeVirt uses the options of the lab only.
+    pub fn set_guests(&self, change: impl FnOnce(&mut GuestBehaviour)) {
+        self.guests.send_modify(change);
     }
 
     /// Makes a guest shut down or crash.
