@@ -11,10 +11,13 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use k8s_openapi::api::{core::v1::ServiceAccount, rbac::v1::Role};
+use k8s_openapi::api::{
+    core::v1::{Pod, ServiceAccount},
+    rbac::v1::Role,
+};
 use kube::{
-    Api, Client,
-    api::{DynamicObject, Patch, PatchParams, PostParams},
+    Api, Client, ResourceExt,
+    api::{DynamicObject, ListParams, Patch, PatchParams, PostParams},
 };
 use nix::sys::signal::Signal;
 use parking_lot::Mutex;
@@ -29,7 +32,7 @@ use crate::{
     credentials::{Credentials, service_account_credentials},
     extensions::{self, Extension},
     harness, isolate,
-    kubelet::{Kubelet, OwnProgram, PodAddresses, PodBehaviour},
+    kubelet::{FrozenPods, Kubelet, OwnProgram, PodAddresses, PodBehaviour},
     kubevirt::{self, KubeVirtInstaller, VirtOperator, simulated::SimulatedKubeVirt},
     manifests, node,
     operator_process::{OperatorProcess, OperatorProcessOptions},
@@ -86,6 +89,7 @@ pub struct Lab {
     address_range: Arc<AddressRange>,
     pods: watch::Sender<PodBehaviour>,
     guests: watch::Sender<GuestBehaviour>,
+    frozen: FrozenPods,
     own_programs: watch::Sender<Vec<OwnProgram>>,
     virt_handler: VirtHandler,
     programs: AtomicU8,
@@ -123,6 +127,7 @@ impl Lab {
         let (pods, pod_behaviour) = watch::channel(options.pods);
         let (guests, guest_behaviour) = watch::channel(options.guests.clone());
         let (own_programs, own_programs_receiver) = watch::channel(options.own_programs);
+        let frozen = FrozenPods::default();
         let (vmis, addresses) = (VmiPhases::default(), PodAddresses::default());
         let kubelet = Kubelet {
             client: admin.client("lab-kubelet")?,
@@ -135,6 +140,7 @@ impl Lab {
             addresses: addresses.clone(),
             seed: options.seed,
             known: Mutex::default(),
+            frozen: frozen.clone(),
         };
         let virt_handler = VirtHandler {
             client: admin.client("lab-virt-handler")?,
@@ -175,6 +181,7 @@ impl Lab {
             address_range,
             pods,
             guests,
+            frozen,
             own_programs,
             virt_handler,
             programs: AtomicU8::new(0),
@@ -313,6 +320,24 @@ impl Lab {
     /// Changes how pods behave from now on.
     pub fn set_pods(&self, change: impl FnOnce(&mut PodBehaviour)) {
         self.pods.send_modify(change);
+    }
+
+    /// Never again updates the Secrets and ConfigMaps that running pods mount, as if their programs did not read the
+    /// files again. It applies to the pods of the namespace whose name or image contains this text; pods that are
+    /// created later are not affected. Returns the names of the pods.
+    pub async fn freeze_volumes(&self, namespace: &str, name_or_image: &str) -> Result<Vec<String>> {
+        let pods: Api<Pod> = Api::namespaced(self.client.clone(), namespace);
+        let selected = pods.list(&ListParams::default()).await?.items.into_iter().filter(|pod| {
+            let images =
+                pod.spec.iter().flat_map(|spec| &spec.containers).filter_map(|container| container.image.as_ref());
+            pod.name_any().contains(name_or_image) || images.into_iter().any(|image| image.contains(name_or_image))
+        });
+        Ok(selected
+            .map(|pod| {
+                self.frozen.add(pod.uid().unwrap_or_default());
+                pod.name_any()
+            })
+            .collect())
     }
 
     /// Changes how guests behave from now on. Simulated KubeVirt uses the options of the lab only.

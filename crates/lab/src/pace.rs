@@ -63,6 +63,7 @@ impl Pace {
             Pace::Real => PodBehaviour {
                 starts_after_ready,
                 ready_after: DelayRange::millis(5_000, 20_000),
+                volumes_updated_after: DelayRange::millis(60_000, 90_000),
                 ..PodBehaviour::default()
             },
         }

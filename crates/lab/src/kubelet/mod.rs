@@ -19,6 +19,8 @@ use pod_worker::PodWorker;
 pub use process::OwnProgram;
 pub(crate) use process::pod_log;
 use tokio::sync::watch;
+pub(crate) use volumes::FrozenPods;
+use volumes::VolumeUpdates;
 
 use crate::{
     addresses::AddressRange, credentials::Credentials, object_watch::run_per_object, pace::DelayRange, vmi::VmiPhases,
@@ -32,6 +34,9 @@ pub struct PodBehaviour {
     /// If it is not zero, a pod with a real process reports that it is ready first, and its process starts this much
     /// later. The process then listens within a second.
     pub starts_after_ready: DelayRange,
+    /// From a change of a Secret or ConfigMap until the kubelet of the node has updated the files of the pods that mount
+    /// it. Every node has its own delay.
+    pub volumes_updated_after: DelayRange,
     pub rules: Vec<PodRule>,
 }
 
@@ -75,6 +80,7 @@ pub(crate) struct Kubelet {
     pub(crate) seed: u64,
     /// How many pods there were by the name of their first container.
     pub(crate) known: Mutex<HashMap<String, u32>>,
+    pub(crate) frozen: FrozenPods,
 }
 
 /// The address of each running pod, by UID. A guest has the address of its launcher pod.
@@ -116,6 +122,16 @@ impl Kubelet {
         let number = known.entry(container.name.clone()).or_default();
         *number += 1;
         format!("{}/{number}", container.name)
+    }
+
+    fn volume_updates(&self, pod: &Pod) -> VolumeUpdates {
+        VolumeUpdates {
+            behaviour: self.behaviour.clone(),
+            seed: self.seed,
+            frozen: self.frozen.clone(),
+            node: pod.spec.as_ref().and_then(|spec| spec.node_name.clone()).unwrap_or_default(),
+            uid: pod.uid().unwrap_or_default(),
+        }
     }
 
     fn host_ip(&self, node: &str) -> String {

@@ -146,7 +146,12 @@ impl<'a> PodWorker<'a> {
         let program = process::program_of(&self.container, &self.kubelet.own_programs.borrow());
         if let Some(program) = program {
             let kubelet = self.kubelet;
-            let context = ProcessContext { admin: &kubelet.admin, client: &kubelet.client, folder: &kubelet.folder };
+            let context = ProcessContext {
+                admin: &kubelet.admin,
+                client: &kubelet.client,
+                folder: &kubelet.folder,
+                volume_updates: kubelet.volume_updates(pod),
+            };
             let process = PodProcess::prepare(&context, pod, self.address, program?).await?;
             self.process_state = if late.is_zero() {
                 ProcessState::Running { child: process.spawn()?, since: Instant::now() }

@@ -7,13 +7,19 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use k8s_openapi::api::{core::v1::Service, discovery::v1::EndpointSlice};
+use k8s_openapi::api::{
+    core::v1::{Secret, Service},
+    discovery::v1::EndpointSlice,
+};
 use kube::{
     Api,
-    api::{ListParams, PostParams},
+    api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
 };
 use serde_json::{Value, json};
-use tokio::net::TcpStream;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+};
 use vitivirt_lab::{
     CLASS_STANDARD, DelayRange, Lab, LabOptions, OwnProgram,
     harness::{SharedLabs, Suite},
@@ -26,7 +32,12 @@ use crate::{
 };
 
 pub(crate) fn add(suite: &mut Suite) {
-    tests!(suite; pods_endpoints_and_pvcs_of_a_slow_lab_lag);
+    tests!(
+        suite;
+        pods_endpoints_and_pvcs_of_a_slow_lab_lag,
+        a_mounted_secret_is_updated_after_the_delay_of_the_node,
+        a_frozen_pod_keeps_its_secret_until_it_is_created_again,
+    );
 }
 
 const LAG: Duration = Duration::from_secs(2);
@@ -76,6 +87,66 @@ async fn pods_endpoints_and_pvcs_of_a_slow_lab_lag(_: Arc<SharedLabs>) -> Result
     let unchanged = pods(&lab).get("late").await?.metadata.resource_version == version;
     ensure!(unchanged, "the pod must stay ready until it listens");
     lab.stop().await
+}
+
+async fn a_mounted_secret_is_updated_after_the_delay_of_the_node(_: Arc<SharedLabs>) -> Result<()> {
+    let mut options = LabOptions { nodes: 1, own_programs: vec![server()?], ..LabOptions::default() };
+    options.pods.volumes_updated_after = LAG.into();
+    let lab = Lab::start(options).await?;
+    create_server(&lab, "reader", &json!({"secret": {"secretName": "served"}})).await?;
+    // Without its Secret, the pod cannot start.
+    write_secret(&lab, "one").await?;
+    wait_for_pod(&lab, "reader", is_ready).await?;
+    let address = address_of(&lab, "reader").await?;
+    ensure!(served(address).await? == "one", "the pod does not serve its Secret");
+    let changed = Instant::now();
+    write_secret(&lab, "two").await?;
+    let updated_after = after(changed, || async { Ok(served(address).await? == "two") }).await?;
+    ensure!(updated_after >= LAG, "the file was updated after {updated_after:?}");
+    lab.stop().await
+}
+
+async fn a_frozen_pod_keeps_its_secret_until_it_is_created_again(_: Arc<SharedLabs>) -> Result<()> {
+    let lab = Lab::start(LabOptions { nodes: 1, own_programs: vec![server()?], ..LabOptions::default() }).await?;
+    write_secret(&lab, "one").await?;
+    let volume = json!({"secret": {"secretName": "served"}});
+    for name in ["frozen", "other"] {
+        create_server(&lab, name, &volume).await?;
+        wait_for_pod(&lab, name, is_ready).await?;
+    }
+    let (frozen, other) = (address_of(&lab, "frozen").await?, address_of(&lab, "other").await?);
+    ensure!(lab.freeze_volumes("default", "frozen").await? == ["frozen"], "only one pod has this name");
+    for content in ["two", "three"] {
+        write_secret(&lab, content).await?;
+        after(Instant::now(), || async { Ok(served(other).await? == content) }).await?;
+        ensure!(served(frozen).await? == "one", "the frozen pod was updated");
+    }
+    pods(&lab).delete("frozen", &DeleteParams::default().grace_period(0)).await?;
+    lab.wait("no pod", TIMEOUT, pods(&lab), "frozen", |pod| pod.is_none()).await?;
+    create_server(&lab, "frozen", &volume).await?;
+    wait_for_pod(&lab, "frozen", is_ready).await?;
+    let address = address_of(&lab, "frozen").await?;
+    ensure!(served(address).await? == "three", "a new pod mounts the newest Secret");
+    write_secret(&lab, "four").await?;
+    after(Instant::now(), || async { Ok(served(address).await? == "four") }).await?;
+    lab.stop().await
+}
+
+async fn write_secret(lab: &Lab, content: &str) -> Result<()> {
+    let secrets: Api<Secret> = Api::namespaced(lab.client(), "default");
+    let secret =
+        json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "served"}, "stringData": {FILE: content}});
+    secrets.patch("served", &PatchParams::apply("test"), &Patch::Apply(secret)).await?;
+    Ok(())
+}
+
+/// What a pod serves.
+async fn served(address: SocketAddr) -> Result<String> {
+    let mut stream = TcpStream::connect(address).await?;
+    stream.write_all(b"GET / HTTP/1.1\r\n\r\n").await?;
+    let mut response = String::new();
+    stream.read_to_string(&mut response).await?;
+    Ok(response.rsplit("\r\n").next().unwrap_or_default().to_owned())
 }
 
 /// A program that serves one file of its pod.
