@@ -74,12 +74,15 @@ impl EventRouter {
         }
     }
 
-    /// When a KubeVirt resource changes, enqueue it, at once if its spec changed, because a user waits for the result;
-    /// and all others, because the oldest one is installed and the others are rejected.
+    /// When a KubeVirt resource changes, enqueue it, at once if a user changed or deleted it, because the user waits for
+    /// the result; and all others, because the oldest one is installed and the others are rejected.
     fn kubevirt_changed(&self, change: &Change<KubeVirt>) {
-        let spec_changed = change.old.as_ref().map(|old| &old.spec) != change.new.as_ref().map(|new| &new.spec);
-        if let (Some(queue), true) = (&*self.queue.read(), spec_changed) {
-            queue.add(change.key.clone());
+        let (old, new) = (change.old.as_deref(), change.new.as_deref());
+        let deleting =
+            |kubevirt: Option<&KubeVirt>| kubevirt.is_some_and(|it| it.metadata.deletion_timestamp.is_some());
+        let changed = old.map(|old| &old.spec) != new.map(|new| &new.spec) || deleting(old) != deleting(new);
+        if let (Some(queue), true) = (&*self.queue.read(), changed) {
+            queue.add_urgent(change.key.clone());
         }
         self.enqueue_debounced(change.key.clone());
         self.enqueue_all();

@@ -1,5 +1,6 @@
 //! The apply step, and the only code that writes objects. It executes a plan step by step and sends the writes of one
-//! step concurrently. It stops where the plan says wait, where a name already exists, or where a request fails.
+//! step concurrently. It stops where the plan says wait, where a name already exists, or where a request fails. It sends
+//! a failed write again only after a delay (`write_backoff`), however often it is planned.
 //!
 //! The caches learn of each write at once, so that the next reconcile sees it before the watch delivers it.
 
@@ -11,16 +12,20 @@ use kube::{
     api::{DeleteParams, DynamicObject, GetParams, Patch, PatchParams, PostParams, Preconditions, PropagationPolicy},
     core::Request,
 };
+use parking_lot::Mutex;
+use rand::{SeedableRng, rngs::SmallRng};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
-use tokio::sync::Semaphore;
+use tokio::{sync::Semaphore, time::Instant};
 use vitivirt_api::{
-    ApiResource, Body, Failure, Operation, Outcome, Plan, StatusWrite, Stop, Target, Write, reason, text::go_json,
+    ApiResource, Body, ErrorClass, Failure, Operation, Outcome, Plan, StatusWrite, Stop, Target, Write, reason,
+    text::go_json,
 };
 
 use super::{
-    classify,
+    Retry, classify,
     no_op_patches::{Attempt, NoOpPatches},
+    write_backoff::{FailedWrite, WriteBackoff, WriteError},
 };
 use crate::{lease::WriteFence, watch::WriteObserver};
 
@@ -28,6 +33,8 @@ use crate::{lease::WriteFence, watch::WriteObserver};
 const WRITES_AT_ONCE: usize = 16;
 /// The same for lazy writes, whose bodies are large: each is in memory as a tree, as text and as the server's response.
 const LAZY_WRITES_AT_ONCE: usize = 2;
+/// The delay after a conflict if the step failed for another cause too.
+const CONFLICT_RETRY: Duration = Duration::from_millis(100);
 const METADATA_ONLY: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json";
 
 pub struct Executor {
@@ -36,6 +43,14 @@ pub struct Executor {
     lazy_writes: Semaphore,
     write_observers: HashMap<(String, String), Vec<Arc<dyn WriteObserver>>>,
     no_op_patches: Option<NoOpPatches>,
+    write_backoff: Mutex<(WriteBackoff, SmallRng)>,
+}
+
+/// The outcome of a plan, and when to retry what failed.
+#[derive(Debug, PartialEq)]
+pub(super) struct Applied {
+    pub(super) outcome: Outcome,
+    pub(super) retry: Retry,
 }
 
 /// The part of the object that the server is asked to return.
@@ -46,20 +61,39 @@ enum ResponseBody {
     MetadataOnly,
 }
 
-/// The result of one write.
+/// The result of one write that did not fail.
 enum WriteResult {
     Done,
     /// Not sent: the server accepted the same patch before without changing the object.
     SkippedNoOp,
-    /// The name belongs to an object that this operator does not manage.
-    NameConflict(Value),
+}
+
+impl From<Failure> for WriteError {
+    fn from(failure: Failure) -> Self {
+        Self::Failed(failure)
+    }
 }
 
 impl Executor {
     /// Server-side apply identifies this program by `field_manager`. Each program uses exactly one.
     pub fn new(client: Client, field_manager: &'static str) -> Self {
-        let lazy_writes = Semaphore::new(LAZY_WRITES_AT_ONCE);
-        Self { client, field_manager, lazy_writes, write_observers: HashMap::new(), no_op_patches: None }
+        #[expect(clippy::disallowed_methods, reason = "the jitter of retries is random")]
+        let jitter = SmallRng::from_os_rng();
+        Self {
+            client,
+            field_manager,
+            lazy_writes: Semaphore::new(LAZY_WRITES_AT_ONCE),
+            write_observers: HashMap::new(),
+            no_op_patches: None,
+            write_backoff: Mutex::new((WriteBackoff::default(), jitter)),
+        }
+    }
+
+    /// Sends a write that was refused as invalid again after at most this time.
+    #[must_use]
+    pub fn retry_invalid_within(self, max: Duration) -> Self {
+        self.write_backoff.lock().0.invalid_max = Some(max);
+        self
     }
 
     /// Does not repeat a no-op patch for `ttl`, while its object does not change.
@@ -83,7 +117,7 @@ impl Executor {
     }
 
     /// `owns` decides whether a live object that has the name of a planned one was created for the reconciled object.
-    pub(crate) async fn apply<F>(&self, plan: &Plan, fence: &WriteFence, owns: F) -> Outcome
+    pub(super) async fn apply<F>(&self, plan: &Plan, fence: &WriteFence, owns: F) -> Applied
     where
         F: Fn(&Target, &Value) -> bool,
     {
@@ -91,30 +125,25 @@ impl Executor {
         for step in &plan.steps {
             // The writes of one step do not depend on each other. A failed write does not stop the others, and none is
             // dropped while its request is in flight, when its effect would be unknown.
-            let calls: Vec<_> = step.writes.iter().map(|write| self.write(write, fence, &owns)).collect();
+            let calls: Vec<_> = step.writes.iter().map(|write| self.write_when_due(write, fence, &owns)).collect();
             let results: Vec<_> = stream::iter(calls).buffered(WRITES_AT_ONCE).collect().await;
-            let mut stop = None;
+            let mut failed = Vec::new();
             for (target, result) in step.writes.iter().map(Write::target).zip(results) {
                 match result {
                     Ok(WriteResult::Done) => written += 1,
                     Ok(WriteResult::SkippedNoOp) => {}
-                    Ok(WriteResult::NameConflict(live)) => {
-                        let (target, live) = (target.clone(), Body::from(live));
-                        stop.get_or_insert(Stop::NameConflict { step: step.name, target, live });
-                    }
-                    Err(failure) => {
-                        stop.get_or_insert(Stop::Failed { step: step.name, failure });
-                    }
+                    Err(error) => failed.push((target, error)),
                 }
             }
-            if let Some(stop) = stop {
-                return Outcome { stop, written };
+            if let Some((stop, retry)) = stop_of(step.name, failed) {
+                return Applied { outcome: Outcome { stop, written }, retry };
             }
             if let Some(wait) = &step.wait {
-                return Outcome { stop: Stop::Waiting { step: step.name, wait: wait.clone() }, written };
+                let stop = Stop::Waiting { step: step.name, wait: wait.clone() };
+                return Applied { outcome: Outcome { stop, written }, retry: Retry::Backoff };
             }
         }
-        Outcome { stop: Stop::Done, written }
+        Applied { outcome: Outcome { stop: Stop::Done, written }, retry: Retry::Backoff }
     }
 
     /// Writes the status if it differs from the observed one. Returns whether it did.
@@ -132,7 +161,11 @@ impl Executor {
             uid: status.uid.clone(),
             body: Body::from(Value::Object(body)),
         };
-        self.write(&write, fence, &|_, _| false).await.map(|_| true)
+        match self.write(&write, fence, &|_, _| false).await {
+            Ok(_) => Ok(true),
+            Err(WriteError::Failed(failure)) => Err(failure),
+            Err(WriteError::NameConflict(_)) => Ok(false),
+        }
     }
 
     /// Reads the object from the API server, for decisions that must not rely on a cache.
@@ -145,14 +178,33 @@ impl Executor {
         }
     }
 
-    async fn write<F>(&self, write: &Write, fence: &WriteFence, owns: &F) -> Result<WriteResult, Failure>
+    /// A failed write is sent again only when its delay has passed, whatever started the reconcile.
+    async fn write_when_due<F>(&self, write: &Write, fence: &WriteFence, owns: &F) -> Result<WriteResult, FailedWrite>
+    where
+        F: Fn(&Target, &Value) -> bool,
+    {
+        if let Some(held) = self.write_backoff.lock().0.held(write, Instant::now()) {
+            return Err(held);
+        }
+        let result = self.write(write, fence, owns).await;
+        let (backoff, jitter) = &mut *self.write_backoff.lock();
+        match result {
+            Ok(done) => {
+                backoff.succeeded(write);
+                Ok(done)
+            }
+            Err(error) => Err(backoff.failed(write, error, Instant::now(), jitter)),
+        }
+    }
+
+    async fn write<F>(&self, write: &Write, fence: &WriteFence, owns: &F) -> Result<WriteResult, WriteError>
     where
         F: Fn(&Target, &Value) -> bool,
     {
         // The client checks the fence again before it sends the request. This check saves the wait for the rate limit.
         if !fence.may_write() {
             let message = format!("cannot {} {}: this replica is not the leader", write.verb(), write.target());
-            return Err(Failure::transient(reason::NOT_LEADING, message));
+            return Err(Failure::transient(reason::NOT_LEADING, message).into());
         }
         if let Write::Lazy { make, .. } = write {
             // The semaphore is never closed.
@@ -168,20 +220,18 @@ impl Executor {
         response_body: ResponseBody,
         fence: &WriteFence,
         owns: &F,
-    ) -> Result<WriteResult, Failure>
+    ) -> Result<WriteResult, WriteError>
     where
         F: Fn(&Target, &Value) -> bool,
     {
         let target = write.target();
         let (uid, result) = match write {
             Write::Lazy { .. } => {
-                return Err(Failure::bug(
-                    reason::BAD_REQUEST,
-                    format!("{target}: a lazy write built another lazy write"),
-                ));
+                let message = format!("{target}: a lazy write built another lazy write");
+                return Err(Failure::bug(reason::BAD_REQUEST, message).into());
             }
             Write::Create { target, body } => return self.create(target, body, response_body, fence, owns).await,
-            Write::Delete { uid, .. } => return self.delete(target, uid, fence).await,
+            Write::Delete { uid, .. } => return Ok(self.delete(target, uid, fence).await?),
             Write::Apply { uid, body, .. } => {
                 let patch = Patch::Apply(with_identity(target, Some(uid), body));
                 let request = request(target).patch(target.key.name(), &self.patch_parameters(), &patch);
@@ -211,7 +261,7 @@ impl Executor {
             Err(failure) if failure.reason == reason::OBJECT_GONE => self.notify_deleted(target, uid),
             Err(_) => {}
         }
-        result.map(|_| WriteResult::Done)
+        Ok(result.map(|_| WriteResult::Done)?)
     }
 
     async fn create<F>(
@@ -221,7 +271,7 @@ impl Executor {
         response_body: ResponseBody,
         fence: &WriteFence,
         owns: &F,
-    ) -> Result<WriteResult, Failure>
+    ) -> Result<WriteResult, WriteError>
     where
         F: Fn(&Target, &Value) -> bool,
     {
@@ -234,18 +284,18 @@ impl Executor {
                 return Ok(WriteResult::Done);
             }
             Err(failure) if failure.reason == reason::OBJECT_CHANGED => failure,
-            Err(failure) => return Err(failure),
+            Err(failure) => return Err(failure.into()),
         };
         match self.read(target).await? {
             // Either the response to an earlier create was lost, or the object lost the labels that the caches select.
             // The caches learn of it here, and the next reconcile continues from it.
             Some(live) if owns(target, &live) => {
                 self.write_observers_of(target).for_each(|observer| observer.on_live_read(&live));
-                Err(failure)
+                Err(failure.into())
             }
-            Some(live) => Ok(WriteResult::NameConflict(live)),
+            Some(live) => Err(WriteError::NameConflict(live)),
             // It was deleted between the two requests.
-            None => Err(failure),
+            None => Err(failure.into()),
         }
     }
 
@@ -384,6 +434,29 @@ impl Executor {
         let mut observers = self.write_observers_of(target).peekable();
         observers.peek().is_some() && observers.all(|observer| observer.is_absent())
     }
+}
+
+/// What a step with failed writes stops with, and when the first of them is sent again. An error that needs a user goes
+/// before one that may end without a change.
+fn stop_of(step: &'static str, failed: Vec<(&Target, FailedWrite)>) -> Option<(Stop, Retry)> {
+    let rank = |error: &WriteError| match error {
+        WriteError::Failed(failure) if failure.class == ErrorClass::Conflict => 2,
+        WriteError::Failed(failure) if failure.is_not_reachable_yet() => 1,
+        _ => 0,
+    };
+    let after = failed.iter().map(|(_, write)| write.retry_after.unwrap_or(CONFLICT_RETRY)).min();
+    let sent = failed.iter().any(|(_, write)| write.sent);
+    let (target, FailedWrite { error, retry_after, .. }) =
+        failed.into_iter().min_by_key(|(_, write)| rank(&write.error))?;
+    let retry = match (retry_after, after) {
+        (Some(_), Some(after)) => Retry::Write { after, sent },
+        _ => Retry::Backoff,
+    };
+    let stop = match error {
+        WriteError::Failed(failure) => Stop::Failed { step, failure },
+        WriteError::NameConflict(live) => Stop::NameConflict { step, target: target.clone(), live: live.into() },
+    };
+    Some((stop, retry))
 }
 
 fn to_bytes(body: &Value, verb: &str, target: &Target) -> Result<Vec<u8>, Failure> {
