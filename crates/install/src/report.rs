@@ -29,6 +29,8 @@ const NOT_REMOVED: &str = "This version of the operator cannot uninstall KubeVir
  foregroundDeleteKubeVirt";
 /// How long an installation may wait before the conditions name what it waits for.
 const QUIET_PERIOD: SignedDuration = SignedDuration::from_secs(20);
+/// A failure that ends within this time is not worth a status write.
+const SHORT_FAILURE: Duration = Duration::from_secs(2);
 /// When to reconcile again, because no watch event may arrive.
 const REQUEUE: Duration = Duration::from_secs(60);
 
@@ -87,6 +89,8 @@ pub fn report(observed: &Observed, desired: &Desired, plan: &Plan, outcome: &Out
         set_target(&mut status, config);
     }
     match failure(desired, outcome) {
+        // It is starting, or restarts: what runs is not affected.
+        Some(failure) if failure.is_not_reachable_yet() => set_progressing(&mut status, &before, outcome, observed.now),
         Some(failure) => {
             let message = format!("An error occurred during deployment: {}", failure.message);
             set_failed(&mut status, &message);
@@ -203,10 +207,13 @@ fn set_progressing(status: &mut KubeVirtStatus, before: &KubeVirtStatus, outcome
         // A message that already names the wait keeps naming it.
         !quiet || reported.message.len() > message.len()
     });
-    if let Stop::Waiting { wait, .. } = &outcome.stop
-        && (status.phase == phase::DEPLOYED || long)
-    {
-        message = format!("{message}; {}", wait.message);
+    let waits_for = match &outcome.stop {
+        Stop::Waiting { wait, .. } if status.phase == phase::DEPLOYED || long => Some(&wait.message),
+        Stop::Failed { failure, .. } if failure.failing_for >= SHORT_FAILURE || long => Some(&failure.message),
+        _ => None,
+    };
+    if let Some(waits_for) = waits_for {
+        message = format!("{message}; {waits_for}");
     }
     let (reason, [available, progressing, degraded]) = if updating {
         remove_condition(status, condition::CREATED);
@@ -214,7 +221,11 @@ fn set_progressing(status: &mut KubeVirtStatus, before: &KubeVirtStatus, outcome
     } else {
         (reason::DEPLOYING, ["False", "True", "False"])
     };
-    set_condition(status, condition::AVAILABLE, available, reason, &message);
+    // A write that fails changes nothing about the components that run.
+    let stays_available = matches!(outcome.stop, Stop::Failed { .. }) && is_true(before, condition::AVAILABLE);
+    if !stays_available {
+        set_condition(status, condition::AVAILABLE, available, reason, &message);
+    }
     set_condition(status, condition::PROGRESSING, progressing, reason, &message);
     set_condition(status, condition::DEGRADED, degraded, reason, &message);
 }
@@ -300,6 +311,10 @@ fn set_condition(status: &mut KubeVirtStatus, condition: &str, value: &str, reas
     }
 }
 
+fn is_true(status: &KubeVirtStatus, condition: &str) -> bool {
+    status.conditions.iter().any(|existing| existing.condition_type == condition && existing.status == "True")
+}
+
 fn remove_condition(status: &mut KubeVirtStatus, condition: &str) {
     status.conditions.retain(|existing| existing.condition_type != condition);
 }
@@ -343,10 +358,7 @@ fn build_report(
         uid: metadata.uid.clone().unwrap_or_default(),
     };
     let changed = before != status;
-    let waits = status
-        .conditions
-        .iter()
-        .any(|condition| condition.condition_type == condition::PROGRESSING && condition.status == "True");
+    let waits = is_true(&status, condition::PROGRESSING);
     let orphans_kept = !observed.caches_complete && !orphans(observed, desired).is_empty();
     let invalid = desired.invalid().is_some();
     let requeue = (waits || orphans_kept || invalid).then_some(REQUEUE);

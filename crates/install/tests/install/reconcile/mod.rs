@@ -1,5 +1,6 @@
 //! Whole installations, reconciled step by step against a cluster in memory.
 
+mod failed_writes;
 mod invalid_resources;
 mod test_cluster;
 

@@ -10,7 +10,7 @@ use k8s_openapi::{
     jiff::{SignedDuration, Timestamp},
 };
 use serde_json::{Value, json};
-use vitivirt_api::{ObjectKey, Operation, Outcome, Plan, Report, Stop, Target, Write, kubevirt::KubeVirt};
+use vitivirt_api::{Failure, ObjectKey, Operation, Outcome, Plan, Report, Stop, Target, Write, kubevirt::KubeVirt};
 use vitivirt_install::{
     Cluster, DeploymentConfig, Desired, Environment, InstallStrategy, Kind, LiveObject, Objects, Observed,
     StoredObjects, UpToDate, desired_installation, is_of_another_release, owns, plan, report, up_to_date_after,
@@ -30,6 +30,8 @@ pub(crate) struct TestCluster {
     pub(crate) up_to_date: Arc<UpToDate>,
     /// Whether `settle` starts the pods of workloads.
     pub(crate) rolls_out: bool,
+    /// Every write of objects of this kind fails.
+    pub(crate) fails: Option<(&'static str, Failure)>,
     serial: u64,
     /// The architecture of the operator's node.
     pub(crate) architecture: &'static str,
@@ -78,6 +80,7 @@ impl TestCluster {
             objects: BTreeMap::new(),
             up_to_date: Arc::default(),
             rolls_out: true,
+            fails: None,
             serial: 0,
         };
         let namespace = json!({"kind": "Namespace", "metadata": {"name": "kubevirt", "labels": {"a": "b"}}});
@@ -223,6 +226,9 @@ impl TestCluster {
         let target = write.target();
         let (kind, key) = (target.resource.kind.clone(), target.key.clone());
         let id = (kind.clone(), key.clone());
+        if let Some((_, failure)) = self.fails.as_ref().filter(|(fails, _)| *fails == kind) {
+            return Some(Stop::Failed { step, failure: failure.clone() });
+        }
         match write {
             Write::Create { body, .. } => {
                 if let Some(live) = self.objects.get(&id) {
