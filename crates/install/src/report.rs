@@ -108,7 +108,7 @@ pub fn report(observed: &Observed, desired: &Desired, plan: &Plan, outcome: &Out
     }
     status.synchronization_addresses.clone_from(&observed.synchronization_addresses);
     events.extend(warning_events(observed, desired, &before, outcome));
-    if kubevirt.metadata.deletion_timestamp.is_some() {
+    if kubevirt.metadata.deletion_timestamp.is_some() && observed.objects.contain_installation() {
         set_condition(&mut status, condition::SYNCHRONIZED, "False", reason::NOT_REMOVED, NOT_REMOVED);
         events.push((EventKind::Warning, event_reason::NOT_REMOVED, NOT_REMOVED.to_owned()));
     }
@@ -136,13 +136,15 @@ fn warning_events(
     events
 }
 
-/// The architecture of VMs that do not set one. Once reported it does not change: the next leader may run on a node of
-/// another architecture.
+/// The architecture of VMs that do not set one. It does not follow the leader, which may run on a node of another
+/// architecture: once it is derived, it changes only with an edit of the resource. The edit may have removed the setting
+/// that the reported value comes from.
 fn default_architecture(kubevirt: &KubeVirt, before: &KubeVirtStatus, own: &str) -> String {
     let configured = kubevirt.spec.configuration.architecture_configuration.as_ref();
-    let configured = configured.map(|architecture| architecture.default_architecture.as_str());
-    let candidates = [configured.unwrap_or_default(), before.default_architecture.as_str()];
-    candidates.into_iter().find(|name| !name.is_empty()).unwrap_or(own).to_owned()
+    let configured = configured.map(|architecture| architecture.default_architecture.as_str()).unwrap_or_default();
+    let edited = before.observed_generation.is_some() && before.observed_generation != kubevirt.metadata.generation;
+    let reported = if edited { "" } else { before.default_architecture.as_str() };
+    [configured, reported].into_iter().find(|name| !name.is_empty()).unwrap_or(own).to_owned()
 }
 
 fn set_target(status: &mut KubeVirtStatus, config: &DeploymentConfig) {
