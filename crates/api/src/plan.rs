@@ -4,7 +4,12 @@
 //! Only the executor of `vitivirt-runtime` turns these into requests. Bodies may contain user data and keys, so nothing
 //! here prints a body: `Debug` of a write shows its verb and its target.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    hash::{DefaultHasher, Hash, Hasher},
+    sync::Arc,
+    time::Duration,
+};
 
 use kube_core::{ApiResource, Resource};
 use serde::Serialize;
@@ -43,7 +48,7 @@ impl fmt::Debug for Target {
 }
 
 /// The JSON of an object. It has no `Debug`, because the object may be a Secret.
-#[derive(Clone, PartialEq)]
+#[derive(Clone, PartialEq, Hash)]
 pub struct Body(Value);
 
 impl Body {
@@ -115,6 +120,20 @@ impl Write {
         }
     }
 
+    /// A digest of what the write changes, to recognize a write that is planned again. The body of a lazy write is not
+    /// part of it.
+    pub fn digest(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        match self {
+            Self::Create { body, .. } => body.hash(&mut hasher),
+            Self::Apply { uid, body, .. } | Self::Status { uid, body, .. } => (uid, body).hash(&mut hasher),
+            Self::Patch { uid, operations, .. } => (uid, operations).hash(&mut hasher),
+            Self::Delete { uid, .. } => uid.hash(&mut hasher),
+            Self::Lazy { verb, .. } => verb.hash(&mut hasher),
+        }
+        hasher.finish()
+    }
+
     /// A write that `make` builds. `make` must return a write with the same verb and target.
     pub fn lazy(
         target: Target,
@@ -156,7 +175,7 @@ impl fmt::Debug for Write {
 }
 
 /// One operation of a JSON patch. Its values may be user data, so it has no `Debug`.
-#[derive(Clone, PartialEq)]
+#[derive(Clone, PartialEq, Hash)]
 pub struct Operation {
     /// A JSON pointer.
     pub path: String,

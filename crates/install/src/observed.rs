@@ -70,8 +70,12 @@ impl Objects {
         self.0.iter().filter(move |((of, _), live)| *of == kind && live.is_ours()).map(|((_, key), live)| (key, live))
     }
 
-    pub fn is_empty(&self) -> bool {
-        !self.0.values().any(|live| live.is_ours())
+    /// Whether an installation, or a part of one, exists. What dumps or contains an install strategy is not part of it.
+    pub(crate) fn contain_installation(&self) -> bool {
+        let is_installed = |((kind, _), live): (&(Kind, ObjectKey), &Arc<LiveObject>)| {
+            live.is_ours() && *kind != Kind::Job && !live.is_strategy
+        };
+        self.0.iter().any(is_installed)
     }
 
     /// The newest ConfigMap with the install strategy of a deployment.

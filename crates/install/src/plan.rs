@@ -61,7 +61,9 @@ pub fn plan(observed: &Observed, desired: &Desired, lane: Lane) -> Result<Plan, 
     if !is_eligible(observed) {
         return Ok(plan);
     }
-    if lane == Lane::Components && needs_finalizer(observed, desired) {
+    // Without an installation there is nothing to clean up, so the resource gets no finalizer.
+    let installed = observed.objects.contain_installation();
+    if lane == Lane::Components && (desired.installation().is_some() || installed) {
         plan.steps.extend(ensure_finalizer(&observed.kubevirt));
     }
     match desired {
@@ -76,17 +78,14 @@ pub fn plan(observed: &Observed, desired: &Desired, lane: Lane) -> Result<Plan, 
                 Lane::Certificates => {}
             }
         }
+        // A resource that is being deleted needs no strategy if nothing is installed.
+        Desired::StrategyPending(_) if !installed && observed.kubevirt.metadata.deletion_timestamp.is_some() => {}
         Desired::StrategyPending(config) if lane == Lane::Components => {
             plan.steps.push(dump_strategy_job(observed, config)?);
         }
         Desired::StrategyPending(_) | Desired::Invalid(_) | Desired::Nothing => {}
     }
     Ok(plan)
-}
-
-/// Without objects there is nothing to clean up, so an invalid resource gets no finalizer.
-fn needs_finalizer(observed: &Observed, desired: &Desired) -> bool {
-    desired.invalid().is_none() || !observed.objects.is_empty()
 }
 
 /// A webhook checks every object of this step. The first object of all is written alone: as long as the API server still has
@@ -129,18 +128,23 @@ fn ensure_finalizer(kubevirt: &KubeVirt) -> Option<Step> {
 }
 
 /// Runs the operator of another release once, in a Job that dumps its install strategy. A Job that ended without a
-/// result is deleted after a while and created again.
+/// result is deleted after a while and created again. Jobs of other strategies are deleted: they may never end.
 fn dump_strategy_job(observed: &Observed, config: &DeploymentConfig) -> Result<Step, Failure> {
     let key = job::key(config);
-    let step = Step::new("strategy");
+    let mut step = Step::new("strategy");
+    step.writes.extend(strategy_jobs(observed, |other, _| *other != key));
     let version = &config.kube_virt_version;
     let image = &config.images.virt_operator_image;
     let waiting = |message: String, requeue_after| Wait { reason: wait::STRATEGY, message, requeue_after };
-    let running =
-        format!("Waiting for Job {key}, which extracts the install strategy of KubeVirt {version} from {image}");
+    let (namespace, name) = (key.namespace().unwrap_or_default(), key.name());
+    let running = format!(
+        "Waiting for Job {key}, which extracts the install strategy of KubeVirt {version} from {image}; if it does not \
+         end, the image may not exist: see `kubectl -n {namespace} describe pods -l job-name={name}`, and correct \
+         spec.imageTag or spec.imageRegistry"
+    );
     let Some(live) = observed.objects.get(Kind::Job, &key) else {
         let target = Target::new(Kind::Job.resource(), key);
-        let body = job::job(&observed.kubevirt, config)?.into();
+        let body = job::job(&observed.kubevirt, config)?;
         return Ok(step.write(Write::Create { target, body }).wait(waiting(running, None)));
     };
     let Some(result) = live.job_result.filter(|_| !live.deleting) else { return Ok(step.wait(waiting(running, None))) };
@@ -469,15 +473,29 @@ impl Planner<'_> {
             return None;
         }
         let mut step = Step::new(optional_step::ORPHANS);
-        let finished =
-            self.observed.objects.of_kind(Kind::Job).filter(|(_, live)| live.job_result.is_some() && !live.deleting);
-        step.writes.extend(finished.map(|(key, live)| delete(Kind::Job, key, live)));
+        // A Job of another strategy may never end, for example because its image does not exist.
+        let current = job::key(&self.installation.config);
+        step.writes.extend(strategy_jobs(self.observed, |key, live| live.job_result.is_some() || *key != current));
         let unused = orphaned_objects(self.observed, self.installation).into_iter().filter(|(kind, key, _)| {
             *kind != Kind::CustomResourceDefinition || !self.observed.crds_with_objects.contains(*key)
         });
         step.writes.extend(unused.map(|(kind, key, live)| delete(kind, key, live)));
         (!step.writes.is_empty()).then_some(step)
     }
+}
+
+/// The deletions of the matching Jobs that dump a strategy. Any client can copy labels and annotations to another
+/// namespace.
+fn strategy_jobs<'a>(
+    observed: &'a Observed,
+    matches: impl Fn(&ObjectKey, &LiveObject) -> bool + 'a,
+) -> impl Iterator<Item = Write> + 'a {
+    let jobs = observed.objects.of_kind(Kind::Job).filter(move |(key, live)| {
+        let dumps_strategy = key.namespace() == Some(observed.operator_namespace.as_str())
+            && live.labels.contains_key(label::INSTALL_STRATEGY);
+        dumps_strategy && !live.deleting && matches(key, live)
+    });
+    jobs.map(|(key, live)| delete(Kind::Job, key, live))
 }
 
 fn delete(kind: Kind, key: &ObjectKey, live: &LiveObject) -> Write {

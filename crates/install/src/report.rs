@@ -29,6 +29,8 @@ const NOT_REMOVED: &str = "This version of the operator cannot uninstall KubeVir
  foregroundDeleteKubeVirt";
 /// How long an installation may wait before the conditions name what it waits for.
 const QUIET_PERIOD: SignedDuration = SignedDuration::from_secs(20);
+/// A failure that ends within this time is not worth a status write.
+const SHORT_FAILURE: Duration = Duration::from_secs(2);
 /// When to reconcile again, because no watch event may arrive.
 const REQUEUE: Duration = Duration::from_secs(60);
 
@@ -89,6 +91,8 @@ pub fn report(observed: &Observed, desired: &Desired, plan: &Plan, outcome: &Out
     }
     let (stop, optional_problem) = without_optional_steps(&outcome.stop);
     match failure(desired, &stop) {
+        // It is starting, or restarts: what runs is not affected.
+        Some(failure) if failure.is_not_reachable_yet() => set_progressing(&mut status, &before, &stop, observed.now),
         Some(failure) => {
             let message = format!("An error occurred during deployment: {}", failure.message);
             set_failed(&mut status, &message);
@@ -111,7 +115,7 @@ pub fn report(observed: &Observed, desired: &Desired, plan: &Plan, outcome: &Out
     }
     status.synchronization_addresses.clone_from(&observed.synchronization_addresses);
     events.extend(warning_events(observed, desired, &before, &stop));
-    if kubevirt.metadata.deletion_timestamp.is_some() {
+    if kubevirt.metadata.deletion_timestamp.is_some() && observed.objects.contain_installation() {
         set_condition(&mut status, condition::SYNCHRONIZED, "False", reason::NOT_REMOVED, NOT_REMOVED);
         events.push((EventKind::Warning, event_reason::NOT_REMOVED, NOT_REMOVED.to_owned()));
     }
@@ -139,13 +143,15 @@ fn warning_events(
     events
 }
 
-/// The architecture of VMs that do not set one. Once reported it does not change: the next leader may run on a node of
-/// another architecture.
+/// The architecture of VMs that do not set one. It does not follow the leader, which may run on a node of another
+/// architecture: once it is derived, it changes only with an edit of the resource. The edit may have removed the setting
+/// that the reported value comes from.
 fn default_architecture(kubevirt: &KubeVirt, before: &KubeVirtStatus, own: &str) -> String {
     let configured = kubevirt.spec.configuration.architecture_configuration.as_ref();
-    let configured = configured.map(|architecture| architecture.default_architecture.as_str());
-    let candidates = [configured.unwrap_or_default(), before.default_architecture.as_str()];
-    candidates.into_iter().find(|name| !name.is_empty()).unwrap_or(own).to_owned()
+    let configured = configured.map(|architecture| architecture.default_architecture.as_str()).unwrap_or_default();
+    let edited = before.observed_generation.is_some() && before.observed_generation != kubevirt.metadata.generation;
+    let reported = if edited { "" } else { before.default_architecture.as_str() };
+    [configured, reported].into_iter().find(|name| !name.is_empty()).unwrap_or(own).to_owned()
 }
 
 fn set_target(status: &mut KubeVirtStatus, config: &DeploymentConfig) {
@@ -177,11 +183,11 @@ fn stop_failure(stop: &Stop) -> Option<Failure> {
     }
 }
 
-/// What is wrong in a lane that only reports. `None` if it is done. The outer `None`: the cluster changed during the
-/// reconcile, and the next one follows at once.
+/// What is wrong in a lane that only reports. `None` if it is done. The outer `None`: the next reconcile will tell,
+/// because the cluster changed during this one, or something is not reachable yet.
 pub fn lane_problem(stop: &Stop) -> Option<Option<String>> {
     match stop {
-        Stop::Failed { failure, .. } if failure.class == ErrorClass::Conflict => None,
+        Stop::Failed { failure, .. } if failure.class == ErrorClass::Conflict || failure.is_not_reachable_yet() => None,
         Stop::Waiting { wait, .. } => Some(Some(wait.message.clone())),
         stop => Some(stop_failure(stop).map(|failure| failure.message)),
     }
@@ -251,10 +257,13 @@ fn set_progressing(status: &mut KubeVirtStatus, before: &KubeVirtStatus, stop: &
         // A message that already names the wait keeps naming it.
         !quiet || reported.message.len() > message.len()
     });
-    if let Stop::Waiting { wait, .. } = stop
-        && (status.phase == phase::DEPLOYED || long)
-    {
-        message = format!("{message}; {}", wait.message);
+    let waits_for = match stop {
+        Stop::Waiting { wait, .. } if status.phase == phase::DEPLOYED || long => Some(&wait.message),
+        Stop::Failed { failure, .. } if failure.failing_for >= SHORT_FAILURE || long => Some(&failure.message),
+        _ => None,
+    };
+    if let Some(waits_for) = waits_for {
+        message = format!("{message}; {waits_for}");
     }
     let (reason, [available, progressing, degraded]) = if updating {
         remove_condition(status, condition::CREATED);
@@ -262,7 +271,11 @@ fn set_progressing(status: &mut KubeVirtStatus, before: &KubeVirtStatus, stop: &
     } else {
         (reason::DEPLOYING, ["False", "True", "False"])
     };
-    set_condition(status, condition::AVAILABLE, available, reason, &message);
+    // A write that fails changes nothing about the components that run.
+    let stays_available = matches!(stop, Stop::Failed { .. }) && is_true(before, condition::AVAILABLE);
+    if !stays_available {
+        set_condition(status, condition::AVAILABLE, available, reason, &message);
+    }
     set_condition(status, condition::PROGRESSING, progressing, reason, &message);
     set_condition(status, condition::DEGRADED, degraded, reason, &message);
 }
@@ -348,6 +361,10 @@ fn set_condition(status: &mut KubeVirtStatus, condition: &str, value: &str, reas
     }
 }
 
+fn is_true(status: &KubeVirtStatus, condition: &str) -> bool {
+    status.conditions.iter().any(|existing| existing.condition_type == condition && existing.status == "True")
+}
+
 fn remove_condition(status: &mut KubeVirtStatus, condition: &str) {
     status.conditions.retain(|existing| existing.condition_type != condition);
 }
@@ -391,10 +408,7 @@ fn build_report(
         uid: metadata.uid.clone().unwrap_or_default(),
     };
     let changed = before != status;
-    let waits = status
-        .conditions
-        .iter()
-        .any(|condition| condition.condition_type == condition::PROGRESSING && condition.status == "True");
+    let waits = is_true(&status, condition::PROGRESSING);
     let orphans_kept = !observed.caches_complete && !orphans(observed, desired).is_empty();
     let invalid = desired.invalid().is_some();
     let unchecked = observed.unchecked_orphans.is_some();

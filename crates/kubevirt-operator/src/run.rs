@@ -66,7 +66,9 @@ impl Operator for MachineOperator {
         let observer = Observer::new(client.clone(), caches.clone(), source_secrets);
         let machines = Arc::new(MachineController { observer, metrics: metrics.clone() });
         let networks = Arc::new(NetworkController { caches: caches.clone() });
-        let executor = Executor::new(client, MANAGED_BY).skip_no_op_patches(NO_OP_PATCH_TTL);
+        let executor = Executor::new(client, MANAGED_BY)
+            .skip_no_op_patches(NO_OP_PATCH_TTL)
+            .retry_invalid_within(settings.reconcile_interval);
         let executor = Arc::new(executor.notify(caches.kinds.write_observers()));
         let options = RunnerOptions {
             workers: settings.workers,

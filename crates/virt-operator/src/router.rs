@@ -101,12 +101,15 @@ impl EventRouter {
         }
     }
 
-    /// When a KubeVirt resource changes, enqueue it, at once in every lane if its spec changed, because a user waits for
-    /// the result; and all others, because the oldest one is installed and the others are rejected.
+    /// When a KubeVirt resource changes, enqueue it, at once in every lane if a user changed or deleted it, because the
+    /// user waits for the result; and all others, because the oldest one is installed and the others are rejected.
     fn kubevirt_changed(&self, change: &Change<KubeVirt>) {
-        let spec_changed = change.old.as_ref().map(|old| &old.spec) != change.new.as_ref().map(|new| &new.spec);
-        if let (Some(queues), true) = (&*self.queues.read(), spec_changed) {
-            Lane::ALL.into_iter().for_each(|lane| queues.of(lane).add(change.key.clone()));
+        let (old, new) = (change.old.as_deref(), change.new.as_deref());
+        let deleting =
+            |kubevirt: Option<&KubeVirt>| kubevirt.is_some_and(|it| it.metadata.deletion_timestamp.is_some());
+        let changed = old.map(|old| &old.spec) != new.map(|new| &new.spec) || deleting(old) != deleting(new);
+        if let (Some(queues), true) = (&*self.queues.read(), changed) {
+            Lane::ALL.into_iter().for_each(|lane| queues.of(lane).add_urgent(change.key.clone()));
         }
         if change.old.is_none() || change.new.is_none() {
             self.enqueue_all();

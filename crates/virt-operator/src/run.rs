@@ -42,7 +42,7 @@ const DEFAULT_NAMESPACE: &str = "kubevirt";
 const OPTIONS: RunnerOptions = RunnerOptions { workers: 1, reconcile_deadline: Duration::from_secs(120), resync: None };
 
 pub(crate) fn run(arguments: RunArguments) -> anyhow::Result<ExitCode> {
-    let settings = Settings::try_from(arguments)?;
+    let settings = Settings::new(arguments, |name| std::env::var(name).ok())?;
     let environment = Environment::from_variables(std::env::vars());
     if let Some(problem) = environment.problem() {
         bail!(problem);
@@ -75,6 +75,9 @@ impl Operator for KubeVirtOperator {
 
     async fn start(start: StartSettings, context: Context) -> Result<Self, BoxError> {
         let StartSettings { settings, environment, namespace, tls } = start;
+        for warning in &settings.warnings {
+            tracing::warn!(warning, "invalid setting");
+        }
         webhook::start(&context, settings.bind, &tls).await?;
         let client = context.clients.rate_limited.clone();
         let mut watches = Watches::new(client.clone(), context.health.clone(), context.shutdown.clone());

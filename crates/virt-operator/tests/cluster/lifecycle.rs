@@ -28,8 +28,8 @@ use vitivirt_lab::{
 };
 
 use crate::support::{
-    NAMESPACE, TIMEOUT, condition, kubevirts, operator_requests, program, replace_operator, touch_kubevirt,
-    wait_until_available,
+    NAMESPACE, TIMEOUT, condition, create_kubevirt, kubevirt, kubevirts, operator_requests, program, replace_operator,
+    touch_kubevirt, wait_until_available,
 };
 
 pub(crate) fn add(suite: &mut Suite) {
@@ -57,15 +57,6 @@ async fn an_installation_is_created_customized_repaired_and_then_left_unchanged(
     lab.stop().await
 }
 
-fn kubevirt(spec: &Value) -> Value {
-    json!({
-        "apiVersion": "kubevirt.io/v1",
-        "kind": "KubeVirt",
-        "metadata": {"name": "kubevirt", "namespace": NAMESPACE},
-        "spec": spec,
-    })
-}
-
 fn spec_with_patch(kind: &str, patch: &str) -> Value {
     json!({"customizeComponents": {"patches": [
         {"resourceType": "Deployment", "resourceName": "virt-api", "type": kind, "patch": patch},
@@ -84,12 +75,6 @@ async fn replace_spec(lab: &Lab, spec: &Value) -> Result<DynamicObject> {
     let patch: json_patch::Patch = serde_json::from_value(json!([{"op": "replace", "path": "/spec", "value": spec}]))?;
     let replaced = kubevirts(lab).patch("kubevirt", &PatchParams::default(), &Patch::<()>::Json(patch)).await;
     replaced.context("editing the KubeVirt resource")
-}
-
-async fn create_kubevirt(lab: &Lab, spec: &Value) -> Result<()> {
-    let kubevirt = serde_json::from_value(kubevirt(spec))?;
-    kubevirts(lab).create(&PostParams::default(), &kubevirt).await.context("creating the KubeVirt resource")?;
-    Ok(())
 }
 
 /// Before the first installation there is no webhook, so the API server stores every resource that the schema allows.

@@ -8,6 +8,7 @@ mod lifecycle;
 mod manifests;
 mod process;
 mod support;
+mod unreachable;
 
 use std::process::ExitCode;
 
@@ -23,4 +24,5 @@ fn add(suite: &mut Suite) {
     install::add(suite);
     lifecycle::add(suite);
     process::add(suite);
+    unreachable::add(suite);
 }

@@ -2,11 +2,11 @@
 
 use std::{collections::BTreeSet, path::PathBuf, time::Duration};
 
-use anyhow::{Result, anyhow, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use k8s_openapi::api::{coordination::v1::Lease, core::v1::Pod, discovery::v1::EndpointSlice};
 use kube::{
     Api, ResourceExt,
-    api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams},
+    api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams},
 };
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
@@ -22,6 +22,21 @@ pub(crate) fn program() -> PathBuf {
 
 pub(crate) fn kubevirts(lab: &Lab) -> Api<DynamicObject> {
     Api::namespaced_with(lab.client(), NAMESPACE, &kubevirt_resource("KubeVirt"))
+}
+
+pub(crate) fn kubevirt(spec: &Value) -> Value {
+    json!({
+        "apiVersion": "kubevirt.io/v1",
+        "kind": "KubeVirt",
+        "metadata": {"name": "kubevirt", "namespace": NAMESPACE},
+        "spec": spec,
+    })
+}
+
+pub(crate) async fn create_kubevirt(lab: &Lab, spec: &Value) -> Result<()> {
+    let kubevirt = serde_json::from_value(kubevirt(spec))?;
+    kubevirts(lab).create(&PostParams::default(), &kubevirt).await.context("creating the KubeVirt resource")?;
+    Ok(())
 }
 
 /// The string at this JSON pointer, or an empty one.
@@ -46,14 +61,17 @@ pub(crate) fn operator_requests(lab: &Lab) -> Result<Vec<Record>> {
 /// Waits until the KubeVirt resource is available in its present generation.
 pub(crate) async fn wait_until_available(lab: &Lab) -> Result<()> {
     lab.wait("KubeVirt is available", TIMEOUT, kubevirts(lab), "kubevirt", |kubevirt| {
-        kubevirt.is_some_and(|kubevirt| {
-            let observed = kubevirt.data.pointer("/status/observedGeneration").and_then(Value::as_i64);
-            let available = condition(kubevirt, "Available").is_some_and(|(status, ..)| status == "True");
-            observed == kubevirt.metadata.generation && available
-        })
+        kubevirt.is_some_and(is_available)
     })
     .await
     .map(|_| ())
+}
+
+/// Whether the KubeVirt resource is available in its present generation.
+pub(crate) fn is_available(kubevirt: &DynamicObject) -> bool {
+    let observed = kubevirt.data.pointer("/status/observedGeneration").and_then(Value::as_i64);
+    let available = condition(kubevirt, "Available").is_some_and(|(status, ..)| status == "True");
+    observed == kubevirt.metadata.generation && available
 }
 
 /// Changes an annotation of the KubeVirt resource several times. The desired state stays the same.

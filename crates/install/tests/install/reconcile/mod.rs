@@ -1,5 +1,6 @@
 //! Whole installations, reconciled step by step against a cluster in memory.
 
+mod failed_writes;
 mod invalid_resources;
 mod test_cluster;
 
@@ -368,6 +369,53 @@ fn the_install_strategy_of_another_release_is_dumped_by_a_job() {
     assert!(!cluster.objects.contains_key(&job));
 }
 
+/// A mistyped imageTag on a cluster without an installation: only the Job exists.
+#[test]
+fn a_resource_whose_strategy_is_missing_can_be_deleted_with_its_job() {
+    let mut cluster = TestCluster::new(&json!({"imageTag": "v9.9.9"}));
+    cluster.reconcile();
+    assert_eq!(cluster.kubevirt.metadata.finalizers.clone().unwrap_or_default(), [""; 0]);
+    let id = cluster.objects.keys().find(|(kind, _)| kind == "Job").cloned().unwrap();
+    // The garbage collector deletes the Job with the resource.
+    let owner = cluster.objects[&id]["metadata"]["ownerReferences"][0].clone();
+    assert_eq!((&owner["kind"], &owner["name"], &owner["uid"]), (&json!("KubeVirt"), &json!("kubevirt"), &json!("cr")));
+    assert_eq!(owner["apiVersion"], "kubevirt.io/v1");
+    for _ in 0..25 {
+        cluster.reconcile();
+    }
+    let conditions = cluster.status()["conditions"].to_string();
+    assert!(conditions.contains("describe pods -l job-name=") && conditions.contains("spec.imageTag"), "{conditions}");
+    // While it is being deleted, nothing is created for it.
+    cluster.objects.remove(&id);
+    cluster.kubevirt.metadata.deletion_timestamp = Some(Time(cluster.now));
+    assert_eq!(cluster.reconcile().writes(), [""; 0]);
+    assert!(!cluster.status()["conditions"].to_string().contains("cannot uninstall"));
+}
+
+#[test]
+fn a_job_of_a_corrected_tag_is_deleted_even_if_it_never_ends() {
+    for corrected in [json!({"imageTag": "v1.9.0"}), json!({})] {
+        let mut cluster = TestCluster::new(&json!({"imageTag": "v9.9.9"}));
+        cluster.reconcile();
+        let id = cluster.objects.keys().find(|(kind, _)| kind == "Job").cloned().unwrap();
+        cluster.edit(&corrected);
+        for _ in 0..12 {
+            cluster.reconcile();
+            cluster.roll_out();
+        }
+        assert!(!cluster.objects.contains_key(&id), "{corrected}");
+    }
+}
+
+#[test]
+fn customizations_do_not_change_the_job() {
+    let patch = json!([{"op": "replace", "path": "/spec/replicas", "value": 3}]).to_string();
+    let patches = json!([{"resourceType": "*", "resourceName": "*", "type": "json", "patch": patch}]);
+    let mut cluster = TestCluster::new(&json!({"imageTag": "v1.9.0", "customizeComponents": {"patches": patches}}));
+    let reconcile = cluster.reconcile();
+    assert!(matches!(reconcile.outcome.stop, Stop::Waiting { .. }), "{:?}", reconcile.outcome.stop);
+}
+
 #[test]
 fn a_component_that_fails_later_is_reported() {
     let mut cluster = installed(&json!({}));
@@ -466,6 +514,9 @@ fn the_default_architecture_does_not_change_with_the_leader() {
     cluster.edit(&json!({"configuration": {"architectureConfiguration": {"defaultArchitecture": "s390x"}}}));
     cluster.settle();
     assert_eq!(cluster.status()["defaultArchitecture"], "s390x");
+    cluster.edit(&json!({}));
+    cluster.settle();
+    assert_eq!(cluster.status()["defaultArchitecture"], "arm64", "the setting is gone");
 }
 
 #[test]

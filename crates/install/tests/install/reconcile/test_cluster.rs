@@ -11,7 +11,9 @@ use k8s_openapi::{
     jiff::{SignedDuration, Timestamp},
 };
 use serde_json::{Value, json};
-use vitivirt_api::{ObjectKey, Operation, Outcome, Plan, Report, Step, Stop, Target, Write, kubevirt::KubeVirt};
+use vitivirt_api::{
+    Failure, ObjectKey, Operation, Outcome, Plan, Report, Step, Stop, Target, Write, kubevirt::KubeVirt,
+};
 use vitivirt_install::{
     Cluster, DeploymentConfig, Desired, Environment, InstallStrategy, Installation, Kind, Lane, LiveObject, Objects,
     Observed, StoredObjects, UpToDate,
@@ -36,6 +38,8 @@ pub(crate) struct TestCluster {
     pub(crate) installation: RefCell<Option<(String, Arc<Installation>)>>,
     /// Whether `settle` starts the pods of workloads.
     pub(crate) rolls_out: bool,
+    /// Every write of objects of this kind fails.
+    pub(crate) fails: Option<(&'static str, Failure)>,
     serial: u64,
     /// The architecture of the operator's node.
     pub(crate) architecture: &'static str,
@@ -86,6 +90,7 @@ impl TestCluster {
             lane_problems: BTreeMap::new(),
             installation: RefCell::default(),
             rolls_out: true,
+            fails: None,
             serial: 0,
         };
         let namespace = json!({"kind": "Namespace", "metadata": {"name": "kubevirt", "labels": {"a": "b"}}});
@@ -282,6 +287,9 @@ impl TestCluster {
         let target = write.target();
         let (kind, key) = (target.resource.kind.clone(), target.key.clone());
         let id = (kind.clone(), key.clone());
+        if let Some((_, failure)) = self.fails.as_ref().filter(|(fails, _)| *fails == kind) {
+            return Some(Stop::Failed { step, failure: failure.clone() });
+        }
         match write {
             Write::Create { body, .. } => {
                 if let Some(live) = self.objects.get(&id) {

@@ -15,7 +15,7 @@ fn set(path: &str, value: &str) -> Operation {
 }
 
 async fn stopped(executor: &Executor, write: Write) -> Stop {
-    executor.apply(&plan([Step::new("s").write(write)]), &WriteFence::open(), |_, _| false).await.stop
+    executor.apply(&plan([Step::new("s").write(write)]), &WriteFence::open(), |_, _| false).await.outcome.stop
 }
 
 async fn failure(executor: &Executor, write: Write) -> (ErrorClass, &'static str) {
@@ -108,7 +108,7 @@ async fn a_no_op_patch_is_not_sent_again_until_the_object_changes_or_its_ttl_end
     let sent = async |value: &str| {
         let before = link.count(Verb::Patch);
         let steps = [Step::new("s").write(patch(&uid, vec![set("/data/value", value)]))];
-        let outcome = executor.apply(&plan(steps), &WriteFence::open(), |_, _| false).await;
+        let outcome = executor.apply(&plan(steps), &WriteFence::open(), |_, _| false).await.outcome;
         assert_eq!(outcome.stop, Stop::Done);
         assert_eq!(outcome.written, link.count(Verb::Patch) - before);
         outcome.written
@@ -205,7 +205,7 @@ async fn a_write_that_waits_for_the_rate_limit_longer_than_the_lease_is_not_sent
         tokio::time::sleep(Duration::from_secs(3)).await;
         closing.close_for_test();
     });
-    let outcome = executor.apply(&plan([Step::new("s").write(create("b"))]), &fence, |_, _| false).await;
+    let outcome = executor.apply(&plan([Step::new("s").write(create("b"))]), &fence, |_, _| false).await.outcome;
     assert!(matches!(outcome.stop, Stop::Failed { failure, .. } if failure.reason == reason::NOT_LEADING));
     assert_eq!(link.requests.lock().len(), 1);
 }
