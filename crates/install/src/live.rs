@@ -15,7 +15,7 @@ use vitivirt_api::{Failure, reason};
 use crate::names::{FIELD_MANAGER, STRATEGY_MANIFESTS, annotation, label};
 
 /// Fields that `drift` does not compare as content.
-const NON_CONTENT: [&str; 4] = ["apiVersion", "kind", "metadata", "status"];
+pub(crate) const NON_CONTENT: [&str; 4] = ["apiVersion", "kind", "metadata", "status"];
 const MANAGERS: [&str; 2] = [label::MANAGED_BY_VALUE, "kubevirt-operator"];
 
 /// Annotations of other clients that may be large or change often.
@@ -39,11 +39,45 @@ pub struct LiveObject {
     pub(crate) job_result: Option<JobResult>,
     /// Whether it contains an install strategy.
     pub is_strategy: bool,
+    /// Whether another object owns it, so that the garbage collector may delete it.
+    pub(crate) has_owners: bool,
+    own_keys: OwnKeys,
     /// A digest of everything that is compared.
     pub digest: u64,
     /// The fields of the object and the `managedFields` of other clients, as JSON: a tenth of the memory of a tree of
     /// values. `None` for kinds of which only the metadata is watched.
     json: Option<Box<[u8]>>,
+}
+
+/// The labels and annotations that only a KubeVirt operator has set, according to `managedFields`. Bit n stands for the
+/// key number n of the map: an installation has hundreds of objects, so the keys are not stored twice.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+struct OwnKeys {
+    labels: u64,
+    annotations: u64,
+    /// Another client has set the annotation with the generation of the resource.
+    foreign_generation: bool,
+}
+
+impl OwnKeys {
+    fn new(live: &LiveObject, entries: &[ManagedFieldsEntry]) -> Self {
+        let has = |is_own: bool, field: &str, key: &str| {
+            let entries = entries.iter().filter(|entry| is_of_operator(entry) == is_own);
+            let mut trees = entries.filter_map(|entry| Some(&entry.fields_v1.as_ref()?.0));
+            trees.any(|tree| {
+                tree.pointer(&format!("/f:metadata/f:{field}")).is_some_and(|map| map.get(format!("f:{key}")).is_some())
+            })
+        };
+        let own = |field: &str, keys: &BTreeMap<String, String>| {
+            let is_own = |key: &str| has(true, field, key) && !has(false, field, key);
+            keys.keys().take(64).enumerate().fold(0, |own, (index, key)| own | u64::from(is_own(key)) << index)
+        };
+        Self {
+            labels: own("labels", &live.labels),
+            annotations: own("annotations", &live.annotations),
+            foreign_generation: has(false, "annotations", annotation::GENERATION),
+        }
+    }
 }
 
 /// The rollout status of a workload.
@@ -175,12 +209,16 @@ impl LiveObject {
             rollout: None,
             job_result: None,
             is_strategy: false,
+            has_owners: metadata.owner_references.as_ref().is_some_and(|owners| !owners.is_empty()),
+            own_keys: OwnKeys { labels: 0, annotations: 0, foreign_generation: false },
             digest: 0,
             json: None,
         };
         live.annotations.retain(|key, _| !IGNORED_ANNOTATIONS.contains(&key.as_str()));
+        live.own_keys = OwnKeys::new(&live, metadata.managed_fields.as_deref().unwrap_or_default());
         let mut hasher = DefaultHasher::new();
         (&live.uid, &live.labels, &live.annotations, live.generation, live.deleting).hash(&mut hasher);
+        (live.own_keys, live.has_owners).hash(&mut hasher);
         live.digest = hasher.finish();
         live
     }
@@ -213,6 +251,21 @@ impl LiveObject {
         by_label && required.iter().all(|key| self.annotations.contains_key(*key))
     }
 
+    /// The labels that only a KubeVirt operator has set.
+    pub(crate) fn own_labels(&self) -> impl Iterator<Item = &String> {
+        own(&self.labels, self.own_keys.labels)
+    }
+
+    /// The annotations that only a KubeVirt operator has set.
+    pub(crate) fn own_annotations(&self) -> impl Iterator<Item = &String> {
+        own(&self.annotations, self.own_keys.annotations)
+    }
+
+    /// Whether another client has set the annotation with the generation of the resource.
+    pub(crate) fn has_foreign_generation(&self) -> bool {
+        self.own_keys.foreign_generation
+    }
+
     pub fn annotation(&self, key: &str) -> &str {
         self.annotations.get(key).map(String::as_str).unwrap_or_default()
     }
@@ -225,8 +278,19 @@ fn contains_strategy(live: &LiveObject, data: &Value) -> bool {
     is_config_map && text.is_some() && live.labels.contains_key(label::INSTALL_STRATEGY)
 }
 
+fn own(map: &BTreeMap<String, String>, mask: u64) -> impl Iterator<Item = &String> {
+    map.keys().take(64).enumerate().filter(move |(index, _)| mask >> index & 1 == 1).map(|(_, key)| key)
+}
+
 /// A subresource does not change the specification.
 fn is_foreign(entry: &ManagedFieldsEntry) -> bool {
-    let subresource = entry.subresource.as_deref().unwrap_or_default();
-    subresource.is_empty() && entry.manager.as_deref() != Some(FIELD_MANAGER)
+    has_no_subresource(entry) && entry.manager.as_deref() != Some(FIELD_MANAGER)
+}
+
+fn is_of_operator(entry: &ManagedFieldsEntry) -> bool {
+    has_no_subresource(entry) && entry.manager.as_deref() == Some(FIELD_MANAGER)
+}
+
+fn has_no_subresource(entry: &ManagedFieldsEntry) -> bool {
+    entry.subresource.as_deref().unwrap_or_default().is_empty()
 }

@@ -7,7 +7,10 @@ use std::{
 };
 
 use k8s_openapi::jiff::Timestamp;
-use vitivirt_api::{ObjectKey, kubevirt::KubeVirt};
+use vitivirt_api::{
+    ObjectKey,
+    kubevirt::{Generation, KubeVirt},
+};
 
 use crate::{environment::Cluster, kind::Kind, live::LiveObject, names::annotation};
 
@@ -34,16 +37,15 @@ pub struct Observed {
 }
 
 impl Observed {
-    /// The generation of an object that the status of the KubeVirt resource recorded.
-    pub(crate) fn recorded_generation(&self, kind: Kind, key: &ObjectKey) -> Option<i64> {
+    /// What the status of the KubeVirt resource records of an object.
+    pub(crate) fn recorded_generation(&self, kind: Kind, key: &ObjectKey) -> Option<&Generation> {
         let resource = kind.resource();
         let status = self.kubevirt.status.as_ref()?;
-        let recorded = status.generations.iter().find(|recorded| {
+        status.generations.iter().find(|recorded| {
             recorded.resource == resource.plural
                 && recorded.name == key.name()
                 && recorded.namespace == key.namespace().unwrap_or_default()
-        })?;
-        Some(recorded.last_generation)
+        })
     }
 }
 

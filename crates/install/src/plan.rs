@@ -27,6 +27,7 @@ use crate::{
     observed::Observed,
     order::{Stage, WaitFor, Wave, waves},
     orphans::orphaned_objects,
+    record::{Record, Recorded},
     strategy::job,
     webhooks::{self, BLOCKING_PREFIX},
 };
@@ -214,14 +215,17 @@ impl Planner<'_> {
             return Ok(ObjectChange::AwaitDeletion(target));
         }
         let key = (object.kind, object.key.clone());
-        if self.up_to_date.get(&key) == Some(&live.digest) {
+        if self.up_to_date.get(&key).is_some_and(|matching| matching.digest == live.digest) {
             return Ok(ObjectChange::None);
         }
         if object.kind == Kind::CustomResourceDefinition {
-            return Ok(self.crd(index, object, live));
+            return self.crd(index, object, live);
         }
         let body = object.body(&**self.certificates)?;
-        Ok(match drift(object.kind, body.json(), live)? {
+        let recorded = self.observed.recorded_generation(object.kind, &object.key);
+        let recorded = recorded.and_then(|recorded| Record::parse(&recorded.hash));
+        let recorded = Record::new(object, live)?.map_or(Recorded::Never, |record| record.compare(recorded));
+        Ok(match drift(object.kind, body.json(), live, recorded)? {
             Drift::None => ObjectChange::None,
             Drift::Patch(operations) => ObjectChange::Write(Write::Patch { target, uid: live.uid.clone(), operations }),
             Drift::Recreate => ObjectChange::Recreate(delete(object.kind, &object.key, live)),
@@ -250,28 +254,33 @@ impl Planner<'_> {
 
     /// The cache holds only the metadata of a CRD. Its content is what the operator wrote as long as its generation is
     /// the one that the status recorded then. After that the CRD is written again, which is a no-op if nothing differs.
-    fn crd(&self, index: usize, object: &InstallationObject, live: &LiveObject) -> ObjectChange {
+    /// Upstream virt-operator records generations without digests: its CRDs are those of the version that they name.
+    fn crd(&self, index: usize, object: &InstallationObject, live: &LiveObject) -> Result<ObjectChange, Failure> {
         let recorded = self.observed.recorded_generation(object.kind, &object.key);
-        let desired = Value::from_iter([("metadata", object.managed_metadata())]);
-        if metadata_patch(&desired, live).is_empty() && recorded == Some(live.generation) {
-            return ObjectChange::None;
+        let record = Record::new(object, live)?;
+        let is_recorded = recorded.is_some_and(|recorded| {
+            let is_same = recorded.hash.is_empty() || record == Record::parse(&recorded.hash);
+            recorded.last_generation == live.generation && is_same
+        });
+        if is_recorded && metadata_patch(object.kind, &object.metadata_only()?, live).is_empty() {
+            return Ok(ObjectChange::None);
         }
         let (installation, certificates) = (Arc::clone(self.installation), Arc::clone(self.certificates));
         let (target, live) = (object.target(), live.clone());
-        ObjectChange::Write(Write::lazy(target.clone(), "patch", move || {
+        Ok(ObjectChange::Write(Write::lazy(target.clone(), "patch", move || {
             let Some(object) = installation.objects.get(index) else {
                 let message = format!("{target} is not in its installation");
                 return Err(Failure::bug(reason::BAD_REQUEST, message));
             };
             let mut body = object.body(&*certificates)?.into_json();
-            let mut operations = match drift(object.kind, &body, &live)? {
+            let mut operations = match drift(object.kind, &body, &live, Recorded::Never)? {
                 Drift::Patch(operations) => operations,
                 Drift::None | Drift::Recreate => Vec::new(),
             };
             let spec = body.get_mut("spec").map(Value::take).unwrap_or_default();
             operations.push(Operation::set("/spec", spec));
             Ok(Write::Patch { target: target.clone(), uid: live.uid.clone(), operations })
-        }))
+        })))
     }
 
     /// The ConfigMap with the install strategy. That of an earlier deployment is an orphan.

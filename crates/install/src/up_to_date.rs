@@ -7,12 +7,13 @@ use vitivirt_api::{ObjectKey, Plan, Target, Write};
 
 use crate::{
     certificates::IssuedCertificates,
-    desired::{Desired, UpToDate},
+    desired::{Desired, MatchingObject, UpToDate},
     drift::{Drift, drift},
     kind::Kind,
     live::LiveObject,
     object::InstallationObject,
     observed::Observed,
+    record::{Record, Recorded},
 };
 
 /// What the API server stored for the writes of one reconcile.
@@ -33,19 +34,22 @@ pub fn up_to_date_after(
     let writes: HashMap<&Target, &Write> = writes.map(|write| (write.target(), write)).collect();
     for object in &installation.objects {
         let key = (object.kind, object.key.clone());
-        let digest = match writes.get(&object.target()) {
+        let matching = match writes.get(&object.target()) {
             Some(write) => {
                 let stored = stored_objects.get(&key);
-                stored
-                    .filter(|stored| stored_matches(object, &**certificates, write, stored))
-                    .map(|stored| stored.digest)
+                stored.filter(|stored| stored_matches(object, &**certificates, write, stored))
             }
-            None => observed.objects.get(object.kind, &object.key).map(|live| live.digest),
+            None => observed.objects.get(object.kind, &object.key).map(|live| &**live),
         };
-        match digest {
-            Some(digest) => up_to_date.insert(key, digest),
-            None => up_to_date.remove(&key),
-        };
+        match matching {
+            Some(live) if up_to_date.get(&key).is_some_and(|known| known.digest == live.digest) => {}
+            Some(live) => {
+                // An object that cannot be read is compared again.
+                let record = Record::new(object, live).unwrap_or_default();
+                up_to_date.insert(key, MatchingObject { digest: live.digest, record });
+            }
+            None => drop(up_to_date.remove(&key)),
+        }
     }
     Some(up_to_date)
 }
@@ -60,7 +64,7 @@ fn stored_matches(
 ) -> bool {
     let Write::Patch { operations, .. } = write else { return true };
     let Ok(desired) = object.body(certificates) else { return false };
-    match drift(object.kind, desired.json(), stored) {
+    match drift(object.kind, desired.json(), stored, Recorded::Never) {
         Ok(Drift::None) => true,
         Ok(Drift::Patch(left)) => {
             left.iter().all(|left| operations.iter().any(|operation| operation.path == left.path))

@@ -1,5 +1,6 @@
 //! Whole installations, reconciled step by step against a cluster in memory.
 
+mod edits;
 mod invalid_resources;
 mod test_cluster;
 
@@ -130,13 +131,15 @@ fn every_drift_is_repaired_with_one_write() {
         };
         check_repair("deleted", &|cluster| drop(cluster.objects.remove(&id)));
         check_repair("unlabelled", &|cluster| {
-            cluster.object_by_id(&id)["metadata"]["labels"]
-                .as_object_mut()
-                .unwrap()
-                .remove("app.kubernetes.io/managed-by");
+            cluster.change_as("kubectl-edit", &id, |object| {
+                let labels = object["metadata"]["labels"].as_object_mut().unwrap();
+                labels.remove("app.kubernetes.io/managed-by");
+            });
         });
         if id.0 != "ServiceAccount" {
-            check_repair("changed", &|cluster| edit_content(cluster.object_by_id(&id)));
+            check_repair("changed", &|cluster| {
+                cluster.change_as("kubectl-edit", &id, edit_content);
+            });
         }
     }
 }
@@ -147,36 +150,26 @@ fn installed_from(base: &TestCluster) -> TestCluster {
     cluster.kubevirt = base.kubevirt.clone();
     cluster.objects = base.objects.clone();
     cluster.up_to_date = base.up_to_date.clone();
+    cluster.live = base.live.clone();
     cluster
 }
 
-/// Changes one value of the content, as `kubectl edit` would: the API server records the manager.
+/// Changes one value of the content.
 fn edit_content(object: &mut Value) {
     const SKIPPED: [&str; 6] = ["apiVersion", "kind", "metadata", "status", "roleRef", "type"];
-    let fields = object.as_object_mut().unwrap();
-    let Some((name, value)) = fields.iter_mut().find(|(key, _)| !SKIPPED.contains(&key.as_str())) else { return };
-    let mut path = vec![name.clone()];
-    assert!(change_first(value, &mut path));
-    let tree = path.iter().rev().fold(json!({}), |below, name| json!({ format!("f:{name}"): below }));
-    object["metadata"]["generation"] = json!(object["metadata"]["generation"].as_i64().unwrap() + 1);
-    let entry = json!({"manager": "kubectl-edit", "operation": "Update", "fieldsV1": tree});
-    object["metadata"]["managedFields"].as_array_mut().unwrap().push(entry);
+    let mut fields = object.as_object_mut().unwrap().iter_mut();
+    assert!(fields.any(|(key, value)| !SKIPPED.contains(&key.as_str()) && change_first(value)));
 }
 
-/// Changes the first text or number. The path ends at a list, because the API server records lists by keys or as a
-/// whole.
-fn change_first(value: &mut Value, path: &mut Vec<String>) -> bool {
+/// Changes the first text or number.
+fn change_first(value: &mut Value) -> bool {
+    // The API server assigns these fields of a Service.
+    const ASSIGNED: [&str; 4] = ["clusterIP", "clusterIPs", "ipFamilies", "ipFamilyPolicy"];
     match value {
-        // The address of a Service is immutable.
-        Value::Object(map) => map.iter_mut().filter(|(key, _)| !key.starts_with("clusterIP")).any(|(key, value)| {
-            path.push(key.clone());
-            let changed = change_first(value, path);
-            if !changed {
-                path.pop();
-            }
-            changed
-        }),
-        Value::Array(list) => list.iter_mut().any(|value| change_first(value, &mut Vec::new())),
+        Value::Object(map) => {
+            map.iter_mut().any(|(key, value)| !ASSIGNED.contains(&key.as_str()) && change_first(value))
+        }
+        Value::Array(list) => list.iter_mut().any(change_first),
         Value::String(text) => {
             text.push('x');
             true
