@@ -17,7 +17,7 @@ use vitivirt_api::{Failure, Operation, Quantity};
 
 use crate::{
     kind::Kind,
-    live::{LiveFields, LiveObject, NON_CONTENT},
+    live::{LiveFields, LiveObject, NON_CONTENT, is_exclusive},
     names::{annotation, label},
     record::{CERTIFICATES, IDENTITY, Recorded, is_recorded},
 };
@@ -76,8 +76,8 @@ pub(crate) fn drift(kind: Kind, desired: &Value, live: &LiveObject, recorded: Re
         return Ok(Drift::None);
     }
     // This annotation is the generation of the resource at the last change of the object. If the API server may find
-    // the patch equal, it must not contain a new generation.
-    if let Some(generation) = generation(desired).filter(|_| is_certain) {
+    // the patch equal, it must not contain a new generation. The repair of an instancetype restores it exactly.
+    if let Some(generation) = generation(desired).filter(|_| is_certain && !is_exclusive(kind)) {
         let path = format!("/metadata/annotations/{}", Operation::escape(annotation::GENERATION));
         if !operations.iter().any(|operation| operation.path == "/metadata/annotations" || operation.path == path) {
             operations.push(Operation::set(path, generation.clone()));
@@ -157,11 +157,6 @@ pub(crate) fn metadata_patch(kind: Kind, desired: &Value, live: &LiveObject) -> 
         operations.extend(stale.map(|key| Operation::remove(path(key))));
     }
     operations
-}
-
-/// Whether the labels and annotations of other clients are removed too, as upstream virt-operator does for these kinds.
-fn is_exclusive(kind: Kind) -> bool {
-    matches!(kind, Kind::Instancetype | Kind::Preference)
 }
 
 /// The desired value of the field `key` together with what the API server and `kubectl rollout restart` set.

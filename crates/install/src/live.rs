@@ -12,7 +12,11 @@ use k8s_openapi::{
 use serde_json::{Map, Value};
 use vitivirt_api::{Failure, reason};
 
-use crate::names::{FIELD_MANAGER, STRATEGY_MANIFESTS, annotation, label};
+use crate::{
+    kind::Kind,
+    names::{FIELD_MANAGER, STRATEGY_MANIFESTS, annotation, label},
+    record::IDENTITY,
+};
 
 /// Fields that `drift` does not compare as content.
 pub(crate) const NON_CONTENT: [&str; 4] = ["apiVersion", "kind", "metadata", "status"];
@@ -42,6 +46,8 @@ pub struct LiveObject {
     /// Whether another object owns it, so that the garbage collector may delete it.
     pub(crate) has_owners: bool,
     own_keys: OwnKeys,
+    /// Whether `managedFields` say that a KubeVirt operator has set something.
+    written_by_operator: bool,
     /// A digest of everything that is compared.
     pub digest: u64,
     /// The fields of the object and the `managedFields` of other clients, as JSON: a tenth of the memory of a tree of
@@ -163,6 +169,12 @@ pub(crate) struct LiveFields {
     pub(crate) foreign: Vec<Value>,
 }
 
+/// Whether the labels and annotations of other clients are removed too, and objects of other clients are adopted.
+/// Upstream virt-operator does so for these kinds.
+pub(crate) fn is_exclusive(kind: Kind) -> bool {
+    matches!(kind, Kind::Instancetype | Kind::Preference)
+}
+
 impl LiveObject {
     /// `data` is the object; its status is evaluated and dropped.
     pub fn new(metadata: &ObjectMeta, data: Value) -> Self {
@@ -211,6 +223,7 @@ impl LiveObject {
             is_strategy: false,
             has_owners: metadata.owner_references.as_ref().is_some_and(|owners| !owners.is_empty()),
             own_keys: OwnKeys { labels: 0, annotations: 0, foreign_generation: false },
+            written_by_operator: metadata.managed_fields.iter().flatten().any(is_of_operator),
             digest: 0,
             json: None,
         };
@@ -243,12 +256,22 @@ impl LiveObject {
     }
 
     /// Whether a KubeVirt operator created the object, according to its label and to the annotations that only an
-    /// operator writes. If the label is missing, the annotations alone decide; otherwise the operator could never
-    /// restore a removed label.
+    /// operator writes. The operator deletes such an object when the installation does not contain it, so both must be
+    /// there: any client can copy one of them.
     pub(crate) fn is_ours(&self) -> bool {
         let by_label = self.labels.get(label::MANAGED_BY).is_none_or(|manager| MANAGERS.contains(&manager.as_str()));
         let required = [annotation::VERSION, annotation::REGISTRY];
         by_label && required.iter().all(|key| self.annotations.contains_key(*key))
+    }
+
+    /// Whether an object with the name of an object of the installation is that object. One proof is enough: any of the
+    /// labels and annotations of an operator, or an entry of an operator in `managedFields`. So an object that has lost
+    /// its label or its annotations is repaired. Instancetypes and preferences of other clients are adopted, as
+    /// upstream virt-operator does.
+    pub(crate) fn is_recognized(&self, kind: Kind) -> bool {
+        let by_label = self.labels.get(label::MANAGED_BY).is_some_and(|manager| MANAGERS.contains(&manager.as_str()));
+        let by_annotation = IDENTITY.iter().any(|key| self.annotations.contains_key(*key));
+        by_label || by_annotation || self.written_by_operator || is_exclusive(kind)
     }
 
     /// The labels that only a KubeVirt operator has set.

@@ -427,8 +427,10 @@ fn wave_name(wave: &Wave) -> &'static str {
     }
 }
 
-/// Whether a KubeVirt operator created a live object. The executor calls it when the name of a new object is in use.
-pub fn owns(live: &Value) -> bool {
+/// Whether a live object is the object of the installation whose name it has. The executor calls it when the name of a
+/// new object is in use.
+pub fn owns(target: &Target, live: &Value) -> bool {
+    let Some(kind) = Kind::from_name(&target.resource.kind) else { return false };
     let metadata = live.get("metadata").cloned().unwrap_or_default();
-    serde_json::from_value(metadata).is_ok_and(|metadata| LiveObject::from_metadata(&metadata).is_ours())
+    serde_json::from_value(metadata).is_ok_and(|metadata| LiveObject::from_metadata(&metadata).is_recognized(kind))
 }

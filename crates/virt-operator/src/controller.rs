@@ -36,8 +36,8 @@ impl Controller for KubeVirtController {
         vitivirt_install::plan(observed, desired)
     }
 
-    fn owns(&self, _: &PlanInput, _: &Target, live: &Value) -> bool {
-        vitivirt_install::owns(live)
+    fn owns(&self, _: &PlanInput, target: &Target, live: &Value) -> bool {
+        vitivirt_install::owns(target, live)
     }
 
     fn report(&self, PlanInput { observed, desired }: &PlanInput, plan: &Plan, outcome: &Outcome) -> Report {

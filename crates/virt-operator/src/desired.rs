@@ -170,12 +170,12 @@ fn input_digest(observed: &Observed) -> Result<u64, Failure> {
 }
 
 fn stored_certificates(objects: &Objects) -> StoredCertificates {
-    let secrets = objects.of_kind(Kind::Secret).filter_map(|(key, live)| {
+    let secrets = objects.recognized(Kind::Secret).filter_map(|(key, live)| {
         let pair = cache::certificate(live)?;
         let duration = live.annotations.get(annotation::DURATION).cloned();
         Some((key.name().to_owned(), StoredSecret { certificate: pair.certificate, key: pair.key, duration }))
     });
-    let bundles = objects.of_kind(Kind::ConfigMap).filter(|(_, live)| !live.is_strategy);
+    let bundles = objects.recognized(Kind::ConfigMap).filter(|(_, live)| !live.is_strategy);
     let bundles: BTreeMap<String, String> =
         bundles.filter_map(|(key, live)| Some((key.name().to_owned(), live.data(BUNDLE_KEY)?))).collect();
     StoredCertificates { secrets: secrets.collect(), bundles }

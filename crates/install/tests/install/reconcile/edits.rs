@@ -10,7 +10,7 @@ use vitivirt_snapshot::Snapshot;
 use super::{Reconcile, installed, test_cluster::TestCluster, variant};
 
 /// Every object of the installation, without what differs between two installations of the same resource.
-fn snapshot(cluster: &TestCluster) -> Snapshot {
+pub(super) fn snapshot(cluster: &TestCluster) -> Snapshot {
     let objects = cluster.objects.iter().filter(|((kind, _), _)| kind != "Namespace").map(|((kind, key), object)| {
         let mut object = Value::clone(object);
         object["kind"] = json!(kind);

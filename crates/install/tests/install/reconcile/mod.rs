@@ -131,17 +131,151 @@ fn every_drift_is_repaired_with_one_write() {
         };
         check_repair("deleted", &|cluster| drop(cluster.objects.remove(&id)));
         check_repair("unlabelled", &|cluster| {
-            cluster.change_as("kubectl-edit", &id, |object| {
-                let labels = object["metadata"]["labels"].as_object_mut().unwrap();
-                labels.remove("app.kubernetes.io/managed-by");
-            });
+            cluster.change_as("kubectl-edit", &id, |object| drop(remove(object, "/metadata/labels", MANAGED_BY)));
         });
-        if id.0 != "ServiceAccount" {
-            check_repair("changed", &|cluster| {
-                cluster.change_as("kubectl-edit", &id, edit_content);
-            });
+    }
+}
+
+const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
+const GENERATION: &str = "kubevirt.io/generation";
+const IDENTITY: [&str; 3] = [
+    "kubevirt.io/install-strategy-identifier",
+    "kubevirt.io/install-strategy-registry",
+    "kubevirt.io/install-strategy-version",
+];
+
+fn remove(object: &mut Value, parent: &str, key: &str) -> Option<Value> {
+    object.pointer_mut(parent)?.as_object_mut()?.remove(key)
+}
+
+/// For every way in which another client may change an object, and all objects at once.
+#[test]
+fn every_kind_of_drift_is_repaired_on_every_object_with_one_write() {
+    let base = installed(&variant("gates"));
+    let expected = edits::snapshot(&base);
+    let ids: Vec<_> = base
+        .objects
+        .keys()
+        .filter(|(kind, key)| kind != "Namespace" && !key.name().starts_with("kubevirt-install-strategy"))
+        .cloned()
+        .collect();
+    let is_service_account = |object: &Value| object["kind"] == "ServiceAccount";
+    let drifts: [(&str, &str, &dyn Fn(&mut Value)); 10] = [
+        ("content changed", "kubectl-edit", &|object| {
+            if !is_service_account(object) {
+                edit_content(object);
+            }
+        }),
+        ("label changed", "kubectl-label", &|object| {
+            object["metadata"]["labels"]["app.kubernetes.io/component"] = json!("else");
+        }),
+        ("annotation changed", "kubectl-annotate", &|object| {
+            object["metadata"]["annotations"][IDENTITY[2]] = json!("v0")
+        }),
+        ("annotation removed", "kubectl-annotate", &|object| {
+            drop(remove(object, "/metadata/annotations", IDENTITY[1]))
+        }),
+        ("generation changed", "kubectl-annotate", &|object| {
+            object["metadata"]["annotations"][GENERATION] = json!("0")
+        }),
+        ("owner added", "kubectl-edit", &|object| {
+            object["metadata"]["ownerReferences"] =
+                json!([{"apiVersion": "v1", "kind": "ConfigMap", "name": "a", "uid": "u"}]);
+        }),
+        ("marks lost", "kubectl-edit", &|object| {
+            remove(object, "/metadata/labels", MANAGED_BY);
+            IDENTITY.iter().for_each(|key| drop(remove(object, "/metadata/annotations", key)));
+        }),
+        ("field removed", "kubectl-edit", &remove_field),
+        // `managedFields` do not show that it is not a default.
+        ("field added under our name", "virt-operator", &|object| {
+            if let Some(spec) = object.get_mut("spec").and_then(Value::as_object_mut) {
+                spec.insert("added".to_owned(), json!("x"));
+            }
+        }),
+        ("label added under our name", "virt-operator", &|object| object["metadata"]["labels"]["stale"] = json!("x")),
+    ];
+    for (what, manager, drift) in drifts {
+        let mut cluster = installed_from(&base);
+        let changed: Vec<String> = ids
+            .iter()
+            .filter(|id| cluster.change_as(manager, id, drift))
+            .map(|(kind, key)| format!("({kind} {key})"))
+            .collect();
+        assert!(changed.len() > 20, "{what}: {}", changed.len());
+        let writes: Vec<String> = cluster.settle().iter().flat_map(Reconcile::writes).collect();
+        for target in &changed {
+            let own: Vec<&String> = writes.iter().filter(|write| write.ends_with(target)).collect();
+            assert_eq!(own.len(), 1, "{what}: {target}: {own:?}");
+        }
+        assert_eq!(writes.len(), changed.len(), "{what}");
+        let comparison = vitivirt_snapshot::compare(&expected, &edits::snapshot(&cluster));
+        assert!(comparison.is_equal(), "{what}: {comparison}\n{}", comparison.details(5));
+        assert_eq!(cluster.no_op_patches, [""; 0], "{what}");
+        cluster.restart();
+        assert!(cluster.reconcile().is_silent(), "{what}");
+    }
+}
+
+/// Removes a field that the operator has set.
+fn remove_field(object: &mut Value) {
+    for pointer in [
+        "/spec/selector",
+        "/spec/template/spec/containers/0/image",
+        "/rules/0/verbs",
+        "/roleRef/kind",
+        "/data/ca-bundle",
+        "/data/tls.crt",
+        "/webhooks/0/failurePolicy",
+        "/spec/service/name",
+        "/spec/names/shortNames",
+        "/spec/policyName",
+        "/spec/cpu",
+    ] {
+        let (parent, key) = pointer.rsplit_once('/').unwrap();
+        // The role of a binding is immutable.
+        if !pointer.starts_with("/roleRef") && remove(object, parent, key).is_some() {
+            return;
         }
     }
+}
+
+/// Users and other projects deploy them too.
+#[test]
+fn instancetypes_of_other_clients_are_adopted() {
+    let mut cluster = TestCluster::new(&json!({}));
+    let expected = edits::snapshot(&installed(&json!({})));
+    let foreign = |kind: &str, name: &str| {
+        json!({"apiVersion": "instancetype.kubevirt.io/v1beta1", "kind": kind, "spec": {"cpu": {"guest": 77}}, "metadata": {
+            "name": name,
+            "labels": {"app.kubernetes.io/managed-by": "someone", "mine": "yes"},
+            "annotations": {"mine": "yes", GENERATION: "unknown"},
+        }})
+    };
+    for (kind, name) in
+        [("VirtualMachineClusterInstancetype", "u1.small"), ("VirtualMachineClusterPreference", "fedora")]
+    {
+        cluster.put(kind, ObjectKey::cluster(name), foreign(kind, name), "helm");
+    }
+    cluster.settle();
+    assert_eq!(cluster.status()["phase"], "Deployed");
+    let comparison = vitivirt_snapshot::compare(&expected, &edits::snapshot(&cluster));
+    assert!(comparison.is_equal(), "{comparison}\n{}", comparison.details(5));
+    let name = "u1.small";
+    let annotations = &cluster.object("VirtualMachineClusterInstancetype", name)["metadata"]["annotations"];
+    assert_eq!(annotations[GENERATION], "1");
+}
+
+/// Another client deletes an object that has a finalizer. It is created again when it is gone.
+#[test]
+fn an_object_that_is_being_deleted_is_created_again() {
+    let mut cluster = installed(&json!({}));
+    let id = ("Service".to_owned(), ObjectKey::namespaced("kubevirt", "virt-api"));
+    cluster.object_by_id(&id)["metadata"]["deletionTimestamp"] = json!("2030-01-01T00:00:00Z");
+    assert_eq!(cluster.reconcile().writes(), [""; 0]);
+    cluster.objects.remove(&id);
+    let writes: Vec<String> = cluster.settle().iter().flat_map(Reconcile::writes).collect();
+    assert_eq!(writes, ["Create(Service kubevirt/virt-api)"]);
 }
 
 /// A copy, because creating an installation takes much longer.

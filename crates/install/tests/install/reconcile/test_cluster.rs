@@ -227,6 +227,7 @@ impl TestCluster {
     fn apply(&mut self, plan: &Plan, sent: &mut Vec<String>) -> Outcome {
         let mut written = 0;
         for step in &plan.steps {
+            let mut stop = None;
             for write in &step.writes {
                 let built = match write {
                     Write::Lazy { make, .. } => match make.make() {
@@ -236,11 +237,17 @@ impl TestCluster {
                     write => write.clone(),
                 };
                 assert_eq!((built.target(), built.verb()), (write.target(), write.verb()));
-                if let Some(stop) = self.write(step.name, &built) {
-                    return Outcome { stop, written };
+                // A failed write does not stop the others of its step.
+                match self.write(step.name, &built) {
+                    Some(failed) => drop(stop.get_or_insert(failed)),
+                    None => {
+                        sent.push(format!("{write:?}"));
+                        written += 1;
+                    }
                 }
-                sent.push(format!("{write:?}"));
-                written += 1;
+            }
+            if let Some(stop) = stop {
+                return Outcome { stop, written };
             }
             if let Some(wait) = &step.wait {
                 return Outcome { stop: Stop::Waiting { step: step.name, wait: wait.clone() }, written };
@@ -256,7 +263,7 @@ impl TestCluster {
         match write {
             Write::Create { body, .. } => {
                 if let Some(live) = self.objects.get(&id) {
-                    if owns(live) {
+                    if owns(target, live) {
                         assert!(self.read_live.insert(id), "{target} already exists");
                         let failure = Failure::conflict("AlreadyExists", format!("{target} already exists"));
                         return Some(Stop::Failed { step, failure });
