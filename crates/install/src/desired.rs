@@ -13,13 +13,23 @@ use crate::{
     installation::Installation,
     kind::Kind,
     observed::Observed,
+    record::Record,
     strategy::{InstallStrategy, job::is_of_another_release},
     validation,
 };
 
-/// Digests of live objects that match the desired state. An object is compared again when its digest or the desired
-/// state changes.
-pub type UpToDate = HashMap<(Kind, ObjectKey), u64>;
+/// The live objects that match the desired state. An object is compared again when its digest or the desired state
+/// changes.
+pub type UpToDate = HashMap<(Kind, ObjectKey), MatchingObject>;
+
+/// A live object that matches the desired state.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MatchingObject {
+    /// The digest of the live object.
+    pub(crate) digest: u64,
+    /// What the status of the KubeVirt resource records of it.
+    pub(crate) record: Option<Record>,
+}
 
 #[derive(Clone)]
 pub enum Desired {

@@ -18,8 +18,8 @@
 //! - the objects of the release: `config`, `strategy`, and one module per family (`rbac`, `crds`, `webhooks`,
 //!   `workloads`, `certificates`, `monitoring`, …)
 //! - the objects of one installation: `validation`, `customize`, `placement`, `installation`, `object`
-//! - one reconcile: `eligibility`, `desired`, `plan` (with `order`, `drift`, `up_to_date` and `orphans`), `report`
-//!   (with `warnings`)
+//! - one reconcile: `eligibility`, `desired`, `plan` (with `order`, `record`, `drift`, `up_to_date` and `orphans`),
+//!   `report` (with `warnings`)
 //! - outside of a reconcile: `admission` validates requests, `manifests` installs the operator itself
 
 pub mod admission;
@@ -52,11 +52,14 @@ mod placement;
 mod plan;
 mod policy;
 mod rbac;
+mod record;
 mod report;
 mod rollout;
 mod services;
 mod strategy;
 mod template;
+#[cfg(feature = "testing")]
+pub mod testing;
 mod trust;
 mod up_to_date;
 pub mod validation;
@@ -65,7 +68,7 @@ mod webhooks;
 mod workloads;
 
 pub use config::DeploymentConfig;
-pub use desired::{Desired, UpToDate, desired_installation};
+pub use desired::{Desired, MatchingObject, UpToDate, desired_installation};
 pub use eligibility::is_eligible;
 pub use environment::{Cluster, Environment};
 pub use installation::{INVALID_DURATION, Installation};

@@ -13,6 +13,7 @@ use crate::{
     managed_metadata::ManagedMetadata,
     names::STRATEGY_GENERATE_NAME,
     order::Stage,
+    record::Digest,
     strategy::{self, InstallStrategy, StrategyItem},
 };
 
@@ -73,13 +74,28 @@ impl InstallationObject {
         self.kind == Kind::CustomResourceDefinition || self.uses_generate_name()
     }
 
-    /// The labels and annotations that the operator adds to a compressed object.
-    pub(crate) fn managed_metadata(&self) -> Value {
-        let mut object = json_object([("metadata", Value::Object(Map::new()))]);
-        if let BodySource::Compressed(_, metadata) = &self.body {
-            metadata.add_to_object(&mut object);
+    /// The object without its content, which a compressed object keeps compressed.
+    pub(crate) fn metadata_only(&self) -> Result<Value, Failure> {
+        match &self.body {
+            BodySource::Compressed(item, metadata) => {
+                let mut object = json_object([("metadata", item.metadata()?)]);
+                metadata.add_to_object(&mut object);
+                Ok(object)
+            }
+            BodySource::Value(object) => {
+                Ok(json_object([("metadata", object.get("metadata").cloned().unwrap_or_default())]))
+            }
+            BodySource::StrategyConfigMap(_) => Ok(json_object([])),
         }
-        object.get_mut("metadata").map(Value::take).unwrap_or_default()
+    }
+
+    /// A digest of the content, without certificates.
+    pub(crate) fn digest(&self) -> Digest {
+        match &self.body {
+            BodySource::Value(object) => Digest::of_object(object),
+            BodySource::Compressed(item, _) => item.digest(),
+            BodySource::StrategyConfigMap(source) => Digest::of_bytes(source.config.id.as_bytes()),
+        }
     }
 
     pub fn body(&self, certificates: &dyn IssuedCertificates) -> Result<Body, Failure> {

@@ -7,7 +7,10 @@ use std::{
 };
 
 use k8s_openapi::jiff::Timestamp;
-use vitivirt_api::{ObjectKey, kubevirt::KubeVirt};
+use vitivirt_api::{
+    ObjectKey,
+    kubevirt::{Generation, KubeVirt},
+};
 
 use crate::{environment::Cluster, kind::Kind, live::LiveObject, names::annotation, order::Lane};
 
@@ -38,16 +41,15 @@ pub struct Observed {
 }
 
 impl Observed {
-    /// The generation of an object that the status of the KubeVirt resource recorded.
-    pub(crate) fn recorded_generation(&self, kind: Kind, key: &ObjectKey) -> Option<i64> {
+    /// What the status of the KubeVirt resource records of an object.
+    pub(crate) fn recorded_generation(&self, kind: Kind, key: &ObjectKey) -> Option<&Generation> {
         let resource = kind.resource();
         let status = self.kubevirt.status.as_ref()?;
-        let recorded = status.generations.iter().find(|recorded| {
+        status.generations.iter().find(|recorded| {
             recorded.resource == resource.plural
                 && recorded.name == key.name()
                 && recorded.namespace == key.namespace().unwrap_or_default()
-        })?;
-        Some(recorded.last_generation)
+        })
     }
 }
 
@@ -60,12 +62,19 @@ impl Objects {
         self.0.insert((kind, key), live);
     }
 
-    /// An object that a KubeVirt operator created. A foreign object with the same key shows up as a name conflict when
-    /// the operator creates its own.
+    /// The object of the installation with this key. A foreign object with the same key shows up as a name conflict
+    /// when the operator creates its own.
     pub fn get(&self, kind: Kind, key: &ObjectKey) -> Option<&Arc<LiveObject>> {
-        self.0.get(&(kind, key.clone())).filter(|live| live.is_ours())
+        self.0.get(&(kind, key.clone())).filter(|live| live.is_recognized(kind))
     }
 
+    /// The objects of a kind that may be objects of the installation, if they have the name of one.
+    pub fn recognized(&self, kind: Kind) -> impl Iterator<Item = (&ObjectKey, &Arc<LiveObject>)> {
+        let of_kind = self.0.iter().filter(move |((of, _), live)| *of == kind && live.is_recognized(kind));
+        of_kind.map(|((_, key), live)| (key, live))
+    }
+
+    /// The objects of a kind that a KubeVirt operator created, whatever their names.
     pub fn of_kind(&self, kind: Kind) -> impl Iterator<Item = (&ObjectKey, &Arc<LiveObject>)> {
         self.0.iter().filter(move |((of, _), live)| *of == kind && live.is_ours()).map(|((_, key), live)| (key, live))
     }

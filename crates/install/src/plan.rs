@@ -27,6 +27,7 @@ use crate::{
     observed::Observed,
     order::{INSTANCETYPES, Lane, MONITORING, Stage, WaitFor, Wave, waves},
     orphans::orphaned_objects,
+    record::{Record, Recorded},
     strategy::job,
     trust::{StoredTrust, TRUSTING_KINDS, keep_live_trust},
     webhooks::{self, BLOCKING_PREFIX},
@@ -196,9 +197,8 @@ impl Planner<'_> {
         Ok(())
     }
 
-    /// virt-api validates these objects, so it must answer before they are written.
     fn instancetypes(&self, plan: &mut Plan) -> Result<(), Failure> {
-        if !self.api_is_ready() || self.blocking_webhooks().next().is_some() {
+        if !accepts_instancetypes(self.observed, self.installation) {
             return Ok(());
         }
         if let Some(mut step) = self.only_wave(&INSTANCETYPES)? {
@@ -280,11 +280,11 @@ impl Planner<'_> {
             return Ok(ObjectChange::AwaitDeletion(target));
         }
         let key = (object.kind, object.key.clone());
-        if self.up_to_date.get(&key) == Some(&live.digest) {
+        if self.up_to_date.get(&key).is_some_and(|matching| matching.digest == live.digest) {
             return Ok(ObjectChange::None);
         }
         if object.kind == Kind::CustomResourceDefinition {
-            return Ok(self.crd(index, object, live));
+            return self.crd(index, object, live);
         }
         let mut body = object.body(&**self.trust)?.into_json();
         if TRUSTING_KINDS.contains(&object.kind)
@@ -292,7 +292,10 @@ impl Planner<'_> {
         {
             keep_live_trust(object.kind, &mut body, &fields.content);
         }
-        Ok(match drift(object.kind, &body, live)? {
+        let recorded = self.observed.recorded_generation(object.kind, &object.key);
+        let recorded = recorded.and_then(|recorded| Record::parse(&recorded.hash));
+        let recorded = Record::new(object, live)?.map_or(Recorded::Never, |record| record.compare(recorded));
+        Ok(match drift(object.kind, &body, live, recorded)? {
             Drift::None => ObjectChange::None,
             Drift::Patch(operations) => ObjectChange::Write(Write::Patch { target, uid: live.uid.clone(), operations }),
             Drift::Recreate => ObjectChange::Recreate(delete(object.kind, &object.key, live)),
@@ -332,28 +335,33 @@ impl Planner<'_> {
 
     /// The cache holds only the metadata of a CRD. Its content is what the operator wrote as long as its generation is
     /// the one that the status recorded then. After that the CRD is written again, which is a no-op if nothing differs.
-    fn crd(&self, index: usize, object: &InstallationObject, live: &LiveObject) -> ObjectChange {
+    /// Upstream virt-operator records generations without digests: its CRDs are those of the version that they name.
+    fn crd(&self, index: usize, object: &InstallationObject, live: &LiveObject) -> Result<ObjectChange, Failure> {
         let recorded = self.observed.recorded_generation(object.kind, &object.key);
-        let desired = Value::from_iter([("metadata", object.managed_metadata())]);
-        if metadata_patch(&desired, live).is_empty() && recorded == Some(live.generation) {
-            return ObjectChange::None;
+        let record = Record::new(object, live)?;
+        let is_recorded = recorded.is_some_and(|recorded| {
+            let is_same = recorded.hash.is_empty() || record == Record::parse(&recorded.hash);
+            recorded.last_generation == live.generation && is_same
+        });
+        if is_recorded && metadata_patch(object.kind, &object.metadata_only()?, live).is_empty() {
+            return Ok(ObjectChange::None);
         }
         let (installation, trust) = (Arc::clone(self.installation), Arc::clone(self.trust));
         let (target, live) = (object.target(), live.clone());
-        ObjectChange::Write(Write::lazy(target.clone(), "patch", move || {
+        Ok(ObjectChange::Write(Write::lazy(target.clone(), "patch", move || {
             let Some(object) = installation.objects.get(index) else {
                 let message = format!("{target} is not in its installation");
                 return Err(Failure::bug(reason::BAD_REQUEST, message));
             };
             let mut body = object.body(&*trust)?.into_json();
-            let mut operations = match drift(object.kind, &body, &live)? {
+            let mut operations = match drift(object.kind, &body, &live, Recorded::Never)? {
                 Drift::Patch(operations) => operations,
                 Drift::None | Drift::Recreate => Vec::new(),
             };
             let spec = body.get_mut("spec").map(Value::take).unwrap_or_default();
             operations.push(Operation::set("/spec", spec));
             Ok(Write::Patch { target: target.clone(), uid: live.uid.clone(), operations })
-        }))
+        })))
     }
 
     /// The ConfigMap with the install strategy. That of an earlier deployment is an orphan.
@@ -381,8 +389,8 @@ impl Planner<'_> {
         let crds = self.installation.objects.iter().filter(|object| object.stage == Stage::Crds);
         let new = crds.filter(|object| self.observed.objects.get(object.kind, &object.key).is_none());
         let new: Vec<(&str, &str)> = new.filter_map(|object| object.key.name().split_once('.')).collect();
-        let blocked = self.blocking_webhooks().next().is_some();
-        if new.is_empty() || blocked || self.api_is_ready() {
+        let blocked = blocking_webhooks(self.observed).next().is_some();
+        if new.is_empty() || blocked || api_is_ready(self.observed, self.installation) {
             return Ok(None);
         }
         let new: Vec<(&str, &str)> = new.into_iter().map(|(plural, group)| (group, plural)).collect();
@@ -395,27 +403,14 @@ impl Planner<'_> {
     }
 
     fn remove_blocking_webhook(&self) -> Option<Step> {
-        if !self.api_is_ready() {
+        if !api_is_ready(self.observed, self.installation) {
             return None;
         }
         let mut step = Step::new("remove blocking webhook").independent(true);
         step.writes.extend(
-            self.blocking_webhooks().map(|(key, live)| delete(Kind::ValidatingWebhookConfiguration, key, live)),
+            blocking_webhooks(self.observed).map(|(key, live)| delete(Kind::ValidatingWebhookConfiguration, key, live)),
         );
         (!step.writes.is_empty()).then_some(step)
-    }
-
-    fn blocking_webhooks(&self) -> impl Iterator<Item = (&ObjectKey, &Arc<LiveObject>)> {
-        let configurations = self.observed.objects.of_kind(Kind::ValidatingWebhookConfiguration);
-        configurations.filter(|(key, live)| key.name().starts_with(BLOCKING_PREFIX) && !live.deleting)
-    }
-
-    fn api_is_ready(&self) -> bool {
-        let key = ObjectKey::namespaced(&self.installation.config.namespace, VIRT_API);
-        let version = &self.installation.config.kube_virt_version;
-        let live = self.observed.objects.get(Kind::Deployment, &key);
-        let live = live.filter(|live| live.annotation(annotation::VERSION) == version);
-        live.and_then(|live| live.rollout).is_some_and(Rollout::is_complete)
     }
 
     /// The only write to an object that the operator does not manage.
@@ -498,6 +493,23 @@ fn strategy_jobs<'a>(
     jobs.map(|(key, live)| delete(Kind::Job, key, live))
 }
 
+/// Whether the API server accepts instancetypes: virt-api, which validates them, responds, and nothing blocks them.
+pub(crate) fn accepts_instancetypes(observed: &Observed, installation: &Installation) -> bool {
+    api_is_ready(observed, installation) && blocking_webhooks(observed).next().is_none()
+}
+
+fn blocking_webhooks(observed: &Observed) -> impl Iterator<Item = (&ObjectKey, &Arc<LiveObject>)> {
+    let configurations = observed.objects.of_kind(Kind::ValidatingWebhookConfiguration);
+    configurations.filter(|(key, live)| key.name().starts_with(BLOCKING_PREFIX) && !live.deleting)
+}
+
+fn api_is_ready(observed: &Observed, installation: &Installation) -> bool {
+    let key = ObjectKey::namespaced(&installation.config.namespace, VIRT_API);
+    let live = observed.objects.get(Kind::Deployment, &key);
+    let live = live.filter(|live| live.annotation(annotation::VERSION) == installation.config.kube_virt_version);
+    live.and_then(|live| live.rollout).is_some_and(Rollout::is_complete)
+}
+
 fn delete(kind: Kind, key: &ObjectKey, live: &LiveObject) -> Write {
     let target = Target::new(kind.resource(), key.clone());
     Write::Delete { target, uid: live.uid.clone() }
@@ -517,8 +529,10 @@ fn wave_name(wave: &Wave) -> &'static str {
     }
 }
 
-/// Whether a KubeVirt operator created a live object. The executor calls it when the name of a new object is in use.
-pub fn owns(live: &Value) -> bool {
+/// Whether a live object is the object of the installation whose name it has. The executor calls it when the name of a
+/// new object is in use.
+pub fn owns(target: &Target, live: &Value) -> bool {
+    let Some(kind) = Kind::from_name(&target.resource.kind) else { return false };
     let metadata = live.get("metadata").cloned().unwrap_or_default();
-    serde_json::from_value(metadata).is_ok_and(|metadata| LiveObject::from_metadata(&metadata).is_ours())
+    serde_json::from_value(metadata).is_ok_and(|metadata| LiveObject::from_metadata(&metadata).is_recognized(kind))
 }

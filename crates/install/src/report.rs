@@ -19,8 +19,18 @@ use vitivirt_api::{
 };
 
 use crate::{
-    RELEASE, config::DeploymentConfig, desired::Desired, eligibility::ineligible_message, kind::Kind,
-    names::event_reason, observed::Observed, orphans::orphans, plan::optional_step, warnings::all_warnings,
+    RELEASE,
+    config::DeploymentConfig,
+    desired::{Desired, UpToDate},
+    eligibility::ineligible_message,
+    installation::Installation,
+    kind::Kind,
+    names::event_reason,
+    observed::Observed,
+    orphans::orphans,
+    plan::optional_step,
+    record::{Record, is_recorded},
+    warnings::all_warnings,
 };
 
 const MESSAGE_LIMIT: usize = 1024;
@@ -33,6 +43,8 @@ const QUIET_PERIOD: SignedDuration = SignedDuration::from_secs(20);
 const SHORT_FAILURE: Duration = Duration::from_secs(2);
 /// When to reconcile again, because no watch event may arrive.
 const REQUEUE: Duration = Duration::from_secs(60);
+/// When to record what a complete reconcile has written.
+const RECORD: Duration = Duration::from_secs(1);
 
 mod phase {
     pub(super) const DEPLOYING: &str = "Deploying";
@@ -100,7 +112,9 @@ pub fn report(observed: &Observed, desired: &Desired, plan: &Plan, outcome: &Out
         }
         None if stop == Stop::Done => {
             set_deployed(&mut status, observed);
-            status.generations = generations(observed, desired, plan, &before);
+            if let Desired::Installation { installation, up_to_date, .. } = desired {
+                status.generations = generations(observed, installation, up_to_date, plan);
+            }
             if before.phase != status.phase || before.observed_deployment_id != status.observed_deployment_id {
                 let message = format!("KubeVirt {} is installed", status.observed_kube_virt_version);
                 events.push((EventKind::Normal, event_reason::DEPLOYED, message));
@@ -113,13 +127,24 @@ pub fn report(observed: &Observed, desired: &Desired, plan: &Plan, outcome: &Out
         set_problems(&mut status, &problems);
         events.extend(problems.into_iter().map(|message| (EventKind::Warning, event_reason::PROBLEM, message)));
     }
+    if let Some(installation) = desired.installation() {
+        let is_complete = outcome.stop == Stop::Done && observed.caches_complete;
+        if !is_complete {
+            record_namespaces(&mut status, &before, installation);
+        }
+    }
     status.synchronization_addresses.clone_from(&observed.synchronization_addresses);
     events.extend(warning_events(observed, desired, &before, &stop));
     if kubevirt.metadata.deletion_timestamp.is_some() && observed.objects.contain_installation() {
         set_condition(&mut status, condition::SYNCHRONIZED, "False", reason::NOT_REMOVED, NOT_REMOVED);
         events.push((EventKind::Warning, event_reason::NOT_REMOVED, NOT_REMOVED.to_owned()));
     }
-    build_report(observed, desired, before, status, events)
+    let mut report = build_report(observed, desired, before, status, events);
+    if outcome.stop == Stop::Done && plan.write_count() > 0 {
+        // The next reconcile records what this one wrote. A patch that the API server found equal causes no event.
+        report.requeue_after = Some(report.requeue_after.map_or(RECORD, |after| after.min(RECORD)));
+    }
+    report
 }
 
 /// Warnings are reported once for each generation of the resource, when it has been installed.
@@ -299,46 +324,80 @@ fn set_deployed(status: &mut KubeVirtStatus, observed: &Observed) {
     set_condition(status, condition::DEGRADED, "False", reason::READY, message);
 }
 
-/// The generations of the objects that match the desired state. The next reconcile records the objects that this one
-/// wrote.
-fn generations(observed: &Observed, desired: &Desired, plan: &Plan, before: &KubeVirtStatus) -> Vec<Generation> {
-    let Some(installation) = desired.installation() else { return before.generations.clone() };
+/// The generations and digests of the objects that match the desired state. The next reconcile records the objects that
+/// this one wrote.
+fn generations(
+    observed: &Observed,
+    installation: &Installation,
+    up_to_date: &UpToDate,
+    plan: &Plan,
+) -> Vec<Generation> {
     let written: Vec<&Target> = plan.steps.iter().flat_map(|step| &step.writes).map(Write::target).collect();
     let mut generations: Vec<Generation> = installation
         .objects
         .iter()
         .filter_map(|object| {
-            let group = match object.kind {
-                Kind::CustomResourceDefinition => "apiextensions.k8s.io/v1",
-                Kind::MutatingWebhookConfiguration | Kind::ValidatingWebhookConfiguration => {
-                    "admissionregistration.k8s.io"
-                }
-                // Upstream virt-operator records PodDisruptionBudgets under this group too.
-                Kind::PodDisruptionBudget | Kind::Deployment | Kind::DaemonSet => "apps",
-                _ => return None,
-            };
+            if !is_recorded(object.kind) {
+                return None;
+            }
             let live = observed.objects.get(object.kind, &object.key)?;
             let target = object.target();
-            let is_recorded = |generation: &&Generation| {
-                generation.resource == target.resource.plural
-                    && generation.name == object.key.name()
-                    && generation.namespace == object.key.namespace().unwrap_or_default()
+            let group = match object.kind {
+                Kind::CustomResourceDefinition => "apiextensions.k8s.io/v1",
+                // Upstream virt-operator records PodDisruptionBudgets under this group too.
+                Kind::PodDisruptionBudget => "apps",
+                _ => &target.resource.group,
             };
             if written.contains(&&target) {
-                return before.generations.iter().find(is_recorded).cloned();
+                return observed.recorded_generation(object.kind, &object.key).cloned();
             }
+            let known = up_to_date.get(&(object.kind, object.key.clone()));
+            let known = known.filter(|known| known.digest == live.digest).map(|known| known.record);
+            // A live object that cannot be read has stopped the plan before.
+            let record = known.unwrap_or_else(|| Record::new(object, live).unwrap_or_default())?;
             Some(Generation {
                 group: group.to_owned(),
                 resource: target.resource.plural.clone(),
                 namespace: object.key.namespace().unwrap_or_default().to_owned(),
                 name: object.key.name().to_owned(),
                 last_generation: live.generation,
-                hash: String::new(),
+                hash: record.to_string(),
             })
         })
         .collect();
-    generations.sort_by(|a, b| (&a.resource, &a.name).cmp(&(&b.resource, &b.name)));
+    sort_generations(&mut generations);
     generations
+}
+
+/// Until an installation is complete, the status names every object that it and the ones before it may have in other
+/// namespaces. An edit may replace an installation at any time, and `orphans` finds its objects by their namespaces.
+fn record_namespaces(status: &mut KubeVirtStatus, before: &KubeVirtStatus, installation: &Installation) {
+    let own = ["", "kube-system", installation.config.namespace.as_str()];
+    let objects = installation.objects.iter().map(|object| {
+        let resource = object.kind.resource();
+        Generation {
+            group: resource.group,
+            resource: resource.plural,
+            namespace: object.key.namespace().unwrap_or_default().to_owned(),
+            name: object.key.name().to_owned(),
+            last_generation: 0,
+            hash: String::new(),
+        }
+    });
+    for object in before.generations.iter().cloned().chain(objects) {
+        let is_same = |recorded: &Generation| {
+            let identity = |of: &Generation| (of.resource.clone(), of.namespace.clone(), of.name.clone());
+            identity(recorded) == identity(&object)
+        };
+        if !own.contains(&object.namespace.as_str()) && !status.generations.iter().any(is_same) {
+            status.generations.push(object);
+        }
+    }
+    sort_generations(&mut status.generations);
+}
+
+fn sort_generations(generations: &mut [Generation]) {
+    generations.sort_by(|a, b| (&a.resource, &a.namespace, &a.name).cmp(&(&b.resource, &b.namespace, &b.name)));
 }
 
 fn set_condition(status: &mut KubeVirtStatus, condition: &str, value: &str, reason: &str, message: &str) {

@@ -57,8 +57,8 @@ impl Controller for CertificateController {
         certificate_plan(observed, desired, issued)
     }
 
-    fn owns(&self, _: &CertificateInput, _: &Target, live: &Value) -> bool {
-        vitivirt_install::owns(live)
+    fn owns(&self, _: &CertificateInput, target: &Target, live: &Value) -> bool {
+        vitivirt_install::owns(target, live)
     }
 
     fn report(&self, input: &CertificateInput, _: &Plan, outcome: &Outcome) -> Report {
@@ -98,12 +98,12 @@ pub(crate) fn renew_certificates(
 }
 
 fn stored_certificates(observed: &Observed) -> StoredCertificates {
-    let secrets = observed.objects.of_kind(Kind::Secret).filter_map(|(key, live)| {
+    let secrets = observed.objects.recognized(Kind::Secret).filter_map(|(key, live)| {
         let pair = cache::certificate(live)?;
         let duration = live.annotations.get(annotation::DURATION).cloned();
         Some((key.name().to_owned(), StoredSecret { certificate: pair.certificate, key: pair.key, duration }))
     });
-    let bundles = observed.objects.of_kind(Kind::ConfigMap).filter(|(_, live)| !live.is_strategy);
+    let bundles = observed.objects.recognized(Kind::ConfigMap).filter(|(_, live)| !live.is_strategy);
     let bundles: BTreeMap<String, String> =
         bundles.filter_map(|(key, live)| Some((key.name().to_owned(), live.data(BUNDLE_KEY)?))).collect();
     StoredCertificates { secrets: secrets.collect(), bundles, trusted_bundles: trusted_bundles(observed) }

@@ -81,8 +81,8 @@ impl<L: LaneType> Controller for LaneController<L> {
         vitivirt_install::plan(observed, desired, L::LANE)
     }
 
-    fn owns(&self, _: &PlanInput, _: &Target, live: &Value) -> bool {
-        vitivirt_install::owns(live)
+    fn owns(&self, _: &PlanInput, target: &Target, live: &Value) -> bool {
+        vitivirt_install::owns(target, live)
     }
 
     fn report(&self, PlanInput { observed, desired }: &PlanInput, plan: &Plan, outcome: &Outcome) -> Report {

@@ -133,7 +133,7 @@ impl ReconcileMemory {
         for object in installation.objects.iter().filter(|object| object.stage.lane() == lane) {
             let key = (object.kind, object.key.clone());
             match of_lane.get(&key) {
-                Some(digest) => up_to_date.insert(key, *digest),
+                Some(matching) => up_to_date.insert(key, matching.clone()),
                 None => up_to_date.remove(&key),
             };
         }

@@ -29,6 +29,7 @@ use crate::{
     object::InstallationObject,
     observed::Observed,
     order::Stage,
+    record::Recorded,
     trust::trust_patches,
     validation::check_installable,
 };
@@ -198,7 +199,7 @@ impl CertificatePlanner<'_> {
             (Some(object), None) => return Ok(Some(Write::Create { target, body: object.body(self.issued)? })),
             (None, None) => return Ok(None),
             (Some(object), Some(live)) if self.desired.is_valid => {
-                match drift(kind, object.body(self.issued)?.json(), live)? {
+                match drift(kind, object.body(self.issued)?.json(), live, Recorded::Never)? {
                     Drift::Patch(operations) => operations,
                     Drift::None | Drift::Recreate => Vec::new(),
                 }

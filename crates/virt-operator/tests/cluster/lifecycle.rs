@@ -29,7 +29,7 @@ use vitivirt_lab::{
 
 use crate::support::{
     NAMESPACE, TIMEOUT, condition, create_kubevirt, kubevirt, kubevirts, operator_requests, program, replace_operator,
-    touch_kubevirt, wait_until_available,
+    touch_kubevirt, wait_until_available, writes_since,
 };
 
 pub(crate) fn add(suite: &mut Suite) {
@@ -244,19 +244,6 @@ fn content<K: Serialize>(object: &K) -> Result<Value> {
         fields.insert("metadata".to_owned(), labels);
     }
     Ok(object)
-}
-
-/// Successful writes to the installation. Failed ones do not count: for an object that has lost its label the operator
-/// first tries to create it, and the API server rejects that.
-fn writes_since(lab: &Lab, seen: usize) -> Result<Vec<Record>> {
-    let unrelated = |record: &Record| ["leases", "events"].contains(&record.resource.as_str());
-    let status = |record: &Record| record.resource == "kubevirts" && record.subresource == "status";
-    Ok(operator_requests(lab)?
-        .into_iter()
-        .skip(seen)
-        .filter(|record| record.is_write() && record.code.is_some_and(|code| code < 300))
-        .filter(|record| !unrelated(record) && !status(record))
-        .collect())
 }
 
 /// The spec contains JSON patches in customizeComponents. Applied a second time, they would show up as writes.

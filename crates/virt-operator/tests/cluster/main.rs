@@ -3,6 +3,7 @@
 #![expect(clippy::indexing_slicing, reason = "a panic in a test is a failed test")]
 
 mod commands;
+mod edits;
 mod install;
 mod lifecycle;
 mod manifests;
@@ -23,6 +24,7 @@ fn add(suite: &mut Suite) {
     commands::add(suite);
     install::add(suite);
     lifecycle::add(suite);
+    edits::add(suite);
     process::add(suite);
     unreachable::add(suite);
 }

@@ -58,6 +58,19 @@ pub(crate) fn operator_requests(lab: &Lab) -> Result<Vec<Record>> {
     Ok(all.into_iter().filter(|record| record.user.ends_with(":kubevirt:kubevirt-operator")).collect())
 }
 
+/// Successful writes to the installation. Failed ones do not count: for an object that has lost its label the operator
+/// first tries to create it, and the API server rejects that.
+pub(crate) fn writes_since(lab: &Lab, seen: usize) -> Result<Vec<Record>> {
+    let unrelated = |record: &Record| ["leases", "events"].contains(&record.resource.as_str());
+    let status = |record: &Record| record.resource == "kubevirts" && record.subresource == "status";
+    Ok(operator_requests(lab)?
+        .into_iter()
+        .skip(seen)
+        .filter(|record| record.is_write() && record.code.is_some_and(|code| code < 300))
+        .filter(|record| !unrelated(record) && !status(record))
+        .collect())
+}
+
 /// Waits until the KubeVirt resource is available in its present generation.
 pub(crate) async fn wait_until_available(lab: &Lab) -> Result<()> {
     lab.wait("KubeVirt is available", TIMEOUT, kubevirts(lab), "kubevirt", |kubevirt| {

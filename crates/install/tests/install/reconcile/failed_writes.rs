@@ -22,15 +22,14 @@ fn expected(values: [(&str, &str); 3]) -> [(String, String); 3] {
 }
 
 fn refused(failing_for: Duration) -> Failure {
-    let message =
-        "cannot create VirtualMachineClusterInstancetype u1.small: failed calling webhook: connection refused";
+    let message = "cannot create an object: failed calling webhook: connection refused";
     Failure { failing_for, ..Failure::transient(reason::WEBHOOK_UNREACHABLE, message) }
 }
 
 #[test]
 fn a_webhook_that_is_not_reachable_yet_is_progress_and_later_a_failure() {
     let mut cluster = TestCluster::new(&json!({}));
-    cluster.fails = Some(("VirtualMachineClusterInstancetype", refused(Duration::ZERO)));
+    cluster.fails = Some(("Service", refused(Duration::ZERO)));
     let progressing = expected([
         ("False", "DeploymentInProgress"),
         ("True", "DeploymentInProgress"),
@@ -43,17 +42,32 @@ fn a_webhook_that_is_not_reachable_yet_is_progress_and_later_a_failure() {
         assert_eq!(conditions(&cluster), progressing);
     }
     assert!(!cluster.status().to_string().contains("connection refused"), "it may end within a second");
-    cluster.fails = Some(("VirtualMachineClusterInstancetype", refused(Duration::from_secs(5))));
+    cluster.fails = Some(("Service", refused(Duration::from_secs(5))));
     cluster.reconcile();
     assert_eq!(conditions(&cluster), progressing);
     assert!(cluster.status().to_string().contains("connection refused"));
-    cluster.fails = Some(("VirtualMachineClusterInstancetype", refused(STARTING)));
+    cluster.fails = Some(("Service", refused(STARTING)));
     cluster.reconcile();
     let failed = "DeploymentFailed";
     assert_eq!(conditions(&cluster), expected([("False", failed), ("False", failed), ("True", failed)]));
     cluster.fails = None;
     cluster.settle();
     assert_eq!(cluster.status()["phase"], "Deployed");
+}
+
+/// The webhook of virt-api, for example.
+#[test]
+fn instancetypes_are_awaited_while_their_webhook_starts_and_later_only_reported() {
+    let mut cluster = TestCluster::new(&json!({}));
+    cluster.fails = Some(("VirtualMachineClusterInstancetype", refused(Duration::ZERO)));
+    cluster.reconcile_repeatedly();
+    assert_eq!(cluster.status()["phase"], "Deploying");
+    assert!(!cluster.status().to_string().contains("connection refused"), "it may end within a second");
+    cluster.fails = Some(("VirtualMachineClusterInstancetype", refused(STARTING)));
+    cluster.reconcile_repeatedly();
+    let done = ("False", "AllComponentsReady");
+    assert_eq!(conditions(&cluster), expected([("True", "AllComponentsReady"), done, done]));
+    assert!(cluster.status().to_string().contains("connection refused"));
 }
 
 #[test]

@@ -1,12 +1,13 @@
 //! Whole installations, reconciled step by step against a cluster in memory.
 
+mod edits;
 mod failed_writes;
 mod invalid_resources;
 mod test_cluster;
 
 use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::SignedDuration};
 use serde_json::{Value, json};
-use vitivirt_api::{ObjectKey, Stop};
+use vitivirt_api::{Failure, ObjectKey, Stop};
 use vitivirt_install::{DeploymentConfig, InstallStrategy, config_map};
 
 use test_cluster::{Reconcile, TestCluster};
@@ -143,9 +144,8 @@ fn an_object_that_cannot_be_written_does_not_hold_up_others() {
 #[test]
 fn a_problem_of_an_optional_lane_is_reported_and_degrades_nothing() {
     let mut cluster = TestCluster::new(&json!({}));
-    let key = ObjectKey::cluster("u1.small");
-    let kind = "VirtualMachineClusterInstancetype";
-    cluster.put(kind, key.clone(), json!({"kind": kind, "metadata": {"name": "u1.small"}}), "another-client");
+    cluster.fails =
+        Some(("VirtualMachineClusterPreference", Failure::invalid("AdmissionRefused", "denied by a policy")));
     cluster.reconcile_repeatedly();
     assert_eq!(cluster.status()["phase"], "Deployed");
     let condition = |cluster: &TestCluster, name: &str| {
@@ -157,8 +157,10 @@ fn a_problem_of_an_optional_lane_is_reported_and_degrades_nothing() {
     }
     let synchronized = condition(&cluster, "Synchronized");
     assert_eq!((&synchronized["status"], &synchronized["reason"]), (&json!("False"), &json!("PartiallySynchronized")));
-    assert!(synchronized["message"].as_str().unwrap().contains("instancetypes: "), "{synchronized}");
-    cluster.objects.remove(&(kind.to_owned(), key));
+    let message = synchronized["message"].as_str().unwrap();
+    assert!(message.contains("instancetypes: denied by a policy"), "{synchronized}");
+    assert!(cluster.has("VirtualMachineClusterInstancetype", "u1.small"));
+    cluster.fails = None;
     cluster.settle();
     assert_eq!(condition(&cluster, "Synchronized"), Value::Null);
 }
@@ -188,15 +190,151 @@ fn every_drift_is_repaired_with_one_write() {
         };
         check_repair("deleted", &|cluster| drop(cluster.objects.remove(&id)));
         check_repair("unlabelled", &|cluster| {
-            cluster.object_by_id(&id)["metadata"]["labels"]
-                .as_object_mut()
-                .unwrap()
-                .remove("app.kubernetes.io/managed-by");
+            cluster.change_as("kubectl-edit", &id, |object| drop(remove(object, "/metadata/labels", MANAGED_BY)));
         });
-        if id.0 != "ServiceAccount" {
-            check_repair("changed", &|cluster| edit_content(cluster.object_by_id(&id)));
+    }
+}
+
+const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
+const GENERATION: &str = "kubevirt.io/generation";
+const IDENTITY: [&str; 3] = [
+    "kubevirt.io/install-strategy-identifier",
+    "kubevirt.io/install-strategy-registry",
+    "kubevirt.io/install-strategy-version",
+];
+
+fn remove(object: &mut Value, parent: &str, key: &str) -> Option<Value> {
+    object.pointer_mut(parent)?.as_object_mut()?.remove(key)
+}
+
+/// For every way in which another client may change an object, and all objects at once.
+#[test]
+fn every_kind_of_drift_is_repaired_on_every_object_with_one_write() {
+    let base = installed(&variant("gates"));
+    let expected = edits::snapshot(&base);
+    let ids: Vec<_> = base
+        .objects
+        .keys()
+        .filter(|(kind, key)| kind != "Namespace" && !key.name().starts_with("kubevirt-install-strategy"))
+        .cloned()
+        .collect();
+    let is_service_account = |object: &Value| object["kind"] == "ServiceAccount";
+    let drifts: [(&str, &str, &dyn Fn(&mut Value)); 10] = [
+        ("content changed", "kubectl-edit", &|object| {
+            if !is_service_account(object) {
+                edit_content(object);
+            }
+        }),
+        ("label changed", "kubectl-label", &|object| {
+            object["metadata"]["labels"]["app.kubernetes.io/component"] = json!("else");
+        }),
+        ("annotation changed", "kubectl-annotate", &|object| {
+            object["metadata"]["annotations"][IDENTITY[2]] = json!("v0")
+        }),
+        ("annotation removed", "kubectl-annotate", &|object| {
+            drop(remove(object, "/metadata/annotations", IDENTITY[1]))
+        }),
+        ("generation changed", "kubectl-annotate", &|object| {
+            object["metadata"]["annotations"][GENERATION] = json!("0")
+        }),
+        ("owner added", "kubectl-edit", &|object| {
+            object["metadata"]["ownerReferences"] =
+                json!([{"apiVersion": "v1", "kind": "ConfigMap", "name": "a", "uid": "u"}]);
+        }),
+        ("marks lost", "kubectl-edit", &|object| {
+            remove(object, "/metadata/labels", MANAGED_BY);
+            IDENTITY.iter().for_each(|key| drop(remove(object, "/metadata/annotations", key)));
+        }),
+        ("field removed", "kubectl-edit", &remove_field),
+        // `managedFields` do not show that it is not a default.
+        ("field added under our name", "virt-operator", &|object| {
+            if let Some(spec) = object.get_mut("spec").and_then(Value::as_object_mut) {
+                spec.insert("added".to_owned(), json!("x"));
+            }
+        }),
+        ("label added under our name", "virt-operator", &|object| object["metadata"]["labels"]["stale"] = json!("x")),
+    ];
+    for (what, manager, drift) in drifts {
+        let mut cluster = installed_from(&base);
+        let changed: Vec<String> = ids
+            .iter()
+            .filter(|id| cluster.change_as(manager, id, drift))
+            .map(|(kind, key)| format!("({kind} {key})"))
+            .collect();
+        assert!(changed.len() > 20, "{what}: {}", changed.len());
+        let writes: Vec<String> = cluster.settle().iter().flat_map(Reconcile::writes).collect();
+        for target in &changed {
+            let own: Vec<&String> = writes.iter().filter(|write| write.ends_with(target)).collect();
+            assert_eq!(own.len(), 1, "{what}: {target}: {own:?}");
+        }
+        assert_eq!(writes.len(), changed.len(), "{what}");
+        let comparison = vitivirt_snapshot::compare(&expected, &edits::snapshot(&cluster));
+        assert!(comparison.is_equal(), "{what}: {comparison}\n{}", comparison.details(5));
+        assert_eq!(cluster.no_op_patches, [""; 0], "{what}");
+        cluster.restart();
+        assert!(cluster.reconcile().is_silent(), "{what}");
+    }
+}
+
+/// Removes a field that the operator has set.
+fn remove_field(object: &mut Value) {
+    for pointer in [
+        "/spec/selector",
+        "/spec/template/spec/containers/0/image",
+        "/rules/0/verbs",
+        "/roleRef/kind",
+        "/data/ca-bundle",
+        "/data/tls.crt",
+        "/webhooks/0/failurePolicy",
+        "/spec/service/name",
+        "/spec/names/shortNames",
+        "/spec/policyName",
+        "/spec/cpu",
+    ] {
+        let (parent, key) = pointer.rsplit_once('/').unwrap();
+        // The role of a binding is immutable.
+        if !pointer.starts_with("/roleRef") && remove(object, parent, key).is_some() {
+            return;
         }
     }
+}
+
+/// Users and other projects deploy them too.
+#[test]
+fn instancetypes_of_other_clients_are_adopted() {
+    let mut cluster = TestCluster::new(&json!({}));
+    let expected = edits::snapshot(&installed(&json!({})));
+    let foreign = |kind: &str, name: &str| {
+        json!({"apiVersion": "instancetype.kubevirt.io/v1beta1", "kind": kind, "spec": {"cpu": {"guest": 77}}, "metadata": {
+            "name": name,
+            "labels": {"app.kubernetes.io/managed-by": "someone", "mine": "yes"},
+            "annotations": {"mine": "yes", GENERATION: "unknown"},
+        }})
+    };
+    for (kind, name) in
+        [("VirtualMachineClusterInstancetype", "u1.small"), ("VirtualMachineClusterPreference", "fedora")]
+    {
+        cluster.put(kind, ObjectKey::cluster(name), foreign(kind, name), "helm");
+    }
+    cluster.settle();
+    assert_eq!(cluster.status()["phase"], "Deployed");
+    let comparison = vitivirt_snapshot::compare(&expected, &edits::snapshot(&cluster));
+    assert!(comparison.is_equal(), "{comparison}\n{}", comparison.details(5));
+    let name = "u1.small";
+    let annotations = &cluster.object("VirtualMachineClusterInstancetype", name)["metadata"]["annotations"];
+    assert_eq!(annotations[GENERATION], "1");
+}
+
+/// Another client deletes an object that has a finalizer. It is created again when it is gone.
+#[test]
+fn an_object_that_is_being_deleted_is_created_again() {
+    let mut cluster = installed(&json!({}));
+    let id = ("Service".to_owned(), ObjectKey::namespaced("kubevirt", "virt-api"));
+    cluster.object_by_id(&id)["metadata"]["deletionTimestamp"] = json!("2030-01-01T00:00:00Z");
+    assert_eq!(cluster.reconcile().writes(), [""; 0]);
+    cluster.objects.remove(&id);
+    let writes: Vec<String> = cluster.settle().iter().flat_map(Reconcile::writes).collect();
+    assert_eq!(writes, ["Create(Service kubevirt/virt-api)"]);
 }
 
 /// A copy, because creating an installation takes much longer.
@@ -206,36 +344,26 @@ fn installed_from(base: &TestCluster) -> TestCluster {
     cluster.objects = base.objects.clone();
     cluster.up_to_date = base.up_to_date.clone();
     cluster.installation = base.installation.clone();
+    cluster.live = base.live.clone();
     cluster
 }
 
-/// Changes one value of the content, as `kubectl edit` would: the API server records the manager.
+/// Changes one value of the content.
 fn edit_content(object: &mut Value) {
     const SKIPPED: [&str; 6] = ["apiVersion", "kind", "metadata", "status", "roleRef", "type"];
-    let fields = object.as_object_mut().unwrap();
-    let Some((name, value)) = fields.iter_mut().find(|(key, _)| !SKIPPED.contains(&key.as_str())) else { return };
-    let mut path = vec![name.clone()];
-    assert!(change_first(value, &mut path));
-    let tree = path.iter().rev().fold(json!({}), |below, name| json!({ format!("f:{name}"): below }));
-    object["metadata"]["generation"] = json!(object["metadata"]["generation"].as_i64().unwrap() + 1);
-    let entry = json!({"manager": "kubectl-edit", "operation": "Update", "fieldsV1": tree});
-    object["metadata"]["managedFields"].as_array_mut().unwrap().push(entry);
+    let mut fields = object.as_object_mut().unwrap().iter_mut();
+    assert!(fields.any(|(key, value)| !SKIPPED.contains(&key.as_str()) && change_first(value)));
 }
 
-/// Changes the first text or number. The path ends at a list, because the API server records lists by keys or as a
-/// whole.
-fn change_first(value: &mut Value, path: &mut Vec<String>) -> bool {
+/// Changes the first text or number.
+fn change_first(value: &mut Value) -> bool {
+    // The API server assigns these fields of a Service.
+    const ASSIGNED: [&str; 4] = ["clusterIP", "clusterIPs", "ipFamilies", "ipFamilyPolicy"];
     match value {
-        // The address of a Service is immutable.
-        Value::Object(map) => map.iter_mut().filter(|(key, _)| !key.starts_with("clusterIP")).any(|(key, value)| {
-            path.push(key.clone());
-            let changed = change_first(value, path);
-            if !changed {
-                path.pop();
-            }
-            changed
-        }),
-        Value::Array(list) => list.iter_mut().any(|value| change_first(value, &mut Vec::new())),
+        Value::Object(map) => {
+            map.iter_mut().any(|(key, value)| !ASSIGNED.contains(&key.as_str()) && change_first(value))
+        }
+        Value::Array(list) => list.iter_mut().any(change_first),
         Value::String(text) => {
             text.push('x');
             true

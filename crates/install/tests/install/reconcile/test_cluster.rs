@@ -2,7 +2,7 @@
 
 use std::{
     cell::RefCell,
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, HashMap},
     sync::Arc,
 };
 
@@ -41,9 +41,18 @@ pub(crate) struct TestCluster {
     /// Every write of objects of this kind fails.
     pub(crate) fails: Option<(&'static str, Failure)>,
     serial: u64,
+    /// The objects as the caches hold them, because most of them do not change between two reconciles.
+    pub(crate) live: RefCell<LiveCache>,
+    /// Objects that are in the caches although their label does not match, because the executor has read them.
+    read_live: BTreeSet<(String, ObjectKey)>,
+    /// Patches that the API server found equal.
+    pub(crate) no_op_patches: Vec<String>,
     /// The architecture of the operator's node.
     pub(crate) architecture: &'static str,
 }
+
+/// Each live object, and the object that it was projected from.
+pub(crate) type LiveCache = HashMap<(String, ObjectKey), (Arc<Value>, Arc<LiveObject>)>;
 
 /// One reconcile.
 pub(crate) struct Reconcile {
@@ -92,6 +101,9 @@ impl TestCluster {
             rolls_out: true,
             fails: None,
             serial: 0,
+            live: RefCell::default(),
+            read_live: BTreeSet::new(),
+            no_op_patches: Vec::new(),
         };
         let namespace = json!({"kind": "Namespace", "metadata": {"name": "kubevirt", "labels": {"a": "b"}}});
         cluster.put("Namespace", ObjectKey::cluster("kubevirt"), namespace, "admin");
@@ -147,16 +159,33 @@ impl TestCluster {
 
     fn live_objects(&self) -> Objects {
         let mut objects = Objects::default();
-        for ((kind, key), object) in &self.objects {
-            if let Some(kind) = Kind::from_name(kind) {
-                let live = match kind {
-                    Kind::CustomResourceDefinition => LiveObject::from_metadata(&metadata(object)),
-                    _ => LiveObject::new(&metadata(object), Value::clone(object)),
-                };
-                objects.insert(kind, key.clone(), Arc::new(live));
+        for (id @ (kind, key), object) in &self.objects {
+            if let Some(kind) = Kind::from_name(kind).filter(|kind| self.is_cached(*kind, id, object)) {
+                objects.insert(kind, key.clone(), self.live_object(kind, id, object));
             }
         }
         objects
+    }
+
+    fn live_object(&self, kind: Kind, id: &(String, ObjectKey), object: &Arc<Value>) -> Arc<LiveObject> {
+        let mut cache = self.live.borrow_mut();
+        if let Some((_, live)) = cache.get(id).filter(|(of, _)| Arc::ptr_eq(of, object)) {
+            return live.clone();
+        }
+        let live = Arc::new(match kind {
+            Kind::CustomResourceDefinition => LiveObject::from_metadata(&metadata(object)),
+            _ => LiveObject::new(&metadata(object), Value::clone(object)),
+        });
+        cache.insert(id.clone(), (object.clone(), live.clone()));
+        live
+    }
+
+    /// Whether a watch of the operator delivers the object, or the executor has read it.
+    fn is_cached(&self, kind: Kind, id: &(String, ObjectKey), object: &Value) -> bool {
+        let manager = object["metadata"]["labels"]["app.kubernetes.io/managed-by"].as_str();
+        matches!(kind, Kind::CustomResourceDefinition | Kind::ApiService)
+            || manager.is_some_and(|manager| ["virt-operator", "kubevirt-operator"].contains(&manager))
+            || self.read_live.contains(id)
     }
 
     /// Reconciles every lane once.
@@ -293,13 +322,16 @@ impl TestCluster {
         match write {
             Write::Create { body, .. } => {
                 if let Some(live) = self.objects.get(&id) {
-                    assert!(!owns(live), "{target} already exists");
+                    if owns(target, live) {
+                        assert!(self.read_live.insert(id), "{target} already exists");
+                        let failure = Failure::conflict("AlreadyExists", format!("{target} already exists"));
+                        return Some(Stop::Failed { step, failure });
+                    }
                     return Some(Stop::NameConflict { step, target: target.clone(), live: Value::clone(live).into() });
                 }
                 let mut object = body.json().clone();
                 object["kind"] = json!(kind);
                 object["metadata"]["name"] = json!(key.name());
-                api_server::add_defaults(&mut object);
                 self.put(&kind, key, object, "virt-operator");
             }
             Write::Patch { operations, uid, .. } if kind == "KubeVirt" => {
@@ -309,18 +341,13 @@ impl TestCluster {
                 self.kubevirt = serde_json::from_value(object).unwrap();
             }
             Write::Patch { operations, uid, .. } => {
-                let mut object = Value::clone(&self.objects[&id]);
-                assert_eq!(object["metadata"]["uid"], **uid);
-                let before = object.clone();
-                operations.iter().for_each(|operation| change(&mut object, operation));
-                api_server::add_defaults(&mut object);
-                assert!(object != before, "no-op patch of {target}");
-                if without_metadata(&object) != without_metadata(&before) {
-                    object["metadata"]["generation"] = json!(object["metadata"]["generation"].as_i64().unwrap() + 1);
+                assert_eq!(self.objects[&id]["metadata"]["uid"], **uid);
+                let is_changed = self.change_as("virt-operator", &id, |object| {
+                    operations.iter().for_each(|operation| change(object, operation));
+                });
+                if !is_changed {
+                    self.no_op_patches.push(target.to_string());
                 }
-                // The client that changes a field becomes its only manager.
-                object["metadata"]["managedFields"] = managed_fields("virt-operator");
-                self.objects.insert(id, Arc::new(object));
             }
             Write::Delete { uid, .. } => {
                 let object = self.objects.remove(&id).unwrap();
@@ -334,9 +361,40 @@ impl TestCluster {
     pub(crate) fn put(&mut self, kind: &str, key: ObjectKey, mut object: Value, manager: &str) {
         self.serial += 1;
         object["metadata"]["uid"] = json!(format!("uid-{}", self.serial));
-        object["metadata"]["generation"] = json!(1);
-        object["metadata"]["managedFields"] = managed_fields(manager);
+        if api_server::has_generation(kind) {
+            object["metadata"]["generation"] = json!(1);
+        }
+        object["metadata"].as_object_mut().unwrap().remove("managedFields");
+        api_server::add_defaults(&mut object);
+        if kind == "Service" && object["spec"].get("clusterIP").is_none() {
+            let address = format!("10.96.0.{}", self.serial % 250);
+            object["spec"]["clusterIPs"] = json!([address]);
+            object["spec"]["clusterIP"] = json!(address);
+        }
+        api_server::set_managers(&json!({}), &mut object, manager);
         self.objects.insert((kind.to_owned(), key), Arc::new(object));
+    }
+
+    /// A client changes an object. Returns whether that made a difference.
+    pub(crate) fn change_as(
+        &mut self,
+        manager: &str,
+        id: &(String, ObjectKey),
+        change: impl FnOnce(&mut Value),
+    ) -> bool {
+        let before = self.objects[id].clone();
+        let mut object = Value::clone(&before);
+        change(&mut object);
+        api_server::add_defaults(&mut object);
+        if object == *before {
+            return false;
+        }
+        if api_server::has_generation(&id.0) && without_metadata(&object) != without_metadata(&before) {
+            object["metadata"]["generation"] = json!(object["metadata"]["generation"].as_i64().unwrap() + 1);
+        }
+        api_server::set_managers(&before, &mut object, manager);
+        self.objects.insert(id.clone(), Arc::new(object));
+        true
     }
 
     /// Kubernetes starts the pods of every workload.
@@ -373,10 +431,6 @@ impl TestCluster {
     pub(crate) fn has(&self, kind: &str, name: &str) -> bool {
         self.objects.keys().any(|(other_kind, key)| other_kind == kind && key.name() == name)
     }
-}
-
-fn managed_fields(manager: &str) -> Value {
-    json!([{"manager": manager, "operation": "Update", "fieldsV1": {}}])
 }
 
 fn metadata(object: &Value) -> ObjectMeta {
