@@ -14,7 +14,7 @@
 //!
 //! The modules, in the order in which to read them:
 //!
-//! - the input: `observed`, `live`, `environment`, `kind`, `names`
+//! - the input: `observed`, `live`, `pods`, `environment`, `kind`, `names`
 //! - the objects of the release: `config`, `strategy`, and one module per family (`rbac`, `crds`, `webhooks`,
 //!   `workloads`, `certificates`, `monitoring`, …)
 //! - the objects of one installation: `validation`, `customize`, `placement`, `installation`, `object`
@@ -50,6 +50,7 @@ mod order;
 mod orphans;
 mod placement;
 mod plan;
+pub mod pods;
 mod policy;
 mod rbac;
 mod report;

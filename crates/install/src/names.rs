@@ -69,9 +69,11 @@ pub(crate) mod event_reason {
     pub(crate) const DEPLOYED: &str = "Deployed";
     pub(crate) const DEPRECATED: &str = "Deprecated";
     pub(crate) const FAILED: &str = "DeploymentFailed";
+    pub(crate) const NODE_NOT_READY: &str = "NodeNotReady";
     pub(crate) const NOT_INSTALLED: &str = "ExistingDeployment";
     pub(crate) const NOT_REMOVED: &str = "DeletionFailed";
     pub(crate) const NO_EFFECT: &str = "NoEffect";
+    pub(crate) const PODS_FAIL: &str = "PodsFail";
     pub(crate) const REPLICAS: &str = "AdvancedFeatureUse";
 }
 

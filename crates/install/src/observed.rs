@@ -9,7 +9,7 @@ use std::{
 use k8s_openapi::jiff::Timestamp;
 use vitivirt_api::{ObjectKey, kubevirt::KubeVirt};
 
-use crate::{environment::Cluster, kind::Kind, live::LiveObject, names::annotation};
+use crate::{environment::Cluster, kind::Kind, live::LiveObject, names::annotation, pods::Pods};
 
 pub struct Observed {
     pub kubevirt: KubeVirt,
@@ -29,6 +29,8 @@ pub struct Observed {
     pub synchronization_addresses: Vec<String>,
     /// Whether an object that is not in `objects` is not in the cluster either, and `kubevirt` is current.
     pub caches_complete: bool,
+    /// The pods of the installation and of its operator.
+    pub pods: Pods,
     /// CRDs that the installation no longer contains but that still have objects.
     pub crds_with_objects: BTreeSet<ObjectKey>,
 }

@@ -4,7 +4,7 @@
 //! It decides what users see, not what is written to the cluster: that is `plan`. The texts of warnings are in
 //! `warnings` and `validation`.
 
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 
 use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::Time,
@@ -12,7 +12,7 @@ use k8s_openapi::{
 };
 use vitivirt_api::{
     ErrorClass, EventKind, EventRecord, EventSubject, Failure, ObjectKey, Outcome, Plan, Report, StatusWrite, Stop,
-    Target, Write,
+    Target, Wait, Write,
     kubevirt::{Generation, KubeVirt, KubeVirtCondition, KubeVirtStatus},
     reason::NAME_TAKEN,
     text::truncate,
@@ -20,13 +20,14 @@ use vitivirt_api::{
 
 use crate::{
     RELEASE, config::DeploymentConfig, desired::Desired, eligibility::ineligible_message, kind::Kind,
-    names::event_reason, observed::Observed, orphans::orphans, warnings::all_warnings,
+    names::event_reason, observed::Observed, orphans::orphans, plan::wait, pods, warnings::all_warnings,
 };
 
 const MESSAGE_LIMIT: usize = 1024;
 const NOT_REMOVED: &str = "This version of the operator cannot uninstall KubeVirt; to delete only the KubeVirt \
  resource, delete ValidatingWebhookConfiguration virt-operator-validator and remove the finalizer \
  foregroundDeleteKubeVirt";
+const ALL_READY: &str = "All components are ready.";
 /// How long an installation may wait before the conditions name what it waits for.
 const QUIET_PERIOD: SignedDuration = SignedDuration::from_secs(20);
 /// When to reconcile again, because no watch event may arrive.
@@ -93,14 +94,23 @@ pub fn report(observed: &Observed, desired: &Desired, plan: &Plan, outcome: &Out
             events.push((EventKind::Warning, event_reason::FAILED, message));
         }
         None if outcome.stop == Stop::Done => {
-            set_deployed(&mut status, observed);
+            let nodes = unreachable_nodes(observed, desired);
+            set_deployed(&mut status, observed, &nodes);
             status.generations = generations(observed, desired, plan, &before);
             if before.phase != status.phase || before.observed_deployment_id != status.observed_deployment_id {
                 let message = format!("KubeVirt {} is installed", status.observed_kube_virt_version);
                 events.push((EventKind::Normal, event_reason::DEPLOYED, message));
             }
+            if let Some(message) = nodes_message(&nodes) {
+                events.push((EventKind::Warning, event_reason::NODE_NOT_READY, message));
+            }
         }
-        None => set_progressing(&mut status, &before, outcome, observed.now),
+        None => {
+            set_progressing(&mut status, &before, outcome, observed.now);
+            if let Some(wait) = failing_pods(outcome) {
+                events.push((EventKind::Warning, event_reason::PODS_FAIL, wait.message.clone()));
+            }
+        }
     }
     status.synchronization_addresses.clone_from(&observed.synchronization_addresses);
     events.extend(warning_events(observed, desired, &before, outcome));
@@ -166,6 +176,30 @@ fn failure(desired: &Desired, outcome: &Outcome) -> Option<Failure> {
     }
 }
 
+/// A wait for pods that fail for a reason that does not end with time.
+fn failing_pods(outcome: &Outcome) -> Option<&Wait> {
+    match &outcome.stop {
+        Stop::Waiting { wait, .. } if wait.reason == wait::FAILING_PODS => Some(wait),
+        _ => None,
+    }
+}
+
+/// The nodes that are not ready and that the installation is complete without.
+fn unreachable_nodes<'a>(observed: &'a Observed, desired: &Desired) -> BTreeSet<&'a str> {
+    let objects = desired.installation().into_iter().flat_map(|installation| &installation.objects);
+    let daemon_sets = objects.filter(|object| object.kind == Kind::DaemonSet);
+    daemon_sets.flat_map(|object| observed.pods.unreachable_nodes(object.key.name())).collect()
+}
+
+fn nodes_message(nodes: &BTreeSet<&str>) -> Option<String> {
+    let one_or_more = if nodes.len() == 1 { "Node" } else { "Nodes" };
+    let verb = if nodes.len() == 1 { "is" } else { "are" };
+    (!nodes.is_empty()).then(|| {
+        let names = pods::list(nodes.iter().copied());
+        format!("{one_or_more} {names} {verb} not ready: virt-handler does not run there, and the operator does not wait for it")
+    })
+}
+
 fn set_failed(status: &mut KubeVirtStatus, message: &str) {
     for (condition, value) in [
         (condition::SYNCHRONIZED, "False"),
@@ -195,7 +229,7 @@ fn set_progressing(status: &mut KubeVirtStatus, before: &KubeVirtStatus, outcome
             status.target_kube_virt_version, status.target_kube_virt_registry
         )
     };
-    // A short wait is normal and is not reported.
+    // A short wait is normal and is not reported, unless the pods cannot become ready.
     let reported = before.conditions.iter().find(|condition| condition.condition_type == condition::PROGRESSING);
     let long = reported.filter(|reported| reported.status == "True").is_some_and(|reported| {
         let since = reported.last_transition_time.as_ref().or(reported.last_probe_time.as_ref());
@@ -204,7 +238,7 @@ fn set_progressing(status: &mut KubeVirtStatus, before: &KubeVirtStatus, outcome
         !quiet || reported.message.len() > message.len()
     });
     if let Stop::Waiting { wait, .. } = &outcome.stop
-        && (status.phase == phase::DEPLOYED || long)
+        && (status.phase == phase::DEPLOYED || long || failing_pods(outcome).is_some())
     {
         message = format!("{message}; {}", wait.message);
     }
@@ -219,7 +253,7 @@ fn set_progressing(status: &mut KubeVirtStatus, before: &KubeVirtStatus, outcome
     set_condition(status, condition::DEGRADED, degraded, reason, &message);
 }
 
-fn set_deployed(status: &mut KubeVirtStatus, observed: &Observed) {
+fn set_deployed(status: &mut KubeVirtStatus, observed: &Observed, unreachable_nodes: &BTreeSet<&str>) {
     status.observed_kube_virt_registry.clone_from(&status.target_kube_virt_registry);
     status.observed_kube_virt_version.clone_from(&status.target_kube_virt_version);
     // This field names the namespaces in which the last installation had objects. `orphans` needs it until the caches
@@ -232,10 +266,13 @@ fn set_deployed(status: &mut KubeVirtStatus, observed: &Observed) {
     status.phase = phase::DEPLOYED.to_owned();
     remove_condition(status, condition::SYNCHRONIZED);
     set_condition(status, condition::CREATED, "True", reason::CREATED, "All resources were created.");
-    let message = "All components are ready.";
-    set_condition(status, condition::AVAILABLE, "True", reason::READY, message);
-    set_condition(status, condition::PROGRESSING, "False", reason::READY, message);
-    set_condition(status, condition::DEGRADED, "False", reason::READY, message);
+    let message = match nodes_message(unreachable_nodes) {
+        Some(nodes) => format!("{ALL_READY} {nodes}"),
+        None => ALL_READY.to_owned(),
+    };
+    set_condition(status, condition::AVAILABLE, "True", reason::READY, &message);
+    set_condition(status, condition::PROGRESSING, "False", reason::READY, &message);
+    set_condition(status, condition::DEGRADED, "False", reason::READY, &message);
 }
 
 /// The generations of the objects that match the desired state. The next reconcile records the objects that this one
@@ -349,7 +386,9 @@ fn build_report(
         .any(|condition| condition.condition_type == condition::PROGRESSING && condition.status == "True");
     let orphans_kept = !observed.caches_complete && !orphans(observed, desired).is_empty();
     let invalid = desired.invalid().is_some();
-    let requeue = (waits || orphans_kept || invalid).then_some(REQUEUE);
+    // A node that becomes ready again without its pod causes no event.
+    let nodes_checked = !observed.pods.dead_nodes.is_empty();
+    let requeue = (waits || orphans_kept || invalid || nodes_checked).then_some(REQUEUE);
     let event_record = |(kind, reason, message): (EventKind, &'static str, String)| EventRecord {
         about: about.clone(),
         kind,

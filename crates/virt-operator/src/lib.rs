@@ -15,6 +15,7 @@ mod lazy_watch;
 mod metrics;
 mod migration_addresses;
 mod monitoring;
+mod node_checks;
 mod observe;
 mod router;
 mod run;

@@ -7,11 +7,14 @@ use kube::{Api, Client, api::ListParams, core::DynamicObject};
 use vitivirt_api::{ApiResource, Failure, ObjectKey, Target, kubevirt::KubeVirt, reason};
 use vitivirt_install::{
     Cluster, DeploymentConfig, Desired, Environment, Kind, Objects, Observed,
-    names::gate::DECENTRALIZED_LIVE_MIGRATION, orphans,
+    names::gate::DECENTRALIZED_LIVE_MIGRATION, orphans, pods::Pods,
 };
 use vitivirt_runtime::reconcile::classify;
 
-use crate::{cache::Caches, desired::timestamp, migration_addresses::MigrationAddresses, monitoring::Monitoring};
+use crate::{
+    cache::Caches, desired::timestamp, migration_addresses::MigrationAddresses, monitoring::Monitoring,
+    node_checks::NodeChecks,
+};
 
 pub(crate) struct Observer {
     pub(crate) client: Client,
@@ -21,6 +24,7 @@ pub(crate) struct Observer {
     pub(crate) namespace: String,
     pub(crate) monitoring: Monitoring,
     pub(crate) migration_addresses: MigrationAddresses,
+    pub(crate) node_checks: NodeChecks,
 }
 
 impl Observer {
@@ -50,6 +54,8 @@ impl Observer {
             self.migration_addresses.close();
             Vec::new()
         };
+        let mut pods = self.caches.pods();
+        pods.dead_nodes = self.node_checks.dead_nodes(&self.client, pods.nodes_to_check(timestamp(now))).await;
         Ok(Some(Observed {
             first_kubevirt: None,
             operator_namespace: self.namespace.clone(),
@@ -60,6 +66,7 @@ impl Observer {
             namespace: self.caches.namespace(&self.namespace),
             synchronization_addresses,
             caches_complete,
+            pods,
             crds_with_objects: BTreeSet::new(),
             kubevirt: Arc::unwrap_or_clone(kubevirt),
         }))
@@ -83,6 +90,7 @@ impl Observer {
             namespace: None,
             synchronization_addresses: Vec::new(),
             caches_complete: false,
+            pods: Pods::default(),
             crds_with_objects: BTreeSet::new(),
             kubevirt,
         })

@@ -6,7 +6,7 @@ use std::{sync::Arc, time::Duration};
 
 use parking_lot::RwLock;
 use vitivirt_api::{ApiResource, ObjectKey, kubevirt::KubeVirt};
-use vitivirt_install::{Kind, LiveObject};
+use vitivirt_install::{Kind, LiveObject, pods::Pod};
 use vitivirt_runtime::{program::Context, queue::Queue, watch::Change};
 
 use crate::cache::{Caches, CrdEntry, installed_kinds};
@@ -31,6 +31,8 @@ impl EventRouter {
         caches.crds.subscribe(self.handler(Self::crd_changed));
         caches.own_namespace.subscribe(self.handler(Self::dependency_changed));
         caches.nodes.subscribe(self.handler(Self::dependency_changed));
+        caches.component_pods.subscribe(self.handler(Self::pod_changed));
+        caches.operator_pods.subscribe(self.handler(Self::pod_changed));
         for (kind, cache) in caches.installed_objects() {
             let router = self.clone();
             cache.subscribe(move |change| router.object_changed(kind, change));
@@ -106,6 +108,11 @@ impl EventRouter {
         if digest(&change.old) != digest(&change.new) {
             self.enqueue_all();
         }
+    }
+
+    /// When a pod of the installation changes, enqueue every resource, because conditions name why pods do not start.
+    fn pod_changed(&self, _: &Change<Pod>) {
+        self.enqueue_all();
     }
 
     /// When the operator's namespace, a node, or an object that the installation depends on changes, enqueue every

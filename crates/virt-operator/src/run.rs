@@ -25,6 +25,7 @@ use crate::{
     metrics::OperatorMetrics,
     migration_addresses::MigrationAddresses,
     monitoring::Monitoring,
+    node_checks::NodeChecks,
     observe::Observer,
     router::EventRouter,
     settings::OperatorSettings,
@@ -87,8 +88,15 @@ impl Operator for KubeVirtOperator {
         let monitoring = Monitoring::new(context.clone(), router.clone());
         let migration_addresses = MigrationAddresses::new(&context, &router);
         let desired = DesiredStateBuilder::new(client.clone(), environment.clone(), stored_objects);
-        let observer =
-            Observer { client, caches: caches.clone(), environment, namespace, monitoring, migration_addresses };
+        let observer = Observer {
+            client,
+            caches: caches.clone(),
+            environment,
+            namespace,
+            monitoring,
+            migration_addresses,
+            node_checks: NodeChecks::default(),
+        };
         let controller = Arc::new(KubeVirtController { observer, desired });
         let (ready, kinds) = (metrics.clone(), caches.kinds.clone());
         context.spawn("readiness", async move {

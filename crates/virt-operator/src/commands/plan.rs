@@ -11,7 +11,7 @@ use vitivirt_cli::{
     ChangeEffect, ClusterArguments, CommandResult, FileArguments, OrInvalid, PlanDocument, PlanOutput, PlanResult,
     PlannedChange, PlannedObject, PlannedWrite, WriteAction,
 };
-use vitivirt_install::{DeploymentConfig, Desired, Environment, Observed, desired_installation};
+use vitivirt_install::{DeploymentConfig, Desired, Environment, Observed, desired_installation, pods::Pods};
 
 use super::{
     cluster::InstallationReader,
@@ -64,6 +64,7 @@ async fn plan(cluster: &ClusterArguments, environment: &Environment, given: Kube
         namespace: reader.namespace(namespace).await?,
         objects: found.objects,
         caches_complete: true,
+        pods: Pods::default(),
         crds_with_objects: Default::default(),
         kubevirt,
     };

@@ -6,6 +6,7 @@ mod commands;
 mod install;
 mod lifecycle;
 mod manifests;
+mod pods;
 mod process;
 mod support;
 
@@ -22,5 +23,6 @@ fn add(suite: &mut Suite) {
     commands::add(suite);
     install::add(suite);
     lifecycle::add(suite);
+    pods::add(suite);
     process::add(suite);
 }

@@ -1,6 +1,7 @@
 //! Whole installations, reconciled step by step against a cluster in memory.
 
 mod invalid_resources;
+mod pods;
 mod test_cluster;
 
 use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::SignedDuration};

@@ -13,7 +13,8 @@ use serde_json::{Value, json};
 use vitivirt_api::{ObjectKey, Operation, Outcome, Plan, Report, Stop, Target, Write, kubevirt::KubeVirt};
 use vitivirt_install::{
     Cluster, DeploymentConfig, Desired, Environment, InstallStrategy, Kind, LiveObject, Objects, Observed,
-    StoredObjects, UpToDate, desired_installation, is_of_another_release, owns, plan, report, up_to_date_after,
+    StoredObjects, UpToDate, desired_installation, is_of_another_release, owns, plan, pods::Pods, report,
+    up_to_date_after,
 };
 
 use crate::{TestCertificates, api_server};
@@ -30,6 +31,7 @@ pub(crate) struct TestCluster {
     pub(crate) up_to_date: Arc<UpToDate>,
     /// Whether `settle` starts the pods of workloads.
     pub(crate) rolls_out: bool,
+    pub(crate) pods: Pods,
     serial: u64,
     /// The architecture of the operator's node.
     pub(crate) architecture: &'static str,
@@ -78,6 +80,7 @@ impl TestCluster {
             objects: BTreeMap::new(),
             up_to_date: Arc::default(),
             rolls_out: true,
+            pods: Pods::default(),
             serial: 0,
         };
         let namespace = json!({"kind": "Namespace", "metadata": {"name": "kubevirt", "labels": {"a": "b"}}});
@@ -109,6 +112,7 @@ impl TestCluster {
             objects: self.live_objects(),
             namespace: namespace.map(|object| Arc::new(LiveObject::from_metadata(&metadata(object)))),
             caches_complete: true,
+            pods: self.pods.clone(),
             crds_with_objects: self.crds_with_objects.clone(),
         }
     }
