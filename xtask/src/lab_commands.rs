@@ -11,8 +11,9 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand, ValueEnum};
+use serde::Serialize;
 use vitivirt_lab::{
-    Extension, KubeVirtInstaller, LabOptions, PodRule, components,
+    Extension, KubeVirtInstaller, LabOptions, Pace, PodRule, components,
     daemon::{self, DaemonState, LabDaemon},
 };
 
@@ -57,12 +58,18 @@ pub(crate) struct UpOptions {
     /// File with a KubeVirt resource (YAML). Default: the resource of the release
     #[arg(long, value_name = "FILE")]
     custom_resource: Option<PathBuf>,
-    /// Seconds until a pod is ready
-    #[arg(long, default_value_t = 0.0, value_name = "SECONDS")]
-    pods_ready_after: f64,
-    /// Seconds until a VM has booted
-    #[arg(long, default_value_t = 0.0, value_name = "SECONDS")]
-    vms_boot_after: f64,
+    /// Delays of pods, endpoints, PVCs and VMs
+    #[arg(long, value_enum, default_value_t = PaceChoice::Instant)]
+    pace: PaceChoice,
+    /// Number that chooses the delay of each object
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Seconds until a pod is ready. Default: the delay of the pace
+    #[arg(long, value_name = "SECONDS")]
+    pods_ready_after: Option<f64>,
+    /// Seconds until a VM has booted. Default: the delay of the pace
+    #[arg(long, value_name = "SECONDS")]
+    vms_boot_after: Option<f64>,
     /// Report that VMs cannot be live-migrated
     #[arg(long)]
     no_live_migration: bool,
@@ -87,6 +94,17 @@ enum KubeVirtChoice {
     Ours,
     /// Only the CRDs and simulated status, for benchmarks
     Simulated,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum PaceChoice {
+    /// No delays
+    Instant,
+    /// Pods are ready up to 3 s before they listen, endpoints and PVCs lag by 1 s, VMs need up to 2 s
+    Quick,
+    /// As quick, with pods that need 5 to 20 s and VMs that need up to 10 s
+    Real,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -171,9 +189,14 @@ fn lab_options(options: &UpOptions) -> Result<LabOptions> {
             KubeVirtInstaller::Ours { program: programs::target_dir()?.join("debug/virt-operator"), custom_resource }
         }
     };
-    let mut lab = LabOptions { nodes: options.nodes, kubevirt, ..LabOptions::default() };
-    lab.pods.ready_after = seconds(options.pods_ready_after)?;
-    lab.guests.boots_after = seconds(options.vms_boot_after)?;
+    let mut lab =
+        LabOptions { nodes: options.nodes, seed: options.seed, kubevirt, ..LabOptions::at(options.pace.into()) };
+    if let Some(delay) = options.pods_ready_after {
+        lab.pods.ready_after = seconds(delay)?.into();
+    }
+    if let Some(delay) = options.vms_boot_after {
+        lab.guests.boots_after = seconds(delay)?.into();
+    }
     lab.guests.live_migratable = !options.no_live_migration;
     lab.extensions = options.with.iter().map(|extension| (*extension).into()).collect();
     for (images, fate) in
@@ -194,6 +217,16 @@ pub(crate) fn read_custom_resource(path: &std::path::Path) -> Result<serde_json:
     match (documents.pop(), documents.is_empty()) {
         (Some(document), true) if document.get("kind").is_some_and(|kind| kind == "KubeVirt") => Ok(document),
         _ => bail!("{} must contain exactly one KubeVirt resource", path.display()),
+    }
+}
+
+impl From<PaceChoice> for Pace {
+    fn from(choice: PaceChoice) -> Self {
+        match choice {
+            PaceChoice::Instant => Pace::Instant,
+            PaceChoice::Quick => Pace::Quick,
+            PaceChoice::Real => Pace::Real,
+        }
     }
 }
 

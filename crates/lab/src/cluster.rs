@@ -11,12 +11,16 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use k8s_openapi::api::{core::v1::ServiceAccount, rbac::v1::Role};
+use k8s_openapi::api::{
+    core::v1::{Pod, ServiceAccount},
+    rbac::v1::Role,
+};
 use kube::{
-    Api, Client,
-    api::{DynamicObject, Patch, PatchParams, PostParams},
+    Api, Client, ResourceExt,
+    api::{DynamicObject, ListParams, Patch, PatchParams, PostParams},
 };
 use nix::sys::signal::Signal;
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::{sync::watch, task::JoinSet};
 use vitivirt_snapshot::Snapshot;
@@ -28,10 +32,11 @@ use crate::{
     credentials::{Credentials, service_account_credentials},
     extensions::{self, Extension},
     harness, isolate,
-    kubelet::{Kubelet, OwnProgram, PodAddresses, PodBehaviour},
+    kubelet::{FrozenPods, Kubelet, OwnProgram, PodAddresses, PodBehaviour},
     kubevirt::{self, KubeVirtInstaller, VirtOperator, simulated::SimulatedKubeVirt},
     manifests, node,
     operator_process::{OperatorProcess, OperatorProcessOptions},
+    pace::DelayRange,
     paths, process_table,
     proxy::{FaultProxy, ProxyOptions},
     server_process::{LabHealth, ServerProcess},
@@ -40,13 +45,19 @@ use crate::{
     vmi::VmiPhases,
 };
 
-/// The configuration of a lab.
+/// The configuration of a lab. [`LabOptions::at`] has the delays of a pace.
 #[derive(Clone, Debug)]
 pub struct LabOptions {
     pub nodes: u8,
+    /// Chooses the delay of each object.
+    pub seed: u64,
     pub kubevirt: KubeVirtInstaller,
     pub pods: PodBehaviour,
     pub guests: GuestBehaviour,
+    /// How long Endpoints and EndpointSlices lag behind the pods.
+    pub endpoints_lag: Duration,
+    /// From the time at which a PVC can be bound until it has a volume.
+    pub pvcs_bind_after: DelayRange,
     pub extensions: Vec<Extension>,
     /// Our programs that pods may run, by image.
     pub own_programs: Vec<OwnProgram>,
@@ -56,9 +67,12 @@ impl Default for LabOptions {
     fn default() -> Self {
         LabOptions {
             nodes: 2,
+            seed: 1,
             kubevirt: KubeVirtInstaller::None,
             pods: PodBehaviour::default(),
             guests: GuestBehaviour::default(),
+            endpoints_lag: Duration::ZERO,
+            pvcs_bind_after: DelayRange::NONE,
             extensions: Vec::new(),
             own_programs: Vec::new(),
         }
@@ -74,6 +88,8 @@ pub struct Lab {
     health: LabHealth,
     address_range: Arc<AddressRange>,
     pods: watch::Sender<PodBehaviour>,
+    guests: watch::Sender<GuestBehaviour>,
+    frozen: FrozenPods,
     own_programs: watch::Sender<Vec<OwnProgram>>,
     virt_handler: VirtHandler,
     programs: AtomicU8,
@@ -94,7 +110,7 @@ impl Lab {
         let folder = paths::run_dir()?.join(format!("lab-{}", address_range.number));
         std::fs::create_dir_all(&folder).with_context(|| format!("creating {}", folder.display()))?;
         let health = LabHealth::default();
-        let control_plane = ControlPlane::start(&folder, &address_range, &health).await?;
+        let control_plane = ControlPlane::start(&folder, &address_range, options.endpoints_lag, &health).await?;
         let admin = control_plane.admin.clone();
         let client = admin.client("lab")?;
         let proxy = FaultProxy::start(ProxyOptions {
@@ -109,7 +125,9 @@ impl Lab {
         .context("starting the fault proxy")?;
 
         let (pods, pod_behaviour) = watch::channel(options.pods);
+        let (guests, guest_behaviour) = watch::channel(options.guests.clone());
         let (own_programs, own_programs_receiver) = watch::channel(options.own_programs);
+        let frozen = FrozenPods::default();
         let (vmis, addresses) = (VmiPhases::default(), PodAddresses::default());
         let kubelet = Kubelet {
             client: admin.client("lab-kubelet")?,
@@ -120,12 +138,16 @@ impl Lab {
             own_programs: own_programs_receiver,
             vmis: vmis.clone(),
             addresses: addresses.clone(),
+            seed: options.seed,
+            known: Mutex::default(),
+            frozen: frozen.clone(),
         };
         let virt_handler = VirtHandler {
             client: admin.client("lab-virt-handler")?,
             admin: admin.clone(),
             address_range: address_range.clone(),
-            behaviour: options.guests.clone(),
+            behaviour: guest_behaviour,
+            seed: options.seed,
             vmis,
             addresses,
             identities: Arc::default(),
@@ -134,7 +156,7 @@ impl Lab {
         health.guard(prepare_cluster(&client, &address_range, options.nodes, &options.extensions)).await?;
         let mut simulators = JoinSet::new();
         simulators.spawn(node::heartbeat(client.clone()));
-        simulators.spawn(storage::provision(admin.client("lab-storage")?));
+        simulators.spawn(storage::provision(admin.client("lab-storage")?, options.pvcs_bind_after, options.seed));
         simulators.spawn(kubelet.run());
         if matches!(options.kubevirt, KubeVirtInstaller::Simulated) {
             let simulated = SimulatedKubeVirt {
@@ -142,6 +164,7 @@ impl Lab {
                 address_range: address_range.clone(),
                 nodes: options.nodes,
                 behaviour: options.guests,
+                seed: options.seed,
             };
             simulators.spawn(simulated.run());
         } else {
@@ -157,6 +180,8 @@ impl Lab {
             health,
             address_range,
             pods,
+            guests,
+            frozen,
             own_programs,
             virt_handler,
             programs: AtomicU8::new(0),
@@ -295,6 +320,29 @@ impl Lab {
     /// Changes how pods behave from now on.
     pub fn set_pods(&self, change: impl FnOnce(&mut PodBehaviour)) {
         self.pods.send_modify(change);
+    }
+
+    /// Never again updates the Secrets and ConfigMaps that running pods mount, as if their programs did not read the
+    /// files again. It applies to the pods of the namespace whose name or image contains this text; pods that are
+    /// created later are not affected. Returns the names of the pods.
+    pub async fn freeze_volumes(&self, namespace: &str, name_or_image: &str) -> Result<Vec<String>> {
+        let pods: Api<Pod> = Api::namespaced(self.client.clone(), namespace);
+        let selected = pods.list(&ListParams::default()).await?.items.into_iter().filter(|pod| {
+            let images =
+                pod.spec.iter().flat_map(|spec| &spec.containers).filter_map(|container| container.image.as_ref());
+            pod.name_any().contains(name_or_image) || images.into_iter().any(|image| image.contains(name_or_image))
+        });
+        Ok(selected
+            .map(|pod| {
+                self.frozen.add(pod.uid().unwrap_or_default());
+                pod.name_any()
+            })
+            .collect())
+    }
+
+    /// Changes how guests behave from now on. Simulated KubeVirt uses the options of the lab only.
+    pub fn set_guests(&self, change: impl FnOnce(&mut GuestBehaviour)) {
+        self.guests.send_modify(change);
     }
 
     /// Makes a guest shut down or crash.

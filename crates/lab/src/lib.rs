@@ -8,7 +8,8 @@
 //! The modules, in the order in which to read them:
 //!
 //! - one lab: `cluster`, with `control_plane`, `server_process`, `credentials` and `addresses`
-//! - the simulators: `node`, `kubelet`, `virt_handler`, `storage`, and `vmi`, which the kubelet and virt-handler share
+//! - the simulators: `node`, `kubelet`, `virt_handler`, `storage`, `vmi`, which the kubelet and virt-handler share, and
+//!   `pace`, which sets their delays
 //! - KubeVirt and our operators in a lab: `kubevirt`, `operator_process`, `extensions`
 //! - what tests observe and break: `audit`, `snapshot`, [`leadership`], [`proxy`]
 //! - programs that use a lab: [`harness`] runs test binaries, [`daemon`] background labs
@@ -44,6 +45,7 @@ mod netlink;
 mod node;
 mod object_watch;
 mod operator_process;
+mod pace;
 pub mod paths;
 pub mod process_table;
 pub mod proxy;
@@ -60,6 +62,7 @@ pub use extensions::Extension;
 pub use kubelet::{CRASH_MESSAGE, OwnProgram, PodBehaviour, PodFate, PodRule};
 pub use kubevirt::{KubeVirtInstaller, VirtOperator, kubevirt_resource};
 pub use operator_process::{OperatorProcess, OperatorProcessOptions};
+pub use pace::{DelayRange, Pace};
 pub use server_process::{LabHealth, ServerProcess};
 pub use storage::{CLASS_NEVER, CLASS_STANDARD, CLASS_WAIT};
 pub use virt_handler::{GuestBehaviour, GuestEnd};

@@ -21,9 +21,9 @@ use kube::{
     runtime::watcher,
 };
 use serde_json::json;
-use tokio::sync::watch;
+use tokio::{sync::watch, time::Instant};
 
-use crate::object_watch::run_per_object;
+use crate::{object_watch::run_per_object, pace::DelayRange};
 
 pub(crate) const BINDING: &str = "lab.vitistack.io/binding";
 pub(crate) const NEVER: &str = "lab.vitistack.io/never";
@@ -67,23 +67,34 @@ pub(crate) async fn create_classes(client: &Client) -> Result<()> {
 }
 
 /// Runs until cancelled.
-pub(crate) async fn provision(client: Client) {
+pub(crate) async fn provision(client: Client, delay: DelayRange, seed: u64) {
     let pvcs: Api<PersistentVolumeClaim> = Api::all(client.clone());
     let everything = watcher::Config::default();
-    run_per_object(pvcs, everything, |_, _| {}, |changes| run_pvc(client.clone(), changes)).await;
+    run_per_object(pvcs, everything, |_, _| {}, |changes| run_pvc(client.clone(), delay, seed, changes)).await;
 }
 
 /// Handles one PVC as long as it exists. It retries failed requests, because no other change of the PVC may follow.
-async fn run_pvc(client: Client, mut changes: watch::Receiver<Option<PersistentVolumeClaim>>) {
+async fn run_pvc(
+    client: Client,
+    delay: DelayRange,
+    seed: u64,
+    mut changes: watch::Receiver<Option<PersistentVolumeClaim>>,
+) {
+    let mut ready = None;
     loop {
         let Some(pvc) = changes.borrow_and_update().clone() else { return };
         let result = match action_for(&pvc) {
-            ProvisionAction::None => Ok(()),
-            ProvisionAction::CreateVolume => create_volume(&client, &pvc).await,
-            ProvisionAction::Expand => expand(&client, &pvc).await,
+            ProvisionAction::None => Ok(Duration::MAX),
+            ProvisionAction::CreateVolume => {
+                let object = format!("{}/{}", pvc.namespace().unwrap_or_default(), pvc.name_any());
+                let ready = *ready.get_or_insert_with(|| Instant::now() + delay.pick(seed, "binding", &object));
+                let left = ready.saturating_duration_since(Instant::now());
+                if left.is_zero() { create_volume(&client, &pvc).await.map(|()| Duration::MAX) } else { Ok(left) }
+            }
+            ProvisionAction::Expand => expand(&client, &pvc).await.map(|()| Duration::MAX),
         };
         let retry_after = match result {
-            Ok(()) => Duration::MAX,
+            Ok(next_check) => next_check,
             Err(error) => {
                 tracing::debug!("storage for {}: {error:#}", pvc.name_any());
                 RETRY

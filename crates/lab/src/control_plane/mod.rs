@@ -36,7 +36,12 @@ const ADMIN: &str = "lab-admin";
 const START_TIMEOUT: Duration = Duration::from_secs(90);
 
 impl ControlPlane {
-    pub(crate) async fn start(folder: &Path, address_range: &AddressRange, health: &LabHealth) -> Result<Self> {
+    pub(crate) async fn start(
+        folder: &Path,
+        address_range: &AddressRange,
+        endpoints_lag: Duration,
+        health: &LabHealth,
+    ) -> Result<Self> {
         let api = address_range.api_server();
         require_free("kube-apiserver", api)?;
         let certificates = Certificates::generate(&folder.join("certificates"), api.ip(), address_range.proxy().ip())?;
@@ -71,7 +76,7 @@ impl ControlPlane {
         let controller_manager = start(
             ComponentGroup::Kubernetes,
             "kube-controller-manager",
-            controller_manager_arguments(&kubeconfig, address_range.controller_manager(), &certificates),
+            controller_manager_arguments(&kubeconfig, address_range.controller_manager(), &certificates, endpoints_lag),
         )?;
         let scheduler = start(
             ComponentGroup::Kubernetes,
@@ -171,7 +176,13 @@ fn api_server_arguments(
     ]
 }
 
-fn controller_manager_arguments(kubeconfig: &Path, address: IpAddr, certificates: &Certificates) -> Vec<String> {
+fn controller_manager_arguments(
+    kubeconfig: &Path,
+    address: IpAddr,
+    certificates: &Certificates,
+    endpoints_lag: Duration,
+) -> Vec<String> {
+    let endpoints_lag = endpoints_lag.as_millis();
     vec![
         format!("--kubeconfig={}", kubeconfig.display()),
         format!("--bind-address={address}"),
@@ -183,6 +194,9 @@ fn controller_manager_arguments(kubeconfig: &Path, address: IpAddr, certificates
         "--kube-api-qps=500".to_owned(),
         "--kube-api-burst=1000".to_owned(),
         "--pvclaimbinder-sync-period=5s".to_owned(),
+        // The controllers wait this long after a change of a pod before they write.
+        format!("--endpoint-updates-batch-period={endpoints_lag}ms"),
+        format!("--endpointslice-updates-batch-period={endpoints_lag}ms"),
     ]
 }
 

@@ -10,7 +10,7 @@ mod restart;
 mod status;
 mod volumes;
 
-use std::{collections::HashMap, net::IpAddr, path::PathBuf, sync::Arc, time::Duration};
+use std::{collections::HashMap, net::IpAddr, path::PathBuf, sync::Arc};
 
 use k8s_openapi::api::core::v1::{Container, Pod};
 use kube::{Api, Client, ResourceExt, runtime::watcher};
@@ -19,13 +19,24 @@ use pod_worker::PodWorker;
 pub use process::OwnProgram;
 pub(crate) use process::pod_log;
 use tokio::sync::watch;
+pub(crate) use volumes::FrozenPods;
+use volumes::VolumeUpdates;
 
-use crate::{addresses::AddressRange, credentials::Credentials, object_watch::run_per_object, vmi::VmiPhases};
+use crate::{
+    addresses::AddressRange, credentials::Credentials, object_watch::run_per_object, pace::DelayRange, vmi::VmiPhases,
+};
 
-/// How pods behave, by image. The first rule whose text occurs in one of the pod's images applies.
+/// How pods behave. The first rule whose text occurs in one of the pod's images applies.
 #[derive(Clone, Debug, Default)]
 pub struct PodBehaviour {
-    pub ready_after: Duration,
+    /// From the binding to a node until the pod is ready.
+    pub ready_after: DelayRange,
+    /// If it is not zero, a pod with a real process reports that it is ready first, and its process starts this much
+    /// later. The process then listens within a second.
+    pub starts_after_ready: DelayRange,
+    /// From a change of a Secret or ConfigMap until the kubelet of the node has updated the files of the pods that mount
+    /// it. Every node has its own delay.
+    pub volumes_updated_after: DelayRange,
     pub rules: Vec<PodRule>,
     /// Nodes whose kubelet does not run: it reports nothing, and starts and ends no pod.
     pub dead_nodes: Vec<String>,
@@ -80,6 +91,10 @@ pub(crate) struct Kubelet {
     pub(crate) own_programs: watch::Receiver<Vec<OwnProgram>>,
     pub(crate) vmis: VmiPhases,
     pub(crate) addresses: PodAddresses,
+    pub(crate) seed: u64,
+    /// How many pods there were by the name of their first container.
+    pub(crate) known: Mutex<HashMap<String, u32>>,
+    pub(crate) frozen: FrozenPods,
 }
 
 /// The address of each running pod, by UID. A guest has the address of its launcher pod.
@@ -112,6 +127,25 @@ impl Kubelet {
         }
         self.addresses.0.lock().remove(&uid);
         let _ = std::fs::remove_dir_all(self.folder.join("pods").join(uid));
+    }
+
+    /// The name of a pod for its delays. Names of pods are random, so it consists of the name of the container and the
+    /// number of earlier pods with such a container.
+    fn delayed_name(&self, container: &Container) -> String {
+        let mut known = self.known.lock();
+        let number = known.entry(container.name.clone()).or_default();
+        *number += 1;
+        format!("{}/{number}", container.name)
+    }
+
+    fn volume_updates(&self, pod: &Pod) -> VolumeUpdates {
+        VolumeUpdates {
+            behaviour: self.behaviour.clone(),
+            seed: self.seed,
+            frozen: self.frozen.clone(),
+            node: pod.spec.as_ref().and_then(|spec| spec.node_name.clone()).unwrap_or_default(),
+            uid: pod.uid().unwrap_or_default(),
+        }
     }
 
     fn host_ip(&self, node: &str) -> String {

@@ -27,6 +27,7 @@ use super::{
     restart::RestartBackoff,
     status::{ContainersState, StatusInput, is_ready},
 };
+use crate::pace::DelayRange;
 
 pub(super) struct PodWorker<'a> {
     kubelet: &'a Kubelet,
@@ -51,6 +52,10 @@ pub(super) struct PodWorker<'a> {
 enum ProcessState {
     /// There is no process: the pod is only simulated.
     Simulated,
+    /// The pod already reports that it is ready. The worker starts the process at this time.
+    Late {
+        until: Instant,
+    },
     Running {
         child: Child,
         since: Instant,
@@ -103,25 +108,27 @@ impl<'a> PodWorker<'a> {
         };
         if worker.ended.is_none() {
             wait_until_node_lives(&mut kubelet.behaviour.clone(), changes).await;
-            let ready_after = kubelet.behaviour.borrow().ready_after;
+            let behaviour = kubelet.behaviour.borrow().clone();
+            let name = kubelet.delayed_name(&worker.container);
+            let delay = |range: DelayRange, what: &str| range.pick(kubelet.seed, what, &name);
             tokio::select! {
-                () = tokio::time::sleep(ready_after) => {}
+                () = tokio::time::sleep(delay(behaviour.ready_after, "ready")) => {}
                 () = deleted(changes) => {}
             }
-            worker.begin(changes).await;
+            worker.begin(delay(behaviour.starts_after_ready, "start"), changes).await;
         }
         worker.work(changes).await
     }
 
-    /// Starts the pod's process. It retries until that succeeds or the pod is deleted.
-    async fn begin(&mut self, changes: &mut watch::Receiver<Option<Pod>>) {
+    /// Starts the pod's process, or schedules its start. It retries until that succeeds or the pod is deleted.
+    async fn begin(&mut self, late: Duration, changes: &mut watch::Receiver<Option<Pod>>) {
         let mut last_error = String::new();
         loop {
             let Some(pod) = changes.borrow_and_update().clone() else { return };
             let started = tokio::select! {
                 biased;
                 () = deleted(changes) => return,
-                started = self.start(&pod) => started,
+                started = self.start(&pod, late) => started,
             };
             let Err(error) = started else { return };
             let text = format!("{error:#}");
@@ -136,13 +143,22 @@ impl<'a> PodWorker<'a> {
         }
     }
 
-    async fn start(&mut self, pod: &Pod) -> Result<()> {
+    async fn start(&mut self, pod: &Pod, late: Duration) -> Result<()> {
         let program = process::program_of(&self.container, &self.kubelet.own_programs.borrow());
         if let Some(program) = program {
             let kubelet = self.kubelet;
-            let context = ProcessContext { admin: &kubelet.admin, client: &kubelet.client, folder: &kubelet.folder };
+            let context = ProcessContext {
+                admin: &kubelet.admin,
+                client: &kubelet.client,
+                folder: &kubelet.folder,
+                volume_updates: kubelet.volume_updates(pod),
+            };
             let process = PodProcess::prepare(&context, pod, self.address, program?).await?;
-            self.process_state = ProcessState::Running { child: process.spawn()?, since: Instant::now() };
+            self.process_state = if late.is_zero() {
+                ProcessState::Running { child: process.spawn()?, since: Instant::now() }
+            } else {
+                ProcessState::Late { until: Instant::now() + late }
+            };
             self.process = Some(process);
         }
         Ok(())
@@ -199,6 +215,14 @@ impl<'a> PodWorker<'a> {
         }
         match &mut self.process_state {
             ProcessState::Simulated => Ok((ContainersState::Running { ready: true }, None)),
+            ProcessState::Late { until } => {
+                let left = until.saturating_duration_since(Instant::now());
+                if left.is_zero() {
+                    self.readiness = Readiness::presumed();
+                    self.restart();
+                }
+                Ok((ContainersState::Running { ready: true }, Some(left.max(RETRY))))
+            }
             ProcessState::Running { child, since } => {
                 let since = *since;
                 match child.try_wait().context("checking the process")? {
@@ -329,7 +353,9 @@ impl ProcessState {
             ProcessState::Running { child, .. } => {
                 let _ = child.wait().await;
             }
-            ProcessState::Simulated | ProcessState::Paused { .. } => std::future::pending().await,
+            ProcessState::Simulated | ProcessState::Late { .. } | ProcessState::Paused { .. } => {
+                std::future::pending::<()>().await;
+            }
         }
     }
 }

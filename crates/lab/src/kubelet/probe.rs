@@ -81,6 +81,8 @@ pub(crate) struct Readiness {
     ready: bool,
     failures: u32,
     due: Instant,
+    /// Until this time or the first success, the container counts as ready in spite of failures.
+    presumed_until: Option<Instant>,
 }
 
 const WHEN_READY: Duration = Duration::from_secs(3);
@@ -89,13 +91,21 @@ const WHEN_NOT_READY: Duration = Duration::from_millis(150);
 
 impl Default for Readiness {
     fn default() -> Self {
-        Readiness { ready: false, failures: 0, due: Instant::now() }
+        Readiness { ready: false, failures: 0, due: Instant::now(), presumed_until: None }
     }
 }
 
+/// A process that does not listen after this time is not ready.
+const PRESUMED: Duration = Duration::from_secs(15);
+
 impl Readiness {
+    /// The readiness of a container that was reported ready before its process started.
+    pub(crate) fn presumed() -> Self {
+        Readiness { presumed_until: Some(Instant::now() + PRESUMED), ..Readiness::default() }
+    }
+
     pub(crate) fn is_ready(&self) -> bool {
-        self.ready
+        self.ready || self.presumed_until.is_some_and(|until| Instant::now() < until)
     }
 
     /// Probes have their own interval: checking a pod for another reason must not count failures faster.
@@ -108,6 +118,9 @@ impl Readiness {
     }
 
     pub(crate) fn record(&mut self, succeeded: bool, failure_threshold: u32) {
+        if succeeded {
+            self.presumed_until = None;
+        }
         self.failures = if succeeded { 0 } else { self.failures.saturating_add(1) };
         self.ready = succeeded || (self.ready && self.failures < failure_threshold);
         let pause = match (self.ready, succeeded) {
@@ -183,6 +196,21 @@ mod tests {
             })
             .collect();
         assert_eq!(seen, [false, true, true, true, true, true, true, false, false, true]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_presumed_container_is_ready_until_it_is_late() {
+        let mut readiness = Readiness::presumed();
+        for _ in 0..=FAILURE_THRESHOLD {
+            readiness.record(false, FAILURE_THRESHOLD);
+        }
+        assert!(readiness.is_ready());
+        tokio::time::advance(PRESUMED).await;
+        assert!(!readiness.is_ready());
+        let mut readiness = Readiness::presumed();
+        readiness.record(true, 1);
+        readiness.record(false, 1);
+        assert!(!readiness.is_ready(), "after a success, failures count");
     }
 
     #[test]

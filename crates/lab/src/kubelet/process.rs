@@ -13,7 +13,7 @@ use k8s_openapi::api::core::v1::{Container, EnvVar, Pod};
 use kube::{Client, ResourceExt};
 use tokio::{process::Child, task::JoinSet};
 
-use super::volumes;
+use super::volumes::{self, VolumeUpdates};
 use crate::{
     components::{self, ComponentGroup},
     credentials::{Credentials, service_account_credentials},
@@ -72,6 +72,7 @@ pub(crate) struct ProcessContext<'a> {
     pub(crate) admin: &'a Credentials,
     pub(crate) client: &'a Client,
     pub(crate) folder: &'a Path,
+    pub(crate) volume_updates: VolumeUpdates,
 }
 
 impl PodProcess {
@@ -86,7 +87,7 @@ impl PodProcess {
         let container = spec.containers.first().context("the pod has no container")?;
         let root = context.folder.join("pods").join(pod.uid().unwrap_or_default());
         std::fs::create_dir_all(root.join("tmp")).context("creating the pod's root folder")?;
-        let volumes = volumes::mount(context.client, pod, &root).await?;
+        let volumes = volumes::mount(context.client, pod, &root, &context.volume_updates).await?;
 
         let account = spec.service_account_name.as_deref().unwrap_or("default");
         let identity =

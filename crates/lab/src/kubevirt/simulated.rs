@@ -15,7 +15,12 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 
 use super::kubevirt_resource;
-use crate::{addresses::AddressRange, object_watch::run_per_object, virt_handler::GuestBehaviour, vmi};
+use crate::{
+    addresses::AddressRange,
+    object_watch::run_per_object,
+    virt_handler::{BOOT, GuestBehaviour},
+    vmi,
+};
 
 const RETRY: Duration = Duration::from_millis(200);
 
@@ -25,6 +30,7 @@ pub(crate) struct SimulatedKubeVirt {
     pub(crate) address_range: Arc<AddressRange>,
     pub(crate) nodes: u8,
     pub(crate) behaviour: GuestBehaviour,
+    pub(crate) seed: u64,
 }
 
 fn vm_resource() -> ApiResource {
@@ -67,7 +73,7 @@ impl SimulatedKubeVirt {
         let (name, namespace) = (vm.name_any(), vm.namespace().unwrap_or_default());
         let instances: Api<DynamicObject> = Api::namespaced_with(self.client.clone(), &namespace, &vmi::resource());
         if should_run {
-            tokio::time::sleep(self.behaviour.boots_after).await;
+            tokio::time::sleep(self.behaviour.boots_after.pick(self.seed, BOOT, &format!("{namespace}/{name}"))).await;
             let [_, _, third, fourth] = match address {
                 IpAddr::V4(address) => address.octets(),
                 IpAddr::V6(_) => [0; 4],

@@ -28,6 +28,7 @@ use crate::{
     credentials::{Credentials, service_account_credentials},
     kubelet::PodAddresses,
     object_watch::run_per_object,
+    pace::DelayRange,
     vmi::{self, VmiPhases, VmiSummary},
 };
 
@@ -35,21 +36,27 @@ pub(crate) const NAMESPACE: &str = "kubevirt";
 const ACCOUNT: &str = "kubevirt-handler";
 const RETRY: Duration = Duration::from_millis(200);
 
+/// The activities of a guest that take time.
+pub(crate) const BOOT: &str = "the guest boots";
+const STOP: &str = "the guest stops";
+
 /// How guests behave.
 #[derive(Clone, Debug)]
 pub struct GuestBehaviour {
-    pub boots_after: Duration,
+    pub boots_after: DelayRange,
+    pub stops_after: DelayRange,
     pub live_migratable: bool,
-    pub migration_takes: Duration,
+    pub migration_takes: DelayRange,
     pub migrations_fail: bool,
 }
 
 impl Default for GuestBehaviour {
     fn default() -> Self {
         GuestBehaviour {
-            boots_after: Duration::ZERO,
+            boots_after: DelayRange::NONE,
+            stops_after: DelayRange::NONE,
             live_migratable: true,
-            migration_takes: Duration::ZERO,
+            migration_takes: DelayRange::NONE,
             migrations_fail: false,
         }
     }
@@ -67,7 +74,8 @@ pub(crate) struct VirtHandler {
     pub(crate) client: Client,
     pub(crate) admin: Credentials,
     pub(crate) address_range: Arc<AddressRange>,
-    pub(crate) behaviour: GuestBehaviour,
+    pub(crate) behaviour: watch::Receiver<GuestBehaviour>,
+    pub(crate) seed: u64,
     pub(crate) vmis: VmiPhases,
     pub(crate) addresses: PodAddresses,
     /// By node: the UID of the virt-handler pod, and a client with its token.
@@ -133,30 +141,36 @@ impl VirtHandler {
         let now = vmi::now();
         let document = serde_json::to_value(vmi).context("reading a VMI")?;
         let node = vmi.data.pointer("/status/nodeName").and_then(Value::as_str).unwrap_or_default().to_owned();
+        let behaviour = self.behaviour.borrow().clone();
+        let delay = |range: DelayRange, what: &str| {
+            range.pick(self.seed, what, &format!("{}/{}", vmi.namespace().unwrap_or_default(), vmi.name_any()))
+        };
         let (node, next) = match lifecycle::phase(&document) {
             _ if node.is_empty() => return Ok(None),
             "Scheduled" | "Running" if lifecycle::is_being_deleted(&document) => {
+                if let Some(remaining) = timer.remaining(STOP, delay(behaviour.stops_after, STOP)) {
+                    return Ok(Some(remaining));
+                }
                 (node, lifecycle::ended(&document, "Succeeded", &now))
             }
             "Scheduled" => {
-                if let Some(remaining) = timer.remaining("the guest boots", self.behaviour.boots_after) {
+                if let Some(remaining) = timer.remaining(BOOT, delay(behaviour.boots_after, BOOT)) {
                     return Ok(Some(remaining));
                 }
-                let guest = Guest {
-                    address: self.address_of(vmi, &node),
-                    live_migratable: self.behaviour.live_migratable,
-                    now,
-                };
+                let guest =
+                    Guest { address: self.address_of(vmi, &node), live_migratable: behaviour.live_migratable, now };
                 (node, lifecycle::started(&document, &guest))
             }
             "Running" => {
-                let Some(write) = self.migrate(&document, &now, self.behaviour.migrations_fail) else {
+                let Some(write) = self.migrate(&document, &now, behaviour.migrations_fail) else {
                     return Ok(None);
                 };
                 let migration = vmi.data.pointer("/status/migrationState/migrationUid").and_then(Value::as_str);
                 if write.copies
-                    && let Some(remaining) =
-                        timer.remaining(migration.unwrap_or_default(), self.behaviour.migration_takes)
+                    && let Some(remaining) = timer.remaining(
+                        migration.unwrap_or_default(),
+                        delay(behaviour.migration_takes, "the guest migrates"),
+                    )
                 {
                     return Ok(Some(remaining));
                 }

@@ -1,6 +1,9 @@
 //! The real virt-api and virt-controller with simulated guests.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context, Result, bail, ensure};
 use kube::{
@@ -23,6 +26,7 @@ pub(crate) fn add(suite: &mut Suite) {
         virt_api_rejects_an_invalid_vm,
         virt_api_accepts_vmi_status_only_from_kubevirt_accounts,
         a_guest_that_shuts_down_is_started_again,
+        a_slow_guest_boots_and_stops_after_its_delay,
         a_vmi_migrates_to_another_node_and_back,
         simulated_kubevirt_runs_and_stops_many_vms,
     );
@@ -102,6 +106,33 @@ async fn a_guest_that_shuts_down_is_started_again(labs: Arc<SharedLabs>) -> Resu
     })
     .await?;
     delete_vm(&lab, "again").await
+}
+
+async fn a_slow_guest_boots_and_stops_after_its_delay(labs: Arc<SharedLabs>) -> Result<()> {
+    let lab = labs.reference().await?;
+    let delay = Duration::from_secs(3);
+    let set_delay = |delay: Duration| {
+        lab.set_guests(|guests| (guests.boots_after, guests.stops_after) = (delay.into(), delay.into()));
+    };
+    set_delay(delay);
+    create_vm(&lab, "slow").await?;
+    let wait_for_phase = |phase: &'static str| {
+        lab.wait("the phase of a VMI", TIMEOUT, vmis(&lab), "slow", move |vmi| {
+            vmi.is_some_and(|vmi| text(vmi, "/status/phase") == phase)
+        })
+    };
+    wait_for_phase("Scheduled").await?;
+    let scheduled = Instant::now();
+    wait_for_phase("Running").await?;
+    let booted_after = scheduled.elapsed();
+    let deleted = Instant::now();
+    delete_vm(&lab, "slow").await?;
+    let stopped_after = deleted.elapsed();
+    set_delay(Duration::ZERO);
+    // The watch may report the phase Scheduled a little late.
+    ensure!(booted_after >= delay.mul_f64(0.8), "the guest booted after {booted_after:?}");
+    ensure!(stopped_after >= delay, "the guest stopped after {stopped_after:?}");
+    Ok(())
 }
 
 async fn a_vmi_migrates_to_another_node_and_back(labs: Arc<SharedLabs>) -> Result<()> {

@@ -5,6 +5,7 @@ mod faults;
 mod isolation;
 mod kubevirt;
 mod nested;
+mod pace;
 mod simulators;
 
 use std::process::ExitCode;
@@ -18,6 +19,7 @@ fn main() -> ExitCode {
         isolation::add(suite);
         faults::add(suite);
         simulators::add(suite);
+        pace::add(suite);
         bad_input::add(suite);
     })
 }

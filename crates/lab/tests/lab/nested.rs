@@ -1,7 +1,7 @@
 //! Runs this test binary again as a user would: outside of any lab, in a process that a test may kill.
 
 use std::{
-    io::{BufRead, BufReader},
+    io::{BufRead, BufReader, Write},
     path::Path,
     process::{Child, Command, ExitCode, Stdio},
 };
@@ -12,19 +12,28 @@ use vitivirt_lab::{
     process_table::{self, ProcessInfo},
 };
 
-const TASK: &str = "LAB_TEST_TASK";
+pub(crate) const TASK: &str = "LAB_TEST_TASK";
 /// Starts a lab, prints a line when it is ready, and keeps it running.
 pub(crate) const KEEP_LAB: &str = "keep-lab";
 /// Starts a lab while the port of its API server is in use.
 pub(crate) const PORT_IN_USE: &str = "port-in-use";
 /// Runs a background lab. The variable `NAME` contains its name.
 pub(crate) const BACKGROUND_LAB: &str = "background-lab";
+/// The process of a pod: answers every HTTP request on port 8080 of its address with the content of a file.
+pub(crate) const SERVE_FILE: &str = "serve-file";
+pub(crate) const SERVED_PORT: u16 = 8080;
+/// Variables of `SERVE_FILE`.
+pub(crate) const ADDRESS: &str = "LAB_TEST_ADDRESS";
+pub(crate) const FILE: &str = "LAB_TEST_FILE";
 pub(crate) const NAME: &str = "LAB_TEST_NAME";
 const READY: &str = "ready";
 
 /// The main function of the nested process. Does nothing in any other process.
 pub(crate) fn run_if_requested() -> Option<ExitCode> {
     let task = std::env::var(TASK).ok()?;
+    if task == SERVE_FILE {
+        return Some(serve_file().map_or_else(|_| ExitCode::FAILURE, |()| ExitCode::SUCCESS));
+    }
     if let Err(error) = isolate::begin() {
         eprintln!("error: {error:#}");
         return Some(ExitCode::FAILURE);
@@ -46,6 +55,22 @@ pub(crate) fn run_if_requested() -> Option<ExitCode> {
             })
         },
     ))
+}
+
+fn serve_file() -> Result<()> {
+    let (address, file) = (std::env::var(ADDRESS)?, std::env::var(FILE)?);
+    for stream in std::net::TcpListener::bind((address.as_str(), SERVED_PORT))?.incoming() {
+        let mut stream = stream?;
+        // One request per connection. A client that disconnects must not end the process.
+        let _ = BufReader::new(&stream).read_line(&mut String::new());
+        let content = std::fs::read_to_string(&file).unwrap_or_default();
+        let _ = write!(
+            stream,
+            "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{content}",
+            content.len()
+        );
+    }
+    Ok(())
 }
 
 /// A command that runs a task of this binary outside of any lab.

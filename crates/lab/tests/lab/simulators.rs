@@ -19,7 +19,7 @@ use vitivirt_lab::{
     tests,
 };
 
-const TIMEOUT: Duration = Duration::from_secs(30);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(30);
 
 pub(crate) fn add(suite: &mut Suite) {
     tests!(
@@ -78,7 +78,7 @@ async fn pod_rules_select_pods_by_image(labs: Arc<SharedLabs>) -> Result<()> {
 async fn pods_become_ready_after_the_configured_delay(_: Arc<SharedLabs>) -> Result<()> {
     let delay = Duration::from_secs(2);
     let mut options = LabOptions { nodes: 1, ..LabOptions::default() };
-    options.pods.ready_after = delay;
+    options.pods.ready_after = delay.into();
     let lab = Lab::start(options).await?;
     let started = std::time::Instant::now();
     create_pod(&lab, "late", "example.org/late", None).await?;
@@ -90,7 +90,7 @@ async fn pods_become_ready_after_the_configured_delay(_: Arc<SharedLabs>) -> Res
 async fn pods_become_ready_after_an_outage_of_the_api_server(_: Arc<SharedLabs>) -> Result<()> {
     let delay = Duration::from_secs(3);
     let mut options = LabOptions { nodes: 1, own_programs: vec![sleeper()], ..LabOptions::default() };
-    options.pods.ready_after = delay;
+    options.pods.ready_after = delay.into();
     let lab = Lab::start(options).await?;
     create_pod(&lab, "simulated", "example.org/simulated", None).await?;
     create_sleeper(&lab, "real", "1000").await?;
@@ -196,15 +196,15 @@ async fn is_served(lab: &Lab, path: &str) -> Result<bool> {
     }
 }
 
-fn pvcs(lab: &Lab) -> Api<PersistentVolumeClaim> {
+pub(crate) fn pvcs(lab: &Lab) -> Api<PersistentVolumeClaim> {
     Api::namespaced(lab.client(), "default")
 }
 
-fn pods(lab: &Lab) -> Api<Pod> {
+pub(crate) fn pods(lab: &Lab) -> Api<Pod> {
     Api::namespaced(lab.client(), "default")
 }
 
-async fn create_pvc(lab: &Lab, name: &str, class: &str) -> Result<()> {
+pub(crate) async fn create_pvc(lab: &Lab, name: &str, class: &str) -> Result<()> {
     let pvc = json!({
         "metadata": {"name": name},
         "spec": {"accessModes": ["ReadWriteOnce"], "storageClassName": class, "resources": {"requests": {"storage": "1Gi"}}},
@@ -217,7 +217,7 @@ async fn phase(lab: &Lab, name: &str) -> Result<String> {
     Ok(pvcs(lab).get(name).await?.status.and_then(|status| status.phase).unwrap_or_default())
 }
 
-async fn wait_for_pvc(lab: &Lab, name: &str, phase: &str) -> Result<()> {
+pub(crate) async fn wait_for_pvc(lab: &Lab, name: &str, phase: &str) -> Result<()> {
     lab.wait(&format!("a PVC that is {phase}"), TIMEOUT, pvcs(lab), name, |pvc| {
         pvc.and_then(|pvc| pvc.status.as_ref()?.phase.as_deref()) == Some(phase)
     })
@@ -274,17 +274,17 @@ async fn create_sleeper(lab: &Lab, name: &str, seconds: &str) -> Result<()> {
 }
 
 /// The controller creates the default service account shortly after the namespace.
-async fn wait_for_account(lab: &Lab) -> Result<()> {
+pub(crate) async fn wait_for_account(lab: &Lab) -> Result<()> {
     let accounts: Api<k8s_openapi::api::core::v1::ServiceAccount> = Api::namespaced(lab.client(), "default");
     lab.wait("the default service account", TIMEOUT, accounts, "default", |account| account.is_some()).await?;
     Ok(())
 }
 
-async fn wait_for_pod(lab: &Lab, name: &str, condition: impl Fn(&Pod) -> bool + Send + Sync) -> Result<()> {
+pub(crate) async fn wait_for_pod(lab: &Lab, name: &str, condition: impl Fn(&Pod) -> bool + Send + Sync) -> Result<()> {
     lab.wait("a pod as expected", TIMEOUT, pods(lab), name, |pod| pod.is_some_and(&condition)).await.map(|_| ())
 }
 
-fn is_ready(pod: &Pod) -> bool {
+pub(crate) fn is_ready(pod: &Pod) -> bool {
     let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
     conditions.into_iter().flatten().any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
