@@ -14,7 +14,7 @@
 //!
 //! The modules, in the order in which to read them:
 //!
-//! - the input: `observed`, `live`, `pods`, `environment`, `kind`, `names`
+//! - the input: `observed`, `live`, `pods`, `served`, `environment`, `kind`, `names`
 //! - the objects of the release: `config`, `strategy`, and one module per family (`rbac`, `crds`, `webhooks`,
 //!   `workloads`, `certificates`, `monitoring`, …)
 //! - the objects of one installation: `validation`, `customize`, `placement`, `installation`, `object`
@@ -55,7 +55,9 @@ mod policy;
 mod rbac;
 mod report;
 mod rollout;
+pub mod served;
 mod services;
+mod stable_text;
 mod strategy;
 mod template;
 mod up_to_date;

@@ -65,6 +65,8 @@ pub mod annotation {
 
 /// Reasons of events about a KubeVirt resource.
 pub(crate) mod event_reason {
+    pub(crate) const CERTIFICATE_NOT_LOADED: &str = "CertificateNotLoaded";
+    pub(crate) const CERTIFICATE_REFUSED: &str = "CertificateRefused";
     pub(crate) const CONFIGURATION_WARNING: &str = "ConfigurationWarning";
     pub(crate) const DEPLOYED: &str = "Deployed";
     pub(crate) const DEPRECATED: &str = "Deprecated";
@@ -74,6 +76,7 @@ pub(crate) mod event_reason {
     pub(crate) const NOT_REMOVED: &str = "DeletionFailed";
     pub(crate) const NO_EFFECT: &str = "NoEffect";
     pub(crate) const PODS_FAIL: &str = "PodsFail";
+    pub(crate) const POD_DELETED: &str = "PodDeleted";
     pub(crate) const REPLICAS: &str = "AdvancedFeatureUse";
 }
 

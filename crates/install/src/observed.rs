@@ -9,7 +9,7 @@ use std::{
 use k8s_openapi::jiff::Timestamp;
 use vitivirt_api::{ObjectKey, kubevirt::KubeVirt};
 
-use crate::{environment::Cluster, kind::Kind, live::LiveObject, names::annotation, pods::Pods};
+use crate::{environment::Cluster, kind::Kind, live::LiveObject, names::annotation, pods::Pods, served::Served};
 
 pub struct Observed {
     pub kubevirt: KubeVirt,
@@ -31,6 +31,8 @@ pub struct Observed {
     pub caches_complete: bool,
     /// The pods of the installation and of its operator.
     pub pods: Pods,
+    /// The certificates that the pods serve.
+    pub served: Served,
     /// CRDs that the installation no longer contains but that still have objects.
     pub crds_with_objects: BTreeSet<ObjectKey>,
 }

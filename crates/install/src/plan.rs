@@ -28,6 +28,7 @@ use crate::{
     order::{Stage, WaitFor, Wave, waves},
     orphans::orphaned_objects,
     pods::Problems,
+    served,
     strategy::job,
     webhooks::{self, BLOCKING_PREFIX},
 };
@@ -59,6 +60,7 @@ pub fn plan(observed: &Observed, desired: &Desired) -> Result<Plan, Failure> {
     if desired.invalid().is_none() || !observed.objects.is_empty() {
         plan.steps.extend(ensure_finalizer(&observed.kubevirt));
     }
+    plan.steps.extend(served::delete_pod(observed));
     match desired {
         Desired::Installation { installation, certificates, up_to_date, .. } => {
             Planner { observed, installation, certificates, up_to_date }.build_plan(&mut plan)?;

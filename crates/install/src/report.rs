@@ -19,8 +19,18 @@ use vitivirt_api::{
 };
 
 use crate::{
-    RELEASE, config::DeploymentConfig, desired::Desired, eligibility::ineligible_message, kind::Kind,
-    names::event_reason, observed::Observed, orphans::orphans, plan::wait, pods, warnings::all_warnings,
+    RELEASE,
+    config::DeploymentConfig,
+    desired::Desired,
+    eligibility::ineligible_message,
+    kind::Kind,
+    names::event_reason,
+    observed::Observed,
+    orphans::orphans,
+    plan::wait,
+    pods,
+    served::{self, Alarm},
+    warnings::all_warnings,
 };
 
 const MESSAGE_LIMIT: usize = 1024;
@@ -112,13 +122,26 @@ pub fn report(observed: &Observed, desired: &Desired, plan: &Plan, outcome: &Out
             }
         }
     }
+    let alarms = served::alarms(observed, outcome);
+    set_alarms(&mut status, &alarms);
+    for alarm in alarms {
+        let reason =
+            if alarm.degrades { event_reason::CERTIFICATE_REFUSED } else { event_reason::CERTIFICATE_NOT_LOADED };
+        events.push((EventKind::Warning, reason, alarm.text));
+    }
     status.synchronization_addresses.clone_from(&observed.synchronization_addresses);
     events.extend(warning_events(observed, desired, &before, outcome));
     if kubevirt.metadata.deletion_timestamp.is_some() {
         set_condition(&mut status, condition::SYNCHRONIZED, "False", reason::NOT_REMOVED, NOT_REMOVED);
         events.push((EventKind::Warning, event_reason::NOT_REMOVED, NOT_REMOVED.to_owned()));
     }
-    build_report(observed, desired, before, status, events)
+    let mut report = build_report(observed, desired, before, status, events);
+    // The status does not change when a pod is deleted.
+    if let Some(served) = served::deleted_pod(observed, plan, outcome) {
+        let message = served::deleted_message(served);
+        report.events.push(event_record(observed, EventKind::Warning, event_reason::POD_DELETED, &message));
+    }
+    report
 }
 
 /// Warnings are reported once for each generation of the resource, when it has been installed.
@@ -253,6 +276,26 @@ fn set_progressing(status: &mut KubeVirtStatus, before: &KubeVirtStatus, outcome
     set_condition(status, condition::DEGRADED, degraded, reason, &message);
 }
 
+/// Certificates that clients refuse degrade an installation whose pods are all ready.
+fn set_alarms(status: &mut KubeVirtStatus, alarms: &[Alarm]) {
+    if alarms.is_empty() {
+        return;
+    }
+    let texts = alarms.iter().map(|alarm| alarm.text.as_str()).collect::<Vec<_>>().join("; ");
+    let degraded = status.conditions.iter().find(|existing| existing.condition_type == condition::DEGRADED).cloned();
+    let (value, reason, message) = match degraded {
+        Some(degraded) if degraded.status == "True" => {
+            (degraded.status, degraded.reason, format!("{}; {texts}", degraded.message))
+        }
+        Some(degraded) if !alarms.iter().any(|alarm| alarm.degrades) => {
+            (degraded.status, degraded.reason, format!("{} {texts}", degraded.message))
+        }
+        None if !alarms.iter().any(|alarm| alarm.degrades) => return,
+        _ => ("True".to_owned(), event_reason::CERTIFICATE_REFUSED.to_owned(), texts),
+    };
+    set_condition(status, condition::DEGRADED, &value, &reason, &message);
+}
+
 fn set_deployed(status: &mut KubeVirtStatus, observed: &Observed, unreachable_nodes: &BTreeSet<&str>) {
     status.observed_kube_virt_registry.clone_from(&status.target_kube_virt_registry);
     status.observed_kube_virt_version.clone_from(&status.target_kube_virt_version);
@@ -373,12 +416,6 @@ fn build_report(
     // Fields that other clients write to the status are not part of the patch.
     before.extra.clear();
     status.extra.clear();
-    let about = EventSubject {
-        api_version: observed.kubevirt.types.api_version.clone(),
-        kind: observed.kubevirt.types.kind.clone(),
-        key: key.clone(),
-        uid: metadata.uid.clone().unwrap_or_default(),
-    };
     let changed = before != status;
     let waits = status
         .conditions
@@ -389,17 +426,10 @@ fn build_report(
     // A node that becomes ready again without its pod causes no event.
     let nodes_checked = !observed.pods.dead_nodes.is_empty();
     let requeue = (waits || orphans_kept || invalid || nodes_checked).then_some(REQUEUE);
-    let event_record = |(kind, reason, message): (EventKind, &'static str, String)| EventRecord {
-        about: about.clone(),
-        kind,
-        reason,
-        action: "Install",
-        message: truncate(&message, MESSAGE_LIMIT).into_owned(),
-    };
     let json = |status: &KubeVirtStatus| serde_json::to_value(status).unwrap_or_default();
     let write = StatusWrite {
         target: Target::of_kind::<KubeVirt>(key),
-        uid: about.uid.clone(),
+        uid: metadata.uid.clone().unwrap_or_default(),
         observed: json(&before),
         desired: json(&status),
     };
@@ -407,11 +437,26 @@ fn build_report(
         let seconds = at.as_second().saturating_sub(observed.now.as_second()).max(1);
         Duration::from_secs(seconds.unsigned_abs())
     };
+    let event =
+        |(kind, reason, message): (EventKind, &'static str, String)| event_record(observed, kind, reason, &message);
+    let events = events.into_iter().map(event).collect();
+    let deadlines = [desired.renew_at().map(time_until), requeue, served::next_deadline(observed)];
     Report {
         status: Some(write),
         // If the status did not change, an earlier reconcile has recorded these events.
-        events: if changed { events.into_iter().map(event_record).collect() } else { Vec::new() },
-        requeue_after: [desired.renew_at().map(time_until), requeue].into_iter().flatten().min(),
+        events: if changed { events } else { Vec::new() },
+        requeue_after: deadlines.into_iter().flatten().min(),
         error: None,
     }
+}
+
+fn event_record(observed: &Observed, kind: EventKind, reason: &'static str, message: &str) -> EventRecord {
+    let KubeVirt { types, metadata, .. } = &observed.kubevirt;
+    let about = EventSubject {
+        api_version: types.api_version.clone(),
+        kind: types.kind.clone(),
+        key: ObjectKey::from_metadata(metadata),
+        uid: metadata.uid.clone().unwrap_or_default(),
+    };
+    EventRecord { about, kind, reason, action: "Install", message: truncate(message, MESSAGE_LIMIT).into_owned() }
 }

@@ -182,6 +182,12 @@ impl Caches {
         certificate(&*self.objects.get(&Kind::Secret)?.get(&key)?)
     }
 
+    /// A CA bundle in a ConfigMap.
+    pub(crate) fn bundle(&self, config_map: &str, key: &str) -> Option<String> {
+        let name = ObjectKey::namespaced(&self.namespace, config_map);
+        self.objects.get(&Kind::ConfigMap)?.get(&name)?.data(key)
+    }
+
     /// Whether an object that is not in the caches is not in the cluster. An API server that does not serve a kind that
     /// every cluster has, or whose CRD exists, is still starting.
     pub(crate) fn are_complete(&self) -> bool {

@@ -42,6 +42,7 @@ impl Controller for KubeVirtController {
 
     fn report(&self, PlanInput { observed, desired }: &PlanInput, plan: &Plan, outcome: &Outcome) -> Report {
         self.desired.remember(observed, desired, plan, outcome);
+        self.observer.prober.remember_deleted(vitivirt_install::served::deleted_pod(observed, plan, outcome));
         let report = vitivirt_install::report(observed, desired, plan, outcome);
         log(observed, outcome, &report);
         report

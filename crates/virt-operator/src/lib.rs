@@ -17,6 +17,7 @@ mod migration_addresses;
 mod monitoring;
 mod node_checks;
 mod observe;
+mod probe;
 mod router;
 mod run;
 mod settings;

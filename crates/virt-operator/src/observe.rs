@@ -7,13 +7,13 @@ use kube::{Api, Client, api::ListParams, core::DynamicObject};
 use vitivirt_api::{ApiResource, Failure, ObjectKey, Target, kubevirt::KubeVirt, reason};
 use vitivirt_install::{
     Cluster, DeploymentConfig, Desired, Environment, Kind, Objects, Observed,
-    names::gate::DECENTRALIZED_LIVE_MIGRATION, orphans, pods::Pods,
+    names::gate::DECENTRALIZED_LIVE_MIGRATION, orphans, pods::Pods, served::Served,
 };
 use vitivirt_runtime::reconcile::classify;
 
 use crate::{
     cache::Caches, desired::timestamp, migration_addresses::MigrationAddresses, monitoring::Monitoring,
-    node_checks::NodeChecks,
+    node_checks::NodeChecks, probe::CertificateProber,
 };
 
 pub(crate) struct Observer {
@@ -25,6 +25,7 @@ pub(crate) struct Observer {
     pub(crate) monitoring: Monitoring,
     pub(crate) migration_addresses: MigrationAddresses,
     pub(crate) node_checks: NodeChecks,
+    pub(crate) prober: Arc<CertificateProber>,
 }
 
 impl Observer {
@@ -67,6 +68,7 @@ impl Observer {
             synchronization_addresses,
             caches_complete,
             pods,
+            served: self.prober.served(),
             crds_with_objects: BTreeSet::new(),
             kubevirt: Arc::unwrap_or_clone(kubevirt),
         }))
@@ -91,6 +93,7 @@ impl Observer {
             synchronization_addresses: Vec::new(),
             caches_complete: false,
             pods: Pods::default(),
+            served: Served::default(),
             crds_with_objects: BTreeSet::new(),
             kubevirt,
         })

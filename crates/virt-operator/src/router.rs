@@ -64,7 +64,7 @@ impl EventRouter {
         *self.queue.write() = None;
     }
 
-    fn enqueue_all(&self) {
+    pub(crate) fn enqueue_all(&self) {
         for key in self.caches.kubevirts.keys() {
             self.enqueue_debounced(key);
         }

@@ -27,6 +27,7 @@ use crate::{
     monitoring::Monitoring,
     node_checks::NodeChecks,
     observe::Observer,
+    probe::CertificateProber,
     router::EventRouter,
     settings::OperatorSettings,
     stored_objects::StoredObjectRecorder,
@@ -65,6 +66,7 @@ struct KubeVirtOperator {
     controller: Arc<KubeVirtController>,
     executor: Arc<Executor>,
     metrics: Arc<OperatorMetrics>,
+    prober: Arc<CertificateProber>,
 }
 
 impl Operator for KubeVirtOperator {
@@ -80,6 +82,8 @@ impl Operator for KubeVirtOperator {
         OperatorSettings::new(caches.clone(), tls, metrics.clone(), settings.log_level).subscribe();
         let router = EventRouter::new(caches.clone());
         router.subscribe(&context);
+        let prober = CertificateProber::new(&caches, &router, &metrics, settings.certificate_reload_time);
+        prober.subscribe();
         watches.start(&context);
 
         let stored_objects = Arc::new(StoredObjectRecorder::default());
@@ -96,6 +100,7 @@ impl Operator for KubeVirtOperator {
             monitoring,
             migration_addresses,
             node_checks: NodeChecks::default(),
+            prober: prober.clone(),
         };
         let controller = Arc::new(KubeVirtController { observer, desired });
         let (ready, kinds) = (metrics.clone(), caches.kinds.clone());
@@ -103,7 +108,7 @@ impl Operator for KubeVirtOperator {
             kinds.synced().await;
             ready.set_ready();
         });
-        Ok(Self { context, caches, router, controller, executor, metrics })
+        Ok(Self { context, caches, router, controller, executor, metrics, prober })
     }
 
     async fn caches_synced(&self) {
@@ -114,13 +119,18 @@ impl Operator for KubeVirtOperator {
         self.metrics.set_leading(leading);
         if !leading {
             self.router.stop_queue();
+            self.prober.clear();
         }
     }
 
     async fn run_controllers(&self, leadership: Leadership) {
         let queue = self.router.start_queue();
         let (controller, executor) = (self.controller.clone(), self.executor.clone());
-        Runner::new(&self.context, controller, queue, executor, OPTIONS).run(leadership).await;
+        let runner = Runner::new(&self.context, controller, queue, executor, OPTIONS);
+        tokio::select! {
+            () = runner.run(leadership) => {}
+            () = self.prober.run() => {}
+        }
     }
 }
 

@@ -5,7 +5,6 @@
 //! reduced when a pod is projected: a restart that changes only a time or an identifier in a text is not a change.
 
 mod problems;
-mod stable_text;
 #[cfg(test)]
 mod tests;
 
@@ -27,9 +26,10 @@ use crate::{
     kind::Kind,
     live::Rollout,
     names::{VIRT_OPERATOR, label},
+    stable_text,
 };
 
-pub(crate) use problems::{Problems, list};
+pub(crate) use problems::{Problems, examples, list};
 
 /// How long a pod may be not ready before its node is checked. Pods that just start need no check.
 const CHECK_NODE_AFTER: SignedDuration = SignedDuration::from_secs(30);

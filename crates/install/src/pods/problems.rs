@@ -169,17 +169,22 @@ fn pull_error(message: &str) -> &str {
 }
 
 fn sentence(problem: &Problem, pods: &[(&ObjectKey, &Pod)]) -> String {
-    let example = pods.first().map(|(key, pod)| match &*pod.node {
+    let pods = examples(pods.iter().map(|(key, pod)| match &*pod.node {
         "" => format!("pod {}", key.name()),
         node => format!("pod {} on node {node}", key.name()),
-    });
-    let more = match pods.len() - 1 {
-        0 => String::new(),
-        1 => ", 1 more pod".to_owned(),
-        count => format!(", {} more pods", rounded(count)),
-    };
+    }));
     let remedy = if problem.remedy.is_empty() { String::new() } else { format!("; {}", problem.remedy) };
-    format!("{} ({}{more}){remedy}", problem.what, example.unwrap_or_default())
+    format!("{} ({pods}){remedy}", problem.what)
+}
+
+/// The first pod, and how many others there are.
+pub(crate) fn examples(mut pods: impl ExactSizeIterator<Item = String>) -> String {
+    let first = pods.next().unwrap_or_default();
+    match pods.len() {
+        0 => first,
+        1 => format!("{first}, 1 more pod"),
+        count => format!("{first}, {} more pods", rounded(count)),
+    }
 }
 
 fn rounded(count: usize) -> String {

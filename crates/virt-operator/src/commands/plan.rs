@@ -11,7 +11,9 @@ use vitivirt_cli::{
     ChangeEffect, ClusterArguments, CommandResult, FileArguments, OrInvalid, PlanDocument, PlanOutput, PlanResult,
     PlannedChange, PlannedObject, PlannedWrite, WriteAction,
 };
-use vitivirt_install::{DeploymentConfig, Desired, Environment, Observed, desired_installation, pods::Pods};
+use vitivirt_install::{
+    DeploymentConfig, Desired, Environment, Observed, desired_installation, pods::Pods, served::Served,
+};
 
 use super::{
     cluster::InstallationReader,
@@ -65,6 +67,7 @@ async fn plan(cluster: &ClusterArguments, environment: &Environment, given: Kube
         objects: found.objects,
         caches_complete: true,
         pods: Pods::default(),
+        served: Served::default(),
         crds_with_objects: Default::default(),
         kubevirt,
     };

@@ -2,6 +2,7 @@
 
 #![expect(clippy::indexing_slicing, reason = "a panic in a test is a failed test")]
 
+mod certificates;
 mod commands;
 mod install;
 mod lifecycle;
@@ -19,6 +20,7 @@ fn main() -> ExitCode {
 }
 
 fn add(suite: &mut Suite) {
+    certificates::add(suite);
     manifests::add(suite);
     commands::add(suite);
     install::add(suite);

@@ -3,10 +3,7 @@
 use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
-use k8s_openapi::api::{
-    core::v1::{Node, Pod},
-    events::v1::Event,
-};
+use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::{
     Api, ResourceExt,
     api::{ListParams, Patch, PatchParams, PostParams},
@@ -17,7 +14,9 @@ use vitivirt_lab::{
     harness::{SharedLabs, Suite},
 };
 
-use crate::support::{NAMESPACE, TIMEOUT, condition, kubevirts, operator_requests, program, wait_until_available};
+use crate::support::{
+    NAMESPACE, TIMEOUT, condition, event_exists, kubevirts, operator_requests, program, wait_until_available,
+};
 
 pub(crate) fn add(suite: &mut Suite) {
     vitivirt_lab::tests!(suite; conditions_name_why_pods_do_not_start);
@@ -65,20 +64,6 @@ async fn wait_until_named(lab: &Lab, expected: &[&str]) -> Result<()> {
     })
     .await?;
     Ok(())
-}
-
-async fn event_exists(lab: &Lab, reason: &str) -> Result<()> {
-    let events: Api<Event> = Api::namespaced(lab.client(), NAMESPACE);
-    let deadline = tokio::time::Instant::now() + TIMEOUT;
-    loop {
-        let found = events.list(&ListParams::default()).await?;
-        if found.iter().any(|event| event.reason.as_deref() == Some(reason)) {
-            return Ok(());
-        }
-        ensure!(tokio::time::Instant::now() < deadline, "no event with the reason {reason}");
-        // The name of the event is not known, so this polls the list.
-        tokio::time::sleep(std::time::Duration::from_millis(200)).await;
-    }
 }
 
 async fn crashes_are_named_without_counting_restarts(lab: &Lab) -> Result<()> {

@@ -2,6 +2,7 @@
 
 mod invalid_resources;
 mod pods;
+mod served_certificates;
 mod test_cluster;
 
 use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::SignedDuration};

@@ -11,7 +11,7 @@ use super::{
     test_cluster::{Reconcile, TestCluster},
 };
 
-fn pods(pods: &[Value], dead_nodes: &[&str]) -> Pods {
+pub(super) fn pods(pods: &[Value], dead_nodes: &[&str]) -> Pods {
     let pods = pods.iter().map(|pod| {
         let name = pod["metadata"]["name"].as_str().unwrap();
         let pod = Pod::new(serde_json::from_value(pod.clone()).unwrap());
@@ -23,7 +23,7 @@ fn pods(pods: &[Value], dead_nodes: &[&str]) -> Pods {
     pods
 }
 
-fn pod(kind: &str, owner: &str, node: &str, status: &Value) -> Value {
+pub(super) fn pod(kind: &str, owner: &str, node: &str, status: &Value) -> Value {
     let owner = json!({"apiVersion": "v1", "kind": kind, "name": owner, "uid": "o", "controller": true});
     json!({
         "metadata": {"name": format!("pod-{node}"), "uid": node, "ownerReferences": [owner]},
@@ -39,14 +39,14 @@ fn image_not_pulled() -> Value {
     ]})
 }
 
-fn condition(cluster: &TestCluster, kind: &str) -> (String, String) {
+pub(super) fn condition(cluster: &TestCluster, kind: &str) -> (String, String) {
     let status = cluster.status();
     let conditions = status["conditions"].as_array().unwrap();
     let condition = conditions.iter().find(|condition| condition["type"] == kind).unwrap();
     (condition["status"].as_str().unwrap().to_owned(), condition["message"].as_str().unwrap().to_owned())
 }
 
-fn events(reconcile: &Reconcile) -> Vec<(&'static str, &str)> {
+pub(super) fn events(reconcile: &Reconcile) -> Vec<(&'static str, &str)> {
     reconcile.report.events.iter().map(|event| (event.reason, event.message.as_str())).collect()
 }
 

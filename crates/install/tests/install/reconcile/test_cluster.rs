@@ -14,7 +14,7 @@ use vitivirt_api::{ObjectKey, Operation, Outcome, Plan, Report, Stop, Target, Wr
 use vitivirt_install::{
     Cluster, DeploymentConfig, Desired, Environment, InstallStrategy, Kind, LiveObject, Objects, Observed,
     StoredObjects, UpToDate, desired_installation, is_of_another_release, owns, plan, pods::Pods, report,
-    up_to_date_after,
+    served::Served, up_to_date_after,
 };
 
 use crate::{TestCertificates, api_server};
@@ -32,6 +32,7 @@ pub(crate) struct TestCluster {
     /// Whether `settle` starts the pods of workloads.
     pub(crate) rolls_out: bool,
     pub(crate) pods: Pods,
+    pub(crate) served: Served,
     serial: u64,
     /// The architecture of the operator's node.
     pub(crate) architecture: &'static str,
@@ -81,6 +82,7 @@ impl TestCluster {
             up_to_date: Arc::default(),
             rolls_out: true,
             pods: Pods::default(),
+            served: Served::default(),
             serial: 0,
         };
         let namespace = json!({"kind": "Namespace", "metadata": {"name": "kubevirt", "labels": {"a": "b"}}});
@@ -113,6 +115,7 @@ impl TestCluster {
             namespace: namespace.map(|object| Arc::new(LiveObject::from_metadata(&metadata(object)))),
             caches_complete: true,
             pods: self.pods.clone(),
+            served: self.served.clone(),
             crds_with_objects: self.crds_with_objects.clone(),
         }
     }

@@ -9,13 +9,13 @@ const LIMIT: usize = 256;
 const IDENTIFIER: usize = 12;
 
 /// A message in the status of a pod.
-pub(super) fn status(text: &str) -> String {
+pub(crate) fn status(text: &str) -> String {
     let words: Vec<&str> = text.split_whitespace().map(stable_word).filter(|word| !word.is_empty()).collect();
     truncate(&words.join(" "), LIMIT).into_owned()
 }
 
 /// The message of a container that ended: the line of its log that explains most.
-pub(super) fn log(text: &str) -> String {
+pub(crate) fn log(text: &str) -> String {
     let lines: Vec<String> = text.lines().filter_map(log_message).collect();
     let is_cause = |line: &&String| line.starts_with("panic:") || line.starts_with("fatal error:");
     let line = lines.iter().find(is_cause).or_else(|| lines.iter().rfind(|line| !is_stack(line)));
@@ -52,9 +52,7 @@ fn stable_word(word: &str) -> &str {
         run = if character.is_ascii_hexdigit() { run + 1 } else { 0 };
         run >= IDENTIFIER
     });
-    let digits = word.chars().filter(char::is_ascii_digit).count();
-    let inner = word.trim_end_matches([':', ',', '.']);
-    let is_time = digits >= 6 && (inner.matches(':').count() == 2 || inner.matches('-').count() == 2);
+    let is_time = contains_shape(word, b"00:00:00") || contains_shape(word, b"0000-00-00");
     // A connection names the local port, which is random.
     let is_connection = word.contains("->");
     match word {
@@ -64,6 +62,12 @@ fn stable_word(word: &str) -> &str {
         _ if is_identifier => "…",
         _ => word,
     }
+}
+
+/// Whether a part of the word has a digit wherever the shape has one, and is equal elsewhere.
+fn contains_shape(word: &str, shape: &[u8]) -> bool {
+    let fits = |(byte, shape): (&u8, &u8)| if *shape == b'0' { byte.is_ascii_digit() } else { byte == shape };
+    word.as_bytes().windows(shape.len()).any(|part| part.iter().zip(shape).all(fits))
 }
 
 #[cfg(test)]
@@ -84,6 +88,8 @@ mod tests {
                 "image example.org/a@sha256:0123456789abcdef not found",
             ),
             ("at 2026-11-16T05:22:01Z it failed", "at it failed"),
+            ("15:04:05.123 https://10.96.1.2:443/a: no", "https://10.96.1.2:443/a: no"),
+            ("image example.org:5000/a-b-c:v1.2.345678", "image example.org:5000/a-b-c:v1.2.345678"),
         ] {
             assert_eq!(status(text), expected);
         }
