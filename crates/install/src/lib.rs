@@ -14,7 +14,7 @@
 //!
 //! The modules, in the order in which to read them:
 //!
-//! - the input: `observed`, `live`, `environment`, `kind`, `names`
+//! - the input: `observed`, `live`, `pods`, `served`, `environment`, `kind`, `names`
 //! - the objects of the release: `config`, `strategy`, and one module per family (`rbac`, `crds`, `webhooks`,
 //!   `workloads`, `certificates`, `monitoring`, …)
 //! - the objects of one installation: `validation`, `customize`, `placement`, `installation`, `object`
@@ -50,12 +50,15 @@ mod order;
 mod orphans;
 mod placement;
 mod plan;
+pub mod pods;
 mod policy;
 mod rbac;
 mod record;
 mod report;
 mod rollout;
+pub mod served;
 mod services;
+mod stable_text;
 mod strategy;
 mod template;
 #[cfg(feature = "testing")]
@@ -79,7 +82,7 @@ pub use observed::{Objects, Observed};
 pub use order::{Lane, Stage};
 pub use orphans::orphans;
 pub use plan::{owns, plan};
-pub use report::{lane_problem, problem, report};
+pub use report::{certificate_report, lane_problem, problem, report};
 pub use strategy::{
     InstallStrategy, StrategyItem, config_map,
     job::{is_of_another_release, variable},

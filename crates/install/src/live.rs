@@ -16,6 +16,7 @@ use crate::{
     kind::Kind,
     names::{FIELD_MANAGER, STRATEGY_MANIFESTS, annotation, label},
     record::IDENTITY,
+    stable_text,
 };
 
 /// Fields that `drift` does not compare as content.
@@ -41,6 +42,8 @@ pub struct LiveObject {
     pub(crate) rollout: Option<Rollout>,
     /// Only of a finished Job.
     pub(crate) job_result: Option<JobResult>,
+    /// Only of an APIService that the API server does not reach.
+    pub(crate) unavailable: Option<Unavailable>,
     /// Whether it contains an install strategy.
     pub is_strategy: bool,
     /// Whether another object owns it, so that the garbage collector may delete it.
@@ -96,6 +99,26 @@ pub(crate) struct Rollout {
     pub(crate) updated: i64,
     pub(crate) ready: i64,
     pub(crate) every_node: bool,
+}
+
+/// Why the API server cannot use an APIService.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Unavailable {
+    pub(crate) since: Option<Timestamp>,
+    pub(crate) message: String,
+}
+
+impl Unavailable {
+    fn from_object(data: &Value) -> Option<Self> {
+        data.pointer("/spec/groupPriorityMinimum")?;
+        let conditions = data.pointer("/status/conditions")?.as_array()?;
+        let has = |condition: &&Value, field: &str, value: &str| condition.get(field).is_some_and(|is| is == value);
+        let condition = conditions
+            .iter()
+            .find(|condition| has(condition, "type", "Available") && has(condition, "status", "False"))?;
+        let text = |field: &str| condition.get(field).and_then(Value::as_str).unwrap_or_default();
+        Some(Self { since: text("lastTransitionTime").parse().ok(), message: stable_text::status(text("message")) })
+    }
 }
 
 /// The result of a finished Job.
@@ -181,6 +204,7 @@ impl LiveObject {
         let mut live = Self::from_metadata(metadata);
         live.rollout = Rollout::from_object(live.generation, &data);
         live.job_result = JobResult::from_object(&data);
+        live.unavailable = Unavailable::from_object(&data).filter(|_| live.is_ours());
         live.is_strategy = contains_strategy(&live, &data);
         if live.is_strategy {
             // Its text is large and never compared.
@@ -220,6 +244,7 @@ impl LiveObject {
             deleting: metadata.deletion_timestamp.is_some(),
             rollout: None,
             job_result: None,
+            unavailable: None,
             is_strategy: false,
             has_owners: metadata.owner_references.as_ref().is_some_and(|owners| !owners.is_empty()),
             own_keys: OwnKeys { labels: 0, annotations: 0, foreign_generation: false },

@@ -12,7 +12,9 @@ use vitivirt_api::{
     kubevirt::{Generation, KubeVirt},
 };
 
-use crate::{environment::Cluster, kind::Kind, live::LiveObject, names::annotation, order::Lane};
+use crate::{
+    environment::Cluster, kind::Kind, live::LiveObject, names::annotation, order::Lane, pods::Pods, served::Served,
+};
 
 pub struct Observed {
     pub kubevirt: KubeVirt,
@@ -32,6 +34,10 @@ pub struct Observed {
     pub synchronization_addresses: Vec<String>,
     /// Whether an object that is not in `objects` is not in the cluster either, and `kubevirt` is current.
     pub caches_complete: bool,
+    /// The pods of the installation and of its operator.
+    pub pods: Pods,
+    /// The certificates that the pods serve.
+    pub served: Served,
     /// CRDs that the installation no longer contains but that still have objects.
     pub crds_with_objects: BTreeSet<ObjectKey>,
     /// Why the operator could not check whether orphans may be deleted.

@@ -27,6 +27,7 @@ use crate::{
     observed::Observed,
     order::{INSTANCETYPES, Lane, MONITORING, Stage, WaitFor, Wave, waves},
     orphans::orphaned_objects,
+    pods::Problems,
     record::{Record, Recorded},
     strategy::job,
     trust::{StoredTrust, TRUSTING_KINDS, keep_live_trust},
@@ -34,8 +35,10 @@ use crate::{
 };
 
 /// Reasons of waits.
-mod wait {
+pub(crate) mod wait {
     pub(super) const ROLLOUT: &str = "WaitingForPods";
+    /// A rollout whose pods fail for a reason that does not end with time.
+    pub(crate) const FAILING_PODS: &str = "PodsFail";
     pub(super) const DELETION: &str = "WaitingForDeletion";
     pub(super) const STRATEGY: &str = "WaitingForInstallStrategy";
     pub(super) const CERTIFICATES: &str = "WaitingForCertificates";
@@ -148,7 +151,12 @@ fn dump_strategy_job(observed: &Observed, config: &DeploymentConfig) -> Result<S
         let body = job::job(&observed.kubevirt, config)?;
         return Ok(step.write(Write::Create { target, body }).wait(waiting(running, None)));
     };
-    let Some(result) = live.job_result.filter(|_| !live.deleting) else { return Ok(step.wait(waiting(running, None))) };
+    let Some(result) = live.job_result.filter(|_| !live.deleting) else {
+        let problems = observed.pods.problems(Kind::Job, key.name());
+        let message = if problems.is_empty() { running } else { format!("{running}: {}", problems.text()) };
+        let reason = if problems.certain { wait::FAILING_PODS } else { wait::STRATEGY };
+        return Ok(step.wait(Wait { reason, message, requeue_after: None }));
+    };
     let how = if result.failed { "failed" } else { "ended without a result" };
     let message = format!(
         "Job {key}, which extracts the install strategy of KubeVirt {version} from {image}, {how}; see its log; the \
@@ -442,7 +450,7 @@ impl Planner<'_> {
                     WaitFor::EverythingRolledOver => true,
                 }
         };
-        let missing: Vec<String> = self
+        let mut missing: Vec<(&str, Problems)> = self
             .installation
             .objects
             .iter()
@@ -451,14 +459,21 @@ impl Planner<'_> {
                 let live = self.observed.objects.get(object.kind, &object.key);
                 let rollout = live.and_then(|live| live.rollout).unwrap_or_default();
                 let is_written = written.iter().any(|(kind, key)| (*kind, key) == (object.kind, &object.key));
-                if is_written || live.is_none() {
-                    return Some(format!("{}: its pods are starting", object.key.name()));
-                }
-                (!rollout.is_complete()).then(|| format!("{}: {}", object.key.name(), rollout.missing()))
+                let name = object.key.name();
+                let problems = if is_written || live.is_none() {
+                    Some(Problems::of_start("its pods are starting"))
+                } else {
+                    self.observed.pods.incomplete_rollout(object.kind, name, rollout)
+                };
+                Some((name, problems?))
             })
             .collect();
-        let message = missing.join("; ");
-        (!missing.is_empty()).then_some(Wait { reason: wait::ROLLOUT, message, requeue_after: None })
+        // What only starts explains nothing if something else fails, and it changes while the failure does not.
+        let failing = missing.iter().any(|(_, problems)| problems.certain);
+        missing.retain(|(_, problems)| problems.certain == failing);
+        let text: Vec<String> = missing.iter().map(|(name, problems)| format!("{name}: {}", problems.text())).collect();
+        let reason = if failing { wait::FAILING_PODS } else { wait::ROLLOUT };
+        (!text.is_empty()).then(|| Wait { reason, message: text.join("; "), requeue_after: None })
     }
 
     /// Only with complete caches: otherwise an object that another replica has just created for a newer resource could

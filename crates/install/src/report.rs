@@ -4,7 +4,7 @@
 //! It decides what users see, not what is written to the cluster: that is `plan`. The texts of warnings are in
 //! `warnings` and `validation`.
 
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 
 use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::Time,
@@ -12,7 +12,7 @@ use k8s_openapi::{
 };
 use vitivirt_api::{
     ErrorClass, EventKind, EventRecord, EventSubject, Failure, ObjectKey, Outcome, Plan, Report, StatusWrite, Stop,
-    Target, Write,
+    Target, Wait, Write,
     kubevirt::{Generation, KubeVirt, KubeVirtCondition, KubeVirtStatus},
     reason::NAME_TAKEN,
     text::truncate,
@@ -28,8 +28,10 @@ use crate::{
     names::event_reason,
     observed::Observed,
     orphans::orphans,
-    plan::optional_step,
+    plan::{optional_step, wait},
+    pods,
     record::{Record, is_recorded},
+    served::{self, Alarm},
     warnings::all_warnings,
 };
 
@@ -37,6 +39,7 @@ const MESSAGE_LIMIT: usize = 1024;
 const NOT_REMOVED: &str = "This version of the operator cannot uninstall KubeVirt; to delete only the KubeVirt \
  resource, delete ValidatingWebhookConfiguration virt-operator-validator and remove the finalizer \
  foregroundDeleteKubeVirt";
+const ALL_READY: &str = "All components are ready.";
 /// How long an installation may wait before the conditions name what it waits for.
 const QUIET_PERIOD: SignedDuration = SignedDuration::from_secs(20);
 /// A failure that ends within this time is not worth a status write.
@@ -111,7 +114,8 @@ pub fn report(observed: &Observed, desired: &Desired, plan: &Plan, outcome: &Out
             events.push((EventKind::Warning, event_reason::FAILED, message));
         }
         None if stop == Stop::Done => {
-            set_deployed(&mut status, observed);
+            let nodes = unreachable_nodes(observed, desired);
+            set_deployed(&mut status, observed, &nodes);
             if let Desired::Installation { installation, up_to_date, .. } = desired {
                 status.generations = generations(observed, installation, up_to_date, plan);
             }
@@ -119,8 +123,16 @@ pub fn report(observed: &Observed, desired: &Desired, plan: &Plan, outcome: &Out
                 let message = format!("KubeVirt {} is installed", status.observed_kube_virt_version);
                 events.push((EventKind::Normal, event_reason::DEPLOYED, message));
             }
+            if let Some(message) = nodes_message(&nodes) {
+                events.push((EventKind::Warning, event_reason::NODE_NOT_READY, message));
+            }
         }
-        None => set_progressing(&mut status, &before, &stop, observed.now),
+        None => {
+            set_progressing(&mut status, &before, &stop, observed.now);
+            if let Some(wait) = failing_pods(&stop) {
+                events.push((EventKind::Warning, event_reason::PODS_FAIL, wait.message.clone()));
+            }
+        }
     }
     let problems = lane_problems(observed, optional_problem);
     if !problems.is_empty() {
@@ -132,6 +144,13 @@ pub fn report(observed: &Observed, desired: &Desired, plan: &Plan, outcome: &Out
         if !is_complete {
             record_namespaces(&mut status, &before, installation);
         }
+    }
+    let alarms = served::alarms(observed, &stop);
+    set_alarms(&mut status, &alarms);
+    for alarm in alarms {
+        let reason =
+            if alarm.degrades { event_reason::CERTIFICATE_REFUSED } else { event_reason::CERTIFICATE_NOT_LOADED };
+        events.push((EventKind::Warning, reason, alarm.text));
     }
     status.synchronization_addresses.clone_from(&observed.synchronization_addresses);
     events.extend(warning_events(observed, desired, &before, &stop));
@@ -245,6 +264,30 @@ fn set_problems(status: &mut KubeVirtStatus, problems: &[String]) {
     set_condition(status, condition::SYNCHRONIZED, "False", &reason, &message.join("; "));
 }
 
+/// A wait for pods that fail for a reason that does not end with time.
+fn failing_pods(stop: &Stop) -> Option<&Wait> {
+    match stop {
+        Stop::Waiting { wait, .. } if wait.reason == wait::FAILING_PODS => Some(wait),
+        _ => None,
+    }
+}
+
+/// The nodes that are not ready and that the installation is complete without.
+fn unreachable_nodes<'a>(observed: &'a Observed, desired: &Desired) -> BTreeSet<&'a str> {
+    let objects = desired.installation().into_iter().flat_map(|installation| &installation.objects);
+    let daemon_sets = objects.filter(|object| object.kind == Kind::DaemonSet);
+    daemon_sets.flat_map(|object| observed.pods.unreachable_nodes(object.key.name())).collect()
+}
+
+fn nodes_message(nodes: &BTreeSet<&str>) -> Option<String> {
+    let one_or_more = if nodes.len() == 1 { "Node" } else { "Nodes" };
+    let verb = if nodes.len() == 1 { "is" } else { "are" };
+    (!nodes.is_empty()).then(|| {
+        let names = pods::list(nodes.iter().copied());
+        format!("{one_or_more} {names} {verb} not ready: virt-handler does not run there, and the operator does not wait for it")
+    })
+}
+
 fn set_failed(status: &mut KubeVirtStatus, message: &str) {
     for (condition, value) in [
         (condition::SYNCHRONIZED, "False"),
@@ -274,7 +317,7 @@ fn set_progressing(status: &mut KubeVirtStatus, before: &KubeVirtStatus, stop: &
             status.target_kube_virt_version, status.target_kube_virt_registry
         )
     };
-    // A short wait is normal and is not reported.
+    // A short wait is normal and is not reported, unless the pods cannot become ready.
     let reported = before.conditions.iter().find(|condition| condition.condition_type == condition::PROGRESSING);
     let long = reported.filter(|reported| reported.status == "True").is_some_and(|reported| {
         let since = reported.last_transition_time.as_ref().or(reported.last_probe_time.as_ref());
@@ -283,7 +326,9 @@ fn set_progressing(status: &mut KubeVirtStatus, before: &KubeVirtStatus, stop: &
         !quiet || reported.message.len() > message.len()
     });
     let waits_for = match stop {
-        Stop::Waiting { wait, .. } if status.phase == phase::DEPLOYED || long => Some(&wait.message),
+        Stop::Waiting { wait, .. } if status.phase == phase::DEPLOYED || long || failing_pods(stop).is_some() => {
+            Some(&wait.message)
+        }
         Stop::Failed { failure, .. } if failure.failing_for >= SHORT_FAILURE || long => Some(&failure.message),
         _ => None,
     };
@@ -305,7 +350,27 @@ fn set_progressing(status: &mut KubeVirtStatus, before: &KubeVirtStatus, stop: &
     set_condition(status, condition::DEGRADED, degraded, reason, &message);
 }
 
-fn set_deployed(status: &mut KubeVirtStatus, observed: &Observed) {
+/// Certificates that clients refuse degrade an installation whose pods are all ready.
+fn set_alarms(status: &mut KubeVirtStatus, alarms: &[Alarm]) {
+    if alarms.is_empty() {
+        return;
+    }
+    let texts = alarms.iter().map(|alarm| alarm.text.as_str()).collect::<Vec<_>>().join("; ");
+    let degraded = status.conditions.iter().find(|existing| existing.condition_type == condition::DEGRADED).cloned();
+    let (value, reason, message) = match degraded {
+        Some(degraded) if degraded.status == "True" => {
+            (degraded.status, degraded.reason, format!("{}; {texts}", degraded.message))
+        }
+        Some(degraded) if !alarms.iter().any(|alarm| alarm.degrades) => {
+            (degraded.status, degraded.reason, format!("{} {texts}", degraded.message))
+        }
+        None if !alarms.iter().any(|alarm| alarm.degrades) => return,
+        _ => ("True".to_owned(), event_reason::CERTIFICATE_REFUSED.to_owned(), texts),
+    };
+    set_condition(status, condition::DEGRADED, &value, &reason, &message);
+}
+
+fn set_deployed(status: &mut KubeVirtStatus, observed: &Observed, unreachable_nodes: &BTreeSet<&str>) {
     status.observed_kube_virt_registry.clone_from(&status.target_kube_virt_registry);
     status.observed_kube_virt_version.clone_from(&status.target_kube_virt_version);
     // This field names the namespaces in which the last installation had objects. `orphans` needs it until the caches
@@ -318,10 +383,13 @@ fn set_deployed(status: &mut KubeVirtStatus, observed: &Observed) {
     status.phase = phase::DEPLOYED.to_owned();
     remove_condition(status, condition::SYNCHRONIZED);
     set_condition(status, condition::CREATED, "True", reason::CREATED, "All resources were created.");
-    let message = "All components are ready.";
-    set_condition(status, condition::AVAILABLE, "True", reason::READY, message);
-    set_condition(status, condition::PROGRESSING, "False", reason::READY, message);
-    set_condition(status, condition::DEGRADED, "False", reason::READY, message);
+    let message = match nodes_message(unreachable_nodes) {
+        Some(nodes) => format!("{ALL_READY} {nodes}"),
+        None => ALL_READY.to_owned(),
+    };
+    set_condition(status, condition::AVAILABLE, "True", reason::READY, &message);
+    set_condition(status, condition::PROGRESSING, "False", reason::READY, &message);
+    set_condition(status, condition::DEGRADED, "False", reason::READY, &message);
 }
 
 /// The generations and digests of the objects that match the desired state. The next reconcile records the objects that
@@ -460,37 +528,51 @@ fn build_report(
     // Fields that other clients write to the status are not part of the patch.
     before.extra.clear();
     status.extra.clear();
-    let about = EventSubject {
-        api_version: observed.kubevirt.types.api_version.clone(),
-        kind: observed.kubevirt.types.kind.clone(),
-        key: key.clone(),
-        uid: metadata.uid.clone().unwrap_or_default(),
-    };
     let changed = before != status;
     let waits = is_true(&status, condition::PROGRESSING);
     let orphans_kept = !observed.caches_complete && !orphans(observed, desired).is_empty();
     let invalid = desired.invalid().is_some();
+    // A node that becomes ready again without its pod causes no event.
+    let nodes_checked = !observed.pods.dead_nodes.is_empty();
     let unchecked = observed.unchecked_orphans.is_some();
-    let requeue_after = (waits || orphans_kept || unchecked || invalid).then_some(REQUEUE);
-    let event_record = |(kind, reason, message): (EventKind, &'static str, String)| EventRecord {
-        about: about.clone(),
-        kind,
-        reason,
-        action: "Install",
-        message: truncate(&message, MESSAGE_LIMIT).into_owned(),
-    };
+    let requeue = (waits || orphans_kept || unchecked || invalid || nodes_checked).then_some(REQUEUE);
     let json = |status: &KubeVirtStatus| serde_json::to_value(status).unwrap_or_default();
     let write = StatusWrite {
         target: Target::of_kind::<KubeVirt>(key),
-        uid: about.uid.clone(),
+        uid: metadata.uid.clone().unwrap_or_default(),
         observed: json(&before),
         desired: json(&status),
     };
+    let event =
+        |(kind, reason, message): (EventKind, &'static str, String)| event_record(observed, kind, reason, &message);
+    let events = events.into_iter().map(event).collect();
     Report {
         status: Some(write),
         // If the status did not change, an earlier reconcile has recorded these events.
-        events: if changed { events.into_iter().map(event_record).collect() } else { Vec::new() },
-        requeue_after,
+        events: if changed { events } else { Vec::new() },
+        requeue_after: requeue.into_iter().chain(served::next_deadline(observed)).min(),
         error: None,
     }
+}
+
+/// The report of the lane `Certificates`. It writes no status. `renew_in`: the time until the next renewal.
+pub fn certificate_report(observed: &Observed, plan: &Plan, outcome: &Outcome, renew_in: Option<Duration>) -> Report {
+    let deleted = served::deleted_pod(observed, plan, outcome).map(served::deleted_message);
+    let event = deleted.map(|message| event_record(observed, EventKind::Warning, event_reason::POD_DELETED, &message));
+    Report {
+        events: event.into_iter().collect(),
+        requeue_after: renew_in.into_iter().chain(served::next_deadline(observed)).min(),
+        ..Report::default()
+    }
+}
+
+fn event_record(observed: &Observed, kind: EventKind, reason: &'static str, message: &str) -> EventRecord {
+    let KubeVirt { types, metadata, .. } = &observed.kubevirt;
+    let about = EventSubject {
+        api_version: types.api_version.clone(),
+        kind: types.kind.clone(),
+        key: ObjectKey::from_metadata(metadata),
+        uid: metadata.uid.clone().unwrap_or_default(),
+    };
+    EventRecord { about, kind, reason, action: "Install", message: truncate(message, MESSAGE_LIMIT).into_owned() }
 }

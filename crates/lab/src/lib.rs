@@ -61,7 +61,7 @@ pub use cluster::{Lab, LabOptions};
 pub use credentials::Credentials;
 pub use edited::EditedInstallation;
 pub use extensions::Extension;
-pub use kubelet::{OwnProgram, PodBehaviour, PodFate, PodRule};
+pub use kubelet::{CRASH_MESSAGE, OwnProgram, PodBehaviour, PodFate, PodRule};
 pub use kubevirt::{KubeVirtInstaller, VirtOperator, kubevirt_resource};
 pub use operator_process::{OperatorProcess, OperatorProcessOptions};
 pub use pace::{DelayRange, Pace};

@@ -1,7 +1,7 @@
 //! The command line and the environment variables of the program, and the settings that follow from them. The names are
 //! those of upstream virt-operator, so that either can replace the other in a Deployment.
 
-use std::{fmt::Display, net::IpAddr, ops::RangeInclusive, path::PathBuf};
+use std::{fmt::Display, net::IpAddr, ops::RangeInclusive, path::PathBuf, time::Duration};
 
 use anyhow::Result;
 use clap::{Args, Parser, Subcommand, value_parser};
@@ -126,6 +126,18 @@ pub(crate) struct RunArguments {
     /// installed.
     #[arg(long)]
     pub(crate) dump_install_strategy: bool,
+    /// Seconds that a pod may need to serve a new certificate
+    ///
+    /// After this time the operator reports the pod, and after one and a half times this time it deletes a pod whose
+    /// certificate is expired or not trusted.
+    #[arg(
+        long,
+        value_name = "NUMBER",
+        default_value = "120",
+        hide = true,
+        value_parser = setting(value_parser!(u32).range(1..=86_400), "must be a number from 1 to 86400")
+    )]
+    certificate_reload_seconds: Setting<u32>,
     /// Name of this pod, for the Lease
     #[arg(long, env = "POD_NAME", hide = true)]
     pod_name: Option<String>,
@@ -149,6 +161,7 @@ pub(crate) struct Settings {
     pub(crate) pod_name: Option<String>,
     /// Settings that are ignored. To be logged when the log is configured.
     pub(crate) warnings: Vec<String>,
+    pub(crate) certificate_reload_time: Duration,
 }
 
 impl Settings {
@@ -170,6 +183,7 @@ impl Settings {
             kubeconfig: arguments.kubeconfig,
             namespace: arguments.namespace.get()?,
             pod_name: arguments.pod_name,
+            certificate_reload_time: Duration::from_secs(arguments.certificate_reload_seconds.get()?.into()),
             warnings,
         })
     }
@@ -225,6 +239,7 @@ mod tests {
         assert_eq!(settings.bind.to_string(), "0.0.0.0:8186");
         assert_eq!(settings.rate, Rate { per_second: 200.0, burst: 400 });
         assert_eq!(settings.log_level, LogLevel::Info);
+        assert_eq!(settings.certificate_reload_time, vitivirt_install::served::Served::RELOAD_TIME);
         assert_eq!(settings, parse(&["run"]).unwrap());
     }
 

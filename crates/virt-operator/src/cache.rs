@@ -8,7 +8,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use k8s_openapi::{
     ByteString,
-    api::core::v1::{Namespace, Node},
+    api::core::v1::{Namespace, Node, Pod as KubernetesPod},
     apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
 };
 use kube::{
@@ -16,7 +16,11 @@ use kube::{
     core::{DynamicObject, PartialObjectMeta},
 };
 use vitivirt_api::{ApiResource, ObjectKey, kubevirt::KubeVirt};
-use vitivirt_install::{Cluster, Kind, LiveObject, Objects, certificates::KeyPair};
+use vitivirt_install::{
+    Cluster, Kind, LiveObject, Objects,
+    certificates::KeyPair,
+    pods::{FOREIGN_PODS, OPERATOR_PODS, Pod, Pods},
+};
 use vitivirt_runtime::{
     backoff::Backoff,
     reconcile::Executor,
@@ -39,6 +43,20 @@ pub(crate) fn schedulable_selector() -> Selector {
     Expression::Equal("kubevirt.io/schedulable".to_owned(), "true".to_owned()).into()
 }
 
+/// Selects the pods of the installation's components. virt-launcher pods are not among them.
+fn component_pods_selector() -> Selector {
+    let (key, value) = FOREIGN_PODS;
+    let mut selector = managed_selector();
+    selector.extend(Selector::from(Expression::NotIn(key.to_owned(), [value.to_owned()].into())));
+    selector
+}
+
+/// Selects the operator's own pods and those of its Job. They have no label in common with those of the components.
+fn operator_pods_selector() -> Selector {
+    let (key, values) = OPERATOR_PODS;
+    Expression::In(key.to_owned(), values.map(str::to_owned).into()).into()
+}
+
 /// Handles to the caches. Clones share the content.
 #[derive(Clone)]
 pub(crate) struct Caches {
@@ -49,6 +67,8 @@ pub(crate) struct Caches {
     pub(crate) own_namespace: Cache<LiveObject>,
     /// The nodes that run VMIs. They are only counted.
     pub(crate) nodes: Cache<()>,
+    pub(crate) component_pods: Cache<Pod>,
+    pub(crate) operator_pods: Cache<Pod>,
     pub(crate) kinds: WatchedKinds,
     /// The name of the operator's namespace.
     namespace: Arc<str>,
@@ -100,8 +120,16 @@ impl Caches {
         let of = ApiResource::erase::<Node>(&());
         let api = Api::<PartialObjectMeta<Node>>::all(client());
         let nodes = watches.add("nodes", &of, api, WatchConfig::labels(schedulable_selector()), &[], |_| ());
+        let of = ApiResource::erase::<KubernetesPod>(&());
+        let mut pods = |name: &'static str, selector: Selector| {
+            let api = Api::<KubernetesPod>::namespaced(client(), namespace);
+            watches.add(name, &of, api, WatchConfig { page_size: 50, ..WatchConfig::labels(selector) }, &[], Pod::new)
+        };
+        let component_pods = pods("pods of components", component_pods_selector());
+        let operator_pods = pods("pods of the operator", operator_pods_selector());
         let kinds = watches.kinds();
-        Self { kubevirts, objects, crds, own_namespace, nodes, kinds, namespace: namespace.into() }
+        let namespace = namespace.into();
+        Self { kubevirts, objects, crds, own_namespace, nodes, component_pods, operator_pods, kinds, namespace }
     }
 
     /// Notifies the caches of the executor's writes, and records what the API server stored.
@@ -131,6 +159,12 @@ impl Caches {
         objects
     }
 
+    /// The pods of the installation and of the operator. Which nodes are not ready is not known here.
+    pub(crate) fn pods(&self) -> Pods {
+        let caches = [&self.component_pods, &self.operator_pods];
+        caches.into_iter().flat_map(Cache::entries).map(|(key, entry)| (key, entry.value)).collect()
+    }
+
     /// The oldest KubeVirt resource in the operator's namespace: the one that is installed. Resources in other
     /// namespaces do not count, because every namespace administrator may create one.
     pub(crate) fn first_kubevirt(&self) -> Option<Arc<KubeVirt>> {
@@ -146,6 +180,12 @@ impl Caches {
     pub(crate) fn key_pair(&self, secret: &str) -> Option<KeyPair> {
         let key = ObjectKey::namespaced(&self.namespace, secret);
         certificate(&*self.objects.get(&Kind::Secret)?.get(&key)?)
+    }
+
+    /// A CA bundle in a ConfigMap.
+    pub(crate) fn bundle(&self, config_map: &str, key: &str) -> Option<String> {
+        let name = ObjectKey::namespaced(&self.namespace, config_map);
+        self.objects.get(&Kind::ConfigMap)?.get(&name)?.data(key)
     }
 
     /// Whether an object that is not in the caches is not in the cluster. An API server that does not serve a kind that
@@ -244,6 +284,18 @@ mod tests {
     fn the_selector_matches_the_label_of_this_operator() {
         let (key, value) = (label::MANAGED_BY, label::MANAGED_BY_VALUE);
         assert!(managed_selector().matches(&BTreeMap::from([(key.to_owned(), value.to_owned())])));
+    }
+
+    #[test]
+    fn virt_launcher_pods_are_not_selected() {
+        let labels = |app: &str| {
+            [("kubevirt.io", app), (label::MANAGED_BY, label::MANAGED_BY_VALUE)]
+                .map(|(key, value)| (key.to_owned(), value.to_owned()))
+                .into()
+        };
+        assert!(component_pods_selector().matches(&labels("virt-api")));
+        assert!(!component_pods_selector().matches(&labels("virt-launcher")));
+        assert!(operator_pods_selector().matches(&labels("virt-operator")));
     }
 
     /// Otherwise the operator would delete the strategy, and create it again, before the watch delivers its content.

@@ -11,10 +11,11 @@ use std::{
 use serde_json::Value;
 use vitivirt_api::{Failure, ObjectKey, Outcome, Plan, Report, Target};
 use vitivirt_install::{
-    Desired, Environment, Kind, Lane, Observed,
+    Desired, Environment, Kind, Lane, Observed, certificate_report,
     certificates::{BUNDLE_KEY, CertificateScope, DesiredCertificates, certificate_plan},
     is_eligible, is_of_another_release,
     names::annotation,
+    served::deleted_pod,
     trusted_bundles,
 };
 use vitivirt_runtime::reconcile::Controller;
@@ -61,12 +62,13 @@ impl Controller for CertificateController {
         vitivirt_install::owns(target, live)
     }
 
-    fn report(&self, input: &CertificateInput, _: &Plan, outcome: &Outcome) -> Report {
+    fn report(&self, input: &CertificateInput, plan: &Plan, outcome: &Outcome) -> Report {
         log_writes(Lane::Certificates, &input.observed, outcome);
         self.context.publish(Lane::Certificates, outcome);
         let now = SystemTime::from(input.observed.now);
         let until = |at: SystemTime| at.duration_since(now).unwrap_or_default().max(Duration::from_secs(1));
-        Report { requeue_after: input.issued.next.map(until), ..Report::default() }
+        self.context.observer.prober.remember_deleted(deleted_pod(&input.observed, plan, outcome));
+        certificate_report(&input.observed, plan, outcome, input.issued.next.map(until))
     }
 }
 

@@ -3,7 +3,10 @@
 
 use std::sync::Arc;
 
-use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::{
+    encoding::EncodeLabelSet,
+    metrics::{family::Family, gauge::Gauge},
+};
 use vitivirt_api::kubevirt::KubeVirt;
 use vitivirt_runtime::metrics::Metrics;
 
@@ -12,6 +15,15 @@ pub(crate) struct OperatorMetrics {
     ready: Gauge,
     leading: Gauge,
     emulation: Gauge,
+    certificate_expiry: Family<CertificateLabels, Gauge>,
+}
+
+/// The Secrets of certificates have fixed names.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(crate) struct CertificateLabels {
+    pub(crate) secret: String,
+    /// `true` for the certificate that pods serve, `false` for the one in the Secret.
+    pub(crate) served: &'static str,
 }
 
 impl OperatorMetrics {
@@ -33,6 +45,12 @@ impl OperatorMetrics {
                 "1 if software emulation of virtual machines is allowed",
                 registered.emulation.clone(),
             );
+            registry.register(
+                "kubevirt_virt_operator_certificate_expiry_seconds",
+                "Seconds until a certificate expires: the one in the Secret, and the first to expire of those that pods \
+                 serve",
+                registered.certificate_expiry.clone(),
+            );
         });
         registered
     }
@@ -43,6 +61,14 @@ impl OperatorMetrics {
 
     pub(crate) fn set_leading(&self, leads: bool) {
         self.leading.set(i64::from(leads));
+    }
+
+    /// Replaces the values of all certificates.
+    pub(crate) fn set_certificate_expiry(&self, seconds: impl IntoIterator<Item = (CertificateLabels, i64)>) {
+        self.certificate_expiry.clear();
+        for (labels, seconds) in seconds {
+            self.certificate_expiry.get_or_create(&labels).set(seconds);
+        }
     }
 
     pub(crate) fn set_emulation(&self, kubevirt: &KubeVirt) {

@@ -11,13 +11,13 @@ use kube::{Api, Client, api::ListParams, core::DynamicObject};
 use vitivirt_api::{ApiResource, ErrorClass, Failure, ObjectKey, Target, kubevirt::KubeVirt, reason};
 use vitivirt_install::{
     Cluster, DeploymentConfig, Desired, Environment, Kind, Lane, Objects, Observed,
-    names::gate::DECENTRALIZED_LIVE_MIGRATION, orphans,
+    names::gate::DECENTRALIZED_LIVE_MIGRATION, orphans, pods::Pods, served::Served,
 };
 use vitivirt_runtime::reconcile::classify;
 
 use crate::{
     cache::Caches, desired::timestamp, lanes::LaneProblems, migration_addresses::MigrationAddresses,
-    monitoring::Monitoring,
+    monitoring::Monitoring, node_checks::NodeChecks, probe::CertificateProber,
 };
 
 pub(crate) struct Observer {
@@ -29,6 +29,8 @@ pub(crate) struct Observer {
     pub(crate) monitoring: Monitoring,
     pub(crate) migration_addresses: MigrationAddresses,
     pub(crate) lane_problems: Arc<LaneProblems>,
+    pub(crate) node_checks: NodeChecks,
+    pub(crate) prober: Arc<CertificateProber>,
 }
 
 impl Observer {
@@ -58,6 +60,8 @@ impl Observer {
         } else {
             self.monitoring.close();
         }
+        let mut pods = self.caches.pods();
+        pods.dead_nodes = self.node_checks.dead_nodes(&self.client, pods.nodes_to_check(timestamp(now))).await;
         Ok(Some(Observed {
             first_kubevirt: None,
             operator_namespace: self.namespace.clone(),
@@ -69,6 +73,8 @@ impl Observer {
             synchronization_addresses: self.synchronization_addresses(&kubevirt, &config).await,
             // Objects of a monitoring stack that could not be looked up are not orphans.
             caches_complete: caches_complete && monitoring_known,
+            pods,
+            served: self.prober.served(),
             crds_with_objects: BTreeSet::new(),
             unchecked_orphans: None,
             lane_problems,
@@ -94,6 +100,8 @@ impl Observer {
             namespace: None,
             synchronization_addresses: Vec::new(),
             caches_complete: false,
+            pods: Pods::default(),
+            served: Served::default(),
             crds_with_objects: BTreeSet::new(),
             unchecked_orphans: None,
             lane_problems: BTreeMap::new(),

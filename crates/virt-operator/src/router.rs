@@ -7,7 +7,7 @@ use std::{sync::Arc, time::Duration};
 
 use parking_lot::RwLock;
 use vitivirt_api::{ApiResource, ObjectKey, kubevirt::KubeVirt};
-use vitivirt_install::{Kind, Lane, LiveObject, TRUSTING_KINDS};
+use vitivirt_install::{Kind, Lane, LiveObject, TRUSTING_KINDS, pods::Pod};
 use vitivirt_runtime::{program::Context, queue::Queue, watch::Change};
 
 use crate::cache::{Caches, CrdEntry, installed_kinds};
@@ -56,6 +56,8 @@ impl EventRouter {
         caches.crds.subscribe(self.handler(Self::crd_changed));
         caches.own_namespace.subscribe(self.handler(Self::dependency_changed));
         caches.nodes.subscribe(self.handler(Self::dependency_changed));
+        caches.component_pods.subscribe(self.handler(Self::pod_changed));
+        caches.operator_pods.subscribe(self.handler(Self::pod_changed));
         for (kind, cache) in caches.installed_objects() {
             let router = self.clone();
             cache.subscribe(move |change| router.object_changed(kind, change));
@@ -141,6 +143,18 @@ impl EventRouter {
             self.enqueue_lane(Lane::Components);
             self.enqueue_lane(Lane::Instancetypes);
         }
+    }
+
+    /// When pods serve other certificates than before, enqueue every resource, because conditions report it, and a pod
+    /// that does not load its certificate is replaced.
+    pub(crate) fn served_certificates_changed(&self) {
+        self.enqueue_lane(Lane::Components);
+        self.enqueue_lane(Lane::Certificates);
+    }
+
+    /// When a pod of the installation changes, enqueue every resource, because conditions name why pods do not start.
+    fn pod_changed(&self, _: &Change<Pod>) {
+        self.enqueue_lane(Lane::Components);
     }
 
     /// When the operator's namespace, a node, or an object that the installation depends on changes, enqueue every

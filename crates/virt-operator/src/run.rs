@@ -29,7 +29,9 @@ use crate::{
     metrics::OperatorMetrics,
     migration_addresses::MigrationAddresses,
     monitoring::Monitoring,
+    node_checks::NodeChecks,
     observe::Observer,
+    probe::CertificateProber,
     router::EventRouter,
     settings::OperatorSettings,
     stored_objects::StoredObjectRecorder,
@@ -68,6 +70,7 @@ struct KubeVirtOperator {
     lanes: Arc<LaneContext>,
     environment: Environment,
     metrics: Arc<OperatorMetrics>,
+    prober: Arc<CertificateProber>,
 }
 
 impl Operator for KubeVirtOperator {
@@ -86,6 +89,8 @@ impl Operator for KubeVirtOperator {
         OperatorSettings::new(caches.clone(), tls, metrics.clone(), settings.log_level).subscribe();
         let router = EventRouter::new(caches.clone());
         router.subscribe(&context);
+        let prober = CertificateProber::new(&caches, &router, &metrics, settings.certificate_reload_time);
+        prober.subscribe();
         watches.start(&context);
 
         let problems = Arc::new(LaneProblems::default());
@@ -97,6 +102,8 @@ impl Operator for KubeVirtOperator {
             monitoring: Monitoring::new(context.clone(), router.clone()),
             migration_addresses: MigrationAddresses::new(&context, &router),
             lane_problems: problems.clone(),
+            node_checks: NodeChecks::default(),
+            prober: prober.clone(),
         };
         let desired = DesiredStateBuilder::new(client, environment.clone());
         let lanes = Arc::new(LaneContext { observer, desired, problems, router: router.clone() });
@@ -105,7 +112,7 @@ impl Operator for KubeVirtOperator {
             kinds.synced().await;
             ready.set_ready();
         });
-        Ok(Self { context, caches, router, lanes, environment, metrics })
+        Ok(Self { context, caches, router, lanes, environment, metrics, prober })
     }
 
     async fn caches_synced(&self) {
@@ -116,6 +123,7 @@ impl Operator for KubeVirtOperator {
         self.metrics.set_leading(leading);
         if !leading {
             self.router.stop_queues();
+            self.prober.clear();
         }
     }
 
@@ -125,12 +133,18 @@ impl Operator for KubeVirtOperator {
         let certificates = CertificateController { context: self.lanes.clone(), environment: self.environment.clone() };
         let executor = self.executor(&Arc::default());
         let certificates = Runner::new(&self.context, Arc::new(certificates), queues.certificates, executor, OPTIONS);
-        tokio::join!(
-            certificates.run(leadership.clone()),
-            self.run_lane::<Components>(queues.components, leadership.clone()),
-            self.run_lane::<lane::Monitoring>(queues.monitoring, leadership.clone()),
-            self.run_lane::<Instancetypes>(queues.instancetypes, leadership),
-        );
+        let lanes = async {
+            tokio::join!(
+                certificates.run(leadership.clone()),
+                self.run_lane::<Components>(queues.components, leadership.clone()),
+                self.run_lane::<lane::Monitoring>(queues.monitoring, leadership.clone()),
+                self.run_lane::<Instancetypes>(queues.instancetypes, leadership.clone()),
+            )
+        };
+        tokio::select! {
+            _ = lanes => {}
+            () = self.prober.run() => {}
+        }
     }
 }
 

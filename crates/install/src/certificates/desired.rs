@@ -30,6 +30,7 @@ use crate::{
     observed::Observed,
     order::Stage,
     record::Recorded,
+    served,
     trust::trust_patches,
     validation::check_installable,
 };
@@ -124,7 +125,7 @@ pub(crate) fn annotate_lifetime(secret: &mut Value, lifetime: Lifetime) {
     }
 }
 
-/// The writes that store the issued certificates and bundles. Pure.
+/// The writes that store the issued certificates and bundles, and that replace a pod which does not load them. Pure.
 pub fn certificate_plan(
     observed: &Observed,
     desired: &DesiredCertificates,
@@ -149,7 +150,7 @@ pub fn certificate_plan(
     ];
     let steps = steps.into_iter().filter(|(_, writes)| !writes.is_empty());
     let steps = steps.map(|(name, writes)| Step { writes, ..Step::new(name).independent(true) });
-    Ok(Plan { steps: steps.collect() })
+    Ok(Plan { steps: steps.chain(served::delete_pod(observed)).collect() })
 }
 
 struct CertificatePlanner<'a> {

@@ -20,7 +20,7 @@ use crate::{
     placement::{self, DefaultPlacement},
 };
 
-const APP: &str = "virt-operator-strategy-dumper";
+pub(crate) const APP: &str = "virt-operator-strategy-dumper";
 
 /// Environment variables of the Job. Upstream virt-operator reads the first one.
 pub mod variable {

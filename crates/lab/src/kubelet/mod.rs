@@ -38,6 +38,8 @@ pub struct PodBehaviour {
     /// it. Every node has its own delay.
     pub volumes_updated_after: DelayRange,
     pub rules: Vec<PodRule>,
+    /// Nodes whose kubelet does not run: it reports nothing, and starts and ends no pod.
+    pub dead_nodes: Vec<String>,
 }
 
 #[derive(Clone, Debug)]
@@ -48,19 +50,31 @@ pub struct PodRule {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PodFate {
-    /// Its containers exit immediately, again after every restart.
+    /// Its containers exit immediately, again after every restart, and report [`CRASH_MESSAGE`].
     Crashes,
+    /// Its first init container does the same.
+    InitCrashes,
+    /// The images of its containers do not exist.
+    ImageMissing,
     /// It runs, but never passes its readiness probe.
     NeverReady,
     /// It runs and exits successfully, like the pod of a Job.
     Completes,
 }
 
+/// What a container that crashes reports.
+pub const CRASH_MESSAGE: &str = "panic: the container exited";
+
 impl PodBehaviour {
     fn fate(&self, pod: &Pod) -> Option<PodFate> {
         let images: Vec<&str> = containers(pod).filter_map(|container| container.image.as_deref()).collect();
         let rule = self.rules.iter().find(|rule| images.iter().any(|image| image.contains(&rule.image_contains)))?;
         Some(rule.fate)
+    }
+
+    fn is_on_dead_node(&self, pod: &Pod) -> bool {
+        let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_ref());
+        node.is_some_and(|node| self.dead_nodes.contains(node))
     }
 }
 

@@ -21,7 +21,7 @@ use serde_json::json;
 use tokio::{process::Child, sync::watch, time::Instant};
 
 use super::{
-    Kubelet, PodFate, containers,
+    Kubelet, PodBehaviour, PodFate, containers,
     probe::{Probe, Readiness},
     process::{self, PodProcess, ProcessContext},
     restart::RestartBackoff,
@@ -107,6 +107,7 @@ impl<'a> PodWorker<'a> {
             reported: None,
         };
         if worker.ended.is_none() {
+            wait_until_node_lives(&mut kubelet.behaviour.clone(), changes).await;
             let behaviour = kubelet.behaviour.borrow().clone();
             let name = kubelet.delayed_name(&worker.container);
             let delay = |range: DelayRange, what: &str| range.pick(kubelet.seed, what, &name);
@@ -167,6 +168,7 @@ impl<'a> PodWorker<'a> {
         let mut behaviour = self.kubelet.behaviour.clone();
         let mut vmis = self.kubelet.vmis.subscribe();
         loop {
+            wait_until_node_lives(&mut behaviour, changes).await;
             let Some(pod) = changes.borrow_and_update().clone() else { return Ok(()) };
             if pod.metadata.deletion_timestamp.is_some() {
                 return self.end(&pod, changes).await;
@@ -200,7 +202,9 @@ impl<'a> PodWorker<'a> {
         match fate {
             Some(PodFate::NeverReady) => return Ok((ContainersState::Running { ready: false }, None)),
             Some(PodFate::Completes) => return Ok((ContainersState::Ended { success: true }, None)),
-            Some(PodFate::Crashes) => return Ok(self.crash()),
+            Some(PodFate::Crashes) => return Ok(self.crash(ContainersState::Crashing)),
+            Some(PodFate::InitCrashes) => return Ok(self.crash(ContainersState::InitCrashing)),
+            Some(PodFate::ImageMissing) => return Ok((ContainersState::ImageMissing, None)),
             None => {}
         }
         if let Some(guest) = self.kubelet.vmis.guest_of(pod) {
@@ -237,14 +241,14 @@ impl<'a> PodWorker<'a> {
     }
 
     /// Crashes are counted by time, not by checks: writing the status of a crash itself causes another check.
-    fn crash(&mut self) -> ContainerCheck {
+    fn crash(&mut self, state: ContainersState) -> ContainerCheck {
         let left = self.crashed.map_or(Duration::ZERO, |at| CRASH_EVERY.saturating_sub(at.elapsed()));
         if !left.is_zero() {
-            return (ContainersState::Crashing, Some(left));
+            return (state, Some(left));
         }
         self.restarts += 1;
         self.crashed = Some(Instant::now());
-        (ContainersState::Crashing, Some(CRASH_EVERY))
+        (state, Some(CRASH_EVERY))
     }
 
     async fn probe(&mut self) -> ContainerCheck {
@@ -359,6 +363,18 @@ impl ProcessState {
 /// The pod no longer exists, whether or not another pod has its name.
 fn is_gone(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if status.is_not_found() || status.is_conflict())
+}
+
+/// Returns when the kubelet of the pod's node runs, or when the pod was removed.
+async fn wait_until_node_lives(
+    behaviour: &mut watch::Receiver<PodBehaviour>,
+    changes: &mut watch::Receiver<Option<Pod>>,
+) {
+    let Some(pod) = changes.borrow().clone() else { return };
+    tokio::select! {
+        _ = behaviour.wait_for(|behaviour| !behaviour.is_on_dead_node(&pod)) => {}
+        _ = changes.wait_for(Option::is_none) => {}
+    }
 }
 
 /// Resolves when the pod is being deleted or removed.

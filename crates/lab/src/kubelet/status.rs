@@ -10,7 +10,9 @@ use k8s_openapi::{
 };
 use sha2::{Digest, Sha256};
 
-/// The state of a pod's containers, init containers excluded.
+use super::CRASH_MESSAGE;
+
+/// The state of a pod's containers. Init containers have ended, except in the states that name them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ContainersState {
     Running {
@@ -18,6 +20,10 @@ pub(crate) enum ContainersState {
     },
     /// The process keeps exiting and waits for its next restart.
     Crashing,
+    /// The first init container keeps exiting.
+    InitCrashing,
+    /// The images do not exist.
+    ImageMissing,
     Ended {
         success: bool,
     },
@@ -51,6 +57,7 @@ impl StatusInput<'_> {
         let spec = self.pod.spec.clone().unwrap_or_default();
         let phase = match self.containers {
             ContainersState::Running { .. } | ContainersState::Crashing => "Running",
+            ContainersState::InitCrashing | ContainersState::ImageMissing => "Pending",
             ContainersState::Ended { success: true } => "Succeeded",
             ContainersState::Ended { success: false } => "Failed",
         };
@@ -77,7 +84,7 @@ impl StatusInput<'_> {
         let containers = self.containers == ContainersState::Running { ready: true };
         [
             ("PodReadyToStartContainers", !ended),
-            ("Initialized", true),
+            ("Initialized", self.containers != ContainersState::InitCrashing),
             ("ContainersReady", containers),
             ("Ready", is_ready(self.pod, self.containers)),
         ]
@@ -97,54 +104,47 @@ impl StatusInput<'_> {
     }
 
     fn container(&self, container: &Container) -> ContainerStatus {
-        let terminated = |code| ContainerState {
+        let (state, ready) = match self.containers {
+            ContainersState::Running { ready } => (self.running(), ready),
+            ContainersState::Ended { success } => (self.terminated(i32::from(!success)), false),
+            ContainersState::Crashing => (crash_loop(), false),
+            ContainersState::InitCrashing => return describe(container, waiting("PodInitializing", ""), false, 0),
+            ContainersState::ImageMissing => {
+                let image = container.image.as_deref().unwrap_or_default();
+                let error = format!("rpc error: code = NotFound desc = image {image}: not found");
+                return describe(container, waiting("ErrImagePull", &error), false, 0);
+            }
+        };
+        ContainerStatus { last_state: self.last_crash(), ..describe(container, state, ready, self.restarts) }
+    }
+
+    fn terminated(&self, code: i32) -> ContainerState {
+        ContainerState {
             terminated: Some(ContainerStateTerminated {
                 exit_code: code,
                 reason: Some(if code == 0 { "Completed" } else { "Error" }.to_owned()),
+                message: (code != 0).then(|| CRASH_MESSAGE.to_owned()),
                 started_at: Some(Time(self.started)),
                 finished_at: Some(Time(self.now)),
                 ..ContainerStateTerminated::default()
             }),
             ..ContainerState::default()
-        };
-        let (state, ready) = match self.containers {
-            ContainersState::Running { ready } => (self.running(), ready),
-            ContainersState::Ended { success } => (terminated(i32::from(!success)), false),
-            ContainersState::Crashing => {
-                let state = ContainerState {
-                    waiting: Some(ContainerStateWaiting {
-                        reason: Some("CrashLoopBackOff".to_owned()),
-                        message: Some("back-off restarting failed container".to_owned()),
-                    }),
-                    ..ContainerState::default()
-                };
-                (state, false)
-            }
-        };
-        ContainerStatus {
-            last_state: (self.restarts > 0).then(|| terminated(1)),
-            ..describe(container, state, ready, self.restarts)
         }
+    }
+
+    fn last_crash(&self) -> Option<ContainerState> {
+        (self.restarts > 0).then(|| self.terminated(1))
     }
 
     /// A sidecar (`restartPolicy: Always`) runs as long as the pod. Other init containers are completed.
     fn init_container(&self, container: &Container) -> ContainerStatus {
         let sidecar = container.restart_policy.as_deref() == Some("Always");
         let ended = matches!(self.containers, ContainersState::Ended { .. });
-        let state = if sidecar && !ended {
-            self.running()
-        } else {
-            ContainerState {
-                terminated: Some(ContainerStateTerminated {
-                    exit_code: 0,
-                    reason: Some("Completed".to_owned()),
-                    started_at: Some(Time(self.started)),
-                    finished_at: Some(Time(self.now)),
-                    ..ContainerStateTerminated::default()
-                }),
-                ..ContainerState::default()
-            }
-        };
+        if self.containers == ContainersState::InitCrashing {
+            let status = describe(container, crash_loop(), false, self.restarts);
+            return ContainerStatus { last_state: self.last_crash(), ..status };
+        }
+        let state = if sidecar && !ended { self.running() } else { self.terminated(0) };
         describe(container, state, true, 0)
     }
 
@@ -153,6 +153,18 @@ impl StatusInput<'_> {
             running: Some(ContainerStateRunning { started_at: Some(Time(self.started)) }),
             ..ContainerState::default()
         }
+    }
+}
+
+fn crash_loop() -> ContainerState {
+    waiting("CrashLoopBackOff", "back-off restarting failed container")
+}
+
+fn waiting(reason: &str, message: &str) -> ContainerState {
+    let message = (!message.is_empty()).then(|| message.to_owned());
+    ContainerState {
+        waiting: Some(ContainerStateWaiting { reason: Some(reason.to_owned()), message }),
+        ..ContainerState::default()
     }
 }
 

@@ -6,6 +6,7 @@
 
 mod client_ca;
 mod policy;
+mod served;
 #[cfg(test)]
 mod tests;
 
@@ -22,6 +23,7 @@ use rustls::{
 pub use self::{
     client_ca::ClientCa,
     policy::{TlsPolicy, TlsVersion},
+    served::served_certificate,
 };
 
 /// Webhooks and metrics are short responses to few clients: HTTP/2 would gain nothing, and its known attacks do not

@@ -260,3 +260,27 @@ async fn a_client_certificate_must_be_signed_by_the_ca_for_an_allowed_name() {
     test.tls.set_client_ca(Some(ClientCa { bundle: "nothing".to_owned(), names: Vec::new() }));
     assert!(accepted(with_auth, None).await, "an invalid CA rejects no client");
 }
+
+#[tokio::test]
+async fn the_served_certificate_is_read_from_servers_with_and_without_client_authentication() {
+    let test = TlsTest::new();
+    let limit = Duration::from_secs(5);
+    test.tls.set_client_ca(Some(ClientCa { bundle: test.signer.pem.clone(), names: Vec::new() }));
+    for acceptor in [test.tls.acceptor(), test.tls.acceptor_with_client_auth()] {
+        let address = TlsTest::listen(acceptor).await;
+        test.tls.set(Some(test.fallback.clone()), TlsPolicy::default());
+        assert_eq!(served_certificate(address, limit).await.as_deref(), Some(&*leaf(&test.fallback)));
+        let renewed = test.signer.sign("renewed");
+        test.tls.set(Some(renewed.clone()), TlsPolicy::default());
+        assert_eq!(served_certificate(address, limit).await.as_deref(), Some(&*leaf(&renewed)));
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_presents_no_certificate_in_time_has_none() {
+    let silent = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let address = silent.local_addr().unwrap();
+    assert_eq!(served_certificate(address, Duration::from_millis(50)).await, None);
+    drop(silent);
+    assert_eq!(served_certificate(address, Duration::from_secs(5)).await, None);
+}

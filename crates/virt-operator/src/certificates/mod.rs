@@ -8,6 +8,7 @@
 mod bundle;
 mod issuer;
 mod key;
+pub(crate) mod served;
 #[cfg(test)]
 mod tests;
 mod x509;

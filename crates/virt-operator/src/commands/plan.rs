@@ -16,6 +16,8 @@ use vitivirt_install::{
     DeploymentConfig, Desired, Environment, Kind, Lane, LiveObject, Observed,
     certificates::{CertificateScope, DesiredCertificates, certificate_plan},
     desired_installation,
+    pods::Pods,
+    served::Served,
 };
 
 use super::{
@@ -66,6 +68,8 @@ async fn plan(cluster: &ClusterArguments, environment: &Environment, given: Kube
         namespace: reader.namespace(namespace).await?,
         objects: found.objects,
         caches_complete: true,
+        pods: Pods::default(),
+        served: Served::default(),
         crds_with_objects: Default::default(),
         unchecked_orphans: None,
         lane_problems: Default::default(),

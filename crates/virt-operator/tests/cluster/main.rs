@@ -2,11 +2,13 @@
 
 #![expect(clippy::indexing_slicing, reason = "a panic in a test is a failed test")]
 
+mod certificates;
 mod commands;
 mod edits;
 mod install;
 mod lifecycle;
 mod manifests;
+mod pods;
 mod process;
 mod support;
 mod unreachable;
@@ -20,11 +22,13 @@ fn main() -> ExitCode {
 }
 
 fn add(suite: &mut Suite) {
+    certificates::add(suite);
     manifests::add(suite);
     commands::add(suite);
     install::add(suite);
     lifecycle::add(suite);
     edits::add(suite);
+    pods::add(suite);
     process::add(suite);
     unreachable::add(suite);
 }

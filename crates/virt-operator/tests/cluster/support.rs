@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, path::PathBuf, time::Duration};
 
 use anyhow::{Context, Result, anyhow, ensure};
-use k8s_openapi::api::{coordination::v1::Lease, core::v1::Pod, discovery::v1::EndpointSlice};
+use k8s_openapi::api::{coordination::v1::Lease, core::v1::Pod, discovery::v1::EndpointSlice, events::v1::Event};
 use kube::{
     Api, ResourceExt,
     api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams},
@@ -147,5 +147,20 @@ async fn wait_until_webhooks_respond(lab: &Lab, old: &[String]) -> Result<()> {
         }
         // No watch reports when the API server reaches a webhook, so this polls.
         sleep(Duration::from_millis(100)).await;
+    }
+}
+
+/// Waits for an event with this reason.
+pub(crate) async fn event_exists(lab: &Lab, reason: &str) -> Result<()> {
+    let events: Api<Event> = Api::namespaced(lab.client(), NAMESPACE);
+    let deadline = Instant::now() + TIMEOUT;
+    loop {
+        let found = events.list(&ListParams::default()).await?;
+        if found.iter().any(|event| event.reason.as_deref() == Some(reason)) {
+            return Ok(());
+        }
+        ensure!(Instant::now() < deadline, "no event with the reason {reason}");
+        // The name of the event is not known, so this polls the list.
+        sleep(Duration::from_millis(200)).await;
     }
 }

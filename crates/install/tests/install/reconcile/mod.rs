@@ -3,6 +3,8 @@
 mod edits;
 mod failed_writes;
 mod invalid_resources;
+mod pods;
+mod served_certificates;
 mod test_cluster;
 
 use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::SignedDuration};

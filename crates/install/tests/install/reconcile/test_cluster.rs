@@ -18,7 +18,11 @@ use vitivirt_install::{
     Cluster, DeploymentConfig, Desired, Environment, InstallStrategy, Installation, Kind, Lane, LiveObject, Objects,
     Observed, StoredObjects, UpToDate,
     certificates::{CertificateScope, DesiredCertificates, certificate_plan},
-    desired_installation, is_of_another_release, lane_problem, owns, report, up_to_date_after,
+    desired_installation, is_of_another_release, lane_problem, owns,
+    pods::Pods,
+    report,
+    served::Served,
+    up_to_date_after,
 };
 
 use crate::{TestCertificates, api_server};
@@ -40,6 +44,8 @@ pub(crate) struct TestCluster {
     pub(crate) rolls_out: bool,
     /// Every write of objects of this kind fails.
     pub(crate) fails: Option<(&'static str, Failure)>,
+    pub(crate) pods: Pods,
+    pub(crate) served: Served,
     serial: u64,
     /// The objects as the caches hold them, because most of them do not change between two reconciles.
     pub(crate) live: RefCell<LiveCache>,
@@ -100,6 +106,8 @@ impl TestCluster {
             installation: RefCell::default(),
             rolls_out: true,
             fails: None,
+            pods: Pods::default(),
+            served: Served::default(),
             serial: 0,
             live: RefCell::default(),
             read_live: BTreeSet::new(),
@@ -134,6 +142,8 @@ impl TestCluster {
             objects: self.live_objects(),
             namespace: namespace.map(|object| Arc::new(LiveObject::from_metadata(&metadata(object)))),
             caches_complete: true,
+            pods: self.pods.clone(),
+            served: self.served.clone(),
             crds_with_objects: self.crds_with_objects.clone(),
             unchecked_orphans: None,
             lane_problems: self.lane_problems.clone(),

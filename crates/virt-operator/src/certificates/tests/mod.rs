@@ -6,6 +6,7 @@ mod handshake;
 mod next_renewal;
 mod renewal;
 mod reuse;
+mod served;
 mod upstream;
 
 use std::{
