@@ -57,6 +57,7 @@ mod vmi;
 
 pub use audit::Record;
 pub use cluster::{Lab, LabOptions};
+pub use control_plane::{ApiServerLag, LagScope};
 pub use credentials::Credentials;
 pub use extensions::Extension;
 pub use kubelet::{OwnProgram, PodBehaviour, PodFate, PodRule};
