@@ -58,6 +58,7 @@ mod vmi;
 
 pub use audit::Record;
 pub use cluster::{Lab, LabOptions};
+pub use control_plane::{ApiServerLag, LagScope};
 pub use credentials::Credentials;
 pub use edited::EditedInstallation;
 pub use extensions::Extension;
