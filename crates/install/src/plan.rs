@@ -32,10 +32,10 @@ use crate::{
 };
 
 /// Reasons of waits.
-mod wait {
+pub(crate) mod wait {
     pub(super) const ROLLOUT: &str = "WaitingForPods";
     pub(super) const DELETION: &str = "WaitingForDeletion";
-    pub(super) const STRATEGY: &str = "WaitingForInstallStrategy";
+    pub(crate) const STRATEGY: &str = "WaitingForInstallStrategy";
 }
 
 /// How long a finished Job is kept, so that a user can read its log.

@@ -20,7 +20,7 @@ use vitivirt_api::{
 
 use crate::{
     RELEASE, config::DeploymentConfig, desired::Desired, eligibility::ineligible_message, kind::Kind,
-    names::event_reason, observed::Observed, orphans::orphans, warnings::all_warnings,
+    names::event_reason, observed::Observed, orphans::orphans, plan, warnings::all_warnings,
 };
 
 const MESSAGE_LIMIT: usize = 1024;
@@ -223,9 +223,13 @@ fn set_progressing(status: &mut KubeVirtStatus, before: &KubeVirtStatus, outcome
     } else {
         (reason::DEPLOYING, ["False", "True", "False"])
     };
-    // A write that fails changes nothing about the components that run.
-    let stays_available = matches!(outcome.stop, Stop::Failed { .. }) && is_true(before, condition::AVAILABLE);
-    if !stays_available {
+    // Neither a write that fails nor a strategy that is dumped again affects the components that run.
+    let unaffected = match &outcome.stop {
+        Stop::Failed { .. } => true,
+        Stop::Waiting { wait, .. } => wait.reason == plan::wait::STRATEGY,
+        _ => false,
+    };
+    if !(unaffected && is_true(before, condition::AVAILABLE)) {
         set_condition(status, condition::AVAILABLE, available, reason, &message);
     }
     set_condition(status, condition::PROGRESSING, progressing, reason, &message);
