@@ -24,6 +24,7 @@ impl Controller for KubeVirtController {
     type Status = Value;
 
     const NAME: &'static str = "KubeVirt";
+    const QUEUE: &'static str = "virt-operator";
 
     async fn observe(&self, key: &ObjectKey) -> Result<Option<PlanInput>, Failure> {
         let Some(mut observed) = self.observer.observe(key).await? else { return Ok(None) };
