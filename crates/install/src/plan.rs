@@ -40,7 +40,7 @@ pub(crate) mod wait {
     /// A rollout whose pods fail for a reason that does not end with time.
     pub(crate) const FAILING_PODS: &str = "PodsFail";
     pub(super) const DELETION: &str = "WaitingForDeletion";
-    pub(super) const STRATEGY: &str = "WaitingForInstallStrategy";
+    pub(crate) const STRATEGY: &str = "WaitingForInstallStrategy";
     pub(super) const CERTIFICATES: &str = "WaitingForCertificates";
     pub(super) const LANE: &str = "WaitingForObjects";
 }

@@ -341,9 +341,13 @@ fn set_progressing(status: &mut KubeVirtStatus, before: &KubeVirtStatus, stop: &
     } else {
         (reason::DEPLOYING, ["False", "True", "False"])
     };
-    // A write that fails changes nothing about the components that run.
-    let stays_available = matches!(stop, Stop::Failed { .. }) && is_true(before, condition::AVAILABLE);
-    if !stays_available {
+    // Neither a write that fails nor a strategy that is dumped again affects the components that run.
+    let unaffected = match stop {
+        Stop::Failed { .. } => true,
+        Stop::Waiting { wait, .. } => wait.reason == wait::STRATEGY,
+        _ => false,
+    };
+    if !(unaffected && is_true(before, condition::AVAILABLE)) {
         set_condition(status, condition::AVAILABLE, available, reason, &message);
     }
     set_condition(status, condition::PROGRESSING, progressing, reason, &message);

@@ -7,6 +7,7 @@ use vitivirt_api::machine::MANAGED_BY;
 use vitivirt_runtime::{
     client::Rate,
     lease::Leadership,
+    metrics::Metrics,
     program::{
         BoxError, Context, LeaseName, Listener, Operator, Program, SERVICE_ACCOUNT_NAMESPACE, identity, own_namespace,
     },
@@ -109,7 +110,7 @@ fn program(settings: &Settings) -> Program {
         log_level: settings.log_level,
         kubeconfig: settings.kubeconfig.clone(),
         rate: Some(RATE),
-        metrics_prefix: "kubevirt_operator",
+        metrics: Metrics::new("kubevirt_operator"),
         listeners: listeners(settings),
         lease: settings.leader_election.then(|| LeaseName { namespace, name: NAME.to_owned() }),
         #[expect(clippy::disallowed_methods, reason = "the identity of a process is random")]

@@ -42,6 +42,7 @@ impl Controller for CertificateController {
     type Status = Value;
 
     const NAME: &'static str = "Certificates";
+    const QUEUE: &'static str = "virt-operator-certificates";
 
     async fn observe(&self, key: &ObjectKey) -> Result<Option<CertificateInput>, Failure> {
         let Some(observed) = self.context.observer.observe(key).await? else { return Ok(None) };

@@ -18,6 +18,7 @@ use crate::{
 pub(crate) trait LaneType: Send + Sync + 'static {
     const LANE: Lane;
     const NAME: &'static str;
+    const QUEUE: &'static str;
 }
 
 pub(crate) struct Components;
@@ -27,16 +28,19 @@ pub(crate) struct Instancetypes;
 impl LaneType for Components {
     const LANE: Lane = Lane::Components;
     const NAME: &'static str = "KubeVirt";
+    const QUEUE: &'static str = "virt-operator";
 }
 
 impl LaneType for Monitoring {
     const LANE: Lane = Lane::Monitoring;
     const NAME: &'static str = "Monitoring";
+    const QUEUE: &'static str = "virt-operator-monitoring";
 }
 
 impl LaneType for Instancetypes {
     const LANE: Lane = Lane::Instancetypes;
     const NAME: &'static str = "Instancetypes";
+    const QUEUE: &'static str = "virt-operator-instancetypes";
 }
 
 /// What the controllers of all lanes share.
@@ -65,6 +69,7 @@ impl<L: LaneType> Controller for LaneController<L> {
     type Status = Value;
 
     const NAME: &'static str = L::NAME;
+    const QUEUE: &'static str = L::QUEUE;
 
     async fn observe(&self, key: &ObjectKey) -> Result<Option<PlanInput>, Failure> {
         // A cancelled reconcile may have left stored objects of an earlier desired state.

@@ -31,6 +31,24 @@ struct ReconcileMemory {
     up_to_date: Arc<UpToDate>,
     /// Only while an installation is in progress, because it is reconciled many times then.
     installation: Option<(u64, Arc<Installation>)>,
+    dumped: Option<DumpedStrategy>,
+}
+
+/// The install strategy of another release. Its large objects are compressed.
+struct DumpedStrategy {
+    /// The deployment that it was dumped for.
+    deployment: String,
+    /// The UID of its ConfigMap.
+    uid: String,
+    strategy: InstallStrategy,
+}
+
+impl DumpedStrategy {
+    /// Whether it is the strategy of this deployment, which is now in the ConfigMap with this UID. A strategy whose
+    /// ConfigMap was deleted is still valid.
+    fn is_of(&self, deployment: &str, uid: Option<&str>) -> bool {
+        self.deployment == deployment && uid.is_none_or(|uid| uid == self.uid)
+    }
 }
 
 impl DesiredStateBuilder {
@@ -64,27 +82,32 @@ impl DesiredStateBuilder {
         {
             return Ok(Some(installation.clone()));
         }
-        let dumped = if vitivirt_install::is_of_another_release(&observed.kubevirt, &self.environment) {
-            let config = DeploymentConfig::new(&observed.kubevirt, &self.environment);
-            match observed.objects.strategy(&config.id) {
-                Some((key, _)) => Some(self.dumped_strategy(key).await?),
-                None => None,
-            }
-        } else {
-            None
-        };
+        let dumped = self.dumped_strategy(observed).await?;
         let Some(installation) = desired_installation(observed, &self.environment, dumped)? else { return Ok(None) };
         let installation = Arc::new(installation);
         self.memory.lock().installation = Some((digest, installation.clone()));
         Ok(Some(installation))
     }
 
-    /// The install strategy that the operator of another release has dumped. It is large, so no cache holds it.
-    async fn dumped_strategy(&self, key: &ObjectKey) -> Result<InstallStrategy, Failure> {
-        let api: Api<ConfigMap> = Api::namespaced(self.client.clone(), key.namespace().unwrap_or_default());
-        let target = || Target::of_kind::<ConfigMap>(key.clone());
-        let map = api.get(key.name()).await.map_err(|error| classify(&error, "get", &target()))?;
-        InstallStrategy::decode(&map, |text| serde_saphyr::from_str(text).map_err(|error| error.to_string()))
+    /// The install strategy that the operator of another release has dumped, if the resource asks for another release.
+    /// It is large, so no cache holds it, and it is read and parsed once.
+    async fn dumped_strategy(&self, observed: &Observed) -> Result<Option<InstallStrategy>, Failure> {
+        if !vitivirt_install::is_of_another_release(&observed.kubevirt, &self.environment) {
+            self.memory.lock().dumped = None;
+            return Ok(None);
+        }
+        let deployment = DeploymentConfig::new(&observed.kubevirt, &self.environment).id;
+        let stored = observed.objects.strategy(&deployment);
+        if let Some(dumped) = &self.memory.lock().dumped
+            && dumped.is_of(&deployment, stored.map(|(_, live)| live.uid.as_str()))
+        {
+            return Ok(Some(dumped.strategy.clone()));
+        }
+        let Some((key, live)) = stored else { return Ok(None) };
+        let strategy = read_strategy(&self.client, key).await?;
+        let dumped = DumpedStrategy { deployment, uid: live.uid.clone(), strategy: strategy.clone() };
+        self.memory.lock().dumped = Some(dumped);
+        Ok(Some(strategy))
     }
 
     fn up_to_date(&self, input: u64) -> Arc<UpToDate> {
@@ -140,6 +163,13 @@ impl ReconcileMemory {
     }
 }
 
+pub(crate) async fn read_strategy(client: &Client, key: &ObjectKey) -> Result<InstallStrategy, Failure> {
+    let api: Api<ConfigMap> = Api::namespaced(client.clone(), key.namespace().unwrap_or_default());
+    let target = || Target::of_kind::<ConfigMap>(key.clone());
+    let map = api.get(key.name()).await.map_err(|error| classify(&error, "get", &target()))?;
+    InstallStrategy::decode(&map, |text| serde_saphyr::from_str(text).map_err(|error| error.to_string()))
+}
+
 /// A digest of everything in the KubeVirt resource and the cluster that determines the installation.
 fn input_digest(observed: &Observed) -> Result<u64, Failure> {
     let Observed { kubevirt, cluster, .. } = observed;
@@ -152,4 +182,19 @@ fn input_digest(observed: &Observed) -> Result<u64, Failure> {
 
 pub(crate) fn timestamp(time: SystemTime) -> Timestamp {
     Timestamp::try_from(time).unwrap_or(Timestamp::UNIX_EPOCH)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_strategy_is_read_again_only_for_another_deployment_or_another_config_map() {
+        let strategy = InstallStrategy::default();
+        let dumped = DumpedStrategy { deployment: "a".to_owned(), uid: "1".to_owned(), strategy };
+        assert!(dumped.is_of("a", Some("1")));
+        assert!(dumped.is_of("a", None), "its ConfigMap was deleted");
+        assert!(!dumped.is_of("a", Some("2")));
+        assert!(!dumped.is_of("b", Some("1")) && !dumped.is_of("b", None));
+    }
 }

@@ -149,43 +149,54 @@ impl Observer {
             let message = format!("{target} has changed, but its watch event has not arrived yet");
             return Err(Failure::conflict(reason::OBJECT_CHANGED, message));
         }
-        let crds = orphans.into_iter().filter(|(kind, _)| *kind == Kind::CustomResourceDefinition);
-        for (_, crd) in crds {
-            if self.has_objects(&crd).await? {
-                tracing::warn!(crd = crd.name(), "orphaned CRD kept because it still has objects");
-                observed.crds_with_objects.insert(crd);
-            }
+        observed.crds_with_objects = crds_with_objects(&self.client, &orphans).await?;
+        for crd in &observed.crds_with_objects {
+            tracing::warn!(crd = crd.name(), "orphaned CRD kept because it still has objects");
         }
         Ok(())
     }
+}
 
-    /// Whether a CRD has objects, in any of its versions.
-    async fn has_objects(&self, crd: &ObjectKey) -> Result<bool, Failure> {
-        let api: Api<CustomResourceDefinition> = Api::all(self.client.clone());
-        let target = || Target::of_kind::<CustomResourceDefinition>(crd.clone());
-        let found = match api.get_opt(crd.name()).await {
-            Ok(Some(found)) => found,
-            Ok(None) => return Ok(false),
-            Err(error) => return Err(classify(&error, "get", &target())),
-        };
-        let Some(version) = found.spec.versions.iter().find(|version| version.storage && version.served) else {
-            return Ok(true);
-        };
-        let resource = ApiResource {
-            group: found.spec.group.clone(),
-            version: version.name.clone(),
-            api_version: format!("{}/{}", found.spec.group, version.name),
-            kind: found.spec.names.kind.clone(),
-            plural: found.spec.names.plural.clone(),
-        };
-        let objects: Api<DynamicObject> = Api::all_with(self.client.clone(), &resource);
-        match objects.list_metadata(&ListParams::default().limit(1)).await {
-            Ok(list) => Ok(!list.items.is_empty()),
-            // A failed list does not prove that there are none.
-            Err(error) => {
-                tracing::warn!(crd = crd.name(), %error, "objects of a CRD cannot be listed");
-                Ok(true)
-            }
+/// The CRDs among these objects that still have objects.
+pub(crate) async fn crds_with_objects(
+    client: &Client,
+    orphans: &[(Kind, ObjectKey)],
+) -> Result<BTreeSet<ObjectKey>, Failure> {
+    let mut found = BTreeSet::new();
+    for (_, crd) in orphans.iter().filter(|(kind, _)| *kind == Kind::CustomResourceDefinition) {
+        if has_objects(client, crd).await? {
+            found.insert(crd.clone());
+        }
+    }
+    Ok(found)
+}
+
+/// Whether a CRD has objects, in any of its versions.
+async fn has_objects(client: &Client, crd: &ObjectKey) -> Result<bool, Failure> {
+    let api: Api<CustomResourceDefinition> = Api::all(client.clone());
+    let target = || Target::of_kind::<CustomResourceDefinition>(crd.clone());
+    let found = match api.get_opt(crd.name()).await {
+        Ok(Some(found)) => found,
+        Ok(None) => return Ok(false),
+        Err(error) => return Err(classify(&error, "get", &target())),
+    };
+    let Some(version) = found.spec.versions.iter().find(|version| version.storage && version.served) else {
+        return Ok(true);
+    };
+    let resource = ApiResource {
+        group: found.spec.group.clone(),
+        version: version.name.clone(),
+        api_version: format!("{}/{}", found.spec.group, version.name),
+        kind: found.spec.names.kind.clone(),
+        plural: found.spec.names.plural.clone(),
+    };
+    let objects: Api<DynamicObject> = Api::all_with(client.clone(), &resource);
+    match objects.list_metadata(&ListParams::default().limit(1)).await {
+        Ok(list) => Ok(!list.items.is_empty()),
+        // A failed list does not prove that there are none.
+        Err(error) => {
+            tracing::warn!(crd = crd.name(), %error, "objects of a CRD cannot be listed");
+            Ok(true)
         }
     }
 }

@@ -11,6 +11,7 @@ use vitivirt_api::ObjectKey;
 use vitivirt_install::{Environment, names::FIELD_MANAGER};
 use vitivirt_runtime::{
     lease::Leadership,
+    metrics::Metrics,
     program::{
         BoxError, Context, LeaseName, Listener, Operator, Program, SERVICE_ACCOUNT_NAMESPACE, identity, own_namespace,
     },
@@ -171,7 +172,7 @@ fn program(settings: &Settings, namespace: &str, tls: &ServerTls) -> Program {
         log_level: settings.log_level,
         kubeconfig: settings.kubeconfig.clone(),
         rate: Some(settings.rate),
-        metrics_prefix: "virt_operator",
+        metrics: Metrics::with_kubevirt_names("virt_operator"),
         listeners: vec![Listener {
             bind: settings.bind,
             what: "the metrics server",

@@ -27,11 +27,13 @@ use crate::{
 pub use text::config_map;
 
 /// Every object of a release, in the order of the dumped strategy.
+#[derive(Clone, Default)]
 pub struct InstallStrategy {
     pub(crate) items: Vec<StrategyItem>,
 }
 
 /// One object of an install strategy. Large objects stay compressed.
+#[derive(Clone)]
 pub struct StrategyItem {
     pub kind: Kind,
     pub key: ObjectKey,

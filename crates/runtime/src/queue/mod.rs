@@ -55,7 +55,7 @@ impl<K: Clone + Eq + Hash> Queue<K> {
 
     /// For a change of the object itself: a user waits for the result, and the change may be the fix.
     pub fn add_urgent(&self, key: K) {
-        self.0.state.lock().add_urgent(key);
+        self.0.state.lock().add_urgent(key, Instant::now());
         self.0.changed.notify_one();
     }
 
@@ -95,8 +95,9 @@ impl<K: Clone + Eq + Hash> Queue<K> {
                         // Another worker takes the remaining keys and waits for the timers.
                         self.0.changed.notify_one();
                     }
+                    let waited = state.waited(&key);
                     drop(state);
-                    return WorkItem { queue: self.clone(), key, finished: false };
+                    return WorkItem { queue: self.clone(), key, waited, finished: false };
                 }
                 state.next_due()
             };
@@ -114,6 +115,11 @@ impl<K: Clone + Eq + Hash> Queue<K> {
     pub fn depth(&self) -> usize {
         self.0.state.lock().depth()
     }
+
+    /// How many keys were enqueued since the last call.
+    pub(crate) fn take_added(&self) -> u64 {
+        self.0.state.lock().take_added()
+    }
 }
 
 /// The right to work on a key. Dropping it before [`Self::done`] requeues the key, because the work did not end.
@@ -121,10 +127,16 @@ impl<K: Clone + Eq + Hash> Queue<K> {
 pub struct WorkItem<K: Clone + Eq + Hash> {
     queue: Queue<K>,
     key: K,
+    waited: Duration,
     finished: bool,
 }
 
 impl<K: Clone + Eq + Hash> WorkItem<K> {
+    /// How long the key has waited for a worker.
+    pub(crate) fn waited(&self) -> Duration {
+        self.waited
+    }
+
     /// The reconcile of this key has ended.
     pub fn done(mut self) {
         self.finished = true;

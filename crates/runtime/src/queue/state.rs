@@ -3,14 +3,15 @@
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
     hash::Hash,
+    time::Duration,
 };
 
 use tokio::time::Instant;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum KeyState {
-    Queued,
-    Running { requeue: Requeue },
+    Queued { since: Instant },
+    Running { requeue: Requeue, waited: Duration },
 }
 
 /// What was added while the key was running.
@@ -32,6 +33,8 @@ pub(super) struct QueueState<K> {
     held: HashMap<K, Instant>,
     /// Orders timers with the same time by when they were set.
     serial: u64,
+    /// How many keys were enqueued since the last [`Self::take_added`].
+    added: u64,
 }
 
 impl<K> Default for QueueState<K> {
@@ -43,6 +46,7 @@ impl<K> Default for QueueState<K> {
             due: HashMap::new(),
             held: HashMap::new(),
             serial: 0,
+            added: 0,
         }
     }
 }
@@ -53,30 +57,31 @@ impl<K: Clone + Eq + Hash> QueueState<K> {
     pub(super) fn add(&mut self, key: K, now: Instant) {
         let held = self.held.get(&key).copied().filter(|until| *until > now);
         match (self.states.get_mut(&key), held) {
-            (Some(KeyState::Queued), _) => {}
-            (Some(KeyState::Running { requeue }), _) => *requeue = (*requeue).max(Requeue::WhenReleased),
+            (Some(KeyState::Queued { .. }), _) => {}
+            (Some(KeyState::Running { requeue, .. }), _) => *requeue = (*requeue).max(Requeue::WhenReleased),
             (None, Some(until)) => self.add_at(key, until),
-            (None, None) => self.enqueue(key),
+            (None, None) => self.enqueue(key, now),
         }
     }
 
     /// Enqueues a key, even if it is held.
-    pub(super) fn add_urgent(&mut self, key: K) {
+    pub(super) fn add_urgent(&mut self, key: K, now: Instant) {
         match self.states.get_mut(&key) {
-            Some(KeyState::Queued) => {}
-            Some(KeyState::Running { requeue }) => *requeue = Requeue::AtOnce,
-            None => self.enqueue(key),
+            Some(KeyState::Queued { .. }) => {}
+            Some(KeyState::Running { requeue, .. }) => *requeue = Requeue::AtOnce,
+            None => self.enqueue(key, now),
         }
     }
 
-    fn enqueue(&mut self, key: K) {
-        self.states.insert(key.clone(), KeyState::Queued);
+    fn enqueue(&mut self, key: K, now: Instant) {
+        self.states.insert(key.clone(), KeyState::Queued { since: now });
         self.ready.push_back(key);
+        self.added += 1;
     }
 
     /// Enqueues a key at a time, and not before it is released. The earlier one of two times counts.
     pub(super) fn add_at(&mut self, key: K, at: Instant) {
-        if self.states.get(&key) == Some(&KeyState::Queued) {
+        if matches!(self.states.get(&key), Some(KeyState::Queued { .. })) {
             return;
         }
         let at = self.held.get(&key).map_or(at, |until| at.max(*until));
@@ -117,7 +122,11 @@ impl<K: Clone + Eq + Hash> QueueState<K> {
             self.add(key, now);
         }
         let key = self.ready.pop_front()?;
-        self.states.insert(key.clone(), KeyState::Running { requeue: Requeue::No });
+        let waited = match self.states.get(&key) {
+            Some(KeyState::Queued { since }) => now - *since,
+            _ => Duration::ZERO,
+        };
+        self.states.insert(key.clone(), KeyState::Running { requeue: Requeue::No, waited });
         if let Some(timer) = self.due.remove(&key) {
             self.timers.remove(&timer);
         }
@@ -126,10 +135,23 @@ impl<K: Clone + Eq + Hash> QueueState<K> {
 
     pub(super) fn done(&mut self, key: &K, now: Instant) {
         match self.states.remove(key) {
-            Some(KeyState::Running { requeue: Requeue::WhenReleased }) => self.add(key.clone(), now),
-            Some(KeyState::Running { requeue: Requeue::AtOnce }) => self.add_urgent(key.clone()),
+            Some(KeyState::Running { requeue: Requeue::WhenReleased, .. }) => self.add(key.clone(), now),
+            Some(KeyState::Running { requeue: Requeue::AtOnce, .. }) => self.add_urgent(key.clone(), now),
             _ => {}
         }
+    }
+
+    /// How long a running key has waited for a worker.
+    pub(super) fn waited(&self, key: &K) -> Duration {
+        match self.states.get(key) {
+            Some(KeyState::Running { waited, .. }) => *waited,
+            _ => Duration::ZERO,
+        }
+    }
+
+    /// How many keys were enqueued since the last call.
+    pub(super) fn take_added(&mut self) -> u64 {
+        std::mem::take(&mut self.added)
     }
 
     /// When the next timer is due.

@@ -24,6 +24,19 @@ fn keys_are_taken_once_in_the_order_in_which_they_were_added() {
 }
 
 #[test]
+fn the_time_that_a_key_waits_for_a_worker_is_known() {
+    let (mut queue, now) = (QueueState::default(), Instant::now());
+    let after = |seconds| now + Duration::from_secs(seconds);
+    queue.add("a", now);
+    queue.add("a", after(1));
+    queue.add_at("b", after(2));
+    assert_eq!((queue.take(after(3)), queue.take(after(4))), (Some("a"), Some("b")));
+    // A delayed key waits from the time at which a worker could have taken it.
+    assert_eq!((queue.waited(&"a"), queue.waited(&"b")), (Duration::from_secs(3), Duration::from_secs(1)));
+    assert_eq!((queue.take_added(), queue.take_added()), (2, 0));
+}
+
+#[test]
 fn a_key_that_is_added_while_it_runs_goes_behind_all_waiting_keys() {
     let (mut queue, now) = (QueueState::default(), Instant::now());
     queue.add("selfish", now);
@@ -78,10 +91,10 @@ fn events_wait_for_a_held_key_and_an_urgent_change_does_not() {
     queue.add("a", after(2));
     queue.add_at("a", after(3));
     assert_eq!((queue.take(after(9)), queue.next_due()), (None, Some(after(10))));
-    queue.add_urgent("a");
+    queue.add_urgent("a", after(9));
     assert_eq!(queue.take(after(9)), Some("a"));
     // It failed again, and its time did not change. A second urgent change arrived meanwhile.
-    queue.add_urgent("a");
+    queue.add_urgent("a", after(9));
     queue.hold("a", after(10));
     queue.done(&"a", after(9));
     assert_eq!(queue.take(after(9)), Some("a"));
@@ -204,7 +217,7 @@ proptest! {
                     }
                 }
                 Op::Urgent(key) => {
-                    queue.add_urgent(key);
+                    queue.add_urgent(key, now);
                     requested.insert(key, true);
                 }
                 Op::AddAfter(key, after) => {

@@ -320,7 +320,43 @@ impl Executor {
         }
         let (name, parameters) = (target.key.name(), self.patch_parameters());
         let request = request(target).patch_subresource("status", name, &parameters, &Patch::Apply(object));
-        self.send("patch", target, request, ResponseBody::Full, Some(fence)).await
+        let written = self.send("patch", target, request, ResponseBody::Full, Some(fence)).await?;
+        self.remove_replaced_status(target, uid, body, written, fence).await
+    }
+
+    /// Removes the fields of the status that an operator with the same field manager set by an update, and that this
+    /// one does not apply. An apply keeps them, because the update is a separate entry of `managedFields`.
+    async fn remove_replaced_status(
+        &self,
+        target: &Target,
+        uid: &str,
+        body: &Body,
+        written: Value,
+        fence: &WriteFence,
+    ) -> Result<Value, Failure> {
+        let replaced = replaced_status_fields(&written, self.field_manager, body.json());
+        if replaced.is_empty() {
+            return Ok(written);
+        }
+        let removals: Vec<Operation> =
+            replaced.iter().map(|field| Operation::remove(format!("/status/{}", Operation::escape(field)))).collect();
+        let patch = json_patch(uid, &removals).map_err(|error| not_serializable(&error, "patch", target))?;
+        self.send("patch", target, self.json_patch_request(target, "/status", patch), ResponseBody::Full, Some(fence))
+            .await
+    }
+
+    fn json_patch_request(
+        &self,
+        target: &Target,
+        subresource: &str,
+        patch: Vec<u8>,
+    ) -> Result<http::Request<Vec<u8>>, kube::core::request::Error> {
+        let url = DynamicObject::url_path(&target.resource, target.key.namespace());
+        let url = format!("{url}/{}{subresource}?fieldManager={}", target.key.name(), self.field_manager);
+        http::Request::patch(url)
+            .header(http::header::CONTENT_TYPE, "application/json-patch+json")
+            .body(patch)
+            .map_err(kube::core::request::Error::BuildRequest)
     }
 
     /// The newest resource version that any cache knows, from the response to the last write or from the watch.
@@ -348,11 +384,7 @@ impl Executor {
         response_body: ResponseBody,
         fence: &WriteFence,
     ) -> Result<Value, Failure> {
-        let url = DynamicObject::url_path(&target.resource, target.key.namespace());
-        let request = http::Request::patch(format!("{url}/{}?fieldManager={}", target.key.name(), self.field_manager))
-            .header(http::header::CONTENT_TYPE, "application/json-patch+json")
-            .body(bytes)
-            .map_err(kube::core::request::Error::BuildRequest);
+        let request = self.json_patch_request(target, "", bytes);
         let failure = match self.send("patch", target, request, response_body, Some(fence)).await {
             Err(failure) if failure.reason == reason::INVALID_OBJECT => failure,
             result => return result,
@@ -494,6 +526,27 @@ fn json_patch(uid: &str, operations: &[Operation]) -> Result<Vec<u8>, serde_json
         test.into_iter().chain([change])
     });
     go_json(&Value::Array(std::iter::once(test).chain(changes).collect())).map(String::into_bytes)
+}
+
+/// The fields of the status that only updates of `manager` own, and that `applied` does not contain.
+fn replaced_status_fields(object: &Value, manager: &str, applied: &Value) -> Vec<String> {
+    let entries = object.pointer("/metadata/managedFields").and_then(Value::as_array);
+    let entries: Vec<&Value> = entries.into_iter().flatten().collect();
+    let is_own_update =
+        |entry: &Value| entry.get("manager").is_some_and(|name| name == manager) && entry["operation"] == "Update";
+    let owns = |entry: &Value, field: &str| {
+        entry.pointer("/fieldsV1/f:status").is_some_and(|owned| owned.get(field).is_some())
+    };
+    let status = object.get("status").and_then(Value::as_object);
+    let fields = status.into_iter().flatten().map(|(name, _)| name);
+    let is_replaced = |name: &&String| {
+        let field = format!("f:{name}");
+        let mut owners = entries.iter().filter(|entry| owns(entry, &field)).peekable();
+        applied.get("status").is_none_or(|applied| applied.get(name.as_str()).is_none())
+            && owners.peek().is_some()
+            && owners.all(|entry| is_own_update(entry))
+    };
+    fields.filter(is_replaced).cloned().collect()
 }
 
 fn request(target: &Target) -> Request {

@@ -54,6 +54,9 @@ pub trait Controller: Send + Sync + 'static {
     /// The label `controller` of logs and metrics.
     const NAME: &'static str;
 
+    /// The label `name` of the metrics that have KubeVirt's names.
+    const QUEUE: &'static str = Self::NAME;
+
     /// Reads from the caches, and from the API server only before a destructive step. `None`: the object does not
     /// exist.
     fn observe(&self, key: &ObjectKey) -> impl Future<Output = Result<Option<Self::Observed>, Failure>> + Send;

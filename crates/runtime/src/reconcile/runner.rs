@@ -15,7 +15,7 @@ use crate::{
     events::Recorder,
     health::Health,
     lease::Leadership,
-    metrics::Metrics,
+    metrics::{Metrics, QueueMetrics, Work},
     program::Context,
     queue::{Queue, WorkItem},
 };
@@ -70,35 +70,37 @@ impl<C: Controller> Runner<C> {
     /// Works until the leadership ends, and then until all running reconciles have ended. Dropping the future drops
     /// them at their next await. The leadership tracks when they have ended, and the queue requeues their keys.
     pub async fn run(&self, leadership: Leadership) {
-        let depth = self.metrics.queue_depth(C::NAME);
+        let metrics = self.metrics.queue(C::NAME, C::QUEUE);
         let mut failures: HashMap<ObjectKey, RetryState> = HashMap::new();
         #[expect(clippy::disallowed_methods, reason = "the jitter of retries is random")]
         let mut jitter = SmallRng::from_os_rng();
         let mut reconciles = JoinSet::new();
         loop {
-            depth.set(i64::try_from(self.queue.depth()).unwrap_or(i64::MAX));
+            metrics.observe_queue(self.queue.depth(), self.queue.take_added());
             tokio::select! {
                 biased;
                 () = leadership.stop.cancelled() => break,
                 Some(done) = reconciles.join_next(), if !reconciles.is_empty() => {
-                    self.finish(done, &mut failures, &mut jitter);
+                    self.finish(done, &mut failures, &mut jitter, &metrics);
                 }
                 item = self.queue.next(), if reconciles.len() < self.options.workers.max(1) => {
-                    reconciles.spawn(leadership.track(self.reconcile_item(item, &leadership)));
+                    let work = metrics.start(item.waited());
+                    reconciles.spawn(leadership.track(self.reconcile_item(item, &leadership, work)));
                 }
             }
         }
         while let Some(done) = reconciles.join_next().await {
-            self.finish(done, &mut failures, &mut jitter);
+            self.finish(done, &mut failures, &mut jitter, &metrics);
         }
         // A replica on standby has no queue.
-        depth.set(0);
+        metrics.observe_queue(0, 0);
     }
 
     fn reconcile_item(
         &self,
         item: WorkItem<ObjectKey>,
         leadership: &Leadership,
+        work: Option<Work>,
     ) -> impl Future<Output = (WorkItem<ObjectKey>, ReconcileResult)> + Send + use<C> {
         let (controller, executor) = (self.controller.clone(), self.executor.clone());
         let (events, metrics) = (self.events.clone(), self.metrics.clone());
@@ -108,7 +110,7 @@ impl<C: Controller> Runner<C> {
         async move {
             let begin = Instant::now();
             let result = reconcile(&*controller, &item, &executor, &events, &fence, deadline).await;
-            drop(in_flight);
+            drop((in_flight, work));
             let class = result.failure().map(|failure| failure.class);
             metrics.observe_reconcile(C::NAME, begin.elapsed().as_secs_f64(), result.error_type(), class);
             log_failure(&result);
@@ -122,10 +124,14 @@ impl<C: Controller> Runner<C> {
         done: Result<(WorkItem<ObjectKey>, ReconcileResult), JoinError>,
         failures: &mut HashMap<ObjectKey, RetryState>,
         jitter: &mut impl Rng,
+        metrics: &QueueMetrics,
     ) {
         // `reconcile` catches panics. After a panic outside of it the work item was dropped, which requeues the key.
         let Ok((item, result)) = done else { return };
         let resync = self.options.resync.map(|every| every.mul_f64(jitter.random_range(0.8..=1.0)));
+        if result.failure().is_some() {
+            metrics.count_retry();
+        }
         let (requeue_after, hold) = match result {
             ReconcileResult::Succeeded { requeue_after, .. } => {
                 failures.remove(&*item);

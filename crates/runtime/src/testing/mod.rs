@@ -177,6 +177,7 @@ impl TestApiServer {
             requests: requests.map(Arc::new),
             watches: Arc::new(Bucket::new(1000.0, 1000)),
             metrics: Arc::new(Metrics::new("test")),
+            host: "test".into(),
         };
         (Client::new(layer.layer(service), "default"), link)
     }

@@ -497,6 +497,13 @@ fn the_install_strategy_of_another_release_is_dumped_by_a_job() {
     cluster.settle();
     assert_eq!(cluster.status()["observedKubeVirtVersion"], "v1.9.0");
     assert!(!cluster.objects.contains_key(&job));
+    // The strategy is lost and must be dumped again. What is installed keeps running.
+    cluster.objects.remove(&("ConfigMap".to_owned(), config.strategy_key()));
+    cluster.reconcile();
+    assert!(cluster.objects.contains_key(&job));
+    let conditions = cluster.status()["conditions"].clone();
+    let available = conditions.as_array().unwrap().iter().find(|condition| condition["type"] == "Available").unwrap();
+    assert_eq!((&available["status"], &available["reason"]), (&json!("True"), &json!("AllComponentsReady")));
 }
 
 /// A mistyped imageTag on a cluster without an installation: only the Job exists.

@@ -241,3 +241,27 @@ async fn an_object_of_the_operator_that_lost_its_labels_is_found_and_repaired() 
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert!(cache.is_empty());
 }
+
+/// The upstream operator, with the same field manager, wrote the status by updates.
+#[tokio::test(start_paused = true)]
+async fn status_fields_of_a_replaced_operator_are_removed_and_those_of_other_clients_stay() {
+    let server = TestApiServer::new();
+    let update = |manager: &str, fields: Value| json!({ "manager": manager, "operation": "Update", "subresource": "status", "fieldsV1": { "f:status": fields } });
+    let live = server.put(
+        MAPS,
+        json!({
+            "metadata": { "name": "a", "namespace": "ns", "managedFields": [
+                update("tester", json!({ "f:phase": {}, "f:addresses": {}, "f:shared": {} })),
+                update("other", json!({ "f:shared": {}, "f:theirs": {} })),
+            ] },
+            "status": { "phase": "Old", "addresses": ["10.0.0.1"], "shared": 1, "theirs": 2 },
+        }),
+    );
+    let (executor, link) = executor(&server);
+    let (observed, desired) = (json!({ "phase": "Old", "addresses": ["10.0.0.1"] }), json!({ "phase": "New" }));
+    let status = StatusWrite { target: target("a"), uid: uid(&live), observed, desired };
+    assert_eq!(executor.report(&status, &WriteFence::open()).await, Ok(true));
+    let status = server.get(MAPS, "ns", "a").unwrap()["status"].clone();
+    assert_eq!(status, json!({ "phase": "New", "shared": 1, "theirs": 2 }));
+    assert_eq!(link.writes(), 2);
+}
