@@ -18,8 +18,8 @@
 //! - the objects of the release: `config`, `strategy`, and one module per family (`rbac`, `crds`, `webhooks`,
 //!   `workloads`, `certificates`, `monitoring`, …)
 //! - the objects of one installation: `validation`, `customize`, `placement`, `installation`, `object`
-//! - one reconcile: `eligibility`, `desired`, `plan` (with `order`, `record`, `drift`, `up_to_date` and `orphans`),
-//!   `report` (with `warnings`)
+//! - one reconcile: `eligibility`, `desired`, `plan` (with `order`, `record`, `drift`, `repairs`, `up_to_date` and
+//!   `orphans`), `report` (with `warnings`)
 //! - outside of a reconcile: `admission` validates requests, `manifests` installs the operator itself
 
 pub mod admission;
@@ -53,6 +53,7 @@ mod plan;
 mod policy;
 mod rbac;
 mod record;
+mod repairs;
 mod report;
 mod rollout;
 mod services;
@@ -77,7 +78,9 @@ pub use object::InstallationObject;
 pub use observed::{Objects, Observed};
 pub use orphans::orphans;
 pub use plan::{owns, plan};
+pub use repairs::{Repairs, repairs_after};
 pub use report::{problem, report};
+pub use rollout::{HeldNodes, NodeHistory};
 pub use strategy::{
     InstallStrategy, StrategyItem, config_map,
     job::{is_of_another_release, variable},

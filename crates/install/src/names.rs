@@ -74,6 +74,7 @@ pub(crate) mod event_reason {
     pub(crate) const NOT_INSTALLED: &str = "ExistingDeployment";
     pub(crate) const NOT_REMOVED: &str = "DeletionFailed";
     pub(crate) const NO_EFFECT: &str = "NoEffect";
+    pub(crate) const REPEATED_DRIFT: &str = "RepeatedDrift";
     pub(crate) const REPLICAS: &str = "AdvancedFeatureUse";
 }
 

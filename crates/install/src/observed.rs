@@ -12,7 +12,7 @@ use vitivirt_api::{
     kubevirt::{Generation, KubeVirt},
 };
 
-use crate::{environment::Cluster, kind::Kind, live::LiveObject, names::annotation};
+use crate::{environment::Cluster, kind::Kind, live::LiveObject, names::annotation, repairs::Repairs};
 
 pub struct Observed {
     pub kubevirt: KubeVirt,
@@ -34,6 +34,10 @@ pub struct Observed {
     pub caches_complete: bool,
     /// CRDs that the installation no longer contains but that still have objects.
     pub crds_with_objects: BTreeSet<ObjectKey>,
+    /// How often each object was written lately.
+    pub repairs: Arc<Repairs>,
+    /// When fewer nodes count, see [`crate::NodeHistory`].
+    pub nodes_held_until: Option<Timestamp>,
 }
 
 impl Observed {

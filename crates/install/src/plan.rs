@@ -28,6 +28,7 @@ use crate::{
     order::{Stage, WaitFor, Wave, waves},
     orphans::orphaned_objects,
     record::{Record, Recorded},
+    repairs::is_delayed,
     strategy::job,
     webhooks::{self, BLOCKING_PREFIX},
 };
@@ -208,6 +209,9 @@ impl Planner<'_> {
             return Ok(self.strategy_config_map(index));
         }
         let target = object.target();
+        if is_delayed(self.observed, object, &**self.certificates)? {
+            return Ok(ObjectChange::None);
+        }
         let Some(live) = self.observed.objects.get(object.kind, &object.key) else {
             return Ok(ObjectChange::Write(self.create(index, object)?));
         };

@@ -29,6 +29,7 @@ use crate::{
     observed::Observed,
     orphans::orphans,
     record::{Record, is_recorded},
+    repairs::{Fight, fights, next_repair},
     warnings::all_warnings,
 };
 
@@ -128,11 +129,49 @@ pub fn report(observed: &Observed, desired: &Desired, plan: &Plan, outcome: &Out
         events.push((EventKind::Warning, event_reason::NOT_REMOVED, NOT_REMOVED.to_owned()));
     }
     let mut report = build_report(observed, desired, before, status, events);
-    if outcome.stop == Stop::Done && plan.write_count() > 0 {
-        // The next reconcile records what this one wrote. A patch that the API server found equal causes no event.
-        report.requeue_after = Some(report.requeue_after.map_or(RECORD, |after| after.min(RECORD)));
-    }
+    // These do not change the status.
+    let about = event_subject(kubevirt);
+    let fights = fights(observed, desired, plan).into_iter().map(|fight| fight_message(&fight));
+    report.events.extend(
+        fights.map(|message| event_record(&about, (EventKind::Warning, event_reason::REPEATED_DRIFT, message))),
+    );
+    // The next reconcile records what this one wrote. A patch that the API server found equal causes no event.
+    let record = (outcome.stop == Stop::Done && plan.write_count() > 0).then_some(RECORD);
+    let times = [next_repair(observed), observed.nodes_held_until].into_iter().flatten();
+    let times = times.map(|time| time_until(time, observed.now));
+    report.requeue_after = times.chain(record).chain(report.requeue_after).min();
     report
+}
+
+fn fight_message(Fight { target, managers }: &Fight) -> String {
+    let managers = match managers.as_slice() {
+        [] => "another client".to_owned(),
+        managers => format!("another client ({})", managers.join(", ")),
+    };
+    format!(
+        "{target} is changed by {managers} after each repair; the operator now repairs it once a minute; stop that \
+         client, or set the value in spec.customizeComponents"
+    )
+}
+
+fn event_subject(kubevirt: &KubeVirt) -> EventSubject {
+    EventSubject {
+        api_version: kubevirt.types.api_version.clone(),
+        kind: kubevirt.types.kind.clone(),
+        key: ObjectKey::from_metadata(&kubevirt.metadata),
+        uid: kubevirt.metadata.uid.clone().unwrap_or_default(),
+    }
+}
+
+fn event_record(about: &EventSubject, (kind, reason, message): (EventKind, &'static str, String)) -> EventRecord {
+    let message = truncate(&message, MESSAGE_LIMIT).into_owned();
+    EventRecord { about: about.clone(), kind, reason, action: "Install", message }
+}
+
+/// At least a second.
+fn time_until(at: Timestamp, now: Timestamp) -> Duration {
+    let seconds = at.as_second().saturating_sub(now.as_second()).max(1);
+    Duration::from_secs(seconds.unsigned_abs())
 }
 
 /// Warnings are reported once for each generation of the resource, when it has been installed.
@@ -286,7 +325,7 @@ fn generations(
                 Kind::PodDisruptionBudget => "apps",
                 _ => &target.resource.group,
             };
-            if written.contains(&&target) {
+            if written.contains(&&target) || observed.repairs.are_exhausted(object.kind, &object.key, observed.now) {
                 return observed.recorded_generation(object.kind, &object.key).cloned();
             }
             let known = up_to_date.get(&(object.kind, object.key.clone()));
@@ -388,18 +427,11 @@ fn build_report(
     mut status: KubeVirtStatus,
     events: Vec<(EventKind, &'static str, String)>,
 ) -> Report {
-    let metadata = &observed.kubevirt.metadata;
-    let key = ObjectKey::from_metadata(metadata);
+    let about = event_subject(&observed.kubevirt);
     set_condition_times(&before, &mut status, observed.now);
     // Fields that other clients write to the status are not part of the patch.
     before.extra.clear();
     status.extra.clear();
-    let about = EventSubject {
-        api_version: observed.kubevirt.types.api_version.clone(),
-        kind: observed.kubevirt.types.kind.clone(),
-        key: key.clone(),
-        uid: metadata.uid.clone().unwrap_or_default(),
-    };
     let changed = before != status;
     let waits = status
         .conditions
@@ -408,29 +440,20 @@ fn build_report(
     let orphans_kept = !observed.caches_complete && !orphans(observed, desired).is_empty();
     let invalid = desired.invalid().is_some();
     let requeue = (waits || orphans_kept || invalid).then_some(REQUEUE);
-    let event_record = |(kind, reason, message): (EventKind, &'static str, String)| EventRecord {
-        about: about.clone(),
-        kind,
-        reason,
-        action: "Install",
-        message: truncate(&message, MESSAGE_LIMIT).into_owned(),
-    };
     let json = |status: &KubeVirtStatus| serde_json::to_value(status).unwrap_or_default();
     let write = StatusWrite {
-        target: Target::of_kind::<KubeVirt>(key),
+        target: Target::of_kind::<KubeVirt>(about.key.clone()),
         uid: about.uid.clone(),
         observed: json(&before),
         desired: json(&status),
     };
-    let time_until = |at: Timestamp| {
-        let seconds = at.as_second().saturating_sub(observed.now.as_second()).max(1);
-        Duration::from_secs(seconds.unsigned_abs())
-    };
+    let renewal = desired.renew_at().map(|at| time_until(at, observed.now));
+    let events = events.into_iter().map(|event| event_record(&about, event));
     Report {
         status: Some(write),
         // If the status did not change, an earlier reconcile has recorded these events.
-        events: if changed { events.into_iter().map(event_record).collect() } else { Vec::new() },
-        requeue_after: [desired.renew_at().map(time_until), requeue].into_iter().flatten().min(),
+        events: if changed { events.collect() } else { Vec::new() },
+        requeue_after: [renewal, requeue].into_iter().flatten().min(),
         error: None,
     }
 }

@@ -27,6 +27,7 @@ impl Controller for KubeVirtController {
 
     async fn observe(&self, key: &ObjectKey) -> Result<Option<PlanInput>, Failure> {
         let Some(mut observed) = self.observer.observe(key).await? else { return Ok(None) };
+        observed.repairs = self.desired.repairs();
         let desired = self.desired.desired(&observed).await?;
         self.observer.check_orphans(&mut observed, &desired).await?;
         Ok(Some(PlanInput { observed, desired }))

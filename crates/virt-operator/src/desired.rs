@@ -14,8 +14,8 @@ use kube::{Api, Client};
 use parking_lot::Mutex;
 use vitivirt_api::{Body, ErrorClass, Failure, ObjectKey, Outcome, Plan, Stop, Target};
 use vitivirt_install::{
-    DeploymentConfig, Desired, Environment, InstallStrategy, Installation, Kind, Objects, Observed, UpToDate,
-    certificates::BUNDLE_KEY, desired_installation, is_eligible, names::annotation, up_to_date_after,
+    DeploymentConfig, Desired, Environment, InstallStrategy, Installation, Kind, Objects, Observed, Repairs, UpToDate,
+    certificates::BUNDLE_KEY, desired_installation, is_eligible, names::annotation, repairs_after, up_to_date_after,
 };
 use vitivirt_runtime::reconcile::{PLAN_STEP, classify};
 
@@ -40,6 +40,7 @@ struct ReconcileMemory {
     /// The digest of the certificates. When it changes, no object that contains a certificate is up to date.
     certificates: u64,
     up_to_date: Arc<UpToDate>,
+    repairs: Arc<Repairs>,
     /// Only while an installation is in progress, because it is reconciled many times then.
     installation: Option<(u64, Arc<Installation>)>,
 }
@@ -47,6 +48,11 @@ struct ReconcileMemory {
 impl DesiredStateBuilder {
     pub(crate) fn new(client: Client, environment: Environment, stored_objects: Arc<StoredObjectRecorder>) -> Self {
         Self { client, environment, stored_objects, memory: Mutex::default() }
+    }
+
+    /// How often each object was written lately.
+    pub(crate) fn repairs(&self) -> Arc<Repairs> {
+        self.memory.lock().repairs.clone()
     }
 
     pub(crate) async fn desired(&self, observed: &Observed) -> Result<Desired, Failure> {
@@ -122,7 +128,9 @@ impl DesiredStateBuilder {
             return;
         }
         let up_to_date = up_to_date_after(observed, desired, plan, &stored_objects);
+        let repairs = repairs_after(observed, desired, plan, &stored_objects);
         let mut memory = self.memory.lock();
+        memory.repairs = Arc::new(repairs);
         if let Some(up_to_date) = up_to_date {
             memory.up_to_date = Arc::new(up_to_date);
         }

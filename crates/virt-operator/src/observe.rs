@@ -4,10 +4,12 @@ use std::{collections::BTreeSet, sync::Arc, time::SystemTime};
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::{Api, Client, api::ListParams, core::DynamicObject};
+use parking_lot::Mutex;
 use vitivirt_api::{ApiResource, Failure, ObjectKey, Target, kubevirt::KubeVirt, reason};
 use vitivirt_install::{
-    Cluster, DeploymentConfig, Desired, Environment, Kind, Objects, Observed,
-    names::gate::DECENTRALIZED_LIVE_MIGRATION, orphans,
+    Cluster, DeploymentConfig, Desired, Environment, HeldNodes, Kind, NodeHistory, Objects, Observed,
+    names::{VIRT_API, gate::DECENTRALIZED_LIVE_MIGRATION},
+    orphans,
 };
 use vitivirt_runtime::reconcile::classify;
 
@@ -21,6 +23,8 @@ pub(crate) struct Observer {
     pub(crate) namespace: String,
     pub(crate) monitoring: Monitoring,
     pub(crate) migration_addresses: MigrationAddresses,
+    /// The numbers of nodes that the last reconciles observed.
+    pub(crate) nodes: Mutex<NodeHistory>,
 }
 
 impl Observer {
@@ -37,6 +41,8 @@ impl Observer {
         let objects = self.caches.objects();
         let config = DeploymentConfig::new(&kubevirt, &self.environment);
         let mut cluster = self.caches.cluster();
+        let nodes = self.held_nodes(&objects, cluster.schedulable_nodes, now);
+        cluster.schedulable_nodes = nodes.count;
         if cluster.service_monitors {
             cluster.monitor_namespace = self.monitoring.namespace(&config).await?;
         } else {
@@ -61,8 +67,20 @@ impl Observer {
             synchronization_addresses,
             caches_complete,
             crds_with_objects: BTreeSet::new(),
+            repairs: Arc::default(),
+            nodes_held_until: nodes.until,
             kubevirt: Arc::unwrap_or_clone(kubevirt),
         }))
+    }
+
+    fn held_nodes(&self, objects: &Objects, nodes: usize, now: SystemTime) -> HeldNodes {
+        let mut history = self.nodes.lock();
+        let live_replicas = || {
+            let key = ObjectKey::namespaced(&self.namespace, VIRT_API);
+            objects.get(Kind::Deployment, &key)?.content()?.pointer("/spec/replicas")?.as_i64()
+        };
+        let live_replicas = if history.is_empty() { live_replicas() } else { None };
+        history.observe(timestamp(now), nodes, live_replicas)
     }
 
     /// A resource for which nothing is installed: its objects are not observed.
@@ -84,6 +102,8 @@ impl Observer {
             synchronization_addresses: Vec::new(),
             caches_complete: false,
             crds_with_objects: BTreeSet::new(),
+            repairs: Arc::default(),
+            nodes_held_until: None,
             kubevirt,
         })
     }

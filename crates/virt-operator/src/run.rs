@@ -7,6 +7,7 @@
 use std::{path::Path, process::ExitCode, sync::Arc, time::Duration};
 
 use anyhow::bail;
+use parking_lot::Mutex;
 use vitivirt_install::{Environment, names::FIELD_MANAGER};
 use vitivirt_runtime::{
     lease::Leadership,
@@ -87,8 +88,15 @@ impl Operator for KubeVirtOperator {
         let monitoring = Monitoring::new(context.clone(), router.clone());
         let migration_addresses = MigrationAddresses::new(&context, &router);
         let desired = DesiredStateBuilder::new(client.clone(), environment.clone(), stored_objects);
-        let observer =
-            Observer { client, caches: caches.clone(), environment, namespace, monitoring, migration_addresses };
+        let observer = Observer {
+            client,
+            caches: caches.clone(),
+            environment,
+            namespace,
+            monitoring,
+            migration_addresses,
+            nodes: Mutex::default(),
+        };
         let controller = Arc::new(KubeVirtController { observer, desired });
         let (ready, kinds) = (metrics.clone(), caches.kinds.clone());
         context.spawn("readiness", async move {

@@ -65,6 +65,8 @@ async fn plan(cluster: &ClusterArguments, environment: &Environment, given: Kube
         objects: found.objects,
         caches_complete: true,
         crds_with_objects: Default::default(),
+        repairs: Arc::default(),
+        nodes_held_until: None,
         kubevirt,
     };
     let desired = desired(&observed, environment).unwrap_or_else(Desired::Invalid);

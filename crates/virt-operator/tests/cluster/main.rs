@@ -3,6 +3,7 @@
 #![expect(clippy::indexing_slicing, reason = "a panic in a test is a failed test")]
 
 mod commands;
+mod drift;
 mod edits;
 mod install;
 mod lifecycle;
@@ -24,5 +25,6 @@ fn add(suite: &mut Suite) {
     install::add(suite);
     lifecycle::add(suite);
     edits::add(suite);
+    drift::add(suite);
     process::add(suite);
 }

@@ -13,8 +13,9 @@ use k8s_openapi::{
 use serde_json::{Value, json};
 use vitivirt_api::{Failure, ObjectKey, Operation, Outcome, Plan, Report, Stop, Target, Write, kubevirt::KubeVirt};
 use vitivirt_install::{
-    Cluster, DeploymentConfig, Desired, Environment, InstallStrategy, Kind, LiveObject, Objects, Observed,
-    StoredObjects, UpToDate, desired_installation, is_of_another_release, owns, plan, report, up_to_date_after,
+    Cluster, DeploymentConfig, Desired, Environment, InstallStrategy, Kind, LiveObject, Objects, Observed, Repairs,
+    StoredObjects, UpToDate, desired_installation, is_of_another_release, owns, plan, repairs_after, report,
+    up_to_date_after,
 };
 
 use crate::{TestCertificates, api_server};
@@ -29,6 +30,7 @@ pub(crate) struct TestCluster {
     /// Shared until they change, because CRDs are large.
     pub(crate) objects: BTreeMap<(String, ObjectKey), Arc<Value>>,
     pub(crate) up_to_date: Arc<UpToDate>,
+    pub(crate) repairs: Arc<Repairs>,
     /// Whether `settle` starts the pods of workloads.
     pub(crate) rolls_out: bool,
     serial: u64,
@@ -87,6 +89,7 @@ impl TestCluster {
             now: Timestamp::from_second(1_800_000_000).unwrap(),
             objects: BTreeMap::new(),
             up_to_date: Arc::default(),
+            repairs: Arc::default(),
             rolls_out: true,
             serial: 0,
             live: RefCell::default(),
@@ -107,6 +110,7 @@ impl TestCluster {
     /// The operator restarts and loses its memory.
     pub(crate) fn restart(&mut self) {
         self.up_to_date = Arc::default();
+        self.repairs = Arc::default();
     }
 
     pub(crate) fn observed(&self) -> Observed {
@@ -123,6 +127,8 @@ impl TestCluster {
             namespace: namespace.map(|object| Arc::new(LiveObject::from_metadata(&metadata(object)))),
             caches_complete: true,
             crds_with_objects: self.crds_with_objects.clone(),
+            repairs: self.repairs.clone(),
+            nodes_held_until: None,
         }
     }
 
@@ -191,6 +197,7 @@ impl TestCluster {
         if let Some(up_to_date) = up_to_date_after(&observed, &desired, &plan, &stored) {
             self.up_to_date = Arc::new(up_to_date);
         }
+        self.repairs = Arc::new(repairs_after(&observed, &desired, &plan, &stored));
         self.now += SignedDuration::from_secs(1);
         Reconcile { plan, sent, outcome, report }
     }
