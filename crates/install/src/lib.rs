@@ -18,8 +18,8 @@
 //! - the objects of the release: `config`, `strategy`, and one module per family (`rbac`, `crds`, `webhooks`,
 //!   `workloads`, `certificates`, `monitoring`, …)
 //! - the objects of one installation: `validation`, `customize`, `placement`, `installation`, `object`
-//! - one reconcile: `eligibility`, `desired`, `plan` (with `order`, `record`, `drift`, `up_to_date` and `orphans`),
-//!   `report` (with `warnings`)
+//! - one reconcile: `eligibility`, `desired`, `plan` (with `order`, `record`, `drift`, `repairs`, `up_to_date` and
+//!   `orphans`), `report` (with `warnings`)
 //! - outside of a reconcile: `admission` validates requests, `manifests` installs the operator itself
 
 pub mod admission;
@@ -54,6 +54,7 @@ pub mod pods;
 mod policy;
 mod rbac;
 mod record;
+mod repairs;
 mod report;
 mod rollout;
 pub mod served;
@@ -82,7 +83,9 @@ pub use observed::{Objects, Observed};
 pub use order::{Lane, Stage};
 pub use orphans::orphans;
 pub use plan::{owns, plan};
+pub use repairs::{Repairs, record_certificate_repairs, record_repairs};
 pub use report::{certificate_report, lane_problem, problem, report};
+pub use rollout::{HeldNodes, NodeHistory};
 pub use strategy::{
     InstallStrategy, StrategyItem, config_map,
     job::{is_of_another_release, variable},

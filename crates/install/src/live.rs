@@ -53,7 +53,7 @@ pub struct LiveObject {
     written_by_operator: bool,
     /// A digest of everything that is compared.
     pub digest: u64,
-    /// The fields of the object and the `managedFields` of other clients, as JSON: a tenth of the memory of a tree of
+    /// The fields of the object, and the `managedFields` and names of other clients, as JSON: a tenth of the memory of a tree of
     /// values. `None` for kinds of which only the metadata is watched.
     json: Option<Box<[u8]>>,
 }
@@ -190,6 +190,8 @@ pub(crate) struct LiveFields {
     pub(crate) content: Value,
     /// The fields that other clients have set, from `managedFields`, one tree per client.
     pub(crate) foreign: Vec<Value>,
+    /// The names of these clients.
+    pub(crate) managers: Vec<String>,
 }
 
 /// Whether the labels and annotations of other clients are removed too, and objects of other clients are adopted.
@@ -217,8 +219,10 @@ impl LiveObject {
             _ => Map::new(),
         };
         let foreign = metadata.managed_fields.iter().flatten().filter(|entry| is_foreign(entry));
-        let foreign: Vec<&Value> = foreign.filter_map(|entry| Some(&entry.fields_v1.as_ref()?.0)).collect();
-        let json = serde_json::to_vec(&(&content, &foreign)).unwrap_or_default();
+        let (managers, foreign): (Vec<&str>, Vec<&Value>) = foreign
+            .filter_map(|entry| Some((entry.manager.as_deref().unwrap_or_default(), &entry.fields_v1.as_ref()?.0)))
+            .unzip();
+        let json = serde_json::to_vec(&(&content, &foreign, &managers)).unwrap_or_default();
         let mut hasher = DefaultHasher::new();
         live.digest.hash(&mut hasher);
         json.hash(&mut hasher);
@@ -265,8 +269,8 @@ impl LiveObject {
         let Some(json) = &self.json else { return Ok(None) };
         // The error of the parser is dropped, because it quotes the input, which may be a Secret.
         let unreadable = |_| Failure::bug(reason::UNREADABLE_ANSWER, "an object in the cache is not JSON");
-        let (content, foreign) = serde_json::from_slice(json).map_err(unreadable)?;
-        Ok(Some(LiveFields { content, foreign }))
+        let (content, foreign, managers) = serde_json::from_slice(json).map_err(unreadable)?;
+        Ok(Some(LiveFields { content, foreign, managers }))
     }
 
     /// The fields of the object.

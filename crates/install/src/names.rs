@@ -80,6 +80,7 @@ pub(crate) mod event_reason {
     pub(crate) const PODS_FAIL: &str = "PodsFail";
     pub(crate) const POD_DELETED: &str = "PodDeleted";
     pub(crate) const PROBLEM: &str = "PartiallySynchronized";
+    pub(crate) const REPEATED_DRIFT: &str = "RepeatedDrift";
     pub(crate) const REPLICAS: &str = "AdvancedFeatureUse";
 }
 

@@ -13,7 +13,8 @@ use vitivirt_api::{
 };
 
 use crate::{
-    environment::Cluster, kind::Kind, live::LiveObject, names::annotation, order::Lane, pods::Pods, served::Served,
+    environment::Cluster, kind::Kind, live::LiveObject, names::annotation, order::Lane, pods::Pods, repairs::Repairs,
+    served::Served,
 };
 
 pub struct Observed {
@@ -44,6 +45,10 @@ pub struct Observed {
     pub unchecked_orphans: Option<String>,
     /// What is wrong in the lanes that only report, see [`crate::lane_problem`].
     pub lane_problems: BTreeMap<Lane, String>,
+    /// How often each object was written lately.
+    pub repairs: Arc<Repairs>,
+    /// When fewer nodes count, see [`crate::NodeHistory`].
+    pub nodes_held_until: Option<Timestamp>,
 }
 
 impl Observed {

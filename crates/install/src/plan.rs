@@ -29,6 +29,7 @@ use crate::{
     orphans::orphaned_objects,
     pods::Problems,
     record::{Record, Recorded},
+    repairs::is_delayed,
     strategy::job,
     trust::{StoredTrust, TRUSTING_KINDS, keep_live_trust},
     webhooks::{self, BLOCKING_PREFIX},
@@ -278,6 +279,9 @@ impl Planner<'_> {
             return Ok(self.strategy_config_map(index));
         }
         let target = object.target();
+        if is_delayed(self.observed, object)? {
+            return Ok(ObjectChange::None);
+        }
         let Some(live) = self.observed.objects.get(object.kind, &object.key) else {
             if self.awaits_certificates(object) {
                 return Ok(ObjectChange::AwaitCertificates);

@@ -31,6 +31,7 @@ use crate::{
     plan::{optional_step, wait},
     pods,
     record::{Record, is_recorded},
+    repairs::{Fight, fights, next_repair},
     served::{self, Alarm},
     warnings::all_warnings,
 };
@@ -159,11 +160,43 @@ pub fn report(observed: &Observed, desired: &Desired, plan: &Plan, outcome: &Out
         events.push((EventKind::Warning, event_reason::NOT_REMOVED, NOT_REMOVED.to_owned()));
     }
     let mut report = build_report(observed, desired, before, status, events);
-    if outcome.stop == Stop::Done && plan.write_count() > 0 {
-        // The next reconcile records what this one wrote. A patch that the API server found equal causes no event.
-        report.requeue_after = Some(report.requeue_after.map_or(RECORD, |after| after.min(RECORD)));
-    }
+    // These do not change the status.
+    let fights = fights(observed, plan).into_iter().map(|fight| fight_message(&fight));
+    report.events.extend(
+        fights.map(|message| event_record(observed, EventKind::Warning, event_reason::REPEATED_DRIFT, &message)),
+    );
+    // The next reconcile records what this one wrote. A patch that the API server found equal causes no event.
+    let record = (outcome.stop == Stop::Done && plan.write_count() > 0).then_some(RECORD);
+    let times = [next_repair(observed), observed.nodes_held_until].into_iter().flatten();
+    let times = times.map(|time| time_until(time, observed.now));
+    report.requeue_after = times.chain(record).chain(report.requeue_after).min();
     report
+}
+
+fn fight_message(Fight { target, managers }: &Fight) -> String {
+    let managers = match managers.as_slice() {
+        [] => "another client".to_owned(),
+        managers => format!("another client ({})", managers.join(", ")),
+    };
+    format!(
+        "{target} is changed by {managers} after each repair; the operator now repairs it once a minute; stop that \
+         client, or set the value in spec.customizeComponents"
+    )
+}
+
+fn event_subject(kubevirt: &KubeVirt) -> EventSubject {
+    EventSubject {
+        api_version: kubevirt.types.api_version.clone(),
+        kind: kubevirt.types.kind.clone(),
+        key: ObjectKey::from_metadata(&kubevirt.metadata),
+        uid: kubevirt.metadata.uid.clone().unwrap_or_default(),
+    }
+}
+
+/// At least a second.
+fn time_until(at: Timestamp, now: Timestamp) -> Duration {
+    let seconds = at.as_second().saturating_sub(now.as_second()).max(1);
+    Duration::from_secs(seconds.unsigned_abs())
 }
 
 /// Warnings are reported once for each generation of the resource, when it has been installed.
@@ -420,7 +453,7 @@ fn generations(
                 Kind::PodDisruptionBudget => "apps",
                 _ => &target.resource.group,
             };
-            if written.contains(&&target) {
+            if written.contains(&&target) || observed.repairs.are_exhausted(object.kind, &object.key, observed.now) {
                 return observed.recorded_generation(object.kind, &object.key).cloned();
             }
             let known = up_to_date.get(&(object.kind, object.key.clone()));
@@ -526,8 +559,6 @@ fn build_report(
     mut status: KubeVirtStatus,
     events: Vec<(EventKind, &'static str, String)>,
 ) -> Report {
-    let metadata = &observed.kubevirt.metadata;
-    let key = ObjectKey::from_metadata(metadata);
     set_condition_times(&before, &mut status, observed.now);
     // Fields that other clients write to the status are not part of the patch.
     before.extra.clear();
@@ -542,8 +573,8 @@ fn build_report(
     let requeue = (waits || orphans_kept || unchecked || invalid || nodes_checked).then_some(REQUEUE);
     let json = |status: &KubeVirtStatus| serde_json::to_value(status).unwrap_or_default();
     let write = StatusWrite {
-        target: Target::of_kind::<KubeVirt>(key),
-        uid: metadata.uid.clone().unwrap_or_default(),
+        target: Target::of_kind::<KubeVirt>(ObjectKey::from_metadata(&observed.kubevirt.metadata)),
+        uid: observed.kubevirt.metadata.uid.clone().unwrap_or_default(),
         observed: json(&before),
         desired: json(&status),
     };
@@ -562,21 +593,18 @@ fn build_report(
 /// The report of the lane `Certificates`. It writes no status. `renew_in`: the time until the next renewal.
 pub fn certificate_report(observed: &Observed, plan: &Plan, outcome: &Outcome, renew_in: Option<Duration>) -> Report {
     let deleted = served::deleted_pod(observed, plan, outcome).map(served::deleted_message);
-    let event = deleted.map(|message| event_record(observed, EventKind::Warning, event_reason::POD_DELETED, &message));
+    let deleted = deleted.map(|message| (event_reason::POD_DELETED, message));
+    let fights = fights(observed, plan).into_iter().map(|fight| (event_reason::REPEATED_DRIFT, fight_message(&fight)));
+    let events = deleted.into_iter().chain(fights);
+    let repair = next_repair(observed).map(|time| time_until(time, observed.now));
     Report {
-        events: event.into_iter().collect(),
-        requeue_after: renew_in.into_iter().chain(served::next_deadline(observed)).min(),
+        events: events.map(|(reason, message)| event_record(observed, EventKind::Warning, reason, &message)).collect(),
+        requeue_after: renew_in.into_iter().chain(served::next_deadline(observed)).chain(repair).min(),
         ..Report::default()
     }
 }
 
 fn event_record(observed: &Observed, kind: EventKind, reason: &'static str, message: &str) -> EventRecord {
-    let KubeVirt { types, metadata, .. } = &observed.kubevirt;
-    let about = EventSubject {
-        api_version: types.api_version.clone(),
-        kind: types.kind.clone(),
-        key: ObjectKey::from_metadata(metadata),
-        uid: metadata.uid.clone().unwrap_or_default(),
-    };
+    let about = event_subject(&observed.kubevirt);
     EventRecord { about, kind, reason, action: "Install", message: truncate(message, MESSAGE_LIMIT).into_owned() }
 }

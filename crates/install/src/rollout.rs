@@ -1,11 +1,14 @@
 //! Details of workloads that depend on the KubeVirt resource, on the number of nodes or on the rollout.
 
+use std::collections::VecDeque;
+
 use k8s_openapi::{
     api::{
         apps::v1::{DaemonSet, RollingUpdateDaemonSet},
         core::v1::PodSpec,
     },
     apimachinery::pkg::util::intstr::IntOrString,
+    jiff::{SignedDuration, Timestamp},
 };
 use vitivirt_api::kubevirt::KubeVirtSpec;
 
@@ -19,6 +22,60 @@ pub(crate) fn api_replicas(schedulable_nodes: usize) -> i32 {
         1 => 1,
         nodes => i32::try_from(nodes / 10).unwrap_or(i32::MAX).max(2),
     }
+}
+
+/// How long a node that is no longer schedulable still counts. virt-handler makes its node unschedulable when it stops,
+/// so each restart of it is such a dip.
+const NODE_HOLD: SignedDuration = SignedDuration::from_mins(5);
+
+/// The numbers of schedulable nodes of the last minutes, so that the replicas of virt-api do not follow a short dip. It
+/// may be lost at any time: after a restart of the operator, the live replicas show how many nodes there were.
+#[derive(Clone, Debug, Default)]
+pub struct NodeHistory {
+    /// Numbers that no later one exceeds, and when each was last seen.
+    seen: VecDeque<(Timestamp, usize)>,
+}
+
+/// The number of nodes that counts, and until when it counts although fewer are schedulable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeldNodes {
+    pub count: usize,
+    pub until: Option<Timestamp>,
+}
+
+impl NodeHistory {
+    pub fn is_empty(&self) -> bool {
+        self.seen.is_empty()
+    }
+
+    /// `live_replicas` are those of virt-api. They matter only if the history is empty.
+    pub fn observe(&mut self, now: Timestamp, nodes: usize, live_replicas: Option<i64>) -> HeldNodes {
+        match self.seen.back_mut() {
+            // This number has lasted until now.
+            Some((last_seen, _)) => *last_seen = now,
+            None => {
+                let expected = i64::from(api_replicas(nodes));
+                // More than twice as many do not follow from a dip.
+                let plausible = live_replicas.filter(|live| (expected + 1..=2 * expected).contains(live));
+                self.seen.extend(plausible.map(|live| (now, nodes_for(live))));
+            }
+        }
+        while self.seen.back().is_some_and(|(_, seen)| *seen <= nodes) {
+            self.seen.pop_back();
+        }
+        self.seen.push_back((now, nodes));
+        while self.seen.len() > 1 && self.seen.front().is_some_and(|(last_seen, _)| *last_seen + NODE_HOLD <= now) {
+            self.seen.pop_front();
+        }
+        let (last_seen, count) = self.seen.front().copied().unwrap_or((now, nodes));
+        HeldNodes { count, until: (count > nodes).then(|| last_seen + NODE_HOLD) }
+    }
+}
+
+/// The fewest nodes for which virt-api has this many replicas.
+fn nodes_for(replicas: i64) -> usize {
+    let replicas = usize::try_from(replicas).unwrap_or_default();
+    if replicas <= 2 { replicas } else { replicas.saturating_mul(10) }
 }
 
 /// The TLS settings as command-line arguments of virt-template. The other components read the KubeVirt resource.
@@ -83,6 +140,41 @@ mod tests {
     fn virt_api_has_more_replicas_in_larger_clusters() {
         for (nodes, replicas) in [(0, 2), (1, 1), (2, 2), (29, 2), (30, 3), (100, 10)] {
             assert_eq!(api_replicas(nodes), replicas, "{nodes} nodes");
+        }
+    }
+
+    fn at(seconds: i64) -> Timestamp {
+        Timestamp::from_second(1_800_000_000 + seconds).unwrap()
+    }
+
+    #[test]
+    fn a_short_dip_of_the_nodes_does_not_count() {
+        let mut history = NodeHistory::default();
+        let mut count = |seconds: i64, nodes: usize| history.observe(at(seconds), nodes, None);
+        assert_eq!(count(0, 2), HeldNodes { count: 2, until: None });
+        // virt-handler restarts on one of two nodes.
+        assert_eq!(count(1000, 1), HeldNodes { count: 2, until: Some(at(1300)) });
+        assert_eq!(count(1020, 1), HeldNodes { count: 2, until: Some(at(1300)) });
+        assert_eq!(count(1030, 2), HeldNodes { count: 2, until: None });
+        // A node is removed for good.
+        assert_eq!(count(2000, 1), HeldNodes { count: 2, until: Some(at(2300)) });
+        assert_eq!(count(2300, 1), HeldNodes { count: 1, until: None });
+        // A new node counts at once.
+        assert_eq!(count(2301, 30), HeldNodes { count: 30, until: None });
+        // Two dips: the first ends earlier.
+        assert_eq!(count(2400, 20), HeldNodes { count: 30, until: Some(at(2700)) });
+        assert_eq!(count(2500, 10), HeldNodes { count: 30, until: Some(at(2700)) });
+        assert_eq!(count(2700, 10), HeldNodes { count: 20, until: Some(at(2800)) });
+        assert_eq!(count(2800, 10), HeldNodes { count: 10, until: None });
+    }
+
+    #[test]
+    fn a_restarted_operator_keeps_replicas_that_a_dip_explains() {
+        for (nodes, live, replicas) in
+            [(1, Some(2), 2), (1, Some(9), 1), (2, Some(1), 2), (60, Some(10), 10), (60, Some(50), 6), (2, None, 2)]
+        {
+            let held = NodeHistory::default().observe(at(0), nodes, live);
+            assert_eq!(api_replicas(held.count), replicas, "{nodes} nodes, {live:?} replicas");
         }
     }
 

@@ -334,6 +334,8 @@ mod tests {
             crds_with_objects: Default::default(),
             unchecked_orphans: None,
             lane_problems: BTreeMap::new(),
+            repairs: Arc::default(),
+            nodes_held_until: None,
         }
     }
 

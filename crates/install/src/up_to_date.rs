@@ -48,6 +48,8 @@ pub fn up_to_date_after(
                 let stored = stored_objects.get(&key);
                 stored.filter(|stored| stored_matches(object, &trust, write, stored))
             }
+            // An object whose repair is delayed was not compared.
+            None if observed.repairs.are_exhausted(object.kind, &object.key, observed.now) => None,
             None => observed.objects.get(object.kind, &object.key).map(|live| &**live),
         };
         match matching {

@@ -24,11 +24,14 @@ use crate::{
     cache,
     certificates::{CertificateSet, Key, StoredCertificates, StoredSecret, issue_certificates},
     controller::{LaneContext, log_writes},
+    stored_objects::StoredObjectRecorder,
 };
 
 pub(crate) struct CertificateController {
     pub(crate) context: Arc<LaneContext>,
     pub(crate) environment: Environment,
+    /// What the API server stored for the writes of this lane.
+    pub(crate) stored_objects: Arc<StoredObjectRecorder>,
 }
 
 pub(crate) struct CertificateInput {
@@ -45,7 +48,9 @@ impl Controller for CertificateController {
     const QUEUE: &'static str = "virt-operator-certificates";
 
     async fn observe(&self, key: &ObjectKey) -> Result<Option<CertificateInput>, Failure> {
-        let Some(observed) = self.context.observer.observe(key).await? else { return Ok(None) };
+        drop(self.stored_objects.take());
+        let Some(mut observed) = self.context.observer.observe(key).await? else { return Ok(None) };
+        observed.repairs = self.context.desired.repairs();
         if !is_eligible(&observed) {
             return Ok(None);
         }
@@ -66,6 +71,8 @@ impl Controller for CertificateController {
     fn report(&self, input: &CertificateInput, plan: &Plan, outcome: &Outcome) -> Report {
         log_writes(Lane::Certificates, &input.observed, outcome);
         self.context.publish(Lane::Certificates, outcome);
+        let stored = self.stored_objects.take();
+        self.context.desired.remember_certificates(&input.observed, &input.issued, plan, &stored);
         let now = SystemTime::from(input.observed.now);
         let until = |at: SystemTime| at.duration_since(now).unwrap_or_default().max(Duration::from_secs(1));
         self.context.observer.prober.remember_deleted(deleted_pod(&input.observed, plan, outcome));

@@ -75,6 +75,7 @@ impl<L: LaneType> Controller for LaneController<L> {
         // A cancelled reconcile may have left stored objects of an earlier desired state.
         drop(self.stored_objects.take());
         let Some(mut observed) = self.context.observer.observe(key).await? else { return Ok(None) };
+        observed.repairs = self.context.desired.repairs();
         let desired = self.context.desired.desired(&observed).await?;
         if L::LANE == Lane::Components {
             self.context.observer.check_orphans(&mut observed, &desired).await?;

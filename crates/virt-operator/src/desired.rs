@@ -12,10 +12,12 @@ use kube::{Api, Client};
 use parking_lot::Mutex;
 use vitivirt_api::{Body, ErrorClass, Failure, ObjectKey, Outcome, Plan, Stop, Target};
 use vitivirt_install::{
-    DeploymentConfig, Desired, Environment, InstallStrategy, Installation, Lane, Observed, StoredObjects, UpToDate,
-    desired_installation, is_eligible, up_to_date_after,
+    DeploymentConfig, Desired, Environment, InstallStrategy, Installation, Lane, Observed, Repairs, StoredObjects,
+    UpToDate, desired_installation, is_eligible, record_certificate_repairs, record_repairs, up_to_date_after,
 };
 use vitivirt_runtime::reconcile::{PLAN_STEP, classify};
+
+use crate::certificates::CertificateSet;
 
 pub(crate) struct DesiredStateBuilder {
     client: Client,
@@ -29,6 +31,7 @@ struct ReconcileMemory {
     /// The digest of everything that determines the installation. When it changes, nothing is up to date.
     input: u64,
     up_to_date: Arc<UpToDate>,
+    repairs: Arc<Repairs>,
     /// Only while an installation is in progress, because it is reconciled many times then.
     installation: Option<(u64, Arc<Installation>)>,
     dumped: Option<DumpedStrategy>,
@@ -54,6 +57,11 @@ impl DumpedStrategy {
 impl DesiredStateBuilder {
     pub(crate) fn new(client: Client, environment: Environment) -> Self {
         Self { client, environment, memory: Mutex::default() }
+    }
+
+    /// How often each object was written lately.
+    pub(crate) fn repairs(&self) -> Arc<Repairs> {
+        self.memory.lock().repairs.clone()
     }
 
     pub(crate) async fn desired(&self, observed: &Observed) -> Result<Desired, Failure> {
@@ -119,6 +127,18 @@ impl DesiredStateBuilder {
         memory.up_to_date.clone()
     }
 
+    /// After a reconcile of the lane `Certificates`: remembers its writes, so that repeated ones are limited.
+    pub(crate) fn remember_certificates(
+        &self,
+        observed: &Observed,
+        issued: &CertificateSet,
+        plan: &Plan,
+        stored_objects: &StoredObjects,
+    ) {
+        let mut memory = self.memory.lock();
+        record_certificate_repairs(Arc::make_mut(&mut memory.repairs), observed, issued, plan, stored_objects);
+    }
+
     /// After a reconcile of one lane: remembers the objects that match the desired state, so that they are not compared
     /// again.
     pub(crate) fn remember(
@@ -136,6 +156,7 @@ impl DesiredStateBuilder {
             return;
         }
         let mut memory = self.memory.lock();
+        record_repairs(Arc::make_mut(&mut memory.repairs), observed, desired, plan, stored_objects);
         // Another lane may have started to reconcile a newer resource.
         if input_digest(observed).is_ok_and(|digest| digest == memory.input)
             && let Some(up_to_date) = up_to_date_after(observed, desired, plan, stored_objects, lane)

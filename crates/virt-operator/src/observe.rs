@@ -8,10 +8,14 @@ use std::{
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::{Api, Client, api::ListParams, core::DynamicObject};
+use parking_lot::Mutex;
 use vitivirt_api::{ApiResource, ErrorClass, Failure, ObjectKey, Target, kubevirt::KubeVirt, reason};
 use vitivirt_install::{
-    Cluster, DeploymentConfig, Desired, Environment, Kind, Lane, Objects, Observed,
-    names::gate::DECENTRALIZED_LIVE_MIGRATION, orphans, pods::Pods, served::Served,
+    Cluster, DeploymentConfig, Desired, Environment, HeldNodes, Kind, Lane, NodeHistory, Objects, Observed,
+    names::{VIRT_API, gate::DECENTRALIZED_LIVE_MIGRATION},
+    orphans,
+    pods::Pods,
+    served::Served,
 };
 use vitivirt_runtime::reconcile::classify;
 
@@ -31,6 +35,8 @@ pub(crate) struct Observer {
     pub(crate) lane_problems: Arc<LaneProblems>,
     pub(crate) node_checks: NodeChecks,
     pub(crate) prober: Arc<CertificateProber>,
+    /// The numbers of nodes that the last reconciles observed.
+    pub(crate) nodes: Mutex<NodeHistory>,
 }
 
 impl Observer {
@@ -49,6 +55,8 @@ impl Observer {
         let mut cluster = self.caches.cluster();
         let mut lane_problems = self.lane_problems.get();
         let mut monitoring_known = true;
+        let nodes = self.held_nodes(&objects, cluster.schedulable_nodes, now);
+        cluster.schedulable_nodes = nodes.count;
         if cluster.service_monitors {
             match self.monitoring.namespace(&config).await {
                 Ok(namespace) => cluster.monitor_namespace = namespace,
@@ -78,8 +86,20 @@ impl Observer {
             crds_with_objects: BTreeSet::new(),
             unchecked_orphans: None,
             lane_problems,
+            repairs: Arc::default(),
+            nodes_held_until: nodes.until,
             kubevirt: Arc::unwrap_or_clone(kubevirt),
         }))
+    }
+
+    fn held_nodes(&self, objects: &Objects, nodes: usize, now: SystemTime) -> HeldNodes {
+        let mut history = self.nodes.lock();
+        let live_replicas = || {
+            let key = ObjectKey::namespaced(&self.namespace, VIRT_API);
+            objects.get(Kind::Deployment, &key)?.content()?.pointer("/spec/replicas")?.as_i64()
+        };
+        let live_replicas = if history.is_empty() { live_replicas() } else { None };
+        history.observe(timestamp(now), nodes, live_replicas)
     }
 
     /// A resource for which nothing is installed: its objects are not observed.
@@ -105,6 +125,8 @@ impl Observer {
             crds_with_objects: BTreeSet::new(),
             unchecked_orphans: None,
             lane_problems: BTreeMap::new(),
+            repairs: Arc::default(),
+            nodes_held_until: None,
             kubevirt,
         })
     }

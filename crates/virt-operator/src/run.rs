@@ -7,6 +7,7 @@
 use std::{marker::PhantomData, path::Path, process::ExitCode, sync::Arc, time::Duration};
 
 use anyhow::bail;
+use parking_lot::Mutex;
 use vitivirt_api::ObjectKey;
 use vitivirt_install::{Environment, names::FIELD_MANAGER};
 use vitivirt_runtime::{
@@ -105,6 +106,7 @@ impl Operator for KubeVirtOperator {
             lane_problems: problems.clone(),
             node_checks: NodeChecks::default(),
             prober: prober.clone(),
+            nodes: Mutex::default(),
         };
         let desired = DesiredStateBuilder::new(client, environment.clone());
         let lanes = Arc::new(LaneContext { observer, desired, problems, router: router.clone() });
@@ -131,8 +133,10 @@ impl Operator for KubeVirtOperator {
     async fn run_controllers(&self, leadership: Leadership) {
         self.lanes.problems.clear();
         let queues = self.router.start_queues();
-        let certificates = CertificateController { context: self.lanes.clone(), environment: self.environment.clone() };
-        let executor = self.executor(&Arc::default());
+        let stored_objects = Arc::default();
+        let executor = self.executor(&stored_objects);
+        let (context, environment) = (self.lanes.clone(), self.environment.clone());
+        let certificates = CertificateController { context, environment, stored_objects };
         let certificates = Runner::new(&self.context, Arc::new(certificates), queues.certificates, executor, OPTIONS);
         let lanes = async {
             tokio::join!(

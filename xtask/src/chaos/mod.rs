@@ -43,6 +43,8 @@ pub(crate) enum ChaosCommand {
         #[arg(long, value_delimiter = ',', conflicts_with_all = ["pairs", "chains", "seed"])]
         replay: Vec<String>,
     },
+    /// Undo each repair of a Deployment for three minutes and count the writes of virt-operator
+    Fight,
     /// Kill kubevirt-operator after each write for a Machine and check the result
     Machines,
 }
@@ -56,7 +58,13 @@ pub(crate) fn run(chaos: &ChaosCommand) -> ExitCode {
         ChaosCommand::Edits { pairs, chains, seed, replay } => {
             in_labs(edits::run(edits::EditCampaign { pairs: *pairs, chains: *chains, seed: *seed, replay }))
         }
-        ChaosCommand::Machines => crate::finish(machines()),
+        ChaosCommand::Fight => {
+            let test = "a_fight_with_another_client_is_limited_and_reported";
+            crate::finish(long_test("virt-operator", test, "FIGHT_FOR_THREE_MINUTES"))
+        }
+        ChaosCommand::Machines => {
+            crate::finish(long_test("kubevirt-operator", "a_crash_after_a_write", "CRASH_AFTER_EVERY_WRITE"))
+        }
     }
 }
 
@@ -74,15 +82,15 @@ fn in_labs(campaign: impl Future<Output = Result<()>>) -> ExitCode {
     )
 }
 
-/// `cargo xtask test` runs this test for a few writes. With the environment variable, it runs for all of them.
-fn machines() -> Result<()> {
+/// A test on the lab of which `cargo xtask test` runs a short form. The environment variable demands the long one.
+fn long_test(package: &str, test: &str, variable: &str) -> Result<()> {
     let status = programs::cargo()
-        .args(["test", "--quiet", "--package", "kubevirt-operator", "--test", "cluster", "--", "a_crash_after_a_write"])
-        .env("CRASH_AFTER_EVERY_WRITE", "1")
+        .args(["test", "--quiet", "--package", package, "--test", "cluster", "--", test])
+        .env(variable, "1")
         .status()
-        .context("running the crash test")?;
+        .with_context(|| format!("running {test}"))?;
     if !status.success() {
-        bail!("a crash changed the result; see the output of the test above");
+        bail!("{test} failed; see its output above");
     }
     Ok(())
 }

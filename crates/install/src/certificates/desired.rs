@@ -30,6 +30,7 @@ use crate::{
     observed::Observed,
     order::Stage,
     record::Recorded,
+    repairs::is_certificate_delayed,
     served,
     trust::trust_patches,
     validation::check_installable,
@@ -148,6 +149,10 @@ pub fn certificate_plan(
         ("trust", trust),
         ("certificates", planner.secrets(|name| !is_ca(name) && !is_operators(name))?),
     ];
+    let steps = steps.map(|(name, mut writes)| {
+        writes.retain(|write| !is_certificate_delayed(observed, write.target(), issued));
+        (name, writes)
+    });
     let steps = steps.into_iter().filter(|(_, writes)| !writes.is_empty());
     let steps = steps.map(|(name, writes)| Step { writes, ..Step::new(name).independent(true) });
     Ok(Plan { steps: steps.chain(served::delete_pod(observed)).collect() })

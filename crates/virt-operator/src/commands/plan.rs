@@ -80,6 +80,8 @@ async fn plan(cluster: &ClusterArguments, environment: &Environment, given: Kube
         crds_with_objects: Default::default(),
         unchecked_orphans: None,
         lane_problems: Default::default(),
+        repairs: Arc::default(),
+        nodes_held_until: None,
         kubevirt,
     };
     let strategy = dumped_strategy(&reader, &observed, environment).await?;

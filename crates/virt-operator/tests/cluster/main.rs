@@ -4,6 +4,7 @@
 
 mod certificates;
 mod commands;
+mod drift;
 mod edits;
 mod install;
 mod lifecycle;
@@ -28,6 +29,7 @@ fn add(suite: &mut Suite) {
     install::add(suite);
     lifecycle::add(suite);
     edits::add(suite);
+    drift::add(suite);
     pods::add(suite);
     process::add(suite);
     unreachable::add(suite);

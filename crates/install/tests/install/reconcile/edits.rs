@@ -62,7 +62,7 @@ fn then() -> impl Strategy<Value = Then> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 8, max_shrink_iters: 12, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 6, max_shrink_iters: 12, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn after_any_edits_the_cluster_equals_a_fresh_installation(

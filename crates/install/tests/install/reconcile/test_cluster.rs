@@ -16,11 +16,11 @@ use vitivirt_api::{
 };
 use vitivirt_install::{
     Cluster, DeploymentConfig, Desired, Environment, InstallStrategy, Installation, Kind, Lane, LiveObject, Objects,
-    Observed, StoredObjects, UpToDate,
+    Observed, Repairs, StoredObjects, UpToDate,
     certificates::{CertificateScope, DesiredCertificates, certificate_plan},
     desired_installation, is_of_another_release, lane_problem, owns,
     pods::Pods,
-    report,
+    record_repairs, report,
     served::Served,
     up_to_date_after,
 };
@@ -40,6 +40,7 @@ pub(crate) struct TestCluster {
     pub(crate) lane_problems: BTreeMap<Lane, String>,
     /// The installation with the input that it was computed from, because that takes long.
     pub(crate) installation: RefCell<Option<(String, Arc<Installation>)>>,
+    pub(crate) repairs: Arc<Repairs>,
     /// Whether `settle` starts the pods of workloads.
     pub(crate) rolls_out: bool,
     /// Every write of objects of this kind fails.
@@ -104,6 +105,7 @@ impl TestCluster {
             up_to_date: Arc::default(),
             lane_problems: BTreeMap::new(),
             installation: RefCell::default(),
+            repairs: Arc::default(),
             rolls_out: true,
             fails: None,
             pods: Pods::default(),
@@ -127,6 +129,7 @@ impl TestCluster {
     /// The operator restarts and loses its memory.
     pub(crate) fn restart(&mut self) {
         self.up_to_date = Arc::default();
+        self.repairs = Arc::default();
     }
 
     pub(crate) fn observed(&self) -> Observed {
@@ -147,6 +150,8 @@ impl TestCluster {
             crds_with_objects: self.crds_with_objects.clone(),
             unchecked_orphans: None,
             lane_problems: self.lane_problems.clone(),
+            repairs: self.repairs.clone(),
+            nodes_held_until: None,
         }
     }
 
@@ -213,6 +218,7 @@ impl TestCluster {
             if let Some(up_to_date) = up_to_date_after(&observed, &desired, &lane_plan, &stored, lane) {
                 self.up_to_date = Arc::new(up_to_date);
             }
+            record_repairs(Arc::make_mut(&mut self.repairs), &observed, &desired, &lane_plan, &stored);
             written += outcome.written;
             sent.extend(lane_sent);
             if lane == Lane::Components {
