@@ -2,6 +2,7 @@
 
 #![expect(clippy::indexing_slicing, reason = "a panic in a test is a failed test")]
 
+mod alerts;
 mod commands;
 mod install;
 mod lifecycle;
@@ -23,4 +24,5 @@ fn add(suite: &mut Suite) {
     install::add(suite);
     lifecycle::add(suite);
     process::add(suite);
+    alerts::add(suite);
 }
