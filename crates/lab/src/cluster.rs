@@ -2,7 +2,7 @@
 //! connects the servers (`control_plane`), the fault proxy and the simulators; each of them has its own module.
 
 use std::{
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     path::{Path, PathBuf},
     sync::{
         Arc,
@@ -23,7 +23,7 @@ use kube::{
 use nix::sys::signal::Signal;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
-use tokio::{sync::watch, task::JoinSet};
+use tokio::{net::TcpStream, sync::watch, task::JoinSet};
 use vitivirt_snapshot::Snapshot;
 
 use crate::{
@@ -33,7 +33,7 @@ use crate::{
     credentials::{Credentials, service_account_credentials},
     extensions::{self, Extension},
     harness, isolate,
-    kubelet::{self, FrozenPods, Kubelet, OwnProgram, PodAddresses, PodBehaviour},
+    kubelet::{self, FrozenPods, Kubelet, OwnProgram, PodAddresses, PodBehaviour, probe::get_over_tls},
     kubevirt::{self, KubeVirtInstaller, VirtOperator, simulated::SimulatedKubeVirt},
     manifests, node,
     operator_process::{OperatorProcess, OperatorProcessOptions},
@@ -342,6 +342,18 @@ impl Lab {
     /// Whether the process of a pod answers its readiness probe now. None if the pod is only simulated or has no probe.
     pub async fn answers(&self, pod: &Pod) -> Option<bool> {
         kubelet::answers(pod, &self.own_programs.borrow().clone()).await
+    }
+
+    /// GETs a path from the process of a pod, over TLS without checking its certificate. Returns the status and the body.
+    pub async fn get_from_pod(&self, pod: &Pod, port: u16, path: &str) -> Result<(u16, String)> {
+        let address: IpAddr = pod
+            .status
+            .as_ref()
+            .and_then(|status| status.pod_ip.as_deref()?.parse().ok())
+            .context("the pod has no address")?;
+        let stream = TcpStream::connect((address, port)).await.with_context(|| format!("connecting to port {port}"))?;
+        let response = get_over_tls(stream, address, path).await?;
+        Ok((response.status(), response.text().await?))
     }
 
     /// Never again updates the Secrets and ConfigMaps that running pods mount, as if their programs did not read the

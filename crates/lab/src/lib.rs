@@ -11,7 +11,7 @@
 //! - the simulators: `node`, `kubelet`, `virt_handler`, `storage`, `vmi`, which the kubelet and virt-handler share, and
 //!   `pace`, which sets their delays
 //! - KubeVirt and our operators in a lab: `kubevirt`, `edited`, `operator_process`, `extensions`
-//! - what tests observe and break: `audit`, `snapshot`, [`leadership`], [`proxy`]
+//! - what tests observe and break: `audit`, `snapshot`, `skewed_client`, [`leadership`], [`proxy`]
 //! - programs that use a lab: [`harness`] runs test binaries, [`daemon`] background labs
 //!
 //! ```no_run
@@ -51,6 +51,7 @@ pub mod paths;
 pub mod process_table;
 pub mod proxy;
 mod server_process;
+mod skewed_client;
 mod snapshot;
 mod storage;
 mod virt_handler;
@@ -67,5 +68,6 @@ pub use kubevirt::{KubeVirtInstaller, VirtOperator, kubevirt_resource};
 pub use operator_process::{OperatorProcess, OperatorProcessOptions};
 pub use pace::{DelayRange, Pace};
 pub use server_process::{LabHealth, ServerProcess};
+pub use skewed_client::check_tls;
 pub use storage::{CLASS_NEVER, CLASS_STANDARD, CLASS_WAIT};
 pub use virt_handler::{GuestBehaviour, GuestEnd};

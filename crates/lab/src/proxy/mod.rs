@@ -31,7 +31,7 @@ mod status;
 mod table;
 #[cfg(test)]
 mod tests;
-mod tls;
+pub(crate) mod tls;
 mod upstream;
 mod watch;
 

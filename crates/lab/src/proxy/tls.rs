@@ -10,7 +10,7 @@ use rustls::{
     pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject as _},
 };
 
-pub(super) fn server(certificate: &str, key: &str) -> anyhow::Result<Arc<ServerConfig>> {
+pub(crate) fn server(certificate: &str, key: &str) -> anyhow::Result<Arc<ServerConfig>> {
     let chain = certificates(certificate).context("the fault proxy's certificate")?;
     let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).context("the fault proxy's key")?;
     let mut config = ServerConfig::builder_with_provider(provider())
@@ -24,10 +24,7 @@ pub(super) fn server(certificate: &str, key: &str) -> anyhow::Result<Arc<ServerC
 }
 
 pub(super) fn client(ca: &str) -> anyhow::Result<Arc<ClientConfig>> {
-    let mut roots = RootCertStore::empty();
-    for certificate in certificates(ca).context("the API server's CA")? {
-        roots.add(certificate).context("the API server's CA")?;
-    }
+    let roots = roots(ca).context("the API server's CA")?;
     let mut config = ClientConfig::builder_with_provider(provider())
         .with_safe_default_protocol_versions()
         .context("TLS versions")?
@@ -35,6 +32,15 @@ pub(super) fn client(ca: &str) -> anyhow::Result<Arc<ClientConfig>> {
         .with_no_client_auth();
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     Ok(Arc::new(config))
+}
+
+/// The certificates of a PEM text, as trusted CAs.
+pub(crate) fn roots(ca: &str) -> anyhow::Result<RootCertStore> {
+    let mut roots = RootCertStore::empty();
+    for certificate in certificates(ca)? {
+        roots.add(certificate).context("the certificate cannot be a CA")?;
+    }
+    Ok(roots)
 }
 
 pub(super) fn server_name(name: &str) -> anyhow::Result<ServerName<'static>> {
@@ -47,6 +53,6 @@ fn certificates(pem: &str) -> anyhow::Result<Vec<CertificateDer<'static>>> {
     Ok(certificates)
 }
 
-fn provider() -> Arc<CryptoProvider> {
+pub(crate) fn provider() -> Arc<CryptoProvider> {
     Arc::new(ring::default_provider())
 }

@@ -93,7 +93,7 @@ async fn an_unchanged_installation_causes_no_writes_even_with_a_new_leader(labs:
     Ok(())
 }
 
-fn vm(name: &str) -> Value {
+pub(crate) fn vm(name: &str) -> Value {
     json!({
         "apiVersion": "kubevirt.io/v1",
         "kind": "VirtualMachine",

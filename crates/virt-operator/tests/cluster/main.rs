@@ -2,6 +2,7 @@
 
 #![expect(clippy::indexing_slicing, reason = "a panic in a test is a failed test")]
 
+mod alerts;
 mod certificates;
 mod commands;
 mod drift;
@@ -33,4 +34,5 @@ fn add(suite: &mut Suite) {
     pods::add(suite);
     process::add(suite);
     unreachable::add(suite);
+    alerts::add(suite);
 }
