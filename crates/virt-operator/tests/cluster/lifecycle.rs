@@ -9,6 +9,7 @@ use k8s_openapi::{
     api::{
         admissionregistration::v1::ValidatingWebhookConfiguration,
         apps::v1::{DaemonSet, Deployment},
+        batch::v1::Job,
         core::v1::{ConfigMap, Secret, Service, ServiceAccount},
         events::v1::Event,
         rbac::v1::ClusterRole,
@@ -23,7 +24,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 use vitivirt_lab::{
-    Lab, LabOptions, Record, VirtOperator,
+    Lab, LabOptions, PodFate, PodRule, Record, VirtOperator,
     harness::{SharedLabs, Suite},
 };
 
@@ -45,6 +46,7 @@ async fn an_installation_is_created_customized_repaired_and_then_left_unchanged(
     lab.create_virt_operator(&VirtOperator::ours(program())).await?;
     lab.wait_for_virt_operator(TIMEOUT).await?;
     an_invalid_first_resource_can_be_deleted(&lab).await?;
+    a_first_resource_with_a_mistyped_image_tag_can_be_deleted(&lab).await?;
     an_invalid_first_resource_is_reported_and_nothing_is_created(&lab).await?;
     replace_spec(&lab, &variant_spec("customize")?).await?;
     wait_until_available(&lab).await.context("after the resource was corrected")?;
@@ -86,7 +88,29 @@ async fn an_invalid_first_resource_can_be_deleted(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+/// The Job that asks another release for its strategy never ends, because the image does not exist.
+async fn a_first_resource_with_a_mistyped_image_tag_can_be_deleted(lab: &Lab) -> Result<()> {
+    let never = PodRule { image_contains: ":v9.9.9".to_owned(), fate: PodFate::NeverReady };
+    lab.set_pods(|pods| pods.rules.push(never));
+    let jobs: Api<Job> = Api::namespaced(lab.client(), NAMESPACE);
+    create_kubevirt(lab, &json!({"imageTag": "v9.9.9"})).await?;
+    let deadline = Instant::now() + TIMEOUT;
+    let name = loop {
+        if let Some(job) = jobs.list(&Default::default()).await?.items.first() {
+            break job.name_any();
+        }
+        ensure!(Instant::now() < deadline, "no Job asks for the install strategy");
+        // The name of the Job is not known, so this polls the list.
+        sleep(Duration::from_millis(100)).await;
+    };
+    kubevirts(lab).delete("kubevirt", &DeleteParams::default()).await?;
+    lab.wait("KubeVirt is deleted", TIMEOUT, kubevirts(lab), "kubevirt", |kubevirt| kubevirt.is_none()).await?;
+    lab.wait("the Job is deleted", TIMEOUT, jobs, &name, |job| job.is_none()).await?;
+    Ok(())
+}
+
 async fn an_invalid_first_resource_is_reported_and_nothing_is_created(lab: &Lab) -> Result<()> {
+    let seen = operator_requests(lab)?.len();
     let unmatched = json!([{"op": "remove", "path": "/spec/nothing/here"}]).to_string();
     create_kubevirt(lab, &spec_with_patch("json", &unmatched)).await?;
     wait_until_degraded(lab, "patches[0] does not apply").await?;
@@ -108,7 +132,7 @@ async fn an_invalid_first_resource_is_reported_and_nothing_is_created(lab: &Lab)
         wait_until_degraded(lab, expected).await?;
     }
     let unrelated = ["kubevirts", "leases", "events"];
-    let writes = writes_since(lab, 0)?.into_iter().filter(|record| !unrelated.contains(&record.resource.as_str()));
+    let writes = writes_since(lab, seen)?.into_iter().filter(|record| !unrelated.contains(&record.resource.as_str()));
     let writes: Vec<Record> = writes.collect();
     ensure!(writes.is_empty(), "nothing can be installed, but the operator wrote {writes:?}");
     Ok(())
