@@ -35,7 +35,7 @@ pub(crate) enum Drift {
 const OWN_LABELS: [&str; 3] = [label::VERSION, label::PART_OF, label::COMPONENT];
 const OWN_ANNOTATIONS: [&str; 1] = [annotation::CUSTOMIZER_IDENTIFIER];
 /// Fields of a Service that the API server assigns and that are immutable.
-const ALLOCATED: [&str; 5] = ["clusterIP", "clusterIPs", "ipFamilies", "ipFamilyPolicy", "healthCheckNodePort"];
+const ALLOCATED: [&str; 3] = ["clusterIP", "clusterIPs", "ipFamilies"];
 
 /// How a live object differs from `desired`, the object as it would be created. Only metadata is compared if only
 /// metadata is known.
@@ -170,6 +170,10 @@ fn with_server_assigned(kind: Kind, key: &str, desired: &Value, fields: &LiveFie
         && let (Some(desired), Some(actual)) = (desired.as_object_mut(), actual.as_object())
     {
         let headless = actual.get("clusterIP").is_some_and(|address| address == "None");
+        // Without it, the API server would keep two addresses. This is its default for a new Service.
+        if actual.contains_key("ipFamilyPolicy") && !desired.contains_key("ipFamilies") {
+            desired.entry("ipFamilyPolicy").or_insert_with(|| "SingleStack".into());
+        }
         for key in ALLOCATED.into_iter().filter(|_| !headless) {
             if let (None, Some(value)) = (desired.get(key), actual.get(key)) {
                 desired.insert(key.to_owned(), value.clone());

@@ -20,7 +20,7 @@ pub(super) struct EditCampaign<'a> {
     pub(super) replay: &'a [String],
 }
 
-/// One edit: the seed of the resource, and how long to wait for the installation of it. `None`: until it is complete.
+/// One edit: the number of a random resource, and how long to wait for the installation of it. `None`: until it is complete.
 struct Edit {
     seed: u64,
     replaced_after: Option<Duration>,

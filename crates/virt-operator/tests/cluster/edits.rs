@@ -59,7 +59,9 @@ async fn a_patch_is_applied_and_removed(installation: &EditedInstallation) -> Re
                 {"name": "virt-controller", "resources": {"limits": {"memory": "2Gi"}}},
             ]}}},
         })),
-        patch("Service", "virt-api", json!({"metadata": metadata, "spec": {"sessionAffinity": "ClientIP"}})),
+        patch("Service", "virt-api", json!({"metadata": metadata, "spec": {
+            "sessionAffinity": "ClientIP", "type": "NodePort", "ipFamilyPolicy": "PreferDualStack",
+        }})),
     ]}});
     let before = installation.snapshot().await?;
     installation.edit(&spec).await?;
