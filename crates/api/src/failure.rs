@@ -46,6 +46,7 @@ pub mod reason {
     pub const API_NOT_INSTALLED: &str = "ApiNotInstalled";
     pub const API_SERVER_ERROR: &str = "ApiServerError";
     pub const API_SERVER_UNREACHABLE: &str = "ApiServerUnreachable";
+    pub const API_UNAVAILABLE: &str = "ApiUnavailable";
     pub const ADMISSION_REFUSED: &str = "AdmissionRefused";
     pub const BAD_REQUEST: &str = "BadRequest";
     pub const DEADLINE_EXCEEDED: &str = "DeadlineExceeded";
@@ -66,6 +67,10 @@ pub mod reason {
     pub const WEBHOOK_UNREACHABLE: &str = "WebhookUnreachable";
 }
 
+/// How long a server that cannot be reached counts as one that is starting. A pod is ready before its endpoints are in
+/// place everywhere, and a new CRD exists before it is served.
+pub const STARTING: Duration = Duration::from_secs(30);
+
 /// An error with its class, its constant reason and one sentence for users.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
@@ -74,11 +79,13 @@ pub struct Failure {
     pub message: String,
     /// The minimum delay that the server asked for.
     pub retry_after: Option<Duration>,
+    /// The time since the first attempt that failed for the same cause. Zero for the first one.
+    pub failing_for: Duration,
 }
 
 impl Failure {
     pub fn new(class: ErrorClass, reason: &'static str, message: impl Into<String>) -> Self {
-        Self { class, reason, message: message.into(), retry_after: None }
+        Self { class, reason, message: message.into(), retry_after: None, failing_for: Duration::ZERO }
     }
 
     pub fn transient(reason: &'static str, message: impl Into<String>) -> Self {
@@ -105,6 +112,24 @@ impl Failure {
     pub fn retry_after(mut self, wait: Duration) -> Self {
         self.retry_after = Some(wait);
         self
+    }
+
+    /// A server that the request needs could not be reached: the API server, a webhook, or the server of the API. The
+    /// request itself was not checked.
+    pub fn is_unreachable(&self) -> bool {
+        [
+            reason::API_NOT_INSTALLED,
+            reason::API_SERVER_UNREACHABLE,
+            reason::API_UNAVAILABLE,
+            reason::WEBHOOK_UNREACHABLE,
+        ]
+        .contains(&self.reason)
+    }
+
+    /// The server that could not be reached may be starting. Then the failure is retried within a second, and it is
+    /// not reported as an error.
+    pub fn is_not_reachable_yet(&self) -> bool {
+        self.is_unreachable() && self.failing_for < STARTING
     }
 }
 

@@ -15,7 +15,7 @@ pub mod resources;
 pub mod text;
 
 pub use condition::{ConditionStatus, set_condition};
-pub use failure::{ErrorClass, Failure, reason};
+pub use failure::{ErrorClass, Failure, STARTING, reason};
 pub use key::ObjectKey;
 pub use kube_core::ApiResource;
 pub use plan::{

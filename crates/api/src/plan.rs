@@ -4,7 +4,12 @@
 //! Only the executor of `vitivirt-runtime` turns these into requests. Bodies may contain user data and keys, so nothing
 //! here prints a body: `Debug` of a write shows its verb and its target.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    hash::{DefaultHasher, Hash, Hasher},
+    sync::Arc,
+    time::Duration,
+};
 
 use kube_core::{ApiResource, Resource};
 use serde::Serialize;
@@ -43,7 +48,7 @@ impl fmt::Debug for Target {
 }
 
 /// The JSON of an object. It has no `Debug`, because the object may be a Secret.
-#[derive(Clone, PartialEq)]
+#[derive(Clone, PartialEq, Hash)]
 pub struct Body(Value);
 
 impl Body {
@@ -115,6 +120,20 @@ impl Write {
         }
     }
 
+    /// A digest of what the write changes, to recognize a write that is planned again. The body of a lazy write is not
+    /// part of it.
+    pub fn digest(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        match self {
+            Self::Create { body, .. } => body.hash(&mut hasher),
+            Self::Apply { uid, body, .. } | Self::Status { uid, body, .. } => (uid, body).hash(&mut hasher),
+            Self::Patch { uid, operations, .. } => (uid, operations).hash(&mut hasher),
+            Self::Delete { uid, .. } => uid.hash(&mut hasher),
+            Self::Lazy { verb, .. } => verb.hash(&mut hasher),
+        }
+        hasher.finish()
+    }
+
     /// A write that `make` builds. `make` must return a write with the same verb and target.
     pub fn lazy(
         target: Target,
@@ -156,7 +175,7 @@ impl fmt::Debug for Write {
 }
 
 /// One operation of a JSON patch. Its values may be user data, so it has no `Debug`.
-#[derive(Clone, PartialEq)]
+#[derive(Clone, PartialEq, Hash)]
 pub struct Operation {
     /// A JSON pointer.
     pub path: String,
@@ -210,11 +229,20 @@ pub struct Step {
     pub name: &'static str,
     pub writes: Vec<Write>,
     pub wait: Option<Wait>,
+    /// Whether the step is executed although an earlier step failed or waits. Other steps are executed only when
+    /// everything before them is done.
+    pub independent: bool,
 }
 
 impl Step {
     pub fn new(name: &'static str) -> Self {
-        Self { name, writes: Vec::new(), wait: None }
+        Self { name, writes: Vec::new(), wait: None, independent: false }
+    }
+
+    #[must_use]
+    pub fn independent(mut self, independent: bool) -> Self {
+        self.independent = independent;
+        self
     }
 
     #[must_use]
@@ -247,17 +275,28 @@ impl Plan {
     }
 }
 
-/// Where the executor stopped.
+/// Where the executor stopped. Later steps were executed only if they are independent.
 #[derive(Clone, PartialEq)]
 pub enum Stop {
     /// Every step is done.
     Done,
-    /// A step waits; the later steps were not started.
+    /// A step waits, and no step failed.
     Waiting { step: &'static str, wait: Wait },
     /// A name that is needed belongs to another object, which was not changed. `live` is that object.
     NameConflict { step: &'static str, target: Target, live: Body },
-    /// A request failed; the later steps were not started.
+    /// A request failed.
     Failed { step: &'static str, failure: Failure },
+}
+
+impl Stop {
+    /// The stop of a plan after one more step: the first failure counts, and then the first wait.
+    #[must_use]
+    pub fn or_worse(self, later: Self) -> Self {
+        match (&self, &later) {
+            (Self::Done, _) | (Self::Waiting { .. }, Self::NameConflict { .. } | Self::Failed { .. }) => later,
+            _ => self,
+        }
+    }
 }
 
 impl fmt::Debug for Stop {

@@ -16,6 +16,10 @@ impl CompressedAsset {
         Self(bytes)
     }
 
+    pub(crate) fn bytes(self) -> &'static [u8] {
+        self.0
+    }
+
     pub(crate) fn parse<T: DeserializeOwned>(self) -> Result<T, Failure> {
         let mut text = Vec::new();
         GzDecoder::new(self.0).read_to_end(&mut text).map_err(damaged)?;

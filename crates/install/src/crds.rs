@@ -59,10 +59,32 @@ struct CrdAsset {
     schema: Value,
 }
 
+/// The part of the asset that is read without the schema.
+#[derive(Deserialize)]
+struct CrdMetadataAsset {
+    #[serde(rename = "definition")]
+    crd: CrdMetadata,
+}
+
+#[derive(Deserialize)]
+struct CrdMetadata {
+    metadata: Value,
+}
+
 impl CrdSource {
     /// The plural and the group, separated by a dot.
     pub fn name(&self) -> &'static str {
         self.name
+    }
+
+    /// The metadata of the object, without building its schema.
+    pub(crate) fn metadata(&self) -> Result<Value, Failure> {
+        Ok(self.asset.parse::<CrdMetadataAsset>()?.crd.metadata)
+    }
+
+    /// The compressed object.
+    pub(crate) fn bytes(&self) -> &'static [u8] {
+        self.asset.bytes()
     }
 
     /// The whole object. It is large: decompress one, send it and drop it.

@@ -1,35 +1,40 @@
 //! The desired state of a KubeVirt resource: the step between `observed` and `plan`.
 //!
 //! It decides whether there is an installation and of which release. `installation` builds the objects of that
-//! installation. virt-operator adds the certificates, because issuing them needs keys and a clock.
+//! installation. Certificates are a lane of their own, see `certificates`.
 
 use std::{collections::HashMap, sync::Arc};
 
-use k8s_openapi::jiff::Timestamp;
 use vitivirt_api::{Failure, ObjectKey};
 
 use crate::{
-    certificates::IssuedCertificates,
     config::DeploymentConfig,
     environment::Environment,
     installation::Installation,
     kind::Kind,
     observed::Observed,
+    record::Record,
     strategy::{InstallStrategy, job::is_of_another_release},
     validation,
 };
 
-/// Digests of live objects that match the desired state. An object is compared again when its digest or the desired
-/// state changes.
-pub type UpToDate = HashMap<(Kind, ObjectKey), u64>;
+/// The live objects that match the desired state. An object is compared again when its digest or the desired state
+/// changes.
+pub type UpToDate = HashMap<(Kind, ObjectKey), MatchingObject>;
+
+/// A live object that matches the desired state.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MatchingObject {
+    /// The digest of the live object.
+    pub(crate) digest: u64,
+    /// What the status of the KubeVirt resource records of it.
+    pub(crate) record: Option<Record>,
+}
 
 #[derive(Clone)]
 pub enum Desired {
     Installation {
         installation: Arc<Installation>,
-        certificates: Arc<dyn IssuedCertificates + Send + Sync>,
-        /// When the next certificate or CA bundle must be renewed.
-        renew_at: Option<Timestamp>,
         /// Live objects that are known to match this installation.
         up_to_date: Arc<UpToDate>,
     },
@@ -64,16 +69,9 @@ impl Desired {
             Self::Invalid(_) | Self::Nothing => None,
         }
     }
-
-    pub(crate) fn renew_at(&self) -> Option<Timestamp> {
-        match self {
-            Self::Installation { renew_at, .. } => *renew_at,
-            Self::StrategyPending(_) | Self::Invalid(_) | Self::Nothing => None,
-        }
-    }
 }
 
-/// The installation of a KubeVirt resource, without certificates. `dumped` is the install strategy of another release,
+/// The installation of a KubeVirt resource. `dumped` is the install strategy of another release,
 /// which the operator of that release dumped. Returns `None` if the resource is valid, but needs the strategy of
 /// another release, and that strategy is not in the cluster yet.
 pub fn desired_installation(

@@ -8,7 +8,7 @@
 //! ```text
 //! KubeVirt + Environment ─► DeploymentConfig ─► InstallStrategy ─┐      as the release defines it, one file per family
 //! KubeVirt + Cluster ────────────────────────────────────────────┴─► Installation      customized and placed
-//! Installation + IssuedCertificates ─► Desired
+//! Installation ─► Desired
 //! Observed + Desired ─► plan ─► Plan ─► (runtime) ─► Outcome ─► report ─► Report
 //! ```
 //!
@@ -18,8 +18,8 @@
 //! - the objects of the release: `config`, `strategy`, and one module per family (`rbac`, `crds`, `webhooks`,
 //!   `workloads`, `certificates`, `monitoring`, …)
 //! - the objects of one installation: `validation`, `customize`, `placement`, `installation`, `object`
-//! - one reconcile: `eligibility`, `desired`, `plan` (with `order`, `drift`, `up_to_date` and `orphans`), `report`
-//!   (with `warnings`)
+//! - one reconcile: `eligibility`, `desired`, `plan` (with `order`, `record`, `drift`, `up_to_date` and `orphans`),
+//!   `report` (with `warnings`)
 //! - outside of a reconcile: `admission` validates requests, `manifests` installs the operator itself
 
 pub mod admission;
@@ -53,6 +53,7 @@ mod plan;
 pub mod pods;
 mod policy;
 mod rbac;
+mod record;
 mod report;
 mod rollout;
 pub mod served;
@@ -60,6 +61,9 @@ mod services;
 mod stable_text;
 mod strategy;
 mod template;
+#[cfg(feature = "testing")]
+pub mod testing;
+mod trust;
 mod up_to_date;
 pub mod validation;
 mod warnings;
@@ -67,7 +71,7 @@ mod webhooks;
 mod workloads;
 
 pub use config::DeploymentConfig;
-pub use desired::{Desired, UpToDate, desired_installation};
+pub use desired::{Desired, MatchingObject, UpToDate, desired_installation};
 pub use eligibility::is_eligible;
 pub use environment::{Cluster, Environment};
 pub use installation::{INVALID_DURATION, Installation};
@@ -75,13 +79,15 @@ pub use kind::Kind;
 pub use live::LiveObject;
 pub use object::InstallationObject;
 pub use observed::{Objects, Observed};
+pub use order::{Lane, Stage};
 pub use orphans::orphans;
 pub use plan::{owns, plan};
-pub use report::{problem, report};
+pub use report::{certificate_report, lane_problem, problem, report};
 pub use strategy::{
     InstallStrategy, StrategyItem, config_map,
     job::{is_of_another_release, variable},
 };
+pub use trust::{TRUSTING_KINDS, trusted_bundles};
 pub use up_to_date::{StoredObjects, up_to_date_after};
 pub use warnings::warnings;
 

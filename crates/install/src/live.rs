@@ -13,12 +13,14 @@ use serde_json::{Map, Value};
 use vitivirt_api::{Failure, reason};
 
 use crate::{
+    kind::Kind,
     names::{FIELD_MANAGER, STRATEGY_MANIFESTS, annotation, label},
+    record::IDENTITY,
     stable_text,
 };
 
 /// Fields that `drift` does not compare as content.
-const NON_CONTENT: [&str; 4] = ["apiVersion", "kind", "metadata", "status"];
+pub(crate) const NON_CONTENT: [&str; 4] = ["apiVersion", "kind", "metadata", "status"];
 const MANAGERS: [&str; 2] = [label::MANAGED_BY_VALUE, "kubevirt-operator"];
 
 /// Annotations of other clients that may be large or change often.
@@ -44,11 +46,47 @@ pub struct LiveObject {
     pub(crate) unavailable: Option<Unavailable>,
     /// Whether it contains an install strategy.
     pub is_strategy: bool,
+    /// Whether another object owns it, so that the garbage collector may delete it.
+    pub(crate) has_owners: bool,
+    own_keys: OwnKeys,
+    /// Whether `managedFields` say that a KubeVirt operator has set something.
+    written_by_operator: bool,
     /// A digest of everything that is compared.
     pub digest: u64,
     /// The fields of the object and the `managedFields` of other clients, as JSON: a tenth of the memory of a tree of
     /// values. `None` for kinds of which only the metadata is watched.
     json: Option<Box<[u8]>>,
+}
+
+/// The labels and annotations that only a KubeVirt operator has set, according to `managedFields`. Bit n stands for the
+/// key number n of the map: an installation has hundreds of objects, so the keys are not stored twice.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+struct OwnKeys {
+    labels: u64,
+    annotations: u64,
+    /// Another client has set the annotation with the generation of the resource.
+    foreign_generation: bool,
+}
+
+impl OwnKeys {
+    fn new(live: &LiveObject, entries: &[ManagedFieldsEntry]) -> Self {
+        let has = |is_own: bool, field: &str, key: &str| {
+            let entries = entries.iter().filter(|entry| is_of_operator(entry) == is_own);
+            let mut trees = entries.filter_map(|entry| Some(&entry.fields_v1.as_ref()?.0));
+            trees.any(|tree| {
+                tree.pointer(&format!("/f:metadata/f:{field}")).is_some_and(|map| map.get(format!("f:{key}")).is_some())
+            })
+        };
+        let own = |field: &str, keys: &BTreeMap<String, String>| {
+            let is_own = |key: &str| has(true, field, key) && !has(false, field, key);
+            keys.keys().take(64).enumerate().fold(0, |own, (index, key)| own | u64::from(is_own(key)) << index)
+        };
+        Self {
+            labels: own("labels", &live.labels),
+            annotations: own("annotations", &live.annotations),
+            foreign_generation: has(false, "annotations", annotation::GENERATION),
+        }
+    }
 }
 
 /// The rollout status of a workload.
@@ -154,6 +192,12 @@ pub(crate) struct LiveFields {
     pub(crate) foreign: Vec<Value>,
 }
 
+/// Whether the labels and annotations of other clients are removed too, and objects of other clients are adopted.
+/// Upstream virt-operator does so for these kinds.
+pub(crate) fn is_exclusive(kind: Kind) -> bool {
+    matches!(kind, Kind::Instancetype | Kind::Preference)
+}
+
 impl LiveObject {
     /// `data` is the object; its status is evaluated and dropped.
     pub fn new(metadata: &ObjectMeta, data: Value) -> Self {
@@ -202,12 +246,17 @@ impl LiveObject {
             job_result: None,
             unavailable: None,
             is_strategy: false,
+            has_owners: metadata.owner_references.as_ref().is_some_and(|owners| !owners.is_empty()),
+            own_keys: OwnKeys { labels: 0, annotations: 0, foreign_generation: false },
+            written_by_operator: metadata.managed_fields.iter().flatten().any(is_of_operator),
             digest: 0,
             json: None,
         };
         live.annotations.retain(|key, _| !IGNORED_ANNOTATIONS.contains(&key.as_str()));
+        live.own_keys = OwnKeys::new(&live, metadata.managed_fields.as_deref().unwrap_or_default());
         let mut hasher = DefaultHasher::new();
         (&live.uid, &live.labels, &live.annotations, live.generation, live.deleting).hash(&mut hasher);
+        (live.own_keys, live.has_owners).hash(&mut hasher);
         live.digest = hasher.finish();
         live
     }
@@ -232,12 +281,37 @@ impl LiveObject {
     }
 
     /// Whether a KubeVirt operator created the object, according to its label and to the annotations that only an
-    /// operator writes. If the label is missing, the annotations alone decide; otherwise the operator could never
-    /// restore a removed label.
+    /// operator writes. The operator deletes such an object when the installation does not contain it, so both must be
+    /// there: any client can copy one of them.
     pub(crate) fn is_ours(&self) -> bool {
         let by_label = self.labels.get(label::MANAGED_BY).is_none_or(|manager| MANAGERS.contains(&manager.as_str()));
         let required = [annotation::VERSION, annotation::REGISTRY];
         by_label && required.iter().all(|key| self.annotations.contains_key(*key))
+    }
+
+    /// Whether an object with the name of an object of the installation is that object. One proof is enough: any of the
+    /// labels and annotations of an operator, or an entry of an operator in `managedFields`. So an object that has lost
+    /// its label or its annotations is repaired. Instancetypes and preferences of other clients are adopted, as
+    /// upstream virt-operator does.
+    pub(crate) fn is_recognized(&self, kind: Kind) -> bool {
+        let by_label = self.labels.get(label::MANAGED_BY).is_some_and(|manager| MANAGERS.contains(&manager.as_str()));
+        let by_annotation = IDENTITY.iter().any(|key| self.annotations.contains_key(*key));
+        by_label || by_annotation || self.written_by_operator || is_exclusive(kind)
+    }
+
+    /// The labels that only a KubeVirt operator has set.
+    pub(crate) fn own_labels(&self) -> impl Iterator<Item = &String> {
+        own(&self.labels, self.own_keys.labels)
+    }
+
+    /// The annotations that only a KubeVirt operator has set.
+    pub(crate) fn own_annotations(&self) -> impl Iterator<Item = &String> {
+        own(&self.annotations, self.own_keys.annotations)
+    }
+
+    /// Whether another client has set the annotation with the generation of the resource.
+    pub(crate) fn has_foreign_generation(&self) -> bool {
+        self.own_keys.foreign_generation
     }
 
     pub fn annotation(&self, key: &str) -> &str {
@@ -252,8 +326,19 @@ fn contains_strategy(live: &LiveObject, data: &Value) -> bool {
     is_config_map && text.is_some() && live.labels.contains_key(label::INSTALL_STRATEGY)
 }
 
+fn own(map: &BTreeMap<String, String>, mask: u64) -> impl Iterator<Item = &String> {
+    map.keys().take(64).enumerate().filter(move |(index, _)| mask >> index & 1 == 1).map(|(_, key)| key)
+}
+
 /// A subresource does not change the specification.
 fn is_foreign(entry: &ManagedFieldsEntry) -> bool {
-    let subresource = entry.subresource.as_deref().unwrap_or_default();
-    subresource.is_empty() && entry.manager.as_deref() != Some(FIELD_MANAGER)
+    has_no_subresource(entry) && entry.manager.as_deref() != Some(FIELD_MANAGER)
+}
+
+fn is_of_operator(entry: &ManagedFieldsEntry) -> bool {
+    has_no_subresource(entry) && entry.manager.as_deref() == Some(FIELD_MANAGER)
+}
+
+fn has_no_subresource(entry: &ManagedFieldsEntry) -> bool {
+    entry.subresource.as_deref().unwrap_or_default().is_empty()
 }

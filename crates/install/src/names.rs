@@ -60,6 +60,8 @@ pub mod annotation {
     pub(crate) const NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
     pub(crate) const REGISTRY: &str = "kubevirt.io/install-strategy-registry";
     pub(crate) const REQUIRED_SCC: &str = "openshift.io/required-scc";
+    /// `kubectl rollout restart` sets it in the pod template.
+    pub(crate) const RESTARTED_AT: &str = "kubectl.kubernetes.io/restartedAt";
     pub const VERSION: &str = "kubevirt.io/install-strategy-version";
 }
 
@@ -77,6 +79,7 @@ pub(crate) mod event_reason {
     pub(crate) const NO_EFFECT: &str = "NoEffect";
     pub(crate) const PODS_FAIL: &str = "PodsFail";
     pub(crate) const POD_DELETED: &str = "PodDeleted";
+    pub(crate) const PROBLEM: &str = "PartiallySynchronized";
     pub(crate) const REPLICAS: &str = "AdvancedFeatureUse";
 }
 

@@ -7,12 +7,13 @@ use serde_json::{Map, Value};
 use vitivirt_api::{Body, Failure, ObjectKey, Target};
 
 use crate::{
-    certificates::{BUNDLE_KEY, CA, IssuedCertificates},
+    certificates::{BUNDLE_KEY, CA, IssuedCertificates, KeyPair},
     config::DeploymentConfig,
     kind::Kind,
     managed_metadata::ManagedMetadata,
     names::STRATEGY_GENERATE_NAME,
     order::Stage,
+    record::Digest,
     strategy::{self, InstallStrategy, StrategyItem},
 };
 
@@ -73,13 +74,28 @@ impl InstallationObject {
         self.kind == Kind::CustomResourceDefinition || self.uses_generate_name()
     }
 
-    /// The labels and annotations that the operator adds to a compressed object.
-    pub(crate) fn managed_metadata(&self) -> Value {
-        let mut object = json_object([("metadata", Value::Object(Map::new()))]);
-        if let BodySource::Compressed(_, metadata) = &self.body {
-            metadata.add_to_object(&mut object);
+    /// The object without its content, which a compressed object keeps compressed.
+    pub(crate) fn metadata_only(&self) -> Result<Value, Failure> {
+        match &self.body {
+            BodySource::Compressed(item, metadata) => {
+                let mut object = json_object([("metadata", item.metadata()?)]);
+                metadata.add_to_object(&mut object);
+                Ok(object)
+            }
+            BodySource::Value(object) => {
+                Ok(json_object([("metadata", object.get("metadata").cloned().unwrap_or_default())]))
+            }
+            BodySource::StrategyConfigMap(_) => Ok(json_object([])),
         }
-        object.get_mut("metadata").map(Value::take).unwrap_or_default()
+    }
+
+    /// A digest of the content, without certificates.
+    pub(crate) fn digest(&self) -> Digest {
+        match &self.body {
+            BodySource::Value(object) => Digest::of_object(object),
+            BodySource::Compressed(item, _) => item.digest(),
+            BodySource::StrategyConfigMap(source) => Digest::of_bytes(source.config.id.as_bytes()),
+        }
     }
 
     pub fn body(&self, certificates: &dyn IssuedCertificates) -> Result<Body, Failure> {
@@ -126,10 +142,7 @@ impl InstallationObject {
                 set_field(object, "data", data);
             }
             Kind::Secret => {
-                let data = certificates.key_pair(self.key.name()).map(|pair| {
-                    json_object([("tls.crt", base64_value(&pair.certificate)), ("tls.key", base64_value(&pair.key))])
-                });
-                set_field(object, "data", data);
+                set_field(object, "data", certificates.key_pair(self.key.name()).map(|pair| key_pair_data(&pair)));
             }
             _ => {}
         }
@@ -146,7 +159,12 @@ fn json_object<const N: usize>(pairs: [(&str, Value); N]) -> Value {
     Value::Object(pairs.into_iter().map(|(key, value)| (key.to_owned(), value)).collect::<Map<_, _>>())
 }
 
+/// The data of a Secret of type `kubernetes.io/tls`.
+pub(crate) fn key_pair_data(pair: &KeyPair) -> Value {
+    json_object([("tls.crt", base64_value(&pair.certificate)), ("tls.key", base64_value(&pair.key))])
+}
+
 /// Bytes in base64, as in JSON.
-fn base64_value(bytes: &[u8]) -> Value {
+pub(crate) fn base64_value(bytes: &[u8]) -> Value {
     serde_json::to_value(ByteString(bytes.to_vec())).unwrap_or_default()
 }

@@ -7,9 +7,14 @@ use std::{
 };
 
 use k8s_openapi::jiff::Timestamp;
-use vitivirt_api::{ObjectKey, kubevirt::KubeVirt};
+use vitivirt_api::{
+    ObjectKey,
+    kubevirt::{Generation, KubeVirt},
+};
 
-use crate::{environment::Cluster, kind::Kind, live::LiveObject, names::annotation, pods::Pods, served::Served};
+use crate::{
+    environment::Cluster, kind::Kind, live::LiveObject, names::annotation, order::Lane, pods::Pods, served::Served,
+};
 
 pub struct Observed {
     pub kubevirt: KubeVirt,
@@ -35,19 +40,22 @@ pub struct Observed {
     pub served: Served,
     /// CRDs that the installation no longer contains but that still have objects.
     pub crds_with_objects: BTreeSet<ObjectKey>,
+    /// Why the operator could not check whether orphans may be deleted.
+    pub unchecked_orphans: Option<String>,
+    /// What is wrong in the lanes that only report, see [`crate::lane_problem`].
+    pub lane_problems: BTreeMap<Lane, String>,
 }
 
 impl Observed {
-    /// The generation of an object that the status of the KubeVirt resource recorded.
-    pub(crate) fn recorded_generation(&self, kind: Kind, key: &ObjectKey) -> Option<i64> {
+    /// What the status of the KubeVirt resource records of an object.
+    pub(crate) fn recorded_generation(&self, kind: Kind, key: &ObjectKey) -> Option<&Generation> {
         let resource = kind.resource();
         let status = self.kubevirt.status.as_ref()?;
-        let recorded = status.generations.iter().find(|recorded| {
+        status.generations.iter().find(|recorded| {
             recorded.resource == resource.plural
                 && recorded.name == key.name()
                 && recorded.namespace == key.namespace().unwrap_or_default()
-        })?;
-        Some(recorded.last_generation)
+        })
     }
 }
 
@@ -60,18 +68,29 @@ impl Objects {
         self.0.insert((kind, key), live);
     }
 
-    /// An object that a KubeVirt operator created. A foreign object with the same key shows up as a name conflict when
-    /// the operator creates its own.
+    /// The object of the installation with this key. A foreign object with the same key shows up as a name conflict
+    /// when the operator creates its own.
     pub fn get(&self, kind: Kind, key: &ObjectKey) -> Option<&Arc<LiveObject>> {
-        self.0.get(&(kind, key.clone())).filter(|live| live.is_ours())
+        self.0.get(&(kind, key.clone())).filter(|live| live.is_recognized(kind))
     }
 
+    /// The objects of a kind that may be objects of the installation, if they have the name of one.
+    pub fn recognized(&self, kind: Kind) -> impl Iterator<Item = (&ObjectKey, &Arc<LiveObject>)> {
+        let of_kind = self.0.iter().filter(move |((of, _), live)| *of == kind && live.is_recognized(kind));
+        of_kind.map(|((_, key), live)| (key, live))
+    }
+
+    /// The objects of a kind that a KubeVirt operator created, whatever their names.
     pub fn of_kind(&self, kind: Kind) -> impl Iterator<Item = (&ObjectKey, &Arc<LiveObject>)> {
         self.0.iter().filter(move |((of, _), live)| *of == kind && live.is_ours()).map(|((_, key), live)| (key, live))
     }
 
-    pub fn is_empty(&self) -> bool {
-        !self.0.values().any(|live| live.is_ours())
+    /// Whether an installation, or a part of one, exists. What dumps or contains an install strategy is not part of it.
+    pub(crate) fn contain_installation(&self) -> bool {
+        let is_installed = |((kind, _), live): (&(Kind, ObjectKey), &Arc<LiveObject>)| {
+            live.is_ours() && *kind != Kind::Job && !live.is_strategy
+        };
+        self.0.iter().any(is_installed)
     }
 
     /// The newest ConfigMap with the install strategy of a deployment.

@@ -46,7 +46,7 @@ pub fn orphans(observed: &Observed, desired: &Desired) -> Vec<(Kind, ObjectKey)>
 
 /// Live objects with the operator's labels and annotations that the installation does not contain, in the order in
 /// which they are deleted. Any client can copy labels and annotations, so only namespaces in which this installation or
-/// the one before it has objects count.
+/// one before it has objects count.
 pub(crate) fn orphaned_objects<'a>(
     observed: &'a Observed,
     installation: &Installation,
@@ -63,7 +63,11 @@ pub(crate) fn orphaned_objects<'a>(
         .iter()
         .chain([config])
         .flat_map(|config| config.monitor_namespaces().into_iter().chain(config.service_monitor_namespace()));
-    let namespaces: HashSet<&str> = monitoring.chain(["kube-system", config.namespace.as_str()]).collect();
+    // An installation that an edit replaced before it was complete.
+    let replaced = status.into_iter().flat_map(|status| &status.generations);
+    let replaced = replaced.map(|recorded| recorded.namespace.as_str()).filter(|namespace| !namespace.is_empty());
+    let namespaces: HashSet<&str> =
+        monitoring.chain(replaced).chain(["kube-system", config.namespace.as_str()]).collect();
     let is_orphan = |kind: Kind, key: &ObjectKey, live: &LiveObject| {
         let is_current = live.is_strategy && (Some(key) == current_strategy || current_strategy.is_none());
         let kept = desired.contains(&(kind, key)) || key.name().starts_with(BLOCKING_PREFIX) || is_current;

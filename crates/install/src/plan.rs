@@ -1,7 +1,8 @@
 //! The plan: the writes that turn what was observed into the desired state, in order, and the waits between them.
 //!
-//! Each wave of `order` is one step. A step contains no objects that are up to date, so the plan of a complete
-//! installation has no writes. Orphans are deleted last, when no other object needs them.
+//! Each lane of `order` has a plan of its own, and each wave of a lane is one step. A step contains no objects that are
+//! up to date, so the plan of a complete installation has no writes. Orphans are deleted last, when no other object
+//! needs them. The plan of the lane `Certificates` is in `certificates`.
 //!
 //! `drift` compares one object, `orphans` finds the objects to delete, and the executor of the crate `runtime` sends
 //! the writes. `report` reports the result to the user.
@@ -13,7 +14,6 @@ use serde_json::{Value, json};
 use vitivirt_api::{Body, Failure, ObjectKey, Operation, Plan, Step, Target, Wait, Write, kubevirt::KubeVirt, reason};
 
 use crate::{
-    certificates::IssuedCertificates,
     config::DeploymentConfig,
     desired::{Desired, UpToDate},
     drift::{Drift, drift, metadata_patch},
@@ -25,11 +25,12 @@ use crate::{
     names::{FINALIZER, VIRT_API, VIRT_CONTROLLER, VIRT_HANDLER, annotation, label},
     object::InstallationObject,
     observed::Observed,
-    order::{Stage, WaitFor, Wave, waves},
+    order::{INSTANCETYPES, Lane, MONITORING, Stage, WaitFor, Wave, waves},
     orphans::orphaned_objects,
     pods::Problems,
-    served,
+    record::{Record, Recorded},
     strategy::job,
+    trust::{StoredTrust, TRUSTING_KINDS, keep_live_trust},
     webhooks::{self, BLOCKING_PREFIX},
 };
 
@@ -39,7 +40,15 @@ pub(crate) mod wait {
     /// A rollout whose pods fail for a reason that does not end with time.
     pub(crate) const FAILING_PODS: &str = "PodsFail";
     pub(super) const DELETION: &str = "WaitingForDeletion";
-    pub(super) const STRATEGY: &str = "WaitingForInstallStrategy";
+    pub(crate) const STRATEGY: &str = "WaitingForInstallStrategy";
+    pub(super) const CERTIFICATES: &str = "WaitingForCertificates";
+    pub(super) const LANE: &str = "WaitingForObjects";
+}
+
+/// Steps whose failure is reported without affecting the installation, see `report`.
+pub(crate) mod optional_step {
+    pub(crate) const NAMESPACE: &str = "namespace label";
+    pub(crate) const ORPHANS: &str = "orphans";
 }
 
 /// How long a finished Job is kept, so that a user can read its log.
@@ -49,29 +58,41 @@ const JOB_RETRY: Duration = Duration::from_secs(30);
 const OBSERVED_VERSIONS: [(&str, &str); 2] =
     [("kubevirt.io/latest-observed-api-version", "v1"), ("kubevirt.io/storage-observed-api-version", "v1")];
 
-/// Compares the observed state with the desired state. A pure function. The plan of a resource that cannot be installed
-/// is empty, and its report names the reason.
-pub fn plan(observed: &Observed, desired: &Desired) -> Result<Plan, Failure> {
+/// Compares the observed state with the desired state of one lane. A pure function. The plan of a resource that cannot
+/// be installed is empty, and its report names the reason.
+pub fn plan(observed: &Observed, desired: &Desired, lane: Lane) -> Result<Plan, Failure> {
     let mut plan = Plan::default();
     if !is_eligible(observed) {
         return Ok(plan);
     }
-    // Without objects there is nothing to clean up, so an invalid resource gets no finalizer.
-    if desired.invalid().is_none() || !observed.objects.is_empty() {
+    // Without an installation there is nothing to clean up, so the resource gets no finalizer.
+    let installed = observed.objects.contain_installation();
+    if lane == Lane::Components && (desired.installation().is_some() || installed) {
         plan.steps.extend(ensure_finalizer(&observed.kubevirt));
     }
-    plan.steps.extend(served::delete_pod(observed));
     match desired {
-        Desired::Installation { installation, certificates, up_to_date, .. } => {
-            Planner { observed, installation, certificates, up_to_date }.build_plan(&mut plan)?;
+        Desired::Installation { installation, up_to_date } => {
+            let trust = Arc::new(StoredTrust::new(observed));
+            let planner = Planner { observed, installation, trust: &trust, up_to_date };
+            match lane {
+                Lane::Components => planner.components(&mut plan)?,
+                Lane::Monitoring => plan.steps.extend(planner.only_wave(&MONITORING)?),
+                Lane::Instancetypes => planner.instancetypes(&mut plan)?,
+                // They have a plan of their own.
+                Lane::Certificates => {}
+            }
         }
-        Desired::StrategyPending(config) => plan.steps.push(dump_strategy_job(observed, config)?),
-        Desired::Invalid(_) | Desired::Nothing => {}
+        // A resource that is being deleted needs no strategy if nothing is installed.
+        Desired::StrategyPending(_) if !installed && observed.kubevirt.metadata.deletion_timestamp.is_some() => {}
+        Desired::StrategyPending(config) if lane == Lane::Components => {
+            plan.steps.push(dump_strategy_job(observed, config)?);
+        }
+        Desired::StrategyPending(_) | Desired::Invalid(_) | Desired::Nothing => {}
     }
     Ok(plan)
 }
 
-/// A webhook checks every object of this step. The first object is written alone: as long as the API server still has
+/// A webhook checks every object of this step. The first object of all is written alone: as long as the API server still has
 /// the blocking webhook or cannot reach virt-api, it rejects one write instead of a dozen.
 fn canary_write(step: &mut Step) -> Option<Step> {
     (step.writes.len() > 1).then(|| Step::new(step.name).write(step.writes.remove(0)))
@@ -111,18 +132,23 @@ fn ensure_finalizer(kubevirt: &KubeVirt) -> Option<Step> {
 }
 
 /// Runs the operator of another release once, in a Job that dumps its install strategy. A Job that ended without a
-/// result is deleted after a while and created again.
+/// result is deleted after a while and created again. Jobs of other strategies are deleted: they may never end.
 fn dump_strategy_job(observed: &Observed, config: &DeploymentConfig) -> Result<Step, Failure> {
     let key = job::key(config);
-    let step = Step::new("strategy");
+    let mut step = Step::new("strategy");
+    step.writes.extend(strategy_jobs(observed, |other, _| *other != key));
     let version = &config.kube_virt_version;
     let image = &config.images.virt_operator_image;
     let waiting = |message: String, requeue_after| Wait { reason: wait::STRATEGY, message, requeue_after };
-    let running =
-        format!("Waiting for Job {key}, which extracts the install strategy of KubeVirt {version} from {image}");
+    let (namespace, name) = (key.namespace().unwrap_or_default(), key.name());
+    let running = format!(
+        "Waiting for Job {key}, which extracts the install strategy of KubeVirt {version} from {image}; if it does not \
+         end, the image may not exist: see `kubectl -n {namespace} describe pods -l job-name={name}`, and correct \
+         spec.imageTag or spec.imageRegistry"
+    );
     let Some(live) = observed.objects.get(Kind::Job, &key) else {
         let target = Target::new(Kind::Job.resource(), key);
-        let body = job::job(&observed.kubevirt, config)?.into();
+        let body = job::job(&observed.kubevirt, config)?;
         return Ok(step.write(Write::Create { target, body }).wait(waiting(running, None)));
     };
     let Some(result) = live.job_result.filter(|_| !live.deleting) else {
@@ -146,7 +172,7 @@ fn dump_strategy_job(observed: &Observed, config: &DeploymentConfig) -> Result<S
 struct Planner<'a> {
     observed: &'a Observed,
     installation: &'a Arc<Installation>,
-    certificates: &'a Arc<dyn IssuedCertificates + Send + Sync>,
+    trust: &'a Arc<StoredTrust>,
     up_to_date: &'a UpToDate,
 }
 
@@ -158,35 +184,65 @@ enum ObjectChange {
     AwaitDeletion(Target),
     /// The object is deleted now. A later reconcile creates it again.
     Recreate(Write),
+    /// The object is created when the certificates that it needs are stored.
+    AwaitCertificates,
 }
 
 impl Planner<'_> {
-    fn build_plan(&self, plan: &mut Plan) -> Result<(), Failure> {
+    fn components(&self, plan: &mut Plan) -> Result<(), Failure> {
         plan.steps.extend(self.install_blocking_webhook()?);
         let status = self.observed.kubevirt.status.as_ref();
         let installed = status.map(|status| status.observed_kube_virt_version.as_str()).unwrap_or_default();
         let mut written = Vec::new();
-        for (index, wave) in waves(&self.installation.config.kube_virt_version, installed).iter().enumerate() {
-            let mut step = self.wave(wave, &mut written)?;
-            if index == 0 {
-                step.writes.extend(self.label_namespace());
-            }
-            if wave.stages.contains(&Stage::Instancetypes) {
-                plan.steps.extend(canary_write(&mut step));
-            }
-            plan.steps.push(step);
-            if wave.stages.contains(&Stage::Api) {
-                plan.steps.extend(self.remove_blocking_webhook());
-            }
+        for wave in waves(&self.installation.config.kube_virt_version, installed) {
+            plan.steps.push(self.wave(wave, &mut written)?);
         }
+        plan.steps.extend(self.remove_blocking_webhook());
+        plan.steps.extend(self.await_lanes()?);
+        // Nothing depends on these two, so they come last.
+        plan.steps.extend(self.label_namespace());
         plan.steps.extend(self.delete_orphans());
         Ok(())
     }
 
+    fn instancetypes(&self, plan: &mut Plan) -> Result<(), Failure> {
+        if !accepts_instancetypes(self.observed, self.installation) {
+            return Ok(());
+        }
+        if let Some(mut step) = self.only_wave(&INSTANCETYPES)? {
+            let kinds = [Kind::Instancetype, Kind::Preference];
+            if kinds.iter().all(|kind| self.observed.objects.of_kind(*kind).next().is_none()) {
+                plan.steps.extend(canary_write(&mut step));
+            }
+            plan.steps.push(step);
+        }
+        Ok(())
+    }
+
+    /// The step of a lane with one wave, or `None` if all of its objects are up to date.
+    fn only_wave(&self, wave: &Wave) -> Result<Option<Step>, Failure> {
+        let step = self.wave(wave, &mut Vec::new())?;
+        Ok((!step.writes.is_empty() || step.wait.is_some()).then_some(step))
+    }
+
+    /// The phase `Deployed` means that the objects of the other lanes exist too. A lane with a problem reports it, and is
+    /// not waited for.
+    fn await_lanes(&self) -> Result<Option<Step>, Failure> {
+        for (lane, wave) in [(Lane::Monitoring, MONITORING), (Lane::Instancetypes, INSTANCETYPES)] {
+            if !self.observed.lane_problems.contains_key(&lane) && self.only_wave(&wave)?.is_some() {
+                let message = format!("the objects of {lane} are being written");
+                let wait = Wait { reason: wait::LANE, message, requeue_after: None };
+                return Ok(Some(Step::new("lanes").wait(wait)));
+            }
+        }
+        Ok(None)
+    }
+
     /// `written` lists the objects that this plan writes, in this wave and before.
     fn wave(&self, wave: &Wave, written: &mut Vec<(Kind, ObjectKey)>) -> Result<Step, Failure> {
-        let mut step = Step::new(wave_name(wave));
+        let mut step = Step::new(wave_name(wave)).independent(wave.independent);
         let mut deleted = None;
+        let mut uncertified = false;
         let objects = self.installation.objects.iter().enumerate();
         for (index, object) in objects.filter(|(_, object)| wave.stages.contains(&object.stage)) {
             match self.change(index, object)? {
@@ -196,6 +252,7 @@ impl Planner<'_> {
                     step.writes.push(write);
                 }
                 ObjectChange::AwaitDeletion(target) => deleted = Some(target),
+                ObjectChange::AwaitCertificates => uncertified = true,
                 ObjectChange::Recreate(write) => {
                     deleted = Some(write.target().clone());
                     step.writes.push(write);
@@ -206,6 +263,10 @@ impl Planner<'_> {
             Some(target) => {
                 let message = format!("{target} is being deleted; the operator creates it again when it is gone");
                 Some(Wait { reason: wait::DELETION, message, requeue_after: None })
+            }
+            None if uncertified => {
+                let message = "the certificates of the components are being issued".to_owned();
+                Some(Wait { reason: wait::CERTIFICATES, message, requeue_after: None })
             }
             None => self.await_rollout(wave, written),
         };
@@ -218,40 +279,62 @@ impl Planner<'_> {
         }
         let target = object.target();
         let Some(live) = self.observed.objects.get(object.kind, &object.key) else {
+            if self.awaits_certificates(object) {
+                return Ok(ObjectChange::AwaitCertificates);
+            }
             return Ok(ObjectChange::Write(self.create(index, object)?));
         };
         if live.deleting {
             return Ok(ObjectChange::AwaitDeletion(target));
         }
         let key = (object.kind, object.key.clone());
-        if self.up_to_date.get(&key) == Some(&live.digest) {
+        if self.up_to_date.get(&key).is_some_and(|matching| matching.digest == live.digest) {
             return Ok(ObjectChange::None);
         }
         if object.kind == Kind::CustomResourceDefinition {
-            return Ok(self.crd(index, object, live));
+            return self.crd(index, object, live);
         }
-        let body = object.body(&**self.certificates)?;
-        Ok(match drift(object.kind, body.json(), live)? {
+        let mut body = object.body(&**self.trust)?.into_json();
+        if TRUSTING_KINDS.contains(&object.kind)
+            && let Some(fields) = live.fields()?
+        {
+            keep_live_trust(object.kind, &mut body, &fields.content);
+        }
+        let recorded = self.observed.recorded_generation(object.kind, &object.key);
+        let recorded = recorded.and_then(|recorded| Record::parse(&recorded.hash));
+        let recorded = Record::new(object, live)?.map_or(Recorded::Never, |record| record.compare(recorded));
+        Ok(match drift(object.kind, &body, live, recorded)? {
             Drift::None => ObjectChange::None,
             Drift::Patch(operations) => ObjectChange::Write(Write::Patch { target, uid: live.uid.clone(), operations }),
             Drift::Recreate => ObjectChange::Recreate(delete(object.kind, &object.key, live)),
         })
     }
 
+    /// Without a CA bundle the API server cannot call a webhook, and a pod that starts without its certificate waits for
+    /// the kubelet to mount it, which takes more than a minute.
+    fn awaits_certificates(&self, object: &InstallationObject) -> bool {
+        if TRUSTING_KINDS.contains(&object.kind) {
+            return self.trust.is_missing();
+        }
+        let is_workload = matches!(object.kind, Kind::Deployment | Kind::DaemonSet);
+        let mut secrets = self.installation.objects.iter().filter(|object| object.kind == Kind::Secret);
+        is_workload && secrets.any(|secret| self.observed.objects.get(Kind::Secret, &secret.key).is_none())
+    }
+
     fn create(&self, index: usize, object: &InstallationObject) -> Result<Write, Failure> {
         let target = object.target();
         if !object.is_large() {
-            return Ok(Write::Create { target, body: object.body(&**self.certificates)? });
+            return Ok(Write::Create { target, body: object.body(&**self.trust)? });
         }
         Ok(self.create_lazy(index, target))
     }
 
     /// A large body is built when it is sent.
     fn create_lazy(&self, index: usize, target: Target) -> Write {
-        let (installation, certificates) = (Arc::clone(self.installation), Arc::clone(self.certificates));
+        let (installation, trust) = (Arc::clone(self.installation), Arc::clone(self.trust));
         Write::lazy(target.clone(), "create", move || {
             let body = match installation.objects.get(index) {
-                Some(object) => object.body(&*certificates)?,
+                Some(object) => object.body(&*trust)?,
                 None => Body::from(Value::Null),
             };
             Ok(Write::Create { target: target.clone(), body })
@@ -260,28 +343,33 @@ impl Planner<'_> {
 
     /// The cache holds only the metadata of a CRD. Its content is what the operator wrote as long as its generation is
     /// the one that the status recorded then. After that the CRD is written again, which is a no-op if nothing differs.
-    fn crd(&self, index: usize, object: &InstallationObject, live: &LiveObject) -> ObjectChange {
+    /// Upstream virt-operator records generations without digests: its CRDs are those of the version that they name.
+    fn crd(&self, index: usize, object: &InstallationObject, live: &LiveObject) -> Result<ObjectChange, Failure> {
         let recorded = self.observed.recorded_generation(object.kind, &object.key);
-        let desired = Value::from_iter([("metadata", object.managed_metadata())]);
-        if metadata_patch(&desired, live).is_empty() && recorded == Some(live.generation) {
-            return ObjectChange::None;
+        let record = Record::new(object, live)?;
+        let is_recorded = recorded.is_some_and(|recorded| {
+            let is_same = recorded.hash.is_empty() || record == Record::parse(&recorded.hash);
+            recorded.last_generation == live.generation && is_same
+        });
+        if is_recorded && metadata_patch(object.kind, &object.metadata_only()?, live).is_empty() {
+            return Ok(ObjectChange::None);
         }
-        let (installation, certificates) = (Arc::clone(self.installation), Arc::clone(self.certificates));
+        let (installation, trust) = (Arc::clone(self.installation), Arc::clone(self.trust));
         let (target, live) = (object.target(), live.clone());
-        ObjectChange::Write(Write::lazy(target.clone(), "patch", move || {
+        Ok(ObjectChange::Write(Write::lazy(target.clone(), "patch", move || {
             let Some(object) = installation.objects.get(index) else {
                 let message = format!("{target} is not in its installation");
                 return Err(Failure::bug(reason::BAD_REQUEST, message));
             };
-            let mut body = object.body(&*certificates)?.into_json();
-            let mut operations = match drift(object.kind, &body, &live)? {
+            let mut body = object.body(&*trust)?.into_json();
+            let mut operations = match drift(object.kind, &body, &live, Recorded::Never)? {
                 Drift::Patch(operations) => operations,
                 Drift::None | Drift::Recreate => Vec::new(),
             };
             let spec = body.get_mut("spec").map(Value::take).unwrap_or_default();
             operations.push(Operation::set("/spec", spec));
             Ok(Write::Patch { target: target.clone(), uid: live.uid.clone(), operations })
-        }))
+        })))
     }
 
     /// The ConfigMap with the install strategy. That of an earlier deployment is an orphan.
@@ -309,8 +397,8 @@ impl Planner<'_> {
         let crds = self.installation.objects.iter().filter(|object| object.stage == Stage::Crds);
         let new = crds.filter(|object| self.observed.objects.get(object.kind, &object.key).is_none());
         let new: Vec<(&str, &str)> = new.filter_map(|object| object.key.name().split_once('.')).collect();
-        let blocked = self.blocking_webhooks().next().is_some();
-        if new.is_empty() || blocked || self.api_is_ready() {
+        let blocked = blocking_webhooks(self.observed).next().is_some();
+        if new.is_empty() || blocked || api_is_ready(self.observed, self.installation) {
             return Ok(None);
         }
         let new: Vec<(&str, &str)> = new.into_iter().map(|(plural, group)| (group, plural)).collect();
@@ -323,28 +411,18 @@ impl Planner<'_> {
     }
 
     fn remove_blocking_webhook(&self) -> Option<Step> {
-        let mut step = Step::new("remove blocking webhook");
+        if !api_is_ready(self.observed, self.installation) {
+            return None;
+        }
+        let mut step = Step::new("remove blocking webhook").independent(true);
         step.writes.extend(
-            self.blocking_webhooks().map(|(key, live)| delete(Kind::ValidatingWebhookConfiguration, key, live)),
+            blocking_webhooks(self.observed).map(|(key, live)| delete(Kind::ValidatingWebhookConfiguration, key, live)),
         );
         (!step.writes.is_empty()).then_some(step)
     }
 
-    fn blocking_webhooks(&self) -> impl Iterator<Item = (&ObjectKey, &Arc<LiveObject>)> {
-        let configurations = self.observed.objects.of_kind(Kind::ValidatingWebhookConfiguration);
-        configurations.filter(|(key, live)| key.name().starts_with(BLOCKING_PREFIX) && !live.deleting)
-    }
-
-    fn api_is_ready(&self) -> bool {
-        let key = ObjectKey::namespaced(&self.installation.config.namespace, VIRT_API);
-        let version = &self.installation.config.kube_virt_version;
-        let live = self.observed.objects.get(Kind::Deployment, &key);
-        let live = live.filter(|live| live.annotation(annotation::VERSION) == version);
-        live.and_then(|live| live.rollout).is_some_and(Rollout::is_complete)
-    }
-
     /// The only write to an object that the operator does not manage.
-    fn label_namespace(&self) -> Option<Write> {
+    fn label_namespace(&self) -> Option<Step> {
         let live = self.observed.namespace.as_ref().filter(|live| !live.deleting)?;
         let (key, value) = label::OF_NAMESPACE;
         if live.labels.get(key).is_some_and(|have| have == value) {
@@ -356,7 +434,8 @@ impl Planner<'_> {
             Operation::set(format!("/metadata/labels/{}", Operation::escape(key)), json!(value))
         };
         let target = Target::of_kind::<Namespace>(ObjectKey::cluster(&self.installation.config.namespace));
-        Some(Write::Patch { target, uid: live.uid.clone(), operations: vec![operation] })
+        let write = Write::Patch { target, uid: live.uid.clone(), operations: vec![operation] };
+        Some(Step::new(optional_step::NAMESPACE).write(write))
     }
 
     fn await_rollout(&self, wave: &Wave, written: &[(Kind, ObjectKey)]) -> Option<Wait> {
@@ -400,19 +479,50 @@ impl Planner<'_> {
     /// Only with complete caches: otherwise an object that another replica has just created for a newer resource could
     /// be taken for an orphan. A CRD that still has objects is kept, together with them.
     fn delete_orphans(&self) -> Option<Step> {
-        if !self.observed.caches_complete {
+        if !self.observed.caches_complete || self.observed.unchecked_orphans.is_some() {
             return None;
         }
-        let mut step = Step::new("orphans");
-        let finished =
-            self.observed.objects.of_kind(Kind::Job).filter(|(_, live)| live.job_result.is_some() && !live.deleting);
-        step.writes.extend(finished.map(|(key, live)| delete(Kind::Job, key, live)));
+        let mut step = Step::new(optional_step::ORPHANS);
+        // A Job of another strategy may never end, for example because its image does not exist.
+        let current = job::key(&self.installation.config);
+        step.writes.extend(strategy_jobs(self.observed, |key, live| live.job_result.is_some() || *key != current));
         let unused = orphaned_objects(self.observed, self.installation).into_iter().filter(|(kind, key, _)| {
             *kind != Kind::CustomResourceDefinition || !self.observed.crds_with_objects.contains(*key)
         });
         step.writes.extend(unused.map(|(kind, key, live)| delete(kind, key, live)));
         (!step.writes.is_empty()).then_some(step)
     }
+}
+
+/// The deletions of the matching Jobs that dump a strategy. Any client can copy labels and annotations to another
+/// namespace.
+fn strategy_jobs<'a>(
+    observed: &'a Observed,
+    matches: impl Fn(&ObjectKey, &LiveObject) -> bool + 'a,
+) -> impl Iterator<Item = Write> + 'a {
+    let jobs = observed.objects.of_kind(Kind::Job).filter(move |(key, live)| {
+        let dumps_strategy = key.namespace() == Some(observed.operator_namespace.as_str())
+            && live.labels.contains_key(label::INSTALL_STRATEGY);
+        dumps_strategy && !live.deleting && matches(key, live)
+    });
+    jobs.map(|(key, live)| delete(Kind::Job, key, live))
+}
+
+/// Whether the API server accepts instancetypes: virt-api, which validates them, responds, and nothing blocks them.
+pub(crate) fn accepts_instancetypes(observed: &Observed, installation: &Installation) -> bool {
+    api_is_ready(observed, installation) && blocking_webhooks(observed).next().is_none()
+}
+
+fn blocking_webhooks(observed: &Observed) -> impl Iterator<Item = (&ObjectKey, &Arc<LiveObject>)> {
+    let configurations = observed.objects.of_kind(Kind::ValidatingWebhookConfiguration);
+    configurations.filter(|(key, live)| key.name().starts_with(BLOCKING_PREFIX) && !live.deleting)
+}
+
+fn api_is_ready(observed: &Observed, installation: &Installation) -> bool {
+    let key = ObjectKey::namespaced(&installation.config.namespace, VIRT_API);
+    let live = observed.objects.get(Kind::Deployment, &key);
+    let live = live.filter(|live| live.annotation(annotation::VERSION) == installation.config.kube_virt_version);
+    live.and_then(|live| live.rollout).is_some_and(Rollout::is_complete)
 }
 
 fn delete(kind: Kind, key: &ObjectKey, live: &LiveObject) -> Write {
@@ -422,21 +532,22 @@ fn delete(kind: Kind, key: &ObjectKey, live: &LiveObject) -> Write {
 
 /// The name of a step, after the main stage of its wave.
 fn wave_name(wave: &Wave) -> &'static str {
-    match wave.stages.first() {
-        Some(Stage::CaSecrets) => "CAs and bindings",
-        Some(Stage::CaConfigMaps) => "CA bundles",
-        Some(Stage::Webhooks) => "webhooks",
-        Some(Stage::Certificates) => "certificates",
-        Some(Stage::Api) => "virt-api",
-        Some(Stage::Handler) => "virt-handler",
-        Some(Stage::Controller | Stage::ExportProxy) => "components",
-        Some(Stage::Instancetypes) => "instancetypes",
+    match wave.stages {
+        [Stage::Bindings, ..] => "bindings",
+        [Stage::Webhooks, ..] => "webhooks",
+        [Stage::Api] => "virt-api",
+        [Stage::Handler] => "virt-handler",
+        [Stage::Api | Stage::Controller | Stage::ExportProxy, ..] => "components",
+        [Stage::Monitoring] => "monitoring",
+        [Stage::Instancetypes] => "instancetypes",
         _ => "foundation",
     }
 }
 
-/// Whether a KubeVirt operator created a live object. The executor calls it when the name of a new object is in use.
-pub fn owns(live: &Value) -> bool {
+/// Whether a live object is the object of the installation whose name it has. The executor calls it when the name of a
+/// new object is in use.
+pub fn owns(target: &Target, live: &Value) -> bool {
+    let Some(kind) = Kind::from_name(&target.resource.kind) else { return false };
     let metadata = live.get("metadata").cloned().unwrap_or_default();
-    serde_json::from_value(metadata).is_ok_and(|metadata| LiveObject::from_metadata(&metadata).is_ours())
+    serde_json::from_value(metadata).is_ok_and(|metadata| LiveObject::from_metadata(&metadata).is_recognized(kind))
 }

@@ -21,14 +21,16 @@ use vitivirt_api::{
 use crate::{
     RELEASE,
     config::DeploymentConfig,
-    desired::Desired,
+    desired::{Desired, UpToDate},
     eligibility::ineligible_message,
+    installation::Installation,
     kind::Kind,
     names::event_reason,
     observed::Observed,
     orphans::orphans,
-    plan::wait,
+    plan::{optional_step, wait},
     pods,
+    record::{Record, is_recorded},
     served::{self, Alarm},
     warnings::all_warnings,
 };
@@ -40,8 +42,12 @@ const NOT_REMOVED: &str = "This version of the operator cannot uninstall KubeVir
 const ALL_READY: &str = "All components are ready.";
 /// How long an installation may wait before the conditions name what it waits for.
 const QUIET_PERIOD: SignedDuration = SignedDuration::from_secs(20);
+/// A failure that ends within this time is not worth a status write.
+const SHORT_FAILURE: Duration = Duration::from_secs(2);
 /// When to reconcile again, because no watch event may arrive.
 const REQUEUE: Duration = Duration::from_secs(60);
+/// When to record what a complete reconcile has written.
+const RECORD: Duration = Duration::from_secs(1);
 
 mod phase {
     pub(super) const DEPLOYING: &str = "Deploying";
@@ -62,6 +68,7 @@ mod reason {
     pub(super) const EXISTING: &str = "ExistingDeployment";
     pub(super) const FAILED: &str = "DeploymentFailed";
     pub(super) const NOT_REMOVED: &str = "DeletionFailed";
+    pub(super) const PROBLEM: &str = "PartiallySynchronized";
     pub(super) const READY: &str = "AllComponentsReady";
     pub(super) const UPDATING: &str = "UpdateInProgress";
 }
@@ -97,16 +104,21 @@ pub fn report(observed: &Observed, desired: &Desired, plan: &Plan, outcome: &Out
     if let Some(config) = desired.config() {
         set_target(&mut status, config);
     }
-    match failure(desired, outcome) {
+    let (stop, optional_problem) = without_optional_steps(&outcome.stop);
+    match failure(desired, &stop) {
+        // It is starting, or restarts: what runs is not affected.
+        Some(failure) if failure.is_not_reachable_yet() => set_progressing(&mut status, &before, &stop, observed.now),
         Some(failure) => {
             let message = format!("An error occurred during deployment: {}", failure.message);
             set_failed(&mut status, &message);
             events.push((EventKind::Warning, event_reason::FAILED, message));
         }
-        None if outcome.stop == Stop::Done => {
+        None if stop == Stop::Done => {
             let nodes = unreachable_nodes(observed, desired);
             set_deployed(&mut status, observed, &nodes);
-            status.generations = generations(observed, desired, plan, &before);
+            if let Desired::Installation { installation, up_to_date, .. } = desired {
+                status.generations = generations(observed, installation, up_to_date, plan);
+            }
             if before.phase != status.phase || before.observed_deployment_id != status.observed_deployment_id {
                 let message = format!("KubeVirt {} is installed", status.observed_kube_virt_version);
                 events.push((EventKind::Normal, event_reason::DEPLOYED, message));
@@ -116,13 +128,24 @@ pub fn report(observed: &Observed, desired: &Desired, plan: &Plan, outcome: &Out
             }
         }
         None => {
-            set_progressing(&mut status, &before, outcome, observed.now);
-            if let Some(wait) = failing_pods(outcome) {
+            set_progressing(&mut status, &before, &stop, observed.now);
+            if let Some(wait) = failing_pods(&stop) {
                 events.push((EventKind::Warning, event_reason::PODS_FAIL, wait.message.clone()));
             }
         }
     }
-    let alarms = served::alarms(observed, outcome);
+    let problems = lane_problems(observed, optional_problem);
+    if !problems.is_empty() {
+        set_problems(&mut status, &problems);
+        events.extend(problems.into_iter().map(|message| (EventKind::Warning, event_reason::PROBLEM, message)));
+    }
+    if let Some(installation) = desired.installation() {
+        let is_complete = outcome.stop == Stop::Done && observed.caches_complete;
+        if !is_complete {
+            record_namespaces(&mut status, &before, installation);
+        }
+    }
+    let alarms = served::alarms(observed, &stop);
     set_alarms(&mut status, &alarms);
     for alarm in alarms {
         let reason =
@@ -130,16 +153,15 @@ pub fn report(observed: &Observed, desired: &Desired, plan: &Plan, outcome: &Out
         events.push((EventKind::Warning, reason, alarm.text));
     }
     status.synchronization_addresses.clone_from(&observed.synchronization_addresses);
-    events.extend(warning_events(observed, desired, &before, outcome));
-    if kubevirt.metadata.deletion_timestamp.is_some() {
+    events.extend(warning_events(observed, desired, &before, &stop));
+    if kubevirt.metadata.deletion_timestamp.is_some() && observed.objects.contain_installation() {
         set_condition(&mut status, condition::SYNCHRONIZED, "False", reason::NOT_REMOVED, NOT_REMOVED);
         events.push((EventKind::Warning, event_reason::NOT_REMOVED, NOT_REMOVED.to_owned()));
     }
     let mut report = build_report(observed, desired, before, status, events);
-    // The status does not change when a pod is deleted.
-    if let Some(served) = served::deleted_pod(observed, plan, outcome) {
-        let message = served::deleted_message(served);
-        report.events.push(event_record(observed, EventKind::Warning, event_reason::POD_DELETED, &message));
+    if outcome.stop == Stop::Done && plan.write_count() > 0 {
+        // The next reconcile records what this one wrote. A patch that the API server found equal causes no event.
+        report.requeue_after = Some(report.requeue_after.map_or(RECORD, |after| after.min(RECORD)));
     }
     report
 }
@@ -149,10 +171,10 @@ fn warning_events(
     observed: &Observed,
     desired: &Desired,
     before: &KubeVirtStatus,
-    outcome: &Outcome,
+    stop: &Stop,
 ) -> Vec<(EventKind, &'static str, String)> {
     let kubevirt = &observed.kubevirt;
-    if outcome.stop != Stop::Done || before.observed_generation == kubevirt.metadata.generation {
+    if *stop != Stop::Done || before.observed_generation == kubevirt.metadata.generation {
         return Vec::new();
     }
     let warnings = all_warnings(kubevirt, desired.installation().map(|installation| &**installation)).into_iter();
@@ -165,13 +187,15 @@ fn warning_events(
     events
 }
 
-/// The architecture of VMs that do not set one. Once reported it does not change: the next leader may run on a node of
-/// another architecture.
+/// The architecture of VMs that do not set one. It does not follow the leader, which may run on a node of another
+/// architecture: once it is derived, it changes only with an edit of the resource. The edit may have removed the setting
+/// that the reported value comes from.
 fn default_architecture(kubevirt: &KubeVirt, before: &KubeVirtStatus, own: &str) -> String {
     let configured = kubevirt.spec.configuration.architecture_configuration.as_ref();
-    let configured = configured.map(|architecture| architecture.default_architecture.as_str());
-    let candidates = [configured.unwrap_or_default(), before.default_architecture.as_str()];
-    candidates.into_iter().find(|name| !name.is_empty()).unwrap_or(own).to_owned()
+    let configured = configured.map(|architecture| architecture.default_architecture.as_str()).unwrap_or_default();
+    let edited = before.observed_generation.is_some() && before.observed_generation != kubevirt.metadata.generation;
+    let reported = if edited { "" } else { before.default_architecture.as_str() };
+    [configured, reported].into_iter().find(|name| !name.is_empty()).unwrap_or(own).to_owned()
 }
 
 fn set_target(status: &mut KubeVirtStatus, config: &DeploymentConfig) {
@@ -182,11 +206,15 @@ fn set_target(status: &mut KubeVirtStatus, config: &DeploymentConfig) {
 }
 
 /// The failure that blocks the installation. A wait is not a failure.
-fn failure(desired: &Desired, outcome: &Outcome) -> Option<Failure> {
+fn failure(desired: &Desired, stop: &Stop) -> Option<Failure> {
     if let Some(failure) = desired.invalid() {
         return Some(failure.clone());
     }
-    match &outcome.stop {
+    stop_failure(stop)
+}
+
+fn stop_failure(stop: &Stop) -> Option<Failure> {
+    match stop {
         Stop::Failed { failure, .. } => Some(failure.clone()),
         Stop::NameConflict { target, .. } => Some(Failure::invalid(
             NAME_TAKEN,
@@ -199,9 +227,46 @@ fn failure(desired: &Desired, outcome: &Outcome) -> Option<Failure> {
     }
 }
 
+/// What is wrong in a lane that only reports. `None` if it is done. The outer `None`: the next reconcile will tell,
+/// because the cluster changed during this one, or something is not reachable yet.
+pub fn lane_problem(stop: &Stop) -> Option<Option<String>> {
+    match stop {
+        Stop::Failed { failure, .. } if failure.class == ErrorClass::Conflict || failure.is_not_reachable_yet() => None,
+        Stop::Waiting { wait, .. } => Some(Some(wait.message.clone())),
+        stop => Some(stop_failure(stop).map(|failure| failure.message)),
+    }
+}
+
+/// A failed step that the installation does not need does not affect its conditions: the installation counts as done,
+/// and the failure is returned separately.
+fn without_optional_steps(stop: &Stop) -> (Stop, Option<String>) {
+    match stop {
+        Stop::Failed { step: optional_step::ORPHANS | optional_step::NAMESPACE, failure } => {
+            (Stop::Done, Some(failure.message.clone()))
+        }
+        stop => (stop.clone(), None),
+    }
+}
+
+fn lane_problems(observed: &Observed, optional: Option<String>) -> Vec<String> {
+    let lanes = observed.lane_problems.iter().map(|(lane, problem)| format!("{lane}: {problem}"));
+    lanes.chain(observed.unchecked_orphans.clone()).chain(optional).collect()
+}
+
+/// Problems that do not affect running components: the resource is not synchronized, and that is all.
+fn set_problems(status: &mut KubeVirtStatus, problems: &[String]) {
+    let existing = status.conditions.iter().find(|condition| condition.condition_type == condition::SYNCHRONIZED);
+    let (reason, earlier) = match existing {
+        Some(existing) => (existing.reason.clone(), Some(existing.message.clone())),
+        None => (reason::PROBLEM.to_owned(), None),
+    };
+    let message: Vec<String> = earlier.into_iter().chain(problems.iter().cloned()).collect();
+    set_condition(status, condition::SYNCHRONIZED, "False", &reason, &message.join("; "));
+}
+
 /// A wait for pods that fail for a reason that does not end with time.
-fn failing_pods(outcome: &Outcome) -> Option<&Wait> {
-    match &outcome.stop {
+fn failing_pods(stop: &Stop) -> Option<&Wait> {
+    match stop {
         Stop::Waiting { wait, .. } if wait.reason == wait::FAILING_PODS => Some(wait),
         _ => None,
     }
@@ -234,7 +299,7 @@ fn set_failed(status: &mut KubeVirtStatus, message: &str) {
     }
 }
 
-fn set_progressing(status: &mut KubeVirtStatus, before: &KubeVirtStatus, outcome: &Outcome, now: Timestamp) {
+fn set_progressing(status: &mut KubeVirtStatus, before: &KubeVirtStatus, stop: &Stop, now: Timestamp) {
     let updating =
         !status.observed_deployment_id.is_empty() && status.observed_deployment_id != status.target_deployment_id;
     remove_condition(status, condition::SYNCHRONIZED);
@@ -260,10 +325,15 @@ fn set_progressing(status: &mut KubeVirtStatus, before: &KubeVirtStatus, outcome
         // A message that already names the wait keeps naming it.
         !quiet || reported.message.len() > message.len()
     });
-    if let Stop::Waiting { wait, .. } = &outcome.stop
-        && (status.phase == phase::DEPLOYED || long || failing_pods(outcome).is_some())
-    {
-        message = format!("{message}; {}", wait.message);
+    let waits_for = match stop {
+        Stop::Waiting { wait, .. } if status.phase == phase::DEPLOYED || long || failing_pods(stop).is_some() => {
+            Some(&wait.message)
+        }
+        Stop::Failed { failure, .. } if failure.failing_for >= SHORT_FAILURE || long => Some(&failure.message),
+        _ => None,
+    };
+    if let Some(waits_for) = waits_for {
+        message = format!("{message}; {waits_for}");
     }
     let (reason, [available, progressing, degraded]) = if updating {
         remove_condition(status, condition::CREATED);
@@ -271,7 +341,15 @@ fn set_progressing(status: &mut KubeVirtStatus, before: &KubeVirtStatus, outcome
     } else {
         (reason::DEPLOYING, ["False", "True", "False"])
     };
-    set_condition(status, condition::AVAILABLE, available, reason, &message);
+    // Neither a write that fails nor a strategy that is dumped again affects the components that run.
+    let unaffected = match stop {
+        Stop::Failed { .. } => true,
+        Stop::Waiting { wait, .. } => wait.reason == wait::STRATEGY,
+        _ => false,
+    };
+    if !(unaffected && is_true(before, condition::AVAILABLE)) {
+        set_condition(status, condition::AVAILABLE, available, reason, &message);
+    }
     set_condition(status, condition::PROGRESSING, progressing, reason, &message);
     set_condition(status, condition::DEGRADED, degraded, reason, &message);
 }
@@ -318,46 +396,80 @@ fn set_deployed(status: &mut KubeVirtStatus, observed: &Observed, unreachable_no
     set_condition(status, condition::DEGRADED, "False", reason::READY, &message);
 }
 
-/// The generations of the objects that match the desired state. The next reconcile records the objects that this one
-/// wrote.
-fn generations(observed: &Observed, desired: &Desired, plan: &Plan, before: &KubeVirtStatus) -> Vec<Generation> {
-    let Some(installation) = desired.installation() else { return before.generations.clone() };
+/// The generations and digests of the objects that match the desired state. The next reconcile records the objects that
+/// this one wrote.
+fn generations(
+    observed: &Observed,
+    installation: &Installation,
+    up_to_date: &UpToDate,
+    plan: &Plan,
+) -> Vec<Generation> {
     let written: Vec<&Target> = plan.steps.iter().flat_map(|step| &step.writes).map(Write::target).collect();
     let mut generations: Vec<Generation> = installation
         .objects
         .iter()
         .filter_map(|object| {
-            let group = match object.kind {
-                Kind::CustomResourceDefinition => "apiextensions.k8s.io/v1",
-                Kind::MutatingWebhookConfiguration | Kind::ValidatingWebhookConfiguration => {
-                    "admissionregistration.k8s.io"
-                }
-                // Upstream virt-operator records PodDisruptionBudgets under this group too.
-                Kind::PodDisruptionBudget | Kind::Deployment | Kind::DaemonSet => "apps",
-                _ => return None,
-            };
+            if !is_recorded(object.kind) {
+                return None;
+            }
             let live = observed.objects.get(object.kind, &object.key)?;
             let target = object.target();
-            let is_recorded = |generation: &&Generation| {
-                generation.resource == target.resource.plural
-                    && generation.name == object.key.name()
-                    && generation.namespace == object.key.namespace().unwrap_or_default()
+            let group = match object.kind {
+                Kind::CustomResourceDefinition => "apiextensions.k8s.io/v1",
+                // Upstream virt-operator records PodDisruptionBudgets under this group too.
+                Kind::PodDisruptionBudget => "apps",
+                _ => &target.resource.group,
             };
             if written.contains(&&target) {
-                return before.generations.iter().find(is_recorded).cloned();
+                return observed.recorded_generation(object.kind, &object.key).cloned();
             }
+            let known = up_to_date.get(&(object.kind, object.key.clone()));
+            let known = known.filter(|known| known.digest == live.digest).map(|known| known.record);
+            // A live object that cannot be read has stopped the plan before.
+            let record = known.unwrap_or_else(|| Record::new(object, live).unwrap_or_default())?;
             Some(Generation {
                 group: group.to_owned(),
                 resource: target.resource.plural.clone(),
                 namespace: object.key.namespace().unwrap_or_default().to_owned(),
                 name: object.key.name().to_owned(),
                 last_generation: live.generation,
-                hash: String::new(),
+                hash: record.to_string(),
             })
         })
         .collect();
-    generations.sort_by(|a, b| (&a.resource, &a.name).cmp(&(&b.resource, &b.name)));
+    sort_generations(&mut generations);
     generations
+}
+
+/// Until an installation is complete, the status names every object that it and the ones before it may have in other
+/// namespaces. An edit may replace an installation at any time, and `orphans` finds its objects by their namespaces.
+fn record_namespaces(status: &mut KubeVirtStatus, before: &KubeVirtStatus, installation: &Installation) {
+    let own = ["", "kube-system", installation.config.namespace.as_str()];
+    let objects = installation.objects.iter().map(|object| {
+        let resource = object.kind.resource();
+        Generation {
+            group: resource.group,
+            resource: resource.plural,
+            namespace: object.key.namespace().unwrap_or_default().to_owned(),
+            name: object.key.name().to_owned(),
+            last_generation: 0,
+            hash: String::new(),
+        }
+    });
+    for object in before.generations.iter().cloned().chain(objects) {
+        let is_same = |recorded: &Generation| {
+            let identity = |of: &Generation| (of.resource.clone(), of.namespace.clone(), of.name.clone());
+            identity(recorded) == identity(&object)
+        };
+        if !own.contains(&object.namespace.as_str()) && !status.generations.iter().any(is_same) {
+            status.generations.push(object);
+        }
+    }
+    sort_generations(&mut status.generations);
+}
+
+fn sort_generations(generations: &mut [Generation]) {
+    generations.sort_by(|a, b| (&a.resource, &a.namespace, &a.name).cmp(&(&b.resource, &b.namespace, &b.name)));
 }
 
 fn set_condition(status: &mut KubeVirtStatus, condition: &str, value: &str, reason: &str, message: &str) {
@@ -378,6 +490,10 @@ fn set_condition(status: &mut KubeVirtStatus, condition: &str, value: &str, reas
         }
         None => status.conditions.push(desired),
     }
+}
+
+fn is_true(status: &KubeVirtStatus, condition: &str) -> bool {
+    status.conditions.iter().any(|existing| existing.condition_type == condition && existing.status == "True")
 }
 
 fn remove_condition(status: &mut KubeVirtStatus, condition: &str) {
@@ -417,15 +533,13 @@ fn build_report(
     before.extra.clear();
     status.extra.clear();
     let changed = before != status;
-    let waits = status
-        .conditions
-        .iter()
-        .any(|condition| condition.condition_type == condition::PROGRESSING && condition.status == "True");
+    let waits = is_true(&status, condition::PROGRESSING);
     let orphans_kept = !observed.caches_complete && !orphans(observed, desired).is_empty();
     let invalid = desired.invalid().is_some();
     // A node that becomes ready again without its pod causes no event.
     let nodes_checked = !observed.pods.dead_nodes.is_empty();
-    let requeue = (waits || orphans_kept || invalid || nodes_checked).then_some(REQUEUE);
+    let unchecked = observed.unchecked_orphans.is_some();
+    let requeue = (waits || orphans_kept || unchecked || invalid || nodes_checked).then_some(REQUEUE);
     let json = |status: &KubeVirtStatus| serde_json::to_value(status).unwrap_or_default();
     let write = StatusWrite {
         target: Target::of_kind::<KubeVirt>(key),
@@ -433,20 +547,26 @@ fn build_report(
         observed: json(&before),
         desired: json(&status),
     };
-    let time_until = |at: Timestamp| {
-        let seconds = at.as_second().saturating_sub(observed.now.as_second()).max(1);
-        Duration::from_secs(seconds.unsigned_abs())
-    };
     let event =
         |(kind, reason, message): (EventKind, &'static str, String)| event_record(observed, kind, reason, &message);
     let events = events.into_iter().map(event).collect();
-    let deadlines = [desired.renew_at().map(time_until), requeue, served::next_deadline(observed)];
     Report {
         status: Some(write),
         // If the status did not change, an earlier reconcile has recorded these events.
         events: if changed { events } else { Vec::new() },
-        requeue_after: deadlines.into_iter().flatten().min(),
+        requeue_after: requeue.into_iter().chain(served::next_deadline(observed)).min(),
         error: None,
+    }
+}
+
+/// The report of the lane `Certificates`. It writes no status. `renew_in`: the time until the next renewal.
+pub fn certificate_report(observed: &Observed, plan: &Plan, outcome: &Outcome, renew_in: Option<Duration>) -> Report {
+    let deleted = served::deleted_pod(observed, plan, outcome).map(served::deleted_message);
+    let event = deleted.map(|message| event_record(observed, EventKind::Warning, event_reason::POD_DELETED, &message));
+    Report {
+        events: event.into_iter().collect(),
+        requeue_after: renew_in.into_iter().chain(served::next_deadline(observed)).min(),
+        ..Report::default()
     }
 }
 

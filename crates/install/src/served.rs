@@ -140,7 +140,7 @@ pub(crate) struct Alarm {
 }
 
 /// Certificates that have not been as they should for longer than a pod needs to load them.
-pub(crate) fn alarms(observed: &Observed, outcome: &Outcome) -> Vec<Alarm> {
+pub(crate) fn alarms(observed: &Observed, stop: &Stop) -> Vec<Alarm> {
     let served = &observed.served;
     let mut groups: BTreeMap<(&str, ServedState, bool), Vec<&ServedCertificate>> = BTreeMap::new();
     for certificate in &served.certificates {
@@ -152,7 +152,7 @@ pub(crate) fn alarms(observed: &Observed, outcome: &Outcome) -> Vec<Alarm> {
     }
     let mut alarms: Vec<Alarm> = groups.into_values().filter_map(|group| alarm(&group)).collect();
     // While components start, their own state explains why an API is not available.
-    if outcome.stop == Stop::Done {
+    if *stop == Stop::Done {
         alarms.extend(unavailable_apis(observed));
     }
     alarms
@@ -214,7 +214,7 @@ pub(crate) fn delete_pod(observed: &Observed) -> Option<Step> {
             && is_complete(observed, deployment, Some(&certificate.pod_uid))
     })?;
     let target = Target::of_kind::<KubernetesPod>(certificate.pod.clone());
-    Some(Step::new(STEP).write(Write::Delete { target, uid: certificate.pod_uid.to_string() }))
+    Some(Step::new(STEP).independent(true).write(Write::Delete { target, uid: certificate.pod_uid.to_string() }))
 }
 
 /// Whether a Deployment of this installation has all its pods, and all of them are ready, except perhaps one.
@@ -332,6 +332,8 @@ mod tests {
             pods: Pods::from_iter(pods),
             served: Served { certificates, ..Served::default() },
             crds_with_objects: Default::default(),
+            unchecked_orphans: None,
+            lane_problems: BTreeMap::new(),
         }
     }
 
@@ -408,9 +410,8 @@ mod tests {
 
     #[test]
     fn a_refused_certificate_degrades_and_another_one_is_only_named() {
-        let done = Outcome { stop: Stop::Done, written: 0 };
         let text = |state: ServedState, seconds: i64| {
-            let found = alarms(&observed(vec![certificate(0, "api-1", state, seconds)], two_api_pods()), &done);
+            let found = alarms(&observed(vec![certificate(0, "api-1", state, seconds)], two_api_pods()), &Stop::Done);
             found.into_iter().map(|alarm| (alarm.degrades, alarm.text)).next()
         };
         assert_eq!(text(ServedState::Expired, 119), None);

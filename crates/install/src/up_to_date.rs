@@ -6,61 +6,71 @@ use std::collections::HashMap;
 use vitivirt_api::{ObjectKey, Plan, Target, Write};
 
 use crate::{
-    certificates::IssuedCertificates,
-    desired::{Desired, UpToDate},
+    desired::{Desired, MatchingObject, UpToDate},
     drift::{Drift, drift},
     kind::Kind,
     live::LiveObject,
     object::InstallationObject,
     observed::Observed,
+    order::Lane,
+    plan::accepts_instancetypes,
+    record::{Record, Recorded},
+    trust::{StoredTrust, keep_live_trust},
 };
 
 /// What the API server stored for the writes of one reconcile.
 pub type StoredObjects = HashMap<(Kind, ObjectKey), LiveObject>;
 
-/// The objects that match the desired state after a reconcile: those that matched before, and those that the API server
+/// The objects that match the desired state after a reconcile of one lane: those that matched before, and those that the API server
 /// stored for its writes. The API server may normalize a value that the operator wrote. The stored object counts as a
-/// match then too; otherwise the operator would patch it in every reconcile. `None`: there is no installation.
+/// match then too; otherwise the operator would patch it in every reconcile. `None`: there is no installation, or its lane
+/// was not compared.
 pub fn up_to_date_after(
     observed: &Observed,
     desired: &Desired,
     plan: &Plan,
     stored_objects: &StoredObjects,
+    lane: Lane,
 ) -> Option<UpToDate> {
-    let Desired::Installation { installation, certificates, up_to_date, .. } = desired else { return None };
+    let Desired::Installation { installation, up_to_date } = desired else { return None };
+    // Their plan is empty, because they cannot be written yet.
+    if lane == Lane::Instancetypes && !accepts_instancetypes(observed, installation) {
+        return None;
+    }
+    let trust = StoredTrust::new(observed);
     let mut up_to_date = UpToDate::clone(up_to_date);
     let writes = plan.steps.iter().flat_map(|step| &step.writes);
     let writes: HashMap<&Target, &Write> = writes.map(|write| (write.target(), write)).collect();
-    for object in &installation.objects {
+    for object in installation.objects.iter().filter(|object| object.stage.lane() == lane) {
         let key = (object.kind, object.key.clone());
-        let digest = match writes.get(&object.target()) {
+        let matching = match writes.get(&object.target()) {
             Some(write) => {
                 let stored = stored_objects.get(&key);
-                stored
-                    .filter(|stored| stored_matches(object, &**certificates, write, stored))
-                    .map(|stored| stored.digest)
+                stored.filter(|stored| stored_matches(object, &trust, write, stored))
             }
-            None => observed.objects.get(object.kind, &object.key).map(|live| live.digest),
+            None => observed.objects.get(object.kind, &object.key).map(|live| &**live),
         };
-        match digest {
-            Some(digest) => up_to_date.insert(key, digest),
-            None => up_to_date.remove(&key),
-        };
+        match matching {
+            Some(live) if up_to_date.get(&key).is_some_and(|known| known.digest == live.digest) => {}
+            Some(live) => {
+                // An object that cannot be read is compared again.
+                let record = Record::new(object, live).unwrap_or_default();
+                up_to_date.insert(key, MatchingObject { digest: live.digest, record });
+            }
+            None => drop(up_to_date.remove(&key)),
+        }
     }
     Some(up_to_date)
 }
 
 /// Whether a stored object matches the desired one, except for values that the API server normalized, and contains
 /// nothing that another client wrote at the same time.
-fn stored_matches(
-    object: &InstallationObject,
-    certificates: &dyn IssuedCertificates,
-    write: &Write,
-    stored: &LiveObject,
-) -> bool {
+fn stored_matches(object: &InstallationObject, trust: &StoredTrust, write: &Write, stored: &LiveObject) -> bool {
     let Write::Patch { operations, .. } = write else { return true };
-    let Ok(desired) = object.body(certificates) else { return false };
-    match drift(object.kind, desired.json(), stored) {
+    let Ok(desired) = object.body(trust) else { return false };
+    let mut desired = desired.into_json();
+    keep_live_trust(object.kind, &mut desired, &stored.content().unwrap_or_default());
+    match drift(object.kind, &desired, stored, Recorded::Never) {
         Ok(Drift::None) => true,
         Ok(Drift::Patch(left)) => {
             left.iter().all(|left| operations.iter().any(|operation| operation.path == left.path))

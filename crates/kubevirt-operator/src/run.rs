@@ -7,6 +7,7 @@ use vitivirt_api::machine::MANAGED_BY;
 use vitivirt_runtime::{
     client::Rate,
     lease::Leadership,
+    metrics::Metrics,
     program::{
         BoxError, Context, LeaseName, Listener, Operator, Program, SERVICE_ACCOUNT_NAMESPACE, identity, own_namespace,
     },
@@ -66,7 +67,9 @@ impl Operator for MachineOperator {
         let observer = Observer::new(client.clone(), caches.clone(), source_secrets);
         let machines = Arc::new(MachineController { observer, metrics: metrics.clone() });
         let networks = Arc::new(NetworkController { caches: caches.clone() });
-        let executor = Executor::new(client, MANAGED_BY).skip_no_op_patches(NO_OP_PATCH_TTL);
+        let executor = Executor::new(client, MANAGED_BY)
+            .skip_no_op_patches(NO_OP_PATCH_TTL)
+            .retry_invalid_within(settings.reconcile_interval);
         let executor = Arc::new(executor.notify(caches.kinds.write_observers()));
         let options = RunnerOptions {
             workers: settings.workers,
@@ -107,7 +110,7 @@ fn program(settings: &Settings) -> Program {
         log_level: settings.log_level,
         kubeconfig: settings.kubeconfig.clone(),
         rate: Some(RATE),
-        metrics_prefix: "kubevirt_operator",
+        metrics: Metrics::new("kubevirt_operator"),
         listeners: listeners(settings),
         lease: settings.leader_election.then(|| LeaseName { namespace, name: NAME.to_owned() }),
         #[expect(clippy::disallowed_methods, reason = "the identity of a process is random")]

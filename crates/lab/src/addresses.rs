@@ -17,6 +17,7 @@ pub(crate) struct AddressRange {
 
 /// With a higher number, the second octet of the Service range (100 + number) would be too large.
 const MAX_LABS: u8 = 99;
+const ETCD_PORT: u16 = 2379;
 const FIRST_POD: u16 = 2 << 8;
 const LAST_POD: u16 = (250 << 8) + 255;
 
@@ -43,8 +44,8 @@ impl AddressRange {
         SocketAddr::new(self.host(0, 1), 6443)
     }
 
-    pub(crate) fn etcd(&self) -> IpAddr {
-        self.host(0, 2)
+    pub(crate) fn etcd(&self) -> SocketAddr {
+        SocketAddr::new(self.host(0, 2), ETCD_PORT)
     }
 
     pub(crate) fn proxy(&self) -> SocketAddr {
@@ -57,6 +58,15 @@ impl AddressRange {
 
     pub(crate) fn scheduler(&self) -> IpAddr {
         self.host(0, 5)
+    }
+
+    pub(crate) fn second_api_server(&self) -> SocketAddr {
+        SocketAddr::new(self.host(0, 6), 6443)
+    }
+
+    /// The proxy of etcd for the second API server.
+    pub(crate) fn lagging_etcd(&self) -> SocketAddr {
+        SocketAddr::new(self.host(0, 7), ETCD_PORT)
     }
 
     /// The addresses of operator processes, which listen on fixed ports.

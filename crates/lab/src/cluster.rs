@@ -2,6 +2,7 @@
 //! connects the servers (`control_plane`), the fault proxy and the simulators; each of them has its own module.
 
 use std::{
+    net::SocketAddr,
     path::{Path, PathBuf},
     sync::{
         Arc,
@@ -28,11 +29,11 @@ use vitivirt_snapshot::Snapshot;
 use crate::{
     addresses::AddressRange,
     audit::{self, Record},
-    control_plane::ControlPlane,
+    control_plane::{ApiServerLag, ControlPlane, ControlPlaneOptions},
     credentials::{Credentials, service_account_credentials},
     extensions::{self, Extension},
     harness, isolate,
-    kubelet::{FrozenPods, Kubelet, OwnProgram, PodAddresses, PodBehaviour},
+    kubelet::{self, FrozenPods, Kubelet, OwnProgram, PodAddresses, PodBehaviour},
     kubevirt::{self, KubeVirtInstaller, VirtOperator, simulated::SimulatedKubeVirt},
     manifests, node,
     operator_process::{OperatorProcess, OperatorProcessOptions},
@@ -58,6 +59,8 @@ pub struct LabOptions {
     pub endpoints_lag: Duration,
     /// From the time at which a PVC can be bound until it has a volume.
     pub pvcs_bind_after: DelayRange,
+    /// A second API server on the same etcd, which hears of changes late.
+    pub second_api_server: Option<ApiServerLag>,
     pub extensions: Vec<Extension>,
     /// Our programs that pods may run, by image.
     pub own_programs: Vec<OwnProgram>,
@@ -73,6 +76,7 @@ impl Default for LabOptions {
             guests: GuestBehaviour::default(),
             endpoints_lag: Duration::ZERO,
             pvcs_bind_after: DelayRange::NONE,
+            second_api_server: None,
             extensions: Vec::new(),
             own_programs: Vec::new(),
         }
@@ -110,7 +114,9 @@ impl Lab {
         let folder = paths::run_dir()?.join(format!("lab-{}", address_range.number));
         std::fs::create_dir_all(&folder).with_context(|| format!("creating {}", folder.display()))?;
         let health = LabHealth::default();
-        let control_plane = ControlPlane::start(&folder, &address_range, options.endpoints_lag, &health).await?;
+        let servers =
+            ControlPlaneOptions { endpoints_lag: options.endpoints_lag, second_api_server: options.second_api_server };
+        let control_plane = ControlPlane::start(&folder, &address_range, &servers, &health).await?;
         let admin = control_plane.admin.clone();
         let client = admin.client("lab")?;
         let proxy = FaultProxy::start(ProxyOptions {
@@ -307,9 +313,20 @@ impl Lab {
         OperatorProcess::start(&options, &credentials, self.address_range.program(number), &self.folder, number)
     }
 
-    /// Every request that the API server has received so far.
+    /// The address of the second API server, for [`Credentials::through`].
+    pub fn second_api_server(&self) -> Result<SocketAddr> {
+        let second = self.control_plane.second_api_server.as_ref();
+        second.map(|second| second.address).context("the lab was started without a second API server")
+    }
+
+    /// Every request that the API servers have received so far.
     pub fn audit(&self) -> Result<Vec<Record>> {
-        audit::read(&self.control_plane.audit_log)
+        let mut records = audit::read(&self.control_plane.audit_log)?;
+        if let Some(second) = &self.control_plane.second_api_server {
+            records.extend(audit::read(&second.audit_log)?);
+            records.sort_by_key(|record| record.time);
+        }
+        Ok(records)
     }
 
     /// The proxy in front of the API server, for rules that make requests fail.
@@ -320,6 +337,11 @@ impl Lab {
     /// Changes how pods behave from now on.
     pub fn set_pods(&self, change: impl FnOnce(&mut PodBehaviour)) {
         self.pods.send_modify(change);
+    }
+
+    /// Whether the process of a pod answers its readiness probe now. None if the pod is only simulated or has no probe.
+    pub async fn answers(&self, pod: &Pod) -> Option<bool> {
+        kubelet::answers(pod, &self.own_programs.borrow().clone()).await
     }
 
     /// Never again updates the Secrets and ConfigMaps that running pods mount, as if their programs did not read the
@@ -377,13 +399,17 @@ impl Lab {
     }
 
     /// The server processes by name, for tests that kill one.
-    pub fn servers(&self) -> [(&'static str, &ServerProcess); 4] {
-        [
+    pub fn servers(&self) -> Vec<(&'static str, &ServerProcess)> {
+        let mut servers = vec![
             ("etcd", &self.control_plane.etcd),
             ("kube-apiserver", &self.control_plane.api_server),
             ("kube-controller-manager", &self.control_plane.controller_manager),
             ("kube-scheduler", &self.control_plane.scheduler),
-        ]
+        ];
+        servers.extend(
+            self.control_plane.second_api_server.as_ref().map(|second| ("second-kube-apiserver", &second.process)),
+        );
+        servers
     }
 
     /// Runs `work`. If it fails, keeps the lab's logs and adds their location to the error.
@@ -472,7 +498,7 @@ fn save_logs(folder: &Path, test: &str) -> Result<()> {
     let name = folder.file_name().unwrap_or_default().to_string_lossy();
     let target = paths::stopped_labs_dir(test)?.join(format!("{name}-ended-{}", ENDED.fetch_add(1, Ordering::Relaxed)));
     std::fs::create_dir_all(&target).with_context(|| format!("creating {}", target.display()))?;
-    for what in ["logs", "audit.log"] {
+    for what in ["logs", "audit.log", "second-audit.log"] {
         let from = folder.join(what);
         if from.exists() {
             std::fs::rename(&from, target.join(what)).with_context(|| format!("moving {}", from.display()))?;

@@ -25,7 +25,7 @@ pub struct Credentials {
 }
 
 impl Credentials {
-    /// The same identity with another server address (the fault proxy).
+    /// The same identity with another server address: that of the fault proxy or of the second API server.
     pub fn through(&self, server: SocketAddr) -> Self {
         Credentials { server, ..self.clone() }
     }

@@ -167,7 +167,7 @@ fn keep_logs(test: &str) -> Result<String> {
 pub(crate) fn copy_logs(lab: &Path, to: &Path) -> Result<()> {
     std::fs::create_dir_all(to).with_context(|| format!("creating {}", to.display()))?;
     let logs = std::fs::read_dir(lab.join("logs")).into_iter().flatten().flatten().map(|file| file.path());
-    for file in logs.chain([lab.join("audit.log")]).filter(|file| file.is_file()) {
+    for file in logs.chain([lab.join("audit.log"), lab.join("second-audit.log")]).filter(|file| file.is_file()) {
         std::fs::copy(&file, to.join(file.file_name().unwrap_or_default())).context("copying a log")?;
     }
     Ok(())

@@ -10,7 +10,7 @@
 //! - one lab: `cluster`, with `control_plane`, `server_process`, `credentials` and `addresses`
 //! - the simulators: `node`, `kubelet`, `virt_handler`, `storage`, `vmi`, which the kubelet and virt-handler share, and
 //!   `pace`, which sets their delays
-//! - KubeVirt and our operators in a lab: `kubevirt`, `operator_process`, `extensions`
+//! - KubeVirt and our operators in a lab: `kubevirt`, `edited`, `operator_process`, `extensions`
 //! - what tests observe and break: `audit`, `snapshot`, [`leadership`], [`proxy`]
 //! - programs that use a lab: [`harness`] runs test binaries, [`daemon`] background labs
 //!
@@ -32,6 +32,7 @@ pub mod components;
 mod control_plane;
 mod credentials;
 pub mod daemon;
+mod edited;
 mod extensions;
 pub mod harness;
 mod http_get;
@@ -57,7 +58,9 @@ mod vmi;
 
 pub use audit::Record;
 pub use cluster::{Lab, LabOptions};
+pub use control_plane::{ApiServerLag, LagScope};
 pub use credentials::Credentials;
+pub use edited::EditedInstallation;
 pub use extensions::Extension;
 pub use kubelet::{CRASH_MESSAGE, OwnProgram, PodBehaviour, PodFate, PodRule};
 pub use kubevirt::{KubeVirtInstaller, VirtOperator, kubevirt_resource};

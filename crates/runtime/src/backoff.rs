@@ -24,8 +24,12 @@ impl Backoff {
 
     /// The delay after `failures` earlier failures in a row.
     pub fn delay(&self, failures: u32, jitter: &mut impl Rng) -> Duration {
-        let full = self.base.saturating_mul(1_u32.checked_shl(failures).unwrap_or(u32::MAX)).min(self.max);
-        full.mul_f64(jitter.random_range(0.5..=1.0))
+        self.longest_delay(failures).mul_f64(jitter.random_range(0.5..=1.0))
+    }
+
+    /// The upper limit of the delay after `failures` earlier failures in a row.
+    pub(crate) fn longest_delay(&self, failures: u32) -> Duration {
+        self.base.saturating_mul(1_u32.checked_shl(failures).unwrap_or(u32::MAX)).min(self.max)
     }
 }
 

@@ -49,7 +49,7 @@ pub struct Program {
     pub kubeconfig: Option<PathBuf>,
     /// `None`: requests are not limited.
     pub rate: Option<Rate>,
-    pub metrics_prefix: &'static str,
+    pub metrics: Metrics,
     pub listeners: Vec<Listener>,
     /// `None`: no leader election, this process leads.
     pub lease: Option<LeaseName>,
@@ -164,7 +164,8 @@ impl Program {
     }
 
     async fn serve<O: Operator>(self, settings: O::Settings, shutdown: CancellationToken) -> Result<(), BoxError> {
-        let metrics = Arc::new(Metrics::new(self.metrics_prefix));
+        self.metrics.set_build(self.version);
+        let metrics = Arc::new(self.metrics);
         let health = Arc::new(Health::default());
         for listener in &self.listeners {
             let socket = listener.bind.listen(listener.what).await?;
@@ -294,7 +295,7 @@ mod tests {
             log_level: LogLevel::Info,
             kubeconfig: Some(kubeconfig),
             rate: None,
-            metrics_prefix: "tester",
+            metrics: Metrics::new("tester"),
             listeners: Vec::new(),
             lease: None,
             identity: "tester-0".to_owned(),

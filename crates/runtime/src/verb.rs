@@ -57,22 +57,28 @@ fn parameter<'a>(uri: &'a Uri, name: &str) -> Option<&'a str> {
         .find_map(|(key, value)| (key == name).then_some(value))
 }
 
-/// `/api/v1/…` and `/apis/group/version/…`, with or without `namespaces/<name>/` before `<resource>[/<name>[/…]]`.
-/// Every other path (discovery, version) is a single document.
+/// The resource of a request, such as `pods`. `None` for paths that are not those of objects (discovery, version).
+pub(crate) fn resource(path: &str) -> Option<&str> {
+    resource_and_rest(path).map(|(resource, _)| resource)
+}
+
 fn names_one_object(path: &str) -> bool {
+    resource_and_rest(path).is_none_or(|(_, names_object)| names_object)
+}
+
+/// `/api/v1/…` and `/apis/group/version/…`, with or without `namespaces/<name>/` before `<resource>[/<name>[/…]]`: the
+/// resource, and whether a name follows. Every other path is a single document.
+fn resource_and_rest(path: &str) -> Option<(&str, bool)> {
     let mut parts = path.split('/').filter(|part| !part.is_empty());
-    let prefix = match parts.next() {
-        Some("api") => 1,
-        Some("apis") => 2,
-        _ => return true,
+    let prefix = match parts.next()? {
+        "api" => 1,
+        "apis" => 2,
+        _ => return None,
     };
     let rest: Vec<&str> = parts.skip(prefix).collect();
     match rest.as_slice() {
-        [] => true,
-        ["namespaces", _, _resource] => false,
-        ["namespaces", _, _resource, ..] => true,
-        [_resource] => false,
-        [_resource, ..] => true,
+        [] => None,
+        ["namespaces", _, resource, rest @ ..] | [resource, rest @ ..] => Some((resource, !rest.is_empty())),
     }
 }
 

@@ -1,7 +1,7 @@
 //! The command line and the environment variables of the program, and the settings that follow from them. The names are
 //! those of upstream virt-operator, so that either can replace the other in a Deployment.
 
-use std::{net::IpAddr, path::PathBuf, time::Duration};
+use std::{fmt::Display, net::IpAddr, ops::RangeInclusive, path::PathBuf, time::Duration};
 
 use anyhow::Result;
 use clap::{Args, Parser, Subcommand, value_parser};
@@ -87,7 +87,7 @@ pub(crate) struct RunArguments {
     #[arg(
         long,
         value_name = "NUMBER",
-        env = "VIRT_OPERATOR_CLIENT_QPS",
+        env = QPS,
         default_value = "200",
         value_parser = setting(requests_per_second, "must be a number greater than 0 and at most 100000")
     )]
@@ -96,9 +96,9 @@ pub(crate) struct RunArguments {
     #[arg(
         long,
         value_name = "NUMBER",
-        env = "VIRT_OPERATOR_CLIENT_BURST",
+        env = BURST,
         default_value = "400",
-        value_parser = setting(value_parser!(u32).range(1..=100_000), "must be a number from 1 to 100000")
+        value_parser = setting(value_parser!(u32).range(BURSTS), "must be a number from 1 to 100000")
     )]
     client_burst: Setting<u32>,
     /// Path to the kubeconfig file
@@ -143,6 +143,12 @@ pub(crate) struct RunArguments {
     pod_name: Option<String>,
 }
 
+/// The defaults of upstream virt-operator.
+const DEFAULT_RATE: Rate = Rate { per_second: 200.0, burst: 400 };
+const BURSTS: RangeInclusive<i64> = 1..=100_000;
+const QPS: &str = "VIRT_OPERATOR_CLIENT_QPS";
+const BURST: &str = "VIRT_OPERATOR_CLIENT_BURST";
+
 /// Valid settings of `run`.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Settings {
@@ -153,24 +159,43 @@ pub(crate) struct Settings {
     pub(crate) kubeconfig: Option<PathBuf>,
     pub(crate) namespace: Option<String>,
     pub(crate) pod_name: Option<String>,
+    /// Settings that are ignored. To be logged when the log is configured.
+    pub(crate) warnings: Vec<String>,
     pub(crate) certificate_reload_time: Duration,
 }
 
-impl TryFrom<RunArguments> for Settings {
-    type Error = anyhow::Error;
-
-    fn try_from(arguments: RunArguments) -> Result<Self> {
+impl Settings {
+    /// `variable` reads an environment variable.
+    pub(crate) fn new(arguments: RunArguments, variable: impl Fn(&str) -> Option<String>) -> Result<Self> {
+        let mut warnings = Vec::new();
+        let requests_per_second = |text: &str| requests_per_second(text).ok();
+        let (default, from_variable) = (DEFAULT_RATE, |name: &str| variable(name).unwrap_or_default());
+        let per_second = arguments.client_qps.get();
+        let per_second =
+            valid_or(per_second, requests_per_second(&from_variable(QPS)), default.per_second, &mut warnings);
+        let burst = from_variable(BURST).parse().ok().filter(|burst| BURSTS.contains(burst));
+        let burst = valid_or(arguments.client_burst.get().map(i64::from), burst, default.burst.into(), &mut warnings);
         Ok(Self {
             bind: Bind { address: Some(arguments.listen.get()?), port: arguments.port.get()? },
             log_level: log_level(arguments.verbosity.get()?),
-            rate: Rate { per_second: arguments.client_qps.get()?, burst: arguments.client_burst.get()? },
+            rate: Rate { per_second, burst: u32::try_from(burst)? },
             log_format: arguments.log_format,
             kubeconfig: arguments.kubeconfig,
             namespace: arguments.namespace.get()?,
             pod_name: arguments.pod_name,
             certificate_reload_time: Duration::from_secs(arguments.certificate_reload_seconds.get()?.into()),
+            warnings,
         })
     }
+}
+
+/// As upstream virt-operator: an invalid flag counts as no flag, and an invalid variable as no variable.
+fn valid_or<T: Copy + Display>(given: Result<T>, variable: Option<T>, default: T, warnings: &mut Vec<String>) -> T {
+    given.unwrap_or_else(|error| {
+        let used = variable.unwrap_or(default);
+        warnings.push(format!("{error}; using {used}"));
+        used
+    })
 }
 
 /// The log level for a verbosity of upstream virt-operator.
@@ -192,10 +217,19 @@ mod tests {
     use super::*;
 
     fn parse(words: &[&str]) -> Result<Settings> {
+        parse_with(words, &[])
+    }
+
+    /// clap reads the variables of the process, so a test passes their values as flags too.
+    fn parse_with(words: &[&str], variables: &[(&str, &str)]) -> Result<Settings> {
         let arguments = Arguments::try_parse_from([&["virt-operator"], words].concat())?;
+        let variable = |name: &str| {
+            let found = variables.iter().find(|(variable, _)| *variable == name);
+            found.map(|(_, value)| (*value).to_owned())
+        };
         match arguments.command {
-            Some(Command::Run(run)) => run.try_into(),
-            _ => arguments.run.try_into(),
+            Some(Command::Run(run)) => Settings::new(run, variable),
+            _ => Settings::new(arguments.run, variable),
         }
     }
 
@@ -231,17 +265,6 @@ mod tests {
             ),
             ("-v=loud", "-v: invalid value \"loud\": must be a number from 0 to 255"),
             (
-                "--client-qps=0",
-                "VIRT_OPERATOR_CLIENT_QPS (--client-qps): invalid value \"0\": must be a number greater than 0 and at \
-                 most 100000",
-            ),
-            ("--client-qps=1e9", "VIRT_OPERATOR_CLIENT_QPS (--client-qps): invalid value \"1e9\": must be"),
-            ("--client-qps=NaN", "VIRT_OPERATOR_CLIENT_QPS (--client-qps): invalid value \"NaN\": must be"),
-            (
-                "--client-burst=-1",
-                "VIRT_OPERATOR_CLIENT_BURST (--client-burst): invalid value \"-1\": must be a number from 1 to 100000",
-            ),
-            (
                 "--namespace=A_B",
                 "NAMESPACE (--namespace): invalid value \"A_B\": must be the name of a single namespace",
             ),
@@ -251,12 +274,46 @@ mod tests {
         }
     }
 
+    #[test]
+    fn an_invalid_rate_is_reported_and_the_variable_or_the_default_is_used() {
+        let qps = "VIRT_OPERATOR_CLIENT_QPS (--client-qps): invalid value";
+        let burst = "VIRT_OPERATOR_CLIENT_BURST (--client-burst): invalid value";
+        for (flag, variable, rate, warning) in [
+            (
+                "--client-qps=0",
+                ("", ""),
+                DEFAULT_RATE,
+                format!("{qps} \"0\": must be a number greater than 0 and at most 100000; using 200"),
+            ),
+            ("--client-qps=", (QPS, ""), DEFAULT_RATE, format!("{qps} \"\": must be")),
+            ("--client-qps=fast", (QPS, "fast"), DEFAULT_RATE, format!("{qps} \"fast\": must be")),
+            ("--client-qps=1e9", (QPS, "NaN"), DEFAULT_RATE, format!("{qps} \"1e9\": must be")),
+            ("--client-qps=0", (QPS, "30"), Rate { per_second: 30.0, ..DEFAULT_RATE }, "using 30".to_owned()),
+            (
+                "--client-burst=",
+                (BURST, ""),
+                DEFAULT_RATE,
+                format!("{burst} \"\": must be a number from 1 to 100000; using 400"),
+            ),
+            ("--client-burst=-1", (BURST, "0"), DEFAULT_RATE, format!("{burst} \"-1\": must be")),
+            ("--client-burst=0", (BURST, "9"), Rate { burst: 9, ..DEFAULT_RATE }, "using 9".to_owned()),
+        ] {
+            let settings = parse_with(&[flag], &[variable]).unwrap();
+            assert_eq!(settings.rate, rate, "{flag}");
+            let [only] = settings.warnings.as_slice() else { panic!("{:?}", settings.warnings) };
+            assert!(only.contains(&warning), "{only}");
+        }
+        // A valid flag goes before the variable.
+        let settings = parse_with(&["--client-qps=7"], &[(QPS, "30")]).unwrap();
+        assert_eq!((settings.rate.per_second, settings.warnings), (7.0, Vec::new()));
+    }
+
     /// Every command sees the environment of the Deployment. clap treats a variable like the flag that it belongs to.
     #[test]
     fn invalid_settings_of_the_operator_stop_only_run() {
-        let words = ["virt-operator", "--client-qps=fast", "--namespace=A_B"];
+        let words = ["virt-operator", "--port=x", "--namespace=A_B"];
         let arguments = Arguments::try_parse_from(words).unwrap();
-        assert!(Settings::try_from(arguments.run).is_err());
+        assert!(Settings::new(arguments.run, |_| None).is_err());
     }
 
     #[test]

@@ -10,6 +10,7 @@ use k8s_openapi::{
     ByteString,
     api::core::v1::{Namespace, Node, Pod as KubernetesPod},
     apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
+    jiff::Timestamp,
 };
 use kube::{
     Api,
@@ -55,6 +56,11 @@ fn component_pods_selector() -> Selector {
 fn operator_pods_selector() -> Selector {
     let (key, values) = OPERATOR_PODS;
     Expression::In(key.to_owned(), values.map(str::to_owned).into()).into()
+}
+
+/// The first KubeVirt resource of a namespace in this order is installed.
+pub(crate) fn kubevirt_order(KubeVirt { metadata, .. }: &KubeVirt) -> (Option<Timestamp>, ObjectKey) {
+    (metadata.creation_timestamp.as_ref().map(|time| time.0), ObjectKey::from_metadata(metadata))
 }
 
 /// Handles to the caches. Clones share the content.
@@ -169,11 +175,7 @@ impl Caches {
     /// namespaces do not count, because every namespace administrator may create one.
     pub(crate) fn first_kubevirt(&self) -> Option<Arc<KubeVirt>> {
         let all = self.kubevirts.entries().into_iter().filter(|(key, _)| key.namespace() == Some(&*self.namespace));
-        let all = all.map(|(_, entry)| entry.value);
-        all.min_by_key(|kubevirt| {
-            let metadata = &kubevirt.metadata;
-            (metadata.creation_timestamp.as_ref().map(|time| time.0), ObjectKey::from_metadata(metadata))
-        })
+        all.map(|(_, entry)| entry.value).min_by_key(|kubevirt| kubevirt_order(kubevirt))
     }
 
     /// The certificate and key in a Secret.

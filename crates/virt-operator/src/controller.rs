@@ -1,16 +1,61 @@
-//! The KubeVirt controller: the four steps of a reconcile. `observe` and `desired` supply the input, and the crate
-//! `vitivirt-install` decides.
+//! The controllers of the lanes `Components`, `Monitoring` and `Instancetypes`: the four steps of a reconcile. `observe`
+//! and `desired` supply the input, and the crate `vitivirt-install` decides. Each lane has a queue, so that a write which
+//! hangs in one lane does not hold up another. Only the lane `Components` writes the status.
+
+use std::{marker::PhantomData, sync::Arc};
 
 use serde_json::Value;
 use vitivirt_api::{Failure, ObjectKey, Outcome, Plan, Report, Target};
-use vitivirt_install::{Desired, Observed};
+use vitivirt_install::{Desired, Lane, Observed, lane_problem};
 use vitivirt_runtime::reconcile::Controller;
 
-use crate::{desired::DesiredStateBuilder, observe::Observer};
+use crate::{
+    desired::DesiredStateBuilder, lanes::LaneProblems, observe::Observer, router::EventRouter,
+    stored_objects::StoredObjectRecorder,
+};
 
-pub(crate) struct KubeVirtController {
+/// A lane as a type, because the name of a controller is a constant.
+pub(crate) trait LaneType: Send + Sync + 'static {
+    const LANE: Lane;
+    const NAME: &'static str;
+    const QUEUE: &'static str;
+}
+
+pub(crate) struct Components;
+pub(crate) struct Monitoring;
+pub(crate) struct Instancetypes;
+
+impl LaneType for Components {
+    const LANE: Lane = Lane::Components;
+    const NAME: &'static str = "KubeVirt";
+    const QUEUE: &'static str = "virt-operator";
+}
+
+impl LaneType for Monitoring {
+    const LANE: Lane = Lane::Monitoring;
+    const NAME: &'static str = "Monitoring";
+    const QUEUE: &'static str = "virt-operator-monitoring";
+}
+
+impl LaneType for Instancetypes {
+    const LANE: Lane = Lane::Instancetypes;
+    const NAME: &'static str = "Instancetypes";
+    const QUEUE: &'static str = "virt-operator-instancetypes";
+}
+
+/// What the controllers of all lanes share.
+pub(crate) struct LaneContext {
     pub(crate) observer: Observer,
     pub(crate) desired: DesiredStateBuilder,
+    pub(crate) problems: Arc<LaneProblems>,
+    pub(crate) router: Arc<EventRouter>,
+}
+
+pub(crate) struct LaneController<L> {
+    pub(crate) context: Arc<LaneContext>,
+    /// What the API server stored for the writes of this lane.
+    pub(crate) stored_objects: Arc<StoredObjectRecorder>,
+    pub(crate) lane: PhantomData<L>,
 }
 
 /// What a plan is computed from.
@@ -19,37 +64,56 @@ pub(crate) struct PlanInput {
     desired: Desired,
 }
 
-impl Controller for KubeVirtController {
+impl<L: LaneType> Controller for LaneController<L> {
     type Observed = PlanInput;
     type Status = Value;
 
-    const NAME: &'static str = "KubeVirt";
+    const NAME: &'static str = L::NAME;
+    const QUEUE: &'static str = L::QUEUE;
 
     async fn observe(&self, key: &ObjectKey) -> Result<Option<PlanInput>, Failure> {
-        let Some(mut observed) = self.observer.observe(key).await? else { return Ok(None) };
-        let desired = self.desired.desired(&observed).await?;
-        self.observer.check_orphans(&mut observed, &desired).await?;
+        // A cancelled reconcile may have left stored objects of an earlier desired state.
+        drop(self.stored_objects.take());
+        let Some(mut observed) = self.context.observer.observe(key).await? else { return Ok(None) };
+        let desired = self.context.desired.desired(&observed).await?;
+        if L::LANE == Lane::Components {
+            self.context.observer.check_orphans(&mut observed, &desired).await?;
+        }
         Ok(Some(PlanInput { observed, desired }))
     }
 
     fn plan(&self, PlanInput { observed, desired }: &PlanInput) -> Result<Plan, Failure> {
-        vitivirt_install::plan(observed, desired)
+        vitivirt_install::plan(observed, desired, L::LANE)
     }
 
-    fn owns(&self, _: &PlanInput, _: &Target, live: &Value) -> bool {
-        vitivirt_install::owns(live)
+    fn owns(&self, _: &PlanInput, target: &Target, live: &Value) -> bool {
+        vitivirt_install::owns(target, live)
     }
 
     fn report(&self, PlanInput { observed, desired }: &PlanInput, plan: &Plan, outcome: &Outcome) -> Report {
-        self.desired.remember(observed, desired, plan, outcome);
-        self.observer.prober.remember_deleted(vitivirt_install::served::deleted_pod(observed, plan, outcome));
+        self.context.desired.remember(observed, desired, plan, outcome, &self.stored_objects.take(), L::LANE);
+        log_writes(L::LANE, observed, outcome);
+        if L::LANE != Lane::Components {
+            self.context.publish(L::LANE, outcome);
+            return Report::default();
+        }
         let report = vitivirt_install::report(observed, desired, plan, outcome);
-        log(observed, outcome, &report);
+        log_phase(&report);
         report
     }
 }
 
-fn log(observed: &Observed, outcome: &Outcome, report: &Report) {
+impl LaneContext {
+    /// Tells the lane `Components` what is wrong in another lane, and that its objects are written.
+    pub(crate) fn publish(&self, lane: Lane, outcome: &Outcome) {
+        let changed = lane_problem(&outcome.stop).is_some_and(|problem| self.problems.set(lane, problem));
+        if changed || outcome.written > 0 {
+            self.router.enqueue_lane(Lane::Components);
+        }
+    }
+}
+
+fn log_phase(report: &Report) {
     let phase = |status: &Value| status.get("phase").and_then(Value::as_str).unwrap_or_default().to_owned();
     if let Some(status) = &report.status {
         let (old, new) = (phase(&status.observed), phase(&status.desired));
@@ -57,8 +121,11 @@ fn log(observed: &Observed, outcome: &Outcome, report: &Report) {
             tracing::info!(old, new, "phase changed");
         }
     }
+}
+
+pub(crate) fn log_writes(lane: Lane, observed: &Observed, outcome: &Outcome) {
     if outcome.written > 0 {
         let generation = observed.kubevirt.metadata.generation;
-        tracing::info!(written = outcome.written, generation, stop = ?outcome.stop, "installation changed");
+        tracing::info!(%lane, written = outcome.written, generation, stop = ?outcome.stop, "installation changed");
     }
 }

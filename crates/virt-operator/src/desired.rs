@@ -1,9 +1,7 @@
-//! Computes the desired state, between observe and plan: the part that needs keys, a clock and the API server. The
-//! crate `vitivirt-install` decides what an installation contains. Certificates that are missing or due are issued
-//! here. They take effect only when the plan has written them.
+//! Computes the desired state, between observe and plan: the part that needs the API server and a memory. The crate
+//! `vitivirt-install` decides what an installation contains. All lanes share the result.
 
 use std::{
-    collections::BTreeMap,
     hash::{DefaultHasher, Hash, Hasher},
     sync::Arc,
     time::SystemTime,
@@ -14,21 +12,14 @@ use kube::{Api, Client};
 use parking_lot::Mutex;
 use vitivirt_api::{Body, ErrorClass, Failure, ObjectKey, Outcome, Plan, Stop, Target};
 use vitivirt_install::{
-    DeploymentConfig, Desired, Environment, InstallStrategy, Installation, Kind, Objects, Observed, UpToDate,
-    certificates::BUNDLE_KEY, desired_installation, is_eligible, names::annotation, up_to_date_after,
+    DeploymentConfig, Desired, Environment, InstallStrategy, Installation, Lane, Observed, StoredObjects, UpToDate,
+    desired_installation, is_eligible, up_to_date_after,
 };
 use vitivirt_runtime::reconcile::{PLAN_STEP, classify};
-
-use crate::{
-    cache,
-    certificates::{CertificateSet, Key, StoredCertificates, StoredSecret, issue_certificates},
-    stored_objects::StoredObjectRecorder,
-};
 
 pub(crate) struct DesiredStateBuilder {
     client: Client,
     environment: Environment,
-    stored_objects: Arc<StoredObjectRecorder>,
     memory: Mutex<ReconcileMemory>,
 }
 
@@ -37,21 +28,35 @@ pub(crate) struct DesiredStateBuilder {
 struct ReconcileMemory {
     /// The digest of everything that determines the installation. When it changes, nothing is up to date.
     input: u64,
-    /// The digest of the certificates. When it changes, no object that contains a certificate is up to date.
-    certificates: u64,
     up_to_date: Arc<UpToDate>,
     /// Only while an installation is in progress, because it is reconciled many times then.
     installation: Option<(u64, Arc<Installation>)>,
+    dumped: Option<DumpedStrategy>,
+}
+
+/// The install strategy of another release. Its large objects are compressed.
+struct DumpedStrategy {
+    /// The deployment that it was dumped for.
+    deployment: String,
+    /// The UID of its ConfigMap.
+    uid: String,
+    strategy: InstallStrategy,
+}
+
+impl DumpedStrategy {
+    /// Whether it is the strategy of this deployment, which is now in the ConfigMap with this UID. A strategy whose
+    /// ConfigMap was deleted is still valid.
+    fn is_of(&self, deployment: &str, uid: Option<&str>) -> bool {
+        self.deployment == deployment && uid.is_none_or(|uid| uid == self.uid)
+    }
 }
 
 impl DesiredStateBuilder {
-    pub(crate) fn new(client: Client, environment: Environment, stored_objects: Arc<StoredObjectRecorder>) -> Self {
-        Self { client, environment, stored_objects, memory: Mutex::default() }
+    pub(crate) fn new(client: Client, environment: Environment) -> Self {
+        Self { client, environment, memory: Mutex::default() }
     }
 
     pub(crate) async fn desired(&self, observed: &Observed) -> Result<Desired, Failure> {
-        // A cancelled reconcile may have left stored objects of an earlier desired state.
-        drop(self.stored_objects.take());
         if !is_eligible(observed) {
             return Ok(Desired::Nothing);
         }
@@ -68,9 +73,7 @@ impl DesiredStateBuilder {
             let config = DeploymentConfig::new(&observed.kubevirt, &self.environment);
             return Ok(Desired::StrategyPending(Arc::new(config)));
         };
-        let certificates = renew_certificates(&installation, observed)?;
-        let up_to_date = self.up_to_date(digest, certificates.digest());
-        Ok(with_certificates(installation, certificates, up_to_date))
+        Ok(Desired::Installation { installation, up_to_date: self.up_to_date(digest) })
     }
 
     async fn installation(&self, observed: &Observed, digest: u64) -> Result<Option<Arc<Installation>>, Failure> {
@@ -79,84 +82,92 @@ impl DesiredStateBuilder {
         {
             return Ok(Some(installation.clone()));
         }
-        let dumped = if vitivirt_install::is_of_another_release(&observed.kubevirt, &self.environment) {
-            let config = DeploymentConfig::new(&observed.kubevirt, &self.environment);
-            match observed.objects.strategy(&config.id) {
-                Some((key, _)) => Some(self.dumped_strategy(key).await?),
-                None => None,
-            }
-        } else {
-            None
-        };
+        let dumped = self.dumped_strategy(observed).await?;
         let Some(installation) = desired_installation(observed, &self.environment, dumped)? else { return Ok(None) };
         let installation = Arc::new(installation);
         self.memory.lock().installation = Some((digest, installation.clone()));
         Ok(Some(installation))
     }
 
-    /// The install strategy that the operator of another release has dumped. It is large, so no cache holds it.
-    async fn dumped_strategy(&self, key: &ObjectKey) -> Result<InstallStrategy, Failure> {
-        let api: Api<ConfigMap> = Api::namespaced(self.client.clone(), key.namespace().unwrap_or_default());
-        let target = || Target::of_kind::<ConfigMap>(key.clone());
-        let map = api.get(key.name()).await.map_err(|error| classify(&error, "get", &target()))?;
-        InstallStrategy::decode(&map, |text| serde_saphyr::from_str(text).map_err(|error| error.to_string()))
+    /// The install strategy that the operator of another release has dumped, if the resource asks for another release.
+    /// It is large, so no cache holds it, and it is read and parsed once.
+    async fn dumped_strategy(&self, observed: &Observed) -> Result<Option<InstallStrategy>, Failure> {
+        if !vitivirt_install::is_of_another_release(&observed.kubevirt, &self.environment) {
+            self.memory.lock().dumped = None;
+            return Ok(None);
+        }
+        let deployment = DeploymentConfig::new(&observed.kubevirt, &self.environment).id;
+        let stored = observed.objects.strategy(&deployment);
+        if let Some(dumped) = &self.memory.lock().dumped
+            && dumped.is_of(&deployment, stored.map(|(_, live)| live.uid.as_str()))
+        {
+            return Ok(Some(dumped.strategy.clone()));
+        }
+        let Some((key, live)) = stored else { return Ok(None) };
+        let strategy = read_strategy(&self.client, key).await?;
+        let dumped = DumpedStrategy { deployment, uid: live.uid.clone(), strategy: strategy.clone() };
+        self.memory.lock().dumped = Some(dumped);
+        Ok(Some(strategy))
     }
 
-    fn up_to_date(&self, input: u64, certificates: u64) -> Arc<UpToDate> {
+    fn up_to_date(&self, input: u64) -> Arc<UpToDate> {
         let mut memory = self.memory.lock();
         if memory.input != input {
             memory.up_to_date = Arc::default();
-        } else if memory.certificates != certificates {
-            Arc::make_mut(&mut memory.up_to_date).retain(|(kind, _), _| !contains_certificates(*kind));
         }
-        (memory.input, memory.certificates) = (input, certificates);
+        memory.input = input;
         memory.up_to_date.clone()
     }
 
-    /// After a reconcile: remembers the objects that match the desired state, so that they are not compared again.
-    pub(crate) fn remember(&self, observed: &Observed, desired: &Desired, plan: &Plan, outcome: &Outcome) {
-        let stored_objects = self.stored_objects.take();
+    /// After a reconcile of one lane: remembers the objects that match the desired state, so that they are not compared
+    /// again.
+    pub(crate) fn remember(
+        &self,
+        observed: &Observed,
+        desired: &Desired,
+        plan: &Plan,
+        outcome: &Outcome,
+        stored_objects: &StoredObjects,
+        lane: Lane,
+    ) {
         // Without a plan no object was compared.
         let no_plan = matches!(outcome.stop, Stop::Failed { step: PLAN_STEP, .. });
         if no_plan || !is_eligible(observed) {
             return;
         }
-        let up_to_date = up_to_date_after(observed, desired, plan, &stored_objects);
         let mut memory = self.memory.lock();
-        if let Some(up_to_date) = up_to_date {
-            memory.up_to_date = Arc::new(up_to_date);
+        // Another lane may have started to reconcile a newer resource.
+        if input_digest(observed).is_ok_and(|digest| digest == memory.input)
+            && let Some(up_to_date) = up_to_date_after(observed, desired, plan, stored_objects, lane)
+        {
+            memory.merge(desired, lane, &up_to_date);
         }
-        if outcome.stop == Stop::Done {
+        if lane == Lane::Components && outcome.stop == Stop::Done {
             memory.installation = None;
         }
     }
 }
 
-/// Issues the certificates that are missing or due; the others are kept.
-pub(crate) fn renew_certificates(installation: &Installation, observed: &Observed) -> Result<CertificateSet, Failure> {
-    let held = stored_certificates(&observed.objects);
-    issue_certificates(&installation.certificates, &held, SystemTime::from(observed.now), &mut Key::generate)
+impl ReconcileMemory {
+    /// Replaces the objects of one lane. Other lanes may have changed theirs in the meantime.
+    fn merge(&mut self, desired: &Desired, lane: Lane, of_lane: &UpToDate) {
+        let Some(installation) = desired.installation() else { return };
+        let up_to_date = Arc::make_mut(&mut self.up_to_date);
+        for object in installation.objects.iter().filter(|object| object.stage.lane() == lane) {
+            let key = (object.kind, object.key.clone());
+            match of_lane.get(&key) {
+                Some(matching) => up_to_date.insert(key, matching.clone()),
+                None => up_to_date.remove(&key),
+            };
+        }
+    }
 }
 
-pub(crate) fn with_certificates(
-    installation: Arc<Installation>,
-    certificates: CertificateSet,
-    up_to_date: Arc<UpToDate>,
-) -> Desired {
-    let renew_at = certificates.next.map(timestamp);
-    Desired::Installation { installation, certificates: Arc::new(certificates), renew_at, up_to_date }
-}
-
-fn contains_certificates(kind: Kind) -> bool {
-    matches!(
-        kind,
-        Kind::Secret
-            | Kind::ConfigMap
-            | Kind::ValidatingWebhookConfiguration
-            | Kind::MutatingWebhookConfiguration
-            | Kind::ApiService
-            | Kind::Route
-    )
+pub(crate) async fn read_strategy(client: &Client, key: &ObjectKey) -> Result<InstallStrategy, Failure> {
+    let api: Api<ConfigMap> = Api::namespaced(client.clone(), key.namespace().unwrap_or_default());
+    let target = || Target::of_kind::<ConfigMap>(key.clone());
+    let map = api.get(key.name()).await.map_err(|error| classify(&error, "get", &target()))?;
+    InstallStrategy::decode(&map, |text| serde_saphyr::from_str(text).map_err(|error| error.to_string()))
 }
 
 /// A digest of everything in the KubeVirt resource and the cluster that determines the installation.
@@ -169,18 +180,21 @@ fn input_digest(observed: &Observed) -> Result<u64, Failure> {
     Ok(hasher.finish())
 }
 
-fn stored_certificates(objects: &Objects) -> StoredCertificates {
-    let secrets = objects.of_kind(Kind::Secret).filter_map(|(key, live)| {
-        let pair = cache::certificate(live)?;
-        let duration = live.annotations.get(annotation::DURATION).cloned();
-        Some((key.name().to_owned(), StoredSecret { certificate: pair.certificate, key: pair.key, duration }))
-    });
-    let bundles = objects.of_kind(Kind::ConfigMap).filter(|(_, live)| !live.is_strategy);
-    let bundles: BTreeMap<String, String> =
-        bundles.filter_map(|(key, live)| Some((key.name().to_owned(), live.data(BUNDLE_KEY)?))).collect();
-    StoredCertificates { secrets: secrets.collect(), bundles }
-}
-
 pub(crate) fn timestamp(time: SystemTime) -> Timestamp {
     Timestamp::try_from(time).unwrap_or(Timestamp::UNIX_EPOCH)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_strategy_is_read_again_only_for_another_deployment_or_another_config_map() {
+        let strategy = InstallStrategy::default();
+        let dumped = DumpedStrategy { deployment: "a".to_owned(), uid: "1".to_owned(), strategy };
+        assert!(dumped.is_of("a", Some("1")));
+        assert!(dumped.is_of("a", None), "its ConfigMap was deleted");
+        assert!(!dumped.is_of("a", Some("2")));
+        assert!(!dumped.is_of("b", Some("1")) && !dumped.is_of("b", None));
+    }
 }

@@ -6,7 +6,7 @@ use std::{fmt::Debug, sync::Arc, time::Duration};
 use kube::{Api, Resource};
 use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
 use vitivirt_api::{Failure, reason};
 use vitivirt_runtime::{
@@ -16,8 +16,8 @@ use vitivirt_runtime::{
 
 use crate::router::EventRouter;
 
-/// How long a reconcile waits for the first list of a watch that was just opened.
-const SYNC_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long after it was opened reconciles wait for the first list of a watch. Later ones do not wait.
+const SYNC_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A watch with its cache. It is open for at most one selection at a time.
 pub(crate) struct LazyWatch<V> {
@@ -30,6 +30,7 @@ struct RunningWatch<V> {
     /// The `selection` of the call that opened the watch.
     selection: String,
     cache: Cache<V>,
+    opened: Instant,
     stop: CancellationToken,
 }
 
@@ -52,8 +53,8 @@ impl<V: PartialEq + Send + Sync + 'static> LazyWatch<V> {
     where
         K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
     {
-        let cache = self.get_or_open(selection, api, config, project);
-        match timeout(SYNC_TIMEOUT, cache.ready()).await {
+        let (cache, opened) = self.get_or_open(selection, api, config, project);
+        match timeout_at(opened + SYNC_TIMEOUT, cache.ready()).await {
             Ok(()) => Ok(cache),
             Err(_) => Err(Failure::transient(
                 reason::API_SERVER_UNREACHABLE,
@@ -68,21 +69,22 @@ impl<V: PartialEq + Send + Sync + 'static> LazyWatch<V> {
         api: impl FnOnce(&Context) -> Api<K>,
         config: impl FnOnce() -> WatchConfig,
         project: fn(K) -> V,
-    ) -> Cache<V>
+    ) -> (Cache<V>, Instant)
     where
         K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
     {
         let mut running = self.running.lock();
         if let Some(running) = running.as_ref().filter(|running| running.selection == selection) {
-            return running.cache.clone();
+            return (running.cache.clone(), running.opened);
         }
         close(&mut running);
         let stop = self.context.shutdown.child_token();
         let (cache, watching) = watch(api(&self.context), config(), &[], project, stop.clone());
         cache.subscribe(self.router.handler(EventRouter::dependency_changed));
         self.context.spawn("a lazy watch", watching);
-        *running = Some(RunningWatch { selection: selection.to_owned(), cache: cache.clone(), stop });
-        cache
+        let opened = Instant::now();
+        *running = Some(RunningWatch { selection: selection.to_owned(), cache: cache.clone(), opened, stop });
+        (cache, opened)
     }
 
     pub(crate) fn close(&self) {

@@ -1,19 +1,23 @@
 //! The observe step: what the caches show of a KubeVirt resource and its installation.
 
-use std::{collections::BTreeSet, sync::Arc, time::SystemTime};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::SystemTime,
+};
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::{Api, Client, api::ListParams, core::DynamicObject};
-use vitivirt_api::{ApiResource, Failure, ObjectKey, Target, kubevirt::KubeVirt, reason};
+use vitivirt_api::{ApiResource, ErrorClass, Failure, ObjectKey, Target, kubevirt::KubeVirt, reason};
 use vitivirt_install::{
-    Cluster, DeploymentConfig, Desired, Environment, Kind, Objects, Observed,
+    Cluster, DeploymentConfig, Desired, Environment, Kind, Lane, Objects, Observed,
     names::gate::DECENTRALIZED_LIVE_MIGRATION, orphans, pods::Pods, served::Served,
 };
 use vitivirt_runtime::reconcile::classify;
 
 use crate::{
-    cache::Caches, desired::timestamp, migration_addresses::MigrationAddresses, monitoring::Monitoring,
-    node_checks::NodeChecks, probe::CertificateProber,
+    cache::Caches, desired::timestamp, lanes::LaneProblems, migration_addresses::MigrationAddresses,
+    monitoring::Monitoring, node_checks::NodeChecks, probe::CertificateProber,
 };
 
 pub(crate) struct Observer {
@@ -24,6 +28,7 @@ pub(crate) struct Observer {
     pub(crate) namespace: String,
     pub(crate) monitoring: Monitoring,
     pub(crate) migration_addresses: MigrationAddresses,
+    pub(crate) lane_problems: Arc<LaneProblems>,
     pub(crate) node_checks: NodeChecks,
     pub(crate) prober: Arc<CertificateProber>,
 }
@@ -42,19 +47,19 @@ impl Observer {
         let objects = self.caches.objects();
         let config = DeploymentConfig::new(&kubevirt, &self.environment);
         let mut cluster = self.caches.cluster();
+        let mut lane_problems = self.lane_problems.get();
+        let mut monitoring_known = true;
         if cluster.service_monitors {
-            cluster.monitor_namespace = self.monitoring.namespace(&config).await?;
+            match self.monitoring.namespace(&config).await {
+                Ok(namespace) => cluster.monitor_namespace = namespace,
+                Err(failure) => {
+                    monitoring_known = false;
+                    lane_problems.insert(Lane::Monitoring, failure.message);
+                }
+            }
         } else {
             self.monitoring.close();
         }
-        let synchronizes =
-            kubevirt.spec.configuration.feature_gates().iter().any(|gate| gate == DECENTRALIZED_LIVE_MIGRATION);
-        let synchronization_addresses = if synchronizes {
-            self.migration_addresses.addresses(&config).await?
-        } else {
-            self.migration_addresses.close();
-            Vec::new()
-        };
         let mut pods = self.caches.pods();
         pods.dead_nodes = self.node_checks.dead_nodes(&self.client, pods.nodes_to_check(timestamp(now))).await;
         Ok(Some(Observed {
@@ -65,11 +70,14 @@ impl Observer {
             cluster,
             objects,
             namespace: self.caches.namespace(&self.namespace),
-            synchronization_addresses,
-            caches_complete,
+            synchronization_addresses: self.synchronization_addresses(&kubevirt, &config).await,
+            // Objects of a monitoring stack that could not be looked up are not orphans.
+            caches_complete: caches_complete && monitoring_known,
             pods,
             served: self.prober.served(),
             crds_with_objects: BTreeSet::new(),
+            unchecked_orphans: None,
+            lane_problems,
             kubevirt: Arc::unwrap_or_clone(kubevirt),
         }))
     }
@@ -95,17 +103,43 @@ impl Observer {
             pods: Pods::default(),
             served: Served::default(),
             crds_with_objects: BTreeSet::new(),
+            unchecked_orphans: None,
+            lane_problems: BTreeMap::new(),
             kubevirt,
         })
     }
 
-    /// The live check before orphans are deleted: the resource must be current, and an orphaned CRD must have no
-    /// objects.
+    /// The reported addresses stay if the present ones cannot be read.
+    async fn synchronization_addresses(&self, kubevirt: &KubeVirt, config: &DeploymentConfig) -> Vec<String> {
+        let gates = kubevirt.spec.configuration.feature_gates();
+        if !gates.iter().any(|gate| gate == DECENTRALIZED_LIVE_MIGRATION) {
+            self.migration_addresses.close();
+            return Vec::new();
+        }
+        self.migration_addresses.addresses(config).await.unwrap_or_else(|failure| {
+            tracing::warn!(error = failure.message, "addresses of virt-synchronization-controller cannot be read");
+            kubevirt.status.as_ref().map(|status| status.synchronization_addresses.clone()).unwrap_or_default()
+        })
+    }
+
+    /// Before orphans are deleted: if the live check fails, they stay, and the rest of the installation goes on.
     pub(crate) async fn check_orphans(&self, observed: &mut Observed, desired: &Desired) -> Result<(), Failure> {
         let orphans = if observed.caches_complete { orphans(observed, desired) } else { Vec::new() };
         if orphans.is_empty() {
             return Ok(());
         }
+        match self.live_check(observed, orphans).await {
+            Err(failure) if failure.class != ErrorClass::Conflict => {
+                observed.unchecked_orphans =
+                    Some(format!("objects of an earlier installation are kept: {}", failure.message));
+                Ok(())
+            }
+            result => result,
+        }
+    }
+
+    /// The resource must be current, and an orphaned CRD must have no objects.
+    async fn live_check(&self, observed: &mut Observed, orphans: Vec<(Kind, ObjectKey)>) -> Result<(), Failure> {
         let key = ObjectKey::from_metadata(&observed.kubevirt.metadata);
         let api: Api<KubeVirt> = Api::namespaced(self.client.clone(), &self.namespace);
         let target = Target::of_kind::<KubeVirt>(key.clone());
@@ -115,43 +149,54 @@ impl Observer {
             let message = format!("{target} has changed, but its watch event has not arrived yet");
             return Err(Failure::conflict(reason::OBJECT_CHANGED, message));
         }
-        let crds = orphans.into_iter().filter(|(kind, _)| *kind == Kind::CustomResourceDefinition);
-        for (_, crd) in crds {
-            if self.has_objects(&crd).await? {
-                tracing::warn!(crd = crd.name(), "orphaned CRD kept because it still has objects");
-                observed.crds_with_objects.insert(crd);
-            }
+        observed.crds_with_objects = crds_with_objects(&self.client, &orphans).await?;
+        for crd in &observed.crds_with_objects {
+            tracing::warn!(crd = crd.name(), "orphaned CRD kept because it still has objects");
         }
         Ok(())
     }
+}
 
-    /// Whether a CRD has objects, in any of its versions.
-    async fn has_objects(&self, crd: &ObjectKey) -> Result<bool, Failure> {
-        let api: Api<CustomResourceDefinition> = Api::all(self.client.clone());
-        let target = || Target::of_kind::<CustomResourceDefinition>(crd.clone());
-        let found = match api.get_opt(crd.name()).await {
-            Ok(Some(found)) => found,
-            Ok(None) => return Ok(false),
-            Err(error) => return Err(classify(&error, "get", &target())),
-        };
-        let Some(version) = found.spec.versions.iter().find(|version| version.storage && version.served) else {
-            return Ok(true);
-        };
-        let resource = ApiResource {
-            group: found.spec.group.clone(),
-            version: version.name.clone(),
-            api_version: format!("{}/{}", found.spec.group, version.name),
-            kind: found.spec.names.kind.clone(),
-            plural: found.spec.names.plural.clone(),
-        };
-        let objects: Api<DynamicObject> = Api::all_with(self.client.clone(), &resource);
-        match objects.list_metadata(&ListParams::default().limit(1)).await {
-            Ok(list) => Ok(!list.items.is_empty()),
-            // A failed list does not prove that there are none.
-            Err(error) => {
-                tracing::warn!(crd = crd.name(), %error, "objects of a CRD cannot be listed");
-                Ok(true)
-            }
+/// The CRDs among these objects that still have objects.
+pub(crate) async fn crds_with_objects(
+    client: &Client,
+    orphans: &[(Kind, ObjectKey)],
+) -> Result<BTreeSet<ObjectKey>, Failure> {
+    let mut found = BTreeSet::new();
+    for (_, crd) in orphans.iter().filter(|(kind, _)| *kind == Kind::CustomResourceDefinition) {
+        if has_objects(client, crd).await? {
+            found.insert(crd.clone());
+        }
+    }
+    Ok(found)
+}
+
+/// Whether a CRD has objects, in any of its versions.
+async fn has_objects(client: &Client, crd: &ObjectKey) -> Result<bool, Failure> {
+    let api: Api<CustomResourceDefinition> = Api::all(client.clone());
+    let target = || Target::of_kind::<CustomResourceDefinition>(crd.clone());
+    let found = match api.get_opt(crd.name()).await {
+        Ok(Some(found)) => found,
+        Ok(None) => return Ok(false),
+        Err(error) => return Err(classify(&error, "get", &target())),
+    };
+    let Some(version) = found.spec.versions.iter().find(|version| version.storage && version.served) else {
+        return Ok(true);
+    };
+    let resource = ApiResource {
+        group: found.spec.group.clone(),
+        version: version.name.clone(),
+        api_version: format!("{}/{}", found.spec.group, version.name),
+        kind: found.spec.names.kind.clone(),
+        plural: found.spec.names.plural.clone(),
+    };
+    let objects: Api<DynamicObject> = Api::all_with(client.clone(), &resource);
+    match objects.list_metadata(&ListParams::default().limit(1)).await {
+        Ok(list) => Ok(!list.items.is_empty()),
+        // A failed list does not prove that there are none.
+        Err(error) => {
+            tracing::warn!(crd = crd.name(), %error, "objects of a CRD cannot be listed");
+            Ok(true)
         }
     }
 }

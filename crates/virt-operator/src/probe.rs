@@ -235,7 +235,7 @@ impl CertificateProber {
         }
         drop(state);
         if changed {
-            self.router.enqueue_all();
+            self.router.served_certificates_changed();
         }
         all_good
     }

@@ -1,4 +1,5 @@
-//! Which watch events enqueue the KubeVirt resource: "When X changes, enqueue it, because Z", one method per watch.
+//! Which watch events enqueue the KubeVirt resource: "When X changes, enqueue it, because Z", one method per watch. Each
+//! lane has a queue, and an event enqueues the resource only in the lanes that it concerns.
 //!
 //! A replica that does not lead has no queue and drops every event: a new leader enqueues every resource once.
 
@@ -6,7 +7,7 @@ use std::{sync::Arc, time::Duration};
 
 use parking_lot::RwLock;
 use vitivirt_api::{ApiResource, ObjectKey, kubevirt::KubeVirt};
-use vitivirt_install::{Kind, LiveObject, pods::Pod};
+use vitivirt_install::{Kind, Lane, LiveObject, TRUSTING_KINDS, pods::Pod};
 use vitivirt_runtime::{program::Context, queue::Queue, watch::Change};
 
 use crate::cache::{Caches, CrdEntry, installed_kinds};
@@ -15,13 +16,37 @@ use crate::cache::{Caches, CrdEntry, installed_kinds};
 const DEBOUNCE: Duration = Duration::from_millis(20);
 
 pub(crate) struct EventRouter {
-    queue: RwLock<Option<Queue<ObjectKey>>>,
+    queues: RwLock<Option<LaneQueues>>,
     caches: Caches,
+}
+
+#[derive(Clone)]
+pub(crate) struct LaneQueues {
+    pub(crate) certificates: Queue<ObjectKey>,
+    pub(crate) components: Queue<ObjectKey>,
+    pub(crate) monitoring: Queue<ObjectKey>,
+    pub(crate) instancetypes: Queue<ObjectKey>,
+}
+
+impl LaneQueues {
+    fn new() -> Self {
+        let queue = || Queue::new(DEBOUNCE);
+        Self { certificates: queue(), components: queue(), monitoring: queue(), instancetypes: queue() }
+    }
+
+    fn of(&self, lane: Lane) -> &Queue<ObjectKey> {
+        match lane {
+            Lane::Certificates => &self.certificates,
+            Lane::Components => &self.components,
+            Lane::Monitoring => &self.monitoring,
+            Lane::Instancetypes => &self.instancetypes,
+        }
+    }
 }
 
 impl EventRouter {
     pub(crate) fn new(caches: Caches) -> Arc<Self> {
-        Arc::new(Self { queue: RwLock::default(), caches })
+        Arc::new(Self { queues: RwLock::default(), caches })
     }
 
     /// One line per watch. The methods say what each event enqueues, and why.
@@ -52,39 +77,48 @@ impl EventRouter {
         move |event| handle(&router, event)
     }
 
-    /// Creates the queue of a new leader, with every resource in it.
-    pub(crate) fn start_queue(&self) -> Queue<ObjectKey> {
-        let queue = Queue::new(DEBOUNCE);
-        *self.queue.write() = Some(queue.clone());
+    /// Creates the queues of a new leader, with every resource in them.
+    pub(crate) fn start_queues(&self) -> LaneQueues {
+        let queues = LaneQueues::new();
+        *self.queues.write() = Some(queues.clone());
         self.enqueue_all();
-        queue
+        queues
     }
 
-    pub(crate) fn stop_queue(&self) {
-        *self.queue.write() = None;
+    pub(crate) fn stop_queues(&self) {
+        *self.queues.write() = None;
     }
 
-    pub(crate) fn enqueue_all(&self) {
-        for key in self.caches.kubevirts.keys() {
-            self.enqueue_debounced(key);
+    fn enqueue_all(&self) {
+        for lane in Lane::ALL {
+            self.enqueue_lane(lane);
         }
     }
 
-    fn enqueue_debounced(&self, key: ObjectKey) {
-        if let Some(queue) = &*self.queue.read() {
-            queue.add_coalesced(key);
+    /// Enqueues every resource in one lane. Also for a lane that has news for another one.
+    pub(crate) fn enqueue_lane(&self, lane: Lane) {
+        if let Some(queues) = &*self.queues.read() {
+            let queue = queues.of(lane);
+            self.caches.kubevirts.keys().into_iter().for_each(|key| queue.add_coalesced(key));
         }
     }
 
-    /// When a KubeVirt resource changes, enqueue it, at once if its spec changed, because a user waits for the result;
-    /// and all others, because the oldest one is installed and the others are rejected.
+    /// When a KubeVirt resource changes, enqueue it, at once in every lane if a user changed or deleted it, because the
+    /// user waits for the result; and all others, because the oldest one is installed and the others are rejected.
     fn kubevirt_changed(&self, change: &Change<KubeVirt>) {
-        let spec_changed = change.old.as_ref().map(|old| &old.spec) != change.new.as_ref().map(|new| &new.spec);
-        if let (Some(queue), true) = (&*self.queue.read(), spec_changed) {
-            queue.add(change.key.clone());
+        let (old, new) = (change.old.as_deref(), change.new.as_deref());
+        let deleting =
+            |kubevirt: Option<&KubeVirt>| kubevirt.is_some_and(|it| it.metadata.deletion_timestamp.is_some());
+        let changed = old.map(|old| &old.spec) != new.map(|new| &new.spec) || deleting(old) != deleting(new);
+        if let (Some(queues), true) = (&*self.queues.read(), changed) {
+            Lane::ALL.into_iter().for_each(|lane| queues.of(lane).add_urgent(change.key.clone()));
         }
-        self.enqueue_debounced(change.key.clone());
-        self.enqueue_all();
+        if change.old.is_none() || change.new.is_none() {
+            self.enqueue_all();
+        } else {
+            // Only this lane reads the status.
+            self.enqueue_lane(Lane::Components);
+        }
     }
 
     /// When an installed object changes, enqueue every resource, because drift must be repaired and the next wave may
@@ -97,7 +131,7 @@ impl EventRouter {
                 .kinds
                 .retry(|resource| name.split_once('.') == Some((resource.version.as_str(), resource.group.as_str())));
         }
-        self.enqueue_all();
+        lanes_of(kind).iter().for_each(|lane| self.enqueue_lane(*lane));
     }
 
     /// When a CRD changes, enqueue every resource if its content changed, because drift must be repaired; and list its
@@ -106,18 +140,40 @@ impl EventRouter {
         self.caches.kinds.retry_crd(change.key.name());
         let digest = |crd: &Option<Arc<CrdEntry>>| crd.as_ref().map(|crd| crd.live.digest);
         if digest(&change.old) != digest(&change.new) {
-            self.enqueue_all();
+            self.enqueue_lane(Lane::Components);
+            self.enqueue_lane(Lane::Instancetypes);
         }
+    }
+
+    /// When pods serve other certificates than before, enqueue every resource, because conditions report it, and a pod
+    /// that does not load its certificate is replaced.
+    pub(crate) fn served_certificates_changed(&self) {
+        self.enqueue_lane(Lane::Components);
+        self.enqueue_lane(Lane::Certificates);
     }
 
     /// When a pod of the installation changes, enqueue every resource, because conditions name why pods do not start.
     fn pod_changed(&self, _: &Change<Pod>) {
-        self.enqueue_all();
+        self.enqueue_lane(Lane::Components);
     }
 
     /// When the operator's namespace, a node, or an object that the installation depends on changes, enqueue every
-    /// resource, because labels of the namespace are managed and replica counts follow the number of nodes.
+    /// resource, because labels of the namespace are managed, replica counts follow the number of nodes, and a
+    /// ServiceAccount shows where the monitoring stack is.
     pub(crate) fn dependency_changed<V>(&self, _: &Change<V>) {
-        self.enqueue_all();
+        self.enqueue_lane(Lane::Components);
+        self.enqueue_lane(Lane::Monitoring);
+    }
+}
+
+/// The lanes that read objects of a kind. The lane `Components` waits for those of the others.
+fn lanes_of(kind: Kind) -> &'static [Lane] {
+    match kind {
+        Kind::Secret | Kind::ConfigMap => &[Lane::Certificates, Lane::Components],
+        kind if TRUSTING_KINDS.contains(&kind) => &[Lane::Certificates, Lane::Components, Lane::Instancetypes],
+        Kind::ServiceMonitor | Kind::PrometheusRule => &[Lane::Monitoring, Lane::Components],
+        // virt-api must be ready to validate instancetypes.
+        Kind::Instancetype | Kind::Preference | Kind::Deployment => &[Lane::Instancetypes, Lane::Components],
+        _ => &[Lane::Components],
     }
 }

@@ -4,15 +4,18 @@
 //! The endpoints use TLS from the start. `OperatorSettings` replaces their certificate and policy when the Secret of
 //! this operator or the KubeVirt resource changes.
 
-use std::{path::Path, process::ExitCode, sync::Arc, time::Duration};
+use std::{marker::PhantomData, path::Path, process::ExitCode, sync::Arc, time::Duration};
 
 use anyhow::bail;
+use vitivirt_api::ObjectKey;
 use vitivirt_install::{Environment, names::FIELD_MANAGER};
 use vitivirt_runtime::{
     lease::Leadership,
+    metrics::Metrics,
     program::{
         BoxError, Context, LeaseName, Listener, Operator, Program, SERVICE_ACCOUNT_NAMESPACE, identity, own_namespace,
     },
+    queue::Queue,
     reconcile::{Executor, Runner, RunnerOptions},
     watch::Watches,
 };
@@ -20,8 +23,10 @@ use vitivirt_runtime::{
 use crate::{
     arguments::{RunArguments, Settings},
     cache::Caches,
-    controller::KubeVirtController,
+    certificate_controller::CertificateController,
+    controller::{self as lane, Components, Instancetypes, LaneContext, LaneController, LaneType},
     desired::DesiredStateBuilder,
+    lanes::LaneProblems,
     metrics::OperatorMetrics,
     migration_addresses::MigrationAddresses,
     monitoring::Monitoring,
@@ -40,7 +45,7 @@ const DEFAULT_NAMESPACE: &str = "kubevirt";
 const OPTIONS: RunnerOptions = RunnerOptions { workers: 1, reconcile_deadline: Duration::from_secs(120), resync: None };
 
 pub(crate) fn run(arguments: RunArguments) -> anyhow::Result<ExitCode> {
-    let settings = Settings::try_from(arguments)?;
+    let settings = Settings::new(arguments, |name| std::env::var(name).ok())?;
     let environment = Environment::from_variables(std::env::vars());
     if let Some(problem) = environment.problem() {
         bail!(problem);
@@ -63,8 +68,8 @@ struct KubeVirtOperator {
     context: Context,
     caches: Caches,
     router: Arc<EventRouter>,
-    controller: Arc<KubeVirtController>,
-    executor: Arc<Executor>,
+    lanes: Arc<LaneContext>,
+    environment: Environment,
     metrics: Arc<OperatorMetrics>,
     prober: Arc<CertificateProber>,
 }
@@ -74,6 +79,9 @@ impl Operator for KubeVirtOperator {
 
     async fn start(start: StartSettings, context: Context) -> Result<Self, BoxError> {
         let StartSettings { settings, environment, namespace, tls } = start;
+        for warning in &settings.warnings {
+            tracing::warn!(warning, "invalid setting");
+        }
         webhook::start(&context, settings.bind, &tls).await?;
         let client = context.clients.rate_limited.clone();
         let mut watches = Watches::new(client.clone(), context.health.clone(), context.shutdown.clone());
@@ -86,29 +94,26 @@ impl Operator for KubeVirtOperator {
         prober.subscribe();
         watches.start(&context);
 
-        let stored_objects = Arc::new(StoredObjectRecorder::default());
-        let executor = Executor::new(client.clone(), FIELD_MANAGER);
-        let executor = Arc::new(caches.observe_writes(executor, &stored_objects));
-        let monitoring = Monitoring::new(context.clone(), router.clone());
-        let migration_addresses = MigrationAddresses::new(&context, &router);
-        let desired = DesiredStateBuilder::new(client.clone(), environment.clone(), stored_objects);
+        let problems = Arc::new(LaneProblems::default());
         let observer = Observer {
-            client,
+            client: client.clone(),
             caches: caches.clone(),
-            environment,
+            environment: environment.clone(),
             namespace,
-            monitoring,
-            migration_addresses,
+            monitoring: Monitoring::new(context.clone(), router.clone()),
+            migration_addresses: MigrationAddresses::new(&context, &router),
+            lane_problems: problems.clone(),
             node_checks: NodeChecks::default(),
             prober: prober.clone(),
         };
-        let controller = Arc::new(KubeVirtController { observer, desired });
+        let desired = DesiredStateBuilder::new(client, environment.clone());
+        let lanes = Arc::new(LaneContext { observer, desired, problems, router: router.clone() });
         let (ready, kinds) = (metrics.clone(), caches.kinds.clone());
         context.spawn("readiness", async move {
             kinds.synced().await;
             ready.set_ready();
         });
-        Ok(Self { context, caches, router, controller, executor, metrics, prober })
+        Ok(Self { context, caches, router, lanes, environment, metrics, prober })
     }
 
     async fn caches_synced(&self) {
@@ -118,19 +123,44 @@ impl Operator for KubeVirtOperator {
     fn set_leading(&self, leading: bool) {
         self.metrics.set_leading(leading);
         if !leading {
-            self.router.stop_queue();
+            self.router.stop_queues();
             self.prober.clear();
         }
     }
 
     async fn run_controllers(&self, leadership: Leadership) {
-        let queue = self.router.start_queue();
-        let (controller, executor) = (self.controller.clone(), self.executor.clone());
-        let runner = Runner::new(&self.context, controller, queue, executor, OPTIONS);
+        self.lanes.problems.clear();
+        let queues = self.router.start_queues();
+        let certificates = CertificateController { context: self.lanes.clone(), environment: self.environment.clone() };
+        let executor = self.executor(&Arc::default());
+        let certificates = Runner::new(&self.context, Arc::new(certificates), queues.certificates, executor, OPTIONS);
+        let lanes = async {
+            tokio::join!(
+                certificates.run(leadership.clone()),
+                self.run_lane::<Components>(queues.components, leadership.clone()),
+                self.run_lane::<lane::Monitoring>(queues.monitoring, leadership.clone()),
+                self.run_lane::<Instancetypes>(queues.instancetypes, leadership.clone()),
+            )
+        };
         tokio::select! {
-            () = runner.run(leadership) => {}
+            _ = lanes => {}
             () = self.prober.run() => {}
         }
+    }
+}
+
+impl KubeVirtOperator {
+    async fn run_lane<L: LaneType>(&self, queue: Queue<ObjectKey>, leadership: Leadership) {
+        let stored_objects = Arc::default();
+        let executor = self.executor(&stored_objects);
+        let controller = LaneController::<L> { context: self.lanes.clone(), stored_objects, lane: PhantomData };
+        Runner::new(&self.context, Arc::new(controller), queue, executor, OPTIONS).run(leadership).await;
+    }
+
+    /// The executor of one lane. The caches learn of the writes of all lanes.
+    fn executor(&self, stored_objects: &Arc<StoredObjectRecorder>) -> Arc<Executor> {
+        let executor = Executor::new(self.context.clients.rate_limited.clone(), FIELD_MANAGER);
+        Arc::new(self.caches.observe_writes(executor, stored_objects))
     }
 }
 
@@ -142,7 +172,7 @@ fn program(settings: &Settings, namespace: &str, tls: &ServerTls) -> Program {
         log_level: settings.log_level,
         kubeconfig: settings.kubeconfig.clone(),
         rate: Some(settings.rate),
-        metrics_prefix: "virt_operator",
+        metrics: Metrics::with_kubevirt_names("virt_operator"),
         listeners: vec![Listener {
             bind: settings.bind,
             what: "the metrics server",

@@ -33,10 +33,9 @@ fn invalid_variables_of_the_operator_stop_only_the_operator() {
         assert_eq!(output.status.code(), Some(0), "{arguments:?}: {}", stderr(&output));
         assert!(!output.stdout.is_empty());
     }
-    let output = command(&["run"]).env("VIRT_OPERATOR_CLIENT_QPS", "fast").output().unwrap();
+    let output = command(&["run"]).env("NAMESPACE", "A_B").output().unwrap();
     assert_eq!(output.status.code(), Some(1));
-    let expected = "error: VIRT_OPERATOR_CLIENT_QPS (--client-qps): invalid value \"fast\": must be a number greater than \
-                    0 and at most 100000\n";
+    let expected = "error: NAMESPACE (--namespace): invalid value \"A_B\": must be the name of a single namespace\n";
     assert_eq!(stderr(&output), expected);
 }
 
@@ -66,4 +65,14 @@ fn the_version_names_program_commit_and_kubevirt_release() {
     let version = String::from_utf8(command(&["--version"]).output().unwrap().stdout).unwrap();
     let start = concat!("virt-operator ", env!("CARGO_PKG_VERSION"), " (commit ");
     assert!(version.starts_with(start) && version.ends_with(", KubeVirt v1.8.4)\n"), "{version}");
+}
+
+/// The operator checks its image before anything else, so its error shows which value it sees.
+#[test]
+fn variables_for_all_components_apply_to_the_operator_too() {
+    let mut command = command(&["run"]);
+    command.env("VIRT_OPERATOR_IMAGE", "quay.io/kubevirt/virt-operator:v1.8.4");
+    let output = command.env("KV_IO_EXTRA_ENV_VIRT_OPERATOR_IMAGE", "junk").output().unwrap();
+    let error = stderr(&output);
+    assert!(error.starts_with("error: VIRT_OPERATOR_IMAGE: invalid value \"junk\""), "{error}");
 }

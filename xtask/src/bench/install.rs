@@ -3,6 +3,7 @@
 
 use std::{
     collections::BTreeMap,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -11,11 +12,16 @@ use clap::{Args, ValueEnum};
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::Api;
+use parking_lot::Mutex;
 use serde::Serialize;
 use vitivirt_lab::{Lab, LabOptions, Record, VirtOperator};
 
-use super::{install_table, memory_kib, processor_time, write_results};
-use crate::{programs, terminal::step};
+use super::{
+    install_table, memory_kib, processor_time,
+    readiness::{self, Seen},
+    write_results,
+};
+use crate::{lab_commands::PaceChoice, programs, terminal::step};
 
 #[derive(Args)]
 pub(crate) struct InstallOptions {
@@ -28,6 +34,9 @@ pub(crate) struct InstallOptions {
     /// Measure only this operator
     #[arg(long, value_enum)]
     only: Option<MeasuredOperator>,
+    /// Delays of the lab. The idle operator is measured only without delays
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = [PaceChoice::Instant, PaceChoice::Real])]
+    pace: Vec<PaceChoice>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
@@ -49,7 +58,12 @@ const QUIET: Duration = Duration::from_secs(3);
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct InstallRun {
     pub(super) operator: MeasuredOperator,
+    pub(super) pace: PaceChoice,
     pub(super) seconds_to_deployed: f64,
+    /// Until the last process answered its readiness probe and the last endpoint existed.
+    pub(super) seconds_to_ready: f64,
+    /// The condition Degraded, if it was ever True.
+    pub(super) degraded: Option<String>,
     /// The highest value of all its processes.
     pub(super) peak_memory_mb: f64,
     /// From the creation of the KubeVirt resource until its phase is Deployed, without leases.
@@ -57,7 +71,8 @@ pub(super) struct InstallRun {
     pub(super) objects: usize,
     /// CPU time of each program of the cluster until Deployed. Processes that have exited are not included.
     pub(super) processor_seconds: BTreeMap<String, f64>,
-    pub(super) idle: IdleRequests,
+    /// Measured only without delays.
+    pub(super) idle: Option<IdleRequests>,
 }
 
 /// Requests of the idle operator.
@@ -78,9 +93,12 @@ pub(super) async fn run(options: &InstallOptions) -> Result<()> {
     let both: Vec<MeasuredOperator> = both.collect();
     let mut runs = Vec::new();
     for number in 1..=options.runs {
-        for operator_kind in &both {
-            let what = format!("run {number} of {}: {}", options.runs, install_table::name(*operator_kind));
-            runs.push(step(&what, measure(*operator_kind, options.idle)).await?);
+        for (pace, operator_kind) in
+            options.pace.iter().flat_map(|pace| both.iter().map(move |operator| (pace, operator)))
+        {
+            let name = install_table::name(*operator_kind);
+            let what = format!("run {number} of {}, pace {}: {name}", options.runs, install_table::pace_name(*pace));
+            runs.push(step(&what, measure(*operator_kind, *pace, u64::from(number), options.idle)).await?);
         }
     }
     write_results("install", &runs)?;
@@ -88,14 +106,20 @@ pub(super) async fn run(options: &InstallOptions) -> Result<()> {
     Ok(())
 }
 
-async fn measure(operator_kind: MeasuredOperator, idle_seconds: u64) -> Result<InstallRun> {
+async fn measure(
+    operator_kind: MeasuredOperator,
+    pace: PaceChoice,
+    seed: u64,
+    idle_seconds: u64,
+) -> Result<InstallRun> {
     let operator = match operator_kind {
         MeasuredOperator::Ours => VirtOperator::ours(programs::stage("release", "virt-operator")?),
         MeasuredOperator::Reference => VirtOperator::reference(),
     };
-    let lab = Lab::start(LabOptions::default()).await?;
+    // Both operators get the same delays, and each run others.
+    let lab = Lab::start(LabOptions { seed, ..LabOptions::at(pace.into()) }).await?;
     let what = format!("bench-install-{}", if operator_kind == MeasuredOperator::Ours { "ours" } else { "reference" });
-    let result = lab.keeping_logs(&what, measure_install(&lab, operator_kind, &operator, idle_seconds)).await?;
+    let result = lab.keeping_logs(&what, measure_install(&lab, operator_kind, pace, &operator, idle_seconds)).await?;
     lab.stop().await?;
     Ok(result)
 }
@@ -103,6 +127,7 @@ async fn measure(operator_kind: MeasuredOperator, idle_seconds: u64) -> Result<I
 async fn measure_install(
     lab: &Lab,
     operator_kind: MeasuredOperator,
+    pace: PaceChoice,
     operator: &VirtOperator,
     idle_seconds: u64,
 ) -> Result<InstallRun> {
@@ -112,11 +137,22 @@ async fn measure_install(
 
     let cpu_before = processor_time::by_process()?;
     let (start, clock) = (Timestamp::now(), Instant::now());
-    lab.deploy_kubevirt(None).await?;
-    let (deployed, seconds_to_deployed) = (Timestamp::now(), clock.elapsed().as_secs_f64());
-    let processor_seconds = processor_time::since(&cpu_before)?;
-    tokio::time::sleep(Duration::from_secs(idle_seconds)).await;
-    let idle_end = Timestamp::now();
+    let seen = Arc::new(Mutex::new(Seen::default()));
+    let installation = async {
+        lab.deploy_kubevirt(None).await?;
+        let (deployed, seconds_to_deployed) = (Timestamp::now(), clock.elapsed().as_secs_f64());
+        let processor_seconds = processor_time::since(&cpu_before)?;
+        let ready = readiness::wait(lab, NAMESPACE, &seen).await?;
+        anyhow::Ok((deployed, seconds_to_deployed, processor_seconds, ready))
+    };
+    let (deployed, seconds_to_deployed, processor_seconds, ready) = tokio::select! {
+        installed = installation => installed?,
+        () = readiness::observe(lab, NAMESPACE, Arc::clone(&seen)) => bail!("the watches of the benchmark ended"),
+    };
+    let idle_end = deployed + Duration::from_secs(idle_seconds);
+    if pace == PaceChoice::Instant {
+        tokio::time::sleep(idle_end.duration_since(Timestamp::now()).unsigned_abs()).await;
+    }
 
     let records = lab.audit()?;
     let between = |from: Timestamp, to: Timestamp| {
@@ -125,12 +161,15 @@ async fn measure_install(
     let installed = lab.installed(None).await?;
     Ok(InstallRun {
         operator: operator_kind,
+        pace,
         seconds_to_deployed,
+        seconds_to_ready: ready.duration_since(clock).as_secs_f64(),
+        degraded: seen.lock().degraded.clone(),
         peak_memory_mb: peak_memory_mb("virt-operator")?,
         requests_to_deployed: between(start, deployed).filter(|record| !is_lease(record)).count(),
         objects: installed.values().filter(|object| vitivirt_snapshot::is_installed(object)).count(),
         processor_seconds,
-        idle: classify(idle_seconds, between(deployed, idle_end)),
+        idle: (pace == PaceChoice::Instant).then(|| classify(idle_seconds, between(deployed, idle_end))),
     })
 }
 

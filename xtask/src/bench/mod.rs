@@ -4,6 +4,7 @@ mod install;
 mod install_table;
 mod machines;
 mod processor_time;
+mod readiness;
 
 use std::{path::PathBuf, process::ExitCode};
 

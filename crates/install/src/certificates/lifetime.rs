@@ -8,6 +8,10 @@ use vitivirt_api::kubevirt::SelfSigned;
 const WEEK: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
+/// Upstream virt-operator prints Go's structure.
+const ANNOTATION_PREFIX: &str = "&Duration{Duration:";
+const ANNOTATION_SUFFIX: &str = ",}";
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lifetime {
     pub duration: Duration,
@@ -20,6 +24,30 @@ pub struct Lifetimes {
     /// The CAs of export and backup: they have the duration of the CA and the `renewBefore` of a leaf certificate.
     pub other_cas: Lifetime,
     pub leaf: Lifetime,
+}
+
+impl Default for Lifetimes {
+    fn default() -> Self {
+        let (ca, leaf) = (Lifetime::renewed_in_last_fifth(WEEK), Lifetime::renewed_in_last_fifth(DAY));
+        Self { ca, other_cas: Lifetime { renew_before: leaf.renew_before, ..ca }, leaf }
+    }
+}
+
+impl Lifetime {
+    fn renewed_in_last_fifth(duration: Duration) -> Self {
+        Self { duration, renew_before: duration / 5 }
+    }
+
+    /// The value of the annotation `kubevirt.io/duration` of a certificate with this lifetime.
+    pub fn annotation(self) -> String {
+        format!("{ANNOTATION_PREFIX}{}{ANNOTATION_SUFFIX}", go_duration(self.duration))
+    }
+
+    /// The lifetime of a stored certificate. The annotation does not contain when it is renewed.
+    pub(crate) fn from_annotation(text: &str) -> Option<Self> {
+        let duration = text.strip_prefix(ANNOTATION_PREFIX)?.strip_suffix(ANNOTATION_SUFFIX)?;
+        parse_duration(duration).map(Self::renewed_in_last_fifth)
+    }
 }
 
 impl Lifetimes {

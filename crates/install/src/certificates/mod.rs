@@ -2,6 +2,7 @@
 //! virt-operator does that. The issued certificates are inserted through [`IssuedCertificates`] when an object is sent.
 
 pub mod bundle;
+mod desired;
 mod lifetime;
 mod renewal;
 
@@ -9,6 +10,8 @@ use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 
 use crate::{config::DeploymentConfig, metadata::namespaced, names::OPERATOR_WEBHOOK_SERVICE};
 
+pub(crate) use desired::annotate_lifetime;
+pub use desired::{CertificateScope, DesiredCertificates, certificate_plan};
 pub(crate) use lifetime::go_duration;
 pub use lifetime::{InvalidDuration, Lifetime, Lifetimes};
 pub use renewal::{MIN_LIFETIME, Validity, ValidityWindow};
@@ -18,6 +21,8 @@ pub const EXPORT_CA: &str = "kubevirt-export-ca";
 pub const BACKUP_CA: &str = "kubevirt-backup-ca";
 /// The ConfigMap to which users add their CAs. The operator moves them into the bundle `CA`.
 pub const EXTERNAL_CA: &str = "kubevirt-external-ca";
+/// The ConfigMaps of CA bundles.
+const BUNDLES: [&str; 4] = [CA, EXPORT_CA, BACKUP_CA, EXTERNAL_CA];
 /// The key of a bundle in its ConfigMap.
 pub const BUNDLE_KEY: &str = "ca-bundle";
 
@@ -86,6 +91,13 @@ pub struct Certificate {
 
 /// Every certificate of an installation, CAs first.
 pub fn certificates(config: &DeploymentConfig, lifetimes: &Lifetimes) -> Vec<Certificate> {
+    let template = |certificate: &Certificate| TEMPLATE_LEAVES.iter().any(|leaf| leaf.secret() == certificate.secret);
+    let all = all_certificates(&config.namespace, lifetimes);
+    all.filter(|certificate| config.template() || !template(certificate)).collect()
+}
+
+/// Every certificate that an installation may have, CAs first.
+fn all_certificates(namespace: &str, lifetimes: &Lifetimes) -> impl Iterator<Item = Certificate> {
     let ca = |secret: &str, common_name: &str, lifetime: Lifetime| Certificate {
         secret: secret.to_owned(),
         usage: Usage::Ca,
@@ -99,9 +111,8 @@ pub fn certificates(config: &DeploymentConfig, lifetimes: &Lifetimes) -> Vec<Cer
         ca(EXPORT_CA, "export.kubevirt.io", lifetimes.other_cas),
         ca(BACKUP_CA, "backup.kubevirt.io", lifetimes.other_cas),
     ];
-    let leaf = |leaf: Leaf| leaf.certificate(&config.namespace, lifetimes);
-    let template = TEMPLATE_LEAVES.iter().copied().filter(|_| config.template());
-    cas.into_iter().chain(LEAVES.iter().copied().chain(template).map(leaf)).collect()
+    let leaf = move |leaf: Leaf| leaf.certificate(namespace, lifetimes);
+    cas.into_iter().chain(LEAVES.into_iter().chain(TEMPLATE_LEAVES).map(leaf))
 }
 
 #[derive(Clone, Copy)]
@@ -179,7 +190,7 @@ fn secret(namespace: &str, name: &str) -> Secret {
 /// The ConfigMaps of CA bundles, without their data.
 pub(crate) fn bundles(config: &DeploymentConfig) -> Vec<ConfigMap> {
     let bundle = |name: &str| ConfigMap { metadata: namespaced(&config.namespace, name, &[]), ..ConfigMap::default() };
-    [CA, EXPORT_CA, BACKUP_CA, EXTERNAL_CA].map(bundle).into()
+    BUNDLES.map(bundle).into()
 }
 
 pub(crate) fn is_ca(secret: &str) -> bool {

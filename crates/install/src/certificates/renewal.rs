@@ -3,13 +3,17 @@
 
 use std::time::{Duration, SystemTime};
 
-use super::lifetime::{Lifetime, go_duration};
+use super::lifetime::Lifetime;
 
 /// A shorter certificate expires before it is in use.
 pub const MIN_LIFETIME: Duration = Duration::from_secs(10);
 
-/// The clocks of two replicas may differ by this much without one replacing what the other has just issued.
+/// The clocks of two machines may differ by this much. A replica does not replace what another has just issued, and a
+/// certificate is valid on a node whose clock is late.
 const CLOCK_SKEW: Duration = Duration::from_secs(5 * 60);
+
+/// How long every API server and component needs to learn of a new CA: their watches may lag.
+const PROPAGATION: Duration = Duration::from_secs(60);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Validity {
@@ -18,9 +22,14 @@ pub struct Validity {
 }
 
 impl Lifetime {
-    /// The value of the annotation `kubevirt.io/duration` of a certificate with this lifetime.
-    pub fn annotation(self) -> String {
-        format!("&Duration{{Duration:{},}}", go_duration(self.duration))
+    /// How long before it is issued a certificate is already valid. Short lifetimes leave room for less.
+    pub fn backdating(self) -> Duration {
+        CLOCK_SKEW.min(self.renew_before_expiry() / 4)
+    }
+
+    /// How long a new CA is only trusted before it signs certificates. Short lifetimes leave room for less.
+    pub fn propagation(self) -> Duration {
+        PROPAGATION.min(self.renew_before_expiry() / 4)
     }
 
     /// A certificate is kept for at least a tenth of its duration. Otherwise a long `renewBefore` would renew it in
@@ -54,12 +63,25 @@ impl ValidityWindow {
         self.deadline(signer) <= now || saturating_sub(self.validity.not_before, CLOCK_SKEW) > now
     }
 
-    /// Whether the validity matches the desired duration. This holds only for CAs: a leaf certificate becomes valid
-    /// together with its signer.
+    /// When the certificate is renewed although its CA may not be trusted everywhere yet: an expired one is not trusted
+    /// anywhere.
+    pub fn last_renewal(&self) -> SystemTime {
+        saturating_sub(self.validity.not_after, self.lifetime.renew_before_expiry() / 4)
+    }
+
+    /// When a CA was issued. A CA of upstream virt-operator was issued a little earlier.
+    pub fn issued_at(&self) -> SystemTime {
+        self.validity.not_before + self.lifetime.backdating()
+    }
+
+    /// Whether the validity matches the desired duration, with or without backdating. This holds only for CAs: a leaf
+    /// certificate becomes valid together with its signer.
     pub fn matches_lifetime(&self) -> bool {
         let Validity { not_before, not_after } = self.validity;
-        let duration = not_after.duration_since(not_before).unwrap_or_default();
-        duration.abs_diff(self.lifetime.duration) <= Duration::from_secs(1)
+        let actual = not_after.duration_since(not_before).unwrap_or_default();
+        let Lifetime { duration, .. } = self.lifetime;
+        let candidates = [duration, duration + self.lifetime.backdating()];
+        candidates.into_iter().any(|expected| actual.abs_diff(expected) <= Duration::from_secs(1))
     }
 }
 

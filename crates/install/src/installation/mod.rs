@@ -24,11 +24,11 @@ use crate::{
     customize::{self, Customizer, INVALID_CUSTOMIZATION},
     environment::{Cluster, Environment},
     kind::Kind,
-    managed_metadata::{self, ManagedMetadata},
+    managed_metadata::ManagedMetadata,
     metadata::namespaced,
     names::{
         VIRT_API, VIRT_CONTROLLER, VIRT_EXPORT_PROXY, VIRT_HANDLER, VIRT_SYNCHRONIZATION_CONTROLLER,
-        VIRT_TEMPLATE_API_SERVER, VIRT_TEMPLATE_CONTROLLER, annotation, gate, label,
+        VIRT_TEMPLATE_API_SERVER, VIRT_TEMPLATE_CONTROLLER, gate, label,
     },
     object::{InstallationObject, StrategyConfigMap},
     order::Stage,
@@ -190,7 +190,11 @@ impl Builder<'_> {
             Kind::DaemonSet => to_value(&self.daemon_set(from_value(kind, &key, object)?))?,
             Kind::Secret => {
                 self.managed_metadata.add_to_object(&mut object);
-                self.annotate_lifetime(&key, &mut object);
+                let is_ca = certificates::is_ca(key.name());
+                certificates::annotate_lifetime(
+                    &mut object,
+                    if is_ca { self.lifetimes.ca } else { self.lifetimes.leaf },
+                );
                 object
             }
             _ => {
@@ -303,14 +307,6 @@ impl Builder<'_> {
         }
         rollout::adjust_update_strategy(&mut daemon_set);
         daemon_set
-    }
-
-    fn annotate_lifetime(&self, key: &ObjectKey, secret: &mut Value) {
-        let lifetime = if certificates::is_ca(key.name()) { self.lifetimes.ca } else { self.lifetimes.leaf };
-        if let Some(metadata) = secret.get_mut("metadata").and_then(Value::as_object_mut) {
-            let duration = (annotation::DURATION.to_owned(), lifetime.annotation());
-            managed_metadata::merge(metadata, "annotations", &[duration].into());
-        }
     }
 }
 

@@ -5,6 +5,7 @@ use serde_json::json;
 
 use super::*;
 use crate::certificates::NoCertificates;
+use crate::names::annotation;
 
 fn openshift() -> Cluster {
     Cluster {

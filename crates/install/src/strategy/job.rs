@@ -6,18 +6,15 @@ use k8s_openapi::{
         batch::v1::{Job, JobSpec},
         core::v1::{Capabilities, Container, EnvVar, PodSpec, PodTemplateSpec, SeccompProfile, SecurityContext},
     },
-    apimachinery::pkg::apis::meta::v1::ObjectMeta,
+    apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference},
 };
-use serde_json::Value;
 use vitivirt_api::{Body, Failure, ObjectKey, kubevirt::KubeVirt};
 
 use crate::{
     RELEASE,
     config::DeploymentConfig,
-    customize::Customizer,
     environment::Environment,
     images::OperatorImage,
-    kind::Kind,
     metadata::{string_map, strings},
     names::{OPERATOR_SERVICE_ACCOUNT, annotation, label},
     placement::{self, DefaultPlacement},
@@ -47,7 +44,9 @@ pub(crate) fn key(config: &DeploymentConfig) -> ObjectKey {
     ObjectKey::namespaced(&config.namespace, &format!("kubevirt-{}-job", config.id))
 }
 
-pub(crate) fn job(kubevirt: &KubeVirt, config: &DeploymentConfig) -> Result<Value, Failure> {
+/// `spec.customizeComponents` does not apply to the Job, as in upstream virt-operator. The garbage collector deletes the
+/// Job with the KubeVirt resource.
+pub(crate) fn job(kubevirt: &KubeVirt, config: &DeploymentConfig) -> Result<Body, Failure> {
     let image = &config.images.virt_operator_image;
     let variable =
         |name: &str, value: &str| EnvVar { name: name.to_owned(), value: Some(value.to_owned()), ..EnvVar::default() };
@@ -87,12 +86,20 @@ pub(crate) fn job(kubevirt: &KubeVirt, config: &DeploymentConfig) -> Result<Valu
         (annotation::IDENTIFIER, &config.id),
     ];
     let key = key(config);
+    let owner = OwnerReference {
+        api_version: kubevirt.types.api_version.clone(),
+        kind: kubevirt.types.kind.clone(),
+        name: kubevirt.metadata.name.clone().unwrap_or_default(),
+        uid: kubevirt.metadata.uid.clone().unwrap_or_default(),
+        ..OwnerReference::default()
+    };
     let job = Job {
         metadata: ObjectMeta {
             name: Some(key.name().to_owned()),
             namespace: Some(config.namespace.clone()),
             labels: Some(string_map(&labels)),
             annotations: Some(string_map(&annotations)),
+            owner_references: Some(vec![owner]),
             ..ObjectMeta::default()
         },
         spec: Some(JobSpec {
@@ -107,7 +114,5 @@ pub(crate) fn job(kubevirt: &KubeVirt, config: &DeploymentConfig) -> Result<Valu
         }),
         status: None,
     };
-    let mut object = Body::from_object(&job)?.into_json();
-    Customizer::new(&kubevirt.spec.customize_components)?.apply(Kind::Job, key.name(), &mut object)?;
-    Ok(object)
+    Body::from_object(&job)
 }

@@ -19,17 +19,21 @@ use crate::{
     crds::{CRDS, CrdSource, TEMPLATE_CRDS},
     instancetypes::{self, CompressedLines, INSTANCETYPES, PREFERENCES},
     kind::Kind,
-    monitoring, openshift, policy, rbac, services, template, webhooks, workloads,
+    monitoring, openshift, policy, rbac,
+    record::Digest,
+    services, template, webhooks, workloads,
 };
 
 pub use text::config_map;
 
 /// Every object of a release, in the order of the dumped strategy.
+#[derive(Clone, Default)]
 pub struct InstallStrategy {
     pub(crate) items: Vec<StrategyItem>,
 }
 
 /// One object of an install strategy. Large objects stay compressed.
+#[derive(Clone)]
 pub struct StrategyItem {
     pub kind: Kind,
     pub key: ObjectKey,
@@ -60,6 +64,26 @@ impl StrategyItem {
             ItemSource::Crd(crd) => crd.object(),
             ItemSource::Line(lines, line) => instancetypes::object(lines, *line),
             ItemSource::Compressed(bytes) => text::decompress(bytes),
+        }
+    }
+
+    /// The metadata of the object as the KubeVirt release defines it.
+    pub(crate) fn metadata(&self) -> Result<Value, Failure> {
+        match &self.source {
+            ItemSource::Crd(crd) => crd.metadata(),
+            _ => Ok(self.object()?.get_mut("metadata").map(Value::take).unwrap_or_default()),
+        }
+    }
+
+    /// A digest of the object as it is kept. It changes with the object.
+    pub(crate) fn digest(&self) -> Digest {
+        match &self.source {
+            ItemSource::Object(object) => Digest::of_object(object),
+            ItemSource::Crd(crd) => Digest::of_bytes(crd.bytes()),
+            ItemSource::Line(lines, line) => {
+                Digest::of_bytes(lines.get(*line).map(String::as_bytes).unwrap_or_default())
+            }
+            ItemSource::Compressed(bytes) => Digest::of_bytes(bytes),
         }
     }
 

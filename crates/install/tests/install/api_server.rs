@@ -1,6 +1,9 @@
-//! What the API server adds to an object: the defaults of its type, and fields that follow from others.
+//! What the API server adds to an object: the defaults of its type, fields that follow from others, and
+//! `managedFields`.
 
-use serde_json::{Value, json};
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::{Map, Value, json};
 
 /// The default of a field applies if its parent exists. `*` is every element of a list.
 fn defaults(kind: &str) -> Vec<(&'static str, Value)> {
@@ -133,12 +136,127 @@ fn set_derived_fields(kind: &str, object: &mut Value) {
             let pod = &mut object["spec"]["template"]["spec"];
             pod["serviceAccount"] = pod["serviceAccountName"].clone();
         }
-        "Service" if object["spec"].get("clusterIP").is_some() => object["spec"]["clusterIPs"] = json!(["None"]),
+        "Service" if object["spec"]["clusterIP"] == "None" => object["spec"]["clusterIPs"] = json!(["None"]),
         "CustomResourceDefinition" => {
             let names = &mut object["spec"]["names"];
             let list = format!("{}List", names["kind"].as_str().unwrap());
             names.as_object_mut().unwrap().entry("listKind").or_insert_with(|| list.into());
         }
         _ => {}
+    }
+}
+
+/// Whether the API server counts the generations of this kind.
+pub(crate) fn has_generation(kind: &str) -> bool {
+    const WITHOUT: [&str; 10] = [
+        "APIService",
+        "ClusterRole",
+        "ClusterRoleBinding",
+        "ConfigMap",
+        "Namespace",
+        "Role",
+        "RoleBinding",
+        "Secret",
+        "Service",
+        "ServiceAccount",
+    ];
+    !WITHOUT.contains(&kind)
+}
+
+/// A path in the form of `managedFields`.
+type Path = Vec<String>;
+
+/// The keys of the elements of a list, by the name of the list. Any other list has one manager.
+fn list_keys(kind: &str, list: &str) -> &'static [&'static str] {
+    match (kind, list) {
+        ("Deployment" | "DaemonSet", "containers" | "initContainers" | "env" | "volumes" | "imagePullSecrets") => {
+            &["name"]
+        }
+        ("Deployment" | "DaemonSet", "volumeMounts") => &["mountPath"],
+        ("Service", "ports") => &["port", "protocol"],
+        ("ValidatingWebhookConfiguration" | "MutatingWebhookConfiguration", "webhooks") => &["name"],
+        _ => &[],
+    }
+}
+
+/// Every value of an object that has a manager.
+fn managed_values(object: &Value) -> BTreeMap<Path, Value> {
+    let kind = object["kind"].as_str().unwrap_or_default();
+    let mut values = BTreeMap::new();
+    for (key, value) in object.as_object().into_iter().flatten() {
+        let part = format!("f:{key}");
+        match key.as_str() {
+            "apiVersion" | "kind" | "status" => {}
+            "metadata" => {
+                for field in ["labels", "annotations", "ownerReferences"] {
+                    if let Some(value) = value.get(field) {
+                        collect_managed(kind, field, value, vec![part.clone(), format!("f:{field}")], &mut values);
+                    }
+                }
+            }
+            // It is large, and its metadata is all that the operator reads.
+            "spec" if kind == "CustomResourceDefinition" => drop(values.insert(vec![part], value.clone())),
+            _ => collect_managed(kind, key, value, vec![part], &mut values),
+        }
+    }
+    values
+}
+
+fn collect_managed(kind: &str, name: &str, value: &Value, path: Path, values: &mut BTreeMap<Path, Value>) {
+    let below = |part: String| [path.clone(), vec![part]].concat();
+    match value {
+        Value::Object(fields) if !fields.is_empty() => {
+            for (key, value) in fields {
+                collect_managed(kind, key, value, below(format!("f:{key}")), values);
+            }
+        }
+        Value::Array(elements) if !elements.is_empty() && !list_keys(kind, name).is_empty() => {
+            for element in elements {
+                let keys: Map<String, Value> = list_keys(kind, name)
+                    .iter()
+                    .filter_map(|key| Some(((*key).to_owned(), element.get(*key)?.clone())))
+                    .collect();
+                collect_managed(kind, "", element, below(format!("k:{}", Value::Object(keys))), values);
+            }
+        }
+        _ => drop(values.insert(path, value.clone())),
+    }
+}
+
+/// Updates `managedFields` after a client changed an object: the client becomes the only manager of every value that it
+/// changed or that got a default by its change, and every other value keeps its managers.
+pub(crate) fn set_managers(before: &Value, object: &mut Value, manager: &str) {
+    let (old, new) = (managed_values(before), managed_values(object));
+    let changed: BTreeSet<&Path> =
+        new.iter().filter(|(path, value)| old.get(*path) != Some(*value)).map(|(path, _)| path).collect();
+    let mut managers: BTreeMap<String, BTreeSet<Path>> = BTreeMap::new();
+    for entry in before["metadata"]["managedFields"].as_array().into_iter().flatten() {
+        let mut paths = BTreeSet::new();
+        collect_paths(&entry["fieldsV1"], Vec::new(), &mut paths);
+        paths.retain(|path| new.contains_key(path) && !changed.contains(path));
+        managers.insert(entry["manager"].as_str().unwrap().to_owned(), paths);
+    }
+    managers.entry(manager.to_owned()).or_default().extend(changed.into_iter().cloned());
+    let entries = managers.into_iter().filter(|(_, paths)| !paths.is_empty()).map(|(manager, paths)| {
+        let mut tree = json!({});
+        for path in paths {
+            let mut at = &mut tree;
+            for part in path {
+                at = at.as_object_mut().unwrap().entry(part).or_insert_with(|| json!({}));
+            }
+        }
+        json!({"manager": manager, "operation": "Update", "fieldsV1": tree})
+    });
+    object["metadata"]["managedFields"] = entries.collect();
+}
+
+fn collect_paths(tree: &Value, path: Path, paths: &mut BTreeSet<Path>) {
+    match tree.as_object().filter(|parts| !parts.is_empty()) {
+        Some(parts) => {
+            for (part, below) in parts {
+                collect_paths(below, [path.clone(), vec![part.clone()]].concat(), paths);
+            }
+        }
+        None => drop(paths.insert(path)),
     }
 }

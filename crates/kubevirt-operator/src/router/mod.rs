@@ -117,6 +117,12 @@ impl EventRouter {
         }
     }
 
+    fn enqueue_urgent(&self, key: ObjectKey) {
+        if let Some(queues) = &*self.queues.read() {
+            queues.machines.add_urgent(key);
+        }
+    }
+
     fn enqueue_debounced(&self, key: ObjectKey) {
         if let Some(queues) = &*self.queues.read() {
             queues.machines.add_coalesced(key);
@@ -150,7 +156,7 @@ impl EventRouter {
         let (old, new) = (change.old.as_deref(), change.new.as_deref());
         match (old, new) {
             (Some(old), Some(new)) if old.same_desired_state(new) => self.enqueue_debounced(change.key.clone()),
-            _ => self.enqueue(change.key.clone()),
+            _ => self.enqueue_urgent(change.key.clone()),
         }
         let contested = self.caches.index.mac_addresses.contested(change);
         if !contested.is_empty() {

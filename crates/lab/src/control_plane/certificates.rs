@@ -24,7 +24,7 @@ pub(crate) struct Certificates {
 pub(crate) const FRONT_PROXY: &str = "front-proxy";
 
 impl Certificates {
-    pub(crate) fn generate(folder: &Path, api_server: IpAddr, proxy: IpAddr) -> Result<Self> {
+    pub(crate) fn generate(folder: &Path, api_servers: &[IpAddr], proxy: IpAddr) -> Result<Self> {
         std::fs::create_dir_all(folder).with_context(|| format!("creating {}", folder.display()))?;
         let write =
             |name: &str, text: &str| std::fs::write(folder.join(name), text).with_context(|| format!("writing {name}"));
@@ -33,7 +33,7 @@ impl Certificates {
         write("ca.crt", &ca.pem())?;
         let names = ["kubernetes.default.svc", "kubernetes.default", "localhost"];
         let loopback: IpAddr = [127, 0, 0, 1].into();
-        let (certificate, key) = serving(&ca, &names, &[api_server, loopback])?;
+        let (certificate, key) = serving(&ca, &names, &[api_servers, &[loopback]].concat())?;
         write("apiserver.crt", &certificate)?;
         write("apiserver.key", &key)?;
         let (proxy_certificate_pem, proxy_key_pem) = serving(&ca, &names, &[proxy])?;

@@ -1,6 +1,8 @@
-//! etcd, kube-apiserver, kube-controller-manager and kube-scheduler of one lab: real programs, each on its own address.
+//! etcd, kube-apiserver, kube-controller-manager and kube-scheduler of one lab: real programs, each on its own address. A
+//! second kube-apiserver on the same etcd is an option.
 
 mod certificates;
+mod lagging_etcd;
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -10,6 +12,8 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use certificates::{Certificates, FRONT_PROXY};
+use lagging_etcd::LaggingEtcd;
+pub use lagging_etcd::{ApiServerLag, LagScope};
 use nix::sys::signal::Signal;
 
 use crate::{
@@ -22,12 +26,27 @@ use crate::{
 pub(crate) struct ControlPlane {
     pub(crate) etcd: ServerProcess,
     pub(crate) api_server: ServerProcess,
+    pub(crate) second_api_server: Option<SecondApiServer>,
     pub(crate) controller_manager: ServerProcess,
     pub(crate) scheduler: ServerProcess,
     pub(crate) certificates: Certificates,
     /// A member of system:masters. Only the lab itself uses it.
     pub(crate) admin: Credentials,
     pub(crate) audit_log: PathBuf,
+}
+
+/// An API server with the same data, certificates and tokens as the first one.
+pub(crate) struct SecondApiServer {
+    pub(crate) process: ServerProcess,
+    pub(crate) address: SocketAddr,
+    pub(crate) audit_log: PathBuf,
+    _etcd: LaggingEtcd,
+}
+
+/// The options of a lab that concern its servers.
+pub(crate) struct ControlPlaneOptions {
+    pub(crate) endpoints_lag: Duration,
+    pub(crate) second_api_server: Option<ApiServerLag>,
 }
 
 /// Metadata of every request, without bodies: user, verb, object, time and result.
@@ -39,12 +58,14 @@ impl ControlPlane {
     pub(crate) async fn start(
         folder: &Path,
         address_range: &AddressRange,
-        endpoints_lag: Duration,
+        options: &ControlPlaneOptions,
         health: &LabHealth,
     ) -> Result<Self> {
         let api = address_range.api_server();
         require_free("kube-apiserver", api)?;
-        let certificates = Certificates::generate(&folder.join("certificates"), api.ip(), address_range.proxy().ip())?;
+        let second = address_range.second_api_server();
+        let certificates =
+            Certificates::generate(&folder.join("certificates"), &[api.ip(), second.ip()], address_range.proxy().ip())?;
         let token = random_token()?;
         let admin = Credentials { server: api, ca_pem: certificates.ca_pem.clone(), token, name: ADMIN.to_owned() };
         write(folder, "tokens.csv", &format!("{},{ADMIN},{ADMIN},\"system:masters\"\n", admin.token))?;
@@ -53,10 +74,10 @@ impl ControlPlane {
         admin.write(&kubeconfig)?;
         let audit_log = folder.join("audit.log");
 
-        let start = |group, name: &str, arguments: Vec<String>| -> Result<ServerProcess> {
+        let start_as = |group, program: &str, name: &str, arguments: Vec<String>| -> Result<ServerProcess> {
             let command = ServerCommand {
                 name: name.to_owned(),
-                program: components::binary(group, name)?,
+                program: components::binary(group, program)?,
                 arguments,
                 // More memory and less CPU time for garbage collection. The programs of pods use the default.
                 environment: vec![("GOGC".to_owned(), "400".to_owned())],
@@ -65,25 +86,58 @@ impl ControlPlane {
             };
             ServerProcess::start(command, health)
         };
+        let start = |group, name: &str, arguments| start_as(group, name, name, arguments);
+        let services = address_range.services();
+        let server = |address, etcd, audit_log| ApiServerAddresses { address, etcd, services: &services, audit_log };
 
         let etcd = start(ComponentGroup::Etcd, "etcd", etcd_arguments(folder, address_range.etcd()))?;
         let api_server = start(
             ComponentGroup::Kubernetes,
             "kube-apiserver",
-            api_server_arguments(folder, address_range, &certificates, &audit_log),
+            api_server_arguments(folder, &server(api, address_range.etcd(), &audit_log), &certificates),
         )?;
         health.guard(wait_ready(&admin, &api_server)).await?;
         let controller_manager = start(
             ComponentGroup::Kubernetes,
             "kube-controller-manager",
-            controller_manager_arguments(&kubeconfig, address_range.controller_manager(), &certificates, endpoints_lag),
+            controller_manager_arguments(
+                &kubeconfig,
+                address_range.controller_manager(),
+                &certificates,
+                options.endpoints_lag,
+            ),
         )?;
         let scheduler = start(
             ComponentGroup::Kubernetes,
             "kube-scheduler",
             scheduler_arguments(&kubeconfig, address_range.scheduler()),
         )?;
-        Ok(ControlPlane { etcd, api_server, controller_manager, scheduler, certificates, admin, audit_log })
+        let second_api_server = match options.second_api_server {
+            None => None,
+            Some(lag) => {
+                let etcd = address_range.lagging_etcd();
+                let proxy = LaggingEtcd::start(etcd, address_range.etcd(), lag).await?;
+                let audit_log = folder.join("second-audit.log");
+                let process = start_as(
+                    ComponentGroup::Kubernetes,
+                    "kube-apiserver",
+                    "second-kube-apiserver",
+                    api_server_arguments(folder, &server(second, etcd, &audit_log), &certificates),
+                )?;
+                health.guard(wait_ready(&admin.through(second), &process)).await?;
+                Some(SecondApiServer { process, address: second, audit_log, _etcd: proxy })
+            }
+        };
+        Ok(ControlPlane {
+            etcd,
+            api_server,
+            second_api_server,
+            controller_manager,
+            scheduler,
+            certificates,
+            admin,
+            audit_log,
+        })
     }
 
     /// Starts the API server again and waits until it is ready.
@@ -96,6 +150,9 @@ impl ControlPlane {
     pub(crate) async fn stop(&self) -> Result<()> {
         self.scheduler.stop(Signal::SIGKILL).await?;
         self.controller_manager.stop(Signal::SIGKILL).await?;
+        if let Some(second) = &self.second_api_server {
+            second.process.stop(Signal::SIGKILL).await?;
+        }
         self.api_server.stop(Signal::SIGKILL).await?;
         self.etcd.stop(Signal::SIGKILL).await
     }
@@ -120,9 +177,8 @@ async fn wait_ready(admin: &Credentials, api_server: &ServerProcess) -> Result<(
     }
 }
 
-fn etcd_arguments(folder: &Path, address: IpAddr) -> Vec<String> {
-    let client = SocketAddr::new(address, 2379);
-    let peer = SocketAddr::new(address, 2380);
+fn etcd_arguments(folder: &Path, client: SocketAddr) -> Vec<String> {
+    let peer = SocketAddr::new(client.ip(), 2380);
     vec![
         format!("--data-dir={}", folder.join("etcd").display()),
         format!("--listen-client-urls=http://{client}"),
@@ -137,15 +193,17 @@ fn etcd_arguments(folder: &Path, address: IpAddr) -> Vec<String> {
     ]
 }
 
-fn api_server_arguments(
-    folder: &Path,
-    address_range: &AddressRange,
-    certificates: &Certificates,
-    audit_log: &Path,
-) -> Vec<String> {
-    let address = address_range.api_server();
+struct ApiServerAddresses<'a> {
+    address: SocketAddr,
+    etcd: SocketAddr,
+    services: &'a str,
+    audit_log: &'a Path,
+}
+
+fn api_server_arguments(folder: &Path, server: &ApiServerAddresses<'_>, certificates: &Certificates) -> Vec<String> {
+    let address = server.address;
     vec![
-        format!("--etcd-servers=http://{}", SocketAddr::new(address_range.etcd(), 2379)),
+        format!("--etcd-servers=http://{}", server.etcd),
         format!("--secure-port={}", address.port()),
         format!("--bind-address={}", address.ip()),
         format!("--advertise-address={}", address.ip()),
@@ -157,7 +215,7 @@ fn api_server_arguments(
         "--service-account-issuer=https://kubernetes.default.svc".to_owned(),
         format!("--service-account-key-file={}", certificates.path("service-account.pub")),
         format!("--service-account-signing-key-file={}", certificates.path("service-account.key")),
-        format!("--service-cluster-ip-range={}", address_range.services()),
+        format!("--service-cluster-ip-range={}", server.services),
         "--allow-privileged=true".to_owned(),
         // Otherwise the API server would call Services at their cluster IPs, and the lab has no kube-proxy.
         "--enable-aggregator-routing=true".to_owned(),
@@ -169,7 +227,7 @@ fn api_server_arguments(
         format!("--proxy-client-cert-file={}", certificates.path("front-proxy.crt")),
         format!("--proxy-client-key-file={}", certificates.path("front-proxy.key")),
         format!("--audit-policy-file={}", folder.join("audit-policy.json").display()),
-        format!("--audit-log-path={}", audit_log.display()),
+        format!("--audit-log-path={}", server.audit_log.display()),
         "--audit-log-mode=blocking".to_owned(),
         // In megabytes. By default the API server rotates the log at 100 MB, and a benchmark writes more.
         "--audit-log-maxsize=100000".to_owned(),

@@ -16,6 +16,7 @@ use k8s_openapi::api::core::v1::{Container, Pod};
 use kube::{Api, Client, ResourceExt, runtime::watcher};
 use parking_lot::Mutex;
 use pod_worker::PodWorker;
+use probe::Probe;
 pub use process::OwnProgram;
 pub(crate) use process::pod_log;
 use tokio::sync::watch;
@@ -80,6 +81,18 @@ impl PodBehaviour {
 
 fn containers(pod: &Pod) -> impl Iterator<Item = &Container> {
     pod.spec.iter().flat_map(|spec| &spec.containers)
+}
+
+/// Whether the process of a pod answers its readiness probe now. None if the pod has no process or no probe.
+pub(crate) async fn answers(pod: &Pod, own_programs: &[OwnProgram]) -> Option<bool> {
+    let container = containers(pod).next()?;
+    process::program_of(container, own_programs)?.ok()?;
+    let probe = Probe::from_container(container)?;
+    let address = pod.status.as_ref().and_then(|status| status.pod_ip.as_deref()).and_then(|ip| ip.parse().ok());
+    match address {
+        Some(address) => Some(probe.succeeds(address).await),
+        None => Some(false),
+    }
 }
 
 pub(crate) struct Kubelet {

@@ -6,6 +6,7 @@ mod isolation;
 mod kubevirt;
 mod nested;
 mod pace;
+mod second_api_server;
 mod simulators;
 
 use std::process::ExitCode;
@@ -20,6 +21,7 @@ fn main() -> ExitCode {
         faults::add(suite);
         simulators::add(suite);
         pace::add(suite);
+        second_api_server::add(suite);
         bad_input::add(suite);
     })
 }

@@ -7,6 +7,9 @@ use vitivirt_api::{ErrorClass, Failure, machine::machine_reason as reason, reaso
 /// The reason of the condition, and a message with the remedy. None if a retry may succeed without a change.
 pub(super) fn classify_failure(failure: &Failure) -> Option<(&'static str, String)> {
     let message = &failure.message;
+    if failure.is_not_reachable_yet() {
+        return None;
+    }
     Some(match (failure.class, failure.reason) {
         (_, failure_reason::PERMISSION_MISSING) => (
             reason::PERMISSION_MISSING,

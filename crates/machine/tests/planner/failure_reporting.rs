@@ -3,7 +3,7 @@
 use k8s_openapi::jiff::SignedDuration;
 use proptest::prelude::*;
 use vitivirt_api::{
-    ErrorClass, EventKind, Failure, Outcome, Plan, Stop,
+    ErrorClass, EventKind, Failure, Outcome, Plan, STARTING, Stop,
     machine::{
         CloudInit, MachinePhase, MachineSpec, Network, SecretKeyRef, condition_type as type_,
         machine_reason::{self as reason, ERRORS, NOT_READY_REASONS},
@@ -148,7 +148,10 @@ fn the_reason_of_a_rejection_depends_on_who_rejects() {
         "cannot create PersistentVolumeClaim shop/web-root: PersistentVolumeClaim \"web-root\" is invalid: spec: no";
     let unreachable = |name: &str| format!("cannot create Secret shop/s: failed calling webhook \"{name}\": refused");
     let invalid = |message: &str| Failure::invalid(cause::INVALID_OBJECT, message);
-    let silent = |name: &str| Failure::transient(cause::WEBHOOK_UNREACHABLE, unreachable(name));
+    let silent = |name: &str| Failure {
+        failing_for: STARTING,
+        ..Failure::transient(cause::WEBHOOK_UNREACHABLE, unreachable(name))
+    };
     for (failure, expected) in [
         (denied(kubevirts), reason::KUBEVIRT_API_ERROR),
         (denied(policy), reason::ADMISSION_REFUSED),
@@ -177,6 +180,29 @@ fn a_failure_that_a_retry_may_fix_is_not_an_error_of_the_machine() {
     for failure in [Failure::conflict(cause::OBJECT_CHANGED, "x"), Failure::transient(cause::API_SERVER_ERROR, "x")] {
         let mut cluster = SimulatedCluster::new(small_spec());
         assert_eq!(cluster.reconcile_with_failure(&failure).error, None);
+    }
+}
+
+/// Pods are ready before their endpoints are in place everywhere, and a CRD exists before it is served.
+#[test]
+fn a_webhook_that_is_not_reachable_yet_is_not_an_error_of_the_machine() {
+    for name in [cause::WEBHOOK_UNREACHABLE, cause::API_NOT_INSTALLED, cause::API_UNAVAILABLE] {
+        let failure = Failure::transient(name, "connection refused");
+        let mut cluster = SimulatedCluster::new(small_spec());
+        let report = cluster.reconcile_with_failure(&failure);
+        let (is, why, message) = cluster.condition(type_::READY);
+        assert_eq!((is.as_str(), why.as_str(), report.error), ("False", reason::VM_CREATED, None), "{message}");
+        assert!(message.contains("connection refused"), "{message}");
+        assert_eq!(report.events[0].kind, EventKind::Normal);
+
+        let mut cluster = running(small_spec());
+        let before = cluster.status();
+        cluster.observed.vm = None;
+        cluster.reconcile_with_failure(&failure);
+        assert_eq!(cluster.status(), before, "a machine that runs stays as it is");
+        cluster.delete_machine();
+        let report = cluster.reconcile_with_failure(&failure);
+        assert!(report.status.is_none() && report.error.is_none());
     }
 }
 

@@ -26,7 +26,7 @@ use tower_http::timeout::{DeadlineBody, TimeoutBody, TimeoutError};
 use super::bucket::Bucket;
 use crate::{
     lease::WriteFence,
-    metrics::Metrics,
+    metrics::{Metrics, RequestDescription},
     verb::{Verb, server_timeout},
 };
 
@@ -55,6 +55,8 @@ pub(crate) struct ClientLayer {
     /// server that closes every watch at once.
     pub(crate) watches: Arc<Bucket>,
     pub(crate) metrics: Arc<Metrics>,
+    /// The address of the API server, for metrics.
+    pub(crate) host: Arc<str>,
 }
 
 impl<S> Layer<S> for ClientLayer {
@@ -90,7 +92,7 @@ where
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         let verb = Verb::from_request(request.method(), request.uri());
         let idle = server_timeout(request.uri()).map_or(WATCH_IDLE_TIMEOUT, |timeout| timeout + WATCH_MARGIN);
-        let path = request.uri().path().to_owned();
+        let (method, path) = (request.method().clone(), request.uri().path().to_owned());
         // The executor puts the fence into the extensions of its writes.
         let fence = request.extensions().get::<WriteFence>().cloned();
         let layer = self.layer.clone();
@@ -113,7 +115,8 @@ where
                 Err(_) => Err(DeadlineExceeded(layer.deadline).into()),
             };
             let code = result.as_ref().map_or(0, |response| response.status().as_u16());
-            layer.metrics.count_request(verb, code);
+            let request = RequestDescription { verb, method: &method, host: &layer.host, path: &path };
+            layer.metrics.count_request(&request, code);
             tracing::debug!(verb = verb.as_str(), path, code, milliseconds = begin.elapsed().as_millis(), "request");
             let response = result?;
             if let Some(status) = too_many_requests(&response) {

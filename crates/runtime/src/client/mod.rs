@@ -103,11 +103,13 @@ pub fn connect(
     rate: Option<Rate>,
     metrics: &Arc<Metrics>,
 ) -> Result<Clients, ConnectError> {
+    let host: Arc<str> = config.cluster_url.authority().map_or("", |authority| authority.as_str()).into();
     let layer = |requests| ClientLayer {
         deadline: REQUEST_DEADLINE,
         requests,
         watches: Arc::new(Bucket::new(WATCHES_PER_SECOND, WATCHES_BURST)),
         metrics: metrics.clone(),
+        host: host.clone(),
     };
     let bucket = rate.map(|rate| Arc::new(Bucket::new(rate.per_second, rate.burst)));
     Ok(Clients {

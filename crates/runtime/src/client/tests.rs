@@ -42,6 +42,7 @@ fn client(
         requests: rate.map(|rate| Arc::new(Bucket::new(rate.per_second, rate.burst))),
         watches: Arc::new(Bucket::new(10.0, 10)),
         metrics: Arc::new(Metrics::new("test")),
+        host: "test".into(),
     };
     Client::new(layer.layer(service), "default")
 }

@@ -47,9 +47,27 @@ impl<K: Clone + Eq + Hash> Queue<K> {
         Self(Arc::new(SharedQueue { state: Mutex::new(QueueState::default()), changed: Notify::new(), window }))
     }
 
+    /// For a change that may concern the key. A key that failed waits for its retry first.
     pub fn add(&self, key: K) {
-        self.0.state.lock().add(key);
+        self.0.state.lock().add(key, Instant::now());
         self.0.changed.notify_one();
+    }
+
+    /// For a change of the object itself: a user waits for the result, and the change may be the fix.
+    pub fn add_urgent(&self, key: K) {
+        self.0.state.lock().add_urgent(key, Instant::now());
+        self.0.changed.notify_one();
+    }
+
+    /// Enqueues a running key after a delay. Until then only [`Self::add_urgent`] enqueues it.
+    pub(crate) fn hold(&self, key: K, delay: Duration) {
+        self.0.state.lock().hold(key, Instant::now() + delay);
+        self.0.changed.notify_one();
+    }
+
+    /// Ends [`Self::hold`].
+    pub(crate) fn release(&self, key: &K) {
+        self.0.state.lock().release(key);
     }
 
     /// If the key is already delayed, the earlier time wins.
@@ -77,8 +95,9 @@ impl<K: Clone + Eq + Hash> Queue<K> {
                         // Another worker takes the remaining keys and waits for the timers.
                         self.0.changed.notify_one();
                     }
+                    let waited = state.waited(&key);
                     drop(state);
-                    return WorkItem { queue: self.clone(), key, finished: false };
+                    return WorkItem { queue: self.clone(), key, waited, finished: false };
                 }
                 state.next_due()
             };
@@ -96,6 +115,11 @@ impl<K: Clone + Eq + Hash> Queue<K> {
     pub fn depth(&self) -> usize {
         self.0.state.lock().depth()
     }
+
+    /// How many keys were enqueued since the last call.
+    pub(crate) fn take_added(&self) -> u64 {
+        self.0.state.lock().take_added()
+    }
 }
 
 /// The right to work on a key. Dropping it before [`Self::done`] requeues the key, because the work did not end.
@@ -103,10 +127,16 @@ impl<K: Clone + Eq + Hash> Queue<K> {
 pub struct WorkItem<K: Clone + Eq + Hash> {
     queue: Queue<K>,
     key: K,
+    waited: Duration,
     finished: bool,
 }
 
 impl<K: Clone + Eq + Hash> WorkItem<K> {
+    /// How long the key has waited for a worker.
+    pub(crate) fn waited(&self) -> Duration {
+        self.waited
+    }
+
     /// The reconcile of this key has ended.
     pub fn done(mut self) {
         self.finished = true;
@@ -123,11 +153,11 @@ impl<K: Clone + Eq + Hash> Deref for WorkItem<K> {
 
 impl<K: Clone + Eq + Hash> Drop for WorkItem<K> {
     fn drop(&mut self) {
-        let mut state = self.queue.0.state.lock();
+        let (mut state, now) = (self.queue.0.state.lock(), Instant::now());
         if !self.finished {
-            state.add_at(self.key.clone(), Instant::now() + REQUEUE_DROPPED_AFTER);
+            state.add_at(self.key.clone(), now + REQUEUE_DROPPED_AFTER);
         }
-        state.done(&self.key);
+        state.done(&self.key, now);
         drop(state);
         self.queue.0.changed.notify_one();
     }

@@ -14,7 +14,7 @@ use super::{Queue, QueueState, REQUEUE_DROPPED_AFTER};
 fn keys_are_taken_once_in_the_order_in_which_they_were_added() {
     let (mut queue, now) = (QueueState::default(), Instant::now());
     for key in ["a", "b", "a", "c", "b"] {
-        queue.add(key);
+        queue.add(key, now);
     }
     assert_eq!(queue.depth(), 3);
     assert_eq!(
@@ -24,15 +24,28 @@ fn keys_are_taken_once_in_the_order_in_which_they_were_added() {
 }
 
 #[test]
+fn the_time_that_a_key_waits_for_a_worker_is_known() {
+    let (mut queue, now) = (QueueState::default(), Instant::now());
+    let after = |seconds| now + Duration::from_secs(seconds);
+    queue.add("a", now);
+    queue.add("a", after(1));
+    queue.add_at("b", after(2));
+    assert_eq!((queue.take(after(3)), queue.take(after(4))), (Some("a"), Some("b")));
+    // A delayed key waits from the time at which a worker could have taken it.
+    assert_eq!((queue.waited(&"a"), queue.waited(&"b")), (Duration::from_secs(3), Duration::from_secs(1)));
+    assert_eq!((queue.take_added(), queue.take_added()), (2, 0));
+}
+
+#[test]
 fn a_key_that_is_added_while_it_runs_goes_behind_all_waiting_keys() {
     let (mut queue, now) = (QueueState::default(), Instant::now());
-    queue.add("selfish");
+    queue.add("selfish", now);
     assert_eq!(queue.take(now), Some("selfish"));
-    queue.add("selfish");
-    queue.add("b");
+    queue.add("selfish", now);
+    queue.add("b", now);
     assert_eq!(queue.take(now), Some("b"));
-    queue.add("c");
-    queue.done(&"selfish");
+    queue.add("c", now);
+    queue.done(&"selfish", now);
     assert_eq!(queue.take(now), Some("c"));
     assert_eq!(queue.take(now), Some("selfish"));
 }
@@ -47,7 +60,7 @@ fn a_key_has_one_timer_with_the_earliest_of_its_times() {
     assert_eq!(queue.next_due(), Some(after(5)));
     assert_eq!(queue.take(after(4)), None);
     assert_eq!(queue.take(after(5)), Some("a"));
-    queue.done(&"a");
+    queue.done(&"a", now);
     assert_eq!(queue.take(after(100)), None);
 }
 
@@ -55,13 +68,40 @@ fn a_key_has_one_timer_with_the_earliest_of_its_times() {
 fn taking_a_key_removes_its_timer() {
     let (mut queue, now) = (QueueState::default(), Instant::now());
     queue.add_at("a", now + Duration::from_secs(10));
-    queue.add("a");
+    queue.add("a", now);
     assert_eq!(queue.take(now), Some("a"));
     assert_eq!(queue.next_due(), None);
     // A timer that is set while the key runs is kept.
     queue.add_at("a", now + Duration::from_secs(3));
-    queue.done(&"a");
+    queue.done(&"a", now);
     assert_eq!(queue.take(now + Duration::from_secs(3)), Some("a"));
+}
+
+#[test]
+fn events_wait_for_a_held_key_and_an_urgent_change_does_not() {
+    let (mut queue, now) = (QueueState::default(), Instant::now());
+    let after = |seconds| now + Duration::from_secs(seconds);
+    queue.add("a", now);
+    assert_eq!(queue.take(now), Some("a"));
+    // Events while it runs, before and after the failure is known.
+    queue.add("a", now);
+    queue.add_at("a", after(1));
+    queue.hold("a", after(10));
+    queue.done(&"a", now);
+    queue.add("a", after(2));
+    queue.add_at("a", after(3));
+    assert_eq!((queue.take(after(9)), queue.next_due()), (None, Some(after(10))));
+    queue.add_urgent("a", after(9));
+    assert_eq!(queue.take(after(9)), Some("a"));
+    // It failed again, and its time did not change. A second urgent change arrived meanwhile.
+    queue.add_urgent("a", after(9));
+    queue.hold("a", after(10));
+    queue.done(&"a", after(9));
+    assert_eq!(queue.take(after(9)), Some("a"));
+    queue.release(&"a");
+    queue.done(&"a", after(9));
+    queue.add("a", after(9));
+    assert_eq!(queue.take(after(9)), Some("a"));
 }
 
 #[tokio::test(start_paused = true)]
@@ -127,10 +167,13 @@ async fn dropping_a_work_item_requeues_its_key() {
 #[derive(Clone, Debug)]
 enum Op {
     Add(u8),
+    Urgent(u8),
     AddAfter(u8, u64),
     Take,
     /// Ends the n-th running key.
     Done(usize),
+    /// Ends the n-th running key, and holds it for so many seconds.
+    Hold(usize, u64),
     /// Advances the clock by so many seconds.
     Advance(u64),
 }
@@ -138,37 +181,51 @@ enum Op {
 fn op() -> impl Strategy<Value = Op> {
     prop_oneof![
         4 => (0..12_u8).prop_map(Op::Add),
+        1 => (0..12_u8).prop_map(Op::Urgent),
         2 => (0..12_u8, 0..50_u64).prop_map(|(key, after)| Op::AddAfter(key, after)),
         4 => Just(Op::Take),
         3 => (0..8_usize).prop_map(Op::Done),
+        2 => (0..8_usize, 1..50_u64).prop_map(|(n, seconds)| Op::Hold(n, seconds)),
         1 => (1..30_u64).prop_map(Op::Advance),
     ]
 }
 
 proptest! {
-    /// Compared with a simple model: no key has two workers, no request is lost, no key is taken without a request, and
-    /// no key is overtaken by many that were added later.
+    /// Compared with a simple model: no key has two workers, no request is lost, no key is taken without a request or
+    /// while it is held, and no key is overtaken by many that were added later.
     #[test]
     fn the_queue_behaves_like_a_simple_model(ops in prop::collection::vec(op(), 1..300)) {
         let mut now = Instant::now();
         let mut queue = QueueState::default();
         let mut running: Vec<u8> = Vec::new();
-        // The keys that were added since they were last taken: those that are due, and those that are delayed.
-        let mut requested: HashSet<u8> = HashSet::new();
+        // The keys that were added since they were last taken: those that are due (true: by an urgent change), and
+        // those that are delayed.
+        let mut requested: HashMap<u8, bool> = HashMap::new();
         let mut later: HashMap<u8, Instant> = HashMap::new();
+        let mut held: HashMap<u8, Instant> = HashMap::new();
         // How many other keys were taken while this key was waiting.
         let mut overtaken: HashMap<u8, usize> = HashMap::new();
         for op in ops {
             match op {
                 Op::Add(key) => {
-                    queue.add(key);
-                    requested.insert(key);
+                    queue.add(key, now);
+                    let waits = held.get(&key).copied().filter(|until| *until > now && !running.contains(&key));
+                    match waits {
+                        Some(_) if requested.contains_key(&key) => {}
+                        Some(until) => drop(later.entry(key).or_insert(until)),
+                        None => drop(requested.entry(key).or_insert(false)),
+                    }
+                }
+                Op::Urgent(key) => {
+                    queue.add_urgent(key, now);
+                    requested.insert(key, true);
                 }
                 Op::AddAfter(key, after) => {
                     let at = now + Duration::from_secs(after);
                     queue.add_at(key, at);
+                    let at = held.get(&key).map_or(at, |until| at.max(*until));
                     // A waiting key is taken before any timer is due.
-                    if !requested.contains(&key) || running.contains(&key) {
+                    if !requested.contains_key(&key) || running.contains(&key) {
                         later.entry(key).and_modify(|have| *have = (*have).min(at)).or_insert(at);
                     }
                 }
@@ -176,23 +233,40 @@ proptest! {
                 Op::Done(n) => {
                     if !running.is_empty() {
                         let key = running.remove(n % running.len());
-                        queue.done(&key);
+                        queue.release(&key);
+                        queue.done(&key, now);
+                        held.remove(&key);
+                    }
+                }
+                Op::Hold(n, seconds) => {
+                    if !running.is_empty() {
+                        let (key, until) = (running.remove(n % running.len()), now + Duration::from_secs(seconds));
+                        queue.hold(key, until);
+                        queue.done(&key, now);
+                        held.insert(key, until);
+                        later.insert(key, until);
+                        if requested.get(&key) == Some(&false) {
+                            requested.remove(&key);
+                        }
                     }
                 }
                 Op::Take => {
                     later.retain(|key, at| {
                         let due = *at <= now;
                         if due {
-                            requested.insert(*key);
+                            requested.entry(*key).or_insert(false);
                         }
                         !due
                     });
                     let taken = queue.take(now);
-                    let free: Vec<u8> = requested.iter().filter(|key| !running.contains(key)).copied().collect();
+                    let free: Vec<u8> = requested.keys().filter(|key| !running.contains(key)).copied().collect();
                     match taken {
                         Some(key) => {
                             prop_assert!(!running.contains(&key), "two workers on {key}");
-                            prop_assert!(requested.remove(&key), "{key} was not requested");
+                            let urgent = requested.remove(&key);
+                            prop_assert!(urgent.is_some(), "{key} was not requested");
+                            let is_held = held.get(&key).is_some_and(|until| *until > now);
+                            prop_assert!(!is_held || urgent == Some(true), "{key} is held");
                             later.remove(&key);
                             overtaken.remove(&key);
                             running.push(key);
@@ -210,13 +284,13 @@ proptest! {
         }
         // In the end every requested key is taken.
         for key in running.drain(..) {
-            queue.done(&key);
+            queue.done(&key, now);
         }
         now += Duration::from_secs(100);
-        requested.extend(later.keys());
+        let mut requested: HashSet<u8> = requested.into_keys().chain(later.into_keys()).collect();
         while let Some(key) = queue.take(now) {
             prop_assert!(requested.remove(&key), "{key} was not requested");
-            queue.done(&key);
+            queue.done(&key, now);
         }
         prop_assert!(requested.is_empty(), "{requested:?} were lost");
         prop_assert_eq!(queue.next_due(), None);

@@ -85,7 +85,11 @@ fn classify_status(status: &Status, verb: &str, target: &Target) -> Failure {
         422 if rejects_uid(status, &text) => Failure::conflict(reason::OBJECT_CHANGED, message),
         413 | 422 => Failure::invalid(reason::INVALID_OBJECT, message),
         429 => Failure::transient(reason::TOO_MANY_REQUESTS, message),
-        500 if text.contains("failed calling webhook") => Failure::transient(reason::WEBHOOK_UNREACHABLE, message),
+        500 if text.contains("failed calling webhook") || text.contains("conversion webhook for ") => {
+            Failure::transient(reason::WEBHOOK_UNREACHABLE, message)
+        }
+        // The API server itself, or the server behind an APIService, does not answer yet.
+        503 => Failure::transient(reason::API_UNAVAILABLE, message),
         408 | 500.. => Failure::transient(reason::API_SERVER_ERROR, message),
         _ => Failure::bug(reason::BAD_REQUEST, message),
     };
@@ -228,7 +232,12 @@ mod tests {
                 ErrorClass::Transient,
                 reason::WEBHOOK_UNREACHABLE,
             ),
-            (json!({"code": 503}), ErrorClass::Transient, reason::API_SERVER_ERROR),
+            (
+                json!({"code": 500, "message": "conversion webhook for kubevirt.io/v1, Kind=X failed: Post \"https://x\": EOF"}),
+                ErrorClass::Transient,
+                reason::WEBHOOK_UNREACHABLE,
+            ),
+            (json!({"code": 503, "message": "service unavailable"}), ErrorClass::Transient, reason::API_UNAVAILABLE),
             (json!({"code": 504}), ErrorClass::Transient, reason::API_SERVER_ERROR),
             (json!({"code": 400, "message": "unknown field"}), ErrorClass::Bug, reason::BAD_REQUEST),
             (json!({"code": 405}), ErrorClass::Bug, reason::BAD_REQUEST),

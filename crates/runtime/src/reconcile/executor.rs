@@ -1,5 +1,7 @@
 //! The apply step, and the only code that writes objects. It executes a plan step by step and sends the writes of one
-//! step concurrently. It stops where the plan says wait, where a name already exists, or where a request fails.
+//! step concurrently. It stops where the plan says wait, where a name already exists, or where a request fails, except
+//! for the steps that are independent of that. It sends a failed write again only after a delay (`write_backoff`),
+//! however often it is planned.
 //!
 //! The caches learn of each write at once, so that the next reconcile sees it before the watch delivers it.
 
@@ -11,16 +13,20 @@ use kube::{
     api::{DeleteParams, DynamicObject, GetParams, Patch, PatchParams, PostParams, Preconditions, PropagationPolicy},
     core::Request,
 };
+use parking_lot::Mutex;
+use rand::{SeedableRng, rngs::SmallRng};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
-use tokio::sync::Semaphore;
+use tokio::{sync::Semaphore, time::Instant};
 use vitivirt_api::{
-    ApiResource, Body, Failure, Operation, Outcome, Plan, StatusWrite, Stop, Target, Write, reason, text::go_json,
+    ApiResource, Body, ErrorClass, Failure, Operation, Outcome, Plan, StatusWrite, Stop, Target, Write, reason,
+    text::go_json,
 };
 
 use super::{
-    classify,
+    Retry, classify,
     no_op_patches::{Attempt, NoOpPatches},
+    write_backoff::{FailedWrite, WriteBackoff, WriteError},
 };
 use crate::{lease::WriteFence, watch::WriteObserver};
 
@@ -28,6 +34,8 @@ use crate::{lease::WriteFence, watch::WriteObserver};
 const WRITES_AT_ONCE: usize = 16;
 /// The same for lazy writes, whose bodies are large: each is in memory as a tree, as text and as the server's response.
 const LAZY_WRITES_AT_ONCE: usize = 2;
+/// The delay after a conflict if the step failed for another cause too.
+const CONFLICT_RETRY: Duration = Duration::from_millis(100);
 const METADATA_ONLY: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json";
 
 pub struct Executor {
@@ -36,6 +44,14 @@ pub struct Executor {
     lazy_writes: Semaphore,
     write_observers: HashMap<(String, String), Vec<Arc<dyn WriteObserver>>>,
     no_op_patches: Option<NoOpPatches>,
+    write_backoff: Mutex<(WriteBackoff, SmallRng)>,
+}
+
+/// The outcome of a plan, and when to retry what failed.
+#[derive(Debug, PartialEq)]
+pub(super) struct Applied {
+    pub(super) outcome: Outcome,
+    pub(super) retry: Retry,
 }
 
 /// The part of the object that the server is asked to return.
@@ -46,20 +62,39 @@ enum ResponseBody {
     MetadataOnly,
 }
 
-/// The result of one write.
+/// The result of one write that did not fail.
 enum WriteResult {
     Done,
     /// Not sent: the server accepted the same patch before without changing the object.
     SkippedNoOp,
-    /// The name belongs to an object that this operator does not manage.
-    NameConflict(Value),
+}
+
+impl From<Failure> for WriteError {
+    fn from(failure: Failure) -> Self {
+        Self::Failed(failure)
+    }
 }
 
 impl Executor {
     /// Server-side apply identifies this program by `field_manager`. Each program uses exactly one.
     pub fn new(client: Client, field_manager: &'static str) -> Self {
-        let lazy_writes = Semaphore::new(LAZY_WRITES_AT_ONCE);
-        Self { client, field_manager, lazy_writes, write_observers: HashMap::new(), no_op_patches: None }
+        #[expect(clippy::disallowed_methods, reason = "the jitter of retries is random")]
+        let jitter = SmallRng::from_os_rng();
+        Self {
+            client,
+            field_manager,
+            lazy_writes: Semaphore::new(LAZY_WRITES_AT_ONCE),
+            write_observers: HashMap::new(),
+            no_op_patches: None,
+            write_backoff: Mutex::new((WriteBackoff::default(), jitter)),
+        }
+    }
+
+    /// Sends a write that was refused as invalid again after at most this time.
+    #[must_use]
+    pub fn retry_invalid_within(self, max: Duration) -> Self {
+        self.write_backoff.lock().0.invalid_max = Some(max);
+        self
     }
 
     /// Does not repeat a no-op patch for `ttl`, while its object does not change.
@@ -83,38 +118,34 @@ impl Executor {
     }
 
     /// `owns` decides whether a live object that has the name of a planned one was created for the reconciled object.
-    pub(crate) async fn apply<F>(&self, plan: &Plan, fence: &WriteFence, owns: F) -> Outcome
+    pub(super) async fn apply<F>(&self, plan: &Plan, fence: &WriteFence, owns: F) -> Applied
     where
         F: Fn(&Target, &Value) -> bool,
     {
         let mut written = 0;
+        let (mut failed, mut waits) = (Vec::new(), None);
         for step in &plan.steps {
+            let is_stopped = !failed.is_empty() || waits.is_some();
+            if is_stopped && !step.independent {
+                continue;
+            }
             // The writes of one step do not depend on each other. A failed write does not stop the others, and none is
             // dropped while its request is in flight, when its effect would be unknown.
-            let calls: Vec<_> = step.writes.iter().map(|write| self.write(write, fence, &owns)).collect();
+            let calls: Vec<_> = step.writes.iter().map(|write| self.write_when_due(write, fence, &owns)).collect();
             let results: Vec<_> = stream::iter(calls).buffered(WRITES_AT_ONCE).collect().await;
-            let mut stop = None;
             for (target, result) in step.writes.iter().map(Write::target).zip(results) {
                 match result {
                     Ok(WriteResult::Done) => written += 1,
                     Ok(WriteResult::SkippedNoOp) => {}
-                    Ok(WriteResult::NameConflict(live)) => {
-                        let (target, live) = (target.clone(), Body::from(live));
-                        stop.get_or_insert(Stop::NameConflict { step: step.name, target, live });
-                    }
-                    Err(failure) => {
-                        stop.get_or_insert(Stop::Failed { step: step.name, failure });
-                    }
+                    Err(error) => failed.push((step.name, target, error)),
                 }
             }
-            if let Some(stop) = stop {
-                return Outcome { stop, written };
-            }
             if let Some(wait) = &step.wait {
-                return Outcome { stop: Stop::Waiting { step: step.name, wait: wait.clone() }, written };
+                waits.get_or_insert_with(|| Stop::Waiting { step: step.name, wait: wait.clone() });
             }
         }
-        Outcome { stop: Stop::Done, written }
+        let (stop, retry) = stop_of(failed).unwrap_or((waits.unwrap_or(Stop::Done), Retry::Backoff));
+        Applied { outcome: Outcome { stop, written }, retry }
     }
 
     /// Writes the status if it differs from the observed one. Returns whether it did.
@@ -132,7 +163,11 @@ impl Executor {
             uid: status.uid.clone(),
             body: Body::from(Value::Object(body)),
         };
-        self.write(&write, fence, &|_, _| false).await.map(|_| true)
+        match self.write(&write, fence, &|_, _| false).await {
+            Ok(_) => Ok(true),
+            Err(WriteError::Failed(failure)) => Err(failure),
+            Err(WriteError::NameConflict(_)) => Ok(false),
+        }
     }
 
     /// Reads the object from the API server, for decisions that must not rely on a cache.
@@ -145,14 +180,33 @@ impl Executor {
         }
     }
 
-    async fn write<F>(&self, write: &Write, fence: &WriteFence, owns: &F) -> Result<WriteResult, Failure>
+    /// A failed write is sent again only when its delay has passed, whatever started the reconcile.
+    async fn write_when_due<F>(&self, write: &Write, fence: &WriteFence, owns: &F) -> Result<WriteResult, FailedWrite>
+    where
+        F: Fn(&Target, &Value) -> bool,
+    {
+        if let Some(held) = self.write_backoff.lock().0.held(write, Instant::now()) {
+            return Err(held);
+        }
+        let result = self.write(write, fence, owns).await;
+        let (backoff, jitter) = &mut *self.write_backoff.lock();
+        match result {
+            Ok(done) => {
+                backoff.succeeded(write);
+                Ok(done)
+            }
+            Err(error) => Err(backoff.failed(write, error, Instant::now(), jitter)),
+        }
+    }
+
+    async fn write<F>(&self, write: &Write, fence: &WriteFence, owns: &F) -> Result<WriteResult, WriteError>
     where
         F: Fn(&Target, &Value) -> bool,
     {
         // The client checks the fence again before it sends the request. This check saves the wait for the rate limit.
         if !fence.may_write() {
             let message = format!("cannot {} {}: this replica is not the leader", write.verb(), write.target());
-            return Err(Failure::transient(reason::NOT_LEADING, message));
+            return Err(Failure::transient(reason::NOT_LEADING, message).into());
         }
         if let Write::Lazy { make, .. } = write {
             // The semaphore is never closed.
@@ -168,20 +222,18 @@ impl Executor {
         response_body: ResponseBody,
         fence: &WriteFence,
         owns: &F,
-    ) -> Result<WriteResult, Failure>
+    ) -> Result<WriteResult, WriteError>
     where
         F: Fn(&Target, &Value) -> bool,
     {
         let target = write.target();
         let (uid, result) = match write {
             Write::Lazy { .. } => {
-                return Err(Failure::bug(
-                    reason::BAD_REQUEST,
-                    format!("{target}: a lazy write built another lazy write"),
-                ));
+                let message = format!("{target}: a lazy write built another lazy write");
+                return Err(Failure::bug(reason::BAD_REQUEST, message).into());
             }
             Write::Create { target, body } => return self.create(target, body, response_body, fence, owns).await,
-            Write::Delete { uid, .. } => return self.delete(target, uid, fence).await,
+            Write::Delete { uid, .. } => return Ok(self.delete(target, uid, fence).await?),
             Write::Apply { uid, body, .. } => {
                 let patch = Patch::Apply(with_identity(target, Some(uid), body));
                 let request = request(target).patch(target.key.name(), &self.patch_parameters(), &patch);
@@ -211,7 +263,7 @@ impl Executor {
             Err(failure) if failure.reason == reason::OBJECT_GONE => self.notify_deleted(target, uid),
             Err(_) => {}
         }
-        result.map(|_| WriteResult::Done)
+        Ok(result.map(|_| WriteResult::Done)?)
     }
 
     async fn create<F>(
@@ -221,7 +273,7 @@ impl Executor {
         response_body: ResponseBody,
         fence: &WriteFence,
         owns: &F,
-    ) -> Result<WriteResult, Failure>
+    ) -> Result<WriteResult, WriteError>
     where
         F: Fn(&Target, &Value) -> bool,
     {
@@ -234,18 +286,18 @@ impl Executor {
                 return Ok(WriteResult::Done);
             }
             Err(failure) if failure.reason == reason::OBJECT_CHANGED => failure,
-            Err(failure) => return Err(failure),
+            Err(failure) => return Err(failure.into()),
         };
         match self.read(target).await? {
             // Either the response to an earlier create was lost, or the object lost the labels that the caches select.
             // The caches learn of it here, and the next reconcile continues from it.
             Some(live) if owns(target, &live) => {
                 self.write_observers_of(target).for_each(|observer| observer.on_live_read(&live));
-                Err(failure)
+                Err(failure.into())
             }
-            Some(live) => Ok(WriteResult::NameConflict(live)),
+            Some(live) => Err(WriteError::NameConflict(live)),
             // It was deleted between the two requests.
-            None => Err(failure),
+            None => Err(failure.into()),
         }
     }
 
@@ -268,7 +320,43 @@ impl Executor {
         }
         let (name, parameters) = (target.key.name(), self.patch_parameters());
         let request = request(target).patch_subresource("status", name, &parameters, &Patch::Apply(object));
-        self.send("patch", target, request, ResponseBody::Full, Some(fence)).await
+        let written = self.send("patch", target, request, ResponseBody::Full, Some(fence)).await?;
+        self.remove_replaced_status(target, uid, body, written, fence).await
+    }
+
+    /// Removes the fields of the status that an operator with the same field manager set by an update, and that this
+    /// one does not apply. An apply keeps them, because the update is a separate entry of `managedFields`.
+    async fn remove_replaced_status(
+        &self,
+        target: &Target,
+        uid: &str,
+        body: &Body,
+        written: Value,
+        fence: &WriteFence,
+    ) -> Result<Value, Failure> {
+        let replaced = replaced_status_fields(&written, self.field_manager, body.json());
+        if replaced.is_empty() {
+            return Ok(written);
+        }
+        let removals: Vec<Operation> =
+            replaced.iter().map(|field| Operation::remove(format!("/status/{}", Operation::escape(field)))).collect();
+        let patch = json_patch(uid, &removals).map_err(|error| not_serializable(&error, "patch", target))?;
+        self.send("patch", target, self.json_patch_request(target, "/status", patch), ResponseBody::Full, Some(fence))
+            .await
+    }
+
+    fn json_patch_request(
+        &self,
+        target: &Target,
+        subresource: &str,
+        patch: Vec<u8>,
+    ) -> Result<http::Request<Vec<u8>>, kube::core::request::Error> {
+        let url = DynamicObject::url_path(&target.resource, target.key.namespace());
+        let url = format!("{url}/{}{subresource}?fieldManager={}", target.key.name(), self.field_manager);
+        http::Request::patch(url)
+            .header(http::header::CONTENT_TYPE, "application/json-patch+json")
+            .body(patch)
+            .map_err(kube::core::request::Error::BuildRequest)
     }
 
     /// The newest resource version that any cache knows, from the response to the last write or from the watch.
@@ -296,11 +384,7 @@ impl Executor {
         response_body: ResponseBody,
         fence: &WriteFence,
     ) -> Result<Value, Failure> {
-        let url = DynamicObject::url_path(&target.resource, target.key.namespace());
-        let request = http::Request::patch(format!("{url}/{}?fieldManager={}", target.key.name(), self.field_manager))
-            .header(http::header::CONTENT_TYPE, "application/json-patch+json")
-            .body(bytes)
-            .map_err(kube::core::request::Error::BuildRequest);
+        let request = self.json_patch_request(target, "", bytes);
         let failure = match self.send("patch", target, request, response_body, Some(fence)).await {
             Err(failure) if failure.reason == reason::INVALID_OBJECT => failure,
             result => return result,
@@ -386,6 +470,29 @@ impl Executor {
     }
 }
 
+/// What a plan with failed writes stops with, and when the first of them is sent again. An error that needs a user goes
+/// before one that may end without a change. Each write comes with the name of its step.
+fn stop_of(failed: Vec<(&'static str, &Target, FailedWrite)>) -> Option<(Stop, Retry)> {
+    let rank = |error: &WriteError| match error {
+        WriteError::Failed(failure) if failure.class == ErrorClass::Conflict => 2,
+        WriteError::Failed(failure) if failure.is_not_reachable_yet() => 1,
+        _ => 0,
+    };
+    let after = failed.iter().map(|(.., write)| write.retry_after.unwrap_or(CONFLICT_RETRY)).min();
+    let sent = failed.iter().any(|(.., write)| write.sent);
+    let (step, target, FailedWrite { error, retry_after, .. }) =
+        failed.into_iter().min_by_key(|(.., write)| rank(&write.error))?;
+    let retry = match (retry_after, after) {
+        (Some(_), Some(after)) => Retry::Write { after, sent },
+        _ => Retry::Backoff,
+    };
+    let stop = match error {
+        WriteError::Failed(failure) => Stop::Failed { step, failure },
+        WriteError::NameConflict(live) => Stop::NameConflict { step, target: target.clone(), live: live.into() },
+    };
+    Some((stop, retry))
+}
+
 fn to_bytes(body: &Value, verb: &str, target: &Target) -> Result<Vec<u8>, Failure> {
     serde_json::to_vec(body).map_err(|error| not_serializable(&error, verb, target))
 }
@@ -419,6 +526,27 @@ fn json_patch(uid: &str, operations: &[Operation]) -> Result<Vec<u8>, serde_json
         test.into_iter().chain([change])
     });
     go_json(&Value::Array(std::iter::once(test).chain(changes).collect())).map(String::into_bytes)
+}
+
+/// The fields of the status that only updates of `manager` own, and that `applied` does not contain.
+fn replaced_status_fields(object: &Value, manager: &str, applied: &Value) -> Vec<String> {
+    let entries = object.pointer("/metadata/managedFields").and_then(Value::as_array);
+    let entries: Vec<&Value> = entries.into_iter().flatten().collect();
+    let is_own_update =
+        |entry: &Value| entry.get("manager").is_some_and(|name| name == manager) && entry["operation"] == "Update";
+    let owns = |entry: &Value, field: &str| {
+        entry.pointer("/fieldsV1/f:status").is_some_and(|owned| owned.get(field).is_some())
+    };
+    let status = object.get("status").and_then(Value::as_object);
+    let fields = status.into_iter().flatten().map(|(name, _)| name);
+    let is_replaced = |name: &&String| {
+        let field = format!("f:{name}");
+        let mut owners = entries.iter().filter(|entry| owns(entry, &field)).peekable();
+        applied.get("status").is_none_or(|applied| applied.get(name.as_str()).is_none())
+            && owners.peek().is_some()
+            && owners.all(|entry| is_own_update(entry))
+    };
+    fields.filter(is_replaced).cloned().collect()
 }
 
 fn request(target: &Target) -> Request {

@@ -6,28 +6,31 @@
 mod classify;
 mod executor;
 mod no_op_patches;
+mod retry;
 mod runner;
 #[cfg(test)]
 mod tests;
+mod write_backoff;
 
 use std::{any::Any, panic::AssertUnwindSafe, time::Duration};
 
 use futures::FutureExt;
-use rand::Rng;
 use serde::Serialize;
 use serde_json::Value;
 use tokio::time::timeout;
 use vitivirt_api::{ErrorClass, Failure, ObjectKey, Outcome, Plan, Report, Stop, Target, reason};
 
+use self::executor::Applied;
 pub use self::{
     classify::classify,
     executor::Executor,
     runner::{Runner, RunnerOptions},
 };
-use crate::{backoff::Backoff, events::Recorder, lease::WriteFence};
+use crate::{events::Recorder, lease::WriteFence};
 
 mod message {
     pub(super) const FAILED: &str = "reconcile failed";
+    pub(super) const HELD: &str = "failed write is not sent again yet";
 }
 
 /// The step that a failed plan is reported with.
@@ -50,6 +53,9 @@ pub trait Controller: Send + Sync + 'static {
 
     /// The label `controller` of logs and metrics.
     const NAME: &'static str;
+
+    /// The label `name` of the metrics that have KubeVirt's names.
+    const QUEUE: &'static str = Self::NAME;
 
     /// Reads from the caches, and from the API server only before a destructive step. `None`: the object does not
     /// exist.
@@ -78,7 +84,16 @@ enum ReconcileResult {
     /// No step failed. The reconcile may wait for something, and may ask to be repeated after a delay.
     Succeeded { requeue_after: Option<Duration>, condition_reason: Option<&'static str> },
     /// The failure alone decides when to retry. The report cannot shorten the delay that a server asked for.
-    Failed { failure: Failure, condition_reason: Option<&'static str> },
+    Failed { failure: Failure, retry: Retry, condition_reason: Option<&'static str> },
+}
+
+/// What decides when to retry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Retry {
+    /// The executor holds a write back for this time. `sent`: a write failed in this reconcile, and not only earlier.
+    Write { after: Duration, sent: bool },
+    /// The runner, by the failures of the object in a row.
+    Backoff,
 }
 
 impl ReconcileResult {
@@ -93,7 +108,7 @@ impl ReconcileResult {
     fn error_type(&self) -> Option<&'static str> {
         match self {
             Self::Succeeded { condition_reason, .. } => *condition_reason,
-            Self::Failed { condition_reason, failure } => condition_reason.or(Some(failure.reason)),
+            Self::Failed { condition_reason, failure, .. } => condition_reason.or(Some(failure.reason)),
         }
     }
 }
@@ -116,7 +131,7 @@ async fn reconcile<C: Controller>(
             Failure::transient(reason::RECONCILE_DEADLINE_EXCEEDED, format!("reconcile took longer than {deadline:?}"))
         }
     };
-    ReconcileResult::Failed { failure, condition_reason: None }
+    ReconcileResult::Failed { failure, retry: Retry::Backoff, condition_reason: None }
 }
 
 async fn reconcile_steps<C: Controller>(
@@ -132,12 +147,15 @@ async fn reconcile_steps<C: Controller>(
     };
 
     // 2. Plan (pure) and 3. apply (client required).
-    let (plan, outcome) = match controller.plan(&observed) {
+    let (plan, Applied { outcome, retry }) = match controller.plan(&observed) {
         Ok(plan) => {
-            let outcome = executor.apply(&plan, fence, |target, live| controller.owns(&observed, target, live)).await;
-            (plan, outcome)
+            let applied = executor.apply(&plan, fence, |target, live| controller.owns(&observed, target, live)).await;
+            (plan, applied)
         }
-        Err(failure) => (Plan::default(), Outcome { stop: Stop::Failed { step: PLAN_STEP, failure }, written: 0 }),
+        Err(failure) => {
+            let outcome = Outcome { stop: Stop::Failed { step: PLAN_STEP, failure }, written: 0 };
+            (Plan::default(), Applied { outcome, retry: Retry::Backoff })
+        }
     };
     require_leadership(&outcome.stop, fence)?;
 
@@ -151,9 +169,10 @@ async fn reconcile_steps<C: Controller>(
 
     let (requeue_after, condition_reason) =
         (min_delay(report.requeue_after, outcome_wait(&outcome.stop)), report.error);
-    Ok(match resolve_failure(outcome_failure(outcome.stop), status_error) {
+    let cause = outcome_failure(outcome.stop).map(|failure| (failure, retry));
+    Ok(match resolve_failure(cause, status_error) {
         None => ReconcileResult::Succeeded { requeue_after, condition_reason },
-        Some(failure) => ReconcileResult::Failed { failure, condition_reason },
+        Some((failure, retry)) => ReconcileResult::Failed { failure, retry, condition_reason },
     })
 }
 
@@ -186,17 +205,16 @@ fn outcome_failure(stop: Stop) -> Option<Failure> {
 }
 
 /// The failure that a reconcile ends with: `cause` stopped the plan, `status_error` kept the status from being sent.
-fn resolve_failure(cause: Option<Failure>, status_error: Option<Failure>) -> Option<Failure> {
+fn resolve_failure(cause: Option<(Failure, Retry)>, status_error: Option<Failure>) -> Option<(Failure, Retry)> {
     match (cause, status_error) {
         (cause, None) => cause,
-        (None, status_error) => status_error,
         // Invalid and Forbidden errors retry slowly, so the condition must be visible: if the status write failed,
         // retry on that error's schedule.
-        (Some(cause), status_error) if matches!(cause.class, ErrorClass::Invalid | ErrorClass::Forbidden) => {
-            status_error
+        (Some((cause, retry)), Some(_)) if !matches!(cause.class, ErrorClass::Invalid | ErrorClass::Forbidden) => {
+            // The first failure is the cause. The failed status write may be its consequence.
+            Some((cause, retry))
         }
-        // The first failure is the cause. The failed status write may be its consequence.
-        (cause, Some(_)) => cause,
+        (_, Some(status_error)) => Some((status_error, Retry::Backoff)),
     }
 }
 
@@ -213,22 +231,4 @@ fn panic_message(panic: &(dyn Any + Send)) -> &str {
         .copied()
         .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
         .unwrap_or("no panic message")
-}
-
-/// The delay before the next attempt, after `failures` failures in a row before this one.
-fn retry_delay(failure: &Failure, failures: u32, jitter: &mut impl Rng) -> Duration {
-    const fn backoff(base_ms: u64, max_seconds: u64) -> Backoff {
-        Backoff::new(Duration::from_millis(base_ms), Duration::from_secs(max_seconds))
-    }
-    let backoff = match failure.class {
-        ErrorClass::Transient => backoff(250, 60),
-        // The watch usually delivers the missed change within milliseconds.
-        ErrorClass::Conflict => backoff(20, 10),
-        // A change of the object triggers a reconcile. A change of the policy or webhook that rejected it does not.
-        ErrorClass::Invalid => backoff(30_000, 300),
-        // Granting a permission triggers no reconcile.
-        ErrorClass::Forbidden => backoff(5_000, 300),
-        ErrorClass::Bug => backoff(1_000, 300),
-    };
-    backoff.delay(failures, jitter).max(failure.retry_after.unwrap_or_default())
 }

@@ -8,14 +8,14 @@ use tokio::{
     time::Instant,
 };
 use tracing::Instrument;
-use vitivirt_api::{ErrorClass, Failure, ObjectKey};
+use vitivirt_api::{ErrorClass, ObjectKey};
 
-use super::{Controller, Executor, ReconcileResult, message, min_delay, reconcile, retry_delay};
+use super::{Controller, Executor, ReconcileResult, Retry, message, min_delay, reconcile, retry::RetryState};
 use crate::{
     events::Recorder,
     health::Health,
     lease::Leadership,
-    metrics::Metrics,
+    metrics::{Metrics, QueueMetrics, Work},
     program::Context,
     queue::{Queue, WorkItem},
 };
@@ -70,35 +70,37 @@ impl<C: Controller> Runner<C> {
     /// Works until the leadership ends, and then until all running reconciles have ended. Dropping the future drops
     /// them at their next await. The leadership tracks when they have ended, and the queue requeues their keys.
     pub async fn run(&self, leadership: Leadership) {
-        let depth = self.metrics.queue_depth(C::NAME);
-        let mut failures: HashMap<ObjectKey, u32> = HashMap::new();
+        let metrics = self.metrics.queue(C::NAME, C::QUEUE);
+        let mut failures: HashMap<ObjectKey, RetryState> = HashMap::new();
         #[expect(clippy::disallowed_methods, reason = "the jitter of retries is random")]
         let mut jitter = SmallRng::from_os_rng();
         let mut reconciles = JoinSet::new();
         loop {
-            depth.set(i64::try_from(self.queue.depth()).unwrap_or(i64::MAX));
+            metrics.observe_queue(self.queue.depth(), self.queue.take_added());
             tokio::select! {
                 biased;
                 () = leadership.stop.cancelled() => break,
                 Some(done) = reconciles.join_next(), if !reconciles.is_empty() => {
-                    self.finish(done, &mut failures, &mut jitter);
+                    self.finish(done, &mut failures, &mut jitter, &metrics);
                 }
                 item = self.queue.next(), if reconciles.len() < self.options.workers.max(1) => {
-                    reconciles.spawn(leadership.track(self.reconcile_item(item, &leadership)));
+                    let work = metrics.start(item.waited());
+                    reconciles.spawn(leadership.track(self.reconcile_item(item, &leadership, work)));
                 }
             }
         }
         while let Some(done) = reconciles.join_next().await {
-            self.finish(done, &mut failures, &mut jitter);
+            self.finish(done, &mut failures, &mut jitter, &metrics);
         }
         // A replica on standby has no queue.
-        depth.set(0);
+        metrics.observe_queue(0, 0);
     }
 
     fn reconcile_item(
         &self,
         item: WorkItem<ObjectKey>,
         leadership: &Leadership,
+        work: Option<Work>,
     ) -> impl Future<Output = (WorkItem<ObjectKey>, ReconcileResult)> + Send + use<C> {
         let (controller, executor) = (self.controller.clone(), self.executor.clone());
         let (events, metrics) = (self.events.clone(), self.metrics.clone());
@@ -108,10 +110,10 @@ impl<C: Controller> Runner<C> {
         async move {
             let begin = Instant::now();
             let result = reconcile(&*controller, &item, &executor, &events, &fence, deadline).await;
-            drop(in_flight);
+            drop((in_flight, work));
             let class = result.failure().map(|failure| failure.class);
             metrics.observe_reconcile(C::NAME, begin.elapsed().as_secs_f64(), result.error_type(), class);
-            result.failure().into_iter().for_each(log_failure);
+            log_failure(&result);
             (item, result)
         }
         .instrument(span)
@@ -120,39 +122,63 @@ impl<C: Controller> Runner<C> {
     fn finish(
         &self,
         done: Result<(WorkItem<ObjectKey>, ReconcileResult), JoinError>,
-        failures: &mut HashMap<ObjectKey, u32>,
+        failures: &mut HashMap<ObjectKey, RetryState>,
         jitter: &mut impl Rng,
+        metrics: &QueueMetrics,
     ) {
         // `reconcile` catches panics. After a panic outside of it the work item was dropped, which requeues the key.
         let Ok((item, result)) = done else { return };
         let resync = self.options.resync.map(|every| every.mul_f64(jitter.random_range(0.8..=1.0)));
-        let requeue_after = match result {
+        if result.failure().is_some() {
+            metrics.count_retry();
+        }
+        let (requeue_after, hold) = match result {
             ReconcileResult::Succeeded { requeue_after, .. } => {
                 failures.remove(&*item);
-                min_delay(requeue_after, resync)
+                (min_delay(requeue_after, resync), false)
             }
-            ReconcileResult::Failed { failure, .. } => {
-                let earlier = failures.entry(item.clone()).or_insert(0);
-                let retry = retry_delay(&failure, *earlier, jitter);
-                *earlier = earlier.saturating_add(1);
+            // The executor holds the write back. Events may start a reconcile before: it sends the other writes.
+            ReconcileResult::Failed { retry: Retry::Write { after, .. }, .. } => {
+                failures.remove(&*item);
+                (Some(after), false)
+            }
+            ReconcileResult::Failed { mut failure, retry: Retry::Backoff, .. } => {
+                let now = Instant::now();
+                let mut state = RetryState::after_failure(failures.get(&*item), &mut failure, now, jitter);
                 // Only a change can fix an invalid object, so it is reconciled as often as one that is up to date.
-                let resync = resync.filter(|_| failure.class == ErrorClass::Invalid && failure.retry_after.is_none());
-                min_delay(Some(retry), resync)
+                if let (ErrorClass::Invalid, Some(resync)) = (failure.class, resync) {
+                    state.limit(resync);
+                }
+                let delay = state.not_before() - now;
+                failures.insert(item.clone(), state);
+                // The event that a conflict missed ends the conflict.
+                (Some(delay), failure.class != ErrorClass::Conflict)
             }
         };
-        if let Some(delay) = requeue_after {
-            self.queue.add_after(item.clone(), delay);
+        match requeue_after {
+            Some(delay) if hold => self.queue.hold(item.clone(), delay),
+            requeue_after => {
+                self.queue.release(&item);
+                if let Some(delay) = requeue_after {
+                    self.queue.add_after(item.clone(), delay);
+                }
+            }
         }
         item.done();
     }
 }
 
-fn log_failure(failure: &Failure) {
-    let (class, reason) = (failure.class.as_str(), failure.reason);
+fn log_failure(result: &ReconcileResult) {
+    let ReconcileResult::Failed { failure, retry, .. } = result else { return };
+    let (class, reason, error) = (failure.class.as_str(), failure.reason, &failure.message);
     match failure.class {
+        // An earlier reconcile has logged it.
+        _ if matches!(retry, Retry::Write { sent: false, .. }) => {
+            tracing::debug!(class, reason, error, "{}", message::HELD);
+        }
         // Conflicts are normal when several clients write the same object.
-        ErrorClass::Conflict => tracing::debug!(class, reason, error = failure.message, "{}", message::FAILED),
-        ErrorClass::Bug => tracing::error!(class, reason, error = failure.message, "{}", message::FAILED),
-        _ => tracing::warn!(class, reason, error = failure.message, "{}", message::FAILED),
+        ErrorClass::Conflict => tracing::debug!(class, reason, error, "{}", message::FAILED),
+        ErrorClass::Bug => tracing::error!(class, reason, error, "{}", message::FAILED),
+        _ => tracing::warn!(class, reason, error, "{}", message::FAILED),
     }
 }

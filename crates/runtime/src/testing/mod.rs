@@ -102,6 +102,8 @@ pub(crate) struct TestApiServer {
 pub(crate) enum LinkFault {
     /// The response has this status, and the request has no effect.
     Reject(Verb, u16),
+    /// The response is a 429 that asks for a delay of so many seconds, and the request has no effect.
+    RetryAfter(Verb, u32),
     /// The request has its effect, and no response arrives.
     LoseResponse(Verb),
 }
@@ -138,7 +140,9 @@ impl Link {
     fn fault(&self, verb: Verb) -> Option<LinkFault> {
         let mut faults = self.faults.lock();
         let at = faults.iter().position(|fault| match fault {
-            LinkFault::Reject(faulty, _) | LinkFault::LoseResponse(faulty) => *faulty == verb,
+            LinkFault::Reject(faulty, _) | LinkFault::RetryAfter(faulty, _) | LinkFault::LoseResponse(faulty) => {
+                *faulty == verb
+            }
         })?;
         faults.remove(at)
     }
@@ -173,6 +177,7 @@ impl TestApiServer {
             requests: requests.map(Arc::new),
             watches: Arc::new(Bucket::new(1000.0, 1000)),
             metrics: Arc::new(Metrics::new("test")),
+            host: "test".into(),
         };
         (Client::new(layer.layer(service), "default"), link)
     }
@@ -248,6 +253,9 @@ impl TestApiServer {
         let fault = link.fault(verb);
         if let Some(LinkFault::Reject(_, code)) = fault {
             return status_response(code, "", "rejected by the test");
+        }
+        if let Some(LinkFault::RetryAfter(_, seconds)) = fault {
+            return rejection(429, "TooManyRequests", json!({ "retryAfterSeconds": seconds }));
         }
         let (parts, body) = request.into_parts();
         let body = body.collect_bytes().await.unwrap();

@@ -2,6 +2,10 @@
 //!
 //! A certificate is issued if the stored one is missing, unreadable, due for renewal, issued for other names, another
 //! usage or another duration, or not signed by the current CA.
+//!
+//! A new CA is stored before it is trusted, and trusted before it signs: bundles contain only stored CAs, and a
+//! certificate of the previous CA is replaced only when every bundle has contained the new one for a while. So at no
+//! time does a server present a certificate that a client does not trust yet.
 
 use std::{
     collections::BTreeMap,
@@ -68,10 +72,14 @@ struct CertificateIssuer<'a> {
     issued: CertificateSet,
 }
 
-/// A CA that signs leaf certificates.
+/// The current CA.
 struct SigningCa {
     certificate: CertifiedKey,
     term: ValidityWindow,
+    /// Whether it is in its Secret. A CA that is being replaced signs nothing.
+    is_stored: bool,
+    /// Since when it may sign: every bundle contains it. `None` if one does not.
+    trusted_since: Option<SystemTime>,
 }
 
 impl CertificateIssuer<'_> {
@@ -85,6 +93,7 @@ impl CertificateIssuer<'_> {
                 stored.duration.as_ref().map_or(term.matches_lifetime(), |text| *text == desired.lifetime.annotation());
             (fits && !term.is_due(None, self.now)).then_some(ca)
         });
+        let is_stored = usable.is_some();
         let ca = match usable {
             Some(ca) => self.keep(desired, ca, stored),
             None => {
@@ -94,22 +103,46 @@ impl CertificateIssuer<'_> {
         };
         let term = ValidityWindow { lifetime: desired.lifetime, validity: ca.validity };
         self.issued.renew_no_later_than(term.deadline(None));
-        self.update_bundle(desired, &ca, stored);
-        Ok(SigningCa { certificate: ca, term })
+        self.update_bundle(desired, stored);
+        let trusted_since =
+            self.is_in_every_bundle(desired, &ca).then(|| term.issued_at() + desired.lifetime.propagation());
+        Ok(SigningCa { certificate: ca, term, is_stored, trusted_since })
+    }
+
+    /// Whether every client has been told to trust a CA. Only the bundle `CA` is in webhooks and APIServices.
+    fn is_in_every_bundle(&self, desired: &Certificate, ca: &CertifiedKey) -> bool {
+        let contains = |bundle: &str| parse_bundle(bundle).iter().any(|other| other.certificate == ca.certificate);
+        let trusted = self.stored.trusted_bundles.iter().filter(|_| desired.secret == CA);
+        self.stored.bundles.get(&desired.secret).is_some_and(|bundle| contains(bundle))
+            && trusted.into_iter().all(|bundle| contains(&String::from_utf8_lossy(bundle)))
     }
 
     fn keep_or_issue_leaf(&mut self, desired: &Certificate, signer: &SigningCa) -> Result<(), Failure> {
         let stored = self.stored.secrets.get(&desired.secret);
-        let usable = stored.and_then(|stored| {
-            let leaf = CertifiedKey::from_secret(stored)?;
+        let leaf = stored.and_then(CertifiedKey::from_secret);
+        let is_current = |leaf: &CertifiedKey| {
             let term = ValidityWindow { lifetime: desired.lifetime, validity: leaf.validity };
-            let fits = stored.duration.as_deref() == Some(&desired.lifetime.annotation());
-            let matches = fits && leaf.is_for(desired) && leaf.is_signed_by(&signer.certificate);
-            (matches && !term.is_due(Some(&signer.term), self.now)).then_some(leaf)
-        });
-        let leaf = match usable {
-            Some(leaf) => self.keep(desired, leaf, stored),
-            None => {
+            let fits = stored.and_then(|stored| stored.duration.as_ref()) == Some(&desired.lifetime.annotation());
+            let matches = fits && leaf.is_for(desired) && leaf.is_signed_by(&signer.certificate.certificate);
+            matches && !term.is_due(Some(&signer.term), self.now)
+        };
+        let leaf = match leaf {
+            // The next reconcile follows when the CA is stored.
+            leaf if !signer.is_stored => {
+                if let Some(leaf) = leaf {
+                    self.keep(desired, leaf, stored);
+                }
+                return Ok(());
+            }
+            Some(leaf) if is_current(&leaf) => self.keep(desired, leaf, stored),
+            Some(leaf) if self.awaits_trust(desired, &leaf, signer) => {
+                let term = ValidityWindow { lifetime: desired.lifetime, validity: leaf.validity };
+                let again = signer.trusted_since.unwrap_or(self.now + signer.term.lifetime.propagation());
+                self.issued.renew_no_later_than(again.min(term.last_renewal()));
+                self.keep(desired, leaf, stored);
+                return Ok(());
+            }
+            _ => {
                 let leaf = CertifiedKey::new_leaf(desired, (self.keys)()?, &signer.certificate, self.now)?;
                 self.renew(desired, leaf)
             }
@@ -117,6 +150,20 @@ impl CertificateIssuer<'_> {
         let term = ValidityWindow { lifetime: desired.lifetime, validity: leaf.validity };
         self.issued.renew_no_later_than(term.deadline(Some(&signer.term)));
         Ok(())
+    }
+
+    /// Whether clients still accept a certificate of the previous CA, and may not accept one of the new CA yet.
+    fn awaits_trust(&self, desired: &Certificate, leaf: &CertifiedKey, signer: &SigningCa) -> bool {
+        let term = ValidityWindow { lifetime: desired.lifetime, validity: leaf.validity };
+        let is_trusted = || {
+            let bundle = self.stored.bundles.get(desired.signer.unwrap_or_default()).map(|text| parse_bundle(text));
+            bundle.iter().flatten().any(|ca| ca.validity.not_after > self.now && leaf.is_signed_by(&ca.certificate))
+        };
+        signer.trusted_since.is_none_or(|since| since > self.now)
+            && term.last_renewal() > self.now
+            && leaf.is_for(desired)
+            && !leaf.is_signed_by(&signer.certificate.certificate)
+            && is_trusted()
     }
 
     /// Keeps the exact bytes of the Secret, regardless of which client wrote them.
@@ -133,27 +180,26 @@ impl CertificateIssuer<'_> {
         renewed
     }
 
-    /// Computes the bundle of a CA. It has the same name as the CA's Secret.
+    /// Computes the bundle of the CA that is stored. It has the same name as the CA's Secret.
     ///
-    /// A CA that is being replaced stays trusted even if the stored bundle does not contain it, because components
-    /// still use the certificates that it signed.
-    fn update_bundle(&mut self, desired: &Certificate, current: &CertifiedKey, stored: Option<&StoredSecret>) {
-        let stored_bundle = self.stored.bundles.get(&desired.secret).map(|text| parse_bundle(text)).unwrap_or_default();
-        let trusted = |certificate, validity| TrustedCertificate { certificate, validity, origin: Origin::Own };
-        let previous = stored.and_then(|stored| {
+    /// A CA that is about to be replaced gets into the bundle too, because components still use the certificates that it
+    /// signed. Its successor gets there when it is stored: if its write fails, the next reconcile issues another one.
+    fn update_bundle(&mut self, desired: &Certificate, stored: Option<&StoredSecret>) {
+        let current = stored.and_then(|stored| {
             let certificate = x509::first_certificate(&stored.certificate)?;
             let parsed = x509::parse(&certificate).filter(x509::is_usable_ca)?;
             let validity = x509::validity(&parsed)?;
-            Some(trusted(certificate, validity))
+            Some(TrustedCertificate { certificate, validity, origin: Origin::Own })
         });
+        let Some(current) = current else { return };
+        let stored_bundle = self.stored.bundles.get(&desired.secret).map(|text| parse_bundle(text)).unwrap_or_default();
         let external =
             (desired.secret == CA).then(|| self.stored.bundles.get(EXTERNAL_CA).cloned().unwrap_or_default());
         let imported = parse_bundle(external.as_deref().unwrap_or_default())
             .into_iter()
             .map(|trusted| TrustedCertificate { origin: Origin::External, ..trusted });
 
-        let others = stored_bundle.iter().cloned().chain(previous).chain(imported).collect();
-        let current = trusted(current.certificate.clone(), current.validity);
+        let others = stored_bundle.iter().cloned().chain(imported).collect();
         let bundle = bundle::merge(current, others, overlap(desired), self.now);
         if let Some(external) = external {
             // The external bundle is emptied when the stored bundle already contains its CAs, not when they are about
@@ -171,7 +217,7 @@ impl CertificateIssuer<'_> {
     }
 }
 
-/// How long a CA and its successor are both trusted.
+/// How long a CA and its successor are both trusted, counted from when the successor becomes valid.
 fn overlap(desired: &Certificate) -> Duration {
-    desired.lifetime.renew_before
+    desired.lifetime.renew_before + desired.lifetime.backdating()
 }

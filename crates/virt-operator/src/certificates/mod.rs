@@ -15,7 +15,6 @@ mod x509;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    hash::{DefaultHasher, Hash, Hasher},
     time::SystemTime,
 };
 
@@ -43,9 +42,12 @@ pub(crate) struct StoredCertificates {
     pub(crate) secrets: BTreeMap<String, StoredSecret>,
     /// By the name of the ConfigMap.
     pub(crate) bundles: BTreeMap<String, String>,
+    /// The bundles in webhooks and APIServices, in PEM.
+    pub(crate) trusted_bundles: Vec<Vec<u8>>,
 }
 
-/// Every certificate and bundle of an installation, both the kept and the newly issued ones.
+/// The certificates and bundles of an installation, both the kept and the newly issued ones. A certificate is missing
+/// until its CA is stored.
 #[derive(Default)]
 pub(crate) struct CertificateSet {
     pairs: BTreeMap<String, KeyPair>,
@@ -57,16 +59,6 @@ pub(crate) struct CertificateSet {
 }
 
 impl CertificateSet {
-    /// A hash of the content: two sets with the same digest produce the same objects.
-    pub(crate) fn digest(&self) -> u64 {
-        let mut hasher = DefaultHasher::new();
-        for (name, pair) in &self.pairs {
-            (name, &pair.certificate, &pair.key).hash(&mut hasher);
-        }
-        self.bundles.hash(&mut hasher);
-        hasher.finish()
-    }
-
     /// Moves `next` forward to `time` if `time` is earlier.
     fn renew_no_later_than(&mut self, time: SystemTime) {
         self.next = Some(self.next.map_or(time, |next| next.min(time)));

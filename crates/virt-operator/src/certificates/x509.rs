@@ -42,9 +42,9 @@ impl CertifiedKey {
         Some(Self { certificate, validity, key })
     }
 
-    /// Creates a self-signed CA.
+    /// Creates a self-signed CA. It is already valid on a node whose clock is late.
     pub(super) fn new_ca(desired: &Certificate, key: Key, now: SystemTime) -> Result<Self, Failure> {
-        let mut params = params(desired, now, now);
+        let mut params = params(desired, now - desired.lifetime.backdating(), now);
         let seconds = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
         params.distinguished_name.push(DnType::CommonName, format!("{}@{seconds}", desired.common_name));
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -87,10 +87,9 @@ impl CertifiedKey {
         parse(&self.certificate).is_some_and(|parsed| is_usable_ca(&parsed)) && self.issuer().is_ok()
     }
 
-    pub(super) fn is_signed_by(&self, ca: &Self) -> bool {
-        let (Some(parsed), Some(signer)) = (parse(&self.certificate), parse(&ca.certificate)) else {
-            return false;
-        };
+    /// `ca` is a certificate in DER.
+    pub(super) fn is_signed_by(&self, ca: &[u8]) -> bool {
+        let (Some(parsed), Some(signer)) = (parse(&self.certificate), parse(ca)) else { return false };
         parsed.issuer().as_raw() == signer.subject().as_raw()
             && parsed.verify_signature(Some(signer.public_key())).is_ok()
     }

@@ -5,6 +5,7 @@ use std::{process::ExitCode, sync::Arc, time::SystemTime};
 
 use anyhow::{Context, Result};
 use clap::Args;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::Value;
 use vitivirt_api::{Failure, ObjectKey, Operation, Plan, Target, Write, kubevirt::KubeVirt};
 use vitivirt_cli::{
@@ -12,7 +13,11 @@ use vitivirt_cli::{
     PlannedChange, PlannedObject, PlannedWrite, WriteAction,
 };
 use vitivirt_install::{
-    DeploymentConfig, Desired, Environment, Observed, desired_installation, pods::Pods, served::Served,
+    DeploymentConfig, Desired, Environment, InstallStrategy, Installation, Kind, Lane, LiveObject, Observed,
+    certificates::{CertificateScope, DesiredCertificates, NoCertificates, certificate_plan},
+    desired_installation, is_of_another_release, orphans,
+    pods::Pods,
+    served::Served,
 };
 
 use super::{
@@ -20,8 +25,10 @@ use super::{
     render::{environment, read_kubevirt},
 };
 use crate::{
-    desired::{renew_certificates, timestamp, with_certificates},
-    observe::architecture,
+    cache::kubevirt_order,
+    certificate_controller::renew_certificates,
+    desired::{read_strategy, timestamp},
+    observe::{architecture, crds_with_objects},
 };
 
 #[derive(Debug, Clone, Args)]
@@ -47,17 +54,19 @@ pub(crate) fn run(arguments: &PlanArguments) -> CommandResult<ExitCode> {
 async fn plan(cluster: &ClusterArguments, environment: &Environment, given: KubeVirt) -> Result<PlannedObject> {
     let reader = InstallationReader::connect(cluster).await?;
     let key = ObjectKey::from_metadata(&given.metadata);
-    let (own, others): (Vec<KubeVirt>, Vec<KubeVirt>) =
-        reader.kubevirts().await?.into_iter().partition(|kubevirt| ObjectKey::from_metadata(&kubevirt.metadata) == key);
-    let exists = !own.is_empty();
-    let kubevirt = as_if_applied(given, own.into_iter().next());
+    let namespace = key.namespace().unwrap_or_default();
+    let kubevirts = reader.kubevirts().await?;
+    let first_kubevirt = older_kubevirt(&kubevirts, &key);
+    let live = kubevirts.into_iter().find(|kubevirt| ObjectKey::from_metadata(&kubevirt.metadata) == key);
+    let exists = live.is_some();
+    let live_spec = live.as_ref().map(|live| live.spec.clone());
+    let kubevirt = as_if_applied(given, live);
     let config = DeploymentConfig::new(&kubevirt, environment);
     let found = reader.read_state(&config).await?;
     #[expect(clippy::disallowed_methods, reason = "the plan is made for the current time")]
     let now = SystemTime::now();
-    let namespace = key.namespace().unwrap_or_default();
-    let observed = Observed {
-        first_kubevirt: others.first().map(|other| ObjectKey::from_metadata(&other.metadata)),
+    let mut observed = Observed {
+        first_kubevirt,
         operator_namespace: namespace.to_owned(),
         architecture: architecture(),
         now: timestamp(now),
@@ -69,21 +78,96 @@ async fn plan(cluster: &ClusterArguments, environment: &Environment, given: Kube
         pods: Pods::default(),
         served: Served::default(),
         crds_with_objects: Default::default(),
+        unchecked_orphans: None,
+        lane_problems: Default::default(),
         kubevirt,
     };
-    let desired = desired(&observed, environment).unwrap_or_else(Desired::Invalid);
-    let plan = vitivirt_install::plan(&observed, &desired)?;
-    Ok(planned_object(&observed, &desired, &plan, exists))
+    let strategy = dumped_strategy(&reader, &observed, environment).await?;
+    let desired = desired(&observed, environment, strategy).unwrap_or_else(Desired::Invalid);
+    observed.crds_with_objects = crds_with_objects(&reader.client(), &orphans(&observed, &desired)).await?;
+    let plan = whole_plan(&mut observed, &desired, environment)?;
+    // The objects as the live resource asks for them. What an edit takes away is in these only.
+    let before = live_spec.and_then(|spec| {
+        let kubevirt = KubeVirt { spec, ..observed.kubevirt.clone() };
+        Installation::new(&kubevirt, environment, &observed.cluster).ok()
+    });
+    Ok(planned_object(&observed, &desired, &plan, exists, before.as_ref()))
 }
 
-/// As the operator computes it, but with the install strategy of another release always pending.
-fn desired(observed: &Observed, environment: &Environment) -> Result<Desired, Failure> {
-    let Some(installation) = desired_installation(observed, environment, None)? else {
-        let config = DeploymentConfig::new(&observed.kubevirt, environment);
-        return Ok(Desired::StrategyPending(Arc::new(config)));
+/// The resource that is installed instead of this one: an older one in the same namespace. Resources in other
+/// namespaces belong to other operators, or to none.
+fn older_kubevirt(kubevirts: &[KubeVirt], key: &ObjectKey) -> Option<ObjectKey> {
+    let in_namespace = kubevirts.iter().filter(|kubevirt| kubevirt.metadata.namespace.as_deref() == key.namespace());
+    // A resource that does not exist yet is younger than every other.
+    let first = in_namespace.min_by_key(|kubevirt| kubevirt_order(kubevirt))?;
+    Some(ObjectKey::from_metadata(&first.metadata)).filter(|first| first != key)
+}
+
+/// The install strategy of another release, if its operator has dumped it already.
+async fn dumped_strategy(
+    reader: &InstallationReader,
+    observed: &Observed,
+    environment: &Environment,
+) -> Result<Option<InstallStrategy>> {
+    if !is_of_another_release(&observed.kubevirt, environment) {
+        return Ok(None);
+    }
+    let config = DeploymentConfig::new(&observed.kubevirt, environment);
+    match observed.objects.strategy(&config.id) {
+        Some((key, _)) => Ok(Some(read_strategy(&reader.client(), key).await?)),
+        None => Ok(None),
+    }
+}
+
+/// As the operator computes it.
+fn desired(
+    observed: &Observed,
+    environment: &Environment,
+    dumped: Option<InstallStrategy>,
+) -> Result<Desired, Failure> {
+    let installation = desired_installation(observed, environment, dumped)?.map(Arc::new);
+    Ok(match installation {
+        Some(installation) => Desired::Installation { installation, up_to_date: Arc::default() },
+        None => Desired::StrategyPending(Arc::new(DeploymentConfig::new(&observed.kubevirt, environment))),
+    })
+}
+
+/// The writes of all lanes. Components wait for their certificates, so these are planned first, as if each of their
+/// plans were carried out.
+fn whole_plan(observed: &mut Observed, desired: &Desired, environment: &Environment) -> Result<Plan, Failure> {
+    let scope = match desired {
+        Desired::Installation { installation, .. } => CertificateScope::Installation(installation.clone()),
+        Desired::StrategyPending(_) | Desired::Invalid(_) | Desired::Nothing => CertificateScope::Existing,
     };
-    let certificates = renew_certificates(&installation, observed)?;
-    Ok(with_certificates(Arc::new(installation), certificates, Arc::default()))
+    let mut plan = Plan::default();
+    loop {
+        let certificates = DesiredCertificates::new(observed, environment, &scope)?;
+        let issued = renew_certificates(&certificates, observed)?;
+        let next = certificate_plan(observed, &certificates, &issued)?;
+        let created = store_created(observed, &next);
+        plan.steps.extend(next.steps);
+        if !created {
+            break;
+        }
+    }
+    for lane in [Lane::Components, Lane::Monitoring, Lane::Instancetypes] {
+        plan.steps.extend(vitivirt_install::plan(observed, desired, lane)?.steps);
+    }
+    Ok(plan)
+}
+
+/// Adds the objects that a plan creates to the observed ones. Returns whether there are any.
+fn store_created(observed: &mut Observed, plan: &Plan) -> bool {
+    let mut created = false;
+    for write in plan.steps.iter().flat_map(|step| &step.writes) {
+        let Write::Create { target, body } = write else { continue };
+        let Some(kind) = Kind::from_name(&target.resource.kind) else { continue };
+        let metadata = body.json().get("metadata").cloned().unwrap_or_default();
+        let metadata: ObjectMeta = serde_json::from_value(metadata).unwrap_or_default();
+        observed.objects.insert(kind, target.key.clone(), Arc::new(LiveObject::new(&metadata, body.json().clone())));
+        created = true;
+    }
+    created
 }
 
 /// The resource as the API server would have it after `kubectl apply`.
@@ -100,19 +184,37 @@ fn as_if_applied(mut given: KubeVirt, live: Option<KubeVirt>) -> KubeVirt {
     given
 }
 
-fn planned_object(observed: &Observed, desired: &Desired, plan: &Plan, exists: bool) -> PlannedObject {
+fn planned_object(
+    observed: &Observed,
+    desired: &Desired,
+    plan: &Plan,
+    exists: bool,
+    before: Option<&Installation>,
+) -> PlannedObject {
     let writes: Vec<&Write> = plan.steps.iter().flat_map(|step| &step.writes).collect();
     let problem = vitivirt_install::problem(observed, desired);
     let fine = if writes.is_empty() { "up to date" } else { "no errors found" };
+    let installation = desired.installation().map(|installation| &**installation);
+    let mut warnings = vitivirt_install::warnings(&observed.kubevirt, installation);
+    warnings.extend(observed.crds_with_objects.iter().map(|crd| {
+        format!(
+            "CustomResourceDefinition {} is no longer part of the installation; the operator keeps it because it \
+                 still has objects",
+            crd.name()
+        )
+    }));
+    if let Desired::StrategyPending(config) = desired {
+        warnings.push(format!(
+            "what changes is unknown: the install strategy of KubeVirt {} is not in the cluster; the operator first runs \
+             a Job with the image {}, which extracts it", config.kube_virt_version, config.images.virt_operator_image
+        ));
+    }
     PlannedObject {
         identity: (&Target::of_kind::<KubeVirt>(ObjectKey::from_metadata(&observed.kubevirt.metadata))).into(),
         exists,
-        writes: writes.into_iter().map(|write| planned_write(observed, write)).collect(),
+        writes: writes.into_iter().map(|write| planned_write(observed, write, before)).collect(),
         refused: Vec::new(),
-        warnings: vitivirt_install::warnings(
-            &observed.kubevirt,
-            desired.installation().map(|installation| &**installation),
-        ),
+        warnings,
         result: PlanResult {
             error: problem.is_some(),
             message: Some(problem.unwrap_or_else(|| fine.to_owned())),
@@ -121,46 +223,84 @@ fn planned_object(observed: &Observed, desired: &Desired, plan: &Plan, exists: b
     }
 }
 
-fn planned_write(observed: &Observed, write: &Write) -> PlannedWrite {
-    let (action, fields) = match write {
+fn planned_write(observed: &Observed, write: &Write, before: Option<&Installation>) -> PlannedWrite {
+    let (action, changes) = match write {
         Write::Create { .. } | Write::Lazy { verb: "create", .. } => (WriteAction::Create, Vec::new()),
         Write::Delete { .. } => (WriteAction::Delete, Vec::new()),
         Write::Lazy { .. } | Write::Apply { .. } | Write::Status { .. } => (WriteAction::Update, Vec::new()),
         Write::Patch { operations, .. } => {
-            let fields: Vec<String> =
-                operations.iter().flat_map(|operation| changed_fields(observed, write, operation)).collect();
-            let restarts = fields.iter().any(|field| restarts_pods(field));
-            (if restarts { WriteAction::Restart } else { WriteAction::Update }, fields)
+            let before = before.and_then(|before| {
+                let object = before.objects.iter().find(|object| object.target() == *write.target())?;
+                Some(object.body(&NoCertificates).ok()?.into_json())
+            });
+            let changes: Vec<PlannedChange> = operations
+                .iter()
+                .flat_map(|operation| changed_fields(observed, write, operation, before.as_ref()))
+                .collect();
+            let restarts = changes.iter().any(|change| change.effect == ChangeEffect::Restart);
+            (if restarts { WriteAction::Restart } else { WriteAction::Update }, changes)
         }
     };
-    PlannedWrite::new(action, write.target(), fields.into_iter().map(planned_change).collect())
-}
-
-fn restarts_pods(field: &str) -> bool {
-    field.starts_with("spec.template.")
+    PlannedWrite::new(action, write.target(), changes)
 }
 
 /// Without values: they can be secret.
-fn planned_change(field: String) -> PlannedChange {
-    let effect = if restarts_pods(&field) { ChangeEffect::Restart } else { ChangeEffect::Live };
-    PlannedChange { field, source_field: None, from: None, to: None, effect, reason: None }
+fn planned_change(field: String, removed: bool) -> PlannedChange {
+    let effect = if field.starts_with("spec.template.") { ChangeEffect::Restart } else { ChangeEffect::Live };
+    let reason = removed.then(|| "removed".to_owned());
+    PlannedChange { field, source_field: None, from: None, to: None, effect, reason }
 }
 
-/// The fields below a replaced field whose values differ.
-fn changed_fields(observed: &Observed, write: &Write, operation: &Operation) -> Vec<String> {
+/// The fields below a replaced field whose values differ. `before` is the object as the live resource asks for it.
+fn changed_fields(
+    observed: &Observed,
+    write: &Write,
+    operation: &Operation,
+    before: Option<&Value>,
+) -> Vec<PlannedChange> {
     let target = write.target();
     let path = operation.path.trim_start_matches('/').split('/').map(|part| part.replace("~1", "/").replace("~0", "~"));
     let path: Vec<String> = path.collect();
-    let live = vitivirt_install::Kind::from_name(&target.resource.kind)
+    let live = Kind::from_name(&target.resource.kind)
         .and_then(|kind| observed.objects.get(kind, &target.key))
         .and_then(|live| live.content());
-    match (&operation.value, live.as_ref().and_then(|live| live.get(path.first()?))) {
-        (Some(new), Some(old)) if path.len() == 1 => {
-            let mut differences = Vec::new();
-            collect_differences(&path.join("."), old, new, &mut differences);
-            differences
+    let [field] = path.as_slice() else {
+        return vec![planned_change(path.join("."), operation.value.is_none())];
+    };
+    match (&operation.value, live.as_ref().and_then(|live| live.get(field))) {
+        (Some(new), Some(old)) => {
+            let (mut differences, mut removed) = (Vec::new(), Vec::new());
+            collect_differences(field, old, new, &mut differences);
+            if let Some(before) = before.and_then(|before| before.get(field)) {
+                collect_removed(field, before, new, old, &mut removed);
+            }
+            let changed = differences.into_iter().map(|field| planned_change(field, false));
+            changed.chain(removed.into_iter().map(|field| planned_change(field, true))).collect()
         }
-        _ => vec![path.join(".")],
+        (value, _) => vec![planned_change(field.clone(), value.is_none())],
+    }
+}
+
+/// The fields that the object had before the edit, does not have any more, and that the live object has.
+fn collect_removed(path: &str, before: &Value, new: &Value, live: &Value, into: &mut Vec<String>) {
+    match (before, new, live) {
+        (Value::Object(before), Value::Object(new), Value::Object(live)) => {
+            for (key, value) in before {
+                match (new.get(key), live.get(key)) {
+                    (Some(new), Some(live)) => collect_removed(&format!("{path}.{key}"), value, new, live, into),
+                    (None, Some(_)) => into.push(format!("{path}.{key}")),
+                    (_, None) => {}
+                }
+            }
+        }
+        (Value::Array(before), Value::Array(new), Value::Array(live))
+            if before.len() == new.len() && live.len() == new.len() =>
+        {
+            for (index, ((before, new), live)) in before.iter().zip(new).zip(live).enumerate() {
+                collect_removed(&format!("{path}[{index}]"), before, new, live, into);
+            }
+        }
+        _ => {}
     }
 }
 
@@ -196,7 +336,40 @@ mod tests {
         let mut fields = Vec::new();
         collect_differences("spec", &old, &new, &mut fields);
         assert_eq!(fields, ["spec.added", "spec.replicas", "spec.template.a[1].b"]);
-        let effects: Vec<ChangeEffect> = fields.into_iter().map(|field| planned_change(field).effect).collect();
-        assert_eq!(effects, [ChangeEffect::Live, ChangeEffect::Live, ChangeEffect::Restart]);
+        let effects = fields.into_iter().map(|field| planned_change(field, false).effect);
+        assert_eq!(effects.collect::<Vec<_>>(), [ChangeEffect::Live, ChangeEffect::Live, ChangeEffect::Restart]);
+    }
+
+    /// A field that only the live object has may be a default of the API server.
+    #[test]
+    fn fields_that_an_edit_takes_away_are_removed_and_defaults_are_not() {
+        let before =
+            json!({"template": {"nodeSelector": {"a": "b", "os": "linux"}, "list": [{"x": 1, "y": 2}], "gone": 1}});
+        let new = json!({"template": {"nodeSelector": {"os": "linux"}, "list": [{"x": 1}]}});
+        let live =
+            json!({"template": {"nodeSelector": {"a": "b", "os": "linux"}, "list": [{"x": 1, "y": 2}], "default": 1}});
+        let mut fields = Vec::new();
+        collect_removed("spec", &before, &new, &live, &mut fields);
+        assert_eq!(fields, ["spec.template.list[0].y", "spec.template.nodeSelector.a"]);
+        let change = planned_change("spec.template.nodeSelector.a".to_owned(), true);
+        assert_eq!((change.effect, change.reason.as_deref()), (ChangeEffect::Restart, Some("removed")));
+    }
+
+    #[test]
+    fn only_an_older_resource_of_the_same_namespace_prevents_an_installation() {
+        let kubevirt = |namespace: &str, name: &str, created: &str| -> KubeVirt {
+            let metadata = json!({"namespace": namespace, "name": name, "creationTimestamp": created});
+            let object = json!({"apiVersion": "kubevirt.io/v1", "kind": "KubeVirt", "metadata": metadata, "spec": {}});
+            serde_json::from_value(object).unwrap()
+        };
+        let elsewhere = kubevirt("other", "kubevirt", "2020-01-01T00:00:00Z");
+        let (old, new) =
+            (kubevirt("kubevirt", "old", "2021-01-01T00:00:00Z"), kubevirt("kubevirt", "new", "2022-01-01T00:00:00Z"));
+        let key = |name: &str| ObjectKey::namespaced("kubevirt", name);
+        assert_eq!(older_kubevirt(std::slice::from_ref(&elsewhere), &key("new")), None);
+        let all = [new, elsewhere, old];
+        assert_eq!(older_kubevirt(&all, &key("new")), Some(key("old")));
+        assert_eq!(older_kubevirt(&all, &key("old")), None, "it is the oldest");
+        assert_eq!(older_kubevirt(&all, &key("third")), Some(key("old")), "it does not exist yet");
     }
 }

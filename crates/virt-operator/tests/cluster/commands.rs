@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail, ensure};
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{
     Api,
-    api::{ListParams, PostParams},
+    api::{DynamicObject, ListParams, Patch, PatchParams, PostParams},
 };
 use serde_json::{Value, json};
 use tokio::process::Command;
@@ -19,7 +19,7 @@ use vitivirt_lab::{
     harness::{SharedLabs, Suite},
 };
 
-use crate::support::{NAMESPACE, TIMEOUT, kubevirts, program, text};
+use crate::support::{NAMESPACE, TIMEOUT, condition, kubevirts, operator_requests, program, text, touch_kubevirt};
 
 pub(crate) fn add(suite: &mut Suite) {
     suite.test(
@@ -72,7 +72,34 @@ async fn another_release_is_installed_from_the_strategy_that_upstream_dumps(_: A
         .await?
         .context("KubeVirt resource not found")?;
     ensure!(text(&deployed, "/status/observedKubeVirtVersion") == "v1.8.4-other", "{:?}", deployed.data);
+    the_strategy_is_read_once_and_may_be_lost(&lab).await?;
     lab.stop().await
+}
+
+async fn the_strategy_is_read_once_and_may_be_lost(lab: &Lab) -> Result<()> {
+    let strategy = only_strategy(lab).await?.metadata.name.unwrap_or_default();
+    let reads = || -> Result<usize> {
+        let requests = operator_requests(lab)?;
+        Ok(requests.iter().filter(|record| record.verb == "get" && record.name == strategy).count())
+    };
+    let maps: Api<ConfigMap> = Api::namespaced(lab.client(), NAMESPACE);
+    maps.delete(&strategy, &Default::default()).await?;
+    // Every touch starts a reconcile. The edit of the resource shows that a later one is done.
+    touch_kubevirt(&kubevirts(lab), 5).await?;
+    let edit = json!({"spec": {"configuration": {"network": {"defaultNetworkInterface": "masquerade"}}}});
+    kubevirts(lab).patch("kubevirt", &PatchParams::default(), &Patch::Merge(edit)).await?;
+    let ended = |kubevirt: Option<&DynamicObject>| {
+        kubevirt.is_some_and(|kubevirt| {
+            let observed = kubevirt.data.pointer("/status/observedGeneration").and_then(Value::as_i64);
+            let lost = condition(kubevirt, "Available").is_some_and(|(status, ..)| status != "True");
+            observed == kubevirt.metadata.generation || lost
+        })
+    };
+    let kubevirt = lab.wait("the edit is installed", TIMEOUT, kubevirts(lab), "kubevirt", ended).await?;
+    let available = kubevirt.as_ref().and_then(|kubevirt| condition(kubevirt, "Available"));
+    ensure!(available.as_ref().is_some_and(|(status, ..)| status == "True"), "without its strategy: {available:?}");
+    ensure!(reads()? == 1, "the operator read the strategy {} times", reads()?);
+    Ok(())
 }
 
 /// The reference operator recognizes its own install strategy by labels and annotations. This runs the command that its

@@ -28,8 +28,8 @@ use vitivirt_lab::{
 };
 
 use crate::support::{
-    NAMESPACE, TIMEOUT, condition, kubevirts, operator_requests, program, replace_operator, touch_kubevirt,
-    wait_until_available,
+    NAMESPACE, TIMEOUT, condition, create_kubevirt, kubevirt, kubevirts, operator_requests, program, replace_operator,
+    touch_kubevirt, wait_until_available, writes_since,
 };
 
 pub(crate) fn add(suite: &mut Suite) {
@@ -57,15 +57,6 @@ async fn an_installation_is_created_customized_repaired_and_then_left_unchanged(
     lab.stop().await
 }
 
-fn kubevirt(spec: &Value) -> Value {
-    json!({
-        "apiVersion": "kubevirt.io/v1",
-        "kind": "KubeVirt",
-        "metadata": {"name": "kubevirt", "namespace": NAMESPACE},
-        "spec": spec,
-    })
-}
-
 fn spec_with_patch(kind: &str, patch: &str) -> Value {
     json!({"customizeComponents": {"patches": [
         {"resourceType": "Deployment", "resourceName": "virt-api", "type": kind, "patch": patch},
@@ -84,12 +75,6 @@ async fn replace_spec(lab: &Lab, spec: &Value) -> Result<DynamicObject> {
     let patch: json_patch::Patch = serde_json::from_value(json!([{"op": "replace", "path": "/spec", "value": spec}]))?;
     let replaced = kubevirts(lab).patch("kubevirt", &PatchParams::default(), &Patch::<()>::Json(patch)).await;
     replaced.context("editing the KubeVirt resource")
-}
-
-async fn create_kubevirt(lab: &Lab, spec: &Value) -> Result<()> {
-    let kubevirt = serde_json::from_value(kubevirt(spec))?;
-    kubevirts(lab).create(&PostParams::default(), &kubevirt).await.context("creating the KubeVirt resource")?;
-    Ok(())
 }
 
 /// Before the first installation there is no webhook, so the API server stores every resource that the schema allows.
@@ -259,19 +244,6 @@ fn content<K: Serialize>(object: &K) -> Result<Value> {
         fields.insert("metadata".to_owned(), labels);
     }
     Ok(object)
-}
-
-/// Successful writes to the installation. Failed ones do not count: for an object that has lost its label the operator
-/// first tries to create it, and the API server rejects that.
-fn writes_since(lab: &Lab, seen: usize) -> Result<Vec<Record>> {
-    let unrelated = |record: &Record| ["leases", "events"].contains(&record.resource.as_str());
-    let status = |record: &Record| record.resource == "kubevirts" && record.subresource == "status";
-    Ok(operator_requests(lab)?
-        .into_iter()
-        .skip(seen)
-        .filter(|record| record.is_write() && record.code.is_some_and(|code| code < 300))
-        .filter(|record| !unrelated(record) && !status(record))
-        .collect())
 }
 
 /// The spec contains JSON patches in customizeComponents. Applied a second time, they would show up as writes.

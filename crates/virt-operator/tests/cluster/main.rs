@@ -4,12 +4,14 @@
 
 mod certificates;
 mod commands;
+mod edits;
 mod install;
 mod lifecycle;
 mod manifests;
 mod pods;
 mod process;
 mod support;
+mod unreachable;
 
 use std::process::ExitCode;
 
@@ -25,6 +27,8 @@ fn add(suite: &mut Suite) {
     commands::add(suite);
     install::add(suite);
     lifecycle::add(suite);
+    edits::add(suite);
     pods::add(suite);
     process::add(suite);
+    unreachable::add(suite);
 }

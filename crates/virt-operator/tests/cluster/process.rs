@@ -52,6 +52,19 @@ async fn the_process_leads_serves_its_endpoints_and_stops_on_sigterm(labs: Arc<S
         let (status, body) = process.get_over_tls(METRICS_PORT, path).await?;
         ensure!(status == expected, "{path} responded with {status}: {body}");
     }
+    // What the alerts and dashboards of a release read.
+    let (_, metrics) = process.get_over_tls(METRICS_PORT, "/metrics").await?;
+    for name in [
+        "kubevirt_rest_client_requests_total{code=\"200\",method=\"GET\",host=",
+        "kubevirt_workqueue_depth{name=\"virt-operator\"}",
+        "kubevirt_workqueue_adds_total{name=\"virt-operator\"}",
+        "kubevirt_virt_operator_leading_status 1",
+        "process_resident_memory_bytes ",
+        "process_cpu_seconds_total ",
+        "virt_operator_build_info{version=",
+    ] {
+        ensure!(metrics.lines().any(|line| line.starts_with(name)), "{name} is missing in {metrics}");
+    }
     process.signal(Signal::SIGTERM)?;
     let status = process.wait(Duration::from_secs(5)).await?;
     ensure!(status.code() == Some(0), "after SIGTERM the process must exit with 0: {status}");

@@ -2,11 +2,11 @@
 
 use std::{collections::BTreeSet, path::PathBuf, time::Duration};
 
-use anyhow::{Result, anyhow, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use k8s_openapi::api::{coordination::v1::Lease, core::v1::Pod, discovery::v1::EndpointSlice, events::v1::Event};
 use kube::{
     Api, ResourceExt,
-    api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams},
+    api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams},
 };
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
@@ -22,6 +22,21 @@ pub(crate) fn program() -> PathBuf {
 
 pub(crate) fn kubevirts(lab: &Lab) -> Api<DynamicObject> {
     Api::namespaced_with(lab.client(), NAMESPACE, &kubevirt_resource("KubeVirt"))
+}
+
+pub(crate) fn kubevirt(spec: &Value) -> Value {
+    json!({
+        "apiVersion": "kubevirt.io/v1",
+        "kind": "KubeVirt",
+        "metadata": {"name": "kubevirt", "namespace": NAMESPACE},
+        "spec": spec,
+    })
+}
+
+pub(crate) async fn create_kubevirt(lab: &Lab, spec: &Value) -> Result<()> {
+    let kubevirt = serde_json::from_value(kubevirt(spec))?;
+    kubevirts(lab).create(&PostParams::default(), &kubevirt).await.context("creating the KubeVirt resource")?;
+    Ok(())
 }
 
 /// The string at this JSON pointer, or an empty one.
@@ -43,17 +58,33 @@ pub(crate) fn operator_requests(lab: &Lab) -> Result<Vec<Record>> {
     Ok(all.into_iter().filter(|record| record.user.ends_with(":kubevirt:kubevirt-operator")).collect())
 }
 
+/// Successful writes to the installation. Failed ones do not count: for an object that has lost its label the operator
+/// first tries to create it, and the API server rejects that.
+pub(crate) fn writes_since(lab: &Lab, seen: usize) -> Result<Vec<Record>> {
+    let unrelated = |record: &Record| ["leases", "events"].contains(&record.resource.as_str());
+    let status = |record: &Record| record.resource == "kubevirts" && record.subresource == "status";
+    Ok(operator_requests(lab)?
+        .into_iter()
+        .skip(seen)
+        .filter(|record| record.is_write() && record.code.is_some_and(|code| code < 300))
+        .filter(|record| !unrelated(record) && !status(record))
+        .collect())
+}
+
 /// Waits until the KubeVirt resource is available in its present generation.
 pub(crate) async fn wait_until_available(lab: &Lab) -> Result<()> {
     lab.wait("KubeVirt is available", TIMEOUT, kubevirts(lab), "kubevirt", |kubevirt| {
-        kubevirt.is_some_and(|kubevirt| {
-            let observed = kubevirt.data.pointer("/status/observedGeneration").and_then(Value::as_i64);
-            let available = condition(kubevirt, "Available").is_some_and(|(status, ..)| status == "True");
-            observed == kubevirt.metadata.generation && available
-        })
+        kubevirt.is_some_and(is_available)
     })
     .await
     .map(|_| ())
+}
+
+/// Whether the KubeVirt resource is available in its present generation.
+pub(crate) fn is_available(kubevirt: &DynamicObject) -> bool {
+    let observed = kubevirt.data.pointer("/status/observedGeneration").and_then(Value::as_i64);
+    let available = condition(kubevirt, "Available").is_some_and(|(status, ..)| status == "True");
+    observed == kubevirt.metadata.generation && available
 }
 
 /// Changes an annotation of the KubeVirt resource several times. The desired state stays the same.

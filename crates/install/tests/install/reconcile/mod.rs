@@ -1,5 +1,7 @@
 //! Whole installations, reconciled step by step against a cluster in memory.
 
+mod edits;
+mod failed_writes;
 mod invalid_resources;
 mod pods;
 mod served_certificates;
@@ -7,7 +9,7 @@ mod test_cluster;
 
 use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::SignedDuration};
 use serde_json::{Value, json};
-use vitivirt_api::{ObjectKey, Stop};
+use vitivirt_api::{Failure, ObjectKey, Stop};
 use vitivirt_install::{DeploymentConfig, InstallStrategy, config_map};
 
 use test_cluster::{Reconcile, TestCluster};
@@ -55,20 +57,31 @@ fn nothing_is_written_after_the_phase_is_deployed() {
 }
 
 #[test]
-fn virt_api_is_ready_before_other_components_are_created() {
+fn a_first_installation_waits_only_for_what_it_needs() {
     let mut cluster = TestCluster::new(&json!({}));
     cluster.rolls_out = false;
     cluster.reconcile();
-    assert!(cluster.has("Deployment", "virt-api") && !cluster.has("Deployment", "virt-controller"));
+    for (kind, name) in [("Deployment", "virt-api"), ("Deployment", "virt-controller"), ("DaemonSet", "virt-handler")] {
+        assert!(cluster.has(kind, name), "{name}: no component needs another one to start");
+    }
     assert!(cluster.objects.keys().any(|(_, key)| key.name().starts_with("virt-operator-tmp-webhook")));
     assert!(cluster.has("ValidatingWebhookConfiguration", "virt-api-validator"));
     assert_eq!(cluster.status()["phase"], "Deploying");
-    let reconcile = cluster.reconcile();
-    assert_eq!(reconcile.writes(), [""; 0], "it waits");
-    cluster.roll_out();
+    assert_eq!(cluster.reconcile().writes(), [""; 0], "it waits");
+    // virt-api validates instancetypes.
+    assert!(!cluster.objects.keys().any(|(kind, _)| kind.starts_with("VirtualMachineCluster")));
+    let roll_out_one = |cluster: &mut TestCluster, kind: &str, name: &str| {
+        let before = cluster.objects.clone();
+        cluster.roll_out();
+        let ready = cluster.object(kind, name).clone();
+        cluster.objects = before;
+        *cluster.object(kind, name) = ready;
+    };
+    roll_out_one(&mut cluster, "Deployment", "virt-api");
     cluster.reconcile();
-    assert!(cluster.has("Deployment", "virt-controller") && cluster.has("DaemonSet", "virt-handler"));
     assert!(!cluster.objects.keys().any(|(_, key)| key.name().starts_with("virt-operator-tmp-webhook")));
+    cluster.reconcile();
+    assert!(cluster.objects.keys().any(|(kind, _)| kind.starts_with("VirtualMachineCluster")));
     assert_eq!(cluster.status()["phase"], "Deploying", "virt-controller has no pods yet");
     cluster.roll_out();
     cluster.reconcile();
@@ -79,17 +92,9 @@ fn virt_api_is_ready_before_other_components_are_created() {
 #[test]
 fn the_first_instancetype_is_written_alone() {
     let mut cluster = TestCluster::new(&json!({}));
-    cluster.reconcile();
-    cluster.roll_out();
-    let reconcile = cluster.reconcile();
-    let position = |name: &str| reconcile.plan.steps.iter().position(|step| step.name == name);
-    let instancetypes: Vec<usize> =
-        reconcile.plan.steps.iter().filter(|step| step.name == "instancetypes").map(|step| step.writes.len()).collect();
-    assert_eq!(instancetypes, [1, 118]);
-    assert!(
-        position("remove blocking webhook") < position("components")
-            && position("components") < position("instancetypes")
-    );
+    let steps = cluster.settle().into_iter().flat_map(|reconcile| reconcile.plan.steps);
+    let instancetypes = steps.filter(|step| step.name == "instancetypes").map(|step| step.writes.len());
+    assert_eq!(instancetypes.collect::<Vec<_>>(), [1, 118]);
 }
 
 #[test]
@@ -97,14 +102,69 @@ fn a_change_is_complete_when_the_changed_pods_are_ready() {
     let mut cluster = installed(&json!({}));
     cluster.rolls_out = false;
     cluster.edit(&json!({"customizeComponents": {"flags": {"controller": {"v": "4"}}}}));
-    // virt-api first, whose Deployment gets new annotations.
-    cluster.reconcile();
-    cluster.roll_out();
     let reconcile = cluster.reconcile();
     assert!(reconcile.writes().iter().any(|write| write.contains("virt-controller")), "{:?}", reconcile.writes());
     assert!(matches!(reconcile.outcome.stop, Stop::Waiting { .. }), "{:?}", reconcile.outcome.stop);
     cluster.roll_out();
     assert_eq!(cluster.reconcile().outcome.stop, Stop::Done);
+}
+
+/// A component that does not come up keeps only an upgrade or a downgrade from going on.
+#[test]
+fn a_component_that_does_not_start_does_not_keep_others_from_being_configured() {
+    let mut cluster = installed(&json!({}));
+    cluster.rolls_out = false;
+    cluster.object("Deployment", "virt-api")["status"]["readyReplicas"] = json!(0);
+    cluster.edit(&json!({"customizeComponents": {"flags": {"api": {"v": "5"}, "controller": {"v": "4"}}}}));
+    let writes = cluster.reconcile().writes();
+    for name in ["virt-api", "virt-controller"] {
+        assert!(writes.contains(&format!("Patch(Deployment kubevirt/{name})")), "{writes:?}");
+    }
+}
+
+/// What is being deleted, belongs to somebody else or is refused holds up only what needs it.
+#[test]
+fn an_object_that_cannot_be_written_does_not_hold_up_others() {
+    let mut cluster = installed(&json!({}));
+    let crd = "virtualmachines.kubevirt.io";
+    cluster.object("CustomResourceDefinition", crd)["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+    cluster.objects.remove(&("Deployment".to_owned(), ObjectKey::namespaced("kubevirt", "virt-controller")));
+    cluster.objects.remove(&("Secret".to_owned(), ObjectKey::namespaced("kubevirt", "kubevirt-virt-api-certs")));
+    let foreign = json!({"kind": "Service", "metadata": {"name": "virt-api", "namespace": "kubevirt"}, "spec": {}});
+    cluster.put("Service", ObjectKey::namespaced("kubevirt", "virt-api"), foreign, "another-client");
+    cluster.reconcile();
+    assert!(cluster.has("Deployment", "virt-controller") && cluster.has("Secret", "kubevirt-virt-api-certs"));
+    let conditions = cluster.status()["conditions"].to_string();
+    assert!(conditions.contains("Service kubevirt/virt-api already exists"), "{conditions}");
+    cluster.objects.remove(&("Service".to_owned(), ObjectKey::namespaced("kubevirt", "virt-api")));
+    cluster.reconcile_repeatedly();
+    let conditions = cluster.status()["conditions"].to_string();
+    assert!(conditions.contains(&format!("CustomResourceDefinition {crd} is being deleted")), "{conditions}");
+}
+
+/// Monitoring, instancetypes and orphans report what is wrong. KubeVirt is available all the same.
+#[test]
+fn a_problem_of_an_optional_lane_is_reported_and_degrades_nothing() {
+    let mut cluster = TestCluster::new(&json!({}));
+    cluster.fails =
+        Some(("VirtualMachineClusterPreference", Failure::invalid("AdmissionRefused", "denied by a policy")));
+    cluster.reconcile_repeatedly();
+    assert_eq!(cluster.status()["phase"], "Deployed");
+    let condition = |cluster: &TestCluster, name: &str| {
+        let conditions = cluster.status()["conditions"].as_array().unwrap().clone();
+        conditions.into_iter().find(|condition| condition["type"] == name).unwrap_or_default()
+    };
+    for (name, status) in [("Available", "True"), ("Degraded", "False"), ("Progressing", "False")] {
+        assert_eq!(condition(&cluster, name)["status"], status, "{name}");
+    }
+    let synchronized = condition(&cluster, "Synchronized");
+    assert_eq!((&synchronized["status"], &synchronized["reason"]), (&json!("False"), &json!("PartiallySynchronized")));
+    let message = synchronized["message"].as_str().unwrap();
+    assert!(message.contains("instancetypes: denied by a policy"), "{synchronized}");
+    assert!(cluster.has("VirtualMachineClusterInstancetype", "u1.small"));
+    cluster.fails = None;
+    cluster.settle();
+    assert_eq!(condition(&cluster, "Synchronized"), Value::Null);
 }
 
 /// For every object and every way in which another client may change it.
@@ -132,15 +192,151 @@ fn every_drift_is_repaired_with_one_write() {
         };
         check_repair("deleted", &|cluster| drop(cluster.objects.remove(&id)));
         check_repair("unlabelled", &|cluster| {
-            cluster.object_by_id(&id)["metadata"]["labels"]
-                .as_object_mut()
-                .unwrap()
-                .remove("app.kubernetes.io/managed-by");
+            cluster.change_as("kubectl-edit", &id, |object| drop(remove(object, "/metadata/labels", MANAGED_BY)));
         });
-        if id.0 != "ServiceAccount" {
-            check_repair("changed", &|cluster| edit_content(cluster.object_by_id(&id)));
+    }
+}
+
+const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
+const GENERATION: &str = "kubevirt.io/generation";
+const IDENTITY: [&str; 3] = [
+    "kubevirt.io/install-strategy-identifier",
+    "kubevirt.io/install-strategy-registry",
+    "kubevirt.io/install-strategy-version",
+];
+
+fn remove(object: &mut Value, parent: &str, key: &str) -> Option<Value> {
+    object.pointer_mut(parent)?.as_object_mut()?.remove(key)
+}
+
+/// For every way in which another client may change an object, and all objects at once.
+#[test]
+fn every_kind_of_drift_is_repaired_on_every_object_with_one_write() {
+    let base = installed(&variant("gates"));
+    let expected = edits::snapshot(&base);
+    let ids: Vec<_> = base
+        .objects
+        .keys()
+        .filter(|(kind, key)| kind != "Namespace" && !key.name().starts_with("kubevirt-install-strategy"))
+        .cloned()
+        .collect();
+    let is_service_account = |object: &Value| object["kind"] == "ServiceAccount";
+    let drifts: [(&str, &str, &dyn Fn(&mut Value)); 10] = [
+        ("content changed", "kubectl-edit", &|object| {
+            if !is_service_account(object) {
+                edit_content(object);
+            }
+        }),
+        ("label changed", "kubectl-label", &|object| {
+            object["metadata"]["labels"]["app.kubernetes.io/component"] = json!("else");
+        }),
+        ("annotation changed", "kubectl-annotate", &|object| {
+            object["metadata"]["annotations"][IDENTITY[2]] = json!("v0")
+        }),
+        ("annotation removed", "kubectl-annotate", &|object| {
+            drop(remove(object, "/metadata/annotations", IDENTITY[1]))
+        }),
+        ("generation changed", "kubectl-annotate", &|object| {
+            object["metadata"]["annotations"][GENERATION] = json!("0")
+        }),
+        ("owner added", "kubectl-edit", &|object| {
+            object["metadata"]["ownerReferences"] =
+                json!([{"apiVersion": "v1", "kind": "ConfigMap", "name": "a", "uid": "u"}]);
+        }),
+        ("marks lost", "kubectl-edit", &|object| {
+            remove(object, "/metadata/labels", MANAGED_BY);
+            IDENTITY.iter().for_each(|key| drop(remove(object, "/metadata/annotations", key)));
+        }),
+        ("field removed", "kubectl-edit", &remove_field),
+        // `managedFields` do not show that it is not a default.
+        ("field added under our name", "virt-operator", &|object| {
+            if let Some(spec) = object.get_mut("spec").and_then(Value::as_object_mut) {
+                spec.insert("added".to_owned(), json!("x"));
+            }
+        }),
+        ("label added under our name", "virt-operator", &|object| object["metadata"]["labels"]["stale"] = json!("x")),
+    ];
+    for (what, manager, drift) in drifts {
+        let mut cluster = installed_from(&base);
+        let changed: Vec<String> = ids
+            .iter()
+            .filter(|id| cluster.change_as(manager, id, drift))
+            .map(|(kind, key)| format!("({kind} {key})"))
+            .collect();
+        assert!(changed.len() > 20, "{what}: {}", changed.len());
+        let writes: Vec<String> = cluster.settle().iter().flat_map(Reconcile::writes).collect();
+        for target in &changed {
+            let own: Vec<&String> = writes.iter().filter(|write| write.ends_with(target)).collect();
+            assert_eq!(own.len(), 1, "{what}: {target}: {own:?}");
+        }
+        assert_eq!(writes.len(), changed.len(), "{what}");
+        let comparison = vitivirt_snapshot::compare(&expected, &edits::snapshot(&cluster));
+        assert!(comparison.is_equal(), "{what}: {comparison}\n{}", comparison.details(5));
+        assert_eq!(cluster.no_op_patches, [""; 0], "{what}");
+        cluster.restart();
+        assert!(cluster.reconcile().is_silent(), "{what}");
+    }
+}
+
+/// Removes a field that the operator has set.
+fn remove_field(object: &mut Value) {
+    for pointer in [
+        "/spec/selector",
+        "/spec/template/spec/containers/0/image",
+        "/rules/0/verbs",
+        "/roleRef/kind",
+        "/data/ca-bundle",
+        "/data/tls.crt",
+        "/webhooks/0/failurePolicy",
+        "/spec/service/name",
+        "/spec/names/shortNames",
+        "/spec/policyName",
+        "/spec/cpu",
+    ] {
+        let (parent, key) = pointer.rsplit_once('/').unwrap();
+        // The role of a binding is immutable.
+        if !pointer.starts_with("/roleRef") && remove(object, parent, key).is_some() {
+            return;
         }
     }
+}
+
+/// Users and other projects deploy them too.
+#[test]
+fn instancetypes_of_other_clients_are_adopted() {
+    let mut cluster = TestCluster::new(&json!({}));
+    let expected = edits::snapshot(&installed(&json!({})));
+    let foreign = |kind: &str, name: &str| {
+        json!({"apiVersion": "instancetype.kubevirt.io/v1beta1", "kind": kind, "spec": {"cpu": {"guest": 77}}, "metadata": {
+            "name": name,
+            "labels": {"app.kubernetes.io/managed-by": "someone", "mine": "yes"},
+            "annotations": {"mine": "yes", GENERATION: "unknown"},
+        }})
+    };
+    for (kind, name) in
+        [("VirtualMachineClusterInstancetype", "u1.small"), ("VirtualMachineClusterPreference", "fedora")]
+    {
+        cluster.put(kind, ObjectKey::cluster(name), foreign(kind, name), "helm");
+    }
+    cluster.settle();
+    assert_eq!(cluster.status()["phase"], "Deployed");
+    let comparison = vitivirt_snapshot::compare(&expected, &edits::snapshot(&cluster));
+    assert!(comparison.is_equal(), "{comparison}\n{}", comparison.details(5));
+    let name = "u1.small";
+    let annotations = &cluster.object("VirtualMachineClusterInstancetype", name)["metadata"]["annotations"];
+    assert_eq!(annotations[GENERATION], "1");
+}
+
+/// Another client deletes an object that has a finalizer. It is created again when it is gone.
+#[test]
+fn an_object_that_is_being_deleted_is_created_again() {
+    let mut cluster = installed(&json!({}));
+    let id = ("Service".to_owned(), ObjectKey::namespaced("kubevirt", "virt-api"));
+    cluster.object_by_id(&id)["metadata"]["deletionTimestamp"] = json!("2030-01-01T00:00:00Z");
+    assert_eq!(cluster.reconcile().writes(), [""; 0]);
+    cluster.objects.remove(&id);
+    let writes: Vec<String> = cluster.settle().iter().flat_map(Reconcile::writes).collect();
+    assert_eq!(writes, ["Create(Service kubevirt/virt-api)"]);
 }
 
 /// A copy, because creating an installation takes much longer.
@@ -149,36 +345,27 @@ fn installed_from(base: &TestCluster) -> TestCluster {
     cluster.kubevirt = base.kubevirt.clone();
     cluster.objects = base.objects.clone();
     cluster.up_to_date = base.up_to_date.clone();
+    cluster.installation = base.installation.clone();
+    cluster.live = base.live.clone();
     cluster
 }
 
-/// Changes one value of the content, as `kubectl edit` would: the API server records the manager.
+/// Changes one value of the content.
 fn edit_content(object: &mut Value) {
     const SKIPPED: [&str; 6] = ["apiVersion", "kind", "metadata", "status", "roleRef", "type"];
-    let fields = object.as_object_mut().unwrap();
-    let Some((name, value)) = fields.iter_mut().find(|(key, _)| !SKIPPED.contains(&key.as_str())) else { return };
-    let mut path = vec![name.clone()];
-    assert!(change_first(value, &mut path));
-    let tree = path.iter().rev().fold(json!({}), |below, name| json!({ format!("f:{name}"): below }));
-    object["metadata"]["generation"] = json!(object["metadata"]["generation"].as_i64().unwrap() + 1);
-    let entry = json!({"manager": "kubectl-edit", "operation": "Update", "fieldsV1": tree});
-    object["metadata"]["managedFields"].as_array_mut().unwrap().push(entry);
+    let mut fields = object.as_object_mut().unwrap().iter_mut();
+    assert!(fields.any(|(key, value)| !SKIPPED.contains(&key.as_str()) && change_first(value)));
 }
 
-/// Changes the first text or number. The path ends at a list, because the API server records lists by keys or as a
-/// whole.
-fn change_first(value: &mut Value, path: &mut Vec<String>) -> bool {
+/// Changes the first text or number.
+fn change_first(value: &mut Value) -> bool {
+    // The API server assigns these fields of a Service.
+    const ASSIGNED: [&str; 4] = ["clusterIP", "clusterIPs", "ipFamilies", "ipFamilyPolicy"];
     match value {
-        // The address of a Service is immutable.
-        Value::Object(map) => map.iter_mut().filter(|(key, _)| !key.starts_with("clusterIP")).any(|(key, value)| {
-            path.push(key.clone());
-            let changed = change_first(value, path);
-            if !changed {
-                path.pop();
-            }
-            changed
-        }),
-        Value::Array(list) => list.iter_mut().any(|value| change_first(value, &mut Vec::new())),
+        Value::Object(map) => {
+            map.iter_mut().any(|(key, value)| !ASSIGNED.contains(&key.as_str()) && change_first(value))
+        }
+        Value::Array(list) => list.iter_mut().any(change_first),
         Value::String(text) => {
             text.push('x');
             true
@@ -310,6 +497,60 @@ fn the_install_strategy_of_another_release_is_dumped_by_a_job() {
     cluster.settle();
     assert_eq!(cluster.status()["observedKubeVirtVersion"], "v1.9.0");
     assert!(!cluster.objects.contains_key(&job));
+    // The strategy is lost and must be dumped again. What is installed keeps running.
+    cluster.objects.remove(&("ConfigMap".to_owned(), config.strategy_key()));
+    cluster.reconcile();
+    assert!(cluster.objects.contains_key(&job));
+    let conditions = cluster.status()["conditions"].clone();
+    let available = conditions.as_array().unwrap().iter().find(|condition| condition["type"] == "Available").unwrap();
+    assert_eq!((&available["status"], &available["reason"]), (&json!("True"), &json!("AllComponentsReady")));
+}
+
+/// A mistyped imageTag on a cluster without an installation: only the Job exists.
+#[test]
+fn a_resource_whose_strategy_is_missing_can_be_deleted_with_its_job() {
+    let mut cluster = TestCluster::new(&json!({"imageTag": "v9.9.9"}));
+    cluster.reconcile();
+    assert_eq!(cluster.kubevirt.metadata.finalizers.clone().unwrap_or_default(), [""; 0]);
+    let id = cluster.objects.keys().find(|(kind, _)| kind == "Job").cloned().unwrap();
+    // The garbage collector deletes the Job with the resource.
+    let owner = cluster.objects[&id]["metadata"]["ownerReferences"][0].clone();
+    assert_eq!((&owner["kind"], &owner["name"], &owner["uid"]), (&json!("KubeVirt"), &json!("kubevirt"), &json!("cr")));
+    assert_eq!(owner["apiVersion"], "kubevirt.io/v1");
+    for _ in 0..25 {
+        cluster.reconcile();
+    }
+    let conditions = cluster.status()["conditions"].to_string();
+    assert!(conditions.contains("describe pods -l job-name=") && conditions.contains("spec.imageTag"), "{conditions}");
+    // While it is being deleted, nothing is created for it.
+    cluster.objects.remove(&id);
+    cluster.kubevirt.metadata.deletion_timestamp = Some(Time(cluster.now));
+    assert_eq!(cluster.reconcile().writes(), [""; 0]);
+    assert!(!cluster.status()["conditions"].to_string().contains("cannot uninstall"));
+}
+
+#[test]
+fn a_job_of_a_corrected_tag_is_deleted_even_if_it_never_ends() {
+    for corrected in [json!({"imageTag": "v1.9.0"}), json!({})] {
+        let mut cluster = TestCluster::new(&json!({"imageTag": "v9.9.9"}));
+        cluster.reconcile();
+        let id = cluster.objects.keys().find(|(kind, _)| kind == "Job").cloned().unwrap();
+        cluster.edit(&corrected);
+        for _ in 0..12 {
+            cluster.reconcile();
+            cluster.roll_out();
+        }
+        assert!(!cluster.objects.contains_key(&id), "{corrected}");
+    }
+}
+
+#[test]
+fn customizations_do_not_change_the_job() {
+    let patch = json!([{"op": "replace", "path": "/spec/replicas", "value": 3}]).to_string();
+    let patches = json!([{"resourceType": "*", "resourceName": "*", "type": "json", "patch": patch}]);
+    let mut cluster = TestCluster::new(&json!({"imageTag": "v1.9.0", "customizeComponents": {"patches": patches}}));
+    let reconcile = cluster.reconcile();
+    assert!(matches!(reconcile.outcome.stop, Stop::Waiting { .. }), "{:?}", reconcile.outcome.stop);
 }
 
 #[test]
@@ -410,6 +651,9 @@ fn the_default_architecture_does_not_change_with_the_leader() {
     cluster.edit(&json!({"configuration": {"architectureConfiguration": {"defaultArchitecture": "s390x"}}}));
     cluster.settle();
     assert_eq!(cluster.status()["defaultArchitecture"], "s390x");
+    cluster.edit(&json!({}));
+    cluster.settle();
+    assert_eq!(cluster.status()["defaultArchitecture"], "arm64", "the setting is gone");
 }
 
 #[test]

@@ -1,7 +1,8 @@
 //! A cluster in memory: it stores writes as the API server does, and rolls out workloads as Kubernetes does.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    cell::RefCell,
+    collections::{BTreeMap, BTreeSet, HashMap},
     sync::Arc,
 };
 
@@ -10,11 +11,18 @@ use k8s_openapi::{
     jiff::{SignedDuration, Timestamp},
 };
 use serde_json::{Value, json};
-use vitivirt_api::{ObjectKey, Operation, Outcome, Plan, Report, Stop, Target, Write, kubevirt::KubeVirt};
+use vitivirt_api::{
+    Failure, ObjectKey, Operation, Outcome, Plan, Report, Step, Stop, Target, Write, kubevirt::KubeVirt,
+};
 use vitivirt_install::{
-    Cluster, DeploymentConfig, Desired, Environment, InstallStrategy, Kind, LiveObject, Objects, Observed,
-    StoredObjects, UpToDate, desired_installation, is_of_another_release, owns, plan, pods::Pods, report,
-    served::Served, up_to_date_after,
+    Cluster, DeploymentConfig, Desired, Environment, InstallStrategy, Installation, Kind, Lane, LiveObject, Objects,
+    Observed, StoredObjects, UpToDate,
+    certificates::{CertificateScope, DesiredCertificates, certificate_plan},
+    desired_installation, is_of_another_release, lane_problem, owns,
+    pods::Pods,
+    report,
+    served::Served,
+    up_to_date_after,
 };
 
 use crate::{TestCertificates, api_server};
@@ -29,14 +37,28 @@ pub(crate) struct TestCluster {
     /// Shared until they change, because CRDs are large.
     pub(crate) objects: BTreeMap<(String, ObjectKey), Arc<Value>>,
     pub(crate) up_to_date: Arc<UpToDate>,
+    pub(crate) lane_problems: BTreeMap<Lane, String>,
+    /// The installation with the input that it was computed from, because that takes long.
+    pub(crate) installation: RefCell<Option<(String, Arc<Installation>)>>,
     /// Whether `settle` starts the pods of workloads.
     pub(crate) rolls_out: bool,
+    /// Every write of objects of this kind fails.
+    pub(crate) fails: Option<(&'static str, Failure)>,
     pub(crate) pods: Pods,
     pub(crate) served: Served,
     serial: u64,
+    /// The objects as the caches hold them, because most of them do not change between two reconciles.
+    pub(crate) live: RefCell<LiveCache>,
+    /// Objects that are in the caches although their label does not match, because the executor has read them.
+    read_live: BTreeSet<(String, ObjectKey)>,
+    /// Patches that the API server found equal.
+    pub(crate) no_op_patches: Vec<String>,
     /// The architecture of the operator's node.
     pub(crate) architecture: &'static str,
 }
+
+/// Each live object, and the object that it was projected from.
+pub(crate) type LiveCache = HashMap<(String, ObjectKey), (Arc<Value>, Arc<LiveObject>)>;
 
 /// One reconcile.
 pub(crate) struct Reconcile {
@@ -80,10 +102,16 @@ impl TestCluster {
             now: Timestamp::from_second(1_800_000_000).unwrap(),
             objects: BTreeMap::new(),
             up_to_date: Arc::default(),
+            lane_problems: BTreeMap::new(),
+            installation: RefCell::default(),
             rolls_out: true,
+            fails: None,
             pods: Pods::default(),
             served: Served::default(),
             serial: 0,
+            live: RefCell::default(),
+            read_live: BTreeSet::new(),
+            no_op_patches: Vec::new(),
         };
         let namespace = json!({"kind": "Namespace", "metadata": {"name": "kubevirt", "labels": {"a": "b"}}});
         cluster.put("Namespace", ObjectKey::cluster("kubevirt"), namespace, "admin");
@@ -117,6 +145,8 @@ impl TestCluster {
             pods: self.pods.clone(),
             served: self.served.clone(),
             crds_with_objects: self.crds_with_objects.clone(),
+            unchecked_orphans: None,
+            lane_problems: self.lane_problems.clone(),
         }
     }
 
@@ -129,12 +159,9 @@ impl TestCluster {
             InstallStrategy::decode(&serde_json::from_value(map).unwrap(), yaml).unwrap()
         });
         match desired_installation(observed, &self.environment, dumped) {
-            Ok(Some(installation)) => Desired::Installation {
-                installation: Arc::new(installation),
-                certificates: Arc::new(TestCertificates),
-                renew_at: None,
-                up_to_date: self.up_to_date.clone(),
-            },
+            Ok(Some(installation)) => {
+                Desired::Installation { installation: Arc::new(installation), up_to_date: self.up_to_date.clone() }
+            }
             Ok(None) => Desired::StrategyPending(Arc::new(config)),
             Err(failure) => Desired::Invalid(failure),
         }
@@ -142,34 +169,95 @@ impl TestCluster {
 
     fn live_objects(&self) -> Objects {
         let mut objects = Objects::default();
-        for ((kind, key), object) in &self.objects {
-            if let Some(kind) = Kind::from_name(kind) {
-                let live = match kind {
-                    Kind::CustomResourceDefinition => LiveObject::from_metadata(&metadata(object)),
-                    _ => LiveObject::new(&metadata(object), Value::clone(object)),
-                };
-                objects.insert(kind, key.clone(), Arc::new(live));
+        for (id @ (kind, key), object) in &self.objects {
+            if let Some(kind) = Kind::from_name(kind).filter(|kind| self.is_cached(*kind, id, object)) {
+                objects.insert(kind, key.clone(), self.live_object(kind, id, object));
             }
         }
         objects
     }
 
-    pub(crate) fn reconcile(&mut self) -> Reconcile {
-        let observed = self.observed();
-        let desired = self.desired(&observed);
-        let plan = plan(&observed, &desired).unwrap();
-        let mut sent = Vec::new();
-        let outcome = self.apply(&plan, &mut sent);
-        let report = report(&observed, &desired, &plan, &outcome);
-        if let Some(status) = report.status.as_ref().filter(|status| status.differs()) {
-            self.kubevirt.status = Some(serde_json::from_value(status.desired.clone()).unwrap());
+    fn live_object(&self, kind: Kind, id: &(String, ObjectKey), object: &Arc<Value>) -> Arc<LiveObject> {
+        let mut cache = self.live.borrow_mut();
+        if let Some((_, live)) = cache.get(id).filter(|(of, _)| Arc::ptr_eq(of, object)) {
+            return live.clone();
         }
-        let stored = self.stored_objects(&plan, &sent);
-        if let Some(up_to_date) = up_to_date_after(&observed, &desired, &plan, &stored) {
-            self.up_to_date = Arc::new(up_to_date);
+        let live = Arc::new(match kind {
+            Kind::CustomResourceDefinition => LiveObject::from_metadata(&metadata(object)),
+            _ => LiveObject::new(&metadata(object), Value::clone(object)),
+        });
+        cache.insert(id.clone(), (object.clone(), live.clone()));
+        live
+    }
+
+    /// Whether a watch of the operator delivers the object, or the executor has read it.
+    fn is_cached(&self, kind: Kind, id: &(String, ObjectKey), object: &Value) -> bool {
+        let manager = object["metadata"]["labels"]["app.kubernetes.io/managed-by"].as_str();
+        matches!(kind, Kind::CustomResourceDefinition | Kind::ApiService)
+            || manager.is_some_and(|manager| ["virt-operator", "kubevirt-operator"].contains(&manager))
+            || self.read_live.contains(id)
+    }
+
+    /// Reconciles every lane once.
+    pub(crate) fn reconcile(&mut self) -> Reconcile {
+        let (steps, mut sent) = self.reconcile_certificates();
+        let (mut plan, mut written) = (Plan { steps }, sent.len());
+        let mut components = None;
+        for lane in [Lane::Instancetypes, Lane::Monitoring, Lane::Components] {
+            let observed = self.observed();
+            let desired = self.desired(&observed);
+            let lane_plan = vitivirt_install::plan(&observed, &desired, lane).unwrap();
+            let mut lane_sent = Vec::new();
+            let outcome = self.apply(&lane_plan, &mut lane_sent);
+            let stored = self.stored_objects(&lane_plan, &lane_sent);
+            if let Some(up_to_date) = up_to_date_after(&observed, &desired, &lane_plan, &stored, lane) {
+                self.up_to_date = Arc::new(up_to_date);
+            }
+            written += outcome.written;
+            sent.extend(lane_sent);
+            if lane == Lane::Components {
+                let report = report(&observed, &desired, &lane_plan, &outcome);
+                if let Some(status) = report.status.as_ref().filter(|status| status.differs()) {
+                    self.kubevirt.status = Some(serde_json::from_value(status.desired.clone()).unwrap());
+                }
+                components = Some((outcome, report));
+            } else if let Some(problem) = lane_problem(&outcome.stop) {
+                self.lane_problems.remove(&lane);
+                self.lane_problems.extend(problem.map(|problem| (lane, problem)));
+            }
+            plan.steps.extend(lane_plan.steps);
         }
         self.now += SignedDuration::from_secs(1);
-        Reconcile { plan, sent, outcome, report }
+        let (outcome, report) = components.unwrap();
+        Reconcile { plan, sent, outcome: Outcome { written, ..outcome }, report }
+    }
+
+    fn reconcile_certificates(&mut self) -> (Vec<Step>, Vec<String>) {
+        let observed = self.observed();
+        let exist = observed.objects.of_kind(Kind::Secret).next().is_some();
+        let own = exist && !is_of_another_release(&self.kubevirt, &self.environment);
+        let scope = match self.desired(&observed) {
+            _ if own => CertificateScope::OwnRelease,
+            Desired::Installation { installation, .. } => CertificateScope::Installation(installation),
+            _ => CertificateScope::Existing,
+        };
+        let certificates = DesiredCertificates::new(&observed, &self.environment, &scope).unwrap();
+        let plan = certificate_plan(&observed, &certificates, &TestCertificates).unwrap();
+        let mut sent = Vec::new();
+        let outcome = self.apply(&plan, &mut sent);
+        if let Some(problem) = lane_problem(&outcome.stop) {
+            self.lane_problems.remove(&Lane::Certificates);
+            self.lane_problems.extend(problem.map(|problem| (Lane::Certificates, problem)));
+        }
+        (plan.steps, sent)
+    }
+
+    /// Reconciles as often as an installation needs, for one with a problem that stays.
+    pub(crate) fn reconcile_repeatedly(&mut self) {
+        for _ in 0..5 {
+            self.reconcile();
+            self.roll_out();
+        }
     }
 
     /// Reconciles until one changes nothing, and returns the others.
@@ -201,45 +289,59 @@ impl TestCluster {
         written.filter_map(stored).collect()
     }
 
+    /// As the executor does it.
     fn apply(&mut self, plan: &Plan, sent: &mut Vec<String>) -> Outcome {
-        let mut written = 0;
+        let (mut stop, mut written) = (Stop::Done, 0);
         for step in &plan.steps {
+            if stop != Stop::Done && !step.independent {
+                continue;
+            }
             for write in &step.writes {
                 let built = match write {
-                    Write::Lazy { make, .. } => match make.make() {
-                        Ok(built) => built,
-                        Err(failure) => return Outcome { stop: Stop::Failed { step: step.name, failure }, written },
-                    },
-                    write => write.clone(),
+                    Write::Lazy { make, .. } => make.make(),
+                    write => Ok(write.clone()),
                 };
-                assert_eq!((built.target(), built.verb()), (write.target(), write.verb()));
-                if let Some(stop) = self.write(step.name, &built) {
-                    return Outcome { stop, written };
+                let result = match built {
+                    Ok(built) => {
+                        assert_eq!((built.target(), built.verb()), (write.target(), write.verb()));
+                        self.write(step.name, &built)
+                    }
+                    Err(failure) => Some(Stop::Failed { step: step.name, failure }),
+                };
+                if let Some(failed) = result {
+                    stop = stop.or_worse(failed);
+                    continue;
                 }
                 sent.push(format!("{write:?}"));
                 written += 1;
             }
             if let Some(wait) = &step.wait {
-                return Outcome { stop: Stop::Waiting { step: step.name, wait: wait.clone() }, written };
+                stop = stop.or_worse(Stop::Waiting { step: step.name, wait: wait.clone() });
             }
         }
-        Outcome { stop: Stop::Done, written }
+        Outcome { stop, written }
     }
 
     fn write(&mut self, step: &'static str, write: &Write) -> Option<Stop> {
         let target = write.target();
         let (kind, key) = (target.resource.kind.clone(), target.key.clone());
         let id = (kind.clone(), key.clone());
+        if let Some((_, failure)) = self.fails.as_ref().filter(|(fails, _)| *fails == kind) {
+            return Some(Stop::Failed { step, failure: failure.clone() });
+        }
         match write {
             Write::Create { body, .. } => {
                 if let Some(live) = self.objects.get(&id) {
-                    assert!(!owns(live), "{target} already exists");
+                    if owns(target, live) {
+                        assert!(self.read_live.insert(id), "{target} already exists");
+                        let failure = Failure::conflict("AlreadyExists", format!("{target} already exists"));
+                        return Some(Stop::Failed { step, failure });
+                    }
                     return Some(Stop::NameConflict { step, target: target.clone(), live: Value::clone(live).into() });
                 }
                 let mut object = body.json().clone();
                 object["kind"] = json!(kind);
                 object["metadata"]["name"] = json!(key.name());
-                api_server::add_defaults(&mut object);
                 self.put(&kind, key, object, "virt-operator");
             }
             Write::Patch { operations, uid, .. } if kind == "KubeVirt" => {
@@ -249,18 +351,13 @@ impl TestCluster {
                 self.kubevirt = serde_json::from_value(object).unwrap();
             }
             Write::Patch { operations, uid, .. } => {
-                let mut object = Value::clone(&self.objects[&id]);
-                assert_eq!(object["metadata"]["uid"], **uid);
-                let before = object.clone();
-                operations.iter().for_each(|operation| change(&mut object, operation));
-                api_server::add_defaults(&mut object);
-                assert!(object != before, "no-op patch of {target}");
-                if without_metadata(&object) != without_metadata(&before) {
-                    object["metadata"]["generation"] = json!(object["metadata"]["generation"].as_i64().unwrap() + 1);
+                assert_eq!(self.objects[&id]["metadata"]["uid"], **uid);
+                let is_changed = self.change_as("virt-operator", &id, |object| {
+                    operations.iter().for_each(|operation| change(object, operation));
+                });
+                if !is_changed {
+                    self.no_op_patches.push(target.to_string());
                 }
-                // The client that changes a field becomes its only manager.
-                object["metadata"]["managedFields"] = managed_fields("virt-operator");
-                self.objects.insert(id, Arc::new(object));
             }
             Write::Delete { uid, .. } => {
                 let object = self.objects.remove(&id).unwrap();
@@ -274,9 +371,40 @@ impl TestCluster {
     pub(crate) fn put(&mut self, kind: &str, key: ObjectKey, mut object: Value, manager: &str) {
         self.serial += 1;
         object["metadata"]["uid"] = json!(format!("uid-{}", self.serial));
-        object["metadata"]["generation"] = json!(1);
-        object["metadata"]["managedFields"] = managed_fields(manager);
+        if api_server::has_generation(kind) {
+            object["metadata"]["generation"] = json!(1);
+        }
+        object["metadata"].as_object_mut().unwrap().remove("managedFields");
+        api_server::add_defaults(&mut object);
+        if kind == "Service" && object["spec"].get("clusterIP").is_none() {
+            let address = format!("10.96.0.{}", self.serial % 250);
+            object["spec"]["clusterIPs"] = json!([address]);
+            object["spec"]["clusterIP"] = json!(address);
+        }
+        api_server::set_managers(&json!({}), &mut object, manager);
         self.objects.insert((kind.to_owned(), key), Arc::new(object));
+    }
+
+    /// A client changes an object. Returns whether that made a difference.
+    pub(crate) fn change_as(
+        &mut self,
+        manager: &str,
+        id: &(String, ObjectKey),
+        change: impl FnOnce(&mut Value),
+    ) -> bool {
+        let before = self.objects[id].clone();
+        let mut object = Value::clone(&before);
+        change(&mut object);
+        api_server::add_defaults(&mut object);
+        if object == *before {
+            return false;
+        }
+        if api_server::has_generation(&id.0) && without_metadata(&object) != without_metadata(&before) {
+            object["metadata"]["generation"] = json!(object["metadata"]["generation"].as_i64().unwrap() + 1);
+        }
+        api_server::set_managers(&before, &mut object, manager);
+        self.objects.insert(id.clone(), Arc::new(object));
+        true
     }
 
     /// Kubernetes starts the pods of every workload.
@@ -313,10 +441,6 @@ impl TestCluster {
     pub(crate) fn has(&self, kind: &str, name: &str) -> bool {
         self.objects.keys().any(|(other_kind, key)| other_kind == kind && key.name() == name)
     }
-}
-
-fn managed_fields(manager: &str) -> Value {
-    json!([{"manager": manager, "operation": "Update", "fieldsV1": {}}])
 }
 
 fn metadata(object: &Value) -> ObjectMeta {

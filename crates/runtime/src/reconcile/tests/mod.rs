@@ -1,6 +1,7 @@
 //! Reconciles against a server: what they write, in which order, what stops them, and that the failure of one object
 //! does not affect others.
 
+mod retries;
 mod writes;
 
 use std::{
@@ -14,7 +15,6 @@ use std::{
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::Api;
 use parking_lot::Mutex;
-use rand::{SeedableRng, rngs::SmallRng};
 use serde_json::json;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -73,7 +73,7 @@ async fn steps_are_applied_in_order_until_one_must_wait() {
         Step::new("machine").write(create("c")).wait(wait.clone()),
         Step::new("network").write(create("d")),
     ]);
-    let outcome = executor.apply(&plan, &WriteFence::open(), |_, _| false).await;
+    let outcome = executor.apply(&plan, &WriteFence::open(), |_, _| false).await.outcome;
     assert_eq!(outcome, Outcome { stop: Stop::Waiting { step: "machine", wait }, written: 3 });
     assert_eq!(link.requests.lock().len(), 3);
     assert!(server.get(MAPS, "ns", "d").is_none());
@@ -88,7 +88,7 @@ async fn an_existing_foreign_object_is_a_name_conflict_and_stays_unchanged() {
         server.put(MAPS, json!({ "metadata": { "name": "a", "namespace": "ns" }, "data": { "whose": "theirs" } }));
     let (executor, link) = executor(&server);
     let plan = plan([Step::new("first").write(create("a")).write(create("b")), Step::new("second").write(create("c"))]);
-    let outcome = executor.apply(&plan, &WriteFence::open(), |_, live| live["data"]["whose"] == "ours").await;
+    let outcome = executor.apply(&plan, &WriteFence::open(), |_, live| live["data"]["whose"] == "ours").await.outcome;
     // The other writes of the step are sent. The next step does not begin.
     assert_eq!(outcome.written, 1);
     let Stop::NameConflict { target: conflict, live, .. } = outcome.stop else { panic!("{:?}", outcome.stop) };
@@ -107,7 +107,7 @@ async fn the_cache_learns_of_a_create_whose_response_was_lost() {
     let (client, _link) = server.client();
     let executor = Executor::new(client, "tester").observe_writes(&target("a").resource, Arc::new(cache.clone()));
     let plan = plan([Step::new("first").write(create("a"))]);
-    let outcome = executor.apply(&plan, &WriteFence::open(), |_, live| live["data"]["whose"] == "ours").await;
+    let outcome = executor.apply(&plan, &WriteFence::open(), |_, live| live["data"]["whose"] == "ours").await.outcome;
     // The cache has it at once, before its first list. The next reconcile continues from there.
     assert!(cache.get(&target("a").key).is_some());
     assert!(matches!(outcome.stop, Stop::Failed { failure, .. } if failure.class == ErrorClass::Conflict));
@@ -128,7 +128,8 @@ async fn an_object_that_was_created_again_is_neither_changed_nor_deleted() {
     assert_ne!(uid(&old), uid(&foreign));
     let (executor, _link) = executor(&server);
     for write in [apply("a", &uid(&old), "mine"), delete("a", &uid(&old))] {
-        let outcome = executor.apply(&plan([Step::new("s").write(write)]), &WriteFence::open(), |_, _| false).await;
+        let outcome =
+            executor.apply(&plan([Step::new("s").write(write)]), &WriteFence::open(), |_, _| false).await.outcome;
         assert!(matches!(outcome.stop, Stop::Failed { failure, .. } if failure.class == ErrorClass::Conflict));
     }
     assert_eq!(server.get(MAPS, "ns", "a"), Some(foreign));
@@ -144,7 +145,8 @@ async fn the_cache_contains_writes_of_the_operator_at_once() {
     let executor = Executor::new(client, "tester").observe_writes(&target("a").resource, Arc::new(cache.clone()));
     let key = target("a").key;
     let run = async |write: Write| {
-        let outcome = executor.apply(&plan([Step::new("s").write(write)]), &WriteFence::open(), |_, _| false).await;
+        let outcome =
+            executor.apply(&plan([Step::new("s").write(write)]), &WriteFence::open(), |_, _| false).await.outcome;
         assert_eq!(outcome.stop, Stop::Done);
     };
     run(create("a")).await;
@@ -165,7 +167,7 @@ async fn a_replica_that_is_not_the_leader_writes_nothing() {
     let (executor, link) = executor(&server);
     let fence = WriteFence::open();
     fence.close_for_test();
-    let outcome = executor.apply(&plan([Step::new("s").write(create("a"))]), &fence, |_, _| false).await;
+    let outcome = executor.apply(&plan([Step::new("s").write(create("a"))]), &fence, |_, _| false).await.outcome;
     assert!(matches!(outcome.stop, Stop::Failed { failure, .. } if failure.reason == reason::NOT_LEADING));
     assert!(link.requests.lock().is_empty());
 }
@@ -200,6 +202,8 @@ struct TestController {
     most: AtomicUsize,
     /// Creates it in every reconcile, not only in the first one.
     stubborn: Mutex<bool>,
+    /// The content of the ConfigMap.
+    content: Mutex<&'static str>,
 }
 
 impl Controller for TestController {
@@ -231,8 +235,8 @@ impl Controller for TestController {
         {
             return Ok(Plan::default());
         }
-        Ok(plan([Step::new("create")
-            .write(Write::Create { target: target(observed.name()), body: Body::from(json!({ "data": {} })) })]))
+        let body = Body::from(json!({ "data": { "content": *self.content.lock() } }));
+        Ok(plan([Step::new("create").write(Write::Create { target: target(observed.name()), body })]))
     }
 
     fn owns(&self, _: &ObjectKey, _: &Target, _: &Value) -> bool {
@@ -296,12 +300,17 @@ fn runner_test_on(server: Arc<TestApiServer>, options: RunnerOptions) -> RunnerT
         running: 0.into(),
         most: 0.into(),
         stubborn: Mutex::default(),
+        content: Mutex::default(),
     });
     let queue = Queue::default();
+    let executor = Executor::new(client, "tester");
     let runner = Runner {
         controller: controller.clone(),
         queue: queue.clone(),
-        executor: Arc::new(Executor::new(client, "tester")),
+        executor: Arc::new(match options.resync {
+            Some(resync) => executor.retry_invalid_within(resync),
+            None => executor,
+        }),
         events,
         metrics: metrics.clone(),
         health: Arc::new(Health::default()),
@@ -461,7 +470,7 @@ async fn workers_are_limited_and_running_reconciles_end_before_the_runner() {
 #[tokio::test(start_paused = true)]
 async fn a_failed_write_is_retried_until_it_succeeds() {
     let test = runner_test(RunnerOptions { resync: Some(Duration::from_secs(30)), ..RunnerOptions::default() });
-    test.link.faults.lock().push_back(LinkFault::Reject(Verb::Create, 503));
+    test.link.faults.lock().push_back(LinkFault::Reject(Verb::Create, 500));
     test.add("a");
     tokio::time::sleep(Duration::from_secs(2)).await;
     let reconciles = test.reconciles("a");
@@ -471,23 +480,6 @@ async fn a_failed_write_is_retried_until_it_succeeds() {
     tokio::time::sleep(Duration::from_secs(300)).await;
     assert!((11..=15).contains(&test.reconciles("a").len()), "{}", test.reconciles("a").len());
     assert_eq!(test.link.requests.lock().len(), 1);
-}
-
-#[test]
-fn the_class_of_a_failure_determines_the_retry_delay() {
-    let mut random = SmallRng::seed_from_u64(1);
-    let mut delay = |class, failures| retry_delay(&Failure::new(class, "R", "m"), failures, &mut random);
-    assert!(delay(ErrorClass::Transient, 0) <= Duration::from_millis(250));
-    assert!(delay(ErrorClass::Transient, 50) <= Duration::from_secs(60));
-    assert!(delay(ErrorClass::Conflict, 0) <= Duration::from_millis(20));
-    assert!(
-        delay(ErrorClass::Invalid, 0) >= Duration::from_secs(15)
-            && delay(ErrorClass::Invalid, 50) <= Duration::from_secs(300)
-    );
-    assert!(delay(ErrorClass::Forbidden, 0) >= Duration::from_millis(2_500));
-    assert!(delay(ErrorClass::Bug, 9) >= Duration::from_secs(150));
-    let failure = Failure::transient("R", "m").retry_after(Duration::from_secs(7));
-    assert_eq!(retry_delay(&failure, 0, &mut random), Duration::from_secs(7));
 }
 
 #[test]
@@ -501,10 +493,12 @@ fn a_failed_status_write_replaces_only_causes_that_are_retried_slowly() {
         (ErrorClass::Invalid, "Status"),
         (ErrorClass::Forbidden, "Status"),
     ] {
-        let resolved = resolve_failure(Some(failure(class)), Some(status_error.clone()));
-        assert_eq!(resolved.map(|failure| failure.reason), Some(expected), "{class:?}");
-        assert_eq!(resolve_failure(Some(failure(class)), None), Some(failure(class)));
+        let cause = (failure(class), Retry::Write { after: Duration::from_secs(9), sent: true });
+        let resolved = resolve_failure(Some(cause.clone()), Some(status_error.clone()));
+        let retry = if expected == "Cause" { cause.1 } else { Retry::Backoff };
+        assert_eq!(resolved.map(|(failure, retry)| (failure.reason, retry)), Some((expected, retry)), "{class:?}");
+        assert_eq!(resolve_failure(Some(cause.clone()), None), Some(cause));
     }
-    assert_eq!(resolve_failure(None, Some(status_error.clone())), Some(status_error));
+    assert_eq!(resolve_failure(None, Some(status_error.clone())), Some((status_error, Retry::Backoff)));
     assert_eq!(resolve_failure(None, None), None);
 }

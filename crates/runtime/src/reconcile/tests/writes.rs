@@ -15,7 +15,7 @@ fn set(path: &str, value: &str) -> Operation {
 }
 
 async fn stopped(executor: &Executor, write: Write) -> Stop {
-    executor.apply(&plan([Step::new("s").write(write)]), &WriteFence::open(), |_, _| false).await.stop
+    executor.apply(&plan([Step::new("s").write(write)]), &WriteFence::open(), |_, _| false).await.outcome.stop
 }
 
 async fn failure(executor: &Executor, write: Write) -> (ErrorClass, &'static str) {
@@ -108,7 +108,7 @@ async fn a_no_op_patch_is_not_sent_again_until_the_object_changes_or_its_ttl_end
     let sent = async |value: &str| {
         let before = link.count(Verb::Patch);
         let steps = [Step::new("s").write(patch(&uid, vec![set("/data/value", value)]))];
-        let outcome = executor.apply(&plan(steps), &WriteFence::open(), |_, _| false).await;
+        let outcome = executor.apply(&plan(steps), &WriteFence::open(), |_, _| false).await.outcome;
         assert_eq!(outcome.stop, Stop::Done);
         assert_eq!(outcome.written, link.count(Verb::Patch) - before);
         outcome.written
@@ -205,7 +205,7 @@ async fn a_write_that_waits_for_the_rate_limit_longer_than_the_lease_is_not_sent
         tokio::time::sleep(Duration::from_secs(3)).await;
         closing.close_for_test();
     });
-    let outcome = executor.apply(&plan([Step::new("s").write(create("b"))]), &fence, |_, _| false).await;
+    let outcome = executor.apply(&plan([Step::new("s").write(create("b"))]), &fence, |_, _| false).await.outcome;
     assert!(matches!(outcome.stop, Stop::Failed { failure, .. } if failure.reason == reason::NOT_LEADING));
     assert_eq!(link.requests.lock().len(), 1);
 }
@@ -240,4 +240,28 @@ async fn an_object_of_the_operator_that_lost_its_labels_is_found_and_repaired() 
     assert_eq!(stopped(&executor, left).await, Stop::Done);
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert!(cache.is_empty());
+}
+
+/// The upstream operator, with the same field manager, wrote the status by updates.
+#[tokio::test(start_paused = true)]
+async fn status_fields_of_a_replaced_operator_are_removed_and_those_of_other_clients_stay() {
+    let server = TestApiServer::new();
+    let update = |manager: &str, fields: Value| json!({ "manager": manager, "operation": "Update", "subresource": "status", "fieldsV1": { "f:status": fields } });
+    let live = server.put(
+        MAPS,
+        json!({
+            "metadata": { "name": "a", "namespace": "ns", "managedFields": [
+                update("tester", json!({ "f:phase": {}, "f:addresses": {}, "f:shared": {} })),
+                update("other", json!({ "f:shared": {}, "f:theirs": {} })),
+            ] },
+            "status": { "phase": "Old", "addresses": ["10.0.0.1"], "shared": 1, "theirs": 2 },
+        }),
+    );
+    let (executor, link) = executor(&server);
+    let (observed, desired) = (json!({ "phase": "Old", "addresses": ["10.0.0.1"] }), json!({ "phase": "New" }));
+    let status = StatusWrite { target: target("a"), uid: uid(&live), observed, desired };
+    assert_eq!(executor.report(&status, &WriteFence::open()).await, Ok(true));
+    let status = server.get(MAPS, "ns", "a").unwrap()["status"].clone();
+    assert_eq!(status, json!({ "phase": "New", "shared": 1, "theirs": 2 }));
+    assert_eq!(link.writes(), 2);
 }

@@ -28,6 +28,8 @@ use super::{
 };
 
 const HOUR: Duration = Duration::from_secs(3600);
+/// With the default lifetimes.
+const PROPAGATION: Duration = Duration::from_secs(60);
 
 struct CertificateFixture {
     desired: Vec<Certificate>,
@@ -45,8 +47,29 @@ impl CertificateFixture {
     /// Every certificate was issued and is stored.
     fn installed() -> Self {
         let mut fixture = Self::new();
-        fixture.issue_and_store();
+        fixture.settle();
         fixture
+    }
+
+    /// Issues and stores until nothing changes, as reconciles that follow each other do. Returns what was renewed.
+    fn settle(&mut self) -> BTreeSet<String> {
+        let mut renewed = BTreeSet::new();
+        loop {
+            let before = self.stored.bundles.clone();
+            let issued = self.issue_and_store();
+            if issued.renewed.is_empty() && before == self.stored.bundles {
+                return renewed;
+            }
+            renewed.extend(issued.renewed);
+        }
+    }
+
+    /// As `settle`, at the time from which a new CA signs.
+    fn settle_after_propagation(&mut self) -> BTreeSet<String> {
+        let mut renewed = self.settle();
+        self.now += PROPAGATION;
+        renewed.extend(self.settle());
+        renewed
     }
 
     fn issue(&self) -> CertificateSet {
@@ -57,7 +80,7 @@ impl CertificateFixture {
     fn issue_and_store(&mut self) -> CertificateSet {
         let issued = self.issue();
         for certificate in &self.desired {
-            let pair = issued.key_pair(&certificate.secret).unwrap();
+            let Some(pair) = issued.key_pair(&certificate.secret) else { continue };
             let duration = Some(certificate.lifetime.annotation());
             let secret = StoredSecret { certificate: pair.certificate, key: pair.key, duration };
             self.stored.secrets.insert(certificate.secret.clone(), secret);

@@ -75,9 +75,10 @@ fn leaves_are_replaced_if_the_subject_of_their_ca_has_changed() {
     let mut fixture = CertificateFixture::installed();
     let key = key_of(fixture.secret_mut(CA));
     let ca = fixture.desired.first().unwrap();
-    let renamed = CertifiedKey::new_ca(ca, key, fixture.now + Duration::from_secs(1)).unwrap();
+    fixture.now += Duration::from_secs(1);
+    let renamed = CertifiedKey::new_ca(ca, key, fixture.now).unwrap();
     fixture.secret_mut(CA).certificate = renamed.to_pem().certificate;
-    assert_eq!(fixture.issue().renewed, fixture.leaf_secrets());
+    assert_eq!(fixture.settle_after_propagation(), fixture.leaf_secrets());
 }
 
 #[test]
@@ -96,20 +97,23 @@ fn certificates_are_renewed_when_they_are_due() {
     let ca = issued + 168 * HOUR - Duration::from_secs(33 * 3600 + 36 * 60);
     while fixture.issue().next.unwrap() < ca {
         fixture.now = fixture.issue().next.unwrap();
-        fixture.issue_and_store();
+        fixture.settle();
     }
     fixture.now = ca - Duration::from_secs(1);
-    assert_eq!(fixture.issue_and_store().renewed, names([]));
+    assert_eq!(fixture.settle(), names([]));
     fixture.now = ca;
-    let mut expected = fixture.leaf_secrets();
-    expected.insert(CA.to_owned());
-    assert_eq!(fixture.issue_and_store().renewed, expected);
+    assert_eq!(fixture.settle(), names([CA]));
+    assert_eq!(fixture.issue().next, Some(ca + PROPAGATION), "the new CA is trusted before it signs");
+    fixture.now = ca + PROPAGATION - Duration::from_secs(1);
+    assert_eq!(fixture.settle(), names([]));
+    fixture.now = ca + PROPAGATION;
+    assert_eq!(fixture.settle(), fixture.leaf_secrets());
 
     // The export and backup CAs are renewed as late as a leaf.
     let others = issued + 168 * HOUR - Duration::from_secs(4 * 3600 + 48 * 60);
     while fixture.issue().next.unwrap() < others {
         fixture.now = fixture.issue().next.unwrap();
-        let renewed = fixture.issue_and_store().renewed;
+        let renewed = fixture.settle();
         assert!(!renewed.contains(EXPORT_CA) && !renewed.contains(BACKUP_CA));
     }
     fixture.now = others;
@@ -122,10 +126,9 @@ fn expired_certificates_are_replaced() {
     let mut fixture = CertificateFixture::installed();
     fixture.now += 1000 * HOUR;
     let all: BTreeSet<String> = fixture.desired.iter().map(|certificate| certificate.secret.clone()).collect();
-    let issued = fixture.issue_and_store();
-    assert_eq!(issued.renewed, all);
-    assert_eq!(issued.bundle(CA).unwrap().matches("BEGIN").count(), 1, "the old CA has expired too");
-    assert_eq!(fixture.issue().renewed, names([]));
+    assert_eq!(fixture.settle(), all);
+    let bundle = fixture.issue().bundle(CA).unwrap();
+    assert_eq!(bundle.matches("BEGIN").count(), 1, "the old CA has expired too");
 }
 
 #[test]
@@ -133,10 +136,9 @@ fn certificates_that_a_wrong_clock_issued_are_replaced() {
     let mut fixture = CertificateFixture::new();
     let right = fixture.now;
     fixture.now += 10_000 * HOUR;
-    fixture.issue_and_store();
+    fixture.settle();
     fixture.now = right;
-    assert_eq!(fixture.issue_and_store().renewed.len(), 16);
-    assert_eq!(fixture.issue().renewed, names([]));
+    assert_eq!(fixture.settle_after_propagation().len(), 16);
 }
 
 #[test]
@@ -152,8 +154,8 @@ fn changing_the_leaf_duration_renews_the_leaves() {
 fn changing_the_ca_duration_renews_the_cas_and_the_leaves() {
     let mut fixture = CertificateFixture::installed();
     fixture.desired = desired_certificates(Some(&SelfSigned { ca: lifetime("100h", None), ..SelfSigned::default() }));
-    assert_eq!(fixture.issue_and_store().renewed.len(), 16);
-    assert_eq!(fixture.issue().renewed, names([]));
+    assert_eq!(fixture.settle(), names([CA, EXPORT_CA, BACKUP_CA]));
+    assert_eq!(fixture.settle_after_propagation(), fixture.leaf_secrets());
 }
 
 #[test]
@@ -175,7 +177,29 @@ fn leaves_that_another_ca_signed_are_replaced() {
     let other = CertificateFixture::installed();
     fixture.stored.secrets.insert(CA.to_owned(), other.stored.secrets.get(CA).unwrap().clone());
     fixture.stored.secrets.insert(BACKUP_CA.to_owned(), other.stored.secrets.get(BACKUP_CA).unwrap().clone());
+    // The bundle does not contain the CA that signed them, so no client trusts them.
+    fixture.stored.bundles.remove(CA);
     assert_eq!(fixture.issue().renewed, fixture.leaf_secrets(), "the other CA itself is usable");
+}
+
+/// A webhook or APIService whose bundle cannot be written does not trust the new CA.
+#[test]
+fn certificates_of_the_previous_ca_are_kept_until_every_bundle_has_the_new_one() {
+    let mut fixture = CertificateFixture::installed();
+    let old = fixture.stored.bundles.get(CA).unwrap().clone().into_bytes();
+    fixture.stored.trusted_bundles = vec![old];
+    fixture.stored.secrets.remove(CA);
+    assert_eq!(fixture.settle(), names([CA]));
+    fixture.now += PROPAGATION;
+    assert_eq!(fixture.settle(), names([]), "one bundle has only the old CA");
+    // A certificate that is about to expire is renewed all the same.
+    let last = fixture.now + 24 * HOUR - PROPAGATION - Duration::from_secs(72 * 60);
+    let mut waiting = fixture.stored.clone();
+    let mut late = CertificateFixture { stored: waiting.clone(), now: last, ..CertificateFixture::new() };
+    assert_eq!(late.settle(), fixture.leaf_secrets());
+    waiting.trusted_bundles = vec![fixture.stored.bundles.get(CA).unwrap().clone().into_bytes()];
+    fixture.stored = waiting;
+    assert_eq!(fixture.settle(), fixture.leaf_secrets());
 }
 
 #[test]

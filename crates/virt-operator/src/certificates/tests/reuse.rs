@@ -18,17 +18,17 @@ fn assert_everything_is_kept(fixture: &CertificateFixture) {
 }
 
 #[test]
-fn the_first_call_issues_every_certificate_and_the_second_issues_none() {
+fn the_cas_are_issued_before_the_certificates_and_then_everything_is_kept() {
     let mut fixture = CertificateFixture::new();
-    let first = fixture.issue_and_store();
-    let all: BTreeSet<String> = fixture.desired.iter().map(|certificate| certificate.secret.clone()).collect();
-    assert_eq!(first.renewed, all);
-    assert_eq!(all.len(), 16);
-    assert_eq!(first.bundle(EXTERNAL_CA).as_deref(), Some(""));
+    assert_eq!(fixture.issue_and_store().renewed, names([CA, EXPORT_CA, BACKUP_CA]));
+    let second = fixture.issue_and_store();
+    assert_eq!(second.renewed, fixture.leaf_secrets());
+    assert_eq!(fixture.stored.secrets.len(), 16);
+    assert_eq!(second.bundle(EXTERNAL_CA).as_deref(), Some(""));
     assert_everything_is_kept(&fixture);
     fixture.now += HOUR;
     assert_everything_is_kept(&fixture);
-    assert_eq!(fixture.issue().next, first.next);
+    assert_eq!(fixture.issue().next, second.next);
 }
 
 #[test]
@@ -70,7 +70,9 @@ fn secrets_as_the_installation_writes_them_are_kept() {
         Installation::new(&serde_json::from_value(kubevirt).unwrap(), &environment, &Cluster::default()).unwrap();
 
     let mut fixture = CertificateFixture { desired: installation.certificates.clone(), ..CertificateFixture::new() };
+    fixture.settle();
     let issued = fixture.issue();
+    fixture.stored.secrets.clear();
     for object in installation.objects.iter().filter(|object| object.kind == Kind::Secret) {
         let body = object.body(&issued).unwrap().into_json();
         let duration = body.pointer("/metadata/annotations/kubevirt.io~1duration").and_then(Value::as_str);

@@ -1,5 +1,7 @@
 //! `cargo xtask chaos …`: long tests with random faults. `--seed` repeats a failure.
 
+mod edits;
+
 use std::{process::ExitCode, time::Duration};
 
 use anyhow::{Context, Result, bail};
@@ -26,6 +28,21 @@ pub(crate) enum ChaosCommand {
         #[arg(long, default_value_t = 1)]
         seed: u64,
     },
+    /// Edit a KubeVirt resource at random and compare the result with fresh installations
+    Edits {
+        /// Number of pairs of resources: one is installed, then the other
+        #[arg(long, default_value_t = 30)]
+        pairs: usize,
+        /// Number of chains of eight resources, some of which are replaced before they are complete
+        #[arg(long, default_value_t = 5)]
+        chains: usize,
+        /// Seed of the random resources
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
+        /// Seeds of one chain, as a failure prints them
+        #[arg(long, value_delimiter = ',', conflicts_with_all = ["pairs", "chains", "seed"])]
+        replay: Vec<String>,
+    },
     /// Kill kubevirt-operator after each write for a Machine and check the result
     Machines,
 }
@@ -34,10 +51,17 @@ const TIMEOUT: Duration = Duration::from_secs(40);
 const MESSAGES: Messages = Messages { begins: message::ACQUIRED, ends: message::WORK_STOPPED };
 
 pub(crate) fn run(chaos: &ChaosCommand) -> ExitCode {
-    let (rounds, seed) = match chaos {
-        ChaosCommand::Lease { rounds, seed } => (rounds, seed),
-        ChaosCommand::Machines => return crate::finish(machines()),
-    };
+    match chaos {
+        ChaosCommand::Lease { rounds, seed } => in_labs(lease(*rounds, *seed)),
+        ChaosCommand::Edits { pairs, chains, seed, replay } => {
+            in_labs(edits::run(edits::EditCampaign { pairs: *pairs, chains: *chains, seed: *seed, replay }))
+        }
+        ChaosCommand::Machines => crate::finish(machines()),
+    }
+}
+
+/// Runs a campaign that starts labs.
+fn in_labs(campaign: impl Future<Output = Result<()>>) -> ExitCode {
     isolate::run(
         || {
             components::ensure(&components::STANDARD)?;
@@ -45,7 +69,7 @@ pub(crate) fn run(chaos: &ChaosCommand) -> ExitCode {
         },
         || {
             let runtime = tokio::runtime::Runtime::new().context("starting tokio")?;
-            runtime.block_on(lease(*rounds, *seed)).map(|()| ExitCode::SUCCESS)
+            runtime.block_on(campaign).map(|()| ExitCode::SUCCESS)
         },
     )
 }

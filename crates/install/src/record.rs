@@ -1,0 +1,234 @@
+//! What the status of the KubeVirt resource records of an object: digests of the desired content that the operator
+//! wrote, and of the content that the API server stored for it.
+//!
+//! The API server adds defaults to an object, so a live object alone does not show whether a field that is not desired
+//! is a default or the rest of an earlier desired state. Both digests together show it: if neither has changed since
+//! the record was written, the object is exactly up to date. Otherwise `drift` replaces the content once, which is a
+//! no-op if nothing is stale, and the next report records it.
+//!
+//! The record is written when an installation is complete. The digest of the live content is what makes that safe: a
+//! state that the operator wrote in between, and a crash before the record was written, change the live content.
+
+use std::fmt;
+
+use serde_json::Value;
+use sha1::{Digest as _, Sha1};
+use vitivirt_api::Failure;
+
+use crate::{
+    kind::Kind,
+    live::{LiveObject, NON_CONTENT},
+    names::annotation,
+    object::InstallationObject,
+};
+
+/// Annotations that identify the deployment of a pod. A change of them alone must not restart the pod.
+pub(crate) const IDENTITY: [&str; 3] = [annotation::VERSION, annotation::REGISTRY, annotation::IDENTIFIER];
+
+/// Fields that contain a certificate. Certificates are renewed without an edit of the resource, so a record does not
+/// cover them.
+pub(crate) const CERTIFICATES: [&str; 2] = ["caBundle", "destinationCACertificate"];
+
+/// Users restart pods, which is not a new desired state.
+fn is_not_recorded(key: &str) -> bool {
+    CERTIFICATES.contains(&key) || key == annotation::RESTARTED_AT
+}
+
+/// Whether the API server adds defaults to the content of this kind, so that it needs a record. Kinds without defaults
+/// are compared exactly, and the content of ServiceAccounts belongs to other clients.
+pub(crate) fn is_recorded(kind: Kind) -> bool {
+    !matches!(
+        kind,
+        Kind::ServiceAccount
+            | Kind::ClusterRole
+            | Kind::ClusterRoleBinding
+            | Kind::Role
+            | Kind::RoleBinding
+            | Kind::Secret
+            | Kind::ConfigMap
+            | Kind::Instancetype
+            | Kind::Preference
+            | Kind::Job
+    )
+}
+
+/// Short, because every virt-handler watches the KubeVirt resource. It is the same in every process and every version
+/// of this program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Digest(u64);
+
+impl Digest {
+    const BITS: u32 = 40;
+
+    pub(crate) fn of_bytes(bytes: &[u8]) -> Self {
+        let mut sha1 = Sha1::new();
+        sha1.update(bytes);
+        Self::finish(sha1)
+    }
+
+    /// The digest of the content of a desired object.
+    pub(crate) fn of_object(object: &Value) -> Self {
+        Self::of_content(object, &|key| is_not_recorded(key) || IDENTITY.contains(&key))
+    }
+
+    fn of_content(object: &Value, is_skipped: &dyn Fn(&str) -> bool) -> Self {
+        let mut sha1 = Sha1::new();
+        let fields = object.as_object().into_iter().flatten();
+        hash_fields(&mut sha1, fields.filter(|(key, _)| !NON_CONTENT.contains(&key.as_str())).collect(), is_skipped);
+        Self::finish(sha1)
+    }
+
+    fn finish(sha1: Sha1) -> Self {
+        let folded = sha1.finalize().iter().take(8).fold(0, |folded, byte| folded << 8 | u64::from(*byte));
+        Self(folded >> (u64::BITS - Self::BITS))
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        u64::from_str_radix(text, 16).ok().map(Self)
+    }
+}
+
+impl fmt::Display for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:010x}", self.0)
+    }
+}
+
+fn hash_value(sha1: &mut Sha1, value: &Value, is_skipped: &dyn Fn(&str) -> bool) {
+    match value {
+        Value::Object(fields) => hash_fields(sha1, fields.iter().collect(), is_skipped),
+        Value::Array(elements) => {
+            sha1.update([b'[']);
+            for element in elements {
+                hash_value(sha1, element, is_skipped);
+                sha1.update([b',']);
+            }
+            sha1.update([b']']);
+        }
+        scalar => sha1.update(scalar.to_string()),
+    }
+}
+
+/// In the order of the keys, which a map may not keep.
+fn hash_fields(sha1: &mut Sha1, mut fields: Vec<(&String, &Value)>, is_skipped: &dyn Fn(&str) -> bool) {
+    fields.sort_unstable_by_key(|(key, _)| *key);
+    sha1.update([b'{']);
+    for (key, value) in fields.into_iter().filter(|(key, _)| !is_skipped(key)) {
+        sha1.update(Value::from(key.as_str()).to_string());
+        sha1.update([b':']);
+        hash_value(sha1, value, is_skipped);
+        sha1.update([b',']);
+    }
+    sha1.update([b'}']);
+}
+
+/// The record of one object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Record {
+    desired: Digest,
+    /// `None` for a kind of which only the metadata is watched. The generation of the object is recorded next to it.
+    live: Option<Digest>,
+}
+
+/// What a record says about the content of a live object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Recorded {
+    /// Neither the desired nor the live content has changed.
+    Same,
+    /// The live content is the recorded one, but another content is desired.
+    Outdated,
+    /// There is no record, or the live content is not the recorded one.
+    Unknown,
+    /// The kind has no records.
+    Never,
+}
+
+impl Record {
+    /// The record of an object whose live content is up to date, or `None` if its kind has no records.
+    pub(crate) fn new(object: &InstallationObject, live: &LiveObject) -> Result<Option<Self>, Failure> {
+        if !is_recorded(object.kind) {
+            return Ok(None);
+        }
+        let live = live.fields()?.map(|fields| Digest::of_content(&fields.content, &is_not_recorded));
+        Ok(Some(Self { desired: object.digest(), live }))
+    }
+
+    /// `None` if another operator has written the text, or none.
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        let mut digests = text.split('-').map(Digest::parse);
+        let record = Self { desired: digests.next()??, live: digests.next().unwrap_or(None) };
+        (record.to_string() == text).then_some(record)
+    }
+
+    /// What `recorded` says about an object of which this is the present record.
+    pub(crate) fn compare(self, recorded: Option<Self>) -> Recorded {
+        match recorded {
+            Some(recorded) if recorded == self => Recorded::Same,
+            Some(recorded) if recorded.live == self.live => Recorded::Outdated,
+            _ => Recorded::Unknown,
+        }
+    }
+}
+
+impl fmt::Display for Record {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.desired)?;
+        self.live.map_or(Ok(()), |live| write!(f, "-{live}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn live_digest(content: &Value) -> Digest {
+        Digest::of_content(content, &is_not_recorded)
+    }
+
+    /// The values are in the status of users' resources. Another digest costs them a write per object.
+    #[test]
+    fn digests_are_stable() {
+        let content = json!({"spec": {"b": [1, "x", null], "a": {"c": true}}, "metadata": {"name": "n"}, "status": {}});
+        assert_eq!(Digest::of_object(&content).to_string(), "12b03d378b");
+        assert_eq!(Digest::of_bytes(b"crd").to_string(), "d89d0a6c6c");
+    }
+
+    #[test]
+    fn certificates_and_identities_do_not_change_the_desired_digest() {
+        let webhook = |bundle: &str| json!({"webhooks": [{"clientConfig": {"caBundle": bundle, "service": {}}}]});
+        assert_eq!(live_digest(&webhook("a")), live_digest(&webhook("b")));
+        let workload = |key: &str, value: &str| json!({"spec": {"template": {"metadata": {"annotations": {key: value, "other": "1"}}}}});
+        let (one, two) = (workload(annotation::IDENTIFIER, "1"), workload(annotation::IDENTIFIER, "2"));
+        assert_eq!(Digest::of_object(&one), Digest::of_object(&two));
+        assert_ne!(live_digest(&one), live_digest(&two), "another client changed the live identity");
+        let restarted = workload(annotation::RESTARTED_AT, "now");
+        assert_eq!(live_digest(&restarted), live_digest(&workload(annotation::RESTARTED_AT, "then")));
+        assert_ne!(Digest::of_object(&one), Digest::of_object(&workload("more", "1")));
+    }
+
+    #[test]
+    fn a_record_survives_its_text() {
+        let (a, b) = (Digest::of_bytes(b"a"), Digest::of_bytes(b"b"));
+        for record in [Record { desired: a, live: Some(b) }, Record { desired: a, live: None }] {
+            assert_eq!(Record::parse(&record.to_string()), Some(record));
+        }
+        for text in ["", "-", "x", "0123456789-", "0123456789-abcdef0123-1", "123"] {
+            assert_eq!(Record::parse(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn only_both_digests_together_prove_that_an_object_is_up_to_date() {
+        let record = |desired: &str, live: &str| Record {
+            desired: Digest::of_bytes(desired.as_bytes()),
+            live: Some(Digest::of_bytes(live.as_bytes())),
+        };
+        let now = record("d", "l");
+        assert_eq!(now.compare(Some(record("d", "l"))), Recorded::Same);
+        assert_eq!(now.compare(Some(record("e", "l"))), Recorded::Outdated);
+        assert_eq!(now.compare(Some(record("d", "m"))), Recorded::Unknown);
+        assert_eq!(now.compare(None), Recorded::Unknown);
+    }
+}

@@ -1,0 +1,113 @@
+//! The controller of the lane `Certificates`. It works in every state of the KubeVirt resource: one that is invalid, whose
+//! install strategy is pending, or whose other lanes fail. Issuing needs keys and a clock, so it is done in the observe
+//! step. What is issued takes effect only when the plan has written it.
+
+use std::{
+    collections::BTreeMap,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use serde_json::Value;
+use vitivirt_api::{Failure, ObjectKey, Outcome, Plan, Report, Target};
+use vitivirt_install::{
+    Desired, Environment, Kind, Lane, Observed, certificate_report,
+    certificates::{BUNDLE_KEY, CertificateScope, DesiredCertificates, certificate_plan},
+    is_eligible, is_of_another_release,
+    names::annotation,
+    served::deleted_pod,
+    trusted_bundles,
+};
+use vitivirt_runtime::reconcile::Controller;
+
+use crate::{
+    cache,
+    certificates::{CertificateSet, Key, StoredCertificates, StoredSecret, issue_certificates},
+    controller::{LaneContext, log_writes},
+};
+
+pub(crate) struct CertificateController {
+    pub(crate) context: Arc<LaneContext>,
+    pub(crate) environment: Environment,
+}
+
+pub(crate) struct CertificateInput {
+    observed: Observed,
+    desired: DesiredCertificates,
+    issued: CertificateSet,
+}
+
+impl Controller for CertificateController {
+    type Observed = CertificateInput;
+    type Status = Value;
+
+    const NAME: &'static str = "Certificates";
+    const QUEUE: &'static str = "virt-operator-certificates";
+
+    async fn observe(&self, key: &ObjectKey) -> Result<Option<CertificateInput>, Failure> {
+        let Some(observed) = self.context.observer.observe(key).await? else { return Ok(None) };
+        if !is_eligible(&observed) {
+            return Ok(None);
+        }
+        let scope = self.scope(&observed).await;
+        let desired = DesiredCertificates::new(&observed, &self.environment, &scope)?;
+        let issued = renew_certificates(&desired, &observed)?;
+        Ok(Some(CertificateInput { observed, desired, issued }))
+    }
+
+    fn plan(&self, CertificateInput { observed, desired, issued }: &CertificateInput) -> Result<Plan, Failure> {
+        certificate_plan(observed, desired, issued)
+    }
+
+    fn owns(&self, _: &CertificateInput, target: &Target, live: &Value) -> bool {
+        vitivirt_install::owns(target, live)
+    }
+
+    fn report(&self, input: &CertificateInput, plan: &Plan, outcome: &Outcome) -> Report {
+        log_writes(Lane::Certificates, &input.observed, outcome);
+        self.context.publish(Lane::Certificates, outcome);
+        let now = SystemTime::from(input.observed.now);
+        let until = |at: SystemTime| at.duration_since(now).unwrap_or_default().max(Duration::from_secs(1));
+        self.context.observer.prober.remember_deleted(deleted_pod(&input.observed, plan, outcome));
+        certificate_report(&input.observed, plan, outcome, input.issued.next.map(until))
+    }
+}
+
+impl CertificateController {
+    /// An installation that has certificates needs no strategy for them to be renewed. Before the first certificate, only
+    /// a resource that can be installed gets any.
+    async fn scope(&self, observed: &Observed) -> CertificateScope {
+        let exist = observed.objects.of_kind(Kind::Secret).next().is_some();
+        if exist && !is_of_another_release(&observed.kubevirt, &self.environment) {
+            return CertificateScope::OwnRelease;
+        }
+        match self.context.desired.desired(observed).await {
+            Ok(Desired::Installation { installation, .. }) => CertificateScope::Installation(installation),
+            // The lane `Components` reports the reason.
+            Ok(Desired::StrategyPending(_) | Desired::Invalid(_) | Desired::Nothing) | Err(_) => {
+                CertificateScope::Existing
+            }
+        }
+    }
+}
+
+/// Issues the certificates that are missing or due; the others are kept.
+pub(crate) fn renew_certificates(
+    desired: &DesiredCertificates,
+    observed: &Observed,
+) -> Result<CertificateSet, Failure> {
+    let stored = stored_certificates(observed);
+    issue_certificates(&desired.certificates, &stored, SystemTime::from(observed.now), &mut Key::generate)
+}
+
+fn stored_certificates(observed: &Observed) -> StoredCertificates {
+    let secrets = observed.objects.recognized(Kind::Secret).filter_map(|(key, live)| {
+        let pair = cache::certificate(live)?;
+        let duration = live.annotations.get(annotation::DURATION).cloned();
+        Some((key.name().to_owned(), StoredSecret { certificate: pair.certificate, key: pair.key, duration }))
+    });
+    let bundles = observed.objects.recognized(Kind::ConfigMap).filter(|(_, live)| !live.is_strategy);
+    let bundles: BTreeMap<String, String> =
+        bundles.filter_map(|(key, live)| Some((key.name().to_owned(), live.data(BUNDLE_KEY)?))).collect();
+    StoredCertificates { secrets: secrets.collect(), bundles, trusted_bundles: trusted_bundles(observed) }
+}

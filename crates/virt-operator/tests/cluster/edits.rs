@@ -1,0 +1,136 @@
+//! Edits of the KubeVirt resource: what is no longer wanted is removed from the cluster.
+
+use std::{sync::Arc, time::Duration};
+
+use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::{
+    apps::v1::{DaemonSet, Deployment},
+    core::v1::Node,
+};
+use kube::Api;
+use serde_json::{Value, json};
+use vitivirt_install::testing::random_spec;
+use vitivirt_lab::{
+    EditedInstallation, VirtOperator,
+    harness::{SharedLabs, Suite},
+};
+use vitivirt_snapshot::{Snapshot, compare};
+
+use crate::support::{NAMESPACE, TIMEOUT, program, replace_operator, writes_since};
+
+pub(crate) fn add(suite: &mut Suite) {
+    vitivirt_lab::tests!(suite; settings_that_are_taken_back_leave_nothing, a_chain_of_edits_equals_a_fresh_installation);
+}
+
+/// One installation for all of them, because an installation takes longer than an edit.
+async fn settings_that_are_taken_back_leave_nothing(_: Arc<SharedLabs>) -> Result<()> {
+    let installation = EditedInstallation::start(VirtOperator::ours(program()), &json!({})).await?;
+    a_patch_is_applied_and_removed(&installation).await.context("patch")?;
+    pull_secrets_are_set_and_unset(&installation).await.context("imagePullSecrets")?;
+    virt_handler_returns_to_every_node(&installation).await.context("nodeSelector")?;
+    a_migration_network_is_set_and_unset(&installation).await.context("migrations network")?;
+    installation.lab.stop().await
+}
+
+/// Takes every setting back, and compares with the installation before.
+async fn take_back(installation: &EditedInstallation, before: &Snapshot) -> Result<()> {
+    installation.edit(&json!({})).await?;
+    installation.wait_until_complete().await?;
+    let comparison = compare(before, &installation.snapshot().await?);
+    ensure!(comparison.is_equal(), "{comparison}\n{}", comparison.details(5));
+    Ok(())
+}
+
+fn deployments(installation: &EditedInstallation) -> Api<Deployment> {
+    Api::namespaced(installation.lab.client(), NAMESPACE)
+}
+
+fn daemon_sets(installation: &EditedInstallation) -> Api<DaemonSet> {
+    Api::namespaced(installation.lab.client(), NAMESPACE)
+}
+
+async fn a_patch_is_applied_and_removed(installation: &EditedInstallation) -> Result<()> {
+    let patch = |kind: &str, name: &str, patch: Value| json!({"resourceType": kind, "resourceName": name, "type": "strategic", "patch": patch.to_string()});
+    let metadata = json!({"labels": {"patched": "yes"}, "annotations": {"team": "infra"}});
+    let spec = json!({"customizeComponents": {"patches": [
+        patch("Deployment", "virt-controller", json!({
+            "metadata": metadata,
+            "spec": {"template": {"metadata": metadata, "spec": {"dnsPolicy": "Default", "containers": [
+                {"name": "virt-controller", "resources": {"limits": {"memory": "2Gi"}}},
+            ]}}},
+        })),
+        patch("Service", "virt-api", json!({"metadata": metadata, "spec": {"sessionAffinity": "ClientIP"}})),
+    ]}});
+    let before = installation.snapshot().await?;
+    installation.edit(&spec).await?;
+    installation.wait_until_complete().await?;
+    let deployment = serde_json::to_value(deployments(installation).get("virt-controller").await?)?;
+    ensure!(deployment["spec"]["template"]["spec"]["dnsPolicy"] == "Default", "{}", deployment["spec"]);
+    ensure!(deployment["metadata"]["labels"]["patched"] == "yes", "{}", deployment["metadata"]);
+    take_back(installation, &before).await
+}
+
+async fn pull_secrets_are_set_and_unset(installation: &EditedInstallation) -> Result<()> {
+    let before = installation.snapshot().await?;
+    installation.edit(&json!({"imagePullSecrets": [{"name": "pull-me"}]})).await?;
+    installation.wait_until_complete().await?;
+    let deployment = serde_json::to_value(deployments(installation).get("virt-api").await?)?;
+    let secrets = &deployment["spec"]["template"]["spec"]["imagePullSecrets"];
+    ensure!(secrets[0]["name"] == "pull-me", "{secrets}");
+    take_back(installation, &before).await
+}
+
+/// Such an edit never completes, so nothing about it is recorded in the status.
+async fn virt_handler_returns_to_every_node(installation: &EditedInstallation) -> Result<()> {
+    let before = installation.snapshot().await?;
+    let selector = json!({"workloads": {"nodePlacement": {"nodeSelector": {"example.com/no-node-has-it": "x"}}}});
+    installation.edit(&selector).await?;
+    wait_for_pods(installation, 0).await?;
+    take_back(installation, &before).await?;
+    let nodes: Api<Node> = Api::all(installation.lab.client());
+    wait_for_pods(installation, nodes.list(&Default::default()).await?.items.len().try_into()?).await
+}
+
+/// Waits until this many pods of virt-handler are desired and ready.
+async fn wait_for_pods(installation: &EditedInstallation, count: i32) -> Result<()> {
+    let has_pods = |daemon_set: Option<&DaemonSet>| {
+        let status = daemon_set.and_then(|daemon_set| daemon_set.status.as_ref());
+        status.is_some_and(|status| status.desired_number_scheduled == count && status.number_ready == count)
+    };
+    let what = format!("virt-handler has {count} pods");
+    installation.lab.wait(&what, TIMEOUT, daemon_sets(installation), "virt-handler", has_pods).await.map(|_| ())
+}
+
+async fn a_migration_network_is_set_and_unset(installation: &EditedInstallation) -> Result<()> {
+    let spec = json!({"configuration": {"migrations": {"network": "migration"}}});
+    let before = installation.snapshot().await?;
+    installation.edit(&spec).await?;
+    installation.wait_until_complete().await?;
+    let daemon_set = serde_json::to_value(daemon_sets(installation).get("virt-handler").await?)?;
+    let annotations = &daemon_set["spec"]["template"]["metadata"]["annotations"];
+    ensure!(annotations["k8s.v1.cni.cncf.io/networks"].is_string(), "{annotations}");
+    take_back(installation, &before).await
+}
+
+/// `cargo xtask chaos edits` runs many random chains. This one has some of everything.
+async fn a_chain_of_edits_equals_a_fresh_installation(_: Arc<SharedLabs>) -> Result<()> {
+    let [first, replaced, other, last] = [3, 5, 8, 13].map(random_spec);
+    let installation = EditedInstallation::start(VirtOperator::ours(program()), &first).await?;
+    installation.edit(&json!({})).await?;
+    installation.wait_until_complete().await.context("without settings")?;
+    installation.edit(&replaced).await?;
+    // The next edit replaces it before its pods are ready.
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    installation.edit(&other).await?;
+    installation.wait_until_complete().await.context("after a replaced edit")?;
+    installation.edit(&last).await?;
+    installation.wait_until_complete().await.context("after the last edit")?;
+    let comparison = installation.compare_with_fresh(&last).await?;
+    ensure!(comparison.is_equal(), "{comparison}\n{}", comparison.details(5));
+    let seen = crate::support::operator_requests(&installation.lab)?.len();
+    replace_operator(&installation.lab).await?;
+    installation.wait_until_complete().await?;
+    let writes = writes_since(&installation.lab, seen)?;
+    ensure!(writes.is_empty(), "nothing changed, but a restarted operator wrote {writes:?}");
+    installation.lab.stop().await
+}
