@@ -121,3 +121,15 @@ fn an_installation_without_any_ready_node_waits() {
         reconcile.outcome.stop
     );
 }
+
+#[test]
+fn the_pod_of_the_job_for_another_release_is_named() {
+    let mut cluster = TestCluster::new(&json!({"imageTag": "v1.9.0"}));
+    cluster.reconcile();
+    let job = cluster.objects.keys().find(|(kind, _)| kind == "Job").unwrap().1.name().to_owned();
+    cluster.pods = pods(&[pod("Job", &job, "node-1", &image_not_pulled())], &[]);
+    let reconcile = cluster.reconcile();
+    assert_eq!(events(&reconcile).first().map(|(reason, _)| *reason), Some("PodsFail"));
+    let (_, message) = condition(&cluster, "Progressing");
+    assert!(message.contains(&job) && message.contains("image example.org/x:bad cannot be pulled"), "{message}");
+}
