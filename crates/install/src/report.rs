@@ -27,6 +27,7 @@ use crate::{
     kind::Kind,
     names::event_reason,
     observed::Observed,
+    order::Lane,
     orphans::orphans,
     plan::{optional_step, wait},
     pods,
@@ -458,6 +459,10 @@ fn generations(
             }
             let known = up_to_date.get(&(object.kind, object.key.clone()));
             let known = known.filter(|known| known.digest == live.digest).map(|known| known.record);
+            // This plan has not compared the objects of other lanes.
+            if known.is_none() && object.stage.lane() != Lane::Components {
+                return observed.recorded_generation(object.kind, &object.key).cloned();
+            }
             // A live object that cannot be read has stopped the plan before.
             let record = known.unwrap_or_else(|| Record::new(object, live).unwrap_or_default())?;
             Some(Generation {

@@ -45,6 +45,9 @@ const DEFAULT_NAMESPACE: &str = "kubevirt";
 /// There is one resource, and one reconcile of it may write hundreds of objects.
 const OPTIONS: RunnerOptions = RunnerOptions { workers: 1, reconcile_deadline: Duration::from_secs(120), resync: None };
 
+/// No event tells that an object of another client, whose name the installation needs, was deleted.
+const INVALID_RETRY: Duration = Duration::from_secs(60);
+
 pub(crate) fn run(arguments: RunArguments) -> anyhow::Result<ExitCode> {
     let settings = Settings::new(arguments, |name| std::env::var(name).ok())?;
     let environment = Environment::from_variables(std::env::vars());
@@ -164,6 +167,7 @@ impl KubeVirtOperator {
     /// The executor of one lane. The caches learn of the writes of all lanes.
     fn executor(&self, stored_objects: &Arc<StoredObjectRecorder>) -> Arc<Executor> {
         let executor = Executor::new(self.context.clients.rate_limited.clone(), FIELD_MANAGER);
+        let executor = executor.retry_invalid_within(INVALID_RETRY);
         Arc::new(self.caches.observe_writes(executor, stored_objects))
     }
 }

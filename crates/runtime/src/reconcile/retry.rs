@@ -93,7 +93,7 @@ const fn class_backoff(class: ErrorClass) -> Backoff {
         // A change of the object triggers a reconcile. A change of the policy or webhook that rejected it does not.
         ErrorClass::Invalid => backoff(30_000, 300),
         // Granting a permission triggers no reconcile.
-        ErrorClass::Forbidden => backoff(5_000, 300),
+        ErrorClass::Forbidden => backoff(5_000, 60),
         ErrorClass::Bug => backoff(1_000, 300),
     }
 }

@@ -59,7 +59,7 @@ async fn an_installation_is_created_customized_repaired_and_then_left_unchanged(
     lab.stop().await
 }
 
-fn spec_with_patch(kind: &str, patch: &str) -> Value {
+pub(crate) fn spec_with_patch(kind: &str, patch: &str) -> Value {
     json!({"customizeComponents": {"patches": [
         {"resourceType": "Deployment", "resourceName": "virt-api", "type": kind, "patch": patch},
     ]}})
@@ -73,7 +73,7 @@ fn variant_spec(name: &str) -> Result<Value> {
 }
 
 /// Replaces the whole spec; nothing is merged.
-async fn replace_spec(lab: &Lab, spec: &Value) -> Result<DynamicObject> {
+pub(crate) async fn replace_spec(lab: &Lab, spec: &Value) -> Result<DynamicObject> {
     let patch: json_patch::Patch = serde_json::from_value(json!([{"op": "replace", "path": "/spec", "value": spec}]))?;
     let replaced = kubevirts(lab).patch("kubevirt", &PatchParams::default(), &Patch::<()>::Json(patch)).await;
     replaced.context("editing the KubeVirt resource")

@@ -8,12 +8,15 @@ mod commands;
 mod drift;
 mod edits;
 mod install;
+mod lanes;
 mod lifecycle;
 mod manifests;
 mod pods;
 mod process;
+mod rotation;
 mod support;
 mod unreachable;
+mod webhook_client;
 
 use std::process::ExitCode;
 
@@ -33,6 +36,8 @@ fn add(suite: &mut Suite) {
     drift::add(suite);
     pods::add(suite);
     process::add(suite);
+    lanes::add(suite);
+    rotation::add(suite);
     unreachable::add(suite);
     alerts::add(suite);
 }

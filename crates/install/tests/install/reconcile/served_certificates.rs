@@ -16,7 +16,7 @@ fn with_outdated_pod(state: ServedState) -> TestCluster {
     let mut cluster = installed(&json!({}));
     let ready = json!({"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]});
     let key = ObjectKey::namespaced("kubevirt", "pod-node-1");
-    cluster.put("Pod", key.clone(), json!({"metadata": {}}), "replicaset-controller");
+    cluster.put("Pod", key.clone(), json!({"kind": "Pod", "metadata": {}}), "replicaset-controller");
     let uid = cluster.object("Pod", "pod-node-1")["metadata"]["uid"].clone();
     let mut all = ["node-1", "node-2"].map(|node| pod("ReplicaSet", "virt-api-5d4f", node, &ready));
     all[0]["metadata"]["uid"] = uid.clone();

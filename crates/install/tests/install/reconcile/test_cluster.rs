@@ -12,11 +12,11 @@ use k8s_openapi::{
 };
 use serde_json::{Value, json};
 use vitivirt_api::{
-    Failure, ObjectKey, Operation, Outcome, Plan, Report, Step, Stop, Target, Write, kubevirt::KubeVirt,
+    EventRecord, Failure, ObjectKey, Operation, Outcome, Plan, Report, Step, Stop, Target, Write, kubevirt::KubeVirt,
 };
 use vitivirt_install::{
     Cluster, DeploymentConfig, Desired, Environment, InstallStrategy, Installation, Kind, Lane, LiveObject, Objects,
-    Observed, Repairs, StoredObjects, UpToDate,
+    Observed, Repairs, StoredObjects, UpToDate, certificate_report,
     certificates::{CertificateScope, DesiredCertificates, certificate_plan},
     desired_installation, is_of_another_release, lane_problem, owns,
     pods::Pods,
@@ -205,7 +205,7 @@ impl TestCluster {
 
     /// Reconciles every lane once.
     pub(crate) fn reconcile(&mut self) -> Reconcile {
-        let (steps, mut sent) = self.reconcile_certificates();
+        let (steps, mut sent, events) = self.reconcile_certificates();
         let (mut plan, mut written) = (Plan { steps }, sent.len());
         let mut components = None;
         for lane in [Lane::Instancetypes, Lane::Monitoring, Lane::Components] {
@@ -234,11 +234,12 @@ impl TestCluster {
             plan.steps.extend(lane_plan.steps);
         }
         self.now += SignedDuration::from_secs(1);
-        let (outcome, report) = components.unwrap();
+        let (outcome, mut report) = components.unwrap();
+        report.events.extend(events);
         Reconcile { plan, sent, outcome: Outcome { written, ..outcome }, report }
     }
 
-    fn reconcile_certificates(&mut self) -> (Vec<Step>, Vec<String>) {
+    fn reconcile_certificates(&mut self) -> (Vec<Step>, Vec<String>, Vec<EventRecord>) {
         let observed = self.observed();
         let exist = observed.objects.of_kind(Kind::Secret).next().is_some();
         let own = exist && !is_of_another_release(&self.kubevirt, &self.environment);
@@ -255,7 +256,8 @@ impl TestCluster {
             self.lane_problems.remove(&Lane::Certificates);
             self.lane_problems.extend(problem.map(|problem| (Lane::Certificates, problem)));
         }
-        (plan.steps, sent)
+        let events = certificate_report(&observed, &plan, &outcome, None).events;
+        (plan.steps, sent, events)
     }
 
     /// Reconciles as often as an installation needs, for one with a problem that stays.

@@ -1,0 +1,87 @@
+//! A client that calls KubeVirt's webhooks and aggregated API every 200 ms, and remembers every call that failed.
+
+use std::{sync::Arc, time::Duration};
+
+use anyhow::{Result, ensure};
+use kube::{
+    Api, Client,
+    api::{DynamicObject, Patch, PatchParams, PostParams},
+};
+use serde_json::json;
+use tokio::{sync::Mutex, task::JoinSet, time::interval};
+use vitivirt_lab::kubevirt_resource;
+
+use crate::{install::vm, support::NAMESPACE};
+
+const EVERY: Duration = Duration::from_millis(200);
+/// The aggregated API, which virt-api serves.
+const AGGREGATED: &str = "/apis/subresources.kubevirt.io/v1/version";
+
+pub(crate) struct WebhookClient {
+    failures: Arc<Mutex<Vec<String>>>,
+    calls: Arc<Mutex<usize>>,
+    tasks: JoinSet<()>,
+}
+
+impl WebhookClient {
+    /// Calls through each of these clients, until it is dropped. `is_failure` decides whether an error counts.
+    pub(crate) fn start(clients: Vec<Client>, is_failure: fn(&str) -> bool) -> Self {
+        let (failures, calls): (Arc<Mutex<Vec<String>>>, Arc<Mutex<usize>>) = Default::default();
+        let mut tasks = JoinSet::new();
+        for (number, client) in clients.into_iter().enumerate() {
+            let (failures, calls) = (failures.clone(), calls.clone());
+            tasks.spawn(async move {
+                let mut ticks = interval(EVERY);
+                loop {
+                    ticks.tick().await;
+                    for (what, result) in call_everything(&client).await {
+                        *calls.lock().await += 1;
+                        if let Err(error) = result
+                            && is_failure(&error)
+                        {
+                            failures.lock().await.push(format!("API server {number}, {what}: {error}"));
+                        }
+                    }
+                }
+            });
+        }
+        Self { failures, calls, tasks }
+    }
+
+    /// Fails if a call has failed.
+    pub(crate) async fn finish(mut self) -> Result<()> {
+        self.tasks.shutdown().await;
+        let (failures, calls) = (self.failures.lock().await.clone(), *self.calls.lock().await);
+        ensure!(calls > 50, "only {calls} calls");
+        let first: Vec<&String> = failures.iter().take(5).collect();
+        ensure!(failures.is_empty(), "{} of {calls} calls failed: {first:#?}", failures.len());
+        Ok(())
+    }
+
+    /// A VM that is only validated.
+    pub(crate) async fn create_vm(vms: &Api<DynamicObject>) -> Result<(), String> {
+        let dry_run = PostParams { dry_run: true, ..PostParams::default() };
+        let vm = serde_json::from_value(vm("probe")).map_err(|error| error.to_string())?;
+        vms.create(&dry_run, &vm).await.map(|_| ()).map_err(|error| error.to_string())
+    }
+}
+
+async fn call_everything(client: &Client) -> [(&'static str, Result<(), String>); 3] {
+    let vms: Api<DynamicObject> = Api::namespaced_with(client.clone(), "default", &kubevirt_resource("VirtualMachine"));
+    let kubevirts: Api<DynamicObject> = Api::namespaced_with(client.clone(), NAMESPACE, &kubevirt_resource("KubeVirt"));
+    let dry_run = PatchParams { dry_run: true, ..PatchParams::default() };
+    let touch = Patch::Merge(json!({"metadata": {"annotations": {"example.com/probe": "true"}}}));
+    let request = http::Request::get(AGGREGATED).body(Vec::new());
+    let aggregated = async {
+        let request = request.map_err(|error| error.to_string())?;
+        client.request_text(request).await.map(|_| ()).map_err(|error| error.to_string())
+    };
+    [
+        ("webhook of virt-api", WebhookClient::create_vm(&vms).await),
+        (
+            "webhook of virt-operator",
+            kubevirts.patch("kubevirt", &dry_run, &touch).await.map(|_| ()).map_err(|error| error.to_string()),
+        ),
+        ("aggregated API", aggregated.await),
+    ]
+}
