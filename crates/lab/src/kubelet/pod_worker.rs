@@ -154,7 +154,10 @@ impl<'a> PodWorker<'a> {
                 volume_updates: kubelet.volume_updates(pod),
             };
             let process = PodProcess::prepare(&context, pod, self.address, program?).await?;
-            self.process_state = if late.is_zero() {
+            let fate = kubelet.behaviour.borrow().fate(pod);
+            // Its process starts when the rule is lifted.
+            let cannot_run = matches!(fate, Some(PodFate::ImageMissing | PodFate::InitCrashes));
+            self.process_state = if late.is_zero() && !cannot_run {
                 ProcessState::Running { child: process.spawn()?, since: Instant::now() }
             } else {
                 ProcessState::Late { until: Instant::now() + late }

@@ -46,7 +46,7 @@ fn a_ca_that_is_still_in_the_bundle_is_trusted_until_it_expires() {
     let old = leaf(&fixture);
     fixture.now += HOUR;
     fixture.stored.secrets.remove(CA);
-    fixture.issue_and_store();
+    fixture.settle_after_propagation();
     let state = |at| check(Some(&old), &leaf(&fixture), &cas(&fixture), at);
     assert_eq!(state(fixture.now), ServedState::NotReloaded, "the bundle contains the old CA too");
 }
