@@ -233,7 +233,7 @@ fn is_complete(observed: &Observed, deployment: &str, except: Option<&str>) -> b
 /// The pod that a plan deletes because of its certificate, if the request was sent.
 pub fn deleted_pod<'a>(observed: &'a Observed, plan: &Plan, outcome: &Outcome) -> Option<&'a ServedCertificate> {
     let step = plan.steps.iter().find(|step| step.name == STEP)?;
-    if matches!(&outcome.stop, Stop::Failed { .. }) && outcome.written == 0 {
+    if matches!(&outcome.stop, Stop::Failed { step, .. } if *step == STEP || outcome.written == 0) {
         return None;
     }
     let Some(Write::Delete { uid, .. }) = step.writes.first() else { return None };

@@ -68,8 +68,6 @@ impl Observer {
         } else {
             self.monitoring.close();
         }
-        let mut pods = self.caches.pods();
-        pods.dead_nodes = self.node_checks.dead_nodes(&self.client, pods.nodes_to_check(timestamp(now))).await;
         Ok(Some(Observed {
             first_kubevirt: None,
             operator_namespace: self.namespace.clone(),
@@ -81,7 +79,7 @@ impl Observer {
             synchronization_addresses: self.synchronization_addresses(&kubevirt, &config).await,
             // Objects of a monitoring stack that could not be looked up are not orphans.
             caches_complete: caches_complete && monitoring_known,
-            pods,
+            pods: self.caches.pods(),
             served: self.prober.served(),
             crds_with_objects: BTreeSet::new(),
             unchecked_orphans: None,
@@ -142,6 +140,12 @@ impl Observer {
             tracing::warn!(error = failure.message, "addresses of virt-synchronization-controller cannot be read");
             kubevirt.status.as_ref().map(|status| status.synchronization_addresses.clone()).unwrap_or_default()
         })
+    }
+
+    /// Finds out which nodes are not ready, if a pod is not. Only the lane that waits for pods needs that.
+    pub(crate) async fn check_nodes(&self, observed: &mut Observed) {
+        let nodes = observed.pods.nodes_to_check(observed.now);
+        observed.pods.dead_nodes = self.node_checks.dead_nodes(&self.client, nodes).await;
     }
 
     /// Before orphans are deleted: if the live check fails, they stay, and the rest of the installation goes on.

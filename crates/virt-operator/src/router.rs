@@ -152,9 +152,15 @@ impl EventRouter {
         self.enqueue_lane(Lane::Certificates);
     }
 
-    /// When a pod of the installation changes, enqueue every resource, because conditions name why pods do not start.
-    fn pod_changed(&self, _: &Change<Pod>) {
+    /// When a pod of the installation changes, enqueue every resource, because conditions name why pods do not start. If
+    /// a Deployment owns the pod, also in the lane `Certificates`: the next pod that does not load its certificate is
+    /// deleted when the last one was replaced.
+    fn pod_changed(&self, change: &Change<Pod>) {
         self.enqueue_lane(Lane::Components);
+        let is_of_deployment = |pod: &Pod| pod.workload.as_ref().is_some_and(|(kind, _)| *kind == Kind::Deployment);
+        if change.new.as_deref().or(change.old.as_deref()).is_some_and(is_of_deployment) {
+            self.enqueue_lane(Lane::Certificates);
+        }
     }
 
     /// When the operator's namespace, a node, or an object that the installation depends on changes, enqueue every
