@@ -106,7 +106,7 @@ impl<L: LaneType> Controller for LaneController<L> {
 }
 
 impl LaneContext {
-    /// Tells the lane `Components` what is wrong in another lane, and that its objects are written.
+    /// Reports to the lane `Components` what is wrong in another lane, and that its objects are written.
     pub(crate) fn publish(&self, lane: Lane, outcome: &Outcome) {
         let changed = lane_problem(&outcome.stop).is_some_and(|problem| self.problems.set(lane, problem));
         if changed || outcome.written > 0 {

@@ -45,7 +45,7 @@ const DEFAULT_NAMESPACE: &str = "kubevirt";
 /// There is one resource, and one reconcile of it may write hundreds of objects.
 const OPTIONS: RunnerOptions = RunnerOptions { workers: 1, reconcile_deadline: Duration::from_secs(120), resync: None };
 
-/// No event tells that an object of another client, whose name the installation needs, was deleted.
+/// No event follows when an object of another client, whose name the installation needs, is deleted.
 const INVALID_RETRY: Duration = Duration::from_secs(60);
 
 pub(crate) fn run(arguments: RunArguments) -> anyhow::Result<ExitCode> {

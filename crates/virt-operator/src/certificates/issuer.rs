@@ -109,7 +109,7 @@ impl CertificateIssuer<'_> {
         Ok(SigningCa { certificate: ca, term, is_stored, trusted_since })
     }
 
-    /// Whether every client has been told to trust a CA. Only the bundle `CA` is in webhooks and APIServices.
+    /// Whether every client trusts a CA, as far as bundles say it. Only the bundle `CA` is in webhooks and APIServices.
     fn is_in_every_bundle(&self, desired: &Certificate, ca: &CertifiedKey) -> bool {
         let contains = |bundle: &str| parse_bundle(bundle).iter().any(|other| other.certificate == ca.certificate);
         let trusted = self.stored.trusted_bundles.iter().filter(|_| desired.secret == CA);

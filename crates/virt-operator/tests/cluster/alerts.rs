@@ -80,7 +80,7 @@ async fn every_metric_of_a_rule_is_exported(_: Arc<SharedLabs>) -> Result<()> {
 }
 
 /// The account that Prometheus uses. Without it, virt-operator installs no rules.
-const MONITORING: &str = "
+pub(crate) const MONITORING: &str = "
 apiVersion: v1
 kind: Namespace
 metadata: {name: monitoring}

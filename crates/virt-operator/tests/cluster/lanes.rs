@@ -1,7 +1,7 @@
 //! What is wrong in one part of an installation does not hold up the others: certificates are renewed in every state of
 //! the resource, webhooks answer throughout, and the edit that corrects the resource is accepted.
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, sync::Arc};
 
 use anyhow::{Context, Result, anyhow, ensure};
 use k8s_openapi::{
@@ -17,13 +17,13 @@ use kube::{
     api::{ApiResource, DeleteParams, DynamicObject, ObjectMeta, Patch, PatchParams, PostParams},
 };
 use serde_json::{Value, json};
-use tokio::time::Instant;
 use vitivirt_lab::{
     Extension, Lab, LabOptions, PodFate, PodRule, VirtOperator,
     harness::{SharedLabs, Suite},
 };
 
 use crate::{
+    alerts::MONITORING,
     lifecycle::{replace_spec, spec_with_patch},
     support::{NAMESPACE, TIMEOUT, condition, create_kubevirt, kubevirts, program, wait_until_available},
     webhook_client::WebhookClient,
@@ -44,11 +44,11 @@ async fn certificates_are_renewed_in_every_state_of_the_resource(_: Arc<SharedLa
     let lab = Lab::start(LabOptions { extensions, ..LabOptions::default() }).await?;
     lab.create_virt_operator(&VirtOperator::ours(program())).await?;
     lab.wait_for_virt_operator(TIMEOUT).await?;
+    lab.create(MONITORING).await?;
     let service = create_foreign_service(&lab).await?;
     create_kubevirt(&lab, &with_lifetimes(json!({}))).await?;
     wait_for_message(&lab, "Degraded", "Service kubevirt/virt-api already exists").await?;
-    wait_until_certified(&lab).await?;
-    let client = WebhookClient::start(vec![lab.client()], |_| true);
+    WebhookClient::wait_until_answered(&lab.client()).await?;
     rotate(&lab, "Degraded", "Service kubevirt/virt-api already exists").await.context("foreign Service")?;
 
     let services: Api<Service> = Api::namespaced(lab.client(), NAMESPACE);
@@ -76,7 +76,6 @@ async fn certificates_are_renewed_in_every_state_of_the_resource(_: Arc<SharedLa
     objects_can_be_written(&lab, role).await?;
     replace_spec(&lab, &with_lifetimes(json!({}))).await.context("the last edit")?;
     wait_until_available_soon(&lab).await.context("after every cause was removed")?;
-    client.finish().await?;
     lab.stop().await
 }
 
@@ -117,23 +116,9 @@ async fn wait_until_available_soon(lab: &Lab) -> Result<()> {
     if first.is_ok() { first } else { wait_until_available(lab).await }
 }
 
-/// Waits until virt-api answers with its certificate, although the resource is not available.
-async fn wait_until_certified(lab: &Lab) -> Result<()> {
-    let vms: Api<DynamicObject> =
-        Api::namespaced_with(lab.client(), "default", &vitivirt_lab::kubevirt_resource("VirtualMachine"));
-    let deadline = Instant::now() + TIMEOUT;
-    loop {
-        match WebhookClient::create_vm(&vms).await {
-            Ok(()) => return Ok(()),
-            Err(error) => ensure!(Instant::now() < deadline, "virt-api does not answer: {error}"),
-        }
-        // No watch reports when the API server reaches a webhook, so this polls.
-        tokio::time::sleep(Duration::from_millis(200)).await;
-    }
-}
-
-/// Waits for new certificates. The condition says what is wrong all the time.
+/// Waits for new certificates. The condition says what is wrong all the time, and no call fails.
 async fn rotate(lab: &Lab, kind: &str, expected: &str) -> Result<()> {
+    let client = WebhookClient::start(vec![lab.client()]);
     let secrets: Api<Secret> = Api::namespaced(lab.client(), NAMESPACE);
     let mut seen = BTreeSet::from([certificate(&secrets.get(SECRET).await?)?]);
     while seen.len() <= ROTATIONS {
@@ -150,7 +135,7 @@ async fn rotate(lab: &Lab, kind: &str, expected: &str) -> Result<()> {
             condition(&kubevirt, kind)
         );
     }
-    Ok(())
+    client.finish().await
 }
 
 fn certificate(secret: &Secret) -> Result<Vec<u8>> {

@@ -38,7 +38,10 @@ async fn five_rotations_fail_no_call(_: Arc<SharedLabs>) -> Result<()> {
     create_kubevirt(&lab, &lifetimes).await?;
     wait_until_available(&lab).await?;
     let second = lab.admin().through(lab.second_api_server()?).client("probe")?;
-    let client = WebhookClient::start(vec![lab.client(), second], |_| true);
+    for client in [&lab.client(), &second] {
+        WebhookClient::wait_until_answered(client).await?;
+    }
+    let client = WebhookClient::start(vec![lab.client(), second]);
     let secrets: Api<Secret> = Api::namespaced(lab.client(), NAMESPACE);
     let mut cas = BTreeSet::new();
     while cas.len() <= ROTATIONS {

@@ -8,10 +8,17 @@ use kube::{
     api::{DynamicObject, Patch, PatchParams, PostParams},
 };
 use serde_json::json;
-use tokio::{sync::Mutex, task::JoinSet, time::interval};
+use tokio::{
+    sync::Mutex,
+    task::JoinSet,
+    time::{Instant, interval, sleep},
+};
 use vitivirt_lab::kubevirt_resource;
 
-use crate::{install::vm, support::NAMESPACE};
+use crate::{
+    install::vm,
+    support::{NAMESPACE, TIMEOUT},
+};
 
 const EVERY: Duration = Duration::from_millis(200);
 /// The aggregated API, which virt-api serves.
@@ -24,8 +31,23 @@ pub(crate) struct WebhookClient {
 }
 
 impl WebhookClient {
-    /// Calls through each of these clients, until it is dropped. `is_failure` decides whether an error counts.
-    pub(crate) fn start(clients: Vec<Client>, is_failure: fn(&str) -> bool) -> Self {
+    /// Waits until every call succeeds.
+    pub(crate) async fn wait_until_answered(client: &Client) -> Result<()> {
+        let deadline = Instant::now() + TIMEOUT;
+        loop {
+            let failed: Vec<String> =
+                call_everything(client).await.into_iter().filter_map(|(_, result)| result.err()).collect();
+            if failed.is_empty() {
+                return Ok(());
+            }
+            ensure!(Instant::now() < deadline, "calls fail: {failed:?}");
+            // No watch reports when the API server reaches another server, so this polls.
+            sleep(EVERY).await;
+        }
+    }
+
+    /// Calls through each of these clients, until it is dropped.
+    pub(crate) fn start(clients: Vec<Client>) -> Self {
         let (failures, calls): (Arc<Mutex<Vec<String>>>, Arc<Mutex<usize>>) = Default::default();
         let mut tasks = JoinSet::new();
         for (number, client) in clients.into_iter().enumerate() {
@@ -36,9 +58,7 @@ impl WebhookClient {
                     ticks.tick().await;
                     for (what, result) in call_everything(&client).await {
                         *calls.lock().await += 1;
-                        if let Err(error) = result
-                            && is_failure(&error)
-                        {
+                        if let Err(error) = result {
                             failures.lock().await.push(format!("API server {number}, {what}: {error}"));
                         }
                     }
@@ -57,13 +77,13 @@ impl WebhookClient {
         ensure!(failures.is_empty(), "{} of {calls} calls failed: {first:#?}", failures.len());
         Ok(())
     }
+}
 
-    /// A VM that is only validated.
-    pub(crate) async fn create_vm(vms: &Api<DynamicObject>) -> Result<(), String> {
-        let dry_run = PostParams { dry_run: true, ..PostParams::default() };
-        let vm = serde_json::from_value(vm("probe")).map_err(|error| error.to_string())?;
-        vms.create(&dry_run, &vm).await.map(|_| ()).map_err(|error| error.to_string())
-    }
+/// A VM that is only validated.
+async fn create_vm(vms: &Api<DynamicObject>) -> Result<(), String> {
+    let dry_run = PostParams { dry_run: true, ..PostParams::default() };
+    let vm = serde_json::from_value(vm("probe")).map_err(|error| error.to_string())?;
+    vms.create(&dry_run, &vm).await.map(|_| ()).map_err(|error| error.to_string())
 }
 
 async fn call_everything(client: &Client) -> [(&'static str, Result<(), String>); 3] {
@@ -77,7 +97,7 @@ async fn call_everything(client: &Client) -> [(&'static str, Result<(), String>)
         client.request_text(request).await.map(|_| ()).map_err(|error| error.to_string())
     };
     [
-        ("webhook of virt-api", WebhookClient::create_vm(&vms).await),
+        ("webhook of virt-api", create_vm(&vms).await),
         (
             "webhook of virt-operator",
             kubevirts.patch("kubevirt", &dry_run, &touch).await.map(|_| ()).map_err(|error| error.to_string()),
