@@ -18,6 +18,7 @@ use super::{
 };
 use crate::{
     config::DeploymentConfig,
+    customize::Customizer,
     drift::{Drift, drift},
     eligibility::is_eligible,
     environment::Environment,
@@ -73,13 +74,21 @@ impl DesiredCertificates {
                 certificate.lifetime = stored.unwrap_or(certificate.lifetime);
             }
         }
-        let objects = match scope {
-            CertificateScope::Existing => Vec::new(),
-            CertificateScope::OwnRelease | CertificateScope::Installation(_) => {
-                certificate_objects(observed, &config, &certificates)?
+        if matches!(scope, CertificateScope::Existing) {
+            return Ok(Self { certificates, objects: Vec::new(), is_valid: false });
+        }
+        let customizer = Customizer::new(&observed.kubevirt.spec.customize_components)
+            .and_then(|customizer| check_installable(&observed.kubevirt).map(|()| customizer));
+        let customized =
+            customizer.and_then(|customizer| certificate_objects(observed, &config, &certificates, Some(&customizer)));
+        Ok(match customized {
+            Ok(objects) => Self { certificates, objects, is_valid: true },
+            // The lane `Components` reports why the resource is invalid.
+            Err(_) => {
+                let objects = certificate_objects(observed, &config, &certificates, None)?;
+                Self { certificates, objects, is_valid: false }
             }
-        };
-        Ok(Self { certificates, objects, is_valid: check_installable(&observed.kubevirt).is_ok() })
+        })
     }
 }
 
@@ -93,16 +102,20 @@ fn stored_secret<'a>(observed: &'a Observed, name: &str) -> Option<&'a Arc<LiveO
     observed.objects.get(Kind::Secret, &ObjectKey::namespaced(&observed.operator_namespace, name))
 }
 
-/// The Secrets of these certificates and the ConfigMaps of bundles, as they are created.
+/// The Secrets of these certificates and the ConfigMaps of bundles, as they are created. Users may patch Secrets.
 fn certificate_objects(
     observed: &Observed,
     config: &DeploymentConfig,
     certificates: &[Certificate],
+    customizer: Option<&Customizer>,
 ) -> Result<Vec<InstallationObject>, Failure> {
     let metadata = ManagedMetadata::new(&observed.kubevirt, config);
     let mut objects = Vec::new();
     for certificate in certificates {
         let mut object = Body::from_object(&super::secret(&config.namespace, &certificate.secret))?.into_json();
+        if let Some(customizer) = customizer {
+            customizer.apply(Kind::Secret, &certificate.secret, &mut object)?;
+        }
         metadata.add_to_object(&mut object);
         annotate_lifetime(&mut object, certificate.lifetime);
         let stage = if is_ca(&certificate.secret) { Stage::CaSecrets } else { Stage::Certificates };
