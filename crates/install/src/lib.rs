@@ -82,10 +82,10 @@ pub use object::InstallationObject;
 pub use observed::{Objects, Observed};
 pub use order::{Lane, Stage};
 pub use orphans::orphans;
-pub use plan::{owns, plan};
+pub use plan::{owns, plan, wait::LANE as LANE_WAIT};
 pub use repairs::{Repairs, record_certificate_repairs, record_repairs};
-pub use report::{certificate_report, lane_problem, problem, report};
-pub use rollout::{HeldNodes, NodeHistory};
+pub use report::{certificate_report, lane_problem, lane_report, problem, report};
+pub use rollout::{HeldNodes, NodeHistory, api_replicas};
 pub use strategy::{
     InstallStrategy, StrategyItem, config_map,
     job::{is_of_another_release, variable},

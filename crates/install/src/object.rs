@@ -159,9 +159,12 @@ fn json_object<const N: usize>(pairs: [(&str, Value); N]) -> Value {
     Value::Object(pairs.into_iter().map(|(key, value)| (key.to_owned(), value)).collect::<Map<_, _>>())
 }
 
+/// The key of the certificate in a Secret of type `kubernetes.io/tls`.
+pub(crate) const CERTIFICATE: &str = "tls.crt";
+
 /// The data of a Secret of type `kubernetes.io/tls`.
 pub(crate) fn key_pair_data(pair: &KeyPair) -> Value {
-    json_object([("tls.crt", base64_value(&pair.certificate)), ("tls.key", base64_value(&pair.key))])
+    json_object([(CERTIFICATE, base64_value(&pair.certificate)), ("tls.key", base64_value(&pair.key))])
 }
 
 /// Bytes in base64, as in JSON.

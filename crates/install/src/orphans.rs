@@ -6,7 +6,7 @@ use std::{collections::HashSet, sync::Arc};
 use vitivirt_api::ObjectKey;
 
 use crate::{
-    config::DeploymentConfig, desired::Desired, installation::Installation, kind::Kind, live::LiveObject,
+    config::DeploymentConfig, desired::Desired, installation::Installation, kind::Kind, live::LiveObject, names::label,
     observed::Observed, webhooks::BLOCKING_PREFIX,
 };
 
@@ -71,7 +71,9 @@ pub(crate) fn orphaned_objects<'a>(
     let is_orphan = |kind: Kind, key: &ObjectKey, live: &LiveObject| {
         let is_current = live.is_strategy && (Some(key) == current_strategy || current_strategy.is_none());
         let kept = desired.contains(&(kind, key)) || key.name().starts_with(BLOCKING_PREFIX) || is_current;
-        !kept && !live.deleting && key.namespace().is_none_or(|namespace| namespaces.contains(namespace))
+        // Any client can copy the annotations alone.
+        let is_marked = live.labels.contains_key(label::MANAGED_BY);
+        is_marked && !kept && !live.deleting && key.namespace().is_none_or(|namespace| namespaces.contains(namespace))
     };
     DELETE_ORDER
         .into_iter()

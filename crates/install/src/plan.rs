@@ -31,7 +31,7 @@ use crate::{
     record::{Record, Recorded},
     repairs::is_delayed,
     strategy::job,
-    trust::{StoredTrust, TRUSTING_KINDS, keep_live_trust},
+    trust::{StoredTrust, TRUSTING_KINDS, expect_live_trust, keep_live_trust},
     webhooks::{self, BLOCKING_PREFIX},
 };
 
@@ -43,7 +43,8 @@ pub(crate) mod wait {
     pub(super) const DELETION: &str = "WaitingForDeletion";
     pub(crate) const STRATEGY: &str = "WaitingForInstallStrategy";
     pub(super) const CERTIFICATES: &str = "WaitingForCertificates";
-    pub(super) const LANE: &str = "WaitingForObjects";
+    /// Of the lane `Components`, for another lane.
+    pub const LANE: &str = "WaitingForObjects";
 }
 
 /// Steps whose failure is reported without affecting the installation, see `report`.
@@ -187,16 +188,23 @@ enum ObjectChange {
     Recreate(Write),
     /// The object is created when the certificates that it needs are stored.
     AwaitCertificates,
+    /// Another client deletes the object again and again.
+    Delayed(Target),
 }
 
 impl Planner<'_> {
     fn components(&self, plan: &mut Plan) -> Result<(), Failure> {
-        plan.steps.extend(self.install_blocking_webhook()?);
+        let blocking = self.install_blocking_webhook()?;
+        // New CRDs must not be served without it.
+        let is_blocked_first = blocking.is_some();
+        plan.steps.extend(blocking);
         let status = self.observed.kubevirt.status.as_ref();
         let installed = status.map(|status| status.observed_kube_virt_version.as_str()).unwrap_or_default();
         let mut written = Vec::new();
         for wave in waves(&self.installation.config.kube_virt_version, installed) {
-            plan.steps.push(self.wave(wave, &mut written)?);
+            let step = self.wave(wave, &mut written)?;
+            let independent = step.independent && !is_blocked_first;
+            plan.steps.push(step.independent(independent));
         }
         plan.steps.extend(self.remove_blocking_webhook());
         plan.steps.extend(self.await_lanes()?);
@@ -244,6 +252,7 @@ impl Planner<'_> {
         let mut step = Step::new(wave_name(wave)).independent(wave.independent);
         let mut deleted = None;
         let mut uncertified = false;
+        let mut delayed = None;
         let objects = self.installation.objects.iter().enumerate();
         for (index, object) in objects.filter(|(_, object)| wave.stages.contains(&object.stage)) {
             match self.change(index, object)? {
@@ -254,22 +263,28 @@ impl Planner<'_> {
                 }
                 ObjectChange::AwaitDeletion(target) => deleted = Some(target),
                 ObjectChange::AwaitCertificates => uncertified = true,
+                ObjectChange::Delayed(target) => delayed = Some(target),
                 ObjectChange::Recreate(write) => {
                     deleted = Some(write.target().clone());
                     step.writes.push(write);
                 }
             }
         }
-        step.wait = match deleted {
-            Some(target) => {
+        step.wait = match (deleted, delayed) {
+            (None, Some(target)) => {
+                let message =
+                    format!("another client deletes {target} each time; the operator creates it once a minute");
+                Some(Wait { reason: wait::DELETION, message, requeue_after: None })
+            }
+            (Some(target), _) => {
                 let message = format!("{target} is being deleted; the operator creates it again when it is gone");
                 Some(Wait { reason: wait::DELETION, message, requeue_after: None })
             }
-            None if uncertified => {
+            (None, None) if uncertified => {
                 let message = "the certificates of the components are being issued".to_owned();
                 Some(Wait { reason: wait::CERTIFICATES, message, requeue_after: None })
             }
-            None => self.await_rollout(wave, written),
+            (None, None) => self.await_rollout(wave, written),
         };
         Ok(step)
     }
@@ -280,7 +295,8 @@ impl Planner<'_> {
         }
         let target = object.target();
         if is_delayed(self.observed, object)? {
-            return Ok(ObjectChange::None);
+            let exists = self.observed.objects.get(object.kind, &object.key).is_some();
+            return Ok(if exists { ObjectChange::None } else { ObjectChange::Delayed(target) });
         }
         let Some(live) = self.observed.objects.get(object.kind, &object.key) else {
             if self.awaits_certificates(object) {
@@ -309,7 +325,11 @@ impl Planner<'_> {
         let recorded = Record::new(object, live)?.map_or(Recorded::Never, |record| record.compare(recorded));
         Ok(match drift(object.kind, &body, live, recorded)? {
             Drift::None => ObjectChange::None,
-            Drift::Patch(operations) => ObjectChange::Write(Write::Patch { target, uid: live.uid.clone(), operations }),
+            Drift::Patch(mut operations) => {
+                // The lane `Certificates` may have renewed the bundle after this object was observed.
+                operations.splice(0..0, expect_live_trust(object.kind, live, &self.observed.operator_namespace)?);
+                ObjectChange::Write(Write::Patch { target, uid: live.uid.clone(), operations })
+            }
             Drift::Recreate => ObjectChange::Recreate(delete(object.kind, &object.key, live)),
         })
     }
@@ -518,7 +538,7 @@ pub(crate) fn accepts_instancetypes(observed: &Observed, installation: &Installa
 }
 
 fn blocking_webhooks(observed: &Observed) -> impl Iterator<Item = (&ObjectKey, &Arc<LiveObject>)> {
-    let configurations = observed.objects.of_kind(Kind::ValidatingWebhookConfiguration);
+    let configurations = observed.objects.recognized(Kind::ValidatingWebhookConfiguration);
     configurations.filter(|(key, live)| key.name().starts_with(BLOCKING_PREFIX) && !live.deleting)
 }
 

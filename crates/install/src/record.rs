@@ -71,11 +71,6 @@ impl Digest {
         Self::of_content(object, &|key| is_not_recorded(key) || IDENTITY.contains(&key))
     }
 
-    /// The digest of the content of a desired object, with its certificates.
-    pub(crate) fn of_body(object: &Value) -> Self {
-        Self::of_content(object, &|key| IDENTITY.contains(&key))
-    }
-
     fn of_content(object: &Value, is_skipped: &dyn Fn(&str) -> bool) -> Self {
         let mut sha1 = Sha1::new();
         let fields = object.as_object().into_iter().flatten();

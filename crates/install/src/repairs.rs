@@ -6,14 +6,16 @@
 use std::collections::HashMap;
 
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use serde_json::Value;
 use vitivirt_api::{Failure, ObjectKey, Plan, Target, Write};
 
 use crate::{
     certificates::{CA, IssuedCertificates, NoCertificates},
     desired::Desired,
     kind::Kind,
-    object::InstallationObject,
+    object::{CERTIFICATE, InstallationObject, key_pair_data},
     observed::Observed,
+    order::Lane,
     record::Digest,
     up_to_date::StoredObjects,
 };
@@ -24,94 +26,120 @@ const INTERVAL: SignedDuration = SignedDuration::from_mins(1);
 
 /// The recent writes of each object. virt-operator keeps them between reconciles. They may be lost at any time.
 #[derive(Clone, Debug, Default)]
-pub struct Repairs(HashMap<(Kind, ObjectKey), RecentWrites>);
+pub struct Repairs {
+    objects: RecentWritesByObject,
+    /// Those of the lane `Certificates`, which writes a part of some objects of other lanes.
+    certificates: RecentWritesByObject,
+}
+
+type RecentWritesByObject = HashMap<(Kind, ObjectKey), RecentWrites>;
 
 #[derive(Clone, Copy, Debug)]
 struct RecentWrites {
-    /// The desired object that was written.
-    desired: Digest,
+    /// What was written.
+    written: Digest,
     /// Each write moves this time by one interval into the future.
     spent_until: Timestamp,
 }
 
 impl RecentWrites {
+    /// `before`: the writes that this one repeats.
+    fn after(before: Option<&Self>, written: Digest, now: Timestamp) -> Self {
+        let spent_until = before.map_or(now, |before| before.spent_until.max(now)) + INTERVAL;
+        Self { written, spent_until }
+    }
+
     fn next_write(self) -> Timestamp {
         self.spent_until - INTERVAL * i32::try_from(BURST - 1).unwrap_or_default()
+    }
+
+    fn is_exhausted(self, now: Timestamp) -> bool {
+        self.next_write() > now
     }
 }
 
 impl Repairs {
-    fn add(&mut self, key: (Kind, ObjectKey), desired: Digest, now: Timestamp) {
-        let before = self.0.get(&key).filter(|before| before.desired == desired);
-        let spent_until = before.map_or(now, |before| before.spent_until.max(now)) + INTERVAL;
-        self.0.insert(key, RecentWrites { desired, spent_until });
-    }
-
-    /// When the next write of this desired object is allowed, if it is not allowed now.
-    fn next_write(&self, key: &(Kind, ObjectKey), desired: Option<Digest>, now: Timestamp) -> Option<Timestamp> {
-        let recent = self.0.get(key).filter(|recent| desired.is_none_or(|desired| desired == recent.desired))?;
-        Some(recent.next_write()).filter(|next| *next > now)
-    }
-
-    fn record(
-        &mut self,
-        now: Timestamp,
-        plan: &Plan,
-        is_written: impl Fn(&(Kind, ObjectKey)) -> bool,
-        desired: impl Fn(&(Kind, ObjectKey)) -> Option<Digest>,
-    ) {
-        self.0.retain(|_, recent| recent.spent_until > now);
-        let planned = plan.steps.iter().flat_map(|step| &step.writes).map(Write::target).filter_map(object_key);
-        for key in planned.filter(is_written) {
-            if let Some(digest) = desired(&key) {
-                self.add(key, digest, now);
-            }
-        }
-    }
-
     /// Whether the object was written too often a moment ago.
     pub(crate) fn are_exhausted(&self, kind: Kind, key: &ObjectKey, now: Timestamp) -> bool {
-        self.next_write(&(kind, key.clone()), None, now).is_some()
+        self.objects.get(&(kind, key.clone())).is_some_and(|recent| recent.is_exhausted(now))
+    }
+
+    fn forget_old(&mut self, now: Timestamp) {
+        for recent in [&mut self.objects, &mut self.certificates] {
+            recent.retain(|_, recent| recent.spent_until > now);
+        }
     }
 }
 
 /// Whether an object must not be written yet.
 pub(crate) fn is_delayed(observed: &Observed, object: &InstallationObject) -> Result<bool, Failure> {
-    let key = (object.kind, object.key.clone());
+    let recent = observed.repairs.objects.get(&(object.kind, object.key.clone()));
     // The digest is computed only for the few objects to which it matters.
-    if observed.repairs.next_write(&key, None, observed.now).is_none() {
-        return Ok(false);
-    }
-    let desired = desired_digest(object)?;
-    Ok(observed.repairs.next_write(&key, Some(desired), observed.now).is_some())
+    let Some(recent) = recent.filter(|recent| recent.is_exhausted(observed.now)) else { return Ok(false) };
+    Ok(recent.written == desired_digest(object)?)
 }
 
 /// Whether an object that holds certificates must not be written yet.
 pub(crate) fn is_certificate_delayed(observed: &Observed, target: &Target, issued: &dyn IssuedCertificates) -> bool {
     let Some(key) = object_key(target) else { return false };
-    let desired = certificate_digest(&key, issued);
-    desired.is_some_and(|desired| observed.repairs.next_write(&key, Some(desired), observed.now).is_some())
+    let recent = repeated_write(observed, &key, issued);
+    recent.is_some_and(|recent| recent.is_exhausted(observed.now))
 }
 
 fn object_key(target: &Target) -> Option<(Kind, ObjectKey)> {
     Some((Kind::from_name(&target.resource.kind)?, target.key.clone()))
 }
 
-/// Unlike a record, it covers the metadata.
+/// Unlike a record, it covers the metadata: every edit of the resource changes it.
 fn desired_digest(object: &InstallationObject) -> Result<Digest, Failure> {
     if object.is_large() {
         return Ok(object.digest());
     }
-    Ok(Digest::of_body(object.body(&NoCertificates)?.json()))
+    Ok(Digest::of_bytes(object.body(&NoCertificates)?.json().to_string().as_bytes()))
 }
 
-/// The digest of what the lane `Certificates` writes into an object. A renewal changes it, so renewals are not limited.
+/// The writes that the next write of the lane `Certificates` repeats. Renewals are not limited: a Secret that still holds
+/// what the operator wrote is renewed, and one that holds something else is repaired with yet another certificate.
+fn repeated_write<'a>(
+    observed: &'a Observed,
+    key: &(Kind, ObjectKey),
+    issued: &dyn IssuedCertificates,
+) -> Option<&'a RecentWrites> {
+    let recent = observed.repairs.certificates.get(key)?;
+    let is_repeated = match key.0 {
+        Kind::Secret => {
+            let live = observed.objects.get(Kind::Secret, &key.1).and_then(|live| live.data(CERTIFICATE));
+            live.map(|live| Digest::of_bytes(live.as_bytes())) != Some(recent.written)
+        }
+        _ => certificate_digest(key, issued) == Some(recent.written),
+    };
+    is_repeated.then_some(recent)
+}
+
+/// The digest of what the lane `Certificates` writes into an object.
 fn certificate_digest((kind, key): &(Kind, ObjectKey), issued: &dyn IssuedCertificates) -> Option<Digest> {
+    let digest = |text: &str| Digest::of_bytes(text.as_bytes());
     match kind {
-        Kind::Secret => Some(Digest::of_bytes(&issued.key_pair(key.name())?.certificate)),
-        Kind::ConfigMap => Some(Digest::of_bytes(issued.bundle(key.name())?.as_bytes())),
-        _ => Some(Digest::of_bytes(issued.bundle(CA)?.as_bytes())),
+        Kind::Secret => {
+            let data = key_pair_data(&issued.key_pair(key.name())?);
+            data.get(CERTIFICATE).and_then(Value::as_str).map(digest)
+        }
+        Kind::ConfigMap => issued.bundle(key.name()).as_deref().map(digest),
+        _ => issued.bundle(CA).as_deref().map(digest),
     }
+}
+
+/// The objects of a plan that its writes changed. A patch that the API server found equal is not a repair.
+fn changed_objects(
+    observed: &Observed,
+    plan: &Plan,
+    stored_objects: &StoredObjects,
+) -> impl Iterator<Item = (Kind, ObjectKey)> {
+    let planned = plan.steps.iter().flat_map(|step| &step.writes).map(Write::target).filter_map(object_key);
+    planned.filter(|(kind, key)| {
+        let stored = stored_objects.get(&(*kind, key.clone())).map(|stored| stored.digest);
+        stored.is_some() && stored != observed.objects.get(*kind, key).map(|live| live.digest)
+    })
 }
 
 /// Records the writes of a reconcile that the API server stored.
@@ -122,16 +150,16 @@ pub fn record_repairs(
     plan: &Plan,
     stored_objects: &StoredObjects,
 ) {
-    let installation = desired.installation();
-    repairs.record(
-        observed.now,
-        plan,
-        |key| stored_objects.contains_key(key),
-        |(kind, key)| {
-            let objects = &installation?.objects;
-            desired_digest(objects.iter().find(|object| object.kind == *kind && object.key == *key)?).ok()
-        },
-    );
+    repairs.forget_old(observed.now);
+    let Some(installation) = desired.installation() else { return };
+    for key in changed_objects(observed, plan, stored_objects) {
+        let object = installation.objects.iter().find(|object| object.kind == key.0 && object.key == key.1);
+        if let Some(Ok(written)) = object.map(desired_digest) {
+            let before = repairs.objects.get(&key).filter(|before| before.written == written);
+            let recent = RecentWrites::after(before, written, observed.now);
+            repairs.objects.insert(key, recent);
+        }
+    }
 }
 
 /// As [`record_repairs`], for the lane `Certificates`.
@@ -142,8 +170,13 @@ pub fn record_certificate_repairs(
     plan: &Plan,
     stored_objects: &StoredObjects,
 ) {
-    let digest = |key: &(Kind, ObjectKey)| certificate_digest(key, issued);
-    repairs.record(observed.now, plan, |key| stored_objects.contains_key(key), digest);
+    repairs.forget_old(observed.now);
+    for key in changed_objects(observed, plan, stored_objects) {
+        if let Some(written) = certificate_digest(&key, issued) {
+            let recent = RecentWrites::after(repeated_write(observed, &key, issued), written, observed.now);
+            repairs.certificates.insert(key, recent);
+        }
+    }
 }
 
 /// An object that another client changes again and again.
@@ -154,11 +187,15 @@ pub(crate) struct Fight {
 }
 
 /// The objects of which one more write, the one in this plan, exhausts the limit.
-pub(crate) fn fights(observed: &Observed, plan: &Plan) -> Vec<Fight> {
+pub(crate) fn fights(observed: &Observed, plan: &Plan, lane: Lane) -> Vec<Fight> {
+    let recent = match lane {
+        Lane::Certificates => &observed.repairs.certificates,
+        Lane::Components | Lane::Monitoring | Lane::Instancetypes => &observed.repairs.objects,
+    };
     let planned = plan.steps.iter().flat_map(|step| &step.writes).map(Write::target);
     let fights = planned.filter_map(|target| {
         let key = object_key(target)?;
-        observed.repairs.0.get(&key).filter(|recent| recent.next_write() + INTERVAL > observed.now)?;
+        recent.get(&key).filter(|recent| recent.next_write() + INTERVAL > observed.now)?;
         let live = observed.objects.get(key.0, &key.1);
         let managers = live.and_then(|live| live.fields().ok()?).map(|fields| fields.managers).unwrap_or_default();
         Some(Fight { target: target.clone(), managers })
@@ -168,8 +205,8 @@ pub(crate) fn fights(observed: &Observed, plan: &Plan) -> Vec<Fight> {
 
 /// When the first delayed write is allowed.
 pub(crate) fn next_repair(observed: &Observed) -> Option<Timestamp> {
-    let recent = observed.repairs.0.values().map(|recent| recent.next_write());
-    recent.filter(|next| *next > observed.now).min()
+    let recent = observed.repairs.objects.values().chain(observed.repairs.certificates.values());
+    recent.map(|recent| recent.next_write()).filter(|next| *next > observed.now).min()
 }
 
 #[cfg(test)]
@@ -180,47 +217,31 @@ mod tests {
         Timestamp::from_second(1_800_000_000 + seconds).unwrap()
     }
 
-    fn key() -> (Kind, ObjectKey) {
-        (Kind::Deployment, ObjectKey::namespaced("kubevirt", "virt-api"))
-    }
-
     /// The other client undoes each repair at once, for five minutes.
     #[test]
     fn a_fight_costs_ten_writes_in_the_first_minute_and_then_one_per_minute() {
-        let desired = Digest::of_bytes(b"one");
-        let mut repairs = Repairs::default();
+        let written = Digest::of_bytes(b"one");
+        let mut recent: Option<RecentWrites> = None;
         let mut writes = Vec::new();
         for second in 0..300 {
             for _ in 0..20 {
-                if repairs.next_write(&key(), Some(desired), at(second)).is_none() {
-                    repairs.add(key(), desired, at(second));
+                if !recent.is_some_and(|recent| recent.is_exhausted(at(second))) {
+                    recent = Some(RecentWrites::after(recent.as_ref(), written, at(second)));
                     writes.push(second);
                 }
             }
         }
         assert_eq!(writes.iter().filter(|second| **second < 60).count(), 10);
         assert_eq!(writes.split_off(10), [60, 120, 180, 240]);
-        assert_eq!(repairs.next_write(&key(), Some(desired), at(299)), Some(at(300)), "it ends within a minute");
-    }
-
-    #[test]
-    fn a_new_desired_state_is_written_at_once() {
-        let (one, two) = (Digest::of_bytes(b"one"), Digest::of_bytes(b"two"));
-        let mut repairs = Repairs::default();
-        (0..10).for_each(|_| repairs.add(key(), one, at(0)));
-        assert!(repairs.next_write(&key(), Some(one), at(0)).is_some());
-        assert_eq!(repairs.next_write(&key(), Some(two), at(0)), None);
-        repairs.add(key(), two, at(0));
-        assert_eq!(repairs.next_write(&key(), Some(two), at(0)), None);
+        assert_eq!(recent.map(RecentWrites::next_write), Some(at(300)), "it ends within a minute");
     }
 
     #[test]
     fn rare_repairs_are_never_delayed() {
-        let desired = Digest::of_bytes(b"one");
-        let mut repairs = Repairs::default();
+        let mut recent: Option<RecentWrites> = None;
         for repair in 0..100 {
-            assert_eq!(repairs.next_write(&key(), Some(desired), at(60 * repair)), None);
-            repairs.add(key(), desired, at(60 * repair));
+            assert!(!recent.is_some_and(|recent| recent.is_exhausted(at(60 * repair))));
+            recent = Some(RecentWrites::after(recent.as_ref(), Digest::of_bytes(b"one"), at(60 * repair)));
         }
     }
 }

@@ -129,6 +129,8 @@ pub fn report(observed: &Observed, desired: &Desired, plan: &Plan, outcome: &Out
                 events.push((EventKind::Warning, event_reason::NODE_NOT_READY, message));
             }
         }
+        // The objects of another lane are repaired, and nothing else changes.
+        None if is_deployed(&before, kubevirt) && waits_for_lane(&stop) => {}
         None => {
             set_progressing(&mut status, &before, &stop, observed.now);
             if let Some(wait) = failing_pods(&stop) {
@@ -162,16 +164,18 @@ pub fn report(observed: &Observed, desired: &Desired, plan: &Plan, outcome: &Out
     }
     let mut report = build_report(observed, desired, before, status, events);
     // These do not change the status.
-    let fights = fights(observed, plan).into_iter().map(|fight| fight_message(&fight));
-    report.events.extend(
-        fights.map(|message| event_record(observed, EventKind::Warning, event_reason::REPEATED_DRIFT, &message)),
-    );
+    report.events.extend(fight_events(observed, plan, Lane::Components));
     // The next reconcile records what this one wrote. A patch that the API server found equal causes no event.
     let record = (outcome.stop == Stop::Done && plan.write_count() > 0).then_some(RECORD);
     let times = [next_repair(observed), observed.nodes_held_until].into_iter().flatten();
     let times = times.map(|time| time_until(time, observed.now));
     report.requeue_after = times.chain(record).chain(report.requeue_after).min();
     report
+}
+
+fn fight_events(observed: &Observed, plan: &Plan, lane: Lane) -> impl Iterator<Item = EventRecord> {
+    let messages = fights(observed, plan, lane).into_iter().map(|fight| fight_message(&fight));
+    messages.map(|message| event_record(observed, EventKind::Warning, event_reason::REPEATED_DRIFT, &message))
 }
 
 fn fight_message(Fight { target, managers }: &Fight) -> String {
@@ -298,6 +302,16 @@ fn set_problems(status: &mut KubeVirtStatus, problems: &[String]) {
     set_condition(status, condition::SYNCHRONIZED, "False", &reason, &message.join("; "));
 }
 
+fn waits_for_lane(stop: &Stop) -> bool {
+    matches!(stop, Stop::Waiting { wait, .. } if wait.reason == wait::LANE)
+}
+
+/// Whether the present generation of the resource is deployed and available.
+fn is_deployed(status: &KubeVirtStatus, kubevirt: &KubeVirt) -> bool {
+    let is_current = status.observed_generation == kubevirt.metadata.generation;
+    status.phase == phase::DEPLOYED && is_current && is_true(status, condition::AVAILABLE)
+}
+
 /// A wait for pods that fail for a reason that does not end with time.
 fn failing_pods(stop: &Stop) -> Option<&Wait> {
     match stop {
@@ -375,10 +389,10 @@ fn set_progressing(status: &mut KubeVirtStatus, before: &KubeVirtStatus, stop: &
     } else {
         (reason::DEPLOYING, ["False", "True", "False"])
     };
-    // Neither a write that fails nor a strategy that is dumped again affects the components that run.
+    // Neither a write that fails, nor a strategy that is dumped again, nor another lane affects the components that run.
     let unaffected = match stop {
         Stop::Failed { .. } => true,
-        Stop::Waiting { wait, .. } => wait.reason == wait::STRATEGY,
+        Stop::Waiting { wait, .. } => [wait::STRATEGY, wait::LANE].contains(&wait.reason),
         _ => false,
     };
     if !(unaffected && is_true(before, condition::AVAILABLE)) {
@@ -454,13 +468,12 @@ fn generations(
                 Kind::PodDisruptionBudget => "apps",
                 _ => &target.resource.group,
             };
-            if written.contains(&&target) || observed.repairs.are_exhausted(object.kind, &object.key, observed.now) {
-                return observed.recorded_generation(object.kind, &object.key).cloned();
-            }
             let known = up_to_date.get(&(object.kind, object.key.clone()));
             let known = known.filter(|known| known.digest == live.digest).map(|known| known.record);
-            // This plan has not compared the objects of other lanes.
-            if known.is_none() && object.stage.lane() != Lane::Components {
+            // This plan has compared neither the objects of other lanes nor those whose repair is delayed.
+            let is_compared = object.stage.lane() == Lane::Components
+                && !observed.repairs.are_exhausted(object.kind, &object.key, observed.now);
+            if written.contains(&&target) || known.is_none() && !is_compared {
                 return observed.recorded_generation(object.kind, &object.key).cloned();
             }
             // A live object that cannot be read has stopped the plan before.
@@ -575,7 +588,10 @@ fn build_report(
     // A node that becomes ready again without its pod causes no event.
     let nodes_checked = !observed.pods.dead_nodes.is_empty();
     let unchecked = observed.unchecked_orphans.is_some();
-    let requeue = (waits || orphans_kept || unchecked || invalid || nodes_checked).then_some(REQUEUE);
+    // The cause of a problem may end without an event.
+    let has_problems = !observed.lane_problems.is_empty();
+    let requeue = waits || orphans_kept || unchecked || invalid || nodes_checked || has_problems;
+    let requeue = requeue.then_some(REQUEUE);
     let json = |status: &KubeVirtStatus| serde_json::to_value(status).unwrap_or_default();
     let write = StatusWrite {
         target: Target::of_kind::<KubeVirt>(ObjectKey::from_metadata(&observed.kubevirt.metadata)),
@@ -598,13 +614,21 @@ fn build_report(
 /// The report of the lane `Certificates`. It writes no status. `renew_in`: the time until the next renewal.
 pub fn certificate_report(observed: &Observed, plan: &Plan, outcome: &Outcome, renew_in: Option<Duration>) -> Report {
     let deleted = served::deleted_pod(observed, plan, outcome).map(served::deleted_message);
-    let deleted = deleted.map(|message| (event_reason::POD_DELETED, message));
-    let fights = fights(observed, plan).into_iter().map(|fight| (event_reason::REPEATED_DRIFT, fight_message(&fight)));
-    let events = deleted.into_iter().chain(fights);
-    let repair = next_repair(observed).map(|time| time_until(time, observed.now));
+    let deleted =
+        deleted.map(|message| event_record(observed, EventKind::Warning, event_reason::POD_DELETED, &message));
+    let repairs = lane_report(observed, plan, Lane::Certificates);
     Report {
-        events: events.map(|(reason, message)| event_record(observed, EventKind::Warning, reason, &message)).collect(),
-        requeue_after: renew_in.into_iter().chain(served::next_deadline(observed)).chain(repair).min(),
+        events: deleted.into_iter().chain(repairs.events).collect(),
+        requeue_after: renew_in.into_iter().chain(served::next_deadline(observed)).chain(repairs.requeue_after).min(),
+        ..Report::default()
+    }
+}
+
+/// The report of a lane that writes no status.
+pub fn lane_report(observed: &Observed, plan: &Plan, lane: Lane) -> Report {
+    Report {
+        events: fight_events(observed, plan, lane).collect(),
+        requeue_after: next_repair(observed).map(|time| time_until(time, observed.now)),
         ..Report::default()
     }
 }

@@ -17,7 +17,7 @@ use crate::{certificates::VIRT_HANDLER_CLIENT, names::label};
 const MIGRATION_NAMES: &str = "migration-cn-types";
 
 /// One replica on a single node, otherwise one for every ten nodes and at least two.
-pub(crate) fn api_replicas(schedulable_nodes: usize) -> i32 {
+pub fn api_replicas(schedulable_nodes: usize) -> i32 {
     match schedulable_nodes {
         1 => 1,
         nodes => i32::try_from(nodes / 10).unwrap_or(i32::MAX).max(2),

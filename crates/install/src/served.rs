@@ -200,7 +200,12 @@ fn unavailable_apis(observed: &Observed) -> impl Iterator<Item = Alarm> {
 pub(crate) fn delete_pod(observed: &Observed) -> Option<Step> {
     let served = &observed.served;
     // The next pod follows when the last deleted one was replaced.
-    if !served.deleted_pods.values().all(|deployment| is_complete(observed, deployment, None)) {
+    let exists = |deployment: &str| {
+        let key = ObjectKey::namespaced(&observed.operator_namespace, deployment);
+        observed.objects.get(Kind::Deployment, &key).is_some()
+    };
+    let mut deployments = served.deleted_pods.values().filter(|deployment| exists(deployment));
+    if !deployments.all(|deployment| is_complete(observed, deployment, None)) {
         return None;
     }
     let certificate = served.certificates.iter().find(|certificate| {
@@ -233,7 +238,8 @@ fn is_complete(observed: &Observed, deployment: &str, except: Option<&str>) -> b
 /// The pod that a plan deletes because of its certificate, if the request was sent.
 pub fn deleted_pod<'a>(observed: &'a Observed, plan: &Plan, outcome: &Outcome) -> Option<&'a ServedCertificate> {
     let step = plan.steps.iter().find(|step| step.name == STEP)?;
-    if matches!(&outcome.stop, Stop::Failed { step, .. } if *step == STEP || outcome.written == 0) {
+    // If a step failed, the next observation shows whether the pod is being deleted.
+    if !matches!(&outcome.stop, Stop::Done | Stop::Waiting { .. }) {
         return None;
     }
     let Some(Write::Delete { uid, .. }) = step.writes.first() else { return None };

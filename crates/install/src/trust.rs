@@ -75,6 +75,18 @@ fn trust_fields(kind: Kind, content: &Value, namespace: &str) -> Vec<TrustField>
     }
 }
 
+/// A precondition of a patch that contains the bundle of the observed object: an operation that fails if another client
+/// has changed the bundle since, and that changes nothing otherwise.
+pub(crate) fn expect_live_trust(kind: Kind, live: &LiveObject, namespace: &str) -> Result<Option<Operation>, Failure> {
+    let Some(fields) = live.fields()?.filter(|_| TRUSTING_KINDS.contains(&kind)) else { return Ok(None) };
+    let first =
+        trust_fields(kind, &fields.content, namespace).into_iter().find_map(|TrustField { parent, field, actual }| {
+            let actual = actual?;
+            Some(Operation::set(format!("{parent}/{field}"), actual.clone()).expecting(actual))
+        });
+    Ok(first)
+}
+
 /// The value of the field in an object of this kind.
 fn trust_value(kind: Kind, bundle: &str) -> Value {
     if kind == Kind::Route { Value::String(bundle.to_owned()) } else { base64_value(bundle.as_bytes()) }

@@ -48,9 +48,14 @@ pub fn up_to_date_after(
                 let stored = stored_objects.get(&key);
                 stored.filter(|stored| stored_matches(object, &trust, write, stored))
             }
-            // An object whose repair is delayed was not compared.
-            None if observed.repairs.are_exhausted(object.kind, &object.key, observed.now) => None,
-            None => observed.objects.get(object.kind, &object.key).map(|live| &**live),
+            None => {
+                let live = observed.objects.get(object.kind, &object.key).map(|live| &**live);
+                // An object whose repair is delayed was not compared in this reconcile.
+                let is_delayed = observed.repairs.are_exhausted(object.kind, &object.key, observed.now);
+                let is_known =
+                    |live: &&LiveObject| up_to_date.get(&key).is_some_and(|known| known.digest == live.digest);
+                live.filter(|live| !is_delayed || is_known(live))
+            }
         };
         match matching {
             Some(live) if up_to_date.get(&key).is_some_and(|known| known.digest == live.digest) => {}

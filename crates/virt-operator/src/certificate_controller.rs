@@ -8,6 +8,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use parking_lot::Mutex;
 use serde_json::Value;
 use vitivirt_api::{Failure, ObjectKey, Outcome, Plan, Report, Target};
 use vitivirt_install::{
@@ -22,7 +23,7 @@ use vitivirt_runtime::reconcile::Controller;
 
 use crate::{
     cache,
-    certificates::{CertificateSet, Key, StoredCertificates, StoredSecret, issue_certificates},
+    certificates::{CertificateSet, Key, StoredCertificates, StoredSecret, TrustedCa, issue_certificates},
     controller::{LaneContext, log_writes},
     stored_objects::StoredObjectRecorder,
 };
@@ -32,6 +33,8 @@ pub(crate) struct CertificateController {
     pub(crate) environment: Environment,
     /// What the API server stored for the writes of this lane.
     pub(crate) stored_objects: Arc<StoredObjectRecorder>,
+    /// The CA that every bundle contains. A new leader counts from its own first observation.
+    pub(crate) trusted_ca: Mutex<Option<TrustedCa>>,
 }
 
 pub(crate) struct CertificateInput {
@@ -48,16 +51,8 @@ impl Controller for CertificateController {
     const QUEUE: &'static str = "virt-operator-certificates";
 
     async fn observe(&self, key: &ObjectKey) -> Result<Option<CertificateInput>, Failure> {
-        drop(self.stored_objects.take());
-        let Some(mut observed) = self.context.observer.observe(key).await? else { return Ok(None) };
-        observed.repairs = self.context.desired.repairs();
-        if !is_eligible(&observed) {
-            return Ok(None);
-        }
-        let scope = self.scope(&observed).await;
-        let desired = DesiredCertificates::new(&observed, &self.environment, &scope)?;
-        let issued = renew_certificates(&desired, &observed)?;
-        Ok(Some(CertificateInput { observed, desired, issued }))
+        let input = self.plan_input(key).await;
+        input.inspect_err(|failure| self.context.publish_failure(Lane::Certificates, failure))
     }
 
     fn plan(&self, CertificateInput { observed, desired, issued }: &CertificateInput) -> Result<Plan, Failure> {
@@ -81,18 +76,35 @@ impl Controller for CertificateController {
 }
 
 impl CertificateController {
+    async fn plan_input(&self, key: &ObjectKey) -> Result<Option<CertificateInput>, Failure> {
+        drop(self.stored_objects.take());
+        let Some(mut observed) = self.context.observer.observe(key).await? else { return Ok(None) };
+        observed.repairs = self.context.desired.repairs();
+        if !is_eligible(&observed) {
+            return Ok(None);
+        }
+        let scope = self.scope(&observed).await?;
+        let desired = DesiredCertificates::new(&observed, &self.environment, &scope)?;
+        let trusted = self.trusted_ca.lock().clone();
+        let issued = renew_certificates(&desired, &observed, trusted)?;
+        self.trusted_ca.lock().clone_from(&issued.trusted_ca);
+        Ok(Some(CertificateInput { observed, desired, issued }))
+    }
+
     /// An installation that has certificates needs no strategy for them to be renewed. Before the first certificate, only
     /// a resource that can be installed gets any.
-    async fn scope(&self, observed: &Observed) -> CertificateScope {
+    async fn scope(&self, observed: &Observed) -> Result<CertificateScope, Failure> {
         let exist = observed.objects.of_kind(Kind::Secret).next().is_some();
         if exist && !is_of_another_release(&observed.kubevirt, &self.environment) {
-            return CertificateScope::OwnRelease;
+            return Ok(CertificateScope::OwnRelease);
         }
         match self.context.desired.desired(observed).await {
-            Ok(Desired::Installation { installation, .. }) => CertificateScope::Installation(installation),
+            Ok(Desired::Installation { installation, .. }) => Ok(CertificateScope::Installation(installation)),
+            // There is nothing to renew, and the failure is retried.
+            Err(failure) if !exist => Err(failure),
             // The lane `Components` reports the reason.
             Ok(Desired::StrategyPending(_) | Desired::Invalid(_) | Desired::Nothing) | Err(_) => {
-                CertificateScope::Existing
+                Ok(CertificateScope::Existing)
             }
         }
     }
@@ -102,8 +114,9 @@ impl CertificateController {
 pub(crate) fn renew_certificates(
     desired: &DesiredCertificates,
     observed: &Observed,
+    trusted_ca: Option<TrustedCa>,
 ) -> Result<CertificateSet, Failure> {
-    let stored = stored_certificates(observed);
+    let stored = StoredCertificates { trusted_ca, ..stored_certificates(observed) };
     issue_certificates(&desired.certificates, &stored, SystemTime::from(observed.now), &mut Key::generate)
 }
 
@@ -116,5 +129,6 @@ fn stored_certificates(observed: &Observed) -> StoredCertificates {
     let bundles = observed.objects.recognized(Kind::ConfigMap).filter(|(_, live)| !live.is_strategy);
     let bundles: BTreeMap<String, String> =
         bundles.filter_map(|(key, live)| Some((key.name().to_owned(), live.data(BUNDLE_KEY)?))).collect();
-    StoredCertificates { secrets: secrets.collect(), bundles, trusted_bundles: trusted_bundles(observed) }
+    let trusted_bundles = trusted_bundles(observed);
+    StoredCertificates { secrets: secrets.collect(), bundles, trusted_bundles, trusted_ca: None }
 }

@@ -5,8 +5,8 @@
 use std::{marker::PhantomData, sync::Arc};
 
 use serde_json::Value;
-use vitivirt_api::{Failure, ObjectKey, Outcome, Plan, Report, Target};
-use vitivirt_install::{Desired, Lane, Observed, lane_problem};
+use vitivirt_api::{ErrorClass, Failure, ObjectKey, Outcome, Plan, Report, Stop, Target};
+use vitivirt_install::{Desired, LANE_WAIT, Lane, Observed, lane_problem};
 use vitivirt_runtime::reconcile::Controller;
 
 use crate::{
@@ -72,16 +72,8 @@ impl<L: LaneType> Controller for LaneController<L> {
     const QUEUE: &'static str = L::QUEUE;
 
     async fn observe(&self, key: &ObjectKey) -> Result<Option<PlanInput>, Failure> {
-        // A cancelled reconcile may have left stored objects of an earlier desired state.
-        drop(self.stored_objects.take());
-        let Some(mut observed) = self.context.observer.observe(key).await? else { return Ok(None) };
-        observed.repairs = self.context.desired.repairs();
-        let desired = self.context.desired.desired(&observed).await?;
-        if L::LANE == Lane::Components {
-            self.context.observer.check_nodes(&mut observed).await;
-            self.context.observer.check_orphans(&mut observed, &desired).await?;
-        }
-        Ok(Some(PlanInput { observed, desired }))
+        let input = self.plan_input(key).await;
+        input.inspect_err(|failure| self.context.publish_failure(L::LANE, failure))
     }
 
     fn plan(&self, PlanInput { observed, desired }: &PlanInput) -> Result<Plan, Failure> {
@@ -97,11 +89,31 @@ impl<L: LaneType> Controller for LaneController<L> {
         log_writes(L::LANE, observed, outcome);
         if L::LANE != Lane::Components {
             self.context.publish(L::LANE, outcome);
-            return Report::default();
+            return vitivirt_install::lane_report(observed, plan, L::LANE);
+        }
+        if matches!(&outcome.stop, Stop::Waiting { wait, .. } if wait.reason == LANE_WAIT) {
+            for lane in [Lane::Monitoring, Lane::Instancetypes] {
+                self.context.router.enqueue_lane(lane);
+            }
         }
         let report = vitivirt_install::report(observed, desired, plan, outcome);
         log_phase(&report);
         report
+    }
+}
+
+impl<L: LaneType> LaneController<L> {
+    async fn plan_input(&self, key: &ObjectKey) -> Result<Option<PlanInput>, Failure> {
+        // A cancelled reconcile may have left stored objects of an earlier desired state.
+        drop(self.stored_objects.take());
+        let Some(mut observed) = self.context.observer.observe(key).await? else { return Ok(None) };
+        observed.repairs = self.context.desired.repairs();
+        let desired = self.context.desired.desired(&observed).await?;
+        if L::LANE == Lane::Components {
+            self.context.observer.check_nodes(&mut observed).await;
+            self.context.observer.check_orphans(&mut observed, &desired).await?;
+        }
+        Ok(Some(PlanInput { observed, desired }))
     }
 }
 
@@ -110,6 +122,14 @@ impl LaneContext {
     pub(crate) fn publish(&self, lane: Lane, outcome: &Outcome) {
         let changed = lane_problem(&outcome.stop).is_some_and(|problem| self.problems.set(lane, problem));
         if changed || outcome.written > 0 {
+            self.router.enqueue_lane(Lane::Components);
+        }
+    }
+
+    /// A lane that cannot observe has a problem too. The lane `Components` reports its own failures.
+    pub(crate) fn publish_failure(&self, lane: Lane, failure: &Failure) {
+        let is_problem = lane != Lane::Components && failure.class != ErrorClass::Conflict;
+        if is_problem && self.problems.set(lane, Some(failure.message.clone())) {
             self.router.enqueue_lane(Lane::Components);
         }
     }

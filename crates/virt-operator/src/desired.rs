@@ -12,8 +12,9 @@ use kube::{Api, Client};
 use parking_lot::Mutex;
 use vitivirt_api::{Body, ErrorClass, Failure, ObjectKey, Outcome, Plan, Stop, Target};
 use vitivirt_install::{
-    DeploymentConfig, Desired, Environment, InstallStrategy, Installation, Lane, Observed, Repairs, StoredObjects,
-    UpToDate, desired_installation, is_eligible, record_certificate_repairs, record_repairs, up_to_date_after,
+    Cluster, DeploymentConfig, Desired, Environment, InstallStrategy, Installation, Lane, Observed, Repairs,
+    StoredObjects, UpToDate, api_replicas, desired_installation, is_eligible, record_certificate_repairs,
+    record_repairs, up_to_date_after,
 };
 use vitivirt_runtime::reconcile::{PLAN_STEP, classify};
 
@@ -197,7 +198,9 @@ fn input_digest(observed: &Observed) -> Result<u64, Failure> {
     let mut hasher = DefaultHasher::new();
     Body::from_object(&kubevirt.spec)?.json().hash(&mut hasher);
     (&kubevirt.metadata.uid, kubevirt.metadata.generation).hash(&mut hasher);
-    format!("{cluster:?}").hash(&mut hasher);
+    // The number of nodes determines only the replicas of virt-api.
+    let replicas = api_replicas(cluster.schedulable_nodes);
+    format!("{:?} {replicas}", Cluster { schedulable_nodes: 0, ..cluster.clone() }).hash(&mut hasher);
     Ok(hasher.finish())
 }
 

@@ -116,7 +116,7 @@ impl EventRouter {
         if change.old.is_none() || change.new.is_none() {
             self.enqueue_all();
         } else {
-            // Only this lane reads the status.
+            // Only this lane reads more of the status than the records of objects.
             self.enqueue_lane(Lane::Components);
         }
     }
@@ -178,8 +178,9 @@ fn lanes_of(kind: Kind) -> &'static [Lane] {
         Kind::Secret | Kind::ConfigMap => &[Lane::Certificates, Lane::Components],
         kind if TRUSTING_KINDS.contains(&kind) => &[Lane::Certificates, Lane::Components, Lane::Instancetypes],
         Kind::ServiceMonitor | Kind::PrometheusRule => &[Lane::Monitoring, Lane::Components],
-        // virt-api must be ready to validate instancetypes.
-        Kind::Instancetype | Kind::Preference | Kind::Deployment => &[Lane::Instancetypes, Lane::Components],
+        Kind::Instancetype | Kind::Preference => &[Lane::Instancetypes, Lane::Components],
+        // virt-api must be ready to validate instancetypes, and before another pod without a valid certificate goes.
+        Kind::Deployment => &[Lane::Instancetypes, Lane::Certificates, Lane::Components],
         _ => &[Lane::Components],
     }
 }

@@ -139,7 +139,7 @@ impl Operator for KubeVirtOperator {
         let stored_objects = Arc::default();
         let executor = self.executor(&stored_objects);
         let (context, environment) = (self.lanes.clone(), self.environment.clone());
-        let certificates = CertificateController { context, environment, stored_objects };
+        let certificates = CertificateController { context, environment, stored_objects, trusted_ca: Mutex::default() };
         let certificates = Runner::new(&self.context, Arc::new(certificates), queues.certificates, executor, OPTIONS);
         let lanes = async {
             tokio::join!(

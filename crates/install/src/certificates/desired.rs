@@ -65,7 +65,14 @@ impl DesiredCertificates {
         let mut certificates = match scope {
             CertificateScope::OwnRelease => certificates(&config, given),
             CertificateScope::Installation(installation) => installation.certificates.clone(),
-            CertificateScope::Existing => all_certificates(&config.namespace, given).filter(existing).collect(),
+            CertificateScope::Existing => {
+                let all: Vec<Certificate> = all_certificates(&config.namespace, given).collect();
+                let has_leaves = all.iter().any(|certificate| certificate.signer.is_some() && existing(certificate));
+                // A lost CA is replaced, because the certificates that exist need one.
+                let is_needed =
+                    |certificate: &Certificate| existing(certificate) || has_leaves && certificate.secret == CA;
+                all.into_iter().filter(is_needed).collect()
+            }
         };
         if lifetimes.is_none() {
             for certificate in &mut certificates {
@@ -75,20 +82,27 @@ impl DesiredCertificates {
             }
         }
         if matches!(scope, CertificateScope::Existing) {
-            return Ok(Self { certificates, objects: Vec::new(), is_valid: false });
+            let mut objects = certificate_objects(observed, &config, &certificates, None)?;
+            objects.retain(|object| object.stage == Stage::CaSecrets);
+            return Ok(Self { certificates, objects, is_valid: false });
         }
         let customizer = Customizer::new(&observed.kubevirt.spec.customize_components)
             .and_then(|customizer| check_installable(&observed.kubevirt).map(|()| customizer));
         let customized =
             customizer.and_then(|customizer| certificate_objects(observed, &config, &certificates, Some(&customizer)));
-        Ok(match customized {
-            Ok(objects) => Self { certificates, objects, is_valid: true },
+        let is_valid = customized.is_ok();
+        let mut objects = match customized {
+            Ok(objects) => objects,
             // The lane `Components` reports why the resource is invalid.
-            Err(_) => {
-                let objects = certificate_objects(observed, &config, &certificates, None)?;
-                Self { certificates, objects, is_valid: false }
-            }
-        })
+            Err(_) => certificate_objects(observed, &config, &certificates, None)?,
+        };
+        if let CertificateScope::Installation(installation) = scope {
+            // Another release may not have each of the bundles.
+            objects.retain(|object| {
+                installation.objects.iter().any(|other| (other.kind, &other.key) == (object.kind, &object.key))
+            });
+        }
+        Ok(Self { certificates, objects, is_valid })
     }
 }
 
@@ -201,7 +215,7 @@ impl CertificatePlanner<'_> {
         Ok(writes)
     }
 
-    /// The write that one object needs. An object that is being deleted is created again when it is gone.
+    /// The write that one object needs. An object that is being deleted is also created again when it is gone.
     fn write(
         &self,
         kind: Kind,
@@ -214,7 +228,8 @@ impl CertificatePlanner<'_> {
         let object = self.desired.objects.iter().find(|object| object.kind == kind && object.key == key);
         let live = self.observed.objects.get(kind, &key);
         let operations = match (object, live) {
-            (_, Some(live)) if live.deleting => return Ok(None),
+            // It may stay for long, so it must stay valid. Its metadata does not matter any more.
+            (_, Some(live)) if live.deleting => data_patch(kind, live, data, annotation)?,
             (Some(object), None) => return Ok(Some(Write::Create { target, body: object.body(self.issued)? })),
             (None, None) => return Ok(None),
             (Some(object), Some(live)) if self.desired.is_valid => {
@@ -246,6 +261,9 @@ fn data_patch(
     let operation = if kind == Kind::ConfigMap { operation.expecting(actual) } else { operation };
     let annotation = annotation.filter(|(key, value)| live.annotation(key) != value);
     let annotation = annotation.map(|(key, value)| {
+        if live.annotations.is_empty() {
+            return Operation::set("/metadata/annotations", json!({ key: value }));
+        }
         let path = format!("/metadata/annotations/{}", Operation::escape(key));
         Operation::set(path, Value::String(value))
     });

@@ -36,6 +36,8 @@ const WRITES_AT_ONCE: usize = 16;
 const LAZY_WRITES_AT_ONCE: usize = 2;
 /// The delay after a conflict if the step failed for another cause too.
 const CONFLICT_RETRY: Duration = Duration::from_millis(100);
+/// The shortest time between two reconciles because of failed writes.
+const MIN_RETRY: Duration = Duration::from_millis(100);
 const METADATA_ONLY: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json";
 
 pub struct Executor {
@@ -479,6 +481,8 @@ fn stop_of(failed: Vec<(&'static str, &Target, FailedWrite)>) -> Option<(Stop, R
         _ => 0,
     };
     let after = failed.iter().map(|(.., write)| write.retry_after.unwrap_or(CONFLICT_RETRY)).min();
+    // Writes that are due shortly after each other are sent together.
+    let after = after.map(|after| after.max(MIN_RETRY));
     let sent = failed.iter().any(|(.., write)| write.sent);
     let (step, target, FailedWrite { error, retry_after, .. }) =
         failed.into_iter().min_by_key(|(.., write)| rank(&write.error))?;

@@ -16,13 +16,13 @@ use vitivirt_api::Failure;
 use vitivirt_install::{
     INVALID_DURATION,
     certificates::{
-        CA, Certificate, EXTERNAL_CA, KeyPair, MIN_LIFETIME, Usage, ValidityWindow,
+        CA, Certificate, EXTERNAL_CA, KeyPair, MIN_LIFETIME, Usage, Validity, ValidityWindow,
         bundle::{self, Origin, TrustedCertificate},
     },
 };
 
 use super::{
-    CertificateSet, Key, NOT_ISSUED, StoredCertificates, StoredSecret,
+    CertificateSet, Key, NOT_ISSUED, StoredCertificates, StoredSecret, TrustedCa,
     bundle::{format_bundle, parse_bundle},
     x509::{self, CertifiedKey},
 };
@@ -47,7 +47,11 @@ pub(crate) fn issue_certificates(
             .signer
             .and_then(|signer| cas.get(signer))
             .ok_or_else(|| Failure::bug(NOT_ISSUED, format!("no CA signs Secret {}", certificate.secret)))?;
-        issuer.keep_or_issue_leaf(certificate, signer)?;
+        match signer {
+            Some(signer) => issuer.keep_or_issue_leaf(certificate, signer)?,
+            // The next reconcile follows when the CA is stored.
+            None => issuer.keep_stored(certificate),
+        }
     }
     Ok(issuer.issued)
 }
@@ -72,41 +76,61 @@ struct CertificateIssuer<'a> {
     issued: CertificateSet,
 }
 
-/// The current CA.
+/// A stored CA that signs leaf certificates.
 struct SigningCa {
     certificate: CertifiedKey,
     term: ValidityWindow,
-    /// Whether it is in its Secret. A CA that is being replaced signs nothing.
-    is_stored: bool,
+    /// Whether its successor is about to be stored. It signs only what cannot wait.
+    is_retiring: bool,
     /// Since when it may sign: every bundle contains it. `None` if one does not.
     trusted_since: Option<SystemTime>,
 }
 
 impl CertificateIssuer<'_> {
-    fn keep_or_issue_ca(&mut self, desired: &Certificate) -> Result<SigningCa, Failure> {
+    /// The CA that signs now: the one that is stored, if it is valid. A new one signs when it is stored.
+    fn keep_or_issue_ca(&mut self, desired: &Certificate) -> Result<Option<SigningCa>, Failure> {
         let stored = self.stored.secrets.get(&desired.secret);
-        let usable = stored.and_then(|stored| {
-            let ca = CertifiedKey::from_secret(stored).filter(CertifiedKey::can_sign)?;
-            let term = ValidityWindow { lifetime: desired.lifetime, validity: ca.validity };
-            // Upstream virt-operator may leave the annotation out. The validity dates of a CA show its duration too.
-            let fits =
-                stored.duration.as_ref().map_or(term.matches_lifetime(), |text| *text == desired.lifetime.annotation());
-            (fits && !term.is_due(None, self.now)).then_some(ca)
+        let usable = stored.filter(|stored| {
+            stored_ca(stored).is_some_and(|ca| {
+                let term = ValidityWindow { lifetime: desired.lifetime, validity: ca.validity };
+                // Upstream virt-operator may leave the annotation out. The validity dates of a CA show its duration too.
+                let duration = stored.duration.as_ref();
+                let fits = duration.map_or(term.matches_lifetime(), |text| *text == desired.lifetime.annotation());
+                fits && !term.is_due(None, self.now)
+            })
         });
-        let is_stored = usable.is_some();
-        let ca = match usable {
-            Some(ca) => self.keep(desired, ca, stored),
-            None => {
-                let ca = CertifiedKey::new_ca(desired, (self.keys)()?, self.now)?;
-                self.renew(desired, ca)
-            }
-        };
-        let term = ValidityWindow { lifetime: desired.lifetime, validity: ca.validity };
-        self.issued.renew_no_later_than(term.deadline(None));
+        // Until a successor is stored, a valid CA signs what is due.
+        let stored_ca = stored.and_then(stored_ca).filter(|ca| {
+            let Validity { not_before, not_after } = ca.validity;
+            (not_before..not_after).contains(&self.now)
+        });
         self.update_bundle(desired, stored);
-        let trusted_since =
-            self.is_in_every_bundle(desired, &ca).then(|| term.issued_at() + desired.lifetime.propagation());
-        Ok(SigningCa { certificate: ca, term, is_stored, trusted_since })
+        let is_retiring = usable.is_none();
+        if let (Some(_), Some(ca)) = (usable, stored_ca.as_ref()) {
+            self.keep_stored(desired);
+            let term = ValidityWindow { lifetime: desired.lifetime, validity: ca.validity };
+            self.issued.renew_no_later_than(term.deadline(None));
+        } else {
+            let ca = CertifiedKey::new_ca(desired, (self.keys)()?, self.now)?;
+            let term = ValidityWindow { lifetime: desired.lifetime, validity: ca.validity };
+            self.issued.renew_no_later_than(term.deadline(None));
+            self.renew(desired, &ca);
+        }
+        let Some(ca) = stored_ca else { return Ok(None) };
+        let trusted_since = self.trusted_since(desired, &ca).map(|since| since + desired.lifetime.propagation());
+        let term = ValidityWindow { lifetime: desired.lifetime, validity: ca.validity };
+        Ok(Some(SigningCa { certificate: ca, term, is_retiring, trusted_since }))
+    }
+
+    /// Since when every bundle contains a CA, as far as is known. Only the CA of the cluster signs certificates.
+    fn trusted_since(&mut self, desired: &Certificate, ca: &CertifiedKey) -> Option<SystemTime> {
+        if desired.secret != CA || !self.is_in_every_bundle(desired, ca) {
+            return None;
+        }
+        let known = self.stored.trusted_ca.as_ref().filter(|known| known.certificate == ca.certificate);
+        let since = known.map_or(self.now, |known| known.since);
+        self.issued.trusted_ca = Some(TrustedCa { certificate: ca.certificate.clone(), since });
+        Some(since)
     }
 
     /// Whether every client trusts a CA, as far as bundles say it. Only the bundle `CA` is in webhooks and APIServices.
@@ -126,30 +150,33 @@ impl CertificateIssuer<'_> {
             let matches = fits && leaf.is_for(desired) && leaf.is_signed_by(&signer.certificate.certificate);
             matches && !term.is_due(Some(&signer.term), self.now)
         };
-        let leaf = match leaf {
-            // The next reconcile follows when the CA is stored.
-            leaf if !signer.is_stored => {
-                if let Some(leaf) = leaf {
-                    self.keep(desired, leaf, stored);
-                }
-                return Ok(());
+        match leaf {
+            Some(leaf) if is_current(&leaf) => {
+                self.keep_stored(desired);
+                let term = ValidityWindow { lifetime: desired.lifetime, validity: leaf.validity };
+                self.issued.renew_no_later_than(term.deadline(Some(&signer.term)));
             }
-            Some(leaf) if is_current(&leaf) => self.keep(desired, leaf, stored),
+            Some(leaf) if self.awaits_successor(desired, &leaf, signer) => self.keep_stored(desired),
             Some(leaf) if self.awaits_trust(desired, &leaf, signer) => {
                 let term = ValidityWindow { lifetime: desired.lifetime, validity: leaf.validity };
                 let again = signer.trusted_since.unwrap_or(self.now + signer.term.lifetime.propagation());
                 self.issued.renew_no_later_than(again.min(term.last_renewal()));
-                self.keep(desired, leaf, stored);
-                return Ok(());
+                self.keep_stored(desired);
             }
             _ => {
                 let leaf = CertifiedKey::new_leaf(desired, (self.keys)()?, &signer.certificate, self.now)?;
-                self.renew(desired, leaf)
+                let term = ValidityWindow { lifetime: desired.lifetime, validity: leaf.validity };
+                self.issued.renew_no_later_than(term.deadline(Some(&signer.term)));
+                self.renew(desired, &leaf);
             }
-        };
-        let term = ValidityWindow { lifetime: desired.lifetime, validity: leaf.validity };
-        self.issued.renew_no_later_than(term.deadline(Some(&signer.term)));
+        }
         Ok(())
+    }
+
+    /// Whether a certificate lasts until the successor of its CA is stored. The next reconcile follows then.
+    fn awaits_successor(&self, desired: &Certificate, leaf: &CertifiedKey, signer: &SigningCa) -> bool {
+        let term = ValidityWindow { lifetime: desired.lifetime, validity: leaf.validity };
+        signer.is_retiring && leaf.is_for(desired) && term.last_renewal() > self.now
     }
 
     /// Whether clients still accept a certificate of the previous CA, and may not accept one of the new CA yet.
@@ -167,17 +194,16 @@ impl CertificateIssuer<'_> {
     }
 
     /// Keeps the exact bytes of the Secret, regardless of which client wrote them.
-    fn keep(&mut self, desired: &Certificate, kept: CertifiedKey, stored: Option<&StoredSecret>) -> CertifiedKey {
-        let unchanged =
-            |stored: &StoredSecret| KeyPair { certificate: stored.certificate.clone(), key: stored.key.clone() };
-        self.issued.pairs.insert(desired.secret.clone(), stored.map_or_else(|| kept.to_pem(), unchanged));
-        kept
+    fn keep_stored(&mut self, desired: &Certificate) {
+        if let Some(stored) = self.stored.secrets.get(&desired.secret) {
+            let pair = KeyPair { certificate: stored.certificate.clone(), key: stored.key.clone() };
+            self.issued.pairs.insert(desired.secret.clone(), pair);
+        }
     }
 
-    fn renew(&mut self, desired: &Certificate, renewed: CertifiedKey) -> CertifiedKey {
+    fn renew(&mut self, desired: &Certificate, renewed: &CertifiedKey) {
         self.issued.pairs.insert(desired.secret.clone(), renewed.to_pem());
         self.issued.renewed.insert(desired.secret.clone());
-        renewed
     }
 
     /// Computes the bundle of the CA that is stored. It has the same name as the CA's Secret.
@@ -192,7 +218,15 @@ impl CertificateIssuer<'_> {
             Some(TrustedCertificate { certificate, validity, origin: Origin::Own })
         });
         let Some(current) = current else { return };
-        let stored_bundle = self.stored.bundles.get(&desired.secret).map(|text| parse_bundle(text)).unwrap_or_default();
+        let stored_bundle: Vec<TrustedCertificate> = match self.stored.bundles.get(&desired.secret) {
+            Some(text) => parse_bundle(text),
+            // The bundle is lost. Webhooks and APIServices have copies, with the CAs of users.
+            None if desired.secret == CA => {
+                let copies = self.stored.trusted_bundles.iter();
+                copies.flat_map(|bundle| parse_bundle(&String::from_utf8_lossy(bundle))).collect()
+            }
+            None => Vec::new(),
+        };
         let external =
             (desired.secret == CA).then(|| self.stored.bundles.get(EXTERNAL_CA).cloned().unwrap_or_default());
         let imported = parse_bundle(external.as_deref().unwrap_or_default())
@@ -215,6 +249,11 @@ impl CertificateIssuer<'_> {
             self.issued.renew_no_later_than(next);
         }
     }
+}
+
+/// `None` if a Secret contains no CA that can sign.
+fn stored_ca(stored: &StoredSecret) -> Option<CertifiedKey> {
+    CertifiedKey::from_secret(stored).filter(CertifiedKey::can_sign)
 }
 
 /// How long a CA and its successor are both trusted, counted from when the successor becomes valid.

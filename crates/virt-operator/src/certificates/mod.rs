@@ -44,6 +44,16 @@ pub(crate) struct StoredCertificates {
     pub(crate) bundles: BTreeMap<String, String>,
     /// The bundles in webhooks and APIServices, in PEM.
     pub(crate) trusted_bundles: Vec<Vec<u8>>,
+    /// What an earlier call found.
+    pub(crate) trusted_ca: Option<TrustedCa>,
+}
+
+/// A CA that every bundle contains, and since when.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct TrustedCa {
+    /// In DER.
+    certificate: Vec<u8>,
+    since: SystemTime,
 }
 
 /// The certificates and bundles of an installation, both the kept and the newly issued ones. A certificate is missing
@@ -56,6 +66,7 @@ pub(crate) struct CertificateSet {
     pub(crate) renewed: BTreeSet<String>,
     /// When the next certificate must be renewed or the next CA leaves a bundle. It is always in the future.
     pub(crate) next: Option<SystemTime>,
+    pub(crate) trusted_ca: Option<TrustedCa>,
 }
 
 impl CertificateSet {

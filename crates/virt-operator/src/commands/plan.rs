@@ -144,7 +144,7 @@ fn whole_plan(observed: &mut Observed, desired: &Desired, environment: &Environm
     let mut plan = Plan::default();
     loop {
         let certificates = DesiredCertificates::new(observed, environment, &scope)?;
-        let issued = renew_certificates(&certificates, observed)?;
+        let issued = renew_certificates(&certificates, observed, None)?;
         let next = certificate_plan(observed, &certificates, &issued)?;
         let created = store_created(observed, &next);
         plan.steps.extend(next.steps);

@@ -112,7 +112,9 @@ fn an_installation_with_an_invalid_resource_is_kept_unchanged_and_reported() {
         let mut cluster = installed_from(&base);
         cluster.edit(&spec);
         cluster.object("Deployment", "virt-api")["spec"]["minReadySeconds"] = json!(7);
-        assert_eq!(cluster.reconcile().writes(), [""; 0], "{spec}");
+        // The Secrets of certificates are a lane of their own. It knows only what concerns Secrets.
+        let writes = cluster.reconcile().writes();
+        assert!(writes.iter().all(|write| write.starts_with("Patch(Secret ")), "{spec}: {writes:?}");
         let conditions = cluster.status()["conditions"].to_string();
         assert!(conditions.contains("DeploymentFailed") && conditions.contains(field), "{conditions}");
         let finalizers = cluster.kubevirt.metadata.finalizers.clone();

@@ -60,6 +60,19 @@ fn a_ca_that_is_being_replaced_is_trusted_even_if_its_bundle_is_lost() {
     assert_eq!(fixture.issue_and_store().bundle(CA).unwrap(), format!("{}{old}", certificate(&fixture, CA)));
 }
 
+/// Webhooks and APIServices have copies of a lost bundle.
+#[test]
+fn a_lost_bundle_is_restored_with_the_cas_of_users() {
+    let mut fixture = CertificateFixture::installed();
+    let (current, external) = (certificate(&fixture, CA), foreign_ca("kubevirt.io", fixture.now - HOUR, 1000 * HOUR));
+    fixture.stored.bundles.insert(EXTERNAL_CA.to_owned(), external.clone());
+    fixture.settle();
+    let bundle = fixture.stored.bundles.remove(CA).unwrap();
+    assert_eq!(bundle, format!("{current}{}", marked_external(&external)));
+    fixture.stored.trusted_bundles = vec![bundle.clone().into_bytes()];
+    assert_eq!(fixture.issue().bundle(CA), Some(bundle));
+}
+
 #[test]
 fn a_malformed_bundle_is_replaced() {
     let mut fixture = CertificateFixture::installed();

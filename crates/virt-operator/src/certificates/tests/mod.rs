@@ -85,6 +85,7 @@ impl CertificateFixture {
             let secret = StoredSecret { certificate: pair.certificate, key: pair.key, duration };
             self.stored.secrets.insert(certificate.secret.clone(), secret);
         }
+        self.stored.trusted_ca.clone_from(&issued.trusted_ca);
         for name in [CA, EXPORT_CA, BACKUP_CA, EXTERNAL_CA] {
             self.stored.bundles.extend(issued.bundle(name).map(|bundle| (name.to_owned(), bundle)));
         }

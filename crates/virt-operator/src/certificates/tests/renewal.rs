@@ -182,6 +182,27 @@ fn leaves_that_another_ca_signed_are_replaced() {
     assert_eq!(fixture.issue().renewed, fixture.leaf_secrets(), "the other CA itself is usable");
 }
 
+/// The write of a new CA may fail for hours. What cannot wait is signed by the stored one.
+#[test]
+fn a_ca_that_cannot_be_replaced_still_signs_what_is_about_to_expire() {
+    let mut fixture = CertificateFixture::installed();
+    let due = fixture.now + 168 * HOUR - Duration::from_secs(33 * 3600 + 36 * 60);
+    while fixture.issue().next.unwrap() < due {
+        fixture.now = fixture.issue().next.unwrap();
+        fixture.settle();
+    }
+    fixture.now = due;
+    let issued = fixture.issue();
+    assert_eq!(issued.renewed, names([CA]), "the certificates last until the CA is stored");
+    // Only the leaves are stored.
+    fixture.now = due + 23 * HOUR;
+    let issued = fixture.issue();
+    assert!(issued.renewed.contains(CA) && issued.renewed.contains(VIRT_API), "{:?}", issued.renewed);
+    fixture.secret_mut(VIRT_API).certificate = issued.key_pair(VIRT_API).unwrap().certificate;
+    fixture.secret_mut(VIRT_API).key = issued.key_pair(VIRT_API).unwrap().key;
+    assert!(!fixture.issue().renewed.contains(VIRT_API), "once");
+}
+
 /// A webhook or APIService whose bundle cannot be written does not trust the new CA.
 #[test]
 fn certificates_of_the_previous_ca_are_kept_until_every_bundle_has_the_new_one() {
@@ -199,7 +220,8 @@ fn certificates_of_the_previous_ca_are_kept_until_every_bundle_has_the_new_one()
     assert_eq!(late.settle(), fixture.leaf_secrets());
     waiting.trusted_bundles = vec![fixture.stored.bundles.get(CA).unwrap().clone().into_bytes()];
     fixture.stored = waiting;
-    assert_eq!(fixture.settle(), fixture.leaf_secrets());
+    assert_eq!(fixture.settle(), names([]), "not for long enough");
+    assert_eq!(fixture.settle_after_propagation(), fixture.leaf_secrets());
 }
 
 #[test]
