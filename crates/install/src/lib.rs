@@ -80,7 +80,7 @@ pub use kind::Kind;
 pub use live::LiveObject;
 pub use object::InstallationObject;
 pub use observed::{Objects, Observed};
-pub use order::{Lane, Stage};
+pub use order::{Lane, LaneProblem, Stage};
 pub use orphans::orphans;
 pub use plan::{owns, plan, wait::LANE as LANE_WAIT};
 pub use repairs::{Repairs, record_certificate_repairs, record_repairs};

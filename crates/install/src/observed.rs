@@ -13,7 +13,13 @@ use vitivirt_api::{
 };
 
 use crate::{
-    environment::Cluster, kind::Kind, live::LiveObject, names::annotation, order::Lane, pods::Pods, repairs::Repairs,
+    environment::Cluster,
+    kind::Kind,
+    live::LiveObject,
+    names::annotation,
+    order::{Lane, LaneProblem},
+    pods::Pods,
+    repairs::Repairs,
     served::Served,
 };
 
@@ -44,7 +50,7 @@ pub struct Observed {
     /// Why the operator could not check whether orphans may be deleted.
     pub unchecked_orphans: Option<String>,
     /// What is wrong in the lanes that only report, see [`crate::lane_problem`].
-    pub lane_problems: BTreeMap<Lane, String>,
+    pub lane_problems: BTreeMap<Lane, LaneProblem>,
     /// How often each object was written lately.
     pub repairs: Arc<Repairs>,
     /// When fewer nodes count, see [`crate::NodeHistory`].

@@ -35,6 +35,15 @@ impl fmt::Display for Lane {
     }
 }
 
+/// What is wrong in a lane that only reports.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LaneProblem {
+    /// Something is not reachable yet. The lane `Components` waits for it.
+    Starting(String),
+    /// The lane `Components` does not wait for it.
+    Lasting(String),
+}
+
 /// A group of objects that are written in the same wave. A wave consists of one or more stages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Stage {

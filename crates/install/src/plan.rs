@@ -25,7 +25,7 @@ use crate::{
     names::{FINALIZER, VIRT_API, VIRT_CONTROLLER, VIRT_HANDLER, annotation, label},
     object::InstallationObject,
     observed::Observed,
-    order::{INSTANCETYPES, Lane, MONITORING, Stage, WaitFor, Wave, waves},
+    order::{INSTANCETYPES, Lane, LaneProblem, MONITORING, Stage, WaitFor, Wave, waves},
     orphans::orphaned_objects,
     pods::Problems,
     record::{Record, Recorded},
@@ -43,6 +43,8 @@ pub(crate) mod wait {
     pub(super) const DELETION: &str = "WaitingForDeletion";
     pub(crate) const STRATEGY: &str = "WaitingForInstallStrategy";
     pub(super) const CERTIFICATES: &str = "WaitingForCertificates";
+    /// Of the lane `Components`, for another lane that cannot reach something yet.
+    pub(crate) const UNREACHABLE: &str = "WaitingForServer";
     /// Of the lane `Components`, for another lane.
     pub const LANE: &str = "WaitingForObjects";
 }
@@ -238,11 +240,15 @@ impl Planner<'_> {
     /// not waited for.
     fn await_lanes(&self) -> Result<Option<Step>, Failure> {
         for (lane, wave) in [(Lane::Monitoring, MONITORING), (Lane::Instancetypes, INSTANCETYPES)] {
-            if !self.observed.lane_problems.contains_key(&lane) && self.only_wave(&wave)?.is_some() {
-                let message = format!("the objects of {lane} are being written");
-                let wait = Wait { reason: wait::LANE, message, requeue_after: None };
-                return Ok(Some(Step::new("lanes").wait(wait)));
+            let problem = self.observed.lane_problems.get(&lane);
+            if matches!(problem, Some(LaneProblem::Lasting(_))) || self.only_wave(&wave)?.is_none() {
+                continue;
             }
+            let (reason, message) = match problem {
+                Some(LaneProblem::Starting(cause)) => (wait::UNREACHABLE, cause.clone()),
+                _ => (wait::LANE, format!("the objects of {lane} are being written")),
+            };
+            return Ok(Some(Step::new("lanes").wait(Wait { reason, message, requeue_after: None })));
         }
         Ok(None)
     }

@@ -27,7 +27,7 @@ use crate::{
     kind::Kind,
     names::event_reason,
     observed::Observed,
-    order::Lane,
+    order::{Lane, LaneProblem},
     orphans::orphans,
     plan::{optional_step, wait},
     pods,
@@ -265,13 +265,16 @@ fn stop_failure(stop: &Stop) -> Option<Failure> {
     }
 }
 
-/// What is wrong in a lane that only reports. `None` if it is done. The outer `None`: the next reconcile will tell,
-/// because the cluster changed during this one, or something is not reachable yet.
-pub fn lane_problem(stop: &Stop) -> Option<Option<String>> {
+/// What is wrong in a lane that only reports. `None` if it is done. The outer `None`: the next reconcile shows it,
+/// because the cluster changed during this one, or the failure may end within a second.
+pub fn lane_problem(stop: &Stop) -> Option<Option<LaneProblem>> {
     match stop {
-        Stop::Failed { failure, .. } if failure.class == ErrorClass::Conflict || failure.is_not_reachable_yet() => None,
-        Stop::Waiting { wait, .. } => Some(Some(wait.message.clone())),
-        stop => Some(stop_failure(stop).map(|failure| failure.message)),
+        Stop::Failed { failure, .. } if failure.class == ErrorClass::Conflict => None,
+        Stop::Failed { failure, .. } if failure.is_not_reachable_yet() => {
+            (failure.failing_for >= SHORT_FAILURE).then(|| Some(LaneProblem::Starting(failure.message.clone())))
+        }
+        Stop::Waiting { wait, .. } => Some(Some(LaneProblem::Lasting(wait.message.clone()))),
+        stop => Some(stop_failure(stop).map(|failure| LaneProblem::Lasting(failure.message))),
     }
 }
 
@@ -287,7 +290,10 @@ fn without_optional_steps(stop: &Stop) -> (Stop, Option<String>) {
 }
 
 fn lane_problems(observed: &Observed, optional: Option<String>) -> Vec<String> {
-    let lanes = observed.lane_problems.iter().map(|(lane, problem)| format!("{lane}: {problem}"));
+    let lanes = observed.lane_problems.iter().filter_map(|(lane, problem)| match problem {
+        LaneProblem::Lasting(message) => Some(format!("{lane}: {message}")),
+        LaneProblem::Starting(_) => None,
+    });
     lanes.chain(observed.unchecked_orphans.clone()).chain(optional).collect()
 }
 
@@ -303,7 +309,7 @@ fn set_problems(status: &mut KubeVirtStatus, problems: &[String]) {
 }
 
 fn waits_for_lane(stop: &Stop) -> bool {
-    matches!(stop, Stop::Waiting { wait, .. } if wait.reason == wait::LANE)
+    matches!(stop, Stop::Waiting { wait, .. } if [wait::LANE, wait::UNREACHABLE].contains(&wait.reason))
 }
 
 /// Whether the present generation of the resource is deployed and available.
@@ -374,7 +380,12 @@ fn set_progressing(status: &mut KubeVirtStatus, before: &KubeVirtStatus, stop: &
         !quiet || reported.message.len() > message.len()
     });
     let waits_for = match stop {
-        Stop::Waiting { wait, .. } if status.phase == phase::DEPLOYED || long || failing_pods(stop).is_some() => {
+        Stop::Waiting { wait, .. }
+            if status.phase == phase::DEPLOYED
+                || long
+                || failing_pods(stop).is_some()
+                || wait.reason == wait::UNREACHABLE =>
+        {
             Some(&wait.message)
         }
         Stop::Failed { failure, .. } if failure.failing_for >= SHORT_FAILURE || long => Some(&failure.message),
@@ -392,7 +403,7 @@ fn set_progressing(status: &mut KubeVirtStatus, before: &KubeVirtStatus, stop: &
     // Neither a write that fails, nor a strategy that is dumped again, nor another lane affects the components that run.
     let unaffected = match stop {
         Stop::Failed { .. } => true,
-        Stop::Waiting { wait, .. } => [wait::STRATEGY, wait::LANE].contains(&wait.reason),
+        Stop::Waiting { wait, .. } => [wait::STRATEGY, wait::LANE, wait::UNREACHABLE].contains(&wait.reason),
         _ => false,
     };
     if !(unaffected && is_true(before, condition::AVAILABLE)) {

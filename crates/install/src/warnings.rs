@@ -201,6 +201,17 @@ mod tests {
     }
 
     #[test]
+    fn a_renewal_that_pods_notice_too_late_is_named() {
+        let selfsigned = |settings: Value| json!({"certificateRotateStrategy": {"selfSigned": settings}});
+        let settings = json!({"ca": {"duration": "1h", "renewBefore": "10m"}, "server": {"duration": "10m"}});
+        let found = warnings_for(&selfsigned(settings));
+        let expected = "spec.certificateRotateStrategy.selfSigned.server.renewBefore: 2m0s is too short: a kubelet may need \
+                        90s to update a mounted Secret, and until then pods serve the old certificate; set at least 3m0s";
+        assert_eq!(found, [expected]);
+        assert_eq!(warnings_for(&selfsigned(json!({}))), [""; 0]);
+    }
+
+    #[test]
     fn a_patch_of_an_unsupported_kind_has_a_warning() {
         let patch = |kind: &str| json!({"resourceType": kind, "resourceName": "*", "type": "merge", "patch": "{}"});
         let warnings = warnings_for(

@@ -6,7 +6,7 @@ use std::{marker::PhantomData, sync::Arc};
 
 use serde_json::Value;
 use vitivirt_api::{ErrorClass, Failure, ObjectKey, Outcome, Plan, Report, Stop, Target};
-use vitivirt_install::{Desired, LANE_WAIT, Lane, Observed, lane_problem};
+use vitivirt_install::{Desired, LANE_WAIT, Lane, LaneProblem, Observed, lane_problem};
 use vitivirt_runtime::reconcile::Controller;
 
 use crate::{
@@ -129,7 +129,7 @@ impl LaneContext {
     /// A lane that cannot observe has a problem too. The lane `Components` reports its own failures.
     pub(crate) fn publish_failure(&self, lane: Lane, failure: &Failure) {
         let is_problem = lane != Lane::Components && failure.class != ErrorClass::Conflict;
-        if is_problem && self.problems.set(lane, Some(failure.message.clone())) {
+        if is_problem && self.problems.set(lane, Some(LaneProblem::Lasting(failure.message.clone()))) {
             self.router.enqueue_lane(Lane::Components);
         }
     }

@@ -23,6 +23,7 @@ use crate::certificates::CertificateSet;
 pub(crate) struct DesiredStateBuilder {
     client: Client,
     environment: Environment,
+    reading: tokio::sync::Mutex<()>,
     memory: Mutex<ReconcileMemory>,
 }
 
@@ -35,6 +36,8 @@ struct ReconcileMemory {
     repairs: Arc<Repairs>,
     /// Only while an installation is in progress, because it is reconciled many times then.
     installation: Option<(u64, Arc<Installation>)>,
+    /// Whether the last reconcile of the lane `Components` found nothing to do.
+    is_complete: bool,
     dumped: Option<DumpedStrategy>,
 }
 
@@ -57,7 +60,7 @@ impl DumpedStrategy {
 
 impl DesiredStateBuilder {
     pub(crate) fn new(client: Client, environment: Environment) -> Self {
-        Self { client, environment, memory: Mutex::default() }
+        Self { client, environment, reading: tokio::sync::Mutex::default(), memory: Mutex::default() }
     }
 
     /// How often each object was written lately.
@@ -113,6 +116,13 @@ impl DesiredStateBuilder {
             return Ok(Some(dumped.strategy.clone()));
         }
         let Some((key, live)) = stored else { return Ok(None) };
+        // One lane reads it, and the others wait for the result.
+        let _reading = self.reading.lock().await;
+        if let Some(dumped) = &self.memory.lock().dumped
+            && dumped.is_of(&deployment, Some(&live.uid))
+        {
+            return Ok(Some(dumped.strategy.clone()));
+        }
         let strategy = read_strategy(&self.client, key).await?;
         let dumped = DumpedStrategy { deployment, uid: live.uid.clone(), strategy: strategy.clone() };
         self.memory.lock().dumped = Some(dumped);
@@ -164,7 +174,10 @@ impl DesiredStateBuilder {
         {
             memory.merge(desired, lane, &up_to_date);
         }
-        if lane == Lane::Components && outcome.stop == Stop::Done {
+        if lane == Lane::Components {
+            memory.is_complete = outcome.stop == Stop::Done;
+        }
+        if memory.is_complete {
             memory.installation = None;
         }
     }

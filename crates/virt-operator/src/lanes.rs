@@ -3,18 +3,18 @@
 use std::collections::BTreeMap;
 
 use parking_lot::Mutex;
-use vitivirt_install::Lane;
+use vitivirt_install::{Lane, LaneProblem};
 
 #[derive(Default)]
-pub(crate) struct LaneProblems(Mutex<BTreeMap<Lane, String>>);
+pub(crate) struct LaneProblems(Mutex<BTreeMap<Lane, LaneProblem>>);
 
 impl LaneProblems {
-    pub(crate) fn get(&self) -> BTreeMap<Lane, String> {
+    pub(crate) fn get(&self) -> BTreeMap<Lane, LaneProblem> {
         self.0.lock().clone()
     }
 
     /// Returns whether the problem of the lane has changed. `None`: the lane is done.
-    pub(crate) fn set(&self, lane: Lane, problem: Option<String>) -> bool {
+    pub(crate) fn set(&self, lane: Lane, problem: Option<LaneProblem>) -> bool {
         let mut problems = self.0.lock();
         if problems.get(&lane) == problem.as_ref() {
             return false;

@@ -11,7 +11,8 @@ use kube::{Api, Client, api::ListParams, core::DynamicObject};
 use parking_lot::Mutex;
 use vitivirt_api::{ApiResource, ErrorClass, Failure, ObjectKey, Target, kubevirt::KubeVirt, reason};
 use vitivirt_install::{
-    Cluster, DeploymentConfig, Desired, Environment, HeldNodes, Kind, Lane, NodeHistory, Objects, Observed,
+    Cluster, DeploymentConfig, Desired, Environment, HeldNodes, Kind, Lane, LaneProblem, NodeHistory, Objects,
+    Observed,
     names::{VIRT_API, gate::DECENTRALIZED_LIVE_MIGRATION},
     orphans,
     pods::Pods,
@@ -62,7 +63,7 @@ impl Observer {
                 Ok(namespace) => cluster.monitor_namespace = namespace,
                 Err(failure) => {
                     monitoring_known = false;
-                    lane_problems.insert(Lane::Monitoring, failure.message);
+                    lane_problems.insert(Lane::Monitoring, LaneProblem::Lasting(failure.message));
                 }
             }
         } else {

@@ -1,11 +1,15 @@
 //! Lifetimes of certificates that contradict each other.
 
+use std::time::Duration;
+
 use vitivirt_api::kubevirt::SelfSigned;
 
 use super::{Cause, Refusal};
 use crate::certificates::{Lifetime, Lifetimes, MIN_LIFETIME, go_duration};
 
 const FIELD: &str = "spec.certificateRotateStrategy.selfSigned";
+/// Until each pod has loaded a new certificate: the kubelet's delay, with a margin.
+const KUBELET_DELAY: Duration = Duration::from_secs(180);
 
 /// The deprecated fields take precedence, but a reader of the resource may expect otherwise.
 pub(super) fn mixes_old_and_new_fields(settings: Option<&SelfSigned>) -> Option<Refusal> {
@@ -56,6 +60,22 @@ pub(super) fn renewal_exceeds_lifetime(settings: Option<&SelfSigned>) -> Vec<Ref
             .then(|| Refusal::new(Cause::Invalid, format!("{FIELD}.{name}.renewBefore"), message))
     });
     early.collect()
+}
+
+/// Renewals that pods may notice too late. The installation works, but on a real cluster calls fail after each renewal.
+pub(crate) fn hasty_renewals(settings: Option<&SelfSigned>) -> Vec<Refusal> {
+    let Ok(lifetimes) = Lifetimes::new(settings) else { return Vec::new() };
+    let hasty = by_field(&lifetimes).into_iter().filter(|(_, lifetime)| lifetime.renew_before < KUBELET_DELAY);
+    let refusal = |(name, lifetime): (&str, Lifetime)| {
+        let message = format!(
+            "{} is too short: a kubelet may need 90s to update a mounted Secret, and until then pods serve the old \
+             certificate; set at least {}",
+            go_duration(lifetime.renew_before),
+            go_duration(KUBELET_DELAY),
+        );
+        Refusal::new(Cause::Invalid, format!("{FIELD}.{name}.renewBefore"), message)
+    };
+    hasty.map(refusal).collect()
 }
 
 /// A certificate would outlive its CA. It can be issued, because it expires with the CA.

@@ -90,6 +90,7 @@ pub(crate) fn check_installable(kubevirt: &KubeVirt) -> Result<(), Failure> {
 pub(crate) fn questionable(kubevirt: &KubeVirt) -> Vec<Refusal> {
     let spec = &kubevirt.spec;
     let mut refusals = questionable_changes(&KubeVirtSpec::default(), spec);
+    refusals.extend(certificates::hasty_renewals(spec.self_signed()));
     if is_deployed(kubevirt) {
         refusals.extend(certificates::renewal_exceeds_lifetime(spec.self_signed()));
     }

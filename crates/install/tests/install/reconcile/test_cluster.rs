@@ -15,8 +15,8 @@ use vitivirt_api::{
     EventRecord, Failure, ObjectKey, Operation, Outcome, Plan, Report, Step, Stop, Target, Write, kubevirt::KubeVirt,
 };
 use vitivirt_install::{
-    Cluster, DeploymentConfig, Desired, Environment, InstallStrategy, Installation, Kind, Lane, LiveObject, Objects,
-    Observed, Repairs, StoredObjects, UpToDate, certificate_report,
+    Cluster, DeploymentConfig, Desired, Environment, InstallStrategy, Installation, Kind, Lane, LaneProblem,
+    LiveObject, Objects, Observed, Repairs, StoredObjects, UpToDate, certificate_report,
     certificates::{CertificateScope, DesiredCertificates, certificate_plan},
     desired_installation, is_of_another_release, lane_problem, owns,
     pods::Pods,
@@ -37,7 +37,7 @@ pub(crate) struct TestCluster {
     /// Shared until they change, because CRDs are large.
     pub(crate) objects: BTreeMap<(String, ObjectKey), Arc<Value>>,
     pub(crate) up_to_date: Arc<UpToDate>,
-    pub(crate) lane_problems: BTreeMap<Lane, String>,
+    pub(crate) lane_problems: BTreeMap<Lane, LaneProblem>,
     /// The installation with the input that it was computed from, because that takes long.
     pub(crate) installation: RefCell<Option<(String, Arc<Installation>)>>,
     pub(crate) repairs: Arc<Repairs>,
