@@ -21,6 +21,13 @@ pub struct Validity {
     pub not_after: SystemTime,
 }
 
+impl Validity {
+    /// Whether clients accept a certificate with these dates. The clock that issued it may differ from this one.
+    pub fn is_acceptable(&self, now: SystemTime) -> bool {
+        self.not_after > now && saturating_sub(self.not_before, CLOCK_SKEW) <= now
+    }
+}
+
 impl Lifetime {
     /// How long before it is issued a certificate is already valid. Short lifetimes leave room for less.
     pub fn backdating(self) -> Duration {

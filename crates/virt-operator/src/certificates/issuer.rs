@@ -16,7 +16,7 @@ use vitivirt_api::Failure;
 use vitivirt_install::{
     INVALID_DURATION,
     certificates::{
-        CA, Certificate, EXTERNAL_CA, KeyPair, MIN_LIFETIME, Usage, Validity, ValidityWindow,
+        CA, Certificate, EXTERNAL_CA, KeyPair, MIN_LIFETIME, Usage, ValidityWindow,
         bundle::{self, Origin, TrustedCertificate},
     },
 };
@@ -100,10 +100,7 @@ impl CertificateIssuer<'_> {
             })
         });
         // Until a successor is stored, a valid CA signs what is due.
-        let stored_ca = stored.and_then(stored_ca).filter(|ca| {
-            let Validity { not_before, not_after } = ca.validity;
-            (not_before..not_after).contains(&self.now)
-        });
+        let stored_ca = stored.and_then(stored_ca).filter(|ca| ca.validity.is_acceptable(self.now));
         self.update_bundle(desired, stored);
         let is_retiring = usable.is_none();
         if let (Some(_), Some(ca)) = (usable, stored_ca.as_ref()) {

@@ -40,6 +40,14 @@ fn upstream_certificates_are_kept_and_the_upstream_ca_signs_new_ones() {
     handshake::assert_all_verify(&fixture);
 }
 
+/// Upstream virt-operator does not backdate its CA, and the clock of its node may be ahead.
+#[test]
+fn an_upstream_ca_from_a_clock_that_is_ahead_is_kept() {
+    let mut fixture = installed_by_upstream();
+    fixture.now = at(ISSUED_AT) - Duration::from_secs(60);
+    assert!(!fixture.issue().renewed.contains(CA));
+}
+
 #[test]
 fn a_key_is_written_as_upstream_writes_it() {
     let stored = stored_secret(UPSTREAM_CA, "");
