@@ -122,7 +122,7 @@ fn a_component_that_does_not_start_does_not_keep_others_from_being_configured() 
     }
 }
 
-/// What is being deleted, belongs to somebody else or is refused holds up only what needs it.
+/// What is being deleted, belongs to another client or is refused holds up only what needs it.
 #[test]
 fn an_object_that_cannot_be_written_does_not_hold_up_others() {
     let mut cluster = installed(&json!({}));
