@@ -27,6 +27,8 @@ use vitivirt_lab::{
 use crate::nested::{self, BACKGROUND_LAB, KEEP_LAB};
 
 const TIMEOUT: Duration = Duration::from_secs(10);
+/// Creating and removing namespaces waits in the kernel until the network namespaces of earlier labs are removed.
+const NAMESPACE_TIMEOUT: Duration = Duration::from_secs(60);
 
 pub(crate) fn add(suite: &mut Suite) {
     tests!(
@@ -113,7 +115,7 @@ async fn a_background_lab_stops_when_its_starter_exits_before_it_is_ready(_: Arc
     let mut command = nested::command(&std::env::current_exe()?, BACKGROUND_LAB);
     command.env(nested::NAME, &name).stdin(Stdio::piped());
     let mut daemon = command.spawn()?;
-    wait_until(|| !nested::descendants(daemon.id()).is_empty()).await.context("the background lab does not start")?;
+    let started = wait_until(|| !nested::descendants(daemon.id()).is_empty()).await;
     let descendants = nested::descendants(daemon.id());
     drop(daemon.stdin.take());
     let ended = wait_until(|| {
@@ -123,6 +125,7 @@ async fn a_background_lab_stops_when_its_starter_exits_before_it_is_ready(_: Arc
     let _ = daemon.kill();
     let output = tokio::task::spawn_blocking(move || daemon.wait_with_output()).await??;
     let error = String::from_utf8_lossy(&output.stderr);
+    started.with_context(|| format!("the background lab does not start: {error}"))?;
     ended.with_context(|| format!("the background lab still runs after its starter exited: {error}"))?;
     ensure!(error.contains("exited before the lab was ready"), "{error}");
     ensure!(vitivirt_lab::daemon::LabDaemon::find(&name)?.is_none(), "the file of the lab must be removed");
@@ -278,7 +281,9 @@ async fn wait_until(condition: impl Fn() -> bool) -> Result<()> {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    tokio::time::timeout(TIMEOUT, waiting).await.with_context(|| format!("timed out after {TIMEOUT:?}"))
+    tokio::time::timeout(NAMESPACE_TIMEOUT, waiting)
+        .await
+        .with_context(|| format!("timed out after {NAMESPACE_TIMEOUT:?}"))
 }
 
 /// Whether this process is root on the machine, not only in a user namespace.
