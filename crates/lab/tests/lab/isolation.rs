@@ -200,13 +200,13 @@ async fn a_dead_server_process_fails_the_lab(_: Arc<SharedLabs>) -> Result<()> {
 
 /// Kills the process and checks that all its descendants exit.
 async fn expect_nothing_left(pid: u32) -> Result<()> {
+    let expected = ["etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler"];
+    // A process has no command line between fork and exec.
+    let is_running = |name: &str| nested::descendants(pid).iter().any(|(_, command)| command.contains(name));
+    wait_until(|| expected.iter().all(|name| is_running(name)))
+        .await
+        .with_context(|| format!("not all of {expected:?} run: {:?}", nested::descendants(pid)))?;
     let descendants = nested::descendants(pid);
-    for expected in ["etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler"] {
-        ensure!(
-            descendants.iter().any(|(_, command)| command.contains(expected)),
-            "{expected} is not running: {descendants:?}"
-        );
-    }
     kill(Pid::from_raw(i32::try_from(pid)?), Signal::SIGKILL)?;
     wait_until(|| !descendants.iter().any(|(pid, _)| nested::is_alive(*pid))).await.with_context(|| {
         format!("still running: {:?}", descendants.iter().filter(|(pid, _)| nested::is_alive(*pid)).collect::<Vec<_>>())
