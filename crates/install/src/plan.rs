@@ -197,8 +197,8 @@ enum ObjectChange {
 impl Planner<'_> {
     fn components(&self, plan: &mut Plan) -> Result<(), Failure> {
         let blocking = self.install_blocking_webhook()?;
-        // New CRDs must not be served without it.
-        let is_blocked_first = blocking.is_some();
+        // New CRDs must not be served without it, and nothing is created for a resource without the finalizer.
+        let is_blocked_first = blocking.is_some() || !plan.steps.is_empty();
         plan.steps.extend(blocking);
         let status = self.observed.kubevirt.status.as_ref();
         let installed = status.map(|status| status.observed_kube_virt_version.as_str()).unwrap_or_default();

@@ -4,6 +4,7 @@ mod edits;
 mod failed_writes;
 mod invalid_resources;
 mod pods;
+mod removal;
 mod served_certificates;
 mod test_cluster;
 
@@ -558,7 +559,6 @@ fn a_resource_whose_strategy_is_missing_can_be_deleted_with_its_job() {
     cluster.objects.remove(&id);
     cluster.kubevirt.metadata.deletion_timestamp = Some(Time(cluster.now));
     assert_eq!(cluster.reconcile().writes(), [""; 0]);
-    assert!(!cluster.status()["conditions"].to_string().contains("cannot uninstall"));
 }
 
 #[test]
@@ -734,14 +734,4 @@ fn a_long_wait_names_its_cause() {
             || conditions.contains("virt-api: its status is not up to date yet"),
         "{conditions}"
     );
-}
-
-#[test]
-fn a_deleted_resource_keeps_its_installation_and_reports_it() {
-    let mut cluster = installed(&json!({}));
-    cluster.kubevirt.metadata.deletion_timestamp = Some(Time(cluster.now));
-    cluster.objects.remove(&("Service".to_owned(), ObjectKey::namespaced("kubevirt", "virt-api")));
-    let writes: Vec<String> = cluster.settle().iter().flat_map(Reconcile::writes).collect();
-    assert_eq!(writes, ["Create(Service kubevirt/virt-api)"]);
-    assert!(cluster.status()["conditions"].to_string().contains("cannot uninstall"));
 }
