@@ -20,11 +20,13 @@ mod monitoring;
 mod node_checks;
 mod observe;
 mod probe;
+mod removal;
 mod router;
 mod run;
 mod settings;
 mod stored_objects;
 mod webhook;
+mod workloads;
 
 use std::{
     collections::BTreeMap,

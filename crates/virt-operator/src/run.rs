@@ -27,7 +27,7 @@ use crate::{
     certificate_controller::CertificateController,
     controller::{self as lane, Components, Instancetypes, LaneContext, LaneController, LaneType},
     desired::DesiredStateBuilder,
-    lanes::LaneProblems,
+    lanes::{LaneGates, LaneProblems},
     metrics::OperatorMetrics,
     migration_addresses::MigrationAddresses,
     monitoring::Monitoring,
@@ -112,7 +112,8 @@ impl Operator for KubeVirtOperator {
             nodes: Mutex::default(),
         };
         let desired = DesiredStateBuilder::new(client, environment.clone());
-        let lanes = Arc::new(LaneContext { observer, desired, problems, router: router.clone() });
+        let gates = LaneGates::default();
+        let lanes = Arc::new(LaneContext { observer, desired, problems, gates, router: router.clone() });
         let (ready, kinds) = (metrics.clone(), caches.kinds.clone());
         context.spawn("readiness", async move {
             kinds.synced().await;

@@ -14,6 +14,7 @@ mod manifests;
 mod pods;
 mod process;
 mod refusals;
+mod removal;
 mod rotation;
 mod support;
 mod unreachable;
@@ -38,6 +39,7 @@ fn add(suite: &mut Suite) {
     pods::add(suite);
     process::add(suite);
     refusals::add(suite);
+    removal::add(suite);
     lanes::add(suite);
     rotation::add(suite);
     unreachable::add(suite);
