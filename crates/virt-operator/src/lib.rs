@@ -49,6 +49,7 @@ pub fn main() -> ExitCode {
         Some(Command::Manifests(options)) => commands::manifests::run(options),
         Some(Command::Render(options)) => commands::render::run(&options),
         Some(Command::Plan(options)) => commands::plan::run(&options),
+        Some(Command::Uninstall(options)) => commands::uninstall::run(&options),
         Some(Command::Completions(options)) => options.run::<Arguments>(),
         None => run_or_dump(arguments.run),
     })

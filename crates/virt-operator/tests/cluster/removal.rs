@@ -1,7 +1,8 @@
-//! KubeVirt is removed: with and without VMs, from every state of the resource and without its operator.
+//! KubeVirt is removed: with and without VMs, from every state of the resource, without its operator, and by the command.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    process::{Output, Stdio},
     sync::Arc,
     time::Duration,
 };
@@ -11,7 +12,7 @@ use futures::{StreamExt, TryStreamExt, stream};
 use k8s_openapi::api::{
     admissionregistration::v1::ValidatingWebhookConfiguration,
     apps::v1::Deployment,
-    core::v1::{Node, Pod, Secret, Service},
+    core::v1::{Namespace, Node, Pod, Secret, Service},
 };
 use kube::{
     Api, ResourceExt,
@@ -19,7 +20,10 @@ use kube::{
     discovery::{ApiGroup, Discovery, verbs},
 };
 use serde_json::json;
-use tokio::time::{Instant, sleep};
+use tokio::{
+    process::Command,
+    time::{Instant, sleep},
+};
 use vitivirt_lab::{
     Lab, LabOptions, PodFate, PodRule, VirtOperator,
     harness::{SharedLabs, Suite},
@@ -43,6 +47,9 @@ pub(crate) fn add(suite: &mut Suite) {
         fault_17_webhooks_of_a_dead_virt_api_do_not_block_a_removal,
         a_resource_that_is_not_installed_yet_is_removed,
         an_installation_is_removed_from_every_state,
+        a_namespace_that_is_deleted_first_takes_kubevirt_with_it,
+        uninstall_removes_kubevirt_without_its_operator,
+        uninstall_removes_kubevirt_whose_namespace_is_being_deleted,
     );
 }
 
@@ -363,5 +370,125 @@ async fn an_installation_is_removed_from_every_state(_: Arc<SharedLabs>) -> Resu
     wait_until_removed(&lab).await.context("name conflict")?;
     services.delete("virt-api", &DeleteParams::default()).await.context("the Service of another client is gone")?;
     require_clean(&lab, &before).await.context("name conflict")?;
+    lab.stop().await
+}
+
+async fn wait_until_namespace_is_gone(lab: &Lab) -> Result<()> {
+    let namespaces: Api<Namespace> = Api::all(lab.client());
+    let gone = lab.wait("the namespace is gone", 2 * TIMEOUT, namespaces, NAMESPACE, |namespace| namespace.is_none());
+    gone.await.map(|_| ())
+}
+
+/// The operator itself is in that namespace.
+async fn a_namespace_that_is_deleted_first_takes_kubevirt_with_it(_: Arc<SharedLabs>) -> Result<()> {
+    let (lab, before) = lab_with_operator().await?;
+    create_kubevirt(&lab, &json!({})).await?;
+    wait_until_available(&lab).await?;
+    let namespaces: Api<Namespace> = Api::all(lab.client());
+    namespaces.delete(NAMESPACE, &DeleteParams::default()).await?;
+    wait_until_namespace_is_gone(&lab).await?;
+    // What the operator could not finish in its last seconds, the command does.
+    uninstall(&lab, &["--yes"]).await?;
+    start_operator(&lab).await?;
+    require_clean(&lab, &before).await?;
+    create_kubevirt(&lab, &json!({})).await?;
+    wait_until_available(&lab).await?;
+    lab.stop().await
+}
+
+async fn run_uninstall(lab: &Lab, arguments: &[&str]) -> Result<Output> {
+    let mut command = Command::new(program());
+    command.arg("uninstall").args(arguments).arg("--kubeconfig").arg(lab.kubeconfig()).stdin(Stdio::null());
+    Ok(command.output().await?)
+}
+
+async fn uninstall(lab: &Lab, arguments: &[&str]) -> Result<String> {
+    let output = run_uninstall(lab, arguments).await?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    ensure!(output.status.success(), "{text}\n{}", String::from_utf8_lossy(&output.stderr));
+    Ok(text)
+}
+
+async fn uninstall_removes_kubevirt_without_its_operator(_: Arc<SharedLabs>) -> Result<()> {
+    let (lab, before) = lab_with_operator().await?;
+    create_kubevirt(&lab, &json!({})).await?;
+    wait_until_available(&lab).await?;
+    create_vm(&lab, "left", Some(FINALIZER)).await?;
+    let deployments: Api<Deployment> = Api::namespaced(lab.client(), NAMESPACE);
+    deployments.delete("virt-operator", &DeleteParams::background()).await?;
+    wait_until_pods_are(&lab, "kubevirt.io=virt-operator", 0).await?;
+
+    let installed = objects(&lab).await?;
+    let refused = run_uninstall(&lab, &["--yes"]).await?;
+    let reason = String::from_utf8_lossy(&refused.stderr).into_owned();
+    ensure!(refused.status.code() == Some(1) && reason.contains("default/left"), "{reason}");
+    let unanswered = run_uninstall(&lab, &["--force"]).await?;
+    ensure!(unanswered.status.code() == Some(1), "{}", String::from_utf8_lossy(&unanswered.stdout));
+    let rehearsal = uninstall(&lab, &["--force", "--dry-run"]).await?;
+    ensure!(rehearsal.contains("KubeVirt kubevirt/kubevirt") && rehearsal.contains("clusterroles"), "{rehearsal}");
+    ensure!(objects(&lab).await?.is_superset(&installed), "a refused removal and a dry run delete nothing");
+
+    uninstall(&lab, &["--yes", "--force"]).await?;
+    start_operator(&lab).await?;
+    require_clean(&lab, &before).await?;
+
+    create_kubevirt(&lab, &json!({})).await?;
+    wait_until_available(&lab).await.context("after an uninstall")?;
+    scale_operator(&lab, 0).await?;
+    delete_every_second_object(&lab).await?;
+    uninstall(&lab, &["--yes"]).await?;
+    scale_operator(&lab, 2).await?;
+    require_clean(&lab, &before).await?;
+    create_kubevirt(&lab, &json!({})).await?;
+    wait_until_available(&lab).await.context("after half of the objects were deleted")?;
+    lab.stop().await
+}
+
+/// A user has started to remove KubeVirt by hand.
+async fn delete_every_second_object(lab: &Lab) -> Result<()> {
+    let discovery = Discovery::new(lab.client()).exclude(&["subresources.kubevirt.io"]).run().await?;
+    let managed = ListParams::default().labels("app.kubernetes.io/managed-by=virt-operator");
+    let mut count = 0;
+    for (resource, capabilities) in discovery.groups().flat_map(ApiGroup::recommended_resources) {
+        let can = |verb: &str| capabilities.supports_operation(verb);
+        if !can(verbs::LIST) || !can(verbs::DELETE) || TEMPORARY.contains(&resource.plural.as_str()) {
+            continue;
+        }
+        let api: Api<DynamicObject> = Api::all_with(lab.client(), &resource);
+        for object in api.list_metadata(&managed).await? {
+            count += 1;
+            if count % 2 == 0 {
+                let api: Api<DynamicObject> = match object.namespace() {
+                    Some(namespace) => Api::namespaced_with(lab.client(), &namespace, &resource),
+                    None => Api::all_with(lab.client(), &resource),
+                };
+                let deleted = api.delete(&object.name_any(), &DeleteParams::background()).await;
+                // An object of a CRD that was deleted before is gone with it.
+                if let Err(error) = deleted {
+                    ensure!(matches!(&error, kube::Error::Api(status) if status.code == 404), "{error}");
+                }
+            }
+        }
+    }
+    ensure!(count > 50, "{count} objects");
+    Ok(())
+}
+
+/// The operator had no time to react. Its webhook and the finalizer of the resource keep the namespace.
+async fn uninstall_removes_kubevirt_whose_namespace_is_being_deleted(_: Arc<SharedLabs>) -> Result<()> {
+    let (lab, before) = lab_with_operator().await?;
+    create_kubevirt(&lab, &json!({})).await?;
+    wait_until_available(&lab).await?;
+    create_vm(&lab, "left", None).await?;
+    scale_operator(&lab, 0).await?;
+    let namespaces: Api<Namespace> = Api::all(lab.client());
+    namespaces.delete(NAMESPACE, &DeleteParams::default()).await?;
+    wait_until_pods_are(&lab, "kubevirt.io=virt-controller", 0).await?;
+    uninstall(&lab, &["--yes", "--force"]).await?;
+    wait_until_namespace_is_gone(&lab).await?;
+    start_operator(&lab).await?;
+    require_clean(&lab, &before).await?;
+    create_kubevirt(&lab, &json!({})).await?;
+    wait_until_available(&lab).await?;
     lab.stop().await
 }
