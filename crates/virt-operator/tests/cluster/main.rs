@@ -7,6 +7,7 @@ mod certificates;
 mod commands;
 mod drift;
 mod edits;
+mod failover;
 mod install;
 mod lanes;
 mod lifecycle;
@@ -16,6 +17,7 @@ mod process;
 mod refusals;
 mod rotation;
 mod support;
+mod takeover;
 mod unreachable;
 mod webhook_client;
 
@@ -42,4 +44,6 @@ fn add(suite: &mut Suite) {
     rotation::add(suite);
     unreachable::add(suite);
     alerts::add(suite);
+    takeover::add(suite);
+    failover::add(suite);
 }
