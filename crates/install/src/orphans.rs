@@ -6,8 +6,15 @@ use std::{collections::HashSet, sync::Arc};
 use vitivirt_api::{ObjectKey, kubevirt::KubeVirt};
 
 use crate::{
-    config::DeploymentConfig, desired::Desired, installation::Installation, kind::Kind, live::LiveObject, names::label,
-    observed::Observed, webhooks::BLOCKING_PREFIX,
+    config::DeploymentConfig,
+    desired::Desired,
+    installation::Installation,
+    kind::Kind,
+    live::{LiveObject, is_exclusive},
+    managed_metadata::ManagedMetadata,
+    names::label,
+    observed::Observed,
+    webhooks::BLOCKING_PREFIX,
 };
 
 /// Orphans are deleted in this order: first the objects that could forbid the deletion of others.
@@ -46,7 +53,7 @@ pub fn orphans(observed: &Observed, desired: &Desired) -> Vec<(Kind, ObjectKey)>
 
 /// Live objects with the operator's labels and annotations that the installation does not contain, in the order in
 /// which they are deleted. Any client can copy labels and annotations, so only namespaces in which this installation or
-/// one before it has objects count.
+/// one before it has objects count. Instancetypes and preferences need only the labels, as with upstream virt-operator.
 pub(crate) fn orphaned_objects<'a>(
     observed: &'a Observed,
     installation: &Installation,
@@ -65,10 +72,12 @@ pub(crate) fn orphaned_objects<'a>(
         let is_marked = live.labels.contains_key(label::MANAGED_BY);
         is_marked && !kept && !live.deleting && key.namespace().is_none_or(|namespace| namespaces.contains(namespace))
     };
+    let metadata = ManagedMetadata::new(&observed.kubevirt, config);
+    let is_ours = |kind: Kind, live: &LiveObject| live.is_ours() || is_exclusive(kind) && metadata.has_labels(live);
     DELETE_ORDER
         .into_iter()
-        .flat_map(|kind| observed.objects.of_kind(kind).map(move |(key, live)| (kind, key, live)))
-        .filter(|(kind, key, live)| is_orphan(*kind, key, live))
+        .flat_map(|kind| observed.objects.recognized(kind).map(move |(key, live)| (kind, key, live)))
+        .filter(|(kind, key, live)| is_ours(*kind, live) && is_orphan(*kind, key, live))
         .collect()
 }
 

@@ -221,7 +221,22 @@ impl Lab {
         if let Some(program) = operator.own_program() {
             self.add_program(program);
         }
-        kubevirt::create_operator(&self.client, operator).await
+        let manifests = kubevirt::operator_manifests(operator).await?;
+        manifests::create(&self.client, &manifests).await.context("installing virt-operator")
+    }
+
+    /// As [`Lab::create_virt_operator`], but changes what already exists, such as the RBAC of another virt-operator.
+    pub async fn apply_virt_operator(&self, operator: &VirtOperator) -> Result<()> {
+        if let Some(program) = operator.own_program() {
+            self.add_program(program);
+        }
+        let manifests = kubevirt::operator_manifests(operator).await?;
+        manifests::apply(&self.client, &manifests).await.context("installing virt-operator")
+    }
+
+    /// Deletes the Deployment of virt-operator and returns when its pods have ended.
+    pub async fn delete_virt_operator(&self, timeout: Duration) -> Result<()> {
+        self.health.guard(kubevirt::delete_operator(&self.client, timeout)).await
     }
 
     /// Runs one of our programs in the pods with its image from now on.

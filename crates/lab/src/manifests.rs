@@ -1,9 +1,9 @@
-//! Creates the objects of YAML documents, like `kubectl create`.
+//! Creates the objects of YAML documents, like `kubectl create`, or applies them, like `kubectl apply --server-side`.
 
 use anyhow::{Context, Result};
 use kube::{
     Api, Client, ResourceExt,
-    api::{DynamicObject, PostParams},
+    api::{DynamicObject, Patch, PatchParams, PostParams},
     core::GroupVersionKind,
     discovery::{Scope, oneshot},
 };
@@ -19,8 +19,29 @@ pub fn parse(yaml: &str) -> Result<Vec<Value>> {
 /// Creates the objects in this order. An object that already exists is not changed.
 pub async fn create(client: &Client, documents: &[Value]) -> Result<()> {
     for document in documents {
-        create_one(client, document).await?;
+        let (api, object) = parse_object(client, document).await?;
+        match api.create(&PostParams::default(), &object).await {
+            Ok(_) => {}
+            Err(kube::Error::Api(status)) if status.is_already_exists() => {}
+            Err(error) => return Err(error).with_context(|| format!("creating {}", object.name_any())),
+        }
     }
+    wait_until_all_are_served(client, documents).await
+}
+
+/// Creates the objects in this order, or changes those that already exist.
+pub async fn apply(client: &Client, documents: &[Value]) -> Result<()> {
+    let parameters = PatchParams::apply("lab").force();
+    for document in documents {
+        let (api, object) = parse_object(client, document).await?;
+        let name = object.name_any();
+        let applied = api.patch(&name, &parameters, &Patch::Apply(&object)).await;
+        applied.with_context(|| format!("applying {name}"))?;
+    }
+    wait_until_all_are_served(client, documents).await
+}
+
+async fn wait_until_all_are_served(client: &Client, documents: &[Value]) -> Result<()> {
     for document in documents.iter().filter(|document| document.get("kind").is_some_and(|kind| kind == CRD)) {
         wait_until_served(client, document).await?;
     }
@@ -51,7 +72,8 @@ async fn wait_until_served(client: &Client, crd: &Value) -> Result<()> {
 
 const TIMEOUT: std::time::Duration = std::time::Duration::from_secs(30);
 
-async fn create_one(client: &Client, document: &Value) -> Result<()> {
+/// The object of a document, and the API for its kind and namespace.
+async fn parse_object(client: &Client, document: &Value) -> Result<(Api<DynamicObject>, DynamicObject)> {
     let object: DynamicObject =
         serde_json::from_value(document.clone()).context("the document is not a Kubernetes object")?;
     let types = object.types.clone().context("the document has no kind")?;
@@ -65,9 +87,5 @@ async fn create_one(client: &Client, document: &Value) -> Result<()> {
         }
         (Scope::Cluster, _) => Api::all_with(client.clone(), &resource),
     };
-    match api.create(&PostParams::default(), &object).await {
-        Ok(_) => Ok(()),
-        Err(kube::Error::Api(status)) if status.is_already_exists() => Ok(()),
-        Err(error) => Err(error).with_context(|| format!("creating {} {}", types.kind, object.name_any())),
-    }
+    Ok((api, object))
 }

@@ -9,7 +9,10 @@ use std::{
 
 use anyhow::{Context, Result, anyhow, bail};
 use k8s_openapi::api::{apps::v1::Deployment, core::v1::Pod};
-use kube::{Api, Client, ResourceExt, api::ListParams};
+use kube::{
+    Api, Client, ResourceExt,
+    api::{DeleteParams, ListParams},
+};
 use serde_json::{Value, json};
 
 use super::NAMESPACE;
@@ -58,8 +61,8 @@ impl VirtOperator {
     }
 }
 
-/// Creates namespace, CRD, RBAC, PriorityClass and Deployment.
-pub(crate) async fn create_operator(client: &Client, operator: &VirtOperator) -> Result<()> {
+/// Namespace, CRD, RBAC, PriorityClass and Deployment.
+pub(crate) async fn operator_manifests(operator: &VirtOperator) -> Result<Vec<Value>> {
     let mut documents = match &operator.program {
         Some(program) => {
             run_for_yaml(program, &["manifests", "--namespace", NAMESPACE, "--image", &operator.image]).await?
@@ -75,7 +78,26 @@ pub(crate) async fn create_operator(client: &Client, operator: &VirtOperator) ->
             }
         }
     }
-    manifests::create(client, &documents).await.context("installing virt-operator")
+    Ok(documents)
+}
+
+/// Deletes the Deployment and returns when its pods are gone.
+pub(crate) async fn delete_operator(client: &Client, timeout: Duration) -> Result<()> {
+    let deployments: Api<Deployment> = Api::namespaced(client.clone(), NAMESPACE);
+    deployments.delete(NAME, &DeleteParams::background()).await.context("deleting virt-operator's Deployment")?;
+    let pods: Api<Pod> = Api::namespaced(client.clone(), NAMESPACE);
+    let selection = ListParams::default().labels(&format!("kubevirt.io={NAME}"));
+    let gone = async {
+        // The garbage collector deletes the pods. Their names are not known, so this polls.
+        while !pods.list(&selection).await?.items.is_empty() {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        anyhow::Ok(())
+    };
+    match tokio::time::timeout(timeout, gone).await {
+        Ok(result) => result,
+        Err(_) => bail!("the pods of virt-operator did not end within {timeout:?}"),
+    }
 }
 
 async fn reference_manifests() -> Result<Vec<Value>> {

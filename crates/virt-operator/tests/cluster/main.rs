@@ -7,6 +7,7 @@ mod certificates;
 mod commands;
 mod drift;
 mod edits;
+mod failover;
 mod install;
 mod lanes;
 mod lifecycle;
@@ -17,6 +18,7 @@ mod refusals;
 mod removal;
 mod rotation;
 mod support;
+mod takeover;
 mod unreachable;
 mod webhook_client;
 
@@ -44,4 +46,6 @@ fn add(suite: &mut Suite) {
     rotation::add(suite);
     unreachable::add(suite);
     alerts::add(suite);
+    takeover::add(suite);
+    failover::add(suite);
 }

@@ -360,6 +360,25 @@ fn instancetypes_of_other_clients_are_adopted() {
     assert_eq!(annotations[GENERATION], "1");
 }
 
+/// Upstream virt-operator finds them by their labels alone.
+#[test]
+fn instancetypes_with_the_labels_of_the_installation_are_deleted_if_the_release_does_not_have_them() {
+    let mut cluster = installed(&json!({}));
+    let labels = |component: &str, manager: &str| json!({"app.kubernetes.io/component": component, "app.kubernetes.io/managed-by": manager});
+    let kind = "VirtualMachineClusterPreference";
+    for (name, labels) in [
+        ("orphan", labels("kubevirt", "virt-operator")),
+        ("of-another-component", labels("something", "virt-operator")),
+        ("of-another-manager", labels("kubevirt", "someone")),
+    ] {
+        let object = json!({"apiVersion": "instancetype.kubevirt.io/v1beta1", "kind": kind, "spec": {},
+                            "metadata": {"name": name, "labels": labels}});
+        cluster.put(kind, ObjectKey::cluster(name), object, "kubectl");
+    }
+    let writes: Vec<String> = cluster.settle().iter().flat_map(Reconcile::writes).collect();
+    assert_eq!(writes, [format!("Delete({kind} orphan)")]);
+}
+
 /// Another client deletes an object that has a finalizer. It is created again when it is gone.
 #[test]
 fn an_object_that_is_being_deleted_is_created_again() {
