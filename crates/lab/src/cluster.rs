@@ -37,6 +37,7 @@ use crate::{
     kubevirt::{self, KubeVirtInstaller, VirtOperator, simulated::SimulatedKubeVirt},
     manifests, node,
     operator_process::{OperatorProcess, OperatorProcessOptions},
+    outage::SubresourceClient,
     pace::DelayRange,
     paths, process_table,
     proxy::{FaultProxy, ProxyOptions},
@@ -218,12 +219,27 @@ impl Lab {
 
     /// Creates everything that a virt-operator needs, and its Deployment with two pods and its own service account.
     pub async fn create_virt_operator(&self, operator: &VirtOperator) -> Result<()> {
+        self.add_program(operator);
+        kubevirt::create_operator(&self.client, operator).await
+    }
+
+    /// Replaces the manifests of the virt-operator that runs. The Deployment then replaces its pods.
+    pub async fn replace_virt_operator(&self, operator: &VirtOperator) -> Result<()> {
+        self.add_program(operator);
+        kubevirt::replace_operator(&self.client, operator).await
+    }
+
+    fn add_program(&self, operator: &VirtOperator) {
         if let Some(program) = &operator.program {
             self.own_programs.send_modify(|programs| {
                 programs.push(OwnProgram { image: kubevirt::OWN_REPOSITORY.to_owned(), file: program.clone() });
             });
         }
-        kubevirt::create_operator(&self.client, operator).await
+    }
+
+    /// A client that asks virt-api's subresources all the time.
+    pub fn subresource_client(&self) -> SubresourceClient {
+        SubresourceClient::start(self.client.clone())
     }
 
     /// Waits until every pod of virt-operator is ready.

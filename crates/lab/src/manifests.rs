@@ -27,6 +27,23 @@ pub async fn create(client: &Client, documents: &[Value]) -> Result<()> {
     Ok(())
 }
 
+/// Creates the objects, and replaces those that already exist.
+pub async fn replace(client: &Client, documents: &[Value]) -> Result<()> {
+    for document in documents {
+        let (api, mut object) = api_of(client, document).await?;
+        let name = object.name_any();
+        let what = || format!("replacing {name}");
+        match api.get_opt(&name).await.with_context(what)? {
+            Some(live) => {
+                object.metadata.resource_version = live.resource_version();
+                api.replace(&name, &PostParams::default(), &object).await.with_context(what)?;
+            }
+            None => drop(api.create(&PostParams::default(), &object).await.with_context(what)?),
+        }
+    }
+    Ok(())
+}
+
 const CRD: &str = "CustomResourceDefinition";
 
 /// The API server serves a new kind shortly after it has accepted the CRD.
@@ -52,6 +69,18 @@ async fn wait_until_served(client: &Client, crd: &Value) -> Result<()> {
 const TIMEOUT: std::time::Duration = std::time::Duration::from_secs(30);
 
 async fn create_one(client: &Client, document: &Value) -> Result<()> {
+    let (api, object) = api_of(client, document).await?;
+    match api.create(&PostParams::default(), &object).await {
+        Ok(_) => Ok(()),
+        Err(kube::Error::Api(status)) if status.is_already_exists() => Ok(()),
+        Err(error) => {
+            let kind = object.types.as_ref().map(|types| types.kind.as_str()).unwrap_or_default();
+            Err(error).with_context(|| format!("creating {kind} {}", object.name_any()))
+        }
+    }
+}
+
+async fn api_of(client: &Client, document: &Value) -> Result<(Api<DynamicObject>, DynamicObject)> {
     let object: DynamicObject =
         serde_json::from_value(document.clone()).context("the document is not a Kubernetes object")?;
     let types = object.types.clone().context("the document has no kind")?;
@@ -65,9 +94,5 @@ async fn create_one(client: &Client, document: &Value) -> Result<()> {
         }
         (Scope::Cluster, _) => Api::all_with(client.clone(), &resource),
     };
-    match api.create(&PostParams::default(), &object).await {
-        Ok(_) => Ok(()),
-        Err(kube::Error::Api(status)) if status.is_already_exists() => Ok(()),
-        Err(error) => Err(error).with_context(|| format!("creating {} {}", types.kind, object.name_any())),
-    }
+    Ok((api, object))
 }
