@@ -6,6 +6,7 @@ mod invalid_resources;
 mod pods;
 mod served_certificates;
 mod test_cluster;
+mod upgrades;
 
 use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::SignedDuration};
 use serde_json::{Value, json};
