@@ -417,7 +417,7 @@ fn set_progressing(status: &mut KubeVirtStatus, before: &KubeVirtStatus, stop: &
     // Neither a write that fails, nor a strategy that is dumped again, nor another lane affects the components that run.
     let unaffected = match stop {
         Stop::Failed { .. } => true,
-        Stop::Waiting { wait, .. } => [wait::STRATEGY, wait::LANE, wait::UNREACHABLE].contains(&wait.reason),
+        Stop::Waiting { wait, .. } => wait.reason == wait::STRATEGY || waits_for_lane(stop),
         _ => false,
     };
     if !(unaffected && is_true(before, condition::AVAILABLE)) {

@@ -219,27 +219,30 @@ impl Lab {
 
     /// Creates everything that a virt-operator needs, and its Deployment with two pods and its own service account.
     pub async fn create_virt_operator(&self, operator: &VirtOperator) -> Result<()> {
-        self.add_program(operator);
+        self.add_operator_program(operator);
         kubevirt::create_operator(&self.client, operator).await
     }
 
     /// Replaces the manifests of the virt-operator that runs. The Deployment then replaces its pods.
     pub async fn replace_virt_operator(&self, operator: &VirtOperator) -> Result<()> {
-        self.add_program(operator);
+        self.add_operator_program(operator);
         kubevirt::replace_operator(&self.client, operator).await
     }
 
-    fn add_program(&self, operator: &VirtOperator) {
-        if let Some(program) = &operator.program {
-            self.own_programs.send_modify(|programs| {
-                programs.push(OwnProgram { image: kubevirt::OWN_REPOSITORY.to_owned(), file: program.clone() });
-            });
+    fn add_operator_program(&self, operator: &VirtOperator) {
+        if let Some(program) = operator.own_program() {
+            self.add_program(program);
         }
     }
 
     /// A client that asks virt-api's subresources all the time.
     pub fn subresource_client(&self) -> SubresourceClient {
         SubresourceClient::start(self.client.clone())
+    }
+
+    /// Runs one of our programs in the pods with its image from now on.
+    pub fn add_program(&self, program: OwnProgram) {
+        self.own_programs.send_modify(|programs| programs.push(program));
     }
 
     /// Waits until every pod of virt-operator is ready.
@@ -450,6 +453,11 @@ impl Lab {
             return result.with_context(|| format!("the lab's logs are kept in {}", log_folder.display()));
         }
         result
+    }
+
+    /// Copies the lab's logs to another folder.
+    pub fn copy_logs(&self, to: &Path) -> Result<()> {
+        harness::copy_logs(&self.folder, to)
     }
 
     /// The health of the lab's own processes.

@@ -119,19 +119,14 @@ impl DesiredStateBuilder {
         }
         let deployment = DeploymentConfig::new(&observed.kubevirt, &self.environment).id;
         let stored = observed.objects.strategy(&deployment);
+        // One lane reads it, and the others wait for the result.
+        let _reading = self.reading.lock().await;
         if let Some(dumped) = &self.memory.lock().dumped
             && dumped.is_of(&deployment, stored.map(|(_, live)| live.uid.as_str()))
         {
             return Ok(Some(dumped.strategy.clone()));
         }
         let Some((key, live)) = stored else { return Ok(None) };
-        // One lane reads it, and the others wait for the result.
-        let _reading = self.reading.lock().await;
-        if let Some(dumped) = &self.memory.lock().dumped
-            && dumped.is_of(&deployment, Some(&live.uid))
-        {
-            return Ok(Some(dumped.strategy.clone()));
-        }
         let strategy = read_strategy(&self.client, key).await?;
         let dumped = DumpedStrategy { deployment, uid: live.uid.clone(), strategy: strategy.clone() };
         self.memory.lock().dumped = Some(dumped);

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use super::NAMESPACE;
 use crate::{
     components::{self, ComponentGroup},
-    kubelet::pod_log,
+    kubelet::{OwnProgram, pod_log, split_image},
     manifests,
     server_process::log_tail,
 };
@@ -25,8 +25,7 @@ const NAME: &str = "virt-operator";
 /// virt-operator derives the images of the components from it.
 pub(super) const REFERENCE_IMAGE: &str = "quay.io/kubevirt/virt-operator:v1.8.4";
 
-/// The repository and the image under which a lab runs our virt-operator.
-pub(crate) const OWN_REPOSITORY: &str = "vitistack/virt-operator";
+/// The image under which a lab runs our virt-operator.
 const OWN_IMAGE: &str = "ghcr.io/vitistack/virt-operator:lab";
 
 /// A release of KubeVirt that the lab has built.
@@ -62,6 +61,8 @@ pub struct VirtOperator {
     pub program: Option<PathBuf>,
     /// The release of the reference operator.
     pub release: KubeVirtRelease,
+    /// The image of our virt-operator in its Deployment.
+    pub image: String,
     /// Environment variables such as `VIRT_API_IMAGE`.
     pub environment: Vec<(String, String)>,
 }
@@ -74,12 +75,19 @@ impl VirtOperator {
 
     /// The reference operator of a release.
     pub fn reference_of(release: KubeVirtRelease) -> Self {
-        VirtOperator { program: None, release, environment: Vec::new() }
+        VirtOperator { program: None, release, image: REFERENCE_IMAGE.to_owned(), environment: Vec::new() }
     }
 
     /// Our virt-operator, from this executable.
     pub fn ours(program: impl Into<PathBuf>) -> Self {
-        VirtOperator { program: Some(program.into()), ..Self::reference() }
+        VirtOperator { program: Some(program.into()), image: OWN_IMAGE.to_owned(), ..Self::reference() }
+    }
+
+    /// The executable for the pods of this operator, whatever the tag of their image.
+    pub(crate) fn own_program(&self) -> Option<OwnProgram> {
+        let (repository, _) = split_image(&self.image);
+        let image = repository.split_once('/').map_or(repository, |(_, path)| path);
+        Some(OwnProgram { image: image.to_owned(), file: self.program.clone()? })
     }
 }
 
@@ -95,7 +103,9 @@ pub(crate) async fn replace_operator(client: &Client, operator: &VirtOperator) -
 
 async fn operator_manifests(operator: &VirtOperator) -> Result<Vec<Value>> {
     let mut documents = match &operator.program {
-        Some(program) => run_for_yaml(program, &["manifests", "--namespace", NAMESPACE, "--image", OWN_IMAGE]).await?,
+        Some(program) => {
+            run_for_yaml(program, &["manifests", "--namespace", NAMESPACE, "--image", &operator.image]).await?
+        }
         None => reference_manifests(operator.release).await?,
     };
     for document in &mut documents {
