@@ -76,6 +76,8 @@ pub(crate) mod event_reason {
     pub(crate) const DEPLOYED: &str = "Deployed";
     pub(crate) const DEPRECATED: &str = "Deprecated";
     pub(crate) const FAILED: &str = "DeploymentFailed";
+    /// Upstream virt-operator uses it too.
+    pub(crate) const FAILED_UPDATE: &str = "FailedUpdate";
     pub(crate) const NODE_NOT_READY: &str = "NodeNotReady";
     pub(crate) const NOT_INSTALLED: &str = "ExistingDeployment";
     pub(crate) const NO_EFFECT: &str = "NoEffect";

@@ -13,6 +13,7 @@ use vitivirt_api::{
 };
 
 use crate::{
+    crd_checks::CrdCheck,
     environment::Cluster,
     kind::Kind,
     live::LiveObject,
@@ -45,6 +46,8 @@ pub struct Observed {
     pub pods: Pods,
     /// The certificates that the pods serve.
     pub served: Served,
+    /// The CRDs that the next plan changes.
+    pub crd_checks: BTreeMap<ObjectKey, CrdCheck>,
     /// CRDs that the installation no longer contains but that still have objects.
     pub crds_with_objects: BTreeSet<ObjectKey>,
     /// Why the operator could not check whether orphans may be deleted.

@@ -111,7 +111,19 @@ pub fn report(observed: &Observed, desired: &Desired, plan: &Plan, outcome: &Out
         Some(failure) if failure.is_not_reachable_yet() => set_progressing(&mut status, &before, &stop, observed.now),
         Some(failure) => {
             let message = format!("An error occurred during deployment: {}", failure.message);
+            let available = status.conditions.iter().find(|existing| existing.condition_type == condition::AVAILABLE);
+            let available = available.filter(|_| matches!(desired, Desired::Refused { .. })).cloned();
             set_failed(&mut status, &message);
+            // The release that runs is kept, so it stays available.
+            if let Some(available) = available {
+                set_condition(
+                    &mut status,
+                    condition::AVAILABLE,
+                    &available.status,
+                    &available.reason,
+                    &available.message,
+                );
+            }
             events.push((EventKind::Warning, event_reason::FAILED, message));
         }
         None if stop == Stop::Done => {
@@ -133,7 +145,9 @@ pub fn report(observed: &Observed, desired: &Desired, plan: &Plan, outcome: &Out
         None => {
             set_progressing(&mut status, &before, &stop, observed.now);
             if let Some(wait) = failing_pods(&stop) {
-                events.push((EventKind::Warning, event_reason::PODS_FAIL, wait.message.clone()));
+                let stopped = wait.reason == wait::FAILING_CANARY;
+                let reason = if stopped { event_reason::FAILED_UPDATE } else { event_reason::PODS_FAIL };
+                events.push((EventKind::Warning, reason, wait.message.clone()));
             }
         }
     }
@@ -316,7 +330,7 @@ fn is_deployed(status: &KubeVirtStatus, kubevirt: &KubeVirt) -> bool {
 /// A wait for pods that fail for a reason that does not end with time.
 fn failing_pods(stop: &Stop) -> Option<&Wait> {
     match stop {
-        Stop::Waiting { wait, .. } if wait.reason == wait::FAILING_PODS => Some(wait),
+        Stop::Waiting { wait, .. } if [wait::FAILING_PODS, wait::FAILING_CANARY].contains(&wait.reason) => Some(wait),
         _ => None,
     }
 }

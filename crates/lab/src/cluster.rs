@@ -37,6 +37,7 @@ use crate::{
     kubevirt::{self, KubeVirtInstaller, VirtOperator, simulated::SimulatedKubeVirt},
     manifests, node,
     operator_process::{OperatorProcess, OperatorProcessOptions},
+    outage::SubresourceClient,
     pace::DelayRange,
     paths, process_table,
     proxy::{FaultProxy, ProxyOptions},
@@ -218,25 +219,30 @@ impl Lab {
 
     /// Creates everything that a virt-operator needs, and its Deployment with two pods and its own service account.
     pub async fn create_virt_operator(&self, operator: &VirtOperator) -> Result<()> {
-        if let Some(program) = operator.own_program() {
-            self.add_program(program);
-        }
-        let manifests = kubevirt::operator_manifests(operator).await?;
-        manifests::create(&self.client, &manifests).await.context("installing virt-operator")
+        self.add_operator_program(operator);
+        kubevirt::create_operator(&self.client, operator).await
     }
 
-    /// As [`Lab::create_virt_operator`], but changes what already exists, such as the RBAC of another virt-operator.
-    pub async fn apply_virt_operator(&self, operator: &VirtOperator) -> Result<()> {
+    /// Replaces the manifests of the virt-operator that runs. The Deployment then replaces its pods.
+    pub async fn replace_virt_operator(&self, operator: &VirtOperator) -> Result<()> {
+        self.add_operator_program(operator);
+        kubevirt::replace_operator(&self.client, operator).await
+    }
+
+    fn add_operator_program(&self, operator: &VirtOperator) {
         if let Some(program) = operator.own_program() {
             self.add_program(program);
         }
-        let manifests = kubevirt::operator_manifests(operator).await?;
-        manifests::apply(&self.client, &manifests).await.context("installing virt-operator")
     }
 
     /// Deletes the Deployment of virt-operator and returns when its pods have ended.
     pub async fn delete_virt_operator(&self, timeout: Duration) -> Result<()> {
         self.health.guard(kubevirt::delete_operator(&self.client, timeout)).await
+    }
+
+    /// A client that asks virt-api's subresources all the time.
+    pub fn subresource_client(&self) -> SubresourceClient {
+        SubresourceClient::start(self.client.clone())
     }
 
     /// Runs one of our programs in the pods with its image from now on.

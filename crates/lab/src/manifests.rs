@@ -1,9 +1,9 @@
-//! Creates the objects of YAML documents, like `kubectl create`, or applies them, like `kubectl apply --server-side`.
+//! Creates the objects of YAML documents, like `kubectl create`, or replaces them, like `kubectl replace`.
 
 use anyhow::{Context, Result};
 use kube::{
     Api, Client, ResourceExt,
-    api::{DynamicObject, Patch, PatchParams, PostParams},
+    api::{DynamicObject, PostParams},
     core::GroupVersionKind,
     discovery::{Scope, oneshot},
 };
@@ -29,23 +29,28 @@ pub async fn create(client: &Client, documents: &[Value]) -> Result<()> {
     wait_until_all_are_served(client, documents).await
 }
 
-/// Creates the objects in this order, or changes those that already exist.
-pub async fn apply(client: &Client, documents: &[Value]) -> Result<()> {
-    let parameters = PatchParams::apply("lab").force();
-    for document in documents {
-        let (api, object) = parse_object(client, document).await?;
-        let name = object.name_any();
-        let applied = api.patch(&name, &parameters, &Patch::Apply(&object)).await;
-        applied.with_context(|| format!("applying {name}"))?;
-    }
-    wait_until_all_are_served(client, documents).await
-}
-
 async fn wait_until_all_are_served(client: &Client, documents: &[Value]) -> Result<()> {
     for document in documents.iter().filter(|document| document.get("kind").is_some_and(|kind| kind == CRD)) {
         wait_until_served(client, document).await?;
     }
     Ok(())
+}
+
+/// Creates the objects, and replaces those that already exist.
+pub async fn replace(client: &Client, documents: &[Value]) -> Result<()> {
+    for document in documents {
+        let (api, mut object) = parse_object(client, document).await?;
+        let name = object.name_any();
+        let what = || format!("replacing {name}");
+        match api.get_opt(&name).await.with_context(what)? {
+            Some(live) => {
+                object.metadata.resource_version = live.resource_version();
+                api.replace(&name, &PostParams::default(), &object).await.with_context(what)?;
+            }
+            None => drop(api.create(&PostParams::default(), &object).await.with_context(what)?),
+        }
+    }
+    wait_until_all_are_served(client, documents).await
 }
 
 const CRD: &str = "CustomResourceDefinition";

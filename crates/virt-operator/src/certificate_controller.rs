@@ -106,7 +106,9 @@ impl CertificateController {
             return Ok(CertificateScope::OwnRelease);
         }
         match self.context.desired.desired(observed).await {
-            Ok(Desired::Installation { installation, .. }) => Ok(CertificateScope::Installation(installation)),
+            Ok(Desired::Installation { installation, .. } | Desired::Refused { running: installation, .. }) => {
+                Ok(CertificateScope::Installation(installation))
+            }
             // There is nothing to renew, and the failure is retried.
             Err(failure) if !exist => Err(failure),
             // The lane `Components` reports the reason.

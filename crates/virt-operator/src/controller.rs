@@ -146,7 +146,8 @@ impl<L: LaneType> LaneController<L> {
         observed.repairs = self.context.desired.repairs();
         let desired = self.context.desired.desired(&observed).await?;
         if L::LANE == Lane::Components {
-            self.context.observer.check_nodes(&mut observed).await;
+            self.context.observer.check_rollouts(&mut observed).await;
+            self.context.observer.check_crds(&mut observed, &desired).await?;
             self.context.observer.check_orphans(&mut observed, &desired).await?;
         }
         Ok(Some(PlanInput { observed, desired, removal, _permit: permit }))

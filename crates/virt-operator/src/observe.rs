@@ -21,8 +21,9 @@ use vitivirt_install::{
 use vitivirt_runtime::reconcile::classify;
 
 use crate::{
-    cache::Caches, desired::timestamp, lanes::LaneProblems, migration_addresses::MigrationAddresses,
-    monitoring::Monitoring, node_checks::NodeChecks, probe::CertificateProber,
+    cache::Caches, crd_reader::CrdReader, desired::timestamp, lanes::LaneProblems,
+    migration_addresses::MigrationAddresses, monitoring::Monitoring, node_checks::NodeChecks, probe::CertificateProber,
+    revisions::Revisions,
 };
 
 pub(crate) struct Observer {
@@ -35,6 +36,8 @@ pub(crate) struct Observer {
     pub(crate) migration_addresses: MigrationAddresses,
     pub(crate) lane_problems: Arc<LaneProblems>,
     pub(crate) node_checks: NodeChecks,
+    pub(crate) revisions: Revisions,
+    pub(crate) crd_reader: CrdReader,
     pub(crate) prober: Arc<CertificateProber>,
     /// The numbers of nodes that the last reconciles observed.
     pub(crate) nodes: Mutex<NodeHistory>,
@@ -82,6 +85,7 @@ impl Observer {
             caches_complete: caches_complete && monitoring_known,
             pods: self.caches.pods(),
             served: self.prober.served(),
+            crd_checks: BTreeMap::new(),
             crds_with_objects: BTreeSet::new(),
             unchecked_orphans: None,
             lane_problems,
@@ -121,6 +125,7 @@ impl Observer {
             caches_complete: false,
             pods: Pods::default(),
             served: Served::default(),
+            crd_checks: BTreeMap::new(),
             crds_with_objects: BTreeSet::new(),
             unchecked_orphans: None,
             lane_problems: BTreeMap::new(),
@@ -143,10 +148,18 @@ impl Observer {
         })
     }
 
-    /// Finds out which nodes are not ready, if a pod is not. Only the lane that waits for pods needs that.
-    pub(crate) async fn check_nodes(&self, observed: &mut Observed) {
+    /// Finds out which nodes are not ready, if a pod is not, and which pods are updated, while a rollout is in progress.
+    /// Only the lane that waits for pods needs that.
+    pub(crate) async fn check_rollouts(&self, observed: &mut Observed) {
         let nodes = observed.pods.nodes_to_check(observed.now);
         observed.pods.dead_nodes = self.node_checks.dead_nodes(&self.client, nodes).await;
+        observed.pods.current_revisions = self.revisions.current(&self.client, observed).await;
+    }
+
+    /// Before CRDs are changed. If one of them cannot be read, nothing is changed.
+    pub(crate) async fn check_crds(&self, observed: &mut Observed, desired: &Desired) -> Result<(), Failure> {
+        observed.crd_checks = self.crd_reader.check(&self.client, observed, desired).await?;
+        Ok(())
     }
 
     /// Before orphans are deleted: if the live check fails, they stay, and the rest of the installation goes on.

@@ -30,6 +30,10 @@ pub enum ComponentGroup {
 /// The groups for a lab with the reference operator.
 pub const STANDARD: [ComponentGroup; 3] = [ComponentGroup::Etcd, ComponentGroup::Kubernetes, ComponentGroup::KubeVirt];
 
+/// The groups for a lab in which the previous release is upgraded.
+pub const WITH_PREVIOUS: [ComponentGroup; 4] =
+    [ComponentGroup::Etcd, ComponentGroup::Kubernetes, ComponentGroup::KubeVirt, ComponentGroup::KubeVirtPrevious];
+
 struct Recipe {
     name: &'static str,
     go_mod: &'static str,
@@ -50,8 +54,12 @@ macro_rules! module {
 
 impl ComponentGroup {
     fn recipe(self) -> Recipe {
-        const VIRT: &[(&str, &str)] =
-            &[("virt-api", "virt-api"), ("virt-controller", "virt-controller"), ("virt-operator", "virt-operator")];
+        const VIRT: &[(&str, &str)] = &[
+            ("virt-api", "virt-api"),
+            ("virt-controller", "virt-controller"),
+            ("virt-operator", "virt-operator"),
+            ("resource-generator", "resource-generator"),
+        ];
         let (name, (go_mod, go_sum), binaries, linker_variables): (_, _, &[_], &[_]) = match self {
             ComponentGroup::Etcd => ("etcd", module!("etcd"), &[("server", "etcd")], &[]),
             ComponentGroup::Kubernetes => (
@@ -70,17 +78,9 @@ impl ComponentGroup {
                     ("k8s.io/client-go/pkg/version.gitVersion", "v1.36.3"),
                 ],
             ),
-            ComponentGroup::KubeVirt => (
-                "kubevirt",
-                module!("kubevirt"),
-                &[
-                    ("virt-api", "virt-api"),
-                    ("virt-controller", "virt-controller"),
-                    ("virt-operator", "virt-operator"),
-                    ("resource-generator", "resource-generator"),
-                ],
-                &[("kubevirt.io/client-go/version.gitVersion", "v1.8.4")],
-            ),
+            ComponentGroup::KubeVirt => {
+                ("kubevirt", module!("kubevirt"), VIRT, &[("kubevirt.io/client-go/version.gitVersion", "v1.8.4")])
+            }
             ComponentGroup::KubeVirtPrevious => (
                 "kubevirt-previous",
                 module!("kubevirt-previous"),

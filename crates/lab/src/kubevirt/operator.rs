@@ -31,11 +31,39 @@ pub(super) const REFERENCE_IMAGE: &str = "quay.io/kubevirt/virt-operator:v1.8.4"
 /// The image under which a lab runs our virt-operator.
 const OWN_IMAGE: &str = "ghcr.io/vitistack/virt-operator:lab";
 
+/// A release of KubeVirt that the lab has built.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum KubeVirtRelease {
+    /// v1.8.4.
+    #[default]
+    Current,
+    /// v1.7.0.
+    Previous,
+}
+
+impl KubeVirtRelease {
+    pub fn version(self) -> &'static str {
+        match self {
+            KubeVirtRelease::Current => "v1.8.4",
+            KubeVirtRelease::Previous => "v1.7.0",
+        }
+    }
+
+    fn group(self) -> ComponentGroup {
+        match self {
+            KubeVirtRelease::Current => ComponentGroup::KubeVirt,
+            KubeVirtRelease::Previous => ComponentGroup::KubeVirtPrevious,
+        }
+    }
+}
+
 /// A virt-operator, and additional environment variables for its Deployment.
 #[derive(Clone, Debug)]
 pub struct VirtOperator {
     /// The executable of our virt-operator. None for the reference operator.
     pub program: Option<PathBuf>,
+    /// The release of the reference operator.
+    pub release: KubeVirtRelease,
     /// The image of our virt-operator in its Deployment.
     pub image: String,
     /// Environment variables such as `VIRT_API_IMAGE`.
@@ -45,12 +73,17 @@ pub struct VirtOperator {
 impl VirtOperator {
     /// The reference operator.
     pub fn reference() -> Self {
-        VirtOperator { program: None, image: REFERENCE_IMAGE.to_owned(), environment: Vec::new() }
+        Self::reference_of(KubeVirtRelease::Current)
+    }
+
+    /// The reference operator of a release.
+    pub fn reference_of(release: KubeVirtRelease) -> Self {
+        VirtOperator { program: None, release, image: REFERENCE_IMAGE.to_owned(), environment: Vec::new() }
     }
 
     /// Our virt-operator, from this executable.
     pub fn ours(program: impl Into<PathBuf>) -> Self {
-        VirtOperator { program: Some(program.into()), image: OWN_IMAGE.to_owned(), environment: Vec::new() }
+        VirtOperator { program: Some(program.into()), image: OWN_IMAGE.to_owned(), ..Self::reference() }
     }
 
     /// The executable for the pods of this operator, whatever the tag of their image.
@@ -61,13 +94,22 @@ impl VirtOperator {
     }
 }
 
-/// Namespace, CRD, RBAC, PriorityClass and Deployment.
-pub(crate) async fn operator_manifests(operator: &VirtOperator) -> Result<Vec<Value>> {
+/// Creates namespace, CRD, RBAC, PriorityClass and Deployment.
+pub(crate) async fn create_operator(client: &Client, operator: &VirtOperator) -> Result<()> {
+    manifests::create(client, &operator_manifests(operator).await?).await.context("installing virt-operator")
+}
+
+/// Replaces the manifests of another operator or of another release, as `kubectl replace` does.
+pub(crate) async fn replace_operator(client: &Client, operator: &VirtOperator) -> Result<()> {
+    manifests::replace(client, &operator_manifests(operator).await?).await.context("replacing virt-operator")
+}
+
+async fn operator_manifests(operator: &VirtOperator) -> Result<Vec<Value>> {
     let mut documents = match &operator.program {
         Some(program) => {
             run_for_yaml(program, &["manifests", "--namespace", NAMESPACE, "--image", &operator.image]).await?
         }
-        None => reference_manifests().await?,
+        None => reference_manifests(operator.release).await?,
     };
     for document in &mut documents {
         let containers = document.pointer_mut("/spec/template/spec/containers").and_then(Value::as_array_mut);
@@ -100,14 +142,14 @@ pub(crate) async fn delete_operator(client: &Client, timeout: Duration) -> Resul
     }
 }
 
-async fn reference_manifests() -> Result<Vec<Value>> {
-    let generator = components::binary(ComponentGroup::KubeVirt, "resource-generator")?;
+async fn reference_manifests(release: KubeVirtRelease) -> Result<Vec<Value>> {
+    let generator = components::binary(release.group(), "resource-generator")?;
     let mut documents = vec![namespace()];
     for kind in ["kv", "operator-rbac", "priorityclass"] {
         let arguments = [format!("--type={kind}"), format!("--namespace={NAMESPACE}")];
         documents.extend(run_for_yaml(&generator, &arguments).await?);
     }
-    documents.push(deployment());
+    documents.push(deployment(release));
     Ok(documents)
 }
 
@@ -191,7 +233,8 @@ async fn run_for_yaml(program: &Path, arguments: &[impl AsRef<OsStr>]) -> Result
     manifests::parse(&String::from_utf8_lossy(&output.stdout)).with_context(what)
 }
 
-fn deployment() -> Value {
+fn deployment(release: KubeVirtRelease) -> Value {
+    let image = format!("quay.io/kubevirt/virt-operator:{}", release.version());
     let labels = json!({"kubevirt.io": "virt-operator", "name": "virt-operator", "prometheus.kubevirt.io": "true"});
     let probe = json!({
         "httpGet": {"path": "/metrics", "port": 8443, "scheme": "HTTPS"},
@@ -215,13 +258,13 @@ fn deployment() -> Value {
                     "tolerations": [{"key": "CriticalAddonsOnly", "operator": "Exists"}],
                     "containers": [{
                         "name": "virt-operator",
-                        "image": REFERENCE_IMAGE,
+                        "image": image,
                         "command": ["virt-operator"],
                         "args": ["--port", "8443", "-v", "2"],
                         "env": [
-                            {"name": "VIRT_OPERATOR_IMAGE", "value": REFERENCE_IMAGE},
+                            {"name": "VIRT_OPERATOR_IMAGE", "value": image},
                             {"name": "WATCH_NAMESPACE", "valueFrom": {"fieldRef": {"fieldPath": "metadata.annotations['olm.targetNamespaces']"}}},
-                            {"name": "KUBEVIRT_VERSION", "value": "v1.8.4"},
+                            {"name": "KUBEVIRT_VERSION", "value": release.version()},
                         ],
                         "ports": [
                             {"name": "metrics", "containerPort": 8443, "protocol": "TCP"},

@@ -223,7 +223,7 @@ async fn hand_over(lab: &Lab, operator: &VirtOperator, state: State) -> Result<H
         // What exists is not changed, so only the Deployment is new.
         lab.create_virt_operator(operator).await?;
     } else {
-        lab.apply_virt_operator(operator).await?;
+        lab.replace_virt_operator(operator).await?;
     }
     wait_for_leader(lab).await?;
     wait_until_deployed(lab).await?;

@@ -7,6 +7,7 @@ mod pods;
 mod removal;
 mod served_certificates;
 mod test_cluster;
+mod upgrades;
 
 use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::SignedDuration};
 use serde_json::{Value, json};

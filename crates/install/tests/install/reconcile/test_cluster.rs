@@ -15,14 +15,14 @@ use vitivirt_api::{
     EventRecord, Failure, ObjectKey, Operation, Outcome, Plan, Report, Step, Stop, Target, Write, kubevirt::KubeVirt,
 };
 use vitivirt_install::{
-    Cluster, DeploymentConfig, Desired, Environment, InstallStrategy, Installation, Kind, Lane, LaneProblem,
-    LiveObject, Objects, Observed, Repairs, StoredObjects, UpToDate, certificate_report,
+    Cluster, CrdCheck, DeploymentConfig, Desired, Environment, InstallStrategy, Installation, Kind, Lane, LaneProblem,
+    LiveCrd, LiveObject, Objects, Observed, Repairs, StoredObjects, UpToDate, certificate_report,
     certificates::{CertificateScope, DesiredCertificates, certificate_plan},
-    desired_installation, is_of_another_release, lane_problem, owns,
+    check_crd, crds_to_check, desired_installation, is_of_another_release, lane_problem, owns,
     pods::Pods,
     record_repairs,
     removal::{Instance, MarkedNode, RemovalInput, RemovalMode, removal_plan, removal_report},
-    report,
+    report, running_installation,
     served::Served,
     up_to_date_after,
 };
@@ -38,6 +38,7 @@ pub(crate) struct TestCluster {
     pub(crate) cluster: Cluster,
     pub(crate) first_kubevirt: Option<ObjectKey>,
     pub(crate) crds_with_objects: BTreeSet<ObjectKey>,
+    crd_checks: BTreeMap<ObjectKey, CrdCheck>,
     pub(crate) now: Timestamp,
     /// Shared until they change, because CRDs are large.
     pub(crate) objects: BTreeMap<(String, ObjectKey), Arc<Value>>,
@@ -105,6 +106,7 @@ impl TestCluster {
             first_kubevirt: None,
             architecture: "amd64",
             crds_with_objects: BTreeSet::new(),
+            crd_checks: BTreeMap::new(),
             now: Timestamp::from_second(1_800_000_000).unwrap(),
             objects: BTreeMap::new(),
             up_to_date: Arc::default(),
@@ -152,12 +154,26 @@ impl TestCluster {
             caches_complete: true,
             pods: self.pods.clone(),
             served: self.served.clone(),
+            crd_checks: BTreeMap::new(),
             crds_with_objects: self.crds_with_objects.clone(),
             unchecked_orphans: None,
             lane_problems: self.lane_problems.clone(),
             repairs: self.repairs.clone(),
             nodes_held_until: None,
         }
+    }
+
+    /// As the operator reads them before a plan.
+    fn check_crds(&mut self, observed: &mut Observed, desired: &Desired) {
+        let open = self.crd_checks.iter().filter(|(_, check)| check.is_open()).map(|(crd, _)| crd.clone());
+        let open: Vec<ObjectKey> = open.collect();
+        for crd in crds_to_check(observed, desired).into_iter().map(|(crd, _)| crd).chain(open) {
+            let live = &self.objects[&("CustomResourceDefinition".to_owned(), crd.clone())];
+            let live: LiveCrd = serde_json::from_value(Value::clone(live)).unwrap();
+            let check = check_crd(desired, &crd, &live).unwrap();
+            self.crd_checks.insert(crd, check);
+        }
+        observed.crd_checks.clone_from(&self.crd_checks);
     }
 
     pub(crate) fn desired(&self, observed: &Observed) -> Desired {
@@ -173,7 +189,13 @@ impl TestCluster {
                 Desired::Installation { installation: Arc::new(installation), up_to_date: self.up_to_date.clone() }
             }
             Ok(None) => Desired::StrategyPending(Arc::new(config)),
-            Err(failure) => Desired::Invalid(failure),
+            Err(failure) => match running_installation(observed, &self.environment, &failure) {
+                Some(running) => {
+                    let up_to_date = self.up_to_date.clone();
+                    Desired::Refused { failure, running: Arc::new(running), up_to_date }
+                }
+                None => Desired::Invalid(failure),
+            },
         }
     }
 
@@ -214,13 +236,26 @@ impl TestCluster {
         let (mut plan, mut written) = (Plan { steps }, sent.len());
         let mut components = None;
         for lane in [Lane::Instancetypes, Lane::Monitoring, Lane::Components] {
-            let observed = self.observed();
+            let mut observed = self.observed();
             let desired = self.desired(&observed);
-            let lane_plan = vitivirt_install::plan(&observed, &desired, lane).unwrap();
+            if lane == Lane::Components {
+                self.check_crds(&mut observed, &desired);
+            }
             let mut lane_sent = Vec::new();
-            let outcome = self.apply(&lane_plan, &mut lane_sent);
+            let (lane_plan, outcome) = match vitivirt_install::plan(&observed, &desired, lane) {
+                Ok(plan) => {
+                    let outcome = self.apply(&plan, &mut lane_sent);
+                    (plan, outcome)
+                }
+                Err(failure) => {
+                    let stop = Stop::Failed { step: "plan", failure };
+                    (Plan::default(), Outcome { stop, written: 0 })
+                }
+            };
             let stored = self.stored_objects(&lane_plan, &lane_sent);
-            if let Some(up_to_date) = up_to_date_after(&observed, &desired, &lane_plan, &stored, lane) {
+            // Without a plan no object was compared.
+            let is_planned = !matches!(outcome.stop, Stop::Failed { step: "plan", .. });
+            if is_planned && let Some(up_to_date) = up_to_date_after(&observed, &desired, &lane_plan, &stored, lane) {
                 self.up_to_date = Arc::new(up_to_date);
             }
             record_repairs(Arc::make_mut(&mut self.repairs), &observed, &desired, &lane_plan, &stored);
@@ -250,7 +285,9 @@ impl TestCluster {
         let own = exist && !is_of_another_release(&self.kubevirt, &self.environment);
         let scope = match self.desired(&observed) {
             _ if own => CertificateScope::OwnRelease,
-            Desired::Installation { installation, .. } => CertificateScope::Installation(installation),
+            Desired::Installation { installation, .. } | Desired::Refused { running: installation, .. } => {
+                CertificateScope::Installation(installation)
+            }
             _ => CertificateScope::Existing,
         };
         let certificates = DesiredCertificates::new(&observed, &self.environment, &scope).unwrap();
