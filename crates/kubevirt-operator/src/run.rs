@@ -31,6 +31,8 @@ const NAME: &str = "kubevirt-operator";
 /// Enough to create fifty Machines in a second or two, and little for an API server.
 const RATE: Rate = Rate { per_second: 200.0, burst: 400 };
 const RECONCILE_DEADLINE: Duration = Duration::from_secs(60);
+/// Far more than a reconcile takes whose requests are answered.
+const SLOW: Duration = Duration::from_millis(500);
 /// How long the executor skips a patch that changed nothing, because another client undoes it in the same request.
 const NO_OP_PATCH_TTL: Duration = Duration::from_secs(600);
 
@@ -75,6 +77,7 @@ impl Operator for MachineOperator {
             workers: settings.workers,
             reconcile_deadline: RECONCILE_DEADLINE,
             resync: Some(settings.reconcile_interval),
+            slow_after: Some(SLOW),
         };
         Ok(Self { context, caches, router, metrics, machines, networks, executor, options })
     }

@@ -43,7 +43,8 @@ use crate::{
 const NAME: &str = "virt-operator";
 const DEFAULT_NAMESPACE: &str = "kubevirt";
 /// There is one resource, and one reconcile of it may write hundreds of objects.
-const OPTIONS: RunnerOptions = RunnerOptions { workers: 1, reconcile_deadline: Duration::from_secs(120), resync: None };
+const OPTIONS: RunnerOptions =
+    RunnerOptions { workers: 1, reconcile_deadline: Duration::from_secs(120), resync: None, slow_after: None };
 
 /// No event follows when an object of another client, whose name the installation needs, is deleted.
 const INVALID_RETRY: Duration = Duration::from_secs(60);
