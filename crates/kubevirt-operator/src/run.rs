@@ -5,7 +5,7 @@ use std::{path::Path, process::ExitCode, sync::Arc, time::Duration};
 
 use vitivirt_api::machine::MANAGED_BY;
 use vitivirt_runtime::{
-    client::Rate,
+    client::{Rate, RateLimit},
     lease::Leadership,
     metrics::Metrics,
     program::{
@@ -28,8 +28,9 @@ use crate::{
 };
 
 const NAME: &str = "kubevirt-operator";
-/// Enough to create fifty Machines in a second or two, and little for an API server.
-const RATE: Rate = Rate { per_second: 200.0, burst: 400 };
+/// The beginning is enough to create fifty Machines in a second or two, and little for an API server.
+const RATE: RateLimit =
+    RateLimit::FollowServer { from: Rate { per_second: 200.0, burst: 400 }, max_per_second: 1000.0 };
 const RECONCILE_DEADLINE: Duration = Duration::from_secs(60);
 /// Far more than a reconcile takes whose requests are answered.
 const SLOW: Duration = Duration::from_millis(500);

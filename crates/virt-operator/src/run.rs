@@ -11,6 +11,7 @@ use parking_lot::Mutex;
 use vitivirt_api::ObjectKey;
 use vitivirt_install::{Environment, names::FIELD_MANAGER};
 use vitivirt_runtime::{
+    client::RateLimit,
     lease::Leadership,
     metrics::Metrics,
     program::{
@@ -180,7 +181,7 @@ fn program(settings: &Settings, namespace: &str, tls: &ServerTls) -> Program {
         log_format: settings.log_format,
         log_level: settings.log_level,
         kubeconfig: settings.kubeconfig.clone(),
-        rate: Some(settings.rate),
+        rate: Some(RateLimit::Fixed(settings.rate)),
         metrics: Metrics::with_kubevirt_names("virt_operator"),
         listeners: vec![Listener {
             bind: settings.bind,

@@ -99,11 +99,12 @@ where
         // Nothing is sent before this future is polled, and it is polled only after the wait for the rate limit.
         let response = self.inner.call(request);
         Box::pin(async move {
-            match (verb, &layer.requests) {
+            let bucket = layer.requests.as_ref().filter(|_| verb != Verb::Watch);
+            let waited = match (verb, bucket) {
                 (Verb::Watch, _) => layer.watches.wait().await,
                 (_, Some(bucket)) => bucket.wait().await,
-                (_, None) => {}
-            }
+                (_, None) => false,
+            };
             // The wait may have taken longer than the lease.
             if fence.is_some_and(|fence| !fence.may_write()) {
                 return Err(NotLeading.into());
@@ -117,6 +118,9 @@ where
             let code = result.as_ref().map_or(0, |response| response.status().as_u16());
             let request = RequestDescription { verb, method: &method, host: &layer.host, path: &path };
             layer.metrics.count_request(&request, code);
+            if let Some(bucket) = bucket {
+                bucket.on_response(code, begin.elapsed(), waited);
+            }
             tracing::debug!(verb = verb.as_str(), path, code, milliseconds = begin.elapsed().as_millis(), "request");
             let response = result?;
             if let Some(status) = too_many_requests(&response) {

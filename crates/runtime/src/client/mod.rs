@@ -9,6 +9,7 @@
 
 mod bucket;
 mod layer;
+mod rate;
 #[cfg(test)]
 mod tests;
 
@@ -41,6 +42,27 @@ const WATCHES_BURST: u32 = 100;
 pub struct Rate {
     pub per_second: f64,
     pub burst: u32,
+}
+
+/// How many requests a client sends.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum RateLimit {
+    /// At most this many.
+    Fixed(Rate),
+    /// This many in the beginning. The rate then follows the API server: it grows up to `max_per_second` while the
+    /// server responds quickly, and shrinks when the server refuses requests or becomes slow.
+    FollowServer { from: Rate, max_per_second: f64 },
+}
+
+impl RateLimit {
+    fn bucket(self) -> Bucket {
+        match self {
+            Self::Fixed(rate) => Bucket::new(rate.per_second, rate.burst),
+            Self::FollowServer { from, max_per_second } => {
+                Bucket::new(from.per_second, from.burst).following_the_server(from.per_second, max_per_second)
+            }
+        }
+    }
 }
 
 /// The errors contain the text of their root cause and have no source: kube's errors repeat their sources.
@@ -100,7 +122,7 @@ pub async fn configuration(kubeconfig: Option<&Path>, context: Option<&str>) -> 
 pub fn connect(
     config: &Config,
     user_agent: &str,
-    rate: Option<Rate>,
+    rate: Option<RateLimit>,
     metrics: &Arc<Metrics>,
 ) -> Result<Clients, ConnectError> {
     let host: Arc<str> = config.cluster_url.authority().map_or("", |authority| authority.as_str()).into();
@@ -111,7 +133,7 @@ pub fn connect(
         metrics: metrics.clone(),
         host: host.clone(),
     };
-    let bucket = rate.map(|rate| Arc::new(Bucket::new(rate.per_second, rate.burst)));
+    let bucket = rate.map(|rate| Arc::new(rate.bucket()));
     Ok(Clients {
         rate_limited: build_client(config, user_agent, &layer(bucket))?,
         unlimited: build_client(config, user_agent, &layer(None))?,
