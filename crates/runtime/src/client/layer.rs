@@ -1,9 +1,9 @@
 //! The tower layer of every request to the API server: rate limit, deadline and metrics.
 //!
 //! The deadline covers the whole response, including its body. The body of a watch has no deadline, because a watch
-//! stays open. It ends when nothing arrives for longer than the request asked the server to keep the watch open. The
-//! opening of a watch has the same deadline as other requests. kube's watcher resumes a watch that ended without an
-//! error from its last resource version.
+//! stays open. It ends when nothing arrives for longer than the time between two bookmarks, or than the request asked
+//! the server to keep the watch open. The opening of a watch has the same deadline as other requests. kube's watcher
+//! resumes a watch that ended without an error from its last resource version.
 
 use std::{
     future::ready,
@@ -32,8 +32,9 @@ use crate::{
 
 /// The server closes a watch after the requested time. Only a dead connection is silent for longer.
 const WATCH_MARGIN: Duration = Duration::from_secs(10);
-/// The idle timeout of a watch that requests no time.
-const WATCH_IDLE_TIMEOUT: Duration = Duration::from_secs(300);
+/// The API server sends a bookmark about every minute on a watch without changes. A watch that is silent for longer is
+/// dead, or stuck in a balancer or in the server.
+const WATCH_IDLE_TIMEOUT: Duration = Duration::from_secs(90);
 const MAX_RETRY_AFTER_SECONDS: u64 = 300;
 
 /// A request, or the body of its response, took longer than its deadline.
@@ -91,7 +92,8 @@ where
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         let verb = Verb::from_request(request.method(), request.uri());
-        let idle = server_timeout(request.uri()).map_or(WATCH_IDLE_TIMEOUT, |timeout| timeout + WATCH_MARGIN);
+        let asked_for = server_timeout(request.uri()).map_or(WATCH_IDLE_TIMEOUT, |timeout| timeout + WATCH_MARGIN);
+        let idle = asked_for.min(WATCH_IDLE_TIMEOUT);
         let (method, path) = (request.method().clone(), request.uri().path().to_owned());
         // The executor puts the fence into the extensions of its writes.
         let fence = request.extensions().get::<WriteFence>().cloned();
