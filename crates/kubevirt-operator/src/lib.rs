@@ -14,6 +14,7 @@ pub mod manifests;
 mod metrics;
 mod network_controller;
 mod observe;
+pub mod policies;
 pub mod rbac;
 mod router;
 mod run;

@@ -18,6 +18,7 @@ mod random_specs;
 mod recovery;
 mod rejections;
 mod replica;
+mod tenants;
 
 use std::process::ExitCode;
 
@@ -35,5 +36,6 @@ fn main() -> ExitCode {
         invalid_specs::add(suite);
         edit_chains::add(suite);
         changes::add(suite);
+        tenants::add(suite);
     })
 }
