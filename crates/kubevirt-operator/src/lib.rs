@@ -10,6 +10,7 @@ mod commands;
 mod controller;
 mod index;
 mod live_check;
+mod mac_addresses;
 pub mod manifests;
 mod metrics;
 mod network_controller;

@@ -103,7 +103,7 @@ impl Caches {
         let (api, config) = (scope.dynamic(&of), optional(of_a_machine, &of));
         let vmis = watches.add("virtualmachineinstances", &of, api, config, &[], VmiEntry::project);
         let index = Arc::new(Index::default());
-        index.subscribe(&machines, &pvcs);
+        index.subscribe(&machines, &networks, &vms, &pvcs);
         let kinds = watches.kinds();
         Self { machines, networks, classes, secrets, pvcs, attachments, imports, vms, vmis, crds, kinds, index }
     }

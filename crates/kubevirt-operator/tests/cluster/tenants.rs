@@ -13,15 +13,18 @@ use kubevirt_operator::{policies, rbac};
 use serde_json::{Value, json};
 use vitivirt_api::machine::{LABEL_MANAGED_BY, Machine, NetworkConfiguration};
 use vitivirt_lab::{
-    Lab,
+    Extension, KubeVirtInstaller, Lab, LabOptions,
     harness::{SharedLabs, Suite},
     manifests,
 };
 
 use crate::{
-    machine_test::{MACHINE_PATIENCE, MachineTest, create_crds, foreign_vm, machine, operator_user, phase},
+    machine_test::{
+        MACHINE_PATIENCE, MachineTest, check_diagnosis, create_crds, foreign_vm, in_namespace, machine, operator_user,
+        phase, ready_reason,
+    },
     poll::poll_until,
-    replica::ACCOUNT,
+    replica::{ACCOUNT, start_leader},
 };
 
 pub(crate) fn add(suite: &mut Suite) {
@@ -29,6 +32,7 @@ pub(crate) fn add(suite: &mut Suite) {
         a_namespace_admin_can_write_machines_and_no_networks,
         the_allow_list_limits_the_bridges_and_vlans_of_a_namespace,
         the_operators_account_can_change_only_objects_of_machines,
+        two_namespaces_on_one_vlan_do_not_share_a_mac_address,
     );
 }
 
@@ -237,4 +241,56 @@ async fn the_operators_account_can_change_only_objects_of_machines(labs: Arc<Sha
     test.wait_for_within(MACHINE_PATIENCE, "web", "Stopped", |web| phase(web) == Some("Stopped")).await?;
     test.delete_machine("web").await?;
     test.wait_until_absent(test.api::<PersistentVolumeClaim>(), "web-root").await
+}
+
+/// An operator for all namespaces, on a lab of its own.
+async fn two_namespaces_on_one_vlan_do_not_share_a_mac_address(_: Arc<SharedLabs>) -> Result<()> {
+    let lab = Lab::start(LabOptions { kubevirt: KubeVirtInstaller::Simulated, ..LabOptions::default() }).await?;
+    lab.install(Extension::Multus).await?;
+    create_crds(&lab).await?;
+    let _operator = start_leader(&lab, "mac-operator", false).await?;
+    for namespace in ["mac-a", "mac-b"] {
+        create_namespace(&lab, namespace).await?;
+        let networks: Api<NetworkConfiguration> = Api::namespaced(lab.client(), namespace);
+        let same_segment = network(&format!("of-{namespace}"), &json!({"bridge": "br1", "vlan": 100}))?;
+        networks.create(&PostParams::default(), &same_segment).await?;
+    }
+    let on = |namespace: &str, mac: &str| {
+        json!({"template": "small", "networks": [
+            {"name": "a", "networkName": format!("of-{namespace}"), "macAddress": mac},
+        ]})
+    };
+    let (mac, other_mac) = ("52:54:00:12:34:56", "52:54:00:12:34:57");
+    let create = async |namespace: &str, name: &str, mac: &str| {
+        let object = in_namespace(&machine(name, &on(namespace, mac)), namespace);
+        manifests::create(&lab.client(), &[object]).await
+    };
+    let wait = async |namespace: &str, name: &str, reason: &str| {
+        let machines: Api<Machine> = Api::namespaced(lab.client(), namespace);
+        let has_reason =
+            |machine: Option<&Machine>| machine.is_some_and(|machine| ready_reason(machine) == Some(reason));
+        lab.wait(reason, MACHINE_PATIENCE, machines, name, has_reason).await
+    };
+    create("mac-a", "older", other_mac).await?;
+    wait("mac-a", "older", "Running").await?;
+    create("mac-a", "victim", mac).await?;
+    wait("mac-a", "victim", "Running").await?;
+    create("mac-b", "thief", mac).await?;
+    let thief = wait("mac-b", "thief", "MacAddressInUse").await?.context("the Machine does not exist")?;
+    check_diagnosis(&thief, &[mac, "another namespace"])?;
+    ensure!(!format!("{:?}", thief.status).contains("victim"), "{:?}", thief.status);
+
+    // An older Machine does not take the address of one that runs.
+    let machines: Api<Machine> = Api::namespaced(lab.client(), "mac-a");
+    let edit = Patch::Merge(json!({"spec": on("mac-a", mac)}));
+    machines.patch("older", &PatchParams::default(), &edit).await?;
+    let older = wait("mac-a", "older", "MacAddressInUse").await?.context("the Machine does not exist")?;
+    check_diagnosis(&older, &[mac, "victim"])?;
+    let victim = machines.get("victim").await?;
+    ensure!(ready_reason(&victim) == Some("Running"), "{:?}", victim.status);
+    let thief: Api<Machine> = Api::namespaced(lab.client(), "mac-b");
+    thief.delete("thief", &DeleteParams::default()).await?;
+    machines.delete("victim", &DeleteParams::default()).await?;
+    wait("mac-a", "older", "Running").await?;
+    lab.stop().await
 }
