@@ -94,6 +94,7 @@ impl EventRouter {
 
     pub(crate) fn stop_queues(&self) {
         *self.queues.write() = None;
+        self.source_secrets.stop_all();
     }
 
     fn enqueue_all(&self) {

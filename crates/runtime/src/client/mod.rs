@@ -1,6 +1,6 @@
 //! Clients for the API server, with a deadline, a rate limit and a user agent.
 //!
-//! `connect` builds two clients from one configuration. `rate_limited` obeys the configured rate. `unlimited` does not:
+//! `connect` builds its clients from one configuration. `rate_limited` obeys the configured rate. `unlimited` does not:
 //! it is for the lease and for events, which have their own limits. It has its own connections, so that a busy
 //! `rate_limited` cannot delay the renewal of the lease.
 //!
@@ -92,6 +92,9 @@ impl From<kube::Error> for ConnectError {
 #[derive(Clone)]
 pub struct Clients {
     pub rate_limited: Client,
+    /// Like `rate_limited`. Its watches wait for each other, and not for those of `rate_limited`: for watches whose
+    /// number depends on users.
+    pub background: Client,
     pub unlimited: Client,
 }
 
@@ -118,7 +121,7 @@ pub async fn configuration(kubeconfig: Option<&Path>, context: Option<&str>) -> 
     Config::from_custom_kubeconfig(read, &options).await.map_err(invalid)
 }
 
-/// Builds both clients. It sends no request.
+/// Builds the clients. It sends no request.
 pub fn connect(
     config: &Config,
     user_agent: &str,
@@ -135,7 +138,8 @@ pub fn connect(
     };
     let bucket = rate.map(|rate| Arc::new(rate.bucket()));
     Ok(Clients {
-        rate_limited: build_client(config, user_agent, &layer(bucket))?,
+        rate_limited: build_client(config, user_agent, &layer(bucket.clone()))?,
+        background: build_client(config, user_agent, &layer(bucket))?,
         unlimited: build_client(config, user_agent, &layer(None))?,
     })
 }
