@@ -69,6 +69,10 @@ impl Observer {
         #[expect(clippy::disallowed_methods, reason = "a reconcile observes the current time here")]
         let now = Timestamp::now();
         let parsed = Observed::new(machine, now)?;
+        if parsed.is_deleting() && parsed.finalizer_index().is_none() {
+            // The operator has removed its finalizer, and the watch has not delivered the deletion yet.
+            return Ok(None);
+        }
         let resolved = parsed.resolved.as_ref().ok();
         let secret = self.secret(key);
         let source = self.source(key, &parsed, secret.as_ref()).await?;

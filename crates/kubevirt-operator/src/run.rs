@@ -3,6 +3,7 @@
 
 use std::{path::Path, process::ExitCode, sync::Arc, time::Duration};
 
+use parking_lot::Mutex;
 use vitivirt_api::machine::MANAGED_BY;
 use vitivirt_runtime::{
     client::{Rate, RateLimit},
@@ -69,7 +70,8 @@ impl Operator for MachineOperator {
         watches.start(&context);
 
         let observer = Observer::new(client.clone(), caches.clone(), source_secrets);
-        let machines = Arc::new(MachineController { observer, metrics: metrics.clone() });
+        let machines =
+            Arc::new(MachineController { observer, metrics: metrics.clone(), waiting_status: Mutex::default() });
         let networks = Arc::new(NetworkController { caches: caches.clone() });
         let executor = Executor::new(client, MANAGED_BY)
             .skip_no_op_patches(NO_OP_PATCH_TTL)

@@ -5,6 +5,7 @@
 
 mod changes;
 mod coexistence;
+mod cost;
 mod crash;
 mod drift;
 mod edit_chains;
@@ -36,6 +37,7 @@ fn main() -> ExitCode {
         invalid_specs::add(suite);
         edit_chains::add(suite);
         changes::add(suite);
+        cost::add(suite);
         tenants::add(suite);
     })
 }
