@@ -5,6 +5,7 @@
 
 mod changes;
 mod coexistence;
+mod cost;
 mod crash;
 mod drift;
 mod edit_chains;
@@ -18,6 +19,7 @@ mod random_specs;
 mod recovery;
 mod rejections;
 mod replica;
+mod tenants;
 
 use std::process::ExitCode;
 
@@ -35,5 +37,7 @@ fn main() -> ExitCode {
         invalid_specs::add(suite);
         edit_chains::add(suite);
         changes::add(suite);
+        cost::add(suite);
+        tenants::add(suite);
     })
 }
