@@ -56,13 +56,21 @@ pub fn manager_rules() -> Vec<PolicyRule> {
     ]
 }
 
+/// Whether a Role can grant the rule. The others are about kinds without a namespace.
+pub fn is_namespaced(rule: &PolicyRule) -> bool {
+    let cluster_scoped = ["storage.k8s.io", "apiextensions.k8s.io"];
+    !rule.api_groups.iter().flatten().any(|group| cluster_scoped.contains(&group.as_str()))
+}
+
 /// The operator's permissions in its own namespace.
 pub fn lease_rules() -> Vec<PolicyRule> {
     vec![rule("coordination.k8s.io", &["leases"], &["get", "list", "watch", "create", "update"])]
 }
 
 pub fn namespace() -> Namespace {
-    Namespace { metadata: metadata_named(NAMESPACE), ..Namespace::default() }
+    let mut metadata = metadata_named(NAMESPACE);
+    metadata.labels = Some([("pod-security.kubernetes.io/enforce".to_owned(), "restricted".to_owned())].into());
+    Namespace { metadata, ..Namespace::default() }
 }
 
 pub fn service_account() -> ServiceAccount {

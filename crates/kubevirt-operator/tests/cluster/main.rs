@@ -12,6 +12,7 @@ mod invalid_specs;
 mod lease;
 mod lifecycle;
 mod machine_test;
+mod packages;
 mod poll;
 mod process;
 mod random_specs;
@@ -35,5 +36,6 @@ fn main() -> ExitCode {
         invalid_specs::add(suite);
         edit_chains::add(suite);
         changes::add(suite);
+        packages::add(suite);
     })
 }
