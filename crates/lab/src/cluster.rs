@@ -218,12 +218,15 @@ impl Lab {
 
     /// Creates everything that a virt-operator needs, and its Deployment with two pods and its own service account.
     pub async fn create_virt_operator(&self, operator: &VirtOperator) -> Result<()> {
-        if let Some(program) = &operator.program {
-            self.own_programs.send_modify(|programs| {
-                programs.push(OwnProgram { image: kubevirt::OWN_REPOSITORY.to_owned(), file: program.clone() });
-            });
+        if let Some(program) = operator.own_program() {
+            self.add_program(program);
         }
         kubevirt::create_operator(&self.client, operator).await
+    }
+
+    /// Runs one of our programs in the pods with its image from now on.
+    pub fn add_program(&self, program: OwnProgram) {
+        self.own_programs.send_modify(|programs| programs.push(program));
     }
 
     /// Waits until every pod of virt-operator is ready.
@@ -434,6 +437,11 @@ impl Lab {
             return result.with_context(|| format!("the lab's logs are kept in {}", log_folder.display()));
         }
         result
+    }
+
+    /// Copies the lab's logs to another folder.
+    pub fn copy_logs(&self, to: &Path) -> Result<()> {
+        harness::copy_logs(&self.folder, to)
     }
 
     /// The health of the lab's own processes.

@@ -44,9 +44,10 @@ fn describe(remaining: &Remaining) -> String {
     format!("{} present ({}{more})", remaining.kind, examples.join(", "))
 }
 
+/// Clients search the message for the words of upstream virt-operator, in its spelling.
 pub(crate) fn already_exists(existing: &ObjectKey) -> Refusal {
     let message = format!(
-        "KubeVirt is already created: KubeVirt {existing} already exists, and a cluster can have only one \
+        "Kubevirt is already created: KubeVirt {existing} already exists, and a cluster can have only one \
          installation; change that one, or delete it and wait until it is gone"
     );
     Refusal::new(Cause::Forbidden, "", message)

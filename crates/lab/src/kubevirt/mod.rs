@@ -15,7 +15,7 @@ use kube::{
     api::{ApiResource, DynamicObject, GroupVersionKind, PostParams},
 };
 pub use operator::VirtOperator;
-pub(crate) use operator::{OWN_REPOSITORY, create_operator, ready};
+pub(crate) use operator::{create_operator, ready};
 use serde_json::{Value, json};
 
 pub(crate) const NAMESPACE: &str = crate::virt_handler::NAMESPACE;

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use super::NAMESPACE;
 use crate::{
     components::{self, ComponentGroup},
-    kubelet::pod_log,
+    kubelet::{OwnProgram, pod_log, split_image},
     manifests,
     server_process::log_tail,
 };
@@ -25,8 +25,7 @@ const NAME: &str = "virt-operator";
 /// virt-operator derives the images of the components from it.
 pub(super) const REFERENCE_IMAGE: &str = "quay.io/kubevirt/virt-operator:v1.8.4";
 
-/// The repository and the image under which a lab runs our virt-operator.
-pub(crate) const OWN_REPOSITORY: &str = "vitistack/virt-operator";
+/// The image under which a lab runs our virt-operator.
 const OWN_IMAGE: &str = "ghcr.io/vitistack/virt-operator:lab";
 
 /// A virt-operator, and additional environment variables for its Deployment.
@@ -34,6 +33,8 @@ const OWN_IMAGE: &str = "ghcr.io/vitistack/virt-operator:lab";
 pub struct VirtOperator {
     /// The executable of our virt-operator. None for the reference operator.
     pub program: Option<PathBuf>,
+    /// The image of our virt-operator in its Deployment.
+    pub image: String,
     /// Environment variables such as `VIRT_API_IMAGE`.
     pub environment: Vec<(String, String)>,
 }
@@ -41,19 +42,28 @@ pub struct VirtOperator {
 impl VirtOperator {
     /// The reference operator.
     pub fn reference() -> Self {
-        VirtOperator { program: None, environment: Vec::new() }
+        VirtOperator { program: None, image: REFERENCE_IMAGE.to_owned(), environment: Vec::new() }
     }
 
     /// Our virt-operator, from this executable.
     pub fn ours(program: impl Into<PathBuf>) -> Self {
-        VirtOperator { program: Some(program.into()), environment: Vec::new() }
+        VirtOperator { program: Some(program.into()), image: OWN_IMAGE.to_owned(), environment: Vec::new() }
+    }
+
+    /// The executable for the pods of this operator, whatever the tag of their image.
+    pub(crate) fn own_program(&self) -> Option<OwnProgram> {
+        let (repository, _) = split_image(&self.image);
+        let image = repository.split_once('/').map_or(repository, |(_, path)| path);
+        Some(OwnProgram { image: image.to_owned(), file: self.program.clone()? })
     }
 }
 
 /// Creates namespace, CRD, RBAC, PriorityClass and Deployment.
 pub(crate) async fn create_operator(client: &Client, operator: &VirtOperator) -> Result<()> {
     let mut documents = match &operator.program {
-        Some(program) => run_for_yaml(program, &["manifests", "--namespace", NAMESPACE, "--image", OWN_IMAGE]).await?,
+        Some(program) => {
+            run_for_yaml(program, &["manifests", "--namespace", NAMESPACE, "--image", &operator.image]).await?
+        }
         None => reference_manifests().await?,
     };
     for document in &mut documents {

@@ -13,6 +13,7 @@ mod lifecycle;
 mod manifests;
 mod pods;
 mod process;
+mod refusals;
 mod rotation;
 mod support;
 mod unreachable;
@@ -36,6 +37,7 @@ fn add(suite: &mut Suite) {
     drift::add(suite);
     pods::add(suite);
     process::add(suite);
+    refusals::add(suite);
     lanes::add(suite);
     rotation::add(suite);
     unreachable::add(suite);
