@@ -8,6 +8,8 @@ use vitivirt_lab::{
     harness::{SharedLabs, Suite},
 };
 
+use crate::machine_test::create_storage_class;
+
 /// Matches the repository of the image with both programs.
 const IMAGE: &str = "vitistack/kubevirt-operator";
 const ROLLOUT: [&str; 6] = [
@@ -29,7 +31,10 @@ async fn kubectl_apply_of_config_installs_the_operator(_: Arc<SharedLabs>) -> Re
     let lab = Box::pin(Lab::start(LabOptions {
         kubevirt: KubeVirtInstaller::Reference { custom_resource: None },
         extensions: vec![Extension::Multus],
-        own_programs: vec![OwnProgram { image: IMAGE.to_owned(), file: env!("CARGO_BIN_EXE_kubevirt-operator").into() }],
+        own_programs: vec![OwnProgram {
+            image: IMAGE.to_owned(),
+            file: env!("CARGO_BIN_EXE_kubevirt-operator").into(),
+        }],
         ..LabOptions::default()
     }))
     .await?;
@@ -38,6 +43,7 @@ async fn kubectl_apply_of_config_installs_the_operator(_: Arc<SharedLabs>) -> Re
     Box::pin(lab.kubectl(&["apply", "-f", &crd, "-f", &rbac, "-f", &manager])).await?;
     lab.kubectl(&ROLLOUT).await?;
 
+    create_storage_class(&lab, "fast-ssd").await?;
     lab.kubectl(&["apply", "-f", &file("examples/networks.yaml")]).await?;
     for name in ["basic-vm", "custom-vm", "networked-vm", "cloud-init-vm"] {
         lab.kubectl(&["apply", "-f", &file(&format!("examples/{name}.yaml"))]).await?;
