@@ -13,6 +13,7 @@ mod invalid_specs;
 mod lease;
 mod lifecycle;
 mod machine_test;
+mod packages;
 mod poll;
 mod process;
 mod random_specs;
@@ -39,5 +40,6 @@ fn main() -> ExitCode {
         changes::add(suite);
         cost::add(suite);
         tenants::add(suite);
+        packages::add(suite);
     })
 }
