@@ -1,5 +1,7 @@
 //! The operator's Deployment and what makes its metrics reachable. The pod fits the pod security level `restricted`.
 
+use std::collections::BTreeMap;
+
 use serde_json::{Value, json};
 use vitivirt_api::IMAGE;
 
@@ -13,14 +15,14 @@ const HEALTH_PORT: u16 = 8081;
 const USER: u32 = 65532;
 
 /// The labels that select the operator's pods.
-fn selector() -> Value {
-    json!({"app.kubernetes.io/name": "kubevirt-operator", "app.kubernetes.io/component": "manager"})
+fn selector() -> BTreeMap<&'static str, &'static str> {
+    [("app.kubernetes.io/name", "kubevirt-operator"), ("app.kubernetes.io/component", "manager")].into()
 }
 
-fn labels() -> Value {
+fn labels() -> BTreeMap<&'static str, &'static str> {
     let mut labels = selector();
-    labels["app.kubernetes.io/part-of"] = json!("vitivirt");
-    labels["app.kubernetes.io/version"] = json!(env!("CARGO_PKG_VERSION"));
+    labels
+        .extend([("app.kubernetes.io/part-of", "vitivirt"), ("app.kubernetes.io/version", env!("CARGO_PKG_VERSION"))]);
     labels
 }
 
