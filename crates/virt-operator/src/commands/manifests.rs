@@ -10,7 +10,7 @@ use vitivirt_install::manifests::Manifests;
 
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ManifestsArguments {
-    /// Image that contains virt-operator; KubeVirt's own images come from the KubeVirt release
+    /// Image of the operator; KubeVirt's own images come from the KubeVirt release
     #[arg(long, default_value = IMAGE)]
     image: String,
     /// Namespace of the operator and of KubeVirt
