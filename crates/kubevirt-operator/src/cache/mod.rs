@@ -26,14 +26,14 @@ use kube::{
     core::{DynamicResourceScope, ObjectMeta, PartialObjectMeta},
 };
 use vitivirt_api::{
-    ApiResource,
+    ApiResource, ObjectKey,
     machine::{LABEL_MACHINE, LABEL_MANAGED_BY, MANAGED_BY, Machine, NetworkConfiguration},
     resources::{
         import_source_resource, network_attachment_resource, virtual_machine_instance_resource,
         virtual_machine_resource,
     },
 };
-use vitivirt_runtime::watch::{Cache, Entry, Expression, WatchConfig, WatchedKinds, Watches};
+use vitivirt_runtime::watch::{Cache, Entry, Expression, SyncState, WatchConfig, WatchedKinds, Watches};
 
 pub(crate) use self::{
     kubevirt::{VmEntry, VmiEntry},
@@ -101,6 +101,14 @@ impl Caches {
         index.subscribe(&machines, &pvcs);
         let kinds = watches.kinds();
         Self { machines, networks, classes, secrets, pvcs, attachments, imports, vms, vmis, crds, kinds, index }
+    }
+}
+
+impl Caches {
+    /// Whether the cluster has no CRD of this kind. False while that is unknown.
+    pub(crate) fn is_crd_absent(&self, resource: &ApiResource) -> bool {
+        let crd = ObjectKey::cluster(&format!("{}.{}", resource.plural, resource.group));
+        self.crds.sync_state() == SyncState::Synced && self.crds.get(&crd).is_none()
     }
 }
 

@@ -6,8 +6,10 @@
 mod changes;
 mod coexistence;
 mod crash;
+mod data;
 mod drift;
 mod edit_chains;
+mod foreign_crds;
 mod invalid_specs;
 mod lease;
 mod lifecycle;
@@ -35,5 +37,7 @@ fn main() -> ExitCode {
         invalid_specs::add(suite);
         edit_chains::add(suite);
         changes::add(suite);
+        data::add(suite);
+        foreign_crds::add(suite);
     })
 }
