@@ -9,6 +9,7 @@ use std::{
 
 use parking_lot::Mutex;
 use vitivirt_api::ObjectKey;
+use vitivirt_machine::observed::Deletion;
 use vitivirt_runtime::watch::{Cache, Change};
 
 use crate::{
@@ -21,6 +22,7 @@ pub(crate) struct Index {
     pub(crate) network_users: NetworkUsers,
     pub(crate) mac_addresses: MacAddresses,
     pub(crate) pvcs: PvcsByMachine,
+    pub(crate) deletions: Deletions,
 }
 
 impl Index {
@@ -36,6 +38,7 @@ impl Index {
         machines.subscribe(move |change| {
             index.network_users.machine_changed(change);
             index.update_macs(&change.key, change.new.as_deref(), &on_networks, &on_vms);
+            index.deletions.machine_changed(change);
         });
         let index = self.clone();
         let (all_machines, on_networks, on_vms) = (machines.clone(), networks.clone(), vms.clone());
@@ -104,6 +107,30 @@ impl NetworkUsers {
         }
         for name in named(&change.old) {
             decrement(&mut users, &name);
+        }
+    }
+}
+
+/// How the Machines that are being deleted are deleted, as far as the watch has shown it. The garbage collector removes
+/// the finalizer `orphan` within milliseconds, so the Machine itself does not show it for long.
+#[derive(Default)]
+pub(crate) struct Deletions(Mutex<HashMap<ObjectKey, Deletion>>);
+
+impl Deletions {
+    pub(crate) fn of(&self, key: &ObjectKey) -> Deletion {
+        self.0.lock().get(key).copied().unwrap_or(Deletion::Unknown)
+    }
+
+    fn machine_changed(&self, change: &Change<MachineEntry>) {
+        let mut deletions = self.0.lock();
+        match (change.old.as_deref(), change.new.as_deref()) {
+            (_, Some(new)) if new.deleting && new.orphans => _ = deletions.insert(change.key.clone(), Deletion::Orphan),
+            // The first state with a deletion timestamp has the finalizer, if there is one.
+            (Some(old), Some(new)) if new.deleting && !old.deleting => {
+                deletions.insert(change.key.clone(), Deletion::Cascade);
+            }
+            (_, Some(new)) if new.deleting => {}
+            _ => _ = deletions.remove(&change.key),
         }
     }
 }
@@ -177,6 +204,31 @@ mod tests {
         users.machine_changed(&change("a", Some(&deleted), None));
         users.machine_changed(&change("b", Some(&deleted), None));
         assert!(users.0.lock().is_empty());
+    }
+
+    #[test]
+    fn a_deletion_as_an_orphan_is_remembered_when_the_finalizer_is_gone() {
+        let deletions = Deletions::default();
+        let deleted = |object: &mut serde_json::Value| {
+            object["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
+        };
+        let (live, cascade) = (machine(|_| {}), machine(deleted));
+        let orphan = machine(|object| {
+            deleted(object);
+            object["metadata"]["finalizers"] = serde_json::json!(["orphan"]);
+        });
+        assert_eq!(deletions.of(&key("a")), Deletion::Unknown);
+        deletions.machine_changed(&change("a", None, Some(&cascade)));
+        assert_eq!(deletions.of(&key("a")), Deletion::Unknown, "the beginning was not seen");
+        deletions.machine_changed(&change("a", Some(&live), Some(&cascade)));
+        assert_eq!(deletions.of(&key("a")), Deletion::Cascade);
+        deletions.machine_changed(&change("b", Some(&live), Some(&orphan)));
+        deletions.machine_changed(&change("b", Some(&orphan), Some(&cascade)));
+        assert_eq!(deletions.of(&key("b")), Deletion::Orphan);
+        for name in ["a", "b"] {
+            deletions.machine_changed(&change(name, Some(&cascade), None));
+        }
+        assert!(deletions.0.lock().is_empty());
     }
 
     #[test]

@@ -9,9 +9,14 @@ use kube::{Api, Client, ResourceExt, api::ListParams, core::DynamicObject};
 use vitivirt_api::{
     ApiResource, Failure, ObjectKey, Target,
     machine::{LABEL_MACHINE, LABEL_MACHINE_UID},
+    reason,
     resources::{virtual_machine_instance_resource, virtual_machine_resource},
 };
-use vitivirt_machine::{Observed, observed::VmiView, render::cloud_init::secret_name};
+use vitivirt_machine::{
+    Observed,
+    observed::{PvcView, VmiView},
+    render::cloud_init::secret_name,
+};
 use vitivirt_runtime::reconcile::classify;
 
 use crate::cache::{PvcEntry, SecretEntry, VmEntry, VmiEntry, entry};
@@ -22,14 +27,26 @@ pub(crate) struct LiveCheck {
 
 impl LiveCheck {
     /// Reads the VM and the VMI before the PVCs are deleted, and all PVCs of the Machine if neither exists.
-    pub(crate) async fn confirm_vm_gone(&self, observed: &mut Observed) -> Result<(), Failure> {
-        let key = observed.id.key();
-        let vm = self.get(virtual_machine_resource(), &key).await?;
+    pub(crate) async fn confirm_vm_gone(
+        &self,
+        observed: &mut Observed,
+        is_kubevirt_removed: bool,
+    ) -> Result<(), Failure> {
+        let (key, identity) = (observed.id.key(), observed.id.identity().to_owned());
+        // An API server that is starting does not serve the kind yet, although its objects exist.
+        let or_removed = |failure: Failure| match failure.reason {
+            reason::API_NOT_INSTALLED if is_kubevirt_removed => Ok(None),
+            _ => Err(failure),
+        };
+        let vm = self.get(virtual_machine_resource(), &key).await.or_else(or_removed)?;
         observed.vm = vm.map(|vm| VmEntry::view(&entry(&vm.metadata.clone(), VmEntry::project(vm))));
         if observed.vmi.is_none() {
-            observed.vmi = self.get_vmi(&key).await?;
+            observed.vmi = self.get_vmi(&key, &identity).await.or_else(|failure| match failure.reason {
+                reason::API_NOT_INSTALLED if is_kubevirt_removed => Ok(None),
+                _ => Err(failure),
+            })?;
         }
-        if observed.vm.is_none() && observed.vmi.is_none() {
+        if observed.own_vm().is_none() && observed.vmi.is_none() {
             self.add_pvcs(observed).await?;
         }
         Ok(())
@@ -38,7 +55,7 @@ impl LiveCheck {
     /// Reads the VMI and the Secret before the Secret is deleted: a VMI may use it, or another client may have replaced
     /// it.
     pub(crate) async fn confirm_secret_unused(&self, observed: &mut Observed) -> Result<(), Failure> {
-        observed.vmi = self.get_vmi(&observed.id.key()).await?;
+        observed.vmi = self.get_vmi(&observed.id.key(), observed.id.identity()).await?;
         let name = secret_name(observed.name());
         let api: Api<Secret> = Api::namespaced(self.client.clone(), observed.namespace());
         let secret = api
@@ -50,20 +67,34 @@ impl LiveCheck {
         Ok(())
     }
 
-    /// The Machine's VMI. A VMI of the same name that the operator's VM did not create is ignored, so that it does not
-    /// block the deletion.
-    async fn get_vmi(&self, key: &ObjectKey) -> Result<Option<VmiView>, Failure> {
-        let vmi = self.get(virtual_machine_instance_resource(), key).await?;
-        let vmi = vmi.filter(|vmi| belongs_to_machine(vmi, key.name()));
-        Ok(vmi.map(|vmi| VmiEntry::view(&entry(&vmi.metadata.clone(), VmiEntry::project(vmi)))))
+    /// The PVC, also if the cache does not have it.
+    pub(crate) async fn get_pvc(&self, observed: &Observed, name: &str) -> Result<Option<PvcView>, Failure> {
+        let api: Api<PersistentVolumeClaim> = Api::namespaced(self.client.clone(), observed.namespace());
+        let found = api.get_opt(name).await.map_err(|error| {
+            classify(&error, "get", &Target::of_kind::<PersistentVolumeClaim>(observed.id.sibling(name)))
+        })?;
+        Ok(found.map(|pvc| PvcEntry::view(&entry(&pvc.metadata.clone(), PvcEntry::project(pvc)))))
     }
 
-    /// None if the object does not exist, or if the API server does not serve its kind.
+    /// The Machine's VMI. A VMI of the same name that the operator's VM did not create is ignored, so that it does not
+    /// block the deletion.
+    async fn get_vmi(&self, key: &ObjectKey, identity: &str) -> Result<Option<VmiView>, Failure> {
+        let vmi = self.get(virtual_machine_instance_resource(), key).await?;
+        let vmi = vmi.filter(|vmi| belongs_to_machine(vmi, key.name()));
+        let vmi = vmi.map(|vmi| entry(&vmi.metadata.clone(), VmiEntry::project(vmi)));
+        Ok(vmi.filter(|entry| entry.value.belongs_to(identity)).as_ref().map(VmiEntry::view))
+    }
+
+    /// None if the object does not exist. It is an error if the API server does not serve the kind.
     async fn get(&self, resource: ApiResource, key: &ObjectKey) -> Result<Option<DynamicObject>, Failure> {
         let namespace = key.namespace().unwrap_or_default();
         let api: Api<DynamicObject> = Api::namespaced_with(self.client.clone(), namespace, &resource);
-        let found = api.get_opt(key.name()).await;
-        found.map_err(|error| classify(&error, "get", &Target::new(resource, key.clone())))
+        let found = api.get(key.name()).await;
+        match found.map_err(|error| classify(&error, "get", &Target::new(resource, key.clone()))) {
+            Ok(object) => Ok(Some(object)),
+            Err(failure) if failure.reason == reason::OBJECT_GONE => Ok(None),
+            Err(failure) => Err(failure),
+        }
     }
 
     /// Adds every PVC with the Machine's UID as its label.

@@ -7,7 +7,7 @@ use std::{
     collections::{BTreeMap, HashSet},
     fmt,
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicBool, Ordering},
     },
 };
@@ -86,6 +86,20 @@ struct ObjectCounts {
     leads: AtomicBool,
     machines: Mutex<BTreeMap<MachineLabels, i64>>,
     vms: Mutex<BTreeMap<&'static str, i64>>,
+    caches: OnceLock<Caches>,
+}
+
+impl ObjectCounts {
+    /// PVCs that were to be deleted with a Machine that no longer exists. A user removed its finalizer.
+    fn orphaned_pvcs(&self) -> usize {
+        let Some(caches) = self.caches.get() else { return 0 };
+        let is_orphaned = |key: &ObjectKey, pvc: &PvcEntry| {
+            let (Some(uid), Some(name)) = (pvc.machine_uid(), pvc.machine()) else { return false };
+            let owner = caches.machines.entry(&key.sibling(name));
+            !pvc.is_retained() && owner.is_none_or(|owner| owner.uid.to_string() != uid)
+        };
+        caches.pvcs.entries().iter().filter(|(key, entry)| is_orphaned(key, &entry.value)).count()
+    }
 }
 
 impl MachineMetrics {
@@ -120,6 +134,7 @@ impl MachineMetrics {
 
     /// Counts the changes of these caches.
     pub(crate) fn subscribe(self: &Arc<Self>, caches: &Caches) {
+        let _ = self.counts.caches.set(caches.clone());
         let metrics = self.clone();
         caches.machines.subscribe(move |change| {
             metrics.machine_changed(&change.key, change.old.as_deref(), change.new.as_deref());
@@ -211,7 +226,7 @@ impl MachineMetrics {
         if now.is_none() || now == observed.machine.status.as_ref().and_then(network_error) {
             return;
         }
-        let mut at_fault = assessed.assessment().networks_at_fault().to_vec();
+        let mut at_fault = assessed.assessment().networks_at_fault();
         at_fault.retain(|name| observed.networks.contains_key(name));
         if at_fault.is_empty() {
             at_fault.push(UNKNOWN.to_owned());
@@ -254,6 +269,10 @@ impl Collector for ObjectCounts {
         }
         let help = "Machines by phase and template";
         machines.encode(encoder.encode_descriptor("machines_total", help, None, MetricType::Gauge)?)?;
+        let orphaned: Gauge = Gauge::default();
+        orphaned.set(i64::try_from(self.orphaned_pvcs()).unwrap_or(i64::MAX));
+        let help = "PVCs of Machines that no longer exist and that were not retained";
+        orphaned.encode(encoder.encode_descriptor("orphaned_pvcs", help, None, MetricType::Gauge)?)?;
         let vms = Family::<StatusLabel, Gauge>::default();
         let counts = self.vms.lock();
         let statuses = PrintableStatus::ALL.iter().map(|status| status.as_str());

@@ -2,20 +2,27 @@
 //! fetched is the Secret that `cloudInit.secretRef` refers to, when its data is needed.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     sync::Arc,
 };
 
 use k8s_openapi::jiff::Timestamp;
 use kube::Client;
 use parking_lot::Mutex;
-use vitivirt_api::{ErrorClass, Failure, ObjectKey, machine::CloudInit, reason};
+use vitivirt_api::{
+    ErrorClass, Failure, ObjectKey,
+    machine::{CloudInit, LABEL_MACHINE, LABEL_MACHINE_UID},
+    reason,
+    resources::virtual_machine_resource,
+};
 use vitivirt_machine::{
     Assessed, Observed, macs,
-    observed::{Installed, NetworkAttachmentView, NetworkView, OwnedView, PvcView, SecretView, SourceView},
+    observed::{
+        ImportSourceView, Installed, NetworkAttachmentView, NetworkView, PvcView, SecretView, SourceView, VmiView,
+    },
     render::{
         cloud_init::{digest, secret_name},
-        labels,
+        object_labels,
     },
     resolve::{Resolved, SecretSource},
 };
@@ -27,6 +34,7 @@ use crate::{
         VmiEntry,
     },
     index::segment_of,
+    launcher::LauncherReader,
     live_check::LiveCheck,
     mac_addresses::mac_number,
     source_secrets::{SecretState, SourceSecrets},
@@ -36,6 +44,7 @@ pub(crate) struct Observer {
     pub(crate) caches: Caches,
     pub(crate) sources: Arc<SourceSecrets>,
     live_check: LiveCheck,
+    launcher: LauncherReader,
     /// The digests of the source Secrets, so that a Machine that is up to date needs no read.
     source_digests: Mutex<HashMap<ObjectKey, SourceDigest>>,
 }
@@ -53,7 +62,8 @@ struct SourceDigest {
 
 impl Observer {
     pub(crate) fn new(client: Client, caches: Caches, sources: Arc<SourceSecrets>) -> Self {
-        Self { caches, sources, live_check: LiveCheck { client }, source_digests: Mutex::default() }
+        let launcher = LauncherReader::new(client.clone());
+        Self { caches, sources, live_check: LiveCheck { client }, launcher, source_digests: Mutex::default() }
     }
 
     pub(crate) async fn observe(&self, key: &ObjectKey) -> Result<Option<Assessed>, Failure> {
@@ -75,7 +85,7 @@ impl Observer {
         }
         let resolved = parsed.resolved.as_ref().ok();
         let secret = self.secret(key);
-        let source = self.source(key, &parsed, secret.as_ref()).await?;
+        let source = self.source(key, &parsed, secret.as_ref()).await;
         let networks = self.networks(key, &entry.value);
         let mut observed = Observed {
             installed: self.installed(),
@@ -84,15 +94,23 @@ impl Observer {
             networks,
             secret,
             source,
-            pvcs: self.pvcs(key, parsed.uid(), resolved),
+            pvcs: self.pvcs(key, &parsed),
             import_sources: self.import_sources(key, resolved),
             vm: self.caches.vms.entry(key).as_ref().map(VmEntry::view),
-            vmi: self.caches.vmis.entry(key).as_ref().map(VmiEntry::view),
+            vmi: self.vmi(key, parsed.id.identity()),
+            deletion: self.caches.index.deletions.of(key),
             macs_in_use: self.macs_in_use(key, &parsed),
             ..parsed
         };
-        if observed.is_deleting() && observed.vm.is_none() {
-            self.live_check.confirm_vm_gone(&mut observed).await?;
+        observed.living_owners = self.living_owners(key, &observed);
+        if observed.is_deleting() && observed.own_vm().is_none() {
+            let is_kubevirt_removed = self.caches.is_crd_absent(&virtual_machine_resource());
+            let confirmed = self.live_check.confirm_vm_gone(&mut observed, is_kubevirt_removed).await;
+            observed.live_check_failure = confirmed.err();
+        }
+        if !observed.is_deleting() {
+            self.find_lost_pvcs(&mut observed).await;
+            observed.launcher = self.launcher.problem(&observed).await;
         }
         let assessed = Assessed::new(observed);
         if !assessed.discards_user_data() {
@@ -142,18 +160,53 @@ impl Observer {
         names.filter_map(view).collect()
     }
 
-    /// PVCs that carry the Machine's UID, and PVCs with a name that the Machine needs.
-    fn pvcs(&self, key: &ObjectKey, uid: &str, resolved: Option<&Resolved>) -> BTreeMap<String, PvcView> {
-        let labelled = self.caches.index.pvcs.names(uid).into_iter().map(String::from);
+    /// The VMI of the Machine's VM.
+    fn vmi(&self, key: &ObjectKey, identity: &str) -> Option<VmiView> {
+        self.caches.vmis.entry(key).filter(|entry| entry.value.belongs_to(identity)).as_ref().map(VmiEntry::view)
+    }
+
+    /// PVCs that carry the Machine's UID, PVCs with a name that the Machine needs, and PVCs that it had.
+    fn pvcs(&self, key: &ObjectKey, observed: &Observed) -> BTreeMap<String, PvcView> {
+        let labelled = self.caches.index.pvcs.names(observed.uid()).into_iter().map(String::from);
+        let resolved = observed.resolved.as_ref().ok();
         let needed = resolved.into_iter().flat_map(Resolved::pvc_names).map(str::to_owned);
+        let recorded = observed.machine.status.iter().flat_map(|status| &status.disks).map(|disk| disk.pvc.clone());
         let view = |name: String| {
             let view = PvcEntry::view(&self.caches.pvcs.entry(&key.sibling(&name))?);
             Some((name, view))
         };
-        labelled.chain(needed).filter_map(view).collect()
+        labelled.chain(needed).chain(recorded).filter_map(view).collect()
     }
 
-    fn import_sources(&self, key: &ObjectKey, resolved: Option<&Resolved>) -> BTreeMap<String, OwnedView> {
+    /// The UIDs of existing Machines that own the observed PVCs.
+    fn living_owners(&self, key: &ObjectKey, observed: &Observed) -> BTreeSet<String> {
+        let owner = |pvc: &PvcView| {
+            let uid = pvc.labels.get(LABEL_MACHINE_UID).filter(|uid| *uid != observed.uid())?;
+            let machine = self.caches.machines.entry(&key.sibling(pvc.labels.get(LABEL_MACHINE)?))?;
+            (machine.uid.to_string() == *uid).then(|| uid.clone())
+        };
+        observed.pvcs.values().filter_map(owner).collect()
+    }
+
+    /// Reads the PVCs that the Machine had and that the cache does not have. They may have lost the label that the watch
+    /// selects. If a read fails, the operator neither reports the PVC as lost nor replaces it.
+    async fn find_lost_pvcs(&self, observed: &mut Observed) {
+        let disks = observed.machine.status.iter().flat_map(|status| &status.disks);
+        let missing: Vec<String> =
+            disks.map(|disk| disk.pvc.clone()).filter(|pvc| !observed.pvcs.contains_key(pvc)).collect();
+        for pvc in missing {
+            match self.live_check.get_pvc(observed, &pvc).await {
+                Ok(Some(view)) => _ = observed.pvcs.insert(pvc, view),
+                Ok(None) => {}
+                Err(failure) => {
+                    tracing::warn!(error = %failure, pvc, "whether a PVC still exists is unknown: the live check failed");
+                    observed.live_check_failure = Some(failure);
+                }
+            }
+        }
+    }
+
+    fn import_sources(&self, key: &ObjectKey, resolved: Option<&Resolved>) -> BTreeMap<String, ImportSourceView> {
         let view = |name: &str| {
             let view = ImportEntry::view(&self.caches.imports.entry(&key.sibling(name))?);
             Some((name.to_owned(), view))
@@ -175,8 +228,19 @@ impl Observer {
         resolved.into_iter().flat_map(macs::addresses).filter_map(in_use).collect()
     }
 
+    /// A source that cannot be read stops only the user data.
+    async fn source(&self, key: &ObjectKey, observed: &Observed, secret: Option<&SecretView>) -> SourceView {
+        match self.try_source(key, observed, secret).await {
+            Ok(source) => source,
+            Err(failure) => {
+                tracing::warn!(error = %failure, "source Secret could not be read");
+                SourceView::Failed(failure.message)
+            }
+        }
+    }
+
     /// The source is not read while the Machine is being deleted, or while its spec is invalid.
-    async fn source(
+    async fn try_source(
         &self,
         key: &ObjectKey,
         observed: &Observed,
@@ -232,7 +296,7 @@ impl Observer {
 /// Whether the cloud-init Secret needs no write. Only then its source need not be read.
 fn is_up_to_date(resolved: &Resolved, secret: Option<&SecretView>, digest: &str) -> bool {
     secret.is_some_and(|secret| {
-        let labelled = labels(resolved).iter().all(|(key, value)| secret.labels.get(key) == Some(value));
-        secret.content.as_deref() == Some(digest) && !secret.tampered && labelled
+        let labelled = object_labels(resolved).iter().all(|(key, value)| secret.labels.get(key) == Some(value));
+        secret.content.as_deref() == Some(digest) && !secret.tampered && labelled && secret.controller_uid.is_some()
     })
 }

@@ -3,7 +3,7 @@
 //!
 //! The rules grant only the verbs that the operator uses. It writes by patch, so it has `update` only for its Lease and
 //! for the finalizers subresources, which the API server requires. It has no permission on ConfigMaps. It can delete
-//! VMs, VMIs, PVCs and Secrets, and no other kind.
+//! VMs, VMIs, PVCs, Secrets and import sources, and no other kind.
 
 use k8s_openapi::{
     api::{
@@ -51,8 +51,10 @@ pub fn manager_rules() -> Vec<PolicyRule> {
         rule("kubevirt.io", &["virtualmachineinstances"], &["get", "list", "watch", "delete"]),
         rule("", &["persistentvolumeclaims"], &["get", "list", "watch", "create", "patch", "delete"]),
         rule("", &["secrets"], &["get", "list", "watch", "create", "patch", "delete"]),
+        // Read only to report why a guest does not start.
+        rule("", &["pods", "events"], &["list"]),
         rule("k8s.cni.cncf.io", &["network-attachment-definitions"], &["get", "list", "watch", "create", "patch"]),
-        rule("cdi.kubevirt.io", &["volumeimportsources"], &["get", "list", "watch", "create"]),
+        rule("cdi.kubevirt.io", &["volumeimportsources"], &["get", "list", "watch", "create", "delete"]),
         rule("storage.k8s.io", &["storageclasses"], READ),
         // The operator watches CRDs to notice the installation of KubeVirt, Multus or CDI.
         rule("apiextensions.k8s.io", &["customresourcedefinitions"], &["list", "watch"]),

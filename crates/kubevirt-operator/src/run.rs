@@ -20,6 +20,7 @@ use crate::{
     arguments::{RunArguments, Settings},
     cache::Caches,
     controller::MachineController,
+    crd_guard,
     metrics::MachineMetrics,
     network_controller::NetworkController,
     observe::Observer,
@@ -59,6 +60,7 @@ impl Operator for MachineOperator {
 
     async fn start(settings: Settings, context: Context) -> Result<Self, BoxError> {
         let client = context.clients.rate_limited.clone();
+        crd_guard::check(&client).await?;
         let mut watches = Watches::new(client.clone(), context.health.clone(), context.shutdown.clone());
         let caches = Caches::new(&mut watches, settings.watch_namespace.as_deref());
         let metrics = MachineMetrics::register(&context.metrics);

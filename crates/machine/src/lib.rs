@@ -5,7 +5,7 @@
 //! `vitivirt-runtime` sends the writes.
 //!
 //! Read the modules in this order: `resolve` (parses the spec), `render` (the objects of a Machine), `observed` (the
-//! input), `assessment` (what blocks the Machine; it uses `problem` and `macs`), `changes` (when an edit takes effect;
+//! input), `assessment` (what blocks the Machine; it uses `problem`, `ownership` and `macs`), `changes` (when an edit takes effect;
 //! it uses `vmi_spec`), `plan` and `delete` (the writes) and `report` (status and events). `network_finalizer` decides
 //! about NetworkConfigurations.
 
@@ -15,6 +15,7 @@ mod delete;
 pub mod macs;
 pub mod network_finalizer;
 pub mod observed;
+mod ownership;
 mod plan;
 mod problem;
 pub mod render;
@@ -28,6 +29,6 @@ pub mod vmi_spec;
 pub use assessment::{Assessed, Assessment};
 pub use observed::Observed;
 pub use plan::{owns, plan};
-pub use problem::{Problem, ProblemKind};
+pub use problem::{Part, Problem, ProblemKind};
 pub use report::{Settled, WaitingState, report, settle};
 pub use secret::SecretBytes;

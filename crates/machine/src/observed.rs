@@ -8,11 +8,13 @@ use serde_json::Value;
 use vitivirt_api::{
     Failure, ObjectKey, Quantity, Target,
     machine::{
-        AccessMode, FINALIZER_MACHINE, Machine, MachineId, POD_NETWORK, PrintableStatus, PvcPhase, VmiPhase, VolumeMode,
+        AccessMode, Adoption, FINALIZER_MACHINE, Machine, MachineId, POD_NETWORK, PrintableStatus, PvcPhase, VmiPhase,
+        VolumeMode,
     },
 };
 
 use crate::{
+    ownership,
     problem::Problem,
     resolve::{Resolved, resolve},
     secret::SecretBytes,
@@ -37,13 +39,31 @@ pub struct Observed {
     /// PVCs that carry the Machine's UID or have a name that the Machine needs, by name.
     pub pvcs: BTreeMap<String, PvcView>,
     /// VolumeImportSources of CDI with a name that the Machine needs.
-    pub import_sources: BTreeMap<String, OwnedView>,
+    pub import_sources: BTreeMap<String, ImportSourceView>,
     pub vm: Option<VmView>,
     pub vmi: Option<VmiView>,
+    /// Why the pod of a VMI that has been starting for a while does not start.
+    pub launcher: Option<LauncherProblem>,
     /// MAC addresses of the Machine, by network, that an older Machine of the namespace uses, with the name of that
     /// Machine.
     pub macs_in_use: BTreeMap<(String, String), String>,
+    /// UIDs of existing Machines to which PVCs belong that this Machine needs.
+    pub living_owners: BTreeSet<String>,
+    /// How the Machine is being deleted.
+    pub deletion: Deletion,
+    /// Why the state before a deletion could not be confirmed. Nothing may be deleted then.
+    pub live_check_failure: Option<Failure>,
     pub now: Timestamp,
+}
+
+/// How a Machine is deleted: with everything that belongs to it, or alone (`--cascade=orphan`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Deletion {
+    Cascade,
+    Orphan,
+    /// The operator did not see the deletion begin. The garbage collector may have removed the finalizer `orphan`, and
+    /// the owner references, before the operator started.
+    Unknown,
 }
 
 impl Observed {
@@ -64,7 +84,11 @@ impl Observed {
             import_sources: BTreeMap::new(),
             vm: None,
             vmi: None,
+            launcher: None,
             macs_in_use: BTreeMap::new(),
+            living_owners: BTreeSet::new(),
+            deletion: Deletion::Cascade,
+            live_check_failure: None,
             now,
         })
     }
@@ -91,13 +115,41 @@ impl Observed {
         names.filter(|name| *name != POD_NETWORK).collect()
     }
 
-    /// The VM, if the Machine is its controller.
-    pub(crate) fn own_vm(&self) -> Option<&VmView> {
-        self.vm.as_ref().filter(|vm| self.controls(vm.controller_uid.as_deref()))
+    /// The VM, if it belongs to the Machine.
+    pub fn own_vm(&self) -> Option<&VmView> {
+        self.vm.as_ref().filter(|vm| ownership::vm(self, vm).is_own())
     }
 
-    pub(crate) fn controls(&self, controller_uid: Option<&str>) -> bool {
-        controller_uid == Some(self.uid())
+    /// The cloud-init Secret, if it belongs to the Machine.
+    pub(crate) fn own_secret(&self) -> Option<&SecretView> {
+        self.secret.as_ref().filter(|secret| ownership::secret(self, secret).is_own())
+    }
+
+    /// Whether the Machine's VM is connected to this NetworkConfiguration, so that its finalizer must keep it.
+    pub(crate) fn uses_network(&self, name: &str) -> bool {
+        let has_vm = self.machine.status.as_ref().is_some_and(|status| status.vm_name.is_some());
+        let networks = self.own_vm().and_then(|vm| vm.spec.pointer("/template/spec/networks")?.as_array());
+        let is_connected =
+            |network: &Value| network.pointer("/multus/networkName").and_then(Value::as_str) == Some(name);
+        match networks {
+            Some(networks) => networks.iter().any(is_connected),
+            // Another client deleted the VM.
+            None => has_vm,
+        }
+    }
+
+    /// The volume that the status records for a PVC of the Machine.
+    pub fn recorded_volume(&self, pvc: &str) -> Option<&str> {
+        let disks = &self.machine.status.as_ref()?.disks;
+        disks.iter().find(|disk| disk.pvc == pvc).map(|disk| disk.volume.as_str())
+    }
+
+    pub(crate) fn adoption(&self) -> Adoption {
+        Adoption::from_metadata(&self.machine.metadata)
+    }
+
+    pub(crate) fn annotation(&self, name: &str) -> Option<&str> {
+        self.machine.metadata.annotations.as_ref()?.get(name).map(String::as_str)
     }
 
     /// The key of another object in the Machine's namespace.
@@ -151,11 +203,15 @@ pub struct NetworkAttachmentView {
     pub config: String,
 }
 
-/// An object of which only the controller matters.
+/// A VolumeImportSource of CDI.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct OwnedView {
+pub struct ImportSourceView {
     pub uid: String,
     pub controller_uid: Option<String>,
+    pub labels: BTreeMap<String, String>,
+    /// The [`crate::render::pvc::source_digest`] of its content, if it has one.
+    pub source: Option<String>,
+    pub deleting: bool,
 }
 
 /// A Secret's metadata. The caches never hold its data.
@@ -163,6 +219,8 @@ pub struct OwnedView {
 pub struct SecretView {
     pub uid: String,
     pub controller_uid: Option<String>,
+    /// It has owner references, the Machine's or others.
+    pub has_owners: bool,
     pub labels: BTreeMap<String, String>,
     /// The digest of the data that the operator wrote.
     pub content: Option<String>,
@@ -184,6 +242,8 @@ pub enum SourceView {
     KeyMissing,
     /// The operator is not allowed to read it; the server's message.
     Forbidden(String),
+    /// It could not be read; the error.
+    Failed(String),
     /// Its bytes, read because they are needed.
     Read(SecretBytes),
     /// Not read: it has not changed since the cloud-init Secret was written with this digest.
@@ -202,6 +262,12 @@ pub struct PvcView {
     /// The [`crate::render::pvc::source_digest`] of the source that it was filled from. Empty if the PVC has a source
     /// but no digest.
     pub source: Option<String>,
+    /// The volume that it is bound to.
+    pub volume: Option<String>,
+    /// The UID of its Machine in an annotation, for a PVC that lost its labels.
+    pub identity: Option<String>,
+    /// It has owner references, although the operator sets none.
+    pub has_owners: bool,
     pub deleting: bool,
     /// In seconds since 1970.
     pub created: i64,
@@ -219,12 +285,16 @@ pub struct VmView {
     pub uid: String,
     pub generation: i64,
     pub controller_uid: Option<String>,
+    /// It has owner references, the Machine's or others.
+    pub has_owners: bool,
     pub labels: BTreeMap<String, String>,
     /// The result of [`crate::render::vm::without_defaults`].
     pub spec: Value,
     pub deleting: bool,
     pub printable_status: PrintableStatus,
     pub ready: bool,
+    /// KubeVirt restores it from a snapshot and writes its spec meanwhile.
+    pub restoring: bool,
     /// KubeVirt reports that a change of the template needs a restart.
     pub restart_required: bool,
     /// The last error that virt-controller reported.
@@ -238,6 +308,8 @@ pub struct VmiView {
     pub node: Option<String>,
     pub addresses: Vec<String>,
     pub paused: bool,
+    /// Why a guest that runs is not ready, for example because its node is lost.
+    pub not_ready: Option<String>,
     pub migrating: bool,
     /// The generation of the VM that it was started from.
     pub vm_generation: Option<i64>,
@@ -250,6 +322,16 @@ pub struct VmiView {
     /// Why virt-controller could not create its pod.
     pub failure: Option<String>,
     pub deleting: bool,
+    /// In seconds since 1970.
+    pub created: i64,
+}
+
+/// What the kubelet or another component reports about the pod of a VMI.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LauncherProblem {
+    /// The reason of an event, or of a container that waits.
+    pub reason: String,
+    pub message: String,
 }
 
 impl VmiView {

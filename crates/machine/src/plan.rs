@@ -1,5 +1,5 @@
-//! The writes for a Machine that is not being deleted, in order: finalizer → PVCs, Secret, networks → VM → obsolete
-//! objects. One reconcile plans all of them. The plan of a Machine that is up to date is empty.
+//! The writes for a Machine that is not being deleted, in order: finalizer → import sources → PVCs, Secret, networks → VM
+//! → obsolete objects. One reconcile plans all of them. The plan of a Machine that is up to date is empty.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,7 +7,10 @@ use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Secret};
 use serde_json::{Value, json};
 use vitivirt_api::{
     Body, Failure, Operation, Plan, Step, Target, Write,
-    machine::{ANNOTATION_CONTENT, ANNOTATION_STARTED_WITH, FINALIZER_MACHINE, LABEL_MACHINE_UID, PvcPhase, VmiPhase},
+    machine::{
+        ANNOTATION_CONTENT, ANNOTATION_IDENTITY, ANNOTATION_SOURCE, ANNOTATION_STARTED_WITH, CLOUD_INIT_DISK,
+        FINALIZER_MACHINE, LABEL_CLUSTER, LABEL_MACHINE, LABEL_MACHINE_UID, PvcPhase, VmiPhase,
+    },
     resources::{
         import_source_resource, network_attachment_resource, virtual_machine_instance_resource,
         virtual_machine_resource,
@@ -15,38 +18,81 @@ use vitivirt_api::{
 };
 
 use crate::{
-    assessment::{Assessed, allows_expansion, find_storage_class},
+    assessment::{Assessed, Assessment, allows_expansion, find_storage_class, never_bound},
     changes::started_with,
     delete,
     network_finalizer::protect,
-    observed::{NetworkView, Observed, SecretView, SourceView},
-    render::{self, cloud_init, network, pvc, vm},
-    resolve::{DiskBacking, Resolved},
+    observed::{ImportSourceView, NetworkView, Observed, SecretView, SourceView},
+    problem::{Part, Problem},
+    render::{
+        self, cloud_init,
+        live_parts::{KeptParts, keep, keep_changes_of_kubevirt},
+        network, pvc, vm,
+    },
+    resolve::{DiskBacking, PowerState, Resolved, ResolvedDisk, power_state},
 };
 
 pub(crate) mod step {
     pub(crate) const FINALIZER: &str = "finalizer";
+    pub(crate) const IMPORT_SOURCES: &str = "import sources";
     pub(crate) const DEPENDENCIES: &str = "PVCs, Secret and networks";
     pub(crate) const VIRTUAL_MACHINE: &str = "VirtualMachine";
+    pub(crate) const VIRTUAL_MACHINE_DEVICES: &str = "new devices of the VirtualMachine";
     pub(crate) const VMI_REPLACEMENT: &str = "replacement of a VMI that never ran";
     pub(crate) const OBSOLETE_SECRET: &str = "deletion of the obsolete cloud-init Secret";
 }
 
-/// Fails only if an object cannot be serialized.
+/// Fails if an object cannot be serialized, or if the state before a deletion could not be confirmed.
 pub fn plan(assessed: &Assessed) -> Result<Plan, Failure> {
-    let observed = assessed.observed();
+    let (observed, assessment) = (assessed.observed(), assessed.assessment());
     if observed.is_deleting() {
-        return Ok(delete::plan(observed));
+        return match &observed.live_check_failure {
+            Some(failure) => Err(failure.clone()),
+            None => Ok(delete::plan(observed)),
+        };
     }
-    let Some(resolved) = assessed.assessment().applicable() else { return Ok(Plan::default()) };
-    let steps = [
+    let Some(resolved) = &assessment.resolved else { return Ok(plan_of_invalid_spec(observed)) };
+    if is_stopped(observed, assessment) {
+        return Ok(Plan::default());
+    }
+    let mut steps = vec![
         finalizer(observed),
-        dependencies(observed, resolved)?,
-        virtual_machine(observed, resolved)?,
-        vmi_replacement(observed),
-        delete_obsolete_secret(assessed),
+        import_sources(observed, assessment, resolved)?,
+        dependencies(observed, assessment, resolved)?,
     ];
+    steps.extend(virtual_machine(observed, assessment, resolved)?);
+    steps.extend([vmi_replacement(observed), delete_obsolete_secret(assessed)]);
     Ok(Plan { steps: steps.into_iter().filter(|step| !step.writes.is_empty()).collect() })
+}
+
+/// Whether nothing is written. A VM is created only when all its parts can be: a Machine that never ran is not half
+/// created. A VM that exists follows the spec in the parts without a problem.
+fn is_stopped(observed: &Observed, assessment: &Assessment) -> bool {
+    let has_user_data = observed.own_secret().is_some_and(|secret| !secret.deleting);
+    let stops = |problem: &Problem| match problem.part {
+        Part::Machine => true,
+        // The Secret has the user data of the last time that the source existed.
+        Part::CloudInit if has_user_data => false,
+        Part::CloudInit | Part::Disk(_) | Part::Networks => observed.own_vm().is_none(),
+    };
+    assessment.problems.iter().any(stops)
+}
+
+/// An invalid spec can still start and stop the machine that exists.
+fn plan_of_invalid_spec(observed: &Observed) -> Plan {
+    let run_strategy = match power_state(observed.machine.spec.power_state.as_deref()) {
+        Ok(PowerState::Running) => "Always",
+        Ok(PowerState::Stopped) => "Halted",
+        Err(_) => return Plan::default(),
+    };
+    let vm = observed.own_vm().filter(|vm| !vm.deleting && !vm.restoring);
+    let vm = vm.filter(|vm| vm.spec.get("runStrategy").and_then(Value::as_str) != Some(run_strategy));
+    let write = vm.map(|vm| Write::Patch {
+        target: Target::new(virtual_machine_resource(), observed.id.key()),
+        uid: vm.uid.clone(),
+        operations: vec![Operation::set("/spec/runStrategy", run_strategy.into())],
+    });
+    Plan { steps: write.into_iter().map(|write| Step::new(step::VIRTUAL_MACHINE).write(write)).collect() }
 }
 
 fn finalizer(observed: &Observed) -> Step {
@@ -61,23 +107,43 @@ fn finalizer(observed: &Observed) -> Step {
     })
 }
 
+/// The sources of the PVCs that CDI fills. A PVC whose source does not exist is never filled, so they are created first,
+/// and again while the PVC has no content.
+fn import_sources(observed: &Observed, assessment: &Assessment, resolved: &Resolved) -> Result<Step, Failure> {
+    let mut step = Step::new(step::IMPORT_SOURCES);
+    for disk in disks_in_own_pvcs(assessment, resolved) {
+        step.writes.extend(import_source(observed, assessment, resolved, &disk.backing)?);
+    }
+    Ok(step)
+}
+
 /// Everything that the VM refers to. None of it depends on another.
-fn dependencies(observed: &Observed, resolved: &Resolved) -> Result<Step, Failure> {
+fn dependencies(observed: &Observed, assessment: &Assessment, resolved: &Resolved) -> Result<Step, Failure> {
     let mut step = Step::new(step::DEPENDENCIES);
     let names: BTreeSet<&str> = resolved.networks.iter().filter_map(|network| network.configuration()).collect();
-    for name in names {
+    for name in names.into_iter().filter(|_| !assessment.stops(&Part::Networks)) {
         let Some(view) = observed.networks.get(name) else { continue };
-        if view.finalizer_index.is_none() {
+        // The API server accepts no new finalizer on an object that is being deleted.
+        if view.finalizer_index.is_none() && !view.deleting {
             step.writes.push(protect(&observed.key(name), &view.uid));
         }
         step.writes.extend(network_attachment(observed, name, view)?);
     }
-    step.writes.extend(secret(observed, resolved)?);
-    for disk in &resolved.disks {
-        step.writes.extend(import_source(observed, resolved, &disk.backing)?);
-        step.writes.extend(pvc(observed, resolved, &disk.backing)?);
+    if !assessment.stops(&Part::CloudInit) {
+        step.writes.extend(secret(observed, resolved)?);
+    }
+    for disk in disks_in_own_pvcs(assessment, resolved) {
+        step.writes.extend(pvc(observed, assessment, resolved, &disk.backing)?);
     }
     Ok(step)
+}
+
+/// The disks that nothing stops and that are in a PVC of the Machine.
+fn disks_in_own_pvcs<'a>(assessment: &'a Assessment, resolved: &'a Resolved) -> impl Iterator<Item = &'a ResolvedDisk> {
+    resolved
+        .disks
+        .iter()
+        .filter(|disk| !assessment.stops_disk(&disk.name) && !assessment.moved_disks.contains(&disk.name))
 }
 
 fn network_attachment(observed: &Observed, name: &str, view: &NetworkView) -> Result<Option<Write>, Failure> {
@@ -87,8 +153,7 @@ fn network_attachment(observed: &Observed, name: &str, view: &NetworkView) -> Re
     let Some(attachment) = ours else {
         return Ok(Some(Write::Create { target, body: Body::from_object(&network::render(name, view))? }));
     };
-    let labels = missing_labels(&network::labels(), &attachment.labels);
-    let mut operations: Vec<Operation> = set_labels(&labels, &attachment.labels).collect();
+    let mut operations = label_operations(&network::labels(), &attachment.labels);
     if attachment.config != network::cni_config(name, view) {
         operations.push(Operation::set("/spec", Body::from_object(&network::spec(name, view))?.into_json()));
     }
@@ -111,23 +176,25 @@ fn secret(observed: &Observed, resolved: &Resolved) -> Result<Option<Write>, Fai
         SourceView::Unchanged(digest) => digest.clone(),
         _ => cloud_init::digest(&observed.id, given, source),
     };
-    let Some(view) = &observed.secret else {
+    let Some(view) = observed.own_secret() else {
         return Ok(Some(Write::Create {
             target,
             body: Body::from_object(&cloud_init::render(resolved, given, source))?,
         }));
     };
-    let labels = missing_labels(&render::labels(resolved), &view.labels);
-    if view.content.as_ref() == Some(&digest) && !view.tampered && labels.is_empty() {
-        return Ok(None);
+    let labels = label_operations(&render::object_labels(resolved), &view.labels);
+    let mut operations: Vec<Operation> =
+        set_owner(observed, view.controller_uid.as_deref(), view.has_owners).into_iter().collect();
+    if view.content.as_ref() == Some(&digest) && !view.tampered {
+        operations.extend(labels);
+        return Ok(patch(target, &view.uid, operations));
     }
-    let mut operations = Vec::new();
     // Without the bytes of the source only the labels can be written: the data would lose the part of the source.
     if !matches!(observed.source, SourceView::Unchanged(_)) {
         operations.push(Operation::set("/data", Body::from_object(&cloud_init::data(given, source))?.into_json()));
         operations.extend(content_annotations(observed, view, digest));
     }
-    operations.extend(set_labels(&labels, &view.labels));
+    operations.extend(labels);
     Ok(patch(target, &view.uid, operations))
 }
 
@@ -149,27 +216,69 @@ fn content_annotations(observed: &Observed, view: &SecretView, digest: String) -
     std::iter::once(set(ANNOTATION_CONTENT, digest)).chain(annotation).collect()
 }
 
-fn import_source(observed: &Observed, resolved: &Resolved, backing: &DiskBacking) -> Result<Option<Write>, Failure> {
-    let DiskBacking::Pvc { pvc: name, .. } = backing else { return Ok(None) };
-    // CDI reads it only when it fills the new PVC.
-    if observed.pvcs.contains_key(name) || observed.import_sources.contains_key(name) {
-        return Ok(None);
+/// The owner reference of an object that lost it, or that the Machine adopts.
+fn set_owner(observed: &Observed, controller_uid: Option<&str>, has_owners: bool) -> Option<Operation> {
+    if controller_uid.is_some() {
+        return None;
     }
-    let Some(source) = pvc::import_source(resolved, backing) else { return Ok(None) };
-    let target = Target::new(import_source_resource(), observed.key(name));
-    Ok(Some(Write::Create { target, body: Body::from_object(&source)? }))
+    let owner = json!(render::owner_reference(&observed.id));
+    Some(if has_owners {
+        Operation::set("/metadata/ownerReferences/-", owner)
+    } else {
+        Operation::set("/metadata/ownerReferences", json!([owner])).expecting(Value::Null)
+    })
 }
 
-fn pvc(observed: &Observed, resolved: &Resolved, backing: &DiskBacking) -> Result<Option<Write>, Failure> {
+fn import_source(
+    observed: &Observed,
+    assessment: &Assessment,
+    resolved: &Resolved,
+    backing: &DiskBacking,
+) -> Result<Option<Write>, Failure> {
+    let DiskBacking::Pvc { pvc: name, .. } = backing else { return Ok(None) };
+    let Some(source) = pvc::import_source(resolved, backing) else { return Ok(None) };
+    // CDI reads it only while it fills the PVC.
+    if observed.pvcs.contains_key(name) && !never_bound(observed, name) {
+        return Ok(None);
+    }
+    let target = Target::new(import_source_resource(), observed.key(name));
+    let digest = source.metadata.annotations.as_ref().and_then(|all| all.get(ANNOTATION_SOURCE));
+    match observed.import_sources.get(name) {
+        // The PVC refers to it by name, so it cannot change before the PVC is deleted.
+        Some(view) if view.source.is_some() && view.source.as_ref() != digest && !view.deleting => {
+            Ok(Some(Write::Delete { target, uid: view.uid.clone() }))
+        }
+        None if !assessment.replaced_pvcs.contains(name) => {
+            Ok(Some(Write::Create { target, body: Body::from_object(&source)? }))
+        }
+        _ => Ok(None),
+    }
+}
+
+fn pvc(
+    observed: &Observed,
+    assessment: &Assessment,
+    resolved: &Resolved,
+    backing: &DiskBacking,
+) -> Result<Option<Write>, Failure> {
     let DiskBacking::Pvc { pvc: name, size, storage_class, on_delete, .. } = backing else { return Ok(None) };
     let target = Target::of_kind::<PersistentVolumeClaim>(observed.key(name));
     let Some(view) = observed.pvcs.get(name) else {
+        // The import source of an earlier edit is still being replaced.
+        let digest = pvc::import_source(resolved, backing).and_then(|source| source.metadata.annotations);
+        let digest = digest.and_then(|mut all| all.remove(ANNOTATION_SOURCE));
+        let outdated = |view: &ImportSourceView| view.deleting || (view.source.is_some() && view.source != digest);
+        if digest.is_some() && observed.import_sources.get(name).is_some_and(outdated) {
+            return Ok(None);
+        }
         let class = find_storage_class(observed, storage_class.as_deref());
         let Some(pvc) = class.and_then(|class| pvc::render(resolved, backing, &class.name)) else { return Ok(None) };
         return Ok(Some(Write::Create { target, body: Body::from_object(&pvc)? }));
     };
-    let labels = missing_labels(&pvc::pvc_labels(resolved, *on_delete), &view.labels);
-    let mut operations: Vec<Operation> = set_labels(&labels, &view.labels).collect();
+    if assessment.replaced_pvcs.contains(name) {
+        return Ok(Some(Write::Delete { target, uid: view.uid.clone() }));
+    }
+    let mut operations = label_operations(&pvc::pvc_labels(resolved, *on_delete), &view.labels);
     let grows = view.requested_size().is_none_or(|requested| *size > requested);
     let expandable = allows_expansion(observed, view.storage_class.as_deref().unwrap_or_default());
     // Kubernetes does not expand a PVC before it is bound; the operator does it then.
@@ -179,28 +288,58 @@ fn pvc(observed: &Observed, resolved: &Resolved, backing: &DiskBacking) -> Resul
     Ok(patch(target, &view.uid, operations))
 }
 
-fn virtual_machine(observed: &Observed, resolved: &Resolved) -> Result<Step, Failure> {
-    let step = Step::new(step::VIRTUAL_MACHINE);
+/// A new VM waits for everything that it refers to. An existing one is changed in two steps: what does not need a new
+/// object, even if another object could not be written; and the rest.
+fn virtual_machine(observed: &Observed, assessment: &Assessment, resolved: &Resolved) -> Result<Vec<Step>, Failure> {
+    let (now, later) = (Step::new(step::VIRTUAL_MACHINE), Step::new(step::VIRTUAL_MACHINE_DEVICES));
     let target = Target::new(virtual_machine_resource(), observed.id.key());
-    let Some(view) = &observed.vm else {
-        return Ok(step.write(Write::Create { target, body: Body::from_object(&vm::render(resolved))? }));
+    let Some(view) = observed.own_vm() else {
+        return Ok(vec![now.write(Write::Create { target, body: Body::from_object(&vm::render(resolved))? })]);
     };
-    if view.deleting {
-        // The operator creates it again after its deletion.
-        return Ok(step);
+    if view.deleting || view.restoring {
+        // The operator creates it again after its deletion. During a restore KubeVirt writes its spec.
+        return Ok(Vec::new());
     }
     let spec = Body::from_object(&vm::spec(resolved))?.into_json();
-    let labels = missing_labels(&render::labels(resolved), &view.labels);
-    let mut operations: Vec<Operation> = set_labels(&labels, &view.labels).collect();
-    operations.extend(vm::changes(&view.spec, &spec));
-    Ok(patch(target, &view.uid, operations).into_iter().fold(step, Step::write))
+    let spec = keep(&view.spec, spec, &stopped_parts(assessment, resolved));
+    let spec = keep_changes_of_kubevirt(&view.spec, spec);
+    let available = keep(&view.spec, spec.clone(), &unavailable_parts(observed, resolved));
+    let mut operations: Vec<Operation> =
+        set_owner(observed, view.controller_uid.as_deref(), view.has_owners).into_iter().collect();
+    operations.extend(label_operations(&render::object_labels(resolved), &view.labels));
+    operations.extend(vm::changes(&view.spec, &available));
+    let now = patch(target.clone(), &view.uid, operations).into_iter().fold(now, Step::write).independent(true);
+    let later = patch(target, &view.uid, vm::changes(&available, &spec)).into_iter().fold(later, Step::write);
+    Ok(vec![now, later])
+}
+
+/// The parts that a problem stops.
+fn stopped_parts<'a>(assessment: &Assessment, resolved: &'a Resolved) -> KeptParts<'a> {
+    let disks = resolved.disks.iter().map(|disk| disk.name.as_str()).filter(|name| assessment.stops_disk(name));
+    let cloud_init = Some(CLOUD_INIT_DISK).filter(|_| assessment.stops(&Part::CloudInit));
+    KeptParts { disks: disks.chain(cloud_init).collect(), networks: assessment.stops(&Part::Networks) }
+}
+
+/// The parts that refer to an object that does not exist yet.
+fn unavailable_parts<'a>(observed: &Observed, resolved: &'a Resolved) -> KeptParts<'a> {
+    let is_missing = |disk: &&ResolvedDisk| match &disk.backing {
+        DiskBacking::Pvc { pvc, .. } => !observed.pvcs.contains_key(pvc),
+        DiskBacking::ContainerDisk { .. } => false,
+    };
+    let disks = resolved.disks.iter().filter(is_missing).map(|disk| disk.name.as_str());
+    let cloud_init = Some(CLOUD_INIT_DISK).filter(|_| resolved.cloud_init.is_some() && observed.secret.is_none());
+    let mut networks = resolved.networks.iter().filter_map(|network| network.configuration());
+    KeptParts {
+        disks: disks.chain(cloud_init).collect(),
+        networks: networks.any(|name| !observed.network_attachments.contains_key(name)),
+    }
 }
 
 /// Deletes a VMI that never ran if the VM has changed since. KubeVirt then creates it from the present VM, so that a
 /// spec that asked for too much recovers after an edit.
 fn vmi_replacement(observed: &Observed) -> Step {
     let step = Step::new(step::VMI_REPLACEMENT);
-    let (Some(vm), Some(vmi)) = (&observed.vm, &observed.vmi) else { return step };
+    let (Some(vm), Some(vmi)) = (observed.own_vm(), &observed.vmi) else { return step };
     let never_ran = matches!(vmi.phase, VmiPhase::Unset | VmiPhase::Pending | VmiPhase::Scheduling) && !vmi.deleting;
     let outdated = vmi.vm_generation.is_some_and(|generation| generation < vm.generation);
     if !(never_ran && outdated) {
@@ -221,6 +360,18 @@ fn delete_obsolete_secret(assessed: &Assessed) -> Step {
         }),
         None => step,
     }
+}
+
+/// Sets the labels that are absent or different. The label with the cluster is removed when the Machine has none, because
+/// only the operator sets it on objects of a Machine.
+fn label_operations(desired: &BTreeMap<String, String>, current: &BTreeMap<String, String>) -> Vec<Operation> {
+    let missing = missing_labels(desired, current);
+    let mut operations: Vec<Operation> = set_labels(&missing, current).collect();
+    let is_of_a_machine = desired.contains_key(LABEL_MACHINE);
+    if is_of_a_machine && !desired.contains_key(LABEL_CLUSTER) && current.contains_key(LABEL_CLUSTER) {
+        operations.push(Operation::remove(format!("/metadata/labels/{}", Operation::escape(LABEL_CLUSTER))));
+    }
+    operations
 }
 
 /// The desired labels that are absent or different.
@@ -248,15 +399,27 @@ fn set_labels<'a>(
 /// Whether a live object with a name that the plan needs was created for this Machine.
 pub fn owns(observed: &Observed, target: &Target, live: &Value) -> bool {
     let text = |pointer: &str| live.pointer(pointer).and_then(Value::as_str);
+    let uid_label = || text(&format!("/metadata/labels/{}", Operation::escape(LABEL_MACHINE_UID)));
+    let annotation = |name: &str| format!("/metadata/annotations/{}", Operation::escape(name));
     match target.resource.kind.as_str() {
         "PersistentVolumeClaim" => {
-            text(&format!("/metadata/labels/{}", Operation::escape(LABEL_MACHINE_UID))) == Some(observed.uid())
+            let label = uid_label();
+            label.is_some_and(|uid| uid == observed.uid() || observed.adoption().includes_machine(uid))
+                || (label.is_none() && text(&annotation(ANNOTATION_IDENTITY)) == Some(observed.uid()))
+                || observed.adoption().includes_pvc(target.key.name())
         }
         "NetworkAttachmentDefinition" => {
             let network = observed.networks.get(target.key.name());
             controller_uid(live).is_some_and(|uid| network.is_some_and(|network| network.uid == uid))
         }
-        _ => observed.controls(controller_uid(live)),
+        _ => match controller_uid(live) {
+            Some(uid) => uid == observed.uid(),
+            // An object that lost its owner reference, and the label that the caches select.
+            None => {
+                let guest = text("/spec/template/spec/domain/firmware/uuid");
+                [uid_label(), guest].contains(&Some(observed.uid()))
+            }
+        },
     }
 }
 

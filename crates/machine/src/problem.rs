@@ -10,8 +10,21 @@ pub struct Problem {
     /// Cause and remedy, in one sentence.
     pub message: String,
     pub kind: ProblemKind,
+    pub part: Part,
     /// The NetworkConfigurations that cause it, whether they exist or not.
     pub networks: Vec<String>,
+}
+
+/// The part of a Machine that a problem stops. The operator continues with the other parts of a Machine that has a VM.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Part {
+    /// Everything.
+    Machine,
+    /// The disk of this name.
+    Disk(String),
+    /// All networks, because the boot order connects them.
+    Networks,
+    CloudInit,
 }
 
 /// Decides the phase of the Machine while the problem lasts.
@@ -30,7 +43,27 @@ const MESSAGE_LIMIT: usize = 1024;
 
 impl Problem {
     fn new(reason: &'static str, message: &str, kind: ProblemKind) -> Self {
-        Problem { reason, message: truncate(message, MESSAGE_LIMIT).into_owned(), kind, networks: Vec::new() }
+        Problem {
+            reason,
+            message: truncate(message, MESSAGE_LIMIT).into_owned(),
+            kind,
+            part: Part::Machine,
+            networks: Vec::new(),
+        }
+    }
+
+    /// The same problem with the remedy at its end.
+    pub(crate) fn with_remedy(self, remedy: &str) -> Self {
+        let message = truncate(&format!("{}; {remedy}", self.message), MESSAGE_LIMIT).into_owned();
+        Problem { message, ..self }
+    }
+
+    pub(crate) fn of(self, part: Part) -> Self {
+        Problem { part, ..self }
+    }
+
+    pub(crate) fn of_disk(self, name: &str) -> Self {
+        self.of(Part::Disk(name.to_owned()))
     }
 
     pub(crate) fn caused_by_networks<'a>(self, names: impl IntoIterator<Item = &'a str>) -> Self {

@@ -2,14 +2,17 @@
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
+use super::Adoption;
 use crate::{Failure, ObjectKey, reason};
 
-/// Namespace, name and UID of a Machine. None of them is empty.
+/// Namespace, name and UID of a Machine. None of them is empty. The identity is what the guest's MAC addresses and UUID are
+/// derived from: the UID, or that of an earlier Machine whose place this one takes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct MachineId {
     namespace: String,
     name: String,
     uid: String,
+    identity: Option<String>,
 }
 
 impl MachineId {
@@ -27,6 +30,7 @@ impl MachineId {
             namespace: required("namespace", &metadata.namespace)?,
             name: required("name", &metadata.name)?,
             uid: required("uid", &metadata.uid)?,
+            identity: Adoption::from_metadata(metadata).identity().map(str::to_owned),
         })
     }
 
@@ -40,6 +44,10 @@ impl MachineId {
 
     pub fn uid(&self) -> &str {
         &self.uid
+    }
+
+    pub fn identity(&self) -> &str {
+        self.identity.as_deref().unwrap_or(&self.uid)
     }
 
     pub fn key(&self) -> ObjectKey {

@@ -3,6 +3,7 @@
 //! Spec fields with a fixed set of values are strings here and the schema restricts them: a value that only a newer
 //! version knows must not make this version unable to read the whole list. `vitivirt-machine` parses them into enums.
 
+mod adoption;
 mod crds;
 mod id;
 pub mod limits;
@@ -17,6 +18,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+pub use adoption::Adoption;
 pub use crds::crds;
 pub use id::MachineId;
 pub use names::*;
@@ -25,7 +27,7 @@ pub use spec::{
     Bootloader, CloudInit, ContainerDiskSource, Cpu, Disk, DiskSource, Domain, DomainMachine, Features, Firmware,
     Memory, NamedSource, Network, Resources, SecretKeyRef, UrlSource,
 };
-pub use status::{EffectiveResources, MachineStatus};
+pub use status::{DiskStatus, EffectiveResources, MachineStatus};
 
 /// Desired state of the virtual machine.
 #[derive(CustomResource, Serialize, Deserialize, Clone, Debug, Default, PartialEq, JsonSchema)]
@@ -35,9 +37,8 @@ pub use status::{EffectiveResources, MachineStatus};
     kind = "Machine",
     plural = "machines",
     singular = "machine",
-    shortname = "mc",
     shortname = "vmachine",
-    category = "vitistack",
+    category = "vitivirt",
     namespaced,
     status = "MachineStatus",
     derive = "PartialEq",
@@ -45,6 +46,7 @@ pub use status::{EffectiveResources, MachineStatus};
     doc = "A virtual machine. The operator creates a KubeVirt VirtualMachine for it, with its disks, networks and cloud-init data, and keeps them in sync with this object.",
     crates(kube_core = "kube_core"),
     printcolumn = r#"{"name":"Phase","type":"string","jsonPath":".status.phase"}"#,
+    printcolumn = r#"{"name":"Reason","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].reason"}"#,
     printcolumn = r#"{"name":"Template","type":"string","jsonPath":".spec.template"}"#,
     printcolumn = r#"{"name":"CPU","type":"integer","jsonPath":".status.resources.cpu"}"#,
     printcolumn = r#"{"name":"Memory","type":"string","jsonPath":".status.resources.memory"}"#,
@@ -53,6 +55,7 @@ pub use status::{EffectiveResources, MachineStatus};
     printcolumn = r#"{"name":"Ready","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].status"}"#,
     printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#,
     printcolumn = r#"{"name":"VM","type":"string","priority":1,"jsonPath":".status.vmName"}"#,
+    printcolumn = r#"{"name":"Restart","type":"string","priority":1,"jsonPath":".status.conditions[?(@.type==\"RestartRequired\")].status"}"#,
     printcolumn = r#"{"name":"Diagnosis","type":"string","priority":1,"jsonPath":".status.diagnosis"}"#
 )]
 #[serde(rename_all = "camelCase")]
@@ -108,7 +111,7 @@ pub struct MachineSpec {
     plural = "networkconfigurations",
     singular = "networkconfiguration",
     shortname = "netconf",
-    category = "vitistack",
+    category = "vitivirt",
     namespaced,
     derive = "PartialEq",
     derive = "Default",

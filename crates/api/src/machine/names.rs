@@ -9,9 +9,18 @@ pub const LABEL_MANAGED_BY: &str = "vitistack.io/managed-by";
 pub const MANAGED_BY: &str = "kubevirt-operator";
 /// The Machine that an object belongs to.
 pub const LABEL_MACHINE: &str = "vitistack.io/machine";
-/// The UID of the Machine that a PVC belongs to. PVCs have no owner reference, so that the garbage collector cannot
-/// delete data.
+/// The UID of the Machine that an object belongs to. PVCs have no owner reference, so that the garbage collector cannot
+/// delete data. For the other objects it proves whose they are after they lost their owner reference.
 pub const LABEL_MACHINE_UID: &str = "vitistack.io/machine-uid";
+/// On a PVC that the operator created: the UID of its Machine, in case the label is lost.
+pub const ANNOTATION_IDENTITY: &str = "vitistack.io/identity";
+/// On a Machine: the consent to take over existing objects. See [`super::Adoption`].
+pub const ANNOTATION_ADOPT: &str = "vitistack.io/adopt";
+/// On a Machine: the volume of a lost PVC, as the consent to create an empty PVC in its place.
+pub const ANNOTATION_REPLACE: &str = "vitistack.io/replace-volume";
+/// On a Machine that is being deleted: `background` or `orphan`, if the operator cannot know which of them a user
+/// chose.
+pub const ANNOTATION_CASCADE: &str = "vitistack.io/cascade";
 /// The cluster that a Machine is part of. The operator copies the label to every object of the Machine.
 pub const LABEL_CLUSTER: &str = "cluster.vitistack.io/cluster-name";
 /// The template of a Machine without `spec.template`.
@@ -24,6 +33,8 @@ pub const ON_DELETE_RETAIN: &str = "Retain";
 pub const ON_DELETE_DELETE: &str = "Delete";
 
 pub const FINALIZER_MACHINE: &str = "machine.vitistack.io/cleanup";
+/// Kubernetes adds it when a user deletes a Machine with `--cascade=orphan`. The garbage collector removes it again.
+pub const FINALIZER_ORPHAN: &str = "orphan";
 pub const FINALIZER_NETWORK: &str = "networkconfiguration.vitistack.io/in-use";
 
 /// On the cloud-init Secret: a digest of the data that it should have.
@@ -66,7 +77,7 @@ pub mod machine_reason {
     pub const ADMISSION_REFUSED: &str = "AdmissionRefused";
     /// Every reason that is an error: the values of the metric label `error_type`, and the first table of
     /// docs/troubleshooting.md.
-    pub const ERRORS: [&str; 16] = [
+    pub const ERRORS: [&str; 18] = [
         TEMPLATE_NOT_FOUND,
         NETWORK_CONFIGURATION_NOT_FOUND,
         STORAGE_CLASS_NOT_FOUND,
@@ -83,14 +94,21 @@ pub mod machine_reason {
         ADMISSION_REFUSED,
         VM_FAILED,
         PVC_PENDING,
+        PVC_LOST,
+        POD_NOT_STARTED,
     ];
     /// Every reason of a Machine that is not ready without an error: the second table of docs/troubleshooting.md.
-    pub const NOT_READY_REASONS: [&str; 4] = [VM_CREATED, PAUSED, STOPPING, DELETING];
+    pub const NOT_READY_REASONS: [&str; 6] =
+        [VM_CREATED, PAUSED, STOPPING, DELETING, WAITING_FOR_DELETION, GUEST_NOT_READY];
     // States. `ERRORS` contains those that are errors.
     pub const VM_CREATED: &str = "VMCreated";
     pub const VM_FAILED: &str = "VMFailed";
     pub const PVC_BOUND: &str = "PVCBound";
     pub const PVC_PENDING: &str = "PVCPending";
+    pub const PVC_LOST: &str = "PVCLost";
+    pub const POD_NOT_STARTED: &str = "PodNotStarted";
+    pub const WAITING_FOR_DELETION: &str = "WaitingForDeletion";
+    pub const GUEST_NOT_READY: &str = "GuestNotReady";
     pub const NETWORK_CONFIGURED: &str = "NetworkConfigured";
     pub const NETWORK_FAILED: &str = "NetworkFailed";
     pub const RUNNING: &str = "Running";

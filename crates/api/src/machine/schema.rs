@@ -8,6 +8,10 @@ use super::limits;
 
 /// A DNS label.
 pub(super) const LABEL: &str = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$";
+/// DNS labels separated by dots: the name of most objects. It becomes part of a URL.
+pub(super) const SUBDOMAIN: &str = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$";
+/// The key of a Secret.
+pub(super) const SECRET_KEY: &str = "^[-._a-zA-Z0-9]+$";
 /// The lowest bit of the first byte is the multicast bit.
 pub(super) const UNICAST_MAC: &str = "^[0-9A-Fa-f][02468ACEace](:[0-9A-Fa-f]{2}){5}$";
 
@@ -34,6 +38,10 @@ pub(super) fn disk_rules() -> Value {
         rule(
             "!has(self.accessMode) || self.accessMode != 'ReadOnlyMany' || has(self.source)",
             "accessMode ReadOnlyMany requires a source, because an empty read-only disk is useless"
+        ),
+        rule(
+            "!has(self.source) || !has(self.source.containerDisk) || size(self.name) <= 52",
+            "the name of a containerDisk must have at most 52 characters, because KubeVirt names a container after it"
         ),
         rule(
             "!has(self.source) || !has(self.source.containerDisk) || !(has(self.storageClass) || has(self.accessMode) || has(self.volumeMode))",

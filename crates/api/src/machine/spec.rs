@@ -68,7 +68,7 @@ pub struct Disk {
     pub size: Option<String>,
     /// Name of the StorageClass. Default: the default StorageClass of the cluster, which "default" also selects.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 1, max = 253))]
+    #[schemars(length(min = 1, max = 253), regex(pattern = schema::SUBDOMAIN))]
     pub storage_class: Option<String>,
     /// Access mode: ReadWriteOnce, ReadWriteMany (required for live migration) or ReadOnlyMany (requires a source).
     /// Default: ReadWriteOnce.
@@ -127,7 +127,7 @@ pub struct ContainerDiskSource {
 #[serde(rename_all = "camelCase")]
 pub struct NamedSource {
     /// Name of the PVC or VolumeSnapshot. It is read once, when the disk is created.
-    #[schemars(length(min = 1, max = 253))]
+    #[schemars(length(min = 1, max = 253), regex(pattern = schema::SUBDOMAIN))]
     pub name: String,
 }
 
@@ -148,7 +148,7 @@ pub struct Network {
     #[schemars(length(min = 1, max = 63), regex(pattern = schema::LABEL))]
     pub name: String,
     /// Name of a NetworkConfiguration in the same namespace, or "pod" for the pod network.
-    #[schemars(length(min = 1, max = 253))]
+    #[schemars(length(min = 1, max = 253), regex(pattern = schema::SUBDOMAIN))]
     pub network_name: String,
     /// Device model: virtio, e1000 or rtl8139. Default: virtio.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -188,11 +188,11 @@ impl fmt::Debug for CloudInit {
 #[serde(rename_all = "camelCase")]
 pub struct SecretKeyRef {
     /// Name of the Secret.
-    #[schemars(length(min = 1, max = 253))]
+    #[schemars(length(min = 1, max = 253), regex(pattern = schema::SUBDOMAIN))]
     pub name: String,
     /// Key in the Secret. Default: userdata.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 1, max = 253))]
+    #[schemars(length(min = 1, max = 253), regex(pattern = schema::SECRET_KEY))]
     pub key: Option<String>,
 }
 

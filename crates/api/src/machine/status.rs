@@ -38,6 +38,11 @@ pub struct MachineStatus {
     /// Name of the node that the machine runs on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node_name: Option<String>,
+    /// Disks whose PVC is bound, and their volumes. The operator does not replace a PVC that is listed here and does not
+    /// exist any more.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
+    pub disks: Vec<DiskStatus>,
     /// CPU and memory that result from the template and the overrides.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resources: Option<EffectiveResources>,
@@ -50,6 +55,17 @@ pub struct MachineStatus {
     /// Resource version of the Machine that this status is based on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resource_version: Option<String>,
+}
+
+#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct DiskStatus {
+    /// Name of the disk.
+    pub name: String,
+    /// Name of its PVC.
+    pub pvc: String,
+    /// Name of the PersistentVolume.
+    pub volume: String,
 }
 
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, JsonSchema)]

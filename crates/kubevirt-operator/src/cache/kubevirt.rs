@@ -17,7 +17,10 @@ use vitivirt_machine::{
 };
 use vitivirt_runtime::watch::{Entry, Uid, controller_uid};
 
-use super::compact::{CompressedJson, Labels};
+use super::{
+    compact::{CompressedJson, Labels},
+    owned::{creation_seconds, has_owners},
+};
 use crate::mac_addresses::{Mac, mac_number};
 
 const MESSAGE_LIMIT: usize = 1024;
@@ -31,12 +34,14 @@ const VM_GENERATION: &str = "kubevirt.io/vm-generation";
 #[derive(Debug, PartialEq)]
 pub(crate) struct VmEntry {
     controller_uid: Option<Uid>,
+    has_owners: bool,
     labels: Labels,
     generation: i64,
     spec: CompressedJson,
     deleting: bool,
     pub(crate) status: PrintableStatus,
     ready: bool,
+    restoring: bool,
     restart_required: bool,
     failure: Option<Box<str>>,
     /// The MAC addresses of its interfaces.
@@ -49,6 +54,7 @@ impl VmEntry {
         let status = vm.data.get("status").unwrap_or(&Value::Null);
         Self {
             controller_uid: controller_uid(&vm.metadata),
+            has_owners: has_owners(&vm.metadata),
             labels: Labels::from_metadata(&vm.metadata),
             generation: vm.metadata.generation.unwrap_or_default(),
             macs: macs(&spec),
@@ -56,6 +62,7 @@ impl VmEntry {
             deleting: vm.metadata.deletion_timestamp.is_some(),
             status: string_at(status, "/printableStatus").unwrap_or_default().into(),
             ready: status.get("ready") == Some(&Value::Bool(true)),
+            restoring: string_at(status, "/restoreInProgress").is_some_and(|name| !name.is_empty()),
             restart_required: condition(status, "RestartRequired", "True").is_some(),
             failure: condition(status, "Failure", "True").map(message),
         }
@@ -67,11 +74,13 @@ impl VmEntry {
             uid: entry.uid.to_string(),
             generation: vm.generation,
             controller_uid: vm.controller_uid.as_ref().map(Uid::to_string),
+            has_owners: vm.has_owners,
             labels: vm.labels.to_map(),
             spec: vm.spec.read().unwrap_or_default(),
             deleting: vm.deleting,
             printable_status: vm.status,
             ready: vm.ready,
+            restoring: vm.restoring,
             restart_required: vm.restart_required,
             failure: vm.failure.as_deref().map(str::to_owned),
         }
@@ -89,6 +98,7 @@ impl VmEntry {
             && !drift
             && self.deleting == newer.deleting
             && self.restart_required == newer.restart_required
+            && self.restoring == newer.restoring
             && self.failure == newer.failure
     }
 }
@@ -114,13 +124,18 @@ pub(crate) struct VmiEntry {
     node: Option<Box<str>>,
     addresses: Box<[Box<str>]>,
     paused: bool,
+    not_ready: Option<Box<str>>,
     migrating: bool,
     vm_generation: Option<i64>,
     spec: CompressedJson,
     needs_user_data: bool,
+    /// The UUID of the guest, which is the identity of its Machine.
+    guest: Option<Uid>,
     unschedulable: Option<Box<str>>,
     failure: Option<Box<str>>,
     deleting: bool,
+    /// In seconds since 1970.
+    created: i64,
 }
 
 impl VmiEntry {
@@ -136,13 +151,16 @@ impl VmiEntry {
                 .map(|node| truncate(node, NAME_LIMIT).into()),
             addresses: addresses(status),
             paused: condition(status, "Paused", "True").is_some(),
+            not_ready: not_ready(status),
             migrating: is_migrating(status),
             vm_generation: vm_generation(&vmi.metadata),
             spec: CompressedJson::from_value(&comparable_spec(spec)).empty_if_longer_than(SPEC_LIMIT),
             needs_user_data: references_secret(spec, &secret_name(vmi.metadata.name.as_deref().unwrap_or_default())),
+            guest: string_at(spec, "/domain/firmware/uuid").map(Uid::from),
             unschedulable: unschedulable.map(message),
             failure: condition(status, "Synchronized", "False").map(message),
             deleting: vmi.metadata.deletion_timestamp.is_some(),
+            created: creation_seconds(&vmi.metadata),
         }
     }
 
@@ -155,6 +173,7 @@ impl VmiEntry {
             node: owned(&vmi.node),
             addresses: vmi.addresses.iter().map(ToString::to_string).collect(),
             paused: vmi.paused,
+            not_ready: owned(&vmi.not_ready),
             migrating: vmi.migrating,
             vm_generation: vmi.vm_generation,
             spec: vmi.spec.read().unwrap_or_default(),
@@ -162,7 +181,13 @@ impl VmiEntry {
             unschedulable: owned(&vmi.unschedulable),
             failure: owned(&vmi.failure),
             deleting: vmi.deleting,
+            created: vmi.created,
         }
+    }
+
+    /// Whether the VMI was started for the Machine with this identity, and not for another one of the same name.
+    pub(crate) fn belongs_to(&self, identity: &str) -> bool {
+        self.guest.as_ref().is_none_or(|guest| *guest == Uid::from(identity))
     }
 
     /// Whether the VMI is starting before and after the change: then the change does not affect whether the Machine is
@@ -219,6 +244,13 @@ fn addresses(status: &Value) -> Box<[Box<str>]> {
         }
     }
     all.into()
+}
+
+/// Why the VMI is not ready. While its guest is starting, the phase says so, and virt-controller updates the condition
+/// later than the phase.
+fn not_ready(status: &Value) -> Option<Box<str>> {
+    let condition = condition(status, "Ready", "False")?;
+    (string_at(condition, "/reason") != Some("GuestNotRunning")).then(|| message(condition))
 }
 
 fn is_migrating(status: &Value) -> bool {

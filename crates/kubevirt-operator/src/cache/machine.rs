@@ -5,7 +5,7 @@
 
 use vitivirt_api::{
     ObjectKey,
-    machine::{LABEL_TEMPLATE, Machine, MachinePhase, POD_NETWORK, condition_type},
+    machine::{FINALIZER_ORPHAN, LABEL_TEMPLATE, Machine, MachinePhase, POD_NETWORK, condition_type},
 };
 use vitivirt_machine::{
     macs,
@@ -28,6 +28,8 @@ pub(crate) struct MachineEntry {
     pub(crate) template: &'static str,
     pub(crate) ready: bool,
     pub(crate) deleting: bool,
+    /// It is deleted with `--cascade=orphan`.
+    pub(crate) orphans: bool,
     /// NetworkConfigurations that it refers to.
     pub(crate) networks: Box<[Box<str>]>,
     /// The [`mac_hash`]es of its interfaces. A hash is much smaller than namespace, network and address, and
@@ -67,6 +69,7 @@ impl MachineEntry {
             template: template_label(&machine),
             ready: conditions.into_iter().any(|have| have.type_ == condition_type::READY && have.status == "True"),
             deleting: machine.metadata.deletion_timestamp.is_some(),
+            orphans: machine.metadata.finalizers.iter().flatten().any(|name| name == FINALIZER_ORPHAN),
             networks: networks.into(),
             interfaces: interfaces(&machine),
             created: machine.metadata.creation_timestamp.as_ref().map_or(0, |time| time.0.as_second()),

@@ -111,8 +111,20 @@ impl Caches {
 
 /// Whether the cluster has no CRD of a kind. An API server that is starting may not serve a kind that has one.
 fn has_no_crd(crds: &Cache<CrdVersion>, of: &ApiResource) -> KnownAbsent {
-    let (crds, key) = (crds.clone(), ObjectKey::cluster(&format!("{}.{}", of.plural, of.group)));
-    KnownAbsent::new(move || crds.sync_state() == SyncState::Synced && crds.is_complete() && crds.get(&key).is_none())
+    let (crds, of) = (crds.clone(), of.clone());
+    KnownAbsent::new(move || is_crd_absent(&crds, &of))
+}
+
+fn is_crd_absent(crds: &Cache<CrdVersion>, of: &ApiResource) -> bool {
+    let key = ObjectKey::cluster(&format!("{}.{}", of.plural, of.group));
+    crds.sync_state() == SyncState::Synced && crds.is_complete() && crds.get(&key).is_none()
+}
+
+impl Caches {
+    /// Whether the cluster has no CRD of this kind. False while that is unknown.
+    pub(crate) fn is_crd_absent(&self, resource: &ApiResource) -> bool {
+        is_crd_absent(&self.crds, resource)
+    }
 }
 
 /// The resource version of a CRD of a group that this operator uses; nothing is kept of the others.

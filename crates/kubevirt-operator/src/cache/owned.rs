@@ -14,12 +14,13 @@ use serde_json::Value;
 use vitivirt_api::{
     ObjectKey,
     machine::{
-        ANNOTATION_CONTENT, ANNOTATION_SOURCE, ANNOTATION_STARTED_WITH, AccessMode, FINALIZER_NETWORK, LABEL_MACHINE,
-        LABEL_MACHINE_UID, MANAGED_BY, PvcPhase, VolumeMode,
+        ANNOTATION_CONTENT, ANNOTATION_IDENTITY, ANNOTATION_SOURCE, ANNOTATION_STARTED_WITH, AccessMode,
+        FINALIZER_NETWORK, LABEL_MACHINE, LABEL_MACHINE_UID, LABEL_ON_DELETE, MANAGED_BY, ON_DELETE_RETAIN, PvcPhase,
+        VolumeMode,
     },
 };
 use vitivirt_machine::observed::{
-    NetworkAttachmentView, NetworkView, OwnedView, PvcView, SecretView, StorageClassView,
+    ImportSourceView, NetworkAttachmentView, NetworkView, PvcView, SecretView, StorageClassView,
 };
 use vitivirt_runtime::watch::{Entry, Uid, controller_uid};
 
@@ -37,7 +38,12 @@ fn annotation(metadata: &ObjectMeta, name: &str) -> Option<Box<str>> {
     boxed(metadata.annotations.as_ref()?.get(name).map(String::as_str))
 }
 
-fn creation_seconds(metadata: &ObjectMeta) -> i64 {
+/// Whether it has owner references of any kind.
+pub(super) fn has_owners(metadata: &ObjectMeta) -> bool {
+    metadata.owner_references.as_ref().is_some_and(|owners| !owners.is_empty())
+}
+
+pub(super) fn creation_seconds(metadata: &ObjectMeta) -> i64 {
     metadata.creation_timestamp.as_ref().map_or(0, |time| time.0.as_second())
 }
 
@@ -50,6 +56,10 @@ pub(crate) struct PvcEntry {
     access_mode: AccessMode,
     volume_mode: VolumeMode,
     source: Option<Box<str>>,
+    volume: Option<Box<str>>,
+    /// In the annotation, for a PVC that lost its labels.
+    identity: Option<Uid>,
+    has_owners: bool,
     deleting: bool,
     /// In seconds since 1970.
     pub(crate) created: i64,
@@ -69,6 +79,9 @@ impl PvcEntry {
             volume_mode: spec.volume_mode.as_deref().unwrap_or("Filesystem").into(),
             source: annotation(&pvc.metadata, ANNOTATION_SOURCE)
                 .or_else(|| spec.data_source_ref.as_ref().map(|_| Box::default())),
+            volume: boxed(spec.volume_name.as_deref().filter(|name| !name.is_empty())),
+            identity: annotation(&pvc.metadata, ANNOTATION_IDENTITY).map(|uid| Uid::from(&*uid)),
+            has_owners: has_owners(&pvc.metadata),
             deleting: pvc.metadata.deletion_timestamp.is_some(),
             created: creation_seconds(&pvc.metadata),
         }
@@ -85,6 +98,9 @@ impl PvcEntry {
             access_mode: pvc.access_mode,
             volume_mode: pvc.volume_mode,
             source: owned_string(pvc.source.as_deref()),
+            volume: owned_string(pvc.volume.as_deref()),
+            identity: pvc.identity.as_ref().map(Uid::to_string),
+            has_owners: pvc.has_owners,
             deleting: pvc.deleting,
             created: pvc.created,
         }
@@ -98,6 +114,10 @@ impl PvcEntry {
         self.labels.get(LABEL_MACHINE_UID)
     }
 
+    pub(crate) fn is_retained(&self) -> bool {
+        self.labels.get(LABEL_ON_DELETE) == Some(ON_DELETE_RETAIN)
+    }
+
     /// Whether the change is only progress of the storage, so that the reconcile can be delayed.
     pub(crate) fn is_intermediate(&self, newer: &Self) -> bool {
         self.labels == newer.labels && self.deleting == newer.deleting
@@ -107,6 +127,7 @@ impl PvcEntry {
 #[derive(Debug, PartialEq)]
 pub(crate) struct SecretEntry {
     controller_uid: Option<Uid>,
+    has_owners: bool,
     labels: Labels,
     content: Option<Box<str>>,
     annotated: bool,
@@ -120,6 +141,7 @@ impl SecretEntry {
         let metadata = &secret.metadata;
         Self {
             controller_uid: controller_uid(metadata),
+            has_owners: has_owners(metadata),
             labels: Labels::from_metadata(metadata),
             content: annotation(metadata, ANNOTATION_CONTENT),
             annotated: metadata.annotations.as_ref().is_some_and(|all| !all.is_empty()),
@@ -134,6 +156,7 @@ impl SecretEntry {
         SecretView {
             uid: entry.uid.to_string(),
             controller_uid: secret.controller_uid.as_ref().map(Uid::to_string),
+            has_owners: secret.has_owners,
             labels: secret.labels.to_map(),
             content: owned_string(secret.content.as_deref()),
             annotated: secret.annotated,
@@ -228,22 +251,33 @@ impl AttachmentEntry {
 #[derive(Debug, PartialEq)]
 pub(crate) struct ImportEntry {
     controller_uid: Option<Uid>,
-    pub(crate) machine: Option<Box<str>>,
+    labels: Labels,
+    source: Option<Box<str>>,
+    deleting: bool,
 }
 
 impl ImportEntry {
     pub(crate) fn project(source: PartialObjectMeta<DynamicObject>) -> Self {
         Self {
             controller_uid: controller_uid(&source.metadata),
-            machine: boxed(Labels::from_metadata(&source.metadata).get(LABEL_MACHINE)),
+            labels: Labels::from_metadata(&source.metadata),
+            source: annotation(&source.metadata, ANNOTATION_SOURCE),
+            deleting: source.metadata.deletion_timestamp.is_some(),
         }
     }
 
-    pub(crate) fn view(entry: &Entry<Self>) -> OwnedView {
-        OwnedView {
+    pub(crate) fn view(entry: &Entry<Self>) -> ImportSourceView {
+        ImportSourceView {
             uid: entry.uid.to_string(),
             controller_uid: entry.value.controller_uid.as_ref().map(Uid::to_string),
+            labels: entry.value.labels.to_map(),
+            source: owned_string(entry.value.source.as_deref()),
+            deleting: entry.value.deleting,
         }
+    }
+
+    pub(crate) fn machine(&self) -> Option<&str> {
+        self.labels.get(LABEL_MACHINE)
     }
 }
 

@@ -1,7 +1,7 @@
 //! What the operator's caches would contain about one Machine, read from the cluster object by object, for commands
 //! that run once. The objects are projected as in the caches, so the views are the same.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Result, bail};
 use k8s_openapi::{
@@ -117,6 +117,9 @@ impl ClusterReader {
                 };
                 live.spec = given.spec;
                 live.metadata.labels.get_or_insert_default().extend(given.metadata.labels.unwrap_or_default());
+                // An annotation may be the consent to an adoption.
+                let annotations = given.metadata.annotations.unwrap_or_default();
+                live.metadata.annotations.get_or_insert_default().extend(annotations);
                 Ok((live, true))
             }
         }
@@ -148,6 +151,7 @@ impl ClusterReader {
             attachments.extend(attachment.view(|entry| (name.clone(), AttachmentEntry::view(entry))));
         }
         let (pvcs, import_sources, cdi) = self.pvcs(&parsed, resolved).await?;
+        let (macs_in_use, living_owners) = self.neighbours(&parsed).await?;
         Ok(Observed {
             installed: Installed { kubevirt: vm.is_installed() && vmi.is_installed(), multus, cdi },
             storage_classes: self.classes().await?,
@@ -159,16 +163,19 @@ impl ClusterReader {
             import_sources,
             vm: vm.view(VmEntry::view),
             vmi: vmi.view(VmiEntry::view),
-            macs_in_use: self.macs_in_use(&parsed).await?,
+            macs_in_use,
+            living_owners,
             ..parsed
         })
     }
 
-    async fn macs_in_use(&self, observed: &Observed) -> Result<BTreeMap<(String, String), String>> {
-        let Ok(resolved) = &observed.resolved else { return Ok(BTreeMap::new()) };
+    /// The other Machines of the namespace: the MAC addresses that they use, and their UIDs.
+    async fn neighbours(&self, observed: &Observed) -> Result<(BTreeMap<(String, String), String>, BTreeSet<String>)> {
         let machines: Api<Machine> = Api::namespaced(self.client.clone(), observed.namespace());
-        let all = machines.list(&ListParams::default()).await?;
-        Ok(macs::in_use(&observed.machine, resolved, &all.items))
+        let all = machines.list(&ListParams::default()).await?.items;
+        let uids = all.iter().filter_map(ResourceExt::uid).filter(|uid| uid != observed.uid()).collect();
+        let Ok(resolved) = &observed.resolved else { return Ok((BTreeMap::new(), uids)) };
+        Ok((macs::in_use(&observed.machine, resolved, &all), uids))
     }
 
     async fn classes(&self) -> Result<Vec<vitivirt_machine::observed::StorageClassView>> {
@@ -186,7 +193,7 @@ impl ClusterReader {
         resolved: Option<&Resolved>,
     ) -> Result<(
         BTreeMap<String, vitivirt_machine::observed::PvcView>,
-        BTreeMap<String, vitivirt_machine::observed::OwnedView>,
+        BTreeMap<String, vitivirt_machine::observed::ImportSourceView>,
         bool,
     )> {
         let (mut pvcs, mut imports, mut cdi) = (BTreeMap::new(), BTreeMap::new(), true);

@@ -227,7 +227,7 @@ impl EventRouter {
     /// When a VolumeImportSource changes, enqueue the Machine that its label names, because a disk import needs it.
     fn import_changed(&self, change: &Change<ImportEntry>) {
         for source in old_and_new(change) {
-            self.enqueue_owner(&change.key, source.machine.as_deref(), change.new.is_none());
+            self.enqueue_owner(&change.key, source.machine(), change.new.is_none());
         }
     }
 

@@ -7,8 +7,10 @@ mod changes;
 mod coexistence;
 mod cost;
 mod crash;
+mod data;
 mod drift;
 mod edit_chains;
+mod foreign_crds;
 mod invalid_specs;
 mod lease;
 mod lifecycle;
@@ -41,5 +43,7 @@ fn main() -> ExitCode {
         cost::add(suite);
         tenants::add(suite);
         packages::add(suite);
+        data::add(suite);
+        foreign_crds::add(suite);
     })
 }

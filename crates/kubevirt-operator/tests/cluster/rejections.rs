@@ -8,11 +8,20 @@ use k8s_openapi::api::{
     core::v1::{PersistentVolumeClaim, Pod, ResourceQuota, Secret},
     events::v1::Event,
 };
-use kube::api::{DeleteParams, ListParams};
+use kube::{
+    ResourceExt,
+    api::{DeleteParams, ListParams},
+};
 use serde_json::{Value, json};
-use vitivirt_lab::harness::{SharedLabs, Suite};
+use vitivirt_lab::{
+    PodFate, PodRule,
+    harness::{SharedLabs, Suite},
+};
 
-use crate::machine_test::{MACHINE_PATIENCE, MachineTest, diagnosis, machine};
+use crate::{
+    machine_test::{FAST_RECONCILE, MACHINE_PATIENCE, MachineTest, diagnosis, machine, ready_reason},
+    poll::poll_until,
+};
 
 pub(crate) fn add(suite: &mut Suite) {
     vitivirt_lab::tests!(suite;
@@ -21,6 +30,7 @@ pub(crate) fn add(suite: &mut Suite) {
         a_machine_over_quota_reports_the_quota_and_recovers,
         pvcs_and_secrets_of_other_owners_are_not_changed,
         user_data_appears_only_in_its_secret,
+        a_guest_whose_pod_does_not_start_reports_the_cause,
     );
 }
 
@@ -89,6 +99,40 @@ async fn pvcs_and_secrets_of_other_owners_are_not_changed(labs: Arc<SharedLabs>)
     ensure!(secret.metadata.labels.is_none(), "the operator labelled the Secret");
     ensure!(secret.data.is_some_and(|data| data.len() == 1), "the operator wrote to the Secret");
     Ok(())
+}
+
+async fn a_guest_whose_pod_does_not_start_reports_the_cause(labs: Arc<SharedLabs>) -> Result<()> {
+    const IMAGE: &str = "quay.io/example/pod-does-not-start";
+    let test = Box::pin(MachineTest::start_with_environment(&labs, "stuck-pod", vec![FAST_RECONCILE])).await?;
+    let rule = PodRule { image_contains: IMAGE.to_owned(), fate: PodFate::NeverReady };
+    test.lab.set_pods(|pods| pods.rules.push(rule));
+    let disk = json!({"name": "root", "source": {"containerDisk": {"image": IMAGE}}});
+    test.create_json(&machine("stuck", &json!({"template": "small", "disks": [disk]}))).await?;
+    let pods = test.api::<Pod>();
+    let of_machine = ListParams::default().labels("vm.kubevirt.io/name=stuck");
+    let exists = || async { Ok(!pods.list(&of_machine).await?.items.is_empty()) };
+    poll_until(MACHINE_PATIENCE, exists, || "the pod of the guest exists".to_owned()).await?;
+    let pod = pods.list(&of_machine).await?.items.pop().context("no pod")?;
+    // What the attach-detach controller reports after the loss of a node.
+    let event = json!({
+        "apiVersion": "v1", "kind": "Event", "metadata": {"name": "stuck.multi-attach"},
+        "involvedObject": {"apiVersion": "v1", "kind": "Pod", "namespace": "stuck-pod", "name": pod.name_any(), "uid": pod.uid()},
+        "reason": "FailedAttachVolume", "message": "Multi-Attach error for volume \"pvc-1\"", "type": "Warning",
+        "source": {"component": "attachdetach-controller"}, "lastTimestamp": jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
+    });
+    test.create_json(&event).await?;
+    let stuck = test
+        .wait_for_within(MACHINE_PATIENCE, "stuck", "PodNotStarted", |machine| {
+            ready_reason(machine) == Some("PodNotStarted")
+        })
+        .await?;
+    ensure!(
+        diagnosis(&stuck).contains("Multi-Attach error") && diagnosis(&stuck).contains("out-of-service"),
+        "{:?}",
+        stuck.status
+    );
+    test.lab.set_pods(|pods| pods.rules.retain(|rule| rule.image_contains != IMAGE));
+    test.delete_machine("stuck").await
 }
 
 async fn user_data_appears_only_in_its_secret(labs: Arc<SharedLabs>) -> Result<()> {

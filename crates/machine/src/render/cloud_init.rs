@@ -9,17 +9,17 @@ use vitivirt_api::{
     text::hex,
 };
 
-use super::{labels, owner_reference};
+use super::{object_labels, owner_reference};
 use crate::{resolve::Resolved, secret::SecretBytes};
 
 pub fn secret_name(machine: &str) -> String {
     format!("{machine}-cloudinit")
 }
 
-/// A digest of the data that the Secret should have, salted with the Machine's UID. It shows a change without a read of
+/// A digest of the data that the Secret should have, salted with the Machine's identity. It shows a change without a read of
 /// the Secret.
 pub fn digest(machine: &MachineId, given: &CloudInit, source: Option<&SecretBytes>) -> String {
-    let mut hash = Sha256::new().chain_update(machine.uid());
+    let mut hash = Sha256::new().chain_update(machine.identity());
     let parts = [
         given.user_data.as_deref().map(str::as_bytes),
         given.network_data.as_deref().map(str::as_bytes),
@@ -53,7 +53,7 @@ pub fn data(given: &CloudInit, source: Option<&SecretBytes>) -> BTreeMap<String,
 pub fn render(resolved: &Resolved, given: &CloudInit, source: Option<&SecretBytes>) -> Secret {
     Secret {
         metadata: ObjectMeta {
-            labels: Some(labels(resolved)),
+            labels: Some(object_labels(resolved)),
             annotations: Some([(ANNOTATION_CONTENT.to_owned(), digest(&resolved.id, given, source))].into()),
             owner_references: Some(vec![owner_reference(&resolved.id)]),
             ..ObjectMeta::default()
@@ -84,6 +84,9 @@ fn multipart(first: &[u8], second: &[u8]) -> Vec<u8> {
 /// The type of a part. cloud-init recognizes it by the first line.
 fn content_type(part: &[u8]) -> &'static str {
     match part {
+        part if part.starts_with(b"#cloud-config-archive") => "text/cloud-config-archive",
+        part if part.starts_with(b"#part-handler") => "text/part-handler",
+        part if part.starts_with(b"#include-once") => "text/x-include-once-url",
         part if part.starts_with(b"#cloud-config") => "text/cloud-config",
         part if part.starts_with(b"#!") => "text/x-shellscript",
         part if part.starts_with(b"#include") => "text/x-include-url",
@@ -124,6 +127,19 @@ mod tests {
             digest(Some("a"), Some(""), None),
         ];
         assert_eq!(digests.iter().collect::<BTreeSet<_>>().len(), digests.len());
+    }
+
+    #[test]
+    fn the_first_line_decides_the_type_of_a_part() {
+        for (line, expected) in [
+            ("#cloud-config", "text/cloud-config"),
+            ("#cloud-config-archive", "text/cloud-config-archive"),
+            ("#include", "text/x-include-url"),
+            ("#include-once", "text/x-include-once-url"),
+            ("#part-handler", "text/part-handler"),
+        ] {
+            assert_eq!(content_type(line.as_bytes()), expected);
+        }
     }
 
     #[test]

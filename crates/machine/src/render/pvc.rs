@@ -11,18 +11,17 @@ use k8s_openapi::{
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 use vitivirt_api::{
-    machine::{ANNOTATION_SOURCE, LABEL_MACHINE_UID, LABEL_ON_DELETE, ON_DELETE_DELETE, ON_DELETE_RETAIN},
+    machine::{ANNOTATION_IDENTITY, ANNOTATION_SOURCE, LABEL_ON_DELETE, ON_DELETE_DELETE, ON_DELETE_RETAIN},
     text::hex,
 };
 
-use super::{labels, owner_reference};
+use super::{object_labels, owner_reference};
 use crate::resolve::{DiskBacking, OnDelete, PvcSource, Resolved};
 
 /// The labels of a PVC. The UID label says which Machine it belongs to: a PVC has no owner reference, so that the
 /// garbage collector cannot delete data.
 pub(crate) fn pvc_labels(resolved: &Resolved, on_delete: OnDelete) -> BTreeMap<String, String> {
-    let mut labels = labels(resolved);
-    labels.insert(LABEL_MACHINE_UID.to_owned(), resolved.id.uid().to_owned());
+    let mut labels = object_labels(resolved);
     let on_delete = match on_delete {
         OnDelete::Delete => ON_DELETE_DELETE,
         OnDelete::Retain => ON_DELETE_RETAIN,
@@ -34,11 +33,12 @@ pub(crate) fn pvc_labels(resolved: &Resolved, on_delete: OnDelete) -> BTreeMap<S
 /// The whole object, for its first write; none for a disk without a PVC. `class` is the name of the StorageClass.
 pub fn render(resolved: &Resolved, backing: &DiskBacking, class: &str) -> Option<PersistentVolumeClaim> {
     let DiskBacking::Pvc { pvc, size, access_mode, volume_mode, source, on_delete, .. } = backing else { return None };
-    let digest = source.as_ref().map(|source| [(ANNOTATION_SOURCE.to_owned(), source_digest(source))].into());
+    let identity = (ANNOTATION_IDENTITY.to_owned(), resolved.id.uid().to_owned());
+    let digest = source.as_ref().map(|source| (ANNOTATION_SOURCE.to_owned(), source_digest(source)));
     Some(PersistentVolumeClaim {
         metadata: ObjectMeta {
             labels: Some(pvc_labels(resolved, *on_delete)),
-            annotations: digest,
+            annotations: Some(std::iter::once(identity).chain(digest).collect()),
             ..ObjectMeta::default()
         },
         spec: Some(PersistentVolumeClaimSpec {
@@ -101,20 +101,26 @@ pub enum ImportFrom {
     Registry { url: String },
 }
 
+/// Whether CDI imports the content of the disk.
+pub(crate) fn needs_import_source(backing: &DiskBacking) -> bool {
+    matches!(backing, DiskBacking::Pvc { source: Some(PvcSource::Http(_) | PvcSource::Registry(_)), .. })
+}
+
 /// None for a source that CDI does not import.
 pub(crate) fn import_source(resolved: &Resolved, backing: &DiskBacking) -> Option<VolumeImportSource> {
-    let DiskBacking::Pvc { source, .. } = backing else { return None };
-    let source = match source {
-        Some(PvcSource::Http(url)) => ImportFrom::Http { url: url.clone() },
-        Some(PvcSource::Registry(url)) => ImportFrom::Registry { url: url.clone() },
-        _ => return None,
+    let DiskBacking::Pvc { source: Some(source), .. } = backing else { return None };
+    let from = match source {
+        PvcSource::Http(url) => ImportFrom::Http { url: url.clone() },
+        PvcSource::Registry(url) => ImportFrom::Registry { url: url.clone() },
+        PvcSource::Pvc(_) | PvcSource::Snapshot(_) => return None,
     };
     Some(VolumeImportSource {
         metadata: ObjectMeta {
-            labels: Some(labels(resolved)),
+            labels: Some(object_labels(resolved)),
+            annotations: Some([(ANNOTATION_SOURCE.to_owned(), source_digest(source))].into()),
             owner_references: Some(vec![owner_reference(&resolved.id)]),
             ..ObjectMeta::default()
         },
-        spec: VolumeImportSourceSpec { source },
+        spec: VolumeImportSourceSpec { source: from },
     })
 }

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use vitivirt_api::{Operation, machine::CLOUD_INIT_DISK};
 
 use super::{
-    cloud_init, labels, owner_reference,
+    cloud_init, labels, object_labels, owner_reference,
     vm_types::{
         CdromTarget, Clock, CloudInitNoCloud, ContainerDisk, Devices, DiskTarget, Efi, Empty, Hyperv, Interface,
         LocalReference, MachineType, Multus, PvcVolume, TemplateMetadata, VirtualMachine, VirtualMachineSpec,
@@ -21,7 +21,7 @@ use crate::resolve::{
 pub fn render(resolved: &Resolved) -> VirtualMachine {
     VirtualMachine {
         metadata: ObjectMeta {
-            labels: Some(labels(resolved)),
+            labels: Some(object_labels(resolved)),
             owner_references: Some(vec![owner_reference(&resolved.id)]),
             ..ObjectMeta::default()
         },
@@ -71,8 +71,8 @@ fn domain(resolved: &Resolved, disks: Vec<VmDisk>, order: &BootOrder<'_>) -> VmD
         firmware: VmFirmware {
             // Otherwise KubeVirt chooses both and writes them into the VM, and a VM that is created again gets new
             // ones.
-            uuid: resolved.id.uid().to_owned(),
-            serial: resolved.id.uid().to_owned(),
+            uuid: resolved.id.identity().to_owned(),
+            serial: resolved.id.identity().to_owned(),
             bootloader: resolved.efi.then_some(VmBootloader { efi: Efi { secure_boot: resolved.secure_boot } }),
         },
         clock: resolved.hyperv.then(Clock::default),

@@ -7,13 +7,15 @@ use crate::{
     assessment::Assessment,
     changes::{pending_restart_fields, user_data_outdated},
     observed::{Observed, VmiView},
+    problem::Part,
+    render::live_parts::moved_pvcs,
 };
 
 const NOT_EVALUATED: &str = "Not evaluated: the spec is invalid, see condition Ready";
 
 pub(super) fn virtual_machine(observed: &Observed, summary: &Summary) -> (bool, &'static str, String) {
     let running = observed.vmi.as_ref().is_some_and(VmiView::is_running);
-    match (&observed.vm, summary.reason) {
+    match (observed.own_vm(), summary.reason) {
         (_, reason::VM_FAILED) => (false, reason::VM_FAILED, summary.message.clone()),
         (Some(_), _) if summary.ready || running => (true, reason::VM_CREATED, summary.message.clone()),
         (Some(_), _) => (false, reason::VM_CREATED, summary.message.clone()),
@@ -22,37 +24,74 @@ pub(super) fn virtual_machine(observed: &Observed, summary: &Summary) -> (bool, 
 }
 
 pub(super) fn storage(observed: &Observed, assessment: &Assessment) -> (bool, &'static str, String) {
-    let about_storage = [reason::STORAGE_CLASS_NOT_FOUND, reason::CDI_NOT_INSTALLED];
-    if let Some(problem) = assessment.blocker.as_ref().filter(|problem| about_storage.contains(&problem.reason)) {
-        return (false, reason::PVC_PENDING, problem.message.clone());
+    if let Some(problem) = assessment.problems.iter().find(|problem| matches!(problem.part, Part::Disk(_))) {
+        let reason = if problem.reason == reason::PVC_LOST { reason::PVC_LOST } else { reason::PVC_PENDING };
+        return (false, reason, problem.message.clone());
     }
     match pending_pvcs(observed, assessment) {
         Some(pending) => (false, reason::PVC_PENDING, pending.message),
         None if assessment.resolved.is_none() => (false, reason::PVC_PENDING, NOT_EVALUATED.to_owned()),
-        None => (true, reason::PVC_BOUND, "All disks are ready".to_owned()),
+        None => (true, reason::PVC_BOUND, bound_message(observed, assessment)),
     }
 }
 
+fn bound_message(observed: &Observed, assessment: &Assessment) -> String {
+    let Some(vm) = observed.own_vm().filter(|_| !assessment.moved_disks.is_empty()) else {
+        return "All disks are ready".to_owned();
+    };
+    let resolved = assessment.resolved.as_ref();
+    let moved = resolved.into_iter().flat_map(|resolved| moved_pvcs(&vm.spec, resolved));
+    let names: Vec<String> = moved
+        .map(|(disk, pvc)| {
+            format!("{disk} ({})", pvc.map_or_else(|| "a DataVolume".to_owned(), |pvc| format!("PVC {pvc}")))
+        })
+        .collect();
+    format!(
+        "All disks are ready; the VirtualMachine has these disks in volumes that do not belong to the Machine, and the \
+         operator leaves them so: {}",
+        names.join(", ")
+    )
+}
+
 pub(super) fn network(observed: &Observed, assessment: &Assessment) -> (bool, &'static str, String) {
-    let about_networks =
-        [reason::NETWORK_CONFIGURATION_NOT_FOUND, reason::MULTUS_NOT_INSTALLED, reason::MAC_ADDRESS_IN_USE];
-    if let Some(problem) = assessment.blocker.as_ref().filter(|problem| about_networks.contains(&problem.reason)) {
+    if let Some(problem) = assessment.problems.iter().find(|problem| problem.part == Part::Networks) {
         return (false, reason::NETWORK_FAILED, problem.message.clone());
     }
-    let missing = observed.network_names().into_iter().find(|name| !observed.network_attachments.contains_key(*name));
+    let own = |name: &str| {
+        let uid = observed.networks.get(name).map(|network| network.uid.as_str());
+        let attachment = observed.network_attachments.get(name);
+        attachment.map(|attachment| attachment.controller_uid.as_deref() == uid)
+    };
+    if let Some(name) = observed.network_names().into_iter().find(|name| own(name) == Some(false)) {
+        let message = format!(
+            "NetworkAttachmentDefinition {name} does not belong to NetworkConfiguration {name}, so it may be another \
+             network; delete the NetworkAttachmentDefinition, or use a NetworkConfiguration of another name"
+        );
+        return (false, reason::NETWORK_FAILED, message);
+    }
+    let missing = observed.network_names().into_iter().find(|name| own(name).is_none());
     match (missing, &assessment.resolved) {
         (_, None) => (false, reason::NETWORK_FAILED, NOT_EVALUATED.to_owned()),
         (Some(name), _) => {
             (false, reason::NETWORK_FAILED, format!("NetworkAttachmentDefinition {name} is being created"))
         }
-        (None, Some(_)) => (true, reason::NETWORK_CONFIGURED, "All networks are ready".to_owned()),
+        (None, Some(_)) => {
+            let deleting = |name: &&str| observed.networks.get(*name).is_some_and(|network| network.deleting);
+            let message = match observed.network_names().into_iter().find(deleting) {
+                Some(name) => format!(
+                    "All networks are ready; NetworkConfiguration {name} is being deleted and stays until no Machine uses it"
+                ),
+                None => "All networks are ready".to_owned(),
+            };
+            (true, reason::NETWORK_CONFIGURED, message)
+        }
     }
 }
 
 /// Changes that wait for a restart. KubeVirt reports whether a change of the hardware waits; the difference between
 /// the VM and the running VMI shows which fields.
 pub(super) fn restart_required(observed: &Observed) -> Option<(&'static str, String)> {
-    let (vm, vmi) = (observed.vm.as_ref()?, observed.vmi.as_ref()?);
+    let (vm, vmi) = (observed.own_vm()?, observed.vmi.as_ref()?);
     let active = !vmi.deleting && !matches!(vmi.phase, VmiPhase::Succeeded | VmiPhase::Failed);
     if !(active && (vm.restart_required || user_data_outdated(observed))) {
         return None;

@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use vitivirt_api::{
-    ConditionStatus, Outcome, Plan, Report, Stop, Wait,
-    machine::{MachinePhase, MachineStatus, condition_type},
+    ConditionStatus, ErrorClass, Failure, Outcome, Plan, Report, Stop, Wait,
+    machine::{MachinePhase, MachineStatus, condition_type, machine_reason::DELETING},
     set_condition,
 };
 
@@ -22,18 +22,42 @@ const VISIBLE_AFTER: Duration = Duration::from_secs(2);
 pub(super) fn report(observed: &Observed, outcome: &Outcome) -> Report<MachineStatus> {
     match &outcome.stop {
         Stop::Waiting { wait, .. } => waiting_report(observed, wait),
-        Stop::Failed { step, failure } => classify_failure(failure).map_or_else(Report::default, |(reason, error)| {
-            let message = format!("Machine is being deleted, but the {step} failed: {error}");
-            ready_false_report(observed, &not_ready(MachinePhase::Creating, reason, message))
-        }),
+        Stop::Failed { step, failure } => failure_report(observed, step, failure),
         Stop::Done | Stop::NameConflict { .. } => Report::default(),
     }
 }
 
-fn waiting_report(observed: &Observed, wait: &Wait) -> Report<MachineStatus> {
+/// A failure that a retry may fix is reported when the deletion takes long.
+fn failure_report(observed: &Observed, step: &str, failure: &Failure) -> Report<MachineStatus> {
+    let what = match &observed.live_check_failure {
+        Some(_) => "whether its VirtualMachine still exists could not be checked".to_owned(),
+        None => format!("the {step} failed"),
+    };
+    match classify_failure(failure) {
+        Some((reason, error)) => {
+            let message = format!("Machine is being deleted, but {what}: {error}");
+            ready_false_report(observed, &not_ready(MachinePhase::Creating, reason, message))
+        }
+        None if remaining_quiet_time(observed).is_zero() && failure.class != ErrorClass::Conflict => {
+            let message = format!(
+                "Machine is being deleted, but {what}: {}; the operator retries automatically",
+                failure.message
+            );
+            ready_false_report(observed, &not_ready(MachinePhase::Creating, DELETING, message))
+        }
+        None => Report::default(),
+    }
+}
+
+/// The time for which a deletion that is not complete is not reported yet.
+fn remaining_quiet_time(observed: &Observed) -> Duration {
     let since = observed.machine.metadata.deletion_timestamp.as_ref().map_or(observed.now, |time| time.0);
     let waited = observed.now.duration_since(since);
-    let remaining = VISIBLE_AFTER.saturating_sub(Duration::try_from(waited).unwrap_or_default());
+    VISIBLE_AFTER.saturating_sub(Duration::try_from(waited).unwrap_or_default())
+}
+
+fn waiting_report(observed: &Observed, wait: &Wait) -> Report<MachineStatus> {
+    let remaining = remaining_quiet_time(observed);
     if !remaining.is_zero() {
         // The deletion timestamp has whole seconds, so the requeue adds a margin.
         return Report { requeue_after: Some(remaining + Duration::from_millis(100)), ..Report::default() };

@@ -5,6 +5,7 @@ mod conditions;
 mod deletion;
 mod events;
 mod failures;
+mod launcher;
 mod pending_pvcs;
 mod settle;
 mod summary;
@@ -13,7 +14,7 @@ use std::time::Duration;
 
 use vitivirt_api::{
     ConditionStatus, Outcome, Plan, Report, StatusWrite,
-    machine::{EffectiveResources, MachineStatus, condition_type},
+    machine::{DiskStatus, EffectiveResources, MachineStatus, PvcPhase, condition_type},
     set_condition,
 };
 
@@ -22,6 +23,7 @@ use self::summary::{Summary, summarize};
 use crate::{
     assessment::{Assessed, Assessment},
     observed::{Observed, SourceView},
+    resolve::{DiskBacking, ResolvedDisk},
 };
 
 /// The guest reports its addresses, so their number has a limit.
@@ -45,7 +47,9 @@ fn build_report(observed: &Observed, plan: &Plan, status: MachineStatus, summary
         events: events::events(observed, plan, &previous, &status, summary),
         status: Some(status_write(observed, previous, status)),
         // Granting a permission triggers no reconcile.
-        requeue_after: matches!(observed.source, SourceView::Forbidden(_)).then_some(PERMISSION_RETRY),
+        requeue_after: (observed.live_check_failure.is_some()
+            || matches!(observed.source, SourceView::Forbidden(_) | SourceView::Failed(_)))
+        .then_some(PERMISSION_RETRY),
         error: summary.error.then_some(summary.reason),
     }
 }
@@ -65,11 +69,28 @@ fn status_write(
     StatusWrite { target: observed.machine_target(), uid: observed.uid().to_owned(), observed: previous, desired }
 }
 
+/// The volumes of the disks in the spec. An entry stays when its PVC is lost.
+fn disks(observed: &Observed, assessment: &Assessment, previous: &[DiskStatus]) -> Vec<DiskStatus> {
+    let Some(resolved) = &assessment.resolved else { return previous.to_vec() };
+    let status = |disk: &ResolvedDisk| {
+        let DiskBacking::Pvc { pvc, .. } = &disk.backing else { return None };
+        let bound =
+            observed.pvcs.get(pvc).filter(|view| view.phase == PvcPhase::Bound && !assessment.stops_disk(&disk.name));
+        match bound.and_then(|view| view.volume.clone()) {
+            Some(volume) => Some(DiskStatus { name: disk.name.clone(), pvc: pvc.clone(), volume }),
+            None => previous.iter().find(|have| have.pvc == *pvc).cloned(),
+        }
+    };
+    let own = resolved.disks.iter().filter(|disk| !assessment.moved_disks.contains(&disk.name));
+    own.filter_map(status).collect()
+}
+
 fn status(observed: &Observed, assessment: &Assessment, summary: &Summary) -> MachineStatus {
     let previous = observed.machine.status.clone().unwrap_or_default();
     let generation = observed.machine.metadata.generation;
     let vm = observed.own_vm();
     let vmi = vm.and(observed.vmi.as_ref());
+    let disks = disks(observed, assessment, &previous.disks);
     let mut status = MachineStatus {
         phase: Some(summary.phase),
         conditions: previous.conditions,
@@ -78,6 +99,7 @@ fn status(observed: &Observed, assessment: &Assessment, summary: &Summary) -> Ma
         vmi_name: vmi.map(|_| observed.name().to_owned()),
         ip_addresses: vmi.map(|vmi| vmi.addresses.iter().take(MAX_ADDRESSES).cloned().collect()).unwrap_or_default(),
         node_name: vmi.and_then(|vmi| vmi.node.clone()),
+        disks,
         resources: assessment
             .resolved
             .as_ref()

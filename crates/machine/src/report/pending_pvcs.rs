@@ -23,7 +23,7 @@ const PROVISIONING: SignedDuration = SignedDuration::from_mins(1);
 pub(super) fn pending_pvcs(observed: &Observed, assessment: &Assessment) -> Option<PendingPvcs> {
     let resolved = assessment.resolved.as_ref()?;
     let (mut pending, mut overdue) = (Vec::new(), false);
-    for disk in &resolved.disks {
+    for disk in resolved.disks.iter().filter(|disk| !assessment.moved_disks.contains(&disk.name)) {
         let DiskBacking::Pvc { pvc, .. } = &disk.backing else { continue };
         let view = observed.pvcs.get(pvc);
         if view.is_some_and(|view| view.phase == PvcPhase::Bound) {

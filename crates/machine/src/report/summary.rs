@@ -3,20 +3,21 @@
 
 use vitivirt_api::{
     Body, ErrorClass, Failure, Outcome, Stop, Target,
-    machine::{MachinePhase, PrintableStatus, machine_reason as reason},
+    machine::{Adoption, MachinePhase, PrintableStatus, machine_reason as reason},
 };
 
 use super::{
     failures::{classify_failure, sentence_case},
+    launcher,
     pending_pvcs::pending_pvcs,
 };
 use crate::{
-    assessment::Assessment,
+    assessment::{Assessment, adoption_remedy},
     observed::{Observed, VmView, VmiView},
     plan::step,
     problem::ProblemKind,
     render::cloud_init::secret_name,
-    resolve::PowerState,
+    resolve::{PowerState, power_state},
 };
 
 #[derive(Clone, Debug, PartialEq)]
@@ -39,53 +40,75 @@ fn ready(phase: MachinePhase, reason: &'static str, message: &str) -> Summary {
 
 /// None: the status stays as it is.
 pub(crate) fn summarize(observed: &Observed, assessment: &Assessment, outcome: &Outcome) -> Option<Summary> {
-    if let Some(problem) = &assessment.blocker {
+    if let Some(problem) = assessment.blocker() {
         let phase = match problem.kind {
             ProblemKind::Failed => MachinePhase::Failed,
             ProblemKind::Pending => MachinePhase::Pending,
             ProblemKind::Creating => MachinePhase::Creating,
         };
-        let summary = not_ready(phase, problem.reason, &problem.message);
-        let is_failed = problem.kind == ProblemKind::Failed;
-        return Some(if is_failed { summary } else { keep_running_phase(observed, summary) });
+        return Some(keep_running_phase(observed, assessment, not_ready(phase, problem.reason, &problem.message)));
     }
     match &outcome.stop {
-        Stop::NameConflict { target, live, .. } => Some(keep_running_phase(observed, name_conflict(target, live))),
+        Stop::NameConflict { target, live, .. } => {
+            Some(keep_running_phase(observed, assessment, name_conflict(observed, target, live)))
+        }
         // The machine is as desired; only an obsolete object is left.
         Stop::Failed { step: step::OBSOLETE_SECRET, failure } => {
             Some(with_cleanup_failure(observed, vm_summary(observed, assessment), failure))
         }
-        Stop::Failed { failure, .. } => Some(keep_running_phase(observed, failed_write(observed, failure)?)),
+        Stop::Failed { failure, .. } => {
+            Some(keep_running_phase(observed, assessment, failed_write(observed, failure)?))
+        }
         Stop::Waiting { wait, .. } => Some(not_ready(MachinePhase::Creating, wait.reason, &wait.message)),
         Stop::Done => Some(vm_summary(observed, assessment)),
     }
 }
 
-/// A machine that runs keeps running, whatever prevents a change.
-fn keep_running_phase(observed: &Observed, summary: Summary) -> Summary {
-    if observed.own_vm().is_none() || !observed.vmi.as_ref().is_some_and(VmiView::is_running) {
+/// A machine that runs keeps running, and one that is stopped stays so, whatever prevents a change.
+fn keep_running_phase(observed: &Observed, assessment: &Assessment, summary: Summary) -> Summary {
+    if observed.own_vm().is_none() {
         return summary;
     }
-    let message = format!("{}; until then the machine keeps running unchanged", summary.message);
-    Summary { phase: MachinePhase::Running, message, ..summary }
+    if observed.vmi.as_ref().is_some_and(VmiView::is_running) {
+        let rest = match &assessment.resolved {
+            Some(_) => "until then the machine keeps running, and the operator applies the rest of the spec",
+            None => "until then the machine keeps running",
+        };
+        let message = format!("{}; {rest}", summary.message);
+        return Summary { phase: MachinePhase::Running, message, ..summary };
+    }
+    let is_stopped = observed.vmi.is_none() && power_of(observed) == PowerState::Stopped;
+    if is_stopped { Summary { phase: MachinePhase::Stopped, ..summary } } else { summary }
 }
 
-fn name_conflict(target: &Target, live: &Body) -> Summary {
+/// The desired power state, also of an invalid spec.
+fn power_of(observed: &Observed) -> PowerState {
+    power_state(observed.machine.spec.power_state.as_deref()).unwrap_or(PowerState::Running)
+}
+
+fn name_conflict(observed: &Observed, target: &Target, live: &Body) -> Summary {
     let owner = live
         .json()
         .pointer("/metadata/ownerReferences/0")
         .and_then(|owner| Some(format!("{} {}", owner.get("kind")?.as_str()?, owner.get("name")?.as_str()?)));
-    let owner =
-        owner.map_or_else(|| "is not managed by this operator".to_owned(), |owner| format!("belongs to {owner}"));
     let (kind, name) = (&target.resource.kind, target.key.name());
-    not_ready(
-        MachinePhase::Failed,
-        reason::NAME_TAKEN,
-        format!(
-            "{kind} {name} already exists and {owner}; the operator does not change it: delete the {kind}, or create \
-             this Machine under another name"
-        ),
-    )
+    let remedy = match owner {
+        None if kind == "PersistentVolumeClaim" => {
+            let item = Adoption::pvc_item(name);
+            format!(
+                "is not managed by this operator; the operator does not change it; {}",
+                adoption_remedy(observed, [item.as_str()])
+            )
+        }
+        owner => {
+            let owner = owner
+                .map_or_else(|| "is not managed by this operator".to_owned(), |owner| format!("belongs to {owner}"));
+            format!(
+                "{owner}; the operator does not change it: delete the {kind}, or create this Machine under another name"
+            )
+        }
+    };
+    not_ready(MachinePhase::Failed, reason::NAME_TAKEN, format!("{kind} {name} already exists and {remedy}"))
 }
 
 /// Errors that a retry may fix are not reported.
@@ -116,9 +139,18 @@ fn failed_write(observed: &Observed, failure: &Failure) -> Option<Summary> {
 /// The state of the VM, if nothing blocks the Machine and everything is written.
 fn vm_summary(observed: &Observed, assessment: &Assessment) -> Summary {
     let power = assessment.resolved.as_ref().map_or(PowerState::Running, |resolved| resolved.power);
-    let Some(vm) = &observed.vm else {
+    let Some(vm) = observed.own_vm() else {
         return not_ready(MachinePhase::Creating, reason::VM_CREATED, "VirtualMachine was created");
     };
+    if vm.restoring {
+        let message =
+            "KubeVirt is restoring the VirtualMachine from a snapshot; the operator continues when it is done";
+        return keep_running_phase(
+            observed,
+            assessment,
+            not_ready(MachinePhase::Creating, reason::VM_CREATED, message),
+        );
+    }
     let summary = match power {
         PowerState::Stopped => stopped_summary(observed),
         PowerState::Running => running_summary(observed, assessment, vm),
@@ -150,6 +182,17 @@ fn running_summary(observed: &Observed, assessment: &Assessment, vm: &VmView) ->
             let message = format!("Machine is paused; resume it with `virtctl unpause vm {}`", observed.name());
             return not_ready(MachinePhase::Running, reason::PAUSED, message);
         }
+        if vmi.deleting {
+            let message = "Guest is shutting down; KubeVirt starts it again";
+            return not_ready(MachinePhase::Running, reason::GUEST_NOT_READY, message);
+        }
+        if let Some(cause) = &vmi.not_ready {
+            let message = format!(
+                "Guest runs, but KubeVirt reports that it is not ready: {cause}; see `kubectl describe vmi {}`",
+                observed.name()
+            );
+            return not_ready(MachinePhase::Running, reason::GUEST_NOT_READY, message);
+        }
         let message =
             if vmi.migrating { "Machine is running and migrating to another node" } else { "Machine is running" };
         return ready(MachinePhase::Running, reason::RUNNING, message);
@@ -169,6 +212,10 @@ fn running_summary(observed: &Observed, assessment: &Assessment, vm: &VmView) ->
         };
         let message = format!("KubeVirt could not start the machine: {cause}; {remedy}");
         return not_ready(MachinePhase::Creating, reason, message);
+    }
+    if let Some(problem) = &observed.launcher {
+        let message = launcher::message(observed.name(), problem);
+        return not_ready(MachinePhase::Creating, reason::POD_NOT_STARTED, message);
     }
     if let Some(summary) = error_summary(vm.printable_status) {
         return summary;
@@ -200,10 +247,9 @@ fn error_summary(status: PrintableStatus) -> Option<Summary> {
         PrintableStatus::ErrImagePull | PrintableStatus::ImagePullBackOff => {
             failed("Disk image cannot be pulled; correct the image name or the registry credentials")
         }
-        PrintableStatus::ErrorPvcNotFound => failed(
-            "PersistentVolumeClaim of the machine not found; the operator creates the PVC again if it belongs \
-             to the machine",
-        ),
+        PrintableStatus::ErrorPvcNotFound => {
+            failed("PersistentVolumeClaim of the machine not found; see condition StorageReady")
+        }
         PrintableStatus::DataVolumeError => {
             failed("Disk could not be populated; see the events of its PersistentVolumeClaim")
         }

@@ -9,13 +9,15 @@ use vitivirt_api::{
         Disk, DiskSource, Machine, MachineSpec, Network,
         limits::{BRIDGE_LENGTH, FIRST_VLAN, LAST_VLAN},
     },
-    text::{is_label, truncate},
+    text::{is_label, is_subdomain, truncate},
 };
 
 use super::{invalid, invalid_value};
 use crate::problem::Problem;
 
 const LABEL: usize = 63;
+/// KubeVirt adds 11 characters for the name of a container.
+const CONTAINER_DISK_NAME: usize = 52;
 const NAME: usize = 253;
 const IMAGE: usize = 512;
 const URL: usize = 2048;
@@ -39,8 +41,8 @@ pub(super) fn check(machine: &Machine) -> Result<(), Problem> {
         check_optional(&given.user_data, |data| check_length("spec.cloudInit.userData", data, DATA))?;
         check_optional(&given.network_data, |data| check_length("spec.cloudInit.networkData", data, DATA))?;
         check_optional(&given.secret_ref, |reference| {
-            check_text("spec.cloudInit.secretRef.name", &reference.name, NAME)?;
-            check_optional(&reference.key, |key| check_text("spec.cloudInit.secretRef.key", key, NAME))
+            check_name("spec.cloudInit.secretRef.name", &reference.name)?;
+            check_optional(&reference.key, |key| check_secret_key("spec.cloudInit.secretRef.key", key))
         })
     })?;
     let kind = domain.as_ref().and_then(|domain| domain.machine.as_ref()?.kind.as_ref());
@@ -50,13 +52,20 @@ pub(super) fn check(machine: &Machine) -> Result<(), Problem> {
 fn check_disk(disk: &Disk) -> Result<(), Problem> {
     let field = |part: &str| format!("spec.disks[{}].{part}", shortened(&disk.name));
     check_label("spec.disks[].name", &disk.name)?;
-    check_optional(&disk.storage_class, |class| check_text(field("storageClass"), class, NAME))?;
+    check_optional(&disk.storage_class, |class| check_name(field("storageClass"), class))?;
     let DiskSource { container_disk, pvc, snapshot, http, registry } = disk.source.clone().unwrap_or_default();
     check_optional(&container_disk, |source| check_text(field("source.containerDisk.image"), &source.image, IMAGE))?;
-    check_optional(&pvc, |source| check_text(field("source.pvc.name"), &source.name, NAME))?;
-    check_optional(&snapshot, |source| check_text(field("source.snapshot.name"), &source.name, NAME))?;
+    check_optional(&pvc, |source| check_name(field("source.pvc.name"), &source.name))?;
+    check_optional(&snapshot, |source| check_name(field("source.snapshot.name"), &source.name))?;
     check_optional(&http, |source| check_text(field("source.http.url"), &source.url, URL))?;
     check_optional(&registry, |source| check_text(field("source.registry.url"), &source.url, URL))?;
+    if container_disk.is_some() && disk.name.len() > CONTAINER_DISK_NAME {
+        return Err(invalid_value(
+            "spec.disks[].name",
+            &disk.name,
+            &format!("the name of a containerDisk must have at most {CONTAINER_DISK_NAME} characters"),
+        ));
+    }
     let has_pvc_fields = disk.storage_class.is_some() || disk.access_mode.is_some() || disk.volume_mode.is_some();
     if container_disk.is_some() && has_pvc_fields {
         return Err(invalid(format!(
@@ -69,7 +78,7 @@ fn check_disk(disk: &Disk) -> Result<(), Problem> {
 
 fn check_network(network: &Network) -> Result<(), Problem> {
     check_label("spec.networks[].name", &network.name)?;
-    check_text(format!("spec.networks[{}].networkName", shortened(&network.name)), &network.network_name, NAME)
+    check_name(format!("spec.networks[{}].networkName", shortened(&network.name)), &network.network_name)
 }
 
 /// What is wrong with a NetworkConfiguration, and how to correct it.
@@ -130,6 +139,31 @@ fn check_text(field: impl Display, given: &str, most: usize) -> Result<(), Probl
         Err(invalid(format!("{field}: must not be empty; set a value or remove the field")))
     } else {
         check_length(field, given, most)
+    }
+}
+
+/// The name of an object. It becomes part of a URL.
+fn check_name(field: impl Display, given: &str) -> Result<(), Problem> {
+    if is_subdomain(given) {
+        return Ok(());
+    }
+    Err(invalid_value(
+        &field.to_string(),
+        given,
+        &format!(
+            "must be the name of an object: at most {NAME} lower-case letters, digits, hyphens and dots, and each part \
+             must start and end with a letter or digit"
+        ),
+    ))
+}
+
+fn check_secret_key(field: &str, given: &str) -> Result<(), Problem> {
+    check_text(field, given, NAME)?;
+    let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
+    if given.bytes().all(is_allowed) {
+        Ok(())
+    } else {
+        Err(invalid_value(field, given, "must be the key of a Secret: letters, digits, hyphens, underscores and dots"))
     }
 }
 

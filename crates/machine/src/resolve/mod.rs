@@ -8,7 +8,7 @@ mod networks;
 use vitivirt_api::{
     Quantity,
     machine::{
-        CloudInit, LABEL_CLUSTER, LABEL_TEMPLATE, Machine, MachineId, SecretKeyRef,
+        ANNOTATION_ADOPT, Adoption, CloudInit, LABEL_CLUSTER, LABEL_TEMPLATE, Machine, MachineId, SecretKeyRef,
         limits::{LARGEST_SIZE, LARGEST_SIZE_BYTES, SIZE_DECIMALS, SIZE_LENGTH},
         machine_reason as reason,
     },
@@ -128,6 +128,12 @@ pub fn template_names() -> Vec<&'static str> {
 pub fn resolve(machine: &Machine) -> Result<Resolved, Problem> {
     limits::check(machine)?;
     let id = MachineId::from_metadata(&machine.metadata).map_err(|failure| invalid(failure.message))?;
+    let adoption = Adoption::from_metadata(&machine.metadata);
+    if let Some(item) = adoption.invalid_item() {
+        let requirement =
+            "must be a list of UIDs of earlier Machines, of pvc/NAME and of secret/NAME, separated by commas";
+        return Err(invalid_value(&format!("metadata.annotations[{ANNOTATION_ADOPT}]"), item, requirement));
+    }
     let spec = &machine.spec;
     let template = template(label(machine, LABEL_TEMPLATE), spec.template.as_deref())?;
     let given = spec.resources.clone().unwrap_or_default();
@@ -143,7 +149,7 @@ pub fn resolve(machine: &Machine) -> Result<Resolved, Problem> {
     let memory = parse_size("spec.resources.memory.size", memory)?;
 
     let disks = disks::resolve(id.name(), &spec.disks, template.map(|template| template.root))?;
-    let networks = networks::resolve(id.uid(), &spec.networks)?;
+    let networks = networks::resolve(id.identity(), &spec.networks)?;
     let boot_order = boot_order(&spec.boot_order, &disks)?;
     let domain = spec.domain.clone().unwrap_or_default();
     let features = domain.features.unwrap_or_default();
@@ -201,7 +207,7 @@ fn machine_type(given: Option<&str>) -> String {
     .to_owned()
 }
 
-fn power_state(given: Option<&str>) -> Result<PowerState, Problem> {
+pub(crate) fn power_state(given: Option<&str>) -> Result<PowerState, Problem> {
     match given {
         None | Some("Running") => Ok(PowerState::Running),
         Some("Stopped") => Ok(PowerState::Stopped),

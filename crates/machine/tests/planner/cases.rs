@@ -195,7 +195,9 @@ fn a_disk_grows_and_never_shrinks() {
 fn a_vm_of_another_owner_is_not_changed() {
     let mut cluster = SimulatedCluster::new(template("small"));
     cluster.reconcile_until_up_to_date();
-    cluster.observed.vm.as_mut().unwrap().controller_uid = Some("other".to_owned());
+    let vm = cluster.observed.vm.as_mut().unwrap();
+    vm.controller_uid = Some("other".to_owned());
+    vm.labels.clear();
     let (plan, _) = cluster.reconcile();
     assert_eq!(plan.write_count(), 0, "{plan:?}");
     expect(&cluster, "Failed", "False", "NameTaken");

@@ -7,7 +7,7 @@ use k8s_openapi::jiff::Timestamp;
 use proptest::prelude::*;
 use regex::Regex;
 use serde_json::{Value, json};
-use vitivirt_api::machine::{Machine, MachinePhase, MachineSpec, machine_reason as reason};
+use vitivirt_api::machine::{Machine, MachinePhase, MachineSpec, condition_type::READY, machine_reason as reason};
 use vitivirt_machine::{Observed, resolve::resolve, testing::machine_spec as spec};
 
 use crate::simulated_cluster::SimulatedCluster;
@@ -195,7 +195,10 @@ proptest! {
             cluster.edit(bad);
             cluster.reconcile_until_up_to_date();
             prop_assert!(cluster.observed.vm == vm && cluster.observed.pvcs == pvcs);
-            prop_assert!(cluster.status().phase == Some(MachinePhase::Failed));
+            let is_stopped = cluster.observed.machine.spec.power_state.as_deref() == Some("Stopped");
+            let expected = if is_stopped { MachinePhase::Stopped } else { MachinePhase::Failed };
+            prop_assert_eq!(cluster.status().phase, Some(expected));
+            prop_assert_eq!(cluster.condition(READY).0, "False");
         }
         cluster.edit(good);
         cluster.reconcile_until_up_to_date();

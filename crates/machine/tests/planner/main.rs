@@ -2,11 +2,14 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "a test may fail at once")]
 
+mod adoption;
 mod cases;
 mod changing;
+mod data;
 mod documentation;
 mod failure_reporting;
 mod invalid;
+mod parts;
 mod properties;
 mod settling;
 mod simulated_cluster;

@@ -11,7 +11,9 @@ use vitivirt_api::{
 };
 use vitivirt_machine::{
     Assessed, Observed,
-    observed::{NetworkAttachmentView, NetworkView, OwnedView, PvcView, SecretView, StorageClassView, VmView, VmiView},
+    observed::{
+        ImportSourceView, NetworkAttachmentView, NetworkView, PvcView, SecretView, StorageClassView, VmView, VmiView,
+    },
     resolve::resolve,
     vmi_spec::{comparable_spec, references_secret},
 };
@@ -159,6 +161,7 @@ impl SimulatedCluster {
                         Some(path) => {
                             edit(&mut self.observed.vm.as_mut().unwrap().spec, path, operation.value.as_ref());
                         }
+                        None if operation.value.is_none() => self.remove_label(&kind, &name, &operation.path),
                         None => self.patch(&kind, &name, &operation.path, operation.value.as_ref().unwrap()),
                     }
                 }
@@ -180,12 +183,14 @@ impl SimulatedCluster {
                 self.observed.vm = Some(VmView {
                     uid,
                     generation: 1,
+                    has_owners: controller_uid.is_some(),
                     controller_uid,
                     labels,
                     spec: body["spec"].clone(),
                     deleting: false,
                     printable_status: PrintableStatus::Starting,
                     ready: false,
+                    restoring: false,
                     restart_required: false,
                     failure: None,
                 });
@@ -195,6 +200,7 @@ impl SimulatedCluster {
                 assert!(self.observed.secret.is_none(), "a second Secret");
                 self.observed.secret = Some(SecretView {
                     uid,
+                    has_owners: controller_uid.is_some(),
                     controller_uid,
                     labels,
                     annotated: content.is_some(),
@@ -214,6 +220,9 @@ impl SimulatedCluster {
                     access_mode: text("/spec/accessModes/0").unwrap().as_str().into(),
                     volume_mode: text("/spec/volumeMode").unwrap().as_str().into(),
                     source: text("/metadata/annotations/vitistack.io~1source"),
+                    volume: None,
+                    identity: text("/metadata/annotations/vitistack.io~1identity"),
+                    has_owners: false,
                     deleting: false,
                     created: self.observed.now.as_second(),
                 };
@@ -224,7 +233,9 @@ impl SimulatedCluster {
                 assert!(self.observed.network_attachments.insert(name.to_owned(), view).is_none(), "a second NAD");
             }
             "VolumeImportSource" => {
-                self.observed.import_sources.insert(name.to_owned(), OwnedView { uid, controller_uid });
+                let source = text("/metadata/annotations/vitistack.io~1source");
+                let view = ImportSourceView { uid, controller_uid, labels, source, deleting: false };
+                assert!(self.observed.import_sources.insert(name.to_owned(), view).is_none(), "a second source");
             }
             other => panic!("unexpected create of a {other}"),
         }
@@ -263,10 +274,44 @@ impl SimulatedCluster {
         }
     }
 
+    fn remove_label(&mut self, kind: &str, name: &str, path: &str) {
+        let label = path.strip_prefix("/metadata/labels/").unwrap().replace("~1", "/").replace("~0", "~");
+        let labels = match kind {
+            "VirtualMachine" => &mut self.observed.vm.as_mut().unwrap().labels,
+            "Secret" => &mut self.observed.secret.as_mut().unwrap().labels,
+            "PersistentVolumeClaim" => &mut self.observed.pvcs.get_mut(name).unwrap().labels,
+            other => panic!("unexpected removal of a label of a {other}"),
+        };
+        assert!(labels.remove(&label).is_some(), "{path} does not exist");
+    }
+
     fn patch(&mut self, kind: &str, name: &str, path: &str, value: &Value) {
         let text = || value.as_str().unwrap().to_owned();
         let label = path.strip_prefix("/metadata/labels/").map(|key| key.replace("~1", "/").replace("~0", "~"));
         match (kind, label) {
+            ("VirtualMachine" | "Secret", None) if path.starts_with("/metadata/ownerReferences") => {
+                let owner = if path.ends_with("/-") { value } else { &value[0] };
+                let uid = owner["uid"].as_str().map(str::to_owned);
+                let (has_owners, controller_uid) = match kind {
+                    "Secret" => {
+                        let secret = self.observed.secret.as_mut().unwrap();
+                        (&mut secret.has_owners, &mut secret.controller_uid)
+                    }
+                    _ => {
+                        let vm = self.observed.vm.as_mut().unwrap();
+                        (&mut vm.has_owners, &mut vm.controller_uid)
+                    }
+                };
+                assert_eq!(*has_owners, path.ends_with("/-"), "the path fits the object");
+                (*has_owners, *controller_uid) = (true, uid);
+            }
+            ("PersistentVolumeClaim", None) if path == "/metadata/ownerReferences" => {
+                self.observed.pvcs.get_mut(name).unwrap().has_owners = false;
+            }
+            ("PersistentVolumeClaim", None) if path == "/metadata/labels" => {
+                let labels = serde_json::from_value(value.clone()).unwrap();
+                self.observed.pvcs.get_mut(name).unwrap().labels = labels;
+            }
             ("VirtualMachine", Some(label)) => _ = self.observed.vm.as_mut().unwrap().labels.insert(label, text()),
             ("Secret", Some(label)) => _ = self.observed.secret.as_mut().unwrap().labels.insert(label, text()),
             ("PersistentVolumeClaim", Some(label)) => {
@@ -310,6 +355,9 @@ impl SimulatedCluster {
             "VirtualMachine" => self.observed.vm.as_mut().unwrap().deleting = true,
             "VirtualMachineInstance" => self.observed.vmi = None,
             "PersistentVolumeClaim" => assert!(self.observed.pvcs.remove(name).is_some(), "{name} does not exist"),
+            "VolumeImportSource" => {
+                assert!(self.observed.import_sources.remove(name).is_some(), "{name} does not exist");
+            }
             "Secret" => assert!(self.observed.secret.take().is_some(), "{name} does not exist"),
             other => panic!("unexpected delete of a {other}"),
         }
@@ -324,8 +372,9 @@ impl SimulatedCluster {
     }
 
     pub(crate) fn bind_pvcs(&mut self) {
-        for pvc in self.observed.pvcs.values_mut() {
+        for (name, pvc) in &mut self.observed.pvcs {
             pvc.phase = PvcPhase::Bound;
+            pvc.volume.get_or_insert_with(|| format!("pv-{name}-{}", pvc.uid));
         }
     }
 
@@ -340,11 +389,13 @@ impl SimulatedCluster {
             node: Some("node-1".to_owned()),
             addresses: vec!["10.1.2.3".to_owned()],
             paused: false,
+            not_ready: None,
             migrating: false,
             vm_generation: Some(vm.generation),
             unschedulable: None,
             failure: None,
             deleting: false,
+            created: 0,
         });
     }
 
@@ -356,6 +407,11 @@ impl SimulatedCluster {
     pub(crate) fn finish_shutdown(&mut self) {
         self.observed.vm = None;
         self.observed.vmi = None;
+    }
+
+    pub(crate) fn annotate(&mut self, key: &str, value: &str) {
+        let annotations = self.observed.machine.metadata.annotations.get_or_insert_default();
+        annotations.insert(key.to_owned(), value.to_owned());
     }
 
     pub(crate) fn status(&self) -> MachineStatus {

@@ -1,0 +1,115 @@
+//! Disks that differ from their PVCs, and PVCs that are lost.
+
+use vitivirt_api::machine::{ANNOTATION_REPLACE, PvcPhase, machine_reason as reason};
+
+use crate::{
+    changes::{ChangeKind, NO_EXPANSION, RejectedChange, rule_of},
+    observed::{Observed, PvcView},
+    ownership::{self, Ownership},
+    problem::Problem,
+    render::pvc::source_digest,
+    resolve::{DiskBacking, Resolved, ResolvedDisk},
+};
+
+/// Changes that an existing PVC does not allow.
+pub(super) fn differences(observed: &Observed, disk: &ResolvedDisk) -> Vec<RejectedChange> {
+    let DiskBacking::Pvc { pvc, size, storage_class, access_mode, volume_mode, source, .. } = &disk.backing else {
+        return Vec::new();
+    };
+    let Some(view) = observed.pvcs.get(pvc) else { return Vec::new() };
+    let name = &disk.name;
+    let reject_because = |part: &str, from: &str, to: &str, why: &str| RejectedChange {
+        field: format!("spec.disks[{name}].{part}"),
+        reason: format!("cannot change from {from} to {to}: {why}; revert the change"),
+    };
+    let reject = |part: &str, change: ChangeKind, from: &str, to: &str| {
+        let why = rule_of(&format!("spec.disks[{name}].{part}"), change).map_or("", |rule| rule.why);
+        reject_because(part, from, to, why)
+    };
+    let mut rejected = Vec::new();
+    if let Some(requested) = view.requested_size() {
+        if *size < requested {
+            rejected.push(reject("size", ChangeKind::Shrinks, &view.requested, &size.to_string()));
+        }
+        let waits = view.phase != PvcPhase::Bound;
+        if *size > requested && !waits && !allows_expansion(observed, storage_class_of(view)) {
+            rejected.push(reject_because("size", &view.requested, &size.to_string(), NO_EXPANSION));
+        }
+    }
+    let actual_class = storage_class_of(view);
+    if let Some(class) = storage_class.as_deref().filter(|class| *class != "default" && *class != actual_class) {
+        rejected.push(reject("storageClass", ChangeKind::Any, actual_class, class));
+    }
+    if *access_mode != view.access_mode {
+        rejected.push(reject("accessMode", ChangeKind::Any, view.access_mode.as_str(), access_mode.as_str()));
+    }
+    if *volume_mode != view.volume_mode {
+        rejected.push(reject("volumeMode", ChangeKind::Any, view.volume_mode.as_str(), volume_mode.as_str()));
+    }
+    // An empty digest means that the source of the PVC is unknown. Then a change cannot be detected.
+    let source_is_known = view.source.as_deref() != Some("");
+    if source_is_known && source.as_ref().map(source_digest) != view.source {
+        rejected.push(reject("source", ChangeKind::Any, "its original source", "another source"));
+    }
+    rejected
+}
+
+/// The PVC decides whether the guest may write to the disk.
+pub(super) fn keep_access_mode(observed: &Observed, disk: &mut ResolvedDisk) {
+    if let DiskBacking::Pvc { pvc, access_mode, .. } = &mut disk.backing
+        && let Some(view) = observed.pvcs.get(pvc)
+    {
+        *access_mode = view.access_mode;
+    }
+}
+
+/// Disks whose PVC was bound and no longer exists. The operator does not replace it by an empty one without consent.
+pub(super) fn lost_disks(observed: &Observed, resolved: &Resolved) -> Vec<Problem> {
+    let lost = |disk: &ResolvedDisk| {
+        let DiskBacking::Pvc { pvc, .. } = &disk.backing else { return None };
+        let volume = lost_volume(observed, pvc)?;
+        if let Some(failure) = &observed.live_check_failure {
+            let message = format!(
+                "PersistentVolumeClaim {pvc} of disk {} may be lost: {}; the operator retries automatically",
+                disk.name, failure.message
+            );
+            return Some(Problem::pending(reason::PVC_PENDING, message).of_disk(&disk.name));
+        }
+        let (namespace, name) = (observed.namespace(), observed.name());
+        let message = format!(
+            "PersistentVolumeClaim {pvc} of disk {} does not exist any more; it was bound to volume {volume}; restore \
+             the PVC from a backup, or start with an empty disk: run `kubectl -n {namespace} annotate machine {name} \
+             {ANNOTATION_REPLACE}={volume} --overwrite`",
+            disk.name
+        );
+        Some(Problem::failed(reason::PVC_LOST, message).of_disk(&disk.name))
+    };
+    resolved.disks.iter().filter_map(lost).collect()
+}
+
+/// The volume of a PVC that does not exist any more, unless a user consented to its replacement.
+fn lost_volume<'a>(observed: &'a Observed, pvc: &str) -> Option<&'a str> {
+    if observed.pvcs.contains_key(pvc) {
+        return None;
+    }
+    let volume = observed.recorded_volume(pvc)?;
+    let has_consent = observed.annotation(ANNOTATION_REPLACE) == Some(volume);
+    (!has_consent || observed.live_check_failure.is_some()).then_some(volume)
+}
+
+/// Whether a PVC never had a volume, so that it holds no data.
+pub(crate) fn never_bound(observed: &Observed, pvc: &str) -> bool {
+    let is_unbound = |view: &PvcView| view.phase == PvcPhase::Pending && view.volume.is_none();
+    let is_own = |view: &PvcView| ownership::pvc(observed, pvc, view) == Ownership::Own;
+    observed.pvcs.get(pvc).is_some_and(|view| is_unbound(view) && is_own(view))
+        && observed.recorded_volume(pvc).is_none()
+}
+
+fn storage_class_of(view: &PvcView) -> &str {
+    view.storage_class.as_deref().unwrap_or_default()
+}
+
+/// If the StorageClass no longer exists, the operator tries, and the API server decides.
+pub(crate) fn allows_expansion(observed: &Observed, class: &str) -> bool {
+    observed.storage_classes.iter().find(|known| known.name == class).is_none_or(|known| known.allows_expansion)
+}

@@ -1,0 +1,173 @@
+//! What prevents a Machine from being created or changed. `plan` and `report` use the same assessment, so that the
+//! writes and the status cannot contradict each other. Each problem stops one part of the Machine; the status reports
+//! the first one.
+
+mod disks;
+mod names;
+mod references;
+
+use std::collections::BTreeSet;
+
+pub(crate) use self::{
+    disks::{allows_expansion, never_bound},
+    names::adoption_remedy,
+    references::find_storage_class,
+};
+use crate::{
+    changes::RejectedChange,
+    observed::{Observed, SecretView},
+    problem::{Part, Problem},
+    render::live_parts::moved_pvcs,
+    resolve::{DiskBacking, PowerState, Resolved},
+};
+
+/// The observed state and its assessment, which always belong together. Each reconcile has one.
+#[derive(Clone)]
+pub struct Assessed {
+    observed: Observed,
+    assessment: Assessment,
+}
+
+impl Assessed {
+    pub fn new(observed: Observed) -> Self {
+        let assessment = assess(&observed);
+        Self { observed, assessment }
+    }
+
+    pub fn observed(&self) -> &Observed {
+        &self.observed
+    }
+
+    pub fn assessment(&self) -> &Assessment {
+        &self.assessment
+    }
+
+    /// The cloud-init Secret, if the spec has no cloud-init any more. User data is secret, so it is not kept. A VMI that
+    /// started with it may still migrate, and a VMI that is about to start may be created from the earlier VM. Therefore
+    /// either a VMI exists that does not need the Secret, or the Machine is stopped and has no VMI.
+    pub(crate) fn obsolete_secret(&self) -> Option<&SecretView> {
+        let observed = &self.observed;
+        let resolved = self.assessment.applicable()?;
+        let no_vmi_will_start = observed.vmi.is_some() || resolved.power == PowerState::Stopped;
+        if resolved.cloud_init.is_some() || !no_vmi_will_start {
+            return None;
+        }
+        let needed = observed.vmi.as_ref().is_some_and(|vmi| vmi.deleting || vmi.needs_user_data);
+        observed.own_secret().filter(|view| !needed && !view.deleting)
+    }
+
+    /// Whether the plan deletes user data, which cannot be restored. The caches may lag, so the operator first reads the
+    /// Secret and the VMI from the API server.
+    pub fn discards_user_data(&self) -> bool {
+        !self.observed.is_deleting() && self.obsolete_secret().is_some()
+    }
+
+    /// The observed state alone, to be completed and assessed again.
+    pub fn into_observed(self) -> Observed {
+        self.observed
+    }
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Assessment {
+    /// The parsed spec, without the rejected changes. None if the spec is invalid.
+    pub resolved: Option<Resolved>,
+    /// What prevents parts of the spec from being applied now.
+    pub problems: Vec<Problem>,
+    /// Changes that are impossible. The other changes of the same edit still apply.
+    pub rejected_changes: Vec<RejectedChange>,
+    /// PVCs that never held data and differ from the spec: they are deleted and created again.
+    pub replaced_pvcs: BTreeSet<String>,
+    /// Disks whose volume in the VM is a PVC that does not belong to the Machine: a user or KubeVirt moved them.
+    pub moved_disks: BTreeSet<String>,
+}
+
+impl Assessment {
+    /// The parsed spec, if nothing prevents any part of it from being applied.
+    pub(crate) fn applicable(&self) -> Option<&Resolved> {
+        self.resolved.as_ref().filter(|_| self.problems.is_empty())
+    }
+
+    /// The problem that the status reports.
+    pub fn blocker(&self) -> Option<&Problem> {
+        self.problems.first()
+    }
+
+    pub(crate) fn stops(&self, part: &Part) -> bool {
+        self.problems.iter().any(|problem| problem.part == *part)
+    }
+
+    pub(crate) fn stops_disk(&self, name: &str) -> bool {
+        self.stops(&Part::Disk(name.to_owned()))
+    }
+
+    /// The NetworkConfigurations that cause a problem.
+    pub fn networks_at_fault(&self) -> Vec<String> {
+        self.problems.iter().flat_map(|problem| problem.networks.iter().cloned()).collect()
+    }
+}
+
+type Check = fn(&Observed, &Resolved) -> Vec<Problem>;
+
+fn assess(observed: &Observed) -> Assessment {
+    let mut resolved = match &observed.resolved {
+        Ok(resolved) => resolved.clone(),
+        Err(problem) => {
+            return Assessment {
+                resolved: None,
+                problems: vec![problem.clone()],
+                rejected_changes: Vec::new(),
+                replaced_pvcs: BTreeSet::new(),
+                moved_disks: BTreeSet::new(),
+            };
+        }
+    };
+    let moved_disks = follow_moved_pvcs(observed, &mut resolved);
+    // The checks of disks do not concern those that are no longer in a PVC of the Machine.
+    let mut own = resolved.clone();
+    own.disks.retain(|disk| !moved_disks.contains(&disk.name));
+    let checks: [Check; 9] = [
+        names::conflicts,
+        references::mac_address_conflict,
+        references::missing_networks,
+        references::missing_multus,
+        disks::lost_disks,
+        references::missing_storage_classes,
+        references::missing_cdi,
+        references::missing_source_secret,
+        references::missing_kubevirt,
+    ];
+    let problems: Vec<Problem> = checks.iter().flat_map(|check| check(observed, &own)).collect();
+    let (mut rejected_changes, mut replaced_pvcs) = (Vec::new(), BTreeSet::new());
+    for disk in resolved.disks.iter_mut().filter(|disk| !moved_disks.contains(&disk.name)) {
+        let differences = disks::differences(observed, disk);
+        if differences.is_empty() {
+            continue;
+        }
+        match &disk.backing {
+            DiskBacking::Pvc { pvc, .. } if never_bound(observed, pvc) => _ = replaced_pvcs.insert(pvc.clone()),
+            _ => {
+                rejected_changes.extend(differences);
+                disks::keep_access_mode(observed, disk);
+            }
+        }
+    }
+    Assessment { resolved: Some(resolved), problems, rejected_changes, replaced_pvcs, moved_disks }
+}
+
+/// KubeVirt's restore and its volume migration replace the PVC of a volume in the VM. If the new PVC carries the
+/// Machine's UID, the disk is in that PVC from now on. Returns the disks with a PVC of another owner.
+fn follow_moved_pvcs(observed: &Observed, resolved: &mut Resolved) -> BTreeSet<String> {
+    let Some(vm) = observed.own_vm() else { return BTreeSet::new() };
+    let mut moved = BTreeSet::new();
+    for (name, new_pvc) in moved_pvcs(&vm.spec, resolved) {
+        let is_own = new_pvc.as_ref().and_then(|pvc| Some((pvc, observed.pvcs.get(pvc)?)));
+        let is_own = is_own.filter(|(pvc, view)| crate::ownership::pvc(observed, pvc, view).is_own() && !view.deleting);
+        let disk = resolved.disks.iter_mut().find(|disk| disk.name == name);
+        match (is_own, disk.map(|disk| &mut disk.backing)) {
+            (Some((new_pvc, _)), Some(DiskBacking::Pvc { pvc, .. })) => pvc.clone_from(new_pvc),
+            _ => _ = moved.insert(name),
+        }
+    }
+    moved
+}

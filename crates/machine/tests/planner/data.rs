@@ -1,0 +1,296 @@
+//! Data: which PVCs survive, and which are replaced.
+
+use serde_json::json;
+use vitivirt_api::machine::{Disk, DiskSource, MachineSpec, PvcPhase, UrlSource, condition_type as type_};
+use vitivirt_machine::observed::{Deletion, ImportSourceView, SourceView};
+
+use crate::simulated_cluster::{SimulatedCluster, UID, running};
+
+const OTHER_UID: &str = "11111111-52a5-4a7c-9d38-2f1f0f6f3d11";
+
+fn small_spec() -> MachineSpec {
+    MachineSpec { template: Some("small".to_owned()), ..MachineSpec::default() }
+}
+
+fn root(change: impl FnOnce(&mut Disk)) -> MachineSpec {
+    let mut disk = Disk { name: "root".to_owned(), ..Disk::default() };
+    change(&mut disk);
+    MachineSpec { disks: vec![disk], ..small_spec() }
+}
+
+fn retained() -> MachineSpec {
+    root(|disk| disk.on_delete = Some("Retain".to_owned()))
+}
+
+fn imported(url: &str) -> MachineSpec {
+    let http = Some(UrlSource { url: url.to_owned() });
+    root(|disk| disk.source = Some(DiskSource { http, ..DiskSource::default() }))
+}
+
+fn delete(cluster: &mut SimulatedCluster) {
+    cluster.delete_machine();
+    for _ in 0..3 {
+        cluster.reconcile();
+        cluster.finish_shutdown();
+    }
+}
+
+#[test]
+fn a_pvc_is_retained_if_the_last_edit_says_so_whatever_else_is_wrong() {
+    let edits: [(&str, fn(&mut SimulatedCluster)); 3] = [
+        ("no reconcile after the edit", |_| ()),
+        ("missing Secret", |cluster| cluster.observed.source = SourceView::SecretMissing),
+        ("invalid spec", |cluster| cluster.observed.machine.spec.template = Some("huge".to_owned())),
+    ];
+    for (case, spoil) in edits {
+        let mut cluster = running(small_spec());
+        cluster.edit(retained());
+        spoil(&mut cluster);
+        delete(&mut cluster);
+        assert!(cluster.machine_deleted, "{case}");
+        let kept = &cluster.observed.pvcs["web-root"];
+        assert_eq!(kept.labels["vitistack.io/on-delete"], "Retain", "{case}");
+    }
+    let mut cluster = running(retained());
+    cluster.edit(small_spec());
+    delete(&mut cluster);
+    assert!(cluster.observed.pvcs.contains_key("web-root"), "the label still says Retain");
+    let mut cluster = running(small_spec());
+    delete(&mut cluster);
+    assert!(cluster.machine_deleted && cluster.observed.pvcs.is_empty());
+}
+
+/// KubeVirt makes the VM the owner of the PVC that it restores.
+#[test]
+fn a_retained_pvc_loses_its_owner_before_the_vm_is_deleted() {
+    let mut cluster = running(retained());
+    cluster.observed.pvcs.get_mut("web-root").unwrap().has_owners = true;
+    cluster.delete_machine();
+    cluster.reconcile();
+    assert!(!cluster.observed.pvcs["web-root"].has_owners);
+    assert!(cluster.observed.vm.as_ref().unwrap().deleting);
+}
+
+#[test]
+fn a_machine_deleted_as_an_orphan_leaves_its_vm_and_disks() {
+    for gc_was_faster in [false, true] {
+        let mut cluster = running(small_spec());
+        cluster.delete_machine();
+        if gc_was_faster {
+            let vm = cluster.observed.vm.as_mut().unwrap();
+            (vm.controller_uid, vm.has_owners) = (None, false);
+            cluster.observed.deletion = Deletion::Orphan;
+        } else {
+            cluster.observed.machine.metadata.finalizers.as_mut().unwrap().push("orphan".to_owned());
+        }
+        cluster.reconcile();
+        let finalizers = cluster.observed.machine.metadata.finalizers.clone().unwrap_or_default();
+        assert!(!finalizers.contains(&"machine.vitistack.io/cleanup".to_owned()));
+        assert!(!cluster.observed.vm.as_ref().unwrap().deleting && cluster.observed.vmi.is_some());
+        assert_eq!(cluster.observed.pvcs["web-root"].labels["vitistack.io/on-delete"], "Retain");
+    }
+}
+
+#[test]
+fn a_deletion_that_may_be_an_orphan_asks() {
+    let mut cluster = running(small_spec());
+    let vm = cluster.observed.vm.as_mut().unwrap();
+    (vm.controller_uid, vm.has_owners) = (None, false);
+    cluster.delete_machine();
+    cluster.observed.deletion = Deletion::Unknown;
+    cluster.observed.now += k8s_openapi::jiff::SignedDuration::from_secs(5);
+    let (plan, _) = cluster.reconcile();
+    assert_eq!(plan.write_count(), 0, "{plan:?}");
+    let diagnosis = cluster.status().diagnosis.unwrap();
+    assert!(diagnosis.contains("annotate machine web vitistack.io/cascade=background"), "{diagnosis}");
+    cluster.annotate("vitistack.io/cascade", "background");
+    cluster.reconcile();
+    assert!(cluster.observed.vm.as_ref().unwrap().deleting);
+}
+
+#[test]
+fn an_object_that_lost_its_owner_reference_gets_it_back_and_is_deleted_with_its_machine() {
+    let cloud_init = vitivirt_api::machine::CloudInit { user_data: Some("x".to_owned()), ..Default::default() };
+    let spec = MachineSpec { cloud_init: Some(cloud_init), ..small_spec() };
+    let strip = |cluster: &mut SimulatedCluster| {
+        let vm = cluster.observed.vm.as_mut().unwrap();
+        (vm.controller_uid, vm.has_owners) = (None, false);
+        let secret = cluster.observed.secret.as_mut().unwrap();
+        (secret.controller_uid, secret.has_owners) = (None, false);
+    };
+    let mut cluster = running(spec);
+    strip(&mut cluster);
+    cluster.reconcile_until_up_to_date();
+    assert_eq!(cluster.observed.vm.as_ref().unwrap().controller_uid.as_deref(), Some(UID));
+    assert_eq!(cluster.observed.secret.as_ref().unwrap().controller_uid.as_deref(), Some(UID));
+    assert_eq!(cluster.condition(type_::READY).1, "Running");
+    strip(&mut cluster);
+    // Without its label, the guest's UUID is the proof.
+    cluster.observed.vm.as_mut().unwrap().labels.remove("vitistack.io/machine-uid");
+    cluster.delete_machine();
+    cluster.reconcile();
+    assert!(cluster.observed.vm.as_ref().unwrap().deleting && cluster.observed.pvcs.contains_key("web-root"));
+    cluster.finish_shutdown();
+    cluster.reconcile();
+    assert!(cluster.machine_deleted && cluster.observed.pvcs.is_empty());
+    assert!(cluster.observed.secret.is_none(), "no garbage collector deletes the Secret");
+}
+
+#[test]
+fn an_import_source_is_created_before_its_pvc_and_again_until_the_pvc_is_bound() {
+    let mut cluster = SimulatedCluster::new(imported("https://example.com/a"));
+    let kinds: Vec<String> = cluster
+        .plan()
+        .steps
+        .iter()
+        .flat_map(|step| step.writes.iter().map(|write| write.target().resource.kind.clone()))
+        .collect();
+    assert_eq!(kinds, ["Machine", "VolumeImportSource", "PersistentVolumeClaim", "VirtualMachine"]);
+    cluster.reconcile_until_up_to_date();
+    cluster.observed.import_sources.clear();
+    cluster.reconcile_until_up_to_date();
+    assert!(cluster.observed.import_sources.contains_key("web-root"));
+    cluster.bind_pvcs();
+    cluster.observed.import_sources.clear();
+    cluster.reconcile_until_up_to_date();
+    assert!(cluster.observed.import_sources.is_empty(), "CDI has read it");
+}
+
+#[test]
+fn the_import_source_of_an_earlier_machine_is_not_used() {
+    let mut cluster = SimulatedCluster::new(imported("https://example.com/a"));
+    let earlier = ImportSourceView {
+        uid: "earlier".to_owned(),
+        controller_uid: Some(OTHER_UID.to_owned()),
+        labels: [("vitistack.io/machine", "web"), ("vitistack.io/managed-by", "kubevirt-operator")]
+            .map(|(key, value)| (key.to_owned(), value.to_owned()))
+            .into(),
+        source: None,
+        deleting: false,
+    };
+    cluster.observed.import_sources.insert("web-root".to_owned(), earlier);
+    let (plan, _) = cluster.reconcile();
+    assert_eq!(plan.write_count(), 0, "{plan:?}");
+    let status = cluster.status();
+    assert_eq!(status.phase.map(|phase| phase.to_string()).as_deref(), Some("Pending"));
+    assert_eq!(cluster.condition(type_::READY).1, "WaitingForDeletion");
+    cluster.observed.import_sources.clear();
+    cluster.reconcile_until_up_to_date();
+    assert!(cluster.observed.pvcs.contains_key("web-root"));
+}
+
+#[test]
+fn a_pvc_that_never_held_data_follows_the_spec() {
+    let mut cluster = SimulatedCluster::new(imported("https://example.com/wrong"));
+    cluster.reconcile_until_up_to_date();
+    let wrong = cluster.observed.pvcs["web-root"].clone();
+    cluster.edit(imported("https://example.com/right"));
+    cluster.reconcile_until_up_to_date();
+    let right = &cluster.observed.pvcs["web-root"];
+    assert!(right.uid != wrong.uid && right.source != wrong.source);
+    assert_eq!(cluster.observed.import_sources["web-root"].source, right.source);
+    let class = root(|disk| disk.storage_class = Some("fast-ssd".to_owned()));
+    cluster.edit(class);
+    cluster.reconcile_until_up_to_date();
+    assert_eq!(cluster.observed.pvcs["web-root"].storage_class.as_deref(), Some("fast-ssd"));
+    // A PVC with data is never replaced.
+    cluster.bind_pvcs();
+    cluster.reconcile_until_up_to_date();
+    let bound = cluster.observed.pvcs["web-root"].clone();
+    cluster.observed.pvcs.get_mut("web-root").unwrap().phase = PvcPhase::Pending;
+    cluster.edit(imported("https://example.com/late"));
+    cluster.reconcile_until_up_to_date();
+    assert_eq!(cluster.observed.pvcs["web-root"].uid, bound.uid);
+    assert!(!cluster.assessed().assessment().rejected_changes.is_empty());
+}
+
+#[test]
+fn a_lost_pvc_is_reported_and_replaced_only_with_consent() {
+    let mut cluster = running(small_spec());
+    let volume = cluster.status().disks[0].volume.clone();
+    cluster.observed.pvcs.clear();
+    cluster.observed.vmi = None;
+    let (plan, _) = cluster.reconcile();
+    assert_eq!(plan.write_count(), 0, "{plan:?}");
+    let (_, reason, message) = cluster.condition(type_::READY);
+    assert_eq!(reason, "PVCLost");
+    assert!(message.contains(&format!("vitistack.io/replace-volume={volume}")), "{message}");
+    assert_eq!(cluster.condition(type_::STORAGE_READY).1, "PVCLost");
+    // The rest of the spec still applies.
+    cluster.edit(MachineSpec { power_state: Some("Stopped".to_owned()), ..small_spec() });
+    cluster.reconcile_until_up_to_date();
+    assert_eq!(cluster.observed.vm.as_ref().unwrap().spec["runStrategy"], "Halted");
+    cluster.annotate("vitistack.io/replace-volume", &volume);
+    cluster.reconcile_until_up_to_date();
+    assert!(cluster.observed.pvcs.contains_key("web-root"));
+    cluster.bind_pvcs();
+    cluster.reconcile_until_up_to_date();
+    assert_ne!(cluster.status().disks[0].volume, volume);
+}
+
+#[test]
+fn a_pvc_with_data_that_is_being_deleted_is_reported() {
+    let mut cluster = running(small_spec());
+    cluster.observed.pvcs.get_mut("web-root").unwrap().deleting = true;
+    cluster.reconcile_until_up_to_date();
+    let (_, reason, message) = cluster.condition(type_::READY);
+    assert!(reason == "PVCLost" && message.contains("copy the data now"), "{reason}: {message}");
+    assert_eq!(cluster.status().phase.unwrap().to_string(), "Running");
+}
+
+#[test]
+fn what_kubevirt_writes_into_the_vm_stays() {
+    let mut cluster = running(small_spec());
+    let spec = &mut cluster.observed.vm.as_mut().unwrap().spec;
+    spec["template"]["spec"]["volumes"][0]["persistentVolumeClaim"]["claimName"] = "restore-root".into();
+    let volumes = spec["template"]["spec"]["volumes"].as_array_mut().unwrap();
+    volumes.push(json!({"name": "extra", "persistentVolumeClaim": {"claimName": "extra", "hotpluggable": true}}));
+    volumes.push(json!({"name": "dump", "memoryDump": {"claimName": "dump"}}));
+    let disks = spec["template"]["spec"]["domain"]["devices"]["disks"].as_array_mut().unwrap();
+    disks.push(json!({"name": "extra", "disk": {"bus": "scsi"}, "serial": "extra"}));
+    spec["updateVolumesStrategy"] = "Migration".into();
+    let kept = spec.clone();
+    cluster.reconcile_until_up_to_date();
+    assert_eq!(cluster.observed.vm.as_ref().unwrap().spec, kept);
+    let message = cluster.condition(type_::STORAGE_READY).2;
+    assert!(message.contains("root (PVC restore-root)"), "{message}");
+    // The old PVC may be deleted after a migration.
+    cluster.observed.pvcs.clear();
+    cluster.reconcile_until_up_to_date();
+    assert!(cluster.observed.pvcs.is_empty() && cluster.condition(type_::READY).0 == "True");
+    // Other drift is still reverted.
+    cluster.observed.vm.as_mut().unwrap().spec["template"]["spec"]["nodeSelector"] = json!({"a": "b"});
+    cluster.reconcile_until_up_to_date();
+    assert_eq!(cluster.observed.vm.as_ref().unwrap().spec, kept);
+}
+
+/// A restored PVC has the labels of the original.
+#[test]
+fn a_restored_pvc_of_the_machine_is_its_disk() {
+    let mut cluster = running(small_spec());
+    let mut restored = cluster.observed.pvcs["web-root"].clone();
+    restored.uid = "restored".to_owned();
+    cluster.observed.pvcs.insert("restore-root".to_owned(), restored);
+    let spec = &mut cluster.observed.vm.as_mut().unwrap().spec;
+    spec["template"]["spec"]["volumes"][0]["persistentVolumeClaim"]["claimName"] = "restore-root".into();
+    cluster.edit(MachineSpec {
+        disks: vec![Disk { size: Some("30Gi".to_owned()), ..retained().disks.remove(0) }],
+        ..small_spec()
+    });
+    cluster.reconcile_until_up_to_date();
+    let restored = &cluster.observed.pvcs["restore-root"];
+    assert_eq!((restored.requested.as_str(), restored.labels["vitistack.io/on-delete"].as_str()), ("30Gi", "Retain"));
+    assert_eq!(cluster.status().disks[0].pvc, "restore-root");
+}
+
+#[test]
+fn a_vm_is_not_written_while_kubevirt_restores_it() {
+    let mut cluster = running(small_spec());
+    let vm = cluster.observed.vm.as_mut().unwrap();
+    vm.restoring = true;
+    vm.spec["runStrategy"] = "Halted".into();
+    assert_eq!(cluster.reconcile().0.write_count(), 0);
+    cluster.observed.vm.as_mut().unwrap().restoring = false;
+    cluster.reconcile_until_up_to_date();
+    assert_eq!(cluster.observed.vm.as_ref().unwrap().spec["runStrategy"], "Always");
+}
