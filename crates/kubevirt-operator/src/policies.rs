@@ -22,11 +22,11 @@ const WRITTEN: [(&str, &[&str], &[&str]); 5] = [
     ("kubevirt.io", &["virtualmachines", "virtualmachineinstances"], &["CREATE", "UPDATE", "DELETE"]),
     ("", &["persistentvolumeclaims", "secrets"], &["CREATE", "UPDATE", "DELETE"]),
     ("k8s.cni.cncf.io", &["network-attachment-definitions"], &["CREATE", "UPDATE"]),
-    ("cdi.kubevirt.io", &["volumeimportsources"], &["CREATE"]),
+    ("cdi.kubevirt.io", &["volumeimportsources"], &["CREATE", "DELETE"]),
 ];
 
 /// The operator's account can create only objects with the operator's label, and can change and delete only objects that
-/// belong to a Machine. Whoever gets its token cannot change other objects of the cluster.
+/// belong to a Machine. A thief of its token cannot change other objects of the cluster.
 pub fn own_objects(name: &str, namespace: &str, account: &str) -> ValidatingAdmissionPolicy {
     let user = format!("system:serviceaccount:{namespace}:{account}");
     policy(
