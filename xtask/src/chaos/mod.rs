@@ -1,6 +1,7 @@
 //! `cargo xtask chaos …`: long tests with random faults. `--seed` repeats a failure.
 
 mod edits;
+mod tenants;
 
 use std::{process::ExitCode, time::Duration};
 
@@ -47,6 +48,8 @@ pub(crate) enum ChaosCommand {
     Fight,
     /// Kill kubevirt-operator after each write for a Machine and check the result
     Machines,
+    /// Attack kubevirt-operator from one namespace and measure how long another one waits
+    Tenants(tenants::TenantsOptions),
 }
 
 const TIMEOUT: Duration = Duration::from_secs(40);
@@ -58,6 +61,7 @@ pub(crate) fn run(chaos: &ChaosCommand) -> ExitCode {
         ChaosCommand::Edits { pairs, chains, seed, replay } => {
             in_labs(edits::run(edits::EditCampaign { pairs: *pairs, chains: *chains, seed: *seed, replay }))
         }
+        ChaosCommand::Tenants(options) => in_labs(tenants::run(options)),
         ChaosCommand::Fight => {
             let test = "a_fight_with_another_client_is_limited_and_reported";
             crate::finish(long_test("virt-operator", test, "FIGHT_FOR_THREE_MINUTES"))
