@@ -47,7 +47,7 @@ pub(crate) fn run(bench: &BenchCommand) -> ExitCode {
     })
 }
 
-fn memory_mib(pid: &str, field: &str) -> u64 {
+pub(crate) fn memory_mib(pid: &str, field: &str) -> u64 {
     memory_kib(pid, field) >> 10
 }
 
