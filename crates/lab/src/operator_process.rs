@@ -77,11 +77,6 @@ impl OperatorProcess {
         self.pid
     }
 
-    /// The address that `{address}` stands for.
-    pub fn address(&self) -> IpAddr {
-        self.address
-    }
-
     pub fn signal(&self, signal: Signal) -> Result<()> {
         kill(Pid::from_raw(self.pid), signal).context("sending a signal to the program")
     }
