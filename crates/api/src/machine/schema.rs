@@ -62,10 +62,7 @@ pub(super) fn size_rules() -> Value {
 /// A length counts characters, of which each may have four bytes.
 pub(super) fn data_rules() -> Value {
     let most = limits::DATA_BYTES;
-    json!([rule(
-        &format!("bytes(self).size() <= {most}"),
-        &format!("must have at most {most} bytes; put larger data into a Secret and set secretRef")
-    )])
+    json!([rule(&format!("bytes(self).size() <= {most}"), &format!("must have at most {most} bytes"))])
 }
 
 pub(super) fn source_rules() -> Value {

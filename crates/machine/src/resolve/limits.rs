@@ -127,8 +127,7 @@ fn check_range(field: &str, given: Option<u32>, most: u32) -> Result<(), Problem
 fn check_bytes(field: &str, given: &str) -> Result<(), Problem> {
     let length = given.len();
     if length > DATA_BYTES {
-        let remedy = "put larger data into a Secret and set secretRef";
-        Err(invalid(format!("{field}: has {length} bytes; must have at most {DATA_BYTES}; {remedy}")))
+        Err(invalid(format!("{field}: has {length} bytes; must have at most {DATA_BYTES}")))
     } else {
         Ok(())
     }
