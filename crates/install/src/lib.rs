@@ -20,6 +20,7 @@
 //! - the objects of one installation: `validation`, `customize`, `placement`, `installation`, `object`
 //! - one reconcile: `eligibility`, `desired`, `plan` (with `order`, `rollout`, `crd_checks`, `record`, `drift`, `repairs`,
 //!   `up_to_date` and `orphans`), `report` (with `warnings`)
+//! - the end of an installation: `removal`
 //! - outside of a reconcile: `admission` validates requests, `manifests` installs the operator itself
 
 pub mod admission;
@@ -55,6 +56,7 @@ pub mod pods;
 mod policy;
 mod rbac;
 mod record;
+pub mod removal;
 mod repairs;
 mod report;
 mod rollout;
@@ -79,7 +81,7 @@ pub use eligibility::is_eligible;
 pub use environment::{Cluster, Environment};
 pub use installation::{INVALID_DURATION, Installation};
 pub use kind::Kind;
-pub use live::LiveObject;
+pub use live::{Finalizer, LiveObject};
 pub use object::InstallationObject;
 pub use observed::{Objects, Observed};
 pub use order::{Lane, LaneProblem, Stage};

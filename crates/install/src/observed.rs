@@ -99,6 +99,12 @@ impl Objects {
         self.0.iter().filter(move |((of, _), live)| *of == kind && live.is_ours()).map(|((_, key), live)| (key, live))
     }
 
+    /// The objects of a kind that the removal of an installation may delete.
+    pub(crate) fn managed(&self, kind: Kind) -> impl Iterator<Item = (&ObjectKey, &Arc<LiveObject>)> {
+        let managed = self.0.iter().filter(move |((of, _), live)| *of == kind && live.is_managed());
+        managed.map(|((_, key), live)| (key, live))
+    }
+
     /// Whether an installation, or a part of one, exists. What dumps or contains an install strategy is not part of it.
     pub(crate) fn contain_installation(&self) -> bool {
         let is_installed = |((kind, _), live): (&(Kind, ObjectKey), &Arc<LiveObject>)| {

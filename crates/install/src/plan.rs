@@ -211,8 +211,8 @@ impl Planner<'_> {
     fn components(&self, plan: &mut Plan) -> Result<(), Failure> {
         require_stored_versions(self.observed, &self.installation.config.kube_virt_version)?;
         let blocking = self.install_blocking_webhook()?;
-        // New CRDs must not be served without it.
-        let is_blocked_first = blocking.is_some();
+        // New CRDs must not be served without it, and nothing is created for a resource without the finalizer.
+        let is_blocked_first = blocking.is_some() || !plan.steps.is_empty();
         plan.steps.extend(blocking);
         let mut written = Vec::new();
         for wave in waves(&self.installation.config.kube_virt_version, self.installed_version()) {

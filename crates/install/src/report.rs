@@ -38,9 +38,6 @@ use crate::{
 };
 
 const MESSAGE_LIMIT: usize = 1024;
-const NOT_REMOVED: &str = "This version of the operator cannot uninstall KubeVirt; to delete only the KubeVirt \
- resource, delete ValidatingWebhookConfiguration virt-operator-validator and remove the finalizer \
- foregroundDeleteKubeVirt";
 const ALL_READY: &str = "All components are ready.";
 /// How long an installation may wait before the conditions name what it waits for.
 const QUIET_PERIOD: SignedDuration = SignedDuration::from_secs(20);
@@ -51,25 +48,27 @@ const REQUEUE: Duration = Duration::from_secs(60);
 /// When to record what a complete reconcile has written.
 const RECORD: Duration = Duration::from_secs(1);
 
-mod phase {
+pub(crate) mod phase {
     pub(super) const DEPLOYING: &str = "Deploying";
     pub(super) const DEPLOYED: &str = "Deployed";
+    pub(crate) const DELETING: &str = "Deleting";
+    pub(crate) const DELETED: &str = "Deleted";
 }
 
-mod condition {
-    pub(super) const AVAILABLE: &str = "Available";
-    pub(super) const CREATED: &str = "Created";
-    pub(super) const DEGRADED: &str = "Degraded";
-    pub(super) const PROGRESSING: &str = "Progressing";
-    pub(super) const SYNCHRONIZED: &str = "Synchronized";
+pub(crate) mod condition {
+    pub(crate) const AVAILABLE: &str = "Available";
+    pub(crate) const CREATED: &str = "Created";
+    pub(crate) const DEGRADED: &str = "Degraded";
+    pub(crate) const PROGRESSING: &str = "Progressing";
+    pub(crate) const SYNCHRONIZED: &str = "Synchronized";
 }
 
-mod reason {
+pub(crate) mod reason {
     pub(super) const CREATED: &str = "AllResourcesCreated";
     pub(super) const DEPLOYING: &str = "DeploymentInProgress";
     pub(super) const EXISTING: &str = "ExistingDeployment";
     pub(super) const FAILED: &str = "DeploymentFailed";
-    pub(super) const NOT_REMOVED: &str = "DeletionFailed";
+    pub(crate) const DELETING: &str = "DeletionInProgress";
     pub(super) const PROBLEM: &str = "PartiallySynchronized";
     pub(super) const READY: &str = "AllComponentsReady";
     pub(super) const UPDATING: &str = "UpdateInProgress";
@@ -172,10 +171,6 @@ pub fn report(observed: &Observed, desired: &Desired, plan: &Plan, outcome: &Out
     }
     status.synchronization_addresses.clone_from(&observed.synchronization_addresses);
     events.extend(warning_events(observed, desired, &before, &stop));
-    if kubevirt.metadata.deletion_timestamp.is_some() && observed.objects.contain_installation() {
-        set_condition(&mut status, condition::SYNCHRONIZED, "False", reason::NOT_REMOVED, NOT_REMOVED);
-        events.push((EventKind::Warning, event_reason::NOT_REMOVED, NOT_REMOVED.to_owned()));
-    }
     let mut report = build_report(observed, desired, before, status, events);
     // These do not change the status.
     report.events.extend(fight_events(observed, plan, Lane::Components));
@@ -548,7 +543,7 @@ fn sort_generations(generations: &mut [Generation]) {
     generations.sort_by(|a, b| (&a.resource, &a.namespace, &a.name).cmp(&(&b.resource, &b.namespace, &b.name)));
 }
 
-fn set_condition(status: &mut KubeVirtStatus, condition: &str, value: &str, reason: &str, message: &str) {
+pub(crate) fn set_condition(status: &mut KubeVirtStatus, condition: &str, value: &str, reason: &str, message: &str) {
     let message = truncate(message, MESSAGE_LIMIT);
     let desired = KubeVirtCondition {
         condition_type: condition.to_owned(),
@@ -572,7 +567,7 @@ fn is_true(status: &KubeVirtStatus, condition: &str) -> bool {
     status.conditions.iter().any(|existing| existing.condition_type == condition && existing.status == "True")
 }
 
-fn remove_condition(status: &mut KubeVirtStatus, condition: &str) {
+pub(crate) fn remove_condition(status: &mut KubeVirtStatus, condition: &str) {
     status.conditions.retain(|existing| existing.condition_type != condition);
 }
 
@@ -595,7 +590,7 @@ fn set_condition_times(before: &KubeVirtStatus, status: &mut KubeVirtStatus, now
     }
 }
 
-fn build_report(
+pub(crate) fn build_report(
     observed: &Observed,
     desired: &Desired,
     mut before: KubeVirtStatus,

@@ -26,7 +26,9 @@ use crate::{
         AttachmentEntry, Caches, ClassEntry, ImportEntry, MachineEntry, NetworkEntry, PvcEntry, SecretEntry, VmEntry,
         VmiEntry,
     },
+    index::segment_of,
     live_check::LiveCheck,
+    mac_addresses::mac_number,
     source_secrets::{SecretState, SourceSecrets},
 };
 
@@ -67,6 +69,10 @@ impl Observer {
         #[expect(clippy::disallowed_methods, reason = "a reconcile observes the current time here")]
         let now = Timestamp::now();
         let parsed = Observed::new(machine, now)?;
+        if parsed.is_deleting() && parsed.finalizer_index().is_none() {
+            // The operator has removed its finalizer, and the watch has not delivered the deletion yet.
+            return Ok(None);
+        }
         let resolved = parsed.resolved.as_ref().ok();
         let secret = self.secret(key);
         let source = self.source(key, &parsed, secret.as_ref()).await?;
@@ -82,7 +88,7 @@ impl Observer {
             import_sources: self.import_sources(key, resolved),
             vm: self.caches.vms.entry(key).as_ref().map(VmEntry::view),
             vmi: self.caches.vmis.entry(key).as_ref().map(VmiEntry::view),
-            macs_in_use: self.macs_in_use(&entry.value, &parsed),
+            macs_in_use: self.macs_in_use(key, &parsed),
             ..parsed
         };
         if observed.is_deleting() && observed.vm.is_none() {
@@ -155,18 +161,18 @@ impl Observer {
         resolved.into_iter().flat_map(Resolved::pvc_names).filter_map(view).collect()
     }
 
-    /// MAC addresses that an older Machine of the namespace uses on the same network.
-    fn macs_in_use(&self, machine: &MachineEntry, observed: &Observed) -> BTreeMap<(String, String), String> {
-        let hashes = machine.mac_hashes.iter().copied();
-        let shared: Vec<u64> = hashes.filter(|hash| self.caches.index.mac_addresses.is_shared(*hash)).collect();
-        let Some(resolved) = observed.resolved.as_ref().ok().filter(|_| !shared.is_empty()) else {
-            return BTreeMap::new();
+    /// The MAC addresses that another Machine has on the same segment.
+    fn macs_in_use(&self, key: &ObjectKey, observed: &Observed) -> BTreeMap<(String, String), String> {
+        let resolved = observed.resolved.as_ref().ok();
+        let in_use = |(network, mac): (&str, &str)| {
+            let address = (segment_of(key, network, &self.caches.networks), mac_number(mac));
+            let owner = self.caches.index.mac_addresses.other_owner(key, address)?;
+            // The name of a Machine is of no concern to another tenant.
+            let is_neighbour = owner.namespace() == key.namespace();
+            let owner = if is_neighbour { owner.name() } else { "in another namespace" };
+            Some(((network.to_owned(), mac.to_owned()), owner.to_owned()))
         };
-        let candidates = self.caches.machines.entries().into_iter().filter_map(|(_, entry)| {
-            let may_conflict = entry.value.mac_hashes.iter().any(|hash| shared.contains(hash));
-            may_conflict.then(|| entry.value.machine(&entry.resource_version).ok())?
-        });
-        macs::in_use(&observed.machine, resolved, &candidates.collect::<Vec<_>>())
+        resolved.into_iter().flat_map(macs::addresses).filter_map(in_use).collect()
     }
 
     /// The source is not read while the Machine is being deleted, or while its spec is invalid.

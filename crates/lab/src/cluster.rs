@@ -235,6 +235,11 @@ impl Lab {
         }
     }
 
+    /// Deletes the Deployment of virt-operator and returns when its pods have ended.
+    pub async fn delete_virt_operator(&self, timeout: Duration) -> Result<()> {
+        self.health.guard(kubevirt::delete_operator(&self.client, timeout)).await
+    }
+
     /// A client that asks virt-api's subresources all the time.
     pub fn subresource_client(&self) -> SubresourceClient {
         SubresourceClient::start(self.client.clone())

@@ -21,12 +21,14 @@ mod monitoring;
 mod node_checks;
 mod observe;
 mod probe;
+mod removal;
 mod revisions;
 mod router;
 mod run;
 mod settings;
 mod stored_objects;
 mod webhook;
+mod workloads;
 
 use std::{
     collections::BTreeMap,
@@ -49,6 +51,7 @@ pub fn main() -> ExitCode {
         Some(Command::Manifests(options)) => commands::manifests::run(options),
         Some(Command::Render(options)) => commands::render::run(&options),
         Some(Command::Plan(options)) => commands::plan::run(&options),
+        Some(Command::Uninstall(options)) => commands::uninstall::run(&options),
         Some(Command::Completions(options)) => options.run::<Arguments>(),
         None => run_or_dump(arguments.run),
     })

@@ -211,25 +211,30 @@ pub(crate) async fn crds_with_objects(
     Ok(found)
 }
 
-/// Whether a CRD has objects, in any of its versions.
-async fn has_objects(client: &Client, crd: &ObjectKey) -> Result<bool, Failure> {
+/// The kind of a CRD, in a version in which the API server serves its objects. `None` if the CRD does not exist.
+pub(crate) async fn served_resource(client: &Client, crd: &ObjectKey) -> Result<Option<ApiResource>, Failure> {
     let api: Api<CustomResourceDefinition> = Api::all(client.clone());
     let target = || Target::of_kind::<CustomResourceDefinition>(crd.clone());
     let found = match api.get_opt(crd.name()).await {
         Ok(Some(found)) => found,
-        Ok(None) => return Ok(false),
+        Ok(None) => return Ok(None),
         Err(error) => return Err(classify(&error, "get", &target())),
     };
-    let Some(version) = found.spec.versions.iter().find(|version| version.storage && version.served) else {
-        return Ok(true);
-    };
-    let resource = ApiResource {
-        group: found.spec.group.clone(),
-        version: version.name.clone(),
-        api_version: format!("{}/{}", found.spec.group, version.name),
-        kind: found.spec.names.kind.clone(),
-        plural: found.spec.names.plural.clone(),
-    };
+    // KubeVirt's CRDs serve the version that they store. For another one, the list fails.
+    let version = found.spec.versions.iter().find(|version| version.storage).map(|version| version.name.clone());
+    let version = version.unwrap_or_default();
+    Ok(Some(ApiResource {
+        api_version: format!("{}/{version}", found.spec.group),
+        group: found.spec.group,
+        version,
+        kind: found.spec.names.kind,
+        plural: found.spec.names.plural,
+    }))
+}
+
+/// Whether a CRD has objects, in any of its versions.
+async fn has_objects(client: &Client, crd: &ObjectKey) -> Result<bool, Failure> {
+    let Some(resource) = served_resource(client, crd).await? else { return Ok(false) };
     let objects: Api<DynamicObject> = Api::all_with(client.clone(), &resource);
     match objects.list_metadata(&ListParams::default().limit(1)).await {
         Ok(list) => Ok(!list.items.is_empty()),

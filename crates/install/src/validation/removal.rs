@@ -11,7 +11,12 @@ const REMOVE_WORKLOADS: &str = "RemoveWorkloads";
 /// workloads, so it is not guarded.
 pub fn is_guarded(kubevirt: &KubeVirt) -> bool {
     let deployed = kubevirt.status.as_ref().is_some_and(|status| status.phase == DEPLOYED);
-    deployed && !matches!(kubevirt.spec.uninstall_strategy.as_str(), "" | REMOVE_WORKLOADS)
+    deployed && protects_workloads(kubevirt)
+}
+
+/// Whether KubeVirt is not removed while there are workloads.
+pub fn protects_workloads(kubevirt: &KubeVirt) -> bool {
+    !matches!(kubevirt.spec.uninstall_strategy.as_str(), "" | REMOVE_WORKLOADS)
 }
 
 /// Remaining workloads of one kind.
@@ -38,7 +43,8 @@ pub fn delete(kubevirt: &KubeVirt, remaining: &[Remaining]) -> Option<Refusal> {
     (!left.is_empty()).then(|| Refusal::new(Cause::Forbidden, "", message()))
 }
 
-fn describe(remaining: &Remaining) -> String {
+/// The workloads of one kind, for a message.
+pub fn describe(remaining: &Remaining) -> String {
     let examples: Vec<String> = remaining.examples.iter().map(ToString::to_string).collect();
     let more = if remaining.more { " and others" } else { "" };
     format!("{} present ({}{more})", remaining.kind, examples.join(", "))

@@ -5,6 +5,7 @@
 
 mod changes;
 mod coexistence;
+mod cost;
 mod crash;
 mod drift;
 mod edit_chains;
@@ -12,12 +13,14 @@ mod invalid_specs;
 mod lease;
 mod lifecycle;
 mod machine_test;
+mod packages;
 mod poll;
 mod process;
 mod random_specs;
 mod recovery;
 mod rejections;
 mod replica;
+mod tenants;
 
 use std::process::ExitCode;
 
@@ -35,5 +38,8 @@ fn main() -> ExitCode {
         invalid_specs::add(suite);
         edit_chains::add(suite);
         changes::add(suite);
+        cost::add(suite);
+        tenants::add(suite);
+        packages::add(suite);
     })
 }

@@ -15,7 +15,7 @@ use kube::{
     api::{ApiResource, DynamicObject, GroupVersionKind, PostParams},
 };
 pub use operator::{KubeVirtRelease, VirtOperator};
-pub(crate) use operator::{create_operator, ready, replace_operator};
+pub(crate) use operator::{create_operator, delete_operator, ready, replace_operator};
 use serde_json::{Value, json};
 
 pub(crate) const NAMESPACE: &str = crate::virt_handler::NAMESPACE;

@@ -9,7 +9,10 @@ use std::{
 
 use anyhow::{Context, Result, anyhow, bail};
 use k8s_openapi::api::{apps::v1::Deployment, core::v1::Pod};
-use kube::{Api, Client, ResourceExt, api::ListParams};
+use kube::{
+    Api, Client, ResourceExt,
+    api::{DeleteParams, ListParams},
+};
 use serde_json::{Value, json};
 
 use super::NAMESPACE;
@@ -118,6 +121,25 @@ async fn operator_manifests(operator: &VirtOperator) -> Result<Vec<Value>> {
         }
     }
     Ok(documents)
+}
+
+/// Deletes the Deployment and returns when its pods are gone.
+pub(crate) async fn delete_operator(client: &Client, timeout: Duration) -> Result<()> {
+    let deployments: Api<Deployment> = Api::namespaced(client.clone(), NAMESPACE);
+    deployments.delete(NAME, &DeleteParams::background()).await.context("deleting virt-operator's Deployment")?;
+    let pods: Api<Pod> = Api::namespaced(client.clone(), NAMESPACE);
+    let selection = ListParams::default().labels(&format!("kubevirt.io={NAME}"));
+    let gone = async {
+        // The garbage collector deletes the pods. Their names are not known, so this polls.
+        while !pods.list(&selection).await?.items.is_empty() {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        anyhow::Ok(())
+    };
+    match tokio::time::timeout(timeout, gone).await {
+        Ok(result) => result,
+        Err(_) => bail!("the pods of virt-operator did not end within {timeout:?}"),
+    }
 }
 
 async fn reference_manifests(release: KubeVirtRelease) -> Result<Vec<Value>> {

@@ -6,6 +6,7 @@ mod deletion;
 mod events;
 mod failures;
 mod pending_pvcs;
+mod settle;
 mod summary;
 
 use std::time::Duration;
@@ -16,6 +17,7 @@ use vitivirt_api::{
     set_condition,
 };
 
+pub use self::settle::{Settled, WaitingState, settle};
 use self::summary::{Summary, summarize};
 use crate::{
     assessment::{Assessed, Assessment},

@@ -8,4 +8,5 @@ mod documentation;
 mod failure_reporting;
 mod invalid;
 mod properties;
+mod settling;
 mod simulated_cluster;

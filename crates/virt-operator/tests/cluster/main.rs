@@ -7,6 +7,7 @@ mod certificates;
 mod commands;
 mod drift;
 mod edits;
+mod failover;
 mod install;
 mod lanes;
 mod lifecycle;
@@ -14,8 +15,10 @@ mod manifests;
 mod pods;
 mod process;
 mod refusals;
+mod removal;
 mod rotation;
 mod support;
+mod takeover;
 mod unreachable;
 mod webhook_client;
 
@@ -38,8 +41,11 @@ fn add(suite: &mut Suite) {
     pods::add(suite);
     process::add(suite);
     refusals::add(suite);
+    removal::add(suite);
     lanes::add(suite);
     rotation::add(suite);
     unreachable::add(suite);
     alerts::add(suite);
+    takeover::add(suite);
+    failover::add(suite);
 }

@@ -20,12 +20,17 @@ use vitivirt_install::{
     certificates::{CertificateScope, DesiredCertificates, certificate_plan},
     check_crd, crds_to_check, desired_installation, is_of_another_release, lane_problem, owns,
     pods::Pods,
-    record_repairs, report, running_installation,
+    record_repairs,
+    removal::{Instance, MarkedNode, RemovalInput, RemovalMode, removal_plan, removal_report},
+    report, running_installation,
     served::Served,
     up_to_date_after,
 };
 
 use crate::{TestCertificates, api_server};
+
+const CRD: &str = "CustomResourceDefinition";
+const CLEANUP_FINALIZER: &str = "customresourcecleanup.apiextensions.k8s.io";
 
 pub(crate) struct TestCluster {
     pub(crate) kubevirt: KubeVirt,
@@ -395,6 +400,8 @@ impl TestCluster {
                 operations.iter().for_each(|operation| change(&mut object, operation));
                 self.kubevirt = serde_json::from_value(object).unwrap();
             }
+            // Nodes are not objects of this cluster.
+            Write::Patch { .. } if kind == "Node" => {}
             Write::Patch { operations, uid, .. } => {
                 assert_eq!(self.objects[&id]["metadata"]["uid"], **uid);
                 let is_changed = self.change_as("virt-operator", &id, |object| {
@@ -403,14 +410,78 @@ impl TestCluster {
                 if !is_changed {
                     self.no_op_patches.push(target.to_string());
                 }
+                self.collect(&id);
             }
             Write::Delete { uid, .. } => {
-                let object = self.objects.remove(&id).unwrap();
-                assert_eq!(object["metadata"]["uid"], **uid);
+                let now = self.now;
+                let metadata = &mut self.object_by_id(&id)["metadata"];
+                assert_eq!(metadata["uid"], **uid);
+                metadata["deletionTimestamp"] = json!(now);
+                // The API server does so in every case. Only with another finalizer does it take time here.
+                if let Some(finalizers) = metadata["finalizers"].as_array_mut().filter(|_| kind == CRD) {
+                    finalizers.push(json!(CLEANUP_FINALIZER));
+                }
+                self.collect(&id);
             }
             Write::Apply { .. } | Write::Lazy { .. } | Write::Status { .. } => panic!("{write:?}"),
         }
         None
+    }
+
+    /// An object that is being deleted is gone without finalizers.
+    fn collect(&mut self, id: &(String, ObjectKey)) {
+        let metadata = &self.objects[id]["metadata"];
+        let is_kept = metadata["finalizers"].as_array().is_some_and(|finalizers| !finalizers.is_empty());
+        if !metadata["deletionTimestamp"].is_null() && !is_kept {
+            self.objects.remove(id);
+        }
+    }
+
+    /// The API server has deleted the objects of a CRD that is being deleted.
+    pub(crate) fn delete_instances(&mut self, crd: &str) {
+        let id = (CRD.to_owned(), ObjectKey::cluster(crd));
+        let finalizers = self.object_by_id(&id)["metadata"]["finalizers"].as_array_mut().unwrap();
+        finalizers.retain(|finalizer| finalizer != CLEANUP_FINALIZER);
+        self.collect(&id);
+    }
+
+    fn removal_input(
+        &self,
+        observed: &mut Observed,
+        mode: RemovalMode,
+        instances: &[Instance],
+        nodes: Vec<MarkedNode>,
+    ) -> RemovalInput {
+        RemovalInput {
+            kubevirt: Some(self.kubevirt.clone()),
+            namespace: "kubevirt".to_owned(),
+            mode,
+            now: self.now,
+            objects: std::mem::take(&mut observed.objects),
+            complete: true,
+            instances: instances.to_vec(),
+            nodes,
+        }
+    }
+
+    /// What a removal would write. `instances` are left.
+    pub(crate) fn remove_plan(&self, mode: RemovalMode, instances: &[Instance]) -> Plan {
+        removal_plan(&self.removal_input(&mut self.observed(), mode, instances, Vec::new()))
+    }
+
+    /// One reconcile of a resource that is being deleted. `instances` are left.
+    pub(crate) fn remove(&mut self, mode: RemovalMode, instances: &[Instance], nodes: Vec<MarkedNode>) -> Reconcile {
+        let mut observed = self.observed();
+        let input = self.removal_input(&mut observed, mode, instances, nodes);
+        let plan = removal_plan(&input);
+        let mut sent = Vec::new();
+        let outcome = self.apply(&plan, &mut sent);
+        let report = removal_report(&observed, &input, &plan, &outcome);
+        if let Some(status) = report.status.as_ref().filter(|status| status.differs()) {
+            self.kubevirt.status = Some(serde_json::from_value(status.desired.clone()).unwrap());
+        }
+        self.now += SignedDuration::from_secs(1);
+        Reconcile { plan, sent, outcome, report }
     }
 
     pub(crate) fn put(&mut self, kind: &str, key: ObjectKey, mut object: Value, manager: &str) {
@@ -506,6 +577,10 @@ fn change(object: &mut Value, operation: &Operation) {
     let (parent, last) = operation.path.rsplit_once('/').unwrap();
     let last = last.replace("~1", "/").replace("~0", "~");
     let parent = object.pointer_mut(parent).unwrap_or_else(|| panic!("{} has no parent", operation.path));
+    if let (Some(list), None) = (parent.as_array_mut(), &operation.value) {
+        list.remove(last.parse().unwrap());
+        return;
+    }
     let parent = parent.as_object_mut().unwrap();
     match &operation.value {
         Some(value) => drop(parent.insert(last, value.clone())),
