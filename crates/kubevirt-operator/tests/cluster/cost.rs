@@ -74,7 +74,7 @@ async fn check_cost(pace: Pace, namespace: &'static str) -> Result<()> {
     for name in MACHINES {
         let cost = Cost::of(&deleted, name);
         ensure!(
-            cost.writes - cost.events <= 4 && cost.after_the_finalizer <= 3,
+            cost.writes - cost.events <= 4 && cost.after_the_finalizer == 0,
             "deletion of {name}: {cost:?}\n{}",
             show(&deleted, name)
         );

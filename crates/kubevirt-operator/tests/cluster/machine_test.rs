@@ -158,12 +158,12 @@ impl MachineTest {
         create_storage_class(&self.lab, name).await
     }
 
-    /// Creates a NetworkConfiguration with each of these names.
+    /// Creates a NetworkConfiguration with each of these names, each with its own VLAN.
     pub(crate) async fn create_networks(&self, names: &[&str]) -> Result<()> {
-        for name in names {
+        for (vlan, name) in (100..).zip(names) {
             let network = json!({
                 "apiVersion": "vitistack.io/v1alpha1", "kind": "NetworkConfiguration", "metadata": {"name": name},
-                "spec": {"bridge": "br1", "vlan": 100},
+                "spec": {"bridge": "br1", "vlan": vlan},
             });
             self.create_json(&network).await?;
         }
