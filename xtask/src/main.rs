@@ -1,6 +1,6 @@
 //! Development commands of the project. `cargo xtask --help` lists them.
 //!
-//! This file parses the command line. Each command has its own module: `demo`, `test`, `lab_commands`, `parity`,
+//! This file parses the command line. Each command has its own module: `demo`, `test`, `lab_commands`, `parity`, `e2e`,
 //! `bench`, `chaos`, `generate` and `generate_release`. They share `programs` (builds the operators),
 //! `kubevirt_operator` (runs one of them in a lab) and `terminal` (output). `text_checks` contains only tests.
 
@@ -9,6 +9,7 @@
 mod bench;
 mod chaos;
 mod demo;
+mod e2e;
 mod generate;
 mod generate_release;
 mod kubevirt_operator;
@@ -47,6 +48,8 @@ enum XtaskCommand {
     Lab(lab_commands::LabCommand),
     /// Compare the installations of our virt-operator and of the reference operator.
     Parity(parity::ParityOptions),
+    /// Run KubeVirt's own end-to-end specs of virt-operator with our operator and with upstream's
+    E2e(e2e::E2eOptions),
     /// Run benchmarks. Raw results are written to target/bench.
     #[command(subcommand)]
     Bench(bench::BenchCommand),
@@ -66,6 +69,7 @@ fn main() -> ExitCode {
         XtaskCommand::Test(options) => finish(test::run(&options)),
         XtaskCommand::Lab(command) => lab_commands::run(command),
         XtaskCommand::Parity(options) => parity::run(&options),
+        XtaskCommand::E2e(options) => e2e::run(&options),
         XtaskCommand::Bench(bench) => bench::run(&bench),
         XtaskCommand::Chaos(chaos) => chaos::run(&chaos),
         XtaskCommand::Generate(options) => finish(generate::run(&options)),

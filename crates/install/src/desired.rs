@@ -5,12 +5,12 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use vitivirt_api::{Failure, ObjectKey};
+use vitivirt_api::{Failure, ObjectKey, reason};
 
 use crate::{
     config::DeploymentConfig,
     environment::Environment,
-    installation::Installation,
+    installation::{Installation, UNKNOWN_CERTIFICATE},
     kind::Kind,
     observed::Observed,
     record::Record,
@@ -40,6 +40,8 @@ pub enum Desired {
     },
     /// Another KubeVirt release, whose install strategy is not in the cluster yet.
     StrategyPending(Arc<DeploymentConfig>),
+    /// The KubeVirt resource asks for a release that this operator cannot install. The release that runs is kept.
+    Refused { failure: Failure, running: Arc<Installation>, up_to_date: Arc<UpToDate> },
     /// The KubeVirt resource is invalid.
     Invalid(Failure),
     /// The KubeVirt resource is not eligible for an installation, see [`crate::is_eligible`].
@@ -50,7 +52,7 @@ impl Desired {
     /// Why the KubeVirt resource cannot be installed.
     pub(crate) fn invalid(&self) -> Option<&Failure> {
         match self {
-            Self::Invalid(failure) => Some(failure),
+            Self::Invalid(failure) | Self::Refused { failure, .. } => Some(failure),
             Self::Installation { .. } | Self::StrategyPending(_) | Self::Nothing => None,
         }
     }
@@ -58,6 +60,15 @@ impl Desired {
     pub fn installation(&self) -> Option<&Arc<Installation>> {
         match self {
             Self::Installation { installation, .. } => Some(installation),
+            Self::StrategyPending(_) | Self::Refused { .. } | Self::Invalid(_) | Self::Nothing => None,
+        }
+    }
+
+    /// The installation that live objects are compared with: the desired one, or the one that is kept.
+    pub fn compared(&self) -> Option<(&Arc<Installation>, &Arc<UpToDate>)> {
+        match self {
+            Self::Installation { installation, up_to_date }
+            | Self::Refused { running: installation, up_to_date, .. } => Some((installation, up_to_date)),
             Self::StrategyPending(_) | Self::Invalid(_) | Self::Nothing => None,
         }
     }
@@ -66,7 +77,7 @@ impl Desired {
         match self {
             Self::Installation { installation, .. } => Some(&installation.config),
             Self::StrategyPending(config) => Some(config),
-            Self::Invalid(_) | Self::Nothing => None,
+            Self::Refused { .. } | Self::Invalid(_) | Self::Nothing => None,
         }
     }
 }
@@ -90,4 +101,21 @@ pub fn desired_installation(
     };
     let config = DeploymentConfig::new(kubevirt, environment);
     Installation::from_strategy(strategy, config, kubevirt, cluster).map(Some)
+}
+
+/// The installation that runs, if the resource asks for another release and this operator cannot install that release.
+/// It is known only if it is of the release whose data this program contains.
+pub fn running_installation(observed: &Observed, environment: &Environment, failure: &Failure) -> Option<Installation> {
+    let is_unsupported = [UNKNOWN_CERTIFICATE, reason::UNREADABLE_ANSWER].contains(&failure.reason);
+    if !is_unsupported || !is_of_another_release(&observed.kubevirt, environment) {
+        return None;
+    }
+    let mut kubevirt = observed.kubevirt.clone();
+    kubevirt.spec.image_tag.clear();
+    let status = kubevirt.status.as_ref()?;
+    let running = DeploymentConfig::new(&kubevirt, environment);
+    let is_running = status.observed_kube_virt_version == running.kube_virt_version
+        && status.observed_kube_virt_registry == running.registry;
+    // A resource that is invalid for another reason too changes nothing.
+    is_running.then(|| Installation::new(&kubevirt, environment, &observed.cluster).ok())?
 }

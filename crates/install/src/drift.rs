@@ -188,7 +188,7 @@ fn is_equivalent(kind: Kind, desired: &Value, actual: &Value) -> bool {
         // The API server stores these values as they are: an empty one differs from a missing one.
         Kind::Secret | Kind::ConfigMap | Kind::Instancetype | Kind::Preference => desired == actual,
         Kind::Role | Kind::ClusterRole | Kind::RoleBinding | Kind::ClusterRoleBinding => {
-            contains_all(desired, actual) && contains_all(actual, desired)
+            is_same_content(desired, actual)
         }
         _ => contains_all(desired, actual),
     }
@@ -242,6 +242,11 @@ fn contains_all(desired: &Value, actual: &Value) -> bool {
         (Value::Number(desired), Value::Number(actual)) => desired == actual || desired.as_f64() == actual.as_f64(),
         _ => desired == actual,
     }
+}
+
+/// Whether two values are equal, except for empty values, which equal missing ones.
+pub(crate) fn is_same_content(a: &Value, b: &Value) -> bool {
+    contains_all(a, b) && contains_all(b, a)
 }
 
 fn is_empty(value: &Value) -> bool {

@@ -18,8 +18,9 @@
 //! - the objects of the release: `config`, `strategy`, and one module per family (`rbac`, `crds`, `webhooks`,
 //!   `workloads`, `certificates`, `monitoring`, …)
 //! - the objects of one installation: `validation`, `customize`, `placement`, `installation`, `object`
-//! - one reconcile: `eligibility`, `desired`, `plan` (with `order`, `record`, `drift`, `repairs`, `up_to_date` and
-//!   `orphans`), `report` (with `warnings`)
+//! - one reconcile: `eligibility`, `desired`, `plan` (with `order`, `rollout`, `crd_checks`, `record`, `drift`, `repairs`,
+//!   `up_to_date` and `orphans`), `report` (with `warnings`)
+//! - the end of an installation: `removal`
 //! - outside of a reconcile: `admission` validates requests, `manifests` installs the operator itself
 
 pub mod admission;
@@ -27,6 +28,7 @@ mod api_services;
 pub mod certificates;
 mod compressed;
 mod config;
+mod crd_checks;
 pub mod crds;
 mod customize;
 mod desired;
@@ -54,6 +56,7 @@ pub mod pods;
 mod policy;
 mod rbac;
 mod record;
+pub mod removal;
 mod repairs;
 mod report;
 mod rollout;
@@ -72,12 +75,13 @@ mod webhooks;
 mod workloads;
 
 pub use config::DeploymentConfig;
-pub use desired::{Desired, MatchingObject, UpToDate, desired_installation};
+pub use crd_checks::{CrdCheck, LiveCrd, check_crd, crds_to_check};
+pub use desired::{Desired, MatchingObject, UpToDate, desired_installation, running_installation};
 pub use eligibility::is_eligible;
 pub use environment::{Cluster, Environment};
 pub use installation::{INVALID_DURATION, Installation};
 pub use kind::Kind;
-pub use live::LiveObject;
+pub use live::{Finalizer, LiveObject};
 pub use object::InstallationObject;
 pub use observed::{Objects, Observed};
 pub use order::{Lane, LaneProblem, Stage};
@@ -85,7 +89,10 @@ pub use orphans::orphans;
 pub use plan::{owns, plan, wait::LANE as LANE_WAIT};
 pub use repairs::{Repairs, record_certificate_repairs, record_repairs};
 pub use report::{certificate_report, lane_problem, lane_report, problem, report};
-pub use rollout::{HeldNodes, NodeHistory, api_replicas};
+pub use rollout::{
+    HeldNodes, NodeHistory, api_replicas,
+    revision::{current_revision, unfinished_daemon_sets},
+};
 pub use strategy::{
     InstallStrategy, StrategyItem, config_map,
     job::{is_of_another_release, variable},

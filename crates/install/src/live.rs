@@ -39,6 +39,8 @@ pub struct LiveObject {
     pub generation: i64,
     pub created: Option<Timestamp>,
     pub deleting: bool,
+    /// What keeps the object when it is deleted.
+    pub(crate) finalizers: Box<[Finalizer]>,
     pub(crate) rollout: Option<Rollout>,
     /// Only of a finished Job.
     pub(crate) job_result: Option<JobResult>,
@@ -86,6 +88,28 @@ impl OwnKeys {
             annotations: own("annotations", &live.annotations),
             foreign_generation: has(false, "annotations", annotation::GENERATION),
         }
+    }
+}
+
+/// A finalizer of an object, and the client that set it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Finalizer {
+    pub name: String,
+    /// According to `managedFields`.
+    pub manager: Option<String>,
+}
+
+impl Finalizer {
+    pub fn all(metadata: &ObjectMeta) -> Vec<Self> {
+        let manager = |name: &str| {
+            let sets = |entry: &&ManagedFieldsEntry| {
+                let finalizers = entry.fields_v1.as_ref().and_then(|tree| tree.0.pointer("/f:metadata/f:finalizers"));
+                finalizers.is_some_and(|set| set.get(format!("v:\"{name}\"")).is_some())
+            };
+            metadata.managed_fields.iter().flatten().find(sets)?.manager.clone()
+        };
+        let names = metadata.finalizers.iter().flatten();
+        names.map(|name| Self { name: name.clone(), manager: manager(name) }).collect()
     }
 }
 
@@ -246,6 +270,7 @@ impl LiveObject {
             generation: metadata.generation.unwrap_or_default(),
             created: metadata.creation_timestamp.as_ref().map(|time| time.0),
             deleting: metadata.deletion_timestamp.is_some(),
+            finalizers: Finalizer::all(metadata).into(),
             rollout: None,
             job_result: None,
             unavailable: None,
@@ -260,7 +285,7 @@ impl LiveObject {
         live.own_keys = OwnKeys::new(&live, metadata.managed_fields.as_deref().unwrap_or_default());
         let mut hasher = DefaultHasher::new();
         (&live.uid, &live.labels, &live.annotations, live.generation, live.deleting).hash(&mut hasher);
-        (live.own_keys, live.has_owners).hash(&mut hasher);
+        (live.own_keys, live.has_owners, &live.finalizers).hash(&mut hasher);
         live.digest = hasher.finish();
         live
     }
@@ -291,6 +316,13 @@ impl LiveObject {
         let by_label = self.labels.get(label::MANAGED_BY).is_none_or(|manager| MANAGERS.contains(&manager.as_str()));
         let required = [annotation::VERSION, annotation::REGISTRY];
         by_label && required.iter().all(|key| self.annotations.contains_key(*key))
+    }
+
+    /// Whether the removal of an installation deletes the object if it is where an installation has objects. The label
+    /// is enough, as for upstream virt-operator.
+    pub(crate) fn is_managed(&self) -> bool {
+        let by_label = self.labels.get(label::MANAGED_BY).is_some_and(|manager| MANAGERS.contains(&manager.as_str()));
+        by_label || self.is_ours()
     }
 
     /// Whether an object with the name of an object of the installation is that object. One proof is enough: any of the

@@ -8,6 +8,7 @@ use vitivirt_api::kubevirt::KubeVirt;
 
 use crate::{
     config::{DeploymentConfig, is_label_value},
+    live::LiveObject,
     names::{annotation, label},
 };
 
@@ -44,6 +45,11 @@ impl ManagedMetadata {
             annotations: annotations.map(|(key, value)| (key.to_owned(), value.clone())).into(),
             generation: kubevirt.metadata.generation.unwrap_or_default(),
         }
+    }
+
+    /// Whether an object has the labels of this installation.
+    pub(crate) fn has_labels(&self, live: &LiveObject) -> bool {
+        self.labels.iter().all(|(key, value)| live.labels.get(key) == Some(value))
     }
 
     /// Without the generation of the resource, because a new generation must not restart pods.

@@ -70,12 +70,16 @@ pub(crate) mod event_reason {
     pub(crate) const CERTIFICATE_NOT_LOADED: &str = "CertificateNotLoaded";
     pub(crate) const CERTIFICATE_REFUSED: &str = "CertificateRefused";
     pub(crate) const CONFIGURATION_WARNING: &str = "ConfigurationWarning";
+    pub(crate) const DELETING: &str = "Deleting";
+    pub(crate) const DELETION_BLOCKED: &str = "DeletionBlocked";
+    pub(crate) const DELETION_FAILED: &str = "DeletionFailed";
     pub(crate) const DEPLOYED: &str = "Deployed";
     pub(crate) const DEPRECATED: &str = "Deprecated";
     pub(crate) const FAILED: &str = "DeploymentFailed";
+    /// Upstream virt-operator uses it too.
+    pub(crate) const FAILED_UPDATE: &str = "FailedUpdate";
     pub(crate) const NODE_NOT_READY: &str = "NodeNotReady";
     pub(crate) const NOT_INSTALLED: &str = "ExistingDeployment";
-    pub(crate) const NOT_REMOVED: &str = "DeletionFailed";
     pub(crate) const NO_EFFECT: &str = "NoEffect";
     pub(crate) const PODS_FAIL: &str = "PodsFail";
     pub(crate) const POD_DELETED: &str = "PodDeleted";

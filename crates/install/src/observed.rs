@@ -13,6 +13,7 @@ use vitivirt_api::{
 };
 
 use crate::{
+    crd_checks::CrdCheck,
     environment::Cluster,
     kind::Kind,
     live::LiveObject,
@@ -45,6 +46,8 @@ pub struct Observed {
     pub pods: Pods,
     /// The certificates that the pods serve.
     pub served: Served,
+    /// The CRDs that the next plan changes.
+    pub crd_checks: BTreeMap<ObjectKey, CrdCheck>,
     /// CRDs that the installation no longer contains but that still have objects.
     pub crds_with_objects: BTreeSet<ObjectKey>,
     /// Why the operator could not check whether orphans may be deleted.
@@ -94,6 +97,12 @@ impl Objects {
     /// The objects of a kind that a KubeVirt operator created, whatever their names.
     pub fn of_kind(&self, kind: Kind) -> impl Iterator<Item = (&ObjectKey, &Arc<LiveObject>)> {
         self.0.iter().filter(move |((of, _), live)| *of == kind && live.is_ours()).map(|((_, key), live)| (key, live))
+    }
+
+    /// The objects of a kind that the removal of an installation may delete.
+    pub(crate) fn managed(&self, kind: Kind) -> impl Iterator<Item = (&ObjectKey, &Arc<LiveObject>)> {
+        let managed = self.0.iter().filter(move |((of, _), live)| *of == kind && live.is_managed());
+        managed.map(|((_, key), live)| (key, live))
     }
 
     /// Whether an installation, or a part of one, exists. What dumps or contains an install strategy is not part of it.

@@ -15,6 +15,7 @@ use vitivirt_api::{Body, Failure, ObjectKey, Operation, Plan, Step, Target, Wait
 
 use crate::{
     config::DeploymentConfig,
+    crd_checks::{require_stored_versions, without_status},
     desired::{Desired, UpToDate},
     drift::{Drift, drift, metadata_patch},
     eligibility::is_eligible,
@@ -28,8 +29,10 @@ use crate::{
     order::{INSTANCETYPES, Lane, LaneProblem, MONITORING, Stage, WaitFor, Wave, waves},
     orphans::orphaned_objects,
     pods::Problems,
+    rbac::previous::keep_rules,
     record::{Record, Recorded},
     repairs::is_delayed,
+    rollout::canary::{self, RolloutNodes},
     strategy::job,
     trust::{StoredTrust, TRUSTING_KINDS, expect_live_trust, keep_live_trust},
     webhooks::{self, BLOCKING_PREFIX},
@@ -40,6 +43,8 @@ pub(crate) mod wait {
     pub(super) const ROLLOUT: &str = "WaitingForPods";
     /// A rollout whose pods fail for a reason that does not end with time.
     pub(crate) const FAILING_PODS: &str = "PodsFail";
+    /// A rollout that has stopped, because the first updated pod fails.
+    pub(crate) const FAILING_CANARY: &str = "FailedUpdate";
     pub(super) const DELETION: &str = "WaitingForDeletion";
     pub(crate) const STRATEGY: &str = "WaitingForInstallStrategy";
     pub(super) const CERTIFICATES: &str = "WaitingForCertificates";
@@ -54,6 +59,10 @@ pub(crate) mod optional_step {
     pub(crate) const NAMESPACE: &str = "namespace label";
     pub(crate) const ORPHANS: &str = "orphans";
 }
+
+/// Added to the reason why the first updated pod of a DaemonSet fails.
+const ROLLOUT_STOPPED: &str = "the rollout stops here and all other nodes keep their pods; it continues when the pod is \
+ ready; to undo it, revert the KubeVirt resource or the operator to the previous version";
 
 /// How long a finished Job is kept, so that a user can read its log.
 const JOB_RETRY: Duration = Duration::from_secs(30);
@@ -75,9 +84,11 @@ pub fn plan(observed: &Observed, desired: &Desired, lane: Lane) -> Result<Plan, 
         plan.steps.extend(ensure_finalizer(&observed.kubevirt));
     }
     match desired {
-        Desired::Installation { installation, up_to_date } => {
+        Desired::Installation { installation, up_to_date }
+        | Desired::Refused { running: installation, up_to_date, .. } => {
             let trust = Arc::new(StoredTrust::new(observed));
-            let planner = Planner { observed, installation, trust: &trust, up_to_date };
+            let is_refused = matches!(desired, Desired::Refused { .. });
+            let planner = Planner { observed, installation, trust: &trust, up_to_date, is_refused };
             match lane {
                 Lane::Components => planner.components(&mut plan)?,
                 Lane::Monitoring => plan.steps.extend(planner.only_wave(&MONITORING)?),
@@ -178,6 +189,8 @@ struct Planner<'a> {
     installation: &'a Arc<Installation>,
     trust: &'a Arc<StoredTrust>,
     up_to_date: &'a UpToDate,
+    /// The resource asks for another release. Its install strategy is not an orphan.
+    is_refused: bool,
 }
 
 /// The change that one object needs.
@@ -196,14 +209,13 @@ enum ObjectChange {
 
 impl Planner<'_> {
     fn components(&self, plan: &mut Plan) -> Result<(), Failure> {
+        require_stored_versions(self.observed, &self.installation.config.kube_virt_version)?;
         let blocking = self.install_blocking_webhook()?;
-        // New CRDs must not be served without it.
-        let is_blocked_first = blocking.is_some();
+        // New CRDs must not be served without it, and nothing is created for a resource without the finalizer.
+        let is_blocked_first = blocking.is_some() || !plan.steps.is_empty();
         plan.steps.extend(blocking);
-        let status = self.observed.kubevirt.status.as_ref();
-        let installed = status.map(|status| status.observed_kube_virt_version.as_str()).unwrap_or_default();
         let mut written = Vec::new();
-        for wave in waves(&self.installation.config.kube_virt_version, installed) {
+        for wave in waves(&self.installation.config.kube_virt_version, self.installed_version()) {
             let step = self.wave(wave, &mut written)?;
             let independent = step.independent && !is_blocked_first;
             plan.steps.push(step.independent(independent));
@@ -214,6 +226,35 @@ impl Planner<'_> {
         plan.steps.extend(self.label_namespace());
         plan.steps.extend(self.delete_orphans());
         Ok(())
+    }
+
+    /// The version that was complete last. Empty at the first installation.
+    fn installed_version(&self) -> &str {
+        let status = self.observed.kubevirt.status.as_ref();
+        status.map(|status| status.observed_kube_virt_version.as_str()).unwrap_or_default()
+    }
+
+    fn changes_version(&self) -> bool {
+        let installed = self.installed_version();
+        !installed.is_empty() && installed != self.installation.config.kube_virt_version
+    }
+
+    /// Whether pods of another version may still run.
+    fn has_previous_pods(&self) -> bool {
+        if !self.changes_version() {
+            return false;
+        }
+        let target = &self.installation.config.kube_virt_version;
+        let mut workloads = self.installation.objects.iter().filter(|object| is_workload(object.kind));
+        workloads.any(|object| {
+            let live = self.observed.objects.get(object.kind, &object.key);
+            let is_replaced = live.is_some_and(|live| {
+                let rollout = live.rollout.unwrap_or_default();
+                live.annotation(annotation::VERSION) == target
+                    && self.observed.pods.incomplete_rollout(object.kind, object.key.name(), rollout).is_none()
+            });
+            !is_replaced
+        })
     }
 
     fn instancetypes(&self, plan: &mut Plan) -> Result<(), Failure> {
@@ -314,21 +355,50 @@ impl Planner<'_> {
             return Ok(ObjectChange::AwaitDeletion(target));
         }
         let key = (object.kind, object.key.clone());
-        if self.up_to_date.get(&key).is_some_and(|matching| matching.digest == live.digest) {
+        let is_known = self.up_to_date.get(&key).is_some_and(|matching| matching.digest == live.digest);
+        let is_role = matches!(object.kind, Kind::Role | Kind::ClusterRole);
+        // What these must contain depends on how far a rollout is.
+        let is_final = match object.kind {
+            Kind::DaemonSet => false,
+            Kind::Role | Kind::ClusterRole => !self.changes_version(),
+            Kind::CustomResourceDefinition => self.new_status(object).is_empty() || self.has_previous_pods(),
+            _ => true,
+        };
+        if is_known && is_final {
             return Ok(ObjectChange::None);
         }
         if object.kind == Kind::CustomResourceDefinition {
             return self.crd(index, object, live);
         }
+        let recorded = self.observed.recorded_generation(object.kind, &object.key);
+        let recorded = recorded.and_then(|recorded| Record::parse(&recorded.hash));
+        let mut recorded = Record::new(object, live)?.map_or(Recorded::Never, |record| record.compare(recorded));
         let mut body = object.body(&**self.trust)?.into_json();
         if TRUSTING_KINDS.contains(&object.kind)
             && let Some(fields) = live.fields()?
         {
             keep_live_trust(object.kind, &mut body, &fields.content);
         }
-        let recorded = self.observed.recorded_generation(object.kind, &object.key);
-        let recorded = recorded.and_then(|recorded| Record::parse(&recorded.hash));
-        let recorded = Record::new(object, live)?.map_or(Recorded::Never, |record| record.compare(recorded));
+        if is_role
+            && self.has_previous_pods()
+            && let Some(fields) = live.fields()?
+        {
+            keep_rules(object.kind, &mut body, &fields.content);
+        }
+        if object.kind == Kind::DaemonSet {
+            let is_template_live = is_known || recorded == Recorded::Same;
+            let limit = canary::limit(self.observed, object.key.name(), live, is_template_live);
+            let is_limit_live = limit.as_ref().is_none_or(|limit| limit.is_live);
+            if is_known && is_limit_live {
+                return Ok(ObjectChange::None);
+            }
+            if let Some(limit) = &limit {
+                canary::set_limit(&mut body, limit);
+            }
+            if is_template_live && !is_limit_live {
+                recorded = Recorded::Never;
+            }
+        }
         Ok(match drift(object.kind, &body, live, recorded)? {
             Drift::None => ObjectChange::None,
             Drift::Patch(mut operations) => {
@@ -346,9 +416,8 @@ impl Planner<'_> {
         if TRUSTING_KINDS.contains(&object.kind) {
             return self.trust.is_missing();
         }
-        let is_workload = matches!(object.kind, Kind::Deployment | Kind::DaemonSet);
         let mut secrets = self.installation.objects.iter().filter(|object| object.kind == Kind::Secret);
-        is_workload && secrets.any(|secret| self.observed.objects.get(Kind::Secret, &secret.key).is_none())
+        is_workload(object.kind) && secrets.any(|secret| self.observed.objects.get(Kind::Secret, &secret.key).is_none())
     }
 
     fn create(&self, index: usize, object: &InstallationObject) -> Result<Write, Failure> {
@@ -375,15 +444,11 @@ impl Planner<'_> {
     /// the one that the status recorded then. After that the CRD is written again, which is a no-op if nothing differs.
     /// Upstream virt-operator records generations without digests: its CRDs are those of the version that they name.
     fn crd(&self, index: usize, object: &InstallationObject, live: &LiveObject) -> Result<ObjectChange, Failure> {
-        let recorded = self.observed.recorded_generation(object.kind, &object.key);
-        let record = Record::new(object, live)?;
-        let is_recorded = recorded.is_some_and(|recorded| {
-            let is_same = recorded.hash.is_empty() || record == Record::parse(&recorded.hash);
-            recorded.last_generation == live.generation && is_same
-        });
-        if is_recorded && metadata_patch(object.kind, &object.metadata_only()?, live).is_empty() {
+        let new_status = self.new_status(object).to_vec();
+        if new_status.is_empty() && !is_crd_written(self.observed, object, live)? {
             return Ok(ObjectChange::None);
         }
+        let withheld = if self.has_previous_pods() { new_status } else { Vec::new() };
         let (installation, trust) = (Arc::clone(self.installation), Arc::clone(self.trust));
         let (target, live) = (object.target(), live.clone());
         Ok(ObjectChange::Write(Write::lazy(target.clone(), "patch", move || {
@@ -392,6 +457,7 @@ impl Planner<'_> {
                 return Err(Failure::bug(reason::BAD_REQUEST, message));
             };
             let mut body = object.body(&*trust)?.into_json();
+            without_status(&mut body, &withheld);
             let mut operations = match drift(object.kind, &body, &live, Recorded::Never)? {
                 Drift::Patch(operations) => operations,
                 Drift::None | Drift::Recreate => Vec::new(),
@@ -400,6 +466,11 @@ impl Planner<'_> {
             operations.push(Operation::set("/spec", spec));
             Ok(Write::Patch { target: target.clone(), uid: live.uid.clone(), operations })
         })))
+    }
+
+    /// The versions of a CRD that get the status subresource.
+    fn new_status(&self, object: &InstallationObject) -> &[String] {
+        self.observed.crd_checks.get(&object.key).map(|check| check.new_status.as_slice()).unwrap_or_default()
     }
 
     /// The ConfigMap with the install strategy. That of an earlier deployment is an orphan.
@@ -470,8 +541,7 @@ impl Planner<'_> {
 
     fn await_rollout(&self, wave: &Wave, written: &[(Kind, ObjectKey)]) -> Option<Wait> {
         let is_awaited = |object: &&InstallationObject| {
-            let workload = matches!(object.kind, Kind::Deployment | Kind::DaemonSet);
-            workload
+            is_workload(object.kind)
                 && match wave.wait_for {
                     WaitFor::Written => false,
                     WaitFor::ApiRolledOver => object.key.name() == VIRT_API,
@@ -480,6 +550,7 @@ impl Planner<'_> {
                     WaitFor::EverythingRolledOver => true,
                 }
         };
+        let mut is_stopped = false;
         let mut missing: Vec<(&str, Problems)> = self
             .installation
             .objects
@@ -490,26 +561,37 @@ impl Planner<'_> {
                 let rollout = live.and_then(|live| live.rollout).unwrap_or_default();
                 let is_written = written.iter().any(|(kind, key)| (*kind, key) == (object.kind, &object.key));
                 let name = object.key.name();
-                let problems = if is_written || live.is_none() {
-                    Some(Problems::of_start("its pods are starting"))
-                } else {
-                    self.observed.pods.incomplete_rollout(object.kind, name, rollout)
-                };
-                Some((name, problems?))
+                if is_written || live.is_none() {
+                    return Some((name, Problems::of_start("its pods are starting")));
+                }
+                let Observed { pods, now, .. } = self.observed;
+                let mut problems = pods.incomplete_rollout(object.kind, name, rollout)?;
+                if object.kind == Kind::DaemonSet
+                    && problems.certain
+                    && RolloutNodes::observe(pods, name, rollout, *now).is_some_and(RolloutNodes::is_stopped)
+                {
+                    is_stopped = true;
+                    problems.sentences.push(ROLLOUT_STOPPED.to_owned());
+                }
+                Some((name, problems))
             })
             .collect();
         // What only starts explains nothing if something else fails, and it changes while the failure does not.
         let failing = missing.iter().any(|(_, problems)| problems.certain);
         missing.retain(|(_, problems)| problems.certain == failing);
         let text: Vec<String> = missing.iter().map(|(name, problems)| format!("{name}: {}", problems.text())).collect();
-        let reason = if failing { wait::FAILING_PODS } else { wait::ROLLOUT };
+        let reason = match (is_stopped, failing) {
+            (true, _) => wait::FAILING_CANARY,
+            (false, true) => wait::FAILING_PODS,
+            (false, false) => wait::ROLLOUT,
+        };
         (!text.is_empty()).then(|| Wait { reason, message: text.join("; "), requeue_after: None })
     }
 
     /// Only with complete caches: otherwise an object that another replica has just created for a newer resource could
     /// be taken for an orphan. A CRD that still has objects is kept, together with them.
     fn delete_orphans(&self) -> Option<Step> {
-        if !self.observed.caches_complete || self.observed.unchecked_orphans.is_some() {
+        if self.is_refused || !self.observed.caches_complete || self.observed.unchecked_orphans.is_some() {
             return None;
         }
         let mut step = Step::new(optional_step::ORPHANS);
@@ -522,6 +604,25 @@ impl Planner<'_> {
         step.writes.extend(unused.map(|(kind, key, live)| delete(kind, key, live)));
         (!step.writes.is_empty()).then_some(step)
     }
+}
+
+fn is_workload(kind: Kind) -> bool {
+    matches!(kind, Kind::Deployment | Kind::DaemonSet)
+}
+
+/// Whether a CRD may differ from the desired one, according to its metadata and its record.
+pub(crate) fn is_crd_written(
+    observed: &Observed,
+    object: &InstallationObject,
+    live: &LiveObject,
+) -> Result<bool, Failure> {
+    let recorded = observed.recorded_generation(object.kind, &object.key);
+    let record = Record::new(object, live)?;
+    let is_recorded = recorded.is_some_and(|recorded| {
+        let is_same = recorded.hash.is_empty() || record == Record::parse(&recorded.hash);
+        recorded.last_generation == live.generation && is_same
+    });
+    Ok(!is_recorded || !metadata_patch(object.kind, &object.metadata_only()?, live).is_empty())
 }
 
 /// The deletions of the matching Jobs that dump a strategy. Any client can copy labels and annotations to another

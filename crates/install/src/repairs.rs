@@ -151,7 +151,7 @@ pub fn record_repairs(
     stored_objects: &StoredObjects,
 ) {
     repairs.forget_old(observed.now);
-    let Some(installation) = desired.installation() else { return };
+    let Some((installation, _)) = desired.compared() else { return };
     for key in changed_objects(observed, plan, stored_objects) {
         let object = installation.objects.iter().find(|object| object.kind == key.0 && object.key == key.1);
         if let Some(Ok(written)) = object.map(desired_digest) {

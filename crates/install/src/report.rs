@@ -38,9 +38,6 @@ use crate::{
 };
 
 const MESSAGE_LIMIT: usize = 1024;
-const NOT_REMOVED: &str = "This version of the operator cannot uninstall KubeVirt; to delete only the KubeVirt \
- resource, delete ValidatingWebhookConfiguration virt-operator-validator and remove the finalizer \
- foregroundDeleteKubeVirt";
 const ALL_READY: &str = "All components are ready.";
 /// How long an installation may wait before the conditions name what it waits for.
 const QUIET_PERIOD: SignedDuration = SignedDuration::from_secs(20);
@@ -51,25 +48,27 @@ const REQUEUE: Duration = Duration::from_secs(60);
 /// When to record what a complete reconcile has written.
 const RECORD: Duration = Duration::from_secs(1);
 
-mod phase {
+pub(crate) mod phase {
     pub(super) const DEPLOYING: &str = "Deploying";
     pub(super) const DEPLOYED: &str = "Deployed";
+    pub(crate) const DELETING: &str = "Deleting";
+    pub(crate) const DELETED: &str = "Deleted";
 }
 
-mod condition {
-    pub(super) const AVAILABLE: &str = "Available";
-    pub(super) const CREATED: &str = "Created";
-    pub(super) const DEGRADED: &str = "Degraded";
-    pub(super) const PROGRESSING: &str = "Progressing";
-    pub(super) const SYNCHRONIZED: &str = "Synchronized";
+pub(crate) mod condition {
+    pub(crate) const AVAILABLE: &str = "Available";
+    pub(crate) const CREATED: &str = "Created";
+    pub(crate) const DEGRADED: &str = "Degraded";
+    pub(crate) const PROGRESSING: &str = "Progressing";
+    pub(crate) const SYNCHRONIZED: &str = "Synchronized";
 }
 
-mod reason {
+pub(crate) mod reason {
     pub(super) const CREATED: &str = "AllResourcesCreated";
     pub(super) const DEPLOYING: &str = "DeploymentInProgress";
     pub(super) const EXISTING: &str = "ExistingDeployment";
     pub(super) const FAILED: &str = "DeploymentFailed";
-    pub(super) const NOT_REMOVED: &str = "DeletionFailed";
+    pub(crate) const DELETING: &str = "DeletionInProgress";
     pub(super) const PROBLEM: &str = "PartiallySynchronized";
     pub(super) const READY: &str = "AllComponentsReady";
     pub(super) const UPDATING: &str = "UpdateInProgress";
@@ -112,7 +111,19 @@ pub fn report(observed: &Observed, desired: &Desired, plan: &Plan, outcome: &Out
         Some(failure) if failure.is_not_reachable_yet() => set_progressing(&mut status, &before, &stop, observed.now),
         Some(failure) => {
             let message = format!("An error occurred during deployment: {}", failure.message);
+            let available = status.conditions.iter().find(|existing| existing.condition_type == condition::AVAILABLE);
+            let available = available.filter(|_| matches!(desired, Desired::Refused { .. })).cloned();
             set_failed(&mut status, &message);
+            // The release that runs is kept, so it stays available.
+            if let Some(available) = available {
+                set_condition(
+                    &mut status,
+                    condition::AVAILABLE,
+                    &available.status,
+                    &available.reason,
+                    &available.message,
+                );
+            }
             events.push((EventKind::Warning, event_reason::FAILED, message));
         }
         None if stop == Stop::Done => {
@@ -134,7 +145,9 @@ pub fn report(observed: &Observed, desired: &Desired, plan: &Plan, outcome: &Out
         None => {
             set_progressing(&mut status, &before, &stop, observed.now);
             if let Some(wait) = failing_pods(&stop) {
-                events.push((EventKind::Warning, event_reason::PODS_FAIL, wait.message.clone()));
+                let stopped = wait.reason == wait::FAILING_CANARY;
+                let reason = if stopped { event_reason::FAILED_UPDATE } else { event_reason::PODS_FAIL };
+                events.push((EventKind::Warning, reason, wait.message.clone()));
             }
         }
     }
@@ -158,10 +171,6 @@ pub fn report(observed: &Observed, desired: &Desired, plan: &Plan, outcome: &Out
     }
     status.synchronization_addresses.clone_from(&observed.synchronization_addresses);
     events.extend(warning_events(observed, desired, &before, &stop));
-    if kubevirt.metadata.deletion_timestamp.is_some() && observed.objects.contain_installation() {
-        set_condition(&mut status, condition::SYNCHRONIZED, "False", reason::NOT_REMOVED, NOT_REMOVED);
-        events.push((EventKind::Warning, event_reason::NOT_REMOVED, NOT_REMOVED.to_owned()));
-    }
     let mut report = build_report(observed, desired, before, status, events);
     // These do not change the status.
     report.events.extend(fight_events(observed, plan, Lane::Components));
@@ -321,7 +330,7 @@ fn is_deployed(status: &KubeVirtStatus, kubevirt: &KubeVirt) -> bool {
 /// A wait for pods that fail for a reason that does not end with time.
 fn failing_pods(stop: &Stop) -> Option<&Wait> {
     match stop {
-        Stop::Waiting { wait, .. } if wait.reason == wait::FAILING_PODS => Some(wait),
+        Stop::Waiting { wait, .. } if [wait::FAILING_PODS, wait::FAILING_CANARY].contains(&wait.reason) => Some(wait),
         _ => None,
     }
 }
@@ -403,7 +412,7 @@ fn set_progressing(status: &mut KubeVirtStatus, before: &KubeVirtStatus, stop: &
     // Neither a write that fails, nor a strategy that is dumped again, nor another lane affects the components that run.
     let unaffected = match stop {
         Stop::Failed { .. } => true,
-        Stop::Waiting { wait, .. } => [wait::STRATEGY, wait::LANE, wait::UNREACHABLE].contains(&wait.reason),
+        Stop::Waiting { wait, .. } => wait.reason == wait::STRATEGY || waits_for_lane(stop),
         _ => false,
     };
     if !(unaffected && is_true(before, condition::AVAILABLE)) {
@@ -534,7 +543,7 @@ fn sort_generations(generations: &mut [Generation]) {
     generations.sort_by(|a, b| (&a.resource, &a.namespace, &a.name).cmp(&(&b.resource, &b.namespace, &b.name)));
 }
 
-fn set_condition(status: &mut KubeVirtStatus, condition: &str, value: &str, reason: &str, message: &str) {
+pub(crate) fn set_condition(status: &mut KubeVirtStatus, condition: &str, value: &str, reason: &str, message: &str) {
     let message = truncate(message, MESSAGE_LIMIT);
     let desired = KubeVirtCondition {
         condition_type: condition.to_owned(),
@@ -558,7 +567,7 @@ fn is_true(status: &KubeVirtStatus, condition: &str) -> bool {
     status.conditions.iter().any(|existing| existing.condition_type == condition && existing.status == "True")
 }
 
-fn remove_condition(status: &mut KubeVirtStatus, condition: &str) {
+pub(crate) fn remove_condition(status: &mut KubeVirtStatus, condition: &str) {
     status.conditions.retain(|existing| existing.condition_type != condition);
 }
 
@@ -581,7 +590,7 @@ fn set_condition_times(before: &KubeVirtStatus, status: &mut KubeVirtStatus, now
     }
 }
 
-fn build_report(
+pub(crate) fn build_report(
     observed: &Observed,
     desired: &Desired,
     mut before: KubeVirtStatus,

@@ -337,6 +337,7 @@ mod tests {
             caches_complete: true,
             pods: Pods::from_iter(pods),
             served: Served { certificates, ..Served::default() },
+            crd_checks: BTreeMap::new(),
             crds_with_objects: Default::default(),
             unchecked_orphans: None,
             lane_problems: BTreeMap::new(),

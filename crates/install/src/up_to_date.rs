@@ -15,6 +15,7 @@ use crate::{
     order::Lane,
     plan::accepts_instancetypes,
     record::{Record, Recorded},
+    rollout::canary::keep_live_limit,
     trust::{StoredTrust, keep_live_trust},
 };
 
@@ -32,7 +33,7 @@ pub fn up_to_date_after(
     stored_objects: &StoredObjects,
     lane: Lane,
 ) -> Option<UpToDate> {
-    let Desired::Installation { installation, up_to_date } = desired else { return None };
+    let (installation, up_to_date) = desired.compared()?;
     // Their plan is empty, because they cannot be written yet.
     if lane == Lane::Instancetypes && !accepts_instancetypes(observed, installation) {
         return None;
@@ -76,7 +77,11 @@ fn stored_matches(object: &InstallationObject, trust: &StoredTrust, write: &Writ
     let Write::Patch { operations, .. } = write else { return true };
     let Ok(desired) = object.body(trust) else { return false };
     let mut desired = desired.into_json();
-    keep_live_trust(object.kind, &mut desired, &stored.content().unwrap_or_default());
+    let content = stored.content().unwrap_or_default();
+    keep_live_trust(object.kind, &mut desired, &content);
+    if object.kind == Kind::DaemonSet {
+        keep_live_limit(&mut desired, &content);
+    }
     match drift(object.kind, &desired, stored, Recorded::Never) {
         Ok(Drift::None) => true,
         Ok(Drift::Patch(left)) => {

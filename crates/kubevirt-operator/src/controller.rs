@@ -1,13 +1,14 @@
 //! The Machine controller: observes from the caches, decides with `vitivirt-machine`, and counts the reports.
 
-use std::sync::Arc;
+use std::{collections::HashMap, sync::Arc};
 
+use parking_lot::Mutex;
 use serde_json::Value;
 use vitivirt_api::{
     Failure, ObjectKey, Outcome, Plan, Report, Target,
     machine::{MachinePhase, MachineStatus, condition_type},
 };
-use vitivirt_machine::Assessed;
+use vitivirt_machine::{Assessed, Settled, WaitingState};
 use vitivirt_runtime::reconcile::Controller;
 
 use crate::{metrics::MachineMetrics, observe::Observer};
@@ -15,6 +16,8 @@ use crate::{metrics::MachineMetrics, observe::Observer};
 pub(crate) struct MachineController {
     pub(crate) observer: Observer,
     pub(crate) metrics: Arc<MachineMetrics>,
+    /// The states that wait to be written.
+    pub(crate) waiting_status: Mutex<HashMap<ObjectKey, WaitingState>>,
 }
 
 impl Controller for MachineController {
@@ -24,7 +27,11 @@ impl Controller for MachineController {
     const NAME: &'static str = "Machine";
 
     async fn observe(&self, key: &ObjectKey) -> Result<Option<Assessed>, Failure> {
-        self.observer.observe(key).await
+        let observed = self.observer.observe(key).await?;
+        if observed.is_none() {
+            self.waiting_status.lock().remove(key);
+        }
+        Ok(observed)
     }
 
     fn plan(&self, assessed: &Assessed) -> Result<Plan, Failure> {
@@ -37,6 +44,14 @@ impl Controller for MachineController {
 
     fn report(&self, assessed: &Assessed, plan: &Plan, outcome: &Outcome) -> Report<MachineStatus> {
         let report = vitivirt_machine::report(assessed, plan, outcome);
+        let key = assessed.observed().id.key();
+        let mut waiting = self.waiting_status.lock();
+        let Settled { report, waiting: state } = vitivirt_machine::settle(assessed, report, waiting.get(&key));
+        match state {
+            Some(state) => waiting.insert(key, state),
+            None => waiting.remove(&key),
+        };
+        drop(waiting);
         if let Some(status) = &report.status {
             self.metrics.record_report(assessed, &status.desired);
             log_phase_change(&status.observed, &status.desired);

@@ -1,5 +1,5 @@
-//! Indexes across objects: how many Machines use a network, how many interfaces have a MAC address, and which PVCs
-//! belong to a Machine. Changes of the caches update the indexes before the router sees the change.
+//! Indexes across objects: how many Machines use a network, which Machine has a MAC address, and which PVCs belong to a
+//! Machine. Changes of the caches update the indexes before the router sees the change.
 
 use std::{
     collections::HashMap,
@@ -12,7 +12,10 @@ use vitivirt_api::ObjectKey;
 use vitivirt_machine::observed::Deletion;
 use vitivirt_runtime::watch::{Cache, Change};
 
-use crate::cache::{MachineEntry, PvcEntry, in_namespace};
+use crate::{
+    cache::{MachineEntry, NetworkEntry, PvcEntry, VmEntry, in_namespace},
+    mac_addresses::{Interface, Mac, MacAddresses, segment},
+};
 
 #[derive(Default)]
 pub(crate) struct Index {
@@ -23,16 +26,63 @@ pub(crate) struct Index {
 }
 
 impl Index {
-    pub(crate) fn subscribe(self: &Arc<Self>, machines: &Cache<MachineEntry>, pvcs: &Cache<PvcEntry>) {
+    pub(crate) fn subscribe(
+        self: &Arc<Self>,
+        machines: &Cache<MachineEntry>,
+        networks: &Cache<NetworkEntry>,
+        vms: &Cache<VmEntry>,
+        pvcs: &Cache<PvcEntry>,
+    ) {
         let index = self.clone();
+        let (on_networks, on_vms) = (networks.clone(), vms.clone());
         machines.subscribe(move |change| {
             index.network_users.machine_changed(change);
-            index.mac_addresses.machine_changed(change);
+            index.update_macs(&change.key, change.new.as_deref(), &on_networks, &on_vms);
             index.deletions.machine_changed(change);
         });
         let index = self.clone();
+        let (all_machines, on_networks, on_vms) = (machines.clone(), networks.clone(), vms.clone());
+        networks.subscribe(move |change| {
+            let name = in_namespace(&change.key, change.key.name());
+            for (key, entry) in all_machines.by_index(MachineEntry::BY_NETWORK, &name) {
+                index.update_macs(&key, Some(&entry.value), &on_networks, &on_vms);
+            }
+        });
+        let index = self.clone();
+        let on_vms = vms.clone();
+        vms.subscribe(move |change| index.mac_addresses.vm_changed(&change.key, &has_in_vm(&on_vms)));
+        let index = self.clone();
         pvcs.subscribe(move |change| index.pvcs.pvc_changed(change));
     }
+
+    /// A Machine that is being deleted keeps its addresses until its VM is gone.
+    fn update_macs(
+        &self,
+        key: &ObjectKey,
+        machine: Option<&MachineEntry>,
+        networks: &Cache<NetworkEntry>,
+        vms: &Cache<VmEntry>,
+    ) {
+        let interfaces = machine.map(|machine| &*machine.interfaces).unwrap_or_default();
+        let address = |interface: &Interface| (segment_of(key, &interface.network, networks), interface.mac);
+        let addresses = interfaces.iter().map(address).collect();
+        let created = machine.map_or(0, |machine| machine.created);
+        self.mac_addresses.set(key, created, addresses, &has_in_vm(vms));
+    }
+}
+
+/// The segment of a network in the namespace of `key`.
+pub(crate) fn segment_of(key: &ObjectKey, network: &str, networks: &Cache<NetworkEntry>) -> u64 {
+    let configuration = networks.get(&key.sibling(network));
+    segment(
+        key.namespace().unwrap_or_default(),
+        network,
+        configuration.as_ref().and_then(|network| network.bridge_and_vlan()),
+    )
+}
+
+fn has_in_vm(vms: &Cache<VmEntry>) -> impl Fn(&ObjectKey, Mac) -> bool + use<'_> {
+    |key, mac| vms.get(key).is_some_and(|vm| vm.macs.contains(&mac))
 }
 
 /// How many Machines name a NetworkConfiguration, by `namespace/name`. A Machine that is being deleted does not count.
@@ -83,44 +133,6 @@ impl Deletions {
             _ => _ = deletions.remove(&change.key),
         }
     }
-}
-
-/// How many interfaces have a MAC address, as the cache hashes it (`mac_hash`).
-#[derive(Default)]
-pub(crate) struct MacAddresses(Mutex<HashMap<u64, u32>>);
-
-impl MacAddresses {
-    /// Whether more than one interface has this address.
-    pub(crate) fn is_shared(&self, address: u64) -> bool {
-        self.count(address) > 1
-    }
-
-    /// The addresses that this change added to or removed from a Machine and that another Machine has too.
-    pub(crate) fn contested(&self, change: &Change<MachineEntry>) -> Vec<u64> {
-        let (old, new) = (addresses(&change.old), addresses(&change.new));
-        let added = new.iter().filter(|address| !old.contains(address) && self.count(**address) > 1);
-        let removed = old.iter().filter(|address| !new.contains(address) && self.count(**address) > 0);
-        added.chain(removed).copied().collect()
-    }
-
-    fn count(&self, address: u64) -> u32 {
-        self.0.lock().get(&address).copied().unwrap_or_default()
-    }
-
-    fn machine_changed(&self, change: &Change<MachineEntry>) {
-        let (old, new) = (addresses(&change.old), addresses(&change.new));
-        let mut counts = self.0.lock();
-        for address in new.iter().filter(|address| !old.contains(address)) {
-            *counts.entry(*address).or_default() += 1;
-        }
-        for address in old.iter().filter(|address| !new.contains(address)) {
-            decrement(&mut counts, address);
-        }
-    }
-}
-
-fn addresses(entry: &Option<Arc<MachineEntry>>) -> &[u64] {
-    entry.as_ref().map(|entry| &*entry.mac_hashes).unwrap_or_default()
 }
 
 fn decrement<K: Eq + Hash>(counts: &mut HashMap<K, u32>, key: &K) {
@@ -231,26 +243,5 @@ mod tests {
         assert_eq!(pvcs.names(second_uid).len(), 1);
         pvcs.pvc_changed(&change("vm-root", Some(&second), None));
         assert!(pvcs.0.lock().is_empty());
-    }
-
-    #[test]
-    fn a_contested_mac_address_is_found_when_a_machine_gets_it_and_when_it_loses_it() {
-        let macs = MacAddresses::default();
-        let with = |mac: &str| machine(|object| object["spec"]["networks"][0]["macAddress"] = mac.into());
-        let (one, other) = (with("52:54:00:00:00:01"), with("52:54:00:00:00:02"));
-        let address = one.mac_hashes[0];
-        let apply = |name: &str, old, new| {
-            let change = change(name, old, new);
-            macs.machine_changed(&change);
-            macs.contested(&change)
-        };
-        assert!(apply("a", None, Some(&one)).is_empty());
-        assert!(apply("a", Some(&one), Some(&one)).is_empty(), "a Machine does not contest its own address");
-        assert!(apply("b", None, Some(&one)) == [address] && macs.is_shared(address));
-        assert_eq!(apply("b", Some(&one), Some(&other)), [address]);
-        assert!(!macs.is_shared(address));
-        assert!(apply("b", Some(&other), None).is_empty());
-        assert!(apply("a", Some(&one), None).is_empty());
-        assert!(macs.0.lock().is_empty());
     }
 }

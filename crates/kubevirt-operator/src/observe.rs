@@ -1,5 +1,6 @@
-//! The observe step: everything that a reconcile of a Machine decides on, from the caches. The only object that may be
-//! fetched is the Secret that `cloudInit.secretRef` refers to, when its data is needed.
+//! The observe step: everything that a reconcile of a Machine decides on, from the caches. Requests read only the Secret
+//! that `cloudInit.secretRef` refers to, when its data is needed; what a deletion must confirm; a PVC that seems to be
+//! lost; and the pod of a guest that does not start.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -33,8 +34,10 @@ use crate::{
         AttachmentEntry, Caches, ClassEntry, ImportEntry, MachineEntry, NetworkEntry, PvcEntry, SecretEntry, VmEntry,
         VmiEntry,
     },
+    index::segment_of,
     launcher::LauncherReader,
     live_check::LiveCheck,
+    mac_addresses::mac_number,
     source_secrets::{SecretState, SourceSecrets},
 };
 
@@ -77,9 +80,13 @@ impl Observer {
         #[expect(clippy::disallowed_methods, reason = "a reconcile observes the current time here")]
         let now = Timestamp::now();
         let parsed = Observed::new(machine, now)?;
+        if parsed.is_deleting() && parsed.finalizer_index().is_none() {
+            // The operator has removed its finalizer, and the watch has not delivered the deletion yet.
+            return Ok(None);
+        }
         let resolved = parsed.resolved.as_ref().ok();
         let secret = self.secret(key);
-        let source = self.source(key, &parsed, secret.as_ref()).await;
+        let source = self.source(key, &parsed, secret.as_ref()).await?;
         let networks = self.networks(key, &entry.value);
         let mut observed = Observed {
             installed: self.installed(),
@@ -93,7 +100,7 @@ impl Observer {
             vm: self.caches.vms.entry(key).as_ref().map(VmEntry::view),
             vmi: self.vmi(key, parsed.id.identity()),
             deletion: self.caches.index.deletions.of(key),
-            macs_in_use: self.macs_in_use(&entry.value, &parsed),
+            macs_in_use: self.macs_in_use(key, &parsed),
             ..parsed
         };
         observed.living_owners = self.living_owners(key, &observed);
@@ -208,28 +215,35 @@ impl Observer {
         resolved.into_iter().flat_map(Resolved::pvc_names).filter_map(view).collect()
     }
 
-    /// MAC addresses that an older Machine of the namespace uses on the same network.
-    fn macs_in_use(&self, machine: &MachineEntry, observed: &Observed) -> BTreeMap<(String, String), String> {
-        let hashes = machine.mac_hashes.iter().copied();
-        let shared: Vec<u64> = hashes.filter(|hash| self.caches.index.mac_addresses.is_shared(*hash)).collect();
-        let Some(resolved) = observed.resolved.as_ref().ok().filter(|_| !shared.is_empty()) else {
-            return BTreeMap::new();
+    /// The MAC addresses that another Machine has on the same segment.
+    fn macs_in_use(&self, key: &ObjectKey, observed: &Observed) -> BTreeMap<(String, String), String> {
+        let resolved = observed.resolved.as_ref().ok();
+        let in_use = |(network, mac): (&str, &str)| {
+            let address = (segment_of(key, network, &self.caches.networks), mac_number(mac));
+            let owner = self.caches.index.mac_addresses.other_owner(key, address)?;
+            // The name of a Machine is of no concern to another tenant.
+            let is_neighbour = owner.namespace() == key.namespace();
+            let owner = if is_neighbour { owner.name() } else { "in another namespace" };
+            Some(((network.to_owned(), mac.to_owned()), owner.to_owned()))
         };
-        let candidates = self.caches.machines.entries().into_iter().filter_map(|(_, entry)| {
-            let may_conflict = entry.value.mac_hashes.iter().any(|hash| shared.contains(hash));
-            may_conflict.then(|| entry.value.machine(&entry.resource_version).ok())?
-        });
-        macs::in_use(&observed.machine, resolved, &candidates.collect::<Vec<_>>())
+        resolved.into_iter().flat_map(macs::addresses).filter_map(in_use).collect()
     }
 
-    /// A source that cannot be read stops only the user data.
-    async fn source(&self, key: &ObjectKey, observed: &Observed, secret: Option<&SecretView>) -> SourceView {
+    /// A source that cannot be read stops only the user data, and is reported. A failure that a retry may fix is not
+    /// reported while the Machine has a condition, as for writes.
+    async fn source(
+        &self,
+        key: &ObjectKey,
+        observed: &Observed,
+        secret: Option<&SecretView>,
+    ) -> Result<SourceView, Failure> {
+        let has_conditions = observed.machine.status.as_ref().is_some_and(|status| !status.conditions.is_empty());
         match self.try_source(key, observed, secret).await {
-            Ok(source) => source,
-            Err(failure) => {
+            Err(failure) if failure.class != ErrorClass::Transient || !(has_conditions || failure.is_unreachable()) => {
                 tracing::warn!(error = %failure, "source Secret could not be read");
-                SourceView::Failed(failure.message)
+                Ok(SourceView::Failed(failure.message))
             }
+            result => result,
         }
     }
 

@@ -18,6 +18,10 @@ pub const ACCOUNT: &str = "kubevirt-operator-controller-manager";
 /// Not `kubevirt-operator`: that ClusterRole belongs to the upstream virt-operator.
 pub const MANAGER_ROLE: &str = "kubevirt-operator-manager-role";
 pub const MANAGER_BINDING: &str = "kubevirt-operator-manager-rolebinding";
+/// Grants the choice of bridges and VLANs of the nodes. It is aggregated to no other role.
+pub const NETWORK_ROLE: &str = "networkconfiguration-admin";
+/// What the operator needs of the cluster if it has all other permissions in single namespaces only.
+pub const CLUSTER_ROLE: &str = "kubevirt-operator-cluster-role";
 pub const LEASE_ROLE: &str = "kubevirt-operator-leader-election-role";
 pub const LEASE_BINDING: &str = "kubevirt-operator-leader-election-rolebinding";
 
@@ -95,17 +99,40 @@ pub fn lease_binding() -> RoleBinding {
     }
 }
 
-/// Roles for users, which are aggregated to the cluster's roles view, edit and admin. A NetworkConfiguration selects a
-/// bridge and a VLAN of the nodes, so only admins can write one.
+/// The permissions of an operator with WATCH_NAMESPACE: a Role and its binding, which belong into that namespace, and the
+/// kinds of the cluster that a Role cannot grant.
+pub fn namespaced_roles() -> (Role, RoleBinding, ClusterRole, ClusterRoleBinding) {
+    let is_of_cluster = |rule: &PolicyRule| {
+        let groups = ["storage.k8s.io", "apiextensions.k8s.io"];
+        rule.api_groups.iter().flatten().any(|group| groups.contains(&group.as_str()))
+    };
+    let (of_cluster, of_namespace) = manager_rules().into_iter().partition(is_of_cluster);
+    let role = Role { metadata: metadata_named(MANAGER_ROLE), rules: Some(of_namespace) };
+    let binding = RoleBinding {
+        metadata: metadata_named(MANAGER_BINDING),
+        role_ref: role_ref("Role", MANAGER_ROLE),
+        subjects: Some(vec![subject()]),
+    };
+    let cluster_role =
+        ClusterRole { metadata: metadata_named(CLUSTER_ROLE), rules: Some(of_cluster), ..ClusterRole::default() };
+    let cluster_binding = ClusterRoleBinding {
+        metadata: metadata_named(CLUSTER_ROLE),
+        role_ref: role_ref("ClusterRole", CLUSTER_ROLE),
+        subjects: Some(vec![subject()]),
+    };
+    (role, binding, cluster_role, cluster_binding)
+}
+
+/// Roles for users. Two of them are aggregated to the cluster's roles view and edit, and so to admin, which tenants have
+/// in their own namespaces. The third is not: a NetworkConfiguration selects a bridge and a VLAN of the nodes.
 pub fn user_roles() -> Vec<ClusterRole> {
-    let kinds = ["machines", "networkconfigurations"];
-    let read = rule("vitistack.io", &kinds, READ);
+    let read = rule("vitistack.io", &["machines", "networkconfigurations"], READ);
     let machines = rule("vitistack.io", &["machines"], WRITE);
-    let networks = rule("vitistack.io", &["networkconfigurations"], WRITE);
+    let networks = rule("vitistack.io", &["networkconfigurations"], &[READ, WRITE].concat());
     vec![
         user_role("view", vec![read.clone()]),
-        user_role("edit", vec![read.clone(), machines.clone()]),
-        user_role("admin", vec![read, machines, networks]),
+        user_role("edit", vec![read, machines]),
+        ClusterRole { metadata: metadata_named(NETWORK_ROLE), rules: Some(vec![networks]), ..ClusterRole::default() },
     ]
 }
 
@@ -158,14 +185,15 @@ mod tests {
     }
 
     #[test]
-    fn only_the_admin_role_can_write_network_configurations() {
+    fn only_a_role_that_is_not_aggregated_can_write_network_configurations() {
         for role in user_roles() {
             let name = role.metadata.name.unwrap();
+            assert_eq!(role.metadata.labels.is_none(), name == NETWORK_ROLE, "{name}");
             let writes = role.rules.unwrap().iter().any(|rule| {
                 rule.resources.as_ref().unwrap().iter().any(|kind| kind == "networkconfigurations")
                     && rule.verbs.iter().any(|verb| WRITE.contains(&verb.as_str()))
             });
-            assert_eq!(writes, name == "machine-admin", "{name}");
+            assert_eq!(writes, name == NETWORK_ROLE, "{name}");
         }
     }
 }

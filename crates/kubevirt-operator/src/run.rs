@@ -3,9 +3,10 @@
 
 use std::{path::Path, process::ExitCode, sync::Arc, time::Duration};
 
+use parking_lot::Mutex;
 use vitivirt_api::machine::MANAGED_BY;
 use vitivirt_runtime::{
-    client::Rate,
+    client::{Rate, RateLimit},
     lease::Leadership,
     metrics::Metrics,
     program::{
@@ -29,9 +30,12 @@ use crate::{
 };
 
 const NAME: &str = "kubevirt-operator";
-/// Enough to create fifty Machines in a second or two, and little for an API server.
-const RATE: Rate = Rate { per_second: 200.0, burst: 400 };
+/// The beginning is enough to create fifty Machines in a second or two, and little for an API server.
+const RATE: RateLimit =
+    RateLimit::FollowServer { from: Rate { per_second: 200.0, burst: 400 }, max_per_second: 1000.0 };
 const RECONCILE_DEADLINE: Duration = Duration::from_secs(60);
+/// Far more than a reconcile takes whose requests are answered.
+const SLOW: Duration = Duration::from_millis(500);
 /// How long the executor skips a patch that changed nothing, because another client undoes it in the same request.
 const NO_OP_PATCH_TTL: Duration = Duration::from_secs(600);
 
@@ -61,13 +65,15 @@ impl Operator for MachineOperator {
         let caches = Caches::new(&mut watches, settings.watch_namespace.as_deref());
         let metrics = MachineMetrics::register(&context.metrics);
         metrics.subscribe(&caches);
-        let source_secrets = SourceSecrets::new(client.clone(), context.shutdown.clone());
+        let source_secrets =
+            SourceSecrets::new(client.clone(), context.clients.background.clone(), context.shutdown.clone());
         let router = EventRouter::new(caches.clone(), source_secrets.clone());
         router.subscribe(&context);
         watches.start(&context);
 
         let observer = Observer::new(client.clone(), caches.clone(), source_secrets);
-        let machines = Arc::new(MachineController { observer, metrics: metrics.clone() });
+        let machines =
+            Arc::new(MachineController { observer, metrics: metrics.clone(), waiting_status: Mutex::default() });
         let networks = Arc::new(NetworkController { caches: caches.clone() });
         let executor = Executor::new(client, MANAGED_BY)
             .skip_no_op_patches(NO_OP_PATCH_TTL)
@@ -77,6 +83,7 @@ impl Operator for MachineOperator {
             workers: settings.workers,
             reconcile_deadline: RECONCILE_DEADLINE,
             resync: Some(settings.reconcile_interval),
+            slow_after: Some(SLOW),
         };
         Ok(Self { context, caches, router, metrics, machines, networks, executor, options })
     }

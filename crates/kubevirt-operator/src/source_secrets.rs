@@ -1,50 +1,57 @@
-//! The Secrets that `cloudInit.secretRef` of Machines names. Each has a watch of its metadata, by name, as long as a
-//! Machine names it; so the operator holds nothing of any other Secret of the cluster. Its data is read only when a
-//! cloud-init Secret must be written.
+//! The Secrets that `cloudInit.secretRef` of Machines names. Each namespace with such a Machine has one watch of the
+//! metadata of its Secrets; so the number of watches does not grow with the number of Machines. The operator keeps only
+//! names and versions. The data is read only when a cloud-init Secret must be written.
 //!
-//! The first read returns the data with its resource version, and a watch without a list continues from there. So a
-//! Machine with a secretRef costs one read, and one more for each change of the Secret.
+//! Until the watch has listed a namespace, a reconcile reads the Secret. So a Machine with a secretRef costs one read,
+//! and one more for each change of the Secret.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
-
-use futures::{Stream, TryStreamExt};
-use k8s_openapi::api::core::v1::Secret;
-use kube::{
-    Api, Client, Error,
-    api::{WatchEvent, WatchParams},
-    core::PartialObjectMeta,
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
 };
+
+use k8s_openapi::api::core::v1::Secret;
+use kube::{Api, Client, core::PartialObjectMeta};
 use parking_lot::Mutex;
-use rand::{SeedableRng, rngs::SmallRng};
 use tokio_util::sync::CancellationToken;
 use vitivirt_api::{Failure, ObjectKey, Target};
 use vitivirt_machine::{SecretBytes, resolve::SecretSource};
-use vitivirt_runtime::{backoff::Backoff, reconcile::classify, watch::Subscribers};
+use vitivirt_runtime::{
+    reconcile::classify,
+    watch::{Cache, Subscribers, SyncState, WatchConfig, watch},
+};
 
-/// After how many seconds the API server ends a watch.
-const WATCH_SECONDS: u32 = 290;
-/// Between attempts to watch. Until one succeeds, every reconcile reads the Secret.
-const RETRY: Backoff = Backoff::new(Duration::from_millis(500), Duration::from_secs(30));
-/// The resource version of a watch that starts with the present objects.
-const FROM_NOW: &str = "";
-const GONE: u16 = 410;
+/// A page of metadata may contain annotations of a quarter of a megabyte each.
+const PAGE_SIZE: u32 = 50;
 
 pub(crate) struct SourceSecrets {
     client: Client,
+    /// For watches only. They do not delay those of the caches.
+    watch_client: Client,
     changes: Arc<Subscribers<ObjectKey>>,
     stop: CancellationToken,
-    watches: Mutex<HashMap<ObjectKey, WatchHandle>>,
+    namespaces: Mutex<HashMap<Box<str>, NamespaceWatch>>,
 }
 
-struct WatchHandle {
-    state: Arc<Mutex<SecretState>>,
+/// The watch of one namespace.
+struct NamespaceWatch {
+    /// The resource versions of its Secrets.
+    versions: Cache<Box<str>>,
+    /// The names that Machines refer to. Without one the watch stops.
+    names: HashSet<Box<str>>,
     stop: CancellationToken,
+}
+
+impl Drop for NamespaceWatch {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
 }
 
 /// What the watch knows about a Secret.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum SecretState {
-    /// The watch has not reported it yet, or was interrupted.
+    /// The watch has not listed the namespace yet.
     Unknown,
     Missing,
     Version(Box<str>),
@@ -58,131 +65,69 @@ pub(crate) struct SecretRead {
 }
 
 impl SourceSecrets {
-    pub(crate) fn new(client: Client, stop: CancellationToken) -> Arc<Self> {
-        Arc::new(Self { client, changes: Arc::default(), stop, watches: Mutex::default() })
+    pub(crate) fn new(client: Client, watch_client: Client, stop: CancellationToken) -> Arc<Self> {
+        Arc::new(Self { client, watch_client, changes: Arc::default(), stop, namespaces: Mutex::default() })
     }
 
-    /// Calls `handler` with the key of a Secret whenever its state changes.
+    /// Calls `handler` with the key of a Secret whenever it changes. It may be a Secret that no Machine names.
     pub(crate) fn subscribe(&self, handler: impl Fn(&ObjectKey) + Send + Sync + 'static) {
         self.changes.subscribe(handler);
     }
 
-    /// The state of a Secret. The first call starts a watch of it.
+    /// The state of a Secret. The first call for a namespace starts its watch.
     pub(crate) fn state(&self, key: &ObjectKey) -> SecretState {
-        let mut watches = self.watches.lock();
-        if let Some(handle) = watches.get(key) {
-            return handle.state.lock().clone();
+        let namespace = key.namespace().unwrap_or_default();
+        let mut namespaces = self.namespaces.lock();
+        let watched = namespaces.entry(namespace.into()).or_insert_with(|| self.watch(namespace));
+        if !watched.names.contains(key.name()) {
+            watched.names.insert(key.name().into());
         }
-        let handle = WatchHandle { state: Arc::new(Mutex::new(SecretState::Unknown)), stop: self.stop.child_token() };
-        let watch = SecretWatch {
-            api: Api::namespaced(self.client.clone(), key.namespace().unwrap_or_default()),
-            key: key.clone(),
-            state: handle.state.clone(),
-            changes: self.changes.clone(),
-        };
-        let stop = handle.stop.clone();
-        tokio::spawn(async move { stop.run_until_cancelled(watch.run()).await });
-        watches.insert(key.clone(), handle);
-        SecretState::Unknown
+        match (watched.versions.sync_state(), watched.versions.get(key)) {
+            (SyncState::Synced, Some(version)) => SecretState::Version((*version).clone()),
+            (SyncState::Synced, None) => SecretState::Missing,
+            _ => SecretState::Unknown,
+        }
     }
 
-    /// Stops the watch of a Secret that no Machine names any more.
+    fn watch(&self, namespace: &str) -> NamespaceWatch {
+        let api: Api<PartialObjectMeta<Secret>> = Api::namespaced(self.watch_client.clone(), namespace);
+        let config = WatchConfig { page_size: PAGE_SIZE, ..WatchConfig::default() };
+        let stop = self.stop.child_token();
+        let (versions, watching) = watch(api, config, &[], version, stop.clone());
+        let changes = self.changes.clone();
+        versions.subscribe(move |change| changes.notify(&change.key));
+        tokio::spawn(watching);
+        NamespaceWatch { versions, names: HashSet::new(), stop }
+    }
+
+    /// No Machine names this Secret any more.
     pub(crate) fn stop(&self, key: &ObjectKey) {
-        if let Some(handle) = self.watches.lock().remove(key) {
-            handle.stop.cancel();
+        let mut namespaces = self.namespaces.lock();
+        let namespace = key.namespace().unwrap_or_default();
+        let Some(watched) = namespaces.get_mut(namespace) else { return };
+        watched.names.remove(key.name());
+        if watched.names.is_empty() {
+            namespaces.remove(namespace);
         }
+    }
+
+    /// A replica that does not lead watches no Secrets.
+    pub(crate) fn stop_all(&self) {
+        self.namespaces.lock().clear();
     }
 
     /// Reads one key of a Secret from the API server. None: the Secret does not exist.
     pub(crate) async fn read(&self, namespace: &str, source: &SecretSource) -> Result<Option<SecretRead>, Failure> {
-        let key = ObjectKey::namespaced(namespace, &source.name);
         let api: Api<Secret> = Api::namespaced(self.client.clone(), namespace);
-        let target = Target::of_kind::<Secret>(key.clone());
+        let target = Target::of_kind::<Secret>(ObjectKey::namespaced(namespace, &source.name));
         let secret = api.get_opt(&source.name).await.map_err(|error| classify(&error, "get", &target))?;
-        let read = secret.map(|secret| SecretRead {
+        Ok(secret.map(|secret| SecretRead {
             version: secret.metadata.resource_version.unwrap_or_default().into(),
             bytes: secret.data.and_then(|mut data| data.remove(&source.key)).map(|bytes| SecretBytes(bytes.0)),
-        });
-        let found = read.as_ref().map(|read| SecretState::Version(read.version.clone()));
-        self.record_read(&key, found.unwrap_or(SecretState::Missing));
-        Ok(read)
-    }
-
-    /// Records the result of a read, unless the watch already knows the Secret.
-    fn record_read(&self, key: &ObjectKey, found: SecretState) {
-        if let Some(handle) = self.watches.lock().get(key) {
-            let mut state = handle.state.lock();
-            if *state == SecretState::Unknown {
-                *state = found;
-            }
-        }
+        }))
     }
 }
 
-/// The watch of one Secret.
-struct SecretWatch {
-    api: Api<Secret>,
-    key: ObjectKey,
-    state: Arc<Mutex<SecretState>>,
-    changes: Arc<Subscribers<ObjectKey>>,
-}
-
-impl SecretWatch {
-    async fn run(self) {
-        let parameters =
-            WatchParams::default().fields(&format!("metadata.name={}", self.key.name())).timeout(WATCH_SECONDS);
-        let (mut version, mut failures) = (FROM_NOW.to_owned(), 0);
-        #[expect(clippy::disallowed_methods, reason = "the jitter of retries is random")]
-        let mut jitter = SmallRng::from_os_rng();
-        loop {
-            let watched = match self.api.watch_metadata(&parameters, &version).await {
-                Ok(events) => self.handle_events(events, &mut version, &mut failures).await,
-                Err(error) => Err(error),
-            };
-            let Err(error) = watched else { continue };
-            if version == FROM_NOW || matches!(&error, Error::Api(status) if status.code == GONE) {
-                // Changes until the next watch starts are not reported.
-                FROM_NOW.clone_into(&mut version);
-                self.set_state(SecretState::Unknown);
-            }
-            let failure = classify(&error, "watch", &Target::of_kind::<Secret>(self.key.clone()));
-            tracing::warn!(reason = failure.reason, error = failure.message, "watch of a referenced Secret failed");
-            tokio::time::sleep(RETRY.delay(failures, &mut jitter)).await;
-            failures += 1;
-        }
-    }
-
-    /// Returns when the API server ends the watch, which is not an error.
-    async fn handle_events(
-        &self,
-        events: impl Stream<Item = Result<WatchEvent<PartialObjectMeta<Secret>>, Error>>,
-        version: &mut String,
-        failures: &mut u32,
-    ) -> Result<(), Error> {
-        let mut events = std::pin::pin!(events);
-        while let Some(event) = events.try_next().await? {
-            *failures = 0;
-            match event {
-                WatchEvent::Added(secret) | WatchEvent::Modified(secret) => {
-                    *version = secret.metadata.resource_version.unwrap_or_default();
-                    self.set_state(SecretState::Version(version.as_str().into()));
-                }
-                WatchEvent::Deleted(secret) => {
-                    *version = secret.metadata.resource_version.unwrap_or_default();
-                    self.set_state(SecretState::Missing);
-                }
-                WatchEvent::Bookmark(mark) => *version = mark.metadata.resource_version,
-                WatchEvent::Error(status) => return Err(Error::Api(status)),
-            }
-        }
-        Ok(())
-    }
-
-    fn set_state(&self, state: SecretState) {
-        let changed = *self.state.lock() != state;
-        *self.state.lock() = state;
-        if changed {
-            self.changes.notify(&self.key);
-        }
-    }
+fn version(secret: PartialObjectMeta<Secret>) -> Box<str> {
+    secret.metadata.resource_version.unwrap_or_default().into()
 }

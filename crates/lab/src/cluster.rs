@@ -37,6 +37,7 @@ use crate::{
     kubevirt::{self, KubeVirtInstaller, VirtOperator, simulated::SimulatedKubeVirt},
     manifests, node,
     operator_process::{OperatorProcess, OperatorProcessOptions},
+    outage::SubresourceClient,
     pace::DelayRange,
     paths, process_table,
     proxy::{FaultProxy, ProxyOptions},
@@ -218,12 +219,35 @@ impl Lab {
 
     /// Creates everything that a virt-operator needs, and its Deployment with two pods and its own service account.
     pub async fn create_virt_operator(&self, operator: &VirtOperator) -> Result<()> {
-        if let Some(program) = &operator.program {
-            self.own_programs.send_modify(|programs| {
-                programs.push(OwnProgram { image: kubevirt::OWN_REPOSITORY.to_owned(), file: program.clone() });
-            });
-        }
+        self.add_operator_program(operator);
         kubevirt::create_operator(&self.client, operator).await
+    }
+
+    /// Replaces the manifests of the virt-operator that runs. The Deployment then replaces its pods.
+    pub async fn replace_virt_operator(&self, operator: &VirtOperator) -> Result<()> {
+        self.add_operator_program(operator);
+        kubevirt::replace_operator(&self.client, operator).await
+    }
+
+    fn add_operator_program(&self, operator: &VirtOperator) {
+        if let Some(program) = operator.own_program() {
+            self.add_program(program);
+        }
+    }
+
+    /// Deletes the Deployment of virt-operator and returns when its pods have ended.
+    pub async fn delete_virt_operator(&self, timeout: Duration) -> Result<()> {
+        self.health.guard(kubevirt::delete_operator(&self.client, timeout)).await
+    }
+
+    /// A client that asks virt-api's subresources all the time.
+    pub fn subresource_client(&self) -> SubresourceClient {
+        SubresourceClient::start(self.client.clone())
+    }
+
+    /// Runs one of our programs in the pods with its image from now on.
+    pub fn add_program(&self, program: OwnProgram) {
+        self.own_programs.send_modify(|programs| programs.push(program));
     }
 
     /// Waits until every pod of virt-operator is ready.
@@ -434,6 +458,11 @@ impl Lab {
             return result.with_context(|| format!("the lab's logs are kept in {}", log_folder.display()));
         }
         result
+    }
+
+    /// Copies the lab's logs to another folder.
+    pub fn copy_logs(&self, to: &Path) -> Result<()> {
+        harness::copy_logs(&self.folder, to)
     }
 
     /// The health of the lab's own processes.

@@ -1,4 +1,4 @@
-//! Creates the objects of YAML documents, like `kubectl create`.
+//! Creates the objects of YAML documents, like `kubectl create`, or replaces them, like `kubectl replace`.
 
 use anyhow::{Context, Result};
 use kube::{
@@ -19,12 +19,38 @@ pub fn parse(yaml: &str) -> Result<Vec<Value>> {
 /// Creates the objects in this order. An object that already exists is not changed.
 pub async fn create(client: &Client, documents: &[Value]) -> Result<()> {
     for document in documents {
-        create_one(client, document).await?;
+        let (api, object) = parse_object(client, document).await?;
+        match api.create(&PostParams::default(), &object).await {
+            Ok(_) => {}
+            Err(kube::Error::Api(status)) if status.is_already_exists() => {}
+            Err(error) => return Err(error).with_context(|| format!("creating {}", object.name_any())),
+        }
     }
+    wait_until_all_are_served(client, documents).await
+}
+
+async fn wait_until_all_are_served(client: &Client, documents: &[Value]) -> Result<()> {
     for document in documents.iter().filter(|document| document.get("kind").is_some_and(|kind| kind == CRD)) {
         wait_until_served(client, document).await?;
     }
     Ok(())
+}
+
+/// Creates the objects, and replaces those that already exist.
+pub async fn replace(client: &Client, documents: &[Value]) -> Result<()> {
+    for document in documents {
+        let (api, mut object) = parse_object(client, document).await?;
+        let name = object.name_any();
+        let what = || format!("replacing {name}");
+        match api.get_opt(&name).await.with_context(what)? {
+            Some(live) => {
+                object.metadata.resource_version = live.resource_version();
+                api.replace(&name, &PostParams::default(), &object).await.with_context(what)?;
+            }
+            None => drop(api.create(&PostParams::default(), &object).await.with_context(what)?),
+        }
+    }
+    wait_until_all_are_served(client, documents).await
 }
 
 const CRD: &str = "CustomResourceDefinition";
@@ -51,7 +77,8 @@ async fn wait_until_served(client: &Client, crd: &Value) -> Result<()> {
 
 const TIMEOUT: std::time::Duration = std::time::Duration::from_secs(30);
 
-async fn create_one(client: &Client, document: &Value) -> Result<()> {
+/// The object of a document, and the API for its kind and namespace.
+async fn parse_object(client: &Client, document: &Value) -> Result<(Api<DynamicObject>, DynamicObject)> {
     let object: DynamicObject =
         serde_json::from_value(document.clone()).context("the document is not a Kubernetes object")?;
     let types = object.types.clone().context("the document has no kind")?;
@@ -65,9 +92,5 @@ async fn create_one(client: &Client, document: &Value) -> Result<()> {
         }
         (Scope::Cluster, _) => Api::all_with(client.clone(), &resource),
     };
-    match api.create(&PostParams::default(), &object).await {
-        Ok(_) => Ok(()),
-        Err(kube::Error::Api(status)) if status.is_already_exists() => Ok(()),
-        Err(error) => Err(error).with_context(|| format!("creating {} {}", types.kind, object.name_any())),
-    }
+    Ok((api, object))
 }

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, time::Duration};
 use anyhow::{Context, Result};
 use jiff::Timestamp;
 use k8s_openapi::{
-    api::core::v1::{Node, NodeAddress, NodeCondition, NodeStatus},
+    api::core::v1::{Node, NodeAddress, NodeCondition, NodeStatus, Pod},
     apimachinery::pkg::{
         api::resource::Quantity,
         apis::meta::v1::{ObjectMeta, Time},
@@ -13,7 +13,8 @@ use k8s_openapi::{
 };
 use kube::{
     Api, Client, ResourceExt,
-    api::{Patch, PatchParams, PostParams},
+    api::{ListParams, Patch, PatchParams, PostParams},
+    core::PartialObjectMeta,
 };
 use serde_json::json;
 
@@ -117,13 +118,21 @@ fn status(address: String, name: &str) -> NodeStatus {
     }
 }
 
-/// Runs until cancelled.
+/// Runs until cancelled. A node that has lost its label does not get it back until virt-handler runs on it.
 pub(crate) async fn heartbeat(client: Client) {
-    let nodes: Api<Node> = Api::all(client);
+    let nodes: Api<Node> = Api::all(client.clone());
+    let pods: Api<Pod> = Api::all(client);
     loop {
         tokio::time::sleep(HEARTBEAT).await;
         let Ok(list) = nodes.list_metadata(&Default::default()).await else { continue };
-        for node in list {
+        let handlers = pods.list(&ListParams::default().labels("kubevirt.io=virt-handler")).await;
+        let handlers = handlers.map(|list| list.items).unwrap_or_default();
+        let runs = |node: &str| {
+            let mut nodes = handlers.iter().filter_map(|pod| pod.spec.as_ref()?.node_name.as_deref());
+            nodes.any(|name| name == node)
+        };
+        let is_labelled = |node: &PartialObjectMeta<Node>| node.labels().contains_key(SCHEDULABLE);
+        for node in list.into_iter().filter(|node| is_labelled(node) || runs(&node.name_any())) {
             let beat = json!({"metadata": {
                 "annotations": {HEARTBEAT_ANNOTATION: crate::vmi::now()},
                 "labels": {SCHEDULABLE: "true"},

@@ -68,6 +68,11 @@ impl OperatorProcess {
         Ok(OperatorProcess { child, pid, address, log })
     }
 
+    /// The address on which it listens, if its arguments name it.
+    pub fn address(&self) -> IpAddr {
+        self.address
+    }
+
     pub fn pid(&self) -> i32 {
         self.pid
     }

@@ -48,7 +48,7 @@ pub enum Pace {
     /// The delays of a fast cluster: pods report that they are ready up to 3 s before they listen, endpoints and PVCs
     /// lag by 1 s, guests need 0.5 to 2 s per state.
     Quick,
-    /// The delays of an ordinary cluster: as `Quick`, and pods need 5 to 20 s, guests up to 10 s per state, and the
+    /// The delays of an ordinary cluster: as `Quick`, and pods need 5 to 20 s, guests 0.5 to 10 s per state, and the
     /// kubelet updates mounted Secrets and ConfigMaps after 60 to 90 s.
     Real,
 }
@@ -73,9 +73,15 @@ impl Pace {
         let delay = match self {
             Pace::Instant => DelayRange::NONE,
             Pace::Quick => DelayRange::millis(500, 2_000),
-            Pace::Real => DelayRange::millis(2_000, 10_000),
+            Pace::Real => DelayRange::millis(500, 10_000),
         };
-        GuestBehaviour { boots_after: delay, stops_after: delay, migration_takes: delay, ..GuestBehaviour::default() }
+        GuestBehaviour {
+            boots_after: delay,
+            addresses_after: delay,
+            stops_after: delay,
+            migration_takes: delay,
+            ..GuestBehaviour::default()
+        }
     }
 }
 

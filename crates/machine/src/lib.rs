@@ -30,5 +30,5 @@ pub use assessment::{Assessed, Assessment};
 pub use observed::Observed;
 pub use plan::{owns, plan};
 pub use problem::{Part, Problem, ProblemKind};
-pub use report::report;
+pub use report::{Settled, WaitingState, report, settle};
 pub use secret::SecretBytes;

@@ -162,7 +162,7 @@ impl Observed {
     }
 
     /// The index of the operator's finalizer in the Machine's list.
-    pub(crate) fn finalizer_index(&self) -> Option<usize> {
+    pub fn finalizer_index(&self) -> Option<usize> {
         self.machine.metadata.finalizers.iter().flatten().position(|finalizer| finalizer == FINALIZER_MACHINE)
     }
 }

@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 pub use tower::BoxError;
 
 use crate::{
-    client::{Clients, Rate, configuration, connect},
+    client::{Clients, RateLimit, configuration, connect},
     events::{Recorder, Reporter, recorder},
     health::{Bind, Health, Routes, serve},
     lease::{Elector, Leadership, Timing},
@@ -48,7 +48,7 @@ pub struct Program {
     pub log_level: LogLevel,
     pub kubeconfig: Option<PathBuf>,
     /// `None`: requests are not limited.
-    pub rate: Option<Rate>,
+    pub rate: Option<RateLimit>,
     pub metrics: Metrics,
     pub listeners: Vec<Listener>,
     /// `None`: no leader election, this process leads.

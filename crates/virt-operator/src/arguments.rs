@@ -12,7 +12,9 @@ use vitivirt_runtime::{
     telemetry::{LogFormat, LogLevel},
 };
 
-use crate::commands::{manifests::ManifestsArguments, plan::PlanArguments, render::RenderArguments};
+use crate::commands::{
+    manifests::ManifestsArguments, plan::PlanArguments, render::RenderArguments, uninstall::UninstallArguments,
+};
 
 #[derive(Debug, Parser)]
 #[command(
@@ -52,6 +54,12 @@ pub(crate) enum Command {
     /// resource without a namespace gets the one from --namespace, or the namespace kubevirt.
     #[command(after_help = EXIT_STATUS)]
     Plan(PlanArguments),
+    /// Remove KubeVirt from the cluster, with or without its operator
+    ///
+    /// Prints what it found and what it deletes, asks, and returns when the cluster is clean. It uses your kubeconfig,
+    /// so it works after the operator or its namespace was deleted. The operator itself is not deleted.
+    #[command(after_help = EXIT_STATUS)]
+    Uninstall(UninstallArguments),
     /// Print a shell completion script
     Completions(CompletionsArguments),
 }

@@ -16,6 +16,7 @@ use vitivirt_install::{
     certificates::{BUNDLE_KEY, CertificateScope, DesiredCertificates, certificate_plan},
     is_eligible, is_of_another_release,
     names::annotation,
+    removal::is_being_removed,
     served::deleted_pod,
     trusted_bundles,
 };
@@ -25,6 +26,7 @@ use crate::{
     cache,
     certificates::{CertificateSet, Key, StoredCertificates, StoredSecret, TrustedCa, issue_certificates},
     controller::{LaneContext, log_writes},
+    lanes::LanePermit,
     stored_objects::StoredObjectRecorder,
 };
 
@@ -41,6 +43,7 @@ pub(crate) struct CertificateInput {
     observed: Observed,
     desired: DesiredCertificates,
     issued: CertificateSet,
+    _permit: LanePermit,
 }
 
 impl Controller for CertificateController {
@@ -55,7 +58,7 @@ impl Controller for CertificateController {
         input.inspect_err(|failure| self.context.publish_failure(Lane::Certificates, failure))
     }
 
-    fn plan(&self, CertificateInput { observed, desired, issued }: &CertificateInput) -> Result<Plan, Failure> {
+    fn plan(&self, CertificateInput { observed, desired, issued, .. }: &CertificateInput) -> Result<Plan, Failure> {
         certificate_plan(observed, desired, issued)
     }
 
@@ -83,23 +86,29 @@ impl CertificateController {
         if !is_eligible(&observed) {
             return Ok(None);
         }
+        let Some(permit) = self.context.permit(Lane::Certificates, &observed).await else { return Ok(None) };
         let scope = self.scope(&observed).await?;
         let desired = DesiredCertificates::new(&observed, &self.environment, &scope)?;
         let trusted = self.trusted_ca.lock().clone();
         let issued = renew_certificates(&desired, &observed, trusted)?;
         self.trusted_ca.lock().clone_from(&issued.trusted_ca);
-        Ok(Some(CertificateInput { observed, desired, issued }))
+        Ok(Some(CertificateInput { observed, desired, issued, _permit: permit }))
     }
 
     /// An installation that has certificates needs no strategy for them to be renewed. Before the first certificate, only
     /// a resource that can be installed gets any.
     async fn scope(&self, observed: &Observed) -> Result<CertificateScope, Failure> {
         let exist = observed.objects.of_kind(Kind::Secret).next().is_some();
+        if !exist && is_being_removed(observed) {
+            return Ok(CertificateScope::Existing);
+        }
         if exist && !is_of_another_release(&observed.kubevirt, &self.environment) {
             return Ok(CertificateScope::OwnRelease);
         }
         match self.context.desired.desired(observed).await {
-            Ok(Desired::Installation { installation, .. }) => Ok(CertificateScope::Installation(installation)),
+            Ok(Desired::Installation { installation, .. } | Desired::Refused { running: installation, .. }) => {
+                Ok(CertificateScope::Installation(installation))
+            }
             // There is nothing to renew, and the failure is retried.
             Err(failure) if !exist => Err(failure),
             // The lane `Components` reports the reason.

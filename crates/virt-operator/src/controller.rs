@@ -6,11 +6,18 @@ use std::{marker::PhantomData, sync::Arc};
 
 use serde_json::Value;
 use vitivirt_api::{ErrorClass, Failure, ObjectKey, Outcome, Plan, Report, Stop, Target};
-use vitivirt_install::{Desired, LANE_WAIT, Lane, LaneProblem, Observed, lane_problem};
+use vitivirt_install::{
+    Desired, LANE_WAIT, Lane, LaneProblem, Observed, lane_problem,
+    removal::{guarded_report, has_finalizer, removal_plan, removal_report},
+};
 use vitivirt_runtime::reconcile::Controller;
 
 use crate::{
-    desired::DesiredStateBuilder, lanes::LaneProblems, observe::Observer, router::EventRouter,
+    desired::DesiredStateBuilder,
+    lanes::{LaneGates, LanePermit, LaneProblems},
+    observe::Observer,
+    removal::Removal,
+    router::EventRouter,
     stored_objects::StoredObjectRecorder,
 };
 
@@ -48,6 +55,7 @@ pub(crate) struct LaneContext {
     pub(crate) observer: Observer,
     pub(crate) desired: DesiredStateBuilder,
     pub(crate) problems: Arc<LaneProblems>,
+    pub(crate) gates: LaneGates,
     pub(crate) router: Arc<EventRouter>,
 }
 
@@ -62,6 +70,9 @@ pub(crate) struct LaneController<L> {
 pub(crate) struct PlanInput {
     observed: Observed,
     desired: Desired,
+    removal: Removal,
+    /// Of every lane except `Components`, which closes the others.
+    _permit: Option<LanePermit>,
 }
 
 impl<L: LaneType> Controller for LaneController<L> {
@@ -76,15 +87,25 @@ impl<L: LaneType> Controller for LaneController<L> {
         input.inspect_err(|failure| self.context.publish_failure(L::LANE, failure))
     }
 
-    fn plan(&self, PlanInput { observed, desired }: &PlanInput) -> Result<Plan, Failure> {
-        vitivirt_install::plan(observed, desired, L::LANE)
+    fn plan(&self, PlanInput { observed, desired, removal, .. }: &PlanInput) -> Result<Plan, Failure> {
+        match removal {
+            Removal::InProgress(input) => Ok(removal_plan(input)),
+            Removal::Guarded(_) | Removal::No => vitivirt_install::plan(observed, desired, L::LANE),
+        }
     }
 
     fn owns(&self, _: &PlanInput, target: &Target, live: &Value) -> bool {
         vitivirt_install::owns(target, live)
     }
 
-    fn report(&self, PlanInput { observed, desired }: &PlanInput, plan: &Plan, outcome: &Outcome) -> Report {
+    fn report(&self, input: &PlanInput, plan: &Plan, outcome: &Outcome) -> Report {
+        let PlanInput { observed, desired, removal, .. } = input;
+        if let Removal::InProgress(input) = removal {
+            log_writes(L::LANE, observed, outcome);
+            let report = removal_report(observed, input, plan, outcome);
+            log_phase(&report);
+            return report;
+        }
         self.context.desired.remember(observed, desired, plan, outcome, &self.stored_objects.take(), L::LANE);
         log_writes(L::LANE, observed, outcome);
         if L::LANE != Lane::Components {
@@ -96,7 +117,10 @@ impl<L: LaneType> Controller for LaneController<L> {
                 self.context.router.enqueue_lane(lane);
             }
         }
-        let report = vitivirt_install::report(observed, desired, plan, outcome);
+        let mut report = vitivirt_install::report(observed, desired, plan, outcome);
+        if let Removal::Guarded(refusal) = removal {
+            report = guarded_report(observed, report, refusal);
+        }
         log_phase(&report);
         report
     }
@@ -107,17 +131,38 @@ impl<L: LaneType> LaneController<L> {
         // A cancelled reconcile may have left stored objects of an earlier desired state.
         drop(self.stored_objects.take());
         let Some(mut observed) = self.context.observer.observe(key).await? else { return Ok(None) };
+        let removal =
+            if L::LANE == Lane::Components { self.context.removal(&mut observed).await? } else { Removal::No };
+        if matches!(removal, Removal::InProgress(_)) {
+            return Ok(Some(PlanInput { observed, desired: Desired::Nothing, removal, _permit: None }));
+        }
+        let mut permit = None;
+        if L::LANE != Lane::Components {
+            permit = self.context.permit(L::LANE, &observed).await;
+            if permit.is_none() {
+                return Ok(None);
+            }
+        }
         observed.repairs = self.context.desired.repairs();
         let desired = self.context.desired.desired(&observed).await?;
         if L::LANE == Lane::Components {
-            self.context.observer.check_nodes(&mut observed).await;
+            self.context.observer.check_rollouts(&mut observed).await;
+            self.context.observer.check_crds(&mut observed, &desired).await?;
             self.context.observer.check_orphans(&mut observed, &desired).await?;
         }
-        Ok(Some(PlanInput { observed, desired }))
+        Ok(Some(PlanInput { observed, desired, removal, _permit: permit }))
     }
 }
 
 impl LaneContext {
+    /// Whether a lane may create objects: they are removed with the resource, and the removal has not reached them.
+    pub(crate) async fn permit(&self, lane: Lane, observed: &Observed) -> Option<LanePermit> {
+        if !has_finalizer(&observed.kubevirt) {
+            return None;
+        }
+        self.gates.enter(lane, observed.kubevirt.metadata.uid.as_deref().unwrap_or_default()).await
+    }
+
     /// Reports to the lane `Components` what is wrong in another lane, and that its objects are written.
     pub(crate) fn publish(&self, lane: Lane, outcome: &Outcome) {
         let changed = lane_problem(&outcome.stop).is_some_and(|problem| self.problems.set(lane, problem));

@@ -14,7 +14,7 @@ use vitivirt_api::{Body, ErrorClass, Failure, ObjectKey, Outcome, Plan, Stop, Ta
 use vitivirt_install::{
     Cluster, DeploymentConfig, Desired, Environment, InstallStrategy, Installation, Lane, Observed, Repairs,
     StoredObjects, UpToDate, api_replicas, desired_installation, is_eligible, record_certificate_repairs,
-    record_repairs, up_to_date_after,
+    record_repairs, running_installation, up_to_date_after,
 };
 use vitivirt_runtime::reconcile::{PLAN_STEP, classify};
 
@@ -74,9 +74,18 @@ impl DesiredStateBuilder {
         }
         match self.build(observed).await {
             // Only a change of the resource helps. Other failures are retried.
-            Err(failure) if failure.class == ErrorClass::Invalid => Ok(Desired::Invalid(failure)),
+            Err(failure) if failure.class == ErrorClass::Invalid => Ok(self.refused(observed, failure)?),
             result => result,
         }
+    }
+
+    /// What is kept of a resource that cannot be installed.
+    fn refused(&self, observed: &Observed, failure: Failure) -> Result<Desired, Failure> {
+        let Some(running) = running_installation(observed, &self.environment, &failure) else {
+            return Ok(Desired::Invalid(failure));
+        };
+        let up_to_date = self.up_to_date(input_digest(observed)?);
+        Ok(Desired::Refused { failure, running: Arc::new(running), up_to_date })
     }
 
     async fn build(&self, observed: &Observed) -> Result<Desired, Failure> {
@@ -110,19 +119,14 @@ impl DesiredStateBuilder {
         }
         let deployment = DeploymentConfig::new(&observed.kubevirt, &self.environment).id;
         let stored = observed.objects.strategy(&deployment);
+        // One lane reads it, and the others wait for the result.
+        let _reading = self.reading.lock().await;
         if let Some(dumped) = &self.memory.lock().dumped
             && dumped.is_of(&deployment, stored.map(|(_, live)| live.uid.as_str()))
         {
             return Ok(Some(dumped.strategy.clone()));
         }
         let Some((key, live)) = stored else { return Ok(None) };
-        // One lane reads it, and the others wait for the result.
-        let _reading = self.reading.lock().await;
-        if let Some(dumped) = &self.memory.lock().dumped
-            && dumped.is_of(&deployment, Some(&live.uid))
-        {
-            return Ok(Some(dumped.strategy.clone()));
-        }
         let strategy = read_strategy(&self.client, key).await?;
         let dumped = DumpedStrategy { deployment, uid: live.uid.clone(), strategy: strategy.clone() };
         self.memory.lock().dumped = Some(dumped);
@@ -186,7 +190,7 @@ impl DesiredStateBuilder {
 impl ReconcileMemory {
     /// Replaces the objects of one lane. Other lanes may have changed theirs in the meantime.
     fn merge(&mut self, desired: &Desired, lane: Lane, of_lane: &UpToDate) {
-        let Some(installation) = desired.installation() else { return };
+        let Some((installation, _)) = desired.compared() else { return };
         let up_to_date = Arc::make_mut(&mut self.up_to_date);
         for object in installation.objects.iter().filter(|object| object.stage.lane() == lane) {
             let key = (object.kind, object.key.clone());

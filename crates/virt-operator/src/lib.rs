@@ -11,6 +11,7 @@ mod certificate_controller;
 mod certificates;
 mod commands;
 mod controller;
+mod crd_reader;
 mod desired;
 mod lanes;
 mod lazy_watch;
@@ -20,11 +21,14 @@ mod monitoring;
 mod node_checks;
 mod observe;
 mod probe;
+mod removal;
+mod revisions;
 mod router;
 mod run;
 mod settings;
 mod stored_objects;
 mod webhook;
+mod workloads;
 
 use std::{
     collections::BTreeMap,
@@ -47,6 +51,7 @@ pub fn main() -> ExitCode {
         Some(Command::Manifests(options)) => commands::manifests::run(options),
         Some(Command::Render(options)) => commands::render::run(&options),
         Some(Command::Plan(options)) => commands::plan::run(&options),
+        Some(Command::Uninstall(options)) => commands::uninstall::run(&options),
         Some(Command::Completions(options)) => options.run::<Arguments>(),
         None => run_or_dump(arguments.run),
     })

@@ -21,8 +21,9 @@ use vitivirt_install::{
 use vitivirt_runtime::reconcile::classify;
 
 use crate::{
-    cache::Caches, desired::timestamp, lanes::LaneProblems, migration_addresses::MigrationAddresses,
-    monitoring::Monitoring, node_checks::NodeChecks, probe::CertificateProber,
+    cache::Caches, crd_reader::CrdReader, desired::timestamp, lanes::LaneProblems,
+    migration_addresses::MigrationAddresses, monitoring::Monitoring, node_checks::NodeChecks, probe::CertificateProber,
+    revisions::Revisions,
 };
 
 pub(crate) struct Observer {
@@ -35,6 +36,8 @@ pub(crate) struct Observer {
     pub(crate) migration_addresses: MigrationAddresses,
     pub(crate) lane_problems: Arc<LaneProblems>,
     pub(crate) node_checks: NodeChecks,
+    pub(crate) revisions: Revisions,
+    pub(crate) crd_reader: CrdReader,
     pub(crate) prober: Arc<CertificateProber>,
     /// The numbers of nodes that the last reconciles observed.
     pub(crate) nodes: Mutex<NodeHistory>,
@@ -82,6 +85,7 @@ impl Observer {
             caches_complete: caches_complete && monitoring_known,
             pods: self.caches.pods(),
             served: self.prober.served(),
+            crd_checks: BTreeMap::new(),
             crds_with_objects: BTreeSet::new(),
             unchecked_orphans: None,
             lane_problems,
@@ -121,6 +125,7 @@ impl Observer {
             caches_complete: false,
             pods: Pods::default(),
             served: Served::default(),
+            crd_checks: BTreeMap::new(),
             crds_with_objects: BTreeSet::new(),
             unchecked_orphans: None,
             lane_problems: BTreeMap::new(),
@@ -143,10 +148,18 @@ impl Observer {
         })
     }
 
-    /// Finds out which nodes are not ready, if a pod is not. Only the lane that waits for pods needs that.
-    pub(crate) async fn check_nodes(&self, observed: &mut Observed) {
+    /// Finds out which nodes are not ready, if a pod is not, and which pods are updated, while a rollout is in progress.
+    /// Only the lane that waits for pods needs that.
+    pub(crate) async fn check_rollouts(&self, observed: &mut Observed) {
         let nodes = observed.pods.nodes_to_check(observed.now);
         observed.pods.dead_nodes = self.node_checks.dead_nodes(&self.client, nodes).await;
+        observed.pods.current_revisions = self.revisions.current(&self.client, observed).await;
+    }
+
+    /// Before CRDs are changed. If one of them cannot be read, nothing is changed.
+    pub(crate) async fn check_crds(&self, observed: &mut Observed, desired: &Desired) -> Result<(), Failure> {
+        observed.crd_checks = self.crd_reader.check(&self.client, observed, desired).await?;
+        Ok(())
     }
 
     /// Before orphans are deleted: if the live check fails, they stay, and the rest of the installation goes on.
@@ -198,25 +211,30 @@ pub(crate) async fn crds_with_objects(
     Ok(found)
 }
 
-/// Whether a CRD has objects, in any of its versions.
-async fn has_objects(client: &Client, crd: &ObjectKey) -> Result<bool, Failure> {
+/// The kind of a CRD, in a version in which the API server serves its objects. `None` if the CRD does not exist.
+pub(crate) async fn served_resource(client: &Client, crd: &ObjectKey) -> Result<Option<ApiResource>, Failure> {
     let api: Api<CustomResourceDefinition> = Api::all(client.clone());
     let target = || Target::of_kind::<CustomResourceDefinition>(crd.clone());
     let found = match api.get_opt(crd.name()).await {
         Ok(Some(found)) => found,
-        Ok(None) => return Ok(false),
+        Ok(None) => return Ok(None),
         Err(error) => return Err(classify(&error, "get", &target())),
     };
-    let Some(version) = found.spec.versions.iter().find(|version| version.storage && version.served) else {
-        return Ok(true);
-    };
-    let resource = ApiResource {
-        group: found.spec.group.clone(),
-        version: version.name.clone(),
-        api_version: format!("{}/{}", found.spec.group, version.name),
-        kind: found.spec.names.kind.clone(),
-        plural: found.spec.names.plural.clone(),
-    };
+    // KubeVirt's CRDs serve the version that they store. For another one, the list fails.
+    let version = found.spec.versions.iter().find(|version| version.storage).map(|version| version.name.clone());
+    let version = version.unwrap_or_default();
+    Ok(Some(ApiResource {
+        api_version: format!("{}/{version}", found.spec.group),
+        group: found.spec.group,
+        version,
+        kind: found.spec.names.kind,
+        plural: found.spec.names.plural,
+    }))
+}
+
+/// Whether a CRD has objects, in any of its versions.
+async fn has_objects(client: &Client, crd: &ObjectKey) -> Result<bool, Failure> {
+    let Some(resource) = served_resource(client, crd).await? else { return Ok(false) };
     let objects: Api<DynamicObject> = Api::all_with(client.clone(), &resource);
     match objects.list_metadata(&ListParams::default().limit(1)).await {
         Ok(list) => Ok(!list.items.is_empty()),

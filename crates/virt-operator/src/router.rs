@@ -7,7 +7,7 @@ use std::{sync::Arc, time::Duration};
 
 use parking_lot::RwLock;
 use vitivirt_api::{ApiResource, ObjectKey, kubevirt::KubeVirt};
-use vitivirt_install::{Kind, Lane, LiveObject, TRUSTING_KINDS, pods::Pod};
+use vitivirt_install::{Kind, Lane, LiveObject, TRUSTING_KINDS, pods::Pod, removal::has_finalizer};
 use vitivirt_runtime::{program::Context, queue::Queue, watch::Change};
 
 use crate::cache::{Caches, CrdEntry, installed_kinds};
@@ -104,12 +104,15 @@ impl EventRouter {
     }
 
     /// When a KubeVirt resource changes, enqueue it, at once in every lane if a user changed or deleted it, because the
-    /// user waits for the result; and all others, because the oldest one is installed and the others are rejected.
+    /// user waits for the result, and when it gets the finalizer, because the lanes create nothing before that; and all others, because the oldest one is installed and the others are rejected.
     fn kubevirt_changed(&self, change: &Change<KubeVirt>) {
         let (old, new) = (change.old.as_deref(), change.new.as_deref());
         let deleting =
             |kubevirt: Option<&KubeVirt>| kubevirt.is_some_and(|it| it.metadata.deletion_timestamp.is_some());
-        let changed = old.map(|old| &old.spec) != new.map(|new| &new.spec) || deleting(old) != deleting(new);
+        let finalized = |kubevirt: Option<&KubeVirt>| kubevirt.is_some_and(has_finalizer);
+        let changed = old.map(|old| &old.spec) != new.map(|new| &new.spec)
+            || deleting(old) != deleting(new)
+            || finalized(old) != finalized(new);
         if let (Some(queues), true) = (&*self.queues.read(), changed) {
             Lane::ALL.into_iter().for_each(|lane| queues.of(lane).add_urgent(change.key.clone()));
         }

@@ -11,6 +11,7 @@ use parking_lot::Mutex;
 use vitivirt_api::ObjectKey;
 use vitivirt_install::{Environment, names::FIELD_MANAGER};
 use vitivirt_runtime::{
+    client::RateLimit,
     lease::Leadership,
     metrics::Metrics,
     program::{
@@ -26,14 +27,16 @@ use crate::{
     cache::Caches,
     certificate_controller::CertificateController,
     controller::{self as lane, Components, Instancetypes, LaneContext, LaneController, LaneType},
+    crd_reader::CrdReader,
     desired::DesiredStateBuilder,
-    lanes::LaneProblems,
+    lanes::{LaneGates, LaneProblems},
     metrics::OperatorMetrics,
     migration_addresses::MigrationAddresses,
     monitoring::Monitoring,
     node_checks::NodeChecks,
     observe::Observer,
     probe::CertificateProber,
+    revisions::Revisions,
     router::EventRouter,
     settings::OperatorSettings,
     stored_objects::StoredObjectRecorder,
@@ -43,7 +46,8 @@ use crate::{
 const NAME: &str = "virt-operator";
 const DEFAULT_NAMESPACE: &str = "kubevirt";
 /// There is one resource, and one reconcile of it may write hundreds of objects.
-const OPTIONS: RunnerOptions = RunnerOptions { workers: 1, reconcile_deadline: Duration::from_secs(120), resync: None };
+const OPTIONS: RunnerOptions =
+    RunnerOptions { workers: 1, reconcile_deadline: Duration::from_secs(120), resync: None, slow_after: None };
 
 /// No event follows when an object of another client, whose name the installation needs, is deleted.
 const INVALID_RETRY: Duration = Duration::from_secs(60);
@@ -108,11 +112,14 @@ impl Operator for KubeVirtOperator {
             migration_addresses: MigrationAddresses::new(&context, &router),
             lane_problems: problems.clone(),
             node_checks: NodeChecks::default(),
+            revisions: Revisions::default(),
+            crd_reader: CrdReader::default(),
             prober: prober.clone(),
             nodes: Mutex::default(),
         };
         let desired = DesiredStateBuilder::new(client, environment.clone());
-        let lanes = Arc::new(LaneContext { observer, desired, problems, router: router.clone() });
+        let gates = LaneGates::default();
+        let lanes = Arc::new(LaneContext { observer, desired, problems, gates, router: router.clone() });
         let (ready, kinds) = (metrics.clone(), caches.kinds.clone());
         context.spawn("readiness", async move {
             kinds.synced().await;
@@ -179,7 +186,7 @@ fn program(settings: &Settings, namespace: &str, tls: &ServerTls) -> Program {
         log_format: settings.log_format,
         log_level: settings.log_level,
         kubeconfig: settings.kubeconfig.clone(),
-        rate: Some(settings.rate),
+        rate: Some(RateLimit::Fixed(settings.rate)),
         metrics: Metrics::with_kubevirt_names("virt_operator"),
         listeners: vec![Listener {
             bind: settings.bind,

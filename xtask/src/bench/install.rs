@@ -11,7 +11,10 @@ use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
-use kube::Api;
+use kube::{
+    Api,
+    api::{DeleteParams, DynamicObject},
+};
 use parking_lot::Mutex;
 use serde::Serialize;
 use vitivirt_lab::{Lab, LabOptions, Record, VirtOperator};
@@ -69,6 +72,8 @@ pub(super) struct InstallRun {
     /// From the creation of the KubeVirt resource until its phase is Deployed, without leases.
     pub(super) requests_to_deployed: usize,
     pub(super) objects: usize,
+    /// From the deletion of the KubeVirt resource until it is gone.
+    pub(super) seconds_to_removed: f64,
     /// CPU time of each program of the cluster until Deployed. Processes that have exited are not included.
     pub(super) processor_seconds: BTreeMap<String, f64>,
     /// Measured only without delays.
@@ -159,18 +164,30 @@ async fn measure_install(
         records.iter().filter(move |record| record.user == OPERATOR && (from..to).contains(&record.time))
     };
     let installed = lab.installed(None).await?;
+    let peak_memory_mb = peak_memory_mb("virt-operator")?;
+    let seconds_to_removed = measure_removal(lab).await?;
     Ok(InstallRun {
         operator: operator_kind,
         pace,
         seconds_to_deployed,
         seconds_to_ready: ready.duration_since(clock).as_secs_f64(),
         degraded: seen.lock().degraded.clone(),
-        peak_memory_mb: peak_memory_mb("virt-operator")?,
+        peak_memory_mb,
         requests_to_deployed: between(start, deployed).filter(|record| !is_lease(record)).count(),
         objects: installed.values().filter(|object| vitivirt_snapshot::is_installed(object)).count(),
+        seconds_to_removed,
         processor_seconds,
         idle: (pace == PaceChoice::Instant).then(|| classify(idle_seconds, between(deployed, idle_end))),
     })
+}
+
+async fn measure_removal(lab: &Lab) -> Result<f64> {
+    let kubevirts: Api<DynamicObject> =
+        Api::namespaced_with(lab.client(), NAMESPACE, &vitivirt_lab::kubevirt_resource("KubeVirt"));
+    let start = Instant::now();
+    kubevirts.delete("kubevirt", &DeleteParams::default()).await.context("deleting the KubeVirt resource")?;
+    lab.wait("KubeVirt is removed", TIMEOUT, kubevirts, "kubevirt", |kubevirt| kubevirt.is_none()).await?;
+    Ok(start.elapsed().as_secs_f64())
 }
 
 /// Waits until one replica leads and the operator sends no more requests.

@@ -1,6 +1,7 @@
 //! `cargo xtask chaos …`: long tests with random faults. `--seed` repeats a failure.
 
 mod edits;
+mod takeover;
 
 use std::{process::ExitCode, time::Duration};
 
@@ -43,6 +44,20 @@ pub(crate) enum ChaosCommand {
         #[arg(long, value_delimiter = ',', conflicts_with_all = ["pairs", "chains", "seed"])]
         replay: Vec<String>,
     },
+    /// Kill virt-operator after random writes of an installation and of a rotation, and compare the results
+    Install {
+        /// Number of random writes of each
+        #[arg(long, default_value_t = 40)]
+        writes: u32,
+        /// Seed of the random writes
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
+        /// One write, as a failure prints it, such as install:17
+        #[arg(long, value_name = "PHASE:NUMBER", conflicts_with_all = ["writes", "seed"])]
+        replay: Option<String>,
+    },
+    /// Replace upstream virt-operator by ours, and back, in every state of an installation; writes docs/takeover.md
+    Takeover,
     /// Undo each repair of a Deployment for three minutes and count the writes of virt-operator
     Fight,
     /// Kill kubevirt-operator after each write for a Machine and check the result
@@ -58,12 +73,21 @@ pub(crate) fn run(chaos: &ChaosCommand) -> ExitCode {
         ChaosCommand::Edits { pairs, chains, seed, replay } => {
             in_labs(edits::run(edits::EditCampaign { pairs: *pairs, chains: *chains, seed: *seed, replay }))
         }
+        ChaosCommand::Install { writes, seed, replay } => {
+            let variable = match replay {
+                Some(replay) => ("FAILOVER_REPLAY", replay.clone()),
+                None => ("FAILOVER_WRITES_AND_SEED", format!("{writes},{seed}")),
+            };
+            crate::finish(long_test("virt-operator", "a_leader_that_dies_after_a_write", variable))
+        }
+        ChaosCommand::Takeover => crate::finish(takeover::run()),
         ChaosCommand::Fight => {
             let test = "a_fight_with_another_client_is_limited_and_reported";
-            crate::finish(long_test("virt-operator", test, "FIGHT_FOR_THREE_MINUTES"))
+            crate::finish(long_test("virt-operator", test, ("FIGHT_FOR_THREE_MINUTES", "1".to_owned())))
         }
         ChaosCommand::Machines => {
-            crate::finish(long_test("kubevirt-operator", "a_crash_after_a_write", "CRASH_AFTER_EVERY_WRITE"))
+            let variable = ("CRASH_AFTER_EVERY_WRITE", "1".to_owned());
+            crate::finish(long_test("kubevirt-operator", "a_crash_after_a_write", variable))
         }
     }
 }
@@ -83,10 +107,10 @@ fn in_labs(campaign: impl Future<Output = Result<()>>) -> ExitCode {
 }
 
 /// A test on the lab of which `cargo xtask test` runs a short form. The environment variable demands the long one.
-fn long_test(package: &str, test: &str, variable: &str) -> Result<()> {
+fn long_test(package: &str, test: &str, (variable, value): (&str, String)) -> Result<()> {
     let status = programs::cargo()
         .args(["test", "--quiet", "--package", package, "--test", "cluster", "--", test])
-        .env(variable, "1")
+        .env(variable, value)
         .status()
         .with_context(|| format!("running {test}"))?;
     if !status.success() {

@@ -42,7 +42,7 @@ use crate::{
 pub const INVALID_DURATION: &str = "InvalidCertificateDuration";
 
 /// Reason of a failure: another release has a certificate that this operator cannot issue.
-const UNKNOWN_CERTIFICATE: &str = "UnknownCertificate";
+pub(crate) const UNKNOWN_CERTIFICATE: &str = "UnknownCertificate";
 
 pub struct Installation {
     pub config: DeploymentConfig,

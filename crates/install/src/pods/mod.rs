@@ -128,9 +128,10 @@ impl Pod {
         }
         // The node lifecycle controller sets the condition Ready of the pods on a dead node. The states of the
         // containers stay as the kubelet reported them last.
-        let marked = self.ready_changed.is_some() && self.containers.iter().all(|container| container.ready);
+        let marked =
+            !self.ready && self.ready_changed.is_some() && self.containers.iter().all(|container| container.ready);
         let since = self.deleted.or(self.ready_changed).or(self.created);
-        marked && self.deleted.is_none() || since.is_none_or(|since| now.duration_since(since) >= CHECK_NODE_AFTER)
+        marked || since.is_none_or(|since| now.duration_since(since) >= CHECK_NODE_AFTER)
     }
 }
 
@@ -145,9 +146,12 @@ fn workload(metadata: &ObjectMeta) -> Option<(Kind, Box<str>)> {
     }
 }
 
+/// The label of the pods of a DaemonSet with the hash of their template.
+pub(crate) const REVISION_HASH: &str = "controller-revision-hash";
+
 fn revision(metadata: &ObjectMeta) -> &str {
     let labels = metadata.labels.as_ref();
-    let hash = ["pod-template-hash", "controller-revision-hash"].iter().find_map(|key| labels?.get(*key));
+    let hash = ["pod-template-hash", REVISION_HASH].iter().find_map(|key| labels?.get(*key));
     hash.map(String::as_str).unwrap_or_default()
 }
 
@@ -211,6 +215,9 @@ fn container_state(status: &ContainerStatus, init: bool) -> Container {
 pub struct Pods {
     pods: Vec<(ObjectKey, Arc<Pod>)>,
     pub dead_nodes: BTreeSet<String>,
+    /// The revision of the pods that have the current template, by the name of the DaemonSet. Known only while a rollout
+    /// is in progress.
+    pub current_revisions: BTreeMap<String, Box<str>>,
 }
 
 impl FromIterator<(ObjectKey, Arc<Pod>)> for Pods {
@@ -218,13 +225,18 @@ impl FromIterator<(ObjectKey, Arc<Pod>)> for Pods {
         let mut pods: Vec<_> = pods.into_iter().collect();
         // The oldest pod is the example in messages, so that the example stays the same while pods appear.
         pods.sort_by(|(a_key, a), (b_key, b)| (a.created, a_key).cmp(&(b.created, b_key)));
-        Self { pods, dead_nodes: BTreeSet::new() }
+        Self { pods, dead_nodes: BTreeSet::new(), current_revisions: BTreeMap::new() }
     }
 }
 
 impl Pods {
     pub fn of(&self, kind: Kind, name: &str) -> impl Iterator<Item = &(ObjectKey, Arc<Pod>)> {
         self.pods.iter().filter(move |(_, pod)| pod.belongs_to(kind, name))
+    }
+
+    /// The revision of the pods that have the current template of a DaemonSet.
+    pub(crate) fn current_revision(&self, daemon_set: &str) -> Option<&str> {
+        self.current_revisions.get(daemon_set).map(|revision| &**revision)
     }
 
     /// The nodes that may be the reason why a pod is not ready, each with a digest of these pods. The digest changes
@@ -255,12 +267,12 @@ impl Pods {
         }
         let dead: Vec<&Arc<Pod>> =
             self.of(Kind::DaemonSet, name).map(|(_, pod)| pod).filter(|pod| self.is_on_dead_node(pod)).collect();
-        // The newest pod has the current template, unless the controller has not created any of these yet. Then the
-        // DaemonSet's own number of updated pods is too low anyway.
-        let current = self.of(Kind::DaemonSet, name).filter(|(_, pod)| pod.deleted.is_none()).last();
-        let is_current = |pod: &&&Arc<Pod>| {
-            pod.deleted.is_none() && current.is_some_and(|(_, current)| current.revision == pod.revision)
-        };
+        // If the revision is not known, the newest pod has the current template, unless the controller has not created
+        // any of these yet. Then the DaemonSet's own number of updated pods is too low anyway.
+        let newest = || self.of(Kind::DaemonSet, name).filter(|(_, pod)| pod.deleted.is_none()).last();
+        let current = self.current_revision(name).or_else(|| newest().map(|(_, pod)| &*pod.revision));
+        let is_current =
+            |pod: &&&Arc<Pod>| pod.deleted.is_none() && current.is_some_and(|current| *current == *pod.revision);
         let nodes = |pods: &mut dyn Iterator<Item = &Arc<Pod>>| {
             let nodes: BTreeSet<&str> = pods.map(|pod| &*pod.node).collect();
             i64::try_from(nodes.len()).unwrap_or_default()

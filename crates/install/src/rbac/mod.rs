@@ -7,6 +7,7 @@ mod controller;
 mod export_proxy;
 mod handler;
 pub(crate) mod operator;
+pub(crate) mod previous;
 mod synchronization_controller;
 mod users;
 

@@ -18,9 +18,10 @@ pub(super) fn patches(asked: &CustomizeComponents) -> Vec<Refusal> {
 pub(super) fn replicas(infra: Option<&ComponentConfig>) -> Vec<Refusal> {
     let refusal = |message: String| Refusal::new(Cause::Invalid, "spec.infra.replicas", message);
     let message = match infra.and_then(|infra| infra.replicas) {
+        // Clients search the message for the words of upstream virt-operator.
         Some(0) => {
-            "invalid value 0: must be at least 1, because KubeVirt needs its control plane; remove the field to use \
-             the default"
+            "invalid value 0: infra replica count can't be 0; must be at least 1, because KubeVirt needs its control \
+             plane; remove the field to use the default"
                 .to_owned()
         }
         Some(number) if !(1..=255).contains(&number) => format!("invalid value {number}: must be from 1 to 255"),

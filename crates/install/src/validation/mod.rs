@@ -26,7 +26,7 @@ use vitivirt_api::{
 pub(crate) use placement::dry_runs;
 pub use placement::{DryRun, DryRunObject};
 pub(crate) use removal::already_exists;
-pub use removal::{Remaining, delete, is_guarded};
+pub use removal::{Remaining, delete, describe, is_guarded, protects_workloads};
 
 /// Reason of a failure: the resource asks for something that cannot be installed.
 pub(crate) const INVALID_RESOURCE: &str = "InvalidResource";

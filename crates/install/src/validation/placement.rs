@@ -35,11 +35,16 @@ pub enum DryRunObject {
 impl DryRun {
     /// Maps an error of the API server about the dry-run object to a field of the KubeVirt resource.
     pub fn refusal(&self, field: &str, message: &str) -> Refusal {
-        let field = match field.strip_prefix(POD) {
-            Some(rest) => format!("{}.{rest}", self.field),
-            None => self.field.to_owned(),
+        let Some(rest) = field.strip_prefix(POD) else {
+            return Refusal::new(Cause::Invalid, self.field, format!("invalid placement: {message}"));
         };
-        Refusal::new(Cause::Invalid, field, format!("invalid placement: {message}"))
+        let message = if rest.starts_with("tolerations[") && rest.ends_with("].operator") {
+            // Clients search the message for the words of upstream virt-operator, which name the field without an index.
+            format!("{}.tolerations.operator in body should be one of the supported values: {message}", self.field)
+        } else {
+            format!("invalid placement: {message}")
+        };
+        Refusal::new(Cause::Invalid, format!("{}.{rest}", self.field), message)
     }
 }
 

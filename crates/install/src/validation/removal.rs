@@ -11,7 +11,12 @@ const REMOVE_WORKLOADS: &str = "RemoveWorkloads";
 /// workloads, so it is not guarded.
 pub fn is_guarded(kubevirt: &KubeVirt) -> bool {
     let deployed = kubevirt.status.as_ref().is_some_and(|status| status.phase == DEPLOYED);
-    deployed && !matches!(kubevirt.spec.uninstall_strategy.as_str(), "" | REMOVE_WORKLOADS)
+    deployed && protects_workloads(kubevirt)
+}
+
+/// Whether KubeVirt is not removed while there are workloads.
+pub fn protects_workloads(kubevirt: &KubeVirt) -> bool {
+    !matches!(kubevirt.spec.uninstall_strategy.as_str(), "" | REMOVE_WORKLOADS)
 }
 
 /// Remaining workloads of one kind.
@@ -38,15 +43,17 @@ pub fn delete(kubevirt: &KubeVirt, remaining: &[Remaining]) -> Option<Refusal> {
     (!left.is_empty()).then(|| Refusal::new(Cause::Forbidden, "", message()))
 }
 
-fn describe(remaining: &Remaining) -> String {
+/// The workloads of one kind, for a message.
+pub fn describe(remaining: &Remaining) -> String {
     let examples: Vec<String> = remaining.examples.iter().map(ToString::to_string).collect();
     let more = if remaining.more { " and others" } else { "" };
     format!("{} present ({}{more})", remaining.kind, examples.join(", "))
 }
 
+/// Clients search the message for the words of upstream virt-operator, in its spelling.
 pub(crate) fn already_exists(existing: &ObjectKey) -> Refusal {
     let message = format!(
-        "KubeVirt is already created: KubeVirt {existing} already exists, and a cluster can have only one \
+        "Kubevirt is already created: KubeVirt {existing} already exists, and a cluster can have only one \
          installation; change that one, or delete it and wait until it is gone"
     );
     Refusal::new(Cause::Forbidden, "", message)

@@ -114,8 +114,8 @@ fn replicas_must_be_from_1_to_255() {
         (json!({"infra": {}}), ""),
         (
             json!({"infra": {"replicas": 0}}),
-            "spec.infra.replicas: invalid value 0: must be at least 1, because KubeVirt needs its control plane; \
-             remove the field to use the default",
+            "spec.infra.replicas: invalid value 0: infra replica count can't be 0; must be at least 1, because KubeVirt \
+             needs its control plane; remove the field to use the default",
         ),
         (json!({"infra": {"replicas": -1}}), "spec.infra.replicas: invalid value -1: must be from 1 to 255"),
         (json!({"infra": {"replicas": 256}}), "spec.infra.replicas: invalid value 256: must be from 1 to 255"),
@@ -285,7 +285,7 @@ fn a_second_kubevirt_resource_is_refused() {
     let refused = messages(&validate_create(&new, &[ObjectKey::namespaced("kubevirt", "kubevirt")]));
     assert_eq!(
         refused,
-        ["KubeVirt is already created: KubeVirt kubevirt/kubevirt already exists, and a cluster can have only one \
+        ["Kubevirt is already created: KubeVirt kubevirt/kubevirt already exists, and a cluster can have only one \
              installation; change that one, or delete it and wait until it is gone"]
     );
     assert_eq!(validate_create(&kubevirt(&json!({"infra": {"replicas": 0}})), &[]).refusals.len(), 1);
@@ -350,10 +350,16 @@ fn a_changed_placement_needs_a_dry_run() {
         let pod = template.spec.as_ref().unwrap();
         assert_eq!(pod.node_selector.as_ref().unwrap()["a"], "b");
     }
-    let refusal = dry_runs[0].refusal("spec.template.spec.tolerations[0].operator", "Invalid value: \"x\"");
+    let refusal = dry_runs[0].refusal("spec.template.spec.tolerations[0].key", "Invalid value: \"x\"");
     assert_eq!(
         refusal.to_string(),
-        "spec.infra.nodePlacement.tolerations[0].operator: invalid placement: Invalid value: \"x\""
+        "spec.infra.nodePlacement.tolerations[0].key: invalid placement: Invalid value: \"x\""
+    );
+    let refusal = dry_runs[1].refusal("spec.template.spec.tolerations[3].operator", "Unsupported value: \"x\"");
+    assert_eq!(
+        refusal.to_string(),
+        "spec.workloads.nodePlacement.tolerations[3].operator: spec.workloads.nodePlacement.tolerations.operator in \
+         body should be one of the supported values: Unsupported value: \"x\""
     );
     assert_eq!(dry_runs[1].refusal("", "odd").field, "spec.workloads.nodePlacement");
 

@@ -21,6 +21,7 @@ use super::{
     compact::{CompressedJson, Labels},
     owned::{creation_seconds, has_owners},
 };
+use crate::mac_addresses::{Mac, mac_number};
 
 const MESSAGE_LIMIT: usize = 1024;
 const NAME_LIMIT: usize = 253;
@@ -43,6 +44,8 @@ pub(crate) struct VmEntry {
     restoring: bool,
     restart_required: bool,
     failure: Option<Box<str>>,
+    /// The MAC addresses of its interfaces.
+    pub(crate) macs: Box<[Mac]>,
 }
 
 impl VmEntry {
@@ -54,6 +57,7 @@ impl VmEntry {
             has_owners: has_owners(&vm.metadata),
             labels: Labels::from_metadata(&vm.metadata),
             generation: vm.metadata.generation.unwrap_or_default(),
+            macs: macs(&spec),
             spec: CompressedJson::from_value(&spec),
             deleting: vm.metadata.deletion_timestamp.is_some(),
             status: string_at(status, "/printableStatus").unwrap_or_default().into(),
@@ -97,6 +101,12 @@ impl VmEntry {
             && self.restoring == newer.restoring
             && self.failure == newer.failure
     }
+}
+
+fn macs(spec: &Value) -> Box<[Mac]> {
+    let interfaces = spec.pointer("/template/spec/domain/devices/interfaces").and_then(Value::as_array);
+    let addresses = interfaces.into_iter().flatten().filter_map(|interface| string_at(interface, "/macAddress"));
+    addresses.take(MAX_ADDRESSES).map(mac_number).collect()
 }
 
 /// Whether another status follows without a change of the VM.

@@ -3,8 +3,6 @@
 //!
 //! The caches of ten thousand Machines decide how much memory the operator needs: see `cargo xtask bench machines`.
 
-use std::hash::{DefaultHasher, Hash, Hasher};
-
 use vitivirt_api::{
     ObjectKey,
     machine::{FINALIZER_ORPHAN, LABEL_TEMPLATE, Machine, MachinePhase, POD_NETWORK, condition_type},
@@ -16,6 +14,7 @@ use vitivirt_machine::{
 use vitivirt_runtime::watch::{IndexFn, ResourceVersion};
 
 use super::compact::{CompressedJson, Labels};
+use crate::mac_addresses::{Interface, mac_number};
 
 /// `kubectl apply` stores a copy of the whole object in it.
 const ANNOTATION_LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
@@ -34,8 +33,10 @@ pub(crate) struct MachineEntry {
     /// NetworkConfigurations that it refers to.
     pub(crate) networks: Box<[Box<str>]>,
     /// The [`mac_hash`]es of its interfaces. A hash is much smaller than namespace, network and address, and
-    /// conflicts are rare, so it is enough to find the Machines that may have one.
-    pub(crate) mac_hashes: Box<[u64]>,
+    /// Its interfaces with their MAC addresses, set or derived. An invalid Machine has none.
+    pub(crate) interfaces: Box<[Interface]>,
+    /// The creation time in seconds.
+    pub(crate) created: i64,
     /// The Secret that `cloudInit.secretRef` refers to.
     pub(crate) source: Option<Box<str>>,
 }
@@ -70,7 +71,8 @@ impl MachineEntry {
             deleting: machine.metadata.deletion_timestamp.is_some(),
             orphans: machine.metadata.finalizers.iter().flatten().any(|name| name == FINALIZER_ORPHAN),
             networks: networks.into(),
-            mac_hashes: mac_hashes(&machine),
+            interfaces: interfaces(&machine),
+            created: machine.metadata.creation_timestamp.as_ref().map_or(0, |time| time.0.as_second()),
             source: spec
                 .cloud_init
                 .as_ref()
@@ -105,19 +107,10 @@ pub(crate) fn in_namespace(key: &ObjectKey, name: &str) -> Box<str> {
     format!("{}/{name}", key.namespace().unwrap_or_default()).into()
 }
 
-/// A hash of a MAC address on a network of a namespace. A collision only costs an unnecessary comparison
-/// of two Machines.
-pub(crate) fn mac_hash(namespace: &str, network: &str, mac: &str) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    (namespace, network, mac).hash(&mut hasher);
-    hasher.finish()
-}
-
-/// The hashes of all MAC addresses, set or derived. An invalid Machine has none.
-fn mac_hashes(machine: &Machine) -> Box<[u64]> {
+fn interfaces(machine: &Machine) -> Box<[Interface]> {
     let Ok(resolved) = resolve(machine) else { return Box::default() };
-    let namespace = resolved.id.namespace();
-    macs::addresses(&resolved).map(|(network, mac)| mac_hash(namespace, network, mac)).collect()
+    let interface = |(network, mac): (&str, &str)| Interface { network: network.into(), mac: mac_number(mac) };
+    macs::addresses(&resolved).map(interface).collect()
 }
 
 /// An unknown phase counts as Pending, so that the labels of metrics are bounded.
@@ -178,17 +171,17 @@ mod tests {
     }
 
     #[test]
-    fn set_and_derived_mac_addresses_are_hashed() {
+    fn set_and_derived_mac_addresses_are_cached() {
         let alone = MachineEntry::project(machine(&json!({"template": "small"})));
         let derived = vitivirt_machine::resolve::derived_mac("u", "default");
-        assert_eq!(*alone.mac_hashes, [mac_hash("ns", "pod", &derived)]);
+        assert_eq!(*alone.interfaces, [Interface { network: "pod".into(), mac: mac_number(&derived) }]);
         let bridged = MachineEntry::project(machine(&json!({"template": "small", "networks": [
             {"name": "a", "networkName": "prod", "macAddress": "52:54:00:12:34:AB"},
             {"name": "b", "networkName": "prod"},
             {"name": "c", "networkName": "pod"},
         ]})));
-        assert_eq!(bridged.mac_hashes.len(), 3);
-        assert_eq!(bridged.mac_hashes[0], mac_hash("ns", "prod", "52:54:00:12:34:ab"));
+        assert_eq!(bridged.interfaces.len(), 3);
+        assert_eq!(bridged.interfaces[0], Interface { network: "prod".into(), mac: 0x5254_0012_34ab });
         assert_eq!(bridged.networks.iter().map(|name| &**name).collect::<Vec<_>>(), ["prod"]);
     }
 

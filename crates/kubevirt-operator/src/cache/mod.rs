@@ -33,7 +33,7 @@ use vitivirt_api::{
         virtual_machine_resource,
     },
 };
-use vitivirt_runtime::watch::{Cache, Entry, Expression, SyncState, WatchConfig, WatchedKinds, Watches};
+use vitivirt_runtime::watch::{Cache, Entry, Expression, KnownAbsent, SyncState, WatchConfig, WatchedKinds, Watches};
 
 pub(crate) use self::{
     kubevirt::{VmEntry, VmiEntry},
@@ -67,6 +67,12 @@ impl Caches {
         let all = WatchConfig::default;
         let ours = || WatchConfig::labels(Expression::Equal(LABEL_MANAGED_BY.to_owned(), MANAGED_BY.to_owned()));
         let of_a_machine = WatchConfig::labels(Expression::Exists(LABEL_MACHINE.to_owned()));
+        // Readiness does not wait for the CRDs: without them, the operator only notices a new kind later.
+        let api = Api::<PartialObjectMeta<CustomResourceDefinition>>::all(scope.client.clone());
+        let small_pages = WatchConfig { page_size: 20, ..WatchConfig::default() };
+        let crds = watches.add_optional("customresourcedefinitions", api, small_pages, &[], CrdVersion::project);
+        let optional =
+            |config: WatchConfig, of: &ApiResource| WatchConfig { known_absent: Some(has_no_crd(&crds, of)), ..config };
         let of = ApiResource::erase::<Machine>(&());
         let api = scope.typed::<Machine>();
         let machines = watches.add("machines", &of, api, all(), &MachineEntry::indexes(), MachineEntry::project);
@@ -84,31 +90,40 @@ impl Caches {
         let pvcs = watches.add("persistentvolumeclaims", &of, api, ours(), &[], PvcEntry::project);
         let of = network_attachment_resource();
         let api = scope.dynamic(&of);
+        let config = optional(ours(), &of);
         let attachments =
-            watches.add("network-attachment-definitions", &of, api, ours(), &[], AttachmentEntry::project);
+            watches.add("network-attachment-definitions", &of, api, config, &[], AttachmentEntry::project);
         let of = import_source_resource();
-        let imports = watches.add("volumeimportsources", &of, scope.dynamic(&of), ours(), &[], ImportEntry::project);
+        let (api, config) = (scope.dynamic(&of), optional(ours(), &of));
+        let imports = watches.add("volumeimportsources", &of, api, config, &[], ImportEntry::project);
         let of = virtual_machine_resource();
-        let vms = watches.add("virtualmachines", &of, scope.dynamic(&of), ours(), &[], VmEntry::project);
+        let (api, config) = (scope.dynamic(&of), optional(ours(), &of));
+        let vms = watches.add("virtualmachines", &of, api, config, &[], VmEntry::project);
         let of = virtual_machine_instance_resource();
-        let vmis =
-            watches.add("virtualmachineinstances", &of, scope.dynamic(&of), of_a_machine, &[], VmiEntry::project);
-        // Readiness does not wait for the CRDs: without them, the operator only notices a new kind later.
-        let api = Api::<PartialObjectMeta<CustomResourceDefinition>>::all(scope.client.clone());
-        let small_pages = WatchConfig { page_size: 20, ..WatchConfig::default() };
-        let crds = watches.add_optional("customresourcedefinitions", api, small_pages, &[], CrdVersion::project);
+        let (api, config) = (scope.dynamic(&of), optional(of_a_machine, &of));
+        let vmis = watches.add("virtualmachineinstances", &of, api, config, &[], VmiEntry::project);
         let index = Arc::new(Index::default());
-        index.subscribe(&machines, &pvcs);
+        index.subscribe(&machines, &networks, &vms, &pvcs);
         let kinds = watches.kinds();
         Self { machines, networks, classes, secrets, pvcs, attachments, imports, vms, vmis, crds, kinds, index }
     }
 }
 
+/// Whether the cluster has no CRD of a kind. An API server that is starting may not serve a kind that has one.
+fn has_no_crd(crds: &Cache<CrdVersion>, of: &ApiResource) -> KnownAbsent {
+    let (crds, of) = (crds.clone(), of.clone());
+    KnownAbsent::new(move || is_absent(&crds, &of))
+}
+
+fn is_absent(crds: &Cache<CrdVersion>, of: &ApiResource) -> bool {
+    let key = ObjectKey::cluster(&format!("{}.{}", of.plural, of.group));
+    crds.sync_state() == SyncState::Synced && crds.is_complete() && crds.get(&key).is_none()
+}
+
 impl Caches {
     /// Whether the cluster has no CRD of this kind. False while that is unknown.
-    pub(crate) fn is_crd_absent(&self, resource: &ApiResource) -> bool {
-        let crd = ObjectKey::cluster(&format!("{}.{}", resource.plural, resource.group));
-        self.crds.sync_state() == SyncState::Synced && self.crds.get(&crd).is_none()
+    pub(crate) fn is_crd_absent(&self, of: &ApiResource) -> bool {
+        is_absent(&self.crds, of)
     }
 }
 

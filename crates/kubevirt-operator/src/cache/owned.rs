@@ -204,6 +204,10 @@ impl NetworkEntry {
         }
     }
 
+    pub(crate) fn bridge_and_vlan(&self) -> Option<(&str, Option<u16>)> {
+        Some((self.bridge.as_deref()?, self.vlan))
+    }
+
     pub(crate) fn view(entry: &Entry<Self>, other_users: bool) -> NetworkView {
         let network = &entry.value;
         NetworkView {

@@ -94,6 +94,7 @@ impl EventRouter {
 
     pub(crate) fn stop_queues(&self) {
         *self.queues.write() = None;
+        self.source_secrets.stop_all();
     }
 
     fn enqueue_all(&self) {
@@ -150,18 +151,15 @@ impl EventRouter {
 
     /// When a Machine changes, enqueue it, because its spec or metadata may ask for something else; debounced if
     /// neither changed, because then the change is the operator's own finalizer or status. Also enqueue the Machines
-    /// that contest a MAC address with it, because one of them may use the address now; and the networks that it no
-    /// longer names, because they may have lost their last user.
+    /// that got a MAC address from it or lost one to it; and the networks that it no longer names, because they may have
+    /// lost their last user.
     fn machine_changed(&self, change: &Change<MachineEntry>) {
         let (old, new) = (change.old.as_deref(), change.new.as_deref());
         match (old, new) {
             (Some(old), Some(new)) if old.same_desired_state(new) => self.enqueue_debounced(change.key.clone()),
             _ => self.enqueue_urgent(change.key.clone()),
         }
-        let contested = self.caches.index.mac_addresses.contested(change);
-        if !contested.is_empty() {
-            self.enqueue_where(|entry| entry.mac_hashes.iter().any(|address| contested.contains(address)));
-        }
+        self.enqueue_mac_changes();
         let Some(old) = old else { return };
         let names = |name: &str| new.is_some_and(|new| new.networks.iter().any(|have| **have == *name));
         for left in old.networks.iter().filter(|name| !names(name)) {
@@ -170,6 +168,13 @@ impl EventRouter {
         let source = new.and_then(|new| new.source.as_deref());
         if let Some(left) = old.source.as_deref().filter(|name| source != Some(name)) {
             self.stop_unused_secret_watch(&change.key, left);
+        }
+    }
+
+    /// Enqueues the Machines that got or lost a MAC address.
+    fn enqueue_mac_changes(&self) {
+        for key in self.caches.index.mac_addresses.take_changed() {
+            self.enqueue(key);
         }
     }
 
@@ -188,6 +193,7 @@ impl EventRouter {
     /// When a NetworkConfiguration changes, enqueue the Machines that name it, because their VM or NAD may change; and
     /// the NetworkConfiguration itself if it has the operator's finalizer, because nothing may use it any more.
     fn network_changed(&self, change: &Change<NetworkEntry>) {
+        self.enqueue_mac_changes();
         self.enqueue_by_index(MachineEntry::BY_NETWORK, &in_namespace(&change.key, change.key.name()));
         if change.new.as_ref().is_some_and(|new| new.finalizer_index.is_some()) {
             self.enqueue_network(change.key.clone());
@@ -234,6 +240,7 @@ impl EventRouter {
     /// When a VM changes, enqueue the Machine of the same name, because phase and Ready follow the VM and drift must be
     /// repaired; debounced for intermediate states and for the operator's own creation.
     fn vm_changed(&self, change: &Change<VmEntry>) {
+        self.enqueue_mac_changes();
         match (&change.old, &change.new) {
             (Some(old), Some(new)) if old.is_intermediate(new, self.is_being_created(&change.key)) => {
                 self.enqueue_debounced(change.key.clone());

@@ -152,11 +152,16 @@ async fn a_restored_namespace_runs_again_on_its_old_disks(labs: Arc<SharedLabs>)
     test.create_networks(&["net"]).await?;
     test.create_secret("source", "userdata", "#cloud-config\n").await?;
     for (index, name) in MACHINES.iter().enumerate() {
-        let mut spec = json!({"template": "small", "disks": [{"name": "data", "size": "1Gi"}]});
-        if index % 2 == 0 {
-            spec["networks"] = json!([{"name": "a", "networkName": "net"}]);
-            spec["cloudInit"] = json!({"secretRef": {"name": "source"}});
-        }
+        let disks = json!([{"name": "data", "size": "1Gi"}]);
+        let spec = if index % 2 == 0 {
+            json!({
+                "template": "small", "disks": disks,
+                "networks": [{"name": "a", "networkName": "net"}],
+                "cloudInit": {"secretRef": {"name": "source"}},
+            })
+        } else {
+            json!({"template": "small", "disks": disks})
+        };
         test.create_json(&machine(name, &spec)).await?;
     }
     let mut before = Vec::new();

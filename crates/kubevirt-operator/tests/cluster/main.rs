@@ -5,6 +5,7 @@
 
 mod changes;
 mod coexistence;
+mod cost;
 mod crash;
 mod data;
 mod drift;
@@ -20,6 +21,7 @@ mod random_specs;
 mod recovery;
 mod rejections;
 mod replica;
+mod tenants;
 
 use std::process::ExitCode;
 
@@ -39,5 +41,7 @@ fn main() -> ExitCode {
         changes::add(suite);
         data::add(suite);
         foreign_crds::add(suite);
+        cost::add(suite);
+        tenants::add(suite);
     })
 }

@@ -104,6 +104,7 @@ tool (
 	kubevirt.io/kubevirt/cmd/virt-api
 	kubevirt.io/kubevirt/cmd/virt-controller
 	kubevirt.io/kubevirt/cmd/virt-operator
+	kubevirt.io/kubevirt/tools/resource-generator
 )
 
 replace (

@@ -50,6 +50,9 @@ fn create_empty(work: &Path) -> Result<()> {
 fn build_in(work: &Path, recipe: &Recipe, folder: &Path) -> Result<()> {
     fs::write(work.join("go.mod"), recipe.go_mod).context("writing go.mod")?;
     fs::write(work.join("go.sum"), recipe.go_sum).context("writing go.sum")?;
+    for (name, text) in recipe.sources {
+        fs::write(work.join(name), text).with_context(|| format!("writing {name}"))?;
+    }
     let out = work.join("out");
     compile(recipe, work, &out)?;
     for (built, name) in recipe.binaries.iter().filter(|(built, name)| built != name) {

@@ -1,7 +1,8 @@
 //! The Go programs that a lab runs, built from pinned modules and cached by version.
 //!
-//! Each group is a `go.mod` with a `tool` block and a `go.sum`, without Go code of this project: the checksums
-//! determine what is built. The files are embedded, so that every program that links the lab can build them.
+//! Each group is a `go.mod` with a `tool` block and a `go.sum`: the checksums determine what is built. Only the group
+//! `KubeVirtE2e` has Go code of this project. The files are embedded, so that every program that links the lab can build
+//! them.
 
 mod build;
 mod toolchain;
@@ -22,15 +23,23 @@ pub enum ComponentGroup {
     KubeVirt,
     /// KubeVirt v1.7.0, the release that upgrade tests start from.
     KubeVirtPrevious,
+    /// KubeVirt's own end-to-end specs of virt-operator, of the same release as [`ComponentGroup::KubeVirt`].
+    KubeVirtE2e,
 }
 
 /// The groups for a lab with the reference operator.
 pub const STANDARD: [ComponentGroup; 3] = [ComponentGroup::Etcd, ComponentGroup::Kubernetes, ComponentGroup::KubeVirt];
 
+/// The groups for a lab in which the previous release is upgraded.
+pub const WITH_PREVIOUS: [ComponentGroup; 4] =
+    [ComponentGroup::Etcd, ComponentGroup::Kubernetes, ComponentGroup::KubeVirt, ComponentGroup::KubeVirtPrevious];
+
 struct Recipe {
     name: &'static str,
     go_mod: &'static str,
     go_sum: &'static str,
+    /// Go files of this project, by name.
+    sources: &'static [(&'static str, &'static str)],
     /// The name that `go build` gives the binary, and the name in the lab.
     binaries: &'static [(&'static str, &'static str)],
     /// Variables that the linker sets, so that the programs report their version.
@@ -45,8 +54,12 @@ macro_rules! module {
 
 impl ComponentGroup {
     fn recipe(self) -> Recipe {
-        const VIRT: &[(&str, &str)] =
-            &[("virt-api", "virt-api"), ("virt-controller", "virt-controller"), ("virt-operator", "virt-operator")];
+        const VIRT: &[(&str, &str)] = &[
+            ("virt-api", "virt-api"),
+            ("virt-controller", "virt-controller"),
+            ("virt-operator", "virt-operator"),
+            ("resource-generator", "resource-generator"),
+        ];
         let (name, (go_mod, go_sum), binaries, linker_variables): (_, _, &[_], &[_]) = match self {
             ComponentGroup::Etcd => ("etcd", module!("etcd"), &[("server", "etcd")], &[]),
             ComponentGroup::Kubernetes => (
@@ -65,25 +78,30 @@ impl ComponentGroup {
                     ("k8s.io/client-go/pkg/version.gitVersion", "v1.36.3"),
                 ],
             ),
-            ComponentGroup::KubeVirt => (
-                "kubevirt",
-                module!("kubevirt"),
-                &[
-                    ("virt-api", "virt-api"),
-                    ("virt-controller", "virt-controller"),
-                    ("virt-operator", "virt-operator"),
-                    ("resource-generator", "resource-generator"),
-                ],
-                &[("kubevirt.io/client-go/version.gitVersion", "v1.8.4")],
-            ),
+            ComponentGroup::KubeVirt => {
+                ("kubevirt", module!("kubevirt"), VIRT, &[("kubevirt.io/client-go/version.gitVersion", "v1.8.4")])
+            }
             ComponentGroup::KubeVirtPrevious => (
                 "kubevirt-previous",
                 module!("kubevirt-previous"),
                 VIRT,
                 &[("kubevirt.io/client-go/version.gitVersion", "v1.7.0")],
             ),
+            ComponentGroup::KubeVirtE2e => (
+                "kubevirt-e2e",
+                module!("kubevirt-e2e"),
+                &[("kubevirt-e2e", "kubevirt-e2e")],
+                &[("kubevirt.io/client-go/version.gitVersion", "v1.8.4")],
+            ),
         };
-        Recipe { name, go_mod, go_sum, binaries, linker_variables }
+        let sources: &[_] = match self {
+            ComponentGroup::KubeVirtE2e => &[
+                ("main.go", include_str!("../../go/kubevirt-e2e/main.go")),
+                ("kubelet.go", include_str!("../../go/kubevirt-e2e/kubelet.go")),
+            ],
+            _ => &[],
+        };
+        Recipe { name, go_mod, go_sum, sources, binaries, linker_variables }
     }
 
     /// The folder of the built binaries. Its name contains a hash of everything that influences them.
@@ -93,7 +111,7 @@ impl ComponentGroup {
         for text in [recipe.go_mod, recipe.go_sum] {
             hash.update(text);
         }
-        for (variable, value) in recipe.linker_variables {
+        for (variable, value) in recipe.linker_variables.iter().chain(recipe.sources) {
             hash.update(variable);
             hash.update(value);
         }
@@ -150,6 +168,11 @@ pub(crate) fn binary(group: ComponentGroup, name: &str) -> Result<PathBuf> {
     Ok(path)
 }
 
+/// The program with KubeVirt's end-to-end specs of virt-operator.
+pub fn kubevirt_specs() -> Result<PathBuf> {
+    binary(ComponentGroup::KubeVirtE2e, "kubevirt-e2e")
+}
+
 /// The folder with kubectl, for a user's PATH.
 pub fn kubectl_dir() -> Result<PathBuf> {
     ComponentGroup::Kubernetes.folder()
@@ -166,6 +189,7 @@ mod tests {
             ComponentGroup::Kubernetes,
             ComponentGroup::KubeVirt,
             ComponentGroup::KubeVirtPrevious,
+            ComponentGroup::KubeVirtE2e,
         ] {
             let recipe = group.recipe();
             assert!(!recipe.go_sum.is_empty(), "{} has no checksums", recipe.name);

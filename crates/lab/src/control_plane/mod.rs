@@ -217,6 +217,8 @@ fn api_server_arguments(folder: &Path, server: &ApiServerAddresses<'_>, certific
         format!("--service-account-signing-key-file={}", certificates.path("service-account.key")),
         format!("--service-cluster-ip-range={}", server.services),
         "--allow-privileged=true".to_owned(),
+        // The names of nodes cannot be resolved.
+        "--kubelet-preferred-address-types=InternalIP".to_owned(),
         // Otherwise the API server would call Services at their cluster IPs, and the lab has no kube-proxy.
         "--enable-aggregator-routing=true".to_owned(),
         format!("--requestheader-client-ca-file={}", certificates.path("front-proxy-ca.crt")),

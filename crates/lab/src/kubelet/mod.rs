@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 use pod_worker::PodWorker;
 use probe::Probe;
 pub use process::OwnProgram;
-pub(crate) use process::pod_log;
+pub(crate) use process::{pod_log, split_image};
 use tokio::sync::watch;
 pub(crate) use volumes::FrozenPods;
 use volumes::VolumeUpdates;

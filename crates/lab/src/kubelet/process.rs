@@ -52,7 +52,7 @@ pub(crate) fn program_of(container: &Container, own: &[OwnProgram]) -> Option<Re
 }
 
 /// `registry:5000/a/b:tag@sha256:…` → (`registry:5000/a/b`, `tag`)
-fn split_image(image: &str) -> (&str, Option<&str>) {
+pub(crate) fn split_image(image: &str) -> (&str, Option<&str>) {
     let undigested = image.split('@').next().unwrap_or_default();
     let slash = undigested.rfind('/').map_or(0, |slash| slash + 1);
     match undigested.get(slash..).and_then(|name| name.find(':')) {

@@ -14,8 +14,8 @@ use kube::{
     Api, Client,
     api::{ApiResource, DynamicObject, GroupVersionKind, PostParams},
 };
-pub use operator::VirtOperator;
-pub(crate) use operator::{OWN_REPOSITORY, create_operator, ready};
+pub use operator::{KubeVirtRelease, VirtOperator};
+pub(crate) use operator::{create_operator, delete_operator, ready, replace_operator};
 use serde_json::{Value, json};
 
 pub(crate) const NAMESPACE: &str = crate::virt_handler::NAMESPACE;

@@ -9,13 +9,16 @@ use std::{
 
 use anyhow::{Context, Result, anyhow, bail};
 use k8s_openapi::api::{apps::v1::Deployment, core::v1::Pod};
-use kube::{Api, Client, ResourceExt, api::ListParams};
+use kube::{
+    Api, Client, ResourceExt,
+    api::{DeleteParams, ListParams},
+};
 use serde_json::{Value, json};
 
 use super::NAMESPACE;
 use crate::{
     components::{self, ComponentGroup},
-    kubelet::pod_log,
+    kubelet::{OwnProgram, pod_log, split_image},
     manifests,
     server_process::log_tail,
 };
@@ -25,15 +28,44 @@ const NAME: &str = "virt-operator";
 /// virt-operator derives the images of the components from it.
 pub(super) const REFERENCE_IMAGE: &str = "quay.io/kubevirt/virt-operator:v1.8.4";
 
-/// The repository and the image under which a lab runs our virt-operator.
-pub(crate) const OWN_REPOSITORY: &str = "vitistack/virt-operator";
+/// The image under which a lab runs our virt-operator.
 const OWN_IMAGE: &str = "ghcr.io/vitistack/virt-operator:lab";
+
+/// A release of KubeVirt that the lab has built.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum KubeVirtRelease {
+    /// v1.8.4.
+    #[default]
+    Current,
+    /// v1.7.0.
+    Previous,
+}
+
+impl KubeVirtRelease {
+    pub fn version(self) -> &'static str {
+        match self {
+            KubeVirtRelease::Current => "v1.8.4",
+            KubeVirtRelease::Previous => "v1.7.0",
+        }
+    }
+
+    fn group(self) -> ComponentGroup {
+        match self {
+            KubeVirtRelease::Current => ComponentGroup::KubeVirt,
+            KubeVirtRelease::Previous => ComponentGroup::KubeVirtPrevious,
+        }
+    }
+}
 
 /// A virt-operator, and additional environment variables for its Deployment.
 #[derive(Clone, Debug)]
 pub struct VirtOperator {
     /// The executable of our virt-operator. None for the reference operator.
     pub program: Option<PathBuf>,
+    /// The release of the reference operator.
+    pub release: KubeVirtRelease,
+    /// The image of our virt-operator in its Deployment.
+    pub image: String,
     /// Environment variables such as `VIRT_API_IMAGE`.
     pub environment: Vec<(String, String)>,
 }
@@ -41,20 +73,43 @@ pub struct VirtOperator {
 impl VirtOperator {
     /// The reference operator.
     pub fn reference() -> Self {
-        VirtOperator { program: None, environment: Vec::new() }
+        Self::reference_of(KubeVirtRelease::Current)
+    }
+
+    /// The reference operator of a release.
+    pub fn reference_of(release: KubeVirtRelease) -> Self {
+        VirtOperator { program: None, release, image: REFERENCE_IMAGE.to_owned(), environment: Vec::new() }
     }
 
     /// Our virt-operator, from this executable.
     pub fn ours(program: impl Into<PathBuf>) -> Self {
-        VirtOperator { program: Some(program.into()), environment: Vec::new() }
+        VirtOperator { program: Some(program.into()), image: OWN_IMAGE.to_owned(), ..Self::reference() }
+    }
+
+    /// The executable for the pods of this operator, whatever the tag of their image.
+    pub(crate) fn own_program(&self) -> Option<OwnProgram> {
+        let (repository, _) = split_image(&self.image);
+        let image = repository.split_once('/').map_or(repository, |(_, path)| path);
+        Some(OwnProgram { image: image.to_owned(), file: self.program.clone()? })
     }
 }
 
 /// Creates namespace, CRD, RBAC, PriorityClass and Deployment.
 pub(crate) async fn create_operator(client: &Client, operator: &VirtOperator) -> Result<()> {
+    manifests::create(client, &operator_manifests(operator).await?).await.context("installing virt-operator")
+}
+
+/// Replaces the manifests of another operator or of another release, as `kubectl replace` does.
+pub(crate) async fn replace_operator(client: &Client, operator: &VirtOperator) -> Result<()> {
+    manifests::replace(client, &operator_manifests(operator).await?).await.context("replacing virt-operator")
+}
+
+async fn operator_manifests(operator: &VirtOperator) -> Result<Vec<Value>> {
     let mut documents = match &operator.program {
-        Some(program) => run_for_yaml(program, &["manifests", "--namespace", NAMESPACE, "--image", OWN_IMAGE]).await?,
-        None => reference_manifests().await?,
+        Some(program) => {
+            run_for_yaml(program, &["manifests", "--namespace", NAMESPACE, "--image", &operator.image]).await?
+        }
+        None => reference_manifests(operator.release).await?,
     };
     for document in &mut documents {
         let containers = document.pointer_mut("/spec/template/spec/containers").and_then(Value::as_array_mut);
@@ -65,17 +120,36 @@ pub(crate) async fn create_operator(client: &Client, operator: &VirtOperator) ->
             }
         }
     }
-    manifests::create(client, &documents).await.context("installing virt-operator")
+    Ok(documents)
 }
 
-async fn reference_manifests() -> Result<Vec<Value>> {
-    let generator = components::binary(ComponentGroup::KubeVirt, "resource-generator")?;
+/// Deletes the Deployment and returns when its pods are gone.
+pub(crate) async fn delete_operator(client: &Client, timeout: Duration) -> Result<()> {
+    let deployments: Api<Deployment> = Api::namespaced(client.clone(), NAMESPACE);
+    deployments.delete(NAME, &DeleteParams::background()).await.context("deleting virt-operator's Deployment")?;
+    let pods: Api<Pod> = Api::namespaced(client.clone(), NAMESPACE);
+    let selection = ListParams::default().labels(&format!("kubevirt.io={NAME}"));
+    let gone = async {
+        // The garbage collector deletes the pods. Their names are not known, so this polls.
+        while !pods.list(&selection).await?.items.is_empty() {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        anyhow::Ok(())
+    };
+    match tokio::time::timeout(timeout, gone).await {
+        Ok(result) => result,
+        Err(_) => bail!("the pods of virt-operator did not end within {timeout:?}"),
+    }
+}
+
+async fn reference_manifests(release: KubeVirtRelease) -> Result<Vec<Value>> {
+    let generator = components::binary(release.group(), "resource-generator")?;
     let mut documents = vec![namespace()];
     for kind in ["kv", "operator-rbac", "priorityclass"] {
         let arguments = [format!("--type={kind}"), format!("--namespace={NAMESPACE}")];
         documents.extend(run_for_yaml(&generator, &arguments).await?);
     }
-    documents.push(deployment());
+    documents.push(deployment(release));
     Ok(documents)
 }
 
@@ -159,7 +233,8 @@ async fn run_for_yaml(program: &Path, arguments: &[impl AsRef<OsStr>]) -> Result
     manifests::parse(&String::from_utf8_lossy(&output.stdout)).with_context(what)
 }
 
-fn deployment() -> Value {
+fn deployment(release: KubeVirtRelease) -> Value {
+    let image = format!("quay.io/kubevirt/virt-operator:{}", release.version());
     let labels = json!({"kubevirt.io": "virt-operator", "name": "virt-operator", "prometheus.kubevirt.io": "true"});
     let probe = json!({
         "httpGet": {"path": "/metrics", "port": 8443, "scheme": "HTTPS"},
@@ -183,13 +258,13 @@ fn deployment() -> Value {
                     "tolerations": [{"key": "CriticalAddonsOnly", "operator": "Exists"}],
                     "containers": [{
                         "name": "virt-operator",
-                        "image": REFERENCE_IMAGE,
+                        "image": image,
                         "command": ["virt-operator"],
                         "args": ["--port", "8443", "-v", "2"],
                         "env": [
-                            {"name": "VIRT_OPERATOR_IMAGE", "value": REFERENCE_IMAGE},
+                            {"name": "VIRT_OPERATOR_IMAGE", "value": image},
                             {"name": "WATCH_NAMESPACE", "valueFrom": {"fieldRef": {"fieldPath": "metadata.annotations['olm.targetNamespaces']"}}},
-                            {"name": "KUBEVIRT_VERSION", "value": "v1.8.4"},
+                            {"name": "KUBEVIRT_VERSION", "value": release.version()},
                         ],
                         "ports": [
                             {"name": "metrics", "containerPort": 8443, "protocol": "TCP"},

@@ -6,6 +6,8 @@ use serde_json::{Map, Value, json};
 #[derive(Clone, Debug)]
 pub(crate) struct Guest {
     pub(crate) address: Option<String>,
+    /// Whether it reports addresses already.
+    pub(crate) reports_addresses: bool,
     pub(crate) live_migratable: bool,
     pub(crate) now: String,
 }
@@ -43,6 +45,19 @@ pub(crate) fn started(vmi: &Value, guest: &Guest) -> Value {
     }
     enter(&mut vmi, "Running", &guest.now);
     vmi
+}
+
+/// A running guest reports its addresses.
+pub(crate) fn with_addresses(vmi: &Value, guest: &Guest) -> Value {
+    let mut vmi = vmi.clone();
+    let interfaces = interfaces(&vmi, guest);
+    set(&mut vmi, "/status/interfaces", interfaces);
+    vmi
+}
+
+pub(crate) fn has_addresses(vmi: &Value) -> bool {
+    let mut interfaces = vmi.pointer("/status/interfaces").and_then(Value::as_array).into_iter().flatten();
+    interfaces.any(|interface| interface.get("ipAddress").is_some())
 }
 
 /// The guest has stopped, with this phase.
@@ -85,7 +100,7 @@ fn interfaces(vmi: &Value, guest: &Guest) -> Value {
             .cloned()
             .unwrap_or_default();
         entry.extend(into_map(json!({"name": name, "mac": mac, "infoSource": "domain", "queueCount": 1})));
-        if let Some(address) = address {
+        if let Some(address) = address.filter(|_| guest.reports_addresses) {
             entry.extend(into_map(json!({"ipAddress": address, "ipAddresses": [address]})));
         }
         Value::Object(entry)
@@ -151,7 +166,12 @@ mod tests {
     use super::*;
 
     fn guest() -> Guest {
-        Guest { address: Some("10.1.2.3".to_owned()), live_migratable: true, now: "2026-01-01T00:00:00Z".to_owned() }
+        Guest {
+            address: Some("10.1.2.3".to_owned()),
+            reports_addresses: true,
+            live_migratable: true,
+            now: "2026-01-01T00:00:00Z".to_owned(),
+        }
     }
 
     fn scheduled() -> Value {
@@ -178,6 +198,15 @@ mod tests {
         let conditions: Vec<&str> =
             vmi["status"]["conditions"].as_array().unwrap().iter().map(|c| c["type"].as_str().unwrap()).collect();
         assert_eq!(conditions, ["Ready", "LiveMigratable", "StorageLiveMigratable"]);
+    }
+
+    #[test]
+    fn addresses_may_follow_later() {
+        let vmi = started(&scheduled(), &Guest { reports_addresses: false, ..guest() });
+        assert!(phase(&vmi) == "Running" && !has_addresses(&vmi));
+        let later = with_addresses(&vmi, &guest());
+        assert!(has_addresses(&later));
+        assert_eq!(later, started(&scheduled(), &guest()));
     }
 
     #[test]

@@ -39,11 +39,14 @@ const RETRY: Duration = Duration::from_millis(200);
 /// The activities of a guest that take time.
 pub(crate) const BOOT: &str = "the guest boots";
 const STOP: &str = "the guest stops";
+const ADDRESSES: &str = "the guest reports its addresses";
 
 /// How guests behave.
 #[derive(Clone, Debug)]
 pub struct GuestBehaviour {
     pub boots_after: DelayRange,
+    /// From the time at which the guest runs until it has addresses.
+    pub addresses_after: DelayRange,
     pub stops_after: DelayRange,
     pub live_migratable: bool,
     pub migration_takes: DelayRange,
@@ -54,6 +57,7 @@ impl Default for GuestBehaviour {
     fn default() -> Self {
         GuestBehaviour {
             boots_after: DelayRange::NONE,
+            addresses_after: DelayRange::NONE,
             stops_after: DelayRange::NONE,
             live_migratable: true,
             migration_takes: DelayRange::NONE,
@@ -157,13 +161,20 @@ impl VirtHandler {
                 if let Some(remaining) = timer.remaining(BOOT, delay(behaviour.boots_after, BOOT)) {
                     return Ok(Some(remaining));
                 }
-                let guest =
-                    Guest { address: self.address_of(vmi, &node), live_migratable: behaviour.live_migratable, now };
+                let mut guest = self.guest(vmi, &node, &behaviour, now);
+                guest.reports_addresses = behaviour.addresses_after == DelayRange::NONE;
                 (node, lifecycle::started(&document, &guest))
             }
             "Running" => {
                 let Some(write) = self.migrate(&document, &now, behaviour.migrations_fail) else {
-                    return Ok(None);
+                    if behaviour.addresses_after == DelayRange::NONE || lifecycle::has_addresses(&document) {
+                        return Ok(None);
+                    }
+                    if let Some(remaining) = timer.remaining(ADDRESSES, delay(behaviour.addresses_after, ADDRESSES)) {
+                        return Ok(Some(remaining));
+                    }
+                    let guest = self.guest(vmi, &node, &behaviour, now);
+                    return self.write(&node, lifecycle::with_addresses(&document, &guest)).await.map(|_| None);
                 };
                 let migration = vmi.data.pointer("/status/migrationState/migrationUid").and_then(Value::as_str);
                 if write.copies
@@ -180,6 +191,15 @@ impl VirtHandler {
         };
         // The result does not matter here: if there is a newer version, the watch delivers it.
         self.write(&node, next).await.map(|_| None)
+    }
+
+    fn guest(&self, vmi: &DynamicObject, node: &str, behaviour: &GuestBehaviour, now: String) -> Guest {
+        Guest {
+            address: self.address_of(vmi, node),
+            reports_addresses: true,
+            live_migratable: behaviour.live_migratable,
+            now,
+        }
     }
 
     fn migrate(&self, vmi: &Value, now: &str, fails: bool) -> Option<migration::MigrationStep> {

@@ -7,6 +7,7 @@ mod events;
 mod failures;
 mod launcher;
 mod pending_pvcs;
+mod settle;
 mod summary;
 
 use std::time::Duration;
@@ -17,6 +18,7 @@ use vitivirt_api::{
     set_condition,
 };
 
+pub use self::settle::{Settled, WaitingState, settle};
 use self::summary::{Summary, summarize};
 use crate::{
     assessment::{Assessed, Assessment},

@@ -11,4 +11,5 @@ mod failure_reporting;
 mod invalid;
 mod parts;
 mod properties;
+mod settling;
 mod simulated_cluster;

@@ -9,37 +9,70 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::{Instant, sleep_until};
 
+use super::rate::ServerRate;
+
 #[derive(Debug)]
 pub struct Bucket {
+    burst: u32,
+    schedule: Mutex<Schedule>,
+    /// Changes the rate, if it follows the server.
+    server_rate: Option<Mutex<ServerRate>>,
+}
+
+#[derive(Debug)]
+struct Schedule {
     /// The time between two tokens.
     interval: Duration,
-    /// How far the schedule may lag behind the clock. It holds the burst of an idle bucket.
-    slack: Duration,
-    next: Mutex<Option<Instant>>,
+    next: Option<Instant>,
 }
 
 impl Bucket {
     /// `per_second` requests on average, and `burst` at once after an idle time.
     pub fn new(per_second: f64, burst: u32) -> Self {
-        let interval = Duration::try_from_secs_f64(1.0 / per_second).unwrap_or(Duration::ZERO);
-        Self { interval, slack: interval * burst.saturating_sub(1), next: Mutex::new(None) }
+        let schedule = Schedule { interval: interval(per_second), next: None };
+        Self { burst, schedule: Mutex::new(schedule), server_rate: None }
     }
 
-    pub async fn wait(&self) {
+    /// The rate begins with `per_second`, and follows the server up to `max`.
+    #[must_use]
+    pub fn following_the_server(self, per_second: f64, max: f64) -> Self {
+        Self { server_rate: Some(Mutex::new(ServerRate::new(per_second, max, Instant::now()))), ..self }
+    }
+
+    /// Returns whether the caller had to wait.
+    pub async fn wait(&self) -> bool {
         let at = self.reserve(Instant::now());
         // Even a sleep of no time would yield to the timer.
-        if at > Instant::now() {
+        let waits = at > Instant::now();
+        if waits {
             sleep_until(at).await;
+        }
+        waits
+    }
+
+    /// The server responded to a request that has waited here.
+    pub(crate) fn on_response(&self, code: u16, latency: Duration, waited: bool) {
+        let Some(server_rate) = &self.server_rate else { return };
+        let changed = server_rate.lock().on_response(Instant::now(), code, latency, waited);
+        if let Some(per_second) = changed {
+            tracing::debug!(per_second, "the rate of requests follows the API server");
+            self.schedule.lock().interval = interval(per_second);
         }
     }
 
     fn reserve(&self, now: Instant) -> Instant {
-        let mut next = self.next.lock();
-        let earliest = now.checked_sub(self.slack).unwrap_or(now);
-        let slot = next.map_or(earliest, |next| next.max(earliest));
-        *next = Some(slot + self.interval);
+        let mut schedule = self.schedule.lock();
+        // How far the schedule may lag behind the clock. It holds the burst of an idle bucket.
+        let slack = schedule.interval * self.burst.saturating_sub(1);
+        let earliest = now.checked_sub(slack).unwrap_or(now);
+        let slot = schedule.next.map_or(earliest, |next| next.max(earliest));
+        schedule.next = Some(slot + schedule.interval);
         slot
     }
+}
+
+fn interval(per_second: f64) -> Duration {
+    Duration::try_from_secs_f64(1.0 / per_second).unwrap_or(Duration::ZERO)
 }
 
 #[cfg(test)]

@@ -1,9 +1,9 @@
 //! The tower layer of every request to the API server: rate limit, deadline and metrics.
 //!
 //! The deadline covers the whole response, including its body. The body of a watch has no deadline, because a watch
-//! stays open. It ends when nothing arrives for longer than the request asked the server to keep the watch open. The
-//! opening of a watch has the same deadline as other requests. kube's watcher resumes a watch that ended without an
-//! error from its last resource version.
+//! stays open. It ends when nothing arrives for longer than the time between two bookmarks, or than the request asked
+//! the server to keep the watch open. The opening of a watch has the same deadline as other requests. kube's watcher
+//! resumes a watch that ended without an error from its last resource version.
 
 use std::{
     future::ready,
@@ -32,8 +32,9 @@ use crate::{
 
 /// The server closes a watch after the requested time. Only a dead connection is silent for longer.
 const WATCH_MARGIN: Duration = Duration::from_secs(10);
-/// The idle timeout of a watch that requests no time.
-const WATCH_IDLE_TIMEOUT: Duration = Duration::from_secs(300);
+/// The API server sends a bookmark about every minute on a watch without changes. A watch that is silent for longer is
+/// dead, or stuck in a balancer or in the server.
+const WATCH_IDLE_TIMEOUT: Duration = Duration::from_secs(90);
 const MAX_RETRY_AFTER_SECONDS: u64 = 300;
 
 /// A request, or the body of its response, took longer than its deadline.
@@ -91,7 +92,8 @@ where
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         let verb = Verb::from_request(request.method(), request.uri());
-        let idle = server_timeout(request.uri()).map_or(WATCH_IDLE_TIMEOUT, |timeout| timeout + WATCH_MARGIN);
+        let asked_for = server_timeout(request.uri()).map_or(WATCH_IDLE_TIMEOUT, |timeout| timeout + WATCH_MARGIN);
+        let idle = asked_for.min(WATCH_IDLE_TIMEOUT);
         let (method, path) = (request.method().clone(), request.uri().path().to_owned());
         // The executor puts the fence into the extensions of its writes.
         let fence = request.extensions().get::<WriteFence>().cloned();
@@ -99,11 +101,12 @@ where
         // Nothing is sent before this future is polled, and it is polled only after the wait for the rate limit.
         let response = self.inner.call(request);
         Box::pin(async move {
-            match (verb, &layer.requests) {
+            let bucket = layer.requests.as_ref().filter(|_| verb != Verb::Watch);
+            let waited = match (verb, bucket) {
                 (Verb::Watch, _) => layer.watches.wait().await,
                 (_, Some(bucket)) => bucket.wait().await,
-                (_, None) => {}
-            }
+                (_, None) => false,
+            };
             // The wait may have taken longer than the lease.
             if fence.is_some_and(|fence| !fence.may_write()) {
                 return Err(NotLeading.into());
@@ -117,6 +120,9 @@ where
             let code = result.as_ref().map_or(0, |response| response.status().as_u16());
             let request = RequestDescription { verb, method: &method, host: &layer.host, path: &path };
             layer.metrics.count_request(&request, code);
+            if let Some(bucket) = bucket {
+                bucket.on_response(code, begin.elapsed(), waited);
+            }
             tracing::debug!(verb = verb.as_str(), path, code, milliseconds = begin.elapsed().as_millis(), "request");
             let response = result?;
             if let Some(status) = too_many_requests(&response) {

@@ -1,6 +1,6 @@
 //! Clients for the API server, with a deadline, a rate limit and a user agent.
 //!
-//! `connect` builds two clients from one configuration. `rate_limited` obeys the configured rate. `unlimited` does not:
+//! `connect` builds its clients from one configuration. `rate_limited` obeys the configured rate. `unlimited` does not:
 //! it is for the lease and for events, which have their own limits. It has its own connections, so that a busy
 //! `rate_limited` cannot delay the renewal of the lease.
 //!
@@ -9,6 +9,7 @@
 
 mod bucket;
 mod layer;
+mod rate;
 #[cfg(test)]
 mod tests;
 
@@ -43,6 +44,27 @@ pub struct Rate {
     pub burst: u32,
 }
 
+/// How many requests a client sends.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum RateLimit {
+    /// At most this many.
+    Fixed(Rate),
+    /// This many in the beginning. The rate then follows the API server: it grows up to `max_per_second` while the
+    /// server responds quickly, and shrinks when the server refuses requests or becomes slow.
+    FollowServer { from: Rate, max_per_second: f64 },
+}
+
+impl RateLimit {
+    fn bucket(self) -> Bucket {
+        match self {
+            Self::Fixed(rate) => Bucket::new(rate.per_second, rate.burst),
+            Self::FollowServer { from, max_per_second } => {
+                Bucket::new(from.per_second, from.burst).following_the_server(from.per_second, max_per_second)
+            }
+        }
+    }
+}
+
 /// The errors contain the text of their root cause and have no source: kube's errors repeat their sources.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
@@ -70,6 +92,9 @@ impl From<kube::Error> for ConnectError {
 #[derive(Clone)]
 pub struct Clients {
     pub rate_limited: Client,
+    /// Like `rate_limited`. Its watches wait for each other, and not for those of `rate_limited`: for watches whose
+    /// number depends on users.
+    pub background: Client,
     pub unlimited: Client,
 }
 
@@ -96,11 +121,11 @@ pub async fn configuration(kubeconfig: Option<&Path>, context: Option<&str>) -> 
     Config::from_custom_kubeconfig(read, &options).await.map_err(invalid)
 }
 
-/// Builds both clients. It sends no request.
+/// Builds the clients. It sends no request.
 pub fn connect(
     config: &Config,
     user_agent: &str,
-    rate: Option<Rate>,
+    rate: Option<RateLimit>,
     metrics: &Arc<Metrics>,
 ) -> Result<Clients, ConnectError> {
     let host: Arc<str> = config.cluster_url.authority().map_or("", |authority| authority.as_str()).into();
@@ -111,9 +136,10 @@ pub fn connect(
         metrics: metrics.clone(),
         host: host.clone(),
     };
-    let bucket = rate.map(|rate| Arc::new(Bucket::new(rate.per_second, rate.burst)));
+    let bucket = rate.map(|rate| Arc::new(rate.bucket()));
     Ok(Clients {
-        rate_limited: build_client(config, user_agent, &layer(bucket))?,
+        rate_limited: build_client(config, user_agent, &layer(bucket.clone()))?,
+        background: build_client(config, user_agent, &layer(bucket))?,
         unlimited: build_client(config, user_agent, &layer(None))?,
     })
 }

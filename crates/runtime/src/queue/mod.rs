@@ -1,5 +1,6 @@
-//! The work queue. It contains every key at most once, in the order in which keys were enqueued, and never gives one
-//! key to two workers. An object that its own writes enqueue waits behind all waiting objects.
+//! The work queue. It contains every key at most once and never gives one key to two workers. Namespaces take turns.
+//! Within one, keys are served in the order in which they were enqueued. An object that its own writes enqueue waits
+//! behind all waiting objects of its namespace.
 //!
 //! `state` contains the rules. This module adds the clock and the waiting workers.
 
@@ -7,7 +8,7 @@ mod state;
 #[cfg(test)]
 mod tests;
 
-use std::{hash::Hash, ops::Deref, sync::Arc, time::Duration};
+use std::{ops::Deref, sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
 use tokio::{
@@ -15,6 +16,7 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
+pub use self::state::QueueKey;
 use self::state::QueueState;
 
 /// The delay before a key is requeued whose reconcile was dropped. The reason may still exist, so it is not zero.
@@ -35,16 +37,21 @@ impl<K> Clone for Queue<K> {
     }
 }
 
-impl<K: Clone + Eq + Hash> Default for Queue<K> {
+impl<K: QueueKey> Default for Queue<K> {
     fn default() -> Self {
         Self::new(Duration::ZERO)
     }
 }
 
-impl<K: Clone + Eq + Hash> Queue<K> {
+impl<K: QueueKey> Queue<K> {
     /// `window` is the delay of [`Self::add_coalesced`].
     pub fn new(window: Duration) -> Self {
         Self(Arc::new(SharedQueue { state: Mutex::new(QueueState::default()), changed: Notify::new(), window }))
+    }
+
+    /// How many keys of one tenant may run at the same time.
+    pub(crate) fn limit_tenants(&self, limit: usize) {
+        self.0.state.lock().limit_tenants(limit);
     }
 
     /// For a change that may concern the key. A key that failed waits for its retry first.
@@ -124,14 +131,14 @@ impl<K: Clone + Eq + Hash> Queue<K> {
 
 /// The right to work on a key. Dropping it before [`Self::done`] requeues the key, because the work did not end.
 #[must_use = "dropping a work item requeues its key"]
-pub struct WorkItem<K: Clone + Eq + Hash> {
+pub struct WorkItem<K: QueueKey> {
     queue: Queue<K>,
     key: K,
     waited: Duration,
     finished: bool,
 }
 
-impl<K: Clone + Eq + Hash> WorkItem<K> {
+impl<K: QueueKey> WorkItem<K> {
     /// How long the key has waited for a worker.
     pub(crate) fn waited(&self) -> Duration {
         self.waited
@@ -143,7 +150,7 @@ impl<K: Clone + Eq + Hash> WorkItem<K> {
     }
 }
 
-impl<K: Clone + Eq + Hash> Deref for WorkItem<K> {
+impl<K: QueueKey> Deref for WorkItem<K> {
     type Target = K;
 
     fn deref(&self) -> &K {
@@ -151,7 +158,7 @@ impl<K: Clone + Eq + Hash> Deref for WorkItem<K> {
     }
 }
 
-impl<K: Clone + Eq + Hash> Drop for WorkItem<K> {
+impl<K: QueueKey> Drop for WorkItem<K> {
     fn drop(&mut self) {
         let (mut state, now) = (self.queue.0.state.lock(), Instant::now());
         if !self.finished {

@@ -7,6 +7,19 @@ use std::{
 };
 
 use tokio::time::Instant;
+use vitivirt_api::ObjectKey;
+
+/// A key of a queue. Tenants take turns, so that one with thousands of keys does not make the others wait.
+pub trait QueueKey: Clone + Eq + Hash {
+    fn tenant(&self) -> &str;
+}
+
+/// The tenant is the namespace.
+impl QueueKey for ObjectKey {
+    fn tenant(&self) -> &str {
+        self.namespace().unwrap_or_default()
+    }
+}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum KeyState {
@@ -22,10 +35,24 @@ enum Requeue {
     AtOnce,
 }
 
+/// The keys of one tenant that wait or run.
+#[derive(Debug)]
+struct Tenant<K> {
+    ready: VecDeque<K>,
+    running: usize,
+    /// Whether it is in `turns`.
+    has_turn: bool,
+}
+
 /// A key has at most one state, and at most one timer in addition.
 #[derive(Debug)]
 pub(super) struct QueueState<K> {
-    ready: VecDeque<K>,
+    tenants: HashMap<Box<str>, Tenant<K>>,
+    /// The tenants that a worker may serve, in the order of their turns.
+    turns: VecDeque<Box<str>>,
+    depth: usize,
+    /// How many keys of one tenant may run at the same time.
+    tenant_limit: usize,
     states: HashMap<K, KeyState>,
     timers: BTreeMap<(Instant, u64), K>,
     due: HashMap<K, (Instant, u64)>,
@@ -40,7 +67,10 @@ pub(super) struct QueueState<K> {
 impl<K> Default for QueueState<K> {
     fn default() -> Self {
         Self {
-            ready: VecDeque::new(),
+            tenants: HashMap::new(),
+            turns: VecDeque::new(),
+            depth: 0,
+            tenant_limit: usize::MAX,
             states: HashMap::new(),
             timers: BTreeMap::new(),
             due: HashMap::new(),
@@ -51,7 +81,7 @@ impl<K> Default for QueueState<K> {
     }
 }
 
-impl<K: Clone + Eq + Hash> QueueState<K> {
+impl<K: QueueKey> QueueState<K> {
     /// Enqueues a key, or sets its timer if it is held. A running key is enqueued when it is done, behind the waiting
     /// ones.
     pub(super) fn add(&mut self, key: K, now: Instant) {
@@ -75,8 +105,44 @@ impl<K: Clone + Eq + Hash> QueueState<K> {
 
     fn enqueue(&mut self, key: K, now: Instant) {
         self.states.insert(key.clone(), KeyState::Queued { since: now });
-        self.ready.push_back(key);
+        let name = key.tenant().to_owned();
+        let tenant = self.tenants.entry(name.as_str().into()).or_insert_with(|| Tenant {
+            ready: VecDeque::new(),
+            running: 0,
+            has_turn: false,
+        });
+        tenant.ready.push_back(key);
+        self.depth += 1;
         self.added += 1;
+        self.give_turn(&name);
+    }
+
+    /// Puts a tenant behind the others that wait, if a worker may serve it.
+    fn give_turn(&mut self, name: &str) {
+        let limit = self.tenant_limit;
+        let tenant = self.tenants.get_mut(name);
+        if let Some(tenant) =
+            tenant.filter(|tenant| !tenant.has_turn && !tenant.ready.is_empty() && tenant.running < limit)
+        {
+            tenant.has_turn = true;
+            self.turns.push_back(name.into());
+        }
+    }
+
+    /// The next key of the tenant whose turn it is.
+    fn take_turn(&mut self) -> Option<K> {
+        let name = self.turns.pop_front()?;
+        let tenant = self.tenants.get_mut(&name)?;
+        tenant.has_turn = false;
+        let key = tenant.ready.pop_front()?;
+        tenant.running += 1;
+        self.depth -= 1;
+        self.give_turn(&name);
+        Some(key)
+    }
+
+    pub(super) fn limit_tenants(&mut self, limit: usize) {
+        self.tenant_limit = limit.max(1);
     }
 
     /// Enqueues a key at a time, and not before it is released. The earlier one of two times counts.
@@ -121,7 +187,7 @@ impl<K: Clone + Eq + Hash> QueueState<K> {
             self.due.remove(&key);
             self.add(key, now);
         }
-        let key = self.ready.pop_front()?;
+        let key = self.take_turn()?;
         let waited = match self.states.get(&key) {
             Some(KeyState::Queued { since }) => now - *since,
             _ => Duration::ZERO,
@@ -134,6 +200,13 @@ impl<K: Clone + Eq + Hash> QueueState<K> {
     }
 
     pub(super) fn done(&mut self, key: &K, now: Instant) {
+        if let Some(tenant) = self.tenants.get_mut(key.tenant()) {
+            tenant.running = tenant.running.saturating_sub(1);
+            if tenant.running == 0 && tenant.ready.is_empty() {
+                self.tenants.remove(key.tenant());
+            }
+        }
+        self.give_turn(key.tenant());
         match self.states.remove(key) {
             Some(KeyState::Running { requeue: Requeue::WhenReleased, .. }) => self.add(key.clone(), now),
             Some(KeyState::Running { requeue: Requeue::AtOnce, .. }) => self.add_urgent(key.clone(), now),
@@ -161,6 +234,6 @@ impl<K: Clone + Eq + Hash> QueueState<K> {
 
     /// The number of keys that wait for a worker, without those that wait for a timer.
     pub(super) fn depth(&self) -> usize {
-        self.ready.len()
+        self.depth
     }
 }

@@ -8,7 +8,54 @@ use std::{
 use proptest::prelude::*;
 use tokio::time::Instant;
 
-use super::{Queue, QueueState, REQUEUE_DROPPED_AFTER};
+use super::{Queue, QueueKey, QueueState, REQUEUE_DROPPED_AFTER};
+
+/// The tenant of `a/1` is `a`. A key without a slash belongs to a tenant of no name.
+impl QueueKey for &'static str {
+    fn tenant(&self) -> &str {
+        self.split_once('/').map_or("", |(tenant, _)| tenant)
+    }
+}
+
+impl QueueKey for usize {
+    fn tenant(&self) -> &'static str {
+        ""
+    }
+}
+
+impl QueueKey for u8 {
+    fn tenant(&self) -> &'static str {
+        ""
+    }
+}
+
+#[test]
+fn tenants_take_turns() {
+    let (mut queue, now) = (QueueState::default(), Instant::now());
+    for key in ["a/1", "a/2", "a/3", "a/4", "b/1", "c/1", "b/2"] {
+        queue.add(key, now);
+    }
+    let taken: Vec<_> = std::iter::from_fn(|| queue.take(now)).collect();
+    assert_eq!(taken, ["a/1", "b/1", "c/1", "a/2", "b/2", "a/3", "a/4"]);
+}
+
+#[test]
+fn a_tenant_at_its_limit_waits_and_the_others_do_not() {
+    let (mut queue, now) = (QueueState::default(), Instant::now());
+    queue.limit_tenants(2);
+    for key in ["a/1", "a/2", "a/3", "b/1"] {
+        queue.add(key, now);
+    }
+    assert_eq!([queue.take(now), queue.take(now), queue.take(now)], [Some("a/1"), Some("b/1"), Some("a/2")]);
+    assert_eq!((queue.take(now), queue.depth()), (None, 1));
+    queue.done(&"b/1", now);
+    assert_eq!(queue.take(now), None);
+    queue.add("a/1", now);
+    queue.done(&"a/1", now);
+    assert_eq!([queue.take(now), queue.take(now)], [Some("a/3"), None]);
+    queue.done(&"a/2", now);
+    assert_eq!((queue.take(now), queue.depth()), (Some("a/1"), 0));
+}
 
 #[test]
 fn keys_are_taken_once_in_the_order_in_which_they_were_added() {

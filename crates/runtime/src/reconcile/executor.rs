@@ -119,6 +119,11 @@ impl Executor {
         caches.fold(self, |executor, (resource, cache)| executor.observe_writes(resource, cache))
     }
 
+    /// Applies a plan without a lease, for a command that runs once.
+    pub async fn apply_once(&self, plan: &Plan) -> Outcome {
+        self.apply(plan, &WriteFence::open(), |_, _| false).await.outcome
+    }
+
     /// `owns` decides whether a live object that has the name of a planned one was created for the reconciled object.
     pub(super) async fn apply<F>(&self, plan: &Plan, fence: &WriteFence, owns: F) -> Applied
     where
@@ -235,7 +240,7 @@ impl Executor {
                 return Err(Failure::bug(reason::BAD_REQUEST, message).into());
             }
             Write::Create { target, body } => return self.create(target, body, response_body, fence, owns).await,
-            Write::Delete { uid, .. } => return Ok(self.delete(target, uid, fence).await?),
+            Write::Delete { uid, .. } => return Ok(self.delete(target, uid, response_body, fence).await?),
             Write::Apply { uid, body, .. } => {
                 let patch = Patch::Apply(with_identity(target, Some(uid), body));
                 let request = request(target).patch(target.key.name(), &self.patch_parameters(), &patch);
@@ -404,14 +409,20 @@ impl Executor {
         }
     }
 
-    async fn delete(&self, target: &Target, uid: &str, fence: &WriteFence) -> Result<WriteResult, Failure> {
+    async fn delete(
+        &self,
+        target: &Target,
+        uid: &str,
+        response_body: ResponseBody,
+        fence: &WriteFence,
+    ) -> Result<WriteResult, Failure> {
         let parameters = DeleteParams {
             propagation_policy: Some(PropagationPolicy::Background),
             preconditions: Some(Preconditions { uid: Some(uid.to_owned()), resource_version: None }),
             ..DeleteParams::default()
         };
         let request = request(target).delete(target.key.name(), &parameters);
-        match self.send("delete", target, request, ResponseBody::Full, Some(fence)).await {
+        match self.send("delete", target, request, response_body, Some(fence)).await {
             // Finalizers keep the object: it still exists, and is being deleted.
             Ok(object) if object.pointer("/metadata/deletionTimestamp").is_some_and(|time| !time.is_null()) => {
                 self.notify_written(target, &object);

@@ -1,11 +1,15 @@
 //! Takes keys from the queue and reconciles them: several at once, and never two for one key.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{
+    collections::{HashMap, HashSet, VecDeque},
+    sync::Arc,
+    time::Duration,
+};
 
 use rand::{Rng, SeedableRng, rngs::SmallRng};
 use tokio::{
-    task::{JoinError, JoinSet},
-    time::Instant,
+    task::{self, JoinError, JoinSet},
+    time::{Instant, sleep_until},
 };
 use tracing::Instrument;
 use vitivirt_api::{ErrorClass, ObjectKey};
@@ -20,18 +24,27 @@ use crate::{
     queue::{Queue, WorkItem},
 };
 
+/// How many reconciles may be slow at the same time, for each worker.
+const SLOW_PER_WORKER: usize = 9;
+/// How many reconciles of one namespace may run at the same time, for each worker.
+const TENANT_PER_WORKER: usize = 2;
+
 #[derive(Clone, Copy, Debug)]
 pub struct RunnerOptions {
+    /// Reconciles that run at the same time, without slow ones.
     pub workers: usize,
     pub reconcile_deadline: Duration,
     /// The longest time between two reconciles of an object that is up to date. Such a reconcile compares caches and
     /// sends no request.
     pub resync: Option<Duration>,
+    /// A reconcile that takes longer than this is slow: it waits for a server, and another one takes its place. So a
+    /// webhook that does not respond in one namespace does not stop the others.
+    pub slow_after: Option<Duration>,
 }
 
 impl Default for RunnerOptions {
     fn default() -> Self {
-        Self { workers: 5, reconcile_deadline: Duration::from_secs(60), resync: None }
+        Self { workers: 5, reconcile_deadline: Duration::from_secs(60), resync: None, slow_after: None }
     }
 }
 
@@ -75,18 +88,38 @@ impl<C: Controller> Runner<C> {
         #[expect(clippy::disallowed_methods, reason = "the jitter of retries is random")]
         let mut jitter = SmallRng::from_os_rng();
         let mut reconciles = JoinSet::new();
+        let workers = self.options.workers.max(1);
+        if self.options.slow_after.is_some() {
+            self.queue.limit_tenants(workers * TENANT_PER_WORKER);
+        }
+        // When each running reconcile becomes slow, the earliest first. One that has ended may still be in it.
+        let mut slow_at: VecDeque<(task::Id, Instant)> = VecDeque::new();
+        let mut fast: HashSet<task::Id> = HashSet::new();
         loop {
             metrics.observe_queue(self.queue.depth(), self.queue.take_added());
+            while let Some((id, at)) = slow_at.front().copied()
+                && (at <= Instant::now() || !fast.contains(&id))
+            {
+                slow_at.pop_front();
+                fast.remove(&id);
+            }
+            let next_slow = slow_at.front().map(|(_, at)| *at);
+            let may_start = fast.len() < workers && reconciles.len() < workers * (1 + SLOW_PER_WORKER);
             tokio::select! {
                 biased;
                 () = leadership.stop.cancelled() => break,
-                Some(done) = reconciles.join_next(), if !reconciles.is_empty() => {
-                    self.finish(done, &mut failures, &mut jitter, &metrics);
+                Some(done) = reconciles.join_next_with_id(), if !reconciles.is_empty() => {
+                    fast.remove(&done.as_ref().map_or_else(JoinError::id, |(id, _)| *id));
+                    self.finish(done.map(|(_, done)| done), &mut failures, &mut jitter, &metrics);
                 }
-                item = self.queue.next(), if reconciles.len() < self.options.workers.max(1) => {
+                item = self.queue.next(), if may_start => {
                     let work = metrics.start(item.waited());
-                    reconciles.spawn(leadership.track(self.reconcile_item(item, &leadership, work)));
+                    let reconcile = leadership.track(self.reconcile_item(item, &leadership, work));
+                    let id = reconciles.spawn(reconcile).id();
+                    fast.insert(id);
+                    slow_at.extend(self.options.slow_after.map(|after| (id, Instant::now() + after)));
                 }
+                () = sleep_until(next_slow.unwrap_or_else(Instant::now)), if !may_start && next_slow.is_some() => {}
             }
         }
         while let Some(done) = reconciles.join_next().await {

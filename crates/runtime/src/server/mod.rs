@@ -2,9 +2,11 @@
 //! time of each request.
 //!
 //! A panic fails one request. The server ends a connection between two requests with the header `Connection: close` in
-//! a response. It never closes a connection on which the client may be about to send the next request.
+//! a response. It closes a connection on which the client may be about to send the next request only if too many are
+//! open (`connections`).
 
 mod bind;
+mod connections;
 #[cfg(test)]
 mod tests;
 
@@ -28,7 +30,6 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
-    sync::Semaphore,
     time::{Instant, sleep, timeout},
 };
 use tokio_rustls::TlsAcceptor;
@@ -36,13 +37,14 @@ use tokio_util::sync::CancellationToken;
 
 pub use bind::{Bind, BindError};
 
+use self::connections::{Connections, Place};
 use crate::tls::Acceptor;
 
 pub type HttpResponse = Response<Full<Bytes>>;
 
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Concurrent connections. Further ones wait to be accepted.
+    /// Concurrent connections. A further one replaces one that is idle.
     pub connections: usize,
     /// From the start of a connection until its first request.
     pub first_request_timeout: Duration,
@@ -65,15 +67,14 @@ pub async fn serve<S, F>(
     S: Fn(Request<Incoming>) -> F + Clone + Send + Sync + 'static,
     F: Future<Output = HttpResponse> + Send + 'static,
 {
-    let permits = Arc::new(Semaphore::new(limits.connections));
+    let connections = Connections::new(limits.connections);
     loop {
-        let Ok(permit) = permits.clone().acquire_owned().await else { return };
         let accepted = tokio::select! {
             () = stop.cancelled() => return,
             accepted = listener.accept() => accepted,
         };
-        let stream = match accepted {
-            Ok((stream, _)) => stream,
+        let (stream, peer) = match accepted {
+            Ok(accepted) => accepted,
             Err(error) => {
                 // For example, no file descriptor is left: an immediate retry would fail again.
                 tracing::warn!(error = %error, "cannot accept a connection");
@@ -81,12 +82,14 @@ pub async fn serve<S, F>(
                 continue;
             }
         };
-        let connection = HttpConnection { limits, handler: handler.clone(), stop: stop.clone(), begin: Instant::now() };
-        let tls = tls.clone();
-        tokio::spawn(async move {
-            connection.handshake(stream, tls).await;
-            drop(permit);
-        });
+        let Some(place) = connections.add(peer.ip()) else {
+            tracing::debug!("connection refused: too many requests are in progress");
+            continue;
+        };
+        let (tls, place) = (tls.clone(), Arc::new(place));
+        let (close, begin) = (place.close.clone(), Instant::now());
+        let connection = HttpConnection { limits, handler: handler.clone(), stop: stop.clone(), begin, place };
+        tokio::spawn(async move { close.run_until_cancelled(connection.handshake(stream, tls)).await });
     }
 }
 
@@ -95,6 +98,7 @@ struct HttpConnection<S> {
     handler: S,
     stop: CancellationToken,
     begin: Instant,
+    place: Arc<Place>,
 }
 
 impl<S, F> HttpConnection<S>
@@ -112,14 +116,17 @@ where
     }
 
     async fn serve(self, stream: impl AsyncRead + AsyncWrite + Unpin + Send) {
-        let Self { limits, handler, stop, begin } = self;
+        let Self { limits, handler, stop, begin, place } = self;
         let request_seen = AtomicBool::new(false);
         let service = service_fn(|request: Request<Incoming>| {
             request_seen.store(true, Ordering::Relaxed);
+            place.set_idle(false);
+            let place = place.clone();
             let response = handle_with_timeout(limits.request_timeout, handler.clone(), request);
             let is_last = begin.elapsed() > limits.max_age;
             async move {
                 let mut response = response.await;
+                place.set_idle(true);
                 if is_last {
                     response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
                 }

@@ -93,14 +93,19 @@ async fn a_response_ends_a_connection_that_reached_its_maximum_age() {
 }
 
 #[tokio::test]
-async fn connections_beyond_the_limit_wait() {
-    let address = start(Limits { connections: 1, ..LIMITS }, CancellationToken::new()).await;
-    let mut first = RawClient::new(address).await;
-    assert!(first.get("/").await.ends_with("done"));
-    let mut second = RawClient::new(address).await;
-    assert!(timeout(SHORT, second.get("/")).await.is_err());
-    drop(first);
-    assert!(second.receive().await.ends_with("done"));
+async fn a_flood_of_idle_connections_does_not_keep_others_out() {
+    let address = start(LIMITS, CancellationToken::new()).await;
+    let mut busy = RawClient::new(address).await;
+    busy.send("GET /slow HTTP/1.1\r\nHost: h\r\n\r\n").await;
+    sleep(SHORT / 3).await;
+    let mut flood = Vec::new();
+    for _ in 0..200 {
+        flood.push(RawClient::new(address).await);
+    }
+    let mut probe = RawClient::new(address).await;
+    assert!(probe.get("/").await.ends_with("done"));
+    assert!(busy.receive().await.ends_with("done"), "a request in progress is served");
+    assert_eq!(flood[0].receive().await, "");
 }
 
 #[tokio::test]

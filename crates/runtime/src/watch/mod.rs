@@ -29,7 +29,7 @@ use vitivirt_api::ObjectKey;
 pub use self::{
     object_id::{ResourceVersion, Uid},
     store::{Change, Entry, IndexFn},
-    watcher::{WatchConfig, watch},
+    watcher::{KnownAbsent, WatchConfig, watch},
     watches::{WatchedKinds, Watches},
 };
 use self::{scope::Scope, store::Store};

@@ -1,6 +1,10 @@
 //! Keeps a cache up to date: list, watch, and the handling of their errors.
 
-use std::{fmt::Debug, time::Duration};
+use std::{
+    fmt::{self, Debug},
+    sync::Arc,
+    time::Duration,
+};
 
 use futures::{StreamExt, stream::BoxStream};
 use kube::{
@@ -29,7 +33,25 @@ pub struct WatchConfig {
     pub watch_timeout: Duration,
     /// How often a kind that is not served is listed again.
     pub absent_retry: Backoff,
+    /// Whether another watch shows that the kind does not exist, and will show when it does.
+    pub known_absent: Option<KnownAbsent>,
     pub error_retry: Backoff,
+}
+
+/// Answers from memory whether a kind does not exist, for example because it has no CRD.
+#[derive(Clone)]
+pub struct KnownAbsent(Arc<dyn Fn() -> bool + Send + Sync>);
+
+impl KnownAbsent {
+    pub fn new(check: impl Fn() -> bool + Send + Sync + 'static) -> Self {
+        Self(Arc::new(check))
+    }
+}
+
+impl Debug for KnownAbsent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("KnownAbsent")
+    }
 }
 
 impl Default for WatchConfig {
@@ -40,6 +62,7 @@ impl Default for WatchConfig {
             page_size: 100,
             watch_timeout: Duration::from_secs(290),
             absent_retry: Backoff::new(Duration::from_secs(1), Duration::from_secs(60)),
+            known_absent: None,
             error_retry: Backoff::new(Duration::from_millis(500), Duration::from_secs(30)),
         }
     }
@@ -136,7 +159,9 @@ async fn run<T, V>(
             // A watcher that cannot resume would try to resume forever. A new one lists the kind when it is served
             // again.
             events = open();
+            let is_known_absent = config.known_absent.as_ref().is_some_and(|known_absent| (known_absent.0)());
             match quick_retries {
+                _ if is_known_absent => KNOWN_ABSENT_RETRY,
                 0 => config.absent_retry.delay(failures, &mut jitter),
                 left => QUICK_RETRY.delay(QUICK_RETRIES - left, &mut jitter),
             }
@@ -163,6 +188,9 @@ async fn run<T, V>(
 const QUICK_RETRIES: u32 = 6;
 const QUICK_RETRY: Backoff = Backoff::new(Duration::from_millis(500), Duration::from_secs(4));
 const QUICK_RETRY_FIRST_MS: std::ops::Range<u64> = 1000..1500;
+
+/// A kind that is known not to exist is listed when that changes: see `Cache::retry_now`.
+const KNOWN_ABSENT_RETRY: Duration = Duration::from_secs(3600);
 
 enum PauseEnd {
     Elapsed,

@@ -4,10 +4,17 @@ use std::sync::Arc;
 
 use anyhow::{Result, anyhow, bail};
 use k8s_openapi::{
-    api::core::v1::{Namespace, Node, ServiceAccount},
+    api::{
+        admissionregistration::v1::ValidatingWebhookConfiguration,
+        core::v1::{Namespace, Node, ServiceAccount},
+    },
     apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
 };
-use kube::{Api, Client, api::ListParams, core::DynamicObject};
+use kube::{
+    Api, Client,
+    api::{DeleteParams, ListParams},
+    core::DynamicObject,
+};
 use vitivirt_api::{ObjectKey, kubevirt::KubeVirt};
 use vitivirt_cli::ClusterArguments;
 use vitivirt_install::{Cluster, DeploymentConfig, Kind, LiveObject, Objects};
@@ -17,9 +24,13 @@ use vitivirt_runtime::{
     root_cause::root_cause,
 };
 
-use crate::cache::{managed_selector, schedulable_selector};
+use crate::{
+    cache::{managed_selector, schedulable_selector},
+    workloads::found_or_none,
+};
 
 const PAGE: u32 = 50;
+const OPERATOR_WEBHOOKS: &str = "virt-operator-validator";
 
 pub(crate) struct InstallationReader {
     client: Client,
@@ -43,20 +54,45 @@ impl InstallationReader {
     }
 
     pub(crate) async fn kubevirts(&self) -> Result<Vec<KubeVirt>> {
+        let Some(kubevirts) = self.list_kubevirts().await? else {
+            bail!("the cluster has no CRD for KubeVirt resources; apply the output of `virt-operator manifests`")
+        };
+        Ok(kubevirts)
+    }
+
+    /// A cluster without the CRD has none.
+    pub(crate) async fn kubevirts_if_served(&self) -> Result<Vec<KubeVirt>> {
+        Ok(self.list_kubevirts().await?.unwrap_or_default())
+    }
+
+    async fn list_kubevirts(&self) -> Result<Option<Vec<KubeVirt>>> {
         let api: Api<KubeVirt> = Api::all(self.client());
-        match api.list(&ListParams::default()).await {
-            Ok(list) => Ok(list.items),
-            Err(kube::Error::Api(status)) if status.code == 404 => {
-                bail!("the cluster has no CRD for KubeVirt resources; apply the output of `virt-operator manifests`")
-            }
-            Err(error) => bail!("cannot list KubeVirt resources: {}", root_cause(&error)),
-        }
+        let list = found_or_none(api.list(&ListParams::default()).await);
+        let list = list.map_err(failed("cannot list KubeVirt resources".to_owned()))?;
+        Ok(list.map(|list| list.items))
     }
 
     pub(crate) async fn namespace(&self, name: &str) -> Result<Option<Arc<LiveObject>>> {
         let api: Api<Namespace> = Api::all(self.client());
         let found = api.get_metadata_opt(name).await.map_err(failed(format!("cannot read Namespace {name}")))?;
         Ok(found.map(|namespace| Arc::new(LiveObject::from_metadata(&namespace.metadata))))
+    }
+
+    /// Every managed object.
+    pub(crate) async fn objects(&self) -> Result<Objects> {
+        let mut objects = Objects::default();
+        for kind in Kind::ALL {
+            self.list_into(kind, &mut objects).await?;
+        }
+        Ok(objects)
+    }
+
+    /// Deletes the webhooks that check the KubeVirt resource itself.
+    pub(crate) async fn delete_operator_webhooks(&self) -> Result<()> {
+        let api: Api<ValidatingWebhookConfiguration> = Api::all(self.client());
+        let what = || format!("cannot delete ValidatingWebhookConfiguration {OPERATOR_WEBHOOKS}");
+        found_or_none(api.delete(OPERATOR_WEBHOOKS, &DeleteParams::background()).await).map_err(failed(what()))?;
+        Ok(())
     }
 
     pub(crate) async fn read_state(&self, config: &DeploymentConfig) -> Result<ClusterState> {

@@ -1,4 +1,5 @@
-//! Commands that run once and exit. Only `plan` and the dump of the install strategy need a cluster.
+//! Commands that run once and exit. `plan`, `uninstall` and the dump of the install
+//! strategy need a cluster.
 
 pub(crate) mod cluster;
 pub(crate) mod crds;
@@ -6,3 +7,4 @@ pub(crate) mod dump;
 pub(crate) mod manifests;
 pub(crate) mod plan;
 pub(crate) mod render;
+pub(crate) mod uninstall;

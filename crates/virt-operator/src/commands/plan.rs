@@ -77,6 +77,7 @@ async fn plan(cluster: &ClusterArguments, environment: &Environment, given: Kube
         caches_complete: true,
         pods: Pods::default(),
         served: Served::default(),
+        crd_checks: Default::default(),
         crds_with_objects: Default::default(),
         unchecked_orphans: None,
         lane_problems: Default::default(),
@@ -139,7 +140,9 @@ fn desired(
 fn whole_plan(observed: &mut Observed, desired: &Desired, environment: &Environment) -> Result<Plan, Failure> {
     let scope = match desired {
         Desired::Installation { installation, .. } => CertificateScope::Installation(installation.clone()),
-        Desired::StrategyPending(_) | Desired::Invalid(_) | Desired::Nothing => CertificateScope::Existing,
+        Desired::StrategyPending(_) | Desired::Refused { .. } | Desired::Invalid(_) | Desired::Nothing => {
+            CertificateScope::Existing
+        }
     };
     let mut plan = Plan::default();
     loop {

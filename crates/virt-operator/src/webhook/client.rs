@@ -6,27 +6,18 @@ use std::fmt::Debug;
 use kube::{
     Api, Client, Resource,
     api::{ListParams, PostParams},
-    core::{ApiResource, DynamicObject, GroupVersionKind},
 };
 use serde::{Serialize, de::DeserializeOwned};
-use vitivirt_api::{
-    ObjectKey,
-    kubevirt::{GROUP, KubeVirt},
-};
+use vitivirt_api::{ObjectKey, kubevirt::KubeVirt};
 use vitivirt_install::validation::{DryRun, DryRunObject, Refusal, Remaining};
 use vitivirt_runtime::client::Bucket;
+
+use crate::workloads::{self, found_or_none};
 
 /// A message names two objects of a kind at most.
 const LIST_LIMIT: u32 = 2;
 const REQUESTS_PER_SECOND: f64 = 10.0;
 const BURST: u32 = 20;
-/// The name of the kind in messages, the kind and its plural.
-const WORKLOADS: [(&str, &str, &str); 3] = [
-    ("Virtual Machine Instances", "VirtualMachineInstance", "virtualmachineinstances"),
-    ("Virtual Machines", "VirtualMachine", "virtualmachines"),
-    ("Virtual Machine Instance Replica Sets", "VirtualMachineInstanceReplicaSet", "virtualmachineinstancereplicasets"),
-];
-
 pub(super) struct AdmissionClient {
     client: Client,
     rate_limit: Bucket,
@@ -64,21 +55,10 @@ impl AdmissionClient {
 
     /// Examples of the workloads that still exist, by kind.
     pub(super) async fn remaining_workloads(&self) -> Result<Vec<Remaining>, kube::Error> {
-        let mut remaining = Vec::new();
-        for (display_name, kind, plural) in WORKLOADS {
+        for _ in 0..workloads::REQUESTS {
             self.rate_limit.wait().await;
-            let resource = ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(GROUP, "v1", kind), plural);
-            let api = Api::<DynamicObject>::all_with(self.client.clone(), &resource);
-            let Some(list) = found_or_none(api.list_metadata(&ListParams::default().limit(LIST_LIMIT)).await)? else {
-                continue;
-            };
-            let mut examples: Vec<ObjectKey> =
-                list.items.iter().map(|object| ObjectKey::from_metadata(&object.metadata)).collect();
-            let more = list.metadata.continue_.is_some_and(|token| !token.is_empty());
-            examples.truncate(LIST_LIMIT as usize);
-            remaining.push(Remaining { kind: display_name, examples, more });
         }
-        Ok(remaining)
+        workloads::remaining_workloads(&self.client).await
     }
 
     pub(super) async fn dry_run(&self, namespace: &str, dry_run: &DryRun) -> DryRunResult {
@@ -110,14 +90,5 @@ impl AdmissionClient {
     {
         let parameters = PostParams { dry_run: true, ..PostParams::default() };
         Api::<K>::namespaced(self.client.clone(), namespace).create(&parameters, object).await.map(drop)
-    }
-}
-
-/// `None` if the object does not exist or its kind is not served. A kind that is not served has no objects.
-fn found_or_none<T>(result: Result<T, kube::Error>) -> Result<Option<T>, kube::Error> {
-    match result {
-        Ok(found) => Ok(Some(found)),
-        Err(kube::Error::Api(status)) if status.code == 404 => Ok(None),
-        Err(error) => Err(error),
     }
 }

@@ -239,7 +239,8 @@ async fn placement_is_validated_by_the_api_server_with_a_dry_run() {
     let response = webhook.review("UPDATE", change.clone()).await;
     assert_eq!(
         message(&response),
-        "spec.infra.nodePlacement.tolerations[0].operator: invalid placement: Invalid value: \"Sometimes\""
+        "spec.infra.nodePlacement.tolerations[0].operator: spec.infra.nodePlacement.tolerations.operator in body should \
+         be one of the supported values: Invalid value: \"Sometimes\""
     );
     assert_eq!(api.requests(), ["POST /apis/apps/v1/namespaces/kubevirt/deployments?&dryRun=All"]);
 
@@ -267,7 +268,7 @@ async fn a_second_kubevirt_resource_is_denied() {
     let response = webhook.review("CREATE", new.clone()).await;
     assert_eq!(response["status"]["code"], 403);
     assert!(
-        message(&response).starts_with("KubeVirt is already created: KubeVirt kubevirt/kubevirt already exists"),
+        message(&response).starts_with("Kubevirt is already created: KubeVirt kubevirt/kubevirt already exists"),
         "{response}"
     );
 

@@ -38,6 +38,8 @@ async fn objects_that_another_client_changed_are_restored(_: Arc<SharedLabs>) ->
     an_owner_of_a_crd_is_removed(&installation).await.context("owner")?;
     a_restart_by_a_user_is_kept(&installation).await.context("restart")?;
     an_instancetype_of_another_client_is_adopted(&installation).await.context("instancetype")?;
+    a_changed_instancetype_is_restored_exactly(&installation).await.context("changed instancetype")?;
+    an_instancetype_that_the_release_does_not_have_is_deleted(&installation).await.context("unknown instancetype")?;
     installation.lab.stop().await
 }
 
@@ -120,9 +122,51 @@ async fn a_restart_by_a_user_is_kept(installation: &EditedInstallation) -> Resul
     Ok(())
 }
 
-async fn an_instancetype_of_another_client_is_adopted(installation: &EditedInstallation) -> Result<()> {
+fn instancetypes(installation: &EditedInstallation) -> Api<DynamicObject> {
     let of = GroupVersionKind::gvk("instancetype.kubevirt.io", "v1beta1", "VirtualMachineClusterInstancetype");
-    let instancetypes: Api<DynamicObject> = Api::all_with(installation.lab.client(), &ApiResource::from_gvk(&of));
+    Api::all_with(installation.lab.client(), &ApiResource::from_gvk(&of))
+}
+
+/// Labels, annotations and the generation of the resource too.
+async fn a_changed_instancetype_is_restored_exactly(installation: &EditedInstallation) -> Result<()> {
+    let instancetypes = instancetypes(installation);
+    let before = instancetypes.get("u1.large").await?;
+    let change = json!({
+        "metadata": {
+            "labels": {"mine": "1"},
+            "annotations": {"mine": "1", "kubevirt.io/generation": "4711"},
+        },
+        "spec": {"cpu": {"guest": 1024}},
+    });
+    instancetypes.patch("u1.large", &manager("kubectl-edit"), &Patch::Merge(&change)).await?;
+    installation
+        .lab
+        .wait("the instancetype is restored", TIMEOUT, instancetypes, "u1.large", |found| {
+            found.is_some_and(|found| {
+                found.labels() == before.labels()
+                    && found.annotations() == before.annotations()
+                    && found.data["spec"] == before.data["spec"]
+            })
+        })
+        .await
+        .map(|_| ())
+}
+
+async fn an_instancetype_that_the_release_does_not_have_is_deleted(installation: &EditedInstallation) -> Result<()> {
+    let instancetypes = instancetypes(installation);
+    let labels = instancetypes.get("u1.small").await?.labels().clone();
+    let unknown = json!({
+        "apiVersion": "instancetype.kubevirt.io/v1beta1",
+        "kind": "VirtualMachineClusterInstancetype",
+        "metadata": {"name": "unknown", "labels": labels},
+        "spec": {"cpu": {"guest": 1}, "memory": {"guest": "1Gi"}},
+    });
+    instancetypes.create(&PostParams::default(), &serde_json::from_value(unknown)?).await?;
+    installation.lab.wait("it is deleted", TIMEOUT, instancetypes, "unknown", |found| found.is_none()).await.map(|_| ())
+}
+
+async fn an_instancetype_of_another_client_is_adopted(installation: &EditedInstallation) -> Result<()> {
+    let instancetypes = instancetypes(installation);
     let expected = instancetypes.get("u1.small").await?;
     installation.edit(&json!({"configuration": {"commonInstancetypesDeployment": {"enabled": false}}})).await?;
     installation.wait_until_complete().await?;

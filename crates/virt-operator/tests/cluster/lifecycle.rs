@@ -66,7 +66,7 @@ pub(crate) fn spec_with_patch(kind: &str, patch: &str) -> Value {
 }
 
 /// The spec of one of the resources that the tests of the install crate use.
-fn variant_spec(name: &str) -> Result<Value> {
+pub(crate) fn variant_spec(name: &str) -> Result<Value> {
     let path = format!("{}/../install/tests/variants/{name}.yaml", env!("CARGO_MANIFEST_DIR"));
     let kubevirt: Value = serde_saphyr::from_str(&std::fs::read_to_string(path)?)?;
     Ok(kubevirt["spec"].clone())

@@ -7,14 +7,18 @@ mod certificates;
 mod commands;
 mod drift;
 mod edits;
+mod failover;
 mod install;
 mod lanes;
 mod lifecycle;
 mod manifests;
 mod pods;
 mod process;
+mod refusals;
+mod removal;
 mod rotation;
 mod support;
+mod takeover;
 mod unreachable;
 mod webhook_client;
 
@@ -36,8 +40,12 @@ fn add(suite: &mut Suite) {
     drift::add(suite);
     pods::add(suite);
     process::add(suite);
+    refusals::add(suite);
+    removal::add(suite);
     lanes::add(suite);
     rotation::add(suite);
     unreachable::add(suite);
     alerts::add(suite);
+    takeover::add(suite);
+    failover::add(suite);
 }

@@ -15,17 +15,22 @@ use vitivirt_api::{
     EventRecord, Failure, ObjectKey, Operation, Outcome, Plan, Report, Step, Stop, Target, Write, kubevirt::KubeVirt,
 };
 use vitivirt_install::{
-    Cluster, DeploymentConfig, Desired, Environment, InstallStrategy, Installation, Kind, Lane, LaneProblem,
-    LiveObject, Objects, Observed, Repairs, StoredObjects, UpToDate, certificate_report,
+    Cluster, CrdCheck, DeploymentConfig, Desired, Environment, InstallStrategy, Installation, Kind, Lane, LaneProblem,
+    LiveCrd, LiveObject, Objects, Observed, Repairs, StoredObjects, UpToDate, certificate_report,
     certificates::{CertificateScope, DesiredCertificates, certificate_plan},
-    desired_installation, is_of_another_release, lane_problem, owns,
+    check_crd, crds_to_check, desired_installation, is_of_another_release, lane_problem, owns,
     pods::Pods,
-    record_repairs, report,
+    record_repairs,
+    removal::{Instance, MarkedNode, RemovalInput, RemovalMode, removal_plan, removal_report},
+    report, running_installation,
     served::Served,
     up_to_date_after,
 };
 
 use crate::{TestCertificates, api_server};
+
+const CRD: &str = "CustomResourceDefinition";
+const CLEANUP_FINALIZER: &str = "customresourcecleanup.apiextensions.k8s.io";
 
 pub(crate) struct TestCluster {
     pub(crate) kubevirt: KubeVirt,
@@ -33,6 +38,7 @@ pub(crate) struct TestCluster {
     pub(crate) cluster: Cluster,
     pub(crate) first_kubevirt: Option<ObjectKey>,
     pub(crate) crds_with_objects: BTreeSet<ObjectKey>,
+    crd_checks: BTreeMap<ObjectKey, CrdCheck>,
     pub(crate) now: Timestamp,
     /// Shared until they change, because CRDs are large.
     pub(crate) objects: BTreeMap<(String, ObjectKey), Arc<Value>>,
@@ -100,6 +106,7 @@ impl TestCluster {
             first_kubevirt: None,
             architecture: "amd64",
             crds_with_objects: BTreeSet::new(),
+            crd_checks: BTreeMap::new(),
             now: Timestamp::from_second(1_800_000_000).unwrap(),
             objects: BTreeMap::new(),
             up_to_date: Arc::default(),
@@ -147,12 +154,26 @@ impl TestCluster {
             caches_complete: true,
             pods: self.pods.clone(),
             served: self.served.clone(),
+            crd_checks: BTreeMap::new(),
             crds_with_objects: self.crds_with_objects.clone(),
             unchecked_orphans: None,
             lane_problems: self.lane_problems.clone(),
             repairs: self.repairs.clone(),
             nodes_held_until: None,
         }
+    }
+
+    /// As the operator reads them before a plan.
+    fn check_crds(&mut self, observed: &mut Observed, desired: &Desired) {
+        let open = self.crd_checks.iter().filter(|(_, check)| check.is_open()).map(|(crd, _)| crd.clone());
+        let open: Vec<ObjectKey> = open.collect();
+        for crd in crds_to_check(observed, desired).into_iter().map(|(crd, _)| crd).chain(open) {
+            let live = &self.objects[&("CustomResourceDefinition".to_owned(), crd.clone())];
+            let live: LiveCrd = serde_json::from_value(Value::clone(live)).unwrap();
+            let check = check_crd(desired, &crd, &live).unwrap();
+            self.crd_checks.insert(crd, check);
+        }
+        observed.crd_checks.clone_from(&self.crd_checks);
     }
 
     pub(crate) fn desired(&self, observed: &Observed) -> Desired {
@@ -168,7 +189,13 @@ impl TestCluster {
                 Desired::Installation { installation: Arc::new(installation), up_to_date: self.up_to_date.clone() }
             }
             Ok(None) => Desired::StrategyPending(Arc::new(config)),
-            Err(failure) => Desired::Invalid(failure),
+            Err(failure) => match running_installation(observed, &self.environment, &failure) {
+                Some(running) => {
+                    let up_to_date = self.up_to_date.clone();
+                    Desired::Refused { failure, running: Arc::new(running), up_to_date }
+                }
+                None => Desired::Invalid(failure),
+            },
         }
     }
 
@@ -209,13 +236,26 @@ impl TestCluster {
         let (mut plan, mut written) = (Plan { steps }, sent.len());
         let mut components = None;
         for lane in [Lane::Instancetypes, Lane::Monitoring, Lane::Components] {
-            let observed = self.observed();
+            let mut observed = self.observed();
             let desired = self.desired(&observed);
-            let lane_plan = vitivirt_install::plan(&observed, &desired, lane).unwrap();
+            if lane == Lane::Components {
+                self.check_crds(&mut observed, &desired);
+            }
             let mut lane_sent = Vec::new();
-            let outcome = self.apply(&lane_plan, &mut lane_sent);
+            let (lane_plan, outcome) = match vitivirt_install::plan(&observed, &desired, lane) {
+                Ok(plan) => {
+                    let outcome = self.apply(&plan, &mut lane_sent);
+                    (plan, outcome)
+                }
+                Err(failure) => {
+                    let stop = Stop::Failed { step: "plan", failure };
+                    (Plan::default(), Outcome { stop, written: 0 })
+                }
+            };
             let stored = self.stored_objects(&lane_plan, &lane_sent);
-            if let Some(up_to_date) = up_to_date_after(&observed, &desired, &lane_plan, &stored, lane) {
+            // Without a plan no object was compared.
+            let is_planned = !matches!(outcome.stop, Stop::Failed { step: "plan", .. });
+            if is_planned && let Some(up_to_date) = up_to_date_after(&observed, &desired, &lane_plan, &stored, lane) {
                 self.up_to_date = Arc::new(up_to_date);
             }
             record_repairs(Arc::make_mut(&mut self.repairs), &observed, &desired, &lane_plan, &stored);
@@ -245,7 +285,9 @@ impl TestCluster {
         let own = exist && !is_of_another_release(&self.kubevirt, &self.environment);
         let scope = match self.desired(&observed) {
             _ if own => CertificateScope::OwnRelease,
-            Desired::Installation { installation, .. } => CertificateScope::Installation(installation),
+            Desired::Installation { installation, .. } | Desired::Refused { running: installation, .. } => {
+                CertificateScope::Installation(installation)
+            }
             _ => CertificateScope::Existing,
         };
         let certificates = DesiredCertificates::new(&observed, &self.environment, &scope).unwrap();
@@ -358,6 +400,8 @@ impl TestCluster {
                 operations.iter().for_each(|operation| change(&mut object, operation));
                 self.kubevirt = serde_json::from_value(object).unwrap();
             }
+            // Nodes are not objects of this cluster.
+            Write::Patch { .. } if kind == "Node" => {}
             Write::Patch { operations, uid, .. } => {
                 assert_eq!(self.objects[&id]["metadata"]["uid"], **uid);
                 let is_changed = self.change_as("virt-operator", &id, |object| {
@@ -366,14 +410,78 @@ impl TestCluster {
                 if !is_changed {
                     self.no_op_patches.push(target.to_string());
                 }
+                self.collect(&id);
             }
             Write::Delete { uid, .. } => {
-                let object = self.objects.remove(&id).unwrap();
-                assert_eq!(object["metadata"]["uid"], **uid);
+                let now = self.now;
+                let metadata = &mut self.object_by_id(&id)["metadata"];
+                assert_eq!(metadata["uid"], **uid);
+                metadata["deletionTimestamp"] = json!(now);
+                // The API server does so in every case. Only with another finalizer does it take time here.
+                if let Some(finalizers) = metadata["finalizers"].as_array_mut().filter(|_| kind == CRD) {
+                    finalizers.push(json!(CLEANUP_FINALIZER));
+                }
+                self.collect(&id);
             }
             Write::Apply { .. } | Write::Lazy { .. } | Write::Status { .. } => panic!("{write:?}"),
         }
         None
+    }
+
+    /// An object that is being deleted is gone without finalizers.
+    fn collect(&mut self, id: &(String, ObjectKey)) {
+        let metadata = &self.objects[id]["metadata"];
+        let is_kept = metadata["finalizers"].as_array().is_some_and(|finalizers| !finalizers.is_empty());
+        if !metadata["deletionTimestamp"].is_null() && !is_kept {
+            self.objects.remove(id);
+        }
+    }
+
+    /// The API server has deleted the objects of a CRD that is being deleted.
+    pub(crate) fn delete_instances(&mut self, crd: &str) {
+        let id = (CRD.to_owned(), ObjectKey::cluster(crd));
+        let finalizers = self.object_by_id(&id)["metadata"]["finalizers"].as_array_mut().unwrap();
+        finalizers.retain(|finalizer| finalizer != CLEANUP_FINALIZER);
+        self.collect(&id);
+    }
+
+    fn removal_input(
+        &self,
+        observed: &mut Observed,
+        mode: RemovalMode,
+        instances: &[Instance],
+        nodes: Vec<MarkedNode>,
+    ) -> RemovalInput {
+        RemovalInput {
+            kubevirt: Some(self.kubevirt.clone()),
+            namespace: "kubevirt".to_owned(),
+            mode,
+            now: self.now,
+            objects: std::mem::take(&mut observed.objects),
+            complete: true,
+            instances: instances.to_vec(),
+            nodes,
+        }
+    }
+
+    /// What a removal would write. `instances` are left.
+    pub(crate) fn remove_plan(&self, mode: RemovalMode, instances: &[Instance]) -> Plan {
+        removal_plan(&self.removal_input(&mut self.observed(), mode, instances, Vec::new()))
+    }
+
+    /// One reconcile of a resource that is being deleted. `instances` are left.
+    pub(crate) fn remove(&mut self, mode: RemovalMode, instances: &[Instance], nodes: Vec<MarkedNode>) -> Reconcile {
+        let mut observed = self.observed();
+        let input = self.removal_input(&mut observed, mode, instances, nodes);
+        let plan = removal_plan(&input);
+        let mut sent = Vec::new();
+        let outcome = self.apply(&plan, &mut sent);
+        let report = removal_report(&observed, &input, &plan, &outcome);
+        if let Some(status) = report.status.as_ref().filter(|status| status.differs()) {
+            self.kubevirt.status = Some(serde_json::from_value(status.desired.clone()).unwrap());
+        }
+        self.now += SignedDuration::from_secs(1);
+        Reconcile { plan, sent, outcome, report }
     }
 
     pub(crate) fn put(&mut self, kind: &str, key: ObjectKey, mut object: Value, manager: &str) {
@@ -469,6 +577,10 @@ fn change(object: &mut Value, operation: &Operation) {
     let (parent, last) = operation.path.rsplit_once('/').unwrap();
     let last = last.replace("~1", "/").replace("~0", "~");
     let parent = object.pointer_mut(parent).unwrap_or_else(|| panic!("{} has no parent", operation.path));
+    if let (Some(list), None) = (parent.as_array_mut(), &operation.value) {
+        list.remove(last.parse().unwrap());
+        return;
+    }
     let parent = parent.as_object_mut().unwrap();
     match &operation.value {
         Some(value) => drop(parent.insert(last, value.clone())),

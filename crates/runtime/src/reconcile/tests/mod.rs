@@ -217,7 +217,7 @@ impl Controller for TestController {
         tokio::time::sleep(Duration::from_millis(10)).await;
         self.running.fetch_sub(1, Ordering::SeqCst);
         match key.name() {
-            "hangs" => std::future::pending().await,
+            name if name.starts_with("hangs") => std::future::pending().await,
             "invalid" => Err(Failure::invalid("Wrong", "invalid by design")),
             "slow" => {
                 tokio::time::sleep(Duration::from_secs(5)).await;
@@ -338,7 +338,11 @@ const SLOW_RETRIES: RangeInclusive<usize> = 5..=7;
 
 #[tokio::test(start_paused = true)]
 async fn a_failing_object_does_not_affect_others() {
-    let test = runner_test(RunnerOptions { workers: 3, reconcile_deadline: Duration::from_secs(30), resync: None });
+    let test = runner_test(RunnerOptions {
+        workers: 3,
+        reconcile_deadline: Duration::from_secs(30),
+        ..RunnerOptions::default()
+    });
     for name in ["panics", "hangs", "invalid", "gone", "good-1", "good-2"] {
         test.add(name);
     }
@@ -360,6 +364,30 @@ async fn a_failing_object_does_not_affect_others() {
     assert!(text.contains("error_type=\"Panic\"") && text.contains("error_type=\"ReconcileDeadlineExceeded\""));
     // Two events for the two created objects, and none for the failing ones.
     assert_eq!(test.events.count(Verb::Create), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn reconciles_of_one_namespace_that_hang_do_not_stop_another() {
+    let test = runner_test(RunnerOptions {
+        workers: 2,
+        slow_after: Some(Duration::from_millis(500)),
+        ..RunnerOptions::default()
+    });
+    for number in 0..50 {
+        test.queue.add(ObjectKey::namespaced("attacker", &format!("hangs-{number}")));
+    }
+    for number in 0..10 {
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        let name = format!("good-{number}");
+        test.add(&name);
+        let begin = Instant::now();
+        while test.server.get(MAPS, "ns", &name).is_none() {
+            assert!(begin.elapsed() < Duration::from_secs(2), "{name}");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+    let hanging = test.controller.reconciles.lock().iter().filter(|(_, name)| name.starts_with("hangs")).count();
+    assert!(hanging <= 4, "{hanging} reconciles of one namespace at the same time");
 }
 
 /// The metric has the reason of the condition, whether a request failed or no request was sent.

@@ -1,5 +1,8 @@
 //! Details of workloads that depend on the KubeVirt resource, on the number of nodes or on the rollout.
 
+pub(crate) mod canary;
+pub(crate) mod revision;
+
 use std::collections::VecDeque;
 
 use k8s_openapi::{
@@ -175,6 +178,32 @@ mod tests {
         {
             let held = NodeHistory::default().observe(at(0), nodes, live);
             assert_eq!(api_replicas(held.count), replicas, "{nodes} nodes, {live:?} replicas");
+        }
+    }
+
+    /// Upstream virt-operator removed the certificate of a virt-handler that needed it.
+    #[test]
+    fn fault_24_a_virt_handler_that_does_not_check_names_keeps_its_client_certificate() {
+        for checks_names in [true, false] {
+            let labels = if checks_names { json!({label::CHECKS_MIGRATION_NAMES: "true"}) } else { json!({}) };
+            let certificate = json!({"name": VIRT_HANDLER_CLIENT, "mountPath": "/c"});
+            let pod = json!({
+                "containers": [{"name": "virt-handler", "args": ["-v", "2"], "volumeMounts": [certificate]}],
+                "volumes": [{"name": VIRT_HANDLER_CLIENT}, {"name": "other"}],
+            });
+            let object = json!({
+                "metadata": {"labels": labels},
+                "spec": {"selector": {}, "template": {"spec": pod}, "updateStrategy": {"type": "RollingUpdate"}},
+            });
+            let mut daemon_set: DaemonSet = serde_json::from_value(object).unwrap();
+            adjust_update_strategy(&mut daemon_set);
+            let pod = super::pod(&mut daemon_set).unwrap();
+            let arguments = pod.containers[0].args.clone().unwrap().join(" ");
+            assert_eq!(arguments.contains(MIGRATION_NAMES), checks_names, "{arguments}");
+            let volumes: Vec<&str> = pod.volumes.iter().flatten().map(|volume| volume.name.as_str()).collect();
+            assert_eq!(volumes.contains(&VIRT_HANDLER_CLIENT), !checks_names, "{volumes:?}");
+            assert!(volumes.contains(&"other"));
+            assert_eq!(pod.containers[0].volume_mounts.as_ref().unwrap().is_empty(), checks_names);
         }
     }
 

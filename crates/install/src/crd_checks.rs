@@ -1,0 +1,195 @@
+//! What an upgrade must know about a live CRD before it changes the CRD. CRDs are watched as metadata only, so
+//! virt-operator reads each CRD once before it writes it.
+//!
+//! - A version in `status.storedVersions` that the new CRD does not have: the API server rejects the new CRD, and objects
+//!   of that version could not be read. The upgrade is refused before anything changes.
+//! - A version that gets the status subresource: from then on the API server ignores the status in ordinary updates, and
+//!   pods of the previous version still write it there. So the subresource is added when all of them are gone.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+use serde_json::Value;
+use vitivirt_api::{Failure, ObjectKey};
+
+use crate::{certificates::NoCertificates, desired::Desired, kind::Kind, observed::Observed, plan::is_crd_written};
+
+const REASON: &str = "StoredVersions";
+
+/// The part of a live CRD that is checked.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct LiveCrd {
+    spec: LiveCrdSpec,
+    status: LiveCrdStatus,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct LiveCrdSpec {
+    versions: Vec<LiveCrdVersion>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct LiveCrdVersion {
+    name: String,
+    subresources: BTreeMap<String, Value>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct LiveCrdStatus {
+    stored_versions: Vec<String>,
+}
+
+/// The result for one CRD.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CrdCheck {
+    /// Stored versions that the new CRD does not have.
+    pub(crate) lost_versions: Vec<String>,
+    /// The stored versions that would be left.
+    pub(crate) kept_versions: Vec<String>,
+    /// Versions that get the status subresource.
+    pub(crate) new_status: Vec<String>,
+}
+
+impl CrdCheck {
+    fn new(desired: &Value, live: &LiveCrd) -> Self {
+        let versions = desired.pointer("/spec/versions").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
+        let name = |version: &Value| version.get("name").and_then(Value::as_str).unwrap_or_default().to_owned();
+        let names: Vec<String> = versions.iter().map(name).collect();
+        let (mut kept, lost): (Vec<_>, Vec<_>) =
+            live.status.stored_versions.iter().cloned().partition(|stored| names.contains(stored));
+        let storage = versions.iter().filter(|version| version.get("storage") == Some(&Value::Bool(true))).map(name);
+        kept.extend(storage.filter(|storage| !live.status.stored_versions.contains(storage)));
+        let gets_status = |version: &&Value| {
+            let of_live = live.spec.versions.iter().find(|live| live.name == name(version));
+            version.pointer("/subresources/status").is_some_and(|status| !status.is_null())
+                && of_live.is_some_and(|live| live.subresources.get("status").is_none_or(Value::is_null))
+        };
+        let new_status = versions.iter().filter(gets_status).map(name).collect();
+        Self { lost_versions: lost, kept_versions: kept, new_status }
+    }
+
+    /// Whether the upgrade is refused because of it.
+    pub fn blocks(&self) -> bool {
+        !self.lost_versions.is_empty()
+    }
+
+    /// Whether the CRD must be read again when it has changed.
+    pub fn is_open(&self) -> bool {
+        self.blocks() || !self.new_status.is_empty()
+    }
+}
+
+/// The CRDs that the next plan writes, with their generation. virt-operator reads them before.
+pub fn crds_to_check(observed: &Observed, desired: &Desired) -> Vec<(ObjectKey, i64)> {
+    let Some((installation, up_to_date)) = desired.compared() else { return Vec::new() };
+    let crds = installation.objects.iter().filter(|object| object.kind == Kind::CustomResourceDefinition);
+    crds.filter_map(|object| {
+        let live = observed.objects.get(object.kind, &object.key)?;
+        let is_known =
+            up_to_date.get(&(object.kind, object.key.clone())).is_some_and(|matching| matching.digest == live.digest);
+        // A CRD that cannot be compared is read too. The plan reports why.
+        let is_written = !is_known && !live.deleting && is_crd_written(observed, object, live).unwrap_or(true);
+        is_written.then(|| (object.key.clone(), live.generation))
+    })
+    .collect()
+}
+
+/// Checks one CRD of the installation.
+pub fn check_crd(desired: &Desired, crd: &ObjectKey, live: &LiveCrd) -> Result<CrdCheck, Failure> {
+    let objects = desired.compared().into_iter().flat_map(|(installation, _)| &installation.objects);
+    let mut objects = objects.filter(|object| object.kind == Kind::CustomResourceDefinition);
+    match objects.find(|object| object.key == *crd) {
+        Some(object) => Ok(CrdCheck::new(object.body(&NoCertificates)?.json(), live)),
+        None => Ok(CrdCheck::default()),
+    }
+}
+
+/// Why an upgrade is refused, if a stored version would be lost.
+pub(crate) fn require_stored_versions(observed: &Observed, version: &str) -> Result<(), Failure> {
+    let mut lost = observed.crd_checks.iter().filter(|(_, check)| check.blocks());
+    let Some((crd, check)) = lost.next() else { return Ok(()) };
+    let name = crd.name();
+    let kept: Vec<String> = check.kept_versions.iter().map(|version| format!("{version:?}")).collect();
+    let more = match lost.count() {
+        0 => String::new(),
+        more => format!("; the same applies to {more} more CustomResourceDefinitions"),
+    };
+    let message = format!(
+        "CustomResourceDefinition {name} has objects that are stored in version {}, which KubeVirt {version} does not \
+         have; nothing was changed; store the objects in the present version: `kubectl get {name} -A -o json | kubectl \
+         replace -f -`, then remove the old version: `kubectl patch crd {name} --subresource=status --type=merge -p \
+         '{{\"status\":{{\"storedVersions\":[{}]}}}}'`{more}; the operator retries automatically",
+        check.lost_versions.join(", "),
+        kept.join(","),
+    );
+    Err(Failure::invalid(REASON, message))
+}
+
+/// Removes the status subresource from these versions of a CRD.
+pub(crate) fn without_status(crd: &mut Value, versions: &[String]) {
+    for version in crd.pointer_mut("/spec/versions").and_then(Value::as_array_mut).into_iter().flatten() {
+        let name = version.get("name").and_then(Value::as_str).unwrap_or_default();
+        if versions.iter().any(|without| without == name)
+            && let Some(subresources) = version.get_mut("subresources").and_then(Value::as_object_mut)
+        {
+            subresources.remove("status");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn live(versions: &Value, stored: &Value) -> LiveCrd {
+        serde_json::from_value(
+            json!({"spec": {"versions": versions, "other": 1}, "status": {"storedVersions": stored}}),
+        )
+        .unwrap()
+    }
+
+    fn desired() -> Value {
+        json!({"spec": {"versions": [
+            {"name": "v1alpha1", "storage": false},
+            {"name": "v1beta1", "storage": true, "subresources": {"status": {}, "scale": {}}},
+        ]}})
+    }
+
+    #[test]
+    fn a_stored_version_that_the_new_crd_does_not_have_is_lost() {
+        for (stored, lost, kept) in [
+            (json!(["v1beta1"]), vec![], vec!["v1beta1"]),
+            (json!(["v1alpha1", "v1beta1"]), vec![], vec!["v1alpha1", "v1beta1"]),
+            (json!(["v1alpha0", "v1beta1"]), vec!["v1alpha0"], vec!["v1beta1"]),
+            (json!(["v1alpha0"]), vec!["v1alpha0"], vec!["v1beta1"]),
+        ] {
+            let check = CrdCheck::new(&desired(), &live(&json!([]), &stored));
+            assert_eq!(
+                (check.lost_versions, &check.kept_versions),
+                (
+                    lost.iter().map(|v: &&str| (*v).to_owned()).collect(),
+                    &kept.iter().map(|v| (*v).to_owned()).collect::<Vec<_>>()
+                ),
+                "{stored}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_status_subresource_is_new_only_for_a_version_that_exists_without_it() {
+        let status = |versions: Value| CrdCheck::new(&desired(), &live(&versions, &json!([]))).new_status;
+        assert_eq!(status(json!([{"name": "v1beta1"}])), ["v1beta1"]);
+        assert_eq!(status(json!([{"name": "v1beta1", "subresources": {"scale": {}}}])), ["v1beta1"]);
+        assert_eq!(status(json!([{"name": "v1beta1", "subresources": {"status": {}}}])), [""; 0]);
+        assert_eq!(status(json!([{"name": "v1alpha1"}])), [""; 0], "no object has that version yet");
+        let mut crd = desired();
+        without_status(&mut crd, &["v1beta1".to_owned()]);
+        assert_eq!(crd["spec"]["versions"][1]["subresources"], json!({"scale": {}}));
+    }
+}

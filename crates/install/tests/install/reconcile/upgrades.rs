@@ -1,0 +1,322 @@
+//! Upgrades of an installation. Tests with the name `fault_N` are about known faults of upstream virt-operator.
+
+use serde_json::json;
+use vitivirt_api::{ObjectKey, Stop};
+use vitivirt_install::{DeploymentConfig, Environment, InstallStrategy, config_map};
+
+use super::{
+    installed,
+    pods::{condition, pod, pods},
+    test_cluster::{Reconcile, TestCluster},
+};
+
+const WORKLOADS: [(&str, &str); 3] =
+    [("DaemonSet", "virt-handler"), ("Deployment", "virt-controller"), ("Deployment", "virt-api")];
+
+fn environment(version: &str, more: &[(&str, &str)]) -> Environment {
+    let image = format!("quay.io/kubevirt/virt-operator:{version}");
+    let variables = [("VIRT_OPERATOR_IMAGE", image.as_str()), ("KUBEVIRT_VERSION", version)];
+    let variables = variables.iter().chain(more).map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+    Environment::from_variables(variables)
+}
+
+/// An installation of an older version, and the operator of this one. Its pods do not start by themselves.
+fn outdated() -> TestCluster {
+    let mut cluster = TestCluster::new(&json!({}));
+    cluster.environment = environment("v1.7.0", &[]);
+    cluster.settle();
+    assert_eq!(cluster.status()["observedKubeVirtVersion"], "v1.7.0");
+    cluster.environment = environment("v1.8.4", &[]);
+    cluster.restart();
+    cluster.rolls_out = false;
+    cluster
+}
+
+fn generation(cluster: &mut TestCluster, (kind, name): (&str, &str)) -> i64 {
+    cluster.object(kind, name)["metadata"]["generation"].as_i64().unwrap()
+}
+
+/// Kubernetes starts the pods of one workload.
+fn roll_out(cluster: &mut TestCluster, (kind, name): (&str, &str)) {
+    let before = cluster.objects.clone();
+    cluster.roll_out();
+    let ready = cluster.object(kind, name).clone();
+    cluster.objects = before;
+    *cluster.object(kind, name) = ready;
+}
+
+/// Reconciles until the next reconcile writes nothing.
+fn reconcile_until_it_waits(cluster: &mut TestCluster) -> Reconcile {
+    for _ in 0..6 {
+        let reconcile = cluster.reconcile();
+        if reconcile.writes().is_empty() {
+            return reconcile;
+        }
+    }
+    panic!("it does not stop writing");
+}
+
+#[test]
+fn fault_10_workloads_are_updated_after_the_last_rollout() {
+    let mut cluster = outdated();
+    let before: Vec<i64> = WORKLOADS.iter().map(|workload| generation(&mut cluster, *workload)).collect();
+    for (number, workload) in WORKLOADS.into_iter().enumerate() {
+        let reconcile = reconcile_until_it_waits(&mut cluster);
+        assert!(matches!(reconcile.outcome.stop, Stop::Waiting { .. }), "{:?}", reconcile.outcome.stop);
+        for (later, other) in WORKLOADS.into_iter().enumerate() {
+            let is_written = generation(&mut cluster, other) != before[later];
+            assert_eq!(is_written, later <= number, "{}, while {} rolls over", other.1, workload.1);
+        }
+        // virt-controller updates VMs when the observed deployment is the target.
+        let status = cluster.status();
+        assert_eq!(status["observedKubeVirtVersion"], "v1.7.0");
+        assert_eq!(status["targetKubeVirtVersion"], "v1.8.4");
+        assert_ne!(status["observedDeploymentID"], status["targetDeploymentID"]);
+        roll_out(&mut cluster, workload);
+    }
+    cluster.rolls_out = true;
+    cluster.settle();
+    let (status, last) = (cluster.status(), WORKLOADS.map(|workload| generation(&mut cluster, workload)));
+    assert_eq!(status["observedKubeVirtVersion"], "v1.8.4");
+    assert_eq!(status["observedDeploymentID"], status["targetDeploymentID"]);
+    cluster.restart();
+    cluster.settle();
+    assert_eq!(WORKLOADS.map(|workload| generation(&mut cluster, workload)), last, "pods restart after Deployed");
+}
+
+#[test]
+fn fault_13_old_pods_keep_their_permissions_until_they_are_gone() {
+    let mut cluster = outdated();
+    let rules = |cluster: &mut TestCluster| cluster.object("ClusterRole", "kubevirt-controller")["rules"].clone();
+    let networks =
+        json!({"apiGroups": ["k8s.cni.cncf.io"], "resources": ["network-attachment-definitions"], "verbs": ["get"]});
+    let wanted = rules(&mut cluster);
+    cluster.object("ClusterRole", "kubevirt-controller")["rules"].as_array_mut().unwrap().push(networks.clone());
+    for workload in WORKLOADS {
+        reconcile_until_it_waits(&mut cluster);
+        assert!(rules(&mut cluster).as_array().unwrap().contains(&networks), "while {} rolls over", workload.1);
+        roll_out(&mut cluster, workload);
+    }
+    cluster.rolls_out = true;
+    cluster.settle();
+    assert_eq!(rules(&mut cluster), wanted);
+    assert_eq!(cluster.status()["observedKubeVirtVersion"], "v1.8.4");
+}
+
+#[test]
+fn a_stored_version_that_would_be_lost_stops_an_upgrade_before_anything_changes() {
+    const CRD: &str = "virtualmachineclones.clone.kubevirt.io";
+    let mut cluster = outdated();
+    cluster.rolls_out = true;
+    cluster.object("CustomResourceDefinition", CRD)["status"] = json!({"storedVersions": ["v1alpha0", "v1beta1"]});
+    let (objects, ca) = (cluster.objects.clone(), |kind: &str| ["Secret", "ConfigMap"].contains(&kind));
+    for _ in 0..3 {
+        cluster.reconcile();
+    }
+    let changed = |cluster: &TestCluster| {
+        let changed = cluster.objects.iter().filter(|(id, object)| objects.get(*id) != Some(*object) && !ca(&id.0));
+        changed.map(|(id, _)| format!("{id:?}")).collect::<Vec<_>>()
+    };
+    assert_eq!(changed(&cluster), [""; 0]);
+    let (degraded, message) = condition(&cluster, "Degraded");
+    assert_eq!(degraded, "True");
+    for part in [CRD, "v1alpha0", "kubectl replace -f -", r#"'{"status":{"storedVersions":["v1beta1"]}}'"#, "v1.8.4"] {
+        assert!(message.contains(part), "{message}");
+    }
+    cluster.object("CustomResourceDefinition", CRD)["status"] = json!({"storedVersions": ["v1beta1"]});
+    cluster.settle();
+    assert_eq!(cluster.status()["observedKubeVirtVersion"], "v1.8.4");
+}
+
+/// Old pods write the status with ordinary updates, which the API server ignores when the subresource exists.
+#[test]
+fn a_status_subresource_is_added_when_the_old_pods_are_gone() {
+    const CRD: &str = "virtualmachineclones.clone.kubevirt.io";
+    let mut cluster = outdated();
+    let has_status = |cluster: &mut TestCluster| {
+        let versions = cluster.object("CustomResourceDefinition", CRD)["spec"]["versions"].as_array().unwrap().clone();
+        versions.iter().all(|version| version["subresources"].get("status").is_some())
+    };
+    assert!(has_status(&mut cluster));
+    let versions = cluster.object("CustomResourceDefinition", CRD)["spec"]["versions"].as_array_mut().unwrap();
+    versions.iter_mut().for_each(|version| drop(version["subresources"].as_object_mut().unwrap().remove("status")));
+    for workload in WORKLOADS {
+        reconcile_until_it_waits(&mut cluster);
+        assert!(!has_status(&mut cluster), "while {} rolls over", workload.1);
+        roll_out(&mut cluster, workload);
+    }
+    cluster.rolls_out = true;
+    cluster.settle();
+    assert!(has_status(&mut cluster));
+    assert_eq!(cluster.status()["observedKubeVirtVersion"], "v1.8.4");
+}
+
+#[test]
+fn fault_3_another_image_tag_uses_the_strategy_and_the_images_of_that_release() {
+    let mut cluster = installed(&json!({}));
+    cluster.edit(&json!({"imageTag": "v1.7.0"}));
+    cluster.reconcile();
+    let job = cluster.objects.iter().find(|((kind, _), _)| kind == "Job").unwrap().1;
+    let image = &job["spec"]["template"]["spec"]["containers"][0]["image"];
+    assert_eq!(image, "quay.io/kubevirt/virt-operator:v1.7.0");
+    let config = DeploymentConfig::new(&cluster.kubevirt, &cluster.environment);
+    let strategy = InstallStrategy::generate(&config, None, None).unwrap();
+    let map = serde_json::to_value(config_map(&config, &strategy).unwrap()).unwrap();
+    cluster.put("ConfigMap", config.strategy_key(), map, "other");
+    cluster.settle();
+    assert_eq!(cluster.status()["observedKubeVirtVersion"], "v1.7.0");
+    for (kind, name) in WORKLOADS {
+        let image = cluster.object(kind, name)["spec"]["template"]["spec"]["containers"][0]["image"].clone();
+        assert_eq!(image, format!("quay.io/kubevirt/{name}:v1.7.0"));
+    }
+}
+
+/// Such as v1.9.0: its install strategy has a certificate that this operator cannot issue.
+#[test]
+fn a_release_that_cannot_be_installed_is_refused_and_the_running_one_is_kept() {
+    let mut cluster = installed(&json!({}));
+    cluster.edit(&json!({"imageTag": "v1.9.0"}));
+    let config = DeploymentConfig::new(&cluster.kubevirt, &cluster.environment);
+    let strategy = InstallStrategy::generate(&config, None, None).unwrap();
+    let mut map = serde_json::to_value(config_map(&config, &strategy).unwrap()).unwrap();
+    let secret = json!({"apiVersion": "v1", "kind": "Secret", "type": "kubernetes.io/tls",
+        "metadata": {"name": "kubevirt-unknown-certs", "namespace": "kubevirt"}});
+    let objects = strategy.items().iter().map(|item| item.object().unwrap()).chain([secret]);
+    let documents: Vec<String> = objects.map(|object| object.to_string()).collect();
+    map["data"]["manifests"] = json!(documents.join("\n---\n"));
+    map["metadata"]["annotations"].as_object_mut().unwrap().remove("kubevirt.io/install-strategy-cm-encoding");
+    cluster.put("ConfigMap", config.strategy_key(), map, "other");
+    let id = ("Deployment".to_owned(), ObjectKey::namespaced("kubevirt", "virt-api"));
+    let replicas = |cluster: &TestCluster| cluster.objects[&id]["spec"]["replicas"].clone();
+    for _ in 0..3 {
+        cluster.reconcile();
+        cluster.roll_out();
+    }
+    let (degraded, message) = condition(&cluster, "Degraded");
+    assert!(
+        degraded == "True" && message.contains("kubevirt-unknown-certs") && message.contains("v1.9.0"),
+        "{message}"
+    );
+    assert_eq!(condition(&cluster, "Available").0, "True");
+    assert_eq!(cluster.status()["observedKubeVirtVersion"], "v1.8.4");
+    // Drift of the release that runs is repaired, and the strategy that was refused is not dumped again.
+    cluster.change_as("user", &id, |object| object["spec"]["replicas"] = json!(7));
+    cluster.objects.remove(&("Secret".to_owned(), ObjectKey::namespaced("kubevirt", "kubevirt-virt-api-certs")));
+    cluster.reconcile();
+    assert_eq!(replicas(&cluster), 2);
+    assert!(cluster.has("Secret", "kubevirt-virt-api-certs"));
+    assert!(cluster.has("ConfigMap", config.strategy_key().name()));
+    cluster.edit(&json!({}));
+    cluster.settle();
+    assert_eq!(condition(&cluster, "Degraded").0, "False");
+}
+
+#[test]
+fn fault_4_another_image_of_one_component_restarts_only_that_component() {
+    let mut cluster = installed(&json!({}));
+    let before = WORKLOADS.map(|workload| generation(&mut cluster, workload));
+    cluster.environment = environment("v1.8.4", &[("VIRT_API_IMAGE", "example.org/virt-api:other")]);
+    cluster.restart();
+    cluster.settle();
+    let after = WORKLOADS.map(|workload| generation(&mut cluster, workload));
+    let restarted: Vec<&str> =
+        (0..3).filter(|number| before[*number] != after[*number]).map(|number| WORKLOADS[number].1).collect();
+    assert_eq!(restarted, ["virt-api"]);
+}
+
+/// etcd stores at most 1.5 MiB per request.
+#[test]
+fn fault_11_no_write_of_an_upgrade_is_too_large() {
+    let mut cluster = outdated();
+    cluster.rolls_out = true;
+    let reconciles = cluster.settle();
+    let writes = reconciles.iter().flat_map(|reconcile| &reconcile.plan.steps).flat_map(|step| &step.writes);
+    let size = |write: &vitivirt_api::Write| -> usize {
+        let write = match write {
+            vitivirt_api::Write::Lazy { make, .. } => make.make().unwrap(),
+            write => write.clone(),
+        };
+        match write {
+            vitivirt_api::Write::Create { body, .. } => body.json().to_string().len(),
+            vitivirt_api::Write::Patch { operations, .. } => operations
+                .iter()
+                .filter_map(|operation| operation.value.as_ref())
+                .map(|value| value.to_string().len())
+                .sum(),
+            _ => 0,
+        }
+    };
+    let largest = writes.map(|write| (size(write), write.target().to_string())).max().unwrap();
+    assert!(largest.0 < 1_400_000, "{largest:?}");
+    assert!(cluster.status().to_string().len() < 100_000);
+}
+
+#[test]
+fn fault_15_a_change_of_the_configuration_alone_writes_no_object() {
+    let mut cluster = installed(&json!({}));
+    cluster.edit(&json!({"configuration": {"evictionStrategy": "LiveMigrate"}}));
+    let writes: Vec<String> = cluster.settle().iter().flat_map(Reconcile::writes).collect();
+    assert_eq!(writes, [""; 0]);
+    assert_eq!(cluster.status()["observedGeneration"], 2);
+}
+
+#[test]
+fn fault_20_pods_on_nodes_that_should_not_run_one_do_not_make_the_installation_unavailable() {
+    let mut cluster = installed(&json!({}));
+    cluster.object("DaemonSet", "virt-handler")["status"]["numberMisscheduled"] = json!(1);
+    let unready = json!({"phase": "Running", "conditions": [{"type": "Ready", "status": "False"}]});
+    cluster.pods = pods(&[pod("DaemonSet", "virt-handler", "node-9", &unready)], &[]);
+    assert_eq!(cluster.reconcile().outcome.stop, Stop::Done);
+    assert_eq!(condition(&cluster, "Available").0, "True");
+}
+
+/// One DaemonSet controller and its pods, as far as the operator reads them. `updated` of the pods are ready.
+fn roll_out_handlers(cluster: &mut TestCluster, nodes: usize, updated: usize, dead: &[&str]) {
+    let ready = |ready: bool| {
+        let status = if ready { "True" } else { "False" };
+        json!({"phase": "Running", "conditions": [{"type": "Ready", "status": status}]})
+    };
+    let all: Vec<_> = (0..nodes)
+        .map(|number| {
+            let node = format!("node-{number}");
+            let is_dead = dead.contains(&node.as_str());
+            let mut pod = pod("DaemonSet", "virt-handler", &node, &ready(!is_dead));
+            let is_updated = !is_dead && number < updated;
+            pod["metadata"]["labels"] = json!({"controller-revision-hash": if is_updated { "new" } else { "old" }});
+            pod
+        })
+        .collect();
+    cluster.pods = pods(&all, dead);
+    cluster.pods.current_revisions.insert("virt-handler".to_owned(), "new".into());
+    let handler = cluster.object("DaemonSet", "virt-handler");
+    let generation = handler["metadata"]["generation"].clone();
+    handler["status"] = json!({"observedGeneration": generation, "desiredNumberScheduled": nodes,
+        "updatedNumberScheduled": updated, "numberReady": nodes - dead.len()});
+}
+
+/// The state is in the cluster, so an operator that restarts at any time continues.
+#[test]
+fn virt_handler_is_updated_on_one_node_then_on_a_tenth_after_any_restart() {
+    let mut cluster = installed(&json!({}));
+    cluster.rolls_out = false;
+    cluster.edit(&json!({"customizeComponents": {"flags": {"handler": {"v": "4"}}}}));
+    let limit = |cluster: &mut TestCluster| {
+        cluster.object("DaemonSet", "virt-handler")["spec"]["updateStrategy"]["rollingUpdate"]["maxUnavailable"].clone()
+    };
+    roll_out_handlers(&mut cluster, 30, 0, &["node-29"]);
+    for (updated, expected) in [(0, json!(2)), (1, json!(4)), (20, json!(4)), (29, json!(1))] {
+        for restarts in [false, true] {
+            if restarts {
+                cluster.restart();
+            }
+            roll_out_handlers(&mut cluster, 30, updated, &["node-29"]);
+            let reconcile = reconcile_until_it_waits(&mut cluster);
+            roll_out_handlers(&mut cluster, 30, updated, &["node-29"]);
+            let is_last = updated == 29;
+            assert_eq!(limit(&mut cluster), expected, "{updated} nodes are updated, restarts: {restarts}");
+            assert!(is_last || matches!(reconcile.outcome.stop, Stop::Waiting { .. }), "{:?}", reconcile.outcome.stop);
+        }
+    }
+    assert_eq!(cluster.reconcile().outcome.stop, Stop::Done);
+    assert!(condition(&cluster, "Available").1.contains("Node node-29 is not ready"));
+}

@@ -1,0 +1,155 @@
+//! The results of the specs: read from ginkgo's report, and stored in a short form for the page in the docs.
+
+use std::{collections::BTreeMap, fmt, fs, path::Path};
+
+use anyhow::{Context, Result, ensure};
+use serde::{Deserialize, Serialize};
+
+use super::TestedOperator;
+
+/// The results of one run.
+#[derive(Default, Serialize, Deserialize)]
+pub(super) struct Specs {
+    pub(super) specs: Vec<Spec>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Spec {
+    pub(super) name: String,
+    /// In ginkgo's words.
+    state: String,
+    seconds: u64,
+    /// The first line of the message. Empty if the spec passed.
+    pub(super) failure: String,
+}
+
+impl Spec {
+    pub(super) fn is_skipped(&self) -> bool {
+        matches!(self.state.as_str(), "skipped" | "pending")
+    }
+
+    pub(super) fn has_passed(&self) -> bool {
+        self.state == "passed"
+    }
+}
+
+impl Specs {
+    pub(super) fn failed(&self) -> impl Iterator<Item = &Spec> {
+        self.specs.iter().filter(|spec| !spec.has_passed() && !spec.is_skipped())
+    }
+
+    pub(super) fn by_name(&self) -> BTreeMap<&str, &Spec> {
+        self.specs.iter().map(|spec| (spec.name.as_str(), spec)).collect()
+    }
+
+    pub(super) fn write(&self, folder: &Path, operator: TestedOperator, each: bool) -> Result<()> {
+        let file = folder.join(file_name(operator, each));
+        fs::write(&file, serde_json::to_string_pretty(self)?).with_context(|| format!("writing {}", file.display()))
+    }
+
+    /// The results of the last complete run, if there was one.
+    pub(super) fn read(folder: &Path, operator: TestedOperator) -> Result<Option<Self>> {
+        let file = folder.join(file_name(operator, false));
+        if !file.exists() {
+            return Ok(None);
+        }
+        let text = fs::read_to_string(&file).with_context(|| format!("reading {}", file.display()))?;
+        serde_json::from_str(&text).map(Some).with_context(|| format!("parsing {}", file.display()))
+    }
+}
+
+fn file_name(operator: TestedOperator, each: bool) -> String {
+    format!("{}{}.json", operator.name(), if each { "-each" } else { "" })
+}
+
+impl fmt::Display for Specs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let passed = self.specs.iter().filter(|spec| spec.has_passed());
+        let seconds: u64 = self.specs.iter().map(|spec| spec.seconds).sum();
+        write!(f, "{} specs passed, {} failed, in {seconds} s", passed.count(), self.failed().count())
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct SuiteReport {
+    #[serde(default)]
+    special_suite_failure_reasons: Option<Vec<String>>,
+    #[serde(default)]
+    spec_reports: Vec<SpecReport>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct SpecReport {
+    #[serde(default)]
+    container_hierarchy_texts: Option<Vec<String>>,
+    leaf_node_type: String,
+    leaf_node_text: String,
+    state: String,
+    run_time: u64,
+    #[serde(default)]
+    failure: Option<Failure>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Failure {
+    #[serde(default)]
+    message: String,
+}
+
+/// Reads ginkgo's report. A failed set-up of the suite is an error.
+pub(super) fn spec_reports(file: &Path) -> Result<Specs> {
+    let text = fs::read_to_string(file).with_context(|| format!("reading {}", file.display()))?;
+    parse(&text)
+}
+
+fn parse(text: &str) -> Result<Specs> {
+    let suites: Vec<SuiteReport> = serde_json::from_str(text).context("parsing the report")?;
+    let mut specs = Vec::new();
+    for suite in suites {
+        let reasons = suite.special_suite_failure_reasons.unwrap_or_default();
+        for report in suite.spec_reports {
+            let message = report.failure.map(|failure| failure.message).unwrap_or_default();
+            let failure = message.split_whitespace().collect::<Vec<_>>().join(" ");
+            let failed = !matches!(report.state.as_str(), "passed" | "skipped" | "pending");
+            if report.leaf_node_type != "It" {
+                let before = report.leaf_node_type.contains("BeforeSuite");
+                ensure!(!(failed && before), "the suite was not set up: {failure}; {}", reasons.join(", "));
+                continue;
+            }
+            let texts = report.container_hierarchy_texts.unwrap_or_default();
+            let name = texts.into_iter().chain([report.leaf_node_text]).collect::<Vec<_>>().join(" ");
+            specs.push(Spec { name, state: report.state, seconds: report.run_time / 1_000_000_000, failure });
+        }
+    }
+    Ok(Specs { specs })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const REPORT: &str = r#"[{"SpecialSuiteFailureReasons": null, "SpecReports": [
+        {"ContainerHierarchyTexts": null, "LeafNodeType": "SynchronizedBeforeSuite", "LeafNodeText": "",
+         "State": "passed", "RunTime": 5},
+        {"ContainerHierarchyTexts": ["a", "b"], "LeafNodeType": "It", "LeafNodeText": "c", "State": "failed",
+         "RunTime": 2500000000, "Failure": {"Message": "Timed out\n  after 1s"}},
+        {"ContainerHierarchyTexts": ["a"], "LeafNodeType": "It", "LeafNodeText": "d", "State": "passed", "RunTime": 1}
+    ]}]"#;
+
+    #[test]
+    fn the_report_of_ginkgo_is_read() {
+        let specs = parse(REPORT).unwrap();
+        assert_eq!(specs.to_string(), "1 specs passed, 1 failed, in 2 s");
+        let failed: Vec<&Spec> = specs.failed().collect();
+        assert_eq!((failed[0].name.as_str(), failed[0].failure.as_str()), ("a b c", "Timed out after 1s"));
+    }
+
+    #[test]
+    fn a_failed_set_up_of_the_suite_is_an_error() {
+        let report = REPORT.replacen("\"passed\"", "\"failed\"", 1);
+        assert!(parse(&report).is_err_and(|error| error.to_string().starts_with("the suite was not set up")));
+    }
+}
