@@ -24,8 +24,8 @@ pub use plan::{
 };
 pub use quantity::Quantity;
 
-/// The registry and owner of the images of both programs.
-pub const IMAGE_REPOSITORY: &str = "ghcr.io/vitistack";
+/// The image that contains both programs.
+pub const IMAGE: &str = concat!("ghcr.io/vitistack/kubevirt-operator:", env!("CARGO_PKG_VERSION"));
 
 /// The KubeVirt release that virt-operator installs and that kubevirt-operator is tested with.
 pub const KUBEVIRT_RELEASE: &str = "v1.8.4";

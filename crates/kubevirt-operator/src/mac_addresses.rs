@@ -1,8 +1,8 @@
 //! Which Machine has a MAC address, in the whole cluster. Networks of several namespaces may name the same bridge and
 //! VLAN, so an address belongs to a segment and not to a network of one namespace.
 //!
-//! A Machine whose VM has the address keeps it, whoever else asks for it. Of several others the oldest gets it. The index
-//! keeps the owner, so a reconcile looks at one entry, however many Machines ask for one address.
+//! A Machine whose VM has the address keeps it. Of several others the oldest gets it. The index keeps the owner,
+//! so a reconcile reads one entry, however many Machines ask for one address.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -51,7 +51,7 @@ enum Claims {
 }
 
 impl MacAddresses {
-    /// A Machine asks for these addresses, and for no others. `has_in_vm` tells whether the VM of a Machine has one.
+    /// A Machine asks for these addresses, and for no others. `has_in_vm` decides whether the VM of a Machine has one.
     pub(crate) fn set(
         &self,
         key: &ObjectKey,
@@ -235,9 +235,9 @@ mod tests {
         assert_eq!((test.owner("a").as_deref(), test.changed()), (Some("b"), vec!["a".to_owned(), "b".to_owned()]));
     }
 
-    /// Each of thousands of Machines with one address costs the same, and disturbs nobody.
+    /// Each of thousands of Machines with one address costs the same, and triggers no reconcile of the others.
     #[test]
-    fn another_claimant_wakes_nobody() {
+    fn another_claimant_triggers_no_reconcile_of_the_others() {
         let test = test(&["owner"]);
         test.set("owner", 1, true);
         for number in 0..2_000 {

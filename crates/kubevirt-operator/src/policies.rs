@@ -26,7 +26,7 @@ const WRITTEN: [(&str, &[&str], &[&str]); 5] = [
 ];
 
 /// The operator's account can create only objects with the operator's label, and can change and delete only objects that
-/// belong to a Machine. Whoever gets its token cannot change other objects of the cluster.
+/// belong to a Machine. A thief of its token cannot change other objects of the cluster.
 pub fn own_objects(name: &str, namespace: &str, account: &str) -> ValidatingAdmissionPolicy {
     let user = format!("system:serviceaccount:{namespace}:{account}");
     policy(

@@ -62,13 +62,21 @@ pub fn manager_rules() -> Vec<PolicyRule> {
     ]
 }
 
+/// Whether a Role can grant the rule. The others are about kinds without a namespace.
+pub fn is_namespaced(rule: &PolicyRule) -> bool {
+    let cluster_scoped = ["storage.k8s.io", "apiextensions.k8s.io"];
+    !rule.api_groups.iter().flatten().any(|group| cluster_scoped.contains(&group.as_str()))
+}
+
 /// The operator's permissions in its own namespace.
 pub fn lease_rules() -> Vec<PolicyRule> {
     vec![rule("coordination.k8s.io", &["leases"], &["get", "list", "watch", "create", "update"])]
 }
 
 pub fn namespace() -> Namespace {
-    Namespace { metadata: metadata_named(NAMESPACE), ..Namespace::default() }
+    let mut metadata = metadata_named(NAMESPACE);
+    metadata.labels = Some([("pod-security.kubernetes.io/enforce".to_owned(), "restricted".to_owned())].into());
+    Namespace { metadata, ..Namespace::default() }
 }
 
 pub fn service_account() -> ServiceAccount {
@@ -102,11 +110,7 @@ pub fn lease_binding() -> RoleBinding {
 /// The permissions of an operator with WATCH_NAMESPACE: a Role and its binding, which belong into that namespace, and the
 /// kinds of the cluster that a Role cannot grant.
 pub fn namespaced_roles() -> (Role, RoleBinding, ClusterRole, ClusterRoleBinding) {
-    let is_of_cluster = |rule: &PolicyRule| {
-        let groups = ["storage.k8s.io", "apiextensions.k8s.io"];
-        rule.api_groups.iter().flatten().any(|group| groups.contains(&group.as_str()))
-    };
-    let (of_cluster, of_namespace) = manager_rules().into_iter().partition(is_of_cluster);
+    let (of_namespace, of_cluster) = manager_rules().into_iter().partition(is_namespaced);
     let role = Role { metadata: metadata_named(MANAGER_ROLE), rules: Some(of_namespace) };
     let binding = RoleBinding {
         metadata: metadata_named(MANAGER_BINDING),

@@ -37,6 +37,7 @@ mod extensions;
 pub mod harness;
 mod http_get;
 pub mod isolate;
+mod kubectl;
 mod kubelet;
 mod kubevirt;
 mod launch;

@@ -51,8 +51,8 @@ pub(super) enum MeasuredOperator {
     Reference,
 }
 
-const OPERATOR: &str = "system:serviceaccount:kubevirt:kubevirt-operator";
-const NAMESPACE: &str = "kubevirt";
+pub(super) const OPERATOR: &str = "system:serviceaccount:kubevirt:kubevirt-operator";
+pub(super) const NAMESPACE: &str = "kubevirt";
 const TIMEOUT: Duration = Duration::from_secs(120);
 /// An operator without requests for this time has filled its caches.
 const QUIET: Duration = Duration::from_secs(3);
@@ -211,7 +211,7 @@ async fn wait_until_idle(lab: &Lab) -> Result<()> {
     bail!("the operator still sends requests after {TIMEOUT:?}, although there is nothing to install")
 }
 
-fn is_lease(record: &Record) -> bool {
+pub(super) fn is_lease(record: &Record) -> bool {
     record.resource == "leases"
 }
 

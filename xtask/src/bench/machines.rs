@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use futures::{FutureExt, StreamExt, TryStreamExt, stream};
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Secret};
 use kube::{
     Api,
     api::{ApiResource, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams},
@@ -27,6 +27,9 @@ pub(crate) struct MachinesOptions {
     /// Seconds to measure the idle operator
     #[arg(long, default_value_t = 60)]
     idle: u64,
+    /// Give each Machine a source Secret of its own
+    #[arg(long)]
+    secret_refs: bool,
 }
 
 const USER: &str = "system:serviceaccount:kubevirt-operator-system:kubevirt-operator-controller-manager";
@@ -35,6 +38,10 @@ const USER: &str = "system:serviceaccount:kubevirt-operator-system:kubevirt-oper
 struct Figures {
     machines: usize,
     seconds_to_all_running: f64,
+    /// Writes per second of a client that only creates ConfigMaps, on the same lab before the Machines.
+    bare_writes_per_second: f64,
+    /// All writes of the operator while the Machines were created, as a share of that rate.
+    share_of_bare_rate: f64,
     writes_per_machine: f64,
     reads_per_machine: f64,
     peak_memory_mib: u64,
@@ -66,14 +73,19 @@ async fn measure(options: &MachinesOptions) -> Result<Figures> {
 
     step("create one Machine to warm up the API server", warm_up(&lab)).await?;
 
+    let bare_writes_per_second = step("measure a bare client", bare_rate(&lab)).await?;
+    if options.secret_refs {
+        step("create the source Secrets", create_secrets(&lab, count)).await?;
+    }
     let start = Timestamp::now();
     let clock = Instant::now();
     step(&format!("create {count} Machines and wait until they are Running"), async {
-        create_machines(&lab, count).await?;
+        create_machines(&lab, count, options.secret_refs).await?;
         wait_until(&lab, count, "Running", is_running).await
     })
     .await?;
     let seconds_to_all_running = clock.elapsed().as_secs_f64();
+    let running = Timestamp::now();
     let peak_memory_mib = memory_mib(&operator.pid().to_string(), "VmHWM");
     // Simulated guests do not wait for their disks, and the cluster needs time to bind thousands of PVCs.
     step("wait until all disks are bound", wait_until(&lab, count, "stored", is_stored)).await?;
@@ -115,6 +127,10 @@ async fn measure(options: &MachinesOptions) -> Result<Figures> {
     let figures = Figures {
         machines: count,
         seconds_to_all_running,
+        bare_writes_per_second,
+        share_of_bare_rate: between(start, running).filter(|record| record.is_write()).count() as f64
+            / seconds_to_all_running
+            / bare_writes_per_second,
         writes_per_machine: per_machine(creation.iter().filter(|record| record.is_write()).count()),
         reads_per_machine: per_machine(creation.iter().filter(|record| record.verb == "get").count()),
         peak_memory_mib,
@@ -222,18 +238,58 @@ fn machines(lab: &Lab) -> Api<DynamicObject> {
     Api::namespaced_with(lab.client(), "default", &resource)
 }
 
-fn machine(number: usize) -> Value {
+/// The writes per second of a client that does nothing else.
+async fn bare_rate(lab: &Lab) -> Result<f64> {
+    const WRITES: usize = 2000;
+    let api: Api<ConfigMap> = Api::namespaced(lab.client(), "default");
+    let clock = Instant::now();
+    stream::iter(0..WRITES)
+        .map(|number| {
+            let mut object = ConfigMap::default();
+            object.metadata.name = Some(format!("bare-{number}"));
+            let api = api.clone();
+            async move { api.create(&PostParams::default(), &object).await.map(|_| ()) }
+        })
+        .buffer_unordered(16)
+        .try_collect::<()>()
+        .await
+        .context("creating ConfigMaps")?;
+    Ok(WRITES as f64 / clock.elapsed().as_secs_f64())
+}
+
+async fn create_secrets(lab: &Lab, count: usize) -> Result<()> {
+    let api: Api<Secret> = Api::namespaced(lab.client(), "default");
+    stream::iter(0..count)
+        .map(|number| {
+            let secret = json!({"metadata": {"name": format!("source-{number}")}, "stringData": {"userdata": "#cloud-config\n"}});
+            let api = api.clone();
+            async move {
+                let secret: Secret = serde_json::from_value(secret).context("building a Secret")?;
+                api.create(&PostParams::default(), &secret).await.context("creating a Secret").map(|_| ())
+            }
+        })
+        .buffer_unordered(16)
+        .try_collect::<()>()
+        .await
+}
+
+fn machine(number: usize, secret_ref: bool) -> Value {
+    let cloud_init = if secret_ref {
+        json!({"secretRef": {"name": format!("source-{number}")}})
+    } else {
+        json!({"userData": "#cloud-config\nhostname: machine\n"})
+    };
     json!({
         "apiVersion": "vitistack.io/v1alpha1",
         "kind": "Machine",
         "metadata": {"name": format!("machine-{number}"), "namespace": "default"},
-        "spec": {"template": "small", "cloudInit": {"userData": "#cloud-config\nhostname: machine\n"}},
+        "spec": {"template": "small", "cloudInit": cloud_init},
     })
 }
 
 /// At the first write of a kind, the API server reads its schema. That takes seconds and must not be measured.
 async fn warm_up(lab: &Lab) -> Result<()> {
-    create_machines(lab, 1).await?;
+    create_machines(lab, 1, false).await?;
     wait_until(lab, 1, "Running", is_running).await?;
     machines(lab).delete("machine-0", &DeleteParams::default()).await?;
     let deleted = |machine: Option<&DynamicObject>| machine.is_none();
@@ -244,13 +300,14 @@ async fn warm_up(lab: &Lab) -> Result<()> {
     lab.wait("the deletion of its PVC", Duration::from_secs(60), pvcs, "machine-0-root", deleted).await.map(|_| ())
 }
 
-async fn create_machines(lab: &Lab, count: usize) -> Result<()> {
+async fn create_machines(lab: &Lab, count: usize, secret_refs: bool) -> Result<()> {
     let api = machines(lab);
     stream::iter(0..count)
         .map(|number| {
             let api = api.clone();
             async move {
-                let object: DynamicObject = serde_json::from_value(machine(number)).context("building a Machine")?;
+                let object: DynamicObject =
+                    serde_json::from_value(machine(number, secret_refs)).context("building a Machine")?;
                 api.create(&PostParams::default(), &object).await.context("creating a Machine")?;
                 anyhow::Ok(())
             }

@@ -5,6 +5,7 @@ mod install_table;
 mod machines;
 mod processor_time;
 mod readiness;
+mod upgrade;
 
 use std::{path::PathBuf, process::ExitCode};
 
@@ -20,13 +21,18 @@ use crate::programs;
 pub(crate) enum BenchCommand {
     /// Compare our virt-operator with the reference operator: time, memory, requests
     Install(install::InstallOptions),
+    /// Compare upgrades from the previous release: time, requests, outage of virt-api
+    Upgrade(upgrade::UpgradeOptions),
     /// Measure kubevirt-operator with many Machines (simulated KubeVirt)
     Machines(machines::MachinesOptions),
 }
 
 pub(crate) fn run(bench: &BenchCommand) -> ExitCode {
     let outside = || {
-        components::ensure(&components::STANDARD)?;
+        components::ensure(match bench {
+            BenchCommand::Upgrade(_) => components::WITH_PREVIOUS.as_slice(),
+            _ => components::STANDARD.as_slice(),
+        })?;
         // Benchmarks measure the release build.
         programs::build(true).map(|_| ())
     };
@@ -34,13 +40,14 @@ pub(crate) fn run(bench: &BenchCommand) -> ExitCode {
         let runtime = tokio::runtime::Runtime::new().context("starting tokio")?;
         match bench {
             BenchCommand::Install(options) => runtime.block_on(install::run(options))?,
+            BenchCommand::Upgrade(options) => runtime.block_on(upgrade::run(options))?,
             BenchCommand::Machines(options) => runtime.block_on(machines::run(options))?,
         }
         Ok(ExitCode::SUCCESS)
     })
 }
 
-fn memory_mib(pid: &str, field: &str) -> u64 {
+pub(crate) fn memory_mib(pid: &str, field: &str) -> u64 {
     memory_kib(pid, field) >> 10
 }
 

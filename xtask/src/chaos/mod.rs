@@ -2,6 +2,7 @@
 
 mod edits;
 mod takeover;
+mod tenants;
 
 use std::{process::ExitCode, time::Duration};
 
@@ -62,6 +63,8 @@ pub(crate) enum ChaosCommand {
     Fight,
     /// Kill kubevirt-operator after each write for a Machine and check the result
     Machines,
+    /// Attack kubevirt-operator from one namespace and measure how long another one waits
+    Tenants(tenants::TenantsOptions),
 }
 
 const TIMEOUT: Duration = Duration::from_secs(40);
@@ -81,6 +84,7 @@ pub(crate) fn run(chaos: &ChaosCommand) -> ExitCode {
             crate::finish(long_test("virt-operator", "a_leader_that_dies_after_a_write", variable))
         }
         ChaosCommand::Takeover => crate::finish(takeover::run()),
+        ChaosCommand::Tenants(options) => in_labs(tenants::run(options)),
         ChaosCommand::Fight => {
             let test = "a_fight_with_another_client_is_limited_and_reported";
             crate::finish(long_test("virt-operator", test, ("FIGHT_FOR_THREE_MINUTES", "1".to_owned())))

@@ -9,6 +9,9 @@ pub const SIZE_DECIMALS: usize = 9;
 pub const LARGEST_SIZE: &str = "7Ei";
 pub const LARGEST_SIZE_BYTES: i128 = 7 << 60;
 
+/// Inline user data and network data. The caches of the operator hold them for every Machine.
+pub const DATA_BYTES: usize = 65_536;
+
 /// The name of a Linux network interface, restricted to common characters.
 pub const BRIDGE: &str = "^[A-Za-z0-9_.-]+$";
 pub const BRIDGE_LENGTH: usize = 15;

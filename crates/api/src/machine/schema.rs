@@ -59,6 +59,12 @@ pub(super) fn size_rules() -> Value {
     )])
 }
 
+/// A length counts characters, of which each may have four bytes.
+pub(super) fn data_rules() -> Value {
+    let most = limits::DATA_BYTES;
+    json!([rule(&format!("bytes(self).size() <= {most}"), &format!("must have at most {most} bytes"))])
+}
+
 pub(super) fn source_rules() -> Value {
     json!([rule(
         "[has(self.containerDisk), has(self.pvc), has(self.snapshot), has(self.http), has(self.registry)].filter(x, x).size() == 1",

@@ -167,11 +167,11 @@ pub struct Network {
 pub struct CloudInit {
     /// User data, for example a #cloud-config document.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 131072))]
+    #[schemars(length(max = limits::DATA_BYTES), extend("x-kubernetes-validations" = schema::data_rules()))]
     pub user_data: Option<String>,
     /// Network data, version 1 or 2.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 131072))]
+    #[schemars(length(max = limits::DATA_BYTES), extend("x-kubernetes-validations" = schema::data_rules()))]
     pub network_data: Option<String>,
     /// User data from a Secret in the same namespace. If userData is also set, cloud-init gets both, userData first.
     #[serde(default, skip_serializing_if = "Option::is_none")]

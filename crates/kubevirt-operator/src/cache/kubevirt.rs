@@ -27,6 +27,8 @@ const MESSAGE_LIMIT: usize = 1024;
 const NAME_LIMIT: usize = 253;
 /// More than the VMI of a Machine needs. A larger spec belongs to another owner and is not cached.
 const SPEC_LIMIT: usize = 16 * 1024;
+/// The same for a VM. Anyone can give a VM the operator's label.
+const VM_SPEC_LIMIT: usize = 64 * 1024;
 const MAX_ADDRESSES: usize = 32;
 const ADDRESS_LIMIT: usize = 64;
 const VM_GENERATION: &str = "kubevirt.io/vm-generation";
@@ -58,7 +60,7 @@ impl VmEntry {
             labels: Labels::from_metadata(&vm.metadata),
             generation: vm.metadata.generation.unwrap_or_default(),
             macs: macs(&spec),
-            spec: CompressedJson::from_value(&spec),
+            spec: CompressedJson::from_value(&spec).empty_if_longer_than(VM_SPEC_LIMIT),
             deleting: vm.metadata.deletion_timestamp.is_some(),
             status: string_at(status, "/printableStatus").unwrap_or_default().into(),
             ready: status.get("ready") == Some(&Value::Bool(true)),

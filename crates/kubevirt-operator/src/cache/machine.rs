@@ -16,8 +16,9 @@ use vitivirt_runtime::watch::{IndexFn, ResourceVersion};
 use super::compact::{CompressedJson, Labels};
 use crate::mac_addresses::{Interface, mac_number};
 
-/// `kubectl apply` stores a copy of the whole object in it.
-const ANNOTATION_LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
+/// The annotations that the operator reads. Others may have a quarter of a megabyte, and `kubectl apply` stores a copy of
+/// the whole object in one.
+const OWN_ANNOTATIONS: &str = "vitistack.io/";
 
 #[derive(Debug, PartialEq)]
 pub(crate) struct MachineEntry {
@@ -50,7 +51,7 @@ impl MachineEntry {
         // The cache stores it next to the value. In the value it would make every event a change.
         machine.metadata.resource_version = None;
         if let Some(annotations) = &mut machine.metadata.annotations {
-            annotations.remove(ANNOTATION_LAST_APPLIED);
+            annotations.retain(|key, _| key.starts_with(OWN_ANNOTATIONS));
         }
         let spec = &machine.spec;
         let mut networks: Vec<Box<str>> = spec
@@ -140,7 +141,7 @@ mod tests {
             "apiVersion": "vitistack.io/v1alpha1", "kind": "Machine",
             "metadata": {
                 "name": "vm", "namespace": "ns", "uid": "u", "resourceVersion": "7",
-                "annotations": {ANNOTATION_LAST_APPLIED: "{}", "kept": "yes"},
+                "annotations": {"kubectl.kubernetes.io/last-applied-configuration": "{}", "vitistack.io/kept": "yes"},
                 "managedFields": [{"manager": "kubectl", "operation": "Update"}],
             },
             "spec": spec,
@@ -149,14 +150,14 @@ mod tests {
     }
 
     #[test]
-    fn everything_but_managed_fields_and_the_last_applied_object_is_cached() {
+    fn everything_but_managed_fields_and_annotations_of_others_is_cached() {
         let whole = machine(&json!({"template": "small", "cloudInit": {"secretRef": {"name": "s"}}}));
         let entry = MachineEntry::project(whole.clone());
         let back = entry.machine(&"9".into()).unwrap();
         assert_eq!(back.spec, whole.spec);
         assert_eq!(back.metadata.resource_version.as_deref(), Some("9"));
         assert_eq!(back.metadata.managed_fields, None);
-        assert_eq!(back.metadata.annotations.unwrap().into_keys().collect::<Vec<_>>(), ["kept"]);
+        assert_eq!(back.metadata.annotations.unwrap().into_keys().collect::<Vec<_>>(), ["vitistack.io/kept"]);
         assert_eq!(entry.source.as_deref(), Some("s"));
         assert_eq!((entry.phase, entry.template), (MachinePhase::Pending, "small"));
     }

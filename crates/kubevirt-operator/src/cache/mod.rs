@@ -65,17 +65,19 @@ impl Caches {
     pub(crate) fn new(watches: &mut Watches, namespace: Option<&str>) -> Self {
         let scope = WatchScope { client: watches.client.clone(), namespace };
         let all = WatchConfig::default;
+        // Of kinds whose objects may be large: the peak of memory at start is one page.
+        let small_pages = |config: WatchConfig| WatchConfig { page_size: 20, ..config };
         let ours = || WatchConfig::labels(Expression::Equal(LABEL_MANAGED_BY.to_owned(), MANAGED_BY.to_owned()));
         let of_a_machine = WatchConfig::labels(Expression::Exists(LABEL_MACHINE.to_owned()));
         // Readiness does not wait for the CRDs: without them, the operator only notices a new kind later.
         let api = Api::<PartialObjectMeta<CustomResourceDefinition>>::all(scope.client.clone());
-        let small_pages = WatchConfig { page_size: 20, ..WatchConfig::default() };
-        let crds = watches.add_optional("customresourcedefinitions", api, small_pages, &[], CrdVersion::project);
+        let crds = watches.add_optional("customresourcedefinitions", api, small_pages(all()), &[], CrdVersion::project);
         let optional =
             |config: WatchConfig, of: &ApiResource| WatchConfig { known_absent: Some(has_no_crd(&crds, of)), ..config };
         let of = ApiResource::erase::<Machine>(&());
         let api = scope.typed::<Machine>();
-        let machines = watches.add("machines", &of, api, all(), &MachineEntry::indexes(), MachineEntry::project);
+        let machines =
+            watches.add("machines", &of, api, small_pages(all()), &MachineEntry::indexes(), MachineEntry::project);
         let of = ApiResource::erase::<NetworkConfiguration>(&());
         let api = scope.dynamic(&of);
         let networks = watches.add("networkconfigurations", &of, api, all(), &[], NetworkEntry::project);
@@ -97,7 +99,7 @@ impl Caches {
         let (api, config) = (scope.dynamic(&of), optional(ours(), &of));
         let imports = watches.add("volumeimportsources", &of, api, config, &[], ImportEntry::project);
         let of = virtual_machine_resource();
-        let (api, config) = (scope.dynamic(&of), optional(ours(), &of));
+        let (api, config) = (scope.dynamic(&of), small_pages(optional(ours(), &of)));
         let vms = watches.add("virtualmachines", &of, api, config, &[], VmEntry::project);
         let of = virtual_machine_instance_resource();
         let (api, config) = (scope.dynamic(&of), optional(of_a_machine, &of));
@@ -112,18 +114,18 @@ impl Caches {
 /// Whether the cluster has no CRD of a kind. An API server that is starting may not serve a kind that has one.
 fn has_no_crd(crds: &Cache<CrdVersion>, of: &ApiResource) -> KnownAbsent {
     let (crds, of) = (crds.clone(), of.clone());
-    KnownAbsent::new(move || is_absent(&crds, &of))
+    KnownAbsent::new(move || is_crd_absent(&crds, &of))
 }
 
-fn is_absent(crds: &Cache<CrdVersion>, of: &ApiResource) -> bool {
+fn is_crd_absent(crds: &Cache<CrdVersion>, of: &ApiResource) -> bool {
     let key = ObjectKey::cluster(&format!("{}.{}", of.plural, of.group));
     crds.sync_state() == SyncState::Synced && crds.is_complete() && crds.get(&key).is_none()
 }
 
 impl Caches {
     /// Whether the cluster has no CRD of this kind. False while that is unknown.
-    pub(crate) fn is_crd_absent(&self, of: &ApiResource) -> bool {
-        is_absent(&self.crds, of)
+    pub(crate) fn is_crd_absent(&self, resource: &ApiResource) -> bool {
+        is_crd_absent(&self.crds, resource)
     }
 }
 

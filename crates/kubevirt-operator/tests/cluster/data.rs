@@ -154,11 +154,9 @@ async fn a_restored_namespace_runs_again_on_its_old_disks(labs: Arc<SharedLabs>)
     for (index, name) in MACHINES.iter().enumerate() {
         let disks = json!([{"name": "data", "size": "1Gi"}]);
         let spec = if index % 2 == 0 {
-            json!({
-                "template": "small", "disks": disks,
-                "networks": [{"name": "a", "networkName": "net"}],
-                "cloudInit": {"secretRef": {"name": "source"}},
-            })
+            let networks = json!([{"name": "a", "networkName": "net"}]);
+            let cloud_init = json!({"secretRef": {"name": "source"}});
+            json!({"template": "small", "disks": disks, "networks": networks, "cloudInit": cloud_init})
         } else {
             json!({"template": "small", "disks": disks})
         };

@@ -155,11 +155,7 @@ impl MachineTest {
 
     /// Creates a StorageClass of the lab's provisioner that binds PVCs immediately.
     pub(crate) async fn create_storage_class(&self, name: &str) -> Result<()> {
-        let class = json!({
-            "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": {"name": name},
-            "provisioner": "lab.vitistack.io/binding", "allowVolumeExpansion": true,
-        });
-        manifests::create(&self.lab.client(), &[class]).await
+        create_storage_class(&self.lab, name).await
     }
 
     /// Creates a NetworkConfiguration with each of these names.
@@ -366,6 +362,14 @@ pub(crate) fn is_operator_request(record: &Record, namespace: &str) -> bool {
 
 pub(crate) fn operator_user(namespace: &str) -> String {
     format!("system:serviceaccount:{namespace}:{ACCOUNT}")
+}
+
+pub(crate) async fn create_storage_class(lab: &Lab, name: &str) -> Result<()> {
+    let class = json!({
+        "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": {"name": name},
+        "provisioner": "lab.vitistack.io/binding", "allowVolumeExpansion": true,
+    });
+    manifests::create(&lab.client(), &[class]).await
 }
 
 pub(crate) async fn create_crds(lab: &Lab) -> Result<()> {

@@ -15,6 +15,7 @@ mod invalid_specs;
 mod lease;
 mod lifecycle;
 mod machine_test;
+mod packages;
 mod poll;
 mod process;
 mod random_specs;
@@ -39,9 +40,10 @@ fn main() -> ExitCode {
         invalid_specs::add(suite);
         edit_chains::add(suite);
         changes::add(suite);
-        data::add(suite);
-        foreign_crds::add(suite);
         cost::add(suite);
         tenants::add(suite);
+        packages::add(suite);
+        data::add(suite);
+        foreign_crds::add(suite);
     })
 }

@@ -48,9 +48,8 @@ pub(crate) async fn grant_cluster_scoped_kinds(lab: &Lab, namespace: &str) -> Re
     let name = format!("reads-the-cluster-{namespace}");
     let mut role = rbac::manager_role();
     role.metadata.name = Some(name.clone());
-    let cluster_scoped = ["storage.k8s.io", "apiextensions.k8s.io"];
     if let Some(rules) = &mut role.rules {
-        rules.retain(|rule| rule.api_groups.iter().flatten().any(|group| cluster_scoped.contains(&group.as_str())));
+        rules.retain(|rule| !rbac::is_namespaced(rule));
     }
     let mut binding = manager_binding(name.clone(), namespace);
     binding.role_ref.name = name;

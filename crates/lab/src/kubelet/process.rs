@@ -26,7 +26,7 @@ const SERVICE_ACCOUNT_FOLDER: &str = "var/run/secrets/kubernetes.io/serviceaccou
 /// The programs with a `--listen` option: KubeVirt's, and our replacement for one of them.
 const LISTENERS: [&str; 3] = ["virt-api", "virt-controller", "virt-operator"];
 
-/// One of our operators, and the image that pods use for it.
+/// One of our programs, and the image that contains it.
 #[derive(Clone, Debug)]
 pub struct OwnProgram {
     /// Matches the image's repository, without registry and tag: `vitistack/virt-operator`.
@@ -34,15 +34,25 @@ pub struct OwnProgram {
     pub file: PathBuf,
 }
 
+impl OwnProgram {
+    /// Whether a container with this image and command runs this program. An image may contain several programs, and
+    /// the file names of these are their commands.
+    fn is_run_by(&self, repository: &str, command: Option<&str>, own: &[OwnProgram]) -> bool {
+        let is_of_image = |program: &OwnProgram| repository.ends_with(&program.image);
+        let is_alone = own.iter().filter(|program| is_of_image(program)).count() == 1;
+        is_of_image(self) && (is_alone || self.file.file_name().and_then(|name| name.to_str()) == command)
+    }
+}
+
 /// The executable for a container's image and command. None if the container is only simulated.
 pub(crate) fn program_of(container: &Container, own: &[OwnProgram]) -> Option<Result<PathBuf>> {
     let image = container.image.as_deref().unwrap_or_default();
     let (repository, tag) = split_image(image);
-    if let Some(program) = own.iter().find(|program| repository.ends_with(&program.image)) {
+    let command = container.command.as_ref().and_then(|command| Path::new(command.first()?).file_name()?.to_str());
+    if let Some(program) = own.iter().find(|program| program.is_run_by(repository, command, own)) {
         return Some(Ok(program.file.clone()));
     }
-    let command = container.command.as_ref()?.first()?;
-    let name = Path::new(command).file_name()?.to_str()?;
+    let name = command?;
     if !LISTENERS.contains(&name) {
         return None;
     }
@@ -158,6 +168,9 @@ fn environment(
         ("PATH".to_owned(), "/usr/local/bin:/usr/bin:/bin".to_owned()),
         ("KUBERNETES_SERVICE_HOST".to_owned(), server.ip().to_string()),
         ("KUBERNETES_SERVICE_PORT".to_owned(), server.port().to_string()),
+        // kubevirt-operator has no option `--listen`, and by default listens on every address.
+        ("METRICS_BIND_ADDRESS".to_owned(), format!("{address}:8080")),
+        ("HEALTH_PROBE_BIND_ADDRESS".to_owned(), format!("{address}:8081")),
     ];
     environment.extend(container.env.iter().flatten().map(|variable| {
         (variable.name.clone(), variable.value.clone().unwrap_or_else(|| field(variable, pod, address)))

@@ -7,7 +7,7 @@ use std::{borrow::Cow, fmt::Display};
 use vitivirt_api::{
     machine::{
         Disk, DiskSource, Machine, MachineSpec, Network,
-        limits::{BRIDGE_LENGTH, FIRST_VLAN, LAST_VLAN},
+        limits::{BRIDGE_LENGTH, DATA_BYTES, FIRST_VLAN, LAST_VLAN},
     },
     text::{is_label, is_subdomain, truncate},
 };
@@ -21,7 +21,6 @@ const CONTAINER_DISK_NAME: usize = 52;
 const NAME: usize = 253;
 const IMAGE: usize = 512;
 const URL: usize = 2048;
-const DATA: usize = 131_072;
 const DEVICES: usize = 16;
 
 pub(super) fn check(machine: &Machine) -> Result<(), Problem> {
@@ -38,8 +37,8 @@ pub(super) fn check(machine: &Machine) -> Result<(), Problem> {
     check_count("spec.networks", networks.len())?;
     networks.iter().try_for_each(check_network)?;
     check_optional(cloud_init, |given| {
-        check_optional(&given.user_data, |data| check_length("spec.cloudInit.userData", data, DATA))?;
-        check_optional(&given.network_data, |data| check_length("spec.cloudInit.networkData", data, DATA))?;
+        check_optional(&given.user_data, |data| check_bytes("spec.cloudInit.userData", data))?;
+        check_optional(&given.network_data, |data| check_bytes("spec.cloudInit.networkData", data))?;
         check_optional(&given.secret_ref, |reference| {
             check_name("spec.cloudInit.secretRef.name", &reference.name)?;
             check_optional(&reference.key, |key| check_secret_key("spec.cloudInit.secretRef.key", key))
@@ -122,6 +121,15 @@ fn check_range(field: &str, given: Option<u32>, most: u32) -> Result<(), Problem
             Err(invalid(format!("{field}: invalid value {number}: must be from 1 to {most}")))
         }
         _ => Ok(()),
+    }
+}
+
+fn check_bytes(field: &str, given: &str) -> Result<(), Problem> {
+    let length = given.len();
+    if length > DATA_BYTES {
+        Err(invalid(format!("{field}: has {length} bytes; must have at most {DATA_BYTES}")))
+    } else {
+        Ok(())
     }
 }
 

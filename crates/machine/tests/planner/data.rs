@@ -35,12 +35,10 @@ fn delete(cluster: &mut SimulatedCluster) {
     }
 }
 
-/// What is wrong in a case.
-type Spoil = fn(&mut SimulatedCluster);
-
 #[test]
 fn a_pvc_is_retained_if_the_last_edit_says_so_whatever_else_is_wrong() {
-    let edits: [(&str, Spoil); 3] = [
+    type Edit = fn(&mut SimulatedCluster);
+    let edits: [(&str, Edit); 3] = [
         ("no reconcile after the edit", |_| ()),
         ("missing Secret", |cluster| cluster.observed.source = SourceView::SecretMissing),
         ("invalid spec", |cluster| cluster.observed.machine.spec.template = Some("huge".to_owned())),

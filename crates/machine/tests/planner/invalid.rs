@@ -154,7 +154,7 @@ impl InvalidPart {
             }
             InvalidPart::NoSource => disk(json!({"name": "p", "size": "1Gi", "source": {}})),
             InvalidPart::ReservedName => disk(json!({"name": "cloudinitdisk", "size": "1Gi"})),
-            InvalidPart::HugeData => vec![json!({"cloudInit": {"userData": "ø".repeat(131_073)}})],
+            InvalidPart::HugeData => vec![json!({"cloudInit": {"userData": "ø".repeat(32_769)}})],
             InvalidPart::EmptyReadOnly => disk(json!({"name": "p", "size": "1Gi", "accessMode": "ReadOnlyMany"})),
             InvalidPart::ManyDisks(many) => {
                 let all: Vec<Value> = (0..*many).map(|n| json!({"name": format!("d{n}"), "size": "1Gi"})).collect();

@@ -46,12 +46,10 @@ fn edited(mut spec: MachineSpec) -> MachineSpec {
     spec
 }
 
-/// What is wrong in a case.
-type Spoil = fn(&mut SimulatedCluster, &mut MachineSpec);
-
 #[test]
 fn power_size_labels_and_retention_follow_the_spec_beside_every_problem() {
-    let cases: [(&str, &str, Spoil); 7] = [
+    type Problem = fn(&mut SimulatedCluster, &mut MachineSpec);
+    let cases: [(&str, &str, Problem); 7] = [
         ("SecretNotFound", "missing Secret", |cluster, _| cluster.observed.source = SourceView::SecretMissing),
         ("SecretNotFound", "unreadable Secret", |cluster, _| {
             cluster.observed.source = SourceView::Failed("no answer".to_owned());

@@ -265,6 +265,8 @@ impl Executor {
             }
         };
         match &result {
+            // The server has removed the object with its last finalizer. Its version in the response is not newer.
+            Ok(object) if is_deleted(object) => self.notify_deleted(target, uid),
             Ok(object) => self.notify_written(target, object),
             // A UID is never used again: a cache that still has the object is outdated.
             Err(failure) if failure.reason == reason::OBJECT_GONE => self.notify_deleted(target, uid),
@@ -481,6 +483,15 @@ impl Executor {
         let mut observers = self.write_observers_of(target).peekable();
         observers.peek().is_some() && observers.all(|observer| observer.is_absent())
     }
+}
+
+/// Whether nothing keeps an object that is being deleted: no finalizer, and no grace period, which pods have.
+fn is_deleted(object: &Value) -> bool {
+    let field = |name: &str| object.pointer(&format!("/metadata/{name}"));
+    let is_deleting = field("deletionTimestamp").is_some_and(|time| !time.is_null());
+    let has_finalizers = field("finalizers").and_then(Value::as_array).is_some_and(|list| !list.is_empty());
+    let has_grace_period = field("deletionGracePeriodSeconds").and_then(Value::as_u64).is_some_and(|time| time > 0);
+    is_deleting && !has_finalizers && !has_grace_period
 }
 
 /// What a plan with failed writes stops with, and when the first of them is sent again. An error that needs a user goes

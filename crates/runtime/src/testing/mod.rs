@@ -349,6 +349,12 @@ impl TestApiServer {
                 let merged = patched(live.as_ref(), kind, &sent, sub.as_deref() == Some("status"))?;
                 match live {
                     Some(live) if live == merged => ok_response(&live),
+                    // The last finalizer is gone: the response has the version from before.
+                    Some(_) if is_deleted_without_finalizers(&merged) => {
+                        state.objects.remove(&path);
+                        self.publish(&mut state, &path, "DELETED", merged.clone());
+                        ok_response(&merged)
+                    }
                     Some(live) => {
                         let uid = live["metadata"]["uid"].clone();
                         ok_response(&self.store(&mut state, &path, "MODIFIED", merged, Some(uid)))
@@ -453,4 +459,9 @@ fn a_path_is_split_into_collection_namespace_name_and_subresource() {
     assert_eq!((path.namespace.as_str(), path.name.as_str(), sub.as_deref()), ("a", "b", Some("status")));
     assert_eq!(parse_path("/api/v1/namespaces/a").0.collection, "/api/v1/namespaces");
     assert_eq!(Verb::from_request(&Method::GET, &http::Uri::from_static("/api/v1/namespaces/a")), Verb::Get);
+}
+
+fn is_deleted_without_finalizers(object: &Value) -> bool {
+    let has_finalizers = object["metadata"]["finalizers"].as_array().is_some_and(|list| !list.is_empty());
+    !object["metadata"]["deletionTimestamp"].is_null() && !has_finalizers
 }

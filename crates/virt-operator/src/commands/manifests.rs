@@ -4,22 +4,18 @@ use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 use clap::Args;
-use vitivirt_api::{IMAGE_REPOSITORY, text::is_label};
+use vitivirt_api::{IMAGE, text::is_label};
 use vitivirt_cli::{CommandResult, ObjectFormat, OrInvalid, print_objects};
 use vitivirt_install::manifests::Manifests;
 
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ManifestsArguments {
     /// Image of the operator; KubeVirt's own images come from the KubeVirt release
-    #[arg(long, default_value_t = default_image())]
+    #[arg(long, default_value = IMAGE)]
     image: String,
     /// Namespace of the operator and of KubeVirt
     #[arg(short, long, value_name = "NAMESPACE", default_value = "kubevirt")]
     namespace: String,
-}
-
-fn default_image() -> String {
-    format!("{IMAGE_REPOSITORY}/virt-operator:{}", env!("CARGO_PKG_VERSION"))
 }
 
 pub(crate) fn run(arguments: ManifestsArguments) -> CommandResult<ExitCode> {

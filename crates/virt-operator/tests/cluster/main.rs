@@ -16,6 +16,7 @@ mod pods;
 mod process;
 mod refusals;
 mod removal;
+mod rollout;
 mod rotation;
 mod support;
 mod takeover;
@@ -48,4 +49,5 @@ fn add(suite: &mut Suite) {
     alerts::add(suite);
     takeover::add(suite);
     failover::add(suite);
+    rollout::add(suite);
 }

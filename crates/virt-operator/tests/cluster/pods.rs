@@ -86,13 +86,13 @@ async fn crashes_are_named_without_counting_restarts(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-async fn handlers(lab: &Lab) -> Result<Vec<Pod>> {
+pub(crate) async fn handlers(lab: &Lab) -> Result<Vec<Pod>> {
     let pods: Api<Pod> = Api::namespaced(lab.client(), NAMESPACE);
     Ok(pods.list(&ListParams::default().labels("kubevirt.io=virt-handler")).await?.items)
 }
 
 /// The lab has no node lifecycle controller, so the test writes what that controller writes.
-async fn set_node_ready(lab: &Lab, node: &str, ready: &str) -> Result<()> {
+pub(crate) async fn set_node_ready(lab: &Lab, node: &str, ready: &str) -> Result<()> {
     let conditions = json!({"status": {"conditions": [{"type": "Ready", "status": ready}]}});
     let nodes: Api<Node> = Api::all(lab.client());
     nodes.patch_status(node, &PatchParams::default(), &Patch::Strategic(&conditions)).await?;

@@ -65,6 +65,23 @@ async fn a_patch_replaces_the_field_tests_the_uid_and_updates_the_cache() {
     assert_eq!(server.get(MAPS, "ns", "a").unwrap()["data"], json!({ "other": "new" }));
 }
 
+/// The watch may deliver the deletion later, and the next reconcile must not repeat the patch.
+#[tokio::test(start_paused = true)]
+async fn an_object_whose_last_finalizer_is_removed_leaves_the_cache_at_once() {
+    let server = TestApiServer::new();
+    let metadata = json!({
+        "name": "a", "namespace": "ns", "deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": ["x/y", "ours"],
+    });
+    let uid = uid(&server.put(MAPS, json!({ "metadata": metadata })));
+    let (executor, cache, _link) = with_cache(&server).await;
+    let one_less = patch(&uid, vec![Operation::set("/metadata/finalizers", json!(["ours"]))]);
+    assert_eq!(stopped(&executor, one_less).await, Stop::Done);
+    assert!(cache.get(&target("a").key).is_some());
+    let none = patch(&uid, vec![Operation::set("/metadata/finalizers", json!([]))]);
+    assert_eq!(stopped(&executor, none).await, Stop::Done);
+    assert!(cache.get(&target("a").key).is_none() && server.get(MAPS, "ns", "a").is_none());
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_rejected_patch_for_an_older_version_is_a_conflict() {
     let server = TestApiServer::new();
