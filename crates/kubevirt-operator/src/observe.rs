@@ -1,5 +1,6 @@
-//! The observe step: everything that a reconcile of a Machine decides on, from the caches. The only object that may be
-//! fetched is the Secret that `cloudInit.secretRef` refers to, when its data is needed.
+//! The observe step: everything that a reconcile of a Machine decides on, from the caches. Requests read only the Secret
+//! that `cloudInit.secretRef` refers to, when its data is needed; what a deletion must confirm; a PVC that seems to be
+//! lost; and the pod of a guest that does not start.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -85,7 +86,7 @@ impl Observer {
         }
         let resolved = parsed.resolved.as_ref().ok();
         let secret = self.secret(key);
-        let source = self.source(key, &parsed, secret.as_ref()).await;
+        let source = self.source(key, &parsed, secret.as_ref()).await?;
         let networks = self.networks(key, &entry.value);
         let mut observed = Observed {
             installed: self.installed(),
@@ -228,14 +229,21 @@ impl Observer {
         resolved.into_iter().flat_map(macs::addresses).filter_map(in_use).collect()
     }
 
-    /// A source that cannot be read stops only the user data.
-    async fn source(&self, key: &ObjectKey, observed: &Observed, secret: Option<&SecretView>) -> SourceView {
+    /// A source that cannot be read stops only the user data, and is reported. A failure that a retry may fix is not
+    /// reported while the Machine has a condition, as for writes.
+    async fn source(
+        &self,
+        key: &ObjectKey,
+        observed: &Observed,
+        secret: Option<&SecretView>,
+    ) -> Result<SourceView, Failure> {
+        let has_conditions = observed.machine.status.as_ref().is_some_and(|status| !status.conditions.is_empty());
         match self.try_source(key, observed, secret).await {
-            Ok(source) => source,
-            Err(failure) => {
+            Err(failure) if failure.class != ErrorClass::Transient || !(has_conditions || failure.is_unreachable()) => {
                 tracing::warn!(error = %failure, "source Secret could not be read");
-                SourceView::Failed(failure.message)
+                Ok(SourceView::Failed(failure.message))
             }
+            result => result,
         }
     }
 
