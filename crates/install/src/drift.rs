@@ -41,14 +41,15 @@ const ALLOCATED: [&str; 3] = ["clusterIP", "clusterIPs", "ipFamilies"];
 /// metadata is known.
 pub(crate) fn drift(kind: Kind, desired: &Value, live: &LiveObject, recorded: Recorded) -> Result<Drift, Failure> {
     let mut operations = metadata_patch(kind, desired, live);
-    let mut is_certain = !operations.is_empty() || recorded == Recorded::Outdated;
-    let replaces = matches!(recorded, Recorded::Outdated | Recorded::Unknown);
+    let is_outdated = matches!(recorded, Recorded::Outdated | Recorded::OutdatedPods);
+    let mut is_certain = !operations.is_empty() || is_outdated;
+    let replaces = is_outdated || recorded == Recorded::Unknown;
     if let Some(fields) = live.fields()?
         && let Some(desired) = desired.as_object()
     {
         for (key, value) in compared_fields(kind, desired) {
             let actual = fields.content.get(key).unwrap_or(&Value::Null);
-            let value = with_server_assigned(kind, key, value, &fields);
+            let value = with_server_assigned(kind, key, value, &fields, recorded);
             let differs = match recorded {
                 Recorded::Same => has_other_certificate(&value, actual),
                 _ => !is_equivalent(kind, &value, actual) || is_extended(key, &value, &fields),
@@ -160,10 +161,11 @@ pub(crate) fn metadata_patch(kind: Kind, desired: &Value, live: &LiveObject) -> 
 }
 
 /// The desired value of the field `key` together with what the API server and `kubectl rollout restart` set.
-fn with_server_assigned(kind: Kind, key: &str, desired: &Value, fields: &LiveFields) -> Value {
+fn with_server_assigned(kind: Kind, key: &str, desired: &Value, fields: &LiveFields, recorded: Recorded) -> Value {
     let actual = fields.content.get(key).unwrap_or(&Value::Null);
     if matches!(kind, Kind::Deployment | Kind::DaemonSet) {
-        return with_live_identity(desired, actual, &fields.foreign);
+        let other_pods = recorded == Recorded::OutdatedPods;
+        return with_live_identity(desired, actual, &fields.foreign, other_pods);
     }
     let mut desired = desired.clone();
     if kind == Kind::Service
@@ -196,8 +198,8 @@ fn is_equivalent(kind: Kind, desired: &Value, actual: &Value) -> bool {
 
 /// If nothing else about the pods changes, their template keeps the annotations of the deployment that started them, so
 /// that a change of another part of the workload does not restart them. It always keeps the time of the last restart by
-/// a user.
-fn with_live_identity(spec: &Value, actual: &Value, foreign: &[Value]) -> Value {
+/// a user. `other_pods`: the record says that the pods change, perhaps by a field that is no longer desired.
+fn with_live_identity(spec: &Value, actual: &Value, foreign: &[Value], other_pods: bool) -> Value {
     const ANNOTATIONS: &str = "/template/metadata/annotations";
     const MANAGED: &str = "/f:spec/f:template/f:metadata/f:annotations";
     let with_live = |keys: &[&str], mut spec: Value| {
@@ -214,7 +216,7 @@ fn with_live_identity(spec: &Value, actual: &Value, foreign: &[Value]) -> Value 
         let mut trees = foreign.iter().filter_map(|tree| tree.pointer(MANAGED));
         trees.any(|annotations| annotations.get(format!("f:{key}")).is_some())
     };
-    if IDENTITY.iter().any(is_foreign) {
+    if other_pods || IDENTITY.iter().any(is_foreign) {
         return restarted;
     }
     let desired = with_live(&IDENTITY, restarted.clone());

@@ -98,6 +98,17 @@ impl InstallationObject {
         }
     }
 
+    /// A digest of the pod template, without the identity of the deployment. `None` for an object without pods.
+    pub(crate) fn template_digest(&self) -> Option<Digest> {
+        match &self.body {
+            BodySource::Value(object) => object.pointer("/spec/template").map(|template| {
+                // As content, because the metadata of the template belongs to the pods.
+                Digest::of_object(&json_object([("template", template.clone())]))
+            }),
+            BodySource::Compressed(..) | BodySource::StrategyConfigMap(_) => None,
+        }
+    }
+
     pub fn body(&self, certificates: &dyn IssuedCertificates) -> Result<Body, Failure> {
         let mut object = match &self.body {
             BodySource::Value(object) => object.clone(),

@@ -66,7 +66,7 @@ impl Digest {
         Self::finish(sha1)
     }
 
-    /// The digest of the content of a desired object.
+    /// The digest of the content of a desired object, or of its pod template.
     pub(crate) fn of_object(object: &Value) -> Self {
         Self::of_content(object, &|key| is_not_recorded(key) || IDENTITY.contains(&key))
     }
@@ -128,6 +128,8 @@ pub(crate) struct Record {
     desired: Digest,
     /// `None` for a kind of which only the metadata is watched. The generation of the object is recorded next to it.
     live: Option<Digest>,
+    /// Of the desired pod template, without the identity of the deployment. `None` for an object without pods.
+    template: Option<Digest>,
 }
 
 /// What a record says about the content of a live object.
@@ -137,6 +139,8 @@ pub(crate) enum Recorded {
     Same,
     /// The live content is the recorded one, but another content is desired.
     Outdated,
+    /// As `Outdated`, and other pods are desired.
+    OutdatedPods,
     /// There is no record, or the live content is not the recorded one.
     Unknown,
     /// The kind has no records.
@@ -150,21 +154,27 @@ impl Record {
             return Ok(None);
         }
         let live = live.fields()?.map(|fields| Digest::of_content(&fields.content, &is_not_recorded));
-        Ok(Some(Self { desired: object.digest(), live }))
+        Ok(Some(Self { desired: object.digest(), live, template: object.template_digest() }))
     }
 
     /// `None` if another operator has written the text, or none.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         let mut digests = text.split('-').map(Digest::parse);
-        let record = Self { desired: digests.next()??, live: digests.next().unwrap_or(None) };
+        let desired = digests.next()??;
+        let [live, template] = [digests.next().flatten(), digests.next().flatten()];
+        let record = Self { desired, live, template };
         (record.to_string() == text).then_some(record)
     }
 
     /// What `recorded` says about an object of which this is the present record.
     pub(crate) fn compare(self, recorded: Option<Self>) -> Recorded {
         match recorded {
-            Some(recorded) if recorded == self => Recorded::Same,
-            Some(recorded) if recorded.live == self.live => Recorded::Outdated,
+            // Earlier versions of this program recorded no template.
+            Some(recorded) if (recorded.desired, recorded.live) == (self.desired, self.live) => Recorded::Same,
+            Some(recorded) if recorded.live == self.live => match recorded.template {
+                Some(template) if self.template != Some(template) => Recorded::OutdatedPods,
+                _ => Recorded::Outdated,
+            },
             _ => Recorded::Unknown,
         }
     }
@@ -173,7 +183,7 @@ impl Record {
 impl fmt::Display for Record {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.desired)?;
-        self.live.map_or(Ok(()), |live| write!(f, "-{live}"))
+        [self.live, self.template].into_iter().flatten().try_for_each(|digest| write!(f, "-{digest}"))
     }
 }
 
@@ -211,10 +221,12 @@ mod tests {
     #[test]
     fn a_record_survives_its_text() {
         let (a, b) = (Digest::of_bytes(b"a"), Digest::of_bytes(b"b"));
-        for record in [Record { desired: a, live: Some(b) }, Record { desired: a, live: None }] {
+        for (live, template) in [(Some(b), None), (None, None), (Some(b), Some(a))] {
+            let record = Record { desired: a, live, template };
             assert_eq!(Record::parse(&record.to_string()), Some(record));
         }
-        for text in ["", "-", "x", "0123456789-", "0123456789-abcdef0123-1", "123"] {
+        for text in ["", "-", "x", "0123456789-", "0123456789-abcdef0123-1", "0123456789-abcdef0123-0123456789-", "123"]
+        {
             assert_eq!(Record::parse(text), None, "{text}");
         }
     }
@@ -224,11 +236,27 @@ mod tests {
         let record = |desired: &str, live: &str| Record {
             desired: Digest::of_bytes(desired.as_bytes()),
             live: Some(Digest::of_bytes(live.as_bytes())),
+            template: None,
         };
         let now = record("d", "l");
         assert_eq!(now.compare(Some(record("d", "l"))), Recorded::Same);
         assert_eq!(now.compare(Some(record("e", "l"))), Recorded::Outdated);
         assert_eq!(now.compare(Some(record("d", "m"))), Recorded::Unknown);
         assert_eq!(now.compare(None), Recorded::Unknown);
+    }
+
+    #[test]
+    fn a_record_shows_whether_other_pods_are_desired() {
+        let digest = |text: &str| Digest::of_bytes(text.as_bytes());
+        let record = |desired: &str, template: Option<&str>| Record {
+            desired: digest(desired),
+            live: Some(digest("live")),
+            template: template.map(digest),
+        };
+        let now = record("new", Some("pods"));
+        assert_eq!(now.compare(Some(record("old", Some("pods")))), Recorded::Outdated);
+        assert_eq!(now.compare(Some(record("old", Some("other pods")))), Recorded::OutdatedPods);
+        assert_eq!(now.compare(Some(record("old", None))), Recorded::Outdated);
+        assert_eq!(now.compare(Some(record("new", None))), Recorded::Same);
     }
 }

@@ -45,7 +45,7 @@ pub(crate) enum ChaosCommand {
         #[arg(long, value_delimiter = ',', conflicts_with_all = ["pairs", "chains", "seed"])]
         replay: Vec<String>,
     },
-    /// Kill virt-operator after random writes of an installation and of a rotation, and compare the results
+    /// Kill virt-operator after random writes of installation, rotation and removal, and compare the results
     Install {
         /// Number of random writes of each
         #[arg(long, default_value_t = 40)]

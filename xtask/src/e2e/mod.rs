@@ -1,5 +1,6 @@
 //! `cargo xtask e2e`: runs KubeVirt's own end-to-end specs of virt-operator on a lab, with our virt-operator or with the
-//! reference operator, and writes docs/compatibility.md from the two reports.
+//! reference operator, and writes docs/compatibility.md from the two reports. The last result of each spec is kept in
+//! target/e2e, so that a run of a few specs updates the page.
 //!
 //! The specs are a package of KubeVirt's module (`crates/lab/go/kubevirt-e2e`). They create VMIs, edit and delete the
 //! KubeVirt resource, and change the Deployment of virt-operator.
@@ -111,13 +112,9 @@ async fn compare(options: &E2eOptions) -> Result<()> {
         };
         println!("{}: {specs}", operator.name());
         failed.extend(specs.failed().map(|spec| format!("{}: {}: {}", operator.name(), spec.name, spec.failure)));
-        if options.focus.is_none() {
-            specs.write(&folder, operator, options.each)?;
-        }
+        specs.after(Specs::read(&folder, operator)?).write(&folder, operator)?;
     }
-    if options.focus.is_none() && !options.each {
-        page::write(&folder)?;
-    }
+    page::write(&folder)?;
     for spec in &failed {
         println!("failed: {spec}");
     }

@@ -42,14 +42,26 @@ impl Specs {
         self.specs.iter().map(|spec| (spec.name.as_str(), spec)).collect()
     }
 
-    pub(super) fn write(&self, folder: &Path, operator: TestedOperator, each: bool) -> Result<()> {
-        let file = folder.join(file_name(operator, each));
+    /// The stored results with those of this run: specs that did not run keep their last result.
+    pub(super) fn after(self, stored: Option<Self>) -> Self {
+        let Some(stored) = stored else { return self };
+        let present = self.by_name();
+        let newest = |spec: &Spec| present.get(spec.name.as_str()).copied().filter(|spec| !spec.is_skipped()).cloned();
+        let mut specs: Vec<Spec> =
+            stored.specs.iter().map(|spec| newest(spec).unwrap_or_else(|| spec.clone())).collect();
+        let known = stored.by_name();
+        specs.extend(self.specs.iter().filter(|spec| !known.contains_key(spec.name.as_str())).cloned());
+        Self { specs }
+    }
+
+    pub(super) fn write(&self, folder: &Path, operator: TestedOperator) -> Result<()> {
+        let file = folder.join(file_name(operator));
         fs::write(&file, serde_json::to_string_pretty(self)?).with_context(|| format!("writing {}", file.display()))
     }
 
-    /// The results of the last complete run, if there was one.
+    /// The stored results, if the specs have run before.
     pub(super) fn read(folder: &Path, operator: TestedOperator) -> Result<Option<Self>> {
-        let file = folder.join(file_name(operator, false));
+        let file = folder.join(file_name(operator));
         if !file.exists() {
             return Ok(None);
         }
@@ -58,8 +70,8 @@ impl Specs {
     }
 }
 
-fn file_name(operator: TestedOperator, each: bool) -> String {
-    format!("{}{}.json", operator.name(), if each { "-each" } else { "" })
+fn file_name(operator: TestedOperator) -> String {
+    format!("{}.json", operator.name())
 }
 
 impl fmt::Display for Specs {
@@ -145,6 +157,20 @@ mod tests {
         assert_eq!(specs.to_string(), "1 specs passed, 1 failed, in 2 s");
         let failed: Vec<&Spec> = specs.failed().collect();
         assert_eq!((failed[0].name.as_str(), failed[0].failure.as_str()), ("a b c", "Timed out after 1s"));
+    }
+
+    #[test]
+    fn specs_that_did_not_run_keep_their_last_result() {
+        let spec = |name: &str, state: &str| Spec {
+            name: name.to_owned(),
+            state: state.to_owned(),
+            seconds: 1,
+            failure: String::new(),
+        };
+        let stored = Specs { specs: vec![spec("a", "failed"), spec("b", "passed"), spec("c", "skipped")] };
+        let run = Specs { specs: vec![spec("a", "passed"), spec("b", "skipped"), spec("d", "passed")] };
+        let expected = [spec("a", "passed"), spec("b", "passed"), spec("c", "skipped"), spec("d", "passed")];
+        assert_eq!(run.after(Some(stored)).specs, expected);
     }
 
     #[test]

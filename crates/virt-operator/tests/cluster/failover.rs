@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::{coordination::v1::Lease, core::v1::Secret, discovery::v1::EndpointSlice};
 use kube::{
     Api, ResourceExt,
@@ -48,21 +48,24 @@ pub(crate) fn add(suite: &mut Suite) {
 enum Phase {
     Install,
     Rotation,
+    Removal,
 }
 
 impl Phase {
-    const ALL: [Self; 2] = [Self::Install, Self::Rotation];
+    const ALL: [Self; 3] = [Self::Install, Self::Rotation, Self::Removal];
 
     fn name(self) -> &'static str {
         match self {
             Self::Install => "install",
             Self::Rotation => "rotation",
+            Self::Removal => "removal",
         }
     }
 }
 
 /// The end state of a phase, and how many writes it takes.
 struct Expected {
+    phase: Phase,
     snapshot: Snapshot,
     writes: u64,
 }
@@ -75,13 +78,12 @@ async fn a_leader_that_dies_after_a_write_does_not_change_the_result(_: Arc<Shar
         undisturbed.run(phase).await.with_context(|| format!("{} without a crash", phase.name()))?;
         let writes = u64::try_from(writes_since(&undisturbed.lab, seen)?.len())?;
         eprintln!("{} takes {writes} writes", phase.name());
-        expected.push(Expected { snapshot: undisturbed.lab.installed(None).await?, writes });
+        expected.push(Expected { phase, snapshot: undisturbed.lab.installed(None).await?, writes });
     }
     undisturbed.lab.stop().await?;
     let mut failed = Vec::new();
     for (phase, nth) in crashes(&expected)? {
-        let [install, rotation] = &expected[..] else { bail!("{} phases", expected.len()) };
-        let expected = if phase == Phase::Install { install } else { rotation };
+        let expected = expected.iter().find(|expected| expected.phase == phase).context("unknown phase")?;
         eprintln!("{}: the leader dies after write {nth} of {}", phase.name(), expected.writes);
         if let Err(error) = Box::pin(check(phase, nth, &expected.snapshot)).await {
             failed.push(format!("cargo xtask chaos install --replay {}:{nth}\n{error:#}", phase.name()));
@@ -97,14 +99,13 @@ fn crashes(expected: &[Expected]) -> Result<Vec<(Phase, u64)>> {
         let phase = Phase::ALL.into_iter().find(|phase| phase.name() == name).context("unknown phase")?;
         return Ok(vec![(phase, nth.parse()?)]);
     }
-    let phases = || Phase::ALL.into_iter().zip(expected);
     let Ok(campaign) = std::env::var(CAMPAIGN) else {
-        let sample = |(phase, expected): (Phase, &Expected)| match phase {
-            Phase::Install => (phase, expected.writes / 2),
+        let sample = |expected: &Expected| match expected.phase {
+            Phase::Install | Phase::Removal => expected.writes / 2,
             // Between a CA and its bundle.
-            Phase::Rotation => (phase, 2),
+            Phase::Rotation => 2,
         };
-        return Ok(phases().map(sample).collect());
+        return Ok(expected.iter().map(|expected| (expected.phase, sample(expected))).collect());
     };
     let (writes, seed) = campaign.split_once(',').context("must have the form WRITES,SEED")?;
     let (writes, seed): (u64, u64) = (writes.parse()?, seed.parse()?);
@@ -113,9 +114,11 @@ fn crashes(expected: &[Expected]) -> Result<Vec<(Phase, u64)>> {
         (seed, phase.name(), number).hash(&mut hasher);
         1 + hasher.finish() % of.max(1)
     };
-    let all = phases()
-        .flat_map(|(phase, expected)| (0..writes).map(move |number| (phase, random(phase, number, expected.writes))));
-    Ok(all.collect())
+    let mut all = Vec::new();
+    for expected in expected {
+        all.extend((0..writes).map(|number| (expected.phase, random(expected.phase, number, expected.writes))));
+    }
+    Ok(all)
 }
 
 async fn check(phase: Phase, nth: u64, expected: &Snapshot) -> Result<()> {
@@ -155,7 +158,7 @@ impl Replicas {
     async fn run(&self, phase: Phase) -> Result<()> {
         let old = old_certificates(&self.lab, phase).await?;
         begin(&self.lab, phase).await?;
-        wait_until_done(&self.lab, &old).await
+        wait_until_done(&self.lab, phase, &old).await
     }
 
     /// Kills the leader after a write of this phase, and lets another process complete it.
@@ -172,7 +175,7 @@ impl Replicas {
         let leases: Api<Lease> = Api::namespaced(self.lab.client(), NAMESPACE);
         leases.delete("virt-operator", &DeleteParams::default()).await?;
         self.leader = start_leader(&self.lab, false).await?;
-        wait_until_done(&self.lab, &old).await
+        wait_until_done(&self.lab, phase, &old).await
     }
 }
 
@@ -211,6 +214,10 @@ async fn begin(lab: &Lab, phase: Phase) -> Result<()> {
     match phase {
         Phase::Install => create_kubevirt(lab, &json!({})).await,
         Phase::Rotation => replace_spec(lab, &rotated()).await.map(|_| ()),
+        Phase::Removal => {
+            let deleted = kubevirts(lab).delete("kubevirt", &DeleteParams::default()).await;
+            deleted.map(|_| ()).context("deleting the KubeVirt resource")
+        }
     }
 }
 
@@ -219,9 +226,13 @@ fn rotated() -> Value {
     json!({"certificateRotateStrategy": {"selfSigned": {"ca": {"duration": "200h"}}}})
 }
 
-/// Waits for the end of a phase: the resource is observed, every certificate in `old` was renewed, and every webhook is
+/// Waits for the end of a phase: the resource is gone, or it is observed, every certificate in `old` was renewed, and every webhook is
 /// trusted.
-async fn wait_until_done(lab: &Lab, old: &BTreeMap<String, Vec<u8>>) -> Result<()> {
+async fn wait_until_done(lab: &Lab, phase: Phase, old: &BTreeMap<String, Vec<u8>>) -> Result<()> {
+    if phase == Phase::Removal {
+        let gone = lab.wait("KubeVirt is gone", TIMEOUT, kubevirts(lab), "kubevirt", |found| found.is_none());
+        return gone.await.map(drop);
+    }
     let is_deployed = |kubevirt: Option<&DynamicObject>| {
         kubevirt.is_some_and(|kubevirt| text(kubevirt, "/status/phase") == "Deployed" && is_available(kubevirt))
     };
@@ -236,7 +247,7 @@ async fn wait_until_done(lab: &Lab, old: &BTreeMap<String, Vec<u8>>) -> Result<(
 
 /// The certificates that a phase renews.
 async fn old_certificates(lab: &Lab, phase: Phase) -> Result<BTreeMap<String, Vec<u8>>> {
-    if phase == Phase::Install {
+    if phase != Phase::Rotation {
         return Ok(BTreeMap::new());
     }
     let secrets: Api<Secret> = Api::namespaced(lab.client(), NAMESPACE);

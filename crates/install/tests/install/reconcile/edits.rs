@@ -44,6 +44,27 @@ fn check_equal_to_fresh_installation(cluster: &TestCluster, spec: &Value) -> Res
     Ok(())
 }
 
+/// Pods that restart belong to the deployment that restarted them, also if a field was only removed from their template.
+#[test]
+fn pods_that_restart_because_a_field_was_removed_have_the_new_identity() {
+    let mut cluster = installed(&json!({}));
+    let pull_secrets = json!({"imagePullSecrets": [{"name": "registry"}]});
+    for spec in [&pull_secrets, &json!({})] {
+        cluster.edit(spec);
+        cluster.settle();
+        let status = cluster.status();
+        assert_eq!(status["observedDeploymentID"], status["targetDeploymentID"]);
+        for (kind, name) in
+            [("Deployment", "virt-api"), ("Deployment", "virt-controller"), ("DaemonSet", "virt-handler")]
+        {
+            let template = &cluster.object(kind, name)["spec"]["template"];
+            assert_eq!(template["spec"].get("imagePullSecrets"), spec.get("imagePullSecrets"), "{kind} {name}");
+            let identity = &template["metadata"]["annotations"]["kubevirt.io/install-strategy-identifier"];
+            assert_eq!(*identity, status["observedDeploymentID"], "{kind} {name} with {spec}");
+        }
+    }
+}
+
 /// What happens after an edit.
 #[derive(Clone, Copy, Debug)]
 enum Then {
