@@ -173,6 +173,8 @@ fn rule(group: &str, resources: &[&str], operations: &[&str]) -> NamedRuleWithOp
         api_versions: owned(&["*"]),
         resources: owned(resources),
         operations: owned(operations),
+        // The API server's default. Without it `kubectl apply` finds a difference each time.
+        scope: Some("*".to_owned()),
         ..NamedRuleWithOperations::default()
     }
 }

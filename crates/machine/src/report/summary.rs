@@ -175,6 +175,9 @@ fn stopped_summary(observed: &Observed) -> Summary {
     }
 }
 
+/// The scheduler's words about a pod whose volumes do not exist yet.
+const UNBOUND_PVCS: &str = "unbound immediate PersistentVolumeClaims";
+
 fn running_summary(observed: &Observed, assessment: &Assessment, vm: &VmView) -> Summary {
     let vmi = observed.vmi.as_ref();
     if let Some(vmi) = vmi.filter(|vmi| vmi.is_running()) {
@@ -197,7 +200,14 @@ fn running_summary(observed: &Observed, assessment: &Assessment, vm: &VmView) ->
             if vmi.migrating { "Machine is running and migrating to another node" } else { "Machine is running" };
         return ready(MachinePhase::Running, reason::RUNNING, message);
     }
+    let pending = pending_pvcs(observed, assessment).map(|pending| {
+        let summary = not_ready(MachinePhase::Creating, reason::PVC_PENDING, pending.message);
+        Summary { error: pending.overdue, ..summary }
+    });
     if let Some(cause) = vmi.and_then(|vmi| vmi.unschedulable.as_deref()) {
+        if let Some(pending) = pending.filter(|_| cause.contains(UNBOUND_PVCS)) {
+            return pending;
+        }
         return not_ready(
             MachinePhase::Creating,
             reason::INSUFFICIENT_RESOURCES,
@@ -220,11 +230,8 @@ fn running_summary(observed: &Observed, assessment: &Assessment, vm: &VmView) ->
     if let Some(summary) = error_summary(vm.printable_status) {
         return summary;
     }
-    if let Some(pending) = pending_pvcs(observed, assessment) {
-        let summary = not_ready(MachinePhase::Creating, reason::PVC_PENDING, pending.message);
-        return Summary { error: pending.overdue, ..summary };
-    }
-    not_ready(MachinePhase::Creating, reason::VM_CREATED, starting_message(vm.printable_status))
+    pending
+        .unwrap_or_else(|| not_ready(MachinePhase::Creating, reason::VM_CREATED, starting_message(vm.printable_status)))
 }
 
 fn starting_message(status: PrintableStatus) -> String {

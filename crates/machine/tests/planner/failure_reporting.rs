@@ -287,3 +287,17 @@ proptest! {
         prop_assert!(is == "True" || [&ERRORS[..], &NOT_READY_REASONS[..]].concat().contains(&why.as_str()), "{why}");
     }
 }
+
+/// The scheduler reports every guest whose volumes are being created as unschedulable.
+#[test]
+fn a_guest_that_waits_for_its_volumes_does_not_lack_resources() {
+    let mut cluster = SimulatedCluster::new(small_spec());
+    cluster.reconcile_until_up_to_date();
+    cluster.start_guest("Scheduling");
+    let message = "0/2 nodes are available: pod has unbound immediate PersistentVolumeClaims";
+    cluster.observed.vmi.as_mut().unwrap().unschedulable = Some(message.to_owned());
+    assert_eq!(cluster.reconcile().1.error, None);
+    assert_eq!(cluster.condition(type_::READY).1, reason::PVC_PENDING);
+    cluster.bind_pvcs();
+    assert_eq!(cluster.reconcile().1.error, Some(reason::INSUFFICIENT_RESOURCES));
+}
