@@ -86,7 +86,7 @@ pub use object::InstallationObject;
 pub use observed::{Objects, Observed};
 pub use order::{Lane, LaneProblem, Stage};
 pub use orphans::orphans;
-pub use plan::{owns, plan, wait::LANE as LANE_WAIT};
+pub use plan::{RESOURCE_STEP, owns, plan, wait::LANE as LANE_WAIT};
 pub use repairs::{Repairs, record_certificate_repairs, record_repairs};
 pub use report::{certificate_report, lane_problem, lane_report, problem, report};
 pub use rollout::{

@@ -54,6 +54,9 @@ pub(crate) mod wait {
     pub const LANE: &str = "WaitingForObjects";
 }
 
+/// The step that sets the finalizer of the KubeVirt resource.
+pub const RESOURCE_STEP: &str = "resource";
+
 /// Steps whose failure is reported without affecting the installation, see `report`.
 pub(crate) mod optional_step {
     pub(crate) const NAMESPACE: &str = "namespace label";
@@ -143,7 +146,7 @@ fn ensure_finalizer(kubevirt: &KubeVirt) -> Option<Step> {
     }
     let uid = metadata.uid.clone()?;
     let target = Target::of_kind::<KubeVirt>(ObjectKey::from_metadata(metadata));
-    (!operations.is_empty()).then(|| Step::new("resource").write(Write::Patch { target, uid, operations }))
+    (!operations.is_empty()).then(|| Step::new(RESOURCE_STEP).write(Write::Patch { target, uid, operations }))
 }
 
 /// Runs the operator of another release once, in a Job that dumps its install strategy. A Job that ended without a

@@ -2,15 +2,19 @@
 //! and `desired` supply the input, and the crate `vitivirt-install` decides. Each lane has a queue, so that a write which
 //! hangs in one lane does not hold up another. Only the lane `Components` writes the status.
 
-use std::{marker::PhantomData, sync::Arc};
+use std::{marker::PhantomData, sync::Arc, time::Duration};
 
+use kube::Api;
+use parking_lot::Mutex;
 use serde_json::Value;
-use vitivirt_api::{ErrorClass, Failure, ObjectKey, Outcome, Plan, Report, Stop, Target};
+use vitivirt_api::{
+    ErrorClass, Failure, ObjectKey, Outcome, Plan, Report, Step, Stop, Target, Wait, kubevirt::KubeVirt,
+};
 use vitivirt_install::{
-    Desired, LANE_WAIT, Lane, LaneProblem, Observed, lane_problem,
+    Desired, LANE_WAIT, Lane, LaneProblem, Observed, RESOURCE_STEP, lane_problem,
     removal::{guarded_report, has_finalizer, removal_plan, removal_report},
 };
-use vitivirt_runtime::reconcile::Controller;
+use vitivirt_runtime::reconcile::{Controller, classify};
 
 use crate::{
     desired::DesiredStateBuilder,
@@ -56,6 +60,8 @@ pub(crate) struct LaneContext {
     pub(crate) desired: DesiredStateBuilder,
     pub(crate) problems: Arc<LaneProblems>,
     pub(crate) gates: LaneGates,
+    /// The UID of the resource that the API server had with its finalizer, see `confirm`.
+    pub(crate) confirmed: Mutex<Option<String>>,
     pub(crate) router: Arc<EventRouter>,
 }
 
@@ -90,7 +96,14 @@ impl<L: LaneType> Controller for LaneController<L> {
     fn plan(&self, PlanInput { observed, desired, removal, .. }: &PlanInput) -> Result<Plan, Failure> {
         match removal {
             Removal::InProgress(input) => Ok(removal_plan(input)),
-            Removal::Guarded(_) | Removal::No => vitivirt_install::plan(observed, desired, L::LANE),
+            Removal::Guarded(_) | Removal::No => {
+                let mut plan = vitivirt_install::plan(observed, desired, L::LANE)?;
+                if sets_finalizer(observed, &plan) {
+                    plan.steps.truncate(1);
+                    plan.steps.push(Step::new("finalizer").wait(finalizer_wait()));
+                }
+                Ok(plan)
+            }
         }
     }
 
@@ -106,7 +119,10 @@ impl<L: LaneType> Controller for LaneController<L> {
             log_phase(&report);
             return report;
         }
-        self.context.desired.remember(observed, desired, plan, outcome, &self.stored_objects.take(), L::LANE);
+        let stored_objects = self.stored_objects.take();
+        if !sets_finalizer(observed, plan) {
+            self.context.desired.remember(observed, desired, plan, outcome, &stored_objects, L::LANE);
+        }
         log_writes(L::LANE, observed, outcome);
         if L::LANE != Lane::Components {
             self.context.publish(L::LANE, outcome);
@@ -131,6 +147,10 @@ impl<L: LaneType> LaneController<L> {
         // A cancelled reconcile may have left stored objects of an earlier desired state.
         drop(self.stored_objects.take());
         let Some(mut observed) = self.context.observer.observe(key).await? else { return Ok(None) };
+        let is_finalized = has_finalizer(&observed.kubevirt);
+        if L::LANE == Lane::Components && is_finalized && !self.context.confirm(&observed).await? {
+            return Ok(None);
+        }
         let removal =
             if L::LANE == Lane::Components { self.context.removal(&mut observed).await? } else { Removal::No };
         if matches!(removal, Removal::InProgress(_)) {
@@ -157,10 +177,32 @@ impl<L: LaneType> LaneController<L> {
 impl LaneContext {
     /// Whether a lane may create objects: they are removed with the resource, and the removal has not reached them.
     pub(crate) async fn permit(&self, lane: Lane, observed: &Observed) -> Option<LanePermit> {
-        if !has_finalizer(&observed.kubevirt) {
+        let uid = observed.kubevirt.metadata.uid.as_deref().unwrap_or_default();
+        if !has_finalizer(&observed.kubevirt) || self.confirmed.lock().as_deref() != Some(uid) {
             return None;
         }
-        self.gates.enter(lane, observed.kubevirt.metadata.uid.as_deref().unwrap_or_default()).await
+        self.gates.enter(lane, uid).await
+    }
+
+    /// Reads once whether a resource with the finalizer exists. The API server deletes a resource that gets its first
+    /// finalizer during a deletion, although it accepts the finalizer. What is created for it would stay forever.
+    async fn confirm(&self, observed: &Observed) -> Result<bool, Failure> {
+        let own = &observed.kubevirt.metadata;
+        if *self.confirmed.lock() == own.uid {
+            return Ok(true);
+        }
+        let key = ObjectKey::from_metadata(own);
+        let api: Api<KubeVirt> = Api::namespaced(self.observer.client.clone(), key.namespace().unwrap_or_default());
+        let live = api.get_metadata_opt(key.name()).await;
+        let live = live.map_err(|error| classify(&error, "get", &Target::of_kind::<KubeVirt>(key.clone())))?;
+        let exists = live.is_some_and(|live| live.metadata.uid == own.uid);
+        if exists {
+            self.confirmed.lock().clone_from(&own.uid);
+            for lane in [Lane::Certificates, Lane::Monitoring, Lane::Instancetypes] {
+                self.router.enqueue_lane(lane);
+            }
+        }
+        Ok(exists)
     }
 
     /// Reports to the lane `Components` what is wrong in another lane, and that its objects are written.
@@ -178,6 +220,17 @@ impl LaneContext {
             self.router.enqueue_lane(Lane::Components);
         }
     }
+}
+
+/// Whether the plan sets the finalizer. Nothing else is written before the next reconcile has confirmed it.
+fn sets_finalizer(observed: &Observed, plan: &Plan) -> bool {
+    let is_first = plan.steps.first().is_some_and(|step| step.name == RESOURCE_STEP);
+    is_first && !has_finalizer(&observed.kubevirt)
+}
+
+fn finalizer_wait() -> Wait {
+    let message = "the finalizer of the resource is being set".to_owned();
+    Wait { reason: "WaitingForFinalizer", message, requeue_after: Some(Duration::from_secs(5)) }
 }
 
 fn log_phase(report: &Report) {

@@ -119,7 +119,14 @@ impl Operator for KubeVirtOperator {
         };
         let desired = DesiredStateBuilder::new(client, environment.clone());
         let gates = LaneGates::default();
-        let lanes = Arc::new(LaneContext { observer, desired, problems, gates, router: router.clone() });
+        let lanes = Arc::new(LaneContext {
+            observer,
+            desired,
+            problems,
+            gates,
+            confirmed: Mutex::default(),
+            router: router.clone(),
+        });
         let (ready, kinds) = (metrics.clone(), caches.kinds.clone());
         context.spawn("readiness", async move {
             kinds.synced().await;
