@@ -60,8 +60,8 @@ pub(crate) struct LaneContext {
     pub(crate) desired: DesiredStateBuilder,
     pub(crate) problems: Arc<LaneProblems>,
     pub(crate) gates: LaneGates,
-    /// The UID of the resource that the API server had with its finalizer, see `confirm`.
-    pub(crate) confirmed: Mutex<Option<String>>,
+    /// The UID of the resource whose finalizer this operator has set and not confirmed yet, see `confirm`.
+    pub(crate) unconfirmed: Mutex<Option<String>>,
     pub(crate) router: Arc<EventRouter>,
 }
 
@@ -99,6 +99,7 @@ impl<L: LaneType> Controller for LaneController<L> {
             Removal::Guarded(_) | Removal::No => {
                 let mut plan = vitivirt_install::plan(observed, desired, L::LANE)?;
                 if sets_finalizer(observed, &plan) {
+                    self.context.unconfirmed.lock().clone_from(&observed.kubevirt.metadata.uid);
                     plan.steps.truncate(1);
                     plan.steps.push(Step::new("finalizer").wait(finalizer_wait()));
                 }
@@ -178,17 +179,17 @@ impl LaneContext {
     /// Whether a lane may create objects: they are removed with the resource, and the removal has not reached them.
     pub(crate) async fn permit(&self, lane: Lane, observed: &Observed) -> Option<LanePermit> {
         let uid = observed.kubevirt.metadata.uid.as_deref().unwrap_or_default();
-        if !has_finalizer(&observed.kubevirt) || self.confirmed.lock().as_deref() != Some(uid) {
+        if !has_finalizer(&observed.kubevirt) || self.unconfirmed.lock().as_deref() == Some(uid) {
             return None;
         }
         self.gates.enter(lane, uid).await
     }
 
-    /// Reads once whether a resource with the finalizer exists. The API server deletes a resource that gets its first
-    /// finalizer during a deletion, although it accepts the finalizer. What is created for it would stay forever.
+    /// Whether a resource with a new finalizer exists. The API server deletes a resource that gets its first finalizer
+    /// during a deletion, although it accepts the finalizer. What is created for it would stay forever.
     async fn confirm(&self, observed: &Observed) -> Result<bool, Failure> {
         let own = &observed.kubevirt.metadata;
-        if *self.confirmed.lock() == own.uid {
+        if *self.unconfirmed.lock() != own.uid {
             return Ok(true);
         }
         let key = ObjectKey::from_metadata(own);
@@ -197,7 +198,7 @@ impl LaneContext {
         let live = live.map_err(|error| classify(&error, "get", &Target::of_kind::<KubeVirt>(key.clone())))?;
         let exists = live.is_some_and(|live| live.metadata.uid == own.uid);
         if exists {
-            self.confirmed.lock().clone_from(&own.uid);
+            *self.unconfirmed.lock() = None;
             for lane in [Lane::Certificates, Lane::Monitoring, Lane::Instancetypes] {
                 self.router.enqueue_lane(lane);
             }

@@ -124,7 +124,7 @@ impl Operator for KubeVirtOperator {
             desired,
             problems,
             gates,
-            confirmed: Mutex::default(),
+            unconfirmed: Mutex::default(),
             router: router.clone(),
         });
         let (ready, kinds) = (metrics.clone(), caches.kinds.clone());

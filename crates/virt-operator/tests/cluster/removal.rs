@@ -143,10 +143,11 @@ async fn delete_kubevirt(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+/// The API server may take a minute to delete the objects of a CRD that is deleted right after its creation.
 async fn wait_until_removed(lab: &Lab) -> Result<()> {
     let start = Instant::now();
-    let removed = lab.wait("KubeVirt is deleted", TIMEOUT, kubevirts(lab), "kubevirt", |kubevirt| kubevirt.is_none());
-    removed.await?;
+    let is_deleted = |kubevirt: Option<&DynamicObject>| kubevirt.is_none();
+    lab.wait("KubeVirt is deleted", 2 * TIMEOUT, kubevirts(lab), "kubevirt", is_deleted).await?;
     println!("removed in {:.1} s", start.elapsed().as_secs_f64());
     Ok(())
 }
@@ -308,7 +309,7 @@ async fn fault_17_webhooks_of_a_dead_virt_api_do_not_block_a_removal(_: Arc<Shar
 /// A certificate that is created after the removal would stay forever.
 async fn a_resource_that_is_not_installed_yet_is_removed(_: Arc<SharedLabs>) -> Result<()> {
     let (lab, before) = lab_with_operator().await?;
-    for milliseconds in [0, 5, 10, 20, 40, 80, 160, 320, 640, 1280] {
+    for milliseconds in [0, 10, 40, 160, 640] {
         create_kubevirt(&lab, &json!({})).await?;
         // The moment of the deletion is what this test varies.
         sleep(Duration::from_millis(milliseconds)).await;

@@ -14,7 +14,7 @@ use vitivirt_lab::{Lab, Record, kubevirt_resource};
 
 pub(crate) const NAMESPACE: &str = "kubevirt";
 /// How long a test waits for a condition.
-pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(120);
 
 pub(crate) fn program() -> PathBuf {
     PathBuf::from(env!("CARGO_BIN_EXE_virt-operator"))
