@@ -21,6 +21,7 @@ mod rotation;
 mod support;
 mod takeover;
 mod unreachable;
+mod upgrade;
 mod webhook_client;
 
 use std::process::ExitCode;
@@ -28,7 +29,7 @@ use std::process::ExitCode;
 use vitivirt_lab::harness::Suite;
 
 fn main() -> ExitCode {
-    vitivirt_lab::harness::main(&vitivirt_lab::components::STANDARD, add)
+    vitivirt_lab::harness::main(&vitivirt_lab::components::WITH_PREVIOUS, add)
 }
 
 fn add(suite: &mut Suite) {
@@ -50,4 +51,5 @@ fn add(suite: &mut Suite) {
     takeover::add(suite);
     failover::add(suite);
     rollout::add(suite);
+    upgrade::add(suite);
 }

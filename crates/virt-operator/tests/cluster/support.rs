@@ -80,6 +80,20 @@ pub(crate) async fn wait_until_available(lab: &Lab) -> Result<()> {
     .map(|_| ())
 }
 
+/// Waits until this release is deployed, in the present generation of the KubeVirt resource.
+pub(crate) async fn wait_until_release(lab: &Lab, version: &str, timeout: Duration) -> Result<()> {
+    lab.wait(&format!("{version} is deployed"), timeout, kubevirts(lab), "kubevirt", |kubevirt| {
+        kubevirt.is_some_and(|kubevirt| {
+            is_available(kubevirt)
+                && text(kubevirt, "/status/phase") == "Deployed"
+                && text(kubevirt, "/status/observedKubeVirtVersion") == version
+                && text(kubevirt, "/status/targetKubeVirtVersion") == version
+        })
+    })
+    .await
+    .map(|_| ())
+}
+
 /// Whether the KubeVirt resource is available in its present generation.
 pub(crate) fn is_available(kubevirt: &DynamicObject) -> bool {
     let observed = kubevirt.data.pointer("/status/observedGeneration").and_then(Value::as_i64);
