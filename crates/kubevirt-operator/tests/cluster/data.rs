@@ -255,9 +255,10 @@ async fn a_pvc_without_data_is_replaced_and_a_lost_one_is_not(labs: Arc<SharedLa
     test.edit_spec("web", &json!({"powerState": "Stopped"})).await?;
     test.wait_for_reason("web", "Stopped").await?;
     test.pvcs().delete("web-root", &DeleteParams::default()).await?;
-    let lost = test.wait_for_reason("web", "PVCLost").await?;
+    // While the PVC is being deleted, the message says so.
     let command = format!("vitistack.io/replace-volume={volume}");
-    ensure!(diagnosis(&lost).contains(&command), "{:?}", lost.status);
+    let is_lost = |machine: &Machine| ready_reason(machine) == Some("PVCLost") && diagnosis(machine).contains(&command);
+    test.wait_for("web", "PVCLost with the command", is_lost).await?;
     test.wait_until_idle().await?;
     ensure!(test.pvcs().get_opt("web-root").await?.is_none(), "an empty PVC replaced the lost one");
     let consent = json!({"metadata": {"annotations": {"vitistack.io/replace-volume": volume}}});

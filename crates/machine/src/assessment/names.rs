@@ -89,13 +89,13 @@ pub(crate) fn adoption_remedy<'a>(observed: &Observed, items: impl IntoIterator<
 fn deleting_pvc(observed: &Observed, name: &str) -> Problem {
     let holds_data = !super::never_bound(observed, name);
     if holds_data {
-        return Problem::pending(
-            reason::PVC_LOST,
-            format!(
-                "PersistentVolumeClaim {name} is being deleted, and its data with it as soon as the machine stops; copy \
-                 the data now, while the machine runs"
-            ),
-        );
+        // Kubernetes keeps the PVC while a pod uses it.
+        let remedy = match &observed.vmi {
+            Some(_) => " as soon as the machine stops; copy the data now, while the machine runs",
+            None => "; restore it from a backup",
+        };
+        let message = format!("PersistentVolumeClaim {name} is being deleted, and its data with it{remedy}");
+        return Problem::pending(reason::PVC_LOST, message);
     }
     Problem::pending(
         reason::PVC_PENDING,
