@@ -68,7 +68,9 @@ impl LauncherReader {
         let of_pod = format!("involvedObject.uid={},type=Warning", pod.uid().unwrap_or_default());
         let target = Target::of_kind::<Event>(vitivirt_api::ObjectKey::namespaced(namespace, ""));
         let found = events.list(&ListParams::default().fields(&of_pod).limit(50)).await;
-        Ok(latest(&found.map_err(|error| failed(&error, target))?.items, now))
+        let mut events = found.map_err(|error| failed(&error, target))?.items;
+        events.retain(|event| !is_outdated(event, &pod));
+        Ok(latest(&events, now))
     }
 }
 
@@ -82,6 +84,12 @@ fn waiting_container(pod: &Pod) -> Option<LauncherProblem> {
         waiting.reason.as_deref().is_some_and(|reason| !usual.contains(&reason))
     })?;
     Some(problem(waiting.reason.as_deref(), waiting.message.as_deref()))
+}
+
+/// A pod that has a node waited for one before, usually for its volumes.
+fn is_outdated(event: &Event, pod: &Pod) -> bool {
+    let is_scheduled = pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_some());
+    is_scheduled && event.reason.as_deref() == Some("FailedScheduling")
 }
 
 /// The latest recent event.
@@ -126,6 +134,16 @@ mod tests {
         ];
         assert_eq!(latest(&events, now).unwrap().reason, "FailedAttachVolume");
         assert_eq!(latest(&events[2..], now), None);
+    }
+
+    #[test]
+    fn a_pod_with_a_node_does_not_wait_for_the_scheduler() {
+        let event = |reason: &str| Event { reason: Some(reason.to_owned()), ..Event::default() };
+        let pod = |spec: serde_json::Value| -> Pod { serde_json::from_value(json!({"spec": spec})).unwrap() };
+        let scheduled = pod(json!({"containers": [], "nodeName": "node-1"}));
+        assert!(is_outdated(&event("FailedScheduling"), &scheduled));
+        assert!(!is_outdated(&event("FailedMount"), &scheduled));
+        assert!(!is_outdated(&event("FailedScheduling"), &pod(json!({"containers": []}))));
     }
 
     #[test]
