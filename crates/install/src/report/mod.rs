@@ -4,75 +4,48 @@
 //! It decides what users see, not what is written to the cluster: that is `plan`. The texts of warnings are in
 //! `warnings` and `validation`.
 
+mod conditions;
+mod generations;
+
 use std::{collections::BTreeSet, time::Duration};
 
-use k8s_openapi::{
-    apimachinery::pkg::apis::meta::v1::Time,
-    jiff::{SignedDuration, Timestamp},
-};
+use k8s_openapi::jiff::Timestamp;
 use vitivirt_api::{
     ErrorClass, EventKind, EventRecord, EventSubject, Failure, ObjectKey, Outcome, Plan, Report, StatusWrite, Stop,
-    Target, Wait, Write,
-    kubevirt::{Generation, KubeVirt, KubeVirtCondition, KubeVirtStatus},
+    Target,
+    kubevirt::{KubeVirt, KubeVirtStatus},
     reason::NAME_TAKEN,
     text::truncate,
 };
 
+pub(crate) use self::conditions::{condition, phase, reason, remove_condition, set_condition};
+use self::{
+    conditions::{
+        MESSAGE_LIMIT, SHORT_FAILURE, failing_pods, is_deployed, is_true, nodes_message, set_alarms,
+        set_condition_times, set_deployed, set_failed, set_problems, set_progressing, waits_for_lane,
+    },
+    generations::{generations, record_namespaces},
+};
 use crate::{
     RELEASE,
     config::DeploymentConfig,
-    desired::{Desired, UpToDate},
+    desired::Desired,
     eligibility::ineligible_message,
-    installation::Installation,
     kind::Kind,
     names::event_reason,
     observed::Observed,
     order::{Lane, LaneProblem},
     orphans::orphans,
     plan::{optional_step, wait},
-    pods,
-    record::{Record, is_recorded},
     repairs::{Fight, fights, next_repair},
-    served::{self, Alarm},
+    served,
     warnings::all_warnings,
 };
 
-const MESSAGE_LIMIT: usize = 1024;
-const ALL_READY: &str = "All components are ready.";
-/// How long an installation may wait before the conditions name what it waits for.
-const QUIET_PERIOD: SignedDuration = SignedDuration::from_secs(20);
-/// A failure that ends within this time is not worth a status write.
-const SHORT_FAILURE: Duration = Duration::from_secs(2);
 /// When to reconcile again, because no watch event may arrive.
 const REQUEUE: Duration = Duration::from_secs(60);
 /// When to record what a complete reconcile has written.
 const RECORD: Duration = Duration::from_secs(1);
-
-pub(crate) mod phase {
-    pub(super) const DEPLOYING: &str = "Deploying";
-    pub(super) const DEPLOYED: &str = "Deployed";
-    pub(crate) const DELETING: &str = "Deleting";
-    pub(crate) const DELETED: &str = "Deleted";
-}
-
-pub(crate) mod condition {
-    pub(crate) const AVAILABLE: &str = "Available";
-    pub(crate) const CREATED: &str = "Created";
-    pub(crate) const DEGRADED: &str = "Degraded";
-    pub(crate) const PROGRESSING: &str = "Progressing";
-    pub(crate) const SYNCHRONIZED: &str = "Synchronized";
-}
-
-pub(crate) mod reason {
-    pub(super) const CREATED: &str = "AllResourcesCreated";
-    pub(super) const DEPLOYING: &str = "DeploymentInProgress";
-    pub(super) const EXISTING: &str = "ExistingDeployment";
-    pub(super) const FAILED: &str = "DeploymentFailed";
-    pub(crate) const DELETING: &str = "DeletionInProgress";
-    pub(super) const PROBLEM: &str = "PartiallySynchronized";
-    pub(super) const READY: &str = "AllComponentsReady";
-    pub(super) const UPDATING: &str = "UpdateInProgress";
-}
 
 /// Why this resource cannot be installed, known before any write.
 pub fn problem(observed: &Observed, desired: &Desired) -> Option<String> {
@@ -306,288 +279,11 @@ fn lane_problems(observed: &Observed, optional: Option<String>) -> Vec<String> {
     lanes.chain(observed.unchecked_orphans.clone()).chain(optional).collect()
 }
 
-/// Problems that do not affect running components: the resource is not synchronized, and that is all.
-fn set_problems(status: &mut KubeVirtStatus, problems: &[String]) {
-    let existing = status.conditions.iter().find(|condition| condition.condition_type == condition::SYNCHRONIZED);
-    let (reason, earlier) = match existing {
-        Some(existing) => (existing.reason.clone(), Some(existing.message.clone())),
-        None => (reason::PROBLEM.to_owned(), None),
-    };
-    let message: Vec<String> = earlier.into_iter().chain(problems.iter().cloned()).collect();
-    set_condition(status, condition::SYNCHRONIZED, "False", &reason, &message.join("; "));
-}
-
-fn waits_for_lane(stop: &Stop) -> bool {
-    matches!(stop, Stop::Waiting { wait, .. } if [wait::LANE, wait::UNREACHABLE].contains(&wait.reason))
-}
-
-/// Whether the present generation of the resource is deployed and available.
-fn is_deployed(status: &KubeVirtStatus, kubevirt: &KubeVirt) -> bool {
-    let is_current = status.observed_generation == kubevirt.metadata.generation;
-    status.phase == phase::DEPLOYED && is_current && is_true(status, condition::AVAILABLE)
-}
-
-/// A wait for pods that fail for a reason that does not end with time.
-fn failing_pods(stop: &Stop) -> Option<&Wait> {
-    match stop {
-        Stop::Waiting { wait, .. } if [wait::FAILING_PODS, wait::FAILING_CANARY].contains(&wait.reason) => Some(wait),
-        _ => None,
-    }
-}
-
 /// The nodes that are not ready and that the installation is complete without.
 fn unreachable_nodes<'a>(observed: &'a Observed, desired: &Desired) -> BTreeSet<&'a str> {
     let objects = desired.installation().into_iter().flat_map(|installation| &installation.objects);
     let daemon_sets = objects.filter(|object| object.kind == Kind::DaemonSet);
     daemon_sets.flat_map(|object| observed.pods.unreachable_nodes(object.key.name())).collect()
-}
-
-fn nodes_message(nodes: &BTreeSet<&str>) -> Option<String> {
-    let one_or_more = if nodes.len() == 1 { "Node" } else { "Nodes" };
-    let verb = if nodes.len() == 1 { "is" } else { "are" };
-    (!nodes.is_empty()).then(|| {
-        let names = pods::list(nodes.iter().copied());
-        format!("{one_or_more} {names} {verb} not ready: virt-handler does not run there, and the operator does not wait for it")
-    })
-}
-
-fn set_failed(status: &mut KubeVirtStatus, message: &str) {
-    for (condition, value) in [
-        (condition::SYNCHRONIZED, "False"),
-        (condition::AVAILABLE, "False"),
-        (condition::PROGRESSING, "False"),
-        (condition::DEGRADED, "True"),
-    ] {
-        set_condition(status, condition, value, reason::FAILED, message);
-    }
-}
-
-fn set_progressing(status: &mut KubeVirtStatus, before: &KubeVirtStatus, stop: &Stop, now: Timestamp) {
-    let updating =
-        !status.observed_deployment_id.is_empty() && status.observed_deployment_id != status.target_deployment_id;
-    remove_condition(status, condition::SYNCHRONIZED);
-    let mut message = if updating {
-        format!(
-            "Transitioning from previous version {} with registry {} to target version {} using registry {}",
-            status.observed_kube_virt_version,
-            status.observed_kube_virt_registry,
-            status.target_kube_virt_version,
-            status.target_kube_virt_registry
-        )
-    } else {
-        format!(
-            "Deploying version {} with registry {}",
-            status.target_kube_virt_version, status.target_kube_virt_registry
-        )
-    };
-    // A short wait is normal and is not reported, unless the pods cannot become ready.
-    let reported = before.conditions.iter().find(|condition| condition.condition_type == condition::PROGRESSING);
-    let long = reported.filter(|reported| reported.status == "True").is_some_and(|reported| {
-        let since = reported.last_transition_time.as_ref().or(reported.last_probe_time.as_ref());
-        let quiet = since.is_some_and(|since| now.duration_since(since.0) < QUIET_PERIOD);
-        // A message that already names the wait keeps naming it.
-        !quiet || reported.message.len() > message.len()
-    });
-    let waits_for = match stop {
-        Stop::Waiting { wait, .. }
-            if status.phase == phase::DEPLOYED
-                || long
-                || failing_pods(stop).is_some()
-                || wait.reason == wait::UNREACHABLE =>
-        {
-            Some(&wait.message)
-        }
-        Stop::Failed { failure, .. } if failure.failing_for >= SHORT_FAILURE || long => Some(&failure.message),
-        _ => None,
-    };
-    if let Some(waits_for) = waits_for {
-        message = format!("{message}; {waits_for}");
-    }
-    let (reason, [available, progressing, degraded]) = if updating {
-        remove_condition(status, condition::CREATED);
-        (reason::UPDATING, ["True", "True", "True"])
-    } else {
-        (reason::DEPLOYING, ["False", "True", "False"])
-    };
-    // Neither a write that fails, nor a strategy that is dumped again, nor another lane affects the components that run.
-    let unaffected = match stop {
-        Stop::Failed { .. } => true,
-        Stop::Waiting { wait, .. } => wait.reason == wait::STRATEGY || waits_for_lane(stop),
-        _ => false,
-    };
-    if !(unaffected && is_true(before, condition::AVAILABLE)) {
-        set_condition(status, condition::AVAILABLE, available, reason, &message);
-    }
-    set_condition(status, condition::PROGRESSING, progressing, reason, &message);
-    set_condition(status, condition::DEGRADED, degraded, reason, &message);
-}
-
-/// Certificates that clients refuse degrade an installation whose pods are all ready.
-fn set_alarms(status: &mut KubeVirtStatus, alarms: &[Alarm]) {
-    if alarms.is_empty() {
-        return;
-    }
-    let texts = alarms.iter().map(|alarm| alarm.text.as_str()).collect::<Vec<_>>().join("; ");
-    let degraded = status.conditions.iter().find(|existing| existing.condition_type == condition::DEGRADED).cloned();
-    let (value, reason, message) = match degraded {
-        Some(degraded) if degraded.status == "True" => {
-            (degraded.status, degraded.reason, format!("{}; {texts}", degraded.message))
-        }
-        Some(degraded) if !alarms.iter().any(|alarm| alarm.degrades) => {
-            (degraded.status, degraded.reason, format!("{} {texts}", degraded.message))
-        }
-        None if !alarms.iter().any(|alarm| alarm.degrades) => return,
-        _ => ("True".to_owned(), event_reason::CERTIFICATE_REFUSED.to_owned(), texts),
-    };
-    set_condition(status, condition::DEGRADED, &value, &reason, &message);
-}
-
-fn set_deployed(status: &mut KubeVirtStatus, observed: &Observed, unreachable_nodes: &BTreeSet<&str>) {
-    status.observed_kube_virt_registry.clone_from(&status.target_kube_virt_registry);
-    status.observed_kube_virt_version.clone_from(&status.target_kube_virt_version);
-    // This field names the namespaces in which the last installation had objects. `orphans` needs it until the caches
-    // are complete and show which of these objects are left.
-    if observed.caches_complete || status.observed_deployment_config.is_empty() {
-        status.observed_deployment_config.clone_from(&status.target_deployment_config);
-    }
-    status.observed_deployment_id.clone_from(&status.target_deployment_id);
-    status.observed_generation = observed.kubevirt.metadata.generation;
-    status.phase = phase::DEPLOYED.to_owned();
-    remove_condition(status, condition::SYNCHRONIZED);
-    set_condition(status, condition::CREATED, "True", reason::CREATED, "All resources were created.");
-    let message = match nodes_message(unreachable_nodes) {
-        Some(nodes) => format!("{ALL_READY} {nodes}"),
-        None => ALL_READY.to_owned(),
-    };
-    set_condition(status, condition::AVAILABLE, "True", reason::READY, &message);
-    set_condition(status, condition::PROGRESSING, "False", reason::READY, &message);
-    set_condition(status, condition::DEGRADED, "False", reason::READY, &message);
-}
-
-/// The generations and digests of the objects that match the desired state. The next reconcile records the objects that
-/// this one wrote.
-fn generations(
-    observed: &Observed,
-    installation: &Installation,
-    up_to_date: &UpToDate,
-    plan: &Plan,
-) -> Vec<Generation> {
-    let written: Vec<&Target> = plan.steps.iter().flat_map(|step| &step.writes).map(Write::target).collect();
-    let mut generations: Vec<Generation> = installation
-        .objects
-        .iter()
-        .filter_map(|object| {
-            if !is_recorded(object.kind) {
-                return None;
-            }
-            let live = observed.objects.get(object.kind, &object.key)?;
-            let target = object.target();
-            let group = match object.kind {
-                Kind::CustomResourceDefinition => "apiextensions.k8s.io/v1",
-                // Upstream virt-operator records PodDisruptionBudgets under this group too.
-                Kind::PodDisruptionBudget => "apps",
-                _ => &target.resource.group,
-            };
-            let known = up_to_date.get(&(object.kind, object.key.clone()));
-            let known = known.filter(|known| known.digest == live.digest).map(|known| known.record);
-            // This plan has compared neither the objects of other lanes nor those whose repair is delayed.
-            let is_compared = object.stage.lane() == Lane::Components
-                && !observed.repairs.are_exhausted(object.kind, &object.key, observed.now);
-            if written.contains(&&target) || known.is_none() && !is_compared {
-                return observed.recorded_generation(object.kind, &object.key).cloned();
-            }
-            // A live object that cannot be read has stopped the plan before.
-            let record = known.unwrap_or_else(|| Record::new(object, live).unwrap_or_default())?;
-            Some(Generation {
-                group: group.to_owned(),
-                resource: target.resource.plural.clone(),
-                namespace: object.key.namespace().unwrap_or_default().to_owned(),
-                name: object.key.name().to_owned(),
-                last_generation: live.generation,
-                hash: record.to_string(),
-            })
-        })
-        .collect();
-    sort_generations(&mut generations);
-    generations
-}
-
-/// Until an installation is complete, the status names every object that it and the ones before it may have in other
-/// namespaces. An edit may replace an installation at any time, and `orphans` finds its objects by their namespaces.
-fn record_namespaces(status: &mut KubeVirtStatus, before: &KubeVirtStatus, installation: &Installation) {
-    let own = ["", "kube-system", installation.config.namespace.as_str()];
-    let objects = installation.objects.iter().map(|object| {
-        let resource = object.kind.resource();
-        Generation {
-            group: resource.group,
-            resource: resource.plural,
-            namespace: object.key.namespace().unwrap_or_default().to_owned(),
-            name: object.key.name().to_owned(),
-            last_generation: 0,
-            hash: String::new(),
-        }
-    });
-    for object in before.generations.iter().cloned().chain(objects) {
-        let is_same = |recorded: &Generation| {
-            let identity = |of: &Generation| (of.resource.clone(), of.namespace.clone(), of.name.clone());
-            identity(recorded) == identity(&object)
-        };
-        if !own.contains(&object.namespace.as_str()) && !status.generations.iter().any(is_same) {
-            status.generations.push(object);
-        }
-    }
-    sort_generations(&mut status.generations);
-}
-
-fn sort_generations(generations: &mut [Generation]) {
-    generations.sort_by(|a, b| (&a.resource, &a.namespace, &a.name).cmp(&(&b.resource, &b.namespace, &b.name)));
-}
-
-pub(crate) fn set_condition(status: &mut KubeVirtStatus, condition: &str, value: &str, reason: &str, message: &str) {
-    let message = truncate(message, MESSAGE_LIMIT);
-    let desired = KubeVirtCondition {
-        condition_type: condition.to_owned(),
-        status: value.to_owned(),
-        reason: reason.to_owned(),
-        message: message.into_owned(),
-        last_probe_time: None,
-        last_transition_time: None,
-    };
-    match status.conditions.iter_mut().find(|existing| existing.condition_type == condition) {
-        Some(existing) => {
-            let times = (existing.last_probe_time.take(), existing.last_transition_time.take());
-            *existing = desired;
-            (existing.last_probe_time, existing.last_transition_time) = times;
-        }
-        None => status.conditions.push(desired),
-    }
-}
-
-fn is_true(status: &KubeVirtStatus, condition: &str) -> bool {
-    status.conditions.iter().any(|existing| existing.condition_type == condition && existing.status == "True")
-}
-
-pub(crate) fn remove_condition(status: &mut KubeVirtStatus, condition: &str) {
-    status.conditions.retain(|existing| existing.condition_type != condition);
-}
-
-/// A time changes only when the condition changes.
-fn set_condition_times(before: &KubeVirtStatus, status: &mut KubeVirtStatus, now: Timestamp) {
-    for condition in &mut status.conditions {
-        let earlier = before.conditions.iter().find(|existing| existing.condition_type == condition.condition_type);
-        match earlier {
-            None => condition.last_probe_time = Some(Time(now)),
-            Some(earlier) => {
-                let content = |condition: &KubeVirtCondition| {
-                    (condition.status.clone(), condition.reason.clone(), condition.message.clone())
-                };
-                if content(earlier) != content(condition) {
-                    condition.last_probe_time = Some(Time(now));
-                    condition.last_transition_time = Some(Time(now));
-                }
-            }
-        }
-    }
 }
 
 pub(crate) fn build_report(
