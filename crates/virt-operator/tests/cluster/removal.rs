@@ -17,6 +17,7 @@ use k8s_openapi::api::{
 use kube::{
     Api, ResourceExt,
     api::{ApiResource, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams},
+    core::PartialObjectMeta,
     discovery::{ApiGroup, Discovery, verbs},
 };
 use serde_json::json;
@@ -89,18 +90,26 @@ async fn discovered_objects(lab: &Lab) -> Result<BTreeSet<String>> {
 }
 
 async fn list(lab: &Lab, resource: ApiResource) -> Result<Vec<String>> {
-    let api: Api<DynamicObject> = Api::all_with(lab.client(), &resource);
-    let items = match api.list_metadata(&ListParams::default()).await {
-        Ok(list) => list.items,
-        // Its CRD was deleted after the discovery.
-        Err(kube::Error::Api(status)) if [404, 429, 503].contains(&status.code) => Vec::new(),
-        Err(error) => return Err(error).with_context(|| format!("listing {}", resource.plural)),
-    };
-    let name = |object: &kube::core::PartialObjectMeta<DynamicObject>| {
+    let items = list_served(lab, &resource, &ListParams::default()).await?;
+    let name = |object: &PartialObjectMeta<DynamicObject>| {
         let namespace = object.namespace().map(|namespace| format!("{namespace}/")).unwrap_or_default();
         format!("{}/{} {namespace}{}", resource.group, resource.kind, object.name_any())
     };
     Ok(items.iter().map(name).collect())
+}
+
+/// The objects of a kind, or none if its CRD was deleted after the discovery.
+async fn list_served(
+    lab: &Lab,
+    resource: &ApiResource,
+    selected: &ListParams,
+) -> Result<Vec<PartialObjectMeta<DynamicObject>>> {
+    let api: Api<DynamicObject> = Api::all_with(lab.client(), resource);
+    match api.list_metadata(selected).await {
+        Ok(list) => Ok(list.items),
+        Err(kube::Error::Api(status)) if [404, 429, 503].contains(&status.code) => Ok(Vec::new()),
+        Err(error) => Err(error).with_context(|| format!("listing {}", resource.plural)),
+    }
 }
 
 /// A lab with an operator, and the objects that it has before KubeVirt is installed.
@@ -470,8 +479,7 @@ async fn delete_every_second_object(lab: &Lab) -> Result<()> {
         if !can(verbs::LIST) || !can(verbs::DELETE) || TEMPORARY.contains(&resource.plural.as_str()) {
             continue;
         }
-        let api: Api<DynamicObject> = Api::all_with(lab.client(), &resource);
-        for object in api.list_metadata(&managed).await? {
+        for object in list_served(lab, &resource, &managed).await? {
             count += 1;
             if count % 2 == 0 {
                 let api: Api<DynamicObject> = match object.namespace() {
