@@ -1,6 +1,12 @@
 //! Installs and starts kubevirt-operator in a lab, from config/ and with its own service account.
 
+use std::path::PathBuf;
+
 use anyhow::{Context, Result};
+use kube::{
+    Api,
+    api::{ApiResource, DynamicObject},
+};
 use vitivirt_lab::{Lab, OperatorProcess, OperatorProcessOptions};
 
 use crate::programs;
@@ -13,7 +19,9 @@ pub(crate) async fn install(lab: &Lab) -> Result<()> {
     for folder in ["config/crd", "config/rbac"] {
         let folder = programs::root().join(folder);
         let files = std::fs::read_dir(&folder).with_context(|| format!("reading {}", folder.display()))?;
-        let mut files: Vec<_> = files.flatten().map(|file| file.path()).collect();
+        // Not the Kustomization, which is no object of a cluster.
+        let is_manifest = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "yaml");
+        let mut files: Vec<_> = files.flatten().map(|file| file.path()).filter(is_manifest).collect();
         files.sort();
         for file in files {
             let text = std::fs::read_to_string(&file).with_context(|| format!("reading {}", file.display()))?;
@@ -21,6 +29,17 @@ pub(crate) async fn install(lab: &Lab) -> Result<()> {
         }
     }
     Ok(())
+}
+
+pub(crate) fn machines(lab: &Lab, namespace: &str) -> Api<DynamicObject> {
+    let resource = ApiResource {
+        group: "vitistack.io".to_owned(),
+        version: "v1alpha1".to_owned(),
+        api_version: "vitistack.io/v1alpha1".to_owned(),
+        kind: "Machine".to_owned(),
+        plural: "machines".to_owned(),
+    };
+    Api::namespaced_with(lab.client(), namespace, &resource)
 }
 
 /// Starts the operator that was built with `profile` (debug or release).

@@ -9,7 +9,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Secret};
 use kube::{
     Api,
-    api::{ApiResource, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams},
+    api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams},
 };
 use nix::sys::signal::Signal;
 use serde::Serialize;
@@ -228,14 +228,7 @@ fn is_excluded(record: &Record) -> bool {
 }
 
 fn machines(lab: &Lab) -> Api<DynamicObject> {
-    let resource = ApiResource {
-        group: "vitistack.io".to_owned(),
-        version: "v1alpha1".to_owned(),
-        api_version: "vitistack.io/v1alpha1".to_owned(),
-        kind: "Machine".to_owned(),
-        plural: "machines".to_owned(),
-    };
-    Api::namespaced_with(lab.client(), "default", &resource)
+    kubevirt_operator::machines(lab, "default")
 }
 
 /// The writes per second of a client that does nothing else.

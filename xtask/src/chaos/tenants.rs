@@ -8,7 +8,7 @@ use clap::Args;
 use futures::{StreamExt, TryStreamExt, stream};
 use kube::{
     Api,
-    api::{ApiResource, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams},
+    api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams},
 };
 use serde_json::{Value, json};
 use tokio::net::TcpStream;
@@ -196,14 +196,7 @@ impl Campaign {
     }
 
     fn machines(&self, namespace: &str) -> Api<DynamicObject> {
-        let resource = ApiResource {
-            group: "vitistack.io".to_owned(),
-            version: "v1alpha1".to_owned(),
-            api_version: "vitistack.io/v1alpha1".to_owned(),
-            kind: "Machine".to_owned(),
-            plural: "machines".to_owned(),
-        };
-        Api::namespaced_with(self.lab.client(), namespace, &resource)
+        kubevirt_operator::machines(&self.lab, namespace)
     }
 
     /// The victim creates Machines one after the other, waits until each runs, stops it, and deletes it.
