@@ -21,6 +21,18 @@ const ETCD_PORT: u16 = 2379;
 const FIRST_POD: u16 = 2 << 8;
 const LAST_POD: u16 = (250 << 8) + 255;
 
+/// The loopback address of a pod, or of a process with an address. All of them share one network namespace, and every
+/// address of 127.0.0.0/8 is loopback.
+pub fn loopback(address: IpAddr) -> IpAddr {
+    match address {
+        IpAddr::V4(address) => {
+            let [_, second, third, fourth] = address.octets();
+            IpAddr::V4(Ipv4Addr::new(127, second, third, fourth))
+        }
+        IpAddr::V6(_) => IpAddr::V4(Ipv4Addr::LOCALHOST),
+    }
+}
+
 impl AddressRange {
     pub(crate) fn reserve() -> Result<Self> {
         // Numbers are used in turn: the processes of a lab that just ended may still hold their ports.

@@ -32,8 +32,10 @@ use crate::{
     control_plane::{ApiServerLag, ControlPlane, ControlPlaneOptions},
     credentials::{Credentials, service_account_credentials},
     extensions::{self, Extension},
-    harness, isolate,
-    kubelet::{self, FrozenPods, Kubelet, OwnProgram, PodAddresses, PodBehaviour, probe::get_over_tls},
+    harness,
+    image::ContainerImage,
+    isolate,
+    kubelet::{self, FrozenPods, Kubelet, OwnProgram, PodAddresses, PodBehaviour, Programs, probe::get_over_tls},
     kubevirt::{self, KubeVirtInstaller, VirtOperator, simulated::SimulatedKubeVirt},
     manifests, node,
     operator_process::{OperatorProcess, OperatorProcessOptions},
@@ -65,6 +67,8 @@ pub struct LabOptions {
     pub extensions: Vec<Extension>,
     /// Our programs that pods may run, by image.
     pub own_programs: Vec<OwnProgram>,
+    /// Images that pods may run. They take precedence over `own_programs`.
+    pub images: Vec<ContainerImage>,
 }
 
 impl Default for LabOptions {
@@ -80,6 +84,7 @@ impl Default for LabOptions {
             second_api_server: None,
             extensions: Vec::new(),
             own_programs: Vec::new(),
+            images: Vec::new(),
         }
     }
 }
@@ -95,7 +100,7 @@ pub struct Lab {
     pods: watch::Sender<PodBehaviour>,
     guests: watch::Sender<GuestBehaviour>,
     frozen: FrozenPods,
-    own_programs: watch::Sender<Vec<OwnProgram>>,
+    programs_of_pods: watch::Sender<Programs>,
     virt_handler: VirtHandler,
     programs: AtomicU8,
     /// The test that started the lab. If it fails, the lab's logs are kept.
@@ -133,7 +138,8 @@ impl Lab {
 
         let (pods, pod_behaviour) = watch::channel(options.pods);
         let (guests, guest_behaviour) = watch::channel(options.guests.clone());
-        let (own_programs, own_programs_receiver) = watch::channel(options.own_programs);
+        let (programs_of_pods, programs) =
+            watch::channel(Programs { own: options.own_programs, images: options.images });
         let frozen = FrozenPods::default();
         let (vmis, addresses) = (VmiPhases::default(), PodAddresses::default());
         let kubelet = Kubelet {
@@ -142,7 +148,7 @@ impl Lab {
             address_range: address_range.clone(),
             folder: folder.clone(),
             behaviour: pod_behaviour,
-            own_programs: own_programs_receiver,
+            programs,
             vmis: vmis.clone(),
             addresses: addresses.clone(),
             seed: options.seed,
@@ -189,7 +195,7 @@ impl Lab {
             pods,
             guests,
             frozen,
-            own_programs,
+            programs_of_pods,
             virt_handler,
             programs: AtomicU8::new(0),
             test: harness::current_test(),
@@ -247,7 +253,7 @@ impl Lab {
 
     /// Runs one of our programs in the pods with its image from now on.
     pub fn add_program(&self, program: OwnProgram) {
-        self.own_programs.send_modify(|programs| programs.push(program));
+        self.programs_of_pods.send_modify(|programs| programs.own.push(program));
     }
 
     /// Waits until every pod of virt-operator is ready.
@@ -365,7 +371,7 @@ impl Lab {
 
     /// Whether the process of a pod answers its readiness probe now. None if the pod is only simulated or has no probe.
     pub async fn answers(&self, pod: &Pod) -> Option<bool> {
-        kubelet::answers(pod, &self.own_programs.borrow().clone()).await
+        kubelet::answers(pod, &self.programs_of_pods.borrow().clone()).await
     }
 
     /// GETs a path from the process of a pod, over TLS without checking its certificate. Returns the status and the body.
@@ -376,7 +382,7 @@ impl Lab {
             .and_then(|status| status.pod_ip.as_deref()?.parse().ok())
             .context("the pod has no address")?;
         let stream = TcpStream::connect((address, port)).await.with_context(|| format!("connecting to port {port}"))?;
-        let response = get_over_tls(stream, address, path).await?;
+        let response = get_over_tls(stream, address, path, None).await?;
         Ok((response.status(), response.text().await?))
     }
 

@@ -30,6 +30,11 @@ impl Credentials {
         Credentials { server, ..self.clone() }
     }
 
+    /// The bearer token of the identity.
+    pub fn token(&self) -> &str {
+        &self.token
+    }
+
     /// Writes a kubeconfig file. JSON is valid YAML.
     pub(crate) fn write(&self, path: &Path) -> Result<()> {
         let text = serde_json::to_string_pretty(&self.kubeconfig_json()).context("writing a kubeconfig")?;

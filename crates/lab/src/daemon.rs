@@ -99,23 +99,35 @@ fn state_file(name: &str) -> Result<PathBuf> {
 ///
 /// Its standard input must be a pipe from the command that starts it: if that command exits before the lab is ready
 /// (Ctrl-C), the lab stops too.
-pub fn run(name: &str, options: impl FnOnce() -> Result<LabOptions>) -> ExitCode {
+///
+/// `prepare` runs before the lab counts as ready.
+pub fn run(
+    name: &str,
+    options: impl FnOnce() -> Result<LabOptions>,
+    prepare: impl AsyncFnOnce(&Lab) -> Result<()>,
+) -> ExitCode {
     // A new session, so that Ctrl-C and closing the terminal do not reach this process.
     let _ = nix::unistd::setsid();
+    // Read before the namespaces exist: the inner process mounts its own /proc, in which this process is not found.
+    let this_process = i32::try_from(std::process::id()).ok().and_then(|pid| Some((pid, start_time(pid)?)));
     isolate::run_with(
         || Ok(()),
         |inner_pid| {
-            let pid = i32::try_from(std::process::id()).context("the PID is too large")?;
+            let (pid, pid_started) = this_process.context("reading /proc")?;
             let inner_pid = i32::try_from(inner_pid).context("the PID is too large")?;
-            let pid_started = start_time(pid).context("reading /proc")?;
             LabDaemon { pid, pid_started, inner_pid, state: DaemonState::Starting }.save(name)
         },
         || {
             let runtime = tokio::runtime::Runtime::new().context("starting tokio")?;
             runtime.block_on(async {
                 let options = options()?;
+                let start = async {
+                    let lab = Lab::start(options).await?;
+                    prepare(&lab).await?;
+                    anyhow::Ok(lab)
+                };
                 let lab = tokio::select! {
-                    lab = Lab::start(options) => lab?,
+                    lab = start => lab?,
                     () = end_of_input() => bail!("the command that started the lab exited before the lab was ready"),
                 };
                 set_ready(name, &lab)?;

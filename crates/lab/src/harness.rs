@@ -17,8 +17,20 @@ use crate::{
     isolate, paths,
 };
 
-/// Longer than any test needs, so that a hanging test fails.
+/// Longer than any test of the test command needs, so that a hanging test fails.
 const TIMEOUT: Duration = Duration::from_secs(300);
+/// The environment variable with another limit in seconds, for tests that a campaign repeats many times.
+pub const TIMEOUT_VARIABLE: &str = "LAB_TEST_TIMEOUT_SECONDS";
+
+fn timeout() -> Result<Duration> {
+    match std::env::var(TIMEOUT_VARIABLE) {
+        Ok(seconds) => {
+            let seconds = seconds.parse().with_context(|| format!("{TIMEOUT_VARIABLE} must be a number of seconds"))?;
+            Ok(Duration::from_secs(seconds))
+        }
+        Err(_) => Ok(TIMEOUT),
+    }
+}
 
 tokio::task_local! {
     static TEST: &'static str;
@@ -88,6 +100,7 @@ async fn start(kubevirt: KubeVirtInstaller) -> Result<Arc<Lab>> {
 pub struct Suite {
     runtime: Arc<Runtime>,
     labs: Arc<SharedLabs>,
+    timeout: Duration,
     trials: Vec<Trial>,
 }
 
@@ -98,7 +111,7 @@ impl Suite {
             .enable_all()
             .build()
             .context("starting tokio")?;
-        Ok(Suite { runtime: Arc::new(runtime), labs: Arc::default(), trials: Vec::new() })
+        Ok(Suite { runtime: Arc::new(runtime), labs: Arc::default(), timeout: timeout()?, trials: Vec::new() })
     }
 
     /// Adds a test. It fails if it returns an error or panics.
@@ -106,7 +119,7 @@ impl Suite {
     where
         T: Future<Output = Result<()>> + Send + 'static,
     {
-        let (runtime, labs) = (self.runtime.clone(), self.labs.clone());
+        let (runtime, labs, timeout) = (self.runtime.clone(), self.labs.clone(), self.timeout);
         self.trials.push(Trial::test(name, move || {
             let task = runtime.spawn({
                 let labs = labs.clone();
@@ -114,7 +127,7 @@ impl Suite {
                     tokio::select! {
                         result = TEST.scope(name, test(labs.clone())) => result,
                         failure = labs.failed() => Err(failure),
-                        () = tokio::time::sleep(TIMEOUT) => Err(anyhow!("timed out after {TIMEOUT:?}")),
+                        () = tokio::time::sleep(timeout) => Err(anyhow!("timed out after {timeout:?}")),
                     }
                 }
             });

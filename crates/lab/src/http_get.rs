@@ -21,13 +21,24 @@ pub(crate) async fn get(
     host: IpAddr,
     path: &str,
 ) -> Result<GetResponse> {
+    get_with_token(stream, host, path, None).await
+}
+
+/// A GET with a bearer token.
+pub(crate) async fn get_with_token(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    host: IpAddr,
+    path: &str,
+    token: Option<&str>,
+) -> Result<GetResponse> {
     let (mut sender, connection) =
         hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.context("HTTP handshake")?;
     let driver = AbortOnDropHandle::new(tokio::spawn(connection));
-    let request = http::Request::get(path)
-        .header(http::header::HOST, host.to_string())
-        .body(Empty::<Bytes>::new())
-        .context("building a request")?;
+    let mut request = http::Request::get(path).header(http::header::HOST, host.to_string());
+    if let Some(token) = token {
+        request = request.header(http::header::AUTHORIZATION, format!("Bearer {token}"));
+    }
+    let request = request.body(Empty::<Bytes>::new()).context("building a request")?;
     let response = sender.send_request(request).await.with_context(|| format!("requesting {path}"))?;
     Ok(GetResponse { response, _driver: driver })
 }

@@ -139,6 +139,14 @@ fn set_up_namespaces() -> Result<()> {
     Ok(())
 }
 
+/// A new folder with this name on the tmpfs of these namespaces. It disappears with them.
+pub fn scratch_folder(name: &str) -> Result<PathBuf> {
+    require_inside()?;
+    let folder = paths::run_dir()?.join("scratch").join(name);
+    std::fs::create_dir_all(&folder).with_context(|| format!("creating {}", folder.display()))?;
+    Ok(folder)
+}
+
 /// Fails if this process is not in the namespaces of a lab.
 pub(crate) fn require_inside() -> Result<()> {
     let marker = std::env::var(INSIDE).unwrap_or_default();

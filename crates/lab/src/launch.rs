@@ -11,10 +11,12 @@ use std::{
     process::Command,
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use nix::{
+    errno::Errno,
     mount::{MsFlags, mount},
     sched::{CloneFlags, unshare},
+    unistd::{Gid, Uid, setgid, setgroups, setuid},
 };
 use serde::{Deserialize, Serialize};
 
@@ -34,6 +36,18 @@ pub(crate) struct Launch {
     pub(crate) name: String,
     pub(crate) arguments: Vec<String>,
     pub(crate) environment: Vec<(String, String)>,
+    /// The program is a file of an image. None for a program of this machine.
+    pub(crate) container: Option<ContainerRoot>,
+}
+
+/// What a program of an image runs in.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct ContainerRoot {
+    /// The unpacked image.
+    pub(crate) files: PathBuf,
+    pub(crate) user: u32,
+    pub(crate) group: u32,
+    pub(crate) read_only: bool,
 }
 
 impl Launch {
@@ -50,18 +64,93 @@ impl Launch {
         mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>)
             .context("making the pod's mounts private")?;
         nix::unistd::sethostname(&self.hostname).context("setting the pod's hostname")?;
+        let program = match &self.container {
+            Some(container) => {
+                container.mount(&self.root)?;
+                container.set_group()?;
+                self.program.clone()
+            }
+            None => {
+                self.mount_machine()?;
+                PROGRAM.into()
+            }
+        };
+        nix::unistd::chroot(&self.root).context("changing the root folder")?;
+        std::env::set_current_dir("/").context("changing to the new root folder")?;
+        if let Some(container) = &self.container {
+            setuid(Uid::from_raw(container.user)).context("changing the user")?;
+        }
+        let error =
+            Command::new(program).arg0(&self.name).args(&self.arguments).env_clear().envs(self.environment).exec();
+        Err(error).with_context(|| format!("starting {}", self.program.display()))
+    }
+
+    /// Mounts the folders of the machine and the program into the pod's root.
+    fn mount_machine(&self) -> Result<()> {
         for folder in SHARED {
             share(Path::new(folder), &self.root)?;
         }
         let inside = PROGRAM.trim_start_matches('/');
         std::fs::write(self.root.join(inside), "").context("creating the program's mount point")?;
-        bind(&self.program, &self.root.join(inside))?;
-        nix::unistd::chroot(&self.root).context("changing the root folder")?;
-        std::env::set_current_dir("/").context("changing to the new root folder")?;
-        let error =
-            Command::new(PROGRAM).arg0(&self.name).args(&self.arguments).env_clear().envs(self.environment).exec();
-        Err(error).with_context(|| format!("starting {}", self.program.display()))
+        bind(&self.program, &self.root.join(inside))
     }
+}
+
+impl ContainerRoot {
+    /// Mounts the files of the image into the pod's root, which contains the pod's volumes.
+    fn mount(&self, root: &Path) -> Result<()> {
+        // Only a mount can be read-only.
+        bind(root, root)?;
+        let files = std::fs::read_dir(&self.files).with_context(|| format!("reading {}", self.files.display()))?;
+        for file in files {
+            let file = file.context("reading the files of the image")?;
+            let inside = root.join(file.file_name());
+            if file.file_type().context("reading a file type")?.is_dir() {
+                std::fs::create_dir_all(&inside).with_context(|| format!("creating {}", inside.display()))?;
+                ensure!(
+                    std::fs::read_dir(&inside).is_ok_and(|mut folder| folder.next().is_none()),
+                    "the lab cannot run an image with files in /{}, where the pod has volumes",
+                    file.file_name().display()
+                );
+            } else {
+                std::fs::write(&inside, "").with_context(|| format!("creating {}", inside.display()))?;
+            }
+            bind(&file.path(), &inside)?;
+            if self.read_only {
+                make_read_only(&inside)?;
+            }
+        }
+        for folder in ["/dev", "/proc"] {
+            share(Path::new(folder), root)?;
+        }
+        if self.read_only { make_read_only(root) } else { Ok(()) }
+    }
+
+    /// Changes the group. A user namespace with one user, as an ordinary user gets it, has no other group or user: then
+    /// this process enters another one, in which its own user has the number of the container's.
+    fn set_group(&self) -> Result<()> {
+        match setgid(Gid::from_raw(self.group)) {
+            Ok(()) => setgroups(&[]).context("leaving the groups of this user"),
+            Err(Errno::EINVAL) => {
+                let (user, group) = (Uid::current(), Gid::current());
+                unshare(CloneFlags::CLONE_NEWUSER).context("creating a user namespace")?;
+                let write = |file: &str, text: String| {
+                    let file = Path::new("/proc/self").join(file);
+                    std::fs::write(&file, text).with_context(|| format!("writing {}", file.display()))
+                };
+                write("setgroups", "deny".to_owned())?;
+                write("uid_map", format!("{} {user} 1", self.user))?;
+                write("gid_map", format!("{} {group} 1", self.group))
+            }
+            Err(error) => Err(error).context("changing the group"),
+        }
+    }
+}
+
+fn make_read_only(path: &Path) -> Result<()> {
+    let flags = MsFlags::MS_REMOUNT | MsFlags::MS_BIND | MsFlags::MS_RDONLY;
+    mount(None::<&str>, path, None::<&str>, flags, None::<&str>)
+        .with_context(|| format!("making {} read-only", path.display()))
 }
 
 /// Mounts a folder of the machine into the pod's root. A symbolic link (`/lib` → `usr/lib`) stays a link.

@@ -10,8 +10,8 @@
 //! - one lab: `cluster`, with `control_plane`, `server_process`, `credentials` and `addresses`
 //! - the simulators: `node`, `kubelet`, `virt_handler`, `storage`, `vmi`, which the kubelet and virt-handler share, and
 //!   `pace`, which sets their delays
-//! - KubeVirt and our operators in a lab: `kubevirt`, `edited`, `operator_process`, `extensions`
-//! - what tests observe and break: `audit`, `snapshot`, `skewed_client`, [`leadership`], [`proxy`]
+//! - KubeVirt and our operators in a lab: `kubevirt`, `edited`, `operator_process`, `image`, `extensions`
+//! - what tests observe and break: `audit`, `snapshot`, `skewed_client`, [`leadership`], [`proxy`], [`browser`]
 //! - programs that use a lab: [`harness`] runs test binaries, [`daemon`] background labs
 //!
 //! ```no_run
@@ -27,6 +27,7 @@
 
 mod addresses;
 mod audit;
+pub mod browser;
 mod cluster;
 pub mod components;
 mod control_plane;
@@ -35,7 +36,9 @@ pub mod daemon;
 mod edited;
 mod extensions;
 pub mod harness;
+mod helm;
 mod http_get;
+mod image;
 pub mod isolate;
 mod kubectl;
 mod kubelet;
@@ -53,21 +56,25 @@ pub mod paths;
 pub mod process_table;
 pub mod proxy;
 mod server_process;
+pub mod shell_blocks;
 mod skewed_client;
 mod snapshot;
 mod storage;
 mod virt_handler;
 mod vmi;
 
+pub use addresses::loopback;
 pub use audit::Record;
 pub use cluster::{Lab, LabOptions};
 pub use control_plane::{ApiServerLag, LagScope};
 pub use credentials::Credentials;
 pub use edited::EditedInstallation;
 pub use extensions::Extension;
+pub use helm::Helm;
+pub use image::{ContainerImage, REFERENCE_ANNOTATION};
 pub use kubelet::{CRASH_MESSAGE, OwnProgram, PodBehaviour, PodFate, PodRule};
 pub use kubevirt::{KubeVirtInstaller, KubeVirtRelease, VirtOperator, kubevirt_resource};
-pub use operator_process::{OperatorProcess, OperatorProcessOptions};
+pub use operator_process::{OperatorProcess, OperatorProcessOptions, get_status_page};
 pub use outage::{Outages, SubresourceClient};
 pub use pace::{DelayRange, Pace};
 pub use server_process::{LabHealth, ServerProcess};

@@ -16,9 +16,11 @@ pub fn parse(yaml: &str) -> Result<Vec<Value>> {
     Ok(documents.into_iter().filter(Value::is_object).collect())
 }
 
-/// Creates the objects in this order. An object that already exists is not changed.
+/// Creates the objects in this order, also those of a kind whose CRD stands before them. An object that already exists is
+/// not changed.
 pub async fn create(client: &Client, documents: &[Value]) -> Result<()> {
-    for document in documents {
+    for (position, document) in documents.iter().enumerate() {
+        wait_until_kind_is_served(client, document, documents.get(..position).unwrap_or_default()).await?;
         let (api, object) = parse_object(client, document).await?;
         match api.create(&PostParams::default(), &object).await {
             Ok(_) => {}
@@ -30,15 +32,33 @@ pub async fn create(client: &Client, documents: &[Value]) -> Result<()> {
 }
 
 async fn wait_until_all_are_served(client: &Client, documents: &[Value]) -> Result<()> {
-    for document in documents.iter().filter(|document| document.get("kind").is_some_and(|kind| kind == CRD)) {
-        wait_until_served(client, document).await?;
+    for crd in documents.iter().filter(|document| is_crd(document)) {
+        wait_until_served(client, crd).await?;
     }
     Ok(())
 }
 
+/// Waits until the API server serves the kind of a document, if one of the documents before is its CRD.
+async fn wait_until_kind_is_served(client: &Client, document: &Value, before: &[Value]) -> Result<()> {
+    let group = document.get("apiVersion").and_then(Value::as_str).and_then(|version| version.split('/').next());
+    let defines = |crd: &Value| {
+        crd.pointer("/spec/names/kind") == document.get("kind")
+            && crd.pointer("/spec/group").and_then(Value::as_str) == group
+    };
+    for crd in before.iter().filter(|earlier| is_crd(earlier) && defines(earlier)) {
+        wait_until_served(client, crd).await?;
+    }
+    Ok(())
+}
+
+fn is_crd(document: &Value) -> bool {
+    document.get("kind").is_some_and(|kind| kind == CRD)
+}
+
 /// Creates the objects, and replaces those that already exist.
 pub async fn replace(client: &Client, documents: &[Value]) -> Result<()> {
-    for document in documents {
+    for (position, document) in documents.iter().enumerate() {
+        wait_until_kind_is_served(client, document, documents.get(..position).unwrap_or_default()).await?;
         let (api, mut object) = parse_object(client, document).await?;
         let name = object.name_any();
         let what = || format!("replacing {name}");

@@ -133,7 +133,9 @@ pub(crate) async fn heartbeat(client: Client) {
         };
         let is_labelled = |node: &PartialObjectMeta<Node>| node.labels().contains_key(SCHEDULABLE);
         for node in list.into_iter().filter(|node| is_labelled(node) || runs(&node.name_any())) {
+            // A node that changed since the list may have no virt-handler any more.
             let beat = json!({"metadata": {
+                "resourceVersion": node.resource_version(),
                 "annotations": {HEARTBEAT_ANNOTATION: crate::vmi::now()},
                 "labels": {SCHEDULABLE: "true"},
             }});

@@ -18,7 +18,10 @@ use tokio::{
     process::{Child, Command},
 };
 
-use crate::{credentials::Credentials, http_get, kubelet::probe};
+use crate::{addresses::loopback, credentials::Credentials, http_get, kubelet::probe};
+
+/// The port of status pages.
+const STATUS_PORT: u16 = 8082;
 
 #[derive(Clone, Debug)]
 pub struct OperatorProcessOptions {
@@ -39,7 +42,8 @@ pub struct OperatorProcess {
 }
 
 impl OperatorProcess {
-    /// Replaces `{address}` in arguments and variables with the address of the process.
+    /// Replaces `{address}` in arguments and variables with the address of the process, and `{loopback}` with its loopback
+    /// address.
     pub(crate) fn start(
         options: &OperatorProcessOptions,
         credentials: &Credentials,
@@ -52,7 +56,9 @@ impl OperatorProcess {
         let name = options.file.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
         let log = folder.join("logs").join(format!("program-{number}-{name}.log"));
         let sink = std::fs::File::create(&log).with_context(|| format!("creating {}", log.display()))?;
-        let fill = |text: &String| text.replace("{address}", &address.to_string());
+        let fill = |text: &String| {
+            text.replace("{address}", &address.to_string()).replace("{loopback}", &loopback(address).to_string())
+        };
         let child = Command::new(&options.file)
             .args(options.arguments.iter().map(fill))
             .env_clear()
@@ -95,9 +101,19 @@ impl OperatorProcess {
         Ok((response.status(), response.text().await?))
     }
 
+    /// Requests a path of its status page. Returns status and body.
+    pub async fn get_status_page(&self, path: &str) -> Result<(u16, String)> {
+        get_status_page(self.address, path).await
+    }
+
     /// Requests a path over TLS without checking the certificate, as the kubelet does.
     pub async fn get_over_tls(&self, port: u16, path: &str) -> Result<(u16, String)> {
-        let response = probe::get_over_tls(self.connect(port).await?, self.address, path).await?;
+        self.get_over_tls_with_token(port, path, None).await
+    }
+
+    /// Like `get_over_tls`, with a bearer token.
+    pub async fn get_over_tls_with_token(&self, port: u16, path: &str, token: Option<&str>) -> Result<(u16, String)> {
+        let response = probe::get_over_tls(self.connect(port).await?, self.address, path, token).await?;
         Ok((response.status(), response.text().await?))
     }
 
@@ -132,4 +148,12 @@ impl OperatorProcess {
             Err(_) => bail!("the program did not log {message:?} within {timeout:?}; its log:\n{}", self.log_text()),
         }
     }
+}
+
+/// Requests a path of the status page of a process or pod with this address. Returns status and body.
+pub async fn get_status_page(address: IpAddr, path: &str) -> Result<(u16, String)> {
+    let address = loopback(address);
+    let stream = TcpStream::connect((address, STATUS_PORT)).await.context("connecting to the status page")?;
+    let response = http_get::get(stream, address, path).await?;
+    Ok((response.status(), response.text().await?))
 }

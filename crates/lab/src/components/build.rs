@@ -3,15 +3,16 @@
 use std::{
     fs::{self, File},
     io::{BufRead, BufReader, IsTerminal},
-    path::Path,
+    path::{Path, PathBuf},
     process::{Command, Stdio},
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, anyhow, bail};
 use indicatif::{ProgressBar, ProgressStyle};
+use serde::Deserialize;
 
-use super::{ComponentGroup, Recipe};
+use super::{ComponentGroup, ModuleFile, Recipe};
 
 /// Enough for the binaries of the largest group and Go's intermediate files.
 const DISK_NEEDED: u64 = 6 << 30;
@@ -58,10 +59,44 @@ fn build_in(work: &Path, recipe: &Recipe, folder: &Path) -> Result<()> {
     for (built, name) in recipe.binaries.iter().filter(|(built, name)| built != name) {
         fs::rename(out.join(built), out.join(name)).with_context(|| format!("renaming {built} to {name}"))?;
     }
+    for file in recipe.files {
+        copy_from_module(file, recipe, work, &out)?;
+    }
     if folder.exists() {
         fs::remove_dir_all(folder).with_context(|| format!("removing the incomplete {}", folder.display()))?;
     }
     fs::rename(&out, folder).with_context(|| format!("moving the binaries to {}", folder.display()))
+}
+
+/// Downloads the module, and copies the file if the module has the expected checksum.
+fn copy_from_module(file: &ModuleFile, recipe: &Recipe, work: &Path, out: &Path) -> Result<()> {
+    let output =
+        go(work).args(["mod", "download", "-json", file.module]).output().context("running `go mod download`")?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let module: DownloadedModule = match serde_json::from_str(&text) {
+        Ok(module) if output.status.success() => module,
+        _ => return Err(explain(recipe, &format!("{text}{}", String::from_utf8_lossy(&output.stderr)))),
+    };
+    if module.sum != file.sum {
+        bail!(
+            "{} has the checksum {}, expected {}; run `go clean -modcache` and try again",
+            file.module,
+            module.sum,
+            file.sum
+        );
+    }
+    // Not `fs::copy`, which would also copy that files of the module cache are read-only.
+    let content =
+        fs::read(module.dir.join(file.path)).with_context(|| format!("reading {} of {}", file.path, file.module))?;
+    fs::write(out.join(file.name), content).with_context(|| format!("writing {}", file.name))
+}
+
+/// The output of `go mod download -json`, as far as it is used.
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct DownloadedModule {
+    dir: PathBuf,
+    sum: String,
 }
 
 fn check_space(folder: &Path) -> Result<()> {
@@ -94,7 +129,8 @@ fn go(directory: &Path) -> Command {
 fn compile(recipe: &Recipe, directory: &Path, out: &Path) -> Result<()> {
     let progress = Progress::new(recipe.name);
     progress.print("downloading modules");
-    let listed = go(directory).args(["list", "-deps", "tool"]).output().context("running `go list`")?;
+    let listed =
+        go(directory).args(["list", "-tags", recipe.tags, "-deps", "tool"]).output().context("running `go list`")?;
     if !listed.status.success() {
         return Err(explain(recipe, &String::from_utf8_lossy(&listed.stderr)));
     }
@@ -104,7 +140,16 @@ fn compile(recipe: &Recipe, directory: &Path, out: &Path) -> Result<()> {
     let variables: Vec<String> =
         recipe.linker_variables.iter().map(|(variable, value)| format!("-X {variable}={value}")).collect();
     let mut child = go(directory)
-        .args(["build", "-v", "-trimpath", "-ldflags", &format!("-s -w {}", variables.join(" ")), "-o"])
+        .args([
+            "build",
+            "-v",
+            "-tags",
+            recipe.tags,
+            "-trimpath",
+            "-ldflags",
+            &format!("-s -w {}", variables.join(" ")),
+            "-o",
+        ])
         .arg(format!("{}/", out.display()))
         .arg("tool")
         .stdout(Stdio::null())

@@ -25,7 +25,18 @@ pub enum ComponentGroup {
     KubeVirtPrevious,
     /// KubeVirt's own end-to-end specs of virt-operator, of the same release as [`ComponentGroup::KubeVirt`].
     KubeVirtE2e,
+    /// Helm v3.22.0.
+    Helm3,
+    /// Helm v4.3.1.
+    Helm4,
+    /// Prometheus 3.15 with promtool, and the CRDs of the Prometheus operator.
+    Monitoring,
+    /// crane, a client of registries which also has a registry, for tests of the image.
+    Packaging,
 }
+
+/// The groups for tests of the Helm charts.
+pub const HELM: [ComponentGroup; 2] = [ComponentGroup::Helm3, ComponentGroup::Helm4];
 
 /// The groups for a lab with the reference operator.
 pub const STANDARD: [ComponentGroup; 3] = [ComponentGroup::Etcd, ComponentGroup::Kubernetes, ComponentGroup::KubeVirt];
@@ -33,6 +44,10 @@ pub const STANDARD: [ComponentGroup; 3] = [ComponentGroup::Etcd, ComponentGroup:
 /// The groups for a lab in which the previous release is upgraded.
 pub const WITH_PREVIOUS: [ComponentGroup; 4] =
     [ComponentGroup::Etcd, ComponentGroup::Kubernetes, ComponentGroup::KubeVirt, ComponentGroup::KubeVirtPrevious];
+
+/// The groups for a lab with Prometheus.
+pub const WITH_MONITORING: [ComponentGroup; 4] =
+    [ComponentGroup::Etcd, ComponentGroup::Kubernetes, ComponentGroup::KubeVirt, ComponentGroup::Monitoring];
 
 struct Recipe {
     name: &'static str,
@@ -44,7 +59,38 @@ struct Recipe {
     binaries: &'static [(&'static str, &'static str)],
     /// Variables that the linker sets, so that the programs report their version.
     linker_variables: &'static [(&'static str, &'static str)],
+    /// Build tags.
+    tags: &'static str,
+    /// Files of modules that no program is built from.
+    files: &'static [ModuleFile],
 }
+
+/// A file of a Go module that the group contains as it is.
+struct ModuleFile {
+    /// With the version.
+    module: &'static str,
+    /// The checksum of the module, as in a `go.sum`.
+    sum: &'static str,
+    path: &'static str,
+    name: &'static str,
+}
+
+const PROMETHEUS_OPERATOR: &str = "github.com/prometheus-operator/prometheus-operator@v0.85.0";
+const PROMETHEUS_OPERATOR_SUM: &str = "h1:M5xLCLEoaW2IJfnuCwFzzpL+jSVQu3KGT84Pye+fW8s=";
+const MONITORING_CRDS: &[ModuleFile] = &[
+    ModuleFile {
+        module: PROMETHEUS_OPERATOR,
+        sum: PROMETHEUS_OPERATOR_SUM,
+        path: "example/prometheus-operator-crd/monitoring.coreos.com_prometheusrules.yaml",
+        name: "prometheusrules.yaml",
+    },
+    ModuleFile {
+        module: PROMETHEUS_OPERATOR,
+        sum: PROMETHEUS_OPERATOR_SUM,
+        path: "example/prometheus-operator-crd/monitoring.coreos.com_servicemonitors.yaml",
+        name: "servicemonitors.yaml",
+    },
+];
 
 macro_rules! module {
     ($folder:literal) => {
@@ -93,6 +139,35 @@ impl ComponentGroup {
                 &[("kubevirt-e2e", "kubevirt-e2e")],
                 &[("kubevirt.io/client-go/version.gitVersion", "v1.8.4")],
             ),
+            ComponentGroup::Helm3 => (
+                "helm3",
+                module!("helm3"),
+                &[("helm", "helm")],
+                &[
+                    ("helm.sh/helm/v3/internal/version.version", "v3.22.0"),
+                    // The Kubernetes version that `helm template` and `helm lint` assume without a cluster.
+                    ("helm.sh/helm/v3/pkg/chartutil.k8sVersionMinor", "36"),
+                    ("helm.sh/helm/v3/pkg/lint/rules.k8sVersionMinor", "36"),
+                ],
+            ),
+            ComponentGroup::Helm4 => (
+                "helm4",
+                module!("helm4"),
+                &[("helm", "helm")],
+                &[("helm.sh/helm/v4/internal/version.version", "v4.3.1")],
+            ),
+            ComponentGroup::Monitoring => (
+                "monitoring",
+                module!("monitoring"),
+                &[("prometheus", "prometheus"), ("promtool", "promtool")],
+                &[("github.com/prometheus/common/version.Version", "3.15.0")],
+            ),
+            ComponentGroup::Packaging => ("packaging", module!("packaging"), &[("crane", "crane")], &[]),
+        };
+        // Without the clients of all clouds in which Prometheus can discover targets.
+        let (tags, files): (_, &[_]) = match self {
+            ComponentGroup::Monitoring => ("remove_all_sd", MONITORING_CRDS),
+            _ => ("", &[]),
         };
         let sources: &[_] = match self {
             ComponentGroup::KubeVirtE2e => &[
@@ -101,7 +176,7 @@ impl ComponentGroup {
             ],
             _ => &[],
         };
-        Recipe { name, go_mod, go_sum, sources, binaries, linker_variables }
+        Recipe { name, go_mod, go_sum, sources, binaries, linker_variables, tags, files }
     }
 
     /// The folder of the built binaries. Its name contains a hash of everything that influences them.
@@ -115,6 +190,11 @@ impl ComponentGroup {
             hash.update(variable);
             hash.update(value);
         }
+        for file in recipe.files {
+            hash.update(file.module);
+            hash.update(file.path);
+        }
+        hash.update(recipe.tags);
         let digest = hash.finalize();
         let short: String = digest.iter().take(6).map(|byte| format!("{byte:02x}")).collect();
         Ok(paths::components_dir()?.join(format!("{}-{short}", recipe.name)))
@@ -122,7 +202,10 @@ impl ComponentGroup {
 
     fn is_built(self) -> Result<bool> {
         let folder = self.folder()?;
-        Ok(self.recipe().binaries.iter().all(|(_, binary)| folder.join(binary).is_file()))
+        let recipe = self.recipe();
+        let binaries = recipe.binaries.iter().map(|(_, binary)| *binary);
+        let mut files = binaries.chain(recipe.files.iter().map(|file| file.name));
+        Ok(files.all(|file| folder.join(file).is_file()))
     }
 }
 
@@ -173,6 +256,26 @@ pub fn kubevirt_specs() -> Result<PathBuf> {
     binary(ComponentGroup::KubeVirtE2e, "kubevirt-e2e")
 }
 
+/// The real Prometheus.
+pub fn prometheus() -> Result<PathBuf> {
+    binary(ComponentGroup::Monitoring, "prometheus")
+}
+
+/// The tool of Prometheus that checks and tests rules.
+pub fn promtool() -> Result<PathBuf> {
+    binary(ComponentGroup::Monitoring, "promtool")
+}
+
+/// The CRDs of ServiceMonitor and PrometheusRule, as the Prometheus operator installs them.
+pub fn monitoring_crds() -> Result<Vec<PathBuf>> {
+    MONITORING_CRDS.iter().map(|file| binary(ComponentGroup::Monitoring, file.name)).collect()
+}
+
+/// crane: a client of registries, and a registry.
+pub fn crane() -> Result<PathBuf> {
+    binary(ComponentGroup::Packaging, "crane")
+}
+
 /// The folder with kubectl, for a user's PATH.
 pub fn kubectl_dir() -> Result<PathBuf> {
     ComponentGroup::Kubernetes.folder()
@@ -190,6 +293,10 @@ mod tests {
             ComponentGroup::KubeVirt,
             ComponentGroup::KubeVirtPrevious,
             ComponentGroup::KubeVirtE2e,
+            ComponentGroup::Helm3,
+            ComponentGroup::Helm4,
+            ComponentGroup::Monitoring,
+            ComponentGroup::Packaging,
         ] {
             let recipe = group.recipe();
             assert!(!recipe.go_sum.is_empty(), "{} has no checksums", recipe.name);

@@ -6,6 +6,7 @@
 mod pod_worker;
 pub(crate) mod probe;
 mod process;
+mod programs;
 mod restart;
 mod status;
 mod volumes;
@@ -17,8 +18,9 @@ use kube::{Api, Client, ResourceExt, runtime::watcher};
 use parking_lot::Mutex;
 use pod_worker::PodWorker;
 use probe::Probe;
-pub use process::OwnProgram;
-pub(crate) use process::{pod_log, split_image};
+pub(crate) use process::pod_log;
+pub use programs::OwnProgram;
+pub(crate) use programs::{Programs, split_image};
 use tokio::sync::watch;
 pub(crate) use volumes::FrozenPods;
 use volumes::VolumeUpdates;
@@ -84,9 +86,9 @@ fn containers(pod: &Pod) -> impl Iterator<Item = &Container> {
 }
 
 /// Whether the process of a pod answers its readiness probe now. None if the pod has no process or no probe.
-pub(crate) async fn answers(pod: &Pod, own_programs: &[OwnProgram]) -> Option<bool> {
+pub(crate) async fn answers(pod: &Pod, programs: &Programs) -> Option<bool> {
     let container = containers(pod).next()?;
-    process::program_of(container, own_programs)?.ok()?;
+    programs.of(container)?.ok()?;
     let probe = Probe::from_container(container)?;
     let address = pod.status.as_ref().and_then(|status| status.pod_ip.as_deref()).and_then(|ip| ip.parse().ok());
     match address {
@@ -101,7 +103,7 @@ pub(crate) struct Kubelet {
     pub(crate) address_range: Arc<AddressRange>,
     pub(crate) folder: PathBuf,
     pub(crate) behaviour: watch::Receiver<PodBehaviour>,
-    pub(crate) own_programs: watch::Receiver<Vec<OwnProgram>>,
+    pub(crate) programs: watch::Receiver<Programs>,
     pub(crate) vmis: VmiPhases,
     pub(crate) addresses: PodAddresses,
     pub(crate) seed: u64,

@@ -23,7 +23,7 @@ use tokio::{process::Child, sync::watch, time::Instant};
 use super::{
     Kubelet, PodBehaviour, PodFate, containers,
     probe::{Probe, Readiness},
-    process::{self, PodProcess, ProcessContext},
+    process::{PodProcess, ProcessContext},
     restart::RestartBackoff,
     status::{ContainersState, StatusInput, is_ready},
 };
@@ -144,7 +144,7 @@ impl<'a> PodWorker<'a> {
     }
 
     async fn start(&mut self, pod: &Pod, late: Duration) -> Result<()> {
-        let program = process::program_of(&self.container, &self.kubelet.own_programs.borrow());
+        let program = self.kubelet.programs.borrow().of(&self.container);
         if let Some(program) = program {
             let kubelet = self.kubelet;
             let context = ProcessContext {

@@ -61,7 +61,7 @@ impl Probe {
     async fn request(&self, address: IpAddr) -> Result<u16> {
         let stream = TcpStream::connect(SocketAddr::new(address, self.port)).await?;
         let response = if self.tls {
-            get_over_tls(stream, address, &self.path).await?
+            get_over_tls(stream, address, &self.path, None).await?
         } else {
             http_get::get(stream, address, &self.path).await?
         };
@@ -69,10 +69,15 @@ impl Probe {
     }
 }
 
-pub(crate) async fn get_over_tls(stream: TcpStream, host: IpAddr, path: &str) -> Result<http_get::GetResponse> {
+pub(crate) async fn get_over_tls(
+    stream: TcpStream,
+    host: IpAddr,
+    path: &str,
+    token: Option<&str>,
+) -> Result<http_get::GetResponse> {
     let connector = tokio_rustls::TlsConnector::from(Arc::new(trusting_config()?));
     let stream = connector.connect(ServerName::from(host), stream).await.context("TLS handshake")?;
-    http_get::get(stream, host, path).await
+    http_get::get_with_token(stream, host, path, token).await
 }
 
 /// Whether a probed container is ready: from the first success until several consecutive failures.

@@ -8,68 +8,24 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::{Container, EnvVar, Pod};
 use kube::{Client, ResourceExt};
 use tokio::{process::Child, task::JoinSet};
 
-use super::volumes::{self, VolumeUpdates};
+use super::{
+    programs::{LISTENERS, PodProgram},
+    volumes::{self, VolumeUpdates},
+};
 use crate::{
-    components::{self, ComponentGroup},
+    addresses::loopback,
     credentials::{Credentials, service_account_credentials},
-    launch::Launch,
+    image::ContainerImage,
+    launch::{ContainerRoot, Launch},
     server_process::ServerCommand,
 };
 
 const SERVICE_ACCOUNT_FOLDER: &str = "var/run/secrets/kubernetes.io/serviceaccount";
-
-/// The programs with a `--listen` option: KubeVirt's, and our replacement for one of them.
-const LISTENERS: [&str; 3] = ["virt-api", "virt-controller", "virt-operator"];
-
-/// One of our programs, and the image that contains it.
-#[derive(Clone, Debug)]
-pub struct OwnProgram {
-    /// Matches the image's repository, without registry and tag: `vitistack/virt-operator`.
-    pub image: String,
-    pub file: PathBuf,
-}
-
-impl OwnProgram {
-    /// Whether a container with this image and command runs this program. An image may contain several programs, and
-    /// the file names of these are their commands.
-    fn is_run_by(&self, repository: &str, command: Option<&str>, own: &[OwnProgram]) -> bool {
-        let is_of_image = |program: &OwnProgram| repository.ends_with(&program.image);
-        let is_alone = own.iter().filter(|program| is_of_image(program)).count() == 1;
-        is_of_image(self) && (is_alone || self.file.file_name().and_then(|name| name.to_str()) == command)
-    }
-}
-
-/// The executable for a container's image and command. None if the container is only simulated.
-pub(crate) fn program_of(container: &Container, own: &[OwnProgram]) -> Option<Result<PathBuf>> {
-    let image = container.image.as_deref().unwrap_or_default();
-    let (repository, tag) = split_image(image);
-    let command = container.command.as_ref().and_then(|command| Path::new(command.first()?).file_name()?.to_str());
-    if let Some(program) = own.iter().find(|program| program.is_run_by(repository, command, own)) {
-        return Some(Ok(program.file.clone()));
-    }
-    let name = command?;
-    if !LISTENERS.contains(&name) {
-        return None;
-    }
-    // Tests rename images and use digests. Only the previous release must be distinguished.
-    let group = if tag == Some("v1.7.0") { ComponentGroup::KubeVirtPrevious } else { ComponentGroup::KubeVirt };
-    Some(components::binary(group, name))
-}
-
-/// `registry:5000/a/b:tag@sha256:…` → (`registry:5000/a/b`, `tag`)
-pub(crate) fn split_image(image: &str) -> (&str, Option<&str>) {
-    let undigested = image.split('@').next().unwrap_or_default();
-    let slash = undigested.rfind('/').map_or(0, |slash| slash + 1);
-    match undigested.get(slash..).and_then(|name| name.find(':')) {
-        Some(colon) => (undigested.get(..slash + colon).unwrap_or_default(), undigested.get(slash + colon + 1..)),
-        None => (undigested, None),
-    }
-}
 
 /// Everything that is kept when the process is restarted.
 pub(crate) struct PodProcess {
@@ -90,7 +46,7 @@ impl PodProcess {
         context: &ProcessContext<'_>,
         pod: &Pod,
         address: IpAddr,
-        program: PathBuf,
+        program: PodProgram,
     ) -> Result<Self> {
         let namespace = pod.namespace().unwrap_or_default();
         let spec = pod.spec.clone().unwrap_or_default();
@@ -113,15 +69,16 @@ impl PodProcess {
         let launch = Launch {
             hostname: name.clone(),
             root,
-            arguments: arguments(container, &program, address),
-            program,
+            arguments: arguments(container, &program.file, address),
             name: container
                 .command
                 .as_ref()
                 .and_then(|command| command.first())
                 .cloned()
                 .unwrap_or_else(|| container.name.clone()),
-            environment: environment(container, pod, address, identity.server),
+            environment: environment(container, pod, address, identity.server, program.image.as_ref()),
+            container: program.image.as_ref().map(|image| container_root(image, container, pod)).transpose()?,
+            program: program.file,
         };
         let (file, environment) = launch.command()?;
         let command = ServerCommand {
@@ -162,20 +119,52 @@ fn environment(
     pod: &Pod,
     address: IpAddr,
     server: std::net::SocketAddr,
+    image: Option<&ContainerImage>,
 ) -> Vec<(String, String)> {
-    let mut environment = vec![
+    let mut environment: Vec<(String, String)> = match image {
+        Some(image) => image.environment().map(|(name, value)| (name.to_owned(), value.to_owned())).collect(),
+        None => vec![("PATH".to_owned(), "/usr/local/bin:/usr/bin:/bin".to_owned())],
+    };
+    environment.extend([
         ("HOSTNAME".to_owned(), pod.name_any()),
-        ("PATH".to_owned(), "/usr/local/bin:/usr/bin:/bin".to_owned()),
         ("KUBERNETES_SERVICE_HOST".to_owned(), server.ip().to_string()),
         ("KUBERNETES_SERVICE_PORT".to_owned(), server.port().to_string()),
         // kubevirt-operator has no option `--listen`, and by default listens on every address.
         ("METRICS_BIND_ADDRESS".to_owned(), format!("{address}:8080")),
         ("HEALTH_PROBE_BIND_ADDRESS".to_owned(), format!("{address}:8081")),
-    ];
+        ("STATUS_BIND_ADDRESS".to_owned(), format!("{}:8082", loopback(address))),
+    ]);
     environment.extend(container.env.iter().flatten().map(|variable| {
-        (variable.name.clone(), variable.value.clone().unwrap_or_else(|| field(variable, pod, address)))
+        let value = variable.value.clone().unwrap_or_else(|| field(variable, pod, address));
+        (variable.name.clone(), listening_on(address, &variable.name, value))
     }));
     environment
+}
+
+/// All pods share the network of the lab. So a program that would listen on every address of its pod (`:8080`) listens
+/// on the pod's own one.
+fn listening_on(address: IpAddr, variable: &str, value: String) -> String {
+    let is_port_alone = variable.ends_with("_BIND_ADDRESS") && value.starts_with(':');
+    if is_port_alone { format!("{address}{value}") } else { value }
+}
+
+/// The security context of the pod and its container, as far as it changes how the program runs.
+fn container_root(image: &ContainerImage, container: &Container, pod: &Pod) -> Result<ContainerRoot> {
+    let of_container = container.security_context.clone().unwrap_or_default();
+    let of_pod = pod.spec.as_ref().and_then(|spec| spec.security_context.clone()).unwrap_or_default();
+    let number = |given: Option<i64>, own: u32| match given {
+        Some(given) => u32::try_from(given).with_context(|| format!("{given} is not a user or group")),
+        None => Ok(own),
+    };
+    let user = number(of_container.run_as_user.or(of_pod.run_as_user), image.user.0)?;
+    let non_root = of_container.run_as_non_root.or(of_pod.run_as_non_root).unwrap_or_default();
+    ensure!(user != 0 || !non_root, "container has runAsNonRoot and image will run as root");
+    Ok(ContainerRoot {
+        files: image.root.clone(),
+        user,
+        group: number(of_container.run_as_group.or(of_pod.run_as_group), image.user.1)?,
+        read_only: of_container.read_only_root_filesystem.unwrap_or_default(),
+    })
 }
 
 /// The part of the downward API that the programs use.
@@ -204,18 +193,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn images_are_split_into_repository_and_tag() {
-        for (image, expected) in [
-            ("quay.io/kubevirt/virt-api:v1.8.4", ("quay.io/kubevirt/virt-api", Some("v1.8.4"))),
-            ("registry:5000/virt-api", ("registry:5000/virt-api", None)),
-            ("registry:5000/virt-api:x@sha256:abc", ("registry:5000/virt-api", Some("x"))),
-            ("virt-api@sha256:abc", ("virt-api", None)),
-        ] {
-            assert_eq!(split_image(image), expected, "{image}");
-        }
-    }
-
-    #[test]
     fn only_programs_with_a_listen_option_get_it() {
         let container: Container = serde_json::from_value(serde_json::json!({
             "name": "x", "command": ["program", "--a"], "args": ["--b"], "ports": [{"containerPort": 8443}],
@@ -226,6 +203,15 @@ mod tests {
         assert_eq!(arguments_of("/parts/virt-api"), ["--a", "--b", "--listen", "10.1.2.0"]);
         assert_eq!(arguments_of("/target/debug/virt-operator"), ["--a", "--b", "--listen", "10.1.2.0"]);
         assert_eq!(arguments_of("/target/debug/kubevirt-operator"), ["--a", "--b"]);
+    }
+
+    #[test]
+    fn a_port_alone_becomes_the_address_of_the_pod() {
+        let address: IpAddr = [10, 1, 2, 0].into();
+        let listening = |name: &str, value: &str| listening_on(address, name, value.to_owned());
+        assert_eq!(listening("METRICS_BIND_ADDRESS", ":9090"), "10.1.2.0:9090");
+        assert_eq!(listening("METRICS_BIND_ADDRESS", "127.0.0.1:9090"), "127.0.0.1:9090");
+        assert_eq!(listening("PATTERN", ":9090"), ":9090");
     }
 
     #[test]

@@ -40,7 +40,7 @@ pub(crate) fn run_if_requested() -> Option<ExitCode> {
     }
     if task == BACKGROUND_LAB {
         let name = std::env::var(NAME).unwrap_or_default();
-        return Some(daemon::run(&name, || Ok(LabOptions { nodes: 1, ..LabOptions::default() })));
+        return Some(daemon::run(&name, || Ok(LabOptions { nodes: 1, ..LabOptions::default() }), async |_| Ok(())));
     }
     Some(isolate::run(
         || components::ensure(&components::STANDARD),
