@@ -11,8 +11,10 @@ pub mod kubevirt;
 pub mod machine;
 mod plan;
 mod quantity;
+mod repairs;
 pub mod resources;
 pub mod text;
+pub mod view;
 
 pub use condition::{ConditionStatus, set_condition};
 pub use failure::{ErrorClass, Failure, STARTING, reason};
@@ -23,9 +25,23 @@ pub use plan::{
     Target, Wait, Write, remove_finalizer,
 };
 pub use quantity::Quantity;
+pub use repairs::{RecentWrites, repeated_drift_message};
 
 /// The image that contains both programs.
 pub const IMAGE: &str = concat!("ghcr.io/vitistack/kubevirt-operator:", env!("CARGO_PKG_VERSION"));
+
+/// Where users find the documentation. Messages link to its pages.
+const DOCS: &str = concat!(env!("CARGO_PKG_REPOSITORY"), "/blob/main/docs/");
+
+/// The URL of a page of the documentation, with an optional anchor: `docs_url("first-machine.md")`.
+pub fn docs_url(page: &str) -> String {
+    format!("{DOCS}{page}")
+}
+
+/// The section of the troubleshooting page about the reason of a condition.
+pub fn troubleshooting_url(reason: &str) -> String {
+    docs_url(&format!("troubleshooting.md#{}", reason.to_ascii_lowercase()))
+}
 
 /// The KubeVirt release that virt-operator installs and that kubevirt-operator is tested with.
 pub const KUBEVIRT_RELEASE: &str = "v1.8.4";

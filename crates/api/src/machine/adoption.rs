@@ -44,11 +44,21 @@ impl Adoption {
     }
 
     pub fn includes_pvc(&self, name: &str) -> bool {
-        self.items.iter().any(|item| item.strip_prefix(PVC) == Some(name))
+        self.pvcs().any(|pvc| pvc == name)
     }
 
     pub fn includes_secret(&self, name: &str) -> bool {
-        self.items.iter().any(|item| item.strip_prefix(SECRET) == Some(name))
+        self.secrets().any(|secret| secret == name)
+    }
+
+    /// The names of the PVCs among the items.
+    pub fn pvcs(&self) -> impl Iterator<Item = &str> {
+        self.items.iter().filter_map(|item| item.strip_prefix(PVC))
+    }
+
+    /// The names of the Secrets among the items.
+    pub fn secrets(&self) -> impl Iterator<Item = &str> {
+        self.items.iter().filter_map(|item| item.strip_prefix(SECRET))
     }
 
     /// The value of the annotation that also includes these items.

@@ -62,7 +62,7 @@ pub use status::{DiskStatus, EffectiveResources, MachineStatus};
 #[schemars(extend("x-kubernetes-validations" = schema::machine_rules()))]
 pub struct MachineSpec {
     /// Template for CPU, memory and the root disk: small (1 core, 2Gi, 20Gi), medium (2 cores, 4Gi, 40Gi) or large (4
-    /// cores, 8Gi, 80Gi). The other fields override it one by one. Without a template, CPU cores, a memory size and a
+    /// cores, 8Gi, 80Gi). Other fields override single values of it. Without a template, CPU cores, a memory size and a
     /// disk are required.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 63))]

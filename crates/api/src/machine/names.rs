@@ -16,6 +16,9 @@ pub const LABEL_MACHINE_UID: &str = "vitistack.io/machine-uid";
 pub const ANNOTATION_IDENTITY: &str = "vitistack.io/identity";
 /// On a Machine: the consent to take over existing objects. See [`super::Adoption`].
 pub const ANNOTATION_ADOPT: &str = "vitistack.io/adopt";
+/// On a PVC or Secret without the operator's labels: the name of the Machine that may take it over. A user sets it. The
+/// admission policy of the operator's account does not let the operator set it.
+pub const ANNOTATION_ADOPT_BY: &str = "vitistack.io/adopt-by";
 /// On a Machine: the volume of a lost PVC, as the consent to create an empty PVC in its place.
 pub const ANNOTATION_REPLACE: &str = "vitistack.io/replace-volume";
 /// On a Machine that is being deleted: `background` or `orphan`, if the operator cannot know which of them a user
@@ -44,6 +47,10 @@ pub const ANNOTATION_CONTENT: &str = "vitistack.io/content";
 pub const ANNOTATION_STARTED_WITH: &str = "vitistack.io/guest-began-with";
 /// On a PVC: a digest of the source that it was filled from.
 pub const ANNOTATION_SOURCE: &str = "vitistack.io/source";
+/// On a cloud-init Secret: which version of the source Secret it contains, so that another replica need not read it.
+pub const ANNOTATION_SOURCE_READ: &str = "vitistack.io/source-read";
+/// On a NetworkAttachmentDefinition: the bridges and VLANs that the network had, as JSON.
+pub const ANNOTATION_SEGMENTS: &str = "vitistack.io/segments";
 
 /// The reserved name of the cloud-init volume and disk.
 pub const CLOUD_INIT_DISK: &str = "cloudinitdisk";
@@ -75,7 +82,7 @@ pub mod machine_reason {
     pub const MULTUS_NOT_INSTALLED: &str = "MultusNotInstalled";
     pub const CDI_NOT_INSTALLED: &str = "CdiNotInstalled";
     pub const ADMISSION_REFUSED: &str = "AdmissionRefused";
-    /// Every reason that is an error: the values of the metric label `error_type`, and the first table of
+    /// Every reason that is an error: the values of the metric label `error_type`, and the first sections of
     /// docs/troubleshooting.md.
     pub const ERRORS: [&str; 18] = [
         TEMPLATE_NOT_FOUND,
@@ -97,7 +104,7 @@ pub mod machine_reason {
         PVC_LOST,
         POD_NOT_STARTED,
     ];
-    /// Every reason of a Machine that is not ready without an error: the second table of docs/troubleshooting.md.
+    /// Every reason of a Machine that is not ready without an error: the second part of docs/troubleshooting.md.
     pub const NOT_READY_REASONS: [&str; 6] =
         [VM_CREATED, PAUSED, STOPPING, DELETING, WAITING_FOR_DELETION, GUEST_NOT_READY];
     // States. `ERRORS` contains those that are errors.
@@ -118,4 +125,5 @@ pub mod machine_reason {
     pub const DELETING: &str = "Deleting";
     pub const POWER_STATE_RESTORED: &str = "PowerStateRestored";
     pub const PENDING_RESTART: &str = "PendingRestart";
+    pub const REPEATED_DRIFT: &str = "RepeatedDrift";
 }

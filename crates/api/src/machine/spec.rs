@@ -66,7 +66,8 @@ pub struct Disk {
         extend("x-kubernetes-validations" = schema::size_rules())
     )]
     pub size: Option<String>,
-    /// Name of the StorageClass. Default: the default StorageClass of the cluster, which "default" also selects.
+    /// Name of the StorageClass. Default: the default StorageClass of the cluster. The value
+    /// "default" selects it too.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253), regex(pattern = schema::SUBDOMAIN))]
     pub storage_class: Option<String>,
@@ -126,7 +127,7 @@ pub struct ContainerDiskSource {
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct NamedSource {
-    /// Name of the PVC or VolumeSnapshot. It is read once, when the disk is created.
+    /// Name of the PVC (source pvc) or VolumeSnapshot (source snapshot). It is read once, when the disk is created.
     #[schemars(length(min = 1, max = 253), regex(pattern = schema::SUBDOMAIN))]
     pub name: String,
 }
@@ -134,8 +135,8 @@ pub struct NamedSource {
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct UrlSource {
-    /// URL of the image, for example https://images.example.com/fedora.qcow2 or
-    /// docker://quay.io/containerdisks/fedora:42.
+    /// URL of the image, for example https://images.example.com/fedora.qcow2 (source http) or
+    /// docker://quay.io/containerdisks/fedora:42 (source registry).
     #[schemars(length(min = 1, max = 2048))]
     pub url: String,
 }
@@ -213,7 +214,8 @@ pub struct Domain {
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct DomainMachine {
-    /// Machine type: pc-q35, pc-i440fx, or a QEMU machine type that KubeVirt is configured to allow. Default: pc-q35.
+    /// Machine type: pc-q35, pc-i440fx, or a QEMU machine type that KubeVirt is configured to allow. Default: KubeVirt's
+    /// default for the architecture (q35 on amd64). An existing VirtualMachine keeps its type when the field is removed.
     #[serde(default, rename = "type", skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 63), regex(pattern = "^[A-Za-z0-9._-]+$"))]
     pub kind: Option<String>,

@@ -13,7 +13,7 @@ use super::{MachinePhase, schema};
 pub struct MachineStatus {
     /// Phase of the machine: Pending, Creating, Running, Stopped or Failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(with = "Option<String>")]
+    #[schemars(with = "Option<String>", extend("enum" = ["Pending", "Creating", "Running", "Stopped", "Failed"]))]
     pub phase: Option<MachinePhase>,
     /// Conditions: Ready, VirtualMachineReady, StorageReady, NetworkReady, and RestartRequired while a change is
     /// waiting for a restart.
@@ -38,8 +38,8 @@ pub struct MachineStatus {
     /// Name of the node that the machine runs on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node_name: Option<String>,
-    /// Disks whose PVC is bound, and their volumes. The operator does not replace a PVC that is listed here and does not
-    /// exist any more.
+    /// Disks whose PVC is bound, and their volumes. If a PVC that is listed here no longer exists, the operator
+    /// does not replace it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
     pub disks: Vec<DiskStatus>,
@@ -51,6 +51,7 @@ pub struct MachineStatus {
     pub observed_generation: Option<i64>,
     /// Time of the last change of this status.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("format" = "date-time"))]
     pub last_updated: Option<String>,
     /// Resource version of the Machine that this status is based on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
