@@ -5,12 +5,15 @@
 //! decide what to write, without a client, as values of `vitivirt-api`; this crate writes it. An operator crate
 //! supplies its watches and controllers, and [`program`] runs them. Start reading at [`program`] and [`reconcile`].
 
+pub mod access;
+mod authorization;
 pub mod backoff;
 pub mod client;
 pub mod events;
 pub mod health;
 pub mod lease;
 pub mod metrics;
+pub mod preflight;
 pub mod program;
 pub mod queue;
 pub mod reconcile;

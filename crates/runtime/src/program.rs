@@ -17,10 +17,11 @@ use tokio_util::sync::CancellationToken;
 pub use tower::BoxError;
 
 use crate::{
+    authorization::Authorizer,
     client::{Clients, RateLimit, configuration, connect},
     events::{Recorder, Reporter, recorder},
-    health::{Bind, Health, Routes, serve},
-    lease::{Elector, Leadership, Timing},
+    health::{Bind, Health, METRICS, Routes, serve},
+    lease::{CurrentLeader, Elector, Leadership, Timing},
     metrics::Metrics,
     shutdown,
     telemetry::{self, LogFormat, LogLevel},
@@ -64,6 +65,9 @@ pub struct Listener {
     pub metrics: bool,
     /// `None`: plain text.
     pub tls: Option<tls::Acceptor>,
+    /// Only clients can read the metrics whose token belongs to a user that can get the URL `/metrics`. The account of
+    /// the program needs the permission to create TokenReviews and SubjectAccessReviews.
+    pub authorize_metrics: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -79,6 +83,9 @@ pub struct Context {
     pub metrics: Arc<Metrics>,
     pub health: Arc<Health>,
     pub events: Recorder,
+    /// The identity of this replica.
+    pub identity: Arc<str>,
+    pub leader: CurrentLeader,
     /// Cancelled by the first signal.
     pub shutdown: CancellationToken,
 }
@@ -167,11 +174,13 @@ impl Program {
         self.metrics.set_build(self.version);
         let metrics = Arc::new(self.metrics);
         let health = Arc::new(Health::default());
+        let authorizer = Arc::new(Authorizer::new(METRICS));
         for listener in &self.listeners {
             let socket = listener.bind.listen(listener.what).await?;
             let routes = Routes {
                 health: listener.health.then(|| health.clone()),
                 metrics: listener.metrics.then(|| metrics.clone()),
+                authorizer: listener.authorize_metrics.then(|| authorizer.clone()),
             };
             // The server runs until the process ends: a replica that shuts down is still alive.
             tokio::spawn(serve(socket, listener.tls.clone(), routes, CancellationToken::new()));
@@ -185,10 +194,19 @@ impl Program {
         };
         let user_agent = format!("{}/{}", self.name, self.version);
         let clients = connect(&config, &user_agent, self.rate, &metrics)?;
+        authorizer.set_client(clients.unlimited.clone());
         let reporter = Reporter { controller: self.name.to_owned(), instance: self.identity.clone() };
         let (events, send_events) = recorder(clients.unlimited.clone(), reporter, metrics.clone());
-        let context =
-            Context { clients: clients.clone(), metrics: metrics.clone(), health, events, shutdown: shutdown.clone() };
+        let leader = CurrentLeader::default();
+        let context = Context {
+            clients: clients.clone(),
+            metrics: metrics.clone(),
+            health,
+            events,
+            identity: self.identity.as_str().into(),
+            leader: leader.clone(),
+            shutdown: shutdown.clone(),
+        };
         context.spawn("the sender of events", send_events);
         let operator = tokio::select! {
             biased;
@@ -208,6 +226,7 @@ impl Program {
 
         let Some(lease) = self.lease else {
             metrics.set_leader(true);
+            leader.set(Some(&self.identity));
             return run_without_lease(&shutdown, lead).await;
         };
         let elector = Elector {
@@ -218,6 +237,7 @@ impl Program {
             timing: Timing::default(),
             drain: DRAIN,
             metrics,
+            leader,
         };
         Ok(elector.run(&shutdown, lead).await?)
     }

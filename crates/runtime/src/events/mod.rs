@@ -45,6 +45,7 @@ pub struct Recorder {
 
 impl Recorder {
     pub(crate) fn record(&self, record: EventRecord) {
+        self.metrics.count_event(record.kind, record.reason);
         if self.records.try_send(record).is_err() {
             self.metrics.count_dropped_event();
         }

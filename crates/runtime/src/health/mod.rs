@@ -1,7 +1,8 @@
 //! The endpoints for the kubelet (`/healthz`, `/readyz`) and for Prometheus (`/metrics`).
 //!
 //! Healthy: no reconcile runs past its deadline, and no required task has ended. Ready: every readiness check passes,
-//! usually one per cache. A replica on standby is as ready as the leader. A listener with a certificate serves TLS.
+//! usually one per cache. A replica on standby is as ready as the leader. A listener with a certificate serves TLS, and
+//! can require a permission for `/metrics`.
 
 mod server;
 
@@ -10,7 +11,7 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-pub(crate) use self::server::{Routes, serve};
+pub(crate) use self::server::{METRICS, Routes, serve};
 pub use crate::server::{Bind, BindError};
 
 /// A reconcile ends by its deadline unless it blocks its thread. After this additional time it is certainly stuck.
@@ -23,6 +24,8 @@ pub struct Health {
     checks: Mutex<Vec<(String, ReadinessCheck)>>,
     reconciles: Mutex<RunningReconciles>,
     failed: Mutex<Option<String>>,
+    /// What the program waits for before it starts.
+    waiting: Mutex<Option<&'static str>>,
 }
 
 #[derive(Default)]
@@ -50,6 +53,11 @@ impl Health {
         self.checks.lock().push((name.to_owned(), Box::new(is_ready)));
     }
 
+    /// The program is not ready while it waits for something.
+    pub fn set_waiting(&self, what: Option<&'static str>) {
+        *self.waiting.lock() = what;
+    }
+
     /// Begins to track a reconcile. It counts as stuck if the returned guard is not dropped in time.
     pub(crate) fn track_reconcile(self: &Arc<Self>, controller: &'static str, deadline: Duration) -> InFlight {
         let mut reconciles = self.reconciles.lock();
@@ -65,7 +73,7 @@ impl Health {
     }
 
     /// Why the program is not healthy, if it is not.
-    fn liveness_error(&self) -> Option<String> {
+    pub fn liveness_error(&self) -> Option<String> {
         if let Some(reason) = &*self.failed.lock() {
             return Some(reason.clone());
         }
@@ -76,10 +84,12 @@ impl Health {
     }
 
     /// Why the program is not ready, if it is not.
-    fn readiness_error(&self) -> Option<String> {
+    pub fn readiness_error(&self) -> Option<String> {
         let checks = self.checks.lock();
-        let waiting: Vec<&str> =
-            checks.iter().filter(|(_, is_ready)| !is_ready()).map(|(name, _)| name.as_str()).collect();
+        let waiting: Vec<&str> = (*self.waiting.lock())
+            .into_iter()
+            .chain(checks.iter().filter(|(_, is_ready)| !is_ready()).map(|(name, _)| name.as_str()))
+            .collect();
         (!waiting.is_empty()).then(|| format!("waiting for {}", waiting.join(", ")))
     }
 }
@@ -109,5 +119,7 @@ mod tests {
         health.add_readiness_check("machines", || true);
         health.add_readiness_check("virtualmachines", || false);
         assert_eq!(health.readiness_error().as_deref(), Some("waiting for virtualmachines"));
+        health.set_waiting(Some("a CRD"));
+        assert_eq!(health.readiness_error().as_deref(), Some("waiting for a CRD, virtualmachines"));
     }
 }

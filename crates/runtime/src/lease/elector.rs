@@ -20,7 +20,8 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 
 use super::{
-    Leadership, LeaseAction, LeaseView, Timing, WriteFence, decide, held_spec, holder, message, released_spec,
+    CurrentLeader, Leadership, LeaseAction, LeaseView, Timing, WriteFence, decide, held_spec, holder, message,
+    released_spec,
 };
 use crate::metrics::Metrics;
 
@@ -49,6 +50,7 @@ pub(crate) struct Elector {
     /// How long the work may take to stop after a signal before it is aborted.
     pub(crate) drain: Duration,
     pub(crate) metrics: Arc<Metrics>,
+    pub(crate) leader: CurrentLeader,
 }
 
 /// Why the holder stopped.
@@ -120,6 +122,7 @@ impl Elector {
         let mut not_before = Instant::now();
         loop {
             let now = Instant::now();
+            self.leader.set(view.lease().and_then(holder));
             match decide(&view, now, &self.identity) {
                 LeaseAction::Create | LeaseAction::Acquire if now >= not_before => {
                     maybe_acquired.store(true, Ordering::Relaxed);
@@ -170,6 +173,7 @@ impl Elector {
         let leadership = Leadership::new(WriteFence::until(began + self.timing.renew_deadline));
         tracing::info!(identity = self.identity, lease = self.name, "{}", message::ACQUIRED);
         self.metrics.set_leader(true);
+        self.leader.set(Some(&self.identity));
         // Dropping this elector also aborts the work.
         let mut work = AbortOnDropHandle::new(tokio::spawn(lead(leadership.clone())));
         let mut held = HeldLease { lease, renewed: began };
@@ -185,6 +189,7 @@ impl Elector {
         }
         leadership.stop.cancel();
         self.metrics.set_leader(false);
+        self.leader.set(None);
         let expires_at = held.renewed + self.timing.duration;
         let before_expiry = |margin: Duration| expires_at.checked_sub(margin).unwrap_or(expires_at);
         // Work that has not stopped by then is aborted at its next await.

@@ -162,6 +162,24 @@ fn released_spec(previous: &Lease, now: Timestamp) -> LeaseSpec {
     }
 }
 
+/// The identity of the replica that holds the lease, as far as this replica knows. Clones share it. It is for people; no
+/// decision reads it.
+#[derive(Clone, Debug, Default)]
+pub struct CurrentLeader(Arc<Mutex<Option<String>>>);
+
+impl CurrentLeader {
+    pub fn get(&self) -> Option<String> {
+        self.0.lock().clone()
+    }
+
+    pub(crate) fn set(&self, identity: Option<&str>) {
+        let mut current = self.0.lock();
+        if current.as_deref() != identity {
+            *current = identity.map(ToOwned::to_owned);
+        }
+    }
+}
+
 /// Handed to the leader's work: it signals when to stop, and whether a write may still be sent.
 #[derive(Clone, Debug)]
 pub struct Leadership {

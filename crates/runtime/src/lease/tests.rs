@@ -113,6 +113,7 @@ impl Journal {
 }
 
 struct Replica {
+    leader: CurrentLeader,
     link: Arc<Link>,
     shutdown: CancellationToken,
     task: JoinHandle<Result<(), LeaseError>>,
@@ -127,6 +128,7 @@ fn elector(client: kube::Client, name: &str) -> Elector {
         timing: Timing::default(),
         drain: Duration::from_secs(2),
         metrics: Arc::new(Metrics::new("test")),
+        leader: CurrentLeader::default(),
     }
 }
 
@@ -135,7 +137,7 @@ fn replica(server: &Arc<TestApiServer>, journal: &Arc<Journal>, name: &'static s
     let (client, link) = server.client();
     let (shutdown, journal) = (CancellationToken::new(), journal.clone());
     let elector = elector(client, name);
-    let token = shutdown.clone();
+    let (token, leader) = (shutdown.clone(), elector.leader.clone());
     let task = tokio::spawn(async move {
         let lead = |leadership: Leadership| {
             let working = journal.begin(name);
@@ -150,7 +152,7 @@ fn replica(server: &Arc<TestApiServer>, journal: &Arc<Journal>, name: &'static s
         };
         elector.run(&token, lead).await
     });
-    Replica { link, shutdown, task }
+    Replica { leader, link, shutdown, task }
 }
 
 fn holder_of(server: &TestApiServer) -> String {
@@ -213,6 +215,19 @@ async fn a_holder_without_connection_stops_before_another_replica_can_acquire_th
         assert_eq!(holder_of(&server), "b");
         assert!(!a.task.is_finished());
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_replica_knows_which_one_leads() {
+    let (server, journal) = (TestApiServer::new(), Arc::new(Journal::default()));
+    let a = replica(&server, &journal, "a", true);
+    journal.wait_for("a", "began").await;
+    let b = replica(&server, &journal, "b", true);
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert_eq!((a.leader.get().as_deref(), b.leader.get().as_deref()), (Some("a"), Some("a")));
+    a.shutdown.cancel();
+    journal.wait_for("b", "began").await;
+    assert_eq!((a.leader.get(), b.leader.get().as_deref()), (None, Some("b")));
 }
 
 #[tokio::test(start_paused = true)]

@@ -5,11 +5,13 @@
 //!
 //! `prometheus-client` appends `_total` to the names of counters, so this module registers them without it.
 
+mod format;
 mod kubevirt;
 mod process;
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
+use http::Method;
 use parking_lot::Mutex;
 use prometheus_client::{
     encoding::{EncodeLabelSet, text},
@@ -22,13 +24,17 @@ use prometheus_client::{
     },
     registry::Registry,
 };
-use vitivirt_api::ErrorClass;
+use vitivirt_api::{ErrorClass, EventKind};
 
-pub(crate) use self::kubevirt::{RequestDescription, Work};
+pub(crate) use self::{
+    format::MetricsFormat,
+    kubevirt::{RequestDescription, Work},
+};
 use self::{
     kubevirt::{KubeVirtMetrics, WorkqueueMetrics},
     process::ProcessCollector,
 };
+use crate::{verb::Verb, watch::UnreadableSample};
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ControllerLabel {
@@ -45,6 +51,12 @@ struct ErrorLabels {
 struct ClassLabels {
     controller: &'static str,
     class: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct EventLabels {
+    r#type: &'static str,
+    reason: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -68,6 +80,7 @@ pub struct Metrics {
     queue_depth: Family<ControllerLabel, Gauge>,
     leader: Gauge,
     requests: Requests,
+    events: Family<EventLabels, Counter>,
     events_dropped: Counter,
 }
 
@@ -136,6 +149,7 @@ impl Metrics {
             queue_depth: Family::default(),
             leader: Gauge::default(),
             requests,
+            events: Family::default(),
             events_dropped: Counter::default(),
             registry: Mutex::default(),
             prefix: prefix.to_owned(),
@@ -158,6 +172,7 @@ impl Metrics {
         );
         registry.register("queue_depth", "Objects waiting to be reconciled", metrics.queue_depth.clone());
         registry.register("leader", "1 if this replica is the leader, 0 otherwise", metrics.leader.clone());
+        registry.register("events", "Events that were recorded, by type and reason", metrics.events.clone());
         registry.register(
             "events_dropped",
             "Events that were dropped because too many were recorded at once",
@@ -177,11 +192,19 @@ impl Metrics {
         add(&mut self.registry.lock())
     }
 
-    /// The metrics in the text format that Prometheus scrapes.
+    /// The metrics as OpenMetrics.
     pub fn encode(&self) -> Result<String, std::fmt::Error> {
         let mut out = String::new();
         text::encode(&mut out, &self.registry.lock())?;
         Ok(out)
+    }
+
+    pub(crate) fn encode_as(&self, format: MetricsFormat) -> Result<String, std::fmt::Error> {
+        let open_metrics = self.encode()?;
+        match format {
+            MetricsFormat::OpenMetrics => Ok(open_metrics),
+            MetricsFormat::Text => format::to_text_format(&open_metrics),
+        }
     }
 
     /// `error` is the error type that users see, `class` the class of the failure. Each may be present without the
@@ -231,19 +254,35 @@ impl Metrics {
         }
     }
 
+    pub(crate) fn count_event(&self, kind: EventKind, reason: &'static str) {
+        self.events.get_or_create(&EventLabels { r#type: kind.as_str(), reason }).inc();
+    }
+
     pub(crate) fn count_dropped_event(&self) {
         self.events_dropped.inc();
+    }
+
+    /// The metrics as OpenMetrics, with at least one series of each, so that a reference can list their labels. The
+    /// values mean nothing.
+    pub fn encode_samples(&self) -> Result<String, std::fmt::Error> {
+        self.set_build("");
+        self.observe_reconcile("", 0.0, Some(""), Some(ErrorClass::Transient));
+        self.count_event(EventKind::Normal, "");
+        let host: Arc<str> = "".into();
+        let request = RequestDescription { verb: Verb::Get, method: &Method::GET, host: &host, path: "/version" };
+        self.count_request(&request, 0);
+        self.register(|registry| registry.register_collector(Box::new(UnreadableSample)));
+        // The metrics of running reconciles have series while one runs.
+        let _running = self.queue("", "").start(Duration::ZERO);
+        self.encode()
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::{Arc, LazyLock};
-
-    use http::Method;
+    use std::sync::LazyLock;
 
     use super::*;
-    use crate::verb::Verb;
 
     #[test]
     fn metrics_have_their_documented_names_and_labels() {
@@ -252,6 +291,7 @@ mod tests {
         metrics.queue("Machine", "queue").observe_queue(3, 5);
         metrics.set_leader(true);
         metrics.set_build("1.2.3");
+        metrics.count_event(EventKind::Warning, "RepeatedDrift");
         metrics.count_request(&request(Verb::Patch, &Method::PATCH, "/api/v1/pods"), 200);
         let text = metrics.encode().unwrap();
         for line in [
@@ -262,6 +302,7 @@ mod tests {
             "kubevirt_operator_leader 1",
             "kubevirt_operator_api_requests_total{verb=\"patch\",code=\"200\"} 1",
             "kubevirt_operator_build_info{version=\"1.2.3\"} 1",
+            "kubevirt_operator_events_total{type=\"Warning\",reason=\"RepeatedDrift\"} 1",
         ] {
             assert!(text.lines().any(|have| have == line), "{line} is missing in\n{text}");
         }
@@ -269,6 +310,17 @@ mod tests {
             assert!(text.lines().any(|have| have.starts_with(&format!("process_{name} "))), "{name}: {text}");
         }
         assert!(!text.contains("kubevirt_workqueue") && !text.contains("rest_client"), "{text}");
+    }
+
+    #[test]
+    fn samples_have_a_series_of_each_metric() {
+        for metrics in [Metrics::new("a"), Metrics::with_kubevirt_names("a")] {
+            let text = metrics.encode_samples().unwrap();
+            let described = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next());
+            for name in described {
+                assert!(text.lines().any(|line| line.starts_with(name)), "{name} has no series in\n{text}");
+            }
+        }
     }
 
     fn request<'a>(verb: Verb, method: &'a Method, path: &'a str) -> RequestDescription<'a> {

@@ -65,7 +65,8 @@ fn classify_status(status: &Status, verb: &str, target: &Target) -> Failure {
         }
         400 | 403 | 422 if denied => Failure::invalid(reason::ADMISSION_REFUSED, message),
         403 if is_authorization_error(&text) => {
-            Failure::forbidden(reason::PERMISSION_MISSING, permission_message(verb, target, &text))
+            let message = grant_message(verb, target, &text).unwrap_or_else(|| permission_message(verb, target, &text));
+            Failure::forbidden(reason::PERMISSION_MISSING, message)
         }
         // LimitRanger, PodSecurity and the other admission plugins of the server itself.
         403 => Failure::invalid(reason::ADMISSION_REFUSED, message),
@@ -122,6 +123,18 @@ fn permission_message(verb: &str, target: &Target, text: &str) -> String {
     format!("the operator may not {verb} {} of {group} in {scope}; the API server responded: {text}", resource.plural)
 }
 
+/// The API server lets a client grant only permissions that the client has itself, and its message lists the others. The
+/// names of the user and of its groups come first, and would hide them in a short message.
+fn grant_message(verb: &str, target: &Target, text: &str) -> Option<String> {
+    let (_, rules) = text.split_once("permissions not currently held:")?;
+    let rules: Vec<&str> = rules.lines().map(str::trim).filter(|rule| !rule.is_empty()).collect();
+    Some(format!(
+        "cannot {verb} {target}: it grants permissions that the operator does not have; add these rules to the operator's \
+         own role, for example by applying its manifests of this version: {}",
+        rules.join(", ")
+    ))
+}
+
 fn is_caused_by<E: std::error::Error + 'static>(error: &kube::Error) -> bool {
     let mut next: Option<&(dyn std::error::Error + 'static)> = Some(error);
     while let Some(error) = next {
@@ -152,6 +165,29 @@ mod tests {
     fn failure(status: serde_json::Value) -> Failure {
         let status: Status = serde_json::from_value(status).unwrap();
         classify(&kube::Error::Api(status.boxed()), "create", &target())
+    }
+
+    #[test]
+    fn fault_25_the_rules_that_cannot_be_granted_are_named() {
+        let rules = [
+            "{APIGroups:[\"kubevirt.io\"], Resources:[\"virtualmachines\"], Verbs:[\"get\"]}",
+            "{APIGroups:[\"\"], Resources:[\"pods/resize\"], Verbs:[\"update\"]}",
+        ];
+        let message = format!(
+            "roles \"db\" is forbidden: user \"system:serviceaccount:shop:operator\" (groups=[\"system:authenticated\"]) \
+             is attempting to grant RBAC permissions not currently held:\n{}\n{}",
+            rules[0], rules[1]
+        );
+        let failure = failure(json!({"code": 403, "message": message}));
+        assert_eq!(failure.class, ErrorClass::Forbidden);
+        assert_eq!(
+            failure.message,
+            format!(
+                "cannot create Secret shop/db: it grants permissions that the operator does not have; add these rules to \
+                 the operator's own role, for example by applying its manifests of this version: {}, {}",
+                rules[0], rules[1]
+            )
+        );
     }
 
     #[test]

@@ -258,6 +258,11 @@ impl Executor {
                     return Ok(WriteResult::SkippedNoOp);
                 }
                 let result = self.patch(target, uid, known.as_deref(), patch, response_body, fence).await;
+                // Such a patch only stores the object again. Another client has done so, or has deleted the object.
+                if operations.is_empty() && result.as_ref().is_err_and(|failure| failure.class == ErrorClass::Conflict)
+                {
+                    return Ok(WriteResult::Done);
+                }
                 if let (Some((no_op_patches, attempt)), Ok(object)) = (attempt, &result) {
                     no_op_patches.record(target, attempt, metadata(object, "resourceVersion"));
                 }

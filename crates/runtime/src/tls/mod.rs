@@ -5,7 +5,9 @@
 //! changes nothing, so that a damaged Secret does not stop a working server.
 
 mod client_ca;
+mod mounted;
 mod policy;
+mod self_signed;
 mod served;
 #[cfg(test)]
 mod tests;
@@ -22,6 +24,7 @@ use rustls::{
 
 pub use self::{
     client_ca::ClientCa,
+    mounted::{MountedCertificate, MountedCertificateError},
     policy::{TlsPolicy, TlsVersion},
     served::served_certificate,
 };
@@ -45,6 +48,8 @@ pub enum TlsError {
     NoKey,
     #[error("no valid CA certificate in PEM format")]
     NoCa,
+    #[error("cannot create a self-signed certificate: {0}")]
+    SelfSigned(String),
     #[error(transparent)]
     Unusable(#[from] rustls::Error),
     #[error(transparent)]
@@ -142,6 +147,14 @@ impl ReloadableTls {
     /// For a listener that accepts clients without a certificate, and clients with a valid one.
     pub fn acceptor_with_client_auth(&self) -> Acceptor {
         Acceptor { tls: self.clone(), client_auth: true }
+    }
+
+    /// Whether new connections get this certificate.
+    #[cfg(test)]
+    fn serves(&self, pair: &PemKeyPair) -> bool {
+        let inputs = self.0.inputs.lock();
+        let key = certified_key(pair).unwrap();
+        inputs.key.as_ref().is_some_and(|serving| serving.cert == key.cert)
     }
 
     fn rebuild(&self, inputs: &TlsInputs) {

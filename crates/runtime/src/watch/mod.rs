@@ -5,6 +5,7 @@
 //! `KindNotServed`, retries from time to time, and returns to that state when the CRD is deleted.
 
 mod object_id;
+mod parsed;
 mod scope;
 mod store;
 #[cfg(test)]
@@ -12,7 +13,7 @@ mod tests;
 mod watcher;
 mod watches;
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource;
@@ -26,6 +27,7 @@ use tokio::{
 };
 use vitivirt_api::ObjectKey;
 
+pub(crate) use self::watches::UnreadableSample;
 pub use self::{
     object_id::{ResourceVersion, Uid},
     store::{Change, Entry, IndexFn},
@@ -82,6 +84,7 @@ struct SharedCache<V> {
     store: RwLock<Store<V>>,
     sync: watch::Sender<SyncState>,
     status: RwLock<WatchStatus>,
+    unreadable: RwLock<UnreadableObjects>,
     retry_now: Notify,
     subscribers: Subscribers<Change<V>>,
     /// Projects the JSON of the response to a write of this operator.
@@ -99,6 +102,15 @@ struct WatchStatus {
     last_error: Option<Instant>,
 }
 
+/// Objects that do not have the form that the program expects, with their resource versions. The cache keeps what it knew
+/// of them before.
+#[derive(Default)]
+struct UnreadableObjects {
+    objects: HashMap<ObjectKey, ResourceVersion>,
+    /// Those of the list that is in progress.
+    listed: HashMap<ObjectKey, ResourceVersion>,
+}
+
 impl<V: PartialEq + Send + Sync + 'static> Cache<V> {
     fn new<K>(
         indexes: &[(&'static str, IndexFn<V>)],
@@ -113,6 +125,7 @@ impl<V: PartialEq + Send + Sync + 'static> Cache<V> {
             store: RwLock::new(Store::new(indexes)),
             sync: watch::Sender::new(SyncState::Pending),
             status: RwLock::default(),
+            unreadable: RwLock::default(),
             retry_now: Notify::new(),
             subscribers: Subscribers::default(),
             project: Box::new(move |json| Ok(entry(serde_json::from_value::<K>(json)?, project))),
@@ -144,6 +157,11 @@ impl<V: PartialEq + Send + Sync + 'static> Cache<V> {
         store.keys_by(index, value).filter_map(|key| Some((key.clone(), clone_entry(store.get(key)?)))).collect()
     }
 
+    /// Whether an object has `value` in an index.
+    pub fn is_in_index(&self, index: &str, value: &str) -> bool {
+        self.0.store.read().keys_by(index, value).next().is_some()
+    }
+
     pub fn len(&self) -> usize {
         self.0.store.read().len()
     }
@@ -168,11 +186,16 @@ impl<V: PartialEq + Send + Sync + 'static> Cache<V> {
     }
 
     /// Whether an object that is not in this cache does not exist in the cluster, as far as a cache can know: the list
-    /// is complete, no relist is in progress, and the watch works. A destructive step needs this and a live check.
+    /// is complete and readable, no relist is in progress, and the watch works. A destructive step needs this and a live check.
     pub fn is_complete(&self) -> bool {
         let status = self.0.status.read();
         let watch_works = status.last_error.is_none_or(|at| at.elapsed() > self.0.error_cooldown);
-        self.sync_state() != SyncState::Pending && !status.listing && watch_works
+        self.sync_state() != SyncState::Pending && !status.listing && watch_works && self.unreadable_count() == 0
+    }
+
+    /// The number of objects that do not have the form that the program expects.
+    pub fn unreadable_count(&self) -> usize {
+        self.0.unreadable.read().objects.len()
     }
 
     /// Lists a kind that is not served again now, because its CRD has been created.

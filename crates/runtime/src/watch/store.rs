@@ -124,6 +124,14 @@ impl<V: PartialEq> Store<V> {
         self.upsert_from_server(key, entry)
     }
 
+    /// A list returned an object that is not readable. What is known of it stays.
+    pub(super) fn skip_listed(&mut self, key: &ObjectKey, resource_version: &ResourceVersion) {
+        raise_to(&mut self.newest_listed, resource_version);
+        if let Some(slot) = self.slots.get_mut(key) {
+            slot.list_generation = self.list_generation;
+        }
+    }
+
     /// The watch delivered an object. Returns `None` if nothing changed.
     pub(super) fn apply_watched(&mut self, key: ObjectKey, entry: Entry<V>) -> Option<Change<V>> {
         raise_to(&mut self.newest_seen, &entry.resource_version);

@@ -230,7 +230,38 @@ async fn a_dead_watch_is_resumed_without_a_list() {
     assert_eq!(link.count(Verb::List), 1);
 }
 
-/// kube's watcher would skip an unreadable event.
+/// One object of another form does not stop the others (review B27).
+#[tokio::test(start_paused = true)]
+async fn an_unreadable_object_is_skipped_and_counted_until_it_is_corrected_or_deleted() {
+    let unreadable = |name: &str| {
+        let mut object = map(name, "");
+        object["data"] = "canary".into();
+        object
+    };
+    let server = TestApiServer::new();
+    for n in 0..25 {
+        server.put(MAPS, map(&format!("m{n:02}"), "old"));
+    }
+    server.put(MAPS, unreadable("m03"));
+    server.put(MAPS, unreadable("m04"));
+    let (cache, _changes, link, _stop) = cache(&server, 10);
+    cache.ready().await;
+    assert_eq!((cache.len(), cache.unreadable_count(), cache.is_complete()), (23, 2, false));
+    until(|| link.count(Verb::Watch) == 1).await;
+    // What was known of an object that becomes unreadable stays.
+    server.put(MAPS, unreadable("m05"));
+    server.put(MAPS, map("m06", "new"));
+    until(|| cache.get(&key("m06")).is_some_and(|value| *value == "new")).await;
+    assert_eq!((cache.unreadable_count(), cache.get(&key("m05")).as_deref()), (3, Some(&"old".to_owned())));
+    server.put(MAPS, map("m03", "new"));
+    server.remove(MAPS, "ns", "m04");
+    server.remove(MAPS, "ns", "m05");
+    until(|| cache.unreadable_count() == 0).await;
+    assert_eq!(cache.get(&key("m03")).as_deref(), Some(&"new".to_owned()));
+    assert_eq!((cache.len(), cache.is_complete(), link.count(Verb::List)), (23, true, 3));
+}
+
+/// kube's watcher would skip an event that does not name its object.
 #[tokio::test(start_paused = true)]
 async fn an_unreadable_event_causes_a_list() {
     let server = TestApiServer::new();
@@ -239,7 +270,7 @@ async fn an_unreadable_event_causes_a_list() {
     cache.ready().await;
     until(|| link.count(Verb::Watch) == 1).await;
     let mut nonsense = map("a", "new");
-    nonsense["data"] = "canary".into();
+    nonsense["metadata"]["name"] = 7.into();
     server.put_unreadably(MAPS, map("a", "new"), nonsense);
     until(|| cache.get(&key("a")).is_some_and(|value| *value == "new")).await;
     assert_eq!(link.count(Verb::List), 2);

@@ -7,6 +7,7 @@ use std::{
 };
 
 use futures::{StreamExt, stream::BoxStream};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::{
     Api, Resource, ResourceExt,
     core::Selector,
@@ -18,7 +19,10 @@ use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 use vitivirt_api::ObjectKey;
 
-use super::{Cache, IndexFn, Scope, SyncState, WatchStatus, entry};
+use super::{
+    Cache, IndexFn, ResourceVersion, Scope, SyncState, UnreadableObjects, WatchStatus, entry,
+    parsed::{Parsed, parsed_api},
+};
 use crate::{backoff::Backoff, client::REQUEST_DEADLINE};
 
 /// Which objects of a kind are watched, and how.
@@ -108,6 +112,7 @@ where
     let cache = Cache::new(indexes, project, scope, config.error_cooldown());
     let watcher_config = config.watcher_config();
     let kind = api.resource_url().to_owned();
+    let api = parsed_api(api);
     let open = move || watcher(api.clone(), watcher_config.clone()).boxed();
     (cache.clone(), run(cache, kind, config, project, open, stop))
 }
@@ -119,7 +124,7 @@ async fn run<T, V>(
     kind: String,
     config: WatchConfig,
     project: fn(T) -> V,
-    open: impl Fn() -> WatchEventStream<T> + Send,
+    open: impl Fn() -> WatchEventStream<Parsed<T>> + Send,
     stop: CancellationToken,
 ) where
     T: Resource + Send + 'static,
@@ -141,7 +146,7 @@ async fn run<T, V>(
                 if !matches!(event, Event::Init) {
                     failures = 0;
                 }
-                apply(&cache, event, project);
+                apply(&cache, &kind, event, project);
                 continue;
             }
             Some(Err(error)) => error,
@@ -216,32 +221,51 @@ async fn pause<V>(
     }
 }
 
-fn apply<T: Resource, V: PartialEq + Send + Sync + 'static>(cache: &Cache<V>, event: Event<T>, project: fn(T) -> V) {
+fn apply<T, V>(cache: &Cache<V>, kind: &str, event: Event<Parsed<T>>, project: fn(T) -> V)
+where
+    T: Resource + 'static,
+    V: PartialEq + Send + Sync + 'static,
+{
     match event {
         Event::Init => {
             cache.0.status.write().listing = true;
+            cache.0.unreadable.write().listed.clear();
             cache.0.store.write().begin_list();
         }
-        Event::InitApply(object) => {
+        Event::InitApply(Parsed::Readable(object)) => {
             let key = ObjectKey::from_metadata(object.meta());
             let entry = entry(object, project);
             let change = cache.0.store.write().apply_listed(key, entry);
             cache.notify(&change);
         }
-        Event::Apply(object) => {
+        Event::InitApply(Parsed::Unreadable(metadata)) => {
+            let (key, version) = skip(cache, kind, &metadata);
+            cache.0.store.write().skip_listed(&key, &version);
+            cache.0.unreadable.write().listed.insert(key, version);
+        }
+        Event::Apply(Parsed::Readable(object)) => {
             let key = ObjectKey::from_metadata(object.meta());
+            cache.0.unreadable.write().objects.remove(&key);
             let entry = entry(object, project);
             let change = cache.0.store.write().apply_watched(key, entry);
             cache.notify(&change);
         }
+        Event::Apply(Parsed::Unreadable(metadata)) => {
+            let (key, version) = skip(cache, kind, &metadata);
+            cache.0.unreadable.write().objects.insert(key, version);
+        }
         Event::Delete(object) => {
             let key = ObjectKey::from_metadata(object.meta());
+            cache.0.unreadable.write().objects.remove(&key);
             let version = object.resource_version().unwrap_or_default().as_str().into();
             let change = cache.0.store.write().apply_watched_delete(key, &version);
             cache.notify(&change);
         }
         Event::InitDone => {
             let deleted = cache.0.store.write().end_list();
+            let mut unreadable = cache.0.unreadable.write();
+            unreadable.objects = std::mem::take(&mut unreadable.listed);
+            drop(unreadable);
             *cache.0.status.write() = WatchStatus::default();
             cache.0.sync.send_if_modified(|sync| std::mem::replace(sync, SyncState::Synced) != SyncState::Synced);
             cache.notify_all(&deleted);
@@ -249,8 +273,20 @@ fn apply<T: Resource, V: PartialEq + Send + Sync + 'static>(cache: &Cache<V>, ev
     }
 }
 
+/// Logs an unreadable object, once for each of its versions.
+fn skip<V>(cache: &Cache<V>, kind: &str, metadata: &ObjectMeta) -> (ObjectKey, ResourceVersion) {
+    let key = ObjectKey::from_metadata(metadata);
+    let version: ResourceVersion = metadata.resource_version.as_deref().unwrap_or_default().into();
+    if cache.0.unreadable.read().objects.get(&key) != Some(&version) {
+        let (namespace, name) = (key.namespace().unwrap_or_default(), key.name());
+        tracing::warn!(kind, namespace, name, "object cannot be parsed and is ignored; correct or delete it");
+    }
+    (key, version)
+}
+
 fn mark_not_served<V: PartialEq + Send + Sync + 'static>(cache: &Cache<V>) {
     let deleted = cache.0.store.write().clear();
+    *cache.0.unreadable.write() = UnreadableObjects::default();
     *cache.0.status.write() = WatchStatus::default();
     cache.0.sync.send_if_modified(|sync| std::mem::replace(sync, SyncState::KindNotServed) != SyncState::KindNotServed);
     cache.notify_all(&deleted);

@@ -2,9 +2,18 @@
 //!
 //! No watch runs before [`Watches::start`], so every handler can subscribe to the caches first and misses no event.
 
-use std::{fmt::Debug, pin::Pin, sync::Arc};
+use std::{
+    fmt::{self, Debug},
+    pin::Pin,
+    sync::Arc,
+};
 
 use kube::{Api, Client, Resource};
+use prometheus_client::{
+    collector::Collector,
+    encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric},
+    metrics::{MetricType, family::Family, gauge::Gauge},
+};
 use serde::de::DeserializeOwned;
 use tokio::sync::watch::Receiver;
 use tokio_util::sync::CancellationToken;
@@ -75,9 +84,51 @@ impl Watches {
 
     /// Runs every watch until the program stops.
     pub fn start(self, context: &Context) {
+        let unreadable = UnreadableGauge(self.kinds().0);
+        context.metrics.register(|registry| registry.register_collector(Box::new(unreadable)));
         for (name, task) in self.tasks {
             context.spawn(name, task);
         }
+    }
+}
+
+/// The metric that counts the objects that the caches skip. The log names them.
+#[derive(Debug)]
+struct UnreadableGauge(Arc<[WatchedKind]>);
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ResourceLabel {
+    resource: String,
+}
+
+impl Collector for UnreadableGauge {
+    fn encode(&self, encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let gauge = Family::<ResourceLabel, Gauge>::default();
+        for kind in &*self.0 {
+            let count = i64::try_from(kind.cache.unreadable_count()).unwrap_or(i64::MAX);
+            gauge.get_or_create(&ResourceLabel { resource: kind.resource.plural.clone() }).set(count);
+        }
+        encode_unreadable(&gauge, encoder)
+    }
+}
+
+fn encode_unreadable(
+    gauge: &Family<ResourceLabel, Gauge>,
+    mut encoder: DescriptorEncoder<'_>,
+) -> Result<(), fmt::Error> {
+    let help = "Objects that cannot be parsed and that the operator ignores, by resource";
+    gauge.encode(encoder.encode_descriptor("unreadable_objects", help, None, MetricType::Gauge)?)
+}
+
+/// The same metric of a program without watches, for the reference of the metrics.
+#[derive(Debug)]
+pub(crate) struct UnreadableSample;
+
+impl Collector for UnreadableSample {
+    fn encode(&self, encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let gauge = Family::<ResourceLabel, Gauge>::default();
+        gauge.get_or_create(&ResourceLabel { resource: String::new() }).set(0);
+        encode_unreadable(&gauge, encoder)
     }
 }
 
@@ -87,11 +138,18 @@ struct WatchedKind {
     cache: Arc<dyn AnyCache>,
 }
 
+impl Debug for WatchedKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.resource.plural.fmt(f)
+    }
+}
+
 /// A cache of any kind.
 trait AnyCache: WriteObserver {
     fn synced(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>>;
     fn sync_changes(&self) -> Receiver<SyncState>;
     fn retry_now(&self);
+    fn unreadable_count(&self) -> usize;
     fn as_write_observer(self: Arc<Self>) -> Arc<dyn WriteObserver>;
 }
 
@@ -108,6 +166,10 @@ impl<V: PartialEq + Send + Sync + 'static> AnyCache for Cache<V> {
         if self.sync_state() != SyncState::Synced {
             Cache::retry_now(self);
         }
+    }
+
+    fn unreadable_count(&self) -> usize {
+        Cache::unreadable_count(self)
     }
 
     fn as_write_observer(self: Arc<Self>) -> Arc<dyn WriteObserver> {

@@ -48,6 +48,17 @@ async fn an_apply_to_an_object_with_another_uid_is_a_conflict() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_patch_without_changes_succeeds_if_the_object_is_gone_or_was_replaced() {
+    let server = TestApiServer::new();
+    let (executor, _link) = executor(&server);
+    assert_eq!(stopped(&executor, patch("gone", Vec::new())).await, Stop::Done);
+    live(&server);
+    assert_eq!(stopped(&executor, patch("another", Vec::new())).await, Stop::Done);
+    let change = patch("another", vec![Operation::set("/data", json!({}))]);
+    assert_eq!(failure(&executor, change).await, (ErrorClass::Conflict, reason::OBJECT_CHANGED));
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_patch_replaces_the_field_tests_the_uid_and_updates_the_cache() {
     let server = TestApiServer::new();
     let uid = uid(&live(&server));
