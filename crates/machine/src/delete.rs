@@ -77,7 +77,7 @@ fn unknown_message(observed: &Observed) -> String {
         |choice: &str| format!("`kubectl -n {namespace} annotate machine {name} {ANNOTATION_CASCADE}={choice}`");
     format!(
         "VirtualMachine {name} has no owner reference, and the operator was not running when the deletion began, so it \
-         cannot know whether the VirtualMachine and its disks shall stay; to delete them, run {}; to keep them, run {}",
+         cannot know whether to keep the VirtualMachine and its disks; to delete them, run {}; to keep them, run {}",
         command("background"),
         command("orphan"),
     )

@@ -5,11 +5,13 @@
 //! `vitivirt-runtime` sends the writes.
 //!
 //! Read the modules in this order: `resolve` (parses the spec), `render` (the objects of a Machine), `observed` (the
-//! input), `assessment` (what blocks the Machine; it uses `problem`, `ownership` and `macs`), `changes` (when an edit takes effect;
-//! it uses `vmi_spec`), `plan` and `delete` (the writes) and `report` (status and events). `network_finalizer` decides
-//! about NetworkConfigurations.
+//! input), `assessment` (what blocks the Machine; it uses `problem`, `ownership` and `macs`), `boot` (whether a guest can
+//! start), `changes` (when an edit takes effect; it uses `vmi_spec`), `plan` and `delete` (the writes, limited by `repairs`)
+//! and `report` (status and events). `network_finalizer` decides about NetworkConfigurations. `view` is what people see of
+//! a Machine.
 
 mod assessment;
+mod boot;
 pub mod changes;
 mod delete;
 pub mod macs;
@@ -19,16 +21,20 @@ mod ownership;
 mod plan;
 mod problem;
 pub mod render;
+mod repairs;
 mod report;
 pub mod resolve;
 mod secret;
 #[cfg(feature = "testing")]
 pub mod testing;
+pub mod view;
 pub mod vmi_spec;
 
 pub use assessment::{Assessed, Assessment};
+pub use boot::boot_warning;
 pub use observed::Observed;
 pub use plan::{owns, plan};
 pub use problem::{Part, Problem, ProblemKind};
+pub use repairs::{RecentWritesByObject, desired_digest, repaired_objects};
 pub use report::{Settled, WaitingState, report, settle};
 pub use secret::SecretBytes;

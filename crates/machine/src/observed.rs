@@ -16,6 +16,8 @@ use vitivirt_api::{
 use crate::{
     ownership,
     problem::Problem,
+    render::cloud_init,
+    repairs::RecentWritesByObject,
     resolve::{Resolved, resolve},
     secret::SecretBytes,
 };
@@ -36,6 +38,8 @@ pub struct Observed {
     pub secret: Option<SecretView>,
     /// The Secret that `cloudInit.secretRef` refers to.
     pub source: SourceView,
+    /// Identifies the version of that Secret and the rest of the user data, if it was read.
+    pub source_read: Option<String>,
     /// PVCs that carry the Machine's UID or have a name that the Machine needs, by name.
     pub pvcs: BTreeMap<String, PvcView>,
     /// VolumeImportSources of CDI with a name that the Machine needs.
@@ -53,6 +57,8 @@ pub struct Observed {
     pub deletion: Deletion,
     /// Why the state before a deletion could not be confirmed. Nothing may be deleted then.
     pub live_check_failure: Option<Failure>,
+    /// The recent writes of the operator to objects of the Machine.
+    pub recent_writes: RecentWritesByObject,
     pub now: Timestamp,
 }
 
@@ -80,6 +86,7 @@ impl Observed {
             network_attachments: BTreeMap::new(),
             secret: None,
             source: SourceView::NotNeeded,
+            source_read: None,
             pvcs: BTreeMap::new(),
             import_sources: BTreeMap::new(),
             vm: None,
@@ -89,6 +96,7 @@ impl Observed {
             living_owners: BTreeSet::new(),
             deletion: Deletion::Cascade,
             live_check_failure: None,
+            recent_writes: RecentWritesByObject::new(),
             now,
         })
     }
@@ -161,6 +169,18 @@ impl Observed {
         Target::of_kind::<Machine>(self.id.key())
     }
 
+    /// The kinds and names of the objects that a reconcile may create or patch.
+    pub fn writable_objects(&self) -> impl Iterator<Item = (&'static str, String)> {
+        let needed = self.resolved.as_ref().ok().into_iter().flat_map(Resolved::pvc_names);
+        let pvcs: BTreeSet<&str> = needed.chain(self.pvcs.keys().map(String::as_str)).collect();
+        let networks = self.network_names().into_iter();
+        let vm_and_secret =
+            [("VirtualMachine", self.name().to_owned()), ("Secret", cloud_init::secret_name(self.name()))];
+        let networks = networks.map(|name| ("NetworkAttachmentDefinition", name.to_owned()));
+        let pvcs = pvcs.into_iter().map(|name| ("PersistentVolumeClaim", name.to_owned()));
+        vm_and_secret.into_iter().chain(networks).chain(pvcs)
+    }
+
     /// The index of the operator's finalizer in the Machine's list.
     pub fn finalizer_index(&self) -> Option<usize> {
         self.machine.metadata.finalizers.iter().flatten().position(|finalizer| finalizer == FINALIZER_MACHINE)
@@ -201,6 +221,10 @@ pub struct NetworkAttachmentView {
     pub controller_uid: Option<String>,
     pub labels: BTreeMap<String, String>,
     pub config: String,
+    /// The value of `ANNOTATION_SEGMENTS`.
+    pub segments: Option<String>,
+    /// It has annotations, the operator's or others.
+    pub annotated: bool,
 }
 
 /// A VolumeImportSource of CDI.
@@ -224,10 +248,14 @@ pub struct SecretView {
     pub labels: BTreeMap<String, String>,
     /// The digest of the data that the operator wrote.
     pub content: Option<String>,
+    /// The value of `ANNOTATION_SOURCE_READ`.
+    pub source_read: Option<String>,
     /// It has annotations, the operator's or others.
     pub annotated: bool,
     /// Another client has written its data since.
     pub tampered: bool,
+    /// The value of `ANNOTATION_ADOPT_BY`.
+    pub adopt_by: Option<String>,
     /// The UID of the VMI that ran when the data changed, and the digest of the data that it started with.
     pub started_with: Option<String>,
     pub deleting: bool,
@@ -266,6 +294,8 @@ pub struct PvcView {
     pub volume: Option<String>,
     /// The UID of its Machine in an annotation, for a PVC that lost its labels.
     pub identity: Option<String>,
+    /// The value of `ANNOTATION_ADOPT_BY`.
+    pub adopt_by: Option<String>,
     /// It has owner references, although the operator sets none.
     pub has_owners: bool,
     pub deleting: bool,
@@ -299,11 +329,15 @@ pub struct VmView {
     pub restart_required: bool,
     /// The last error that virt-controller reported.
     pub failure: Option<String>,
+    /// The clients other than this operator that set fields of its spec, as `managedFields` name them.
+    pub other_managers: Vec<String>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct VmiView {
     pub uid: String,
+    /// When the guest was connected to its networks, in seconds since 1970: its creation or its last migration.
+    pub connected_since: i64,
     pub phase: VmiPhase,
     pub node: Option<String>,
     pub addresses: Vec<String>,

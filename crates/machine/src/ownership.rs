@@ -1,7 +1,8 @@
 //! Whose an object is. The owner reference says it, and for a PVC the label with the Machine's UID. An object that lost
 //! either is recognized by a second proof: the label on VM and Secret, the UUID of the guest in the VM, an annotation on
 //! the PVC. The operator takes over the object of an earlier Machine only if a user consented (annotation
-//! `vitistack.io/adopt`), and never the object of a Machine that exists.
+//! `vitistack.io/adopt`), and never the object of a Machine that exists. An object that no Machine ever had needs consent of
+//! its own (annotation `vitistack.io/adopt-by`).
 
 use std::collections::BTreeMap;
 
@@ -64,7 +65,10 @@ pub(crate) fn secret(observed: &Observed, secret: &SecretView) -> Ownership {
         Some(_) if is_named => Ownership::Leaving,
         Some(_) => Ownership::Foreign,
         None if label == Some(observed.uid()) => Ownership::Unmarked,
-        None if label.is_some_and(|uid| adoption.includes_machine(uid)) || adoption.includes_secret(&name) => {
+        None if label.is_some_and(|uid| adoption.includes_machine(uid)) => Ownership::Unmarked,
+        None if adoption.includes_secret(&name)
+            && (is_managed(&secret.labels) || secret.adopt_by.as_deref() == Some(observed.name())) =>
+        {
             Ownership::Unmarked
         }
         None if secret.deleting => Ownership::Leaving,
@@ -86,7 +90,11 @@ pub(crate) fn pvc(observed: &Observed, name: &str, pvc: &PvcView) -> Ownership {
         Some(uid) if adoption.includes_machine(uid) => Ownership::Unmarked,
         None if identity == Some(observed.uid()) => Ownership::Unmarked,
         None if identity.is_some_and(|uid| adoption.includes_machine(uid)) => Ownership::Unmarked,
-        _ if adoption.includes_pvc(name) => Ownership::Unmarked,
+        _ if adoption.includes_pvc(name)
+            && (label.or(identity).is_some() || pvc.adopt_by.as_deref() == Some(observed.name())) =>
+        {
+            Ownership::Unmarked
+        }
         _ if pvc.deleting => Ownership::Leaving,
         _ => Ownership::Adoptable(label.or(identity).map_or_else(|| Adoption::pvc_item(name), str::to_owned)),
     }
@@ -110,5 +118,9 @@ fn label<'a>(labels: &'a BTreeMap<String, String>, key: &str) -> Option<&'a str>
 /// Whether the operator created the object for a Machine of this name. If another Machine controls it, that Machine is
 /// gone, because its name is free.
 fn is_of_a_machine_named(labels: &BTreeMap<String, String>, name: &str) -> bool {
-    label(labels, LABEL_MACHINE) == Some(name) && label(labels, LABEL_MANAGED_BY) == Some(MANAGED_BY)
+    label(labels, LABEL_MACHINE) == Some(name) && is_managed(labels)
+}
+
+fn is_managed(labels: &BTreeMap<String, String>) -> bool {
+    label(labels, LABEL_MANAGED_BY) == Some(MANAGED_BY)
 }

@@ -8,8 +8,9 @@ use serde_json::{Value, json};
 use vitivirt_api::{
     Body, Failure, Operation, Plan, Step, Target, Write,
     machine::{
-        ANNOTATION_CONTENT, ANNOTATION_IDENTITY, ANNOTATION_SOURCE, ANNOTATION_STARTED_WITH, CLOUD_INIT_DISK,
-        FINALIZER_MACHINE, LABEL_CLUSTER, LABEL_MACHINE, LABEL_MACHINE_UID, PvcPhase, VmiPhase,
+        ANNOTATION_ADOPT_BY, ANNOTATION_CONTENT, ANNOTATION_IDENTITY, ANNOTATION_SEGMENTS, ANNOTATION_SOURCE,
+        ANNOTATION_SOURCE_READ, ANNOTATION_STARTED_WITH, CLOUD_INIT_DISK, FINALIZER_MACHINE, LABEL_CLUSTER,
+        LABEL_MACHINE, LABEL_MACHINE_UID, PvcPhase, VmiPhase,
     },
     resources::{
         import_source_resource, network_attachment_resource, virtual_machine_instance_resource,
@@ -29,6 +30,7 @@ use crate::{
         live_parts::{KeptParts, keep, keep_changes_of_kubevirt},
         network, pvc, vm,
     },
+    repairs::without_delayed,
     resolve::{DiskBacking, PowerState, Resolved, ResolvedDisk, power_state},
 };
 
@@ -51,7 +53,9 @@ pub fn plan(assessed: &Assessed) -> Result<Plan, Failure> {
             None => Ok(delete::plan(observed)),
         };
     }
-    let Some(resolved) = &assessment.resolved else { return Ok(plan_of_invalid_spec(observed)) };
+    let Some(resolved) = &assessment.resolved else {
+        return Ok(without_delayed(observed, plan_of_invalid_spec(observed)));
+    };
     if is_stopped(observed, assessment) {
         return Ok(Plan::default());
     }
@@ -62,7 +66,8 @@ pub fn plan(assessed: &Assessed) -> Result<Plan, Failure> {
     ];
     steps.extend(virtual_machine(observed, assessment, resolved)?);
     steps.extend([vmi_replacement(observed), delete_obsolete_secret(assessed)]);
-    Ok(Plan { steps: steps.into_iter().filter(|step| !step.writes.is_empty()).collect() })
+    let plan = Plan { steps: steps.into_iter().filter(|step| !step.writes.is_empty()).collect() };
+    Ok(without_delayed(observed, plan))
 }
 
 /// Whether nothing is written. A VM is created only when all its parts can be: a Machine that never ran is not half
@@ -157,6 +162,13 @@ fn network_attachment(observed: &Observed, name: &str, view: &NetworkView) -> Re
     if attachment.config != network::cni_config(name, view) {
         operations.push(Operation::set("/spec", Body::from_object(&network::spec(name, view))?.into_json()));
     }
+    if let Some(segments) = network::next_segments(attachment, view, observed.now.as_second()) {
+        operations.push(if attachment.annotated {
+            Operation::set(format!("/metadata/annotations/{}", Operation::escape(ANNOTATION_SEGMENTS)), segments.into())
+        } else {
+            Operation::set("/metadata/annotations", json!({ANNOTATION_SEGMENTS: segments})).expecting(Value::Null)
+        });
+    }
     Ok(patch(target, &attachment.uid, operations))
 }
 
@@ -177,10 +189,12 @@ fn secret(observed: &Observed, resolved: &Resolved) -> Result<Option<Write>, Fai
         _ => cloud_init::digest(&observed.id, given, source),
     };
     let Some(view) = observed.own_secret() else {
-        return Ok(Some(Write::Create {
-            target,
-            body: Body::from_object(&cloud_init::render(resolved, given, source))?,
-        }));
+        let mut new = cloud_init::render(resolved, given, source);
+        if let Some(read) = &observed.source_read {
+            let annotations = new.metadata.annotations.get_or_insert_default();
+            annotations.insert(ANNOTATION_SOURCE_READ.to_owned(), read.clone());
+        }
+        return Ok(Some(Write::Create { target, body: Body::from_object(&new)? }));
     };
     let labels = label_operations(&render::object_labels(resolved), &view.labels);
     let mut operations: Vec<Operation> =
@@ -204,16 +218,19 @@ fn content_annotations(observed: &Observed, view: &SecretView, digest: String) -
         Operation::set(format!("/metadata/annotations/{}", Operation::escape(key)), value.into())
     };
     if !view.annotated {
-        return vec![
-            Operation::set("/metadata/annotations", json!({ANNOTATION_CONTENT: digest})).expecting(Value::Null),
-        ];
+        let mut all = BTreeMap::from([(ANNOTATION_CONTENT, digest)]);
+        all.extend(observed.source_read.clone().map(|read| (ANNOTATION_SOURCE_READ, read)));
+        return vec![Operation::set("/metadata/annotations", json!(all)).expecting(Value::Null)];
     }
+    let read = observed.source_read.clone().map(|read| set(ANNOTATION_SOURCE_READ, read));
     // Another client removed the annotation.
-    let Some(before) = &view.content else { return vec![set(ANNOTATION_CONTENT, digest)] };
+    let Some(before) = &view.content else {
+        return std::iter::once(set(ANNOTATION_CONTENT, digest)).chain(read).collect();
+    };
     let running = observed.vmi.as_ref().filter(|vmi| vmi.is_running() && *before != digest);
     let first_change = running.filter(|vmi| started_with(view, &vmi.uid).is_none());
     let annotation = first_change.map(|vmi| set(ANNOTATION_STARTED_WITH, format!("{} {before}", vmi.uid)));
-    std::iter::once(set(ANNOTATION_CONTENT, digest)).chain(annotation).collect()
+    std::iter::once(set(ANNOTATION_CONTENT, digest)).chain(annotation).chain(read).collect()
 }
 
 /// The owner reference of an object that lost it, or that the Machine adopts.
@@ -401,12 +418,13 @@ pub fn owns(observed: &Observed, target: &Target, live: &Value) -> bool {
     let text = |pointer: &str| live.pointer(pointer).and_then(Value::as_str);
     let uid_label = || text(&format!("/metadata/labels/{}", Operation::escape(LABEL_MACHINE_UID)));
     let annotation = |name: &str| format!("/metadata/annotations/{}", Operation::escape(name));
+    let consents = || text(&annotation(ANNOTATION_ADOPT_BY)) == Some(observed.name());
     match target.resource.kind.as_str() {
         "PersistentVolumeClaim" => {
             let label = uid_label();
             label.is_some_and(|uid| uid == observed.uid() || observed.adoption().includes_machine(uid))
                 || (label.is_none() && text(&annotation(ANNOTATION_IDENTITY)) == Some(observed.uid()))
-                || observed.adoption().includes_pvc(target.key.name())
+                || (observed.adoption().includes_pvc(target.key.name()) && (label.is_some() || consents()))
         }
         "NetworkAttachmentDefinition" => {
             let network = observed.networks.get(target.key.name());
@@ -417,7 +435,10 @@ pub fn owns(observed: &Observed, target: &Target, live: &Value) -> bool {
             // An object that lost its owner reference, and the label that the caches select.
             None => {
                 let guest = text("/spec/template/spec/domain/firmware/uuid");
-                [uid_label(), guest].contains(&Some(observed.uid()))
+                let is_adopted = target.resource.kind == "Secret"
+                    && observed.adoption().includes_secret(target.key.name())
+                    && consents();
+                is_adopted || [uid_label(), guest].contains(&Some(observed.uid()))
             }
         },
     }

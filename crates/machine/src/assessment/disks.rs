@@ -77,7 +77,7 @@ pub(super) fn lost_disks(observed: &Observed, resolved: &Resolved) -> Vec<Proble
         }
         let (namespace, name) = (observed.namespace(), observed.name());
         let message = format!(
-            "PersistentVolumeClaim {pvc} of disk {} does not exist any more; it was bound to volume {volume}; restore \
+            "PersistentVolumeClaim {pvc} of disk {} no longer exists; it was bound to volume {volume}; restore \
              the PVC from a backup, or start with an empty disk: run `kubectl -n {namespace} annotate machine {name} \
              {ANNOTATION_REPLACE}={volume} --overwrite`",
             disk.name

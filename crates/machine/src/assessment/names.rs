@@ -1,6 +1,6 @@
 //! Names that other objects have. The operator never takes over an object of another owner without consent.
 
-use vitivirt_api::machine::{ANNOTATION_ADOPT, Adoption, LABEL_MACHINE, machine_reason as reason};
+use vitivirt_api::machine::{ANNOTATION_ADOPT, ANNOTATION_ADOPT_BY, Adoption, LABEL_MACHINE, machine_reason as reason};
 
 use crate::{
     observed::Observed,
@@ -77,12 +77,18 @@ fn is_machine(item: &str) -> bool {
 
 /// The command by which a user consents to the adoption of these items.
 pub(crate) fn adoption_remedy<'a>(observed: &Observed, items: impl IntoIterator<Item = &'a str>) -> String {
+    let items: Vec<&str> = items.into_iter().collect();
+    let (namespace, name) = (observed.namespace(), observed.name());
+    // An object that no Machine had before needs consent of its own.
+    let consents = items.iter().filter(|item| !is_machine(item)).map(|item| {
+        let object = item.replacen('/', " ", 1);
+        format!("`kubectl -n {namespace} annotate {object} {ANNOTATION_ADOPT_BY}={name}` and ")
+    });
+    let consents: String = consents.collect();
     let value = Adoption::from_metadata(&observed.machine.metadata).with(items);
     format!(
-        "to use it for this Machine, run `kubectl -n {} annotate machine {} {ANNOTATION_ADOPT}={value} --overwrite`; \
-         otherwise delete it, or create this Machine under another name",
-        observed.namespace(),
-        observed.name(),
+        "to use it for this Machine, run {consents}`kubectl -n {namespace} annotate machine {name} \
+         {ANNOTATION_ADOPT}={value} --overwrite`; otherwise delete it, or create this Machine under another name",
     )
 }
 

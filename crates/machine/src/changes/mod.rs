@@ -73,6 +73,8 @@ fn operation_changes(observed: &Observed, target: &Target, pointer: &str, to: Op
         }];
     }
     match (target.resource.kind.as_str(), pointer.strip_prefix("/spec")) {
+        // It only describes the configuration.
+        ("NetworkAttachmentDefinition", None) => Vec::new(),
         // The data is secret, and the annotations only describe it.
         ("Secret", _) if at.starts_with("data") => vec![change(&at, "spec.cloudInit", None)],
         ("Secret", _) => Vec::new(),

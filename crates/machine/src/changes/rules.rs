@@ -74,8 +74,8 @@ pub const RULES: &[ChangeRule] = &[
         "spec.resources.memory.size",
         ChangeKind::Any,
         Effect::LiveIfPossible,
-        "KubeVirt hotplugs memory if the guest can be live-migrated, up to a limit and not below the size at its \
-         start",
+        "KubeVirt hotplugs memory if the guest can be live-migrated, up to a limit and never below the size \
+         with which the guest started",
     ),
     rule(
         "spec.disks[]",
@@ -138,7 +138,7 @@ pub const RULES: &[ChangeRule] = &[
         "spec.cloudInit",
         ChangeKind::Any,
         Effect::Restart,
-        "the operator updates the Secret immediately, or deletes it when no guest uses it any more; the guest reads it when it starts",
+        "the operator updates the Secret immediately, or deletes it when no guest uses it; the guest reads it when it starts",
     ),
     rule("spec.cloudInit.userData", ChangeKind::Any, Effect::Restart, CLOUD_INIT),
     rule("spec.cloudInit.networkData", ChangeKind::Any, Effect::Restart, CLOUD_INIT),

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::{ByteString, api::core::v1::Secret, apimachinery::pkg::apis::meta::v1::ObjectMeta};
+use serde_json::json;
 use sha2::{Digest, Sha256};
 use vitivirt_api::{
     machine::{ANNOTATION_CONTENT, CloudInit, MachineId},
@@ -72,16 +73,39 @@ fn multipart(first: &[u8], second: &[u8]) -> Vec<u8> {
     let mut message =
         format!("Content-Type: multipart/mixed; boundary=\"{boundary}\"\nMIME-Version: 1.0\n").into_bytes();
     for part in [first, second] {
-        let head =
-            format!("\n--{boundary}\nContent-Type: {}; charset=\"utf-8\"\nMIME-Version: 1.0\n\n", content_type(part));
-        message.extend(head.into_bytes());
-        message.extend(part);
+        message.extend(format!("\n--{boundary}\n").into_bytes());
+        message.extend(mime_part(part));
     }
     message.extend(format!("\n--{boundary}--\n").into_bytes());
     message
 }
 
-/// The type of a part. cloud-init recognizes it by the first line.
+/// A part with its headers. A part that is a MIME message has its own. Bytes that are not text are encoded.
+fn mime_part(part: &[u8]) -> Vec<u8> {
+    if is_mime(part) {
+        return part.to_vec();
+    }
+    let head = |encoding: &str| {
+        format!("Content-Type: {}; charset=\"utf-8\"\nMIME-Version: 1.0\n{encoding}\n", content_type(part)).into_bytes()
+    };
+    match std::str::from_utf8(part) {
+        Ok(_) => [head("").as_slice(), part].concat(),
+        Err(_) => {
+            let encoded = json!(ByteString(part.to_vec()));
+            let encoded = encoded.as_str().unwrap_or_default().as_bytes();
+            // Lines of MIME have at most 76 characters.
+            let lines: Vec<&[u8]> = encoded.chunks(76).collect();
+            [head("Content-Transfer-Encoding: base64\n"), lines.join(&b'\n')].concat()
+        }
+    }
+}
+
+fn is_mime(part: &[u8]) -> bool {
+    let begins = |name: &[u8]| part.get(..name.len()).is_some_and(|start| start.eq_ignore_ascii_case(name));
+    begins(b"content-type:") || begins(b"mime-version:")
+}
+
+/// The type of a part. cloud-init recognizes it by the first line, or by the first bytes of a gzip file.
 fn content_type(part: &[u8]) -> &'static str {
     match part {
         part if part.starts_with(b"#cloud-config-archive") => "text/cloud-config-archive",
@@ -92,6 +116,7 @@ fn content_type(part: &[u8]) -> &'static str {
         part if part.starts_with(b"#include") => "text/x-include-url",
         part if part.starts_with(b"#cloud-boothook") => "text/cloud-boothook",
         part if part.starts_with(b"## template: jinja") => "text/jinja2",
+        [0x1f, 0x8b, ..] => "application/gzip",
         _ => "text/cloud-config",
     }
 }
@@ -140,6 +165,20 @@ mod tests {
         ] {
             assert_eq!(content_type(line.as_bytes()), expected);
         }
+    }
+
+    /// Review B21.
+    #[test]
+    fn a_part_that_is_mime_or_binary_stays_readable() {
+        let nested = b"Content-Type: multipart/mixed; boundary=\"x\"\nMIME-Version: 1.0\n\n--x\n\n--x--\n";
+        let message = String::from_utf8(multipart(nested, &[0x1f, 0x8b, 0x08, 0xff])).unwrap();
+        assert!(message.contains("===\nContent-Type: multipart/mixed; boundary=\"x\"\n"), "{message}");
+        assert!(!message.contains("text/cloud-config"), "{message}");
+        let gzip = "Content-Type: application/gzip; charset=\"utf-8\"\nMIME-Version: 1.0\nContent-Transfer-Encoding: base64\n\nH4sI/w==\n";
+        assert!(message.contains(gzip), "{message}");
+        let long = mime_part(&[0xff; 200]);
+        let text = String::from_utf8(long).unwrap();
+        assert!(text.contains("base64") && text.lines().all(|line| line.len() <= 76), "{text}");
     }
 
     #[test]

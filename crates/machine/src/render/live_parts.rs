@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use crate::resolve::{DiskBacking, Resolved};
 
+const DOMAIN: &str = "/template/spec/domain";
 const DISKS: &str = "/template/spec/domain/devices/disks";
 const VOLUMES: &str = "/template/spec/volumes";
 const INTERFACES: &str = "/template/spec/domain/devices/interfaces";
@@ -64,6 +65,13 @@ pub(crate) fn keep_changes_of_kubevirt(live: &Value, mut desired: Value) -> Valu
     }
     if let Some(Value::Array(all)) = desired.pointer_mut(DISKS) {
         all.extend(disks);
+    }
+    // KubeVirt chose it by the architecture of the cluster, or an earlier version of this operator did. It is hardware of
+    // the guest, so only an edit of the Machine changes it.
+    if let (Some(machine), Some(Value::Object(domain))) =
+        (live.pointer(&format!("{DOMAIN}/machine")), desired.pointer_mut(DOMAIN))
+    {
+        domain.entry("machine").or_insert_with(|| machine.clone());
     }
     if let (Some(strategy), Value::Object(fields)) = (live.get("updateVolumesStrategy"), &mut desired) {
         fields.insert("updateVolumesStrategy".to_owned(), strategy.clone());

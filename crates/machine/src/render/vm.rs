@@ -61,7 +61,7 @@ fn domain(resolved: &Resolved, disks: Vec<VmDisk>, order: &BootOrder<'_>) -> VmD
         cpu: VmCpu { cores: resolved.cpu.cores, threads: resolved.cpu.threads, sockets: resolved.cpu.sockets },
         memory: VmMemory { guest: resolved.memory.to_string() },
         devices: Devices { disks, interfaces: interfaces(resolved, order), network_interface_multiqueue: multiqueue },
-        machine: MachineType { kind: resolved.machine_type.clone() },
+        machine: resolved.machine_type.clone().map(|kind| MachineType { kind }),
         features: VmFeatures {
             acpi: resolved.acpi.map(toggle),
             apic: resolved.apic.map(toggle),
@@ -138,14 +138,14 @@ fn render_volume(disk: &ResolvedDisk) -> Volume {
 }
 
 /// The boot order of the devices. Without a `bootOrder` in the spec, only the boot disk has one.
-struct BootOrder<'a> {
-    disks: Vec<&'a str>,
-    interfaces: Vec<&'a str>,
+pub(crate) struct BootOrder<'a> {
+    pub(crate) disks: Vec<&'a str>,
+    pub(crate) interfaces: Vec<&'a str>,
     interfaces_after: usize,
 }
 
 impl<'a> BootOrder<'a> {
-    fn new(resolved: &'a Resolved) -> Self {
+    pub(crate) fn new(resolved: &'a Resolved) -> Self {
         let of_kind = |kind| resolved.disks.iter().filter(move |disk| disk.kind == kind).map(|disk| disk.name.as_str());
         // The boot disk is the disk named root, else the first disk.
         let mut hard: Vec<&str> = of_kind(DiskKind::Disk).collect();

@@ -42,7 +42,8 @@ pub struct VmDomain {
     pub cpu: VmCpu,
     pub memory: VmMemory,
     pub devices: Devices,
-    pub machine: MachineType,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub machine: Option<MachineType>,
     #[serde(skip_serializing_if = "VmFeatures::is_empty")]
     pub features: VmFeatures,
     pub firmware: VmFirmware,

@@ -8,7 +8,7 @@ use crate::{
     changes::{pending_restart_fields, user_data_outdated},
     observed::{Observed, VmiView},
     problem::Part,
-    render::live_parts::moved_pvcs,
+    render::{live_parts::moved_pvcs, network::outdated_segment},
 };
 
 const NOT_EVALUATED: &str = "Not evaluated: the spec is invalid, see condition Ready";
@@ -47,8 +47,8 @@ fn bound_message(observed: &Observed, assessment: &Assessment) -> String {
         })
         .collect();
     format!(
-        "All disks are ready; the VirtualMachine has these disks in volumes that do not belong to the Machine, and the \
-         operator leaves them so: {}",
+        "All disks are ready; for these disks the VirtualMachine uses volumes that do not belong to the Machine, and the \
+         operator keeps them: {}",
         names.join(", ")
     )
 }
@@ -88,17 +88,31 @@ pub(super) fn network(observed: &Observed, assessment: &Assessment) -> (bool, &'
     }
 }
 
+/// The networks whose bridge or VLAN has changed since the guest was connected. Until it restarts or migrates, it is on
+/// the earlier one.
+fn outdated_networks(observed: &Observed, vmi: &VmiView) -> Vec<String> {
+    let outdated = |name: &str| {
+        let uid = observed.networks.get(name).map(|network| network.uid.as_str());
+        let attachment = observed.network_attachments.get(name)?;
+        let (old, new) = outdated_segment(attachment, vmi.connected_since)
+            .filter(|_| uid.is_some() && attachment.controller_uid.as_deref() == uid)?;
+        Some(format!("NetworkConfiguration {name} (now {new}; the guest is connected to {old})"))
+    };
+    observed.network_names().into_iter().filter_map(outdated).collect()
+}
+
 /// Changes that wait for a restart. KubeVirt reports whether a change of the hardware waits; the difference between
 /// the VM and the running VMI shows which fields.
 pub(super) fn restart_required(observed: &Observed) -> Option<(&'static str, String)> {
     let (vm, vmi) = (observed.own_vm()?, observed.vmi.as_ref()?);
     let active = !vmi.deleting && !matches!(vmi.phase, VmiPhase::Succeeded | VmiPhase::Failed);
-    if !(active && (vm.restart_required || user_data_outdated(observed))) {
+    let networks = outdated_networks(observed, vmi);
+    if !(active && (vm.restart_required || user_data_outdated(observed) || !networks.is_empty())) {
         return None;
     }
     // Without KubeVirt's report, KubeVirt may still hotplug the other fields.
     let waits = |field: &String| vm.restart_required || field == "spec.cloudInit";
-    let fields: Vec<String> = pending_restart_fields(observed).into_iter().filter(waits).collect();
+    let fields: Vec<String> = pending_restart_fields(observed).into_iter().filter(waits).chain(networks).collect();
     let what = if fields.is_empty() { "a change".to_owned() } else { fields.join(", ") };
     let message =
         format!("Restart required to apply {what}; restart the machine with `virtctl restart {}`", observed.name());

@@ -68,7 +68,7 @@ fn waiting_report(observed: &Observed, wait: &Wait) -> Report<MachineStatus> {
 
 fn ready_false_report(observed: &Observed, summary: &Summary) -> Report<MachineStatus> {
     let mut status = observed.machine.status.clone().unwrap_or_default();
-    status.diagnosis = Some(summary.message.clone());
+    status.diagnosis = Some(summary.diagnosis());
     set_condition(
         &mut status.conditions,
         condition_type::READY,

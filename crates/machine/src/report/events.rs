@@ -6,7 +6,7 @@ use vitivirt_api::{
 };
 
 use super::summary::Summary;
-use crate::{observed::Observed, plan::step};
+use crate::{observed::Observed, plan::step, repairs};
 
 pub(super) fn events(
     observed: &Observed,
@@ -19,8 +19,9 @@ pub(super) fn events(
         let condition = status.conditions.iter().find(|condition| condition.type_ == condition_type::READY);
         condition.map(|condition| (condition.status.clone(), condition.reason.clone()))
     };
-    let mut events: Vec<EventRecord> =
-        [power_restored(observed, plan), restart_required(observed, previous, status)].into_iter().flatten().collect();
+    let mut events = repairs::events(observed, plan);
+    events.extend(power_restored(observed, plan));
+    events.extend(restart_required(observed, previous, status));
     let changed = previous.phase != status.phase || ready(previous) != ready(status);
     if !changed {
         return events;
@@ -30,12 +31,12 @@ pub(super) fn events(
         kind: if summary.error { EventKind::Warning } else { EventKind::Normal },
         reason: summary.reason,
         action: if plan.write_count() > 0 { "Reconcile" } else { "Observe" },
-        message: summary.message.clone(),
+        message: summary.full_message(),
     });
     events
 }
 
-fn subject(observed: &Observed) -> EventSubject {
+pub(crate) fn subject(observed: &Observed) -> EventSubject {
     EventSubject {
         api_version: API_VERSION.to_owned(),
         kind: "Machine".to_owned(),

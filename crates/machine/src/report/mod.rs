@@ -14,15 +14,18 @@ use std::time::Duration;
 
 use vitivirt_api::{
     ConditionStatus, Outcome, Plan, Report, StatusWrite,
-    machine::{DiskStatus, EffectiveResources, MachineStatus, PvcPhase, condition_type},
+    machine::{DiskStatus, EffectiveResources, MachinePhase, MachineStatus, PvcPhase, condition_type},
     set_condition,
 };
 
+pub(crate) use self::events::subject as event_subject;
 pub use self::settle::{Settled, WaitingState, settle};
 use self::summary::{Summary, summarize};
 use crate::{
     assessment::{Assessed, Assessment},
+    boot::boot_warning,
     observed::{Observed, SourceView},
+    repairs::next_repair,
     resolve::{DiskBacking, ResolvedDisk},
 };
 
@@ -36,7 +39,10 @@ pub fn report(assessed: &Assessed, plan: &Plan, outcome: &Outcome) -> Report<Mac
     if observed.is_deleting() {
         return deletion::report(observed, outcome);
     }
-    let Some(summary) = summarize(observed, assessment, outcome) else { return Report::default() };
+    let Some(mut summary) = summarize(observed, assessment, outcome) else { return Report::default() };
+    if summary.ready && summary.phase == MachinePhase::Running {
+        summary.note = boot_warning(assessed);
+    }
     let status = status(observed, assessment, &summary);
     build_report(observed, plan, status, &summary)
 }
@@ -46,12 +52,16 @@ fn build_report(observed: &Observed, plan: &Plan, status: MachineStatus, summary
     Report {
         events: events::events(observed, plan, &previous, &status, summary),
         status: Some(status_write(observed, previous, status)),
-        // Granting a permission triggers no reconcile.
-        requeue_after: (observed.live_check_failure.is_some()
-            || matches!(observed.source, SourceView::Forbidden(_) | SourceView::Failed(_)))
-        .then_some(PERMISSION_RETRY),
+        requeue_after: requeue_after(observed),
         error: summary.error.then_some(summary.reason),
     }
+}
+
+/// Granting a permission triggers no reconcile, and neither does the end of a delay of repairs.
+fn requeue_after(observed: &Observed) -> Option<Duration> {
+    let lacks_permission = observed.live_check_failure.is_some()
+        || matches!(observed.source, SourceView::Forbidden(_) | SourceView::Failed(_));
+    lacks_permission.then_some(PERMISSION_RETRY).into_iter().chain(next_repair(observed)).min()
 }
 
 /// `lastUpdated` and `resourceVersion` change only if another field does. Otherwise every report would be a write.
@@ -94,7 +104,7 @@ fn status(observed: &Observed, assessment: &Assessment, summary: &Summary) -> Ma
     let mut status = MachineStatus {
         phase: Some(summary.phase),
         conditions: previous.conditions,
-        diagnosis: (!summary.ready).then(|| summary.message.clone()),
+        diagnosis: (!summary.ready).then(|| summary.diagnosis()),
         vm_name: vm.map(|_| observed.name().to_owned()),
         vmi_name: vmi.map(|_| observed.name().to_owned()),
         ip_addresses: vmi.map(|vmi| vmi.addresses.iter().take(MAX_ADDRESSES).cloned().collect()).unwrap_or_default(),
@@ -119,7 +129,7 @@ fn status(observed: &Observed, assessment: &Assessment, summary: &Summary) -> Ma
             observed.now,
         );
     };
-    set(condition_type::READY, summary.ready, summary.reason, &summary.message);
+    set(condition_type::READY, summary.ready, summary.reason, &summary.full_message());
     let (is, reason, message) = conditions::virtual_machine(observed, summary);
     set(condition_type::VIRTUAL_MACHINE_READY, is, reason, &message);
     let (is, reason, message) = conditions::storage(observed, assessment);

@@ -55,7 +55,8 @@ pub fn settle(assessed: &Assessed, mut report: Report<MachineStatus>, waiting: O
         return Settled { report, waiting: None };
     }
     status.desired = status.observed.clone();
-    report.events.retain(|event| event.reason == machine_reason::POWER_STATE_RESTORED);
+    let explains_a_write = [machine_reason::POWER_STATE_RESTORED, machine_reason::REPEATED_DRIFT];
+    report.events.retain(|event| explains_a_write.contains(&event.reason));
     report.requeue_after = Some(report.requeue_after.map_or(remaining, |other| other.min(remaining)));
     Settled { report, waiting: Some(WaitingState { since, reason }) }
 }

@@ -4,6 +4,7 @@
 use vitivirt_api::{
     Body, ErrorClass, Failure, Outcome, Stop, Target,
     machine::{Adoption, MachinePhase, PrintableStatus, machine_reason as reason},
+    troubleshooting_url,
 };
 
 use super::{
@@ -28,14 +29,41 @@ pub(crate) struct Summary {
     pub(crate) error: bool,
     pub(crate) reason: &'static str,
     pub(crate) message: String,
+    /// Advice about a machine that is ready.
+    pub(crate) note: Option<String>,
+}
+
+impl Summary {
+    /// The message of the condition Ready and of events.
+    pub(crate) fn full_message(&self) -> String {
+        match &self.note {
+            Some(note) => format!("{}; {note}", self.message),
+            None => self.message.clone(),
+        }
+    }
+
+    /// The message of a machine that is not ready, with a link for an error.
+    pub(crate) fn diagnosis(&self) -> String {
+        match self.error {
+            true => format!("{}; see {}", self.message, troubleshooting_url(self.reason)),
+            false => self.message.clone(),
+        }
+    }
 }
 
 pub(super) fn not_ready(phase: MachinePhase, reason: &'static str, message: impl Into<String>) -> Summary {
-    Summary { phase, ready: false, error: reason::ERRORS.contains(&reason), reason, message: message.into() }
+    Summary {
+        phase,
+        ready: false,
+        error: reason::ERRORS.contains(&reason),
+        reason,
+        message: message.into(),
+        note: None,
+    }
 }
 
 fn ready(phase: MachinePhase, reason: &'static str, message: &str) -> Summary {
-    Summary { phase, ready: true, error: false, reason, message: message.to_owned() }
+    Summary { phase, ready: true, error: false, reason, message: message.to_owned(), note: None }
 }
 
 /// None: the status stays as it is.
@@ -93,8 +121,8 @@ fn name_conflict(observed: &Observed, target: &Target, live: &Body) -> Summary {
         .and_then(|owner| Some(format!("{} {}", owner.get("kind")?.as_str()?, owner.get("name")?.as_str()?)));
     let (kind, name) = (&target.resource.kind, target.key.name());
     let remedy = match owner {
-        None if kind == "PersistentVolumeClaim" => {
-            let item = Adoption::pvc_item(name);
+        None if ["PersistentVolumeClaim", "Secret"].contains(&kind.as_str()) => {
+            let item = if kind == "Secret" { Adoption::secret_item(name) } else { Adoption::pvc_item(name) };
             format!(
                 "is not managed by this operator; the operator does not change it; {}",
                 adoption_remedy(observed, [item.as_str()])

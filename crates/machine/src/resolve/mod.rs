@@ -34,7 +34,8 @@ pub struct Resolved {
     pub networks: Vec<ResolvedNetwork>,
     pub boot_order: Vec<BootKind>,
     pub cloud_init: Option<ResolvedCloudInit>,
-    pub machine_type: String,
+    /// None: KubeVirt chooses it by the architecture.
+    pub machine_type: Option<String>,
     pub acpi: Option<bool>,
     pub apic: Option<bool>,
     pub hyperv: bool,
@@ -168,7 +169,7 @@ pub fn resolve(machine: &Machine) -> Result<Resolved, Problem> {
         networks,
         boot_order,
         cloud_init: spec.cloud_init.as_ref().and_then(cloud_init),
-        machine_type: machine_type(domain.machine.and_then(|machine| machine.kind).as_deref()),
+        machine_type: domain.machine.and_then(|machine| machine.kind).as_deref().map(machine_type),
         acpi: features.acpi,
         apic: features.apic,
         hyperv: features.hyperv == Some(true),
@@ -198,11 +199,11 @@ fn cloud_init(given: &CloudInit) -> Option<ResolvedCloudInit> {
     has_data.then_some(ResolvedCloudInit { network_data, source })
 }
 
-fn machine_type(given: Option<&str>) -> String {
+fn machine_type(given: &str) -> String {
     match given {
-        None | Some("pc-q35" | "q35") => "q35",
-        Some("pc-i440fx") => "pc",
-        Some(other) => other,
+        "pc-q35" => "q35",
+        "pc-i440fx" => "pc",
+        other => other,
     }
     .to_owned()
 }

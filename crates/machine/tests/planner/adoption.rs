@@ -106,6 +106,11 @@ fn a_pvc_that_was_there_before_is_adopted_by_its_name() {
     assert_eq!(command(&cluster).as_deref(), Some("pvc/web-root"));
     assert!(cluster.observed.vm.is_none());
     cluster.annotate("vitistack.io/adopt", "pvc/web-root");
+    cluster.reconcile();
+    assert!(cluster.observed.pvcs["web-root"].labels.is_empty(), "the PVC does not consent");
+    let message = cluster.condition(type_::READY).2;
+    assert!(message.contains("`kubectl -n shop annotate pvc web-root vitistack.io/adopt-by=web`"), "{message}");
+    cluster.observed.pvcs.get_mut("web-root").unwrap().adopt_by = Some("web".to_owned());
     cluster.reconcile_until_up_to_date();
     assert_eq!(cluster.observed.pvcs["web-root"].labels["vitistack.io/machine-uid"], UID);
     assert_eq!(resolve(&cluster.observed.machine).unwrap().id.identity(), UID, "a PVC is no identity");

@@ -2,8 +2,9 @@
 
 use std::collections::BTreeSet;
 
+use k8s_openapi::jiff::SignedDuration;
 use vitivirt_api::{
-    ErrorClass, Failure, Outcome, Stop,
+    ErrorClass, Failure, Outcome, Stop, Write,
     machine::{
         CloudInit, Cpu, Disk, DiskSource, Domain, Features, MachinePhase, MachineSpec, Memory, NamedSource, Network,
         Resources, condition_type as type_,
@@ -90,6 +91,79 @@ fn an_edit_that_is_reverted_waits_for_no_restart() {
     cluster.reconcile_until_up_to_date();
     restart_required(&mut cluster, false);
     assert_eq!(restart_message(&cluster), None);
+}
+
+/// The guest of a Machine has the hardware of its architecture (review B20).
+#[test]
+fn kubevirt_chooses_the_machine_type_and_only_an_edit_changes_it() {
+    let new = SimulatedCluster::new(small_spec());
+    let plan = new.plan();
+    let vm = plan.steps.iter().flat_map(|step| &step.writes).find_map(|write| match write {
+        Write::Create { target, body } if target.resource.kind == "VirtualMachine" => Some(body.json()),
+        _ => None,
+    });
+    let domain = &vm.unwrap()["spec"]["template"]["spec"]["domain"];
+    assert!(domain["firmware"].is_object() && domain["machine"].is_null(), "{domain}");
+
+    let machine_type = |cluster: &SimulatedCluster| {
+        cluster.observed.vm.as_ref().unwrap().spec["template"]["spec"]["domain"]["machine"]["type"].clone()
+    };
+    let mut cluster = running(small_spec());
+    assert_eq!(machine_type(&cluster), "q35");
+    // KubeVirt's default on arm64.
+    cluster.observed.vm.as_mut().unwrap().spec["template"]["spec"]["domain"]["machine"]["type"] = "virt".into();
+    cluster.reconcile_until_up_to_date();
+    assert_eq!(machine_type(&cluster), "virt");
+    let mut asks = small_spec();
+    asks.domain = serde_json::from_value(serde_json::json!({"machine": {"type": "pc-i440fx"}})).unwrap();
+    cluster.edit(asks);
+    cluster.reconcile_until_up_to_date();
+    assert_eq!(machine_type(&cluster), "pc");
+    cluster.edit(small_spec());
+    cluster.reconcile_until_up_to_date();
+    assert_eq!(machine_type(&cluster), "pc", "without the field the guest keeps its hardware");
+}
+
+/// A guest is on the VLAN that the network had when its pod started (review B22).
+#[test]
+fn a_changed_network_waits_for_the_restart_of_its_guests() {
+    let network = Network { name: "a".to_owned(), network_name: "prod".to_owned(), ..Network::default() };
+    let mut cluster = running(MachineSpec { networks: vec![network], ..small_spec() });
+    let set_vlan = |cluster: &mut SimulatedCluster, vlan| {
+        cluster.observed.now += SignedDuration::from_secs(10);
+        cluster.observed.networks.get_mut("prod").unwrap().vlan = Some(vlan);
+        cluster.reconcile_until_up_to_date();
+    };
+    assert_eq!(restart_message(&cluster), None);
+    set_vlan(&mut cluster, 200);
+    let message = restart_message(&cluster).unwrap();
+    assert!(
+        message.contains(
+            "NetworkConfiguration prod (now bridge br1 VLAN 200; the guest is connected to bridge br1 VLAN 100)"
+        ),
+        "{message}"
+    );
+    set_vlan(&mut cluster, 300);
+    assert!(restart_message(&cluster).unwrap().contains("connected to bridge br1 VLAN 100"));
+    set_vlan(&mut cluster, 100);
+    assert_eq!(restart_message(&cluster), None, "the network is again as the guest has it");
+    set_vlan(&mut cluster, 200);
+    // Drift of the NAD is repaired, and concerns no guest that runs.
+    cluster.observed.now += SignedDuration::from_secs(10);
+    cluster.observed.vmi.as_mut().unwrap().connected_since = cluster.observed.now.as_second();
+    cluster.observed.network_attachments.get_mut("prod").unwrap().config =
+        r#"{"type": "bridge", "bridge": "br9"}"#.to_owned();
+    cluster.observed.now += SignedDuration::from_secs(10);
+    cluster.reconcile_until_up_to_date();
+    assert!(cluster.observed.network_attachments["prod"].config.contains("br1"));
+    assert_eq!(restart_message(&cluster), None);
+    // A NAD of an earlier version has no record.
+    let attachment = cluster.observed.network_attachments.get_mut("prod").unwrap();
+    attachment.segments = None;
+    cluster.reconcile_until_up_to_date();
+    assert_eq!(cluster.observed.network_attachments["prod"].segments, None, "nothing is written without a change");
+    set_vlan(&mut cluster, 400);
+    assert!(restart_message(&cluster).unwrap().contains("connected to bridge br1 VLAN 200"));
 }
 
 #[test]

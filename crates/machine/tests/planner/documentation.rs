@@ -2,39 +2,49 @@
 
 use std::collections::BTreeSet;
 
-use vitivirt_api::machine::machine_reason::{ERRORS, NOT_READY_REASONS};
+use vitivirt_api::{
+    machine::machine_reason::{ERRORS, NOT_READY_REASONS},
+    troubleshooting_url,
+};
 use vitivirt_machine::changes::{ChangeKind, ChangeRule, Effect, RULES};
 
 const PAGE: &str = include_str!("../../../../docs/troubleshooting.md");
 
-/// The heading of the second table: reasons of a Machine that is not ready without an error.
-const NOT_READY_HEADING: &str = "## Not ready, and nothing is wrong";
+/// The headings of the two parts: errors, and reasons of a Machine that is not ready without an error.
+const ERRORS_HEADING: &str = "## Errors\n";
+const NOT_READY_HEADING: &str = "## Not ready, and nothing is wrong\n";
 
-fn tables() -> [Vec<&'static str>; 2] {
-    let (errors, rest) = PAGE.split_once(NOT_READY_HEADING).unwrap();
-    let (quiet, _) = rest.split_once("\n## ").unwrap();
-    [errors, quiet].map(|part| part.lines().filter(|line| line.starts_with("| `")).collect())
+/// The sections of both parts, each with its heading.
+fn sections() -> [Vec<&'static str>; 2] {
+    [ERRORS_HEADING, NOT_READY_HEADING].map(|heading| {
+        let (_, part) = PAGE.split_once(heading).unwrap();
+        let (part, _) = part.split_once("\n## ").unwrap();
+        part.split("\n### ").skip(1).collect()
+    })
 }
 
+/// The diagnosis of a Machine links to the anchor of the heading.
 #[test]
-fn the_troubleshooting_page_has_one_row_for_every_reason() {
-    for (rows, reasons) in tables().into_iter().zip([&ERRORS[..], &NOT_READY_REASONS[..]]) {
-        let named = rows.iter().filter_map(|row| row.strip_prefix("| `")?.split_once('`')).map(|(reason, _)| reason);
-        let named: Vec<&str> = named.collect();
-        assert_eq!(named.len(), reasons.len(), "one row for each reason: {named:?}");
+fn the_troubleshooting_page_has_one_section_for_every_reason() {
+    for (sections, reasons) in sections().into_iter().zip([&ERRORS[..], &NOT_READY_REASONS[..]]) {
+        let named: Vec<&str> = sections.iter().filter_map(|section| section.lines().next()).collect();
+        assert_eq!(named.len(), reasons.len(), "one section for each reason: {named:?}");
         let (named, reasons): (BTreeSet<_>, BTreeSet<_>) =
             (named.into_iter().collect(), reasons.iter().copied().collect());
         assert_eq!(named, reasons, "docs/troubleshooting.md");
     }
+    let url = troubleshooting_url("TemplateNotFound");
+    assert!(url.starts_with("https://") && url.ends_with("/docs/troubleshooting.md#templatenotfound"), "{url}");
 }
 
 #[test]
-fn every_row_of_the_troubleshooting_page_has_all_columns() {
-    let columns = ["reason, symptom, cause, what to do", "reason, state, what follows"];
-    for (rows, columns) in tables().into_iter().zip(columns) {
-        for row in rows {
-            let cells = row.split('|').map(str::trim).filter(|cell| !cell.is_empty()).count();
-            assert_eq!(cells, columns.split(", ").count(), "{columns}: {row}");
+fn every_section_of_the_troubleshooting_page_has_all_parts() {
+    let parts = [&["Symptom", "Cause", "What to do"][..], &["State", "What happens next"]];
+    for (sections, parts) in sections().into_iter().zip(parts) {
+        for section in sections {
+            for part in parts {
+                assert!(section.contains(&format!("\n- **{part}:** ")), "{part} is missing: {section}");
+            }
         }
     }
 }

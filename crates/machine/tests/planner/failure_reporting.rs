@@ -222,7 +222,8 @@ fn a_rejected_deletion_is_reported_and_continues_when_it_is_allowed() {
         for part in ["being deleted", "the deletion of the VirtualMachine failed", &failure.message, remedy] {
             assert!(message.contains(part), "{part:?} is missing in {message}");
         }
-        assert_eq!(cluster.status().diagnosis, Some(message));
+        let url = vitivirt_api::troubleshooting_url(expected);
+        assert_eq!(cluster.status().diagnosis, Some(format!("{message}; see {url}")));
         let events: Vec<_> = report.events.iter().map(|event| (event.kind, event.reason)).collect();
         assert_eq!(events, [(EventKind::Warning, expected)]);
         assert!(cluster.reconcile_with_failure(&failure).events.is_empty(), "once");

@@ -246,6 +246,20 @@ fn resolve_checks_every_limit_of_the_crd() {
     assert!(tried > 40, "only {tried} limits were found");
 }
 
+/// KubeVirt makes a container of each containerDisk, and adds 11 characters to its name (review B28).
+#[test]
+fn the_name_of_a_container_disk_fits_the_name_of_its_container() {
+    for (length, is_valid) in [(52, true), (53, false)] {
+        let disk = json!({"name": "d".repeat(length), "source": {"containerDisk": {"image": "x"}}});
+        let machine: Machine = serde_json::from_value(json!({
+            "apiVersion": "vitistack.io/v1alpha1", "kind": "Machine", "metadata": {"name": "web", "namespace": "shop", "uid": "u"},
+            "spec": {"template": "small", "disks": [disk]},
+        }))
+        .unwrap();
+        assert_eq!(resolve(&machine).is_ok(), is_valid, "{length} characters");
+    }
+}
+
 /// The schemas of a size and of a bridge.
 static SIZE: LazyLock<StringSchema> =
     LazyLock::new(|| StringSchema::from_crd(0, "/properties/disks/items/properties/size"));

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "a test may fail at once")]
 
 mod adoption;
+mod boot;
 mod cases;
 mod changing;
 mod data;
@@ -11,5 +12,7 @@ mod failure_reporting;
 mod invalid;
 mod parts;
 mod properties;
+mod repairs;
 mod settling;
 mod simulated_cluster;
+mod view;

@@ -5,7 +5,7 @@ use serde_json::json;
 use vitivirt_api::machine::MachineSpec;
 use vitivirt_machine::{render::vm, resolve::resolve, testing::machine_spec as spec};
 
-use crate::simulated_cluster::SimulatedCluster;
+use crate::simulated_cluster::{SimulatedCluster, with_machine_type};
 
 fn cluster(spec: MachineSpec) -> SimulatedCluster {
     SimulatedCluster::new(spec).with_network("prod").with_network("storage")
@@ -53,7 +53,7 @@ proptest! {
             chained.reconcile_until_up_to_date();
         }
         let machine = &chained.observed.machine;
-        let expected = json!(vm::spec(&resolve(machine).unwrap()));
+        let expected = with_machine_type(json!(vm::spec(&resolve(machine).unwrap())));
         prop_assert_eq!(&chained.observed.vm.as_ref().unwrap().spec, &expected);
         let mut direct = cluster(last);
         direct.reconcile_until_up_to_date();

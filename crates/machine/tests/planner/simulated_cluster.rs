@@ -27,6 +27,13 @@ pub(crate) struct SimulatedCluster {
 
 pub(crate) const UID: &str = "5e6f5d0a-52a5-4a7c-9d38-2f1f0f6f3d11";
 
+/// The spec of a VM as KubeVirt stores it, with its default on amd64.
+pub(crate) fn with_machine_type(mut spec: Value) -> Value {
+    let domain = spec["template"]["spec"]["domain"].as_object_mut().unwrap();
+    domain.entry("machine").or_insert_with(|| serde_json::json!({"type": "q35"}));
+    spec
+}
+
 /// A Machine with a running guest.
 pub(crate) fn running(spec: MachineSpec) -> SimulatedCluster {
     let mut cluster = SimulatedCluster::new(spec).with_network("prod");
@@ -186,13 +193,14 @@ impl SimulatedCluster {
                     has_owners: controller_uid.is_some(),
                     controller_uid,
                     labels,
-                    spec: body["spec"].clone(),
+                    spec: with_machine_type(body["spec"].clone()),
                     deleting: false,
                     printable_status: PrintableStatus::Starting,
                     ready: false,
                     restoring: false,
                     restart_required: false,
                     failure: None,
+                    other_managers: Vec::new(),
                 });
             }
             "Secret" => {
@@ -207,6 +215,8 @@ impl SimulatedCluster {
                     content,
                     tampered: false,
                     started_with: None,
+                    source_read: None,
+                    adopt_by: None,
                     deleting: false,
                 });
             }
@@ -222,6 +232,7 @@ impl SimulatedCluster {
                     source: text("/metadata/annotations/vitistack.io~1source"),
                     volume: None,
                     identity: text("/metadata/annotations/vitistack.io~1identity"),
+                    adopt_by: None,
                     has_owners: false,
                     deleting: false,
                     created: self.observed.now.as_second(),
@@ -229,7 +240,14 @@ impl SimulatedCluster {
                 assert!(self.observed.pvcs.insert(name.to_owned(), pvc).is_none(), "a second PVC");
             }
             "NetworkAttachmentDefinition" => {
-                let view = NetworkAttachmentView { uid, controller_uid, labels, config: text("/spec/config").unwrap() };
+                let view = NetworkAttachmentView {
+                    uid,
+                    controller_uid,
+                    labels,
+                    config: text("/spec/config").unwrap(),
+                    segments: text("/metadata/annotations/vitistack.io~1segments"),
+                    annotated: true,
+                };
                 assert!(self.observed.network_attachments.insert(name.to_owned(), view).is_none(), "a second NAD");
             }
             "VolumeImportSource" => {
@@ -320,6 +338,11 @@ impl SimulatedCluster {
             ("NetworkAttachmentDefinition", Some(label)) => {
                 _ = self.observed.network_attachments.get_mut(name).unwrap().labels.insert(label, text());
             }
+            ("NetworkAttachmentDefinition", None) if path == "/metadata/annotations/vitistack.io~1segments" => {
+                let attachment = self.observed.network_attachments.get_mut(name).unwrap();
+                assert!(attachment.annotated, "the server rejects the path: the NAD has no annotations");
+                attachment.segments = Some(text());
+            }
             ("Secret", None) if path == "/data" => self.observed.secret.as_mut().unwrap().tampered = false,
             ("Secret", None) if path == "/metadata/annotations/vitistack.io~1content" => {
                 let secret = self.observed.secret.as_mut().unwrap();
@@ -396,6 +419,7 @@ impl SimulatedCluster {
             failure: None,
             deleting: false,
             created: 0,
+            connected_since: self.observed.now.as_second(),
         });
     }
 
