@@ -2,7 +2,8 @@
 //! virt-operator reads each CRD once before it writes it.
 //!
 //! - A version in `status.storedVersions` that the new CRD does not have: the API server rejects the new CRD, and objects
-//!   of that version could not be read. The upgrade is refused before anything changes.
+//!   of that version could not be read. If the API server stores objects in a version that the new CRD has, they are
+//!   stored again (`storage`). Otherwise the upgrade is refused before anything changes.
 //! - A version that gets the status subresource: from then on the API server ignores the status in ordinary updates, and
 //!   pods of the previous version still write it there. So the subresource is added when all of them are gone.
 
@@ -10,9 +11,12 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 use serde_json::Value;
-use vitivirt_api::{Failure, ObjectKey};
+use vitivirt_api::{ApiResource, Failure, ObjectKey};
 
-use crate::{certificates::NoCertificates, desired::Desired, kind::Kind, observed::Observed, plan::is_crd_written};
+use crate::{
+    certificates::NoCertificates, desired::Desired, kind::Kind, observed::Observed, plan::is_crd_written,
+    storage::StorageMigration,
+};
 
 const REASON: &str = "StoredVersions";
 
@@ -27,13 +31,24 @@ pub struct LiveCrd {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 struct LiveCrdSpec {
+    group: String,
+    names: LiveCrdNames,
     versions: Vec<LiveCrdVersion>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct LiveCrdNames {
+    kind: String,
+    plural: String,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 struct LiveCrdVersion {
     name: String,
+    served: bool,
+    storage: bool,
     subresources: BTreeMap<String, Value>,
 }
 
@@ -50,6 +65,8 @@ pub struct CrdCheck {
     pub(crate) lost_versions: Vec<String>,
     /// The stored versions that would be left.
     pub(crate) kept_versions: Vec<String>,
+    /// How the stored versions that would be lost become unnecessary, if that is possible.
+    pub(crate) migration: Option<StorageMigration>,
     /// Versions that get the status subresource.
     pub(crate) new_status: Vec<String>,
 }
@@ -69,18 +86,59 @@ impl CrdCheck {
                 && of_live.is_some_and(|live| live.subresources.get("status").is_none_or(Value::is_null))
         };
         let new_status = versions.iter().filter(gets_status).map(name).collect();
-        Self { lost_versions: lost, kept_versions: kept, new_status }
+        let migration = if lost.is_empty() { None } else { migration(&names, &lost, live) };
+        Self { lost_versions: lost, kept_versions: kept, migration, new_status }
     }
 
     /// Whether the upgrade is refused because of it.
     pub fn blocks(&self) -> bool {
-        !self.lost_versions.is_empty()
+        !self.lost_versions.is_empty() && self.migration.is_none()
+    }
+
+    /// The kind whose objects are stored again before the CRD changes.
+    pub fn migrated_kind(&self) -> Option<&ApiResource> {
+        self.migration.as_ref().map(|migration| &migration.resource)
+    }
+
+    /// Plans as if every stored version were in the new CRD.
+    pub fn ignore_lost_versions(&mut self) {
+        self.lost_versions.clear();
+        self.migration = None;
     }
 
     /// Whether the CRD must be read again when it has changed.
     pub fn is_open(&self) -> bool {
-        self.blocks() || !self.new_status.is_empty()
+        !self.lost_versions.is_empty() || !self.new_status.is_empty()
     }
+
+    /// Whether its status decides what happens next. The status changes without a new generation.
+    pub fn depends_on_status(&self) -> bool {
+        !self.lost_versions.is_empty()
+    }
+}
+
+/// The API server must serve the version that it stores, so that objects can be written, and the new CRD must have that
+/// version.
+fn migration(new_versions: &[String], lost: &[String], live: &LiveCrd) -> Option<StorageMigration> {
+    let LiveCrdSpec { group, names, versions } = &live.spec;
+    let storage = versions.iter().find(|version| version.storage && version.served)?;
+    let is_readable = lost.iter().all(|lost| versions.iter().any(|version| version.name == *lost));
+    if !is_readable || !new_versions.contains(&storage.name) {
+        return None;
+    }
+    let mut stored_versions = live.status.stored_versions.clone();
+    stored_versions.retain(|stored| new_versions.contains(stored));
+    if !stored_versions.contains(&storage.name) {
+        stored_versions.push(storage.name.clone());
+    }
+    let resource = ApiResource {
+        group: group.clone(),
+        version: storage.name.clone(),
+        api_version: format!("{group}/{}", storage.name),
+        kind: names.kind.clone(),
+        plural: names.plural.clone(),
+    };
+    Some(StorageMigration { resource, stored_versions })
 }
 
 /// The CRDs that the next plan writes, with their generation. virt-operator reads them before.
@@ -110,23 +168,32 @@ pub fn check_crd(desired: &Desired, crd: &ObjectKey, live: &LiveCrd) -> Result<C
 
 /// Why an upgrade is refused, if a stored version would be lost.
 pub(crate) fn require_stored_versions(observed: &Observed, version: &str) -> Result<(), Failure> {
-    let mut lost = observed.crd_checks.iter().filter(|(_, check)| check.blocks());
-    let Some((crd, check)) = lost.next() else { return Ok(()) };
-    let name = crd.name();
-    let kept: Vec<String> = check.kept_versions.iter().map(|version| format!("{version:?}")).collect();
-    let more = match lost.count() {
+    let lost = lost_versions(observed, version);
+    let Some(first) = lost.first() else { return Ok(()) };
+    let more = match lost.len() - 1 {
         0 => String::new(),
         more => format!("; the same applies to {more} more CustomResourceDefinitions"),
     };
-    let message = format!(
-        "CustomResourceDefinition {name} has objects that are stored in version {}, which KubeVirt {version} does not \
-         have; nothing was changed; store the objects in the present version: `kubectl get {name} -A -o json | kubectl \
-         replace -f -`, then remove the old version: `kubectl patch crd {name} --subresource=status --type=merge -p \
-         '{{\"status\":{{\"storedVersions\":[{}]}}}}'`{more}; the operator retries automatically",
-        check.lost_versions.join(", "),
-        kept.join(","),
-    );
+    let message = format!("{first}{more}; nothing was changed; the operator retries automatically");
     Err(Failure::invalid(REASON, message))
+}
+
+/// The CRDs with stored versions that would be lost, and what to do: one sentence for each.
+pub fn lost_versions(observed: &Observed, version: &str) -> Vec<String> {
+    let lost = observed.crd_checks.iter().filter(|(_, check)| check.blocks());
+    lost.map(|(crd, check)| {
+        let name = crd.name();
+        let kept: Vec<String> = check.kept_versions.iter().map(|version| format!("{version:?}")).collect();
+        format!(
+            "CustomResourceDefinition {name} has objects that are stored in version {}, which KubeVirt {version} does not \
+             have; store the objects in the current version: `kubectl get {name} -A -o json | kubectl replace -f -`, then \
+             remove the old version: `kubectl patch crd {name} --subresource=status --type=merge -p \
+             '{{\"status\":{{\"storedVersions\":[{}]}}}}'`",
+            check.lost_versions.join(", "),
+            kept.join(","),
+        )
+    })
+    .collect()
 }
 
 /// Removes the status subresource from these versions of a CRD.
@@ -178,6 +245,34 @@ mod tests {
                 ),
                 "{stored}"
             );
+        }
+    }
+
+    #[test]
+    fn objects_are_stored_again_only_in_a_version_that_both_crds_have() {
+        let version =
+            |name: &str, served: bool, storage: bool| json!({"name": name, "served": served, "storage": storage});
+        let check = |versions: Value| {
+            let mut live = live(&versions, &json!(["v1alpha0", "v1beta1"]));
+            live.spec.group = "example.org".to_owned();
+            live.spec.names = LiveCrdNames { kind: "Thing".to_owned(), plural: "things".to_owned() };
+            CrdCheck::new(&desired(), &live)
+        };
+        let migrated = check(json!([version("v1alpha0", false, false), version("v1beta1", true, true)]));
+        let kind = migrated.migrated_kind().unwrap();
+        assert_eq!((kind.api_version.as_str(), kind.plural.as_str()), ("example.org/v1beta1", "things"));
+        assert_eq!(migrated.migration.as_ref().unwrap().stored_versions, ["v1beta1"]);
+        assert!(!migrated.blocks() && migrated.is_open() && migrated.depends_on_status());
+        for refused in [
+            // The version that is stored now would be lost too.
+            json!([version("v1alpha0", true, true), version("v1beta1", true, false)]),
+            // Its objects cannot be written.
+            json!([version("v1alpha0", true, false), version("v1beta1", false, true)]),
+            // The API server cannot read the old objects any more.
+            json!([version("v1beta1", true, true)]),
+        ] {
+            let check = check(refused.clone());
+            assert!(check.blocks() && check.migrated_kind().is_none(), "{refused}");
         }
     }
 

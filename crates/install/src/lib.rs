@@ -18,10 +18,11 @@
 //! - the objects of the release: `config`, `strategy`, and one module per family (`rbac`, `crds`, `webhooks`,
 //!   `workloads`, `certificates`, `monitoring`, …)
 //! - the objects of one installation: `validation`, `customize`, `placement`, `installation`, `object`
-//! - one reconcile: `eligibility`, `desired`, `plan` (with `order`, `rollout`, `crd_checks`, `record`, `drift`, `repairs`,
+//! - one reconcile: `eligibility`, `desired`, `plan` (with `order`, `rollout`, `crd_checks`, `storage`, `record`, `drift`, `repairs`,
 //!   `up_to_date` and `orphans`), `report` (with `warnings`)
 //! - the end of an installation: `removal`
-//! - outside of a reconcile: `admission` validates requests, `manifests` installs the operator itself
+//! - outside of a reconcile: `rehearsal` shows what a change would do, `admission` validates requests, `manifests` installs
+//!   the operator itself, `view` is what people see of an installation
 
 pub mod admission;
 mod api_services;
@@ -56,6 +57,7 @@ pub mod pods;
 mod policy;
 mod rbac;
 mod record;
+pub mod rehearsal;
 pub mod removal;
 mod repairs;
 mod report;
@@ -63,6 +65,7 @@ mod rollout;
 pub mod served;
 mod services;
 mod stable_text;
+mod storage;
 mod strategy;
 mod template;
 #[cfg(feature = "testing")]
@@ -70,12 +73,13 @@ pub mod testing;
 mod trust;
 mod up_to_date;
 pub mod validation;
+pub mod view;
 mod warnings;
 mod webhooks;
 mod workloads;
 
 pub use config::DeploymentConfig;
-pub use crd_checks::{CrdCheck, LiveCrd, check_crd, crds_to_check};
+pub use crd_checks::{CrdCheck, LiveCrd, check_crd, crds_to_check, lost_versions};
 pub use desired::{Desired, MatchingObject, UpToDate, desired_installation, running_installation};
 pub use eligibility::is_eligible;
 pub use environment::{Cluster, Environment};
@@ -86,20 +90,24 @@ pub use object::InstallationObject;
 pub use observed::{Objects, Observed};
 pub use order::{Lane, LaneProblem, Stage};
 pub use orphans::orphans;
-pub use plan::{RESOURCE_STEP, owns, plan, wait::LANE as LANE_WAIT};
+pub use plan::{
+    RESOURCE_STEP, owns, plan,
+    wait::{LANE as LANE_WAIT, STORAGE as STORAGE_WAIT},
+};
 pub use repairs::{Repairs, record_certificate_repairs, record_repairs};
 pub use report::{certificate_report, lane_problem, lane_report, problem, report};
 pub use rollout::{
     HeldNodes, NodeHistory, api_replicas,
     revision::{current_revision, unfinished_daemon_sets},
 };
+pub use storage::{StorageMigration, StoragePage, next_migration, preparation};
 pub use strategy::{
     InstallStrategy, StrategyItem, config_map,
     job::{is_of_another_release, variable},
 };
 pub use trust::{TRUSTING_KINDS, trusted_bundles};
 pub use up_to_date::{StoredObjects, up_to_date_after};
-pub use warnings::warnings;
+pub use warnings::{single_replica, warnings};
 
 /// The KubeVirt release whose data this program contains.
 pub const RELEASE: &str = vitivirt_api::KUBEVIRT_RELEASE;

@@ -318,6 +318,11 @@ impl LiveObject {
         by_label && required.iter().all(|key| self.annotations.contains_key(*key))
     }
 
+    /// Whether a KubeVirt operator installed the object.
+    pub fn is_installed(&self) -> bool {
+        self.is_ours()
+    }
+
     /// Whether the removal of an installation deletes the object if it is where an installation has objects. The label
     /// is enough, as for upstream virt-operator.
     pub(crate) fn is_managed(&self) -> bool {

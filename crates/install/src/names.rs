@@ -9,7 +9,7 @@ pub const VIRT_SYNCHRONIZATION_CONTROLLER: &str = "virt-synchronization-controll
 pub(crate) const VIRT_TEMPLATE_API_SERVER: &str = "virt-template-apiserver";
 pub(crate) const VIRT_TEMPLATE_CONTROLLER: &str = "virt-template-controller";
 
-pub(crate) const OPERATOR_SERVICE_ACCOUNT: &str = "kubevirt-operator";
+pub const OPERATOR_SERVICE_ACCOUNT: &str = "kubevirt-operator";
 pub(crate) const API_SERVICE_ACCOUNT: &str = "kubevirt-apiserver";
 pub(crate) const CONTROLLER_SERVICE_ACCOUNT: &str = "kubevirt-controller";
 pub(crate) const HANDLER_SERVICE_ACCOUNT: &str = "kubevirt-handler";
@@ -56,7 +56,7 @@ pub mod annotation {
     pub const DURATION: &str = "kubevirt.io/duration";
     pub(crate) const ENCODING: &str = "kubevirt.io/install-strategy-cm-encoding";
     pub(crate) const GENERATION: &str = "kubevirt.io/generation";
-    pub(crate) const IDENTIFIER: &str = "kubevirt.io/install-strategy-identifier";
+    pub const IDENTIFIER: &str = "kubevirt.io/install-strategy-identifier";
     pub(crate) const NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
     pub(crate) const REGISTRY: &str = "kubevirt.io/install-strategy-registry";
     pub(crate) const REQUIRED_SCC: &str = "openshift.io/required-scc";

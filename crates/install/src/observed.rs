@@ -22,6 +22,7 @@ use crate::{
     pods::Pods,
     repairs::Repairs,
     served::Served,
+    storage::StoragePage,
 };
 
 pub struct Observed {
@@ -48,6 +49,8 @@ pub struct Observed {
     pub served: Served,
     /// The CRDs that the next plan changes.
     pub crd_checks: BTreeMap<ObjectKey, CrdCheck>,
+    /// The objects that are stored again before CRDs are changed, see [`crate::next_migration`].
+    pub storage_page: Option<StoragePage>,
     /// CRDs that the installation no longer contains but that still have objects.
     pub crds_with_objects: BTreeSet<ObjectKey>,
     /// Why the operator could not check whether orphans may be deleted.

@@ -6,7 +6,9 @@ use k8s_openapi::api::core::v1::{
     Affinity, NodeAffinity, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, PodAffinity, PodAntiAffinity,
     PodSpec, PreferredSchedulingTerm, Toleration,
 };
-use vitivirt_api::kubevirt::{ComponentConfig, NodePlacement};
+use vitivirt_api::kubevirt::{ComponentConfig, KubeVirtSpec, NodePlacement};
+
+use crate::pods::Problems;
 
 const CONTROL_PLANE: &str = "node-role.kubernetes.io/control-plane";
 const MASTER: &str = "node-role.kubernetes.io/master";
@@ -44,6 +46,17 @@ pub(crate) fn place(pod: &mut PodSpec, component: Option<&ComponentConfig>, defa
     if !tolerations.is_empty() {
         pod.tolerations.get_or_insert_default().extend(tolerations);
     }
+}
+
+/// Why pods of the infrastructure cannot be scheduled on a cluster without control-plane nodes, such as a managed one.
+pub(crate) fn default_placement_remedy(spec: &KubeVirtSpec, problems: &Problems) -> Option<String> {
+    let is_default = spec.infra.as_ref().is_none_or(|infra| infra.node_placement.is_none());
+    (is_default && problems.misplaced).then(|| {
+        format!(
+            "spec.infra.nodePlacement is not set, so these pods run only on nodes with the label {CONTROL_PLANE} or \
+             {MASTER}; to use any node, set it to {{}}"
+        )
+    })
 }
 
 fn merge_affinity(present: Affinity, added: Affinity) -> Affinity {

@@ -7,14 +7,13 @@
 //! `drift` compares one object, `orphans` finds the objects to delete, and the executor of the crate `runtime` sends
 //! the writes. `report` reports the result to the user.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc};
 
 use k8s_openapi::api::core::v1::Namespace;
 use serde_json::{Value, json};
 use vitivirt_api::{Body, Failure, ObjectKey, Operation, Plan, Step, Target, Wait, Write, kubevirt::KubeVirt, reason};
 
 use crate::{
-    config::DeploymentConfig,
     crd_checks::{require_stored_versions, without_status},
     desired::{Desired, UpToDate},
     drift::{Drift, drift, metadata_patch},
@@ -28,12 +27,14 @@ use crate::{
     observed::Observed,
     order::{INSTANCETYPES, Lane, LaneProblem, MONITORING, Stage, WaitFor, Wave, waves},
     orphans::orphaned_objects,
+    placement::default_placement_remedy,
     pods::Problems,
     rbac::previous::keep_rules,
     record::{Record, Recorded},
     repairs::is_delayed,
     rollout::canary::{self, RolloutNodes},
-    strategy::job,
+    storage,
+    strategy::{dump, job},
     trust::{StoredTrust, TRUSTING_KINDS, expect_live_trust, keep_live_trust},
     webhooks::{self, BLOCKING_PREFIX},
 };
@@ -50,6 +51,8 @@ pub(crate) mod wait {
     pub(super) const CERTIFICATES: &str = "WaitingForCertificates";
     /// Of the lane `Components`, for another lane that cannot reach something yet.
     pub(crate) const UNREACHABLE: &str = "WaitingForServer";
+    /// For objects that are stored again, see `storage`.
+    pub const STORAGE: &str = "StoringObjects";
     /// Of the lane `Components`, for another lane.
     pub const LANE: &str = "WaitingForObjects";
 }
@@ -67,9 +70,6 @@ pub(crate) mod optional_step {
 const ROLLOUT_STOPPED: &str = "the rollout stops here and all other nodes keep their pods; it continues when the pod is \
  ready; to undo it, revert the KubeVirt resource or the operator to the previous version";
 
-/// How long a finished Job is kept, so that a user can read its log.
-const JOB_RETRY: Duration = Duration::from_secs(30);
-
 /// Annotations with the API versions of the resource. KubeVirt's components read them.
 const OBSERVED_VERSIONS: [(&str, &str); 2] =
     [("kubevirt.io/latest-observed-api-version", "v1"), ("kubevirt.io/storage-observed-api-version", "v1")];
@@ -81,9 +81,9 @@ pub fn plan(observed: &Observed, desired: &Desired, lane: Lane) -> Result<Plan, 
     if !is_eligible(observed) {
         return Ok(plan);
     }
-    // Without an installation there is nothing to clean up, so the resource gets no finalizer.
-    let installed = observed.objects.contain_installation();
-    if lane == Lane::Components && (desired.installation().is_some() || installed) {
+    // If nothing is created for the resource, there is nothing to clean up, so it gets no finalizer.
+    let creates = desired.installation().is_some() || matches!(desired, Desired::StrategyPending(_));
+    if lane == Lane::Components && (creates || observed.objects.contain_installation()) {
         plan.steps.extend(ensure_finalizer(&observed.kubevirt));
     }
     match desired {
@@ -100,14 +100,21 @@ pub fn plan(observed: &Observed, desired: &Desired, lane: Lane) -> Result<Plan, 
                 Lane::Certificates => {}
             }
         }
-        // A resource that is being deleted needs no strategy if nothing is installed.
-        Desired::StrategyPending(_) if !installed && observed.kubevirt.metadata.deletion_timestamp.is_some() => {}
+        // A removal needs no strategy.
+        Desired::StrategyPending(_) if observed.kubevirt.metadata.deletion_timestamp.is_some() => {}
         Desired::StrategyPending(config) if lane == Lane::Components => {
-            plan.steps.push(dump_strategy_job(observed, config)?);
+            plan.steps.extend(dump::steps(observed, config)?);
         }
         Desired::StrategyPending(_) | Desired::Invalid(_) | Desired::Nothing => {}
     }
     Ok(plan)
+}
+
+/// The instancetypes and preferences that differ, whether the API server accepts them now or not.
+pub(crate) fn differing_instancetypes(observed: &Observed, desired: &Desired) -> Result<Option<Step>, Failure> {
+    let Desired::Installation { installation, up_to_date } = desired else { return Ok(None) };
+    let trust = Arc::new(StoredTrust::new(observed));
+    Planner { observed, installation, trust: &trust, up_to_date, is_refused: false }.only_wave(&INSTANCETYPES)
 }
 
 /// A webhook checks every object of this step. The first object of all is written alone: as long as the API server still has
@@ -149,44 +156,6 @@ fn ensure_finalizer(kubevirt: &KubeVirt) -> Option<Step> {
     (!operations.is_empty()).then(|| Step::new(RESOURCE_STEP).write(Write::Patch { target, uid, operations }))
 }
 
-/// Runs the operator of another release once, in a Job that dumps its install strategy. A Job that ended without a
-/// result is deleted after a while and created again. Jobs of other strategies are deleted: they may never end.
-fn dump_strategy_job(observed: &Observed, config: &DeploymentConfig) -> Result<Step, Failure> {
-    let key = job::key(config);
-    let mut step = Step::new("strategy");
-    step.writes.extend(strategy_jobs(observed, |other, _| *other != key));
-    let version = &config.kube_virt_version;
-    let image = &config.images.virt_operator_image;
-    let waiting = |message: String, requeue_after| Wait { reason: wait::STRATEGY, message, requeue_after };
-    let (namespace, name) = (key.namespace().unwrap_or_default(), key.name());
-    let running = format!(
-        "Waiting for Job {key}, which extracts the install strategy of KubeVirt {version} from {image}; if it does not \
-         end, the image may not exist: see `kubectl -n {namespace} describe pods -l job-name={name}`, and correct \
-         spec.imageTag or spec.imageRegistry"
-    );
-    let Some(live) = observed.objects.get(Kind::Job, &key) else {
-        let target = Target::new(Kind::Job.resource(), key);
-        let body = job::job(&observed.kubevirt, config)?;
-        return Ok(step.write(Write::Create { target, body }).wait(waiting(running, None)));
-    };
-    let Some(result) = live.job_result.filter(|_| !live.deleting) else {
-        let problems = observed.pods.problems(Kind::Job, key.name());
-        let message = if problems.is_empty() { running } else { format!("{running}: {}", problems.text()) };
-        let reason = if problems.certain { wait::FAILING_PODS } else { wait::STRATEGY };
-        return Ok(step.wait(Wait { reason, message, requeue_after: None }));
-    };
-    let how = if result.failed { "failed" } else { "ended without a result" };
-    let message = format!(
-        "Job {key}, which extracts the install strategy of KubeVirt {version} from {image}, {how}; see its log; the \
-         operator retries automatically"
-    );
-    let since = Duration::from_secs(observed.now.duration_since(result.at).as_secs().try_into().unwrap_or_default());
-    if since < JOB_RETRY {
-        return Ok(step.wait(waiting(message, Some(JOB_RETRY - since))));
-    }
-    Ok(step.write(delete(Kind::Job, &key, live)).wait(waiting(message, None)))
-}
-
 struct Planner<'a> {
     observed: &'a Observed,
     installation: &'a Arc<Installation>,
@@ -213,6 +182,11 @@ enum ObjectChange {
 impl Planner<'_> {
     fn components(&self, plan: &mut Plan) -> Result<(), Failure> {
         require_stored_versions(self.observed, &self.installation.config.kube_virt_version)?;
+        let storage = storage::steps(self.observed);
+        if !storage.is_empty() {
+            plan.steps.extend(storage);
+            return Ok(());
+        }
         let blocking = self.install_blocking_webhook()?;
         // New CRDs must not be served without it, and nothing is created for a resource without the finalizer.
         let is_blocked_first = blocking.is_some() || !plan.steps.is_empty();
@@ -582,7 +556,13 @@ impl Planner<'_> {
         // What only starts explains nothing if something else fails, and it changes while the failure does not.
         let failing = missing.iter().any(|(_, problems)| problems.certain);
         missing.retain(|(_, problems)| problems.certain == failing);
-        let text: Vec<String> = missing.iter().map(|(name, problems)| format!("{name}: {}", problems.text())).collect();
+        let mut text: Vec<String> =
+            missing.iter().map(|(name, problems)| format!("{name}: {}", problems.text())).collect();
+        // virt-handler runs on every node.
+        let infrastructure = missing.iter().filter(|(name, _)| *name != VIRT_HANDLER);
+        let mut placements =
+            infrastructure.filter_map(|(_, problems)| default_placement_remedy(&self.observed.kubevirt.spec, problems));
+        text.extend(placements.next());
         let reason = match (is_stopped, failing) {
             (true, _) => wait::FAILING_CANARY,
             (false, true) => wait::FAILING_PODS,
@@ -600,7 +580,8 @@ impl Planner<'_> {
         let mut step = Step::new(optional_step::ORPHANS);
         // A Job of another strategy may never end, for example because its image does not exist.
         let current = job::key(&self.installation.config);
-        step.writes.extend(strategy_jobs(self.observed, |key, live| live.job_result.is_some() || *key != current));
+        step.writes
+            .extend(dump::strategy_jobs(self.observed, |key, live| live.job_result.is_some() || *key != current));
         let unused = orphaned_objects(self.observed, self.installation).into_iter().filter(|(kind, key, _)| {
             *kind != Kind::CustomResourceDefinition || !self.observed.crds_with_objects.contains(*key)
         });
@@ -628,20 +609,6 @@ pub(crate) fn is_crd_written(
     Ok(!is_recorded || !metadata_patch(object.kind, &object.metadata_only()?, live).is_empty())
 }
 
-/// The deletions of the matching Jobs that dump a strategy. Any client can copy labels and annotations to another
-/// namespace.
-fn strategy_jobs<'a>(
-    observed: &'a Observed,
-    matches: impl Fn(&ObjectKey, &LiveObject) -> bool + 'a,
-) -> impl Iterator<Item = Write> + 'a {
-    let jobs = observed.objects.of_kind(Kind::Job).filter(move |(key, live)| {
-        let dumps_strategy = key.namespace() == Some(observed.operator_namespace.as_str())
-            && live.labels.contains_key(label::INSTALL_STRATEGY);
-        dumps_strategy && !live.deleting && matches(key, live)
-    });
-    jobs.map(|(key, live)| delete(Kind::Job, key, live))
-}
-
 /// Whether the API server accepts instancetypes: virt-api, which validates them, responds, and nothing blocks them.
 pub(crate) fn accepts_instancetypes(observed: &Observed, installation: &Installation) -> bool {
     api_is_ready(observed, installation) && blocking_webhooks(observed).next().is_none()
@@ -659,7 +626,7 @@ fn api_is_ready(observed: &Observed, installation: &Installation) -> bool {
     live.and_then(|live| live.rollout).is_some_and(Rollout::is_complete)
 }
 
-fn delete(kind: Kind, key: &ObjectKey, live: &LiveObject) -> Write {
+pub(crate) fn delete(kind: Kind, key: &ObjectKey, live: &LiveObject) -> Write {
     let target = Target::new(kind.resource(), key.clone());
     Write::Delete { target, uid: live.uid.clone() }
 }

@@ -1,13 +1,11 @@
-//! How often the operator writes one object while the desired state of the object does not change.
-//!
-//! Another client may undo each repair: an autoscaler, a policy engine, a second operator. Without a limit both would
-//! write as fast as they can, and each write of a pod template would start pods.
+//! Limits the repairs of an object that another client changes again and again ([`RecentWrites`]). Without a limit each
+//! write of a pod template would start pods.
 
 use std::collections::HashMap;
 
-use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use k8s_openapi::jiff::Timestamp;
 use serde_json::Value;
-use vitivirt_api::{Failure, ObjectKey, Plan, Target, Write};
+use vitivirt_api::{Failure, ObjectKey, Plan, RecentWrites, Target, Write};
 
 use crate::{
     certificates::{CA, IssuedCertificates, NoCertificates},
@@ -20,10 +18,6 @@ use crate::{
     up_to_date::StoredObjects,
 };
 
-/// The writes that are not delayed. One more is allowed after each interval.
-const BURST: i64 = 10;
-const INTERVAL: SignedDuration = SignedDuration::from_mins(1);
-
 /// The recent writes of each object. virt-operator keeps them between reconciles. They may be lost at any time.
 #[derive(Clone, Debug, Default)]
 pub struct Repairs {
@@ -32,31 +26,7 @@ pub struct Repairs {
     certificates: RecentWritesByObject,
 }
 
-type RecentWritesByObject = HashMap<(Kind, ObjectKey), RecentWrites>;
-
-#[derive(Clone, Copy, Debug)]
-struct RecentWrites {
-    /// What was written.
-    written: Digest,
-    /// Each write moves this time by one interval into the future.
-    spent_until: Timestamp,
-}
-
-impl RecentWrites {
-    /// `before`: the writes that this one repeats.
-    fn after(before: Option<&Self>, written: Digest, now: Timestamp) -> Self {
-        let spent_until = before.map_or(now, |before| before.spent_until.max(now)) + INTERVAL;
-        Self { written, spent_until }
-    }
-
-    fn next_write(self) -> Timestamp {
-        self.spent_until - INTERVAL * i32::try_from(BURST - 1).unwrap_or_default()
-    }
-
-    fn is_exhausted(self, now: Timestamp) -> bool {
-        self.next_write() > now
-    }
-}
+type RecentWritesByObject = HashMap<(Kind, ObjectKey), RecentWrites<Digest>>;
 
 impl Repairs {
     /// Whether the object was written too often a moment ago.
@@ -66,7 +36,7 @@ impl Repairs {
 
     fn forget_old(&mut self, now: Timestamp) {
         for recent in [&mut self.objects, &mut self.certificates] {
-            recent.retain(|_, recent| recent.spent_until > now);
+            recent.retain(|_, recent| !recent.is_old(now));
         }
     }
 }
@@ -76,7 +46,7 @@ pub(crate) fn is_delayed(observed: &Observed, object: &InstallationObject) -> Re
     let recent = observed.repairs.objects.get(&(object.kind, object.key.clone()));
     // The digest is computed only for the few objects to which it matters.
     let Some(recent) = recent.filter(|recent| recent.is_exhausted(observed.now)) else { return Ok(false) };
-    Ok(recent.written == desired_digest(object)?)
+    Ok(recent.written() == desired_digest(object)?)
 }
 
 /// Whether an object that holds certificates must not be written yet.
@@ -104,14 +74,14 @@ fn repeated_write<'a>(
     observed: &'a Observed,
     key: &(Kind, ObjectKey),
     issued: &dyn IssuedCertificates,
-) -> Option<&'a RecentWrites> {
+) -> Option<&'a RecentWrites<Digest>> {
     let recent = observed.repairs.certificates.get(key)?;
     let is_repeated = match key.0 {
         Kind::Secret => {
             let live = observed.objects.get(Kind::Secret, &key.1).and_then(|live| live.data(CERTIFICATE));
-            live.map(|live| Digest::of_bytes(live.as_bytes())) != Some(recent.written)
+            live.map(|live| Digest::of_bytes(live.as_bytes())) != Some(recent.written())
         }
-        _ => certificate_digest(key, issued) == Some(recent.written),
+        _ => certificate_digest(key, issued) == Some(recent.written()),
     };
     is_repeated.then_some(recent)
 }
@@ -155,7 +125,7 @@ pub fn record_repairs(
     for key in changed_objects(observed, plan, stored_objects) {
         let object = installation.objects.iter().find(|object| object.kind == key.0 && object.key == key.1);
         if let Some(Ok(written)) = object.map(desired_digest) {
-            let before = repairs.objects.get(&key).filter(|before| before.written == written);
+            let before = repairs.objects.get(&key).filter(|before| before.written() == written);
             let recent = RecentWrites::after(before, written, observed.now);
             repairs.objects.insert(key, recent);
         }
@@ -195,7 +165,7 @@ pub(crate) fn fights(observed: &Observed, plan: &Plan, lane: Lane) -> Vec<Fight>
     let planned = plan.steps.iter().flat_map(|step| &step.writes).map(Write::target);
     let fights = planned.filter_map(|target| {
         let key = object_key(target)?;
-        recent.get(&key).filter(|recent| recent.next_write() + INTERVAL > observed.now)?;
+        recent.get(&key).filter(|recent| recent.exhausts_with_next(observed.now))?;
         let live = observed.objects.get(key.0, &key.1);
         let managers = live.and_then(|live| live.fields().ok()?).map(|fields| fields.managers).unwrap_or_default();
         Some(Fight { target: target.clone(), managers })
@@ -206,42 +176,5 @@ pub(crate) fn fights(observed: &Observed, plan: &Plan, lane: Lane) -> Vec<Fight>
 /// When the first delayed write is allowed.
 pub(crate) fn next_repair(observed: &Observed) -> Option<Timestamp> {
     let recent = observed.repairs.objects.values().chain(observed.repairs.certificates.values());
-    recent.map(|recent| recent.next_write()).filter(|next| *next > observed.now).min()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn at(seconds: i64) -> Timestamp {
-        Timestamp::from_second(1_800_000_000 + seconds).unwrap()
-    }
-
-    /// The other client undoes each repair at once, for five minutes.
-    #[test]
-    fn a_fight_costs_ten_writes_in_the_first_minute_and_then_one_per_minute() {
-        let written = Digest::of_bytes(b"one");
-        let mut recent: Option<RecentWrites> = None;
-        let mut writes = Vec::new();
-        for second in 0..300 {
-            for _ in 0..20 {
-                if !recent.is_some_and(|recent| recent.is_exhausted(at(second))) {
-                    recent = Some(RecentWrites::after(recent.as_ref(), written, at(second)));
-                    writes.push(second);
-                }
-            }
-        }
-        assert_eq!(writes.iter().filter(|second| **second < 60).count(), 10);
-        assert_eq!(writes.split_off(10), [60, 120, 180, 240]);
-        assert_eq!(recent.map(RecentWrites::next_write), Some(at(300)), "it ends within a minute");
-    }
-
-    #[test]
-    fn rare_repairs_are_never_delayed() {
-        let mut recent: Option<RecentWrites> = None;
-        for repair in 0..100 {
-            assert!(!recent.is_some_and(|recent| recent.is_exhausted(at(60 * repair))));
-            recent = Some(RecentWrites::after(recent.as_ref(), Digest::of_bytes(b"one"), at(60 * repair)));
-        }
-    }
+    recent.map(RecentWrites::next_write).filter(|next| *next > observed.now).min()
 }

@@ -69,6 +69,8 @@ pub struct ServedCertificate {
     pub stored_is_good: bool,
     /// Since when the pod does not serve the stored certificate.
     pub since: Timestamp,
+    /// When the certificate that the pod serves expires.
+    pub expires: Timestamp,
 }
 
 /// The results of the last probes.
@@ -99,14 +101,37 @@ impl Served {
     fn delete_after(&self) -> SignedDuration {
         SignedDuration::try_from(self.reload_time.saturating_mul(3) / 2).unwrap_or(SignedDuration::MAX)
     }
+
+    /// How long before its certificate expires a pod that has not loaded the new one is deleted: enough for several
+    /// pods, one after the other.
+    fn replace_before_expiry(&self) -> SignedDuration {
+        SignedDuration::try_from(self.reload_time.saturating_mul(5)).unwrap_or(SignedDuration::MAX)
+    }
+
+    /// When a pod is deleted because of its certificate. `None` if a new pod would not help.
+    fn deleted_at(&self, certificate: &ServedCertificate) -> Option<Timestamp> {
+        // The operator's own pods load their certificate from the cache and not from files, so a new pod would serve
+        // the same.
+        if !certificate.stored_is_good || certificate.endpoint.deployment == VIRT_OPERATOR {
+            return None;
+        }
+        let earliest = certificate.since + self.delete_after();
+        match certificate.state {
+            ServedState::Expired | ServedState::Untrusted => Some(earliest),
+            // Clients still accept it, so there is time: the pod may only be slow.
+            ServedState::NotReloaded => Some(earliest.max(certificate.expires - self.replace_before_expiry())),
+            ServedState::Good | ServedState::Unreachable => None,
+        }
+    }
 }
 
 /// When the next result has lasted long enough to be reported or acted on.
 pub(crate) fn next_deadline(observed: &Observed) -> Option<Duration> {
     let served = &observed.served;
     let outdated = served.certificates.iter().filter(|certificate| certificate.is_outdated());
-    let limits = [served.alarm_after(), served.delete_after()];
-    let certificates = outdated.flat_map(|certificate| limits.map(|limit| certificate.since + limit));
+    let certificates = outdated.flat_map(|certificate| {
+        [Some(certificate.since + served.alarm_after()), served.deleted_at(certificate)].into_iter().flatten()
+    });
     let apis = observed.objects.of_kind(Kind::ApiService);
     let apis = apis.filter_map(|(_, live)| Some(live.unavailable.as_ref()?.since? + served.alarm_after()));
     let left = certificates.chain(apis).map(|deadline| deadline.duration_since(observed.now));
@@ -165,12 +190,17 @@ fn alarm(group: &[&ServedCertificate]) -> Option<Alarm> {
     let what = match first.state {
         ServedState::Expired => format!("{deployment} serves an expired certificate ({pods})"),
         ServedState::Untrusted => {
-            format!("{deployment} serves a certificate that no CA of kubevirt-ca signed ({pods})")
+            format!("{deployment} serves a certificate that is not signed by a CA in kubevirt-ca ({pods})")
         }
         _ => format!("{deployment} does not serve the certificate in Secret {secret} ({pods})"),
     };
     let remedy = match (first.state.is_refused(), first.stored_is_good, *deployment) {
-        (false, ..) => "the pod has not loaded it; delete the pod before its certificate expires".to_owned(),
+        (false, true, VIRT_OPERATOR) | (false, false, _) => {
+            "the pod has not loaded it; delete the pod before its certificate expires".to_owned()
+        }
+        (false, true, _) => {
+            "the pod has not loaded it; the operator deletes the pod before its certificate expires".to_owned()
+        }
         (true, false, _) => format!("Secret {secret} has no valid certificate either; the operator issues a new one"),
         (true, true, VIRT_OPERATOR) => format!("Secret {secret} has a valid one; delete the pod"),
         (true, true, _) => {
@@ -193,10 +223,9 @@ fn unavailable_apis(observed: &Observed) -> impl Iterator<Item = Alarm> {
     })
 }
 
-/// Deletes one pod that serves a certificate that clients refuse, although its Secret has had a valid one for longer
-/// than the pod needs to load it. Users report such pods: an installation without working webhooks for days.
-///
-/// The operator's own pods load their certificate from the cache and not from files, so a new pod would serve the same.
+/// Deletes one pod that serves a certificate that clients refuse or will soon refuse, although its Secret has had a
+/// valid one for longer than the pod needs to load it. Users report such pods: an installation without working webhooks
+/// for days.
 pub(crate) fn delete_pod(observed: &Observed) -> Option<Step> {
     let served = &observed.served;
     // The next pod follows when the last deleted one was replaced.
@@ -210,11 +239,8 @@ pub(crate) fn delete_pod(observed: &Observed) -> Option<Step> {
     }
     let certificate = served.certificates.iter().find(|certificate| {
         let Endpoint { deployment, .. } = certificate.endpoint;
-        certificate.state.is_refused()
-            && certificate.stored_is_good
-            && certificate.lasts(served.delete_after(), observed.now)
+        served.deleted_at(certificate).is_some_and(|at| at <= observed.now)
             && !served.deleted_pods.contains_key(&certificate.pod_uid)
-            && *deployment != VIRT_OPERATOR
             && certificate.pod(observed).is_some()
             && is_complete(observed, deployment, Some(&certificate.pod_uid))
     })?;
@@ -248,7 +274,11 @@ pub fn deleted_pod<'a>(observed: &'a Observed, plan: &Plan, outcome: &Outcome) -
 
 /// The message of the event about a deleted pod.
 pub(crate) fn deleted_message(served: &ServedCertificate) -> String {
-    let what = if served.state == ServedState::Expired { "an expired certificate" } else { "an untrusted certificate" };
+    let what = match served.state {
+        ServedState::Expired => "an expired certificate",
+        ServedState::NotReloaded => "a certificate that is about to expire",
+        _ => "an untrusted certificate",
+    };
     let Endpoint { secret, deployment, .. } = served.endpoint;
     format!(
         "Pod {} was deleted because it serves {what}, although Secret {secret} has a valid one; Deployment {deployment} \
@@ -311,13 +341,14 @@ mod tests {
             state,
             stored_is_good: true,
             since: Timestamp::from_second(NOW - seconds).unwrap(),
+            expires: Timestamp::from_second(NOW + 4 * 3600).unwrap(),
         }
     }
 
     fn observed(certificates: Vec<ServedCertificate>, pods: Vec<(ObjectKey, Arc<Pod>)>) -> Observed {
         let mut objects = Objects::default();
-        for name in [VIRT_API, VIRT_EXPORT_PROXY, VIRT_OPERATOR] {
-            let live = deployment(name, if name == VIRT_EXPORT_PROXY { 1 } else { 2 });
+        for name in [VIRT_API, VIRT_EXPORT_PROXY, VIRT_OPERATOR, VIRT_TEMPLATE_API_SERVER] {
+            let live = deployment(name, if [VIRT_API, VIRT_OPERATOR].contains(&name) { 2 } else { 1 });
             objects.insert(Kind::Deployment, key(name), Arc::new(live));
         }
         Observed {
@@ -338,6 +369,7 @@ mod tests {
             pods: Pods::from_iter(pods),
             served: Served { certificates, ..Served::default() },
             crd_checks: BTreeMap::new(),
+            storage_page: None,
             crds_with_objects: Default::default(),
             unchecked_orphans: None,
             lane_problems: BTreeMap::new(),
@@ -374,6 +406,29 @@ mod tests {
         ] {
             let observed = observed(vec![certificate(0, "api-1", state, seconds)], two_api_pods());
             assert_eq!(deletes(&observed).is_some(), expected, "{state:?} for {seconds} s");
+        }
+    }
+
+    /// Upstream virt-operator leaves the pod alone: when the certificate that it has in memory expires, its APIs are
+    /// unavailable, and namespaces cannot be deleted.
+    #[test]
+    fn fault_1_a_pod_that_never_loads_its_new_certificate_is_replaced_before_the_old_one_expires() {
+        let template = ENDPOINTS.iter().position(|endpoint| endpoint.deployment == VIRT_TEMPLATE_API_SERVER).unwrap();
+        for (endpoint, deployment, replicas) in
+            [(0, VIRT_API, 2), (2, VIRT_EXPORT_PROXY, 1), (template, VIRT_TEMPLATE_API_SERVER, 1)]
+        {
+            let pods: Vec<_> = (1..=replicas).map(|number| pod(deployment, &format!("pod-{number}"), true)).collect();
+            let mut observed =
+                observed(vec![certificate(endpoint, "pod-1", ServedState::NotReloaded, 1000)], pods.clone());
+            assert_eq!(deletes(&observed), None, "{deployment}: its certificate is valid for hours");
+            // The report asks for a reconcile at that time.
+            let left = next_deadline(&observed).unwrap();
+            assert_eq!(left.as_secs(), 4 * 3600 - 600, "{deployment}");
+            observed.now += SignedDuration::try_from(left).unwrap();
+            assert!(observed.now < observed.served.certificates[0].expires);
+            assert_eq!(deletes(&observed).as_deref(), Some("pod-1"), "{deployment}");
+            let message = deleted_message(&observed.served.certificates[0]);
+            assert!(message.contains("about to expire") && message.contains(deployment), "{message}");
         }
     }
 

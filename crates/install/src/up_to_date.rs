@@ -16,6 +16,7 @@ use crate::{
     plan::accepts_instancetypes,
     record::{Record, Recorded},
     rollout::canary::keep_live_limit,
+    storage::next_migration,
     trust::{StoredTrust, keep_live_trust},
 };
 
@@ -36,6 +37,10 @@ pub fn up_to_date_after(
     let (installation, up_to_date) = desired.compared()?;
     // Their plan is empty, because they cannot be written yet.
     if lane == Lane::Instancetypes && !accepts_instancetypes(observed, installation) {
+        return None;
+    }
+    // The plan stores objects of a CRD again, and compares nothing before that is done.
+    if lane == Lane::Components && next_migration(observed).is_some() {
         return None;
     }
     let trust = StoredTrust::new(observed);

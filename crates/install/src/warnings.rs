@@ -42,15 +42,25 @@ pub(crate) struct Warning {
     pub(crate) message: String,
 }
 
-/// One sentence for each warning. Patches that match no object are known only with an installation.
+/// One sentence for each warning. Patches that match no object, and the number of nodes, are known only with an
+/// installation.
 pub fn warnings(kubevirt: &KubeVirt, installation: Option<&Installation>) -> Vec<String> {
-    all_warnings(kubevirt, installation).into_iter().map(|warning| warning.message).collect()
+    all_warnings(kubevirt, installation, 0).into_iter().map(|warning| warning.message).collect()
 }
 
-pub(crate) fn all_warnings(kubevirt: &KubeVirt, installation: Option<&Installation>) -> Vec<Warning> {
+/// `handler_nodes`: the nodes on which virt-handler should run, if that is known. When it has just started, not all of
+/// them are marked as schedulable.
+pub(crate) fn all_warnings(
+    kubevirt: &KubeVirt,
+    installation: Option<&Installation>,
+    handler_nodes: usize,
+) -> Vec<Warning> {
     let spec = &kubevirt.spec;
     let warning = |reason| move |message| Warning { reason, message };
+    let nodes = installation.map_or(0, |installation| installation.schedulable_nodes).max(handler_nodes);
     let questionable = validation::questionable(kubevirt).into_iter().map(|setting| setting.to_string());
+    let flags = customize::flags_in_lower_case(&spec.customize_components);
+    let questionable = questionable.chain(single_replica(kubevirt, nodes)).chain(flags);
     let unused = installation.into_iter().flat_map(|installation| installation.unused_customizations.iter().cloned());
     let account = (!spec.monitor_account.is_empty() && !is_subdomain(&spec.monitor_account)).then(|| {
         format!(
@@ -63,6 +73,18 @@ pub(crate) fn all_warnings(kubevirt: &KubeVirt, installation: Option<&Installati
     let deprecated = deprecated(kubevirt).into_iter().map(warning(event_reason::DEPRECATED));
     let questionable = questionable.map(warning(event_reason::CONFIGURATION_WARNING));
     deprecated.chain(questionable).chain(unused.map(warning(event_reason::NO_EFFECT))).collect()
+}
+
+/// A single replica on a cluster with several nodes. While the node of the only pod of virt-api is drained, nothing
+/// answers the webhook that turns the eviction of a VM into a live migration.
+pub fn single_replica(kubevirt: &KubeVirt, nodes: usize) -> Option<String> {
+    let replicas = kubevirt.spec.infra.as_ref().and_then(|infra| infra.replicas);
+    (replicas == Some(1) && nodes > 1).then(|| {
+        "spec.infra.replicas: 1 is too few for a cluster with several nodes: while the node of the only virt-api pod is \
+         drained or fails, VMs cannot be created, changed or migrated, and a drain may stop them instead of migrating \
+         them; remove the field to run 2 replicas"
+            .to_owned()
+    })
 }
 
 /// In the order of the fields of the resource.
@@ -209,6 +231,33 @@ mod tests {
                         90s to update a mounted Secret, and until then pods serve the old certificate; set at least 3m0s";
         assert_eq!(found, [expected]);
         assert_eq!(warnings_for(&selfsigned(json!({}))), [""; 0]);
+    }
+
+    #[test]
+    fn fault_8_a_patch_of_a_monitoring_object_has_a_warning() {
+        for (kind, remedy) in [
+            ("PrometheusRule", "; to change alerts, use Alertmanager or create your own PrometheusRule"),
+            ("servicemonitor", "; create your own ServiceMonitor"),
+        ] {
+            let patch = json!({"resourceType": kind, "resourceName": "prometheus-kubevirt-rules", "type": "json", "patch": "[]"});
+            let warnings = warnings_for(&json!({"customizeComponents": {"patches": [patch]}}));
+            let expected =
+                format!("spec.customizeComponents.patches[0] has no effect: resourceType: unsupported value {kind:?}");
+            assert!(warnings.len() == 1 && warnings[0].starts_with(&expected), "{warnings:?}");
+            assert!(warnings[0].ends_with(remedy), "{warnings:?}");
+        }
+    }
+
+    #[test]
+    fn a_flag_with_upper_case_letters_has_a_warning() {
+        let flags = json!({"handler": {"kubelet-pods-dir": "/Data/pods"}, "api": {"v": "4"}});
+        assert_eq!(
+            warnings_for(&json!({"customizeComponents": {"flags": flags}})),
+            [
+                "spec.customizeComponents.flags.handler: --kubelet-pods-dir /Data/pods is passed in lower case, as upstream \
+              virt-operator does; to pass it unchanged, use a patch that adds it to the args of the container"
+            ]
+        );
     }
 
     #[test]

@@ -241,6 +241,11 @@ impl DeploymentConfig {
         }
     }
 
+    /// The image of `virtctl guestfs`. No installed object names it.
+    pub fn guestfs_image(&self) -> String {
+        self.image(&self.images.guestfs_image, "libguestfs-tools")
+    }
+
     pub(crate) fn launcher_image(&self) -> String {
         self.image(&self.images.virt_launcher_image, "virt-launcher")
     }

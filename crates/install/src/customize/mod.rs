@@ -90,13 +90,36 @@ pub(crate) fn syntax_errors(customization: &CustomizeComponents) -> impl Iterato
 pub(crate) fn unsupported_kinds(customization: &CustomizeComponents) -> impl Iterator<Item = String> {
     let patches = customization.patches.iter().enumerate().filter(|(_, patch)| !is_patched(&patch.resource_type));
     patches.map(|(index, patch)| {
+        let is = |kind: Kind| pattern_matches(&patch.resource_type, kind.name());
+        let remedy = match () {
+            () if is(Kind::PrometheusRule) => "; to change alerts, use Alertmanager or create your own PrometheusRule",
+            () if is(Kind::ServiceMonitor) => "; create your own ServiceMonitor",
+            () => "",
+        };
         format!(
-            "{} has no effect: resourceType: unsupported value {:?}; supported values: {}",
+            "{} has no effect: resourceType: unsupported value {:?}; supported values: {}{remedy}",
             origin(index),
             patch.resource_type,
             PATCHED.map(Kind::name).join(", ")
         )
     })
+}
+
+/// Flags that change because they are passed in lower case, one sentence for each.
+pub(crate) fn flags_in_lower_case(customization: &CustomizeComponents) -> Vec<String> {
+    let components = customization.flags.iter().flat_map(|Flags { api, controller, handler }| {
+        [("api", api), ("controller", controller), ("handler", handler)]
+    });
+    let flags =
+        components.flat_map(|(component, flags)| flags.iter().map(move |(flag, value)| (component, flag, value)));
+    let changed = flags.filter(|(_, flag, value)| [flag, value].iter().any(|text| text.to_lowercase() != ***text));
+    let sentence = |(component, flag, value): (&str, &String, &String)| {
+        format!(
+            "spec.customizeComponents.flags.{component}: --{flag} {value} is passed in lower case, as upstream \
+             virt-operator does; to pass it unchanged, use a patch that adds it to the args of the container"
+        )
+    };
+    changed.map(sentence).collect()
 }
 
 fn is_patched(resource_type: &str) -> bool {

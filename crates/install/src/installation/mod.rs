@@ -51,6 +51,8 @@ pub struct Installation {
     pub certificates: Vec<Certificate>,
     /// Parts of `spec.customizeComponents` without effect on these objects, one sentence for each.
     pub(crate) unused_customizations: Vec<String>,
+    /// Nodes that can run VMs.
+    pub(crate) schedulable_nodes: usize,
 }
 
 impl Installation {
@@ -107,7 +109,8 @@ impl Installation {
             );
             return Err(Failure::invalid(UNKNOWN_CERTIFICATE, message));
         }
-        Ok(Self { config, objects, certificates, unused_customizations: unused })
+        let schedulable_nodes = cluster.schedulable_nodes;
+        Ok(Self { config, objects, certificates, unused_customizations: unused, schedulable_nodes })
     }
 }
 
@@ -174,6 +177,7 @@ impl Builder<'_> {
         }
         let mut object = item.object()?;
         let replicas = object.pointer("/spec/replicas").cloned();
+        let rolling_update = object.pointer(rollout::ROLLING_UPDATE).cloned();
         if is_customized(kind, key.name()) {
             self.customizer.apply(kind, key.name(), &mut object)?;
         }
@@ -187,7 +191,12 @@ impl Builder<'_> {
                 objects.extend(self.disruption_budget(stage, &deployment)?);
                 to_value(&deployment)?
             }
-            Kind::DaemonSet => to_value(&self.daemon_set(from_value(kind, &key, object)?))?,
+            Kind::DaemonSet => {
+                if object.pointer(rollout::ROLLING_UPDATE) != rolling_update.as_ref() {
+                    unused.extend(rollout::unused_update_settings(key.name(), &object));
+                }
+                to_value(&self.daemon_set(from_value(kind, &key, object)?))?
+            }
             Kind::Secret => {
                 self.managed_metadata.add_to_object(&mut object);
                 let is_ca = certificates::is_ca(key.name());

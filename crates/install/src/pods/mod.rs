@@ -121,6 +121,11 @@ impl Pod {
         self.workload.as_ref().is_some_and(|(of, workload)| (*of, &**workload) == (kind, name))
     }
 
+    /// Whether the scheduler excluded nodes because of the pod's node affinity or node selector.
+    fn has_no_matching_node(&self) -> bool {
+        matches!(&self.reason, Some(PodReason::Unschedulable(message)) if message.contains("node affinity/selector"))
+    }
+
     /// Whether its node must be checked, because the node may be the reason why the pod is not ready.
     fn may_be_on_dead_node(&self, now: Timestamp) -> bool {
         if self.ready && self.deleted.is_none() || self.ended || self.node.is_empty() {

@@ -35,11 +35,13 @@ pub(crate) struct Problems {
     /// Whether one of them lasts until a user or the cluster changes something. The others may end when the pods have
     /// had enough time.
     pub(crate) certain: bool,
+    /// Whether the labels of a node are one of the reasons why a pod cannot be scheduled.
+    pub(crate) misplaced: bool,
 }
 
 impl Problems {
     pub(crate) fn of_start(sentence: impl Into<String>) -> Self {
-        Self { sentences: vec![sentence.into()], certain: false }
+        Self { sentences: vec![sentence.into()], certain: false, misplaced: false }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -89,7 +91,8 @@ impl Pods {
         // Pods that are only starting explain nothing if others have failed.
         found.retain(|(problem, _)| problem.certain == certain);
         let sentences = found.iter().take(SENTENCES).map(|(problem, pods)| sentence(problem, pods)).collect();
-        Problems { sentences, certain }
+        let misplaced = self.of(kind, name).any(|(_, pod)| pod.has_no_matching_node());
+        Problems { sentences, certain, misplaced }
     }
 
     fn problem(&self, pod: &Pod) -> Option<Problem> {

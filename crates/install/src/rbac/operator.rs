@@ -51,6 +51,9 @@ fn additional_rules() -> Vec<PolicyRule> {
     vec![
         // This operator uses the newer events API, upstream the older one.
         rule(&["events.k8s.io"], &["events"], &["create", "patch"]),
+        // Upstream does not store objects again before an upgrade.
+        rule(&["apiextensions.k8s.io"], &["customresourcedefinitions/status"], &["patch"]),
+        rule(&["migrations.kubevirt.io"], &["migrationpolicies"], &["patch"]),
         // Upstream replaces these objects. This operator patches the differences.
         with_names(rule(&OPENSHIFT_SECURITY, &CONSTRAINTS, &["patch"]), &CONSTRAINTS_OF_KUBEVIRT),
     ]

@@ -26,7 +26,7 @@ pub(crate) fn keep_rules(kind: Kind, desired: &mut Value, live: &Value) {
 }
 
 /// Whether these rules grant everything that one rule grants.
-fn grants(rules: &[PolicyRule], rule: &PolicyRule) -> bool {
+pub(crate) fn grants(rules: &[PolicyRule], rule: &PolicyRule) -> bool {
     let names = rule.resource_names.as_deref().unwrap_or_default();
     let parts = |list: &Option<Vec<String>>| list.clone().unwrap_or_default();
     let mut verbs = rule.verbs.iter();

@@ -10,7 +10,8 @@
 //!    its webhooks and certificates are kept, until the last VM and VMI is gone. A finalizer keeps all CRDs until the
 //!    last one has no objects, because the components need them.
 //! 2. `Stage::Objects`: everything else, first what could reject the deletion of other objects.
-//! 3. `Stage::Nodes`: the labels and annotations of nodes, and last the finalizer of the KubeVirt resource.
+//! 3. `Stage::Nodes`: the labels and annotations of nodes, when no virt-handler runs that would set them again, and last
+//!    the finalizer of the KubeVirt resource.
 //!
 //! `plan` lists the writes, `obstacles` explains what blocks a removal, and `report` writes the status.
 
@@ -21,7 +22,10 @@ mod report;
 
 use std::{collections::HashSet, sync::Arc};
 
-use k8s_openapi::{apimachinery::pkg::apis::meta::v1::ObjectMeta, jiff::Timestamp};
+use k8s_openapi::{
+    apimachinery::pkg::apis::meta::v1::ObjectMeta,
+    jiff::{SignedDuration, Timestamp},
+};
 use vitivirt_api::{ObjectKey, Target, kubevirt::KubeVirt};
 
 pub use self::{
@@ -34,9 +38,10 @@ use crate::{
     eligibility::is_eligible,
     kind::Kind,
     live::{Finalizer, LiveObject},
-    names::{FINALIZER, OPERATOR_SERVICE_ACCOUNT, VIRT_CONTROLLER, VIRT_OPERATOR},
+    names::{FINALIZER, OPERATOR_SERVICE_ACCOUNT, VIRT_CONTROLLER, VIRT_HANDLER, VIRT_OPERATOR},
     observed::{Objects, Observed},
     orphans::recorded_namespaces,
+    pods::{Pod, Pods},
 };
 
 /// Keeps a CRD until no CRD has objects. Upstream virt-operator uses the same one.
@@ -45,6 +50,8 @@ pub(crate) const CRD_FINALIZER: &str = "kubevirt.io/virtOperatorFinalizer";
 const CLEANUP_FINALIZER: &str = "customresourcecleanup.apiextensions.k8s.io";
 /// The CRD of the KubeVirt resource belongs to the operator, not to an installation.
 const OPERATOR_CRD: &str = "kubevirts.kubevirt.io";
+/// How much longer than its grace period a pod may take to end.
+const OVERDUE: SignedDuration = SignedDuration::from_secs(10);
 const OPERATOR_ROLES: [&str; 3] = [OPERATOR_SERVICE_ACCOUNT, "kubevirt-operator-rolebinding", "kubevirt.io:operator"];
 
 /// How much of the control plane a removal can rely on.
@@ -75,6 +82,7 @@ pub struct RemovalInput {
     pub mode: RemovalMode,
     pub now: Timestamp,
     pub objects: Objects,
+    pub pods: Pods,
     /// Whether an object that is not in `objects` is not in the cluster either.
     pub complete: bool,
     /// Objects of the CRDs. They are read when a removal waits for them.
@@ -195,6 +203,14 @@ impl RemovalInput {
     }
 
     /// Whether no component removes KubeVirt's own finalizers any more.
+    /// The pods of virt-handler that may still label their node. The kubelet of a pod that should have ended long ago does
+    /// not answer, so that pod is not waited for.
+    fn running_handlers(&self) -> Vec<&(ObjectKey, Arc<Pod>)> {
+        let is_overdue = |pod: &Pod| pod.deleted.is_some_and(|at| self.now.duration_since(at) >= OVERDUE);
+        let handlers = self.pods.of(Kind::DaemonSet, VIRT_HANDLER);
+        handlers.filter(|(_, pod)| !pod.ended && !is_overdue(pod)).collect()
+    }
+
     fn is_control_plane_gone(&self) -> bool {
         match self.mode {
             RemovalMode::Operator => false,

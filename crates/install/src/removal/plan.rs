@@ -13,6 +13,7 @@ use crate::{
     kind::Kind,
     live::LiveObject,
     names::{FINALIZER, VIRT_API, VIRT_TEMPLATE_CONTROLLER},
+    pods::examples,
     report::phase,
 };
 
@@ -87,8 +88,15 @@ fn delete_objects(input: &RemovalInput) -> Vec<Step> {
 /// The phase `Deleted` is reported before the finalizer is removed, so that a client can see it.
 fn finish(input: &RemovalInput) -> Vec<Step> {
     if !input.complete {
-        let message = "the operator reads which objects are left".to_owned();
+        let message = "the operator is checking which objects are left".to_owned();
         return vec![Step::new("caches").wait(Wait { reason: wait::CACHES, message, requeue_after: Some(POLL) })];
+    }
+    let handlers = input.running_handlers();
+    if !handlers.is_empty() {
+        let examples = examples(handlers.iter().map(|(key, pod)| format!("pod {key} on node {}", pod.node)));
+        let message = format!("virt-handler is being stopped, and its node is cleaned up after that ({examples})");
+        let wait = Wait { reason: wait::DELETION, message, requeue_after: Some(POLL) };
+        return vec![Step::new("pods of virt-handler").wait(wait)];
     }
     let mut nodes = Step::new("nodes");
     nodes.writes.extend(input.nodes.iter().map(super::MarkedNode::remove_marks));

@@ -74,7 +74,7 @@ fn blocked_by(observed: &Observed, input: &RemovalInput, stop: &Stop) -> Option<
             let deleted = observed.kubevirt.metadata.deletion_timestamp.as_ref();
             let is_long = deleted.is_some_and(|at| observed.now.duration_since(at.0) >= QUIET_PERIOD);
             let is_reported = is_long && input.mode == RemovalMode::Operator;
-            is_reported.then(|| (event_reason::DELETION_BLOCKED, format!("Removal waits: {}", wait.message)))
+            is_reported.then(|| (event_reason::DELETION_BLOCKED, format!("Removal is waiting: {}", wait.message)))
         }
         Stop::Done | Stop::NameConflict { .. } => None,
     }

@@ -127,7 +127,7 @@ pub(super) fn set_progressing(status: &mut KubeVirtStatus, before: &KubeVirtStat
             if status.phase == phase::DEPLOYED
                 || long
                 || failing_pods(stop).is_some()
-                || wait.reason == wait::UNREACHABLE =>
+                || [wait::UNREACHABLE, wait::STORAGE].contains(&wait.reason) =>
         {
             Some(&wait.message)
         }
@@ -143,10 +143,11 @@ pub(super) fn set_progressing(status: &mut KubeVirtStatus, before: &KubeVirtStat
     } else {
         (reason::DEPLOYING, ["False", "True", "False"])
     };
-    // Neither a write that fails, nor a strategy that is dumped again, nor another lane affects the components that run.
+    // Neither a write that fails, nor a strategy that is dumped again, nor objects that are stored again, nor another lane
+    // affects the components that run.
     let unaffected = match stop {
         Stop::Failed { .. } => true,
-        Stop::Waiting { wait, .. } => wait.reason == wait::STRATEGY || waits_for_lane(stop),
+        Stop::Waiting { wait, .. } => [wait::STRATEGY, wait::STORAGE].contains(&wait.reason) || waits_for_lane(stop),
         _ => false,
     };
     if !(unaffected && is_true(before, condition::AVAILABLE)) {

@@ -15,6 +15,7 @@ use vitivirt_api::{
     Target,
     kubevirt::{KubeVirt, KubeVirtStatus},
     reason::NAME_TAKEN,
+    repeated_drift_message,
     text::truncate,
 };
 
@@ -32,7 +33,7 @@ use crate::{
     desired::Desired,
     eligibility::ineligible_message,
     kind::Kind,
-    names::event_reason,
+    names::{VIRT_HANDLER, event_reason},
     observed::Observed,
     order::{Lane, LaneProblem},
     orphans::orphans,
@@ -161,14 +162,7 @@ fn fight_events(observed: &Observed, plan: &Plan, lane: Lane) -> impl Iterator<I
 }
 
 fn fight_message(Fight { target, managers }: &Fight) -> String {
-    let managers = match managers.as_slice() {
-        [] => "another client".to_owned(),
-        managers => format!("another client ({})", managers.join(", ")),
-    };
-    format!(
-        "{target} is changed by {managers} after each repair; the operator now repairs it once a minute; stop that \
-         client, or set the value in spec.customizeComponents"
-    )
+    repeated_drift_message(target, managers, "set the value in spec.customizeComponents")
 }
 
 fn event_subject(kubevirt: &KubeVirt) -> EventSubject {
@@ -197,7 +191,8 @@ fn warning_events(
     if *stop != Stop::Done || before.observed_generation == kubevirt.metadata.generation {
         return Vec::new();
     }
-    let warnings = all_warnings(kubevirt, desired.installation().map(|installation| &**installation)).into_iter();
+    let installation = desired.installation().map(|installation| &**installation);
+    let warnings = all_warnings(kubevirt, installation, handler_nodes(observed)).into_iter();
     let mut events: Vec<_> = warnings.map(|warning| (EventKind::Warning, warning.reason, warning.message)).collect();
     if kubevirt.spec.infra.as_ref().is_some_and(|infra| infra.replicas.is_some()) {
         let message = "spec.infra.replicas is an advanced setting: it sets the number of replicas of every infrastructure \
@@ -205,6 +200,13 @@ fn warning_events(
         events.push((EventKind::Warning, event_reason::REPLICAS, message.to_owned()));
     }
     events
+}
+
+/// The nodes on which virt-handler should run.
+fn handler_nodes(observed: &Observed) -> usize {
+    let key = ObjectKey::namespaced(&observed.operator_namespace, VIRT_HANDLER);
+    let rollout = observed.objects.get(Kind::DaemonSet, &key).and_then(|live| live.rollout).unwrap_or_default();
+    usize::try_from(rollout.pods).unwrap_or_default()
 }
 
 /// The architecture of VMs that do not set one. It does not follow the leader, which may run on a node of another

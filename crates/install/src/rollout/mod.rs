@@ -13,11 +13,15 @@ use k8s_openapi::{
     apimachinery::pkg::util::intstr::IntOrString,
     jiff::{SignedDuration, Timestamp},
 };
+use serde_json::Value;
 use vitivirt_api::kubevirt::KubeVirtSpec;
 
 use crate::{certificates::VIRT_HANDLER_CLIENT, names::label};
 
 const MIGRATION_NAMES: &str = "migration-cn-types";
+const ROLLING: &str = "RollingUpdate";
+/// Where a DaemonSet has the settings of its rollout.
+pub(crate) const ROLLING_UPDATE: &str = "/spec/updateStrategy/rollingUpdate";
 
 /// One replica on a single node, otherwise one for every ten nodes and at least two.
 pub fn api_replicas(schedulable_nodes: usize) -> i32 {
@@ -106,7 +110,7 @@ pub(crate) fn limit_devices(daemon_set: &mut DaemonSet, limit: Option<i64>) {
 /// does not need the older client certificate, and pods are replaced one at a time.
 pub(crate) fn adjust_update_strategy(daemon_set: &mut DaemonSet) {
     if let Some(strategy) = daemon_set.spec.as_mut().and_then(|spec| spec.update_strategy.as_mut())
-        && strategy.type_.as_deref() == Some("RollingUpdate")
+        && strategy.type_.as_deref() == Some(ROLLING)
     {
         strategy.rolling_update =
             Some(RollingUpdateDaemonSet { max_unavailable: Some(IntOrString::Int(1)), max_surge: None });
@@ -127,6 +131,22 @@ pub(crate) fn adjust_update_strategy(daemon_set: &mut DaemonSet) {
     if let Some(volumes) = &mut pod.volumes {
         volumes.retain(|volume| volume.name != VIRT_HANDLER_CLIENT);
     }
+}
+
+/// The settings of a rollout that a patch contains and [`adjust_update_strategy`] replaces, one sentence for each.
+pub(crate) fn unused_update_settings(name: &str, patched: &Value) -> Vec<String> {
+    if patched.pointer("/spec/updateStrategy/type").is_none_or(|kind| kind != ROLLING) {
+        return Vec::new();
+    }
+    let settings = patched.pointer(ROLLING_UPDATE).and_then(Value::as_object).into_iter().flatten();
+    let sentence = |(field, value): (&String, &Value)| {
+        format!(
+            "spec.customizeComponents has no effect on {field} of {name}: the patch sets {value}, but the operator \
+             controls the rollout: it updates one node, and when the new pod is ready, a tenth of the nodes at a time; \
+             remove the setting from the patch"
+        )
+    };
+    settings.filter(|(_, value)| !value.is_null()).map(sentence).collect()
 }
 
 fn pod(daemon_set: &mut DaemonSet) -> Option<&mut PodSpec> {
@@ -209,7 +229,7 @@ mod tests {
 
     #[test]
     fn tls_settings_become_arguments() {
-        let arguments = |configuration: serde_json::Value| {
+        let arguments = |configuration: Value| {
             let spec = json!({ "configuration": configuration });
             tls_arguments(&serde_json::from_value(spec).unwrap()).join(" ")
         };

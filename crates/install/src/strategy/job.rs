@@ -16,7 +16,7 @@ use crate::{
     environment::Environment,
     images::OperatorImage,
     metadata::{string_map, strings},
-    names::{OPERATOR_SERVICE_ACCOUNT, annotation, label},
+    names::{annotation, label},
     placement::{self, DefaultPlacement},
 };
 
@@ -47,6 +47,7 @@ pub(crate) fn key(config: &DeploymentConfig) -> ObjectKey {
 /// `spec.customizeComponents` does not apply to the Job, as in upstream virt-operator. The garbage collector deletes the
 /// Job with the KubeVirt resource.
 pub(crate) fn job(kubevirt: &KubeVirt, config: &DeploymentConfig) -> Result<Body, Failure> {
+    let key = key(config);
     let image = &config.images.virt_operator_image;
     let variable =
         |name: &str, value: &str| EnvVar { name: name.to_owned(), value: Some(value.to_owned()), ..EnvVar::default() };
@@ -72,7 +73,7 @@ pub(crate) fn job(kubevirt: &KubeVirt, config: &DeploymentConfig) -> Result<Body
         ..Container::default()
     };
     let mut pod = PodSpec {
-        service_account_name: Some(OPERATOR_SERVICE_ACCOUNT.to_owned()),
+        service_account_name: Some(key.name().to_owned()),
         restart_policy: Some("Never".to_owned()),
         image_pull_secrets: Some(config.pull_secrets()).filter(|secrets| !secrets.is_empty()),
         containers: vec![container],
@@ -85,7 +86,6 @@ pub(crate) fn job(kubevirt: &KubeVirt, config: &DeploymentConfig) -> Result<Body
         (annotation::REGISTRY, &config.registry),
         (annotation::IDENTIFIER, &config.id),
     ];
-    let key = key(config);
     let owner = OwnerReference {
         api_version: kubevirt.types.api_version.clone(),
         kind: kubevirt.types.kind.clone(),

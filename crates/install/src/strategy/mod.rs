@@ -4,6 +4,7 @@
 //! This operator generates the strategy of its release. The operator of another release dumps its strategy into a
 //! ConfigMap, and this operator dumps its own for other operators: so each can install the release of the other.
 
+pub(crate) mod dump;
 pub(crate) mod job;
 mod text;
 

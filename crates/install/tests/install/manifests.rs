@@ -79,7 +79,7 @@ fn permissions(rules: &Value) -> BTreeSet<Permission> {
 }
 
 #[test]
-fn the_operator_has_the_permissions_of_upstream_and_four_more() {
+fn the_operator_has_the_permissions_of_upstream_and_six_more() {
     let (upstream, ours) = (upstream(), ours("kubevirt"));
     let constraint = |name| Permission::new("security.openshift.io", "securitycontextconstraints", Some(name), "patch");
     let event = |verb| Permission::new("events.k8s.io", "events", None, verb);
@@ -87,8 +87,10 @@ fn the_operator_has_the_permissions_of_upstream_and_four_more() {
         (
             "ClusterRole kubevirt-operator",
             136,
-            2,
+            4,
             BTreeSet::from([
+                Permission::new("apiextensions.k8s.io", "customresourcedefinitions/status", None, "patch"),
+                Permission::new("migrations.kubevirt.io", "migrationpolicies", None, "patch"),
                 event("create"),
                 event("patch"),
                 constraint("kubevirt-handler"),

@@ -123,11 +123,28 @@ impl RolloutNodes {
     }
 
     fn max_unavailable(self) -> IntOrString {
-        match self {
-            Self { outdated: 0, .. } => IntOrString::Int(1),
-            Self { proven: 0, dead, .. } => allow(1, dead),
-            Self { ready, dead, .. } => allow(ready.div_ceil(10), dead),
+        if self.outdated == 0 { IntOrString::Int(1) } else { allow(self.batch(), self.dead) }
+    }
+
+    /// On how many ready nodes pods may be replaced at the same time.
+    fn batch(self) -> usize {
+        if self.proven == 0 { 1 } else { self.ready.div_ceil(10) }
+    }
+
+    /// The batches of a new template, if every pod of it works.
+    pub(crate) fn batches(pods: &Pods, name: &str, rollout: Rollout) -> Vec<usize> {
+        let all = usize::try_from(rollout.pods).unwrap_or_default();
+        let dead = pods.unreachable_nodes(name).len();
+        let ready = all.saturating_sub(dead);
+        let mut nodes = Self { ready, dead, outdated: ready, proven: 0, unproven: 0 };
+        let mut batches = Vec::new();
+        while nodes.outdated > 0 {
+            let batch = nodes.batch().clamp(1, nodes.outdated);
+            nodes.outdated -= batch;
+            nodes.proven += batch;
+            batches.push(batch);
         }
+        batches
     }
 
     /// Whether the rollout has stopped at the first nodes: an updated pod does not work, and none does.

@@ -346,3 +346,17 @@ fn small_clusters_need_no_second_limit() {
     assert_eq!(limits(5, 1), [IntOrString::Int(2), IntOrString::Int(1)]);
     assert_eq!(limits(50, 1), [IntOrString::Int(2), IntOrString::Int(6), IntOrString::Int(1)]);
 }
+
+#[test]
+fn a_new_template_reaches_one_node_then_a_tenth_at_a_time_until_all_have_it() {
+    for (nodes, expected) in [
+        (0, vec![]),
+        (1, vec![1]),
+        (3, vec![1, 1, 1]),
+        (12, vec![1, 2, 2, 2, 2, 2, 1]),
+        (100, vec![1, 10, 10, 10, 10, 10, 10, 10, 10, 10, 9]),
+    ] {
+        let rollout = Rollout { pods: nodes, every_node: true, ..Rollout::default() };
+        assert_eq!(RolloutNodes::batches(&Pods::default(), "virt-handler", rollout), expected, "{nodes} nodes");
+    }
+}

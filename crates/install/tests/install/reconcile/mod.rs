@@ -2,17 +2,20 @@
 
 mod edits;
 mod failed_writes;
+mod faults;
 mod invalid_resources;
 mod pods;
 mod removal;
 mod served_certificates;
+mod storage;
 mod test_cluster;
 mod upgrades;
+mod view;
 
 use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::SignedDuration};
 use serde_json::{Value, json};
 use vitivirt_api::{Failure, ObjectKey, Stop};
-use vitivirt_install::{DeploymentConfig, InstallStrategy, config_map};
+use vitivirt_install::{DeploymentConfig, InstallStrategy, config_map, removal::RemovalMode};
 
 use test_cluster::{Reconcile, TestCluster};
 
@@ -559,12 +562,11 @@ fn the_install_strategy_of_another_release_is_dumped_by_a_job() {
     assert_eq!((&available["status"], &available["reason"]), (&json!("True"), &json!("AllComponentsReady")));
 }
 
-/// A mistyped imageTag on a cluster without an installation: only the Job exists.
+/// A mistyped imageTag on a cluster without an installation: only the Job and its permissions exist.
 #[test]
 fn a_resource_whose_strategy_is_missing_can_be_deleted_with_its_job() {
     let mut cluster = TestCluster::new(&json!({"imageTag": "v9.9.9"}));
     cluster.reconcile();
-    assert_eq!(cluster.kubevirt.metadata.finalizers.clone().unwrap_or_default(), [""; 0]);
     let id = cluster.objects.keys().find(|(kind, _)| kind == "Job").cloned().unwrap();
     // The garbage collector deletes the Job with the resource.
     let owner = cluster.objects[&id]["metadata"]["ownerReferences"][0].clone();
@@ -579,6 +581,12 @@ fn a_resource_whose_strategy_is_missing_can_be_deleted_with_its_job() {
     cluster.objects.remove(&id);
     cluster.kubevirt.metadata.deletion_timestamp = Some(Time(cluster.now));
     assert_eq!(cluster.reconcile().writes(), [""; 0]);
+    // The finalizer stays until the permissions of the Job are gone.
+    for _ in 0..6 {
+        cluster.remove(RemovalMode::Operator, &[], Vec::new());
+    }
+    assert_eq!(cluster.kubevirt.metadata.finalizers.clone().unwrap_or_default(), [""; 0]);
+    assert_eq!(cluster.objects.keys().map(|(kind, _)| kind.as_str()).collect::<Vec<_>>(), ["Namespace"]);
 }
 
 #[test]

@@ -32,7 +32,7 @@ pub(super) fn pod(kind: &str, owner: &str, node: &str, status: &Value) -> Value 
     })
 }
 
-fn image_not_pulled() -> Value {
+pub(super) fn image_not_pulled() -> Value {
     let state = json!({"waiting": {"reason": "ErrImagePull", "message": "not found"}});
     json!({"phase": "Pending", "containerStatuses": [
         {"name": "c", "image": "example.org/x:bad", "imageID": "", "ready": false, "restartCount": 0, "state": state},

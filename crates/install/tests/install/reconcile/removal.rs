@@ -1,12 +1,16 @@
 //! The removal of whole installations.
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use k8s_openapi::{
+    apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time},
+    jiff::{SignedDuration, Timestamp},
+};
 use serde_json::{Value, json};
-use vitivirt_api::{ApiResource, ObjectKey, Target};
+use vitivirt_api::{ApiResource, ObjectKey, Stop, Target};
 use vitivirt_install::removal::{Instance, MarkedNode, RemovalMode, Workloads};
 
 use super::{
     installed,
+    pods::{pod, pods},
     test_cluster::{Reconcile, TestCluster},
     variant,
 };
@@ -265,6 +269,30 @@ fn a_node_is_cleaned_with_one_write_and_keeps_what_users_set() {
     );
     let clean = json!({"name": "b", "labels": {"kubernetes.io/os": "linux", "cpumanager": "enabled"}});
     assert_eq!(MarkedNode::new(&metadata(clean)), None);
+}
+
+/// A pod that ends labels its node once more, as not schedulable.
+#[test]
+fn nodes_are_cleaned_when_no_virt_handler_runs_on_them() {
+    let node =
+        || MarkedNode::new(&metadata(json!({"name": "a", "uid": "n", "labels": {"kubevirt.io/schedulable": "true"}})));
+    let mut cluster = deleted(TestCluster::new(&json!({})));
+    let handler = |deleted: Option<Timestamp>| {
+        let mut handler = pod("DaemonSet", "virt-handler", "a", &json!({}));
+        handler["metadata"]["deletionTimestamp"] = json!(deleted.map(|time| time.to_string()));
+        pods(&[handler], &[])
+    };
+    for deleted in [None, Some(cluster.now)] {
+        cluster.pods = handler(deleted);
+        let reconcile = cluster.remove(RemovalMode::Operator, &[], vec![node().unwrap()]);
+        assert_eq!(reconcile.writes(), [""; 0]);
+        let Stop::Waiting { wait, .. } = reconcile.outcome.stop else { panic!("{:?}", reconcile.outcome) };
+        assert!(wait.message.contains("pod kubevirt/pod-a on node a"), "{}", wait.message);
+    }
+    // Its kubelet does not answer.
+    cluster.pods = handler(Some(cluster.now - SignedDuration::from_secs(60)));
+    let reconcile = cluster.remove(RemovalMode::Operator, &[], vec![node().unwrap()]);
+    assert_eq!(reconcile.plan.steps[0].writes.len(), 1, "{:?}", reconcile.plan);
 }
 
 #[test]

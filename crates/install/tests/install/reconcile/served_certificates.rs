@@ -28,6 +28,7 @@ fn with_outdated_pod(state: ServedState) -> TestCluster {
         state,
         stored_is_good: true,
         since: cluster.now,
+        expires: cluster.now + SignedDuration::from_hours(4),
     });
     cluster
 }

@@ -39,6 +39,8 @@ pub(crate) struct TestCluster {
     pub(crate) first_kubevirt: Option<ObjectKey>,
     pub(crate) crds_with_objects: BTreeSet<ObjectKey>,
     crd_checks: BTreeMap<ObjectKey, CrdCheck>,
+    /// The objects of a CRD that were stored again.
+    pub(crate) stored_again: usize,
     pub(crate) now: Timestamp,
     /// Shared until they change, because CRDs are large.
     pub(crate) objects: BTreeMap<(String, ObjectKey), Arc<Value>>,
@@ -107,6 +109,7 @@ impl TestCluster {
             architecture: "amd64",
             crds_with_objects: BTreeSet::new(),
             crd_checks: BTreeMap::new(),
+            stored_again: 0,
             now: Timestamp::from_second(1_800_000_000).unwrap(),
             objects: BTreeMap::new(),
             up_to_date: Arc::default(),
@@ -155,6 +158,7 @@ impl TestCluster {
             pods: self.pods.clone(),
             served: self.served.clone(),
             crd_checks: BTreeMap::new(),
+            storage_page: None,
             crds_with_objects: self.crds_with_objects.clone(),
             unchecked_orphans: None,
             lane_problems: self.lane_problems.clone(),
@@ -174,6 +178,7 @@ impl TestCluster {
             self.crd_checks.insert(crd, check);
         }
         observed.crd_checks.clone_from(&self.crd_checks);
+        observed.storage_page = self.next_storage_page(observed);
     }
 
     pub(crate) fn desired(&self, observed: &Observed) -> Desired {
@@ -423,6 +428,11 @@ impl TestCluster {
                 }
                 self.collect(&id);
             }
+            Write::Status { body, uid, .. } if kind == CRD => {
+                let object = self.object_by_id(&id);
+                assert_eq!(object["metadata"]["uid"], **uid);
+                object["status"]["storedVersions"] = body.json()["status"]["storedVersions"].clone();
+            }
             Write::Apply { .. } | Write::Lazy { .. } | Write::Status { .. } => panic!("{write:?}"),
         }
         None
@@ -458,6 +468,7 @@ impl TestCluster {
             mode,
             now: self.now,
             objects: std::mem::take(&mut observed.objects),
+            pods: observed.pods.clone(),
             complete: true,
             instances: instances.to_vec(),
             nodes,

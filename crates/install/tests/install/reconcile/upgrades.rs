@@ -1,8 +1,10 @@
 //! Upgrades of an installation. Tests with the name `fault_N` are about known faults of upstream virt-operator.
 
+use std::collections::BTreeSet;
+
 use serde_json::json;
-use vitivirt_api::{ObjectKey, Stop};
-use vitivirt_install::{DeploymentConfig, Environment, InstallStrategy, config_map};
+use vitivirt_api::{Failure, ObjectKey, Stop};
+use vitivirt_install::{DeploymentConfig, Environment, InstallStrategy, config_map, rehearsal::complete_plan};
 
 use super::{
     installed,
@@ -13,7 +15,7 @@ use super::{
 const WORKLOADS: [(&str, &str); 3] =
     [("DaemonSet", "virt-handler"), ("Deployment", "virt-controller"), ("Deployment", "virt-api")];
 
-fn environment(version: &str, more: &[(&str, &str)]) -> Environment {
+pub(super) fn environment(version: &str, more: &[(&str, &str)]) -> Environment {
     let image = format!("quay.io/kubevirt/virt-operator:{version}");
     let variables = [("VIRT_OPERATOR_IMAGE", image.as_str()), ("KUBEVIRT_VERSION", version)];
     let variables = variables.iter().chain(more).map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
@@ -84,6 +86,50 @@ fn fault_10_workloads_are_updated_after_the_last_rollout() {
     assert_eq!(WORKLOADS.map(|workload| generation(&mut cluster, workload)), last, "pods restart after Deployed");
 }
 
+/// The rehearsal contains every object that the upgrade changes, before the first write.
+#[test]
+fn a_rehearsal_contains_every_write_of_the_upgrade() {
+    let mut cluster = outdated();
+    // A rule that only the previous version has is removed when the last old pod is gone.
+    let networks =
+        json!({"apiGroups": ["k8s.cni.cncf.io"], "resources": ["network-attachment-definitions"], "verbs": ["get"]});
+    cluster.object("ClusterRole", "kubevirt-exportproxy")["rules"].as_array_mut().unwrap().push(networks);
+    let mut observed = cluster.observed();
+    let desired = cluster.desired(&observed);
+    let plan = complete_plan(&mut observed, &desired).unwrap();
+    let planned: BTreeSet<String> =
+        plan.steps.iter().flat_map(|step| &step.writes).map(|write| write.target().to_string()).collect();
+    let count = plan.steps.iter().map(|step| step.writes.len()).sum::<usize>();
+    assert_eq!(planned.len(), count, "an object is listed twice");
+    let workloads: Vec<&str> = plan
+        .steps
+        .iter()
+        .flat_map(|step| &step.writes)
+        .map(vitivirt_api::Write::target)
+        .filter(|target| ["DaemonSet", "Deployment"].contains(&target.resource.kind.as_str()))
+        .map(|target| target.key.name())
+        .collect();
+    assert_eq!(workloads, WORKLOADS.map(|(_, name)| name));
+    let before = cluster.objects.clone();
+    cluster.rolls_out = true;
+    cluster.settle();
+    let changed = cluster.objects.iter().filter(|(id, object)| {
+        let content = |object: &serde_json::Value| {
+            let mut object = object.clone();
+            object.as_object_mut().unwrap().remove("status");
+            object
+        };
+        before.get(*id).is_none_or(|before| content(before) != content(object))
+    });
+    let changed = changed.map(|((kind, key), _)| format!("{kind} {key}"));
+    // The certificates have their own plan.
+    let missing: Vec<String> = changed
+        .filter(|changed| !changed.starts_with("Secret ") && !changed.starts_with("ConfigMap "))
+        .filter(|changed| !planned.contains(changed))
+        .collect();
+    assert_eq!(missing, [""; 0]);
+}
+
 #[test]
 fn fault_13_old_pods_keep_their_permissions_until_they_are_gone() {
     let mut cluster = outdated();
@@ -126,6 +172,65 @@ fn a_stored_version_that_would_be_lost_stops_an_upgrade_before_anything_changes(
     cluster.object("CustomResourceDefinition", CRD)["status"] = json!({"storedVersions": ["v1beta1"]});
     cluster.settle();
     assert_eq!(cluster.status()["observedKubeVirtVersion"], "v1.8.4");
+}
+
+/// A version that the API server can still read does not stop the upgrade.
+#[test]
+fn objects_of_a_version_that_would_be_lost_are_stored_again_before_anything_changes() {
+    const CRD: &str = "virtualmachineclones.clone.kubevirt.io";
+    let mut cluster = outdated();
+    let crd = cluster.object("CustomResourceDefinition", CRD);
+    let versions = crd["spec"]["versions"].as_array_mut().unwrap();
+    versions.push(json!({"name": "v1alpha0", "served": false, "storage": false}));
+    crd["status"] = json!({"storedVersions": ["v1alpha0", "v1beta1"], "conditions": []});
+    for number in 0..5 {
+        let key = ObjectKey::namespaced("ns", &format!("clone-{number}"));
+        let clone = json!({"apiVersion": "clone.kubevirt.io/v1beta1", "kind": "VirtualMachineClone",
+            "metadata": {"name": key.name(), "namespace": "ns"}, "spec": {}});
+        cluster.put("VirtualMachineClone", key, clone, "user");
+    }
+    let before: Vec<i64> = WORKLOADS.iter().map(|workload| generation(&mut cluster, *workload)).collect();
+    let mut progress = Vec::new();
+    for stored in [2, 4, 5] {
+        let reconcile = cluster.reconcile();
+        let clones = reconcile.writes().iter().filter(|write| write.contains("VirtualMachineClone ns/")).count();
+        assert_eq!(clones, if stored == 5 { 1 } else { 2 }, "{:?}", reconcile.writes());
+        let after: Vec<i64> = WORKLOADS.iter().map(|workload| generation(&mut cluster, *workload)).collect();
+        assert_eq!(after, before, "a workload was changed while objects are stored");
+        let (status, message) = condition(&cluster, "Progressing");
+        assert!(status == "True" && message.contains(&format!("{CRD}: {stored} of 5 objects")), "{message}");
+        assert_eq!(condition(&cluster, "Available").0, "True");
+        progress.push(cluster.object("CustomResourceDefinition", CRD)["status"]["storedVersions"].clone());
+    }
+    let both = json!(["v1alpha0", "v1beta1"]);
+    assert_eq!(progress, [both.clone(), both, json!(["v1beta1"])]);
+    assert_eq!(cluster.no_op_patches.iter().filter(|patch| patch.contains("VirtualMachineClone")).count(), 5);
+    cluster.rolls_out = true;
+    cluster.settle();
+    assert_eq!(cluster.status()["observedKubeVirtVersion"], "v1.8.4");
+    assert_eq!(condition(&cluster, "Degraded").0, "False");
+}
+
+/// An object that cannot be written stops the upgrade before anything changes.
+#[test]
+fn an_object_that_cannot_be_stored_again_stops_the_upgrade() {
+    const CRD: &str = "virtualmachineclones.clone.kubevirt.io";
+    let mut cluster = outdated();
+    let crd = cluster.object("CustomResourceDefinition", CRD);
+    let versions = crd["spec"]["versions"].as_array_mut().unwrap();
+    versions.push(json!({"name": "v1alpha0", "served": true, "storage": false}));
+    crd["status"] = json!({"storedVersions": ["v1alpha0", "v1beta1"]});
+    let clone = json!({"apiVersion": "clone.kubevirt.io/v1beta1", "kind": "VirtualMachineClone",
+        "metadata": {"name": "clone", "namespace": "ns"}, "spec": {}});
+    cluster.put("VirtualMachineClone", ObjectKey::namespaced("ns", "clone"), clone, "user");
+    let failure = Failure::invalid("InvalidObject", "VirtualMachineClone ns/clone is invalid");
+    cluster.fails = Some(("VirtualMachineClone", failure));
+    cluster.reconcile();
+    let stored = cluster.object("CustomResourceDefinition", CRD)["status"]["storedVersions"].clone();
+    assert_eq!(stored, json!(["v1alpha0", "v1beta1"]));
+    let (degraded, message) = condition(&cluster, "Degraded");
+    assert!(degraded == "True" && message.contains("VirtualMachineClone ns/clone is invalid"), "{message}");
+    assert_eq!(cluster.status()["observedKubeVirtVersion"], "v1.7.0");
 }
 
 /// Old pods write the status with ordinary updates, which the API server ignores when the subresource exists.
