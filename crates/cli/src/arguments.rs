@@ -9,12 +9,19 @@ use crate::{ObjectFormat, PlanFormat, setting::namespace_name};
 /// The longest first line of a help text.
 const LONGEST_HELP: usize = 80;
 
-/// The last part of the help of `plan` and `render`.
+/// The last part of the help of `plan`.
 pub const EXIT_STATUS: &str = "\
 Exit status:
   0  Everything can be applied
-  1  A change would be rejected, or the input is invalid
+  1  A change would be rejected or blocked, or the input is invalid
   2  The result is unknown: a file or the cluster cannot be read, or an argument is invalid";
+
+/// The last part of the help of `render` and `images`, which read no cluster.
+pub const RENDER_EXIT_STATUS: &str = "\
+Exit status:
+  0  Everything was printed
+  1  The input is invalid, or an object in it would be rejected or blocked
+  2  A file cannot be read, or an argument is invalid";
 
 /// The objects that a command works on.
 #[derive(Debug, Clone, Args)]
@@ -48,6 +55,16 @@ pub struct PlanOutput {
     /// When to color the text; auto honors NO_COLOR and CLICOLOR
     #[arg(long, value_name = "WHEN", value_enum, default_value_t)]
     pub color: ColorChoice,
+}
+
+impl PlanOutput {
+    pub(crate) fn color_choice(&self) -> anstream::ColorChoice {
+        match self.color {
+            ColorChoice::Auto => anstream::ColorChoice::Auto,
+            ColorChoice::Always => anstream::ColorChoice::Always,
+            ColorChoice::Never => anstream::ColorChoice::Never,
+        }
+    }
 }
 
 #[derive(Debug, Clone, Default, Args)]

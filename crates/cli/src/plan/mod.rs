@@ -2,13 +2,13 @@
 //! fills the document from its own plan; this module prints it.
 #![doc = include_str!("format.md")]
 
+mod rollout;
 #[cfg(test)]
 mod tests;
 mod text;
 
 use std::process::ExitCode;
 
-use anstream::ColorChoice;
 use anyhow::Result;
 use clap::ValueEnum;
 use serde::Serialize;
@@ -19,6 +19,8 @@ use crate::{
     PlanOutput,
     output::{print, print_styled, yaml},
 };
+
+pub use rollout::{KeptObject, PlannedRestart, PlannedRollout, PlannedVm, VmEffect};
 
 /// The documentation of the JSON and YAML form, in Markdown.
 pub const PLAN_FORMAT: &str = include_str!("format.md");
@@ -50,6 +52,8 @@ pub struct PlannedObject {
     pub writes: Vec<PlannedWrite>,
     pub refused: Vec<RefusedField>,
     pub warnings: Vec<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rollout: Option<PlannedRollout>,
     pub result: PlanResult,
 }
 
@@ -116,6 +120,9 @@ pub struct RefusedField {
 #[derive(Debug, Default, PartialEq, Eq, Serialize)]
 pub struct PlanResult {
     pub error: bool,
+    /// Whether the plan is incomplete, because something that decides about it is not known.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub unknown: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub phase: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -148,16 +155,29 @@ impl PlannedWrite {
         }
         Self { action, identity, changes }
     }
+
+    pub fn action(&self) -> WriteAction {
+        self.action
+    }
 }
 
 impl PlanDocument {
     /// Whether something of the input cannot take effect.
     pub fn is_refused(&self) -> bool {
-        self.objects.iter().any(|object| object.result.error || !object.refused.is_empty())
+        let is_blocked =
+            |object: &PlannedObject| object.rollout.as_ref().is_some_and(|rollout| !rollout.blockers.is_empty());
+        self.objects.iter().any(|object| object.result.error || !object.refused.is_empty() || is_blocked(object))
     }
 
+    /// 1 if something cannot take effect, 2 if that is not known.
     pub fn exit_code(&self) -> ExitCode {
-        if self.is_refused() { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+        if self.is_refused() {
+            ExitCode::FAILURE
+        } else if self.objects.iter().any(|object| object.result.unknown) {
+            ExitCode::from(2)
+        } else {
+            ExitCode::SUCCESS
+        }
     }
 
     /// Prints the document to standard output.
@@ -166,14 +186,7 @@ impl PlanDocument {
         if output.output != PlanFormat::Text {
             return print(&text);
         }
-        print_styled(
-            &text,
-            match output.color {
-                clap::ColorChoice::Auto => ColorChoice::Auto,
-                clap::ColorChoice::Always => ColorChoice::Always,
-                clap::ColorChoice::Never => ColorChoice::Never,
-            },
-        )
+        print_styled(&text, output.color_choice())
     }
 
     fn format(&self, format: PlanFormat) -> Result<String> {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use anstream::adapter::strip_str;
+use anstream::{ColorChoice, adapter::strip_str};
 use serde_json::json;
 use vitivirt_api::{ApiResource, ObjectKey};
 
@@ -71,13 +71,45 @@ fn machine() -> PlannedObject {
             reason: "it cannot shrink".to_owned(),
         }],
         warnings: vec!["the root disk is empty".to_owned()],
+        rollout: None,
         result: PlanResult {
             error: false,
+            unknown: false,
             phase: Some("Running".to_owned()),
             ready: Some(true),
             reason: Some("Running".to_owned()),
             message: Some("Machine is running".to_owned()),
         },
+    }
+}
+
+/// Everything that a rollout can contain.
+fn rollout() -> PlannedRollout {
+    let workload = |kind: &str, name: &str| target("apps/v1", kind, ObjectKey::namespaced("kubevirt", name));
+    let vm = |name: &str, effect, reason: &str| {
+        let vm = target("kubevirt.io/v1", "VirtualMachineInstance", ObjectKey::namespaced("ns", name));
+        PlannedVm::new(&vm, effect, reason)
+    };
+    let pods = |count: usize| (1..=count).map(|number| format!("pod-{number}")).collect::<Vec<_>>();
+    let crd = target("apiextensions.k8s.io/v1", "CustomResourceDefinition", ObjectKey::cluster("old.example.org"));
+    PlannedRollout {
+        from_version: Some("v1".to_owned()),
+        to_version: Some("v2".to_owned()),
+        unchanged: 7,
+        kept: vec![KeptObject::new(&crd, "it still has objects")],
+        preparations: vec!["3 objects are stored again".to_owned()],
+        restarts: vec![
+            PlannedRestart::new(&workload("DaemonSet", "virt-handler"), pods(12), vec![1, 2, 2, 2, 2, 2, 1]),
+            PlannedRestart::new(&workload("DaemonSet", "single"), pods(1), vec![1]),
+            PlannedRestart::new(&workload("Deployment", "virt-api"), pods(7), vec![]),
+        ],
+        vms: vec![
+            vm("a", VmEffect::StayOutdated, "no method"),
+            vm("b", VmEffect::Migrate, "it is live-migratable"),
+            vm("c", VmEffect::Evict, "it is not live-migratable"),
+            vm("d", VmEffect::Migrate, "it is live-migratable"),
+        ],
+        blockers: vec!["a version would be lost".to_owned()],
     }
 }
 
@@ -99,6 +131,7 @@ fn kubevirt() -> PlannedObject {
         ],
         refused: vec![],
         warnings: vec![],
+        rollout: Some(rollout()),
         result: PlanResult { error: true, message: Some("no such patch".to_owned()), ..PlanResult::default() },
     }
 }
@@ -132,7 +165,22 @@ KubeVirt kubevirt/kubevirt (does not exist yet)
       spec.template.spec (at restart)
   - delete  ClusterRole old
   - delete  ClusterRole older
-  1 to restart, 2 to delete
+  = keep    CustomResourceDefinition old.example.org: it still has objects
+  v1 → v2
+  first: 3 objects are stored again
+  pods restart, in this order:
+    1. DaemonSet kubevirt/virt-handler, 12 pods: on 1 node first, then on 2 nodes at a time (7 batches)
+    2. DaemonSet kubevirt/single, 1 pod: on 1 node first
+    3. Deployment kubevirt/virt-api, 7 pods: pod-1, pod-2, pod-3, pod-4, pod-5 and 2 more
+  VMs, when KubeVirt is updated:
+    migrate     2 ns/b, ns/d
+        it is live-migratable
+    evict       1 ns/c
+        it is not live-migratable
+    outdated    1 ns/a
+        no method
+  ! blocked a version would be lost
+  1 to restart, 2 to delete, 7 unchanged
   → error: no such patch
 ";
     assert_eq!(plain(&document(vec![machine(), kubevirt()])), expected);
@@ -146,6 +194,7 @@ fn the_result_names_a_reason_that_is_not_the_phase() {
     };
     let failed = PlanResult {
         error: true,
+        unknown: false,
         phase: Some("Failed".to_owned()),
         ready: Some(false),
         reason: Some("SecretNotFound".to_owned()),
@@ -201,7 +250,9 @@ fn every_field_of_the_json_form_is_documented() {
         }
     }
     let mut all = BTreeSet::new();
-    keys(&serde_json::to_value(document(vec![machine()])).unwrap(), &mut all);
+    let mut unknown = kubevirt();
+    unknown.result.unknown = true;
+    keys(&serde_json::to_value(document(vec![machine(), unknown])).unwrap(), &mut all);
     assert!(all.len() > 15, "{all:?}");
     for key in all {
         let ways = [format!("`{key}`"), format!(".{key}`"), format!("{key}[]`")];
@@ -235,4 +286,40 @@ fn a_refused_field_or_an_error_exits_with_1() {
     assert_eq!(exit(false, false), ExitCode::SUCCESS);
     assert_eq!(exit(true, false), ExitCode::FAILURE);
     assert_eq!(exit(false, true), ExitCode::FAILURE);
+}
+
+#[test]
+fn a_blocked_rollout_exits_with_1_and_an_incomplete_plan_with_2() {
+    let exit = |blocked: bool, unknown: bool| {
+        let mut object = PlannedObject { refused: vec![], rollout: Some(PlannedRollout::default()), ..machine() };
+        object.result.unknown = unknown;
+        if blocked {
+            object.rollout = Some(rollout());
+        }
+        document(vec![object]).exit_code()
+    };
+    assert_eq!(exit(false, false), ExitCode::SUCCESS);
+    assert_eq!(exit(true, false), ExitCode::FAILURE);
+    assert_eq!(exit(false, true), ExitCode::from(2));
+    assert_eq!(exit(true, true), ExitCode::FAILURE, "it cannot take effect in any case");
+}
+
+#[test]
+fn many_objects_of_which_only_the_metadata_changes_are_one_line() {
+    let update = |number: usize, field: &str| {
+        let key = ObjectKey::cluster(&format!("role-{number}"));
+        let changes = vec![change(field, None, None, None, ChangeEffect::Live)];
+        PlannedWrite::new(WriteAction::Update, &target("rbac.authorization.k8s.io/v1", "ClusterRole", key), changes)
+    };
+    let text = |count: usize| {
+        let labels = (0..count).map(|number| update(number, "metadata.labels.a"));
+        let writes = labels.chain([update(99, "rules")]).collect();
+        plain(&document(vec![PlannedObject { writes, ..kubevirt() }]))
+    };
+    let few = text(10);
+    assert!(few.contains("~ update  ClusterRole role-9\n") && few.contains("~ update  ClusterRole role-99"), "{few}");
+    let many = text(11);
+    assert!(many.contains("~ update  11 objects: only labels and annotations; -o json lists them"), "{many}");
+    assert!(many.contains("ClusterRole role-99") && !many.contains("ClusterRole role-9\n"), "{many}");
+    assert!(many.contains("12 to update, 7 unchanged"), "{many}");
 }

@@ -6,7 +6,8 @@ use std::{collections::BTreeMap, fmt::Write as _};
 use anstyle::{AnsiColor, Style};
 
 use super::{
-    ChangeEffect, ObjectIdentity, PlanDocument, PlanResult, PlannedChange, PlannedObject, PlannedWrite, WriteAction,
+    ChangeEffect, ObjectIdentity, PlanDocument, PlanResult, PlannedChange, PlannedObject, PlannedRestart,
+    PlannedRollout, PlannedVm, PlannedWrite, VmEffect, WriteAction,
 };
 
 const BOLD: Style = Style::new().bold();
@@ -17,6 +18,10 @@ const YELLOW: Style = AnsiColor::Yellow.on_default();
 
 /// The width of "restart" and "refused", the longest words of the first column.
 const COLUMN: usize = 7;
+/// So many objects of which only the metadata changes are listed one by one.
+const LISTED_METADATA: usize = 10;
+/// So many names are listed one by one.
+const LISTED_NAMES: usize = 5;
 
 pub(super) fn render(document: &PlanDocument) -> String {
     let mut lines = Vec::new();
@@ -36,17 +41,33 @@ pub(super) fn render(document: &PlanDocument) -> String {
 fn object_lines(object: &PlannedObject, lines: &mut Vec<String>) {
     let state = if object.exists { "exists" } else { "does not exist yet" };
     lines.push(styled(BOLD, &format!("{} ({state})", object.identity)));
-    for write in &object.writes {
-        write_lines(write, lines);
+    let (metadata, others): (Vec<_>, Vec<_>) = object.writes.iter().partition(|write| changes_only_metadata(write));
+    if metadata.len() > LISTED_METADATA {
+        let column = styled(YELLOW, &format!("~ {:<COLUMN$}", verb(WriteAction::Update)));
+        let count = metadata.len();
+        lines.push(format!("  {column} {count} objects: only labels and annotations; -o json lists them"));
+        others.into_iter().for_each(|write| write_lines(write, lines));
+    } else {
+        object.writes.iter().for_each(|write| write_lines(write, lines));
+    }
+    for kept in object.rollout.iter().flat_map(|rollout| &rollout.kept) {
+        lines.push(format!("  {} {}", styled(GREEN, &format!("= {:<COLUMN$}", "keep")), kept.line()));
+    }
+    if let Some(rollout) = &object.rollout {
+        rollout_lines(rollout, lines);
     }
     for refused in &object.refused {
         let column = styled(RED, &format!("! {:<COLUMN$}", "refused"));
         lines.push(format!("  {column} {}: {}", refused.field, refused.reason));
     }
+    for blocker in object.rollout.iter().flat_map(|rollout| &rollout.blockers) {
+        lines.push(format!("  {} {blocker}", styled(RED, &format!("! {:<COLUMN$}", "blocked"))));
+    }
     for warning in &object.warnings {
         lines.push(format!("  {}", warning_line(warning)));
     }
-    lines.push(format!("  {}", counts(&object.writes)));
+    let unchanged = object.rollout.as_ref().map(|rollout| format!(", {} unchanged", rollout.unchanged));
+    lines.push(format!("  {}{}", counts(&object.writes), unchanged.unwrap_or_default()));
     lines.push(format!("  {}", result_line(&object.result)));
 }
 
@@ -65,6 +86,75 @@ fn write_lines(write: &PlannedWrite, lines: &mut Vec<String>) {
         if !why.is_empty() {
             lines.push(format!("        {}", styled(DIMMED, &why.join(": "))));
         }
+    }
+}
+
+fn changes_only_metadata(write: &PlannedWrite) -> bool {
+    write.action == WriteAction::Update
+        && !write.changes.is_empty()
+        && write.changes.iter().all(|change| change.field.starts_with("metadata."))
+}
+
+fn rollout_lines(rollout: &PlannedRollout, lines: &mut Vec<String>) {
+    if let (Some(from), Some(to)) = (&rollout.from_version, &rollout.to_version)
+        && from != to
+    {
+        lines.push(format!("  {}", styled(BOLD, &format!("{from} → {to}"))));
+    }
+    lines.extend(rollout.preparations.iter().map(|preparation| format!("  first: {preparation}")));
+    if !rollout.restarts.is_empty() {
+        lines.push("  pods restart, in this order:".to_owned());
+    }
+    for (index, restart) in rollout.restarts.iter().enumerate() {
+        lines.push(format!("    {}. {}", index + 1, restart_line(restart)));
+    }
+    let mut groups: BTreeMap<(VmEffect, &str), Vec<&PlannedVm>> = BTreeMap::new();
+    for vm in &rollout.vms {
+        groups.entry((vm.effect, &vm.reason)).or_default().push(vm);
+    }
+    if !groups.is_empty() {
+        lines.push("  VMs, when KubeVirt is updated:".to_owned());
+    }
+    for ((effect, reason), vms) in groups {
+        let (verb, style) = match effect {
+            VmEffect::Migrate => ("migrate", GREEN),
+            VmEffect::Evict => ("evict", RED),
+            VmEffect::StayOutdated => ("outdated", YELLOW),
+        };
+        let key = |vm: &&PlannedVm| match &vm.identity.namespace {
+            Some(namespace) => format!("{namespace}/{}", vm.identity.name),
+            None => vm.identity.name.clone(),
+        };
+        let names = shortened(&vms.iter().map(key).collect::<Vec<_>>());
+        lines.push(format!("    {} {names}", styled(style, &format!("{verb:<8} {:>4}", vms.len()))));
+        lines.push(format!("        {}", styled(DIMMED, reason)));
+    }
+}
+
+fn restart_line(restart: &PlannedRestart) -> String {
+    let count = |number: usize, one: &str| format!("{number} {one}{}", if number == 1 { "" } else { "s" });
+    let pods = count(restart.pods.len(), "pod");
+    let how = match restart.batches.as_slice() {
+        [] if restart.pods.is_empty() => String::new(),
+        [] => format!(": {}", shortened(&restart.pods)),
+        [first] => format!(": on {} first", count(*first, "node")),
+        [first, then, ..] => {
+            let batches = restart.batches.len();
+            format!(
+                ": on {} first, then on {} at a time ({batches} batches)",
+                count(*first, "node"),
+                count(*then, "node")
+            )
+        }
+    };
+    format!("{}, {pods}{how}", restart.identity)
+}
+
+fn shortened(names: &[String]) -> String {
+    let listed = names.iter().take(LISTED_NAMES).map(String::as_str).collect::<Vec<_>>().join(", ");
+    match names.len().saturating_sub(LISTED_NAMES) {
+        0 => listed,
+        more => format!("{listed} and {more} more"),
     }
 }
 
