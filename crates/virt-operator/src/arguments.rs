@@ -5,7 +5,10 @@ use std::{fmt::Display, net::IpAddr, ops::RangeInclusive, path::PathBuf, time::D
 
 use anyhow::Result;
 use clap::{Args, Parser, Subcommand, value_parser};
-use vitivirt_cli::{CompletionsArguments, EXIT_STATUS, Setting, optional_namespace, setting};
+use vitivirt_cli::{
+    CHECK_EXIT_STATUS, CheckArguments, CompletionsArguments, EXIT_STATUS, RENDER_EXIT_STATUS, Setting,
+    optional_namespace, setting,
+};
 use vitivirt_runtime::{
     client::Rate,
     health::Bind,
@@ -13,7 +16,11 @@ use vitivirt_runtime::{
 };
 
 use crate::commands::{
-    manifests::ManifestsArguments, plan::PlanArguments, render::RenderArguments, uninstall::UninstallArguments,
+    images::ImagesArguments,
+    manifests::ManifestsArguments,
+    plan::PlanArguments,
+    render::RenderArguments,
+    uninstall::{UNINSTALL_EXIT_STATUS, UninstallArguments},
 };
 
 #[derive(Debug, Parser)]
@@ -46,19 +53,34 @@ pub(crate) enum Command {
     /// The files contain one KubeVirt resource. The output is for reading and comparing, not for kubectl apply: it has
     /// no certificates, because the operator creates them when it runs. A resource without a namespace gets the one
     /// from --namespace, or the namespace kubevirt.
-    #[command(after_help = EXIT_STATUS)]
+    #[command(after_help = RENDER_EXIT_STATUS)]
     Render(RenderArguments),
     /// Show what a KubeVirt resource would change in the cluster; writes nothing
     ///
-    /// The files contain one KubeVirt resource. The plan shows which fields change and which pods are restarted. A
-    /// resource without a namespace gets the one from --namespace, or the namespace kubevirt.
+    /// The files contain one KubeVirt resource. The plan shows every write until the installation is complete, which pods
+    /// restart, what happens to VMs, and what would block the operator. Use it to rehearse an upgrade. A resource without
+    /// a namespace gets the one from --namespace, or the namespace kubevirt.
     #[command(after_help = EXIT_STATUS)]
     Plan(PlanArguments),
-    /// Remove KubeVirt from the cluster, with or without its operator
+    /// Check that the cluster has what KubeVirt and its operator need; writes nothing
     ///
-    /// Prints what it found and what it deletes, asks, and returns when the cluster is clean. It uses your kubeconfig,
-    /// so it works after the operator or its namespace was deleted. The operator itself is not deleted.
-    #[command(after_help = EXIT_STATUS)]
+    /// Prints one line per check and, if it is not ok, what to do. Outside a pod it checks the permissions of the
+    /// operator's service account. With --pre it checks the permissions of your own account, which must be able to install
+    /// the operator.
+    #[command(after_help = CHECK_EXIT_STATUS)]
+    Check(CheckArguments),
+    /// Print every image that a KubeVirt resource needs, for mirroring
+    ///
+    /// The files contain one KubeVirt resource. The list contains the images of KubeVirt's components, of virtual machines
+    /// and their sidecars, of exports, of virtctl guestfs, and of the operators.
+    #[command(after_help = RENDER_EXIT_STATUS)]
+    Images(ImagesArguments),
+    /// Remove KubeVirt from the cluster, even if its operator no longer runs
+    ///
+    /// Prints what it found and what it will delete, asks for confirmation, and returns when everything is deleted. It
+    /// uses your kubeconfig, so it works even after the operator or its namespace has been deleted. It does not delete the
+    /// operator.
+    #[command(after_help = UNINSTALL_EXIT_STATUS)]
     Uninstall(UninstallArguments),
     /// Print a shell completion script
     Completions(CompletionsArguments),
@@ -82,6 +104,17 @@ pub(crate) struct RunArguments {
         value_parser = setting(str::parse::<IpAddr>, "must be an IP address such as 0.0.0.0 or ::")
     )]
     listen: Setting<IpAddr>,
+    /// Address of the status page, which must be loopback; 0 disables it
+    ///
+    /// `kubectl port-forward` reaches the loopback of the pod.
+    #[arg(
+        long,
+        value_name = "ADDRESS",
+        env = "STATUS_BIND_ADDRESS",
+        default_value = "127.0.0.1:8082",
+        value_parser = setting(vitivirt_page::loopback_address, vitivirt_page::ADDRESS_EXPECTED)
+    )]
+    status_bind_address: Setting<Option<Bind>>,
     /// Log verbosity: 0 to 2 info, 3 and 4 also every request, 5 and more everything
     #[arg(
         short,
@@ -161,6 +194,8 @@ const BURST: &str = "VIRT_OPERATOR_CLIENT_BURST";
 #[derive(Debug, PartialEq)]
 pub(crate) struct Settings {
     pub(crate) bind: Bind,
+    /// `None`: no status page.
+    pub(crate) status: Option<Bind>,
     pub(crate) log_format: LogFormat,
     pub(crate) log_level: LogLevel,
     pub(crate) rate: Rate,
@@ -185,6 +220,7 @@ impl Settings {
         let burst = valid_or(arguments.client_burst.get().map(i64::from), burst, default.burst.into(), &mut warnings);
         Ok(Self {
             bind: Bind { address: Some(arguments.listen.get()?), port: arguments.port.get()? },
+            status: arguments.status_bind_address.get()?,
             log_level: log_level(arguments.verbosity.get()?),
             rate: Rate { per_second, burst: u32::try_from(burst)? },
             log_format: arguments.log_format,
@@ -245,6 +281,7 @@ mod tests {
     fn the_defaults_are_those_of_upstream() {
         let settings = parse(&[]).unwrap();
         assert_eq!(settings.bind.to_string(), "0.0.0.0:8186");
+        assert_eq!(settings.status.unwrap().to_string(), "127.0.0.1:8082");
         assert_eq!(settings.rate, Rate { per_second: 200.0, burst: 400 });
         assert_eq!(settings.log_level, LogLevel::Info);
         assert_eq!(settings.certificate_reload_time, vitivirt_install::served::Served::RELOAD_TIME);
@@ -270,6 +307,10 @@ mod tests {
             (
                 "--listen=localhost",
                 "--listen: invalid value \"localhost\": must be an IP address such as 0.0.0.0 or ::",
+            ),
+            (
+                "--status-bind-address=:8082",
+                "STATUS_BIND_ADDRESS (--status-bind-address): invalid value \":8082\": must be a loopback address",
             ),
             ("-v=loud", "-v: invalid value \"loud\": must be a number from 0 to 255"),
             (

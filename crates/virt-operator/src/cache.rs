@@ -45,7 +45,7 @@ pub(crate) fn schedulable_selector() -> Selector {
 }
 
 /// Selects the pods of the installation's components. virt-launcher pods are not among them.
-fn component_pods_selector() -> Selector {
+pub(crate) fn component_pods_selector() -> Selector {
     let (key, value) = FOREIGN_PODS;
     let mut selector = managed_selector();
     selector.extend(Selector::from(Expression::NotIn(key.to_owned(), [value.to_owned()].into())));

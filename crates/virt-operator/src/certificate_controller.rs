@@ -68,6 +68,7 @@ impl Controller for CertificateController {
 
     fn report(&self, input: &CertificateInput, plan: &Plan, outcome: &Outcome) -> Report {
         log_writes(Lane::Certificates, &input.observed, outcome);
+        self.context.last_reports.record(Lane::Certificates, &input.observed, &Desired::Nothing, plan, outcome);
         self.context.publish(Lane::Certificates, outcome);
         let stored = self.stored_objects.take();
         self.context.desired.remember_certificates(&input.observed, &input.issued, plan, &stored);

@@ -19,6 +19,7 @@ use vitivirt_runtime::reconcile::{Controller, classify};
 use crate::{
     desired::DesiredStateBuilder,
     lanes::{LaneGates, LanePermit, LaneProblems},
+    last_reports::LastReports,
     observe::Observer,
     removal::Removal,
     router::EventRouter,
@@ -63,6 +64,8 @@ pub(crate) struct LaneContext {
     /// The UID of the resource whose finalizer this operator has set and not confirmed yet, see `confirm`.
     pub(crate) unconfirmed: Mutex<Option<String>>,
     pub(crate) router: Arc<EventRouter>,
+    /// For the status page.
+    pub(crate) last_reports: Arc<LastReports>,
 }
 
 pub(crate) struct LaneController<L> {
@@ -114,6 +117,7 @@ impl<L: LaneType> Controller for LaneController<L> {
 
     fn report(&self, input: &PlanInput, plan: &Plan, outcome: &Outcome) -> Report {
         let PlanInput { observed, desired, removal, .. } = input;
+        self.context.last_reports.record(L::LANE, observed, desired, plan, outcome);
         if let Removal::InProgress(input) = removal {
             log_writes(L::LANE, observed, outcome);
             let report = removal_report(observed, input, plan, outcome);
@@ -121,6 +125,9 @@ impl<L: LaneType> Controller for LaneController<L> {
             return report;
         }
         let stored_objects = self.stored_objects.take();
+        if L::LANE == Lane::Components {
+            self.context.observer.storage_pages.advance(outcome);
+        }
         if !sets_finalizer(observed, plan) {
             self.context.desired.remember(observed, desired, plan, outcome, &stored_objects, L::LANE);
         }

@@ -50,8 +50,10 @@ impl CrdReader {
         let mut due: Vec<ObjectKey> = written.chain(open).collect();
         due.sort();
         due.dedup();
-        // The status changes without a new generation, so a CRD that blocks the upgrade is always read again.
-        due.retain(|crd| self.0.lock().get(crd).is_none_or(|known| !is_current(crd, known) || known.check.blocks()));
+        // The status changes without a new generation, so a CRD with a stored version that would be lost is always read
+        // again.
+        let is_due = |crd: &ObjectKey, known: &KnownCrd| !is_current(crd, known) || known.check.depends_on_status();
+        due.retain(|crd| self.0.lock().get(crd).is_none_or(|known| is_due(crd, known)));
         let reads = due.into_iter().map(|crd| async move {
             let read = read(client, &crd).await?;
             let check = check_crd(desired, &crd, &read)?;

@@ -14,6 +14,7 @@ mod controller;
 mod crd_reader;
 mod desired;
 mod lanes;
+mod last_reports;
 mod lazy_watch;
 mod metrics;
 mod migration_addresses;
@@ -26,6 +27,8 @@ mod revisions;
 mod router;
 mod run;
 mod settings;
+mod status_page;
+mod storage_pages;
 mod stored_objects;
 mod webhook;
 mod workloads;
@@ -42,6 +45,7 @@ use vitivirt_cli::{CommandResult, OrInvalid, exit_code};
 use vitivirt_install::Environment;
 
 use arguments::{Arguments, Command, RunArguments};
+pub use metrics::metric_samples;
 
 pub fn main() -> ExitCode {
     let arguments = Arguments::parse();
@@ -51,6 +55,8 @@ pub fn main() -> ExitCode {
         Some(Command::Manifests(options)) => commands::manifests::run(options),
         Some(Command::Render(options)) => commands::render::run(&options),
         Some(Command::Plan(options)) => commands::plan::run(&options),
+        Some(Command::Check(options)) => commands::check::run(&options),
+        Some(Command::Images(options)) => commands::images::run(&options),
         Some(Command::Uninstall(options)) => commands::uninstall::run(&options),
         Some(Command::Completions(options)) => options.run::<Arguments>(),
         None => run_or_dump(arguments.run),

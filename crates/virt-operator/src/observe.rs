@@ -23,7 +23,7 @@ use vitivirt_runtime::reconcile::classify;
 use crate::{
     cache::Caches, crd_reader::CrdReader, desired::timestamp, lanes::LaneProblems,
     migration_addresses::MigrationAddresses, monitoring::Monitoring, node_checks::NodeChecks, probe::CertificateProber,
-    revisions::Revisions,
+    revisions::Revisions, storage_pages::StoragePages,
 };
 
 pub(crate) struct Observer {
@@ -38,6 +38,7 @@ pub(crate) struct Observer {
     pub(crate) node_checks: NodeChecks,
     pub(crate) revisions: Revisions,
     pub(crate) crd_reader: CrdReader,
+    pub(crate) storage_pages: StoragePages,
     pub(crate) prober: Arc<CertificateProber>,
     /// The numbers of nodes that the last reconciles observed.
     pub(crate) nodes: Mutex<NodeHistory>,
@@ -86,6 +87,7 @@ impl Observer {
             pods: self.caches.pods(),
             served: self.prober.served(),
             crd_checks: BTreeMap::new(),
+            storage_page: None,
             crds_with_objects: BTreeSet::new(),
             unchecked_orphans: None,
             lane_problems,
@@ -126,6 +128,7 @@ impl Observer {
             pods: Pods::default(),
             served: Served::default(),
             crd_checks: BTreeMap::new(),
+            storage_page: None,
             crds_with_objects: BTreeSet::new(),
             unchecked_orphans: None,
             lane_problems: BTreeMap::new(),
@@ -159,6 +162,7 @@ impl Observer {
     /// Before CRDs are changed. If one of them cannot be read, nothing is changed.
     pub(crate) async fn check_crds(&self, observed: &mut Observed, desired: &Desired) -> Result<(), Failure> {
         observed.crd_checks = self.crd_reader.check(&self.client, observed, desired).await?;
+        observed.storage_page = self.storage_pages.read(&self.client, observed).await?;
         Ok(())
     }
 

@@ -25,7 +25,7 @@ use vitivirt_runtime::tls::served_certificate;
 
 use crate::{
     cache::{self, Caches},
-    certificates::served::{TrustedCas, check, seconds_until_expiry, stored_leaf},
+    certificates::served::{TrustedCas, check, expiry, seconds_until_expiry, stored_leaf},
     desired::timestamp,
     metrics::{CertificateLabels, OperatorMetrics},
     router::EventRouter,
@@ -50,9 +50,18 @@ pub(crate) struct CertificateProber {
 
 struct ProbeState {
     served: Served,
-    /// Since when each pod does not serve the stored certificate, by UID and port, and whether clients accept the
-    /// stored one.
-    outdated: HashMap<(Box<str>, u16), (Timestamp, bool)>,
+    /// The pods that do not serve the stored certificate, by UID and port.
+    outdated: HashMap<(Box<str>, u16), Outdated>,
+}
+
+/// Since when a pod serves the same certificate instead of the stored one.
+#[derive(Clone, Copy)]
+struct Outdated {
+    since: Timestamp,
+    /// Whether clients accept the stored certificate.
+    stored_is_good: bool,
+    /// When the served certificate expires. It changes when the pod loads a newer one, even if that is not the newest.
+    expires: Option<Timestamp>,
 }
 
 /// One pod to probe.
@@ -211,11 +220,14 @@ impl CertificateProber {
                 // It is not known whether the pod serves the stored certificate again.
                 ServedState::Unreachable => {}
                 ServedState::NotReloaded | ServedState::Expired | ServedState::Untrusted => {
-                    let since = outdated.entry(key).or_insert((timestamp(now), stored_is_good));
-                    if since.1 != stored_is_good {
-                        *since = (timestamp(now), stored_is_good);
+                    let expires = served.as_deref().and_then(expiry).map(timestamp);
+                    let seen = Outdated { since: timestamp(now), stored_is_good, expires };
+                    let known = outdated.entry(key).or_insert(seen);
+                    if (known.stored_is_good, known.expires) != (stored_is_good, expires) {
+                        *known = seen;
                     }
-                    let since = since.0;
+                    let since = known.since;
+                    let expires = expires.unwrap_or(since);
                     certificates.push(ServedCertificate {
                         endpoint,
                         pod,
@@ -223,6 +235,7 @@ impl CertificateProber {
                         state: result,
                         stored_is_good,
                         since,
+                        expires,
                     });
                 }
             }

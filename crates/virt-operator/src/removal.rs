@@ -52,6 +52,7 @@ impl LaneContext {
             mode: RemovalMode::Operator,
             now: observed.now,
             objects: std::mem::take(&mut observed.objects),
+            pods: observed.pods.clone(),
             complete: observed.caches_complete,
             instances: Vec::new(),
             nodes: Vec::new(),
@@ -87,6 +88,7 @@ impl LaneContext {
         // Before the caches are read: a cache that is incomplete now may be complete when it is read.
         input.complete = self.observer.caches.are_complete();
         input.objects = self.observer.caches.objects();
+        input.pods = self.observer.caches.pods();
     }
 }
 

@@ -138,13 +138,17 @@ impl EventRouter {
     }
 
     /// When a CRD changes, enqueue every resource if its content changed, because drift must be repaired; and list its
-    /// kind again if that is not served yet.
+    /// kind again if that is not served yet. When only the status of an installed CRD changes, enqueue the lane
+    /// `Components`, because an upgrade may wait for `status.storedVersions`. The watch shows only that the status
+    /// changed; it rarely does, and a reconcile with nothing to do sends no request.
     fn crd_changed(&self, change: &Change<CrdEntry>) {
         self.caches.kinds.retry_crd(change.key.name());
         let digest = |crd: &Option<Arc<CrdEntry>>| crd.as_ref().map(|crd| crd.live.digest);
         if digest(&change.old) != digest(&change.new) {
             self.enqueue_lane(Lane::Components);
             self.enqueue_lane(Lane::Instancetypes);
+        } else if change.new.as_ref().is_some_and(|crd| crd.live.is_installed()) {
+            self.enqueue_lane(Lane::Components);
         }
     }
 

@@ -30,7 +30,7 @@ use crate::{
     crd_reader::CrdReader,
     desired::DesiredStateBuilder,
     lanes::{LaneGates, LaneProblems},
-    metrics::OperatorMetrics,
+    metrics::{OperatorMetrics, PREFIX},
     migration_addresses::MigrationAddresses,
     monitoring::Monitoring,
     node_checks::NodeChecks,
@@ -39,6 +39,8 @@ use crate::{
     revisions::Revisions,
     router::EventRouter,
     settings::OperatorSettings,
+    status_page,
+    storage_pages::StoragePages,
     stored_objects::StoredObjectRecorder,
     webhook::{self, ServerTls},
 };
@@ -103,6 +105,8 @@ impl Operator for KubeVirtOperator {
         watches.start(&context);
 
         let problems = Arc::new(LaneProblems::default());
+        let last_reports = Arc::default();
+        status_page::start(&context, settings.status, &caches, &prober, &last_reports).await;
         let observer = Observer {
             client: client.clone(),
             caches: caches.clone(),
@@ -114,6 +118,7 @@ impl Operator for KubeVirtOperator {
             node_checks: NodeChecks::default(),
             revisions: Revisions::default(),
             crd_reader: CrdReader::default(),
+            storage_pages: StoragePages::default(),
             prober: prober.clone(),
             nodes: Mutex::default(),
         };
@@ -126,6 +131,7 @@ impl Operator for KubeVirtOperator {
             gates,
             unconfirmed: Mutex::default(),
             router: router.clone(),
+            last_reports,
         });
         let (ready, kinds) = (metrics.clone(), caches.kinds.clone());
         context.spawn("readiness", async move {
@@ -144,6 +150,7 @@ impl Operator for KubeVirtOperator {
         if !leading {
             self.router.stop_queues();
             self.prober.clear();
+            self.lanes.last_reports.clear();
         }
     }
 
@@ -194,13 +201,15 @@ fn program(settings: &Settings, namespace: &str, tls: &ServerTls) -> Program {
         log_level: settings.log_level,
         kubeconfig: settings.kubeconfig.clone(),
         rate: Some(RateLimit::Fixed(settings.rate)),
-        metrics: Metrics::with_kubevirt_names("virt_operator"),
+        metrics: Metrics::with_kubevirt_names(PREFIX),
         listeners: vec![Listener {
             bind: settings.bind,
             what: "the metrics server",
             health: true,
             metrics: true,
             tls: Some(tls.metrics()),
+            // As in upstream virt-operator, every client can read the metrics.
+            authorize_metrics: false,
         }],
         lease: Some(LeaseName { namespace: namespace.to_owned(), name: NAME.to_owned() }),
         #[expect(clippy::disallowed_methods, reason = "the identity of a process is random")]

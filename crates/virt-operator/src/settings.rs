@@ -1,4 +1,4 @@
-//! What the KubeVirt resource says about the operator itself: TLS of its endpoints, its log level, one metric.
+//! What the KubeVirt resource says about the operator itself: TLS of its endpoints, its log level, some metrics.
 //!
 //! Every replica applies these settings, whether it leads or not.
 
@@ -43,6 +43,7 @@ impl OperatorSettings {
 
     fn apply(&self) {
         let kubevirt = self.caches.first_kubevirt();
+        self.metrics.set_conditions(kubevirt.as_deref());
         if let Some(kubevirt) = &kubevirt {
             self.metrics.set_emulation(kubevirt);
             let developer = kubevirt.spec.configuration.developer_configuration.as_ref();

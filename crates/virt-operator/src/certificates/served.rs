@@ -46,9 +46,14 @@ pub(crate) fn stored_leaf(pem: &[u8]) -> Option<Vec<u8>> {
     x509::first_certificate(pem)
 }
 
+/// When a certificate expires. `None` if it is not a certificate.
+pub(crate) fn expiry(certificate: &[u8]) -> Option<SystemTime> {
+    Some(validity(certificate)?.not_after)
+}
+
 /// Seconds until a certificate expires, negative afterwards.
 pub(crate) fn seconds_until_expiry(certificate: &[u8], now: SystemTime) -> Option<i64> {
-    let not_after = validity(certificate)?.not_after;
+    let not_after = expiry(certificate)?;
     match not_after.duration_since(now) {
         Ok(left) => i64::try_from(left.as_secs()).ok(),
         Err(past) => i64::try_from(past.duration().as_secs()).ok().map(|seconds| -seconds),

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use anyhow::{Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use k8s_openapi::{
     api::{
         admissionregistration::v1::ValidatingWebhookConfiguration,
-        core::v1::{Namespace, Node, ServiceAccount},
+        core::v1::{Namespace, Node, Pod as KubernetesPod, ServiceAccount},
     },
     apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
 };
@@ -17,7 +17,10 @@ use kube::{
 };
 use vitivirt_api::{ObjectKey, kubevirt::KubeVirt};
 use vitivirt_cli::ClusterArguments;
-use vitivirt_install::{Cluster, DeploymentConfig, Kind, LiveObject, Objects};
+use vitivirt_install::{
+    Cluster, DeploymentConfig, Kind, LiveObject, Objects,
+    pods::{Pod, Pods},
+};
 use vitivirt_runtime::{
     client::{configuration, connect},
     metrics::Metrics,
@@ -25,7 +28,7 @@ use vitivirt_runtime::{
 };
 
 use crate::{
-    cache::{managed_selector, schedulable_selector},
+    cache::{component_pods_selector, managed_selector, schedulable_selector},
     workloads::found_or_none,
 };
 
@@ -88,6 +91,15 @@ impl InstallationReader {
     }
 
     /// Deletes the webhooks that check the KubeVirt resource itself.
+    /// The pods of KubeVirt's components in a namespace.
+    pub(crate) async fn component_pods(&self, namespace: &str) -> Result<Pods> {
+        let pods: Api<KubernetesPod> = Api::namespaced(self.client(), namespace);
+        let selected = ListParams::default().labels_from(&component_pods_selector());
+        let list = pods.list(&selected).await.with_context(|| format!("cannot list pods in namespace {namespace}"))?;
+        let key = |pod: &KubernetesPod| ObjectKey::from_metadata(&pod.metadata);
+        Ok(list.into_iter().map(|pod| (key(&pod), Arc::new(Pod::new(pod)))).collect())
+    }
+
     pub(crate) async fn delete_operator_webhooks(&self) -> Result<()> {
         let api: Api<ValidatingWebhookConfiguration> = Api::all(self.client());
         let what = || format!("cannot delete ValidatingWebhookConfiguration {OPERATOR_WEBHOOKS}");
@@ -127,13 +139,13 @@ impl InstallationReader {
         Ok(None)
     }
 
-    /// Whether the cluster serves the kind.
+    /// Whether the cluster serves the kind, which is not one of the core API group. It needs no permission.
     pub(crate) async fn serves_kind(&self, kind: Kind) -> Result<bool> {
-        let api: Api<DynamicObject> = Api::all_with(self.client(), &kind.resource());
-        match api.list_metadata(&ListParams::default().limit(1)).await {
-            Ok(_) => Ok(true),
+        let resource = kind.resource();
+        match self.client().list_api_group_resources(&resource.api_version).await {
+            Ok(served) => Ok(served.resources.iter().any(|served| served.name == resource.plural)),
             Err(kube::Error::Api(status)) if status.code == 404 => Ok(false),
-            Err(error) => bail!("cannot list {}: {}", kind.resource().plural, root_cause(&error)),
+            Err(error) => bail!("cannot read which kinds {} has: {}", resource.api_version, root_cause(&error)),
         }
     }
 

@@ -14,6 +14,7 @@ use vitivirt_cli::{
 use vitivirt_install::{Cluster, DeploymentConfig, Environment, Installation, RELEASE, certificates::NoCertificates};
 
 const DEFAULT_NAMESPACE: &str = "kubevirt";
+const DEFAULT_NODES: usize = 2;
 const VERSION: &str = "kubevirt.io/v1";
 const OLDER_VERSION: &str = "kubevirt.io/v1alpha3";
 
@@ -27,12 +28,12 @@ pub(crate) struct RenderArguments {
     #[arg(long, value_enum, value_delimiter = ',', value_name = "API")]
     with: Vec<ClusterApi>,
     /// Number of nodes that can run virtual machines
-    #[arg(long, value_name = "NUMBER", default_value = "2")]
+    #[arg(long, value_name = "NUMBER", default_value_t = DEFAULT_NODES)]
     nodes: usize,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum ClusterApi {
+pub(super) enum ClusterApi {
     /// Prometheus operator, with the ServiceAccount of spec.monitorAccount
     Monitoring,
     /// OpenShift: SecurityContextConstraints and Routes
@@ -40,7 +41,18 @@ enum ClusterApi {
 }
 
 pub(crate) fn run(arguments: &RenderArguments) -> CommandResult<ExitCode> {
-    let (kubevirt, unknown) = read_kubevirt(&arguments.input)?;
+    let (kubevirt, environment, unknown) = read_input(&arguments.input)?;
+    let installation = render(&kubevirt, &environment, &arguments.with, arguments.nodes).or_invalid()?;
+    print_warnings(&unknown);
+    print_warnings(&vitivirt_install::warnings(&kubevirt, Some(&installation)));
+    print_objects(objects(&installation), arguments.output.output)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The KubeVirt resource of the files, the environment of the operator, and warnings. Another release is refused,
+/// because this program has the objects of one.
+pub(super) fn read_input(input: &FileArguments) -> CommandResult<(KubeVirt, Environment, Vec<String>)> {
+    let (kubevirt, unknown) = read_kubevirt(input)?;
     let environment = environment(std::env::vars()).or_invalid()?;
     if vitivirt_install::is_of_another_release(&kubevirt, &environment) {
         let requested = &kubevirt.spec.image_tag;
@@ -49,11 +61,17 @@ pub(crate) fn run(arguments: &RenderArguments) -> CommandResult<ExitCode> {
              spec.imageTag, or use the virt-operator of that release"
         )));
     }
-    let installation = render(&kubevirt, &environment, &arguments.with, arguments.nodes).or_invalid()?;
-    print_warnings(&unknown);
-    print_warnings(&vitivirt_install::warnings(&kubevirt, Some(&installation)));
-    print_objects(objects(&installation), arguments.output.output)?;
-    Ok(ExitCode::SUCCESS)
+    Ok((kubevirt, environment, unknown))
+}
+
+/// Every object that is installed on a cluster with these APIs.
+pub(super) fn all_objects(
+    kubevirt: &KubeVirt,
+    environment: &Environment,
+    with: &[ClusterApi],
+) -> CommandResult<Vec<Value>> {
+    let installation = render(kubevirt, environment, with, DEFAULT_NODES).or_invalid()?;
+    Ok(objects(&installation).collect::<Result<_>>()?)
 }
 
 /// The one KubeVirt resource of the files, and warnings about fields that the API server would drop.

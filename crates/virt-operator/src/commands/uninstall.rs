@@ -40,6 +40,13 @@ const POLL: Duration = Duration::from_millis(500);
 const QUIET_PERIOD: Duration = Duration::from_secs(5);
 const TIMEOUTS: DurationParser = DurationParser { least: Duration::from_secs(1), most: Duration::from_secs(24 * 3600) };
 
+/// The last part of the help.
+pub(crate) const UNINSTALL_EXIT_STATUS: &str = "\
+Exit status:
+  0  KubeVirt was removed, or is not installed
+  1  Nothing was removed: VMs exist, or the removal was not confirmed
+  2  The removal is incomplete, the cluster cannot be read, or an argument is invalid";
+
 #[derive(Debug, Clone, Args)]
 pub(crate) struct UninstallArguments {
     /// Do not ask for confirmation
@@ -48,10 +55,10 @@ pub(crate) struct UninstallArguments {
     /// Delete VMs too, and remove finalizers of other clients from KubeVirt's objects
     #[arg(long)]
     force: bool,
-    /// Print what would be deleted, and change nothing
+    /// Print what would be deleted and change nothing
     #[arg(long)]
     dry_run: bool,
-    /// Namespace of KubeVirt [default: that of the KubeVirt resource, or kubevirt]
+    /// Namespace of KubeVirt [default: the one of the KubeVirt resource, or kubevirt]
     #[arg(short, long)]
     namespace: Option<String>,
     /// How long to wait until everything is deleted
@@ -95,7 +102,7 @@ async fn uninstall(arguments: &UninstallArguments) -> CommandResult<ExitCode> {
     }
     command.remove(found).await?;
     print(
-        "KubeVirt is removed. The operator, its namespace, the CRD kubevirts.kubevirt.io and PVCs stay.\n\
+        "KubeVirt was removed. The operator, its namespace, the CRD kubevirts.kubevirt.io and PVCs stay.\n\
          To remove the operator: virt-operator manifests | kubectl delete -f -\n",
     )?;
     Ok(ExitCode::SUCCESS)
@@ -103,7 +110,7 @@ async fn uninstall(arguments: &UninstallArguments) -> CommandResult<ExitCode> {
 
 fn confirm() -> Result<bool> {
     if !std::io::stdin().is_terminal() {
-        bail!("standard input is not a terminal: use --yes to remove KubeVirt without a question");
+        bail!("standard input is not a terminal: use --yes to remove KubeVirt without confirmation");
     }
     print("Remove KubeVirt? [y/N] ")?;
     std::io::stdout().flush()?;
@@ -141,23 +148,23 @@ impl Found {
         }
         let namespace = &self.input.namespace;
         lines.push(if self.operator_runs {
-            format!("  an operator that runs in the namespace {namespace}")
+            format!("  a running operator in namespace {namespace}")
         } else {
-            format!("  no operator that runs in the namespace {namespace}")
+            format!("  no running operator in namespace {namespace}")
         });
         lines.join("\n") + "\n"
     }
 
     fn intention(&self, workloads: Option<&str>, force: bool) -> String {
-        let mut text = "All of these are deleted".to_owned();
+        let mut text = "All of these will be deleted".to_owned();
         if let Some(workloads) = workloads {
-            text += &format!(", and with them {workloads}: THEIR GUESTS ARE STOPPED");
+            text += &format!(", and with them {workloads}: THEIR GUESTS WILL BE STOPPED");
         }
         if self.operator_runs && !self.kubevirts.is_empty() && !force {
             text += ", by the operator: this command deletes the KubeVirt resource and waits";
         }
         if force {
-            text += "; finalizers of other clients on them are removed";
+            text += "; finalizers of other clients on them will be removed";
         }
         text + ".\n"
     }
@@ -189,6 +196,7 @@ impl Uninstaller<'_> {
             mode: RemovalMode::Command { force: self.arguments.force },
             now: timestamp(now),
             objects: self.reader.objects().await?,
+            pods: self.reader.component_pods(&namespace).await?,
             complete: true,
             instances: Vec::new(),
             nodes: Vec::new(),

@@ -98,7 +98,9 @@ async fn admit_create(client: &AdmissionClient, request: AdmissionRequest) -> Ad
     let existing: Vec<ObjectKey> =
         existing.iter().map(|kubevirt| ObjectKey::from_metadata(&kubevirt.metadata)).collect();
     let code = if existing.is_empty() { INVALID } else { FORBIDDEN };
-    decide(client, &request.namespace, code, validate_create(&new, &existing)).await
+    let mut result = validate_create(&new, &existing);
+    result.warnings.extend(single_replica(client, &new, &result).await);
+    decide(client, &request.namespace, code, result).await
 }
 
 async fn admit_update(client: &AdmissionClient, request: AdmissionRequest) -> AdmissionDecision {
@@ -113,7 +115,17 @@ async fn admit_update(client: &AdmissionClient, request: AdmissionRequest) -> Ad
     if before != after && result.refusals.is_empty() {
         result.warnings.extend(after.as_ref().map(server_tls::unsupported_tls_settings).unwrap_or_default());
     }
+    if old.spec.infra != new.spec.infra {
+        result.warnings.extend(single_replica(client, &new, &result).await);
+    }
     decide(client, &request.namespace, INVALID, result).await
+}
+
+/// The nodes are read only if the resource asks for one replica. A failed request gives no warning.
+async fn single_replica(client: &AdmissionClient, new: &KubeVirt, result: &ValidationResult) -> Option<String> {
+    let may_be_too_few = vitivirt_install::single_replica(new, usize::MAX).is_some() && result.refusals.is_empty();
+    let nodes = if may_be_too_few { client.schedulable_nodes().await } else { 0 };
+    vitivirt_install::single_replica(new, nodes)
 }
 
 /// Adds the API server's validation of pod settings, through dry runs.

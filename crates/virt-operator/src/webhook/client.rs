@@ -3,6 +3,7 @@
 
 use std::fmt::Debug;
 
+use k8s_openapi::api::core::v1::Node;
 use kube::{
     Api, Client, Resource,
     api::{ListParams, PostParams},
@@ -12,7 +13,10 @@ use vitivirt_api::{ObjectKey, kubevirt::KubeVirt};
 use vitivirt_install::validation::{DryRun, DryRunObject, Refusal, Remaining};
 use vitivirt_runtime::client::Bucket;
 
-use crate::workloads::{self, found_or_none};
+use crate::{
+    cache::schedulable_selector,
+    workloads::{self, found_or_none},
+};
 
 /// A message names two objects of a kind at most.
 const LIST_LIMIT: u32 = 2;
@@ -51,6 +55,13 @@ impl AdmissionClient {
         };
         let list = api.list(&ListParams::default().limit(LIST_LIMIT)).await;
         Ok(found_or_none(list)?.map(|list| list.items).unwrap_or_default())
+    }
+
+    /// The number of nodes that can run VMs: zero, one or several. Zero if it is not known.
+    pub(super) async fn schedulable_nodes(&self) -> usize {
+        self.rate_limit.wait().await;
+        let parameters = ListParams::default().labels_from(&schedulable_selector()).limit(LIST_LIMIT);
+        Api::<Node>::all(self.client.clone()).list_metadata(&parameters).await.map_or(0, |nodes| nodes.items.len())
     }
 
     /// Examples of the workloads that still exist, by kind.

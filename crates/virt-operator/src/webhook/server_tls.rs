@@ -7,10 +7,9 @@
 //! the Secret exists.
 
 use anyhow::Context;
-use rcgen::{CertificateParams, DnType, KeyPair};
 use vitivirt_api::kubevirt::Tls;
 use vitivirt_install::certificates;
-use vitivirt_runtime::tls::{Acceptor, ClientCa, ReloadableTls, TlsPolicy, TlsVersion};
+use vitivirt_runtime::tls::{Acceptor, ClientCa, PemKeyPair, ReloadableTls, TlsPolicy, TlsVersion};
 
 const FALLBACK_NAME: &str = "fallback.certificate.kubevirt.io";
 
@@ -19,16 +18,13 @@ pub(crate) struct ServerTls(ReloadableTls);
 
 impl ServerTls {
     pub(crate) fn new() -> anyhow::Result<Self> {
-        let fallback = self_signed_fallback().context("self-signed fallback certificate could not be created")?;
+        let fallback = PemKeyPair::self_signed(FALLBACK_NAME)?;
         Ok(Self(ReloadableTls::new(&fallback).context("self-signed fallback certificate cannot be used")?))
     }
 
     /// Sets the certificate and the TLS settings of new connections. The call is cheap if nothing has changed.
     pub(crate) fn set(&self, pair: Option<&certificates::KeyPair>, tls: Option<&Tls>) {
-        let pair = pair.map(|pair| vitivirt_runtime::tls::PemKeyPair {
-            certificate: pair.certificate.clone(),
-            key: pair.key.clone(),
-        });
+        let pair = pair.map(|pair| PemKeyPair { certificate: pair.certificate.clone(), key: pair.key.clone() });
         self.0.set(pair, tls_policy(tls));
     }
 
@@ -55,17 +51,6 @@ pub(super) fn tls_policy(tls: Option<&Tls>) -> TlsPolicy {
         min_version: if tls.min_tls_version == "VersionTLS13" { TlsVersion::Tls13 } else { TlsVersion::Tls12 },
         suites: tls.ciphers.clone().unwrap_or_default(),
     }
-}
-
-fn self_signed_fallback() -> Result<vitivirt_runtime::tls::PemKeyPair, rcgen::Error> {
-    let key = KeyPair::generate()?;
-    let mut parameters = CertificateParams::new([FALLBACK_NAME.to_owned()])?;
-    parameters.distinguished_name.push(DnType::CommonName, FALLBACK_NAME);
-    let certificate = parameters.self_signed(&key)?;
-    Ok(vitivirt_runtime::tls::PemKeyPair {
-        certificate: certificate.pem().into_bytes(),
-        key: key.serialize_pem().into_bytes(),
-    })
 }
 
 /// Warnings about TLS settings that KubeVirt's components support and this operator's endpoints do not.

@@ -229,6 +229,23 @@ async fn the_response_contains_warnings() {
 }
 
 #[tokio::test]
+async fn fault_21_the_response_warns_of_one_replica_on_several_nodes() {
+    let node = |name: &str| json!({"metadata": {"name": name}});
+    let one = kubevirt(&json!({"infra": {"replicas": 1}}));
+    let change = json!({"oldObject": kubevirt(&json!({})), "object": one});
+    for (nodes, expected) in [(vec![node("a"), node("b")], 1), (vec![node("a")], 0)] {
+        let webhook = TestWebhook::start(&FakeApiServer::with_lists(json!({"nodes": nodes})), LIMITS).await;
+        let response = webhook.review("UPDATE", change.clone()).await;
+        assert_eq!(response["allowed"], true);
+        let warnings = response["warnings"].as_array().cloned().unwrap_or_default();
+        assert_eq!(warnings.len(), expected, "{response}");
+        assert!(
+            warnings.iter().all(|warning| warning.as_str().unwrap().starts_with("spec.infra.replicas: 1 is too few"))
+        );
+    }
+}
+
+#[tokio::test]
 async fn placement_is_validated_by_the_api_server_with_a_dry_run() {
     let new = kubevirt(&json!({"infra": {"nodePlacement": {"tolerations": [{"operator": "Sometimes"}]}}}));
     let change = json!({"oldObject": kubevirt(&json!({})), "object": new});

@@ -21,10 +21,12 @@ use vitivirt_lab::{
 use crate::support::{NAMESPACE, TIMEOUT, condition, event_exists, kubevirts, operator_requests, program};
 
 pub(crate) fn add(suite: &mut Suite) {
-    vitivirt_lab::tests!(suite; pods_that_never_load_their_new_certificate_are_reported_and_deleted_once);
+    vitivirt_lab::tests!(suite; fault_1_pods_that_never_load_their_new_certificate_are_reported_and_deleted_once);
 }
 
-async fn pods_that_never_load_their_new_certificate_are_reported_and_deleted_once(_: Arc<SharedLabs>) -> Result<()> {
+async fn fault_1_pods_that_never_load_their_new_certificate_are_reported_and_deleted_once(
+    _: Arc<SharedLabs>,
+) -> Result<()> {
     let lab = Lab::start(LabOptions::default()).await?;
     lab.create_virt_operator(&VirtOperator::ours(program())).await?;
     let short = json!([{"op": "add", "path": "/spec/template/spec/containers/0/args/-",

@@ -72,8 +72,20 @@ async fn another_release_is_installed_from_the_strategy_that_upstream_dumps(_: A
         .await?
         .context("KubeVirt resource not found")?;
     ensure!(text(&deployed, "/status/observedKubeVirtVersion") == "v1.8.4-other", "{:?}", deployed.data);
+    the_job_had_only_the_permissions_that_it_needs(&lab)?;
     the_strategy_is_read_once_and_may_be_lost(&lab).await?;
     lab.stop().await
+}
+
+/// Fault 22: upstream virt-operator runs the Job with its own permissions.
+fn the_job_had_only_the_permissions_that_it_needs(lab: &Lab) -> Result<()> {
+    let is_of_job = |record: &Record| record.user.contains(":kubevirt:kubevirt-") && record.user.ends_with("-job");
+    let requests: Vec<Record> = lab.audit()?.into_iter().filter(is_of_job).collect();
+    let is_create = |record: &Record| (record.verb.as_str(), record.resource.as_str()) == ("create", "configmaps");
+    ensure!(requests.iter().any(is_create), "the Job did not use its own service account");
+    let refused: Vec<&Record> = requests.iter().filter(|record| record.code == Some(403)).collect();
+    ensure!(refused.is_empty(), "the Job needs more permissions: {refused:?}");
+    Ok(())
 }
 
 async fn the_strategy_is_read_once_and_may_be_lost(lab: &Lab) -> Result<()> {
@@ -122,7 +134,7 @@ async fn a_dumped_strategy_has_the_metadata_that_upstream_gives_it(_: Arc<Shared
 }
 
 /// The ConfigMap with the install strategy. It fails if there is not exactly one.
-async fn only_strategy(lab: &Lab) -> Result<ConfigMap> {
+pub(crate) async fn only_strategy(lab: &Lab) -> Result<ConfigMap> {
     let maps: Api<ConfigMap> = Api::namespaced(lab.client(), NAMESPACE);
     let strategies = maps.list(&ListParams::default().labels("kubevirt.io/install-strategy")).await?.items;
     match <[ConfigMap; 1]>::try_from(strategies) {

@@ -4,20 +4,25 @@ use std::{sync::Arc, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::{
-    api::{apps::v1::Deployment, core::v1::Service, events::v1::Event},
+    api::{
+        apps::v1::Deployment,
+        core::v1::{Pod, Service},
+        events::v1::Event,
+    },
     apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
 };
 use kube::{
     Api, ResourceExt,
-    api::{ApiResource, DynamicObject, GroupVersionKind, Patch, PatchParams, PostParams},
+    api::{ApiResource, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams, PostParams},
     runtime::wait::await_condition,
 };
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep, timeout};
 use vitivirt_lab::{
-    EditedInstallation, VirtOperator,
+    EditedInstallation, Lab, Record, VirtOperator, get_status_page,
     harness::{SharedLabs, Suite},
 };
+use vitivirt_page::testing::parse;
 
 use crate::support::{NAMESPACE, TIMEOUT, operator_requests, program, writes_since};
 
@@ -34,6 +39,7 @@ pub(crate) fn add(suite: &mut Suite) {
 /// One installation for all of them, because an installation takes longer than a repair.
 async fn objects_that_another_client_changed_are_restored(_: Arc<SharedLabs>) -> Result<()> {
     let installation = EditedInstallation::start(VirtOperator::ours(program()), &json!({})).await?;
+    the_status_page_names_the_client(&installation).await.context("status page")?;
     lost_marks_are_restored(&installation).await.context("marks")?;
     an_owner_of_a_crd_is_removed(&installation).await.context("owner")?;
     a_restart_by_a_user_is_kept(&installation).await.context("restart")?;
@@ -45,6 +51,71 @@ async fn objects_that_another_client_changed_are_restored(_: Arc<SharedLabs>) ->
 
 fn manager(name: &str) -> PatchParams {
     PatchParams { field_manager: Some(name.to_owned()), ..PatchParams::default() }
+}
+
+async fn the_status_page_names_the_client(installation: &EditedInstallation) -> Result<()> {
+    let lab = &installation.lab;
+    let deployments: Api<Deployment> = Api::namespaced(lab.client(), NAMESPACE);
+    let replicas = |deployment: &Deployment| deployment.spec.as_ref().and_then(|spec| spec.replicas);
+    let before = replicas(&deployments.get("virt-controller").await?);
+    let scale = json!({"spec": {"replicas": 5}});
+    let scaled = deployments.patch("virt-controller", &manager("kubectl-scale"), &Patch::Merge(&scale)).await?;
+    let generation = scaled.metadata.generation;
+    lab.wait("the replicas are restored", TIMEOUT, deployments, "virt-controller", |deployment| {
+        deployment.is_some_and(|found| replicas(found) == before && found.metadata.generation > generation)
+    })
+    .await?;
+    installation.wait_until_complete().await?;
+
+    let pods: Api<Pod> = Api::namespaced(lab.client(), NAMESPACE);
+    let operators = pods.list(&ListParams::default().labels("kubevirt.io=virt-operator")).await?.items;
+    let seen = wait_until_idle(lab).await?;
+    let mut leaders = 0;
+    for pod in &operators {
+        let address =
+            pod.status.as_ref().and_then(|status| status.pod_ip.as_deref()).context("a pod has no address")?;
+        let (status, html) = get_status_page(address.parse()?, "/").await?;
+        let page = parse(&html);
+        ensure!(status == 200 && page.errors.is_empty(), "{status}: {:?}", page.errors);
+        let mut expected = vec!["Deployed", "virt-handler", "kubevirt-virt-api-certs", " days ("];
+        if page.text.contains("this replica is the leader") {
+            leaders += 1;
+            let drift = "Deployment kubevirt/virt-controller was changed by kubectl-scale: spec.replicas";
+            expected.extend([drift, "nothing differs from the desired state"]);
+        } else {
+            expected.push("on standby: the leader is virt-operator-");
+        }
+        for text in expected {
+            ensure!(page.text.contains(text), "{text:?} is missing in {}", page.text);
+        }
+    }
+    ensure!(leaders == 1 && operators.len() > 1, "{leaders} of {} replicas lead", operators.len());
+    let sent = requests(lab)?.split_off(seen);
+    ensure!(sent.is_empty(), "{sent:?}");
+    Ok(())
+}
+
+/// Every request of the operator but the renewals of its Lease. A watch that the server ends is opened again.
+fn requests(lab: &Lab) -> Result<Vec<Record>> {
+    let mut requests = operator_requests(lab)?;
+    requests.retain(|record| record.resource != "leases" && record.verb != "watch");
+    Ok(requests)
+}
+
+/// Waits until the operator has sent no request for three seconds, and returns how many it has sent. The sleep is the
+/// assertion: idle means that nothing happens for this time.
+async fn wait_until_idle(lab: &Lab) -> Result<usize> {
+    let deadline = Instant::now() + TIMEOUT;
+    let mut before = requests(lab)?.len();
+    loop {
+        sleep(Duration::from_secs(3)).await;
+        let now = requests(lab)?.len();
+        if now == before {
+            return Ok(now);
+        }
+        ensure!(Instant::now() < deadline, "the operator does not come to rest");
+        before = now;
+    }
 }
 
 async fn lost_marks_are_restored(installation: &EditedInstallation) -> Result<()> {

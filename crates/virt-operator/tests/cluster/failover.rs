@@ -1,11 +1,11 @@
 //! The leader is killed right after the API server stored one of its writes, and another process leads. The end state
 //! equals the one without the crash.
 //!
-//! `cargo xtask test` tries two writes; `cargo xtask chaos install` tries random ones. The processes run outside of pods,
-//! because the fault proxy kills a process by its PID.
+//! `cargo xtask test` tries one write of each phase; `cargo xtask chaos install` tries random ones and the last write of
+//! each kind of objects. The processes run outside of pods, because the fault proxy kills a process by its PID.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     hash::{DefaultHasher, Hash, Hasher},
     sync::Arc,
     time::Duration,
@@ -19,7 +19,7 @@ use kube::{
 };
 use serde_json::{Value, json};
 use vitivirt_lab::{
-    Lab, LabOptions, OperatorProcess, OperatorProcessOptions, VirtOperator,
+    KubeVirtRelease, Lab, LabOptions, OperatorProcess, OperatorProcessOptions, Record, VirtOperator,
     harness::{SharedLabs, Suite},
     proxy::{Match, ProxyFault, ProxyRule, When},
 };
@@ -28,7 +28,9 @@ use vitivirt_snapshot::{Snapshot, compare};
 
 use crate::{
     lifecycle::replace_spec,
-    support::{NAMESPACE, create_kubevirt, is_available, kubevirts, operator_requests, program, text, writes_since},
+    support::{
+        NAMESPACE, create_kubevirt, is_available, kubevirts, operator_requests, program, text, wait_until_release,
+    },
     webhook_client::WebhookClient,
 };
 
@@ -38,9 +40,16 @@ const CAMPAIGN: &str = "FAILOVER_WRITES_AND_SEED";
 const REPLAY: &str = "FAILOVER_REPLAY";
 const TIMEOUT: Duration = Duration::from_secs(120);
 const MAX_FIELDS: usize = 5;
+/// Resources whose writes belong to no step of a plan.
+const UNCOUNTED: [&str; 2] = ["leases", "events"];
 
 pub(crate) fn add(suite: &mut Suite) {
-    vitivirt_lab::tests!(suite; a_leader_that_dies_after_a_write_does_not_change_the_result);
+    vitivirt_lab::tests!(suite;
+        a_leader_that_dies_after_a_write_of_an_installation_does_not_change_the_result,
+        a_leader_that_dies_after_a_write_of_a_rotation_does_not_change_the_result,
+        a_leader_that_dies_after_a_write_of_a_removal_does_not_change_the_result,
+        a_leader_that_dies_after_a_write_of_an_upgrade_does_not_change_the_result,
+    );
 }
 
 /// What the leader does when it is killed.
@@ -49,42 +58,68 @@ enum Phase {
     Install,
     Rotation,
     Removal,
+    /// From the previous release, which this operator installed by `imageTag`.
+    Upgrade,
 }
 
 impl Phase {
-    const ALL: [Self; 3] = [Self::Install, Self::Rotation, Self::Removal];
-
     fn name(self) -> &'static str {
         match self {
             Self::Install => "install",
             Self::Rotation => "rotation",
             Self::Removal => "removal",
+            Self::Upgrade => "upgrade",
         }
     }
 }
 
-/// The end state of a phase, and how many writes it takes.
+/// The end state of a phase, and the resource of each of its writes.
 struct Expected {
-    phase: Phase,
     snapshot: Snapshot,
-    writes: u64,
+    writes: Vec<String>,
 }
 
-async fn a_leader_that_dies_after_a_write_does_not_change_the_result(_: Arc<SharedLabs>) -> Result<()> {
-    let undisturbed = Box::pin(Replicas::start()).await?;
-    let mut expected = Vec::new();
-    for phase in Phase::ALL {
-        let seen = operator_requests(&undisturbed.lab)?.len();
-        undisturbed.run(phase).await.with_context(|| format!("{} without a crash", phase.name()))?;
-        let writes = u64::try_from(writes_since(&undisturbed.lab, seen)?.len())?;
-        eprintln!("{} takes {writes} writes", phase.name());
-        expected.push(Expected { phase, snapshot: undisturbed.lab.installed(None).await?, writes });
+impl Expected {
+    fn count(&self) -> u64 {
+        self.writes.len() as u64
     }
-    undisturbed.lab.stop().await?;
+
+    /// The number of the last write of each resource: where the next step of the plan begins.
+    fn boundaries(&self) -> Vec<u64> {
+        let last: BTreeMap<&str, u64> = self.writes.iter().map(String::as_str).zip(1..).collect();
+        let mut boundaries: Vec<u64> = last.into_values().collect();
+        boundaries.sort_unstable();
+        boundaries
+    }
+}
+
+async fn a_leader_that_dies_after_a_write_of_an_installation_does_not_change_the_result(
+    _: Arc<SharedLabs>,
+) -> Result<()> {
+    Box::pin(try_crashes(Phase::Install)).await
+}
+
+async fn a_leader_that_dies_after_a_write_of_a_rotation_does_not_change_the_result(_: Arc<SharedLabs>) -> Result<()> {
+    Box::pin(try_crashes(Phase::Rotation)).await
+}
+
+async fn a_leader_that_dies_after_a_write_of_a_removal_does_not_change_the_result(_: Arc<SharedLabs>) -> Result<()> {
+    Box::pin(try_crashes(Phase::Removal)).await
+}
+
+async fn a_leader_that_dies_after_a_write_of_an_upgrade_does_not_change_the_result(_: Arc<SharedLabs>) -> Result<()> {
+    Box::pin(try_crashes(Phase::Upgrade)).await
+}
+
+async fn try_crashes(phase: Phase) -> Result<()> {
+    if replay()?.is_some_and(|(replayed, _)| replayed != phase.name()) {
+        return Ok(());
+    }
+    let expected = run_undisturbed(phase).await.with_context(|| format!("{} without a crash", phase.name()))?;
+    eprintln!("{} takes {} writes", phase.name(), expected.count());
     let mut failed = Vec::new();
-    for (phase, nth) in crashes(&expected)? {
-        let expected = expected.iter().find(|expected| expected.phase == phase).context("unknown phase")?;
-        eprintln!("{}: the leader dies after write {nth} of {}", phase.name(), expected.writes);
+    for nth in crashes(phase, &expected)? {
+        eprintln!("{}: the leader dies after write {nth} of {}", phase.name(), expected.count());
         if let Err(error) = Box::pin(check(phase, nth, &expected.snapshot)).await {
             failed.push(format!("cargo xtask chaos install --replay {}:{nth}\n{error:#}", phase.name()));
         }
@@ -93,41 +128,68 @@ async fn a_leader_that_dies_after_a_write_does_not_change_the_result(_: Arc<Shar
     Ok(())
 }
 
-fn crashes(expected: &[Expected]) -> Result<Vec<(Phase, u64)>> {
-    if let Ok(replay) = std::env::var(REPLAY) {
-        let (name, nth) = replay.split_once(':').context("must have the form PHASE:NUMBER")?;
-        let phase = Phase::ALL.into_iter().find(|phase| phase.name() == name).context("unknown phase")?;
-        return Ok(vec![(phase, nth.parse()?)]);
+async fn run_undisturbed(phase: Phase) -> Result<Expected> {
+    let replicas = Replicas::start().await?;
+    replicas.prepare(phase).await?;
+    let seen = operator_requests(&replicas.lab)?.len();
+    replicas.run(phase).await?;
+    let writes = operator_requests(&replicas.lab)?.into_iter().skip(seen).filter(is_counted).map(resource).collect();
+    let expected = Expected { snapshot: replicas.lab.installed(None).await?, writes };
+    replicas.lab.stop().await?;
+    Ok(expected)
+}
+
+/// The phase and the number of the write that a user replays.
+fn replay() -> Result<Option<(String, u64)>> {
+    let Ok(replay) = std::env::var(REPLAY) else { return Ok(None) };
+    let (phase, nth) = replay.split_once(':').context("must have the form PHASE:NUMBER")?;
+    Ok(Some((phase.to_owned(), nth.parse()?)))
+}
+
+/// The numbers of the writes after which the leader dies.
+fn crashes(phase: Phase, expected: &Expected) -> Result<Vec<u64>> {
+    if let Some((_, nth)) = replay()? {
+        return Ok(vec![nth]);
     }
     let Ok(campaign) = std::env::var(CAMPAIGN) else {
-        let sample = |expected: &Expected| match expected.phase {
-            Phase::Install | Phase::Removal => expected.writes / 2,
+        return Ok(vec![match phase {
+            Phase::Install | Phase::Removal | Phase::Upgrade => expected.count() / 2,
             // Between a CA and its bundle.
             Phase::Rotation => 2,
-        };
-        return Ok(expected.iter().map(|expected| (expected.phase, sample(expected))).collect());
+        }]);
     };
     let (writes, seed) = campaign.split_once(',').context("must have the form WRITES,SEED")?;
     let (writes, seed): (u64, u64) = (writes.parse()?, seed.parse()?);
-    let random = |phase: Phase, number: u64, of: u64| {
+    let random = |number: u64| {
         let mut hasher = DefaultHasher::new();
         (seed, phase.name(), number).hash(&mut hasher);
-        1 + hasher.finish() % of.max(1)
+        1 + hasher.finish() % expected.count().max(1)
     };
-    let mut all = Vec::new();
-    for expected in expected {
-        all.extend((0..writes).map(|number| (expected.phase, random(expected.phase, number, expected.writes))));
-    }
-    Ok(all)
+    let chosen: BTreeSet<u64> = (0..writes).map(random).chain(expected.boundaries()).collect();
+    Ok(chosen.into_iter().collect())
+}
+
+/// Whether the rule of the fault proxy counts this request.
+fn is_counted(record: &Record) -> bool {
+    record.is_write() && !UNCOUNTED.contains(&record.resource.as_str())
+}
+
+fn resource(record: Record) -> String {
+    if record.subresource.is_empty() { record.resource } else { format!("{}/{}", record.resource, record.subresource) }
+}
+
+/// Our operator installs the previous release by `imageTag`.
+async fn install_previous_release(lab: &Lab) -> Result<()> {
+    let version = KubeVirtRelease::Previous.version();
+    create_kubevirt(lab, &json!({"imageTag": version})).await?;
+    wait_until_release(lab, version, 2 * TIMEOUT).await
 }
 
 async fn check(phase: Phase, nth: u64, expected: &Snapshot) -> Result<()> {
     let mut replicas = Replicas::start().await?;
     let name = format!("failover-{}-{nth}", phase.name());
     let result = async {
-        if phase != Phase::Install {
-            replicas.run(Phase::Install).await?;
-        }
+        replicas.prepare(phase).await?;
         replicas.run_and_kill(phase, nth).await?;
         let comparison = compare(expected, &replicas.lab.installed(None).await?);
         ensure!(comparison.is_equal(), "{comparison}\n{}", comparison.details(MAX_FIELDS));
@@ -155,6 +217,15 @@ impl Replicas {
         Ok(Self { lab, leader })
     }
 
+    /// Installs what a phase begins with.
+    async fn prepare(&self, phase: Phase) -> Result<()> {
+        match phase {
+            Phase::Install => Ok(()),
+            Phase::Rotation | Phase::Removal => self.run(Phase::Install).await,
+            Phase::Upgrade => install_previous_release(&self.lab).await,
+        }
+    }
+
     async fn run(&self, phase: Phase) -> Result<()> {
         let old = old_certificates(&self.lab, phase).await?;
         begin(&self.lab, phase).await?;
@@ -164,7 +235,7 @@ impl Replicas {
     /// Kills the leader after a write of this phase, and lets another process complete it.
     async fn run_and_kill(&mut self, phase: Phase, nth: u64) -> Result<()> {
         let old = old_certificates(&self.lab, phase).await?;
-        let matcher = Match::writes().user_agent("virt-operator/").except(["leases", "events"]);
+        let matcher = Match::writes().user_agent("virt-operator/").except(UNCOUNTED);
         let kill = ProxyFault::kill(u32::try_from(self.leader.pid())?)?;
         let rule = self.lab.proxy().add(ProxyRule::new(matcher, When::Nth(nth), kill));
         begin(&self.lab, phase).await?;
@@ -180,7 +251,7 @@ impl Replicas {
 }
 
 /// Starts a process, waits until it leads, and sends it the calls of its webhooks.
-async fn start_leader(lab: &Lab, through_proxy: bool) -> Result<OperatorProcess> {
+pub(crate) async fn start_leader(lab: &Lab, through_proxy: bool) -> Result<OperatorProcess> {
     let leader = lab
         .run(OperatorProcessOptions {
             file: program(),
@@ -214,6 +285,7 @@ async fn begin(lab: &Lab, phase: Phase) -> Result<()> {
     match phase {
         Phase::Install => create_kubevirt(lab, &json!({})).await,
         Phase::Rotation => replace_spec(lab, &rotated()).await.map(|_| ()),
+        Phase::Upgrade => replace_spec(lab, &json!({})).await.map(|_| ()),
         Phase::Removal => {
             let deleted = kubevirts(lab).delete("kubevirt", &DeleteParams::default()).await;
             deleted.map(|_| ()).context("deleting the KubeVirt resource")
@@ -226,12 +298,15 @@ fn rotated() -> Value {
     json!({"certificateRotateStrategy": {"selfSigned": {"ca": {"duration": "200h"}}}})
 }
 
-/// Waits for the end of a phase: the resource is gone, or it is observed, every certificate in `old` was renewed, and every webhook is
-/// trusted.
+/// Waits for the end of a phase: the resource is gone, or it is deployed, every certificate in `old` was renewed, and every
+/// webhook is trusted.
 async fn wait_until_done(lab: &Lab, phase: Phase, old: &BTreeMap<String, Vec<u8>>) -> Result<()> {
     if phase == Phase::Removal {
         let gone = lab.wait("KubeVirt is gone", TIMEOUT, kubevirts(lab), "kubevirt", |found| found.is_none());
         return gone.await.map(drop);
+    }
+    if phase == Phase::Upgrade {
+        wait_until_release(lab, KubeVirtRelease::Current.version(), TIMEOUT).await?;
     }
     let is_deployed = |kubevirt: Option<&DynamicObject>| {
         kubevirt.is_some_and(|kubevirt| text(kubevirt, "/status/phase") == "Deployed" && is_available(kubevirt))

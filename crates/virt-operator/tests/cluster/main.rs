@@ -4,20 +4,25 @@
 
 mod alerts;
 mod certificates;
+mod charts;
 mod commands;
 mod drift;
 mod edits;
 mod failover;
+mod faults;
 mod install;
 mod lanes;
 mod lifecycle;
 mod manifests;
+mod permissions;
 mod pods;
 mod process;
 mod refusals;
+mod rehearsal;
 mod removal;
 mod rollout;
 mod rotation;
+mod storage;
 mod support;
 mod takeover;
 mod unreachable;
@@ -26,15 +31,20 @@ mod webhook_client;
 
 use std::process::ExitCode;
 
-use vitivirt_lab::harness::Suite;
+use vitivirt_lab::{
+    components::{HELM, WITH_PREVIOUS},
+    harness::Suite,
+};
 
 fn main() -> ExitCode {
-    vitivirt_lab::harness::main(&vitivirt_lab::components::WITH_PREVIOUS, add)
+    vitivirt_lab::harness::main(&[WITH_PREVIOUS.as_slice(), &HELM].concat(), add)
 }
 
 fn add(suite: &mut Suite) {
     certificates::add(suite);
     manifests::add(suite);
+    permissions::add(suite);
+    charts::add(suite);
     commands::add(suite);
     install::add(suite);
     lifecycle::add(suite);
@@ -43,6 +53,8 @@ fn add(suite: &mut Suite) {
     pods::add(suite);
     process::add(suite);
     refusals::add(suite);
+    rehearsal::add(suite);
+    storage::add(suite);
     removal::add(suite);
     lanes::add(suite);
     rotation::add(suite);
@@ -50,6 +62,7 @@ fn add(suite: &mut Suite) {
     alerts::add(suite);
     takeover::add(suite);
     failover::add(suite);
+    faults::add(suite);
     rollout::add(suite);
     upgrade::add(suite);
 }

@@ -8,7 +8,7 @@ use std::{collections::BTreeSet, fmt::Write, sync::Arc, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::{
-    apps::v1::Deployment,
+    apps::v1::{DaemonSet, Deployment},
     coordination::v1::Lease,
     core::v1::{ConfigMap, Pod, Secret},
 };
@@ -36,6 +36,8 @@ const REPORT: &str = "TAKEOVER_REPORT";
 const TIMEOUT: Duration = Duration::from_secs(240);
 /// An operator that has not written anything for this time has finished.
 const QUIET: Duration = Duration::from_secs(6);
+/// Nodes of the lab in which a change of virt-handler is under way.
+const CANARY_NODES: u8 = 8;
 /// How long this operator must then be silent.
 const SILENCE: Duration = Duration::from_secs(10);
 
@@ -55,6 +57,8 @@ enum State {
     RotatedCa,
     /// This operator runs with the permissions of upstream's.
     UpstreamPermissions,
+    /// A change of virt-handler has reached some of the nodes.
+    Canary,
 }
 
 struct Case {
@@ -74,6 +78,7 @@ fn cases() -> Result<Vec<Case>> {
         case("rotated CA", json!({}), State::RotatedCa),
         case("permissions of upstream virt-operator only", json!({}), State::UpstreamPermissions),
         case("in the middle of an installation", json!({}), State::Deploying),
+        case("in the middle of a canary of virt-handler", json!({}), State::Canary),
     ])
 }
 
@@ -128,7 +133,8 @@ async fn an_installation_of_upstream_is_taken_over_and_given_back(_: Arc<SharedL
 }
 
 async fn take_over_and_give_back(case: &Case) -> Result<[String; 2]> {
-    let lab = Lab::start(LabOptions::default()).await?;
+    let nodes = if case.state == State::Canary { CANARY_NODES } else { LabOptions::default().nodes };
+    let lab = Lab::start(LabOptions { nodes, ..LabOptions::default() }).await?;
     let name = format!("takeover-{}", case.name.replace([' ', '`'], "-"));
     let rows = lab.keeping_logs(&name, both_ways(&lab, case)).await?;
     lab.stop().await?;
@@ -147,9 +153,16 @@ async fn both_ways(lab: &Lab, case: &Case) -> Result<[String; 2]> {
     sleep(SILENCE).await;
     let writes = writes(lab, silent_from)?;
     ensure!(writes.is_empty(), "after the take-over the operator still wrote {writes:?}");
-    let is_complete = case.state != State::Deploying;
     ensure!(there.ca_kept, "the take-over replaced the CA");
-    ensure!(!is_complete || there.restarted.is_empty(), "the take-over restarted {:?}", there.restarted);
+    match case.state {
+        State::Deploying => {}
+        State::Canary => {
+            let is_handler = |pod: &String| pod.starts_with("virt-handler-");
+            ensure!(there.restarted.iter().all(is_handler), "the take-over restarted {:?}", there.restarted);
+            ensure!(outdated_handlers(lab).await? == 0, "the canary of virt-handler did not continue");
+        }
+        _ => ensure!(there.restarted.is_empty(), "the take-over restarted {:?}", there.restarted),
+    }
 
     let back = hand_over(lab, &upstream, State::Deployed).await.context("back to upstream virt-operator")?;
     Ok([there.row(), back.row()])
@@ -176,12 +189,41 @@ async fn prepare(lab: &Lab, state: State) -> Result<()> {
             wait_for_two_cas(lab).await?;
             wait_until_deployed(lab).await?;
         }
-        State::Deployed | State::Deploying | State::UpstreamPermissions => {}
+        State::Deployed | State::Deploying | State::UpstreamPermissions | State::Canary => {}
     }
     let vms: Api<DynamicObject> = Api::namespaced_with(lab.client(), "default", &kubevirt_resource("VirtualMachine"));
     vms.create(&PostParams::default(), &serde_json::from_value(vm("stays"))?).await.context("creating a VM")?;
     let is_running = |vm: Option<&DynamicObject>| vm.is_some_and(|vm| text(vm, "/status/printableStatus") == "Running");
-    lab.wait("the VM runs", TIMEOUT, vms, "stays", is_running).await.map(|_| ())
+    lab.wait("the VM runs", TIMEOUT, vms, "stays", is_running).await?;
+    if state == State::Canary {
+        replace_spec(lab, &annotated_handler()).await?;
+        let handlers: Api<DaemonSet> = Api::namespaced(lab.client(), NAMESPACE);
+        let is_under_way =
+            |found: Option<&DaemonSet>| found.is_some_and(|found| outdated(found).is_some_and(|n| n > 0));
+        lab.wait("some nodes have the new virt-handler", TIMEOUT, handlers, "virt-handler", is_under_way).await?;
+    }
+    Ok(())
+}
+
+/// A change of virt-handler that works.
+fn annotated_handler() -> Value {
+    let patch = json!({"spec": {"template": {"metadata": {"annotations": {"example.com/canary": "yes"}}}}});
+    json!({"customizeComponents": {"patches": [
+        {"resourceType": "DaemonSet", "resourceName": "virt-handler", "type": "strategic", "patch": patch.to_string()},
+    ]}})
+}
+
+/// The number of nodes that do not have the new pod yet, once one of them has it.
+fn outdated(handler: &DaemonSet) -> Option<i32> {
+    let status = handler.status.as_ref()?;
+    let updated = status.updated_number_scheduled.unwrap_or_default();
+    let is_observed = status.observed_generation == handler.metadata.generation;
+    (is_observed && updated > 0).then(|| status.desired_number_scheduled - updated)
+}
+
+async fn outdated_handlers(lab: &Lab) -> Result<i32> {
+    let handlers: Api<DaemonSet> = Api::namespaced(lab.client(), NAMESPACE);
+    outdated(&handlers.get("virt-handler").await?).context("no node has the new virt-handler")
 }
 
 async fn wait_for_two_cas(lab: &Lab) -> Result<()> {

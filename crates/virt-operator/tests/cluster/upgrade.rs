@@ -30,17 +30,17 @@ pub(crate) fn add(suite: &mut Suite) {
 }
 
 /// An upgrade replaces every pod, and the lease of the operator before ends after 15 s.
-const TIMEOUT: Duration = Duration::from_secs(180);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(180);
 const VMS: [&str; 3] = ["vm-1", "vm-2", "vm-3"];
 /// How long a user may not reach virt-api.
 const OUTAGE: Duration = Duration::from_secs(2);
 
-fn vmis(lab: &Lab) -> Api<DynamicObject> {
+pub(crate) fn vmis(lab: &Lab) -> Api<DynamicObject> {
     Api::namespaced_with(lab.client(), "default", &kubevirt_resource("VirtualMachineInstance"))
 }
 
 /// Creates VMs and waits until they run.
-async fn start_vms(lab: &Lab, names: &[&str]) -> Result<()> {
+pub(crate) async fn start_vms(lab: &Lab, names: &[&str]) -> Result<()> {
     let vms: Api<DynamicObject> = Api::namespaced_with(lab.client(), "default", &kubevirt_resource("VirtualMachine"));
     for name in names {
         let vm = json!({

@@ -35,8 +35,7 @@ impl WebhookClient {
     pub(crate) async fn wait_until_answered(client: &Client) -> Result<()> {
         let deadline = Instant::now() + TIMEOUT;
         loop {
-            let failed: Vec<String> =
-                call_everything(client).await.into_iter().filter_map(|(_, result)| result.err()).collect();
+            let failed = Self::failures(client).await;
             if failed.is_empty() {
                 return Ok(());
             }
@@ -44,6 +43,12 @@ impl WebhookClient {
             // No watch reports when the API server reaches another server, so this polls.
             sleep(EVERY).await;
         }
+    }
+
+    /// Calls everything once. Returns the calls that failed.
+    pub(crate) async fn failures(client: &Client) -> Vec<String> {
+        let calls = call_everything(client).await.into_iter();
+        calls.filter_map(|(what, result)| Some(format!("{what}: {}", result.err()?))).collect()
     }
 
     /// Calls through each of these clients, until it is dropped.

@@ -1,23 +1,37 @@
 //! `virt-operator plan`: what the operator would do in this cluster for a KubeVirt resource in a file. It reads the
-//! cluster and writes nothing. The plan is the operator's own.
+//! cluster and writes nothing. The plan is the operator's own, until the installation is complete: it rehearses an
+//! upgrade.
 
-use std::{process::ExitCode, sync::Arc, time::SystemTime};
+mod changes;
+mod reader;
+mod strategy;
 
-use anyhow::{Context, Result};
+use std::{path::PathBuf, process::ExitCode, sync::Arc, time::SystemTime};
+
+use anyhow::{Context, Result, anyhow};
 use clap::Args;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use serde_json::Value;
-use vitivirt_api::{Failure, ObjectKey, Operation, Plan, Target, Write, kubevirt::KubeVirt};
+use vitivirt_api::{ApiResource, Failure, ObjectKey, Plan, Target, Write, kubevirt::KubeVirt};
 use vitivirt_cli::{
-    ChangeEffect, ClusterArguments, CommandResult, FileArguments, OrInvalid, PlanDocument, PlanOutput, PlanResult,
-    PlannedChange, PlannedObject, PlannedWrite, WriteAction,
+    ClusterArguments, CommandError, CommandResult, FileArguments, KeptObject, OrInvalid, PlanDocument, PlanOutput,
+    PlanResult, PlannedObject, PlannedRestart, PlannedRollout, PlannedVm, PlannedWrite, VmEffect, WriteAction,
 };
 use vitivirt_install::{
-    DeploymentConfig, Desired, Environment, InstallStrategy, Installation, Kind, Lane, LiveObject, Observed,
-    certificates::{CertificateScope, DesiredCertificates, NoCertificates, certificate_plan},
-    desired_installation, is_of_another_release, orphans,
-    pods::Pods,
+    CrdCheck, DeploymentConfig, Desired, Environment, InstallStrategy, Installation, Kind, LiveObject, Observed,
+    RELEASE,
+    certificates::{CertificateScope, DesiredCertificates, certificate_plan},
+    check_crd, crds_to_check, desired_installation, is_of_another_release, lost_versions, orphans, preparation,
+    rehearsal::{
+        NodeState, VmiEffect, complete_plan, installed_version, missing_permissions, node_problems, outdated_vms,
+        restart, unchanged_objects,
+    },
     served::Served,
+};
+
+pub(crate) use self::changes::written_fields;
+use self::{
+    changes::{Comparison, CrdSpecs},
+    reader::RehearsalReader,
 };
 
 use super::{
@@ -35,6 +49,12 @@ use crate::{
 pub(crate) struct PlanArguments {
     #[command(flatten)]
     input: FileArguments,
+    /// File with the install strategy of the release in spec.imageTag
+    ///
+    /// The ConfigMap that the virt-operator of that release writes, or the objects in it. Without the option, the plan
+    /// uses the ConfigMap in the cluster. If there is none, the changes are unknown.
+    #[arg(long, value_name = "FILE")]
+    strategy: Option<PathBuf>,
     #[command(flatten)]
     cluster: ClusterArguments,
     #[command(flatten)]
@@ -45,13 +65,39 @@ pub(crate) fn run(arguments: &PlanArguments) -> CommandResult<ExitCode> {
     let (given, warnings) = read_kubevirt(&arguments.input)?;
     let environment = environment(std::env::vars()).or_invalid()?;
     let tokio = tokio::runtime::Builder::new_current_thread().enable_all().build().context("starting")?;
-    let object = tokio.block_on(plan(&arguments.cluster, &environment, given))?;
+    let mut warnings = warnings;
+    let strategy = strategy_file(arguments, &environment, &given, &mut warnings)?;
+    let object = tokio.block_on(plan(&arguments.cluster, &environment, given, strategy))?;
     let document = PlanDocument { objects: vec![object], warnings };
     document.print(&arguments.output)?;
     Ok(document.exit_code())
 }
 
-async fn plan(cluster: &ClusterArguments, environment: &Environment, given: KubeVirt) -> Result<PlannedObject> {
+fn strategy_file(
+    arguments: &PlanArguments,
+    environment: &Environment,
+    kubevirt: &KubeVirt,
+    warnings: &mut Vec<String>,
+) -> CommandResult<Option<InstallStrategy>> {
+    let Some(file) = &arguments.strategy else { return Ok(None) };
+    if !is_of_another_release(kubevirt, environment) {
+        let error = anyhow!(
+            "--strategy: the resource asks for KubeVirt {RELEASE}, whose objects this program contains; set spec.imageTag \
+             to another release, or remove the option"
+        );
+        return Err(CommandError::Invalid(error));
+    }
+    let (strategy, warning) = strategy::read_file(file, &DeploymentConfig::new(kubevirt, environment))?;
+    warnings.extend(warning);
+    Ok(Some(strategy))
+}
+
+async fn plan(
+    cluster: &ClusterArguments,
+    environment: &Environment,
+    given: KubeVirt,
+    strategy: Option<InstallStrategy>,
+) -> Result<PlannedObject> {
     let reader = InstallationReader::connect(cluster).await?;
     let key = ObjectKey::from_metadata(&given.metadata);
     let namespace = key.namespace().unwrap_or_default();
@@ -63,6 +109,10 @@ async fn plan(cluster: &ClusterArguments, environment: &Environment, given: Kube
     let kubevirt = as_if_applied(given, live);
     let config = DeploymentConfig::new(&kubevirt, environment);
     let found = reader.read_state(&config).await?;
+    let rehearsal = RehearsalReader { client: reader.client() };
+    let nodes = rehearsal.nodes().await?;
+    let mut pods = rehearsal.pods(namespace).await?;
+    pods.dead_nodes = nodes.iter().filter(|node| !node.is_ready).map(|node| node.name.clone()).collect();
     #[expect(clippy::disallowed_methods, reason = "the plan is made for the current time")]
     let now = SystemTime::now();
     let mut observed = Observed {
@@ -75,9 +125,10 @@ async fn plan(cluster: &ClusterArguments, environment: &Environment, given: Kube
         namespace: reader.namespace(namespace).await?,
         objects: found.objects,
         caches_complete: true,
-        pods: Pods::default(),
+        pods,
         served: Served::default(),
         crd_checks: Default::default(),
+        storage_page: None,
         crds_with_objects: Default::default(),
         unchecked_orphans: None,
         lane_problems: Default::default(),
@@ -85,16 +136,110 @@ async fn plan(cluster: &ClusterArguments, environment: &Environment, given: Kube
         nodes_held_until: None,
         kubevirt,
     };
-    let strategy = dumped_strategy(&reader, &observed, environment).await?;
+    let strategy = match strategy {
+        Some(strategy) => Some(strategy),
+        None => dumped_strategy(&reader, &observed, environment).await?,
+    };
     let desired = desired(&observed, environment, strategy).unwrap_or_else(Desired::Invalid);
     observed.crds_with_objects = crds_with_objects(&reader.client(), &orphans(&observed, &desired)).await?;
+    let mut crds = CrdSpecs::new();
+    for (crd, _) in crds_to_check(&observed, &desired) {
+        if let Some((live, spec)) = rehearsal.crd(&crd).await? {
+            observed.crd_checks.insert(crd.clone(), check_crd(&desired, &crd, &live)?);
+            crds.insert(crd, spec);
+        }
+    }
+    let mut rollout = PlannedRollout::default();
+    if let Some(installation) = desired.installation() {
+        rollout.blockers = lost_versions(&observed, &installation.config.kube_virt_version);
+    }
+    for (crd, check) in &observed.crd_checks {
+        if let Some(kind) = check.migrated_kind() {
+            rollout.preparations.extend(preparation(crd, check, rehearsal.count(kind).await?));
+        }
+    }
+    // The plan shows what would follow.
+    observed.crd_checks.values_mut().for_each(CrdCheck::ignore_lost_versions);
     let plan = whole_plan(&mut observed, &desired, environment)?;
     // The objects as the live resource asks for them. What an edit takes away is in these only.
     let before = live_spec.and_then(|spec| {
         let kubevirt = KubeVirt { spec, ..observed.kubevirt.clone() };
         Installation::new(&kubevirt, environment, &observed.cluster).ok()
     });
-    Ok(planned_object(&observed, &desired, &plan, exists, before.as_ref()))
+    let comparison = Comparison { observed: &observed, before: before.as_ref(), crds: &crds };
+    let writes = plan.steps.iter().flat_map(|step| &step.writes);
+    let writes: Vec<(&Target, PlannedWrite)> =
+        writes.map(|write| (write.target(), comparison.planned_write(write))).collect();
+    let mut warnings = Vec::new();
+    if let Some(installation) = desired.installation() {
+        describe_rollout(&mut rollout, &observed, installation, &plan, &writes);
+        let (blockers, node_warnings) = node_problems(installation, &plan, &nodes);
+        rollout.blockers.extend(blockers);
+        warnings.extend(node_warnings);
+        rollout.vms = planned_vms(&rehearsal, &observed, installation, &nodes).await?;
+        match rehearsal.access(installation).await? {
+            Some(access) => rollout.blockers.extend(missing_permissions(&access, installation, &plan)),
+            None => warnings.push(format!(
+                "permissions of the operator are not checked: it is not installed in namespace {namespace}; apply the output \
+                 of `virt-operator manifests`"
+            )),
+        }
+    }
+    let writes = writes.into_iter().map(|(_, write)| write).collect();
+    let mut object = planned_object(&observed, &desired, exists, writes, rollout);
+    object.warnings.extend(warnings);
+    Ok(object)
+}
+
+/// The objects that stay, the pods that restart, and the versions.
+fn describe_rollout(
+    rollout: &mut PlannedRollout,
+    observed: &Observed,
+    installation: &Installation,
+    plan: &Plan,
+    writes: &[(&Target, PlannedWrite)],
+) {
+    rollout.from_version = installed_version(&observed.kubevirt).map(ToOwned::to_owned);
+    rollout.to_version = Some(installation.config.kube_virt_version.clone());
+    rollout.unchanged = unchanged_objects(observed, installation, plan);
+    let crds = observed.crds_with_objects.iter();
+    let crds = crds.map(|crd| Target::new(Kind::CustomResourceDefinition.resource(), crd.clone()));
+    let reason = "it is no longer part of the installation, but it still has objects";
+    rollout.kept = crds.map(|crd| KeptObject::new(&crd, reason)).collect();
+    let restarted = writes.iter().filter(|(_, write)| write.action() == WriteAction::Restart);
+    rollout.restarts = restarted
+        .filter_map(|(target, _)| {
+            let restart = restart(observed, target)?;
+            Some(PlannedRestart::new(target, restart.pods, restart.batches))
+        })
+        .collect();
+}
+
+async fn planned_vms(
+    reader: &RehearsalReader,
+    observed: &Observed,
+    installation: &Installation,
+    nodes: &[NodeState],
+) -> Result<Vec<PlannedVm>> {
+    let vmis = reader.vmis().await?;
+    let (budgets, launchers) = if vmis.is_empty() { Default::default() } else { reader.budgets().await? };
+    let vms = outdated_vms(&observed.kubevirt, installation, &vmis, nodes, &budgets, &launchers);
+    let resource = ApiResource {
+        group: "kubevirt.io".to_owned(),
+        version: "v1".to_owned(),
+        api_version: "kubevirt.io/v1".to_owned(),
+        kind: "VirtualMachineInstance".to_owned(),
+        plural: "virtualmachineinstances".to_owned(),
+    };
+    let planned = vms.into_iter().map(|vm| {
+        let effect = match vm.effect {
+            VmiEffect::Migrated => VmEffect::Migrate,
+            VmiEffect::Evicted => VmEffect::Evict,
+            VmiEffect::StaysOutdated => VmEffect::StayOutdated,
+        };
+        PlannedVm::new(&Target::new(resource.clone(), vm.key), effect, vm.reason)
+    });
+    Ok(planned.collect())
 }
 
 /// The resource that is installed instead of this one: an older one in the same namespace. Resources in other
@@ -155,9 +300,7 @@ fn whole_plan(observed: &mut Observed, desired: &Desired, environment: &Environm
             break;
         }
     }
-    for lane in [Lane::Components, Lane::Monitoring, Lane::Instancetypes] {
-        plan.steps.extend(vitivirt_install::plan(observed, desired, lane)?.steps);
-    }
+    plan.steps.extend(complete_plan(observed, desired)?.steps);
     Ok(plan)
 }
 
@@ -192,139 +335,42 @@ fn as_if_applied(mut given: KubeVirt, live: Option<KubeVirt>) -> KubeVirt {
 fn planned_object(
     observed: &Observed,
     desired: &Desired,
-    plan: &Plan,
     exists: bool,
-    before: Option<&Installation>,
+    writes: Vec<PlannedWrite>,
+    rollout: PlannedRollout,
 ) -> PlannedObject {
-    let writes: Vec<&Write> = plan.steps.iter().flat_map(|step| &step.writes).collect();
     let problem = vitivirt_install::problem(observed, desired);
-    let fine = if writes.is_empty() { "up to date" } else { "no errors found" };
     let installation = desired.installation().map(|installation| &**installation);
     let mut warnings = vitivirt_install::warnings(&observed.kubevirt, installation);
-    warnings.extend(observed.crds_with_objects.iter().map(|crd| {
-        format!(
-            "CustomResourceDefinition {} is no longer part of the installation; the operator keeps it because it \
-                 still has objects",
-            crd.name()
-        )
-    }));
+    let unknown = matches!(desired, Desired::StrategyPending(_)) && problem.is_none();
     if let Desired::StrategyPending(config) = desired {
         warnings.push(format!(
-            "what changes is unknown: the install strategy of KubeVirt {} is not in the cluster; the operator first runs \
-             a Job with the image {}, which extracts it", config.kube_virt_version, config.images.virt_operator_image
+            "the changes are unknown: the install strategy of KubeVirt {} is not in the cluster; the operator first runs \
+             a Job with the image {}, which writes it; to plan with a strategy from another cluster, use --strategy",
+            config.kube_virt_version, config.images.virt_operator_image
         ));
     }
+    let message = match (problem, rollout.blockers.len()) {
+        (Some(problem), _) => Err(problem),
+        (None, 0) if unknown => Ok("the changes are unknown"),
+        (None, 0) if writes.is_empty() => Ok("up to date"),
+        (None, 0) => Ok("no errors found"),
+        (None, 1) => Err("1 problem would block the operator".to_owned()),
+        (None, blockers) => Err(format!("{blockers} problems would block the operator")),
+    };
     PlannedObject {
         identity: (&Target::of_kind::<KubeVirt>(ObjectKey::from_metadata(&observed.kubevirt.metadata))).into(),
         exists,
-        writes: writes.into_iter().map(|write| planned_write(observed, write, before)).collect(),
+        writes,
         refused: Vec::new(),
         warnings,
+        rollout: installation.map(|_| rollout),
         result: PlanResult {
-            error: problem.is_some(),
-            message: Some(problem.unwrap_or_else(|| fine.to_owned())),
+            error: message.is_err(),
+            unknown,
+            message: Some(message.map_or_else(|problem| problem, ToOwned::to_owned)),
             ..PlanResult::default()
         },
-    }
-}
-
-fn planned_write(observed: &Observed, write: &Write, before: Option<&Installation>) -> PlannedWrite {
-    let (action, changes) = match write {
-        Write::Create { .. } | Write::Lazy { verb: "create", .. } => (WriteAction::Create, Vec::new()),
-        Write::Delete { .. } => (WriteAction::Delete, Vec::new()),
-        Write::Lazy { .. } | Write::Apply { .. } | Write::Status { .. } => (WriteAction::Update, Vec::new()),
-        Write::Patch { operations, .. } => {
-            let before = before.and_then(|before| {
-                let object = before.objects.iter().find(|object| object.target() == *write.target())?;
-                Some(object.body(&NoCertificates).ok()?.into_json())
-            });
-            let changes: Vec<PlannedChange> = operations
-                .iter()
-                .flat_map(|operation| changed_fields(observed, write, operation, before.as_ref()))
-                .collect();
-            let restarts = changes.iter().any(|change| change.effect == ChangeEffect::Restart);
-            (if restarts { WriteAction::Restart } else { WriteAction::Update }, changes)
-        }
-    };
-    PlannedWrite::new(action, write.target(), changes)
-}
-
-/// Without values: they can be secret.
-fn planned_change(field: String, removed: bool) -> PlannedChange {
-    let effect = if field.starts_with("spec.template.") { ChangeEffect::Restart } else { ChangeEffect::Live };
-    let reason = removed.then(|| "removed".to_owned());
-    PlannedChange { field, source_field: None, from: None, to: None, effect, reason }
-}
-
-/// The fields below a replaced field whose values differ. `before` is the object as the live resource asks for it.
-fn changed_fields(
-    observed: &Observed,
-    write: &Write,
-    operation: &Operation,
-    before: Option<&Value>,
-) -> Vec<PlannedChange> {
-    let target = write.target();
-    let path = operation.path.trim_start_matches('/').split('/').map(|part| part.replace("~1", "/").replace("~0", "~"));
-    let path: Vec<String> = path.collect();
-    let live = Kind::from_name(&target.resource.kind)
-        .and_then(|kind| observed.objects.get(kind, &target.key))
-        .and_then(|live| live.content());
-    let [field] = path.as_slice() else {
-        return vec![planned_change(path.join("."), operation.value.is_none())];
-    };
-    match (&operation.value, live.as_ref().and_then(|live| live.get(field))) {
-        (Some(new), Some(old)) => {
-            let (mut differences, mut removed) = (Vec::new(), Vec::new());
-            collect_differences(field, old, new, &mut differences);
-            if let Some(before) = before.and_then(|before| before.get(field)) {
-                collect_removed(field, before, new, old, &mut removed);
-            }
-            let changed = differences.into_iter().map(|field| planned_change(field, false));
-            changed.chain(removed.into_iter().map(|field| planned_change(field, true))).collect()
-        }
-        (value, _) => vec![planned_change(field.clone(), value.is_none())],
-    }
-}
-
-/// The fields that the object had before the edit, does not have any more, and that the live object has.
-fn collect_removed(path: &str, before: &Value, new: &Value, live: &Value, into: &mut Vec<String>) {
-    match (before, new, live) {
-        (Value::Object(before), Value::Object(new), Value::Object(live)) => {
-            for (key, value) in before {
-                match (new.get(key), live.get(key)) {
-                    (Some(new), Some(live)) => collect_removed(&format!("{path}.{key}"), value, new, live, into),
-                    (None, Some(_)) => into.push(format!("{path}.{key}")),
-                    (_, None) => {}
-                }
-            }
-        }
-        (Value::Array(before), Value::Array(new), Value::Array(live))
-            if before.len() == new.len() && live.len() == new.len() =>
-        {
-            for (index, ((before, new), live)) in before.iter().zip(new).zip(live).enumerate() {
-                collect_removed(&format!("{path}[{index}]"), before, new, live, into);
-            }
-        }
-        _ => {}
-    }
-}
-
-fn collect_differences(path: &str, old: &Value, new: &Value, into: &mut Vec<String>) {
-    match (old, new) {
-        (Value::Object(old), Value::Object(new)) => {
-            let nothing = Value::Null;
-            // Fields that only the live object has are defaults of the API server.
-            for (key, value) in new {
-                collect_differences(&format!("{path}.{key}"), old.get(key).unwrap_or(&nothing), value, into);
-            }
-        }
-        (Value::Array(old), Value::Array(new)) if old.len() == new.len() => {
-            for (index, (old, new)) in old.iter().zip(new).enumerate() {
-                collect_differences(&format!("{path}[{index}]"), old, new, into);
-            }
-        }
-        (old, new) if old != new => into.push(path.to_owned()),
-        _ => {}
     }
 }
 
@@ -333,32 +379,6 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-
-    #[test]
-    fn only_fields_of_the_desired_object_that_differ_are_listed() {
-        let old = json!({"replicas": 2, "template": {"a": [1, {"b": 2}], "defaulted": true}, "same": "x"});
-        let new = json!({"replicas": 3, "template": {"a": [1, {"b": 3}]}, "same": "x", "added": [1]});
-        let mut fields = Vec::new();
-        collect_differences("spec", &old, &new, &mut fields);
-        assert_eq!(fields, ["spec.added", "spec.replicas", "spec.template.a[1].b"]);
-        let effects = fields.into_iter().map(|field| planned_change(field, false).effect);
-        assert_eq!(effects.collect::<Vec<_>>(), [ChangeEffect::Live, ChangeEffect::Live, ChangeEffect::Restart]);
-    }
-
-    /// A field that only the live object has may be a default of the API server.
-    #[test]
-    fn fields_that_an_edit_takes_away_are_removed_and_defaults_are_not() {
-        let before =
-            json!({"template": {"nodeSelector": {"a": "b", "os": "linux"}, "list": [{"x": 1, "y": 2}], "gone": 1}});
-        let new = json!({"template": {"nodeSelector": {"os": "linux"}, "list": [{"x": 1}]}});
-        let live =
-            json!({"template": {"nodeSelector": {"a": "b", "os": "linux"}, "list": [{"x": 1, "y": 2}], "default": 1}});
-        let mut fields = Vec::new();
-        collect_removed("spec", &before, &new, &live, &mut fields);
-        assert_eq!(fields, ["spec.template.list[0].y", "spec.template.nodeSelector.a"]);
-        let change = planned_change("spec.template.nodeSelector.a".to_owned(), true);
-        assert_eq!((change.effect, change.reason.as_deref()), (ChangeEffect::Restart, Some("removed")));
-    }
 
     #[test]
     fn only_an_older_resource_of_the_same_namespace_prevents_an_installation() {
