@@ -1,14 +1,17 @@
 //! The command line and the environment variables of the program, and the settings that follow from them.
 
-use std::{path::PathBuf, time::Duration};
+use std::{convert::Infallible, path::PathBuf, time::Duration};
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use clap::{
     Args, Parser, Subcommand,
     builder::{BoolishValueParser, EnumValueParser},
     value_parser,
 };
-use vitivirt_cli::{CompletionsArguments, DurationParser, EXIT_STATUS, Setting, optional_namespace, setting};
+use vitivirt_cli::{
+    CHECK_EXIT_STATUS, CheckArguments, CompletionsArguments, DurationParser, EXIT_STATUS, RENDER_EXIT_STATUS, Setting,
+    optional_namespace, setting,
+};
 use vitivirt_runtime::{
     health::Bind,
     telemetry::{LogFormat, LogLevel},
@@ -20,6 +23,11 @@ const INTERVAL: DurationParser =
     DurationParser { least: Duration::from_secs(1), most: Duration::from_secs(24 * 60 * 60) };
 const NAMESPACE_EXPECTED: &str = "must be the name of a single namespace";
 const ADDRESS_EXPECTED: &str = "must be an address and a port such as 127.0.0.1:8080, or a port alone such as :8080";
+
+/// A path, or none when the text is empty, as a variable of a Deployment can be.
+fn optional_folder(text: &str) -> Result<Option<PathBuf>, Infallible> {
+    Ok((!text.is_empty()).then(|| text.into()))
+}
 
 #[derive(Debug, Parser)]
 #[command(
@@ -41,7 +49,7 @@ pub(crate) struct Arguments {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Run the operator until it receives SIGTERM or SIGINT (the default)
-    Run(RunArguments),
+    Run(Box<RunArguments>),
     /// Print the CRDs that the operator needs, as YAML
     Crds,
     /// Print the objects that the operator creates for Machines, without a cluster
@@ -50,15 +58,22 @@ pub(crate) enum Command {
     /// StorageClasses. The output is for reading and comparing, not for kubectl apply: values that a cluster assigns,
     /// such as UIDs, and values derived from them are placeholders. Problems with a Machine are printed to standard
     /// error. Objects without a namespace get the one from --namespace, or the namespace default.
-    #[command(after_help = EXIT_STATUS)]
+    #[command(after_help = RENDER_EXIT_STATUS)]
     Render(RenderArguments),
     /// Show what Machines would change in the cluster; writes nothing
     ///
     /// The files contain Machines, and NetworkConfigurations and Secrets that are applied with them. For each field
     /// that changes, the plan shows whether a running guest sees the change immediately or after a restart. Objects
-    /// without a namespace get the one from --namespace, or that of the kubeconfig context.
+    /// without a namespace get the one from --namespace, or the namespace of the kubeconfig context.
     #[command(after_help = EXIT_STATUS)]
     Plan(PlanArguments),
+    /// Check that the cluster has what the operator and Machines need; writes nothing
+    ///
+    /// Prints one line per check and, if it is not ok, what to do. Outside a pod it checks the permissions of the
+    /// operator's service account. With --pre it checks the permissions of your own account, which must be able to install
+    /// the operator.
+    #[command(after_help = CHECK_EXIT_STATUS)]
+    Check(CheckArguments),
     /// Print a shell completion script
     Completions(CompletionsArguments),
 }
@@ -100,6 +115,46 @@ pub(crate) struct RunArguments {
         value_parser = setting(str::parse::<Bind>, ADDRESS_EXPECTED)
     )]
     metrics_bind_address: Setting<Bind>,
+    /// Serve /metrics over TLS
+    ///
+    /// /healthz and /readyz stay plain HTTP, on their own address.
+    #[arg(
+        long,
+        value_name = "BOOLEAN",
+        env = "METRICS_TLS",
+        default_value = "false",
+        num_args = 0..=1,
+        default_missing_value = "true",
+        value_parser = setting(BoolishValueParser::new(), "must be true or false")
+    )]
+    metrics_tls: Setting<bool>,
+    /// Folder with the certificate of /metrics: tls.crt and tls.key
+    ///
+    /// Usually a mounted Secret. The operator loads new files without a restart. Default: a self-signed certificate that
+    /// is created at each start.
+    #[arg(
+        long,
+        value_name = "FOLDER",
+        env = "METRICS_TLS_CERT_DIR",
+        default_value = "",
+        hide_default_value = true,
+        value_parser = setting(optional_folder, "must be the path of a folder")
+    )]
+    metrics_tls_cert_dir: Setting<Option<PathBuf>>,
+    /// Serve /metrics only to clients whose token can get the URL /metrics
+    ///
+    /// The API server checks each bearer token (TokenReview) and the permission of its user (SubjectAccessReview). The
+    /// operator's account needs the permission to create both. Requires --metrics-tls.
+    #[arg(
+        long,
+        value_name = "BOOLEAN",
+        env = "METRICS_AUTHORIZATION",
+        default_value = "false",
+        num_args = 0..=1,
+        default_missing_value = "true",
+        value_parser = setting(BoolishValueParser::new(), "must be true or false")
+    )]
+    metrics_authorization: Setting<bool>,
     /// Address of /healthz and /readyz
     #[arg(
         long,
@@ -109,6 +164,17 @@ pub(crate) struct RunArguments {
         value_parser = setting(str::parse::<Bind>, ADDRESS_EXPECTED)
     )]
     health_probe_bind_address: Setting<Bind>,
+    /// Address of the status page, which must be loopback; 0 disables it
+    ///
+    /// `kubectl port-forward` reaches the loopback of the pod. The page shows the Machines of all watched namespaces.
+    #[arg(
+        long,
+        value_name = "ADDRESS",
+        env = "STATUS_BIND_ADDRESS",
+        default_value = "127.0.0.1:8082",
+        value_parser = setting(vitivirt_page::loopback_address, vitivirt_page::ADDRESS_EXPECTED)
+    )]
+    status_bind_address: Setting<Option<Bind>>,
     /// Enable leader election, so that only one replica is active
     #[arg(
         long,
@@ -165,7 +231,11 @@ pub(crate) struct Settings {
     pub(crate) reconcile_interval: Duration,
     pub(crate) workers: usize,
     pub(crate) metrics: Bind,
+    /// `None`: plain HTTP.
+    pub(crate) secure_metrics: Option<SecureMetrics>,
     pub(crate) health: Bind,
+    /// `None`: no status page.
+    pub(crate) status: Option<Bind>,
     pub(crate) leader_election: bool,
     pub(crate) namespace: Option<String>,
     /// `None`: all namespaces.
@@ -175,16 +245,54 @@ pub(crate) struct Settings {
     pub(crate) pod_name: Option<String>,
 }
 
+/// Metrics over TLS.
+#[derive(Debug, PartialEq)]
+pub(crate) struct SecureMetrics {
+    /// The folder of the certificate. `None`: a self-signed certificate.
+    pub(crate) certificate: Option<PathBuf>,
+    pub(crate) authorization: bool,
+}
+
+impl SecureMetrics {
+    fn from_arguments(tls: bool, certificate: Option<PathBuf>, authorization: bool) -> Result<Option<Self>> {
+        match (tls, certificate, authorization) {
+            (true, certificate, authorization) => Ok(Some(Self { certificate, authorization })),
+            (false, _, true) => bail!(
+                "METRICS_AUTHORIZATION (--metrics-authorization): requires METRICS_TLS=true (--metrics-tls), because \
+                 clients must not send tokens in plain text"
+            ),
+            (false, Some(_), _) => {
+                bail!("METRICS_TLS_CERT_DIR (--metrics-tls-cert-dir): requires METRICS_TLS=true (--metrics-tls)")
+            }
+            (false, None, false) => Ok(None),
+        }
+    }
+}
+
 impl TryFrom<RunArguments> for Settings {
     type Error = anyhow::Error;
 
     fn try_from(arguments: RunArguments) -> Result<Self> {
+        let (metrics, health) = (arguments.metrics_bind_address.get()?, arguments.health_probe_bind_address.get()?);
+        let secure_metrics = SecureMetrics::from_arguments(
+            arguments.metrics_tls.get()?,
+            arguments.metrics_tls_cert_dir.get()?,
+            arguments.metrics_authorization.get()?,
+        )?;
+        if secure_metrics.is_some() && metrics == health {
+            bail!(
+                "METRICS_TLS (--metrics-tls): requires different addresses of metrics and probes, because the kubelet's \
+                 probes use plain HTTP; change METRICS_BIND_ADDRESS or HEALTH_PROBE_BIND_ADDRESS"
+            );
+        }
         Ok(Self {
             kubeconfig: arguments.kubeconfig,
             reconcile_interval: arguments.reconcile_interval.get()?,
             workers: usize::from(arguments.max_concurrent_reconciles.get()?),
-            metrics: arguments.metrics_bind_address.get()?,
-            health: arguments.health_probe_bind_address.get()?,
+            metrics,
+            secure_metrics,
+            health,
+            status: arguments.status_bind_address.get()?,
             leader_election: arguments.leader_election.get()?,
             namespace: arguments.namespace.get()?,
             watch_namespace: arguments.watch_namespace.get()?,
@@ -202,7 +310,7 @@ mod tests {
     fn parse(words: &[&str]) -> Result<Settings> {
         let arguments = Arguments::try_parse_from([&["kubevirt-operator"], words].concat())?;
         match arguments.command {
-            Some(Command::Run(run)) => run.try_into(),
+            Some(Command::Run(run)) => (*run).try_into(),
             _ => arguments.run.try_into(),
         }
     }
@@ -213,7 +321,9 @@ mod tests {
         assert_eq!(settings.reconcile_interval, Duration::from_secs(30));
         assert_eq!(settings.workers, 5);
         assert_eq!(settings.metrics.to_string(), ":8080");
+        assert_eq!(settings.secure_metrics, None);
         assert_eq!(settings.health.to_string(), ":8081");
+        assert_eq!(settings.status.unwrap().to_string(), "127.0.0.1:8082");
         assert!(settings.leader_election);
         assert_eq!(settings.watch_namespace, None);
         assert_eq!(settings, parse(&["run"]).unwrap());
@@ -256,6 +366,11 @@ mod tests {
                 "HEALTH_PROBE_BIND_ADDRESS (--health-probe-bind-address): invalid value",
             ),
             (
+                "--status-bind-address=0.0.0.0:8082",
+                "STATUS_BIND_ADDRESS (--status-bind-address): invalid value \"0.0.0.0:8082\": must be a loopback address \
+                 and a port such as 127.0.0.1:8082, or 0",
+            ),
+            (
                 "--leader-election=maybe",
                 "LEADER_ELECTION (--leader-election): unsupported value \"maybe\"; supported values: true, false",
             ),
@@ -278,6 +393,27 @@ mod tests {
     fn a_log_level_may_be_written_in_capital_letters() {
         for (text, expected) in [("info", LogLevel::Info), ("INFO", LogLevel::Info), ("Debug", LogLevel::Debug)] {
             assert_eq!(parse(&["--log-level", text]).unwrap().log_level, expected);
+        }
+    }
+
+    #[test]
+    fn metrics_are_secured_by_tls_and_then_by_tokens() {
+        let secure = |words: &[&str]| parse(words).unwrap().secure_metrics;
+        let expected = |certificate: Option<&str>, authorization| {
+            Some(SecureMetrics { certificate: certificate.map(PathBuf::from), authorization })
+        };
+        assert_eq!(secure(&["--metrics-tls=false", "--metrics-tls-cert-dir="]), None);
+        assert_eq!(secure(&["--metrics-tls"]), expected(None, false));
+        assert_eq!(secure(&["--metrics-tls", "--metrics-tls-cert-dir=/certs"]), expected(Some("/certs"), false));
+        assert_eq!(secure(&["--metrics-tls", "--metrics-authorization"]), expected(None, true));
+        for (words, reason) in [
+            (&["--metrics-authorization"][..], "clients must not send tokens in plain text"),
+            (&["--metrics-tls-cert-dir=/certs"], "METRICS_TLS_CERT_DIR (--metrics-tls-cert-dir): requires METRICS_TLS"),
+            (&["--metrics-tls", "--metrics-bind-address=:8081"], "requires different addresses of metrics and probes"),
+            (&["--metrics-tls=maybe"], "METRICS_TLS (--metrics-tls): unsupported value \"maybe\""),
+        ] {
+            let error = parse(words).unwrap_err().to_string();
+            assert!(error.contains(reason) && !error.contains('\n'), "{error}");
         }
     }
 

@@ -11,13 +11,14 @@ use vitivirt_api::{
 use vitivirt_machine::{Assessed, Settled, WaitingState};
 use vitivirt_runtime::reconcile::Controller;
 
-use crate::{metrics::MachineMetrics, observe::Observer};
+use crate::{metrics::MachineMetrics, observe::Observer, repairs::Repairs};
 
 pub(crate) struct MachineController {
     pub(crate) observer: Observer,
     pub(crate) metrics: Arc<MachineMetrics>,
     /// The states that wait to be written.
     pub(crate) waiting_status: Mutex<HashMap<ObjectKey, WaitingState>>,
+    pub(crate) repairs: Arc<Repairs>,
 }
 
 impl Controller for MachineController {
@@ -43,6 +44,7 @@ impl Controller for MachineController {
     }
 
     fn report(&self, assessed: &Assessed, plan: &Plan, outcome: &Outcome) -> Report<MachineStatus> {
+        self.repairs.record(assessed.observed(), plan);
         let report = vitivirt_machine::report(assessed, plan, outcome);
         let key = assessed.observed().id.key();
         let mut waiting = self.waiting_status.lock();

@@ -1,17 +1,39 @@
 //! Refuses to work with CRDs of another product. Viti Stack has its own `machines.vitistack.io` with another schema: its
 //! objects would look like Machines without a template, and the operator's writes would remove their fields.
 
+use std::time::Duration;
+
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{CustomResourceDefinition, JSONSchemaProps};
 use kube::{Api, Client, ResourceExt, api::ListParams};
 
 /// A field of the spec that only the operator's CRD has.
-const OWN_FIELDS: [(&str, &str); 2] =
+pub(crate) const OWN_FIELDS: [(&str, &str); 2] =
     [("machines.vitistack.io", "powerState"), ("networkconfigurations.vitistack.io", "bridge")];
 const VERSION: &str = "v1alpha1";
+/// How often a CRD of another product is checked again.
+const RETRY: Duration = Duration::from_secs(5);
+
+/// Returns when none of the operator's CRDs belongs to another product. Logs each new problem once.
+pub(crate) async fn wait(client: &Client) {
+    let mut logged = None;
+    while let Err(problem) = check(client).await {
+        if logged.as_ref() != Some(&problem) {
+            tracing::error!("{problem}; the operator waits until it changes");
+            logged = Some(problem);
+        }
+        tokio::time::sleep(RETRY).await;
+    }
+    if logged.is_some() {
+        tracing::info!("{}", CONTINUES);
+    }
+}
+
+/// Logged when the CRD of another product is gone.
+const CONTINUES: &str = "CRDs belong to this operator now";
 
 /// Fails if one of the operator's CRDs belongs to another product. A CRD that does not exist or cannot be read is not an
 /// error: the operator waits for it.
-pub(crate) async fn check(client: &Client) -> Result<(), String> {
+async fn check(client: &Client) -> Result<(), String> {
     let crds: Api<CustomResourceDefinition> = Api::all(client.clone());
     for (name, field) in OWN_FIELDS {
         let one = ListParams::default().fields(&format!("metadata.name={name}"));
@@ -23,7 +45,7 @@ pub(crate) async fn check(client: &Client) -> Result<(), String> {
     Ok(())
 }
 
-fn check_crd(crd: &CustomResourceDefinition, field: &str) -> Result<(), String> {
+pub(crate) fn check_crd(crd: &CustomResourceDefinition, field: &str) -> Result<(), String> {
     let version = crd.spec.versions.iter().find(|version| version.name == VERSION);
     let schema = version.and_then(|version| version.schema.as_ref()?.open_api_v3_schema.as_ref());
     let property = |schema: &JSONSchemaProps, name: &str| schema.properties.as_ref()?.get(name).cloned();

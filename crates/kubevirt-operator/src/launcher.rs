@@ -18,7 +18,7 @@ const USUAL_START: SignedDuration = SignedDuration::from_secs(15);
 /// How old a reported event may be. The kubelet repeats what still fails within a few minutes.
 const RECENT: SignedDuration = SignedDuration::from_mins(10);
 const MESSAGE_LIMIT: usize = 512;
-const CREATED_BY: &str = "kubevirt.io/created-by";
+pub(crate) const CREATED_BY: &str = "kubevirt.io/created-by";
 /// Reads at a time. Thousands of Machines may wait for the same cause.
 const CONCURRENT_READS: usize = 2;
 const READ_DEADLINE: Duration = Duration::from_secs(5);
@@ -75,7 +75,7 @@ impl LauncherReader {
 }
 
 /// A container that waits because of an error.
-fn waiting_container(pod: &Pod) -> Option<LauncherProblem> {
+pub(crate) fn waiting_container(pod: &Pod) -> Option<LauncherProblem> {
     let status = pod.status.as_ref()?;
     let containers = status.init_container_statuses.iter().chain(&status.container_statuses).flatten();
     let mut waiting = containers.filter_map(|container| container.state.as_ref()?.waiting.as_ref());

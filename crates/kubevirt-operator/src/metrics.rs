@@ -4,7 +4,7 @@
 //! Only the leader exports the gauges that count objects of the cluster, so that a sum over replicas is correct.
 
 use std::{
-    collections::{BTreeMap, HashSet},
+    collections::{BTreeMap, HashMap, HashSet},
     fmt,
     sync::{
         Arc, OnceLock,
@@ -21,10 +21,11 @@ use prometheus_client::{
         MetricType,
         counter::Counter,
         family::Family,
-        gauge::Gauge,
+        gauge::{ConstGauge, Gauge},
         histogram::{Histogram, exponential_buckets},
     },
 };
+use tokio::time::Instant;
 use vitivirt_api::{
     ObjectKey,
     machine::{MachinePhase, MachineStatus, PrintableStatus, PvcPhase, condition_type, machine_reason},
@@ -37,6 +38,8 @@ use vitivirt_runtime::{
 
 use crate::cache::{Caches, ClassEntry, MachineEntry, PvcEntry, VmEntry};
 
+/// The beginning of the name of each metric.
+pub(crate) const PREFIX: &str = "kubevirt_operator";
 const UNKNOWN: &str = "unknown";
 const NETWORK_REASONS: [&str; 4] = [
     machine_reason::NETWORK_CONFIGURATION_NOT_FOUND,
@@ -49,6 +52,40 @@ const NETWORK_REASONS: [&str; 4] = [
 struct MachineLabels {
     phase: &'static str,
     template: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct StateLabel {
+    state: &'static str,
+}
+
+/// What a Machine may wait for too long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum WaitState {
+    Pending,
+    Creating,
+    Deleting,
+}
+
+impl WaitState {
+    const ALL: [Self; 3] = [Self::Pending, Self::Creating, Self::Deleting];
+
+    fn of(entry: &MachineEntry) -> Option<Self> {
+        match entry.phase {
+            _ if entry.deleting => Some(Self::Deleting),
+            MachinePhase::Pending => Some(Self::Pending),
+            MachinePhase::Creating => Some(Self::Creating),
+            _ => None,
+        }
+    }
+
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Pending => "Pending",
+            Self::Creating => "Creating",
+            Self::Deleting => "Deleting",
+        }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -86,10 +123,28 @@ struct ObjectCounts {
     leads: AtomicBool,
     machines: Mutex<BTreeMap<MachineLabels, i64>>,
     vms: Mutex<BTreeMap<&'static str, i64>>,
+    /// The Machines that wait, and since when this replica has observed it.
+    waiting: Mutex<HashMap<ObjectKey, (WaitState, Instant)>>,
     caches: OnceLock<Caches>,
 }
 
 impl ObjectCounts {
+    fn set_waiting(&self, key: &ObjectKey, state: Option<WaitState>, now: Instant) {
+        let mut waiting = self.waiting.lock();
+        match state {
+            None => drop(waiting.remove(key)),
+            Some(state) if waiting.get(key).is_some_and(|(before, _)| *before == state) => {}
+            Some(state) => drop(waiting.insert(key.clone(), (state, now))),
+        }
+    }
+
+    /// How long the Machine that has been in this state for the longest time has been in it.
+    fn longest_wait(&self, state: WaitState, now: Instant) -> f64 {
+        let waiting = self.waiting.lock();
+        let times = waiting.values().filter(|(waits, _)| *waits == state).map(|(_, since)| now.duration_since(*since));
+        times.max().unwrap_or_default().as_secs_f64()
+    }
+
     /// PVCs that were to be deleted with a Machine that no longer exists. A user removed its finalizer.
     fn orphaned_pvcs(&self) -> usize {
         let Some(caches) = self.caches.get() else { return 0 };
@@ -164,6 +219,7 @@ impl MachineMetrics {
         if new.is_none() {
             self.starting.lock().remove(key);
         }
+        self.counts.set_waiting(key, new.and_then(WaitState::of), Instant::now());
         let labels = |entry: &MachineEntry| MachineLabels { phase: entry.phase.as_str(), template: entry.template };
         move_count(&mut self.counts.machines.lock(), old.map(labels), new.map(labels));
     }
@@ -269,9 +325,16 @@ impl Collector for ObjectCounts {
         }
         let help = "Machines by phase and template";
         machines.encode(encoder.encode_descriptor("machines_total", help, None, MetricType::Gauge)?)?;
+        let help = "Longest time that a Machine has been Pending, Creating or Deleting, as this replica observed it";
+        let mut waits = encoder.encode_descriptor("machine_waiting_seconds", help, None, MetricType::Gauge)?;
+        let now = Instant::now();
+        for state in WaitState::ALL {
+            let label = StateLabel { state: state.as_str() };
+            ConstGauge::new(self.longest_wait(state, now)).encode(waits.encode_family(&label)?)?;
+        }
         let orphaned: Gauge = Gauge::default();
         orphaned.set(i64::try_from(self.orphaned_pvcs()).unwrap_or(i64::MAX));
-        let help = "PVCs of Machines that no longer exist and that were not retained";
+        let help = "PVCs that were not retained, and whose Machines no longer exist";
         orphaned.encode(encoder.encode_descriptor("orphaned_pvcs", help, None, MetricType::Gauge)?)?;
         let vms = Family::<StatusLabel, Gauge>::default();
         let counts = self.vms.lock();
@@ -282,6 +345,18 @@ impl Collector for ObjectCounts {
         let help = "VirtualMachines of Machines, by KubeVirt's printableStatus";
         vms.encode(encoder.encode_descriptor("virtual_machines_total", help, None, MetricType::Gauge)?)
     }
+}
+
+/// Every metric of kubevirt-operator as OpenMetrics, with at least one series of each.
+pub fn metric_samples() -> Result<String, fmt::Error> {
+    let metrics = Metrics::new(PREFIX);
+    let own = MachineMetrics::register(&metrics);
+    own.set_leads(true);
+    own.counts.machines.lock().insert(MachineLabels { phase: "", template: "" }, 0);
+    own.counts.vms.lock().insert(PrintableStatus::Running.as_str(), 0);
+    own.provisioning.get_or_create(&StorageClassLabel { storage_class: String::new() }).observe(0.0);
+    own.network_errors.get_or_create(&NetworkLabel { network_name: String::new() }).inc();
+    metrics.encode_samples()
 }
 
 #[cfg(test)]
@@ -376,6 +451,25 @@ mod tests {
         own.network_deleted("bad");
         own.machine_changed(&bad.observed().id.key(), None, None);
         assert!(!is_exported() && own.starting.lock().is_empty());
+    }
+
+    #[test]
+    fn the_longest_wait_ends_when_the_state_changes() {
+        use WaitState::{Creating, Deleting};
+        let counts = ObjectCounts::default();
+        let (first, second) = (ObjectKey::namespaced("shop", "a"), ObjectKey::namespaced("shop", "b"));
+        let begin = Instant::now();
+        let at = |seconds| begin + std::time::Duration::from_secs(seconds);
+        let waits = |seconds| [Creating, Deleting].map(|state| counts.longest_wait(state, at(seconds)).to_string());
+        counts.set_waiting(&first, Some(Creating), at(0));
+        counts.set_waiting(&second, Some(Creating), at(60));
+        counts.set_waiting(&first, Some(Creating), at(70));
+        assert_eq!(waits(90), ["90", "0"]);
+        counts.set_waiting(&first, Some(Deleting), at(90));
+        assert_eq!(waits(95), ["35", "5"]);
+        counts.set_waiting(&first, None, at(95));
+        counts.set_waiting(&second, None, at(95));
+        assert_eq!(waits(99), ["0", "0"]);
     }
 
     #[test]

@@ -38,6 +38,7 @@ use crate::{
     launcher::LauncherReader,
     live_check::LiveCheck,
     mac_addresses::mac_number,
+    repairs::Repairs,
     source_secrets::{SecretState, SourceSecrets},
 };
 
@@ -46,6 +47,7 @@ pub(crate) struct Observer {
     pub(crate) sources: Arc<SourceSecrets>,
     live_check: LiveCheck,
     launcher: LauncherReader,
+    repairs: Arc<Repairs>,
     /// The digests of the source Secrets, so that a Machine that is up to date needs no read.
     source_digests: Mutex<HashMap<ObjectKey, SourceDigest>>,
 }
@@ -62,48 +64,24 @@ struct SourceDigest {
 }
 
 impl Observer {
-    pub(crate) fn new(client: Client, caches: Caches, sources: Arc<SourceSecrets>) -> Self {
+    pub(crate) fn new(client: Client, caches: Caches, sources: Arc<SourceSecrets>, repairs: Arc<Repairs>) -> Self {
         let launcher = LauncherReader::new(client.clone());
-        Self { caches, sources, live_check: LiveCheck { client }, launcher, source_digests: Mutex::default() }
+        let live_check = LiveCheck { client };
+        Self { caches, sources, live_check, launcher, repairs, source_digests: Mutex::default() }
     }
 
     pub(crate) async fn observe(&self, key: &ObjectKey) -> Result<Option<Assessed>, Failure> {
-        let Some(entry) = self.caches.machines.entry(key) else {
+        let Some(mut observed) = self.cached(key)? else {
             self.source_digests.lock().remove(key);
             return Ok(None);
         };
-        let machine = entry.value.machine(&entry.resource_version).map_err(|error| {
-            // The text of the error may contain user data.
-            let position = (error.line(), error.column());
-            Failure::bug(reason::UNREADABLE_ANSWER, format!("cached Machine is unreadable at {position:?}"))
-        })?;
-        #[expect(clippy::disallowed_methods, reason = "a reconcile observes the current time here")]
-        let now = Timestamp::now();
-        let parsed = Observed::new(machine, now)?;
-        if parsed.is_deleting() && parsed.finalizer_index().is_none() {
+        if observed.is_deleting() && observed.finalizer_index().is_none() {
             // The operator has removed its finalizer, and the watch has not delivered the deletion yet.
             return Ok(None);
         }
-        let resolved = parsed.resolved.as_ref().ok();
-        let secret = self.secret(key);
-        let source = self.source(key, &parsed, secret.as_ref()).await?;
-        let networks = self.networks(key, &entry.value);
-        let mut observed = Observed {
-            installed: self.installed(),
-            storage_classes: ClassEntry::views(self.caches.classes.entries()),
-            network_attachments: self.network_attachments(key, networks.keys()),
-            networks,
-            secret,
-            source,
-            pvcs: self.pvcs(key, &parsed),
-            import_sources: self.import_sources(key, resolved),
-            vm: self.caches.vms.entry(key).as_ref().map(VmEntry::view),
-            vmi: self.vmi(key, parsed.id.identity()),
-            deletion: self.caches.index.deletions.of(key),
-            macs_in_use: self.macs_in_use(key, &parsed),
-            ..parsed
-        };
-        observed.living_owners = self.living_owners(key, &observed);
+        let (source, source_read) = self.source(key, &observed, observed.secret.as_ref()).await?;
+        (observed.source, observed.source_read) = (source, source_read);
+        observed.recent_writes = self.repairs.of(&observed);
         if observed.is_deleting() && observed.own_vm().is_none() {
             let is_kubevirt_removed = self.caches.is_crd_absent(&virtual_machine_resource());
             let confirmed = self.live_check.confirm_vm_gone(&mut observed, is_kubevirt_removed).await;
@@ -125,7 +103,39 @@ impl Observer {
         Ok(Some(Assessed::new(observed)))
     }
 
-    fn installed(&self) -> Installed {
+    /// What the caches contain about a Machine, without any request. The Secret of `cloudInit.secretRef` and the pod of the
+    /// guest are not among it.
+    pub(crate) fn cached(&self, key: &ObjectKey) -> Result<Option<Observed>, Failure> {
+        let Some(entry) = self.caches.machines.entry(key) else { return Ok(None) };
+        let machine = entry.value.machine(&entry.resource_version).map_err(|error| {
+            // The text of the error may contain user data.
+            let position = (error.line(), error.column());
+            Failure::bug(reason::UNREADABLE_ANSWER, format!("cached Machine is unreadable at {position:?}"))
+        })?;
+        #[expect(clippy::disallowed_methods, reason = "a reconcile observes the current time here")]
+        let now = Timestamp::now();
+        let parsed = Observed::new(machine, now)?;
+        let resolved = parsed.resolved.as_ref().ok();
+        let networks = self.networks(key, &entry.value);
+        let mut observed = Observed {
+            installed: self.installed(),
+            storage_classes: ClassEntry::views(self.caches.classes.entries()),
+            network_attachments: self.network_attachments(key, networks.keys()),
+            networks,
+            secret: self.secret(key),
+            pvcs: self.pvcs(key, &parsed),
+            import_sources: self.import_sources(key, resolved),
+            vm: self.caches.vms.entry(key).as_ref().map(VmEntry::view),
+            vmi: self.vmi(key, parsed.id.identity()),
+            deletion: self.caches.index.deletions.of(key),
+            macs_in_use: self.macs_in_use(key, &parsed),
+            ..parsed
+        };
+        observed.living_owners = self.living_owners(key, &observed);
+        Ok(Some(observed))
+    }
+
+    pub(crate) fn installed(&self) -> Installed {
         Installed {
             kubevirt: self.caches.vms.sync_state() == SyncState::Synced
                 && self.caches.vmis.sync_state() == SyncState::Synced,
@@ -236,12 +246,12 @@ impl Observer {
         key: &ObjectKey,
         observed: &Observed,
         secret: Option<&SecretView>,
-    ) -> Result<SourceView, Failure> {
+    ) -> Result<(SourceView, Option<String>), Failure> {
         let has_conditions = observed.machine.status.as_ref().is_some_and(|status| !status.conditions.is_empty());
         match self.try_source(key, observed, secret).await {
             Err(failure) if failure.class != ErrorClass::Transient || !(has_conditions || failure.is_unreachable()) => {
                 tracing::warn!(error = %failure, "source Secret could not be read");
-                Ok(SourceView::Failed(failure.message))
+                Ok((SourceView::Failed(failure.message), None))
             }
             result => result,
         }
@@ -253,27 +263,42 @@ impl Observer {
         key: &ObjectKey,
         observed: &Observed,
         secret: Option<&SecretView>,
-    ) -> Result<SourceView, Failure> {
+    ) -> Result<(SourceView, Option<String>), Failure> {
         let resolved = observed.resolved.as_ref().ok().filter(|_| !observed.is_deleting());
         let needed = resolved.and_then(|resolved| Some((resolved, resolved.source()?)));
         let (Some((resolved, source)), Some(given)) = (needed, &observed.machine.spec.cloud_init) else {
             self.source_digests.lock().remove(key);
-            return Ok(SourceView::NotNeeded);
+            return Ok((SourceView::NotNeeded, None));
         };
-        let state = self.sources.state(&key.sibling(&source.name));
+        let source_key = key.sibling(&source.name);
+        let state = self.sources.state(&source_key).await;
+        self.sources.stop_unless(&source_key, || self.caches.is_source(&source_key));
         if state == SecretState::Missing {
-            return Ok(SourceView::SecretMissing);
+            return Ok((SourceView::SecretMissing, None));
         }
         let inline = digest(&observed.id, given, None);
         let known = self.source_digests.lock().get(key).cloned().filter(|known| {
             state == SecretState::Version(known.version.clone()) && known.inline == inline && known.key == source.key
         });
-        match known {
-            Some(SourceDigest { digest: None, .. }) => return Ok(SourceView::KeyMissing),
+        match known.clone() {
+            Some(SourceDigest { digest: None, .. }) => return Ok((SourceView::KeyMissing, None)),
             Some(SourceDigest { digest: Some(digest), .. }) if is_up_to_date(resolved, secret, &digest) => {
-                return Ok(SourceView::Unchanged(digest));
+                return Ok((SourceView::Unchanged(digest), None));
             }
             _ => {}
+        }
+        if let (None, SecretState::Version(version)) = (&known, &state)
+            && let Some(digest) = digest_of_another_replica(secret, &source_read(source, version, &inline))
+            && is_up_to_date(resolved, secret, &digest)
+        {
+            let known = SourceDigest {
+                version: version.clone(),
+                inline,
+                key: source.key.clone(),
+                digest: Some(digest.clone()),
+            };
+            self.source_digests.lock().insert(key.clone(), known);
+            return Ok((SourceView::Unchanged(digest), None));
         }
         self.read_source(key, observed, given, source, inline).await
     }
@@ -285,20 +310,32 @@ impl Observer {
         given: &CloudInit,
         source: &SecretSource,
         inline: String,
-    ) -> Result<SourceView, Failure> {
+    ) -> Result<(SourceView, Option<String>), Failure> {
         let read = match self.sources.read(key.namespace().unwrap_or_default(), source).await {
             Ok(Some(read)) => read,
-            Ok(None) => return Ok(SourceView::SecretMissing),
+            Ok(None) => return Ok((SourceView::SecretMissing, None)),
             Err(failure) if failure.class == ErrorClass::Forbidden => {
-                return Ok(SourceView::Forbidden(failure.message));
+                return Ok((SourceView::Forbidden(failure.message), None));
             }
             Err(failure) => return Err(failure),
         };
         let digest = read.bytes.as_ref().map(|bytes| digest(&observed.id, given, Some(bytes)));
+        let record = source_read(source, &read.version, &inline);
         let known = SourceDigest { version: read.version, inline, key: source.key.clone(), digest };
         self.source_digests.lock().insert(key.clone(), known);
-        Ok(read.bytes.map_or(SourceView::KeyMissing, SourceView::Read))
+        Ok(read.bytes.map_or((SourceView::KeyMissing, None), |bytes| (SourceView::Read(bytes), Some(record))))
     }
+}
+
+/// Identifies the key and the version of a source Secret, and the rest of the user data.
+fn source_read(source: &SecretSource, version: &str, inline: &str) -> String {
+    format!("{} {} {version} {inline}", source.name, source.key)
+}
+
+/// The digest of the cloud-init Secret, if it was written from the present version of its source. So a new leader does
+/// not read the source of each Machine.
+fn digest_of_another_replica(secret: Option<&SecretView>, expected: &str) -> Option<String> {
+    secret.filter(|secret| secret.source_read.as_deref() == Some(expected))?.content.clone()
 }
 
 /// Whether the cloud-init Secret needs no write. Only then its source need not be read.

@@ -1,5 +1,5 @@
-//! Admission policies in `config/`: what the operator's account can change, and which bridges and VLANs of the nodes a
-//! namespace can use. RBAC decides by kind and namespace only.
+//! Admission policies in `config/`: what the operator's account can change, which bridges and VLANs of the nodes a
+//! namespace can use, and warnings about Machines. RBAC decides by kind and namespace only.
 
 use k8s_openapi::{
     api::admissionregistration::v1::{
@@ -9,10 +9,17 @@ use k8s_openapi::{
     },
     apimachinery::pkg::apis::meta::v1::ObjectMeta,
 };
-use vitivirt_api::machine::{LABEL_MACHINE, LABEL_MACHINE_UID, LABEL_MANAGED_BY, MANAGED_BY};
+use vitivirt_api::{
+    docs_url,
+    machine::{
+        ANNOTATION_ADOPT, ANNOTATION_ADOPT_BY, ANNOTATION_IDENTITY, LABEL_MACHINE, LABEL_MACHINE_UID, LABEL_MANAGED_BY,
+        LABEL_TEMPLATE, MANAGED_BY,
+    },
+};
 
 pub const OWN_OBJECTS: &str = "kubevirt-operator-own-objects";
 pub const ALLOWED_NETWORKS: &str = "networkconfigurations-allowed-networks";
+pub const MACHINE_WARNINGS: &str = "machines-warnings";
 /// An annotation of a namespace: the bridges and VLANs that its NetworkConfigurations can name.
 pub const ANNOTATION_ALLOWED_NETWORKS: &str = "vitistack.io/allowed-networks";
 
@@ -42,6 +49,8 @@ pub fn own_objects(name: &str, namespace: &str, account: &str) -> ValidatingAdmi
             variables: Some(vec![
                 variable("labels", &labels_of("object")),
                 variable("old_labels", &labels_of("oldObject")),
+                variable("annotations", &annotations_of("object")),
+                variable("old_annotations", &annotations_of("oldObject")),
                 variable("is_own", &is_own()),
             ]),
             validations: Some(own_object_validations()),
@@ -54,12 +63,17 @@ fn labels_of(object: &str) -> String {
     format!("{object} != null && has({object}.metadata.labels) ? {object}.metadata.labels : {{}}")
 }
 
+fn annotations_of(object: &str) -> String {
+    format!("{object} != null && has({object}.metadata.annotations) ? {object}.metadata.annotations : {{}}")
+}
+
 /// Whether the stored object belongs to a Machine. One mark is enough, because the operator restores the others.
 fn is_own() -> String {
     format!(
         "oldObject != null && (('{LABEL_MANAGED_BY}' in variables.old_labels \
          && variables.old_labels['{LABEL_MANAGED_BY}'] == '{MANAGED_BY}') \
          || '{LABEL_MACHINE_UID}' in variables.old_labels \
+         || (request.resource.resource == 'persistentvolumeclaims' && '{ANNOTATION_IDENTITY}' in variables.old_annotations) \
          || (request.resource.resource == 'virtualmachineinstances' && '{LABEL_MACHINE}' in variables.old_labels) \
          || (has(oldObject.metadata.ownerReferences) && oldObject.metadata.ownerReferences.exists(owner, \
          owner.apiVersion.startsWith('vitistack.io/') && owner.kind in ['Machine', 'NetworkConfiguration'])))"
@@ -68,8 +82,17 @@ fn is_own() -> String {
 
 fn own_object_validations() -> Vec<Validation> {
     let of_users = "request.resource.group == 'vitistack.io'";
-    // A Machine can take over a PVC that existed before it. The operator then adds its labels, and nothing else.
-    let takes_over = "request.resource.resource == 'persistentvolumeclaims' && object.spec == oldObject.spec";
+    // A Machine can take over a PVC or Secret that existed before it, with the consent of its owner on the object. The
+    // operator cannot set that consent, so a client that gets its token cannot mark an object and delete it afterwards.
+    let consents = format!("'{ANNOTATION_ADOPT_BY}' in variables.old_annotations");
+    let takes_over = format!(
+        "{consents} && (request.resource.resource == 'secrets' \
+         || (request.resource.resource == 'persistentvolumeclaims' && object.spec == oldObject.spec))"
+    );
+    let keeps_consent = format!(
+        "!('{ANNOTATION_ADOPT_BY}' in variables.annotations) || ({consents} \
+         && variables.annotations['{ANNOTATION_ADOPT_BY}'] == variables.old_annotations['{ANNOTATION_ADOPT_BY}'])"
+    );
     vec![
         validation(
             &format!("!({of_users}) || object.spec == oldObject.spec"),
@@ -85,6 +108,10 @@ fn own_object_validations() -> Vec<Validation> {
         validation(
             &format!("request.operation != 'UPDATE' || {of_users} || variables.is_own || ({takes_over})"),
             "the operator changes only objects that belong to a Machine",
+        ),
+        validation(
+            &format!("request.operation == 'DELETE' || {of_users} || {keeps_consent}"),
+            "the operator does not consent to the adoption of an object",
         ),
         validation(
             "request.operation != 'DELETE' || variables.is_own",
@@ -139,6 +166,83 @@ pub fn allowed_networks() -> ValidatingAdmissionPolicy {
             ..ValidatingAdmissionPolicySpec::default()
         },
     )
+}
+
+/// Optional. Warns the user who writes a Machine with an unknown template, or one whose boot devices have no content: the
+/// rule of [`vitivirt_machine::boot_warning`]. It refuses nothing.
+pub fn machine_warnings() -> ValidatingAdmissionPolicy {
+    let templates = vitivirt_machine::resolve::template_names();
+    let listed: Vec<String> = templates.iter().map(|name| format!("'{name}'")).collect();
+    let label = format!("has(object.metadata.labels) && '{LABEL_TEMPLATE}' in object.metadata.labels");
+    let adopts = format!("has(object.metadata.annotations) && '{ANNOTATION_ADOPT}' in object.metadata.annotations");
+    // Without bootOrder only one disk boots: the disk named root, which a template adds, else the first disk, else the
+    // first CD-ROM.
+    let boots_by_default = "(variables.disks.exists(disk, disk.name == 'root' && has(disk.source)) \
+                            || (variables.template == '' && !variables.hard.exists(disk, disk.name == 'root') \
+                            && (size(variables.hard) > 0 ? has(variables.hard[0].source) \
+                            : size(variables.cdroms) > 0 && has(variables.cdroms[0].source))))";
+    let boots = format!(
+        "{adopts} || 'network' in variables.order || (size(variables.order) == 0 ? {boots_by_default} \
+         : ('disk' in variables.order && variables.hard.exists(disk, has(disk.source))) \
+         || ('cdrom' in variables.order && variables.cdroms.exists(disk, has(disk.source))))"
+    );
+    let policy = policy(
+        MACHINE_WARNINGS,
+        ValidatingAdmissionPolicySpec {
+            match_constraints: Some(matching([rule("vitistack.io", &["machines"], &["CREATE", "UPDATE"])])),
+            match_conditions: Some(vec![MatchCondition {
+                name: "spec-changed".to_owned(),
+                expression: "oldObject == null || object.spec != oldObject.spec".to_owned(),
+            }]),
+            variables: Some(vec![
+                variable(
+                    "template",
+                    &format!(
+                        "has(object.spec.template) ? object.spec.template \
+                         : ({label} ? object.metadata.labels['{LABEL_TEMPLATE}'] : '')"
+                    ),
+                ),
+                variable("disks", "has(object.spec.disks) ? object.spec.disks : []"),
+                variable("hard", "variables.disks.filter(disk, !has(disk.type) || disk.type != 'cdrom')"),
+                variable("cdroms", "variables.disks.filter(disk, has(disk.type) && disk.type == 'cdrom')"),
+                variable("order", "has(object.spec.bootOrder) ? object.spec.bootOrder : []"),
+            ]),
+            validations: Some(vec![
+                Validation {
+                    message_expression: Some(format!(
+                        "'spec.template: unsupported value \"' + variables.template + '\"; supported values: {}'",
+                        templates.join(", ")
+                    )),
+                    ..validation(
+                        &format!("variables.template == '' || variables.template in [{}]", listed.join(", ")),
+                        "spec.template: unsupported value",
+                    )
+                },
+                validation(
+                    &boots,
+                    &format!(
+                        "the boot disk is empty, so the guest has nothing to boot from; set the source of the disk, or \
+                         boot an installer with bootOrder; see {}",
+                        docs_url("first-machine.md")
+                    ),
+                ),
+            ]),
+            ..ValidatingAdmissionPolicySpec::default()
+        },
+    );
+    // A warning that cannot be computed must not stop a request.
+    let spec =
+        policy.spec.map(|spec| ValidatingAdmissionPolicySpec { failure_policy: Some("Ignore".to_owned()), ..spec });
+    ValidatingAdmissionPolicy { spec, ..policy }
+}
+
+/// Applies a policy everywhere, and only warns.
+pub fn warning_binding(name: &str) -> ValidatingAdmissionPolicyBinding {
+    let mut binding = binding(name);
+    if let Some(spec) = &mut binding.spec {
+        spec.validation_actions = Some(vec!["Warn".to_owned()]);
+    }
+    binding
 }
 
 /// Applies a policy everywhere.

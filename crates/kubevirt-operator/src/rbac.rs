@@ -2,8 +2,9 @@
 //! these permissions in every lab test.
 //!
 //! The rules grant only the verbs that the operator uses. It writes by patch, so it has `update` only for its Lease and
-//! for the finalizers subresources, which the API server requires. It has no permission on ConfigMaps. It can delete
-//! VMs, VMIs, PVCs, Secrets and import sources, and no other kind.
+//! for the finalizers subresources, which the API server requires. It reads all kinds with a watch, and has `get` for
+//! those that it writes: if the API server refuses a create or a patch, the live object shows why. It has no permission on ConfigMaps. It can delete VMs, VMIs,
+//! PVCs, Secrets and import sources, and no other kind.
 
 use k8s_openapi::{
     api::{
@@ -24,6 +25,11 @@ pub const NETWORK_ROLE: &str = "networkconfiguration-admin";
 pub const CLUSTER_ROLE: &str = "kubevirt-operator-cluster-role";
 pub const LEASE_ROLE: &str = "kubevirt-operator-leader-election-role";
 pub const LEASE_BINDING: &str = "kubevirt-operator-leader-election-rolebinding";
+/// What the operator needs in addition if it asks the API server who can read its metrics.
+pub const METRICS_AUTH_ROLE: &str = "kubevirt-operator-metrics-auth-role";
+pub const METRICS_AUTH_BINDING: &str = "kubevirt-operator-metrics-auth-rolebinding";
+/// Grants access to the metrics if they require a permission. It is bound to no account.
+pub const METRICS_READER_ROLE: &str = "kubevirt-operator-metrics-reader";
 
 const RBAC: &str = "rbac.authorization.k8s.io";
 const READ: &[&str] = &["get", "list", "watch"];
@@ -55,10 +61,10 @@ pub fn manager_rules() -> Vec<PolicyRule> {
         rule("", &["pods", "events"], &["list"]),
         rule("k8s.cni.cncf.io", &["network-attachment-definitions"], &["get", "list", "watch", "create", "patch"]),
         rule("cdi.kubevirt.io", &["volumeimportsources"], &["get", "list", "watch", "create", "delete"]),
-        rule("storage.k8s.io", &["storageclasses"], READ),
+        rule("events.k8s.io", &["events"], &["create", "patch"]),
+        rule("storage.k8s.io", &["storageclasses"], &["list", "watch"]),
         // The operator watches CRDs to notice the installation of KubeVirt, Multus or CDI.
         rule("apiextensions.k8s.io", &["customresourcedefinitions"], &["list", "watch"]),
-        rule("events.k8s.io", &["events"], &["create", "patch"]),
     ]
 }
 
@@ -71,6 +77,23 @@ pub fn is_namespaced(rule: &PolicyRule) -> bool {
 /// The operator's permissions in its own namespace.
 pub fn lease_rules() -> Vec<PolicyRule> {
     vec![rule("coordination.k8s.io", &["leases"], &["get", "list", "watch", "create", "update"])]
+}
+
+/// The operator's additional permissions with METRICS_AUTHORIZATION.
+pub fn metrics_auth_rules() -> Vec<PolicyRule> {
+    vec![
+        rule("authentication.k8s.io", &["tokenreviews"], &["create"]),
+        rule("authorization.k8s.io", &["subjectaccessreviews"], &["create"]),
+    ]
+}
+
+/// The permission of a client that reads the metrics.
+pub fn metrics_reader_rules() -> Vec<PolicyRule> {
+    vec![PolicyRule {
+        non_resource_urls: Some(vec!["/metrics".to_owned()]),
+        verbs: vec!["get".to_owned()],
+        ..PolicyRule::default()
+    }]
 }
 
 pub fn namespace() -> Namespace {
@@ -105,6 +128,26 @@ pub fn lease_binding() -> RoleBinding {
         role_ref: role_ref("Role", LEASE_ROLE),
         subjects: Some(vec![subject()]),
     }
+}
+
+/// The roles of metrics that require a permission: those of the operator, and the role for Prometheus.
+pub fn metrics_roles() -> (ClusterRole, ClusterRoleBinding, ClusterRole) {
+    let role = ClusterRole {
+        metadata: metadata_named(METRICS_AUTH_ROLE),
+        rules: Some(metrics_auth_rules()),
+        ..ClusterRole::default()
+    };
+    let binding = ClusterRoleBinding {
+        metadata: metadata_named(METRICS_AUTH_BINDING),
+        role_ref: role_ref("ClusterRole", METRICS_AUTH_ROLE),
+        subjects: Some(vec![subject()]),
+    };
+    let reader = ClusterRole {
+        metadata: metadata_named(METRICS_READER_ROLE),
+        rules: Some(metrics_reader_rules()),
+        ..ClusterRole::default()
+    };
+    (role, binding, reader)
 }
 
 /// The permissions of an operator with WATCH_NAMESPACE: a Role and its binding, which belong into that namespace, and the
@@ -185,6 +228,53 @@ mod tests {
                     assert!(rule.verbs.iter().all(|verb| READ.contains(&verb.as_str())));
                 }
             }
+        }
+    }
+
+    /// The permissions that the specification of the operator lists, and those that its other features need.
+    #[test]
+    fn the_operator_has_no_more_permissions_than_specified() {
+        const ALL: &[&str] = &["get", "list", "watch", "create", "update", "patch", "delete"];
+        let specified: [(&str, &[&str], &[&str]); 13] = [
+            ("vitistack.io", &["machines", "networkconfigurations"], ALL),
+            ("kubevirt.io", &["virtualmachines", "virtualmachineinstances"], ALL),
+            ("", &["persistentvolumeclaims", "secrets", "configmaps"], ALL),
+            ("", &["events"], &["create", "patch"]),
+            // Status and owner references.
+            ("vitistack.io", &["machines/status"], &["patch"]),
+            ("vitistack.io", &["machines/finalizers", "networkconfigurations/finalizers"], &["update"]),
+            // The reasons why a guest does not start.
+            ("", &["pods", "events"], &["list"]),
+            ("events.k8s.io", &["events"], &["create", "patch"]),
+            // Networks, storage classes, imported disks, and whether their kinds are served.
+            ("k8s.cni.cncf.io", &["network-attachment-definitions"], ALL),
+            ("storage.k8s.io", &["storageclasses"], READ),
+            ("cdi.kubevirt.io", &["volumeimportsources"], ALL),
+            ("apiextensions.k8s.io", &["customresourcedefinitions"], READ),
+            // Leader election, in the operator's own namespace.
+            ("coordination.k8s.io", &["leases"], ALL),
+        ];
+        for rule in manager_rules().into_iter().chain(lease_rules()) {
+            assert!(rule.resource_names.is_none() && rule.non_resource_urls.is_none());
+            let (groups, resources) = (rule.api_groups.unwrap(), rule.resources.unwrap());
+            for (group, resource) in groups.iter().flat_map(|group| resources.iter().map(move |kind| (group, kind))) {
+                for verb in &rule.verbs {
+                    let is_specified = specified.iter().any(|(in_group, kinds, verbs)| {
+                        in_group == group && kinds.contains(&resource.as_str()) && verbs.contains(&verb.as_str())
+                    });
+                    assert!(is_specified, "{verb} {resource}.{group}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn reviews_are_permitted_by_their_own_role_only() {
+        let usual = manager_rules().into_iter().chain(lease_rules());
+        let groups: Vec<String> = usual.flat_map(|rule| rule.api_groups.unwrap()).collect();
+        for rule in metrics_auth_rules() {
+            assert_eq!(rule.verbs, ["create"]);
+            assert!(rule.api_groups.unwrap().iter().all(|group| !groups.contains(group)));
         }
     }
 

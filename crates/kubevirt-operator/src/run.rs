@@ -3,6 +3,7 @@
 
 use std::{path::Path, process::ExitCode, sync::Arc, time::Duration};
 
+use anyhow::Context as _;
 use parking_lot::Mutex;
 use vitivirt_api::machine::MANAGED_BY;
 use vitivirt_runtime::{
@@ -13,11 +14,12 @@ use vitivirt_runtime::{
         BoxError, Context, LeaseName, Listener, Operator, Program, SERVICE_ACCOUNT_NAMESPACE, identity, own_namespace,
     },
     reconcile::{Executor, Runner, RunnerOptions},
+    tls::{Acceptor, MountedCertificate, PemKeyPair, ReloadableTls},
     watch::Watches,
 };
 
 use crate::{
-    arguments::{RunArguments, Settings},
+    arguments::{RunArguments, SecureMetrics, Settings},
     cache::Caches,
     controller::MachineController,
     crd_guard,
@@ -25,8 +27,10 @@ use crate::{
     network_controller::NetworkController,
     observe::Observer,
     rbac::NAMESPACE,
+    repairs::Repairs,
     router::EventRouter,
     source_secrets::SourceSecrets,
+    status_page,
 };
 
 const NAME: &str = "kubevirt-operator";
@@ -36,12 +40,45 @@ const RATE: RateLimit =
 const RECONCILE_DEADLINE: Duration = Duration::from_secs(60);
 /// Far more than a reconcile takes whose requests are answered.
 const SLOW: Duration = Duration::from_millis(500);
+/// The name in the self-signed certificate of the metrics.
+const METRICS_CERTIFICATE: &str = "kubevirt-operator-metrics";
 /// How long the executor skips a patch that changed nothing, because another client undoes it in the same request.
 const NO_OP_PATCH_TTL: Duration = Duration::from_secs(600);
 
 pub(crate) fn run(arguments: RunArguments) -> anyhow::Result<ExitCode> {
     let settings = Settings::try_from(arguments)?;
-    Ok(program(&settings).run::<MachineOperator>(settings))
+    let metrics_tls = settings.secure_metrics.as_ref().map(MetricsTls::new).transpose()?;
+    let program = program(&settings, metrics_tls.as_ref());
+    Ok(program.run::<MachineOperator>(StartSettings { settings, metrics_tls }))
+}
+
+struct StartSettings {
+    settings: Settings,
+    metrics_tls: Option<MetricsTls>,
+}
+
+/// The certificate of the metrics.
+enum MetricsTls {
+    SelfSigned(ReloadableTls),
+    Mounted(MountedCertificate),
+}
+
+impl MetricsTls {
+    fn new(secure: &SecureMetrics) -> anyhow::Result<Self> {
+        Ok(match &secure.certificate {
+            Some(folder) => Self::Mounted(
+                MountedCertificate::load(folder).context("METRICS_TLS_CERT_DIR (--metrics-tls-cert-dir)")?,
+            ),
+            None => Self::SelfSigned(ReloadableTls::new(&PemKeyPair::self_signed(METRICS_CERTIFICATE)?)?),
+        })
+    }
+
+    fn acceptor(&self) -> Acceptor {
+        match self {
+            Self::SelfSigned(tls) => tls.acceptor(),
+            Self::Mounted(mounted) => mounted.acceptor(),
+        }
+    }
 }
 
 struct MachineOperator {
@@ -56,11 +93,17 @@ struct MachineOperator {
 }
 
 impl Operator for MachineOperator {
-    type Settings = Settings;
+    type Settings = StartSettings;
 
-    async fn start(settings: Settings, context: Context) -> Result<Self, BoxError> {
+    async fn start(start: StartSettings, context: Context) -> Result<Self, BoxError> {
+        let StartSettings { settings, metrics_tls } = start;
+        if let Some(MetricsTls::Mounted(mounted)) = metrics_tls {
+            context.spawn("the reload of the metrics certificate", mounted.reload());
+        }
         let client = context.clients.rate_limited.clone();
-        crd_guard::check(&client).await?;
+        context.health.set_waiting(Some("CRDs that belong to this operator"));
+        crd_guard::wait(&client).await;
+        context.health.set_waiting(None);
         let mut watches = Watches::new(client.clone(), context.health.clone(), context.shutdown.clone());
         let caches = Caches::new(&mut watches, settings.watch_namespace.as_deref());
         let metrics = MachineMetrics::register(&context.metrics);
@@ -71,14 +114,20 @@ impl Operator for MachineOperator {
         router.subscribe(&context);
         watches.start(&context);
 
-        let observer = Observer::new(client.clone(), caches.clone(), source_secrets);
-        let machines =
-            Arc::new(MachineController { observer, metrics: metrics.clone(), waiting_status: Mutex::default() });
+        let repairs = Arc::<Repairs>::default();
+        let observer = Observer::new(client.clone(), caches.clone(), source_secrets, repairs.clone());
+        let machines = Arc::new(MachineController {
+            observer,
+            metrics: metrics.clone(),
+            waiting_status: Mutex::default(),
+            repairs: repairs.clone(),
+        });
+        status_page::start(&context, settings.status, &machines).await;
         let networks = Arc::new(NetworkController { caches: caches.clone() });
         let executor = Executor::new(client, MANAGED_BY)
             .skip_no_op_patches(NO_OP_PATCH_TTL)
             .retry_invalid_within(settings.reconcile_interval);
-        let executor = Arc::new(executor.notify(caches.kinds.write_observers()));
+        let executor = Arc::new(repairs.observe(executor).notify(caches.kinds.write_observers()));
         let options = RunnerOptions {
             workers: settings.workers,
             reconcile_deadline: RECONCILE_DEADLINE,
@@ -110,7 +159,7 @@ impl Operator for MachineOperator {
     }
 }
 
-fn program(settings: &Settings) -> Program {
+fn program(settings: &Settings, metrics_tls: Option<&MetricsTls>) -> Program {
     let namespace = own_namespace(settings.namespace.as_deref(), Path::new(SERVICE_ACCOUNT_NAMESPACE), NAMESPACE);
     Program {
         name: NAME,
@@ -119,20 +168,32 @@ fn program(settings: &Settings) -> Program {
         log_level: settings.log_level,
         kubeconfig: settings.kubeconfig.clone(),
         rate: Some(RATE),
-        metrics: Metrics::new("kubevirt_operator"),
-        listeners: listeners(settings),
+        metrics: Metrics::new(crate::metrics::PREFIX),
+        listeners: listeners(settings, metrics_tls.map(MetricsTls::acceptor)),
         lease: settings.leader_election.then(|| LeaseName { namespace, name: NAME.to_owned() }),
         #[expect(clippy::disallowed_methods, reason = "the identity of a process is random")]
         identity: identity(settings.pod_name.as_deref(), &mut rand::rng()),
     }
 }
 
-/// Two addresses, or one for both when they are the same.
-fn listeners(settings: &Settings) -> Vec<Listener> {
+/// Two addresses, or one for both when they are the same. Only the metrics can have TLS.
+fn listeners(settings: &Settings, tls: Option<Acceptor>) -> Vec<Listener> {
     let same = settings.metrics == settings.health;
-    let metrics =
-        Listener { bind: settings.metrics, what: "the metrics server", health: same, metrics: true, tls: None };
-    let health =
-        Listener { bind: settings.health, what: "the health probe server", health: true, metrics: false, tls: None };
+    let metrics = Listener {
+        bind: settings.metrics,
+        what: "the metrics server",
+        health: same,
+        metrics: true,
+        tls,
+        authorize_metrics: settings.secure_metrics.as_ref().is_some_and(|secure| secure.authorization),
+    };
+    let health = Listener {
+        bind: settings.health,
+        what: "the health probe server",
+        health: true,
+        metrics: false,
+        tls: None,
+        authorize_metrics: false,
+    };
     if same { vec![metrics] } else { vec![metrics, health] }
 }

@@ -2,17 +2,20 @@
 //! metadata of its Secrets; so the number of watches does not grow with the number of Machines. The operator keeps only
 //! names and versions. The data is read only when a cloud-init Secret must be written.
 //!
-//! Until the watch has listed a namespace, a reconcile reads the Secret. So a Machine with a secretRef costs one read,
-//! and one more for each change of the Secret.
+//! A reconcile waits a moment for the first list of a namespace, and reads the Secret if the list takes longer. A Machine
+//! with a secretRef costs one read, and one more for each change of the Secret. The cloud-init Secret names the version that
+//! it was written from, so a new leader reads none of them.
 
 use std::{
     collections::{HashMap, HashSet},
     sync::Arc,
+    time::Duration,
 };
 
 use k8s_openapi::api::core::v1::Secret;
 use kube::{Api, Client, core::PartialObjectMeta};
 use parking_lot::Mutex;
+use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 use vitivirt_api::{Failure, ObjectKey, Target};
 use vitivirt_machine::{SecretBytes, resolve::SecretSource};
@@ -23,6 +26,9 @@ use vitivirt_runtime::{
 
 /// A page of metadata may contain annotations of a quarter of a megabyte each.
 const PAGE_SIZE: u32 = 50;
+
+/// How long reconciles wait for the first list of a namespace.
+const LIST_PATIENCE: Duration = Duration::from_secs(3);
 
 pub(crate) struct SourceSecrets {
     client: Client,
@@ -39,6 +45,7 @@ struct NamespaceWatch {
     versions: Cache<Box<str>>,
     /// The names that Machines refer to. Without one the watch stops.
     names: HashSet<Box<str>>,
+    started: Instant,
     stop: CancellationToken,
 }
 
@@ -75,18 +82,29 @@ impl SourceSecrets {
     }
 
     /// The state of a Secret. The first call for a namespace starts its watch.
-    pub(crate) fn state(&self, key: &ObjectKey) -> SecretState {
+    pub(crate) async fn state(&self, key: &ObjectKey) -> SecretState {
+        let (versions, started) = self.watched(key);
+        // The wait ends once for all Machines of the namespace: the operator may not be allowed to list.
+        let left = LIST_PATIENCE.saturating_sub(started.elapsed());
+        if versions.sync_state() == SyncState::Pending && !left.is_zero() {
+            let _ = timeout(left, versions.ready()).await;
+        }
+        match (versions.sync_state(), versions.get(key)) {
+            (SyncState::Synced, Some(version)) => SecretState::Version((*version).clone()),
+            (SyncState::Synced, None) => SecretState::Missing,
+            _ => SecretState::Unknown,
+        }
+    }
+
+    /// The cache of the namespace, and when its watch started.
+    fn watched(&self, key: &ObjectKey) -> (Cache<Box<str>>, Instant) {
         let namespace = key.namespace().unwrap_or_default();
         let mut namespaces = self.namespaces.lock();
         let watched = namespaces.entry(namespace.into()).or_insert_with(|| self.watch(namespace));
         if !watched.names.contains(key.name()) {
             watched.names.insert(key.name().into());
         }
-        match (watched.versions.sync_state(), watched.versions.get(key)) {
-            (SyncState::Synced, Some(version)) => SecretState::Version((*version).clone()),
-            (SyncState::Synced, None) => SecretState::Missing,
-            _ => SecretState::Unknown,
-        }
+        (watched.versions.clone(), watched.started)
     }
 
     fn watch(&self, namespace: &str) -> NamespaceWatch {
@@ -97,12 +115,16 @@ impl SourceSecrets {
         let changes = self.changes.clone();
         versions.subscribe(move |change| changes.notify(&change.key));
         tokio::spawn(watching);
-        NamespaceWatch { versions, names: HashSet::new(), stop }
+        NamespaceWatch { versions, names: HashSet::new(), started: Instant::now(), stop }
     }
 
-    /// No Machine names this Secret any more.
-    pub(crate) fn stop(&self, key: &ObjectKey) {
+    /// Stops the watch of this Secret if no Machine names it any more. A reconcile that began before its Machine was deleted
+    /// may call [`Self::state`] afterwards, so it calls this too. `is_named` is called while no watch can begin.
+    pub(crate) fn stop_unless(&self, key: &ObjectKey, is_named: impl FnOnce() -> bool) {
         let mut namespaces = self.namespaces.lock();
+        if is_named() {
+            return;
+        }
         let namespace = key.namespace().unwrap_or_default();
         let Some(watched) = namespaces.get_mut(namespace) else { return };
         watched.names.remove(key.name());
@@ -130,4 +152,26 @@ impl SourceSecrets {
 
 fn version(secret: PartialObjectMeta<Secret>) -> Box<str> {
     secret.metadata.resource_version.unwrap_or_default().into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A reconcile in flight asks for the Secret of a Machine that was deleted meanwhile (review B29).
+    #[tokio::test]
+    async fn a_watch_that_begins_after_its_machine_was_deleted_ends() {
+        let config = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
+        let client = Client::try_from(config).unwrap();
+        let sources = SourceSecrets::new(client.clone(), client, CancellationToken::new());
+        let key = |name: &str| ObjectKey::namespaced("shop", name);
+        sources.stop_unless(&key("a"), || false);
+        let (_, _) = (sources.watched(&key("a")), sources.watched(&key("b")));
+        let stop = sources.namespaces.lock()["shop"].stop.clone();
+        sources.stop_unless(&key("a"), || false);
+        sources.stop_unless(&key("b"), || true);
+        assert!(!stop.is_cancelled(), "a Machine names b");
+        sources.stop_unless(&key("b"), || false);
+        assert!(stop.is_cancelled() && sources.namespaces.lock().is_empty());
+    }
 }

@@ -12,6 +12,9 @@ use vitivirt_api::machine::{LABEL_MACHINE, LABEL_MACHINE_UID, LABEL_MANAGED_BY, 
 /// reference. A change of the dictionary changes only the size of the compressed objects.
 const DICTIONARY: &[u8] = concat!(
     r#"{"efi":{"secureBoot":true},"smm":{"enabled":true},"acpi":{},"apic":{},"hyperv":{"relaxed":{},"vapic":{}},"#,
+    "; disk root has no source, so the guest has nothing to boot from unless an operating system was installed on the disk; ",
+    "create the disk with a source, or boot an installer with bootOrder; see ",
+    "https://github.com/vitistack/kubevirt-operator/blob/main/docs/first-machine.md",
     r#""cdrom":{"bus":"sata"},"containerDisk":{"image":"quay.io/containerdisks/"},"storageClass":"default","#,
     r#""accessMode":"ReadWriteOnce","volumeMode":"Filesystem","onDelete":"Delete","networkName":"pod","#,
     r#""bootOrder":["disk","network"],"multus":{"networkName":"},"bridge":{},"powerState":"Running","#,

@@ -3,11 +3,14 @@
 
 #![expect(clippy::needless_pass_by_value, reason = "a cache passes the object that it received")]
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::{
+    apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, ObjectMeta},
+    jiff::Timestamp,
+};
 use kube::core::DynamicObject;
 use serde_json::Value;
 use vitivirt_api::{
-    machine::{PrintableStatus, VmiPhase},
+    machine::{MANAGED_BY, PrintableStatus, VmiPhase},
     text::truncate,
 };
 use vitivirt_machine::{
@@ -30,6 +33,7 @@ const SPEC_LIMIT: usize = 16 * 1024;
 /// The same for a VM. Anyone can give a VM the operator's label.
 const VM_SPEC_LIMIT: usize = 64 * 1024;
 const MAX_ADDRESSES: usize = 32;
+const MAX_MANAGERS: usize = 4;
 const ADDRESS_LIMIT: usize = 64;
 const VM_GENERATION: &str = "kubevirt.io/vm-generation";
 
@@ -46,6 +50,7 @@ pub(crate) struct VmEntry {
     restoring: bool,
     restart_required: bool,
     failure: Option<Box<str>>,
+    other_managers: Box<[Box<str>]>,
     /// The MAC addresses of its interfaces.
     pub(crate) macs: Box<[Mac]>,
 }
@@ -67,6 +72,7 @@ impl VmEntry {
             restoring: string_at(status, "/restoreInProgress").is_some_and(|name| !name.is_empty()),
             restart_required: condition(status, "RestartRequired", "True").is_some(),
             failure: condition(status, "Failure", "True").map(message),
+            other_managers: other_managers(&vm.metadata),
         }
     }
 
@@ -85,6 +91,7 @@ impl VmEntry {
             restoring: vm.restoring,
             restart_required: vm.restart_required,
             failure: vm.failure.as_deref().map(str::to_owned),
+            other_managers: vm.other_managers.iter().map(ToString::to_string).collect(),
         }
     }
 
@@ -103,6 +110,18 @@ impl VmEntry {
             && self.restoring == newer.restoring
             && self.failure == newer.failure
     }
+}
+
+/// The field managers other than this operator that own a field of the spec. They name the client that undoes repairs.
+fn other_managers(metadata: &ObjectMeta) -> Box<[Box<str>]> {
+    let owns_spec =
+        |fields: &ManagedFieldsEntry| fields.fields_v1.as_ref().is_some_and(|fields| fields.0.get("f:spec").is_some());
+    let entries = metadata.managed_fields.iter().flatten().filter(|entry| owns_spec(entry));
+    let mut managers: Vec<&str> =
+        entries.filter_map(|entry| entry.manager.as_deref()).filter(|manager| *manager != MANAGED_BY).collect();
+    managers.sort_unstable();
+    managers.dedup();
+    managers.into_iter().take(MAX_MANAGERS).map(|manager| truncate(manager, NAME_LIMIT).into()).collect()
 }
 
 fn macs(spec: &Value) -> Box<[Mac]> {
@@ -133,11 +152,14 @@ pub(crate) struct VmiEntry {
     needs_user_data: bool,
     /// The UUID of the guest, which is the identity of its Machine.
     guest: Option<Uid>,
+    has_controller: bool,
     unschedulable: Option<Box<str>>,
     failure: Option<Box<str>>,
     deleting: bool,
     /// In seconds since 1970.
     created: i64,
+    /// The start of its last complete migration, in seconds since 1970.
+    migrated: Option<i64>,
 }
 
 impl VmiEntry {
@@ -159,10 +181,12 @@ impl VmiEntry {
             spec: CompressedJson::from_value(&comparable_spec(spec)).empty_if_longer_than(SPEC_LIMIT),
             needs_user_data: references_secret(spec, &secret_name(vmi.metadata.name.as_deref().unwrap_or_default())),
             guest: string_at(spec, "/domain/firmware/uuid").map(Uid::from),
+            has_controller: controller_uid(&vmi.metadata).is_some(),
             unschedulable: unschedulable.map(message),
             failure: condition(status, "Synchronized", "False").map(message),
             deleting: vmi.metadata.deletion_timestamp.is_some(),
             created: creation_seconds(&vmi.metadata),
+            migrated: migrated(status),
         }
     }
 
@@ -184,12 +208,15 @@ impl VmiEntry {
             failure: owned(&vmi.failure),
             deleting: vmi.deleting,
             created: vmi.created,
+            connected_since: vmi.migrated.unwrap_or_default().max(vmi.created),
         }
     }
 
-    /// Whether the VMI was started for the Machine with this identity, and not for another one of the same name.
+    /// Whether the VMI was started for the Machine with this identity, and not for another one of the same name. The
+    /// operator's VM gives its VMI a UUID. A VMI without one that no VM controls was created by another client, and must
+    /// not block the deletion of the Machine.
     pub(crate) fn belongs_to(&self, identity: &str) -> bool {
-        self.guest.as_ref().is_none_or(|guest| *guest == Uid::from(identity))
+        self.guest.as_ref().map_or(self.has_controller, |guest| *guest == Uid::from(identity))
     }
 
     /// Whether the VMI is starting before and after the change: then the change does not affect whether the Machine is
@@ -261,6 +288,13 @@ fn is_migrating(status: &Value) -> bool {
     state.is_some_and(|state| {
         state.get("startTimestamp").is_some() && !flag(state, "completed") && !flag(state, "failed")
     })
+}
+
+fn migrated(status: &Value) -> Option<i64> {
+    let state = status.get("migrationState")?;
+    let flag = |name: &str| state.get(name) == Some(&Value::Bool(true));
+    let started = string_at(state, "/startTimestamp").filter(|_| flag("completed") && !flag("failed"))?;
+    started.parse::<Timestamp>().ok().map(Timestamp::as_second)
 }
 
 fn vm_generation(metadata: &ObjectMeta) -> Option<i64> {

@@ -28,6 +28,7 @@ pub(crate) struct MachineEntry {
     pub(crate) phase: MachinePhase,
     pub(crate) template: &'static str,
     pub(crate) ready: bool,
+    pub(crate) restart_required: bool,
     pub(crate) deleting: bool,
     /// It is deleted with `--cascade=orphan`.
     pub(crate) orphans: bool,
@@ -62,13 +63,17 @@ impl MachineEntry {
             .collect();
         networks.sort();
         networks.dedup();
-        let conditions = machine.status.iter().flat_map(|status| &status.conditions);
+        let is_true = |type_: &str| {
+            let mut conditions = machine.status.iter().flat_map(|status| &status.conditions);
+            conditions.any(|have| have.type_ == type_ && have.status == "True")
+        };
         Self {
             generation: machine.metadata.generation.unwrap_or_default(),
             labels: Labels::from_metadata(&machine.metadata),
             phase: phase(&machine),
             template: template_label(&machine),
-            ready: conditions.into_iter().any(|have| have.type_ == condition_type::READY && have.status == "True"),
+            ready: is_true(condition_type::READY),
+            restart_required: is_true(condition_type::RESTART_REQUIRED),
             deleting: machine.metadata.deletion_timestamp.is_some(),
             orphans: machine.metadata.finalizers.iter().flatten().any(|name| name == FINALIZER_ORPHAN),
             networks: networks.into(),
@@ -135,6 +140,7 @@ fn template_label(machine: &Machine) -> &'static str {
 mod tests {
     use super::*;
     use serde_json::json;
+    use vitivirt_api::machine::limits::DATA_BYTES;
 
     fn machine(spec: &serde_json::Value) -> Machine {
         serde_json::from_value(json!({
@@ -160,6 +166,20 @@ mod tests {
         assert_eq!(back.metadata.annotations.unwrap().into_keys().collect::<Vec<_>>(), ["vitistack.io/kept"]);
         assert_eq!(entry.source.as_deref(), Some("s"));
         assert_eq!((entry.phase, entry.template), (MachinePhase::Pending, "small"));
+    }
+
+    /// docs/architecture.md names the limit (review R3).
+    #[test]
+    fn the_cached_user_data_of_a_machine_has_a_limit() {
+        // Text that does not compress well.
+        let noise = |seed: u64| -> String {
+            let numbers = (0_u64..).map(|n| format!("{:016x}", (n ^ seed).wrapping_mul(0x9E37_79B9_7F4A_7C15)));
+            numbers.flat_map(String::into_bytes).map(char::from).take(DATA_BYTES).collect()
+        };
+        let largest = machine(&json!({"cloudInit": {"userData": noise(1), "networkData": noise(2)}}));
+        assert!(resolve(&machine(&json!({"template": "small", "cloudInit": {"userData": noise(1) + "x"}}))).is_err());
+        let size = MachineEntry::project(largest).json.len();
+        assert!(size > DATA_BYTES / 2 && size < 2 * DATA_BYTES, "{size} bytes");
     }
 
     #[test]

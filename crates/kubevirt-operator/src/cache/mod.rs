@@ -123,6 +123,11 @@ fn is_crd_absent(crds: &Cache<CrdVersion>, of: &ApiResource) -> bool {
 }
 
 impl Caches {
+    /// Whether a Machine names this Secret as the source of its user data.
+    pub(crate) fn is_source(&self, secret: &ObjectKey) -> bool {
+        self.machines.is_in_index(MachineEntry::BY_SOURCE, &in_namespace(secret, secret.name()))
+    }
+
     /// Whether the cluster has no CRD of this kind. False while that is unknown.
     pub(crate) fn is_crd_absent(&self, resource: &ApiResource) -> bool {
         is_crd_absent(&self.crds, resource)

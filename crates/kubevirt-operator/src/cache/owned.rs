@@ -14,9 +14,9 @@ use serde_json::Value;
 use vitivirt_api::{
     ObjectKey,
     machine::{
-        ANNOTATION_CONTENT, ANNOTATION_IDENTITY, ANNOTATION_SOURCE, ANNOTATION_STARTED_WITH, AccessMode,
-        FINALIZER_NETWORK, LABEL_MACHINE, LABEL_MACHINE_UID, LABEL_ON_DELETE, MANAGED_BY, ON_DELETE_RETAIN, PvcPhase,
-        VolumeMode,
+        ANNOTATION_ADOPT_BY, ANNOTATION_CONTENT, ANNOTATION_IDENTITY, ANNOTATION_SEGMENTS, ANNOTATION_SOURCE,
+        ANNOTATION_SOURCE_READ, ANNOTATION_STARTED_WITH, AccessMode, FINALIZER_NETWORK, LABEL_MACHINE,
+        LABEL_MACHINE_UID, LABEL_ON_DELETE, MANAGED_BY, ON_DELETE_RETAIN, PvcPhase, VolumeMode,
     },
 };
 use vitivirt_machine::observed::{
@@ -59,6 +59,7 @@ pub(crate) struct PvcEntry {
     volume: Option<Box<str>>,
     /// In the annotation, for a PVC that lost its labels.
     identity: Option<Uid>,
+    adopt_by: Option<Box<str>>,
     has_owners: bool,
     deleting: bool,
     /// In seconds since 1970.
@@ -81,6 +82,7 @@ impl PvcEntry {
                 .or_else(|| spec.data_source_ref.as_ref().map(|_| Box::default())),
             volume: boxed(spec.volume_name.as_deref().filter(|name| !name.is_empty())),
             identity: annotation(&pvc.metadata, ANNOTATION_IDENTITY).map(|uid| Uid::from(&*uid)),
+            adopt_by: annotation(&pvc.metadata, ANNOTATION_ADOPT_BY),
             has_owners: has_owners(&pvc.metadata),
             deleting: pvc.metadata.deletion_timestamp.is_some(),
             created: creation_seconds(&pvc.metadata),
@@ -100,6 +102,7 @@ impl PvcEntry {
             source: owned_string(pvc.source.as_deref()),
             volume: owned_string(pvc.volume.as_deref()),
             identity: pvc.identity.as_ref().map(Uid::to_string),
+            adopt_by: owned_string(pvc.adopt_by.as_deref()),
             has_owners: pvc.has_owners,
             deleting: pvc.deleting,
             created: pvc.created,
@@ -130,8 +133,10 @@ pub(crate) struct SecretEntry {
     has_owners: bool,
     labels: Labels,
     content: Option<Box<str>>,
+    source_read: Option<Box<str>>,
     annotated: bool,
     tampered: bool,
+    adopt_by: Option<Box<str>>,
     started_with: Option<Box<str>>,
     deleting: bool,
 }
@@ -145,7 +150,9 @@ impl SecretEntry {
             labels: Labels::from_metadata(metadata),
             content: annotation(metadata, ANNOTATION_CONTENT),
             annotated: metadata.annotations.as_ref().is_some_and(|all| !all.is_empty()),
+            source_read: annotation(metadata, ANNOTATION_SOURCE_READ),
             tampered: has_foreign_data(metadata),
+            adopt_by: annotation(metadata, ANNOTATION_ADOPT_BY),
             started_with: annotation(metadata, ANNOTATION_STARTED_WITH),
             deleting: metadata.deletion_timestamp.is_some(),
         }
@@ -160,7 +167,9 @@ impl SecretEntry {
             labels: secret.labels.to_map(),
             content: owned_string(secret.content.as_deref()),
             annotated: secret.annotated,
+            source_read: owned_string(secret.source_read.as_deref()),
             tampered: secret.tampered,
+            adopt_by: owned_string(secret.adopt_by.as_deref()),
             started_with: owned_string(secret.started_with.as_deref()),
             deleting: secret.deleting,
         }
@@ -226,6 +235,8 @@ pub(crate) struct AttachmentEntry {
     controller_uid: Option<Uid>,
     labels: Labels,
     config: Box<str>,
+    segments: Option<Box<str>>,
+    annotated: bool,
 }
 
 impl AttachmentEntry {
@@ -233,6 +244,8 @@ impl AttachmentEntry {
         let config = attachment.data.pointer("/spec/config").and_then(Value::as_str).unwrap_or_default();
         Self {
             config: config.into(),
+            segments: annotation(&attachment.metadata, ANNOTATION_SEGMENTS),
+            annotated: attachment.metadata.annotations.as_ref().is_some_and(|all| !all.is_empty()),
             controller_uid: controller_uid(&attachment.metadata),
             labels: Labels::from_metadata(&attachment.metadata),
         }
@@ -244,6 +257,8 @@ impl AttachmentEntry {
             controller_uid: entry.value.controller_uid.as_ref().map(Uid::to_string),
             labels: entry.value.labels.to_map(),
             config: entry.value.config.to_string(),
+            segments: owned_string(entry.value.segments.as_deref()),
+            annotated: entry.value.annotated,
         }
     }
 }
@@ -291,15 +306,19 @@ pub(crate) struct ClassEntry {
 
 impl ClassEntry {
     pub(crate) fn project(class: StorageClass) -> Self {
-        let annotations = class.metadata.annotations.as_ref();
-        let says = |name: &str| annotations.and_then(|all| all.get(name)).is_some_and(|value| value == "true");
         Self {
-            is_default: says("storageclass.kubernetes.io/is-default-class")
-                || says("storageclass.beta.kubernetes.io/is-default-class"),
+            is_default: Self::is_default(&class),
             waits_for_consumer: class.volume_binding_mode.as_deref() == Some("WaitForFirstConsumer"),
             allows_expansion: class.allow_volume_expansion == Some(true),
             created: creation_seconds(&class.metadata),
         }
+    }
+
+    /// Whether the StorageClass is marked as the default of the cluster.
+    pub(crate) fn is_default(class: &StorageClass) -> bool {
+        let annotations = class.metadata.annotations.as_ref();
+        let says = |name: &str| annotations.and_then(|all| all.get(name)).is_some_and(|value| value == "true");
+        says("storageclass.kubernetes.io/is-default-class") || says("storageclass.beta.kubernetes.io/is-default-class")
     }
 
     fn view(&self, name: &str) -> StorageClassView {

@@ -1,8 +1,10 @@
-//! Commands that print a result and exit. Only `plan` needs a cluster. They share the projections and decisions of the
+//! Commands that print a result and exit. `check` and `plan` need a cluster. They share the projections and decisions of the
 //! running operator.
 
+pub(crate) mod check;
 mod cluster;
 pub(crate) mod crds;
+pub(crate) mod describe;
 mod files;
 pub(crate) mod plan;
 pub(crate) mod render;

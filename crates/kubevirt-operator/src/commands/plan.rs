@@ -25,7 +25,7 @@ use vitivirt_runtime::{
 use super::{cluster::ClusterReader, files::Files, ready_condition};
 
 #[derive(Debug, Clone, Args)]
-pub(crate) struct PlanArguments {
+pub struct PlanArguments {
     #[command(flatten)]
     input: FileArguments,
     #[command(flatten)]
@@ -34,7 +34,7 @@ pub(crate) struct PlanArguments {
     output: PlanOutput,
 }
 
-pub(crate) fn run(arguments: &PlanArguments) -> CommandResult<ExitCode> {
+pub fn run(arguments: &PlanArguments) -> CommandResult<ExitCode> {
     let tokio = tokio::runtime::Builder::new_current_thread().enable_all().build().context("starting")?;
     let document = tokio.block_on(plan(arguments))?;
     document.print(&arguments.output)?;
@@ -56,7 +56,9 @@ async fn plan(arguments: &PlanArguments) -> CommandResult<PlanDocument> {
         let (machine, exists) = reader.machine(given.clone()).await?;
         let mut observed = reader.observe(machine).await?;
         files.add_to(&mut observed);
-        objects.push(planned_object(&Assessed::new(observed), exists)?);
+        let mut object = planned_object(&Assessed::new(observed), exists)?;
+        object.warnings.extend(reader.take_warnings());
+        objects.push(object);
     }
     Ok(PlanDocument { objects, warnings: files.warnings })
 }
@@ -76,7 +78,8 @@ fn planned_object(assessed: &Assessed, exists: bool) -> anyhow::Result<PlannedOb
         refused: refused
             .map(|rejected| RefusedField { field: rejected.field.clone(), reason: rejected.reason.clone() })
             .collect(),
-        warnings: Vec::new(),
+        rollout: None,
+        warnings: vitivirt_machine::boot_warning(assessed).into_iter().collect(),
         result: planned_result(&status, error),
     })
 }
@@ -85,6 +88,7 @@ fn planned_result(status: &MachineStatus, error: bool) -> PlanResult {
     let ready = ready_condition(status);
     PlanResult {
         error,
+        unknown: false,
         phase: status.phase.map(|phase| MachinePhase::as_str(phase).to_owned()),
         ready: Some(ready.is_some_and(|ready| ready.status == "True")),
         reason: ready.map(|ready| ready.reason.clone()),
@@ -153,6 +157,7 @@ mod tests {
         });
         let expected = PlanResult {
             error: true,
+            unknown: false,
             phase: Some("Failed".to_owned()),
             ready: Some(false),
             reason: Some("SecretNotFound".to_owned()),

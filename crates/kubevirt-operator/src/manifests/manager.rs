@@ -110,14 +110,38 @@ pub(super) fn metrics_service() -> Value {
 
 /// For the Prometheus operator.
 pub(super) fn service_monitor() -> Value {
+    service_monitor_with(&json!({"port": "metrics", "path": "/metrics", "scheme": "http"}))
+}
+
+/// For metrics over TLS with a self-signed certificate, which require a token. Prometheus sends that of its own account.
+pub(super) fn secure_service_monitor() -> Value {
+    service_monitor_with(&json!({
+        "port": "metrics",
+        "path": "/metrics",
+        "scheme": "https",
+        "bearerTokenFile": "/var/run/secrets/kubernetes.io/serviceaccount/token",
+        "tlsConfig": {"insecureSkipVerify": true},
+    }))
+}
+
+fn service_monitor_with(endpoint: &Value) -> Value {
     json!({
         "apiVersion": "monitoring.coreos.com/v1",
         "kind": "ServiceMonitor",
         "metadata": metadata(METRICS),
-        "spec": {
-            "selector": {"matchLabels": selector()},
-            "endpoints": [{"port": "metrics", "path": "/metrics", "scheme": "http"}],
-        },
+        "spec": {"selector": {"matchLabels": selector()}, "endpoints": [endpoint]},
+    })
+}
+
+/// What changes in the Deployment if the metrics require TLS and a token. A strategic merge patch adds the variables to
+/// those that the container has.
+pub(super) fn secure_metrics_patch() -> Value {
+    let variables = ["METRICS_TLS", "METRICS_AUTHORIZATION"].map(|name| json!({"name": name, "value": "true"}));
+    json!({
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": NAME, "namespace": NAMESPACE},
+        "spec": {"template": {"spec": {"containers": [{"name": "manager", "env": variables}]}}},
     })
 }
 

@@ -179,9 +179,8 @@ impl EventRouter {
     }
 
     fn stop_unused_secret_watch(&self, machine: &ObjectKey, secret: &str) {
-        if self.caches.machines.by_index(MachineEntry::BY_SOURCE, &in_namespace(machine, secret)).is_empty() {
-            self.source_secrets.stop(&ObjectKey::namespaced(machine.namespace().unwrap_or_default(), secret));
-        }
+        let secret = machine.sibling(secret);
+        self.source_secrets.stop_unless(&secret, || self.caches.is_source(&secret));
     }
 
     /// When a Secret that a Machine's cloudInit.secretRef names changes, enqueue the Machine, because the cloud-init

@@ -133,7 +133,7 @@ async fn user_data_in_use_is_kept_even_when_the_vmi_cache_is_stale(labs: Arc<Sha
 }
 
 async fn a_source_secret_is_read_once_and_once_per_change(labs: Arc<SharedLabs>) -> Result<()> {
-    let test = Box::pin(MachineTest::start(&labs, "source-reads")).await?;
+    let mut test = Box::pin(MachineTest::start(&labs, "source-reads")).await?;
     test.create_secret("source", "userdata", "first").await?;
     test.wait_until_idle().await?;
     let before = test.operator_requests()?.len();
@@ -156,6 +156,14 @@ async fn a_source_secret_is_read_once_and_once_per_change(labs: Arc<SharedLabs>)
     test.wait_until_idle().await?;
     let requests = test.operator_requests()?.split_off(before);
     ensure!(count_reads(&requests) == 1 && requests.len() <= 3, "{:#?}", shown(&requests));
+
+    // A new leader reads no source.
+    let before = test.operator_requests()?.len();
+    test.restart_operator().await?;
+    test.wait_until_idle().await?;
+    let mut requests = test.operator_requests()?.split_off(before);
+    requests.retain(|record| record.resource == "secrets");
+    ensure!(requests.is_empty(), "{:#?}", shown(&requests));
     Ok(())
 }
 

@@ -92,6 +92,8 @@ async fn a_retained_disk_survives_whatever_else_is_wrong_and_is_adopted_by_conse
     });
     test.create_json(&pvc.take()).await?;
     test.create_json(&machine("own", &json!({"template": "small"}))).await?;
+    let by_owner = json!({"metadata": {"annotations": {"vitistack.io/adopt-by": "own"}}});
+    test.pvcs().patch("own-root", &PatchParams::default(), &Patch::Merge(by_owner)).await?;
     ensure!(test.consent("own").await? == "pvc/own-root", "the command names the PVC");
     let own = test.wait_until_running("own").await?;
     let adopted = test.pvcs().get("own-root").await?;

@@ -11,9 +11,11 @@ use vitivirt_lab::{
     harness::{SharedLabs, Suite},
     manifests,
 };
+use vitivirt_runtime::lease::message::ACQUIRED;
 
 use crate::{
     machine_test::{MACHINE_PATIENCE, create_crds},
+    poll::poll_until,
     replica::{PATIENCE, grant_permissions, start},
 };
 
@@ -72,9 +74,16 @@ async fn the_crds_are_served_next_to_those_of_viti_stack_and_foreign_ones_are_re
     manifests::create(&lab.client(), &[viti_stack_crd("Machine", "machines", &["m"])]).await?;
     lab.wait("an established CRD", MACHINE_PATIENCE, crds.clone(), OURS[0], is_established).await?;
     grant_permissions(&lab, "foreign-crds").await?;
-    let mut operator = start(&lab, "foreign-crds", false).await?;
-    let status = operator.wait(PATIENCE).await?;
-    let log = operator.log_text();
-    ensure!(!status.success() && log.contains("machines.vitistack.io belongs to another product"), "{status}: {log}");
-    Ok(())
+    let operator = start(&lab, "foreign-crds", false).await?;
+    let is_refused = || async { Ok(operator.log_text().contains("machines.vitistack.io belongs to another product")) };
+    poll_until(PATIENCE, is_refused, || format!("the operator refuses the CRD: {}", operator.log_text())).await?;
+    let (status, text) = operator.get(8081, "/readyz").await?;
+    ensure!(status != 200 && text.contains("CRDs that belong to this operator"), "{status}: {text}");
+    ensure!(operator.get(8081, "/healthz").await?.0 == 200, "an operator that waits is healthy");
+
+    // It continues when the CRD is replaced.
+    crds.delete(OURS[0], &DeleteParams::default()).await?;
+    lab.wait("the deletion", MACHINE_PATIENCE, crds.clone(), OURS[0], |crd| crd.is_none()).await?;
+    create_crds(&lab).await?;
+    operator.wait_for_message(ACQUIRED, PATIENCE).await.map(|_| ())
 }

@@ -216,6 +216,9 @@ fn mistakes() -> Vec<Mistake> {
         "a feature as a string": |spec| set(spec, &["domain", "features", "acpi"], json!("yes"));
         "an unknown power state": |spec| set(spec, &["powerState"], json!("Paused"));
         "user data that is not a string": |spec| set(spec, &["cloudInit", "userData"], json!(7));
+        // R9 and B11: the name is part of a URL path.
+        "a Secret reference with a space": |spec| set(spec, &["cloudInit", "secretRef"], json!({"name": "my secret"}));
+        "a Secret reference with a path": |spec| set(spec, &["cloudInit", "secretRef"], json!({"name": "../../kube-system/secrets/x"}));
         "a Secret reference without a name": |spec| set(spec, &["cloudInit", "secretRef"], json!({"key": "k"}));
     }
 }

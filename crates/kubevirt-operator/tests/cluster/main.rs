@@ -4,10 +4,13 @@
 #![expect(clippy::disallowed_methods, reason = "the lab runs in real time")]
 
 mod changes;
+mod charts;
+mod check;
 mod coexistence;
 mod cost;
 mod crash;
 mod data;
+mod documents;
 mod drift;
 mod edit_chains;
 mod foreign_crds;
@@ -16,18 +19,24 @@ mod lease;
 mod lifecycle;
 mod machine_test;
 mod packages;
+mod permissions;
 mod poll;
+mod predictions;
 mod process;
 mod random_specs;
 mod recovery;
 mod rejections;
 mod replica;
+mod secure_metrics;
+mod status_page;
 mod tenants;
 
 use std::process::ExitCode;
 
+use vitivirt_lab::components::{HELM, STANDARD};
+
 fn main() -> ExitCode {
-    vitivirt_lab::harness::main(&vitivirt_lab::components::STANDARD, |suite| {
+    vitivirt_lab::harness::main(&[STANDARD.as_slice(), &HELM].concat(), |suite| {
         lease::add(suite);
         process::add(suite);
         lifecycle::add(suite);
@@ -43,7 +52,14 @@ fn main() -> ExitCode {
         cost::add(suite);
         tenants::add(suite);
         packages::add(suite);
+        charts::add(suite);
+        permissions::add(suite);
         data::add(suite);
+        predictions::add(suite);
         foreign_crds::add(suite);
+        status_page::add(suite);
+        secure_metrics::add(suite);
+        check::add(suite);
+        documents::add(suite);
     })
 }

@@ -80,6 +80,7 @@ pub(crate) async fn start_with_environment(
         ("NAMESPACE", namespace),
         ("METRICS_BIND_ADDRESS", "{address}:8080"),
         ("HEALTH_PROBE_BIND_ADDRESS", "{address}:8081"),
+        ("STATUS_BIND_ADDRESS", "{loopback}:8082"),
     ];
     lab.run(OperatorProcessOptions {
         file: PathBuf::from(env!("CARGO_BIN_EXE_kubevirt-operator")),

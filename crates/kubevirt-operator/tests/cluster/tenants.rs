@@ -1,6 +1,6 @@
 //! Tenants that share a cluster: what a namespace's users and the operator's own account can do.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::{Namespace, PersistentVolumeClaim, Secret};
@@ -11,11 +11,12 @@ use kube::{
 };
 use kubevirt_operator::{policies, rbac};
 use serde_json::{Value, json};
-use vitivirt_api::machine::{LABEL_MANAGED_BY, Machine, NetworkConfiguration};
+use vitivirt_api::machine::{ANNOTATION_ADOPT, ANNOTATION_ADOPT_BY, LABEL_MANAGED_BY, Machine, NetworkConfiguration};
 use vitivirt_lab::{
     Extension, KubeVirtInstaller, Lab, LabOptions,
     harness::{SharedLabs, Suite},
     manifests,
+    proxy::{Match, ProxyFault, ProxyRule, RequestVerb},
 };
 
 use crate::{
@@ -33,6 +34,7 @@ pub(crate) fn add(suite: &mut Suite) {
         the_allow_list_limits_the_bridges_and_vlans_of_a_namespace,
         the_operators_account_can_change_only_objects_of_machines,
         two_namespaces_on_one_vlan_do_not_share_a_mac_address,
+        a_slow_namespace_a_busy_server_and_a_flood_do_not_stop_the_others,
     );
 }
 
@@ -212,6 +214,38 @@ async fn the_operators_account_can_change_only_objects_of_machines(labs: Arc<Sha
     let grow = Patch::Merge(json!({"spec": {"resources": {"requests": {"storage": "2Gi"}}}}));
     check_refused(pvcs.patch("disk", &merge, &grow).await, "change of a PVC", by_policy)?;
 
+    // Nor can the account mark it, and delete it afterwards.
+    let mark = Patch::Merge(json!({"metadata": {"labels": {LABEL_MANAGED_BY: "kubevirt-operator"}}}));
+    check_refused(pvcs.patch("disk", &merge, &mark).await, "mark of a PVC", by_policy)?;
+    let consent = Patch::Merge(json!({"metadata": {"annotations": {ANNOTATION_ADOPT_BY: "web"}}}));
+    check_refused(pvcs.patch("disk", &merge, &consent).await, "consent for a PVC", by_policy)?;
+
+    // A PVC and a Secret of the tenant are adopted with the tenant's consent.
+    let adopted = json!({
+        "apiVersion": "v1", "kind": "PersistentVolumeClaim",
+        "metadata": {"name": "own-root", "annotations": {ANNOTATION_ADOPT_BY: "own"}},
+        "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "20Gi"}}},
+    });
+    test.create_json(&adopted).await?;
+    test.create_json(&json!({
+        "apiVersion": "v1", "kind": "Secret",
+        "metadata": {"name": "own-cloudinit", "annotations": {ANNOTATION_ADOPT_BY: "own"}}, "stringData": {"a": "b"},
+    }))
+    .await?;
+    let mut own = machine("own", &json!({"template": "small", "cloudInit": {"userData": "#cloud-config\n"}}));
+    if let Some(Value::Object(metadata)) = own.get_mut("metadata") {
+        let items = "pvc/own-root,secret/own-cloudinit";
+        metadata.insert("annotations".to_owned(), json!({ANNOTATION_ADOPT: items}));
+    }
+    test.create_json(&own).await?;
+    test.wait_until_running("own").await?;
+    for labels in [
+        test.api::<PersistentVolumeClaim>().get("own-root").await?.metadata.labels,
+        test.api::<Secret>().get("own-cloudinit").await?.metadata.labels,
+    ] {
+        ensure!(labels.unwrap_or_default().contains_key(LABEL_MANAGED_BY), "it was not adopted");
+    }
+
     // The operator itself is not hindered: the life of a Machine, and the repair of its labels.
     test.create_networks(&["net"]).await?;
     let spec = json!({
@@ -292,5 +326,71 @@ async fn two_namespaces_on_one_vlan_do_not_share_a_mac_address(_: Arc<SharedLabs
     thief.delete("thief", &DeleteParams::default()).await?;
     machines.delete("victim", &DeleteParams::default()).await?;
     wait("mac-a", "older", "Running").await?;
+    lab.stop().await
+}
+
+/// An operator for all namespaces, on a lab of its own (review R5, R6, R7, B30).
+async fn a_slow_namespace_a_busy_server_and_a_flood_do_not_stop_the_others(_: Arc<SharedLabs>) -> Result<()> {
+    let lab = Lab::start(LabOptions { kubevirt: KubeVirtInstaller::Simulated, ..LabOptions::default() }).await?;
+    create_crds(&lab).await?;
+    let operator = start_leader(&lab, "fair-operator", true).await?;
+    for namespace in ["slow", "fast"] {
+        create_namespace(&lab, namespace).await?;
+    }
+    let create = async |namespace: &str, name: &str| {
+        let object = in_namespace(&machine(name, &json!({"template": "small"})), namespace);
+        manifests::create(&lab.client(), &[object]).await
+    };
+    let fast: Api<Machine> = Api::namespaced(lab.client(), "fast");
+    let wait = async |name: &str, reason: &str, patience: Duration| {
+        let has_reason =
+            |machine: Option<&Machine>| machine.is_some_and(|machine| ready_reason(machine) == Some(reason));
+        let found = lab.wait(reason, patience, fast.clone(), name, has_reason).await;
+        found.with_context(|| format!("Machine {name}: {}", operator.log_text()))
+    };
+    create("fast", "before").await?;
+    wait("before", "Running", MACHINE_PATIENCE).await?;
+
+    // R6 and B30: five workers, and an admission of ten seconds in one namespace. One after the other, twenty Machines
+    // would occupy the workers for forty seconds.
+    let vms = |verb| Match::verb(verb).user_agent("kubevirt-operator/").resource("virtualmachines");
+    let slow =
+        ProxyRule::always(vms(RequestVerb::Create).namespace("slow"), ProxyFault::Delay(Duration::from_secs(10)));
+    let slow = lab.proxy().add(slow);
+    for number in 0..20 {
+        create("slow", &format!("m{number}")).await?;
+    }
+    let is_slow = || async { Ok(slow.hits() >= 2) };
+    poll_until(MACHINE_PATIENCE, is_slow, || "creates of VMs are delayed".to_owned()).await?;
+    create("fast", "web").await?;
+    wait("web", "Running", Duration::from_secs(15)).await?;
+    slow.remove();
+
+    // R7: connections that send nothing do not keep the kubelet's probe out.
+    let mut flood = Vec::new();
+    for _ in 0..300 {
+        flood.push(tokio::net::TcpStream::connect((operator.address(), 8081)).await?);
+    }
+    let probe = tokio::time::timeout(Duration::from_secs(5), operator.get(8081, "/healthz")).await;
+    let (status, text) = probe.context("the probe gets no response")??;
+    ensure!(status == 200, "{status}: {text}");
+    drop(flood);
+
+    // R5: a server that asks for five seconds of peace gets them, whatever happens to the Machine's objects.
+    let refuse = ProxyFault::Answer { status: 429, retry_after: Some(5) };
+    let refuse = lab.proxy().add(ProxyRule::always(vms(RequestVerb::Patch).namespace("fast").name("web"), refuse));
+    let stop = Patch::Merge(json!({"spec": {"powerState": "Stopped"}}));
+    fast.patch("web", &PatchParams::default(), &stop).await?;
+    let is_refused = || async { Ok(refuse.hits() >= 1) };
+    poll_until(MACHINE_PATIENCE, is_refused, || "the write is refused".to_owned()).await?;
+    for number in 0..20 {
+        let poke = Patch::Merge(json!({"metadata": {"labels": {"poke": number.to_string()}}}));
+        fast.patch("web", &PatchParams::default(), &poke).await?;
+        // The events must arrive one by one, within the five seconds.
+        tokio::time::sleep(Duration::from_millis(150)).await;
+    }
+    ensure!(refuse.hits() <= 2, "{} writes in three seconds", refuse.hits());
+    refuse.remove();
+    wait("web", "Stopped", MACHINE_PATIENCE).await?;
     lab.stop().await
 }

@@ -12,7 +12,7 @@ use clap::Args;
 use serde_json::{Value, json};
 use vitivirt_api::{Body, ObjectKey, Outcome, Stop, Target, Write};
 use vitivirt_cli::{CommandResult, FileArguments, OrInvalid, RenderOutput, print_objects, print_warnings};
-use vitivirt_machine::Assessed;
+use vitivirt_machine::{Assessed, boot_warning};
 
 use super::{
     files::{Files, placeholder_uid},
@@ -35,7 +35,8 @@ pub(crate) fn run(arguments: &RenderArguments) -> CommandResult<ExitCode> {
     let namespace = arguments.input.namespace.as_deref().unwrap_or(DEFAULT_NAMESPACE);
     let files = Files::from_documents(&documents, namespace).or_invalid()?;
     print_warnings(&files.warnings);
-    let Rendered { objects, problems, .. } = render(files)?;
+    let Rendered { objects, problems, warnings, .. } = render(files)?;
+    print_warnings(&warnings);
     for problem in &problems {
         eprintln!("error: {problem}");
     }
@@ -49,6 +50,7 @@ struct Rendered {
     /// The index of each object, by kind and name.
     positions: BTreeMap<String, usize>,
     problems: Vec<String>,
+    warnings: Vec<String>,
 }
 
 impl Rendered {
@@ -78,6 +80,8 @@ fn render(mut files: Files) -> anyhow::Result<Rendered> {
     let mut rendered = Rendered::default();
     for machine in &files.machines {
         let assessed = Assessed::new(files.observed(machine.clone())?);
+        let identity = ObjectKey::from_metadata(&machine.metadata);
+        rendered.warnings.extend(boot_warning(&assessed).map(|warning| format!("Machine {identity}: {warning}")));
         let plan = vitivirt_machine::plan(&assessed)?;
         let created = plan.steps.iter().flat_map(|step| &step.writes).filter_map(|write| match write {
             Write::Create { target, body } => Some(with_identity(target, body)),
@@ -94,7 +98,7 @@ fn render(mut files: Files) -> anyhow::Result<Rendered> {
         };
         match problem {
             Some(problem) => {
-                rendered.problems.push(format!("Machine {}: {problem}", ObjectKey::from_metadata(&machine.metadata)));
+                rendered.problems.push(format!("Machine {identity}: {problem}"));
             }
             None => created.into_iter().for_each(|object| rendered.add(object)),
         }

@@ -60,6 +60,27 @@ fn cloud_init_vm() {
 }
 
 #[test]
+fn only_the_examples_without_a_source_have_nothing_to_boot_from() {
+    let example = |name: &str| {
+        let path = format!("{}/../../examples/{name}.yaml", env!("CARGO_MANIFEST_DIR"));
+        std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}"))
+    };
+    for (name, is_warned) in [
+        ("container-disk-vm", false),
+        ("http-image-vm", false),
+        ("iso-vm", false),
+        ("windows-vm", false),
+        ("basic-vm", true),
+        ("cloud-init-vm", true),
+    ] {
+        let Rendered { objects, problems, warnings, .. } = rendered(&[&example(name)]);
+        assert!(problems.is_empty() && !objects.is_empty(), "{name}: {problems:?}");
+        assert_eq!(!warnings.is_empty(), is_warned, "{name}: {warnings:?}");
+        assert!(warnings.iter().all(|warning| warning.starts_with(&format!("Machine default/{name}: disk root "))));
+    }
+}
+
+#[test]
 fn printed_objects_can_be_parsed_again() {
     for files in [&[BASIC][..], &[CUSTOM], &[NETWORKED, NETWORKS], &[CLOUD_INIT]] {
         let Rendered { objects, .. } = rendered(files);

@@ -1,0 +1,232 @@
+//! What the answers of a cluster mean for Machines.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::{
+    api::{core::v1::Node, storage::v1::StorageClass},
+    apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
+};
+use kube::ResourceExt;
+use vitivirt_api::kubevirt::KubeVirt;
+use vitivirt_cli::Check;
+use vitivirt_runtime::preflight::is_established;
+
+use crate::{cache::ClassEntry, crd_guard::check_crd};
+
+pub(super) const POD_SECURITY: &str = "pod-security.kubernetes.io/enforce";
+/// The device that virt-handler offers on nodes with hardware virtualization.
+const KVM: &str = "devices.kubevirt.io/kvm";
+
+/// A CRD of the operator. `field` is one that only its own version has.
+pub(super) fn own_crd(name: &str, field: &str, crd: Option<&CustomResourceDefinition>, pre: bool) -> Check {
+    let title = format!("CRD {name}");
+    match crd {
+        None if pre => Check::ok(&title, "does not exist yet"),
+        None => Check::failed(&title, "not found", "apply the output of `kubevirt-operator crds`"),
+        Some(crd) => match check_crd(crd, field) {
+            Err(problem) => Check::failed(&title, problem, "see docs/faq.md"),
+            Ok(()) if !is_established(crd) => Check::failed(
+                &title,
+                "not established: another CRD of the group has one of its names",
+                format!("see `kubectl describe crd {name}`"),
+            ),
+            Ok(()) => Check::ok(&title, if pre { "exists and belongs to this operator" } else { "established" }),
+        },
+    }
+}
+
+/// The operator's pod fits every level, so only a namespace that does not exist is an error.
+pub(super) fn pod_security(namespace: &str, labels: Option<&BTreeMap<String, String>>, pre: bool) -> Check {
+    let name = "Pod security";
+    match labels {
+        None if pre => Check::ok(name, format!("Namespace {namespace} does not exist yet")),
+        None => Check::failed(name, format!("Namespace {namespace} not found"), "apply config/rbac"),
+        Some(labels) => {
+            let level = labels.get(POD_SECURITY).map_or("no level".to_owned(), |level| format!("the level {level}"));
+            Check::ok(name, format!("Namespace {namespace} has {level}; the operator's pod is allowed at every level"))
+        }
+    }
+}
+
+/// The default StorageClass, and whether its volumes can be expanded and snapshotted. `drivers` are those of the
+/// VolumeSnapshotClasses.
+pub(super) fn storage(classes: &[StorageClass], drivers: &[String]) -> Vec<Check> {
+    let mut defaults: Vec<&StorageClass> = classes.iter().filter(|class| ClassEntry::is_default(class)).collect();
+    // Kubernetes takes the newest.
+    defaults.sort_by_key(|class| std::cmp::Reverse(class.creation_timestamp().map(|time| time.0)));
+    let Some(class) = defaults.first() else {
+        let remedy = "mark one as default, or name a StorageClass in every disk";
+        return vec![Check::warning("StorageClass", "the cluster has no default StorageClass", remedy)];
+    };
+    let name = class.name_any();
+    let found = if defaults.len() > 1 {
+        let message = format!("{} StorageClasses are marked as default; {name} is used", defaults.len());
+        Check::warning("StorageClass", message, "remove the annotation from the others")
+    } else {
+        Check::ok("StorageClass", format!("{name} is the default"))
+    };
+    let expansion = if class.allow_volume_expansion == Some(true) {
+        Check::ok("Volume expansion", format!("{name} allows it"))
+    } else {
+        let message = format!("StorageClass {name} does not allow it, so disks cannot grow");
+        Check::warning("Volume expansion", message, "set allowVolumeExpansion if its driver supports it")
+    };
+    let snapshots = if drivers.contains(&class.provisioner) {
+        Check::ok("Volume snapshots", format!("a VolumeSnapshotClass for {} exists", class.provisioner))
+    } else {
+        let message =
+            format!("no VolumeSnapshotClass for {}, so disks cannot be created from snapshots", class.provisioner);
+        Check::warning("Volume snapshots", message, "install the snapshot controller and a VolumeSnapshotClass")
+    };
+    vec![found, expansion, snapshots]
+}
+
+pub(super) fn multus(is_installed: bool) -> Check {
+    if is_installed {
+        return Check::ok("Multus", "installed");
+    }
+    let message = "not installed: Machines can use only the pod network";
+    Check::warning("Multus", message, "install Multus to use NetworkConfigurations")
+}
+
+pub(super) fn cdi(is_installed: bool) -> Check {
+    if is_installed {
+        return Check::ok("CDI", "installed");
+    }
+    let message = "not installed: disks cannot be filled from an HTTP or registry source";
+    Check::warning("CDI", message, "install the Containerized Data Importer, or use containerDisk sources")
+}
+
+pub(super) fn kubevirt(kubevirts: &[KubeVirt], pre: bool) -> Check {
+    let name = "KubeVirt";
+    let Some(kubevirt) = kubevirts.first() else {
+        let remedy = "install it with virt-operator; Machines wait until then";
+        return match pre {
+            true => Check::warning(name, "not installed", remedy),
+            false => Check::failed(name, "not installed", remedy),
+        };
+    };
+    let status = kubevirt.status.clone().unwrap_or_default();
+    let which = format!("{}/{}", kubevirt.namespace().unwrap_or_default(), kubevirt.name_any());
+    if status.phase == "Deployed" {
+        return Check::ok(name, format!("{which} {} is deployed", status.observed_kube_virt_version));
+    }
+    let phase = if status.phase.is_empty() { "not set" } else { &status.phase };
+    let message = format!("phase of {which} is {phase}");
+    Check::failed(name, message, "wait, or run `virt-operator check` to see what is wrong")
+}
+
+/// Nodes that can run guests with hardware virtualization, unless KubeVirt emulates it.
+pub(super) fn nodes(nodes: &[Node], kubevirt: Option<&KubeVirt>) -> Check {
+    let name = "Nodes";
+    let emulation = "/configuration/developerConfiguration/useEmulation";
+    let emulates = kubevirt.and_then(|kubevirt| {
+        let spec = serde_json::to_value(&kubevirt.spec).ok()?;
+        spec.pointer(emulation)?.as_bool()
+    });
+    if emulates == Some(true) {
+        return Check::warning(name, "KubeVirt emulates CPUs, which is slow", "use it for tests only");
+    }
+    let has_kvm = |node: &&Node| {
+        let allocatable = node.status.as_ref().and_then(|status| status.allocatable.as_ref());
+        allocatable.and_then(|resources| resources.get(KVM)).is_some_and(|count| !count.0.starts_with('0'))
+    };
+    let count = nodes.iter().filter(has_kvm).count();
+    if count == 0 {
+        let message = format!("none of {} nodes has hardware virtualization (KVM)", nodes.len());
+        let remedy = "enable it in the firmware of the nodes, or set useEmulation in the KubeVirt resource for tests";
+        return Check::warning(name, message, remedy);
+    }
+    Check::ok(name, format!("{count} of {} have hardware virtualization (KVM)", nodes.len()))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+    use vitivirt_cli::CheckStatus;
+
+    use super::*;
+
+    fn class(name: &str, is_default: bool, more: &Value) -> StorageClass {
+        let mut class = json!({
+            "metadata": {"name": name, "annotations": {"storageclass.kubernetes.io/is-default-class": is_default.to_string()}},
+            "provisioner": "csi.example.com",
+        });
+        class.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        serde_json::from_value(class).unwrap()
+    }
+
+    fn statuses(checks: &[Check]) -> Vec<(String, CheckStatus)> {
+        checks.iter().map(|check| (check.name.clone(), check.status)).collect()
+    }
+
+    #[test]
+    fn the_default_storage_class_decides() {
+        use CheckStatus::{Ok, Warning};
+        let drivers = vec!["csi.example.com".to_owned()];
+        let good = class("a", true, &json!({"allowVolumeExpansion": true}));
+        let is = |checks: &[Check], expected: &[(&str, CheckStatus)]| {
+            let expected: Vec<_> = expected.iter().map(|(name, status)| ((*name).to_owned(), *status)).collect();
+            assert_eq!(statuses(checks), expected);
+        };
+        is(
+            &storage(&[good.clone(), class("b", false, &json!({}))], &drivers),
+            &[("StorageClass", Ok), ("Volume expansion", Ok), ("Volume snapshots", Ok)],
+        );
+        is(
+            &storage(&[class("a", true, &json!({}))], &[]),
+            &[("StorageClass", Ok), ("Volume expansion", Warning), ("Volume snapshots", Warning)],
+        );
+        is(&storage(&[class("a", false, &json!({}))], &drivers), &[("StorageClass", Warning)]);
+        assert_eq!(storage(&[good.clone(), good], &drivers)[0].status, Warning);
+    }
+
+    #[test]
+    fn kubevirt_must_be_deployed_after_the_installation() {
+        let of = |phase: &str| -> KubeVirt {
+            serde_json::from_value(json!({
+                "apiVersion": "kubevirt.io/v1", "kind": "KubeVirt",
+                "metadata": {"name": "kubevirt", "namespace": "kubevirt"},
+                "spec": {}, "status": {"phase": phase, "observedKubeVirtVersion": "v1.8.4"},
+            }))
+            .unwrap()
+        };
+        assert_eq!(kubevirt(&[], true).status, CheckStatus::Warning);
+        assert_eq!(kubevirt(&[], false).status, CheckStatus::Failed);
+        assert_eq!(kubevirt(&[of("Deploying")], false).status, CheckStatus::Failed);
+        assert_eq!(kubevirt(&[of("Deployed")], false).message, "kubevirt/kubevirt v1.8.4 is deployed");
+    }
+
+    #[test]
+    fn nodes_need_kvm_unless_kubevirt_emulates_it() {
+        let node =
+            |count: &str| -> Node { serde_json::from_value(json!({"status": {"allocatable": {KVM: count}}})).unwrap() };
+        assert_eq!(nodes(&[node("0"), node("1k")], None).message, "1 of 2 have hardware virtualization (KVM)");
+        assert_eq!(nodes(&[node("0"), Node::default()], None).status, CheckStatus::Warning);
+        let spec = json!({"configuration": {"developerConfiguration": {"useEmulation": true}}});
+        let emulating: KubeVirt = serde_json::from_value(json!({
+            "apiVersion": "kubevirt.io/v1", "kind": "KubeVirt", "metadata": {"name": "kubevirt"}, "spec": spec,
+        }))
+        .unwrap();
+        assert!(nodes(&[node("110")], Some(&emulating)).message.contains("emulates"));
+    }
+
+    #[test]
+    fn a_crd_of_another_product_fails_before_and_after_the_installation() {
+        let (name, field) = crate::crd_guard::OWN_FIELDS[0];
+        let mut crd = vitivirt_api::machine::crds().remove(0);
+        assert_eq!(own_crd(name, field, None, true).status, CheckStatus::Ok);
+        assert_eq!(own_crd(name, field, None, false).status, CheckStatus::Failed);
+        assert!(own_crd(name, field, Some(&crd), false).message.contains("not established"));
+        let established = json!({"conditions": [
+            {"type": "Established", "status": "True", "reason": "x", "message": "", "lastTransitionTime": null},
+        ]});
+        crd.status = serde_json::from_value(established).unwrap();
+        assert_eq!(own_crd(name, field, Some(&crd), false).status, CheckStatus::Ok);
+        crd.spec.versions[0].schema = None;
+        for pre in [true, false] {
+            let check = own_crd(name, field, Some(&crd), pre);
+            assert!(check.status == CheckStatus::Failed && check.message.contains("another product"), "{check:?}");
+        }
+    }
+}

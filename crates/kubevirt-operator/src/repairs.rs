@@ -1,0 +1,105 @@
+//! Remembers which objects of Machines the operator wrote a moment ago. `vitivirt_machine` delays writes that repeat
+//! others too often, because another client undoes them.
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
+
+use k8s_openapi::{
+    api::core::v1::{PersistentVolumeClaim, Secret},
+    jiff::{SignedDuration, Timestamp},
+};
+use parking_lot::Mutex;
+use serde_json::Value;
+use vitivirt_api::{
+    ApiResource, ObjectKey, Plan, RecentWrites,
+    resources::{network_attachment_resource, virtual_machine_resource},
+};
+use vitivirt_machine::{Observed, RecentWritesByObject, desired_digest, repaired_objects};
+use vitivirt_runtime::{reconcile::Executor, watch::WriteObserver};
+
+const SWEEP_INTERVAL: SignedDuration = SignedDuration::from_mins(1);
+
+/// The kind and the key of an object.
+type Object = (String, ObjectKey);
+
+#[derive(Default)]
+pub(crate) struct Repairs {
+    recent: Mutex<Recent>,
+    /// The objects of which the API server accepted a write in a reconcile that has not been recorded yet.
+    written: Mutex<HashSet<Object>>,
+}
+
+#[derive(Default)]
+struct Recent {
+    writes: HashMap<Object, RecentWrites<u64>>,
+    /// When writes that no longer delay anything were removed.
+    swept: Option<Timestamp>,
+}
+
+impl Recent {
+    fn sweep(&mut self, now: Timestamp) {
+        if self.swept.is_none_or(|swept| swept + SWEEP_INTERVAL <= now) {
+            self.writes.retain(|_, recent| !recent.is_old(now));
+            self.swept = Some(now);
+        }
+    }
+}
+
+impl Repairs {
+    /// Counts the writes of this executor.
+    pub(crate) fn observe(self: &Arc<Self>, executor: Executor) -> Executor {
+        let kinds = [
+            virtual_machine_resource(),
+            network_attachment_resource(),
+            ApiResource::erase::<PersistentVolumeClaim>(&()),
+            ApiResource::erase::<Secret>(&()),
+        ];
+        kinds.iter().fold(executor, |executor, kind| executor.observe_writes(kind, self.clone()))
+    }
+
+    /// The recent writes of the objects that a reconcile of this Machine may write.
+    pub(crate) fn of(&self, observed: &Observed) -> RecentWritesByObject {
+        let recent = &self.recent.lock().writes;
+        let find = |(kind, name): (&'static str, String)| {
+            let found = recent.get(&(kind.to_owned(), observed.id.sibling(&name)))?;
+            Some(((kind.to_owned(), name), *found))
+        };
+        observed.writable_objects().filter_map(find).collect()
+    }
+
+    /// Records the writes of a reconcile that the API server accepted.
+    pub(crate) fn record(&self, observed: &Observed, plan: &Plan) {
+        let mut recent = self.recent.lock();
+        recent.sweep(observed.now);
+        let mut written = self.written.lock();
+        for target in repaired_objects(plan) {
+            let object = (target.resource.kind.clone(), target.key.clone());
+            if !written.remove(&object) {
+                continue;
+            }
+            let digest = desired_digest(observed, target);
+            let before = recent.writes.get(&object).filter(|before| before.written() == digest);
+            let after = RecentWrites::after(before, digest, observed.now);
+            recent.writes.insert(object, after);
+        }
+    }
+}
+
+impl WriteObserver for Repairs {
+    fn on_written(&self, object: &Value) {
+        let text = |pointer: &str| object.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
+        let key = ObjectKey::namespaced(text("/metadata/namespace"), text("/metadata/name"));
+        self.written.lock().insert((text("/kind").to_owned(), key));
+    }
+
+    fn on_live_read(&self, _object: &Value) {}
+
+    fn on_deleted(&self, _key: &ObjectKey, _uid: &str) {}
+
+    /// The caches decide.
+    fn is_absent(&self) -> bool {
+        true
+    }
+}
