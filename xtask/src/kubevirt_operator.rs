@@ -7,11 +7,13 @@ use kube::{
     Api,
     api::{ApiResource, DynamicObject},
 };
-use vitivirt_lab::{Lab, OperatorProcess, OperatorProcessOptions};
+use vitivirt_lab::{Lab, OperatorProcess, OperatorProcessOptions, OwnProgram};
 
 use crate::programs;
 
 const NAMESPACE: &str = "kubevirt-operator-system";
+/// Matches the repository of the image that config/ names.
+const IMAGE: &str = "vitistack/kubevirt-operator";
 const ACCOUNT: &str = "kubevirt-operator-controller-manager";
 
 /// Creates the objects of config/crd and config/rbac.
@@ -31,15 +33,31 @@ pub(crate) async fn install(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(crate) fn machines(lab: &Lab, namespace: &str) -> Api<DynamicObject> {
-    let resource = ApiResource {
+/// The Deployment and the Service of config/manager.
+pub(crate) fn deployment() -> Result<String> {
+    let file = programs::root().join("config/manager/manager.yaml");
+    std::fs::read_to_string(&file).with_context(|| format!("reading {}", file.display()))
+}
+
+/// Both programs, for the pods with their image.
+pub(crate) fn own_programs() -> Result<Vec<OwnProgram>> {
+    let folder = programs::target_dir()?.join("debug");
+    let program = |name: &str| OwnProgram { image: IMAGE.to_owned(), file: folder.join(name) };
+    Ok(vec![program("kubevirt-operator"), program("virt-operator")])
+}
+
+pub(crate) fn machine_resource() -> ApiResource {
+    ApiResource {
         group: "vitistack.io".to_owned(),
         version: "v1alpha1".to_owned(),
         api_version: "vitistack.io/v1alpha1".to_owned(),
         kind: "Machine".to_owned(),
         plural: "machines".to_owned(),
-    };
-    Api::namespaced_with(lab.client(), namespace, &resource)
+    }
+}
+
+pub(crate) fn machines(lab: &Lab, namespace: &str) -> Api<DynamicObject> {
+    Api::namespaced_with(lab.client(), namespace, &machine_resource())
 }
 
 /// Starts the operator that was built with `profile` (debug or release).
@@ -55,7 +73,7 @@ pub(crate) async fn start_through(lab: &Lab, profile: &str, through_proxy: bool)
         ("HEALTH_PROBE_BIND_ADDRESS", "{address}:8081"),
     ];
     lab.run(OperatorProcessOptions {
-        file: programs::target_dir()?.join(profile).join("kubevirt-operator"),
+        file: programs::folder(profile)?.join("kubevirt-operator"),
         namespace: NAMESPACE.to_owned(),
         service_account: ACCOUNT.to_owned(),
         arguments: vec!["run".to_owned()],

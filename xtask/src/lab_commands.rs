@@ -4,20 +4,21 @@
 //! process and with it the lab. A file in the cache folder describes each running lab.
 
 use std::{
+    ffi::OsString,
     path::PathBuf,
     process::{Command, ExitCode, Stdio},
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, bail};
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde::Serialize;
 use vitivirt_lab::{
     Extension, KubeVirtInstaller, LabOptions, Pace, PodRule, components,
     daemon::{self, DaemonState, LabDaemon},
 };
 
-use crate::{finish, programs};
+use crate::{finish, kubevirt_operator, programs};
 
 #[derive(Subcommand)]
 pub(crate) enum LabCommand {
@@ -55,6 +56,9 @@ pub(crate) struct UpOptions {
     /// How KubeVirt is installed
     #[arg(long, value_enum, default_value_t = KubeVirtChoice::None)]
     kubevirt: KubeVirtChoice,
+    /// Run kubevirt-operator too [default: true with --kubevirt ours]
+    #[arg(long, value_name = "BOOLEAN", num_args = 0..=1, default_missing_value = "true")]
+    machines: Option<bool>,
     /// File with a KubeVirt resource (YAML). Default: the resource of the release
     #[arg(long, value_name = "FILE")]
     custom_resource: Option<PathBuf>,
@@ -76,6 +80,9 @@ pub(crate) struct UpOptions {
     /// Additional CRDs to install
     #[arg(long, value_enum, value_delimiter = ',')]
     with: Vec<ExtensionChoice>,
+    /// Run the programs of this project in pods with their image
+    #[arg(long, hide = true)]
+    programs: bool,
     /// Make pods crash whose image contains this text
     #[arg(long, value_name = "IMAGE")]
     crash: Vec<String>,
@@ -117,7 +124,7 @@ enum ExtensionChoice {
 
 pub(crate) fn run(command: LabCommand) -> ExitCode {
     match command {
-        LabCommand::Up(options) => finish(up(&options)),
+        LabCommand::Up(options) => finish(up(&options, std::env::args_os().skip(3).collect())),
         LabCommand::Exec { name, command } => daemon::exec(&name, &command).unwrap_or_else(|error| crate::fail(&error)),
         LabCommand::Down { name } => finish(daemon::down(&name).map(|()| eprintln!("Lab {name:?} has been stopped."))),
         LabCommand::Build => finish(components::ensure(&components::STANDARD)),
@@ -125,7 +132,20 @@ pub(crate) fn run(command: LabCommand) -> ExitCode {
     }
 }
 
-fn up(options: &UpOptions) -> Result<()> {
+/// Starts an empty lab for `cargo xtask demo --keep`.
+pub(crate) fn start_for_demo(name: &str) -> Result<()> {
+    #[derive(Parser)]
+    struct Up {
+        #[command(flatten)]
+        options: UpOptions,
+    }
+    let arguments = ["--name", name, "--programs", "--with", "multus"];
+    let up_options = Up::try_parse_from(std::iter::once("up").chain(arguments)).context("options of the lab")?.options;
+    up(&up_options, arguments.map(OsString::from).to_vec())
+}
+
+/// `arguments` are those of the background process.
+fn up(options: &UpOptions, arguments: Vec<OsString>) -> Result<()> {
     // Until the new lab can be found by its name, no other command may start a lab of that name.
     let _lock = daemon::lock(&options.name)?;
     if let Some(running) = LabDaemon::find(&options.name)? {
@@ -138,7 +158,7 @@ fn up(options: &UpOptions) -> Result<()> {
     }
     lab_options(options)?;
     components::ensure(&components::STANDARD)?;
-    if matches!(options.kubevirt, KubeVirtChoice::Ours) {
+    if options.needs_own_programs() {
         programs::build(false)?;
     }
     let log = daemon::log_file(&options.name)?;
@@ -146,7 +166,7 @@ fn up(options: &UpOptions) -> Result<()> {
     let program = std::env::current_exe().context("finding the path of this program")?;
     let mut process = Command::new(program)
         .args(["lab", "serve"])
-        .args(std::env::args_os().skip(3))
+        .args(arguments)
         // The process stops if this pipe closes before the lab is ready: after Ctrl-C, or if this command fails.
         .stdin(Stdio::piped())
         .stdout(sink.try_clone().context("sharing the log file")?)
@@ -176,7 +196,17 @@ fn up(options: &UpOptions) -> Result<()> {
 
 /// The background process that owns the lab. It has no terminal and runs until `down`.
 fn serve(options: &UpOptions) -> ExitCode {
-    daemon::run(&options.name, || lab_options(options))
+    daemon::run(
+        &options.name,
+        || lab_options(options),
+        async |lab| {
+            if options.runs_kubevirt_operator() {
+                kubevirt_operator::install(lab).await?;
+                lab.create(&kubevirt_operator::deployment()?).await?;
+            }
+            Ok(())
+        },
+    )
 }
 
 fn lab_options(options: &UpOptions) -> Result<LabOptions> {
@@ -196,6 +226,9 @@ fn lab_options(options: &UpOptions) -> Result<LabOptions> {
     }
     if let Some(delay) = options.vms_boot_after {
         lab.guests.boots_after = seconds(delay)?.into();
+    }
+    if options.needs_own_programs() {
+        lab.own_programs = kubevirt_operator::own_programs()?;
     }
     lab.guests.live_migratable = !options.no_live_migration;
     lab.extensions = options.with.iter().map(|extension| (*extension).into()).collect();
@@ -217,6 +250,17 @@ pub(crate) fn read_custom_resource(path: &std::path::Path) -> Result<serde_json:
     match (documents.pop(), documents.is_empty()) {
         (Some(document), true) if document.get("kind").is_some_and(|kind| kind == "KubeVirt") => Ok(document),
         _ => bail!("{} must contain exactly one KubeVirt resource", path.display()),
+    }
+}
+
+impl UpOptions {
+    fn runs_kubevirt_operator(&self) -> bool {
+        self.machines.unwrap_or(matches!(self.kubevirt, KubeVirtChoice::Ours))
+    }
+
+    /// Whether the lab runs programs of this project.
+    fn needs_own_programs(&self) -> bool {
+        self.programs || self.runs_kubevirt_operator() || matches!(self.kubevirt, KubeVirtChoice::Ours)
     }
 }
 

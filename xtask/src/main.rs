@@ -1,21 +1,27 @@
 //! Development commands of the project. `cargo xtask --help` lists them.
 //!
 //! This file parses the command line. Each command has its own module: `demo`, `test`, `lab_commands`, `parity`, `e2e`,
-//! `bench`, `chaos`, `generate` and `generate_release`. They share `programs` (builds the operators),
-//! `kubevirt_operator` (runs one of them in a lab) and `terminal` (output). `text_checks` contains only tests.
+//! `bench`, `chaos`, `image`, `generate` (with `charts` and `monitoring`) and `generate_release`. They share `programs`
+//! (builds the operators), `shipped` (builds those of the image), `kubevirt_operator` (runs one of them in a lab) and
+//! `terminal` (output). `text_checks` contains only tests.
 
 #![expect(clippy::disallowed_methods, reason = "these commands measure and drive real programs in real time")]
 
 mod bench;
 mod chaos;
+mod charts;
 mod demo;
 mod e2e;
 mod generate;
 mod generate_release;
+mod image;
 mod kubevirt_operator;
 mod lab_commands;
+mod monitoring;
 mod parity;
 mod programs;
+mod reference;
+mod shipped;
 mod terminal;
 mod test;
 #[cfg(test)]
@@ -39,8 +45,8 @@ struct XtaskArguments {
 
 #[derive(Subcommand)]
 enum XtaskCommand {
-    /// Show both operators: install KubeVirt in a lab and start one Machine.
-    Demo,
+    /// Show both operators: install KubeVirt, run Machines, change and remove them.
+    Demo(demo::DemoOptions),
     /// Run all checks: format, lints, generated files, unit tests and tests on the lab.
     Test(test::TestOptions),
     /// Run a lab in the background and use it.
@@ -56,6 +62,8 @@ enum XtaskCommand {
     /// Run long tests that inject random faults and check the result.
     #[command(subcommand)]
     Chaos(chaos::ChaosCommand),
+    /// Build the container image of both operators, without a container engine
+    Image(image::ImageOptions),
     /// Write the generated files, or check that they are up to date.
     Generate(generate::GenerateOptions),
 }
@@ -65,13 +73,14 @@ fn main() -> ExitCode {
         return fail(&error);
     }
     match XtaskArguments::parse().command {
-        XtaskCommand::Demo => demo::run(),
+        XtaskCommand::Demo(options) => demo::run(&options),
         XtaskCommand::Test(options) => finish(test::run(&options)),
         XtaskCommand::Lab(command) => lab_commands::run(command),
         XtaskCommand::Parity(options) => parity::run(&options),
         XtaskCommand::E2e(options) => e2e::run(&options),
         XtaskCommand::Bench(bench) => bench::run(&bench),
         XtaskCommand::Chaos(chaos) => chaos::run(&chaos),
+        XtaskCommand::Image(options) => image::run(&options),
         XtaskCommand::Generate(options) => finish(generate::run(&options)),
     }
 }

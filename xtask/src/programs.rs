@@ -4,20 +4,28 @@ use std::{path::PathBuf, process::Command};
 
 use anyhow::{Context, Result, bail};
 
-/// Builds both operators and returns the folder with the executables.
+use crate::shipped::{self, Architecture, Profile, Source, Workspace};
+
+/// Builds both operators and returns the folder with the executables. The release build is the one of the image.
 pub(crate) fn build(release: bool) -> Result<PathBuf> {
-    let mut command = cargo();
     if release {
-        // Only the released packages, so that cargo enables only their own features.
-        command.args(["build", "--quiet", "--release", "--package", "kubevirt-operator", "--package", "virt-operator"]);
-    } else {
-        // The whole workspace, so that dependencies have the same features as in other commands.
-        command.args(["build", "--quiet", "--workspace", "--bins"]);
+        return shipped::build(&Workspace::current(Profile::Release)?, Architecture::host()?, &Source::find()?, false);
     }
+    let mut command = cargo();
+    // The whole workspace, so that dependencies have the same features as in other commands.
+    command.args(["build", "--quiet", "--workspace", "--bins"]);
     if !command.status().context("running cargo build")?.success() {
         bail!("the operators do not compile; see the output of cargo above");
     }
-    Ok(target_dir()?.join(if release { "release" } else { "debug" }))
+    folder("debug")
+}
+
+/// The folder with the executables of a profile (debug or release).
+pub(crate) fn folder(profile: &str) -> Result<PathBuf> {
+    match profile {
+        "release" => Ok(Workspace::current(Profile::Release)?.folder(Architecture::host()?)),
+        profile => Ok(target_dir()?.join(profile)),
+    }
 }
 
 pub(crate) fn cargo() -> Command {
@@ -39,7 +47,7 @@ pub(crate) fn stage(profile: &str, name: &str) -> Result<PathBuf> {
     let staged = folder.join(name);
     if !staged.exists() {
         std::fs::create_dir_all(&folder).with_context(|| format!("creating {}", folder.display()))?;
-        let built = target_dir()?.join(profile).join(name);
+        let built = self::folder(profile)?.join(name);
         std::fs::copy(&built, &staged).with_context(|| format!("copying {}", built.display()))?;
     }
     Ok(staged)
@@ -57,4 +65,10 @@ pub(crate) fn target_dir() -> Result<PathBuf> {
     let target =
         program.parent().and_then(|profile| profile.parent()).context("this program is not in a target folder")?;
     Ok(target.to_owned())
+}
+
+/// Whether a program is on the `PATH`.
+pub(crate) fn is_installed(program: &str) -> bool {
+    std::env::var_os("PATH")
+        .is_some_and(|path| std::env::split_paths(&path).any(|folder| folder.join(program).is_file()))
 }

@@ -8,7 +8,10 @@ use std::{
 use anyhow::{Context, Result, bail};
 use clap::Args;
 
-use crate::programs::cargo;
+use crate::{
+    programs::{cargo, is_installed},
+    shipped::{self, Architecture},
+};
 
 #[derive(Args)]
 pub(crate) struct TestOptions {
@@ -21,8 +24,13 @@ pub(crate) struct TestOptions {
 const PURE_SUITES: [&str; 3] = ["commands", "install", "planner"];
 
 /// Packages with a test binary that starts labs. A failure of an earlier one may explain failures of later ones.
-const LAB_SUITES: [(&str, &str); 3] =
-    [("vitivirt-lab", "lab"), ("kubevirt-operator", "cluster"), ("virt-operator", "cluster")];
+const LAB_SUITES: [(&str, &str); 5] = [
+    ("vitivirt-lab", "lab"),
+    ("kubevirt-operator", "cluster"),
+    ("virt-operator", "cluster"),
+    ("virt-operator", "monitoring"),
+    ("kubectl-vmachine", "cluster"),
+];
 
 struct TestSuite {
     name: String,
@@ -32,7 +40,7 @@ struct TestSuite {
 enum SuiteAction {
     Run(Command),
     /// Why the suite cannot run on this machine.
-    Skip(&'static str),
+    Skip(String),
 }
 
 impl TestSuite {
@@ -86,7 +94,7 @@ fn suites(fast: bool) -> Vec<TestSuite> {
         suites.push(TestSuite::cargo("dependencies", &["deny", "check", "bans", "licenses", "sources"]));
     } else {
         let reason = "cargo-deny is not installed (`cargo install cargo-deny`)";
-        suites.push(TestSuite { name: "dependencies".to_owned(), action: SuiteAction::Skip(reason) });
+        suites.push(TestSuite { name: "dependencies".to_owned(), action: SuiteAction::Skip(reason.to_owned()) });
     }
     suites.push(TestSuite::cargo("unit tests", &["test", "--quiet", "--workspace", "--lib", "--bins"]));
     let mut pure = vec!["test", "--quiet", "--workspace"];
@@ -103,17 +111,24 @@ fn suites(fast: bool) -> Vec<TestSuite> {
         suites.push(TestSuite::cargo("operator binaries", &["build", "--quiet", "--workspace", "--bins"]));
         for (package, binary) in LAB_SUITES {
             suites.push(TestSuite::cargo(
-                &format!("{package} tests on the lab"),
+                &format!("{package} tests on the lab ({binary})"),
                 &["test", "--quiet", "--package", package, "--test", binary],
             ));
         }
+        suites.push(image_suite());
     }
     suites
 }
 
-fn is_installed(program: &str) -> bool {
-    std::env::var_os("PATH")
-        .is_some_and(|path| std::env::split_paths(&path).any(|folder| folder.join(program).is_file()))
+/// The image from its layout to both operators on a lab. A release has the same layout and other programs: those of
+/// this suite compile in a fraction of the time.
+fn image_suite() -> TestSuite {
+    let name = "image";
+    let target = Architecture::host().and_then(|architecture| shipped::check_target(architecture.target()));
+    match target {
+        Ok(()) => TestSuite::cargo(name, &["xtask", "image", "--profile", "quick", "--no-sbom", "--check"]),
+        Err(error) => TestSuite { name: name.to_owned(), action: SuiteAction::Skip(error.to_string()) },
+    }
 }
 
 fn report(reports: &[SuiteReport]) -> Result<()> {

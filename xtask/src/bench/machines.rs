@@ -27,7 +27,7 @@ pub(crate) struct MachinesOptions {
     /// Seconds to measure the idle operator
     #[arg(long, default_value_t = 60)]
     idle: u64,
-    /// Give each Machine a source Secret of its own
+    /// Give each Machine its own source Secret
     #[arg(long)]
     secret_refs: bool,
 }

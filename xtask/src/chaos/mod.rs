@@ -11,7 +11,9 @@ use clap::Subcommand;
 use jiff::Timestamp;
 use rand::{Rng, SeedableRng, rngs::StdRng, seq::IndexedRandom};
 use vitivirt_lab::{
-    Lab, LabOptions, OperatorProcess, components, isolate,
+    Lab, LabOptions, OperatorProcess, components,
+    harness::TIMEOUT_VARIABLE,
+    isolate,
     leadership::{self, LeadershipSpan, Messages},
     proxy::Partition,
 };
@@ -57,7 +59,7 @@ pub(crate) enum ChaosCommand {
         #[arg(long, value_name = "PHASE:NUMBER", conflicts_with_all = ["writes", "seed"])]
         replay: Option<String>,
     },
-    /// Replace upstream virt-operator by ours, and back, in every state of an installation; writes docs/takeover.md
+    /// Replace upstream virt-operator with ours, and back, in every state of an installation; writes docs/takeover.md
     Takeover,
     /// Undo each repair of a Deployment for three minutes and count the writes of virt-operator
     Fight,
@@ -111,10 +113,14 @@ fn in_labs(campaign: impl Future<Output = Result<()>>) -> ExitCode {
 }
 
 /// A test on the lab of which `cargo xtask test` runs a short form. The environment variable demands the long one.
+/// Longer than any campaign.
+const CAMPAIGN_TIMEOUT: Duration = Duration::from_secs(6 * 3600);
+
 fn long_test(package: &str, test: &str, (variable, value): (&str, String)) -> Result<()> {
     let status = programs::cargo()
         .args(["test", "--quiet", "--package", package, "--test", "cluster", "--", test])
         .env(variable, value)
+        .env(TIMEOUT_VARIABLE, CAMPAIGN_TIMEOUT.as_secs().to_string())
         .status()
         .with_context(|| format!("running {test}"))?;
     if !status.success() {

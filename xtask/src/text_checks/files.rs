@@ -18,15 +18,15 @@ impl SourceFile {
     }
 }
 
-/// README.md, CONTRIBUTING.md, CHANGELOG.md and docs/*.md.
+/// README.md, CONTRIBUTING.md, SECURITY.md, CHANGELOG.md and docs/*.md.
 pub(super) fn documents() -> Vec<SourceFile> {
-    let pages = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"].map(|name| root().join(name));
+    let pages = ["README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"].map(|name| root().join(name));
     pages.into_iter().chain(paths_below("docs", "md")).map(|path| SourceFile::read(&path)).collect()
 }
 
 /// The manifests that a user reads or applies.
 pub(super) fn manifests() -> Vec<SourceFile> {
-    let folders = ["config/crd", "config/rbac", "examples"];
+    let folders = ["config/crd", "config/prometheus", "config/rbac", "examples"];
     folders.into_iter().flat_map(|folder| paths_below(folder, "yaml")).map(|path| SourceFile::read(&path)).collect()
 }
 

@@ -1,0 +1,200 @@
+//! `cargo xtask image --check`: the image as others see it. Everything runs in a network namespace without a route.
+//!
+//! - crane, the registry client of another project, pushes the layout to a registry and pulls it again;
+//! - both programs of the pulled image run as the image's user on a read-only root without any other file;
+//! - a lab installs both operators from `config/`, and their pods run the image.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Stdio,
+    time::Duration,
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use tokio::{net::TcpStream, process::Command, time::Instant};
+use vitivirt_api::IMAGE;
+use vitivirt_lab::{ContainerImage, Lab, LabOptions, components, isolate::scratch_folder};
+
+use super::layout::USER;
+use crate::{programs, shipped::PROGRAMS, terminal::step};
+
+const REGISTRY: &str = "127.0.0.1:5000";
+const TIMEOUT: Duration = Duration::from_secs(30);
+/// The longest name of a process that the kernel keeps.
+const COMMAND_NAME: usize = 15;
+
+pub(super) async fn run(archive: &Path) -> Result<()> {
+    let image = step("check every digest of the archive", async { ContainerImage::load(archive) }).await?;
+    ensure!(image.reference.as_deref() == Some(IMAGE), "the archive has the image {:?}, not {IMAGE}", image.reference);
+    let pulled = step("push it to a registry and pull it", through_registry(archive, &image)).await?;
+    step("run both programs of the pulled image", async { run_programs(&pulled) }).await?;
+    step("install both operators from config/ on a lab", install(image)).await
+}
+
+/// Returns the image as a client pulls it.
+async fn through_registry(archive: &Path, image: &ContainerImage) -> Result<ContainerImage> {
+    let folder = scratch_folder("registry")?;
+    let (layout, pulled) = (folder.join("layout"), folder.join("pulled"));
+    let file = fs::File::open(archive).with_context(|| format!("opening {}", archive.display()))?;
+    tar::Archive::new(file).unpack(&layout).context("unpacking the archive")?;
+
+    let log = fs::File::create(folder.join("registry.log")).context("creating the registry's log")?;
+    let _registry = Command::new(components::crane()?)
+        .args(["registry", "serve", "--address", REGISTRY])
+        .stdin(Stdio::null())
+        .stdout(log.try_clone().context("sharing the log file")?)
+        .stderr(log)
+        .kill_on_drop(true)
+        .spawn()
+        .context("starting the registry")?;
+    let started = Instant::now();
+    while TcpStream::connect(REGISTRY).await.is_err() {
+        ensure!(started.elapsed() < TIMEOUT, "the registry does not listen after {TIMEOUT:?}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+
+    let (_, path) = IMAGE.split_once('/').context("the image has no registry")?;
+    let reference = format!("{REGISTRY}/{path}");
+    let text = |path: &Path| path.display().to_string();
+    crane(&["push", &text(&layout), &reference]).await?;
+    let digest = crane(&["digest", &reference]).await?;
+    ensure!(digest.trim() == image.digest, "the registry has the digest {digest}, the archive {}", image.digest);
+    crane(&["validate", "--remote", &reference]).await?;
+    crane(&["pull", "--format", "oci", &reference, &text(&pulled)]).await?;
+    let pulled = ContainerImage::from_layout(&pulled, &folder.join("root"))?;
+    ensure!(pulled.digest == image.digest, "pulled {}, pushed {}", pulled.digest, image.digest);
+    Ok(pulled)
+}
+
+async fn crane(arguments: &[&str]) -> Result<String> {
+    let output = Command::new(components::crane()?)
+        .args(arguments)
+        // Without a configuration of the user: a credential helper is another program.
+        .env_clear()
+        .env("HOME", "/nonexistent")
+        .stdin(Stdio::null())
+        .output()
+        .await
+        .context("running crane")?;
+    if !output.status.success() {
+        bail!("crane {}: {}", arguments.join(" "), String::from_utf8_lossy(&output.stderr).trim());
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+fn run_programs(image: &ContainerImage) -> Result<()> {
+    for program in PROGRAMS {
+        let output = image.run(program, &["--version"])?;
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let expected = format!("{program} {} (commit ", env!("CARGO_PKG_VERSION"));
+        ensure!(
+            output.status.success() && text.starts_with(&expected),
+            "{program} --version: {}: {text}{}",
+            output.status,
+            String::from_utf8_lossy(&output.stderr)
+        );
+        eprintln!("  {}", text.trim());
+    }
+    Ok(())
+}
+
+/// The commands of the README, and one Machine.
+async fn install(image: ContainerImage) -> Result<()> {
+    let lab = Lab::start(LabOptions { images: vec![image], ..LabOptions::default() }).await?;
+    let result = lab.keeping_logs("image-check", install_on(&lab)).await;
+    lab.stop().await?;
+    result
+}
+
+async fn install_on(lab: &Lab) -> Result<()> {
+    let file = |name: &str| programs::root().join(name).display().to_string();
+    let rollout = |name: &'static str, namespace: &'static str| {
+        ["rollout", "status", name, "--namespace", namespace, "--timeout=120s"]
+    };
+    lab.kubectl(&["apply", "-f", &file("config/virt-operator/kubevirt-operator.yaml")]).await?;
+    lab.kubectl(&rollout("deployment/virt-operator", "kubevirt")).await?;
+    lab.kubectl(&["apply", "-f", &file("config/virt-operator/kubevirt-cr.yaml")]).await?;
+    let deployed = "--for=jsonpath={.status.phase}=Deployed";
+    lab.kubectl(&["wait", "kubevirts/kubevirt", "--namespace", "kubevirt", deployed, "--timeout=240s"]).await?;
+    let (crd, rbac, manager) = (file("config/crd"), file("config/rbac"), file("config/manager"));
+    lab.kubectl(&["apply", "-f", &crd, "-f", &rbac, "-f", &manager]).await?;
+    lab.kubectl(&rollout("deployment/kubevirt-operator-controller-manager", "kubevirt-operator-system")).await?;
+    lab.kubectl(&["apply", "-f", &file("examples/basic-vm.yaml")]).await?;
+    let running = "--for=jsonpath={.status.phase}=Running";
+    lab.kubectl(&["wait", "machines.vitistack.io", "--all", running, "--timeout=120s"]).await?;
+    check_processes()
+}
+
+/// Every process of the two operators runs as the user of the image on a read-only root.
+fn check_processes() -> Result<()> {
+    let expected: u32 = USER.split(':').next().and_then(|user| user.parse().ok()).context("the user is not numeric")?;
+    for program in PROGRAMS {
+        let name: String = program.chars().take(COMMAND_NAME).collect();
+        let processes = processes_named(&name);
+        ensure!(!processes.is_empty(), "no process of {program} runs in the lab");
+        for process in processes {
+            let user = user_in_container(&process)?;
+            ensure!(user == expected, "{program} runs as user {user}, not {expected}");
+            let mounts = fs::read_to_string(process.join("mountinfo")).context("reading the mounts of a process")?;
+            ensure!(is_read_only(&mounts), "{program} does not run on a read-only root:\n{mounts}");
+        }
+    }
+    Ok(())
+}
+
+/// The folders in `/proc` of the processes with this name.
+fn processes_named(name: &str) -> Vec<PathBuf> {
+    let processes = fs::read_dir("/proc").into_iter().flatten().flatten().map(|entry| entry.path());
+    let has_name =
+        |process: &PathBuf| fs::read_to_string(process.join("comm")).is_ok_and(|command| command.trim() == name);
+    processes.filter(has_name).collect()
+}
+
+/// The user of a process as the process itself sees it: its user namespace may give this process's user another number.
+fn user_in_container(process: &Path) -> Result<u32> {
+    let status = fs::read_to_string(process.join("status")).context("reading the status of a process")?;
+    let numbers = |text: &str| text.split_whitespace().map_while(|word| word.parse().ok()).collect::<Vec<u32>>();
+    let user = status.lines().find_map(|line| numbers(line.strip_prefix("Uid:")?).first().copied());
+    let user = user.context("the status of a process has no user")?;
+    let namespace = |process: &Path| fs::read_link(process.join("ns/user"));
+    if namespace(process).ok() == namespace(Path::new("/proc/self")).ok() {
+        return Ok(user);
+    }
+    let map = fs::read_to_string(process.join("uid_map")).context("reading the users of a process")?;
+    let mapped = map.lines().find_map(|line| match numbers(line).as_slice() {
+        [inside, outside, count] if (*outside..outside.saturating_add(*count)).contains(&user) => {
+            Some(inside + (user - outside))
+        }
+        _ => None,
+    });
+    mapped.context("the user of a process is not mapped")
+}
+
+/// Whether the last mount on `/` is read-only.
+fn is_read_only(mounts: &str) -> bool {
+    let options = |line: &str| {
+        let mut fields = line.split_whitespace().skip(4);
+        (fields.next() == Some("/")).then(|| fields.next().unwrap_or_default().split(',').any(|option| option == "ro"))
+    };
+    mounts.lines().filter_map(options).next_back().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_options_of_the_root_mount_decide() {
+        let root =
+            |options: &str| format!("40 30 0:30 /pods/a / {options} - tmpfs lab rw\n41 40 0:5 / /dev ro - x x rw\n");
+        assert!(is_read_only(&root("ro,relatime")));
+        assert!(!is_read_only(&root("rw,relatime")));
+        assert!(!is_read_only(""));
+    }
+
+    #[test]
+    fn this_process_has_its_own_user() {
+        assert_eq!(user_in_container(Path::new("/proc/self")).unwrap(), nix::unistd::Uid::current().as_raw());
+    }
+}

@@ -1,0 +1,180 @@
+//! `cargo xtask image`: builds the image that contains both programs, without a container engine.
+//!
+//! `shipped` builds the programs, `layout` the image, `sbom` the lists of dependencies. `check` tests the result.
+
+mod check;
+mod layout;
+mod sbom;
+#[cfg(test)]
+mod tests;
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
+
+use anyhow::{Context, Result, ensure};
+use clap::Args;
+use layout::{ImageFile, Layout, PROGRAM_FOLDER, Variant};
+use vitivirt_api::IMAGE;
+use vitivirt_lab::{
+    components::{self, ComponentGroup},
+    isolate,
+};
+
+use crate::{
+    programs,
+    shipped::{self, Architecture, PROGRAMS, Profile, Source, Workspace},
+};
+
+/// Larger images take long to pull.
+const MAXIMUM_SIZE: usize = 30_000_000;
+
+#[derive(Args)]
+pub(crate) struct ImageOptions {
+    /// Architectures of the image. Default: that of this machine
+    ///
+    /// Another architecture needs its Rust target (`rustup target add aarch64-unknown-linux-musl`) and a C compiler
+    /// (Debian: gcc-aarch64-linux-gnu libc6-dev-arm64-cross).
+    #[arg(long, value_delimiter = ',')]
+    arch: Vec<Architecture>,
+    /// Folder of the archive and the SBOMs. Default: target/image
+    #[arg(long)]
+    output: Option<PathBuf>,
+    /// Build without SBOMs, which need cargo-cyclonedx and cargo-auditable
+    #[arg(long)]
+    no_sbom: bool,
+    /// How the programs are compiled
+    #[arg(long, value_enum, default_value_t = Profile::Release)]
+    profile: Profile,
+    /// Check the image: registry, digests, and both operators on the lab
+    #[arg(long)]
+    check: bool,
+    /// Build the commit again in another folder and compare the bytes
+    #[arg(long)]
+    reproduce: bool,
+}
+
+pub(crate) fn run(options: &ImageOptions) -> ExitCode {
+    if !options.check {
+        return crate::finish(build(options));
+    }
+    let outside = || {
+        let groups = [components::STANDARD.as_slice(), &[ComponentGroup::Packaging]].concat();
+        components::ensure(&groups)?;
+        build(options)
+    };
+    isolate::run(outside, || {
+        let runtime = tokio::runtime::Runtime::new().context("starting tokio")?;
+        runtime.block_on(check::run(&archive_path(options)?)).map(|()| ExitCode::SUCCESS)
+    })
+}
+
+fn build(options: &ImageOptions) -> Result<()> {
+    let source = Source::find()?;
+    let workspace = Workspace::current(options.profile)?;
+    let archive = build_archive(options, &source, &workspace)?;
+    if options.reproduce {
+        reproduce(options, &source, &archive)?;
+    }
+    Ok(())
+}
+
+/// Builds the image, writes archive and SBOMs, and returns the archive.
+fn build_archive(options: &ImageOptions, source: &Source, workspace: &Workspace) -> Result<Vec<u8>> {
+    let mut variants = Vec::new();
+    for architecture in architectures(&options.arch)? {
+        eprintln!("→ build {} for {} …", PROGRAMS.join(" and "), architecture.name());
+        variants.push(variant(workspace, architecture, source, !options.no_sbom)?);
+    }
+    let layout = Layout::new(&variants, IMAGE, source)?;
+    let archive = layout.archive()?;
+    let path = archive_path(options)?;
+    let folder = path.parent().context("the archive is not in a folder")?;
+    fs::create_dir_all(folder).with_context(|| format!("creating {}", folder.display()))?;
+    for (name, content) in variants.iter().flat_map(|variant| &variant.sboms) {
+        write(&folder.join(name), content)?;
+    }
+    write(&path, &archive)?;
+    println!("image    {IMAGE}");
+    println!("digest   {}", layout.digest);
+    println!("commit   {}", source.revision);
+    println!("archive  {} ({:.1} MB)", path.display(), archive.len() as f64 / 1e6);
+    ensure!(
+        options.profile != Profile::Release || archive.len() <= MAXIMUM_SIZE * variants.len(),
+        "the image has {} bytes; at most {MAXIMUM_SIZE} are allowed for each architecture",
+        archive.len()
+    );
+    Ok(archive)
+}
+
+/// This machine's architecture first, then the others by name.
+fn architectures(given: &[Architecture]) -> Result<Vec<Architecture>> {
+    let host = Architecture::host()?;
+    let mut architectures = if given.is_empty() { vec![host] } else { given.to_vec() };
+    architectures.sort_by_key(|architecture| (*architecture != host, *architecture));
+    architectures.dedup();
+    Ok(architectures)
+}
+
+fn variant(workspace: &Workspace, architecture: Architecture, source: &Source, sbom: bool) -> Result<Variant> {
+    if sbom {
+        sbom::check_tools()?;
+    }
+    let folder = shipped::build(workspace, architecture, source, sbom)?;
+    let mut files = Vec::new();
+    for program in PROGRAMS {
+        files.push(ImageFile {
+            path: format!("{PROGRAM_FOLDER}/{program}"),
+            mode: 0o755,
+            content: read(&folder.join(program))?,
+        });
+    }
+    let license = read(&workspace.root.join("LICENSE"))?;
+    files.push(ImageFile { path: "licenses/LICENSE".to_owned(), mode: 0o644, content: license });
+    let sboms = if sbom { sbom::create(workspace, architecture, source)? } else { Vec::new() };
+    Ok(Variant { architecture, files, sboms })
+}
+
+fn archive_path(options: &ImageOptions) -> Result<PathBuf> {
+    let folder = match &options.output {
+        Some(folder) => folder.clone(),
+        None if options.profile == Profile::Quick => programs::target_dir()?.join("image-quick"),
+        None => programs::target_dir()?.join("image"),
+    };
+    let name = IMAGE.rsplit('/').next().unwrap_or(IMAGE).replace(':', "-");
+    Ok(folder.join(format!("{name}.tar")))
+}
+
+/// Builds the commit again from a clone in another folder, with an empty target folder.
+fn reproduce(options: &ImageOptions, source: &Source, archive: &[u8]) -> Result<()> {
+    ensure!(!source.revision.ends_with("-dirty"), "files differ from the commit; commit them, then use --reproduce");
+    let folder = tempfile::tempdir().context("creating a folder for the clone")?;
+    let clone = folder.path().join("another-folder");
+    let mut git = std::process::Command::new("git");
+    let status =
+        git.args(["clone", "--quiet"]).arg(programs::root()).arg(&clone).status().context("running git clone")?;
+    ensure!(status.success(), "git clone failed");
+    let workspace = Workspace { target: folder.path().join("target"), root: clone, profile: options.profile };
+    let again = ImageOptions {
+        arch: options.arch.clone(),
+        output: Some(folder.path().join("image")),
+        no_sbom: options.no_sbom,
+        profile: options.profile,
+        check: false,
+        reproduce: false,
+    };
+    eprintln!("→ build again in another folder …");
+    ensure!(build_archive(&again, source, &workspace)? == archive, "the second build has other bytes");
+    println!("both builds have the same bytes");
+    Ok(())
+}
+
+fn read(path: &Path) -> Result<Vec<u8>> {
+    fs::read(path).with_context(|| format!("reading {}", path.display()))
+}
+
+fn write(path: &Path, content: &[u8]) -> Result<()> {
+    fs::write(path, content).with_context(|| format!("writing {}", path.display()))
+}
