@@ -18,7 +18,7 @@
 //! - the objects of the release: `config`, `strategy`, and one module per family (`rbac`, `crds`, `webhooks`,
 //!   `workloads`, `certificates`, `monitoring`, …)
 //! - the objects of one installation: `validation`, `customize`, `placement`, `installation`, `object`
-//! - one reconcile: `eligibility`, `desired`, `plan` (with `order`, `rollout`, `crd_checks`, `storage`, `record`, `drift`, `repairs`,
+//! - one reconcile: `eligibility`, `superseded`, `desired`, `plan` (with `order`, `rollout`, `crd_checks`, `storage`, `record`, `drift`, `repairs`,
 //!   `up_to_date` and `orphans`), `report` (with `warnings`)
 //! - the end of an installation: `removal`
 //! - outside of a reconcile: `rehearsal` shows what a change would do, `admission` validates requests, `manifests` installs
@@ -67,6 +67,7 @@ mod services;
 mod stable_text;
 mod storage;
 mod strategy;
+mod superseded;
 mod template;
 #[cfg(feature = "testing")]
 pub mod testing;
@@ -105,6 +106,7 @@ pub use strategy::{
     InstallStrategy, StrategyItem, config_map,
     job::{is_of_another_release, variable},
 };
+pub use superseded::{NewerOperator, newer_operator};
 pub use trust::{TRUSTING_KINDS, trusted_bundles};
 pub use up_to_date::{StoredObjects, up_to_date_after};
 pub use warnings::{single_replica, warnings};

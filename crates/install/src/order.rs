@@ -220,7 +220,7 @@ fn is_newer(target: &str, installed: &str) -> bool {
     }
 }
 
-fn parse_version(text: &str) -> Option<Version> {
+pub(crate) fn parse_version(text: &str) -> Option<Version> {
     Version::parse(text.strip_prefix('v').unwrap_or(text)).ok()
 }
 

@@ -2,7 +2,14 @@
 //! and `desired` supply the input, and the crate `vitivirt-install` decides. Each lane has a queue, so that a write which
 //! hangs in one lane does not hold up another. Only the lane `Components` writes the status.
 
-use std::{marker::PhantomData, sync::Arc, time::Duration};
+use std::{
+    marker::PhantomData,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use kube::Api;
 use parking_lot::Mutex;
@@ -11,7 +18,7 @@ use vitivirt_api::{
     ErrorClass, Failure, ObjectKey, Outcome, Plan, Report, Step, Stop, Target, Wait, kubevirt::KubeVirt,
 };
 use vitivirt_install::{
-    Desired, LANE_WAIT, Lane, LaneProblem, Observed, RESOURCE_STEP, lane_problem,
+    Desired, LANE_WAIT, Lane, LaneProblem, NewerOperator, Observed, RESOURCE_STEP, lane_problem, newer_operator,
     removal::{guarded_report, has_finalizer, removal_plan, removal_report},
 };
 use vitivirt_runtime::reconcile::{Controller, classify};
@@ -64,6 +71,10 @@ pub(crate) struct LaneContext {
     /// The UID of the resource whose finalizer this operator has set and not confirmed yet, see `confirm`.
     pub(crate) unconfirmed: Mutex<Option<String>>,
     pub(crate) router: Arc<EventRouter>,
+    /// The pod of this process, if it runs in one.
+    pub(crate) own_pod: Option<ObjectKey>,
+    /// Whether the last reconcile found a newer operator.
+    pub(crate) superseded: AtomicBool,
     /// For the status page.
     pub(crate) last_reports: Arc<LastReports>,
 }
@@ -164,6 +175,9 @@ impl<L: LaneType> LaneController<L> {
         if matches!(removal, Removal::InProgress(_)) {
             return Ok(Some(PlanInput { observed, desired: Desired::Nothing, removal, _permit: None }));
         }
+        if self.context.is_superseded(&observed) {
+            return Ok(None);
+        }
         let mut permit = None;
         if L::LANE != Lane::Components {
             permit = self.context.permit(L::LANE, &observed).await;
@@ -211,6 +225,24 @@ impl LaneContext {
             }
         }
         Ok(exists)
+    }
+
+    /// Whether a newer virt-operator manages the installation. Then this one only renews certificates: it must not revert
+    /// what the newer one has written. An event of the newer operator's pods ends this.
+    fn is_superseded(&self, observed: &Observed) -> bool {
+        let newer = self.own_pod.as_ref().and_then(|own| newer_operator(observed, own));
+        let changed = self.superseded.swap(newer.is_some(), Ordering::Relaxed) != newer.is_some();
+        match &newer {
+            Some(NewerOperator { version, pod }) if changed => tracing::warn!(
+                version,
+                %pod,
+                "a newer virt-operator manages KubeVirt; this replica renews certificates and changes nothing else \
+                 until that pod is deleted"
+            ),
+            None if changed => tracing::info!("no newer virt-operator is left; this replica manages KubeVirt"),
+            _ => {}
+        }
+        newer.is_some()
     }
 
     /// Reports to the lane `Components` what is wrong in another lane, and that its objects are written.

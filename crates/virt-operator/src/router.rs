@@ -57,7 +57,7 @@ impl EventRouter {
         caches.own_namespace.subscribe(self.handler(Self::dependency_changed));
         caches.nodes.subscribe(self.handler(Self::dependency_changed));
         caches.component_pods.subscribe(self.handler(Self::pod_changed));
-        caches.operator_pods.subscribe(self.handler(Self::pod_changed));
+        caches.operator_pods.subscribe(self.handler(Self::operator_pod_changed));
         for (kind, cache) in caches.installed_objects() {
             let router = self.clone();
             cache.subscribe(move |change| router.object_changed(kind, change));
@@ -168,6 +168,12 @@ impl EventRouter {
         if change.new.as_deref().or(change.old.as_deref()).is_some_and(is_of_deployment) {
             self.enqueue_lane(Lane::Certificates);
         }
+    }
+
+    /// When a pod of the operator or of its Job changes, enqueue every resource in every lane, because a replica does not
+    /// change the installation of a newer one, and conditions name why the Job does not start.
+    fn operator_pod_changed(&self, _: &Change<Pod>) {
+        self.enqueue_all();
     }
 
     /// When the operator's namespace, a node, or an object that the installation depends on changes, enqueue every

@@ -4,7 +4,13 @@
 //! The endpoints use TLS from the start. `OperatorSettings` replaces their certificate and policy when the Secret of
 //! this operator or the KubeVirt resource changes.
 
-use std::{marker::PhantomData, path::Path, process::ExitCode, sync::Arc, time::Duration};
+use std::{
+    marker::PhantomData,
+    path::Path,
+    process::ExitCode,
+    sync::{Arc, atomic::AtomicBool},
+    time::Duration,
+};
 
 use anyhow::bail;
 use parking_lot::Mutex;
@@ -111,7 +117,7 @@ impl Operator for KubeVirtOperator {
             client: client.clone(),
             caches: caches.clone(),
             environment: environment.clone(),
-            namespace,
+            namespace: namespace.clone(),
             monitoring: Monitoring::new(context.clone(), router.clone()),
             migration_addresses: MigrationAddresses::new(&context, &router),
             lane_problems: problems.clone(),
@@ -131,6 +137,8 @@ impl Operator for KubeVirtOperator {
             gates,
             unconfirmed: Mutex::default(),
             router: router.clone(),
+            own_pod: settings.pod_name.as_deref().map(|name| ObjectKey::namespaced(&namespace, name)),
+            superseded: AtomicBool::default(),
             last_reports,
         });
         let (ready, kinds) = (metrics.clone(), caches.kinds.clone());

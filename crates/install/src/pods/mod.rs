@@ -235,6 +235,10 @@ impl FromIterator<(ObjectKey, Arc<Pod>)> for Pods {
 }
 
 impl Pods {
+    pub(crate) fn get(&self, key: &ObjectKey) -> Option<&Arc<Pod>> {
+        self.pods.iter().find(|(found, _)| found == key).map(|(_, pod)| pod)
+    }
+
     pub fn of(&self, kind: Kind, name: &str) -> impl Iterator<Item = &(ObjectKey, Arc<Pod>)> {
         self.pods.iter().filter(move |(_, pod)| pod.belongs_to(kind, name))
     }

@@ -2,9 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use serde_json::json;
+use serde_json::{Value, json};
 use vitivirt_api::{Failure, ObjectKey, Stop};
-use vitivirt_install::{DeploymentConfig, Environment, InstallStrategy, config_map, rehearsal::complete_plan};
+use vitivirt_install::{
+    DeploymentConfig, Environment, InstallStrategy, config_map, newer_operator, rehearsal::complete_plan,
+};
 
 use super::{
     installed,
@@ -114,7 +116,7 @@ fn a_rehearsal_contains_every_write_of_the_upgrade() {
     cluster.rolls_out = true;
     cluster.settle();
     let changed = cluster.objects.iter().filter(|(id, object)| {
-        let content = |object: &serde_json::Value| {
+        let content = |object: &Value| {
             let mut object = object.clone();
             object.as_object_mut().unwrap().remove("status");
             object
@@ -424,4 +426,46 @@ fn virt_handler_is_updated_on_one_node_then_on_a_tenth_after_any_restart() {
     }
     assert_eq!(cluster.reconcile().outcome.stop, Stop::Done);
     assert!(condition(&cluster, "Available").1.contains("Node node-29 is not ready"));
+}
+
+/// A pod of the operator's Deployment.
+fn operator_pod(name: &str, revision: &str) -> Value {
+    let owner = json!({
+        "apiVersion": "apps/v1", "kind": "ReplicaSet", "name": format!("virt-operator-{revision}"), "uid": "o",
+        "controller": true,
+    });
+    json!({
+        "metadata": {
+            "name": name, "uid": name, "labels": {"pod-template-hash": revision}, "ownerReferences": [owner],
+        },
+        "spec": {"containers": []},
+        "status": {"phase": "Running"},
+    })
+}
+
+#[test]
+fn an_operator_leaves_the_installation_of_a_newer_one_alone_until_that_one_is_gone() {
+    let own = ObjectKey::namespaced("kubevirt", "own");
+    let mut cluster = installed(&json!({}));
+    let newer = |cluster: &TestCluster| newer_operator(&cluster.observed(), &own).map(|newer| newer.version);
+    let mut deleted = operator_pod("newer", "b");
+    deleted["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+    let alone = [operator_pod("own", "a"), operator_pod("other", "a"), deleted];
+    let together = [operator_pod("own", "a"), operator_pod("newer", "b")];
+    for (version, pods_found, expected) in [
+        ("v1.8.4", &together[..], None),
+        ("v1.7.0", &together, None),
+        ("v1.9.0", &together, Some("v1.9.0")),
+        ("v1.8.4-rc.1", &together, None),
+        // A rollback: the pods of the newer operator are gone or go.
+        ("v1.9.0", &alone, None),
+        ("v1.9.0", &together[..1], None),
+        // A process outside of the Deployment.
+        ("v1.9.0", &together[1..], None),
+        ("latest", &together, None),
+    ] {
+        cluster.pods = pods(pods_found, &[]);
+        cluster.kubevirt.status.as_mut().unwrap().operator_version = version.to_owned();
+        assert_eq!(newer(&cluster).as_deref(), expected, "{version} {pods_found:?}");
+    }
 }
