@@ -3,15 +3,17 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use k8s_openapi::api::{coordination::v1::Lease, core::v1::Pod};
 use kube::{
-    Api,
-    api::{DynamicObject, Patch, PatchParams},
+    Api, ResourceExt,
+    api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams},
 };
 use serde_json::{Value, json};
+use tokio::time::sleep;
 use vitivirt_snapshot::{Comparison, Snapshot, compare};
 
 use crate::{
-    Extension, Lab, LabOptions,
+    Extension, Lab, LabOptions, Record,
     kubevirt::{NAMESPACE, VirtOperator, kubevirt_resource},
 };
 
@@ -21,6 +23,9 @@ const TIMEOUT: Duration = Duration::from_secs(120);
 const MONITORING: [&str; 2] = ["monitoring", "observability"];
 /// A namespace for ServiceMonitors only.
 const MONITORS: &str = "monitors";
+const OPERATOR: &str = "system:serviceaccount:kubevirt:kubevirt-operator";
+/// In this time a new leader has reconciled what it found.
+const QUIET: Duration = Duration::from_secs(3);
 
 /// One installation in its own lab, on a cluster with a monitoring stack.
 pub struct EditedInstallation {
@@ -85,5 +90,33 @@ impl EditedInstallation {
         let expected = fresh.snapshot().await?;
         fresh.lab.stop().await?;
         Ok(compare(&expected, &self.snapshot().await?))
+    }
+
+    /// Replaces the pods of the operator, and returns what the new leader writes, except for its Lease, events and the
+    /// status: nothing, if the installation is complete.
+    pub async fn writes_of_a_new_leader(&self) -> Result<Vec<Record>> {
+        let pods: Api<Pod> = Api::namespaced(self.lab.client(), NAMESPACE);
+        let old = pods.list(&ListParams::default().labels("kubevirt.io=virt-operator")).await?;
+        let old: Vec<String> = old.iter().map(ResourceExt::name_any).collect();
+        let before = self.lab.audit()?.len();
+        for pod in &old {
+            pods.delete(pod, &DeleteParams::default()).await?;
+        }
+        let leases: Api<Lease> = Api::namespaced(self.lab.client(), NAMESPACE);
+        self.lab
+            .wait("a new pod leads", TIMEOUT, leases, "virt-operator", |lease| {
+                let holder =
+                    lease.and_then(|lease| lease.spec.as_ref()?.holder_identity.as_deref()).unwrap_or_default();
+                !holder.is_empty() && !old.iter().any(|pod| holder.starts_with(pod.as_str()))
+            })
+            .await?;
+        sleep(QUIET).await;
+        let is_related = |record: &Record| {
+            record.is_write()
+                && record.user == OPERATOR
+                && !["leases", "events"].contains(&record.resource.as_str())
+                && record.subresource != "status"
+        };
+        Ok(self.lab.audit()?.into_iter().skip(before).filter(is_related).collect())
     }
 }

@@ -93,7 +93,8 @@ async fn check(operator: &VirtOperator, chain: &[Edit]) -> Result<()> {
         last = edit;
     }
     let comparison = installation.compare_with_fresh(&random_spec(last.seed)).await?;
-    installation.lab.stop().await?;
     ensure!(comparison.is_equal(), "{comparison}\n{}", comparison.details(MAX_FIELDS));
-    Ok(())
+    let writes = installation.writes_of_a_new_leader().await?;
+    ensure!(writes.is_empty(), "nothing changed, but a restarted operator wrote {writes:?}");
+    installation.lab.stop().await
 }

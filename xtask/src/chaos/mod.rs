@@ -47,9 +47,9 @@ pub(crate) enum ChaosCommand {
         #[arg(long, value_delimiter = ',', conflicts_with_all = ["pairs", "chains", "seed"])]
         replay: Vec<String>,
     },
-    /// Kill virt-operator after random writes of installation, rotation and removal, and compare the results
+    /// Kill virt-operator after random writes of installation, rotation, upgrade and removal, and compare the results
     Install {
-        /// Number of random writes of each
+        /// Number of random writes of each, beside those between two kinds of writes
         #[arg(long, default_value_t = 40)]
         writes: u32,
         /// Seed of the random writes

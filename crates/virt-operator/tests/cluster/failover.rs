@@ -1,8 +1,9 @@
 //! The leader is killed right after the API server stored one of its writes, and another process leads. The end state
 //! equals the one without the crash.
 //!
-//! `cargo xtask test` tries one write of each phase; `cargo xtask chaos install` tries random ones and the last write of
-//! each kind of objects. The processes run outside of pods, because the fault proxy kills a process by its PID.
+//! `cargo xtask test` tries one write of each phase; `cargo xtask chaos install` tries random ones and those between two
+//! kinds of writes, such as a CA and a bundle. The processes run outside of pods, because the fault proxy kills a process
+//! by its PID.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -40,6 +41,7 @@ const CAMPAIGN: &str = "FAILOVER_WRITES_AND_SEED";
 const REPLAY: &str = "FAILOVER_REPLAY";
 const TIMEOUT: Duration = Duration::from_secs(120);
 const MAX_FIELDS: usize = 5;
+const CANARY_NODES: u8 = 12;
 /// Resources whose writes belong to no step of a plan.
 const UNCOUNTED: [&str; 2] = ["leases", "events"];
 
@@ -73,7 +75,7 @@ impl Phase {
     }
 }
 
-/// The end state of a phase, and the resource of each of its writes.
+/// The end state of a phase, and the kind of each of its writes.
 struct Expected {
     snapshot: Snapshot,
     writes: Vec<String>,
@@ -84,12 +86,13 @@ impl Expected {
         self.writes.len() as u64
     }
 
-    /// The number of the last write of each resource: where the next step of the plan begins.
+    /// The numbers of the writes after which another kind of write follows. Each pair of kinds occurs once, because
+    /// writes of one step are sent concurrently and alternate.
     fn boundaries(&self) -> Vec<u64> {
-        let last: BTreeMap<&str, u64> = self.writes.iter().map(String::as_str).zip(1..).collect();
-        let mut boundaries: Vec<u64> = last.into_values().collect();
-        boundaries.sort_unstable();
-        boundaries
+        let mut seen = BTreeSet::new();
+        let pairs = self.writes.windows(2).zip(1..);
+        let changes = pairs.filter(|(pair, _)| pair[0] != pair[1] && seen.insert(pair.to_vec()));
+        changes.map(|(_, number)| number).collect()
     }
 }
 
@@ -129,11 +132,12 @@ async fn try_crashes(phase: Phase) -> Result<()> {
 }
 
 async fn run_undisturbed(phase: Phase) -> Result<Expected> {
-    let replicas = Replicas::start().await?;
+    let replicas = Replicas::start(phase).await?;
     replicas.prepare(phase).await?;
     let seen = operator_requests(&replicas.lab)?.len();
     replicas.run(phase).await?;
-    let writes = operator_requests(&replicas.lab)?.into_iter().skip(seen).filter(is_counted).map(resource).collect();
+    let writes =
+        operator_requests(&replicas.lab)?.into_iter().skip(seen).filter(is_counted).map(kind_of_write).collect();
     let expected = Expected { snapshot: replicas.lab.installed(None).await?, writes };
     replicas.lab.stop().await?;
     Ok(expected)
@@ -169,13 +173,26 @@ fn crashes(phase: Phase, expected: &Expected) -> Result<Vec<u64>> {
     Ok(chosen.into_iter().collect())
 }
 
+/// Only a campaign has the time for an upgrade of so many nodes that virt-handler is updated in three batches.
+fn nodes(phase: Phase) -> Result<u8> {
+    let is_campaign = std::env::var(CAMPAIGN).is_ok() || replay()?.is_some();
+    Ok(if is_campaign && phase == Phase::Upgrade { CANARY_NODES } else { LabOptions::default().nodes })
+}
+
 /// Whether the rule of the fault proxy counts this request.
 fn is_counted(record: &Record) -> bool {
     record.is_write() && !UNCOUNTED.contains(&record.resource.as_str())
 }
 
-fn resource(record: Record) -> String {
-    if record.subresource.is_empty() { record.resource } else { format!("{}/{}", record.resource, record.subresource) }
+/// For example `patch secrets of a CA` or `update kubevirts/status`.
+fn kind_of_write(record: Record) -> String {
+    let Record { verb, resource, subresource, name, .. } = record;
+    let of = match resource.as_str() {
+        "secrets" | "configmaps" if name.contains("-ca") => " of a CA",
+        "secrets" => " with a certificate",
+        _ => "",
+    };
+    if subresource.is_empty() { format!("{verb} {resource}{of}") } else { format!("{verb} {resource}/{subresource}") }
 }
 
 /// Our operator installs the previous release by `imageTag`.
@@ -186,7 +203,7 @@ async fn install_previous_release(lab: &Lab) -> Result<()> {
 }
 
 async fn check(phase: Phase, nth: u64, expected: &Snapshot) -> Result<()> {
-    let mut replicas = Replicas::start().await?;
+    let mut replicas = Replicas::start(phase).await?;
     let name = format!("failover-{}-{nth}", phase.name());
     let result = async {
         replicas.prepare(phase).await?;
@@ -208,8 +225,8 @@ struct Replicas {
 }
 
 impl Replicas {
-    async fn start() -> Result<Self> {
-        let lab = Lab::start(LabOptions::default()).await?;
+    async fn start(phase: Phase) -> Result<Self> {
+        let lab = Lab::start(LabOptions { nodes: nodes(phase)?, ..LabOptions::default() }).await?;
         // CRD and RBAC stay. The processes run outside of pods.
         lab.create_virt_operator(&VirtOperator::ours(program())).await?;
         lab.delete_virt_operator(TIMEOUT).await?;

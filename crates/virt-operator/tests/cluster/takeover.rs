@@ -165,6 +165,8 @@ async fn both_ways(lab: &Lab, case: &Case) -> Result<[String; 2]> {
     }
 
     let back = hand_over(lab, &upstream, State::Deployed).await.context("back to upstream virt-operator")?;
+    ensure!(back.ca_kept, "upstream virt-operator replaced the CA");
+    ensure!(back.restarted.is_empty(), "upstream virt-operator restarted {:?}", back.restarted);
     Ok([there.row(), back.row()])
 }
 
