@@ -13,14 +13,20 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use k8s_openapi::api::{coordination::v1::Lease, core::v1::Secret, discovery::v1::EndpointSlice};
+use k8s_openapi::api::{
+    apps::v1::Deployment,
+    coordination::v1::Lease,
+    core::v1::{Pod, Secret, Service},
+    discovery::v1::EndpointSlice,
+};
 use kube::{
     Api, ResourceExt,
     api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams},
 };
 use serde_json::{Value, json};
+use tokio::time::{Instant, sleep};
 use vitivirt_lab::{
-    KubeVirtRelease, Lab, LabOptions, OperatorProcess, OperatorProcessOptions, Record, VirtOperator,
+    KubeVirtRelease, Lab, LabOptions, OperatorProcess, OperatorProcessOptions, PodFate, PodRule, Record, VirtOperator,
     harness::{SharedLabs, Suite},
     proxy::{Match, ProxyFault, ProxyRule, When},
 };
@@ -30,7 +36,8 @@ use vitivirt_snapshot::{Snapshot, compare};
 use crate::{
     lifecycle::replace_spec,
     support::{
-        NAMESPACE, create_kubevirt, is_available, kubevirts, operator_requests, program, text, wait_until_release,
+        NAMESPACE, create_kubevirt, is_available, kubevirts, operator_requests, program, text, wait_until_available,
+        wait_until_release,
     },
     webhook_client::WebhookClient,
 };
@@ -51,6 +58,7 @@ pub(crate) fn add(suite: &mut Suite) {
         a_leader_that_dies_after_a_write_of_a_rotation_does_not_change_the_result,
         a_leader_that_dies_after_a_write_of_a_removal_does_not_change_the_result,
         a_leader_that_dies_after_a_write_of_an_upgrade_does_not_change_the_result,
+        an_old_replica_reverts_nothing_while_a_newer_one_exists,
     );
 }
 
@@ -349,4 +357,63 @@ async fn old_certificates(lab: &Lab, phase: Phase) -> Result<BTreeMap<String, Ve
 
 fn certificate(secret: &Secret) -> Option<Vec<u8>> {
     Some(secret.data.as_ref()?.get("tls.crt")?.0.clone())
+}
+
+/// The Deployment of the operator rolls out a newer version whose pod has led once and does not run now, so that a pod of
+/// the old version leads.
+async fn an_old_replica_reverts_nothing_while_a_newer_one_exists(_: Arc<SharedLabs>) -> Result<()> {
+    const NEWER: &str = "v1.9.0";
+    let image = format!("example.org/virt-operator:{NEWER}");
+    let lab = Lab::start(LabOptions::default()).await?;
+    lab.set_pods(|pods| {
+        pods.rules = vec![PodRule { image_contains: image.clone(), fate: PodFate::Crashes }];
+    });
+    lab.create_virt_operator(&VirtOperator::ours(program())).await?;
+    lab.wait_for_virt_operator(TIMEOUT).await?;
+    create_kubevirt(&lab, &json!({})).await?;
+    wait_until_available(&lab).await?;
+
+    let deployments: Api<Deployment> = Api::namespaced(lab.client(), NAMESPACE);
+    let old = container_image(&deployments.get("virt-operator").await?).context("no image")?;
+    set_image(&deployments, &image).await?;
+    let pods: Api<Pod> = Api::namespaced(lab.client(), NAMESPACE);
+    let is_newer =
+        |pod: &Pod| pod.spec.iter().flat_map(|spec| &spec.containers).any(|c| c.image.as_ref() == Some(&image));
+    let deadline = Instant::now() + TIMEOUT;
+    while !pods.list(&ListParams::default()).await?.iter().any(is_newer) {
+        ensure!(Instant::now() < deadline, "no pod of the newer version was created");
+        sleep(Duration::from_millis(100)).await;
+    }
+    let status = json!({"status": {"operatorVersion": NEWER}});
+    kubevirts(&lab).patch_status("kubevirt", &PatchParams::default(), &Patch::Merge(&status)).await?;
+    let services: Api<Service> = Api::namespaced(lab.client(), NAMESPACE);
+    // The newer version removes an object that this one installs.
+    services.delete(REMOVED, &DeleteParams::default()).await?;
+    // In this time nothing may happen.
+    sleep(Duration::from_secs(3)).await;
+    ensure!(services.get_opt(REMOVED).await?.is_none(), "the old replica created Service {REMOVED} again");
+    let version = text(&kubevirts(&lab).get("kubevirt").await?, "/status/operatorVersion");
+    ensure!(version == NEWER, "the old replica wrote the status: {version}");
+
+    // A user takes the newer version back.
+    set_image(&deployments, &old).await?;
+    lab.wait("the Service is back", TIMEOUT, services, REMOVED, |service| service.is_some()).await?;
+    lab.wait("the old version reports", TIMEOUT, kubevirts(&lab), "kubevirt", |kubevirt| {
+        kubevirt.is_some_and(|kubevirt| text(kubevirt, "/status/operatorVersion") == "v1.8.4" && is_available(kubevirt))
+    })
+    .await?;
+    lab.stop().await
+}
+
+const REMOVED: &str = "kubevirt-prometheus-metrics";
+
+fn container_image(deployment: &Deployment) -> Option<String> {
+    deployment.spec.as_ref()?.template.spec.as_ref()?.containers.first()?.image.clone()
+}
+
+async fn set_image(deployments: &Api<Deployment>, image: &str) -> Result<()> {
+    let container = json!({"name": "virt-operator", "image": image});
+    let patch = json!({"spec": {"template": {"spec": {"containers": [container]}}}});
+    deployments.patch("virt-operator", &PatchParams::default(), &Patch::Strategic(&patch)).await?;
+    Ok(())
 }
