@@ -1,6 +1,9 @@
 //! Simulated nodes: the labels and status that the scheduler and virt-controller require, and the heartbeat.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context, Result};
 use jiff::Timestamp;
@@ -22,6 +25,8 @@ use crate::addresses::AddressRange;
 
 /// virt-controller treats a node without a heartbeat for five minutes as dead.
 const HEARTBEAT: Duration = Duration::from_secs(60);
+/// How soon a virt-handler that starts sets the labels of its node.
+const LABEL: Duration = Duration::from_secs(2);
 pub(crate) const HEARTBEAT_ANNOTATION: &str = "kubevirt.io/heartbeat";
 pub(crate) const SCHEDULABLE: &str = "kubevirt.io/schedulable";
 
@@ -49,6 +54,11 @@ const CAPABILITIES: &[&str] = &[
     "hyperv.node.kubevirt.io/vpindex",
 ];
 
+/// The labels that virt-handler sets.
+fn capabilities() -> BTreeMap<String, String> {
+    CAPABILITIES.iter().chain([&SCHEDULABLE]).map(|label| ((*label).to_owned(), "true".to_owned())).collect()
+}
+
 pub(crate) fn name(number: u8) -> String {
     format!("node-{number}")
 }
@@ -56,15 +66,13 @@ pub(crate) fn name(number: u8) -> String {
 pub(crate) async fn create(client: &Client, address_range: &AddressRange, number: u8) -> Result<()> {
     let nodes: Api<Node> = Api::all(client.clone());
     let name = name(number);
-    let mut labels: BTreeMap<String, String> =
-        CAPABILITIES.iter().map(|label| ((*label).to_owned(), "true".to_owned())).collect();
+    let mut labels = capabilities();
     for (label, value) in [
         ("kubernetes.io/os", "linux"),
         ("kubernetes.io/arch", "amd64"),
         ("kubernetes.io/hostname", name.as_str()),
         ("node-role.kubernetes.io/control-plane", ""),
         ("node-role.kubernetes.io/worker", ""),
-        (SCHEDULABLE, "true"),
     ] {
         labels.insert(label.to_owned(), value.to_owned());
     }
@@ -118,26 +126,36 @@ fn status(address: String, name: &str) -> NodeStatus {
     }
 }
 
-/// Runs until cancelled. A node that has lost its label does not get it back until virt-handler runs on it.
+/// Runs until cancelled. A node that has lost its labels does not get them back until virt-handler runs on it.
 pub(crate) async fn heartbeat(client: Client) {
     let nodes: Api<Node> = Api::all(client.clone());
     let pods: Api<Pod> = Api::all(client);
+    let mut last = Instant::now();
     loop {
-        tokio::time::sleep(HEARTBEAT).await;
+        tokio::time::sleep(LABEL).await;
+        let is_due = last.elapsed() >= HEARTBEAT;
+        if is_due {
+            last = Instant::now();
+        }
         let Ok(list) = nodes.list_metadata(&Default::default()).await else { continue };
-        let handlers = pods.list(&ListParams::default().labels("kubevirt.io=virt-handler")).await;
-        let handlers = handlers.map(|list| list.items).unwrap_or_default();
-        let runs = |node: &str| {
-            let mut nodes = handlers.iter().filter_map(|pod| pod.spec.as_ref()?.node_name.as_deref());
-            nodes.any(|name| name == node)
+        let (labelled, unlabelled): (Vec<_>, Vec<_>) =
+            list.into_iter().partition(|node| node.labels().contains_key(SCHEDULABLE));
+        let handlers = if unlabelled.is_empty() {
+            Vec::new()
+        } else {
+            let handlers = pods.list(&ListParams::default().labels("kubevirt.io=virt-handler")).await;
+            handlers.map(|list| list.items).unwrap_or_default()
         };
-        let is_labelled = |node: &PartialObjectMeta<Node>| node.labels().contains_key(SCHEDULABLE);
-        for node in list.into_iter().filter(|node| is_labelled(node) || runs(&node.name_any())) {
+        let runs = |node: &PartialObjectMeta<Node>| {
+            let mut running = handlers.iter().filter(|pod| pod.metadata.deletion_timestamp.is_none());
+            running.any(|pod| pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) == Some(&*node.name_any()))
+        };
+        for node in labelled.iter().filter(|_| is_due).chain(unlabelled.iter().filter(|node| runs(node))) {
             // A node that changed since the list may have no virt-handler any more.
             let beat = json!({"metadata": {
                 "resourceVersion": node.resource_version(),
                 "annotations": {HEARTBEAT_ANNOTATION: crate::vmi::now()},
-                "labels": {SCHEDULABLE: "true"},
+                "labels": capabilities(),
             }});
             let _ = nodes.patch_metadata(&node.name_any(), &PatchParams::default(), &Patch::Merge(beat)).await;
         }
