@@ -112,7 +112,7 @@ impl Operator for MachineOperator {
             SourceSecrets::new(client.clone(), context.clients.background.clone(), context.shutdown.clone());
         let router = EventRouter::new(caches.clone(), source_secrets.clone());
         router.subscribe(&context);
-        watches.start(&context);
+        watches.start(&context.metrics);
 
         let repairs = Arc::<Repairs>::default();
         let observer = Observer::new(client.clone(), caches.clone(), source_secrets, repairs.clone());

@@ -108,7 +108,7 @@ impl Operator for KubeVirtOperator {
         router.subscribe(&context);
         let prober = CertificateProber::new(&caches, &router, &metrics, settings.certificate_reload_time);
         prober.subscribe();
-        watches.start(&context);
+        watches.start(&context.metrics);
 
         let problems = Arc::new(LaneProblems::default());
         let last_reports = Arc::default();
