@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use vitivirt_api::{ObjectKey, Plan, Target, Write};
 
 use crate::{
+    api_readiness::accepts_instancetypes,
     desired::{Desired, MatchingObject, UpToDate},
     drift::{Drift, drift},
     kind::Kind,
@@ -13,7 +14,6 @@ use crate::{
     object::InstallationObject,
     observed::Observed,
     order::Lane,
-    plan::accepts_instancetypes,
     record::{Record, Recorded},
     rollout::canary::keep_live_limit,
     storage::next_migration,

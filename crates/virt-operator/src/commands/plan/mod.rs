@@ -17,10 +17,9 @@ use vitivirt_cli::{
     PlanResult, PlannedObject, PlannedRestart, PlannedRollout, PlannedVm, PlannedWrite, VmEffect, WriteAction,
 };
 use vitivirt_install::{
-    CrdCheck, DeploymentConfig, Desired, Environment, InstallStrategy, Installation, Kind, LiveObject, Observed,
-    RELEASE,
-    certificates::{CertificateScope, DesiredCertificates, certificate_plan},
-    check_crd, crds_to_check, desired_installation, is_of_another_release, lost_versions, orphans, preparation,
+    CertificateScope, CrdCheck, DeploymentConfig, Desired, DesiredCertificates, Environment, InstallStrategy,
+    Installation, Kind, LiveObject, Observed, RELEASE, certificate_plan, check_crd, crds_to_check,
+    desired_installation, is_of_another_release, lost_versions, orphans, preparation,
     rehearsal::{
         NodeState, VmiEffect, complete_plan, installed_version, missing_permissions, node_problems, outdated_vms,
         restart, unchanged_objects,
