@@ -21,7 +21,7 @@ use crate::{
     live::LiveObject,
     object::InstallationObject,
     observed::{CrdCheck, Observed, StorageMigration},
-    record::Record,
+    record::ContentRecord,
 };
 
 const REASON: &str = "StoredVersions";
@@ -156,9 +156,9 @@ pub(crate) fn is_crd_written(
     live: &LiveObject,
 ) -> Result<bool, Failure> {
     let recorded = observed.recorded_generation(object.kind, &object.key);
-    let record = Record::new(object, live)?;
+    let record = ContentRecord::new(object, live)?;
     let is_recorded = recorded.is_some_and(|recorded| {
-        let is_same = recorded.hash.is_empty() || record == Record::parse(&recorded.hash);
+        let is_same = recorded.hash.is_empty() || record == ContentRecord::parse(&recorded.hash);
         recorded.last_generation == live.generation && is_same
     });
     Ok(!is_recorded || !metadata_patch(object.kind, &object.metadata_only()?, live).is_empty())

@@ -206,9 +206,9 @@ pub struct StoragePage {
 /// The recent writes of each object. virt-operator keeps them between reconciles. They may be lost at any time.
 #[derive(Clone, Debug, Default)]
 pub struct Repairs {
-    pub(crate) objects: RecentWritesByObject,
+    pub(crate) objects: RecentObjectWrites,
     /// Those of the lane `Certificates`, which writes a part of some objects of other lanes.
-    pub(crate) certificates: RecentWritesByObject,
+    pub(crate) certificates: RecentObjectWrites,
 }
 
-pub(crate) type RecentWritesByObject = HashMap<(Kind, ObjectKey), RecentWrites<Digest>>;
+pub(crate) type RecentObjectWrites = HashMap<(Kind, ObjectKey), RecentWrites<Digest>>;

@@ -31,7 +31,7 @@ use crate::{
     placement::default_placement_remedy,
     pods::Problems,
     rbac::previous::keep_rules,
-    record::{Record, Recorded},
+    record::{ContentRecord, Recorded},
     repairs::is_delayed,
     rollout::canary::{self, RolloutNodes},
     storage,
@@ -332,8 +332,8 @@ impl Planner<'_> {
             return self.crd(index, object, live);
         }
         let recorded = self.observed.recorded_generation(object.kind, &object.key);
-        let recorded = recorded.and_then(|recorded| Record::parse(&recorded.hash));
-        let mut recorded = Record::new(object, live)?.map_or(Recorded::Never, |record| record.compare(recorded));
+        let recorded = recorded.and_then(|recorded| ContentRecord::parse(&recorded.hash));
+        let mut recorded = ContentRecord::new(object, live)?.map_or(Recorded::Never, |record| record.compare(recorded));
         let mut body = object.body(&**self.trust)?.into_json();
         if TRUSTING_KINDS.contains(&object.kind)
             && let Some(fields) = live.fields()?

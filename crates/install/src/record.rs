@@ -40,7 +40,7 @@ pub(crate) fn is_recorded(kind: Kind) -> bool {
 
 /// The record of one object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Record {
+pub(crate) struct ContentRecord {
     desired: Digest,
     /// `None` for a kind of which only the metadata is watched. The generation of the object is recorded next to it.
     live: Option<Digest>,
@@ -63,7 +63,7 @@ pub(crate) enum Recorded {
     Never,
 }
 
-impl Record {
+impl ContentRecord {
     /// The record of an object whose live content is up to date, or `None` if its kind has no records.
     pub(crate) fn new(object: &InstallationObject, live: &LiveObject) -> Result<Option<Self>, Failure> {
         if !is_recorded(object.kind) {
@@ -96,7 +96,7 @@ impl Record {
     }
 }
 
-impl fmt::Display for Record {
+impl fmt::Display for ContentRecord {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.desired)?;
         [self.live, self.template].into_iter().flatten().try_for_each(|digest| write!(f, "-{digest}"))
@@ -139,18 +139,18 @@ mod tests {
     fn a_record_survives_its_text() {
         let (a, b) = (Digest::of_bytes(b"a"), Digest::of_bytes(b"b"));
         for (live, template) in [(Some(b), None), (None, None), (Some(b), Some(a))] {
-            let record = Record { desired: a, live, template };
-            assert_eq!(Record::parse(&record.to_string()), Some(record));
+            let record = ContentRecord { desired: a, live, template };
+            assert_eq!(ContentRecord::parse(&record.to_string()), Some(record));
         }
         for text in ["", "-", "x", "0123456789-", "0123456789-abcdef0123-1", "0123456789-abcdef0123-0123456789-", "123"]
         {
-            assert_eq!(Record::parse(text), None, "{text}");
+            assert_eq!(ContentRecord::parse(text), None, "{text}");
         }
     }
 
     #[test]
     fn only_both_digests_together_prove_that_an_object_is_up_to_date() {
-        let record = |desired: &str, live: &str| Record {
+        let record = |desired: &str, live: &str| ContentRecord {
             desired: Digest::of_bytes(desired.as_bytes()),
             live: Some(Digest::of_bytes(live.as_bytes())),
             template: None,
@@ -165,7 +165,7 @@ mod tests {
     #[test]
     fn a_record_shows_whether_other_pods_are_desired() {
         let digest = |text: &str| Digest::of_bytes(text.as_bytes());
-        let record = |desired: &str, template: Option<&str>| Record {
+        let record = |desired: &str, template: Option<&str>| ContentRecord {
             desired: digest(desired),
             live: Some(digest("live")),
             template: template.map(digest),

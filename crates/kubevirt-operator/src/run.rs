@@ -27,7 +27,7 @@ use crate::{
     network_controller::NetworkController,
     observe::Observer,
     rbac::NAMESPACE,
-    repairs::Repairs,
+    repairs::RepairHistory,
     router::EventRouter,
     source_secrets::SourceSecrets,
     status_page,
@@ -114,7 +114,7 @@ impl Operator for MachineOperator {
         router.subscribe(&context);
         watches.start(&context.metrics);
 
-        let repairs = Arc::<Repairs>::default();
+        let repairs = Arc::<RepairHistory>::default();
         let observer = Observer::new(client.clone(), caches.clone(), source_secrets, repairs.clone());
         let machines = Arc::new(MachineController {
             observer,

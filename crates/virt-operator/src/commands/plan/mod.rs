@@ -29,7 +29,7 @@ use vitivirt_install::{
 
 pub(crate) use self::changes::written_fields;
 use self::{
-    changes::{Comparison, CrdSpecs},
+    changes::{CrdSpecs, PlanComparison},
     reader::RehearsalReader,
 };
 
@@ -165,7 +165,7 @@ async fn plan(
         let kubevirt = KubeVirt { spec, ..observed.kubevirt.clone() };
         Installation::new(&kubevirt, environment, &observed.cluster).ok()
     });
-    let comparison = Comparison { observed: &observed, before: before.as_ref(), crds: &crds };
+    let comparison = PlanComparison { observed: &observed, before: before.as_ref(), crds: &crds };
     let writes = plan.steps.iter().flat_map(|step| &step.writes);
     let writes: Vec<(&Target, PlannedWrite)> =
         writes.map(|write| (write.target(), comparison.planned_write(write))).collect();
