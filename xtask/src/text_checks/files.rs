@@ -25,10 +25,20 @@ pub(super) fn documents() -> Vec<SourceFile> {
     pages.into_iter().chain(paths_below("docs", "md")).map(|path| SourceFile::read(&path)).collect()
 }
 
-/// The manifests that a user reads or applies.
+/// charts/*/README.md.
+pub(super) fn chart_pages() -> Vec<SourceFile> {
+    paths_below("charts", "md").iter().map(|path| SourceFile::read(path)).collect()
+}
+
+/// The manifests that a user reads or applies, and the templates and values of the charts.
 pub(super) fn manifests() -> Vec<SourceFile> {
-    let folders = ["config/crd", "config/prometheus", "config/rbac", "examples"];
-    folders.into_iter().flat_map(|folder| paths_below(folder, "yaml")).map(|path| SourceFile::read(&path)).collect()
+    let config = paths_below("config", "yaml").into_iter().chain(paths_below("examples", "yaml"));
+    let charts = ["yaml", "txt", "tpl"].into_iter().flat_map(|extension| paths_below("charts", extension));
+    // The CRD of KubeVirt has the text of the KubeVirt project.
+    let is_upstream = |path: &PathBuf| {
+        path.ends_with("virt-operator/kubevirt-operator.yaml") || path.ends_with("crds/kubevirts.yaml")
+    };
+    config.chain(charts).filter(|path| !is_upstream(path)).map(|path| SourceFile::read(&path)).collect()
 }
 
 /// Every Rust file of a folder, with those in its subfolders.

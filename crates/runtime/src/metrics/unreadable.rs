@@ -21,7 +21,7 @@ pub(crate) fn encode_unreadable(
     gauge.encode(encoder.encode_descriptor("unreadable_objects", help, None, MetricType::Gauge)?)
 }
 
-/// The same metric of a program without watches, for the reference of the metrics.
+/// The same metric of a program without watches, for the list of the metrics in the docs.
 #[derive(Debug)]
 pub(super) struct UnreadableSample;
 
