@@ -237,8 +237,8 @@ impl Observer {
             let address = (segment_of(key, network, &self.caches.networks), mac_number(mac));
             let owner = self.caches.index.mac_addresses.other_owner(key, address)?;
             // The name of a Machine is of no concern to another tenant.
-            let is_neighbour = owner.namespace() == key.namespace();
-            let owner = if is_neighbour { owner.name() } else { "in another namespace" };
+            let is_in_namespace = owner.namespace() == key.namespace();
+            let owner = if is_in_namespace { owner.name() } else { "in another namespace" };
             Some(((network.to_owned(), mac.to_owned()), owner.to_owned()))
         };
         resolved.into_iter().flat_map(macs::addresses).filter_map(in_use).collect()
