@@ -4,12 +4,17 @@ use std::{path::PathBuf, process::Command};
 
 use anyhow::{Context, Result, bail};
 
-use crate::shipped::{self, Architecture, Profile, Source, Workspace};
+use crate::shipped::{self, ImageArchitecture, Profile, Source, Workspace};
 
 /// Builds both operators and returns the folder with the executables. The release build is the one of the image.
 pub(crate) fn build(release: bool) -> Result<PathBuf> {
     if release {
-        return shipped::build(&Workspace::current(Profile::Release)?, Architecture::host()?, &Source::find()?, false);
+        return shipped::build(
+            &Workspace::current(Profile::Release)?,
+            ImageArchitecture::host()?,
+            &Source::find()?,
+            false,
+        );
     }
     let mut command = cargo();
     // The whole workspace, so that dependencies have the same features as in other commands.
@@ -23,7 +28,7 @@ pub(crate) fn build(release: bool) -> Result<PathBuf> {
 /// The folder with the executables of a profile (debug or release).
 pub(crate) fn folder(profile: &str) -> Result<PathBuf> {
     match profile {
-        "release" => Ok(Workspace::current(Profile::Release)?.folder(Architecture::host()?)),
+        "release" => Ok(Workspace::current(Profile::Release)?.folder(ImageArchitecture::host()?)),
         profile => Ok(target_dir()?.join(profile)),
     }
 }

@@ -23,17 +23,17 @@ pub(crate) const PROGRAMS: [&str; 2] = ["kubevirt-operator", "virt-operator"];
 
 /// A processor architecture, with the name that images use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
-pub(crate) enum Architecture {
+pub(crate) enum ImageArchitecture {
     Amd64,
     Arm64,
 }
 
-impl Architecture {
+impl ImageArchitecture {
     /// That of this machine.
     pub(crate) fn host() -> Result<Self> {
         match std::env::consts::ARCH {
-            "x86_64" => Ok(Architecture::Amd64),
-            "aarch64" => Ok(Architecture::Arm64),
+            "x86_64" => Ok(ImageArchitecture::Amd64),
+            "aarch64" => Ok(ImageArchitecture::Arm64),
             other => bail!("architecture {other:?} is not supported; supported values: x86_64, aarch64"),
         }
     }
@@ -41,15 +41,15 @@ impl Architecture {
     /// The name in an image.
     pub(crate) fn name(self) -> &'static str {
         match self {
-            Architecture::Amd64 => "amd64",
-            Architecture::Arm64 => "arm64",
+            ImageArchitecture::Amd64 => "amd64",
+            ImageArchitecture::Arm64 => "arm64",
         }
     }
 
     pub(crate) fn target(self) -> &'static str {
         match self {
-            Architecture::Amd64 => "x86_64-unknown-linux-musl",
-            Architecture::Arm64 => "aarch64-unknown-linux-musl",
+            ImageArchitecture::Amd64 => "x86_64-unknown-linux-musl",
+            ImageArchitecture::Arm64 => "aarch64-unknown-linux-musl",
         }
     }
 
@@ -58,8 +58,8 @@ impl Architecture {
     fn c_compiler(self) -> Result<(&'static str, &'static str)> {
         Ok(match self {
             _ if self == Self::host()? => ("cc", "gcc"),
-            Architecture::Amd64 => ("x86_64-linux-gnu-gcc", "gcc-x86-64-linux-gnu libc6-dev-amd64-cross"),
-            Architecture::Arm64 => ("aarch64-linux-gnu-gcc", "gcc-aarch64-linux-gnu libc6-dev-arm64-cross"),
+            ImageArchitecture::Amd64 => ("x86_64-linux-gnu-gcc", "gcc-x86-64-linux-gnu libc6-dev-amd64-cross"),
+            ImageArchitecture::Arm64 => ("aarch64-linux-gnu-gcc", "gcc-aarch64-linux-gnu libc6-dev-arm64-cross"),
         })
     }
 
@@ -139,7 +139,7 @@ impl Workspace {
     }
 
     /// Where [`build`] puts the programs.
-    pub(crate) fn folder(&self, architecture: Architecture) -> PathBuf {
+    pub(crate) fn folder(&self, architecture: ImageArchitecture) -> PathBuf {
         self.target.join(architecture.target()).join(self.profile.name())
     }
 }
@@ -147,7 +147,7 @@ impl Workspace {
 /// Builds the programs and returns their folder. `audited` adds the list of their dependencies, for scanners.
 pub(crate) fn build(
     workspace: &Workspace,
-    architecture: Architecture,
+    architecture: ImageArchitecture,
     source: &Source,
     audited: bool,
 ) -> Result<PathBuf> {
@@ -196,7 +196,7 @@ pub(crate) fn build(
 
 /// Returns the default C compiler. Fails before anything is built if it is missing and no variable names another one.
 fn check_compiler(
-    architecture: Architecture,
+    architecture: ImageArchitecture,
     is_set: impl Fn(&str) -> bool,
     is_installed: impl Fn(&str) -> bool,
 ) -> Result<&'static str> {
@@ -241,14 +241,14 @@ fn rustc(arguments: &[&str]) -> Result<String> {
 }
 
 /// Flags that replace every path of this machine, and that link without a C compiler. Cargo separates them by 0x1f.
-fn rust_flags(workspace: &Workspace, architecture: Architecture) -> Result<OsString> {
+fn rust_flags(workspace: &Workspace, architecture: ImageArchitecture) -> Result<OsString> {
     let mut flags = OsString::new();
     for (from, to) in remapped(workspace)? {
         flags.push("--remap-path-prefix=");
         flags.push(from);
         flags.push(format!("={to}\x1f"));
     }
-    if architecture != Architecture::host()? {
+    if architecture != ImageArchitecture::host()? {
         // Rust's own linker and start files: the cross compiler links against glibc.
         flags.push("-Clinker=rust-lld\x1f");
     }
@@ -300,9 +300,9 @@ mod tests {
     #[test]
     fn a_missing_c_compiler_is_named_with_its_packages() {
         let check = |is_set: bool, is_installed: bool| {
-            let other = match Architecture::host().unwrap() {
-                Architecture::Amd64 => Architecture::Arm64,
-                Architecture::Arm64 => Architecture::Amd64,
+            let other = match ImageArchitecture::host().unwrap() {
+                ImageArchitecture::Amd64 => ImageArchitecture::Arm64,
+                ImageArchitecture::Arm64 => ImageArchitecture::Amd64,
             };
             check_compiler(other, |_| is_set, |_| is_installed).map_err(|error| error.to_string())
         };

@@ -10,7 +10,7 @@ use clap::Args;
 
 use crate::{
     programs::{cargo, is_installed},
-    shipped::{self, Architecture},
+    shipped::{self, ImageArchitecture},
 };
 
 #[derive(Args)]
@@ -124,7 +124,7 @@ fn suites(fast: bool) -> Vec<TestSuite> {
 /// this suite compile in a fraction of the time.
 fn image_suite() -> TestSuite {
     let name = "image";
-    let target = Architecture::host().and_then(|architecture| shipped::check_target(architecture.target()));
+    let target = ImageArchitecture::host().and_then(|architecture| shipped::check_target(architecture.target()));
     match target {
         Ok(()) => TestSuite::cargo(name, &["xtask", "image", "--profile", "quick", "--no-sbom", "--check"]),
         Err(error) => TestSuite { name: name.to_owned(), action: SuiteAction::Skip(error.to_string()) },

@@ -39,7 +39,7 @@ impl StepState {
 /// One object, and the objects that it consists of.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Step {
+pub struct TreeStep {
     pub kind: &'static str,
     /// Empty if the object has no name yet.
     #[serde(skip_serializing_if = "String::is_empty")]
@@ -50,7 +50,7 @@ pub struct Step {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub facts: Vec<Fact>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub steps: Vec<Step>,
+    pub steps: Vec<TreeStep>,
 }
 
 /// A property of an object.
@@ -60,7 +60,7 @@ pub struct Fact {
     pub value: String,
 }
 
-impl Step {
+impl TreeStep {
     pub fn new(kind: &'static str, name: impl Into<String>, state: StepState, summary: impl Into<String>) -> Self {
         Self { kind, name: name.into(), state, summary: summary.into(), facts: Vec::new(), steps: Vec::new() }
     }
@@ -87,7 +87,7 @@ impl Step {
     }
 
     #[must_use]
-    pub fn steps(mut self, steps: impl IntoIterator<Item = Step>) -> Self {
+    pub fn steps(mut self, steps: impl IntoIterator<Item = TreeStep>) -> Self {
         self.steps.extend(steps);
         self
     }
@@ -129,7 +129,7 @@ mod tests {
 
     #[test]
     fn an_empty_fact_is_left_out() {
-        let step = Step::new("Pod", "", StepState::Ok, "Running").fact("node", "").fact("address", "192.0.2.1");
+        let step = TreeStep::new("Pod", "", StepState::Ok, "Running").fact("node", "").fact("address", "192.0.2.1");
         assert_eq!(step.facts, [Fact { label: "address", value: "192.0.2.1".to_owned() }]);
         let json = serde_json::to_value(&step).unwrap();
         assert_eq!((json.get("name"), json.get("steps"), &json["state"]), (None, None, &"ok".into()));

@@ -2,17 +2,17 @@
 
 use std::fmt::Write as _;
 
-use vitivirt_api::view::Step;
+use vitivirt_api::view::TreeStep;
 
 /// An object with the objects that it consists of, one per line, with its facts below it.
-pub fn tree_text(step: &Step) -> String {
+pub fn tree_text(step: &TreeStep) -> String {
     let mut text = String::new();
     add(&mut text, step, "", "");
     text
 }
 
 /// `first` is before the line of the step, `rest` before everything below it.
-fn add(text: &mut String, step: &Step, first: &str, rest: &str) {
+fn add(text: &mut String, step: &TreeStep, first: &str, rest: &str) {
     let name = if step.name.is_empty() { String::new() } else { format!(" {}", step.name) };
     // Writing to a String cannot fail.
     let _ = writeln!(text, "{first}{} {}{name}: {}", step.state.symbol(), step.kind, one_line(&step.summary));
@@ -57,11 +57,11 @@ mod tests {
 
     #[test]
     fn a_tree_has_one_line_for_each_object_and_fact() {
-        let pod = Step::new("Pod", "", StepState::Waiting, "does not\nexist");
-        let vm = Step::new("VirtualMachine", "web", StepState::Ok, "Running").fact("node", "a").steps([pod]);
-        let pvc = Step::new("PersistentVolumeClaim", "web-root", StepState::Failed, "\u{1b}[31mLost");
+        let pod = TreeStep::new("Pod", "", StepState::Waiting, "does not\nexist");
+        let vm = TreeStep::new("VirtualMachine", "web", StepState::Ok, "Running").fact("node", "a").steps([pod]);
+        let pvc = TreeStep::new("PersistentVolumeClaim", "web-root", StepState::Failed, "\u{1b}[31mLost");
         let tree =
-            Step::new("Machine", "web", StepState::Ok, "Running, ready").fact("template", "small").steps([vm, pvc]);
+            TreeStep::new("Machine", "web", StepState::Ok, "Running, ready").fact("template", "small").steps([vm, pvc]);
         let expected = "\
 ✓ Machine web: Running, ready
 │   template: small

@@ -14,8 +14,14 @@ use serde_json::Value;
 use vitivirt_api::{ApiResource, Failure, ObjectKey};
 
 use crate::{
-    certificates::NoCertificates, desired::Desired, kind::Kind, observed::Observed, plan::is_crd_written,
-    storage::StorageMigration,
+    certificates::NoCertificates,
+    desired::Desired,
+    drift::metadata_patch,
+    kind::Kind,
+    live::LiveObject,
+    object::InstallationObject,
+    observed::{CrdCheck, Observed, StorageMigration},
+    record::ContentRecord,
 };
 
 const REASON: &str = "StoredVersions";
@@ -56,19 +62,6 @@ struct LiveCrdVersion {
 #[serde(default, rename_all = "camelCase")]
 struct LiveCrdStatus {
     stored_versions: Vec<String>,
-}
-
-/// The result for one CRD.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct CrdCheck {
-    /// Stored versions that the new CRD does not have.
-    pub(crate) lost_versions: Vec<String>,
-    /// The stored versions that would be left.
-    pub(crate) kept_versions: Vec<String>,
-    /// How the stored versions that would be lost become unnecessary, if that is possible.
-    pub(crate) migration: Option<StorageMigration>,
-    /// Versions that get the status subresource.
-    pub(crate) new_status: Vec<String>,
 }
 
 impl CrdCheck {
@@ -154,6 +147,21 @@ pub fn crds_to_check(observed: &Observed, desired: &Desired) -> Vec<(ObjectKey, 
         is_written.then(|| (object.key.clone(), live.generation))
     })
     .collect()
+}
+
+/// Whether a CRD may differ from the desired one, according to its metadata and its record.
+pub(crate) fn is_crd_written(
+    observed: &Observed,
+    object: &InstallationObject,
+    live: &LiveObject,
+) -> Result<bool, Failure> {
+    let recorded = observed.recorded_generation(object.kind, &object.key);
+    let record = ContentRecord::new(object, live)?;
+    let is_recorded = recorded.is_some_and(|recorded| {
+        let is_same = recorded.hash.is_empty() || record == ContentRecord::parse(&recorded.hash);
+        recorded.last_generation == live.generation && is_same
+    });
+    Ok(!is_recorded || !metadata_patch(object.kind, &object.metadata_only()?, live).is_empty())
 }
 
 /// Checks one CRD of the installation.

@@ -13,7 +13,7 @@ use crate::{
     installation::{Installation, UNKNOWN_CERTIFICATE},
     kind::Kind,
     observed::Observed,
-    record::Record,
+    record::ContentRecord,
     strategy::{InstallStrategy, job::is_of_another_release},
     validation,
 };
@@ -28,7 +28,7 @@ pub struct MatchingObject {
     /// The digest of the live object.
     pub(crate) digest: u64,
     /// What the status of the KubeVirt resource records of it.
-    pub(crate) record: Option<Record>,
+    pub(crate) record: Option<ContentRecord>,
 }
 
 #[derive(Clone)]

@@ -16,10 +16,12 @@ use serde_json::{Map, Value};
 use vitivirt_api::{Failure, Operation, Quantity};
 
 use crate::{
+    digest::CERTIFICATES,
     kind::Kind,
     live::{LiveFields, LiveObject, NON_CONTENT, is_exclusive},
+    names::IDENTITY,
     names::{annotation, label},
-    record::{CERTIFICATES, IDENTITY, Recorded, is_recorded},
+    record::{Recorded, is_recorded},
 };
 
 /// How a live object differs from the desired one.

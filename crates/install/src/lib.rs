@@ -25,6 +25,7 @@
 //!   the operator itself, `view` is what people see of an installation
 
 pub mod admission;
+mod api_readiness;
 mod api_services;
 pub mod certificates;
 mod compressed;
@@ -33,6 +34,8 @@ mod crd_checks;
 pub mod crds;
 mod customize;
 mod desired;
+mod desired_certificates;
+mod digest;
 mod drift;
 mod eligibility;
 mod environment;
@@ -75,33 +78,32 @@ mod trust;
 mod up_to_date;
 pub mod validation;
 pub mod view;
+mod wait;
 mod warnings;
 mod webhooks;
 mod workloads;
 
 pub use config::DeploymentConfig;
-pub use crd_checks::{CrdCheck, LiveCrd, check_crd, crds_to_check, lost_versions};
+pub use crd_checks::{LiveCrd, check_crd, crds_to_check, lost_versions};
 pub use desired::{Desired, MatchingObject, UpToDate, desired_installation, running_installation};
+pub use desired_certificates::{CertificateScope, DesiredCertificates, certificate_plan};
 pub use eligibility::is_eligible;
 pub use environment::{Cluster, Environment};
 pub use installation::{INVALID_DURATION, Installation};
 pub use kind::Kind;
 pub use live::{Finalizer, LiveObject};
 pub use object::InstallationObject;
-pub use observed::{Objects, Observed};
+pub use observed::{CrdCheck, Objects, Observed, Repairs, StorageMigration, StoragePage};
 pub use order::{Lane, LaneProblem, Stage};
 pub use orphans::orphans;
-pub use plan::{
-    RESOURCE_STEP, owns, plan,
-    wait::{LANE as LANE_WAIT, STORAGE as STORAGE_WAIT},
-};
-pub use repairs::{Repairs, record_certificate_repairs, record_repairs};
+pub use plan::{RESOURCE_STEP, owns, plan};
+pub use repairs::{record_certificate_repairs, record_repairs};
 pub use report::{certificate_report, lane_problem, lane_report, problem, report};
 pub use rollout::{
     HeldNodes, NodeHistory, api_replicas,
     revision::{current_revision, unfinished_daemon_sets},
 };
-pub use storage::{StorageMigration, StoragePage, next_migration, preparation};
+pub use storage::{next_migration, preparation};
 pub use strategy::{
     InstallStrategy, StrategyItem, config_map,
     job::{is_of_another_release, variable},
@@ -109,6 +111,7 @@ pub use strategy::{
 pub use superseded::{NewerOperator, newer_operator};
 pub use trust::{TRUSTING_KINDS, trusted_bundles};
 pub use up_to_date::{StoredObjects, up_to_date_after};
+pub use wait::{LANE as LANE_WAIT, STORAGE as STORAGE_WAIT};
 pub use warnings::{single_replica, warnings};
 
 /// The KubeVirt release whose data this program contains.

@@ -10,12 +10,12 @@ use k8s_openapi::{
     jiff::Timestamp,
 };
 use serde_json::{Map, Value};
-use vitivirt_api::{Failure, reason};
+use vitivirt_api::{Failure, ObjectKey, Target, Write, reason};
 
 use crate::{
     kind::Kind,
+    names::IDENTITY,
     names::{FIELD_MANAGER, STRATEGY_MANIFESTS, annotation, label},
-    record::IDENTITY,
     stable_text,
 };
 
@@ -382,4 +382,10 @@ fn is_of_operator(entry: &ManagedFieldsEntry) -> bool {
 
 fn has_no_subresource(entry: &ManagedFieldsEntry) -> bool {
     entry.subresource.as_deref().unwrap_or_default().is_empty()
+}
+
+/// The deletion of a live object.
+pub(crate) fn delete(kind: Kind, key: &ObjectKey, live: &LiveObject) -> Write {
+    let target = Target::new(kind.resource(), key.clone());
+    Write::Delete { target, uid: live.uid.clone() }
 }

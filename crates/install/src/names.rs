@@ -30,6 +30,9 @@ pub(crate) const STRATEGY_GENERATE_NAME: &str = "kubevirt-install-strategy-";
 /// The key of the manifests in that ConfigMap.
 pub(crate) const STRATEGY_MANIFESTS: &str = "manifests";
 
+/// The value of the label `kubevirt.io` of the pods that write an install strategy.
+pub(crate) const STRATEGY_JOB_APP: &str = "virt-operator-strategy-dumper";
+
 /// Labels.
 pub mod label {
     pub(crate) const APP: &str = "kubevirt.io";
@@ -99,3 +102,6 @@ pub mod gate {
     pub(crate) const TEMPLATE: &str = "Template";
     pub(crate) const VM_EXPORT: &str = "VMExport";
 }
+
+/// Annotations that identify the deployment of a pod. A change of them alone must not restart the pod.
+pub(crate) const IDENTITY: [&str; 3] = [annotation::VERSION, annotation::REGISTRY, annotation::IDENTIFIER];

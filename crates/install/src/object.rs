@@ -9,11 +9,11 @@ use vitivirt_api::{Body, Failure, ObjectKey, Target};
 use crate::{
     certificates::{BUNDLE_KEY, CA, IssuedCertificates, KeyPair},
     config::DeploymentConfig,
+    digest::Digest,
     kind::Kind,
     managed_metadata::ManagedMetadata,
     names::STRATEGY_GENERATE_NAME,
     order::Stage,
-    record::Digest,
     strategy::{self, InstallStrategy, StrategyItem},
 };
 

@@ -2,27 +2,25 @@
 //! virt-operator fills it from its caches; this crate reads nothing from the cluster.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, HashMap},
     sync::Arc,
+    time::Duration,
 };
 
 use k8s_openapi::jiff::Timestamp;
 use vitivirt_api::{
-    ObjectKey,
+    ApiResource, ObjectKey, RecentWrites,
     kubevirt::{Generation, KubeVirt},
 };
 
 use crate::{
-    crd_checks::CrdCheck,
+    digest::Digest,
     environment::Cluster,
     kind::Kind,
     live::LiveObject,
     names::annotation,
     order::{Lane, LaneProblem},
     pods::Pods,
-    repairs::Repairs,
-    served::Served,
-    storage::StoragePage,
 };
 
 pub struct Observed {
@@ -124,3 +122,93 @@ impl Objects {
         self.of_kind(Kind::ConfigMap).filter(is_current).max_by_key(|(_, live)| live.created)
     }
 }
+
+/// A port on which the pods of a Deployment serve a certificate.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Endpoint {
+    pub deployment: &'static str,
+    pub port: u16,
+    pub secret: &'static str,
+}
+
+/// The certificate that a pod serves, compared with the stored one, the CA bundle and the clock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum ServedState {
+    Good,
+    /// Another certificate than the stored one. Clients still accept it.
+    NotReloaded,
+    Expired,
+    /// No CA of the bundle has signed it.
+    Untrusted,
+    /// The pod presents no certificate. It may be starting, or a NetworkPolicy may refuse the connection.
+    Unreachable,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServedCertificate {
+    pub endpoint: &'static Endpoint,
+    pub pod: ObjectKey,
+    pub pod_uid: Box<str>,
+    pub state: ServedState,
+    /// Whether clients accept the stored certificate.
+    pub stored_is_good: bool,
+    /// Since when the pod does not serve the stored certificate.
+    pub since: Timestamp,
+    /// When the certificate that the pod serves expires.
+    pub expires: Timestamp,
+}
+
+/// The results of the last probes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Served {
+    pub certificates: Vec<ServedCertificate>,
+    /// How long a pod may need to load a new certificate.
+    pub reload_time: Duration,
+    /// The pods that were deleted because of their certificates, by UID, with the names of their Deployments.
+    pub deleted_pods: BTreeMap<Box<str>, &'static str>,
+}
+
+/// What an upgrade must know about one live CRD before it changes the CRD.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CrdCheck {
+    /// Stored versions that the new CRD does not have.
+    pub(crate) lost_versions: Vec<String>,
+    /// The stored versions that would be left.
+    pub(crate) kept_versions: Vec<String>,
+    /// How the stored versions that would be lost become unnecessary, if that is possible.
+    pub(crate) migration: Option<StorageMigration>,
+    /// Versions that get the status subresource.
+    pub(crate) new_status: Vec<String>,
+}
+
+/// How stored versions of a CRD become unnecessary.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StorageMigration {
+    /// The kind of the objects, in the version in which the API server stores them.
+    pub resource: ApiResource,
+    /// The stored versions that are left.
+    pub(crate) stored_versions: Vec<String>,
+}
+
+/// The objects of a CRD that the next reconcile stores again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoragePage {
+    pub crd: ObjectKey,
+    /// With their UIDs.
+    pub objects: Vec<(ObjectKey, String)>,
+    /// The objects of earlier pages.
+    pub done: usize,
+    /// The objects of later pages, if the API server counts them.
+    pub remaining: usize,
+    pub is_last: bool,
+}
+
+/// The recent writes of each object. virt-operator keeps them between reconciles. They may be lost at any time.
+#[derive(Clone, Debug, Default)]
+pub struct Repairs {
+    pub(crate) objects: RecentObjectWrites,
+    /// Those of the lane `Certificates`, which writes a part of some objects of other lanes.
+    pub(crate) certificates: RecentObjectWrites,
+}
+
+pub(crate) type RecentObjectWrites = HashMap<(Kind, ObjectKey), RecentWrites<Digest>>;

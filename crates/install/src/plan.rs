@@ -1,8 +1,8 @@
 //! The plan: the writes that turn what was observed into the desired state, in order, and the waits between them.
 //!
-//! Each lane of `order` has a plan of its own, and each wave of a lane is one step. A step contains no objects that are
+//! Each lane of `order` has its own plan, and each wave of a lane is one step. A step contains no objects that are
 //! up to date, so the plan of a complete installation has no writes. Orphans are deleted last, when no other object
-//! needs them. The plan of the lane `Certificates` is in `certificates`.
+//! needs them. The plan of the lane `Certificates` is in `desired_certificates`.
 //!
 //! `drift` compares one object, `orphans` finds the objects to delete, and the executor of the crate `runtime` sends
 //! the writes. `report` reports the result to the user.
@@ -14,13 +14,14 @@ use serde_json::{Value, json};
 use vitivirt_api::{Body, Failure, ObjectKey, Operation, Plan, Step, Target, Wait, Write, kubevirt::KubeVirt, reason};
 
 use crate::{
-    crd_checks::{require_stored_versions, without_status},
+    api_readiness::{accepts_instancetypes, api_is_ready, blocking_webhooks},
+    crd_checks::{is_crd_written, require_stored_versions, without_status},
     desired::{Desired, UpToDate},
-    drift::{Drift, drift, metadata_patch},
+    drift::{Drift, drift},
     eligibility::is_eligible,
     installation::Installation,
     kind::Kind,
-    live::{LiveObject, Rollout},
+    live::{LiveObject, delete},
     managed_metadata::ManagedMetadata,
     names::{FINALIZER, VIRT_API, VIRT_CONTROLLER, VIRT_HANDLER, annotation, label},
     object::InstallationObject,
@@ -30,32 +31,15 @@ use crate::{
     placement::default_placement_remedy,
     pods::Problems,
     rbac::previous::keep_rules,
-    record::{Record, Recorded},
+    record::{ContentRecord, Recorded},
     repairs::is_delayed,
     rollout::canary::{self, RolloutNodes},
     storage,
     strategy::{dump, job},
     trust::{StoredTrust, TRUSTING_KINDS, expect_live_trust, keep_live_trust},
+    wait,
     webhooks::{self, BLOCKING_PREFIX},
 };
-
-/// Reasons of waits.
-pub(crate) mod wait {
-    pub(super) const ROLLOUT: &str = "WaitingForPods";
-    /// A rollout whose pods fail for a reason that does not end with time.
-    pub(crate) const FAILING_PODS: &str = "PodsFail";
-    /// A rollout that has stopped, because the first updated pod fails.
-    pub(crate) const FAILING_CANARY: &str = "FailedUpdate";
-    pub(super) const DELETION: &str = "WaitingForDeletion";
-    pub(crate) const STRATEGY: &str = "WaitingForInstallStrategy";
-    pub(super) const CERTIFICATES: &str = "WaitingForCertificates";
-    /// Of the lane `Components`, for another lane that cannot reach something yet.
-    pub(crate) const UNREACHABLE: &str = "WaitingForServer";
-    /// For objects that are stored again, see `storage`.
-    pub const STORAGE: &str = "StoringObjects";
-    /// Of the lane `Components`, for another lane.
-    pub const LANE: &str = "WaitingForObjects";
-}
 
 /// The step that sets the finalizer of the KubeVirt resource.
 pub const RESOURCE_STEP: &str = "resource";
@@ -96,7 +80,7 @@ pub fn plan(observed: &Observed, desired: &Desired, lane: Lane) -> Result<Plan, 
                 Lane::Components => planner.components(&mut plan)?,
                 Lane::Monitoring => plan.steps.extend(planner.only_wave(&MONITORING)?),
                 Lane::Instancetypes => planner.instancetypes(&mut plan)?,
-                // They have a plan of their own.
+                // Their plan is in `desired_certificates`.
                 Lane::Certificates => {}
             }
         }
@@ -348,8 +332,8 @@ impl Planner<'_> {
             return self.crd(index, object, live);
         }
         let recorded = self.observed.recorded_generation(object.kind, &object.key);
-        let recorded = recorded.and_then(|recorded| Record::parse(&recorded.hash));
-        let mut recorded = Record::new(object, live)?.map_or(Recorded::Never, |record| record.compare(recorded));
+        let recorded = recorded.and_then(|recorded| ContentRecord::parse(&recorded.hash));
+        let mut recorded = ContentRecord::new(object, live)?.map_or(Recorded::Never, |record| record.compare(recorded));
         let mut body = object.body(&**self.trust)?.into_json();
         if TRUSTING_KINDS.contains(&object.kind)
             && let Some(fields) = live.fields()?
@@ -592,43 +576,6 @@ impl Planner<'_> {
 
 fn is_workload(kind: Kind) -> bool {
     matches!(kind, Kind::Deployment | Kind::DaemonSet)
-}
-
-/// Whether a CRD may differ from the desired one, according to its metadata and its record.
-pub(crate) fn is_crd_written(
-    observed: &Observed,
-    object: &InstallationObject,
-    live: &LiveObject,
-) -> Result<bool, Failure> {
-    let recorded = observed.recorded_generation(object.kind, &object.key);
-    let record = Record::new(object, live)?;
-    let is_recorded = recorded.is_some_and(|recorded| {
-        let is_same = recorded.hash.is_empty() || record == Record::parse(&recorded.hash);
-        recorded.last_generation == live.generation && is_same
-    });
-    Ok(!is_recorded || !metadata_patch(object.kind, &object.metadata_only()?, live).is_empty())
-}
-
-/// Whether the API server accepts instancetypes: virt-api, which validates them, responds, and nothing blocks them.
-pub(crate) fn accepts_instancetypes(observed: &Observed, installation: &Installation) -> bool {
-    api_is_ready(observed, installation) && blocking_webhooks(observed).next().is_none()
-}
-
-fn blocking_webhooks(observed: &Observed) -> impl Iterator<Item = (&ObjectKey, &Arc<LiveObject>)> {
-    let configurations = observed.objects.recognized(Kind::ValidatingWebhookConfiguration);
-    configurations.filter(|(key, live)| key.name().starts_with(BLOCKING_PREFIX) && !live.deleting)
-}
-
-fn api_is_ready(observed: &Observed, installation: &Installation) -> bool {
-    let key = ObjectKey::namespaced(&installation.config.namespace, VIRT_API);
-    let live = observed.objects.get(Kind::Deployment, &key);
-    let live = live.filter(|live| live.annotation(annotation::VERSION) == installation.config.kube_virt_version);
-    live.and_then(|live| live.rollout).is_some_and(Rollout::is_complete)
-}
-
-pub(crate) fn delete(kind: Kind, key: &ObjectKey, live: &LiveObject) -> Write {
-    let target = Target::new(kind.resource(), key.clone());
-    Write::Delete { target, uid: live.uid.clone() }
 }
 
 /// The name of a step, after the main stage of its wave.

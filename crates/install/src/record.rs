@@ -11,28 +11,14 @@
 
 use std::fmt;
 
-use serde_json::Value;
-use sha1::{Digest as _, Sha1};
 use vitivirt_api::Failure;
 
 use crate::{
+    digest::{Digest, is_not_recorded},
     kind::Kind,
-    live::{LiveObject, NON_CONTENT},
-    names::annotation,
+    live::LiveObject,
     object::InstallationObject,
 };
-
-/// Annotations that identify the deployment of a pod. A change of them alone must not restart the pod.
-pub(crate) const IDENTITY: [&str; 3] = [annotation::VERSION, annotation::REGISTRY, annotation::IDENTIFIER];
-
-/// Fields that contain a certificate. Certificates are renewed without an edit of the resource, so a record does not
-/// cover them.
-pub(crate) const CERTIFICATES: [&str; 2] = ["caBundle", "destinationCACertificate"];
-
-/// Users restart pods, which is not a new desired state.
-fn is_not_recorded(key: &str) -> bool {
-    CERTIFICATES.contains(&key) || key == annotation::RESTARTED_AT
-}
 
 /// Whether the API server adds defaults to the content of this kind, so that it needs a record. Kinds without defaults
 /// are compared exactly, and the content of ServiceAccounts belongs to other clients.
@@ -52,79 +38,9 @@ pub(crate) fn is_recorded(kind: Kind) -> bool {
     )
 }
 
-/// Short, because every virt-handler watches the KubeVirt resource. It is the same in every process and every version
-/// of this program.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Digest(u64);
-
-impl Digest {
-    const BITS: u32 = 40;
-
-    pub(crate) fn of_bytes(bytes: &[u8]) -> Self {
-        let mut sha1 = Sha1::new();
-        sha1.update(bytes);
-        Self::finish(sha1)
-    }
-
-    /// The digest of the content of a desired object, or of its pod template.
-    pub(crate) fn of_object(object: &Value) -> Self {
-        Self::of_content(object, &|key| is_not_recorded(key) || IDENTITY.contains(&key))
-    }
-
-    fn of_content(object: &Value, is_skipped: &dyn Fn(&str) -> bool) -> Self {
-        let mut sha1 = Sha1::new();
-        let fields = object.as_object().into_iter().flatten();
-        hash_fields(&mut sha1, fields.filter(|(key, _)| !NON_CONTENT.contains(&key.as_str())).collect(), is_skipped);
-        Self::finish(sha1)
-    }
-
-    fn finish(sha1: Sha1) -> Self {
-        let folded = sha1.finalize().iter().take(8).fold(0, |folded, byte| folded << 8 | u64::from(*byte));
-        Self(folded >> (u64::BITS - Self::BITS))
-    }
-
-    fn parse(text: &str) -> Option<Self> {
-        u64::from_str_radix(text, 16).ok().map(Self)
-    }
-}
-
-impl fmt::Display for Digest {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:010x}", self.0)
-    }
-}
-
-fn hash_value(sha1: &mut Sha1, value: &Value, is_skipped: &dyn Fn(&str) -> bool) {
-    match value {
-        Value::Object(fields) => hash_fields(sha1, fields.iter().collect(), is_skipped),
-        Value::Array(elements) => {
-            sha1.update([b'[']);
-            for element in elements {
-                hash_value(sha1, element, is_skipped);
-                sha1.update([b',']);
-            }
-            sha1.update([b']']);
-        }
-        scalar => sha1.update(scalar.to_string()),
-    }
-}
-
-/// In the order of the keys, which a map may not keep.
-fn hash_fields(sha1: &mut Sha1, mut fields: Vec<(&String, &Value)>, is_skipped: &dyn Fn(&str) -> bool) {
-    fields.sort_unstable_by_key(|(key, _)| *key);
-    sha1.update([b'{']);
-    for (key, value) in fields.into_iter().filter(|(key, _)| !is_skipped(key)) {
-        sha1.update(Value::from(key.as_str()).to_string());
-        sha1.update([b':']);
-        hash_value(sha1, value, is_skipped);
-        sha1.update([b',']);
-    }
-    sha1.update([b'}']);
-}
-
 /// The record of one object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Record {
+pub(crate) struct ContentRecord {
     desired: Digest,
     /// `None` for a kind of which only the metadata is watched. The generation of the object is recorded next to it.
     live: Option<Digest>,
@@ -147,7 +63,7 @@ pub(crate) enum Recorded {
     Never,
 }
 
-impl Record {
+impl ContentRecord {
     /// The record of an object whose live content is up to date, or `None` if its kind has no records.
     pub(crate) fn new(object: &InstallationObject, live: &LiveObject) -> Result<Option<Self>, Failure> {
         if !is_recorded(object.kind) {
@@ -180,7 +96,7 @@ impl Record {
     }
 }
 
-impl fmt::Display for Record {
+impl fmt::Display for ContentRecord {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.desired)?;
         [self.live, self.template].into_iter().flatten().try_for_each(|digest| write!(f, "-{digest}"))
@@ -189,9 +105,10 @@ impl fmt::Display for Record {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
+    use crate::names::annotation;
 
     fn live_digest(content: &Value) -> Digest {
         Digest::of_content(content, &is_not_recorded)
@@ -222,18 +139,18 @@ mod tests {
     fn a_record_survives_its_text() {
         let (a, b) = (Digest::of_bytes(b"a"), Digest::of_bytes(b"b"));
         for (live, template) in [(Some(b), None), (None, None), (Some(b), Some(a))] {
-            let record = Record { desired: a, live, template };
-            assert_eq!(Record::parse(&record.to_string()), Some(record));
+            let record = ContentRecord { desired: a, live, template };
+            assert_eq!(ContentRecord::parse(&record.to_string()), Some(record));
         }
         for text in ["", "-", "x", "0123456789-", "0123456789-abcdef0123-1", "0123456789-abcdef0123-0123456789-", "123"]
         {
-            assert_eq!(Record::parse(text), None, "{text}");
+            assert_eq!(ContentRecord::parse(text), None, "{text}");
         }
     }
 
     #[test]
     fn only_both_digests_together_prove_that_an_object_is_up_to_date() {
-        let record = |desired: &str, live: &str| Record {
+        let record = |desired: &str, live: &str| ContentRecord {
             desired: Digest::of_bytes(desired.as_bytes()),
             live: Some(Digest::of_bytes(live.as_bytes())),
             template: None,
@@ -248,7 +165,7 @@ mod tests {
     #[test]
     fn a_record_shows_whether_other_pods_are_desired() {
         let digest = |text: &str| Digest::of_bytes(text.as_bytes());
-        let record = |desired: &str, template: Option<&str>| Record {
+        let record = |desired: &str, template: Option<&str>| ContentRecord {
             desired: digest(desired),
             live: Some(digest("live")),
             template: template.map(digest),

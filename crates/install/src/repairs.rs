@@ -1,8 +1,6 @@
 //! Limits the repairs of an object that another client changes again and again ([`RecentWrites`]). Without a limit each
 //! write of a pod template would start pods.
 
-use std::collections::HashMap;
-
 use k8s_openapi::jiff::Timestamp;
 use serde_json::Value;
 use vitivirt_api::{Failure, ObjectKey, Plan, RecentWrites, Target, Write};
@@ -10,23 +8,13 @@ use vitivirt_api::{Failure, ObjectKey, Plan, RecentWrites, Target, Write};
 use crate::{
     certificates::{CA, IssuedCertificates, NoCertificates},
     desired::Desired,
+    digest::Digest,
     kind::Kind,
     object::{CERTIFICATE, InstallationObject, key_pair_data},
-    observed::Observed,
+    observed::{Observed, Repairs},
     order::Lane,
-    record::Digest,
     up_to_date::StoredObjects,
 };
-
-/// The recent writes of each object. virt-operator keeps them between reconciles. They may be lost at any time.
-#[derive(Clone, Debug, Default)]
-pub struct Repairs {
-    objects: RecentWritesByObject,
-    /// Those of the lane `Certificates`, which writes a part of some objects of other lanes.
-    certificates: RecentWritesByObject,
-}
-
-type RecentWritesByObject = HashMap<(Kind, ObjectKey), RecentWrites<Digest>>;
 
 impl Repairs {
     /// Whether the object was written too often a moment ago.

@@ -21,15 +21,9 @@ use crate::{
     pods::{Pod, examples},
 };
 
-const STEP: &str = "pods without a valid certificate";
+pub use crate::observed::{Endpoint, Served, ServedCertificate, ServedState};
 
-/// A port on which the pods of a Deployment serve a certificate.
-#[derive(Debug, PartialEq, Eq)]
-pub struct Endpoint {
-    pub deployment: &'static str,
-    pub port: u16,
-    pub secret: &'static str,
-}
+const STEP: &str = "pods without a valid certificate";
 
 /// What the API server and users connect to.
 pub static ENDPOINTS: [Endpoint; 5] = [
@@ -40,47 +34,10 @@ pub static ENDPOINTS: [Endpoint; 5] = [
     Endpoint { deployment: VIRT_TEMPLATE_CONTROLLER, port: 9443, secret: certificates::TEMPLATE_WEBHOOK },
 ];
 
-/// The certificate that a pod serves, compared with the stored one, the CA bundle and the clock.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum ServedState {
-    Good,
-    /// Another certificate than the stored one. Clients still accept it.
-    NotReloaded,
-    Expired,
-    /// No CA of the bundle has signed it.
-    Untrusted,
-    /// The pod presents no certificate. It may be starting, or a NetworkPolicy may refuse the connection.
-    Unreachable,
-}
-
 impl ServedState {
     fn is_refused(self) -> bool {
         matches!(self, Self::Expired | Self::Untrusted)
     }
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ServedCertificate {
-    pub endpoint: &'static Endpoint,
-    pub pod: ObjectKey,
-    pub pod_uid: Box<str>,
-    pub state: ServedState,
-    /// Whether clients accept the stored certificate.
-    pub stored_is_good: bool,
-    /// Since when the pod does not serve the stored certificate.
-    pub since: Timestamp,
-    /// When the certificate that the pod serves expires.
-    pub expires: Timestamp,
-}
-
-/// The results of the last probes.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Served {
-    pub certificates: Vec<ServedCertificate>,
-    /// How long a pod may need to load a new certificate.
-    pub reload_time: Duration,
-    /// The pods that were deleted because of their certificates, by UID, with the names of their Deployments.
-    pub deleted_pods: BTreeMap<Box<str>, &'static str>,
 }
 
 impl Default for Served {

@@ -11,36 +11,18 @@
 use std::time::Duration;
 
 use serde_json::json;
-use vitivirt_api::{ApiResource, Body, ObjectKey, Step, Target, Wait, Write};
+use vitivirt_api::{Body, ObjectKey, Step, Target, Wait, Write};
 
-use crate::{crd_checks::CrdCheck, kind::Kind, observed::Observed, plan::wait};
+use crate::{
+    kind::Kind,
+    observed::{CrdCheck, Observed, StorageMigration},
+    wait,
+};
 
 /// The next page is stored at once.
 const NEXT_PAGE: Duration = Duration::from_millis(50);
 /// The watch of the CRD reports the change of its status earlier.
 const NEXT_CRD: Duration = Duration::from_secs(1);
-
-/// How stored versions of a CRD become unnecessary.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct StorageMigration {
-    /// The kind of the objects, in the version in which the API server stores them.
-    pub resource: ApiResource,
-    /// The stored versions that are left.
-    pub(crate) stored_versions: Vec<String>,
-}
-
-/// The objects of a CRD that the next reconcile stores again.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct StoragePage {
-    pub crd: ObjectKey,
-    /// With their UIDs.
-    pub objects: Vec<(ObjectKey, String)>,
-    /// The objects of earlier pages.
-    pub done: usize,
-    /// The objects of later pages, if the API server counts them.
-    pub remaining: usize,
-    pub is_last: bool,
-}
 
 /// The CRD whose objects are stored again next.
 pub fn next_migration(observed: &Observed) -> Option<(&ObjectKey, &StorageMigration)> {

@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use vitivirt_api::{ObjectKey, Plan, Target, Write};
 
 use crate::{
+    api_readiness::accepts_instancetypes,
     desired::{Desired, MatchingObject, UpToDate},
     drift::{Drift, drift},
     kind::Kind,
@@ -13,8 +14,7 @@ use crate::{
     object::InstallationObject,
     observed::Observed,
     order::Lane,
-    plan::accepts_instancetypes,
-    record::{Record, Recorded},
+    record::{ContentRecord, Recorded},
     rollout::canary::keep_live_limit,
     storage::next_migration,
     trust::{StoredTrust, keep_live_trust},
@@ -67,7 +67,7 @@ pub fn up_to_date_after(
             Some(live) if up_to_date.get(&key).is_some_and(|known| known.digest == live.digest) => {}
             Some(live) => {
                 // An object that cannot be read is compared again.
-                let record = Record::new(object, live).unwrap_or_default();
+                let record = ContentRecord::new(object, live).unwrap_or_default();
                 up_to_date.insert(key, MatchingObject { digest: live.digest, record });
             }
             None => drop(up_to_date.remove(&key)),

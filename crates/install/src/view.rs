@@ -3,18 +3,18 @@
 
 use vitivirt_api::{
     Plan, Target, Write,
-    view::{Step, StepState},
+    view::{StepState, TreeStep},
 };
 
 use crate::{desired::Desired, kind::Kind, live::LiveObject, observed::Objects, observed::Observed, pods::Pods};
 
 /// The Deployments and DaemonSets that a KubeVirt operator manages, each with what it waits for.
-pub fn workloads(objects: &Objects, pods: &Pods) -> Vec<Step> {
+pub fn workloads(objects: &Objects, pods: &Pods) -> Vec<TreeStep> {
     let of_kind = |kind: Kind| objects.managed(kind).map(move |(key, live)| workload(kind, key.name(), live, pods));
     [Kind::Deployment, Kind::DaemonSet].into_iter().flat_map(of_kind).collect()
 }
 
-fn workload(kind: Kind, name: &str, live: &LiveObject, pods: &Pods) -> Step {
+fn workload(kind: Kind, name: &str, live: &LiveObject, pods: &Pods) -> TreeStep {
     let rollout = live.rollout.unwrap_or_default();
     let (state, summary) = match pods.incomplete_rollout(kind, name, rollout) {
         _ if live.deleting => (StepState::Waiting, "is being deleted".to_owned()),
@@ -22,7 +22,7 @@ fn workload(kind: Kind, name: &str, live: &LiveObject, pods: &Pods) -> Step {
         Some(problems) if problems.certain => (StepState::Failed, problems.text()),
         Some(problems) => (StepState::Waiting, problems.text()),
     };
-    Step::new(kind.name(), name, state, summary)
+    TreeStep::new(kind.name(), name, state, summary)
         .fact("ready", format!("{} of {}", rollout.ready, rollout.pods))
         .fact("updated", format!("{} of {}", rollout.updated, rollout.pods))
 }

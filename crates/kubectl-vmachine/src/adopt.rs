@@ -18,10 +18,10 @@ use vitivirt_api::machine::{ANNOTATION_ADOPT, ANNOTATION_ADOPT_BY, Adoption};
 use vitivirt_cli::{CommandError, CommandResult, print};
 use vitivirt_runtime::root_cause::root_cause;
 
-use crate::{arguments::AdoptArguments, cluster::Cluster};
+use crate::{arguments::AdoptArguments, cluster::NamespaceClient};
 
 pub(crate) async fn run(arguments: &AdoptArguments) -> CommandResult<ExitCode> {
-    let cluster = Cluster::connect(&arguments.namespace).await?;
+    let cluster = NamespaceClient::connect(&arguments.namespace).await?;
     let name = &arguments.name;
     let mut machine = cluster.machine(name).await?;
     let items = if arguments.items.is_empty() {
@@ -71,7 +71,7 @@ pub(crate) async fn run(arguments: &AdoptArguments) -> CommandResult<ExitCode> {
 }
 
 /// Lets the Machine take over this object.
-async fn consent<K>(cluster: &Cluster, object: &str, machine: &str) -> CommandResult<()>
+async fn consent<K>(cluster: &NamespaceClient, object: &str, machine: &str) -> CommandResult<()>
 where
     K: Resource<Scope = NamespaceResourceScope, DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug,
 {

@@ -14,12 +14,12 @@ use vitivirt_runtime::{
 
 use crate::arguments::NamespaceArguments;
 
-pub(crate) struct Cluster {
+pub(crate) struct NamespaceClient {
     pub(crate) client: Client,
     pub(crate) namespace: String,
 }
 
-impl Cluster {
+impl NamespaceClient {
     pub(crate) async fn connect(arguments: &NamespaceArguments) -> CommandResult<Self> {
         let cluster = &arguments.cluster;
         let config = configuration(cluster.kubeconfig.as_deref(), cluster.context.as_deref()).await;

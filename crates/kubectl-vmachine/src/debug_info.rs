@@ -25,7 +25,7 @@ use vitivirt_api::{
 use vitivirt_cli::{CommandResult, print, to_yaml, version};
 use vitivirt_runtime::root_cause::root_cause;
 
-use crate::{arguments::DebugInfoArguments, cluster::Cluster, redact::redact};
+use crate::{arguments::DebugInfoArguments, cluster::NamespaceClient, redact::redact};
 
 const FOLDER: &str = "vmachine-debug-info";
 const PAGE: u32 = 200;
@@ -34,7 +34,7 @@ const LOG_LINES: i64 = 20_000;
 const MANAGER: &str = "kubevirt-operator";
 
 pub(crate) async fn run(arguments: &DebugInfoArguments) -> CommandResult<ExitCode> {
-    let cluster = Cluster::connect(&arguments.namespace).await?;
+    let cluster = NamespaceClient::connect(&arguments.namespace).await?;
     let namespace = (!arguments.all_namespaces).then_some(cluster.namespace.as_str());
     let mut collection = Collection { client: cluster.client.clone(), files: Vec::new(), errors: Vec::new() };
     collection.add("version.txt", format!("kubectl-vmachine {}\n", version()).into_bytes());

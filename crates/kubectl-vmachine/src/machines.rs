@@ -11,13 +11,13 @@ use vitivirt_machine::view::MachineRow;
 
 use crate::{
     arguments::{DescribeArguments, Format, ListArguments},
-    cluster::Cluster,
+    cluster::NamespaceClient,
 };
 
 const PAGE: u32 = 500;
 
 pub(crate) async fn list(arguments: &ListArguments) -> CommandResult<ExitCode> {
-    let cluster = Cluster::connect(&arguments.namespace).await?;
+    let cluster = NamespaceClient::connect(&arguments.namespace).await?;
     let api: Api<Machine> = match arguments.all_namespaces {
         true => Api::all(cluster.client.clone()),
         false => cluster.machines(),
@@ -45,7 +45,7 @@ pub(crate) async fn list(arguments: &ListArguments) -> CommandResult<ExitCode> {
 }
 
 pub(crate) async fn describe(arguments: &DescribeArguments) -> CommandResult<ExitCode> {
-    let cluster = Cluster::connect(&arguments.namespace).await?;
+    let cluster = NamespaceClient::connect(&arguments.namespace).await?;
     let machine = cluster.machine(&arguments.name).await?;
     let row = MachineRow::new(&machine);
     let description = kubevirt_operator::plugin::describe(cluster.client, machine).await?;

@@ -7,12 +7,12 @@ use kube::api::{Patch, PatchParams};
 use serde_json::json;
 use vitivirt_cli::{CommandError, CommandResult, print};
 
-use crate::{arguments::NameArguments, cluster::Cluster};
+use crate::{arguments::NameArguments, cluster::NamespaceClient};
 
 const MANAGER: &str = "kubectl-vmachine";
 
 pub(crate) async fn set(arguments: &NameArguments, state: &str) -> CommandResult<ExitCode> {
-    let cluster = Cluster::connect(&arguments.namespace).await?;
+    let cluster = NamespaceClient::connect(&arguments.namespace).await?;
     let patch = Patch::Merge(json!({"spec": {"powerState": state}}));
     let parameters = PatchParams { field_manager: Some(MANAGER.to_owned()), ..PatchParams::default() };
     for name in &arguments.names {
@@ -25,7 +25,7 @@ pub(crate) async fn set(arguments: &NameArguments, state: &str) -> CommandResult
 
 /// KubeVirt restarts the guest. The Machine does not change.
 pub(crate) async fn restart(arguments: &NameArguments) -> CommandResult<ExitCode> {
-    let cluster = Cluster::connect(&arguments.namespace).await?;
+    let cluster = NamespaceClient::connect(&arguments.namespace).await?;
     for name in &arguments.names {
         let machine = cluster.machine(name).await?;
         if machine.status.is_none_or(|status| status.vmi_name.is_none()) {

@@ -11,14 +11,14 @@ use vitivirt_api::{
 use vitivirt_machine::{Assessed, Settled, WaitingState};
 use vitivirt_runtime::reconcile::Controller;
 
-use crate::{metrics::MachineMetrics, observe::Observer, repairs::Repairs};
+use crate::{metrics::MachineMetrics, observe::Observer, repairs::RepairHistory};
 
 pub(crate) struct MachineController {
     pub(crate) observer: Observer,
     pub(crate) metrics: Arc<MachineMetrics>,
     /// The states that wait to be written.
     pub(crate) waiting_status: Mutex<HashMap<ObjectKey, WaitingState>>,
-    pub(crate) repairs: Arc<Repairs>,
+    pub(crate) repairs: Arc<RepairHistory>,
 }
 
 impl Controller for MachineController {

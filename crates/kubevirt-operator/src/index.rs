@@ -14,7 +14,7 @@ use vitivirt_runtime::watch::{Cache, Change};
 
 use crate::{
     cache::{MachineEntry, NetworkEntry, PvcEntry, VmEntry, in_namespace},
-    mac_addresses::{Interface, Mac, MacAddresses, segment},
+    mac_addresses::{Mac, MacAddresses, MachineInterface, segment},
 };
 
 #[derive(Default)]
@@ -64,7 +64,7 @@ impl Index {
         vms: &Cache<VmEntry>,
     ) {
         let interfaces = machine.map(|machine| &*machine.interfaces).unwrap_or_default();
-        let address = |interface: &Interface| (segment_of(key, &interface.network, networks), interface.mac);
+        let address = |interface: &MachineInterface| (segment_of(key, &interface.network, networks), interface.mac);
         let addresses = interfaces.iter().map(address).collect();
         let created = machine.map_or(0, |machine| machine.created);
         self.mac_addresses.set(key, created, addresses, &has_in_vm(vms));

@@ -17,7 +17,7 @@ pub(crate) type Mac = u64;
 
 /// An interface of a Machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Interface {
+pub(crate) struct MachineInterface {
     pub(crate) network: Box<str>,
     pub(crate) mac: Mac,
 }

@@ -38,7 +38,7 @@ use crate::{
     launcher::LauncherReader,
     live_check::LiveCheck,
     mac_addresses::mac_number,
-    repairs::Repairs,
+    repairs::RepairHistory,
     source_secrets::{SecretState, SourceSecrets},
 };
 
@@ -47,7 +47,7 @@ pub(crate) struct Observer {
     pub(crate) sources: Arc<SourceSecrets>,
     live_check: LiveCheck,
     launcher: LauncherReader,
-    repairs: Arc<Repairs>,
+    repairs: Arc<RepairHistory>,
     /// The digests of the source Secrets, so that a Machine that is up to date needs no read.
     source_digests: Mutex<HashMap<ObjectKey, SourceDigest>>,
 }
@@ -64,7 +64,12 @@ struct SourceDigest {
 }
 
 impl Observer {
-    pub(crate) fn new(client: Client, caches: Caches, sources: Arc<SourceSecrets>, repairs: Arc<Repairs>) -> Self {
+    pub(crate) fn new(
+        client: Client,
+        caches: Caches,
+        sources: Arc<SourceSecrets>,
+        repairs: Arc<RepairHistory>,
+    ) -> Self {
         let launcher = LauncherReader::new(client.clone());
         let live_check = LiveCheck { client };
         Self { caches, sources, live_check, launcher, repairs, source_digests: Mutex::default() }
@@ -232,8 +237,8 @@ impl Observer {
             let address = (segment_of(key, network, &self.caches.networks), mac_number(mac));
             let owner = self.caches.index.mac_addresses.other_owner(key, address)?;
             // The name of a Machine is of no concern to another tenant.
-            let is_neighbour = owner.namespace() == key.namespace();
-            let owner = if is_neighbour { owner.name() } else { "in another namespace" };
+            let is_in_namespace = owner.namespace() == key.namespace();
+            let owner = if is_in_namespace { owner.name() } else { "in another namespace" };
             Some(((network.to_owned(), mac.to_owned()), owner.to_owned()))
         };
         resolved.into_iter().flat_map(macs::addresses).filter_map(in_use).collect()

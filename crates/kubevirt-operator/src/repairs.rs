@@ -25,7 +25,7 @@ const SWEEP_INTERVAL: SignedDuration = SignedDuration::from_mins(1);
 type Object = (String, ObjectKey);
 
 #[derive(Default)]
-pub(crate) struct Repairs {
+pub(crate) struct RepairHistory {
     recent: Mutex<Recent>,
     /// The objects of which the API server accepted a write in a reconcile that has not been recorded yet.
     written: Mutex<HashSet<Object>>,
@@ -47,7 +47,7 @@ impl Recent {
     }
 }
 
-impl Repairs {
+impl RepairHistory {
     /// Counts the writes of this executor.
     pub(crate) fn observe(self: &Arc<Self>, executor: Executor) -> Executor {
         let kinds = [
@@ -87,7 +87,7 @@ impl Repairs {
     }
 }
 
-impl WriteObserver for Repairs {
+impl WriteObserver for RepairHistory {
     fn on_written(&self, object: &Value) {
         let text = |pointer: &str| object.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
         let key = ObjectKey::namespaced(text("/metadata/namespace"), text("/metadata/name"));

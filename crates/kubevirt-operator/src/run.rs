@@ -27,7 +27,7 @@ use crate::{
     network_controller::NetworkController,
     observe::Observer,
     rbac::NAMESPACE,
-    repairs::Repairs,
+    repairs::RepairHistory,
     router::EventRouter,
     source_secrets::SourceSecrets,
     status_page,
@@ -112,9 +112,9 @@ impl Operator for MachineOperator {
             SourceSecrets::new(client.clone(), context.clients.background.clone(), context.shutdown.clone());
         let router = EventRouter::new(caches.clone(), source_secrets.clone());
         router.subscribe(&context);
-        watches.start(&context);
+        watches.start(&context.metrics);
 
-        let repairs = Arc::<Repairs>::default();
+        let repairs = Arc::<RepairHistory>::default();
         let observer = Observer::new(client.clone(), caches.clone(), source_secrets, repairs.clone());
         let machines = Arc::new(MachineController {
             observer,

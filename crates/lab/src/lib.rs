@@ -1,7 +1,7 @@
 //! A real Kubernetes and KubeVirt control plane on one Linux machine, with simulated nodes.
 //!
 //! etcd, kube-apiserver, kube-controller-manager, kube-scheduler, virt-api, virt-controller and the reference
-//! virt-operator are the real programs, built from pinned Go modules ([`components`]). This crate simulates nodes, the
+//! operator are the real programs, built from pinned Go modules ([`components`]). This crate simulates nodes, the
 //! kubelet, virt-handler and storage, with the same kube client as the operators. A lab runs in its own Linux
 //! namespaces ([`isolate`]): it cannot reach other machines, and it leaves no processes or files behind.
 //!

@@ -32,9 +32,9 @@ pub mod vmi_spec;
 
 pub use assessment::{Assessed, Assessment};
 pub use boot::boot_warning;
-pub use observed::Observed;
+pub use observed::{Observed, RecentWritesByObject};
 pub use plan::{owns, plan};
 pub use problem::{Part, Problem, ProblemKind};
-pub use repairs::{RecentWritesByObject, desired_digest, repaired_objects};
+pub use repairs::{desired_digest, repaired_objects};
 pub use report::{Settled, WaitingState, report, settle};
 pub use secret::SecretBytes;

@@ -6,20 +6,17 @@ use std::collections::{BTreeMap, BTreeSet};
 use k8s_openapi::jiff::Timestamp;
 use serde_json::Value;
 use vitivirt_api::{
-    Failure, ObjectKey, Quantity, Target,
+    EventSubject, Failure, ObjectKey, Quantity, RecentWrites, Target,
     machine::{
-        AccessMode, Adoption, FINALIZER_MACHINE, Machine, MachineId, POD_NETWORK, PrintableStatus, PvcPhase, VmiPhase,
-        VolumeMode,
+        API_VERSION, AccessMode, Adoption, FINALIZER_MACHINE, Machine, MachineId, POD_NETWORK, PrintableStatus,
+        PvcPhase, VmiPhase, VolumeMode,
     },
 };
 
 use crate::{
-    ownership,
     problem::Problem,
-    render::cloud_init,
-    repairs::RecentWritesByObject,
     resolve::{Resolved, resolve},
-    secret::SecretBytes,
+    secret::{SecretBytes, secret_name},
 };
 
 #[derive(Clone)]
@@ -61,6 +58,10 @@ pub struct Observed {
     pub recent_writes: RecentWritesByObject,
     pub now: Timestamp,
 }
+
+/// The recent writes of the objects of a Machine, by kind and name. The operator keeps them between reconciles. They may
+/// be lost at any time.
+pub type RecentWritesByObject = BTreeMap<(String, String), RecentWrites<u64>>;
 
 /// How a Machine is deleted: with everything that belongs to it, or alone (`--cascade=orphan`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -123,29 +124,6 @@ impl Observed {
         names.filter(|name| *name != POD_NETWORK).collect()
     }
 
-    /// The VM, if it belongs to the Machine.
-    pub fn own_vm(&self) -> Option<&VmView> {
-        self.vm.as_ref().filter(|vm| ownership::vm(self, vm).is_own())
-    }
-
-    /// The cloud-init Secret, if it belongs to the Machine.
-    pub(crate) fn own_secret(&self) -> Option<&SecretView> {
-        self.secret.as_ref().filter(|secret| ownership::secret(self, secret).is_own())
-    }
-
-    /// Whether the Machine's VM is connected to this NetworkConfiguration, so that its finalizer must keep it.
-    pub(crate) fn uses_network(&self, name: &str) -> bool {
-        let has_vm = self.machine.status.as_ref().is_some_and(|status| status.vm_name.is_some());
-        let networks = self.own_vm().and_then(|vm| vm.spec.pointer("/template/spec/networks")?.as_array());
-        let is_connected =
-            |network: &Value| network.pointer("/multus/networkName").and_then(Value::as_str) == Some(name);
-        match networks {
-            Some(networks) => networks.iter().any(is_connected),
-            // Another client deleted the VM.
-            None => has_vm,
-        }
-    }
-
     /// The volume that the status records for a PVC of the Machine.
     pub fn recorded_volume(&self, pvc: &str) -> Option<&str> {
         let disks = &self.machine.status.as_ref()?.disks;
@@ -169,13 +147,22 @@ impl Observed {
         Target::of_kind::<Machine>(self.id.key())
     }
 
+    /// What the events of a reconcile are about.
+    pub(crate) fn event_subject(&self) -> EventSubject {
+        EventSubject {
+            api_version: API_VERSION.to_owned(),
+            kind: "Machine".to_owned(),
+            key: self.id.key(),
+            uid: self.uid().to_owned(),
+        }
+    }
+
     /// The kinds and names of the objects that a reconcile may create or patch.
     pub fn writable_objects(&self) -> impl Iterator<Item = (&'static str, String)> {
         let needed = self.resolved.as_ref().ok().into_iter().flat_map(Resolved::pvc_names);
         let pvcs: BTreeSet<&str> = needed.chain(self.pvcs.keys().map(String::as_str)).collect();
         let networks = self.network_names().into_iter();
-        let vm_and_secret =
-            [("VirtualMachine", self.name().to_owned()), ("Secret", cloud_init::secret_name(self.name()))];
+        let vm_and_secret = [("VirtualMachine", self.name().to_owned()), ("Secret", secret_name(self.name()))];
         let networks = networks.map(|name| ("NetworkAttachmentDefinition", name.to_owned()));
         let pvcs = pvcs.into_iter().map(|name| ("PersistentVolumeClaim", name.to_owned()));
         vm_and_secret.into_iter().chain(networks).chain(pvcs)

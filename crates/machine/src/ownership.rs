@@ -11,7 +11,7 @@ use vitivirt_api::machine::{Adoption, LABEL_MACHINE, LABEL_MACHINE_UID, LABEL_MA
 
 use crate::{
     observed::{ImportSourceView, Observed, PvcView, SecretView, VmView},
-    render::cloud_init::secret_name,
+    secret::secret_name,
 };
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,6 +32,31 @@ pub(crate) enum Ownership {
 impl Ownership {
     pub(crate) fn is_own(&self) -> bool {
         matches!(self, Self::Own | Self::Unmarked)
+    }
+}
+
+impl Observed {
+    /// The VM, if it belongs to the Machine.
+    pub fn own_vm(&self) -> Option<&VmView> {
+        self.vm.as_ref().filter(|vm| self::vm(self, vm).is_own())
+    }
+
+    /// The cloud-init Secret, if it belongs to the Machine.
+    pub(crate) fn own_secret(&self) -> Option<&SecretView> {
+        self.secret.as_ref().filter(|secret| self::secret(self, secret).is_own())
+    }
+
+    /// Whether the Machine's VM is connected to this NetworkConfiguration, so that its finalizer must keep it.
+    pub(crate) fn uses_network(&self, name: &str) -> bool {
+        let has_vm = self.machine.status.as_ref().is_some_and(|status| status.vm_name.is_some());
+        let networks = self.own_vm().and_then(|vm| vm.spec.pointer("/template/spec/networks")?.as_array());
+        let is_connected =
+            |network: &Value| network.pointer("/multus/networkName").and_then(Value::as_str) == Some(name);
+        match networks {
+            Some(networks) => networks.iter().any(is_connected),
+            // Another client deleted the VM.
+            None => has_vm,
+        }
     }
 }
 

@@ -1,7 +1,6 @@
 //! Limits the repairs of an object of a Machine that another client changes again and again ([`RecentWrites`]).
 
 use std::{
-    collections::BTreeMap,
     hash::{DefaultHasher, Hash, Hasher},
     time::Duration,
 };
@@ -11,11 +10,7 @@ use vitivirt_api::{
     EventKind, EventRecord, Plan, RecentWrites, Target, Write, machine::machine_reason, repeated_drift_message,
 };
 
-use crate::{observed::Observed, render::network, report::event_subject};
-
-/// The recent writes of the objects of a Machine, by kind and name. The operator keeps them between reconciles. They may
-/// be lost at any time.
-pub type RecentWritesByObject = BTreeMap<(String, String), RecentWrites<u64>>;
+use crate::{observed::Observed, render::network};
 
 /// The objects that a plan repairs.
 pub fn repaired_objects(plan: &Plan) -> impl Iterator<Item = &Target> {
@@ -83,7 +78,7 @@ pub(crate) fn events(observed: &Observed, plan: &Plan) -> Vec<EventRecord> {
         let vm = observed.vm.as_ref().filter(|_| target.resource.kind == "VirtualMachine");
         let managers = vm.map(|vm| vm.other_managers.as_slice()).unwrap_or_default();
         EventRecord {
-            about: event_subject(observed),
+            about: observed.event_subject(),
             kind: EventKind::Warning,
             reason: machine_reason::REPEATED_DRIFT,
             action: "Reconcile",

@@ -25,7 +25,7 @@ pub const REFRESH: Duration = Duration::from_secs(5);
 
 /// The program that a page is about.
 #[derive(Clone, Copy, Debug)]
-pub struct Program {
+pub struct PageHeader {
     pub name: &'static str,
     pub version: &'static str,
     /// The pages that the frame links to: path and name.
@@ -56,7 +56,7 @@ impl Replica {
     }
 }
 
-pub(crate) fn render(program: &Program, replica: &Replica, page: &Page) -> String {
+pub(crate) fn render(program: &PageHeader, replica: &Replica, page: &Page) -> String {
     let markup = html! {
         (DOCTYPE)
         html lang="en" {

@@ -15,5 +15,5 @@ pub mod server;
 #[cfg(feature = "testing")]
 pub mod testing;
 
-pub use layout::{Page, Program};
+pub use layout::{Page, PageHeader};
 pub use server::{ADDRESS_EXPECTED, PageRequest, Pages, loopback_address, start};

@@ -3,7 +3,7 @@
 use maud::{Markup, html};
 use vitivirt_api::{
     troubleshooting_url,
-    view::{Step, StepState},
+    view::{StepState, TreeStep},
 };
 
 /// A state as a symbol and a text, so that it does not depend on colors.
@@ -17,11 +17,11 @@ pub fn reason(reason: &str) -> Markup {
 }
 
 /// An object with the objects that it consists of.
-pub fn tree(step: &Step) -> Markup {
+pub fn tree(step: &TreeStep) -> Markup {
     html! { ul class="tree" { (branch(step)) } }
 }
 
-fn branch(step: &Step) -> Markup {
+fn branch(step: &TreeStep) -> Markup {
     html! {
         li {
             span class={ "badge " (step.state.as_str()) } {

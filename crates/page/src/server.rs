@@ -11,7 +11,7 @@ use vitivirt_runtime::{
     server::{self, Bind, BindError, HttpResponse, Limits, text_response},
 };
 
-use crate::layout::{CONTENT_SECURITY_POLICY, Page, Program, Replica, render};
+use crate::layout::{CONTENT_SECURITY_POLICY, Page, PageHeader, Replica, render};
 
 /// A person, and the few connections of a browser.
 const LIMITS: Limits = Limits {
@@ -65,7 +65,7 @@ pub fn loopback_address(text: &str) -> Result<Option<Bind>, BindError> {
 }
 
 /// Serves the pages until the process ends. A page that cannot listen does not stop the program.
-pub async fn start(context: &Context, bind: Option<Bind>, program: Program, pages: impl Pages) {
+pub async fn start(context: &Context, bind: Option<Bind>, program: PageHeader, pages: impl Pages) {
     let Some(bind) = bind else { return };
     let listener = match bind.listen("the status page").await {
         Ok(listener) => listener,
@@ -93,7 +93,7 @@ fn replica(context: &Context) -> Replica {
 
 /// The response to one request.
 pub fn respond(
-    program: &Program,
+    program: &PageHeader,
     replica: &Replica,
     pages: &dyn Pages,
     method: &Method,
@@ -116,7 +116,7 @@ pub fn respond(
 }
 
 fn content(
-    program: &Program,
+    program: &PageHeader,
     replica: &Replica,
     pages: &dyn Pages,
     method: &Method,
@@ -178,7 +178,7 @@ mod tests {
         }
     }
 
-    const PROGRAM: Program = Program { name: "tester", version: "1", links: &[("/", "Overview")] };
+    const PROGRAM: PageHeader = PageHeader { name: "tester", version: "1", links: &[("/", "Overview")] };
 
     fn request(method: &Method, uri: &str, host: Option<&str>) -> HttpResponse {
         let replica = Replica { identity: TEXT.to_owned(), leader: Some("other".to_owned()), problem: None };

@@ -9,7 +9,7 @@ use html5ever::tokenizer::{
 use vitivirt_runtime::server::HttpResponse;
 
 #[derive(Debug, Default)]
-pub struct Document {
+pub struct HtmlDocument {
     pub elements: Vec<Element>,
     /// The text, without the style.
     pub text: String,
@@ -24,7 +24,7 @@ pub struct Element {
     pub attributes: Vec<(String, String)>,
 }
 
-impl Document {
+impl HtmlDocument {
     /// The targets of all links.
     pub fn links(&self) -> Vec<&str> {
         let links = self.elements.iter().filter(|element| element.name == "a").flat_map(|link| &link.attributes);
@@ -33,7 +33,7 @@ impl Document {
 }
 
 #[derive(Default)]
-struct Sink(RefCell<Document>);
+struct Sink(RefCell<HtmlDocument>);
 
 /// Elements without an end tag.
 const VOID: [&str; 5] = ["meta", "link", "input", "br", "hr"];
@@ -72,7 +72,7 @@ impl TokenSink for Sink {
     }
 }
 
-pub fn parse(html: &str) -> Document {
+pub fn parse(html: &str) -> HtmlDocument {
     let options = TokenizerOpts { initial_state: Some(State::Data), ..TokenizerOpts::default() };
     let tokenizer = Tokenizer::new(Sink::default(), options);
     let input = BufferQueue::default();
@@ -98,6 +98,6 @@ pub fn text(response: HttpResponse) -> String {
     }
 }
 
-pub fn document(response: HttpResponse) -> Document {
+pub fn document(response: HttpResponse) -> HtmlDocument {
     parse(&text(response))
 }

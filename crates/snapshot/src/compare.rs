@@ -22,7 +22,7 @@ pub struct Difference {
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Comparison {
-    /// The number of objects in the reference.
+    /// The number of expected objects.
     pub expected: usize,
     pub missing: Vec<String>,
     pub extra: Vec<String>,

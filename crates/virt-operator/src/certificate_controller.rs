@@ -12,13 +12,9 @@ use parking_lot::Mutex;
 use serde_json::Value;
 use vitivirt_api::{Failure, ObjectKey, Outcome, Plan, Report, Target};
 use vitivirt_install::{
-    Desired, Environment, Kind, Lane, Observed, certificate_report,
-    certificates::{BUNDLE_KEY, CertificateScope, DesiredCertificates, certificate_plan},
-    is_eligible, is_of_another_release,
-    names::annotation,
-    removal::is_being_removed,
-    served::deleted_pod,
-    trusted_bundles,
+    CertificateScope, Desired, DesiredCertificates, Environment, Kind, Lane, Observed, certificate_plan,
+    certificate_report, certificates::BUNDLE_KEY, is_eligible, is_of_another_release, names::annotation,
+    removal::is_being_removed, served::deleted_pod, trusted_bundles,
 };
 use vitivirt_runtime::reconcile::Controller;
 

@@ -278,7 +278,10 @@ fn log_phase(report: &Report) {
     if let Some(status) = &report.status {
         let (old, new) = (phase(&status.observed), phase(&status.desired));
         if old != new {
-            tracing::info!(old, new, "phase changed");
+            let conditions = status.desired.get("conditions").and_then(Value::as_array).into_iter().flatten();
+            let available = conditions.into_iter().find(|condition| condition.get("type") == Some(&"Available".into()));
+            let reason = available.and_then(|condition| condition.get("reason")?.as_str()).unwrap_or_default();
+            tracing::info!(old, new, reason, "phase changed");
         }
     }
 }

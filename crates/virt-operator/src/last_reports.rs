@@ -21,7 +21,7 @@ pub(crate) struct LastReports(Mutex<Reports>);
 pub(crate) struct Reports {
     pub(crate) lanes: BTreeMap<Lane, LaneReport>,
     /// The newest first.
-    pub(crate) drifts: VecDeque<Drift>,
+    pub(crate) drifts: VecDeque<DriftRecord>,
 }
 
 /// The result of one reconcile.
@@ -52,7 +52,7 @@ pub(crate) struct OpenWrite {
 
 /// An object that another client changed or deleted.
 #[derive(Clone)]
-pub(crate) struct Drift {
+pub(crate) struct DriftRecord {
     pub(crate) at: Timestamp,
     pub(crate) object: String,
     pub(crate) deleted: bool,
@@ -71,7 +71,7 @@ impl LastReports {
     }
 
     pub(crate) fn record(&self, lane: Lane, observed: &Observed, desired: &Desired, plan: &Plan, outcome: &Outcome) {
-        let drifts: Vec<Drift> = drifts(observed, desired, plan).collect();
+        let drifts: Vec<DriftRecord> = drifts(observed, desired, plan).collect();
         let report = LaneReport::new(observed, plan, outcome);
         let mut reports = self.0.lock();
         for drift in drifts {
@@ -84,11 +84,11 @@ impl LastReports {
     }
 }
 
-fn drifts<'a>(observed: &'a Observed, desired: &Desired, plan: &'a Plan) -> impl Iterator<Item = Drift> + 'a {
+fn drifts<'a>(observed: &'a Observed, desired: &Desired, plan: &'a Plan) -> impl Iterator<Item = DriftRecord> + 'a {
     drifted_objects(observed, desired, plan).into_iter().map(|drifted| {
         let mut writes = plan.steps.iter().flat_map(|step| &step.writes);
         let write = writes.find(|write| *write.target() == drifted.target);
-        Drift {
+        DriftRecord {
             at: observed.now,
             object: drifted.target.to_string(),
             deleted: drifted.deleted,

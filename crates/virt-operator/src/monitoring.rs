@@ -14,9 +14,9 @@ use vitivirt_runtime::{program::Context, watch::WatchConfig};
 
 use crate::{lazy_watch::LazyWatch, router::EventRouter};
 
-pub(crate) struct Monitoring(LazyWatch<()>);
+pub(crate) struct MonitoringWatches(LazyWatch<()>);
 
-impl Monitoring {
+impl MonitoringWatches {
     pub(crate) fn new(context: Context, router: Arc<EventRouter>) -> Self {
         Self(LazyWatch::new(context, router))
     }

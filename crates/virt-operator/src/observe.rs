@@ -22,8 +22,8 @@ use vitivirt_runtime::reconcile::classify;
 
 use crate::{
     cache::Caches, crd_reader::CrdReader, desired::timestamp, lanes::LaneProblems,
-    migration_addresses::MigrationAddresses, monitoring::Monitoring, node_checks::NodeChecks, probe::CertificateProber,
-    revisions::Revisions, storage_pages::StoragePages,
+    migration_addresses::MigrationAddresses, monitoring::MonitoringWatches, node_checks::NodeChecks,
+    probe::CertificateProber, revisions::Revisions, storage_pages::StoragePages,
 };
 
 pub(crate) struct Observer {
@@ -32,7 +32,7 @@ pub(crate) struct Observer {
     pub(crate) environment: Environment,
     /// The namespace of the operator.
     pub(crate) namespace: String,
-    pub(crate) monitoring: Monitoring,
+    pub(crate) monitoring: MonitoringWatches,
     pub(crate) migration_addresses: MigrationAddresses,
     pub(crate) lane_problems: Arc<LaneProblems>,
     pub(crate) node_checks: NodeChecks,

@@ -65,7 +65,7 @@ struct Outdated {
 }
 
 /// One pod to probe.
-struct Probe {
+struct PodProbe {
     endpoint: &'static Endpoint,
     pod: ObjectKey,
     uid: Box<str>,
@@ -154,7 +154,7 @@ impl CertificateProber {
             let served = served_certificate(probe.address, TIMEOUT).await;
             (probe, served)
         });
-        let results: Vec<(Probe, Option<Vec<u8>>)> = results.buffer_unordered(PROBES_AT_ONCE).collect().await;
+        let results: Vec<(PodProbe, Option<Vec<u8>>)> = results.buffer_unordered(PROBES_AT_ONCE).collect().await;
         #[expect(clippy::disallowed_methods, reason = "certificates are compared with the current time here")]
         let now = SystemTime::now();
         self.set_metrics(&results, now);
@@ -162,7 +162,7 @@ impl CertificateProber {
     }
 
     /// The pods that serve a certificate of which a Secret exists. None before KubeVirt is installed.
-    fn probes(&self) -> Vec<Probe> {
+    fn probes(&self) -> Vec<PodProbe> {
         if self.caches.first_kubevirt().is_none() {
             return Vec::new();
         }
@@ -176,14 +176,14 @@ impl CertificateProber {
             let pods = pods.filter(|(_, pod)| pod.deleted.is_none() && !pod.ended);
             let probes = pods.filter_map(|(key, pod)| {
                 let address = SocketAddr::new(pod.address?, endpoint.port);
-                Some(Probe { endpoint, pod: key.clone(), uid: pod.uid.clone(), address, stored: stored.clone() })
+                Some(PodProbe { endpoint, pod: key.clone(), uid: pod.uid.clone(), address, stored: stored.clone() })
             });
             probes.collect::<Vec<_>>()
         };
         with_secret.flat_map(of_endpoint).collect()
     }
 
-    fn set_metrics(&self, results: &[(Probe, Option<Vec<u8>>)], now: SystemTime) {
+    fn set_metrics(&self, results: &[(PodProbe, Option<Vec<u8>>)], now: SystemTime) {
         let labels = |secret: &str, served| CertificateLabels { secret: secret.to_owned(), served };
         let secrets = self.caches.installed_objects().filter(|(kind, _)| *kind == Kind::Secret);
         let secrets = secrets.flat_map(|(_, cache)| cache.entries());
@@ -204,14 +204,14 @@ impl CertificateProber {
     }
 
     /// Stores the results, and enqueues the resource if they changed.
-    fn evaluate(&self, results: Vec<(Probe, Option<Vec<u8>>)>, now: SystemTime) -> bool {
+    fn evaluate(&self, results: Vec<(PodProbe, Option<Vec<u8>>)>, now: SystemTime) -> bool {
         let cas = TrustedCas::from_bundle(&self.caches.bundle(CA, BUNDLE_KEY).unwrap_or_default());
         let mut state = self.state.lock();
         let ProbeState { served: known, outdated } = &mut *state;
         outdated.retain(|(uid, _), _| results.iter().any(|(probe, _)| probe.uid == *uid));
         let mut certificates = Vec::new();
         for (probe, served) in results {
-            let Probe { endpoint, pod, uid, stored, .. } = probe;
+            let PodProbe { endpoint, pod, uid, stored, .. } = probe;
             let stored_is_good = cas.accept(&stored, now);
             let result = check(served.as_deref(), &stored, &cas, now);
             let key = (uid.clone(), endpoint.port);

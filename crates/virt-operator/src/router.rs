@@ -66,7 +66,7 @@ impl EventRouter {
         // installation depends on which APIs the cluster has.
         let router = self.clone();
         let is_installed = |resource: &ApiResource| installed_kinds().any(|kind| kind.resource() == *resource);
-        caches.kinds.on_served_change(context, is_installed, move || router.enqueue_all());
+        caches.kinds.on_served_change(&context.health, is_installed, move || router.enqueue_all());
     }
 
     pub(crate) fn handler<E: 'static>(

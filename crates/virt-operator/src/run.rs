@@ -38,7 +38,7 @@ use crate::{
     lanes::{LaneGates, LaneProblems},
     metrics::{OperatorMetrics, PREFIX},
     migration_addresses::MigrationAddresses,
-    monitoring::Monitoring,
+    monitoring::MonitoringWatches,
     node_checks::NodeChecks,
     observe::Observer,
     probe::CertificateProber,
@@ -108,7 +108,7 @@ impl Operator for KubeVirtOperator {
         router.subscribe(&context);
         let prober = CertificateProber::new(&caches, &router, &metrics, settings.certificate_reload_time);
         prober.subscribe();
-        watches.start(&context);
+        watches.start(&context.metrics);
 
         let problems = Arc::new(LaneProblems::default());
         let last_reports = Arc::default();
@@ -118,7 +118,7 @@ impl Operator for KubeVirtOperator {
             caches: caches.clone(),
             environment: environment.clone(),
             namespace: namespace.clone(),
-            monitoring: Monitoring::new(context.clone(), router.clone()),
+            monitoring: MonitoringWatches::new(context.clone(), router.clone()),
             migration_addresses: MigrationAddresses::new(&context, &router),
             lane_problems: problems.clone(),
             node_checks: NodeChecks::default(),

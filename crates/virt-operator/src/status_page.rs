@@ -6,7 +6,7 @@ use std::{sync::Arc, time::SystemTime};
 use maud::{Markup, html};
 use vitivirt_api::{
     kubevirt::{KubeVirt, KubeVirtCondition},
-    view::{Step, StepState, age},
+    view::{StepState, TreeStep, age},
 };
 use vitivirt_install::{
     Kind, RELEASE,
@@ -14,7 +14,7 @@ use vitivirt_install::{
     view::workloads,
 };
 use vitivirt_page::{
-    Page, PageRequest, Pages, Program,
+    Page, PageHeader, PageRequest, Pages,
     layout::{REFRESH, Replica},
     parts::badge,
 };
@@ -24,12 +24,12 @@ use crate::{
     cache::{self, Caches},
     certificates::served::{seconds_until_expiry, stored_leaf},
     desired::timestamp,
-    last_reports::{Drift, LaneState, LastReports, Reports},
+    last_reports::{DriftRecord, LaneState, LastReports, Reports},
     probe::CertificateProber,
 };
 
-const PROGRAM: Program =
-    Program { name: "virt-operator", version: env!("CARGO_PKG_VERSION"), links: &[("/", "Overview")] };
+const PROGRAM: PageHeader =
+    PageHeader { name: "virt-operator", version: env!("CARGO_PKG_VERSION"), links: &[("/", "Overview")] };
 const DAY: i64 = 86_400;
 
 pub(crate) async fn start(
@@ -148,7 +148,7 @@ fn condition_row(condition: &KubeVirtCondition) -> Markup {
     }
 }
 
-fn component_table(components: &[Step]) -> Markup {
+fn component_table(components: &[TreeStep]) -> Markup {
     html! {
         @if components.is_empty() { p { "None yet." } }
         @else {
@@ -250,7 +250,7 @@ fn lanes(reports: &Reports, now: i64) -> Markup {
     }
 }
 
-fn drift_text(drift: &Drift, now: i64) -> Markup {
+fn drift_text(drift: &DriftRecord, now: i64) -> Markup {
     html! {
         (drift.object) " was " @if drift.deleted { "deleted" } @else { "changed" } " by "
         @match drift.managers.as_slice() {

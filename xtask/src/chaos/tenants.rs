@@ -56,7 +56,7 @@ const ATTACKS: [Attack; 6] = [
     Attack { letter: 'f', name: "1100 connections" },
 ];
 
-struct Campaign {
+struct TenantCampaign {
     lab: Lab,
     operator: OperatorProcess,
     divide: usize,
@@ -64,7 +64,7 @@ struct Campaign {
 
 /// What the victim and the operator showed during one attack.
 #[derive(Debug)]
-struct Figures {
+struct AttackFigures {
     slowest: Duration,
     memory_mib: u64,
     descriptors: usize,
@@ -80,7 +80,7 @@ pub(super) async fn run(options: &TenantsOptions) -> Result<()> {
     }
     let operator = kubevirt_operator::start_through(&lab, "debug", true).await?;
     operator.wait_for_message(message::ACQUIRED, PATIENCE).await?;
-    let campaign = Campaign { lab, operator, divide: options.divide.max(1) };
+    let campaign = TenantCampaign { lab, operator, divide: options.divide.max(1) };
     campaign.probe("warm", 2).await?;
     let quiet = campaign.probe("quiet", options.probes).await?;
     println!("quiet: {quiet:?}");
@@ -96,12 +96,12 @@ pub(super) async fn run(options: &TenantsOptions) -> Result<()> {
     campaign.lab.stop().await
 }
 
-impl Campaign {
+impl TenantCampaign {
     fn count(&self, number: usize) -> usize {
         (number / self.divide).max(1)
     }
 
-    async fn attack(&self, attack: &Attack, probes: usize) -> Result<Figures> {
+    async fn attack(&self, attack: &Attack, probes: usize) -> Result<AttackFigures> {
         let letter = attack.letter;
         let plain = json!({"template": "small"});
         let figures = match letter {
@@ -172,7 +172,7 @@ impl Campaign {
         count: usize,
         spec: impl Fn(usize) -> Value,
         probes: usize,
-    ) -> Result<Figures> {
+    ) -> Result<AttackFigures> {
         let name = letter.to_string();
         let (figures, created) =
             futures::future::join(self.probe(&name, probes), self.create(letter, count, &spec)).await;
@@ -180,7 +180,7 @@ impl Campaign {
         // And once more when all of them exist.
         let later = self.probe(&format!("{name}2"), probes).await?;
         let figures = figures?;
-        Ok(Figures { slowest: figures.slowest.max(later.slowest), ..later })
+        Ok(AttackFigures { slowest: figures.slowest.max(later.slowest), ..later })
     }
 
     async fn create(&self, letter: char, count: usize, spec: &impl Fn(usize) -> Value) -> Result<()> {
@@ -200,7 +200,7 @@ impl Campaign {
     }
 
     /// The victim creates Machines one after the other, waits until each runs, stops it, and deletes it.
-    async fn probe(&self, name: &str, probes: usize) -> Result<Figures> {
+    async fn probe(&self, name: &str, probes: usize) -> Result<AttackFigures> {
         let api = self.machines(VICTIM);
         let mut slowest = Duration::ZERO;
         for n in 0..probes {
@@ -223,7 +223,7 @@ impl Campaign {
         }
         let pid = self.operator.pid().to_string();
         let descriptors = std::fs::read_dir(format!("/proc/{pid}/fd")).context("the operator has ended")?.count();
-        Ok(Figures { slowest, memory_mib: crate::bench::memory_mib(&pid, "VmHWM"), descriptors })
+        Ok(AttackFigures { slowest, memory_mib: crate::bench::memory_mib(&pid, "VmHWM"), descriptors })
     }
 }
 

@@ -84,7 +84,7 @@ impl fmt::Display for Specs {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
-struct SuiteReport {
+struct GinkgoSuite {
     #[serde(default)]
     special_suite_failure_reasons: Option<Vec<String>>,
     #[serde(default)]
@@ -101,12 +101,12 @@ struct SpecReport {
     state: String,
     run_time: u64,
     #[serde(default)]
-    failure: Option<Failure>,
+    failure: Option<GinkgoFailure>,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
-struct Failure {
+struct GinkgoFailure {
     #[serde(default)]
     message: String,
 }
@@ -118,7 +118,7 @@ pub(super) fn spec_reports(file: &Path) -> Result<Specs> {
 }
 
 fn parse(text: &str) -> Result<Specs> {
-    let suites: Vec<SuiteReport> = serde_json::from_str(text).context("parsing the report")?;
+    let suites: Vec<GinkgoSuite> = serde_json::from_str(text).context("parsing the report")?;
     let mut specs = Vec::new();
     for suite in suites {
         let reasons = suite.special_suite_failure_reasons.unwrap_or_default();

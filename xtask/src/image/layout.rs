@@ -19,7 +19,7 @@ use serde_json::json;
 use sha2::{Digest, Sha256};
 use vitivirt_lab::REFERENCE_ANNOTATION;
 
-use crate::shipped::{Architecture, Source};
+use crate::shipped::{ImageArchitecture, Source};
 
 /// The folder of the programs. The Deployments name only the programs, so it is the `PATH` of the image.
 pub(super) const PROGRAM_FOLDER: &str = "usr/local/bin";
@@ -40,7 +40,7 @@ pub(super) struct ImageFile {
 
 /// The image for one architecture.
 pub(super) struct Variant {
-    pub(super) architecture: Architecture,
+    pub(super) architecture: ImageArchitecture,
     pub(super) files: Vec<ImageFile>,
     /// Lists of the dependencies, by file name.
     pub(super) sboms: Vec<(String, Vec<u8>)>,

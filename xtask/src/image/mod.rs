@@ -25,7 +25,7 @@ use vitivirt_lab::{
 
 use crate::{
     programs,
-    shipped::{self, Architecture, PROGRAMS, Profile, Source, Workspace},
+    shipped::{self, ImageArchitecture, PROGRAMS, Profile, Source, Workspace},
 };
 
 /// Larger images take long to pull.
@@ -38,7 +38,7 @@ pub(crate) struct ImageOptions {
     /// Another architecture needs its Rust target (`rustup target add aarch64-unknown-linux-musl`) and a C compiler
     /// (Debian: gcc-aarch64-linux-gnu libc6-dev-arm64-cross).
     #[arg(long, value_delimiter = ',')]
-    arch: Vec<Architecture>,
+    arch: Vec<ImageArchitecture>,
     /// Folder of the archive and the SBOMs. Default: target/image
     #[arg(long)]
     output: Option<PathBuf>,
@@ -110,15 +110,15 @@ fn build_archive(options: &ImageOptions, source: &Source, workspace: &Workspace)
 }
 
 /// This machine's architecture first, then the others by name.
-fn architectures(given: &[Architecture]) -> Result<Vec<Architecture>> {
-    let host = Architecture::host()?;
+fn architectures(given: &[ImageArchitecture]) -> Result<Vec<ImageArchitecture>> {
+    let host = ImageArchitecture::host()?;
     let mut architectures = if given.is_empty() { vec![host] } else { given.to_vec() };
     architectures.sort_by_key(|architecture| (*architecture != host, *architecture));
     architectures.dedup();
     Ok(architectures)
 }
 
-fn variant(workspace: &Workspace, architecture: Architecture, source: &Source, sbom: bool) -> Result<Variant> {
+fn variant(workspace: &Workspace, architecture: ImageArchitecture, source: &Source, sbom: bool) -> Result<Variant> {
     if sbom {
         sbom::check_tools()?;
     }

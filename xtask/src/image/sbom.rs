@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::{
     programs::{self, is_installed},
-    shipped::{Architecture, PROGRAMS, Source, Workspace},
+    shipped::{ImageArchitecture, PROGRAMS, Source, Workspace},
 };
 
 /// cargo-cyclonedx writes this file into the folder of every package.
@@ -37,7 +37,7 @@ fn install_command(tools: &[(&str, &str)]) -> String {
 /// The documents by file name.
 pub(super) fn create(
     workspace: &Workspace,
-    architecture: Architecture,
+    architecture: ImageArchitecture,
     source: &Source,
 ) -> Result<Vec<(String, Vec<u8>)>> {
     let mut command = programs::cargo();
@@ -52,7 +52,7 @@ pub(super) fn create(
     created
 }
 
-fn collect(root: &Path, architecture: Architecture) -> Result<Vec<(String, Vec<u8>)>> {
+fn collect(root: &Path, architecture: ImageArchitecture) -> Result<Vec<(String, Vec<u8>)>> {
     let document = |program: &&str| {
         let file = root.join("crates").join(program).join(format!("{FILE}.json"));
         let text = fs::read_to_string(&file).with_context(|| format!("reading {}", file.display()))?;

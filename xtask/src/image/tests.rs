@@ -12,7 +12,7 @@ fn source() -> Source {
     Source { revision: REVISION.to_owned(), time: 1_767_225_600 }
 }
 
-fn small_variant(architecture: Architecture, sbom: bool) -> Variant {
+fn small_variant(architecture: ImageArchitecture, sbom: bool) -> Variant {
     let file = |path: String, mode, content: &[u8]| ImageFile { path, mode, content: content.to_vec() };
     let mut files: Vec<ImageFile> = PROGRAMS
         .iter()
@@ -26,7 +26,7 @@ fn small_variant(architecture: Architecture, sbom: bool) -> Variant {
 }
 
 fn small_image() -> Layout {
-    let variants = [small_variant(Architecture::host().unwrap(), true)];
+    let variants = [small_variant(ImageArchitecture::host().unwrap(), true)];
     Layout::new(&variants, IMAGE, &source()).unwrap()
 }
 
@@ -71,7 +71,7 @@ fn another_reader_finds_the_files_and_the_metadata() {
 
 #[test]
 fn a_changed_blob_is_noticed() {
-    let variants = [small_variant(Architecture::host().unwrap(), false)];
+    let variants = [small_variant(ImageArchitecture::host().unwrap(), false)];
     let (folder, _) = unpack(&Layout::new(&variants, IMAGE, &source()).unwrap());
     let layout = folder.path().join("unpacked/layout");
     let blobs: Vec<PathBuf> =
@@ -93,7 +93,7 @@ fn a_changed_blob_is_noticed() {
 fn the_same_programs_give_the_same_bytes() {
     assert_eq!(small_image().archive().unwrap(), small_image().archive().unwrap());
     let later = Source { time: source().time + 1, ..source() };
-    let other = Layout::new(&[small_variant(Architecture::host().unwrap(), true)], IMAGE, &later).unwrap();
+    let other = Layout::new(&[small_variant(ImageArchitecture::host().unwrap(), true)], IMAGE, &later).unwrap();
     assert_ne!(small_image().digest, other.digest);
 }
 
@@ -114,7 +114,7 @@ fn everything_in_the_archive_belongs_to_root_and_has_the_time_of_the_commit() {
 
 #[test]
 fn an_image_for_two_architectures_has_both_and_their_sboms() {
-    let variants = [small_variant(Architecture::Amd64, true), small_variant(Architecture::Arm64, true)];
+    let variants = [small_variant(ImageArchitecture::Amd64, true), small_variant(ImageArchitecture::Arm64, true)];
     let (folder, _) = unpack(&Layout::new(&variants, IMAGE, &source()).unwrap());
     let layout = folder.path().join("unpacked/layout");
     let read = |path: &Path| -> Value { serde_json::from_slice(&fs::read(path).unwrap()).unwrap() };
@@ -215,9 +215,11 @@ fn nothing_names_an_image_that_is_not_built() {
 
 #[test]
 fn the_architecture_of_this_machine_is_first() {
-    let host = Architecture::host().unwrap();
+    let host = ImageArchitecture::host().unwrap();
     assert_eq!(architectures(&[]).unwrap(), [host]);
-    for given in [[Architecture::Amd64, Architecture::Arm64], [Architecture::Arm64, Architecture::Amd64]] {
+    for given in
+        [[ImageArchitecture::Amd64, ImageArchitecture::Arm64], [ImageArchitecture::Arm64, ImageArchitecture::Amd64]]
+    {
         let sorted = architectures(&given).unwrap();
         assert_eq!((sorted.len(), sorted.first()), (2, Some(&host)));
     }

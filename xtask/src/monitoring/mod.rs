@@ -1,4 +1,4 @@
-//! The files for monitoring that `cargo xtask generate` writes: alerts, dashboards, and the reference of the metrics.
+//! The files for monitoring that `cargo xtask generate` writes: alerts, dashboards, and the list of the metrics.
 //!
 //! `alerts.yaml` and `dashboards.yaml` are the sources. The pages of docs/runbooks are written by hand.
 

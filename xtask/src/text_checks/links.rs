@@ -119,7 +119,7 @@ fn line_references(text: &str) -> Vec<(usize, &str)> {
 #[test]
 fn no_page_refers_to_a_line_of_a_file() {
     let mut problems = Vec::new();
-    for SourceFile { path, text } in files::documents() {
+    for SourceFile { path, text } in files::documents().into_iter().chain(files::chart_pages()) {
         let references = line_references(&text);
         problems.extend(
             references.into_iter().map(|(line, word)| format!("{path}:{line}: {word}: name the file or a type")),
@@ -131,7 +131,7 @@ fn no_page_refers_to_a_line_of_a_file() {
 #[test]
 fn every_link_of_the_docs_leads_to_a_file_and_a_heading() {
     let mut problems = Vec::new();
-    for SourceFile { path, text } in files::documents() {
+    for SourceFile { path, text } in files::documents().into_iter().chain(files::chart_pages()) {
         for DocLink { line, target } in links(&text) {
             if let Some(problem) = broken(&path, &target) {
                 problems.push(format!("{path}:{line}: ({target}): {problem}"));

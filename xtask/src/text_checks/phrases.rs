@@ -11,6 +11,8 @@ use crate::programs::root;
 const WRITING: &str = "docs/writing.md";
 /// The heading above the table of forbidden phrases. The table is the last one of the page.
 const HEADING: &str = "## Words that this project does not use";
+/// A phrase is allowed where it is the beginning of one of these.
+const ALLOWED: [&str; 1] = ["the reference operator"];
 const TABLE: &str = "| not | instead |\n|---|---|\n";
 
 /// One row of the table.
@@ -74,6 +76,7 @@ impl NormalizedText {
         };
         self.text
             .match_indices(phrase)
+            .filter(|(at, _)| !ALLOWED.iter().any(|allowed| self.text[*at..].starts_with(allowed)))
             .filter(|(at, found)| {
                 !is_word(self.text[..*at].chars().next_back()) && !is_word(self.text[at + found.len()..].chars().next())
             })
@@ -115,41 +118,15 @@ fn assert_none(findings: &[Finding]) {
     assert!(findings.is_empty(), "{} phrases that {WRITING} forbids:\n{message}", findings.len());
 }
 
-/// The folders of the workspace's crates, xtask included.
-fn crate_folders() -> Vec<String> {
-    let entries = std::fs::read_dir(root().join("crates")).unwrap();
-    let crates = entries.map(|entry| format!("crates/{}", entry.unwrap().file_name().display()));
-    let mut folders: Vec<String> = crates.chain(["xtask".to_owned()]).collect();
-    folders.sort();
-    folders
-}
-
-/// The files that `#[cfg(test)] mod name;` in a file of `files` includes, as beginnings of paths.
-fn test_modules(files: &[(SourceFile, RustSource)]) -> Vec<String> {
-    let modules = files.iter().flat_map(|(file, source)| {
-        let (folder, name) = file.path.rsplit_once('/').unwrap_or_default();
-        let module_folder = match name {
-            "mod.rs" | "lib.rs" | "main.rs" => folder.to_owned(),
-            other => format!("{folder}/{}", other.trim_end_matches(".rs")),
-        };
-        source.test_modules.iter().flat_map(move |module| {
-            if module.ends_with(".rs") {
-                vec![format!("{folder}/{module}")]
-            } else {
-                vec![format!("{module_folder}/{module}.rs"), format!("{module_folder}/{module}/")]
-            }
-        })
-    });
-    modules.collect()
-}
-
 /// Crates whose strings reach users: as conditions, events, logs, help, or as the output of a command.
-const CRATES_WITH_MESSAGES: [&str; 7] = [
+const CRATES_WITH_MESSAGES: [&str; 9] = [
     "crates/api",
     "crates/cli",
     "crates/install",
+    "crates/kubectl-vmachine",
     "crates/kubevirt-operator",
     "crates/machine",
+    "crates/page",
     "crates/runtime",
     "crates/virt-operator",
 ];
@@ -159,18 +136,7 @@ fn no_forbidden_phrase_is_in_a_message() {
     let phrases = forbidden_phrases();
     let mut findings = Vec::new();
     for folder in CRATES_WITH_MESSAGES {
-        let files = files::rust_files(&format!("{folder}/src")).into_iter();
-        let files: Vec<(SourceFile, RustSource)> = files
-            .map(|file| {
-                let source = RustSource::parse(&file.text);
-                (file, source)
-            })
-            .collect();
-        let tests = test_modules(&files);
-        for (file, source) in &files {
-            if tests.iter().any(|test| file.path.starts_with(test)) {
-                continue;
-            }
+        for (file, source) in &files::production_files(&format!("{folder}/src")) {
             for fragment in &source.fragments {
                 // A string without a space is a name or a key, not prose.
                 let is_message = fragment.kind == FragmentKind::String && fragment.text.trim().contains(' ');
@@ -187,7 +153,7 @@ fn no_forbidden_phrase_is_in_a_message() {
 fn no_forbidden_phrase_is_in_the_docs() {
     let phrases = forbidden_phrases();
     let mut findings = Vec::new();
-    for mut file in files::documents() {
+    for mut file in files::documents().into_iter().chain(files::chart_pages()) {
         if file.path == WRITING {
             // The table itself.
             let (before, _) = file.text.split_once(HEADING).expect("docs/writing.md has the section");
@@ -213,7 +179,7 @@ fn no_forbidden_phrase_is_in_a_manifest() {
 fn no_forbidden_phrase_is_in_a_comment() {
     let phrases = forbidden_phrases();
     let mut findings = Vec::new();
-    for folder in crate_folders() {
+    for folder in files::crate_folders() {
         for file in files::rust_files(&format!("{folder}/src")) {
             for fragment in RustSource::parse(&file.text).fragments {
                 if fragment.kind == FragmentKind::Comment {
@@ -253,29 +219,6 @@ mod tests {
     fn phrases_are_found_across_lines() {
         assert_eq!(lines_with("goes on by itself", "one\n/// it goes\n/// on by\n/// itself, then"), [2]);
         assert_eq!(lines_with("the pass", "# the\n#   pass"), [1]);
-    }
-
-    #[test]
-    fn modules_for_tests_are_found_next_to_the_file_that_declares_them() {
-        let source = |path: &str, text: &str| {
-            (SourceFile { path: path.to_owned(), text: String::new() }, RustSource::parse(text))
-        };
-        let files = [
-            source("a/src/lib.rs", "#[cfg(test)] mod testing;"),
-            source("a/src/b/mod.rs", "#[cfg(test)] mod tests;"),
-            source("a/src/c.rs", "#[cfg(test)] #[path = \"c_tests.rs\"] mod tests; #[cfg(test)] mod more;"),
-        ];
-        assert_eq!(
-            test_modules(&files),
-            [
-                "a/src/testing.rs",
-                "a/src/testing/",
-                "a/src/b/tests.rs",
-                "a/src/b/tests/",
-                "a/src/c_tests.rs",
-                "a/src/c/more.rs",
-                "a/src/c/more/",
-            ]
-        );
+        assert_eq!(lines_with("the reference", "the reference\nThe reference\noperator"), [1]);
     }
 }

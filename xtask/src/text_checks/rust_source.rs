@@ -1,4 +1,4 @@
-//! Comments and string literals of a Rust file, with their lines. A small tokenizer rather than a parser: it knows
+//! Comments, string literals and words of a Rust file, with their lines. A small tokenizer rather than a parser: it knows
 //! comments, strings, chars and lifetimes, which is enough to distinguish text from code.
 
 use std::ops::Range;
@@ -21,10 +21,12 @@ pub(super) enum FragmentKind {
     String,
 }
 
-/// The fragments of a file, and the names of the modules that the file declares as `#[cfg(test)] mod name;`.
+/// The fragments of a file, its code as words, and the names of the modules that the file declares as `#[cfg(test)] mod name;`.
 pub(super) struct RustSource {
     pub(super) fragments: Vec<Fragment>,
     pub(super) test_modules: Vec<String>,
+    /// Identifiers, keywords and punctuation outside `#[cfg(test)]`, with their lines.
+    pub(super) code: Vec<(usize, String)>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -232,7 +234,15 @@ impl RustSource {
             }
             previous_was_comment = kind == FragmentKind::Comment;
         }
-        Self { fragments, test_modules }
+        let code = tokens.iter().enumerate().filter(|(index, _)| !test_code.iter().any(|range| range.contains(index)));
+        let code = code
+            .filter_map(|(_, (line, token))| match token {
+                Token::Word(word) => Some((*line, word.clone())),
+                Token::Punctuation(character) => Some((*line, character.to_string())),
+                Token::Comment(_) | Token::String(_) => None,
+            })
+            .collect();
+        Self { fragments, test_modules, code }
     }
 }
 

@@ -2,16 +2,19 @@
 //! virt-operator does that. The issued certificates are inserted through [`IssuedCertificates`] when an object is sent.
 
 pub mod bundle;
-mod desired;
 mod lifetime;
 mod renewal;
 
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
+use serde_json::Value;
 
-use crate::{config::DeploymentConfig, metadata::namespaced, names::OPERATOR_WEBHOOK_SERVICE};
+use crate::{
+    config::DeploymentConfig,
+    managed_metadata,
+    metadata::namespaced,
+    names::{OPERATOR_WEBHOOK_SERVICE, annotation},
+};
 
-pub(crate) use desired::annotate_lifetime;
-pub use desired::{CertificateScope, DesiredCertificates, certificate_plan};
 pub(crate) use lifetime::go_duration;
 pub use lifetime::{InvalidDuration, Lifetime, Lifetimes};
 pub use renewal::{MIN_LIFETIME, Validity, ValidityWindow};
@@ -22,7 +25,7 @@ pub const BACKUP_CA: &str = "kubevirt-backup-ca";
 /// The ConfigMap to which users add their CAs. The operator moves them into the bundle `CA`.
 pub const EXTERNAL_CA: &str = "kubevirt-external-ca";
 /// The ConfigMaps of CA bundles.
-const BUNDLES: [&str; 4] = [CA, EXPORT_CA, BACKUP_CA, EXTERNAL_CA];
+pub(crate) const BUNDLES: [&str; 4] = [CA, EXPORT_CA, BACKUP_CA, EXTERNAL_CA];
 /// The key of a bundle in its ConfigMap.
 pub const BUNDLE_KEY: &str = "ca-bundle";
 
@@ -97,7 +100,7 @@ pub fn certificates(config: &DeploymentConfig, lifetimes: &Lifetimes) -> Vec<Cer
 }
 
 /// Every certificate that an installation may have, CAs first.
-fn all_certificates(namespace: &str, lifetimes: &Lifetimes) -> impl Iterator<Item = Certificate> {
+pub(crate) fn all_certificates(namespace: &str, lifetimes: &Lifetimes) -> impl Iterator<Item = Certificate> {
     let ca = |secret: &str, common_name: &str, lifetime: Lifetime| Certificate {
         secret: secret.to_owned(),
         usage: Usage::Ca,
@@ -179,7 +182,7 @@ pub(crate) fn secrets(config: &DeploymentConfig) -> Vec<Secret> {
     names.chain(template.map(|leaf| leaf.secret())).map(|name| secret(&config.namespace, name)).collect()
 }
 
-fn secret(namespace: &str, name: &str) -> Secret {
+pub(crate) fn secret(namespace: &str, name: &str) -> Secret {
     Secret {
         metadata: namespaced(namespace, name, &[]),
         type_: Some("kubernetes.io/tls".to_owned()),
@@ -195,6 +198,14 @@ pub(crate) fn bundles(config: &DeploymentConfig) -> Vec<ConfigMap> {
 
 pub(crate) fn is_ca(secret: &str) -> bool {
     [CA, EXPORT_CA, BACKUP_CA].contains(&secret)
+}
+
+/// Notes the lifetime in the Secret. Upstream virt-operator issues the certificate again when it differs.
+pub(crate) fn annotate_lifetime(secret: &mut Value, lifetime: Lifetime) {
+    if let Some(metadata) = secret.get_mut("metadata").and_then(Value::as_object_mut) {
+        let duration = (annotation::DURATION.to_owned(), lifetime.annotation());
+        managed_metadata::merge(metadata, "annotations", &[duration].into());
+    }
 }
 
 #[cfg(test)]

@@ -76,11 +76,6 @@ impl ValidityWindow {
         saturating_sub(self.validity.not_after, self.lifetime.renew_before_expiry() / 4)
     }
 
-    /// When a CA was issued. A CA of upstream virt-operator was issued a little earlier.
-    pub fn issued_at(&self) -> SystemTime {
-        self.validity.not_before + self.lifetime.backdating()
-    }
-
     /// Whether the validity matches the desired duration, with or without backdating. This holds only for CAs: a leaf
     /// certificate becomes valid together with its signer.
     pub fn matches_lifetime(&self) -> bool {

@@ -39,7 +39,7 @@ pub(crate) struct ServiceMonitor {
 struct ServiceMonitorSpec {
     selector: LabelSelector,
     namespace_selector: NamespaceSelector,
-    endpoints: Vec<Endpoint>,
+    endpoints: Vec<ScrapeEndpoint>,
 }
 
 #[derive(Serialize)]
@@ -50,7 +50,7 @@ struct NamespaceSelector {
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Endpoint {
+struct ScrapeEndpoint {
     port: &'static str,
     scheme: &'static str,
     honor_labels: bool,
@@ -74,7 +74,7 @@ pub(crate) fn service_monitor(config: &DeploymentConfig, monitor_namespace: &str
         spec: ServiceMonitorSpec {
             selector: label_selector(&[SCRAPED]),
             namespace_selector: NamespaceSelector { match_names: strings(&[&config.namespace]) },
-            endpoints: vec![Endpoint {
+            endpoints: vec![ScrapeEndpoint {
                 port: "metrics",
                 scheme: "https",
                 honor_labels: true,

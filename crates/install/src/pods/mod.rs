@@ -25,7 +25,7 @@ use vitivirt_api::ObjectKey;
 use crate::{
     kind::Kind,
     live::Rollout,
-    names::{VIRT_OPERATOR, label},
+    names::{STRATEGY_JOB_APP, VIRT_OPERATOR, label},
     stable_text,
 };
 
@@ -40,7 +40,7 @@ const CRASH_LOOP: &str = "CrashLoopBackOff";
 /// The labels of pods that are not part of an installation even if a user gave them the label of its manager.
 pub const FOREIGN_PODS: (&str, &str) = (label::APP, VIRT_LAUNCHER);
 /// The labels of the operator's own pods, and of the Job that dumps the install strategy of another release.
-pub const OPERATOR_PODS: (&str, [&str; 2]) = (label::APP, [VIRT_OPERATOR, crate::strategy::job::APP]);
+pub const OPERATOR_PODS: (&str, [&str; 2]) = (label::APP, [VIRT_OPERATOR, STRATEGY_JOB_APP]);
 
 /// One pod.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

@@ -55,7 +55,7 @@ impl Problems {
 
 /// What is wrong with one pod, in words that all pods with the same problem share.
 #[derive(PartialEq, Eq)]
-struct Problem {
+struct PodProblem {
     what: String,
     remedy: &'static str,
     certain: bool,
@@ -79,7 +79,7 @@ impl Pods {
     }
 
     pub(crate) fn problems(&self, kind: Kind, name: &str) -> Problems {
-        let mut found: Vec<(Problem, Vec<(&ObjectKey, &Pod)>)> = Vec::new();
+        let mut found: Vec<(PodProblem, Vec<(&ObjectKey, &Pod)>)> = Vec::new();
         for (key, pod) in self.of(kind, name) {
             let Some(problem) = self.problem(pod) else { continue };
             match found.iter_mut().find(|(known, _)| *known == problem) {
@@ -95,12 +95,16 @@ impl Pods {
         Problems { sentences, certain, misplaced }
     }
 
-    fn problem(&self, pod: &Pod) -> Option<Problem> {
-        let problem = |what: String, remedy, certain| Some(Problem { what, remedy, certain });
+    fn problem(&self, pod: &Pod) -> Option<PodProblem> {
+        let problem = |what: String, remedy, certain| Some(PodProblem { what, remedy, certain });
         if self.is_on_dead_node(pod) {
             // A DaemonSet is complete without these pods.
             let is_awaited = pod.workload.as_ref().is_some_and(|(kind, _)| *kind != Kind::DaemonSet);
-            return is_awaited.then(|| Problem { what: "its node is not ready".to_owned(), remedy: "", certain: true });
+            return is_awaited.then(|| PodProblem {
+                what: "its node is not ready".to_owned(),
+                remedy: "",
+                certain: true,
+            });
         }
         if let Some(reason) = &pod.reason {
             return match reason {
@@ -126,7 +130,7 @@ impl Pods {
     }
 }
 
-fn container_problem(container: &Container) -> Option<Problem> {
+fn container_problem(container: &Container) -> Option<PodProblem> {
     let Container { name, image, .. } = container;
     let kind = if container.init { "init container" } else { "container" };
     let with = |cause: &str| if cause.is_empty() { String::new() } else { format!(": {cause}") };
@@ -135,7 +139,7 @@ fn container_problem(container: &Container) -> Option<Problem> {
     if IMAGE_ERRORS.contains(&reason) {
         let what = format!("image {image} cannot be pulled{}", with(pull_error(message)));
         let remedy = "check the image and spec.imagePullSecrets";
-        return Some(Problem { what, remedy, certain: true });
+        return Some(PodProblem { what, remedy, certain: true });
     }
     if let Some(exit) = &container.exit {
         let reason_of_exit = if matches!(&*exit.reason, "" | "Error" | "Completed") {
@@ -147,12 +151,12 @@ fn container_problem(container: &Container) -> Option<Problem> {
             format!("{kind} {name} exits with code {}{reason_of_exit}{}", exit.code, with(exit.message.as_ref()));
         // The first exit may be the last one.
         let certain = reason == CRASH_LOOP || container.restarts >= 2;
-        return Some(Problem { what, remedy: "see the log of the container", certain });
+        return Some(PodProblem { what, remedy: "see the log of the container", certain });
     }
     let fails = !reason.is_empty() && !STARTING.contains(&reason);
     fails.then(|| {
         let cause = if message.is_empty() { reason } else { message };
-        Problem { what: format!("{kind} {name} cannot be started: {cause}"), remedy: "", certain: true }
+        PodProblem { what: format!("{kind} {name} cannot be started: {cause}"), remedy: "", certain: true }
     })
 }
 
@@ -171,7 +175,7 @@ fn pull_error(message: &str) -> &str {
     }
 }
 
-fn sentence(problem: &Problem, pods: &[(&ObjectKey, &Pod)]) -> String {
+fn sentence(problem: &PodProblem, pods: &[(&ObjectKey, &Pod)]) -> String {
     let pods = examples(pods.iter().map(|(key, pod)| match &*pod.node {
         "" => format!("pod {}", key.name()),
         node => format!("pod {} on node {node}", key.name()),

@@ -7,10 +7,10 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::LabelSelector,
 };
 
-type Labels = BTreeMap<String, String>;
+type LabelMap = BTreeMap<String, String>;
 
 /// An empty selector selects everything.
-pub(super) fn selects(selector: &LabelSelector, labels: &Labels) -> bool {
+pub(super) fn selects(selector: &LabelSelector, labels: &LabelMap) -> bool {
     let has_labels = selector.match_labels.iter().flatten().all(|(key, value)| labels.get(key) == Some(value));
     let mut expressions = selector.match_expressions.iter().flatten();
     has_labels
@@ -21,7 +21,7 @@ pub(super) fn selects(selector: &LabelSelector, labels: &Labels) -> bool {
 }
 
 /// A term without expressions selects no node.
-pub(super) fn selects_node(term: &NodeSelectorTerm, name: &str, labels: &Labels) -> bool {
+pub(super) fn selects_node(term: &NodeSelectorTerm, name: &str, labels: &LabelMap) -> bool {
     let expressions = term.match_expressions.as_deref().unwrap_or_default();
     let fields = term.match_fields.as_deref().unwrap_or_default();
     let name = name.to_owned();
@@ -58,7 +58,7 @@ mod tests {
 
     #[test]
     fn every_operator_is_evaluated() {
-        let labels: Labels = [("a", "x"), ("n", "5")].map(|(key, value)| (key.to_owned(), value.to_owned())).into();
+        let labels: LabelMap = [("a", "x"), ("n", "5")].map(|(key, value)| (key.to_owned(), value.to_owned())).into();
         for (key, operator, values, expected) in [
             ("a", "In", vec!["x", "y"], true),
             ("a", "In", vec!["y"], false),

@@ -12,7 +12,7 @@ use vitivirt_api::{
     text::truncate,
 };
 
-use crate::{names::event_reason, observed::Observed, plan::wait, pods, served::Alarm};
+use crate::{names::event_reason, observed::Observed, pods, served::Alarm, wait};
 
 pub(super) const MESSAGE_LIMIT: usize = 1024;
 const ALL_READY: &str = "All components are ready.";

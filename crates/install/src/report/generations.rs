@@ -11,7 +11,7 @@ use crate::{
     kind::Kind,
     observed::Observed,
     order::Lane,
-    record::{Record, is_recorded},
+    record::{ContentRecord, is_recorded},
 };
 
 /// The generations and digests of the objects that match the desired state. The next reconcile records the objects that
@@ -47,7 +47,7 @@ pub(super) fn generations(
                 return observed.recorded_generation(object.kind, &object.key).cloned();
             }
             // A live object that cannot be read has stopped the plan before.
-            let record = known.unwrap_or_else(|| Record::new(object, live).unwrap_or_default())?;
+            let record = known.unwrap_or_else(|| ContentRecord::new(object, live).unwrap_or_default())?;
             Some(Generation {
                 group: group.to_owned(),
                 resource: target.resource.plural.clone(),

@@ -37,9 +37,9 @@ use crate::{
     observed::Observed,
     order::{Lane, LaneProblem},
     orphans::orphans,
-    plan::{optional_step, wait},
+    plan::optional_step,
     repairs::{Fight, fights, next_repair},
-    served,
+    served, wait,
     warnings::all_warnings,
 };
 

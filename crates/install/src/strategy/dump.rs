@@ -14,14 +14,14 @@ use super::job;
 use crate::{
     config::DeploymentConfig,
     kind::Kind,
-    live::LiveObject,
+    live::{LiveObject, delete},
     managed_metadata::ManagedMetadata,
     metadata::{cluster_scoped, namespaced},
     names::label,
     observed::Observed,
     placement::default_placement_remedy,
-    plan::{delete, wait},
     rbac::{self, APP_LABEL, role_ref, rule, with_names},
+    wait,
 };
 
 /// How long a finished Job is kept, so that a user can read its log.

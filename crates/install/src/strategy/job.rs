@@ -16,11 +16,9 @@ use crate::{
     environment::Environment,
     images::OperatorImage,
     metadata::{string_map, strings},
-    names::{annotation, label},
+    names::{STRATEGY_JOB_APP, annotation, label},
     placement::{self, DefaultPlacement},
 };
-
-pub(crate) const APP: &str = "virt-operator-strategy-dumper";
 
 /// Environment variables of the Job. Upstream virt-operator reads the first one.
 pub mod variable {
@@ -105,7 +103,10 @@ pub(crate) fn job(kubevirt: &KubeVirt, config: &DeploymentConfig) -> Result<Body
         spec: Some(JobSpec {
             template: PodTemplateSpec {
                 metadata: Some(ObjectMeta {
-                    labels: Some(string_map(&[(label::APP, APP), (label::MAY_REACH_CLUSTER_SERVICES, "true")])),
+                    labels: Some(string_map(&[
+                        (label::APP, STRATEGY_JOB_APP),
+                        (label::MAY_REACH_CLUSTER_SERVICES, "true"),
+                    ])),
                     ..ObjectMeta::default()
                 }),
                 spec: Some(pod),

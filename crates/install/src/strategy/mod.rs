@@ -18,11 +18,10 @@ use crate::{
     api_services, certificates,
     config::DeploymentConfig,
     crds::{CRDS, CrdSource, TEMPLATE_CRDS},
+    digest::Digest,
     instancetypes::{self, CompressedLines, INSTANCETYPES, PREFERENCES},
     kind::Kind,
-    monitoring, openshift, policy, rbac,
-    record::Digest,
-    services, template, webhooks, workloads,
+    monitoring, openshift, policy, rbac, services, template, webhooks, workloads,
 };
 
 pub use text::config_map;

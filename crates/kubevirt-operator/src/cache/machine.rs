@@ -14,7 +14,7 @@ use vitivirt_machine::{
 use vitivirt_runtime::watch::{IndexFn, ResourceVersion};
 
 use super::compact::{CompressedJson, Labels};
-use crate::mac_addresses::{Interface, mac_number};
+use crate::mac_addresses::{MachineInterface, mac_number};
 
 /// The annotations that the operator reads. Others may have a quarter of a megabyte, and `kubectl apply` stores a copy of
 /// the whole object in one.
@@ -36,7 +36,7 @@ pub(crate) struct MachineEntry {
     pub(crate) networks: Box<[Box<str>]>,
     /// The [`mac_hash`]es of its interfaces. A hash is much smaller than namespace, network and address, and
     /// Its interfaces with their MAC addresses, set or derived. An invalid Machine has none.
-    pub(crate) interfaces: Box<[Interface]>,
+    pub(crate) interfaces: Box<[MachineInterface]>,
     /// The creation time in seconds.
     pub(crate) created: i64,
     /// The Secret that `cloudInit.secretRef` refers to.
@@ -113,9 +113,9 @@ pub(crate) fn in_namespace(key: &ObjectKey, name: &str) -> Box<str> {
     format!("{}/{name}", key.namespace().unwrap_or_default()).into()
 }
 
-fn interfaces(machine: &Machine) -> Box<[Interface]> {
+fn interfaces(machine: &Machine) -> Box<[MachineInterface]> {
     let Ok(resolved) = resolve(machine) else { return Box::default() };
-    let interface = |(network, mac): (&str, &str)| Interface { network: network.into(), mac: mac_number(mac) };
+    let interface = |(network, mac): (&str, &str)| MachineInterface { network: network.into(), mac: mac_number(mac) };
     macs::addresses(&resolved).map(interface).collect()
 }
 
@@ -195,14 +195,14 @@ mod tests {
     fn set_and_derived_mac_addresses_are_cached() {
         let alone = MachineEntry::project(machine(&json!({"template": "small"})));
         let derived = vitivirt_machine::resolve::derived_mac("u", "default");
-        assert_eq!(*alone.interfaces, [Interface { network: "pod".into(), mac: mac_number(&derived) }]);
+        assert_eq!(*alone.interfaces, [MachineInterface { network: "pod".into(), mac: mac_number(&derived) }]);
         let bridged = MachineEntry::project(machine(&json!({"template": "small", "networks": [
             {"name": "a", "networkName": "prod", "macAddress": "52:54:00:12:34:AB"},
             {"name": "b", "networkName": "prod"},
             {"name": "c", "networkName": "pod"},
         ]})));
         assert_eq!(bridged.interfaces.len(), 3);
-        assert_eq!(bridged.interfaces[0], Interface { network: "prod".into(), mac: 0x5254_0012_34ab });
+        assert_eq!(bridged.interfaces[0], MachineInterface { network: "prod".into(), mac: 0x5254_0012_34ab });
         assert_eq!(bridged.networks.iter().map(|name| &**name).collect::<Vec<_>>(), ["prod"]);
     }
 

@@ -191,7 +191,7 @@ impl ClusterReader {
     /// Everything that a reconcile of the Machine would observe.
     pub(crate) async fn observe(&self, machine: Machine) -> Result<Observed> {
         let objects = self.objects(machine).await?;
-        let (macs_in_use, living_owners) = self.neighbours(&objects).await?;
+        let (macs_in_use, living_owners) = self.other_machines(&objects).await?;
         Ok(Observed {
             storage_classes: self.classes(objects.resolved.as_ref().ok(), &objects.pvcs).await?,
             source: self.source(&objects.id.key(), objects.resolved.as_ref().ok()).await?,
@@ -248,7 +248,10 @@ impl ClusterReader {
     }
 
     /// The other Machines of the namespace: the MAC addresses that they use, and their UIDs.
-    async fn neighbours(&self, observed: &Observed) -> Result<(BTreeMap<(String, String), String>, BTreeSet<String>)> {
+    async fn other_machines(
+        &self,
+        observed: &Observed,
+    ) -> Result<(BTreeMap<(String, String), String>, BTreeSet<String>)> {
         let machines: Api<Machine> = Api::namespaced(self.client.clone(), observed.namespace());
         let assumption = "no other Machine uses the MAC addresses";
         let all = self.list_or_warn(&machines, &ListParams::default(), assumption).await?.unwrap_or_default();

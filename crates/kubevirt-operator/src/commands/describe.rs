@@ -5,7 +5,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, Client, ResourceExt, api::ListParams};
 use vitivirt_api::{
     machine::Machine,
-    view::{Step, StepState},
+    view::{StepState, TreeStep},
 };
 use vitivirt_machine::{
     Observed,
@@ -16,7 +16,7 @@ use super::cluster::ClusterReader;
 use crate::launcher::{CREATED_BY, waiting_container};
 
 pub struct Description {
-    pub tree: Step,
+    pub tree: TreeStep,
     /// The items of the annotation `vitistack.io/adopt` that a user may add.
     pub adoptable: Vec<String>,
 }

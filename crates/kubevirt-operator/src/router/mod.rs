@@ -70,7 +70,7 @@ impl EventRouter {
         self.source_secrets.subscribe(self.handler(Self::source_secret_changed));
         // When KubeVirt, Multus or CDI is installed or removed, enqueue every Machine, because it may wait for them.
         let router = self.clone();
-        caches.kinds.on_served_change(context, is_optional_dependency, move || router.enqueue_all());
+        caches.kinds.on_served_change(&context.health, is_optional_dependency, move || router.enqueue_all());
     }
 
     fn handler<E: 'static>(self: &Arc<Self>, handle: fn(&Self, &E)) -> impl Fn(&E) + Send + Sync + use<E> + 'static {

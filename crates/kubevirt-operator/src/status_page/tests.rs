@@ -5,7 +5,7 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 use vitivirt_api::machine::{LABEL_MANAGED_BY, MANAGED_BY};
-use vitivirt_page::testing::{Document, document};
+use vitivirt_page::testing::{HtmlDocument, document};
 use vitivirt_runtime::{health::Health, metrics::Metrics, watch::Watches};
 
 use super::*;
@@ -33,7 +33,7 @@ fn pages(objects: &[Value]) -> MachinePages {
     MachinePages { machines: Arc::new(machines) }
 }
 
-fn get(pages: &MachinePages, uri: &str) -> (u16, Document) {
+fn get(pages: &MachinePages, uri: &str) -> (u16, HtmlDocument) {
     let replica = Replica { identity: "a".to_owned(), leader: Some("a".to_owned()), problem: None };
     let headers = HeaderMap::from_iter([(header::HOST, "localhost:8082".parse().unwrap())]);
     let uri = uri.parse().unwrap();
@@ -42,7 +42,7 @@ fn get(pages: &MachinePages, uri: &str) -> (u16, Document) {
     (status, document(response))
 }
 
-fn page(pages: &MachinePages, uri: &str) -> Document {
+fn page(pages: &MachinePages, uri: &str) -> HtmlDocument {
     let (status, document) = get(pages, uri);
     assert_eq!((status, &document.errors), (200, &Vec::new()), "{uri}");
     assert!(document.elements.iter().all(|element| element.name != "script" && element.name != "img"));

@@ -127,7 +127,7 @@ fn go(directory: &Path) -> Command {
 }
 
 fn compile(recipe: &Recipe, directory: &Path, out: &Path) -> Result<()> {
-    let progress = Progress::new(recipe.name);
+    let progress = BuildProgress::new(recipe.name);
     progress.print("downloading modules");
     let listed =
         go(directory).args(["list", "-tags", recipe.tags, "-deps", "tool"]).output().context("running `go list`")?;
@@ -210,7 +210,7 @@ fn explain(recipe: &Recipe, output: &str) -> anyhow::Error {
 }
 
 /// A progress bar on a terminal. Otherwise a line from time to time, so that a long build does not look stuck.
-struct Progress {
+struct BuildProgress {
     name: &'static str,
     bar: Option<ProgressBar>,
     started: Instant,
@@ -223,7 +223,7 @@ struct ProgressState {
     expected: u64,
 }
 
-impl Progress {
+impl BuildProgress {
     const EVERY: Duration = Duration::from_secs(20);
 
     fn new(name: &'static str) -> Self {
@@ -233,7 +233,7 @@ impl Progress {
             ProgressBar::new(0).with_style(style).with_prefix(name)
         });
         let now = Instant::now();
-        Progress {
+        BuildProgress {
             name,
             bar,
             started: now,

@@ -75,7 +75,7 @@ const WINDOW: u32 = 4 << 20;
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 const WATCH: &str = "/etcdserverpb.Watch/Watch";
 
-type ForwardedBody = UnsyncBoxBody<Bytes, hyper::Error>;
+type EtcdBody = UnsyncBoxBody<Bytes, hyper::Error>;
 
 impl LaggingEtcd {
     pub(super) async fn start(listen: SocketAddr, etcd: SocketAddr, lag: ApiServerLag) -> Result<Self> {
@@ -139,7 +139,7 @@ async fn serve(api_server: TcpStream, etcd: SocketAddr, lag: ApiServerLag) -> Re
     }
 }
 
-fn unavailable() -> Response<ForwardedBody> {
+fn unavailable() -> Response<EtcdBody> {
     let mut response = Response::new(Empty::new().map_err(|never| match never {}).boxed_unsync());
     *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
     response
@@ -147,11 +147,11 @@ fn unavailable() -> Response<ForwardedBody> {
 
 /// The body of a watch, message by message. Messages without a delayed event pass at once, unless an earlier message
 /// waits.
-fn delayed(mut body: Incoming, lag: ApiServerLag) -> ForwardedBody {
+fn delayed(mut body: Incoming, lag: ApiServerLag) -> EtcdBody {
     let (sender, receiver) = mpsc::unbounded_channel::<(Instant, Result<Frame<Bytes>, hyper::Error>)>();
     tokio::spawn(async move {
         let mut release = Instant::now();
-        let mut messages = Messages::default();
+        let mut messages = GrpcMessages::default();
         loop {
             let frame = tokio::select! {
                 frame = body.frame() => frame,
@@ -188,12 +188,12 @@ fn delayed(mut body: Incoming, lag: ApiServerLag) -> ForwardedBody {
 
 /// The messages of a gRPC stream. A frame of HTTP/2 may contain several messages, or a part of one.
 #[derive(Default)]
-struct Messages(BytesMut);
+struct GrpcMessages(BytesMut);
 
 /// A byte that says whether the message is compressed, and its length.
 const MESSAGE_HEADER: usize = 5;
 
-impl Messages {
+impl GrpcMessages {
     /// The complete messages, with their headers.
     fn add(&mut self, data: &[u8]) -> Vec<Bytes> {
         self.0.extend_from_slice(data);
@@ -222,7 +222,7 @@ mod tests {
     fn messages_are_assembled_from_any_parts() {
         let stream = [message("one"), message(""), message("three")].concat();
         for size in 1..=stream.len() {
-            let mut messages = Messages::default();
+            let mut messages = GrpcMessages::default();
             let found: Vec<Bytes> = stream.chunks(size).flat_map(|part| messages.add(part)).collect();
             assert_eq!(found, [message("one"), message(""), message("three")], "parts of {size} bytes");
         }

@@ -35,7 +35,7 @@ pub(super) struct PodWorker<'a> {
     started: Timestamp,
     container: Container,
     process: Option<PodProcess>,
-    process_state: ProcessState,
+    process_state: PodProcessState,
     backoff: RestartBackoff,
     restarts: i32,
     /// When a pod with [`PodFate::Crashes`] crashed last.
@@ -49,7 +49,7 @@ pub(super) struct PodWorker<'a> {
 }
 
 /// The state of the pod's process.
-enum ProcessState {
+enum PodProcessState {
     /// There is no process: the pod is only simulated.
     Simulated,
     /// The pod already reports that it is ready. The worker starts the process at this time.
@@ -93,7 +93,7 @@ impl<'a> PodWorker<'a> {
             started: Timestamp::now(),
             container: containers(pod).next().cloned().context("the pod has no container")?,
             process: None,
-            process_state: ProcessState::Simulated,
+            process_state: PodProcessState::Simulated,
             backoff: RestartBackoff::default(),
             restarts: 0,
             crashed: None,
@@ -158,9 +158,9 @@ impl<'a> PodWorker<'a> {
             // Its process starts when the rule is lifted.
             let cannot_run = matches!(fate, Some(PodFate::ImageMissing | PodFate::InitCrashes));
             self.process_state = if late.is_zero() && !cannot_run {
-                ProcessState::Running { child: process.spawn()?, since: Instant::now() }
+                PodProcessState::Running { child: process.spawn()?, since: Instant::now() }
             } else {
-                ProcessState::Late { until: Instant::now() + late }
+                PodProcessState::Late { until: Instant::now() + late }
             };
             self.process = Some(process);
         }
@@ -180,7 +180,7 @@ impl<'a> PodWorker<'a> {
             let (containers, next_check) = self.check(&pod, fate).await?;
             if let ContainersState::Ended { success } = containers {
                 self.ended = Some(success);
-                self.process_state = ProcessState::Simulated;
+                self.process_state = PodProcessState::Simulated;
             }
             let reported = self.report(&pod, containers).await;
             if reported && self.ended.is_some() {
@@ -217,8 +217,8 @@ impl<'a> PodWorker<'a> {
             }
         }
         match &mut self.process_state {
-            ProcessState::Simulated => Ok((ContainersState::Running { ready: true }, None)),
-            ProcessState::Late { until } => {
+            PodProcessState::Simulated => Ok((ContainersState::Running { ready: true }, None)),
+            PodProcessState::Late { until } => {
                 let left = until.saturating_duration_since(Instant::now());
                 if left.is_zero() {
                     self.readiness = Readiness::presumed();
@@ -226,14 +226,14 @@ impl<'a> PodWorker<'a> {
                 }
                 Ok((ContainersState::Running { ready: true }, Some(left.max(RETRY))))
             }
-            ProcessState::Running { child, since } => {
+            PodProcessState::Running { child, since } => {
                 let since = *since;
                 match child.try_wait().context("checking the process")? {
                     Some(exit) => Ok(self.after_exit(pod, exit.success(), since)),
                     None => Ok(self.probe().await),
                 }
             }
-            ProcessState::Paused { until } => {
+            PodProcessState::Paused { until } => {
                 let left = until.saturating_duration_since(Instant::now());
                 if left.is_zero() {
                     self.restart();
@@ -273,17 +273,17 @@ impl<'a> PodWorker<'a> {
         self.restarts += 1;
         self.readiness = Readiness::default();
         let pause = self.backoff.after(since.elapsed());
-        self.process_state = ProcessState::Paused { until: Instant::now() + pause };
+        self.process_state = PodProcessState::Paused { until: Instant::now() + pause };
         (ContainersState::Crashing, Some(pause))
     }
 
     fn restart(&mut self) {
         let Some(process) = &self.process else { return };
         self.process_state = match process.spawn() {
-            Ok(child) => ProcessState::Running { child, since: Instant::now() },
+            Ok(child) => PodProcessState::Running { child, since: Instant::now() },
             Err(error) => {
                 tracing::warn!("cannot restart the process of a pod: {error:#}");
-                ProcessState::Paused { until: Instant::now() + self.backoff.after(Duration::ZERO) }
+                PodProcessState::Paused { until: Instant::now() + self.backoff.after(Duration::ZERO) }
             }
         };
     }
@@ -319,7 +319,7 @@ impl<'a> PodWorker<'a> {
 
     /// Handles the deletion of the pod: stops its process, then removes the object.
     async fn end(mut self, pod: &Pod, changes: &mut watch::Receiver<Option<Pod>>) -> Result<()> {
-        if let ProcessState::Running { child, .. } = &mut self.process_state {
+        if let PodProcessState::Running { child, .. } = &mut self.process_state {
             let grace =
                 pod.metadata.deletion_grace_period_seconds.and_then(|grace| u64::try_from(grace).ok()).unwrap_or(30);
             if let Some(pid) = child.id().and_then(|pid| i32::try_from(pid).ok()) {
@@ -350,13 +350,13 @@ impl<'a> PodWorker<'a> {
     }
 }
 
-impl ProcessState {
+impl PodProcessState {
     async fn exited(&mut self) {
         match self {
-            ProcessState::Running { child, .. } => {
+            PodProcessState::Running { child, .. } => {
                 let _ = child.wait().await;
             }
-            ProcessState::Simulated | ProcessState::Late { .. } | ProcessState::Paused { .. } => {
+            PodProcessState::Simulated | PodProcessState::Late { .. } | PodProcessState::Paused { .. } => {
                 std::future::pending::<()>().await;
             }
         }

@@ -1,6 +1,6 @@
 //! KubeVirt's CRDs without an installation.
 //!
-//! The reference virt-operator is the only built program that contains them, and it writes them only to a cluster: into
+//! The reference operator is the only built program that contains them, and it writes them only to a cluster: into
 //! a ConfigMap with its install strategy. The lab runs it once against its own API server, extracts the CRDs and caches
 //! them next to the built components.
 

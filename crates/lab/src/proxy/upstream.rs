@@ -28,7 +28,7 @@ const HOP_BY_HOP: [HeaderName; 6] = [
     HeaderName::from_static("proxy-connection"),
 ];
 
-type Connection = http1::SendRequest<Incoming>;
+type UpstreamConnection = http1::SendRequest<Incoming>;
 
 pub(super) struct Upstream {
     pub(super) address: SocketAddr,
@@ -36,7 +36,7 @@ pub(super) struct Upstream {
     pub(super) tls: TlsConnector,
     pub(super) tasks: TaskTracker,
     pub(super) stop: CancellationToken,
-    pub(super) idle: Arc<Mutex<Vec<Connection>>>,
+    pub(super) idle: Arc<Mutex<Vec<UpstreamConnection>>>,
 }
 
 /// Why there is no response. The client sees a different error for each.
@@ -73,7 +73,7 @@ impl Upstream {
         }
     }
 
-    fn take_idle(&self) -> Option<Connection> {
+    fn take_idle(&self) -> Option<UpstreamConnection> {
         let mut idle = self.idle.lock();
         while let Some(connection) = idle.pop() {
             if connection.is_ready() {
@@ -84,7 +84,7 @@ impl Upstream {
     }
 
     /// Returns the connection to the pool after the body of the response was read to its end.
-    fn give_back(&self, mut connection: Connection) {
+    fn give_back(&self, mut connection: UpstreamConnection) {
         let idle = Arc::clone(&self.idle);
         let task = async move {
             if connection.ready().await.is_ok() {
@@ -98,7 +98,7 @@ impl Upstream {
         self.tasks.spawn(self.stop.clone().run_until_cancelled_owned(task));
     }
 
-    async fn connect(&self) -> anyhow::Result<Connection> {
+    async fn connect(&self) -> anyhow::Result<UpstreamConnection> {
         let tcp = TcpStream::connect(self.address).await.context("connecting to the API server")?;
         tcp.set_nodelay(true).context("setting TCP_NODELAY")?;
         let tls = self.tls.connect(self.name.clone(), tcp).await.context("TLS handshake with the API server")?;

@@ -107,7 +107,7 @@ impl Assessment {
     }
 }
 
-type Check = fn(&Observed, &Resolved) -> Vec<Problem>;
+type AssessmentCheck = fn(&Observed, &Resolved) -> Vec<Problem>;
 
 fn assess(observed: &Observed) -> Assessment {
     let mut resolved = match &observed.resolved {
@@ -126,7 +126,7 @@ fn assess(observed: &Observed) -> Assessment {
     // The checks of disks do not concern those that are no longer in a PVC of the Machine.
     let mut own = resolved.clone();
     own.disks.retain(|disk| !moved_disks.contains(&disk.name));
-    let checks: [Check; 9] = [
+    let checks: [AssessmentCheck; 9] = [
         names::conflicts,
         references::mac_address_conflict,
         references::missing_networks,

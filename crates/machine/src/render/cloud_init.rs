@@ -11,11 +11,8 @@ use vitivirt_api::{
 };
 
 use super::{object_labels, owner_reference};
+pub use crate::secret::secret_name;
 use crate::{resolve::Resolved, secret::SecretBytes};
-
-pub fn secret_name(machine: &str) -> String {
-    format!("{machine}-cloudinit")
-}
 
 /// A digest of the data that the Secret should have, salted with the Machine's identity. It shows a change without a read of
 /// the Secret.

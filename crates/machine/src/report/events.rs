@@ -1,8 +1,8 @@
 //! Events: one for every change of phase, readiness or reason, none while nothing changes.
 
 use vitivirt_api::{
-    EventKind, EventRecord, EventSubject, Plan,
-    machine::{API_VERSION, MachineStatus, condition_type, machine_reason as reason},
+    EventKind, EventRecord, Plan,
+    machine::{MachineStatus, condition_type, machine_reason as reason},
 };
 
 use super::summary::Summary;
@@ -27,22 +27,13 @@ pub(super) fn events(
         return events;
     }
     events.push(EventRecord {
-        about: subject(observed),
+        about: observed.event_subject(),
         kind: if summary.error { EventKind::Warning } else { EventKind::Normal },
         reason: summary.reason,
         action: if plan.write_count() > 0 { "Reconcile" } else { "Observe" },
         message: summary.full_message(),
     });
     events
-}
-
-pub(crate) fn subject(observed: &Observed) -> EventSubject {
-    EventSubject {
-        api_version: API_VERSION.to_owned(),
-        kind: "Machine".to_owned(),
-        key: observed.id.key(),
-        uid: observed.uid().to_owned(),
-    }
 }
 
 /// A user started or stopped the VM directly. The event explains why the operator reverts that.
@@ -57,7 +48,7 @@ fn power_restored(observed: &Observed, plan: &Plan) -> Option<EventRecord> {
     let edited = observed.machine.status.as_ref().and_then(|status| status.observed_generation)
         != observed.machine.metadata.generation;
     (found != desired && !edited).then(|| EventRecord {
-        about: subject(observed),
+        about: observed.event_subject(),
         kind: EventKind::Normal,
         reason: reason::POWER_STATE_RESTORED,
         action: "Reconcile",
@@ -75,7 +66,7 @@ fn restart_required(observed: &Observed, previous: &MachineStatus, status: &Mach
     };
     let condition = find(status).filter(|_| find(previous).is_none())?;
     Some(EventRecord {
-        about: subject(observed),
+        about: observed.event_subject(),
         kind: EventKind::Normal,
         reason: reason::PENDING_RESTART,
         action: "Observe",

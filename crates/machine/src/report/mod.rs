@@ -18,7 +18,6 @@ use vitivirt_api::{
     set_condition,
 };
 
-pub(crate) use self::events::subject as event_subject;
 pub use self::settle::{Settled, WaitingState, settle};
 use self::summary::{Summary, summarize};
 use crate::{

@@ -1,8 +1,8 @@
 //! When a changed status is worth a write. A Machine that starts passes through states that last for a second: a status
-//! write and an event for each of them would cost the API server more than they tell a user.
+//! write and an event for each of them would cost the API server more than they are worth to a user.
 //!
-//! A state in which the Machine stays is written at once: running, stopped, failed, nearly every error, and the first look
-//! at a changed spec. A state on the way to it is written when it has lasted for a while. The report asks for a reconcile at
+//! A state in which the Machine stays is written at once: running, stopped, failed, nearly every error, and the first
+//! reconcile of a changed spec. A state on the way to it is written when it has lasted for a while. The report asks for a reconcile at
 //! that time, which finds the state as it is then.
 
 use std::time::Duration;

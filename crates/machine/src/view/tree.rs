@@ -3,7 +3,7 @@
 
 use vitivirt_api::{
     machine::{Machine, PrintableStatus, PvcPhase, VmiPhase, machine_reason},
-    view::{Step, StepState},
+    view::{StepState, TreeStep},
 };
 
 use super::MachineRow;
@@ -26,7 +26,7 @@ pub struct PodView {
 }
 
 /// `pods`: the pods of the VMI, or `None` if they were not read.
-pub fn machine_tree(observed: &Observed, pods: Option<&[PodView]>) -> Step {
+pub fn machine_tree(observed: &Observed, pods: Option<&[PodView]>) -> TreeStep {
     let row = MachineRow::new(&observed.machine);
     let resolved = observed.resolved.as_ref().ok();
     let mut steps = vec![vm_step(observed, &row, resolved, pods)];
@@ -42,7 +42,7 @@ pub fn machine_tree(observed: &Observed, pods: Option<&[PodView]>) -> Step {
     machine_step(observed, &row, resolved).steps(steps)
 }
 
-fn machine_step(observed: &Observed, row: &MachineRow, resolved: Option<&Resolved>) -> Step {
+fn machine_step(observed: &Observed, row: &MachineRow, resolved: Option<&Resolved>) -> TreeStep {
     let is_error = machine_reason::ERRORS.contains(&row.reason.as_str());
     let state = match (row.ready, is_error) {
         (true, _) => StepState::Ok,
@@ -61,7 +61,7 @@ fn machine_step(observed: &Observed, row: &MachineRow, resolved: Option<&Resolve
         PowerState::Running => "Running",
         PowerState::Stopped => "Stopped",
     });
-    Step::new("Machine", observed.name(), state, summary)
+    TreeStep::new("Machine", observed.name(), state, summary)
         .fact("template", resolved.and_then(|resolved| resolved.template).unwrap_or_default())
         .fact("resources", resources.unwrap_or_default())
         .fact("power state", power.unwrap_or_default())
@@ -77,7 +77,7 @@ fn unobserved_change(machine: &Machine) -> Option<String> {
         .then(|| format!("the status is for generation {observed}, but the Machine has generation {current}"))
 }
 
-fn vm_step(observed: &Observed, row: &MachineRow, resolved: Option<&Resolved>, pods: Option<&[PodView]>) -> Step {
+fn vm_step(observed: &Observed, row: &MachineRow, resolved: Option<&Resolved>, pods: Option<&[PodView]>) -> TreeStep {
     const KIND: &str = "VirtualMachine";
     let name = observed.name();
     let Some(vm) = &observed.vm else {
@@ -85,10 +85,10 @@ fn vm_step(observed: &Observed, row: &MachineRow, resolved: Option<&Resolved>, p
             true => (StepState::Waiting, "does not exist"),
             false => (StepState::Failed, "KubeVirt is not installed"),
         };
-        return Step::new(KIND, name, state, summary);
+        return TreeStep::new(KIND, name, state, summary);
     };
     if !ownership::vm(observed, vm).is_own() {
-        return Step::new(KIND, name, StepState::Failed, "exists and does not belong to this Machine");
+        return TreeStep::new(KIND, name, StepState::Failed, "exists and does not belong to this Machine");
     }
     use PrintableStatus as Is;
     let is_stopped = resolved.is_some_and(|resolved| resolved.power == PowerState::Stopped);
@@ -118,14 +118,14 @@ fn vm_step(observed: &Observed, row: &MachineRow, resolved: Option<&Resolved>, p
         status => status.as_str(),
     };
     let flag = |is: bool, text: &str| if is { text.to_owned() } else { String::new() };
-    Step::new(KIND, name, state, status)
+    TreeStep::new(KIND, name, state, status)
         .fact("error", vm.failure.clone().unwrap_or_default())
         .fact("deletion", flag(vm.deleting, "is being deleted"))
         .fact("restore", flag(vm.restoring, "KubeVirt restores it from a snapshot"))
         .steps([vmi_step(observed, row, is_stopped, pods)])
 }
 
-fn vmi_step(observed: &Observed, row: &MachineRow, is_stopped: bool, pods: Option<&[PodView]>) -> Step {
+fn vmi_step(observed: &Observed, row: &MachineRow, is_stopped: bool, pods: Option<&[PodView]>) -> TreeStep {
     const KIND: &str = "VirtualMachineInstance";
     let name = observed.name();
     let Some(vmi) = &observed.vmi else {
@@ -133,7 +133,7 @@ fn vmi_step(observed: &Observed, row: &MachineRow, is_stopped: bool, pods: Optio
             true => (StepState::Ok, "does not exist: the guest is stopped"),
             false => (StepState::Waiting, "does not exist"),
         };
-        return Step::new(KIND, name, state, summary);
+        return TreeStep::new(KIND, name, state, summary);
     };
     let state = match vmi.phase {
         VmiPhase::Running if vmi.not_ready.is_none() && !vmi.paused => StepState::Ok,
@@ -153,7 +153,7 @@ fn vmi_step(observed: &Observed, row: &MachineRow, is_stopped: bool, pods: Optio
         Some(pods) => pods.iter().map(pod_step).collect(),
         None => vec![pod_of_vmi(row, vmi)],
     };
-    Step::new(KIND, name, state, summary.join(", "))
+    TreeStep::new(KIND, name, state, summary.join(", "))
         .fact("node", vmi.node.clone().unwrap_or_default())
         .fact("addresses", vmi.addresses.join(", "))
         .fact("not ready", vmi.not_ready.clone().unwrap_or_default())
@@ -162,7 +162,7 @@ fn vmi_step(observed: &Observed, row: &MachineRow, is_stopped: bool, pods: Optio
 }
 
 /// The pod as far as VMI and report show it.
-fn pod_of_vmi(row: &MachineRow, vmi: &VmiView) -> Step {
+fn pod_of_vmi(row: &MachineRow, vmi: &VmiView) -> TreeStep {
     let reported = row.diagnosis.clone().filter(|_| row.reason == machine_reason::POD_NOT_STARTED);
     let (state, summary) = match (&vmi.unschedulable, reported, vmi.phase) {
         (Some(message), _, _) => (StepState::Failed, format!("cannot be scheduled: {message}")),
@@ -173,10 +173,10 @@ fn pod_of_vmi(row: &MachineRow, vmi: &VmiView) -> Step {
         (None, None, VmiPhase::Succeeded | VmiPhase::Failed) => (StepState::Unknown, "has ended".to_owned()),
         (None, None, _) => (StepState::Waiting, "does not exist".to_owned()),
     };
-    Step::new("Pod", "", state, summary).fact("node", vmi.node.clone().unwrap_or_default())
+    TreeStep::new("Pod", "", state, summary).fact("node", vmi.node.clone().unwrap_or_default())
 }
 
-fn pod_step(pod: &PodView) -> Step {
+fn pod_step(pod: &PodView) -> TreeStep {
     let state = match (pod.phase.as_str(), &pod.problem) {
         (_, Some(_)) | ("Failed", _) => StepState::Failed,
         ("Running", None) if pod.ready => StepState::Ok,
@@ -188,20 +188,20 @@ fn pod_step(pod: &PodView) -> Step {
         None if pod.ready => format!("{}, ready", pod.phase),
         None => pod.phase.clone(),
     };
-    Step::new("Pod", &pod.name, state, summary).fact("node", pod.node.clone().unwrap_or_default())
+    TreeStep::new("Pod", &pod.name, state, summary).fact("node", pod.node.clone().unwrap_or_default())
 }
 
-fn disk_step(observed: &Observed, disk: &ResolvedDisk) -> Step {
+fn disk_step(observed: &Observed, disk: &ResolvedDisk) -> TreeStep {
     let DiskBacking::Pvc { pvc: name, size, .. } = &disk.backing else {
         let summary = "its changes are lost when the guest stops";
-        return Step::new("ContainerDisk", &disk.name, StepState::Ok, summary);
+        return TreeStep::new("ContainerDisk", &disk.name, StepState::Ok, summary);
     };
     let step = match observed.pvcs.get(name) {
         Some(pvc) => pvc_step(observed, name, pvc),
         None if observed.recorded_volume(name).is_some() => {
-            Step::new(PVC, name, StepState::Failed, "is lost: it was bound, and no longer exists")
+            TreeStep::new(PVC, name, StepState::Failed, "is lost: it was bound, and no longer exists")
         }
-        None => Step::new(PVC, name, StepState::Waiting, "does not exist").fact("size", size.to_string()),
+        None => TreeStep::new(PVC, name, StepState::Waiting, "does not exist").fact("size", size.to_string()),
     };
     step.fact("disk", &disk.name)
 }
@@ -209,7 +209,7 @@ fn disk_step(observed: &Observed, disk: &ResolvedDisk) -> Step {
 const PVC: &str = "PersistentVolumeClaim";
 
 /// PVCs of disks that are no longer in the spec.
-fn surplus_pvcs<'a>(observed: &'a Observed, resolved: &'a Resolved) -> impl Iterator<Item = Step> + 'a {
+fn surplus_pvcs<'a>(observed: &'a Observed, resolved: &'a Resolved) -> impl Iterator<Item = TreeStep> + 'a {
     let surplus = observed.pvcs.iter().filter(|(name, pvc)| {
         let is_named = resolved.pvc_names().any(|named| named == name.as_str());
         !is_named && ownership::pvc(observed, name, pvc).is_own()
@@ -217,7 +217,7 @@ fn surplus_pvcs<'a>(observed: &'a Observed, resolved: &'a Resolved) -> impl Iter
     surplus.map(|(name, pvc)| pvc_step(observed, name, pvc).fact("disk", "not in the spec"))
 }
 
-fn pvc_step(observed: &Observed, name: &str, pvc: &PvcView) -> Step {
+fn pvc_step(observed: &Observed, name: &str, pvc: &PvcView) -> TreeStep {
     let ownership = ownership::pvc(observed, name, pvc);
     let (state, summary) = match (ownership, pvc.phase) {
         (Ownership::Own | Ownership::Unmarked, _) if pvc.deleting => (StepState::Failed, "is being deleted"),
@@ -232,24 +232,24 @@ fn pvc_step(observed: &Observed, name: &str, pvc: &PvcView) -> Step {
         }
         (Ownership::Foreign, _) => (StepState::Failed, "exists and does not belong to this Machine"),
     };
-    Step::new(PVC, name, state, summary)
+    TreeStep::new(PVC, name, state, summary)
         .fact("size", &pvc.requested)
         .fact("storage class", pvc.storage_class.clone().unwrap_or_default())
         .fact("volume", pvc.volume.clone().unwrap_or_default())
 }
 
-fn network_step(observed: &Observed, network: &ResolvedNetwork) -> Step {
+fn network_step(observed: &Observed, network: &ResolvedNetwork) -> TreeStep {
     let step = match &network.attachment {
-        Attachment::Pod => Step::new("Network", "pod", StepState::Ok, "the pod network"),
+        Attachment::Pod => TreeStep::new("Network", "pod", StepState::Ok, "the pod network"),
         Attachment::Configuration(name) => configured_network(observed, name),
     };
     step.fact("interface", &network.name).fact("MAC address", &network.mac)
 }
 
-fn configured_network(observed: &Observed, name: &str) -> Step {
+fn configured_network(observed: &Observed, name: &str) -> TreeStep {
     const KIND: &str = "NetworkConfiguration";
     let Some(network) = observed.networks.get(name) else {
-        return Step::new(KIND, name, StepState::Failed, "not found in this namespace");
+        return TreeStep::new(KIND, name, StepState::Failed, "not found in this namespace");
     };
     let attachment = observed.network_attachments.get(name);
     let (state, summary) = match attachment {
@@ -261,13 +261,13 @@ fn configured_network(observed: &Observed, name: &str) -> Step {
         Some(_) => (StepState::Ok, "its NetworkAttachmentDefinition exists"),
         None => (StepState::Waiting, "its NetworkAttachmentDefinition does not exist"),
     };
-    Step::new(KIND, name, state, summary)
+    TreeStep::new(KIND, name, state, summary)
         .fact("bridge", network.bridge.clone().unwrap_or_default())
         .fact("VLAN", network.vlan.map(|vlan| vlan.to_string()).unwrap_or_default())
 }
 
 /// Never its content.
-fn secret_step(observed: &Observed) -> Step {
+fn secret_step(observed: &Observed) -> TreeStep {
     let name = secret_name(observed.name());
     let (state, summary) = match &observed.secret {
         None => (StepState::Waiting, "does not exist"),
@@ -277,5 +277,5 @@ fn secret_step(observed: &Observed) -> Step {
         Some(secret) if secret.deleting => (StepState::Waiting, "is being deleted"),
         Some(_) => (StepState::Ok, "has the cloud-init data"),
     };
-    Step::new("Secret", name, state, summary)
+    TreeStep::new("Secret", name, state, summary)
 }

@@ -3,7 +3,7 @@
 use serde_json::json;
 use vitivirt_api::{
     machine::{MachineSpec, PrintableStatus, VmiPhase},
-    view::{Step, StepState},
+    view::{StepState, TreeStep},
 };
 use vitivirt_machine::view::{PodView, adoptable_items, machine_tree};
 
@@ -18,7 +18,7 @@ fn spec() -> MachineSpec {
 }
 
 /// Kind, name and state of every step, from the top.
-fn states(step: &Step) -> Vec<(&'static str, String, StepState)> {
+fn states(step: &TreeStep) -> Vec<(&'static str, String, StepState)> {
     let below = step.steps.iter().flat_map(states);
     [(step.kind, step.name.clone(), step.state)].into_iter().chain(below).collect()
 }

@@ -6,8 +6,9 @@
 
 mod server;
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{collections::HashMap, panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
+use futures::FutureExt;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
@@ -65,6 +66,17 @@ impl Health {
         let serial = reconciles.serial;
         reconciles.running.insert(serial, (controller, Instant::now() + deadline + GRACE));
         InFlight { health: self.clone(), serial }
+    }
+
+    /// Runs a task for as long as the process lives. If it panics, the process reports that it is not healthy, so that
+    /// the kubelet replaces it.
+    pub fn spawn(self: &Arc<Self>, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
+        let health = self.clone();
+        tokio::spawn(async move {
+            if AssertUnwindSafe(task).catch_unwind().await.is_err() {
+                health.fail(format!("{name} panicked"));
+            }
+        });
     }
 
     /// A required task has ended. The program stays unhealthy until it is restarted.

@@ -31,7 +31,7 @@ use crate::verb::{Verb, resource};
 const NONE: &str = "none";
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct RequestLabels {
+struct ClientRequestLabels {
     code: String,
     method: String,
     host: Arc<str>,
@@ -51,7 +51,7 @@ fn buckets() -> Histogram {
 type Durations = Family<QueueLabel, Histogram, fn() -> Histogram>;
 
 pub(super) struct KubeVirtMetrics {
-    requests: Family<RequestLabels, Counter>,
+    requests: Family<ClientRequestLabels, Counter>,
     depth: Family<QueueLabel, Gauge>,
     adds: Family<QueueLabel, Counter>,
     waits: Durations,
@@ -113,7 +113,7 @@ impl KubeVirtMetrics {
             (_, Verb::Patch) => "PATCH",
             (_, Verb::Delete) => "DELETE",
         };
-        let labels = RequestLabels {
+        let labels = ClientRequestLabels {
             code: if code == 0 { "<error>".to_owned() } else { code.to_string() },
             method: request.method.to_string(),
             host: request.host.clone(),

@@ -8,6 +8,7 @@
 mod format;
 mod kubevirt;
 mod process;
+mod unreadable;
 
 use std::{sync::Arc, time::Duration};
 
@@ -29,12 +30,14 @@ use vitivirt_api::{ErrorClass, EventKind};
 pub(crate) use self::{
     format::MetricsFormat,
     kubevirt::{RequestDescription, Work},
+    unreadable::{ResourceLabel, encode_unreadable},
 };
 use self::{
     kubevirt::{KubeVirtMetrics, WorkqueueMetrics},
     process::ProcessCollector,
+    unreadable::UnreadableSample,
 };
-use crate::{verb::Verb, watch::UnreadableSample};
+use crate::verb::Verb;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ControllerLabel {

@@ -39,13 +39,13 @@ pub(super) struct FailedWrite {
 /// At most one entry for each object and kind of write. Entries that no plan uses any more expire.
 #[derive(Default)]
 pub(super) struct WriteBackoff {
-    entries: HashMap<(Target, Discriminant<Write>), Entry>,
+    entries: HashMap<(Target, Discriminant<Write>), RememberedFailure>,
     /// The longest delay after an `Invalid` failure.
     pub(super) invalid_max: Option<Duration>,
     next_sweep: Option<Instant>,
 }
 
-struct Entry {
+struct RememberedFailure {
     digest: u64,
     state: RetryState,
     error: WriteError,
@@ -104,7 +104,7 @@ impl WriteBackoff {
             state.limit(max);
         }
         let retry_after = state.not_before() - now;
-        let entry = Entry { digest: write.digest(), state, error: remembered(&error), last_use: now };
+        let entry = RememberedFailure { digest: write.digest(), state, error: remembered(&error), last_use: now };
         self.entries.insert(key, entry);
         FailedWrite { error, retry_after: Some(retry_after), sent: true }
     }

@@ -27,7 +27,6 @@ use tokio::{
 };
 use vitivirt_api::ObjectKey;
 
-pub(crate) use self::watches::UnreadableSample;
 pub use self::{
     object_id::{ResourceVersion, Uid},
     store::{Change, Entry, IndexFn},

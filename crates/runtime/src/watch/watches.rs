@@ -11,8 +11,8 @@ use std::{
 use kube::{Api, Client, Resource};
 use prometheus_client::{
     collector::Collector,
-    encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric},
-    metrics::{MetricType, family::Family, gauge::Gauge},
+    encoding::DescriptorEncoder,
+    metrics::{family::Family, gauge::Gauge},
 };
 use serde::de::DeserializeOwned;
 use tokio::sync::watch::Receiver;
@@ -20,7 +20,10 @@ use tokio_util::sync::CancellationToken;
 use vitivirt_api::ApiResource;
 
 use super::{Cache, IndexFn, SyncState, WatchConfig, WriteObserver, watch};
-use crate::{health::Health, program::Context};
+use crate::{
+    health::Health,
+    metrics::{Metrics, ResourceLabel, encode_unreadable},
+};
 
 type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
 
@@ -83,23 +86,18 @@ impl Watches {
     }
 
     /// Runs every watch until the program stops.
-    pub fn start(self, context: &Context) {
+    pub fn start(self, metrics: &Metrics) {
         let unreadable = UnreadableGauge(self.kinds().0);
-        context.metrics.register(|registry| registry.register_collector(Box::new(unreadable)));
+        metrics.register(|registry| registry.register_collector(Box::new(unreadable)));
         for (name, task) in self.tasks {
-            context.spawn(name, task);
+            self.health.spawn(name, task);
         }
     }
 }
 
-/// The metric that counts the objects that the caches skip. The log names them.
+/// The number of objects that the caches skip. The log names them.
 #[derive(Debug)]
 struct UnreadableGauge(Arc<[WatchedKind]>);
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ResourceLabel {
-    resource: String,
-}
 
 impl Collector for UnreadableGauge {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
@@ -108,26 +106,6 @@ impl Collector for UnreadableGauge {
             let count = i64::try_from(kind.cache.unreadable_count()).unwrap_or(i64::MAX);
             gauge.get_or_create(&ResourceLabel { resource: kind.resource.plural.clone() }).set(count);
         }
-        encode_unreadable(&gauge, encoder)
-    }
-}
-
-fn encode_unreadable(
-    gauge: &Family<ResourceLabel, Gauge>,
-    mut encoder: DescriptorEncoder<'_>,
-) -> Result<(), fmt::Error> {
-    let help = "Objects that cannot be parsed and that the operator ignores, by resource";
-    gauge.encode(encoder.encode_descriptor("unreadable_objects", help, None, MetricType::Gauge)?)
-}
-
-/// The same metric of a program without watches, for the reference of the metrics.
-#[derive(Debug)]
-pub(crate) struct UnreadableSample;
-
-impl Collector for UnreadableSample {
-    fn encode(&self, encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        let gauge = Family::<ResourceLabel, Gauge>::default();
-        gauge.get_or_create(&ResourceLabel { resource: String::new() }).set(0);
         encode_unreadable(&gauge, encoder)
     }
 }
@@ -207,13 +185,13 @@ impl WatchedKinds {
     /// Calls `handler` whenever the API server begins or ceases to serve one of the matching kinds.
     pub fn on_served_change(
         &self,
-        context: &Context,
+        health: &Arc<Health>,
         matches: impl Fn(&ApiResource) -> bool,
         handler: impl Fn() + Clone + Send + 'static,
     ) {
         for kind in self.0.iter().filter(|kind| matches(&kind.resource)) {
             let (mut changes, handler) = (kind.cache.sync_changes(), handler.clone());
-            context.spawn("a handler of kinds that are installed or removed", async move {
+            health.spawn("a handler of kinds that are installed or removed", async move {
                 while changes.changed().await.is_ok() {
                     handler();
                 }

@@ -15,10 +15,10 @@ use vitivirt_api::{
     EventRecord, Failure, ObjectKey, Operation, Outcome, Plan, Report, Step, Stop, Target, Write, kubevirt::KubeVirt,
 };
 use vitivirt_install::{
-    Cluster, CrdCheck, DeploymentConfig, Desired, Environment, InstallStrategy, Installation, Kind, Lane, LaneProblem,
-    LiveCrd, LiveObject, Objects, Observed, Repairs, StoredObjects, UpToDate, certificate_report,
-    certificates::{CertificateScope, DesiredCertificates, certificate_plan},
-    check_crd, crds_to_check, desired_installation, is_of_another_release, lane_problem, owns,
+    CertificateScope, Cluster, CrdCheck, DeploymentConfig, Desired, DesiredCertificates, Environment, InstallStrategy,
+    Installation, Kind, Lane, LaneProblem, LiveCrd, LiveObject, Objects, Observed, Repairs, StoredObjects, UpToDate,
+    certificate_plan, certificate_report, check_crd, crds_to_check, desired_installation, is_of_another_release,
+    lane_problem, owns,
     pods::Pods,
     record_repairs,
     removal::{Instance, MarkedNode, RemovalInput, RemovalMode, removal_plan, removal_report},

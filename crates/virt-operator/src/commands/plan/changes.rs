@@ -11,14 +11,14 @@ use vitivirt_install::{Installation, Kind, Observed, certificates::NoCertificate
 pub(super) type CrdSpecs = BTreeMap<ObjectKey, Value>;
 
 /// What the changes of a plan are compared with.
-pub(super) struct Comparison<'a> {
+pub(super) struct PlanComparison<'a> {
     pub(super) observed: &'a Observed,
     /// The objects as the live resource asks for them. What an edit takes away is in these only.
     pub(super) before: Option<&'a Installation>,
     pub(super) crds: &'a CrdSpecs,
 }
 
-impl Comparison<'_> {
+impl PlanComparison<'_> {
     pub(super) fn planned_write(&self, write: &Write) -> PlannedWrite {
         let made = match write {
             Write::Lazy { make, verb: "patch", .. } => make.make().ok(),
@@ -81,7 +81,7 @@ impl Comparison<'_> {
 /// The fields that a write changes, without their values.
 pub(crate) fn written_fields(observed: &Observed, write: &Write) -> Vec<String> {
     let Write::Patch { operations, .. } = write else { return Vec::new() };
-    let comparison = Comparison { observed, before: None, crds: &CrdSpecs::new() };
+    let comparison = PlanComparison { observed, before: None, crds: &CrdSpecs::new() };
     let changes = operations.iter().flat_map(|operation| comparison.changed_fields(write, operation, None));
     changes.map(|change| change.field).collect()
 }

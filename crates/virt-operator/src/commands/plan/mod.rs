@@ -17,10 +17,9 @@ use vitivirt_cli::{
     PlanResult, PlannedObject, PlannedRestart, PlannedRollout, PlannedVm, PlannedWrite, VmEffect, WriteAction,
 };
 use vitivirt_install::{
-    CrdCheck, DeploymentConfig, Desired, Environment, InstallStrategy, Installation, Kind, LiveObject, Observed,
-    RELEASE,
-    certificates::{CertificateScope, DesiredCertificates, certificate_plan},
-    check_crd, crds_to_check, desired_installation, is_of_another_release, lost_versions, orphans, preparation,
+    CertificateScope, CrdCheck, DeploymentConfig, Desired, DesiredCertificates, Environment, InstallStrategy,
+    Installation, Kind, LiveObject, Observed, RELEASE, certificate_plan, check_crd, crds_to_check,
+    desired_installation, is_of_another_release, lost_versions, orphans, preparation,
     rehearsal::{
         NodeState, VmiEffect, complete_plan, installed_version, missing_permissions, node_problems, outdated_vms,
         restart, unchanged_objects,
@@ -30,7 +29,7 @@ use vitivirt_install::{
 
 pub(crate) use self::changes::written_fields;
 use self::{
-    changes::{Comparison, CrdSpecs},
+    changes::{CrdSpecs, PlanComparison},
     reader::RehearsalReader,
 };
 
@@ -166,7 +165,7 @@ async fn plan(
         let kubevirt = KubeVirt { spec, ..observed.kubevirt.clone() };
         Installation::new(&kubevirt, environment, &observed.cluster).ok()
     });
-    let comparison = Comparison { observed: &observed, before: before.as_ref(), crds: &crds };
+    let comparison = PlanComparison { observed: &observed, before: before.as_ref(), crds: &crds };
     let writes = plan.steps.iter().flat_map(|step| &step.writes);
     let writes: Vec<(&Target, PlannedWrite)> =
         writes.map(|write| (write.target(), comparison.planned_write(write))).collect();

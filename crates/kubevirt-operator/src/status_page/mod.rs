@@ -11,7 +11,7 @@ use vitivirt_api::{
 };
 use vitivirt_machine::view::{MachineRow, machine_tree};
 use vitivirt_page::{
-    Page, PageRequest, Pages, Program,
+    Page, PageHeader, PageRequest, Pages,
     layout::{REFRESH, Replica},
     parts::{badge, cards, reason, tree},
 };
@@ -26,7 +26,7 @@ use crate::{
     controller::MachineController,
 };
 
-const PROGRAM: Program = Program {
+const PROGRAM: PageHeader = PageHeader {
     name: "kubevirt-operator",
     version: env!("CARGO_PKG_VERSION"),
     links: &[("/", "Overview"), ("/machines", "Machines")],

@@ -12,11 +12,11 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 use vitivirt_api::{Body, Failure, ObjectKey, Operation, Plan, Step, Target, Write};
 
-use super::{
-    BUNDLE_KEY, CA, Certificate, IssuedCertificates, Lifetime, Lifetimes, MIN_LIFETIME, VIRT_OPERATOR,
-    all_certificates, bundles, certificates, is_ca,
-};
 use crate::{
+    certificates::{
+        BUNDLE_KEY, BUNDLES, CA, Certificate, IssuedCertificates, Lifetime, Lifetimes, MIN_LIFETIME, VIRT_OPERATOR,
+        all_certificates, annotate_lifetime, bundles, certificates, is_ca, secret,
+    },
     config::DeploymentConfig,
     customize::Customizer,
     drift::{Drift, drift},
@@ -25,7 +25,7 @@ use crate::{
     installation::Installation,
     kind::Kind,
     live::LiveObject,
-    managed_metadata::{self, ManagedMetadata},
+    managed_metadata::ManagedMetadata,
     names::annotation,
     object::InstallationObject,
     observed::Observed,
@@ -126,7 +126,7 @@ fn certificate_objects(
     let metadata = ManagedMetadata::new(&observed.kubevirt, config);
     let mut objects = Vec::new();
     for certificate in certificates {
-        let mut object = Body::from_object(&super::secret(&config.namespace, &certificate.secret))?.into_json();
+        let mut object = Body::from_object(&secret(&config.namespace, &certificate.secret))?.into_json();
         if let Some(customizer) = customizer {
             customizer.apply(Kind::Secret, &certificate.secret, &mut object)?;
         }
@@ -143,14 +143,6 @@ fn certificate_objects(
         objects.push(InstallationObject::from_value(Stage::CaConfigMaps, Kind::ConfigMap, key, object));
     }
     Ok(objects)
-}
-
-/// Notes the lifetime in the Secret. Upstream virt-operator issues the certificate again when it differs.
-pub(crate) fn annotate_lifetime(secret: &mut Value, lifetime: Lifetime) {
-    if let Some(metadata) = secret.get_mut("metadata").and_then(Value::as_object_mut) {
-        let duration = (annotation::DURATION.to_owned(), lifetime.annotation());
-        managed_metadata::merge(metadata, "annotations", &[duration].into());
-    }
 }
 
 /// The writes that store the issued certificates and bundles, and that replace a pod which does not load them. Pure.
@@ -207,7 +199,7 @@ impl CertificatePlanner<'_> {
 
     fn bundles(&self) -> Result<Vec<Write>, Failure> {
         let mut writes = Vec::new();
-        for name in super::BUNDLES {
+        for name in BUNDLES {
             if let Some(bundle) = self.issued.bundle(name) {
                 writes.extend(self.write(Kind::ConfigMap, name, &json!({ BUNDLE_KEY: bundle }), None)?);
             }
