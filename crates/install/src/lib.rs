@@ -36,6 +36,7 @@ mod desired;
 mod drift;
 mod eligibility;
 mod environment;
+mod finalizer;
 mod images;
 mod installation;
 mod instancetypes;
@@ -81,9 +82,12 @@ mod workloads;
 
 pub use config::DeploymentConfig;
 pub use crd_checks::{CrdCheck, LiveCrd, check_crd, crds_to_check, lost_versions};
-pub use desired::{Desired, MatchingObject, UpToDate, desired_installation, running_installation};
+pub use desired::{
+    Desired, MatchingObject, UpToDate, desired_installation, previous_installation, running_installation,
+};
 pub use eligibility::is_eligible;
 pub use environment::{Cluster, Environment};
+pub use finalizer::RESOURCE_STEP;
 pub use installation::{INVALID_DURATION, Installation};
 pub use kind::Kind;
 pub use live::{Finalizer, LiveObject};
@@ -92,7 +96,7 @@ pub use observed::{Objects, Observed};
 pub use order::{Lane, LaneProblem, Stage};
 pub use orphans::orphans;
 pub use plan::{
-    RESOURCE_STEP, owns, plan,
+    owns, plan,
     wait::{LANE as LANE_WAIT, STORAGE as STORAGE_WAIT},
 };
 pub use repairs::{Repairs, record_certificate_repairs, record_repairs};
