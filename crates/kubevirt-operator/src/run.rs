@@ -170,10 +170,9 @@ fn program(settings: &Settings, metrics_tls: Option<&MetricsTls>) -> Program {
         rate: Some(RATE),
         metrics: Metrics::new(crate::metrics::PREFIX),
         listeners: listeners(settings, metrics_tls.map(MetricsTls::acceptor)),
-        lease: settings.leader_election.then(|| LeaseName {
-            namespace,
-            name: lease_name(settings.watch_namespace.as_deref()),
-        }),
+        lease: settings
+            .leader_election
+            .then(|| LeaseName { namespace, name: lease_name(settings.watch_namespace.as_deref()) }),
         #[expect(clippy::disallowed_methods, reason = "the identity of a process is random")]
         identity: identity(settings.pod_name.as_deref(), &mut rand::rng()),
     }
