@@ -12,6 +12,7 @@ use crate::{
     environment::Environment,
     installation::{Installation, UNKNOWN_CERTIFICATE},
     kind::Kind,
+    names::annotation,
     observed::Observed,
     record::ContentRecord,
     strategy::{InstallStrategy, job::is_of_another_release},
@@ -38,8 +39,9 @@ pub enum Desired {
         /// Live objects that are known to match this installation.
         up_to_date: Arc<UpToDate>,
     },
-    /// Another KubeVirt release, whose install strategy is not in the cluster yet.
-    StrategyPending(Arc<DeploymentConfig>),
+    /// Another KubeVirt release, whose install strategy is not in the cluster yet. The release that runs, if it is
+    /// known, is kept until then.
+    StrategyPending { config: Arc<DeploymentConfig>, running: Option<(Arc<Installation>, Arc<UpToDate>)> },
     /// The KubeVirt resource asks for a release that this operator cannot install. The release that runs is kept.
     Refused { failure: Failure, running: Arc<Installation>, up_to_date: Arc<UpToDate> },
     /// The KubeVirt resource is invalid.
@@ -53,14 +55,14 @@ impl Desired {
     pub(crate) fn invalid(&self) -> Option<&Failure> {
         match self {
             Self::Invalid(failure) | Self::Refused { failure, .. } => Some(failure),
-            Self::Installation { .. } | Self::StrategyPending(_) | Self::Nothing => None,
+            Self::Installation { .. } | Self::StrategyPending { .. } | Self::Nothing => None,
         }
     }
 
     pub fn installation(&self) -> Option<&Arc<Installation>> {
         match self {
             Self::Installation { installation, .. } => Some(installation),
-            Self::StrategyPending(_) | Self::Refused { .. } | Self::Invalid(_) | Self::Nothing => None,
+            Self::StrategyPending { .. } | Self::Refused { .. } | Self::Invalid(_) | Self::Nothing => None,
         }
     }
 
@@ -69,14 +71,17 @@ impl Desired {
         match self {
             Self::Installation { installation, up_to_date }
             | Self::Refused { running: installation, up_to_date, .. } => Some((installation, up_to_date)),
-            Self::StrategyPending(_) | Self::Invalid(_) | Self::Nothing => None,
+            Self::StrategyPending { running, .. } => {
+                running.as_ref().map(|(installation, up_to_date)| (installation, up_to_date))
+            }
+            Self::Invalid(_) | Self::Nothing => None,
         }
     }
 
     pub(crate) fn config(&self) -> Option<&DeploymentConfig> {
         match self {
             Self::Installation { installation, .. } => Some(&installation.config),
-            Self::StrategyPending(config) => Some(config),
+            Self::StrategyPending { config, .. } => Some(config),
             Self::Refused { .. } | Self::Invalid(_) | Self::Nothing => None,
         }
     }
@@ -104,10 +109,28 @@ pub fn desired_installation(
 }
 
 /// The installation that runs, if the resource asks for another release and this operator cannot install that release.
-/// It is known only if it is of the release whose data this program contains.
 pub fn running_installation(observed: &Observed, environment: &Environment, failure: &Failure) -> Option<Installation> {
     let is_unsupported = [UNKNOWN_CERTIFICATE, reason::UNREADABLE_ANSWER].contains(&failure.reason);
-    if !is_unsupported || !is_of_another_release(&observed.kubevirt, environment) {
+    is_unsupported.then(|| observed_installation(observed, environment))?
+}
+
+/// The installation that runs, if the resource asks for another release whose install strategy is not known yet.
+/// `None` if that release replaces one that was not complete: its objects are of different releases.
+pub fn previous_installation(observed: &Observed, environment: &Environment) -> Option<Installation> {
+    let installation = observed_installation(observed, environment)?;
+    let version = &installation.config.kube_virt_version;
+    let mut objects = installation.objects.iter();
+    let is_uniform = objects.all(|object| {
+        let live = observed.objects.get(object.kind, &object.key);
+        live.map(|live| live.annotation(annotation::VERSION)).is_none_or(|live| live.is_empty() || live == version)
+    });
+    is_uniform.then_some(installation)
+}
+
+/// The installation that was complete last, if the resource asks for another release. It is known only if it is of the
+/// release whose data this program contains.
+fn observed_installation(observed: &Observed, environment: &Environment) -> Option<Installation> {
+    if !is_of_another_release(&observed.kubevirt, environment) {
         return None;
     }
     let mut kubevirt = observed.kubevirt.clone();

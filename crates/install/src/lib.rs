@@ -39,6 +39,7 @@ mod digest;
 mod drift;
 mod eligibility;
 mod environment;
+mod finalizer;
 mod images;
 mod installation;
 mod instancetypes;
@@ -85,10 +86,13 @@ mod workloads;
 
 pub use config::DeploymentConfig;
 pub use crd_checks::{LiveCrd, check_crd, crds_to_check, lost_versions};
-pub use desired::{Desired, MatchingObject, UpToDate, desired_installation, running_installation};
+pub use desired::{
+    Desired, MatchingObject, UpToDate, desired_installation, previous_installation, running_installation,
+};
 pub use desired_certificates::{CertificateScope, DesiredCertificates, certificate_plan};
 pub use eligibility::is_eligible;
 pub use environment::{Cluster, Environment};
+pub use finalizer::RESOURCE_STEP;
 pub use installation::{INVALID_DURATION, Installation};
 pub use kind::Kind;
 pub use live::{Finalizer, LiveObject};
@@ -96,7 +100,7 @@ pub use object::InstallationObject;
 pub use observed::{CrdCheck, Objects, Observed, Repairs, StorageMigration, StoragePage};
 pub use order::{Lane, LaneProblem, Stage};
 pub use orphans::orphans;
-pub use plan::{RESOURCE_STEP, owns, plan};
+pub use plan::{owns, plan};
 pub use repairs::{record_certificate_repairs, record_repairs};
 pub use report::{certificate_report, lane_problem, lane_report, problem, report};
 pub use rollout::{

@@ -355,6 +355,11 @@ impl LiveObject {
         self.own_keys.foreign_generation
     }
 
+    /// The ready pods of a workload.
+    pub fn ready_pods(&self) -> usize {
+        self.rollout.and_then(|rollout| usize::try_from(rollout.ready).ok()).unwrap_or_default()
+    }
+
     pub fn annotation(&self, key: &str) -> &str {
         self.annotations.get(key).map(String::as_str).unwrap_or_default()
     }

@@ -3,7 +3,7 @@
 pub const VIRT_API: &str = "virt-api";
 pub const VIRT_CONTROLLER: &str = "virt-controller";
 pub(crate) const VIRT_EXPORT_PROXY: &str = "virt-exportproxy";
-pub(crate) const VIRT_HANDLER: &str = "virt-handler";
+pub const VIRT_HANDLER: &str = "virt-handler";
 pub const VIRT_OPERATOR: &str = "virt-operator";
 pub const VIRT_SYNCHRONIZATION_CONTROLLER: &str = "virt-synchronization-controller";
 pub(crate) const VIRT_TEMPLATE_API_SERVER: &str = "virt-template-apiserver";

@@ -7,11 +7,11 @@
 //! `drift` compares one object, `orphans` finds the objects to delete, and the executor of the crate `runtime` sends
 //! the writes. `report` reports the result to the user.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Namespace;
 use serde_json::{Value, json};
-use vitivirt_api::{Body, Failure, ObjectKey, Operation, Plan, Step, Target, Wait, Write, kubevirt::KubeVirt, reason};
+use vitivirt_api::{Body, Failure, ObjectKey, Operation, Plan, Step, Target, Wait, Write, reason};
 
 use crate::{
     api_readiness::{accepts_instancetypes, api_is_ready, blocking_webhooks},
@@ -19,11 +19,12 @@ use crate::{
     desired::{Desired, UpToDate},
     drift::{Drift, drift},
     eligibility::is_eligible,
+    finalizer::ensure_finalizer,
     installation::Installation,
     kind::Kind,
     live::{LiveObject, delete},
     managed_metadata::ManagedMetadata,
-    names::{FINALIZER, VIRT_API, VIRT_CONTROLLER, VIRT_HANDLER, annotation, label},
+    names::{VIRT_API, VIRT_CONTROLLER, VIRT_HANDLER, annotation, label},
     object::InstallationObject,
     observed::Observed,
     order::{INSTANCETYPES, Lane, LaneProblem, MONITORING, Stage, WaitFor, Wave, waves},
@@ -41,9 +42,6 @@ use crate::{
     webhooks::{self, BLOCKING_PREFIX},
 };
 
-/// The step that sets the finalizer of the KubeVirt resource.
-pub const RESOURCE_STEP: &str = "resource";
-
 /// Steps whose failure is reported without affecting the installation, see `report`.
 pub(crate) mod optional_step {
     pub(crate) const NAMESPACE: &str = "namespace label";
@@ -54,10 +52,6 @@ pub(crate) mod optional_step {
 const ROLLOUT_STOPPED: &str = "the rollout stops here and all other nodes keep their pods; it continues when the pod is \
  ready; to undo it, revert the KubeVirt resource or the operator to the previous version";
 
-/// Annotations with the API versions of the resource. KubeVirt's components read them.
-const OBSERVED_VERSIONS: [(&str, &str); 2] =
-    [("kubevirt.io/latest-observed-api-version", "v1"), ("kubevirt.io/storage-observed-api-version", "v1")];
-
 /// Compares the observed state with the desired state of one lane. A pure function. The plan of a resource that cannot
 /// be installed is empty, and its report names the reason.
 pub fn plan(observed: &Observed, desired: &Desired, lane: Lane) -> Result<Plan, Failure> {
@@ -66,7 +60,7 @@ pub fn plan(observed: &Observed, desired: &Desired, lane: Lane) -> Result<Plan, 
         return Ok(plan);
     }
     // If nothing is created for the resource, there is nothing to clean up, so it gets no finalizer.
-    let creates = desired.installation().is_some() || matches!(desired, Desired::StrategyPending(_));
+    let creates = desired.installation().is_some() || matches!(desired, Desired::StrategyPending { .. });
     if lane == Lane::Components && (creates || observed.objects.contain_installation()) {
         plan.steps.extend(ensure_finalizer(&observed.kubevirt));
     }
@@ -75,7 +69,7 @@ pub fn plan(observed: &Observed, desired: &Desired, lane: Lane) -> Result<Plan, 
         | Desired::Refused { running: installation, up_to_date, .. } => {
             let trust = Arc::new(StoredTrust::new(observed));
             let is_refused = matches!(desired, Desired::Refused { .. });
-            let planner = Planner { observed, installation, trust: &trust, up_to_date, is_refused };
+            let planner = Planner::new(observed, installation, &trust, up_to_date, is_refused);
             match lane {
                 Lane::Components => planner.components(&mut plan)?,
                 Lane::Monitoring => plan.steps.extend(planner.only_wave(&MONITORING)?),
@@ -85,11 +79,27 @@ pub fn plan(observed: &Observed, desired: &Desired, lane: Lane) -> Result<Plan, 
             }
         }
         // A removal needs no strategy.
-        Desired::StrategyPending(_) if observed.kubevirt.metadata.deletion_timestamp.is_some() => {}
-        Desired::StrategyPending(config) if lane == Lane::Components => {
-            plan.steps.extend(dump::steps(observed, config)?);
+        Desired::StrategyPending { .. } if observed.kubevirt.metadata.deletion_timestamp.is_some() => {}
+        Desired::StrategyPending { config, running } => {
+            let trust = Arc::new(StoredTrust::new(observed));
+            let planner = running
+                .as_ref()
+                .map(|(installation, up_to_date)| Planner::new(observed, installation, &trust, up_to_date, true));
+            // Nothing is created for a resource without the finalizer.
+            let planner = planner.filter(|_| plan.steps.is_empty());
+            match (lane, &planner) {
+                (Lane::Components, planner) => {
+                    plan.steps.extend(dump::steps(observed, config)?);
+                    if let Some(planner) = planner {
+                        plan.steps.extend(planner.repairs()?);
+                    }
+                }
+                (Lane::Monitoring, Some(planner)) => plan.steps.extend(planner.only_wave(&MONITORING)?),
+                (Lane::Instancetypes, Some(planner)) => planner.instancetypes(&mut plan)?,
+                _ => {}
+            }
         }
-        Desired::StrategyPending(_) | Desired::Invalid(_) | Desired::Nothing => {}
+        Desired::Invalid(_) | Desired::Nothing => {}
     }
     Ok(plan)
 }
@@ -98,46 +108,13 @@ pub fn plan(observed: &Observed, desired: &Desired, lane: Lane) -> Result<Plan, 
 pub(crate) fn differing_instancetypes(observed: &Observed, desired: &Desired) -> Result<Option<Step>, Failure> {
     let Desired::Installation { installation, up_to_date } = desired else { return Ok(None) };
     let trust = Arc::new(StoredTrust::new(observed));
-    Planner { observed, installation, trust: &trust, up_to_date, is_refused: false }.only_wave(&INSTANCETYPES)
+    Planner::new(observed, installation, &trust, up_to_date, false).only_wave(&INSTANCETYPES)
 }
 
 /// A webhook checks every object of this step. The first object of all is written alone: as long as the API server still has
 /// the blocking webhook or cannot reach virt-api, it rejects one write instead of a dozen.
 fn canary_write(step: &mut Step) -> Option<Step> {
     (step.writes.len() > 1).then(|| Step::new(step.name).write(step.writes.remove(0)))
-}
-
-/// Sets the finalizer before the operator creates anything that has to be cleaned up.
-fn ensure_finalizer(kubevirt: &KubeVirt) -> Option<Step> {
-    let metadata = &kubevirt.metadata;
-    let mut operations = Vec::new();
-    let finalizers = metadata.finalizers.clone().unwrap_or_default();
-    let deleting = metadata.deletion_timestamp.is_some();
-    if !deleting && !finalizers.iter().any(|finalizer| finalizer == FINALIZER) {
-        operations.push(if finalizers.is_empty() {
-            Operation::set("/metadata/finalizers", json!([FINALIZER])).expecting(Value::Null)
-        } else {
-            Operation::set("/metadata/finalizers/-", json!(FINALIZER))
-        });
-    }
-    let none = BTreeMap::new();
-    let annotations = metadata.annotations.as_ref().unwrap_or(&none);
-    let missing =
-        OBSERVED_VERSIONS.iter().filter(|(key, value)| annotations.get(*key).is_none_or(|have| have != value));
-    let missing: Vec<_> = missing.collect();
-    if annotations.is_empty() && !missing.is_empty() {
-        let annotations: serde_json::Map<String, Value> =
-            missing.iter().map(|(key, value)| ((*key).to_owned(), json!(value))).collect();
-        operations.push(Operation::set("/metadata/annotations", Value::Object(annotations)).expecting(Value::Null));
-    } else {
-        let set = |(key, value): &(&str, &str)| {
-            Operation::set(format!("/metadata/annotations/{}", Operation::escape(key)), json!(value))
-        };
-        operations.extend(missing.into_iter().map(set));
-    }
-    let uid = metadata.uid.clone()?;
-    let target = Target::of_kind::<KubeVirt>(ObjectKey::from_metadata(metadata));
-    (!operations.is_empty()).then(|| Step::new(RESOURCE_STEP).write(Write::Patch { target, uid, operations }))
 }
 
 struct Planner<'a> {
@@ -147,6 +124,8 @@ struct Planner<'a> {
     up_to_date: &'a UpToDate,
     /// The resource asks for another release. Its install strategy is not an orphan.
     is_refused: bool,
+    /// A pod of another version runs.
+    has_other_pods: bool,
 }
 
 /// The change that one object needs.
@@ -163,7 +142,29 @@ enum ObjectChange {
     Delayed(Target),
 }
 
-impl Planner<'_> {
+impl<'a> Planner<'a> {
+    fn new(
+        observed: &'a Observed,
+        installation: &'a Arc<Installation>,
+        trust: &'a Arc<StoredTrust>,
+        up_to_date: &'a UpToDate,
+        is_refused: bool,
+    ) -> Self {
+        let has_other_pods = observed.pods.has_other_version(&installation.config.kube_virt_version);
+        Self { observed, installation, trust, up_to_date, is_refused, has_other_pods }
+    }
+
+    /// The writes that repair a complete installation while another release is prepared. They do not depend on that
+    /// release or on each other, and nothing waits for them.
+    fn repairs(&self) -> Result<Vec<Step>, Failure> {
+        let mut written = Vec::new();
+        let version = &self.installation.config.kube_virt_version;
+        let steps = waves(version, version).iter().map(|wave| self.wave(wave, &mut written));
+        let steps: Vec<Step> = steps.collect::<Result<_, _>>()?;
+        let steps = steps.into_iter().filter(|step| !step.writes.is_empty());
+        Ok(steps.map(|step| Step { wait: None, ..step }.independent(true)).collect())
+    }
+
     fn components(&self, plan: &mut Plan) -> Result<(), Failure> {
         require_stored_versions(self.observed, &self.installation.config.kube_virt_version)?;
         let storage = storage::steps(self.observed);
@@ -200,10 +201,10 @@ impl Planner<'_> {
         !installed.is_empty() && installed != self.installation.config.kube_virt_version
     }
 
-    /// Whether pods of another version may still run.
+    /// Whether pods of another version may still run. An upgrade that was taken back leaves such pods too.
     fn has_previous_pods(&self) -> bool {
-        if !self.changes_version() {
-            return false;
+        if self.has_other_pods || !self.changes_version() {
+            return self.has_other_pods;
         }
         let target = &self.installation.config.kube_virt_version;
         let mut workloads = self.installation.objects.iter().filter(|object| is_workload(object.kind));
@@ -321,7 +322,7 @@ impl Planner<'_> {
         // What these must contain depends on how far a rollout is.
         let is_final = match object.kind {
             Kind::DaemonSet => false,
-            Kind::Role | Kind::ClusterRole => !self.changes_version(),
+            Kind::Role | Kind::ClusterRole => !self.changes_version() && !self.has_other_pods,
             Kind::CustomResourceDefinition => self.new_status(object).is_empty() || self.has_previous_pods(),
             _ => true,
         };

@@ -35,6 +35,12 @@ pub fn up_to_date_after(
     lane: Lane,
 ) -> Option<UpToDate> {
     let (installation, up_to_date) = desired.compared()?;
+    // What matches the release that runs does not match the one that replaces it.
+    if matches!(desired, Desired::StrategyPending { .. }) {
+        return None;
+    }
+    // Roles keep rules for pods of another version, and lose them when these pods are gone.
+    let has_other_pods = observed.pods.has_other_version(&installation.config.kube_virt_version);
     // Their plan is empty, because they cannot be written yet.
     if lane == Lane::Instancetypes && !accepts_instancetypes(observed, installation) {
         return None;
@@ -49,7 +55,9 @@ pub fn up_to_date_after(
     let writes: HashMap<&Target, &Write> = writes.map(|write| (write.target(), write)).collect();
     for object in installation.objects.iter().filter(|object| object.stage.lane() == lane) {
         let key = (object.kind, object.key.clone());
+        let is_role = matches!(object.kind, Kind::Role | Kind::ClusterRole);
         let matching = match writes.get(&object.target()) {
+            _ if is_role && has_other_pods => None,
             Some(write) => {
                 let stored = stored_objects.get(&key);
                 stored.filter(|stored| stored_matches(object, &trust, write, stored))

@@ -8,7 +8,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use k8s_openapi::{
     ByteString,
-    api::core::v1::{Namespace, Node, Pod as KubernetesPod},
+    api::core::v1::{Namespace, Pod as KubernetesPod},
     apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
     jiff::Timestamp,
 };
@@ -20,6 +20,7 @@ use vitivirt_api::{ApiResource, ObjectKey, kubevirt::KubeVirt};
 use vitivirt_install::{
     Cluster, Kind, LiveObject, Objects,
     certificates::KeyPair,
+    names::VIRT_HANDLER,
     pods::{FOREIGN_PODS, OPERATOR_PODS, Pod, Pods},
 };
 use vitivirt_runtime::{
@@ -71,8 +72,6 @@ pub(crate) struct Caches {
     pub(crate) crds: Cache<CrdEntry>,
     /// The namespace of the operator, as the only object.
     pub(crate) own_namespace: Cache<LiveObject>,
-    /// The nodes that run VMIs. They are only counted.
-    pub(crate) nodes: Cache<()>,
     pub(crate) component_pods: Cache<Pod>,
     pub(crate) operator_pods: Cache<Pod>,
     pub(crate) kinds: WatchedKinds,
@@ -123,9 +122,6 @@ impl Caches {
         let by_name = WatchConfig { fields: Some(format!("metadata.name={namespace}")), ..WatchConfig::default() };
         let own_namespace = watches
             .add("namespace", &of, api, by_name, &[], |namespace| LiveObject::from_metadata(&namespace.metadata));
-        let of = ApiResource::erase::<Node>(&());
-        let api = Api::<PartialObjectMeta<Node>>::all(client());
-        let nodes = watches.add("nodes", &of, api, WatchConfig::labels(schedulable_selector()), &[], |_| ());
         let of = ApiResource::erase::<KubernetesPod>(&());
         let mut pods = |name: &'static str, selector: Selector| {
             let api = Api::<KubernetesPod>::namespaced(client(), namespace);
@@ -135,7 +131,7 @@ impl Caches {
         let operator_pods = pods("pods of the operator", operator_pods_selector());
         let kinds = watches.kinds();
         let namespace = namespace.into();
-        Self { kubevirts, objects, crds, own_namespace, nodes, component_pods, operator_pods, kinds, namespace }
+        Self { kubevirts, objects, crds, own_namespace, component_pods, operator_pods, kinds, namespace }
     }
 
     /// Notifies the caches of the executor's writes, and records what the API server stored.
@@ -212,10 +208,16 @@ impl Caches {
         self.own_namespace.get(&ObjectKey::cluster(name))
     }
 
+    /// The number of nodes on which virt-handler is ready.
+    pub(crate) fn ready_handlers(&self) -> usize {
+        let key = ObjectKey::namespaced(&self.namespace, VIRT_HANDLER);
+        self.objects.get(&Kind::DaemonSet).and_then(|cache| cache.get(&key)).map_or(0, |live| live.ready_pods())
+    }
+
     /// The features of the cluster, except for its monitoring stack.
-    pub(crate) fn cluster(&self) -> Cluster {
+    pub(crate) fn cluster(&self, schedulable_nodes: usize) -> Cluster {
         let has = |kind: Kind| self.objects.get(&kind).is_some_and(|cache| cache.sync_state() == SyncState::Synced);
-        Cluster::from_kinds(has, self.nodes.len())
+        Cluster::from_kinds(has, schedulable_nodes)
     }
 }
 

@@ -109,7 +109,7 @@ impl CertificateController {
             // There is nothing to renew, and the failure is retried.
             Err(failure) if !exist => Err(failure),
             // The lane `Components` reports the reason.
-            Ok(Desired::StrategyPending(_) | Desired::Invalid(_) | Desired::Nothing) | Err(_) => {
+            Ok(Desired::StrategyPending { .. } | Desired::Invalid(_) | Desired::Nothing) | Err(_) => {
                 Ok(CertificateScope::Existing)
             }
         }

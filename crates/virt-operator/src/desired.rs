@@ -13,8 +13,8 @@ use parking_lot::Mutex;
 use vitivirt_api::{Body, ErrorClass, Failure, ObjectKey, Outcome, Plan, Stop, Target};
 use vitivirt_install::{
     Cluster, DeploymentConfig, Desired, Environment, InstallStrategy, Installation, Lane, Observed, Repairs,
-    StoredObjects, UpToDate, api_replicas, desired_installation, is_eligible, record_certificate_repairs,
-    record_repairs, running_installation, up_to_date_after,
+    StoredObjects, UpToDate, api_replicas, desired_installation, is_eligible, previous_installation,
+    record_certificate_repairs, record_repairs, running_installation, up_to_date_after,
 };
 use vitivirt_runtime::reconcile::{PLAN_STEP, classify};
 
@@ -92,7 +92,9 @@ impl DesiredStateBuilder {
         let digest = input_digest(observed)?;
         let Some(installation) = self.installation(observed, digest).await? else {
             let config = DeploymentConfig::new(&observed.kubevirt, &self.environment);
-            return Ok(Desired::StrategyPending(Arc::new(config)));
+            let running = previous_installation(observed, &self.environment);
+            let running = running.map(|running| (Arc::new(running), Arc::default()));
+            return Ok(Desired::StrategyPending { config: Arc::new(config), running });
         };
         Ok(Desired::Installation { installation, up_to_date: self.up_to_date(digest) })
     }

@@ -20,6 +20,7 @@ mod metrics;
 mod migration_addresses;
 mod monitoring;
 mod node_checks;
+mod node_count;
 mod observe;
 mod probe;
 mod removal;

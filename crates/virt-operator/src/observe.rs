@@ -23,7 +23,7 @@ use vitivirt_runtime::reconcile::classify;
 use crate::{
     cache::Caches, crd_reader::CrdReader, desired::timestamp, lanes::LaneProblems,
     migration_addresses::MigrationAddresses, monitoring::MonitoringWatches, node_checks::NodeChecks,
-    probe::CertificateProber, revisions::Revisions, storage_pages::StoragePages,
+    node_count::NodeCount, probe::CertificateProber, revisions::Revisions, storage_pages::StoragePages,
 };
 
 pub(crate) struct Observer {
@@ -40,6 +40,7 @@ pub(crate) struct Observer {
     pub(crate) crd_reader: CrdReader,
     pub(crate) storage_pages: StoragePages,
     pub(crate) prober: Arc<CertificateProber>,
+    pub(crate) node_count: Arc<NodeCount>,
     /// The numbers of nodes that the last reconciles observed.
     pub(crate) nodes: Mutex<NodeHistory>,
 }
@@ -57,7 +58,7 @@ impl Observer {
         let caches_complete = self.caches.are_complete();
         let objects = self.caches.objects();
         let config = DeploymentConfig::new(&kubevirt, &self.environment);
-        let mut cluster = self.caches.cluster();
+        let mut cluster = self.caches.cluster(self.node_count.get().await?);
         let mut lane_problems = self.lane_problems.get();
         let mut monitoring_known = true;
         let nodes = self.held_nodes(&objects, cluster.schedulable_nodes, now);

@@ -55,7 +55,6 @@ impl EventRouter {
         caches.kubevirts.subscribe(self.handler(Self::kubevirt_changed));
         caches.crds.subscribe(self.handler(Self::crd_changed));
         caches.own_namespace.subscribe(self.handler(Self::dependency_changed));
-        caches.nodes.subscribe(self.handler(Self::dependency_changed));
         caches.component_pods.subscribe(self.handler(Self::pod_changed));
         caches.operator_pods.subscribe(self.handler(Self::operator_pod_changed));
         for (kind, cache) in caches.installed_objects() {
@@ -176,9 +175,14 @@ impl EventRouter {
         self.enqueue_all();
     }
 
-    /// When the operator's namespace, a node, or an object that the installation depends on changes, enqueue every
-    /// resource, because labels of the namespace are managed, replica counts follow the number of nodes, and a
-    /// ServiceAccount shows where the monitoring stack is.
+    /// When the number of nodes changes, enqueue every resource, because replica counts follow it.
+    pub(crate) fn nodes_changed(&self) {
+        self.enqueue_lane(Lane::Components);
+        self.enqueue_lane(Lane::Monitoring);
+    }
+
+    /// When the operator's namespace or an object that the installation depends on changes, enqueue every resource,
+    /// because labels of the namespace are managed, and a ServiceAccount shows where the monitoring stack is.
     pub(crate) fn dependency_changed<V>(&self, _: &Change<V>) {
         self.enqueue_lane(Lane::Components);
         self.enqueue_lane(Lane::Monitoring);

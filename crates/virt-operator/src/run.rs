@@ -15,7 +15,7 @@ use std::{
 use anyhow::bail;
 use parking_lot::Mutex;
 use vitivirt_api::ObjectKey;
-use vitivirt_install::{Environment, names::FIELD_MANAGER};
+use vitivirt_install::{Environment, Kind, names::FIELD_MANAGER};
 use vitivirt_runtime::{
     client::RateLimit,
     lease::Leadership,
@@ -40,6 +40,7 @@ use crate::{
     migration_addresses::MigrationAddresses,
     monitoring::MonitoringWatches,
     node_checks::NodeChecks,
+    node_count::NodeCount,
     observe::Observer,
     probe::CertificateProber,
     revisions::Revisions,
@@ -108,6 +109,11 @@ impl Operator for KubeVirtOperator {
         router.subscribe(&context);
         let prober = CertificateProber::new(&caches, &router, &metrics, settings.certificate_reload_time);
         prober.subscribe();
+        let node_count = Arc::new(NodeCount::new(client.clone()));
+        for (_, cache) in caches.installed_objects().filter(|(kind, _)| *kind == Kind::DaemonSet) {
+            let node_count = node_count.clone();
+            cache.subscribe(move |_| node_count.count_soon());
+        }
         watches.start(&context.metrics);
 
         let problems = Arc::new(LaneProblems::default());
@@ -126,6 +132,7 @@ impl Operator for KubeVirtOperator {
             crd_reader: CrdReader::default(),
             storage_pages: StoragePages::default(),
             prober: prober.clone(),
+            node_count,
             nodes: Mutex::default(),
         };
         let desired = DesiredStateBuilder::new(client, environment.clone());
@@ -158,6 +165,7 @@ impl Operator for KubeVirtOperator {
         if !leading {
             self.router.stop_queues();
             self.prober.clear();
+            self.lanes.observer.node_count.clear();
             self.lanes.last_reports.clear();
         }
     }
@@ -181,6 +189,7 @@ impl Operator for KubeVirtOperator {
         tokio::select! {
             _ = lanes => {}
             () = self.prober.run() => {}
+            () = self.lanes.observer.node_count.run(|| self.caches.ready_handlers(), || self.router.nodes_changed()) => {}
         }
     }
 }

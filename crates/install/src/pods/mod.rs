@@ -25,7 +25,7 @@ use vitivirt_api::ObjectKey;
 use crate::{
     kind::Kind,
     live::Rollout,
-    names::{STRATEGY_JOB_APP, VIRT_OPERATOR, label},
+    names::{STRATEGY_JOB_APP, VIRT_OPERATOR, annotation, label},
     stable_text,
 };
 
@@ -50,6 +50,8 @@ pub struct Pod {
     pub workload: Option<(Kind, Box<str>)>,
     /// The hash of the template from which it was created.
     pub revision: Box<str>,
+    /// The version of KubeVirt that it belongs to. Empty if it is not a component.
+    pub(crate) version: Box<str>,
     pub created: Option<Timestamp>,
     /// When it must have ended, if it is being deleted.
     pub deleted: Option<Timestamp>,
@@ -104,6 +106,7 @@ impl Pod {
         Self {
             workload: workload(&metadata),
             revision: revision(&metadata).into(),
+            version: version(&metadata).into(),
             created: metadata.creation_timestamp.as_ref().map(|time| time.0),
             deleted: metadata.deletion_timestamp.as_ref().map(|time| time.0),
             uid: metadata.uid.unwrap_or_default().into(),
@@ -158,6 +161,11 @@ fn revision(metadata: &ObjectMeta) -> &str {
     let labels = metadata.labels.as_ref();
     let hash = ["pod-template-hash", REVISION_HASH].iter().find_map(|key| labels?.get(*key));
     hash.map(String::as_str).unwrap_or_default()
+}
+
+fn version(metadata: &ObjectMeta) -> &str {
+    let annotations = metadata.annotations.as_ref();
+    annotations.and_then(|annotations| annotations.get(annotation::VERSION)).map(String::as_str).unwrap_or_default()
 }
 
 fn condition(status: &PodStatus, kind: &str) -> Option<(bool, Option<Timestamp>)> {
@@ -241,6 +249,12 @@ impl Pods {
 
     pub fn of(&self, kind: Kind, name: &str) -> impl Iterator<Item = &(ObjectKey, Arc<Pod>)> {
         self.pods.iter().filter(move |(_, pod)| pod.belongs_to(kind, name))
+    }
+
+    /// Whether a pod of another version of KubeVirt may still run.
+    pub(crate) fn has_other_version(&self, version: &str) -> bool {
+        let mut others = self.pods.iter().filter(|(_, pod)| !pod.version.is_empty() && *pod.version != *version);
+        others.any(|(_, pod)| !pod.ended && !self.is_on_dead_node(pod))
     }
 
     /// The revision of the pods that have the current template of a DaemonSet.

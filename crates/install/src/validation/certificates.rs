@@ -10,6 +10,8 @@ use crate::certificates::{Lifetime, Lifetimes, MIN_LIFETIME, go_duration};
 const FIELD: &str = "spec.certificateRotateStrategy.selfSigned";
 /// Until each pod has loaded a new certificate: the kubelet's delay, with a margin.
 const KUBELET_DELAY: Duration = Duration::from_secs(180);
+/// No kubelet updates a mounted Secret, and no component loads it, in less time.
+const MIN_RENEWAL: Duration = Duration::from_secs(5);
 
 /// The deprecated fields take precedence, but a reader of the resource may expect otherwise.
 pub(super) fn mixes_old_and_new_fields(settings: Option<&SelfSigned>) -> Option<Refusal> {
@@ -47,19 +49,24 @@ pub(super) fn invalid_lifetimes(settings: Option<&SelfSigned>) -> Vec<Refusal> {
     short.collect()
 }
 
-/// Certificates with this setting are renewed in every reconcile.
-pub(super) fn renewal_exceeds_lifetime(settings: Option<&SelfSigned>) -> Vec<Refusal> {
+/// Renewals that come too early or too late: in every reconcile, or when no pod can load the new certificate in time.
+pub(super) fn invalid_renewals(settings: Option<&SelfSigned>) -> Vec<Refusal> {
     let Ok(lifetimes) = Lifetimes::new(settings) else { return Vec::new() };
-    let early = by_field(&lifetimes).into_iter().filter_map(|(name, lifetime)| {
-        let message = format!(
-            "invalid value {}: must not be longer than {name}.duration, which is {}",
-            go_duration(lifetime.renew_before),
-            go_duration(lifetime.duration),
-        );
-        (lifetime.renew_before > lifetime.duration)
-            .then(|| Refusal::new(Cause::Invalid, format!("{FIELD}.{name}.renewBefore"), message))
+    let invalid = by_field(&lifetimes).into_iter().filter_map(|(name, lifetime)| {
+        let problem = if lifetime.renew_before > lifetime.duration {
+            format!("must not be longer than {name}.duration, which is {}", go_duration(lifetime.duration))
+        } else if lifetime.renew_before < MIN_RENEWAL && lifetime.duration >= MIN_LIFETIME {
+            format!(
+                "must be at least {}, because pods load a new certificate some time after it is issued",
+                go_duration(MIN_RENEWAL)
+            )
+        } else {
+            return None;
+        };
+        let message = format!("invalid value {}: {problem}", go_duration(lifetime.renew_before));
+        Some(Refusal::new(Cause::Invalid, format!("{FIELD}.{name}.renewBefore"), message))
     });
-    early.collect()
+    invalid.collect()
 }
 
 /// Renewals that pods may notice too late. The installation works, but on a real cluster calls fail after each renewal.

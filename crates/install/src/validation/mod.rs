@@ -77,7 +77,7 @@ impl fmt::Display for Refusal {
 pub(crate) fn check_installable(kubevirt: &KubeVirt) -> Result<(), Failure> {
     let mut errors = errors(&KubeVirtSpec::default(), &kubevirt.spec);
     if !is_deployed(kubevirt) {
-        errors.extend(certificates::renewal_exceeds_lifetime(kubevirt.spec.self_signed()));
+        errors.extend(certificates::invalid_renewals(kubevirt.spec.self_signed()));
     }
     if errors.is_empty() {
         return Ok(());
@@ -92,7 +92,7 @@ pub(crate) fn questionable(kubevirt: &KubeVirt) -> Vec<Refusal> {
     let mut refusals = questionable_changes(&KubeVirtSpec::default(), spec);
     refusals.extend(certificates::hasty_renewals(spec.self_signed()));
     if is_deployed(kubevirt) {
-        refusals.extend(certificates::renewal_exceeds_lifetime(spec.self_signed()));
+        refusals.extend(certificates::invalid_renewals(spec.self_signed()));
     }
     refusals
 }
@@ -105,7 +105,7 @@ fn is_deployed(kubevirt: &KubeVirt) -> bool {
 
 /// Everything that the webhook rejects in a change of the specification.
 pub(crate) fn refusals(old: &KubeVirtSpec, new: &KubeVirtSpec) -> Vec<Refusal> {
-    let renewals = certificates::renewal_exceeds_lifetime(new.self_signed());
+    let renewals = certificates::invalid_renewals(new.self_signed());
     [errors(old, new), renewals, questionable_changes(old, new)].concat()
 }
 

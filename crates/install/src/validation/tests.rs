@@ -90,6 +90,22 @@ fn contradicting_lifetimes_are_refused() {
              server.duration, which is 1h0m0s",
         ),
         (
+            selfsigned(
+                json!({"ca": {"duration": "60s", "renewBefore": "20s"}, "server": {"duration": "16s", "renewBefore": "9s"}}),
+            ),
+            "",
+        ),
+        (
+            selfsigned(json!({"server": {"duration": "1h", "renewBefore": "0"}})),
+            "spec.certificateRotateStrategy.selfSigned.server.renewBefore: invalid value 0s: must be at least 5s, because \
+             pods load a new certificate some time after it is issued",
+        ),
+        (
+            selfsigned(json!({"ca": {"duration": "48h", "renewBefore": "4s"}})),
+            "spec.certificateRotateStrategy.selfSigned.ca.renewBefore: invalid value 4s: must be at least 5s, because pods \
+             load a new certificate some time after it is issued",
+        ),
+        (
             selfsigned(json!({"ca": {"duration": "20h"}})),
             "spec.certificateRotateStrategy.selfSigned.server.duration: invalid value 24h0m0s: must not be longer than \
              ca.duration, which is 20h0m0s: a certificate cannot outlive its CA",

@@ -1,10 +1,11 @@
 //! Events of `events.k8s.io/v1`, which `kubectl describe` shows.
 //!
-//! Recording an event never waits and never fails: records go into a bounded channel, and a record that does not fit is
-//! dropped and counted. One task decides what to send (`aggregate`) and sends it at a limited rate with the client
-//! `unlimited`, so that events do not use the rate limit of other writes.
+//! Recording an event never waits and never fails: the memory for records is bounded (`pending`), and a record that does
+//! not fit is dropped and counted. One task decides what to send (`aggregate`) and sends it at a limited rate with the
+//! client `unlimited`, so that events do not use the rate limit of other writes.
 
 mod aggregate;
+mod pending;
 #[cfg(test)]
 mod tests;
 
@@ -19,6 +20,7 @@ use kube::{
     Api, Client,
     api::{Patch, PatchParams, PostParams},
 };
+use parking_lot::Mutex;
 use rand::{Rng, SeedableRng, rngs::SmallRng};
 use serde_json::json;
 use tokio::{
@@ -27,26 +29,32 @@ use tokio::{
 };
 use vitivirt_api::EventRecord;
 
-use self::aggregate::{EventAggregator, EventLimits, EventWrite};
+use self::{
+    aggregate::{EventAggregator, EventLimits, EventWrite},
+    pending::PendingRecords,
+};
 use crate::{client::Bucket, metrics::Metrics};
 
 /// The server rejects a longer note.
 const MAX_NOTE_BYTES: usize = 1024;
-const CHANNEL_CAPACITY: usize = 512;
+const CAPACITY: usize = 512;
 const EVENTS_PER_SECOND: f64 = 20.0;
 const EVENTS_BURST: u32 = 100;
 
-/// Records events. Clones share the channel.
+/// Records events. Clones share the records.
 #[derive(Clone)]
 pub struct Recorder {
-    records: mpsc::Sender<EventRecord>,
+    records: Arc<Mutex<PendingRecords>>,
+    /// One message for each pending record.
+    added: mpsc::UnboundedSender<()>,
     metrics: Arc<Metrics>,
 }
 
 impl Recorder {
     pub(crate) fn record(&self, record: EventRecord) {
         self.metrics.count_event(record.kind, record.reason);
-        if self.records.try_send(record).is_err() {
+        let has_room = self.records.lock().push(record);
+        if !has_room || self.added.send(()).is_err() {
             self.metrics.count_dropped_event();
         }
     }
@@ -65,11 +73,17 @@ pub(crate) fn recorder(
     reporter: Reporter,
     metrics: Arc<Metrics>,
 ) -> (Recorder, impl Future<Output = ()>) {
-    let (records, received) = mpsc::channel(CHANNEL_CAPACITY);
-    (Recorder { records, metrics }, send_events(client, reporter, received))
+    let records = Arc::new(Mutex::new(PendingRecords::new(CAPACITY)));
+    let (added, received) = mpsc::unbounded_channel();
+    (Recorder { records: records.clone(), added, metrics }, send_events(client, reporter, records, received))
 }
 
-async fn send_events(client: Client, reporter: Reporter, mut records: mpsc::Receiver<EventRecord>) {
+async fn send_events(
+    client: Client,
+    reporter: Reporter,
+    records: Arc<Mutex<PendingRecords>>,
+    mut added: mpsc::UnboundedReceiver<()>,
+) {
     let bucket = Bucket::new(EVENTS_PER_SECOND, EVENTS_BURST);
     let mut aggregator = EventAggregator::new(EventLimits::default());
     #[expect(clippy::disallowed_methods, reason = "the names of events are random")]
@@ -77,8 +91,11 @@ async fn send_events(client: Client, reporter: Reporter, mut records: mpsc::Rece
     loop {
         let due = aggregator.next_due();
         let writes = tokio::select! {
-            record = records.recv() => {
-                let Some(record) = record else { return };
+            message = added.recv() => {
+                if message.is_none() {
+                    return;
+                }
+                let Some(record) = records.lock().pop() else { continue };
                 let suffix = format!("{:016x}", random.random::<u64>());
                 aggregator.record(truncate_message(record), &suffix, Instant::now()).into_iter().collect()
             }

@@ -11,11 +11,15 @@ use crate::{
 };
 
 fn event_record(name: &str, message: &str) -> EventRecord {
+    event_record_in("shop", name, message)
+}
+
+fn event_record_in(namespace: &str, name: &str, message: &str) -> EventRecord {
     EventRecord {
         about: EventSubject {
             api_version: "vitistack.io/v1alpha1".to_owned(),
             kind: "Machine".to_owned(),
-            key: ObjectKey::namespaced("shop", name),
+            key: ObjectKey::namespaced(namespace, name),
             uid: format!("uid-{name}"),
         },
         kind: EventKind::Warning,
@@ -66,12 +70,32 @@ async fn recording_never_waits_and_the_rate_of_events_is_limited() {
     }
     assert_eq!(begin.elapsed(), Duration::ZERO);
     let dropped = metrics.encode().unwrap();
-    assert!(dropped.contains(&format!("test_events_dropped_total {}", 10_000 - CHANNEL_CAPACITY)), "{dropped}");
+    assert!(dropped.contains(&format!("test_events_dropped_total {}", 10_000 - CAPACITY)), "{dropped}");
     link.restore();
     tokio::time::sleep(Duration::from_secs(2)).await;
     assert!(link.count(Verb::Create) <= 100 + 2 * 20 + 1, "{}", link.count(Verb::Create));
     tokio::time::sleep(Duration::from_secs(60)).await;
-    assert_eq!(link.count(Verb::Create), CHANNEL_CAPACITY);
+    assert_eq!(link.count(Verb::Create), CAPACITY);
+}
+
+/// One namespace has its share of the memory and of the rate, not all of it (review R14).
+#[tokio::test(start_paused = true)]
+async fn a_flood_of_events_in_one_namespace_does_not_drop_or_delay_those_of_another() {
+    let server = TestApiServer::new();
+    let (client, link) = server.client();
+    link.cut();
+    let (recorder, sending) = recorder(client, reporter(), Arc::new(Metrics::new("test")));
+    tokio::spawn(sending);
+    for n in 0..1000 {
+        recorder.record(event_record_in("flood", &format!("m{n}"), "x"));
+    }
+    for n in 0..50 {
+        recorder.record(event_record_in("shop", &format!("m{n}"), "x"));
+    }
+    link.restore();
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let requests = link.requests.lock();
+    assert_eq!(requests.iter().filter(|(_, uri)| uri.contains("/namespaces/shop/")).count(), 50);
 }
 
 #[tokio::test(start_paused = true)]

@@ -56,7 +56,10 @@ pub(crate) struct Elector {
 /// Why the holder stopped.
 enum StopReason {
     Shutdown,
-    Lost(String),
+    /// The lease was not renewed in time. No other replica can hold it before it expires.
+    NotRenewed,
+    /// Another replica holds the lease, and may work already.
+    Replaced(String),
     WorkEnded,
 }
 
@@ -180,7 +183,12 @@ impl Elector {
 
         let stop_reason = self.renew_loop(api, &mut held, &leadership.fence, &mut work, shutdown).await;
 
-        if let StopReason::Lost(why) = &stop_reason {
+        let why = match &stop_reason {
+            StopReason::NotRenewed => Some("the lease was not renewed in time"),
+            StopReason::Replaced(why) => Some(why.as_str()),
+            StopReason::Shutdown | StopReason::WorkEnded => None,
+        };
+        if let Some(why) = why {
             tracing::warn!(identity = self.identity, lease = self.name, reason = why, "{}", message::LOST);
         }
         if !matches!(stop_reason, StopReason::Shutdown) {
@@ -195,8 +203,8 @@ impl Elector {
         // Work that has not stopped by then is aborted at its next await.
         let abort_at = match stop_reason {
             StopReason::Shutdown => (Instant::now() + self.drain).min(before_expiry(STOP_MARGIN * 2)),
-            StopReason::Lost(_) => before_expiry(STOP_MARGIN * 2),
-            StopReason::WorkEnded => Instant::now(),
+            StopReason::NotRenewed => before_expiry(STOP_MARGIN * 2),
+            StopReason::Replaced(_) | StopReason::WorkEnded => Instant::now(),
         };
         let ended = matches!(stop_reason, StopReason::WorkEnded);
         let stopped = stop_work(work, ended, &leadership, abort_at, before_expiry(STOP_MARGIN)).await;
@@ -206,7 +214,7 @@ impl Elector {
         }
         tracing::info!(identity = self.identity, lease = self.name, "{}", message::WORK_STOPPED);
         match stop_reason {
-            StopReason::Lost(_) => Ok(()),
+            StopReason::NotRenewed | StopReason::Replaced(_) => Ok(()),
             StopReason::Shutdown => {
                 self.release(api, Some(held.lease), Instant::now() + RELEASE_TIMEOUT).await;
                 Ok(())
@@ -242,7 +250,7 @@ impl Elector {
                 biased;
                 () = shutdown.cancelled() => return StopReason::Shutdown,
                 _ = &mut *work => return StopReason::WorkEnded,
-                () = sleep_until(deadline) => return StopReason::Lost("the lease was not renewed in time".to_owned()),
+                () = sleep_until(deadline) => return StopReason::NotRenewed,
                 done = renewal => done,
             };
             next = began + self.timing.retry_period;
@@ -260,7 +268,7 @@ impl Elector {
                     held.lease.metadata.resource_version = None;
                     true
                 }
-                Renewal::Lost(why) => return StopReason::Lost(why),
+                Renewal::Lost(why) => return StopReason::Replaced(why),
                 Renewal::Failed => false,
             };
             retried_immediately = retry_immediately && !retried_immediately;

@@ -435,3 +435,17 @@ async fn work_that_blocks_its_thread_is_an_error_before_the_lease_expires() {
     assert!(matches!(result, Err(LeaseError::WorkStuck)));
     drop(release);
 }
+
+/// The other replica works already, so there is no time to finish anything (review R12).
+#[tokio::test(start_paused = true)]
+async fn a_leader_that_sees_another_holder_aborts_its_work_at_once() {
+    let (server, journal) = (TestApiServer::new(), Arc::new(Journal::default()));
+    let _a = replica(&server, &journal, "a", false);
+    journal.wait_for("a", "began").await;
+    let mut lease = server.get(LEASES, "ns", "l").unwrap();
+    lease["spec"]["holderIdentity"] = "b".into();
+    server.put(LEASES, lease);
+    let replaced = Instant::now();
+    let stopped = journal.wait_for("a", "stopped").await;
+    assert!(stopped - replaced <= Timing::default().retry_period, "{:?}", stopped - replaced);
+}

@@ -24,8 +24,11 @@ use vitivirt_api::{
 };
 
 use super::{
-    Retry, classify,
+    Retry,
+    breaker::{Breaker, Rejected},
+    classify,
     no_op_patches::{Attempt, NoOpPatches},
+    status_fields::replaced_status_fields,
     write_backoff::{FailedWrite, WriteBackoff, WriteError},
 };
 use crate::{lease::WriteFence, watch::WriteObserver};
@@ -47,6 +50,7 @@ pub struct Executor {
     write_observers: HashMap<(String, String), Vec<Arc<dyn WriteObserver>>>,
     no_op_patches: Option<NoOpPatches>,
     write_backoff: Mutex<(WriteBackoff, SmallRng)>,
+    breaker: Breaker,
 }
 
 /// The outcome of a plan, and when to retry what failed.
@@ -89,6 +93,7 @@ impl Executor {
             write_observers: HashMap::new(),
             no_op_patches: None,
             write_backoff: Mutex::new((WriteBackoff::default(), jitter)),
+            breaker: Breaker::default(),
         }
     }
 
@@ -195,7 +200,15 @@ impl Executor {
         if let Some(held) = self.write_backoff.lock().0.held(write, Instant::now()) {
             return Err(held);
         }
+        let permit = self.breaker.permit(write, Instant::now()).map_err(|Rejected { failure, retry_after }| {
+            FailedWrite { error: failure.into(), retry_after: Some(retry_after), sent: false }
+        })?;
         let result = self.write(write, fence, owns).await;
+        let failure = match &result {
+            Err(WriteError::Failed(failure)) => Some(failure),
+            _ => None,
+        };
+        permit.finish(failure, Instant::now());
         let (backoff, jitter) = &mut *self.write_backoff.lock();
         match result {
             Ok(done) => {
@@ -557,27 +570,6 @@ fn json_patch(uid: &str, operations: &[Operation]) -> Result<Vec<u8>, serde_json
         test.into_iter().chain([change])
     });
     go_json(&Value::Array(std::iter::once(test).chain(changes).collect())).map(String::into_bytes)
-}
-
-/// The fields of the status that only updates of `manager` own, and that `applied` does not contain.
-fn replaced_status_fields(object: &Value, manager: &str, applied: &Value) -> Vec<String> {
-    let entries = object.pointer("/metadata/managedFields").and_then(Value::as_array);
-    let entries: Vec<&Value> = entries.into_iter().flatten().collect();
-    let is_own_update =
-        |entry: &Value| entry.get("manager").is_some_and(|name| name == manager) && entry["operation"] == "Update";
-    let owns = |entry: &Value, field: &str| {
-        entry.pointer("/fieldsV1/f:status").is_some_and(|owned| owned.get(field).is_some())
-    };
-    let status = object.get("status").and_then(Value::as_object);
-    let fields = status.into_iter().flatten().map(|(name, _)| name);
-    let is_replaced = |name: &&String| {
-        let field = format!("f:{name}");
-        let mut owners = entries.iter().filter(|entry| owns(entry, &field)).peekable();
-        applied.get("status").is_none_or(|applied| applied.get(name.as_str()).is_none())
-            && owners.peek().is_some()
-            && owners.all(|entry| is_own_update(entry))
-    };
-    fields.filter(is_replaced).cloned().collect()
 }
 
 fn request(target: &Target) -> Request {

@@ -3,11 +3,13 @@
 //! A controller supplies the steps. This module gives them a deadline, limits a panic to the object that caused it, and
 //! decides when the next attempt takes place. `executor` is the apply step, `runner` takes objects from the queue.
 
+mod breaker;
 mod classify;
 mod executor;
 mod no_op_patches;
 mod retry;
 mod runner;
+mod status_fields;
 #[cfg(test)]
 mod tests;
 mod write_backoff;

@@ -29,6 +29,11 @@ const SLOW_PER_WORKER: usize = 9;
 /// How many reconciles of one namespace may run at the same time, for each worker.
 const TENANT_PER_WORKER: usize = 2;
 
+/// The shortest time before a resync, as a part of the interval: for the objects that a new leader reconciles within the
+/// first such time, and for others.
+const FIRST_RESYNC: f64 = 0.05;
+const LATER_RESYNC: f64 = 0.8;
+
 #[derive(Clone, Copy, Debug)]
 pub struct RunnerOptions {
     /// Reconciles that run at the same time, without slow ones.
@@ -84,6 +89,7 @@ impl<C: Controller> Runner<C> {
     /// them at their next await. The leadership tracks when they have ended, and the queue requeues their keys.
     pub async fn run(&self, leadership: Leadership) {
         let metrics = self.metrics.queue(C::NAME, C::QUEUE);
+        let began = Instant::now();
         let mut failures: HashMap<ObjectKey, RetryState> = HashMap::new();
         #[expect(clippy::disallowed_methods, reason = "the jitter of retries is random")]
         let mut jitter = SmallRng::from_os_rng();
@@ -110,7 +116,7 @@ impl<C: Controller> Runner<C> {
                 () = leadership.stop.cancelled() => break,
                 Some(done) = reconciles.join_next_with_id(), if !reconciles.is_empty() => {
                     fast.remove(&done.as_ref().map_or_else(JoinError::id, |(id, _)| *id));
-                    self.finish(done.map(|(_, done)| done), &mut failures, &mut jitter, &metrics);
+                    self.finish(done.map(|(_, done)| done), &mut failures, &mut jitter, &metrics, began);
                 }
                 item = self.queue.next(), if may_start => {
                     let work = metrics.start(item.waited());
@@ -123,7 +129,7 @@ impl<C: Controller> Runner<C> {
             }
         }
         while let Some(done) = reconciles.join_next().await {
-            self.finish(done, &mut failures, &mut jitter, &metrics);
+            self.finish(done, &mut failures, &mut jitter, &metrics, began);
         }
         // A replica on standby has no queue.
         metrics.observe_queue(0, 0);
@@ -158,10 +164,16 @@ impl<C: Controller> Runner<C> {
         failures: &mut HashMap<ObjectKey, RetryState>,
         jitter: &mut impl Rng,
         metrics: &QueueMetrics,
+        began: Instant,
     ) {
         // `reconcile` catches panics. After a panic outside of it the work item was dropped, which requeues the key.
         let Ok((item, result)) = done else { return };
-        let resync = self.options.resync.map(|every| every.mul_f64(jitter.random_range(0.8..=1.0)));
+        let resync = self.options.resync.map(|every| {
+            // At the start all objects are reconciled at once. Their first resyncs are spread, and stay so.
+            let is_first = began.elapsed() < every.mul_f64(FIRST_RESYNC);
+            let shortest = if is_first { FIRST_RESYNC } else { LATER_RESYNC };
+            every.mul_f64(jitter.random_range(shortest..=1.0))
+        });
         if result.failure().is_some() {
             metrics.count_retry();
         }

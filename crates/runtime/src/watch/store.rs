@@ -52,6 +52,8 @@ enum PendingWrite {
 #[derive(Debug)]
 pub(super) struct Store<V> {
     slots: HashMap<ObjectKey, Slot<V>>,
+    /// The number of slots with an entry.
+    len: usize,
     indexes: Vec<StoreIndex<V>>,
     /// Counts lists. A slot with an older generation was not in the last list.
     list_generation: u32,
@@ -65,6 +67,7 @@ impl<V: PartialEq> Store<V> {
     pub(super) fn new(indexes: &[(&'static str, IndexFn<V>)]) -> Self {
         Self {
             slots: HashMap::new(),
+            len: 0,
             indexes: indexes
                 .iter()
                 .map(|(name, values)| StoreIndex { name, values: *values, keys: HashMap::new() })
@@ -84,7 +87,7 @@ impl<V: PartialEq> Store<V> {
     }
 
     pub(super) fn len(&self) -> usize {
-        self.slots.values().filter(|slot| slot.entry.is_some()).count()
+        self.len
     }
 
     pub(super) fn keys_by(&self, index: &str, value: &str) -> impl Iterator<Item = &ObjectKey> {
@@ -211,6 +214,7 @@ impl<V: PartialEq> Store<V> {
         let list_generation = self.list_generation;
         let slot = self.slots.get_mut(&key)?;
         let entry = slot.entry.take_if(|entry| entry.uid == *uid)?;
+        self.len -= 1;
         slot.pending = Some(Box::new(PendingWrite::Deleted(entry.uid)));
         slot.list_generation = list_generation;
         self.indexes.iter_mut().for_each(|index| index.remove(&key, &entry.value));
@@ -219,6 +223,7 @@ impl<V: PartialEq> Store<V> {
 
     fn replace(&mut self, key: ObjectKey, new: Option<(Entry<V>, Option<PendingWrite>)>) -> Option<Change<V>> {
         let old = self.slots.remove(&key).and_then(|slot| slot.entry);
+        self.len = self.len + usize::from(new.is_some()) - usize::from(old.is_some());
         let Some((mut entry, pending)) = new else {
             let old = old?;
             self.indexes.iter_mut().for_each(|index| index.remove(&key, &old.value));
@@ -420,6 +425,33 @@ mod tests {
         assert_eq!(store.get(&key("a")).unwrap().resource_version, "2".into());
         // A new object with the same content is a change.
         assert!(store.apply_watched(key("a"), entry("v", "3", "x")).is_some());
+    }
+
+    #[test]
+    fn every_change_updates_the_length() {
+        let mut store = store();
+        let check = |store: &Store<String>, expected: usize| {
+            assert_eq!((store.len(), store.iter().count()), (expected, expected));
+        };
+        store.apply_watched(key("a"), entry("1", "1", "x"));
+        store.apply_watched(key("a"), entry("1", "2", "y"));
+        store.apply_own_write(key("b"), entry("2", "3", "x"), true);
+        store.apply_live_read(key("c"), entry("3", "3", "x"));
+        check(&store, 3);
+        store.apply_own_delete(key("b"), &"another".into());
+        check(&store, 3);
+        store.apply_own_delete(key("b"), &"2".into());
+        store.apply_own_delete(key("b"), &"2".into());
+        check(&store, 2);
+        store.apply_watched_delete(key("b"), &"9".into());
+        store.apply_watched_delete(key("a"), &"9".into());
+        check(&store, 1);
+        store.begin_list();
+        store.apply_listed(key("d"), entry("4", "9", "x"));
+        store.end_list();
+        check(&store, 1);
+        store.clear();
+        check(&store, 0);
     }
 
     #[test]

@@ -275,3 +275,34 @@ async fn an_unreadable_event_causes_a_list() {
     until(|| cache.get(&key("a")).is_some_and(|value| *value == "new")).await;
     assert_eq!(link.count(Verb::List), 2);
 }
+
+/// On an idle kind no event arrives between two outages (review R11).
+#[tokio::test(start_paused = true)]
+async fn a_second_outage_of_an_idle_kind_begins_with_a_short_delay() {
+    let server = TestApiServer::new();
+    let (cache, _changes, link, _stop) = cache(&server, 10);
+    cache.ready().await;
+    let fail_watches = async |failures: usize| {
+        link.faults.lock().extend((0..failures).map(|_| LinkFault::Reject(Verb::Watch, 503)));
+        until(|| link.faults.lock().is_empty()).await;
+    };
+    fail_watches(8).await;
+    tokio::time::sleep(Duration::from_secs(3600)).await;
+    fail_watches(1).await;
+    let (failed, watches) = (Instant::now(), link.count(Verb::Watch));
+    until(|| link.count(Verb::Watch) > watches).await;
+    assert!(failed.elapsed() < Duration::from_secs(1), "{:?}", failed.elapsed());
+    assert_eq!(link.count(Verb::List), 1);
+}
+
+/// A server that was restored to an older state may refuse the version that a watch resumes from (review R11).
+#[tokio::test(start_paused = true)]
+async fn a_watch_that_the_server_refuses_again_and_again_is_replaced_by_a_list() {
+    let server = TestApiServer::new();
+    let (cache, _changes, link, _stop) = cache(&server, 10);
+    cache.ready().await;
+    link.faults.lock().extend((0..20).map(|_| LinkFault::Reject(Verb::Watch, 500)));
+    until(|| link.count(Verb::List) == 2).await;
+    let watches = link.count(Verb::Watch);
+    assert!((5..=7).contains(&watches), "{watches}");
+}

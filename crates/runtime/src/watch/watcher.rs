@@ -134,6 +134,9 @@ async fn run<T, V>(
     let mut jitter = SmallRng::from_os_rng();
     let mut events = open();
     let mut failures = 0;
+    let mut last_failure: Option<Instant> = None;
+    // The watches in a row that the server refused to resume.
+    let mut refused = 0;
     // The remaining quick retries after `Cache::retry_now`.
     let mut quick_retries = 0;
     loop {
@@ -144,7 +147,7 @@ async fn run<T, V>(
         let error = match event {
             Some(Ok(event)) => {
                 if !matches!(event, Event::Init) {
-                    failures = 0;
+                    (failures, refused) = (0, 0);
                 }
                 apply(&cache, &kind, event, project);
                 continue;
@@ -155,6 +158,10 @@ async fn run<T, V>(
                 continue;
             }
         };
+        // An idle kind has no events that show that the watch works.
+        if last_failure.is_some_and(|at| at.elapsed() > config.error_cooldown()) {
+            (failures, refused) = (0, 0);
+        }
         let not_served = is_not_served(&error);
         let delay = if not_served {
             if cache.sync_state() != SyncState::KindNotServed {
@@ -173,8 +180,11 @@ async fn run<T, V>(
         } else {
             tracing::warn!(kind, error = describe(&error), "watch failed");
             cache.0.status.write().last_error = Some(Instant::now());
-            if is_unreadable(&error) {
-                // The watcher would continue with the next event and lose this change. A new one lists the kind.
+            refused += u32::from(is_refused(&error));
+            // After an unreadable event the watcher would continue with the next one and lose the change. A server that
+            // was restored to an older state may never accept the version to resume from. A new watcher lists the kind.
+            if is_unreadable(&error) || refused >= LIST_AFTER_REFUSALS {
+                refused = 0;
                 events = open();
             }
             config.error_retry.delay(failures, &mut jitter)
@@ -185,8 +195,12 @@ async fn run<T, V>(
             PauseEnd::RetryNow => quick_retries = QUICK_RETRIES,
             PauseEnd::Stop => return,
         }
+        last_failure = Some(Instant::now());
     }
 }
+
+/// The watches in a row that a server refuses before the kind is listed again.
+const LIST_AFTER_REFUSALS: u32 = 5;
 
 /// The API server serves a kind some time after its CRD is created: the CRD must become established, its API must be
 /// published and its storage opened. The first list therefore waits a little, and fails a few times at most.
@@ -304,6 +318,12 @@ fn is_unreadable(error: &watcher::Error) -> bool {
         },
         watcher::Error::WatchError(_) | watcher::Error::NoResourceVersion => false,
     }
+}
+
+/// The server does not accept the watch. A list does not help a server that is overloaded or starting, or a client
+/// without permission.
+fn is_refused(error: &watcher::Error) -> bool {
+    matches!(error, watcher::Error::WatchStartFailed(kube::Error::Api(status)) if ![401, 403, 429, 503].contains(&status.code))
 }
 
 /// The error in a form that may be logged. A parse error quotes its input, which may be a Secret.

@@ -9,10 +9,14 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use futures::{StreamExt, TryStreamExt, stream};
-use k8s_openapi::api::{
-    admissionregistration::v1::ValidatingWebhookConfiguration,
-    apps::v1::Deployment,
-    core::v1::{Namespace, Node, Pod, Secret, Service},
+use k8s_openapi::{
+    api::{
+        admissionregistration::v1::ValidatingWebhookConfiguration,
+        apps::v1::Deployment,
+        core::v1::{Namespace, Node, Pod, Secret, Service},
+        rbac::v1::{ClusterRole, PolicyRule},
+    },
+    apimachinery::pkg::apis::meta::v1::ObjectMeta,
 };
 use kube::{
     Api, ResourceExt,
@@ -185,9 +189,12 @@ async fn node_marks(lab: &Lab) -> Result<Vec<String>> {
     Ok(keys.filter(|key| key.contains("kubevirt.io/")).cloned().collect())
 }
 
+/// A condition reports what is wrong within a minute.
+const MESSAGE_TIMEOUT: Duration = Duration::from_secs(60);
+
 async fn wait_for_message(lab: &Lab, kind: &str, expected: &[&str]) -> Result<()> {
     let what = format!("condition {kind} contains {expected:?}");
-    lab.wait(&what, TIMEOUT, kubevirts(lab), "kubevirt", |kubevirt| {
+    lab.wait(&what, MESSAGE_TIMEOUT, kubevirts(lab), "kubevirt", |kubevirt| {
         let message = kubevirt.and_then(|kubevirt| condition(kubevirt, kind)).map(|(_, _, message)| message);
         message.is_some_and(|message| expected.iter().all(|part| message.contains(part)))
     })
@@ -373,6 +380,29 @@ async fn an_installation_is_removed_from_every_state(_: Arc<SharedLabs>) -> Resu
     wait_for_message(&lab, "Progressing", &["virt-controller"]).await?;
     remove("deploying").await?;
     lab.set_pods(|pods| pods.rules.clear());
+
+    let roles: Api<ClusterRole> = Api::all(lab.client());
+    let role = roles.get("kubevirt-operator").await?;
+    let replace_role = async |rules: Option<Vec<PolicyRule>>| -> Result<()> {
+        let metadata = ObjectMeta { name: role.metadata.name.clone(), ..ObjectMeta::default() };
+        roles
+            .replace("kubevirt-operator", &PostParams::default(), &ClusterRole { metadata, rules, ..role.clone() })
+            .await?;
+        Ok(())
+    };
+    let mut reduced = role.rules.clone();
+    for rule in reduced.iter_mut().flatten() {
+        if rule.resources.iter().flatten().any(|resource| resource == "serviceaccounts") {
+            rule.verbs.retain(|verb| verb != "create");
+        }
+    }
+    replace_role(reduced).await?;
+    create_kubevirt(&lab, &json!({})).await?;
+    wait_for_message(&lab, "Degraded", &["may not create serviceaccounts"]).await?;
+    delete_kubevirt(&lab).await?;
+    wait_until_removed(&lab).await.context("failed (permission missing)")?;
+    replace_role(role.rules.clone()).await?;
+    require_clean(&lab, &before).await.context("failed (permission missing)")?;
 
     create_kubevirt(&lab, &json!({})).await?;
     wait_until_available(&lab).await?;

@@ -20,7 +20,7 @@ use vitivirt_install::{
     certificate_plan, certificate_report, check_crd, crds_to_check, desired_installation, is_of_another_release,
     lane_problem, owns,
     pods::Pods,
-    record_repairs,
+    previous_installation, record_repairs,
     removal::{Instance, MarkedNode, RemovalInput, RemovalMode, removal_plan, removal_report},
     report, running_installation,
     served::Served,
@@ -193,7 +193,11 @@ impl TestCluster {
             Ok(Some(installation)) => {
                 Desired::Installation { installation: Arc::new(installation), up_to_date: self.up_to_date.clone() }
             }
-            Ok(None) => Desired::StrategyPending(Arc::new(config)),
+            Ok(None) => {
+                let running = previous_installation(observed, &self.environment);
+                let running = running.map(|running| (Arc::new(running), Arc::default()));
+                Desired::StrategyPending { config: Arc::new(config), running }
+            }
             Err(failure) => match running_installation(observed, &self.environment, &failure) {
                 Some(running) => {
                     let up_to_date = self.up_to_date.clone();

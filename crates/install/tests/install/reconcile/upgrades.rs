@@ -151,6 +151,60 @@ fn fault_13_old_pods_keep_their_permissions_until_they_are_gone() {
     assert_eq!(cluster.status()["observedKubeVirtVersion"], "v1.8.4");
 }
 
+/// The operator is taken back to the version that was complete last, while pods of the other version run.
+#[test]
+fn pods_of_an_upgrade_that_was_taken_back_keep_their_permissions_until_they_are_gone() {
+    let mut cluster = outdated();
+    let rules = |cluster: &mut TestCluster| cluster.object("ClusterRole", "kubevirt-handler")["rules"].clone();
+    let wanted = rules(&mut cluster);
+    reconcile_until_it_waits(&mut cluster);
+    roll_out(&mut cluster, WORKLOADS[0]);
+    let networks =
+        json!({"apiGroups": ["k8s.cni.cncf.io"], "resources": ["network-attachment-definitions"], "verbs": ["get"]});
+    cluster.object("ClusterRole", "kubevirt-handler")["rules"].as_array_mut().unwrap().push(networks.clone());
+    let handler = |node: &str, version: &str| {
+        let mut pod = pod("DaemonSet", "virt-handler", node, &json!({"phase": "Running"}));
+        pod["metadata"]["annotations"] = json!({"kubevirt.io/install-strategy-version": version});
+        pod
+    };
+    cluster.environment = environment("v1.7.0", &[]);
+    cluster.restart();
+    cluster.pods = pods(&[handler("node-1", "v1.8.4"), handler("node-2", "v1.7.0")], &[]);
+    cluster.rolls_out = true;
+    for _ in 0..6 {
+        cluster.reconcile();
+        cluster.roll_out();
+        assert!(rules(&mut cluster).as_array().unwrap().contains(&networks), "a pod of v1.8.4 still runs");
+    }
+    cluster.pods = pods(&[handler("node-1", "v1.7.0"), handler("node-2", "v1.7.0")], &[]);
+    cluster.settle();
+    assert_eq!(rules(&mut cluster), wanted);
+}
+
+/// The Job that dumps the install strategy may take long, or its image may be missing.
+#[test]
+fn the_running_installation_is_repaired_while_the_strategy_of_another_release_is_missing() {
+    let mut cluster = installed(&json!({}));
+    cluster.edit(&json!({"imageTag": "v1.9.0"}));
+    cluster.reconcile();
+    let id = |kind: &str, name: &str| (kind.to_owned(), ObjectKey::namespaced("kubevirt", name));
+    let cluster_id = |kind: &str, name: &str| (kind.to_owned(), ObjectKey::cluster(name));
+    cluster.change_as("user", &id("Deployment", "virt-api"), |object| object["spec"]["replicas"] = json!(7));
+    cluster.objects.remove(&id("DaemonSet", "virt-handler"));
+    cluster.objects.remove(&cluster_id("ClusterRole", "kubevirt-handler"));
+    cluster.reconcile();
+    assert_eq!(cluster.object("Deployment", "virt-api")["spec"]["replicas"], 2);
+    let image =
+        cluster.object("DaemonSet", "virt-handler")["spec"]["template"]["spec"]["containers"][0]["image"].clone();
+    assert_eq!(image, "quay.io/kubevirt/virt-handler:v1.8.4");
+    assert!(cluster.objects.contains_key(&cluster_id("ClusterRole", "kubevirt-handler")));
+    // The Job is still waited for, and nothing else is written.
+    assert!(condition(&cluster, "Progressing").1.contains("v1.9.0"), "{:?}", condition(&cluster, "Progressing"));
+    assert_eq!(cluster.reconcile().writes(), [""; 0]);
+    assert_eq!(cluster.status()["targetKubeVirtVersion"], "v1.9.0");
+    assert_eq!(cluster.status()["observedKubeVirtVersion"], "v1.8.4");
+}
+
 #[test]
 fn a_stored_version_that_would_be_lost_stops_an_upgrade_before_anything_changes() {
     const CRD: &str = "virtualmachineclones.clone.kubevirt.io";

@@ -1,6 +1,7 @@
 //! Reconciles against a server: what they write, in which order, what stops them, and that the failure of one object
 //! does not affect others.
 
+mod load;
 mod retries;
 mod writes;
 
@@ -236,7 +237,9 @@ impl Controller for TestController {
             return Ok(Plan::default());
         }
         let body = Body::from(json!({ "data": { "content": *self.content.lock() } }));
-        Ok(plan([Step::new("create").write(Write::Create { target: target(observed.name()), body })]))
+        Ok(plan([
+            Step::new("create").write(Write::Create { target: Target::of_kind::<ConfigMap>(observed.clone()), body })
+        ]))
     }
 
     fn owns(&self, _: &ObjectKey, _: &Target, _: &Value) -> bool {

@@ -275,7 +275,10 @@ fn desired(
     let installation = desired_installation(observed, environment, dumped)?.map(Arc::new);
     Ok(match installation {
         Some(installation) => Desired::Installation { installation, up_to_date: Arc::default() },
-        None => Desired::StrategyPending(Arc::new(DeploymentConfig::new(&observed.kubevirt, environment))),
+        None => Desired::StrategyPending {
+            config: Arc::new(DeploymentConfig::new(&observed.kubevirt, environment)),
+            running: None,
+        },
     })
 }
 
@@ -284,7 +287,7 @@ fn desired(
 fn whole_plan(observed: &mut Observed, desired: &Desired, environment: &Environment) -> Result<Plan, Failure> {
     let scope = match desired {
         Desired::Installation { installation, .. } => CertificateScope::Installation(installation.clone()),
-        Desired::StrategyPending(_) | Desired::Refused { .. } | Desired::Invalid(_) | Desired::Nothing => {
+        Desired::StrategyPending { .. } | Desired::Refused { .. } | Desired::Invalid(_) | Desired::Nothing => {
             CertificateScope::Existing
         }
     };
@@ -341,8 +344,8 @@ fn planned_object(
     let problem = vitivirt_install::problem(observed, desired);
     let installation = desired.installation().map(|installation| &**installation);
     let mut warnings = vitivirt_install::warnings(&observed.kubevirt, installation);
-    let unknown = matches!(desired, Desired::StrategyPending(_)) && problem.is_none();
-    if let Desired::StrategyPending(config) = desired {
+    let unknown = matches!(desired, Desired::StrategyPending { .. }) && problem.is_none();
+    if let Desired::StrategyPending { config, .. } = desired {
         warnings.push(format!(
             "the changes are unknown: the install strategy of KubeVirt {} is not in the cluster; the operator first runs \
              a Job with the image {}, which writes it; to plan with a strategy from another cluster, use --strategy",
