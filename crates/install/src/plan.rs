@@ -628,7 +628,7 @@ fn api_is_ready(observed: &Observed, installation: &Installation) -> bool {
 
 pub(crate) fn delete(kind: Kind, key: &ObjectKey, live: &LiveObject) -> Write {
     let target = Target::new(kind.resource(), key.clone());
-    Write::Delete { target, uid: live.uid.clone() }
+    Write::Delete { target, uid: live.uid.clone(), resource_version: None }
 }
 
 /// The name of a step, after the main stage of its wave.

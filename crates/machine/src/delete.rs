@@ -98,6 +98,7 @@ fn virtual_machine(observed: &Observed) -> Step {
             waiting.write(Write::Delete {
                 target: Target::new(virtual_machine_resource(), observed.id.key()),
                 uid: vm.uid.clone(),
+                resource_version: None,
             })
         }
         (None, Some(_)) => step.wait(wait(format!("VirtualMachineInstance {} is shutting down", observed.name()))),
@@ -133,6 +134,7 @@ fn pvcs(observed: &Observed) -> Step {
         step.writes.push(Write::Delete {
             target: Target::of_kind::<PersistentVolumeClaim>(observed.key(name)),
             uid: pvc.uid.clone(),
+            resource_version: None,
         });
     }
     step
@@ -164,6 +166,7 @@ fn secret(observed: &Observed) -> Step {
         Some(view) => step.write(Write::Delete {
             target: Target::of_kind::<Secret>(observed.key(&secret_name(observed.name()))),
             uid: view.uid.clone(),
+            resource_version: None,
         }),
         None => step,
     }

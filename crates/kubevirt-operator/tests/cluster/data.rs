@@ -6,11 +6,14 @@ use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Secret};
 use kube::{
     Api, ResourceExt,
-    api::{DeleteParams, DynamicObject, Patch, PatchParams, PropagationPolicy},
+    api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams, PropagationPolicy},
 };
 use serde_json::{Value, json};
 use vitivirt_api::machine::{ANNOTATION_ADOPT, LABEL_MACHINE_UID, Machine, NetworkConfiguration, condition_type};
-use vitivirt_lab::harness::{SharedLabs, Suite};
+use vitivirt_lab::{
+    harness::{SharedLabs, Suite},
+    proxy::{Match, ProxyFault, ProxyRule, RequestVerb},
+};
 
 use crate::{
     machine_test::{MACHINE_PATIENCE, MachineTest, condition, diagnosis, machine, phase, ready_reason},
@@ -24,6 +27,7 @@ pub(crate) fn add(suite: &mut Suite) {
         objects_without_owner_reference_are_repaired_and_deleted,
         a_restored_namespace_runs_again_on_its_old_disks,
         a_pvc_without_data_is_replaced_and_a_lost_one_is_not,
+        a_bound_pvc_is_kept_even_when_the_pvc_cache_is_stale,
         a_problem_of_one_part_does_not_stop_the_others,
     );
 }
@@ -281,6 +285,49 @@ async fn a_pvc_without_data_is_replaced_and_a_lost_one_is_not(labs: Arc<SharedLa
         Ok(text.lines().any(is_shown) || test.pvcs().get_opt("web-root").await?.is_none())
     };
     poll_until(MACHINE_PATIENCE, force, || "the metrics show the orphaned PVC".to_owned()).await
+}
+
+async fn a_bound_pvc_is_kept_even_when_the_pvc_cache_is_stale(labs: Arc<SharedLabs>) -> Result<()> {
+    const NAMESPACE: &str = "data-stale";
+    let test = Box::pin(MachineTest::start_behind_proxy(&labs, NAMESPACE)).await?;
+    let disks = |class: &str| json!([{"name": "root", "size": "1Gi", "storageClass": class}]);
+    test.create_json(&machine("web", &json!({"template": "small", "disks": disks("never-binds")}))).await?;
+    test.wait_for_reason("web", "PVCPending").await?;
+    test.wait_until_idle().await?;
+
+    // The operator does not see that an administrator supplies a volume.
+    let pvc_watch = Match::verb(RequestVerb::Watch).user_agent("kubevirt-operator/").resource("persistentvolumeclaims");
+    let stall = ProxyRule::always(pvc_watch.namespace(NAMESPACE), ProxyFault::StallWatch { after_events: 0 });
+    let stall = test.lab.proxy().add(stall);
+    let volume = json!({
+        "apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": NAMESPACE},
+        "spec": {
+            "capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"], "storageClassName": "never-binds",
+            "claimRef": {"namespace": NAMESPACE, "name": "web-root"}, "hostPath": {"path": "/data-stale"},
+            "persistentVolumeReclaimPolicy": "Retain",
+        },
+    });
+    let volumes: Api<PersistentVolume> = Api::all(test.lab.client());
+    volumes.create(&PostParams::default(), &serde_json::from_value(volume)?).await?;
+    let is_bound = |pvc: Option<&PersistentVolumeClaim>| {
+        pvc.and_then(|pvc| pvc.status.as_ref()?.phase.as_deref()).is_some_and(|phase| phase == "Bound")
+    };
+    test.lab.wait("a bound PVC", MACHINE_PATIENCE, test.pvcs(), "web-root", is_bound).await?;
+    let bound = test.pvcs().get("web-root").await?;
+    test.edit_spec("web", &json!({"disks": disks("standard")})).await?;
+    let is_refused = |machine: &Machine| {
+        let ready = condition(machine, condition_type::READY);
+        ready.is_some_and(|ready| ready.message.contains("spec.disks[root].storageClass: cannot change"))
+    };
+    let refused = test.wait_for("web", "a refused change", is_refused).await;
+    let kept = test.pvcs().get("web-root").await?;
+    ensure!(
+        kept.uid() == bound.uid() && kept.metadata.deletion_timestamp.is_none(),
+        "the operator deleted a PVC that has a volume"
+    );
+    refused?;
+    stall.remove();
+    Ok(())
 }
 
 async fn a_problem_of_one_part_does_not_stop_the_others(labs: Arc<SharedLabs>) -> Result<()> {

@@ -36,6 +36,23 @@ fn delete(cluster: &mut SimulatedCluster) {
 }
 
 #[test]
+fn a_pvc_that_only_a_cache_shows_is_not_replaced() {
+    let class = |name: &str| root(|disk| disk.storage_class = Some(name.to_owned()));
+    let mut cluster = SimulatedCluster::new(class("fast-ssd"));
+    cluster.reconcile_until_up_to_date();
+    cluster.edit(class("standard"));
+    let before = cluster.observed.pvcs["web-root"].uid.clone();
+    cluster.observed.pvcs.get_mut("web-root").unwrap().live_version = None;
+    assert_eq!(cluster.assessed().unconfirmed_pvcs(), ["web-root"]);
+    cluster.reconcile();
+    assert_eq!(cluster.observed.pvcs["web-root"].uid, before, "it may be bound by now");
+    cluster.observed.pvcs.get_mut("web-root").unwrap().live_version = Some("2".to_owned());
+    assert!(cluster.assessed().unconfirmed_pvcs().is_empty());
+    cluster.reconcile();
+    assert!(cluster.observed.pvcs.get("web-root").is_none_or(|pvc| pvc.uid != before || pvc.deleting));
+}
+
+#[test]
 fn a_pvc_is_retained_if_the_last_edit_says_so_whatever_else_is_wrong() {
     type Edit = fn(&mut SimulatedCluster);
     let edits: [(&str, Edit); 3] = [
