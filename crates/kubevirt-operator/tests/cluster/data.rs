@@ -8,6 +8,7 @@ use kube::{
     Api, ResourceExt,
     api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams, PropagationPolicy},
 };
+use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use vitivirt_api::machine::{ANNOTATION_ADOPT, LABEL_MACHINE_UID, Machine, NetworkConfiguration, condition_type};
 use vitivirt_lab::{
@@ -243,7 +244,7 @@ fn without_identity(mut object: Value) -> Value {
 }
 
 async fn a_pvc_without_data_is_replaced_and_a_lost_one_is_not(labs: Arc<SharedLabs>) -> Result<()> {
-    let test = Box::pin(MachineTest::start(&labs, "data-lost")).await?;
+    let mut test = Box::pin(MachineTest::start(&labs, "data-lost")).await?;
     let disks = |class: &str| json!([{"name": "root", "size": "1Gi", "storageClass": class}]);
     let spec = json!({"template": "small", "disks": disks("never-binds")});
     test.create_json(&machine("web", &spec)).await?;
@@ -272,19 +273,22 @@ async fn a_pvc_without_data_is_replaced_and_a_lost_one_is_not(labs: Arc<SharedLa
     test.edit_spec("web", &json!({"powerState": "Running"})).await?;
     test.wait_until_running("web").await?;
 
-    // A Machine whose finalizer is removed leaves a PVC that the metrics show.
+    // A Machine that is deleted without its finalizer while the operator is stopped leaves a PVC that the metrics show.
+    test.operator.signal(Signal::SIGTERM)?;
+    let status = test.operator.wait(MACHINE_PATIENCE).await?;
+    ensure!(status.success(), "the operator ended with {status}");
     test.merge_machine("web", &json!({"metadata": {"finalizers": null}})).await?;
     test.machines().delete("web", &DeleteParams::default()).await?;
-    let force = || async {
-        if test.machines().get_opt("web").await?.is_some() {
-            test.merge_machine("web", &json!({"metadata": {"finalizers": null}})).await.ok();
-        }
-        let (_, text) = test.operator.get(8080, "/metrics").await?;
-        let is_shown =
-            |line: &str| line.strip_prefix("kubevirt_operator_orphaned_pvcs ").is_some_and(|count| count != "0");
-        Ok(text.lines().any(is_shown) || test.pvcs().get_opt("web-root").await?.is_none())
+    test.wait_until_absent(test.machines(), "web").await?;
+    let successor = Box::pin(MachineTest::start(&labs, "data-lost")).await?;
+    let is_shown = || async {
+        let (_, text) = successor.operator.get(8080, "/metrics").await?;
+        Ok(text.lines().any(|line| line == "kubevirt_operator_orphaned_pvcs 1"))
     };
-    poll_until(MACHINE_PATIENCE, force, || "the metrics show the orphaned PVC".to_owned()).await
+    poll_until(MACHINE_PATIENCE, is_shown, || "the metrics show the orphaned PVC".to_owned()).await?;
+    let left = test.pvcs().get("web-root").await?;
+    ensure!(left.metadata.deletion_timestamp.is_none(), "{left:?}");
+    Ok(())
 }
 
 async fn a_bound_pvc_is_kept_even_when_the_pvc_cache_is_stale(labs: Arc<SharedLabs>) -> Result<()> {
