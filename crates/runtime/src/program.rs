@@ -4,14 +4,12 @@
 //! controllers. The first signal stops both: the controllers get [`DRAIN`] to finish, then the lease is released.
 
 use std::{
-    panic::AssertUnwindSafe,
     path::{Path, PathBuf},
     process::ExitCode,
     sync::Arc,
     time::Duration,
 };
 
-use futures::FutureExt;
 use rand::Rng;
 use tokio_util::sync::CancellationToken;
 pub use tower::BoxError;
@@ -94,12 +92,7 @@ impl Context {
     /// Runs a task for as long as the process lives. If it panics, the process reports that it is not healthy, so that
     /// the kubelet replaces it.
     pub fn spawn(&self, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
-        let health = self.health.clone();
-        tokio::spawn(async move {
-            if AssertUnwindSafe(task).catch_unwind().await.is_err() {
-                health.fail(format!("{name} panicked"));
-            }
-        });
+        self.health.spawn(name, task);
     }
 }
 

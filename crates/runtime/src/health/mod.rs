@@ -6,8 +6,9 @@
 
 mod server;
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{collections::HashMap, panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
+use futures::FutureExt;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
@@ -67,6 +68,16 @@ impl Health {
         InFlight { health: self.clone(), serial }
     }
 
+    /// Runs a task. If it panics, the program is not healthy any more, so that the kubelet replaces it.
+    pub fn spawn(self: &Arc<Self>, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
+        let health = self.clone();
+        tokio::spawn(async move {
+            if AssertUnwindSafe(task).catch_unwind().await.is_err() {
+                health.fail(format!("{name} panicked"));
+            }
+        });
+    }
+
     /// A required task has ended. The program stays unhealthy until it is restarted.
     pub(crate) fn fail(&self, reason: String) {
         self.failed.lock().get_or_insert(reason);
@@ -110,6 +121,14 @@ mod tests {
         assert_eq!(health.liveness_error(), None);
         health.fail("the cache has panicked".to_owned());
         assert!(health.liveness_error().is_some());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_task_that_panics_makes_the_program_unhealthy() {
+        let health = Arc::new(Health::default());
+        health.spawn("the task", async { panic!("on purpose") });
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert_eq!(health.liveness_error().as_deref(), Some("the task panicked"));
     }
 
     #[test]
