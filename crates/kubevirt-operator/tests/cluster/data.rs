@@ -155,6 +155,8 @@ async fn objects_without_owner_reference_are_repaired_and_deleted(labs: Arc<Shar
 /// The steps of docs/backup-and-restore.md.
 async fn a_restored_namespace_runs_again_on_its_old_disks(labs: Arc<SharedLabs>) -> Result<()> {
     const MACHINES: [&str; 5] = ["one", "two", "three", "four", "five"];
+    // Of these the backup has VM and cloud-init Secret too.
+    const WITH_VM: [&str; 2] = ["two", "four"];
     let test = Box::pin(MachineTest::start(&labs, "data-restore")).await?;
     test.create_networks(&["net"]).await?;
     test.create_secret("source", "userdata", "#cloud-config\n").await?;
@@ -165,7 +167,7 @@ async fn a_restored_namespace_runs_again_on_its_old_disks(labs: Arc<SharedLabs>)
             let cloud_init = json!({"secretRef": {"name": "source"}});
             json!({"template": "small", "disks": disks, "networks": networks, "cloudInit": cloud_init})
         } else {
-            json!({"template": "small", "disks": disks})
+            json!({"template": "small", "disks": disks, "cloudInit": {"userData": "#cloud-config\n"}})
         };
         test.create_json(&machine(name, &spec)).await?;
     }
@@ -178,6 +180,10 @@ async fn a_restored_namespace_runs_again_on_its_old_disks(labs: Arc<SharedLabs>)
     let mut saved: Vec<Value> = Vec::new();
     saved.push(json!(test.api::<NetworkConfiguration>().get("net").await?));
     saved.push(json!(test.api::<Secret>().get("source").await?));
+    for name in WITH_VM {
+        saved.push(json!(test.api::<Secret>().get(&format!("{name}-cloudinit")).await?));
+        saved.push(json!(test.vms().get(name).await?));
+    }
     let mut pvcs = Vec::new();
     for name in MACHINES {
         saved.push(json!(test.machines().get(name).await?));
@@ -188,6 +194,10 @@ async fn a_restored_namespace_runs_again_on_its_old_disks(labs: Arc<SharedLabs>)
     // Everything is lost but the volumes.
     for name in MACHINES {
         test.delete_machine(name).await?;
+    }
+    for name in WITH_VM {
+        test.wait_until_absent(test.api::<Secret>(), &format!("{name}-cloudinit")).await?;
+        test.wait_until_absent(test.vms(), name).await?;
     }
     test.api::<Secret>().delete("source", &DeleteParams::default()).await?;
     test.api::<NetworkConfiguration>().delete("net", &DeleteParams::default()).await?;
@@ -207,6 +217,11 @@ async fn a_restored_namespace_runs_again_on_its_old_disks(labs: Arc<SharedLabs>)
     for object in saved {
         test.create_json(&without_identity(object)).await?;
     }
+    let mut restored_uids = Vec::new();
+    for name in WITH_VM {
+        let secret = test.api::<Secret>().get(&format!("{name}-cloudinit")).await?;
+        restored_uids.push((test.vms().get(name).await?.uid(), secret.uid()));
+    }
     for name in MACHINES {
         test.consent(name).await?;
     }
@@ -215,6 +230,14 @@ async fn a_restored_namespace_runs_again_on_its_old_disks(labs: Arc<SharedLabs>)
         let hardware_after = hardware(&test.vms().get(name).await?);
         ensure!(hardware_after == hardware_before, "{name}: {hardware_before:?} became {hardware_after:?}");
         ensure!(restored.status.unwrap_or_default().disks == disks, "{name} runs on other volumes");
+    }
+    for (name, (vm_uid, secret_uid)) in WITH_VM.iter().zip(restored_uids) {
+        let (vm, secret) = (test.vms().get(name).await?, test.api::<Secret>().get(&format!("{name}-cloudinit")).await?);
+        ensure!(vm.uid() == vm_uid && secret.uid() == secret_uid, "{name}: VM or Secret was created again");
+        let owner = test.machines().get(name).await?.uid();
+        for owners in [vm.owner_references(), secret.owner_references()] {
+            ensure!(owners.iter().any(|reference| Some(&reference.uid) == owner.as_ref()), "{name}: {owners:?}");
+        }
     }
     Ok(())
 }
