@@ -88,8 +88,9 @@ pub enum Write {
     /// exact: a replaced field loses what other clients added to it, while server-side apply would keep that.
     Patch { target: Target, uid: String, operations: Vec<Operation> },
     /// A DELETE with the UID as a precondition. An object that does not exist counts as deleted. The garbage collector
-    /// deletes its dependents in the background.
-    Delete { target: Target, uid: String },
+    /// deletes its dependents in the background. With a resource version it fails if the object has changed since: use
+    /// that when the state of the object is the reason for the deletion.
+    Delete { target: Target, uid: String, resource_version: Option<String> },
     /// One of the above with a large body, which the executor builds just before it sends it and drops afterwards. It
     /// has the same verb and target.
     Lazy { target: Target, verb: &'static str, make: LazyWrite },
@@ -128,7 +129,7 @@ impl Write {
             Self::Create { body, .. } => body.hash(&mut hasher),
             Self::Apply { uid, body, .. } | Self::Status { uid, body, .. } => (uid, body).hash(&mut hasher),
             Self::Patch { uid, operations, .. } => (uid, operations).hash(&mut hasher),
-            Self::Delete { uid, .. } => uid.hash(&mut hasher),
+            Self::Delete { uid, resource_version, .. } => (uid, resource_version).hash(&mut hasher),
             Self::Lazy { verb, .. } => verb.hash(&mut hasher),
         }
         hasher.finish()

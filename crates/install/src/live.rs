@@ -392,5 +392,5 @@ fn has_no_subresource(entry: &ManagedFieldsEntry) -> bool {
 /// The deletion of a live object.
 pub(crate) fn delete(kind: Kind, key: &ObjectKey, live: &LiveObject) -> Write {
     let target = Target::new(kind.resource(), key.clone());
-    Write::Delete { target, uid: live.uid.clone() }
+    Write::Delete { target, uid: live.uid.clone(), resource_version: None }
 }

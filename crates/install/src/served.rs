@@ -202,7 +202,11 @@ pub(crate) fn delete_pod(observed: &Observed) -> Option<Step> {
             && is_complete(observed, deployment, Some(&certificate.pod_uid))
     })?;
     let target = Target::of_kind::<KubernetesPod>(certificate.pod.clone());
-    Some(Step::new(STEP).independent(true).write(Write::Delete { target, uid: certificate.pod_uid.to_string() }))
+    Some(Step::new(STEP).independent(true).write(Write::Delete {
+        target,
+        uid: certificate.pod_uid.to_string(),
+        resource_version: None,
+    }))
 }
 
 /// Whether a Deployment of this installation has all its pods, and all of them are ready, except perhaps one.
@@ -343,7 +347,7 @@ mod tests {
         let step = delete_pod(observed)?;
         assert_eq!(step.writes.len(), 1);
         match &step.writes[0] {
-            Write::Delete { target, uid } => {
+            Write::Delete { target, uid, .. } => {
                 assert_eq!((target.resource.kind.as_str(), target.key.name()), ("Pod", uid.as_str()));
                 Some(uid.clone())
             }

@@ -1,7 +1,8 @@
 //! The live check before the operator deletes data: it reads from the API server what a cache shows or does not show.
 //!
 //! If the VM of a deleted Machine does not exist, the next steps delete its PVCs and remove the finalizer. If no VMI
-//! uses the user data, they delete its Secret. Neither can be undone. A cache may be stale, or may have lost all
+//! uses the user data, they delete its Secret. If a PVC never had a volume or a VMI never ran, an edit replaces it. None
+//! of this can be undone. A cache may be stale, or may have lost all
 //! objects of a kind to an API server that was just starting, so it is not enough to decide this.
 
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Secret};
@@ -13,7 +14,7 @@ use vitivirt_api::{
     resources::{virtual_machine_instance_resource, virtual_machine_resource},
 };
 use vitivirt_machine::{
-    Observed,
+    Assessed, Observed,
     observed::{PvcView, VmiView},
     render::cloud_init::secret_name,
 };
@@ -67,13 +68,32 @@ impl LiveCheck {
         Ok(())
     }
 
+    /// Reads what the plan deletes because of its state: PVCs that never had a volume, and a VMI that never ran.
+    pub(crate) async fn confirm_replaced(&self, assessed: Assessed) -> Result<Assessed, Failure> {
+        let (pvcs, vmi) = (assessed.unconfirmed_pvcs(), assessed.replaces_unconfirmed_vmi());
+        if pvcs.is_empty() && !vmi {
+            return Ok(assessed);
+        }
+        let mut observed = assessed.into_observed();
+        for name in pvcs {
+            match self.get_pvc(&observed, &name).await? {
+                Some(view) => _ = observed.pvcs.insert(name, view),
+                None => _ = observed.pvcs.remove(&name),
+            }
+        }
+        if vmi {
+            observed.vmi = self.get_vmi(&observed.id.key(), observed.id.identity()).await?;
+        }
+        Ok(Assessed::new(observed))
+    }
+
     /// The PVC, also if the cache does not have it.
     pub(crate) async fn get_pvc(&self, observed: &Observed, name: &str) -> Result<Option<PvcView>, Failure> {
         let api: Api<PersistentVolumeClaim> = Api::namespaced(self.client.clone(), observed.namespace());
         let found = api.get_opt(name).await.map_err(|error| {
             classify(&error, "get", &Target::of_kind::<PersistentVolumeClaim>(observed.id.sibling(name)))
         })?;
-        Ok(found.map(|pvc| PvcEntry::view(&entry(&pvc.metadata.clone(), PvcEntry::project(pvc)))))
+        Ok(found.map(|pvc| PvcEntry::live_view(&entry(&pvc.metadata.clone(), PvcEntry::project(pvc)))))
     }
 
     /// The Machine's VMI. A VMI of the same name that the operator's VM did not create is ignored, so that it does not
@@ -82,7 +102,7 @@ impl LiveCheck {
         let vmi = self.get(virtual_machine_instance_resource(), key).await?;
         let vmi = vmi.filter(|vmi| belongs_to_machine(vmi, key.name()));
         let vmi = vmi.map(|vmi| entry(&vmi.metadata.clone(), VmiEntry::project(vmi)));
-        Ok(vmi.filter(|entry| entry.value.belongs_to(identity)).as_ref().map(VmiEntry::view))
+        Ok(vmi.filter(|entry| entry.value.belongs_to(identity)).as_ref().map(VmiEntry::live_view))
     }
 
     /// None if the object does not exist. It is an error if the API server does not serve the kind.
@@ -107,7 +127,7 @@ impl LiveCheck {
         })?;
         for pvc in found.items {
             let (name, metadata) = (pvc.name_any(), pvc.metadata.clone());
-            observed.pvcs.insert(name, PvcEntry::view(&entry(&metadata, PvcEntry::project(pvc))));
+            observed.pvcs.insert(name, PvcEntry::live_view(&entry(&metadata, PvcEntry::project(pvc))));
         }
         Ok(())
     }

@@ -1,6 +1,6 @@
 //! The observe step: everything that a reconcile of a Machine decides on, from the caches. Requests read only the Secret
-//! that `cloudInit.secretRef` refers to, when its data is needed; what a deletion must confirm; a PVC that seems to be
-//! lost; and the pod of a guest that does not start.
+//! that `cloudInit.secretRef` refers to, when its data is needed; what a deletion or a replacement must confirm; a PVC
+//! that seems to be lost; and the pod of a guest that does not start.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -96,7 +96,7 @@ impl Observer {
             self.find_lost_pvcs(&mut observed).await;
             observed.launcher = self.launcher.problem(&observed).await;
         }
-        let assessed = Assessed::new(observed);
+        let assessed = self.live_check.confirm_replaced(Assessed::new(observed)).await?;
         if !assessed.discards_user_data() {
             return Ok(Some(assessed));
         }

@@ -105,6 +105,12 @@ fn own_object_validations() -> Vec<Validation> {
             ),
             "the operator creates only objects with its label",
         ),
+        // The token controller fills a Secret of another type with the token of a ServiceAccount.
+        validation(
+            "request.operation != 'CREATE' || request.resource.resource != 'secrets' || !has(object.type) \
+             || object.type == 'Opaque'",
+            "the operator creates only Secrets of type Opaque",
+        ),
         validation(
             &format!("request.operation != 'UPDATE' || {of_users} || variables.is_own || ({takes_over})"),
             "the operator changes only objects that belong to a Machine",

@@ -108,8 +108,12 @@ impl Operator for MachineOperator {
         let caches = Caches::new(&mut watches, settings.watch_namespace.as_deref());
         let metrics = MachineMetrics::register(&context.metrics);
         metrics.subscribe(&caches);
-        let source_secrets =
-            SourceSecrets::new(client.clone(), context.clients.background.clone(), context.shutdown.clone());
+        let source_secrets = SourceSecrets::new(
+            client.clone(),
+            context.clients.background.clone(),
+            context.health.clone(),
+            context.shutdown.clone(),
+        );
         let router = EventRouter::new(caches.clone(), source_secrets.clone());
         router.subscribe(&context);
         watches.start(&context.metrics);

@@ -20,6 +20,7 @@ use tokio_util::sync::CancellationToken;
 use vitivirt_api::{Failure, ObjectKey, Target};
 use vitivirt_machine::{SecretBytes, resolve::SecretSource};
 use vitivirt_runtime::{
+    health::Health,
     reconcile::classify,
     watch::{Cache, Subscribers, SyncState, WatchConfig, watch},
 };
@@ -35,6 +36,7 @@ pub(crate) struct SourceSecrets {
     /// For watches only. They do not delay those of the caches.
     watch_client: Client,
     changes: Arc<Subscribers<ObjectKey>>,
+    health: Arc<Health>,
     stop: CancellationToken,
     namespaces: Mutex<HashMap<Box<str>, NamespaceWatch>>,
 }
@@ -72,8 +74,8 @@ pub(crate) struct SecretRead {
 }
 
 impl SourceSecrets {
-    pub(crate) fn new(client: Client, watch_client: Client, stop: CancellationToken) -> Arc<Self> {
-        Arc::new(Self { client, watch_client, changes: Arc::default(), stop, namespaces: Mutex::default() })
+    pub(crate) fn new(client: Client, watch_client: Client, health: Arc<Health>, stop: CancellationToken) -> Arc<Self> {
+        Arc::new(Self { client, watch_client, changes: Arc::default(), health, stop, namespaces: Mutex::default() })
     }
 
     /// Calls `handler` with the key of a Secret whenever it changes. It may be a Secret that no Machine names.
@@ -114,7 +116,7 @@ impl SourceSecrets {
         let (versions, watching) = watch(api, config, &[], version, stop.clone());
         let changes = self.changes.clone();
         versions.subscribe(move |change| changes.notify(&change.key));
-        tokio::spawn(watching);
+        self.health.spawn("the watch of source Secrets", watching);
         NamespaceWatch { versions, names: HashSet::new(), started: Instant::now(), stop }
     }
 
@@ -163,7 +165,7 @@ mod tests {
     async fn a_watch_that_begins_after_its_machine_was_deleted_ends() {
         let config = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
         let client = Client::try_from(config).unwrap();
-        let sources = SourceSecrets::new(client.clone(), client, CancellationToken::new());
+        let sources = SourceSecrets::new(client.clone(), client, Arc::default(), CancellationToken::new());
         let key = |name: &str| ObjectKey::namespaced("shop", name);
         sources.stop_unless(&key("a"), || false);
         let (_, _) = (sources.watched(&key("a")), sources.watched(&key("b")));

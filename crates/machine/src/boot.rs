@@ -1,7 +1,8 @@
-//! Whether a guest can boot. A Machine whose disks are all empty runs, but its guest finds no operating system. That is
-//! not an error: a user may install one over the network or from a CD-ROM that is removed later.
+//! Warnings about a Machine that works. Whether a guest can boot: a Machine whose disks are all empty runs, but its guest finds no operating system. That is
+//! not an error: a user may install one over the network or from a CD-ROM that is removed later. Whether other users can
+//! read passwords.
 
-use vitivirt_api::docs_url;
+use vitivirt_api::{docs_url, machine::Machine};
 
 use crate::{
     assessment::Assessed,
@@ -23,6 +24,20 @@ pub fn boot_warning(assessed: &Assessed) -> Option<String> {
         "disk {disk} has no source, so the guest has nothing to boot from unless an operating system was installed on the \
          disk; create the disk with a source, or boot an installer with bootOrder; see {}",
         docs_url("first-machine.md")
+    ))
+}
+
+/// A sentence about inline user data that seems to contain a password or a private key, without a period. `plan` and
+/// `render` print it.
+pub fn exposure_warning(machine: &Machine) -> Option<String> {
+    const MARKS: [&str; 4] = ["passwd:", "password:", "chpasswd:", "PRIVATE KEY-----"];
+    let cloud_init = machine.spec.cloud_init.as_ref()?;
+    let fields = [("userData", &cloud_init.user_data), ("networkData", &cloud_init.network_data)];
+    let contains_mark = |text: &&String| MARKS.iter().any(|mark| text.contains(mark));
+    let (field, _) = fields.into_iter().find(|(_, text)| text.as_ref().filter(contains_mark).is_some())?;
+    Some(format!(
+        "spec.cloudInit.{field} seems to contain a password or a private key, and every user who can read the Machine can \
+         read it; put it into a Secret and name that in spec.cloudInit.secretRef"
     ))
 }
 

@@ -9,7 +9,7 @@ use serde_json::json;
 use vitivirt_api::{
     Operation, Plan, Step, Target, Wait, Write,
     machine::{
-        ANNOTATION_CASCADE, FINALIZER_MACHINE, FINALIZER_ORPHAN, LABEL_ON_DELETE, ON_DELETE_RETAIN,
+        ANNOTATION_CASCADE, Disk, FINALIZER_MACHINE, FINALIZER_ORPHAN, LABEL_ON_DELETE, ON_DELETE_RETAIN,
         machine_reason::DELETING as REASON,
     },
     remove_finalizer,
@@ -98,6 +98,7 @@ fn virtual_machine(observed: &Observed) -> Step {
             waiting.write(Write::Delete {
                 target: Target::new(virtual_machine_resource(), observed.id.key()),
                 uid: vm.uid.clone(),
+                resource_version: None,
             })
         }
         (None, Some(_)) => step.wait(wait(format!("VirtualMachineInstance {} is shutting down", observed.name()))),
@@ -133,6 +134,7 @@ fn pvcs(observed: &Observed) -> Step {
         step.writes.push(Write::Delete {
             target: Target::of_kind::<PersistentVolumeClaim>(observed.key(name)),
             uid: pvc.uid.clone(),
+            resource_version: None,
         });
     }
     step
@@ -148,12 +150,16 @@ fn own_pvcs(observed: &Observed) -> impl Iterator<Item = (&String, &PvcView)> {
 }
 
 /// Whether the PVC stays: the label says so, or the spec, which may be newer than the label. The spec need not be valid.
+/// The PVC of a disk has the name of Machine and disk, or the name in the status if KubeVirt moved the disk.
 fn is_retained(observed: &Observed, name: &str, pvc: &PvcView) -> bool {
     let labelled = pvc.labels.get(LABEL_ON_DELETE).map(String::as_str) == Some(ON_DELETE_RETAIN);
-    let disk = name.strip_prefix(observed.name()).and_then(|rest| rest.strip_prefix('-'));
-    let mut disks = observed.machine.spec.disks.iter();
-    labelled
-        || disks.any(|have| Some(have.name.as_str()) == disk && have.on_delete.as_deref() == Some(ON_DELETE_RETAIN))
+    let named = name.strip_prefix(observed.name()).and_then(|rest| rest.strip_prefix('-'));
+    let status = observed.machine.status.iter().flat_map(|status| &status.disks);
+    let recorded = status.filter(|disk| disk.pvc == name).map(|disk| disk.name.as_str());
+    let disks: Vec<&str> = named.into_iter().chain(recorded).collect();
+    let retains = |disk: &Disk| disk.on_delete.as_deref() == Some(ON_DELETE_RETAIN);
+    let mut specs = observed.machine.spec.disks.iter();
+    labelled || specs.any(|spec| disks.contains(&spec.name.as_str()) && retains(spec))
 }
 
 /// The garbage collector deletes the Secret, unless it lost its owner reference.
@@ -164,6 +170,7 @@ fn secret(observed: &Observed) -> Step {
         Some(view) => step.write(Write::Delete {
             target: Target::of_kind::<Secret>(observed.key(&secret_name(observed.name()))),
             uid: view.uid.clone(),
+            resource_version: None,
         }),
         None => step,
     }

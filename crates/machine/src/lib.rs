@@ -5,8 +5,8 @@
 //! `vitivirt-runtime` sends the writes.
 //!
 //! Read the modules in this order: `resolve` (parses the spec), `render` (the objects of a Machine), `observed` (the
-//! input), `assessment` (what blocks the Machine; it uses `problem`, `ownership` and `macs`), `boot` (whether a guest can
-//! start), `changes` (when an edit takes effect; it uses `vmi_spec`), `plan` and `delete` (the writes, limited by `repairs`)
+//! input), `assessment` (what blocks the Machine; it uses `problem`, `ownership` and `macs`), `boot` (warnings: whether a guest
+//! can start), `changes` (when an edit takes effect; it uses `vmi_spec`), `plan` and `delete` (the writes, limited by `repairs`)
 //! and `report` (status and events). `network_finalizer` decides about NetworkConfigurations. `view` is what people see of
 //! a Machine.
 
@@ -31,7 +31,7 @@ pub mod view;
 pub mod vmi_spec;
 
 pub use assessment::{Assessed, Assessment};
-pub use boot::boot_warning;
+pub use boot::{boot_warning, exposure_warning};
 pub use observed::{Observed, RecentWritesByObject};
 pub use plan::{owns, plan};
 pub use problem::{Part, Problem, ProblemKind};

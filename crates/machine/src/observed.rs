@@ -268,6 +268,8 @@ pub enum SourceView {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PvcView {
     pub uid: String,
+    /// The resource version, if it was read from the API server. None: it is from a cache.
+    pub live_version: Option<String>,
     pub labels: BTreeMap<String, String>,
     pub phase: PvcPhase,
     pub requested: String,
@@ -323,6 +325,8 @@ pub struct VmView {
 #[derive(Clone, Debug, PartialEq)]
 pub struct VmiView {
     pub uid: String,
+    /// The resource version, if it was read from the API server. None: it is from a cache.
+    pub live_version: Option<String>,
     /// When the guest was connected to its networks, in seconds since 1970: its creation or its last migration.
     pub connected_since: i64,
     pub phase: VmiPhase,

@@ -23,7 +23,7 @@ use crate::{
     changes::started_with,
     delete,
     network_finalizer::protect,
-    observed::{ImportSourceView, NetworkView, Observed, SecretView, SourceView},
+    observed::{ImportSourceView, NetworkView, Observed, SecretView, SourceView, VmiView},
     problem::{Part, Problem},
     render::{
         self, cloud_init,
@@ -263,7 +263,7 @@ fn import_source(
     match observed.import_sources.get(name) {
         // The PVC refers to it by name, so it cannot change before the PVC is deleted.
         Some(view) if view.source.is_some() && view.source.as_ref() != digest && !view.deleting => {
-            Ok(Some(Write::Delete { target, uid: view.uid.clone() }))
+            Ok(Some(Write::Delete { target, uid: view.uid.clone(), resource_version: None }))
         }
         None if !assessment.replaced_pvcs.contains(name) => {
             Ok(Some(Write::Create { target, body: Body::from_object(&source)? }))
@@ -293,7 +293,9 @@ fn pvc(
         return Ok(Some(Write::Create { target, body: Body::from_object(&pvc)? }));
     };
     if assessment.replaced_pvcs.contains(name) {
-        return Ok(Some(Write::Delete { target, uid: view.uid.clone() }));
+        // A cache may lag: the PVC may be bound by now. Without a live read nothing is deleted.
+        let delete = |version| Write::Delete { target, uid: view.uid.clone(), resource_version: Some(version) };
+        return Ok(view.live_version.clone().map(delete));
     }
     let mut operations = label_operations(&pvc::pvc_labels(resolved, *on_delete), &view.labels);
     let grows = view.requested_size().is_none_or(|requested| *size > requested);
@@ -353,19 +355,25 @@ fn unavailable_parts<'a>(observed: &Observed, resolved: &'a Resolved) -> KeptPar
 }
 
 /// Deletes a VMI that never ran if the VM has changed since. KubeVirt then creates it from the present VM, so that a
-/// spec that asked for too much recovers after an edit.
+/// spec that asked for too much recovers after an edit. A cache may lag, and the guest may run by now, so it is deleted
+/// only after a live read.
 fn vmi_replacement(observed: &Observed) -> Step {
     let step = Step::new(step::VMI_REPLACEMENT);
-    let (Some(vm), Some(vmi)) = (observed.own_vm(), &observed.vmi) else { return step };
-    let never_ran = matches!(vmi.phase, VmiPhase::Unset | VmiPhase::Pending | VmiPhase::Scheduling) && !vmi.deleting;
-    let outdated = vmi.vm_generation.is_some_and(|generation| generation < vm.generation);
-    if !(never_ran && outdated) {
-        return step;
-    }
+    let live = replaced_vmi(observed).and_then(|vmi| Some((vmi, vmi.live_version.clone()?)));
+    let Some((vmi, version)) = live else { return step };
     step.write(Write::Delete {
         target: Target::new(virtual_machine_instance_resource(), observed.id.key()),
         uid: vmi.uid.clone(),
+        resource_version: Some(version),
     })
+}
+
+/// The VMI that never ran and was created from an earlier VM.
+pub(crate) fn replaced_vmi(observed: &Observed) -> Option<&VmiView> {
+    let (vm, vmi) = (observed.own_vm()?, observed.vmi.as_ref()?);
+    let never_ran = matches!(vmi.phase, VmiPhase::Unset | VmiPhase::Pending | VmiPhase::Scheduling) && !vmi.deleting;
+    let outdated = vmi.vm_generation.is_some_and(|generation| generation < vm.generation);
+    (never_ran && outdated).then_some(vmi)
 }
 
 fn delete_obsolete_secret(assessed: &Assessed) -> Step {
@@ -374,6 +382,7 @@ fn delete_obsolete_secret(assessed: &Assessed) -> Step {
         Some(view) => step.write(Write::Delete {
             target: Target::of_kind::<Secret>(observed.key(&cloud_init::secret_name(observed.name()))),
             uid: view.uid.clone(),
+            resource_version: None,
         }),
         None => step,
     }

@@ -156,6 +156,7 @@ mod tests {
         let write = |name: &str| Write::Delete {
             target: Target::new(Kind::Service.resource(), ObjectKey::namespaced("ns", name)),
             uid: "u".to_owned(),
+            resource_version: None,
         };
         let step = |name: &'static str| Step::new(name).write(write(name));
         let plan = Plan { steps: vec![step("first"), step("second"), step("third")] };

@@ -13,7 +13,8 @@ pub const LARGEST_SIZE_BYTES: i128 = 7 << 60;
 pub const DATA_BYTES: usize = 65_536;
 
 /// The name of a Linux network interface, restricted to common characters.
-pub const BRIDGE: &str = "^[A-Za-z0-9_.-]+$";
+/// The kernel has no interface with the name `.` or `..`.
+pub const BRIDGE: &str = "^[.]*[A-Za-z0-9_-][A-Za-z0-9_.-]*$";
 pub const BRIDGE_LENGTH: usize = 15;
 
 /// Valid VLAN IDs; the others are reserved.

@@ -166,11 +166,12 @@ pub struct Network {
 #[derive(Serialize, Deserialize, Clone, Default, PartialEq, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct CloudInit {
-    /// User data, for example a #cloud-config document.
+    /// User data, for example a #cloud-config document. Every user who can read the Machine can read it, so use secretRef
+    /// for passwords and keys.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = limits::DATA_BYTES), extend("x-kubernetes-validations" = schema::data_rules()))]
     pub user_data: Option<String>,
-    /// Network data, version 1 or 2.
+    /// Network data, version 1 or 2. Every user who can read the Machine can read it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = limits::DATA_BYTES), extend("x-kubernetes-validations" = schema::data_rules()))]
     pub network_data: Option<String>,

@@ -230,7 +230,7 @@ fn a_permission_with_names_covers_only_these() {
     let installation = installation(&json!({}));
     let target = |name: &str| Target::new(Kind::Secret.resource(), ObjectKey::namespaced("kubevirt", name));
     let plan = |name: &str| {
-        let delete = Write::Delete { target: target(name), uid: String::new() };
+        let delete = Write::Delete { target: target(name), uid: String::new(), resource_version: None };
         Plan { steps: vec![Step::new("components").write(delete)] }
     };
     let everything = rule(&["*"], &["*"], &["list", "watch"]);

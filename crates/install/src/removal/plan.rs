@@ -153,9 +153,9 @@ fn delete(kind: Kind, key: &ObjectKey, live: &LiveObject) -> Write {
     let (target, uid) = (target(kind, key), live.uid.clone());
     match kind {
         Kind::CustomResourceDefinition => Write::lazy(target.clone(), "delete", move || {
-            Ok(Write::Delete { target: target.clone(), uid: uid.clone() })
+            Ok(Write::Delete { target: target.clone(), uid: uid.clone(), resource_version: None })
         }),
-        _ => Write::Delete { target, uid },
+        _ => Write::Delete { target, uid, resource_version: None },
     }
 }
 

@@ -190,11 +190,17 @@ impl VmiEntry {
         }
     }
 
+    /// The view of an object that was read from the API server.
+    pub(crate) fn live_view(entry: &Entry<Self>) -> VmiView {
+        VmiView { live_version: Some(entry.resource_version.to_string()), ..Self::view(entry) }
+    }
+
     pub(crate) fn view(entry: &Entry<Self>) -> VmiView {
         let vmi = &entry.value;
         let owned = |text: &Option<Box<str>>| text.as_deref().map(str::to_owned);
         VmiView {
             uid: entry.uid.to_string(),
+            live_version: None,
             phase: vmi.phase,
             node: owned(&vmi.node),
             addresses: vmi.addresses.iter().map(ToString::to_string).collect(),

@@ -34,7 +34,6 @@ pub(crate) struct MachineEntry {
     pub(crate) orphans: bool,
     /// NetworkConfigurations that it refers to.
     pub(crate) networks: Box<[Box<str>]>,
-    /// The [`mac_hash`]es of its interfaces. A hash is much smaller than namespace, network and address, and
     /// Its interfaces with their MAC addresses, set or derived. An invalid Machine has none.
     pub(crate) interfaces: Box<[MachineInterface]>,
     /// The creation time in seconds.

@@ -89,10 +89,16 @@ impl PvcEntry {
         }
     }
 
+    /// The view of an object that was read from the API server.
+    pub(crate) fn live_view(entry: &Entry<Self>) -> PvcView {
+        PvcView { live_version: Some(entry.resource_version.to_string()), ..Self::view(entry) }
+    }
+
     pub(crate) fn view(entry: &Entry<Self>) -> PvcView {
         let pvc = &entry.value;
         PvcView {
             uid: entry.uid.to_string(),
+            live_version: None,
             labels: pvc.labels.to_map(),
             phase: pvc.phase,
             requested: pvc.requested.to_string(),

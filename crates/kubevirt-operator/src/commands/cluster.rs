@@ -242,7 +242,7 @@ impl ClusterReader {
             pvcs,
             import_sources,
             vm: vm.view(VmEntry::view),
-            vmi: vmi.view(VmiEntry::view),
+            vmi: vmi.view(VmiEntry::live_view),
             ..parsed
         })
     }
@@ -288,13 +288,13 @@ impl ClusterReader {
         let assumption = "the Machine has only the PVCs that its spec names";
         for pvc in self.list_or_warn(&api, &labelled, assumption).await?.unwrap_or_default() {
             let (name, metadata) = (pvc.name_any(), pvc.metadata.clone());
-            pvcs.insert(name, PvcEntry::view(&entry(&metadata, PvcEntry::project(pvc))));
+            pvcs.insert(name, PvcEntry::live_view(&entry(&metadata, PvcEntry::project(pvc))));
         }
         for name in resolved.into_iter().flat_map(Resolved::pvc_names) {
             let key = observed.id.sibling(name);
             let resource = ApiResource::erase::<PersistentVolumeClaim>(&());
             let pvc = self.find_or_warn(resource, key.clone(), PvcEntry::project).await?;
-            pvcs.extend(pvc.view(|entry| (name.to_owned(), PvcEntry::view(entry))));
+            pvcs.extend(pvc.view(|entry| (name.to_owned(), PvcEntry::live_view(entry))));
             let project = ImportEntry::project as fn(PartialObjectMeta<DynamicObject>) -> _;
             let import = self.find_or_warn(import_source_resource(), key, project).await?;
             cdi &= import.is_installed();

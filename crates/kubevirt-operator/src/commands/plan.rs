@@ -79,7 +79,10 @@ fn planned_object(assessed: &Assessed, exists: bool) -> anyhow::Result<PlannedOb
             .map(|rejected| RefusedField { field: rejected.field.clone(), reason: rejected.reason.clone() })
             .collect(),
         rollout: None,
-        warnings: vitivirt_machine::boot_warning(assessed).into_iter().collect(),
+        warnings: vitivirt_machine::boot_warning(assessed)
+            .into_iter()
+            .chain(vitivirt_machine::exposure_warning(&observed.machine))
+            .collect(),
         result: planned_result(&status, error),
     })
 }

@@ -16,7 +16,7 @@ fn router() -> Arc<EventRouter> {
     let client = kube::Client::try_from(kube::Config::new("http://127.0.0.1:1".parse().unwrap())).unwrap();
     let mut watches = Watches::new(client.clone(), Arc::new(Health::default()), CancellationToken::new());
     let caches = Caches::new(&mut watches, None);
-    EventRouter::new(caches, SourceSecrets::new(client.clone(), client, CancellationToken::new()))
+    EventRouter::new(caches, SourceSecrets::new(client.clone(), client, Arc::default(), CancellationToken::new()))
 }
 
 #[tokio::test]

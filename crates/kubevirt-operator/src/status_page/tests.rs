@@ -23,7 +23,7 @@ fn pages(objects: &[Value]) -> MachinePages {
         let mut observers = caches.kinds.write_observers();
         observers.find(|(resource, _)| resource.kind == kind).unwrap().1.on_written(object);
     }
-    let sources = SourceSecrets::new(client.clone(), client.clone(), CancellationToken::new());
+    let sources = SourceSecrets::new(client.clone(), client.clone(), Arc::default(), CancellationToken::new());
     let machines = MachineController {
         observer: Observer::new(client, caches, sources, Arc::default()),
         metrics: MachineMetrics::register(&Metrics::new("t")),

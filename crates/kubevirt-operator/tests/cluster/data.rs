@@ -6,11 +6,15 @@ use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Secret};
 use kube::{
     Api, ResourceExt,
-    api::{DeleteParams, DynamicObject, Patch, PatchParams, PropagationPolicy},
+    api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams, PropagationPolicy},
 };
+use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use vitivirt_api::machine::{ANNOTATION_ADOPT, LABEL_MACHINE_UID, Machine, NetworkConfiguration, condition_type};
-use vitivirt_lab::harness::{SharedLabs, Suite};
+use vitivirt_lab::{
+    harness::{SharedLabs, Suite},
+    proxy::{Match, ProxyFault, ProxyRule, RequestVerb},
+};
 
 use crate::{
     machine_test::{MACHINE_PATIENCE, MachineTest, condition, diagnosis, machine, phase, ready_reason},
@@ -24,6 +28,7 @@ pub(crate) fn add(suite: &mut Suite) {
         objects_without_owner_reference_are_repaired_and_deleted,
         a_restored_namespace_runs_again_on_its_old_disks,
         a_pvc_without_data_is_replaced_and_a_lost_one_is_not,
+        a_bound_pvc_is_kept_even_when_the_pvc_cache_is_stale,
         a_problem_of_one_part_does_not_stop_the_others,
     );
 }
@@ -150,6 +155,8 @@ async fn objects_without_owner_reference_are_repaired_and_deleted(labs: Arc<Shar
 /// The steps of docs/backup-and-restore.md.
 async fn a_restored_namespace_runs_again_on_its_old_disks(labs: Arc<SharedLabs>) -> Result<()> {
     const MACHINES: [&str; 5] = ["one", "two", "three", "four", "five"];
+    // Of these the backup has VM and cloud-init Secret too.
+    const WITH_VM: [&str; 2] = ["two", "four"];
     let test = Box::pin(MachineTest::start(&labs, "data-restore")).await?;
     test.create_networks(&["net"]).await?;
     test.create_secret("source", "userdata", "#cloud-config\n").await?;
@@ -160,7 +167,7 @@ async fn a_restored_namespace_runs_again_on_its_old_disks(labs: Arc<SharedLabs>)
             let cloud_init = json!({"secretRef": {"name": "source"}});
             json!({"template": "small", "disks": disks, "networks": networks, "cloudInit": cloud_init})
         } else {
-            json!({"template": "small", "disks": disks})
+            json!({"template": "small", "disks": disks, "cloudInit": {"userData": "#cloud-config\n"}})
         };
         test.create_json(&machine(name, &spec)).await?;
     }
@@ -173,6 +180,10 @@ async fn a_restored_namespace_runs_again_on_its_old_disks(labs: Arc<SharedLabs>)
     let mut saved: Vec<Value> = Vec::new();
     saved.push(json!(test.api::<NetworkConfiguration>().get("net").await?));
     saved.push(json!(test.api::<Secret>().get("source").await?));
+    for name in WITH_VM {
+        saved.push(json!(test.api::<Secret>().get(&format!("{name}-cloudinit")).await?));
+        saved.push(json!(test.vms().get(name).await?));
+    }
     let mut pvcs = Vec::new();
     for name in MACHINES {
         saved.push(json!(test.machines().get(name).await?));
@@ -183,6 +194,10 @@ async fn a_restored_namespace_runs_again_on_its_old_disks(labs: Arc<SharedLabs>)
     // Everything is lost but the volumes.
     for name in MACHINES {
         test.delete_machine(name).await?;
+    }
+    for name in WITH_VM {
+        test.wait_until_absent(test.api::<Secret>(), &format!("{name}-cloudinit")).await?;
+        test.wait_until_absent(test.vms(), name).await?;
     }
     test.api::<Secret>().delete("source", &DeleteParams::default()).await?;
     test.api::<NetworkConfiguration>().delete("net", &DeleteParams::default()).await?;
@@ -202,6 +217,11 @@ async fn a_restored_namespace_runs_again_on_its_old_disks(labs: Arc<SharedLabs>)
     for object in saved {
         test.create_json(&without_identity(object)).await?;
     }
+    let mut restored_uids = Vec::new();
+    for name in WITH_VM {
+        let secret = test.api::<Secret>().get(&format!("{name}-cloudinit")).await?;
+        restored_uids.push((test.vms().get(name).await?.uid(), secret.uid()));
+    }
     for name in MACHINES {
         test.consent(name).await?;
     }
@@ -210,6 +230,14 @@ async fn a_restored_namespace_runs_again_on_its_old_disks(labs: Arc<SharedLabs>)
         let hardware_after = hardware(&test.vms().get(name).await?);
         ensure!(hardware_after == hardware_before, "{name}: {hardware_before:?} became {hardware_after:?}");
         ensure!(restored.status.unwrap_or_default().disks == disks, "{name} runs on other volumes");
+    }
+    for (name, (vm_uid, secret_uid)) in WITH_VM.iter().zip(restored_uids) {
+        let (vm, secret) = (test.vms().get(name).await?, test.api::<Secret>().get(&format!("{name}-cloudinit")).await?);
+        ensure!(vm.uid() == vm_uid && secret.uid() == secret_uid, "{name}: VM or Secret was created again");
+        let owner = test.machines().get(name).await?.uid();
+        for owners in [vm.owner_references(), secret.owner_references()] {
+            ensure!(owners.iter().any(|reference| Some(&reference.uid) == owner.as_ref()), "{name}: {owners:?}");
+        }
     }
     Ok(())
 }
@@ -239,7 +267,7 @@ fn without_identity(mut object: Value) -> Value {
 }
 
 async fn a_pvc_without_data_is_replaced_and_a_lost_one_is_not(labs: Arc<SharedLabs>) -> Result<()> {
-    let test = Box::pin(MachineTest::start(&labs, "data-lost")).await?;
+    let mut test = Box::pin(MachineTest::start(&labs, "data-lost")).await?;
     let disks = |class: &str| json!([{"name": "root", "size": "1Gi", "storageClass": class}]);
     let spec = json!({"template": "small", "disks": disks("never-binds")});
     test.create_json(&machine("web", &spec)).await?;
@@ -268,19 +296,65 @@ async fn a_pvc_without_data_is_replaced_and_a_lost_one_is_not(labs: Arc<SharedLa
     test.edit_spec("web", &json!({"powerState": "Running"})).await?;
     test.wait_until_running("web").await?;
 
-    // A Machine whose finalizer is removed leaves a PVC that the metrics show.
+    // A Machine that is deleted without its finalizer while the operator is stopped leaves a PVC that the metrics show.
+    test.operator.signal(Signal::SIGTERM)?;
+    let status = test.operator.wait(MACHINE_PATIENCE).await?;
+    ensure!(status.success(), "the operator ended with {status}");
     test.merge_machine("web", &json!({"metadata": {"finalizers": null}})).await?;
     test.machines().delete("web", &DeleteParams::default()).await?;
-    let force = || async {
-        if test.machines().get_opt("web").await?.is_some() {
-            test.merge_machine("web", &json!({"metadata": {"finalizers": null}})).await.ok();
-        }
-        let (_, text) = test.operator.get(8080, "/metrics").await?;
-        let is_shown =
-            |line: &str| line.strip_prefix("kubevirt_operator_orphaned_pvcs ").is_some_and(|count| count != "0");
-        Ok(text.lines().any(is_shown) || test.pvcs().get_opt("web-root").await?.is_none())
+    test.wait_until_absent(test.machines(), "web").await?;
+    let successor = Box::pin(MachineTest::start(&labs, "data-lost")).await?;
+    let is_shown = || async {
+        let (_, text) = successor.operator.get(8080, "/metrics").await?;
+        Ok(text.lines().any(|line| line == "kubevirt_operator_orphaned_pvcs 1"))
     };
-    poll_until(MACHINE_PATIENCE, force, || "the metrics show the orphaned PVC".to_owned()).await
+    poll_until(MACHINE_PATIENCE, is_shown, || "the metrics show the orphaned PVC".to_owned()).await?;
+    let left = test.pvcs().get("web-root").await?;
+    ensure!(left.metadata.deletion_timestamp.is_none(), "{left:?}");
+    Ok(())
+}
+
+async fn a_bound_pvc_is_kept_even_when_the_pvc_cache_is_stale(labs: Arc<SharedLabs>) -> Result<()> {
+    const NAMESPACE: &str = "data-stale";
+    let test = Box::pin(MachineTest::start_behind_proxy(&labs, NAMESPACE)).await?;
+    let disks = |class: &str| json!([{"name": "root", "size": "1Gi", "storageClass": class}]);
+    test.create_json(&machine("web", &json!({"template": "small", "disks": disks("never-binds")}))).await?;
+    test.wait_for_reason("web", "PVCPending").await?;
+    test.wait_until_idle().await?;
+
+    // The operator does not see that an administrator supplies a volume.
+    let pvc_watch = Match::verb(RequestVerb::Watch).user_agent("kubevirt-operator/").resource("persistentvolumeclaims");
+    let stall = ProxyRule::always(pvc_watch.namespace(NAMESPACE), ProxyFault::StallWatch { after_events: 0 });
+    let stall = test.lab.proxy().add(stall);
+    let volume = json!({
+        "apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": NAMESPACE},
+        "spec": {
+            "capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"], "storageClassName": "never-binds",
+            "claimRef": {"namespace": NAMESPACE, "name": "web-root"}, "hostPath": {"path": "/data-stale"},
+            "persistentVolumeReclaimPolicy": "Retain",
+        },
+    });
+    let volumes: Api<PersistentVolume> = Api::all(test.lab.client());
+    volumes.create(&PostParams::default(), &serde_json::from_value(volume)?).await?;
+    let is_bound = |pvc: Option<&PersistentVolumeClaim>| {
+        pvc.and_then(|pvc| pvc.status.as_ref()?.phase.as_deref()).is_some_and(|phase| phase == "Bound")
+    };
+    test.lab.wait("a bound PVC", MACHINE_PATIENCE, test.pvcs(), "web-root", is_bound).await?;
+    let bound = test.pvcs().get("web-root").await?;
+    test.edit_spec("web", &json!({"disks": disks("standard")})).await?;
+    let is_refused = |machine: &Machine| {
+        let ready = condition(machine, condition_type::READY);
+        ready.is_some_and(|ready| ready.message.contains("spec.disks[root].storageClass: cannot change"))
+    };
+    let refused = test.wait_for("web", "a refused change", is_refused).await;
+    let kept = test.pvcs().get("web-root").await?;
+    ensure!(
+        kept.uid() == bound.uid() && kept.metadata.deletion_timestamp.is_none(),
+        "the operator deleted a PVC that has a volume"
+    );
+    refused?;
+    stall.remove();
+    Ok(())
 }
 
 async fn a_problem_of_one_part_does_not_stop_the_others(labs: Arc<SharedLabs>) -> Result<()> {

@@ -100,6 +100,8 @@ fn drift_cases() -> Vec<DriftCase> {
     vec![
         case("vm-cpu", Vm, spec(json!({"template": {"spec": {"domain": {"cpu": {"cores": 2}}}}}))),
         case("vm-more", Vm, spec(json!({"template": {"spec": {"terminationGracePeriodSeconds": 5}}}))),
+        // What `virtctl stop` does.
+        case("vm-stopped", Vm, spec(json!({"runStrategy": "Halted"}))),
         case("vm-label", Vm, label(LABEL_CLUSTER, json!("red"))),
         case("vm-unlabelled", Vm, label(LABEL_MANAGED_BY, Value::Null)),
         case("vm-deleted", Vm, Delete),

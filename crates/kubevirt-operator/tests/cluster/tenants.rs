@@ -196,6 +196,15 @@ async fn the_operators_account_can_change_only_objects_of_machines(labs: Arc<Sha
     let dry_run = PostParams { dry_run: true, ..PostParams::default() };
     let is_applied = || async { Ok(is_forbidden(&secrets.create(&dry_run, &steal).await)) };
     poll_until(MACHINE_PATIENCE, is_applied, || "the policy refuses a Secret without the label".to_owned()).await?;
+    // The token controller fills such a Secret with a token of any ServiceAccount.
+    let token: Secret = serde_json::from_value(json!({
+        "metadata": {
+            "name": "token", "labels": {LABEL_MANAGED_BY: "kubevirt-operator"},
+            "annotations": {"kubernetes.io/service-account.name": "default"},
+        },
+        "type": "kubernetes.io/service-account-token",
+    }))?;
+    check_refused(secrets.create(&dry_run, &token).await, "token of a ServiceAccount", "type Opaque")?;
     let (delete, merge) = (DeleteParams::default(), PatchParams::default());
     let by_policy = "belong to a Machine";
     check_refused(secrets.delete("password", &delete).await, "delete of a Secret", by_policy)?;

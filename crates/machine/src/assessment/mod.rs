@@ -16,6 +16,7 @@ pub(crate) use self::{
 use crate::{
     changes::RejectedChange,
     observed::{Observed, SecretView},
+    plan::replaced_vmi,
     problem::{Part, Problem},
     render::live_parts::moved_pvcs,
     resolve::{DiskBacking, PowerState, Resolved},
@@ -60,6 +61,20 @@ impl Assessed {
     /// Secret and the VMI from the API server.
     pub fn discards_user_data(&self) -> bool {
         !self.observed.is_deleting() && self.obsolete_secret().is_some()
+    }
+
+    /// The PVCs that the plan deletes because they never had a volume, and that only a cache shows. The cache may lag, so
+    /// the operator first reads them from the API server.
+    pub fn unconfirmed_pvcs(&self) -> Vec<String> {
+        let is_cached = |name: &&String| self.observed.pvcs.get(*name).is_some_and(|view| view.live_version.is_none());
+        let replaced = self.assessment.replaced_pvcs.iter().filter(is_cached);
+        replaced.filter(|_| !self.observed.is_deleting()).cloned().collect()
+    }
+
+    /// Whether the plan deletes a VMI that never ran, and that only a cache shows.
+    pub fn replaces_unconfirmed_vmi(&self) -> bool {
+        let vmi = replaced_vmi(&self.observed).filter(|_| !self.observed.is_deleting());
+        vmi.is_some_and(|vmi| vmi.live_version.is_none())
     }
 
     /// The observed state alone, to be completed and assessed again.

@@ -88,10 +88,12 @@ pub(crate) fn network_configuration_error(name: &str, bridge: Option<&str>, vlan
         ));
     };
     let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte);
-    if !((1..=BRIDGE_LENGTH).contains(&bridge.len()) && bridge.bytes().all(is_allowed)) {
+    // The kernel has no interface with the name `.` or `..`.
+    let only_dots = bridge.bytes().all(|byte| byte == b'.');
+    if !((1..=BRIDGE_LENGTH).contains(&bridge.len()) && bridge.bytes().all(is_allowed)) || only_dots {
         return Some(format!(
             "NetworkConfiguration {name}: spec.bridge: invalid value {:?}: must be the name of a bridge on the \
-             nodes, of at most {BRIDGE_LENGTH} letters, digits, hyphens, underscores and dots",
+             nodes, of at most {BRIDGE_LENGTH} letters, digits, hyphens, underscores and dots, and not only of dots",
             shortened(bridge)
         ));
     }

@@ -55,6 +55,7 @@ fn disks() -> impl Strategy<Value = Vec<Disk>> {
         1 => "[a-z]{1,8}".prop_map(|image| Some(DiskSource { container_disk: Some(ContainerDiskSource { image }), ..DiskSource::default() })),
         1 => "[a-z]{1,8}".prop_map(|name| Some(DiskSource { pvc: Some(NamedSource { name }), ..DiskSource::default() })),
         1 => "[a-z]{1,8}".prop_map(|name| Some(DiskSource { snapshot: Some(NamedSource { name }), ..DiskSource::default() })),
+        1 => "[a-z]{1,8}".prop_map(|host| Some(DiskSource { registry: Some(UrlSource { url: format!("docker://{host}/x") }), ..DiskSource::default() })),
         1 => "[a-z]{1,8}".prop_map(|host| Some(DiskSource { http: Some(UrlSource { url: format!("https://{host}/x") }), ..DiskSource::default() })),
     ];
     let disk = (
@@ -63,24 +64,34 @@ fn disks() -> impl Strategy<Value = Vec<Disk>> {
         option::of(prop_oneof!["disk", "cdrom"]),
         option::of(prop_oneof!["Delete", "Retain"]),
         any::<bool>(),
+        modes(),
     );
     btree_map(prop_oneof!["root", "data", "logs", "iso", "[a-z]{1,6}"], disk, 0..4).prop_map(|disks| {
         disks
             .into_iter()
-            .map(|(name, (size, source, kind, on_delete, fast))| {
+            .map(|(name, (size, source, kind, on_delete, fast, (access_mode, volume_mode)))| {
                 let image = source.as_ref().is_some_and(|source| source.container_disk.is_some());
                 Disk {
                     name,
                     size: (!image).then_some(size),
                     storage_class: (fast && !image).then(|| "fast-ssd".to_owned()),
+                    // An empty disk cannot be read-only.
+                    access_mode: access_mode.filter(|mode| !image && (source.is_some() || mode != "ReadOnlyMany")),
+                    volume_mode: volume_mode.filter(|_| !image),
                     source,
                     kind: kind.map(|kind| kind.to_string()),
                     on_delete: on_delete.map(|on_delete| on_delete.to_string()),
-                    ..Disk::default()
                 }
             })
             .collect()
     })
+}
+
+/// Access mode and volume mode of a PVC.
+fn modes() -> impl Strategy<Value = (Option<String>, Option<String>)> {
+    let access_mode = prop_oneof!["ReadWriteOnce", "ReadWriteMany", "ReadOnlyMany"];
+    let volume_mode = prop_oneof!["Filesystem", "Block"];
+    (option::of(access_mode), option::of(volume_mode))
 }
 
 fn networks() -> impl Strategy<Value = Vec<Network>> {

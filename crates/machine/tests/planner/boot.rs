@@ -1,8 +1,8 @@
-//! The warning about a Machine whose guest has nothing to boot from.
+//! The warnings about a Machine whose guest has nothing to boot from, or whose spec has a password.
 
 use serde_json::{Value, json};
 use vitivirt_api::machine::{ANNOTATION_ADOPT, condition_type as type_};
-use vitivirt_machine::boot_warning;
+use vitivirt_machine::{boot_warning, exposure_warning};
 
 use crate::simulated_cluster::{SimulatedCluster, running};
 
@@ -63,4 +63,24 @@ fn the_condition_of_a_running_machine_has_the_warning() {
     assert!(message.starts_with(start) && message.ends_with("/docs/first-machine.md"), "{message}");
     assert_eq!(empty.status().diagnosis, None);
     assert_eq!(empty.condition(type_::VIRTUAL_MACHINE_READY).2, "Machine is running");
+}
+
+#[test]
+fn a_password_in_the_spec_gets_a_warning() {
+    for (cloud_init, field) in [
+        (json!({"userData": "#cloud-config\npassword: canary\n"}), Some("userData")),
+        (json!({"userData": "-----BEGIN OPENSSH PRIVATE KEY-----"}), Some("userData")),
+        (json!({"networkData": "wifi: {password: canary}"}), Some("networkData")),
+        (json!({"userData": "#cloud-config\nssh_authorized_keys: [ssh-ed25519 AAAA]\n"}), None),
+        (json!({"secretRef": {"name": "password"}}), None),
+    ] {
+        let cluster = cluster(&json!({"template": "small", "cloudInit": cloud_init}));
+        let warning = exposure_warning(&cluster.observed.machine);
+        let names = |field: &str| {
+            warning
+                .as_ref()
+                .is_some_and(|text| text.contains(&format!("spec.cloudInit.{field}")) && !text.contains("canary"))
+        };
+        assert!(field.map_or(warning.is_none(), names), "{cloud_init}: {warning:?}");
+    }
 }

@@ -163,6 +163,19 @@ fn a_vmi_that_never_ran_is_deleted_after_an_edit() {
 }
 
 #[test]
+fn a_vmi_that_only_a_cache_shows_is_not_deleted() {
+    let mut cluster = SimulatedCluster::new(template("large"));
+    cluster.reconcile_until_up_to_date();
+    cluster.start_guest("Scheduling");
+    cluster.edit(template("small"));
+    cluster.observed.vmi.as_mut().unwrap().live_version = None;
+    cluster.reconcile();
+    assert!(cluster.assessed().replaces_unconfirmed_vmi());
+    cluster.reconcile();
+    assert!(cluster.observed.vmi.is_some(), "the guest may run by now");
+}
+
+#[test]
 fn a_running_vmi_is_never_deleted_by_an_edit() {
     let mut cluster = SimulatedCluster::new(template("large"));
     cluster.reconcile_until_up_to_date();

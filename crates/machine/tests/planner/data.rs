@@ -35,6 +35,32 @@ fn delete(cluster: &mut SimulatedCluster) {
     }
 }
 
+/// KubeVirt restores the disk of the VM into the PVC `restore-root`.
+fn restore(cluster: &mut SimulatedCluster) {
+    let mut restored = cluster.observed.pvcs["web-root"].clone();
+    restored.uid = "restored".to_owned();
+    cluster.observed.pvcs.insert("restore-root".to_owned(), restored);
+    let spec = &mut cluster.observed.vm.as_mut().unwrap().spec;
+    spec["template"]["spec"]["volumes"][0]["persistentVolumeClaim"]["claimName"] = "restore-root".into();
+}
+
+#[test]
+fn a_pvc_that_only_a_cache_shows_is_not_replaced() {
+    let class = |name: &str| root(|disk| disk.storage_class = Some(name.to_owned()));
+    let mut cluster = SimulatedCluster::new(class("fast-ssd"));
+    cluster.reconcile_until_up_to_date();
+    cluster.edit(class("standard"));
+    let before = cluster.observed.pvcs["web-root"].uid.clone();
+    cluster.observed.pvcs.get_mut("web-root").unwrap().live_version = None;
+    assert_eq!(cluster.assessed().unconfirmed_pvcs(), ["web-root"]);
+    cluster.reconcile();
+    assert_eq!(cluster.observed.pvcs["web-root"].uid, before, "it may be bound by now");
+    cluster.observed.pvcs.get_mut("web-root").unwrap().live_version = Some("2".to_owned());
+    assert!(cluster.assessed().unconfirmed_pvcs().is_empty());
+    cluster.reconcile();
+    assert!(cluster.observed.pvcs.get("web-root").is_none_or(|pvc| pvc.uid != before || pvc.deleting));
+}
+
 #[test]
 fn a_pvc_is_retained_if_the_last_edit_says_so_whatever_else_is_wrong() {
     type Edit = fn(&mut SimulatedCluster);
@@ -52,6 +78,14 @@ fn a_pvc_is_retained_if_the_last_edit_says_so_whatever_else_is_wrong() {
         let kept = &cluster.observed.pvcs["web-root"];
         assert_eq!(kept.labels["vitistack.io/on-delete"], "Retain", "{case}");
     }
+    let mut cluster = running(small_spec());
+    restore(&mut cluster);
+    cluster.reconcile_until_up_to_date();
+    cluster.edit(retained());
+    delete(&mut cluster);
+    assert!(cluster.machine_deleted, "restored disk");
+    let kept = cluster.observed.pvcs.get("restore-root").expect("the PVC of a restored disk is retained");
+    assert_eq!(kept.labels["vitistack.io/on-delete"], "Retain");
     let mut cluster = running(retained());
     cluster.edit(small_spec());
     delete(&mut cluster);
@@ -269,11 +303,7 @@ fn what_kubevirt_writes_into_the_vm_stays() {
 #[test]
 fn a_restored_pvc_of_the_machine_is_its_disk() {
     let mut cluster = running(small_spec());
-    let mut restored = cluster.observed.pvcs["web-root"].clone();
-    restored.uid = "restored".to_owned();
-    cluster.observed.pvcs.insert("restore-root".to_owned(), restored);
-    let spec = &mut cluster.observed.vm.as_mut().unwrap().spec;
-    spec["template"]["spec"]["volumes"][0]["persistentVolumeClaim"]["claimName"] = "restore-root".into();
+    restore(&mut cluster);
     cluster.edit(MachineSpec {
         disks: vec![Disk { size: Some("30Gi".to_owned()), ..retained().disks.remove(0) }],
         ..small_spec()

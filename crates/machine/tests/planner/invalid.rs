@@ -372,7 +372,7 @@ fn nothing_is_created_on_a_network_configuration_that_the_crd_refuses() {
         assert!(parts.iter().all(|part| message.contains(part)), "{parts:?} are not all in {message:?}");
     };
     assert_eq!(network_error("br-prod_0.1", Some(4094)), None);
-    for name in ["", "br/../x", "abcdefghijklmnopqrstuvwxyz", "br 0", "brø", "b\n"] {
+    for name in ["", ".", "..", "br/../x", "abcdefghijklmnopqrstuvwxyz", "br 0", "brø", "b\n"] {
         assert!(!BRIDGE.accepts(name), "{name}");
         contains(network_error(name, None), &["NetworkConfiguration prod", "spec.bridge", "15 letters, digits"]);
     }

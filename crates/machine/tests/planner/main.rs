@@ -12,6 +12,7 @@ mod failure_reporting;
 mod invalid;
 mod parts;
 mod properties;
+mod rendering;
 mod repairs;
 mod settling;
 mod simulated_cluster;

@@ -223,6 +223,7 @@ impl SimulatedCluster {
             "PersistentVolumeClaim" => {
                 let pvc = PvcView {
                     uid,
+                    live_version: Some("1".to_owned()),
                     labels,
                     phase: PvcPhase::Pending,
                     requested: text("/spec/resources/requests/storage").unwrap(),
@@ -406,6 +407,7 @@ impl SimulatedCluster {
         vm.printable_status = PrintableStatus::from(phase);
         self.observed.vmi = Some(VmiView {
             uid: "vmi".to_owned(),
+            live_version: Some("1".to_owned()),
             spec: comparable_spec(&vm.spec["template"]["spec"]),
             needs_user_data: references_secret(&vm.spec["template"]["spec"], "web-cloudinit"),
             phase: VmiPhase::from(phase),

@@ -68,8 +68,7 @@ impl Health {
         InFlight { health: self.clone(), serial }
     }
 
-    /// Runs a task for as long as the process lives. If it panics, the process reports that it is not healthy, so that
-    /// the kubelet replaces it.
+    /// Runs a task. If it panics, the program is not healthy any more, so that the kubelet replaces it.
     pub fn spawn(self: &Arc<Self>, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
         let health = self.clone();
         tokio::spawn(async move {
@@ -122,6 +121,14 @@ mod tests {
         assert_eq!(health.liveness_error(), None);
         health.fail("the cache has panicked".to_owned());
         assert!(health.liveness_error().is_some());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_task_that_panics_makes_the_program_unhealthy() {
+        let health = Arc::new(Health::default());
+        health.spawn("the task", async { panic!("on purpose") });
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert_eq!(health.liveness_error().as_deref(), Some("the task panicked"));
     }
 
     #[test]

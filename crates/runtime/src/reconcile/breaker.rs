@@ -212,10 +212,8 @@ mod tests {
         // Other namespaces, verbs and kinds are not limited.
         assert!(breaker.permit(&create("b"), later).is_ok());
         let target = Target::of_kind::<ConfigMap>(ObjectKey::namespaced("a", "a"));
-        let (_first, second) = (
-            breaker.permit(&Write::Delete { target: target.clone(), uid: String::new() }, later).ok().unwrap(),
-            breaker.permit(&Write::Delete { target, uid: String::new() }, later),
-        );
+        let delete = Write::Delete { target, uid: String::new(), resource_version: None };
+        let (_first, second) = (breaker.permit(&delete, later).ok().unwrap(), breaker.permit(&delete, later));
         assert!(second.is_ok());
         // A reconcile that is dropped returns its permission. A response ends the limit.
         drop(probe);

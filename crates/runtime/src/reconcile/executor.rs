@@ -253,7 +253,11 @@ impl Executor {
                 return Err(Failure::bug(reason::BAD_REQUEST, message).into());
             }
             Write::Create { target, body } => return self.create(target, body, response_body, fence, owns).await,
-            Write::Delete { uid, .. } => return Ok(self.delete(target, uid, response_body, fence).await?),
+            Write::Delete { uid, resource_version, .. } => {
+                let preconditions =
+                    Preconditions { uid: Some(uid.clone()), resource_version: resource_version.clone() };
+                return Ok(self.delete(target, uid, preconditions, response_body, fence).await?);
+            }
             Write::Apply { uid, body, .. } => {
                 let patch = Patch::Apply(with_identity(target, Some(uid), body));
                 let request = request(target).patch(target.key.name(), &self.patch_parameters(), &patch);
@@ -433,12 +437,13 @@ impl Executor {
         &self,
         target: &Target,
         uid: &str,
+        preconditions: Preconditions,
         response_body: ResponseBody,
         fence: &WriteFence,
     ) -> Result<WriteResult, Failure> {
         let parameters = DeleteParams {
             propagation_policy: Some(PropagationPolicy::Background),
-            preconditions: Some(Preconditions { uid: Some(uid.to_owned()), resource_version: None }),
+            preconditions: Some(preconditions),
             ..DeleteParams::default()
         };
         let request = request(target).delete(target.key.name(), &parameters);

@@ -172,7 +172,8 @@ mod tests {
         let forbidden = || Failure::forbidden(reason::PERMISSION_MISSING, "no");
         assert!(failed(&mut backoff, &create("x"), forbidden(), now) > Duration::ZERO);
         assert!(backoff.held(&create("x"), now).is_some());
-        let delete = Write::Delete { target: create("x").target().clone(), uid: "u".to_owned() };
+        let delete =
+            Write::Delete { target: create("x").target().clone(), uid: "u".to_owned(), resource_version: None };
         assert!(backoff.held(&delete, now).is_none(), "another write of the same object is independent");
         assert_eq!(
             failed(&mut backoff, &create("x"), Failure::conflict(reason::OBJECT_CHANGED, "no"), now),

@@ -363,9 +363,12 @@ impl TestApiServer {
                 }
             }
             (Verb::Delete, Some(mut live)) => {
-                let expected = &sent["preconditions"]["uid"];
-                if !expected.is_null() && *expected != live["metadata"]["uid"] {
-                    return Err(status_response(409, "Conflict", "the UID in the precondition does not match"));
+                for field in ["uid", "resourceVersion"] {
+                    let expected = &sent["preconditions"][field];
+                    if !expected.is_null() && *expected != live["metadata"][field] {
+                        let message = format!("the {field} in the precondition does not match");
+                        return Err(status_response(409, "Conflict", &message));
+                    }
                 }
                 if live["metadata"]["finalizers"].as_array().is_some_and(|list| !list.is_empty()) {
                     live["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();

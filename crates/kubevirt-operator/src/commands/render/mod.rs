@@ -12,7 +12,7 @@ use clap::Args;
 use serde_json::{Value, json};
 use vitivirt_api::{Body, ObjectKey, Outcome, Stop, Target, Write};
 use vitivirt_cli::{CommandResult, FileArguments, OrInvalid, RenderOutput, print_objects, print_warnings};
-use vitivirt_machine::{Assessed, boot_warning};
+use vitivirt_machine::{Assessed, boot_warning, exposure_warning};
 
 use super::{
     files::{Files, placeholder_uid},
@@ -81,7 +81,8 @@ fn render(mut files: Files) -> anyhow::Result<Rendered> {
     for machine in &files.machines {
         let assessed = Assessed::new(files.observed(machine.clone())?);
         let identity = ObjectKey::from_metadata(&machine.metadata);
-        rendered.warnings.extend(boot_warning(&assessed).map(|warning| format!("Machine {identity}: {warning}")));
+        let warnings = boot_warning(&assessed).into_iter().chain(exposure_warning(machine));
+        rendered.warnings.extend(warnings.map(|warning| format!("Machine {identity}: {warning}")));
         let plan = vitivirt_machine::plan(&assessed)?;
         let created = plan.steps.iter().flat_map(|step| &step.writes).filter_map(|write| match write {
             Write::Create { target, body } => Some(with_identity(target, body)),

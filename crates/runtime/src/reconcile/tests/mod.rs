@@ -48,7 +48,7 @@ fn apply(name: &str, uid: &str, value: &str) -> Write {
 }
 
 fn delete(name: &str, uid: &str) -> Write {
-    Write::Delete { target: target(name), uid: uid.to_owned() }
+    Write::Delete { target: target(name), uid: uid.to_owned(), resource_version: None }
 }
 
 fn plan(steps: impl IntoIterator<Item = Step>) -> Plan {
@@ -134,6 +134,21 @@ async fn an_object_that_was_created_again_is_neither_changed_nor_deleted() {
         assert!(matches!(outcome.stop, Stop::Failed { failure, .. } if failure.class == ErrorClass::Conflict));
     }
     assert_eq!(server.get(MAPS, "ns", "a"), Some(foreign));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_object_that_changed_since_the_decision_is_not_deleted() {
+    let server = TestApiServer::new();
+    let read = server.put(MAPS, json!({ "metadata": { "name": "a", "namespace": "ns" } }));
+    let (executor, _link) = executor(&server);
+    let version = read["metadata"]["resourceVersion"].as_str().map(str::to_owned);
+    let write = Write::Delete { target: target("a"), uid: uid(&read), resource_version: version };
+    let step = plan([Step::new("s").write(write)]);
+    let changed = apply("a", &uid(&read), "bound");
+    executor.apply(&plan([Step::new("s").write(changed)]), &WriteFence::open(), |_, _| false).await;
+    let outcome = executor.apply(&step, &WriteFence::open(), |_, _| false).await.outcome;
+    assert!(matches!(outcome.stop, Stop::Failed { failure, .. } if failure.class == ErrorClass::Conflict));
+    assert_eq!(server.get(MAPS, "ns", "a").unwrap()["data"]["value"], "bound");
 }
 
 #[tokio::test(start_paused = true)]
