@@ -21,7 +21,7 @@ use kube::{
 use serde_json::Value;
 use vitivirt_lab::{Extension, KubeVirtRelease, Lab, LabOptions, VirtOperator, components, isolate, kubevirt_resource};
 
-use crate::{kubevirt_operator, lab_commands, programs, terminal::step};
+use crate::{kubevirt_operator, lab_commands, lab_page, programs, terminal::step};
 
 /// Enough to pull images on a real cluster.
 const TIMEOUT: Duration = Duration::from_secs(600);
@@ -106,6 +106,7 @@ fn run_on_kept_lab() -> Result<ExitCode> {
     let code = vitivirt_lab::daemon::exec(KEPT_LAB, &command)?;
     eprintln!("\nThe lab keeps running.");
     eprintln!("Command:  cargo xtask lab exec --name {KEPT_LAB} -- kubectl get machines.vitistack.io");
+    eprintln!("Page:     cargo xtask lab page --name {KEPT_LAB}    # then open http://localhost:{}", lab_page::PORT);
     eprintln!("Stop:     cargo xtask lab down --name {KEPT_LAB}");
     Ok(code)
 }

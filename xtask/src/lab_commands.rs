@@ -1,7 +1,8 @@
 //! `cargo xtask lab …`: a lab that keeps running, for experiments and debugging.
 //!
 //! `up` starts a background process that owns the lab; `exec` runs a command in its namespaces; `down` stops the
-//! process and with it the lab. A file in the cache folder describes each running lab.
+//! process and with it the lab; `page` leads to the status page of an operator. A file in the cache folder describes each
+//! running lab.
 
 use std::{
     ffi::OsString,
@@ -18,7 +19,11 @@ use vitivirt_lab::{
     daemon::{self, DaemonState, LabDaemon},
 };
 
-use crate::{finish, kubevirt_operator, programs};
+use crate::{
+    finish, kubevirt_operator,
+    lab_page::{self, PageOptions},
+    programs,
+};
 
 #[derive(Subcommand)]
 pub(crate) enum LabCommand {
@@ -33,6 +38,8 @@ pub(crate) enum LabCommand {
         #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
         command: Vec<String>,
     },
+    /// Open the status page of an operator in a lab: listens on 127.0.0.1 of this machine
+    Page(PageOptions),
     /// Stop a lab and remove its files
     Down {
         /// Name of the lab
@@ -126,6 +133,7 @@ pub(crate) fn run(command: LabCommand) -> ExitCode {
     match command {
         LabCommand::Up(options) => finish(up(&options, std::env::args_os().skip(3).collect())),
         LabCommand::Exec { name, command } => daemon::exec(&name, &command).unwrap_or_else(|error| crate::fail(&error)),
+        LabCommand::Page(options) => finish(lab_page::run(&options)),
         LabCommand::Down { name } => finish(daemon::down(&name).map(|()| eprintln!("Lab {name:?} has been stopped."))),
         LabCommand::Build => finish(components::ensure(&components::STANDARD)),
         LabCommand::Serve(options) => serve(&options),
@@ -190,6 +198,9 @@ fn up(options: &UpOptions, arguments: Vec<OsString>) -> Result<()> {
     let name = if options.name == "default" { String::new() } else { format!("--name {} ", options.name) };
     eprintln!("\nCommand:  cargo xtask lab exec {name}-- kubectl get pods --all-namespaces");
     eprintln!("Shell:    cargo xtask lab exec {name}-- bash");
+    if options.runs_kubevirt_operator() || matches!(options.kubevirt, KubeVirtChoice::Ours) {
+        eprintln!("Page:     cargo xtask lab page {name}   # then open http://localhost:{}", lab_page::PORT);
+    }
     eprintln!("Stop:     cargo xtask lab down {name}");
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! Development commands of the project. `cargo xtask --help` lists them.
 //!
-//! This file parses the command line. Each command has its own module: `demo`, `test`, `lab_commands`, `parity`, `e2e`,
+//! This file parses the command line. Each command has its own module: `demo`, `test`, `lab_commands` (with `lab_page`), `parity`, `e2e`,
 //! `bench`, `chaos`, `image`, `generate` (with `charts` and `monitoring`) and `generate_release`. They share `programs`
 //! (builds the operators), `shipped` (builds those of the image), `kubevirt_operator` (runs one of them in a lab) and
 //! `terminal` (output). `text_checks` contains only tests.
@@ -17,6 +17,7 @@ mod generate_release;
 mod image;
 mod kubevirt_operator;
 mod lab_commands;
+mod lab_page;
 mod monitoring;
 mod parity;
 mod programs;

@@ -1,7 +1,7 @@
 //! `cargo xtask test`: runs all checks and prints the duration of each.
 
 use std::{
-    process::Command,
+    process::{Command, Stdio},
     time::{Duration, Instant},
 };
 
@@ -39,6 +39,8 @@ struct TestSuite {
 
 enum SuiteAction {
     Run(Command),
+    /// Runs a command and checks what it prints.
+    Check(Command, fn(&str) -> Result<()>),
     /// Why the suite cannot run on this machine.
     Skip(String),
 }
@@ -74,6 +76,13 @@ pub(crate) fn run(options: &TestOptions) -> Result<()> {
                 let status = command.status().with_context(|| format!("running {name}"))?;
                 if status.success() { SuiteResult::Passed } else { SuiteResult::Failed }
             }
+            SuiteAction::Check(command, check) => match checked(command, check) {
+                Ok(()) => SuiteResult::Passed,
+                Err(error) => {
+                    eprintln!("error: {error:#}");
+                    SuiteResult::Failed
+                }
+            },
             SuiteAction::Skip(reason) => {
                 eprintln!("skipped: {reason}");
                 SuiteResult::Skipped
@@ -115,9 +124,45 @@ fn suites(fast: bool) -> Vec<TestSuite> {
                 &["test", "--quiet", "--package", package, "--test", binary],
             ));
         }
+        let mut demo = cargo();
+        demo.args(["xtask", "demo"]);
+        suites.push(TestSuite { name: "demo".to_owned(), action: SuiteAction::Check(demo, check_demo) });
         suites.push(image_suite());
     }
     suites
+}
+
+/// Runs a command without a terminal. Its messages go to this process's.
+fn checked(mut command: Command, check: fn(&str) -> Result<()>) -> Result<()> {
+    let output = command.stdin(Stdio::null()).stderr(Stdio::inherit()).output().context("running the command")?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    if !output.status.success() {
+        bail!("{}:\n{text}", output.status);
+    }
+    check(&text)
+}
+
+/// The last table of Machines has the phases that the steps of the demo lead to, and nothing of them is left at the end.
+fn check_demo(output: &str) -> Result<()> {
+    let lines: Vec<Vec<&str>> = output.lines().map(|line| line.split_whitespace().collect()).collect();
+    let is_header = |line: &Vec<&str>| line.starts_with(&["NAME", "PHASE"]);
+    let Some(header) = lines.iter().rposition(is_header) else { bail!("no table of Machines in:\n{output}") };
+    let rows = lines.iter().skip(header + 1).take_while(|line| line.len() > 2);
+    let phases: Vec<(&str, &str)> = rows.filter_map(|row| Some((*row.first()?, *row.get(1)?))).take(4).collect();
+    let expected = [
+        ("basic-vm", "Running"),
+        ("container-disk-vm", "Running"),
+        ("custom-vm", "Stopped"),
+        ("networked-vm", "Running"),
+    ];
+    if phases != expected {
+        bail!("the demo ends with the phases {phases:?}, not {expected:?}");
+    }
+    let left = lines.iter().rev().take_while(|line| !line.starts_with(&["NAME"])).flatten();
+    if let Some(crd) = left.into_iter().find(|word| word.contains("vitistack.io") || word.ends_with(".kubevirt.io")) {
+        bail!("the demo leaves {crd}");
+    }
+    Ok(())
 }
 
 /// The image from its layout to both operators on a lab. A release has the same layout and other programs: those of
@@ -150,4 +195,25 @@ fn report(reports: &[SuiteReport]) -> Result<()> {
         bail!("{failed} of {} suites failed", reports.len());
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_table_of_the_demo_is_checked() {
+        let table = |phase: &str| {
+            format!(
+                "NAME PHASE REASON\nbasic-vm {phase} Running\ncontainer-disk-vm Running Running\n\
+                 custom-vm Stopped Stopped\nnetworked-vm Running Running\n\nmachine deleted\n"
+            )
+        };
+        let crds = "NAME CREATED AT\nnetworks.k8s.cni.cncf.io 2026\n";
+        check_demo(&format!("{}{}{crds}", table("Creating"), table("Running"))).unwrap();
+        assert!(check_demo(&format!("{}{crds}", table("Creating"))).is_err());
+        assert!(check_demo(crds).is_err());
+        let left = check_demo(&format!("{}{crds}machines.vitistack.io 2026\n", table("Running"))).unwrap_err();
+        assert!(left.to_string().contains("leaves machines.vitistack.io"), "{left}");
+    }
 }

@@ -2,7 +2,7 @@
      its default. Maps that are not groups stay as they are: in them, users
      remove an entry with null. */}}
 {{- define "virt-operator.setDefaults" -}}
-{{- $groups := list "crds" "image" "priorityClass" }}
+{{- $groups := list "crds" "image" "podDisruptionBudget" "priorityClass" "prometheusRule" }}
 {{- range $name, $default := .Files.Get "files/defaults.yaml" | fromYaml }}
 {{- $value := index $.Values $name }}
 {{- if kindIs "invalid" $value }}

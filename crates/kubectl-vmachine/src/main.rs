@@ -4,6 +4,7 @@
 mod adopt;
 mod arguments;
 mod cluster;
+mod complete;
 mod debug_info;
 mod machines;
 mod power;
@@ -19,6 +20,9 @@ use vitivirt_cli::{CommandResult, exit_code};
 use arguments::{Arguments, Command};
 
 fn main() -> ExitCode {
+    if let Some(words) = complete::requested(std::env::args_os()) {
+        return exit_code(block_on(complete::run(&words)));
+    }
     exit_code(run(Arguments::parse().command))
 }
 

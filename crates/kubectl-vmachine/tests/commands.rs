@@ -75,6 +75,18 @@ fn virtctl_replaces_the_plugin() {
 }
 
 #[test]
+fn kubectl_completes_commands_without_a_cluster() {
+    for (arguments, expected) in [
+        (&["__complete", "st"][..], "start\nstop\n:4\n"),
+        (&["__complete", "describe", "-o", ""], "json\ntext\nyaml\n:0\n"),
+        (&["__complete", "stop", ""], ":4\n"),
+    ] {
+        let output = run(arguments);
+        assert_eq!((output.status.code(), text(&output.stdout).as_str()), (Some(0), expected), "{arguments:?}");
+    }
+}
+
+#[test]
 fn completions_are_for_the_plugin() {
     let output = run(&["completions", "bash"]);
     assert!(output.status.success() && text(&output.stdout).contains("collect-debug-info"));

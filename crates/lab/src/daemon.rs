@@ -155,17 +155,32 @@ fn set_ready(name: &str, lab: &Lab) -> Result<()> {
     LabDaemon { state: DaemonState::Ready { kubeconfig: lab.kubeconfig().to_owned() }, ..daemon }.save(name)
 }
 
-/// Runs a command in the namespaces of a background lab and returns its exit code.
-pub fn exec(name: &str, command: &[String]) -> Result<ExitCode> {
+/// The first process of the namespaces of a background lab, and the lab's kubeconfig.
+fn ready(name: &str) -> Result<(i32, PathBuf)> {
     let daemon = LabDaemon::require(name)?;
     let DaemonState::Ready { kubeconfig } = daemon.state else {
         bail!("lab {name:?} is still starting; try again later");
     };
+    Ok((daemon.inner_pid, kubeconfig))
+}
+
+/// Moves this process into the network of a background lab and returns the path of its kubeconfig. Sockets that are
+/// already open stay in the network of the machine. It must be called while the process has a single thread.
+pub fn enter_network(name: &str) -> Result<PathBuf> {
+    let (inner_pid, kubeconfig) = ready(name)?;
+    // Not the PID namespace: a process that has joined one cannot start threads.
+    enter(inner_pid, &[USER, NETWORK, MOUNTS])?;
+    Ok(kubeconfig)
+}
+
+/// Runs a command in the namespaces of a background lab and returns its exit code.
+pub fn exec(name: &str, command: &[String]) -> Result<ExitCode> {
+    let (inner_pid, kubeconfig) = ready(name)?;
     let (Some(program), arguments) = (command.first(), command.get(1..).unwrap_or_default()) else {
         bail!("the command is empty");
     };
     let folder = std::env::current_dir().context("finding the current folder")?;
-    enter(daemon.inner_pid)?;
+    enter(inner_pid, &[USER, NETWORK, PROCESSES, MOUNTS])?;
     // Joining a mount namespace resets the current folder.
     let _ = std::env::set_current_dir(folder);
     let status = Command::new(program)
@@ -183,26 +198,27 @@ fn with_kubectl() -> Result<std::ffi::OsString> {
     std::env::join_paths(folders).context("adding kubectl to PATH")
 }
 
-/// Joins the namespaces of `pid`: the user namespace first, because the others belong to it.
-fn enter(pid: i32) -> Result<()> {
+type Namespace = (&'static str, CloneFlags);
+const USER: Namespace = ("user", CloneFlags::CLONE_NEWUSER);
+const NETWORK: Namespace = ("net", CloneFlags::CLONE_NEWNET);
+const PROCESSES: Namespace = ("pid", CloneFlags::CLONE_NEWPID);
+const MOUNTS: Namespace = ("mnt", CloneFlags::CLONE_NEWNS);
+
+/// Joins namespaces of `pid`: the user namespace first, because the others belong to it.
+fn enter(pid: i32, namespaces: &[Namespace]) -> Result<()> {
     let namespace_file = |owner: &str, kind: &str| Path::new("/proc").join(owner).join("ns").join(kind);
-    let opened: Vec<(CloneFlags, File)> = [
-        ("user", CloneFlags::CLONE_NEWUSER),
-        ("net", CloneFlags::CLONE_NEWNET),
-        ("pid", CloneFlags::CLONE_NEWPID),
-        ("mnt", CloneFlags::CLONE_NEWNS),
-    ]
-    .into_iter()
-    .filter(|(kind, _)| {
-        std::fs::read_link(namespace_file(&pid.to_string(), kind)).ok()
-            != std::fs::read_link(namespace_file("self", kind)).ok()
-    })
-    .map(|(kind, flag)| {
-        let file = File::open(namespace_file(&pid.to_string(), kind))
-            .with_context(|| format!("opening the lab's {kind} namespace"))?;
-        Ok((flag, file))
-    })
-    .collect::<Result<_>>()?;
+    let opened: Vec<(CloneFlags, File)> = namespaces
+        .iter()
+        .filter(|(kind, _)| {
+            std::fs::read_link(namespace_file(&pid.to_string(), kind)).ok()
+                != std::fs::read_link(namespace_file("self", kind)).ok()
+        })
+        .map(|(kind, flag)| {
+            let file = File::open(namespace_file(&pid.to_string(), kind))
+                .with_context(|| format!("opening the lab's {kind} namespace"))?;
+            Ok((*flag, file))
+        })
+        .collect::<Result<_>>()?;
     for (flag, file) in opened {
         setns(file.as_fd(), flag)
             .context("entering the lab's namespaces; run the command as the user who started the lab")?;

@@ -2,7 +2,8 @@
 //!
 //! - crane, the registry client of another project, pushes the layout to a registry and pulls it again;
 //! - both programs of the pulled image run as the image's user on a read-only root without any other file;
-//! - a lab installs both operators from `config/`, and their pods run the image.
+//! - a lab installs both operators from `config/`, and another one from the charts. Their pods run the image, and the
+//!   examples reach the phase Running.
 
 use std::{
     fs,
@@ -12,9 +13,10 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
+use serde_json::json;
 use tokio::{net::TcpStream, process::Command, time::Instant};
 use vitivirt_api::IMAGE;
-use vitivirt_lab::{ContainerImage, Lab, LabOptions, components, isolate::scratch_folder};
+use vitivirt_lab::{ContainerImage, Extension, Helm, Lab, LabOptions, components, isolate::scratch_folder, manifests};
 
 use super::layout::USER;
 use crate::{programs, shipped::PROGRAMS, terminal::step};
@@ -29,7 +31,8 @@ pub(super) async fn run(archive: &Path) -> Result<()> {
     ensure!(image.reference.as_deref() == Some(IMAGE), "the archive has the image {:?}, not {IMAGE}", image.reference);
     let pulled = step("push it to a registry and pull it", through_registry(archive, &image)).await?;
     step("run both programs of the pulled image", async { run_programs(&pulled) }).await?;
-    step("install both operators from config/ on a lab", install(image)).await
+    step("install both operators from config/ on a lab", install(image.clone(), Package::Config)).await?;
+    step("install both operators with Helm on a lab", install(image, Package::Charts)).await
 }
 
 /// Returns the image as a client pulls it.
@@ -99,31 +102,78 @@ fn run_programs(image: &ContainerImage) -> Result<()> {
     Ok(())
 }
 
-/// The commands of the README, and one Machine.
-async fn install(image: ContainerImage) -> Result<()> {
-    let lab = Lab::start(LabOptions { images: vec![image], ..LabOptions::default() }).await?;
-    let result = lab.keeping_logs("image-check", install_on(&lab)).await;
+/// What the operators are installed from.
+#[derive(Clone, Copy)]
+enum Package {
+    Config,
+    Charts,
+}
+
+async fn install(image: ContainerImage, package: Package) -> Result<()> {
+    let extensions = vec![Extension::Multus];
+    let lab = Lab::start(LabOptions { images: vec![image], extensions, ..LabOptions::default() }).await?;
+    let work = async {
+        match package {
+            Package::Config => install_config(&lab).await?,
+            Package::Charts => install_charts(&lab).await?,
+        }
+        run_examples(&lab).await?;
+        check_processes()
+    };
+    let result = lab.keeping_logs("image-check", work).await;
     lab.stop().await?;
     result
 }
 
-async fn install_on(lab: &Lab) -> Result<()> {
-    let file = |name: &str| programs::root().join(name).display().to_string();
-    let rollout = |name: &'static str, namespace: &'static str| {
-        ["rollout", "status", name, "--namespace", namespace, "--timeout=120s"]
-    };
-    lab.kubectl(&["apply", "-f", &file("config/virt-operator/kubevirt-operator.yaml")]).await?;
-    lab.kubectl(&rollout("deployment/virt-operator", "kubevirt")).await?;
-    lab.kubectl(&["apply", "-f", &file("config/virt-operator/kubevirt-cr.yaml")]).await?;
+fn file(name: &str) -> String {
+    programs::root().join(name).display().to_string()
+}
+
+async fn wait_for_rollout(lab: &Lab, deployment: &str, namespace: &str) -> Result<()> {
+    lab.kubectl(&["rollout", "status", deployment, "--namespace", namespace, "--timeout=120s"]).await.map(drop)
+}
+
+async fn wait_for_kubevirt(lab: &Lab) -> Result<()> {
     let deployed = "--for=jsonpath={.status.phase}=Deployed";
-    lab.kubectl(&["wait", "kubevirts/kubevirt", "--namespace", "kubevirt", deployed, "--timeout=240s"]).await?;
+    lab.kubectl(&["wait", "kubevirts/kubevirt", "--namespace", "kubevirt", deployed, "--timeout=240s"]).await.map(drop)
+}
+
+/// The commands of the README.
+async fn install_config(lab: &Lab) -> Result<()> {
+    lab.kubectl(&["apply", "-f", &file("config/virt-operator/kubevirt-operator.yaml")]).await?;
+    wait_for_rollout(lab, "deployment/virt-operator", "kubevirt").await?;
+    lab.kubectl(&["apply", "-f", &file("config/virt-operator/kubevirt-cr.yaml")]).await?;
+    wait_for_kubevirt(lab).await?;
     let (crd, rbac, manager) = (file("config/crd"), file("config/rbac"), file("config/manager"));
     lab.kubectl(&["apply", "-f", &crd, "-f", &rbac, "-f", &manager]).await?;
-    lab.kubectl(&rollout("deployment/kubevirt-operator-controller-manager", "kubevirt-operator-system")).await?;
-    lab.kubectl(&["apply", "-f", &file("examples/basic-vm.yaml")]).await?;
+    wait_for_rollout(lab, "deployment/kubevirt-operator-controller-manager", "kubevirt-operator-system").await
+}
+
+/// The three charts, with their default values.
+async fn install_charts(lab: &Lab) -> Result<()> {
+    let operators = "kubevirt-operator-system";
+    for (name, namespace) in [("virt-operator", "kubevirt"), ("kubevirt", "kubevirt"), ("kubevirt-operator", operators)]
+    {
+        let chart = file(&format!("charts/{name}"));
+        lab.helm(Helm::V4, &["install", name, &chart, "--namespace", namespace, "--create-namespace"]).await?;
+    }
+    wait_for_kubevirt(lab).await?;
+    wait_for_rollout(lab, "deployment/kubevirt-operator-controller-manager", operators).await
+}
+
+/// Four examples with empty disks, and one that boots an image.
+async fn run_examples(lab: &Lab) -> Result<()> {
+    let class = json!({
+        "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": {"name": "fast-ssd"},
+        "provisioner": "lab.vitistack.io/binding", "allowVolumeExpansion": true,
+    });
+    manifests::create(&lab.client(), &[class]).await?;
+    let names = ["networks", "container-disk-vm", "basic-vm", "custom-vm", "networked-vm", "cloud-init-vm"];
+    let examples = names.map(|name| file(&format!("examples/{name}.yaml")));
+    let files: Vec<&str> = examples.iter().flat_map(|file| ["-f", file.as_str()]).collect();
+    lab.kubectl(&[&["apply"], files.as_slice()].concat()).await?;
     let running = "--for=jsonpath={.status.phase}=Running";
-    lab.kubectl(&["wait", "machines.vitistack.io", "--all", running, "--timeout=120s"]).await?;
-    check_processes()
+    lab.kubectl(&["wait", "machines.vitistack.io", "--all", running, "--timeout=120s"]).await.map(drop)
 }
 
 /// Every process of the two operators runs as the user of the image on a read-only root.

@@ -61,7 +61,7 @@ pub(crate) fn run(options: &ImageOptions) -> ExitCode {
         return crate::finish(build(options));
     }
     let outside = || {
-        let groups = [components::STANDARD.as_slice(), &[ComponentGroup::Packaging]].concat();
+        let groups = [components::STANDARD.as_slice(), &components::HELM, &[ComponentGroup::Packaging]].concat();
         components::ensure(&groups)?;
         build(options)
     };

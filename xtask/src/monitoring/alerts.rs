@@ -113,6 +113,7 @@ pub(super) fn files() -> Result<Vec<(String, String)>> {
                 let labels = json!({"app.kubernetes.io/part-of": "vitivirt", "prometheus.kubevirt.io": "true"});
                 let rule = prometheus_rule("virt-operator-rules", "kubevirt", &labels, &groups);
                 files.push(("config/virt-operator/alerts.yaml".to_owned(), yaml_file(rule)?));
+                files.push(("charts/virt-operator/files/alerts/installation.yaml".to_owned(), yaml_file(groups)?));
             }
             other => {
                 bail!("alerts.yaml: unsupported value {other:?}; supported values: kubevirt-operator, virt-operator")

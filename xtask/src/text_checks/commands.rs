@@ -21,8 +21,10 @@ fn every_shell_command_of_the_docs_is_run_or_says_why_not() {
             match block.run {
                 BlockRun::No { reason } if reason.trim().is_empty() => problems.push(format!("{place}: no reason")),
                 BlockRun::No { .. } => {}
-                BlockRun::Yes { .. } | BlockRun::Last if is_run(&path) => {}
-                BlockRun::Yes { .. } | BlockRun::Last => problems.push(format!("{place}: no test runs this page")),
+                BlockRun::Yes { .. } | BlockRun::Helm | BlockRun::Last if is_run(&path) => {}
+                BlockRun::Yes { .. } | BlockRun::Helm | BlockRun::Last => {
+                    problems.push(format!("{place}: no test runs this page"));
+                }
             }
         }
     }

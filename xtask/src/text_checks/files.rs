@@ -19,10 +19,15 @@ impl SourceFile {
     }
 }
 
-/// README.md, CONTRIBUTING.md, SECURITY.md, CHANGELOG.md and docs/*.md.
+/// README.md, CONTRIBUTING.md, SECURITY.md, CHANGELOG.md, docs/*.md and the pages of the charts.
 pub(super) fn documents() -> Vec<SourceFile> {
     let pages = ["README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"].map(|name| root().join(name));
-    pages.into_iter().chain(paths_below("docs", "md")).map(|path| SourceFile::read(&path)).collect()
+    pages
+        .into_iter()
+        .chain(paths_below("docs", "md"))
+        .chain(paths_below("charts", "md"))
+        .map(|path| SourceFile::read(&path))
+        .collect()
 }
 
 /// charts/*/README.md.

@@ -127,6 +127,14 @@ async fn lists_and_describes(tenant: &User) -> Result<()> {
     ensure!(!tree.contains("hunter2"), "{tree}");
     let yaml = tenant.output(&["describe", "web", "-n", NAMESPACE, "-o", "yaml"]).await?;
     ensure!(yaml.contains("\nkind: Machine\n"), "{yaml}");
+    for (arguments, expected) in [
+        (&["__complete", "describe", "-n", NAMESPACE, "w"][..], "web\n:4\n"),
+        (&["__complete", "stop", "-n", NAMESPACE, ""], "database\nweb\n:4\n"),
+        (&["__complete", "stop", "-n", "default", ""], ":4\n"),
+    ] {
+        let completions = tenant.output(arguments).await?;
+        ensure!(completions == expected, "{arguments:?}: {completions}");
+    }
     let error = tenant.error(1, &["describe", "none", "-n", NAMESPACE]).await?;
     ensure!(error == "error: Machine plugin/none not found\n", "{error}");
     Ok(())
@@ -144,6 +152,10 @@ async fn starts_and_stops(lab: &Lab, tenant: &User) -> Result<()> {
     }
     let error = tenant.error(1, &["stop", "none", "-n", NAMESPACE]).await?;
     ensure!(error.contains("Machine plugin/none not found"), "{error}");
+    // No operator runs, so the Machine never gets a guest.
+    let error = tenant.error(1, &["restart", "web", "-n", NAMESPACE]).await?;
+    ensure!(error.contains("is starting and has no guest yet"), "{error}");
+    tenant.output(&["stop", "web", "-n", NAMESPACE]).await?;
     let error = tenant.error(1, &["restart", "web", "-n", NAMESPACE]).await?;
     ensure!(error.contains("is not running") && error.contains("kubectl vmachine start web"), "{error}");
     Ok(())

@@ -196,7 +196,7 @@ async fn helm_installs_upgrades_rolls_back_and_uninstalls_the_operator(_: Arc<Sh
     run_helm(&lab, Helm::V3, "install", &[&older, "--set", "logLevel=debug"]).await?;
     run_examples(&lab).await?;
     let vms = uids(&lab, "virtualmachines").await?;
-    ensure!(vms.len() == 4, "{vms:?}");
+    ensure!(vms.len() == 5, "{vms:?}");
     let older_columns = columns(&lab).await?;
 
     ensure!(!has_policy(&lab).await?, "the older chart has a policy");
@@ -216,13 +216,13 @@ async fn helm_installs_upgrades_rolls_back_and_uninstalls_the_operator(_: Arc<Sh
 
     run_helm(&lab, Helm::V4, "rollback", &["2"]).await?;
     wait_until_all_run(&lab).await?;
-    let with_fifth = uids(&lab, "virtualmachines").await?;
+    let with_sixth = uids(&lab, "virtualmachines").await?;
     run_helm(&lab, Helm::V4, "uninstall", &[]).await?;
     let deployments = lab.kubectl(&["get", "deployments", "--namespace", rbac::NAMESPACE, "--output=name"]).await?;
     ensure!(deployments.is_empty(), "{deployments}");
-    ensure!(uids(&lab, "virtualmachines").await? == with_fifth, "VMs changed");
-    ensure!(vms.is_subset(&with_fifth), "VMs were replaced: {vms:?} {with_fifth:?}");
-    ensure!(uids(&lab, "machines.vitistack.io").await?.len() == 5, "Machines did not stay");
+    ensure!(uids(&lab, "virtualmachines").await? == with_sixth, "VMs changed");
+    ensure!(vms.is_subset(&with_sixth), "VMs were replaced: {vms:?} {with_sixth:?}");
+    ensure!(uids(&lab, "machines.vitistack.io").await?.len() == 6, "Machines did not stay");
 
     run_helm(&lab, Helm::V4, "install", &[&chart]).await?;
     use_other_permissions(&lab).await?;

@@ -20,6 +20,7 @@ mod lifecycle;
 mod machine_test;
 mod packages;
 mod permissions;
+mod plugin;
 mod poll;
 mod predictions;
 mod process;
@@ -54,6 +55,7 @@ fn main() -> ExitCode {
         packages::add(suite);
         charts::add(suite);
         permissions::add(suite);
+        plugin::add(suite);
         data::add(suite);
         predictions::add(suite);
         foreign_crds::add(suite);

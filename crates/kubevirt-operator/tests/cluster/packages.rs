@@ -48,10 +48,10 @@ pub(crate) fn repository_path(name: &str) -> String {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(name).display().to_string()
 }
 
-/// Applies the four examples, and returns when all Machines are running.
+/// Applies four examples and one that boots an image, and returns when all Machines are running.
 pub(crate) async fn run_examples(lab: &Lab) -> Result<()> {
     create_storage_class(lab, "fast-ssd").await?;
-    for name in ["networks", "basic-vm", "custom-vm", "networked-vm", "cloud-init-vm"] {
+    for name in ["networks", "container-disk-vm", "basic-vm", "custom-vm", "networked-vm", "cloud-init-vm"] {
         lab.kubectl(&["apply", "-f", &repository_path(&format!("examples/{name}.yaml"))]).await?;
     }
     wait_until_all_run(lab).await
@@ -100,7 +100,7 @@ async fn kubectl_apply_of_config_installs_the_operator(_: Arc<SharedLabs>) -> Re
     // Machines, their VMs and disks stay when the operator is removed.
     lab.kubectl(&["delete", "-f", &manager, "-f", &rbac]).await?;
     let left = lab.kubectl(&["get", "virtualmachines,persistentvolumeclaims", "--output=name"]).await?;
-    ensure!(left.lines().count() >= 8, "{left}");
+    ensure!(left.lines().count() >= 10, "{left}");
     Box::pin(lab.kubectl(&["apply", "-f", &rbac, "-f", &manager])).await?;
     lab.kubectl(&ROLLOUT).await?;
     lab.kubectl(&["delete", "machines.vitistack.io", "--all", "--timeout=120s"]).await?;

@@ -8,7 +8,9 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use futures::FutureExt;
-use k8s_openapi::api::authorization::v1::{ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec};
+use k8s_openapi::api::authorization::v1::{
+    NonResourceAttributes, ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec,
+};
 use kube::{Api, api::PostParams};
 use kubevirt_operator::rbac;
 use serde_json::{Value, json};
@@ -32,6 +34,7 @@ const VERBS: [&str; 8] = ["get", "list", "watch", "create", "update", "patch", "
 const USER_ROLES: [&str; 4] = ["view", "edit", "admin", rbac::NETWORK_ROLE];
 const TENANT: &str = "permissions-of-a-tenant";
 const ELSEWHERE: &str = "permissions-elsewhere";
+const METRICS_READER: &str = "metrics-reader";
 const NAMESPACED_ACCOUNT: &str = "namespaced-operator";
 
 /// A resource or subresource of an API group.
@@ -85,6 +88,8 @@ async fn each_account_and_role_can_do_what_the_list_says_and_nothing_else(labs: 
     let operator = account(rbac::NAMESPACE, rbac::ACCOUNT);
     let namespaced = account(rbac::NAMESPACE, NAMESPACED_ACCOUNT);
     let mut found = BTreeMap::new();
+    let reader = account(ELSEWHERE, METRICS_READER);
+    ensure!(!can_read_metrics(&lab, &reader).await?, "an account without a role can read the metrics");
     for (name, subject, namespace) in [
         ("operator", &operator, TENANT),
         ("operator-in-its-own-namespace", &operator, rbac::NAMESPACE),
@@ -102,6 +107,20 @@ async fn each_account_and_role_can_do_what_the_list_says_and_nothing_else(labs: 
         elsewhere.extend(permissions(&lab, &user(role), ELSEWHERE, &own_kinds).await?);
     }
     found.insert("users-elsewhere".to_owned(), elsewhere);
+
+    // The metrics of the operator, and the account that asks the API server about their readers.
+    lab.kubectl(&["apply", "-f", &repository_path("config/secure-metrics/rbac.yaml")]).await?;
+    bind_metrics_reader(&lab).await?;
+    let before = found.get("operator").cloned().unwrap_or_default();
+    let mut with_reviews = permissions(&lab, &operator, TENANT, &kinds).await?;
+    with_reviews.retain(|kind, verbs| every_account.get(kind) != Some(verbs) && before.get(kind) != Some(verbs));
+    found.insert("operator-with-secure-metrics".to_owned(), with_reviews);
+    let mut of_reader = permissions(&lab, &reader, ELSEWHERE, &kinds).await?;
+    of_reader.retain(|kind, verbs| every_account.get(kind) != Some(verbs));
+    if can_read_metrics(&lab, &reader).await? {
+        of_reader.insert("/metrics".to_owned(), BTreeSet::from(["get".to_owned()]));
+    }
+    found.insert("metrics-reader".to_owned(), of_reader);
 
     let reviewed = include_str!("permissions.yaml");
     let reviewed = manifests::parse(reviewed)?.into_iter().next().context("the reviewed list is empty")?;
@@ -144,6 +163,24 @@ async fn create_subjects(lab: &Lab) -> Result<()> {
         })
     }));
     manifests::create(&lab.client(), &objects).await
+}
+
+/// Binds the role that docs/monitoring.md names to an account.
+async fn bind_metrics_reader(lab: &Lab) -> Result<()> {
+    let (role, account) = (rbac::METRICS_READER_ROLE, format!("{ELSEWHERE}:{METRICS_READER}"));
+    let binding = ["create", "clusterrolebinding", "permissions-of-a-metrics-reader"];
+    let options = ["--clusterrole", role, "--serviceaccount", &account];
+    lab.kubectl(&[binding.as_slice(), &options].concat()).await?;
+    let reader = self::account(ELSEWHERE, METRICS_READER);
+    // The API server's cache of roles follows a write after a moment.
+    let is_bound = || can_read_metrics(lab, &reader);
+    poll_until(MACHINE_PATIENCE, is_bound, || "the role of the metrics reader has an effect".to_owned()).await
+}
+
+async fn can_read_metrics(lab: &Lab, subject: &SubjectAccessReviewSpec) -> Result<bool> {
+    let attributes = NonResourceAttributes { path: Some("/metrics".to_owned()), verb: Some("get".to_owned()) };
+    let spec = SubjectAccessReviewSpec { non_resource_attributes: Some(attributes), ..subject.clone() };
+    review(lab, spec).await
 }
 
 fn user_name(role: &str) -> String {
@@ -227,10 +264,11 @@ async fn is_allowed(
         verb: Some(verb.to_owned()),
         ..ResourceAttributes::default()
     };
-    let review = SubjectAccessReview {
-        spec: SubjectAccessReviewSpec { resource_attributes: Some(attributes), ..subject.clone() },
-        ..SubjectAccessReview::default()
-    };
+    review(lab, SubjectAccessReviewSpec { resource_attributes: Some(attributes), ..subject.clone() }).await
+}
+
+async fn review(lab: &Lab, spec: SubjectAccessReviewSpec) -> Result<bool> {
+    let review = SubjectAccessReview { spec, ..SubjectAccessReview::default() };
     let reviews: Api<SubjectAccessReview> = Api::all(lab.client());
     let answer = reviews.create(&PostParams::default(), &review).await.context("asking for a permission")?;
     Ok(answer.status.is_some_and(|status| status.allowed))

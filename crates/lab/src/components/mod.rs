@@ -281,6 +281,11 @@ pub fn kubectl_dir() -> Result<PathBuf> {
     ComponentGroup::Kubernetes.folder()
 }
 
+/// The folder with Helm 4, for a user's PATH.
+pub fn helm_dir() -> Result<PathBuf> {
+    ComponentGroup::Helm4.folder()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

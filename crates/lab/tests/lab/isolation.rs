@@ -20,11 +20,12 @@ use nix::{
 };
 use vitivirt_lab::{
     Lab, LabOptions,
+    daemon::{DaemonState, LabDaemon},
     harness::{SharedLabs, Suite},
     tests,
 };
 
-use crate::nested::{self, BACKGROUND_LAB, KEEP_LAB};
+use crate::nested::{self, BACKGROUND_LAB, ENTER_NETWORK, KEEP_LAB};
 
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// Creating and removing namespaces waits in the kernel until the network namespaces of earlier labs are removed.
@@ -38,6 +39,7 @@ pub(crate) fn add(suite: &mut Suite) {
         nothing_is_left_after_the_lab_process_is_killed,
         a_leftover_environment_variable_changes_no_mounts,
         a_background_lab_stops_when_its_starter_exits_before_it_is_ready,
+        a_process_that_enters_a_background_lab_keeps_its_listener,
         the_logs_of_a_stopped_lab_are_kept_until_the_test_ends,
         an_unprivileged_user_can_run_a_lab,
         a_dead_server_process_fails_the_lab,
@@ -128,7 +130,33 @@ async fn a_background_lab_stops_when_its_starter_exits_before_it_is_ready(_: Arc
     started.with_context(|| format!("the background lab does not start: {error}"))?;
     ended.with_context(|| format!("the background lab still runs after its starter exited: {error}"))?;
     ensure!(error.contains("exited before the lab was ready"), "{error}");
-    ensure!(vitivirt_lab::daemon::LabDaemon::find(&name)?.is_none(), "the file of the lab must be removed");
+    ensure!(LabDaemon::find(&name)?.is_none(), "the file of the lab must be removed");
+    Ok(())
+}
+
+/// `cargo xtask lab page` relies on it: a browser outside of the lab reaches a server inside of it.
+async fn a_process_that_enters_a_background_lab_keeps_its_listener(_: Arc<SharedLabs>) -> Result<()> {
+    let name = format!("test-page-{}", std::process::id());
+    let mut lab = nested::command(&std::env::current_exe()?, BACKGROUND_LAB);
+    let mut lab = lab.env(nested::NAME, &name).stdin(Stdio::piped()).spawn()?;
+    let is_ready = || {
+        let found = LabDaemon::find(&name).ok().flatten();
+        found.is_some_and(|daemon| matches!(daemon.state, DaemonState::Ready { .. }))
+    };
+    let ready = wait_until(is_ready).await;
+    let answer = match ready {
+        Ok(()) => {
+            let mut command = nested::command(&std::env::current_exe()?, ENTER_NETWORK);
+            command.env(nested::NAME, &name);
+            tokio::task::spawn_blocking(move || nested::connect_through(command)).await?
+        }
+        Err(error) => Err(error.context("the background lab is not ready")),
+    };
+    let _ = vitivirt_lab::daemon::down(&name);
+    let _ = lab.kill();
+    tokio::task::spawn_blocking(move || lab.wait()).await??;
+    let answer = answer?;
+    ensure!(answer.contains("HTTP request to an HTTPS server"), "{answer:?}");
     Ok(())
 }
 

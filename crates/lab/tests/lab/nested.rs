@@ -1,7 +1,7 @@
 //! Runs this test binary again as a user would: outside of any lab, in a process that a test may kill.
 
 use std::{
-    io::{BufRead, BufReader, Write},
+    io::{BufRead, BufReader, Read, Write},
     path::Path,
     process::{Child, Command, ExitCode, Stdio},
 };
@@ -19,6 +19,8 @@ pub(crate) const KEEP_LAB: &str = "keep-lab";
 pub(crate) const PORT_IN_USE: &str = "port-in-use";
 /// Runs a background lab. The variable `NAME` contains its name.
 pub(crate) const BACKGROUND_LAB: &str = "background-lab";
+/// Listens, enters the network of the background lab with the name `NAME`, and connects one client to its API server.
+pub(crate) const ENTER_NETWORK: &str = "enter-network";
 /// The process of a pod: answers every HTTP request on port 8080 of its address with the content of a file.
 pub(crate) const SERVE_FILE: &str = "serve-file";
 pub(crate) const SERVED_PORT: u16 = 8080;
@@ -41,6 +43,15 @@ pub(crate) fn run_if_requested() -> Option<ExitCode> {
     if task == BACKGROUND_LAB {
         let name = std::env::var(NAME).unwrap_or_default();
         return Some(daemon::run(&name, || Ok(LabOptions { nodes: 1, ..LabOptions::default() }), async |_| Ok(())));
+    }
+    if task == ENTER_NETWORK {
+        return Some(enter_network().map_or_else(
+            |error| {
+                eprintln!("error: {error:#}");
+                ExitCode::FAILURE
+            },
+            |()| ExitCode::SUCCESS,
+        ));
     }
     Some(isolate::run(
         || components::ensure(&components::STANDARD),
@@ -71,6 +82,41 @@ fn serve_file() -> Result<()> {
         );
     }
     Ok(())
+}
+
+fn enter_network() -> Result<()> {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0")?;
+    let kubeconfig = daemon::enter_network(&std::env::var(NAME)?)?;
+    println!("{}", listener.local_addr()?);
+    let kubeconfig = std::fs::read_to_string(kubeconfig)?;
+    let server = kubeconfig.split_once("https://").context("the kubeconfig has no server")?.1;
+    let end = server.find(|character: char| !character.is_ascii_digit() && !matches!(character, '.' | ':'));
+    let server = server.get(..end.unwrap_or(server.len())).context("the kubeconfig has no server")?.to_owned();
+    // On another thread, because a process that has joined a PID namespace cannot start one.
+    let connection = std::thread::spawn(move || -> Result<()> {
+        let (mut client, _) = listener.accept()?;
+        let mut server = std::net::TcpStream::connect(server.as_str()).with_context(|| server.clone())?;
+        server.write_all(b"GET / HTTP/1.0\r\n\r\n")?;
+        std::io::copy(&mut server, &mut client)?;
+        Ok(())
+    });
+    connection.join().map_err(|_| anyhow::anyhow!("the thread panicked"))?
+}
+
+/// Runs `ENTER_NETWORK`, connects to its listener, and returns the answer.
+pub(crate) fn connect_through(mut command: Command) -> Result<String> {
+    let mut child = command.spawn()?;
+    let mut address = String::new();
+    BufReader::new(child.stdout.take().context("no standard output")?).read_line(&mut address)?;
+    let mut answer = String::new();
+    if let Ok(mut stream) = std::net::TcpStream::connect(address.trim()) {
+        stream.read_to_string(&mut answer)?;
+    }
+    let output = child.wait_with_output()?;
+    if !output.status.success() {
+        bail!("{}", String::from_utf8_lossy(&output.stderr));
+    }
+    Ok(answer)
 }
 
 /// A command that runs a task of this binary outside of any lab.

@@ -19,7 +19,7 @@ use kube::{
     core::GroupVersionKind,
 };
 use serde_json::Value;
-use vitivirt_api::{IMAGE, kubevirt::KubeVirt};
+use vitivirt_api::{IMAGE, docs_url, kubevirt::KubeVirt};
 use vitivirt_cli::{
     Check, CheckArguments, CheckReport, CommandResult, check_lease, check_permissions, check_server_version,
 };
@@ -226,7 +226,7 @@ fn operators_result(namespace: &str, operators: &[(String, String)], pre: bool) 
         Some((_, image)) if pre => Check::warning(
             name,
             format!("virt-operator ({image}) is installed, and this one would replace it"),
-            "read docs/takeover.md first",
+            format!("read {} first", docs_url("takeover.md")),
         ),
         _ => Check::ok(name, "none"),
     }

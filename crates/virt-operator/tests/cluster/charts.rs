@@ -28,7 +28,7 @@ pub(crate) fn add(suite: &mut Suite) {
 }
 
 /// Each value with another one than its default.
-const CHANGED: [(&str, &str); 19] = [
+const CHANGED: [(&str, &str); 25] = [
     ("image.repository", r#""mirror.example.com/kubevirt-operator""#),
     ("image.tag", r#""other""#),
     ("image.digest", r#""sha256:0000000000000000000000000000000000000000000000000000000000000000""#),
@@ -42,8 +42,14 @@ const CHANGED: [(&str, &str); 19] = [
     ("affinity", r#"{"nodeAffinity":{}}"#),
     ("podAnnotations", r#"{"example.com/a":"b"}"#),
     ("podLabels", r#"{"example.com/a":"b"}"#),
+    ("podSecurityContext", r#"{"runAsUser":1000}"#),
+    ("securityContext", r#"{"privileged":true}"#),
     ("extraEnv", r#"[{"name":"A","value":"b"}]"#),
     ("logVerbosity", "4"),
+    ("prometheusRule.enabled", "true"),
+    ("prometheusRule.labels", r#"{"release":"prometheus"}"#),
+    ("podDisruptionBudget.enabled", "true"),
+    ("podDisruptionBudget.minAvailable", "2"),
     ("priorityClass.create", "false"),
     ("crds.enabled", "false"),
     ("crds.keep", "false"),
@@ -66,13 +72,33 @@ async fn the_chart_renders_the_printed_manifests(labs: Arc<SharedLabs>) -> Resul
         }
     }
     let default = render(&lab, Helm::V3, &[]).await?;
+    let enabled = ["--set", "prometheusRule.enabled=true", "--set", "podDisruptionBudget.enabled=true"];
+    let with_all = render(&lab, Helm::V3, &enabled).await?;
     for (path, value) in CHANGED {
-        let changed = render(&lab, Helm::V3, &["--set-json", &format!("{path}={value}")]).await?;
-        ensure!((changed != default) == (path != "takeOver"), "{path}");
+        // These have an effect only on an object that another value enables.
+        let of_optional = ["prometheusRule.labels", "podDisruptionBudget.minAvailable"].contains(&path);
+        let (before, common) = if of_optional { (&with_all, enabled.as_slice()) } else { (&default, &[][..]) };
+        let change = format!("{path}={value}");
+        let changed = render(&lab, Helm::V3, &[common, &["--set-json", &change]].concat()).await?;
+        ensure!((changed != *before) == (path != "takeOver"), "{path}");
     }
+    check_alerts(&with_all)?;
     let values = std::fs::read_to_string(repository_path("charts/virt-operator/values.yaml"))?;
     let documented = values.lines().filter(|line| line.trim_start().starts_with("# -- ")).count();
     ensure!(documented == CHANGED.len(), "{documented} values, {} of them checked", CHANGED.len());
+    Ok(())
+}
+
+/// The alerts of the chart are those of config/.
+fn check_alerts(rendered: &str) -> Result<()> {
+    let file = std::fs::read_to_string(repository_path("config/virt-operator/alerts.yaml"))?;
+    let specs = |text: &str| -> Result<Vec<Value>> {
+        let objects = manifests::parse(text)?.into_iter();
+        let rules = objects.filter(|object| object.get("kind").is_some_and(|kind| kind == "PrometheusRule"));
+        Ok(rules.filter_map(|rule| rule.get("spec").cloned()).collect())
+    };
+    let (chart, config) = (specs(rendered)?, specs(&file)?);
+    ensure!(chart == config && config.len() == 1, "{chart:?} and not {config:?}");
     Ok(())
 }
 

@@ -4,19 +4,21 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
+    time::Duration,
 };
 
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::authorization::v1::{
     ResourceRule, SelfSubjectRulesReview, SelfSubjectRulesReviewSpec, SubjectRulesReviewStatus,
 };
+use tokio::time::{Instant, sleep};
 use vitivirt_lab::{
     Lab,
     harness::{SharedLabs, Suite},
     manifests,
 };
 
-use crate::support::{NAMESPACE, program};
+use crate::support::{NAMESPACE, TIMEOUT, program};
 
 pub(crate) fn add(suite: &mut Suite) {
     vitivirt_lab::tests!(suite; each_account_of_kubevirt_can_do_what_the_list_says_and_nothing_else);
@@ -25,6 +27,9 @@ pub(crate) fn add(suite: &mut Suite) {
 const ELSEWHERE: &str = "default";
 /// Kubernetes creates it in every namespace, and no role is bound to it.
 const WITHOUT_ROLES: &str = "default";
+
+/// The roles that an installation of KubeVirt has for users.
+const USER_ROLES: [&str; 3] = ["kubevirt.io:view", "kubevirt.io:edit", "kubevirt.io:admin"];
 
 /// The permitted verbs of each resource or URL.
 type Permissions = BTreeMap<String, BTreeSet<String>>;
@@ -41,6 +46,24 @@ async fn each_account_of_kubevirt_can_do_what_the_list_says_and_nothing_else(lab
         found.insert(format!("{account} in its own namespace"), without(own, &elsewhere));
         found.insert(account.to_owned(), without(elsewhere, &every_account));
     }
+    for role in USER_ROLES {
+        let user = format!("permissions-of-{}", role.replace(':', "-"));
+        let of_user = |namespace| permissions_of(&lab, &user, namespace);
+        let before = of_user(ELSEWHERE).await?;
+        let name = format!("--clusterrole={role}");
+        let binding = ["create", "rolebinding", &user, &name, "--user", &user, "--namespace", ELSEWHERE];
+        lab.kubectl(&binding).await?;
+        let deadline = Instant::now() + TIMEOUT;
+        let mut after = of_user(ELSEWHERE).await?;
+        // The API server's cache of roles follows a write after a moment.
+        while after == before && Instant::now() < deadline {
+            sleep(Duration::from_millis(50)).await;
+            after = of_user(ELSEWHERE).await?;
+        }
+        found.insert(format!("user with {role}"), without(after, &before));
+        let in_other = without(of_user(NAMESPACE).await?, &before);
+        ensure!(in_other.is_empty(), "a user with {role} in one namespace can do in another one: {in_other:?}");
+    }
     found.retain(|_, permissions| !permissions.is_empty());
     let (found, reviewed) = (lines(found), lines(reviewed()?));
     let added: Vec<_> = found.difference(&reviewed).collect();
@@ -54,13 +77,17 @@ async fn each_account_of_kubevirt_can_do_what_the_list_says_and_nothing_else(lab
 
 /// The API server's answer to the question that `kubectl auth can-i --list` asks, as this account.
 async fn permissions(lab: &Lab, account: &str, namespace: &str) -> Result<Permissions> {
+    permissions_of(lab, &format!("system:serviceaccount:{NAMESPACE}:{account}"), namespace).await
+}
+
+async fn permissions_of(lab: &Lab, user: &str, namespace: &str) -> Result<Permissions> {
     let question = SelfSubjectRulesReview {
         spec: SelfSubjectRulesReviewSpec { namespace: Some(namespace.to_owned()) },
         ..SelfSubjectRulesReview::default()
     };
-    let file = lab.folder().join(format!("rules-review-of-{account}-in-{namespace}.json"));
+    let file = lab.folder().join(format!("rules-review-of-{}-in-{namespace}.json", user.replace(':', "-")));
     std::fs::write(&file, serde_json::to_string(&question)?)?;
-    let user = format!("--as=system:serviceaccount:{NAMESPACE}:{account}");
+    let user = format!("--as={user}");
     let answer =
         lab.kubectl(&["create", "--validate=false", "-f", &file.display().to_string(), "--output=json", &user]).await?;
     let answer: SelfSubjectRulesReview = serde_json::from_str(&answer)?;

@@ -7,7 +7,7 @@ use k8s_openapi::{
     apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
 };
 use kube::ResourceExt;
-use vitivirt_api::kubevirt::KubeVirt;
+use vitivirt_api::{docs_url, kubevirt::KubeVirt};
 use vitivirt_cli::Check;
 use vitivirt_runtime::preflight::is_established;
 
@@ -24,7 +24,9 @@ pub(super) fn own_crd(name: &str, field: &str, crd: Option<&CustomResourceDefini
         None if pre => Check::ok(&title, "does not exist yet"),
         None => Check::failed(&title, "not found", "apply the output of `kubevirt-operator crds`"),
         Some(crd) => match check_crd(crd, field) {
-            Err(problem) => Check::failed(&title, problem, "see docs/faq.md"),
+            Err(problem) => {
+                Check::failed(&title, problem, format!("see {}", docs_url("faq.md#three-things-called-machines")))
+            }
             Ok(()) if !is_established(crd) => Check::failed(
                 &title,
                 "not established: another CRD of the group has one of its names",
