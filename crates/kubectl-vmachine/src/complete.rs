@@ -10,7 +10,7 @@ use vitivirt_cli::{CommandResult, print};
 
 use crate::{
     arguments::{Arguments, NamespaceArguments},
-    cluster::Cluster,
+    cluster::NamespaceClient,
 };
 
 /// The name of the program that kubectl runs.
@@ -87,7 +87,7 @@ async fn machine_names(before: &[String]) -> Vec<String> {
     }
     let Ok(words) = Words::try_parse_from(before) else { return Vec::new() };
     let names = async {
-        let cluster = Cluster::connect(&words.namespace).await.ok()?;
+        let cluster = NamespaceClient::connect(&words.namespace).await.ok()?;
         let machines = cluster.machines().list_metadata(&ListParams::default().limit(500)).await.ok()?;
         Some(machines.items.into_iter().filter_map(|machine| machine.metadata.name).collect())
     };

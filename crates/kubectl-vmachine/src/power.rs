@@ -40,7 +40,7 @@ pub(crate) async fn restart(arguments: &NameArguments) -> CommandResult<ExitCode
     Ok(ExitCode::SUCCESS)
 }
 
-async fn restart_guest(cluster: &Cluster, name: &str) -> CommandResult<()> {
+async fn restart_guest(cluster: &NamespaceClient, name: &str) -> CommandResult<()> {
     let (namespace, version) = (&cluster.namespace, "/apis/subresources.kubevirt.io/v1");
     let deadline = Instant::now() + START;
     loop {
@@ -74,7 +74,7 @@ async fn restart_guest(cluster: &Cluster, name: &str) -> CommandResult<()> {
 
 /// Waits until the Machine has a guest: its status follows a `start` only after a moment. Fails at once if the user wants
 /// the Machine to be stopped.
-async fn wait_for_guest(cluster: &Cluster, name: &str) -> CommandResult<()> {
+async fn wait_for_guest(cluster: &NamespaceClient, name: &str) -> CommandResult<()> {
     let deadline = Instant::now() + START;
     loop {
         let machine = cluster.machine(name).await?;

@@ -213,7 +213,7 @@ fn listeners(settings: &Settings, tls: Option<Acceptor>) -> Vec<Listener> {
 mod tests {
     use super::*;
 
-    /// Two deployments with different values of WATCH_NAMESPACE in one namespace both lead (review R12).
+    /// Two deployments with different values of WATCH_NAMESPACE in one namespace both lead.
     #[test]
     fn each_watched_namespace_has_its_own_lease() {
         assert_eq!(lease_name(None), "kubevirt-operator");

@@ -160,7 +160,7 @@ fn version(secret: PartialObjectMeta<Secret>) -> Box<str> {
 mod tests {
     use super::*;
 
-    /// A reconcile in flight asks for the Secret of a Machine that was deleted meanwhile (review B29).
+    /// A reconcile in flight asks for the Secret of a Machine that was deleted meanwhile.
     #[tokio::test]
     async fn a_watch_that_begins_after_its_machine_was_deleted_ends() {
         let config = kube::Config::new("http://127.0.0.1:1".parse().unwrap());

@@ -167,7 +167,7 @@ mod tests {
         assert_eq!((entry.phase, entry.template), (MachinePhase::Pending, "small"));
     }
 
-    /// docs/architecture.md names the limit (review R3).
+    /// docs/architecture.md names the limit.
     #[test]
     fn the_cached_user_data_of_a_machine_has_a_limit() {
         // Text that does not compress well.

@@ -93,7 +93,7 @@ fn an_edit_that_is_reverted_waits_for_no_restart() {
     assert_eq!(restart_message(&cluster), None);
 }
 
-/// The guest of a Machine has the hardware of its architecture (review B20).
+/// The guest of a Machine has the hardware of its architecture.
 #[test]
 fn kubevirt_chooses_the_machine_type_and_only_an_edit_changes_it() {
     let new = SimulatedCluster::new(small_spec());
@@ -124,7 +124,7 @@ fn kubevirt_chooses_the_machine_type_and_only_an_edit_changes_it() {
     assert_eq!(machine_type(&cluster), "pc", "without the field the guest keeps its hardware");
 }
 
-/// A guest is on the VLAN that the network had when its pod started (review B22).
+/// A guest is on the VLAN that the network had when its pod started.
 #[test]
 fn a_changed_network_waits_for_the_restart_of_its_guests() {
     let network = Network { name: "a".to_owned(), network_name: "prod".to_owned(), ..Network::default() };

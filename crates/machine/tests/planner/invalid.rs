@@ -246,7 +246,7 @@ fn resolve_checks_every_limit_of_the_crd() {
     assert!(tried > 40, "only {tried} limits were found");
 }
 
-/// KubeVirt makes a container of each containerDisk, and adds 11 characters to its name (review B28).
+/// KubeVirt makes a container of each containerDisk, and adds 11 characters to its name.
 #[test]
 fn the_name_of_a_container_disk_fits_the_name_of_its_container() {
     for (length, is_valid) in [(52, true), (53, false)] {

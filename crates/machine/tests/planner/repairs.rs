@@ -1,4 +1,4 @@
-//! Another client changes an object of a Machine after each repair (review B26).
+//! Another client changes an object of a Machine after each repair.
 
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use vitivirt_api::{

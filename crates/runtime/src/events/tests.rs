@@ -78,7 +78,7 @@ async fn recording_never_waits_and_the_rate_of_events_is_limited() {
     assert_eq!(link.count(Verb::Create), CAPACITY);
 }
 
-/// One namespace has its share of the memory and of the rate, not all of it (review R14).
+/// One namespace has its share of the memory and of the rate, not all of it.
 #[tokio::test(start_paused = true)]
 async fn a_flood_of_events_in_one_namespace_does_not_drop_or_delay_those_of_another() {
     let server = TestApiServer::new();

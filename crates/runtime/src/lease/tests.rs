@@ -436,7 +436,7 @@ async fn work_that_blocks_its_thread_is_an_error_before_the_lease_expires() {
     drop(release);
 }
 
-/// The other replica works already, so there is no time to finish anything (review R12).
+/// The other replica works already, so there is no time to finish anything.
 #[tokio::test(start_paused = true)]
 async fn a_leader_that_sees_another_holder_aborts_its_work_at_once() {
     let (server, journal) = (TestApiServer::new(), Arc::new(Journal::default()));

@@ -230,7 +230,7 @@ async fn a_dead_watch_is_resumed_without_a_list() {
     assert_eq!(link.count(Verb::List), 1);
 }
 
-/// One object of another form does not stop the others (review B27).
+/// One object of another form does not stop the others.
 #[tokio::test(start_paused = true)]
 async fn an_unreadable_object_is_skipped_and_counted_until_it_is_corrected_or_deleted() {
     let unreadable = |name: &str| {
@@ -276,7 +276,7 @@ async fn an_unreadable_event_causes_a_list() {
     assert_eq!(link.count(Verb::List), 2);
 }
 
-/// On an idle kind no event arrives between two outages (review R11).
+/// On an idle kind no event arrives between two outages.
 #[tokio::test(start_paused = true)]
 async fn a_second_outage_of_an_idle_kind_begins_with_a_short_delay() {
     let server = TestApiServer::new();
@@ -295,7 +295,7 @@ async fn a_second_outage_of_an_idle_kind_begins_with_a_short_delay() {
     assert_eq!(link.count(Verb::List), 1);
 }
 
-/// A server that was restored to an older state may refuse the version that a watch resumes from (review R11).
+/// A server that was restored to an older state may refuse the version that a watch resumes from.
 #[tokio::test(start_paused = true)]
 async fn a_watch_that_the_server_refuses_again_and_again_is_replaced_by_a_list() {
     let server = TestApiServer::new();

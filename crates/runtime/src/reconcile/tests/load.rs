@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// All writes of a kind hang, as with a webhook of the cluster that drops its packets (review R6).
+/// All writes of a kind hang, as with a webhook of the cluster that drops its packets.
 #[tokio::test(start_paused = true)]
 async fn writes_that_hang_in_many_namespaces_do_not_stop_reconciles_without_such_a_write() {
     let slow_after = Some(Duration::from_millis(500));
@@ -30,7 +30,7 @@ async fn writes_that_hang_in_many_namespaces_do_not_stop_reconciles_without_such
     assert!((0..6).all(|namespace| (0..20).all(|n| created(namespace, n))));
 }
 
-/// After a start all objects are reconciled at about the same time (review R6).
+/// After a start all objects are reconciled at about the same time.
 #[tokio::test(start_paused = true)]
 async fn the_first_resyncs_are_spread_over_the_whole_interval() {
     let test = runner_test(RunnerOptions { resync: Some(Duration::from_secs(600)), ..RunnerOptions::default() });
