@@ -58,7 +58,7 @@ impl Observer {
         let caches_complete = self.caches.are_complete();
         let objects = self.caches.objects();
         let config = DeploymentConfig::new(&kubevirt, &self.environment);
-        let mut cluster = self.caches.cluster(self.node_count.get().await?);
+        let mut cluster = self.caches.cluster(self.schedulable_nodes().await);
         let mut lane_problems = self.lane_problems.get();
         let mut monitoring_known = true;
         let nodes = self.held_nodes(&objects, cluster.schedulable_nodes, now);
@@ -96,6 +96,15 @@ impl Observer {
             nodes_held_until: nodes.until,
             kubevirt: Arc::unwrap_or_clone(kubevirt),
         }))
+    }
+
+    /// A virt-handler that is ready stands for its node as long as nodes cannot be counted: certificates and repairs do
+    /// not wait for that.
+    async fn schedulable_nodes(&self) -> usize {
+        self.node_count.get().await.unwrap_or_else(|failure| {
+            tracing::warn!(error = failure.message, "cannot count nodes");
+            self.caches.ready_handlers()
+        })
     }
 
     fn held_nodes(&self, objects: &Objects, nodes: usize, now: SystemTime) -> HeldNodes {
