@@ -30,7 +30,10 @@ use crate::{
 };
 
 pub(crate) fn add(suite: &mut Suite) {
-    vitivirt_lab::tests!(suite; certificates_are_renewed_in_every_state_of_the_resource);
+    vitivirt_lab::tests!(suite;
+        certificates_are_renewed_in_every_state_of_the_resource,
+        certificates_are_renewed_while_objects_cannot_be_written,
+    );
 }
 
 /// The leaf certificates that a test waits for in each state.
@@ -38,45 +41,76 @@ const ROTATIONS: usize = 3;
 /// The Secret whose certificate is watched.
 const SECRET: &str = "kubevirt-virt-api-certs";
 
-/// One test with many steps, because every step needs an installation.
+/// The name of an object is taken, a patch does not apply, or an image cannot be pulled. One test with many steps, because
+/// every step needs an installation.
 async fn certificates_are_renewed_in_every_state_of_the_resource(_: Arc<SharedLabs>) -> Result<()> {
-    let extensions = vec![Extension::Monitoring];
-    let lab = Lab::start(LabOptions { extensions, ..LabOptions::default() }).await?;
-    lab.create_virt_operator(&VirtOperator::ours(program())).await?;
-    lab.wait_for_virt_operator(TIMEOUT).await?;
-    lab.create(MONITORING).await?;
+    let lab = start().await?;
     let service = create_foreign_service(&lab).await?;
     create_kubevirt(&lab, &with_lifetimes(json!({}))).await?;
-    wait_for_message(&lab, "Degraded", "Service kubevirt/virt-api already exists").await?;
+    let taken = "Service kubevirt/virt-api already exists";
+    wait_for_message(&lab, "Degraded", taken).await?;
     WebhookClient::wait_until_answered(&lab.client()).await?;
-    rotate(&lab, "Degraded", "Service kubevirt/virt-api already exists").await.context("foreign Service")?;
-
+    rotate_and_edit(&lab, "Degraded", taken, json!({})).await.context("foreign Service")?;
     let services: Api<Service> = Api::namespaced(lab.client(), NAMESPACE);
     services.delete(&service, &DeleteParams::default()).await?;
     wait_until_available_soon(&lab).await.context("after the foreign Service was deleted")?;
 
     let unmatched = json!([{"op": "remove", "path": "/spec/nothing"}]).to_string();
     replace_spec(&lab, &with_lifetimes(spec_with_patch("json", &unmatched))).await?;
-    wait_for_message(&lab, "Degraded", "patches[0] does not apply").await?;
-    rotate(&lab, "Degraded", "patches[0] does not apply").await.context("patch that does not apply")?;
+    let not_applied = rotate_and_edit(&lab, "Degraded", "patches[0] does not apply", json!({})).await;
+    not_applied.context("patch that does not apply")?;
 
     let rule = PodRule { image_contains: "virt-operator:v9.9.9".to_owned(), fate: PodFate::ImageMissing };
     lab.set_pods(|pods| pods.rules = vec![rule]);
     replace_spec(&lab, &with_lifetimes(json!({"imageTag": "v9.9.9"}))).await?;
-    wait_for_message(&lab, "Progressing", "virt-operator:v9.9.9").await?;
-    rotate(&lab, "Progressing", "virt-operator:v9.9.9").await.context("imageTag that cannot be pulled")?;
-
-    replace_spec(&lab, &with_lifetimes(json!({}))).await.context("the edit that corrects the resource")?;
+    let not_pulled = rotate_and_edit(&lab, "Progressing", "virt-operator:v9.9.9", json!({})).await;
+    not_pulled.context("imageTag that cannot be pulled")?;
     wait_until_available_soon(&lab).await.context("after the resource was corrected")?;
+    lab.stop().await
+}
 
-    let role = objects_cannot_be_written(&lab).await?;
-    wait_for_message(&lab, "Degraded", "may not create serviceaccounts").await?;
-    wait_for_message(&lab, "Synchronized", "monitoring: ").await?;
-    rotate(&lab, "Degraded", "may not create serviceaccounts").await.context("objects that cannot be written")?;
-    objects_can_be_written(&lab, role).await?;
-    replace_spec(&lab, &with_lifetimes(json!({}))).await.context("the last edit")?;
+/// A CRD is being deleted and stays, a permission is missing, the namespace of a ServiceMonitor does not exist, or the
+/// webhook of PrometheusRules does not respond.
+async fn certificates_are_renewed_while_objects_cannot_be_written(_: Arc<SharedLabs>) -> Result<()> {
+    let lab = start().await?;
+    create_kubevirt(&lab, &with_lifetimes(json!({}))).await?;
+    wait_until_available_soon(&lab).await?;
+
+    replace_spec(&lab, &with_lifetimes(json!({"serviceMonitorNamespace": "nowhere"}))).await?;
+    rotate_and_edit(&lab, "Synchronized", "nowhere", json!({})).await.context("missing namespace")?;
+    wait_until_available_soon(&lab).await.context("after the namespace was corrected")?;
+
+    break_prometheus_webhook(&lab).await?;
+    let edit = json!({"configuration": {"developerConfiguration": {"logVerbosity": {"virtAPI": 3}}}});
+    rotate_and_edit(&lab, "Synchronized", "rules.example.com", edit).await.context("broken webhook")?;
+    let webhooks: Api<ValidatingWebhookConfiguration> = Api::all(lab.client());
+    webhooks.delete(BROKEN_WEBHOOK, &DeleteParams::default()).await?;
+    wait_until_available_soon(&lab).await.context("after the webhook was deleted")?;
+
+    let crds: Api<CustomResourceDefinition> = Api::all(lab.client());
+    set_finalizers(&crds, &json!([FOREIGN_FINALIZER])).await?;
+    crds.delete(CRD, &DeleteParams::default()).await?;
+    let deleted = format!("CustomResourceDefinition {CRD} is being deleted");
+    rotate_and_edit(&lab, "Progressing", &deleted, json!({})).await.context("CRD that is being deleted")?;
+    set_finalizers(&crds, &Value::Null).await?;
+    wait_until_available_soon(&lab).await.context("after the CRD was deleted")?;
+
+    let role = remove_permission(&lab).await?;
+    let forbidden = "may not create serviceaccounts";
+    rotate_and_edit(&lab, "Degraded", forbidden, json!({"infra": {"replicas": 2}})).await.context("permission")?;
+    let roles: Api<ClusterRole> = Api::all(lab.client());
+    roles.replace("kubevirt-operator", &PostParams::default(), &without_version(&role)).await?;
     wait_until_available_soon(&lab).await.context("after every cause was removed")?;
     lab.stop().await
+}
+
+async fn start() -> Result<Lab> {
+    let extensions = vec![Extension::Monitoring];
+    let lab = Lab::start(LabOptions { extensions, ..LabOptions::default() }).await?;
+    lab.create_virt_operator(&VirtOperator::ours(program())).await?;
+    lab.wait_for_virt_operator(TIMEOUT).await?;
+    lab.create(MONITORING).await?;
+    Ok(lab)
 }
 
 /// Lifetimes that a test can wait for. The lab's kubelet updates Secrets at once.
@@ -116,8 +150,10 @@ async fn wait_until_available_soon(lab: &Lab) -> Result<()> {
     if first.is_ok() { first } else { wait_until_available(lab).await }
 }
 
-/// Waits for new certificates. The condition says what is wrong all the time, and no call fails.
-async fn rotate(lab: &Lab, kind: &str, expected: &str) -> Result<()> {
+/// Waits until a condition says what is wrong, and then for new certificates. The condition says it all the time, no call
+/// fails, and the API server accepts an edit of the resource while the cause lasts.
+async fn rotate_and_edit(lab: &Lab, kind: &str, expected: &str, edit: Value) -> Result<()> {
+    wait_for_message(lab, kind, expected).await?;
     let client = WebhookClient::start(vec![lab.client()]);
     let secrets: Api<Secret> = Api::namespaced(lab.client(), NAMESPACE);
     let mut seen = BTreeSet::from([certificate(&secrets.get(SECRET).await?)?]);
@@ -135,7 +171,9 @@ async fn rotate(lab: &Lab, kind: &str, expected: &str) -> Result<()> {
             condition(&kubevirt, kind)
         );
     }
-    client.finish().await
+    client.finish().await?;
+    replace_spec(lab, &with_lifetimes(edit)).await.context("the edit was not accepted")?;
+    Ok(())
 }
 
 fn certificate(secret: &Secret) -> Result<Vec<u8>> {
@@ -158,14 +196,14 @@ fn prometheus_rules(lab: &Lab) -> Api<DynamicObject> {
     Api::namespaced_with(lab.client(), NAMESPACE, &resource)
 }
 
-/// A CRD is being deleted and stays, a permission is missing, the namespace of a ServiceMonitor does not exist, and the
-/// webhook of PrometheusRules does not respond. Returns the role as it was before.
-async fn objects_cannot_be_written(lab: &Lab) -> Result<ClusterRole> {
-    let crds: Api<CustomResourceDefinition> = Api::all(lab.client());
-    let finalizer = json!({"metadata": {"finalizers": [FOREIGN_FINALIZER]}});
-    crds.patch(CRD, &PatchParams::default(), &Patch::Merge(&finalizer)).await?;
-    crds.delete(CRD, &DeleteParams::default()).await?;
+async fn set_finalizers(crds: &Api<CustomResourceDefinition>, finalizers: &Value) -> Result<()> {
+    let patch = json!({"metadata": {"finalizers": finalizers}});
+    crds.patch(CRD, &PatchParams::default(), &Patch::Merge(&patch)).await?;
+    Ok(())
+}
 
+/// A webhook that does not respond checks PrometheusRules, and one of them is missing.
+async fn break_prometheus_webhook(lab: &Lab) -> Result<()> {
     let webhook = json!({
         "metadata": {"name": BROKEN_WEBHOOK},
         "webhooks": [{
@@ -178,31 +216,27 @@ async fn objects_cannot_be_written(lab: &Lab) -> Result<ClusterRole> {
     let webhooks: Api<ValidatingWebhookConfiguration> = Api::all(lab.client());
     webhooks.create(&PostParams::default(), &serde_json::from_value(webhook)?).await?;
     prometheus_rules(lab).delete("prometheus-kubevirt-rules", &DeleteParams::default()).await?;
+    Ok(())
+}
 
+/// The operator may not create service accounts, and one of them is missing. Returns the role as it was before.
+async fn remove_permission(lab: &Lab) -> Result<ClusterRole> {
     let roles: Api<ClusterRole> = Api::all(lab.client());
     let role = roles.get("kubevirt-operator").await?;
-    let mut reduced = role.clone();
+    let mut reduced = without_version(&role);
     for rule in reduced.rules.iter_mut().flatten() {
         if rule.resources.iter().flatten().any(|resource| resource == "serviceaccounts") {
             rule.verbs.retain(|verb| verb != "create");
         }
     }
-    reduced.metadata = ObjectMeta { name: role.metadata.name.clone(), ..ObjectMeta::default() };
     roles.replace("kubevirt-operator", &PostParams::default(), &reduced).await?;
     let accounts: Api<ServiceAccount> = Api::namespaced(lab.client(), NAMESPACE);
     accounts.delete("kubevirt-exportproxy", &DeleteParams::default()).await?;
-    replace_spec(lab, &with_lifetimes(json!({"serviceMonitorNamespace": "nowhere"}))).await?;
     Ok(role)
 }
 
-async fn objects_can_be_written(lab: &Lab, role: ClusterRole) -> Result<()> {
-    let crds: Api<CustomResourceDefinition> = Api::all(lab.client());
-    let none = json!({"metadata": {"finalizers": null}});
-    crds.patch(CRD, &PatchParams::default(), &Patch::Merge(&none)).await?;
-    let webhooks: Api<ValidatingWebhookConfiguration> = Api::all(lab.client());
-    webhooks.delete(BROKEN_WEBHOOK, &DeleteParams::default()).await?;
-    let roles: Api<ClusterRole> = Api::all(lab.client());
+/// The role in a form that replaces any version of it.
+fn without_version(role: &ClusterRole) -> ClusterRole {
     let metadata = ObjectMeta { name: role.metadata.name.clone(), ..ObjectMeta::default() };
-    roles.replace("kubevirt-operator", &PostParams::default(), &ClusterRole { metadata, ..role }).await?;
-    Ok(())
+    ClusterRole { metadata, ..role.clone() }
 }
