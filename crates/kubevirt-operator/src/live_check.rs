@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Secret};
 use kube::{Api, Client, ResourceExt, api::ListParams, core::DynamicObject};
 use vitivirt_api::{
     ApiResource, Failure, ObjectKey, Target,
-    machine::{LABEL_MACHINE, LABEL_MACHINE_UID},
+    machine::{LABEL_MACHINE, LABEL_MACHINE_UID, Machine},
     reason,
     resources::{virtual_machine_instance_resource, virtual_machine_resource},
 };
@@ -85,6 +85,20 @@ impl LiveCheck {
             observed.vmi = self.get_vmi(&observed.id.key(), observed.id.identity()).await?;
         }
         Ok(Assessed::new(observed))
+    }
+
+    /// The Machine in the generation that was observed.
+    pub(crate) async fn get_machine(&self, observed: &Observed) -> Result<Machine, Failure> {
+        let api: Api<Machine> = Api::namespaced(self.client.clone(), observed.namespace());
+        let target = Target::of_kind::<Machine>(observed.id.key());
+        let live = api.get_opt(observed.name()).await.map_err(|error| classify(&error, "get", &target))?;
+        let own = &observed.machine.metadata;
+        live.filter(|live| (&live.metadata.uid, live.metadata.generation) == (&own.uid, own.generation)).ok_or_else(
+            || {
+                let message = format!("{target} has changed, but its watch event has not arrived yet");
+                Failure::conflict(reason::OBJECT_CHANGED, message)
+            },
+        )
     }
 
     /// The PVC, also if the cache does not have it.

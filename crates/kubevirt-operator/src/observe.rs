@@ -84,8 +84,9 @@ impl Observer {
             // The operator has removed its finalizer, and the watch has not delivered the deletion yet.
             return Ok(None);
         }
-        let (source, source_read) = self.source(key, &observed, observed.secret.as_ref()).await?;
+        let (source, source_read) = self.source(key, &mut observed).await?;
         (observed.source, observed.source_read) = (source, source_read);
+        self.find_inline_data(&mut observed).await?;
         observed.recent_writes = self.repairs.of(&observed);
         if observed.is_deleting() && observed.own_vm().is_none() {
             let is_kubevirt_removed = self.caches.is_crd_absent(&virtual_machine_resource());
@@ -124,6 +125,7 @@ impl Observer {
         let networks = self.networks(key, &entry.value);
         let mut observed = Observed {
             installed: self.installed(),
+            omitted_inline: entry.value.omitted_inline.as_deref().map(str::to_owned),
             storage_classes: ClassEntry::views(self.caches.classes.entries()),
             network_attachments: self.network_attachments(key, networks.keys()),
             networks,
@@ -246,14 +248,9 @@ impl Observer {
 
     /// A source that cannot be read stops only the user data, and is reported. A failure that a retry may fix is not
     /// reported while the Machine has a condition, as for writes.
-    async fn source(
-        &self,
-        key: &ObjectKey,
-        observed: &Observed,
-        secret: Option<&SecretView>,
-    ) -> Result<(SourceView, Option<String>), Failure> {
+    async fn source(&self, key: &ObjectKey, observed: &mut Observed) -> Result<(SourceView, Option<String>), Failure> {
         let has_conditions = observed.machine.status.as_ref().is_some_and(|status| !status.conditions.is_empty());
-        match self.try_source(key, observed, secret).await {
+        match self.try_source(key, observed).await {
             Err(failure) if failure.class != ErrorClass::Transient || !(has_conditions || failure.is_unreachable()) => {
                 tracing::warn!(error = %failure, "source Secret could not be read");
                 Ok((SourceView::Failed(failure.message), None))
@@ -266,9 +263,9 @@ impl Observer {
     async fn try_source(
         &self,
         key: &ObjectKey,
-        observed: &Observed,
-        secret: Option<&SecretView>,
+        observed: &mut Observed,
     ) -> Result<(SourceView, Option<String>), Failure> {
+        let secret = observed.secret.as_ref();
         let resolved = observed.resolved.as_ref().ok().filter(|_| !observed.is_deleting());
         let needed = resolved.and_then(|resolved| Some((resolved, resolved.source()?)));
         let (Some((resolved, source)), Some(given)) = (needed, &observed.machine.spec.cloud_init) else {
@@ -281,7 +278,7 @@ impl Observer {
         if state == SecretState::Missing {
             return Ok((SourceView::SecretMissing, None));
         }
-        let inline = digest(&observed.id, given, None);
+        let inline = observed.omitted_inline.clone().unwrap_or_else(|| digest(&observed.id, given, None));
         let known = self.source_digests.lock().get(key).cloned().filter(|known| {
             state == SecretState::Version(known.version.clone()) && known.inline == inline && known.key == source.key
         });
@@ -305,7 +302,36 @@ impl Observer {
             self.source_digests.lock().insert(key.clone(), known);
             return Ok((SourceView::Unchanged(digest), None));
         }
-        self.read_source(key, observed, given, source, inline).await
+        let source = source.clone();
+        self.read_inline_data(observed).await?;
+        let Some(given) = &observed.machine.spec.cloud_init else { return Ok((SourceView::NotNeeded, None)) };
+        self.read_source(key, observed, given, &source, inline).await
+    }
+
+    /// The cache does not contain long inline data. It is read if the cloud-init Secret needs a write.
+    async fn find_inline_data(&self, observed: &mut Observed) -> Result<(), Failure> {
+        let resolved = observed.resolved.as_ref().ok().filter(|_| !observed.is_deleting());
+        let (Some(resolved), Some(digest), SourceView::NotNeeded) =
+            (resolved, &observed.omitted_inline, &observed.source)
+        else {
+            return Ok(());
+        };
+        if is_up_to_date(resolved, observed.secret.as_ref(), digest) {
+            observed.source = SourceView::Unchanged(digest.clone());
+            return Ok(());
+        }
+        self.read_inline_data(observed).await
+    }
+
+    /// Reads the inline data that the cache does not contain.
+    async fn read_inline_data(&self, observed: &mut Observed) -> Result<(), Failure> {
+        if observed.omitted_inline.is_none() {
+            return Ok(());
+        }
+        let machine = self.live_check.get_machine(observed).await?;
+        observed.machine.spec.cloud_init = machine.spec.cloud_init;
+        observed.omitted_inline = None;
+        Ok(())
     }
 
     async fn read_source(

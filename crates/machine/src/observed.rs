@@ -37,6 +37,9 @@ pub struct Observed {
     pub source: SourceView,
     /// Identifies the version of that Secret and the rest of the user data, if it was read.
     pub source_read: Option<String>,
+    /// The digest of the inline user data and network data, if `machine` contains only placeholders for them. The
+    /// cloud-init Secret cannot be written then.
+    pub omitted_inline: Option<String>,
     /// PVCs that carry the Machine's UID or have a name that the Machine needs, by name.
     pub pvcs: BTreeMap<String, PvcView>,
     /// VolumeImportSources of CDI with a name that the Machine needs.
@@ -88,6 +91,7 @@ impl Observed {
             secret: None,
             source: SourceView::NotNeeded,
             source_read: None,
+            omitted_inline: None,
             pvcs: BTreeMap::new(),
             import_sources: BTreeMap::new(),
             vm: None,
@@ -261,7 +265,7 @@ pub enum SourceView {
     Failed(String),
     /// Its bytes, read because they are needed.
     Read(SecretBytes),
-    /// Not read: it has not changed since the cloud-init Secret was written with this digest.
+    /// Not read: neither it nor the inline data has changed since the cloud-init Secret was written with this digest.
     Unchanged(String),
 }
 

@@ -188,7 +188,11 @@ fn secret(observed: &Observed, resolved: &Resolved) -> Result<Option<Write>, Fai
         SourceView::Unchanged(digest) => digest.clone(),
         _ => cloud_init::digest(&observed.id, given, source),
     };
+    let has_inline = observed.omitted_inline.is_none();
     let Some(view) = observed.own_secret() else {
+        if !has_inline {
+            return Ok(None);
+        }
         let mut new = cloud_init::render(resolved, given, source);
         if let Some(read) = &observed.source_read {
             let annotations = new.metadata.annotations.get_or_insert_default();
@@ -203,8 +207,8 @@ fn secret(observed: &Observed, resolved: &Resolved) -> Result<Option<Write>, Fai
         operations.extend(labels);
         return Ok(patch(target, &view.uid, operations));
     }
-    // Without the bytes of the source only the labels can be written: the data would lose the part of the source.
-    if !matches!(observed.source, SourceView::Unchanged(_)) {
+    // Without the bytes of the source and the inline data only the labels can be written: the data would lose a part.
+    if has_inline && !matches!(observed.source, SourceView::Unchanged(_)) {
         operations.push(Operation::set("/data", Body::from_object(&cloud_init::data(given, source))?.into_json()));
         operations.extend(content_annotations(observed, view, digest));
     }

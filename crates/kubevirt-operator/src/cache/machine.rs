@@ -1,14 +1,18 @@
-//! The cached part of a Machine: all of it except the managed fields, compressed, because most Machines do not change
-//! for a long time; and uncompressed the few fields that the event router needs.
+//! The cached part of a Machine: all of it except the managed fields and long user data, compressed, because most Machines
+//! do not change for a long time; and uncompressed the few fields that the event router needs.
 //!
 //! The caches of ten thousand Machines decide how much memory the operator needs: see `cargo xtask bench machines`.
 
 use vitivirt_api::{
     ObjectKey,
-    machine::{FINALIZER_ORPHAN, LABEL_TEMPLATE, Machine, MachinePhase, POD_NETWORK, condition_type},
+    machine::{
+        FINALIZER_ORPHAN, LABEL_TEMPLATE, Machine, MachineId, MachinePhase, POD_NETWORK, condition_type,
+        limits::DATA_BYTES,
+    },
 };
 use vitivirt_machine::{
     macs,
+    render::cloud_init::digest,
     resolve::{resolve, template_names},
 };
 use vitivirt_runtime::watch::{IndexFn, ResourceVersion};
@@ -20,9 +24,17 @@ use crate::mac_addresses::{MachineInterface, mac_number};
 /// the whole object in one.
 const OWN_ANNOTATIONS: &str = "vitistack.io/";
 
+/// Inline user data and network data that are longer than this together are not cached, so that tenants cannot fill the
+/// memory of the operator with them. The operator reads them again when it writes the cloud-init Secret.
+const CACHED_INLINE_BYTES: usize = 2048;
+/// Stands for text that is not cached.
+const OMITTED: &str = "(omitted)";
+
 #[derive(Debug, PartialEq)]
 pub(crate) struct MachineEntry {
     json: CompressedJson,
+    /// The digest of the inline data, if `json` does not contain it.
+    pub(crate) omitted_inline: Option<Box<str>>,
     generation: i64,
     labels: Labels,
     pub(crate) phase: MachinePhase,
@@ -53,6 +65,8 @@ impl MachineEntry {
         if let Some(annotations) = &mut machine.metadata.annotations {
             annotations.retain(|key, _| key.starts_with(OWN_ANNOTATIONS));
         }
+        let interfaces = interfaces(&machine);
+        let omitted_inline = omit_inline(&mut machine);
         let spec = &machine.spec;
         let mut networks: Vec<Box<str>> = spec
             .networks
@@ -76,7 +90,8 @@ impl MachineEntry {
             deleting: machine.metadata.deletion_timestamp.is_some(),
             orphans: machine.metadata.finalizers.iter().flatten().any(|name| name == FINALIZER_ORPHAN),
             networks: networks.into(),
-            interfaces: interfaces(&machine),
+            interfaces,
+            omitted_inline,
             created: machine.metadata.creation_timestamp.as_ref().map_or(0, |time| time.0.as_second()),
             source: spec
                 .cloud_init
@@ -87,7 +102,7 @@ impl MachineEntry {
         }
     }
 
-    /// The whole Machine, with the resource version from the cache.
+    /// The Machine, with the resource version from the cache.
     pub(crate) fn machine(&self, resource_version: &ResourceVersion) -> Result<Machine, serde_json::Error> {
         let mut machine: Machine = self.json.read()?;
         machine.metadata.resource_version = Some(resource_version.to_string());
@@ -110,6 +125,22 @@ impl MachineEntry {
 /// `namespace/name`, with the namespace of `key`.
 pub(crate) fn in_namespace(key: &ObjectKey, name: &str) -> Box<str> {
     format!("{}/{name}", key.namespace().unwrap_or_default()).into()
+}
+
+/// Replaces long inline data by placeholders, and returns its digest. Data that is too long stays: the Machine is invalid,
+/// and the CRD accepts no new ones.
+fn omit_inline(machine: &mut Machine) -> Option<Box<str>> {
+    let id = MachineId::from_metadata(&machine.metadata).ok()?;
+    let given = machine.spec.cloud_init.as_mut()?;
+    let lengths = [&given.user_data, &given.network_data].map(|text| text.as_ref().map_or(0, String::len));
+    if lengths.iter().sum::<usize>() <= CACHED_INLINE_BYTES || lengths.iter().any(|length| *length > DATA_BYTES) {
+        return None;
+    }
+    let digest = digest(&id, given, None);
+    for text in [&mut given.user_data, &mut given.network_data].into_iter().flatten() {
+        OMITTED.clone_into(text);
+    }
+    Some(digest.into())
 }
 
 fn interfaces(machine: &Machine) -> Box<[MachineInterface]> {
@@ -139,7 +170,6 @@ fn template_label(machine: &Machine) -> &'static str {
 mod tests {
     use super::*;
     use serde_json::json;
-    use vitivirt_api::machine::limits::DATA_BYTES;
 
     fn machine(spec: &serde_json::Value) -> Machine {
         serde_json::from_value(json!({
@@ -169,16 +199,28 @@ mod tests {
 
     /// docs/architecture.md names the limit.
     #[test]
-    fn the_cached_user_data_of_a_machine_has_a_limit() {
+    fn long_user_data_is_not_cached() {
         // Text that does not compress well.
         let noise = |seed: u64| -> String {
             let numbers = (0_u64..).map(|n| format!("{:016x}", (n ^ seed).wrapping_mul(0x9E37_79B9_7F4A_7C15)));
             numbers.flat_map(String::into_bytes).map(char::from).take(DATA_BYTES).collect()
         };
-        let largest = machine(&json!({"cloudInit": {"userData": noise(1), "networkData": noise(2)}}));
-        assert!(resolve(&machine(&json!({"template": "small", "cloudInit": {"userData": noise(1) + "x"}}))).is_err());
-        let size = MachineEntry::project(largest).json.len();
-        assert!(size > DATA_BYTES / 2 && size < 2 * DATA_BYTES, "{size} bytes");
+        let with = |user_data: &str| {
+            MachineEntry::project(machine(
+                &json!({"template": "small", "cloudInit": {"userData": user_data, "networkData": noise(2)}}),
+            ))
+        };
+        let largest = with(&noise(1));
+        assert!(largest.json.len() < 1024, "{} bytes", largest.json.len());
+        // It stays valid, and an edit is a change.
+        assert!(resolve(&largest.machine(&"9".into()).unwrap()).is_ok());
+        assert_ne!(largest.omitted_inline, with(&noise(3)).omitted_inline);
+        assert_eq!(largest, with(&noise(1)));
+        // Data that the CRD does not accept is reported.
+        let too_long = with(&(noise(1) + "x"));
+        assert!(resolve(&too_long.machine(&"9".into()).unwrap()).is_err());
+        let short = MachineEntry::project(machine(&json!({"cloudInit": {"userData": "#cloud-config"}})));
+        assert_eq!(short.omitted_inline, None);
     }
 
     #[test]

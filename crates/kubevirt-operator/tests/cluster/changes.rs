@@ -29,6 +29,7 @@ pub(crate) fn add(suite: &mut Suite) {
         a_reverted_edit_requires_no_restart,
         user_data_in_use_is_kept_even_when_the_vmi_cache_is_stale,
         a_source_secret_is_read_once_and_once_per_change,
+        long_user_data_is_read_only_to_write_its_secret,
         an_unreadable_source_secret_is_reported_and_recovers_when_granted,
         a_network_loses_its_finalizer_when_its_last_machine_leaves,
         a_network_abandoned_while_the_operator_is_down_loses_its_finalizer,
@@ -164,6 +165,49 @@ async fn a_source_secret_is_read_once_and_once_per_change(labs: Arc<SharedLabs>)
     let mut requests = test.operator_requests()?.split_off(before);
     requests.retain(|record| record.resource == "secrets");
     ensure!(requests.is_empty(), "{:#?}", shown(&requests));
+    Ok(())
+}
+
+/// Long inline user data is not in the caches.
+async fn long_user_data_is_read_only_to_write_its_secret(labs: Arc<SharedLabs>) -> Result<()> {
+    let mut test = Box::pin(MachineTest::start(&labs, "long-user-data")).await?;
+    let text = |word: &str| format!("#cloud-config\n# {}\n", word.repeat(2000));
+    let machine_reads = |test: &MachineTest, before: usize| -> Result<usize> {
+        let requests = test.operator_requests()?.split_off(before);
+        Ok(requests.iter().filter(|record| record.verb == "get" && record.resource == "machines").count())
+    };
+    let before = test.operator_requests()?.len();
+    test.create_json(&machine("web", &json!({"template": "small", "cloudInit": {"userData": text("first")}}))).await?;
+    test.wait_until_running("web").await?;
+    test.wait_for_user_data("web-cloudinit", &text("first")).await?;
+    test.wait_until_idle().await?;
+    ensure!(machine_reads(&test, before)? == 1, "{} reads of the Machine", machine_reads(&test, before)?);
+
+    let before = test.operator_requests()?.len();
+    test.edit_spec("web", &json!({"cloudInit": {"userData": text("other")}})).await?;
+    test.wait_for_user_data("web-cloudinit", &text("other")).await?;
+    wait_for_pending_user_data(&test).await?;
+    test.wait_until_idle().await?;
+    ensure!(machine_reads(&test, before)? == 1, "{} reads of the Machine", machine_reads(&test, before)?);
+
+    // A new leader has nothing to write. A change of the Secret is repaired.
+    let before = test.operator_requests()?.len();
+    test.restart_operator().await?;
+    test.wait_until_idle().await?;
+    ensure!(machine_reads(&test, before)? == 0, "{} reads of the Machine", machine_reads(&test, before)?);
+    let change = json!({"data": {"userdata": null}, "stringData": {"userdata": "changed"}});
+    test.api::<Secret>().patch("web-cloudinit", &PatchParams::default(), &Patch::Merge(change)).await?;
+    test.wait_for_user_data("web-cloudinit", &text("other")).await?;
+
+    // With a source Secret both parts are needed.
+    test.create_secret("source", "userdata", "#!/bin/sh\ntrue\n").await?;
+    test.edit_spec("web", &json!({"cloudInit": {"secretRef": {"name": "source"}}})).await?;
+    let has_both = |secret: Option<&Secret>| {
+        let data = secret.and_then(|secret| secret.data.as_ref()?.get("userdata"));
+        let data = data.map(|data| String::from_utf8_lossy(&data.0)).unwrap_or_default();
+        data.contains(&text("other")) && data.contains("#!/bin/sh")
+    };
+    test.lab.wait("both parts", MACHINE_PATIENCE, test.api::<Secret>(), "web-cloudinit", has_both).await?;
     Ok(())
 }
 
