@@ -98,7 +98,7 @@ fn edit_chains() -> Result<Vec<EditChain>> {
     Ok((0..CHAINS).map(chain).collect())
 }
 
-/// Gives every disk the same StorageClass and source in all specs, which are immutable, and a size that only grows.
+/// Gives every disk the same StorageClass, modes and source in all specs, which are immutable, and a size that only grows.
 fn with_allowed_disk_changes(mut specs: Vec<MachineSpec>) -> Vec<MachineSpec> {
     let mut first: BTreeMap<String, Disk> = BTreeMap::new();
     for (link, spec) in specs.iter_mut().enumerate() {
@@ -109,6 +109,8 @@ fn with_allowed_disk_changes(mut specs: Vec<MachineSpec>) -> Vec<MachineSpec> {
             let known = first.entry(disk.name.clone()).or_insert_with(|| disk.clone());
             disk.source.clone_from(&known.source);
             disk.storage_class.clone_from(&known.storage_class);
+            disk.access_mode.clone_from(&known.access_mode);
+            disk.volume_mode.clone_from(&known.volume_mode);
             let is_image = disk.source.as_ref().is_some_and(|source| source.container_disk.is_some());
             disk.size = (!is_image).then(|| format!("{}Gi", 10 * (1 + link)));
         }
