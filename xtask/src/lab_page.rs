@@ -28,39 +28,39 @@ pub(crate) struct PageOptions {
     #[arg(long, default_value = "default")]
     name: String,
     /// Operator whose page is shown
-    #[arg(long, value_enum, default_value_t = Operator::KubevirtOperator)]
-    operator: Operator,
+    #[arg(long, value_enum, default_value_t = PageOperator::KubevirtOperator)]
+    operator: PageOperator,
     /// Port on 127.0.0.1 of this machine
     #[arg(long, default_value_t = PORT)]
     port: u16,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
-enum Operator {
+enum PageOperator {
     KubevirtOperator,
     VirtOperator,
 }
 
-impl Operator {
+impl PageOperator {
     fn namespace(self) -> &'static str {
         match self {
-            Operator::KubevirtOperator => "kubevirt-operator-system",
-            Operator::VirtOperator => "kubevirt",
+            PageOperator::KubevirtOperator => "kubevirt-operator-system",
+            PageOperator::VirtOperator => "kubevirt",
         }
     }
 
     fn labels(self) -> &'static str {
         match self {
-            Operator::KubevirtOperator => "app.kubernetes.io/name=kubevirt-operator",
-            Operator::VirtOperator => "kubevirt.io=virt-operator",
+            PageOperator::KubevirtOperator => "app.kubernetes.io/name=kubevirt-operator",
+            PageOperator::VirtOperator => "kubevirt.io=virt-operator",
         }
     }
 
     /// Also the name of its Lease.
     fn name(self) -> &'static str {
         match self {
-            Operator::KubevirtOperator => "kubevirt-operator",
-            Operator::VirtOperator => "virt-operator",
+            PageOperator::KubevirtOperator => "kubevirt-operator",
+            PageOperator::VirtOperator => "virt-operator",
         }
     }
 }
@@ -88,7 +88,7 @@ async fn client(kubeconfig: &Path) -> Result<Client> {
     Ok(Client::try_from(config)?)
 }
 
-async fn serve(listener: TcpListener, client: &Client, operator: Operator) -> Result<()> {
+async fn serve(listener: TcpListener, client: &Client, operator: PageOperator) -> Result<()> {
     listener.set_nonblocking(true).context("preparing the listener")?;
     let listener = tokio::net::TcpListener::from_std(listener).context("preparing the listener")?;
     loop {
@@ -102,7 +102,7 @@ async fn serve(listener: TcpListener, client: &Client, operator: Operator) -> Re
     }
 }
 
-async fn connect(mut browser: TcpStream, client: &Client, operator: Operator) -> Result<()> {
+async fn connect(mut browser: TcpStream, client: &Client, operator: PageOperator) -> Result<()> {
     // For each connection, because the leader may have changed.
     let address = page_address(client, operator).await?;
     let mut page = TcpStream::connect(address).await.with_context(|| {
@@ -117,7 +117,7 @@ async fn connect(mut browser: TcpStream, client: &Client, operator: Operator) ->
 }
 
 /// The address of the leader's page, or of another pod's if there is no leader.
-async fn page_address(client: &Client, operator: Operator) -> Result<SocketAddr> {
+async fn page_address(client: &Client, operator: PageOperator) -> Result<SocketAddr> {
     let pods: Api<Pod> = Api::namespaced(client.clone(), operator.namespace());
     let pods = pods.list(&ListParams::default().labels(operator.labels())).await.context("listing the pods")?;
     let leases: Api<Lease> = Api::namespaced(client.clone(), operator.namespace());

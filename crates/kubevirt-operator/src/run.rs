@@ -174,17 +174,10 @@ fn program(settings: &Settings, metrics_tls: Option<&MetricsTls>) -> Program {
         rate: Some(RATE),
         metrics: Metrics::new(crate::metrics::PREFIX),
         listeners: listeners(settings, metrics_tls.map(MetricsTls::acceptor)),
-        lease: settings
-            .leader_election
-            .then(|| LeaseName { namespace, name: lease_name(settings.watch_namespace.as_deref()) }),
+        lease: settings.leader_election.then(|| LeaseName { namespace, name: NAME.to_owned() }),
         #[expect(clippy::disallowed_methods, reason = "the identity of a process is random")]
         identity: identity(settings.pod_name.as_deref(), &mut rand::rng()),
     }
-}
-
-/// Operators in one namespace that watch different namespaces do not compete for one Lease.
-fn lease_name(watch_namespace: Option<&str>) -> String {
-    watch_namespace.map_or_else(|| NAME.to_owned(), |watched| format!("{NAME}-{watched}"))
 }
 
 /// Two addresses, or one for both when they are the same. Only the metrics can have TLS.
@@ -207,16 +200,4 @@ fn listeners(settings: &Settings, tls: Option<Acceptor>) -> Vec<Listener> {
         authorize_metrics: false,
     };
     if same { vec![metrics] } else { vec![metrics, health] }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Two deployments with different values of WATCH_NAMESPACE in one namespace both lead.
-    #[test]
-    fn each_watched_namespace_has_its_own_lease() {
-        assert_eq!(lease_name(None), "kubevirt-operator");
-        assert_eq!(lease_name(Some("shop")), "kubevirt-operator-shop");
-    }
 }

@@ -10,7 +10,7 @@ use vitivirt_api::{
     machine::{
         ANNOTATION_ADOPT_BY, ANNOTATION_CONTENT, ANNOTATION_IDENTITY, ANNOTATION_SEGMENTS, ANNOTATION_SOURCE,
         ANNOTATION_SOURCE_READ, ANNOTATION_STARTED_WITH, CLOUD_INIT_DISK, FINALIZER_MACHINE, LABEL_CLUSTER,
-        LABEL_MACHINE, LABEL_MACHINE_UID, PvcPhase, VmiPhase,
+        LABEL_MACHINE, LABEL_MACHINE_UID, PvcPhase,
     },
     resources::{
         import_source_resource, network_attachment_resource, virtual_machine_instance_resource,
@@ -19,11 +19,11 @@ use vitivirt_api::{
 };
 
 use crate::{
-    assessment::{Assessed, Assessment, allows_expansion, find_storage_class, never_bound},
+    assessment::{Assessed, Assessment, allows_expansion, find_storage_class, never_bound, replaced_vmi},
     changes::started_with,
     delete,
     network_finalizer::protect,
-    observed::{ImportSourceView, NetworkView, Observed, SecretView, SourceView, VmiView},
+    observed::{ImportSourceView, NetworkView, Observed, SecretView, SourceView},
     problem::{Part, Problem},
     render::{
         self, cloud_init,
@@ -370,14 +370,6 @@ fn vmi_replacement(observed: &Observed) -> Step {
         uid: vmi.uid.clone(),
         resource_version: Some(version),
     })
-}
-
-/// The VMI that never ran and was created from an earlier VM.
-pub(crate) fn replaced_vmi(observed: &Observed) -> Option<&VmiView> {
-    let (vm, vmi) = (observed.own_vm()?, observed.vmi.as_ref()?);
-    let never_ran = matches!(vmi.phase, VmiPhase::Unset | VmiPhase::Pending | VmiPhase::Scheduling) && !vmi.deleting;
-    let outdated = vmi.vm_generation.is_some_and(|generation| generation < vm.generation);
-    (never_ran && outdated).then_some(vmi)
 }
 
 fn delete_obsolete_secret(assessed: &Assessed) -> Step {

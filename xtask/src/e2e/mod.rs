@@ -16,7 +16,7 @@ use report::{Specs, spec_reports};
 use serde_json::json;
 use tokio::process::Command;
 use vitivirt_lab::{
-    DelayRange, Extension, Lab, LabOptions, OwnProgram, PodBehaviour, VirtOperator,
+    DelayRange, Extension, GuestBehaviour, Lab, LabOptions, OwnProgram, PodBehaviour, VirtOperator,
     components::{self, ComponentGroup},
     isolate,
 };
@@ -85,6 +85,7 @@ const OTHER_TAG: &str = "v1.8.4-other";
 const IMAGE_PREFIX: &str = "other-";
 /// The specs poll once a second. An instant lab would complete an update between two of their checks.
 const POD_START: DelayRange = DelayRange::millis(1_500, 3_000);
+const GUEST_START: DelayRange = DelayRange::millis(2_000, 3_000);
 
 pub(crate) fn run(options: &E2eOptions) -> ExitCode {
     isolate::run(
@@ -171,6 +172,7 @@ async fn in_lab(operator: TestedOperator, focus: Option<&str>, folder: &Path) ->
     let lab = Lab::start(LabOptions {
         extensions: vec![Extension::Multus, Extension::Monitoring],
         pods: PodBehaviour { ready_after: POD_START, ..PodBehaviour::default() },
+        guests: GuestBehaviour { boots_after: GUEST_START, ..GuestBehaviour::default() },
         ..LabOptions::default()
     })
     .await?;

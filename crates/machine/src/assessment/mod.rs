@@ -8,6 +8,8 @@ mod references;
 
 use std::collections::BTreeSet;
 
+use vitivirt_api::machine::VmiPhase;
+
 pub(crate) use self::{
     disks::{allows_expansion, never_bound},
     names::adoption_remedy,
@@ -15,8 +17,7 @@ pub(crate) use self::{
 };
 use crate::{
     changes::RejectedChange,
-    observed::{Observed, SecretView},
-    plan::replaced_vmi,
+    observed::{Observed, SecretView, VmiView},
     problem::{Part, Problem},
     render::live_parts::moved_pvcs,
     resolve::{DiskBacking, PowerState, Resolved},
@@ -27,6 +28,14 @@ use crate::{
 pub struct Assessed {
     observed: Observed,
     assessment: Assessment,
+}
+
+/// The VMI that never ran and was created from an earlier VM.
+pub(crate) fn replaced_vmi(observed: &Observed) -> Option<&VmiView> {
+    let (vm, vmi) = (observed.own_vm()?, observed.vmi.as_ref()?);
+    let never_ran = matches!(vmi.phase, VmiPhase::Unset | VmiPhase::Pending | VmiPhase::Scheduling) && !vmi.deleting;
+    let outdated = vmi.vm_generation.is_some_and(|generation| generation < vm.generation);
+    (never_ran && outdated).then_some(vmi)
 }
 
 impl Assessed {

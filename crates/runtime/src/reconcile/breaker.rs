@@ -28,17 +28,17 @@ const RETRY_AFTER: Duration = Duration::from_secs(2);
 type KindOfWrite = (&'static str, String, String);
 
 #[derive(Default)]
-pub(super) struct Breaker(Mutex<HashMap<KindOfWrite, State>>);
+pub(super) struct Breaker(Mutex<HashMap<KindOfWrite, LimitedKind>>);
 
 /// Exists only for a kind with writes that had no response.
 #[derive(Default)]
-struct State {
+struct LimitedKind {
     timeouts: Timeouts,
-    namespaces: HashMap<String, Namespace>,
+    namespaces: HashMap<String, LimitedNamespace>,
 }
 
 #[derive(Default)]
-struct Namespace {
+struct LimitedNamespace {
     timeouts: Timeouts,
     is_probed: bool,
 }
@@ -112,7 +112,7 @@ impl Breaker {
     }
 }
 
-impl State {
+impl LimitedKind {
     /// Since when writes in this namespace are limited.
     fn limited_since(&self, namespace: &str, now: Instant) -> Option<Instant> {
         let own = self.namespaces.get(namespace).and_then(|namespace| namespace.timeouts.limit_since(now));
@@ -130,7 +130,7 @@ impl State {
     }
 }
 
-impl Namespace {
+impl LimitedNamespace {
     fn is_failing(&self, now: Instant) -> bool {
         !self.timeouts.is_empty(now)
     }
