@@ -203,7 +203,7 @@ impl<'a> Planner<'a> {
 
     /// Whether pods of another version may still run. An upgrade that was taken back leaves such pods too.
     fn has_previous_pods(&self) -> bool {
-        if self.has_other_pods || !self.changes_version() {
+        if !self.changes_version() {
             return self.has_other_pods;
         }
         let target = &self.installation.config.kube_virt_version;

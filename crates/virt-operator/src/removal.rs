@@ -55,6 +55,7 @@ impl LaneContext {
             pods: observed.pods.clone(),
             complete: observed.caches_complete,
             instances: Vec::new(),
+            empty_crds: Vec::new(),
             nodes: Vec::new(),
         };
         if namespace_deleted {
@@ -73,7 +74,7 @@ impl LaneContext {
         let waits_long = namespace_deleted || is_older(observed, READ_INSTANCES_AFTER);
         if input.is_irrevocable() && waits_long {
             let crds: Vec<ObjectKey> = input.crds_with_instances().cloned().collect();
-            input.instances = read_instances(client, crds).await;
+            read_instances(client, crds, &mut input).await;
         }
         if namespace_deleted {
             // The other writes are more important.
@@ -120,15 +121,22 @@ fn is_older(observed: &Observed, than: Duration) -> bool {
     deleted.is_some_and(|at| observed.now.duration_since(at.0).unsigned_abs() >= than)
 }
 
-/// The objects of these CRDs. What cannot be read is missing: it only explains why a removal waits.
-pub(crate) async fn read_instances(client: &Client, crds: Vec<ObjectKey>) -> Vec<Instance> {
+/// Adds the objects of these CRDs. What cannot be read is missing.
+pub(crate) async fn read_instances(client: &Client, crds: Vec<ObjectKey>, input: &mut RemovalInput) {
     let reads = crds.into_iter().map(|crd| async move {
-        read_instances_of(client, &crd).await.unwrap_or_else(|error| {
-            tracing::warn!(crd = crd.name(), error = error.message, "objects of a CRD cannot be listed");
-            Vec::new()
-        })
+        let read = read_instances_of(client, &crd).await;
+        (crd, read)
     });
-    stream::iter(reads).buffered(READS_AT_ONCE).collect::<Vec<_>>().await.into_iter().flatten().collect()
+    let mut reads = stream::iter(reads).buffered(READS_AT_ONCE);
+    while let Some((crd, read)) = reads.next().await {
+        match read {
+            Ok(instances) if instances.is_empty() => input.empty_crds.push(crd),
+            Ok(instances) => input.instances.extend(instances),
+            Err(error) => {
+                tracing::warn!(crd = crd.name(), error = error.message, "objects of a CRD cannot be listed");
+            }
+        }
+    }
 }
 
 async fn read_instances_of(client: &Client, crd: &ObjectKey) -> Result<Vec<Instance>, Failure> {

@@ -254,7 +254,7 @@ impl Pods {
     /// Whether a pod of another version of KubeVirt may still run.
     pub(crate) fn has_other_version(&self, version: &str) -> bool {
         let mut others = self.pods.iter().filter(|(_, pod)| !pod.version.is_empty() && *pod.version != *version);
-        others.any(|(_, pod)| !pod.ended && !self.is_on_dead_node(pod))
+        others.any(|(_, pod)| pod.deleted.is_none() && !pod.ended && !self.is_on_dead_node(pod))
     }
 
     /// The revision of the pods that have the current template of a DaemonSet.

@@ -87,6 +87,8 @@ pub struct RemovalInput {
     pub complete: bool,
     /// Objects of the CRDs. They are read when a removal waits for them.
     pub instances: Vec<Instance>,
+    /// CRDs of which that read has found no objects.
+    pub empty_crds: Vec<ObjectKey>,
     /// They are read when nothing else is left.
     pub nodes: Vec<MarkedNode>,
 }

@@ -29,6 +29,9 @@ const RETRY: Duration = Duration::from_secs(5);
 /// For waits that no watch event ends.
 const POLL: Duration = Duration::from_secs(1);
 
+/// When a removal has found that a CRD has no objects.
+const CHECKED_ANNOTATION: &str = "kubevirt.io/removal-checked";
+
 /// What could reject the deletion of other objects, or of the namespace.
 const BLOCKING_KINDS: [Kind; 3] =
     [Kind::ValidatingWebhookConfiguration, Kind::MutatingWebhookConfiguration, Kind::ApiService];
@@ -56,6 +59,8 @@ fn delete_instances(input: &RemovalInput) -> Vec<Step> {
     }
     let mut strip = Step::new("finalizers of instances").independent(true);
     strip.writes.extend(input.instances.iter().filter_map(|instance| strip_finalizers(input, instance)));
+    let mut notify = Step::new("CRDs whose objects are gone").independent(true);
+    notify.writes.extend(input.crds().filter_map(|(key, live)| notify_api_server(input, key, live)));
     let mut release = Step::new("CRDs without instances");
     if input.crds().all(|(_, live)| is_cleaned_up(live)) {
         release.writes.extend(input.crds().flat_map(|(key, live)| release_crd(input, key, live)));
@@ -66,6 +71,7 @@ fn delete_instances(input: &RemovalInput) -> Vec<Step> {
         delete,
         webhooks,
         strip,
+        notify,
         release.wait(Wait { reason: wait::INSTANCES, message, requeue_after: Some(RETRY) }),
     ]
 }
@@ -180,6 +186,23 @@ fn add_finalizer(key: &ObjectKey, live: &Arc<LiveObject>) -> Option<Write> {
     let mut names: Vec<&str> = live.finalizers.iter().map(|finalizer| finalizer.name.as_str()).collect();
     names.push(CRD_FINALIZER);
     Some(replace_finalizers(target(Kind::CustomResourceDefinition, key), &live.uid, live, &names))
+}
+
+/// Any change of a CRD makes the API server check again whether its objects are gone. It forgets a CRD if its own update
+/// conflicts with another one, until it lists all CRDs again minutes later.
+fn notify_api_server(input: &RemovalInput, key: &ObjectKey, live: &Arc<LiveObject>) -> Option<Write> {
+    if is_cleaned_up(live) || !live.deleting || !input.empty_crds.contains(key) {
+        return None;
+    }
+    let (target, uid) = (target(Kind::CustomResourceDefinition, key), live.uid.clone());
+    let time = json!(input.now.to_string());
+    let operation = if live.annotations.is_empty() {
+        Operation::set("/metadata/annotations", json!({CHECKED_ANNOTATION: time}))
+    } else {
+        Operation::set(format!("/metadata/annotations/{}", Operation::escape(CHECKED_ANNOTATION)), time)
+    };
+    let write = Write::Patch { target: target.clone(), uid, operations: vec![operation] };
+    Some(Write::lazy(target, "patch", move || Ok(write.clone())))
 }
 
 /// Removes the operator's finalizer, and with force every one except the API server's.

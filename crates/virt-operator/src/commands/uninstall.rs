@@ -199,12 +199,13 @@ impl Uninstaller<'_> {
             pods: self.reader.component_pods(&namespace).await?,
             complete: true,
             instances: Vec::new(),
+            empty_crds: Vec::new(),
             nodes: Vec::new(),
             namespace,
         };
         if input.is_irrevocable() {
             let crds = input.crds_with_instances().cloned().collect();
-            input.instances = read_instances(&client, crds).await;
+            read_instances(&client, crds, &mut input).await;
         }
         input.nodes = marked_nodes(&client).await.map_err(anyhow::Error::from)?;
         let workloads = remaining_workloads(&client).await.context("cannot list VMs")?;

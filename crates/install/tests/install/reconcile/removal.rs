@@ -121,6 +121,23 @@ fn no_crd_is_released_before_every_crd_has_no_objects() {
     assert_eq!(crds(&cluster), [""; 0]);
 }
 
+/// The API server forgets a CRD if its own update of the CRD conflicts with another one.
+#[test]
+fn a_crd_that_the_api_server_has_forgotten_is_touched_when_its_objects_are_gone() {
+    let mut cluster = deleted(installed(&json!({})));
+    let touched = |reconcile: &Reconcile| {
+        let step = reconcile.plan.steps.iter().find(|step| step.name == "CRDs whose objects are gone");
+        step.map(|step| step.writes.iter().map(|write| write.target().key.name().to_owned()).collect::<Vec<_>>())
+    };
+    for _ in 0..3 {
+        assert_eq!(touched(&remove(&mut cluster)), None, "nothing is known of its objects");
+    }
+    cluster.empty_crds = vec![ObjectKey::cluster(VMS)];
+    assert_eq!(touched(&remove(&mut cluster)), Some(vec![VMS.to_owned()]));
+    let annotations = cluster.object(CRD, VMS)["metadata"]["annotations"].clone();
+    assert!(annotations.get("kubevirt.io/removal-checked").is_some(), "{annotations}");
+}
+
 #[test]
 fn a_blocked_removal_names_the_object_its_finalizer_and_its_manager() {
     let mut cluster = deleted(installed(&json!({})));

@@ -38,6 +38,8 @@ pub(crate) struct TestCluster {
     pub(crate) cluster: Cluster,
     pub(crate) first_kubevirt: Option<ObjectKey>,
     pub(crate) crds_with_objects: BTreeSet<ObjectKey>,
+    /// CRDs of which a removal has found no objects.
+    pub(crate) empty_crds: Vec<ObjectKey>,
     crd_checks: BTreeMap<ObjectKey, CrdCheck>,
     /// The objects of a CRD that were stored again.
     pub(crate) stored_again: usize,
@@ -108,6 +110,7 @@ impl TestCluster {
             first_kubevirt: None,
             architecture: "amd64",
             crds_with_objects: BTreeSet::new(),
+            empty_crds: Vec::new(),
             crd_checks: BTreeMap::new(),
             stored_again: 0,
             now: Timestamp::from_second(1_800_000_000).unwrap(),
@@ -475,6 +478,7 @@ impl TestCluster {
             pods: observed.pods.clone(),
             complete: true,
             instances: instances.to_vec(),
+            empty_crds: self.empty_crds.clone(),
             nodes,
         }
     }
