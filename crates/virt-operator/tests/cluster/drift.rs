@@ -140,6 +140,8 @@ async fn lost_marks_are_restored(installation: &EditedInstallation) -> Result<()
         })
     })
     .await?;
+    // The API server may send the watch event before it logs the request.
+    wait_until_idle(lab).await?;
     let writes = writes_since(lab, seen)?;
     ensure!(writes.len() == 1, "{writes:?}");
     Ok(())
