@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use serde::{Deserialize, de::IgnoredAny};
 use tokio::{
     sync::Notify,
-    time::{sleep, timeout},
+    time::{Instant, sleep, timeout},
 };
 use vitivirt_api::{Failure, ObjectKey, Target, reason};
 use vitivirt_runtime::reconcile::classify;
@@ -25,6 +25,8 @@ const EVERY: Duration = Duration::from_secs(600);
 /// The delay after a change of the DaemonSet. virt-handler sets the label of its node about when it becomes ready. It
 /// doubles as long as the number differs from that of the ready pods.
 const SOON: Duration = Duration::from_secs(1);
+/// After a failed count, reconciles do not count again for this time.
+const AGAIN: Duration = Duration::from_secs(10);
 const PAGE: u32 = 500;
 /// The server prints nodes as rows of a table, without the objects.
 const TABLE: HeaderValue = HeaderValue::from_static("application/json;as=Table;v=v1;g=meta.k8s.io");
@@ -32,6 +34,7 @@ const TABLE: HeaderValue = HeaderValue::from_static("application/json;as=Table;v
 pub(crate) struct NodeCount {
     client: Client,
     count: Mutex<Option<usize>>,
+    failed: Mutex<Option<Instant>>,
     changed: Notify,
 }
 
@@ -51,21 +54,22 @@ struct TableMetadata {
 
 impl NodeCount {
     pub(crate) fn new(client: Client) -> Self {
-        Self { client, count: Mutex::default(), changed: Notify::new() }
+        Self { client, count: Mutex::default(), failed: Mutex::default(), changed: Notify::new() }
     }
 
-    /// The last count, or a new one if there is none.
-    pub(crate) async fn get(&self) -> Result<usize, Failure> {
-        let known = *self.count.lock();
-        match known {
-            Some(count) => Ok(count),
-            None => self.count().await,
+    /// The last count, or a new one if there is none. `None`: nodes cannot be counted.
+    pub(crate) async fn get(&self) -> Option<usize> {
+        let (known, failed) = (*self.count.lock(), *self.failed.lock());
+        if known.is_some() || failed.is_some_and(|time| time.elapsed() < AGAIN) {
+            return known;
         }
+        self.try_count().await
     }
 
     /// A new leader counts again.
     pub(crate) fn clear(&self) {
         *self.count.lock() = None;
+        *self.failed.lock() = None;
     }
 
     /// Nodes may have changed.
@@ -83,17 +87,22 @@ impl NodeCount {
                 sleep(delay).await;
             }
             let before = *self.count.lock();
-            let count = match self.count().await {
-                Ok(count) => Some(count),
-                Err(failure) => {
-                    tracing::warn!(error = failure.message, "cannot count nodes");
-                    None
-                }
-            };
+            let count = self.try_count().await;
             if count.is_some() && count != before {
                 on_change();
             }
             delay = if count == Some(ready_pods()) { EVERY } else { (delay * 2).min(EVERY) };
+        }
+    }
+
+    async fn try_count(&self) -> Option<usize> {
+        match self.count().await {
+            Ok(count) => Some(count),
+            Err(failure) => {
+                tracing::warn!(error = failure.message, "cannot count nodes");
+                *self.failed.lock() = Some(Instant::now());
+                None
+            }
         }
     }
 
@@ -129,7 +138,7 @@ impl NodeCount {
 mod tests {
     use std::sync::{
         Arc,
-        atomic::{AtomicUsize, Ordering::SeqCst},
+        atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
     };
 
     use bytes::Bytes;
@@ -146,6 +155,7 @@ mod tests {
         ready_pods: AtomicUsize,
         requests: Mutex<Vec<String>>,
         changes: AtomicUsize,
+        fails: AtomicBool,
     }
 
     /// A server that prints tables of at most `PAGE` rows.
@@ -162,7 +172,13 @@ mod tests {
             let table = json!({"kind": "Table", "metadata": {"continue": next}, "rows": rows}).to_string();
             assert!(request.headers()[ACCEPT].to_str().unwrap().contains("as=Table"));
             server.requests.lock().push(uri);
-            async { Ok::<_, BoxError>(http::Response::new(Full::new(Bytes::from(table)))) }
+            let fails = server.fails.load(SeqCst);
+            async move {
+                if fails {
+                    return Err(BoxError::from("connection refused"));
+                }
+                Ok(http::Response::new(Full::new(Bytes::from(table))))
+            }
         });
         let count = Arc::new(NodeCount::new(Client::new(service, "default")));
         let (counting, watched) = (count.clone(), cluster.clone());
@@ -181,12 +197,12 @@ mod tests {
         let (cluster, count) = start();
         cluster.nodes.store(1200, SeqCst);
         cluster.ready_pods.store(1200, SeqCst);
-        assert_eq!(count.get().await.unwrap(), 1200);
+        assert_eq!(count.get().await, Some(1200));
         assert_eq!(cluster.requests.lock().len(), 3, "pages");
         assert!(cluster.requests.lock().iter().all(|uri| uri.contains("includeObject=None")));
         sleep(Duration::from_secs(10)).await;
         cluster.requests.lock().clear();
-        assert_eq!((count.get().await.unwrap(), cluster.changes.load(SeqCst)), (1200, 0));
+        assert_eq!((count.get().await, cluster.changes.load(SeqCst)), (Some(1200), 0));
         sleep(Duration::from_secs(580)).await;
         assert!(cluster.requests.lock().is_empty());
         sleep(Duration::from_secs(20)).await;
@@ -197,7 +213,7 @@ mod tests {
         sleep(Duration::from_secs(6)).await;
         cluster.nodes.store(1201, SeqCst);
         sleep(Duration::from_secs(10)).await;
-        assert_eq!((count.get().await.unwrap(), cluster.changes.load(SeqCst)), (1201, 1));
+        assert_eq!((count.get().await, cluster.changes.load(SeqCst)), (Some(1201), 1));
         cluster.requests.lock().clear();
         sleep(Duration::from_secs(580)).await;
         assert!(cluster.requests.lock().is_empty());
@@ -212,5 +228,18 @@ mod tests {
         sleep(Duration::from_secs(3600)).await;
         let requests = cluster.requests.lock().len();
         assert!((10..=18).contains(&requests), "{requests}");
+    }
+    #[tokio::test(start_paused = true)]
+    async fn reconciles_do_not_repeat_a_count_that_has_just_failed() {
+        let (cluster, count) = start();
+        cluster.nodes.store(3, SeqCst);
+        cluster.fails.store(true, SeqCst);
+        for _ in 0..20 {
+            assert_eq!(count.get().await, None);
+        }
+        assert_eq!(cluster.requests.lock().len(), 1);
+        cluster.fails.store(false, SeqCst);
+        sleep(Duration::from_secs(11)).await;
+        assert_eq!(count.get().await, Some(3));
     }
 }

@@ -101,10 +101,7 @@ impl Observer {
     /// A virt-handler that is ready stands for its node as long as nodes cannot be counted: certificates and repairs do
     /// not wait for that.
     async fn schedulable_nodes(&self) -> usize {
-        self.node_count.get().await.unwrap_or_else(|failure| {
-            tracing::warn!(error = failure.message, "cannot count nodes");
-            self.caches.ready_handlers()
-        })
+        self.node_count.get().await.unwrap_or_else(|| self.caches.ready_handlers())
     }
 
     fn held_nodes(&self, objects: &Objects, nodes: usize, now: SystemTime) -> HeldNodes {
