@@ -1,6 +1,6 @@
 //! Asks the API server whether an account has permissions, for commands that check a cluster.
 
-use std::{collections::BTreeSet, fmt};
+use std::{collections::BTreeSet, fmt, path::Path};
 
 use futures::{StreamExt, TryStreamExt, stream};
 use k8s_openapi::api::{
@@ -10,7 +10,12 @@ use k8s_openapi::api::{
     },
     rbac::v1::PolicyRule,
 };
-use kube::{Api, Client, api::PostParams};
+use kube::{
+    Api, Client,
+    api::{ApiResource, PostParams},
+};
+
+use crate::program::SERVICE_ACCOUNT_NAMESPACE;
 
 /// Reviews that are sent at the same time.
 const CONCURRENCY: usize = 16;
@@ -24,6 +29,25 @@ pub enum Account {
         namespace: String,
         name: String,
     },
+}
+
+impl Account {
+    /// The account of an operator. In the operator's pod it is the own account.
+    pub fn of_operator(namespace: &str, name: &str) -> Self {
+        if Path::new(SERVICE_ACCOUNT_NAMESPACE).exists() {
+            return Self::Own;
+        }
+        Self::ServiceAccount { namespace: namespace.to_owned(), name: name.to_owned() }
+    }
+}
+
+impl fmt::Display for Account {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Own => formatter.write_str("this account"),
+            Self::ServiceAccount { namespace, name } => write!(formatter, "ServiceAccount {namespace}/{name}"),
+        }
+    }
 }
 
 /// A verb on a resource, or on a URL of the API server.
@@ -40,6 +64,10 @@ pub struct Permission {
 }
 
 impl Permission {
+    pub fn to_create(kind: &ApiResource) -> Self {
+        Self { verb: "create".to_owned(), group: kind.group.clone(), resource: kind.plural.clone(), ..Self::default() }
+    }
+
     /// Every permission that the rules grant, once.
     pub fn of_rules<'a>(
         rules: impl IntoIterator<Item = &'a PolicyRule>,

@@ -1,7 +1,11 @@
 //! `virt-operator check`: whether KubeVirt can be installed, and whether the installed operator has what it needs. It
 //! writes nothing.
 
-use std::{collections::BTreeMap, path::Path, process::ExitCode, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    process::ExitCode,
+    sync::Arc,
+};
 
 use anyhow::{Context, Result, anyhow};
 use k8s_openapi::{
@@ -29,7 +33,6 @@ use vitivirt_runtime::{
     client::{configuration, connect},
     metrics::Metrics,
     preflight::{find_crd, is_established, lease_holder},
-    program::SERVICE_ACCOUNT_NAMESPACE,
     root_cause::root_cause,
 };
 
@@ -95,26 +98,14 @@ impl Reader {
     async fn permissions(&self) -> Result<Check> {
         let manifests = Manifests { namespace: self.namespace.clone(), image: IMAGE.to_owned() };
         let objects = manifests.objects()?;
-        let (mut needed, kinds) = (granted_permissions(&objects, &self.namespace)?, kinds(&objects));
-        let account = if self.pre {
-            needed.extend(kinds.into_iter().map(|kind| Permission {
-                verb: "create".to_owned(),
-                group: kind.group,
-                resource: kind.plural,
-                ..Permission::default()
-            }));
-            Account::Own
-        } else if Path::new(SERVICE_ACCOUNT_NAMESPACE).exists() {
-            Account::Own
+        let mut needed = granted_permissions(&objects, &self.namespace)?;
+        let (account, who, remedy) = if self.pre {
+            needed.extend(kinds(&objects).iter().map(Permission::to_create));
+            (Account::Own, "your account".to_owned(), "use an account of a cluster administrator")
         } else {
-            Account::ServiceAccount { namespace: self.namespace.clone(), name: ACCOUNT.to_owned() }
-        };
-        let (who, remedy) = match &account {
-            Account::Own if self.pre => ("your account".to_owned(), "use an account of a cluster administrator"),
-            Account::Own => ("this account".to_owned(), "apply the output of `virt-operator manifests` again"),
-            Account::ServiceAccount { namespace, name } => {
-                (format!("ServiceAccount {namespace}/{name}"), "apply the output of `virt-operator manifests` again")
-            }
+            let account = Account::of_operator(&self.namespace, ACCOUNT);
+            let who = account.to_string();
+            (account, who, "apply the output of `virt-operator manifests` again")
         };
         let missing = missing_permissions(&self.client, &account, needed).await;
         Ok(found("Permissions", missing, |missing| {
@@ -174,8 +165,8 @@ impl Reader {
 }
 
 /// What the roles of the manifests grant to the operator: the table that the operator runs with.
-fn granted_permissions(objects: &[Value], namespace: &str) -> Result<std::collections::BTreeSet<Permission>> {
-    let mut permissions = std::collections::BTreeSet::new();
+fn granted_permissions(objects: &[Value], namespace: &str) -> Result<BTreeSet<Permission>> {
+    let mut permissions = BTreeSet::new();
     for object in objects {
         let text = |pointer: &str| object.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
         let namespace = match (text("/kind"), text("/metadata/name")) {

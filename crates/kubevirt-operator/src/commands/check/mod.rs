@@ -4,7 +4,7 @@
 
 mod results;
 
-use std::{path::Path, process::ExitCode, sync::Arc};
+use std::{process::ExitCode, sync::Arc};
 
 use anyhow::{Context, anyhow};
 use k8s_openapi::{
@@ -31,7 +31,6 @@ use vitivirt_runtime::{
     client::{configuration, connect},
     metrics::Metrics,
     preflight::{find_crd, lease_holder},
-    program::SERVICE_ACCOUNT_NAMESPACE,
     root_cause::root_cause,
 };
 
@@ -96,28 +95,16 @@ impl Reader {
     async fn permissions(&self) -> Check {
         let mut needed = Permission::of_rules(&rbac::manager_rules(), None);
         needed.extend(Permission::of_rules(&rbac::lease_rules(), Some(&self.namespace)));
-        let account = if self.pre {
+        let (account, who, remedy) = if self.pre {
             match manifests::installed_kinds() {
-                Ok(kinds) => needed.extend(kinds.iter().map(|kind| Permission {
-                    verb: "create".to_owned(),
-                    group: kind.group.clone(),
-                    resource: kind.plural.clone(),
-                    ..Permission::default()
-                })),
+                Ok(kinds) => needed.extend(kinds.iter().map(Permission::to_create)),
                 Err(error) => return Check::unknown("Permissions", &format!("{error:#}")),
             }
-            Account::Own
-        } else if Path::new(SERVICE_ACCOUNT_NAMESPACE).exists() {
-            Account::Own
+            (Account::Own, "your account".to_owned(), "use an account of a cluster administrator")
         } else {
-            Account::ServiceAccount { namespace: self.namespace.clone(), name: rbac::ACCOUNT.to_owned() }
-        };
-        let (who, remedy) = match &account {
-            Account::Own if self.pre => ("your account".to_owned(), "use an account of a cluster administrator"),
-            Account::Own => ("this account".to_owned(), "apply config/rbac again"),
-            Account::ServiceAccount { namespace, name } => {
-                (format!("ServiceAccount {namespace}/{name}"), "apply config/rbac again")
-            }
+            let account = Account::of_operator(&self.namespace, rbac::ACCOUNT);
+            let who = account.to_string();
+            (account, who, "apply config/rbac again")
         };
         let missing = missing_permissions(&self.client, &account, needed).await;
         found("Permissions", missing, |missing| {
