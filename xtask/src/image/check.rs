@@ -1,11 +1,13 @@
 //! `cargo xtask image --check`: the image as others see it. Everything runs in a network namespace without a route.
 //!
-//! - crane, the registry client of another project, pushes the layout to a registry and pulls it again;
+//! - umoci, the tool of another project, unpacks the layout;
+//! - crane, the registry client of a third project, pushes the layout to a registry and pulls it again;
 //! - both programs of the pulled image run as the image's user on a read-only root without any other file;
 //! - a lab installs both operators from `config/`, and another one from the charts. Their pods run the image, and the
 //!   examples reach the phase Running.
 
 use std::{
+    collections::BTreeMap,
     fs,
     path::{Path, PathBuf},
     process::Stdio,
@@ -29,18 +31,60 @@ const COMMAND_NAME: usize = 15;
 pub(super) async fn run(archive: &Path) -> Result<()> {
     let image = step("check every digest of the archive", async { ContainerImage::load(archive) }).await?;
     ensure!(image.reference.as_deref() == Some(IMAGE), "the archive has the image {:?}, not {IMAGE}", image.reference);
+    step("unpack it with umoci", unpack_with_umoci(archive, &image)).await?;
     let pulled = step("push it to a registry and pull it", through_registry(archive, &image)).await?;
     step("run both programs of the pulled image", async { run_programs(&pulled) }).await?;
     step("install both operators from config/ on a lab", install(image.clone(), Package::Config)).await?;
     step("install both operators with Helm on a lab", install(image, Package::Charts)).await
 }
 
+/// Compares every file that umoci unpacks with the files that our own reader unpacked.
+async fn unpack_with_umoci(archive: &Path, image: &ContainerImage) -> Result<()> {
+    let folder = scratch_folder("umoci")?;
+    let layout = unpack_layout(archive, &folder)?;
+    let (_, tag) = IMAGE.rsplit_once(':').context("the image has no tag")?;
+    let bundle = folder.join("bundle");
+    let source = format!("{}:{tag}", layout.display());
+    let bundle_path = bundle.display().to_string();
+    tool(&components::umoci()?, &["unpack", "--image", &source, &bundle_path]).await?;
+    let (found, expected) = (files(&bundle.join("rootfs"))?, files(&image.root)?);
+    let names = |files: &BTreeMap<PathBuf, Vec<u8>>| files.keys().cloned().collect::<Vec<_>>();
+    ensure!(!expected.is_empty(), "the image has no files");
+    ensure!(names(&found) == names(&expected), "umoci unpacks {:?}, we {:?}", names(&found), names(&expected));
+    let different: Vec<&PathBuf> = found.keys().filter(|path| found.get(*path) != expected.get(*path)).collect();
+    ensure!(different.is_empty(), "umoci unpacks other contents of {different:?}");
+    Ok(())
+}
+
+/// The contents of all files in a folder and its folders, by path.
+fn files(root: &Path) -> Result<BTreeMap<PathBuf, Vec<u8>>> {
+    let mut files = BTreeMap::new();
+    let mut folders = vec![root.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(&folder).with_context(|| format!("reading {}", folder.display()))? {
+            let path = entry?.path();
+            if path.is_dir() {
+                folders.push(path);
+                continue;
+            }
+            let content = fs::read(&path).with_context(|| format!("reading {}", path.display()))?;
+            files.insert(path.strip_prefix(root)?.to_owned(), content);
+        }
+    }
+    Ok(files)
+}
+
+fn unpack_layout(archive: &Path, folder: &Path) -> Result<PathBuf> {
+    let layout = folder.join("layout");
+    let file = fs::File::open(archive).with_context(|| format!("opening {}", archive.display()))?;
+    tar::Archive::new(file).unpack(&layout).context("unpacking the archive")?;
+    Ok(layout)
+}
+
 /// Returns the image as a client pulls it.
 async fn through_registry(archive: &Path, image: &ContainerImage) -> Result<ContainerImage> {
     let folder = scratch_folder("registry")?;
-    let (layout, pulled) = (folder.join("layout"), folder.join("pulled"));
-    let file = fs::File::open(archive).with_context(|| format!("opening {}", archive.display()))?;
-    tar::Archive::new(file).unpack(&layout).context("unpacking the archive")?;
+    let (layout, pulled) = (unpack_layout(archive, &folder)?, folder.join("pulled"));
 
     let log = fs::File::create(folder.join("registry.log")).context("creating the registry's log")?;
     let _registry = Command::new(components::crane()?)
@@ -71,7 +115,12 @@ async fn through_registry(archive: &Path, image: &ContainerImage) -> Result<Cont
 }
 
 async fn crane(arguments: &[&str]) -> Result<String> {
-    let output = Command::new(components::crane()?)
+    tool(&components::crane()?, arguments).await
+}
+
+async fn tool(program: &Path, arguments: &[&str]) -> Result<String> {
+    let name = program.file_name().unwrap_or_default().to_string_lossy();
+    let output = Command::new(program)
         .args(arguments)
         // Without a configuration of the user: a credential helper is another program.
         .env_clear()
@@ -79,9 +128,9 @@ async fn crane(arguments: &[&str]) -> Result<String> {
         .stdin(Stdio::null())
         .output()
         .await
-        .context("running crane")?;
+        .with_context(|| format!("running {name}"))?;
     if !output.status.success() {
-        bail!("crane {}: {}", arguments.join(" "), String::from_utf8_lossy(&output.stderr).trim());
+        bail!("{name} {}: {}", arguments.join(" "), String::from_utf8_lossy(&output.stderr).trim());
     }
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }

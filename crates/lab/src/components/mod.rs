@@ -31,7 +31,8 @@ pub enum ComponentGroup {
     Helm4,
     /// Prometheus 3.15 with promtool, and the CRDs of the Prometheus operator.
     Monitoring,
-    /// crane, a client of registries which also has a registry, for tests of the image.
+    /// Tools of other projects that read the image: crane, a client of registries which also has a registry, and umoci,
+    /// which unpacks OCI layouts.
     Packaging,
 }
 
@@ -162,7 +163,9 @@ impl ComponentGroup {
                 &[("prometheus", "prometheus"), ("promtool", "promtool")],
                 &[("github.com/prometheus/common/version.Version", "3.15.0")],
             ),
-            ComponentGroup::Packaging => ("packaging", module!("packaging"), &[("crane", "crane")], &[]),
+            ComponentGroup::Packaging => {
+                ("packaging", module!("packaging"), &[("crane", "crane"), ("umoci", "umoci")], &[])
+            }
         };
         // Without the clients of all clouds in which Prometheus can discover targets.
         let (tags, files): (_, &[_]) = match self {
@@ -274,6 +277,11 @@ pub fn monitoring_crds() -> Result<Vec<PathBuf>> {
 /// crane: a client of registries, and a registry.
 pub fn crane() -> Result<PathBuf> {
     binary(ComponentGroup::Packaging, "crane")
+}
+
+/// umoci: unpacks OCI layouts.
+pub fn umoci() -> Result<PathBuf> {
+    binary(ComponentGroup::Packaging, "umoci")
 }
 
 /// The folder with kubectl, for a user's PATH.
