@@ -14,7 +14,7 @@ use vitivirt_snapshot::{Comparison, Snapshot, compare};
 
 use crate::{
     Extension, Lab, LabOptions, Record,
-    kubevirt::{NAMESPACE, VirtOperator, kubevirt_resource},
+    kubevirt::{NAMESPACE, VIRT_OPERATOR_USER, VirtOperator, kubevirt_resource},
 };
 
 /// How long an edit may take. It may restart every pod.
@@ -23,7 +23,6 @@ const TIMEOUT: Duration = Duration::from_secs(120);
 const MONITORING: [&str; 2] = ["monitoring", "observability"];
 /// A namespace for ServiceMonitors only.
 const MONITORS: &str = "monitors";
-const OPERATOR: &str = "system:serviceaccount:kubevirt:kubevirt-operator";
 /// In this time a new leader has reconciled what it found.
 const QUIET: Duration = Duration::from_secs(3);
 
@@ -113,7 +112,7 @@ impl EditedInstallation {
         sleep(QUIET).await;
         let is_related = |record: &Record| {
             record.is_write()
-                && record.user == OPERATOR
+                && record.user == VIRT_OPERATOR_USER
                 && !["leases", "events"].contains(&record.resource.as_str())
                 && record.subresource != "status"
         };

@@ -73,7 +73,7 @@ pub use extensions::Extension;
 pub use helm::Helm;
 pub use image::{ContainerImage, REFERENCE_ANNOTATION};
 pub use kubelet::{CRASH_MESSAGE, OwnProgram, PodBehaviour, PodFate, PodRule};
-pub use kubevirt::{KubeVirtInstaller, KubeVirtRelease, VirtOperator, kubevirt_resource};
+pub use kubevirt::{KubeVirtInstaller, KubeVirtRelease, VIRT_OPERATOR_USER, VirtOperator, kubevirt_resource};
 pub use operator_process::{OperatorProcess, OperatorProcessOptions, get_status_page};
 pub use outage::{Outages, SubresourceClient};
 pub use pace::{DelayRange, Pace};

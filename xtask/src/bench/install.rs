@@ -17,7 +17,7 @@ use kube::{
 };
 use parking_lot::Mutex;
 use serde::Serialize;
-use vitivirt_lab::{Lab, LabOptions, Record, VirtOperator};
+use vitivirt_lab::{Lab, LabOptions, Record, VIRT_OPERATOR_USER, VirtOperator};
 
 use super::{
     install_table, memory_kib, processor_time,
@@ -51,7 +51,6 @@ pub(super) enum MeasuredOperator {
     Reference,
 }
 
-pub(super) const OPERATOR: &str = "system:serviceaccount:kubevirt:kubevirt-operator";
 pub(super) const NAMESPACE: &str = "kubevirt";
 const TIMEOUT: Duration = Duration::from_secs(120);
 /// An operator without requests for this time has filled its caches.
@@ -161,7 +160,7 @@ async fn measure_install(
 
     let records = lab.audit()?;
     let between = |from: Timestamp, to: Timestamp| {
-        records.iter().filter(move |record| record.user == OPERATOR && (from..to).contains(&record.time))
+        records.iter().filter(move |record| record.user == VIRT_OPERATOR_USER && (from..to).contains(&record.time))
     };
     let installed = lab.installed(None).await?;
     let peak_memory_mb = peak_memory_mb("virt-operator")?;
@@ -201,7 +200,7 @@ async fn wait_until_idle(lab: &Lab) -> Result<()> {
     let started = Instant::now();
     let mut before = usize::MAX;
     while started.elapsed() < TIMEOUT {
-        let now = lab.audit()?.iter().filter(|record| record.user == OPERATOR && !is_lease(record)).count();
+        let now = lab.audit()?.iter().filter(|record| record.user == VIRT_OPERATOR_USER && !is_lease(record)).count();
         if now == before {
             return Ok(());
         }

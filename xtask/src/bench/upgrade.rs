@@ -19,10 +19,10 @@ use kube::{
 };
 use serde::Serialize;
 use serde_json::{Value, json};
-use vitivirt_lab::{KubeVirtRelease, Lab, LabOptions, VirtOperator, kubevirt_resource};
+use vitivirt_lab::{KubeVirtRelease, Lab, LabOptions, VIRT_OPERATOR_USER, VirtOperator, kubevirt_resource};
 
 use super::{
-    install::{MeasuredOperator, NAMESPACE, OPERATOR, is_lease},
+    install::{MeasuredOperator, NAMESPACE, is_lease},
     install_table, write_results,
 };
 use crate::{programs, terminal::step};
@@ -114,7 +114,8 @@ async fn measure_upgrade(lab: &Lab, kind: MeasuredOperator, nodes: u8, vms: u16)
     let end = Timestamp::now();
     let (seen, after) = (client.seen(), vmi_uids(lab).await?);
     let records = lab.audit()?;
-    let requests = records.iter().filter(|record| record.user == OPERATOR && (start..end).contains(&record.time));
+    let requests =
+        records.iter().filter(|record| record.user == VIRT_OPERATOR_USER && (start..end).contains(&record.time));
     Ok(UpgradeRun {
         operator: kind,
         nodes,

@@ -11,7 +11,7 @@ use kube::{
 use kubevirt_operator::rbac;
 use serde_json::json;
 use vitivirt_lab::{
-    Extension, Lab, LabOptions, OperatorProcess, OperatorProcessOptions, Record, VirtOperator,
+    Extension, Lab, LabOptions, OperatorProcess, OperatorProcessOptions, Record, VIRT_OPERATOR_USER, VirtOperator,
     harness::{SharedLabs, Suite},
 };
 use vitivirt_runtime::lease::message::ACQUIRED;
@@ -23,8 +23,6 @@ use crate::{
 };
 
 const REMOVAL_PATIENCE: Duration = Duration::from_secs(120);
-/// The service account of the upstream virt-operator.
-const REFERENCE_USER: &str = "system:serviceaccount:kubevirt:kubevirt-operator";
 /// Namespace and service account of this project's virt-operator.
 const VIRT_OPERATOR: &str = "our-virt-operator";
 
@@ -109,7 +107,7 @@ fn check_machine_operator_writes(writes: &[Record], namespace: &str) -> Result<(
 }
 
 fn check_reference_operator_writes(writes: &[Record]) -> Result<()> {
-    let own: Vec<_> = writes.iter().filter(|record| record.user == REFERENCE_USER).collect();
+    let own: Vec<_> = writes.iter().filter(|record| record.user == VIRT_OPERATOR_USER).collect();
     ensure!(own.len() > 50, "the reference operator wrote only {} objects", own.len());
     let strays: Vec<_> = own.iter().filter(|record| is_about_machines(record)).collect();
     ensure!(strays.is_empty(), "the reference operator wrote {strays:#?}");

@@ -19,6 +19,8 @@ pub(crate) use operator::{create_operator, delete_operator, ready, replace_opera
 use serde_json::{Value, json};
 
 pub(crate) const NAMESPACE: &str = crate::virt_handler::NAMESPACE;
+/// The user of virt-operator in the audit log, upstream's too.
+pub const VIRT_OPERATOR_USER: &str = "system:serviceaccount:kubevirt:kubevirt-operator";
 
 /// How KubeVirt is installed in the cluster.
 #[derive(Clone, Debug, Default)]

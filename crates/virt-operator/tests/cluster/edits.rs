@@ -19,7 +19,7 @@ use vitivirt_lab::{
 };
 use vitivirt_snapshot::{Snapshot, compare};
 
-use crate::support::{NAMESPACE, TIMEOUT, operator_requests, program, replace_operator, writes_since};
+use crate::support::{NAMESPACE, TIMEOUT, operator_requests, program, writes_since};
 
 pub(crate) fn add(suite: &mut Suite) {
     vitivirt_lab::tests!(suite; settings_that_are_taken_back_leave_nothing, a_chain_of_edits_equals_a_fresh_installation);
@@ -204,10 +204,7 @@ async fn a_chain_of_edits_equals_a_fresh_installation(_: Arc<SharedLabs>) -> Res
     installation.wait_until_complete().await.context("after the last edit")?;
     let comparison = installation.compare_with_fresh(&last).await?;
     ensure!(comparison.is_equal(), "{comparison}\n{}", comparison.details(5));
-    let seen = operator_requests(&installation.lab)?.len();
-    replace_operator(&installation.lab).await?;
-    installation.wait_until_complete().await?;
-    let writes = writes_since(&installation.lab, seen)?;
+    let writes = installation.writes_of_a_new_leader().await?;
     ensure!(writes.is_empty(), "nothing changed, but a restarted operator wrote {writes:?}");
     installation.lab.stop().await
 }

@@ -7,7 +7,7 @@ use nix::sys::signal::Signal;
 use serde_json::json;
 use tokio::{process::Command, time::timeout};
 use vitivirt_lab::{
-    Lab, OperatorProcess, OperatorProcessOptions,
+    Lab, OperatorProcess, OperatorProcessOptions, VIRT_OPERATOR_USER,
     harness::{SharedLabs, Suite},
 };
 use vitivirt_runtime::lease::message;
@@ -70,8 +70,7 @@ async fn the_process_leads_serves_its_endpoints_and_stops_on_sigterm(labs: Arc<S
     ensure!(status.code() == Some(0), "after SIGTERM the process must exit with 0: {status}");
     process.wait_for_message(message::RELEASED, Duration::ZERO).await?;
 
-    let requests: Vec<_> =
-        lab.audit()?.into_iter().filter(|record| record.user.ends_with(":kubevirt:kubevirt-operator")).collect();
+    let requests: Vec<_> = lab.audit()?.into_iter().filter(|record| record.user == VIRT_OPERATOR_USER).collect();
     ensure!(!requests.is_empty(), "the process sent no request as its own service account");
     let agent = concat!("virt-operator/", env!("CARGO_PKG_VERSION"));
     ensure!(

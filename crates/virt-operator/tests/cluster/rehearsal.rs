@@ -17,7 +17,7 @@ use kube::{
 use serde_json::{Value, json};
 use tokio::process::Command;
 use vitivirt_lab::{
-    KubeVirtRelease, Lab, LabOptions, Record, VirtOperator,
+    KubeVirtRelease, Lab, LabOptions, Record, VIRT_OPERATOR_USER, VirtOperator,
     harness::{SharedLabs, Suite},
 };
 
@@ -207,7 +207,7 @@ async fn the_upgrade_did_what_was_planned(lab: &Lab, planned: &Planned) -> Resul
     }
     let written = lab.audit()?.into_iter().filter(|record| {
         let is_workload = ["deployments", "daemonsets"].contains(&record.resource.as_str());
-        is_workload && record.verb == "patch" && record.user.ends_with(":kubevirt-operator")
+        is_workload && record.verb == "patch" && record.user == VIRT_OPERATOR_USER
     });
     let written: BTreeSet<String> = written.map(|record| record.name).collect();
     let restarts: BTreeSet<String> =

@@ -20,7 +20,7 @@ use kube::{
 };
 use serde_json::{Value, json};
 use vitivirt_lab::{
-    CRASH_MESSAGE, Lab, LabOptions, PodFate, PodRule, VirtOperator,
+    CRASH_MESSAGE, Lab, LabOptions, PodFate, PodRule, VIRT_OPERATOR_USER, VirtOperator,
     harness::{SharedLabs, Suite},
 };
 
@@ -118,9 +118,9 @@ async fn a_template_that_works_reaches_a_tenth_of_the_nodes_at_a_time(lab: &Lab)
     const WORKS: &str = "example.org/virt-handler:works";
     let writes = || {
         let records = lab.audit()?;
-        let writes = records.iter().filter(|record| {
-            record.is_write() && record.resource == "daemonsets" && record.user.ends_with(":kubevirt-operator")
-        });
+        let writes = records
+            .iter()
+            .filter(|record| record.is_write() && record.resource == "daemonsets" && record.user == VIRT_OPERATOR_USER);
         Ok::<_, anyhow::Error>(writes.count())
     };
     let before = writes()?;

@@ -10,7 +10,7 @@ use kube::{
 };
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
-use vitivirt_lab::{Lab, Record, kubevirt_resource};
+use vitivirt_lab::{Lab, Record, VIRT_OPERATOR_USER, kubevirt_resource};
 
 pub(crate) const NAMESPACE: &str = "kubevirt";
 /// How long a test waits for a condition.
@@ -55,7 +55,7 @@ pub(crate) fn condition(kubevirt: &DynamicObject, kind: &str) -> Option<(String,
 /// Every request that the operator has sent so far.
 pub(crate) fn operator_requests(lab: &Lab) -> Result<Vec<Record>> {
     let all = lab.audit()?;
-    Ok(all.into_iter().filter(|record| record.user.ends_with(":kubevirt:kubevirt-operator")).collect())
+    Ok(all.into_iter().filter(|record| record.user == VIRT_OPERATOR_USER).collect())
 }
 
 /// Successful writes to the installation. Failed ones do not count: for an object that has lost its label the operator
