@@ -14,7 +14,7 @@ use kube::{
 use nix::sys::signal::Signal;
 use serde::Serialize;
 use serde_json::{Value, json};
-use vitivirt_lab::{KubeVirtInstaller, Lab, LabOptions, Record};
+use vitivirt_lab::{KubeVirtInstaller, Lab, LabOptions, OperatorProcess, Record};
 
 use super::{memory_mib, write_results};
 use crate::{kubevirt_operator, terminal::step};
@@ -46,8 +46,9 @@ struct Figures {
     reads_per_machine: f64,
     peak_memory_mib: u64,
     idle_requests_per_minute: f64,
+    /// Verb and resource of each.
+    idle_requests: Vec<String>,
     vm_changes: ChangeFigures,
-    restart_seconds_to_settled: f64,
     restart_writes: usize,
     resident_after_restart_mib: u64,
 }
@@ -81,6 +82,7 @@ async fn measure(options: &MachinesOptions) -> Result<Figures> {
     let clock = Instant::now();
     step(&format!("create {count} Machines and wait until they are Running"), async {
         create_machines(&lab, count, options.secret_refs).await?;
+        wait_until_reported(&operator, count).await?;
         wait_until(&lab, count, "Running", is_running).await
     })
     .await?;
@@ -106,7 +108,6 @@ async fn measure(options: &MachinesOptions) -> Result<Figures> {
     operator.signal(Signal::SIGTERM)?;
     operator.wait(Duration::from_secs(20)).await?;
     let restarted = Timestamp::now();
-    let clock = Instant::now();
     let operator = kubevirt_operator::start(&lab, "release").await?;
     step("restart the operator with all Machines up to date", async {
         operator.wait_for_message(vitivirt_runtime::lease::message::ACQUIRED, Duration::from_secs(120)).await?;
@@ -115,7 +116,6 @@ async fn measure(options: &MachinesOptions) -> Result<Figures> {
         Ok(())
     })
     .await?;
-    let restart_seconds_to_settled = clock.elapsed().as_secs_f64();
     let records = lab.audit()?;
     let between = |from: Timestamp, to: Timestamp| {
         records
@@ -135,11 +135,13 @@ async fn measure(options: &MachinesOptions) -> Result<Figures> {
         reads_per_machine: per_machine(creation.iter().filter(|record| record.verb == "get").count()),
         peak_memory_mib,
         idle_requests_per_minute: between(all_running, idle_end).count() as f64 * 60.0 / idle.as_secs_f64(),
+        idle_requests: between(all_running, idle_end)
+            .map(|record| format!("{} {}", record.verb, record.resource))
+            .collect(),
         vm_changes: ChangeFigures::from_latencies(
             latencies,
             between(changed, reported).filter(|record| record.is_write()).count(),
         ),
-        restart_seconds_to_settled,
         restart_writes: between(restarted, Timestamp::now()).filter(|record| record.is_write()).count(),
         resident_after_restart_mib: memory_mib(&operator.pid().to_string(), "VmRSS"),
     };
@@ -320,9 +322,32 @@ fn is_stored(machine: &DynamicObject) -> bool {
     conditions.into_iter().any(|have| has(have, "type", "StorageReady") && has(have, "status", "True"))
 }
 
+/// Waits until the operator's metrics count so many Machines in the phase Running. A list of thousands of Machines every
+/// few seconds would take CPU time of the API server from the operator.
+async fn wait_until_reported(operator: &OperatorProcess, count: usize) -> Result<()> {
+    let deadline = Instant::now() + patience(count);
+    loop {
+        let (_, metrics) = operator.get(8080, "/metrics").await?;
+        let running: f64 = metrics
+            .lines()
+            .filter(|line| line.starts_with("kubevirt_operator_machines_total{phase=\"Running\""))
+            .filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok())
+            .sum();
+        if running >= count as f64 {
+            return Ok(());
+        }
+        ensure!(Instant::now() < deadline, "the operator reports {running} of {count} Machines as Running");
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+}
+
+fn patience(count: usize) -> Duration {
+    Duration::from_secs(120) + Duration::from_millis(100) * u32::try_from(count).unwrap_or(u32::MAX)
+}
+
 async fn wait_until(lab: &Lab, count: usize, what: &str, condition: fn(&DynamicObject) -> bool) -> Result<()> {
     let number = u32::try_from(count).unwrap_or(u32::MAX);
-    let timeout = Duration::from_secs(120) + Duration::from_millis(100) * number;
+    let timeout = patience(count);
     // Listing thousands of Machines takes CPU time of the API server from the operator, so the pause grows with them.
     let pause = (Duration::from_micros(500) * number).max(Duration::from_millis(100));
     let started = Instant::now();
