@@ -101,6 +101,8 @@ async fn the_previous_release_is_upgraded_in_place(_: Arc<SharedLabs>) -> Result
     wait_until_release(&lab, KubeVirtRelease::Previous.version(), TIMEOUT).await.context("v1.7.0")?;
     start_vms(&lab, &VMS).await?;
     let (running, ca_before) = (running_vms(&lab).await?, ca(&lab).await?);
+    the_operator_before_takes_a_failing_upgrade_back(&lab).await.context("an upgrade that fails")?;
+    ensure!(running_vms(&lab).await? == running, "a VM was restarted or migrated");
     let client = lab.subresource_client();
     lab.replace_virt_operator(&VirtOperator::ours(program())).await?;
     wait_until_release(&lab, KubeVirtRelease::Current.version(), TIMEOUT).await.context("v1.8.4")?;
@@ -112,6 +114,47 @@ async fn the_previous_release_is_upgraded_in_place(_: Arc<SharedLabs>) -> Result
     let comparison = compare(&expected, &lab.installed(None).await?);
     ensure!(comparison.is_equal(), "{comparison}\n{}", comparison.details(5));
     lab.stop().await
+}
+
+/// Lets virt-handler of a release crash, and waits until the resource says so after `change`.
+async fn fail_upgrade(lab: &Lab, version: &str, change: impl Future<Output = Result<()>>) -> Result<()> {
+    let rule = PodRule { image_contains: format!("virt-handler:{version}"), fate: PodFate::Crashes };
+    lab.set_pods(|pods| pods.rules = vec![rule]);
+    change.await?;
+    lab.wait("the crash stops the upgrade", TIMEOUT, kubevirts(lab), "kubevirt", |kubevirt| {
+        let progressing = kubevirt.and_then(|kubevirt| condition(kubevirt, "Progressing"));
+        progressing.is_some_and(|(_, _, message)| {
+            ["virt-handler exits with code 1", "the rollout stops here"].iter().all(|part| message.contains(part))
+        })
+    })
+    .await
+    .map(|_| ())
+}
+
+/// The pod that crashes is replaced, although it never became ready.
+async fn require_handlers_of(lab: &Lab, version: &str) -> Result<()> {
+    let pods: Api<Pod> = Api::namespaced(lab.client(), NAMESPACE);
+    let handlers = pods.list(&ListParams::default().labels("kubevirt.io=virt-handler")).await?;
+    ensure!(!handlers.items.is_empty(), "no pod of virt-handler");
+    for pod in handlers {
+        let mut containers = pod.spec.iter().flat_map(|spec| &spec.containers);
+        let is_of_release = containers.any(|container| {
+            container.image.as_deref().is_some_and(|image| image.ends_with(&format!("virt-handler:{version}")))
+        });
+        ensure!(is_of_release, "{} is not of {version}", pod.name_any());
+    }
+    Ok(())
+}
+
+async fn the_operator_before_takes_a_failing_upgrade_back(lab: &Lab) -> Result<()> {
+    let (before, now) = (KubeVirtRelease::Previous, KubeVirtRelease::Current);
+    fail_upgrade(lab, now.version(), lab.replace_virt_operator(&VirtOperator::ours(program()))).await?;
+    ensure!(text(&kubevirts(lab).get("kubevirt").await?, "/status/observedKubeVirtVersion") == before.version());
+    lab.replace_virt_operator(&VirtOperator::reference_of(before)).await?;
+    wait_until_release(lab, before.version(), TIMEOUT).await.context("taken back")?;
+    require_handlers_of(lab, before.version()).await?;
+    lab.set_pods(|pods| pods.rules.clear());
+    Ok(())
 }
 
 async fn image_tag_there_and_back(_: Arc<SharedLabs>) -> Result<()> {
@@ -127,6 +170,13 @@ async fn image_tag_there_and_back(_: Arc<SharedLabs>) -> Result<()> {
         let (api, patch) = (kubevirts(&lab), json!({"spec": {"imageTag": tag}}));
         async move { api.patch("kubevirt", &PatchParams::default(), &Patch::Merge(&patch)).await }
     };
+    fail_upgrade(&lab, "v1.7.0", async { Ok(set_tag(json!("v1.7.0")).await.map(|_| ())?) }).await?;
+    set_tag(serde_json::Value::Null).await?;
+    wait_until_release(&lab, "v1.8.4", TIMEOUT).await.context("taken back")?;
+    require_handlers_of(&lab, "v1.8.4").await?;
+    let comparison = compare(&before, &lab.installed(None).await?);
+    ensure!(comparison.is_equal(), "{comparison}\n{}", comparison.details(5));
+    lab.set_pods(|pods| pods.rules.clear());
     set_tag(json!("v1.7.0")).await?;
     wait_until_release(&lab, "v1.7.0", TIMEOUT).await.context("to v1.7.0")?;
     ensure!(running_vms(&lab).await? == running, "a VM was restarted or migrated");
