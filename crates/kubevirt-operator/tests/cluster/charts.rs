@@ -224,12 +224,17 @@ async fn helm_installs_upgrades_rolls_back_and_uninstalls_the_operator(_: Arc<Sh
     ensure!(vms.is_subset(&with_sixth), "VMs were replaced: {vms:?} {with_sixth:?}");
     ensure!(uids(&lab, "machines.vitistack.io").await?.len() == 6, "Machines did not stay");
 
-    run_helm(&lab, Helm::V4, "install", &[&chart]).await?;
+    run_helm(&lab, Helm::V3, "install", &[&chart]).await?;
+    let default_level = log_level(&lab).await?;
+    run_helm(&lab, Helm::V3, "upgrade", &[&chart, "--set", "logLevel=debug"]).await?;
+    ensure!(log_level(&lab).await? == "debug", "the upgrade did not change a value");
+    run_helm(&lab, Helm::V3, "rollback", &["1"]).await?;
+    ensure!(log_level(&lab).await? == default_level, "the rollback did not change the value back");
     use_other_permissions(&lab).await?;
     lab.kubectl(&["delete", "machines.vitistack.io", "--all", "--timeout=120s"]).await?;
     ensure!(uids(&lab, "virtualmachines").await?.is_empty(), "VMs are left");
     lab.kubectl(&["delete", "networkconfigurations.vitistack.io", "--all", "--timeout=60s"]).await?;
-    run_helm(&lab, Helm::V4, "uninstall", &[]).await?;
+    run_helm(&lab, Helm::V3, "uninstall", &[]).await?;
     check_use_of_permissions(&lab)
 }
 
