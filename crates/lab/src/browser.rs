@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use base64::{Engine, engine::general_purpose::STANDARD};
 use nix::{sys::stat::Mode, unistd::mkfifo};
 use serde_json::{Value, json};
@@ -18,6 +18,8 @@ use tokio::{
     process::{Child, Command},
     time::timeout,
 };
+
+use crate::Lab;
 
 const PROGRAMS: [&str; 3] = ["chromium", "chromium-browser", "google-chrome"];
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -79,7 +81,29 @@ pub struct Visit {
     pub picture: Vec<u8>,
 }
 
+impl Visit {
+    fn check(&self, origin: &str, width: u32, title: &str) -> Result<()> {
+        ensure!(self.console.is_empty(), "the console has messages: {:?}", self.console);
+        ensure!(self.requests.iter().all(|url| url.starts_with(origin)), "external requests: {:?}", self.requests);
+        ensure!(self.content_width <= u64::from(width), "the page is {} px wide", self.content_width);
+        ensure!(self.title.ends_with(title), "{:?}", self.title);
+        Ok(())
+    }
+}
+
 impl Browser {
+    /// Starts the installed browser with its files in the folder of a lab. `None` if there is no Chromium on this
+    /// machine.
+    pub async fn start_if_installed(lab: &Lab) -> Result<Option<Self>> {
+        let Some(program) = find() else {
+            eprintln!("the browser part of this test is skipped: no Chromium in PATH; install the package chromium");
+            return Ok(None);
+        };
+        let folder = lab.folder().join("chromium");
+        std::fs::create_dir_all(&folder).with_context(|| format!("creating {}", folder.display()))?;
+        Self::start(&program, &folder).await.map(Some)
+    }
+
     /// `folder` must exist and be empty.
     pub async fn start(program: &Path, folder: &Path) -> Result<Self> {
         let (commands, messages) = (folder.join("commands"), folder.join("messages"));
@@ -111,6 +135,26 @@ impl Browser {
             events: VecDeque::new(),
             calls: 0,
         })
+    }
+
+    /// Shows pages at several widths, dark and light. Fails if the console has a message, if a page requests something
+    /// from another origin, is wider than the window or has another title, or if dark and light look the same. Returns
+    /// the first visit of each page.
+    pub async fn check_pages(&mut self, origin: &str, paths: &[&str], title: &str) -> Result<Vec<Visit>> {
+        let (mut first, mut backgrounds) = (Vec::new(), Vec::new());
+        for (width, dark) in [(1100, false), (1100, true), (700, false), (400, false), (400, true)] {
+            for path in paths {
+                let visit = self.visit(&format!("{origin}{path}"), View { width, height: 800, dark }).await?;
+                visit.check(origin, width, title).with_context(|| format!("{path} at {width} px, dark: {dark}"))?;
+                backgrounds.push((dark, visit.background.clone()));
+                if first.len() < paths.len() {
+                    first.push(visit);
+                }
+            }
+        }
+        let of = |dark: bool| backgrounds.iter().find(|(is_dark, _)| *is_dark == dark).map(|(_, color)| color);
+        ensure!(of(true) != of(false), "dark and light have the same background: {backgrounds:?}");
+        Ok(first)
     }
 
     pub async fn visit(&mut self, url: &str, view: View) -> Result<Visit> {

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::json;
 use vitivirt_lab::{
     Record,
-    browser::{self, Browser, View, Visit},
+    browser::{Browser, View},
     harness::{SharedLabs, Suite},
     loopback,
 };
@@ -36,7 +36,7 @@ async fn the_status_page_shows_machines_without_a_request(labs: Arc<SharedLabs>)
     test.create_json(&machine("database", &lost)).await?;
     test.wait_until_running("web").await?;
     test.wait_for_reason("database", "NetworkConfigurationNotFound").await?;
-    let mut browser = start_browser(&test).await?;
+    let mut browser = Browser::start_if_installed(&test.lab).await?;
     if let (Some(browser), Some(file)) = (&mut browser, std::env::var_os(PICTURE)) {
         let view = View { width: 1000, height: 560, dark: false };
         std::fs::write(file, browser.visit(&origin(&test), view).await?.picture)?;
@@ -52,17 +52,6 @@ async fn the_status_page_shows_machines_without_a_request(labs: Arc<SharedLabs>)
         Some(browser) => a_browser_shows_the_pages(&test, browser).await.context("Chromium"),
         None => Ok(()),
     }
-}
-
-/// `None` if there is no Chromium on this machine.
-async fn start_browser(test: &MachineTest) -> Result<Option<Browser>> {
-    let Some(program) = browser::find() else {
-        eprintln!("the browser part of this test is skipped: no Chromium in PATH; install the package chromium");
-        return Ok(None);
-    };
-    let folder = test.lab.folder().join("chromium");
-    std::fs::create_dir_all(&folder)?;
-    Browser::start(&program, &folder).await.map(Some)
 }
 
 fn origin(test: &MachineTest) -> String {
@@ -123,27 +112,9 @@ async fn a_standby_names_the_leader(test: &MachineTest) -> Result<()> {
 }
 
 async fn a_browser_shows_the_pages(test: &MachineTest, browser: &mut Browser) -> Result<()> {
-    let origin = origin(test);
-    let mut backgrounds = Vec::new();
-    for (width, dark) in [(1100, false), (1100, true), (700, false), (400, false), (400, true)] {
-        for path in ["/", "/machines", "/machines/web-shop/web", "/machines/web-shop/hostile"] {
-            let visit = browser.visit(&format!("{origin}{path}"), View { width, height: 800, dark }).await?;
-            check_visit(&visit, &origin, width).with_context(|| format!("{path} at {width} px, dark: {dark}"))?;
-            if path == "/" {
-                ensure!(visit.text.contains(HOSTILE), "the hostile text is not shown as text: {}", visit.text);
-                backgrounds.push((dark, visit.background.clone()));
-            }
-        }
-    }
-    let of = |dark: bool| backgrounds.iter().find(|(is_dark, _)| *is_dark == dark).map(|(_, color)| color.clone());
-    ensure!(of(true) != of(false), "dark and light have the same background: {backgrounds:?}");
-    Ok(())
-}
-
-fn check_visit(visit: &Visit, origin: &str, width: u32) -> Result<()> {
-    ensure!(visit.console.is_empty(), "the console has messages: {:?}", visit.console);
-    ensure!(visit.requests.iter().all(|url| url.starts_with(origin)), "external requests: {:?}", visit.requests);
-    ensure!(visit.content_width <= u64::from(width), "the page is {} px wide", visit.content_width);
-    ensure!(visit.title.ends_with("kubevirt-operator"), "{:?}", visit.title);
+    let paths = ["/", "/machines", "/machines/web-shop/web", "/machines/web-shop/hostile"];
+    let visits = browser.check_pages(&origin(test), &paths, "kubevirt-operator").await?;
+    let overview = visits.first().context("no page was shown")?;
+    ensure!(overview.text.contains(HOSTILE), "the hostile text is not shown as text: {}", overview.text);
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! Changes by other clients: objects that lost their marks, adopted objects, restarts by users, and fights.
 
-use std::{sync::Arc, time::Duration};
+use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::{
@@ -19,8 +19,11 @@ use kube::{
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep, timeout};
 use vitivirt_lab::{
-    EditedInstallation, Lab, Record, VirtOperator, get_status_page,
+    EditedInstallation, Lab, Record, VirtOperator,
+    browser::Browser,
+    get_status_page,
     harness::{SharedLabs, Suite},
+    loopback,
 };
 use vitivirt_page::testing::parse;
 
@@ -80,6 +83,7 @@ async fn the_status_page_names_the_client(installation: &EditedInstallation) -> 
         let mut expected = vec!["Deployed", "virt-handler", "kubevirt-virt-api-certs", " days ("];
         if page.text.contains("this replica is the leader") {
             leaders += 1;
+            a_browser_shows_the_page(lab, address.parse()?).await.context("Chromium")?;
             let drift = "Deployment kubevirt/virt-controller was changed by kubectl-scale: spec.replicas";
             expected.extend([drift, "nothing differs from the desired state"]);
         } else {
@@ -92,6 +96,14 @@ async fn the_status_page_names_the_client(installation: &EditedInstallation) -> 
     ensure!(leaders == 1 && operators.len() > 1, "{leaders} of {} replicas lead", operators.len());
     let sent = requests(lab)?.split_off(seen);
     ensure!(sent.is_empty(), "{sent:?}");
+    Ok(())
+}
+
+async fn a_browser_shows_the_page(lab: &Lab, address: IpAddr) -> Result<()> {
+    let Some(mut browser) = Browser::start_if_installed(lab).await? else { return Ok(()) };
+    let visits = browser.check_pages(&format!("http://{}:8082", loopback(address)), &["/"], "virt-operator").await?;
+    let page = visits.first().context("no page was shown")?;
+    ensure!(page.text.contains("changed by kubectl-scale"), "{}", page.text);
     Ok(())
 }
 
