@@ -45,9 +45,10 @@ struct Figures {
     writes_per_machine: f64,
     reads_per_machine: f64,
     peak_memory_mib: u64,
+    /// Without watches: a watch that is silent for too long, or that the server ends, is opened again.
     idle_requests_per_minute: f64,
-    /// Verb and resource of each.
     idle_requests: Vec<String>,
+    idle_watches_reopened: usize,
     vm_changes: ChangeFigures,
     restart_writes: usize,
     resident_after_restart_mib: u64,
@@ -124,6 +125,8 @@ async fn measure(options: &MachinesOptions) -> Result<Figures> {
     };
     let per_machine = |number: usize| number as f64 / count as f64;
     let creation: Vec<&Record> = between(start, all_running).collect();
+    let (idle_watches, idle_requests): (Vec<&Record>, Vec<&Record>) =
+        between(all_running, idle_end).partition(|record| record.verb == "watch");
     let figures = Figures {
         machines: count,
         seconds_to_all_running,
@@ -134,10 +137,9 @@ async fn measure(options: &MachinesOptions) -> Result<Figures> {
         writes_per_machine: per_machine(creation.iter().filter(|record| record.is_write()).count()),
         reads_per_machine: per_machine(creation.iter().filter(|record| record.verb == "get").count()),
         peak_memory_mib,
-        idle_requests_per_minute: between(all_running, idle_end).count() as f64 * 60.0 / idle.as_secs_f64(),
-        idle_requests: between(all_running, idle_end)
-            .map(|record| format!("{} {}", record.verb, record.resource))
-            .collect(),
+        idle_requests_per_minute: idle_requests.len() as f64 * 60.0 / idle.as_secs_f64(),
+        idle_requests: idle_requests.iter().map(|record| format!("{} {}", record.verb, record.resource)).collect(),
+        idle_watches_reopened: idle_watches.len(),
         vm_changes: ChangeFigures::from_latencies(
             latencies,
             between(changed, reported).filter(|record| record.is_write()).count(),
