@@ -12,6 +12,7 @@ use std::{fs, path::Path, process::ExitCode};
 
 use anyhow::{Context, Result, ensure};
 use clap::{Args, ValueEnum};
+use futures::{StreamExt, TryStreamExt, stream};
 use report::{Specs, spec_reports};
 use serde_json::json;
 use tokio::process::Command;
@@ -34,6 +35,9 @@ pub(crate) struct E2eOptions {
     /// Run each spec alone, in its own lab
     #[arg(long)]
     each: bool,
+    /// With --each: number of labs at the same time
+    #[arg(long, value_name = "NUMBER", default_value_t = 1, requires = "each")]
+    jobs: usize,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -107,7 +111,7 @@ async fn compare(options: &E2eOptions) -> Result<()> {
     let mut failed = Vec::new();
     for operator in operators {
         let specs = if options.each {
-            Box::pin(each(operator, options.focus.as_deref(), &folder)).await?
+            Box::pin(each(operator, options, &folder)).await?
         } else {
             Box::pin(in_lab(operator, options.focus.as_deref(), &folder)).await?
         };
@@ -124,15 +128,20 @@ async fn compare(options: &E2eOptions) -> Result<()> {
 }
 
 /// Each spec in its own lab, so that no spec depends on what another one left.
-async fn each(operator: TestedOperator, focus: Option<&str>, folder: &Path) -> Result<Specs> {
-    let mut all = Specs::default();
-    let names = list(focus, folder).await?;
-    for (number, name) in names.iter().enumerate() {
-        eprintln!("{} of {}: {name}", number + 1, names.len());
-        let specs = Box::pin(in_lab(operator, Some(&exactly(name)), folder)).await?;
-        all.specs.extend(specs.specs.into_iter().filter(|spec| !spec.is_skipped()));
-    }
-    Ok(all)
+async fn each(operator: TestedOperator, options: &E2eOptions, folder: &Path) -> Result<Specs> {
+    let names = list(options.focus.as_deref(), folder).await?;
+    let count = names.len();
+    let runs = names.into_iter().zip(1..).map(|(name, number)| async move {
+        let own = folder.join(format!("each-{}", operator.name())).join(number.to_string());
+        fs::create_dir_all(&own).with_context(|| format!("creating {}", own.display()))?;
+        let specs = Box::pin(in_lab(operator, Some(&exactly(&name)), &own)).await?;
+        let failed = specs.failed().count();
+        eprintln!("{number} of {count}: {name}: {}", if failed == 0 { "passed" } else { "failed" });
+        anyhow::Ok(specs)
+    });
+    let results: Vec<Specs> = stream::iter(runs).buffered(options.jobs.max(1)).try_collect().await?;
+    let specs = results.into_iter().flat_map(|specs| specs.specs).filter(|spec| !spec.is_skipped()).collect();
+    Ok(Specs { specs })
 }
 
 /// A regular expression for one name.
