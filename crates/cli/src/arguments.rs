@@ -39,7 +39,7 @@ pub struct FileArguments {
 pub struct ClusterArguments {
     /// Path to the kubeconfig file
     ///
-    /// Default: the KUBECONFIG environment variable, ~/.kube/config, or the service account of the pod.
+    /// Default: the file in KUBECONFIG, otherwise ~/.kube/config, otherwise the service account of the pod.
     #[arg(long, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
     /// Name of the kubeconfig context [default: the current context]

@@ -22,7 +22,7 @@ pub(crate) struct Arguments {
 pub(crate) enum Command {
     /// List Machines, with the reason for each one that is not ready
     List(ListArguments),
-    /// Show one Machine as a tree: VirtualMachine, instance, pods, disks, networks
+    /// Show one Machine as a tree: VirtualMachine, VMI, pods, disks, networks
     Describe(DescribeArguments),
     /// Start Machines: set spec.powerState to Running
     Start(NameArguments),
@@ -33,10 +33,10 @@ pub(crate) enum Command {
     /// Open the serial console of a Machine with virtctl
     Console(VirtctlArguments),
     /// Open an SSH session to a Machine with virtctl
-    Ssh(VirtctlArguments),
+    Ssh(SshArguments),
     /// Open the graphical console of a Machine with virtctl
     Vnc(VirtctlArguments),
-    /// Show what Machines in files would change in the cluster; writes nothing
+    /// Show what applying Machines from files would change; writes nothing
     ///
     /// The same as `kubevirt-operator plan`.
     #[command(after_help = EXIT_STATUS)]
@@ -44,10 +44,10 @@ pub(crate) enum Command {
     /// Let a Machine take over PVCs and other objects of an earlier Machine
     ///
     /// Adds the annotation vitistack.io/adopt to the Machine, and vitistack.io/adopt-by to PVCs and Secrets that have
-    /// never belonged to a Machine. Without items, it adopts everything that the Machine's diagnosis offers. Use it after
-    /// a restore from a backup, or to reuse a retained disk.
+    /// never belonged to a Machine. Without items, it adopts everything that the Machine can take over. Use it after a
+    /// restore from a backup, or to reuse a retained disk.
     Adopt(AdoptArguments),
-    /// Write a tar archive for a bug report, without Secrets or user data
+    /// Write a compressed archive for a bug report, without Secrets or user data
     CollectDebugInfo(DebugInfoArguments),
     /// Print a shell completion script
     Completions(CompletionsArguments),
@@ -105,8 +105,24 @@ pub(crate) struct NameArguments {
 
 #[derive(Debug, Clone, Args)]
 pub(crate) struct VirtctlArguments {
-    /// Name of the Machine, or USER@NAME for ssh
+    /// Name of the Machine
     pub(crate) name: String,
+    #[command(flatten)]
+    pub(crate) options: VirtctlOptions,
+}
+
+#[derive(Debug, Clone, Args)]
+pub(crate) struct SshArguments {
+    /// Machine to connect to: NAME or USER@NAME
+    #[arg(value_name = "NAME")]
+    pub(crate) target: String,
+    #[command(flatten)]
+    pub(crate) options: VirtctlOptions,
+}
+
+/// What `console`, `ssh` and `vnc` pass to virtctl.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct VirtctlOptions {
     #[command(flatten)]
     pub(crate) namespace: NamespaceArguments,
     /// Additional arguments for virtctl

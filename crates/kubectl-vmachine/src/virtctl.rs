@@ -11,13 +11,13 @@ use anyhow::anyhow;
 use vitivirt_api::KUBEVIRT_RELEASE;
 use vitivirt_cli::{CommandError, CommandResult};
 
-use crate::arguments::VirtctlArguments;
+use crate::arguments::VirtctlOptions;
 
 /// virtctl itself, and virtctl as krew installs it.
 const PROGRAMS: [&str; 2] = ["virtctl", "kubectl-virt"];
 
 /// Replaces this process by virtctl. Returns only after an error.
-pub(crate) fn run(command: &str, arguments: &VirtctlArguments) -> CommandResult<ExitCode> {
+pub(crate) fn run(command: &str, target: &str, options: &VirtctlOptions) -> CommandResult<ExitCode> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let Some(virtctl) = find(&path) else {
         return Err(CommandError::Failed(anyhow!(
@@ -25,7 +25,7 @@ pub(crate) fn run(command: &str, arguments: &VirtctlArguments) -> CommandResult<
              https://github.com/kubevirt/kubevirt/releases/tag/{KUBEVIRT_RELEASE}"
         )));
     };
-    let error = Command::new(&virtctl).args(virtctl_arguments(command, arguments)).exec();
+    let error = Command::new(&virtctl).args(virtctl_arguments(command, target, options)).exec();
     Err(CommandError::Failed(anyhow!("cannot run {}: {error}", virtctl.display())))
 }
 
@@ -34,21 +34,23 @@ fn find(path: &std::ffi::OsStr) -> Option<PathBuf> {
     candidates.into_iter().find(|file: &PathBuf| Path::is_file(file))
 }
 
-fn virtctl_arguments(command: &str, given: &VirtctlArguments) -> Vec<OsString> {
-    // A VirtualMachine has the name of its Machine.
-    let target = match (command, given.name.rsplit_once('@')) {
-        ("ssh", Some((user, name))) => format!("{user}@vm/{name}"),
-        ("ssh", None) => format!("vm/{}", given.name),
-        _ => given.name.clone(),
-    };
+/// The target of `virtctl ssh` for NAME or USER@NAME. A VirtualMachine has the name of its Machine.
+pub(crate) fn ssh_target(given: &str) -> String {
+    match given.rsplit_once('@') {
+        Some((user, name)) => format!("{user}@vm/{name}"),
+        None => format!("vm/{given}"),
+    }
+}
+
+fn virtctl_arguments(command: &str, target: &str, options: &VirtctlOptions) -> Vec<OsString> {
     let mut arguments: Vec<OsString> = vec![command.into(), target.into()];
-    let namespace = &given.namespace;
+    let namespace = &options.namespace;
     arguments.extend(namespace.namespace.iter().map(|name| format!("--namespace={name}").into()));
     arguments.extend(namespace.cluster.context.iter().map(|name| format!("--context={name}").into()));
     if let Some(file) = &namespace.cluster.kubeconfig {
         arguments.extend([OsString::from("--kubeconfig"), file.into()]);
     }
-    arguments.extend(given.arguments.iter().map(OsString::from));
+    arguments.extend(options.arguments.iter().map(OsString::from));
     arguments
 }
 
@@ -63,12 +65,12 @@ mod tests {
     fn virtctl_gets_the_target_the_cluster_and_further_arguments() {
         let arguments = |words: &[&str]| {
             let parsed = Arguments::try_parse_from([&["kubectl-vmachine"], words].concat()).unwrap();
-            let (command, options) = match parsed.command {
-                Command::Console(options) => ("console", options),
-                Command::Ssh(options) => ("ssh", options),
+            let (command, target, options) = match parsed.command {
+                Command::Console(given) => ("console", given.name, given.options),
+                Command::Ssh(given) => ("ssh", ssh_target(&given.target), given.options),
                 other => panic!("{other:?}"),
             };
-            let words = virtctl_arguments(command, &options).into_iter();
+            let words = virtctl_arguments(command, &target, &options).into_iter();
             words.map(|word| word.into_string().unwrap()).collect::<Vec<_>>()
         };
         assert_eq!(arguments(&["console", "web"]), ["console", "web"]);

@@ -35,8 +35,9 @@ fn optional_folder(text: &str) -> Result<Option<PathBuf>, Infallible> {
     version = vitivirt_cli::version(),
     about = "Creates KubeVirt virtual machines from Machines and keeps them in sync",
     long_about = "Creates KubeVirt virtual machines from Machines (machines.vitistack.io), with their disks, networks \
-                  and cloud-init data, and keeps them in sync.\n\nWithout a command it runs as the operator. In a pod \
-                  it uses the service account; elsewhere it uses KUBECONFIG or --kubeconfig.",
+                  and cloud-init data, and keeps them in sync.\n\nWithout a command it runs as the operator. It \
+                  connects with --kubeconfig, otherwise KUBECONFIG, otherwise ~/.kube/config, otherwise the service \
+                  account of its pod.",
     args_conflicts_with_subcommands = true
 )]
 pub(crate) struct Arguments {
@@ -60,7 +61,7 @@ pub(crate) enum Command {
     /// error. Objects without a namespace get the one from --namespace, or the namespace default.
     #[command(after_help = RENDER_EXIT_STATUS)]
     Render(RenderArguments),
-    /// Show what Machines would change in the cluster; writes nothing
+    /// Show what applying Machines would change in the cluster; writes nothing
     ///
     /// The files contain Machines, and NetworkConfigurations and Secrets that are applied with them. For each field
     /// that changes, the plan shows whether a running guest sees the change immediately or after a restart. Objects
@@ -69,9 +70,8 @@ pub(crate) enum Command {
     Plan(PlanArguments),
     /// Check that the cluster has what the operator and Machines need; writes nothing
     ///
-    /// Prints one line per check and, if it is not ok, what to do. Outside a pod it checks the permissions of the
-    /// operator's service account. With --pre it checks the permissions of your own account, which must be able to install
-    /// the operator.
+    /// Prints one line per check, with a remedy if it does not pass. It checks the permissions of the operator's
+    /// service account; with --pre, those of your own account, which must be able to install the operator.
     #[command(after_help = CHECK_EXIT_STATUS)]
     Check(CheckArguments),
     /// Print a shell completion script
@@ -82,13 +82,13 @@ pub(crate) enum Command {
 pub(crate) struct RunArguments {
     /// Path to the kubeconfig file
     ///
-    /// Default: the KUBECONFIG environment variable, ~/.kube/config, or the service account of the pod.
+    /// Default: the file in KUBECONFIG, otherwise ~/.kube/config, otherwise the service account of the pod.
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
     /// How often each Machine is reconciled even if nothing has changed
     ///
-    /// The reconcile compares the Machine with the caches, in case a watch event was missed. It makes no API requests
-    /// unless something differs.
+    /// Each of these reconciles compares the Machine with the caches, in case a watch event was missed. It sends no API
+    /// requests unless something differs.
     #[arg(
         long,
         value_name = "DURATION",
@@ -117,7 +117,7 @@ pub(crate) struct RunArguments {
     metrics_bind_address: Setting<Bind>,
     /// Serve /metrics over TLS
     ///
-    /// /healthz and /readyz stay plain HTTP, on their own address.
+    /// /healthz and /readyz always use plain HTTP, on --health-probe-bind-address.
     #[arg(
         long,
         value_name = "BOOLEAN",
@@ -141,10 +141,10 @@ pub(crate) struct RunArguments {
         value_parser = setting(optional_folder, "must be the path of a folder")
     )]
     metrics_tls_cert_dir: Setting<Option<PathBuf>>,
-    /// Serve /metrics only to clients whose token can get the URL /metrics
+    /// Serve /metrics only to clients that are allowed to get the URL /metrics
     ///
     /// The API server checks each bearer token (TokenReview) and the permission of its user (SubjectAccessReview). The
-    /// operator's account needs the permission to create both. Requires --metrics-tls.
+    /// operator's service account needs permission to create both. Requires --metrics-tls.
     #[arg(
         long,
         value_name = "BOOLEAN",
@@ -164,7 +164,7 @@ pub(crate) struct RunArguments {
         value_parser = setting(str::parse::<Bind>, ADDRESS_EXPECTED)
     )]
     health_probe_bind_address: Setting<Bind>,
-    /// Address of the status page, which must be loopback; 0 disables it
+    /// Loopback address of the status page; 0 disables the page
     ///
     /// `kubectl port-forward` reaches the loopback of the pod. The page shows the Machines of all watched namespaces.
     #[arg(

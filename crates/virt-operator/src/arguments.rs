@@ -29,8 +29,9 @@ use crate::commands::{
     version = vitivirt_cli::version(),
     about = "Installs, configures and repairs KubeVirt",
     long_about = "Installs, configures and repairs KubeVirt according to the KubeVirt resource \
-                  (kubevirts.kubevirt.io).\n\nWithout a command it runs as the operator. In a pod it uses the service \
-                  account; elsewhere it uses KUBECONFIG or --kubeconfig.",
+                  (kubevirts.kubevirt.io).\n\nWithout a command it runs as the operator. It connects with \
+                  --kubeconfig, otherwise KUBECONFIG, otherwise ~/.kube/config, otherwise the service account of its \
+                  pod.",
     args_conflicts_with_subcommands = true
 )]
 pub(crate) struct Arguments {
@@ -50,29 +51,28 @@ pub(crate) enum Command {
     Manifests(ManifestsArguments),
     /// Print every object that is installed for a KubeVirt resource, without a cluster
     ///
-    /// The files contain one KubeVirt resource. The output is for reading and comparing, not for kubectl apply: it has
-    /// no certificates, because the operator creates them when it runs. A resource without a namespace gets the one
-    /// from --namespace, or the namespace kubevirt.
+    /// The files must contain exactly one KubeVirt resource. The output is for reading and comparing, not for kubectl
+    /// apply: it has no certificates, because the operator creates them when it runs. A resource without a namespace
+    /// gets the one from --namespace, or the namespace kubevirt.
     #[command(after_help = RENDER_EXIT_STATUS)]
     Render(RenderArguments),
-    /// Show what a KubeVirt resource would change in the cluster; writes nothing
+    /// Show what applying a KubeVirt resource would change; writes nothing
     ///
-    /// The files contain one KubeVirt resource. The plan shows every write until the installation is complete, which pods
-    /// restart, what happens to VMs, and what would block the operator. Use it to rehearse an upgrade. A resource without
-    /// a namespace gets the one from --namespace, or the namespace kubevirt.
+    /// The files must contain exactly one KubeVirt resource. The plan shows every write until the installation is
+    /// complete, which pods restart, what happens to VMs, and what would block the operator. Use it to rehearse an
+    /// upgrade. A resource without a namespace gets the one from --namespace, or the namespace kubevirt.
     #[command(after_help = EXIT_STATUS)]
     Plan(PlanArguments),
     /// Check that the cluster has what KubeVirt and its operator need; writes nothing
     ///
-    /// Prints one line per check and, if it is not ok, what to do. Outside a pod it checks the permissions of the
-    /// operator's service account. With --pre it checks the permissions of your own account, which must be able to install
-    /// the operator.
+    /// Prints one line per check, with a remedy if it does not pass. It checks the permissions of the operator's
+    /// service account; with --pre, those of your own account, which must be able to install the operator.
     #[command(after_help = CHECK_EXIT_STATUS)]
     Check(CheckArguments),
     /// Print every image that a KubeVirt resource needs, for mirroring
     ///
-    /// The files contain one KubeVirt resource. The list contains the images of KubeVirt's components, of virtual machines
-    /// and their sidecars, of exports, of virtctl guestfs, and of the operators.
+    /// The files must contain exactly one KubeVirt resource. The list contains the images of KubeVirt's components, of
+    /// virtual machines and their sidecars, of exports, of virtctl guestfs, and of the operators.
     #[command(after_help = RENDER_EXIT_STATUS)]
     Images(ImagesArguments),
     /// Remove KubeVirt from the cluster, even if its operator no longer runs
@@ -104,7 +104,7 @@ pub(crate) struct RunArguments {
         value_parser = setting(str::parse::<IpAddr>, "must be an IP address such as 0.0.0.0 or ::")
     )]
     listen: Setting<IpAddr>,
-    /// Address of the status page, which must be loopback; 0 disables it
+    /// Loopback address of the status page; 0 disables the page
     ///
     /// `kubectl port-forward` reaches the loopback of the pod.
     #[arg(
@@ -115,7 +115,7 @@ pub(crate) struct RunArguments {
         value_parser = setting(vitivirt_page::loopback_address, vitivirt_page::ADDRESS_EXPECTED)
     )]
     status_bind_address: Setting<Option<Bind>>,
-    /// Log verbosity: 0 to 2 info, 3 and 4 also every request, 5 and more everything
+    /// Log verbosity: 0-2 info, 3-4 also every request, 5 or higher everything
     #[arg(
         short,
         long = "v",
@@ -124,7 +124,7 @@ pub(crate) struct RunArguments {
         value_parser = setting(value_parser!(u8), "must be a number from 0 to 255")
     )]
     verbosity: Setting<u8>,
-    /// Rate limit of API requests, per second
+    /// Maximum number of API requests per second
     #[arg(
         long,
         value_name = "NUMBER",
@@ -133,7 +133,7 @@ pub(crate) struct RunArguments {
         value_parser = setting(requests_per_second, "must be a number greater than 0 and at most 100000")
     )]
     client_qps: Setting<f64>,
-    /// Burst size for API requests
+    /// Maximum burst of API requests
     #[arg(
         long,
         value_name = "NUMBER",
@@ -144,7 +144,7 @@ pub(crate) struct RunArguments {
     client_burst: Setting<u32>,
     /// Path to the kubeconfig file
     ///
-    /// Default: the KUBECONFIG environment variable, ~/.kube/config, or the service account of the pod.
+    /// Default: the file in KUBECONFIG, otherwise ~/.kube/config, otherwise the service account of the pod.
     #[arg(long, value_name = "FILE")]
     pub(crate) kubeconfig: Option<PathBuf>,
     /// Namespace of the operator

@@ -57,7 +57,7 @@ mod tests {
         for part in [
             "the VirtualMachine has the same name",
             "disk name cloudinitdisk is reserved",
-            "source must set exactly one of",
+            "exactly one of containerDisk, pvc, snapshot, http or registry must be set",
             "secureBoot requires efi",
             "\"x-kubernetes-list-map-keys\":[\"name\"]",
             "\"x-kubernetes-preserve-unknown-fields\":true",

@@ -62,7 +62,7 @@ pub use status::{DiskStatus, EffectiveResources, MachineStatus};
 #[schemars(extend("x-kubernetes-validations" = schema::machine_rules()))]
 pub struct MachineSpec {
     /// Template for CPU, memory and the root disk: small (1 core, 2Gi, 20Gi), medium (2 cores, 4Gi, 40Gi) or large (4
-    /// cores, 8Gi, 80Gi). Other fields override single values of it. Without a template, CPU cores, a memory size and a
+    /// cores, 8Gi, 80Gi). Other fields override individual values. Without a template, CPU cores, a memory size and a
     /// disk are required.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 63))]
@@ -72,8 +72,8 @@ pub struct MachineSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resources: Option<Resources>,
 
-    /// Disks, merged by name with the template's root disk. The machine boots from the disk named root, or
-    /// from the first disk if there is none.
+    /// Disks, merged by name with the template's root disk. Without bootOrder, the machine boots from the disk named
+    /// root, or from the first disk if no disk has that name.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
     pub disks: Vec<Disk>,
@@ -83,7 +83,7 @@ pub struct MachineSpec {
     #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
     pub networks: Vec<Network>,
 
-    /// Types of devices to boot from, in order: disk, network, cdrom. Default: the boot disk only.
+    /// Device types to boot from, in this order. Supported values: disk, network, cdrom. Default: the boot disk only.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::boot_order")]
     pub boot_order: Vec<String>,
@@ -115,7 +115,7 @@ pub struct MachineSpec {
     namespaced,
     derive = "PartialEq",
     derive = "Default",
-    doc = "A network that Machines of the same namespace can use: a bridge on the nodes, with an optional VLAN.",
+    doc = "A network that Machines in the same namespace can use: a bridge on the nodes, with an optional VLAN.",
     crates(kube_core = "kube_core"),
     printcolumn = r#"{"name":"Bridge","type":"string","jsonPath":".spec.bridge"}"#,
     printcolumn = r#"{"name":"VLAN","type":"integer","jsonPath":".spec.vlan"}"#,
@@ -129,7 +129,7 @@ pub struct NetworkConfigurationSpec {
     #[schemars(range(min = limits::FIRST_VLAN, max = limits::LAST_VLAN))]
     pub vlan: Option<u16>,
 
-    /// Name of the Linux bridge on the nodes that the machines are attached to.
+    /// Name of the Linux bridge that machines are attached to. It must exist on every node that runs them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = limits::BRIDGE_LENGTH), regex(pattern = limits::BRIDGE))]
     pub bridge: Option<String>,

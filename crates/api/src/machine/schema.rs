@@ -23,7 +23,7 @@ pub(super) fn machine_rules() -> Value {
     json!([
         rule(
             "has(self.template) || !has(self.bootOrder) || !('cdrom' in self.bootOrder) || (has(self.disks) && self.disks.exists(d, has(d.type) && d.type == 'cdrom'))",
-            "bootOrder contains cdrom, but no disk has type cdrom"
+            "bootOrder contains cdrom, but no disk has type cdrom; add such a disk or remove cdrom"
         ),
         rule(
             "!has(self.networks) || self.networks.filter(n, n.networkName == 'pod').size() <= 1",
@@ -41,7 +41,8 @@ pub(super) fn disk_rules() -> Value {
         ),
         rule(
             "!has(self.source) || !has(self.source.containerDisk) || size(self.name) <= 52",
-            "the name of a containerDisk must have at most 52 characters, because KubeVirt names a container after it"
+            "name must be at most 52 characters for a disk with a containerDisk source, because KubeVirt names a \
+             container after it"
         ),
         rule(
             "!has(self.source) || !has(self.source.containerDisk) || !(has(self.storageClass) || has(self.accessMode) || has(self.volumeMode))",
@@ -62,13 +63,13 @@ pub(super) fn size_rules() -> Value {
 /// A length counts characters, of which each may have four bytes.
 pub(super) fn data_rules() -> Value {
     let most = limits::DATA_BYTES;
-    json!([rule(&format!("bytes(self).size() <= {most}"), &format!("must have at most {most} bytes"))])
+    json!([rule(&format!("bytes(self).size() <= {most}"), &format!("must be at most {most} bytes"))])
 }
 
 pub(super) fn source_rules() -> Value {
     json!([rule(
         "[has(self.containerDisk), has(self.pvc), has(self.snapshot), has(self.http), has(self.registry)].filter(x, x).size() == 1",
-        "source must set exactly one of containerDisk, pvc, snapshot, http and registry"
+        "exactly one of containerDisk, pvc, snapshot, http or registry must be set"
     )])
 }
 
@@ -122,11 +123,11 @@ pub(super) fn conditions(_: &mut SchemaGenerator) -> Schema {
                     "type": "integer", "format": "int64", "minimum": 0,
                 },
                 "lastTransitionTime": {
-                    "description": "Time of the last change of the status. A new reason or message alone does not change it.",
+                    "description": "Time of the last change to the status. A new reason or message alone does not change it.",
                     "type": "string", "format": "date-time",
                 },
                 "reason": {
-                    "description": "Machine-readable reason for the status, in CamelCase.",
+                    "description": "Programmatic identifier of the reason for the status, in CamelCase.",
                     "type": "string", "minLength": 1, "maxLength": 1024,
                 },
                 "message": {

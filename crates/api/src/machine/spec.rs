@@ -50,7 +50,7 @@ pub struct Memory {
     pub size: Option<String>,
 }
 
-/// A disk of the machine, backed by a PersistentVolumeClaim or by a container image.
+/// A disk of the machine, backed by a PVC or a container image.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-validations" = schema::disk_rules()))]
@@ -58,7 +58,8 @@ pub struct Disk {
     /// Name of the disk. Its PVC is named {machine}-{disk}. The name cloudinitdisk is reserved.
     #[schemars(length(min = 1, max = 63), regex(pattern = schema::LABEL))]
     pub name: String,
-    /// Size, for example 20Gi. A disk can be expanded, even while the machine runs, but it cannot shrink.
+    /// Size, for example 20Gi. Required, except for a containerDisk and for the root disk of a template. A disk can be
+    /// expanded, even while the machine runs, but it cannot shrink.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(
         length(min = 1, max = limits::SIZE_LENGTH),
@@ -98,8 +99,9 @@ pub struct Disk {
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-validations" = schema::source_rules()))]
 pub struct DiskSource {
-    /// Container image that contains the disk. Changes that the guest makes are lost when the machine restarts. The
-    /// disk has no PVC, so size, storageClass, accessMode and volumeMode do not apply.
+    /// Container image that contains the disk. Changes that the guest makes are lost when its VirtualMachineInstance
+    /// stops; a reboot inside the guest keeps them. The disk has no PVC: size is ignored, and storageClass, accessMode
+    /// and volumeMode must not be set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub container_disk: Option<ContainerDiskSource>,
     /// PVC to copy, in the same namespace.
@@ -127,7 +129,8 @@ pub struct ContainerDiskSource {
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct NamedSource {
-    /// Name of the PVC (source pvc) or VolumeSnapshot (source snapshot). It is read once, when the disk is created.
+    /// Name of the PVC (source pvc) or VolumeSnapshot (source snapshot). Its content is copied once, when
+    /// the disk is created.
     #[schemars(length(min = 1, max = 253), regex(pattern = schema::SUBDOMAIN))]
     pub name: String,
 }
@@ -171,7 +174,7 @@ pub struct CloudInit {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = limits::DATA_BYTES), extend("x-kubernetes-validations" = schema::data_rules()))]
     pub user_data: Option<String>,
-    /// Network data, version 1 or 2. Every user who can read the Machine can read it.
+    /// Network configuration for cloud-init, in format version 1 or 2. Every user who can read the Machine can read it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = limits::DATA_BYTES), extend("x-kubernetes-validations" = schema::data_rules()))]
     pub network_data: Option<String>,

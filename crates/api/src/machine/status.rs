@@ -49,7 +49,7 @@ pub struct MachineStatus {
     /// Generation of the Machine that this status is based on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// Time of the last change of this status.
+    /// Time of the last change to this status.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("format" = "date-time"))]
     pub last_updated: Option<String>,

@@ -29,9 +29,10 @@ pub(super) fn mac_address_conflict(observed: &Observed, resolved: &Resolved) -> 
 pub(super) fn missing_networks(observed: &Observed, resolved: &Resolved) -> Vec<Problem> {
     let missing = |name: &str| {
         let message = match observed.networks.get(name) {
-            None => {
-                format!("NetworkConfiguration {name} not found in this namespace; create it or correct networkName")
-            }
+            None => format!(
+                "NetworkConfiguration {name} not found in this namespace; create it or correct \
+                 spec.networks[].networkName"
+            ),
             // It stays until no Machine uses it, so a Machine that uses it already is not affected.
             Some(network) if network.deleting && !observed.uses_network(name) => {
                 format!("NetworkConfiguration {name} is being deleted; use another network")
@@ -48,7 +49,8 @@ pub(super) fn missing_multus(observed: &Observed, resolved: &Resolved) -> Vec<Pr
     let names: BTreeSet<&str> = resolved.networks.iter().filter_map(|network| network.configuration()).collect();
     let Some(name) = names.first().filter(|_| !observed.installed.multus) else { return Vec::new() };
     let message = format!(
-        "Network {name} requires Multus, which is not installed in this cluster; install Multus or use networkName: pod"
+        "NetworkConfiguration {name} requires Multus, which is not installed in this cluster; install Multus or set \
+         spec.networks[].networkName to pod"
     );
     let problem = Problem::pending(reason::MULTUS_NOT_INSTALLED, message).of(Part::Networks);
     vec![problem.caused_by_networks(names.iter().copied())]
@@ -121,11 +123,13 @@ pub(super) fn missing_source_secret(observed: &Observed, resolved: &Resolved) ->
         ),
         SourceView::SecretMissing => (
             reason::SECRET_NOT_FOUND,
-            format!("Secret {name} not found in this namespace; create it or correct secretRef.name"),
+            format!("Secret {name} not found in this namespace; create it or correct spec.cloudInit.secretRef.name"),
         ),
         SourceView::KeyMissing => (
             reason::SECRET_NOT_FOUND,
-            format!("Secret {name} has no key {key}; add the key, or set secretRef.key to an existing one"),
+            format!(
+                "Secret {name} has no key {key}; add the key, or set spec.cloudInit.secretRef.key to an existing one"
+            ),
         ),
         SourceView::NotNeeded | SourceView::Read(_) | SourceView::Unchanged(_) => return Vec::new(),
     };

@@ -138,7 +138,7 @@ fn parse_source(disk: &str, given: Option<&DiskSource>) -> Result<Option<ParsedS
     match (sources.pop(), sources.is_empty()) {
         (Some(only), true) => Ok(Some(only)),
         _ => Err(invalid(format!(
-            "spec.disks[{disk}].source: must set exactly one of containerDisk, pvc, snapshot, http and registry"
+            "spec.disks[{disk}].source: exactly one of containerDisk, pvc, snapshot, http or registry must be set"
         ))),
     }
 }

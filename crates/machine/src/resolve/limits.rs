@@ -62,7 +62,10 @@ fn check_disk(disk: &Disk) -> Result<(), Problem> {
         return Err(invalid_value(
             "spec.disks[].name",
             &disk.name,
-            &format!("the name of a containerDisk must have at most {CONTAINER_DISK_NAME} characters"),
+            &format!(
+                "must be at most {CONTAINER_DISK_NAME} characters for a disk with a containerDisk source, because \
+                 KubeVirt names a container after it"
+            ),
         ));
     }
     let has_pvc_fields = disk.storage_class.is_some() || disk.access_mode.is_some() || disk.volume_mode.is_some();
@@ -129,7 +132,7 @@ fn check_range(field: &str, given: Option<u32>, most: u32) -> Result<(), Problem
 fn check_bytes(field: &str, given: &str) -> Result<(), Problem> {
     let length = given.len();
     if length > DATA_BYTES {
-        Err(invalid(format!("{field}: has {length} bytes; must have at most {DATA_BYTES}")))
+        Err(invalid(format!("{field}: has {length} bytes; must be at most {DATA_BYTES}")))
     } else {
         Ok(())
     }
@@ -138,7 +141,7 @@ fn check_bytes(field: &str, given: &str) -> Result<(), Problem> {
 pub(super) fn check_length(field: impl Display, given: &str, most: usize) -> Result<(), Problem> {
     let length = given.chars().count();
     if length > most {
-        Err(invalid(format!("{field}: has {length} characters; must have at most {most}")))
+        Err(invalid(format!("{field}: has {length} characters; must be at most {most}")))
     } else {
         Ok(())
     }

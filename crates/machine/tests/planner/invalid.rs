@@ -338,7 +338,7 @@ fn sizes_are_valid_in_the_forms_of_kubernetes_up_to_the_limit() {
         );
     }
     let long = "1.00000000000000000000000Gi";
-    assert!(size_error(long).is_some_and(|message| message.contains("must have at most 24")), "{:?}", size_error(long));
+    assert!(size_error(long).is_some_and(|message| message.contains("must be at most 24")), "{:?}", size_error(long));
 }
 
 #[test]

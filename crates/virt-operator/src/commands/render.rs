@@ -84,7 +84,13 @@ fn find_kubevirt(documents: &[Document], namespace: &str) -> Result<(KubeVirt, V
     let is_kubevirt =
         |document: &Document| document.kind() == KIND && document.api_version().split('/').next() == Some(GROUP);
     let mut found = documents.iter().filter(|document| is_kubevirt(document));
-    let Some(document) = found.next() else { bail!("no {KIND} resource ({GROUP}) found in the files") };
+    let Some(document) = found.next() else {
+        let names: Vec<String> = documents.iter().map(ToString::to_string).collect();
+        bail!(
+            "no {KIND} resource ({GROUP}) found in the files{}",
+            if names.is_empty() { String::new() } else { format!("; found: {}", names.join("; ")) }
+        );
+    };
     if let Some(second) = found.next() {
         bail!("{second}: duplicate: a cluster can have only one {KIND} resource");
     }
@@ -185,7 +191,7 @@ mod tests {
     fn an_error_names_file_object_and_field() {
         for (text, expected) in [
             ("{", "file: invalid YAML"),
-            ("{kind: Pod}", "no KubeVirt resource (kubevirt.io) found in the files"),
+            ("{kind: Pod}", "no KubeVirt resource (kubevirt.io) found in the files; found: file: Pod"),
             (
                 &format!("{PLAIN}\n---\n{PLAIN}"),
                 "file, document 2: KubeVirt kubevirt: duplicate: a cluster can have only one KubeVirt resource",

@@ -58,10 +58,10 @@ pub(crate) struct UninstallArguments {
     /// Print what would be deleted and change nothing
     #[arg(long)]
     dry_run: bool,
-    /// Namespace of KubeVirt [default: the one of the KubeVirt resource, or kubevirt]
+    /// Namespace of KubeVirt [default: that of the KubeVirt resource, or kubevirt]
     #[arg(short, long)]
     namespace: Option<String>,
-    /// How long to wait until everything is deleted
+    /// Maximum time to wait for everything to be deleted
     #[arg(
         long,
         value_name = "DURATION",
