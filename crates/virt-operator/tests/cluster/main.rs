@@ -40,29 +40,30 @@ fn main() -> ExitCode {
     vitivirt_lab::harness::main(&[WITH_PREVIOUS.as_slice(), &HELM].concat(), add)
 }
 
+/// The long tests come first, so that no thread waits for the last one.
 fn add(suite: &mut Suite) {
+    upgrade::add(suite);
+    lanes::add(suite);
+    takeover::add(suite);
+    failover::add(suite);
+    rotation::add(suite);
+    rollout::add(suite);
+    removal::add(suite);
     certificates::add(suite);
-    manifests::add(suite);
     permissions::add(suite);
     charts::add(suite);
-    commands::add(suite);
     install::add(suite);
     lifecycle::add(suite);
     edits::add(suite);
     drift::add(suite);
-    pods::add(suite);
-    process::add(suite);
-    refusals::add(suite);
     rehearsal::add(suite);
-    storage::add(suite);
-    removal::add(suite);
-    lanes::add(suite);
-    rotation::add(suite);
-    unreachable::add(suite);
-    alerts::add(suite);
-    takeover::add(suite);
-    failover::add(suite);
     faults::add(suite);
-    rollout::add(suite);
-    upgrade::add(suite);
+    storage::add(suite);
+    unreachable::add(suite);
+    pods::add(suite);
+    commands::add(suite);
+    refusals::add(suite);
+    manifests::add(suite);
+    process::add(suite);
+    alerts::add(suite);
 }
