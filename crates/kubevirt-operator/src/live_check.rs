@@ -14,7 +14,7 @@ use vitivirt_api::{
     resources::{virtual_machine_instance_resource, virtual_machine_resource},
 };
 use vitivirt_machine::{
-    Assessed, Observed,
+    Observed,
     observed::{PvcView, VmiView},
     render::cloud_init::secret_name,
 };
@@ -69,14 +69,14 @@ impl LiveCheck {
     }
 
     /// Reads what the plan deletes because of its state: PVCs that never had a volume, and a VMI that never ran.
-    pub(crate) async fn confirm_replaced(&self, assessed: Assessed) -> Result<Assessed, Failure> {
-        let (pvcs, vmi) = (assessed.unconfirmed_pvcs(), assessed.replaces_unconfirmed_vmi());
-        if pvcs.is_empty() && !vmi {
-            return Ok(assessed);
-        }
-        let mut observed = assessed.into_observed();
+    pub(crate) async fn confirm_replaced(
+        &self,
+        observed: &mut Observed,
+        pvcs: Vec<String>,
+        vmi: bool,
+    ) -> Result<(), Failure> {
         for name in pvcs {
-            match self.get_pvc(&observed, &name).await? {
+            match self.get_pvc(observed, &name).await? {
                 Some(view) => _ = observed.pvcs.insert(name, view),
                 None => _ = observed.pvcs.remove(&name),
             }
@@ -84,7 +84,7 @@ impl LiveCheck {
         if vmi {
             observed.vmi = self.get_vmi(&observed.id.key(), observed.id.identity()).await?;
         }
-        Ok(Assessed::new(observed))
+        Ok(())
     }
 
     /// The Machine in the generation that was observed.

@@ -63,6 +63,18 @@ struct SourceDigest {
     digest: Option<String>,
 }
 
+/// A failure of a read that a condition reports. As for writes, the reconcile fails and is retried instead if the Machine
+/// has changed, or if a retry may help and the Machine has a condition already.
+fn reported(observed: &Observed, failure: Failure) -> Result<Failure, Failure> {
+    let has_conditions = observed.machine.status.as_ref().is_some_and(|status| !status.conditions.is_empty());
+    let is_retried = match failure.class {
+        ErrorClass::Conflict => true,
+        ErrorClass::Transient => has_conditions || failure.is_unreachable(),
+        ErrorClass::Invalid | ErrorClass::Forbidden | ErrorClass::Bug => false,
+    };
+    if is_retried { Err(failure) } else { Ok(failure) }
+}
+
 impl Observer {
     pub(crate) fn new(
         client: Client,
@@ -86,7 +98,11 @@ impl Observer {
         }
         let (source, source_read) = self.source(key, &mut observed).await?;
         (observed.source, observed.source_read) = (source, source_read);
-        self.find_inline_data(&mut observed).await?;
+        if let Err(failure) = self.find_inline_data(&mut observed).await {
+            let failure = reported(&observed, failure)?;
+            tracing::warn!(error = %failure, "long user data could not be read");
+            observed.source = SourceView::Failed(failure.message);
+        }
         observed.recent_writes = self.repairs.of(&observed);
         if observed.is_deleting() && observed.own_vm().is_none() {
             let is_kubevirt_removed = self.caches.is_crd_absent(&virtual_machine_resource());
@@ -97,7 +113,7 @@ impl Observer {
             self.find_lost_pvcs(&mut observed).await;
             observed.launcher = self.launcher.problem(&observed).await;
         }
-        let assessed = self.live_check.confirm_replaced(Assessed::new(observed)).await?;
+        let assessed = self.confirm_replaced(Assessed::new(observed)).await?;
         if !assessed.discards_user_data() {
             return Ok(Some(assessed));
         }
@@ -107,6 +123,21 @@ impl Observer {
             observed.secret = None;
         }
         Ok(Some(Assessed::new(observed)))
+    }
+
+    /// The plan replaces only what the API server has confirmed. If it cannot be read, the other parts go on.
+    async fn confirm_replaced(&self, assessed: Assessed) -> Result<Assessed, Failure> {
+        let (pvcs, vmi) = (assessed.unconfirmed_pvcs(), assessed.replaces_unconfirmed_vmi());
+        if pvcs.is_empty() && !vmi {
+            return Ok(assessed);
+        }
+        let mut observed = assessed.into_observed();
+        if let Err(failure) = self.live_check.confirm_replaced(&mut observed, pvcs, vmi).await {
+            let failure = reported(&observed, failure)?;
+            tracing::warn!(error = %failure, "nothing is replaced: the live check failed");
+            observed.live_check_failure = Some(failure);
+        }
+        Ok(Assessed::new(observed))
     }
 
     /// What the caches contain about a Machine, without any request. The Secret of `cloudInit.secretRef` and the pod of the
@@ -246,16 +277,15 @@ impl Observer {
         resolved.into_iter().flat_map(macs::addresses).filter_map(in_use).collect()
     }
 
-    /// A source that cannot be read stops only the user data, and is reported. A failure that a retry may fix is not
-    /// reported while the Machine has a condition, as for writes.
+    /// A source that cannot be read stops only the user data, and is reported.
     async fn source(&self, key: &ObjectKey, observed: &mut Observed) -> Result<(SourceView, Option<String>), Failure> {
-        let has_conditions = observed.machine.status.as_ref().is_some_and(|status| !status.conditions.is_empty());
         match self.try_source(key, observed).await {
-            Err(failure) if failure.class != ErrorClass::Transient || !(has_conditions || failure.is_unreachable()) => {
+            Ok(source) => Ok(source),
+            Err(failure) => {
+                let failure = reported(observed, failure)?;
                 tracing::warn!(error = %failure, "source Secret could not be read");
                 Ok((SourceView::Failed(failure.message), None))
             }
-            result => result,
         }
     }
 

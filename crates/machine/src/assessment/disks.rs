@@ -87,6 +87,18 @@ pub(super) fn lost_disks(observed: &Observed, resolved: &Resolved) -> Vec<Proble
     resolved.disks.iter().filter_map(lost).collect()
 }
 
+/// A PVC that cannot be replaced now, because the API server did not confirm that it holds no data.
+pub(super) fn unconfirmed_replacement(observed: &Observed, disk: &str, pvc: &str) -> Option<Problem> {
+    let failure = observed.live_check_failure.as_ref()?;
+    observed.pvcs.get(pvc).filter(|view| view.live_version.is_none())?;
+    let message = format!(
+        "PersistentVolumeClaim {pvc} of disk {disk} differs from the spec and cannot be replaced: {}; the operator retries \
+         automatically",
+        failure.message
+    );
+    Some(Problem::pending(reason::PVC_PENDING, message).of_disk(disk))
+}
+
 /// The volume of a PVC that does not exist any more, unless a user consented to its replacement.
 fn lost_volume<'a>(observed: &'a Observed, pvc: &str) -> Option<&'a str> {
     if observed.pvcs.contains_key(pvc) {

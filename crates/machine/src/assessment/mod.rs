@@ -161,7 +161,7 @@ fn assess(observed: &Observed) -> Assessment {
         references::missing_source_secret,
         references::missing_kubevirt,
     ];
-    let problems: Vec<Problem> = checks.iter().flat_map(|check| check(observed, &own)).collect();
+    let mut problems: Vec<Problem> = checks.iter().flat_map(|check| check(observed, &own)).collect();
     let (mut rejected_changes, mut replaced_pvcs) = (Vec::new(), BTreeSet::new());
     for disk in resolved.disks.iter_mut().filter(|disk| !moved_disks.contains(&disk.name)) {
         let differences = disks::differences(observed, disk);
@@ -169,7 +169,10 @@ fn assess(observed: &Observed) -> Assessment {
             continue;
         }
         match &disk.backing {
-            DiskBacking::Pvc { pvc, .. } if never_bound(observed, pvc) => _ = replaced_pvcs.insert(pvc.clone()),
+            DiskBacking::Pvc { pvc, .. } if never_bound(observed, pvc) => {
+                problems.extend(disks::unconfirmed_replacement(observed, &disk.name, pvc));
+                replaced_pvcs.insert(pvc.clone());
+            }
             _ => {
                 rejected_changes.extend(differences);
                 disks::keep_access_mode(observed, disk);

@@ -1,7 +1,11 @@
 //! Data: which PVCs survive, and which are replaced.
 
 use serde_json::json;
-use vitivirt_api::machine::{Disk, DiskSource, MachineSpec, PvcPhase, UrlSource, condition_type as type_};
+use vitivirt_api::{
+    Failure,
+    machine::{Disk, DiskSource, MachineSpec, PvcPhase, UrlSource, condition_type as type_},
+    reason,
+};
 use vitivirt_machine::observed::{Deletion, ImportSourceView, SourceView};
 
 use crate::simulated_cluster::{SimulatedCluster, UID, running};
@@ -55,6 +59,13 @@ fn a_pvc_that_only_a_cache_shows_is_not_replaced() {
     assert_eq!(cluster.assessed().unconfirmed_pvcs(), ["web-root"]);
     cluster.reconcile();
     assert_eq!(cluster.observed.pvcs["web-root"].uid, before, "it may be bound by now");
+    // The reason why it cannot be read is in the condition.
+    cluster.observed.live_check_failure = Some(Failure::forbidden(reason::PERMISSION_MISSING, "may not get PVCs"));
+    cluster.reconcile();
+    let (status, _, message) = cluster.condition(type_::STORAGE_READY);
+    assert!(status == "False" && message.contains("may not get PVCs"), "{status}: {message}");
+    assert_eq!(cluster.observed.pvcs["web-root"].uid, before);
+    cluster.observed.live_check_failure = None;
     cluster.observed.pvcs.get_mut("web-root").unwrap().live_version = Some("2".to_owned());
     assert!(cluster.assessed().unconfirmed_pvcs().is_empty());
     cluster.reconcile();
