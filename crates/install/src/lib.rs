@@ -99,7 +99,7 @@ pub use live::{Finalizer, LiveObject};
 pub use object::InstallationObject;
 pub use observed::{CrdCheck, Objects, Observed, Repairs, StorageMigration, StoragePage};
 pub use order::{Lane, LaneProblem, Stage};
-pub use orphans::orphans;
+pub use orphans::{orphans, recorded_namespaces};
 pub use plan::{owns, plan};
 pub use repairs::{record_certificate_repairs, record_repairs};
 pub use report::{certificate_report, lane_problem, lane_report, problem, report};

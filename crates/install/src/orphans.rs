@@ -83,7 +83,7 @@ pub(crate) fn orphaned_objects<'a>(
 
 /// The namespaces in which the installations of a resource have objects, according to its status. The namespace of the
 /// operator is not among them.
-pub(crate) fn recorded_namespaces(kubevirt: &KubeVirt) -> HashSet<String> {
+pub fn recorded_namespaces(kubevirt: &KubeVirt) -> HashSet<String> {
     let status = kubevirt.status.as_ref();
     let configs = status.map(|status| [&status.observed_deployment_config, &status.target_deployment_config]);
     let configs: Vec<DeploymentConfig> =

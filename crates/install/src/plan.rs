@@ -28,7 +28,7 @@ use crate::{
     object::InstallationObject,
     observed::Observed,
     order::{INSTANCETYPES, Lane, LaneProblem, MONITORING, Stage, WaitFor, Wave, waves},
-    orphans::orphaned_objects,
+    orphans::{orphaned_objects, recorded_namespaces},
     placement::default_placement_remedy,
     pods::Problems,
     rbac::previous::keep_rules,
@@ -72,7 +72,7 @@ pub fn plan(observed: &Observed, desired: &Desired, lane: Lane) -> Result<Plan, 
             let planner = Planner::new(observed, installation, &trust, up_to_date, is_refused);
             match lane {
                 Lane::Components => planner.components(&mut plan)?,
-                Lane::Monitoring => plan.steps.extend(planner.only_wave(&MONITORING)?),
+                Lane::Monitoring => plan.steps.extend(planner.monitoring()?),
                 Lane::Instancetypes => planner.instancetypes(&mut plan)?,
                 // Their plan is in `desired_certificates`.
                 Lane::Certificates => {}
@@ -94,7 +94,7 @@ pub fn plan(observed: &Observed, desired: &Desired, lane: Lane) -> Result<Plan, 
                         plan.steps.extend(planner.repairs()?);
                     }
                 }
-                (Lane::Monitoring, Some(planner)) => plan.steps.extend(planner.only_wave(&MONITORING)?),
+                (Lane::Monitoring, Some(planner)) => plan.steps.extend(planner.monitoring()?),
                 (Lane::Instancetypes, Some(planner)) => planner.instancetypes(&mut plan)?,
                 _ => {}
             }
@@ -236,6 +236,19 @@ impl<'a> Planner<'a> {
     /// The step of a lane with one wave, or `None` if all of its objects are up to date.
     fn only_wave(&self, wave: &Wave) -> Result<Option<Step>, Failure> {
         let step = self.wave(wave, &mut Vec::new())?;
+        Ok((!step.writes.is_empty() || step.wait.is_some()).then_some(step))
+    }
+
+    /// `orphans` finds objects in other namespaces by the namespaces that the status records. An edit may replace the
+    /// resource at any time, so this lane writes into a namespace only after the lane `Components` has recorded it.
+    fn monitoring(&self) -> Result<Option<Step>, Failure> {
+        let Some(mut step) = self.only_wave(&MONITORING)? else { return Ok(None) };
+        let recorded = recorded_namespaces(&self.observed.kubevirt);
+        let own = self.installation.config.namespace.as_str();
+        step.writes.retain(|write| {
+            let namespace = write.target().key.namespace();
+            namespace.is_none_or(|namespace| namespace == own || recorded.contains(namespace))
+        });
         Ok((!step.writes.is_empty() || step.wait.is_some()).then_some(step))
     }
 

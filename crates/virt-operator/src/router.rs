@@ -7,7 +7,9 @@ use std::{sync::Arc, time::Duration};
 
 use parking_lot::RwLock;
 use vitivirt_api::{ApiResource, ObjectKey, kubevirt::KubeVirt};
-use vitivirt_install::{Kind, Lane, LiveObject, TRUSTING_KINDS, pods::Pod, removal::has_finalizer};
+use vitivirt_install::{
+    Kind, Lane, LiveObject, TRUSTING_KINDS, pods::Pod, recorded_namespaces, removal::has_finalizer,
+};
 use vitivirt_runtime::{program::Context, queue::Queue, watch::Change};
 
 use crate::cache::{Caches, CrdEntry, installed_kinds};
@@ -120,6 +122,10 @@ impl EventRouter {
         } else {
             // Only this lane reads more of the status than the records of objects.
             self.enqueue_lane(Lane::Components);
+            // This one writes into a namespace after the status has recorded it.
+            if old.map(recorded_namespaces) != new.map(recorded_namespaces) {
+                self.enqueue_lane(Lane::Monitoring);
+            }
         }
     }
 

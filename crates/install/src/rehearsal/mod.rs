@@ -28,10 +28,21 @@ use crate::{
     rollout::canary::RolloutNodes,
 };
 
+/// The plan of the lane `Monitoring` as if the status recorded the namespaces of the resource.
+fn monitoring_plan(observed: &mut Observed, desired: &Desired) -> Result<Plan, Failure> {
+    let before = observed.kubevirt.status.clone();
+    if let Some(config) = desired.config() {
+        observed.kubevirt.status.get_or_insert_default().target_deployment_config = config.json();
+    }
+    let monitoring = plan(observed, desired, Lane::Monitoring);
+    observed.kubevirt.status = before;
+    monitoring
+}
+
 /// The writes of all lanes except `Certificates`, in their order, until the installation is complete.
 pub fn complete_plan(observed: &mut Observed, desired: &Desired) -> Result<Plan, Failure> {
     let mut complete = plan(observed, desired, Lane::Components)?;
-    complete.steps.extend(plan(observed, desired, Lane::Monitoring)?.steps);
+    complete.steps.extend(monitoring_plan(observed, desired)?.steps);
     complete.steps.extend(differing_instancetypes(observed, desired)?);
     let Some(config) = desired.installation().map(|installation| &installation.config) else { return Ok(complete) };
     // As if no pod of the previous version were left.

@@ -69,6 +69,11 @@ pub fn report(observed: &Observed, desired: &Desired, plan: &Plan, outcome: &Out
     }
     // The cluster changed during the reconcile, and the next one follows at once: there is nothing to report yet.
     if matches!(&outcome.stop, Stop::Failed { failure, .. } if failure.class == ErrorClass::Conflict) {
+        if let Some(installation) = desired.installation()
+            && before.target_deployment_config != installation.config.json()
+        {
+            record_namespaces(&mut status, &before, installation);
+        }
         return build_report(observed, desired, before, status, events);
     }
     status.operator_version = RELEASE.to_owned();

@@ -117,6 +117,22 @@ proptest! {
     }
 }
 
+/// The lanes are independent: one may see an edit that the lane with the status never sees.
+#[test]
+fn an_edit_that_only_the_lane_monitoring_has_seen_leaves_nothing() {
+    let last = json!({});
+    let mut cluster = with_monitoring(&last);
+    cluster.settle();
+    let replaced = json!({"monitorNamespace": "observability"});
+    set_monitor_namespace(&mut cluster, &replaced);
+    cluster.edit(&replaced);
+    cluster.reconcile_monitoring();
+    set_monitor_namespace(&mut cluster, &last);
+    cluster.edit(&last);
+    cluster.settle();
+    check_equal_to_fresh_installation(&cluster, &last).unwrap();
+}
+
 /// The edits that are in users' reports and in upstream's own tests.
 #[test]
 fn a_setting_that_is_taken_back_leaves_nothing() {

@@ -291,6 +291,14 @@ impl TestCluster {
         Reconcile { plan, sent, outcome: Outcome { written, ..outcome }, report }
     }
 
+    /// Reconciles only the lane `Monitoring`, which may see an edit before the others do.
+    pub(crate) fn reconcile_monitoring(&mut self) {
+        let observed = self.observed();
+        let desired = self.desired(&observed);
+        let plan = vitivirt_install::plan(&observed, &desired, Lane::Monitoring).unwrap();
+        self.apply(&plan, &mut Vec::new());
+    }
+
     fn reconcile_certificates(&mut self) -> (Vec<Step>, Vec<String>, Vec<EventRecord>) {
         let observed = self.observed();
         let exist = observed.objects.of_kind(Kind::Secret).next().is_some();
