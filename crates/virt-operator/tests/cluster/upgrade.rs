@@ -106,7 +106,7 @@ async fn the_previous_release_is_upgraded_in_place(_: Arc<SharedLabs>) -> Result
     start_vms(&lab, &VMS).await?;
     let running = running_vms(&lab).await?;
     the_operator_before_takes_a_failing_upgrade_back(&lab).await.context("an upgrade that fails")?;
-    // v1.7.0 writes the lifetime of a certificate as another text than v1.8.4, and issues a CA whose text differs anew.
+    // v1.7.0 writes the lifetime of a certificate as another text than v1.8.4, and replaces a CA whose text differs.
     let ca_before = ca(&lab).await?;
     ensure!(running_vms(&lab).await? == running, "a VM was restarted or migrated");
     let client = lab.subresource_client();
