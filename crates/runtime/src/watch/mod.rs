@@ -18,7 +18,7 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource;
 pub use kube::core::{Expression, Selector};
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tokio::{
@@ -86,6 +86,9 @@ struct SharedCache<V> {
     unreadable: RwLock<UnreadableObjects>,
     retry_now: Notify,
     subscribers: Subscribers<Change<V>>,
+    /// Held from a change of the store until all subscribers know it. The watch and the workers change a cache
+    /// concurrently, and a subscriber that counts objects must see the changes of one object in their order.
+    order: Mutex<()>,
     /// Projects the JSON of the response to a write of this operator.
     project: Project<V>,
     /// The objects that the watch selects. The watch would never deliver the deletion of an object outside
@@ -127,6 +130,7 @@ impl<V: PartialEq + Send + Sync + 'static> Cache<V> {
             unreadable: RwLock::default(),
             retry_now: Notify::new(),
             subscribers: Subscribers::default(),
+            order: Mutex::default(),
             project: Box::new(move |json| Ok(entry(serde_json::from_value::<K>(json)?, project))),
             scope,
             error_cooldown,
@@ -202,7 +206,8 @@ impl<V: PartialEq + Send + Sync + 'static> Cache<V> {
         self.0.retry_now.notify_one();
     }
 
-    /// Calls `handler` for every change, the program's own writes included. Subscribe before the watch starts.
+    /// Calls `handler` for every change, the program's own writes included. Subscribe before the watch starts. The
+    /// handler must not write to this cache.
     pub fn subscribe(&self, handler: impl Fn(&Change<V>) + Send + Sync + 'static) {
         self.0.subscribers.subscribe(handler);
     }
@@ -252,6 +257,7 @@ impl<V: PartialEq + Send + Sync + 'static> WriteObserver for Cache<V> {
     }
 
     fn on_deleted(&self, key: &ObjectKey, uid: &str) {
+        let _order = self.0.order.lock();
         let change = self.0.store.write().apply_own_delete(key.clone(), &uid.into());
         self.notify(&change);
     }
@@ -276,6 +282,7 @@ impl<V: PartialEq + Send + Sync + 'static> Cache<V> {
         }
         match (self.0.project)(object.clone()) {
             Ok(entry) => {
+                let _order = self.0.order.lock();
                 let change = apply(&mut self.0.store.write(), key, entry);
                 self.notify(&change);
             }

@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{Api, core::PartialObjectMeta};
-use parking_lot::Mutex;
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
@@ -90,6 +89,44 @@ async fn a_cache_lists_in_pages_and_then_watches() {
     until(|| cache.get(&key("m06")).is_some_and(|value| *value == "last")).await;
     assert_eq!(*changes.lock(), ["m03 old>new", "m04 old>-", "m06 old>last"]);
     assert_eq!(cache.by_index("value", "new").len(), 1);
+}
+
+/// A worker and the watch change one object at the same time. A subscriber that counts objects would miscount for ever
+/// if it saw the changes in another order than the cache.
+#[tokio::test]
+async fn subscribers_see_the_changes_of_an_object_in_the_order_of_the_cache() {
+    let server = TestApiServer::new();
+    let (cache, _changes, _link, _stop) = cache(&server, 10);
+    cache.ready().await;
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let (began, first_began) = std::sync::mpsc::channel();
+    let (arrived, second_arrived) = std::sync::mpsc::channel();
+    let (log, second_arrived) = (seen.clone(), Mutex::new(second_arrived));
+    cache.subscribe(move |change| {
+        let new = change.new.as_deref().cloned().unwrap_or_default();
+        if new == "1" {
+            began.send(()).unwrap();
+            // Without the order, the second change arrives in this time.
+            let _ = second_arrived.lock().recv_timeout(Duration::from_millis(200));
+        } else {
+            arrived.send(()).unwrap();
+        }
+        log.lock().push(new);
+    });
+    let version = |value: &str, version: &str| {
+        let mut map = map("mine", value);
+        map["metadata"]["uid"] = "u".into();
+        map["metadata"]["resourceVersion"] = version.into();
+        map
+    };
+    let first = std::thread::spawn({
+        let (cache, object) = (cache.clone(), version("1", "1001"));
+        move || cache.on_written(&object)
+    });
+    first_began.recv().unwrap();
+    cache.on_written(&version("2", "1002"));
+    first.join().unwrap();
+    assert_eq!(*seen.lock(), ["1", "2"]);
 }
 
 #[tokio::test(start_paused = true)]

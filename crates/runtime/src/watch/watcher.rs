@@ -240,6 +240,7 @@ where
     T: Resource + 'static,
     V: PartialEq + Send + Sync + 'static,
 {
+    let _order = cache.0.order.lock();
     match event {
         Event::Init => {
             cache.0.status.write().listing = true;
@@ -299,6 +300,7 @@ fn skip<V>(cache: &Cache<V>, kind: &str, metadata: &ObjectMeta) -> (ObjectKey, R
 }
 
 fn mark_not_served<V: PartialEq + Send + Sync + 'static>(cache: &Cache<V>) {
+    let _order = cache.0.order.lock();
     let deleted = cache.0.store.write().clear();
     *cache.0.unreadable.write() = UnreadableObjects::default();
     *cache.0.status.write() = WatchStatus::default();
