@@ -10,6 +10,7 @@ use std::{
     time::Duration,
 };
 
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use rand::Rng;
 use tokio_util::sync::CancellationToken;
 pub use tower::BoxError;
@@ -142,6 +143,7 @@ impl Program {
     /// Runs the operator until a signal or a fatal error.
     pub fn run<O: Operator>(self, settings: O::Settings) -> ExitCode {
         telemetry::init(self.log_format, self.log_level);
+        raise_file_limit();
         let runtime = match tokio::runtime::Builder::new_multi_thread().worker_threads(THREADS).enable_all().build() {
             Ok(runtime) => runtime,
             Err(error) => return log_fatal_error(&error),
@@ -256,6 +258,16 @@ where
     Ok(())
 }
 
+/// Raises the soft limit of open files to the hard one. Every connection is an open file, many systems begin with a soft
+/// limit of 1024, and nothing here uses `select`, for which the soft limit exists.
+fn raise_file_limit() {
+    let raised =
+        getrlimit(Resource::RLIMIT_NOFILE).and_then(|(_, hard)| setrlimit(Resource::RLIMIT_NOFILE, hard, hard));
+    if let Err(error) = raised {
+        tracing::warn!(%error, "the limit of open files stays as it is");
+    }
+}
+
 fn log_fatal_error(error: &(dyn std::error::Error + 'static)) -> ExitCode {
     tracing::error!("{}: {error}", message::FAILED);
     ExitCode::FAILURE
@@ -297,6 +309,14 @@ mod tests {
         assert!(first.starts_with("pod-0_") && second.starts_with("pod-0_"));
         assert_ne!(first, second);
         assert!(!identity(Some(""), &mut random).starts_with('_'));
+    }
+
+    #[test]
+    fn the_soft_limit_of_open_files_is_raised_to_the_hard_one() {
+        let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+        setrlimit(Resource::RLIMIT_NOFILE, hard / 2, hard).unwrap();
+        raise_file_limit();
+        assert_eq!(getrlimit(Resource::RLIMIT_NOFILE).unwrap(), (hard, hard));
     }
 
     fn program(kubeconfig: PathBuf) -> Program {
