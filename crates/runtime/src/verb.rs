@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use http::{Method, Uri};
+use http::{Method, Uri, uri::PathAndQuery};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Verb {
@@ -50,11 +50,21 @@ pub(crate) fn server_timeout(uri: &Uri) -> Option<Duration> {
     parameter(uri, "timeoutSeconds")?.parse().ok().map(Duration::from_secs)
 }
 
-fn parameter<'a>(uri: &'a Uri, name: &str) -> Option<&'a str> {
+pub(crate) fn parameter<'a>(uri: &'a Uri, name: &str) -> Option<&'a str> {
     uri.query()?
         .split('&')
         .filter_map(|pair| pair.split_once('='))
         .find_map(|(key, value)| (key == name).then_some(value))
+}
+
+/// The address with another value of a query parameter. The value needs no escaping.
+pub(crate) fn with_parameter(uri: &Uri, name: &str, value: &str) -> Uri {
+    let is_other = |pair: &&str| !pair.is_empty() && pair.split_once('=').is_none_or(|(key, _)| key != name);
+    let others = uri.query().unwrap_or_default().split('&').filter(is_other);
+    let query: Vec<String> = others.map(ToOwned::to_owned).chain([format!("{name}={value}")]).collect();
+    let mut parts = uri.clone().into_parts();
+    parts.path_and_query = PathAndQuery::try_from(format!("{}?{}", uri.path(), query.join("&"))).ok();
+    Uri::from_parts(parts).unwrap_or_else(|_| uri.clone())
 }
 
 /// The resource of a request, such as `pods`. `None` for paths that are not those of objects (discovery, version).

@@ -1,4 +1,4 @@
-//! The tower layer of every request to the API server: rate limit, deadline and metrics.
+//! The tower layer of every request to the API server: rate limit, deadline, size of pages and metrics.
 //!
 //! The deadline covers the whole response, including its body. The body of a watch has no deadline, because a watch
 //! stays open. It ends when nothing arrives for longer than the time between two bookmarks, or than the request asked
@@ -23,11 +23,14 @@ use tokio::time::{Instant, timeout_at};
 use tower::{BoxError, Layer, Service};
 use tower_http::timeout::{DeadlineBody, TimeoutBody, TimeoutError};
 
-use super::bucket::Bucket;
+use super::{
+    bucket::Bucket,
+    pages::{Page, PageLimits},
+};
 use crate::{
     lease::WriteFence,
     metrics::{Metrics, RequestDescription},
-    verb::{Verb, server_timeout},
+    verb::{Verb, server_timeout, with_parameter},
 };
 
 /// The server closes a watch after the requested time. Only a dead connection is silent for longer.
@@ -55,6 +58,7 @@ pub(crate) struct ClientLayer {
     /// The rate limit of opening watches. It is generous, and only prevents thousands of requests per second to a
     /// server that closes every watch at once.
     pub(crate) watches: Arc<Bucket>,
+    pub(crate) pages: Arc<PageLimits>,
     pub(crate) metrics: Arc<Metrics>,
     /// The address of the API server, for metrics.
     pub(crate) host: Arc<str>,
@@ -90,14 +94,24 @@ where
         self.inner.poll_ready(cx).map_err(Into::into)
     }
 
-    fn call(&mut self, request: Request<Body>) -> Self::Future {
+    fn call(&mut self, mut request: Request<Body>) -> Self::Future {
         let verb = Verb::from_request(request.method(), request.uri());
+        let page = Page::of(request.uri(), &self.layer.pages).filter(|_| verb == Verb::List);
+        if let Some(page) = &page {
+            *request.uri_mut() = page.uri(request.uri());
+        }
         let asked_for = server_timeout(request.uri()).map_or(WATCH_IDLE_TIMEOUT, |timeout| timeout + WATCH_MARGIN);
         let idle = asked_for.min(WATCH_IDLE_TIMEOUT);
         let (method, path) = (request.method().clone(), request.uri().path().to_owned());
         // The executor puts the fence into the extensions of its writes.
         let fence = request.extensions().get::<WriteFence>().cloned();
         let layer = self.layer.clone();
+        if fence.is_some() {
+            // The server gives up when this replica does. A write that waits in the server must not be executed later,
+            // when another replica leads.
+            let seconds = format!("{}s", layer.deadline.as_secs());
+            *request.uri_mut() = with_parameter(request.uri(), "timeout", &seconds);
+        }
         // Nothing is sent before this future is polled, and it is polled only after the wait for the rate limit.
         let response = self.inner.call(request);
         Box::pin(async move {
@@ -131,9 +145,12 @@ where
             let is_watch = verb == Verb::Watch && response.status().is_success();
             Ok(response.map(|body| {
                 if is_watch {
-                    watch_body(body, idle)
-                } else {
-                    deadline_body(body, deadline.saturating_duration_since(Instant::now()), layer.deadline)
+                    return watch_body(body, idle);
+                }
+                let body = deadline_body(body, deadline.saturating_duration_since(Instant::now()), layer.deadline);
+                match page {
+                    Some(page) => page.bound(body),
+                    None => body,
                 }
             }))
         })

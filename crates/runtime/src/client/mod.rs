@@ -9,6 +9,7 @@
 
 mod bucket;
 mod layer;
+mod pages;
 mod rate;
 #[cfg(test)]
 mod tests;
@@ -133,6 +134,7 @@ pub fn connect(
         deadline: REQUEST_DEADLINE,
         requests,
         watches: Arc::new(Bucket::new(WATCHES_PER_SECOND, WATCHES_BURST)),
+        pages: Arc::default(),
         metrics: metrics.clone(),
         host: host.clone(),
     };

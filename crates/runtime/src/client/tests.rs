@@ -19,7 +19,7 @@ use tokio::{net::TcpListener, time::Instant};
 use tower::Layer;
 
 use super::*;
-use crate::{reconcile::classify, verb::Verb};
+use crate::{lease::WriteFence, reconcile::classify, verb::Verb};
 
 type BoxedResponse = Response<UnsyncBoxBody<Bytes, BoxError>>;
 
@@ -41,6 +41,7 @@ fn client(
         deadline: Duration::from_secs(15),
         requests: rate.map(|rate| Arc::new(Bucket::new(rate.per_second, rate.burst))),
         watches: Arc::new(Bucket::new(10.0, 10)),
+        pages: Arc::default(),
         metrics: Arc::new(Metrics::new("test")),
         host: "test".into(),
     };
@@ -77,6 +78,51 @@ async fn a_missing_and_an_incomplete_response_fail_at_the_deadline() {
         assert_eq!(begin.elapsed(), Duration::from_secs(15));
         assert_eq!(reason_of(&error), vitivirt_api::reason::DEADLINE_EXCEEDED, "{error:?}");
     }
+}
+
+/// Tenants choose the size of objects, and a page is in memory as a whole.
+#[tokio::test(start_paused = true)]
+async fn a_page_with_too_many_bytes_is_asked_for_again_with_fewer_objects() {
+    let asked_for = Arc::new(Mutex::new(Vec::new()));
+    let seen = asked_for.clone();
+    let api = maps(client(None, move |request| {
+        let query = request.uri().query().unwrap_or_default().to_owned();
+        let limit = query.split('&').find_map(|pair| pair.strip_prefix("limit=")).unwrap().parse::<usize>().unwrap();
+        seen.lock().push(query);
+        // Each object has a MiB.
+        let object = format!(r#"{{"metadata":{{"name":"a"}},"data":{{"text":"{}"}}}}"#, "x".repeat(1024 * 1024));
+        let body = EMPTY_LIST.replace("[]", &format!("[{}]", vec![object; limit].join(",")));
+        Some(Response::new(Full::new(Bytes::from(body)).map_err(Into::into).boxed_unsync()))
+    }));
+    let page = ListParams::default().labels("a=b").limit(100);
+    for _ in 0..2 {
+        let error = api.list(&page).await.unwrap_err();
+        assert!(root_cause(&error).contains("one page have more than"), "{error:?}");
+    }
+    for _ in 0..2 {
+        assert_eq!(api.list(&page).await.unwrap().items.len(), 6);
+    }
+    assert_eq!(api.list(&page.clone().limit(1)).await.unwrap().items.len(), 1, "a smaller page is not enlarged");
+    let limits = asked_for.lock().iter().map(|query| query.replace("labelSelector=a%3Db", "S")).collect::<Vec<_>>();
+    assert_eq!(limits, ["S&limit=100", "S&limit=25", "S&limit=6", "S&limit=6", "S&limit=1"]);
+}
+
+/// Otherwise the server may execute a write that waits in it when another replica leads.
+#[tokio::test(start_paused = true)]
+async fn a_write_of_the_leader_names_its_deadline() {
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let log = seen.clone();
+    let client = client(None, move |request| {
+        log.lock().push(request.uri().to_string());
+        Some(full_response("{}"))
+    });
+    for uri in ["/api/v1/namespaces/ns/configmaps", "/api/v1/namespaces/ns/configmaps?fieldManager=test"] {
+        let request = Request::post(uri).extension(WriteFence::open()).body(Body::empty()).unwrap();
+        client.send(request).await.unwrap();
+    }
+    let expected = ["?timeout=15s", "?fieldManager=test&timeout=15s"]
+        .map(|query| format!("/api/v1/namespaces/ns/configmaps{query}"));
+    assert_eq!(*seen.lock(), expected);
 }
 
 #[tokio::test(start_paused = true)]

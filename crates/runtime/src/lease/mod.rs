@@ -214,9 +214,9 @@ impl Leadership {
 /// Whether this replica's lease is still valid, so that it may send a write. It closes by the clock, without any task: a
 /// process that was stopped for a minute (SIGSTOP) finds it closed before its next write.
 ///
-/// It does not recall a write that was sent before it closed: the server may execute it as late as it likes. The clock
-/// does not count the time in which the whole machine was suspended, so after that the fence may stay open until the
-/// next renewal, which fails. UIDs and resource versions protect the objects in both cases.
+/// It does not recall a write that was sent before it closed. The server executes such a write within the deadline of a
+/// request, which the write names, or not at all. The clock does not count the time in which the whole machine was
+/// suspended, so after that the fence may stay open until the next renewal, which fails. UIDs and resource versions protect the objects in both cases.
 #[derive(Clone, Debug)]
 pub struct WriteFence(Arc<Mutex<FenceState>>);
 

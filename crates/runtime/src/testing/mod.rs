@@ -176,6 +176,7 @@ impl TestApiServer {
             deadline: Duration::from_secs(15),
             requests: requests.map(Arc::new),
             watches: Arc::new(Bucket::new(1000.0, 1000)),
+            pages: Arc::default(),
             metrics: Arc::new(Metrics::new("test")),
             host: "test".into(),
         };
