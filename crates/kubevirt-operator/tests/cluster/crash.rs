@@ -25,6 +25,7 @@ use vitivirt_lab::{
 
 use crate::{
     machine_test::{create_crds, in_namespace, is_observed, is_operator_request, machine, phase},
+    random_specs::create_import_source_crd,
     replica::{grant_permissions, start_with_environment},
 };
 
@@ -43,6 +44,7 @@ pub(crate) fn add(suite: &mut Suite) {
 async fn a_crash_after_a_write_does_not_change_the_result(labs: Arc<SharedLabs>) -> Result<()> {
     let lab = Box::pin(labs.reference()).await?;
     create_crds(&lab).await?;
+    create_import_source_crd(&lab).await?;
     lab.install(Extension::Multus).await?;
     grant_permissions(&lab, NAMESPACE).await?;
 
@@ -115,8 +117,12 @@ impl MachineLife {
             "apiVersion": "vitistack.io/v1alpha1", "kind": "NetworkConfiguration",
             "metadata": {"name": name, "namespace": NAMESPACE}, "spec": {"bridge": "br0"},
         });
+        let image =
+            json!({"name": "image", "size": "1Gi", "source": {"http": {"url": "http://images.example/one.img"}}});
+        let disks = |root_size: &str| json!([{"name": "root", "size": root_size}, image]);
         let spec = json!({
             "template": "small",
+            "disks": disks("20Gi"),
             "networks": [{"name": "lan", "networkName": name}],
             "cloudInit": {"userData": "#cloud-config\n"},
         });
@@ -125,7 +131,7 @@ impl MachineLife {
         let is_running = |machine: Option<&Machine>| machine.and_then(phase) == Some("Running");
         self.lab.wait("Running", STEP_PATIENCE, machines.clone(), name, is_running).await?;
 
-        let edit = json!({"spec": {"disks": [{"name": "root", "size": "30Gi"}], "powerState": "Stopped"}});
+        let edit = json!({"spec": {"disks": disks("30Gi"), "powerState": "Stopped"}});
         machines.patch(name, &PatchParams::default(), &Patch::Merge(edit)).await?;
         let is_stopped = |machine: Option<&Machine>| {
             machine.is_some_and(|machine| phase(machine) == Some("Stopped") && is_observed(machine))
@@ -163,6 +169,10 @@ impl MachineLife {
         Api::namespaced_with(self.lab.client(), NAMESPACE, &vitivirt_api::resources::network_attachment_resource())
     }
 
+    fn import_sources(&self) -> Api<DynamicObject> {
+        Api::namespaced_with(self.lab.client(), NAMESPACE, &vitivirt_api::resources::import_source_resource())
+    }
+
     /// The Machine's objects, without names, UIDs and MAC addresses, which differ between Machines.
     async fn comparable_objects(&self) -> Result<Value> {
         let vms = self.vms().list(&self.selected()).await?.items;
@@ -184,7 +194,10 @@ impl MachineLife {
             .map(|secret| json!({"name": secret.name_any(), "labels": secret.labels(), "data": secret.data}))
             .collect();
         let nad = self.nads().get(&self.name).await?.data;
-        let text = json!({"vms": vms, "pvcs": pvcs, "secrets": secrets, "nad": nad}).to_string();
+        let sources = self.import_sources().list(&self.selected()).await?.items;
+        let sources: Vec<Value> =
+            sources.iter().map(|source| json!({"name": source.name_any(), "spec": source.data.get("spec")})).collect();
+        let text = json!({"vms": vms, "pvcs": pvcs, "secrets": secrets, "nad": nad, "sources": sources}).to_string();
         let mac = vitivirt_machine::resolve::derived_mac(&uid, "lan");
         let text = text.replace(&self.name, "NAME").replace(&uid, "UID").replace(&mac, "MAC");
         serde_json::from_str(&text).context("reading the objects as JSON")
@@ -195,9 +208,13 @@ impl MachineLife {
         let network = self.api::<NetworkConfiguration>().get(&self.name).await?;
         ensure!(network.finalizers().is_empty(), "the network still has a finalizer: {network:?}");
         // PVC protection and the garbage collector delete these shortly after the Machine.
-        let (pvc, secret) = (format!("{}-root", self.name), format!("{}-cloudinit", self.name));
-        let is_absent = |pvc: Option<&PersistentVolumeClaim>| pvc.is_none();
-        self.lab.wait("no PVC", COLLECTION_PATIENCE, self.api(), &pvc, is_absent).await?;
+        let (image, secret) = (format!("{}-image", self.name), format!("{}-cloudinit", self.name));
+        for pvc in [&format!("{}-root", self.name), &image] {
+            let is_absent = |pvc: Option<&PersistentVolumeClaim>| pvc.is_none();
+            self.lab.wait("no PVC", COLLECTION_PATIENCE, self.api(), pvc, is_absent).await?;
+        }
+        let is_absent = |source: Option<&DynamicObject>| source.is_none();
+        self.lab.wait("no import source", COLLECTION_PATIENCE, self.import_sources(), &image, is_absent).await?;
         let is_absent = |secret: Option<&Secret>| secret.is_none();
         self.lab.wait("no Secret", COLLECTION_PATIENCE, self.api(), &secret, is_absent).await?;
         Ok(())
