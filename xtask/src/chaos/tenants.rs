@@ -103,21 +103,28 @@ impl TenantCampaign {
 
     async fn attack(&self, attack: &Attack, probes: usize) -> Result<AttackFigures> {
         let letter = attack.letter;
-        let plain = json!({"template": "small"});
+        let plain = small(&json!({}));
         let figures = match letter {
             'a' => {
                 let interface = json!({"name": "a", "networkName": "pod", "macAddress": "02:00:00:00:00:01"});
-                let spec = json!({"template": "small", "networks": [interface]});
-                self.with_machines(letter, self.count(2000), |_| spec.clone(), probes).await?
+                let machine = small(&json!({"networks": [interface]}));
+                self.with_machines(letter, self.count(2000), |_| machine.clone(), probes).await?
             }
             'b' => {
                 // Text that does not compress.
-                let noise = |n: usize| {
-                    let words = (0..4096_usize).map(|m| format!("{:016x}", mix(n * 4096 + m)));
+                let noise = |n: usize, kib: usize| {
+                    let words = (0..64 * kib).map(|m| format!("{:016x}", mix(n * 64 * 256 + m)));
                     words.collect::<String>()
                 };
-                let spec = |n: usize| json!({"template": "small", "cloudInit": {"userData": noise(n)}});
-                self.with_machines(letter, self.count(100), spec, probes).await?
+                // The schema allows 64 KiB of each, and Kubernetes 256 KiB of annotations.
+                let largest = |n: usize| {
+                    let cloud_init = json!({"userData": noise(3 * n, 64), "networkData": noise(3 * n + 1, 64)});
+                    json!({
+                        "metadata": {"annotations": {"example.com/noise": noise(3 * n + 2, 250)}},
+                        "spec": {"template": "small", "cloudInit": cloud_init},
+                    })
+                };
+                self.with_machines(letter, self.count(100), largest, probes).await?
             }
             'c' => self.with_machines(letter, self.count(10_000), |_| plain.clone(), probes).await?,
             'd' => {
@@ -129,9 +136,8 @@ impl TenantCampaign {
                     });
                     manifests::create(&self.lab.client(), &[secret]).await?;
                 }
-                let spec =
-                    |n: usize| json!({"template": "small", "cloudInit": {"secretRef": {"name": format!("s-{n}")}}});
-                self.create(letter, count, &spec).await?;
+                let machine = |n: usize| small(&json!({"cloudInit": {"secretRef": {"name": format!("s-{n}")}}}));
+                self.create(letter, count, &machine).await?;
                 self.lab.stop_api_server().await?;
                 self.lab.start_api_server().await?;
                 self.probe("d", probes).await?
@@ -170,12 +176,12 @@ impl TenantCampaign {
         &self,
         letter: char,
         count: usize,
-        spec: impl Fn(usize) -> Value,
+        machine: impl Fn(usize) -> Value,
         probes: usize,
     ) -> Result<AttackFigures> {
         let name = letter.to_string();
         let (figures, created) =
-            futures::future::join(self.probe(&name, probes), self.create(letter, count, &spec)).await;
+            futures::future::join(self.probe(&name, probes), self.create(letter, count, &machine)).await;
         created?;
         // And once more when all of them exist.
         let later = self.probe(&format!("{name}2"), probes).await?;
@@ -183,12 +189,12 @@ impl TenantCampaign {
         Ok(AttackFigures { slowest: figures.slowest.max(later.slowest), ..later })
     }
 
-    async fn create(&self, letter: char, count: usize, spec: &impl Fn(usize) -> Value) -> Result<()> {
+    async fn create(&self, letter: char, count: usize, machine: &impl Fn(usize) -> Value) -> Result<()> {
         let api = self.machines(ATTACKER);
         stream::iter(0..count)
             .map(|n| {
-                let (api, spec) = (api.clone(), spec(n));
-                async move { create_machine(&api, &format!("{letter}-{n}"), &spec).await }
+                let (api, machine) = (api.clone(), machine(n));
+                async move { create_machine(&api, &format!("{letter}-{n}"), machine).await }
             })
             .buffer_unordered(16)
             .try_collect::<()>()
@@ -211,7 +217,7 @@ impl TenantCampaign {
                 anyhow::Ok(())
             };
             let started = Instant::now();
-            create_machine(&api, &name, &json!({"template": "small"})).await?;
+            create_machine(&api, &name, small(&json!({}))).await?;
             wait("Running", |machine| phase(machine) == Some("Running"), started).await?;
             let started = Instant::now();
             let stop = Patch::Merge(json!({"spec": {"powerState": "Stopped"}}));
@@ -231,12 +237,31 @@ fn phase(machine: Option<&DynamicObject>) -> Option<&str> {
     machine?.data.pointer("/status/phase")?.as_str()
 }
 
-async fn create_machine(api: &Api<DynamicObject>, name: &str, spec: &Value) -> Result<()> {
-    let object = json!({
-        "apiVersion": "vitistack.io/v1alpha1", "kind": "Machine", "metadata": {"name": name}, "spec": spec,
-    });
-    let object: DynamicObject = serde_json::from_value(object).context("building a Machine")?;
-    api.create(&PostParams::default(), &object).await.context("creating a Machine").map(|_| ())
+/// A Machine without a name.
+fn small(fields: &Value) -> Value {
+    let mut spec = json!({"template": "small"});
+    json_patch::merge(&mut spec, fields);
+    json!({"spec": spec})
+}
+
+/// Attempts to create a Machine while the server closes connections.
+const ATTEMPTS: usize = 10;
+
+async fn create_machine(api: &Api<DynamicObject>, name: &str, mut machine: Value) -> Result<()> {
+    let identity = json!({"apiVersion": "vitistack.io/v1alpha1", "kind": "Machine", "metadata": {"name": name}});
+    json_patch::merge(&mut machine, &identity);
+    let object: DynamicObject = serde_json::from_value(machine).context("building a Machine")?;
+    for attempt in 1..=ATTEMPTS {
+        match api.create(&PostParams::default(), &object).await {
+            Ok(_) => return Ok(()),
+            // The attempt before succeeded, and its response was lost.
+            Err(kube::Error::Api(status)) if status.is_already_exists() && attempt > 1 => return Ok(()),
+            Err(error @ kube::Error::Api(_)) => return Err(error).context("creating a Machine"),
+            Err(error) if attempt == ATTEMPTS => return Err(error).context("creating a Machine"),
+            Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
+        }
+    }
+    Ok(())
 }
 
 /// A number without a pattern.
