@@ -126,6 +126,7 @@ async fn helm_uninstalls_in_both_orders_and_keeps_kubevirt(_: Arc<SharedLabs>) -
     let setting = ["--set", "spec.configuration.developerConfiguration.featureGates={Snapshot}"];
     helm(&lab, Helm::V4, "upgrade", RESOURCE, &[&repository_path(RESOURCE.1), setting[0], setting[1]]).await?;
     wait_until_available(&lab).await?;
+    roll_back_the_operator(&lab).await?;
 
     for (version, order) in [(Helm::V3, [RESOURCE, OPERATOR]), (Helm::V4, [OPERATOR, RESOURCE])] {
         for release in order {
@@ -155,6 +156,19 @@ async fn helm_uninstalls_in_both_orders_and_keeps_kubevirt(_: Arc<SharedLabs>) -
         lab.kubectl(&["apply", "-f", &repository_path(&format!("config/virt-operator/{file}.yaml"))]).await?;
     }
     wait_until_available(&lab).await
+}
+
+/// The first revision was installed by Helm 3.
+async fn roll_back_the_operator(lab: &Lab) -> Result<()> {
+    let arguments = "--output=jsonpath={.spec.template.spec.containers[0].args}";
+    let arguments = ["get", "deployment", "virt-operator", "--namespace", NAMESPACE, arguments];
+    let before = lab.kubectl(&arguments).await?;
+    let chart = repository_path(OPERATOR.1);
+    helm(lab, Helm::V3, "upgrade", OPERATOR, &[&chart, "--set", "logVerbosity=4"]).await?;
+    ensure!(lab.kubectl(&arguments).await? != before, "the upgrade did not change a value");
+    helm(lab, Helm::V3, "rollback", OPERATOR, &["1"]).await?;
+    ensure!(lab.kubectl(&arguments).await? == before, "the rollback did not change the value back");
+    wait_until_webhooks_respond(lab).await
 }
 
 async fn helm(lab: &Lab, helm: Helm, command: &str, release: (&str, &str), arguments: &[&str]) -> Result<String> {
