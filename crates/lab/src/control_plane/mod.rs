@@ -212,6 +212,9 @@ fn api_server_arguments(folder: &Path, server: &ApiServerAddresses<'_>, certific
         format!("--tls-private-key-file={}", certificates.path("apiserver.key")),
         format!("--token-auth-file={}", folder.join("tokens.csv").display()),
         "--authorization-mode=RBAC".to_owned(),
+        // Some distributions enable it, such as OpenShift: an owner reference that blocks the deletion of its owner needs
+        // the permission to update the owner's finalizers.
+        "--enable-admission-plugins=OwnerReferencesPermissionEnforcement".to_owned(),
         "--service-account-issuer=https://kubernetes.default.svc".to_owned(),
         format!("--service-account-key-file={}", certificates.path("service-account.pub")),
         format!("--service-account-signing-key-file={}", certificates.path("service-account.key")),
