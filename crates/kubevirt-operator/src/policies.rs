@@ -1,13 +1,10 @@
 //! Admission policies in `config/`: what the operator's account can change, which bridges and VLANs of the nodes a
 //! namespace can use, and warnings about Machines. RBAC decides by kind and namespace only.
 
-use k8s_openapi::{
-    api::admissionregistration::v1::{
-        MatchCondition, MatchResources, NamedRuleWithOperations, ValidatingAdmissionPolicy,
-        ValidatingAdmissionPolicyBinding, ValidatingAdmissionPolicyBindingSpec, ValidatingAdmissionPolicySpec,
-        Validation, Variable,
-    },
-    apimachinery::pkg::apis::meta::v1::ObjectMeta,
+use k8s_openapi::api::admissionregistration::v1::{
+    MatchCondition, MatchResources, NamedRuleWithOperations, ValidatingAdmissionPolicy,
+    ValidatingAdmissionPolicyBinding, ValidatingAdmissionPolicyBindingSpec, ValidatingAdmissionPolicySpec, Validation,
+    Variable,
 };
 use vitivirt_api::{
     docs_url,
@@ -16,6 +13,8 @@ use vitivirt_api::{
         LABEL_TEMPLATE, MANAGED_BY,
     },
 };
+
+use crate::rbac::metadata_named;
 
 pub const OWN_OBJECTS: &str = "kubevirt-operator-own-objects";
 pub const ALLOWED_NETWORKS: &str = "networkconfigurations-allowed-networks";
@@ -254,7 +253,7 @@ pub fn warning_binding(name: &str) -> ValidatingAdmissionPolicyBinding {
 /// Applies a policy everywhere.
 pub fn binding(name: &str) -> ValidatingAdmissionPolicyBinding {
     ValidatingAdmissionPolicyBinding {
-        metadata: metadata(name),
+        metadata: metadata_named(name),
         spec: Some(ValidatingAdmissionPolicyBindingSpec {
             policy_name: Some(name.to_owned()),
             validation_actions: Some(vec!["Deny".to_owned()]),
@@ -265,11 +264,7 @@ pub fn binding(name: &str) -> ValidatingAdmissionPolicyBinding {
 
 fn policy(name: &str, spec: ValidatingAdmissionPolicySpec) -> ValidatingAdmissionPolicy {
     let spec = ValidatingAdmissionPolicySpec { failure_policy: Some("Fail".to_owned()), ..spec };
-    ValidatingAdmissionPolicy { metadata: metadata(name), spec: Some(spec), status: None }
-}
-
-fn metadata(name: &str) -> ObjectMeta {
-    ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() }
+    ValidatingAdmissionPolicy { metadata: metadata_named(name), spec: Some(spec), status: None }
 }
 
 fn matching(rules: impl IntoIterator<Item = NamedRuleWithOperations>) -> MatchResources {

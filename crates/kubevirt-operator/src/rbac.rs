@@ -13,6 +13,7 @@ use k8s_openapi::{
     },
     apimachinery::pkg::apis::meta::v1::ObjectMeta,
 };
+use vitivirt_api::machine::INSTALLATION_LABELS;
 
 pub const NAMESPACE: &str = "kubevirt-operator-system";
 pub const ACCOUNT: &str = "kubevirt-operator-controller-manager";
@@ -98,7 +99,8 @@ pub fn metrics_reader_rules() -> Vec<PolicyRule> {
 
 pub fn namespace() -> Namespace {
     let mut metadata = metadata_named(NAMESPACE);
-    metadata.labels = Some([("pod-security.kubernetes.io/enforce".to_owned(), "restricted".to_owned())].into());
+    let level = ("pod-security.kubernetes.io/enforce".to_owned(), "restricted".to_owned());
+    metadata.labels.get_or_insert_default().extend([level]);
     Namespace { metadata, ..Namespace::default() }
 }
 
@@ -185,12 +187,19 @@ pub fn user_roles() -> Vec<ClusterRole> {
 
 fn user_role(role: &str, rules: Vec<PolicyRule>) -> ClusterRole {
     let mut metadata = metadata_named(&format!("machine-{role}"));
-    metadata.labels = Some([(format!("{RBAC}/aggregate-to-{role}"), "true".to_owned())].into());
+    metadata.labels.get_or_insert_default().extend([(aggregation_label(role), "true".to_owned())]);
     ClusterRole { metadata, rules: Some(rules), ..ClusterRole::default() }
 }
 
-fn metadata_named(name: &str) -> ObjectMeta {
-    ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() }
+/// With this label Kubernetes adds the rules of a ClusterRole to its own role `view`, `edit` or `admin`.
+fn aggregation_label(role: &str) -> String {
+    format!("{RBAC}/aggregate-to-{role}")
+}
+
+/// The metadata of an object that installs the operator.
+pub(crate) fn metadata_named(name: &str) -> ObjectMeta {
+    let labels = INSTALLATION_LABELS.map(|(name, value)| (name.to_owned(), value.to_owned()));
+    ObjectMeta { name: Some(name.to_owned()), labels: Some(labels.into()), ..ObjectMeta::default() }
 }
 
 fn in_own_namespace(name: &str) -> ObjectMeta {
@@ -282,7 +291,9 @@ mod tests {
     fn only_a_role_that_is_not_aggregated_can_write_network_configurations() {
         for role in user_roles() {
             let name = role.metadata.name.unwrap();
-            assert_eq!(role.metadata.labels.is_none(), name == NETWORK_ROLE, "{name}");
+            let labels = role.metadata.labels.unwrap();
+            let is_aggregated = ["view", "edit", "admin"].iter().any(|to| labels.contains_key(&aggregation_label(to)));
+            assert_eq!(is_aggregated, name != NETWORK_ROLE, "{name}");
             let writes = role.rules.unwrap().iter().any(|rule| {
                 rule.resources.as_ref().unwrap().iter().any(|kind| kind == "networkconfigurations")
                     && rule.verbs.iter().any(|verb| WRITE.contains(&verb.as_str()))

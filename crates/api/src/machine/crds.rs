@@ -5,7 +5,7 @@ use kube_core::CustomResourceExt;
 
 use serde_json::Value;
 
-use super::{Machine, NetworkConfiguration, schema};
+use super::{INSTALLATION_LABELS, Machine, NetworkConfiguration, schema};
 
 /// The CRDs of Machine and NetworkConfiguration, as they are installed.
 pub fn crds() -> Vec<CustomResourceDefinition> {
@@ -42,7 +42,12 @@ fn generated_crds() -> Vec<CustomResourceDefinition> {
             schema.x_kubernetes_validations = Some(rules.clone());
         }
     }
-    vec![machine, NetworkConfiguration::crd()]
+    let mut crds = vec![machine, NetworkConfiguration::crd()];
+    for crd in &mut crds {
+        let labels = INSTALLATION_LABELS.map(|(name, value)| (name.to_owned(), value.to_owned()));
+        crd.metadata.labels.get_or_insert_default().extend(labels);
+    }
+    crds
 }
 
 #[cfg(test)]

@@ -3,6 +3,13 @@
 /// Group and version of Machine and NetworkConfiguration.
 pub const API_VERSION: &str = "vitistack.io/v1alpha1";
 
+/// Kubernetes' recommended labels of the objects that install the operator. They say which release a cluster has.
+pub const INSTALLATION_LABELS: [(&str, &str); 3] = [
+    ("app.kubernetes.io/name", "kubevirt-operator"),
+    ("app.kubernetes.io/part-of", "vitivirt"),
+    ("app.kubernetes.io/version", env!("CARGO_PKG_VERSION")),
+];
+
 /// The operator that manages an object. `app.kubernetes.io/managed-by=kubevirt-operator` is not used, because
 /// upstream virt-operator deletes objects with that label.
 pub const LABEL_MANAGED_BY: &str = "vitistack.io/managed-by";

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
-use vitivirt_api::IMAGE;
+use vitivirt_api::{IMAGE, machine::INSTALLATION_LABELS};
 
 use crate::rbac::{ACCOUNT, NAMESPACE};
 
@@ -21,8 +21,7 @@ fn selector() -> BTreeMap<&'static str, &'static str> {
 
 fn labels() -> BTreeMap<&'static str, &'static str> {
     let mut labels = selector();
-    labels
-        .extend([("app.kubernetes.io/part-of", "vitivirt"), ("app.kubernetes.io/version", env!("CARGO_PKG_VERSION"))]);
+    labels.extend(INSTALLATION_LABELS);
     labels
 }
 
