@@ -15,6 +15,7 @@ use vitivirt_runtime::lease::message::ACQUIRED;
 
 use crate::{
     machine_test::{MACHINE_PATIENCE, create_crds},
+    packages::repository_path,
     poll::poll_until,
     replica::{PATIENCE, grant_permissions, start},
 };
@@ -73,6 +74,9 @@ async fn the_crds_are_served_next_to_those_of_viti_stack_and_foreign_ones_are_re
 
     manifests::create(&lab.client(), &[viti_stack_crd("Machine", "machines", &["m"])]).await?;
     lab.wait("an established CRD", MACHINE_PATIENCE, crds.clone(), OURS[0], is_established).await?;
+    let created = lab.kubectl(&["create", "-f", &repository_path("config/crd")]).await;
+    let refusal = created.err().map(|error| format!("{error:#}")).unwrap_or_default();
+    ensure!(refusal.contains(r#""machines.vitistack.io" already exists"#), "kubectl create replaced a CRD: {refusal}");
     grant_permissions(&lab, "foreign-crds").await?;
     let operator = start(&lab, "foreign-crds", false).await?;
     let is_refused = || async { Ok(operator.log_text().contains("machines.vitistack.io belongs to another product")) };
