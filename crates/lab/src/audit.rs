@@ -3,11 +3,16 @@
 //! Tests count requests with it. It contains the requests that the API server received. The log of the fault proxy
 //! ([`crate::proxy`]) also contains those that never arrived.
 
-use std::path::Path;
+use std::{collections::BTreeSet, path::Path};
 
 use anyhow::{Context, Result};
 use jiff::Timestamp;
 use serde::Deserialize;
+
+pub(crate) const LOG: &str = "audit.log";
+pub(crate) const SECOND_LOG: &str = "second-audit.log";
+/// The logs of both API servers, in the lab's folder.
+pub(crate) const LOGS: [&str; 2] = [LOG, SECOND_LOG];
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
@@ -32,6 +37,32 @@ impl Record {
     pub fn is_write(&self) -> bool {
         !self.dry_run && matches!(self.verb.as_str(), "create" | "update" | "patch" | "delete" | "deletecollection")
     }
+}
+
+/// What a request needs a permission for.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct UsedPermission {
+    pub verb: String,
+    pub group: String,
+    pub resource: String,
+    pub subresource: String,
+}
+
+/// The permissions that a log shows in use by accounts of this name, in any namespace.
+pub(crate) fn used_permissions(log: &Path, account: &str) -> Result<BTreeSet<UsedPermission>> {
+    let text = std::fs::read_to_string(log).with_context(|| format!("reading {}", log.display()))?;
+    let of_account = format!(":{account}\"");
+    let lines = text.split_inclusive('\n').filter(|line| line.contains(&of_account));
+    let records = parse(&lines.collect::<String>())?;
+    let is_of_account = |record: &Record| {
+        let user = record.user.strip_prefix("system:serviceaccount:").and_then(|user| user.split_once(':'));
+        user.is_some_and(|(_, name)| name == account)
+    };
+    const FORBIDDEN: u16 = 403;
+    let permitted = records.into_iter().filter(|record| is_of_account(record) && record.code != Some(FORBIDDEN));
+    Ok(permitted
+        .map(|Record { verb, group, resource, subresource, .. }| UsedPermission { verb, group, resource, subresource })
+        .collect())
 }
 
 /// The records of the log so far, one per request (the last event of each ID), in order of arrival.
@@ -138,6 +169,27 @@ mod tests {
         let started = LINE.replace("201", "200");
         let records = parse(&format!("{started}\n{LINE}\n")).unwrap();
         assert_eq!(records.iter().map(|record| record.code).collect::<Vec<_>>(), [Some(201)]);
+    }
+
+    #[test]
+    fn a_permitted_request_uses_a_permission() {
+        let log = std::env::temp_dir().join(format!("audit-{}.log", std::process::id()));
+        let of = |user: &str, verb: &str, code: &str| {
+            let line = LINE.replace("lab-admin", user).replace("create", verb).replace("\"code\":201", code);
+            format!("{}\n", line.replace("a1", &format!("{user}{verb}")))
+        };
+        let operator = "system:serviceaccount:here:operator";
+        let lines = [
+            of(operator, "patch", "\"code\":200"),
+            of(operator, "delete", "\"code\":403"),
+            of("system:serviceaccount:here:another-operator", "get", "\"code\":200"),
+            of("system:serviceaccount:operator:another", "list", "\"code\":200"),
+        ];
+        std::fs::write(&log, lines.concat()).unwrap();
+        let used = used_permissions(&log, "operator").unwrap();
+        std::fs::remove_file(&log).unwrap();
+        let verbs: Vec<&str> = used.iter().map(|used| used.verb.as_str()).collect();
+        assert_eq!(verbs, ["patch"]);
     }
 
     #[test]

@@ -545,7 +545,7 @@ fn save_logs(folder: &Path, test: &str) -> Result<()> {
     let name = folder.file_name().unwrap_or_default().to_string_lossy();
     let target = paths::stopped_labs_dir(test)?.join(format!("{name}-ended-{}", ENDED.fetch_add(1, Ordering::Relaxed)));
     std::fs::create_dir_all(&target).with_context(|| format!("creating {}", target.display()))?;
-    for what in ["logs", "audit.log", "second-audit.log"] {
+    for what in ["logs"].into_iter().chain(audit::LOGS) {
         let from = folder.join(what);
         if from.exists() {
             std::fs::rename(&from, target.join(what)).with_context(|| format!("moving {}", from.display()))?;

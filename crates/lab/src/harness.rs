@@ -5,14 +5,20 @@
 //! KubeVirt takes half a minute) or start their own. If a lab fails, its tests fail immediately with the cause, and its
 //! logs are kept.
 
-use std::{path::Path, process::ExitCode, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeSet,
+    path::Path,
+    process::ExitCode,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use anyhow::{Context, Result, anyhow};
 use libtest_mimic::{Arguments, Failed, Trial};
 use tokio::{runtime::Runtime, sync::OnceCell};
 
 use crate::{
-    KubeVirtInstaller, Lab, LabOptions,
+    KubeVirtInstaller, Lab, LabOptions, UsedPermission, audit,
     components::{self, ComponentGroup},
     isolate, paths,
 };
@@ -96,12 +102,31 @@ async fn start(kubevirt: KubeVirtInstaller) -> Result<Arc<Lab>> {
     Lab::start(LabOptions { kubevirt, ..LabOptions::default() }).await.map(Arc::new)
 }
 
+/// Compares the permissions of an account with those that it used in any lab of the suite.
+struct PermissionCheck {
+    account: &'static str,
+    used: Mutex<BTreeSet<UsedPermission>>,
+    check: fn(&BTreeSet<UsedPermission>) -> Result<()>,
+}
+
+impl PermissionCheck {
+    /// Reads the audit logs of a lab.
+    fn read(&self, lab: &Path) -> Result<()> {
+        for log in audit::LOGS.map(|name| lab.join(name)).iter().filter(|log| log.is_file()) {
+            let used = audit::used_permissions(log, self.account)?;
+            self.used.lock().unwrap_or_else(PoisonError::into_inner).extend(used);
+        }
+        Ok(())
+    }
+}
+
 /// Collects tests and runs them.
 pub struct Suite {
     runtime: Arc<Runtime>,
     labs: Arc<SharedLabs>,
     timeout: Duration,
     trials: Vec<Trial>,
+    permissions: Option<Arc<PermissionCheck>>,
 }
 
 impl Suite {
@@ -111,7 +136,26 @@ impl Suite {
             .enable_all()
             .build()
             .context("starting tokio")?;
-        Ok(Suite { runtime: Arc::new(runtime), labs: Arc::default(), timeout: timeout()?, trials: Vec::new() })
+        Ok(Suite {
+            runtime: Arc::new(runtime),
+            labs: Arc::default(),
+            timeout: timeout()?,
+            trials: Vec::new(),
+            permissions: None,
+        })
+    }
+
+    /// Calls `check` after all tests with the permissions that service accounts of this name used in their labs. It is not
+    /// called if only some tests run. Call this before the first test is added.
+    pub fn check_permissions(&mut self, account: &'static str, check: fn(&BTreeSet<UsedPermission>) -> Result<()>) {
+        self.permissions = Some(Arc::new(PermissionCheck { account, used: Mutex::default(), check }));
+    }
+
+    /// The result of [`Suite::check_permissions`].
+    fn permissions(&self) -> Result<()> {
+        let Some(permissions) = &self.permissions else { return Ok(()) };
+        self.labs.started().try_for_each(|lab| permissions.read(lab.folder()))?;
+        (permissions.check)(&permissions.used.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Adds a test. It fails if it returns an error or panics.
@@ -120,6 +164,7 @@ impl Suite {
         T: Future<Output = Result<()>> + Send + 'static,
     {
         let (runtime, labs, timeout) = (self.runtime.clone(), self.labs.clone(), self.timeout);
+        let permissions = self.permissions.clone();
         self.trials.push(Trial::test(name, move || {
             let task = runtime.spawn({
                 let labs = labs.clone();
@@ -136,6 +181,9 @@ impl Suite {
                 let logs = keep_logs(name).unwrap_or_else(|error| format!("cannot keep the logs: {error:#}"));
                 Failed::from(format!("{error:#}\n{logs}"))
             });
+            if let Some(permissions) = &permissions {
+                read_stopped_labs(name, permissions).map_err(|error| Failed::from(format!("{error:#}")))?;
+            }
             // The logs of the test's own labs have been copied, or are not needed.
             let _ = paths::stopped_labs_dir(name).map(std::fs::remove_dir_all);
             result
@@ -163,6 +211,11 @@ fn panic_message(panic: tokio::task::JoinError) -> String {
     }
 }
 
+fn read_stopped_labs(test: &str, permissions: &PermissionCheck) -> Result<()> {
+    let labs = std::fs::read_dir(paths::stopped_labs_dir(test)?).into_iter().flatten().flatten();
+    labs.map(|lab| lab.path()).try_for_each(|lab| permissions.read(&lab))
+}
+
 /// Copies the logs of running and stopped labs to disk, because the lab's tmpfs is removed with the process.
 fn keep_logs(test: &str) -> Result<String> {
     let log_folder = paths::failures_dir()?.join(test);
@@ -180,7 +233,7 @@ fn keep_logs(test: &str) -> Result<String> {
 pub(crate) fn copy_logs(lab: &Path, to: &Path) -> Result<()> {
     std::fs::create_dir_all(to).with_context(|| format!("creating {}", to.display()))?;
     let logs = std::fs::read_dir(lab.join("logs")).into_iter().flatten().flatten().map(|file| file.path());
-    for file in logs.chain([lab.join("audit.log"), lab.join("second-audit.log")]).filter(|file| file.is_file()) {
+    for file in logs.chain(audit::LOGS.map(|name| lab.join(name))).filter(|file| file.is_file()) {
         std::fs::copy(&file, to.join(file.file_name().unwrap_or_default())).context("copying a log")?;
     }
     Ok(())
@@ -200,6 +253,9 @@ pub fn main(groups: &[ComponentGroup], fill: impl FnOnce(&mut Suite)) -> ExitCod
             let mut suite = Suite::new()?;
             fill(&mut suite);
             let conclusion = libtest_mimic::run(&arguments, std::mem::take(&mut suite.trials));
+            if !conclusion.has_failed() && conclusion.num_filtered_out == 0 && !arguments.list {
+                suite.permissions()?;
+            }
             Ok(conclusion.exit_code())
         },
     )

@@ -64,7 +64,7 @@ mod virt_handler;
 mod vmi;
 
 pub use addresses::loopback;
-pub use audit::Record;
+pub use audit::{Record, UsedPermission};
 pub use cluster::{Lab, LabOptions};
 pub use control_plane::{ApiServerLag, LagScope};
 pub use credentials::Credentials;

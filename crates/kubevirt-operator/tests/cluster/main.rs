@@ -38,6 +38,7 @@ use vitivirt_lab::components::{HELM, STANDARD};
 
 fn main() -> ExitCode {
     vitivirt_lab::harness::main(&[STANDARD.as_slice(), &HELM].concat(), |suite| {
+        suite.check_permissions(kubevirt_operator::rbac::ACCOUNT, permissions::every_permission_is_used);
         lease::add(suite);
         process::add(suite);
         lifecycle::add(suite);

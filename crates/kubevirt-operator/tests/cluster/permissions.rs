@@ -8,14 +8,15 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use futures::FutureExt;
-use k8s_openapi::api::authorization::v1::{
-    NonResourceAttributes, ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec,
+use k8s_openapi::api::{
+    authorization::v1::{NonResourceAttributes, ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec},
+    rbac::v1::PolicyRule,
 };
 use kube::{Api, api::PostParams};
 use kubevirt_operator::rbac;
 use serde_json::{Value, json};
 use vitivirt_lab::{
-    Lab,
+    Lab, UsedPermission,
     harness::{SharedLabs, Suite},
     manifests,
 };
@@ -134,6 +135,38 @@ async fn each_account_and_role_can_do_what_the_list_says_and_nothing_else(labs: 
         ensure!(found == reviewed, "{subject}: the API server permits {found:#?}, the reviewed list has {reviewed:#?}");
     }
     Ok(())
+}
+
+/// The admission plugin OwnerReferencesPermissionEnforcement asks for these when the operator sets an owner reference. The
+/// lab enables it. They are not part of a request, so the audit log does not contain them.
+const USED_BY_ADMISSION: [(&str, &str); 2] = [("machines", "finalizers"), ("networkconfigurations", "finalizers")];
+
+/// The operator has used every permission that its rules grant, in some lab of the suite.
+pub(crate) fn every_permission_is_used(used: &BTreeSet<UsedPermission>) -> Result<()> {
+    let rules = rbac::manager_rules().into_iter().chain(rbac::lease_rules()).chain(rbac::metrics_auth_rules());
+    let granted: BTreeSet<UsedPermission> = rules.flat_map(|rule| permissions_of(&rule)).collect();
+    let is_explained = |permission: &&UsedPermission| {
+        USED_BY_ADMISSION.contains(&(permission.resource.as_str(), permission.subresource.as_str()))
+    };
+    let unused: Vec<_> = granted.difference(used).filter(|permission| !is_explained(permission)).collect();
+    ensure!(unused.is_empty(), "permissions that the operator never used: {unused:#?}");
+    Ok(())
+}
+
+fn permissions_of(rule: &PolicyRule) -> Vec<UsedPermission> {
+    let mut permissions = Vec::new();
+    for group in rule.api_groups.iter().flatten() {
+        for resource in rule.resources.iter().flatten() {
+            let ApiKind { group, resource, subresource } = ApiKind::new(group, resource);
+            permissions.extend(rule.verbs.iter().map(|verb| UsedPermission {
+                verb: verb.clone(),
+                group: group.clone(),
+                resource: resource.clone(),
+                subresource: subresource.clone(),
+            }));
+        }
+    }
+    permissions
 }
 
 /// Two namespaces, an operator with permissions in one of them, and a user for each role in the same one.

@@ -18,6 +18,7 @@ use nix::sys::signal::Signal;
 
 use crate::{
     addresses::{AddressRange, require_free},
+    audit,
     components::{self, ComponentGroup},
     credentials::Credentials,
     server_process::{LabHealth, ServerCommand, ServerProcess, log_tail},
@@ -72,7 +73,7 @@ impl ControlPlane {
         write(folder, "audit-policy.json", AUDIT_POLICY)?;
         let kubeconfig = folder.join("admin.kubeconfig");
         admin.write(&kubeconfig)?;
-        let audit_log = folder.join("audit.log");
+        let audit_log = folder.join(audit::LOG);
 
         let start_as = |group, program: &str, name: &str, arguments: Vec<String>| -> Result<ServerProcess> {
             let command = ServerCommand {
@@ -117,7 +118,7 @@ impl ControlPlane {
             Some(lag) => {
                 let etcd = address_range.lagging_etcd();
                 let proxy = LaggingEtcd::start(etcd, address_range.etcd(), lag).await?;
-                let audit_log = folder.join("second-audit.log");
+                let audit_log = folder.join(audit::SECOND_LOG);
                 let process = start_as(
                     ComponentGroup::Kubernetes,
                     "kube-apiserver",
