@@ -10,17 +10,22 @@ use kube::{
     api::{DeleteParams, DynamicObject, PostParams},
 };
 use serde_json::{Value, json};
+use vitivirt_api::{machine::NetworkConfiguration, resources::import_source_resource};
 use vitivirt_lab::{
+    CLASS_NEVER, CLASS_STANDARD, Extension, Record,
     harness::{SharedLabs, Suite},
     manifests,
+    proxy::{Match, ProxyFault, ProxyRule, RequestVerb, When},
 };
+use vitivirt_runtime::lease::message;
 
 use crate::{
     machine_test::{
-        FAST_RECONCILE, MACHINE_PATIENCE, MachineTest, check_diagnosis, condition, diagnosis, foreign_vm, machine,
-        phase,
+        FAST_RECONCILE, MACHINE_PATIENCE, MachineTest, check_diagnosis, condition, diagnosis, foreign_vm, is_protected,
+        machine, operator_user, phase,
     },
     poll::poll_until,
+    random_specs::create_import_source_crd,
     replica::{ACCOUNT, grant_cluster_scoped_kinds, namespaced_rules, rule_is_about},
 };
 
@@ -30,7 +35,60 @@ pub(crate) fn add(suite: &mut Suite) {
         a_nad_of_another_owner_is_not_changed,
         a_mac_address_in_use_blocks_the_younger_machine_until_the_older_is_deleted,
         a_denial_by_an_admission_policy_is_reported_and_recovers,
+        a_refused_write_is_sent_again_after_a_read_of_the_live_object,
     );
+}
+
+/// The API server refuses a write for a change that the operator has not seen yet, although nothing is wrong.
+async fn a_refused_write_is_sent_again_after_a_read_of_the_live_object(labs: Arc<SharedLabs>) -> Result<()> {
+    const NAMESPACE: &str = "refused-writes";
+    let lab = Box::pin(labs.reference()).await?;
+    lab.install(Extension::Multus).await?;
+    create_import_source_crd(&lab).await?;
+    let test = Box::pin(MachineTest::start_behind_proxy(&labs, NAMESPACE)).await?;
+    let refuse = |verb: RequestVerb, resource: &'static str, status: u16| {
+        let matcher = Match::verb(verb).user_agent("kubevirt-operator/").resource(resource).namespace(NAMESPACE);
+        let answer = ProxyFault::Answer { status, retry_after: None };
+        (resource, test.lab.proxy().add(ProxyRule::new(matcher, When::First(1), answer)))
+    };
+    let mut refused =
+        vec![refuse(RequestVerb::Create, "volumeimportsources", 409), refuse(RequestVerb::Update, "leases", 409)];
+    test.create_networks(&["net"]).await?;
+    let disk = |url: &str, class: &str| json!([{"name": "root", "size": "1Gi", "storageClass": class, "source": {"http": {"url": url}}}]);
+    let networks = json!([{"name": "a", "networkName": "net"}]);
+    let spec = json!({
+        "template": "small", "networks": networks, "disks": disk("http://images.example/one.img", CLASS_NEVER),
+    });
+    test.create_json(&machine("web", &spec)).await?;
+    let sources = test.dynamic_api(&import_source_resource());
+    let has_url = |url: &'static str| {
+        move |source: Option<&DynamicObject>| source.is_some_and(|source| source.data.to_string().contains(url))
+    };
+    test.lab.wait("the source", MACHINE_PATIENCE, sources.clone(), "web-root", has_url("one.img")).await?;
+    test.wait_for_reason("web", "PVCPending").await?;
+
+    // The PVC never had a volume, so it and its source follow the spec.
+    test.edit_spec("web", &json!({"disks": disk("http://images.example/two.img", CLASS_STANDARD)})).await?;
+    test.lab.wait("the other source", MACHINE_PATIENCE, sources, "web-root", has_url("two.img")).await?;
+    test.wait_until_running("web").await?;
+
+    // The removal of the finalizer.
+    refused.push(refuse(RequestVerb::Patch, "networkconfigurations", 422));
+    test.edit_spec("web", &json!({"networks": [{"name": "a", "networkName": "pod"}]})).await?;
+    let is_free = |network: Option<&NetworkConfiguration>| network.is_some_and(|network| !is_protected(network));
+    test.lab.wait("an unused network", MACHINE_PATIENCE, test.api(), "net", is_free).await?;
+    for (resource, rule) in &refused {
+        let is_hit = || async { Ok(rule.hits() == 1) };
+        poll_until(MACHINE_PATIENCE, is_hit, || format!("a write of {resource} is refused")).await?;
+        let is_read = || async {
+            let user = operator_user(NAMESPACE);
+            let reads = |record: &Record| record.user == user && record.verb == "get" && record.resource == *resource;
+            Ok(test.lab.audit()?.iter().any(reads))
+        };
+        poll_until(MACHINE_PATIENCE, is_read, || format!("the operator reads {resource}")).await?;
+    }
+    ensure!(!test.operator.log_text().contains(message::WORK_STOPPED), "the operator lost its Lease");
+    test.delete_machine("web").await
 }
 
 async fn a_revoked_permission_is_reported_and_recovers_when_granted(labs: Arc<SharedLabs>) -> Result<()> {
