@@ -102,16 +102,20 @@ impl EditedInstallation {
             pods.delete(pod, &DeleteParams::default()).await?;
         }
         let leases: Api<Lease> = Api::namespaced(self.lab.client(), NAMESPACE);
-        self.lab
+        let lease = self
+            .lab
             .wait("a new pod leads", TIMEOUT, leases, "virt-operator", |lease| {
                 let holder =
                     lease.and_then(|lease| lease.spec.as_ref()?.holder_identity.as_deref()).unwrap_or_default();
                 !holder.is_empty() && !old.iter().any(|pod| holder.starts_with(pod.as_str()))
             })
             .await?;
+        // The old leader may have written until then: a certificate is renewed when its time has come.
+        let acquired = lease.and_then(|lease| lease.spec?.acquire_time).context("the Lease has no acquireTime")?.0;
         sleep(QUIET).await;
         let is_related = |record: &Record| {
             record.is_write()
+                && record.time >= acquired
                 && record.user == VIRT_OPERATOR_USER
                 && !["leases", "events"].contains(&record.resource.as_str())
                 && record.subresource != "status"
