@@ -12,6 +12,7 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use vitivirt_api::machine::{ANNOTATION_ADOPT, LABEL_MACHINE_UID, Machine, NetworkConfiguration, condition_type};
 use vitivirt_lab::{
+    PodFate, PodRule,
     harness::{SharedLabs, Suite},
     proxy::{Match, ProxyFault, ProxyRule, RequestVerb},
 };
@@ -29,6 +30,7 @@ pub(crate) fn add(suite: &mut Suite) {
         a_restored_namespace_runs_again_on_its_old_disks,
         a_pvc_without_data_is_replaced_and_a_lost_one_is_not,
         a_bound_pvc_is_kept_even_when_the_pvc_cache_is_stale,
+        a_guest_that_runs_is_kept_even_when_the_vmi_cache_is_stale,
         a_problem_of_one_part_does_not_stop_the_others,
     );
 }
@@ -355,6 +357,50 @@ async fn a_bound_pvc_is_kept_even_when_the_pvc_cache_is_stale(labs: Arc<SharedLa
     refused?;
     stall.remove();
     Ok(())
+}
+
+async fn a_guest_that_runs_is_kept_even_when_the_vmi_cache_is_stale(labs: Arc<SharedLabs>) -> Result<()> {
+    const NAMESPACE: &str = "guest-stale";
+    const IMAGE: &str = "quay.io/example/starts-while-the-watch-is-stalled";
+    let test = Box::pin(MachineTest::start_behind_proxy(&labs, NAMESPACE)).await?;
+    let rule = PodRule { image_contains: IMAGE.to_owned(), fate: PodFate::NeverReady };
+    test.lab.set_pods(|pods| pods.rules.push(rule));
+    let disk = json!({"name": "root", "source": {"containerDisk": {"image": IMAGE}}});
+    test.create_json(&machine("web", &json!({"template": "small", "disks": [disk]}))).await?;
+    let has_phase = |phase: &'static str| {
+        move |vmi: Option<&DynamicObject>| {
+            vmi.is_some_and(|vmi| vmi.data.pointer("/status/phase") == Some(&json!(phase)))
+        }
+    };
+    test.lab.wait("a VMI whose pod starts", MACHINE_PATIENCE, test.vmis(), "web", has_phase("Scheduling")).await?;
+    test.wait_until_idle().await?;
+
+    // The operator does not see that the guest starts, so an edit of its VM seems to need another VMI.
+    let vmi_watch =
+        Match::verb(RequestVerb::Watch).user_agent("kubevirt-operator/").resource("virtualmachineinstances");
+    let stall = ProxyRule::always(vmi_watch.namespace(NAMESPACE), ProxyFault::StallWatch { after_events: 0 });
+    let stall = test.lab.proxy().add(stall);
+    test.lab.set_pods(|pods| pods.rules.retain(|rule| rule.image_contains != IMAGE));
+    test.lab.wait("a guest that runs", MACHINE_PATIENCE, test.vmis(), "web", has_phase("Running")).await?;
+    let before = test.vmis().get("web").await?;
+    test.edit_spec("web", &json!({"resources": {"cpu": {"cores": 2}}})).await?;
+    let has_cores = |vm: Option<&DynamicObject>| {
+        vm.is_some_and(|vm| vm.data.pointer("/spec/template/spec/domain/cpu/cores") == Some(&json!(2)))
+    };
+    test.lab.wait("a VM with two cores", MACHINE_PATIENCE, test.vms(), "web", has_cores).await?;
+    let reads_vmi = || async {
+        let requests = test.operator_requests()?;
+        Ok(requests.iter().any(|request| request.verb == "get" && request.resource == "virtualmachineinstances"))
+    };
+    poll_until(MACHINE_PATIENCE, reads_vmi, || "the operator reads the VMI".to_owned()).await?;
+    test.wait_until_idle().await?;
+    let kept = test.vmis().get("web").await?;
+    ensure!(
+        kept.uid() == before.uid() && kept.metadata.deletion_timestamp.is_none(),
+        "the operator deleted a VMI whose guest runs"
+    );
+    stall.remove();
+    test.delete_machine("web").await
 }
 
 async fn a_problem_of_one_part_does_not_stop_the_others(labs: Arc<SharedLabs>) -> Result<()> {
