@@ -140,9 +140,10 @@ impl Exchange<'_> {
             }
             ProxyFault::AfterCommit(callback) => {
                 let response = self.commit(request).await?;
+                // Counted first: a test waits for the exit of a process that the callback kills.
+                rule.hit();
                 let then = callback();
                 self.record_fault(fault, Some(response.status()));
-                rule.hit();
                 match then {
                     Then::Deliver => Ok(response),
                     Then::Cut => Err(self.cut(fault)),
