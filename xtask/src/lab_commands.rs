@@ -127,6 +127,7 @@ enum ExtensionChoice {
     Monitoring,
     Cdi,
     Openshift,
+    Snapshots,
 }
 
 pub(crate) fn run(command: LabCommand) -> ExitCode {
@@ -158,10 +159,10 @@ fn up(options: &UpOptions, arguments: Vec<OsString>) -> Result<()> {
     let _lock = daemon::lock(&options.name)?;
     if let Some(running) = LabDaemon::find(&options.name)? {
         bail!(
-            "lab {:?} is already running (process {}); use it with `cargo xtask lab exec`, stop it with \
-             `cargo xtask lab down`, or start another one with --name",
-            options.name,
-            running.pid
+            "lab {name:?} is already running (process {}); use it with `cargo xtask lab exec --name {name}`, stop it with \
+             `cargo xtask lab down --name {name}`, or start another one with another --name",
+            running.pid,
+            name = options.name
         );
     }
     lab_options(options)?;
@@ -292,6 +293,7 @@ impl From<ExtensionChoice> for Extension {
             ExtensionChoice::Monitoring => Extension::Monitoring,
             ExtensionChoice::Cdi => Extension::Cdi,
             ExtensionChoice::Openshift => Extension::OpenShift,
+            ExtensionChoice::Snapshots => Extension::Snapshots,
         }
     }
 }

@@ -44,7 +44,7 @@ use crate::{
     paths, process_table,
     proxy::{FaultProxy, ProxyOptions},
     server_process::{LabHealth, ServerProcess},
-    snapshot, storage,
+    snapshot, snapshots, storage,
     virt_handler::{GuestBehaviour, GuestEnd, VirtHandler},
     vmi::VmiPhases,
 };
@@ -170,6 +170,9 @@ impl Lab {
         let mut simulators = JoinSet::new();
         simulators.spawn(node::heartbeat(client.clone()));
         simulators.spawn(storage::provision(admin.client("lab-storage")?, options.pvcs_bind_after, options.seed));
+        if options.extensions.contains(&Extension::Snapshots) {
+            simulators.spawn(snapshots::take(admin.client("lab-snapshots")?));
+        }
         simulators.spawn(kubelet.run());
         if matches!(options.kubevirt, KubeVirtInstaller::Simulated) {
             let simulated = SimulatedKubeVirt {

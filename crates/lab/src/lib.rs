@@ -59,6 +59,7 @@ mod server_process;
 pub mod shell_blocks;
 mod skewed_client;
 mod snapshot;
+mod snapshots;
 mod storage;
 mod virt_handler;
 mod vmi;
