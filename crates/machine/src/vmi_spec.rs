@@ -59,10 +59,17 @@ fn mentions(value: &Value, text: &str) -> bool {
     }
 }
 
-/// The operator sets the Hyper-V features as a whole; KubeVirt adds their details.
+/// The operator sets the Hyper-V features as a whole; KubeVirt adds their details. A feature without `enabled` is enabled, and
+/// so is ACPI in a VM that does not mention it.
 fn features(mut features: Value) -> Value {
-    if let Some(hyperv) = features.get_mut("hyperv") {
-        *hyperv = json!({});
+    let Some(fields) = features.as_object_mut() else { return features };
+    for (name, feature) in fields.iter_mut() {
+        if name == "hyperv" || *feature == json!({"enabled": true}) {
+            *feature = json!({});
+        }
+    }
+    if fields.get("acpi") == Some(&json!({})) {
+        fields.remove("acpi");
     }
     features
 }
@@ -141,7 +148,7 @@ mod tests {
         let template = json!({
             "domain": {
                 "cpu": {"cores": 2, "threads": 1, "sockets": 1}, "memory": {"guest": "4Gi"}, "machine": {"type": "q35"},
-                "features": {"hyperv": {"relaxed": {}, "spinlocks": {"spinlocks": 8191}}},
+                "features": {"apic": {}, "hyperv": {"relaxed": {}, "spinlocks": {"spinlocks": 8191}}},
                 "firmware": {"uuid": "u", "serial": "u"},
                 "devices": {
                     "disks": [{"name": "root", "bootOrder": 1, "disk": {"bus": "virtio"}}, {"name": "cd", "cdrom": {"bus": "sata"}}],
@@ -156,7 +163,10 @@ mod tests {
             "domain": {
                 "cpu": {"cores": 2, "threads": 1, "sockets": 1, "maxSockets": 4, "model": "host-model"},
                 "memory": {"guest": "4Gi", "maxGuest": "16Gi"}, "machine": {"type": "q35"},
-                "features": {"hyperv": {"relaxed": {"enabled": true}, "spinlocks": {"enabled": true, "spinlocks": 8191}}},
+                "features": {
+                    "acpi": {"enabled": true}, "apic": {"enabled": true},
+                    "hyperv": {"relaxed": {"enabled": true}, "spinlocks": {"enabled": true, "spinlocks": 8191}},
+                },
                 "firmware": {"uuid": "u", "serial": "u"}, "resources": {"requests": {"memory": "4Gi"}},
                 "devices": {
                     "disks": [

@@ -63,7 +63,7 @@ async fn fields_that_need_a_restart_are_listed_until_the_vm_restarts(labs: Arc<S
     let fields = ["spec.resources.cpu.cores", "spec.disks[data]", "spec.domain.features.hyperv", "spec.resources.cpu"];
     let names_fields = |machine: &Machine| fields.iter().all(|field| restart_message(machine).contains(field));
     let pending = test.wait_for("web", "the fields that need a restart", names_fields).await?;
-    for other in ["memory", "networks", "disks[root]", "cloudInit", "bootOrder", "firmware"] {
+    for other in ["acpi", "memory", "networks", "disks[root]", "cloudInit", "bootOrder", "firmware"] {
         ensure!(!restart_message(&pending).contains(other), "{other} has not changed: {}", restart_message(&pending));
     }
     ensure!(phase(&pending) == Some("Running"), "the Machine does not run: {:?}", pending.status);
@@ -96,7 +96,7 @@ async fn a_reverted_edit_requires_no_restart(labs: Arc<SharedLabs>) -> Result<()
     test.create_json(&machine("web", &spec)).await?;
     test.wait_until_running("web").await?;
     test.edit_spec("web", &json!({"bootOrder": ["network", "disk"]})).await?;
-    let only = "Restart required to apply spec.bootOrder; restart the machine with `virtctl restart web`";
+    let only = "Restart required to apply spec.bootOrder; restart the machine with `virtctl restart -n taken-back web`";
     let names_boot_order = |machine: &Machine| restart_message(machine).contains("spec.bootOrder");
     let pending = test.wait_for("web", "the boot order", names_boot_order).await?;
     ensure!(restart_message(&pending) == only, "{}", restart_message(&pending));

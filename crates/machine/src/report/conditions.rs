@@ -114,7 +114,10 @@ pub(super) fn restart_required(observed: &Observed) -> Option<(&'static str, Str
     let waits = |field: &String| vm.restart_required || field == "spec.cloudInit";
     let fields: Vec<String> = pending_restart_fields(observed).into_iter().filter(waits).chain(networks).collect();
     let what = if fields.is_empty() { "a change".to_owned() } else { fields.join(", ") };
-    let message =
-        format!("Restart required to apply {what}; restart the machine with `virtctl restart {}`", observed.name());
+    let message = format!(
+        "Restart required to apply {what}; restart the machine with `virtctl restart -n {} {}`",
+        observed.namespace(),
+        observed.name()
+    );
     Some((reason::PENDING_RESTART, message))
 }
