@@ -34,6 +34,11 @@ pub(super) fn pending_pvcs(observed: &Observed, assessment: &Assessment) -> Opti
             observed.storage_classes.iter().any(|known| Some(known.name.as_str()) == class && known.waits_for_consumer);
         overdue |= !waits && view.is_some_and(|view| is_overdue(observed, view));
         pending.push(match (view, waits) {
+            (None, _) if !assessment.problems.is_empty() => {
+                format!(
+                    "PersistentVolumeClaim {pvc} does not exist; see condition Ready for what prevents its creation"
+                )
+            }
             (None, _) => format!("PersistentVolumeClaim {pvc} is being created"),
             (Some(_), true) => {
                 format!(
