@@ -53,7 +53,8 @@ impl LabDaemon {
     }
 
     fn require(name: &str) -> Result<Self> {
-        Self::find(name)?.with_context(|| format!("lab {name:?} is not running; start it with `cargo xtask lab up`"))
+        Self::find(name)?
+            .with_context(|| format!("lab {name:?} is not running; start it with `cargo xtask lab up --name {name}`"))
     }
 
     fn save(&self, name: &str) -> Result<()> {
