@@ -8,8 +8,8 @@ use serde_json::Value;
 use vitivirt_api::{
     EventSubject, Failure, ObjectKey, Quantity, RecentWrites, Target,
     machine::{
-        API_VERSION, AccessMode, Adoption, FINALIZER_MACHINE, Machine, MachineId, POD_NETWORK, PrintableStatus,
-        PvcPhase, VmiPhase, VolumeMode,
+        ANNOTATION_REPLACE, API_VERSION, AccessMode, Adoption, DiskStatus, FINALIZER_MACHINE, Machine, MachineId,
+        POD_NETWORK, PrintableStatus, PvcPhase, VmiPhase, VolumeMode,
     },
 };
 
@@ -128,10 +128,14 @@ impl Observed {
         names.filter(|name| *name != POD_NETWORK).collect()
     }
 
-    /// The volume that the status records for a PVC of the Machine.
-    pub fn recorded_volume(&self, pvc: &str) -> Option<&str> {
-        let disks = &self.machine.status.as_ref()?.disks;
-        disks.iter().find(|disk| disk.pvc == pvc).map(|disk| disk.volume.as_str())
+    /// What the status records for a PVC of the Machine.
+    pub(crate) fn recorded_disk(&self, pvc: &str) -> Option<&DiskStatus> {
+        self.machine.status.as_ref()?.disks.iter().find(|disk| disk.pvc == pvc && !disk.is_of_another_owner())
+    }
+
+    /// Whether a user consented to an empty PVC in place of a lost one.
+    pub(crate) fn consents_to_replace(&self, disk: &DiskStatus) -> bool {
+        !disk.is_of_another_owner() && self.annotation(ANNOTATION_REPLACE) == Some(disk.volume.as_str())
     }
 
     pub(crate) fn adoption(&self) -> Adoption {
@@ -291,9 +295,19 @@ pub struct PvcView {
     pub adopt_by: Option<String>,
     /// It has owner references, although the operator sets none.
     pub has_owners: bool,
+    /// The first owner reference to a VirtualMachine. The garbage collector would delete the data with the VM.
+    pub vm_owner: Option<VmOwner>,
     pub deleting: bool,
     /// In seconds since 1970.
     pub created: i64,
+}
+
+/// An owner reference to a VirtualMachine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VmOwner {
+    /// Its position in the list.
+    pub index: usize,
+    pub uid: String,
 }
 
 impl PvcView {

@@ -23,7 +23,7 @@ use crate::{
     changes::started_with,
     delete,
     network_finalizer::protect,
-    observed::{ImportSourceView, NetworkView, Observed, SecretView, SourceView},
+    observed::{ImportSourceView, NetworkView, Observed, PvcView, SecretView, SourceView, VmOwner},
     problem::{Part, Problem},
     render::{
         self, cloud_init,
@@ -308,7 +308,18 @@ fn pvc(
     if grows && expandable && view.phase == PvcPhase::Bound {
         operations.push(Operation::set("/spec/resources/requests/storage", size.to_string().into()));
     }
+    operations.extend(release_from_vm(observed, view));
     Ok(patch(target, &view.uid, operations))
+}
+
+/// Removes the owner reference that KubeVirt sets on the PVC of a restored disk, when the restore is complete.
+fn release_from_vm(observed: &Observed, pvc: &PvcView) -> Vec<Operation> {
+    let is_restoring = observed.own_vm().is_some_and(|vm| vm.restoring);
+    let Some(VmOwner { index, uid }) = pvc.vm_owner.as_ref().filter(|_| !is_restoring) else { return Vec::new() };
+    let owner = format!("/metadata/ownerReferences/{index}");
+    // The list may have changed.
+    let is_same = Operation::set(format!("{owner}/uid"), uid.clone().into()).expecting(uid.clone().into());
+    vec![is_same, Operation::remove(owner)]
 }
 
 /// A new VM waits for everything that it refers to. An existing one is changed in two steps: what does not need a new

@@ -7,7 +7,7 @@ use k8s_openapi::{
         core::v1::{PersistentVolumeClaim, Secret},
         storage::v1::StorageClass,
     },
-    apimachinery::pkg::apis::meta::v1::ObjectMeta,
+    apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference},
 };
 use kube::core::{DynamicObject, PartialObjectMeta};
 use serde_json::Value;
@@ -20,7 +20,7 @@ use vitivirt_api::{
     },
 };
 use vitivirt_machine::observed::{
-    ImportSourceView, NetworkAttachmentView, NetworkView, PvcView, SecretView, StorageClassView,
+    ImportSourceView, NetworkAttachmentView, NetworkView, PvcView, SecretView, StorageClassView, VmOwner,
 };
 use vitivirt_runtime::watch::{Entry, Uid, controller_uid};
 
@@ -43,6 +43,13 @@ pub(super) fn has_owners(metadata: &ObjectMeta) -> bool {
     metadata.owner_references.as_ref().is_some_and(|owners| !owners.is_empty())
 }
 
+fn vm_owner(metadata: &ObjectMeta) -> Option<(u8, Uid)> {
+    let mut owners = (0..).zip(metadata.owner_references.iter().flatten());
+    let is_vm =
+        |owner: &OwnerReference| owner.kind == "VirtualMachine" && owner.api_version.starts_with("kubevirt.io/");
+    owners.find(|(_, owner)| is_vm(owner)).map(|(index, owner)| (index, Uid::from(owner.uid.as_str())))
+}
+
 pub(super) fn creation_seconds(metadata: &ObjectMeta) -> i64 {
     metadata.creation_timestamp.as_ref().map_or(0, |time| time.0.as_second())
 }
@@ -61,6 +68,8 @@ pub(crate) struct PvcEntry {
     identity: Option<Uid>,
     adopt_by: Option<Box<str>>,
     has_owners: bool,
+    /// The first owner reference to a VirtualMachine: its position and the UID.
+    vm_owner: Option<(u8, Uid)>,
     deleting: bool,
     /// In seconds since 1970.
     pub(crate) created: i64,
@@ -84,6 +93,7 @@ impl PvcEntry {
             identity: annotation(&pvc.metadata, ANNOTATION_IDENTITY).map(|uid| Uid::from(&*uid)),
             adopt_by: annotation(&pvc.metadata, ANNOTATION_ADOPT_BY),
             has_owners: has_owners(&pvc.metadata),
+            vm_owner: vm_owner(&pvc.metadata),
             deleting: pvc.metadata.deletion_timestamp.is_some(),
             created: creation_seconds(&pvc.metadata),
         }
@@ -110,6 +120,10 @@ impl PvcEntry {
             identity: pvc.identity.as_ref().map(Uid::to_string),
             adopt_by: owned_string(pvc.adopt_by.as_deref()),
             has_owners: pvc.has_owners,
+            vm_owner: pvc
+                .vm_owner
+                .as_ref()
+                .map(|(index, uid)| VmOwner { index: (*index).into(), uid: uid.to_string() }),
             deleting: pvc.deleting,
             created: pvc.created,
         }

@@ -28,6 +28,7 @@ mod random_specs;
 mod recovery;
 mod rejections;
 mod replica;
+mod restore;
 mod secure_metrics;
 mod status_page;
 mod tenants;
@@ -58,6 +59,7 @@ fn main() -> ExitCode {
         permissions::add(suite);
         plugin::add(suite);
         data::add(suite);
+        restore::add(suite);
         predictions::add(suite);
         foreign_crds::add(suite);
         status_page::add(suite);

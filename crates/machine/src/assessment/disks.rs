@@ -104,17 +104,16 @@ fn lost_volume<'a>(observed: &'a Observed, pvc: &str) -> Option<&'a str> {
     if observed.pvcs.contains_key(pvc) {
         return None;
     }
-    let volume = observed.recorded_volume(pvc)?;
-    let has_consent = observed.annotation(ANNOTATION_REPLACE) == Some(volume);
-    (!has_consent || observed.live_check_failure.is_some()).then_some(volume)
+    let recorded = observed.recorded_disk(pvc)?;
+    let has_consent = observed.consents_to_replace(recorded);
+    (!has_consent || observed.live_check_failure.is_some()).then_some(recorded.volume.as_str())
 }
 
 /// Whether a PVC never had a volume, so that it holds no data.
 pub(crate) fn never_bound(observed: &Observed, pvc: &str) -> bool {
     let is_unbound = |view: &PvcView| view.phase == PvcPhase::Pending && view.volume.is_none();
     let is_own = |view: &PvcView| ownership::pvc(observed, pvc, view) == Ownership::Own;
-    observed.pvcs.get(pvc).is_some_and(|view| is_unbound(view) && is_own(view))
-        && observed.recorded_volume(pvc).is_none()
+    observed.pvcs.get(pvc).is_some_and(|view| is_unbound(view) && is_own(view)) && observed.recorded_disk(pvc).is_none()
 }
 
 fn storage_class_of(view: &PvcView) -> &str {

@@ -185,7 +185,7 @@ fn assess(observed: &Observed) -> Assessment {
 /// KubeVirt's restore and its volume migration replace the PVC of a volume in the VM. If the new PVC carries the
 /// Machine's UID, the disk is in that PVC from now on. Returns the disks with a PVC of another owner.
 fn follow_moved_pvcs(observed: &Observed, resolved: &mut Resolved) -> BTreeSet<String> {
-    let Some(vm) = observed.own_vm() else { return BTreeSet::new() };
+    let Some(vm) = observed.own_vm() else { return follow_recorded_pvcs(observed, resolved) };
     let mut moved = BTreeSet::new();
     for (name, new_pvc) in moved_pvcs(&vm.spec, resolved) {
         let is_own = new_pvc.as_ref().and_then(|pvc| Some((pvc, observed.pvcs.get(pvc)?)));
@@ -194,6 +194,28 @@ fn follow_moved_pvcs(observed: &Observed, resolved: &mut Resolved) -> BTreeSet<S
         match (is_own, disk.map(|disk| &mut disk.backing)) {
             (Some((new_pvc, _)), Some(DiskBacking::Pvc { pvc, .. })) => pvc.clone_from(new_pvc),
             _ => _ = moved.insert(name),
+        }
+    }
+    moved
+}
+
+/// Without a VM, the status says in which PVC each disk was. The PVC from before a restore has old data, so a new VM must
+/// not start with it. A lost PVC is reported under its name, unless a user consented to a replacement.
+fn follow_recorded_pvcs(observed: &Observed, resolved: &mut Resolved) -> BTreeSet<String> {
+    let mut moved = BTreeSet::new();
+    let recorded = observed.machine.status.iter().flat_map(|status| &status.disks);
+    for last in recorded {
+        let disk = resolved.disks.iter_mut().find(|disk| disk.name == last.name);
+        let Some(DiskBacking::Pvc { pvc, .. }) = disk.map(|disk| &mut disk.backing) else { continue };
+        let live = observed.pvcs.get(&last.pvc);
+        let is_replaced = live.is_none() && observed.consents_to_replace(last);
+        if last.pvc == *pvc || is_replaced {
+            continue;
+        }
+        pvc.clone_from(&last.pvc);
+        let is_own = live.is_none_or(|view| crate::ownership::pvc(observed, pvc, view).is_own());
+        if last.is_of_another_owner() || !is_own {
+            moved.insert(last.name.clone());
         }
     }
     moved

@@ -24,8 +24,9 @@ use crate::{
     assessment::{Assessed, Assessment},
     boot::boot_warning,
     observed::{Observed, SourceView},
+    render::live_parts::moved_pvcs,
     repairs::next_repair,
-    resolve::{DiskBacking, ResolvedDisk},
+    resolve::{DiskBacking, Resolved, ResolvedDisk},
 };
 
 /// The guest reports its addresses, so their number has a limit.
@@ -91,7 +92,24 @@ fn disks(observed: &Observed, assessment: &Assessment, previous: &[DiskStatus]) 
         }
     };
     let own = resolved.disks.iter().filter(|disk| !assessment.moved_disks.contains(&disk.name));
-    own.filter_map(status).collect()
+    own.filter_map(status).chain(disks_of_other_owners(observed, assessment, resolved, previous)).collect()
+}
+
+/// The disks that are in PVCs of other owners, so that a new VM gets them again.
+fn disks_of_other_owners<'a>(
+    observed: &'a Observed,
+    assessment: &'a Assessment,
+    resolved: &'a Resolved,
+    previous: &'a [DiskStatus],
+) -> impl Iterator<Item = DiskStatus> + 'a {
+    let moved = observed.own_vm().map(|vm| moved_pvcs(&vm.spec, resolved));
+    assessment.moved_disks.iter().filter_map(move |name| match &moved {
+        Some(moved) => {
+            let pvc = moved.iter().find(|(disk, _)| disk == name)?.1.clone()?;
+            Some(DiskStatus { name: name.clone(), pvc, volume: String::new() })
+        }
+        None => previous.iter().find(|have| have.name == *name).cloned(),
+    })
 }
 
 fn status(observed: &Observed, assessment: &Assessment, summary: &Summary) -> MachineStatus {

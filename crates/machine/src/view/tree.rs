@@ -198,7 +198,7 @@ fn disk_step(observed: &Observed, disk: &ResolvedDisk) -> TreeStep {
     };
     let step = match observed.pvcs.get(name) {
         Some(pvc) => pvc_step(observed, name, pvc),
-        None if observed.recorded_volume(name).is_some() => {
+        None if observed.recorded_disk(name).is_some() => {
             TreeStep::new(PVC, name, StepState::Failed, "is lost: it was bound, and no longer exists")
         }
         None => TreeStep::new(PVC, name, StepState::Waiting, "does not exist").fact("size", size.to_string()),

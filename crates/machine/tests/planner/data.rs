@@ -1,12 +1,14 @@
 //! Data: which PVCs survive, and which are replaced.
 
-use serde_json::json;
+use std::collections::BTreeMap;
+
+use serde_json::{Value, json};
 use vitivirt_api::{
     Failure,
-    machine::{Disk, DiskSource, MachineSpec, PvcPhase, UrlSource, condition_type as type_},
+    machine::{ANNOTATION_REPLACE, Disk, DiskSource, MachineSpec, PvcPhase, UrlSource, condition_type as type_},
     reason,
 };
-use vitivirt_machine::observed::{Deletion, ImportSourceView, SourceView};
+use vitivirt_machine::observed::{Deletion, ImportSourceView, PvcView, SourceView, VmOwner};
 
 use crate::simulated_cluster::{SimulatedCluster, UID, running};
 
@@ -46,6 +48,68 @@ fn restore(cluster: &mut SimulatedCluster) {
     cluster.observed.pvcs.insert("restore-root".to_owned(), restored);
     let spec = &mut cluster.observed.vm.as_mut().unwrap().spec;
     spec["template"]["spec"]["volumes"][0]["persistentVolumeClaim"]["claimName"] = "restore-root".into();
+}
+
+/// KubeVirt makes the VM the owner of the PVC that it restores.
+#[test]
+fn a_restored_pvc_loses_its_owner_when_the_restore_is_complete() {
+    let mut cluster = running(small_spec());
+    restore(&mut cluster);
+    let owner = VmOwner { index: 0, uid: cluster.observed.vm.as_ref().unwrap().uid.clone() };
+    let restored = cluster.observed.pvcs.get_mut("restore-root").unwrap();
+    (restored.has_owners, restored.vm_owner) = (true, Some(owner));
+    cluster.observed.vm.as_mut().unwrap().restoring = true;
+    cluster.reconcile();
+    assert!(cluster.observed.pvcs["restore-root"].vm_owner.is_some(), "KubeVirt still writes it");
+    cluster.observed.vm.as_mut().unwrap().restoring = false;
+    cluster.reconcile();
+    assert!(cluster.observed.pvcs["restore-root"].vm_owner.is_none());
+}
+
+fn disk_in_vm(cluster: &SimulatedCluster) -> Value {
+    let vm = cluster.observed.vm.as_ref().expect("a VM");
+    vm.spec["template"]["spec"]["volumes"][0]["persistentVolumeClaim"]["claimName"].clone()
+}
+
+/// The PVC from before the restore has old data.
+#[test]
+fn a_new_vm_gets_the_restored_disk() {
+    let mut cluster = running(small_spec());
+    restore(&mut cluster);
+    cluster.reconcile_until_up_to_date();
+    (cluster.observed.vm, cluster.observed.vmi) = (None, None);
+    cluster.reconcile_until_up_to_date();
+    assert_eq!(disk_in_vm(&cluster), "restore-root");
+
+    // The restored PVC is lost too.
+    cluster.observed.pvcs.remove("restore-root");
+    (cluster.observed.vm, cluster.observed.vmi) = (None, None);
+    cluster.reconcile();
+    let (status, reason, message) = cluster.condition(type_::STORAGE_READY);
+    assert!(status == "False" && message.contains("restore-root"), "{reason}: {message}");
+    assert!(cluster.observed.vm.is_none(), "a VM with the disk from before the restore");
+    let volume = cluster.observed.machine.status.as_ref().unwrap().disks[0].volume.clone();
+    cluster.observed.machine.metadata.annotations = Some([(ANNOTATION_REPLACE.to_owned(), volume)].into());
+    cluster.reconcile_until_up_to_date();
+    assert_eq!(disk_in_vm(&cluster), "web-root");
+}
+
+#[test]
+fn a_new_vm_gets_a_disk_that_a_user_moved_to_another_pvc() {
+    let mut cluster = running(small_spec());
+    restore(&mut cluster);
+    let moved = cluster.observed.pvcs.remove("restore-root").unwrap();
+    cluster.reconcile_until_up_to_date();
+    (cluster.observed.vm, cluster.observed.vmi) = (None, None);
+    for is_known in [false, true] {
+        if is_known {
+            let foreign = PvcView { labels: BTreeMap::new(), identity: None, ..moved.clone() };
+            cluster.observed.pvcs.insert("restore-root".to_owned(), foreign);
+            (cluster.observed.vm, cluster.observed.vmi) = (None, None);
+        }
+        cluster.reconcile_until_up_to_date();
+        assert_eq!(disk_in_vm(&cluster), "restore-root");
+    }
 }
 
 #[test]

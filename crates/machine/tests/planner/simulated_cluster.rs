@@ -168,7 +168,7 @@ impl SimulatedCluster {
                         Some(path) => {
                             edit(&mut self.observed.vm.as_mut().unwrap().spec, path, operation.value.as_ref());
                         }
-                        None if operation.value.is_none() => self.remove_label(&kind, &name, &operation.path),
+                        None if operation.value.is_none() => self.remove(&kind, &name, &operation.path),
                         None => self.patch(&kind, &name, &operation.path, operation.value.as_ref().unwrap()),
                     }
                 }
@@ -235,6 +235,7 @@ impl SimulatedCluster {
                     identity: text("/metadata/annotations/vitistack.io~1identity"),
                     adopt_by: None,
                     has_owners: false,
+                    vm_owner: None,
                     deleting: false,
                     created: self.observed.now.as_second(),
                 };
@@ -293,7 +294,13 @@ impl SimulatedCluster {
         }
     }
 
-    fn remove_label(&mut self, kind: &str, name: &str, path: &str) {
+    fn remove(&mut self, kind: &str, name: &str, path: &str) {
+        if (kind, path) == ("PersistentVolumeClaim", "/metadata/ownerReferences/0") {
+            let pvc = self.observed.pvcs.get_mut(name).unwrap();
+            assert!(pvc.vm_owner.take().is_some(), "the PVC has no owner");
+            pvc.has_owners = false;
+            return;
+        }
         let label = path.strip_prefix("/metadata/labels/").unwrap().replace("~1", "/").replace("~0", "~");
         let labels = match kind {
             "VirtualMachine" => &mut self.observed.vm.as_mut().unwrap().labels,
@@ -324,6 +331,8 @@ impl SimulatedCluster {
                 assert_eq!(*has_owners, path.ends_with("/-"), "the path fits the object");
                 (*has_owners, *controller_uid) = (true, uid);
             }
+            // The precondition of its removal.
+            ("PersistentVolumeClaim", None) if path == "/metadata/ownerReferences/0/uid" => {}
             ("PersistentVolumeClaim", None) if path == "/metadata/ownerReferences" => {
                 self.observed.pvcs.get_mut(name).unwrap().has_owners = false;
             }

@@ -1,0 +1,111 @@
+//! Snapshots and restores of KubeVirt itself: virt-controller replaces the PVC of a VM.
+
+use std::sync::Arc;
+
+use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use kube::{
+    ResourceExt,
+    api::{ApiResource, DeleteParams, DynamicObject},
+    core::GroupVersionKind,
+};
+use serde_json::{Value, json};
+use vitivirt_api::machine::Machine;
+use vitivirt_lab::{
+    Extension, KubeVirtInstaller, Lab, LabOptions,
+    harness::{SharedLabs, Suite},
+};
+
+use crate::machine_test::{MACHINE_PATIENCE, MachineTest, machine};
+
+pub(crate) fn add(suite: &mut Suite) {
+    vitivirt_lab::tests!(suite; a_disk_that_kubevirt_restored_survives_the_loss_of_its_vm);
+}
+
+const GROUP: &str = "snapshot.kubevirt.io";
+
+/// KubeVirt makes the VM the owner of the PVC, so the garbage collector would delete the data with the VM.
+async fn a_disk_that_kubevirt_restored_survives_the_loss_of_its_vm(_: Arc<SharedLabs>) -> Result<()> {
+    let kubevirt = json!({
+        "apiVersion": "kubevirt.io/v1", "kind": "KubeVirt", "metadata": {"name": "kubevirt", "namespace": "kubevirt"},
+        "spec": {"configuration": {"developerConfiguration": {"featureGates": ["Snapshot"]}}},
+    });
+    let lab = Lab::start(LabOptions {
+        kubevirt: KubeVirtInstaller::Reference { custom_resource: Some(kubevirt) },
+        extensions: vec![Extension::Snapshots],
+        ..LabOptions::default()
+    });
+    let test = MachineTest::start_on(Arc::new(Box::pin(lab).await?), "restore").await?;
+    test.create_json(&machine("web", &json!({"template": "small"}))).await?;
+    test.wait_until_running("web").await?;
+    snapshot_and_restore(&test, "first", "RandomizeNames").await?;
+    let restored = pvc_of(&test).await?;
+    ensure!(restored != "web-root", "KubeVirt did not restore the disk");
+    let has_no_owner = |pvc: Option<&PersistentVolumeClaim>| pvc.is_some_and(|pvc| pvc.owner_references().is_empty());
+    test.lab.wait("a PVC without owners", MACHINE_PATIENCE, test.api(), &restored, has_no_owner).await?;
+    let is_recorded =
+        |machine: &Machine| machine.status.iter().flat_map(|status| &status.disks).any(|disk| disk.pvc == restored);
+    test.wait_for("web", "the restored PVC in the status", is_recorded).await?;
+
+    // The PVC is deleted and created again under its name. In between the disk seems to be lost.
+    let replaced = test.api::<PersistentVolumeClaim>().get(&restored).await?.uid();
+    snapshot_and_restore(&test, "second", "InPlace").await?;
+    ensure!(pvc_of(&test).await? == restored, "KubeVirt did not restore in place");
+    let is_new = |pvc: Option<&PersistentVolumeClaim>| {
+        pvc.is_some_and(|pvc| pvc.uid() != replaced && pvc.owner_references().is_empty())
+    };
+    test.lab.wait("another PVC without owners", MACHINE_PATIENCE, test.api(), &restored, is_new).await?;
+
+    let earlier = test.vms().get("web").await?.uid();
+    test.vms().delete("web", &DeleteParams::default()).await?;
+    let is_new = |vm: Option<&DynamicObject>| vm.is_some_and(|vm| vm.uid() != earlier);
+    test.lab.wait("another VM", MACHINE_PATIENCE, test.vms(), "web", is_new).await?;
+    test.wait_until_running("web").await?;
+    ensure!(pvc_of(&test).await? == restored, "the new VM has the disk from before the restore");
+    let pvc = test.api::<PersistentVolumeClaim>().get(&restored).await?;
+    ensure!(pvc.metadata.deletion_timestamp.is_none(), "the restored disk is being deleted");
+
+    let disks = json!([{"name": "root", "onDelete": "Retain"}]);
+    test.edit_spec("web", &json!({"disks": disks})).await?;
+    test.wait_until_running("web").await?;
+    test.delete_machine("web").await?;
+    let kept = test.api::<PersistentVolumeClaim>().get(&restored).await?;
+    ensure!(kept.metadata.deletion_timestamp.is_none(), "a retained disk is being deleted");
+    Ok(())
+}
+
+/// Stops the Machine `web`, takes a snapshot of its VM, restores it, and starts the Machine.
+async fn snapshot_and_restore(test: &MachineTest, name: &str, policy: &str) -> Result<()> {
+    test.edit_spec("web", &json!({"powerState": "Stopped"})).await?;
+    test.wait_for_reason("web", "Stopped").await?;
+    let vm = json!({"apiGroup": "kubevirt.io", "kind": "VirtualMachine", "name": "web"});
+    let snapshot = json!({"source": vm});
+    create_and_wait(test, "VirtualMachineSnapshot", name, &snapshot, "/status/readyToUse").await?;
+    let restore = json!({"target": vm, "virtualMachineSnapshotName": name, "volumeRestorePolicy": policy});
+    create_and_wait(test, "VirtualMachineRestore", name, &restore, "/status/complete").await?;
+    test.edit_spec("web", &json!({"powerState": "Running"})).await?;
+    test.wait_until_running("web").await.map(|_| ())
+}
+
+/// Creates an object of KubeVirt's snapshot API, and waits until the field is true.
+async fn create_and_wait(test: &MachineTest, kind: &str, name: &str, spec: &Value, field: &str) -> Result<()> {
+    let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(GROUP, "v1beta1", kind));
+    let object = json!({
+        "apiVersion": format!("{GROUP}/v1beta1"), "kind": kind, "metadata": {"name": name}, "spec": spec,
+    });
+    test.create_json(&object).await?;
+    let is_done = |object: Option<&DynamicObject>| {
+        object.is_some_and(|object| object.data.pointer(field) == Some(&Value::Bool(true)))
+    };
+    test.lab.wait(kind, MACHINE_PATIENCE, test.dynamic_api(&resource), name, is_done).await.map(|_| ())
+}
+
+/// The PVC that the VM uses.
+async fn pvc_of(test: &MachineTest) -> Result<String> {
+    let vm = test.vms().get("web").await?;
+    let volumes = vm.data.pointer("/spec/template/spec/volumes").and_then(Value::as_array);
+    let mut claims = volumes.into_iter().flatten().filter_map(|volume| {
+        volume.pointer("/persistentVolumeClaim/claimName").and_then(Value::as_str).map(str::to_owned)
+    });
+    claims.next().context("the VM has no PVC")
+}
