@@ -18,7 +18,7 @@ use kube::{
     api::{DynamicObject, ListParams},
     config::{KubeConfigOptions, Kubeconfig},
 };
-use serde_json::Value;
+use serde_json::{Value, json};
 use vitivirt_lab::{Extension, KubeVirtRelease, Lab, LabOptions, VirtOperator, components, isolate, kubevirt_resource};
 
 use crate::{kubevirt_operator, lab_commands, lab_page, programs, terminal::step};
@@ -197,12 +197,13 @@ impl Demo {
             .await?;
             self.kubectl(&["get", "machines.vitistack.io"])?;
         }
-        step("edit a Machine: four cores instead of two", async {
+        step("edit a Machine: four cores instead of two, when the guest restarts", async {
             let patch = r#"{"spec":{"resources":{"cpu":{"cores":4}}}}"#;
             self.kubectl(&["patch", "machines.vitistack.io", "basic-vm", "--type=merge", "-p", patch])?;
             self.wait_for_machine("basic-vm", |machine| {
-                let cores = machine.and_then(|machine| machine.data.pointer("/status/resources/cpu")?.as_u64());
-                cores == Some(4)
+                let status = machine.map(status_of).unwrap_or_default();
+                let restart = condition(&status, "RestartRequired").and_then(|condition| condition.get("status"));
+                status.pointer("/resources/cpu") == Some(&json!(4)) && restart.is_some_and(|status| status == "True")
             })
             .await
         })
@@ -217,6 +218,7 @@ impl Demo {
             self.kubectl(&["delete", "machines.vitistack.io", "cloud-init-vm", "--timeout=10m"])
         })
         .await?;
+        self.kubectl(&["get", "persistentvolumeclaims"])?;
         self.kubectl(&["get", "machines.vitistack.io", "-o", "wide"])?;
         if !remove {
             return Ok(());
@@ -329,7 +331,9 @@ impl Demo {
 
     /// Runs kubectl in the folder of the repository, and shows the command.
     fn kubectl(&self, arguments: &[&str]) -> Result<()> {
-        eprintln!("  $ kubectl {}", arguments.join(" "));
+        let quoted =
+            |argument: &&str| if argument.contains('{') { format!("'{argument}'") } else { (*argument).to_owned() };
+        eprintln!("  $ kubectl {}", arguments.iter().map(quoted).collect::<Vec<_>>().join(" "));
         let status = Command::new(components::kubectl_dir()?.join("kubectl"))
             .args(arguments)
             .current_dir(programs::root())

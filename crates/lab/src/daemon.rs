@@ -187,16 +187,19 @@ pub fn exec(name: &str, command: &[String]) -> Result<ExitCode> {
     let status = Command::new(program)
         .args(arguments)
         .env("KUBECONFIG", kubeconfig)
-        .env("PATH", with_kubectl()?)
+        .env("PATH", with_programs()?)
         .status()
         .with_context(|| format!("running {program:?} inside the lab"))?;
     Ok(isolate::exit_code(status))
 }
 
-fn with_kubectl() -> Result<std::ffi::OsString> {
+/// The `PATH` with kubectl and, next to this program, those that `cargo build` has built.
+fn with_programs() -> Result<std::ffi::OsString> {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let folders = std::iter::once(components::kubectl_dir()?).chain(std::env::split_paths(&path));
-    std::env::join_paths(folders).context("adding kubectl to PATH")
+    let program = std::env::current_exe().context("finding the path of this program")?;
+    let own = program.parent().map(Path::to_owned);
+    let folders = std::iter::once(components::kubectl_dir()?).chain(own).chain(std::env::split_paths(&path));
+    std::env::join_paths(folders).context("adding programs to PATH")
 }
 
 type Namespace = (&'static str, CloneFlags);

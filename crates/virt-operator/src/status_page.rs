@@ -30,7 +30,7 @@ use crate::{
 
 const PROGRAM: PageHeader =
     PageHeader { name: "virt-operator", version: env!("CARGO_PKG_VERSION"), links: &[("/", "Overview")] };
-const DAY: i64 = 86_400;
+const HOUR: i64 = 3600;
 
 pub(crate) async fn start(
     context: &Context,
@@ -175,8 +175,8 @@ fn certificate_table(certificates: &[StoredCertificate], outdated: &[ServedCerti
     let left = |seconds: i64| match seconds {
         ..0 => badge(StepState::Failed, "has expired"),
         _ => {
-            let state = if seconds < DAY / 24 { StepState::Waiting } else { StepState::Ok };
-            badge(state, &format!("{} days ({})", seconds / DAY, age(seconds)))
+            let state = if seconds < HOUR { StepState::Waiting } else { StepState::Ok };
+            badge(state, &age(seconds))
         }
     };
     html! {

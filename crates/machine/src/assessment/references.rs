@@ -30,8 +30,9 @@ pub(super) fn missing_networks(observed: &Observed, resolved: &Resolved) -> Vec<
     let missing = |name: &str| {
         let message = match observed.networks.get(name) {
             None => format!(
-                "NetworkConfiguration {name} not found in this namespace; create it or correct \
-                 spec.networks[].networkName"
+                "NetworkConfiguration {name} not found in namespace {}; create it, correct spec.networks[].networkName, or \
+                 set it to pod for the pod network",
+                observed.namespace()
             ),
             // It stays until no Machine uses it, so a Machine that uses it already is not affected.
             Some(network) if network.deleting && !observed.uses_network(name) => {
@@ -123,7 +124,10 @@ pub(super) fn missing_source_secret(observed: &Observed, resolved: &Resolved) ->
         ),
         SourceView::SecretMissing => (
             reason::SECRET_NOT_FOUND,
-            format!("Secret {name} not found in this namespace; create it or correct spec.cloudInit.secretRef.name"),
+            format!(
+                "Secret {name} not found in namespace {}; create it or correct spec.cloudInit.secretRef.name",
+                observed.namespace()
+            ),
         ),
         SourceView::KeyMissing => (
             reason::SECRET_NOT_FOUND,

@@ -83,7 +83,10 @@ async fn uninstall(arguments: &UninstallArguments) -> CommandResult<ExitCode> {
     let command = Uninstaller { reader, arguments };
     let found = command.read().await?;
     if found.is_clean() {
-        print("KubeVirt is not installed in this cluster: nothing to remove.\n")?;
+        print(
+            "KubeVirt is not installed in this cluster: nothing to remove.\n\
+             To remove virt-operator too, if it is installed: virt-operator manifests | kubectl delete -f -\n",
+        )?;
         return Ok(ExitCode::SUCCESS);
     }
     print(&found.description())?;

@@ -80,7 +80,7 @@ async fn the_status_page_names_the_client(installation: &EditedInstallation) -> 
         let (status, html) = get_status_page(address.parse()?, "/").await?;
         let page = parse(&html);
         ensure!(status == 200 && page.errors.is_empty(), "{status}: {:?}", page.errors);
-        let mut expected = vec!["Deployed", "virt-handler", "kubevirt-virt-api-certs", " days ("];
+        let mut expected = vec!["Deployed", "virt-handler", "kubevirt-virt-api-certs", "valid for"];
         if page.text.contains("this replica is the leader") {
             leaders += 1;
             a_browser_shows_the_page(lab, address.parse()?).await.context("Chromium")?;
