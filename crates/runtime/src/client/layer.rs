@@ -25,7 +25,7 @@ use tower_http::timeout::{DeadlineBody, TimeoutBody, TimeoutError};
 
 use super::{
     bucket::Bucket,
-    pages::{Page, PageLimits},
+    pages::{ListPage, PageLimits},
 };
 use crate::{
     lease::WriteFence,
@@ -96,7 +96,7 @@ where
 
     fn call(&mut self, mut request: Request<Body>) -> Self::Future {
         let verb = Verb::from_request(request.method(), request.uri());
-        let page = Page::of(request.uri(), &self.layer.pages).filter(|_| verb == Verb::List);
+        let page = ListPage::of(request.uri(), &self.layer.pages).filter(|_| verb == Verb::List);
         if let Some(page) = &page {
             *request.uri_mut() = page.uri(request.uri());
         }

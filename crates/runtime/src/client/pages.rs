@@ -31,13 +31,13 @@ pub(crate) struct PageTooLarge {
 pub(crate) struct PageLimits(Mutex<HashMap<String, u32>>);
 
 /// A request for a page of a list.
-pub(super) struct Page {
+pub(super) struct ListPage {
     limits: Arc<PageLimits>,
     path: String,
     objects: u32,
 }
 
-impl Page {
+impl ListPage {
     /// `None` for a request without `limit`.
     pub(super) fn of(uri: &Uri, limits: &Arc<PageLimits>) -> Option<Self> {
         let asked_for = parameter(uri, LIMIT)?.parse().ok()?;

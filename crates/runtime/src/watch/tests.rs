@@ -91,7 +91,7 @@ async fn a_cache_lists_in_pages_and_then_watches() {
     assert_eq!(cache.by_index("value", "new").len(), 1);
 }
 
-/// A worker and the watch change one object at the same time. A subscriber that counts objects would miscount for ever
+/// A worker and the watch change one object at the same time. A subscriber that counts objects would miscount forever
 /// if it saw the changes in another order than the cache.
 #[tokio::test]
 async fn subscribers_see_the_changes_of_an_object_in_the_order_of_the_cache() {
