@@ -67,7 +67,7 @@ fn a_restored_pvc_loses_its_owner_when_the_restore_is_complete() {
 }
 
 fn disk_in_vm(cluster: &SimulatedCluster) -> Value {
-    let vm = cluster.observed.vm.as_ref().expect("a VM");
+    let vm = cluster.observed.vm.as_ref().unwrap();
     vm.spec["template"]["spec"]["volumes"][0]["persistentVolumeClaim"]["claimName"].clone()
 }
 
