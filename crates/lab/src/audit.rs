@@ -58,8 +58,9 @@ pub(crate) fn used_permissions(log: &Path, account: &str) -> Result<BTreeSet<Use
         let user = record.user.strip_prefix("system:serviceaccount:").and_then(|user| user.split_once(':'));
         user.is_some_and(|(_, name)| name == account)
     };
-    const FORBIDDEN: u16 = 403;
-    let permitted = records.into_iter().filter(|record| is_of_account(record) && record.code != Some(FORBIDDEN));
+    // A conflict and a missing object show that the API server permitted the request.
+    let is_permitted = |record: &Record| matches!(record.code, Some(200..300 | 404 | 409));
+    let permitted = records.into_iter().filter(|record| is_of_account(record) && is_permitted(record));
     Ok(permitted
         .map(|Record { verb, group, resource, subresource, .. }| UsedPermission { verb, group, resource, subresource })
         .collect())

@@ -181,9 +181,8 @@ impl Suite {
                 let logs = keep_logs(name).unwrap_or_else(|error| format!("cannot keep the logs: {error:#}"));
                 Failed::from(format!("{error:#}\n{logs}"))
             });
-            if let Some(permissions) = &permissions {
-                read_stopped_labs(name, permissions).map_err(|error| Failed::from(format!("{error:#}")))?;
-            }
+            let read = permissions.as_ref().map_or(Ok(()), |permissions| read_stopped_labs(name, permissions));
+            let result = result.and_then(|()| read.map_err(|error| Failed::from(format!("{error:#}"))));
             // The logs of the test's own labs have been copied, or are not needed.
             let _ = paths::stopped_labs_dir(name).map(std::fs::remove_dir_all);
             result
@@ -253,7 +252,8 @@ pub fn main(groups: &[ComponentGroup], fill: impl FnOnce(&mut Suite)) -> ExitCod
             let mut suite = Suite::new()?;
             fill(&mut suite);
             let conclusion = libtest_mimic::run(&arguments, std::mem::take(&mut suite.trials));
-            if !conclusion.has_failed() && conclusion.num_filtered_out == 0 && !arguments.list {
+            let is_complete = conclusion.num_filtered_out == 0 && conclusion.num_ignored == 0;
+            if !conclusion.has_failed() && is_complete && !arguments.list {
                 suite.permissions()?;
             }
             Ok(conclusion.exit_code())
