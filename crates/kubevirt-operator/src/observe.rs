@@ -241,9 +241,8 @@ impl Observer {
     /// selects. If a read fails, the operator neither reports the PVC as lost nor replaces it.
     async fn find_lost_pvcs(&self, observed: &mut Observed) {
         let disks = observed.machine.status.iter().flat_map(|status| &status.disks);
-        let missing: Vec<_> =
-            disks.filter(|disk| !disk.is_of_another_owner() && !observed.pvcs.contains_key(&disk.pvc)).collect();
-        let missing: Vec<String> = missing.into_iter().map(|disk| disk.pvc.clone()).collect();
+        let missing: Vec<String> =
+            disks.map(|disk| disk.pvc.clone()).filter(|pvc| !observed.pvcs.contains_key(pvc)).collect();
         for pvc in missing {
             match self.live_check.get_pvc(observed, &pvc).await {
                 Ok(Some(view)) => _ = observed.pvcs.insert(pvc, view),

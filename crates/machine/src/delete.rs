@@ -130,7 +130,10 @@ fn retained_pvcs(observed: &Observed, all: bool) -> Step {
 /// Deletes the PVCs that carry the Machine's UID, including those of disks that are no longer in the spec.
 fn pvcs(observed: &Observed) -> Step {
     let mut step = Step::new(step::PVCS);
-    for (name, pvc) in own_pvcs(observed).filter(|(name, pvc)| !is_retained(observed, name, pvc) && !pvc.deleting) {
+    let is_deleted = |(name, pvc): &(&String, &PvcView)| {
+        is_known(observed, name, pvc) && !is_retained(observed, name, pvc) && !pvc.deleting
+    };
+    for (name, pvc) in own_pvcs(observed).filter(is_deleted) {
         step.writes.push(Write::Delete {
             target: Target::of_kind::<PersistentVolumeClaim>(observed.key(name)),
             uid: pvc.uid.clone(),
@@ -138,6 +141,13 @@ fn pvcs(observed: &Observed) -> Step {
         });
     }
     step
+}
+
+/// Whether the PVC has or had a disk of this Machine. KubeVirt copies its labels to PVCs that it restores for other VMs, such
+/// as clones.
+fn is_known(observed: &Observed, name: &str, pvc: &PvcView) -> bool {
+    let is_named = name.strip_prefix(observed.name()).is_some_and(|rest| rest.starts_with('-'));
+    observed.recorded_disk(name).is_some() || is_named && pvc.vm_owner.is_none()
 }
 
 fn own_pvcs(observed: &Observed) -> impl Iterator<Item = (&String, &PvcView)> {

@@ -130,12 +130,17 @@ impl Observed {
 
     /// What the status records for a PVC of the Machine.
     pub(crate) fn recorded_disk(&self, pvc: &str) -> Option<&DiskStatus> {
-        self.machine.status.as_ref()?.disks.iter().find(|disk| disk.pvc == pvc && !disk.is_of_another_owner())
+        self.machine.status.as_ref()?.disks.iter().find(|disk| disk.pvc == pvc)
     }
 
     /// Whether a user consented to an empty PVC in place of a lost one.
     pub(crate) fn consents_to_replace(&self, disk: &DiskStatus) -> bool {
-        !disk.is_of_another_owner() && self.annotation(ANNOTATION_REPLACE) == Some(disk.volume.as_str())
+        self.annotation(ANNOTATION_REPLACE) == Some(consent_to_replace(disk))
+    }
+
+    /// Whether a disk of the spec has a PVC of this name. KubeVirt gives the PVC of a restored disk another one.
+    pub(crate) fn is_named_by_spec(&self, pvc: &str) -> bool {
+        self.resolved.iter().flat_map(Resolved::pvc_names).any(|name| name == pvc)
     }
 
     pub(crate) fn adoption(&self) -> Adoption {
@@ -300,6 +305,11 @@ pub struct PvcView {
     pub deleting: bool,
     /// In seconds since 1970.
     pub created: i64,
+}
+
+/// The value of the annotation that consents to the replacement of a lost PVC.
+pub(crate) fn consent_to_replace(disk: &DiskStatus) -> &str {
+    if disk.volume.is_empty() { &disk.pvc } else { &disk.volume }
 }
 
 /// An owner reference to a VirtualMachine.

@@ -23,7 +23,8 @@ use crate::{
     changes::started_with,
     delete,
     network_finalizer::protect,
-    observed::{ImportSourceView, NetworkView, Observed, PvcView, SecretView, SourceView, VmOwner},
+    observed::{ImportSourceView, NetworkView, Observed, SecretView, SourceView, VmOwner},
+    ownership,
     problem::{Part, Problem},
     render::{
         self, cloud_init,
@@ -36,6 +37,7 @@ use crate::{
 
 pub(crate) mod step {
     pub(crate) const FINALIZER: &str = "finalizer";
+    pub(crate) const RESTORED_PVCS: &str = "release of restored PVCs";
     pub(crate) const IMPORT_SOURCES: &str = "import sources";
     pub(crate) const DEPENDENCIES: &str = "PVCs, Secret and networks";
     pub(crate) const VIRTUAL_MACHINE: &str = "VirtualMachine";
@@ -53,11 +55,13 @@ pub fn plan(assessed: &Assessed) -> Result<Plan, Failure> {
             None => Ok(delete::plan(observed)),
         };
     }
-    let Some(resolved) = &assessment.resolved else {
-        return Ok(without_delayed(observed, plan_of_invalid_spec(observed)));
+    let complete = |steps: Vec<Step>| {
+        let steps = std::iter::once(restored_pvcs(observed)).chain(steps);
+        without_delayed(observed, Plan { steps: steps.filter(|step| !step.writes.is_empty()).collect() })
     };
+    let Some(resolved) = &assessment.resolved else { return Ok(complete(plan_of_invalid_spec(observed).steps)) };
     if is_stopped(observed, assessment) {
-        return Ok(Plan::default());
+        return Ok(complete(Vec::new()));
     }
     let mut steps = vec![
         finalizer(observed),
@@ -66,8 +70,7 @@ pub fn plan(assessed: &Assessed) -> Result<Plan, Failure> {
     ];
     steps.extend(virtual_machine(observed, assessment, resolved)?);
     steps.extend([vmi_replacement(observed), delete_obsolete_secret(assessed)]);
-    let plan = Plan { steps: steps.into_iter().filter(|step| !step.writes.is_empty()).collect() };
-    Ok(without_delayed(observed, plan))
+    Ok(complete(steps))
 }
 
 /// Whether nothing is written. A VM is created only when all its parts can be: a Machine that never ran is not half
@@ -258,8 +261,8 @@ fn import_source(
 ) -> Result<Option<Write>, Failure> {
     let DiskBacking::Pvc { pvc: name, .. } = backing else { return Ok(None) };
     let Some(source) = pvc::import_source(resolved, backing) else { return Ok(None) };
-    // CDI reads it only while it fills the PVC.
-    if observed.pvcs.contains_key(name) && !never_bound(observed, name) {
+    // CDI reads it only while it fills the PVC. KubeVirt fills the PVC of a restored disk.
+    if !observed.is_named_by_spec(name) || observed.pvcs.contains_key(name) && !never_bound(observed, name) {
         return Ok(None);
     }
     let target = Target::new(import_source_resource(), observed.key(name));
@@ -308,18 +311,30 @@ fn pvc(
     if grows && expandable && view.phase == PvcPhase::Bound {
         operations.push(Operation::set("/spec/resources/requests/storage", size.to_string().into()));
     }
-    operations.extend(release_from_vm(observed, view));
     Ok(patch(target, &view.uid, operations))
 }
 
-/// Removes the owner reference that KubeVirt sets on the PVC of a restored disk, when the restore is complete.
-fn release_from_vm(observed: &Observed, pvc: &PvcView) -> Vec<Operation> {
-    let is_restoring = observed.own_vm().is_some_and(|vm| vm.restoring);
-    let Some(VmOwner { index, uid }) = pvc.vm_owner.as_ref().filter(|_| !is_restoring) else { return Vec::new() };
-    let owner = format!("/metadata/ownerReferences/{index}");
-    // The list may have changed.
-    let is_same = Operation::set(format!("{owner}/uid"), uid.clone().into()).expecting(uid.clone().into());
-    vec![is_same, Operation::remove(owner)]
+/// Removes the owner references that KubeVirt sets on the PVCs of restored disks, whatever else is wrong. A PVC that KubeVirt
+/// restored for another VM has the labels of this Machine too, and another owner.
+fn restored_pvcs(observed: &Observed) -> Step {
+    let mut step = Step::new(step::RESTORED_PVCS).independent(true);
+    for (name, pvc) in &observed.pvcs {
+        let Some(VmOwner { index, uid }) = &pvc.vm_owner else { continue };
+        let is_of_own_vm = match observed.own_vm() {
+            Some(vm) => vm.uid == *uid && !vm.restoring,
+            // The garbage collector has not deleted the PVC yet.
+            None => observed.recorded_disk(name).is_some(),
+        };
+        if !is_of_own_vm || !ownership::pvc(observed, name, pvc).is_own() {
+            continue;
+        }
+        let owner = format!("/metadata/ownerReferences/{index}");
+        // The list may have changed.
+        let is_same = Operation::set(format!("{owner}/uid"), uid.clone().into()).expecting(uid.clone().into());
+        let target = Target::of_kind::<PersistentVolumeClaim>(observed.key(name));
+        step.writes.extend(patch(target, &pvc.uid, vec![is_same, Operation::remove(owner)]));
+    }
+    step
 }
 
 /// A new VM waits for everything that it refers to. An existing one is changed in two steps: what does not need a new

@@ -65,15 +65,8 @@ pub struct DiskStatus {
     pub name: String,
     /// Name of its PVC.
     pub pvc: String,
-    /// Name of the PersistentVolume. Empty if the PVC does not belong to the Machine.
+    /// Name of the PersistentVolume. Empty if KubeVirt restored the disk into a PVC that is not bound yet.
     pub volume: String,
-}
-
-impl DiskStatus {
-    /// Whether KubeVirt or a user moved the disk to a PVC that does not belong to the Machine.
-    pub fn is_of_another_owner(&self) -> bool {
-        self.volume.is_empty()
-    }
 }
 
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, JsonSchema)]

@@ -44,10 +44,11 @@ pub(super) fn has_owners(metadata: &ObjectMeta) -> bool {
 }
 
 fn vm_owner(metadata: &ObjectMeta) -> Option<(u8, Uid)> {
-    let mut owners = (0..).zip(metadata.owner_references.iter().flatten());
+    let mut owners = metadata.owner_references.iter().flatten().enumerate();
     let is_vm =
         |owner: &OwnerReference| owner.kind == "VirtualMachine" && owner.api_version.starts_with("kubevirt.io/");
-    owners.find(|(_, owner)| is_vm(owner)).map(|(index, owner)| (index, Uid::from(owner.uid.as_str())))
+    let (index, owner) = owners.find(|(_, owner)| is_vm(owner))?;
+    Some((u8::try_from(index).ok()?, Uid::from(owner.uid.as_str())))
 }
 
 pub(super) fn creation_seconds(metadata: &ObjectMeta) -> i64 {

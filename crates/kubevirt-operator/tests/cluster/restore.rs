@@ -12,7 +12,7 @@ use kube::{
 use serde_json::{Value, json};
 use vitivirt_api::machine::Machine;
 use vitivirt_lab::{
-    Extension, KubeVirtInstaller, Lab, LabOptions,
+    CLASS_WAIT, Extension, KubeVirtInstaller, Lab, LabOptions,
     harness::{SharedLabs, Suite},
 };
 
@@ -36,7 +36,9 @@ async fn a_disk_that_kubevirt_restored_survives_the_loss_of_its_vm(_: Arc<Shared
         ..LabOptions::default()
     });
     let test = MachineTest::start_on(Arc::new(Box::pin(lab).await?), "restore").await?;
-    test.create_json(&machine("web", &json!({"template": "small"}))).await?;
+    // A PVC of this class is bound only when a pod uses it, so a restore is complete before that.
+    let disk = json!({"name": "root", "size": "1Gi", "storageClass": CLASS_WAIT});
+    test.create_json(&machine("web", &json!({"template": "small", "disks": [disk]}))).await?;
     test.wait_until_running("web").await?;
     snapshot_and_restore(&test, "first", "RandomizeNames").await?;
     let restored = pvc_of(&test).await?;
@@ -65,8 +67,8 @@ async fn a_disk_that_kubevirt_restored_survives_the_loss_of_its_vm(_: Arc<Shared
     let pvc = test.api::<PersistentVolumeClaim>().get(&restored).await?;
     ensure!(pvc.metadata.deletion_timestamp.is_none(), "the restored disk is being deleted");
 
-    let disks = json!([{"name": "root", "onDelete": "Retain"}]);
-    test.edit_spec("web", &json!({"disks": disks})).await?;
+    let retained = json!({"name": "root", "size": "1Gi", "storageClass": CLASS_WAIT, "onDelete": "Retain"});
+    test.edit_spec("web", &json!({"disks": [retained]})).await?;
     test.wait_until_running("web").await?;
     test.delete_machine("web").await?;
     let kept = test.api::<PersistentVolumeClaim>().get(&restored).await?;

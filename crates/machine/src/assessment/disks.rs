@@ -1,10 +1,10 @@
 //! Disks that differ from their PVCs, and PVCs that are lost.
 
-use vitivirt_api::machine::{ANNOTATION_REPLACE, PvcPhase, machine_reason as reason};
+use vitivirt_api::machine::{ANNOTATION_REPLACE, DiskStatus, PvcPhase, machine_reason as reason};
 
 use crate::{
     changes::{ChangeKind, NO_EXPANSION, RejectedChange, rule_of},
-    observed::{Observed, PvcView},
+    observed::{Observed, PvcView, consent_to_replace},
     ownership::{self, Ownership},
     problem::Problem,
     render::pvc::source_digest,
@@ -67,7 +67,7 @@ pub(super) fn keep_access_mode(observed: &Observed, disk: &mut ResolvedDisk) {
 pub(super) fn lost_disks(observed: &Observed, resolved: &Resolved) -> Vec<Problem> {
     let lost = |disk: &ResolvedDisk| {
         let DiskBacking::Pvc { pvc, .. } = &disk.backing else { return None };
-        let volume = lost_volume(observed, pvc)?;
+        let recorded = lost_disk(observed, pvc)?;
         if let Some(failure) = &observed.live_check_failure {
             let message = format!(
                 "PersistentVolumeClaim {pvc} of disk {} may be lost: {}; the operator retries automatically",
@@ -76,11 +76,18 @@ pub(super) fn lost_disks(observed: &Observed, resolved: &Resolved) -> Vec<Proble
             return Some(Problem::pending(reason::PVC_PENDING, message).of_disk(&disk.name));
         }
         let (namespace, name) = (observed.namespace(), observed.name());
+        let was = match recorded.volume.as_str() {
+            "" => "KubeVirt restored the disk into it".to_owned(),
+            volume => format!("it was bound to volume {volume}"),
+        };
+        let instead =
+            if observed.is_named_by_spec(pvc) { "an empty disk" } else { "the disk from before KubeVirt's restore" };
         let message = format!(
-            "PersistentVolumeClaim {pvc} of disk {} no longer exists; it was bound to volume {volume}; restore \
-             the PVC from a backup, or start with an empty disk: run `kubectl -n {namespace} annotate machine {name} \
-             {ANNOTATION_REPLACE}={volume} --overwrite`",
-            disk.name
+            "PersistentVolumeClaim {pvc} of disk {} no longer exists; {was}; restore \
+             the PVC from a backup, or start with {instead}: run `kubectl -n {namespace} annotate machine {name} \
+             {ANNOTATION_REPLACE}={} --overwrite`",
+            disk.name,
+            consent_to_replace(recorded)
         );
         Some(Problem::failed(reason::PVC_LOST, message).of_disk(&disk.name))
     };
@@ -99,21 +106,24 @@ pub(super) fn unconfirmed_replacement(observed: &Observed, disk: &str, pvc: &str
     Some(Problem::pending(reason::PVC_PENDING, message).of_disk(disk))
 }
 
-/// The volume of a PVC that does not exist any more, unless a user consented to its replacement.
-fn lost_volume<'a>(observed: &'a Observed, pvc: &str) -> Option<&'a str> {
+/// What the status records for a PVC that does not exist any more, unless a user consented to its replacement.
+fn lost_disk<'a>(observed: &'a Observed, pvc: &str) -> Option<&'a DiskStatus> {
     if observed.pvcs.contains_key(pvc) {
         return None;
     }
     let recorded = observed.recorded_disk(pvc)?;
     let has_consent = observed.consents_to_replace(recorded);
-    (!has_consent || observed.live_check_failure.is_some()).then_some(recorded.volume.as_str())
+    (!has_consent || observed.live_check_failure.is_some()).then_some(recorded)
 }
 
-/// Whether a PVC never had a volume, so that it holds no data.
+/// Whether a PVC never had a volume, so that it holds no data. A PVC into which KubeVirt restores a disk has a snapshot as its
+/// source.
 pub(crate) fn never_bound(observed: &Observed, pvc: &str) -> bool {
     let is_unbound = |view: &PvcView| view.phase == PvcPhase::Pending && view.volume.is_none();
     let is_own = |view: &PvcView| ownership::pvc(observed, pvc, view) == Ownership::Own;
-    observed.pvcs.get(pvc).is_some_and(|view| is_unbound(view) && is_own(view)) && observed.recorded_disk(pvc).is_none()
+    observed.pvcs.get(pvc).is_some_and(|view| is_unbound(view) && is_own(view))
+        && observed.recorded_disk(pvc).is_none()
+        && observed.is_named_by_spec(pvc)
 }
 
 fn storage_class_of(view: &PvcView) -> &str {

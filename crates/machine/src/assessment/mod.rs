@@ -183,40 +183,41 @@ fn assess(observed: &Observed) -> Assessment {
 }
 
 /// KubeVirt's restore and its volume migration replace the PVC of a volume in the VM. If the new PVC carries the
-/// Machine's UID, the disk is in that PVC from now on. Returns the disks with a PVC of another owner.
+/// Machine's UID, the disk is in that PVC from now on, also if the PVC is lost later. Returns the disks with a PVC of another
+/// owner.
 fn follow_moved_pvcs(observed: &Observed, resolved: &mut Resolved) -> BTreeSet<String> {
-    let Some(vm) = observed.own_vm() else { return follow_recorded_pvcs(observed, resolved) };
+    let Some(vm) = observed.own_vm() else {
+        follow_recorded_pvcs(observed, resolved);
+        return BTreeSet::new();
+    };
     let mut moved = BTreeSet::new();
     for (name, new_pvc) in moved_pvcs(&vm.spec, resolved) {
-        let is_own = new_pvc.as_ref().and_then(|pvc| Some((pvc, observed.pvcs.get(pvc)?)));
-        let is_own = is_own.filter(|(pvc, view)| crate::ownership::pvc(observed, pvc, view).is_own() && !view.deleting);
+        let is_own = |pvc: &&String| {
+            let is_recorded = || observed.recorded_disk(pvc).is_some_and(|disk| disk.name == name);
+            observed.pvcs.get(*pvc).map_or_else(is_recorded, |view| {
+                crate::ownership::pvc(observed, pvc, view).is_own() && (!view.deleting || is_recorded())
+            })
+        };
+        let own = new_pvc.as_ref().filter(is_own);
         let disk = resolved.disks.iter_mut().find(|disk| disk.name == name);
-        match (is_own, disk.map(|disk| &mut disk.backing)) {
-            (Some((new_pvc, _)), Some(DiskBacking::Pvc { pvc, .. })) => pvc.clone_from(new_pvc),
+        match (own, disk.map(|disk| &mut disk.backing)) {
+            (Some(new_pvc), Some(DiskBacking::Pvc { pvc, .. })) => pvc.clone_from(new_pvc),
             _ => _ = moved.insert(name),
         }
     }
     moved
 }
 
-/// Without a VM, the status says in which PVC each disk was. The PVC from before a restore has old data, so a new VM must
-/// not start with it. A lost PVC is reported under its name, unless a user consented to a replacement.
-fn follow_recorded_pvcs(observed: &Observed, resolved: &mut Resolved) -> BTreeSet<String> {
-    let mut moved = BTreeSet::new();
+/// Without a VM, the status says in which PVC of the Machine each disk was. The PVC from before a restore has old data, so a
+/// new VM must not start with it. A lost PVC is reported under its name, unless a user consented to a replacement.
+fn follow_recorded_pvcs(observed: &Observed, resolved: &mut Resolved) {
     let recorded = observed.machine.status.iter().flat_map(|status| &status.disks);
     for last in recorded {
         let disk = resolved.disks.iter_mut().find(|disk| disk.name == last.name);
         let Some(DiskBacking::Pvc { pvc, .. }) = disk.map(|disk| &mut disk.backing) else { continue };
-        let live = observed.pvcs.get(&last.pvc);
-        let is_replaced = live.is_none() && observed.consents_to_replace(last);
-        if last.pvc == *pvc || is_replaced {
-            continue;
-        }
-        pvc.clone_from(&last.pvc);
-        let is_own = live.is_none_or(|view| crate::ownership::pvc(observed, pvc, view).is_own());
-        if last.is_of_another_owner() || !is_own {
-            moved.insert(last.name.clone());
+        let is_lost = !observed.pvcs.contains_key(&last.pvc);
+        if !(is_lost && observed.live_check_failure.is_none() && observed.consents_to_replace(last)) {
+            pvc.clone_from(&last.pvc);
         }
     }
-    moved
 }

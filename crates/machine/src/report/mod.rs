@@ -24,9 +24,8 @@ use crate::{
     assessment::{Assessed, Assessment},
     boot::boot_warning,
     observed::{Observed, SourceView},
-    render::live_parts::moved_pvcs,
     repairs::next_repair,
-    resolve::{DiskBacking, Resolved, ResolvedDisk},
+    resolve::{DiskBacking, ResolvedDisk},
 };
 
 /// The guest reports its addresses, so their number has a limit.
@@ -88,28 +87,14 @@ fn disks(observed: &Observed, assessment: &Assessment, previous: &[DiskStatus]) 
             observed.pvcs.get(pvc).filter(|view| view.phase == PvcPhase::Bound && !assessment.stops_disk(&disk.name));
         match bound.and_then(|view| view.volume.clone()) {
             Some(volume) => Some(DiskStatus { name: disk.name.clone(), pvc: pvc.clone(), volume }),
-            None => previous.iter().find(|have| have.pvc == *pvc).cloned(),
+            None => previous.iter().find(|have| have.pvc == *pvc).cloned().or_else(|| {
+                let is_restored = !observed.is_named_by_spec(pvc);
+                is_restored.then(|| DiskStatus { name: disk.name.clone(), pvc: pvc.clone(), volume: String::new() })
+            }),
         }
     };
     let own = resolved.disks.iter().filter(|disk| !assessment.moved_disks.contains(&disk.name));
-    own.filter_map(status).chain(disks_of_other_owners(observed, assessment, resolved, previous)).collect()
-}
-
-/// The disks that are in PVCs of other owners, so that a new VM gets them again.
-fn disks_of_other_owners<'a>(
-    observed: &'a Observed,
-    assessment: &'a Assessment,
-    resolved: &'a Resolved,
-    previous: &'a [DiskStatus],
-) -> impl Iterator<Item = DiskStatus> + 'a {
-    let moved = observed.own_vm().map(|vm| moved_pvcs(&vm.spec, resolved));
-    assessment.moved_disks.iter().filter_map(move |name| match &moved {
-        Some(moved) => {
-            let pvc = moved.iter().find(|(disk, _)| disk == name)?.1.clone()?;
-            Some(DiskStatus { name: name.clone(), pvc, volume: String::new() })
-        }
-        None => previous.iter().find(|have| have.name == *name).cloned(),
-    })
+    own.filter_map(status).collect()
 }
 
 fn status(observed: &Observed, assessment: &Assessment, summary: &Summary) -> MachineStatus {

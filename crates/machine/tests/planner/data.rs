@@ -1,14 +1,12 @@
 //! Data: which PVCs survive, and which are replaced.
 
-use std::collections::BTreeMap;
-
 use serde_json::{Value, json};
 use vitivirt_api::{
     Failure,
     machine::{ANNOTATION_REPLACE, Disk, DiskSource, MachineSpec, PvcPhase, UrlSource, condition_type as type_},
     reason,
 };
-use vitivirt_machine::observed::{Deletion, ImportSourceView, PvcView, SourceView, VmOwner};
+use vitivirt_machine::observed::{Deletion, ImportSourceView, SourceView, VmOwner};
 
 use crate::simulated_cluster::{SimulatedCluster, UID, running};
 
@@ -94,22 +92,58 @@ fn a_new_vm_gets_the_restored_disk() {
     assert_eq!(disk_in_vm(&cluster), "web-root");
 }
 
+/// A PVC of a StorageClass that waits for a pod is not bound when the restore is complete.
 #[test]
-fn a_new_vm_gets_a_disk_that_a_user_moved_to_another_pvc() {
+fn a_restored_pvc_that_is_not_bound_yet_is_neither_forgotten_nor_replaced() {
+    let mut cluster = running(imported("http://images.example/a.img"));
+    restore(&mut cluster);
+    let restored = cluster.observed.pvcs.get_mut("restore-root").unwrap();
+    (restored.phase, restored.volume) = (PvcPhase::Pending, None);
+    let sources = cluster.observed.import_sources.len();
+    cluster.reconcile();
+    cluster.reconcile();
+    assert_eq!(cluster.observed.import_sources.len(), sources, "CDI would fill the PVC");
+    let recorded = &cluster.observed.machine.status.as_ref().unwrap().disks;
+    assert!(recorded.iter().any(|disk| disk.pvc == "restore-root"), "{recorded:?}");
+    cluster.edit(root(|disk| disk.storage_class = Some("fast-ssd".to_owned())));
+    cluster.reconcile();
+    assert!(!cluster.observed.pvcs["restore-root"].deleting);
+    (cluster.observed.vm, cluster.observed.vmi) = (None, None);
+    cluster.reconcile();
+    assert_eq!(disk_in_vm(&cluster), "restore-root");
+}
+
+#[test]
+fn a_lost_restored_pvc_is_reported_while_its_vm_exists() {
     let mut cluster = running(small_spec());
     restore(&mut cluster);
-    let moved = cluster.observed.pvcs.remove("restore-root").unwrap();
     cluster.reconcile_until_up_to_date();
+    cluster.observed.pvcs.remove("restore-root");
+    cluster.reconcile();
+    let (status, _, message) = cluster.condition(type_::STORAGE_READY);
+    assert!(status == "False" && message.contains("restore-root"), "{message}");
     (cluster.observed.vm, cluster.observed.vmi) = (None, None);
-    for is_known in [false, true] {
-        if is_known {
-            let foreign = PvcView { labels: BTreeMap::new(), identity: None, ..moved.clone() };
-            cluster.observed.pvcs.insert("restore-root".to_owned(), foreign);
-            (cluster.observed.vm, cluster.observed.vmi) = (None, None);
-        }
-        cluster.reconcile_until_up_to_date();
-        assert_eq!(disk_in_vm(&cluster), "restore-root");
+    cluster.reconcile();
+    assert!(cluster.observed.vm.is_none(), "a VM with the disk from before the restore");
+}
+
+/// KubeVirt copies the labels of a PVC to those that it restores for another VM, such as a clone.
+#[test]
+fn a_pvc_that_kubevirt_restored_for_another_vm_is_not_touched() {
+    let mut cluster = running(small_spec());
+    for (name, has_owner) in [("restore-copy", true), ("web-copy-root", true), ("restore-unowned", false)] {
+        let mut copy = cluster.observed.pvcs["web-root"].clone();
+        copy.uid = name.to_owned();
+        copy.has_owners = has_owner;
+        copy.vm_owner = has_owner.then(|| VmOwner { index: 0, uid: "another VM".to_owned() });
+        cluster.observed.pvcs.insert(name.to_owned(), copy);
     }
+    cluster.reconcile();
+    assert!(cluster.observed.pvcs["restore-copy"].vm_owner.is_some(), "the PVC of another VM lost its owner");
+    delete(&mut cluster);
+    assert!(cluster.machine_deleted);
+    let left: Vec<&str> = cluster.observed.pvcs.keys().map(String::as_str).collect();
+    assert_eq!(left, ["restore-copy", "restore-unowned", "web-copy-root"]);
 }
 
 #[test]
