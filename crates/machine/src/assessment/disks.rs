@@ -80,8 +80,9 @@ pub(super) fn lost_disks(observed: &Observed, resolved: &Resolved) -> Vec<Proble
             "" => "KubeVirt restored the disk into it".to_owned(),
             volume => format!("it was bound to volume {volume}"),
         };
-        let instead =
-            if observed.is_named_by_spec(pvc) { "an empty disk" } else { "the disk from before KubeVirt's restore" };
+        // The name stays if the VM exists. A new VM gets the PVC that the spec names.
+        let is_created = observed.is_named_by_spec(pvc) || observed.own_vm().is_some();
+        let instead = if is_created { "an empty disk" } else { "the disk from before KubeVirt's restore" };
         let message = format!(
             "PersistentVolumeClaim {pvc} of disk {} no longer exists; {was}; restore \
              the PVC from a backup, or start with {instead}: run `kubectl -n {namespace} annotate machine {name} \
