@@ -170,6 +170,7 @@ impl Lab {
         let mut simulators = JoinSet::new();
         simulators.spawn(node::heartbeat(client.clone()));
         simulators.spawn(storage::provision(admin.client("lab-storage")?, options.pvcs_bind_after, options.seed));
+        simulators.spawn(storage::reclaim(admin.client("lab-storage")?));
         if options.extensions.contains(&Extension::Snapshots) {
             simulators.spawn(snapshots::take(admin.client("lab-snapshots")?));
         }

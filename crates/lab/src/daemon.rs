@@ -52,9 +52,27 @@ impl LabDaemon {
         Ok(None)
     }
 
+    /// All running labs, by name.
+    pub fn all() -> Result<Vec<(String, Self)>> {
+        let folder = state_folder()?;
+        let mut running = Vec::new();
+        for entry in std::fs::read_dir(&folder).with_context(|| format!("reading {}", folder.display()))? {
+            let path = entry.with_context(|| format!("reading {}", folder.display()))?.path();
+            let name = path.file_stem().filter(|_| path.extension().is_some_and(|extension| extension == "json"));
+            let Some(name) = name.and_then(|name| name.to_str()) else { continue };
+            running.extend(Self::find(name)?.map(|daemon| (name.to_owned(), daemon)));
+        }
+        running.sort_by(|(first, _), (second, _)| first.cmp(second));
+        Ok(running)
+    }
+
     fn require(name: &str) -> Result<Self> {
-        Self::find(name)?
-            .with_context(|| format!("lab {name:?} is not running; start it with `cargo xtask lab up --name {name}`"))
+        if let Some(daemon) = Self::find(name)? {
+            return Ok(daemon);
+        }
+        let running: Vec<String> = Self::all()?.into_iter().map(|(name, _)| format!("`--name {name}`")).collect();
+        let others = if running.is_empty() { String::new() } else { format!("; running: {}", running.join(", ")) };
+        bail!("lab {name:?} is not running; start it with `cargo xtask lab up --name {name}`{others}")
     }
 
     fn save(&self, name: &str) -> Result<()> {
@@ -91,9 +109,13 @@ fn state_file(name: &str) -> Result<PathBuf> {
     if name.is_empty() || !name.chars().all(|character| character.is_ascii_alphanumeric() || character == '-') {
         bail!("invalid lab name {name:?}: must consist of letters, digits and dashes");
     }
+    Ok(state_folder()?.join(format!("{name}.json")))
+}
+
+fn state_folder() -> Result<PathBuf> {
     let folder = paths::cache_dir()?.join("labs");
     std::fs::create_dir_all(&folder).with_context(|| format!("creating {}", folder.display()))?;
-    Ok(folder.join(format!("{name}.json")))
+    Ok(folder)
 }
 
 /// The main function of a background lab's process. It returns when the lab fails or cannot be started.
@@ -181,13 +203,15 @@ pub fn exec(name: &str, command: &[String]) -> Result<ExitCode> {
         bail!("the command is empty");
     };
     let folder = std::env::current_dir().context("finding the current folder")?;
+    // Read before this process enters the mount namespace: its /proc shows only processes of the lab.
+    let path = with_programs()?;
     enter(inner_pid, &[USER, NETWORK, PROCESSES, MOUNTS])?;
     // Joining a mount namespace resets the current folder.
     let _ = std::env::set_current_dir(folder);
     let status = Command::new(program)
         .args(arguments)
         .env("KUBECONFIG", kubeconfig)
-        .env("PATH", with_programs()?)
+        .env("PATH", path)
         .status()
         .with_context(|| format!("running {program:?} inside the lab"))?;
     Ok(isolate::exit_code(status))

@@ -37,6 +37,7 @@ mod edited;
 mod extensions;
 pub mod harness;
 mod helm;
+mod hex;
 mod http_get;
 mod image;
 pub mod isolate;

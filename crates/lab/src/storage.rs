@@ -1,4 +1,5 @@
-//! Simulated storage: one PersistentVolume per PVC, bound by the real controller, and the expansion of bound PVCs.
+//! Simulated storage: one PersistentVolume per PVC, bound by the real controller, the expansion of bound PVCs, and the
+//! deletion of released volumes.
 //!
 //! The lab is the external provisioner of the name `BINDING`: it creates volumes immediately or for the first consumer,
 //! as the StorageClass says. The name `NEVER` has no provisioner, so a PVC of its class stays Pending.
@@ -17,7 +18,7 @@ use k8s_openapi::{
 };
 use kube::{
     Api, Client, ResourceExt,
-    api::{Patch, PatchParams, PostParams},
+    api::{DeleteParams, Patch, PatchParams, PostParams},
     runtime::watcher,
 };
 use serde_json::json;
@@ -35,6 +36,8 @@ pub const CLASS_WAIT: &str = "wait-for-consumer";
 /// Never binds.
 pub const CLASS_NEVER: &str = "never-binds";
 
+const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
+const RECLAIM: &str = "Delete";
 const PROVISIONER: &str = "volume.kubernetes.io/storage-provisioner";
 const RETRY: Duration = Duration::from_millis(200);
 const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
@@ -71,6 +74,37 @@ pub(crate) async fn provision(client: Client, delay: DelayRange, seed: u64) {
     let pvcs: Api<PersistentVolumeClaim> = Api::all(client.clone());
     let everything = watcher::Config::default();
     run_per_object(pvcs, everything, |_, _| {}, |changes| run_pvc(client.clone(), delay, seed, changes)).await;
+}
+
+/// Deletes the volumes whose PVC was deleted, as an external provisioner does. Runs until cancelled.
+pub(crate) async fn reclaim(client: Client) {
+    let volumes: Api<PersistentVolume> = Api::all(client.clone());
+    let everything = watcher::Config::default();
+    run_per_object(volumes, everything, |_, _| {}, |changes| reclaim_volume(client.clone(), changes)).await;
+}
+
+async fn reclaim_volume(client: Client, mut changes: watch::Receiver<Option<PersistentVolume>>) {
+    let volumes: Api<PersistentVolume> = Api::all(client);
+    loop {
+        let Some(volume) = changes.borrow_and_update().clone() else { return };
+        if is_released(&volume)
+            && let Err(error) = volumes.delete(&volume.name_any(), &DeleteParams::default()).await
+        {
+            tracing::debug!("volume {}: {error:#}", volume.name_any());
+            tokio::time::sleep(RETRY).await;
+            continue;
+        }
+        if changes.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+fn is_released(volume: &PersistentVolume) -> bool {
+    let phase = volume.status.as_ref().and_then(|status| status.phase.as_deref());
+    let policy = volume.spec.as_ref().and_then(|spec| spec.persistent_volume_reclaim_policy.as_deref());
+    let is_ours = volume.annotations().get(PROVISIONED_BY).map(String::as_str) == Some(BINDING);
+    is_ours && phase == Some("Released") && policy == Some(RECLAIM) && volume.metadata.deletion_timestamp.is_none()
 }
 
 /// Handles one PVC as long as it exists. It retries failed requests, because no other change of the PVC may follow.
@@ -152,7 +186,7 @@ async fn create_volume(client: &Client, pvc: &PersistentVolumeClaim) -> Result<(
     let volume = PersistentVolume {
         metadata: ObjectMeta {
             name: Some(name.clone()),
-            annotations: Some([("pv.kubernetes.io/provisioned-by".to_owned(), BINDING.to_owned())].into()),
+            annotations: Some([(PROVISIONED_BY.to_owned(), BINDING.to_owned())].into()),
             ..ObjectMeta::default()
         },
         spec: Some(PersistentVolumeSpec {
@@ -167,8 +201,7 @@ async fn create_volume(client: &Client, pvc: &PersistentVolumeClaim) -> Result<(
                 ..ObjectReference::default()
             }),
             host_path: Some(HostPathVolumeSource { path: format!("/volumes/{name}"), type_: None }),
-            // The lab's volumes have no content that the controller could delete.
-            persistent_volume_reclaim_policy: Some("Retain".to_owned()),
+            persistent_volume_reclaim_policy: Some(RECLAIM.to_owned()),
             storage_class_name: Some(class_name),
             volume_mode: spec.volume_mode,
             ..PersistentVolumeSpec::default()
@@ -209,6 +242,19 @@ mod tests {
         assert_eq!(action_for(&pvc(ours)), ProvisionAction::CreateVolume);
         let never = json!({"metadata": {"annotations": {PROVISIONER: NEVER}}, "status": {"phase": "Pending"}});
         assert_eq!(action_for(&pvc(never)), ProvisionAction::None);
+    }
+
+    #[test]
+    fn a_released_volume_of_the_lab_is_deleted() {
+        let volume = |phase: &str, provisioner: &str| -> PersistentVolume {
+            serde_json::from_value(json!({
+                "metadata": {"annotations": {PROVISIONED_BY: provisioner}},
+                "spec": {"persistentVolumeReclaimPolicy": "Delete"}, "status": {"phase": phase},
+            }))
+            .unwrap()
+        };
+        assert!(is_released(&volume("Released", BINDING)));
+        assert!(!is_released(&volume("Bound", BINDING)) && !is_released(&volume("Released", "another")));
     }
 
     #[test]

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, bail};
 use sha2::{Digest, Sha256};
 
-use crate::paths;
+use crate::{hex::hex, paths};
 
 /// A set of programs that are built from one Go module graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -198,9 +198,8 @@ impl ComponentGroup {
             hash.update(file.path);
         }
         hash.update(recipe.tags);
-        let digest = hash.finalize();
-        let short: String = digest.iter().take(6).map(|byte| format!("{byte:02x}")).collect();
-        Ok(paths::components_dir()?.join(format!("{}-{short}", recipe.name)))
+        let digest = hex(&hash.finalize());
+        Ok(paths::components_dir()?.join(format!("{}-{digest:.12}", recipe.name)))
     }
 
     fn is_built(self) -> Result<bool> {

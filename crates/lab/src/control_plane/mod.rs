@@ -21,6 +21,7 @@ use crate::{
     audit,
     components::{self, ComponentGroup},
     credentials::Credentials,
+    hex::hex,
     server_process::{LabHealth, ServerCommand, ServerProcess, log_tail},
 };
 
@@ -282,5 +283,5 @@ fn write(folder: &Path, name: &str, text: &str) -> Result<()> {
 fn random_token() -> Result<String> {
     let mut bytes = [0; 16];
     getrandom::fill(&mut bytes).context("reading random bytes from the kernel")?;
-    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+    Ok(hex(&bytes))
 }

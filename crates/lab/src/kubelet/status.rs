@@ -11,6 +11,7 @@ use k8s_openapi::{
 use sha2::{Digest, Sha256};
 
 use super::CRASH_MESSAGE;
+use crate::hex::hex;
 
 /// The state of a pod's containers. Init containers have ended, except in the states that name them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -171,7 +172,7 @@ fn waiting(reason: &str, message: &str) -> ContainerState {
 fn describe(container: &Container, state: ContainerState, ready: bool, restarts: i32) -> ContainerStatus {
     let image = container.image.clone().unwrap_or_default();
     // virt-controller requires a digest of container disks before it allows a VMI to migrate.
-    let digest: String = Sha256::digest(&image).iter().map(|byte| format!("{byte:02x}")).collect();
+    let digest = hex(&Sha256::digest(&image));
     ContainerStatus {
         name: container.name.clone(),
         image_id: format!("{}@sha256:{digest}", image.split(['@', ':']).next().unwrap_or_default()),

@@ -28,7 +28,7 @@ const NAME: &str = "virt-operator";
 /// virt-operator derives the images of the components from it.
 pub(super) const REFERENCE_IMAGE: &str = "quay.io/kubevirt/virt-operator:v1.8.4";
 
-/// The image under which a lab runs our virt-operator.
+/// The image under which a lab runs our virt-operator. No registry has it: a release has one image for both programs.
 const OWN_IMAGE: &str = "ghcr.io/vitistack/virt-operator:lab";
 
 /// A release of KubeVirt that the lab has built.

@@ -25,7 +25,7 @@ use vitivirt_lab::{
     tests,
 };
 
-use crate::nested::{self, BACKGROUND_LAB, ENTER_NETWORK, KEEP_LAB};
+use crate::nested::{self, BACKGROUND_LAB, ENTER_NETWORK, EXEC, KEEP_LAB};
 
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// Creating and removing namespaces waits in the kernel until the network namespaces of earlier labs are removed.
@@ -40,6 +40,7 @@ pub(crate) fn add(suite: &mut Suite) {
         a_leftover_environment_variable_changes_no_mounts,
         a_background_lab_stops_when_its_starter_exits_before_it_is_ready,
         a_process_that_enters_a_background_lab_keeps_its_listener,
+        a_command_runs_in_a_background_lab,
         the_logs_of_a_stopped_lab_are_kept_until_the_test_ends,
         an_unprivileged_user_can_run_a_lab,
         a_dead_server_process_fails_the_lab,
@@ -134,29 +135,51 @@ async fn a_background_lab_stops_when_its_starter_exits_before_it_is_ready(_: Arc
     Ok(())
 }
 
+/// Runs a part of a test while a background lab of this name runs.
+async fn with_background_lab<T>(name: &str, test: impl AsyncFnOnce() -> Result<T>) -> Result<T> {
+    let mut lab = nested::command(&std::env::current_exe()?, BACKGROUND_LAB);
+    let mut lab = lab.env(nested::NAME, name).stdin(Stdio::piped()).spawn()?;
+    let is_ready = || {
+        let found = LabDaemon::find(name).ok().flatten();
+        found.is_some_and(|daemon| matches!(daemon.state, DaemonState::Ready { .. }))
+    };
+    let result = match wait_until(is_ready).await {
+        Ok(()) => test().await,
+        Err(error) => Err(error.context("the background lab is not ready")),
+    };
+    let _ = vitivirt_lab::daemon::down(name);
+    let _ = lab.kill();
+    tokio::task::spawn_blocking(move || lab.wait()).await??;
+    result
+}
+
 /// `cargo xtask lab page` relies on it: a browser outside of the lab reaches a server inside of it.
 async fn a_process_that_enters_a_background_lab_keeps_its_listener(_: Arc<SharedLabs>) -> Result<()> {
     let name = format!("test-page-{}", std::process::id());
-    let mut lab = nested::command(&std::env::current_exe()?, BACKGROUND_LAB);
-    let mut lab = lab.env(nested::NAME, &name).stdin(Stdio::piped()).spawn()?;
-    let is_ready = || {
-        let found = LabDaemon::find(&name).ok().flatten();
-        found.is_some_and(|daemon| matches!(daemon.state, DaemonState::Ready { .. }))
+    let connect = async || {
+        let mut command = nested::command(&std::env::current_exe()?, ENTER_NETWORK);
+        command.env(nested::NAME, &name);
+        tokio::task::spawn_blocking(move || nested::connect_through(command)).await?
     };
-    let ready = wait_until(is_ready).await;
-    let answer = match ready {
-        Ok(()) => {
-            let mut command = nested::command(&std::env::current_exe()?, ENTER_NETWORK);
-            command.env(nested::NAME, &name);
-            tokio::task::spawn_blocking(move || nested::connect_through(command)).await?
-        }
-        Err(error) => Err(error.context("the background lab is not ready")),
-    };
-    let _ = vitivirt_lab::daemon::down(&name);
-    let _ = lab.kill();
-    tokio::task::spawn_blocking(move || lab.wait()).await??;
-    let answer = answer?;
+    let answer = with_background_lab(&name, connect).await?;
     ensure!(answer.contains("HTTP request to an HTTPS server"), "{answer:?}");
+    Ok(())
+}
+
+async fn a_command_runs_in_a_background_lab(_: Arc<SharedLabs>) -> Result<()> {
+    let name = format!("test-exec-{}", std::process::id());
+    let run = async |name: String| {
+        let mut command = nested::command(&std::env::current_exe()?, EXEC);
+        command.env(nested::NAME, name);
+        nested::run_to_end(command).await
+    };
+    let (code, output) = with_background_lab(&name, async || {
+        let (code, error) = run("test-absent".to_owned()).await?;
+        ensure!(code == Some(1) && error.contains(&format!("`--name {name}`")), "{code:?}: {error}");
+        run(name.clone()).await
+    })
+    .await?;
+    ensure!(code == Some(7) && output.contains("node/node-1"), "{code:?}: {output}");
     Ok(())
 }
 

@@ -21,6 +21,8 @@ pub(crate) const PORT_IN_USE: &str = "port-in-use";
 pub(crate) const BACKGROUND_LAB: &str = "background-lab";
 /// Listens, enters the network of the background lab with the name `NAME`, and connects one client to its API server.
 pub(crate) const ENTER_NETWORK: &str = "enter-network";
+/// Runs kubectl in the background lab with the name `NAME`, as `cargo xtask lab exec` does.
+pub(crate) const EXEC: &str = "exec";
 /// The process of a pod: answers every HTTP request on port 8080 of its address with the content of a file.
 pub(crate) const SERVE_FILE: &str = "serve-file";
 pub(crate) const SERVED_PORT: u16 = 8080;
@@ -44,14 +46,16 @@ pub(crate) fn run_if_requested() -> Option<ExitCode> {
         let name = std::env::var(NAME).unwrap_or_default();
         return Some(daemon::run(&name, || Ok(LabOptions { nodes: 1, ..LabOptions::default() }), async |_| Ok(())));
     }
+    let failed = |error| {
+        eprintln!("error: {error:#}");
+        ExitCode::FAILURE
+    };
     if task == ENTER_NETWORK {
-        return Some(enter_network().map_or_else(
-            |error| {
-                eprintln!("error: {error:#}");
-                ExitCode::FAILURE
-            },
-            |()| ExitCode::SUCCESS,
-        ));
+        return Some(enter_network().map_or_else(failed, |()| ExitCode::SUCCESS));
+    }
+    if task == EXEC {
+        let command = ["sh", "-c", "kubectl get nodes -o name >&2; exit 7"].map(str::to_owned);
+        return Some(daemon::exec(&std::env::var(NAME).unwrap_or_default(), &command).unwrap_or_else(failed));
     }
     Some(isolate::run(
         || components::ensure(&components::STANDARD),
