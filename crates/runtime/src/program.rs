@@ -1,7 +1,7 @@
 //! The life of a program, from its settings to its exit code: logs, listeners, client, lease, controllers, shutdown.
 //!
 //! Every replica starts the [`Operator`]: its watches and servers. The replica that holds the lease also runs its
-//! controllers. The first signal stops both: the controllers get [`DRAIN`] to finish, then the lease is released.
+//! controllers. The first signal stops both: the controllers get `DRAIN` to finish, then the lease is released.
 
 use std::{
     path::{Path, PathBuf},
@@ -34,7 +34,7 @@ pub mod message {
 
 /// How long running reconciles may take to finish after a signal. Together with the release of the lease it must let
 /// another replica take over within three seconds.
-pub const DRAIN: Duration = Duration::from_secs(2);
+pub(crate) const DRAIN: Duration = Duration::from_secs(2);
 /// How long an aborted reconcile may take to reach its next await.
 const ABORT_TIMEOUT: Duration = Duration::from_millis(500);
 /// Reconciles wait for the network most of the time, so two threads are enough. With one, a reconcile that blocks its

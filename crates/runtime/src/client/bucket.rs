@@ -35,7 +35,7 @@ impl Bucket {
 
     /// The rate begins with `per_second`, and follows the server up to `max`.
     #[must_use]
-    pub fn following_the_server(self, per_second: f64, max: f64) -> Self {
+    pub(crate) fn following_the_server(self, per_second: f64, max: f64) -> Self {
         Self { server_rate: Some(Mutex::new(ServerRate::new(per_second, max, Instant::now()))), ..self }
     }
 

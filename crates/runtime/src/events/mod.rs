@@ -27,7 +27,7 @@ use tokio::{
     sync::mpsc,
     time::{Instant, sleep_until},
 };
-use vitivirt_api::EventRecord;
+use vitivirt_api::{EventRecord, ObjectKey};
 
 use self::{
     aggregate::{EventAggregator, EventLimits, EventWrite},
@@ -86,6 +86,7 @@ async fn send_events(
 ) {
     let bucket = Bucket::new(EVENTS_PER_SECOND, EVENTS_BURST);
     let mut aggregator = EventAggregator::new(EventLimits::default());
+    let mut failures = FailureLog::default();
     #[expect(clippy::disallowed_methods, reason = "the names of events are random")]
     let mut random = SmallRng::from_os_rng();
     loop {
@@ -105,26 +106,48 @@ async fn send_events(
         };
         for write in writes {
             bucket.wait().await;
-            let (name, result, is_missing) = match write {
+            let (key, verb, result, is_missing) = match write {
                 EventWrite::Create { record, name } => {
-                    let result = create(&client, &reporter, record, name.clone()).await;
+                    let key = ObjectKey::namespaced(namespace_of(&record), &name);
+                    let result = create(&client, &reporter, record, name).await;
                     let is_missing = result.is_err();
-                    (name, result, is_missing)
+                    (key, "create", result, is_missing)
                 }
                 EventWrite::UpdateCount { namespace, name, count } => {
                     let result = update_count(&client, &namespace, &name, count).await;
                     // The server deletes events after about an hour, and the namespace may have been created again.
                     let is_missing = matches!(&result, Err(kube::Error::Api(status)) if status.code == 404);
-                    (name, result, is_missing)
+                    (ObjectKey::namespaced(&namespace, &name), "patch", result, is_missing)
                 }
             };
             if is_missing {
-                aggregator.forget(&name);
+                aggregator.forget(key.name());
             }
             if let Err(error) = result {
-                tracing::debug!(error = %error, "cannot send an event");
+                failures.log(&error, verb, &key);
             }
         }
+    }
+}
+
+/// Logs events that cannot be sent. A missing permission is a warning, once: it usually concerns every event.
+#[derive(Default)]
+struct FailureLog {
+    is_refusal_logged: bool,
+}
+
+impl FailureLog {
+    fn log(&mut self, error: &kube::Error, verb: &str, event: &ObjectKey) {
+        if self.is_first_refusal(error) {
+            tracing::warn!(verb, %event, %error, "events cannot be sent");
+        } else {
+            tracing::debug!(verb, %event, %error, "an event cannot be sent");
+        }
+    }
+
+    fn is_first_refusal(&mut self, error: &kube::Error) -> bool {
+        let is_forbidden = matches!(error, kube::Error::Api(status) if status.code == 403);
+        is_forbidden && !std::mem::replace(&mut self.is_refusal_logged, true)
     }
 }
 
@@ -142,13 +165,17 @@ async fn update_count(client: &Client, namespace: &str, name: &str, count: i32) 
     api.patch(name, &PatchParams::default(), &Patch::Merge(series)).await.map(drop)
 }
 
+/// Events are namespaced. kubectl searches events about cluster-scoped objects in the namespace `default`.
+fn namespace_of(record: &EventRecord) -> &str {
+    record.about.key.namespace().unwrap_or("default")
+}
+
 fn event(reporter: &Reporter, record: EventRecord, name: String, now: Timestamp) -> Event {
     let namespace = record.about.key.namespace().map(ToOwned::to_owned);
     Event {
         metadata: ObjectMeta {
             name: Some(name),
-            // Events are namespaced. kubectl searches events about cluster-scoped objects in this namespace.
-            namespace: Some(namespace.clone().unwrap_or_else(|| "default".to_owned())),
+            namespace: Some(namespace_of(&record).to_owned()),
             ..ObjectMeta::default()
         },
         event_time: Some(MicroTime(now)),

@@ -127,6 +127,16 @@ async fn the_next_repetition_creates_an_event_that_does_not_exist() {
 }
 
 #[test]
+fn only_the_first_missing_permission_is_a_warning() {
+    let mut failures = FailureLog::default();
+    let answer = |code| kube::Error::Api(kube::core::Status { code, ..kube::core::Status::default() }.boxed());
+    assert!(!failures.is_first_refusal(&answer(503)));
+    assert!(failures.is_first_refusal(&answer(403)));
+    assert!(!failures.is_first_refusal(&answer(403)));
+    assert!(!failures.is_first_refusal(&answer(409)));
+}
+
+#[test]
 fn a_message_is_truncated_to_the_limit_of_the_server() {
     let record = truncate_message(event_record("db", &"ø".repeat(2000)));
     assert!(record.message.len() <= MAX_NOTE_BYTES && record.message.ends_with('…'));

@@ -197,7 +197,7 @@ impl<V: PartialEq + Send + Sync + 'static> Cache<V> {
     }
 
     /// The number of objects that do not have the form that the program expects.
-    pub fn unreadable_count(&self) -> usize {
+    pub(crate) fn unreadable_count(&self) -> usize {
         self.0.unreadable.read().objects.len()
     }
 

@@ -31,6 +31,8 @@ pub struct Change<V> {
     pub key: ObjectKey,
     pub old: Option<Arc<V>>,
     pub new: Option<Arc<V>>,
+    /// The watch delivered `new` directly after `old`. A list, or the response to a request, may skip states in between.
+    pub is_next: bool,
 }
 
 #[derive(Debug)]
@@ -135,10 +137,11 @@ impl<V: PartialEq> Store<V> {
         }
     }
 
-    /// The watch delivered an object. Returns `None` if nothing changed.
-    pub(super) fn apply_watched(&mut self, key: ObjectKey, entry: Entry<V>) -> Option<Change<V>> {
+    /// The watch delivered an object. `is_next`: no event of the object was skipped before it. Returns `None` if nothing
+    /// changed.
+    pub(super) fn apply_watched(&mut self, key: ObjectKey, entry: Entry<V>, is_next: bool) -> Option<Change<V>> {
         raise_to(&mut self.newest_seen, &entry.resource_version);
-        self.upsert_from_server(key, entry)
+        self.upsert_from_server(key, entry).map(|change| Change { is_next, ..change })
     }
 
     fn upsert_from_server(&mut self, key: ObjectKey, entry: Entry<V>) -> Option<Change<V>> {
@@ -218,7 +221,7 @@ impl<V: PartialEq> Store<V> {
         slot.pending = Some(Box::new(PendingWrite::Deleted(entry.uid)));
         slot.list_generation = list_generation;
         self.indexes.iter_mut().for_each(|index| index.remove(&key, &entry.value));
-        Some(Change { key, old: Some(entry.value), new: None })
+        Some(Change { key, old: Some(entry.value), new: None, is_next: false })
     }
 
     fn replace(&mut self, key: ObjectKey, new: Option<(Entry<V>, Option<PendingWrite>)>) -> Option<Change<V>> {
@@ -227,7 +230,7 @@ impl<V: PartialEq> Store<V> {
         let Some((mut entry, pending)) = new else {
             let old = old?;
             self.indexes.iter_mut().for_each(|index| index.remove(&key, &old.value));
-            return Some(Change { key, old: Some(old.value), new: None });
+            return Some(Change { key, old: Some(old.value), new: None, is_next: false });
         };
         // The projection of the object did not change: only the version moves, and no change is reported.
         let same = old.as_ref().is_some_and(|old| old.uid == entry.uid && old.value == entry.value);
@@ -242,7 +245,7 @@ impl<V: PartialEq> Store<V> {
         let value = entry.value.clone();
         let list_generation = self.list_generation;
         self.slots.insert(key.clone(), Slot { entry: Some(entry), pending: pending.map(Box::new), list_generation });
-        (!same).then(|| Change { key, old: old.map(|old| old.value), new: Some(value) })
+        (!same).then(|| Change { key, old: old.map(|old| old.value), new: Some(value), is_next: false })
     }
 }
 
@@ -303,20 +306,20 @@ mod tests {
     #[test]
     fn a_write_of_the_operator_wins_over_older_watch_events() {
         let mut store = store();
-        store.apply_watched(key("a"), entry("u", "8", "old"));
+        store.apply_watched(key("a"), entry("u", "8", "old"), true);
         assert!(store.apply_own_write(key("a"), entry("u", "10", "mine"), true).is_some());
-        assert!(store.apply_watched(key("a"), entry("u", "9", "outdated")).is_none());
+        assert!(store.apply_watched(key("a"), entry("u", "9", "outdated"), true).is_none());
         assert_eq!(value(&store, "a").as_deref(), Some("mine"));
         // The watch delivers the write itself: nothing changes.
-        assert!(store.apply_watched(key("a"), entry("u", "10", "mine")).is_none());
-        assert!(store.apply_watched(key("a"), entry("u", "11", "theirs")).is_some());
+        assert!(store.apply_watched(key("a"), entry("u", "10", "mine"), true).is_none());
+        assert!(store.apply_watched(key("a"), entry("u", "11", "theirs"), true).is_some());
         assert_eq!(value(&store, "a").as_deref(), Some("theirs"));
     }
 
     #[test]
     fn a_response_that_is_older_than_the_watch_changes_nothing() {
         let mut store = store();
-        store.apply_watched(key("a"), entry("u", "12", "newer"));
+        store.apply_watched(key("a"), entry("u", "12", "newer"), true);
         assert!(store.apply_own_write(key("a"), entry("u", "11", "mine"), true).is_none());
         assert_eq!(value(&store, "a").as_deref(), Some("newer"));
     }
@@ -325,7 +328,7 @@ mod tests {
     #[test]
     fn a_response_that_arrives_after_the_deletion_does_not_restore_the_object() {
         let mut store = store();
-        store.apply_watched(key("a"), entry("u", "12", "x"));
+        store.apply_watched(key("a"), entry("u", "12", "x"), true);
         store.apply_watched_delete(key("a"), &"21".into());
         assert!(store.apply_own_write(key("a"), entry("u", "20", "marked"), true).is_none());
         assert_eq!(store.len(), 0);
@@ -340,8 +343,8 @@ mod tests {
     #[test]
     fn a_version_that_is_not_a_number_hides_no_write_of_the_operator() {
         let mut store = store();
-        store.apply_watched(key("a"), entry("u", "", "x"));
-        store.apply_watched(key("b"), entry("v", "odd", "x"));
+        store.apply_watched(key("a"), entry("u", "", "x"), true);
+        store.apply_watched(key("b"), entry("v", "odd", "x"), true);
         assert!(store.apply_own_write(key("c"), entry("w", "5", "mine"), true).is_some());
     }
 
@@ -361,13 +364,13 @@ mod tests {
     #[test]
     fn an_object_that_the_watch_does_not_select_is_kept_only_after_a_live_read() {
         let mut store = store();
-        store.apply_watched(key("other"), entry("o", "9", "x"));
+        store.apply_watched(key("other"), entry("o", "9", "x"), true);
         assert!(store.apply_own_write(key("a"), entry("u", "10", "mine"), false).is_none());
         assert!(store.apply_live_read(key("a"), entry("u", "3", "lost its labels")).is_some());
         // A write that does not restore the labels does not hide it. After one that does, the watch delivers it again.
         assert!(store.apply_own_write(key("a"), entry("u", "11", "still without"), false).is_some());
         assert!(store.apply_own_write(key("a"), entry("u", "12", "labelled"), true).is_some());
-        assert!(store.apply_watched(key("a"), entry("u", "12", "labelled")).is_none());
+        assert!(store.apply_watched(key("a"), entry("u", "12", "labelled"), true).is_none());
         // The next list removes an object that is still not selected.
         store.apply_live_read(key("b"), entry("v", "4", "without"));
         store.begin_list();
@@ -390,24 +393,35 @@ mod tests {
     #[test]
     fn a_deletion_by_the_operator_hides_the_object_until_the_watch_delivers_a_new_one() {
         let mut store = store();
-        store.apply_watched(key("a"), entry("first", "5", "x"));
+        store.apply_watched(key("a"), entry("first", "5", "x"), true);
         assert!(store.apply_own_delete(key("a"), &"another".into()).is_none());
         assert!(store.apply_own_delete(key("a"), &"first".into()).is_some());
-        assert!(store.apply_watched(key("a"), entry("first", "6", "x2")).is_none());
+        assert!(store.apply_watched(key("a"), entry("first", "6", "x2"), true).is_none());
         assert_eq!(value(&store, "a"), None);
-        assert!(store.apply_watched(key("a"), entry("second", "9", "new")).is_some());
+        assert!(store.apply_watched(key("a"), entry("second", "9", "new"), true).is_some());
         assert_eq!(value(&store, "a").as_deref(), Some("new"));
+    }
+
+    #[test]
+    fn only_the_watch_shows_every_state_of_an_object() {
+        let mut store = store();
+        store.apply_watched(key("a"), entry("u", "1", "x"), true);
+        assert!(store.apply_watched(key("a"), entry("u", "2", "y"), true).unwrap().is_next);
+        assert!(!store.apply_watched(key("a"), entry("u", "4", "z"), false).unwrap().is_next);
+        assert!(!store.apply_own_write(key("a"), entry("u", "6", "mine"), true).unwrap().is_next);
+        store.begin_list();
+        assert!(!store.apply_listed(key("a"), entry("u", "8", "listed")).unwrap().is_next);
     }
 
     #[test]
     fn a_list_removes_missing_objects_but_not_those_written_meanwhile() {
         let mut store = store();
         store.begin_list();
-        store.apply_watched(key("kept"), entry("1", "1", "a"));
-        store.apply_watched(key("deleted"), entry("2", "2", "b"));
+        store.apply_watched(key("kept"), entry("1", "1", "a"), true);
+        store.apply_watched(key("deleted"), entry("2", "2", "b"), true);
         assert!(store.end_list().is_empty());
         store.begin_list();
-        store.apply_watched(key("kept"), entry("1", "1", "a"));
+        store.apply_watched(key("kept"), entry("1", "1", "a"), true);
         store.apply_own_write(key("created"), entry("3", "7", "c"), true);
         let deleted = store.end_list();
         assert_eq!(deleted.len(), 1);
@@ -418,13 +432,13 @@ mod tests {
     #[test]
     fn unchanged_values_are_not_reported_and_share_memory() {
         let mut store = store();
-        store.apply_watched(key("a"), entry("u", "1", "x"));
+        store.apply_watched(key("a"), entry("u", "1", "x"), true);
         let before = store.get(&key("a")).unwrap().value.clone();
-        assert!(store.apply_watched(key("a"), entry("u", "2", "x")).is_none());
+        assert!(store.apply_watched(key("a"), entry("u", "2", "x"), true).is_none());
         assert!(Arc::ptr_eq(&before, &store.get(&key("a")).unwrap().value));
         assert_eq!(store.get(&key("a")).unwrap().resource_version, "2".into());
         // A new object with the same content is a change.
-        assert!(store.apply_watched(key("a"), entry("v", "3", "x")).is_some());
+        assert!(store.apply_watched(key("a"), entry("v", "3", "x"), true).is_some());
     }
 
     #[test]
@@ -433,8 +447,8 @@ mod tests {
         let check = |store: &Store<String>, expected: usize| {
             assert_eq!((store.len(), store.iter().count()), (expected, expected));
         };
-        store.apply_watched(key("a"), entry("1", "1", "x"));
-        store.apply_watched(key("a"), entry("1", "2", "y"));
+        store.apply_watched(key("a"), entry("1", "1", "x"), true);
+        store.apply_watched(key("a"), entry("1", "2", "y"), true);
         store.apply_own_write(key("b"), entry("2", "3", "x"), true);
         store.apply_live_read(key("c"), entry("3", "3", "x"));
         check(&store, 3);
@@ -460,10 +474,10 @@ mod tests {
         let find = |store: &Store<String>, letter: &str| -> Vec<String> {
             store.keys_by("first letter", letter).map(|key| key.name().to_owned()).collect()
         };
-        store.apply_watched(key("a"), entry("1", "1", "xa"));
+        store.apply_watched(key("a"), entry("1", "1", "xa"), true);
         store.apply_own_write(key("b"), entry("2", "2", "xb"), true);
         assert_eq!(find(&store, "x"), ["a", "b"]);
-        store.apply_watched(key("a"), entry("1", "3", "ya"));
+        store.apply_watched(key("a"), entry("1", "3", "ya"), true);
         assert_eq!(find(&store, "x"), ["b"]);
         assert_eq!(find(&store, "y"), ["a"]);
         store.apply_own_delete(key("b"), &"2".into());

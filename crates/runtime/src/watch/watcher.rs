@@ -260,9 +260,9 @@ where
         }
         Event::Apply(Parsed::Readable(object)) => {
             let key = ObjectKey::from_metadata(object.meta());
-            cache.0.unreadable.write().objects.remove(&key);
+            let was_unreadable = cache.0.unreadable.write().objects.remove(&key).is_some();
             let entry = entry(object, project);
-            let change = cache.0.store.write().apply_watched(key, entry);
+            let change = cache.0.store.write().apply_watched(key, entry, !was_unreadable);
             cache.notify(&change);
         }
         Event::Apply(Parsed::Unreadable(metadata)) => {
