@@ -213,7 +213,7 @@ pub(crate) fn waves(target: &str, installed: &str) -> &'static [Wave] {
 }
 
 /// A version that is not semantic counts as newer.
-fn is_newer(target: &str, installed: &str) -> bool {
+pub(crate) fn is_newer(target: &str, installed: &str) -> bool {
     match (parse_version(target), parse_version(installed)) {
         (Some(target), Some(installed)) => target.cmp_precedence(&installed) == Ordering::Greater,
         _ => true,

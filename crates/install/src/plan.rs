@@ -27,7 +27,7 @@ use crate::{
     names::{VIRT_API, VIRT_CONTROLLER, VIRT_HANDLER, annotation, label},
     object::InstallationObject,
     observed::Observed,
-    order::{INSTANCETYPES, Lane, LaneProblem, MONITORING, Stage, WaitFor, Wave, waves},
+    order::{INSTANCETYPES, Lane, LaneProblem, MONITORING, Stage, WaitFor, Wave, is_newer, waves},
     orphans::{orphaned_objects, recorded_namespaces},
     placement::default_placement_remedy,
     pods::Problems,
@@ -37,16 +37,14 @@ use crate::{
     rollout::canary::{self, RolloutNodes},
     storage,
     strategy::{dump, job},
+    superseded::announcement,
     trust::{StoredTrust, TRUSTING_KINDS, expect_live_trust, keep_live_trust},
     wait,
     webhooks::{self, BLOCKING_PREFIX},
 };
 
-/// Steps whose failure is reported without affecting the installation, see `report`.
-pub(crate) mod optional_step {
-    pub(crate) const NAMESPACE: &str = "namespace label";
-    pub(crate) const ORPHANS: &str = "orphans";
-}
+/// The step whose failure is reported without affecting the installation, see `report`.
+pub(crate) const OPTIONAL_STEP: &str = "orphans and namespace label";
 
 /// Added to the reason why the first updated pod of a DaemonSet fails.
 const ROLLOUT_STOPPED: &str = "the rollout stops here and all other nodes keep their pods; it continues when the pod is \
@@ -57,6 +55,11 @@ const ROLLOUT_STOPPED: &str = "the rollout stops here and all other nodes keep t
 pub fn plan(observed: &Observed, desired: &Desired, lane: Lane) -> Result<Plan, Failure> {
     let mut plan = Plan::default();
     if !is_eligible(observed) {
+        return Ok(plan);
+    }
+    if let Some(announcement) = announcement(observed) {
+        // The change of the status enqueues all lanes.
+        plan.steps.extend((lane == Lane::Components).then_some(announcement));
         return Ok(plan);
     }
     // If nothing is created for the resource, there is nothing to clean up, so it gets no finalizer.
@@ -177,16 +180,16 @@ impl<'a> Planner<'a> {
         let is_blocked_first = blocking.is_some() || !plan.steps.is_empty();
         plan.steps.extend(blocking);
         let mut written = Vec::new();
-        for wave in waves(&self.installation.config.kube_virt_version, self.installed_version()) {
+        for wave in waves(&self.installation.config.kube_virt_version, self.previous_version()) {
             let step = self.wave(wave, &mut written)?;
             let independent = step.independent && !is_blocked_first;
             plan.steps.push(step.independent(independent));
         }
         plan.steps.extend(self.remove_blocking_webhook());
         plan.steps.extend(self.await_lanes()?);
-        // Nothing depends on these two, so they come last.
-        plan.steps.extend(self.label_namespace());
-        plan.steps.extend(self.delete_orphans());
+        // Nothing depends on these, so they come last.
+        let optional: Vec<Write> = self.delete_orphans().into_iter().chain(self.label_namespace()).collect();
+        plan.steps.extend((!optional.is_empty()).then(|| Step { writes: optional, ..Step::new(OPTIONAL_STEP) }));
         Ok(())
     }
 
@@ -194,6 +197,20 @@ impl<'a> Planner<'a> {
     fn installed_version(&self) -> &str {
         let status = self.observed.kubevirt.status.as_ref();
         status.map(|status| status.observed_kube_virt_version.as_str()).unwrap_or_default()
+    }
+
+    /// The version that the components change from: the one that was complete last. If an unfinished upgrade or downgrade
+    /// is undone, it is the version of the workloads that are not written back yet.
+    fn previous_version(&self) -> &str {
+        let (installed, target) = (self.installed_version(), &self.installation.config.kube_virt_version);
+        if installed != target {
+            return installed;
+        }
+        let workloads = self.installation.objects.iter().filter(|object| is_workload(object.kind));
+        let live = workloads.filter_map(|object| self.observed.objects.get(object.kind, &object.key));
+        let versions = live.map(|live| live.annotation(annotation::VERSION));
+        let others = versions.filter(|version| !version.is_empty() && version != target);
+        others.reduce(|newest, other| if is_newer(other, newest) { other } else { newest }).unwrap_or(installed)
     }
 
     fn changes_version(&self) -> bool {
@@ -498,7 +515,7 @@ impl<'a> Planner<'a> {
     }
 
     /// The only write to an object that the operator does not manage.
-    fn label_namespace(&self) -> Option<Step> {
+    fn label_namespace(&self) -> Option<Write> {
         let live = self.observed.namespace.as_ref().filter(|live| !live.deleting)?;
         let (key, value) = label::OF_NAMESPACE;
         if live.labels.get(key).is_some_and(|have| have == value) {
@@ -510,8 +527,7 @@ impl<'a> Planner<'a> {
             Operation::set(format!("/metadata/labels/{}", Operation::escape(key)), json!(value))
         };
         let target = Target::of_kind::<Namespace>(ObjectKey::cluster(&self.installation.config.namespace));
-        let write = Write::Patch { target, uid: live.uid.clone(), operations: vec![operation] };
-        Some(Step::new(optional_step::NAMESPACE).write(write))
+        Some(Write::Patch { target, uid: live.uid.clone(), operations: vec![operation] })
     }
 
     fn await_rollout(&self, wave: &Wave, written: &[(Kind, ObjectKey)]) -> Option<Wait> {
@@ -571,20 +587,17 @@ impl<'a> Planner<'a> {
 
     /// Only with complete caches: otherwise an object that another replica has just created for a newer resource could
     /// be taken for an orphan. A CRD that still has objects is kept, together with them.
-    fn delete_orphans(&self) -> Option<Step> {
+    fn delete_orphans(&self) -> Vec<Write> {
         if self.is_refused || !self.observed.caches_complete || self.observed.unchecked_orphans.is_some() {
-            return None;
+            return Vec::new();
         }
-        let mut step = Step::new(optional_step::ORPHANS);
         // A Job of another strategy may never end, for example because its image does not exist.
         let current = job::key(&self.installation.config);
-        step.writes
-            .extend(dump::strategy_jobs(self.observed, |key, live| live.job_result.is_some() || *key != current));
+        let jobs = dump::strategy_jobs(self.observed, |key, live| live.job_result.is_some() || *key != current);
         let unused = orphaned_objects(self.observed, self.installation).into_iter().filter(|(kind, key, _)| {
             *kind != Kind::CustomResourceDefinition || !self.observed.crds_with_objects.contains(*key)
         });
-        step.writes.extend(unused.map(|(kind, key, live)| delete(kind, key, live)));
-        (!step.writes.is_empty()).then_some(step)
+        jobs.into_iter().chain(unused.map(|(kind, key, live)| delete(kind, key, live))).collect()
     }
 }
 

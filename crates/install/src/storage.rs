@@ -49,19 +49,23 @@ pub fn preparation(crd: &ObjectKey, check: &CrdCheck, count: usize) -> Option<St
 /// The steps of one page. Empty if no CRD needs them.
 pub(crate) fn steps(observed: &Observed) -> Vec<Step> {
     let Some((crd, check, migration)) = migrations(observed).next() else { return Vec::new() };
-    let lost = check.lost_versions.join(", ");
-    let wait = |done: usize, remaining: usize, requeue_after| {
-        let version = &migration.resource.version;
-        let message = format!(
-            "CustomResourceDefinition {}: {done} of {} objects are stored in version {version} instead of {lost}; the \
-             upgrade continues when all of them are",
-            crd.name(),
-            done + remaining
-        );
-        Wait { reason: wait::STORAGE, message, requeue_after: Some(requeue_after) }
+    let name = crd.name();
+    let wait = |message, requeue_after| Wait { reason: wait::STORAGE, message, requeue_after: Some(requeue_after) };
+    let progress = |done: usize, remaining: usize| {
+        format!(
+            "CustomResourceDefinition {name}: {done} of {} objects are stored in version {} instead of {}; the upgrade \
+             continues when all of them are",
+            done + remaining,
+            migration.resource.version,
+            check.lost_versions.join(", ")
+        )
     };
     let page = observed.storage_page.as_ref().filter(|page| page.crd == *crd);
-    let Some(page) = page else { return vec![Step::new(STORAGE_STEP).wait(wait(0, 0, NEXT_CRD))] };
+    let Some(page) = page else {
+        let message =
+            format!("CustomResourceDefinition {name}: the operator is listing the objects that must be stored again");
+        return vec![Step::new(STORAGE_STEP).wait(wait(message, NEXT_CRD))];
+    };
     let mut step = Step::new(STORAGE_STEP);
     step.writes = page
         .objects
@@ -73,7 +77,7 @@ pub(crate) fn steps(observed: &Observed) -> Vec<Step> {
         .collect();
     let done = page.done + page.objects.len();
     if !page.is_last {
-        return vec![step.wait(wait(done, page.remaining, NEXT_PAGE))];
+        return vec![step.wait(wait(progress(done, page.remaining), NEXT_PAGE))];
     }
     let uid = observed.objects.get(Kind::CustomResourceDefinition, crd).map(|live| live.uid.clone());
     let write = Write::Status {
@@ -81,7 +85,7 @@ pub(crate) fn steps(observed: &Observed) -> Vec<Step> {
         uid: uid.unwrap_or_default(),
         body: Body::from(json!({"status": {"storedVersions": migration.stored_versions}})),
     };
-    vec![step, Step::new(STORED_VERSIONS_STEP).write(write).wait(wait(done, 0, NEXT_CRD))]
+    vec![step, Step::new(STORED_VERSIONS_STEP).write(write).wait(wait(progress(done, 0), NEXT_CRD))]
 }
 
 const STORAGE_STEP: &str = "storage";

@@ -17,6 +17,7 @@ use crate::{
     record::{ContentRecord, Recorded},
     rollout::canary::keep_live_limit,
     storage::next_migration,
+    superseded::announcement,
     trust::{StoredTrust, keep_live_trust},
 };
 
@@ -43,6 +44,10 @@ pub fn up_to_date_after(
     let has_other_pods = observed.pods.has_other_version(&installation.config.kube_virt_version);
     // Their plan is empty, because they cannot be written yet.
     if lane == Lane::Instancetypes && !accepts_instancetypes(observed, installation) {
+        return None;
+    }
+    // The plan compares nothing before the status has the version of this operator.
+    if announcement(observed).is_some() {
         return None;
     }
     // The plan stores objects of a CRD again, and compares nothing before that is done.

@@ -14,3 +14,5 @@ pub(crate) const UNREACHABLE: &str = "WaitingForServer";
 pub const STORAGE: &str = "StoringObjects";
 /// Of the lane `Components`, for another lane.
 pub const LANE: &str = "WaitingForObjects";
+/// For the version of this operator in the status, see `superseded`.
+pub(crate) const ANNOUNCEMENT: &str = "WaitingForStatus";

@@ -95,6 +95,10 @@ impl CertificateController {
     /// An installation that has certificates needs no strategy for them to be renewed. Before the first certificate, only
     /// a resource that can be installed gets any.
     async fn scope(&self, observed: &Observed) -> Result<CertificateScope, Failure> {
+        // The newer operator decides which certificates exist, and what their Secrets contain besides.
+        if self.context.is_superseded(observed) {
+            return Ok(CertificateScope::Existing);
+        }
         let exist = observed.objects.of_kind(Kind::Secret).next().is_some();
         if !exist && is_being_removed(observed) {
             return Ok(CertificateScope::Existing);

@@ -229,15 +229,15 @@ impl LaneContext {
 
     /// Whether a newer virt-operator manages the installation. Then this one only renews certificates: it must not revert
     /// what the newer one has written. An event of the newer operator's pods ends this.
-    fn is_superseded(&self, observed: &Observed) -> bool {
+    pub(crate) fn is_superseded(&self, observed: &Observed) -> bool {
         let newer = self.own_pod.as_ref().and_then(|own| newer_operator(observed, own));
         let changed = self.superseded.swap(newer.is_some(), Ordering::Relaxed) != newer.is_some();
         match &newer {
             Some(NewerOperator { version, pod }) if changed => tracing::warn!(
                 version,
                 %pod,
-                "a newer virt-operator manages KubeVirt; this replica renews certificates and changes nothing else \
-                 until that pod is deleted"
+                "a newer virt-operator manages KubeVirt; this replica renews certificates, continues a removal and \
+                 changes nothing else until that pod is deleted"
             ),
             None if changed => tracing::info!("no newer virt-operator is left; this replica manages KubeVirt"),
             _ => {}

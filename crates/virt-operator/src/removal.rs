@@ -167,3 +167,78 @@ pub(crate) async fn marked_nodes(client: &Client) -> Result<Vec<MarkedNode>, Fai
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use bytes::Bytes;
+    use http_body_util::Full;
+    use kube::client::Body;
+    use parking_lot::Mutex;
+    use serde_json::{Value, json};
+    use tower::{BoxError, service_fn};
+
+    use super::*;
+
+    /// Of every page, the first node has a label of KubeVirt and the second has none.
+    fn page(number: u32, next: &str) -> Value {
+        let node = |name: String, labels: Value| {
+            json!({"apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadata",
+                "metadata": {"name": name, "uid": "u", "labels": labels}})
+        };
+        json!({
+            "apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadataList", "metadata": {"continue": next},
+            "items": [
+                node(format!("marked-{number}"), json!({"kubevirt.io/schedulable": "true"})),
+                node(format!("other-{number}"), json!({"kubernetes.io/os": "linux"})),
+            ],
+        })
+    }
+
+    /// A server with three pages of nodes. Returns the requests that it received.
+    fn start(fails: bool) -> (Client, Arc<Mutex<Vec<String>>>) {
+        let requests = Arc::<Mutex<Vec<String>>>::default();
+        let seen = requests.clone();
+        let service = service_fn(move |request: http::Request<Body>| {
+            let query = request.uri().query().unwrap_or_default().to_owned();
+            let token = query.split('&').find_map(|parameter| parameter.strip_prefix("continue="));
+            let (status, body) = match token {
+                None => (200, page(1, "second")),
+                Some("second") if fails => (
+                    410,
+                    json!({
+                        "kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "Expired", "code": 410,
+                        "message": "the provided continue parameter is too old",
+                    }),
+                ),
+                Some("second") => (200, page(2, "third")),
+                Some("third") => (200, page(3, "")),
+                Some(other) => panic!("continue token {other}"),
+            };
+            seen.lock().push(query);
+            let response = http::Response::builder().status(status).body(Full::new(Bytes::from(body.to_string())));
+            async move { response.map_err(BoxError::from) }
+        });
+        (Client::new(service, "default"), requests)
+    }
+
+    #[tokio::test]
+    async fn the_marked_nodes_of_every_page_are_read() {
+        let (client, requests) = start(false);
+        let marked = marked_nodes(&client).await.unwrap();
+        let names: Vec<&str> = marked.iter().map(MarkedNode::name).collect();
+        assert_eq!(names, ["marked-1", "marked-2", "marked-3"]);
+        let requests = requests.lock();
+        assert_eq!(requests.len(), 3, "{requests:?}");
+        assert!(requests.iter().all(|query| query.contains("limit=500")), "{requests:?}");
+    }
+
+    /// The result of the first page alone would leave the marks of the other nodes.
+    #[tokio::test]
+    async fn a_page_that_cannot_be_read_fails_the_whole_read() {
+        let (client, requests) = start(true);
+        assert!(marked_nodes(&client).await.is_err());
+        assert_eq!(requests.lock().len(), 2);
+    }
+}

@@ -104,8 +104,8 @@ impl EventRouter {
         }
     }
 
-    /// When a KubeVirt resource changes, enqueue it, at once in every lane if a user changed or deleted it, because the
-    /// user waits for the result, and when it gets the finalizer, because the lanes create nothing before that; and all others, because the oldest one is installed and the others are rejected.
+    /// When a KubeVirt resource changes, enqueue it: at once in every lane if a user edited or deleted it, or if it got
+    /// the finalizer. When one appears or disappears, enqueue all, because only the oldest is installed.
     fn kubevirt_changed(&self, change: &Change<KubeVirt>) {
         let (old, new) = (change.old.as_deref(), change.new.as_deref());
         let deleting =
@@ -122,6 +122,11 @@ impl EventRouter {
         } else {
             // Only this lane reads more of the status than the records of objects.
             self.enqueue_lane(Lane::Components);
+            // No lane writes before the status has the version of this operator.
+            let version = |kubevirt: &KubeVirt| kubevirt.status.as_ref().map(|status| status.operator_version.clone());
+            if old.map(version) != new.map(version) {
+                Lane::ALL.into_iter().for_each(|lane| self.enqueue_lane(lane));
+            }
             // This one writes into a namespace after the status has recorded it.
             if old.map(recorded_namespaces) != new.map(recorded_namespaces) {
                 self.enqueue_lane(Lane::Monitoring);

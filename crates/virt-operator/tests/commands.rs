@@ -61,9 +61,9 @@ fn plan_exits_with_2_when_the_cluster_cannot_be_reached() {
 }
 
 #[test]
-fn the_version_names_program_commit_and_kubevirt_release() {
+fn the_version_names_program_project_commit_and_kubevirt_release() {
     let version = String::from_utf8(command(&["--version"]).output().unwrap().stdout).unwrap();
-    let start = concat!("virt-operator ", env!("CARGO_PKG_VERSION"), " (commit ");
+    let start = concat!("virt-operator ", env!("CARGO_PKG_VERSION"), " (VitiVirt commit ");
     assert!(version.starts_with(start) && version.ends_with(", KubeVirt v1.8.4)\n"), "{version}");
 }
 

@@ -11,6 +11,7 @@ use k8s_openapi::{
     },
     apimachinery::pkg::apis::meta::v1::ObjectMeta,
 };
+use vitivirt_api::KUBEVIRT_REGISTRY;
 
 use crate::{
     RELEASE,
@@ -78,7 +79,7 @@ fn container(image: &str) -> Container {
         args: Some(strings(&["--port", PORT_TEXT, "-v", VERBOSITY])),
         env: Some(vec![
             // KubeVirt's images are derived from it, so it is the image of upstream virt-operator.
-            variable("VIRT_OPERATOR_IMAGE", format!("quay.io/kubevirt/{VIRT_OPERATOR}:{RELEASE}")),
+            variable("VIRT_OPERATOR_IMAGE", format!("{KUBEVIRT_REGISTRY}/{VIRT_OPERATOR}:{RELEASE}")),
             variable("KUBEVIRT_VERSION", RELEASE.to_owned()),
             from_field("NAMESPACE", "metadata.namespace"),
             from_field("POD_NAME", "metadata.name"),

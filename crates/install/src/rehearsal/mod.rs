@@ -19,6 +19,7 @@ pub use self::{
     vms::{Budget, Launchers, OutdatedVm, Vmi, VmiEffect, outdated_vms},
 };
 use crate::{
+    RELEASE,
     desired::Desired,
     installation::Installation,
     kind::Kind,
@@ -41,6 +42,17 @@ fn monitoring_plan(observed: &mut Observed, desired: &Desired) -> Result<Plan, F
 
 /// The writes of all lanes except `Certificates`, in their order, until the installation is complete.
 pub fn complete_plan(observed: &mut Observed, desired: &Desired) -> Result<Plan, Failure> {
+    let before = observed.kubevirt.status.clone();
+    // As if the status had the version of this operator, without which nothing is planned.
+    if let Some(status) = &mut observed.kubevirt.status {
+        RELEASE.clone_into(&mut status.operator_version);
+    }
+    let complete = plan_of_lanes(observed, desired);
+    observed.kubevirt.status = before;
+    complete
+}
+
+fn plan_of_lanes(observed: &mut Observed, desired: &Desired) -> Result<Plan, Failure> {
     let mut complete = plan(observed, desired, Lane::Components)?;
     complete.steps.extend(monitoring_plan(observed, desired)?.steps);
     complete.steps.extend(differing_instancetypes(observed, desired)?);

@@ -10,7 +10,7 @@ use crate::{
     certificates::NoCertificates,
     installation::Installation,
     kind::Kind,
-    plan::optional_step,
+    plan::OPTIONAL_STEP,
     rbac::{previous::grants, rule, with_names},
 };
 
@@ -84,11 +84,10 @@ fn is_account(subject: &Subject, namespace: &str, name: &str, of_binding: Option
     }
 }
 
-/// The permissions that the operator lacks for a plan, as one sentence. Steps whose failure blocks nothing do not count.
+/// The permissions that the operator lacks for a plan, as one sentence. The step whose failure blocks nothing does not count.
 pub fn missing_permissions(access: &Access, installation: &Installation, plan: &Plan) -> Option<String> {
     let mut missing: BTreeSet<String> = BTreeSet::new();
-    let optional = [optional_step::NAMESPACE, optional_step::ORPHANS];
-    let steps = plan.steps.iter().filter(|step| !optional.contains(&step.name));
+    let steps = plan.steps.iter().filter(|step| step.name != OPTIONAL_STEP);
     for write in steps.flat_map(|step| &step.writes) {
         let Target { resource, key } = write.target();
         let verb = write.verb();

@@ -204,7 +204,6 @@ impl RemovalInput {
         live.and_then(|live| live.rollout).is_some_and(|rollout| rollout.ready > 0)
     }
 
-    /// Whether no component removes KubeVirt's own finalizers any more.
     /// The pods of virt-handler that may still label their node. The kubelet of a pod that should have ended long ago does
     /// not answer, so that pod is not waited for.
     fn running_handlers(&self) -> Vec<&(ObjectKey, Arc<Pod>)> {
@@ -213,6 +212,7 @@ impl RemovalInput {
         handlers.filter(|(_, pod)| !pod.ended && !is_overdue(pod)).collect()
     }
 
+    /// Whether no component removes KubeVirt's own finalizers any more.
     fn is_control_plane_gone(&self) -> bool {
         match self.mode {
             RemovalMode::Operator => false,

@@ -100,7 +100,7 @@ fn finish(input: &RemovalInput) -> Vec<Step> {
     let handlers = input.running_handlers();
     if !handlers.is_empty() {
         let examples = examples(handlers.iter().map(|(key, pod)| format!("pod {key} on node {}", pod.node)));
-        let message = format!("virt-handler is being stopped, and its node is cleaned up after that ({examples})");
+        let message = format!("virt-handler is being stopped; its nodes are cleaned up afterwards ({examples})");
         let wait = Wait { reason: wait::DELETION, message, requeue_after: Some(POLL) };
         return vec![Step::new("pods of virt-handler").wait(wait)];
     }

@@ -77,11 +77,13 @@ pub(super) fn failing_pods(stop: &Stop) -> Option<&Wait> {
 }
 
 pub(super) fn nodes_message(nodes: &BTreeSet<&str>) -> Option<String> {
-    let one_or_more = if nodes.len() == 1 { "Node" } else { "Nodes" };
-    let verb = if nodes.len() == 1 { "is" } else { "are" };
+    let (subject, verb, object) = if nodes.len() == 1 { ("Node", "is", "it") } else { ("Nodes", "are", "them") };
     (!nodes.is_empty()).then(|| {
         let names = pods::list(nodes.iter().copied());
-        format!("{one_or_more} {names} {verb} not ready: virt-handler does not run there, and the operator does not wait for it")
+        format!(
+            "{subject} {names} {verb} not ready: virt-handler does not run there, and the operator does not wait for \
+             {object}"
+        )
     })
 }
 

@@ -37,9 +37,11 @@ use crate::{
     observed::Observed,
     order::{Lane, LaneProblem},
     orphans::orphans,
-    plan::optional_step,
+    plan::OPTIONAL_STEP,
     repairs::{Fight, fights, next_repair},
-    served, wait,
+    served,
+    superseded::is_announcement,
+    wait,
     warnings::all_warnings,
 };
 
@@ -77,6 +79,10 @@ pub fn report(observed: &Observed, desired: &Desired, plan: &Plan, outcome: &Out
         return build_report(observed, desired, before, status, events);
     }
     status.operator_version = RELEASE.to_owned();
+    // The next reconcile, which follows at once, reports the rest.
+    if is_announcement(outcome) {
+        return build_report(observed, desired, before, status, events);
+    }
     status.default_architecture = default_architecture(kubevirt, &before, observed.architecture);
     if status.phase.is_empty() {
         status.phase = phase::DEPLOYING.to_owned();
@@ -84,7 +90,7 @@ pub fn report(observed: &Observed, desired: &Desired, plan: &Plan, outcome: &Out
     if let Some(config) = desired.config() {
         set_target(&mut status, config);
     }
-    let (stop, optional_problem) = without_optional_steps(&outcome.stop);
+    let (stop, optional_problem) = without_optional_step(&outcome.stop);
     match failure(desired, &stop) {
         // It is starting, or restarts: what runs is not affected.
         Some(failure) if failure.is_not_reachable_yet() => set_progressing(&mut status, &before, &stop, observed.now),
@@ -269,11 +275,9 @@ pub fn lane_problem(stop: &Stop) -> Option<Option<LaneProblem>> {
 
 /// A failed step that the installation does not need does not affect its conditions: the installation counts as done,
 /// and the failure is returned separately.
-fn without_optional_steps(stop: &Stop) -> (Stop, Option<String>) {
+fn without_optional_step(stop: &Stop) -> (Stop, Option<String>) {
     match stop {
-        Stop::Failed { step: optional_step::ORPHANS | optional_step::NAMESPACE, failure } => {
-            (Stop::Done, Some(failure.message.clone()))
-        }
+        Stop::Failed { step: OPTIONAL_STEP, failure } => (Stop::Done, Some(failure.message.clone())),
         stop => (stop.clone(), None),
     }
 }

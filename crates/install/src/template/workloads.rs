@@ -11,6 +11,7 @@ use k8s_openapi::{
     },
     apimachinery::pkg::{apis::meta::v1::ObjectMeta, util::intstr::IntOrString},
 };
+use vitivirt_api::KUBEVIRT_REGISTRY;
 
 use super::{API_SERVER, API_SERVER_ACCOUNT, CONTROLLER, CONTROLLER_ACCOUNT, NAME, VERSION, in_namespace};
 use crate::{
@@ -88,7 +89,7 @@ fn controller(config: &DeploymentConfig) -> Deployment {
 /// An image with the registry and the prefix of the other images, but the version of virt-template.
 fn image(config: &DeploymentConfig, given: &str, name: &str) -> String {
     let registry = match config.registry.as_str() {
-        "" => "quay.io/kubevirt",
+        "" => KUBEVIRT_REGISTRY,
         registry => registry,
     };
     match given {

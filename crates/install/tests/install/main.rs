@@ -8,6 +8,7 @@
 )]
 
 mod api_server;
+mod endpoints;
 mod manifests;
 mod parity;
 mod reconcile;

@@ -20,8 +20,20 @@ fn upstream() -> BTreeMap<String, Value> {
     by_name(serde_json::from_str::<Vec<Value>>(include_str!("../reference/operator.expected.json")).unwrap())
 }
 
-fn ours(namespace: &str) -> BTreeMap<String, Value> {
+pub(super) fn ours(namespace: &str) -> BTreeMap<String, Value> {
     by_name(Manifests { namespace: namespace.to_owned(), image: IMAGE.to_owned() }.objects().unwrap())
+}
+
+/// Everything that the operator can install.
+pub(super) fn largest_installation() -> InstallStrategy {
+    let kubevirt: KubeVirt = serde_json::from_value(json!({
+        "apiVersion": "kubevirt.io/v1", "kind": "KubeVirt", "metadata": {"name": "kubevirt", "namespace": "kubevirt"},
+        "spec": {"configuration": {"developerConfiguration": {"featureGates": ["Template"]}}},
+    }))
+    .unwrap();
+    let image = ("VIRT_OPERATOR_IMAGE".to_owned(), "quay.io/kubevirt/virt-operator:v1.8.4".to_owned());
+    let config = DeploymentConfig::new(&kubevirt, &Environment::from_variables([image]));
+    InstallStrategy::generate(&config, Some("monitoring"), None).unwrap()
 }
 
 /// One verb on one resource, or on one object of it.
@@ -112,14 +124,7 @@ fn the_operator_has_the_permissions_of_upstream_and_six_more() {
 /// The API server allows a client to grant only permissions that the client holds.
 #[test]
 fn the_operator_holds_every_permission_that_it_grants() {
-    let kubevirt: KubeVirt = serde_json::from_value(json!({
-        "apiVersion": "kubevirt.io/v1", "kind": "KubeVirt", "metadata": {"name": "kubevirt", "namespace": "kubevirt"},
-        "spec": {"configuration": {"developerConfiguration": {"featureGates": ["Template"]}}},
-    }))
-    .unwrap();
-    let image = ("VIRT_OPERATOR_IMAGE".to_owned(), "quay.io/kubevirt/virt-operator:v1.8.4".to_owned());
-    let config = DeploymentConfig::new(&kubevirt, &Environment::from_variables([image]));
-    let strategy = InstallStrategy::generate(&config, Some("monitoring"), None).unwrap();
+    let strategy = largest_installation();
     let ours = ours("kubevirt");
     let held = [&ours["ClusterRole kubevirt-operator"]["rules"], &ours["Role kubevirt-operator"]["rules"]];
     let [everywhere, here] = held.map(permissions);

@@ -7,7 +7,10 @@ use std::process::ExitCode;
 use anyhow::{Result, anyhow, bail};
 use clap::{Args, ValueEnum};
 use serde_json::Value;
-use vitivirt_api::kubevirt::{GROUP, KIND, KubeVirt};
+use vitivirt_api::{
+    KUBEVIRT_REGISTRY,
+    kubevirt::{GROUP, KIND, KubeVirt},
+};
 use vitivirt_cli::{
     CommandError, CommandResult, Document, FileArguments, OrInvalid, RenderOutput, print_objects, print_warnings,
 };
@@ -107,7 +110,7 @@ fn find_kubevirt(documents: &[Document], namespace: &str) -> Result<(KubeVirt, V
 pub(super) fn environment(variables: impl Iterator<Item = (String, String)>) -> Result<Environment> {
     let mut environment = Environment::from_variables(variables);
     if environment.operator_image.is_empty() {
-        environment.operator_image = format!("quay.io/kubevirt/virt-operator:{RELEASE}");
+        environment.operator_image = format!("{KUBEVIRT_REGISTRY}/virt-operator:{RELEASE}");
     }
     if environment.kubevirt_version.is_empty() {
         environment.kubevirt_version = RELEASE.to_owned();

@@ -18,7 +18,7 @@ use kube::{
 use serde_json::json;
 use tokio::time::{Instant, sleep};
 use vitivirt_api::{ObjectKey, Stop, Write, kubevirt::KubeVirt};
-use vitivirt_cli::{ClusterArguments, CommandError, CommandResult, DurationParser, OrInvalid, print};
+use vitivirt_cli::{ClusterArguments, CommandError, CommandResult, DurationParser, OrInvalid, namespace_name, print};
 use vitivirt_install::{
     Kind,
     names::{FIELD_MANAGER, VIRT_OPERATOR},
@@ -58,8 +58,8 @@ pub(crate) struct UninstallArguments {
     /// Print what would be deleted and change nothing
     #[arg(long)]
     dry_run: bool,
-    /// Namespace of KubeVirt [default: that of the KubeVirt resource, or kubevirt]
-    #[arg(short, long)]
+    /// Namespace of KubeVirt. Default: that of the KubeVirt resource, or kubevirt
+    #[arg(short, long, value_parser = namespace_name)]
     namespace: Option<String>,
     /// Maximum time to wait for everything to be deleted
     #[arg(
@@ -145,7 +145,7 @@ impl Found {
         }
         let mut kinds: BTreeMap<Kind, usize> = BTreeMap::new();
         self.input.kinds().for_each(|kind| *kinds.entry(kind).or_default() += 1);
-        lines.extend(kinds.iter().map(|(kind, count)| format!("  {count} {}", kind.resource().plural)));
+        lines.extend(kinds.iter().map(|(kind, count)| format!("  {}: {count}", kind.name())));
         if !self.input.nodes.is_empty() {
             lines.push(format!("  labels or annotations of KubeVirt on {} nodes", self.input.nodes.len()));
         }

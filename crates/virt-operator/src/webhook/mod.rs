@@ -16,9 +16,11 @@ use http::{HeaderValue, Method, StatusCode, header};
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Body, Incoming};
 use kube::Client;
+use serde_json::json;
 use tokio::{
     net::TcpListener,
     sync::{OwnedSemaphorePermit, Semaphore},
+    time::timeout,
 };
 use tokio_util::sync::CancellationToken;
 use vitivirt_runtime::{
@@ -44,8 +46,14 @@ const LIMITS: Limits = Limits {
 };
 /// Enough for two objects of the largest size that etcd accepts, and the request around them.
 const MAX_BODY_BYTES: usize = 4 * 1024 * 1024;
-/// The limit for the bodies of all requests in progress together.
+/// Bodies up to this size need no space in the buffer: the number of connections limits them. Large bodies that never
+/// arrive completely therefore do not stop reviews of usual size.
+const SMALL_BODY_BYTES: usize = 64 * 1024;
+/// The limit for the larger bodies of all requests in progress together.
 const MAX_BUFFERED_BYTES: usize = 2 * MAX_BODY_BYTES;
+/// For space in the buffer, and again for the rest of a body that gets none.
+const BUFFER_TIMEOUT: Duration = Duration::from_secs(1);
+const RETRY_AFTER_SECONDS: u32 = 1;
 
 /// Starts the webhook server. It runs until the process ends.
 pub(crate) async fn start(context: &Context, bind: Bind, server_tls: &ServerTls) -> Result<(), BindError> {
@@ -63,7 +71,7 @@ pub(crate) async fn start(context: &Context, bind: Bind, server_tls: &ServerTls)
 struct WebhookServer {
     client: AdmissionClient,
     server_tls: ServerTls,
-    /// One permit for each byte that may be buffered.
+    /// One permit for each byte of larger bodies that may be buffered.
     buffer: Arc<Semaphore>,
 }
 
@@ -123,34 +131,59 @@ impl WebhookServer {
         Ok(response)
     }
 
-    /// Reads the body and waits for buffer space for each part of it. A client that sends slowly occupies only the
-    /// space of the bytes that have arrived.
+    /// Reads the body. A body that is not small waits for buffer space for all of it, so that no two requests wait for
+    /// the space of each other. Without a Content-Length only a small one is accepted. The API server always sends one.
     async fn read_body(&self, mut body: Incoming) -> Result<(Vec<u8>, Option<OwnedSemaphorePermit>), HttpResponse> {
-        let incomplete = || plain_text(StatusCode::BAD_REQUEST, "request body is incomplete");
-        let too_large = || {
-            let message = format!("request body is larger than {MAX_BODY_BYTES} bytes");
-            plain_text(StatusCode::PAYLOAD_TOO_LARGE, &message)
-        };
-        if body.size_hint().lower() > MAX_BODY_BYTES as u64 {
-            return Err(too_large());
-        }
-        let mut read = Vec::new();
-        let mut buffer: Option<OwnedSemaphorePermit> = None;
-        while let Some(frame) = body.frame().await {
-            let Ok(data) = frame.map_err(|_| incomplete())?.into_data() else { continue };
-            if read.len() + data.len() > MAX_BODY_BYTES {
-                return Err(too_large());
+        let length = body.size_hint().exact().map(|length| usize::try_from(length).unwrap_or(usize::MAX));
+        let buffer = match length {
+            Some(length) if length > MAX_BODY_BYTES => {
+                let message = format!("request body is larger than {MAX_BODY_BYTES} bytes");
+                return Err(plain_text(StatusCode::PAYLOAD_TOO_LARGE, &message));
             }
-            let amount = u32::try_from(data.len()).unwrap_or(u32::MAX);
-            let permit = self.buffer.clone().acquire_many_owned(amount).await.map_err(|_| incomplete())?;
-            match &mut buffer {
-                Some(buffer) => buffer.merge(permit),
-                None => buffer = Some(permit),
+            Some(length) if length > SMALL_BODY_BYTES => {
+                let Some(buffer) = self.reserve(length).await else {
+                    // A client that is still sending when the connection closes may not read the response.
+                    let rest = async { while let Some(Ok(_)) = body.frame().await {} };
+                    let _ = timeout(BUFFER_TIMEOUT, rest).await;
+                    return Err(too_many_requests());
+                };
+                Some(buffer)
+            }
+            Some(_) | None => None,
+        };
+        let mut read = Vec::with_capacity(length.unwrap_or_default());
+        while let Some(frame) = body.frame().await {
+            let incomplete = |_| plain_text(StatusCode::BAD_REQUEST, "request body is incomplete");
+            let Ok(data) = frame.map_err(incomplete)?.into_data() else { continue };
+            if length.is_none() && read.len() + data.len() > SMALL_BODY_BYTES {
+                let message = format!("request body is larger than {SMALL_BODY_BYTES} bytes and has no Content-Length");
+                return Err(plain_text(StatusCode::LENGTH_REQUIRED, &message));
             }
             read.extend_from_slice(&data);
         }
         Ok((read, buffer))
     }
+
+    /// Waits a short time for buffer space.
+    async fn reserve(&self, length: usize) -> Option<OwnedSemaphorePermit> {
+        let permits = self.buffer.clone().acquire_many_owned(u32::try_from(length).ok()?);
+        timeout(BUFFER_TIMEOUT, permits).await.ok()?.ok()
+    }
+}
+
+/// The API server sends the request again after the time in the header. After its last attempt it shows the message of
+/// the Status to the user.
+fn too_many_requests() -> HttpResponse {
+    let status = json!({
+        "apiVersion": "v1", "kind": "Status", "status": "Failure", "reason": "TooManyRequests", "code": 429,
+        "message": "virt-operator is receiving too many large admission requests; nothing was changed, try again",
+        "details": {"retryAfterSeconds": RETRY_AFTER_SECONDS},
+    });
+    let mut response = text_response(StatusCode::TOO_MANY_REQUESTS, status.to_string());
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    headers.insert(header::RETRY_AFTER, HeaderValue::from(RETRY_AFTER_SECONDS));
+    response
 }
 
 fn plain_text(status: StatusCode, message: &str) -> HttpResponse {

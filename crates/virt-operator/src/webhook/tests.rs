@@ -83,6 +83,7 @@ fn certificate() -> (KeyPair, CertificateDer<'static>) {
 struct TestWebhook {
     address: SocketAddr,
     server_tls: ServerTls,
+    buffer: Arc<Semaphore>,
     root: CertificateDer<'static>,
 }
 
@@ -94,8 +95,9 @@ impl TestWebhook {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let address = listener.local_addr().unwrap();
         let server = WebhookServer::new(api.client(), server_tls.clone());
+        let buffer = server.buffer.clone();
         tokio::spawn(server.serve_with_limits(limits, listener, CancellationToken::new()));
-        Self { address, server_tls, root }
+        Self { address, server_tls, buffer, root }
     }
 
     async fn connect(&self) -> Result<TlsStream<TcpStream>, std::io::Error> {
@@ -441,7 +443,7 @@ async fn send_chunks(webhook: &TestWebhook, head: &str, chunk: &[u8], pause: Dur
     let mut response = Vec::new();
     let mut buffer = [0; 1024];
     while !response.ends_with(b"\n") {
-        match tokio::time::timeout(Duration::from_secs(20), reading.read(&mut buffer)).await.expect("no response") {
+        match timeout(Duration::from_secs(20), reading.read(&mut buffer)).await.expect("no response") {
             Ok(read) if read > 0 => response.extend_from_slice(&buffer[..read]),
             _ => break,
         }
@@ -458,8 +460,81 @@ async fn a_body_that_is_too_large_is_not_read() {
     assert!(response.starts_with("HTTP/1.1 413") && response.contains("request body is larger than"), "{response}");
     let chunk = format!("10000\r\n{}\r\n", "x".repeat(0x10000));
     let response = send_chunks(&webhook, "Transfer-Encoding: chunked\r\n", chunk.as_bytes(), Duration::ZERO).await;
-    assert!(response.starts_with("HTTP/1.1 413") || response.is_empty(), "{response}");
+    assert!(response.starts_with("HTTP/1.1 411") || response.is_empty(), "{response}");
     assert!(webhook.review("DELETE", json!({"oldObject": kubevirt(&json!({}))})).await["allowed"] == true);
+}
+
+/// A request to review the deletion of an object of about this size.
+fn deletion(bytes: usize) -> String {
+    let mut object = kubevirt(&json!({}));
+    object["metadata"]["annotations"] = json!({"padding": "x".repeat(bytes)});
+    admission_review("DELETE", &json!({"oldObject": object})).to_string()
+}
+
+#[tokio::test]
+async fn small_bodies_without_a_length_are_read() {
+    let webhook = TestWebhook::start(&FakeApiServer::with_lists(json!({})), LIMITS).await;
+    let body = deletion(0);
+    let request = Request::post("/kubevirt-validate-delete").header("content-type", "application/json");
+    let chunks =
+        futures::stream::iter([Ok::<_, std::convert::Infallible>(hyper::body::Frame::data(Bytes::from(body)))]);
+    let request = request.header("host", HOST).body(http_body_util::StreamBody::new(chunks)).unwrap();
+    let response = webhook.client().await.send_request(request).await.unwrap();
+    assert_eq!(response.status(), 200);
+}
+
+#[tokio::test]
+async fn clients_that_stop_in_the_middle_of_large_bodies_do_not_stop_the_others() {
+    use tokio::io::AsyncWriteExt;
+    let webhook = TestWebhook::start(&FakeApiServer::with_lists(json!({})), LIMITS).await;
+    let arrived = vec![b' '; MAX_BODY_BYTES / 64 * 63];
+    let head = format!(
+        "POST /kubevirt-validate-delete HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
+        arrived.len() + 1
+    );
+    let mut stalled = Vec::new();
+    for _ in 0..3 {
+        let (mut stream, head, arrived) = (webhook.connect().await.unwrap(), head.clone(), arrived.clone());
+        stalled.push(tokio::spawn(async move {
+            stream.write_all(head.as_bytes()).await.unwrap();
+            // Without buffer space the server closes the connection.
+            let _ = stream.write_all(&arrived).await;
+            let _ = stream.flush().await;
+            std::future::pending::<()>().await;
+        }));
+    }
+    let wait_for_space = async |is_expected: &dyn Fn(usize) -> bool| {
+        let wait = async {
+            while !is_expected(webhook.buffer.available_permits()) {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        timeout(LIMITS.request_timeout, wait).await.expect("the space in the buffer is not as expected");
+    };
+    wait_for_space(&|free| free < MAX_BODY_BYTES / 16).await;
+
+    let in_time = Duration::from_secs(4);
+    let (status, body) = timeout(in_time, webhook.post("/kubevirt-validate-delete", deletion(0))).await.unwrap();
+    assert!(status == 200 && body.contains("\"allowed\":true"), "{status} {body}");
+
+    let large = deletion(8 * SMALL_BODY_BYTES);
+    let request = || {
+        let request = Request::post("/kubevirt-validate-delete").header("host", HOST);
+        request.header("content-type", "application/json").body(Full::new(Bytes::from(large.clone()))).unwrap()
+    };
+    let response = webhook.client().await.send_request(request());
+    let response = timeout(in_time, response).await.unwrap().unwrap();
+    assert_eq!((response.status().as_u16(), &response.headers()["retry-after"]), (429, &HeaderValue::from_static("1")));
+    let body = response.into_body().collect().await.unwrap().to_bytes();
+    let refusal: kube::core::Status = serde_json::from_slice(&body).unwrap();
+    assert!(refusal.message.ends_with("try again") && refusal.details.unwrap().retry_after_seconds == 1);
+
+    for stalled in stalled {
+        stalled.abort();
+    }
+    wait_for_space(&|free| free == MAX_BUFFERED_BYTES).await;
+    let (status, body) = webhook.send(request()).await;
+    assert!(status == 200 && body.contains("\"allowed\":true"), "{status} {body}");
 }
 
 #[tokio::test]

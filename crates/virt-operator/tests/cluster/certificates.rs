@@ -1,11 +1,14 @@
 //! Pods that do not load a new certificate.
 
-use std::{sync::Arc, time::Duration};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
-use anyhow::{Result, ensure};
-use k8s_openapi::api::{
-    apps::v1::Deployment,
-    core::v1::{ConfigMap, Pod, Secret},
+use anyhow::{Context, Result, ensure};
+use k8s_openapi::{
+    api::{
+        apps::v1::Deployment,
+        core::v1::{ConfigMap, Pod, Secret},
+    },
+    jiff::SignedDuration,
 };
 use kube::{
     Api, ResourceExt,
@@ -14,7 +17,7 @@ use kube::{
 use serde_json::json;
 use tokio::time::{Instant, sleep};
 use vitivirt_lab::{
-    Lab, LabOptions, Record, VirtOperator,
+    Lab, LabOptions, Record, VirtOperator, check_tls,
     harness::{SharedLabs, Suite},
 };
 
@@ -23,6 +26,12 @@ use crate::support::{NAMESPACE, TIMEOUT, condition, event_exists, kubevirts, ope
 pub(crate) fn add(suite: &mut Suite) {
     vitivirt_lab::tests!(suite; fault_1_pods_that_never_load_their_new_certificate_are_reported_and_deleted_once);
 }
+
+/// The servers of the certificates of an installation: label of the pods, name, and port.
+const SERVERS: [(&str, &str, u16); 2] = [
+    ("kubevirt.io=virt-operator", "kubevirt-operator-webhook.kubevirt.svc", 8444),
+    ("kubevirt.io=virt-api", "virt-api.kubevirt.svc", 8443),
+];
 
 async fn fault_1_pods_that_never_load_their_new_certificate_are_reported_and_deleted_once(
     _: Arc<SharedLabs>,
@@ -36,6 +45,7 @@ async fn fault_1_pods_that_never_load_their_new_certificate_are_reported_and_del
     deployments.patch("virt-operator", &PatchParams::default(), &Patch::<()>::Json(short)).await?;
     lab.wait_for_virt_operator(TIMEOUT).await?;
     lab.deploy_kubevirt(None).await?;
+    clients_whose_clocks_are_a_minute_off_trust_the_servers(&lab).await?;
     let mut frozen = lab.freeze_volumes(NAMESPACE, "virt-api").await?;
     ensure!(frozen.len() == 2, "virt-api has the pods {frozen:?}");
     replace_ca(&lab).await?;
@@ -75,6 +85,27 @@ async fn fault_1_pods_that_never_load_their_new_certificate_are_reported_and_del
     frozen.sort_unstable();
     ensure!(deleted == frozen, "the operator deleted {deleted:?}, but {frozen:?} were frozen");
     lab.stop().await
+}
+
+/// The certificates were issued a few seconds ago, by the clock of the operator.
+async fn clients_whose_clocks_are_a_minute_off_trust_the_servers(lab: &Lab) -> Result<()> {
+    let cas: Api<ConfigMap> = Api::namespaced(lab.client(), NAMESPACE);
+    let ca =
+        cas.get("kubevirt-ca").await?.data.and_then(|mut data| data.remove("ca-bundle")).context("no CA bundle")?;
+    let pods: Api<Pod> = Api::namespaced(lab.client(), NAMESPACE);
+    for (label, name, port) in SERVERS {
+        let pods = pods.list(&ListParams::default().labels(label)).await?.items;
+        ensure!(!pods.is_empty(), "no pod has the label {label}");
+        for pod in pods {
+            let address = pod.status.and_then(|status| status.pod_ip).context("a pod without address")?;
+            let server = SocketAddr::new(address.parse()?, port);
+            for seconds in [-60, 0, 60] {
+                let result = check_tls(server, name, &ca, SignedDuration::from_secs(seconds)).await;
+                result.with_context(|| format!("{name}, by a clock that is off by {seconds} s"))?;
+            }
+        }
+    }
+    Ok(())
 }
 
 async fn pods_are_replaced_one_at_a_time(lab: &Lab, old: &[String]) -> Result<()> {

@@ -8,6 +8,7 @@ use tokio::{
     process::Command,
     time::{Instant, sleep},
 };
+use vitivirt_api::IMAGE_NAME;
 use vitivirt_lab::{
     Helm, Lab, LabOptions, OwnProgram,
     harness::{SharedLabs, Suite},
@@ -104,7 +105,7 @@ fn check_alerts(rendered: &str) -> Result<()> {
 
 async fn helm_uninstalls_in_both_orders_and_keeps_kubevirt(_: Arc<SharedLabs>) -> Result<()> {
     let lab = Box::pin(Lab::start(LabOptions {
-        own_programs: vec![OwnProgram { image: "vitistack/kubevirt-operator".to_owned(), file: program() }],
+        own_programs: vec![OwnProgram { image: IMAGE_NAME.to_owned(), file: program() }],
         ..LabOptions::default()
     }))
     .await?;

@@ -3,7 +3,7 @@
 //!
 //! `cargo xtask test` tries one write of each phase; `cargo xtask chaos install` tries random ones and those between two
 //! kinds of writes, such as a CA and a bundle. The processes run outside of pods, because the fault proxy kills a process
-//! by its PID.
+//! by its PID. The process that leads next has watched everything since before the phase, as a second replica does.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,7 +16,7 @@ use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::{
     apps::v1::Deployment,
     coordination::v1::Lease,
-    core::v1::{Pod, Secret, Service},
+    core::v1::{ConfigMap, Pod, Secret, Service},
     discovery::v1::EndpointSlice,
 };
 use kube::{
@@ -25,6 +25,7 @@ use kube::{
 };
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
+use vitivirt_install::names::{FIELD_MANAGER, annotation};
 use vitivirt_lab::{
     KubeVirtRelease, Lab, LabOptions, OperatorProcess, OperatorProcessOptions, PodFate, PodRule, Record, VirtOperator,
     harness::{SharedLabs, Suite},
@@ -95,11 +96,15 @@ impl Expected {
     }
 
     /// The numbers of the writes after which another kind of write follows. Each pair of kinds occurs once, because
-    /// writes of one step are sent concurrently and alternate.
+    /// writes of one step are sent concurrently and alternate. Each batch of virt-handler is a step.
     fn boundaries(&self) -> Vec<u64> {
         let mut seen = BTreeSet::new();
+        let is_batch = |write: &String| write == "patch daemonsets";
         let pairs = self.writes.windows(2).zip(1..);
-        let changes = pairs.filter(|(pair, _)| pair[0] != pair[1] && seen.insert(pair.to_vec()));
+        let changes = pairs.filter(|(pair, _)| {
+            let is_new = seen.insert(pair.to_vec());
+            pair[0] != pair[1] && (is_new || pair.iter().any(is_batch))
+        });
         changes.map(|(_, number)| number).collect()
     }
 }
@@ -226,10 +231,11 @@ async fn check(phase: Phase, nth: u64, expected: &Snapshot) -> Result<()> {
     lab.stop().await
 }
 
-/// A lab in which one process of the operator runs at a time.
+/// A lab with a leader, and a second process that waits for the Lease.
 struct Replicas {
     lab: Lab,
     leader: OperatorProcess,
+    standby: OperatorProcess,
 }
 
 impl Replicas {
@@ -239,7 +245,8 @@ impl Replicas {
         lab.create_virt_operator(&VirtOperator::ours(program())).await?;
         lab.delete_virt_operator(TIMEOUT).await?;
         let leader = start_leader(&lab, true).await?;
-        Ok(Self { lab, leader })
+        let standby = start_process(&lab, false).await?;
+        Ok(Self { lab, leader, standby })
     }
 
     /// Installs what a phase begins with.
@@ -270,23 +277,31 @@ impl Replicas {
         // The tests of the Lease cover that it expires.
         let leases: Api<Lease> = Api::namespaced(self.lab.client(), NAMESPACE);
         leases.delete("virt-operator", &DeleteParams::default()).await?;
-        self.leader = start_leader(&self.lab, false).await?;
+        wait_until_it_leads(&self.lab, &self.standby).await?;
         wait_until_done(&self.lab, phase, &old).await
     }
 }
 
-/// Starts a process, waits until it leads, and sends it the calls of its webhooks.
 pub(crate) async fn start_leader(lab: &Lab, through_proxy: bool) -> Result<OperatorProcess> {
-    let leader = lab
-        .run(OperatorProcessOptions {
-            file: program(),
-            namespace: NAMESPACE.to_owned(),
-            service_account: "kubevirt-operator".to_owned(),
-            arguments: ["--listen", "{address}", "--port", "8443"].map(str::to_owned).to_vec(),
-            environment: vec![("VIRT_OPERATOR_IMAGE".to_owned(), "quay.io/kubevirt/virt-operator:v1.8.4".to_owned())],
-            through_proxy,
-        })
-        .await?;
+    let leader = start_process(lab, through_proxy).await?;
+    wait_until_it_leads(lab, &leader).await?;
+    Ok(leader)
+}
+
+async fn start_process(lab: &Lab, through_proxy: bool) -> Result<OperatorProcess> {
+    lab.run(OperatorProcessOptions {
+        file: program(),
+        namespace: NAMESPACE.to_owned(),
+        service_account: "kubevirt-operator".to_owned(),
+        arguments: ["--listen", "{address}", "--port", "8443"].map(str::to_owned).to_vec(),
+        environment: vec![("VIRT_OPERATOR_IMAGE".to_owned(), "quay.io/kubevirt/virt-operator:v1.8.4".to_owned())],
+        through_proxy,
+    })
+    .await
+}
+
+/// Waits until a process leads, and sends it the calls of its webhooks.
+async fn wait_until_it_leads(lab: &Lab, leader: &OperatorProcess) -> Result<()> {
     leader.wait_for_message(message::ACQUIRED, TIMEOUT).await?;
     let endpoints = json!({
         "apiVersion": "discovery.k8s.io/v1",
@@ -303,7 +318,7 @@ pub(crate) async fn start_leader(lab: &Lab, through_proxy: bool) -> Result<Opera
     let slices: Api<EndpointSlice> = Api::namespaced(lab.client(), NAMESPACE);
     let apply = PatchParams::apply("lab").force();
     slices.patch("virt-operator-process", &apply, &Patch::Apply(&endpoints)).await.context("the endpoint")?;
-    Ok(leader)
+    Ok(())
 }
 
 async fn begin(lab: &Lab, phase: Phase) -> Result<()> {
@@ -362,7 +377,6 @@ fn certificate(secret: &Secret) -> Option<Vec<u8>> {
 /// The Deployment of the operator rolls out a newer version whose pod has led once and does not run now, so that a pod of
 /// the old version leads.
 async fn an_old_replica_reverts_nothing_while_a_newer_one_exists(_: Arc<SharedLabs>) -> Result<()> {
-    const NEWER: &str = "v1.9.0";
     let image = format!("example.org/virt-operator:{NEWER}");
     let lab = Lab::start(LabOptions::default()).await?;
     lab.set_pods(|pods| {
@@ -394,6 +408,7 @@ async fn an_old_replica_reverts_nothing_while_a_newer_one_exists(_: Arc<SharedLa
     ensure!(services.get_opt(REMOVED).await?.is_none(), "the old replica created Service {REMOVED} again");
     let version = text(&kubevirts(&lab).get("kubevirt").await?, "/status/operatorVersion");
     ensure!(version == NEWER, "the old replica wrote the status: {version}");
+    renewed_certificates_keep_the_marks_of_the_newer_version(&lab).await?;
 
     // A user takes the newer version back.
     set_image(&deployments, &old).await?;
@@ -402,9 +417,52 @@ async fn an_old_replica_reverts_nothing_while_a_newer_one_exists(_: Arc<SharedLa
         kubevirt.is_some_and(|kubevirt| text(kubevirt, "/status/operatorVersion") == "v1.8.4" && is_available(kubevirt))
     })
     .await?;
+    let (secrets, bundles) = (Api::namespaced(lab.client(), NAMESPACE), Api::namespaced(lab.client(), NAMESPACE));
+    lab.wait("the Secret is of the old version", TIMEOUT, secrets, MARKED_SECRET, is_of_old::<Secret>).await?;
+    lab.wait("the ConfigMap is of the old version", TIMEOUT, bundles, MARKED_BUNDLE, is_of_old::<ConfigMap>).await?;
     lab.stop().await
 }
 
+/// The newer version updates a Secret and a ConfigMap before its pod ends. The old replica renews their certificates, and
+/// leaves the rest as it is.
+async fn renewed_certificates_keep_the_marks_of_the_newer_version(lab: &Lab) -> Result<()> {
+    let secrets: Api<Secret> = Api::namespaced(lab.client(), NAMESPACE);
+    let bundles: Api<ConfigMap> = Api::namespaced(lab.client(), NAMESPACE);
+    let marks = BTreeMap::from(MARKS_OF_NEWER.map(|(key, value)| (key.to_owned(), value.to_owned())));
+    let patch = Patch::Merge(json!({"metadata": {"annotations": marks}}));
+    let newer = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
+    let secret = secrets.patch(MARKED_SECRET, &newer, &patch).await?;
+    let bundle = bundles.patch(MARKED_BUNDLE, &newer, &patch).await?;
+    replace_spec(lab, &rotated()).await?;
+    lab.wait("the certificate is renewed", TIMEOUT, secrets.clone(), MARKED_SECRET, |renewed| {
+        renewed.is_some_and(|renewed| certificate(renewed) != certificate(&secret))
+    })
+    .await?;
+    lab.wait("the new CA is trusted", TIMEOUT, bundles.clone(), MARKED_BUNDLE, |renewed| {
+        renewed.is_some_and(|renewed| renewed.data != bundle.data)
+    })
+    .await?;
+    let (secret, bundle) = (secrets.get(MARKED_SECRET).await?, bundles.get(MARKED_BUNDLE).await?);
+    for annotations in [secret.annotations(), bundle.annotations()] {
+        let are_kept = marks.iter().all(|(key, value)| annotations.get(key) == Some(value));
+        ensure!(are_kept, "the old replica replaced the marks of the newer version: {annotations:?}");
+    }
+    Ok(())
+}
+
+fn is_of_old<K: ResourceExt>(object: Option<&K>) -> bool {
+    object.and_then(|object| object.annotations().get(annotation::VERSION)).is_some_and(|version| version == "v1.8.4")
+}
+
+const NEWER: &str = "v1.9.0";
+/// The annotations by which an operator marks the objects of its installation.
+const MARKS_OF_NEWER: [(&str, &str); 3] = [
+    (annotation::VERSION, NEWER),
+    ("kubevirt.io/install-strategy-registry", "example.org"),
+    (annotation::IDENTIFIER, "newer"),
+];
+const MARKED_SECRET: &str = "kubevirt-virt-api-certs";
+const MARKED_BUNDLE: &str = "kubevirt-ca";
 const REMOVED: &str = "kubevirt-prometheus-metrics";
 
 fn container_image(deployment: &Deployment) -> Option<String> {

@@ -1,9 +1,9 @@
-//! What is wrong in one part of an installation does not hold up the others: certificates are renewed in every state of
+//! What is wrong in one part of an installation does not block the others: certificates are renewed in every state of
 //! the resource, webhooks answer throughout, and the edit that corrects the resource is accepted.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Context, Result, anyhow, bail};
 use k8s_openapi::{
     api::{
         admissionregistration::v1::ValidatingWebhookConfiguration,
@@ -18,26 +18,32 @@ use kube::{
 };
 use serde_json::{Value, json};
 use vitivirt_lab::{
-    Extension, Lab, LabOptions, PodFate, PodRule, VirtOperator,
+    Extension, KubeVirtRelease, Lab, LabOptions, PodFate, PodRule, VirtOperator,
     harness::{SharedLabs, Suite},
 };
 
 use crate::{
     alerts::MONITORING,
     lifecycle::{replace_spec, spec_with_patch},
-    support::{NAMESPACE, TIMEOUT, condition, create_kubevirt, kubevirts, program, wait_until_available},
-    webhook_client::WebhookClient,
+    removal::{create_vm, delete_kubevirt, virtual_machines, wait_until_removed},
+    support::{
+        NAMESPACE, TIMEOUT, condition, create_kubevirt, kubevirts, program, wait_until_available, wait_until_release,
+    },
+    webhook_client::{VmCall, WebhookClient},
 };
 
 pub(crate) fn add(suite: &mut Suite) {
     vitivirt_lab::tests!(suite;
         certificates_are_renewed_in_every_state_of_the_resource,
         certificates_are_renewed_while_objects_cannot_be_written,
+        certificates_of_another_release_are_renewed_also_while_its_removal_is_blocked,
     );
 }
 
 /// The leaf certificates that a test waits for in each state.
 const ROTATIONS: usize = 3;
+/// Longer than all of them take.
+const ROTATIONS_TIMEOUT: Duration = Duration::from_secs(600);
 /// The Secret whose certificate is watched.
 const SECRET: &str = "kubevirt-virt-api-certs";
 
@@ -104,6 +110,26 @@ async fn certificates_are_renewed_while_objects_cannot_be_written(_: Arc<SharedL
     lab.stop().await
 }
 
+/// A VM whose finalizer stays keeps KubeVirt's components, which need certificates that are valid. The components are of
+/// another release than the operator.
+async fn certificates_of_another_release_are_renewed_also_while_its_removal_is_blocked(
+    _: Arc<SharedLabs>,
+) -> Result<()> {
+    let lab = start().await?;
+    let release = KubeVirtRelease::Previous.version();
+    create_kubevirt(&lab, &with_lifetimes(json!({"imageTag": release}))).await?;
+    wait_until_release(&lab, release, 2 * TIMEOUT).await?;
+    wait_until_available(&lab).await?;
+    rotate(&lab, "Available", "All components are ready", VmCall::Create).await.context("another release")?;
+    create_vm(&lab, "stuck", Some(FOREIGN_FINALIZER)).await?;
+    delete_kubevirt(&lab).await?;
+    rotate(&lab, "Synchronized", FOREIGN_FINALIZER, VmCall::Update("stuck")).await.context("removal")?;
+    let none = json!({"metadata": {"finalizers": null}});
+    virtual_machines(&lab).patch("stuck", &PatchParams::default(), &Patch::Merge(none)).await?;
+    wait_until_removed(&lab).await?;
+    lab.stop().await
+}
+
 async fn start() -> Result<Lab> {
     let extensions = vec![Extension::Monitoring];
     let lab = Lab::start(LabOptions { extensions, ..LabOptions::default() }).await?;
@@ -150,11 +176,30 @@ async fn wait_until_available_soon(lab: &Lab) -> Result<()> {
     if first.is_ok() { first } else { wait_until_available(lab).await }
 }
 
-/// Waits until a condition says what is wrong, and then for new certificates. The condition says it all the time, no call
-/// fails, and the API server accepts an edit of the resource while the cause lasts.
+/// Waits for new certificates, and edits the resource, which the API server accepts while the cause lasts.
 async fn rotate_and_edit(lab: &Lab, kind: &str, expected: &str, edit: Value) -> Result<()> {
+    rotate(lab, kind, expected, VmCall::Create).await?;
+    replace_spec(lab, &with_lifetimes(edit)).await.context("the edit was not accepted")?;
+    Ok(())
+}
+
+/// Waits until a condition has this text, and then for new certificates. The condition keeps the text all the time, and no
+/// call fails.
+async fn rotate(lab: &Lab, kind: &str, expected: &str, vm_call: VmCall) -> Result<()> {
     wait_for_message(lab, kind, expected).await?;
-    let client = WebhookClient::start(vec![lab.client()]);
+    let is_silent = |kubevirt: Option<&DynamicObject>| !says(kubevirt, kind, expected);
+    let what = format!("condition {kind} loses {expected:?}");
+    tokio::select! {
+        renewed = wait_for_rotations(lab, vm_call) => renewed,
+        silent = lab.wait(&what, ROTATIONS_TIMEOUT, kubevirts(lab), "kubevirt", is_silent) => {
+            let found = silent?.as_ref().and_then(|kubevirt| condition(kubevirt, kind));
+            bail!("condition {kind} is {found:?}, expected {expected:?}")
+        }
+    }
+}
+
+async fn wait_for_rotations(lab: &Lab, vm_call: VmCall) -> Result<()> {
+    let client = WebhookClient::start_with(vec![lab.client()], vm_call);
     let secrets: Api<Secret> = Api::namespaced(lab.client(), NAMESPACE);
     let mut seen = BTreeSet::from([certificate(&secrets.get(SECRET).await?)?]);
     while seen.len() <= ROTATIONS {
@@ -162,18 +207,9 @@ async fn rotate_and_edit(lab: &Lab, kind: &str, expected: &str, edit: Value) -> 
         let renewed = lab.wait("a new certificate", TIMEOUT, secrets.clone(), SECRET, |secret| {
             secret.and_then(|secret| certificate(secret).ok()).is_some_and(|current| !known.contains(&current))
         });
-        let renewed = renewed.await?.context("the Secret was deleted")?;
-        seen.insert(certificate(&renewed)?);
-        let kubevirt = kubevirts(lab).get("kubevirt").await?;
-        ensure!(
-            says(Some(&kubevirt), kind, expected),
-            "condition {kind} is {:?}, expected {expected:?}",
-            condition(&kubevirt, kind)
-        );
+        seen.insert(certificate(&renewed.await?.context("the Secret was deleted")?)?);
     }
-    client.finish().await?;
-    replace_spec(lab, &with_lifetimes(edit)).await.context("the edit was not accepted")?;
-    Ok(())
+    client.finish().await
 }
 
 fn certificate(secret: &Secret) -> Result<Vec<u8>> {

@@ -1,7 +1,7 @@
 //! `virt-operator plan` for an upgrade: what it shows, that it writes nothing, and that the upgrade then does the same.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     path::{Path, PathBuf},
     process::Stdio,
     sync::Arc,
@@ -17,15 +17,17 @@ use kube::{
 use serde_json::{Value, json};
 use tokio::process::Command;
 use vitivirt_lab::{
-    KubeVirtRelease, Lab, LabOptions, Record, VIRT_OPERATOR_USER, VirtOperator,
+    KubeVirtRelease, Lab, LabOptions, Record, VirtOperator,
     harness::{SharedLabs, Suite},
 };
+use vitivirt_snapshot::{Snapshot, compare, key};
 
 use crate::{
     commands::only_strategy,
     pods::set_node_ready,
-    support::{NAMESPACE, create_kubevirt, kubevirt, program, wait_until_release},
-    upgrade::{TIMEOUT, start_vms},
+    support::{NAMESPACE, create_kubevirt, kubevirt, program, text, wait_until_release},
+    takeover::component_pods,
+    upgrade::{TIMEOUT, migrations, start_vms, start_vms_with, vmis},
 };
 
 pub(crate) fn add(suite: &mut Suite) {
@@ -58,6 +60,12 @@ impl Planned {
         (text("effect"), text("reason"))
     }
 
+    /// The VMs with this effect.
+    fn vms(&self, effect: &str) -> Vec<&str> {
+        let vms = self.rollout("vms").iter().filter(|vm| vm["effect"] == effect);
+        vms.filter_map(|vm| vm["name"].as_str()).collect()
+    }
+
     /// Group, version, kind, namespace and name of the objects with this action.
     fn written(&self, action: &str) -> Vec<(GroupVersionKind, Option<String>, String)> {
         let writes = self.object["writes"].as_array().into_iter().flatten().filter(|write| write["action"] == action);
@@ -69,6 +77,49 @@ impl Planned {
                 (GroupVersionKind::gvk(group, version, text("kind")), namespace, text("name").to_owned())
             })
             .collect()
+    }
+
+    /// The objects with one of these actions that are in a snapshot, by their keys there.
+    fn keys(&self, actions: &[&str]) -> BTreeSet<String> {
+        let written = actions.iter().flat_map(|action| self.written(action));
+        let written = written.filter(|(kind, _, name)| kind.kind != "Job" && !is_temporary(name));
+        let keys = written.map(|(kind, namespace, name)| {
+            let metadata = json!({"namespace": namespace, "name": name});
+            key(&json!({"apiVersion": kind.api_version(), "kind": kind.kind, "metadata": metadata}))
+        });
+        keys.filter(|key| !is_strategy(key)).collect()
+    }
+}
+
+/// Whether this is the key of a ConfigMap with an install strategy. Upstream virt-operator generates its name, so a snapshot
+/// has one key for those of all releases.
+fn is_strategy(key: &str) -> bool {
+    key.starts_with("core/ConfigMap/kubevirt/kubevirt-install-strategy-")
+}
+
+const KUBEVIRT: &str = "kubevirt.io/KubeVirt/kubevirt/kubevirt";
+
+/// Whether an object exists only during the upgrade.
+fn is_temporary(name: &str) -> bool {
+    name.starts_with("virt-operator-tmp-webhook")
+}
+
+/// What an upgrade changes.
+struct State {
+    objects: Snapshot,
+    pods: BTreeSet<String>,
+    /// The UID of each VMI.
+    vmis: BTreeMap<String, Option<String>>,
+}
+
+impl State {
+    async fn of(lab: &Lab) -> Result<Self> {
+        let vmis = vmis(lab).list(&ListParams::default()).await?;
+        Ok(Self {
+            objects: lab.installed(None).await?,
+            pods: component_pods(lab).await?,
+            vmis: vmis.iter().map(|vmi| (vmi.name_any(), vmi.uid())).collect(),
+        })
     }
 }
 
@@ -117,6 +168,7 @@ async fn an_upgrade_does_what_its_rehearsal_shows(_: Arc<SharedLabs>) -> Result<
     start_vms(&lab, &["migrated"]).await?;
     lab.set_guests(|guests| guests.live_migratable = false);
     start_vms(&lab, &["evicted"]).await?;
+    start_vms_with(&lab, &["stays"], &json!({"evictionStrategy": "LiveMigrate"})).await?;
     // v1.8.4 grants permissions that the operator of v1.7.0 does not hold.
     let planned = plan(&lab, &spec, &[]).await?;
     let blockers = planned.blockers();
@@ -126,10 +178,11 @@ async fn an_upgrade_does_what_its_rehearsal_shows(_: Arc<SharedLabs>) -> Result<
     apply_permissions(&lab).await?;
     the_rehearsal_shows_pods_and_vms(&lab, &spec).await?;
     a_budget_and_a_dead_node_are_reported(&lab, &spec).await?;
-    let planned = plan(&lab, &spec, &[]).await?;
+    let (planned, before) = (plan(&lab, &spec, &[]).await?, State::of(&lab).await?);
     lab.replace_virt_operator(&VirtOperator::ours(program())).await?;
     wait_until_release(&lab, KubeVirtRelease::Current.version(), TIMEOUT).await.context("v1.8.4")?;
-    the_upgrade_did_what_was_planned(&lab, &planned).await?;
+    the_objects_and_pods_are_as_planned(&lab, &planned, &before).await?;
+    the_vms_are_as_planned(&lab, &planned, &before).await?;
     let planned = plan(&lab, &spec, &[]).await?;
     ensure!(planned.code == 0 && planned.rollout("restarts").is_empty(), "after the upgrade: {}", planned.object);
     lab.stop().await
@@ -152,6 +205,8 @@ async fn the_rehearsal_shows_pods_and_vms(lab: &Lab, spec: &Value) -> Result<()>
     let (effect, reason) = planned.vm("evicted");
     let expected = ["DisksNotLiveMigratable", "VirtualMachine evicted starts it again"];
     ensure!(effect == "evict" && expected.iter().all(|expected| reason.contains(expected)), "{effect} {reason}");
+    let (effect, reason) = planned.vm("stays");
+    ensure!(effect == "stayOutdated" && reason.contains("virt-api refuses the eviction"), "{effect} {reason}");
     let (effect, reason) = {
         let planned = plan(lab, &json!({}), &[]).await?;
         let (effect, reason) = planned.vm("migrated");
@@ -185,8 +240,8 @@ async fn a_budget_and_a_dead_node_are_reported(lab: &Lab, spec: &Value) -> Resul
     Ok(())
 }
 
-/// Every planned creation and deletion happened, and only the planned workloads have other pods.
-async fn the_upgrade_did_what_was_planned(lab: &Lab, planned: &Planned) -> Result<()> {
+/// The planned objects, and no others, were created, changed and deleted, and the planned pods, and no others, were replaced.
+async fn the_objects_and_pods_are_as_planned(lab: &Lab, planned: &Planned, before: &State) -> Result<()> {
     let exists = async |(kind, namespace, name): &(GroupVersionKind, Option<String>, String)| -> Result<bool> {
         let resource = ApiResource::from_gvk(kind);
         let api: Api<DynamicObject> = match namespace {
@@ -195,24 +250,71 @@ async fn the_upgrade_did_what_was_planned(lab: &Lab, planned: &Planned) -> Resul
         };
         Ok(api.get_metadata_opt(name).await?.is_some())
     };
-    let (created, deleted) = (planned.written("create"), planned.written("delete"));
-    ensure!(!created.is_empty(), "v1.8.4 has objects that v1.7.0 does not have");
-    for object in &created {
-        // It exists only during the upgrade.
-        let is_temporary = object.2.starts_with("virt-operator-tmp-webhook");
-        ensure!(exists(object).await? != is_temporary, "planned to create {object:?}");
+    // By their full names, which snapshots do not have for each object.
+    for object in planned.written("create") {
+        ensure!(exists(&object).await? != is_temporary(&object.2), "planned to create {object:?}");
     }
-    for object in &deleted {
-        ensure!(!exists(object).await?, "planned to delete {object:?}");
+    for object in planned.written("delete") {
+        ensure!(!exists(&object).await?, "planned to delete {object:?}");
     }
-    let written = lab.audit()?.into_iter().filter(|record| {
-        let is_workload = ["deployments", "daemonsets"].contains(&record.resource.as_str());
-        is_workload && record.verb == "patch" && record.user == VIRT_OPERATOR_USER
-    });
-    let written: BTreeSet<String> = written.map(|record| record.name).collect();
-    let restarts: BTreeSet<String> =
-        planned.rollout("restarts").iter().filter_map(|it| it["name"].as_str().map(ToOwned::to_owned)).collect();
-    ensure!(restarts.is_subset(&written), "planned {restarts:?}, written {written:?}");
+
+    let after = State::of(lab).await?;
+    let comparison = compare(&before.objects, &after.objects);
+    let (created, deleted) = (planned.keys(&["create"]), planned.keys(&["delete"]));
+    let mut changed = &planned.keys(&["update", "restart"]) - &created;
+    // A new object with the key of a deleted one.
+    changed.extend(created.intersection(&deleted).cloned());
+    require_equal("created", &(&created - &deleted), comparison.extra)?;
+    require_equal("deleted", &(&deleted - &created), comparison.missing)?;
+    // A plan does not contain the status of the resource.
+    let differing = comparison.differing.into_keys().filter(|key| key != KUBEVIRT && !is_strategy(key));
+    require_equal("changed", &changed, differing)?;
+
+    let pods = planned.rollout("restarts").iter().filter_map(|restart| restart["pods"].as_array()).flatten();
+    let pods = pods.filter_map(Value::as_str).map(ToOwned::to_owned).collect();
+    let replaced = before.pods.difference(&after.pods).filter_map(|pod| Some(pod.split_once(' ')?.0.to_owned()));
+    require_equal("replaced", &pods, replaced)
+}
+
+fn require_equal(what: &str, planned: &BTreeSet<String>, found: impl IntoIterator<Item = String>) -> Result<()> {
+    let found: BTreeSet<String> = found.into_iter().collect();
+    let (missing, extra) = (planned - &found, &found - planned);
+    ensure!(missing.is_empty() && extra.is_empty(), "{what}: planned and not done {missing:?}, not planned {extra:?}");
+    Ok(())
+}
+
+/// virt-controller updates VMs when the upgrade is complete. The VM that stays comes last: virt-controller has tried to evict
+/// it together with the other one.
+async fn the_vms_are_as_planned(lab: &Lab, planned: &Planned, before: &State) -> Result<()> {
+    let [migrated, evicted, outdated] = ["migrate", "evict", "stayOutdated"].map(|effect| planned.vms(effect));
+    ensure!((migrated.len(), evicted.len(), outdated.len()) == (1, 1, 1), "{:?}", planned.rollout("vms"));
+    let is_same = |vmi: &DynamicObject| before.vmis.get(&vmi.name_any()) == Some(&vmi.uid());
+    for name in &migrated {
+        lab.wait("the VM is migrated", TIMEOUT, vmis(lab), name, |vmi| {
+            vmi.is_some_and(|vmi| {
+                vmi.data.pointer("/status/migrationState/completed") == Some(&json!(true)) && is_same(vmi)
+            })
+        })
+        .await?;
+    }
+    for name in &evicted {
+        lab.wait("the VM is evicted and started again", TIMEOUT, vmis(lab), name, |vmi| {
+            vmi.is_some_and(|vmi| text(vmi, "/status/phase") == "Running" && !is_same(vmi))
+        })
+        .await?;
+    }
+    for name in &outdated {
+        lab.wait("the VM stays outdated", TIMEOUT, vmis(lab), name, |vmi| {
+            vmi.is_some_and(|vmi| {
+                let is_outdated = vmi.labels().contains_key("kubevirt.io/outdatedLauncherImage");
+                is_outdated && is_same(vmi) && text(vmi, "/status/phase") == "Running"
+            })
+        })
+        .await?;
+    }
+    let found = migrations(lab).list(&ListParams::default()).await?;
+    let found: BTreeSet<String> = found.iter().map(|migration| text(migration, "/spec/vmiName")).collect();
+    ensure!(found.iter().eq(&migrated), "migrated {found:?}");
     Ok(())
 }
 

@@ -20,7 +20,7 @@ use k8s_openapi::{
 };
 use kube::{
     Api, ResourceExt,
-    api::{ApiResource, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams},
+    api::{ApiResource, DeleteParams, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams, PostParams},
     core::PartialObjectMeta,
     discovery::{ApiGroup, Discovery, verbs},
 };
@@ -129,11 +129,11 @@ async fn start_operator(lab: &Lab) -> Result<()> {
     lab.wait_for_virt_operator(TIMEOUT).await
 }
 
-fn virtual_machines(lab: &Lab) -> Api<DynamicObject> {
+pub(crate) fn virtual_machines(lab: &Lab) -> Api<DynamicObject> {
     Api::namespaced_with(lab.client(), "default", &kubevirt_resource("VirtualMachine"))
 }
 
-async fn create_vm(lab: &Lab, name: &str, finalizer: Option<&str>) -> Result<()> {
+pub(crate) async fn create_vm(lab: &Lab, name: &str, finalizer: Option<&str>) -> Result<()> {
     let mut vm = vm(name);
     if let Some(finalizer) = finalizer {
         vm["metadata"]["finalizers"] = json!([finalizer]);
@@ -151,14 +151,26 @@ async fn wait_until_running(lab: &Lab, name: &str) -> Result<()> {
     .map(|_| ())
 }
 
-async fn delete_kubevirt(lab: &Lab) -> Result<()> {
+pub(crate) async fn delete_kubevirt(lab: &Lab) -> Result<()> {
     kubevirts(lab).delete("kubevirt", &DeleteParams::default()).await.context("deleting the KubeVirt resource")?;
     Ok(())
 }
 
-/// The API server may take a minute to delete the objects of a CRD that is deleted right after its creation.
-async fn wait_until_removed(lab: &Lab) -> Result<()> {
+/// The removal ends within a minute, or a condition reports by then what it waits for. The API server may take a minute to
+/// delete the objects of a CRD that is deleted right after its creation.
+pub(crate) async fn wait_until_removed(lab: &Lab) -> Result<()> {
     let start = Instant::now();
+    let reasons = ["DeletionBlocked", "DeletionFailed"];
+    let is_removed_or_blocked = |kubevirt: Option<&DynamicObject>| {
+        kubevirt.is_none_or(|kubevirt| {
+            let synchronized = condition(kubevirt, "Synchronized");
+            synchronized.is_some_and(|(status, reason, message)| {
+                status == "False" && reasons.contains(&reason.as_str()) && !message.is_empty()
+            })
+        })
+    };
+    let what = "KubeVirt is deleted, or a condition reports why not";
+    lab.wait(what, MESSAGE_TIMEOUT, kubevirts(lab), "kubevirt", is_removed_or_blocked).await?;
     let is_deleted = |kubevirt: Option<&DynamicObject>| kubevirt.is_none();
     lab.wait("KubeVirt is deleted", 2 * TIMEOUT, kubevirts(lab), "kubevirt", is_deleted).await?;
     println!("removed in {:.1} s", start.elapsed().as_secs_f64());
@@ -189,6 +201,8 @@ async fn node_marks(lab: &Lab) -> Result<Vec<String>> {
     Ok(keys.filter(|key| key.contains("kubevirt.io/")).cloned().collect())
 }
 
+/// Shorter than the grace period of the operator's pods, which ends with its namespace.
+const LAST_SECONDS: Duration = Duration::from_secs(15);
 /// A condition reports what is wrong within a minute.
 const MESSAGE_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -434,15 +448,56 @@ async fn wait_until_namespace_is_gone(lab: &Lab) -> Result<()> {
     gone.await.map(|_| ())
 }
 
+/// What could reject the deletion of the objects of a namespace.
+const BLOCKING: [(&str, &str); 3] = [
+    ("admissionregistration.k8s.io", "ValidatingWebhookConfiguration"),
+    ("admissionregistration.k8s.io", "MutatingWebhookConfiguration"),
+    ("apiregistration.k8s.io", "APIService"),
+];
+
+async fn blocking_objects(lab: &Lab) -> Result<Vec<String>> {
+    let managed = ListParams::default().labels("app.kubernetes.io/managed-by=virt-operator");
+    let mut found = Vec::new();
+    for (group, kind) in BLOCKING {
+        let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, "v1", kind));
+        let objects = list_served(lab, &resource, &managed).await?;
+        found.extend(objects.iter().map(|object| format!("{kind} {}", object.name_any())));
+    }
+    Ok(found)
+}
+
+/// The operator deletes them at once, because its pods are being deleted too.
+async fn wait_until_nothing_blocks(lab: &Lab) -> Result<()> {
+    let deadline = Instant::now() + LAST_SECONDS;
+    loop {
+        let left = blocking_objects(lab).await?;
+        if left.is_empty() {
+            return Ok(());
+        }
+        ensure!(Instant::now() < deadline, "left {LAST_SECONDS:?} after the namespace was deleted: {left:?}");
+        // No watch reports that the last one is gone, so this polls.
+        sleep(Duration::from_millis(100)).await;
+    }
+}
+
 /// The operator itself is in that namespace.
 async fn a_namespace_that_is_deleted_first_takes_kubevirt_with_it(_: Arc<SharedLabs>) -> Result<()> {
     let (lab, before) = lab_with_operator().await?;
     create_kubevirt(&lab, &json!({})).await?;
     wait_until_available(&lab).await?;
+    let webhooks = blocking_objects(&lab).await?;
+    ensure!(BLOCKING.iter().all(|(_, kind)| webhooks.iter().any(|object| object.contains(kind))), "{webhooks:?}");
     let namespaces: Api<Namespace> = Api::all(lab.client());
     namespaces.delete(NAMESPACE, &DeleteParams::default()).await?;
+    wait_until_nothing_blocks(&lab).await?;
     wait_until_namespace_is_gone(&lab).await?;
-    // What the operator could not finish in its last seconds, the command does.
+    // The operator removes its finalizer last, so it has deleted everything else by then. See docs/uninstall.md.
+    require_clean_objects(&lab, &before).await.context("before the uninstall")?;
+    let now = objects(&lab).await?;
+    let of_namespace = |object: &str| object.contains(" kubevirt/") || object == "/Namespace kubevirt";
+    let missing: Vec<&String> = before.difference(&now).filter(|object| !of_namespace(object)).collect();
+    ensure!(missing.is_empty(), "the operator also deleted {missing:?}");
+    // virt-handler may have labeled its node again.
     uninstall(&lab, &["--yes"]).await?;
     start_operator(&lab).await?;
     require_clean(&lab, &before).await?;
@@ -480,7 +535,7 @@ async fn uninstall_removes_kubevirt_without_its_operator(_: Arc<SharedLabs>) -> 
     let unanswered = run_uninstall(&lab, &["--force"]).await?;
     ensure!(unanswered.status.code() == Some(1), "{}", String::from_utf8_lossy(&unanswered.stdout));
     let rehearsal = uninstall(&lab, &["--force", "--dry-run"]).await?;
-    ensure!(rehearsal.contains("KubeVirt kubevirt/kubevirt") && rehearsal.contains("clusterroles"), "{rehearsal}");
+    ensure!(rehearsal.contains("KubeVirt kubevirt/kubevirt") && rehearsal.contains("  ClusterRole: "), "{rehearsal}");
     ensure!(objects(&lab).await?.is_superset(&installed), "a refused removal and a dry run delete nothing");
 
     uninstall(&lab, &["--yes", "--force"]).await?;

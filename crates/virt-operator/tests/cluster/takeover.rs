@@ -4,7 +4,12 @@
 //! `cargo xtask test` tries the first case; `cargo xtask chaos takeover` tries all of them and writes the table of
 //! docs/takeover.md.
 
-use std::{collections::BTreeSet, fmt::Write, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt::Write,
+    sync::Arc,
+    time::Duration,
+};
 
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::{
@@ -71,7 +76,7 @@ fn cases() -> Result<Vec<Case>> {
     let case = |name, spec, state| Case { name, spec, state };
     Ok(vec![
         case("default resource", json!({}), State::Deployed),
-        case("resource of the specification", specified(), State::Deployed),
+        case("resource with many fields", many_fields(), State::Deployed),
         case("customized components", variant_spec("customize")?, State::Deployed),
         case("`imageTag` and `imageRegistry` of the release", image_tag(), State::Deployed),
         case("external CA", json!({}), State::ExternalCa),
@@ -86,8 +91,8 @@ fn image_tag() -> Value {
     json!({"imageTag": "v1.8.4", "imageRegistry": "quay.io/kubevirt"})
 }
 
-/// Every field that the specification of the operator names.
-fn specified() -> Value {
+/// Fields of every part of the resource, among them deprecated ones.
+fn many_fields() -> Value {
     json!({
         "imageTag": "v1.8.4",
         "imageRegistry": "quay.io/kubevirt",
@@ -154,6 +159,7 @@ async fn both_ways(lab: &Lab, case: &Case) -> Result<[String; 2]> {
     let writes = writes(lab, silent_from)?;
     ensure!(writes.is_empty(), "after the take-over the operator still wrote {writes:?}");
     ensure!(there.ca_kept, "the take-over replaced the CA");
+    require_one_write_per_object(&there.writes, case.state)?;
     match case.state {
         State::Deploying => {}
         State::Canary => {
@@ -246,7 +252,7 @@ async fn wait_until_deployed(lab: &Lab) -> Result<()> {
 
 /// What the change of operators did.
 struct HandOver {
-    writes: usize,
+    writes: Vec<Record>,
     restarted: BTreeSet<String>,
     ca_kept: bool,
 }
@@ -254,8 +260,25 @@ struct HandOver {
 impl HandOver {
     fn row(&self) -> String {
         let ca = if self.ca_kept { "kept" } else { "replaced" };
-        format!("{} | {} | {ca}", self.writes, self.restarted.len())
+        format!("{} | {} | {ca}", self.writes.len(), self.restarted.len())
     }
+}
+
+/// One patch shows whether the content of an object is the desired one. The status of the resource is written more often,
+/// and the DaemonSet of a canary once per batch. An installation that is not complete is continued.
+fn require_one_write_per_object(writes: &[Record], state: State) -> Result<()> {
+    if state == State::Deploying {
+        return Ok(());
+    }
+    let mut counts: BTreeMap<String, usize> = BTreeMap::new();
+    for Record { verb, resource, namespace, name, .. } in writes {
+        if resource != "kubevirts" && !(state == State::Canary && resource == "daemonsets") {
+            *counts.entry(format!("{verb} {resource} {namespace}/{name}")).or_default() += 1;
+        }
+    }
+    counts.retain(|_, count| *count > 1);
+    ensure!(counts.is_empty(), "the take-over wrote objects more than once: {counts:?}");
+    Ok(())
 }
 
 /// Replaces the operator that runs.
@@ -283,7 +306,9 @@ async fn hand_over(lab: &Lab, operator: &VirtOperator, state: State) -> Result<H
     restarted.extend(pods.difference(&present).cloned());
     let found = guest(lab).await?;
     ensure!(found == vmi, "the VMI changed from {vmi:?} to {found:?}");
-    Ok(HandOver { writes: writes(lab, seen)?.len(), restarted, ca_kept: certificate(lab, "kubevirt-ca").await? == ca })
+    let (writes, objects) = (writes(lab, seen)?, lab.installed(None).await?.len());
+    ensure!(writes.len() <= objects, "{} writes for {objects} objects", writes.len());
+    Ok(HandOver { writes, restarted, ca_kept: certificate(lab, "kubevirt-ca").await? == ca })
 }
 
 /// Successful writes of the operator, except for the Lease and events.
@@ -336,13 +361,14 @@ async fn certificate(lab: &Lab, secret: &str) -> Result<String> {
     Ok(String::from_utf8(bytes.0.clone())?)
 }
 
-/// Name and UID of each pod of a component.
-async fn component_pods(lab: &Lab) -> Result<BTreeSet<String>> {
+/// Name and UID of each pod of a component that is not being deleted.
+pub(crate) async fn component_pods(lab: &Lab) -> Result<BTreeSet<String>> {
     let pods: Api<Pod> = Api::namespaced(lab.client(), NAMESPACE);
     let components =
         ListParams::default().labels("kubevirt.io in (virt-api,virt-controller,virt-handler,virt-exportproxy)");
     let pods = pods.list(&components).await?;
-    Ok(pods.iter().map(|pod| format!("{} {}", pod.name_any(), pod.uid().unwrap_or_default())).collect())
+    let pods = pods.iter().filter(|pod| pod.metadata.deletion_timestamp.is_none());
+    Ok(pods.map(|pod| format!("{} {}", pod.name_any(), pod.uid().unwrap_or_default())).collect())
 }
 
 /// UID, phase and node of the guest, if there is one.

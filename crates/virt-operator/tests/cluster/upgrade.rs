@@ -11,7 +11,7 @@ use kube::{
     Api, ResourceExt,
     api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams},
 };
-use serde_json::json;
+use serde_json::{Value, json};
 use vitivirt_lab::{
     KubeVirtRelease, Lab, LabOptions, PodFate, PodRule, VirtOperator,
     harness::{SharedLabs, Suite},
@@ -19,8 +19,11 @@ use vitivirt_lab::{
 };
 use vitivirt_snapshot::{Snapshot, compare};
 
-use crate::support::{
-    NAMESPACE, condition, create_kubevirt, kubevirts, program, text, wait_until_available, wait_until_release,
+use crate::{
+    support::{
+        NAMESPACE, condition, create_kubevirt, kubevirts, program, text, wait_until_available, wait_until_release,
+    },
+    takeover::component_pods,
 };
 
 pub(crate) fn add(suite: &mut Suite) {
@@ -45,9 +48,14 @@ pub(crate) fn vmis(lab: &Lab) -> Api<DynamicObject> {
 
 /// Creates VMs and waits until they run.
 pub(crate) async fn start_vms(lab: &Lab, names: &[&str]) -> Result<()> {
+    start_vms_with(lab, names, &json!({})).await
+}
+
+/// The same, with more fields in the template of each VM.
+pub(crate) async fn start_vms_with(lab: &Lab, names: &[&str], fields: &Value) -> Result<()> {
     let vms: Api<DynamicObject> = Api::namespaced_with(lab.client(), "default", &kubevirt_resource("VirtualMachine"));
     for name in names {
-        let vm = json!({
+        let mut vm = json!({
             "apiVersion": "kubevirt.io/v1",
             "kind": "VirtualMachine",
             "metadata": {"name": name},
@@ -56,6 +64,7 @@ pub(crate) async fn start_vms(lab: &Lab, names: &[&str]) -> Result<()> {
                 "terminationGracePeriodSeconds": 0,
             }}},
         });
+        json_patch::merge(&mut vm["spec"]["template"]["spec"], fields);
         vms.create(&PostParams::default(), &serde_json::from_value(vm)?).await.context("creating a VM")?;
     }
     for name in names {
@@ -186,12 +195,12 @@ async fn image_tag_there_and_back(_: Arc<SharedLabs>) -> Result<()> {
     let before = lab.installed(None).await?;
     start_vms(&lab, &VMS).await?;
     let (running, ca_before) = (running_vms(&lab).await?, ca(&lab).await?);
-    let set_tag = |tag: serde_json::Value| {
+    let set_tag = |tag: Value| {
         let (api, patch) = (kubevirts(&lab), json!({"spec": {"imageTag": tag}}));
         async move { api.patch("kubevirt", &PatchParams::default(), &Patch::Merge(&patch)).await }
     };
     fail_upgrade(&lab, "v1.7.0", async { Ok(set_tag(json!("v1.7.0")).await.map(|_| ())?) }).await?;
-    set_tag(serde_json::Value::Null).await?;
+    set_tag(Value::Null).await?;
     wait_until_release(&lab, "v1.8.4", TIMEOUT).await.context("taken back")?;
     require_handlers_of(&lab, "v1.8.4").await?;
     let comparison = compare(&before, &lab.installed(None).await?);
@@ -212,7 +221,7 @@ async fn image_tag_there_and_back(_: Arc<SharedLabs>) -> Result<()> {
         let images: Vec<String> = images.collect();
         ensure!(images.iter().all(|image| image.ends_with(":v1.7.0")), "{}: {images:?}", pod.name_any());
     }
-    set_tag(serde_json::Value::Null).await?;
+    set_tag(Value::Null).await?;
     wait_until_release(&lab, "v1.8.4", TIMEOUT).await.context("back to v1.8.4")?;
     ensure!(running_vms(&lab).await? == running, "a VM was restarted or migrated");
     ensure!(ca(&lab).await? == ca_before, "the CA was replaced");
@@ -223,7 +232,7 @@ async fn image_tag_there_and_back(_: Arc<SharedLabs>) -> Result<()> {
     lab.stop().await
 }
 
-fn migrations(lab: &Lab) -> Api<DynamicObject> {
+pub(crate) fn migrations(lab: &Lab) -> Api<DynamicObject> {
     Api::all_with(lab.client(), &kubevirt_resource("VirtualMachineInstanceMigration"))
 }
 
@@ -277,12 +286,14 @@ async fn outdated_vms_are_updated_after_the_upgrade_and_not_before(_: Arc<Shared
 
 async fn an_edit_that_restarts_nothing_updates_nothing(lab: &Lab) -> Result<()> {
     let count = || async { anyhow::Ok(migrations(lab).list(&ListParams::default()).await?.items.len()) };
-    let before = (running_vms(lab).await?, count().await?);
+    let (before, pods) = ((running_vms(lab).await?, count().await?), component_pods(lab).await?);
     let edit = json!({"spec": {"uninstallStrategy": "BlockUninstallIfWorkloadsExist"}});
     kubevirts(lab).patch("kubevirt", &PatchParams::default(), &Patch::Merge(&edit)).await?;
     wait_until_available(lab).await?;
     // In this time nothing may happen.
     tokio::time::sleep(Duration::from_secs(5)).await;
+    let present = component_pods(lab).await?;
+    ensure!(present == pods, "the pods changed from {pods:?} to {present:?}");
     ensure!((running_vms(lab).await?, count().await?) == before, "VMs were updated, although no pod was restarted");
     Ok(())
 }

@@ -24,6 +24,14 @@ const EVERY: Duration = Duration::from_millis(200);
 /// The aggregated API, which virt-api serves.
 const AGGREGATED: &str = "/apis/subresources.kubevirt.io/v1/version";
 
+/// The call of the webhook of virt-api.
+#[derive(Clone, Copy)]
+pub(crate) enum VmCall {
+    Create,
+    /// Of the VM with this name. While KubeVirt is being removed, the API server rejects new VMs.
+    Update(&'static str),
+}
+
 pub(crate) struct WebhookClient {
     failures: Arc<Mutex<Vec<String>>>,
     calls: Arc<Mutex<usize>>,
@@ -47,12 +55,16 @@ impl WebhookClient {
 
     /// Calls everything once. Returns the calls that failed.
     pub(crate) async fn failures(client: &Client) -> Vec<String> {
-        let calls = call_everything(client).await.into_iter();
+        let calls = call_everything(client, VmCall::Create).await.into_iter();
         calls.filter_map(|(what, result)| Some(format!("{what}: {}", result.err()?))).collect()
     }
 
     /// Calls through each of these clients, until it is dropped.
     pub(crate) fn start(clients: Vec<Client>) -> Self {
+        Self::start_with(clients, VmCall::Create)
+    }
+
+    pub(crate) fn start_with(clients: Vec<Client>, vm_call: VmCall) -> Self {
         let (failures, calls): (Arc<Mutex<Vec<String>>>, Arc<Mutex<usize>>) = Default::default();
         let mut tasks = JoinSet::new();
         for (number, client) in clients.into_iter().enumerate() {
@@ -61,7 +73,7 @@ impl WebhookClient {
                 let mut ticks = interval(EVERY);
                 loop {
                     ticks.tick().await;
-                    for (what, result) in call_everything(&client).await {
+                    for (what, result) in call_everything(&client, vm_call).await {
                         *calls.lock().await += 1;
                         if let Err(error) = result {
                             failures.lock().await.push(format!("API server {number}, {what}: {error}"));
@@ -84,28 +96,40 @@ impl WebhookClient {
     }
 }
 
-/// A VM that is only validated.
-async fn create_vm(vms: &Api<DynamicObject>) -> Result<(), String> {
-    let dry_run = PostParams { dry_run: true, ..PostParams::default() };
-    let vm = serde_json::from_value(vm("probe")).map_err(|error| error.to_string())?;
-    vms.create(&dry_run, &vm).await.map(|_| ()).map_err(|error| error.to_string())
+impl VmCall {
+    /// A write that is only validated.
+    async fn send(self, vms: &Api<DynamicObject>) -> Result<(), String> {
+        let sent = match self {
+            Self::Create => {
+                let dry_run = PostParams { dry_run: true, ..PostParams::default() };
+                let vm = serde_json::from_value(vm("probe")).map_err(|error| error.to_string())?;
+                vms.create(&dry_run, &vm).await
+            }
+            Self::Update(name) => touch(vms, name).await,
+        };
+        sent.map(|_| ()).map_err(|error| error.to_string())
+    }
 }
 
-async fn call_everything(client: &Client) -> [(&'static str, Result<(), String>); 3] {
+async fn touch(objects: &Api<DynamicObject>, name: &str) -> kube::Result<DynamicObject> {
+    let dry_run = PatchParams { dry_run: true, ..PatchParams::default() };
+    let patch = Patch::Merge(json!({"metadata": {"annotations": {"example.com/probe": "true"}}}));
+    objects.patch(name, &dry_run, &patch).await
+}
+
+async fn call_everything(client: &Client, vm_call: VmCall) -> [(&'static str, Result<(), String>); 3] {
     let vms: Api<DynamicObject> = Api::namespaced_with(client.clone(), "default", &kubevirt_resource("VirtualMachine"));
     let kubevirts: Api<DynamicObject> = Api::namespaced_with(client.clone(), NAMESPACE, &kubevirt_resource("KubeVirt"));
-    let dry_run = PatchParams { dry_run: true, ..PatchParams::default() };
-    let touch = Patch::Merge(json!({"metadata": {"annotations": {"example.com/probe": "true"}}}));
     let request = http::Request::get(AGGREGATED).body(Vec::new());
     let aggregated = async {
         let request = request.map_err(|error| error.to_string())?;
         client.request_text(request).await.map(|_| ()).map_err(|error| error.to_string())
     };
     [
-        ("webhook of virt-api", create_vm(&vms).await),
+        ("webhook of virt-api", vm_call.send(&vms).await),
         (
             "webhook of virt-operator",
-            kubevirts.patch("kubevirt", &dry_run, &touch).await.map(|_| ()).map_err(|error| error.to_string()),
+            touch(&kubevirts, "kubevirt").await.map(|_| ()).map_err(|error| error.to_string()),
         ),
         ("aggregated API", aggregated.await),
     ]

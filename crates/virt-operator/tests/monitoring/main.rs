@@ -224,7 +224,7 @@ async fn kubevirt_targets(lab: &Lab) -> Result<Vec<Target>> {
     Ok(targets)
 }
 
-/// Gauges whose names end like those of counters. The names are part of the specification of kubevirt-operator.
+/// Gauges whose names end like those of counters. Queries of users contain these names.
 const LINT_EXCEPTIONS: [&str; 2] = ["kubevirt_operator_machines_total", "kubevirt_operator_virtual_machines_total"];
 
 async fn check_lint(lab: &Lab, machine_operator: &OperatorProcess) -> Result<()> {

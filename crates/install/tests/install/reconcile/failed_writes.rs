@@ -87,3 +87,104 @@ fn an_installation_stays_available_while_a_webhook_restarts() {
     let done = ("False", "AllComponentsReady");
     assert_eq!(conditions(&cluster), expected([ready, done, done]));
 }
+
+/// Without the feature gate a Deployment, its PodDisruptionBudget and a Route are orphans.
+fn with_vm_export() -> TestCluster {
+    let mut cluster =
+        TestCluster::new(&json!({"configuration": {"developerConfiguration": {"featureGates": ["VMExport"]}}}));
+    cluster.cluster.routes = true;
+    cluster
+}
+
+/// KubeVirt is complete and available, and a condition and an event report the failure.
+fn check_deployed_with_problem(cluster: &mut TestCluster, failure: &Failure) {
+    let mut problems = Vec::new();
+    for _ in 0..5 {
+        let events = cluster.reconcile().report.events.into_iter().filter(|event| event.kind == EventKind::Warning);
+        problems.extend(events.map(|event| (event.reason, event.message)));
+        cluster.roll_out();
+    }
+    let problem = "PartiallySynchronized";
+    problems.dedup();
+    assert_eq!(problems, [(problem, failure.message.clone())]);
+    let done = ("False", "AllComponentsReady");
+    assert_eq!(conditions(cluster), expected([("True", "AllComponentsReady"), done, done]));
+    let status = cluster.status();
+    assert_eq!(status["phase"], "Deployed");
+    assert_eq!(status["observedGeneration"], json!(cluster.kubevirt.metadata.generation));
+    let mut reported = status["conditions"].as_array().unwrap().iter();
+    let reported = reported.find(|condition| condition["type"] == "Synchronized").unwrap();
+    let expected = ("False", problem, failure.message.as_str());
+    let part = |field: &str| reported[field].as_str().unwrap();
+    assert_eq!((part("status"), part("reason"), part("message")), expected);
+    let report = cluster.reconcile().report;
+    assert!(report.events.is_empty() && !report.status.unwrap().differs(), "it is reported again");
+}
+
+#[test]
+fn an_orphan_that_cannot_be_deleted_is_reported_and_blocks_nothing() {
+    let mut cluster = with_vm_export();
+    cluster.settle();
+    let failure = Failure::forbidden(reason::PERMISSION_MISSING, "cannot delete Route kubevirt/virt-exportproxy");
+    cluster.fails = Some(("Route", failure.clone()));
+    cluster.object("Namespace", "kubevirt")["metadata"]["labels"] = json!({});
+    cluster.edit(&json!({"customizeComponents": {"flags": {"api": {"v": "5"}}}}));
+    check_deployed_with_problem(&mut cluster, &failure);
+    let pod = &cluster.object("Deployment", "virt-api")["spec"]["template"]["spec"];
+    assert_eq!(pod["containers"][0]["command"], json!(["virt-api", "--v", "5"]));
+    assert!(cluster.has("Route", "virt-exportproxy"));
+    assert!(!cluster.has("Deployment", "virt-exportproxy"), "other orphans are deleted");
+    assert_eq!(cluster.object("Namespace", "kubevirt")["metadata"]["labels"].as_object().unwrap().len(), 1);
+    cluster.fails = None;
+    cluster.settle();
+    assert!(!cluster.has("Route", "virt-exportproxy"));
+    assert!(!cluster.status().to_string().contains("Synchronized"), "{}", cluster.status());
+}
+
+/// The patch of the namespace.
+fn label_refused() -> Failure {
+    Failure::forbidden(reason::PERMISSION_MISSING, "cannot patch Namespace kubevirt")
+}
+
+#[test]
+fn a_namespace_that_cannot_be_labeled_is_reported_and_blocks_nothing() {
+    let mut cluster = TestCluster::new(&json!({}));
+    cluster.fails = Some(("Namespace", label_refused()));
+    check_deployed_with_problem(&mut cluster, &label_refused());
+    assert!(cluster.has("VirtualMachineClusterInstancetype", "u1.small"));
+    cluster.fails = None;
+    cluster.settle();
+    let labels = cluster.object("Namespace", "kubevirt")["metadata"]["labels"].clone();
+    assert_eq!(labels, json!({"a": "b", "openshift.io/cluster-monitoring": "true"}));
+    assert!(!cluster.status().to_string().contains("Synchronized"), "{}", cluster.status());
+}
+
+#[test]
+fn orphans_are_deleted_although_the_namespace_cannot_be_labeled() {
+    let mut cluster = with_vm_export();
+    cluster.fails = Some(("Namespace", label_refused()));
+    cluster.reconcile_repeatedly();
+    assert!(cluster.has("Deployment", "virt-exportproxy"));
+    cluster.edit(&json!({}));
+    cluster.reconcile_repeatedly();
+    assert!(!cluster.has("Deployment", "virt-exportproxy"));
+}
+
+/// The status names the namespaces in which orphans are left.
+#[test]
+fn an_orphan_in_another_namespace_that_could_not_be_deleted_is_deleted_later() {
+    let mut cluster = TestCluster::new(&json!({"serviceMonitorNamespace": "monitors"}));
+    cluster.cluster.service_monitors = true;
+    cluster.cluster.monitor_namespace = Some("monitoring".to_owned());
+    cluster.settle();
+    cluster.fails = Some(("ServiceMonitor", Failure::forbidden(reason::PERMISSION_MISSING, "cannot write")));
+    cluster.edit(&json!({}));
+    cluster.reconcile_repeatedly();
+    cluster.restart();
+    cluster.reconcile_repeatedly();
+    assert_eq!(cluster.status()["phase"], "Deployed");
+    cluster.fails = None;
+    cluster.settle();
+    let left = cluster.objects.keys().filter(|(kind, _)| kind == "ServiceMonitor").map(|(_, key)| key.namespace());
+    assert_eq!(left.collect::<Vec<_>>(), [Some("monitoring")]);
+}

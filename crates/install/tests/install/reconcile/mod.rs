@@ -1,5 +1,7 @@
 //! Whole installations, reconciled step by step against a cluster in memory.
 
+mod certificates;
+mod drift;
 mod edits;
 mod failed_writes;
 mod faults;
@@ -8,14 +10,13 @@ mod pods;
 mod removal;
 mod served_certificates;
 mod storage;
+mod strategy_job;
 mod test_cluster;
 mod upgrades;
 mod view;
 
-use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::SignedDuration};
 use serde_json::{Value, json};
 use vitivirt_api::{Failure, ObjectKey, Stop};
-use vitivirt_install::{DeploymentConfig, InstallStrategy, config_map, removal::RemovalMode};
 
 use test_cluster::{Reconcile, TestCluster};
 
@@ -30,6 +31,18 @@ const VARIANTS: [&str; 7] = ["default", "customize", "gates", "images", "monitor
 fn installed(spec: &Value) -> TestCluster {
     let mut cluster = TestCluster::new(spec);
     cluster.settle();
+    cluster
+}
+
+/// A copy, because creating an installation takes much longer.
+fn installed_from(base: &TestCluster) -> TestCluster {
+    let mut cluster = TestCluster::new(&serde_json::to_value(&base.kubevirt.spec).unwrap());
+    cluster.kubevirt = base.kubevirt.clone();
+    cluster.cluster = base.cluster.clone();
+    cluster.objects = base.objects.clone();
+    cluster.up_to_date = base.up_to_date.clone();
+    cluster.installation = base.installation.clone();
+    cluster.live = base.live.clone();
     cluster
 }
 
@@ -173,268 +186,6 @@ fn a_problem_of_an_optional_lane_is_reported_and_degrades_nothing() {
 }
 
 #[test]
-fn every_deleted_object_is_created_again_with_one_write() {
-    let base = installed(&variant("gates"));
-    let ids: Vec<_> = base.objects.keys().filter(|(kind, _)| kind != "Namespace").cloned().collect();
-    assert!(ids.len() > 200);
-    // The ConfigMap of the install strategy is recreated, not repaired.
-    let ids = ids.into_iter().filter(|(_, key)| !key.name().starts_with("kubevirt-install-strategy"));
-    for (index, id) in ids.enumerate() {
-        // These objects are all alike.
-        if id.0.starts_with("VirtualMachineCluster") && index % 20 != 0 {
-            continue;
-        }
-        let mut cluster = installed_from(&base);
-        cluster.objects.remove(&id);
-        let writes: Vec<String> = cluster.settle().iter().flat_map(Reconcile::writes).collect();
-        assert_eq!(writes.len(), 1, "{id:?}: {writes:?}");
-    }
-}
-
-const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
-const GENERATION: &str = "kubevirt.io/generation";
-const IDENTITY: [&str; 3] = [
-    "kubevirt.io/install-strategy-identifier",
-    "kubevirt.io/install-strategy-registry",
-    "kubevirt.io/install-strategy-version",
-];
-
-fn remove(object: &mut Value, parent: &str, key: &str) -> Option<Value> {
-    object.pointer_mut(parent)?.as_object_mut()?.remove(key)
-}
-
-/// For every way in which another client may change an object, and all objects at once.
-#[test]
-fn every_kind_of_drift_is_repaired_on_every_object_with_one_write() {
-    let base = installed(&variant("gates"));
-    let expected = edits::snapshot(&base);
-    let ids: Vec<_> = base
-        .objects
-        .keys()
-        .filter(|(kind, key)| kind != "Namespace" && !key.name().starts_with("kubevirt-install-strategy"))
-        .cloned()
-        .collect();
-    let is_service_account = |object: &Value| object["kind"] == "ServiceAccount";
-    type Edit<'a> = &'a dyn Fn(&mut Value);
-    let drifts: [(&str, &str, Edit<'_>); 11] = [
-        ("content changed", "kubectl-edit", &|object| {
-            if !is_service_account(object) {
-                edit_content(object);
-            }
-        }),
-        ("label changed", "kubectl-label", &|object| {
-            object["metadata"]["labels"]["app.kubernetes.io/component"] = json!("else");
-        }),
-        ("label removed", "kubectl-label", &|object| drop(remove(object, "/metadata/labels", MANAGED_BY))),
-        ("annotation changed", "kubectl-annotate", &|object| {
-            object["metadata"]["annotations"][IDENTITY[2]] = json!("v0");
-        }),
-        ("annotation removed", "kubectl-annotate", &|object| {
-            drop(remove(object, "/metadata/annotations", IDENTITY[1]));
-        }),
-        ("generation changed", "kubectl-annotate", &|object| {
-            object["metadata"]["annotations"][GENERATION] = json!("0");
-        }),
-        ("owner added", "kubectl-edit", &|object| {
-            object["metadata"]["ownerReferences"] =
-                json!([{"apiVersion": "v1", "kind": "ConfigMap", "name": "a", "uid": "u"}]);
-        }),
-        ("marks lost", "kubectl-edit", &|object| {
-            remove(object, "/metadata/labels", MANAGED_BY);
-            IDENTITY.iter().for_each(|key| drop(remove(object, "/metadata/annotations", key)));
-        }),
-        ("field removed", "kubectl-edit", &remove_field),
-        // `managedFields` do not show that it is not a default.
-        ("field added under our name", "virt-operator", &|object| {
-            if let Some(spec) = object.get_mut("spec").and_then(Value::as_object_mut) {
-                spec.insert("added".to_owned(), json!("x"));
-            }
-        }),
-        ("label added under our name", "virt-operator", &|object| object["metadata"]["labels"]["stale"] = json!("x")),
-    ];
-    for (what, manager, drift) in drifts {
-        let mut cluster = installed_from(&base);
-        let changed: Vec<String> = ids
-            .iter()
-            .filter(|id| cluster.change_as(manager, id, drift))
-            .map(|(kind, key)| format!("({kind} {key})"))
-            .collect();
-        assert!(changed.len() > 20, "{what}: {}", changed.len());
-        let writes: Vec<String> = cluster.settle().iter().flat_map(Reconcile::writes).collect();
-        for target in &changed {
-            let own: Vec<&String> = writes.iter().filter(|write| write.ends_with(target)).collect();
-            assert_eq!(own.len(), 1, "{what}: {target}: {own:?}");
-        }
-        assert_eq!(writes.len(), changed.len(), "{what}");
-        let comparison = vitivirt_snapshot::compare(&expected, &edits::snapshot(&cluster));
-        assert!(comparison.is_equal(), "{what}: {comparison}\n{}", comparison.details(5));
-        assert_eq!(cluster.no_op_patches, [""; 0], "{what}");
-        cluster.restart();
-        assert!(cluster.reconcile().is_silent(), "{what}");
-    }
-}
-
-/// Removes a field that the operator has set.
-fn remove_field(object: &mut Value) {
-    for pointer in [
-        "/spec/selector",
-        "/spec/template/spec/containers/0/image",
-        "/rules/0/verbs",
-        "/data/ca-bundle",
-        "/data/tls.crt",
-        "/webhooks/0/failurePolicy",
-        "/spec/service/name",
-        "/spec/names/shortNames",
-        "/spec/policyName",
-        "/spec/cpu",
-    ] {
-        let (parent, key) = pointer.rsplit_once('/').unwrap();
-        if remove(object, parent, key).is_some() {
-            return;
-        }
-    }
-}
-
-/// Another controller answers each repair at once.
-#[test]
-fn a_fight_with_another_client_is_limited_and_reported() {
-    let mut cluster = installed(&json!({}));
-    cluster.now += SignedDuration::from_hours(1);
-    let id = ("Deployment".to_owned(), ObjectKey::namespaced("kubevirt", "virt-controller"));
-    let mut writes = Vec::new();
-    let mut events = Vec::new();
-    let start = cluster.now;
-    // One reconcile per second.
-    for second in 0..200 {
-        cluster.change_as("scaler", &id, |object| object["spec"]["replicas"] = json!(7));
-        cluster.roll_out();
-        let reconcile = cluster.reconcile();
-        let writes_now = reconcile.writes();
-        assert!(writes_now.len() <= 1, "{writes_now:?}");
-        writes.extend(writes_now.iter().map(|_| second));
-        events.extend(reconcile.report.events);
-        if writes_now.is_empty() {
-            assert!(reconcile.report.requeue_after.unwrap().as_secs() <= 60);
-        }
-    }
-    assert_eq!(cluster.now.duration_since(start), SignedDuration::from_secs(200));
-    assert_eq!(writes.iter().filter(|second| **second < 60).count(), 10, "{writes:?}");
-    assert_eq!(writes.len(), 13, "{writes:?}");
-    let event = &events.iter().find(|event| event.reason == "RepeatedDrift").unwrap().message;
-    assert!(event.contains("Deployment kubevirt/virt-controller") && event.contains("(scaler)"), "{event}");
-    // The state of the other client is never recorded as the desired one, also not for a restarted operator.
-    cluster.restart();
-    cluster.settle();
-    assert_eq!(cluster.object("Deployment", "virt-controller")["spec"]["replicas"], 2);
-    // A new desired state is written at once.
-    for _ in 0..12 {
-        cluster.change_as("scaler", &id, |object| object["spec"]["replicas"] = json!(7));
-        cluster.reconcile();
-        cluster.roll_out();
-    }
-    assert_eq!(cluster.object("Deployment", "virt-controller")["spec"]["replicas"], 7, "the repair is delayed");
-    cluster.edit(&json!({"infra": {"replicas": 3}}));
-    cluster.settle();
-    assert_eq!(cluster.object("Deployment", "virt-controller")["spec"]["replicas"], 3);
-}
-
-/// Users and other projects deploy them too.
-#[test]
-fn instancetypes_of_other_clients_are_adopted() {
-    let mut cluster = TestCluster::new(&json!({}));
-    let expected = edits::snapshot(&installed(&json!({})));
-    let foreign = |kind: &str, name: &str| {
-        json!({"apiVersion": "instancetype.kubevirt.io/v1beta1", "kind": kind, "spec": {"cpu": {"guest": 77}}, "metadata": {
-            "name": name,
-            "labels": {"app.kubernetes.io/managed-by": "someone", "mine": "yes"},
-            "annotations": {"mine": "yes", GENERATION: "unknown"},
-        }})
-    };
-    for (kind, name) in
-        [("VirtualMachineClusterInstancetype", "u1.small"), ("VirtualMachineClusterPreference", "fedora")]
-    {
-        cluster.put(kind, ObjectKey::cluster(name), foreign(kind, name), "helm");
-    }
-    cluster.settle();
-    assert_eq!(cluster.status()["phase"], "Deployed");
-    let comparison = vitivirt_snapshot::compare(&expected, &edits::snapshot(&cluster));
-    assert!(comparison.is_equal(), "{comparison}\n{}", comparison.details(5));
-    let name = "u1.small";
-    let annotations = &cluster.object("VirtualMachineClusterInstancetype", name)["metadata"]["annotations"];
-    assert_eq!(annotations[GENERATION], "1");
-}
-
-/// Upstream virt-operator finds them by their labels alone.
-#[test]
-fn instancetypes_with_the_labels_of_the_installation_are_deleted_if_the_release_does_not_have_them() {
-    let mut cluster = installed(&json!({}));
-    let labels = |component: &str, manager: &str| json!({"app.kubernetes.io/component": component, "app.kubernetes.io/managed-by": manager});
-    let kind = "VirtualMachineClusterPreference";
-    for (name, labels) in [
-        ("orphan", labels("kubevirt", "virt-operator")),
-        ("of-another-component", labels("something", "virt-operator")),
-        ("of-another-manager", labels("kubevirt", "someone")),
-    ] {
-        let object = json!({"apiVersion": "instancetype.kubevirt.io/v1beta1", "kind": kind, "spec": {},
-                            "metadata": {"name": name, "labels": labels}});
-        cluster.put(kind, ObjectKey::cluster(name), object, "kubectl");
-    }
-    let writes: Vec<String> = cluster.settle().iter().flat_map(Reconcile::writes).collect();
-    assert_eq!(writes, [format!("Delete({kind} orphan)")]);
-}
-
-/// Another client deletes an object that has a finalizer. It is created again when it is gone.
-#[test]
-fn an_object_that_is_being_deleted_is_created_again() {
-    let mut cluster = installed(&json!({}));
-    let id = ("Service".to_owned(), ObjectKey::namespaced("kubevirt", "virt-api"));
-    cluster.object_by_id(&id)["metadata"]["deletionTimestamp"] = json!("2030-01-01T00:00:00Z");
-    assert_eq!(cluster.reconcile().writes(), [""; 0]);
-    cluster.objects.remove(&id);
-    let writes: Vec<String> = cluster.settle().iter().flat_map(Reconcile::writes).collect();
-    assert_eq!(writes, ["Create(Service kubevirt/virt-api)"]);
-}
-
-/// A copy, because creating an installation takes much longer.
-fn installed_from(base: &TestCluster) -> TestCluster {
-    let mut cluster = TestCluster::new(&serde_json::to_value(&base.kubevirt.spec).unwrap());
-    cluster.kubevirt = base.kubevirt.clone();
-    cluster.objects = base.objects.clone();
-    cluster.up_to_date = base.up_to_date.clone();
-    cluster.installation = base.installation.clone();
-    cluster.live = base.live.clone();
-    cluster
-}
-
-/// Changes one value of the content.
-fn edit_content(object: &mut Value) {
-    const SKIPPED: [&str; 6] = ["apiVersion", "kind", "metadata", "status", "roleRef", "type"];
-    let mut fields = object.as_object_mut().unwrap().iter_mut();
-    assert!(fields.any(|(key, value)| !SKIPPED.contains(&key.as_str()) && change_first(value)));
-}
-
-/// Changes the first text or number.
-fn change_first(value: &mut Value) -> bool {
-    // The API server assigns these fields of a Service.
-    const ASSIGNED: [&str; 4] = ["clusterIP", "clusterIPs", "ipFamilies", "ipFamilyPolicy"];
-    match value {
-        Value::Object(map) => {
-            map.iter_mut().any(|(key, value)| !ASSIGNED.contains(&key.as_str()) && change_first(value))
-        }
-        Value::Array(list) => list.iter_mut().any(change_first),
-        Value::String(text) => {
-            text.push('x');
-            true
-        }
-        Value::Number(number) => {
-            *value = json!(number.as_i64().unwrap_or_default() + 1);
-            true
-        }
-        _ => false,
-    }
-}
-
-#[test]
 fn objects_of_a_disabled_feature_gate_are_deleted() {
     let mut cluster = installed(&variant("gates"));
     assert!(cluster.has("Deployment", "virt-exportproxy"));
@@ -517,100 +268,6 @@ fn a_second_resource_and_one_in_another_namespace_are_not_installed() {
     cluster.kubevirt.metadata.namespace = Some("elsewhere".to_owned());
     let reconcile = cluster.reconcile();
     assert!(reconcile.is_silent() && reconcile.report.status.is_none());
-}
-
-#[test]
-fn the_install_strategy_of_another_release_is_dumped_by_a_job() {
-    let mut cluster = TestCluster::new(&json!({"imageTag": "v1.9.0"}));
-    let reconcile = cluster.reconcile();
-    let jobs: Vec<String> = reconcile.writes().into_iter().filter(|write| write.contains("Job")).collect();
-    assert_eq!(jobs.len(), 1);
-    assert!(
-        matches!(&reconcile.outcome.stop, Stop::Waiting { wait, .. } if wait.message.contains("virt-operator:v1.9.0"))
-    );
-    assert_eq!(cluster.reconcile().writes(), [""; 0], "the Job is created once");
-    // The Job fails: the failure is reported, and the Job is created again after a while.
-    let job = cluster.objects.keys().find(|(kind, _)| kind == "Job").cloned().unwrap();
-    let job_status =
-        json!({"conditions": [{"type": "Failed", "status": "True", "lastTransitionTime": cluster.now.to_string()}]});
-    cluster.object_by_id(&job)["status"] = job_status;
-    let reconcile = cluster.reconcile();
-    assert!(matches!(&reconcile.outcome.stop, Stop::Waiting { wait, .. } if wait.message.contains("failed")
-        && wait.requeue_after.is_some()));
-    cluster.now += SignedDuration::from_secs(60);
-    cluster.reconcile();
-    assert!(!cluster.objects.contains_key(&job));
-    cluster.reconcile();
-    assert!(cluster.objects.contains_key(&job));
-    // The Job succeeds: its strategy is installed, and the Job is deleted.
-    let config = DeploymentConfig::new(&cluster.kubevirt, &cluster.environment);
-    let strategy = InstallStrategy::generate(&config, None, None).unwrap();
-    let map = serde_json::to_value(config_map(&config, &strategy).unwrap()).unwrap();
-    cluster.put("ConfigMap", config.strategy_key(), map, "other");
-    let job_status =
-        json!({"conditions": [{"type": "Complete", "status": "True", "lastTransitionTime": cluster.now.to_string()}]});
-    cluster.object_by_id(&job)["status"] = job_status;
-    cluster.settle();
-    assert_eq!(cluster.status()["observedKubeVirtVersion"], "v1.9.0");
-    assert!(!cluster.objects.contains_key(&job));
-    // The strategy is lost and must be dumped again. What is installed keeps running.
-    cluster.objects.remove(&("ConfigMap".to_owned(), config.strategy_key()));
-    cluster.reconcile();
-    assert!(cluster.objects.contains_key(&job));
-    let conditions = cluster.status()["conditions"].clone();
-    let available = conditions.as_array().unwrap().iter().find(|condition| condition["type"] == "Available").unwrap();
-    assert_eq!((&available["status"], &available["reason"]), (&json!("True"), &json!("AllComponentsReady")));
-}
-
-/// A mistyped imageTag on a cluster without an installation: only the Job and its permissions exist.
-#[test]
-fn a_resource_whose_strategy_is_missing_can_be_deleted_with_its_job() {
-    let mut cluster = TestCluster::new(&json!({"imageTag": "v9.9.9"}));
-    cluster.reconcile();
-    let id = cluster.objects.keys().find(|(kind, _)| kind == "Job").cloned().unwrap();
-    // The garbage collector deletes the Job with the resource.
-    let owner = cluster.objects[&id]["metadata"]["ownerReferences"][0].clone();
-    assert_eq!((&owner["kind"], &owner["name"], &owner["uid"]), (&json!("KubeVirt"), &json!("kubevirt"), &json!("cr")));
-    assert_eq!(owner["apiVersion"], "kubevirt.io/v1");
-    for _ in 0..25 {
-        cluster.reconcile();
-    }
-    let conditions = cluster.status()["conditions"].to_string();
-    assert!(conditions.contains("describe pods -l job-name=") && conditions.contains("spec.imageTag"), "{conditions}");
-    // While it is being deleted, nothing is created for it.
-    cluster.objects.remove(&id);
-    cluster.kubevirt.metadata.deletion_timestamp = Some(Time(cluster.now));
-    assert_eq!(cluster.reconcile().writes(), [""; 0]);
-    // The finalizer stays until the permissions of the Job are gone.
-    for _ in 0..6 {
-        cluster.remove(RemovalMode::Operator, &[], Vec::new());
-    }
-    assert_eq!(cluster.kubevirt.metadata.finalizers.clone().unwrap_or_default(), [""; 0]);
-    assert_eq!(cluster.objects.keys().map(|(kind, _)| kind.as_str()).collect::<Vec<_>>(), ["Namespace"]);
-}
-
-#[test]
-fn a_job_of_a_corrected_tag_is_deleted_even_if_it_never_ends() {
-    for corrected in [json!({"imageTag": "v1.9.0"}), json!({})] {
-        let mut cluster = TestCluster::new(&json!({"imageTag": "v9.9.9"}));
-        cluster.reconcile();
-        let id = cluster.objects.keys().find(|(kind, _)| kind == "Job").cloned().unwrap();
-        cluster.edit(&corrected);
-        for _ in 0..12 {
-            cluster.reconcile();
-            cluster.roll_out();
-        }
-        assert!(!cluster.objects.contains_key(&id), "{corrected}");
-    }
-}
-
-#[test]
-fn customizations_do_not_change_the_job() {
-    let patch = json!([{"op": "replace", "path": "/spec/replicas", "value": 3}]).to_string();
-    let patches = json!([{"resourceType": "*", "resourceName": "*", "type": "json", "patch": patch}]);
-    let mut cluster = TestCluster::new(&json!({"imageTag": "v1.9.0", "customizeComponents": {"patches": patches}}));
-    let reconcile = cluster.reconcile();
-    assert!(matches!(reconcile.outcome.stop, Stop::Waiting { .. }), "{:?}", reconcile.outcome.stop);
 }
 
 #[test]
@@ -714,23 +371,6 @@ fn the_default_architecture_does_not_change_with_the_leader() {
     cluster.edit(&json!({}));
     cluster.settle();
     assert_eq!(cluster.status()["defaultArchitecture"], "arm64", "the setting is gone");
-}
-
-#[test]
-fn a_strategy_without_its_label_or_annotation_is_recreated() {
-    for pointer in [
-        "/metadata/labels/kubevirt.io~1install-strategy",
-        "/metadata/annotations/kubevirt.io~1install-strategy-identifier",
-    ] {
-        let mut cluster = installed(&json!({}));
-        let id = cluster.objects.keys().find(|(_, key)| key.name().starts_with("kubevirt-install-strategy")).cloned();
-        let (parent, key) = pointer.rsplit_once('/').unwrap();
-        let key = key.replace("~1", "/");
-        cluster.object_by_id(&id.unwrap()).pointer_mut(parent).unwrap().as_object_mut().unwrap().remove(&key);
-        let writes: Vec<String> = cluster.settle().iter().flat_map(Reconcile::writes).collect();
-        assert_eq!(writes.len(), 2, "{pointer}: {writes:?}");
-        assert_eq!(cluster.status()["phase"], "Deployed");
-    }
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Upgrades of an installation. Tests with the name `fault_N` are about known faults of upstream virt-operator.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, time::Duration};
 
 use serde_json::{Value, json};
 use vitivirt_api::{Failure, ObjectKey, Stop};
@@ -92,6 +92,11 @@ fn fault_10_workloads_are_updated_after_the_last_rollout() {
 #[test]
 fn a_rehearsal_contains_every_write_of_the_upgrade() {
     let mut cluster = outdated();
+    // The operator that executes the plan writes its version into the status first.
+    cluster.kubevirt.status.as_mut().unwrap().operator_version = "v1.7.0".to_owned();
+    // The cluster got the CRDs of monitoring after the installation of the previous version.
+    cluster.cluster.service_monitors = true;
+    cluster.cluster.monitor_namespace = Some("monitoring".to_owned());
     // A rule that only the previous version has is removed when the last old pod is gone.
     let networks =
         json!({"apiGroups": ["k8s.cni.cncf.io"], "resources": ["network-attachment-definitions"], "verbs": ["get"]});
@@ -130,6 +135,7 @@ fn a_rehearsal_contains_every_write_of_the_upgrade() {
         .filter(|changed| !planned.contains(changed))
         .collect();
     assert_eq!(missing, [""; 0]);
+    assert!(planned.iter().any(|target| target.starts_with("ServiceMonitor ")), "{planned:?}");
 }
 
 #[test]
@@ -179,6 +185,83 @@ fn pods_of_an_upgrade_that_was_taken_back_keep_their_permissions_until_they_are_
     cluster.pods = pods(&[handler("node-1", "v1.7.0"), handler("node-2", "v1.7.0")], &[]);
     cluster.settle();
     assert_eq!(rules(&mut cluster), wanted);
+}
+
+/// The leader may end at any time, and a replica of the older operator may lead next.
+#[test]
+fn a_newer_operator_writes_its_version_into_the_status_before_anything_else() {
+    let mut cluster = outdated();
+    cluster.kubevirt.status.as_mut().unwrap().operator_version = "v1.7.0".to_owned();
+    let before = cluster.status();
+    // Certificates never wait.
+    let objects = |cluster: &TestCluster| {
+        let objects = cluster.objects.iter().filter(|((kind, _), _)| kind != "Secret" && kind != "ConfigMap");
+        objects.map(|(id, object)| (id.clone(), object.clone())).collect::<Vec<_>>()
+    };
+    let old = objects(&cluster);
+    cluster.reconcile_monitoring();
+    let reconcile = cluster.reconcile();
+    assert_eq!(reconcile.report.requeue_after, None, "the wait requeues");
+    assert!(
+        matches!(&reconcile.outcome.stop, Stop::Waiting { wait, .. } if wait.requeue_after == Some(Duration::ZERO))
+    );
+    assert!(objects(&cluster) == old, "an object was written before the status");
+    let mut expected = before;
+    expected["operatorVersion"] = json!("v1.8.4");
+    assert_eq!(cluster.status(), expected, "nothing else is known yet");
+    let next = cluster.reconcile();
+    assert!(!next.writes().is_empty());
+    cluster.rolls_out = true;
+    cluster.settle();
+    assert_eq!(cluster.status()["observedKubeVirtVersion"], "v1.8.4");
+}
+
+/// virt-api of the newer version accepts what older components do not understand.
+#[test]
+fn an_upgrade_is_undone_in_the_order_of_a_downgrade() {
+    let mut cluster = outdated();
+    for workload in WORKLOADS {
+        reconcile_until_it_waits(&mut cluster);
+        roll_out(&mut cluster, workload);
+    }
+    let pod = |workload: (&str, &str), version: &str| {
+        let mut pod = pod(workload.0, workload.1, "node-1", &json!({"phase": "Running"}));
+        pod["metadata"]["annotations"] = json!({"kubevirt.io/install-strategy-version": version});
+        pod
+    };
+    let version = |cluster: &mut TestCluster, (kind, name): (&str, &str)| {
+        let annotations = &cluster.object(kind, name)["metadata"]["annotations"];
+        annotations["kubevirt.io/install-strategy-version"].as_str().unwrap().to_owned()
+    };
+    let [handler, controller, api] = WORKLOADS;
+    assert_eq!(version(&mut cluster, api), "v1.8.4");
+
+    cluster.environment = environment("v1.7.0", &[]);
+    cluster.restart();
+    cluster.pods = pods(&[pod(api, "v1.8.4"), pod(handler, "v1.8.4")], &[]);
+    reconcile_until_it_waits(&mut cluster);
+    let versions = [api, controller, handler].map(|workload| version(&mut cluster, workload));
+    assert_eq!(versions, ["v1.7.0", "v1.8.4", "v1.8.4"], "virt-api has not been replaced yet");
+    roll_out(&mut cluster, api);
+    cluster.pods = pods(&[pod(api, "v1.7.0"), pod(handler, "v1.8.4")], &[]);
+    reconcile_until_it_waits(&mut cluster);
+    let versions = [api, controller, handler].map(|workload| version(&mut cluster, workload));
+    assert_eq!(versions, ["v1.7.0", "v1.7.0", "v1.7.0"]);
+}
+
+/// A node that was not ready during the upgrade returns with its old pod.
+#[test]
+fn an_old_pod_does_not_delay_the_repair_of_other_components() {
+    let mut cluster = TestCluster::new(&json!({}));
+    cluster.settle();
+    let [handler, _, api] = WORKLOADS;
+    let mut old = pod(handler.0, handler.1, "node-1", &json!({"phase": "Running"}));
+    old["metadata"]["annotations"] = json!({"kubevirt.io/install-strategy-version": "v1.7.0"});
+    cluster.pods = pods(&[old], &[]);
+    cluster.object(handler.0, handler.1)["status"]["updatedNumberScheduled"] = json!(0);
+    cluster.rolls_out = false;
+    cluster.objects.remove(&(api.0.to_owned(), ObjectKey::namespaced("kubevirt", api.1)));
+    assert_eq!(cluster.reconcile().writes(), ["Create(Deployment kubevirt/virt-api)"]);
 }
 
 /// The Job that dumps the install strategy may take long, or its image may be missing.
