@@ -27,8 +27,17 @@ pub use plan::{
 pub use quantity::Quantity;
 pub use repairs::{RecentWrites, repeated_drift_message};
 
+macro_rules! image_name {
+    () => {
+        "vitistack/kubevirt-operator"
+    };
+}
+
 /// The image that contains both programs.
-pub const IMAGE: &str = concat!("ghcr.io/vitistack/kubevirt-operator:", env!("CARGO_PKG_VERSION"));
+pub const IMAGE: &str = concat!("ghcr.io/", image_name!(), ":", env!("CARGO_PKG_VERSION"));
+
+/// The name of that image in every registry, without the tag.
+pub const IMAGE_NAME: &str = image_name!();
 
 /// Where users find the documentation. Messages link to its pages.
 const DOCS: &str = concat!(env!("CARGO_PKG_REPOSITORY"), "/blob/main/docs/");
@@ -45,3 +54,6 @@ pub fn troubleshooting_url(reason: &str) -> String {
 
 /// The KubeVirt release that virt-operator installs and that kubevirt-operator is tested with.
 pub const KUBEVIRT_RELEASE: &str = "v1.8.4";
+
+/// Where KubeVirt publishes its images.
+pub const KUBEVIRT_REGISTRY: &str = "quay.io/kubevirt";

@@ -42,7 +42,7 @@ pub struct ClusterArguments {
     /// Default: the file in KUBECONFIG, otherwise ~/.kube/config, otherwise the service account of the pod.
     #[arg(long, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
-    /// Name of the kubeconfig context [default: the current context]
+    /// Name of the kubeconfig context. Default: the current context
     #[arg(long, value_name = "NAME")]
     pub context: Option<String>,
 }

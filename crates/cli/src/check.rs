@@ -27,7 +27,7 @@ pub struct CheckArguments {
     /// Check the cluster before the operator is installed
     #[arg(long)]
     pub pre: bool,
-    /// Namespace of the operator [default: the namespace in its manifests]
+    /// Namespace of the operator. Default: the namespace in its manifests
     #[arg(short, long, value_parser = namespace_name)]
     pub namespace: Option<String>,
     #[command(flatten)]

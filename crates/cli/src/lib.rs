@@ -32,6 +32,6 @@ pub use plan::{
     PlannedRestart, PlannedRollout, PlannedVm, PlannedWrite, RefusedField, VmEffect, WriteAction,
 };
 pub use schema_check::{SchemaCheck, check_schema};
-pub use setting::{DurationParser, Setting, SettingParser, optional_namespace, setting};
+pub use setting::{DurationParser, Setting, SettingParser, namespace_name, optional_namespace, setting};
 pub use tree::{table_text, tree_text};
 pub use version::version;

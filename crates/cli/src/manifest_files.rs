@@ -95,7 +95,7 @@ impl Document {
     }
 
     /// The object as a type, if it has this apiVersion and matches the schema. The warnings name fields that are not in
-    /// the schema, which the API server would drop silently.
+    /// the schema, which the API server drops silently unless a client asks for strict validation.
     pub fn typed<T: DeserializeOwned>(&self, api_version: &str, schema: &Value) -> Result<(T, Vec<String>)> {
         if self.api_version() != api_version {
             bail!("{self}: apiVersion: unsupported value {:?}; supported values: {api_version}", self.api_version());
@@ -105,7 +105,7 @@ impl Document {
             bail!("{self}: {}", errors.join("; "));
         }
         let typed = T::deserialize(&self.object).with_context(|| format!("{self}: invalid object"))?;
-        let warn = |path: &String| format!("{self}: {path}: unknown field; the API server would drop it");
+        let warn = |path: &String| format!("{self}: {path}: unknown field; kubectl refuses it, other clients drop it");
         Ok((typed, unknown.iter().map(warn).collect()))
     }
 

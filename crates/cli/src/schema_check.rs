@@ -107,6 +107,7 @@ fn mismatch(path: &str, expected: &str, value: &Value) -> String {
         Value::Bool(_) if expected == "string" => {
             "; YAML reads unquoted words such as yes, no, on and off as booleans: quote it"
         }
+        Value::Number(_) if expected == "string" && path.ends_with("size") => "; add a unit, such as 10Gi",
         Value::Number(_) if expected == "string" => "; quote it",
         _ => "",
     };
@@ -166,7 +167,7 @@ mod tests {
             "metadata.name: invalid value false: must be a string; YAML reads unquoted words such as yes, no, on and off as booleans: quote it",
             "spec.template: required value",
             "spec.cpu.cores: invalid value 1.5: must be an integer",
-            "spec.disks[0].size: invalid value 5: must be a string; quote it",
+            "spec.disks[0].size: invalid value 5: must be a string; add a unit, such as 10Gi",
             "spec.disks[1].boot: invalid value \"yes\": must be true or false",
             "spec.labels: must be an object, not a list",
         ];

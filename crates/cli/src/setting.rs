@@ -100,7 +100,7 @@ impl TypedValueParser for DurationParser {
 }
 
 /// The name of a namespace.
-pub(crate) fn namespace_name(text: &str) -> Result<String, String> {
+pub fn namespace_name(text: &str) -> Result<String, String> {
     if is_label(text) {
         Ok(text.to_owned())
     } else {

@@ -5,10 +5,12 @@ use std::sync::LazyLock;
 use vitivirt_api::KUBEVIRT_RELEASE;
 
 static VERSION: LazyLock<String> = LazyLock::new(|| {
-    format!("{} (commit {}, KubeVirt {KUBEVIRT_RELEASE})", env!("CARGO_PKG_VERSION"), env!("VITIVIRT_COMMIT"))
+    let (version, commit) = (env!("CARGO_PKG_VERSION"), env!("VITIVIRT_COMMIT"));
+    format!("{version} (VitiVirt commit {commit}, KubeVirt {KUBEVIRT_RELEASE})")
 });
 
-/// Program version, commit and KubeVirt release, such as `0.1.0 (commit 1a2b3c4d, KubeVirt v1.8.4)`.
+/// Program version, project with its commit, and KubeVirt release, such as
+/// `0.1.0 (VitiVirt commit 1a2b3c4d, KubeVirt v1.8.4)`.
 pub fn version() -> &'static str {
     VERSION.as_str()
 }
@@ -18,9 +20,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_version_has_the_commit_and_the_kubevirt_release() {
+    fn the_version_names_the_project_its_commit_and_the_kubevirt_release() {
         let rest = version().strip_prefix(env!("CARGO_PKG_VERSION")).unwrap();
-        let commit = rest.strip_prefix(" (commit ").unwrap().strip_suffix(", KubeVirt v1.8.4)").unwrap();
+        let commit = rest.strip_prefix(" (VitiVirt commit ").unwrap().strip_suffix(", KubeVirt v1.8.4)").unwrap();
         assert!(!commit.is_empty() && !commit.contains(char::is_whitespace), "{commit:?}");
     }
 }

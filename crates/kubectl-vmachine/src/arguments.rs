@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use kubevirt_operator::plugin::PlanArguments;
-use vitivirt_cli::{ClusterArguments, CompletionsArguments, EXIT_STATUS};
+use vitivirt_cli::{ClusterArguments, CompletionsArguments, EXIT_STATUS, PlanFormat, namespace_name};
 
 #[derive(Debug, Parser)]
 #[command(
@@ -58,15 +58,17 @@ pub(crate) enum Command {
 pub(crate) struct NamespaceArguments {
     #[command(flatten)]
     pub(crate) cluster: ClusterArguments,
-    /// Namespace [default: the namespace of the kubeconfig context]
-    #[arg(short, long, value_name = "NAME")]
+    /// Namespace. Default: the namespace of the kubeconfig context
+    #[arg(short, long, value_name = "NAME", value_parser = namespace_name)]
     pub(crate) namespace: Option<String>,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Format {
+pub(crate) enum ListFormat {
     #[default]
     Text,
+    /// As text, with the diagnosis of each Machine that is not ready
+    Wide,
     Json,
     Yaml,
 }
@@ -80,7 +82,7 @@ pub(crate) struct ListArguments {
     pub(crate) all_namespaces: bool,
     /// Output format
     #[arg(short, long, value_name = "FORMAT", value_enum, default_value_t)]
-    pub(crate) output: Format,
+    pub(crate) output: ListFormat,
 }
 
 #[derive(Debug, Clone, Args)]
@@ -91,7 +93,7 @@ pub(crate) struct DescribeArguments {
     pub(crate) namespace: NamespaceArguments,
     /// Output format
     #[arg(short, long, value_name = "FORMAT", value_enum, default_value_t)]
-    pub(crate) output: Format,
+    pub(crate) output: PlanFormat,
 }
 
 #[derive(Debug, Clone, Args)]

@@ -116,7 +116,7 @@ mod tests {
         assert!(commands.contains(&"start".to_owned()) && directive == NO_FILES, "{commands:?}");
         let (options, _) = candidates(&words("list"), "--");
         assert!(options.contains(&"--namespace".to_owned()) && options.contains(&"--all-namespaces".to_owned()));
-        assert_eq!(candidates(&words("list -o"), "").0, ["text", "json", "yaml"]);
+        assert_eq!(candidates(&words("list -o"), "").0, ["text", "wide", "json", "yaml"]);
         assert_eq!(candidates(&words("stop"), ""), (Vec::new(), NO_FILES));
         assert_eq!(candidates(&words("plan -f"), ""), (Vec::new(), FILES));
         assert_eq!(candidates(&words("none"), ""), (Vec::new(), FILES));

@@ -89,8 +89,7 @@ async fn wait_for_guest(cluster: &NamespaceClient, name: &str) -> CommandResult<
         if Instant::now() >= deadline {
             let phase = status.phase.map(|phase| format!(" (phase {phase:?})")).unwrap_or_default();
             return Err(CommandError::Invalid(anyhow!(
-                "{refusal}: it is starting and has no guest yet{phase}; `kubectl vmachine describe {name}` shows what it \
-                 waits for"
+                "{refusal}: it has no guest{phase}; `kubectl vmachine describe {name}` shows why"
             )));
         }
         sleep(POLL).await;

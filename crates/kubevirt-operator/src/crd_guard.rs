@@ -18,7 +18,7 @@ pub(crate) async fn wait(client: &Client) {
     let mut logged = None;
     while let Err(problem) = check(client).await {
         if logged.as_ref() != Some(&problem) {
-            tracing::error!("{problem}; the operator waits until it changes");
+            tracing::error!(problem, "waiting for CRDs of this operator");
             logged = Some(problem);
         }
         tokio::time::sleep(RETRY).await;

@@ -123,13 +123,19 @@ impl Deletions {
 
     fn machine_changed(&self, change: &Change<MachineEntry>) {
         let mut deletions = self.0.lock();
-        match (change.old.as_deref(), change.new.as_deref()) {
-            (_, Some(new)) if new.deleting && new.orphans => _ = deletions.insert(change.key.clone(), Deletion::Orphan),
-            // The first state with a deletion timestamp has the finalizer, if there is one.
-            (Some(old), Some(new)) if new.deleting && !old.deleting => {
+        let Some(new) = change.new.as_deref().filter(|new| new.deleting) else {
+            deletions.remove(&change.key);
+            return;
+        };
+        // Another Machine may have had the name before.
+        let old = change.old.as_deref().filter(|old| old.created == new.created);
+        match old {
+            _ if new.orphans => _ = deletions.insert(change.key.clone(), Deletion::Orphan),
+            // The first state with a deletion timestamp has the finalizer, if there is one. Only the watch shows the first.
+            Some(old) if !old.deleting && change.is_next => {
                 deletions.insert(change.key.clone(), Deletion::Cascade);
             }
-            (_, Some(new)) if new.deleting => {}
+            Some(old) if old.deleting => {}
             _ => _ = deletions.remove(&change.key),
         }
     }
@@ -144,27 +150,52 @@ fn decrement<K: Eq + Hash>(counts: &mut HashMap<K, u32>, key: &K) {
     }
 }
 
-/// The names of the PVCs that carry a Machine's UID, also of disks that have left its spec.
+/// The names of the PVCs of a Machine: those that carry its UID, also of disks that have left its spec; and those of restored
+/// disks that name it. After a restore of the namespace from a backup these have the UID of the earlier Machine.
 #[derive(Default)]
-pub(crate) struct PvcsByMachine(Mutex<HashMap<u128, Vec<Box<str>>>>);
+pub(crate) struct PvcsByMachine(Mutex<PvcNames>);
+
+#[derive(Default)]
+struct PvcNames {
+    by_uid: HashMap<u128, Vec<Box<str>>>,
+    restored: HashMap<ObjectKey, Vec<Box<str>>>,
+}
 
 impl PvcsByMachine {
     pub(crate) fn names(&self, machine_uid: &str) -> Vec<Box<str>> {
-        self.0.lock().get(&compact_uid(machine_uid)).cloned().unwrap_or_default()
+        self.0.lock().by_uid.get(&compact_uid(machine_uid)).cloned().unwrap_or_default()
+    }
+
+    pub(crate) fn restored(&self, machine: &ObjectKey) -> Vec<Box<str>> {
+        self.0.lock().restored.get(machine).cloned().unwrap_or_default()
     }
 
     fn pvc_changed(&self, change: &Change<PvcEntry>) {
         let mut pvcs = self.0.lock();
-        if let Some(uid) = change.old.as_ref().and_then(|old| old.machine_uid()).map(compact_uid)
-            && let Some(names) = pvcs.get_mut(&uid)
-        {
-            names.retain(|name| **name != *change.key.name());
-            if names.is_empty() {
-                pvcs.remove(&uid);
+        let restored_for =
+            |pvc: &PvcEntry| pvc.is_restored().then(|| Some(change.key.sibling(pvc.machine()?))).flatten();
+        if let Some(old) = &change.old {
+            remove_name(&mut pvcs.by_uid, old.machine_uid().map(compact_uid).as_ref(), change.key.name());
+            remove_name(&mut pvcs.restored, restored_for(old).as_ref(), change.key.name());
+        }
+        if let Some(new) = &change.new {
+            if let Some(uid) = new.machine_uid().map(compact_uid) {
+                pvcs.by_uid.entry(uid).or_default().push(change.key.name().into());
+            }
+            if let Some(machine) = restored_for(new) {
+                pvcs.restored.entry(machine).or_default().push(change.key.name().into());
             }
         }
-        if let Some(uid) = change.new.as_ref().and_then(|new| new.machine_uid()).map(compact_uid) {
-            pvcs.entry(uid).or_default().push(change.key.name().into());
+    }
+}
+
+fn remove_name<K: Eq + Hash>(names: &mut HashMap<K, Vec<Box<str>>>, key: Option<&K>, name: &str) {
+    if let Some(key) = key
+        && let Some(found) = names.get_mut(key)
+    {
+        found.retain(|found| **found != *name);
+        if found.is_empty() {
+            names.remove(key);
         }
     }
 }
@@ -182,7 +213,7 @@ fn compact_uid(uid: &str) -> u128 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::router::testing::{change, key, machine, pvc};
+    use crate::router::testing::{change, key, machine, pvc, restored_pvc};
 
     /// Otherwise two Machines that are deleted together would each wait for the other to release the network.
     #[test]
@@ -225,6 +256,18 @@ mod tests {
         deletions.machine_changed(&change("b", Some(&live), Some(&orphan)));
         deletions.machine_changed(&change("b", Some(&orphan), Some(&cascade)));
         assert_eq!(deletions.of(&key("b")), Deletion::Orphan);
+        // A list may skip the state with the finalizer.
+        let listed = |old, new| Change { is_next: false, ..change("c", Some(old), Some(new)) };
+        deletions.machine_changed(&listed(&live, &cascade));
+        assert_eq!(deletions.of(&key("c")), Deletion::Unknown, "the finalizer may have been removed since");
+        deletions.machine_changed(&listed(&live, &orphan));
+        assert_eq!(deletions.of(&key("c")), Deletion::Orphan);
+        let successor = machine(|object| {
+            deleted(object);
+            object["metadata"]["creationTimestamp"] = "2026-01-02T00:00:00Z".into();
+        });
+        deletions.machine_changed(&listed(&orphan, &successor));
+        assert_eq!(deletions.of(&key("c")), Deletion::Unknown, "another Machine of the same name");
         for name in ["a", "b"] {
             deletions.machine_changed(&change(name, Some(&cascade), None));
         }
@@ -242,6 +285,19 @@ mod tests {
         assert!(pvcs.names(first_uid).is_empty());
         assert_eq!(pvcs.names(second_uid).len(), 1);
         pvcs.pvc_changed(&change("vm-root", Some(&second), None));
-        assert!(pvcs.0.lock().is_empty());
+        assert!(pvcs.0.lock().by_uid.is_empty());
+    }
+
+    #[test]
+    fn restored_pvcs_are_found_by_the_machine_that_they_name() {
+        let pvcs = PvcsByMachine::default();
+        let restored = restored_pvc("web", "11111111-1111-1111-1111-111111111111");
+        pvcs.pvc_changed(&change("restore-root", None, Some(&restored)));
+        assert_eq!(pvcs.restored(&key("web")), ["restore-root".into()]);
+        // The annotation was copied from a PVC of another name.
+        pvcs.pvc_changed(&change("copy", None, Some(&pvc("11111111-1111-1111-1111-111111111111"))));
+        assert_eq!(pvcs.restored(&key("web")).len(), 1);
+        pvcs.pvc_changed(&change("restore-root", Some(&restored), None));
+        assert!(pvcs.restored(&key("web")).is_empty() && pvcs.0.lock().restored.is_empty());
     }
 }

@@ -1,9 +1,10 @@
 //! The live check before the operator deletes data: it reads from the API server what a cache shows or does not show.
 //!
 //! If the VM of a deleted Machine does not exist, the next steps delete its PVCs and remove the finalizer. If no VMI
-//! uses the user data, they delete its Secret. If a PVC never had a volume or a VMI never ran, an edit replaces it. None
-//! of this can be undone. A cache may be stale, or may have lost all
-//! objects of a kind to an API server that was just starting, so it is not enough to decide this.
+//! uses the user data, they delete its Secret. If a PVC never had a volume or a VMI never ran, an edit replaces it. An object
+//! that gets the Machine as its owner is deleted with the Machine, and owner references say how a Machine is deleted whose
+//! deletion the operator did not see begin. None of this can be undone. A cache may be stale, or may have lost all objects
+//! of a kind to an API server that was just starting, so it is not enough to decide this.
 
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Secret};
 use kube::{Api, Client, ResourceExt, api::ListParams, core::DynamicObject};
@@ -15,7 +16,7 @@ use vitivirt_api::{
 };
 use vitivirt_machine::{
     Observed,
-    observed::{PvcView, VmiView},
+    observed::{PvcView, SecretView, VmiView},
     render::cloud_init::secret_name,
 };
 use vitivirt_runtime::reconcile::classify;
@@ -27,7 +28,8 @@ pub(crate) struct LiveCheck {
 }
 
 impl LiveCheck {
-    /// Reads the VM and the VMI before the PVCs are deleted, and all PVCs of the Machine if neither exists.
+    /// Reads the VM and the VMI before the PVCs are deleted, and all PVCs of the Machine if neither exists. Reads the Secret
+    /// too if owner references decide how the Machine is deleted.
     pub(crate) async fn confirm_vm_gone(
         &self,
         observed: &mut Observed,
@@ -50,6 +52,9 @@ impl LiveCheck {
         if observed.own_vm().is_none() && observed.vmi.is_none() {
             self.add_pvcs(observed).await?;
         }
+        if observed.is_deleted_as_owners_say() {
+            observed.secret = self.get_secret(observed).await?;
+        }
         Ok(())
     }
 
@@ -57,14 +62,7 @@ impl LiveCheck {
     /// it.
     pub(crate) async fn confirm_secret_unused(&self, observed: &mut Observed) -> Result<(), Failure> {
         observed.vmi = self.get_vmi(&observed.id.key(), observed.id.identity()).await?;
-        let name = secret_name(observed.name());
-        let api: Api<Secret> = Api::namespaced(self.client.clone(), observed.namespace());
-        let secret = api
-            .get_metadata_opt(&name)
-            .await
-            .map_err(|error| classify(&error, "get", &Target::of_kind::<Secret>(observed.id.sibling(&name))))?;
-        observed.secret =
-            secret.map(|secret| SecretEntry::view(&entry(&secret.metadata.clone(), SecretEntry::project(secret))));
+        observed.secret = self.get_secret(observed).await?;
         Ok(())
     }
 
@@ -87,18 +85,36 @@ impl LiveCheck {
         Ok(())
     }
 
+    /// Fails with a conflict if the Machine does not exist or is being deleted.
+    pub(crate) async fn confirm_machine(&self, observed: &mut Observed) -> Result<(), Failure> {
+        let api: Api<Machine> = Api::namespaced(self.client.clone(), observed.namespace());
+        let target = Target::of_kind::<Machine>(observed.id.key());
+        let live = api.get_metadata_opt(observed.name()).await.map_err(|error| classify(&error, "get", &target))?;
+        observed.machine_confirmed = live.is_some_and(|live| {
+            live.metadata.uid.as_deref() == Some(observed.uid()) && live.metadata.deletion_timestamp.is_none()
+        });
+        if observed.machine_confirmed { Ok(()) } else { Err(changed(&target)) }
+    }
+
     /// The Machine in the generation that was observed.
     pub(crate) async fn get_machine(&self, observed: &Observed) -> Result<Machine, Failure> {
         let api: Api<Machine> = Api::namespaced(self.client.clone(), observed.namespace());
         let target = Target::of_kind::<Machine>(observed.id.key());
         let live = api.get_opt(observed.name()).await.map_err(|error| classify(&error, "get", &target))?;
         let own = &observed.machine.metadata;
-        live.filter(|live| (&live.metadata.uid, live.metadata.generation) == (&own.uid, own.generation)).ok_or_else(
-            || {
-                let message = format!("{target} has changed, but its watch event has not arrived yet");
-                Failure::conflict(reason::OBJECT_CHANGED, message)
-            },
-        )
+        live.filter(|live| (&live.metadata.uid, live.metadata.generation) == (&own.uid, own.generation))
+            .ok_or_else(|| changed(&target))
+    }
+
+    /// The metadata of the cloud-init Secret.
+    async fn get_secret(&self, observed: &Observed) -> Result<Option<SecretView>, Failure> {
+        let name = secret_name(observed.name());
+        let api: Api<Secret> = Api::namespaced(self.client.clone(), observed.namespace());
+        let secret = api
+            .get_metadata_opt(&name)
+            .await
+            .map_err(|error| classify(&error, "get", &Target::of_kind::<Secret>(observed.id.sibling(&name))))?;
+        Ok(secret.map(|secret| SecretEntry::view(&entry(&secret.metadata.clone(), SecretEntry::project(secret)))))
     }
 
     /// The PVC, also if the cache does not have it.
@@ -145,6 +161,11 @@ impl LiveCheck {
         }
         Ok(())
     }
+}
+
+fn changed(machine: &Target) -> Failure {
+    let message = format!("{machine} has changed, but its watch event has not arrived yet");
+    Failure::conflict(reason::OBJECT_CHANGED, message)
 }
 
 /// KubeVirt copies the labels of a VM's template to the VMI, and the operator's template names the Machine.

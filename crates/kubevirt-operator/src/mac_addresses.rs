@@ -1,16 +1,18 @@
 //! Which Machine has a MAC address, in the whole cluster. Networks of several namespaces may name the same bridge and
-//! VLAN, so an address belongs to a segment and not to a network of one namespace.
+//! VLAN, so an address belongs to a segment and not to a network of one namespace. The operator and the commands `plan`
+//! and `render` share this decision.
 //!
 //! A Machine whose VM has the address keeps it, whichever other Machine asks for it. Of several others the oldest gets
 //! it. The index keeps the owner, so a reconcile reads one entry, however many Machines ask for one address.
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     hash::{DefaultHasher, Hash, Hasher},
 };
 
 use parking_lot::Mutex;
 use vitivirt_api::{ObjectKey, machine::POD_NETWORK};
+use vitivirt_machine::resolve::Resolved;
 
 /// A MAC address as a number.
 pub(crate) type Mac = u64;
@@ -30,7 +32,7 @@ struct Claimant {
 }
 
 /// The segment, by its hash, and the address.
-type Address = (u64, Mac);
+pub(crate) type Address = (u64, Mac);
 
 #[derive(Default)]
 pub(crate) struct MacAddresses(Mutex<State>);
@@ -86,8 +88,25 @@ impl MacAddresses {
         }
     }
 
+    /// The addresses of a Machine that another one has, by network and address, with the name of that Machine.
+    pub(crate) fn in_use(
+        &self,
+        key: &ObjectKey,
+        resolved: &Resolved,
+        segment: &dyn Fn(&str) -> u64,
+    ) -> BTreeMap<(String, String), String> {
+        let in_use = |(network, mac): (&str, &str)| {
+            let owner = self.other_owner(key, (segment(network), mac_number(mac)))?;
+            // The name of a Machine is of no concern to another tenant.
+            let is_in_namespace = owner.namespace() == key.namespace();
+            let owner = if is_in_namespace { owner.name() } else { "in another namespace" };
+            Some(((network.to_owned(), mac.to_owned()), owner.to_owned()))
+        };
+        resolved.mac_addresses().filter_map(in_use).collect()
+    }
+
     /// The Machine that has an address which this one asks for, if it is another one.
-    pub(crate) fn other_owner(&self, key: &ObjectKey, address: Address) -> Option<ObjectKey> {
+    fn other_owner(&self, key: &ObjectKey, address: Address) -> Option<ObjectKey> {
         match self.0.lock().claims.get(&address)? {
             Claims::Many { owner, .. } if owner.key != *key => Some(owner.key.clone()),
             _ => None,

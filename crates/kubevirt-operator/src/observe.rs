@@ -1,6 +1,6 @@
 //! The observe step: everything that a reconcile of a Machine decides on, from the caches. Requests read only the Secret
-//! that `cloudInit.secretRef` refers to, when its data is needed; what a deletion or a replacement must confirm; a PVC
-//! that seems to be lost; and the pod of a guest that does not start.
+//! that `cloudInit.secretRef` refers to, when its data is needed; what a deletion, a replacement or a new owner reference
+//! must confirm; a PVC that seems to be lost; and the pod of a guest that does not start.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -12,12 +12,12 @@ use kube::Client;
 use parking_lot::Mutex;
 use vitivirt_api::{
     ErrorClass, Failure, ObjectKey,
-    machine::{CloudInit, LABEL_MACHINE, LABEL_MACHINE_UID},
+    machine::{Adoption, CloudInit, LABEL_MACHINE, LABEL_MACHINE_UID},
     reason,
     resources::virtual_machine_resource,
 };
 use vitivirt_machine::{
-    Assessed, Observed, macs,
+    Assessed, Observed,
     observed::{
         ImportSourceView, Installed, NetworkAttachmentView, NetworkView, PvcView, SecretView, SourceView, VmiView,
     },
@@ -37,7 +37,6 @@ use crate::{
     index::segment_of,
     launcher::LauncherReader,
     live_check::LiveCheck,
-    mac_addresses::mac_number,
     repairs::RepairHistory,
     source_secrets::{SecretState, SourceSecrets},
 };
@@ -104,16 +103,17 @@ impl Observer {
             observed.source = SourceView::Failed(failure.message);
         }
         observed.recent_writes = self.repairs.of(&observed);
-        if observed.is_deleting() && observed.own_vm().is_none() {
+        if observed.is_deleting() && (observed.own_vm().is_none() || observed.is_deleted_as_owners_say()) {
             let is_kubevirt_removed = self.caches.is_crd_absent(&virtual_machine_resource());
             let confirmed = self.live_check.confirm_vm_gone(&mut observed, is_kubevirt_removed).await;
             observed.live_check_failure = confirmed.err();
         }
         if !observed.is_deleting() {
-            self.find_lost_pvcs(&mut observed).await;
+            self.find_uncached_pvcs(&mut observed).await;
             observed.launcher = self.launcher.problem(&observed).await;
         }
         let assessed = self.confirm_replaced(Assessed::new(observed)).await?;
+        let assessed = self.confirm_machine(assessed).await?;
         if !assessed.discards_user_data() {
             return Ok(Some(assessed));
         }
@@ -125,7 +125,8 @@ impl Observer {
         Ok(Some(Assessed::new(observed)))
     }
 
-    /// The plan replaces only what the API server has confirmed. If it cannot be read, the other parts go on.
+    /// The plan replaces only what the API server has confirmed. If it cannot be read, the other parts
+    /// are still applied.
     async fn confirm_replaced(&self, assessed: Assessed) -> Result<Assessed, Failure> {
         let (pvcs, vmi) = (assessed.unconfirmed_pvcs(), assessed.replaces_unconfirmed_vmi());
         if pvcs.is_empty() && !vmi {
@@ -136,6 +137,20 @@ impl Observer {
             let failure = reported(&observed, failure)?;
             tracing::warn!(error = %failure, "nothing is replaced: the live check failed");
             observed.live_check_failure = Some(failure);
+        }
+        Ok(Assessed::new(observed))
+    }
+
+    /// The plan sets owner references, and replaces a VM or Secret that existed, only if the API server has confirmed the
+    /// Machine. If it cannot be read, the other parts are still applied.
+    async fn confirm_machine(&self, assessed: Assessed) -> Result<Assessed, Failure> {
+        if !assessed.needs_confirmed_machine() {
+            return Ok(assessed);
+        }
+        let mut observed = assessed.into_observed();
+        if let Err(failure) = self.live_check.confirm_machine(&mut observed).await {
+            let failure = reported(&observed, failure)?;
+            tracing::warn!(error = %failure, "no object gets an owner reference: the live check failed");
         }
         Ok(Assessed::new(observed))
     }
@@ -166,6 +181,7 @@ impl Observer {
             vm: self.caches.vms.entry(key).as_ref().map(VmEntry::view),
             vmi: self.vmi(key, parsed.id.identity()),
             deletion: self.caches.index.deletions.of(key),
+            machine_confirmed: false,
             macs_in_use: self.macs_in_use(key, &parsed),
             ..parsed
         };
@@ -214,9 +230,13 @@ impl Observer {
         self.caches.vmis.entry(key).filter(|entry| entry.value.belongs_to(identity)).as_ref().map(VmiEntry::view)
     }
 
-    /// PVCs that carry the Machine's UID, PVCs with a name that the Machine needs, and PVCs that it had.
+    /// PVCs that carry the UID of the Machine, or of one that it adopts; PVCs of restored disks that name it; PVCs with a name
+    /// that it needs; and PVCs that it had.
     fn pvcs(&self, key: &ObjectKey, observed: &Observed) -> BTreeMap<String, PvcView> {
-        let labelled = self.caches.index.pvcs.names(observed.uid()).into_iter().map(String::from);
+        let index = &self.caches.index.pvcs;
+        let adoption = Adoption::from_metadata(&observed.machine.metadata);
+        let uids = std::iter::once(observed.uid()).chain(adoption.machines());
+        let labelled = uids.flat_map(|uid| index.names(uid)).chain(index.restored(key)).map(String::from);
         let resolved = observed.resolved.as_ref().ok();
         let needed = resolved.into_iter().flat_map(Resolved::pvc_names).map(str::to_owned);
         let recorded = observed.machine.status.iter().flat_map(|status| &status.disks).map(|disk| disk.pvc.clone());
@@ -237,13 +257,10 @@ impl Observer {
         observed.pvcs.values().filter_map(owner).collect()
     }
 
-    /// Reads the PVCs that the Machine had and that the cache does not have. They may have lost the label that the watch
-    /// selects. If a read fails, the operator neither reports the PVC as lost nor replaces it.
-    async fn find_lost_pvcs(&self, observed: &mut Observed) {
-        let disks = observed.machine.status.iter().flat_map(|status| &status.disks);
-        let missing: Vec<String> =
-            disks.map(|disk| disk.pvc.clone()).filter(|pvc| !observed.pvcs.contains_key(pvc)).collect();
-        for pvc in missing {
+    /// Reads the PVCs that the Machine had and that no cache has. If a read fails, the operator neither reports the PVC as
+    /// lost nor replaces it.
+    async fn find_uncached_pvcs(&self, observed: &mut Observed) {
+        for pvc in observed.uncached_pvcs() {
             match self.live_check.get_pvc(observed, &pvc).await {
                 Ok(Some(view)) => _ = observed.pvcs.insert(pvc, view),
                 Ok(None) => {}
@@ -265,16 +282,9 @@ impl Observer {
 
     /// The MAC addresses that another Machine has on the same segment.
     fn macs_in_use(&self, key: &ObjectKey, observed: &Observed) -> BTreeMap<(String, String), String> {
-        let resolved = observed.resolved.as_ref().ok();
-        let in_use = |(network, mac): (&str, &str)| {
-            let address = (segment_of(key, network, &self.caches.networks), mac_number(mac));
-            let owner = self.caches.index.mac_addresses.other_owner(key, address)?;
-            // The name of a Machine is of no concern to another tenant.
-            let is_in_namespace = owner.namespace() == key.namespace();
-            let owner = if is_in_namespace { owner.name() } else { "in another namespace" };
-            Some(((network.to_owned(), mac.to_owned()), owner.to_owned()))
-        };
-        resolved.into_iter().flat_map(macs::addresses).filter_map(in_use).collect()
+        let Ok(resolved) = &observed.resolved else { return BTreeMap::new() };
+        let segment = |network: &str| segment_of(key, network, &self.caches.networks);
+        self.caches.index.mac_addresses.in_use(key, resolved, &segment)
     }
 
     /// A source that cannot be read stops only the user data, and is reported.

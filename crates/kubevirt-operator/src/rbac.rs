@@ -13,7 +13,7 @@ use k8s_openapi::{
     },
     apimachinery::pkg::apis::meta::v1::ObjectMeta,
 };
-use vitivirt_api::machine::INSTALLATION_LABELS;
+use vitivirt_api::machine::installation_labels;
 
 pub const NAMESPACE: &str = "kubevirt-operator-system";
 pub const ACCOUNT: &str = "kubevirt-operator-controller-manager";
@@ -198,8 +198,7 @@ fn aggregation_label(role: &str) -> String {
 
 /// The metadata of an object that installs the operator.
 pub(crate) fn metadata_named(name: &str) -> ObjectMeta {
-    let labels = INSTALLATION_LABELS.map(|(name, value)| (name.to_owned(), value.to_owned()));
-    ObjectMeta { name: Some(name.to_owned()), labels: Some(labels.into()), ..ObjectMeta::default() }
+    ObjectMeta { name: Some(name.to_owned()), labels: Some(installation_labels()), ..ObjectMeta::default() }
 }
 
 fn in_own_namespace(name: &str) -> ObjectMeta {
@@ -240,11 +239,11 @@ mod tests {
         }
     }
 
-    /// The permissions that the specification of the operator lists, and those that its other features need.
+    /// The groups of a cluster role that covers Machines and their objects, and what other features need in addition.
     #[test]
-    fn the_operator_has_no_more_permissions_than_specified() {
+    fn the_operator_has_no_other_permissions_than_these() {
         const ALL: &[&str] = &["get", "list", "watch", "create", "update", "patch", "delete"];
-        let specified: [(&str, &[&str], &[&str]); 13] = [
+        let permitted: [(&str, &[&str], &[&str]); 13] = [
             ("vitistack.io", &["machines", "networkconfigurations"], ALL),
             ("kubevirt.io", &["virtualmachines", "virtualmachineinstances"], ALL),
             ("", &["persistentvolumeclaims", "secrets", "configmaps"], ALL),
@@ -268,10 +267,10 @@ mod tests {
             let (groups, resources) = (rule.api_groups.unwrap(), rule.resources.unwrap());
             for (group, resource) in groups.iter().flat_map(|group| resources.iter().map(move |kind| (group, kind))) {
                 for verb in &rule.verbs {
-                    let is_specified = specified.iter().any(|(in_group, kinds, verbs)| {
+                    let is_permitted = permitted.iter().any(|(in_group, kinds, verbs)| {
                         in_group == group && kinds.contains(&resource.as_str()) && verbs.contains(&verb.as_str())
                     });
-                    assert!(is_specified, "{verb} {resource}.{group}");
+                    assert!(is_permitted, "{verb} {resource}.{group}");
                 }
             }
         }

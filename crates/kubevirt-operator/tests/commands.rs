@@ -78,8 +78,8 @@ fn plan_exits_with_2_when_the_cluster_cannot_be_reached() {
 }
 
 #[test]
-fn the_version_names_program_commit_and_kubevirt_release() {
+fn the_version_names_program_project_commit_and_kubevirt_release() {
     let version = stdout(&command(&["--version"]).output().unwrap());
-    let start = concat!("kubevirt-operator ", env!("CARGO_PKG_VERSION"), " (commit ");
+    let start = concat!("kubevirt-operator ", env!("CARGO_PKG_VERSION"), " (VitiVirt commit ");
     assert!(version.starts_with(start) && version.ends_with(", KubeVirt v1.8.4)\n"), "{version}");
 }

@@ -5,7 +5,7 @@
 //! `vitivirt-runtime` sends the writes.
 //!
 //! Read the modules in this order: `resolve` (parses the spec), `render` (the objects of a Machine), `observed` (the
-//! input), `assessment` (what blocks the Machine; it uses `problem`, `ownership` and `macs`), `boot` (warnings: whether a guest
+//! input), `assessment` (what blocks the Machine; it uses `problem` and `ownership`), `boot` (warnings: whether a guest
 //! can start), `changes` (when an edit takes effect; it uses `vmi_spec`), `plan` and `delete` (the writes, limited by `repairs`)
 //! and `report` (status and events). `network_finalizer` decides about NetworkConfigurations. `view` is what people see of
 //! a Machine.
@@ -14,7 +14,6 @@ mod assessment;
 mod boot;
 pub mod changes;
 mod delete;
-pub mod macs;
 pub mod network_finalizer;
 pub mod observed;
 mod ownership;

@@ -48,13 +48,16 @@ pub struct Observed {
     pub vmi: Option<VmiView>,
     /// Why the pod of a VMI that has been starting for a while does not start.
     pub launcher: Option<LauncherProblem>,
-    /// MAC addresses of the Machine, by network, that an older Machine of the namespace uses, with the name of that
-    /// Machine.
+    /// MAC addresses of the Machine, by network, that another Machine on the same bridge and VLAN has, with the name of
+    /// that Machine.
     pub macs_in_use: BTreeMap<(String, String), String>,
     /// UIDs of existing Machines to which PVCs belong that this Machine needs.
     pub living_owners: BTreeSet<String>,
     /// How the Machine is being deleted.
     pub deletion: Deletion,
+    /// Whether the API server has confirmed that the Machine is not being deleted. False: only a cache shows it, which may
+    /// lag.
+    pub machine_confirmed: bool,
     /// Why the state before a deletion could not be confirmed. Nothing may be deleted then.
     pub live_check_failure: Option<Failure>,
     /// The recent writes of the operator to objects of the Machine.
@@ -100,6 +103,7 @@ impl Observed {
             macs_in_use: BTreeMap::new(),
             living_owners: BTreeSet::new(),
             deletion: Deletion::Cascade,
+            machine_confirmed: true,
             live_check_failure: None,
             recent_writes: RecentWritesByObject::new(),
             now,
@@ -128,14 +132,24 @@ impl Observed {
         names.filter(|name| *name != POD_NETWORK).collect()
     }
 
-    /// What the status records for a PVC of the Machine.
-    pub(crate) fn recorded_disk(&self, pvc: &str) -> Option<&DiskStatus> {
-        self.machine.status.as_ref()?.disks.iter().find(|disk| disk.pvc == pvc)
+    /// What the status records about the disks and their PVCs.
+    pub(crate) fn recorded_disks(&self) -> &[DiskStatus] {
+        self.machine.status.as_ref().map_or(&[], |status| &status.disks)
     }
 
-    /// Whether a user consented to an empty PVC in place of a lost one.
+    /// What the status records for a PVC.
+    pub(crate) fn recorded_disk(&self, pvc: &str) -> Option<&DiskStatus> {
+        self.recorded_disks().iter().find(|disk| disk.pvc == pvc)
+    }
+
+    /// Whether a user consented to another PVC in place of a lost or an external one.
     pub(crate) fn consents_to_replace(&self, disk: &DiskStatus) -> bool {
-        self.annotation(ANNOTATION_REPLACE) == Some(consent_to_replace(disk))
+        self.replacements().any(|item| item == consent_to_replace(disk))
+    }
+
+    /// The items of the annotation, separated by commas.
+    pub(crate) fn replacements(&self) -> impl Iterator<Item = &str> {
+        self.annotation(ANNOTATION_REPLACE).into_iter().flat_map(|value| value.split(',')).map(str::trim)
     }
 
     /// Whether a disk of the spec has a PVC of this name. KubeVirt gives the PVC of a restored disk another one.
@@ -298,6 +312,10 @@ pub struct PvcView {
     pub identity: Option<String>,
     /// The value of `ANNOTATION_ADOPT_BY`.
     pub adopt_by: Option<String>,
+    /// The disk that it holds, if `ANNOTATION_DISK` says so.
+    pub disk: Option<String>,
+    /// It has annotations, the operator's or others.
+    pub annotated: bool,
     /// It has owner references, although the operator sets none.
     pub has_owners: bool,
     /// The first owner reference to a VirtualMachine. The garbage collector would delete the data with the VM.
@@ -342,6 +360,10 @@ pub struct VmView {
     pub ready: bool,
     /// KubeVirt restores it from a snapshot and writes its spec meanwhile.
     pub restoring: bool,
+    /// While KubeVirt migrates volumes, and after it failed to: the PVCs that have the data, by volume.
+    pub migration_sources: BTreeMap<String, String>,
+    /// KubeVirt's migration of volumes failed, so it does not start the VM.
+    pub needs_recovery: bool,
     /// KubeVirt reports that a change of the template needs a restart.
     pub restart_required: bool,
     /// The last error that virt-controller reported.

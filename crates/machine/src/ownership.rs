@@ -41,6 +41,16 @@ impl Observed {
         self.vm.as_ref().filter(|vm| self::vm(self, vm).is_own())
     }
 
+    /// Whether the Machine had a VM that does not exist any more.
+    pub(crate) fn lost_vm(&self) -> bool {
+        self.vm.is_none() && self.machine.status.as_ref().is_some_and(|status| status.vm_name.is_some())
+    }
+
+    /// Whether the VM, which uses the cloud-init Secret if the Machine has user data, exists without it.
+    pub(crate) fn lost_secret(&self) -> bool {
+        self.secret.is_none() && self.own_vm().is_some()
+    }
+
     /// The cloud-init Secret, if it belongs to the Machine.
     pub(crate) fn own_secret(&self) -> Option<&SecretView> {
         self.secret.as_ref().filter(|secret| self::secret(self, secret).is_own())

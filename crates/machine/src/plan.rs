@@ -8,9 +8,9 @@ use serde_json::{Value, json};
 use vitivirt_api::{
     Body, Failure, Operation, Plan, Step, Target, Write,
     machine::{
-        ANNOTATION_ADOPT_BY, ANNOTATION_CONTENT, ANNOTATION_IDENTITY, ANNOTATION_SEGMENTS, ANNOTATION_SOURCE,
-        ANNOTATION_SOURCE_READ, ANNOTATION_STARTED_WITH, CLOUD_INIT_DISK, FINALIZER_MACHINE, LABEL_CLUSTER,
-        LABEL_MACHINE, LABEL_MACHINE_UID, PvcPhase,
+        ANNOTATION_ADOPT_BY, ANNOTATION_CONTENT, ANNOTATION_DISK, ANNOTATION_IDENTITY, ANNOTATION_SEGMENTS,
+        ANNOTATION_SOURCE, ANNOTATION_SOURCE_READ, ANNOTATION_STARTED_WITH, CLOUD_INIT_DISK, FINALIZER_MACHINE,
+        LABEL_CLUSTER, LABEL_MACHINE, LABEL_MACHINE_UID, PvcPhase,
     },
     resources::{
         import_source_resource, network_attachment_resource, virtual_machine_instance_resource,
@@ -23,7 +23,7 @@ use crate::{
     changes::started_with,
     delete,
     network_finalizer::protect,
-    observed::{ImportSourceView, NetworkView, Observed, SecretView, SourceView, VmOwner},
+    observed::{ImportSourceView, NetworkView, Observed, PvcView, SecretView, SourceView, VmOwner},
     ownership,
     problem::{Part, Problem},
     render::{
@@ -141,9 +141,21 @@ fn dependencies(observed: &Observed, assessment: &Assessment, resolved: &Resolve
         step.writes.extend(secret(observed, resolved)?);
     }
     for disk in disks_in_own_pvcs(assessment, resolved) {
-        step.writes.extend(pvc(observed, assessment, resolved, &disk.backing)?);
+        step.writes.extend(pvc(observed, assessment, resolved, disk)?);
+        step.writes.extend(remove_outdated_marks(observed, disk));
     }
     Ok(step)
+}
+
+/// Removes the annotation with the name of the disk from the PVCs in which it was before.
+fn remove_outdated_marks<'a>(observed: &'a Observed, disk: &'a ResolvedDisk) -> impl Iterator<Item = Write> + use<'a> {
+    let own = observed.pvcs.iter().filter(|(name, view)| ownership::pvc(observed, name, view).is_own());
+    let is_elsewhere = |name: &str| matches!(&disk.backing, DiskBacking::Pvc { pvc, .. } if pvc != name);
+    let outdated = own.filter(move |(name, view)| view.disk.as_ref() == Some(&disk.name) && is_elsewhere(name));
+    outdated.filter_map(|(name, view)| {
+        let mark = Operation::remove(format!("/metadata/annotations/{}", Operation::escape(ANNOTATION_DISK)));
+        patch(Target::of_kind::<PersistentVolumeClaim>(observed.key(name)), &view.uid, vec![mark])
+    })
 }
 
 /// The disks that nothing stops and that are in a PVC of the Machine.
@@ -193,7 +205,7 @@ fn secret(observed: &Observed, resolved: &Resolved) -> Result<Option<Write>, Fai
     };
     let has_inline = observed.omitted_inline.is_none();
     let Some(view) = observed.own_secret() else {
-        if !has_inline {
+        if !has_inline || observed.lost_secret() && !observed.machine_confirmed {
             return Ok(None);
         }
         let mut new = cloud_init::render(resolved, given, source);
@@ -240,9 +252,10 @@ fn content_annotations(observed: &Observed, view: &SecretView, digest: String) -
     std::iter::once(set(ANNOTATION_CONTENT, digest)).chain(annotation).chain(read).collect()
 }
 
-/// The owner reference of an object that lost it, or that the Machine adopts.
+/// The owner reference of an object that lost it, or that the Machine adopts. A deletion with `--cascade=orphan` removes it,
+/// and a cache may not show that the Machine is being deleted: then the object would be deleted with it.
 fn set_owner(observed: &Observed, controller_uid: Option<&str>, has_owners: bool) -> Option<Operation> {
-    if controller_uid.is_some() {
+    if controller_uid.is_some() || !observed.machine_confirmed {
         return None;
     }
     let owner = json!(render::owner_reference(&observed.id));
@@ -283,8 +296,9 @@ fn pvc(
     observed: &Observed,
     assessment: &Assessment,
     resolved: &Resolved,
-    backing: &DiskBacking,
+    disk: &ResolvedDisk,
 ) -> Result<Option<Write>, Failure> {
+    let backing = &disk.backing;
     let DiskBacking::Pvc { pvc: name, size, storage_class, on_delete, .. } = backing else { return Ok(None) };
     let target = Target::of_kind::<PersistentVolumeClaim>(observed.key(name));
     let Some(view) = observed.pvcs.get(name) else {
@@ -296,7 +310,12 @@ fn pvc(
             return Ok(None);
         }
         let class = find_storage_class(observed, storage_class.as_deref());
-        let Some(pvc) = class.and_then(|class| pvc::render(resolved, backing, &class.name)) else { return Ok(None) };
+        let pvc = class.and_then(|class| pvc::render(resolved, backing, &class.name));
+        let Some(mut pvc) = pvc else { return Ok(None) };
+        if !observed.is_named_by_spec(name) {
+            // It replaces the lost PVC of a restored disk by an empty one. Nothing fills it.
+            pvc.spec.get_or_insert_default().data_source_ref = None;
+        }
         return Ok(Some(Write::Create { target, body: Body::from_object(&pvc)? }));
     };
     if assessment.replaced_pvcs.contains(name) {
@@ -305,6 +324,9 @@ fn pvc(
         return Ok(view.live_version.clone().map(delete));
     }
     let mut operations = label_operations(&pvc::pvc_labels(resolved, *on_delete), &view.labels);
+    if !observed.is_named_by_spec(name) && view.disk.as_ref() != Some(&disk.name) {
+        operations.push(mark_disk(&disk.name, name, view));
+    }
     let grows = view.requested_size().is_none_or(|requested| *size > requested);
     let expandable = allows_expansion(observed, view.storage_class.as_deref().unwrap_or_default());
     // Kubernetes does not expand a PVC before it is bound; the operator does it then.
@@ -312,6 +334,15 @@ fn pvc(
         operations.push(Operation::set("/spec/resources/requests/storage", size.to_string().into()));
     }
     Ok(patch(target, &view.uid, operations))
+}
+
+/// Writes into the PVC which disk it holds. The status says it too, but a backup may not contain the status.
+fn mark_disk(disk: &str, name: &str, view: &PvcView) -> Operation {
+    let mark = pvc::disk_mark(disk, name);
+    if view.annotated {
+        return Operation::set(format!("/metadata/annotations/{}", Operation::escape(ANNOTATION_DISK)), mark.into());
+    }
+    Operation::set("/metadata/annotations", json!({ANNOTATION_DISK: mark})).expecting(Value::Null)
 }
 
 /// Removes the owner references that KubeVirt sets on the PVCs of restored disks, whatever else is wrong. A PVC that KubeVirt
@@ -343,6 +374,9 @@ fn virtual_machine(observed: &Observed, assessment: &Assessment, resolved: &Reso
     let (now, later) = (Step::new(step::VIRTUAL_MACHINE), Step::new(step::VIRTUAL_MACHINE_DEVICES));
     let target = Target::new(virtual_machine_resource(), observed.id.key());
     let Some(view) = observed.own_vm() else {
+        if observed.lost_vm() && !observed.machine_confirmed {
+            return Ok(Vec::new());
+        }
         return Ok(vec![now.write(Write::Create { target, body: Body::from_object(&vm::render(resolved))? })]);
     };
     if view.deleting || view.restoring {

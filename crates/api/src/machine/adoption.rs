@@ -43,6 +43,11 @@ impl Adoption {
         is_uid(uid) && self.includes(uid)
     }
 
+    /// The UIDs of Machines among the items.
+    pub fn machines(&self) -> impl Iterator<Item = &str> {
+        self.items.iter().map(String::as_str).filter(|item| is_uid(item))
+    }
+
     pub fn includes_pvc(&self, name: &str) -> bool {
         self.pvcs().any(|pvc| pvc == name)
     }

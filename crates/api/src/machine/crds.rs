@@ -5,7 +5,7 @@ use kube_core::CustomResourceExt;
 
 use serde_json::Value;
 
-use super::{INSTALLATION_LABELS, Machine, NetworkConfiguration, schema};
+use super::{Machine, NetworkConfiguration, installation_labels, schema};
 
 /// The CRDs of Machine and NetworkConfiguration, as they are installed.
 pub fn crds() -> Vec<CustomResourceDefinition> {
@@ -44,8 +44,7 @@ fn generated_crds() -> Vec<CustomResourceDefinition> {
     }
     let mut crds = vec![machine, NetworkConfiguration::crd()];
     for crd in &mut crds {
-        let labels = INSTALLATION_LABELS.map(|(name, value)| (name.to_owned(), value.to_owned()));
-        crd.metadata.labels.get_or_insert_default().extend(labels);
+        crd.metadata.labels.get_or_insert_default().extend(installation_labels());
     }
     crds
 }

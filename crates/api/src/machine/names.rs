@@ -1,5 +1,7 @@
 //! Every name that users see and scripts rely on: labels, finalizers, annotations, condition types and reasons.
 
+use std::collections::BTreeMap;
+
 /// Group and version of Machine and NetworkConfiguration.
 pub const API_VERSION: &str = "vitistack.io/v1alpha1";
 
@@ -9,6 +11,11 @@ pub const INSTALLATION_LABELS: [(&str, &str); 3] = [
     ("app.kubernetes.io/part-of", "vitivirt"),
     ("app.kubernetes.io/version", env!("CARGO_PKG_VERSION")),
 ];
+
+/// The same, for the metadata of an object.
+pub fn installation_labels() -> BTreeMap<String, String> {
+    INSTALLATION_LABELS.map(|(name, value)| (name.to_owned(), value.to_owned())).into()
+}
 
 /// The operator that manages an object. `app.kubernetes.io/managed-by=kubevirt-operator` is not used, because
 /// upstream virt-operator deletes objects with that label.
@@ -21,12 +28,16 @@ pub const LABEL_MACHINE: &str = "vitistack.io/machine";
 pub const LABEL_MACHINE_UID: &str = "vitistack.io/machine-uid";
 /// On a PVC that the operator created: the UID of its Machine, in case the label is lost.
 pub const ANNOTATION_IDENTITY: &str = "vitistack.io/identity";
+/// On a PVC whose name does not say which disk it holds: the disk and the name of the PVC. KubeVirt copies annotations when it
+/// restores a PVC, and the copy has another name.
+pub const ANNOTATION_DISK: &str = "vitistack.io/disk";
 /// On a Machine: the consent to take over existing objects. See [`super::Adoption`].
 pub const ANNOTATION_ADOPT: &str = "vitistack.io/adopt";
 /// On a PVC or Secret without the operator's labels: the name of the Machine that may take it over. A user sets it. The
 /// admission policy of the operator's account does not let the operator set it.
 pub const ANNOTATION_ADOPT_BY: &str = "vitistack.io/adopt-by";
-/// On a Machine: the volume of a lost PVC, as the consent to create an empty PVC in its place.
+/// On a Machine: the volumes of lost PVCs, or the names of external PVCs, separated by commas, as the consent to start without
+/// them.
 pub const ANNOTATION_REPLACE: &str = "vitistack.io/replace-volume";
 /// On a Machine that is being deleted: `background` or `orphan`, if the operator cannot know which of them a user
 /// chose.
@@ -70,6 +81,9 @@ pub mod condition_type {
     pub const STORAGE_READY: &str = "StorageReady";
     pub const NETWORK_READY: &str = "NetworkReady";
     pub const RESTART_REQUIRED: &str = "RestartRequired";
+    pub const CHANGES_REJECTED: &str = "ChangesRejected";
+    /// The operator deletes the VirtualMachine and the disks with the Machine.
+    pub const DELETING: &str = "Deleting";
 }
 
 /// Reasons of conditions and events, and values of the metric label `error_type`.
@@ -91,7 +105,7 @@ pub mod machine_reason {
     pub const ADMISSION_REFUSED: &str = "AdmissionRefused";
     /// Every reason that is an error: the values of the metric label `error_type`, and the first sections of
     /// docs/troubleshooting.md.
-    pub const ERRORS: [&str; 18] = [
+    pub const ERRORS: [&str; 19] = [
         TEMPLATE_NOT_FOUND,
         NETWORK_CONFIGURATION_NOT_FOUND,
         STORAGE_CLASS_NOT_FOUND,
@@ -109,20 +123,24 @@ pub mod machine_reason {
         VM_FAILED,
         PVC_PENDING,
         PVC_LOST,
+        DISK_MOVED,
         POD_NOT_STARTED,
     ];
     /// Every reason of a Machine that is not ready without an error: the second part of docs/troubleshooting.md.
-    pub const NOT_READY_REASONS: [&str; 6] =
-        [VM_CREATED, PAUSED, STOPPING, DELETING, WAITING_FOR_DELETION, GUEST_NOT_READY];
+    pub const NOT_READY_REASONS: [&str; 7] =
+        [VM_CREATED, PAUSED, STOPPING, DELETING, DELETION_UNCONFIRMED, WAITING_FOR_DELETION, GUEST_NOT_READY];
     // States. `ERRORS` contains those that are errors.
     pub const VM_CREATED: &str = "VMCreated";
     pub const VM_FAILED: &str = "VMFailed";
     pub const PVC_BOUND: &str = "PVCBound";
     pub const PVC_PENDING: &str = "PVCPending";
     pub const PVC_LOST: &str = "PVCLost";
+    pub const DISK_MOVED: &str = "DiskMoved";
     pub const POD_NOT_STARTED: &str = "PodNotStarted";
     pub const WAITING_FOR_DELETION: &str = "WaitingForDeletion";
     pub const GUEST_NOT_READY: &str = "GuestNotReady";
+    pub const IMPOSSIBLE_CHANGE: &str = "ImpossibleChange";
+    pub const NOT_EVALUATED: &str = "NotEvaluated";
     pub const NETWORK_CONFIGURED: &str = "NetworkConfigured";
     pub const NETWORK_FAILED: &str = "NetworkFailed";
     pub const RUNNING: &str = "Running";
@@ -130,6 +148,7 @@ pub mod machine_reason {
     pub const PAUSED: &str = "Paused";
     pub const STOPPING: &str = "Stopping";
     pub const DELETING: &str = "Deleting";
+    pub const DELETION_UNCONFIRMED: &str = "DeletionUnconfirmed";
     pub const POWER_STATE_RESTORED: &str = "PowerStateRestored";
     pub const PENDING_RESTART: &str = "PendingRestart";
     pub const REPEATED_DRIFT: &str = "RepeatedDrift";

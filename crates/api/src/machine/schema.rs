@@ -51,13 +51,23 @@ pub(super) fn disk_rules() -> Value {
     ])
 }
 
-/// The limits of a size, which a pattern cannot express.
+/// The form of a size is a rule instead of a pattern, because the message of a pattern is the pattern.
 pub(super) fn size_rules() -> Value {
-    let largest = limits::LARGEST_SIZE;
-    json!([rule(
-        &format!("quantity(self).compareTo(quantity('0')) > 0 && quantity(self).compareTo(quantity('{largest}')) <= 0"),
-        &format!("must be greater than 0 and at most {largest}")
-    )])
+    let (largest, form) = (limits::LARGEST_SIZE, limits::SIZE.replace('\\', "\\\\"));
+    json!([
+        rule(
+            &format!("self.matches('{form}')"),
+            "must be a number with an optional unit, such as 20Gi; units are Ki, Mi, Gi, Ti, Pi and Ei (powers of 1024), and k, M, \
+             G, T, P and E (powers of 1000)"
+        ),
+        rule(
+            &format!(
+                "!isQuantity(self) || (quantity(self).compareTo(quantity('0')) > 0 && \
+                 quantity(self).compareTo(quantity('{largest}')) <= 0)"
+            ),
+            &format!("must be greater than 0 and at most {largest}")
+        ),
+    ])
 }
 
 /// A length counts characters, of which each may have four bytes.

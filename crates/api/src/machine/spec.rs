@@ -44,7 +44,6 @@ pub struct Memory {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(
         length(min = 1, max = limits::SIZE_LENGTH),
-        regex(pattern = limits::SIZE),
         extend("x-kubernetes-validations" = schema::size_rules())
     )]
     pub size: Option<String>,
@@ -63,7 +62,6 @@ pub struct Disk {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(
         length(min = 1, max = limits::SIZE_LENGTH),
-        regex(pattern = limits::SIZE),
         extend("x-kubernetes-validations" = schema::size_rules())
     )]
     pub size: Option<String>,
@@ -242,7 +240,7 @@ pub struct Features {
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Firmware {
-    /// Boot loader. Default: BIOS.
+    /// Boot loader. Default: BIOS (EFI on arm64).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bootloader: Option<Bootloader>,
 }
@@ -251,7 +249,7 @@ pub struct Firmware {
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-validations" = schema::bootloader_rules()))]
 pub struct Bootloader {
-    /// Boot with EFI instead of BIOS. Default: false.
+    /// Boot with EFI instead of BIOS. Default: false; arm64 always uses EFI.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub efi: Option<bool>,
     /// Enable Secure Boot. Requires efi. Default: false.

@@ -15,8 +15,8 @@ pub struct MachineStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<String>", extend("enum" = ["Pending", "Creating", "Running", "Stopped", "Failed"]))]
     pub phase: Option<MachinePhase>,
-    /// Conditions: Ready, VirtualMachineReady, StorageReady, NetworkReady, and RestartRequired while a change is
-    /// waiting for a restart.
+    /// Conditions: Ready, VirtualMachineReady, StorageReady, NetworkReady, RestartRequired while a change is
+    /// waiting for a restart, and ChangesRejected while the spec has a change that is impossible.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(
         schema_with = "schema::conditions",
@@ -38,8 +38,8 @@ pub struct MachineStatus {
     /// Name of the node that the machine runs on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node_name: Option<String>,
-    /// Disks whose PVC is bound, and their volumes. If a PVC that is listed here no longer exists, the operator
-    /// does not replace it.
+    /// Disks, with the PVC and the volume that hold each. If a PVC of the Machine in this list no longer exists, the
+    /// operator does not replace it without consent.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
     pub disks: Vec<DiskStatus>,
@@ -65,8 +65,13 @@ pub struct DiskStatus {
     pub name: String,
     /// Name of its PVC.
     pub pvc: String,
-    /// Name of the PersistentVolume. Empty if KubeVirt restored the disk into a PVC that is not bound yet.
+    /// Name of the PersistentVolume. Empty if it is not known: KubeVirt restored the disk into a PVC that is not bound yet,
+    /// or the PVC is external.
     pub volume: String,
+    /// True if the disk was moved to a PVC that does not belong to the Machine. The operator neither changes nor deletes
+    /// that PVC.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub external: bool,
 }
 
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, JsonSchema)]

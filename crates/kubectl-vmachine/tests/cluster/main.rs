@@ -154,7 +154,7 @@ async fn starts_and_stops(lab: &Lab, tenant: &User) -> Result<()> {
     ensure!(error.contains("Machine plugin/none not found"), "{error}");
     // No operator runs, so the Machine never gets a guest.
     let error = tenant.error(1, &["restart", "web", "-n", NAMESPACE]).await?;
-    ensure!(error.contains("is starting and has no guest yet"), "{error}");
+    ensure!(error.contains("it has no guest"), "{error}");
     tenant.output(&["stop", "web", "-n", NAMESPACE]).await?;
     let error = tenant.error(1, &["restart", "web", "-n", NAMESPACE]).await?;
     ensure!(error.contains("is not running") && error.contains("kubectl vmachine start web"), "{error}");

@@ -34,6 +34,8 @@ const SPEC_LIMIT: usize = 16 * 1024;
 const VM_SPEC_LIMIT: usize = 64 * 1024;
 const MAX_ADDRESSES: usize = 32;
 const MAX_MANAGERS: usize = 4;
+const MAX_VOLUMES: usize = 64;
+const NEEDS_RECOVERY: &str = "ManualRecoveryRequired";
 const ADDRESS_LIMIT: usize = 64;
 const VM_GENERATION: &str = "kubevirt.io/vm-generation";
 
@@ -48,6 +50,9 @@ pub(crate) struct VmEntry {
     pub(crate) status: PrintableStatus,
     ready: bool,
     restoring: bool,
+    /// The PVCs that have the data while KubeVirt migrates volumes, by volume.
+    migration_sources: Box<[(Box<str>, Box<str>)]>,
+    needs_recovery: bool,
     restart_required: bool,
     failure: Option<Box<str>>,
     other_managers: Box<[Box<str>]>,
@@ -70,6 +75,8 @@ impl VmEntry {
             status: string_at(status, "/printableStatus").unwrap_or_default().into(),
             ready: status.get("ready") == Some(&Value::Bool(true)),
             restoring: string_at(status, "/restoreInProgress").is_some_and(|name| !name.is_empty()),
+            migration_sources: migration_sources(status),
+            needs_recovery: condition(status, NEEDS_RECOVERY, "True").is_some(),
             restart_required: condition(status, "RestartRequired", "True").is_some(),
             failure: condition(status, "Failure", "True").map(message),
             other_managers: other_managers(&vm.metadata),
@@ -89,6 +96,12 @@ impl VmEntry {
             printable_status: vm.status,
             ready: vm.ready,
             restoring: vm.restoring,
+            migration_sources: vm
+                .migration_sources
+                .iter()
+                .map(|(volume, pvc)| (volume.to_string(), pvc.to_string()))
+                .collect(),
+            needs_recovery: vm.needs_recovery,
             restart_required: vm.restart_required,
             failure: vm.failure.as_deref().map(str::to_owned),
             other_managers: vm.other_managers.iter().map(ToString::to_string).collect(),
@@ -108,6 +121,8 @@ impl VmEntry {
             && self.deleting == newer.deleting
             && self.restart_required == newer.restart_required
             && self.restoring == newer.restoring
+            && self.migration_sources == newer.migration_sources
+            && self.needs_recovery == newer.needs_recovery
             && self.failure == newer.failure
     }
 }
@@ -122,6 +137,19 @@ fn other_managers(metadata: &ObjectMeta) -> Box<[Box<str>]> {
     managers.sort_unstable();
     managers.dedup();
     managers.into_iter().take(MAX_MANAGERS).map(|manager| truncate(manager, NAME_LIMIT).into()).collect()
+}
+
+/// KubeVirt keeps the list after a migration that succeeded. Then the VM has neither condition.
+fn migration_sources(status: &Value) -> Box<[(Box<str>, Box<str>)]> {
+    if condition(status, "VolumesChange", "True").or_else(|| condition(status, NEEDS_RECOVERY, "True")).is_none() {
+        return Box::default();
+    }
+    let migrated = status.pointer("/volumeUpdateState/volumeMigrationState/migratedVolumes").and_then(Value::as_array);
+    let sources = migrated.into_iter().flatten().filter_map(|volume| {
+        let pvc = string_at(volume, "/sourcePVCInfo/claimName")?;
+        Some((truncate(string_at(volume, "/volumeName")?, NAME_LIMIT).into(), truncate(pvc, NAME_LIMIT).into()))
+    });
+    sources.take(MAX_VOLUMES).collect()
 }
 
 fn macs(spec: &Value) -> Box<[Mac]> {

@@ -11,7 +11,6 @@ use vitivirt_api::{
     },
 };
 use vitivirt_machine::{
-    macs,
     render::cloud_init::digest,
     resolve::{resolve, template_names},
 };
@@ -41,6 +40,7 @@ pub(crate) struct MachineEntry {
     pub(crate) template: &'static str,
     pub(crate) ready: bool,
     pub(crate) restart_required: bool,
+    pub(crate) changes_rejected: bool,
     pub(crate) deleting: bool,
     /// It is deleted with `--cascade=orphan`.
     pub(crate) orphans: bool,
@@ -87,6 +87,7 @@ impl MachineEntry {
             template: template_label(&machine),
             ready: is_true(condition_type::READY),
             restart_required: is_true(condition_type::RESTART_REQUIRED),
+            changes_rejected: is_true(condition_type::CHANGES_REJECTED),
             deleting: machine.metadata.deletion_timestamp.is_some(),
             orphans: machine.metadata.finalizers.iter().flatten().any(|name| name == FINALIZER_ORPHAN),
             networks: networks.into(),
@@ -143,10 +144,10 @@ fn omit_inline(machine: &mut Machine) -> Option<Box<str>> {
     Some(digest.into())
 }
 
-fn interfaces(machine: &Machine) -> Box<[MachineInterface]> {
+pub(crate) fn interfaces(machine: &Machine) -> Box<[MachineInterface]> {
     let Ok(resolved) = resolve(machine) else { return Box::default() };
     let interface = |(network, mac): (&str, &str)| MachineInterface { network: network.into(), mac: mac_number(mac) };
-    macs::addresses(&resolved).map(interface).collect()
+    resolved.mac_addresses().map(interface).collect()
 }
 
 /// An unknown phase counts as Pending, so that the labels of metrics are bounded.

@@ -37,7 +37,7 @@ use vitivirt_runtime::watch::{Cache, Entry, Expression, KnownAbsent, SyncState, 
 
 pub(crate) use self::{
     kubevirt::{VmEntry, VmiEntry},
-    machine::{MachineEntry, in_namespace},
+    machine::{MachineEntry, in_namespace, interfaces},
     owned::{AttachmentEntry, ClassEntry, ImportEntry, NetworkEntry, PvcEntry, SecretEntry},
 };
 use crate::index::Index;

@@ -14,13 +14,14 @@ use serde_json::Value;
 use vitivirt_api::{
     ObjectKey,
     machine::{
-        ANNOTATION_ADOPT_BY, ANNOTATION_CONTENT, ANNOTATION_IDENTITY, ANNOTATION_SEGMENTS, ANNOTATION_SOURCE,
-        ANNOTATION_SOURCE_READ, ANNOTATION_STARTED_WITH, AccessMode, FINALIZER_NETWORK, LABEL_MACHINE,
-        LABEL_MACHINE_UID, LABEL_ON_DELETE, MANAGED_BY, ON_DELETE_RETAIN, PvcPhase, VolumeMode,
+        ANNOTATION_ADOPT_BY, ANNOTATION_CONTENT, ANNOTATION_DISK, ANNOTATION_IDENTITY, ANNOTATION_SEGMENTS,
+        ANNOTATION_SOURCE, ANNOTATION_SOURCE_READ, ANNOTATION_STARTED_WITH, AccessMode, FINALIZER_NETWORK,
+        LABEL_MACHINE, LABEL_MACHINE_UID, LABEL_ON_DELETE, MANAGED_BY, ON_DELETE_RETAIN, PvcPhase, VolumeMode,
     },
 };
-use vitivirt_machine::observed::{
-    ImportSourceView, NetworkAttachmentView, NetworkView, PvcView, SecretView, StorageClassView, VmOwner,
+use vitivirt_machine::{
+    observed::{ImportSourceView, NetworkAttachmentView, NetworkView, PvcView, SecretView, StorageClassView, VmOwner},
+    render::pvc::marked_disk,
 };
 use vitivirt_runtime::watch::{Entry, Uid, controller_uid};
 
@@ -36,6 +37,16 @@ fn owned_string(text: Option<&str>) -> Option<String> {
 
 fn annotation(metadata: &ObjectMeta, name: &str) -> Option<Box<str>> {
     boxed(metadata.annotations.as_ref()?.get(name).map(String::as_str))
+}
+
+fn is_annotated(metadata: &ObjectMeta) -> bool {
+    metadata.annotations.as_ref().is_some_and(|all| !all.is_empty())
+}
+
+/// The disk that an annotation of a PVC names.
+fn disk(metadata: &ObjectMeta) -> Option<&str> {
+    let mark = metadata.annotations.as_ref()?.get(ANNOTATION_DISK)?;
+    marked_disk(mark, metadata.name.as_deref()?)
 }
 
 /// Whether it has owner references of any kind.
@@ -68,6 +79,8 @@ pub(crate) struct PvcEntry {
     /// In the annotation, for a PVC that lost its labels.
     identity: Option<Uid>,
     adopt_by: Option<Box<str>>,
+    disk: Option<Box<str>>,
+    annotated: bool,
     has_owners: bool,
     /// The first owner reference to a VirtualMachine: its position and the UID.
     vm_owner: Option<(u8, Uid)>,
@@ -93,6 +106,8 @@ impl PvcEntry {
             volume: boxed(spec.volume_name.as_deref().filter(|name| !name.is_empty())),
             identity: annotation(&pvc.metadata, ANNOTATION_IDENTITY).map(|uid| Uid::from(&*uid)),
             adopt_by: annotation(&pvc.metadata, ANNOTATION_ADOPT_BY),
+            disk: disk(&pvc.metadata).map(Into::into),
+            annotated: is_annotated(&pvc.metadata),
             has_owners: has_owners(&pvc.metadata),
             vm_owner: vm_owner(&pvc.metadata),
             deleting: pvc.metadata.deletion_timestamp.is_some(),
@@ -120,6 +135,8 @@ impl PvcEntry {
             volume: owned_string(pvc.volume.as_deref()),
             identity: pvc.identity.as_ref().map(Uid::to_string),
             adopt_by: owned_string(pvc.adopt_by.as_deref()),
+            disk: owned_string(pvc.disk.as_deref()),
+            annotated: pvc.annotated,
             has_owners: pvc.has_owners,
             vm_owner: pvc
                 .vm_owner
@@ -136,6 +153,11 @@ impl PvcEntry {
 
     pub(crate) fn machine_uid(&self) -> Option<&str> {
         self.labels.get(LABEL_MACHINE_UID)
+    }
+
+    /// It holds a disk that KubeVirt restored or migrated into it.
+    pub(crate) fn is_restored(&self) -> bool {
+        self.disk.is_some()
     }
 
     pub(crate) fn is_retained(&self) -> bool {
@@ -170,7 +192,7 @@ impl SecretEntry {
             has_owners: has_owners(metadata),
             labels: Labels::from_metadata(metadata),
             content: annotation(metadata, ANNOTATION_CONTENT),
-            annotated: metadata.annotations.as_ref().is_some_and(|all| !all.is_empty()),
+            annotated: is_annotated(metadata),
             source_read: annotation(metadata, ANNOTATION_SOURCE_READ),
             tampered: has_foreign_data(metadata),
             adopt_by: annotation(metadata, ANNOTATION_ADOPT_BY),
@@ -266,7 +288,7 @@ impl AttachmentEntry {
         Self {
             config: config.into(),
             segments: annotation(&attachment.metadata, ANNOTATION_SEGMENTS),
-            annotated: attachment.metadata.annotations.as_ref().is_some_and(|all| !all.is_empty()),
+            annotated: is_annotated(&attachment.metadata),
             controller_uid: controller_uid(&attachment.metadata),
             labels: Labels::from_metadata(&attachment.metadata),
         }

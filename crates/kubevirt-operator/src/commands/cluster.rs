@@ -1,7 +1,10 @@
 //! What the operator's caches would contain about one Machine, read from the cluster object by object, for commands
 //! that run once. The objects are projected as in the caches, so the views are the same.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use anyhow::{Result, bail};
 use k8s_openapi::{
@@ -19,9 +22,10 @@ use kube::{
 use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
+use tokio::{sync::OnceCell, time::sleep};
 use vitivirt_api::{
     ApiResource, ErrorClass, ObjectKey, Target,
-    machine::{LABEL_MACHINE_UID, Machine, NetworkConfiguration, POD_NETWORK},
+    machine::{Adoption, LABEL_MACHINE_UID, Machine, NetworkConfiguration, POD_NETWORK},
     reason,
     resources::{
         import_source_resource, network_attachment_resource, virtual_machine_instance_resource,
@@ -29,9 +33,10 @@ use vitivirt_api::{
     },
 };
 use vitivirt_machine::{
-    Observed, SecretBytes, macs,
+    Observed, SecretBytes,
     observed::{
-        ImportSourceView, Installed, NetworkAttachmentView, NetworkView, PvcView, SourceView, StorageClassView,
+        Deletion, ImportSourceView, Installed, NetworkAttachmentView, NetworkView, PvcView, SourceView,
+        StorageClassView,
     },
     render::{cloud_init::secret_name, network},
     resolve::{DiskBacking, Resolved},
@@ -41,7 +46,10 @@ use vitivirt_runtime::{
     watch::Entry,
 };
 
-use super::files::placeholder_uid;
+use super::{
+    files::{Files, placeholder_uid},
+    neighbours::{Bridge, Neighbour, Neighbours},
+};
 use crate::cache::{
     AttachmentEntry, ClassEntry, ImportEntry, NetworkEntry, PvcEntry, SecretEntry, VmEntry, VmiEntry, entry,
 };
@@ -54,7 +62,16 @@ pub(crate) struct ClusterReader {
     unreadable: Mutex<Vec<(String, String)>>,
     /// What the user is not allowed to read, and what the plan assumes instead.
     warnings: Mutex<Vec<String>>,
+    /// The Machines and networks of all namespaces, or why the user cannot list them.
+    all_namespaces: OnceCell<Result<Neighbours, String>>,
 }
+
+/// The objects of one page of a list.
+const PAGE: u32 = 500;
+/// The delay before the next attempt to read a page, unless the server names one.
+const RETRY: Duration = Duration::from_millis(200);
+/// Attempts to read a page. If a page has too many bytes, the next attempt asks for a quarter of the objects.
+const ATTEMPTS: usize = 5;
 
 /// The result of reading one object.
 enum Lookup<V> {
@@ -81,7 +98,13 @@ impl<V> Lookup<V> {
 impl ClusterReader {
     pub(crate) fn new(client: Client) -> Self {
         let executor = Executor::new(client.clone(), vitivirt_api::machine::MANAGED_BY);
-        Self { executor, client, unreadable: Mutex::default(), warnings: Mutex::default() }
+        Self {
+            executor,
+            client,
+            unreadable: Mutex::default(),
+            warnings: Mutex::default(),
+            all_namespaces: OnceCell::new(),
+        }
     }
 
     /// Kinds and names of the objects that the user is not allowed to read.
@@ -162,43 +185,166 @@ impl ClusterReader {
         }
     }
 
-    /// The Machine as it would be if `given` were applied, and whether it exists.
-    pub(crate) async fn machine(&self, given: Machine) -> Result<(Machine, bool)> {
+    /// Every object of a kind, which may not be served. The inner error says why the user cannot list them.
+    async fn list_all<T>(
+        &self,
+        api: &Api<DynamicObject>,
+        resource: ApiResource,
+        project: impl Fn(DynamicObject) -> Option<T>,
+    ) -> Result<Result<Vec<T>, String>> {
+        let target = Target::new(resource, ObjectKey::cluster(""));
+        let (mut found, mut failed) = (Vec::new(), 0);
+        let mut parameters = ListParams::default().limit(PAGE);
+        loop {
+            let page = match api.list(&parameters).await {
+                Ok(page) => page,
+                Err(error) => {
+                    let failure = classify(&error, "list", &target);
+                    failed += 1;
+                    match failure.class {
+                        _ if failure.reason == reason::API_NOT_INSTALLED => return Ok(Ok(Vec::new())),
+                        ErrorClass::Forbidden => return Ok(Err(failure.message)),
+                        ErrorClass::Transient | ErrorClass::Conflict if failed < ATTEMPTS => {}
+                        _ => bail!("{failure}"),
+                    }
+                    if failure.class == ErrorClass::Conflict {
+                        // The continue token has expired.
+                        found.clear();
+                        parameters = ListParams::default().limit(PAGE);
+                    }
+                    sleep(failure.retry_after.unwrap_or(RETRY)).await;
+                    continue;
+                }
+            };
+            failed = 0;
+            found.extend(page.items.into_iter().filter_map(&project));
+            match page.metadata.continue_.filter(|token| !token.is_empty()) {
+                Some(token) => parameters = parameters.continue_token(&token),
+                None => return Ok(Ok(found)),
+            }
+        }
+    }
+
+    /// Changes a given Machine to what it would be if it were applied, and returns whether it exists. `position` is its
+    /// place in the files.
+    pub(crate) async fn complete(&self, given: &mut Machine, position: usize) -> Result<bool> {
         let key = ObjectKey::from_metadata(&given.metadata);
         let target = Target::of_kind::<Machine>(key.clone());
         match self.read(&target).await? {
             None => bail!("the cluster has no CRD for Machines; apply the output of `kubevirt-operator crds`"),
             Some(None) => {
-                let mut new = given;
                 // Only the API server assigns a UID. No object of the cluster carries the placeholder.
-                new.metadata.uid = Some(placeholder_uid(0));
-                Ok((new, false))
+                given.metadata.uid = Some(placeholder_uid(position));
+                given.metadata.creation_timestamp = None;
+                Ok(false)
             }
             Some(Some(json)) => {
                 let Ok(mut live) = serde_json::from_value::<Machine>(json) else {
                     bail!("{target} has an unexpected form")
                 };
-                live.spec = given.spec;
-                live.metadata.labels.get_or_insert_default().extend(given.metadata.labels.unwrap_or_default());
+                live.spec = std::mem::take(&mut given.spec);
+                live.metadata.labels.get_or_insert_default().extend(given.metadata.labels.take().unwrap_or_default());
                 // An annotation may be the consent to an adoption.
-                let annotations = given.metadata.annotations.unwrap_or_default();
+                let annotations = given.metadata.annotations.take().unwrap_or_default();
                 live.metadata.annotations.get_or_insert_default().extend(annotations);
-                Ok((live, true))
+                *given = live;
+                Ok(true)
             }
         }
     }
 
-    /// Everything that a reconcile of the Machine would observe.
-    pub(crate) async fn observe(&self, machine: Machine) -> Result<Observed> {
+    /// Everything that a reconcile of the Machine would observe if the files were applied.
+    pub(crate) async fn observe(&self, machine: Machine, files: &Files) -> Result<Observed> {
         let objects = self.objects(machine).await?;
-        let (macs_in_use, living_owners) = self.other_machines(&objects).await?;
-        Ok(Observed {
+        let machines: Api<Machine> = Api::namespaced(self.client.clone(), objects.namespace());
+        let assumption = "no other Machine uses the MAC addresses";
+        let machines = self.list_or_warn(&machines, &ListParams::default(), assumption).await?.unwrap_or_default();
+        let uids = machines.iter().filter_map(ResourceExt::uid).filter(|uid| uid != objects.uid());
+        let mut observed = Observed {
             storage_classes: self.classes(objects.resolved.as_ref().ok(), &objects.pvcs).await?,
             source: self.source(&objects.id.key(), objects.resolved.as_ref().ok()).await?,
-            macs_in_use,
-            living_owners,
+            living_owners: uids.collect(),
             ..objects
-        })
+        };
+        files.add_to(&mut observed);
+        observed.macs_in_use = self.macs_in_use(&observed, &machines, files).await?;
+        Ok(observed)
+    }
+
+    /// The MAC addresses of the Machine that another one has. `of_namespace` are the Machines of its namespace.
+    async fn macs_in_use(
+        &self,
+        observed: &Observed,
+        of_namespace: &[Machine],
+        files: &Files,
+    ) -> Result<BTreeMap<(String, String), String>> {
+        let Ok(resolved) = &observed.resolved else { return Ok(BTreeMap::new()) };
+        // A pod network belongs to one namespace, so only a bridge concerns the others.
+        let has_bridge = resolved.networks.iter().any(|network| network.configuration().is_some());
+        let mut neighbours = match has_bridge {
+            true => self.neighbours(observed.namespace(), of_namespace).await?,
+            false => machines_of(of_namespace),
+        };
+        neighbours.add_networks_of(observed);
+        files.add_to_neighbours(&mut neighbours);
+        let rivals = neighbours.rivals(&observed.id.key());
+        if rivals.is_empty() {
+            return Ok(BTreeMap::new());
+        }
+        for key in rivals {
+            let vm = self.find_or_warn(virtual_machine_resource(), key.clone(), VmEntry::project).await?;
+            if let Lookup::Object(vm) = vm {
+                neighbours.add_vm(key, vm.value.macs.clone());
+            }
+        }
+        Ok(neighbours.macs_in_use(observed))
+    }
+
+    /// The Machines and networks of all namespaces. With a warning those of one namespace, if the user cannot list more.
+    async fn neighbours(&self, namespace: &str, of_namespace: &[Machine]) -> Result<Neighbours> {
+        let failure = match self.all_namespaces.get_or_try_init(|| self.list_all_namespaces()).await? {
+            Ok(all) => return Ok(all.clone()),
+            Err(failure) => failure,
+        };
+        let what = "the MAC addresses of Machines in other namespaces";
+        self.warn(what, failure, "none of them is an address of this Machine");
+        let mut neighbours = machines_of(of_namespace);
+        let api: Api<DynamicObject> = Api::namespaced_with(self.client.clone(), namespace, &networks_resource());
+        match self.list_all(&api, networks_resource(), network).await? {
+            Ok(networks) => networks.into_iter().for_each(|(key, bridge)| neighbours.add_network(key, bridge)),
+            Err(failure) => {
+                let assumption = "no other one names the same bridge and VLAN";
+                self.warn("the NetworkConfigurations of the namespace", &failure, assumption);
+            }
+        }
+        Ok(neighbours)
+    }
+
+    async fn list_all_namespaces(&self) -> Result<Result<Neighbours, String>> {
+        let resource = ApiResource::erase::<Machine>(&());
+        let machine = |object: DynamicObject| {
+            let key = ObjectKey::from_metadata(&object.metadata);
+            let machine = object.try_parse::<Machine>();
+            if machine.is_err() {
+                let assumption = "none of its MAC addresses is an address of this Machine";
+                self.warn(&format!("Machine {key}"), "it has an unexpected form", assumption);
+            }
+            Some((key, Neighbour::new(&machine.ok()?, 0)))
+        };
+        let api: Api<DynamicObject> = Api::all_with(self.client.clone(), &resource);
+        let machines = match self.list_all(&api, resource, machine).await? {
+            Ok(machines) => machines,
+            Err(failure) => return Ok(Err(failure)),
+        };
+        let api: Api<DynamicObject> = Api::all_with(self.client.clone(), &networks_resource());
+        let networks = match self.list_all(&api, networks_resource(), network).await? {
+            Ok(networks) => networks,
+            Err(failure) => return Ok(Err(failure)),
+        };
+        let mut neighbours = Neighbours::default();
+        machines.into_iter().for_each(|(key, machine)| neighbours.add_machine(key, machine));
+        networks.into_iter().for_each(|(key, bridge)| neighbours.add_network(key, bridge));
+        Ok(Ok(neighbours))
     }
 
     /// The Machine and the objects that it consists of or refers to.
@@ -243,21 +389,10 @@ impl ClusterReader {
             import_sources,
             vm: vm.view(VmEntry::view),
             vmi: vmi.view(VmiEntry::live_view),
+            // The beginning of the deletion was not observed.
+            deletion: Deletion::Unknown,
             ..parsed
         })
-    }
-
-    /// The other Machines of the namespace: the MAC addresses that they use, and their UIDs.
-    async fn other_machines(
-        &self,
-        observed: &Observed,
-    ) -> Result<(BTreeMap<(String, String), String>, BTreeSet<String>)> {
-        let machines: Api<Machine> = Api::namespaced(self.client.clone(), observed.namespace());
-        let assumption = "no other Machine uses the MAC addresses";
-        let all = self.list_or_warn(&machines, &ListParams::default(), assumption).await?.unwrap_or_default();
-        let uids = all.iter().filter_map(ResourceExt::uid).filter(|uid| uid != observed.uid()).collect();
-        let Ok(resolved) = &observed.resolved else { return Ok((BTreeMap::new(), uids)) };
-        Ok((macs::in_use(&observed.machine, resolved, &all), uids))
     }
 
     async fn classes(
@@ -284,13 +419,21 @@ impl ClusterReader {
     ) -> Result<(BTreeMap<String, PvcView>, BTreeMap<String, ImportSourceView>, bool)> {
         let (mut pvcs, mut imports, mut cdi) = (BTreeMap::new(), BTreeMap::new(), true);
         let api: Api<PersistentVolumeClaim> = Api::namespaced(self.client.clone(), observed.namespace());
-        let labelled = ListParams::default().labels(&format!("{LABEL_MACHINE_UID}={}", observed.uid()));
+        let adoption = Adoption::from_metadata(&observed.machine.metadata);
         let assumption = "the Machine has only the PVCs that its spec names";
+        let labelled = ListParams::default().labels(LABEL_MACHINE_UID);
         for pvc in self.list_or_warn(&api, &labelled, assumption).await?.unwrap_or_default() {
             let (name, metadata) = (pvc.name_any(), pvc.metadata.clone());
-            pvcs.insert(name, PvcEntry::live_view(&entry(&metadata, PvcEntry::project(pvc))));
+            let found = entry(&metadata, PvcEntry::project(pvc));
+            let (uid, machine) = (found.value.machine_uid(), found.value.machine());
+            let has_uid = uid.is_some_and(|uid| uid == observed.uid() || adoption.includes_machine(uid));
+            if has_uid || found.value.is_restored() && machine == Some(observed.name()) {
+                pvcs.insert(name, PvcEntry::live_view(&found));
+            }
         }
-        for name in resolved.into_iter().flat_map(Resolved::pvc_names) {
+        let named = resolved.into_iter().flat_map(Resolved::pvc_names);
+        let recorded = observed.machine.status.iter().flat_map(|status| &status.disks).map(|disk| disk.pvc.as_str());
+        for name in named.chain(recorded).collect::<BTreeSet<_>>() {
             let key = observed.id.sibling(name);
             let resource = ApiResource::erase::<PersistentVolumeClaim>(&());
             let pvc = self.find_or_warn(resource, key.clone(), PvcEntry::project).await?;
@@ -321,6 +464,26 @@ impl ClusterReader {
         let bytes = secret.data.and_then(|mut data| data.remove(&source.key));
         Ok(bytes.map_or(SourceView::KeyMissing, |bytes| SourceView::Read(SecretBytes(bytes.0))))
     }
+}
+
+fn machines_of(machines: &[Machine]) -> Neighbours {
+    let mut neighbours = Neighbours::default();
+    for machine in machines {
+        neighbours.add_machine(ObjectKey::from_metadata(&machine.metadata), Neighbour::new(machine, 0));
+    }
+    neighbours
+}
+
+fn networks_resource() -> ApiResource {
+    ApiResource::erase::<NetworkConfiguration>(&())
+}
+
+/// The bridge and the VLAN of a NetworkConfiguration, as the operator's cache reads them.
+fn network(object: DynamicObject) -> Option<(ObjectKey, Bridge)> {
+    let key = ObjectKey::from_metadata(&object.metadata);
+    let entry = NetworkEntry::project(object);
+    let bridge = entry.bridge_and_vlan();
+    Some((key, bridge.map_or((None, None), |(bridge, vlan)| (Some(bridge.to_owned()), vlan))))
 }
 
 /// The NetworkAttachmentDefinition as the operator writes it.

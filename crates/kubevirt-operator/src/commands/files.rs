@@ -17,11 +17,12 @@ use vitivirt_api::{
 };
 use vitivirt_cli::Document;
 use vitivirt_machine::{
-    Observed, SecretBytes, macs,
+    Observed, SecretBytes,
     observed::{NetworkView, SourceView, StorageClassView},
     resolve::SecretSource,
 };
 
+use super::neighbours::{Neighbour, Neighbours};
 use crate::{
     cache::{ClassEntry, entry},
     manifests::to_json,
@@ -117,16 +118,25 @@ impl Files {
         }
     }
 
-    /// A cluster that has every API and contains only what is in the files.
-    pub(super) fn observed(&self, machine: Machine) -> Result<Observed> {
+    /// Adds the Machines and networks of the files, which replace those of the same names.
+    pub(super) fn add_to_neighbours(&self, neighbours: &mut Neighbours) {
+        for (position, machine) in self.machines.iter().enumerate() {
+            neighbours.add_machine(ObjectKey::from_metadata(&machine.metadata), Neighbour::new(machine, position));
+        }
+        for (key, network) in &self.networks {
+            neighbours.add_network(key.clone(), (network.spec.bridge.clone(), network.spec.vlan));
+        }
+    }
+
+    /// A cluster that has every API and contains only what is in the files. `neighbours` is what they contain too.
+    pub(super) fn observed(&self, machine: Machine, neighbours: &Neighbours) -> Result<Observed> {
         let parsed = Observed::new(machine, Timestamp::UNIX_EPOCH)?;
         let machine = &parsed.machine;
-        let macs_in_use = parsed.resolved.as_ref().map(|resolved| macs::in_use(machine, resolved, &self.machines));
         Ok(Observed {
             networks: self.networks(machine),
             storage_classes: self.classes(machine),
             source: self.source(machine),
-            macs_in_use: macs_in_use.unwrap_or_default(),
+            macs_in_use: neighbours.macs_in_use(&parsed),
             ..parsed
         })
     }

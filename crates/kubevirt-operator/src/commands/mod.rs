@@ -6,6 +6,7 @@ mod cluster;
 pub(crate) mod crds;
 pub(crate) mod describe;
 mod files;
+mod neighbours;
 pub(crate) mod plan;
 pub(crate) mod render;
 

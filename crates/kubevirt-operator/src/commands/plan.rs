@@ -7,7 +7,7 @@ use anyhow::Context;
 use clap::Args;
 use vitivirt_api::{
     Outcome, Stop, Target, Write,
-    machine::{Machine, MachinePhase, MachineStatus},
+    machine::{Machine, MachinePhase, MachineStatus, machine_reason},
 };
 use vitivirt_cli::{
     ChangeEffect, ClusterArguments, CommandResult, FileArguments, OrInvalid, PlanDocument, PlanOutput, PlanResult,
@@ -16,6 +16,7 @@ use vitivirt_cli::{
 use vitivirt_machine::{
     Assessed, Observed,
     changes::{Effect, FieldChange, changes_of},
+    resolve::PowerState,
 };
 use vitivirt_runtime::{
     client::{configuration, connect},
@@ -47,15 +48,17 @@ async fn plan(arguments: &PlanArguments) -> CommandResult<PlanDocument> {
     let config = configuration(cluster.kubeconfig.as_deref(), cluster.context.as_deref()).await;
     let config = config.map_err(anyhow::Error::from)?;
     let namespace = arguments.input.namespace.as_deref().unwrap_or(&config.default_namespace);
-    let files = Files::from_documents(&documents, namespace).or_invalid()?;
+    let mut files = Files::from_documents(&documents, namespace).or_invalid()?;
     let agent = concat!("kubevirt-operator/", env!("CARGO_PKG_VERSION"));
     let clients = connect(&config, agent, None, &Arc::new(Metrics::new("plan"))).map_err(anyhow::Error::from)?;
     let reader = ClusterReader::new(clients.rate_limited);
+    let mut exists = Vec::new();
+    for (position, machine) in files.machines.iter_mut().enumerate() {
+        exists.push(reader.complete(machine, position).await?);
+    }
     let mut objects = Vec::new();
-    for given in &files.machines {
-        let (machine, exists) = reader.machine(given.clone()).await?;
-        let mut observed = reader.observe(machine).await?;
-        files.add_to(&mut observed);
+    for (machine, exists) in files.machines.iter().zip(exists) {
+        let observed = reader.observe(machine.clone(), &files).await?;
         let mut object = planned_object(&Assessed::new(observed), exists)?;
         object.warnings.extend(reader.take_warnings());
         objects.push(object);
@@ -66,13 +69,17 @@ async fn plan(arguments: &PlanArguments) -> CommandResult<PlanDocument> {
 fn planned_object(assessed: &Assessed, exists: bool) -> anyhow::Result<PlannedObject> {
     let observed = assessed.observed();
     let plan = vitivirt_machine::plan(assessed)?;
-    let writes = plan.steps.iter().flat_map(|step| &step.writes).map(|write| planned_write(observed, write)).collect();
+    let machine = Target::of_kind::<Machine>(observed.id.key());
+    // The operator's first write sets the finalizer of a new Machine.
+    let own = plan.steps.iter().flat_map(|step| &step.writes).filter(|write| exists || *write.target() != machine);
+    let created = (!exists).then(|| PlannedWrite::new(WriteAction::Create, &machine, Vec::new()));
+    let writes = created.into_iter().chain(own.map(|write| planned_write(observed, write))).collect();
     let report = vitivirt_machine::report(assessed, &plan, &Outcome { stop: Stop::Done, written: 0 });
     let error = report.error.is_some();
     let status = report.status.map(|status| status.desired).unwrap_or_default();
     let refused = assessed.assessment().rejected_changes.iter();
     Ok(PlannedObject {
-        identity: (&Target::of_kind::<Machine>(observed.id.key())).into(),
+        identity: (&machine).into(),
         exists,
         writes,
         refused: refused
@@ -83,8 +90,18 @@ fn planned_object(assessed: &Assessed, exists: bool) -> anyhow::Result<PlannedOb
             .into_iter()
             .chain(vitivirt_machine::exposure_warning(&observed.machine))
             .collect(),
-        result: planned_result(&status, error),
+        result: with_future(assessed, planned_result(&status, error)),
     })
+}
+
+/// The status says what happened; the plan says what will.
+fn with_future(assessed: &Assessed, result: PlanResult) -> PlanResult {
+    if assessed.observed().own_vm().is_some() || result.reason.as_deref() != Some(machine_reason::VM_CREATED) {
+        return result;
+    }
+    let is_stopped = assessed.assessment().resolved.as_ref().is_some_and(|spec| spec.power == PowerState::Stopped);
+    let what = if is_stopped { "created and stay stopped" } else { "created and started" };
+    PlanResult { message: Some(format!("VirtualMachine will be {what}")), ..result }
 }
 
 fn planned_result(status: &MachineStatus, error: bool) -> PlanResult {
@@ -127,9 +144,42 @@ fn planned_change(change: FieldChange) -> PlannedChange {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use k8s_openapi::jiff::Timestamp;
+    use serde_json::{Value, json};
+    use vitivirt_machine::observed::StorageClassView;
 
     use super::*;
+
+    #[test]
+    fn the_plan_of_a_new_machine_says_what_will_happen() {
+        let machine = json!({
+            "apiVersion": "vitistack.io/v1alpha1", "kind": "Machine",
+            "metadata": {"name": "web", "namespace": "shop", "uid": "u"}, "spec": {"template": "small"},
+        });
+        let machine: Machine = serde_json::from_value(machine).unwrap();
+        let mut observed = Observed::new(machine, Timestamp::UNIX_EPOCH).unwrap();
+        let default = StorageClassView {
+            name: "standard".to_owned(),
+            is_default: true,
+            waits_for_consumer: false,
+            allows_expansion: true,
+        };
+        observed.storage_classes.push(default);
+        let assessed = Assessed::new(observed);
+        let writes = |exists| {
+            let planned = planned_object(&assessed, exists).unwrap();
+            let document = serde_json::to_value(&planned.writes).unwrap();
+            let part = |write: &Value, name: &str| write[name].as_str().unwrap_or_default().to_owned();
+            let lines = document.as_array().unwrap().iter();
+            let lines =
+                lines.map(|write| format!("{} {} {}", part(write, "action"), part(write, "kind"), part(write, "name")));
+            (lines.collect::<Vec<_>>(), planned.result.message.unwrap())
+        };
+        let (lines, message) = writes(false);
+        assert_eq!(lines, ["create Machine web", "create PersistentVolumeClaim web-root", "create VirtualMachine web"]);
+        assert_eq!(message, "VirtualMachine will be created and started");
+        assert_eq!(writes(true).0[0], "update Machine web", "the finalizer of a Machine that exists");
+    }
 
     #[test]
     fn a_change_keeps_its_fields_values_effect_and_reason() {

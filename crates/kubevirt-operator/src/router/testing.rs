@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 use vitivirt_api::{
     ObjectKey,
-    machine::{LABEL_MACHINE, LABEL_MACHINE_UID},
+    machine::{ANNOTATION_DISK, LABEL_MACHINE, LABEL_MACHINE_UID},
 };
 use vitivirt_runtime::watch::Change;
 
@@ -32,6 +32,15 @@ pub(crate) fn pvc(machine_uid: &str) -> Arc<PvcEntry> {
     Arc::new(PvcEntry::project(serde_json::from_value(object).unwrap()))
 }
 
+/// A PVC `restore-root` into which KubeVirt restored the root disk.
+pub(crate) fn restored_pvc(machine: &str, machine_uid: &str) -> Arc<PvcEntry> {
+    let metadata = json!({
+        "name": "restore-root", "namespace": "ns", "labels": {LABEL_MACHINE: machine, LABEL_MACHINE_UID: machine_uid},
+        "annotations": {ANNOTATION_DISK: "root restore-root"},
+    });
+    Arc::new(PvcEntry::project(serde_json::from_value(json!({"metadata": metadata})).unwrap()))
+}
+
 pub(crate) fn change<V>(name: &str, old: Option<&Arc<V>>, new: Option<&Arc<V>>) -> Change<V> {
-    Change { key: key(name), old: old.cloned(), new: new.cloned() }
+    Change { key: key(name), old: old.cloned(), new: new.cloned(), is_next: true }
 }

@@ -9,7 +9,7 @@ use vitivirt_api::{
     machine::{MachinePhase, machine_reason},
     view::{StepState, age},
 };
-use vitivirt_machine::view::{MachineRow, machine_tree};
+use vitivirt_machine::view::{MachineRow, cpus, machine_tree};
 use vitivirt_page::{
     Page, PageHeader, PageRequest, Pages,
     layout::{REFRESH, Replica},
@@ -102,6 +102,7 @@ impl MachinePages {
             rows(&selected, OVERVIEW_ROWS)
         };
         let not_ready = select(&|entry| !entry.ready && !entry.deleting);
+        let rejected = select(&|entry| entry.changes_rejected && !entry.deleting);
         let restart = select(&|entry| entry.restart_required && !entry.deleting);
         let deleting = select(&|entry| entry.deleting);
         let count = |phase: MachinePhase| all.iter().filter(|(_, entry)| entry.value.phase == phase).count();
@@ -116,7 +117,14 @@ impl MachinePages {
             h2 { "Not ready (" (not_ready.total) ")" }
             (problems(&not_ready, now, "Every Machine is ready."))
             @if deleting.total > 0 { h2 { "Being deleted (" (deleting.total) ")" } (problems(&deleting, now, "")) }
-            @if restart.total > 0 { h2 { "Restart required (" (restart.total) ")" } (restarts(&restart)) }
+            @if rejected.total > 0 {
+                h2 { "Changes rejected (" (rejected.total) ")" }
+                (changes(&rejected, |row| row.changes_rejected.as_deref()))
+            }
+            @if restart.total > 0 {
+                h2 { "Restart required (" (restart.total) ")" }
+                (changes(&restart, |row| row.restart_required.as_deref()))
+            }
             h2 { "Cluster" }
             (self.cluster())
         };
@@ -216,7 +224,7 @@ fn problems(rows: &Rows, now: i64, none: &str) -> Markup {
     }
 }
 
-fn restarts(rows: &Rows) -> Markup {
+fn changes(rows: &Rows, of: impl Fn(&MachineRow) -> Option<&str>) -> Markup {
     html! {
         table {
             thead { tr { th { "Machine" } th { "change" } } }
@@ -224,7 +232,7 @@ fn restarts(rows: &Rows) -> Markup {
                 @for row in &rows.first {
                     tr {
                         td data-label="Machine" { (link(row)) }
-                        td data-label="change" { (row.restart_required.as_deref().unwrap_or_default()) }
+                        td data-label="change" { (of(row).unwrap_or_default()) }
                     }
                 }
             }
@@ -260,7 +268,7 @@ fn filter_form(filter: &Filter) -> Markup {
 fn list_table(rows: &[MachineRow], now: i64) -> Markup {
     let resources = |row: &MachineRow| {
         let resources = row.cpu.zip(row.memory.as_ref());
-        resources.map(|(cpu, memory)| format!("{cpu} CPU, {memory}")).unwrap_or_default()
+        resources.map(|(cpu, memory)| format!("{}, {memory}", cpus(cpu))).unwrap_or_default()
     };
     html! {
         table {

@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeMap,
+    path::PathBuf,
     process::{Output, Stdio},
     sync::Arc,
 };
@@ -26,6 +27,7 @@ pub(crate) fn add(suite: &mut Suite) {
     vitivirt_lab::tests!(suite;
         a_check_names_what_a_cluster_lacks_and_writes_nothing,
         the_policy_warns_about_what_render_warns_about_and_refuses_nothing,
+        the_api_server_explains_a_wrong_size_in_one_sentence,
     );
 }
 
@@ -107,9 +109,15 @@ async fn a_check_names_what_a_cluster_lacks_and_writes_nothing(labs: Arc<SharedL
     poll_until(PATIENCE, is_named, || format!("the check names {missing}")).await
 }
 
+/// The file that `apply` writes, with the name of the Machine: other tests use the lab at the same time.
+fn file_of(lab: &Lab, machine: &Value) -> Result<PathBuf> {
+    let name = machine.pointer("/metadata/name").and_then(Value::as_str).context("a Machine without name")?;
+    Ok(lab.folder().join(format!("{name}.json")))
+}
+
 /// What `kubectl apply` prints to standard error.
 async fn apply(lab: &Lab, machine: &Value) -> Result<String> {
-    let file = lab.folder().join("warned.json");
+    let file = file_of(lab, machine)?;
     std::fs::write(&file, machine.to_string())?;
     let output = Command::new(components::kubectl_dir()?.join("kubectl"))
         .args(["apply".as_ref(), "--dry-run=server".as_ref(), "-f".as_ref(), file.as_os_str()])
@@ -117,8 +125,21 @@ async fn apply(lab: &Lab, machine: &Value) -> Result<String> {
         .output()
         .await?;
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
-    ensure!(output.status.success(), "a warning refused a Machine: {text}");
+    ensure!(output.status.success(), "the Machine was refused: {text}");
     Ok(text)
+}
+
+async fn the_api_server_explains_a_wrong_size_in_one_sentence(labs: Arc<SharedLabs>) -> Result<()> {
+    let lab = Box::pin(labs.plain()).await?;
+    create_crds(&lab).await?;
+    for (size, expected) in [("5GB", "must be a number with an optional unit, such as 20Gi"), ("8Ei", "at most 7Ei")] {
+        let spec = json!({"template": "small", "disks": [{"name": "root", "size": size}]});
+        let refused = apply(&lab, &machine("sized", &spec)).await.err().map(|error| error.to_string());
+        let text = refused.with_context(|| format!("{size} was accepted"))?;
+        ensure!(text.contains(expected), "{size}: {text}");
+        ensure!(text.matches("spec.disks[0].size").count() == 1 && !text.contains("[0-9]"), "{size}: {text}");
+    }
+    Ok(())
 }
 
 async fn the_policy_warns_about_what_render_warns_about_and_refuses_nothing(labs: Arc<SharedLabs>) -> Result<()> {
@@ -149,8 +170,7 @@ async fn the_policy_warns_about_what_render_warns_about_and_refuses_nothing(labs
     for spec in specs {
         let machine = machine("boots", &spec);
         let by_policy = apply(&lab, &machine).await?.contains("nothing to boot from");
-        let file = lab.folder().join("warned.json");
-        let rendered = run(&lab, &["render", "-f", &file.display().to_string()]).await?;
+        let rendered = run(&lab, &["render", "-f", &file_of(&lab, &machine)?.display().to_string()]).await?;
         let text = String::from_utf8_lossy(&rendered.stderr).into_owned();
         ensure!(rendered.status.success(), "{spec}: {text}");
         ensure!(by_policy == text.contains("nothing to boot from"), "{spec}: policy {by_policy}, render: {text}");

@@ -12,13 +12,15 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use vitivirt_api::machine::{ANNOTATION_ADOPT, LABEL_MACHINE_UID, Machine, NetworkConfiguration, condition_type};
 use vitivirt_lab::{
-    PodFate, PodRule,
+    PodFate, PodRule, Record,
     harness::{SharedLabs, Suite},
     proxy::{Match, ProxyFault, ProxyRule, RequestVerb},
 };
 
 use crate::{
-    machine_test::{MACHINE_PATIENCE, MachineTest, condition, diagnosis, machine, phase, ready_reason},
+    machine_test::{
+        MACHINE_PATIENCE, MachineTest, check_diagnosis, condition, diagnosis, machine, phase, ready_reason,
+    },
     poll::poll_until,
 };
 
@@ -26,6 +28,8 @@ pub(crate) fn add(suite: &mut Suite) {
     vitivirt_lab::tests!(suite;
         a_retained_disk_survives_whatever_else_is_wrong_and_is_adopted_by_consent,
         an_orphaned_vm_keeps_running_and_is_adopted_by_consent,
+        the_disks_of_an_orphan_stay_when_the_operator_did_not_see_its_deletion,
+        an_orphan_stays_even_when_the_machine_cache_is_stale,
         objects_without_owner_reference_are_repaired_and_deleted,
         a_restored_namespace_runs_again_on_its_old_disks,
         a_pvc_without_data_is_replaced_and_a_lost_one_is_not,
@@ -133,6 +137,68 @@ async fn an_orphaned_vm_keeps_running_and_is_adopted_by_consent(labs: Arc<Shared
     test.wait_until_absent(test.pvcs(), "web-root").await
 }
 
+/// The operator did not see the deletion, and when it starts the VM is gone too.
+async fn the_disks_of_an_orphan_stay_when_the_operator_did_not_see_its_deletion(labs: Arc<SharedLabs>) -> Result<()> {
+    let mut test = Box::pin(MachineTest::start(&labs, "data-unseen")).await?;
+    let spec = json!({"template": "small", "cloudInit": {"userData": "#cloud-config\n"}});
+    test.create_json(&machine("web", &spec)).await?;
+    test.wait_until_running("web").await?;
+    test.stop_operator().await?;
+    let orphan = DeleteParams { propagation_policy: Some(PropagationPolicy::Orphan), ..DeleteParams::default() };
+    test.machines().delete("web", &orphan).await?;
+    let is_orphaned = |machine: &Machine| machine.finalizers().iter().all(|finalizer| finalizer != "orphan");
+    test.wait_for("web", "a Machine that the garbage collector has orphaned", is_orphaned).await?;
+    test.vms().delete("web", &DeleteParams::default()).await?;
+    test.wait_until_absent(test.vms(), "web").await?;
+    test.wait_until_absent(test.vmis(), "web").await?;
+
+    test.start_operator_again().await?;
+    let asking = test.wait_for_reason("web", "DeletionUnconfirmed").await?;
+    check_diagnosis(&asking, &["vitistack.io/cascade=background", "vitistack.io/cascade=orphan"])?;
+    test.wait_until_idle().await?;
+    let kept = test.pvcs().get("web-root").await?;
+    ensure!(kept.metadata.deletion_timestamp.is_none(), "{kept:?}");
+    test.merge_machine("web", &json!({"metadata": {"annotations": {"vitistack.io/cascade": "orphan"}}})).await?;
+    test.wait_until_deleted("web").await?;
+    let kept = test.pvcs().get("web-root").await?;
+    ensure!(kept.metadata.deletion_timestamp.is_none(), "{kept:?}");
+    Ok(())
+}
+
+/// The operator sees that the VM lost its owner reference, but not yet that the Machine is being deleted.
+async fn an_orphan_stays_even_when_the_machine_cache_is_stale(labs: Arc<SharedLabs>) -> Result<()> {
+    const NAMESPACE: &str = "data-stale-machine";
+    let test = Box::pin(MachineTest::start_behind_proxy(&labs, NAMESPACE)).await?;
+    let spec = json!({"template": "small", "cloudInit": {"userData": "#cloud-config\n"}});
+    test.create_json(&machine("web", &spec)).await?;
+    test.wait_until_running("web").await?;
+    test.wait_until_idle().await?;
+
+    let machine_watch = Match::verb(RequestVerb::Watch).user_agent("kubevirt-operator/").resource("machines");
+    let stall = ProxyRule::always(machine_watch.namespace(NAMESPACE), ProxyFault::StallWatch { after_events: 0 });
+    let stall = test.lab.proxy().add(stall);
+    let seen = test.operator_requests()?.len();
+    let orphan = DeleteParams { propagation_policy: Some(PropagationPolicy::Orphan), ..DeleteParams::default() };
+    test.machines().delete("web", &orphan).await?;
+    let is_orphaned = |machine: &Machine| machine.finalizers().iter().all(|finalizer| finalizer != "orphan");
+    test.wait_for("web", "a Machine that the garbage collector has orphaned", is_orphaned).await?;
+    let reads_machine = || async {
+        let requests = test.operator_requests()?.split_off(seen);
+        let is_read = |request: &&Record| request.verb == "get" && request.resource == "machines";
+        Ok(requests.iter().filter(is_read).count() >= 3)
+    };
+    poll_until(MACHINE_PATIENCE, reads_machine, || "the operator reads the Machine".to_owned()).await?;
+    let left = test.vms().get("web").await?;
+    ensure!(left.owner_references().is_empty(), "the VM would be deleted with its Machine: {left:?}");
+    stall.remove();
+    test.wait_until_deleted("web").await?;
+    let left = test.vms().get("web").await?;
+    ensure!(left.owner_references().is_empty() && left.metadata.deletion_timestamp.is_none(), "{left:?}");
+    let pvc = test.pvcs().get("web-root").await?;
+    ensure!(pvc.metadata.deletion_timestamp.is_none(), "{pvc:?}");
+    Ok(())
+}
+
 async fn objects_without_owner_reference_are_repaired_and_deleted(labs: Arc<SharedLabs>) -> Result<()> {
     let test = Box::pin(MachineTest::start(&labs, "data-owner")).await?;
     let spec = json!({"template": "small", "cloudInit": {"userData": "#cloud-config\n"}});
@@ -194,6 +260,12 @@ async fn a_restored_namespace_runs_again_on_its_old_disks(labs: Arc<SharedLabs>)
         }
     }
     // Everything is lost but the volumes.
+    let volumes: Api<PersistentVolume> = Api::all(test.lab.client());
+    for pvc in &pvcs {
+        let volume = pvc.spec.as_ref().and_then(|spec| spec.volume_name.clone()).context("no volume")?;
+        let retained = Patch::Merge(json!({"spec": {"persistentVolumeReclaimPolicy": "Retain"}}));
+        volumes.patch(&volume, &PatchParams::default(), &retained).await?;
+    }
     for name in MACHINES {
         test.delete_machine(name).await?;
     }
@@ -204,7 +276,6 @@ async fn a_restored_namespace_runs_again_on_its_old_disks(labs: Arc<SharedLabs>)
     test.api::<Secret>().delete("source", &DeleteParams::default()).await?;
     test.api::<NetworkConfiguration>().delete("net", &DeleteParams::default()).await?;
     test.wait_until_absent(test.api::<NetworkConfiguration>(), "net").await?;
-    let volumes: Api<PersistentVolume> = Api::all(test.lab.client());
     for pvc in &pvcs {
         test.wait_until_absent(test.pvcs(), &pvc.name_any()).await?;
         let volume = pvc.spec.as_ref().and_then(|spec| spec.volume_name.clone()).context("no volume")?;

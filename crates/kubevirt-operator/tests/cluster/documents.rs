@@ -10,6 +10,7 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 use tokio::{process::Command, time::timeout};
+use vitivirt_api::IMAGE_NAME;
 use vitivirt_lab::{
     Extension, Lab, LabOptions, OwnProgram, components,
     harness::{SharedLabs, Suite},
@@ -33,7 +34,6 @@ const PAGES: [&str; 11] = [
 /// The pages of the charts. They continue the commands of other pages that install the charts.
 const CHART_PAGES: [&str; 3] =
     ["charts/kubevirt-operator/README.md", "charts/kubevirt/README.md", "charts/virt-operator/README.md"];
-const IMAGE: &str = "vitistack/kubevirt-operator";
 const PATIENCE: Duration = Duration::from_secs(180);
 
 pub(crate) fn add(suite: &mut Suite) {
@@ -78,7 +78,7 @@ async fn run_blocks(blocks: Vec<(String, ShellBlock)>) -> Result<()> {
     ensure!(theirs.exists(), "{} does not exist; run `cargo build --workspace --bins`", theirs.display());
     let lab = Box::pin(Lab::start(LabOptions {
         extensions: vec![Extension::Multus, Extension::Cdi, Extension::Monitoring],
-        own_programs: [ours, theirs].map(|file| OwnProgram { image: IMAGE.to_owned(), file }).to_vec(),
+        own_programs: [ours, theirs].map(|file| OwnProgram { image: IMAGE_NAME.to_owned(), file }).to_vec(),
         ..LabOptions::default()
     }))
     .await?;

@@ -79,7 +79,11 @@ async fn the_crds_are_served_next_to_those_of_viti_stack_and_foreign_ones_are_re
     ensure!(refusal.contains(r#""machines.vitistack.io" already exists"#), "kubectl create replaced a CRD: {refusal}");
     grant_permissions(&lab, "foreign-crds").await?;
     let operator = start(&lab, "foreign-crds", false).await?;
-    let is_refused = || async { Ok(operator.log_text().contains("machines.vitistack.io belongs to another product")) };
+    let expected = ["waiting for CRDs of this operator", "machines.vitistack.io belongs to another product"];
+    let is_refused = || async {
+        let log = operator.log_text();
+        Ok(log.lines().any(|line| expected.iter().all(|part| line.contains(part))))
+    };
     poll_until(PATIENCE, is_refused, || format!("the operator refuses the CRD: {}", operator.log_text())).await?;
     let (status, text) = operator.get(8081, "/readyz").await?;
     ensure!(status != 200 && text.contains("CRDs that belong to this operator"), "{status}: {text}");

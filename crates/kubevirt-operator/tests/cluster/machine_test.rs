@@ -98,9 +98,18 @@ impl MachineTest {
 
     /// Replaces the operator's process.
     pub(crate) async fn restart_operator(&mut self) -> Result<()> {
+        self.stop_operator().await?;
+        self.start_operator_again().await
+    }
+
+    pub(crate) async fn stop_operator(&mut self) -> Result<()> {
         self.operator.signal(Signal::SIGTERM)?;
         let status = self.operator.wait(PATIENCE).await?;
         ensure!(status.success(), "{status}");
+        Ok(())
+    }
+
+    pub(crate) async fn start_operator_again(&mut self) -> Result<()> {
         self.operator = Self::start_leader(&self.lab, self.namespace, &self.environment, self.through_proxy).await?;
         self.wait_until_ready().await
     }

@@ -5,6 +5,7 @@ use std::{path::Path, sync::Arc};
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, api::ListParams};
+use vitivirt_api::IMAGE_NAME;
 use vitivirt_lab::{
     Extension, KubeVirtInstaller, Lab, LabOptions, OwnProgram,
     harness::{SharedLabs, Suite},
@@ -12,8 +13,6 @@ use vitivirt_lab::{
 
 use crate::machine_test::create_storage_class;
 
-/// Matches the repository of the image with both programs.
-const IMAGE: &str = "vitistack/kubevirt-operator";
 const ROLLOUT: [&str; 6] = [
     "rollout",
     "status",
@@ -35,7 +34,7 @@ pub(crate) async fn lab_for_pods() -> Result<Lab> {
         kubevirt: KubeVirtInstaller::Reference { custom_resource: None },
         extensions: vec![Extension::Multus, Extension::Monitoring, Extension::Cdi],
         own_programs: vec![OwnProgram {
-            image: IMAGE.to_owned(),
+            image: IMAGE_NAME.to_owned(),
             file: env!("CARGO_BIN_EXE_kubevirt-operator").into(),
         }],
         ..LabOptions::default()

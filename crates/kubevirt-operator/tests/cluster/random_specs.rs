@@ -81,7 +81,7 @@ async fn create_machine(test: &MachineTest, random: &RandomSpec) -> Result<()> {
     test.create_json(&object).await.with_context(|| random.describe())
 }
 
-/// A random spec, and the seed with which it can be generated again.
+/// A random spec. `seed` generates it again.
 pub(crate) struct RandomSpec {
     pub(crate) name: String,
     pub(crate) spec: MachineSpec,

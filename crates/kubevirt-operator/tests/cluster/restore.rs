@@ -1,4 +1,5 @@
-//! Snapshots and restores of KubeVirt itself: virt-controller replaces the PVC of a VM.
+//! Disks that are in another PVC than the one which the operator created: KubeVirt restored them from a snapshot, or a user
+//! moved them.
 
 use std::sync::Arc;
 
@@ -6,11 +7,11 @@ use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::{
     ResourceExt,
-    api::{ApiResource, DeleteParams, DynamicObject},
+    api::{ApiResource, DeleteParams, DynamicObject, Patch, PatchParams},
     core::GroupVersionKind,
 };
 use serde_json::{Value, json};
-use vitivirt_api::machine::Machine;
+use vitivirt_api::machine::{ANNOTATION_ADOPT, ANNOTATION_DISK, LABEL_MACHINE_UID, Machine};
 use vitivirt_lab::{
     CLASS_WAIT, Extension, KubeVirtInstaller, Lab, LabOptions,
     harness::{SharedLabs, Suite},
@@ -19,7 +20,10 @@ use vitivirt_lab::{
 use crate::machine_test::{MACHINE_PATIENCE, MachineTest, machine};
 
 pub(crate) fn add(suite: &mut Suite) {
-    vitivirt_lab::tests!(suite; a_disk_that_kubevirt_restored_survives_the_loss_of_its_vm);
+    vitivirt_lab::tests!(suite;
+        a_disk_that_kubevirt_restored_survives_the_loss_of_its_vm,
+        a_vm_with_a_moved_disk_is_created_again_only_with_consent,
+    );
 }
 
 const GROUP: &str = "snapshot.kubevirt.io";
@@ -43,8 +47,13 @@ async fn a_disk_that_kubevirt_restored_survives_the_loss_of_its_vm(_: Arc<Shared
     snapshot_and_restore(&test, "first", "RandomizeNames").await?;
     let restored = pvc_of(&test).await?;
     ensure!(restored != "web-root", "KubeVirt did not restore the disk");
-    let has_no_owner = |pvc: Option<&PersistentVolumeClaim>| pvc.is_some_and(|pvc| pvc.owner_references().is_empty());
-    test.lab.wait("a PVC without owners", MACHINE_PATIENCE, test.api(), &restored, has_no_owner).await?;
+    let mark = format!("root {restored}");
+    let is_marked = |pvc: Option<&PersistentVolumeClaim>| {
+        pvc.is_some_and(|pvc| {
+            pvc.owner_references().is_empty() && pvc.annotations().get(ANNOTATION_DISK) == Some(&mark)
+        })
+    };
+    test.lab.wait("a marked PVC without owners", MACHINE_PATIENCE, test.api(), &restored, is_marked).await?;
     let is_recorded =
         |machine: &Machine| machine.status.iter().flat_map(|status| &status.disks).any(|disk| disk.pvc == restored);
     test.wait_for("web", "the restored PVC in the status", is_recorded).await?;
@@ -73,7 +82,62 @@ async fn a_disk_that_kubevirt_restored_survives_the_loss_of_its_vm(_: Arc<Shared
     test.delete_machine("web").await?;
     let kept = test.api::<PersistentVolumeClaim>().get(&restored).await?;
     ensure!(kept.metadata.deletion_timestamp.is_none(), "a retained disk is being deleted");
+
+    // As after a backup: a new Machine has another UID and no status, and the PVC from before the restore does not exist.
+    let earlier = kept.labels().get(LABEL_MACHINE_UID).context("no UID")?.clone();
+    test.api::<PersistentVolumeClaim>().delete("web-root", &DeleteParams::default()).await?;
+    test.wait_until_absent(test.api::<PersistentVolumeClaim>(), "web-root").await?;
+    let disk = json!({"name": "root", "size": "1Gi", "storageClass": CLASS_WAIT});
+    test.create_json(&machine("web", &json!({"template": "small", "disks": [disk]}))).await?;
+    test.wait_for_reason("web", "NameTaken").await?;
+    ensure!(test.vms().get_opt("web").await?.is_none(), "a VM without its disk");
+    let consent = Patch::Merge(json!({"metadata": {"annotations": {ANNOTATION_ADOPT: earlier}}}));
+    test.machines().patch("web", &PatchParams::default(), &consent).await?;
+    test.wait_until_running("web").await?;
+    ensure!(pvc_of(&test).await? == restored, "the new VM does not have the restored disk");
     Ok(())
+}
+
+/// A user moves a disk to a PVC of their own, and then the VM is deleted. A VM with the old PVC would lose what the guest has
+/// written since.
+async fn a_vm_with_a_moved_disk_is_created_again_only_with_consent(labs: Arc<SharedLabs>) -> Result<()> {
+    let test = Box::pin(MachineTest::start(&labs, "moved-disk")).await?;
+    test.create_json(&machine("web", &json!({"template": "small"}))).await?;
+    test.wait_until_running("web").await?;
+    let pvc = json!({
+        "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "moved"},
+        "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "20Gi"}}},
+    });
+    test.create_json(&pvc).await?;
+    let volume = json!([{
+        "op": "replace", "path": "/spec/template/spec/volumes/0/persistentVolumeClaim/claimName", "value": "moved",
+    }]);
+    let patch = Patch::Json::<()>(serde_json::from_value(volume)?);
+    test.vms().patch("web", &PatchParams::default(), &patch).await?;
+    let is_external = |machine: &Machine| {
+        let mut disks = machine.status.iter().flat_map(|status| &status.disks);
+        disks.any(|disk| disk.pvc == "moved" && disk.external)
+    };
+    test.wait_for("web", "an external PVC in the status", is_external).await?;
+    test.restart_vmi("web").await?;
+    test.wait_until_running("web").await?;
+    test.wait_until_idle().await?;
+
+    test.vms().delete("web", &DeleteParams::default()).await?;
+    test.wait_for_reason("web", "DiskMoved").await?;
+    test.wait_until_idle().await?;
+    ensure!(test.vms().get_opt("web").await?.is_none(), "the operator created a VM without consent");
+    let annotate = |key: &str, value: &str| Patch::Merge(json!({"metadata": {"annotations": {key: value}}}));
+    let consent = annotate("vitistack.io/adopt-by", "web");
+    test.api::<PersistentVolumeClaim>().patch("moved", &PatchParams::default(), &consent).await?;
+    let consent = annotate("vitistack.io/adopt", "pvc/moved");
+    test.machines().patch("web", &PatchParams::default(), &consent).await?;
+    test.wait_until_running("web").await?;
+    ensure!(pvc_of(&test).await? == "moved", "the new VM has the disk from before it was moved");
+    let adopted = test.api::<PersistentVolumeClaim>().get("moved").await?;
+    ensure!(adopted.annotations().get(ANNOTATION_DISK).map(String::as_str) == Some("root moved"), "{adopted:?}");
+    test.delete_machine("web").await?;
+    test.wait_until_absent(test.api::<PersistentVolumeClaim>(), "moved").await
 }
 
 /// Stops the Machine `web`, takes a snapshot of its VM, restores it, and starts the Machine.

@@ -1,15 +1,32 @@
 //! Disks that differ from their PVCs, and PVCs that are lost.
 
-use vitivirt_api::machine::{ANNOTATION_REPLACE, DiskStatus, PvcPhase, machine_reason as reason};
+use vitivirt_api::machine::{DiskStatus, PvcPhase, machine_reason as reason};
 
+use super::{disk_instead, names::replace_command};
 use crate::{
     changes::{ChangeKind, NO_EXPANSION, RejectedChange, rule_of},
-    observed::{Observed, PvcView, consent_to_replace},
+    observed::{Observed, PvcView},
     ownership::{self, Ownership},
     problem::Problem,
-    render::pvc::source_digest,
+    render::{live_parts::pvc_of, pvc::source_digest},
     resolve::{DiskBacking, Resolved, ResolvedDisk},
 };
+
+impl Observed {
+    /// The PVCs in the status that must be read, because no cache has them: a PVC of the Machine that may have lost the label
+    /// which the watch selects, and an external PVC that the VM will need or that the Machine adopts.
+    pub fn uncached_pvcs(&self) -> Vec<String> {
+        let is_needed = |disk: &&DiskStatus| {
+            let is_attached = || self.own_vm().is_some_and(|vm| pvc_of(&vm.spec, &disk.name).is_some());
+            let has_pvc =
+                |known: &ResolvedDisk| known.name == disk.name && matches!(&known.backing, DiskBacking::Pvc { .. });
+            let is_in_spec = || self.resolved.as_ref().is_ok_and(|spec| spec.disks.iter().any(has_pvc));
+            !disk.external || self.adoption().includes_pvc(&disk.pvc) || is_in_spec() && !is_attached()
+        };
+        let missing = self.recorded_disks().iter().filter(|disk| !self.pvcs.contains_key(&disk.pvc));
+        missing.filter(is_needed).map(|disk| disk.pvc.clone()).collect()
+    }
+}
 
 /// Changes that an existing PVC does not allow.
 pub(super) fn differences(observed: &Observed, disk: &ResolvedDisk) -> Vec<RejectedChange> {
@@ -75,20 +92,18 @@ pub(super) fn lost_disks(observed: &Observed, resolved: &Resolved) -> Vec<Proble
             );
             return Some(Problem::pending(reason::PVC_PENDING, message).of_disk(&disk.name));
         }
-        let (namespace, name) = (observed.namespace(), observed.name());
         let was = match recorded.volume.as_str() {
-            "" => "KubeVirt restored the disk into it".to_owned(),
+            "" => "the VirtualMachine used it".to_owned(),
             volume => format!("it was bound to volume {volume}"),
         };
         // The name stays if the VM exists. A new VM gets the PVC that the spec names.
         let is_created = observed.is_named_by_spec(pvc) || observed.own_vm().is_some();
-        let instead = if is_created { "an empty disk" } else { "the disk from before KubeVirt's restore" };
+        let instead = if is_created { "an empty disk".to_owned() } else { disk_instead(observed, &disk.name) };
         let message = format!(
-            "PersistentVolumeClaim {pvc} of disk {} no longer exists; {was}; restore \
-             the PVC from a backup, or start with {instead}: run `kubectl -n {namespace} annotate machine {name} \
-             {ANNOTATION_REPLACE}={} --overwrite`",
+            "PersistentVolumeClaim {pvc} of disk {} no longer exists; {was}; restore the PVC from a backup, or start with \
+             {instead}: run {}",
             disk.name,
-            consent_to_replace(recorded)
+            replace_command(observed, recorded)
         );
         Some(Problem::failed(reason::PVC_LOST, message).of_disk(&disk.name))
     };
@@ -117,12 +132,17 @@ fn lost_disk<'a>(observed: &'a Observed, pvc: &str) -> Option<&'a DiskStatus> {
     (!has_consent || observed.live_check_failure.is_some()).then_some(recorded)
 }
 
-/// Whether a PVC never had a volume, so that it holds no data. A PVC into which KubeVirt restores a disk has a snapshot as its
-/// source.
+/// Whether a PVC never had a volume, so that it holds no data, and was created from the spec. A PVC of a user, of a backup or of
+/// KubeVirt's restore may have a source that the spec does not name.
 pub(crate) fn never_bound(observed: &Observed, pvc: &str) -> bool {
     let is_unbound = |view: &PvcView| view.phase == PvcPhase::Pending && view.volume.is_none();
+    let is_created_from_spec = |view: &PvcView| {
+        view.identity.as_deref() == Some(observed.uid())
+            && view.source.as_deref() != Some("")
+            && view.adopt_by.is_none()
+    };
     let is_own = |view: &PvcView| ownership::pvc(observed, pvc, view) == Ownership::Own;
-    observed.pvcs.get(pvc).is_some_and(|view| is_unbound(view) && is_own(view))
+    observed.pvcs.get(pvc).is_some_and(|view| is_unbound(view) && is_own(view) && is_created_from_spec(view))
         && observed.recorded_disk(pvc).is_none()
         && observed.is_named_by_spec(pvc)
 }

@@ -8,7 +8,7 @@ mod references;
 
 use std::collections::BTreeSet;
 
-use vitivirt_api::machine::VmiPhase;
+use vitivirt_api::machine::{DiskStatus, VmiPhase};
 
 pub(crate) use self::{
     disks::{allows_expansion, never_bound},
@@ -18,9 +18,10 @@ pub(crate) use self::{
 use crate::{
     changes::RejectedChange,
     observed::{Observed, SecretView, VmiView},
+    ownership::{self, Ownership},
     problem::{Part, Problem},
-    render::live_parts::moved_pvcs,
-    resolve::{DiskBacking, PowerState, Resolved},
+    render::live_parts::pvc_of,
+    resolve::{DiskBacking, PowerState, Resolved, ResolvedDisk, pvc_name},
 };
 
 /// The observed state and its assessment, which always belong together. Each reconcile has one.
@@ -86,6 +87,17 @@ impl Assessed {
         vmi.is_some_and(|vmi| vmi.live_version.is_none())
     }
 
+    /// Whether the plan gives an object an owner reference as soon as the API server has confirmed that the Machine is not
+    /// being deleted.
+    pub fn needs_confirmed_machine(&self) -> bool {
+        let observed = &self.observed;
+        let vm_lacks_owner = observed.own_vm().is_some_and(|vm| vm.controller_uid.is_none());
+        let secret_lacks_owner = observed.own_secret().is_some_and(|secret| secret.controller_uid.is_none());
+        let has_user_data = self.assessment.resolved.as_ref().is_some_and(|resolved| resolved.cloud_init.is_some());
+        let is_lost = observed.lost_vm() || has_user_data && observed.lost_secret();
+        !observed.machine_confirmed && !observed.is_deleting() && (vm_lacks_owner || secret_lacks_owner || is_lost)
+    }
+
     /// The observed state alone, to be completed and assessed again.
     pub fn into_observed(self) -> Observed {
         self.observed
@@ -102,7 +114,7 @@ pub struct Assessment {
     pub rejected_changes: Vec<RejectedChange>,
     /// PVCs that never held data and differ from the spec: they are deleted and created again.
     pub replaced_pvcs: BTreeSet<String>,
-    /// Disks whose volume in the VM is a PVC that does not belong to the Machine: a user or KubeVirt moved them.
+    /// Disks that a user or KubeVirt moved to a PVC that does not belong to the Machine, and disks that KubeVirt is migrating.
     pub moved_disks: BTreeSet<String>,
 }
 
@@ -133,7 +145,7 @@ impl Assessment {
 
 type AssessmentCheck = fn(&Observed, &Resolved) -> Vec<Problem>;
 
-fn assess(observed: &Observed) -> Assessment {
+pub(crate) fn assess(observed: &Observed) -> Assessment {
     let mut resolved = match &observed.resolved {
         Ok(resolved) => resolved.clone(),
         Err(problem) => {
@@ -146,7 +158,7 @@ fn assess(observed: &Observed) -> Assessment {
             };
         }
     };
-    let moved_disks = follow_moved_pvcs(observed, &mut resolved);
+    let moved_disks = follow_pvcs(observed, &mut resolved);
     // The checks of disks do not concern those that are no longer in a PVC of the Machine.
     let mut own = resolved.clone();
     own.disks.retain(|disk| !moved_disks.contains(&disk.name));
@@ -182,42 +194,81 @@ fn assess(observed: &Observed) -> Assessment {
     Assessment { resolved: Some(resolved), problems, rejected_changes, replaced_pvcs, moved_disks }
 }
 
-/// KubeVirt's restore and its volume migration replace the PVC of a volume in the VM. If the new PVC carries the
-/// Machine's UID, the disk is in that PVC from now on, also if the PVC is lost later. Returns the disks with a PVC of another
-/// owner.
-fn follow_moved_pvcs(observed: &Observed, resolved: &mut Resolved) -> BTreeSet<String> {
-    let Some(vm) = observed.own_vm() else {
-        follow_recorded_pvcs(observed, resolved);
-        return BTreeSet::new();
-    };
+/// KubeVirt's restore and its volume migration replace the PVC of a volume in the VM. If the new PVC belongs to the Machine,
+/// the disk is in that PVC from now on, also if the PVC is lost later. Returns the disks with a PVC of another owner, and those
+/// that are not in their new PVC yet.
+///
+/// If the VM does not have the volume, because it does not exist or the disk is new, the disk is where it was last. The PVC
+/// from before a restore has old data, so a new VM must not start with it.
+fn follow_pvcs(observed: &Observed, resolved: &mut Resolved) -> BTreeSet<String> {
     let mut moved = BTreeSet::new();
-    for (name, new_pvc) in moved_pvcs(&vm.spec, resolved) {
-        let is_own = |pvc: &&String| {
-            let is_recorded = || observed.recorded_disk(pvc).is_some_and(|disk| disk.name == name);
-            observed.pvcs.get(*pvc).map_or_else(is_recorded, |view| {
-                crate::ownership::pvc(observed, pvc, view).is_own() && (!view.deleting || is_recorded())
-            })
-        };
-        let own = new_pvc.as_ref().filter(is_own);
-        let disk = resolved.disks.iter_mut().find(|disk| disk.name == name);
-        match (own, disk.map(|disk| &mut disk.backing)) {
-            (Some(new_pvc), Some(DiskBacking::Pvc { pvc, .. })) => pvc.clone_from(new_pvc),
-            _ => _ = moved.insert(name),
+    for ResolvedDisk { name, backing, .. } in &mut resolved.disks {
+        let DiskBacking::Pvc { pvc, .. } = backing else { continue };
+        let claim = observed.own_vm().and_then(|vm| pvc_of(&vm.spec, name));
+        match claim {
+            // Only the source of a volume migration has all the data.
+            Some(_) if migration_source(observed, name).is_some_and(|source| Some(source) != claim) => {
+                moved.insert(name.clone());
+            }
+            Some(claim) if claim == pvc => {}
+            Some(claim) if is_own_pvc(observed, name, claim) => claim.clone_into(pvc),
+            Some(_) => _ = moved.insert(name.clone()),
+            None => {
+                if let Some(last) = last_pvc(observed, name) {
+                    last.clone_into(pvc);
+                }
+            }
         }
     }
     moved
 }
 
-/// Without a VM, the status says in which PVC of the Machine each disk was. The PVC from before a restore has old data, so a
-/// new VM must not start with it. A lost PVC is reported under its name, unless a user consented to a replacement.
-fn follow_recorded_pvcs(observed: &Observed, resolved: &mut Resolved) {
-    let recorded = observed.machine.status.iter().flat_map(|status| &status.disks);
-    for last in recorded {
-        let disk = resolved.disks.iter_mut().find(|disk| disk.name == last.name);
-        let Some(DiskBacking::Pvc { pvc, .. }) = disk.map(|disk| &mut disk.backing) else { continue };
-        let is_lost = !observed.pvcs.contains_key(&last.pvc);
-        if !(is_lost && observed.live_check_failure.is_none() && observed.consents_to_replace(last)) {
-            pvc.clone_from(&last.pvc);
-        }
+/// The PVC from which KubeVirt copies a disk, or failed to copy it.
+pub(crate) fn migration_source<'a>(observed: &'a Observed, disk: &str) -> Option<&'a str> {
+    observed.own_vm()?.migration_sources.get(disk).map(String::as_str)
+}
+
+fn is_own_pvc(observed: &Observed, disk: &str, pvc: &str) -> bool {
+    let is_recorded =
+        || observed.recorded_disk(pvc).is_some_and(|recorded| recorded.name == disk && !recorded.external);
+    observed.pvcs.get(pvc).map_or_else(is_recorded, |view| {
+        ownership::pvc(observed, pvc, view).is_own() && (!view.deleting || is_recorded())
+    })
+}
+
+/// The PVC in which the disk was last: the status says it, or an annotation of the PVC if the Machine was restored from a
+/// backup, without its status. A lost PVC is reported under its name, unless a user consented to a replacement. With the
+/// same consent a user gives up an external PVC.
+fn last_pvc<'a>(observed: &'a Observed, disk: &str) -> Option<&'a str> {
+    let last = observed.recorded_disks().iter().find(|recorded| recorded.name == disk);
+    last.filter(|last| !is_replaced(observed, last))
+        .map(|last| last.pvc.as_str())
+        .or_else(|| marked_pvc(observed, disk))
+}
+
+fn is_replaced(observed: &Observed, last: &DiskStatus) -> bool {
+    let can_be_given_up = last.external || !observed.pvcs.contains_key(&last.pvc);
+    can_be_given_up && observed.live_check_failure.is_none() && observed.consents_to_replace(last)
+}
+
+/// The PVC whose annotation names the disk. There are two if the operator stopped while it replaced the annotation.
+fn marked_pvc<'a>(observed: &'a Observed, disk: &str) -> Option<&'a str> {
+    let is_external = |name: &str| observed.recorded_disk(name).is_some_and(|recorded| recorded.external);
+    let marked = observed.pvcs.iter().filter(|(name, pvc)| pvc.disk.as_deref() == Some(disk) && !is_external(name));
+    let candidates = marked.filter_map(|(name, pvc)| match ownership::pvc(observed, name, pvc) {
+        Ownership::Own | Ownership::Unmarked => Some(((true, pvc.created), name)),
+        // The Machine waits for the consent to use it.
+        Ownership::Adoptable(_) => Some(((false, pvc.created), name)),
+        Ownership::Leaving | Ownership::Foreign => None,
+    });
+    candidates.max().map(|(_, name)| name.as_str())
+}
+
+/// What a new VM gets if a user gives up the PVC in which the disk was last.
+fn disk_instead(observed: &Observed, disk: &str) -> String {
+    let default = pvc_name(observed.name(), disk);
+    match marked_pvc(observed, disk).or_else(|| observed.pvcs.get_key_value(&default).map(|(name, _)| name.as_str())) {
+        Some(pvc) => format!("PersistentVolumeClaim {pvc}, which holds the disk from before it was restored or moved"),
+        None => "a new disk".to_owned(),
     }
 }

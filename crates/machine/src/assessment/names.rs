@@ -1,9 +1,13 @@
 //! Names that other objects have. The operator never takes over an object of another owner without consent.
 
-use vitivirt_api::machine::{ANNOTATION_ADOPT, ANNOTATION_ADOPT_BY, Adoption, LABEL_MACHINE, machine_reason as reason};
+use vitivirt_api::machine::{
+    ANNOTATION_ADOPT, ANNOTATION_ADOPT_BY, ANNOTATION_REPLACE, Adoption, DiskStatus, LABEL_MACHINE,
+    machine_reason as reason,
+};
 
+use super::disk_instead;
 use crate::{
-    observed::Observed,
+    observed::{Observed, consent_to_replace},
     ownership::{self, Ownership},
     problem::{Part, Problem},
     render::{cloud_init::secret_name, pvc::needs_import_source},
@@ -23,7 +27,8 @@ pub(super) fn conflicts(observed: &Observed, resolved: &Resolved) -> Vec<Problem
     }
     for disk in &resolved.disks {
         let DiskBacking::Pvc { pvc: name, .. } = &disk.backing else { continue };
-        found.extend(pvc_conflict(observed, name).map(|(problem, item)| (problem.of_disk(&disk.name), item)));
+        let conflict_of_pvc = moved_disk(observed, name).or_else(|| pvc_conflict(observed, name));
+        found.extend(conflict_of_pvc.map(|(problem, item)| (problem.of_disk(&disk.name), item)));
         let source = observed.import_sources.get(name).filter(|_| needs_import_source(&disk.backing));
         let conflict = source
             .and_then(|source| conflict("VolumeImportSource", name, None, ownership::import_source(observed, source)));
@@ -35,6 +40,36 @@ pub(super) fn conflicts(observed: &Observed, resolved: &Resolved) -> Vec<Problem
         None => problem,
     };
     found.into_iter().map(with_command).collect()
+}
+
+/// A disk that a user or KubeVirt moved to a PVC of another owner. The VM that used the PVC is gone, or the disk was removed from it.
+/// To use the PVC again needs consent.
+fn moved_disk(observed: &Observed, name: &str) -> Option<(Problem, Option<String>)> {
+    let recorded = observed.recorded_disk(name).filter(|recorded| recorded.external)?;
+    let item = match ownership::pvc(observed, name, observed.pvcs.get(name)?) {
+        Ownership::Own | Ownership::Unmarked => return None,
+        Ownership::Adoptable(item) => Some(item),
+        Ownership::Leaving | Ownership::Foreign => None,
+    };
+    let message = format!(
+        "Disk {} was moved to PersistentVolumeClaim {name}, which does not belong to this Machine, and no \
+         VirtualMachine of the Machine uses it now; to start with {}, run {}",
+        recorded.name,
+        disk_instead(observed, &recorded.name),
+        replace_command(observed, recorded)
+    );
+    Some((Problem::failed(reason::DISK_MOVED, message), item))
+}
+
+/// The command by which a user gives up the PVC of a disk.
+pub(super) fn replace_command(observed: &Observed, recorded: &DiskStatus) -> String {
+    let (namespace, name) = (observed.namespace(), observed.name());
+    let consent = consent_to_replace(recorded);
+    // The consent for another disk stays.
+    let is_of_disk = |item: &&str| observed.recorded_disks().iter().any(|disk| consent_to_replace(disk) == *item);
+    let others = observed.replacements().filter(is_of_disk).filter(|item| *item != consent);
+    let value = others.chain([consent]).collect::<Vec<_>>().join(",");
+    format!("`kubectl -n {namespace} annotate machines.vitistack.io {name} {ANNOTATION_REPLACE}={value} --overwrite`")
 }
 
 fn pvc_conflict(observed: &Observed, name: &str) -> Option<(Problem, Option<String>)> {
@@ -87,7 +122,7 @@ pub(crate) fn adoption_remedy<'a>(observed: &Observed, items: impl IntoIterator<
     let consents: String = consents.collect();
     let value = Adoption::from_metadata(&observed.machine.metadata).with(items);
     format!(
-        "to use it for this Machine, run {consents}`kubectl -n {namespace} annotate machine {name} \
+        "to use it for this Machine, run {consents}`kubectl -n {namespace} annotate machines.vitistack.io {name} \
          {ANNOTATION_ADOPT}={value} --overwrite`; otherwise delete it, or create this Machine under another name",
     )
 }

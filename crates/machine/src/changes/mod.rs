@@ -13,8 +13,9 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 use vitivirt_api::{Quantity, Target, Write, machine::LABEL_ON_DELETE};
 
+pub(crate) use self::rules::NO_EXPANSION;
 use self::rules::machine_field;
-pub use self::rules::{ChangeKind, ChangeRule, Effect, NO_EXPANSION, RULES, rule_of};
+pub use self::rules::{ChangeKind, ChangeRule, Effect, RULES, rule_of};
 use crate::{
     observed::{Observed, SecretView},
     vmi_spec::comparable_spec,
@@ -72,6 +73,9 @@ fn operation_changes(observed: &Observed, target: &Target, pointer: &str, to: Op
             ..change(&at, field.as_deref().unwrap_or("metadata.labels"), to)
         }];
     }
+    if at.starts_with("metadata.ownerReferences") {
+        return vec![metadata_change(&at, to, OWNER)];
+    }
     match (target.resource.kind.as_str(), pointer.strip_prefix("/spec")) {
         // It only describes the configuration.
         ("NetworkAttachmentDefinition", None) => Vec::new(),
@@ -82,6 +86,7 @@ fn operation_changes(observed: &Observed, target: &Target, pointer: &str, to: Op
             let before = observed.vm.as_ref().and_then(|vm| vm.spec.pointer(inner));
             differences(&at, before, to)
         }
+        ("PersistentVolumeClaim", None) => vec![metadata_change(&at, to, DISK_MARK)],
         ("PersistentVolumeClaim", Some(_)) => {
             let disk = disk_of(observed, target).unwrap_or_default();
             let before = observed.pvcs.get(target.key.name()).map(|pvc| pvc.requested.clone().into());
@@ -90,6 +95,15 @@ fn operation_changes(observed: &Observed, target: &Target, pointer: &str, to: Op
         // A NetworkAttachmentDefinition follows its NetworkConfiguration, not the Machine.
         _ => vec![FieldChange { machine_field: None, ..change(&at, "spec.networks[].networkName", to) }],
     }
+}
+
+const OWNER: &str = "the garbage collector deletes an object with its owner: VirtualMachine and Secret belong to the Machine, and \
+                     a PVC has no owner";
+const DISK_MARK: &str = "it says which disk the PVC holds, in case a backup does not contain the status of the Machine";
+
+/// A change that does not follow from the spec.
+fn metadata_change(at: &str, to: Option<&Value>, why: &'static str) -> FieldChange {
+    FieldChange { field: at.to_owned(), machine_field: None, from: None, to: to.cloned(), effect: Effect::Live, why }
 }
 
 /// The disk that a PVC belongs to.

@@ -43,7 +43,7 @@ const fn rule(field: &'static str, change: ChangeKind, effect: Effect, why: &'st
 }
 
 /// Not a row, because it depends on the StorageClass.
-pub const NO_EXPANSION: &str = "the StorageClass does not allow expansion";
+pub(crate) const NO_EXPANSION: &str = "the StorageClass does not allow expansion";
 const HARDWARE: &str = "the guest's hardware changes only when the guest starts";
 const IMMUTABLE_PVC: &str = "the field is immutable in a PVC";
 const CLOUD_INIT: &str = "the operator updates the Secret immediately; the guest reads it when it starts";

@@ -6,8 +6,6 @@ use std::collections::BTreeSet;
 
 use serde_json::Value;
 
-use crate::resolve::{DiskBacking, Resolved};
-
 const DOMAIN: &str = "/template/spec/domain";
 const DISKS: &str = "/template/spec/domain/devices/disks";
 const VOLUMES: &str = "/template/spec/volumes";
@@ -79,16 +77,18 @@ pub(crate) fn keep_changes_of_kubevirt(live: &Value, mut desired: Value) -> Valu
     desired
 }
 
-/// The disks whose volume in the VM is not the PVC of the Machine, each with the name of the other PVC. A DataVolume has
-/// none here.
-pub(crate) fn moved_pvcs(live: &Value, resolved: &Resolved) -> Vec<(String, Option<String>)> {
-    let moved = |disk: &crate::resolve::ResolvedDisk| {
-        let DiskBacking::Pvc { pvc, .. } = &disk.backing else { return None };
-        let volume = named(live, VOLUMES, &disk.name).filter(|volume| is_pvc(volume))?;
-        let claim = volume.pointer("/persistentVolumeClaim/claimName").and_then(Value::as_str);
-        (claim != Some(pvc.as_str())).then(|| (disk.name.clone(), claim.map(str::to_owned)))
-    };
-    resolved.disks.iter().filter_map(moved).collect()
+/// The PVC of a volume of the VM. CDI gives the PVC of a DataVolume the same name.
+pub(crate) fn pvc_of<'a>(live: &'a Value, disk: &str) -> Option<&'a str> {
+    let volume = named(live, VOLUMES, disk)?;
+    let text = |pointer: &str| volume.pointer(pointer).and_then(Value::as_str);
+    text("/persistentVolumeClaim/claimName").or_else(|| text("/dataVolume/name"))
+}
+
+/// The volume of the VM that uses a PVC.
+pub(crate) fn disk_with_pvc<'a>(live: &'a Value, pvc: &str) -> Option<&'a str> {
+    let volumes = live.pointer(VOLUMES).and_then(Value::as_array).into_iter().flatten();
+    let mut names = volumes.filter_map(|volume| volume.get("name").and_then(Value::as_str));
+    names.find(|name| pvc_of(live, name) == Some(pvc))
 }
 
 fn is_pvc(volume: &Value) -> bool {

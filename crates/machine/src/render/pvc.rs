@@ -56,6 +56,16 @@ pub fn render(resolved: &Resolved, backing: &DiskBacking, class: &str) -> Option
     })
 }
 
+/// The value of `ANNOTATION_DISK`.
+pub(crate) fn disk_mark(disk: &str, pvc: &str) -> String {
+    format!("{disk} {pvc}")
+}
+
+/// The disk that the value of `ANNOTATION_DISK` names, if it was written for the PVC of this name.
+pub fn marked_disk<'a>(mark: &'a str, pvc: &str) -> Option<&'a str> {
+    mark.split_once(' ').filter(|(_, name)| *name == pvc).map(|(disk, _)| disk)
+}
+
 /// Identifies a source. It is a digest because a URL may contain a password, and PVCs are widely readable.
 pub(crate) fn source_digest(source: &PvcSource) -> String {
     let (kind, place) = match source {

@@ -1,6 +1,9 @@
 //! The conditions other than Ready. Each describes one part of the machine, independently of the others.
 
-use vitivirt_api::machine::{VmiPhase, machine_reason as reason};
+use vitivirt_api::{
+    ConditionStatus,
+    machine::{VmiPhase, machine_reason as reason},
+};
 
 use super::{pending_pvcs::pending_pvcs, summary::Summary};
 use crate::{
@@ -8,10 +11,8 @@ use crate::{
     changes::{pending_restart_fields, user_data_outdated},
     observed::{Observed, VmiView},
     problem::Part,
-    render::{live_parts::moved_pvcs, network::outdated_segment},
+    render::{live_parts::pvc_of, network::outdated_segment},
 };
-
-const NOT_EVALUATED: &str = "Not evaluated: the spec is invalid, see condition Ready";
 
 pub(super) fn virtual_machine(observed: &Observed, summary: &Summary) -> (bool, &'static str, String) {
     let running = observed.vmi.as_ref().is_some_and(VmiView::is_running);
@@ -23,29 +24,31 @@ pub(super) fn virtual_machine(observed: &Observed, summary: &Summary) -> (bool, 
     }
 }
 
-pub(super) fn storage(observed: &Observed, assessment: &Assessment) -> (bool, &'static str, String) {
+pub(super) fn storage(observed: &Observed, assessment: &Assessment) -> (ConditionStatus, &'static str, String) {
     if let Some(problem) = assessment.problems.iter().find(|problem| matches!(problem.part, Part::Disk(_))) {
         let reason = if problem.reason == reason::PVC_LOST { reason::PVC_LOST } else { reason::PVC_PENDING };
-        return (false, reason, problem.message.clone());
+        return (ConditionStatus::False, reason, problem.message.clone());
+    }
+    if assessment.resolved.is_none() {
+        return not_evaluated();
     }
     match pending_pvcs(observed, assessment) {
-        Some(pending) => (false, reason::PVC_PENDING, pending.message),
-        None if assessment.resolved.is_none() => (false, reason::PVC_PENDING, NOT_EVALUATED.to_owned()),
-        None => (true, reason::PVC_BOUND, bound_message(observed, assessment)),
+        Some(pending) => (ConditionStatus::False, reason::PVC_PENDING, pending.message),
+        None => (ConditionStatus::True, reason::PVC_BOUND, bound_message(observed, assessment)),
     }
+}
+
+fn not_evaluated() -> (ConditionStatus, &'static str, String) {
+    let message = "Not evaluated, because the spec is invalid; see condition Ready";
+    (ConditionStatus::Unknown, reason::NOT_EVALUATED, message.to_owned())
 }
 
 fn bound_message(observed: &Observed, assessment: &Assessment) -> String {
     let Some(vm) = observed.own_vm().filter(|_| !assessment.moved_disks.is_empty()) else {
         return "All disks are ready".to_owned();
     };
-    let resolved = assessment.resolved.as_ref();
-    let moved = resolved.into_iter().flat_map(|resolved| moved_pvcs(&vm.spec, resolved));
-    let names: Vec<String> = moved
-        .map(|(disk, pvc)| {
-            format!("{disk} ({})", pvc.map_or_else(|| "a DataVolume".to_owned(), |pvc| format!("PVC {pvc}")))
-        })
-        .collect();
+    let name = |disk: &String| Some(format!("{disk} (PVC {})", pvc_of(&vm.spec, disk)?));
+    let names: Vec<String> = assessment.moved_disks.iter().filter_map(name).collect();
     format!(
         "All disks are ready; for these disks the VirtualMachine uses volumes that do not belong to the Machine, and the \
          operator keeps them: {}",
@@ -53,9 +56,10 @@ fn bound_message(observed: &Observed, assessment: &Assessment) -> String {
     )
 }
 
-pub(super) fn network(observed: &Observed, assessment: &Assessment) -> (bool, &'static str, String) {
+pub(super) fn network(observed: &Observed, assessment: &Assessment) -> (ConditionStatus, &'static str, String) {
+    let failed = |message: String| (ConditionStatus::False, reason::NETWORK_FAILED, message);
     if let Some(problem) = assessment.problems.iter().find(|problem| problem.part == Part::Networks) {
-        return (false, reason::NETWORK_FAILED, problem.message.clone());
+        return failed(problem.message.clone());
     }
     let own = |name: &str| {
         let uid = observed.networks.get(name).map(|network| network.uid.as_str());
@@ -63,29 +67,25 @@ pub(super) fn network(observed: &Observed, assessment: &Assessment) -> (bool, &'
         attachment.map(|attachment| attachment.controller_uid.as_deref() == uid)
     };
     if let Some(name) = observed.network_names().into_iter().find(|name| own(name) == Some(false)) {
-        let message = format!(
+        return failed(format!(
             "NetworkAttachmentDefinition {name} does not belong to NetworkConfiguration {name}, so it may be another \
              network; delete the NetworkAttachmentDefinition, or use a NetworkConfiguration of another name"
-        );
-        return (false, reason::NETWORK_FAILED, message);
+        ));
     }
-    let missing = observed.network_names().into_iter().find(|name| own(name).is_none());
-    match (missing, &assessment.resolved) {
-        (_, None) => (false, reason::NETWORK_FAILED, NOT_EVALUATED.to_owned()),
-        (Some(name), _) => {
-            (false, reason::NETWORK_FAILED, format!("NetworkAttachmentDefinition {name} is being created"))
-        }
-        (None, Some(_)) => {
-            let deleting = |name: &&str| observed.networks.get(*name).is_some_and(|network| network.deleting);
-            let message = match observed.network_names().into_iter().find(deleting) {
-                Some(name) => format!(
-                    "All networks are ready; NetworkConfiguration {name} is being deleted and stays until no Machine uses it"
-                ),
-                None => "All networks are ready".to_owned(),
-            };
-            (true, reason::NETWORK_CONFIGURED, message)
-        }
+    if assessment.resolved.is_none() {
+        return not_evaluated();
     }
+    if let Some(name) = observed.network_names().into_iter().find(|name| own(name).is_none()) {
+        return failed(format!("NetworkAttachmentDefinition {name} is being created"));
+    }
+    let deleting = |name: &&str| observed.networks.get(*name).is_some_and(|network| network.deleting);
+    let message = match observed.network_names().into_iter().find(deleting) {
+        Some(name) => format!(
+            "All networks are ready; NetworkConfiguration {name} is being deleted and stays until no Machine uses it"
+        ),
+        None => "All networks are ready".to_owned(),
+    };
+    (ConditionStatus::True, reason::NETWORK_CONFIGURED, message)
 }
 
 /// The networks whose bridge or VLAN has changed since the guest was connected. Until it restarts or migrates, it is on
@@ -103,7 +103,7 @@ fn outdated_networks(observed: &Observed, vmi: &VmiView) -> Vec<String> {
 
 /// Changes that wait for a restart. KubeVirt reports whether a change of the hardware waits; the difference between
 /// the VM and the running VMI shows which fields.
-pub(super) fn restart_required(observed: &Observed) -> Option<(&'static str, String)> {
+pub(super) fn restart_required_message(observed: &Observed) -> Option<String> {
     let (vm, vmi) = (observed.own_vm()?, observed.vmi.as_ref()?);
     let active = !vmi.deleting && !matches!(vmi.phase, VmiPhase::Succeeded | VmiPhase::Failed);
     let networks = outdated_networks(observed, vmi);
@@ -114,10 +114,16 @@ pub(super) fn restart_required(observed: &Observed) -> Option<(&'static str, Str
     let waits = |field: &String| vm.restart_required || field == "spec.cloudInit";
     let fields: Vec<String> = pending_restart_fields(observed).into_iter().filter(waits).chain(networks).collect();
     let what = if fields.is_empty() { "a change".to_owned() } else { fields.join(", ") };
-    let message = format!(
+    Some(format!(
         "Restart required to apply {what}; restart the machine with `virtctl restart -n {} {}`",
         observed.namespace(),
         observed.name()
-    );
-    Some((reason::PENDING_RESTART, message))
+    ))
+}
+
+/// The changes that are impossible. The machine runs, but not as its spec describes it.
+pub(super) fn changes_rejected(assessment: &Assessment) -> Option<String> {
+    let changes: Vec<String> =
+        assessment.rejected_changes.iter().map(|change| format!("{}: {}", change.field, change.reason)).collect();
+    (!changes.is_empty()).then(|| changes.join("; "))
 }

@@ -14,7 +14,7 @@ use super::{
     failures::classify_failure,
     summary::{Summary, not_ready},
 };
-use crate::observed::Observed;
+use crate::{delete::must_record, observed::Observed};
 
 /// A quicker deletion is not worth a status write.
 const VISIBLE_AFTER: Duration = Duration::from_secs(2);
@@ -30,7 +30,7 @@ pub(super) fn report(observed: &Observed, outcome: &Outcome) -> Report<MachineSt
 /// A failure that a retry may fix is reported when the deletion takes long.
 fn failure_report(observed: &Observed, step: &str, failure: &Failure) -> Report<MachineStatus> {
     let what = match &observed.live_check_failure {
-        Some(_) => "whether its VirtualMachine still exists could not be checked".to_owned(),
+        Some(_) => "the operator could not check whether its VirtualMachine still exists".to_owned(),
         None => format!("the {step} failed"),
     };
     match classify_failure(failure) {
@@ -58,12 +58,13 @@ fn remaining_quiet_time(observed: &Observed) -> Duration {
 
 fn waiting_report(observed: &Observed, wait: &Wait) -> Report<MachineStatus> {
     let remaining = remaining_quiet_time(observed);
-    if !remaining.is_zero() {
+    if !remaining.is_zero() && !must_record(observed) {
         // The deletion timestamp has whole seconds, so the requeue adds a margin.
         return Report { requeue_after: Some(remaining + Duration::from_millis(100)), ..Report::default() };
     }
     let message = format!("Machine is being deleted: {}", wait.message);
-    ready_false_report(observed, &not_ready(MachinePhase::Creating, wait.reason, message))
+    let report = ready_false_report(observed, &not_ready(MachinePhase::Creating, wait.reason, message));
+    if remaining.is_zero() { report } else { Report { events: Vec::new(), ..report } }
 }
 
 fn ready_false_report(observed: &Observed, summary: &Summary) -> Report<MachineStatus> {
@@ -78,5 +79,16 @@ fn ready_false_report(observed: &Observed, summary: &Summary) -> Report<MachineS
         observed.machine.metadata.generation,
         observed.now,
     );
+    if must_record(observed) {
+        set_condition(
+            &mut status.conditions,
+            condition_type::DELETING,
+            ConditionStatus::True,
+            DELETING,
+            "VirtualMachine and disks without onDelete: Retain are deleted with the Machine",
+            observed.machine.metadata.generation,
+            observed.now,
+        );
+    }
     build_report(observed, &Plan::default(), status, summary)
 }

@@ -1,5 +1,6 @@
 //! Events: one for every change of phase, readiness or reason, none while nothing changes.
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use vitivirt_api::{
     EventKind, EventRecord, Plan,
     machine::{MachineStatus, condition_type, machine_reason as reason},
@@ -16,12 +17,12 @@ pub(super) fn events(
     summary: &Summary,
 ) -> Vec<EventRecord> {
     let ready = |status: &MachineStatus| {
-        let condition = status.conditions.iter().find(|condition| condition.type_ == condition_type::READY);
-        condition.map(|condition| (condition.status.clone(), condition.reason.clone()))
+        find(status, condition_type::READY).map(|condition| (condition.status.clone(), condition.reason.clone()))
     };
     let mut events = repairs::events(observed, plan);
     events.extend(power_restored(observed, plan));
     events.extend(restart_required(observed, previous, status));
+    events.extend(changes_rejected(observed, previous, status));
     let changed = previous.phase != status.phase || ready(previous) != ready(status);
     if !changed {
         return events;
@@ -61,15 +62,23 @@ fn power_restored(observed: &Observed, plan: &Plan) -> Option<EventRecord> {
 
 /// Once, when the first change waits for a restart.
 fn restart_required(observed: &Observed, previous: &MachineStatus, status: &MachineStatus) -> Option<EventRecord> {
-    let find = |status: &'_ MachineStatus| {
-        status.conditions.iter().find(|have| have.type_ == condition_type::RESTART_REQUIRED).cloned()
-    };
-    let condition = find(status).filter(|_| find(previous).is_none())?;
-    Some(EventRecord {
-        about: observed.event_subject(),
-        kind: EventKind::Normal,
-        reason: reason::PENDING_RESTART,
-        action: "Observe",
-        message: condition.message,
-    })
+    let condition = find(status, condition_type::RESTART_REQUIRED)
+        .filter(|_| find(previous, condition_type::RESTART_REQUIRED).is_none())?;
+    Some(condition_event(observed, EventKind::Normal, reason::PENDING_RESTART, condition))
+}
+
+/// Once per set of impossible changes.
+fn changes_rejected(observed: &Observed, previous: &MachineStatus, status: &MachineStatus) -> Option<EventRecord> {
+    let condition = find(status, condition_type::CHANGES_REJECTED)?;
+    let is_known =
+        find(previous, condition_type::CHANGES_REJECTED).is_some_and(|known| known.message == condition.message);
+    (!is_known).then(|| condition_event(observed, EventKind::Warning, reason::IMPOSSIBLE_CHANGE, condition))
+}
+
+fn find<'a>(status: &'a MachineStatus, type_: &str) -> Option<&'a Condition> {
+    status.conditions.iter().find(|condition| condition.type_ == type_)
+}
+
+fn condition_event(observed: &Observed, kind: EventKind, reason: &'static str, condition: &Condition) -> EventRecord {
+    EventRecord { about: observed.event_subject(), kind, reason, action: "Observe", message: condition.message.clone() }
 }

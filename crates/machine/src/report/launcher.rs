@@ -28,12 +28,13 @@ const REMEDIES: [(&str, &str, &str); 11] = [
 ];
 const IMAGE: &str = "correct the image of the disk or KubeVirt's imageRegistry, or the credentials of the registry";
 
-pub(super) fn message(machine: &str, problem: &LauncherProblem) -> String {
+pub(super) fn message(namespace: &str, machine: &str, problem: &LauncherProblem) -> String {
     let LauncherProblem { reason, message } = problem;
     let matches = |(known, text, _): &&(&str, &str, &str)| reason == known && message.contains(text);
     let remedy = REMEDIES.iter().find(matches).map_or("see the events of the pod", |(_, _, remedy)| remedy);
     format!(
-        "Pod of the machine does not start: {reason}: {message}; {remedy}; `kubectl describe pod -l vm.kubevirt.io/name={machine}` shows more"
+        "Pod of the machine does not start: {reason}: {message}; {remedy}; see `kubectl -n {namespace} describe pod -l \
+         vm.kubevirt.io/name={machine}`"
     )
 }
 
@@ -53,7 +54,7 @@ mod tests {
             ("Unheard", "of", "see the events"),
         ] {
             let problem = LauncherProblem { reason: reason.to_owned(), message: text.to_owned() };
-            let message = message("web", &problem);
+            let message = message("default", "web", &problem);
             assert!(message.contains(text) && message.contains(part), "{message}");
         }
     }

@@ -47,9 +47,10 @@ pub(super) fn pending_pvcs(observed: &Observed, assessment: &Assessment) -> Opti
                 )
             }
             (Some(_), false) => format!(
-                "PersistentVolumeClaim {pvc} is waiting for a volume from StorageClass {}; see `kubectl describe pvc \
-                 {pvc}`",
-                class.unwrap_or_default()
+                "PersistentVolumeClaim {pvc} is waiting for a volume from StorageClass {}; see `kubectl -n {} describe \
+                 pvc {pvc}`",
+                class.unwrap_or_default(),
+                observed.namespace()
             ),
         });
     }

@@ -1,8 +1,8 @@
 //! When a changed status is worth a write. A Machine that starts passes through states that last for a second: a status
 //! write and an event for each of them would cost the API server more than they are worth to a user.
 //!
-//! A state in which the Machine stays is written at once: running, stopped, failed, nearly every error, and the first
-//! reconcile of a changed spec. A state on the way to it is written when it has lasted for a while. The report asks for a reconcile at
+//! A state in which the Machine stays is written at once: running, stopped, failed, nearly every error, the first reconcile
+//! of a changed spec, and the move of a disk to another PVC. A state on the way to it is written when it has lasted for a while. The report asks for a reconcile at
 //! that time, which finds the state as it is then.
 
 use std::time::Duration;
@@ -13,7 +13,7 @@ use vitivirt_api::{
     machine::{MachinePhase, MachineStatus, PrintableStatus, condition_type, machine_reason},
 };
 
-use crate::{assessment::Assessed, observed::Observed};
+use crate::{assessment::Assessed, observed::Observed, resolve::pvc_name};
 
 /// A Machine that runs sooner than this is reported as running, and as nothing before.
 const FIRST_STATUS: Duration = Duration::from_secs(2);
@@ -75,7 +75,7 @@ fn remaining(observed: &Observed, status: &StatusWrite<MachineStatus>, is_error:
     };
     let updated = old.last_updated.as_deref().and_then(|time| time.parse::<Timestamp>().ok());
     let same_state = old.phase == new.phase && ready(new).is_some_and(|new| is_same_state(old_ready, new));
-    if old.observed_generation != new.observed_generation {
+    if old.observed_generation != new.observed_generation || has_moved_disk(observed, old, new) {
         Duration::ZERO
     } else if is_on_the_way(old, false) && is_unschedulable {
         until(Some(since), UNSCHEDULABLE, observed.now)
@@ -86,6 +86,14 @@ fn remaining(observed: &Observed, status: &StatusWrite<MachineStatus>, is_error:
     } else {
         Duration::ZERO
     }
+}
+
+/// Whether a disk is in another PVC. A new VM starts with the PVC that the status names.
+fn has_moved_disk(observed: &Observed, old: &MachineStatus, new: &MachineStatus) -> bool {
+    new.disks.iter().any(|disk| match old.disks.iter().find(|have| have.name == disk.name) {
+        Some(have) => (&have.pvc, have.external) != (&disk.pvc, disk.external),
+        None => disk.external || disk.pvc != pvc_name(observed.name(), &disk.name),
+    })
 }
 
 fn ready(status: &MachineStatus) -> Option<&Condition> {

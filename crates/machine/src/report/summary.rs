@@ -8,6 +8,7 @@ use vitivirt_api::{
 };
 
 use super::{
+    conditions::changes_rejected,
     failures::{classify_failure, sentence_case},
     launcher,
     pending_pvcs::pending_pvcs,
@@ -183,14 +184,11 @@ fn vm_summary(observed: &Observed, assessment: &Assessment) -> Summary {
         PowerState::Stopped => stopped_summary(observed),
         PowerState::Running => running_summary(observed, assessment, vm),
     };
-    match (assessment.rejected_changes.as_slice(), summary.ready) {
-        ([], _) | (_, false) => summary,
-        // The machine runs, but not as the spec describes it.
-        (rejected, true) => {
-            let changes: Vec<String> =
-                rejected.iter().map(|change| format!("{}: {}", change.field, change.reason)).collect();
-            Summary { message: format!("{}; rejected changes: {}", summary.message, changes.join("; ")), ..summary }
+    match changes_rejected(assessment) {
+        Some(changes) if summary.ready => {
+            Summary { message: format!("{}; rejected changes: {changes}", summary.message), ..summary }
         }
+        _ => summary,
     }
 }
 
@@ -210,7 +208,8 @@ fn running_summary(observed: &Observed, assessment: &Assessment, vm: &VmView) ->
     let vmi = observed.vmi.as_ref();
     if let Some(vmi) = vmi.filter(|vmi| vmi.is_running()) {
         if vmi.paused {
-            let message = format!("Machine is paused; resume it with `virtctl unpause vm {}`", observed.name());
+            let (namespace, name) = (observed.namespace(), observed.name());
+            let message = format!("Machine is paused; resume it with `virtctl unpause vm -n {namespace} {name}`");
             return not_ready(MachinePhase::Running, reason::PAUSED, message);
         }
         if vmi.deleting {
@@ -219,7 +218,8 @@ fn running_summary(observed: &Observed, assessment: &Assessment, vm: &VmView) ->
         }
         if let Some(cause) = &vmi.not_ready {
             let message = format!(
-                "Guest runs, but KubeVirt reports that it is not ready: {cause}; see `kubectl describe vmi {}`",
+                "Guest runs, but KubeVirt reports that it is not ready: {cause}; see `kubectl -n {} describe vmi {}`",
+                observed.namespace(),
                 observed.name()
             );
             return not_ready(MachinePhase::Running, reason::GUEST_NOT_READY, message);
@@ -251,11 +251,20 @@ fn running_summary(observed: &Observed, assessment: &Assessment, vm: &VmView) ->
         let message = format!("KubeVirt could not start the machine: {cause}; {remedy}");
         return not_ready(MachinePhase::Creating, reason, message);
     }
+    if vm.needs_recovery {
+        let moved = vm.migration_sources.iter().map(|(volume, pvc)| format!("{volume} to PersistentVolumeClaim {pvc}"));
+        let message = format!(
+            "KubeVirt does not start the machine, because a migration of volumes failed and the VirtualMachine refers to \
+             incomplete copies; edit the VirtualMachine and set these volumes back: {}",
+            moved.collect::<Vec<_>>().join(", ")
+        );
+        return not_ready(MachinePhase::Failed, reason::VM_FAILED, message);
+    }
     if let Some(problem) = &observed.launcher {
-        let message = launcher::message(observed.name(), problem);
+        let message = launcher::message(observed.namespace(), observed.name(), problem);
         return not_ready(MachinePhase::Creating, reason::POD_NOT_STARTED, message);
     }
-    if let Some(summary) = error_summary(vm.printable_status) {
+    if let Some(summary) = error_summary(observed, vm.printable_status) {
         return summary;
     }
     pending
@@ -271,13 +280,17 @@ fn starting_message(status: PrintableStatus) -> String {
     }
 }
 
-fn error_summary(status: PrintableStatus) -> Option<Summary> {
+fn error_summary(observed: &Observed, status: PrintableStatus) -> Option<Summary> {
     let failed = |message: &str| Some(not_ready(MachinePhase::Failed, reason::VM_FAILED, message));
     match status {
         PrintableStatus::CrashLoopBackOff => Some(not_ready(
             MachinePhase::Creating,
             reason::VM_FAILED,
-            "Machine keeps crashing shortly after it starts; see `kubectl describe vmi` and the guest's console",
+            format!(
+                "Machine keeps crashing shortly after it starts; see `kubectl -n {} describe vmi {}` and the guest's console",
+                observed.namespace(),
+                observed.name()
+            ),
         )),
         PrintableStatus::ErrImagePull | PrintableStatus::ImagePullBackOff => {
             failed("Disk image cannot be pulled; correct the image name or the registry credentials")

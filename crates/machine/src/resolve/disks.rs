@@ -143,6 +143,11 @@ fn parse_source(disk: &str, given: Option<&DiskSource>) -> Result<Option<ParsedS
     }
 }
 
+/// The PVC that the operator creates for a disk.
+pub(crate) fn pvc_name(machine: &str, disk: &str) -> String {
+    format!("{machine}-{disk}")
+}
+
 fn pvc_backing(machine: &str, disk: &Disk, source: Option<PvcSource>) -> Result<DiskBacking, Problem> {
     let name = &disk.name;
     let field = |part: &str| format!("spec.disks[{name}].{part}");
@@ -177,7 +182,7 @@ fn pvc_backing(machine: &str, disk: &Disk, source: Option<PvcSource>) -> Result<
         Some(other) => return Err(unsupported(&field("onDelete"), other, &["Delete", "Retain"])),
     };
     Ok(DiskBacking::Pvc {
-        pvc: format!("{machine}-{name}"),
+        pvc: pvc_name(machine, name),
         size: parse_size(&field("size"), size)?,
         storage_class: disk.storage_class.clone(),
         access_mode,

@@ -8,12 +8,14 @@ mod networks;
 use vitivirt_api::{
     Quantity,
     machine::{
-        ANNOTATION_ADOPT, Adoption, CloudInit, LABEL_CLUSTER, LABEL_TEMPLATE, Machine, MachineId, SecretKeyRef,
+        ANNOTATION_ADOPT, Adoption, CloudInit, LABEL_CLUSTER, LABEL_TEMPLATE, Machine, MachineId, POD_NETWORK,
+        SecretKeyRef,
         limits::{LARGEST_SIZE, LARGEST_SIZE_BYTES, SIZE_DECIMALS, SIZE_LENGTH},
         machine_reason as reason,
     },
 };
 
+pub(crate) use self::disks::pvc_name;
 pub use self::{
     disks::{DiskBacking, DiskKind, OnDelete, PvcSource, ResolvedDisk},
     networks::{Attachment, ResolvedNetwork, derived_mac},
@@ -51,6 +53,12 @@ impl Resolved {
             DiskBacking::Pvc { pvc, .. } => Some(pvc.as_str()),
             DiskBacking::ContainerDisk { .. } => None,
         })
+    }
+
+    /// The MAC addresses, set or derived, each with the name of its network.
+    pub fn mac_addresses(&self) -> impl Iterator<Item = (&str, &str)> {
+        let networks = self.networks.iter();
+        networks.map(|network| (network.configuration().unwrap_or(POD_NETWORK), network.mac.as_str()))
     }
 
     /// The Secret key that cloud-init data is read from.
@@ -260,7 +268,7 @@ fn parse_size(field: &str, text: &str) -> Result<Quantity, Problem> {
     limits::check_length(field, text, SIZE_LENGTH)?;
     let size = Some(text).filter(|text| is_size(text)).and_then(Quantity::parse).filter(|size| size.nanos() > 0);
     let size = size.map(Quantity::rounded_up).ok_or_else(|| {
-        invalid_value(field, text, "must be a number greater than 0 with an optional suffix, such as 20Gi")
+        invalid_value(field, text, "must be a number greater than 0 with an optional unit, such as 20Gi")
     })?;
     if size.value() > LARGEST_SIZE_BYTES {
         return Err(invalid_value(field, text, &format!("must be at most {LARGEST_SIZE}")));

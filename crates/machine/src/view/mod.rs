@@ -3,7 +3,8 @@
 
 mod tree;
 
-use serde::Serialize;
+use k8s_openapi::jiff::Timestamp;
+use serde::{Serialize, Serializer};
 use vitivirt_api::machine::{Machine, MachinePhase, MachineStatus, condition_type};
 
 pub use tree::{PodView, machine_tree};
@@ -29,6 +30,9 @@ pub struct MachineRow {
     /// The changes that wait for a restart.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub restart_required: Option<String>,
+    /// The changes that are impossible.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub changes_rejected: Option<String>,
     pub deleting: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu: Option<u32>,
@@ -38,7 +42,18 @@ pub struct MachineRow {
     pub node: Option<String>,
     pub addresses: Vec<String>,
     /// In seconds since 1970.
+    #[serde(serialize_with = "date")]
     pub created: i64,
+}
+
+pub fn cpus(count: u32) -> String {
+    if count == 1 { "1 CPU".to_owned() } else { format!("{count} CPUs") }
+}
+
+/// As Kubernetes writes times.
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes the field by reference")]
+fn date<S: Serializer>(seconds: &i64, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(&Timestamp::from_second(*seconds).unwrap_or_default())
 }
 
 impl MachineRow {
@@ -55,6 +70,7 @@ impl MachineRow {
             reason: ready.map(|ready| ready.reason.clone()).unwrap_or_default(),
             diagnosis: status.diagnosis.clone(),
             restart_required: condition(condition_type::RESTART_REQUIRED).map(|condition| condition.message.clone()),
+            changes_rejected: condition(condition_type::CHANGES_REJECTED).map(|condition| condition.message.clone()),
             deleting: metadata.deletion_timestamp.is_some(),
             cpu: status.resources.as_ref().map(|resources| resources.cpu),
             memory: status.resources.as_ref().map(|resources| resources.memory.clone()),

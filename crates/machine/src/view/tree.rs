@@ -6,11 +6,12 @@ use vitivirt_api::{
     view::{StepState, TreeStep},
 };
 
-use super::MachineRow;
+use super::{MachineRow, cpus};
 use crate::{
+    assessment::assess,
     observed::{Observed, PvcView, VmiView},
     ownership::{self, Ownership},
-    render::cloud_init::secret_name,
+    render::{cloud_init::secret_name, live_parts::pvc_of},
     resolve::{Attachment, DiskBacking, PowerState, Resolved, ResolvedDisk, ResolvedNetwork},
 };
 
@@ -28,11 +29,16 @@ pub struct PodView {
 /// `pods`: the pods of the VMI, or `None` if they were not read.
 pub fn machine_tree(observed: &Observed, pods: Option<&[PodView]>) -> TreeStep {
     let row = MachineRow::new(&observed.machine);
-    let resolved = observed.resolved.as_ref().ok();
+    let assessment = assess(observed);
+    let resolved = assessment.resolved.as_ref();
     let mut steps = vec![vm_step(observed, &row, resolved, pods)];
     match resolved {
         Some(resolved) => {
-            steps.extend(resolved.disks.iter().map(|disk| disk_step(observed, disk)));
+            let disks = resolved.disks.iter().map(|disk| match assessment.moved_disks.contains(&disk.name) {
+                true => moved_disk_step(observed, &disk.name),
+                false => disk_step(observed, disk),
+            });
+            steps.extend(disks);
             steps.extend(surplus_pvcs(observed, resolved));
             steps.extend(resolved.networks.iter().map(|network| network_step(observed, network)));
             steps.extend(resolved.cloud_init.as_ref().map(|_| secret_step(observed)));
@@ -56,7 +62,7 @@ fn machine_step(observed: &Observed, row: &MachineRow, resolved: Option<&Resolve
         (None, true) => format!("{}, is being deleted", row.phase),
         (None, false) => format!("{}, {ready}{reason}", row.phase),
     };
-    let resources = row.cpu.zip(row.memory.as_ref()).map(|(cpu, memory)| format!("{cpu} CPU, {memory} memory"));
+    let resources = row.cpu.zip(row.memory.as_ref()).map(|(cpu, memory)| format!("{}, {memory} memory", cpus(cpu)));
     let power = resolved.map(|resolved| match resolved.power {
         PowerState::Running => "Running",
         PowerState::Stopped => "Stopped",
@@ -65,7 +71,8 @@ fn machine_step(observed: &Observed, row: &MachineRow, resolved: Option<&Resolve
         .fact("template", resolved.and_then(|resolved| resolved.template).unwrap_or_default())
         .fact("resources", resources.unwrap_or_default())
         .fact("power state", power.unwrap_or_default())
-        .fact("restart required", row.restart_required.clone().unwrap_or_default())
+        .fact("rejected changes", row.changes_rejected.clone().unwrap_or_default())
+        .fact("pending changes", row.restart_required.clone().unwrap_or_default())
         .fact("spec", unobserved_change(&observed.machine).unwrap_or_default())
 }
 
@@ -121,7 +128,7 @@ fn vm_step(observed: &Observed, row: &MachineRow, resolved: Option<&Resolved>, p
     TreeStep::new(KIND, name, state, status)
         .fact("error", vm.failure.clone().unwrap_or_default())
         .fact("deletion", flag(vm.deleting, "is being deleted"))
-        .fact("restore", flag(vm.restoring, "KubeVirt restores it from a snapshot"))
+        .fact("restore", flag(vm.restoring, "is being restored from a snapshot"))
         .steps([vmi_step(observed, row, is_stopped, pods)])
 }
 
@@ -168,12 +175,13 @@ fn pod_of_vmi(row: &MachineRow, vmi: &VmiView) -> TreeStep {
         (Some(message), _, _) => (StepState::Failed, format!("cannot be scheduled: {message}")),
         (None, Some(diagnosis), _) => (StepState::Failed, diagnosis),
         (None, None, VmiPhase::Running) => (StepState::Ok, "runs the guest".to_owned()),
-        (None, None, VmiPhase::Scheduled) => (StepState::Ok, "runs; virt-handler starts the guest".to_owned()),
-        (None, None, VmiPhase::Scheduling) => (StepState::Waiting, "is scheduled and started".to_owned()),
+        (None, None, VmiPhase::Scheduled) => (StepState::Ok, "runs; virt-handler is starting the guest".to_owned()),
+        (None, None, VmiPhase::Scheduling) => (StepState::Waiting, "is being scheduled or started".to_owned()),
         (None, None, VmiPhase::Succeeded | VmiPhase::Failed) => (StepState::Unknown, "has ended".to_owned()),
         (None, None, _) => (StepState::Waiting, "does not exist".to_owned()),
     };
-    TreeStep::new("Pod", "", state, summary).fact("node", vmi.node.clone().unwrap_or_default())
+    TreeStep::new("Pod", format!("virt-launcher-{}-…", row.name), state, summary)
+        .fact("node", vmi.node.clone().unwrap_or_default())
 }
 
 fn pod_step(pod: &PodView) -> TreeStep {
@@ -206,9 +214,15 @@ fn disk_step(observed: &Observed, disk: &ResolvedDisk) -> TreeStep {
     step.fact("disk", &disk.name)
 }
 
+/// A disk that the VM has in a PVC of another owner.
+fn moved_disk_step(observed: &Observed, disk: &str) -> TreeStep {
+    let pvc = observed.own_vm().and_then(|vm| pvc_of(&vm.spec, disk)).unwrap_or_default();
+    TreeStep::new(PVC, pvc, StepState::Ok, "the disk was moved here; does not belong to the Machine").fact("disk", disk)
+}
+
 const PVC: &str = "PersistentVolumeClaim";
 
-/// PVCs of disks that are no longer in the spec.
+/// PVCs of disks that are no longer in the spec, and those in which a disk was before KubeVirt restored it.
 fn surplus_pvcs<'a>(observed: &'a Observed, resolved: &'a Resolved) -> impl Iterator<Item = TreeStep> + 'a {
     let surplus = observed.pvcs.iter().filter(|(name, pvc)| {
         let is_named = resolved.pvc_names().any(|named| named == name.as_str());

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use k8s_openapi::jiff::SignedDuration;
 use vitivirt_api::{
-    ErrorClass, Failure, Outcome, Stop, Write,
+    ErrorClass, EventKind, EventRecord, Failure, Outcome, Stop, Write,
     machine::{
         CloudInit, Cpu, Disk, DiskSource, Domain, Features, MachinePhase, MachineSpec, Memory, NamedSource, Network,
         Resources, condition_type as type_,
@@ -329,6 +329,32 @@ fn changes_that_a_pvc_does_not_allow_are_rejected_and_the_others_apply() {
         cluster.reconcile_until_up_to_date();
         assert!(rejected_changes(&cluster).is_empty());
     }
+}
+
+/// The condition and the event do not depend on whether the machine is ready.
+#[test]
+fn a_rejected_change_has_a_condition_until_it_is_reverted_and_one_warning() {
+    let sized = |size: &str| MachineSpec {
+        disks: vec![Disk { name: "data".to_owned(), size: Some(size.to_owned()), ..Disk::default() }],
+        ..small_spec()
+    };
+    let mut cluster = running(sized("10Gi"));
+    cluster.observed.vmi = None;
+    cluster.edit(sized("5Gi"));
+    let warnings = |cluster: &mut SimulatedCluster| {
+        let (_, report) = cluster.reconcile();
+        let is_warning =
+            |event: &&EventRecord| event.reason == "ImpossibleChange" && matches!(event.kind, EventKind::Warning);
+        report.events.iter().filter(is_warning).count()
+    };
+    assert_eq!((warnings(&mut cluster), warnings(&mut cluster)), (1, 0));
+    assert_eq!(cluster.condition(type_::READY).0, "False");
+    let (status, _, message) = cluster.condition(type_::CHANGES_REJECTED);
+    assert!(status == "True" && message.starts_with("spec.disks[data].size: cannot change"), "{message}");
+    cluster.edit(sized("10Gi"));
+    assert_eq!(warnings(&mut cluster), 0);
+    let conditions = cluster.status().conditions;
+    assert!(conditions.iter().all(|condition| condition.type_ != type_::CHANGES_REJECTED), "{conditions:?}");
 }
 
 #[test]

@@ -1,37 +1,42 @@
 //! Data: which PVCs survive, and which are replaced.
 
+use std::collections::BTreeMap;
+
 use serde_json::{Value, json};
 use vitivirt_api::{
     Failure,
     machine::{ANNOTATION_REPLACE, Disk, DiskSource, MachineSpec, PvcPhase, UrlSource, condition_type as type_},
     reason,
 };
-use vitivirt_machine::observed::{Deletion, ImportSourceView, SourceView, VmOwner};
+use vitivirt_machine::{
+    observed::{Deletion, ImportSourceView, PvcView, SourceView, VmOwner},
+    view::machine_tree,
+};
 
 use crate::simulated_cluster::{SimulatedCluster, UID, running};
 
-const OTHER_UID: &str = "11111111-52a5-4a7c-9d38-2f1f0f6f3d11";
+pub(crate) const OTHER_UID: &str = "11111111-52a5-4a7c-9d38-2f1f0f6f3d11";
 
-fn small_spec() -> MachineSpec {
+pub(crate) fn small_spec() -> MachineSpec {
     MachineSpec { template: Some("small".to_owned()), ..MachineSpec::default() }
 }
 
-fn root(change: impl FnOnce(&mut Disk)) -> MachineSpec {
+pub(crate) fn root(change: impl FnOnce(&mut Disk)) -> MachineSpec {
     let mut disk = Disk { name: "root".to_owned(), ..Disk::default() };
     change(&mut disk);
     MachineSpec { disks: vec![disk], ..small_spec() }
 }
 
-fn retained() -> MachineSpec {
+pub(crate) fn retained() -> MachineSpec {
     root(|disk| disk.on_delete = Some("Retain".to_owned()))
 }
 
-fn imported(url: &str) -> MachineSpec {
+pub(crate) fn imported(url: &str) -> MachineSpec {
     let http = Some(UrlSource { url: url.to_owned() });
     root(|disk| disk.source = Some(DiskSource { http, ..DiskSource::default() }))
 }
 
-fn delete(cluster: &mut SimulatedCluster) {
+pub(crate) fn delete(cluster: &mut SimulatedCluster) {
     cluster.delete_machine();
     for _ in 0..3 {
         cluster.reconcile();
@@ -40,12 +45,16 @@ fn delete(cluster: &mut SimulatedCluster) {
 }
 
 /// KubeVirt restores the disk of the VM into the PVC `restore-root`.
-fn restore(cluster: &mut SimulatedCluster) {
+pub(crate) fn restore(cluster: &mut SimulatedCluster) {
     let mut restored = cluster.observed.pvcs["web-root"].clone();
     restored.uid = "restored".to_owned();
     cluster.observed.pvcs.insert("restore-root".to_owned(), restored);
+    use_pvc(cluster, "restore-root");
+}
+
+pub(crate) fn use_pvc(cluster: &mut SimulatedCluster, name: &str) {
     let spec = &mut cluster.observed.vm.as_mut().unwrap().spec;
-    spec["template"]["spec"]["volumes"][0]["persistentVolumeClaim"]["claimName"] = "restore-root".into();
+    spec["template"]["spec"]["volumes"][0]["persistentVolumeClaim"]["claimName"] = name.into();
 }
 
 /// KubeVirt makes the VM the owner of the PVC that it restores.
@@ -64,7 +73,7 @@ fn a_restored_pvc_loses_its_owner_when_the_restore_is_complete() {
     assert!(cluster.observed.pvcs["restore-root"].vm_owner.is_none());
 }
 
-fn disk_in_vm(cluster: &SimulatedCluster) -> Value {
+pub(crate) fn disk_in_vm(cluster: &SimulatedCluster) -> Value {
     let vm = cluster.observed.vm.as_ref().unwrap();
     vm.spec["template"]["spec"]["volumes"][0]["persistentVolumeClaim"]["claimName"].clone()
 }
@@ -90,6 +99,118 @@ fn a_new_vm_gets_the_restored_disk() {
     cluster.observed.machine.metadata.annotations = Some([(ANNOTATION_REPLACE.to_owned(), volume)].into());
     cluster.reconcile_until_up_to_date();
     assert_eq!(disk_in_vm(&cluster), "web-root");
+}
+
+/// A backup of a namespace has no status. The PVC itself says which disk it holds.
+#[test]
+fn a_machine_without_status_and_vm_finds_its_restored_disk() {
+    let mut cluster = running(small_spec());
+    restore(&mut cluster);
+    cluster.reconcile_until_up_to_date();
+    // A second restore, into another PVC.
+    let mut second = cluster.observed.pvcs["restore-root"].clone();
+    // The annotation was copied from a PVC with another name.
+    (second.uid, second.disk) = ("second".to_owned(), None);
+    cluster.observed.pvcs.insert("restore-second".to_owned(), second);
+    use_pvc(&mut cluster, "restore-second");
+    cluster.reconcile_until_up_to_date();
+    assert_eq!(cluster.observed.pvcs["restore-root"].disk, None, "two PVCs name the same disk");
+    (cluster.observed.vm, cluster.observed.vmi, cluster.observed.machine.status) = (None, None, None);
+    cluster.reconcile_until_up_to_date();
+    assert_eq!(disk_in_vm(&cluster), "restore-second");
+}
+
+/// The PVC of a user or of KubeVirt, to which a disk was moved by a change of the VM.
+pub(crate) fn move_to_external(cluster: &mut SimulatedCluster) {
+    use_pvc(cluster, "moved");
+    cluster.reconcile_until_up_to_date();
+}
+
+/// What a live read of the external PVC finds.
+pub(crate) fn external_pvc(cluster: &SimulatedCluster) -> PvcView {
+    let own = cluster.observed.pvcs["web-root"].clone();
+    PvcView { uid: "moved".to_owned(), labels: BTreeMap::new(), identity: None, annotated: false, ..own }
+}
+
+#[test]
+fn a_vm_with_a_moved_disk_is_created_again_only_with_consent() {
+    let mut cluster = running(small_spec());
+    move_to_external(&mut cluster);
+    assert!(cluster.observed.uncached_pvcs().is_empty(), "the operator reads a PVC that it does not need");
+    (cluster.observed.vm, cluster.observed.vmi) = (None, None);
+    assert_eq!(cluster.observed.uncached_pvcs(), ["moved"]);
+    let external = external_pvc(&cluster);
+    cluster.observed.pvcs.insert("moved".to_owned(), external);
+    cluster.reconcile_until_up_to_date();
+    assert!(cluster.observed.vm.is_none(), "a VM with the disk from before it was moved");
+    let (_, reason, message) = cluster.condition(type_::READY);
+    assert_eq!(reason, "DiskMoved");
+    for command in ["vitistack.io/replace-volume=moved", "vitistack.io/adopt-by=web", "vitistack.io/adopt=pvc/moved"] {
+        assert!(message.contains(command), "{command}: {message}");
+    }
+    let tree = format!("{:?}", machine_tree(&cluster.observed, None));
+    assert!(tree.contains("moved"), "{tree}");
+    let mut given_up = cluster.clone();
+    given_up.annotate("vitistack.io/replace-volume", "moved");
+    given_up.reconcile_until_up_to_date();
+    assert_eq!(disk_in_vm(&given_up), "web-root");
+    assert!(given_up.observed.pvcs["moved"].labels.is_empty());
+
+    cluster.annotate("vitistack.io/adopt", "pvc/moved");
+    cluster.observed.pvcs.get_mut("moved").unwrap().adopt_by = Some("web".to_owned());
+    cluster.reconcile_until_up_to_date();
+    assert_eq!(disk_in_vm(&cluster), "moved");
+    let disk = &cluster.status().disks[0];
+    assert!(disk.pvc == "moved" && !disk.external, "{disk:?}");
+    assert_eq!(cluster.observed.pvcs["moved"].labels["vitistack.io/machine-uid"], UID);
+}
+
+/// While KubeVirt copies the data, and after it failed to, only the source has all of it.
+#[test]
+fn a_disk_stays_where_it_was_until_its_volume_has_migrated() {
+    let mut cluster = running(small_spec());
+    let sources = BTreeMap::from([("root".to_owned(), "web-root".to_owned())]);
+    cluster.observed.vm.as_mut().unwrap().migration_sources = sources.clone();
+    move_to_external(&mut cluster);
+    assert_eq!(cluster.status().disks[0].pvc, "web-root");
+    // The guest stopped during the migration.
+    let mut failed = cluster.clone();
+    let vm = failed.observed.vm.as_mut().unwrap();
+    (vm.needs_recovery, failed.observed.vmi) = (true, None);
+    failed.reconcile_until_up_to_date();
+    let (_, reason, message) = failed.condition(type_::READY);
+    assert!(reason == "VMFailed" && message.contains("root to PersistentVolumeClaim web-root"), "{reason}: {message}");
+    (failed.observed.vm, failed.observed.vmi) = (None, None);
+    failed.reconcile_until_up_to_date();
+    assert_eq!(disk_in_vm(&failed), "web-root");
+
+    cluster.observed.vm.as_mut().unwrap().migration_sources.clear();
+    cluster.reconcile_until_up_to_date();
+    let disk = &cluster.status().disks[0];
+    assert!(disk.pvc == "moved" && disk.external, "{disk:?}");
+}
+
+#[test]
+fn a_disk_that_was_removed_and_added_again_has_its_restored_data() {
+    let data = |name: &str| Disk { name: name.to_owned(), size: Some("1Gi".to_owned()), ..Disk::default() };
+    let with_data = MachineSpec { disks: vec![data("data")], ..small_spec() };
+    let mut cluster = running(with_data.clone());
+    let mut restored = cluster.observed.pvcs["web-data"].clone();
+    restored.uid = "restored".to_owned();
+    cluster.observed.pvcs.insert("restore-data".to_owned(), restored);
+    cluster.observed.vm.as_mut().unwrap().spec["template"]["spec"]["volumes"][1]["persistentVolumeClaim"]["claimName"] =
+        "restore-data".into();
+    cluster.reconcile_until_up_to_date();
+    cluster.edit(small_spec());
+    cluster.reconcile_until_up_to_date();
+    assert_eq!(volumes(&cluster).len(), 1);
+    cluster.edit(with_data);
+    cluster.reconcile_until_up_to_date();
+    assert_eq!(volumes(&cluster)[1]["persistentVolumeClaim"]["claimName"], "restore-data");
+}
+
+fn volumes(cluster: &SimulatedCluster) -> &[Value] {
+    cluster.observed.vm.as_ref().unwrap().spec["template"]["spec"]["volumes"].as_array().unwrap()
 }
 
 /// A PVC of a StorageClass that waits for a pod is not bound when the restore is complete.
@@ -246,7 +367,7 @@ fn a_deletion_that_may_be_an_orphan_asks() {
     let (plan, _) = cluster.reconcile();
     assert_eq!(plan.write_count(), 0, "{plan:?}");
     let diagnosis = cluster.status().diagnosis.unwrap();
-    assert!(diagnosis.contains("annotate machine web vitistack.io/cascade=background"), "{diagnosis}");
+    assert!(diagnosis.contains("annotate machines.vitistack.io web vitistack.io/cascade=background"), "{diagnosis}");
     cluster.annotate("vitistack.io/cascade", "background");
     cluster.reconcile();
     assert!(cluster.observed.vm.as_ref().unwrap().deleting);
@@ -272,6 +393,7 @@ fn an_object_that_lost_its_owner_reference_gets_it_back_and_is_deleted_with_its_
     // Without its label, the guest's UUID is the proof.
     cluster.observed.vm.as_mut().unwrap().labels.remove("vitistack.io/machine-uid");
     cluster.delete_machine();
+    cluster.reconcile();
     cluster.reconcile();
     assert!(cluster.observed.vm.as_ref().unwrap().deleting && cluster.observed.pvcs.contains_key("web-root"));
     cluster.finish_shutdown();

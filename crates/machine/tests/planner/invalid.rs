@@ -7,7 +7,11 @@ use k8s_openapi::jiff::Timestamp;
 use proptest::prelude::*;
 use regex::Regex;
 use serde_json::{Value, json};
-use vitivirt_api::machine::{Machine, MachinePhase, MachineSpec, condition_type::READY, machine_reason as reason};
+use vitivirt_api::machine::{
+    Machine, MachinePhase, MachineSpec,
+    condition_type::{NETWORK_READY, READY, STORAGE_READY},
+    machine_reason as reason,
+};
 use vitivirt_machine::{Observed, resolve::resolve, testing::machine_spec as spec};
 
 use crate::simulated_cluster::SimulatedCluster;
@@ -199,6 +203,10 @@ proptest! {
             let expected = if is_stopped { MachinePhase::Stopped } else { MachinePhase::Failed };
             prop_assert_eq!(cluster.status().phase, Some(expected));
             prop_assert_eq!(cluster.condition(READY).0, "False");
+            for part in [STORAGE_READY, NETWORK_READY] {
+                let (status, reason, _) = cluster.condition(part);
+                prop_assert!(status == "Unknown" && reason == "NotEvaluated", "{part}: {status} {reason}");
+            }
         }
         cluster.edit(good);
         cluster.reconcile_until_up_to_date();
@@ -281,12 +289,20 @@ impl StringSchema {
     fn from_crd(number: usize, pointer: &str) -> Self {
         let schema = schema(number, pointer);
         let max_length = usize::try_from(schema["maxLength"].as_u64().unwrap()).unwrap();
-        Self { pattern: Regex::new(schema["pattern"].as_str().unwrap()).unwrap(), max_length }
+        let rule = schema.pointer("/x-kubernetes-validations/0/rule").and_then(Value::as_str).map(pattern_of_rule);
+        let pattern = schema["pattern"].as_str().map(str::to_owned).or(rule).unwrap();
+        Self { pattern: Regex::new(&pattern).unwrap(), max_length }
     }
 
     fn accepts(&self, text: &str) -> bool {
         text.chars().count() <= self.max_length && self.pattern.is_match(text)
     }
+}
+
+/// The pattern of a CEL rule, in which a backslash is escaped.
+fn pattern_of_rule(rule: &str) -> String {
+    let pattern = rule.strip_prefix("self.matches('").and_then(|rest| rest.strip_suffix("')")).unwrap();
+    pattern.replace(r"\\", r"\")
 }
 
 /// A Machine on a network with this bridge and VLAN.

@@ -10,7 +10,7 @@ use vitivirt_api::{
 };
 use vitivirt_machine::{Settled, WaitingState};
 
-use crate::simulated_cluster::SimulatedCluster;
+use crate::{data::use_pvc, simulated_cluster::SimulatedCluster};
 
 /// A Machine that is being created, with what its status and events have cost so far. Time is in milliseconds.
 struct Creation {
@@ -68,6 +68,27 @@ impl Creation {
 
 fn small() -> MachineSpec {
     MachineSpec { template: Some("small".to_owned()), ..MachineSpec::default() }
+}
+
+/// A VM that is deleted a moment later is created again with the PVC that the status names.
+#[test]
+fn the_move_of_a_disk_is_written_at_once() {
+    let mut creation = Creation::new(small());
+    creation.reconcile();
+    creation.change(SimulatedCluster::bind_pvcs);
+    creation.change(|cluster| cluster.start_guest("Running"));
+    creation.pass(Duration::from_secs(10));
+    creation.change(|cluster| use_pvc(cluster, "moved"));
+    let disk = &creation.cluster.status().disks[0];
+    assert!(disk.pvc == "moved" && disk.external, "{disk:?}");
+    // Also before the guest runs.
+    let mut creation = Creation::new(small());
+    creation.reconcile();
+    creation.change(SimulatedCluster::bind_pvcs);
+    creation.pass(Duration::from_secs(10));
+    let writes = creation.status_writes;
+    creation.change(|cluster| use_pvc(cluster, "moved"));
+    assert_eq!((creation.status_writes, creation.cluster.status().disks[0].pvc.as_str()), (writes + 1, "moved"));
 }
 
 fn with_addresses(cluster: &mut SimulatedCluster, addresses: &[&str]) {

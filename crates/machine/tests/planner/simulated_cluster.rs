@@ -14,10 +14,12 @@ use vitivirt_machine::{
     observed::{
         ImportSourceView, NetworkAttachmentView, NetworkView, PvcView, SecretView, StorageClassView, VmView, VmiView,
     },
+    render::pvc::marked_disk,
     resolve::resolve,
     vmi_spec::{comparable_spec, references_secret},
 };
 
+#[derive(Clone)]
 pub(crate) struct SimulatedCluster {
     pub(crate) observed: Observed,
     /// The Machine object is deleted.
@@ -198,6 +200,8 @@ impl SimulatedCluster {
                     printable_status: PrintableStatus::Starting,
                     ready: false,
                     restoring: false,
+                    migration_sources: BTreeMap::new(),
+                    needs_recovery: false,
                     restart_required: false,
                     failure: None,
                     other_managers: Vec::new(),
@@ -234,6 +238,8 @@ impl SimulatedCluster {
                     volume: None,
                     identity: text("/metadata/annotations/vitistack.io~1identity"),
                     adopt_by: None,
+                    disk: None,
+                    annotated: true,
                     has_owners: false,
                     vm_owner: None,
                     deleting: false,
@@ -301,6 +307,11 @@ impl SimulatedCluster {
             pvc.has_owners = false;
             return;
         }
+        if path == "/metadata/annotations/vitistack.io~1disk" {
+            let pvc = self.observed.pvcs.get_mut(name).unwrap();
+            assert!(pvc.disk.take().is_some(), "the PVC names no disk");
+            return;
+        }
         let label = path.strip_prefix("/metadata/labels/").unwrap().replace("~1", "/").replace("~0", "~");
         let labels = match kind {
             "VirtualMachine" => &mut self.observed.vm.as_mut().unwrap().labels,
@@ -328,6 +339,10 @@ impl SimulatedCluster {
                         (&mut vm.has_owners, &mut vm.controller_uid)
                     }
                 };
+                if value.as_array().is_some_and(Vec::is_empty) {
+                    (*has_owners, *controller_uid) = (false, None);
+                    return;
+                }
                 assert_eq!(*has_owners, path.ends_with("/-"), "the path fits the object");
                 (*has_owners, *controller_uid) = (true, uid);
             }
@@ -367,6 +382,18 @@ impl SimulatedCluster {
             }
             ("Secret", None) if path == "/metadata/annotations/vitistack.io~1guest-began-with" => {
                 self.observed.secret.as_mut().unwrap().started_with = Some(text());
+            }
+            ("PersistentVolumeClaim", None) if path == "/metadata/annotations/vitistack.io~1disk" => {
+                let pvc = self.observed.pvcs.get_mut(name).unwrap();
+                assert!(pvc.annotated, "the server rejects the path: the PVC has no annotations");
+                pvc.disk = marked_disk(value.as_str().unwrap(), name).map(str::to_owned);
+            }
+            ("PersistentVolumeClaim", None) if path == "/metadata/annotations" => {
+                let pvc = self.observed.pvcs.get_mut(name).unwrap();
+                assert!(!pvc.annotated, "the patch removes annotations of other clients");
+                pvc.annotated = true;
+                pvc.disk =
+                    value["vitistack.io/disk"].as_str().and_then(|mark| marked_disk(mark, name)).map(str::to_owned);
             }
             ("PersistentVolumeClaim", None) if path == "/spec/resources/requests/storage" => {
                 self.observed.pvcs.get_mut(name).unwrap().requested = text();

@@ -37,7 +37,7 @@ fn every_step_of_a_running_machine_is_ok() {
         ("Machine", "web"),
         ("VirtualMachine", "web"),
         ("VirtualMachineInstance", "web"),
-        ("Pod", ""),
+        ("Pod", "virt-launcher-web-…"),
         ("PersistentVolumeClaim", "web-root"),
         ("NetworkConfiguration", "prod"),
         ("Network", "pod"),

@@ -16,6 +16,7 @@ use vitivirt_machine::{Assessed, boot_warning, exposure_warning};
 
 use super::{
     files::{Files, placeholder_uid},
+    neighbours::Neighbours,
     ready_condition,
 };
 
@@ -77,9 +78,11 @@ fn render(mut files: Files) -> anyhow::Result<Rendered> {
     for (number, machine) in files.machines.iter_mut().enumerate() {
         machine.metadata.uid.get_or_insert_with(|| placeholder_uid(number));
     }
+    let mut neighbours = Neighbours::default();
+    files.add_to_neighbours(&mut neighbours);
     let mut rendered = Rendered::default();
     for machine in &files.machines {
-        let assessed = Assessed::new(files.observed(machine.clone())?);
+        let assessed = Assessed::new(files.observed(machine.clone(), &neighbours)?);
         let identity = ObjectKey::from_metadata(&machine.metadata);
         let warnings = boot_warning(&assessed).into_iter().chain(exposure_warning(machine));
         rendered.warnings.extend(warnings.map(|warning| format!("Machine {identity}: {warning}")));
