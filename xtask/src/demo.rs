@@ -92,6 +92,7 @@ async fn run_on_lab(upgrade: bool) -> Result<()> {
     let demo = Demo::new(lab.kubeconfig()).await?;
     demo.run(upgrade, true).await?;
     eprintln!();
+    eprintln!("The only CRD that is left is that of Multus. It belongs to the lab.");
     eprintln!("This was a real control plane with simulated nodes. The demo has stopped it.");
     eprintln!("To keep the lab and the Machines: cargo xtask demo --keep");
     lab.stop().await

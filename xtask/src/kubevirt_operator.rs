@@ -7,13 +7,12 @@ use kube::{
     Api,
     api::{ApiResource, DynamicObject},
 };
+use vitivirt_api::IMAGE_NAME;
 use vitivirt_lab::{Lab, OperatorProcess, OperatorProcessOptions, OwnProgram};
 
 use crate::programs;
 
 const NAMESPACE: &str = "kubevirt-operator-system";
-/// Matches the repository of the image that config/ names.
-const IMAGE: &str = "vitistack/kubevirt-operator";
 const ACCOUNT: &str = "kubevirt-operator-controller-manager";
 
 /// Creates the objects of config/crd and config/rbac.
@@ -42,7 +41,7 @@ pub(crate) fn deployment() -> Result<String> {
 /// Both programs, for the pods with their image.
 pub(crate) fn own_programs() -> Result<Vec<OwnProgram>> {
     let folder = programs::target_dir()?.join("debug");
-    let program = |name: &str| OwnProgram { image: IMAGE.to_owned(), file: folder.join(name) };
+    let program = |name: &str| OwnProgram { image: IMAGE_NAME.to_owned(), file: folder.join(name) };
     Ok(vec![program("kubevirt-operator"), program("virt-operator")])
 }
 

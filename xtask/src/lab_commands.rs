@@ -29,6 +29,8 @@ use crate::{
 pub(crate) enum LabCommand {
     /// Start a lab in the background
     Up(UpOptions),
+    /// List the labs that run
+    List,
     /// Run a command in a lab: cargo xtask lab exec -- kubectl get nodes
     Exec {
         /// Name of the lab
@@ -63,7 +65,7 @@ pub(crate) struct UpOptions {
     /// How KubeVirt is installed
     #[arg(long, value_enum, default_value_t = KubeVirtChoice::None)]
     kubevirt: KubeVirtChoice,
-    /// Run kubevirt-operator too [default: true with --kubevirt ours]
+    /// Run kubevirt-operator too. Default: true with --kubevirt ours
     #[arg(long, value_name = "BOOLEAN", num_args = 0..=1, default_missing_value = "true")]
     machines: Option<bool>,
     /// File with a KubeVirt resource (YAML). Default: the resource of the release
@@ -90,7 +92,7 @@ pub(crate) struct UpOptions {
     /// Run the programs of this project in pods with their image
     #[arg(long, hide = true)]
     programs: bool,
-    /// Make pods crash whose image contains this text
+    /// Crash pods whose image contains this text
     #[arg(long, value_name = "IMAGE")]
     crash: Vec<String>,
     /// Keep pods unready whose image contains this text
@@ -133,12 +135,28 @@ enum ExtensionChoice {
 pub(crate) fn run(command: LabCommand) -> ExitCode {
     match command {
         LabCommand::Up(options) => finish(up(&options, std::env::args_os().skip(3).collect())),
+        LabCommand::List => finish(list()),
         LabCommand::Exec { name, command } => daemon::exec(&name, &command).unwrap_or_else(|error| crate::fail(&error)),
         LabCommand::Page(options) => finish(lab_page::run(&options)),
         LabCommand::Down { name } => finish(daemon::down(&name).map(|()| eprintln!("Lab {name:?} has been stopped."))),
         LabCommand::Build => finish(components::ensure(&components::STANDARD)),
         LabCommand::Serve(options) => serve(&options),
     }
+}
+
+fn list() -> Result<()> {
+    let labs = LabDaemon::all()?;
+    if labs.is_empty() {
+        eprintln!("No lab is running; start one with `cargo xtask lab up`.");
+    }
+    for (name, daemon) in labs {
+        let state = match daemon.state {
+            DaemonState::Starting => "starting",
+            DaemonState::Ready { .. } => "ready",
+        };
+        println!("{name}\t{state}\tprocess {}", daemon.pid);
+    }
+    Ok(())
 }
 
 /// Starts an empty lab for `cargo xtask demo --keep`.

@@ -63,7 +63,7 @@ enum XtaskCommand {
     /// Run long tests that inject random faults and check the result.
     #[command(subcommand)]
     Chaos(chaos::ChaosCommand),
-    /// Build the container image of both operators, without a container engine
+    /// Build the image of both operators and the kubectl plugin, without a container engine
     Image(image::ImageOptions),
     /// Write the generated files, or check that they are up to date.
     Generate(generate::GenerateOptions),

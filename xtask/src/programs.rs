@@ -14,6 +14,7 @@ pub(crate) fn build(release: bool) -> Result<PathBuf> {
             ImageArchitecture::host()?,
             &Source::find()?,
             false,
+            &shipped::PROGRAMS,
         );
     }
     let mut command = cargo();

@@ -1,4 +1,5 @@
-//! Builds the programs that the image contains. The benchmarks run the same ones.
+//! Builds the programs that the image contains. The benchmarks run the same ones. The kubectl plugin is built in the same
+//! way.
 //!
 //! They are static: the image contains no C library. musl comes with the Rust target, so a build needs no other C library
 //! either. Only ring has C code, and it calls nothing but `memcpy` and its like: any C compiler for the architecture can
@@ -144,12 +145,14 @@ impl Workspace {
     }
 }
 
-/// Builds the programs and returns their folder. `audited` adds the list of their dependencies, for scanners.
+/// Builds the programs of packages, which have the same names, and returns their folder. `audited` adds the list of their
+/// dependencies, for scanners.
 pub(crate) fn build(
     workspace: &Workspace,
     architecture: ImageArchitecture,
     source: &Source,
     audited: bool,
+    packages: &[&str],
 ) -> Result<PathBuf> {
     let target = architecture.target();
     check_target(target)?;
@@ -161,7 +164,7 @@ pub(crate) fn build(
     }
     // Only the released packages, so that cargo enables only their own features.
     command.args(["build", "--quiet", "--locked", "--profile", workspace.profile.name(), "--target", target]);
-    command.args(PROGRAMS.iter().flat_map(|package| ["--package", package]));
+    command.args(packages.iter().flat_map(|package| ["--package", package]));
     command.arg("--target-dir").arg(&workspace.target);
     command.env("VITIVIRT_COMMIT", source.short()).env("SOURCE_DATE_EPOCH", source.time.to_string());
     command.env("CARGO_ENCODED_RUSTFLAGS", rust_flags(workspace, architecture)?);
@@ -180,7 +183,7 @@ pub(crate) fn build(
         bail!("the static programs for {} do not compile; see the output of cargo above", architecture.name());
     }
     let folder = workspace.folder(architecture);
-    for program in PROGRAMS {
+    for program in packages {
         let file = folder.join(program);
         let content = std::fs::read(&file).with_context(|| format!("reading {}", file.display()))?;
         let folders = remapped(workspace)?.into_iter().map(|(folder, _)| folder);

@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, ValueEnum};
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
@@ -107,6 +107,8 @@ pub(super) async fn run(options: &InstallOptions) -> Result<()> {
     }
     write_results("install", &runs)?;
     println!("{}", install_table::table(&runs));
+    let violations = install_table::violations(&runs);
+    ensure!(violations.is_empty(), "{}", violations.join("\n"));
     Ok(())
 }
 

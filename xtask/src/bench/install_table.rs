@@ -28,6 +28,33 @@ pub(super) fn pace_name(pace: PaceChoice) -> &'static str {
     }
 }
 
+/// What an installation by our operator must not do at any pace, and one of these did. The table compares the figures that
+/// depend on the speed of the machine.
+pub(super) fn violations(runs: &[InstallRun]) -> Vec<String> {
+    let ours = runs.iter().filter(|run| run.operator == MeasuredOperator::Ours);
+    ours.flat_map(|run| {
+        let mut found = Vec::new();
+        let late = run.seconds_to_deployed - run.seconds_to_ready;
+        if late > SECONDS_AFTER_READY {
+            found.push(format!("Deployed {late:.1} s after the last ready pod, expected {SECONDS_AFTER_READY} s"));
+        }
+        if let Some(condition) = &run.degraded {
+            found.push(format!("Degraded: {condition}"));
+        }
+        if run.seconds_to_removed > REMOVAL_SECONDS {
+            let seconds = run.seconds_to_removed;
+            found.push(format!("removed in {seconds:.1} s, expected {REMOVAL_SECONDS} s"));
+        }
+        if run.peak_memory_mb > MEMORY_MB {
+            found.push(format!("used {:.1} MB of memory, expected {MEMORY_MB} MB", run.peak_memory_mb));
+        }
+        let idle = run.idle.iter().flat_map(|idle| &idle.others);
+        found.extend(idle.map(|(what, count)| format!("idle, but sent {count} × {what}")));
+        found.into_iter().map(move |what| format!("installation at pace {}: {what}", pace_name(run.pace)))
+    })
+    .collect()
+}
+
 struct Row {
     what: String,
     ours: Option<f64>,
@@ -285,6 +312,9 @@ mod tests {
         };
         let met: Vec<_> = readiness_rows(std::slice::from_ref(&slow)).iter().map(|row| row.met).collect();
         assert_eq!(met, [Some(true), Some(false), Some(false)], "10 s after the last pod, and Degraded");
+        let found = violations(&[slow.clone(), instant.clone()]);
+        assert_eq!(found.len(), 3, "late, Degraded and a slow removal: {found:?}");
+        assert!(found.iter().all(|line| line.starts_with("installation at pace real: ")), "{found:?}");
         let text = table(&[slow, instant]);
         let (first, second) = text.split_once("pace real").unwrap();
         assert!(first.contains("pace instant") && first.contains("idle") && !first.contains("refused"), "{text}");
@@ -297,6 +327,8 @@ mod tests {
             [run(MeasuredOperator::Ours, 6.0, 31.0, 231, 2), run(MeasuredOperator::Reference, 26.0, 250.0, 400, 0)];
         let missed = instant_rows(&runs).iter().filter(|row| row.met == Some(false)).count();
         assert_eq!(missed, 4);
+        let found = violations(&runs);
+        assert_eq!(found.len(), 2, "memory, and requests when idle: {found:?}");
         assert_eq!(median([1.0, 2.0].into_iter()), Some(1.5));
         assert_eq!(median(std::iter::empty()), None);
     }

@@ -58,7 +58,27 @@ pub(super) async fn run(options: &MachinesOptions) -> Result<()> {
     let figures = measure(options).await?;
     write_results("machines", &figures)?;
     println!("{}", serde_json::to_string(&figures).context("writing the figures")?);
+    let violations = figures.violations(options.secret_refs);
+    ensure!(violations.is_empty(), "{}", violations.join("\n"));
     Ok(())
+}
+
+impl Figures {
+    /// What the operator must not cost at any number of Machines up to 10,000.
+    fn violations(&self, has_secrets: bool) -> Vec<String> {
+        // The source Secret of each Machine is read once.
+        let reads = if has_secrets { 1.0 } else { 0.0 };
+        let memory = if has_secrets { 80.0 } else { 60.0 };
+        let limits = [
+            ("writes per Machine", self.writes_per_machine, 9.0),
+            ("reads per Machine", self.reads_per_machine, reads),
+            ("MiB of memory", self.peak_memory_mib as f64, memory),
+            ("requests per minute when idle", self.idle_requests_per_minute, 0.0),
+            ("writes after a restart", self.restart_writes as f64, 0.0),
+        ];
+        let exceeded = limits.into_iter().filter(|(_, figure, limit)| figure > limit);
+        exceeded.map(|(what, figure, limit)| format!("{figure:.2} {what}, expected at most {limit}")).collect()
+    }
 }
 
 async fn measure(options: &MachinesOptions) -> Result<Figures> {

@@ -3,15 +3,22 @@
 //!
 //! The time counts from the moment at which the new operator leads: the operator before does not release its lease, so
 //! both wait for it equally long.
+//!
+//! The command fails if an upgrade by our virt-operator replaced the CA, touched a VM, was noticed by users for longer
+//! than [`OUTAGE`], left other objects than a new installation, or took more than half the time of the reference
+//! operator.
 
-use std::time::{Duration, Instant};
+use std::{
+    collections::BTreeSet,
+    time::{Duration, Instant},
+};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use jiff::Timestamp;
 use k8s_openapi::api::{
     coordination::v1::Lease,
-    core::v1::{Node, Pod},
+    core::v1::{Node, Pod, Secret},
 };
 use kube::{
     Api, ResourceExt,
@@ -20,6 +27,7 @@ use kube::{
 use serde::Serialize;
 use serde_json::{Value, json};
 use vitivirt_lab::{KubeVirtRelease, Lab, LabOptions, VIRT_OPERATOR_USER, VirtOperator, kubevirt_resource};
+use vitivirt_snapshot::{Comparison, Snapshot, compare};
 
 use super::{
     install::{MeasuredOperator, NAMESPACE, is_lease},
@@ -45,6 +53,10 @@ pub(crate) struct UpgradeOptions {
 
 const TIMEOUT: Duration = Duration::from_secs(240);
 const DEAD: &str = "node-2";
+/// How long a user may not reach virt-api.
+const OUTAGE: Duration = Duration::from_secs(2);
+/// The part of the reference operator's time in which our virt-operator must complete an upgrade.
+const SHARE_OF_REFERENCE: f64 = 0.5;
 
 /// One upgrade.
 #[derive(Clone, Debug, Serialize)]
@@ -60,6 +72,42 @@ struct UpgradeRun {
     failed_requests_of_client: usize,
     requests_of_client: usize,
     vms_restarted: usize,
+    launchers_replaced: usize,
+    ca_kept: bool,
+    /// The objects that a new installation of our virt-operator does not have in the same form. Only for our upgrades, and
+    /// if all nodes are ready.
+    differing_objects: Vec<String>,
+}
+
+impl UpgradeRun {
+    /// What an upgrade must not do, and this one did.
+    fn violations(&self) -> Vec<String> {
+        let mut violations = Vec::new();
+        if self.seconds.is_none() {
+            violations.push(format!("it was not complete after {} s", TIMEOUT.as_secs()));
+        }
+        if self.requests_of_client == 0 {
+            violations.push("the client of virt-api sent no request".to_owned());
+        }
+        if !self.ca_kept {
+            violations.push("it replaced the CA".to_owned());
+        }
+        if self.vms_restarted > 0 {
+            violations.push(format!("it restarted {} VMs", self.vms_restarted));
+        }
+        if self.launchers_replaced > 0 {
+            violations.push(format!("it replaced {} pods of virt-launcher", self.launchers_replaced));
+        }
+        if self.longest_outage_seconds > OUTAGE.as_secs_f64() {
+            let limit = OUTAGE.as_secs();
+            violations.push(format!("virt-api was gone for {:.1} s, expected {limit} s", self.longest_outage_seconds));
+        }
+        if !self.differing_objects.is_empty() {
+            let objects = self.differing_objects.join(", ");
+            violations.push(format!("other objects than in a new installation: {objects}"));
+        }
+        violations
+    }
 }
 
 pub(super) async fn run(options: &UpgradeOptions) -> Result<()> {
@@ -76,21 +124,64 @@ pub(super) async fn run(options: &UpgradeOptions) -> Result<()> {
     }
     write_results("upgrade", &runs)?;
     println!("{}", table(&runs));
+    require(&runs)
+}
+
+/// Fails if an upgrade by our virt-operator did what it must not do, or took too long. The reference operator is only
+/// measured.
+fn require(runs: &[UpgradeRun]) -> Result<()> {
+    let ours = runs.iter().filter(|run| run.operator == MeasuredOperator::Ours);
+    let violations = ours.flat_map(|run| {
+        let violations = run.violations().into_iter().chain(too_slow(run, runs));
+        violations.map(|violation| format!("upgrade of {} nodes: {violation}", run.nodes))
+    });
+    let violations: Vec<String> = violations.collect();
+    ensure!(violations.is_empty(), "{}", violations.join("\n"));
     Ok(())
+}
+
+/// Whether an upgrade by our virt-operator took more than half the time that the reference operator takes on average with
+/// as many nodes.
+fn too_slow(ours: &UpgradeRun, runs: &[UpgradeRun]) -> Option<String> {
+    let reference = runs.iter().filter(|run| run.operator == MeasuredOperator::Reference && run.nodes == ours.nodes);
+    // How long an upgrade takes that was not complete is not known.
+    let reference: Vec<f64> = reference.filter_map(|run| run.seconds).collect();
+    let seconds = ours.seconds.filter(|_| !reference.is_empty())?;
+    let average = reference.iter().sum::<f64>() / reference.len() as f64;
+    let limit = average * SHARE_OF_REFERENCE;
+    (seconds > limit)
+        .then(|| format!("it took {seconds:.1} s, expected {limit:.1} s, half of the reference operator's"))
 }
 
 async fn measure(kind: MeasuredOperator, nodes: u8, vms: u16) -> Result<UpgradeRun> {
     let lab = Lab::start(LabOptions { nodes, ..LabOptions::default() }).await?;
-    let result = lab.keeping_logs("bench-upgrade", measure_upgrade(&lab, kind, nodes, vms)).await?;
+    let mut result = lab.keeping_logs("bench-upgrade", measure_upgrade(&lab, kind, nodes, vms)).await?;
+    let upgraded = lab.installed(None).await?;
     lab.stop().await?;
+    if kind == MeasuredOperator::Ours && result.seconds.is_some() && result.dead_nodes == 0 {
+        let Comparison { missing, extra, differing, .. } = compare(&new_installation(nodes).await?, &upgraded);
+        result.differing_objects = missing.into_iter().chain(extra).chain(differing.into_keys()).collect();
+    }
     Ok(result)
+}
+
+/// The objects of an installation by our virt-operator that no other one preceded.
+async fn new_installation(nodes: u8) -> Result<Snapshot> {
+    let lab = Lab::start(LabOptions { nodes, ..LabOptions::default() }).await?;
+    let operator = VirtOperator::ours(programs::stage("release", "virt-operator")?);
+    lab.create_virt_operator(&operator).await?;
+    lab.deploy_kubevirt(None).await.context("a new installation")?;
+    let snapshot = lab.installed(None).await?;
+    lab.stop().await?;
+    Ok(snapshot)
 }
 
 async fn measure_upgrade(lab: &Lab, kind: MeasuredOperator, nodes: u8, vms: u16) -> Result<UpgradeRun> {
     lab.create_virt_operator(&VirtOperator::reference_of(KubeVirtRelease::Previous)).await?;
     lab.deploy_kubevirt(None).await.context("installing v1.7.0")?;
     start_vms(lab, vms).await?;
-    let before = vmi_uids(lab).await?;
+    let (before, launchers, ca) = (vmi_uids(lab).await?, launcher_uids(lab).await?, ca(lab).await?);
+    ensure!(launchers.len() == usize::from(vms), "{vms} VMs run in {} pods", launchers.len());
     let dead_nodes = u8::from(nodes > 10);
     if dead_nodes > 0 {
         kill_node(lab).await?;
@@ -126,6 +217,9 @@ async fn measure_upgrade(lab: &Lab, kind: MeasuredOperator, nodes: u8, vms: u16)
         failed_requests_of_client: seen.failed,
         requests_of_client: seen.requests,
         vms_restarted: before.iter().filter(|uid| !after.contains(uid)).count(),
+        launchers_replaced: launchers.difference(&launcher_uids(lab).await?).count(),
+        ca_kept: self::ca(lab).await? == ca,
+        differing_objects: Vec::new(),
     })
 }
 
@@ -178,6 +272,21 @@ async fn vmi_uids(lab: &Lab) -> Result<Vec<String>> {
     Ok(running.filter_map(ResourceExt::uid).collect())
 }
 
+/// The UIDs of the pods in which VMs run.
+async fn launcher_uids(lab: &Lab) -> Result<BTreeSet<String>> {
+    let pods: Api<Pod> = Api::namespaced(lab.client(), "default");
+    let list = pods.list(&ListParams::default().labels("kubevirt.io=virt-launcher")).await?;
+    let running = list.items.iter().filter(|pod| pod.metadata.deletion_timestamp.is_none());
+    Ok(running.filter_map(ResourceExt::uid).collect())
+}
+
+/// The certificate of the CA.
+async fn ca(lab: &Lab) -> Result<Vec<u8>> {
+    let secrets: Api<Secret> = Api::namespaced(lab.client(), NAMESPACE);
+    let data = secrets.get("kubevirt-ca").await?.data.unwrap_or_default();
+    Ok(data.get("tls.crt").context("Secret kubevirt-ca has no certificate")?.0.clone())
+}
+
 /// What the node lifecycle controller writes when a kubelet stops. The lab has no such controller.
 async fn kill_node(lab: &Lab) -> Result<()> {
     lab.set_pods(|pods| pods.dead_nodes = vec![DEAD.to_owned()]);
@@ -195,13 +304,13 @@ async fn kill_node(lab: &Lab) -> Result<()> {
 
 fn table(runs: &[UpgradeRun]) -> String {
     let mut lines = vec![
-        "| operator | nodes | not ready | s to Deployed | requests | longest outage, s | failed requests of the client | VMs restarted |".to_owned(),
-        "|---|---|---|---|---|---|---|---|".to_owned(),
+        "| operator | nodes | not ready | s to Deployed | requests | longest outage, s | failed requests of the client | VMs restarted | launchers replaced | CA |".to_owned(),
+        "|---|---|---|---|---|---|---|---|---|---|".to_owned(),
     ];
     lines.extend(runs.iter().map(|run| {
         let seconds = run.seconds.map_or(format!("> {}", TIMEOUT.as_secs()), |seconds| format!("{seconds:.1}"));
         format!(
-            "| {} | {} | {} | {seconds} | {} | {:.1} | {} of {} | {} |",
+            "| {} | {} | {} | {seconds} | {} | {:.1} | {} of {} | {} | {} | {} |",
             install_table::name(run.operator),
             run.nodes,
             run.dead_nodes,
@@ -210,7 +319,64 @@ fn table(runs: &[UpgradeRun]) -> String {
             run.failed_requests_of_client,
             run.requests_of_client,
             run.vms_restarted,
+            run.launchers_replaced,
+            if run.ca_kept { "kept" } else { "replaced" },
         )
     }));
     lines.join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn good() -> UpgradeRun {
+        UpgradeRun {
+            operator: MeasuredOperator::Ours,
+            nodes: 5,
+            dead_nodes: 0,
+            seconds: Some(10.0),
+            requests: 100,
+            longest_outage_seconds: 1.9,
+            failed_requests_of_client: 3,
+            requests_of_client: 100,
+            vms_restarted: 0,
+            launchers_replaced: 0,
+            ca_kept: true,
+            differing_objects: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn an_upgrade_by_our_operator_may_not_touch_vms_the_ca_or_users() {
+        let good = good();
+        require(std::slice::from_ref(&good)).unwrap();
+        for (bad, expected) in [
+            (UpgradeRun { seconds: None, ..good.clone() }, "not complete"),
+            (UpgradeRun { ca_kept: false, ..good.clone() }, "replaced the CA"),
+            (UpgradeRun { vms_restarted: 1, ..good.clone() }, "restarted 1 VMs"),
+            (UpgradeRun { launchers_replaced: 2, ..good.clone() }, "replaced 2 pods of virt-launcher"),
+            (UpgradeRun { longest_outage_seconds: 2.1, ..good.clone() }, "gone for 2.1 s"),
+            (UpgradeRun { differing_objects: vec!["a".to_owned()], ..good.clone() }, "new installation: a"),
+        ] {
+            let error = require(&[good.clone(), bad.clone()]).unwrap_err().to_string();
+            assert!(error.contains(expected) && error.lines().count() == 1, "{error}");
+            require(&[UpgradeRun { operator: MeasuredOperator::Reference, ..bad }]).unwrap();
+        }
+    }
+
+    #[test]
+    fn an_upgrade_by_our_operator_takes_half_the_time_of_the_reference_operator() {
+        let reference = |nodes, seconds| UpgradeRun { operator: MeasuredOperator::Reference, nodes, seconds, ..good() };
+        for (runs, is_met) in [
+            (vec![reference(5, Some(20.0))], true),
+            (vec![reference(5, Some(19.0))], false),
+            (vec![reference(5, Some(12.0)), reference(5, Some(30.0))], true),
+            // Of another cluster, and not complete.
+            (vec![reference(50, Some(12.0)), reference(5, None)], true),
+        ] {
+            let runs = [vec![good()], runs].concat();
+            assert_eq!(require(&runs).is_ok(), is_met, "{runs:?}");
+        }
+    }
 }

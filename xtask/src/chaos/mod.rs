@@ -49,7 +49,7 @@ pub(crate) enum ChaosCommand {
     },
     /// Kill virt-operator after random writes of installation, rotation, upgrade and removal, and compare the results
     Install {
-        /// Number of random writes of each, beside those between two kinds of writes
+        /// Random writes per phase, in addition to each boundary between kinds of writes
         #[arg(long, default_value_t = 40)]
         writes: u32,
         /// Seed of the random writes

@@ -161,14 +161,24 @@ impl TenantCampaign {
                 figures
             }
         };
+        self.delete_machines(attack.name).await?;
+        Ok(figures)
+    }
+
+    /// The API server may not delete ten thousand Machines before the request times out. Then it is sent again.
+    async fn delete_machines(&self, attack: &str) -> Result<()> {
         let machines = self.machines(ATTACKER);
-        machines.delete_collection(&DeleteParams::default(), &ListParams::default()).await?;
         let started = Instant::now();
+        let mut last = Err(String::new());
         while !machines.list(&ListParams::default().limit(1)).await?.items.is_empty() {
-            ensure!(started.elapsed() < PATIENCE * 4, "{}: the Machines are not deleted", attack.name);
+            ensure!(started.elapsed() < PATIENCE * 4, "{attack}: the Machines are not deleted: {last:?}");
+            if last.is_err() {
+                let response = machines.delete_collection(&DeleteParams::default(), &ListParams::default()).await;
+                last = response.map(drop).map_err(|error| error.to_string());
+            }
             tokio::time::sleep(Duration::from_secs(1)).await;
         }
-        Ok(figures)
+        Ok(())
     }
 
     /// The victim works while the attacker creates Machines.

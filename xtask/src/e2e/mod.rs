@@ -16,6 +16,7 @@ use futures::{StreamExt, TryStreamExt, stream};
 use report::{Specs, spec_reports};
 use serde_json::json;
 use tokio::process::Command;
+use vitivirt_api::KUBEVIRT_REGISTRY;
 use vitivirt_lab::{
     DelayRange, Extension, GuestBehaviour, Lab, LabOptions, OwnProgram, PodBehaviour, VirtOperator,
     components::{self, ComponentGroup},
@@ -135,12 +136,11 @@ async fn each(operator: TestedOperator, options: &E2eOptions, folder: &Path) -> 
         let own = folder.join(format!("each-{}", operator.name())).join(number.to_string());
         fs::create_dir_all(&own).with_context(|| format!("creating {}", own.display()))?;
         let specs = Box::pin(in_lab(operator, Some(&exactly(&name)), &own)).await?;
-        let failed = specs.failed().count();
-        eprintln!("{number} of {count}: {name}: {}", if failed == 0 { "passed" } else { "failed" });
-        anyhow::Ok(specs)
+        let spec = specs.only().with_context(|| format!("running {name}"))?;
+        eprintln!("{number} of {count}: {name}: {}", if spec.has_passed() { "passed" } else { "failed" });
+        anyhow::Ok(spec)
     });
-    let results: Vec<Specs> = stream::iter(runs).buffered(options.jobs.max(1)).try_collect().await?;
-    let specs = results.into_iter().flat_map(|specs| specs.specs).filter(|spec| !spec.is_skipped()).collect();
+    let specs = stream::iter(runs).buffered(options.jobs.max(1)).try_collect().await?;
     Ok(Specs { specs })
 }
 
@@ -206,7 +206,7 @@ async fn play(lab: &Lab, operator: TestedOperator, focus: Option<&str>, folder: 
     for (option, value) in [
         ("kubeconfig", lab.kubeconfig().display().to_string()),
         ("installed-namespace", NAMESPACE.to_owned()),
-        ("container-prefix", "quay.io/kubevirt".to_owned()),
+        ("container-prefix", KUBEVIRT_REGISTRY.to_owned()),
         ("container-tag", RELEASE.to_owned()),
         ("container-tag-alt", OTHER_TAG.to_owned()),
         ("image-prefix-alt", IMAGE_PREFIX.to_owned()),
@@ -239,6 +239,7 @@ async fn prepare(lab: &Lab, tested: TestedOperator) -> Result<()> {
     }
     lab.create_virt_operator(&operator).await?;
     lab.deploy_kubevirt(None).await?;
+    let image = format!("{KUBEVIRT_REGISTRY}/disks-images-provider");
     let images = json!({
         "apiVersion": "apps/v1", "kind": "DaemonSet",
         "metadata": {"name": "disks-images-provider", "namespace": NAMESPACE, "labels": labels},
@@ -246,7 +247,7 @@ async fn prepare(lab: &Lab, tested: TestedOperator) -> Result<()> {
             "selector": {"matchLabels": labels},
             "template": {
                 "metadata": {"labels": labels},
-                "spec": {"containers": [{"name": "target", "image": "quay.io/kubevirt/disks-images-provider"}]},
+                "spec": {"containers": [{"name": "target", "image": image}]},
             },
         },
     });

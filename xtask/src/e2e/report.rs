@@ -38,6 +38,13 @@ impl Specs {
         self.specs.iter().filter(|spec| !spec.has_passed() && !spec.is_skipped())
     }
 
+    /// The result of a run of one spec. A name that matches no spec would count as a success otherwise.
+    pub(super) fn only(self) -> Result<Spec> {
+        let mut ran: Vec<Spec> = self.specs.into_iter().filter(|spec| !spec.is_skipped()).collect();
+        ensure!(ran.len() == 1, "{} specs ran, expected one", ran.len());
+        ran.pop().context("no spec ran")
+    }
+
     pub(super) fn by_name(&self) -> BTreeMap<&str, &Spec> {
         self.specs.iter().map(|spec| (spec.name.as_str(), spec)).collect()
     }
@@ -157,6 +164,17 @@ mod tests {
         assert_eq!(specs.to_string(), "1 specs passed, 1 failed, in 2 s");
         let failed: Vec<&Spec> = specs.failed().collect();
         assert_eq!((failed[0].name.as_str(), failed[0].failure.as_str()), ("a b c", "Timed out after 1s"));
+    }
+
+    #[test]
+    fn exactly_one_spec_runs_alone() {
+        let ran = |states: &[&str]| {
+            let spec = |state: &&str| Spec { state: (*state).to_owned(), ..parse(REPORT).unwrap().specs.remove(0) };
+            Specs { specs: states.iter().map(spec).collect() }.only()
+        };
+        assert!(ran(&["skipped", "passed", "skipped"]).unwrap().has_passed());
+        assert!(ran(&["skipped", "skipped"]).is_err());
+        assert!(ran(&["passed", "failed"]).is_err());
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! - umoci, the tool of another project, unpacks the layout;
 //! - crane, the registry client of a third project, pushes the layout to a registry and pulls it again;
 //! - both programs of the pulled image run as the image's user on a read-only root without any other file;
+//! - the kubectl plugin runs after it is unpacked from its archive;
 //! - a lab installs both operators from `config/`, and another one from the charts. Their pods run the image, and the
 //!   examples reach the phase Running.
 
@@ -20,7 +21,7 @@ use tokio::{net::TcpStream, process::Command, time::Instant};
 use vitivirt_api::IMAGE;
 use vitivirt_lab::{ContainerImage, Extension, Helm, Lab, LabOptions, components, isolate::scratch_folder, manifests};
 
-use super::layout::USER;
+use super::{layout::USER, plugin::PLUGIN};
 use crate::{programs, shipped::PROGRAMS, terminal::step};
 
 const REGISTRY: &str = "127.0.0.1:5000";
@@ -28,12 +29,13 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 /// The longest name of a process that the kernel keeps.
 const COMMAND_NAME: usize = 15;
 
-pub(super) async fn run(archive: &Path) -> Result<()> {
+pub(super) async fn run(archive: &Path, plugin: &Path) -> Result<()> {
     let image = step("check every digest of the archive", async { ContainerImage::load(archive) }).await?;
     ensure!(image.reference.as_deref() == Some(IMAGE), "the archive has the image {:?}, not {IMAGE}", image.reference);
     step("unpack it with umoci", unpack_with_umoci(archive, &image)).await?;
     let pulled = step("push it to a registry and pull it", through_registry(archive, &image)).await?;
     step("run both programs of the pulled image", async { run_programs(&pulled) }).await?;
+    step("unpack and run the kubectl plugin", run_plugin(plugin)).await?;
     step("install both operators from config/ on a lab", install(image.clone(), Package::Config)).await?;
     step("install both operators with Helm on a lab", install(image, Package::Charts)).await
 }
@@ -139,7 +141,7 @@ fn run_programs(image: &ContainerImage) -> Result<()> {
     for program in PROGRAMS {
         let output = image.run(program, &["--version"])?;
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
-        let expected = format!("{program} {} (commit ", env!("CARGO_PKG_VERSION"));
+        let expected = format!("{program} {} (VitiVirt commit ", env!("CARGO_PKG_VERSION"));
         ensure!(
             output.status.success() && text.starts_with(&expected),
             "{program} --version: {}: {text}{}",
@@ -148,6 +150,17 @@ fn run_programs(image: &ContainerImage) -> Result<()> {
         );
         eprintln!("  {}", text.trim());
     }
+    Ok(())
+}
+
+async fn run_plugin(archive: &Path) -> Result<()> {
+    let folder = scratch_folder("plugin")?;
+    let file = fs::File::open(archive).with_context(|| format!("opening {}", archive.display()))?;
+    tar::Archive::new(flate2::read::GzDecoder::new(file)).unpack(&folder).context("unpacking the plugin")?;
+    ensure!(folder.join("LICENSE").is_file(), "the archive of the plugin has no license");
+    let text = tool(&folder.join(PLUGIN), &["--version"]).await?;
+    ensure!(text.contains(&format!(" {} (VitiVirt commit ", env!("CARGO_PKG_VERSION"))), "{PLUGIN} --version: {text}");
+    eprintln!("  {}", text.trim());
     Ok(())
 }
 

@@ -103,9 +103,7 @@ impl Layout {
         let architecture = Arch::from(variant.architecture.name());
         let layer = archive(&variant.files, source.time)?;
         let difference = format!("sha256:{}", sha256(&layer));
-        let mut encoder = GzEncoder::new(Vec::new(), Compression::new(COMPRESSION));
-        encoder.write_all(&layer).context("compressing the layer")?;
-        let layer = self.add(MediaType::ImageLayerGzip, encoder.finish().context("compressing the layer")?)?;
+        let layer = self.add(MediaType::ImageLayerGzip, compress(&layer)?)?;
         let configuration = ImageConfigurationBuilder::default()
             .created(rfc3339(source)?)
             .architecture(architecture.clone())
@@ -193,7 +191,7 @@ fn blob(descriptor: &Descriptor) -> String {
     format!("blobs/sha256/{}", descriptor.digest().digest())
 }
 
-fn sha256(content: &[u8]) -> String {
+pub(super) fn sha256(content: &[u8]) -> String {
     format!("{:x}", Sha256::digest(content))
 }
 
@@ -226,8 +224,15 @@ fn rfc3339(source: &Source) -> Result<String> {
     Ok(Timestamp::from_second(seconds).context("SOURCE_DATE_EPOCH: must be a time")?.to_string())
 }
 
+/// A gzip file without a time and a name.
+pub(super) fn compress(content: &[u8]) -> Result<Vec<u8>> {
+    let mut encoder = GzEncoder::new(Vec::new(), Compression::new(COMPRESSION));
+    encoder.write_all(content).context("compressing an archive")?;
+    encoder.finish().context("compressing an archive")
+}
+
 /// A tar archive in which everything belongs to root and has the same time. It has an entry for each folder.
-fn archive(files: &[ImageFile], time: u64) -> Result<Vec<u8>> {
+pub(super) fn archive(files: &[ImageFile], time: u64) -> Result<Vec<u8>> {
     let mut entries: BTreeMap<String, Option<&ImageFile>> = BTreeMap::new();
     for file in files {
         let folders = file.path.match_indices('/').filter_map(|(end, _)| file.path.get(..=end));

@@ -1,14 +1,18 @@
-//! `cargo xtask image`: builds the image that contains both programs, without a container engine.
+//! `cargo xtask image`: builds the image that contains both programs, without a container engine, and the archives of the
+//! kubectl plugin.
 //!
-//! `shipped` builds the programs, `layout` the image, `sbom` the lists of dependencies. `check` tests the result.
+//! `shipped` builds the programs, `layout` the image, `plugin` the archives of the plugin, `sbom` the lists of
+//! dependencies. `check` tests the result.
 
 mod check;
 mod layout;
+mod plugin;
 mod sbom;
 #[cfg(test)]
 mod tests;
 
 use std::{
+    collections::BTreeMap,
     fs,
     path::{Path, PathBuf},
     process::ExitCode,
@@ -16,7 +20,8 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
-use layout::{ImageFile, Layout, PROGRAM_FOLDER, Variant};
+use layout::{ImageFile, Layout, PROGRAM_FOLDER, Variant, sha256};
+use plugin::PLUGIN;
 use vitivirt_api::IMAGE;
 use vitivirt_lab::{
     components::{self, ComponentGroup},
@@ -35,11 +40,10 @@ const MAXIMUM_SIZE: usize = 30_000_000;
 pub(crate) struct ImageOptions {
     /// Architectures of the image. Default: that of this machine
     ///
-    /// Another architecture needs its Rust target (`rustup target add aarch64-unknown-linux-musl`) and a C compiler
-    /// (Debian: gcc-aarch64-linux-gnu libc6-dev-arm64-cross).
+    /// Another architecture needs a C compiler (Debian: gcc-aarch64-linux-gnu libc6-dev-arm64-cross).
     #[arg(long, value_delimiter = ',')]
     arch: Vec<ImageArchitecture>,
-    /// Folder of the archive and the SBOMs. Default: target/image
+    /// Folder of the archives and the SBOMs. Default: target/image
     #[arg(long)]
     output: Option<PathBuf>,
     /// Build without SBOMs, which need cargo-cyclonedx and cargo-auditable
@@ -48,7 +52,7 @@ pub(crate) struct ImageOptions {
     /// How the programs are compiled
     #[arg(long, value_enum, default_value_t = Profile::Release)]
     profile: Profile,
-    /// Check the image: registry, digests, and both operators on the lab
+    /// Check the result: registry, digests, both operators on the lab, the plugin
     #[arg(long)]
     check: bool,
     /// Build the commit again in another folder and compare the bytes
@@ -67,46 +71,55 @@ pub(crate) fn run(options: &ImageOptions) -> ExitCode {
     };
     isolate::run(outside, || {
         let runtime = tokio::runtime::Runtime::new().context("starting tokio")?;
-        runtime.block_on(check::run(&archive_path(options)?)).map(|()| ExitCode::SUCCESS)
+        let plugin = plugin::file_name(ImageArchitecture::host()?);
+        let folder = folder(options)?;
+        runtime.block_on(check::run(&folder.join(image_name()), &folder.join(plugin))).map(|()| ExitCode::SUCCESS)
     })
 }
 
 fn build(options: &ImageOptions) -> Result<()> {
     let source = Source::find()?;
     let workspace = Workspace::current(options.profile)?;
-    let archive = build_archive(options, &source, &workspace)?;
+    let archives = build_archives(options, &source, &workspace)?;
     if options.reproduce {
-        reproduce(options, &source, &archive)?;
+        reproduce(options, &source, &archives)?;
     }
     Ok(())
 }
 
-/// Builds the image, writes archive and SBOMs, and returns the archive.
-fn build_archive(options: &ImageOptions, source: &Source, workspace: &Workspace) -> Result<Vec<u8>> {
-    let mut variants = Vec::new();
+/// Builds the image and the plugin, writes archives and SBOMs, and returns the archives by file name.
+fn build_archives(options: &ImageOptions, source: &Source, workspace: &Workspace) -> Result<BTreeMap<String, Vec<u8>>> {
+    let (mut variants, mut plugins) = (Vec::new(), BTreeMap::new());
     for architecture in architectures(&options.arch)? {
         eprintln!("→ build {} for {} …", PROGRAMS.join(" and "), architecture.name());
         variants.push(variant(workspace, architecture, source, !options.no_sbom)?);
+        eprintln!("→ build {PLUGIN} for {} …", architecture.name());
+        plugins.insert(plugin::file_name(architecture), plugin(workspace, architecture, source, !options.no_sbom)?);
     }
     let layout = Layout::new(&variants, IMAGE, source)?;
     let archive = layout.archive()?;
-    let path = archive_path(options)?;
-    let folder = path.parent().context("the archive is not in a folder")?;
-    fs::create_dir_all(folder).with_context(|| format!("creating {}", folder.display()))?;
+    let folder = folder(options)?;
+    fs::create_dir_all(&folder).with_context(|| format!("creating {}", folder.display()))?;
     for (name, content) in variants.iter().flat_map(|variant| &variant.sboms) {
         write(&folder.join(name), content)?;
     }
+    let path = folder.join(image_name());
     write(&path, &archive)?;
     println!("image    {IMAGE}");
     println!("digest   {}", layout.digest);
     println!("commit   {}", source.revision);
     println!("archive  {} ({:.1} MB)", path.display(), archive.len() as f64 / 1e6);
+    for (name, content) in &plugins {
+        write(&folder.join(name), content)?;
+        println!("plugin   {} (sha256 {})", folder.join(name).display(), sha256(content));
+    }
     ensure!(
         options.profile != Profile::Release || archive.len() <= MAXIMUM_SIZE * variants.len(),
         "the image has {} bytes; at most {MAXIMUM_SIZE} are allowed for each architecture",
         archive.len()
     );
-    Ok(archive)
+    plugins.insert(image_name(), archive);
+    Ok(plugins)
 }
 
 /// This machine's architecture first, then the others by name.
@@ -122,7 +135,7 @@ fn variant(workspace: &Workspace, architecture: ImageArchitecture, source: &Sour
     if sbom {
         sbom::check_tools()?;
     }
-    let folder = shipped::build(workspace, architecture, source, sbom)?;
+    let folder = shipped::build(workspace, architecture, source, sbom, &PROGRAMS)?;
     let mut files = Vec::new();
     for program in PROGRAMS {
         files.push(ImageFile {
@@ -131,24 +144,38 @@ fn variant(workspace: &Workspace, architecture: ImageArchitecture, source: &Sour
             content: read(&folder.join(program))?,
         });
     }
-    let license = read(&workspace.root.join("LICENSE"))?;
-    files.push(ImageFile { path: "licenses/LICENSE".to_owned(), mode: 0o644, content: license });
+    files.push(ImageFile { path: "licenses/LICENSE".to_owned(), mode: 0o644, content: license(workspace)? });
     let sboms = if sbom { sbom::create(workspace, architecture, source)? } else { Vec::new() };
     Ok(Variant { architecture, files, sboms })
 }
 
-fn archive_path(options: &ImageOptions) -> Result<PathBuf> {
-    let folder = match &options.output {
-        Some(folder) => folder.clone(),
-        None if options.profile == Profile::Quick => programs::target_dir()?.join("image-quick"),
-        None => programs::target_dir()?.join("image"),
-    };
+/// The archive of the plugin. Cargo builds it separately, so that its dependencies do not change those of the operators.
+fn plugin(workspace: &Workspace, architecture: ImageArchitecture, source: &Source, audited: bool) -> Result<Vec<u8>> {
+    let folder = shipped::build(workspace, architecture, source, audited, &[PLUGIN])?;
+    plugin::pack(read(&folder.join(PLUGIN))?, license(workspace)?, source)
+}
+
+fn license(workspace: &Workspace) -> Result<Vec<u8>> {
+    read(&workspace.root.join("LICENSE"))
+}
+
+/// The folder of the archives and the SBOMs.
+fn folder(options: &ImageOptions) -> Result<PathBuf> {
+    match &options.output {
+        Some(folder) => Ok(folder.clone()),
+        None if options.profile == Profile::Quick => Ok(programs::target_dir()?.join("image-quick")),
+        None => Ok(programs::target_dir()?.join("image")),
+    }
+}
+
+/// The file name of the image.
+fn image_name() -> String {
     let name = IMAGE.rsplit('/').next().unwrap_or(IMAGE).replace(':', "-");
-    Ok(folder.join(format!("{name}.tar")))
+    format!("{name}.tar")
 }
 
 /// Builds the commit again from a clone in another folder, with an empty target folder.
-fn reproduce(options: &ImageOptions, source: &Source, archive: &[u8]) -> Result<()> {
+fn reproduce(options: &ImageOptions, source: &Source, archives: &BTreeMap<String, Vec<u8>>) -> Result<()> {
     ensure!(!source.revision.ends_with("-dirty"), "files differ from the commit; commit them, then use --reproduce");
     let folder = tempfile::tempdir().context("creating a folder for the clone")?;
     let clone = folder.path().join("another-folder");
@@ -166,7 +193,10 @@ fn reproduce(options: &ImageOptions, source: &Source, archive: &[u8]) -> Result<
         reproduce: false,
     };
     eprintln!("→ build again in another folder …");
-    ensure!(build_archive(&again, source, &workspace)? == archive, "the second build has other bytes");
+    let second = build_archives(&again, source, &workspace)?;
+    let differs = |(name, content): &(&String, &Vec<u8>)| second.get(*name) != Some(*content);
+    let differing: Vec<&str> = archives.iter().filter(differs).map(|(name, _)| name.as_str()).collect();
+    ensure!(differing.is_empty(), "the second build has other bytes in {}", differing.join(", "));
     println!("both builds have the same bytes");
     Ok(())
 }

@@ -1,5 +1,6 @@
 use std::{collections::BTreeSet, fs};
 
+use clap::ValueEnum;
 use serde_json::Value;
 use vitivirt_lab::ContainerImage;
 
@@ -211,6 +212,40 @@ fn nothing_names_an_image_that_is_not_built() {
         }
     }
     assert!(found >= 3, "only {found} images were found");
+}
+
+#[test]
+fn krew_installs_the_archives_that_are_built() {
+    let text = fs::read_to_string(root().join(".krew.yaml")).unwrap();
+    let values = |prefix: &str| -> Vec<String> {
+        text.lines().filter_map(|line| Some(line.trim().strip_prefix(prefix)?.to_owned())).collect()
+    };
+    let folder = format!("{}/releases/download/{{{{ .TagName }}}}", env!("CARGO_PKG_REPOSITORY"));
+    let all = ImageArchitecture::value_variants();
+    let built = |format: &dyn Fn(ImageArchitecture) -> String| all.iter().copied().map(format).collect::<Vec<_>>();
+    let addresses = built(&|architecture| format!("{folder}/{}\" .TagName }}}}", plugin::file_name(architecture)));
+    assert_eq!(values("{{addURIAndSha \""), addresses);
+    assert_eq!(values("arch: "), built(&|architecture| architecture.name().to_owned()));
+    assert_eq!(values("bin: "), built(&|_| PLUGIN.to_owned()));
+    let page = fs::read_to_string(root().join("docs/release.md")).unwrap();
+    assert!(page.contains("`kubectl-vmachine-linux-<architecture>.tar.gz`"));
+}
+
+#[test]
+fn the_archive_of_the_plugin_has_program_and_license() {
+    let pack = || plugin::pack(b"program".to_vec(), b"license".to_vec(), &source()).unwrap();
+    let bytes = pack();
+    assert_eq!(bytes, pack());
+    let mut archive = tar::Archive::new(flate2::read::GzDecoder::new(bytes.as_slice()));
+    let files = archive.entries().unwrap().map(|entry| {
+        let entry = entry.unwrap();
+        let header = entry.header();
+        let path = entry.path().unwrap().display().to_string();
+        (path, header.mode().unwrap(), header.uid().unwrap(), header.mtime().unwrap())
+    });
+    let time = source().time;
+    let expected = [("LICENSE".to_owned(), 0o644, 0, time), (PLUGIN.to_owned(), 0o755, 0, time)];
+    assert_eq!(files.collect::<Vec<_>>(), expected);
 }
 
 #[test]

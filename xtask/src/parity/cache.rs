@@ -11,6 +11,7 @@ use anyhow::{Context, Result};
 use flate2::{Compression, read::GzDecoder, write::GzEncoder};
 use serde::{Serialize, de::DeserializeOwned};
 use sha2::{Digest, Sha256};
+use vitivirt_api::text::hex;
 use vitivirt_lab::components;
 
 use super::case::ParityCase;
@@ -21,8 +22,8 @@ const FORMAT: u32 = 1;
 pub(super) fn path(case: &ParityCase) -> Result<PathBuf> {
     let case_text = serde_json::to_string(case).context("serializing a case")?;
     let input = format!("{FORMAT} {} {:?} {case_text}", components::versions(&components::STANDARD)?, case.extensions);
-    let hash: String = Sha256::digest(input).iter().take(8).map(|byte| format!("{byte:02x}")).collect();
-    Ok(vitivirt_lab::paths::cache_dir()?.join("parity").join(format!("{hash}.json.gz")))
+    let hash = hex(&Sha256::digest(input));
+    Ok(vitivirt_lab::paths::cache_dir()?.join("parity").join(format!("{hash:.16}.json.gz")))
 }
 
 /// None if the file does not exist or cannot be read.

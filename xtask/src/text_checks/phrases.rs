@@ -119,7 +119,7 @@ fn assert_none(findings: &[Finding]) {
 }
 
 /// Crates whose strings reach users: as conditions, events, logs, help, or as the output of a command.
-const CRATES_WITH_MESSAGES: [&str; 9] = [
+pub(super) const CRATES_WITH_MESSAGES: [&str; 9] = [
     "crates/api",
     "crates/cli",
     "crates/install",
@@ -180,7 +180,8 @@ fn no_forbidden_phrase_is_in_a_comment() {
     let phrases = forbidden_phrases();
     let mut findings = Vec::new();
     for folder in files::crate_folders() {
-        for file in files::rust_files(&format!("{folder}/src")) {
+        let tests = Some(format!("{folder}/tests")).filter(|tests| root().join(tests).is_dir());
+        for file in [format!("{folder}/src")].into_iter().chain(tests).flat_map(|folder| files::rust_files(&folder)) {
             for fragment in RustSource::parse(&file.text).fragments {
                 if fragment.kind == FragmentKind::Comment {
                     search(&file.path, &NormalizedText::of_fragment(&fragment), &phrases, &mut findings);
