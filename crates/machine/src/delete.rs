@@ -173,17 +173,17 @@ fn virtual_machine(observed: &Observed) -> Step {
     }
 }
 
-/// Removes the owner references of VM and Secret. The garbage collector does so too, but it may have finished before the
+/// Removes the Machine from the owners of VM and Secret. The garbage collector does so too, but it may have finished before the
 /// operator set one, and would then delete the object with the Machine.
 fn owners(observed: &Observed) -> Step {
     let step = Step::new(step::OWNERS);
     let vm = observed.vm.as_ref().filter(|vm| ownership::vm(observed, vm) == Ownership::Own);
-    let vm = vm.map(|vm| (Target::new(virtual_machine_resource(), observed.id.key()), &vm.uid));
+    let vm = vm.map(|vm| (Target::new(virtual_machine_resource(), observed.id.key()), &vm.uid, vm.controller_index));
     let secret = observed.secret.as_ref().filter(|secret| ownership::secret(observed, secret) == Ownership::Own);
     let secret_key = observed.key(&secret_name(observed.name()));
-    let secret = secret.map(|secret| (Target::of_kind::<Secret>(secret_key), &secret.uid));
-    vm.into_iter().chain(secret).fold(step, |step, (target, uid)| {
-        let operations = vec![Operation::set("/metadata/ownerReferences", json!([]))];
+    let secret = secret.map(|secret| (Target::of_kind::<Secret>(secret_key), &secret.uid, secret.controller_index));
+    vm.into_iter().chain(secret).fold(step, |step, (target, uid, index)| {
+        let operations = ownership::remove_owner(index, observed.uid()).into();
         step.write(Write::Patch { target, uid: uid.clone(), operations })
     })
 }

@@ -257,6 +257,8 @@ pub struct ImportSourceView {
 pub struct SecretView {
     pub uid: String,
     pub controller_uid: Option<String>,
+    /// The position of the controller in the list of owner references.
+    pub controller_index: usize,
     /// It has owner references, the Machine's or others.
     pub has_owners: bool,
     pub labels: BTreeMap<String, String>,
@@ -350,6 +352,8 @@ pub struct VmView {
     pub uid: String,
     pub generation: i64,
     pub controller_uid: Option<String>,
+    /// The position of the controller in the list of owner references.
+    pub controller_index: usize,
     /// It has owner references, the Machine's or others.
     pub has_owners: bool,
     pub labels: BTreeMap<String, String>,

@@ -7,7 +7,10 @@
 use std::collections::BTreeMap;
 
 use serde_json::Value;
-use vitivirt_api::machine::{Adoption, LABEL_MACHINE, LABEL_MACHINE_UID, LABEL_MANAGED_BY, MANAGED_BY};
+use vitivirt_api::{
+    Operation,
+    machine::{Adoption, LABEL_MACHINE, LABEL_MACHINE_UID, LABEL_MANAGED_BY, MANAGED_BY},
+};
 
 use crate::{
     observed::{ImportSourceView, Observed, PvcView, SecretView, VmView},
@@ -133,6 +136,13 @@ pub(crate) fn pvc(observed: &Observed, name: &str, pvc: &PvcView) -> Ownership {
         _ if pvc.deleting => Ownership::Leaving,
         _ => Ownership::Adoptable(label.or(identity).map_or_else(|| Adoption::pvc_item(name), str::to_owned)),
     }
+}
+
+/// Removes one owner reference and keeps the others. The patch fails if the list has changed since.
+pub(crate) fn remove_owner(index: usize, uid: &str) -> [Operation; 2] {
+    let owner = format!("/metadata/ownerReferences/{index}");
+    let is_same = Operation::set(format!("{owner}/uid"), uid.into()).expecting(uid.into());
+    [is_same, Operation::remove(owner)]
 }
 
 /// An import source holds no data, so it is not adopted: the garbage collector deletes that of an earlier Machine.

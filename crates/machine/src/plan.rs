@@ -359,11 +359,8 @@ fn restored_pvcs(observed: &Observed) -> Step {
         if !is_of_own_vm || !ownership::pvc(observed, name, pvc).is_own() {
             continue;
         }
-        let owner = format!("/metadata/ownerReferences/{index}");
-        // The list may have changed.
-        let is_same = Operation::set(format!("{owner}/uid"), uid.clone().into()).expecting(uid.clone().into());
         let target = Target::of_kind::<PersistentVolumeClaim>(observed.key(name));
-        step.writes.extend(patch(target, &pvc.uid, vec![is_same, Operation::remove(owner)]));
+        step.writes.extend(patch(target, &pvc.uid, ownership::remove_owner(*index, uid).into()));
     }
     step
 }

@@ -22,7 +22,7 @@ use vitivirt_runtime::watch::{Entry, Uid, controller_uid};
 
 use super::{
     compact::{CompressedJson, Labels},
-    owned::{creation_seconds, has_owners},
+    owned::{controller_index, creation_seconds, has_owners},
 };
 use crate::mac_addresses::{Mac, mac_number};
 
@@ -42,6 +42,7 @@ const VM_GENERATION: &str = "kubevirt.io/vm-generation";
 #[derive(Debug, PartialEq)]
 pub(crate) struct VmEntry {
     controller_uid: Option<Uid>,
+    controller_index: u8,
     has_owners: bool,
     labels: Labels,
     generation: i64,
@@ -66,6 +67,7 @@ impl VmEntry {
         let status = vm.data.get("status").unwrap_or(&Value::Null);
         Self {
             controller_uid: controller_uid(&vm.metadata),
+            controller_index: controller_index(&vm.metadata),
             has_owners: has_owners(&vm.metadata),
             labels: Labels::from_metadata(&vm.metadata),
             generation: vm.metadata.generation.unwrap_or_default(),
@@ -89,6 +91,7 @@ impl VmEntry {
             uid: entry.uid.to_string(),
             generation: vm.generation,
             controller_uid: vm.controller_uid.as_ref().map(Uid::to_string),
+            controller_index: vm.controller_index.into(),
             has_owners: vm.has_owners,
             labels: vm.labels.to_map(),
             spec: vm.spec.read().unwrap_or_default(),

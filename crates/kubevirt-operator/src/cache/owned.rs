@@ -54,6 +54,13 @@ pub(super) fn has_owners(metadata: &ObjectMeta) -> bool {
     metadata.owner_references.as_ref().is_some_and(|owners| !owners.is_empty())
 }
 
+/// The position of the controller among the owner references. A list of more than 255 is not ours.
+pub(super) fn controller_index(metadata: &ObjectMeta) -> u8 {
+    let mut owners = metadata.owner_references.iter().flatten();
+    let index = owners.position(|owner| owner.controller == Some(true)).unwrap_or_default();
+    u8::try_from(index).unwrap_or(u8::MAX)
+}
+
 fn vm_owner(metadata: &ObjectMeta) -> Option<(u8, Uid)> {
     let mut owners = metadata.owner_references.iter().flatten().enumerate();
     let is_vm =
@@ -173,6 +180,7 @@ impl PvcEntry {
 #[derive(Debug, PartialEq)]
 pub(crate) struct SecretEntry {
     controller_uid: Option<Uid>,
+    controller_index: u8,
     has_owners: bool,
     labels: Labels,
     content: Option<Box<str>>,
@@ -189,6 +197,7 @@ impl SecretEntry {
         let metadata = &secret.metadata;
         Self {
             controller_uid: controller_uid(metadata),
+            controller_index: controller_index(metadata),
             has_owners: has_owners(metadata),
             labels: Labels::from_metadata(metadata),
             content: annotation(metadata, ANNOTATION_CONTENT),
@@ -206,6 +215,7 @@ impl SecretEntry {
         SecretView {
             uid: entry.uid.to_string(),
             controller_uid: secret.controller_uid.as_ref().map(Uid::to_string),
+            controller_index: secret.controller_index.into(),
             has_owners: secret.has_owners,
             labels: secret.labels.to_map(),
             content: owned_string(secret.content.as_deref()),

@@ -1,6 +1,9 @@
 //! Deletions: what is evidence enough to delete disks.
 
-use vitivirt_api::machine::{CloudInit, MachineSpec, condition_type as type_};
+use vitivirt_api::{
+    Write,
+    machine::{CloudInit, MachineSpec, condition_type as type_},
+};
 use vitivirt_machine::observed::{Deletion, VmOwner};
 
 use crate::{
@@ -156,6 +159,23 @@ fn a_deletion_that_was_seen_to_orphan_keeps_everything() {
     cluster.reconcile();
     assert!(cluster.machine_deleted && cluster.observed.vm.is_some());
     assert!(!cluster.observed.pvcs["web-root"].deleting);
+}
+
+/// Other clients may set owner references too.
+#[test]
+fn an_orphan_keeps_its_other_owners() {
+    let mut cluster = running(with_cloud_init());
+    cluster.observed.vm.as_mut().unwrap().controller_index = 1;
+    cluster.delete_machine();
+    cluster.observed.deletion = Deletion::Orphan;
+    let plan = cluster.plan();
+    let operations = plan.steps[0].writes.iter().flat_map(|write| match write {
+        Write::Patch { operations, .. } => operations.iter().map(|operation| operation.path.as_str()),
+        other => panic!("unexpected {other:?}"),
+    });
+    let expected = [1, 0].map(|index| format!("/metadata/ownerReferences/{index}"));
+    let expected: Vec<String> = expected.into_iter().flat_map(|owner| [format!("{owner}/uid"), owner]).collect();
+    assert_eq!(operations.collect::<Vec<_>>(), expected);
 }
 
 /// The cache does not show yet that the Machine is being deleted with `--cascade=orphan`.

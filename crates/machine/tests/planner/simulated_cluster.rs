@@ -194,6 +194,7 @@ impl SimulatedCluster {
                     generation: 1,
                     has_owners: controller_uid.is_some(),
                     controller_uid,
+                    controller_index: 0,
                     labels,
                     spec: with_machine_type(body["spec"].clone()),
                     deleting: false,
@@ -214,6 +215,7 @@ impl SimulatedCluster {
                     uid,
                     has_owners: controller_uid.is_some(),
                     controller_uid,
+                    controller_index: 0,
                     labels,
                     annotated: content.is_some(),
                     content,
@@ -300,7 +302,23 @@ impl SimulatedCluster {
         }
     }
 
+    /// The owner references of VM or Secret: whether there are any, and the controller.
+    fn owners(&mut self, kind: &str) -> (&mut bool, &mut Option<String>) {
+        if kind == "Secret" {
+            let secret = self.observed.secret.as_mut().unwrap();
+            return (&mut secret.has_owners, &mut secret.controller_uid);
+        }
+        let vm = self.observed.vm.as_mut().unwrap();
+        (&mut vm.has_owners, &mut vm.controller_uid)
+    }
+
     fn remove(&mut self, kind: &str, name: &str, path: &str) {
+        if matches!(kind, "VirtualMachine" | "Secret") && path == "/metadata/ownerReferences/0" {
+            let (has_owners, controller_uid) = self.owners(kind);
+            assert!(controller_uid.take().is_some(), "the {kind} has no owner");
+            *has_owners = false;
+            return;
+        }
         if (kind, path) == ("PersistentVolumeClaim", "/metadata/ownerReferences/0") {
             let pvc = self.observed.pvcs.get_mut(name).unwrap();
             assert!(pvc.vm_owner.take().is_some(), "the PVC has no owner");
@@ -326,28 +344,16 @@ impl SimulatedCluster {
         let text = || value.as_str().unwrap().to_owned();
         let label = path.strip_prefix("/metadata/labels/").map(|key| key.replace("~1", "/").replace("~0", "~"));
         match (kind, label) {
+            // The precondition of its removal.
+            ("VirtualMachine" | "Secret" | "PersistentVolumeClaim", None)
+                if path == "/metadata/ownerReferences/0/uid" => {}
             ("VirtualMachine" | "Secret", None) if path.starts_with("/metadata/ownerReferences") => {
                 let owner = if path.ends_with("/-") { value } else { &value[0] };
                 let uid = owner["uid"].as_str().map(str::to_owned);
-                let (has_owners, controller_uid) = match kind {
-                    "Secret" => {
-                        let secret = self.observed.secret.as_mut().unwrap();
-                        (&mut secret.has_owners, &mut secret.controller_uid)
-                    }
-                    _ => {
-                        let vm = self.observed.vm.as_mut().unwrap();
-                        (&mut vm.has_owners, &mut vm.controller_uid)
-                    }
-                };
-                if value.as_array().is_some_and(Vec::is_empty) {
-                    (*has_owners, *controller_uid) = (false, None);
-                    return;
-                }
+                let (has_owners, controller_uid) = self.owners(kind);
                 assert_eq!(*has_owners, path.ends_with("/-"), "the path fits the object");
                 (*has_owners, *controller_uid) = (true, uid);
             }
-            // The precondition of its removal.
-            ("PersistentVolumeClaim", None) if path == "/metadata/ownerReferences/0/uid" => {}
             ("PersistentVolumeClaim", None) if path == "/metadata/ownerReferences" => {
                 self.observed.pvcs.get_mut(name).unwrap().has_owners = false;
             }
