@@ -11,7 +11,10 @@ use std::collections::BTreeSet;
 
 use serde::Serialize;
 use serde_json::{Map, Value};
-use vitivirt_api::{Quantity, Target, Write, machine::LABEL_ON_DELETE};
+use vitivirt_api::{
+    Quantity, Target, Write,
+    machine::{LABEL_ON_DELETE, MachineSpec},
+};
 
 pub(crate) use self::rules::NO_EXPANSION;
 use self::rules::machine_field;
@@ -216,6 +219,15 @@ pub(crate) fn pending_restart_fields(observed: &Observed) -> BTreeSet<String> {
     let fields = changes.into_iter().filter_map(|change| change.machine_field);
     let cloud_init = user_data_outdated(observed).then(|| "spec.cloudInit".to_owned());
     fields.chain(cloud_init).collect()
+}
+
+/// The field, with the template if that sets it and the spec does not. A user who changed the template knows no other field.
+pub(crate) fn with_template(spec: &MachineSpec, field: String) -> String {
+    let Some(template) = &spec.template else { return field };
+    let Some(resource) = field.strip_prefix("spec.resources.") else { return field };
+    let resources = serde_json::to_value(&spec.resources).unwrap_or_default();
+    let is_set = resources.pointer(&format!("/{}", resource.replace('.', "/"))).is_some();
+    if is_set { field } else { format!("{field} (from template {template})") }
 }
 
 /// Whether the VMI was started with other data of its cloud-init Secret. KubeVirt does not compare it.

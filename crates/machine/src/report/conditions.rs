@@ -8,7 +8,7 @@ use vitivirt_api::{
 use super::{pending_pvcs::pending_pvcs, summary::Summary};
 use crate::{
     assessment::Assessment,
-    changes::{pending_restart_fields, user_data_outdated},
+    changes::{pending_restart_fields, user_data_outdated, with_template},
     observed::{Observed, VmiView},
     problem::Part,
     render::{live_parts::pvc_of, network::outdated_segment},
@@ -112,7 +112,9 @@ pub(super) fn restart_required_message(observed: &Observed) -> Option<String> {
     }
     // Without KubeVirt's report, KubeVirt may still hotplug the other fields.
     let waits = |field: &String| vm.restart_required || field == "spec.cloudInit";
-    let fields: Vec<String> = pending_restart_fields(observed).into_iter().filter(waits).chain(networks).collect();
+    let fields = pending_restart_fields(observed).into_iter().filter(waits);
+    let fields = fields.map(|field| with_template(&observed.machine.spec, field));
+    let fields: Vec<String> = fields.chain(networks).collect();
     let what = if fields.is_empty() { "a change".to_owned() } else { fields.join(", ") };
     Some(format!(
         "Restart required to apply {what}; restart the machine with `virtctl restart -n {} {}`",

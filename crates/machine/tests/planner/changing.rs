@@ -81,6 +81,21 @@ fn fields_that_wait_for_a_restart_are_listed_until_the_restart() {
 }
 
 #[test]
+fn a_field_that_waits_for_a_restart_names_the_template_that_sets_it() {
+    let mut cluster = running(small_spec());
+    cluster.edit(MachineSpec { template: Some("large".to_owned()), ..small_spec() });
+    cluster.reconcile_until_up_to_date();
+    restart_required(&mut cluster, true);
+    let message = restart_message(&cluster).unwrap();
+    assert!(message.contains("spec.resources.cpu.cores (from template large)"), "{message}");
+    cluster.edit(MachineSpec { template: Some("large".to_owned()), ..spec_with_resources(Some(4), None, "8Gi") });
+    cluster.reconcile_until_up_to_date();
+    restart_required(&mut cluster, true);
+    let message = restart_message(&cluster).unwrap();
+    assert!(message.contains("spec.resources.cpu.cores,") && !message.contains("memory.size (from"), "{message}");
+}
+
+#[test]
 fn an_edit_that_is_reverted_waits_for_no_restart() {
     let mut cluster = running(small_spec());
     cluster.edit(spec_with_resources(Some(4), None, "2Gi"));
