@@ -174,7 +174,7 @@ pub fn allowed_networks() -> ValidatingAdmissionPolicy {
 }
 
 /// Optional. Warns the user who writes a Machine with an unknown template, or one whose boot devices have no content: the
-/// rule of [`vitivirt_machine::boot_warning`]. It refuses nothing.
+/// rule of [`vitivirt_machine::warnings`]. It refuses nothing.
 pub fn machine_warnings() -> ValidatingAdmissionPolicy {
     let templates = vitivirt_machine::resolve::template_names();
     let listed: Vec<String> = templates.iter().map(|name| format!("'{name}'")).collect();

@@ -11,7 +11,6 @@
 //! a Machine.
 
 mod assessment;
-mod boot;
 pub mod changes;
 mod delete;
 pub mod network_finalizer;
@@ -28,12 +27,13 @@ mod secret;
 pub mod testing;
 pub mod view;
 pub mod vmi_spec;
+mod warnings;
 
 pub use assessment::{Assessed, Assessment};
-pub use boot::{boot_warning, exposure_warning};
 pub use observed::{Observed, RecentWritesByObject};
 pub use plan::{owns, plan};
 pub use problem::{Part, Problem, ProblemKind};
 pub use repairs::{desired_digest, repaired_objects};
 pub use report::{Settled, WaitingState, report, settle};
 pub use secret::SecretBytes;
+pub use warnings::warnings;

@@ -97,14 +97,19 @@ fn mime_part(part: &[u8]) -> Vec<u8> {
     }
 }
 
-fn is_mime(part: &[u8]) -> bool {
+pub(crate) fn is_mime(part: &[u8]) -> bool {
     let begins = |name: &[u8]| part.get(..name.len()).is_some_and(|start| start.eq_ignore_ascii_case(name));
     begins(b"content-type:") || begins(b"mime-version:")
 }
 
-/// The type of a part. cloud-init recognizes it by the first line, or by the first bytes of a gzip file.
+/// The type of a part. The operator sends YAML without a first line as configuration.
 fn content_type(part: &[u8]) -> &'static str {
-    match part {
+    known_content_type(part).unwrap_or("text/cloud-config")
+}
+
+/// The type by which cloud-init recognizes a part: from the first line, or from the first bytes of a gzip file.
+pub(crate) fn known_content_type(part: &[u8]) -> Option<&'static str> {
+    let known = match part.trim_ascii_start() {
         part if part.starts_with(b"#cloud-config-archive") => "text/cloud-config-archive",
         part if part.starts_with(b"#part-handler") => "text/part-handler",
         part if part.starts_with(b"#include-once") => "text/x-include-once-url",
@@ -114,8 +119,9 @@ fn content_type(part: &[u8]) -> &'static str {
         part if part.starts_with(b"#cloud-boothook") => "text/cloud-boothook",
         part if part.starts_with(b"## template: jinja") => "text/jinja2",
         [0x1f, 0x8b, ..] => "application/gzip",
-        _ => "text/cloud-config",
-    }
+        _ => return None,
+    };
+    Some(known)
 }
 
 #[cfg(test)]
@@ -159,6 +165,8 @@ mod tests {
             ("#include", "text/x-include-url"),
             ("#include-once", "text/x-include-once-url"),
             ("#part-handler", "text/part-handler"),
+            ("\n#!/bin/sh", "text/x-shellscript"),
+            ("users: []", "text/cloud-config"),
         ] {
             assert_eq!(content_type(line.as_bytes()), expected);
         }

@@ -24,12 +24,12 @@ pub use self::settle::{Settled, WaitingState, settle};
 use self::summary::{Summary, summarize};
 use crate::{
     assessment::{Assessed, Assessment, migration_source},
-    boot::boot_warning,
     observed::{Observed, SourceView},
     ownership,
     render::live_parts::pvc_of,
     repairs::next_repair,
     resolve::{DiskBacking, ResolvedDisk, pvc_name},
+    warnings::boot_warning,
 };
 
 /// The guest reports its addresses, so their number has a limit.

@@ -3,7 +3,6 @@
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "a test may fail at once")]
 
 mod adoption;
-mod boot;
 mod cases;
 mod changing;
 mod data;
@@ -19,3 +18,4 @@ mod repairs;
 mod settling;
 mod simulated_cluster;
 mod view;
+mod warnings;

@@ -1,10 +1,14 @@
-//! The warnings about a Machine whose guest has nothing to boot from, or whose spec has a password.
+//! The warnings about a Machine whose guest has nothing to boot from or ignores its user data, or whose spec has a password.
 
 use serde_json::{Value, json};
 use vitivirt_api::machine::{ANNOTATION_ADOPT, condition_type as type_};
-use vitivirt_machine::{boot_warning, exposure_warning};
+use vitivirt_machine::warnings;
 
 use crate::simulated_cluster::{SimulatedCluster, running};
+
+fn boot_warning(cluster: &SimulatedCluster) -> Option<String> {
+    warnings(&cluster.assessed()).into_iter().find(|warning| warning.contains("nothing to boot from"))
+}
 
 fn cluster(spec: &Value) -> SimulatedCluster {
     SimulatedCluster::new(serde_json::from_value(spec.clone()).unwrap())
@@ -36,7 +40,7 @@ fn a_machine_without_content_on_a_boot_device_gets_a_warning() {
             true,
         ),
     ] {
-        let warning = boot_warning(&cluster(&spec).assessed());
+        let warning = boot_warning(&cluster(&spec));
         assert_eq!(warning.is_some(), expected, "{spec}: {warning:?}");
     }
 }
@@ -45,10 +49,10 @@ fn a_machine_without_content_on_a_boot_device_gets_a_warning() {
 fn an_adopted_disk_has_content() {
     for item in ["pvc/web-root", "5e6f5d0a-52a5-4a7c-9d38-2f1f0f6f3d11"] {
         let mut cluster = cluster(&json!({"template": "small"}));
-        assert!(boot_warning(&cluster.assessed()).is_some());
+        assert!(boot_warning(&cluster).is_some());
         let name = cluster.observed.id.key().name().to_owned();
         cluster.annotate(ANNOTATION_ADOPT, &item.replace("web", &name));
-        assert_eq!(boot_warning(&cluster.assessed()), None, "{item}");
+        assert_eq!(boot_warning(&cluster), None, "{item}");
     }
 }
 
@@ -75,12 +79,32 @@ fn a_password_in_the_spec_gets_a_warning() {
         (json!({"secretRef": {"name": "password"}}), None),
     ] {
         let cluster = cluster(&json!({"template": "small", "cloudInit": cloud_init}));
-        let warning = exposure_warning(&cluster.observed.machine);
+        let warnings = warnings(&cluster.assessed());
+        let warning = warnings.into_iter().find(|warning| warning.contains("seems to contain a password"));
         let names = |field: &str| {
             warning
                 .as_ref()
                 .is_some_and(|text| text.contains(&format!("spec.cloudInit.{field}")) && !text.contains("canary"))
         };
         assert!(field.map_or(warning.is_none(), names), "{cloud_init}: {warning:?}");
+    }
+}
+
+#[test]
+fn user_data_that_no_guest_recognizes_gets_a_warning() {
+    for (text, is_recognized) in [
+        ("#cloud-config\nusers: []\n", true),
+        ("\n#!/bin/sh\ntrue\n", true),
+        ("Content-Type: multipart/mixed; boundary=x\n", true),
+        ("{\"ignition\": {\"version\": \"3.4.0\"}}", true),
+        ("<powershell>\nexit\n</powershell>", true),
+        ("", true),
+        ("users: []\n", false),
+        ("# cloud-config\nusers: []\n", false),
+    ] {
+        let cluster = cluster(&json!({"template": "small", "cloudInit": {"userData": text}}));
+        let warnings = warnings(&cluster.assessed());
+        let is_warned = warnings.iter().any(|warning| warning.contains("the guest ignores the user data"));
+        assert_eq!(is_warned, !is_recognized, "{text:?}: {warnings:?}");
     }
 }

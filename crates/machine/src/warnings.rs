@@ -1,18 +1,30 @@
-//! Warnings about a Machine that works. Whether a guest can boot: a Machine whose disks are all empty runs, but its guest finds no operating system. That is
-//! not an error: a user may install one over the network or from a CD-ROM that is removed later. Whether other users can
-//! read passwords.
+//! Warnings about a Machine that works.
+//!
+//! - Its guest has nothing to boot from. That is not an error: a user may install an operating system over the network, or
+//!   from a CD-ROM that is removed later.
+//! - Other users can read a password.
+//! - cloud-init does not recognize the user data.
 
 use vitivirt_api::{docs_url, machine::Machine};
 
 use crate::{
     assessment::Assessed,
-    render::vm::BootOrder,
+    render::{
+        cloud_init::{is_mime, known_content_type},
+        vm::BootOrder,
+    },
     resolve::{DiskBacking, Resolved},
 };
 
-/// A sentence about a Machine whose boot devices have no content, without a period. It is part of the condition Ready,
-/// and `plan` and `render` print it. The admission policy `machines-warnings` applies the same rule.
-pub fn boot_warning(assessed: &Assessed) -> Option<String> {
+/// What `plan` and `render` warn about, in sentences without a period.
+pub fn warnings(assessed: &Assessed) -> Vec<String> {
+    let machine = &assessed.observed().machine;
+    boot_warning(assessed).into_iter().chain(exposure_warning(machine)).chain(user_data_warning(machine)).collect()
+}
+
+/// A sentence about a Machine whose boot devices have no content, without a period. It is part of the condition Ready.
+/// The admission policy `machines-warnings` applies the same rule.
+pub(crate) fn boot_warning(assessed: &Assessed) -> Option<String> {
     let resolved = assessed.assessment().resolved.as_ref()?;
     let order = BootOrder::new(resolved);
     let has_content = |name: &&str| has_content(assessed, resolved, name);
@@ -27,9 +39,8 @@ pub fn boot_warning(assessed: &Assessed) -> Option<String> {
     ))
 }
 
-/// A sentence about inline user data that seems to contain a password or a private key, without a period. `plan` and
-/// `render` print it.
-pub fn exposure_warning(machine: &Machine) -> Option<String> {
+/// A sentence about inline user data that seems to contain a password or a private key.
+fn exposure_warning(machine: &Machine) -> Option<String> {
     const MARKS: [&str; 4] = ["passwd:", "password:", "chpasswd:", "PRIVATE KEY-----"];
     let cloud_init = machine.spec.cloud_init.as_ref()?;
     let fields = [("userData", &cloud_init.user_data), ("networkData", &cloud_init.network_data)];
@@ -39,6 +50,22 @@ pub fn exposure_warning(machine: &Machine) -> Option<String> {
         "spec.cloudInit.{field} seems to contain a password or a private key, and every user who can read the Machine can \
          read it; put it into a Secret and name that in spec.cloudInit.secretRef"
     ))
+}
+
+/// A sentence about inline user data whose first line cloud-init does not recognize. Other programs in the guest may: Ignition
+/// reads JSON, cloudbase-init runs scripts for PowerShell and cmd.
+fn user_data_warning(machine: &Machine) -> Option<String> {
+    // The operator gives each of two parts its type.
+    let cloud_init = machine.spec.cloud_init.as_ref().filter(|given| given.secret_ref.is_none())?;
+    let text = cloud_init.user_data.as_ref()?;
+    let is_recognized = is_mime(text.as_bytes()) || known_content_type(text.as_bytes()).is_some();
+    let start = text.trim_start();
+    let of_others = start.is_empty() || ["{", "<", "#ps1", "rem cmd"].iter().any(|mark| start.starts_with(mark));
+    (!is_recognized && !of_others).then(|| {
+        "the first line of spec.cloudInit.userData is not one that cloud-init recognizes, so the guest ignores the user data; \
+         start it with #cloud-config for YAML, or with #!/bin/sh for a script"
+            .to_owned()
+    })
 }
 
 fn has_content(assessed: &Assessed, resolved: &Resolved, name: &str) -> bool {
