@@ -26,8 +26,8 @@ Exit status:
 /// The objects that a command works on.
 #[derive(Debug, Clone, Args)]
 pub struct FileArguments {
-    /// File with objects in YAML or JSON, or - for standard input; can be repeated
-    #[arg(short = 'f', long = "filename", value_name = "FILE", required = true)]
+    /// File or folder with objects, or - for standard input; can be repeated
+    #[arg(short = 'f', long = "filename", value_name = "PATH", required = true)]
     pub files: Vec<PathBuf>,
     /// Namespace for objects in the files that do not specify one
     #[arg(short, long, value_parser = namespace_name)]

@@ -31,7 +31,7 @@ pub use plan::{
     ChangeEffect, KeptObject, PLAN_FORMAT, PlanDocument, PlanFormat, PlanResult, PlannedChange, PlannedObject,
     PlannedRestart, PlannedRollout, PlannedVm, PlannedWrite, RefusedField, VmEffect, WriteAction,
 };
-pub use schema_check::{SchemaCheck, check_schema};
+pub use schema_check::check_schema;
 pub use setting::{DurationParser, Setting, SettingParser, namespace_name, optional_namespace, setting};
 pub use tree::{table_text, tree_text};
 pub use version::version;

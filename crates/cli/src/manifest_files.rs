@@ -1,17 +1,18 @@
 //! Reads files of Kubernetes objects.
 
 use std::{
+    ffi::OsStr,
     fmt, fs, io,
     path::{Path, PathBuf},
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::{
-    command_error::{CommandResult, OrInvalid},
-    schema_check::{SchemaCheck, check_schema},
+    command_error::{CommandError, CommandResult, OrInvalid},
+    schema_check::check_schema,
 };
 
 /// One object of a file.
@@ -22,19 +23,45 @@ pub struct Document {
     pub object: Value,
 }
 
-/// The objects of all files in their order, those of a `List` one by one; `-` is standard input.
+/// The extensions of the files that are read from a folder, as by kubectl.
+const EXTENSIONS: [&str; 3] = ["json", "yaml", "yml"];
+
+/// The objects of all files in their order, those of a `List` one by one; `-` is standard input. A folder stands for the
+/// files directly in it, by name.
 pub fn read_manifests(files: &[PathBuf]) -> CommandResult<Vec<Document>> {
     let mut documents = Vec::new();
-    for file in files {
-        let (origin, text) = if file.as_path() == Path::new("-") {
-            ("standard input".to_owned(), io::read_to_string(io::stdin()))
-        } else {
-            (file.display().to_string(), fs::read_to_string(file))
-        };
-        let text = text.with_context(|| format!("cannot read {origin}"))?;
-        documents.extend(parse_manifests(&origin, &text).or_invalid()?);
+    for path in files {
+        for file in if path.is_dir() { files_of(path)? } else { vec![path.clone()] } {
+            documents.extend(read_file(&file)?);
+        }
     }
     Ok(documents)
+}
+
+fn files_of(folder: &Path) -> CommandResult<Vec<PathBuf>> {
+    let shown = folder.display();
+    let entries = fs::read_dir(folder).and_then(Iterator::collect::<io::Result<Vec<_>>>);
+    let paths = entries.with_context(|| format!("cannot read {shown}"))?.into_iter().map(|entry| entry.path());
+    let is_manifest = |path: &PathBuf| {
+        let extension = path.extension().and_then(OsStr::to_str);
+        extension.is_some_and(|extension| EXTENSIONS.contains(&extension)) && path.is_file()
+    };
+    let mut files: Vec<PathBuf> = paths.filter(is_manifest).collect();
+    files.sort();
+    if files.is_empty() {
+        return Err(CommandError::Invalid(anyhow!("{shown}: no file with the extension {}", EXTENSIONS.join(", "))));
+    }
+    Ok(files)
+}
+
+fn read_file(file: &Path) -> CommandResult<Vec<Document>> {
+    let (origin, text) = if file == Path::new("-") {
+        ("standard input".to_owned(), io::read_to_string(io::stdin()))
+    } else {
+        (file.display().to_string(), fs::read_to_string(file))
+    };
+    let text = text.with_context(|| format!("cannot read {origin}"))?;
+    parse_manifests(&origin, &text).or_invalid()
 }
 
 /// The objects of a text. `origin` names it in errors.
@@ -94,19 +121,16 @@ impl Document {
         self.string_at("/apiVersion")
     }
 
-    /// The object as a type, if it has this apiVersion and matches the schema. The warnings name fields that are not in
-    /// the schema, which the API server drops silently unless a client asks for strict validation.
-    pub fn typed<T: DeserializeOwned>(&self, api_version: &str, schema: &Value) -> Result<(T, Vec<String>)> {
+    /// The object as a type, if it has this apiVersion and matches the schema.
+    pub fn typed<T: DeserializeOwned>(&self, api_version: &str, schema: &Value) -> Result<T> {
         if self.api_version() != api_version {
             bail!("{self}: apiVersion: unsupported value {:?}; supported values: {api_version}", self.api_version());
         }
-        let SchemaCheck { errors, unknown } = check_schema(schema, &self.object);
+        let errors = check_schema(schema, &self.object);
         if !errors.is_empty() {
             bail!("{self}: {}", errors.join("; "));
         }
-        let typed = T::deserialize(&self.object).with_context(|| format!("{self}: invalid object"))?;
-        let warn = |path: &String| format!("{self}: {path}: unknown field; kubectl refuses it, other clients drop it");
-        Ok((typed, unknown.iter().map(warn).collect()))
+        T::deserialize(&self.object).with_context(|| format!("{self}: invalid object"))
     }
 
     /// The object as a type. The error never quotes its content, which can be a Secret's.
@@ -188,6 +212,17 @@ items: [1]
         assert!(format!("{:#}", error.error()).contains("cannot read /no/such/file"), "{error:?}");
         let error = read_manifests(&[concat!(env!("CARGO_MANIFEST_DIR"), "/src/lib.rs").into()]).unwrap_err();
         assert_eq!(error.exit_status(), 1);
+    }
+
+    #[test]
+    fn a_folder_stands_for_the_manifests_in_it() {
+        let folder = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples"));
+        let documents = read_manifests(&[folder.to_owned()]).unwrap();
+        let origins: Vec<&str> = documents.iter().map(|document| document.origin.as_str()).collect();
+        assert!(origins.len() > 5 && origins.is_sorted(), "{origins:?}");
+        let error = read_manifests(&[concat!(env!("CARGO_MANIFEST_DIR"), "/src").into()]).unwrap_err();
+        assert_eq!(error.exit_status(), 1);
+        assert!(error.error().to_string().ends_with("/src: no file with the extension json, yaml, yml"), "{error:?}");
     }
 
     #[test]

@@ -5,17 +5,20 @@
 
 use serde_json::{Value, json};
 
-/// The result of a check.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub struct SchemaCheck {
-    /// Messages about fields that are missing, of another type or out of range.
-    pub errors: Vec<String>,
-    /// The paths of fields that the schema does not have.
-    pub unknown: Vec<String>,
+/// How similar a name must be to an unknown one, so that a message suggests it. The same as in clap.
+const SIMILAR: f64 = 0.7;
+
+const TOP_LEVEL: [&str; 5] = ["apiVersion", "kind", "metadata", "spec", "status"];
+
+#[derive(Default)]
+struct SchemaCheck {
+    errors: Vec<String>,
 }
 
-/// `schema` is the schema of the whole object, as in a CRD, which need not describe the metadata.
-pub fn check_schema(schema: &Value, object: &Value) -> SchemaCheck {
+/// Messages about fields that are unknown, missing, of another type or out of range. The API server refuses such an object
+/// of kubectl, Argo CD and Flux. `schema` is the schema of the whole object, as in a CRD, which need not describe the
+/// metadata.
+pub fn check_schema(schema: &Value, object: &Value) -> Vec<String> {
     let mut result = SchemaCheck::default();
     let metadata = json!({
         "type": "object",
@@ -32,11 +35,19 @@ pub fn check_schema(schema: &Value, object: &Value) -> SchemaCheck {
     result.check_value(&properties["spec"], &object["spec"], "spec");
     result.check_value(&properties["status"], &object["status"], "status");
     for name in object.as_object().into_iter().flat_map(|fields| fields.keys()) {
-        if !["apiVersion", "kind", "metadata", "spec", "status"].contains(&name.as_str()) {
-            result.unknown.push(name.clone());
+        if !TOP_LEVEL.contains(&name.as_str()) {
+            result.errors.push(unknown_field(name, name, TOP_LEVEL));
         }
     }
-    result
+    result.errors
+}
+
+fn unknown_field<'a>(path: &str, name: &str, known: impl IntoIterator<Item = &'a str>) -> String {
+    let similar = known.into_iter().map(|known| (strsim::jaro(name, known), known));
+    match similar.filter(|(similarity, _)| *similarity > SIMILAR).max_by(|first, second| first.0.total_cmp(&second.0)) {
+        Some((_, known)) => format!("{path}: unknown field; did you mean {known}?"),
+        None => format!("{path}: unknown field"),
+    }
 }
 
 impl SchemaCheck {
@@ -87,7 +98,10 @@ impl SchemaCheck {
             (None, Value::Bool(true)) => {}
             // An object without properties is a map with any values.
             (None, _) if schema["x-kubernetes-preserve-unknown-fields"] == true || schema["properties"].is_null() => {}
-            (None, _) => self.unknown.push(path.to_owned()),
+            (None, _) => {
+                let known = schema["properties"].as_object().into_iter().flat_map(|known| known.keys());
+                self.errors.push(unknown_field(path, name, known.map(String::as_str)));
+            }
         }
     }
 }
@@ -153,7 +167,7 @@ mod tests {
             "spec": {"template": "t", "cpu": {"cores": 4}, "disks": [{"size": "5Gi", "boot": true}, {"size": null}],
                 "free": {"of": ["any"]}, "port": 5, "labels": {"x": "y"}},
         });
-        assert_eq!(check_schema(&schema(), &object), SchemaCheck::default());
+        assert_eq!(check_schema(&schema(), &object), Vec::<String>::new());
     }
 
     #[test]
@@ -171,33 +185,30 @@ mod tests {
             "spec.disks[1].boot: invalid value \"yes\": must be true or false",
             "spec.labels: must be an object, not a list",
         ];
-        assert_eq!(check_schema(&schema(), &object).errors, expected);
-        let cores =
-            |cores: u64| check_schema(&schema(), &json!({"spec": {"template": "t", "cpu": {"cores": cores}}})).errors;
+        assert_eq!(check_schema(&schema(), &object), expected);
+        let cores = |cores: u64| check_schema(&schema(), &json!({"spec": {"template": "t", "cpu": {"cores": cores}}}));
         assert_eq!(cores(0), ["spec.cpu.cores: invalid value 0: must be at least 1"]);
         assert_eq!(cores(u64::MAX), ["spec.cpu.cores: invalid value 18446744073709551615: must be at most 64"]);
-        assert_eq!(
-            check_schema(&schema(), &json!({"spec": ["small"]})).errors,
-            ["spec: must be an object, not a list"]
-        );
+        assert_eq!(check_schema(&schema(), &json!({"spec": ["small"]})), ["spec: must be an object, not a list"]);
     }
 
     #[test]
     fn strings_that_can_be_scripts_are_not_quoted() {
-        let cpu = |text: &str| check_schema(&schema(), &json!({"spec": {"template": "t", "cpu": text}})).errors;
+        let cpu = |text: &str| check_schema(&schema(), &json!({"spec": {"template": "t", "cpu": text}}));
         assert_eq!(cpu("password: hunter2"), ["spec.cpu: must be an object, not a string"]);
         let long = json!({"spec": {"template": "t", "cpu": {"cores": "x".repeat(100)}}});
-        assert_eq!(check_schema(&schema(), &long).errors, ["spec.cpu.cores: must be an integer, not a string"]);
+        assert_eq!(check_schema(&schema(), &long), ["spec.cpu.cores: must be an integer, not a string"]);
     }
 
     #[test]
     fn unknown_fields_are_reported() {
-        let object =
-            json!({"spce": {}, "spec": {"template": "t", "cpu": {"coers": 4}, "free": {"x": 1}, "netwroks": []}});
-        let SchemaCheck { errors, unknown } = check_schema(&schema(), &object);
-        assert_eq!(
-            (errors, unknown),
-            (vec![], vec!["spec.cpu.coers".to_owned(), "spec.netwroks".to_owned(), "spce".to_owned()])
-        );
+        let spec = json!({"template": "t", "cpu": {"coers": 4}, "free": {"x": 1}, "dsks": [], "zone": "a"});
+        let expected = [
+            "spec.cpu.coers: unknown field; did you mean cores?",
+            "spec.dsks: unknown field; did you mean disks?",
+            "spec.zone: unknown field",
+            "spce: unknown field; did you mean spec?",
+        ];
+        assert_eq!(check_schema(&schema(), &json!({"spce": {}, "spec": spec})), expected);
     }
 }

@@ -3,13 +3,14 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    sync::Arc,
     time::Duration,
 };
 
 use anyhow::{Result, bail};
 use k8s_openapi::{
     api::{
-        core::v1::{PersistentVolumeClaim, Secret},
+        core::v1::{Namespace, PersistentVolumeClaim, Secret},
         storage::v1::StorageClass,
     },
     jiff::Timestamp,
@@ -62,6 +63,8 @@ pub(crate) struct ClusterReader {
     unreadable: Mutex<Vec<(String, String)>>,
     /// What the user is not allowed to read, and what the plan assumes instead.
     warnings: Mutex<Vec<String>>,
+    /// The Machines of each namespace that was listed.
+    by_namespace: Mutex<BTreeMap<String, Arc<[Machine]>>>,
     /// The Machines and networks of all namespaces, or why the user cannot list them.
     all_namespaces: OnceCell<Result<Neighbours, String>>,
 }
@@ -103,6 +106,7 @@ impl ClusterReader {
             client,
             unreadable: Mutex::default(),
             warnings: Mutex::default(),
+            by_namespace: Mutex::default(),
             all_namespaces: OnceCell::new(),
         }
     }
@@ -256,9 +260,7 @@ impl ClusterReader {
     /// Everything that a reconcile of the Machine would observe if the files were applied.
     pub(crate) async fn observe(&self, machine: Machine, files: &Files) -> Result<Observed> {
         let objects = self.objects(machine).await?;
-        let machines: Api<Machine> = Api::namespaced(self.client.clone(), objects.namespace());
-        let assumption = "no other Machine uses the MAC addresses";
-        let machines = self.list_or_warn(&machines, &ListParams::default(), assumption).await?.unwrap_or_default();
+        let machines = self.machines_in(objects.namespace()).await?;
         let uids = machines.iter().filter_map(ResourceExt::uid).filter(|uid| uid != objects.uid());
         let mut observed = Observed {
             storage_classes: self.classes(objects.resolved.as_ref().ok(), &objects.pvcs).await?,
@@ -269,6 +271,33 @@ impl ClusterReader {
         files.add_to(&mut observed);
         observed.macs_in_use = self.macs_in_use(&observed, &machines, files).await?;
         Ok(observed)
+    }
+
+    /// The Machines of a namespace, listed once.
+    async fn machines_in(&self, namespace: &str) -> Result<Arc<[Machine]>> {
+        if let Some(machines) = self.by_namespace.lock().get(namespace) {
+            return Ok(machines.clone());
+        }
+        let api: Api<Machine> = Api::namespaced(self.client.clone(), namespace);
+        let assumption = "no other Machine uses the MAC addresses";
+        let Some(machines) = self.list_or_warn(&api, &ListParams::default(), assumption).await? else {
+            return Ok(Arc::default());
+        };
+        let machines: Arc<[Machine]> = machines.into();
+        self.by_namespace.lock().insert(namespace.to_owned(), machines.clone());
+        Ok(machines)
+    }
+
+    /// Whether the namespace exists. A user who cannot read it gets the benefit of the doubt.
+    pub(crate) async fn has_namespace(&self, name: &str) -> Result<bool> {
+        let api: Api<Namespace> = Api::all(self.client.clone());
+        match api.get_metadata_opt(name).await {
+            Ok(found) => Ok(found.is_some()),
+            Err(error) => {
+                let failure = classify(&error, "get", &Target::of_kind::<Namespace>(ObjectKey::cluster(name)));
+                if failure.class == ErrorClass::Forbidden { Ok(true) } else { bail!("{failure}") }
+            }
+        }
     }
 
     /// The MAC addresses of the Machine that another one has. `of_namespace` are the Machines of its namespace.

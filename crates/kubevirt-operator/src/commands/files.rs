@@ -1,6 +1,6 @@
 //! The content of files: Machines and the objects that these refer to, as a cluster that contains nothing else.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context, Result, bail};
 use k8s_openapi::{
@@ -35,8 +35,10 @@ pub(super) struct Files {
     networks: BTreeMap<ObjectKey, NetworkConfiguration>,
     secrets: BTreeMap<ObjectKey, Secret>,
     classes: Vec<StorageClass>,
+    /// The names of the namespaces in the files.
+    pub(super) namespaces: BTreeSet<String>,
     schemas: BTreeMap<String, Value>,
-    /// Objects that are ignored, and fields that the API server would drop.
+    /// The objects that are ignored.
     pub(super) warnings: Vec<String>,
 }
 
@@ -80,19 +82,23 @@ impl Files {
                 let class = StorageClass::deserialize(&document.object);
                 self.classes.push(class.with_context(|| format!("{document}: invalid object"))?);
             }
+            "Namespace" => {
+                let name = document.object.pointer("/metadata/name").and_then(Value::as_str);
+                self.namespaces.extend(name.map(str::to_owned));
+            }
             _ => self.warnings.push(format!(
-                "{document}: ignored: only Machine, NetworkConfiguration, Secret and StorageClass are used"
+                "{document}: ignored: only Machine, NetworkConfiguration, Secret, StorageClass and Namespace are used"
             )),
         }
         Ok(())
     }
 
-    fn custom_resource<K>(&mut self, document: &Document, namespace: &str) -> Result<K>
+    fn custom_resource<K>(&self, document: &Document, namespace: &str) -> Result<K>
     where
         K: Resource<DynamicType = ()> + DeserializeOwned,
     {
         let schema = self.schemas.get(document.kind()).unwrap_or(&Value::Null);
-        let (mut object, unknown) = document.typed::<K>(&K::api_version(&()), schema)?;
+        let mut object = document.typed::<K>(&K::api_version(&()), schema)?;
         let metadata = object.meta_mut();
         if metadata.name.as_deref().unwrap_or_default().is_empty() {
             bail!("{document}: metadata.name: required value");
@@ -101,7 +107,6 @@ impl Files {
         metadata.uid.take_if(|uid| uid.is_empty());
         metadata.namespace.take_if(|namespace| namespace.is_empty());
         metadata.namespace.get_or_insert_with(|| namespace.to_owned());
-        self.warnings.extend(unknown);
         Ok(object)
     }
 

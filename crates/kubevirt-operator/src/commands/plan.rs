@@ -1,17 +1,17 @@
 //! `kubevirt-operator plan`: what the operator would write if a file were applied, field by field, and when it would
 //! take effect. It reads the cluster and writes nothing. The plan is the operator's own, for the cluster as it is now.
 
-use std::{process::ExitCode, sync::Arc};
+use std::{collections::BTreeSet, process::ExitCode, sync::Arc};
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use clap::Args;
 use vitivirt_api::{
     Outcome, Stop, Target, Write,
     machine::{Machine, MachinePhase, MachineStatus, machine_reason},
 };
 use vitivirt_cli::{
-    ChangeEffect, ClusterArguments, CommandResult, FileArguments, OrInvalid, PlanDocument, PlanOutput, PlanResult,
-    PlannedChange, PlannedObject, PlannedWrite, RefusedField, WriteAction,
+    ChangeEffect, ClusterArguments, CommandError, CommandResult, FileArguments, OrInvalid, PlanDocument, PlanOutput,
+    PlanResult, PlannedChange, PlannedObject, PlannedWrite, RefusedField, WriteAction,
 };
 use vitivirt_machine::{
     Assessed, Observed,
@@ -56,6 +56,16 @@ async fn plan(arguments: &PlanArguments) -> CommandResult<PlanDocument> {
     for (position, machine) in files.machines.iter_mut().enumerate() {
         exists.push(reader.complete(machine, position).await?);
     }
+    // An existing Machine is in a namespace that exists.
+    let new = files.machines.iter().zip(&exists).filter(|(_, exists)| !**exists);
+    let namespaces: BTreeSet<&str> = new.filter_map(|(machine, _)| machine.metadata.namespace.as_deref()).collect();
+    for namespace in namespaces {
+        if !files.namespaces.contains(namespace) && !reader.has_namespace(namespace).await? {
+            return Err(CommandError::Invalid(anyhow!(
+                "Namespace {namespace} not found; create it with `kubectl create namespace {namespace}`, or set another one with -n"
+            )));
+        }
+    }
     let mut objects = Vec::new();
     for (machine, exists) in files.machines.iter().zip(exists) {
         let observed = reader.observe(machine.clone(), &files).await?;
@@ -86,10 +96,7 @@ fn planned_object(assessed: &Assessed, exists: bool) -> anyhow::Result<PlannedOb
             .map(|rejected| RefusedField { field: rejected.field.clone(), reason: rejected.reason.clone() })
             .collect(),
         rollout: None,
-        warnings: vitivirt_machine::boot_warning(assessed)
-            .into_iter()
-            .chain(vitivirt_machine::exposure_warning(&observed.machine))
-            .collect(),
+        warnings: vitivirt_machine::warnings(assessed),
         result: with_future(assessed, planned_result(&status, error)),
     })
 }

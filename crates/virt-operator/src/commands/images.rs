@@ -10,7 +10,7 @@ use clap::{Args, ValueEnum};
 use serde::Serialize;
 use serde_json::Value;
 use vitivirt_api::IMAGE;
-use vitivirt_cli::{CommandResult, FileArguments, print, print_warnings};
+use vitivirt_cli::{CommandResult, FileArguments, print};
 use vitivirt_install::DeploymentConfig;
 
 use super::render::{self, ClusterApi};
@@ -47,8 +47,7 @@ struct Image {
 }
 
 pub(crate) fn run(arguments: &ImagesArguments) -> CommandResult<ExitCode> {
-    let (kubevirt, environment, unknown) = render::read_input(&arguments.input)?;
-    print_warnings(&unknown);
+    let (kubevirt, environment) = render::read_input(&arguments.input)?;
     let with = [ClusterApi::Monitoring, ClusterApi::Openshift];
     let objects = render::all_objects(&kubevirt, &environment, &with)?;
     let mut images = images_of(&objects);

@@ -44,18 +44,17 @@ pub(super) enum ClusterApi {
 }
 
 pub(crate) fn run(arguments: &RenderArguments) -> CommandResult<ExitCode> {
-    let (kubevirt, environment, unknown) = read_input(&arguments.input)?;
+    let (kubevirt, environment) = read_input(&arguments.input)?;
     let installation = render(&kubevirt, &environment, &arguments.with, arguments.nodes).or_invalid()?;
-    print_warnings(&unknown);
     print_warnings(&vitivirt_install::warnings(&kubevirt, Some(&installation)));
     print_objects(objects(&installation), arguments.output.output)?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// The KubeVirt resource of the files, the environment of the operator, and warnings. Another release is refused,
-/// because this program has the objects of one.
-pub(super) fn read_input(input: &FileArguments) -> CommandResult<(KubeVirt, Environment, Vec<String>)> {
-    let (kubevirt, unknown) = read_kubevirt(input)?;
+/// The KubeVirt resource of the files, and the environment of the operator. Another release is refused, because this
+/// program has the objects of one.
+pub(super) fn read_input(input: &FileArguments) -> CommandResult<(KubeVirt, Environment)> {
+    let kubevirt = read_kubevirt(input)?;
     let environment = environment(std::env::vars()).or_invalid()?;
     if vitivirt_install::is_of_another_release(&kubevirt, &environment) {
         let requested = &kubevirt.spec.image_tag;
@@ -64,7 +63,7 @@ pub(super) fn read_input(input: &FileArguments) -> CommandResult<(KubeVirt, Envi
              spec.imageTag, or use the virt-operator of that release"
         )));
     }
-    Ok((kubevirt, environment, unknown))
+    Ok((kubevirt, environment))
 }
 
 /// Every object that is installed on a cluster with these APIs.
@@ -77,13 +76,13 @@ pub(super) fn all_objects(
     Ok(objects(&installation).collect::<Result<_>>()?)
 }
 
-/// The one KubeVirt resource of the files, and warnings about fields that the API server would drop.
-pub(super) fn read_kubevirt(input: &FileArguments) -> CommandResult<(KubeVirt, Vec<String>)> {
+/// The one KubeVirt resource of the files.
+pub(super) fn read_kubevirt(input: &FileArguments) -> CommandResult<KubeVirt> {
     let namespace = input.namespace.as_deref().unwrap_or(DEFAULT_NAMESPACE);
     find_kubevirt(&vitivirt_cli::read_manifests(&input.files)?, namespace).or_invalid()
 }
 
-fn find_kubevirt(documents: &[Document], namespace: &str) -> Result<(KubeVirt, Vec<String>)> {
+fn find_kubevirt(documents: &[Document], namespace: &str) -> Result<KubeVirt> {
     let is_kubevirt =
         |document: &Document| document.kind() == KIND && document.api_version().split('/').next() == Some(GROUP);
     let mut found = documents.iter().filter(|document| is_kubevirt(document));
@@ -101,9 +100,9 @@ fn find_kubevirt(documents: &[Document], namespace: &str) -> Result<(KubeVirt, V
     // All versions have the same schema.
     let schema = crd.pointer("/spec/versions/0/schema/openAPIV3Schema").cloned().unwrap_or_default();
     let version = [VERSION, OLDER_VERSION].into_iter().find(|version| document.api_version() == *version);
-    let (mut kubevirt, unknown): (KubeVirt, _) = document.typed(version.unwrap_or(VERSION), &schema)?;
+    let mut kubevirt: KubeVirt = document.typed(version.unwrap_or(VERSION), &schema)?;
     kubevirt.metadata.namespace.get_or_insert_with(|| namespace.to_owned());
-    Ok((kubevirt, unknown))
+    Ok(kubevirt)
 }
 
 /// The environment of the operator's Deployment, with the variables that are set for this command.
@@ -151,7 +150,7 @@ mod tests {
     const PLAIN: &str = "{apiVersion: kubevirt.io/v1, kind: KubeVirt, metadata: {name: kubevirt}, spec: {}}";
 
     fn parse(text: &str) -> Result<KubeVirt> {
-        find_kubevirt(&vitivirt_cli::parse_manifests("file", text)?, DEFAULT_NAMESPACE).map(|(kubevirt, _)| kubevirt)
+        find_kubevirt(&vitivirt_cli::parse_manifests("file", text)?, DEFAULT_NAMESPACE)
     }
 
     fn rendered(text: &str, with: &[ClusterApi], format: ObjectFormat) -> String {
@@ -207,14 +206,14 @@ mod tests {
                 &PLAIN.replace("spec: {}", "spec: {infra: {replicas: many}}"),
                 "file: KubeVirt kubevirt: spec.infra.replicas: invalid value \"many\": must be an integer",
             ),
+            (
+                &PLAIN.replace("spec: {}", "spec: {infrra: {replicas: 1}, infra: {}}"),
+                "file: KubeVirt kubevirt: spec.infrra: unknown field; did you mean infra?",
+            ),
         ] {
             let error = format!("{:#}", parse(text).unwrap_err());
             assert!(error.contains(expected), "{error}");
         }
-        let misspelt = PLAIN.replace("spec: {}", "spec: {infrra: {replicas: 1}, infra: {}}");
-        let (_, unknown) =
-            find_kubevirt(&vitivirt_cli::parse_manifests("file", &misspelt).unwrap(), DEFAULT_NAMESPACE).unwrap();
-        assert!(unknown.len() == 1 && unknown[0].contains("spec.infrra: unknown field"), "{unknown:?}");
         let patch = PLAIN.replace(
             "spec: {}",
             "spec: {customizeComponents: {patches: [{resourceType: '*', resourceName: '*', type: odd, patch: '{}'}]}}",

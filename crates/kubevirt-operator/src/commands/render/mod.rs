@@ -10,9 +10,12 @@ use std::{
 
 use clap::Args;
 use serde_json::{Value, json};
-use vitivirt_api::{Body, ObjectKey, Outcome, Stop, Target, Write};
+use vitivirt_api::{
+    Body, ObjectKey, Outcome, Stop, Target, Write,
+    machine::machine_reason::{NETWORK_CONFIGURATION_NOT_FOUND, SECRET_NOT_FOUND, STORAGE_CLASS_NOT_FOUND},
+};
 use vitivirt_cli::{CommandResult, FileArguments, OrInvalid, RenderOutput, print_objects, print_warnings};
-use vitivirt_machine::{Assessed, boot_warning, exposure_warning};
+use vitivirt_machine::{Assessed, warnings};
 
 use super::{
     files::{Files, placeholder_uid},
@@ -21,6 +24,8 @@ use super::{
 };
 
 const DEFAULT_NAMESPACE: &str = "default";
+/// The reasons of objects that the files do not contain.
+const NOT_FOUND: [&str; 3] = [SECRET_NOT_FOUND, NETWORK_CONFIGURATION_NOT_FOUND, STORAGE_CLASS_NOT_FOUND];
 
 #[derive(Debug, Clone, Args)]
 pub(crate) struct RenderArguments {
@@ -84,8 +89,9 @@ fn render(mut files: Files) -> anyhow::Result<Rendered> {
     for machine in &files.machines {
         let assessed = Assessed::new(files.observed(machine.clone(), &neighbours)?);
         let identity = ObjectKey::from_metadata(&machine.metadata);
-        let warnings = boot_warning(&assessed).into_iter().chain(exposure_warning(machine));
-        rendered.warnings.extend(warnings.map(|warning| format!("Machine {identity}: {warning}")));
+        rendered
+            .warnings
+            .extend(warnings(&assessed).into_iter().map(|warning| format!("Machine {identity}: {warning}")));
         let plan = vitivirt_machine::plan(&assessed)?;
         let created = plan.steps.iter().flat_map(|step| &step.writes).filter_map(|write| match write {
             Write::Create { target, body } => Some(with_identity(target, body)),
@@ -110,12 +116,14 @@ fn render(mut files: Files) -> anyhow::Result<Rendered> {
     Ok(rendered)
 }
 
-/// The reason and the message of the condition `Ready` that the Machine would have.
+/// The reason and the message of the condition `Ready` that the Machine would have. A missing object may be in the cluster.
 fn problem(assessed: &Assessed, plan: &vitivirt_api::Plan) -> Option<String> {
     let report = vitivirt_machine::report(assessed, plan, &Outcome { stop: Stop::Done, written: 0 });
     let status = report.status?.desired;
     let ready = ready_condition(&status)?;
-    Some(format!("{}: {}", ready.reason, ready.message))
+    let is_missing = NOT_FOUND.contains(&ready.reason.as_str());
+    let hint = if is_missing { "; render reads only the files: add the object to them, or use plan" } else { "" };
+    Some(format!("{}: {}{hint}", ready.reason, ready.message))
 }
 
 /// The body with its apiVersion, kind and name, as the executor sends it.

@@ -107,6 +107,8 @@ fn a_problem_starts_with_machine_and_reason() {
     ] {
         let problems = problems(&machine(spec));
         assert!(problems.len() == 1 && problems[0].starts_with(expected), "{spec}: {problems:?}");
+        let is_missing = spec.contains("missing");
+        assert_eq!(problems[0].ends_with("add the object to them, or use plan"), is_missing, "{spec}: {problems:?}");
     }
 }
 
@@ -133,6 +135,10 @@ fn an_error_names_file_object_and_field() {
             machine("vm", "{template: small, disks: [{name: a, size: 5}]}"),
             "file: Machine vm: spec.disks[0].size: invalid value 5: must be a string",
         ),
+        (
+            machine("vm", "{template: small, netwroks: []}"),
+            "file: Machine vm: spec.netwroks: unknown field; did you mean networks?",
+        ),
         (machine("n", "{template: small}"), "file: Machine: metadata.name: invalid value false: must be a string"),
         (machine("vm", "[small]"), "file: Machine vm: spec: must be an object, not a list"),
         (
@@ -151,10 +157,9 @@ fn an_error_names_file_object_and_field() {
         let error = format!("{:#}", files(&[&text]).map(|_| ()).unwrap_err());
         assert!(error.contains(expected), "{text}: {error}");
     }
-    let misspelt = machine("vm", "{template: small, netwroks: []}");
-    let warnings = files(&[&misspelt, "kind: Namespace\nmetadata: {name: x}\n"]).unwrap().warnings;
-    assert!(warnings[0].contains("file: Machine vm: spec.netwroks: unknown field"), "{warnings:?}");
-    assert!(warnings[1].contains("file: Namespace x: ignored"), "{warnings:?}");
+    let other = "kind: ConfigMap\nmetadata: {name: x}\n";
+    let warnings = files(&[&machine("vm", "{template: small}"), other]).unwrap().warnings;
+    assert!(warnings.len() == 1 && warnings[0].contains("file: ConfigMap x: ignored"), "{warnings:?}");
 }
 
 /// As in a cluster, the first Machine has it.

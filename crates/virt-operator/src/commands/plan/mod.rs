@@ -61,10 +61,10 @@ pub(crate) struct PlanArguments {
 }
 
 pub(crate) fn run(arguments: &PlanArguments) -> CommandResult<ExitCode> {
-    let (given, warnings) = read_kubevirt(&arguments.input)?;
+    let given = read_kubevirt(&arguments.input)?;
     let environment = environment(std::env::vars()).or_invalid()?;
     let tokio = tokio::runtime::Builder::new_current_thread().enable_all().build().context("starting")?;
-    let mut warnings = warnings;
+    let mut warnings = Vec::new();
     let strategy = strategy_file(arguments, &environment, &given, &mut warnings)?;
     let object = tokio.block_on(plan(&arguments.cluster, &environment, given, strategy))?;
     let document = PlanDocument { objects: vec![object], warnings };
