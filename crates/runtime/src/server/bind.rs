@@ -8,7 +8,8 @@ use std::{
 
 use tokio::net::TcpListener;
 
-/// The address to listen on. `:8080` stands for every address of the host, IPv6 and IPv4.
+/// The address to listen on. `:8080`, `0.0.0.0:8080` and `[::]:8080` stand for every address of the host, IPv6 and IPv4, as
+/// in Go: `0.0.0.0` is the default of upstream virt-operator, whose pods also run in clusters with IPv6 only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bind {
     /// `None`: every address.
@@ -51,7 +52,7 @@ impl fmt::Display for Bind {
 impl Bind {
     /// `what` names the server in an error.
     pub async fn listen(self, what: &'static str) -> Result<TcpListener, BindError> {
-        let result = match self.address {
+        let result = match self.address.filter(|address| !address.is_unspecified()) {
             Some(address) => TcpListener::bind((address, self.port)).await,
             // A host without IPv6 cannot listen on the IPv6 wildcard address.
             None => match TcpListener::bind((Ipv6Addr::UNSPECIFIED, self.port)).await {
@@ -70,6 +71,8 @@ impl Bind {
 
 #[cfg(test)]
 mod tests {
+    use tokio::net::TcpStream;
+
     use super::*;
 
     #[test]
@@ -80,6 +83,18 @@ mod tests {
         for bad in ["", "8080", ":", ":99999", "localhost:80", "0.0.0.0", ":80 "] {
             let error = bad.parse::<Bind>().unwrap_err().to_string();
             assert!(error.contains("must be an address such as :8080") && error.contains(bad), "{error}");
+        }
+    }
+
+    #[tokio::test]
+    async fn an_unspecified_address_accepts_ipv4_and_ipv6() {
+        let has_ipv6 = TcpListener::bind((Ipv6Addr::LOCALHOST, 0)).await.is_ok();
+        for text in [":0", "0.0.0.0:0", "[::]:0"] {
+            let listener = text.parse::<Bind>().unwrap().listen("the test").await.unwrap();
+            let port = listener.local_addr().unwrap().port();
+            TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await.unwrap();
+            let ipv6 = TcpStream::connect((Ipv6Addr::LOCALHOST, port)).await;
+            assert_eq!(ipv6.is_ok(), has_ipv6, "{text}");
         }
     }
 
