@@ -11,8 +11,8 @@ use serde_json::json;
 use vitivirt_api::{
     Operation, Plan, Step, Target, Wait, Write,
     machine::{
-        ANNOTATION_CASCADE, Disk, FINALIZER_MACHINE, FINALIZER_ORPHAN, LABEL_ON_DELETE, ON_DELETE_RETAIN,
-        condition_type,
+        ANNOTATION_CASCADE, Disk, FINALIZER_MACHINE, FINALIZER_ORPHAN, LABEL_ON_DELETE, LABEL_RESTORED_FROM,
+        ON_DELETE_RETAIN, condition_type,
         machine_reason::{DELETING, DELETION_UNCONFIRMED},
     },
     remove_finalizer,
@@ -227,13 +227,14 @@ fn deleted_pvcs(observed: &Observed) -> impl Iterator<Item = (&String, &PvcView)
 }
 
 /// Whether the PVC has or had a disk of this Machine. KubeVirt copies its labels and annotations to PVCs that it restores for
-/// other VMs, such as clones.
+/// other VMs, such as clones, and may choose a name that begins with that of this Machine.
 fn is_known(observed: &Observed, name: &str, pvc: &PvcView) -> bool {
     let is_named = name.strip_prefix(observed.name()).is_some_and(|rest| rest.starts_with('-'));
     observed.recorded_disk(name).is_some()
         || pvc.disk.is_some()
         || disk_of_vm(observed, name).is_some()
-        || is_named && pvc.vm_owner.is_none()
+        || observed.is_named_by_spec(name) && pvc.vm_owner.is_none()
+        || is_named && pvc.vm_owner.is_none() && !pvc.labels.contains_key(LABEL_RESTORED_FROM)
 }
 
 /// The disk of the VM that is in this PVC. The operator may not have seen the restore or the move of the disk.

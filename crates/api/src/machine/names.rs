@@ -50,6 +50,9 @@ pub const LABEL_TEMPLATE: &str = "vitistack.io/machine-template";
 /// On a PVC: what happens to it when its Machine is deleted. The disk may no longer be in the spec then, so the PVC
 /// carries the policy.
 pub const LABEL_ON_DELETE: &str = "vitistack.io/on-delete";
+
+/// KubeVirt sets it on a PVC that it restores from a snapshot: the name of the VM of the snapshot.
+pub const LABEL_RESTORED_FROM: &str = "restore.kubevirt.io/source-vm-name";
 pub const ON_DELETE_RETAIN: &str = "Retain";
 pub const ON_DELETE_DELETE: &str = "Delete";
 

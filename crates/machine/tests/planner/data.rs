@@ -252,11 +252,14 @@ fn a_lost_restored_pvc_is_reported_while_its_vm_exists() {
 #[test]
 fn a_pvc_that_kubevirt_restored_for_another_vm_is_not_touched() {
     let mut cluster = running(small_spec());
-    for (name, has_owner) in [("restore-copy", true), ("web-copy-root", true), ("restore-unowned", false)] {
+    let copies =
+        [("restore-copy", true), ("web-copy-root", true), ("restore-unowned", false), ("web-clone-root", false)];
+    for (name, has_owner) in copies {
         let mut copy = cluster.observed.pvcs["web-root"].clone();
         copy.uid = name.to_owned();
         copy.has_owners = has_owner;
         copy.vm_owner = has_owner.then(|| VmOwner { index: 0, uid: "another VM".to_owned() });
+        copy.labels.insert("restore.kubevirt.io/source-vm-name".to_owned(), "web".to_owned());
         cluster.observed.pvcs.insert(name.to_owned(), copy);
     }
     cluster.reconcile();
@@ -264,7 +267,7 @@ fn a_pvc_that_kubevirt_restored_for_another_vm_is_not_touched() {
     delete(&mut cluster);
     assert!(cluster.machine_deleted);
     let left: Vec<&str> = cluster.observed.pvcs.keys().map(String::as_str).collect();
-    assert_eq!(left, ["restore-copy", "restore-unowned", "web-copy-root"]);
+    assert_eq!(left, ["restore-copy", "restore-unowned", "web-clone-root", "web-copy-root"]);
 }
 
 #[test]
