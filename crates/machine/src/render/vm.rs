@@ -199,7 +199,8 @@ pub fn without_defaults(mut spec: Value) -> Value {
 }
 
 /// The operations that turn `live` into `desired` and keep what KubeVirt added: replacing the whole spec would remove
-/// KubeVirt's defaults, and some of them are hardware of the guest.
+/// KubeVirt's defaults, and some of them are hardware of the guest. KubeVirt and virtctl change lists too, for example when they
+/// restore or add a disk, so a list is replaced only if the server still has the one that was observed.
 pub fn changes(live: &Value, desired: &Value) -> Vec<Operation> {
     let mut operations = Vec::new();
     collect("/spec", live, desired, &mut operations);
@@ -209,7 +210,8 @@ pub fn changes(live: &Value, desired: &Value) -> Vec<Operation> {
 fn collect(path: &str, live: &Value, desired: &Value, operations: &mut Vec<Operation>) {
     let (Value::Object(have), Value::Object(want)) = (live, desired) else {
         if live != desired {
-            operations.push(Operation::set(path, desired.clone()));
+            let operation = Operation::set(path, desired.clone());
+            operations.push(if live.is_array() { operation.expecting(live.clone()) } else { operation });
         }
         return;
     };

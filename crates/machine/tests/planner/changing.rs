@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use k8s_openapi::jiff::SignedDuration;
+use serde_json::Value;
 use vitivirt_api::{
     ErrorClass, EventKind, EventRecord, Failure, Outcome, Stop, Write,
     machine::{
@@ -93,6 +94,26 @@ fn a_field_that_waits_for_a_restart_names_the_template_that_sets_it() {
     restart_required(&mut cluster, true);
     let message = restart_message(&cluster).unwrap();
     assert!(message.contains("spec.resources.cpu.cores,") && !message.contains("memory.size (from"), "{message}");
+}
+
+/// KubeVirt may have restored a disk, or virtctl may have added one, and the cache does not show it yet.
+#[test]
+fn a_list_of_the_vm_is_replaced_only_if_it_is_the_one_that_was_observed() {
+    let mut cluster = running(small_spec());
+    let network = Network { name: "a".to_owned(), network_name: "pod".to_owned(), ..Network::default() };
+    cluster.edit(MachineSpec { networks: vec![network], ..small_spec() });
+    let plan = cluster.plan();
+    let observed = &cluster.observed.vm.as_ref().unwrap().spec;
+    let mut lists = 0;
+    for write in plan.steps.iter().flat_map(|step| &step.writes) {
+        let Write::Patch { operations, .. } = write else { continue };
+        for operation in operations.iter().filter(|operation| operation.value.as_ref().is_some_and(Value::is_array)) {
+            let before = operation.path.strip_prefix("/spec").and_then(|path| observed.pointer(path));
+            assert!(before.is_some() && operation.expecting.as_ref() == before, "{}", operation.path);
+            lists += 1;
+        }
+    }
+    assert!(lists >= 2, "interfaces and networks");
 }
 
 #[test]
@@ -449,7 +470,7 @@ fn no_field_has_two_rules_for_the_same_kind_of_change() {
     }
 }
 
-fn leaves(path: &str, schema: &serde_json::Value, found: &mut BTreeSet<String>) {
+fn leaves(path: &str, schema: &Value, found: &mut BTreeSet<String>) {
     match (schema.get("properties"), schema.get("items")) {
         (Some(properties), _) => {
             for (name, inner) in properties.as_object().unwrap() {
