@@ -329,8 +329,10 @@ fn pvc(
     }
     let grows = view.requested_size().is_none_or(|requested| *size > requested);
     let expandable = allows_expansion(observed, view.storage_class.as_deref().unwrap_or_default());
-    // Kubernetes does not expand a PVC before it is bound; the operator does it then.
-    if grows && expandable && view.phase == PvcPhase::Bound {
+    // Kubernetes does not expand a PVC before it is bound; the operator does it then. Labels are written first, in a patch of
+    // their own: the API server may refuse to expand the PVC, and the admission policy refuses a change of the spec of a PVC
+    // that does not have the label with the UID yet.
+    if grows && expandable && view.phase == PvcPhase::Bound && operations.is_empty() {
         operations.push(Operation::set("/spec/resources/requests/storage", size.to_string().into()));
     }
     Ok(patch(target, &view.uid, operations))

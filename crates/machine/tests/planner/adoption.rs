@@ -116,6 +116,27 @@ fn a_pvc_that_was_there_before_is_adopted_by_its_name() {
     assert_eq!(resolve(&cluster.observed.machine).unwrap().id.identity(), UID, "a PVC is no identity");
 }
 
+/// The admission policy refuses a change of its spec before it has the labels of the Machine.
+#[test]
+fn an_adopted_pvc_that_is_too_small_is_labelled_first_and_then_expanded() {
+    let mut cluster = running(MachineSpec { cloud_init: None, ..spec() });
+    cluster.observed.vm = None;
+    let pvc = cluster.observed.pvcs.get_mut("web-root").unwrap();
+    let size = std::mem::replace(&mut pvc.requested, "1Gi".to_owned());
+    pvc.labels.clear();
+    pvc.identity = None;
+    pvc.adopt_by = Some("web".to_owned());
+    pvc.storage_class = Some("fast-ssd".to_owned());
+    cluster.observed.machine.status = None;
+    cluster.annotate("vitistack.io/adopt", "pvc/web-root");
+    cluster.reconcile();
+    let pvc = &cluster.observed.pvcs["web-root"];
+    assert_eq!((pvc.labels["vitistack.io/machine-uid"].as_str(), pvc.requested.as_str()), (UID, "1Gi"));
+    cluster.reconcile_until_up_to_date();
+    assert_eq!(cluster.observed.pvcs["web-root"].requested, size);
+    assert!(cluster.observed.vm.is_some());
+}
+
 #[test]
 fn the_pvc_of_an_existing_machine_is_never_adopted() {
     let mut cluster = restored();

@@ -161,6 +161,11 @@ impl SimulatedCluster {
                 if kind == "VirtualMachine" && operations.iter().any(|operation| operation.path.starts_with("/spec")) {
                     self.observed.vm.as_mut().unwrap().generation += 1;
                 }
+                if kind == "PersistentVolumeClaim" {
+                    // The admission policy refuses a change of the spec before the PVC has the label with the UID.
+                    let expands = operations.iter().any(|operation| operation.path.starts_with("/spec"));
+                    assert!(!expands || operations.len() == 1, "the labels wait for the expansion");
+                }
                 for operation in operations {
                     if operation.path.starts_with("/metadata/finalizers/") {
                         self.remove_finalizer(&kind, &name, operation);
