@@ -6,7 +6,10 @@ use std::{cell::RefCell, collections::BTreeMap, io};
 use flate2::{Compress, Compression, Decompress, FlushCompress, FlushDecompress, Status};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::{Serialize, de::DeserializeOwned};
-use vitivirt_api::machine::{LABEL_MACHINE, LABEL_MACHINE_UID, LABEL_MANAGED_BY, LABEL_ON_DELETE, MANAGED_BY};
+use vitivirt_api::machine::{
+    LABEL_CLUSTER, LABEL_MACHINE, LABEL_MACHINE_UID, LABEL_MANAGED_BY, LABEL_ON_DELETE, LABEL_RESTORED_FROM,
+    LABEL_TEMPLATE, MANAGED_BY,
+};
 
 /// Text that most objects contain, in the order of their fields: deflate stores text from the dictionary as a short
 /// reference. A change of the dictionary changes only the size of the compressed objects.
@@ -111,9 +114,40 @@ fn decompress(bytes: &[u8]) -> io::Result<Vec<u8>> {
     }
 }
 
-/// Labels as `key=value` lines, in one allocation instead of two for each label. Labels cannot contain `=` or a line
-/// break. The operator's own labels, which every object has, are one control character each, which labels cannot
-/// contain either.
+/// The labels that the operator reads. Kubernetes limits each label of an object but not their number, so a tenant could
+/// fill the memory of the operator with others.
+const READ_LABELS: [&str; 7] = [
+    LABEL_MACHINE,
+    LABEL_MACHINE_UID,
+    LABEL_ON_DELETE,
+    LABEL_MANAGED_BY,
+    LABEL_CLUSTER,
+    LABEL_TEMPLATE,
+    LABEL_RESTORED_FROM,
+];
+
+/// Removes the labels that the operator does not read. One of them stays if there is no other: it shows that the object has
+/// labels, so that a patch adds to them.
+pub(crate) fn retain_read_labels(labels: &mut BTreeMap<String, String>) {
+    let first = labels.first_key_value().map(|(key, value)| (key.clone(), value.clone()));
+    labels.retain(|key, _| READ_LABELS.contains(&key.as_str()));
+    if labels.is_empty() {
+        labels.extend(first);
+    }
+}
+
+/// The longest annotation that is cached. A tenant can write longer ones; they count as absent.
+const ANNOTATION_LIMIT: usize = 4096;
+
+/// An annotation that the operator reads.
+pub(crate) fn annotation<'a>(metadata: &'a ObjectMeta, name: &str) -> Option<&'a str> {
+    let value = metadata.annotations.as_ref()?.get(name)?;
+    (value.len() <= ANNOTATION_LIMIT).then_some(value)
+}
+
+/// The labels that the operator reads as `key=value` lines, in one allocation instead of two for each label. Labels cannot
+/// contain `=` or a line break. The operator's own labels, which every object has, are one control character each, which
+/// labels cannot contain either.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Labels(Box<str>);
 
@@ -131,7 +165,9 @@ impl Labels {
             Some((code, _)) => format!("{code}{value}"),
             None => format!("{key}={value}"),
         };
-        let lines: Vec<String> = metadata.labels.iter().flatten().map(line).collect();
+        let mut labels = metadata.labels.clone().unwrap_or_default();
+        retain_read_labels(&mut labels);
+        let lines: Vec<String> = labels.iter().map(line).collect();
         Self(lines.join("\n").into())
     }
 
@@ -164,14 +200,37 @@ mod tests {
 
     #[test]
     fn labels_are_read_back() {
-        let labels: BTreeMap<String, String> = [("a/b", "c"), ("empty", ""), ("z", "1-2_3.4")]
+        let labels: BTreeMap<String, String> = [(LABEL_CLUSTER, "c"), (LABEL_MACHINE, ""), (LABEL_TEMPLATE, "1-2_3.4")]
             .map(|(key, value)| (key.to_owned(), value.to_owned()))
             .into();
         let labels_read = Labels::from_metadata(&ObjectMeta { labels: Some(labels.clone()), ..ObjectMeta::default() });
         assert_eq!(labels_read.to_map(), labels);
-        assert_eq!(labels_read.get("empty"), Some(""));
+        assert_eq!(labels_read.get(LABEL_MACHINE), Some(""));
         assert_eq!(labels_read.get("a"), None);
         assert!(Labels::from_metadata(&ObjectMeta::default()).to_map().is_empty());
+    }
+
+    #[test]
+    fn labels_of_tenants_need_no_memory_but_show_that_there_are_some() {
+        let foreign = (0..10_000).map(|number| (format!("example.com/label-{number}"), "x".repeat(63)));
+        let mut labels: BTreeMap<String, String> = foreign.collect();
+        let read = |labels: &BTreeMap<String, String>| {
+            Labels::from_metadata(&ObjectMeta { labels: Some(labels.clone()), ..ObjectMeta::default() })
+        };
+        assert_eq!(read(&labels).to_map().len(), 1);
+        labels.insert(LABEL_MACHINE.to_owned(), "web".to_owned());
+        assert_eq!(read(&labels).to_map(), BTreeMap::from([(LABEL_MACHINE.to_owned(), "web".to_owned())]));
+    }
+
+    #[test]
+    fn an_annotation_that_is_too_long_counts_as_absent() {
+        let of = |value: &str| ObjectMeta {
+            annotations: Some([("a".to_owned(), value.to_owned())].into()),
+            ..ObjectMeta::default()
+        };
+        assert_eq!(annotation(&of("short"), "a"), Some("short"));
+        assert_eq!(annotation(&of(&"x".repeat(ANNOTATION_LIMIT + 1)), "a"), None);
+        assert_eq!(annotation(&of("short"), "b"), None);
     }
 
     #[test]

@@ -3,11 +3,14 @@
 //!
 //! The caches of ten thousand Machines decide how much memory the operator needs: see `cargo xtask bench machines`.
 
+use std::collections::BTreeMap;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use vitivirt_api::{
     ObjectKey,
     machine::{
-        FINALIZER_ORPHAN, LABEL_TEMPLATE, Machine, MachineId, MachinePhase, POD_NETWORK, condition_type,
-        limits::DATA_BYTES,
+        ANNOTATION_ADOPT, ANNOTATION_CASCADE, ANNOTATION_REPLACE, FINALIZER_MACHINE, FINALIZER_ORPHAN, LABEL_TEMPLATE,
+        Machine, MachineId, MachinePhase, POD_NETWORK, condition_type, limits::DATA_BYTES,
     },
 };
 use vitivirt_machine::{
@@ -16,12 +19,15 @@ use vitivirt_machine::{
 };
 use vitivirt_runtime::watch::{IndexFn, ResourceVersion};
 
-use super::compact::{CompressedJson, Labels};
+use super::compact::{CompressedJson, Labels, annotation, retain_read_labels};
 use crate::mac_addresses::{MachineInterface, mac_number};
 
 /// The annotations that the operator reads. Others may have a quarter of a megabyte, and `kubectl apply` stores a copy of
 /// the whole object in one.
-const OWN_ANNOTATIONS: &str = "vitistack.io/";
+const READ_ANNOTATIONS: [&str; 3] = [ANNOTATION_ADOPT, ANNOTATION_REPLACE, ANNOTATION_CASCADE];
+
+/// More finalizers than clients set. Kubernetes does not limit their number.
+const FINALIZERS: usize = 64;
 
 /// Inline user data and network data that are longer than this together are not cached, so that tenants cannot fill the
 /// memory of the operator with them. The operator reads them again when it writes the cloud-init Secret.
@@ -62,9 +68,7 @@ impl MachineEntry {
         machine.metadata.managed_fields = None;
         // The cache stores it next to the value. In the value it would make every event a change.
         machine.metadata.resource_version = None;
-        if let Some(annotations) = &mut machine.metadata.annotations {
-            annotations.retain(|key, _| key.starts_with(OWN_ANNOTATIONS));
-        }
+        limit_metadata(&mut machine.metadata);
         let interfaces = interfaces(&machine);
         let omitted_inline = omit_inline(&mut machine);
         let spec = &machine.spec;
@@ -123,6 +127,25 @@ impl MachineEntry {
     }
 }
 
+/// Removes what the operator does not read, so that tenants cannot fill its memory with it.
+fn limit_metadata(metadata: &mut ObjectMeta) {
+    metadata.owner_references = None;
+    let read = READ_ANNOTATIONS.iter().filter_map(|name| {
+        let value = annotation(metadata, name)?;
+        Some(((*name).to_owned(), value.to_owned()))
+    });
+    metadata.annotations = Some(read.collect()).filter(|read: &BTreeMap<_, _>| !read.is_empty());
+    if let Some(labels) = &mut metadata.labels {
+        retain_read_labels(labels);
+    }
+    // The position of the operator's finalizer matters.
+    for (position, finalizer) in metadata.finalizers.iter_mut().flatten().enumerate() {
+        if position >= FINALIZERS && ![FINALIZER_MACHINE, FINALIZER_ORPHAN].contains(&finalizer.as_str()) {
+            *finalizer = String::new();
+        }
+    }
+}
+
 /// `namespace/name`, with the namespace of `key`.
 pub(crate) fn in_namespace(key: &ObjectKey, name: &str) -> Box<str> {
     format!("{}/{name}", key.namespace().unwrap_or_default()).into()
@@ -177,7 +200,7 @@ mod tests {
             "apiVersion": "vitistack.io/v1alpha1", "kind": "Machine",
             "metadata": {
                 "name": "vm", "namespace": "ns", "uid": "u", "resourceVersion": "7",
-                "annotations": {"kubectl.kubernetes.io/last-applied-configuration": "{}", "vitistack.io/kept": "yes"},
+                "annotations": {"kubectl.kubernetes.io/last-applied-configuration": "{}", ANNOTATION_ADOPT: "pvc/a"},
                 "managedFields": [{"manager": "kubectl", "operation": "Update"}],
             },
             "spec": spec,
@@ -193,7 +216,7 @@ mod tests {
         assert_eq!(back.spec, whole.spec);
         assert_eq!(back.metadata.resource_version.as_deref(), Some("9"));
         assert_eq!(back.metadata.managed_fields, None);
-        assert_eq!(back.metadata.annotations.unwrap().into_keys().collect::<Vec<_>>(), ["vitistack.io/kept"]);
+        assert_eq!(back.metadata.annotations.unwrap().into_keys().collect::<Vec<_>>(), [ANNOTATION_ADOPT]);
         assert_eq!(entry.source.as_deref(), Some("s"));
         assert_eq!((entry.phase, entry.template), (MachinePhase::Pending, "small"));
     }

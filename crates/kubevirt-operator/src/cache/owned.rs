@@ -18,6 +18,7 @@ use vitivirt_api::{
         ANNOTATION_SOURCE, ANNOTATION_SOURCE_READ, ANNOTATION_STARTED_WITH, AccessMode, FINALIZER_NETWORK,
         LABEL_MACHINE, LABEL_MACHINE_UID, LABEL_ON_DELETE, MANAGED_BY, ON_DELETE_RETAIN, PvcPhase, VolumeMode,
     },
+    text::truncate,
 };
 use vitivirt_machine::{
     observed::{ImportSourceView, NetworkAttachmentView, NetworkView, PvcView, SecretView, StorageClassView, VmOwner},
@@ -25,7 +26,11 @@ use vitivirt_machine::{
 };
 use vitivirt_runtime::watch::{Entry, Uid, controller_uid};
 
-use super::compact::Labels;
+use super::compact::{self, Labels};
+
+/// Longer values are invalid or belong to another client, and are cached in part.
+const NAME_LIMIT: usize = 253;
+const CONFIG_LIMIT: usize = 4096;
 
 fn boxed(text: Option<&str>) -> Option<Box<str>> {
     text.map(Into::into)
@@ -36,7 +41,7 @@ fn owned_string(text: Option<&str>) -> Option<String> {
 }
 
 fn annotation(metadata: &ObjectMeta, name: &str) -> Option<Box<str>> {
-    boxed(metadata.annotations.as_ref()?.get(name).map(String::as_str))
+    boxed(compact::annotation(metadata, name))
 }
 
 fn is_annotated(metadata: &ObjectMeta) -> bool {
@@ -45,7 +50,7 @@ fn is_annotated(metadata: &ObjectMeta) -> bool {
 
 /// The disk that an annotation of a PVC names.
 fn disk(metadata: &ObjectMeta) -> Option<&str> {
-    let mark = metadata.annotations.as_ref()?.get(ANNOTATION_DISK)?;
+    let mark = compact::annotation(metadata, ANNOTATION_DISK)?;
     marked_disk(mark, metadata.name.as_deref()?)
 }
 
@@ -260,7 +265,7 @@ impl NetworkEntry {
         let finalizers = network.metadata.finalizers.unwrap_or_default();
         Self {
             vlan,
-            bridge: boxed(spec.get("bridge").and_then(Value::as_str)),
+            bridge: spec.get("bridge").and_then(Value::as_str).map(|name| truncate(name, NAME_LIMIT).into()),
             finalizer_index: finalizers.iter().position(|finalizer| finalizer == FINALIZER_NETWORK),
             deleting: network.metadata.deletion_timestamp.is_some(),
         }
@@ -296,7 +301,8 @@ impl AttachmentEntry {
     pub(crate) fn project(attachment: DynamicObject) -> Self {
         let config = attachment.data.pointer("/spec/config").and_then(Value::as_str).unwrap_or_default();
         Self {
-            config: config.into(),
+            // The operator's own are much shorter.
+            config: truncate(config, CONFIG_LIMIT).into(),
             segments: annotation(&attachment.metadata, ANNOTATION_SEGMENTS),
             annotated: is_annotated(&attachment.metadata),
             controller_uid: controller_uid(&attachment.metadata),
