@@ -41,7 +41,10 @@ struct Slot<V> {
     entry: Option<Entry<V>>,
     /// Boxed, because few objects have one at a time.
     pending: Option<Box<PendingWrite>>,
+    /// The last list when the object was listed or changed.
     list_generation: u32,
+    /// The last list that contained the object.
+    listed_generation: u32,
 }
 
 /// A write of the operator that the watch has not delivered yet.
@@ -104,15 +107,22 @@ impl<V: PartialEq> Store<V> {
         self.newest_listed = None;
     }
 
-    /// The list is complete: objects that were not in it do not exist, except those that the operator wrote after the
-    /// list began.
+    /// The list is complete: objects that were not in it do not exist, except those that the operator wrote after it. A
+    /// write that is not newer than an object in the list is older than the list.
     pub(super) fn end_list(&mut self) -> Vec<Change<V>> {
         if let Some(newest_listed) = &self.newest_listed {
             raise_to(&mut self.newest_seen, newest_listed);
         }
         let current = self.list_generation;
+        let is_older_than_list = |slot: &Slot<V>| match (slot.pending.as_deref(), &self.newest_listed) {
+            (Some(PendingWrite::Written(version)), Some(newest)) => !newest.is_older_than(version),
+            _ => false,
+        };
+        let is_gone = |slot: &Slot<V>| {
+            slot.list_generation < current || slot.listed_generation < current && is_older_than_list(slot)
+        };
         let deleted: Vec<ObjectKey> =
-            self.slots.iter().filter(|(_, slot)| slot.list_generation < current).map(|(key, _)| key.clone()).collect();
+            self.slots.iter().filter(|(_, slot)| is_gone(slot)).map(|(key, _)| key.clone()).collect();
         deleted.into_iter().filter_map(|key| self.replace(key, None)).collect()
     }
 
@@ -126,14 +136,20 @@ impl<V: PartialEq> Store<V> {
     /// A list returned an object. Lists are ordered by name, so objects with older versions may follow.
     pub(super) fn apply_listed(&mut self, key: ObjectKey, entry: Entry<V>) -> Option<Change<V>> {
         raise_to(&mut self.newest_listed, &entry.resource_version);
-        self.upsert_from_server(key, entry)
+        let change = self.upsert_from_server(key.clone(), entry);
+        self.mark_listed(&key);
+        change
     }
 
     /// A list returned an object that is not readable. What is known of it stays.
     pub(super) fn skip_listed(&mut self, key: &ObjectKey, resource_version: &ResourceVersion) {
         raise_to(&mut self.newest_listed, resource_version);
+        self.mark_listed(key);
+    }
+
+    fn mark_listed(&mut self, key: &ObjectKey) {
         if let Some(slot) = self.slots.get_mut(key) {
-            slot.list_generation = self.list_generation;
+            (slot.list_generation, slot.listed_generation) = (self.list_generation, self.list_generation);
         }
     }
 
@@ -225,7 +241,9 @@ impl<V: PartialEq> Store<V> {
     }
 
     fn replace(&mut self, key: ObjectKey, new: Option<(Entry<V>, Option<PendingWrite>)>) -> Option<Change<V>> {
-        let old = self.slots.remove(&key).and_then(|slot| slot.entry);
+        let slot = self.slots.remove(&key);
+        let listed_generation = slot.as_ref().map_or(0, |slot| slot.listed_generation);
+        let old = slot.and_then(|slot| slot.entry);
         self.len = self.len + usize::from(new.is_some()) - usize::from(old.is_some());
         let Some((mut entry, pending)) = new else {
             let old = old?;
@@ -244,7 +262,8 @@ impl<V: PartialEq> Store<V> {
         }
         let value = entry.value.clone();
         let list_generation = self.list_generation;
-        self.slots.insert(key.clone(), Slot { entry: Some(entry), pending: pending.map(Box::new), list_generation });
+        let slot = Slot { entry: Some(entry), pending: pending.map(Box::new), list_generation, listed_generation };
+        self.slots.insert(key.clone(), slot);
         (!same).then(|| Change { key, old: old.map(|old| old.value), new: Some(value), is_next: false })
     }
 }
@@ -427,6 +446,25 @@ mod tests {
         assert_eq!(deleted.len(), 1);
         assert_eq!(deleted[0].key, key("deleted"));
         assert_eq!(value(&store, "created").as_deref(), Some("c"));
+    }
+
+    /// Another client deleted it after the write and before the list, and no watch was open.
+    #[test]
+    fn a_list_removes_an_object_that_was_written_before_the_list_was_read() {
+        let mut store = store();
+        store.begin_list();
+        store.apply_listed(key("gone"), entry("1", "1", "a"));
+        store.apply_listed(key("listed"), entry("2", "2", "b"));
+        store.end_list();
+        store.begin_list();
+        store.apply_own_write(key("gone"), entry("1", "5", "mine"), true);
+        store.apply_own_write(key("listed"), entry("2", "6", "mine"), true);
+        store.apply_listed(key("listed"), entry("2", "6", "mine"));
+        store.apply_own_write(key("new"), entry("4", "9", "mine"), true);
+        store.apply_listed(key("other"), entry("3", "8", "c"));
+        let deleted = store.end_list();
+        assert_eq!(deleted.iter().map(|change| change.key.name()).collect::<Vec<_>>(), ["gone"]);
+        assert_eq!(value(&store, "listed").as_deref(), Some("mine"));
     }
 
     #[test]
