@@ -2,15 +2,17 @@
 //!
 //! A page is in memory as a whole, once as text and once parsed, and tenants choose how large their objects are. A page
 //! above [`MAX_PAGE_BYTES`] is not read to its end. The next request for the same path asks for a quarter of the
-//! objects, and so on down to one object, whose size the API server limits.
+//! objects, and so on down to one object, whose size the API server limits. After [`RECOVERY`], a list begins with the
+//! size that was asked for again: the large objects may be gone.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http::Uri;
 use http_body::Body as HttpBody;
 use http_body_util::{BodyExt, LengthLimitError, Limited, combinators::UnsyncBoxBody};
 use parking_lot::Mutex;
+use tokio::time::Instant;
 use tower::BoxError;
 
 use crate::verb::{parameter, with_parameter};
@@ -18,6 +20,8 @@ use crate::verb::{parameter, with_parameter};
 pub(super) const MAX_PAGE_BYTES: usize = 8 * 1024 * 1024;
 const DIVISOR: u32 = 4;
 const LIMIT: &str = "limit";
+const CONTINUE: &str = "continue";
+const RECOVERY: Duration = Duration::from_secs(600);
 
 /// A page of a list was not read to its end.
 #[derive(Debug, thiserror::Error)]
@@ -26,9 +30,24 @@ pub(crate) struct PageTooLarge {
     objects: u32,
 }
 
-/// The number of objects per page, for each path of which a page was too large.
+/// The number of objects per page, for each path of which a page was too large, and when that was.
 #[derive(Default)]
-pub(crate) struct PageLimits(Mutex<HashMap<String, u32>>);
+pub(crate) struct PageLimits(Mutex<HashMap<String, (u32, Instant)>>);
+
+impl PageLimits {
+    /// The pages of one list have the same size.
+    fn of(&self, path: &str, begins_list: bool) -> Option<u32> {
+        let mut limits = self.0.lock();
+        if begins_list && limits.get(path).is_some_and(|(_, at)| at.elapsed() >= RECOVERY) {
+            limits.remove(path);
+        }
+        limits.get(path).map(|(objects, _)| *objects)
+    }
+
+    fn reduce(&self, path: &str, objects: u32) {
+        self.0.lock().insert(path.to_owned(), ((objects / DIVISOR).max(1), Instant::now()));
+    }
+}
 
 /// A request for a page of a list.
 pub(super) struct ListPage {
@@ -42,7 +61,7 @@ impl ListPage {
     pub(super) fn of(uri: &Uri, limits: &Arc<PageLimits>) -> Option<Self> {
         let asked_for = parameter(uri, LIMIT)?.parse().ok()?;
         let path = uri.path().to_owned();
-        let allowed = limits.0.lock().get(&path).copied();
+        let allowed = limits.of(&path, parameter(uri, CONTINUE).is_none());
         Some(Self {
             limits: limits.clone(),
             objects: allowed.map_or(asked_for, |allowed| allowed.min(asked_for)),
@@ -67,7 +86,7 @@ impl ListPage {
             if !error.is::<LengthLimitError>() {
                 return error;
             }
-            self.limits.0.lock().insert(self.path.clone(), (self.objects / DIVISOR).max(1));
+            self.limits.reduce(&self.path, self.objects);
             PageTooLarge { objects: self.objects }.into()
         };
         Limited::new(body, MAX_PAGE_BYTES).map_err(reduce).boxed_unsync()
