@@ -9,7 +9,7 @@ use kube::core::Status;
 use vitivirt_api::{Failure, Target, reason};
 
 use crate::{
-    client::{DeadlineExceeded, NotLeading},
+    client::{DeadlineExceeded, NotLeading, is_caused_by},
     root_cause::root_cause,
 };
 
@@ -133,17 +133,6 @@ fn grant_message(verb: &str, target: &Target, text: &str) -> Option<String> {
          own role, for example by applying its manifests of this version: {}",
         rules.join(", ")
     ))
-}
-
-fn is_caused_by<E: std::error::Error + 'static>(error: &kube::Error) -> bool {
-    let mut next: Option<&(dyn std::error::Error + 'static)> = Some(error);
-    while let Some(error) = next {
-        if error.is::<E>() {
-            return true;
-        }
-        next = error.source();
-    }
-    false
 }
 
 fn bounded(text: &str) -> Cow<'_, str> {

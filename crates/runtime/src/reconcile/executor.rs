@@ -265,16 +265,19 @@ impl Executor {
             }
             Write::Status { uid, body, .. } => (uid, self.apply_status(target, uid, body, fence).await),
             Write::Patch { uid, operations, .. } => {
-                let patch = json_patch(uid, operations).map_err(|error| not_serializable(&error, "patch", target))?;
+                let json = json_patch(uid, operations).map_err(|error| not_serializable(&error, "patch", target))?;
                 let known = self.known_version(target, uid);
                 let attempt = self
                     .no_op_patches
                     .as_ref()
-                    .map(|no_op_patches| (no_op_patches, Attempt::new(known.clone(), &patch)));
+                    .map(|no_op_patches| (no_op_patches, Attempt::new(known.clone(), &json)));
                 if attempt.as_ref().is_some_and(|(no_op_patches, attempt)| no_op_patches.contains(target, attempt)) {
                     return Ok(WriteResult::SkippedNoOp);
                 }
-                let result = self.patch(target, uid, known.as_deref(), patch, response_body, fence).await;
+                let result = {
+                    let patch = JsonPatch { json, operations, known: known.as_deref() };
+                    self.patch(target, uid, patch, response_body, fence).await
+                };
                 // Such a patch only stores the object again. Another client has done so, or has deleted the object.
                 if operations.is_empty() && result.as_ref().is_err_and(|failure| failure.class == ErrorClass::Conflict)
                 {
@@ -410,12 +413,11 @@ impl Executor {
         &self,
         target: &Target,
         uid: &str,
-        known: Option<&str>,
-        bytes: Vec<u8>,
+        JsonPatch { json, operations, known }: JsonPatch<'_>,
         response_body: ResponseBody,
         fence: &WriteFence,
     ) -> Result<Value, Failure> {
-        let request = self.json_patch_request(target, "", bytes);
+        let request = self.json_patch_request(target, "", json);
         let failure = match self.send("patch", target, request, response_body, Some(fence)).await {
             Err(failure) if failure.reason == reason::INVALID_OBJECT => failure,
             result => return result,
@@ -425,7 +427,10 @@ impl Executor {
             Some(live) if metadata(&live, "uid") != uid => Err(recreated_error(target)),
             // The patch was built for an older version. It may test or remove something that no longer exists, so the
             // error says nothing about its content.
-            Some(live) if known.is_some_and(|known| known != metadata(&live, "resourceVersion")) => {
+            Some(live)
+                if known.is_some_and(|known| known != metadata(&live, "resourceVersion"))
+                    || operations.iter().any(|operation| is_outdated(operation, &live)) =>
+            {
                 Err(Failure::conflict(reason::OBJECT_CHANGED, failure.message))
             }
             Some(_) => Err(failure),
@@ -552,6 +557,21 @@ fn not_serializable(error: &serde_json::Error, verb: &str, target: &Target) -> F
 
 fn metadata<'a>(object: &'a Value, field: &str) -> &'a str {
     object.get("metadata").and_then(|metadata| metadata.get(field)).and_then(Value::as_str).unwrap_or_default()
+}
+
+struct JsonPatch<'a> {
+    json: Vec<u8>,
+    operations: &'a [Operation],
+    /// The newest version of the object in the caches when the patch is sent. It may have been planned before.
+    known: Option<&'a str>,
+}
+
+/// Whether the operation tests or removes something that the object does not have.
+fn is_outdated(operation: &Operation, live: &Value) -> bool {
+    let found = live.pointer(&operation.path).filter(|value| !value.is_null());
+    let expected = operation.expecting.as_ref();
+    let differs = expected.is_some_and(|expected| found != Some(expected).filter(|value| !value.is_null()));
+    differs || operation.value.is_none() && found.is_none()
 }
 
 fn not_found_error(target: &Target) -> Failure {

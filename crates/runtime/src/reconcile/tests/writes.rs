@@ -106,12 +106,16 @@ async fn a_rejected_patch_for_an_older_version_is_a_conflict() {
     let (client, _link) = server.client();
     let executor = Executor::new(client, "tester").observe_writes(&target("a").resource, Arc::new(cache));
     let remove = || patch(&uid, vec![Operation::remove("/data/value")]);
+    let invalid = || patch(&uid, vec![set("/data/a/b/c", "the parent does not exist")]);
     cut.cut();
     server.put(MAPS, json!({ "metadata": { "name": "a", "namespace": "ns" }, "data": {} }));
     assert_eq!(failure(&executor, remove()).await, (ErrorClass::Conflict, reason::OBJECT_CHANGED));
+    assert_eq!(failure(&executor, invalid()).await, (ErrorClass::Conflict, reason::OBJECT_CHANGED));
     cut.restore();
     tokio::time::sleep(Duration::from_secs(1)).await;
-    assert_eq!(failure(&executor, remove()).await, (ErrorClass::Invalid, reason::INVALID_OBJECT));
+    assert_eq!(failure(&executor, invalid()).await, (ErrorClass::Invalid, reason::INVALID_OBJECT));
+    // The cache may have changed after the plan was made.
+    assert_eq!(failure(&executor, remove()).await, (ErrorClass::Conflict, reason::OBJECT_CHANGED));
 }
 
 /// The expected value is encoded as Go encodes JSON.
@@ -160,7 +164,9 @@ async fn a_patch_with_an_outdated_expected_value_changes_nothing() {
     let (executor, _cache, _link) = with_cache(&server).await;
     let expecting =
         |value: &str| patch(&uid, vec![set("/data/other", "new"), set("/data/value", "new").expecting(value.into())]);
-    assert_eq!(failure(&executor, expecting("older")).await.0, ErrorClass::Invalid);
+    // A cache may have changed between the plan and the write.
+    assert_eq!(failure(&executor, expecting("older")).await.0, ErrorClass::Conflict);
+    assert_eq!(failure(&executor, patch(&uid, vec![Operation::remove("/data/gone")])).await.0, ErrorClass::Conflict);
     assert_eq!(server.get(MAPS, "ns", "a").unwrap()["data"], json!({ "value": "old" }));
     assert_eq!(stopped(&executor, expecting("old")).await, Stop::Done);
     assert_eq!(server.get(MAPS, "ns", "a").unwrap()["data"], json!({ "other": "new", "value": "new" }));
