@@ -177,6 +177,7 @@ fn program(settings: &Settings, metrics_tls: Option<&MetricsTls>) -> Program {
         lease: settings.leader_election.then(|| LeaseName { namespace, name: NAME.to_owned() }),
         #[expect(clippy::disallowed_methods, reason = "the identity of a process is random")]
         identity: identity(settings.pod_name.as_deref(), &mut rand::rng()),
+        linger: Duration::ZERO,
     }
 }
 

@@ -54,6 +54,9 @@ pub struct Program {
     /// `None`: no leader election, this process leads.
     pub lease: Option<LeaseName>,
     pub identity: String,
+    /// How long the servers work after the controllers have stopped and the lease is released. Clients of a Service connect to
+    /// a pod until they have received the changed endpoints.
+    pub linger: Duration,
 }
 
 pub struct Listener {
@@ -195,7 +198,7 @@ impl Program {
         let context = Context {
             clients: clients.clone(),
             metrics: metrics.clone(),
-            health,
+            health: health.clone(),
             events,
             identity: self.identity.as_str().into(),
             leader: leader.clone(),
@@ -207,6 +210,12 @@ impl Program {
             () = shutdown.cancelled() => return Ok(()),
             operator = O::start(settings, context) => Arc::new(operator?),
         };
+        let ending = (shutdown.clone(), health.clone());
+        health.spawn("the end of the readiness", async move {
+            ending.0.cancelled().await;
+            ending.1.set_waiting(Some("the end of the process"));
+        });
+        let synced = operator.clone();
         let lead = move |leadership| lead(operator.clone(), leadership);
         let server = config.cluster_url.to_string();
         tracing::info!(
@@ -221,7 +230,9 @@ impl Program {
         let Some(lease) = self.lease else {
             metrics.set_leader(true);
             leader.set(Some(&self.identity));
-            return run_without_lease(&shutdown, lead).await;
+            run_without_lease(&shutdown, lead).await?;
+            tokio::time::sleep(self.linger).await;
+            return Ok(());
         };
         let elector = Elector {
             client: clients.unlimited,
@@ -233,7 +244,14 @@ impl Program {
             metrics,
             leader,
         };
-        Ok(elector.run(&shutdown, lead).await?)
+        // A replica that cannot work must not keep another one from it.
+        tokio::select! {
+            biased;
+            () = shutdown.cancelled() => {}
+            () = synced.caches_synced() => elector.run(&shutdown, lead).await?,
+        }
+        tokio::time::sleep(self.linger).await;
+        Ok(())
     }
 }
 
@@ -331,7 +349,20 @@ mod tests {
             listeners: Vec::new(),
             lease: None,
             identity: "tester-0".to_owned(),
+            linger: Duration::ZERO,
         }
+    }
+
+    /// A kubeconfig for a server on this port of the loopback.
+    fn kubeconfig(test: &str, port: u16) -> PathBuf {
+        let file = std::env::temp_dir().join(format!("kubeconfig-of-{test}-{}", std::process::id()));
+        let text = concat!(
+            r#"{"apiVersion":"v1","kind":"Config","current-context":"c","contexts":[{"name":"c","context":"#,
+            r#"{"cluster":"c","user":"u"}}],"users":[{"name":"u","user":{}}],"clusters":[{"name":"c","cluster":"#,
+            r#"{"server":"http://127.0.0.1:PORT"}}]}"#
+        );
+        std::fs::write(&file, text.replace("PORT", &port.to_string())).unwrap();
+        file
     }
 
     /// Waits for a server that does not answer. The signal arrives meanwhile.
@@ -354,17 +385,46 @@ mod tests {
 
     #[tokio::test]
     async fn a_signal_ends_an_operator_that_is_still_starting() {
-        let file = std::env::temp_dir().join(format!("kubeconfig-of-test-{}", std::process::id()));
-        let kubeconfig = concat!(
-            r#"{"apiVersion":"v1","kind":"Config","current-context":"c","contexts":[{"name":"c","context":"#,
-            r#"{"cluster":"c","user":"u"}}],"users":[{"name":"u","user":{}}],"clusters":[{"name":"c","cluster":"#,
-            r#"{"server":"http://127.0.0.1:1"}}]}"#
-        );
-        std::fs::write(&file, kubeconfig).unwrap();
+        let file = kubeconfig("a-start", 1);
         let shutdown = CancellationToken::new();
         let served = program(file.clone()).serve::<NeverStarts>(shutdown.clone(), shutdown);
         let served = tokio::time::timeout(Duration::from_secs(10), served);
         assert!(served.await.expect("the program still waits for its operator").is_ok());
+        std::fs::remove_file(&file).unwrap();
+    }
+
+    /// Its caches are never complete, for example because a permission is missing.
+    struct NeverSynced;
+
+    impl Operator for NeverSynced {
+        type Settings = ();
+
+        async fn start((): (), _: Context) -> Result<Self, BoxError> {
+            Ok(Self)
+        }
+
+        async fn caches_synced(&self) {
+            std::future::pending().await
+        }
+
+        fn set_leading(&self, _: bool) {
+            panic!("it cannot work");
+        }
+
+        async fn run_controllers(&self, _: Leadership) {}
+    }
+
+    #[tokio::test]
+    async fn a_replica_that_cannot_work_does_not_take_the_lease() {
+        let server = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let file = kubeconfig("a-lease", server.local_addr().unwrap().port());
+        let lease = LeaseName { namespace: "ns".to_owned(), name: "lease".to_owned() };
+        let (shutdown, program) = (CancellationToken::new(), Program { lease: Some(lease), ..program(file.clone()) });
+        let served = tokio::spawn(program.serve::<NeverSynced>((), shutdown.clone()));
+        let request = tokio::time::timeout(Duration::from_millis(500), server.accept()).await;
+        assert!(request.is_err(), "it asked for the lease");
+        shutdown.cancel();
+        assert!(served.await.unwrap().is_ok());
         std::fs::remove_file(&file).unwrap();
     }
 

@@ -210,6 +210,10 @@ impl KubeVirtOperator {
     }
 }
 
+/// The API server sends requests to the webhook of a pod until its endpoints have changed. Together with the end of the
+/// controllers this is shorter than the pod's terminationGracePeriodSeconds, 10.
+const WEBHOOK_LINGER: Duration = Duration::from_secs(3);
+
 fn program(settings: &Settings, namespace: &str, tls: &ServerTls) -> Program {
     Program {
         name: NAME,
@@ -231,5 +235,6 @@ fn program(settings: &Settings, namespace: &str, tls: &ServerTls) -> Program {
         lease: Some(LeaseName { namespace: namespace.to_owned(), name: NAME.to_owned() }),
         #[expect(clippy::disallowed_methods, reason = "the identity of a process is random")]
         identity: identity(settings.pod_name.as_deref(), &mut rand::rng()),
+        linger: WEBHOOK_LINGER,
     }
 }

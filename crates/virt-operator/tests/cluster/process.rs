@@ -66,9 +66,14 @@ async fn the_process_leads_serves_its_endpoints_and_stops_on_sigterm(labs: Arc<S
         ensure!(metrics.lines().any(|line| line.starts_with(name)), "{name} is missing in {metrics}");
     }
     process.signal(Signal::SIGTERM)?;
-    let status = process.wait(Duration::from_secs(5)).await?;
+    process.wait_for_message(message::RELEASED, TIMEOUT).await?;
+    // Its webhooks must work until the API server knows other endpoints.
+    let (status, _) = process.get_over_tls(METRICS_PORT, "/healthz").await?;
+    ensure!(status == 200, "after the release of the lease /healthz responded with {status}");
+    let (status, _) = process.get_over_tls(METRICS_PORT, "/readyz").await?;
+    ensure!(status == 503, "after the release of the lease /readyz responded with {status}");
+    let status = process.wait(TIMEOUT).await?;
     ensure!(status.code() == Some(0), "after SIGTERM the process must exit with 0: {status}");
-    process.wait_for_message(message::RELEASED, Duration::ZERO).await?;
 
     let requests: Vec<_> = lab.audit()?.into_iter().filter(|record| record.user == VIRT_OPERATOR_USER).collect();
     ensure!(!requests.is_empty(), "the process sent no request as its own service account");
