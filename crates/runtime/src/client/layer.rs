@@ -3,10 +3,9 @@
 //! The deadline covers the whole response, including its body. The body of a watch has no deadline, because a watch
 //! stays open. It ends when nothing arrives for longer than the time between two bookmarks, or than the request asked
 //! the server to keep the watch open. The opening of a watch has the same deadline as other requests. kube's watcher
-//! resumes a watch that ended without an error from its last resource version.
+//! resumes such a watch from its last resource version.
 
 use std::{
-    future::ready,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
@@ -14,10 +13,9 @@ use std::{
 };
 
 use bytes::Bytes;
-use futures::StreamExt;
 use http::{Request, Response, StatusCode, header};
 use http_body::Body as HttpBody;
-use http_body_util::{BodyExt, BodyStream, Full, StreamBody, combinators::UnsyncBoxBody};
+use http_body_util::{BodyExt, Full, combinators::UnsyncBoxBody};
 use kube::client::Body;
 use tokio::time::{Instant, timeout_at};
 use tower::{BoxError, Layer, Service};
@@ -37,13 +35,18 @@ use crate::{
 const WATCH_MARGIN: Duration = Duration::from_secs(10);
 /// The API server sends a bookmark about every minute on a watch without changes. A watch that is silent for longer is
 /// dead, or stuck in a balancer or in the server.
-const WATCH_IDLE_TIMEOUT: Duration = Duration::from_secs(90);
+pub(crate) const WATCH_IDLE_TIMEOUT: Duration = Duration::from_secs(90);
 const MAX_RETRY_AFTER_SECONDS: u64 = 300;
 
 /// A request, or the body of its response, took longer than its deadline.
 #[derive(Debug, thiserror::Error)]
 #[error("no response within {0:?}")]
 pub(crate) struct DeadlineExceeded(pub(crate) Duration);
+
+/// A watch sent nothing, not even a bookmark, and was closed.
+#[derive(Debug, thiserror::Error)]
+#[error("the watch was silent for {0:?}")]
+pub(crate) struct SilentWatch(Duration);
 
 /// The request was not sent: the lease expired while the request waited for the rate limit.
 #[derive(Debug, thiserror::Error)]
@@ -168,21 +171,14 @@ where
     DeadlineBody::new(remaining, body).map_err(name_deadline).boxed_unsync()
 }
 
-/// Each frame of a watch must arrive within `idle`. A silent watch ends without an error, so that kube's watcher
-/// resumes it and the cache does not count a failure.
+/// Each frame of a watch must arrive within `idle`.
 fn watch_body<B>(body: B, idle: Duration) -> UnsyncBoxBody<Bytes, BoxError>
 where
     B: HttpBody<Data = Bytes> + Send + 'static,
     B::Error: Into<BoxError>,
 {
-    let frames = BodyStream::new(TimeoutBody::new(idle, body)).take_while(move |frame| {
-        let silent = frame.as_ref().is_err_and(|error| error.is::<TimeoutError>());
-        if silent {
-            tracing::debug!(seconds = idle.as_secs(), "closing a silent watch");
-        }
-        ready(!silent)
-    });
-    StreamBody::new(frames).boxed_unsync()
+    let name_silence = move |error: BoxError| if error.is::<TimeoutError>() { SilentWatch(idle).into() } else { error };
+    TimeoutBody::new(idle, body).map_err(name_silence).boxed_unsync()
 }
 
 /// The body that replaces the one of a 429. Errors do not keep the header `Retry-After`, so its value moves into the

@@ -11,6 +11,11 @@ mod bucket;
 mod layer;
 mod pages;
 mod rate;
+/// Whether an error, or one that it was caused by, is an `E`.
+pub(crate) fn is_caused_by<E: std::error::Error + 'static>(error: &(dyn std::error::Error + 'static)) -> bool {
+    std::iter::successors(Some(error), |error| error.source()).any(|error| error.is::<E>())
+}
+
 #[cfg(test)]
 mod tests;
 
@@ -29,7 +34,7 @@ use kube::{
 use tower::{BoxError, ServiceBuilder};
 
 pub use self::bucket::Bucket;
-pub(crate) use self::layer::{ClientLayer, DeadlineExceeded, NotLeading};
+pub(crate) use self::layer::{ClientLayer, DeadlineExceeded, NotLeading, SilentWatch, WATCH_IDLE_TIMEOUT};
 use crate::{metrics::Metrics, root_cause::root_cause};
 
 /// Longer than the usual timeout of a webhook, shorter than the deadline of a reconcile.

@@ -102,9 +102,15 @@ async fn a_page_with_too_many_bytes_is_asked_for_again_with_fewer_objects() {
     for _ in 0..2 {
         assert_eq!(api.list(&page).await.unwrap().items.len(), 6);
     }
+    // The objects may be smaller after some time. All pages of one list have the same size.
+    tokio::time::advance(Duration::from_secs(600)).await;
+    assert_eq!(api.list(&page.clone().continue_token("next")).await.unwrap().items.len(), 6);
+    let error = api.list(&page).await.unwrap_err();
+    assert!(root_cause(&error).contains("100 objects in one page"), "{error:?}");
     assert_eq!(api.list(&page.clone().limit(1)).await.unwrap().items.len(), 1, "a smaller page is not enlarged");
     let limits = asked_for.lock().iter().map(|query| query.replace("labelSelector=a%3Db", "S")).collect::<Vec<_>>();
-    assert_eq!(limits, ["S&limit=100", "S&limit=25", "S&limit=6", "S&limit=6", "S&limit=1"]);
+    let (next, first) = ("S&continue=next&limit=6", "S&limit=100");
+    assert_eq!(limits, [first, "S&limit=25", "S&limit=6", "S&limit=6", next, first, "S&limit=1"]);
 }
 
 /// Otherwise the server may execute a write that waits in it when another replica leads.
@@ -132,6 +138,8 @@ async fn a_silent_watch_ends_after_its_timeout_and_a_margin_not_at_the_deadline(
     let begin = Instant::now();
     let mut watch = api.watch(&WatchParams::default().timeout(60), "1").await.unwrap().boxed();
     assert!(watch.next().await.unwrap().is_ok());
+    let error = watch.next().await.unwrap().unwrap_err();
+    assert!(is_caused_by::<SilentWatch>(&error), "{error:?}");
     assert!(watch.next().await.is_none());
     assert_eq!(begin.elapsed(), Duration::from_secs(70));
 }

@@ -89,7 +89,8 @@ impl ListSelector {
             (_, _, true) => event.event,
             _ => return None,
         };
-        Some(format!("{}\n", json!({ "type": kind, "object": event.object })))
+        // The API server sends the type first.
+        Some(format!("{{\"type\":\"{kind}\",\"object\":{}}}\n", event.object))
     }
 }
 
@@ -106,6 +107,8 @@ pub(crate) enum LinkFault {
     RetryAfter(Verb, u32),
     /// The request has its effect, and no response arrives.
     LoseResponse(Verb),
+    /// The next watch is accepted, and nothing is sent.
+    DeafWatch,
 }
 
 /// The network between one client and the server.
@@ -143,6 +146,7 @@ impl Link {
             LinkFault::Reject(faulty, _) | LinkFault::RetryAfter(faulty, _) | LinkFault::LoseResponse(faulty) => {
                 *faulty == verb
             }
+            LinkFault::DeafWatch => verb == Verb::Watch,
         })?;
         faults.remove(at)
     }
@@ -247,7 +251,18 @@ impl TestApiServer {
         self.publish(&mut state, &path, "DELETED", object);
     }
 
-    async fn serve(&self, request: Request<Body>, link: Arc<Link>) -> TestResponse {
+    /// The API server sends one about every minute.
+    fn bookmarks(self: &Arc<Self>) -> impl futures::Stream<Item = String> + Send + use<> {
+        stream::unfold(self.clone(), |server| async {
+            tokio::time::sleep(Duration::from_secs(60)).await;
+            let version = server.state.lock().version;
+            let object =
+                json!({ "apiVersion": "v1", "kind": "X", "metadata": { "resourceVersion": version.to_string() } });
+            Some((format!("{{\"type\":\"BOOKMARK\",\"object\":{object}}}\n"), server))
+        })
+    }
+
+    async fn serve(self: &Arc<Self>, request: Request<Body>, link: Arc<Link>) -> TestResponse {
         let verb = Verb::from_request(request.method(), request.uri());
         link.requests.lock().push((verb, request.uri().to_string()));
         link.wait_until_up().await;
@@ -257,6 +272,9 @@ impl TestApiServer {
         }
         if let Some(LinkFault::RetryAfter(_, seconds)) = fault {
             return rejection(429, "TooManyRequests", json!({ "retryAfterSeconds": seconds }));
+        }
+        if matches!(fault, Some(LinkFault::DeafWatch)) {
+            return Response::new(StreamBody::new(stream::pending::<Result<_, BoxError>>()).boxed_unsync());
         }
         let (parts, body) = request.into_parts();
         let body = body.collect_bytes().await.unwrap();
@@ -269,7 +287,13 @@ impl TestApiServer {
     }
 
     #[expect(clippy::result_large_err, reason = "a rejection is a response too, and this is a test")]
-    fn respond(&self, verb: Verb, parts: &Parts, body: &Bytes, link: &Arc<Link>) -> Result<TestResponse, TestResponse> {
+    fn respond(
+        self: &Arc<Self>,
+        verb: Verb,
+        parts: &Parts,
+        body: &Bytes,
+        link: &Arc<Link>,
+    ) -> Result<TestResponse, TestResponse> {
         let (path, sub) = parse_path(parts.uri.path());
         let query: BTreeMap<String, String> = parts
             .uri
@@ -316,7 +340,14 @@ impl TestApiServer {
                 let lines = stream::iter(past)
                     .chain(live)
                     .filter_map(move |event| std::future::ready(selector.watch_line(&event)));
-                let frames = lines.then(move |line| {
+                let lines = stream::select(lines, self.bookmarks());
+                let seconds = query.get("timeoutSeconds").map_or(u64::MAX, |seconds| seconds.parse().unwrap());
+                let closing = link.clone();
+                let close = async move {
+                    tokio::time::sleep(Duration::from_secs(seconds)).await;
+                    closing.wait_until_up().await;
+                };
+                let frames = lines.take_until(Box::pin(close)).then(move |line| {
                     let link = link.clone();
                     async move {
                         link.wait_until_up().await;

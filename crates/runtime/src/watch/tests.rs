@@ -267,6 +267,44 @@ async fn a_dead_watch_is_resumed_without_a_list() {
     assert_eq!(link.count(Verb::List), 1);
 }
 
+/// The API server accepts any depth in `managedFields`, and `serde_json` fails at a depth of 128.
+#[tokio::test(start_paused = true)]
+async fn an_object_of_any_depth_does_not_stop_the_others() {
+    let deep = |name: &str| {
+        let fields = (0..5000).fold(json!({}), |inner, _| json!({ "f:a": inner }));
+        let mut object = map(name, "deep");
+        object["metadata"]["managedFields"] = json!([{ "manager": "x", "fieldsType": "FieldsV1", "fieldsV1": fields }]);
+        object
+    };
+    let server = TestApiServer::new();
+    server.put(MAPS, deep("a"));
+    server.put(MAPS, map("b", "1"));
+    let (cache, _changes, link, _stop) = cache(&server, 10);
+    cache.ready().await;
+    assert_eq!((cache.len(), cache.unreadable_count()), (2, 0));
+    until(|| link.count(Verb::Watch) == 1).await;
+    server.put(MAPS, deep("c"));
+    server.put(MAPS, map("b", "2"));
+    until(|| cache.get(&key("b")).is_some_and(|value| *value == "2")).await;
+    assert_eq!((cache.len(), cache.unreadable_count(), link.count(Verb::List)), (3, 0, 1));
+    assert_eq!(cache.get(&key("c")).as_deref(), Some(&"deep".to_owned()));
+}
+
+/// As after the restore of etcd from a backup: the version to resume from is in the future.
+#[tokio::test(start_paused = true)]
+async fn a_watch_that_is_silent_again_after_it_was_resumed_is_replaced_by_a_list() {
+    let server = TestApiServer::new();
+    let (cache, _changes, link, _stop) = cache(&server, 10);
+    link.faults.lock().extend([LinkFault::DeafWatch, LinkFault::DeafWatch]);
+    cache.ready().await;
+    until(|| link.count(Verb::Watch) == 1).await;
+    server.put(MAPS, map("a", "1"));
+    tokio::time::sleep(Duration::from_secs(95)).await;
+    assert!(cache.is_empty() && link.count(Verb::List) == 1, "it is resumed first");
+    tokio::time::sleep(Duration::from_secs(95)).await;
+    assert_eq!((cache.len(), link.count(Verb::List), link.count(Verb::Watch)), (1, 2, 3));
+}
+
 /// One object of another form does not stop the others.
 #[tokio::test(start_paused = true)]
 async fn an_unreadable_object_is_skipped_and_counted_until_it_is_corrected_or_deleted() {

@@ -23,7 +23,10 @@ use super::{
     Cache, IndexFn, ResourceVersion, Scope, SyncState, UnreadableObjects, WatchStatus, entry,
     parsed::{Parsed, parsed_api},
 };
-use crate::{backoff::Backoff, client::REQUEST_DEADLINE};
+use crate::{
+    backoff::Backoff,
+    client::{REQUEST_DEADLINE, SilentWatch, WATCH_IDLE_TIMEOUT, is_caused_by},
+};
 
 /// Which objects of a kind are watched, and how.
 #[derive(Clone, Debug)]
@@ -137,6 +140,7 @@ async fn run<T, V>(
     let mut last_failure: Option<Instant> = None;
     // The watches in a row that the server refused to resume.
     let mut refused = 0;
+    let mut last_silence: Option<Instant> = None;
     // The remaining quick retries after `Cache::retry_now`.
     let mut quick_retries = 0;
     loop {
@@ -150,6 +154,16 @@ async fn run<T, V>(
                     (failures, refused) = (0, 0);
                 }
                 apply(&cache, &kind, event, project);
+                continue;
+            }
+            Some(Err(error)) if is_caused_by::<SilentWatch>(&error) => {
+                // The connection may be dead, so kube's watcher resumes the watch. A server that was restored from a
+                // backup accepts a version of the future and then sends nothing until it has reached that version.
+                if last_silence.replace(Instant::now()).is_some_and(|at| at.elapsed() < SILENT_AGAIN) {
+                    tracing::warn!(kind, "watch was silent again after it was resumed; listing the kind");
+                    last_silence = None;
+                    events = open();
+                }
                 continue;
             }
             Some(Err(error)) => error,
@@ -201,6 +215,9 @@ async fn run<T, V>(
 
 /// The watches in a row that a server refuses before the kind is listed again.
 const LIST_AFTER_REFUSALS: u32 = 5;
+
+/// A watch that was resumed and is silent again ends after this time at the latest.
+const SILENT_AGAIN: Duration = WATCH_IDLE_TIMEOUT.saturating_add(REQUEST_DEADLINE);
 
 /// The API server serves a kind some time after its CRD is created: the CRD must become established, its API must be
 /// published and its storage opened. The first list therefore waits a little, and fails a few times at most.
