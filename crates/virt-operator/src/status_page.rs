@@ -16,7 +16,7 @@ use vitivirt_install::{
 use vitivirt_page::{
     Page, PageHeader, PageRequest, Pages,
     layout::{REFRESH, Replica},
-    parts::badge,
+    parts::{badge, message},
 };
 use vitivirt_runtime::{program::Context, server::Bind};
 
@@ -143,7 +143,7 @@ fn condition_row(condition: &KubeVirtCondition) -> Markup {
             td data-label="condition" { (condition.condition_type) }
             td data-label="status" { (badge(state, &condition.status)) }
             td data-label="reason" { (condition.reason) }
-            td data-label="message" { (condition.message) }
+            td data-label="message" { (message(&condition.message)) }
         }
     }
 }

@@ -56,6 +56,7 @@ pub use status::{DiskStatus, EffectiveResources, MachineStatus};
     printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#,
     printcolumn = r#"{"name":"VM","type":"string","priority":1,"jsonPath":".status.vmName"}"#,
     printcolumn = r#"{"name":"Restart","type":"string","priority":1,"jsonPath":".status.conditions[?(@.type==\"RestartRequired\")].status"}"#,
+    printcolumn = r#"{"name":"Rejected","type":"string","priority":1,"jsonPath":".status.conditions[?(@.type==\"ChangesRejected\")].status"}"#,
     printcolumn = r#"{"name":"Diagnosis","type":"string","priority":1,"jsonPath":".status.diagnosis"}"#
 )]
 #[serde(rename_all = "camelCase")]

@@ -13,7 +13,7 @@ use vitivirt_machine::view::{MachineRow, cpus, machine_tree};
 use vitivirt_page::{
     Page, PageHeader, PageRequest, Pages,
     layout::{REFRESH, Replica},
-    parts::{badge, cards, reason, tree},
+    parts::{badge, cards, message, reason, tree},
 };
 use vitivirt_runtime::{
     program::Context,
@@ -172,7 +172,7 @@ impl MachinePages {
         let row = MachineRow::new(&observed.machine);
         let body = html! {
             p { (state(&row)) @if !row.ready && !row.reason.is_empty() { " " (reason(&row.reason)) } }
-            @if let Some(diagnosis) = &row.diagnosis { p { (diagnosis) } }
+            @if let Some(diagnosis) = &row.diagnosis { p { (message(diagnosis)) } }
             (tree(&machine_tree(&observed, None)))
         };
         Some(Page { title: format!("Machine {}/{}", row.namespace, row.name), refresh: REFRESH, body })
@@ -214,7 +214,7 @@ fn problems(rows: &Rows, now: i64, none: &str) -> Markup {
                         td data-label="Machine" { (link(row)) }
                         td data-label="phase" { (state(row)) }
                         td data-label="reason" { @if !row.reason.is_empty() { (reason(&row.reason)) } }
-                        td data-label="diagnosis" { (row.diagnosis.as_deref().unwrap_or_default()) }
+                        td data-label="diagnosis" { (message(row.diagnosis.as_deref().unwrap_or_default())) }
                         td data-label="age" { (age(now - row.created)) }
                     }
                 }
