@@ -11,8 +11,6 @@ const NAME: &str = "kubevirt-operator-controller-manager";
 const METRICS: &str = "kubevirt-operator-metrics";
 const METRICS_PORT: u16 = 8080;
 const HEALTH_PORT: u16 = 8081;
-/// The image has no user database, so the user is a number.
-const USER: u32 = 65532;
 
 /// The labels that select the operator's pods.
 fn selector() -> BTreeMap<&'static str, &'static str> {
@@ -51,12 +49,8 @@ pub(super) fn deployment() -> Value {
 fn pod() -> Value {
     json!({
         "serviceAccountName": ACCOUNT,
-        "securityContext": {
-            "runAsNonRoot": true,
-            "runAsUser": USER,
-            "runAsGroup": USER,
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
+        // Without a user: the image has a numeric one, and OpenShift assigns each namespace its own range.
+        "securityContext": {"runAsNonRoot": true, "seccompProfile": {"type": "RuntimeDefault"}},
         // The operator gives up its Lease when it receives SIGTERM.
         "terminationGracePeriodSeconds": 10,
         "containers": [{
