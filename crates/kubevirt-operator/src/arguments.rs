@@ -8,6 +8,7 @@ use clap::{
     builder::{BoolishValueParser, EnumValueParser},
     value_parser,
 };
+use vitivirt_api::text::is_subdomain;
 use vitivirt_cli::{
     CHECK_EXIT_STATUS, CheckArguments, CompletionsArguments, DurationParser, EXIT_STATUS, RENDER_EXIT_STATUS, Setting,
     optional_namespace, setting,
@@ -17,7 +18,10 @@ use vitivirt_runtime::{
     telemetry::{LogFormat, LogLevel},
 };
 
-use crate::commands::{plan::PlanArguments, render::RenderArguments};
+use crate::{
+    commands::{plan::PlanArguments, render::RenderArguments},
+    rbac,
+};
 
 const INTERVAL: DurationParser =
     DurationParser { least: Duration::from_secs(1), most: Duration::from_secs(24 * 60 * 60) };
@@ -27,6 +31,11 @@ const ADDRESS_EXPECTED: &str = "must be an address and a port such as 127.0.0.1:
 /// A path, or none when the text is empty, as a variable of a Deployment can be.
 fn optional_folder(text: &str) -> Result<Option<PathBuf>, Infallible> {
     Ok((!text.is_empty()).then(|| text.into()))
+}
+
+fn service_account_name(text: &str) -> Result<String, &'static str> {
+    let is_name = is_subdomain(text);
+    is_name.then(|| text.to_owned()).ok_or("must consist of lower-case letters, digits, hyphens and periods")
 }
 
 #[derive(Debug, Parser)]
@@ -73,9 +82,38 @@ pub(crate) enum Command {
     /// Prints one line per check, with a remedy if it does not pass. It checks the permissions of the operator's
     /// service account; with --pre, those of your own account, which must be able to install the operator.
     #[command(after_help = CHECK_EXIT_STATUS)]
-    Check(CheckArguments),
+    Check(OperatorCheckArguments),
     /// Print a shell completion script
     Completions(CompletionsArguments),
+}
+
+#[derive(Debug, Clone, Args)]
+pub(crate) struct OperatorCheckArguments {
+    #[command(flatten)]
+    pub(crate) common: CheckArguments,
+    /// Namespace whose Machines are reconciled; empty for all namespaces
+    ///
+    /// The operator's account then needs its permissions in this namespace only. If it has them in all namespaces, the
+    /// check warns.
+    #[arg(
+        long,
+        value_name = "NAMESPACE",
+        env = "WATCH_NAMESPACE",
+        default_value = "",
+        hide_default_value = true,
+        value_parser = setting(optional_namespace, NAMESPACE_EXPECTED)
+    )]
+    pub(crate) watch_namespace: Setting<Option<String>>,
+    /// Name of the operator's service account. Default: the one in its manifests
+    #[arg(long, value_name = "NAME", value_parser = service_account_name, conflicts_with = "pre")]
+    pub(crate) service_account: Option<String>,
+}
+
+impl OperatorCheckArguments {
+    /// The name of the operator's service account.
+    pub(crate) fn account(&self) -> &str {
+        self.service_account.as_deref().unwrap_or(rbac::ACCOUNT)
+    }
 }
 
 #[derive(Debug, Clone, Args)]
@@ -327,6 +365,26 @@ mod tests {
         assert!(settings.leader_election);
         assert_eq!(settings.watch_namespace, None);
         assert_eq!(settings, parse(&["run"]).unwrap());
+    }
+
+    fn check(words: &[&str]) -> Result<OperatorCheckArguments> {
+        let arguments = Arguments::try_parse_from([&["kubevirt-operator", "check"], words].concat())?;
+        match arguments.command {
+            Some(Command::Check(check)) => Ok(check),
+            other => bail!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn check_uses_the_account_of_the_manifests_unless_it_gets_another() {
+        let default = check(&["--watch-namespace="]).unwrap();
+        assert_eq!((default.account(), default.watch_namespace.clone().get().unwrap()), (rbac::ACCOUNT, None));
+        let other = check(&["--watch-namespace", "shop", "--service-account", "machines"]).unwrap();
+        assert_eq!((other.account(), other.watch_namespace.clone().get().unwrap()), ("machines", Some("shop".into())));
+        assert!(check(&["--pre", "--watch-namespace", "shop"]).is_ok());
+        for invalid in [&["--service-account", "A_B"][..], &["--pre", "--service-account", "machines"]] {
+            assert!(check(invalid).is_err(), "{invalid:?}");
+        }
     }
 
     #[test]

@@ -34,7 +34,6 @@ const WRITTEN: [(&str, &[&str], &[&str]); 5] = [
 /// The operator's account can create only objects with the operator's label, and can change and delete only objects that
 /// belong to a Machine. A client that gets its token cannot change other objects of the cluster.
 pub fn own_objects(name: &str, namespace: &str, account: &str) -> ValidatingAdmissionPolicy {
-    let user = format!("system:serviceaccount:{namespace}:{account}");
     policy(
         name,
         ValidatingAdmissionPolicySpec {
@@ -43,7 +42,7 @@ pub fn own_objects(name: &str, namespace: &str, account: &str) -> ValidatingAdmi
             )),
             match_conditions: Some(vec![MatchCondition {
                 name: "sent-by-the-operator".to_owned(),
-                expression: format!("request.userInfo.username == '{user}'"),
+                expression: is_sent_by(namespace, account),
             }]),
             variables: Some(vec![
                 variable("labels", &labels_of("object")),
@@ -56,6 +55,11 @@ pub fn own_objects(name: &str, namespace: &str, account: &str) -> ValidatingAdmi
             ..ValidatingAdmissionPolicySpec::default()
         },
     )
+}
+
+/// Whether a ServiceAccount sends the request.
+pub(crate) fn is_sent_by(namespace: &str, account: &str) -> String {
+    format!("request.userInfo.username == 'system:serviceaccount:{namespace}:{account}'")
 }
 
 fn labels_of(object: &str) -> String {

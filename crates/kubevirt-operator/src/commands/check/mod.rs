@@ -9,6 +9,7 @@ use std::{process::ExitCode, sync::Arc};
 use anyhow::{Context, anyhow};
 use k8s_openapi::{
     api::{
+        admissionregistration::v1::ValidatingAdmissionPolicy,
         core::v1::{Namespace, Node},
         storage::v1::StorageClass,
     },
@@ -23,9 +24,7 @@ use vitivirt_api::{
     kubevirt::KubeVirt,
     resources::{import_source_resource, network_attachment_resource},
 };
-use vitivirt_cli::{
-    Check, CheckArguments, CheckReport, CommandResult, check_lease, check_permissions, check_server_version,
-};
+use vitivirt_cli::{Check, CheckReport, CommandResult, check_lease, check_permissions, check_server_version};
 use vitivirt_runtime::{
     access::{Account, Permission, missing_permissions},
     client::{configuration, connect},
@@ -34,30 +33,33 @@ use vitivirt_runtime::{
     root_cause::root_cause,
 };
 
-use crate::{crd_guard::OWN_FIELDS, manifests, rbac};
+use crate::{arguments::OperatorCheckArguments, crd_guard::OWN_FIELDS, manifests, rbac};
 
 const LEASE: &str = "kubevirt-operator";
 
-pub(crate) fn run(arguments: &CheckArguments) -> CommandResult<ExitCode> {
+pub(crate) fn run(arguments: &OperatorCheckArguments) -> CommandResult<ExitCode> {
+    let watched = arguments.watch_namespace.clone().get()?;
     let tokio = tokio::runtime::Builder::new_current_thread().enable_all().build().context("starting")?;
-    let report = tokio.block_on(check(arguments))?;
-    report.print(&arguments.output)?;
+    let report = tokio.block_on(check(arguments, watched))?;
+    report.print(&arguments.common.output)?;
     Ok(report.exit_code())
 }
 
-async fn check(arguments: &CheckArguments) -> anyhow::Result<CheckReport> {
-    let cluster = &arguments.cluster;
+async fn check(arguments: &OperatorCheckArguments, watched: Option<String>) -> anyhow::Result<CheckReport> {
+    let common = &arguments.common;
+    let cluster = &common.cluster;
     let config = configuration(cluster.kubeconfig.as_deref(), cluster.context.as_deref()).await?;
     let agent = concat!("kubevirt-operator/", env!("CARGO_PKG_VERSION"));
     let client = connect(&config, agent, None, &Arc::new(Metrics::new("check")))?.rate_limited;
     let version = client.apiserver_version().await;
     let version = version
         .map_err(|error| anyhow!("cannot reach the API server {}: {}", config.cluster_url, root_cause(&error)))?;
-    let reader = Reader {
-        client,
-        pre: arguments.pre,
-        namespace: arguments.namespace.clone().unwrap_or_else(|| rbac::NAMESPACE.to_owned()),
+    let namespace = common.namespace.clone().unwrap_or_else(|| rbac::NAMESPACE.to_owned());
+    let account = match &arguments.service_account {
+        Some(name) => Account::ServiceAccount { namespace: namespace.clone(), name: name.clone() },
+        None => Account::of_operator(&namespace, rbac::ACCOUNT),
     };
+    let reader = Reader { client, pre: common.pre, namespace, watched, account };
     let mut checks = vec![check_server_version(&version.major, &version.minor, &version.git_version)];
     for (name, field) in OWN_FIELDS {
         let crd = find_crd(&reader.client, name).await;
@@ -65,6 +67,8 @@ async fn check(arguments: &CheckArguments) -> anyhow::Result<CheckReport> {
     }
     checks.push(reader.permissions().await);
     if !reader.pre {
+        checks.extend(reader.other_namespaces().await);
+        checks.push(reader.admission_policy(arguments.account()).await);
         checks.push(reader.operator().await);
     }
     checks.push(reader.pod_security().await);
@@ -78,7 +82,12 @@ async fn check(arguments: &CheckArguments) -> anyhow::Result<CheckReport> {
 struct Reader {
     client: Client,
     pre: bool,
+    /// The namespace of the operator.
     namespace: String,
+    /// The namespace of the Machines. `None`: all namespaces.
+    watched: Option<String>,
+    /// The account of the operator.
+    account: Account,
 }
 
 /// The result of a check, or a warning that the cluster did not answer.
@@ -93,24 +102,38 @@ impl Reader {
     /// Before the installation: of the user, who must have every permission that the roles grant. Afterwards: of the
     /// operator's account, which is the own account in its pod.
     async fn permissions(&self) -> Check {
-        let mut needed = Permission::of_rules(&rbac::manager_rules(), None);
-        needed.extend(Permission::of_rules(&rbac::lease_rules(), Some(&self.namespace)));
+        let watched = self.watched.as_deref();
+        let mut needed = results::needed_permissions(&self.namespace, watched);
         let (account, who, remedy) = if self.pre {
             match manifests::installed_kinds() {
                 Ok(kinds) => needed.extend(kinds.iter().map(Permission::to_create)),
                 Err(error) => return Check::unknown("Permissions", &format!("{error:#}")),
             }
-            (Account::Own, "your account".to_owned(), "use an account of a cluster administrator")
+            (Account::Own, "your account".to_owned(), "use an account of a cluster administrator".to_owned())
         } else {
-            let account = Account::of_operator(&self.namespace, rbac::ACCOUNT);
-            let who = account.to_string();
-            (account, who, "apply config/rbac again")
+            (self.account.clone(), self.account.to_string(), results::permissions_remedy(watched))
         };
         let missing = missing_permissions(&self.client, &account, needed).await;
         found("Permissions", missing, |missing| {
             let texts: Vec<String> = missing.iter().map(ToString::to_string).collect();
-            check_permissions(&who, &texts, remedy)
+            check_permissions(&who, &texts, &remedy)
         })
+    }
+
+    /// Of an operator for one namespace: whether its account has permissions in the other ones too.
+    async fn other_namespaces(&self) -> Option<Check> {
+        let watched = self.watched.as_deref()?;
+        let everywhere = results::permission_of_all_namespaces();
+        let missing = missing_permissions(&self.client, &self.account, [everywhere]).await;
+        Some(found("Other namespaces", missing, |missing| {
+            results::other_namespaces(&self.account.to_string(), watched, missing.is_empty())
+        }))
+    }
+
+    async fn admission_policy(&self, account: &str) -> Check {
+        let api: Api<ValidatingAdmissionPolicy> = Api::all(self.client.clone());
+        let policies = api.list(&ListParams::default()).await;
+        found("Admission policy", policies, |list| results::admission_policy(&list.items, &self.namespace, account))
     }
 
     async fn operator(&self) -> Check {

@@ -1,17 +1,20 @@
 //! What the answers of a cluster mean for Machines.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::{
-    api::{core::v1::Node, storage::v1::StorageClass},
+    api::{
+        admissionregistration::v1::ValidatingAdmissionPolicy, core::v1::Node, rbac::v1::PolicyRule,
+        storage::v1::StorageClass,
+    },
     apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
 };
 use kube::ResourceExt;
 use vitivirt_api::{docs_url, kubevirt::KubeVirt};
 use vitivirt_cli::Check;
-use vitivirt_runtime::preflight::is_established;
+use vitivirt_runtime::{access::Permission, preflight::is_established};
 
-use crate::{cache::ClassEntry, crd_guard::check_crd};
+use crate::{cache::ClassEntry, crd_guard::check_crd, policies, rbac};
 
 pub(super) const POD_SECURITY: &str = "pod-security.kubernetes.io/enforce";
 /// The device that virt-handler offers on nodes with hardware virtualization.
@@ -37,12 +40,95 @@ pub(super) fn own_crd(name: &str, field: &str, crd: Option<&CustomResourceDefini
     }
 }
 
+/// The page about an operator for one namespace.
+const ONE_NAMESPACE: &str = "tenants.md#an-operator-for-one-namespace";
+
+/// What the operator's account needs. If it watches one namespace, it has the permissions there, and in the cluster only
+/// those that a Role cannot grant.
+pub(super) fn needed_permissions(namespace: &str, watched: Option<&str>) -> BTreeSet<Permission> {
+    let (of_namespace, of_cluster): (Vec<PolicyRule>, Vec<PolicyRule>) =
+        rbac::manager_rules().into_iter().partition(rbac::is_namespaced);
+    let mut needed = Permission::of_rules(&of_namespace, watched);
+    needed.extend(Permission::of_rules(&of_cluster, None));
+    needed.extend(Permission::of_rules(&rbac::lease_rules(), Some(namespace)));
+    needed
+}
+
+/// `config/rbac` is not the remedy for an operator of one namespace: it grants the permissions in all namespaces.
+pub(super) fn permissions_remedy(watched: Option<&str>) -> String {
+    let page = docs_url(ONE_NAMESPACE);
+    match watched {
+        None => format!(
+            "run `helm upgrade`, or `kubectl apply -f config/rbac/`; if the operator watches one namespace, set \
+             --watch-namespace instead; see {page}"
+        ),
+        Some(namespace) => format!(
+            "run `helm upgrade`, or apply your Kustomization for namespace {namespace} again; do not apply config/rbac: \
+             it grants the permissions in all namespaces; see {page}"
+        ),
+    }
+}
+
+/// A permission that an operator for one namespace does not have elsewhere.
+pub(super) fn permission_of_all_namespaces() -> Permission {
+    Permission { verb: "list".to_owned(), resource: "secrets".to_owned(), ..Permission::default() }
+}
+
+/// Of an operator for one namespace. `everywhere`: whether it has [`permission_of_all_namespaces`].
+pub(super) fn other_namespaces(account: &str, watched: &str, everywhere: bool) -> Check {
+    let name = "Other namespaces";
+    if !everywhere {
+        return Check::ok(name, format!("{account} cannot list Secrets outside of namespace {watched}"));
+    }
+    Check::warning(
+        name,
+        format!("{account} can list the Secrets of all namespaces, and the operator needs only those of {watched}"),
+        format!(
+            "delete the ClusterRoleBinding {}, which config/rbac creates; see {}",
+            rbac::MANAGER_BINDING,
+            docs_url(ONE_NAMESPACE)
+        ),
+    )
+}
+
+/// Whether a ValidatingAdmissionPolicy restricts the operator's account to objects of Machines. The chart adds the
+/// namespace of the operator to its name if the operator watches one namespace.
+pub(super) fn admission_policy(found: &[ValidatingAdmissionPolicy], namespace: &str, account: &str) -> Check {
+    let name = "Admission policy";
+    let user = policies::is_sent_by(namespace, account);
+    let own: Vec<&ValidatingAdmissionPolicy> =
+        found.iter().filter(|policy| policy.name_any().starts_with(policies::OWN_OBJECTS)).collect();
+    let names_account = |policy: &&&ValidatingAdmissionPolicy| {
+        let conditions = policy.spec.iter().flat_map(|spec| spec.match_conditions.iter().flatten());
+        conditions.into_iter().any(|condition| condition.expression == user)
+    };
+    if let Some(policy) = own.iter().find(names_account) {
+        let message = format!("{} restricts ServiceAccount {namespace}/{account}", policy.name_any());
+        return Check::ok(name, message);
+    }
+    let problem = if own.is_empty() {
+        format!("ValidatingAdmissionPolicy {} not found", policies::OWN_OBJECTS)
+    } else {
+        format!("no ValidatingAdmissionPolicy {} names ServiceAccount {namespace}/{account}", policies::OWN_OBJECTS)
+    };
+    let remedy = if (namespace, account) == (rbac::NAMESPACE, rbac::ACCOUNT) {
+        "apply config/rbac/3_own_objects.yaml, or set policies.ownObjects of the chart"
+    } else {
+        "set policies.ownObjects of the chart; config/rbac names only the namespace and account of its own manifests"
+    };
+    Check::warning(name, format!("{problem}, so RBAC alone limits what the account can change"), remedy)
+}
+
 /// The operator's pod fits every level, so only a namespace that does not exist is an error.
 pub(super) fn pod_security(namespace: &str, labels: Option<&BTreeMap<String, String>>, pre: bool) -> Check {
     let name = "Pod security";
     match labels {
         None if pre => Check::ok(name, format!("Namespace {namespace} does not exist yet")),
-        None => Check::failed(name, format!("Namespace {namespace} not found"), "apply config/rbac"),
+        None => Check::failed(
+            name,
+            format!("Namespace {namespace} not found"),
+            "install the operator, or set --namespace to the namespace of its pods",
+        ),
         Some(labels) => {
             let level = labels.get(POD_SECURITY).map_or("no level".to_owned(), |level| format!("the level {level}"));
             Check::ok(name, format!("Namespace {namespace} has {level}; the operator's pod is allowed at every level"))
@@ -160,6 +246,55 @@ mod tests {
 
     fn statuses(checks: &[Check]) -> Vec<(String, CheckStatus)> {
         checks.iter().map(|check| (check.name.clone(), check.status)).collect()
+    }
+
+    #[test]
+    fn an_operator_for_one_namespace_needs_only_cluster_kinds_elsewhere() {
+        let everywhere = |watched: Option<&str>| -> Vec<String> {
+            let needed = needed_permissions("system", watched);
+            needed.iter().filter(|permission| permission.namespace.is_none()).map(ToString::to_string).collect()
+        };
+        let of_cluster = [
+            "list customresourcedefinitions.apiextensions.k8s.io",
+            "list storageclasses.storage.k8s.io",
+            "watch customresourcedefinitions.apiextensions.k8s.io",
+            "watch storageclasses.storage.k8s.io",
+        ];
+        assert_eq!(everywhere(Some("shop")), of_cluster);
+        assert!(everywhere(None).contains(&permission_of_all_namespaces().to_string()));
+        let texts: Vec<String> = needed_permissions("system", Some("shop")).iter().map(ToString::to_string).collect();
+        for expected in ["list secrets in namespace shop", "update leases.coordination.k8s.io in namespace system"] {
+            assert!(texts.iter().any(|text| text == expected), "{expected} is not in {texts:?}");
+        }
+        assert_eq!(needed_permissions("system", None).len(), needed_permissions("system", Some("shop")).len());
+    }
+
+    #[test]
+    fn a_remedy_for_one_namespace_does_not_grant_permissions_in_all_namespaces() {
+        assert!(permissions_remedy(None).contains("kubectl apply -f config/rbac/"));
+        let remedy = permissions_remedy(Some("shop"));
+        assert!(remedy.contains("do not apply config/rbac") && remedy.contains("namespace shop"), "{remedy}");
+        assert_eq!(other_namespaces("a", "shop", false).status, CheckStatus::Ok);
+        let wide = other_namespaces("a", "shop", true);
+        assert_eq!(wide.status, CheckStatus::Warning);
+        assert!(wide.remedy.unwrap().contains(rbac::MANAGER_BINDING));
+    }
+
+    #[test]
+    fn a_policy_must_name_the_account() {
+        let of = |name: &str, namespace: &str| policies::own_objects(name, namespace, rbac::ACCOUNT);
+        let config = of(policies::OWN_OBJECTS, rbac::NAMESPACE);
+        let check = |found: &[ValidatingAdmissionPolicy], namespace| admission_policy(found, namespace, rbac::ACCOUNT);
+        assert_eq!(check(&[config.clone()], rbac::NAMESPACE).status, CheckStatus::Ok);
+        let of_chart = of(&format!("{}-team-b", policies::OWN_OBJECTS), "team-b");
+        assert_eq!(check(&[config.clone(), of_chart], "team-b").status, CheckStatus::Ok);
+        let missing = check(&[], rbac::NAMESPACE);
+        assert!(missing.status == CheckStatus::Warning && missing.message.contains("not found"), "{missing:?}");
+        assert!(missing.remedy.unwrap().contains("3_own_objects.yaml"));
+        // A kustomization that sets another namespace does not change the expression.
+        let other = check(&[config], "team-b");
+        assert!(other.status == CheckStatus::Warning && other.message.contains("team-b/"), "{other:?}");
+        assert!(other.remedy.unwrap().contains("policies.ownObjects"));
     }
 
     #[test]
