@@ -70,8 +70,9 @@ fn write(path: &PathBuf, text: &str) -> Result<()> {
     std::fs::write(path, text).with_context(|| format!("writing {}", path.display()))
 }
 
-/// The two files that install KubeVirt, with the names of those of a KubeVirt release.
-fn virt_operator_manifests(folder: &Path) -> Result<[Generated; 2]> {
+/// The two files that install KubeVirt, with the names of those of a KubeVirt release, and their Kustomization. It does not
+/// have the alerts in the same folder, because a cluster may have no Prometheus operator.
+fn virt_operator_manifests(folder: &Path) -> Result<[Generated; 3]> {
     let generated = kubevirt_operator::manifests::GENERATED;
     let operator = output_of_program(&folder.join("virt-operator"), &["manifests"])?;
     let custom_resource = std::fs::read_to_string(programs::root().join("examples/kubevirt.yaml"))
@@ -80,7 +81,11 @@ fn virt_operator_manifests(folder: &Path) -> Result<[Generated; 2]> {
         path: format!("config/virt-operator/{name}.yaml"),
         text: format!("{generated}{text}"),
     };
-    Ok([file("kubevirt-operator", &operator), file("kubevirt-cr", &custom_resource)])
+    let kustomization = Generated {
+        path: "config/virt-operator/Kustomization".to_owned(),
+        text: kubevirt_operator::manifests::kustomization(&["kubevirt-operator.yaml", "kubevirt-cr.yaml"])?,
+    };
+    Ok([file("kubevirt-operator", &operator), file("kubevirt-cr", &custom_resource), kustomization])
 }
 
 /// The examples of Machines, for `kubectl apply -k config/samples`.
