@@ -24,7 +24,7 @@ const RELEASE: &str = "kubevirt-operator";
 const CHANGED_VALUES: &str = "crates/kubevirt-operator/tests/cluster/changed_values.yaml";
 /// Values that another changed value would hide, or would be invalid with. Each is changed alone: the path, other
 /// settings, and the change.
-const CHANGED_ALONE: [(&str, &str, &str); 4] = [
+const CHANGED_ALONE: [(&str, &str, &str); 5] = [
     ("/metrics/service", "replicaCount=1", "metrics.service=false"),
     (
         "/image/digest",
@@ -33,6 +33,22 @@ const CHANGED_ALONE: [(&str, &str, &str); 4] = [
     ),
     ("/serviceAccount/create", "serviceAccount.name=other", "serviceAccount.create=false"),
     ("/crds/enabled", "replicaCount=1", "crds.enabled=false"),
+    ("/leaderElection", "replicaCount=1", "leaderElection=false"),
+];
+/// Values that do not fit each other, or the ports of the program, and the value that the error names.
+const REFUSED: [(&str, &str); 6] = [
+    ("replicaCount=2,leaderElection=false", "replicaCount"),
+    ("metrics.port=8081", "metrics.port"),
+    ("metrics.port=8082", "metrics.port"),
+    ("podDisruptionBudget.enabled=true", "podDisruptionBudget.minAvailable"),
+    (
+        "podDisruptionBudget.enabled=true,replicaCount=2,podDisruptionBudget.minAvailable=2",
+        "podDisruptionBudget.minAvailable",
+    ),
+    (
+        "podDisruptionBudget.enabled=true,replicaCount=2,podDisruptionBudget.minAvailable=100%",
+        "podDisruptionBudget.minAvailable",
+    ),
 ];
 
 pub(crate) fn add(suite: &mut Suite) {
@@ -131,6 +147,13 @@ async fn every_value_of_the_chart_has_an_effect(labs: Arc<SharedLabs>) -> Result
     }
     let refused = lab.helm(Helm::V4, &["template", &chart, "--set", "replicaCount=many"]).await;
     ensure!(refused.is_err_and(|error| format!("{error:#}").contains("replicaCount")), "the schema is not checked");
+    for (values, named) in REFUSED {
+        let refused = lab.helm(Helm::V4, &["template", &chart, "--set", values]).await;
+        ensure!(refused.is_err_and(|error| format!("{error:#}").contains(&format!("{named}: "))), "{values}");
+    }
+    let recreated = render(&lab, Helm::V4, &chart, &["--set", "leaderElection=false"]).await?;
+    let mut strategies = recreated.iter().filter_map(|object| object.pointer("/spec/strategy/type"));
+    ensure!(strategies.next().is_some_and(|strategy| strategy == "Recreate"), "two pods would reconcile");
     Ok(())
 }
 
@@ -203,8 +226,8 @@ async fn helm_installs_upgrades_rolls_back_and_uninstalls_the_operator(_: Arc<Sh
     wait_until_all_run(&lab).await?;
 
     create_certificate(&lab).await?;
-    // An operator needs permissions and, if there are two, a leader.
-    let usable = "rbac.create=true,leaderElection=true";
+    // An operator needs permissions.
+    let usable = "rbac.create=true";
     let values = repository_path(CHANGED_VALUES);
     run_helm(&lab, Helm::V4, "upgrade", &[&chart, "--values", &values, "--set", usable]).await?;
     lab.kubectl(&["create", "-f", &with_other_name("examples/basic-vm.yaml", "other-vm", &lab)?]).await?;
