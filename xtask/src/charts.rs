@@ -26,7 +26,8 @@ pub(crate) fn files() -> Result<Vec<(String, String)>> {
 
 /// One file per object. The templates add what the values change. A chart has no Namespace: `helm` creates it.
 fn virt_operator_objects() -> Result<Vec<(String, String)>> {
-    let manifests = Manifests { namespace: "kubevirt".to_owned(), image: IMAGE.to_owned() };
+    let manifests =
+        Manifests { namespace: "kubevirt".to_owned(), image: IMAGE.to_owned(), image_pull_secrets: Vec::new() };
     let mut files = Vec::new();
     for object in manifests.objects().map_err(anyhow::Error::from)? {
         let kind = object.pointer("/kind").and_then(Value::as_str).context("an object without a kind")?;

@@ -142,7 +142,8 @@ pub(crate) fn permissions_page() -> Result<String> {
         let about = "ClusterRole for users, see [Several tenants on one cluster](tenants.md#roles).";
         add_role(&mut text, &name, about, &role.rules.unwrap_or_default());
     }
-    let manifests = Manifests { namespace: "kubevirt".to_owned(), image: String::new() };
+    let manifests =
+        Manifests { namespace: "kubevirt".to_owned(), image: String::new(), image_pull_secrets: Vec::new() };
     for object in manifests.objects().map_err(|failure| anyhow::anyhow!("{failure}"))? {
         let part = |pointer: &str| object.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
         let (title, about) = match (part("/kind"), part("/metadata/name")) {

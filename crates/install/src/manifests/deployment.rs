@@ -7,7 +7,7 @@
 use k8s_openapi::{
     api::{
         apps::v1::{Deployment, DeploymentSpec, DeploymentStrategy},
-        core::v1::{Container, EnvVar, PodSpec, PodTemplateSpec, Probe, SecurityContext},
+        core::v1::{Container, EnvVar, LocalObjectReference, PodSpec, PodTemplateSpec, Probe, SecurityContext},
     },
     apimachinery::pkg::apis::meta::v1::ObjectMeta,
 };
@@ -26,7 +26,7 @@ use crate::{
 
 const WEBHOOK_PORT: i32 = 8444;
 
-pub(super) fn deployment(namespace: &str, image: &str) -> Deployment {
+pub(super) fn deployment(namespace: &str, image: &str, image_pull_secrets: &[String]) -> Deployment {
     let ours = (label::APP, VIRT_OPERATOR);
     Deployment {
         metadata: namespaced(namespace, VIRT_OPERATOR, &[ours]),
@@ -37,14 +37,14 @@ pub(super) fn deployment(namespace: &str, image: &str) -> Deployment {
                 type_: Some("RollingUpdate".to_owned()),
                 ..DeploymentStrategy::default()
             }),
-            template: template(image),
+            template: template(image, image_pull_secrets),
             ..DeploymentSpec::default()
         }),
         status: None,
     }
 }
 
-fn template(image: &str) -> PodTemplateSpec {
+fn template(image: &str, image_pull_secrets: &[String]) -> PodTemplateSpec {
     let labels = [
         (label::APP, VIRT_OPERATOR),
         ("name", VIRT_OPERATOR),
@@ -53,7 +53,9 @@ fn template(image: &str) -> PodTemplateSpec {
     ];
     let metadata =
         ObjectMeta { name: Some(VIRT_OPERATOR.to_owned()), labels: Some(string_map(&labels)), ..ObjectMeta::default() };
+    let pull_secrets = image_pull_secrets.iter().map(|name| LocalObjectReference { name: name.clone() });
     let mut pod = PodSpec {
+        image_pull_secrets: (!image_pull_secrets.is_empty()).then(|| pull_secrets.collect()),
         priority_class_name: Some(PRIORITY_CLASS.to_owned()),
         affinity: Some(anti_affinity(VIRT_OPERATOR)),
         tolerations: Some(vec![critical_addons_toleration()]),

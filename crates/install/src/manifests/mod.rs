@@ -19,6 +19,8 @@ pub struct Manifests {
     pub namespace: String,
     /// The image of the operator. The images of KubeVirt's components are not derived from it.
     pub image: String,
+    /// Secrets with the credentials of the image's registry.
+    pub image_pull_secrets: Vec<String>,
 }
 
 impl Manifests {
@@ -35,7 +37,7 @@ impl Manifests {
             json(&access::role_binding(namespace))?,
             json(&access::cluster_role())?,
             json(&access::cluster_role_binding(namespace))?,
-            json(&deployment::deployment(namespace, &self.image))?,
+            json(&deployment::deployment(namespace, &self.image, &self.image_pull_secrets))?,
         ])
     }
 }

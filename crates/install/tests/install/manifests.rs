@@ -21,7 +21,11 @@ fn upstream() -> BTreeMap<String, Value> {
 }
 
 pub(super) fn ours(namespace: &str) -> BTreeMap<String, Value> {
-    by_name(Manifests { namespace: namespace.to_owned(), image: IMAGE.to_owned() }.objects().unwrap())
+    by_name(
+        Manifests { namespace: namespace.to_owned(), image: IMAGE.to_owned(), image_pull_secrets: Vec::new() }
+            .objects()
+            .unwrap(),
+    )
 }
 
 /// Everything that the operator can install.

@@ -96,7 +96,8 @@ impl Reader {
     /// Before the installation: of the user, who must have every permission that the roles grant. Afterwards: of the
     /// operator's account, which is the own account in its pod.
     async fn permissions(&self) -> Result<Check> {
-        let manifests = Manifests { namespace: self.namespace.clone(), image: IMAGE.to_owned() };
+        let manifests =
+            Manifests { namespace: self.namespace.clone(), image: IMAGE.to_owned(), image_pull_secrets: Vec::new() };
         let objects = manifests.objects()?;
         let mut needed = granted_permissions(&objects, &self.namespace)?;
         let (account, who, remedy) = if self.pre {
@@ -368,7 +369,8 @@ mod tests {
 
     #[test]
     fn the_permissions_are_those_of_the_manifests() {
-        let manifests = Manifests { namespace: "kubevirt".to_owned(), image: IMAGE.to_owned() };
+        let manifests =
+            Manifests { namespace: "kubevirt".to_owned(), image: IMAGE.to_owned(), image_pull_secrets: Vec::new() };
         let objects = manifests.objects().unwrap();
         let texts: Vec<String> =
             granted_permissions(&objects, "kubevirt").unwrap().iter().map(ToString::to_string).collect();

@@ -6,7 +6,7 @@ use std::{
 };
 
 use anyhow::Result;
-use clap::{Args, ValueEnum};
+use clap::{Args, ValueEnum, builder::NonEmptyStringValueParser};
 use serde::Serialize;
 use serde_json::Value;
 use vitivirt_api::IMAGE;
@@ -22,6 +22,9 @@ pub(crate) struct ImagesArguments {
     /// Output format
     #[arg(short, long, value_name = "FORMAT", value_enum, default_value_t)]
     output: ImagesFormat,
+    /// Image of the operators, as it is named in the mirror
+    #[arg(long, value_name = "IMAGE", default_value = IMAGE, value_parser = NonEmptyStringValueParser::new())]
+    operator_image: String,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
@@ -50,12 +53,21 @@ pub(crate) fn run(arguments: &ImagesArguments) -> CommandResult<ExitCode> {
     let (kubevirt, environment) = render::read_input(&arguments.input)?;
     let with = [ClusterApi::Monitoring, ClusterApi::Openshift];
     let objects = render::all_objects(&kubevirt, &environment, &with)?;
-    let mut images = images_of(&objects);
     let guestfs = DeploymentConfig::new(&kubevirt, &environment).guestfs_image();
-    images.entry(guestfs).or_default().insert("virtctl guestfs".to_owned());
-    images.entry(IMAGE.to_owned()).or_default().insert("Deployment virt-operator, and kubevirt-operator".to_owned());
+    let images = with_others(images_of(&objects), guestfs, arguments.operator_image.clone());
     print(&format_list(images, arguments.output)?)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Adds the images that no object of the installation names.
+fn with_others(
+    mut images: BTreeMap<String, BTreeSet<String>>,
+    guestfs: String,
+    operator: String,
+) -> BTreeMap<String, BTreeSet<String>> {
+    images.entry(guestfs).or_default().insert("virtctl guestfs".to_owned());
+    images.entry(operator).or_default().insert("Deployment virt-operator, and kubevirt-operator".to_owned());
+    images
 }
 
 fn format_list(images: BTreeMap<String, BTreeSet<String>>, format: ImagesFormat) -> Result<String> {
@@ -149,6 +161,14 @@ mod tests {
                 assert!(listed.contains(&expected), "{expected} is not in {listed:?}");
             }
         }
+    }
+
+    #[test]
+    fn the_image_of_the_operators_has_the_given_name() {
+        let operator = "registry.mirror.example/operators/kubevirt-operator:0.1.0";
+        let images =
+            with_others(images_of(&objects(&serde_json::json!({}))), "guestfs".to_owned(), operator.to_owned());
+        assert!(images.contains_key(operator) && images.contains_key("guestfs") && !images.contains_key(IMAGE));
     }
 
     #[test]
