@@ -97,6 +97,17 @@ async fn a_check_names_what_a_cluster_lacks_and_writes_nothing(labs: Arc<SharedL
     for name in ["CRD machines.vitistack.io", "Permissions", "Operator", "Multus", "KubeVirt", "Nodes"] {
         ensure!(lines.status(name) == "ok", "{name}: {lines:?}");
     }
+    // The account has its permissions in all namespaces, and no policy names it.
+    let (exit, lines) = check(&test.lab, &["--namespace", namespace, "--watch-namespace", namespace]).await?;
+    ensure!(exit == 0 && lines.status("Permissions") == "ok", "{lines:?}");
+    for name in ["Other namespaces", "Admission policy"] {
+        ensure!(lines.status(name) == "warning", "{name}: {lines:?}");
+    }
+    let (exit, lines) = check(&test.lab, &["--namespace", namespace, "--service-account", "other"]).await?;
+    ensure!(
+        exit == 1 && lines.message("Permissions").contains(&format!("ServiceAccount {namespace}/other")),
+        "{lines:?}"
+    );
     // The operator loses one permission.
     let mut fewer = rbac::lease_rules();
     fewer.iter_mut().for_each(|rule| rule.verbs.retain(|verb| verb != "update"));

@@ -285,7 +285,7 @@ mod tests {
         let of = |name: &str, namespace: &str| policies::own_objects(name, namespace, rbac::ACCOUNT);
         let config = of(policies::OWN_OBJECTS, rbac::NAMESPACE);
         let check = |found: &[ValidatingAdmissionPolicy], namespace| admission_policy(found, namespace, rbac::ACCOUNT);
-        assert_eq!(check(&[config.clone()], rbac::NAMESPACE).status, CheckStatus::Ok);
+        assert_eq!(check(std::slice::from_ref(&config), rbac::NAMESPACE).status, CheckStatus::Ok);
         let of_chart = of(&format!("{}-team-b", policies::OWN_OBJECTS), "team-b");
         assert_eq!(check(&[config.clone(), of_chart], "team-b").status, CheckStatus::Ok);
         let missing = check(&[], rbac::NAMESPACE);
