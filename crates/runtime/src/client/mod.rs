@@ -11,11 +11,6 @@ mod bucket;
 mod layer;
 mod pages;
 mod rate;
-/// Whether an error, or one that it was caused by, is an `E`.
-pub(crate) fn is_caused_by<E: std::error::Error + 'static>(error: &(dyn std::error::Error + 'static)) -> bool {
-    std::iter::successors(Some(error), |error| error.source()).any(|error| error.is::<E>())
-}
-
 #[cfg(test)]
 mod tests;
 
@@ -183,4 +178,9 @@ fn build_client(config: &Config, user_agent: &str, layer: &ClientLayer) -> Resul
         .map_err(BoxError::from)
         .service(hyper);
     Ok(Client::new(service, config.default_namespace.clone()))
+}
+
+/// Whether an error, or one that it was caused by, is an `E`.
+pub(crate) fn is_caused_by<E: std::error::Error + 'static>(error: &(dyn std::error::Error + 'static)) -> bool {
+    std::iter::successors(Some(error), |error| error.source()).any(<dyn std::error::Error>::is::<E>)
 }

@@ -136,8 +136,9 @@ impl<V: PartialEq> Store<V> {
     /// A list returned an object. Lists are ordered by name, so objects with older versions may follow.
     pub(super) fn apply_listed(&mut self, key: ObjectKey, entry: Entry<V>) -> Option<Change<V>> {
         raise_to(&mut self.newest_listed, &entry.resource_version);
-        let change = self.upsert_from_server(key.clone(), entry);
-        self.mark_listed(&key);
+        let listed = key.clone();
+        let change = self.upsert_from_server(key, entry);
+        self.mark_listed(&listed);
         change
     }
 
