@@ -14,7 +14,7 @@
 //!
 //! The modules, in the order in which to read them:
 //!
-//! - the input: `observed`, `live`, `pods`, `served`, `environment`, `kind`, `names`
+//! - the input: `observed`, `live`, `pods`, `node_state`, `served`, `environment`, `kind`, `names`
 //! - the objects of the release: `config`, `strategy`, and one module per family (`rbac`, `crds`, `webhooks`,
 //!   `workloads`, `certificates`, `monitoring`, …)
 //! - the objects of one installation: `validation`, `customize`, `placement`, `installation`, `object`
@@ -50,6 +50,7 @@ pub mod manifests;
 mod metadata;
 mod monitoring;
 pub mod names;
+mod node_state;
 mod object;
 mod observed;
 mod openshift;
@@ -66,6 +67,7 @@ pub mod removal;
 mod repairs;
 mod report;
 mod rollout;
+mod selectors;
 pub mod served;
 mod services;
 mod stable_text;
@@ -96,6 +98,7 @@ pub use finalizer::RESOURCE_STEP;
 pub use installation::{INVALID_DURATION, Installation};
 pub use kind::Kind;
 pub use live::{Finalizer, LiveObject};
+pub use node_state::NodeState;
 pub use object::InstallationObject;
 pub use observed::{CrdCheck, Objects, Observed, Repairs, StorageMigration, StoragePage};
 pub use order::{Lane, LaneProblem, Stage};

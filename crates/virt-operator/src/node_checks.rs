@@ -5,16 +5,14 @@
 //! the operator reads a node only when one of its pods is not ready, and remembers the result. An installation whose
 //! pods are ready reads no node.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    time::Duration,
-};
+use std::{collections::BTreeMap, time::Duration};
 
 use futures::{StreamExt, stream};
 use k8s_openapi::api::core::v1::Node;
 use kube::{Api, Client};
 use parking_lot::Mutex;
 use tokio::time::Instant;
+use vitivirt_install::NodeState;
 
 /// A node whose pod is not ready may die at any time.
 const RECHECK_READY: Duration = Duration::from_secs(60);
@@ -25,24 +23,36 @@ const READS_AT_ONCE: usize = 8;
 #[derive(Default)]
 pub(crate) struct NodeChecks(Mutex<BTreeMap<String, NodeCheck>>);
 
-#[derive(Clone, Copy)]
 struct NodeCheck {
-    dead: bool,
+    state: CheckedNode,
     /// The pods for which the node was read.
     digest: u64,
     at: Instant,
 }
 
+#[derive(Clone)]
+enum CheckedNode {
+    Ready,
+    Dead(NodeState),
+    /// Its pods are deleted soon.
+    Missing,
+}
+
 impl NodeCheck {
     fn is_current(&self, digest: u64) -> bool {
-        let limit = if self.dead { RECHECK_DEAD } else { RECHECK_READY };
+        let limit = if matches!(self.state, CheckedNode::Ready) { RECHECK_READY } else { RECHECK_DEAD };
         self.digest == digest && self.at.elapsed() < limit
     }
 }
 
 impl NodeChecks {
-    /// The nodes among these that are not ready. `nodes` has for each node a digest of the pods for which it is checked.
-    pub(crate) async fn dead_nodes(&self, client: &Client, nodes: BTreeMap<String, u64>) -> BTreeSet<String> {
+    /// The nodes among these that are not ready. `None` stands for a node that does not exist. `nodes` has for each node a
+    /// digest of the pods for which it is checked.
+    pub(crate) async fn dead_nodes(
+        &self,
+        client: &Client,
+        nodes: BTreeMap<String, u64>,
+    ) -> BTreeMap<String, Option<NodeState>> {
         let due: Vec<(String, u64)> = {
             let mut known = self.0.lock();
             known.retain(|node, _| nodes.contains_key(node));
@@ -51,30 +61,34 @@ impl NodeChecks {
             nodes.into_iter().filter(is_due).collect()
         };
         let reads = due.into_iter().map(|(node, digest)| async move {
-            let dead = is_dead(client, &node).await;
-            (node, dead.map(|dead| NodeCheck { dead, digest, at: Instant::now() }))
+            let state = read(client, &node).await;
+            (node, state.map(|state| NodeCheck { state, digest, at: Instant::now() }))
         });
         let reads: Vec<(String, Option<NodeCheck>)> =
             stream::iter(reads).buffer_unordered(READS_AT_ONCE).collect().await;
         let mut known = self.0.lock();
         // The result of an earlier read stays if this one failed.
         known.extend(reads.into_iter().filter_map(|(node, check)| Some((node, check?))));
-        known.iter().filter(|(_, check)| check.dead).map(|(node, _)| node.clone()).collect()
+        let dead = known.iter().filter_map(|(node, check)| match &check.state {
+            CheckedNode::Ready => None,
+            CheckedNode::Dead(state) => Some((node.clone(), Some(state.clone()))),
+            CheckedNode::Missing => Some((node.clone(), None)),
+        });
+        dead.collect()
     }
 }
 
-/// `None` if that is not known. A node that does not exist is dead: its pods are deleted soon.
-async fn is_dead(client: &Client, name: &str) -> Option<bool> {
+/// `None` if its state is not known.
+async fn read(client: &Client, name: &str) -> Option<CheckedNode> {
     match Api::<Node>::all(client.clone()).get_opt(name).await {
-        Ok(node) => Some(node.is_none_or(|node| !is_ready(&node))),
+        Ok(Some(node)) => {
+            let state = NodeState::new(node);
+            Some(if state.is_ready { CheckedNode::Ready } else { CheckedNode::Dead(state) })
+        }
+        Ok(None) => Some(CheckedNode::Missing),
         Err(error) => {
             tracing::warn!(node = name, %error, "node cannot be read");
             None
         }
     }
-}
-
-fn is_ready(node: &Node) -> bool {
-    let conditions = node.status.iter().flat_map(|status| &status.conditions).flatten();
-    conditions.into_iter().any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }

@@ -16,7 +16,7 @@ use std::{
 };
 
 use k8s_openapi::{
-    api::core::v1::{ContainerStatus, Pod as KubernetesPod, PodStatus},
+    api::core::v1::{ContainerStatus, Pod as KubernetesPod, PodSpec, PodStatus},
     apimachinery::pkg::apis::meta::v1::ObjectMeta,
     jiff::{SignedDuration, Timestamp},
 };
@@ -26,6 +26,8 @@ use crate::{
     kind::Kind,
     live::Rollout,
     names::{STRATEGY_JOB_APP, VIRT_OPERATOR, annotation, label},
+    node_state::NodeState,
+    observed::{Objects, Observed},
     stable_text,
 };
 
@@ -228,6 +230,8 @@ fn container_state(status: &ContainerStatus, init: bool) -> Container {
 pub struct Pods {
     pods: Vec<(ObjectKey, Arc<Pod>)>,
     pub dead_nodes: BTreeSet<String>,
+    /// The nodes among these that the status of a DaemonSet does not count, by the name of the DaemonSet.
+    uncounted_nodes: BTreeMap<String, BTreeSet<String>>,
     /// The revision of the pods that have the current template, by the name of the DaemonSet. Known only while a rollout
     /// is in progress.
     pub current_revisions: BTreeMap<String, Box<str>>,
@@ -238,7 +242,7 @@ impl FromIterator<(ObjectKey, Arc<Pod>)> for Pods {
         let mut pods: Vec<_> = pods.into_iter().collect();
         // The oldest pod is the example in messages, so that the example stays the same while pods appear.
         pods.sort_by(|(a_key, a), (b_key, b)| (a.created, a_key).cmp(&(b.created, b_key)));
-        Self { pods, dead_nodes: BTreeSet::new(), current_revisions: BTreeMap::new() }
+        Self { pods, ..Self::default() }
     }
 }
 
@@ -263,11 +267,16 @@ impl Pods {
     }
 
     /// The nodes that may be the reason why a pod is not ready, each with a digest of these pods. The digest changes
-    /// when the kubelet of the node reports something.
-    pub fn nodes_to_check(&self, now: Timestamp) -> BTreeMap<String, u64> {
+    /// when the kubelet of the node reports something, and when a DaemonSet counts other nodes: taints may have changed.
+    pub fn nodes_to_check(&self, objects: &Objects, now: Timestamp) -> BTreeMap<String, u64> {
         let mut nodes: BTreeMap<String, DefaultHasher> = BTreeMap::new();
-        for (_, pod) in self.pods.iter().filter(|(_, pod)| pod.may_be_on_dead_node(now)) {
-            pod.hash(nodes.entry(pod.node.to_string()).or_default());
+        for (key, pod) in self.pods.iter().filter(|(_, pod)| pod.may_be_on_dead_node(now)) {
+            let daemon_set = pod.workload.as_ref().filter(|(kind, _)| *kind == Kind::DaemonSet).map(|(_, name)| name);
+            let counted = daemon_set.zip(key.namespace()).and_then(|(name, namespace)| {
+                let live = objects.get(Kind::DaemonSet, &ObjectKey::namespaced(namespace, name))?;
+                live.rollout.map(|rollout| rollout.pods)
+            });
+            (pod, counted).hash(nodes.entry(pod.node.to_string()).or_default());
         }
         nodes.into_iter().map(|(node, hasher)| (node, hasher.finish())).collect()
     }
@@ -282,14 +291,32 @@ impl Pods {
         pods.filter(|(_, pod)| self.is_on_dead_node(pod)).map(|(_, pod)| &*pod.node).collect()
     }
 
+    /// The nodes among these that the status of the DaemonSet counts. It does not count a node with a taint that the pods
+    /// do not tolerate, although their pods stay there: the node lifecycle controller sets one on most dead nodes.
+    pub(crate) fn counted_unreachable_nodes(&self, daemon_set: &str) -> BTreeSet<&str> {
+        let mut nodes = self.unreachable_nodes(daemon_set);
+        nodes.retain(|node| self.is_counted(daemon_set, node));
+        nodes
+    }
+
+    #[cfg(test)]
+    pub(crate) fn set_uncounted_nodes(&mut self, daemon_set: &str, nodes: BTreeSet<String>) {
+        self.uncounted_nodes.insert(daemon_set.to_owned(), nodes);
+    }
+
+    fn is_counted(&self, daemon_set: &str, node: &str) -> bool {
+        !self.uncounted_nodes.get(daemon_set).is_some_and(|nodes| nodes.contains(node))
+    }
+
     /// The rollout of a workload without the nodes that are not ready: a DaemonSet cannot have a ready pod there, and
     /// to wait for such a node could take days.
     fn rollout_on_ready_nodes(&self, name: &str, rollout: Rollout) -> Rollout {
         if !rollout.every_node {
             return rollout;
         }
-        let dead: Vec<&Arc<Pod>> =
-            self.of(Kind::DaemonSet, name).map(|(_, pod)| pod).filter(|pod| self.is_on_dead_node(pod)).collect();
+        let dead = self.of(Kind::DaemonSet, name).map(|(_, pod)| pod);
+        let dead = dead.filter(|pod| self.is_on_dead_node(pod) && self.is_counted(name, &pod.node));
+        let dead: Vec<&Arc<Pod>> = dead.collect();
         // If the revision is not known, the newest pod has the current template, unless the controller has not created
         // any of these yet. Then the DaemonSet's own number of updated pods is too low anyway.
         let newest = || self.of(Kind::DaemonSet, name).filter(|(_, pod)| pod.deleted.is_none()).last();
@@ -302,5 +329,25 @@ impl Pods {
         };
         let (all, updated) = (nodes(&mut dead.iter().copied()), nodes(&mut dead.iter().filter(is_current).copied()));
         Rollout { pods: rollout.pods - all, updated: rollout.updated - updated, ..rollout }
+    }
+}
+
+impl Observed {
+    /// Records the nodes that are not ready, by their names. `None` stands for a node that does not exist.
+    pub fn set_dead_nodes(&mut self, nodes: BTreeMap<String, Option<NodeState>>) {
+        let uncounted = |template: Option<PodSpec>| {
+            let counts =
+                |node: &NodeState| template.as_ref().is_none_or(|template| node.counts_for_daemon_set(template));
+            let uncounted = nodes.iter().filter(|(_, node)| !node.as_ref().is_some_and(counts));
+            uncounted.map(|(name, _)| name.clone()).collect()
+        };
+        let daemon_sets = self.objects.recognized(Kind::DaemonSet).filter(|_| !nodes.is_empty()).map(|(key, live)| {
+            let template = live.content().and_then(|mut content| {
+                serde_json::from_value(content.pointer_mut("/spec/template/spec")?.take()).ok()
+            });
+            (key.name().to_owned(), uncounted(template))
+        });
+        self.pods.uncounted_nodes = daemon_sets.collect();
+        self.pods.dead_nodes = nodes.into_keys().collect();
     }
 }

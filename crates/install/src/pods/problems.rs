@@ -73,7 +73,7 @@ impl Pods {
             return Some(problems);
         }
         Some(Problems::of_start(match on_ready_nodes.pods {
-            0 if rollout.pods > 0 => "none of its nodes are ready".to_owned(),
+            0 if !self.unreachable_nodes(name).is_empty() => "none of its nodes are ready".to_owned(),
             _ => on_ready_nodes.missing(),
         }))
     }

@@ -191,13 +191,14 @@ fn only_nodes_of_pods_that_are_not_ready_for_a_while_are_checked() {
     let mut old = young.clone();
     old["conditions"][0]["lastTransitionTime"] = ago(60);
     let pods = handlers(&[ready(), young, old, marked_by_the_node_lifecycle_controller()]);
-    let nodes: Vec<String> = pods.nodes_to_check(now()).into_keys().collect();
+    let nodes: Vec<String> = pods.nodes_to_check(&Objects::default(), now()).into_keys().collect();
     assert_eq!(nodes, ["node-2", "node-3"]);
 }
 
 #[test]
 fn the_digest_of_a_node_changes_when_its_kubelet_reports_something() {
-    let digest = |status: Value| handlers(&[status]).nodes_to_check(now()).into_values().next().unwrap();
+    let digest =
+        |status: Value| handlers(&[status]).nodes_to_check(&Objects::default(), now()).into_values().next().unwrap();
     let mut status = waiting("ContainerCreating", "");
     status["conditions"][0]["lastTransitionTime"] = ago(60);
     let before = digest(status.clone());
@@ -221,6 +222,22 @@ fn a_daemon_set_is_complete_without_nodes_that_are_not_ready() {
     assert_eq!(pods.unreachable_nodes("virt-handler").into_iter().collect::<Vec<_>>(), ["node-2"]);
     pods.dead_nodes.insert("node-0".to_owned());
     assert!(!is_complete(&pods, rollout(3, 3, 1)), "the pod of the other dead node counts as ready");
+}
+
+/// The node lifecycle controller taints a dead node, and the status of the DaemonSet does not count it any more.
+#[test]
+fn a_dead_node_that_the_daemon_set_does_not_count_is_not_subtracted() {
+    let mut pods = handlers(&[ready(), marked_by_the_node_lifecycle_controller()]);
+    pods.dead_nodes.insert("node-1".to_owned());
+    pods.set_uncounted_nodes("virt-handler", BTreeSet::from(["node-1".to_owned()]));
+    let is_complete = |pods: &Pods, counts: Rollout| pods.rollout_on_ready_nodes("virt-handler", counts).is_complete();
+    assert!(is_complete(&pods, rollout(1, 1, 1)), "one of two nodes is dead");
+    let mut pods = handlers(&[ready(), ready(), marked_by_the_node_lifecycle_controller()]);
+    pods.dead_nodes.insert("node-2".to_owned());
+    pods.set_uncounted_nodes("virt-handler", BTreeSet::from(["node-2".to_owned()]));
+    assert!(!is_complete(&pods, rollout(2, 1, 2)), "a node that is ready still has the old version");
+    assert!(is_complete(&pods, rollout(2, 2, 2)));
+    assert_eq!(pods.unreachable_nodes("virt-handler").into_iter().collect::<Vec<_>>(), ["node-2"], "it is reported");
 }
 
 /// The dead node does not stand in for a live node that still has the old version.

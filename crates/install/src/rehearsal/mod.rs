@@ -6,7 +6,6 @@
 
 mod nodes;
 mod permissions;
-mod selectors;
 #[cfg(test)]
 mod tests;
 mod vms;
@@ -14,7 +13,7 @@ mod vms;
 use vitivirt_api::{Failure, Plan, Target, Write, kubevirt::KubeVirt};
 
 pub use self::{
-    nodes::{NodeState, node_problems},
+    nodes::node_problems,
     permissions::{Access, RbacObjects, missing_permissions},
     vms::{Budget, Launchers, OutdatedVm, Vmi, VmiEffect, outdated_vms},
 };

@@ -7,6 +7,7 @@ use vitivirt_api::{ObjectKey, Plan, Step, Target, Write, kubevirt::KubeVirt};
 use super::*;
 use crate::{
     environment::{Cluster, Environment},
+    node_state::NodeState,
     rbac::{operator, rule, with_names},
 };
 
@@ -166,6 +167,14 @@ fn a_component_without_a_node_blocks_and_a_dead_node_of_virt_handler_does_not() 
     let (blockers, warnings) = problems(&[ready, dead.clone()]);
     assert_eq!(blockers, [""; 0]);
     assert!(warnings.len() == 1 && warnings[0].contains("Node b is not ready: virt-handler keeps"), "{warnings:?}");
+    // As the node lifecycle controller leaves them.
+    let taint = |key: &str, effect: &str| json!({"key": format!("node.kubernetes.io/{key}"), "effect": effect});
+    let unreachable = json!({"taints": [taint("unreachable", "NoSchedule"), taint("unreachable", "NoExecute")]});
+    let (blockers, warnings) = problems(&[node("a", true, &json!({})), node("b", false, &unreachable)]);
+    assert_eq!((blockers.len(), warnings.len()), (0, 1), "{blockers:?} {warnings:?}");
+    let cordoned = json!({"unschedulable": true, "taints": [taint("unschedulable", "NoSchedule")]});
+    let (blockers, _) = problems(&[node("a", true, &cordoned)]);
+    assert_eq!(blockers.len(), 2, "a DaemonSet ignores that: {blockers:?}");
     let (blockers, _) = problems(&[dead]);
     assert_eq!(blockers.len(), 3, "virt-api, virt-controller and virt-handler: {blockers:?}");
     assert!(blockers[0].contains("none of the nodes that it can run on is ready"), "{blockers:?}");

@@ -11,8 +11,10 @@ use k8s_openapi::{
 use serde_json::Value;
 use vitivirt_api::{ObjectKey, kubevirt::KubeVirt};
 
-use super::{nodes::NodeState, selectors::selects};
-use crate::{certificates::NoCertificates, installation::Installation, kind::Kind, names::VIRT_CONTROLLER};
+use crate::{
+    certificates::NoCertificates, installation::Installation, kind::Kind, names::VIRT_CONTROLLER,
+    node_state::NodeState, selectors::selects,
+};
 
 /// The labels of the virt-launcher pods of each VMI, by its UID.
 pub type Launchers = HashMap<String, Vec<BTreeMap<String, String>>>;

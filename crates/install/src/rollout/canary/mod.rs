@@ -8,8 +8,9 @@
 //! - Then a tenth of the nodes is updated at a time.
 //! - When no node is outdated, one pod may be unavailable, as in a new installation.
 //!
-//! A node that is not ready has no available pod, and the controller counts it. So the number of these nodes is added,
-//! or the controller would replace nothing. It replaces their pods when they are ready again.
+//! A node that is not ready has no available pod, and the controller counts that pod as unavailable, even if the status
+//! of the DaemonSet does not count the node because of its taints. So the number of these nodes is added, or the
+//! controller would replace nothing. It replaces their pods when they are ready again.
 
 #[cfg(test)]
 mod tests;
@@ -94,7 +95,7 @@ impl RolloutNodes {
     pub(crate) fn observe(pods: &Pods, name: &str, rollout: Rollout, now: Timestamp) -> Option<Self> {
         let all = usize::try_from(rollout.pods).unwrap_or_default();
         let dead_nodes = pods.unreachable_nodes(name);
-        let (dead, ready) = (dead_nodes.len(), all.saturating_sub(dead_nodes.len()));
+        let (dead, ready) = (dead_nodes.len(), all.saturating_sub(pods.counted_unreachable_nodes(name).len()));
         if rollout.is_complete() {
             return Some(Self { ready, dead, outdated: 0, proven: ready, unproven: 0 });
         }
@@ -135,7 +136,7 @@ impl RolloutNodes {
     pub(crate) fn batches(pods: &Pods, name: &str, rollout: Rollout) -> Vec<usize> {
         let all = usize::try_from(rollout.pods).unwrap_or_default();
         let dead = pods.unreachable_nodes(name).len();
-        let ready = all.saturating_sub(dead);
+        let ready = all.saturating_sub(pods.counted_unreachable_nodes(name).len());
         let mut nodes = Self { ready, dead, outdated: ready, proven: 0, unproven: 0 };
         let mut batches = Vec::new();
         while nodes.outdated > 0 {

@@ -32,6 +32,8 @@ struct SimulatedPod {
 #[derive(Clone, Debug)]
 struct Node {
     dead: bool,
+    /// Whether the status of the DaemonSet leaves it out, because of its taints.
+    tainted: bool,
     pod: Option<SimulatedPod>,
 }
 
@@ -55,11 +57,12 @@ struct World {
 }
 
 impl World {
-    fn new(nodes: usize, dead: usize) -> Self {
+    /// The first of the nodes are dead, and the first of these are tainted.
+    fn new(nodes: usize, dead: usize, tainted: usize) -> Self {
         let node = |number: usize| {
-            let dead = number < dead;
+            let (dead, tainted) = (number < dead, number < dead.min(tainted));
             let pod = SimulatedPod { template: 0, ready: !dead, restarts: 0, deleted: false };
-            Node { dead, pod: Some(pod) }
+            Node { dead, tainted, pod: Some(pod) }
         };
         Self {
             nodes: (0..nodes).map(node).collect(),
@@ -77,8 +80,12 @@ impl World {
             Some((ObjectKey::namespaced("kubevirt", &format!("{NAME}-{number}")), Arc::new(Pod::new(pod))))
         });
         let mut pods: Pods = pods.collect();
-        let dead = self.nodes.iter().enumerate().filter(|(_, node)| node.dead);
-        pods.dead_nodes = dead.map(|(number, _)| format!("node-{number}")).collect();
+        let names = |matches: &dyn Fn(&Node) -> bool| {
+            let nodes = self.nodes.iter().enumerate().filter(|(_, node)| matches(node));
+            nodes.map(|(number, _)| format!("node-{number}")).collect()
+        };
+        pods.dead_nodes = names(&|node| node.dead);
+        pods.set_uncounted_nodes(NAME, names(&|node| node.dead && node.tainted));
         if self.noticed == self.template {
             pods.current_revisions.insert(NAME.to_owned(), self.template.to_string().into());
         }
@@ -87,16 +94,20 @@ impl World {
 
     fn rollout(&self) -> Rollout {
         let count = |matches: &dyn Fn(&SimulatedPod) -> bool| {
-            let pods = self.nodes.iter().filter_map(|node| node.pod);
+            let pods = self.nodes.iter().filter(|node| !node.tainted).filter_map(|node| node.pod);
             i64::try_from(pods.filter(|pod| !pod.deleted && matches(pod)).count()).unwrap()
         };
         Rollout {
             current: self.noticed == self.template,
-            pods: i64::try_from(self.nodes.len()).unwrap(),
+            pods: i64::try_from(self.counted()).unwrap(),
             updated: count(&|pod| pod.template == self.noticed),
             ready: count(&|pod| pod.ready),
             every_node: true,
         }
+    }
+
+    fn counted(&self) -> usize {
+        self.nodes.iter().filter(|node| !node.tainted).count()
     }
 
     /// What the operator writes at the next reconcile.
@@ -115,16 +126,17 @@ impl World {
         }
     }
 
-    /// As the DaemonSet controller of Kubernetes without `maxSurge`.
+    /// As the DaemonSet controller of Kubernetes without `maxSurge`. It creates no pod on a tainted node, and counts the
+    /// pods there as unavailable.
     fn control(&mut self) {
         self.noticed = self.template;
-        for node in &mut self.nodes {
+        for node in self.nodes.iter_mut().filter(|node| !node.tainted) {
             let started = SimulatedPod { template: self.noticed, ready: false, restarts: 0, deleted: false };
             node.pod = node.pod.or(Some(started));
         }
         let allowed = match &self.limit {
             IntOrString::Int(number) => usize::try_from(*number).unwrap(),
-            IntOrString::String(_) => self.nodes.len().div_ceil(10),
+            IntOrString::String(_) => self.counted().div_ceil(10),
         };
         let current = self.noticed;
         let is_available = |node: &Node| node.pod.is_some_and(|pod| pod.ready && !pod.deleted);
@@ -240,8 +252,8 @@ fn actions() -> impl Strategy<Value = Vec<Action>> {
 /// A cluster, some nodes of which are not ready.
 fn worlds() -> impl Strategy<Value = World> {
     (1_usize..60)
-        .prop_flat_map(|nodes| (Just(nodes), 0..nodes.min(8)))
-        .prop_map(|(nodes, dead)| World::new(nodes, dead))
+        .prop_flat_map(|nodes| (Just(nodes), 0..nodes.min(8), 0..8_usize))
+        .prop_map(|(nodes, dead, tainted)| World::new(nodes, dead, tainted))
 }
 
 proptest! {
@@ -260,7 +272,7 @@ proptest! {
         prop_assert_eq!(&world.limit, &IntOrString::Int(1));
         prop_assert!(world.limits.len() <= 3, "{:?}", world.limits);
         // The nodes return.
-        world.nodes.iter_mut().for_each(|node| node.dead = false);
+        world.nodes.iter_mut().for_each(|node| (node.dead, node.tainted) = (false, false));
         world.settle(1);
         prop_assert_eq!(world.with_template(1), world.nodes.len());
         prop_assert_eq!(&world.limit, &IntOrString::Int(1));
@@ -311,7 +323,7 @@ proptest! {
 
 #[test]
 fn a_new_daemon_set_is_not_a_rollout() {
-    let mut world = World::new(40, 0);
+    let mut world = World::new(40, 0, 0);
     world.nodes.iter_mut().for_each(|node| node.pod = None);
     world.control();
     for number in 0..40 {
@@ -324,7 +336,7 @@ fn a_new_daemon_set_is_not_a_rollout() {
 /// A container that crashes may be ready for a moment after each restart.
 #[test]
 fn a_pod_that_was_restarted_does_not_count_until_it_is_stable() {
-    let mut world = World::new(50, 0);
+    let mut world = World::new(50, 0, 0);
     (world.template, world.noticed) = (1, 1);
     world.nodes[0].pod = Some(SimulatedPod { template: 1, ready: true, restarts: 1, deleted: false });
     world.operate(1);
@@ -336,15 +348,19 @@ fn a_pod_that_was_restarted_does_not_count_until_it_is_stable() {
 
 #[test]
 fn small_clusters_need_no_second_limit() {
-    let limits = |nodes: usize, dead: usize| {
-        let mut world = World::new(nodes, dead);
+    let limits = |nodes: usize, dead: usize, tainted: usize| {
+        let mut world = World::new(nodes, dead, tainted);
         world.settle(1);
         world.limits
     };
-    assert_eq!(limits(10, 0), []);
-    assert_eq!(limits(11, 0), [IntOrString::String("10%".to_owned()), IntOrString::Int(1)]);
-    assert_eq!(limits(5, 1), [IntOrString::Int(2), IntOrString::Int(1)]);
-    assert_eq!(limits(50, 1), [IntOrString::Int(2), IntOrString::Int(6), IntOrString::Int(1)]);
+    assert_eq!(limits(10, 0, 0), []);
+    assert_eq!(limits(11, 0, 0), [IntOrString::String("10%".to_owned()), IntOrString::Int(1)]);
+    for tainted in [0, 1] {
+        assert_eq!(limits(5, 1, tainted), [IntOrString::Int(2), IntOrString::Int(1)]);
+        assert_eq!(limits(50, 1, tainted), [IntOrString::Int(2), IntOrString::Int(6), IntOrString::Int(1)]);
+    }
+    // A tenth of the 41 nodes that are ready, and not of one node less.
+    assert_eq!(limits(42, 1, 1), [IntOrString::Int(2), IntOrString::Int(6), IntOrString::Int(1)]);
 }
 
 #[test]

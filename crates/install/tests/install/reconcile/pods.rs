@@ -4,7 +4,10 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use serde_json::{Value, json};
 use vitivirt_api::{ObjectKey, Stop};
-use vitivirt_install::pods::{Pod, Pods};
+use vitivirt_install::{
+    NodeState,
+    pods::{Pod, Pods},
+};
 
 use super::{
     installed,
@@ -102,6 +105,42 @@ fn a_dead_node_is_named_and_not_awaited() {
     cluster.roll_out();
     cluster.reconcile();
     assert_eq!(condition(&cluster, "Available").1, "All components are ready.");
+}
+
+/// A dead node as the node lifecycle controller leaves it.
+pub(super) fn tainted_node(name: &str) -> NodeState {
+    let taint = |effect: &str| json!({"key": "node.kubernetes.io/unreachable", "effect": effect});
+    let node = json!({
+        "metadata": {"name": name, "labels": {"kubernetes.io/os": "linux"}},
+        "spec": {"taints": [taint("NoSchedule"), taint("NoExecute")]},
+        "status": {"conditions": [{"type": "Ready", "status": "Unknown"}]},
+    });
+    NodeState::new(serde_json::from_value(node).unwrap())
+}
+
+#[test]
+fn a_dead_node_that_is_tainted_is_named_and_not_subtracted_from_a_status_that_does_not_count_it() {
+    let mut cluster = installed(&json!({}));
+    let unknown = json!({"phase": "Running", "conditions": [{"type": "Ready", "status": "False"}]});
+    cluster.pods = pods(&[pod("DaemonSet", "virt-handler", "node-2", &unknown)], &[]);
+    cluster.dead_nodes = vec![tainted_node("node-2")];
+    let counts = |cluster: &mut TestCluster, numbers: [i64; 3]| {
+        let status = &mut cluster.object("DaemonSet", "virt-handler")["status"];
+        for (field, number) in
+            ["desiredNumberScheduled", "updatedNumberScheduled", "numberReady"].into_iter().zip(numbers)
+        {
+            status[field] = json!(number);
+        }
+        cluster.reconcile().outcome.stop
+    };
+    assert_eq!(counts(&mut cluster, [1, 1, 1]), Stop::Done, "one of two nodes is dead");
+    assert!(condition(&cluster, "Available").1.contains("Node node-2 is not ready"));
+    // One of the two other nodes still has the old version.
+    assert!(matches!(counts(&mut cluster, [2, 1, 2]), Stop::Waiting { .. }));
+    assert_eq!(counts(&mut cluster, [2, 2, 2]), Stop::Done);
+    let stop = counts(&mut cluster, [0, 0, 0]);
+    let waits = matches!(&stop, Stop::Waiting { wait, .. } if wait.message.contains("none of its nodes are ready"));
+    assert!(waits, "{stop:?}");
 }
 
 #[test]

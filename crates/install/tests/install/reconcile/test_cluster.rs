@@ -16,9 +16,9 @@ use vitivirt_api::{
 };
 use vitivirt_install::{
     CertificateScope, Cluster, CrdCheck, DeploymentConfig, Desired, DesiredCertificates, Environment, InstallStrategy,
-    Installation, Kind, Lane, LaneProblem, LiveCrd, LiveObject, Objects, Observed, Repairs, StoredObjects, UpToDate,
-    certificate_plan, certificate_report, check_crd, crds_to_check, desired_installation, is_of_another_release,
-    lane_problem, owns,
+    Installation, Kind, Lane, LaneProblem, LiveCrd, LiveObject, NodeState, Objects, Observed, Repairs, StoredObjects,
+    UpToDate, certificate_plan, certificate_report, check_crd, crds_to_check, desired_installation,
+    is_of_another_release, lane_problem, owns,
     pods::Pods,
     previous_installation, record_repairs,
     removal::{Instance, MarkedNode, RemovalInput, RemovalMode, removal_plan, removal_report},
@@ -56,6 +56,8 @@ pub(crate) struct TestCluster {
     /// Every write of objects of this kind fails.
     pub(crate) fails: Option<(&'static str, Failure)>,
     pub(crate) pods: Pods,
+    /// Nodes that are not ready. Those of `pods` are not tainted.
+    pub(crate) dead_nodes: Vec<NodeState>,
     pub(crate) served: Served,
     serial: u64,
     /// The objects as the caches hold them, because most of them do not change between two reconciles.
@@ -122,6 +124,7 @@ impl TestCluster {
             rolls_out: true,
             fails: None,
             pods: Pods::default(),
+            dead_nodes: Vec::new(),
             served: Served::default(),
             serial: 0,
             live: RefCell::default(),
@@ -147,7 +150,7 @@ impl TestCluster {
 
     pub(crate) fn observed(&self) -> Observed {
         let namespace = self.objects.get(&("Namespace".to_owned(), ObjectKey::cluster("kubevirt")));
-        Observed {
+        let mut observed = Observed {
             kubevirt: self.kubevirt.clone(),
             first_kubevirt: self.first_kubevirt.clone(),
             operator_namespace: "kubevirt".to_owned(),
@@ -167,7 +170,12 @@ impl TestCluster {
             lane_problems: self.lane_problems.clone(),
             repairs: self.repairs.clone(),
             nodes_held_until: None,
+        };
+        if !self.dead_nodes.is_empty() {
+            observed
+                .set_dead_nodes(self.dead_nodes.iter().map(|node| (node.name.clone(), Some(node.clone()))).collect());
         }
+        observed
     }
 
     /// As the operator reads them before a plan.

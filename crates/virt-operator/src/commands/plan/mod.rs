@@ -18,11 +18,11 @@ use vitivirt_cli::{
 };
 use vitivirt_install::{
     CertificateScope, CrdCheck, DeploymentConfig, Desired, DesiredCertificates, Environment, InstallStrategy,
-    Installation, Kind, LiveObject, Observed, RELEASE, certificate_plan, check_crd, crds_to_check,
+    Installation, Kind, LiveObject, NodeState, Observed, RELEASE, certificate_plan, check_crd, crds_to_check,
     desired_installation, is_of_another_release, lost_versions, orphans, preparation,
     rehearsal::{
-        NodeState, VmiEffect, complete_plan, installed_version, missing_permissions, node_problems, outdated_vms,
-        restart, unchanged_objects,
+        VmiEffect, complete_plan, installed_version, missing_permissions, node_problems, outdated_vms, restart,
+        unchanged_objects,
     },
     served::Served,
 };
@@ -110,8 +110,8 @@ async fn plan(
     let found = reader.read_state(&config).await?;
     let rehearsal = RehearsalReader { client: reader.client() };
     let nodes = rehearsal.nodes().await?;
-    let mut pods = rehearsal.pods(namespace).await?;
-    pods.dead_nodes = nodes.iter().filter(|node| !node.is_ready).map(|node| node.name.clone()).collect();
+    let pods = rehearsal.pods(namespace).await?;
+    let dead = nodes.iter().filter(|node| !node.is_ready).map(|node| (node.name.clone(), Some(node.clone())));
     #[expect(clippy::disallowed_methods, reason = "the plan is made for the current time")]
     let now = SystemTime::now();
     let mut observed = Observed {
@@ -135,6 +135,7 @@ async fn plan(
         nodes_held_until: None,
         kubevirt,
     };
+    observed.set_dead_nodes(dead.collect());
     let strategy = match strategy {
         Some(strategy) => Some(strategy),
         None => dumped_strategy(&reader, &observed, environment).await?,

@@ -21,10 +21,10 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use vitivirt_api::{ObjectKey, kubevirt::GROUP};
 use vitivirt_install::{
-    Installation, LiveCrd,
+    Installation, LiveCrd, NodeState,
     names::OPERATOR_SERVICE_ACCOUNT,
     pods::{FOREIGN_PODS, Pod, Pods},
-    rehearsal::{Access, Budget, Launchers, NodeState, RbacObjects, Vmi},
+    rehearsal::{Access, Budget, Launchers, RbacObjects, Vmi},
 };
 use vitivirt_runtime::root_cause::root_cause;
 

@@ -10,7 +10,7 @@ use k8s_openapi::{
 type LabelMap = BTreeMap<String, String>;
 
 /// An empty selector selects everything.
-pub(super) fn selects(selector: &LabelSelector, labels: &LabelMap) -> bool {
+pub(crate) fn selects(selector: &LabelSelector, labels: &LabelMap) -> bool {
     let has_labels = selector.match_labels.iter().flatten().all(|(key, value)| labels.get(key) == Some(value));
     let mut expressions = selector.match_expressions.iter().flatten();
     has_labels
@@ -21,7 +21,7 @@ pub(super) fn selects(selector: &LabelSelector, labels: &LabelMap) -> bool {
 }
 
 /// A term without expressions selects no node.
-pub(super) fn selects_node(term: &NodeSelectorTerm, name: &str, labels: &LabelMap) -> bool {
+pub(crate) fn selects_node(term: &NodeSelectorTerm, name: &str, labels: &LabelMap) -> bool {
     let expressions = term.match_expressions.as_deref().unwrap_or_default();
     let fields = term.match_fields.as_deref().unwrap_or_default();
     let name = name.to_owned();
