@@ -11,7 +11,7 @@
 //! - the simulators: `node`, `kubelet`, `virt_handler`, `storage`, `vmi`, which the kubelet and virt-handler share, and
 //!   `pace`, which sets their delays
 //! - KubeVirt and our operators in a lab: `kubevirt`, `edited`, `operator_process`, `image`, `extensions`
-//! - what tests observe and break: `audit`, `snapshot`, `skewed_client`, [`leadership`], [`proxy`], [`browser`]
+//! - what tests observe and break: `audit`, `snapshot`, `skewed_client`, `node_failure`, [`leadership`], [`proxy`], [`browser`]
 //! - programs that use a lab: [`harness`] runs test binaries, [`daemon`] background labs
 //!
 //! ```no_run
@@ -49,6 +49,7 @@ pub mod leadership;
 pub mod manifests;
 mod netlink;
 mod node;
+mod node_failure;
 mod object_watch;
 mod operator_process;
 mod outage;
@@ -76,6 +77,7 @@ pub use helm::Helm;
 pub use image::{ContainerImage, REFERENCE_ANNOTATION};
 pub use kubelet::{CRASH_MESSAGE, OwnProgram, PodBehaviour, PodFate, PodRule};
 pub use kubevirt::{KubeVirtInstaller, KubeVirtRelease, VIRT_OPERATOR_USER, VirtOperator, kubevirt_resource};
+pub use node_failure::NodeTaints;
 pub use operator_process::{OperatorProcess, OperatorProcessOptions, get_status_page};
 pub use outage::{Outages, SubresourceClient};
 pub use pace::{DelayRange, Pace};

@@ -18,15 +18,15 @@ use clap::Args;
 use jiff::Timestamp;
 use k8s_openapi::api::{
     coordination::v1::Lease,
-    core::v1::{Node, Pod, Secret},
+    core::v1::{Pod, Secret},
 };
 use kube::{
     Api, ResourceExt,
-    api::{DynamicObject, ListParams, Patch, PatchParams, PostParams},
+    api::{DynamicObject, ListParams, PostParams},
 };
 use serde::Serialize;
 use serde_json::{Value, json};
-use vitivirt_lab::{KubeVirtRelease, Lab, LabOptions, VIRT_OPERATOR_USER, VirtOperator, kubevirt_resource};
+use vitivirt_lab::{KubeVirtRelease, Lab, LabOptions, NodeTaints, VIRT_OPERATOR_USER, VirtOperator, kubevirt_resource};
 use vitivirt_snapshot::{Comparison, Snapshot, compare};
 
 use super::{
@@ -184,7 +184,7 @@ async fn measure_upgrade(lab: &Lab, kind: MeasuredOperator, nodes: u8, vms: u16)
     ensure!(launchers.len() == usize::from(vms), "{vms} VMs run in {} pods", launchers.len());
     let dead_nodes = u8::from(nodes > 10);
     if dead_nodes > 0 {
-        kill_node(lab).await?;
+        lab.kill_node(DEAD, NodeTaints::Set).await?;
     }
     let operator = match kind {
         MeasuredOperator::Ours => VirtOperator::ours(programs::stage("release", "virt-operator")?),
@@ -285,21 +285,6 @@ async fn ca(lab: &Lab) -> Result<Vec<u8>> {
     let secrets: Api<Secret> = Api::namespaced(lab.client(), NAMESPACE);
     let data = secrets.get("kubevirt-ca").await?.data.unwrap_or_default();
     Ok(data.get("tls.crt").context("Secret kubevirt-ca has no certificate")?.0.clone())
-}
-
-/// What the node lifecycle controller writes when a kubelet stops. The lab has no such controller.
-async fn kill_node(lab: &Lab) -> Result<()> {
-    lab.set_pods(|pods| pods.dead_nodes = vec![DEAD.to_owned()]);
-    let nodes: Api<Node> = Api::all(lab.client());
-    let unknown = json!({"status": {"conditions": [{"type": "Ready", "status": "Unknown"}]}});
-    nodes.patch_status(DEAD, &PatchParams::default(), &Patch::Strategic(&unknown)).await?;
-    let pods: Api<Pod> = Api::namespaced(lab.client(), NAMESPACE);
-    let on_node = ListParams::default().fields(&format!("spec.nodeName={DEAD}"));
-    let unready = json!({"status": {"conditions": [{"type": "Ready", "status": "False"}]}});
-    for pod in pods.list(&on_node).await? {
-        pods.patch_status(&pod.name_any(), &PatchParams::default(), &Patch::Strategic(&unready)).await?;
-    }
-    Ok(())
 }
 
 fn table(runs: &[UpgradeRun]) -> String {

@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::core::v1::Pod;
 use kube::{
     Api, ResourceExt,
     api::{ListParams, Patch, PatchParams, PostParams},
 };
 use serde_json::json;
 use vitivirt_lab::{
-    CRASH_MESSAGE, Lab, LabOptions, PodFate, PodRule, VirtOperator,
+    CRASH_MESSAGE, Lab, LabOptions, NodeTaints, PodFate, PodRule, VirtOperator,
     harness::{SharedLabs, Suite},
 };
 
@@ -43,7 +43,10 @@ async fn conditions_name_why_pods_do_not_start(_: Arc<SharedLabs>) -> Result<()>
     wait_until_named(&lab, &["virt-handler: init container virt-launcher exits with code 1", CRASH_MESSAGE]).await?;
     set_fate(&lab, None);
     wait_until_available(&lab).await.context("after the pods started")?;
-    a_dead_node_is_named_and_not_awaited(&lab).await?;
+    for taints in [NodeTaints::Missing, NodeTaints::Set] {
+        let named = a_dead_node_is_named_and_not_awaited(&lab, taints).await;
+        named.with_context(|| format!("a dead node, taints: {taints:?}"))?;
+    }
     a_pod_that_cannot_be_scheduled_is_named(&lab).await?;
     lab.stop().await
 }
@@ -91,31 +94,17 @@ pub(crate) async fn handlers(lab: &Lab) -> Result<Vec<Pod>> {
     Ok(pods.list(&ListParams::default().labels("kubevirt.io=virt-handler")).await?.items)
 }
 
-/// The lab has no node lifecycle controller, so the test writes what that controller writes.
-pub(crate) async fn set_node_ready(lab: &Lab, node: &str, ready: &str) -> Result<()> {
-    let conditions = json!({"status": {"conditions": [{"type": "Ready", "status": ready}]}});
-    let nodes: Api<Node> = Api::all(lab.client());
-    nodes.patch_status(node, &PatchParams::default(), &Patch::Strategic(&conditions)).await?;
-    let pods = handlers(lab).await?;
-    let on_node = |pod: &&Pod| pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) == Some(node);
-    let pod = pods.iter().find(on_node).context("the node has no virt-handler pod")?;
-    let pod_ready = if ready == "True" { "True" } else { "False" };
-    let conditions = json!({"status": {"conditions": [{"type": "Ready", "status": pod_ready}]}});
-    let api: Api<Pod> = Api::namespaced(lab.client(), NAMESPACE);
-    api.patch_status(&pod.name_any(), &PatchParams::default(), &Patch::Strategic(&conditions)).await?;
-    Ok(())
-}
-
-async fn a_dead_node_is_named_and_not_awaited(lab: &Lab) -> Result<()> {
+async fn a_dead_node_is_named_and_not_awaited(lab: &Lab, taints: NodeTaints) -> Result<()> {
     let node_reads = || {
         let requests = operator_requests(lab)?;
         Ok::<_, anyhow::Error>(
             requests.iter().filter(|record| record.resource == "nodes" && record.verb == "get").count(),
         )
     };
+    let pods: Api<Pod> = Api::namespaced(lab.client(), NAMESPACE);
+    let on_node = pods.list(&ListParams::default().fields("spec.nodeName=node-2")).await?.items.len();
     let before = node_reads()?;
-    lab.set_pods(|pods| pods.dead_nodes = vec!["node-2".to_owned()]);
-    set_node_ready(lab, "node-2", "Unknown").await?;
+    lab.kill_node("node-2", taints).await?;
     let is_named = |named: bool| {
         move |kubevirt: Option<&kube::api::DynamicObject>| {
             let available = kubevirt.and_then(|kubevirt| condition(kubevirt, "Available"));
@@ -127,9 +116,9 @@ async fn a_dead_node_is_named_and_not_awaited(lab: &Lab) -> Result<()> {
     lab.wait("the dead node is named", TIMEOUT, kubevirts(lab), "kubevirt", is_named(true)).await?;
     event_exists(lab, "NodeNotReady").await?;
     let reads = node_reads()? - before;
-    ensure!((1..=2).contains(&reads), "the operator read nodes {reads} times");
-    lab.set_pods(|pods| pods.dead_nodes.clear());
-    set_node_ready(lab, "node-2", "True").await?;
+    // Each of the pods becomes not ready, and the taints change the status of the DaemonSet.
+    ensure!((1..=on_node + 1).contains(&reads), "the operator read nodes {reads} times for {on_node} pods");
+    lab.revive_node("node-2").await?;
     lab.wait("the node is no longer named", TIMEOUT, kubevirts(lab), "kubevirt", is_named(false)).await?;
     Ok(())
 }

@@ -17,14 +17,13 @@ use kube::{
 use serde_json::{Value, json};
 use tokio::process::Command;
 use vitivirt_lab::{
-    KubeVirtRelease, Lab, LabOptions, Record, VirtOperator,
+    KubeVirtRelease, Lab, LabOptions, NodeTaints, Record, VirtOperator,
     harness::{SharedLabs, Suite},
 };
 use vitivirt_snapshot::{Snapshot, compare, key};
 
 use crate::{
     commands::only_strategy,
-    pods::set_node_ready,
     support::{NAMESPACE, create_kubevirt, kubevirt, program, text, wait_until_release},
     takeover::component_pods,
     upgrade::{TIMEOUT, migrations, start_vms, start_vms_with, vmis},
@@ -225,8 +224,7 @@ async fn a_budget_and_a_dead_node_are_reported(lab: &Lab, spec: &Value) -> Resul
         status.is_some_and(|status| status.observed_generation.is_some() && status.disruptions_allowed == 0)
     })
     .await?;
-    lab.set_pods(|pods| pods.dead_nodes = vec!["node-3".to_owned()]);
-    set_node_ready(lab, "node-3", "Unknown").await?;
+    lab.kill_node("node-3", NodeTaints::Set).await?;
     let planned = plan(lab, spec, &[]).await?;
     let (effect, reason) = planned.vm("evicted");
     let is_refused = reason.contains("PodDisruptionBudget default/all") || reason.contains("Node node-3 is not ready");
@@ -234,8 +232,7 @@ async fn a_budget_and_a_dead_node_are_reported(lab: &Lab, spec: &Value) -> Resul
     let warnings = planned.object["warnings"].to_string();
     ensure!(warnings.contains("Node node-3 is not ready: virt-handler keeps its version there"), "{warnings}");
     ensure!(planned.code == 0, "the upgrade does not wait for them: {:?}", planned.blockers());
-    lab.set_pods(|pods| pods.dead_nodes.clear());
-    set_node_ready(lab, "node-3", "True").await?;
+    lab.revive_node("node-3").await?;
     budgets.delete("all", &DeleteParams::default()).await?;
     Ok(())
 }

@@ -8,10 +8,7 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::{
-    api::{
-        apps::v1::DaemonSet,
-        core::v1::{Node, Pod},
-    },
+    api::{apps::v1::DaemonSet, core::v1::Pod},
     apimachinery::pkg::util::intstr::IntOrString,
 };
 use kube::{
@@ -20,12 +17,12 @@ use kube::{
 };
 use serde_json::{Value, json};
 use vitivirt_lab::{
-    CRASH_MESSAGE, Lab, LabOptions, PodFate, PodRule, VIRT_OPERATOR_USER, VirtOperator,
+    CRASH_MESSAGE, Lab, LabOptions, NodeTaints, PodFate, PodRule, VIRT_OPERATOR_USER, VirtOperator,
     harness::{SharedLabs, Suite},
 };
 
 use crate::{
-    pods::{handlers, set_node_ready},
+    pods::handlers,
     support::{
         NAMESPACE, TIMEOUT, condition, create_kubevirt, event_exists, kubevirts, program, replace_operator,
         wait_until_available,
@@ -38,6 +35,8 @@ pub(crate) fn add(suite: &mut Suite) {
 
 const NODES: u8 = 12;
 const DEAD: &str = "node-5";
+const NEXT: &str = "example.org/virt-handler:next";
+const LATER: &str = "example.org/virt-handler:later";
 
 /// One test with many steps, because every step needs an installation.
 async fn a_template_of_virt_handler_that_does_not_work_reaches_one_node(_: Arc<SharedLabs>) -> Result<()> {
@@ -54,7 +53,10 @@ async fn a_template_of_virt_handler_that_does_not_work_reaches_one_node(_: Arc<S
     ensure!(kept.intersection(&before).count() == usize::from(NODES) - 1, "more than one pod was replaced");
     ensure!(max_unavailable(&lab).await? == Some(IntOrString::Int(1)), "the limit of a new installation is not back");
     a_template_that_works_reaches_a_tenth_of_the_nodes_at_a_time(&lab).await.context("a template that works")?;
-    a_dead_node_is_not_awaited_and_updated_when_it_returns(&lab).await.context("a dead node")?;
+    for (image, taints) in [(NEXT, NodeTaints::Missing), (LATER, NodeTaints::Set)] {
+        let rolled_out = a_dead_node_is_not_awaited_and_updated_when_it_returns(&lab, image, taints).await;
+        rolled_out.with_context(|| format!("a dead node, taints: {taints:?}"))?;
+    }
     lab.stop().await
 }
 
@@ -134,24 +136,30 @@ async fn a_template_that_works_reaches_a_tenth_of_the_nodes_at_a_time(lab: &Lab)
     Ok(())
 }
 
-async fn a_dead_node_is_not_awaited_and_updated_when_it_returns(lab: &Lab) -> Result<()> {
-    const NEXT: &str = "example.org/virt-handler:next";
-    lab.set_pods(|pods| pods.dead_nodes = vec![DEAD.to_owned()]);
-    set_node_ready(lab, DEAD, "Unknown").await?;
-    edit(lab, &with_image(NEXT)).await?;
+async fn a_dead_node_is_not_awaited_and_updated_when_it_returns(
+    lab: &Lab,
+    next: &str,
+    taints: NodeTaints,
+) -> Result<()> {
+    lab.kill_node(DEAD, taints).await?;
+    let counted = usize::from(NODES) - usize::from(taints == NodeTaints::Set);
+    let daemon_sets: Api<DaemonSet> = Api::namespaced(lab.client(), NAMESPACE);
+    lab.wait("the DaemonSet counts the nodes", TIMEOUT, daemon_sets, "virt-handler", |daemon_set| {
+        let status = daemon_set.and_then(|daemon_set| daemon_set.status.as_ref());
+        status.is_some_and(|status| usize::try_from(status.desired_number_scheduled) == Ok(counted))
+    })
+    .await?;
+    edit(lab, &with_image(next)).await?;
     wait_until_available(lab).await?;
     let kubevirt = kubevirts(lab).get("kubevirt").await?;
     let (_, _, message) = condition(&kubevirt, "Available").context("no condition Available")?;
     ensure!(message.contains(&format!("Node {DEAD} is not ready")), "{message}");
-    ensure!(with_this_image(lab, NEXT).await? == usize::from(NODES) - 1, "a node that is ready was not updated");
-    lab.set_pods(|pods| pods.dead_nodes.clear());
-    let ready = json!({"status": {"conditions": [{"type": "Ready", "status": "True"}]}});
-    let nodes: Api<Node> = Api::all(lab.client());
-    nodes.patch_status(DEAD, &PatchParams::default(), &Patch::Strategic(&ready)).await?;
+    ensure!(with_this_image(lab, next).await? == usize::from(NODES) - 1, "a node that is ready was not updated");
+    lab.revive_node(DEAD).await?;
     let deadline = tokio::time::Instant::now() + TIMEOUT;
     loop {
         let images: BTreeMap<String, bool> =
-            handlers(lab).await?.iter().map(|pod| (pod.name_any(), image(pod) == NEXT)).collect();
+            handlers(lab).await?.iter().map(|pod| (pod.name_any(), image(pod) == next)).collect();
         if images.len() == usize::from(NODES) && images.values().all(|is_next| *is_next) {
             return Ok(());
         }
