@@ -10,7 +10,10 @@ mod permissions;
 mod tests;
 mod vms;
 
-use vitivirt_api::{Failure, Plan, Target, Write, kubevirt::KubeVirt};
+use vitivirt_api::{
+    Failure, Plan, Target, Write,
+    kubevirt::{KubeVirt, KubeVirtStatus},
+};
 
 pub use self::{
     nodes::node_problems,
@@ -28,41 +31,36 @@ use crate::{
     rollout::canary::RolloutNodes,
 };
 
-/// The plan of the lane `Monitoring` as if the status recorded the namespaces of the resource.
-fn monitoring_plan(observed: &mut Observed, desired: &Desired) -> Result<Plan, Failure> {
-    let before = observed.kubevirt.status.clone();
-    if let Some(config) = desired.config() {
-        observed.kubevirt.status.get_or_insert_default().target_deployment_config = config.json();
-    }
-    let monitoring = plan(observed, desired, Lane::Monitoring);
-    observed.kubevirt.status = before;
-    monitoring
-}
-
 /// The writes of all lanes except `Certificates`, in their order, until the installation is complete.
 pub fn complete_plan(observed: &mut Observed, desired: &Desired) -> Result<Plan, Failure> {
-    let before = observed.kubevirt.status.clone();
     // As if the status had the version of this operator, without which nothing is planned.
-    if let Some(status) = &mut observed.kubevirt.status {
-        RELEASE.clone_into(&mut status.operator_version);
-    }
-    let complete = plan_of_lanes(observed, desired);
-    observed.kubevirt.status = before;
-    complete
+    let announced = |status: &mut Option<KubeVirtStatus>| {
+        if let Some(status) = status {
+            RELEASE.clone_into(&mut status.operator_version);
+        }
+    };
+    with_status(observed, announced, |observed| plan_of_lanes(observed, desired))
 }
 
 fn plan_of_lanes(observed: &mut Observed, desired: &Desired) -> Result<Plan, Failure> {
     let mut complete = plan(observed, desired, Lane::Components)?;
-    complete.steps.extend(monitoring_plan(observed, desired)?.steps);
+    // As if the status recorded the namespaces of the resource.
+    let recorded = |status: &mut Option<KubeVirtStatus>| {
+        if let Some(config) = desired.config() {
+            status.get_or_insert_default().target_deployment_config = config.json();
+        }
+    };
+    let monitoring = with_status(observed, recorded, |observed| plan(observed, desired, Lane::Monitoring));
+    complete.steps.extend(monitoring?.steps);
     complete.steps.extend(differing_instancetypes(observed, desired)?);
     let Some(config) = desired.installation().map(|installation| &installation.config) else { return Ok(complete) };
     // As if no pod of the previous version were left.
-    let before = observed.kubevirt.status.clone();
-    if let Some(status) = &mut observed.kubevirt.status {
-        status.observed_kube_virt_version.clone_from(&config.kube_virt_version);
-    }
-    let later = plan(observed, desired, Lane::Components);
-    observed.kubevirt.status = before;
+    let replaced = |status: &mut Option<KubeVirtStatus>| {
+        if let Some(status) = status {
+            status.observed_kube_virt_version.clone_from(&config.kube_virt_version);
+        }
+    };
+    let later = with_status(observed, replaced, |observed| plan(observed, desired, Lane::Components));
     let known: Vec<Target> = writes(&complete).map(|write| write.target().clone()).collect();
     for mut step in later?.steps {
         step.writes.retain(|write| !known.contains(write.target()));
@@ -72,6 +70,19 @@ fn plan_of_lanes(observed: &mut Observed, desired: &Desired) -> Result<Plan, Fai
         }
     }
     Ok(complete)
+}
+
+/// Plans with another status of the KubeVirt resource.
+fn with_status(
+    observed: &mut Observed,
+    change: impl FnOnce(&mut Option<KubeVirtStatus>),
+    plan: impl FnOnce(&mut Observed) -> Result<Plan, Failure>,
+) -> Result<Plan, Failure> {
+    let before = observed.kubevirt.status.clone();
+    change(&mut observed.kubevirt.status);
+    let planned = plan(observed);
+    observed.kubevirt.status = before;
+    planned
 }
 
 fn writes(plan: &Plan) -> impl Iterator<Item = &Write> {
