@@ -5,7 +5,8 @@
 //! Deployment no replica of the new version exists, and the old version continues.
 //!
 //! The status of the KubeVirt resource contains the version of the operator. The new version writes it before it changes
-//! anything else, so that the old one knows of it however early the new one ends.
+//! anything but certificates, so that the old one knows of it however early the new one ends. Certificates never wait, and
+//! the old version renews them too.
 
 use std::{cmp::Ordering, time::Duration};
 
