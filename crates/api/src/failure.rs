@@ -126,8 +126,22 @@ impl Failure {
         .contains(&self.reason)
     }
 
-    /// The server that could not be reached may be starting. Then the failure is retried within a second, and it is
-    /// not reported as an error.
+    /// The API server has too much to do, or could not process the request. The request itself was not refused.
+    fn is_overload(&self) -> bool {
+        [reason::API_SERVER_ERROR, reason::DEADLINE_EXCEEDED, reason::TOO_MANY_REQUESTS].contains(&self.reason)
+    }
+
+    /// The failure says nothing about the request, and such a failure usually ends without a change.
+    pub fn is_passing(&self) -> bool {
+        self.is_unreachable() || self.is_overload()
+    }
+
+    /// The failure has lasted for a short time only and may end without a change, so it is progress and not an error.
+    pub fn may_end_soon(&self) -> bool {
+        self.is_passing() && self.failing_for < STARTING
+    }
+
+    /// The server that could not be reached may be starting. Then the failure is retried within a second.
     pub fn is_not_reachable_yet(&self) -> bool {
         self.is_unreachable() && self.failing_for < STARTING
     }

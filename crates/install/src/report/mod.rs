@@ -92,8 +92,8 @@ pub fn report(observed: &Observed, desired: &Desired, plan: &Plan, outcome: &Out
     }
     let (stop, optional_problem) = without_optional_step(&outcome.stop);
     match failure(desired, &stop) {
-        // It is starting, or restarts: what runs is not affected.
-        Some(failure) if failure.is_not_reachable_yet() => set_progressing(&mut status, &before, &stop, observed.now),
+        // A server is starting, restarts or is busy: what runs is not affected.
+        Some(failure) if failure.may_end_soon() => set_progressing(&mut status, &before, &stop, observed.now),
         Some(failure) => {
             let message = format!("An error occurred during deployment: {}", failure.message);
             let available = status.conditions.iter().find(|existing| existing.condition_type == condition::AVAILABLE);
@@ -265,7 +265,7 @@ fn stop_failure(stop: &Stop) -> Option<Failure> {
 pub fn lane_problem(stop: &Stop) -> Option<Option<LaneProblem>> {
     match stop {
         Stop::Failed { failure, .. } if failure.class == ErrorClass::Conflict => None,
-        Stop::Failed { failure, .. } if failure.is_not_reachable_yet() => {
+        Stop::Failed { failure, .. } if failure.may_end_soon() => {
             (failure.failing_for >= SHORT_FAILURE).then(|| Some(LaneProblem::Starting(failure.message.clone())))
         }
         Stop::Waiting { wait, .. } => Some(Some(LaneProblem::Lasting(wait.message.clone()))),

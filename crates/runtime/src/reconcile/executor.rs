@@ -527,7 +527,7 @@ fn is_deleted(object: &Value) -> bool {
 fn stop_of(failed: Vec<(&'static str, &Target, FailedWrite)>) -> Option<(Stop, Retry)> {
     let rank = |error: &WriteError| match error {
         WriteError::Failed(failure) if failure.class == ErrorClass::Conflict => 2,
-        WriteError::Failed(failure) if failure.is_not_reachable_yet() => 1,
+        WriteError::Failed(failure) if failure.may_end_soon() => 1,
         _ => 0,
     };
     let after = failed.iter().map(|(.., write)| write.retry_after.unwrap_or(CONFLICT_RETRY)).min();

@@ -21,7 +21,9 @@ pub(super) struct RetryState {
     /// The number of attempts since the last scheduled one that a change brought forward.
     early: u32,
     cause: (ErrorClass, bool),
-    /// The first failure of this cause.
+    /// Whether the failure usually ends without a change.
+    is_passing: bool,
+    /// The first failure of this cause, or the first of several that usually end without a change.
     since: Instant,
     last_attempt: Instant,
     not_before: Instant,
@@ -39,13 +41,24 @@ impl RetryState {
         now: Instant,
         jitter: &mut impl Rng,
     ) -> Self {
-        let cause = (failure.class, failure.is_unreachable());
+        let (cause, is_passing) = ((failure.class, failure.is_unreachable()), failure.is_passing());
         let same_cause = earlier.filter(|earlier| earlier.cause == cause);
-        let since = same_cause.map_or(now, |earlier| earlier.since);
+        // A server that starts or is busy fails in different ways.
+        let both_pass = earlier.filter(|earlier| earlier.is_passing && is_passing);
+        let since = both_pass.or(same_cause).map_or(now, |earlier| earlier.since);
         failure.failing_for = now - since;
         let server_not_before = now + failure.retry_after.unwrap_or_default();
         let failures = earlier.map_or(0, |earlier| earlier.failures);
-        let state = Self { failures, early: 0, cause, since, last_attempt: now, not_before: now, server_not_before };
+        let state = Self {
+            failures,
+            early: 0,
+            cause,
+            is_passing,
+            since,
+            last_attempt: now,
+            not_before: now,
+            server_not_before,
+        };
         if let Some(earlier) = same_cause.filter(|earlier| now < earlier.not_before) {
             let not_before = earlier.not_before.max(server_not_before);
             return Self { early: earlier.early.saturating_add(1), not_before, ..state };
@@ -143,6 +156,18 @@ mod tests {
             3 => Failure::invalid(reason::INVALID_OBJECT, "422"),
             4 => Failure::forbidden(reason::PERMISSION_MISSING, "403"),
             _ => Failure::transient(reason::TOO_MANY_REQUESTS, "429").retry_after(Duration::from_secs(7)),
+        }
+    }
+
+    /// Otherwise a failure of a server that does so would never count as an error.
+    #[test]
+    fn a_server_that_is_unreachable_and_busy_in_turn_has_failed_since_the_first_failure() {
+        let mut jitter = SmallRng::seed_from_u64(1);
+        let (begin, mut state) = (Instant::now(), None);
+        for (second, cause) in (0..40).zip([0, 2, 5, 1].into_iter().cycle()) {
+            let (mut failed, after) = (failure(cause), Duration::from_secs(second));
+            state = Some(RetryState::after_failure(state.as_ref(), &mut failed, begin + after, &mut jitter));
+            assert_eq!((failed.failing_for, failed.may_end_soon()), (after, after < STARTING));
         }
     }
 

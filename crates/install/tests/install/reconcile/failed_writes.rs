@@ -88,6 +88,28 @@ fn an_installation_stays_available_while_a_webhook_restarts() {
     assert_eq!(conditions(&cluster), expected([ready, done, done]));
 }
 
+/// A busy API server refuses a request, or answers it too late.
+#[test]
+fn an_installation_stays_available_while_the_api_server_is_busy() {
+    for name in [reason::TOO_MANY_REQUESTS, reason::DEADLINE_EXCEEDED, reason::API_SERVER_ERROR] {
+        let mut cluster = installed(&json!({}));
+        let service = ("Service".to_owned(), ObjectKey::namespaced("kubevirt", "virt-api"));
+        assert!(cluster.objects.remove(&service).is_some());
+        let failure = |failing_for| Failure { failing_for, ..Failure::transient(name, "cannot create Service: busy") };
+        cluster.fails = Some(("Service", failure(Duration::from_secs(5))));
+        let reconcile = cluster.reconcile();
+        assert!(reconcile.report.events.iter().all(|event| event.kind == EventKind::Normal), "{name}");
+        let ready = ("True", "AllComponentsReady");
+        let (progress, fine) = (("True", "DeploymentInProgress"), ("False", "DeploymentInProgress"));
+        assert_eq!(conditions(&cluster), expected([ready, progress, fine]), "{name}");
+        assert!(cluster.status().to_string().contains("busy"), "{name}");
+        cluster.fails = Some(("Service", failure(STARTING)));
+        cluster.reconcile();
+        let failed = "DeploymentFailed";
+        assert_eq!(conditions(&cluster), expected([("False", failed), ("False", failed), ("True", failed)]), "{name}");
+    }
+}
+
 /// Without the feature gate a Deployment, its PodDisruptionBudget and a Route are orphans.
 fn with_vm_export() -> TestCluster {
     let mut cluster =
