@@ -7,11 +7,11 @@
 //! - A version that gets the status subresource: from then on the API server ignores the status in ordinary updates, and
 //!   pods of the previous version still write it there. So the subresource is added when all of them are gone.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use serde::Deserialize;
 use serde_json::Value;
-use vitivirt_api::{ApiResource, Failure, ObjectKey};
+use vitivirt_api::{ApiResource, Failure, ObjectKey, Stop, Wait};
 
 use crate::{
     certificates::NoCertificates,
@@ -22,9 +22,11 @@ use crate::{
     object::InstallationObject,
     observed::{CrdCheck, Observed, StorageMigration},
     record::ContentRecord,
+    wait,
 };
 
-const REASON: &str = "StoredVersions";
+/// An event reports the change that continues the upgrade. This is for events that are lost.
+const RETRY: Duration = Duration::from_secs(60);
 
 /// The part of a live CRD that is checked.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -174,16 +176,27 @@ pub fn check_crd(desired: &Desired, crd: &ObjectKey, live: &LiveCrd) -> Result<C
     }
 }
 
-/// Why an upgrade is refused, if a stored version would be lost.
-pub(crate) fn require_stored_versions(observed: &Observed, version: &str) -> Result<(), Failure> {
+/// The wait for a user, if a stored version would be lost: the upgrade is refused. It is not a failure of the plan, which
+/// would hold events back, such as that of the CRD that the user has corrected.
+pub(crate) fn refused_upgrade(observed: &Observed, version: &str) -> Option<Wait> {
     let lost = lost_versions(observed, version);
-    let Some(first) = lost.first() else { return Ok(()) };
+    let first = lost.first()?;
     let more = match lost.len() - 1 {
         0 => String::new(),
         more => format!("; the same applies to {more} more CustomResourceDefinitions"),
     };
     let message = format!("{first}{more}; nothing was changed; the operator retries automatically");
-    Err(Failure::invalid(REASON, message))
+    Some(Wait { reason: wait::STORED_VERSIONS, message, requeue_after: Some(RETRY) })
+}
+
+/// The failure that a refused upgrade is reported as.
+pub(crate) fn refusal(stop: &Stop) -> Option<Failure> {
+    match stop {
+        Stop::Waiting { wait, .. } if wait.reason == wait::STORED_VERSIONS => {
+            Some(Failure::invalid(wait.reason, wait.message.clone()))
+        }
+        _ => None,
+    }
 }
 
 /// The CRDs with stored versions that would be lost, and what to do: one sentence for each.

@@ -15,7 +15,7 @@ use vitivirt_api::{Body, Failure, ObjectKey, Operation, Plan, Step, Target, Wait
 
 use crate::{
     api_readiness::{accepts_instancetypes, api_is_ready, blocking_webhooks},
-    crd_checks::{is_crd_written, require_stored_versions, without_status},
+    crd_checks::{is_crd_written, refused_upgrade, without_status},
     desired::{Desired, UpToDate},
     drift::{Drift, drift},
     eligibility::is_eligible,
@@ -169,7 +169,10 @@ impl<'a> Planner<'a> {
     }
 
     fn components(&self, plan: &mut Plan) -> Result<(), Failure> {
-        require_stored_versions(self.observed, &self.installation.config.kube_virt_version)?;
+        if let Some(refusal) = refused_upgrade(self.observed, &self.installation.config.kube_virt_version) {
+            plan.steps.push(Step::new("stored versions").wait(refusal));
+            return Ok(());
+        }
         let storage = storage::steps(self.observed);
         if !storage.is_empty() {
             plan.steps.extend(storage);

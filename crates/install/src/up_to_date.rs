@@ -12,11 +12,10 @@ use crate::{
     kind::Kind,
     live::LiveObject,
     object::InstallationObject,
-    observed::Observed,
+    observed::{CrdCheck, Observed},
     order::Lane,
     record::{ContentRecord, Recorded},
     rollout::canary::keep_live_limit,
-    storage::next_migration,
     superseded::announcement,
     trust::{StoredTrust, keep_live_trust},
 };
@@ -50,8 +49,8 @@ pub fn up_to_date_after(
     if announcement(observed).is_some() {
         return None;
     }
-    // The plan stores objects of a CRD again, and compares nothing before that is done.
-    if lane == Lane::Components && next_migration(observed).is_some() {
+    // The plan compares nothing as long as a stored version would be lost.
+    if lane == Lane::Components && observed.crd_checks.values().any(CrdCheck::depends_on_status) {
         return None;
     }
     let trust = StoredTrust::new(observed);

@@ -14,5 +14,7 @@ pub(crate) const UNREACHABLE: &str = "WaitingForServer";
 pub const STORAGE: &str = "StoringObjects";
 /// Of the lane `Components`, for another lane.
 pub const LANE: &str = "WaitingForObjects";
+/// For a user who must change stored versions, see `crd_checks`.
+pub(crate) const STORED_VERSIONS: &str = "StoredVersions";
 /// For the version of this operator in the status, see `superseded`.
 pub(crate) const ANNOUNCEMENT: &str = "WaitingForStatus";

@@ -30,6 +30,7 @@ use self::{
 use crate::{
     RELEASE,
     config::DeploymentConfig,
+    crd_checks::refusal,
     desired::Desired,
     eligibility::ineligible_message,
     kind::Kind,
@@ -238,12 +239,12 @@ fn set_target(status: &mut KubeVirtStatus, config: &DeploymentConfig) {
     status.target_deployment_id.clone_from(&config.id);
 }
 
-/// The failure that blocks the installation. A wait is not a failure.
+/// The failure that blocks the installation. A wait is not a failure, except for one that only a user can end.
 fn failure(desired: &Desired, stop: &Stop) -> Option<Failure> {
     if let Some(failure) = desired.invalid() {
         return Some(failure.clone());
     }
-    stop_failure(stop)
+    refusal(stop).or_else(|| stop_failure(stop))
 }
 
 fn stop_failure(stop: &Stop) -> Option<Failure> {

@@ -21,7 +21,9 @@ use vitivirt_lab::{
 
 use crate::{
     rehearsal::plan,
-    support::{NAMESPACE, TIMEOUT, create_kubevirt, operator_requests, program, wait_until_available},
+    support::{
+        NAMESPACE, TIMEOUT, condition, create_kubevirt, kubevirts, operator_requests, program, wait_until_available,
+    },
 };
 
 pub(crate) fn add(suite: &mut Suite) {
@@ -112,7 +114,28 @@ async fn objects_of_a_version_that_is_dropped_are_stored_again(_: Arc<SharedLabs
         ensure!(object.data["spec"]["cpu"]["guest"] == json!(1), "{:?}", object.data);
     }
     the_order_was_objects_status_crd(&lab, before)?;
+    a_refused_upgrade_continues_when_the_crd_is_corrected(&lab).await.context("a refused upgrade")?;
     lab.stop().await
+}
+
+/// The stored version would be lost, and the operator cannot store objects in another one.
+async fn a_refused_upgrade_continues_when_the_crd_is_corrected(lab: &Lab) -> Result<()> {
+    scale_operator(lab, 0).await?;
+    store_in(lab, OLD).await?;
+    scale_operator(lab, 2).await?;
+    let refused = format!("CustomResourceDefinition {} has objects that are stored in version {OLD}", crd_name());
+    lab.wait("the upgrade is refused", TIMEOUT, kubevirts(lab), "kubevirt", |kubevirt| {
+        let degraded = kubevirt.and_then(|kubevirt| condition(kubevirt, "Degraded"));
+        degraded.is_some_and(|(status, _, message)| status == "True" && message.contains(&refused))
+    })
+    .await?;
+    // An upgrade that fails again and again is tried rarely. One that waits for a user is not.
+    sleep(Duration::from_secs(3)).await;
+    let corrected = Instant::now();
+    store_in(lab, PRESENT).await?;
+    wait_until_available(lab).await?;
+    ensure!(corrected.elapsed() < Duration::from_secs(10), "it took {:?}", corrected.elapsed());
+    Ok(())
 }
 
 async fn create_objects(lab: &Lab) -> Result<()> {
