@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use http::header::{ACCEPT, HeaderValue};
-use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::{api::core::v1::Node, jiff::Timestamp};
 use kube::{Client, Resource, api::ListParams, core::Request};
 use parking_lot::Mutex;
 use serde::{Deserialize, de::IgnoredAny};
@@ -16,6 +16,7 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 use vitivirt_api::{Failure, ObjectKey, Target, reason};
+use vitivirt_install::{HeldNodes, NodeHistory};
 use vitivirt_runtime::reconcile::classify;
 
 use crate::cache::schedulable_selector;
@@ -34,6 +35,8 @@ const TABLE: HeaderValue = HeaderValue::from_static("application/json;as=Table;v
 pub(crate) struct NodeCount {
     client: Client,
     count: Mutex<Option<usize>>,
+    /// The numbers that the last reconciles observed.
+    history: Mutex<NodeHistory>,
     failed: Mutex<Option<Instant>>,
     changed: Notify,
 }
@@ -54,7 +57,13 @@ struct TableMetadata {
 
 impl NodeCount {
     pub(crate) fn new(client: Client) -> Self {
-        Self { client, count: Mutex::default(), failed: Mutex::default(), changed: Notify::new() }
+        Self {
+            client,
+            count: Mutex::default(),
+            history: Mutex::default(),
+            failed: Mutex::default(),
+            changed: Notify::new(),
+        }
     }
 
     /// The last count, or a new one if there is none. `None`: nodes cannot be counted.
@@ -66,9 +75,17 @@ impl NodeCount {
         self.try_count().await
     }
 
-    /// A new leader counts again.
+    /// The number that counts now, although fewer nodes may be schedulable. `live_replicas` are those of virt-api.
+    pub(crate) fn hold(&self, now: Timestamp, nodes: usize, live_replicas: impl FnOnce() -> Option<i64>) -> HeldNodes {
+        let mut history = self.history.lock();
+        let live_replicas = if history.is_empty() { live_replicas() } else { None };
+        history.observe(now, nodes, live_replicas)
+    }
+
+    /// A new leader counts again, and the numbers of an earlier leadership say nothing about the last minutes.
     pub(crate) fn clear(&self) {
         *self.count.lock() = None;
+        *self.history.lock() = NodeHistory::default();
         *self.failed.lock() = None;
     }
 
@@ -229,6 +246,23 @@ mod tests {
         let requests = cluster.requests.lock().len();
         assert!((10..=18).contains(&requests), "{requests}");
     }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_new_leadership_does_not_hold_the_nodes_of_an_earlier_one() {
+        let (_, count) = start();
+        let held = |second: i64, nodes: usize, replicas: i64| {
+            let held = count.hold(Timestamp::from_second(second).unwrap(), nodes, || Some(replicas));
+            (held.count, held.until.is_some())
+        };
+        assert_eq!(held(1_000_000, 60, 6), (60, false));
+        assert_eq!(held(1_000_010, 59, 6), (60, true), "a short dip");
+        count.clear();
+        // Another replica has led for an hour, and the cluster has become smaller.
+        assert_eq!(held(1_003_600, 10, 2), (10, false));
+        count.clear();
+        assert_eq!(held(1_007_200, 1, 2), (2, true), "the live replicas show a dip");
+    }
+
     #[tokio::test(start_paused = true)]
     async fn reconciles_do_not_repeat_a_count_that_has_just_failed() {
         let (cluster, count) = start();

@@ -8,11 +8,9 @@ use std::{
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::{Api, Client, api::ListParams, core::DynamicObject};
-use parking_lot::Mutex;
 use vitivirt_api::{ApiResource, ErrorClass, Failure, ObjectKey, Target, kubevirt::KubeVirt, reason};
 use vitivirt_install::{
-    Cluster, DeploymentConfig, Desired, Environment, HeldNodes, Kind, Lane, LaneProblem, NodeHistory, Objects,
-    Observed,
+    Cluster, DeploymentConfig, Desired, Environment, HeldNodes, Kind, Lane, LaneProblem, Objects, Observed,
     names::{VIRT_API, gate::DECENTRALIZED_LIVE_MIGRATION},
     orphans,
     pods::Pods,
@@ -41,8 +39,6 @@ pub(crate) struct Observer {
     pub(crate) storage_pages: StoragePages,
     pub(crate) prober: Arc<CertificateProber>,
     pub(crate) node_count: Arc<NodeCount>,
-    /// The numbers of nodes that the last reconciles observed.
-    pub(crate) nodes: Mutex<NodeHistory>,
 }
 
 impl Observer {
@@ -105,13 +101,11 @@ impl Observer {
     }
 
     fn held_nodes(&self, objects: &Objects, nodes: usize, now: SystemTime) -> HeldNodes {
-        let mut history = self.nodes.lock();
         let live_replicas = || {
             let key = ObjectKey::namespaced(&self.namespace, VIRT_API);
             objects.get(Kind::Deployment, &key)?.content()?.pointer("/spec/replicas")?.as_i64()
         };
-        let live_replicas = if history.is_empty() { live_replicas() } else { None };
-        history.observe(timestamp(now), nodes, live_replicas)
+        self.node_count.hold(timestamp(now), nodes, live_replicas)
     }
 
     /// A resource for which nothing is installed: its objects are not observed.

@@ -133,7 +133,6 @@ impl Operator for KubeVirtOperator {
             storage_pages: StoragePages::default(),
             prober: prober.clone(),
             node_count,
-            nodes: Mutex::default(),
         };
         let desired = DesiredStateBuilder::new(client, environment.clone());
         let gates = LaneGates::default();
