@@ -10,12 +10,14 @@
 use std::sync::Arc;
 
 use serde_json::{Value, json};
-use vitivirt_api::{Body, Failure, ObjectKey, Operation, Plan, Step, Target, Write};
+use vitivirt_api::{Body, Failure, ObjectKey, Operation, Plan, Step, Target, Wait, Write};
 
 use crate::{
     certificates::{
-        BUNDLE_KEY, BUNDLES, CA, Certificate, IssuedCertificates, Lifetime, Lifetimes, MIN_LIFETIME, VIRT_OPERATOR,
-        all_certificates, annotate_lifetime, bundles, certificates, is_ca, secret,
+        BUNDLE_KEY, BUNDLES, CA, Certificate, EXTERNAL_CA, IssuedCertificates, Lifetime, Lifetimes, MIN_LIFETIME,
+        VIRT_OPERATOR, all_certificates, annotate_lifetime,
+        bundle::{MAX_BYTES, MAX_CERTIFICATES},
+        bundles, certificates, is_ca, secret,
     },
     config::DeploymentConfig,
     customize::Customizer,
@@ -35,6 +37,7 @@ use crate::{
     served,
     trust::trust_patches,
     validation::check_installable,
+    wait,
 };
 
 /// Where the certificates of an installation are known from.
@@ -174,7 +177,20 @@ pub fn certificate_plan(
     });
     let steps = steps.into_iter().filter(|(_, writes)| !writes.is_empty());
     let steps = steps.map(|(name, writes)| Step { writes, ..Step::new(name).independent(true) });
-    Ok(Plan { steps: steps.chain(served::delete_pod(observed)).collect() })
+    Ok(Plan { steps: steps.chain(served::delete_pod(observed)).chain(left_out(issued.left_out())).collect() })
+}
+
+/// The wait for a user who has added more CAs than fit into a bundle. Nothing else waits for it.
+fn left_out(count: usize) -> Option<Step> {
+    let (cas, them) = if count == 1 { ("1 CA that does", "it") } else { ("CAs that do", "them") };
+    let message = format!(
+        "ConfigMap {EXTERNAL_CA} has {cas} not fit into ConfigMap {CA}, so KubeVirt does not trust {them}: a bundle has at \
+         most {MAX_CERTIFICATES} CAs and {} KiB, and a part of that is reserved for CAs of the operator; remove CAs that \
+         are not needed from both ConfigMaps; the operator retries automatically",
+        MAX_BYTES / 1024
+    );
+    let wait = Wait { reason: wait::LEFT_OUT, message, requeue_after: None };
+    (count > 0).then(|| Step::new("CAs that do not fit").independent(true).wait(wait))
 }
 
 struct CertificatePlanner<'a> {

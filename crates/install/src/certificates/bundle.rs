@@ -10,11 +10,16 @@ use std::{
 use super::renewal::Validity;
 
 /// The limit of upstream virt-operator.
-pub(crate) const MAX_CERTIFICATES: usize = 50;
+pub const MAX_CERTIFICATES: usize = 50;
 
 /// Every webhook contains the whole bundle in base64, and the configuration with the most webhooks must fit in one
 /// object of 1.5 MiB. Fifty CAs that this operator issued are smaller.
-pub(crate) const MAX_BYTES: usize = 30 * 1024;
+pub const MAX_BYTES: usize = 30 * 1024;
+
+/// A new CA of a user leaves room for this many CAs of the operator, so that a rotation does not displace it later.
+const OWN_CERTIFICATES: usize = 4;
+/// More than such a CA has.
+const OWN_BYTES: usize = 1024;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
@@ -38,36 +43,65 @@ pub struct CaBundle {
     pub certificates: Vec<TrustedCertificate>,
     /// When the next of them must be removed.
     pub next_removal: Option<SystemTime>,
+    /// The number of CAs of users that do not fit.
+    pub left_out: usize,
 }
 
-/// A CA is removed when it expires, or when its successor has existed for the overlap.
+/// A CA is removed when it expires, or when its successor has existed for the overlap. `stored` is the present bundle, and
+/// `imported` are the CAs of users that may not be in it yet: they do not displace those that are.
 pub fn merge(
     current: TrustedCertificate,
-    others: Vec<TrustedCertificate>,
+    stored: &[TrustedCertificate],
+    imported: Vec<TrustedCertificate>,
     overlap: Duration,
     now: SystemTime,
 ) -> CaBundle {
     let mut removed_at = saturating_add(current.validity.not_before, overlap);
-    let mut bytes = current.certificate.len();
-    let others = deduplicate(others.into_iter().filter(|other| other.certificate != current.certificate));
-    let mut bundle = CaBundle { certificates: vec![current], next_removal: None };
-    for trusted in others.into_iter().filter(|other| other.validity.not_after > now) {
+    let others = stored.iter().cloned().chain(imported).filter(|other| other.certificate != current.certificate);
+    let (own, external): (Vec<_>, Vec<_>) = deduplicate(others.filter(|other| other.validity.not_after > now))
+        .into_iter()
+        .partition(|trusted| trusted.origin == Origin::Own);
+    let mut bundle = CaBundle { certificates: vec![current], next_removal: None, left_out: 0 };
+    for trusted in own {
         let Validity { not_before, not_after } = trusted.validity;
-        let keep_until = match trusted.origin {
-            Origin::Own => removed_at.min(not_after),
-            Origin::External => not_after,
-        };
-        if trusted.origin == Origin::Own {
-            removed_at = removed_at.min(saturating_add(not_before, overlap));
-        }
-        let size = trusted.certificate.len();
-        if keep_until > now && bundle.certificates.len() < MAX_CERTIFICATES && bytes + size <= MAX_BYTES {
-            bytes += size;
-            bundle.certificates.push(trusted);
-            bundle.next_removal = Some(bundle.next_removal.map_or(keep_until, |next| next.min(keep_until)));
+        let keep_until = removed_at.min(not_after);
+        removed_at = removed_at.min(saturating_add(not_before, overlap));
+        if keep_until > now && bundle.has_room_for(&trusted, 0) {
+            bundle.keep(trusted, keep_until);
         }
     }
+    let own = bundle.certificates.len();
+    let is_stored =
+        |trusted: &TrustedCertificate| stored.iter().any(|stored| stored.certificate == trusted.certificate);
+    let (known, new): (Vec<_>, Vec<_>) = external.into_iter().partition(is_stored);
+    let known = known.into_iter().map(|trusted| (trusted, 0));
+    let new = new.into_iter().map(|trusted| (trusted, OWN_CERTIFICATES.saturating_sub(own)));
+    for (trusted, reserved) in known.chain(new) {
+        let keep_until = trusted.validity.not_after;
+        if bundle.has_room_for(&trusted, reserved) {
+            bundle.keep(trusted, keep_until);
+        } else {
+            bundle.left_out += 1;
+        }
+    }
+    if let Some(external) = bundle.certificates.get_mut(own..) {
+        external.sort_by_key(|trusted| Reverse(trusted.validity.not_before));
+    }
     bundle
+}
+
+impl CaBundle {
+    /// Whether a certificate fits, next to this many CAs that the operator may add.
+    fn has_room_for(&self, trusted: &TrustedCertificate, reserved: usize) -> bool {
+        let bytes: usize = self.certificates.iter().map(|trusted| trusted.certificate.len()).sum();
+        self.certificates.len() + reserved < MAX_CERTIFICATES
+            && bytes + trusted.certificate.len() + reserved * OWN_BYTES <= MAX_BYTES
+    }
+
+    fn keep(&mut self, trusted: TrustedCertificate, until: SystemTime) {
+        self.certificates.push(trusted);
+        self.next_removal = Some(self.next_removal.map_or(until, |next| next.min(until)));
+    }
 }
 
 /// Without duplicates, own CAs first, the newest first. A CA that a user has added too counts as external.
@@ -109,7 +143,7 @@ mod tests {
 
     /// The names, and when the next CA is removed.
     fn merged(current: TrustedCertificate, others: Vec<TrustedCertificate>, now: u64) -> (Vec<String>, Option<u64>) {
-        let bundle = merge(current, others, Duration::from_secs(OVERLAP), second(now));
+        let bundle = merge(current, &others, Vec::new(), Duration::from_secs(OVERLAP), second(now));
         let name = |trusted: &TrustedCertificate| String::from_utf8_lossy(&trusted.certificate).into_owned();
         let next = bundle.next_removal.map(|next| next.duration_since(second(0)).unwrap().as_secs());
         (bundle.certificates.iter().map(name).collect(), next)
@@ -183,7 +217,7 @@ mod tests {
     #[test]
     fn a_bundle_has_at_most_fifty_certificates() {
         let others = (0..60).map(|number| own_ca(&format!("{number:02}"), number, 5000)).collect();
-        let (names, _) = merge_all(others);
+        let names = merge_all(others, Vec::new()).0;
         assert_eq!(names.len(), 50);
         assert_eq!(names.get(..2).unwrap(), ["current", "59"]);
         assert_eq!(names.last().unwrap(), "11");
@@ -193,14 +227,31 @@ mod tests {
     fn large_certificates_do_not_exceed_the_size_limit() {
         let large = |name: &str, from| external_ca(&name.repeat(MAX_BYTES / 3), from, 5000);
         let others = vec![large("a", 1), large("b", 2), large("c", 3), external_ca("small", 0, 5000)];
-        let (names, _) = merge_all(others);
+        let (names, left_out) = merge_all(others, Vec::new());
         let names: Vec<&str> = names.iter().map(|name| name.get(..1).unwrap()).collect();
-        assert_eq!(names, ["c", "c", "b", "s"]);
+        assert_eq!((names, left_out), (vec!["c", "c", "b", "s"], 1));
     }
 
-    fn merge_all(others: Vec<TrustedCertificate>) -> (Vec<String>, Option<SystemTime>) {
-        let bundle = merge(own_ca("current", 100, 5000), others, Duration::from_secs(4000), second(101));
+    #[test]
+    fn a_new_ca_of_a_user_displaces_no_stored_one_and_leaves_room_for_a_rotation() {
+        let large = |name: &str, from| external_ca(&name.repeat(MAX_BYTES / 3), from, 5000);
+        let (names, left_out) = merge_all(vec![large("a", 1), large("b", 2)], vec![large("x", 3), large("b", 2)]);
+        let names: Vec<&str> = names.iter().map(|name| name.get(..1).unwrap()).collect();
+        assert_eq!((names, left_out), (vec!["c", "b", "a"], 1));
+
+        let cas = |count: u64| (0..count).map(|number| external_ca(&format!("{number:02}"), number, 5000)).collect();
+        let (names, left_out) = merge_all(Vec::new(), cas(60));
+        assert_eq!((names.len(), left_out), (1 + 46, 14));
+        let mut stored: Vec<TrustedCertificate> = cas(46);
+        stored.extend((0..3).map(|number| own_ca(&format!("own-{number}"), 90 + number, 5000)));
+        let (names, left_out) = merge_all(stored, Vec::new());
+        assert_eq!((names.len(), left_out), (50, 0));
+    }
+
+    /// The names, and the number of CAs that do not fit.
+    fn merge_all(stored: Vec<TrustedCertificate>, imported: Vec<TrustedCertificate>) -> (Vec<String>, usize) {
+        let bundle = merge(own_ca("current", 100, 5000), &stored, imported, Duration::from_secs(4000), second(101));
         let name = |trusted: &TrustedCertificate| String::from_utf8_lossy(&trusted.certificate).into_owned();
-        (bundle.certificates.iter().map(name).collect(), bundle.next_removal)
+        (bundle.certificates.iter().map(name).collect(), bundle.left_out)
     }
 }

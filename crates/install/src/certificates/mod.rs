@@ -56,6 +56,10 @@ pub trait IssuedCertificates {
     fn key_pair(&self, secret: &str) -> Option<KeyPair>;
     /// A CA bundle in PEM. Clients of webhooks and aggregated APIs trust the bundle `CA`.
     fn bundle(&self, config_map: &str) -> Option<String>;
+    /// The number of CAs of users that do not fit into the bundle `CA`. They stay in `EXTERNAL_CA`.
+    fn left_out(&self) -> usize {
+        0
+    }
 }
 
 /// No certificates, for output without secrets.

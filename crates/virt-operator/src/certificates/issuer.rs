@@ -230,14 +230,14 @@ impl CertificateIssuer<'_> {
             .into_iter()
             .map(|trusted| TrustedCertificate { origin: Origin::External, ..trusted });
 
-        let others = stored_bundle.iter().cloned().chain(imported).collect();
-        let bundle = bundle::merge(current, others, overlap(desired), self.now);
+        let bundle = bundle::merge(current, &stored_bundle, imported.collect(), overlap(desired), self.now);
+        self.issued.left_out += bundle.left_out;
         if let Some(external) = external {
             // The external bundle is emptied when the stored bundle already contains its CAs, not when they are about
-            // to be written. Otherwise a crash between the two writes would lose them.
+            // to be written. Otherwise a crash between the two writes would lose them. It also stays if not all fit.
             let is_stored =
                 |trusted: &TrustedCertificate| trusted.origin == Origin::Own || stored_bundle.contains(trusted);
-            let all_stored = bundle.certificates.iter().all(is_stored);
+            let all_stored = bundle.left_out == 0 && bundle.certificates.iter().all(is_stored);
             let external = if all_stored { String::new() } else { external };
             self.issued.bundles.insert(EXTERNAL_CA.to_owned(), external);
         }

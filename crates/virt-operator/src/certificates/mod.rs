@@ -67,6 +67,8 @@ pub(crate) struct CertificateSet {
     /// When the next certificate must be renewed or the next CA leaves a bundle. It is always in the future.
     pub(crate) next: Option<SystemTime>,
     pub(crate) trusted_ca: Option<TrustedCa>,
+    /// The number of CAs of users that do not fit into the bundle of the CA.
+    left_out: usize,
 }
 
 impl CertificateSet {
@@ -83,5 +85,9 @@ impl IssuedCertificates for CertificateSet {
 
     fn bundle(&self, config_map: &str) -> Option<String> {
         self.bundles.get(config_map).cloned()
+    }
+
+    fn left_out(&self) -> usize {
+        self.left_out
     }
 }

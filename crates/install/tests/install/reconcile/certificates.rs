@@ -3,13 +3,18 @@
 use std::sync::Arc;
 
 use serde_json::{Value, json};
-use vitivirt_api::{Failure, reason};
-use vitivirt_install::{CertificateScope, DesiredCertificates};
+use vitivirt_api::{Failure, Stop, reason};
+use vitivirt_install::{
+    CertificateScope, DesiredCertificates, LaneProblem, certificate_plan,
+    certificates::{IssuedCertificates, KeyPair},
+    lane_problem,
+};
 
 use super::{
     test_cluster::{Reconcile, TestCluster},
     variant,
 };
+use crate::TestCertificates;
 
 const DURATION: &str = "kubevirt.io/duration";
 
@@ -109,4 +114,41 @@ fn a_ca_bundle_that_cannot_be_written_does_not_keep_certificates_from_being_rene
     assert_eq!(parts(&cluster.reconcile()), ["operator certificate", "CAs", "trust", "certificates"]);
     let message = cluster.status()["conditions"].to_string();
     assert!(message.contains("certificates: cannot patch a ConfigMap"), "{message}");
+}
+
+/// Certificates, and CAs of users that do not fit into their bundle.
+struct LeftOut(usize);
+
+impl IssuedCertificates for LeftOut {
+    fn key_pair(&self, secret: &str) -> Option<KeyPair> {
+        TestCertificates.key_pair(secret)
+    }
+
+    fn bundle(&self, config_map: &str) -> Option<String> {
+        TestCertificates.bundle(config_map)
+    }
+
+    fn left_out(&self) -> usize {
+        self.0
+    }
+}
+
+#[test]
+fn cas_that_do_not_fit_are_a_problem_of_the_lane_and_delay_nothing() {
+    let cluster = with_old_certificates(&json!({}));
+    let observed = cluster.observed();
+    let certificates =
+        DesiredCertificates::new(&observed, &cluster.environment, &CertificateScope::OwnRelease).unwrap();
+    let plan = |left_out| certificate_plan(&observed, &certificates, &LeftOut(left_out)).unwrap();
+    assert!(plan(0).steps.iter().all(|step| step.wait.is_none()));
+    let with_problem = plan(2);
+    assert_eq!(with_problem.write_count(), plan(0).write_count());
+    assert!(with_problem.steps.iter().all(|step| step.independent));
+    let (step, wait) = with_problem.steps.last().map(|step| (step.name, step.wait.clone().unwrap())).unwrap();
+    let Some(Some(LaneProblem::Lasting(message))) = lane_problem(&Stop::Waiting { step, wait }) else {
+        panic!("it is not a problem")
+    };
+    for part in ["ConfigMap kubevirt-external-ca", "ConfigMap kubevirt-ca", "50 CAs and 30 KiB", "remove CAs"] {
+        assert!(message.contains(part), "{message}");
+    }
 }

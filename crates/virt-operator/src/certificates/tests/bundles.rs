@@ -179,12 +179,45 @@ fn invalid_and_expired_external_cas_are_left_out() {
 }
 
 #[test]
-fn a_bundle_contains_at_most_fifty_cas() {
+fn external_cas_that_do_not_fit_into_the_bundle_stay_where_the_user_added_them() {
     let mut fixture = CertificateFixture::installed();
-    let many: String = (0..60).map(|number| foreign_ca(&format!("{number}"), fixture.now, 1000 * HOUR)).collect();
-    fixture.stored.bundles.insert(EXTERNAL_CA.to_owned(), many);
-    assert_eq!(fixture.issue_and_store().bundle(CA).unwrap().matches("BEGIN").count(), 50);
-    let second = fixture.issue_and_store();
-    assert_eq!(second.bundle(CA).unwrap().matches("BEGIN").count(), 50);
-    assert_eq!(second.bundle(EXTERNAL_CA).unwrap(), "");
+    let many: Vec<String> = (0..60).map(|number| foreign_ca(&number.to_string(), fixture.now, 1000 * HOUR)).collect();
+    fixture.stored.bundles.insert(EXTERNAL_CA.to_owned(), many.concat());
+    fixture.settle();
+    let issued = fixture.issue();
+    let bundle = issued.bundle(CA).unwrap();
+    let fitting = many.iter().filter(|ca| bundle.contains(ca.as_str())).count();
+    // Room for four CAs of the operator is left.
+    assert_eq!((fitting, issued.left_out()), (46, 14));
+    assert_eq!(issued.bundle(EXTERNAL_CA).unwrap(), many.concat());
+    // The user removes CAs that are not needed, from both ConfigMaps.
+    let needed: Vec<&String> = many.iter().filter(|ca| !bundle.contains(ca.as_str())).collect();
+    fixture.stored.bundles.insert(CA.to_owned(), certificate(&fixture, CA));
+    fixture.stored.bundles.insert(EXTERNAL_CA.to_owned(), needed.iter().map(|ca| ca.as_str()).collect());
+    fixture.settle();
+    let issued = fixture.issue();
+    let bundle = issued.bundle(CA).unwrap();
+    assert!(needed.iter().all(|ca| bundle.contains(ca.as_str())));
+    assert_eq!((issued.left_out(), issued.bundle(EXTERNAL_CA).unwrap()), (0, String::new()));
+}
+
+/// The CAs of the operator come first in a bundle.
+#[test]
+fn a_rotation_does_not_displace_external_cas() {
+    let mut fixture = CertificateFixture::installed();
+    let many: Vec<String> = (0..60).map(|number| foreign_ca(&number.to_string(), fixture.now, 10_000 * HOUR)).collect();
+    fixture.stored.bundles.insert(EXTERNAL_CA.to_owned(), many.concat());
+    fixture.settle();
+    let trusted: Vec<&String> = {
+        let bundle = fixture.issue().bundle(CA).unwrap();
+        many.iter().filter(|ca| bundle.contains(ca.as_str())).collect()
+    };
+    let mut cas = BTreeSet::new();
+    while cas.len() < 3 {
+        let issued = fixture.issue_and_store();
+        let bundle = issued.bundle(CA).unwrap();
+        assert!(trusted.iter().all(|ca| bundle.contains(ca.as_str())), "a CA of a user is lost");
+        cas.insert(certificate(&fixture, CA));
+        fixture.now = issued.next.unwrap();
+    }
 }
