@@ -91,7 +91,16 @@ pub(crate) fn next_deadline(observed: &Observed) -> Option<Duration> {
     });
     let apis = observed.objects.of_kind(Kind::ApiService);
     let apis = apis.filter_map(|(_, live)| Some(live.unavailable.as_ref()?.since? + served.alarm_after()));
-    let left = certificates.chain(apis).map(|deadline| deadline.duration_since(observed.now));
+    // No event reports that the kubelet of a pod does not answer.
+    let endpoints = ENDPOINTS.iter().filter(|endpoint| {
+        served
+            .certificates
+            .iter()
+            .any(|served| served.is_outdated() && served.endpoint.deployment == endpoint.deployment)
+    });
+    let pods = endpoints.flat_map(|endpoint| observed.pods.of(Kind::Deployment, endpoint.deployment));
+    let overdue = pods.filter_map(|(_, pod)| pod.overdue_from());
+    let left = certificates.chain(apis).chain(overdue).map(|deadline| deadline.duration_since(observed.now));
     let left = left.filter(SignedDuration::is_positive).filter_map(|left| Duration::try_from(left).ok()).min();
     // Timers and clocks are not exact, and a reconcile before the deadline would have no effect.
     left.map(|left| left + Duration::from_millis(100))
@@ -209,12 +218,17 @@ pub(crate) fn delete_pod(observed: &Observed) -> Option<Step> {
     }))
 }
 
-/// Whether a Deployment of this installation has all its pods, and all of them are ready, except perhaps one.
+/// Whether a Deployment of this installation has all its pods, and all of them are ready, except perhaps one. A pod that is
+/// being deleted on a node that does not answer stays for as long as the node. Its Deployment has replaced it already.
 fn is_complete(observed: &Observed, deployment: &str, except: Option<&str>) -> bool {
     let key = ObjectKey::namespaced(&observed.operator_namespace, deployment);
     let rollout = observed.objects.get(Kind::Deployment, &key).and_then(|live| live.rollout);
     let Some(Rollout { current: true, pods, updated, .. }) = rollout else { return false };
-    let own = observed.pods.of(Kind::Deployment, deployment).map(|(_, pod)| pod).filter(|pod| !pod.ended);
+    let own = observed
+        .pods
+        .of(Kind::Deployment, deployment)
+        .map(|(_, pod)| pod)
+        .filter(|pod| !pod.ended && !pod.is_overdue(observed.now));
     let own: Vec<_> = own.collect();
     !own.is_empty()
         && i64::try_from(own.len()) == Ok(pods)
@@ -421,6 +435,27 @@ mod tests {
         assert_eq!(with(vec![pod(VIRT_API, "api-1", true), pod(VIRT_API, "api-3", true)]), None, "never twice");
     }
 
+    /// The kubelet of a dead node never ends its pods.
+    #[test]
+    fn a_pod_that_is_stuck_on_a_dead_node_does_not_keep_others_from_being_replaced() {
+        let stuck = |seconds: i64| {
+            let (key, mut pod) = pod(VIRT_API, "api-0", false);
+            Arc::make_mut(&mut pod).deleted = Some(Timestamp::from_second(NOW - seconds).unwrap());
+            (key, pod)
+        };
+        let with = |pods: Vec<(ObjectKey, Arc<Pod>)>, seconds: i64| {
+            let both = vec![certificate(0, "api-1", BAD, 1000), certificate(0, "api-2", BAD, 1000)];
+            let mut observed = observed(both, pods.into_iter().chain([stuck(seconds)]).collect());
+            observed.served.deleted_pods.insert("api-0".into(), VIRT_API);
+            deletes(&observed)
+        };
+        assert_eq!(with(two_api_pods(), -10), None, "it may still end");
+        assert_eq!(with(two_api_pods(), 100).as_deref(), Some("api-1"));
+        assert_eq!(with(vec![pod(VIRT_API, "api-1", true)], 100), None, "it is not replaced yet");
+        let starting = vec![pod(VIRT_API, "api-1", true), pod(VIRT_API, "api-2", false)];
+        assert_eq!(with(starting, 100), None, "its replacement is not ready");
+    }
+
     #[test]
     fn a_pod_of_another_component_waits_too() {
         let proxy = pod(VIRT_EXPORT_PROXY, "proxy-1", true);
@@ -459,5 +494,9 @@ mod tests {
         for (seconds, expected) in [(0, Some(120)), (100, Some(20)), (130, Some(50)), (500, None)] {
             assert_eq!(after(seconds).map(|left| left.as_secs()), expected, "{seconds}");
         }
+        let (key, mut pod) = pod(VIRT_API, "api-0", false);
+        Arc::make_mut(&mut pod).deleted = Some(now() + SignedDuration::from_secs(20));
+        let waits = observed(vec![certificate(0, "api-1", BAD, 500)], vec![(key, pod)]);
+        assert_eq!(next_deadline(&waits).map(|left| left.as_secs()), Some(30));
     }
 }

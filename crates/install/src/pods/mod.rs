@@ -35,6 +35,8 @@ pub(crate) use problems::{Problems, examples, list};
 
 /// How long a pod may be not ready before its node is checked. Pods that just start need no check.
 const CHECK_NODE_AFTER: SignedDuration = SignedDuration::from_secs(30);
+/// How much longer than its grace period a pod may take to end.
+const OVERDUE: SignedDuration = SignedDuration::from_secs(10);
 /// The value of the label `kubevirt.io` of the pods that run VMIs.
 const VIRT_LAUNCHER: &str = "virt-launcher";
 const CRASH_LOOP: &str = "CrashLoopBackOff";
@@ -120,6 +122,16 @@ impl Pod {
             reason: pod_reason(&status, phase == "Failed"),
             containers: containers(&status),
         }
+    }
+
+    /// Whether it should have ended long ago. Its kubelet does not answer, so nothing waits for it.
+    pub(crate) fn is_overdue(&self, now: Timestamp) -> bool {
+        self.overdue_from().is_some_and(|at| at <= now)
+    }
+
+    /// When it becomes overdue, if it is being deleted.
+    pub(crate) fn overdue_from(&self) -> Option<Timestamp> {
+        self.deleted.map(|at| at + OVERDUE)
     }
 
     fn belongs_to(&self, kind: Kind, name: &str) -> bool {

@@ -22,10 +22,7 @@ mod report;
 
 use std::{collections::HashSet, sync::Arc};
 
-use k8s_openapi::{
-    apimachinery::pkg::apis::meta::v1::ObjectMeta,
-    jiff::{SignedDuration, Timestamp},
-};
+use k8s_openapi::{apimachinery::pkg::apis::meta::v1::ObjectMeta, jiff::Timestamp};
 use vitivirt_api::{ObjectKey, Target, kubevirt::KubeVirt};
 
 pub use self::{
@@ -50,8 +47,6 @@ pub(crate) const CRD_FINALIZER: &str = "kubevirt.io/virtOperatorFinalizer";
 const CLEANUP_FINALIZER: &str = "customresourcecleanup.apiextensions.k8s.io";
 /// The CRD of the KubeVirt resource belongs to the operator, not to an installation.
 const OPERATOR_CRD: &str = "kubevirts.kubevirt.io";
-/// How much longer than its grace period a pod may take to end.
-const OVERDUE: SignedDuration = SignedDuration::from_secs(10);
 const OPERATOR_ROLES: [&str; 3] = [OPERATOR_SERVICE_ACCOUNT, "kubevirt-operator-rolebinding", "kubevirt.io:operator"];
 
 /// How much of the control plane a removal can rely on.
@@ -204,12 +199,10 @@ impl RemovalInput {
         live.and_then(|live| live.rollout).is_some_and(|rollout| rollout.ready > 0)
     }
 
-    /// The pods of virt-handler that may still label their node. The kubelet of a pod that should have ended long ago does
-    /// not answer, so that pod is not waited for.
+    /// The pods of virt-handler that may still label their node.
     fn running_handlers(&self) -> Vec<&(ObjectKey, Arc<Pod>)> {
-        let is_overdue = |pod: &Pod| pod.deleted.is_some_and(|at| self.now.duration_since(at) >= OVERDUE);
         let handlers = self.pods.of(Kind::DaemonSet, VIRT_HANDLER);
-        handlers.filter(|(_, pod)| !pod.ended && !is_overdue(pod)).collect()
+        handlers.filter(|(_, pod)| !pod.ended && !pod.is_overdue(self.now)).collect()
     }
 
     /// Whether no component removes KubeVirt's own finalizers any more.
