@@ -142,8 +142,8 @@ mod tests {
     }
 
     /// The names, and when the next CA is removed.
-    fn merged(current: TrustedCertificate, others: Vec<TrustedCertificate>, now: u64) -> (Vec<String>, Option<u64>) {
-        let bundle = merge(current, &others, Vec::new(), Duration::from_secs(OVERLAP), second(now));
+    fn merged(current: TrustedCertificate, others: &[TrustedCertificate], now: u64) -> (Vec<String>, Option<u64>) {
+        let bundle = merge(current, others, Vec::new(), Duration::from_secs(OVERLAP), second(now));
         let name = |trusted: &TrustedCertificate| String::from_utf8_lossy(&trusted.certificate).into_owned();
         let next = bundle.next_removal.map(|next| next.duration_since(second(0)).unwrap().as_secs());
         (bundle.certificates.iter().map(name).collect(), next)
@@ -152,7 +152,7 @@ mod tests {
     #[test]
     fn the_current_ca_is_first_and_the_newest_follows() {
         let others = vec![own_ca("a", 50, 500), own_ca("c", 70, 500), own_ca("current", 75, 500), own_ca("b", 60, 500)];
-        let (names, next) = merged(own_ca("current", 75, 500), others, 69);
+        let (names, next) = merged(own_ca("current", 75, 500), &others, 69);
         assert_eq!(names, ["current", "c", "b", "a"]);
         assert_eq!(next, Some(70), "b has existed for the overlap");
     }
@@ -161,46 +161,46 @@ mod tests {
     fn a_ca_is_removed_when_its_successor_has_existed_for_the_overlap() {
         let others = || vec![own_ca("a", 50, 500), own_ca("b", 60, 500)];
         assert_eq!(
-            merged(own_ca("current", 65, 500), others(), 69),
+            merged(own_ca("current", 65, 500), &others(), 69),
             (vec!["current".into(), "b".into(), "a".into()], Some(70))
         );
-        assert_eq!(merged(own_ca("current", 65, 500), others(), 70), (vec!["current".into(), "b".into()], Some(75)));
-        assert_eq!(merged(own_ca("current", 65, 500), others(), 74), (vec!["current".into(), "b".into()], Some(75)));
-        assert_eq!(merged(own_ca("current", 65, 500), others(), 75), (vec!["current".into()], None));
+        assert_eq!(merged(own_ca("current", 65, 500), &others(), 70), (vec!["current".into(), "b".into()], Some(75)));
+        assert_eq!(merged(own_ca("current", 65, 500), &others(), 74), (vec!["current".into(), "b".into()], Some(75)));
+        assert_eq!(merged(own_ca("current", 65, 500), &others(), 75), (vec!["current".into()], None));
     }
 
     #[test]
     fn a_ca_is_removed_when_it_expires() {
         let others = || vec![own_ca("a", 60, 72), own_ca("b", 50, 500)];
         assert_eq!(
-            merged(own_ca("current", 68, 500), others(), 69),
+            merged(own_ca("current", 68, 500), &others(), 69),
             (vec!["current".into(), "a".into(), "b".into()], Some(70))
         );
         let others = || vec![own_ca("a", 64, 72), own_ca("b", 50, 500)];
         assert_eq!(
-            merged(own_ca("current", 68, 500), others(), 71),
+            merged(own_ca("current", 68, 500), &others(), 71),
             (vec!["current".into(), "a".into(), "b".into()], Some(72))
         );
         // An expired CA does not show how long its successor has existed.
-        assert_eq!(merged(own_ca("current", 68, 500), others(), 77), (vec!["current".into(), "b".into()], Some(78)));
+        assert_eq!(merged(own_ca("current", 68, 500), &others(), 77), (vec!["current".into(), "b".into()], Some(78)));
     }
 
     #[test]
     fn a_ca_newer_than_the_current_one_is_removed_with_the_others() {
         let others = || vec![own_ca("newer", 90, 500), own_ca("older", 60, 500)];
-        assert_eq!(merged(own_ca("current", 85, 500), others(), 94).0, ["current", "newer", "older"]);
-        assert_eq!(merged(own_ca("current", 85, 500), others(), 95), (vec!["current".into()], None));
+        assert_eq!(merged(own_ca("current", 85, 500), &others(), 94).0, ["current", "newer", "older"]);
+        assert_eq!(merged(own_ca("current", 85, 500), &others(), 95), (vec!["current".into()], None));
     }
 
     #[test]
     fn a_ca_of_a_user_is_kept_until_it_expires() {
         let others = || vec![external_ca("x", 1, 300), own_ca("b", 60, 500), external_ca("y", 70, 200)];
-        assert_eq!(merged(own_ca("current", 65, 500), others(), 74).0, ["current", "b", "y", "x"]);
+        assert_eq!(merged(own_ca("current", 65, 500), &others(), 74).0, ["current", "b", "y", "x"]);
         assert_eq!(
-            merged(own_ca("current", 65, 500), others(), 199),
+            merged(own_ca("current", 65, 500), &others(), 199),
             (vec!["current".into(), "y".into(), "x".into()], Some(200))
         );
-        assert_eq!(merged(own_ca("current", 65, 500), others(), 200), (vec!["current".into(), "x".into()], Some(300)));
+        assert_eq!(merged(own_ca("current", 65, 500), &others(), 200), (vec!["current".into(), "x".into()], Some(300)));
     }
 
     #[test]
@@ -211,13 +211,13 @@ mod tests {
             external_ca("b", 60, 500),
             external_ca("current", 65, 500),
         ];
-        assert_eq!(merged(own_ca("current", 65, 500), others, 100), (vec!["current".into(), "b".into()], Some(500)));
+        assert_eq!(merged(own_ca("current", 65, 500), &others, 100), (vec!["current".into(), "b".into()], Some(500)));
     }
 
     #[test]
     fn a_bundle_has_at_most_fifty_certificates() {
-        let others = (0..60).map(|number| own_ca(&format!("{number:02}"), number, 5000)).collect();
-        let names = merge_all(others, Vec::new()).0;
+        let others: Vec<_> = (0..60).map(|number| own_ca(&format!("{number:02}"), number, 5000)).collect();
+        let names = merge_all(&others, Vec::new()).0;
         assert_eq!(names.len(), 50);
         assert_eq!(names.get(..2).unwrap(), ["current", "59"]);
         assert_eq!(names.last().unwrap(), "11");
@@ -227,7 +227,7 @@ mod tests {
     fn large_certificates_do_not_exceed_the_size_limit() {
         let large = |name: &str, from| external_ca(&name.repeat(MAX_BYTES / 3), from, 5000);
         let others = vec![large("a", 1), large("b", 2), large("c", 3), external_ca("small", 0, 5000)];
-        let (names, left_out) = merge_all(others, Vec::new());
+        let (names, left_out) = merge_all(&others, Vec::new());
         let names: Vec<&str> = names.iter().map(|name| name.get(..1).unwrap()).collect();
         assert_eq!((names, left_out), (vec!["c", "c", "b", "s"], 1));
     }
@@ -235,22 +235,22 @@ mod tests {
     #[test]
     fn a_new_ca_of_a_user_displaces_no_stored_one_and_leaves_room_for_a_rotation() {
         let large = |name: &str, from| external_ca(&name.repeat(MAX_BYTES / 3), from, 5000);
-        let (names, left_out) = merge_all(vec![large("a", 1), large("b", 2)], vec![large("x", 3), large("b", 2)]);
+        let (names, left_out) = merge_all(&[large("a", 1), large("b", 2)], vec![large("x", 3), large("b", 2)]);
         let names: Vec<&str> = names.iter().map(|name| name.get(..1).unwrap()).collect();
         assert_eq!((names, left_out), (vec!["c", "b", "a"], 1));
 
         let cas = |count: u64| (0..count).map(|number| external_ca(&format!("{number:02}"), number, 5000)).collect();
-        let (names, left_out) = merge_all(Vec::new(), cas(60));
+        let (names, left_out) = merge_all(&[], cas(60));
         assert_eq!((names.len(), left_out), (1 + 46, 14));
         let mut stored: Vec<TrustedCertificate> = cas(46);
         stored.extend((0..3).map(|number| own_ca(&format!("own-{number}"), 90 + number, 5000)));
-        let (names, left_out) = merge_all(stored, Vec::new());
+        let (names, left_out) = merge_all(&stored, Vec::new());
         assert_eq!((names.len(), left_out), (50, 0));
     }
 
     /// The names, and the number of CAs that do not fit.
-    fn merge_all(stored: Vec<TrustedCertificate>, imported: Vec<TrustedCertificate>) -> (Vec<String>, usize) {
-        let bundle = merge(own_ca("current", 100, 5000), &stored, imported, Duration::from_secs(4000), second(101));
+    fn merge_all(stored: &[TrustedCertificate], imported: Vec<TrustedCertificate>) -> (Vec<String>, usize) {
+        let bundle = merge(own_ca("current", 100, 5000), stored, imported, Duration::from_secs(4000), second(101));
         let name = |trusted: &TrustedCertificate| String::from_utf8_lossy(&trusted.certificate).into_owned();
         (bundle.certificates.iter().map(name).collect(), bundle.left_out)
     }
