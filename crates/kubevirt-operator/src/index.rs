@@ -21,6 +21,8 @@ use crate::{
 pub(crate) struct Index {
     pub(crate) network_users: NetworkUsers,
     pub(crate) mac_addresses: MacAddresses,
+    /// Held from reading the caches until `mac_addresses` has the result.
+    mac_order: Mutex<()>,
     pub(crate) pvcs: PvcsByMachine,
     pub(crate) deletions: Deletions,
 }
@@ -34,18 +36,18 @@ impl Index {
         pvcs: &Cache<PvcEntry>,
     ) {
         let index = self.clone();
-        let (on_networks, on_vms) = (networks.clone(), vms.clone());
+        let (on_machines, on_networks, on_vms) = (machines.clone(), networks.clone(), vms.clone());
         machines.subscribe(move |change| {
             index.network_users.machine_changed(change);
-            index.update_macs(&change.key, change.new.as_deref(), &on_networks, &on_vms);
+            index.update_macs(&change.key, &on_machines, &on_networks, &on_vms);
             index.deletions.machine_changed(change);
         });
         let index = self.clone();
-        let (all_machines, on_networks, on_vms) = (machines.clone(), networks.clone(), vms.clone());
+        let (on_machines, on_networks, on_vms) = (machines.clone(), networks.clone(), vms.clone());
         networks.subscribe(move |change| {
             let name = in_namespace(&change.key, change.key.name());
-            for (key, entry) in all_machines.by_index(MachineEntry::BY_NETWORK, &name) {
-                index.update_macs(&key, Some(&entry.value), &on_networks, &on_vms);
+            for (key, _) in on_machines.by_index(MachineEntry::BY_NETWORK, &name) {
+                index.update_macs(&key, &on_machines, &on_networks, &on_vms);
             }
         });
         let index = self.clone();
@@ -55,18 +57,21 @@ impl Index {
         pvcs.subscribe(move |change| index.pvcs.pvc_changed(change));
     }
 
-    /// A Machine that is being deleted keeps its addresses until its VM is gone.
+    /// A Machine that is being deleted keeps its addresses until its VM is gone. Changes of several caches arrive at the same
+    /// time. Each of them reads the present state, one after the other, so the last one sees all of them.
     fn update_macs(
         &self,
         key: &ObjectKey,
-        machine: Option<&MachineEntry>,
+        machines: &Cache<MachineEntry>,
         networks: &Cache<NetworkEntry>,
         vms: &Cache<VmEntry>,
     ) {
-        let interfaces = machine.map(|machine| &*machine.interfaces).unwrap_or_default();
+        let _order = self.mac_order.lock();
+        let machine = machines.get(key);
+        let interfaces = machine.as_ref().map(|machine| &*machine.interfaces).unwrap_or_default();
         let address = |interface: &MachineInterface| (segment_of(key, &interface.network, networks), interface.mac);
         let addresses = interfaces.iter().map(address).collect();
-        let created = machine.map_or(0, |machine| machine.created);
+        let created = machine.as_ref().map_or(0, |machine| machine.created);
         self.mac_addresses.set(key, created, addresses, &has_in_vm(vms));
     }
 }
@@ -212,8 +217,55 @@ fn compact_uid(uid: &str) -> u128 {
 
 #[cfg(test)]
 mod tests {
+    use std::{sync::Barrier, thread};
+
+    use serde_json::{Value, json};
+    use vitivirt_runtime::watch::WriteObserver;
+
     use super::*;
-    use crate::router::testing::{change, key, machine, pvc, restored_pvc};
+    use crate::router::testing::{caches, change, key, machine, pvc, restored_pvc};
+
+    fn network(version: u32, bridge: &str) -> Value {
+        json!({
+            "apiVersion": "vitistack.io/v1alpha1", "kind": "NetworkConfiguration",
+            "metadata": {"name": "net", "namespace": "ns", "uid": "n", "resourceVersion": version.to_string()},
+            "spec": {"bridge": bridge},
+        })
+    }
+
+    /// A network with many Machines changes while one of them is deleted.
+    #[tokio::test]
+    async fn a_machine_that_is_deleted_while_its_network_changes_has_no_address() {
+        const ROUNDS: u32 = 500;
+        let caches = caches();
+        let machine = |name: &str, version: u32| {
+            json!({
+                "apiVersion": "vitistack.io/v1alpha1", "kind": "Machine",
+                "metadata": {"name": name, "namespace": "ns", "uid": name, "resourceVersion": version.to_string()},
+                "spec": {"template": "small", "networks": [{"name": "a", "networkName": "net"}]},
+            })
+        };
+        let others = 8;
+        (0..others).for_each(|number| caches.machines.on_written(&machine(&format!("a{number}"), 1)));
+        let ready = Barrier::new(2);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                for round in 1..=ROUNDS {
+                    ready.wait();
+                    caches.networks.on_written(&network(round, &format!("br{round}")));
+                    ready.wait();
+                }
+            });
+            for round in 1..=ROUNDS {
+                let name = format!("z{round}");
+                caches.machines.on_written(&machine(&name, 1));
+                ready.wait();
+                caches.machines.on_deleted(&key(&name), &name);
+                ready.wait();
+            }
+        });
+        assert_eq!(caches.index.mac_addresses.machines(), others);
+    }
 
     /// Otherwise two Machines that are deleted together would each wait for the other to release the network.
     #[test]

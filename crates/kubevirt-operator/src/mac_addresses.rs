@@ -113,6 +113,12 @@ impl MacAddresses {
         }
     }
 
+    /// The number of Machines that ask for addresses.
+    #[cfg(test)]
+    pub(crate) fn machines(&self) -> usize {
+        self.0.lock().machines.len()
+    }
+
     /// The Machines that got or lost an address since the last call.
     pub(crate) fn take_changed(&self) -> Vec<ObjectKey> {
         std::mem::take(&mut self.0.lock().changed)

@@ -7,9 +7,24 @@ use vitivirt_api::{
     ObjectKey,
     machine::{ANNOTATION_DISK, LABEL_MACHINE, LABEL_MACHINE_UID},
 };
-use vitivirt_runtime::watch::Change;
+use tokio_util::sync::CancellationToken;
+use vitivirt_runtime::{
+    health::Health,
+    watch::{Change, Watches},
+};
 
-use crate::cache::{MachineEntry, PvcEntry};
+use crate::cache::{Caches, MachineEntry, PvcEntry};
+
+/// A client of a server that does not exist.
+pub(crate) fn client() -> kube::Client {
+    kube::Client::try_from(kube::Config::new("http://127.0.0.1:1".parse().unwrap())).unwrap()
+}
+
+/// Empty caches: no watch is started.
+pub(crate) fn caches() -> Caches {
+    let mut watches = Watches::new(client(), Arc::new(Health::default()), CancellationToken::new());
+    Caches::new(&mut watches, None)
+}
 
 pub(crate) fn key(name: &str) -> ObjectKey {
     ObjectKey::namespaced("ns", name)

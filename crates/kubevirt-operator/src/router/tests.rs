@@ -4,19 +4,14 @@ use std::sync::Arc;
 
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
-use vitivirt_runtime::{health::Health, watch::Watches};
 
 use super::{
-    testing::{change, machine},
+    testing::{caches, change, client, machine},
     *,
 };
 
-/// A router whose caches are empty: no watch is started.
 fn router() -> Arc<EventRouter> {
-    let client = kube::Client::try_from(kube::Config::new("http://127.0.0.1:1".parse().unwrap())).unwrap();
-    let mut watches = Watches::new(client.clone(), Arc::new(Health::default()), CancellationToken::new());
-    let caches = Caches::new(&mut watches, None);
-    EventRouter::new(caches, SourceSecrets::new(client.clone(), client, Arc::default(), CancellationToken::new()))
+    EventRouter::new(caches(), SourceSecrets::new(client(), client(), Arc::default(), CancellationToken::new()))
 }
 
 #[tokio::test]
